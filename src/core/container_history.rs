@@ -1,0 +1,410 @@
+//! What became of a container: the runtime's facts and the agent's records, read together.
+//!
+//! In: the [`PodStatus`] the runtime gave and the [`ContainerRecord`]s. Out: a [`History`] per container
+//! name that decisions are made on, and the mutations that keep ends which the runtime may forget.
+//!
+//! **Invariants:** a container that was `Created` and has no start intent never ran; an intent whose
+//! container is gone from the runtime may have run and counts as ended with 137; restart counts only
+//! grow; each end is recorded once per container id.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::state::{
+    BackoffRecord, ContainerRecord, ExitRecord, IntentRecord, State, Transaction, child_key,
+};
+use crate::types::runtime::{ContainerState, ContainerStatus, PodStatus};
+use crate::types::{ContainerId, PodUid, Stamp};
+
+/// Reason of an end that nobody saw; upstream's `ContainerReasonStatusUnknown`.
+pub const STATUS_UNKNOWN: &str = "ContainerStatusUnknown";
+/// Exit code of an end that nobody saw.
+pub const STATUS_UNKNOWN_EXIT_CODE: i32 = 137;
+
+/// The container records of one pod, by container name.
+#[derive(Clone, Debug, Default)]
+pub struct Records<'a>(BTreeMap<&'a str, &'a ContainerRecord>);
+
+impl<'a> Records<'a> {
+    /// The records of a pod in a snapshot.
+    pub fn of(state: &'a State, pod: &PodUid) -> Self {
+        let prefix = child_key(pod, "");
+        super::state::Record::table(state)
+            .range(std::sync::Arc::<str>::from(prefix.as_str())..)
+            .take_while(|(key, _)| key.starts_with(&prefix))
+            .map(|(key, versioned): (&'a std::sync::Arc<str>, _)| {
+                (&key[prefix.len()..], &versioned.record)
+            })
+            .collect()
+    }
+
+    /// The record of one container.
+    pub fn get(&self, name: &str) -> Option<&'a ContainerRecord> {
+        self.0.get(name).copied()
+    }
+
+    /// Names that have a record.
+    pub fn names(&self) -> impl Iterator<Item = &'a str> + '_ {
+        self.0.keys().copied()
+    }
+}
+
+impl<'a> FromIterator<(&'a str, &'a ContainerRecord)> for Records<'a> {
+    fn from_iter<I: IntoIterator<Item = (&'a str, &'a ContainerRecord)>>(iter: I) -> Self {
+        Self(iter.into_iter().collect())
+    }
+}
+
+/// The newest attempt of a container that did or may have run.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Latest<'a> {
+    /// None ever ran.
+    NeverRan,
+    /// A start was decided after the runtime was listed; what came of it is not known yet.
+    Starting,
+    /// Running.
+    Running(&'a ContainerStatus),
+    /// The runtime cannot tell.
+    Unknown(&'a ContainerStatus),
+    /// Ended, seen or concluded (`ExitRecord::inferred`).
+    Exited(ExitRecord),
+}
+
+/// Everything that is known of one container name.
+#[derive(Clone, Debug, PartialEq)]
+pub struct History<'a> {
+    /// Newest attempt that did or may have run.
+    pub latest: Latest<'a>,
+    /// The end before `latest`.
+    pub previous_exit: Option<ExitRecord>,
+    /// Containers that were created and never started, newest first.
+    pub created: Vec<&'a ContainerStatus>,
+    /// Running containers besides `latest`; there should be none.
+    pub duplicates: Vec<&'a ContainerStatus>,
+    /// Restart count as of now.
+    pub restart_count: u32,
+    /// CRI attempt, and restart count, of the next container to be created.
+    pub next_attempt: u32,
+}
+
+impl<'a> History<'a> {
+    /// Reads the history of `name`. `listed_at` is a moment before the runtime was listed: an intent
+    /// decided at or after it says nothing when its container is missing.
+    pub fn of(
+        name: &'a str,
+        status: &'a PodStatus,
+        record: Option<&ContainerRecord>,
+        listed_at: Stamp,
+        now: Stamp,
+    ) -> Self {
+        let created: Vec<_> = status
+            .containers_named(name)
+            .filter(|c| c.state == ContainerState::Created)
+            .collect();
+        let mut running: Vec<_> = status
+            .containers_named(name)
+            .filter(|c| c.state == ContainerState::Running)
+            .collect();
+        running.sort_by_key(|c| std::cmp::Reverse((c.attempt, c.created_at_ns)));
+        let unknown = status
+            .containers_named(name)
+            .find(|c| c.state == ContainerState::Unknown);
+        let exits = exits(name, status, record, listed_at, now);
+        let starting = record
+            .and_then(|r| r.intent.as_ref())
+            .is_some_and(|i| is_undecided(i, status, record, listed_at));
+
+        let ran_attempt = status
+            .containers_named(name)
+            .filter(|c| c.state != ContainerState::Created)
+            .map(|c| c.attempt)
+            .chain(exits.iter().map(|e| e.attempt))
+            .max();
+        let recorded = record.map_or(0, |r| r.restart_count);
+        let restart_count = recorded.max(ran_attempt.unwrap_or(0));
+        let ran = ran_attempt.is_some() || recorded > 0 || starting;
+
+        let mut exits = exits.into_iter();
+        // An unknown one that is older than a known end has no say.
+        let newest_exit = exits.as_slice().first().map(|e| e.attempt);
+        let (latest, previous_exit) = if let Some(current) = running.first().copied() {
+            (
+                Latest::Running(current),
+                exits.find(|e| e.container_id != current.id),
+            )
+        } else if starting {
+            (Latest::Starting, exits.next())
+        } else if let Some(current) =
+            unknown.filter(|c| newest_exit.is_none_or(|attempt| attempt <= c.attempt))
+        {
+            (Latest::Unknown(current), exits.next())
+        } else {
+            match exits.next() {
+                Some(newest) => (Latest::Exited(newest), exits.next()),
+                None => (Latest::NeverRan, None),
+            }
+        };
+        Self {
+            latest,
+            previous_exit,
+            created,
+            duplicates: running.into_iter().skip(1).collect(),
+            restart_count,
+            next_attempt: if ran {
+                restart_count.saturating_add(1)
+            } else {
+                0
+            },
+        }
+    }
+
+    /// Whether any attempt did or may have run.
+    pub fn may_have_run(&self) -> bool {
+        self.latest != Latest::NeverRan || self.restart_count > 0
+    }
+}
+
+/// Every known end of `name`, newest attempt first, one per container.
+fn exits(
+    name: &str,
+    status: &PodStatus,
+    record: Option<&ContainerRecord>,
+    listed_at: Stamp,
+    now: Stamp,
+) -> Vec<ExitRecord> {
+    let recorded = record.and_then(|r| r.last_exit.as_ref());
+    let mut exits: Vec<ExitRecord> = status
+        .containers_named(name)
+        .filter(|c| c.state == ContainerState::Exited)
+        .map(|c| match recorded {
+            Some(exit) if exit.container_id == c.id && !exit.inferred => exit.clone(),
+            _ => observed(c, record, now),
+        })
+        .collect();
+    if let Some(exit) = recorded
+        && !status.containers.iter().any(|c| c.id == exit.container_id)
+    {
+        exits.push(exit.clone());
+    }
+    if let Some(exit) = vanished(status, record, listed_at, now) {
+        exits.push(exit);
+    }
+    // Stable: of two with the same attempt the runtime's newest stays first.
+    exits.sort_by_key(|e| std::cmp::Reverse(e.attempt));
+    exits
+}
+
+/// An exited container of the runtime as a record.
+fn observed(
+    container: &ContainerStatus,
+    record: Option<&ContainerRecord>,
+    now: Stamp,
+) -> ExitRecord {
+    let not_before = record
+        .and_then(|r| r.intent.as_ref())
+        .filter(|i| i.container_id == container.id)
+        .map(|i| i.at);
+    ExitRecord {
+        container_id: container.id.clone(),
+        attempt: container.attempt,
+        image: container.image.clone(),
+        image_ref: container.image_ref.clone(),
+        started_at_ns: container.started_at_ns,
+        finished_at_ns: container.finished_at_ns,
+        finished: exit_stamp(container.finished_at_ns, not_before, now),
+        exit_code: container.exit_code,
+        reason: if container.reason.is_empty() {
+            if container.exit_code == 0 {
+                "Completed".to_owned()
+            } else {
+                "Error".to_owned()
+            }
+        } else {
+            container.reason.clone()
+        },
+        message: container.message.clone(),
+        inferred: false,
+    }
+}
+
+/// Whether an intent's container is missing only because the runtime was listed before it was started.
+fn is_undecided(
+    intent: &IntentRecord,
+    status: &PodStatus,
+    record: Option<&ContainerRecord>,
+    listed_at: Stamp,
+) -> bool {
+    is_missing(intent, status, record) && intent.at.boot == listed_at.boot && {
+        intent.at.boottime_ms >= listed_at.boottime_ms
+    }
+}
+
+fn is_missing(intent: &IntentRecord, status: &PodStatus, record: Option<&ContainerRecord>) -> bool {
+    let ended = record
+        .and_then(|r| r.last_exit.as_ref())
+        .is_some_and(|e| e.container_id == intent.container_id);
+    !ended
+        && !status
+            .containers
+            .iter()
+            .any(|c| c.id == intent.container_id)
+}
+
+/// The end of a container that may have run and is gone.
+fn vanished(
+    status: &PodStatus,
+    record: Option<&ContainerRecord>,
+    listed_at: Stamp,
+    now: Stamp,
+) -> Option<ExitRecord> {
+    let intent = record?.intent.as_ref()?;
+    if !is_missing(intent, status, record) || is_undecided(intent, status, record, listed_at) {
+        return None;
+    }
+    Some(ExitRecord {
+        container_id: intent.container_id.clone(),
+        attempt: intent.attempt,
+        image: String::new(),
+        image_ref: String::new(),
+        started_at_ns: 0,
+        finished_at_ns: 0,
+        finished: now,
+        exit_code: STATUS_UNKNOWN_EXIT_CODE,
+        reason: STATUS_UNKNOWN.to_owned(),
+        message:
+            "The container could not be located in the runtime. The container used to be Running"
+                .to_owned(),
+        inferred: true,
+    })
+}
+
+/// Puts the runtime's end time, which is wall clock, onto the agent's clocks: never after `now`, never
+/// before `not_before` (the start), however the wall clock jumped in between.
+pub fn exit_stamp(finished_at_ns: i64, not_before: Option<Stamp>, now: Stamp) -> Stamp {
+    if finished_at_ns <= 0 {
+        return now;
+    }
+    let age_ms = now
+        .wall_ms
+        .saturating_sub(finished_at_ns.div_euclid(1_000_000));
+    let age = std::time::Duration::from_millis(u64::try_from(age_ms).unwrap_or(0));
+    let longest = not_before.map(|start| now.since(start));
+    now.minus(longest.map_or(age, |longest| age.min(longest)))
+}
+
+/// Records every end that was not recorded yet, and the ends of containers that vanished.
+///
+/// `listed_at` is a moment before the runtime was listed. An empty transaction means nothing new. What
+/// [`History`] says does not depend on whether this was committed; it keeps the ends for when the runtime
+/// has forgotten them.
+pub fn observe_exits(
+    seen: &State,
+    pod: &PodUid,
+    status: &PodStatus,
+    listed_at: Stamp,
+    now: Stamp,
+) -> Transaction {
+    let records = Records::of(seen, pod);
+    let names: BTreeSet<&str> = status
+        .containers
+        .iter()
+        .map(|c| c.name.as_str())
+        .chain(records.names())
+        .collect();
+    let mut transaction = Transaction::new();
+    for name in names {
+        let record = records.get(name);
+        let Some(newest) = exits(name, status, record, listed_at, now)
+            .into_iter()
+            .next()
+        else {
+            continue;
+        };
+        if record.and_then(|r| r.last_exit.as_ref()) == Some(&newest) {
+            continue;
+        }
+        transaction = transaction.and(put_exit(seen, pod, name, record, newest));
+    }
+    transaction
+}
+
+/// What has to be recorded before container `id` is removed from the runtime: the end of an exited one;
+/// that a created one with a start intent never ran. Empty when there is nothing to keep.
+pub fn record_end(
+    seen: &State,
+    pod: &PodUid,
+    status: &PodStatus,
+    id: &ContainerId,
+    now: Stamp,
+) -> Transaction {
+    let Some(container) = status.containers.iter().find(|c| c.id == *id) else {
+        return Transaction::new();
+    };
+    let key = child_key(pod, &container.name);
+    let record = seen.record::<ContainerRecord>(&key);
+    match container.state {
+        ContainerState::Created => match record {
+            Some(old) if old.intent.as_ref().is_some_and(|i| i.container_id == *id) => {
+                let mut new = old.clone();
+                new.intent = None;
+                Transaction::new()
+                    .expect::<ContainerRecord>(seen, &key)
+                    .put(&key, new)
+            }
+            _ => Transaction::new(),
+        },
+        ContainerState::Exited => {
+            let newer_known = record.and_then(|r| r.last_exit.as_ref()).is_some_and(|e| {
+                (e.container_id == *id && !e.inferred) || e.attempt > container.attempt
+            });
+            if newer_known {
+                return Transaction::new();
+            }
+            put_exit(
+                seen,
+                pod,
+                &container.name,
+                record,
+                observed(container, record, now),
+            )
+        }
+        ContainerState::Running | ContainerState::Unknown => Transaction::new(),
+    }
+}
+
+fn put_exit(
+    seen: &State,
+    pod: &PodUid,
+    name: &str,
+    record: Option<&ContainerRecord>,
+    exit: ExitRecord,
+) -> Transaction {
+    let key = child_key(pod, name);
+    let mut next = record.cloned().unwrap_or_default();
+    next.restart_count = next.restart_count.max(exit.attempt);
+    let why = format!(
+        "{name} attempt {}: exit code {} ({})",
+        exit.attempt, exit.exit_code, exit.reason
+    );
+    next.last_exit = Some(exit);
+    Transaction::new()
+        .expect::<ContainerRecord>(seen, &key)
+        .put(&key, next)
+        .journal(Some(pod), "container ended", why)
+}
+
+/// The record that goes with a start: the restart count grows to the attempt, the intent is replaced, the
+/// back-off is the one decided with the start. The last end and completed hooks are kept.
+pub fn start_record(
+    record: Option<&ContainerRecord>,
+    intent: IntentRecord,
+    backoff: Option<BackoffRecord>,
+) -> ContainerRecord {
+    let mut next = record.cloned().unwrap_or_default();
+    next.restart_count = next.restart_count.max(intent.attempt);
+    next.intent = Some(intent);
+    next.backoff = backoff;
+    next
+}
+
+#[cfg(test)]
+mod tests;

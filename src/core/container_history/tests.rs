@@ -1,0 +1,184 @@
+use super::*;
+use crate::core::state::Mutation;
+use crate::core::testkit::*;
+
+fn state_with(owned: &Owned) -> State {
+    let mut state = State::default();
+    for (name, record) in owned {
+        let put = Transaction::new().put(child_key(&"u1".into(), name), record.clone());
+        state.apply(&put.mutations[0], 1);
+    }
+    state
+}
+
+fn apply(state: &State, transaction: &Transaction) -> State {
+    let mut next = state.clone();
+    for mutation in &transaction.mutations {
+        next.apply(mutation, 2);
+    }
+    next
+}
+
+fn record<'a>(state: &'a State, name: &str) -> &'a ContainerRecord {
+    state.record(&child_key(&"u1".into(), name)).unwrap()
+}
+
+#[test]
+fn an_end_is_recorded_once_and_kept_when_the_runtime_forgets_it() {
+    let state = state_with(&[("a", started("a", 2))].into());
+    let status = runtime(vec![exited("a", 2, 3)]);
+    let first = observe_exits(&state, &"u1".into(), &status, at(70), at(70));
+    let state = apply(&state, &first);
+    let exit = record(&state, "a").last_exit.clone().unwrap();
+    assert_eq!(
+        (exit.exit_code, exit.attempt, exit.finished),
+        (3, 2, at(60))
+    );
+    assert_eq!(first.expectations.len(), 1);
+    for status in [status, runtime(vec![])] {
+        let again = observe_exits(&state, &"u1".into(), &status, at(80), at(80));
+        assert!(again.is_empty());
+    }
+}
+
+#[test]
+fn an_end_without_a_record_makes_one_with_its_restart_count() {
+    let state = State::default();
+    let status = runtime(vec![exited("a", 5, 1), exited("a", 4, 1)]);
+    let state = apply(
+        &state,
+        &observe_exits(&state, &"u1".into(), &status, at(70), at(70)),
+    );
+    assert_eq!(record(&state, "a").restart_count, 5);
+    assert_eq!(record(&state, "a").last_exit.as_ref().unwrap().attempt, 5);
+}
+
+#[test]
+fn a_vanished_intent_is_concluded_to_have_ended_with_137() {
+    let state = state_with(&[("a", started("a", 0))].into());
+    let now = observe_exits(&state, &"u1".into(), &runtime(vec![]), at(70), at(70));
+    let exit = record(&apply(&state, &now), "a").last_exit.clone().unwrap();
+    assert_eq!(
+        (exit.exit_code, exit.reason.as_str()),
+        (137, STATUS_UNKNOWN)
+    );
+    assert!(exit.inferred);
+    assert_eq!(exit.finished, at(70));
+}
+
+#[test]
+fn a_listing_older_than_the_intent_concludes_nothing() {
+    let state = state_with(&[("a", started("a", 0))].into());
+    assert!(observe_exits(&state, &"u1".into(), &runtime(vec![]), at(50), at(70)).is_empty());
+}
+
+#[test]
+fn what_the_runtime_says_replaces_a_conclusion() {
+    let mut owned = Owned::from([("a", ended("a", 0, 137))]);
+    owned
+        .get_mut("a")
+        .unwrap()
+        .last_exit
+        .as_mut()
+        .unwrap()
+        .inferred = true;
+    let state = state_with(&owned);
+    let status = runtime(vec![exited("a", 0, 0)]);
+    let state = apply(
+        &state,
+        &observe_exits(&state, &"u1".into(), &status, at(70), at(70)),
+    );
+    let exit = record(&state, "a").last_exit.as_ref().unwrap();
+    assert_eq!((exit.exit_code, exit.inferred), (0, false));
+}
+
+#[test]
+fn the_end_is_put_between_start_and_now_however_the_wall_clock_jumped() {
+    let ns = |seconds: i64| (EPOCH + seconds) * 1_000_000_000;
+    for (name, finished, start, now, want) in [
+        ("as it was", 60, Some(50), 70, 60),
+        (
+            "the wall clock went back: not after now",
+            9_000,
+            Some(50),
+            70,
+            70,
+        ),
+        (
+            "the wall clock went ahead: not before the start",
+            -9_000,
+            Some(50),
+            70,
+            50,
+        ),
+        ("start unknown", 10, None, 70, 10),
+    ] {
+        let got = exit_stamp(ns(finished), start.map(at), at(now));
+        assert_eq!(got.boottime_ms, want * 1000, "{name}");
+    }
+    assert_eq!(exit_stamp(0, Some(at(50)), at(70)), at(70), "time unknown");
+}
+
+#[test]
+fn before_a_removal_its_end_is_recorded_and_a_useless_intent_dropped() {
+    let uid = PodUid::new("u1");
+    let state = state_with(&[("a", started("a", 1))].into());
+    let end = |state: &State, status: &PodStatus, id: &str| {
+        record_end(state, &uid, status, &id.into(), at(70))
+    };
+    let created_one = runtime(vec![created("a", 1)]);
+    let after = apply(&state, &end(&state, &created_one, "a-1"));
+    assert_eq!(record(&after, "a").intent, None);
+    assert_eq!(
+        record(&after, "a").restart_count,
+        1,
+        "counts do not go back"
+    );
+    assert!(end(&after, &created_one, "a-1").is_empty());
+
+    let exited_one = runtime(vec![exited("a", 1, 9)]);
+    let after = apply(&state, &end(&state, &exited_one, "a-1"));
+    assert_eq!(record(&after, "a").last_exit.as_ref().unwrap().exit_code, 9);
+    assert!(
+        end(&after, &exited_one, "a-1").is_empty(),
+        "recorded already"
+    );
+    let older = runtime(vec![exited("a", 0, 4)]);
+    assert!(
+        end(&after, &older, "a-0").is_empty(),
+        "a newer end is on record"
+    );
+    assert!(end(&state, &runtime(vec![running("a", 1)]), "a-1").is_empty());
+    assert!(end(&state, &older, "nobody").is_empty());
+}
+
+#[test]
+fn a_start_keeps_the_last_end_and_never_lowers_the_count() {
+    let old = ended("a", 7, 1);
+    let intent = |attempt| IntentRecord {
+        attempt,
+        ..started("a", attempt).intent.unwrap()
+    };
+    let next = start_record(Some(&old), intent(8), None);
+    assert_eq!(
+        (next.restart_count, next.last_exit),
+        (8, old.last_exit.clone())
+    );
+    assert_eq!(start_record(Some(&old), intent(3), None).restart_count, 7);
+}
+
+#[test]
+fn records_of_a_pod_are_found_by_its_prefix_alone() {
+    let mut state = state_with(&[("a", started("a", 0)), ("b", started("b", 0))].into());
+    let other = Mutation::Put {
+        key: child_key(&"u11".into(), "c").into(),
+        record: crate::core::state::Record::into_any(ContainerRecord::new()),
+    };
+    state.apply(&other, 3);
+    let uid = PodUid::new("u1");
+    let names: Vec<_> = Records::of(&state, &uid)
+        .names()
+        .map(str::to_owned)
+        .collect();
+    assert_eq!(names, ["a", "b"]);
+}

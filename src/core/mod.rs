@@ -1,0 +1,16 @@
+//! Layer 1: decisions. Pure functions over values: no async, no clock, no I/O; time is an argument.
+
+pub mod admission;
+pub mod backoff;
+pub mod container_history;
+pub mod pleg_diff;
+pub mod pod_actions;
+pub mod pod_status;
+pub mod pod_update;
+pub mod pod_worker;
+pub mod restore;
+pub mod state;
+pub mod supported;
+
+#[cfg(test)]
+mod testkit;

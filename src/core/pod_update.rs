@@ -1,0 +1,453 @@
+//! Merging what sources send.
+//!
+//! In: the pods known of one source, and the full set that the source now sends. Out: the difference, as
+//! the operations the sync loop handles, and the pods known from then on. Upstream's
+//! `podStorage.merge` with `checkAndUpdatePod`.
+//!
+//! **Invariants.** A pod is removed only by a set that its source could read completely at the pod's
+//! origin: what is broken or cannot be read freezes the pods recorded from it. A pod that is known never
+//! comes out as an addition, so seeding [`SourcePods`] from the store makes a restart invisible.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use k8s_openapi::api::core::v1::Pod;
+
+use crate::types::pod::{CONFIG_HASH, CONFIG_MIRROR, CONFIG_SEEN, CONFIG_SOURCE};
+use crate::types::{FullName, PodExt, PodSource, PodUid};
+
+/// Annotations that belong to this node; a change of them is not a change of the pod.
+const LOCAL_ANNOTATIONS: [&str; 4] = [CONFIG_SOURCE, CONFIG_SEEN, CONFIG_MIRROR, CONFIG_HASH];
+
+/// A pod and where within its source it comes from.
+#[derive(Clone, Debug, PartialEq)]
+pub struct SourcedPod {
+    /// File path or URL; empty for the API server.
+    pub origin: String,
+    /// The pod.
+    pub pod: Arc<Pod>,
+}
+
+/// The pods known of one source, by UID.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct SourcePods(BTreeMap<PodUid, SourcedPod>);
+
+impl SourcePods {
+    /// Pods as recorded in the store.
+    pub fn seeded(pods: impl IntoIterator<Item = SourcedPod>) -> Self {
+        Self(pods.into_iter().map(|p| (p.pod.uid(), p)).collect())
+    }
+
+    /// One pod.
+    pub fn get(&self, uid: &PodUid) -> Option<&SourcedPod> {
+        self.0.get(uid)
+    }
+
+    /// All pods, by UID.
+    pub fn iter(&self) -> impl Iterator<Item = (&PodUid, &SourcedPod)> {
+        self.0.iter()
+    }
+
+    /// The pods of one origin.
+    pub fn of_origin<'a>(&'a self, origin: &str) -> impl Iterator<Item = &'a Arc<Pod>> {
+        self.0
+            .values()
+            .filter(move |p| p.origin == origin)
+            .map(|p| &p.pod)
+    }
+
+    /// Whether nothing is known.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Whether a pod is known from `location` or from a file below it.
+    fn any_from(&self, location: &str) -> bool {
+        let below = format!("{}/", location.trim_end_matches('/'));
+        self.0
+            .values()
+            .any(|p| p.origin == location || p.origin.starts_with(&below))
+    }
+}
+
+/// How far a source could be read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Reading {
+    /// All of it; files that are broken are in [`SourceSet::broken`].
+    Complete,
+    /// Its path does not exist. Empty when no pods are recorded from there, otherwise vanished.
+    Absent,
+    /// Not at all, with the error.
+    Unreadable(String),
+}
+
+/// What a source sends: everything it wants, each time (undelta).
+#[derive(Clone, Debug, PartialEq)]
+pub struct SourceSet {
+    /// The source.
+    pub source: PodSource,
+    /// Its path or URL.
+    pub location: String,
+    /// How far it could be read.
+    pub reading: Reading,
+    /// Origins that are there but broken, with the error; their recorded pods are frozen.
+    pub broken: BTreeMap<String, String>,
+    /// The pods that could be read.
+    pub pods: Vec<SourcedPod>,
+}
+
+/// A pod that is not taken because another one has its name or UID.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Duplicate {
+    /// Origin of the refused pod.
+    pub origin: String,
+    /// The refused pod.
+    pub pod: Arc<Pod>,
+    /// For a human: what it collides with and what to do.
+    pub message: String,
+}
+
+/// The difference between two sets, in the order in which it is to be sent.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Merged {
+    /// The pods known from now on.
+    pub pods: SourcePods,
+    /// Pods that are gone.
+    pub removes: Vec<Arc<Pod>>,
+    /// New pods.
+    pub adds: Vec<Arc<Pod>>,
+    /// Pods whose desired state, or origin, changed.
+    pub updates: Vec<Arc<Pod>>,
+    /// Pods whose desired state changed and which have a deletionTimestamp.
+    pub deletes: Vec<Arc<Pod>>,
+    /// Pods whose status alone differs.
+    pub reconciles: Vec<Arc<Pod>>,
+    /// Pods that were not taken.
+    pub duplicates: Vec<Duplicate>,
+    /// Whether the source counts as having spoken: it could be read, or what it said before is known.
+    pub ready: bool,
+    /// Why all pods of the source are frozen, if they are.
+    pub frozen: Option<String>,
+}
+
+/// Computes the difference. `taken` tells UIDs that pods of *other* sources have.
+pub fn merge(known: &SourcePods, set: &SourceSet, taken: &dyn Fn(&PodUid) -> bool) -> Merged {
+    let frozen = match &set.reading {
+        Reading::Complete => None,
+        Reading::Absent if known.any_from(&set.location) => Some(format!(
+            "{} has vanished; bring it back, or empty it before removing it",
+            set.location
+        )),
+        Reading::Absent => None,
+        Reading::Unreadable(error) => Some(error.clone()),
+    };
+    if frozen.is_some() {
+        return Merged {
+            pods: known.clone(),
+            ready: !known.is_empty(),
+            frozen,
+            ..Merged::default()
+        };
+    }
+    let mut merged = Merged {
+        ready: true,
+        ..Merged::default()
+    };
+    for candidate in wanted(known, set, taken, &mut merged.duplicates) {
+        let uid = candidate.pod.uid();
+        let kept = match known.0.get(&uid) {
+            None => {
+                merged.adds.push(Arc::clone(&candidate.pod));
+                candidate
+            }
+            Some(recorded) => update(recorded, candidate, &mut merged),
+        };
+        merged.pods.0.insert(uid, kept);
+    }
+    merged.removes = known
+        .0
+        .iter()
+        .filter(|(uid, _)| !merged.pods.0.contains_key(*uid))
+        .map(|(_, p)| Arc::clone(&p.pod))
+        .collect();
+    merged
+}
+
+/// What the source wants: its pods and the frozen ones, by origin, without duplicates.
+fn wanted(
+    known: &SourcePods,
+    set: &SourceSet,
+    taken: &dyn Fn(&PodUid) -> bool,
+    duplicates: &mut Vec<Duplicate>,
+) -> Vec<SourcedPod> {
+    let frozen = known
+        .0
+        .values()
+        .filter(|p| set.broken.contains_key(&p.origin));
+    let mut candidates: Vec<SourcedPod> = frozen.chain(&set.pods).cloned().collect();
+    candidates.sort_by(|a, b| a.origin.cmp(&b.origin));
+
+    let mut names: BTreeMap<FullName, String> = BTreeMap::new();
+    let mut uids: BTreeSet<PodUid> = BTreeSet::new();
+    candidates.retain(|candidate| {
+        let (name, uid) = (candidate.pod.full_name(), candidate.pod.uid());
+        let message = if let Some(first) = names.get(&name) {
+            format!(
+                "pod {}/{} of {} is already defined by {first}; remove one of the two or rename it",
+                candidate.pod.namespace(),
+                candidate.pod.name(),
+                candidate.origin,
+            )
+        } else if uids.contains(&uid) || taken(&uid) {
+            format!(
+                "pod {}/{} of {} has the UID {uid} of another pod; change or remove metadata.uid",
+                candidate.pod.namespace(),
+                candidate.pod.name(),
+                candidate.origin,
+            )
+        } else {
+            names.insert(name, candidate.origin.clone());
+            uids.insert(uid);
+            return true;
+        };
+        duplicates.push(Duplicate {
+            origin: candidate.origin.clone(),
+            pod: Arc::clone(&candidate.pod),
+            message,
+        });
+        false
+    });
+    candidates
+}
+
+/// Sorts a pod that was known already into its operation, and says what is known of it from now on.
+fn update(recorded: &SourcedPod, wanted: SourcedPod, merged: &mut Merged) -> SourcedPod {
+    if Arc::ptr_eq(&recorded.pod, &wanted.pod) && recorded.origin == wanted.origin {
+        return wanted;
+    }
+    let changed = differs(&recorded.pod, &wanted.pod);
+    let moved = recorded.origin != wanted.origin;
+    let status_changed = recorded.pod.status != wanted.pod.status && !wanted.pod.is_static();
+    if !changed && !moved && !status_changed {
+        return recorded.clone();
+    }
+    let pod = Arc::new(with_local_annotations(&wanted.pod, &recorded.pod));
+    let operation = match (changed, moved) {
+        (true, _) if pod.is_deleting() => &mut merged.deletes,
+        (false, false) => &mut merged.reconciles,
+        _ => &mut merged.updates,
+    };
+    operation.push(Arc::clone(&pod));
+    SourcedPod {
+        origin: wanted.origin,
+        pod,
+    }
+}
+
+/// Whether two pods want the same of this node; only annotations that the node itself sets may differ.
+pub fn same_desired_state(a: &Pod, b: &Pod) -> bool {
+    !differs(a, b)
+}
+
+/// Whether the desired state differs; upstream's `podsDifferSemantically`.
+fn differs(a: &Pod, b: &Pod) -> bool {
+    a.spec != b.spec
+        || a.labels() != b.labels()
+        || a.metadata.deletion_timestamp != b.metadata.deletion_timestamp
+        || a.metadata.deletion_grace_period_seconds != b.metadata.deletion_grace_period_seconds
+        || !foreign_annotations(a).eq(foreign_annotations(b))
+}
+
+fn foreign_annotations(pod: &Pod) -> impl Iterator<Item = (&String, &String)> {
+    pod.annotations()
+        .iter()
+        .filter(|(key, _)| !LOCAL_ANNOTATIONS.contains(&key.as_str()))
+}
+
+/// `pod` with the local annotations that the node gave it when it first saw it.
+fn with_local_annotations(pod: &Pod, recorded: &Pod) -> Pod {
+    let mut pod = pod.clone();
+    for key in LOCAL_ANNOTATIONS {
+        if let Some(value) = recorded.annotation(key) {
+            pod.metadata
+                .annotations
+                .get_or_insert_default()
+                .insert(key.to_owned(), value.to_owned());
+        }
+    }
+    pod
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use k8s_openapi::api::core::v1::{PodSpec, PodStatus};
+    use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
+
+    fn pod(name: &str, uid: &str) -> Pod {
+        Pod {
+            metadata: ObjectMeta {
+                name: Some(name.into()),
+                uid: Some(uid.into()),
+                ..ObjectMeta::default()
+            },
+            spec: Some(PodSpec::default()),
+            status: None,
+        }
+    }
+
+    fn from(origin: &str, pod: Pod) -> SourcedPod {
+        SourcedPod {
+            origin: origin.into(),
+            pod: Arc::new(pod),
+        }
+    }
+
+    fn set(pods: Vec<SourcedPod>) -> SourceSet {
+        SourceSet {
+            source: PodSource::File,
+            location: "/m".into(),
+            reading: Reading::Complete,
+            broken: BTreeMap::new(),
+            pods,
+        }
+    }
+
+    fn free(_: &PodUid) -> bool {
+        false
+    }
+
+    fn names(pods: &[Arc<Pod>]) -> Vec<&str> {
+        pods.iter().map(|p| p.name()).collect()
+    }
+
+    #[test]
+    fn difference_of_full_sets() {
+        let known = SourcePods::seeded([from("/m/a", pod("a", "1")), from("/m/b", pod("b", "2"))]);
+        let mut changed = pod("b", "2");
+        changed.metadata.labels = Some([("k".to_owned(), "v".to_owned())].into());
+        let merged = merge(
+            &known,
+            &set(vec![from("/m/b", changed), from("/m/c", pod("c", "3"))]),
+            &free,
+        );
+        assert_eq!(names(&merged.removes), ["a"]);
+        assert_eq!(names(&merged.adds), ["c"]);
+        assert_eq!(names(&merged.updates), ["b"]);
+        assert!(merged.deletes.is_empty() && merged.reconciles.is_empty() && merged.ready);
+        let again = merge(
+            &merged.pods,
+            &set(merged.pods.0.values().cloned().collect()),
+            &free,
+        );
+        assert_eq!(again.pods, merged.pods);
+        assert!(again.removes.is_empty() && again.adds.is_empty() && again.updates.is_empty());
+    }
+
+    #[test]
+    fn seeded_pod_keeps_what_the_node_gave_it() {
+        let mut recorded = pod("a", "1");
+        recorded.metadata.annotations = Some([(CONFIG_SEEN.to_owned(), "then".to_owned())].into());
+        let known = SourcePods::seeded([from("/m/a", recorded)]);
+        let mut again = pod("a", "1");
+        again.metadata.annotations = Some([(CONFIG_SEEN.to_owned(), "now".to_owned())].into());
+        let merged = merge(&known, &set(vec![from("/m/a", again.clone())]), &free);
+        assert!(merged.updates.is_empty() && merged.adds.is_empty());
+        assert_eq!(merged.pods, known);
+
+        again.spec = None;
+        let merged = merge(&known, &set(vec![from("/m/a", again)]), &free);
+        assert_eq!(merged.updates.len(), 1);
+        assert_eq!(merged.updates[0].annotation(CONFIG_SEEN), Some("then"));
+    }
+
+    #[test]
+    fn deletion_and_status_have_their_own_operations() {
+        let known = SourcePods::seeded([from("", pod("a", "1")), from("", pod("b", "2"))]);
+        let mut deleted = pod("a", "1");
+        deleted.metadata.deletion_timestamp = Some(Time(k8s_openapi::jiff::Timestamp::UNIX_EPOCH));
+        let mut reported = pod("b", "2");
+        reported.status = Some(PodStatus::default());
+        let merged = merge(
+            &known,
+            &set(vec![from("", deleted), from("", reported)]),
+            &free,
+        );
+        assert_eq!(names(&merged.deletes), ["a"]);
+        assert_eq!(names(&merged.reconciles), ["b"]);
+        assert!(merged.updates.is_empty());
+    }
+
+    #[test]
+    fn moved_pod_is_an_update_so_that_its_new_origin_is_recorded() {
+        let known = SourcePods::seeded([from("/m/a", pod("a", "1"))]);
+        let merged = merge(&known, &set(vec![from("/m/b", pod("a", "1"))]), &free);
+        assert_eq!(names(&merged.updates), ["a"]);
+        assert!(merged.removes.is_empty() && merged.adds.is_empty());
+        assert_eq!(merged.pods.get(&"1".into()).unwrap().origin, "/m/b");
+    }
+
+    #[test]
+    fn broken_origin_freezes_its_own_pods_only() {
+        let known = SourcePods::seeded([from("/m/a", pod("a", "1")), from("/m/b", pod("b", "2"))]);
+        let mut sent = set(vec![from("/m/c", pod("c", "3"))]);
+        sent.broken.insert("/m/a".into(), "bad".into());
+        let merged = merge(&known, &sent, &free);
+        assert_eq!(names(&merged.removes), ["b"]);
+        assert_eq!(names(&merged.adds), ["c"]);
+        assert!(merged.pods.get(&"1".into()).is_some());
+    }
+
+    #[test]
+    fn absent_path_is_empty_unless_pods_are_recorded_from_it() {
+        let mut sent = set(Vec::new());
+        sent.reading = Reading::Absent;
+        let merged = merge(&SourcePods::default(), &sent, &free);
+        assert!(merged.ready && merged.frozen.is_none());
+
+        let here = SourcePods::seeded([from("/m/a", pod("a", "1"))]);
+        let merged = merge(&here, &sent, &free);
+        assert!(merged.removes.is_empty() && merged.frozen.is_some() && merged.ready);
+        assert_eq!(merged.pods, here);
+
+        let elsewhere = SourcePods::seeded([from("/other/a", pod("a", "1"))]);
+        let merged = merge(&elsewhere, &sent, &free);
+        assert_eq!(names(&merged.removes), ["a"]);
+    }
+
+    #[test]
+    fn unreadable_source_without_records_is_not_ready() {
+        let mut sent = set(Vec::new());
+        sent.reading = Reading::Unreadable("permission denied".into());
+        assert!(!merge(&SourcePods::default(), &sent, &free).ready);
+    }
+
+    #[test]
+    fn first_origin_wins_a_name_and_the_second_waits_for_it() {
+        let both = set(vec![
+            from("/m/b", pod("a", "2")),
+            from("/m/a", pod("a", "1")),
+        ]);
+        let merged = merge(&SourcePods::default(), &both, &free);
+        assert_eq!(merged.adds[0].uid(), "1".into());
+        assert_eq!(merged.duplicates.len(), 1);
+        assert_eq!(merged.duplicates[0].origin, "/m/b");
+        assert!(merged.duplicates[0].message.contains("/m/a"));
+
+        let second = merge(&merged.pods, &set(vec![from("/m/b", pod("a", "2"))]), &free);
+        assert_eq!(second.removes[0].uid(), "1".into());
+        assert_eq!(second.adds[0].uid(), "2".into());
+    }
+
+    #[test]
+    fn uid_of_another_source_is_refused() {
+        let taken = |uid: &PodUid| uid.as_str() == "1";
+        let merged = merge(
+            &SourcePods::default(),
+            &set(vec![from("/m/a", pod("a", "1"))]),
+            &taken,
+        );
+        assert!(merged.adds.is_empty());
+        assert!(merged.duplicates[0].message.contains("UID"));
+    }
+}

@@ -1,0 +1,400 @@
+//! What to do with what the store remembers: one pure function from (state, runtime, boot, now) to a plan.
+//!
+//! The runtime says what runs, the records say what was decided. A pod whose records and runtime agree is
+//! resumed where it stood, with the due time it had; one that needs something is synced at once.
+//!
+//! **Invariant:** nothing is planned from a difference between two looks at the runtime; actions come from
+//! the fresh look and the records alone.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::Pod;
+
+use super::container_history::{self, Records};
+use super::pleg_diff;
+use super::pod_actions::{self, PodActionInput};
+use super::pod_worker::{self, WorkerUpdate};
+use super::state::{
+    AdmissionDecision, AdmissionRecord, ContainerRecord, EpochRecord, ImageRecord, META_KEY,
+    MetaRecord, PlegRecord, PodRecord, QueueRecord, SignalRecord, State, StatusRecord, Transaction,
+    WorkerPhase, WorkerRecord,
+};
+use crate::types::runtime::PodStatus as RuntimePodStatus;
+use crate::types::{BootIdentity, PodSource, PodSyncType, PodUid, Stamp};
+
+/// A resumed pod is looked at again at the latest after this long, whatever was recorded.
+const LONGEST_PAUSE: Duration = Duration::from_secs(90);
+
+/// What is known at start.
+#[derive(Clone, Copy, Debug)]
+pub struct RestoreInput<'a> {
+    /// What the store remembers.
+    pub state: &'a State,
+    /// What the runtime lists, by pod.
+    pub runtime: &'a BTreeMap<PodUid, RuntimePodStatus>,
+    /// The moment before the runtime was asked.
+    pub listed_at: Stamp,
+    /// The meta record the store was opened with: this node, the epoch in force, and boot, generation and
+    /// heartbeat of the previous agent.
+    pub meta: &'a MetaRecord,
+    /// This boot.
+    pub boot: &'a BootIdentity,
+    /// Longest crash back-off.
+    pub backoff_max: Duration,
+    /// Now.
+    pub now: Stamp,
+}
+
+/// How a pod is brought back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Outcome {
+    /// Records and runtime agree: nothing to do before its due time.
+    Resumed,
+    /// Something has to be done at once.
+    Repaired,
+    /// It is being stopped, or cleaned up after.
+    Ending,
+    /// It is over; remembered so that it does not start again.
+    Finished,
+}
+
+impl Outcome {
+    /// Label value of `holdfast_restore_pods`.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Resumed => "resumed",
+            Self::Repaired => "repaired",
+            Self::Ending => "ending",
+            Self::Finished => "finished",
+        }
+    }
+}
+
+/// One pod that is brought back.
+#[derive(Clone, Debug, PartialEq)]
+pub struct RestoredPod {
+    /// The pod.
+    pub pod: Arc<Pod>,
+    /// Its source.
+    pub source: PodSource,
+    /// Path or URL its source has it from.
+    pub origin: String,
+    /// Its worker, rebased onto this boot.
+    pub record: WorkerRecord,
+    /// Its source still wants it, as far as is known.
+    pub desired: bool,
+    /// The source has confirmed it in this epoch.
+    pub confirmed: bool,
+    /// When it is due; `None` = at once, or never for finished pods.
+    pub due: Option<Stamp>,
+    /// How it is brought back.
+    pub outcome: Outcome,
+}
+
+/// The plan.
+#[derive(Clone, Debug, PartialEq)]
+pub struct RestorePlan {
+    /// To be committed before anything else.
+    pub transaction: Transaction,
+    /// The machine, or at least everything that ran on it, was started anew.
+    pub rebooted: bool,
+    /// Epoch in force.
+    pub epoch: EpochRecord,
+    /// Pods to be brought back.
+    pub pods: Vec<RestoredPod>,
+    /// Statuses that are known to be current, empty ones included: the pod cache starts with them.
+    pub current: Vec<Arc<RuntimePodStatus>>,
+    /// Pods the runtime knows and the records do not: adopted when a source wants them.
+    pub unrecorded: BTreeSet<PodUid>,
+}
+
+impl RestorePlan {
+    /// Pods per outcome.
+    pub fn counts(&self) -> BTreeMap<Outcome, usize> {
+        let mut counts = BTreeMap::new();
+        for pod in &self.pods {
+            *counts.entry(pod.outcome).or_default() += 1;
+        }
+        counts
+    }
+}
+
+/// Plans a start.
+pub fn plan_restore(input: &RestoreInput<'_>) -> RestorePlan {
+    let meta = input.meta;
+    let first = meta.generation == 0;
+    let rebooted = !first && !input.boot.same_boot(&meta.boot);
+    let epoch = meta.epoch.clone();
+    let heartbeat = meta.heartbeat;
+    let (state, mut transaction) = rebase(input.state, heartbeat, input.listed_at, input.now);
+
+    let mut pods = Vec::new();
+    let mut current = Vec::new();
+    let mut seen = BTreeSet::new();
+    for (key, versioned) in &state.pods {
+        let uid = PodUid::new(key);
+        let (restored, status) = restore_pod(input, &state, &epoch, &uid, &versioned.record);
+        current.extend(status);
+        seen.insert(uid);
+        pods.push(restored);
+    }
+    for (key, versioned) in &state.workers {
+        if versioned.record.runtime_only {
+            transaction = transaction.delete::<WorkerRecord>(key).journal(
+                Some(&PodUid::new(key)),
+                "worker dropped",
+                "known from the runtime only; found again if it still runs",
+            );
+        }
+    }
+    let unrecorded = input
+        .runtime
+        .keys()
+        .filter(|uid| !seen.contains(*uid))
+        .cloned()
+        .collect();
+    for (key, versioned) in &state.pleg {
+        let uid = PodUid::new(key);
+        if seen.contains(&uid) {
+            continue;
+        }
+        match input.runtime.get(&uid) {
+            Some(listed) if pleg_diff::same_summary(&versioned.record.status, listed) => {
+                current.push(Arc::new(versioned.record.status.clone()));
+            }
+            Some(_) => {}
+            None => transaction = transaction.delete::<PlegRecord>(key),
+        }
+    }
+
+    let generation = meta.generation + 1;
+    let why = match (first, rebooted) {
+        (true, _) => "first start with this store",
+        (false, true) => "the machine was started anew",
+        (false, false) if meta.clean_shutdown => "after an orderly stop",
+        (false, false) => "the last agent did not end in order",
+    };
+    transaction = transaction
+        .put(
+            META_KEY,
+            MetaRecord {
+                boot: input.boot.clone(),
+                generation,
+                clean_shutdown: false,
+                heartbeat: input.now,
+                ..meta.clone()
+            },
+        )
+        .journal(
+            None,
+            "agent started",
+            format!("generation {generation}, {} pods: {why}", pods.len()),
+        );
+    RestorePlan {
+        transaction,
+        rebooted,
+        epoch,
+        pods,
+        current,
+        unrecorded,
+    }
+}
+
+fn restore_pod(
+    input: &RestoreInput<'_>,
+    state: &State,
+    epoch: &EpochRecord,
+    uid: &PodUid,
+    pod_record: &PodRecord,
+) -> (RestoredPod, Option<Arc<RuntimePodStatus>>) {
+    let pod = Arc::clone(&pod_record.pod.0);
+    let listed = input.runtime.get(uid);
+    let known = state.record::<PlegRecord>(uid.as_str()).map(|r| &r.status);
+    let current = match (listed, known) {
+        (Some(listed), Some(known)) if pleg_diff::same_summary(known, listed) => {
+            Some(Arc::new(known.clone()))
+        }
+        (None, _) => Some(Arc::new(RuntimePodStatus::empty(uid.clone()))),
+        _ => None,
+    };
+    let record = match state.record::<WorkerRecord>(uid.as_str()) {
+        Some(record) => record.clone(),
+        None => {
+            let update = WorkerUpdate {
+                sync_type: PodSyncType::Create,
+                pod: &pod,
+                kill: None,
+                runtime_only: false,
+                runtime: listed,
+            };
+            pod_worker::update(None, &update, input.now).record
+        }
+    };
+    let (outcome, due) = match &record.phase {
+        WorkerPhase::Finished { .. } => (Outcome::Finished, None),
+        WorkerPhase::Terminating { .. } | WorkerPhase::Terminated { .. } => (Outcome::Ending, None),
+        WorkerPhase::Sync => match &current {
+            None => (Outcome::Repaired, None),
+            Some(status) => sync_outcome(input, state, uid, &pod, &record, status),
+        },
+    };
+    let restored = RestoredPod {
+        desired: !record.deleted || record.restart_requested,
+        confirmed: pod_record.confirmed_epoch >= epoch.number,
+        pod,
+        source: pod_record.source,
+        origin: pod_record.origin.clone(),
+        record,
+        due,
+        outcome,
+    };
+    (restored, current)
+}
+
+/// Whether a pod that is to run needs something now.
+fn sync_outcome(
+    input: &RestoreInput<'_>,
+    state: &State,
+    uid: &PodUid,
+    pod: &Pod,
+    record: &WorkerRecord,
+    status: &RuntimePodStatus,
+) -> (Outcome, Option<Stamp>) {
+    let rejected = state
+        .record::<AdmissionRecord>(uid.as_str())
+        .is_some_and(|a| matches!(a.decision, AdmissionDecision::Rejected { .. }));
+    let unreported = state.record::<StatusRecord>(uid.as_str()).is_none();
+    if record.started.is_none() || rejected || unreported {
+        return (Outcome::Repaired, None);
+    }
+    let unrecorded_exit =
+        !container_history::observe_exits(state, uid, status, input.listed_at, input.now)
+            .is_empty();
+    let records = Records::of(state, uid);
+    let actions = pod_actions::compute(&PodActionInput {
+        pod,
+        status,
+        records: &records,
+        probe_failures: &BTreeMap::new(),
+        listed_at: input.listed_at,
+        now: input.now,
+        backoff_max: input.backoff_max,
+    });
+    if unrecorded_exit || !actions.is_empty() {
+        return (Outcome::Repaired, None);
+    }
+    let latest = input.now.plus(LONGEST_PAUSE);
+    let due = [
+        state.record::<QueueRecord>(uid.as_str()).map(|q| q.due),
+        actions.next_due,
+        Some(latest),
+    ]
+    .into_iter()
+    .flatten()
+    .min_by_key(|s| s.boottime_ms);
+    (Outcome::Resumed, due)
+}
+
+/// Moves every stamp that something is counted from or to onto the boot of `now`. Stamps that only tell
+/// when something was stay as they are. What happened after the last heartbeat of an earlier boot happened
+/// before the runtime was listed in this one, however it is moved.
+fn rebase(state: &State, heartbeat: Stamp, listed_at: Stamp, now: Stamp) -> (State, Transaction) {
+    let mut transaction = Transaction::new();
+    let move_due = |s: Stamp| s.rebase(heartbeat, now);
+    let before_listing = listed_at.minus(Duration::from_millis(1));
+    let move_stamp = |s: Stamp| {
+        let moved = s.rebase(heartbeat, now);
+        if s.boot != now.boot && moved.boottime_ms > before_listing.boottime_ms {
+            before_listing
+        } else {
+            moved
+        }
+    };
+    for (key, v) in &state.workers {
+        let mut record = v.record.clone();
+        record.queued = move_stamp(record.queued);
+        record.started = record.started.map(move_stamp);
+        if let WorkerPhase::Terminating {
+            since, deadline, ..
+        } = &mut record.phase
+        {
+            *since = move_stamp(*since);
+            *deadline = move_due(*deadline);
+        }
+        if record != v.record {
+            transaction = transaction.put(key, record);
+        }
+    }
+    for (key, v) in &state.queue {
+        let mut record = v.record.clone();
+        record.due = move_due(record.due);
+        if record != v.record {
+            transaction = transaction.put(key, record);
+        }
+    }
+    for (key, v) in &state.containers {
+        let record = rebase_container(&v.record, move_stamp);
+        if record != v.record {
+            transaction = transaction.put(key, record);
+        }
+    }
+    for (key, v) in &state.images {
+        let mut record: ImageRecord = v.record.clone();
+        for backoff in record.backoffs.values_mut() {
+            backoff.since = move_stamp(backoff.since);
+        }
+        record.first_seen = move_stamp(record.first_seen);
+        record.last_used = move_stamp(record.last_used);
+        if record != v.record {
+            transaction = transaction.put(key, record);
+        }
+    }
+    for (key, v) in &state.signals {
+        let record = SignalRecord {
+            first: move_stamp(v.record.first),
+            last: move_stamp(v.record.last),
+        };
+        if record != v.record {
+            transaction = transaction.put(key, record);
+        }
+    }
+    let mut rebased = state.clone();
+    for mutation in &transaction.mutations {
+        // The version does not matter: this copy is read here and dropped.
+        rebased.apply(mutation, 0);
+    }
+    (rebased, transaction)
+}
+
+/// A container that ran when the machine went down starts without a back-off; one that had ended before
+/// keeps what is left of its own.
+fn rebase_container(
+    record: &ContainerRecord,
+    move_stamp: impl Fn(Stamp) -> Stamp,
+) -> ContainerRecord {
+    let mut record = record.clone();
+    if let Some(intent) = &mut record.intent {
+        let moved = move_stamp(intent.at);
+        let ended = record
+            .last_exit
+            .as_ref()
+            .is_some_and(|exit| exit.container_id == intent.container_id);
+        if moved.boot != intent.at.boot && !ended {
+            // It ran when the machine went down: that is no crash of its own.
+            record.backoff = None;
+        }
+        intent.at = moved;
+    }
+    if let Some(exit) = &mut record.last_exit {
+        exit.finished = move_stamp(exit.finished);
+    }
+    if let Some(backoff) = &mut record.backoff {
+        backoff.since = move_stamp(backoff.since);
+    }
+    record
+}
+
+#[cfg(test)]
+mod tests;

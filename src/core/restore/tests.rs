@@ -1,0 +1,527 @@
+//! Tables over (records × runtime), one pod each, and what concerns the store as a whole.
+
+use super::super::state::{
+    BackoffRecord, EpochReason, IntentRecord, Mutation, Table, TerminationCause,
+};
+use super::super::testkit::{at, ended, exited, pod, running, runtime, started, with_backoff};
+use super::*;
+use crate::types::{BootId, ContainerId, Json};
+
+fn in_boot(boot: u64, s: i64) -> Stamp {
+    Stamp {
+        boot: BootId(boot),
+        boottime_ms: s * 1000,
+        wall_ms: s * 1000,
+    }
+}
+
+fn boot(number: u64) -> BootIdentity {
+    BootIdentity {
+        kernel_boot_id: format!("boot {number}"),
+        pid1_start: 1,
+        runtime_state: String::new(),
+    }
+}
+
+/// What a start finds; `u1` is a pod with one container, `a`.
+struct Start {
+    state: State,
+    runtime: BTreeMap<PodUid, RuntimePodStatus>,
+    meta: MetaRecord,
+    boot: BootIdentity,
+    now: Stamp,
+}
+
+impl Start {
+    /// An agent of the same boot was alive at 99 s; it is 100 s now.
+    fn new() -> Self {
+        Self {
+            state: State::default(),
+            runtime: BTreeMap::new(),
+            meta: MetaRecord {
+                schema: 1,
+                node_name: "n".to_owned(),
+                machine_id: String::new(),
+                boot: boot(1),
+                generation: 4,
+                clean_shutdown: false,
+                heartbeat: at(99),
+                epoch: EpochRecord {
+                    number: 3,
+                    since: at(0),
+                    reason: EpochReason::Fresh,
+                },
+            },
+            boot: boot(1),
+            now: at(100),
+        }
+    }
+
+    /// The pod is on record in `phase`, was started and reported.
+    fn with_pod(policy: &str, phase: WorkerPhase) -> Self {
+        Self::new()
+            .put(
+                "u1",
+                PodRecord {
+                    source: PodSource::File,
+                    origin: "/m/web.yaml".to_owned(),
+                    pod: Json(Arc::new(pod(policy, &["a"]))),
+                    first_seen: at(10),
+                    confirmed_epoch: 3,
+                },
+            )
+            .put(
+                "u1",
+                WorkerRecord {
+                    full_name: "web_ns".to_owned(),
+                    queued: at(10),
+                    started: Some(at(11)),
+                    phase,
+                    deleted: false,
+                    restart_requested: false,
+                    runtime_only: false,
+                },
+            )
+            .put(
+                "u1",
+                StatusRecord {
+                    name: "web".to_owned(),
+                    namespace: "ns".to_owned(),
+                    status: Json(Arc::default()),
+                    version: 1,
+                    acknowledged: 0,
+                    at: at(20),
+                    finished: false,
+                },
+            )
+    }
+
+    fn put<R: super::super::state::Record>(mut self, key: &str, record: R) -> Self {
+        for mutation in &Transaction::new().put(key, record).mutations {
+            self.state.apply(mutation, 1);
+        }
+        self
+    }
+
+    fn delete<R: super::super::state::Record>(mut self, key: &str) -> Self {
+        for mutation in &Transaction::new().delete::<R>(key).mutations {
+            self.state.apply(mutation, 1);
+        }
+        self
+    }
+
+    /// The runtime shows this; the records say so too if `known`.
+    fn showing(mut self, status: RuntimePodStatus, known: bool) -> Self {
+        self.runtime.insert(PodUid::new("u1"), status.clone());
+        if known {
+            self = self.put("u1", PlegRecord { status });
+        }
+        self
+    }
+
+    fn plan(&self) -> RestorePlan {
+        plan_restore(&RestoreInput {
+            state: &self.state,
+            runtime: &self.runtime,
+            listed_at: self.now,
+            meta: &self.meta,
+            boot: &self.boot,
+            backoff_max: Duration::from_secs(300),
+            now: self.now,
+        })
+    }
+
+    fn pod(&self) -> RestoredPod {
+        let plan = self.plan();
+        assert_eq!(plan.pods.len(), 1);
+        plan.pods[0].clone()
+    }
+}
+
+fn terminating(cause: TerminationCause) -> WorkerPhase {
+    WorkerPhase::Terminating {
+        since: at(90),
+        grace_seconds: 30,
+        deadline: at(120),
+        cause,
+    }
+}
+
+fn finished() -> WorkerPhase {
+    WorkerPhase::Finished {
+        since: at(90),
+        cause: TerminationCause::Completed,
+    }
+}
+
+/// A running pod on which records and runtime agree.
+fn settled() -> Start {
+    Start::with_pod("Always", WorkerPhase::Sync)
+        .put("u1/a", started("a", 0))
+        .showing(runtime(vec![running("a", 0)]), true)
+}
+
+#[test]
+fn each_pod_is_brought_back_as_its_records_and_the_runtime_say() {
+    use Outcome::{Ending, Finished, Repaired, Resumed};
+    let sync = |policy| Start::with_pod(policy, WorkerPhase::Sync);
+    let cases = [
+        ("nothing changed", settled(), Resumed),
+        (
+            "the container ended unseen",
+            sync("Always")
+                .put("u1/a", started("a", 0))
+                .showing(runtime(vec![running("a", 0)]), true)
+                .showing(runtime(vec![exited("a", 0, 1)]), false),
+            Repaired,
+        ),
+        (
+            "everything of it is gone",
+            sync("Always").put("u1/a", started("a", 0)),
+            Repaired,
+        ),
+        (
+            "the runtime was never looked at",
+            sync("Always")
+                .put("u1/a", started("a", 0))
+                .showing(runtime(vec![running("a", 0)]), false),
+            Repaired,
+        ),
+        (
+            "an end that was seen but not recorded",
+            sync("Never")
+                .put("u1/a", started("a", 0))
+                .showing(runtime(vec![exited("a", 0, 0)]), true),
+            Repaired,
+        ),
+        (
+            "in back-off",
+            sync("Always")
+                .put("u1/a", with_backoff(ended("a", 1, 1), 80))
+                .showing(runtime(vec![exited("a", 1, 1)]), true),
+            Resumed,
+        ),
+        (
+            "its status is not recorded",
+            settled().delete::<StatusRecord>("u1"),
+            Repaired,
+        ),
+        (
+            "it was never handed to a worker",
+            settled().delete::<WorkerRecord>("u1"),
+            Repaired,
+        ),
+        (
+            "it was rejected",
+            settled().put(
+                "u1",
+                AdmissionRecord {
+                    decision: AdmissionDecision::Rejected {
+                        reason: "r".to_owned(),
+                        message: "m".to_owned(),
+                    },
+                    allocated: BTreeMap::new(),
+                    at: at(10),
+                },
+            ),
+            Repaired,
+        ),
+        (
+            "it was being stopped",
+            Start::with_pod("Always", terminating(TerminationCause::Deleted))
+                .showing(runtime(vec![running("a", 0)]), true),
+            Ending,
+        ),
+        (
+            "it was being stopped and is gone",
+            Start::with_pod("Always", terminating(TerminationCause::Deleted)),
+            Ending,
+        ),
+        (
+            "it was being cleaned up after",
+            Start::with_pod(
+                "Always",
+                WorkerPhase::Terminated {
+                    since: at(90),
+                    cause: TerminationCause::Deleted,
+                },
+            ),
+            Ending,
+        ),
+        ("it is over", Start::with_pod("Never", finished()), Finished),
+    ];
+    for (what, start, outcome) in cases {
+        let restored = start.pod();
+        assert_eq!(restored.outcome, outcome, "{what}");
+        assert_eq!(
+            restored.due.is_some(),
+            outcome == Resumed,
+            "{what}: only what is resumed has a due time"
+        );
+    }
+}
+
+#[test]
+fn a_resumed_pod_keeps_its_due_time_but_waits_no_longer_than_a_pause() {
+    let queued = |due| QueueRecord {
+        due: at(due),
+        why: String::new(),
+    };
+    assert_eq!(settled().pod().due, Some(at(190)), "none on record");
+    for (due, expected) in [(130, 130), (95, 95), (1000, 190)] {
+        let restored = settled().put("u1", queued(due)).pod();
+        assert_eq!(restored.due, Some(at(expected)), "{due}");
+    }
+    // The end of a back-off comes before a later due time: it ended at 60 s, plus 80 s.
+    let restored = Start::with_pod("Always", WorkerPhase::Sync)
+        .put("u1/a", with_backoff(ended("a", 1, 1), 80))
+        .put("u1", queued(180))
+        .showing(runtime(vec![exited("a", 1, 1)]), true)
+        .pod();
+    assert_eq!(restored.due, Some(at(140)));
+}
+
+#[test]
+fn a_pod_is_confirmed_in_the_epoch_its_source_confirmed_it_in_and_later_ones_are_not() {
+    for (epoch, confirmed) in [(3, true), (2, true), (4, false)] {
+        let mut start = settled();
+        start.meta.epoch.number = epoch;
+        assert_eq!(start.pod().confirmed, confirmed, "epoch {epoch}");
+        assert_eq!(start.plan().epoch.number, epoch);
+    }
+}
+
+#[test]
+fn a_pod_that_is_gone_from_its_source_is_not_desired_unless_it_came_back() {
+    for (deleted, came_back, desired) in [
+        (false, false, true),
+        (true, false, false),
+        (true, true, true),
+    ] {
+        let start = Start::with_pod("Always", terminating(TerminationCause::Deleted));
+        let record = start.state.record::<WorkerRecord>("u1").unwrap().clone();
+        let record = WorkerRecord {
+            deleted,
+            restart_requested: came_back,
+            ..record
+        };
+        assert_eq!(start.put("u1", record).pod().desired, desired);
+    }
+}
+
+#[test]
+fn the_cache_starts_with_what_is_known_to_be_current_empty_ones_included() {
+    let current = |start: &Start| start.plan().current;
+    let seen = current(&settled());
+    assert_eq!(seen.len(), 1);
+    assert_eq!(seen[0].containers.len(), 1);
+
+    let changed = settled().showing(runtime(vec![exited("a", 0, 1)]), false);
+    assert_eq!(current(&changed), [], "changed: to be inspected");
+
+    let mut gone = settled();
+    gone.runtime.clear();
+    let seen = current(&gone);
+    assert_eq!(seen.len(), 1);
+    assert!(seen[0].containers.is_empty() && seen[0].sandboxes.is_empty());
+}
+
+#[test]
+fn what_runs_and_is_not_on_record_is_left_for_the_sources_to_adopt() {
+    let start = Start::new().showing(runtime(vec![running("a", 0)]), true);
+    let plan = start.plan();
+    assert_eq!(plan.unrecorded, BTreeSet::from([PodUid::new("u1")]));
+    assert!(plan.pods.is_empty());
+    assert_eq!(plan.current.len(), 1, "its look is still current");
+
+    // The look at a pod that nobody knows any more is dropped.
+    let mut start = start;
+    start.runtime.clear();
+    let dropped = Mutation::Delete {
+        table: Table::Pleg,
+        key: "u1".into(),
+    };
+    assert!(start.plan().transaction.mutations.contains(&dropped));
+}
+
+#[test]
+fn workers_of_pods_known_from_the_runtime_only_are_forgotten() {
+    let start =
+        Start::with_pod("Always", terminating(TerminationCause::Orphan)).delete::<PodRecord>("u1");
+    let record = start.state.record::<WorkerRecord>("u1").unwrap().clone();
+    let plan = start
+        .put(
+            "u1",
+            WorkerRecord {
+                runtime_only: true,
+                ..record
+            },
+        )
+        .plan();
+    let dropped = Mutation::Delete {
+        table: Table::Workers,
+        key: "u1".into(),
+    };
+    assert!(plan.transaction.mutations.contains(&dropped));
+    assert!(plan.pods.is_empty());
+}
+
+#[test]
+fn after_a_reboot_a_deadline_keeps_the_time_it_had_at_the_last_heartbeat() {
+    let mut start = Start::with_pod("Always", terminating(TerminationCause::Deleted));
+    start.boot = boot(2);
+    // A young boot, and a wall clock that went back to 1970.
+    start.now = in_boot(2, 5);
+    let plan = start.plan();
+    assert!(plan.rebooted);
+    let WorkerPhase::Terminating { deadline, .. } = plan.pods[0].record.phase else {
+        panic!("terminating: {:?}", plan.pods[0].record.phase);
+    };
+    // 120 s, seen from the heartbeat at 99 s.
+    assert_eq!(deadline.until(start.now), Duration::from_secs(21));
+    assert_eq!(plan.pods[0].outcome, Outcome::Ending);
+}
+
+#[test]
+fn within_a_boot_nothing_is_rebased_and_only_the_meta_record_changes() {
+    let plan = settled().plan();
+    assert!(!plan.rebooted);
+    let [Mutation::Put { key, record }] = plan.transaction.mutations.as_slice() else {
+        panic!("{:?}", plan.transaction.mutations);
+    };
+    assert_eq!((&**key, record.table()), (META_KEY, Table::Meta));
+}
+
+#[test]
+fn each_start_is_a_generation_and_says_why_it_is_one() {
+    let said = |change: &dyn Fn(&mut Start)| {
+        let mut start = Start::new();
+        change(&mut start);
+        let plan = start.plan();
+        (plan.rebooted, plan.transaction.journal[0].why.clone())
+    };
+    let (rebooted, why) = said(&|_| ());
+    assert!(!rebooted && why.starts_with("generation 5") && why.contains("did not end in order"));
+    let (rebooted, why) = said(&|s| s.meta.clean_shutdown = true);
+    assert!(!rebooted && why.contains("orderly"));
+    let (rebooted, why) = said(&|s| s.boot = boot(2));
+    assert!(rebooted && why.contains("started anew"));
+    let (rebooted, why) = said(&|s| {
+        s.meta.generation = 0;
+        s.boot = boot(2);
+    });
+    assert!(!rebooted && why.contains("first start"), "{why}");
+}
+
+#[test]
+fn after_a_reboot_back_offs_and_pulls_go_on_where_they_stood() {
+    let mut start = Start::with_pod("Always", WorkerPhase::Sync)
+        .put("u1/a", with_backoff(ended("a", 1, 1), 80))
+        .put(
+            "img:1",
+            ImageRecord {
+                pulled_ref: None,
+                backoffs: BTreeMap::from([(
+                    PodUid::new("u1"),
+                    BackoffRecord {
+                        duration_ms: 160_000,
+                        since: at(79),
+                    },
+                )]),
+                first_seen: at(0),
+                last_used: at(0),
+            },
+        );
+    start.boot = boot(2);
+    start.now = in_boot(2, 1_000_000);
+    let mut state = start.state.clone();
+    let plan = start.plan();
+    for mutation in &plan.transaction.mutations {
+        state.apply(mutation, 2);
+    }
+    // It ended at 60 s and the pull failed at 79 s; the last sign of life was at 99 s.
+    let container = state.record::<ContainerRecord>("u1/a").unwrap();
+    let finished = container.last_exit.as_ref().unwrap().finished;
+    assert_eq!(start.now.since(finished), Duration::from_secs(39));
+    let failed = state.record::<ImageRecord>("img:1").unwrap().backoffs[&PodUid::new("u1")].since;
+    assert_eq!(start.now.since(failed), Duration::from_secs(20));
+}
+
+#[test]
+fn a_start_after_the_last_heartbeat_of_another_boot_comes_before_the_listing_of_this_one() {
+    let (heartbeat, intended) = (in_boot(1, 100), in_boot(1, 107));
+    let (listed_at, now) = (in_boot(2, 5), in_boot(2, 6));
+    let record = ContainerRecord {
+        intent: Some(IntentRecord {
+            container_id: ContainerId::new("c"),
+            attempt: 0,
+            hash: "h".to_owned(),
+            at: intended,
+        }),
+        ..ContainerRecord::new()
+    };
+    let mut state = State::default();
+    for mutation in &Transaction::new().put("u/c", record).mutations {
+        state.apply(mutation, 1);
+    }
+    let moved = |state: &State| {
+        let record = state.record::<ContainerRecord>("u/c").unwrap();
+        record.intent.as_ref().unwrap().at
+    };
+
+    let (rebased, transaction) = rebase(&state, heartbeat, listed_at, now);
+    assert!(moved(&rebased).boottime_ms < listed_at.boottime_ms);
+    assert_eq!(moved(&rebased).boot, now.boot);
+    assert!(!transaction.is_empty(), "the moved stamp is committed");
+
+    // Within one boot nothing is moved.
+    let (rebased, transaction) = rebase(&state, heartbeat, in_boot(1, 110), in_boot(1, 111));
+    assert_eq!(moved(&rebased), intended);
+    assert!(transaction.is_empty());
+}
+
+#[test]
+fn a_reboot_is_no_crash_of_what_ran_and_shortens_no_back_off_of_what_had_ended() {
+    let backoff = crate::core::state::BackoffRecord {
+        duration_ms: 300_000,
+        since: in_boot(1, 100),
+    };
+    let running = ContainerRecord {
+        intent: Some(IntentRecord {
+            container_id: ContainerId::new("c"),
+            attempt: 7,
+            hash: String::new(),
+            at: in_boot(1, 100),
+        }),
+        backoff: Some(backoff),
+        restart_count: 7,
+        ..ContainerRecord::new()
+    };
+    let ended = ContainerRecord {
+        last_exit: Some(crate::core::state::ExitRecord {
+            container_id: ContainerId::new("c"),
+            attempt: 7,
+            image: String::new(),
+            image_ref: String::new(),
+            started_at_ns: 0,
+            finished_at_ns: 0,
+            finished: in_boot(1, 110),
+            exit_code: 1,
+            reason: String::new(),
+            message: String::new(),
+            inferred: false,
+        }),
+        ..running.clone()
+    };
+    let reboot = |s: Stamp| s.rebase(in_boot(1, 120), in_boot(2, 5));
+    assert_eq!(rebase_container(&running, reboot).backoff, None);
+    assert_eq!(rebase_container(&running, reboot).restart_count, 7);
+    assert_eq!(
+        rebase_container(&ended, reboot)
+            .backoff
+            .map(|b| b.duration_ms),
+        Some(300_000)
+    );
+    let same_boot = |s: Stamp| s;
+    assert_eq!(rebase_container(&running, same_boot).backoff, Some(backoff));
+}

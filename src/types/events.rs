@@ -1,0 +1,112 @@
+//! Events: what the agent tells users about their pods. Lower layers report through [`EventRecorder`];
+//! the recorder above them writes the journal, the log and (with an API server) the Event object.
+
+use std::sync::{Arc, Mutex};
+
+use k8s_openapi::api::core::v1::Pod;
+use serde::{Deserialize, Serialize};
+
+use super::names::PodUid;
+use super::pod::PodExt;
+
+/// Upstream's `v1.EventTypeNormal` and `v1.EventTypeWarning`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum EventType {
+    /// As it should be.
+    Normal,
+    /// Somebody should look.
+    Warning,
+}
+
+/// The pod an event is about.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct PodRef {
+    /// UID.
+    pub uid: PodUid,
+    /// Name.
+    pub name: String,
+    /// Namespace.
+    pub namespace: String,
+}
+
+impl PodRef {
+    /// The reference of a pod.
+    pub fn of(pod: &Pod) -> Self {
+        Self {
+            uid: pod.uid(),
+            name: pod.name().to_owned(),
+            namespace: pod.namespace().to_owned(),
+        }
+    }
+}
+
+/// One event, component `kubelet`.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Event {
+    /// The pod, or `None` for the node.
+    pub pod: Option<PodRef>,
+    /// `spec.containers{name}` of the pod, when the event is about one container.
+    pub container: Option<String>,
+    /// Normal or Warning.
+    pub kind: EventType,
+    /// Upstream's reason, CamelCase.
+    pub reason: String,
+    /// For a human.
+    pub message: String,
+}
+
+impl Event {
+    /// An event about a pod.
+    pub fn pod(kind: EventType, pod: &Pod, reason: &str, message: impl Into<String>) -> Self {
+        Self {
+            pod: Some(PodRef::of(pod)),
+            container: None,
+            kind,
+            reason: reason.to_owned(),
+            message: message.into(),
+        }
+    }
+
+    /// An event about the node.
+    pub fn node(kind: EventType, reason: &str, message: impl Into<String>) -> Self {
+        Self {
+            pod: None,
+            container: None,
+            kind,
+            reason: reason.to_owned(),
+            message: message.into(),
+        }
+    }
+
+    /// Narrows the event to one container.
+    #[must_use]
+    pub fn container(mut self, name: &str) -> Self {
+        self.container = Some(name.to_owned());
+        self
+    }
+}
+
+/// Takes events. Never blocks and never fails: a recorder that cannot keep up drops and counts.
+pub trait EventRecorder: Send + Sync + 'static {
+    /// Records one event.
+    fn record(&self, event: Event);
+}
+
+/// Keeps events in memory, for tests.
+#[derive(Clone, Debug, Default)]
+pub struct MemoryRecorder(Arc<Mutex<Vec<Event>>>);
+
+impl MemoryRecorder {
+    /// What was recorded so far.
+    pub fn events(&self) -> Vec<Event> {
+        self.0.lock().map(|e| e.clone()).unwrap_or_default()
+    }
+}
+
+impl EventRecorder for MemoryRecorder {
+    fn record(&self, event: Event) {
+        if let Ok(mut events) = self.0.lock() {
+            events.push(event);
+        }
+    }
+}

@@ -1,0 +1,162 @@
+//! The metrics of the agent, by upstream's names where upstream has them.
+//!
+//! One value, cloned freely (every family is shared inside). Names are registered without the suffixes
+//! that the text format adds (`_total` for counters).
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+
+use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
+use prometheus_client::registry::{Registry, Unit};
+
+/// One label, whose name depends on the family.
+macro_rules! label {
+    ($(#[$meta:meta])* $name:ident { $($field:ident),+ }) => {
+        $(#[$meta])*
+        #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+        pub struct $name {
+            $(
+                #[doc = concat!("Label `", stringify!($field), "`.")]
+                pub $field: String,
+            )+
+        }
+    };
+}
+
+label! {
+    /// A CRI call.
+    OperationLabel { operation_type }
+}
+label! {
+    /// What a worker did.
+    WorkLabel { operation_type }
+}
+label! {
+    /// State of a container.
+    ContainerStateLabel { container_state }
+}
+label! {
+    /// Static or not.
+    StaticLabel { r#static }
+}
+label! {
+    /// Table of the store.
+    TableLabel { table }
+}
+label! {
+    /// How a pod was brought back at start.
+    OutcomeLabel { outcome }
+}
+label! {
+    /// Why something was refused or failed.
+    ReasonLabel { reason }
+}
+
+type HistogramFamily<L> = Family<L, Histogram, fn() -> Histogram>;
+
+fn seconds_histogram() -> Histogram {
+    // 1 ms … 262 s
+    Histogram::new(exponential_buckets(0.001, 4.0, 10))
+}
+
+fn fine_histogram() -> Histogram {
+    // 50 µs … 13 s
+    Histogram::new(exponential_buckets(0.000_05, 4.0, 10))
+}
+
+macro_rules! metrics {
+    ($( $field:ident : $type:ty = $init:expr, $name:literal, $help:literal $(, $unit:expr)? ; )+) => {
+        /// Every metric of the agent.
+        #[derive(Clone)]
+        pub struct Metrics {
+            registry: Arc<Registry>,
+            $(
+                #[doc = $help]
+                pub $field: $type,
+            )+
+        }
+
+        impl Default for Metrics {
+            fn default() -> Self {
+                let mut registry = Registry::default();
+                $(
+                    let $field: $type = $init;
+                    metrics!(@register registry, $name, $help, $field $(, $unit)?);
+                )+
+                Self { registry: Arc::new(registry), $( $field, )+ }
+            }
+        }
+    };
+    (@register $registry:ident, $name:literal, $help:literal, $field:ident) => {
+        $registry.register($name, $help, $field.clone())
+    };
+    (@register $registry:ident, $name:literal, $help:literal, $field:ident, $unit:expr) => {
+        $registry.register_with_unit($name, $help, $unit, $field.clone())
+    };
+}
+
+metrics! {
+    running_pods: Gauge = Gauge::default(), "kubelet_running_pods", "Pods with a running sandbox";
+    running_containers: Family<ContainerStateLabel, Gauge> = Family::default(), "kubelet_running_containers", "Containers by state";
+    desired_pods: Family<StaticLabel, Gauge> = Family::default(), "kubelet_desired_pods", "Pods the sources want";
+    active_pods: Family<StaticLabel, Gauge> = Family::default(), "kubelet_active_pods", "Pods that are admitted and not finished";
+    working_pods: Family<WorkLabel, Gauge> = Family::default(), "kubelet_working_pods", "Pods by worker phase";
+    orphaned_runtime_pods: Counter = Counter::default(), "kubelet_orphaned_runtime_pods", "Pods found in the runtime that no source wants";
+    restarted_pods: Family<StaticLabel, Counter> = Family::default(), "kubelet_restarted_pods", "Pods deleted and created again with the same UID";
+    pod_start_duration: Histogram = seconds_histogram(), "kubelet_pod_start_duration", "From first sight of a pod to its containers running", Unit::Seconds;
+    pod_worker_duration: HistogramFamily<WorkLabel> = Family::new_with_constructor(seconds_histogram), "kubelet_pod_worker_duration", "Duration of one sync", Unit::Seconds;
+    pod_worker_start_duration: Histogram = seconds_histogram(), "kubelet_pod_worker_start_duration", "From first sight of a pod to its worker starting", Unit::Seconds;
+    pleg_relist_duration: Histogram = fine_histogram(), "kubelet_pleg_relist_duration", "Duration of a relist", Unit::Seconds;
+    pleg_relist_interval: Histogram = seconds_histogram(), "kubelet_pleg_relist_interval", "Time between relists", Unit::Seconds;
+    pleg_last_seen: Gauge<f64, AtomicU64> = Gauge::default(), "kubelet_pleg_last_seen", "When the last relist finished, Unix time", Unit::Seconds;
+    pleg_discard_events: Counter = Counter::default(), "kubelet_pleg_discard_events", "PLEG events dropped because the channel was full";
+    evented_pleg_connection_error: Counter = Counter::default(), "kubelet_evented_pleg_connection_error_count", "Times the container event stream broke";
+    runtime_operations: Family<OperationLabel, Counter> = Family::default(), "kubelet_runtime_operations", "CRI calls";
+    runtime_operations_errors: Family<OperationLabel, Counter> = Family::default(), "kubelet_runtime_operations_errors", "CRI calls that failed";
+    runtime_operations_duration: HistogramFamily<OperationLabel> = Family::new_with_constructor(fine_histogram), "kubelet_runtime_operations_duration", "Duration of CRI calls", Unit::Seconds;
+    started_pods: Counter = Counter::default(), "kubelet_started_pods", "Sandboxes started";
+    started_pods_errors: Counter = Counter::default(), "kubelet_started_pods_errors", "Sandboxes that could not be started";
+    started_containers: Counter = Counter::default(), "kubelet_started_containers", "Containers started";
+    started_containers_errors: Family<ReasonLabel, Counter> = Family::default(), "kubelet_started_containers_errors", "Containers that could not be started";
+    image_pull_duration: Histogram = seconds_histogram(), "kubelet_image_pull_duration", "Duration of image pulls", Unit::Seconds;
+    admission_rejections: Family<ReasonLabel, Counter> = Family::default(), "kubelet_admission_rejections", "Pods refused at first sight";
+    store_commit_duration: Histogram = fine_histogram(), "holdfast_store_commit_duration", "From a durable commit's arrival at the writer to its answer", Unit::Seconds;
+    store_batch_size: Histogram = Histogram::new(exponential_buckets(1.0, 2.0, 12)), "holdfast_store_batch_transactions", "Transactions written in one batch";
+    store_commits: Counter = Counter::default(), "holdfast_store_commits", "Transactions committed";
+    store_commit_errors: Counter = Counter::default(), "holdfast_store_commit_errors", "Transactions that could not be committed";
+    store_stale: Counter = Counter::default(), "holdfast_store_stale_decisions", "Transactions refused because they were decided on an old record";
+    store_records: Family<TableLabel, Gauge> = Family::default(), "holdfast_store_records", "Live records";
+    store_quarantined: Gauge = Gauge::default(), "holdfast_store_quarantined_records", "Records that were set aside because they cannot be read";
+    store_size: Gauge = Gauge::default(), "holdfast_store_size", "Size of the store on disk", Unit::Bytes;
+    store_degraded: Gauge = Gauge::default(), "holdfast_store_degraded", "1 while the store refuses commits";
+    store_held: Gauge = Gauge::default(), "holdfast_store_held_transactions", "Transactions held in memory until the store recovers";
+    store_recoveries: Counter = Counter::default(), "holdfast_store_recoveries", "Times the store recovered without a restart";
+    backups: Counter = Counter::default(), "holdfast_backups", "Automatic backups written";
+    backup_errors: Counter = Counter::default(), "holdfast_backup_errors", "Automatic backups that failed";
+    restore_pods: Family<OutcomeLabel, Gauge> = Family::default(), "holdfast_restore_pods", "Pods by how they were brought back at start";
+    restore_duration: Gauge<f64, AtomicU64> = Gauge::default(), "holdfast_restore_duration", "From process start to all pods resumed", Unit::Seconds;
+    epoch: Gauge = Gauge::default(), "holdfast_store_epoch", "Epoch of the store; a new one begins after a restore or a rebuild";
+}
+
+impl fmt::Debug for Metrics {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Metrics")
+    }
+}
+
+impl Metrics {
+    /// Everything in the OpenMetrics text format.
+    ///
+    /// # Errors
+    /// Only when formatting into a string fails.
+    pub fn encode(&self) -> Result<String, fmt::Error> {
+        let mut text = String::new();
+        prometheus_client::encoding::text::encode(&mut text, &self.registry)?;
+        Ok(text)
+    }
+}

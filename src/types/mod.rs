@@ -1,0 +1,25 @@
+//! Layer 0: the vocabulary every other module speaks.
+//!
+//! Owns names (`PodUid`, `ContainerId`, `FullName`), time (`Stamp`, `Clock`), what sources send
+//! (`PodUpdate`), what the runtime reports (`runtime::PodStatus`), and the traits through which lower
+//! layers report upward without importing upward (`EventRecorder`). Nothing here does I/O except
+//! `SystemClock` and `boot::identify`, which read the kernel's clocks and identity.
+
+pub mod boot;
+pub mod events;
+pub mod json;
+pub mod metrics;
+pub mod names;
+pub mod pod;
+pub mod quantity;
+pub mod runtime;
+pub mod time;
+pub mod update;
+
+pub use boot::{BootId, BootIdentity};
+pub use events::{Event, EventRecorder, EventType, PodRef};
+pub use json::Json;
+pub use names::{ContainerId, FullName, PodUid};
+pub use pod::PodExt;
+pub use time::{Clock, Stamp, SystemClock};
+pub use update::{PodOp, PodSource, PodSyncType, PodUpdate};
