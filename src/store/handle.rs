@@ -1,0 +1,365 @@
+//! What callers hold: the handle of the store.
+
+use std::fmt;
+use std::sync::mpsc;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use arc_swap::ArcSwap;
+use tokio::sync::{oneshot, watch};
+use tokio::time::Instant;
+
+use super::backend::{Backend, MemoryBackend};
+use super::codec::{self, Loaded};
+use super::request::{Answer, Kind, Request};
+use super::writer::Writer;
+use super::{CommitError, Committed, Intent, SpaceReserve, StopPermit, StoreError, StoreHealth};
+use crate::core::state::{Mutation, State, Transaction, Version};
+use crate::types::{Clock, metrics::Metrics};
+
+/// Longest text of one journal line, in bytes.
+const JOURNAL_TEXT_LIMIT: usize = 64 * 1024;
+
+/// How a store works.
+pub struct StoreOptions {
+    /// Lines the journal keeps; older ones are deleted in the batch that adds new ones.
+    pub journal_lines: usize,
+    /// How long a relaxed change may wait for a batch.
+    pub relaxed_delay: Duration,
+    /// Most transactions of one batch.
+    pub max_group: usize,
+    /// Pause after the first failed recovery; doubles with each further one.
+    pub backoff_min: Duration,
+    /// Longest pause between recoveries.
+    pub backoff_max: Duration,
+    /// How long a stop waits for a disk that neither works nor fails.
+    pub stall_timeout: Duration,
+    /// Damaged records that are kept in the store for a look at them; further ones stay where they are.
+    pub quarantine_limit: usize,
+    /// Space that is freed when the disk is full.
+    pub reserve: Option<Box<dyn SpaceReserve>>,
+    /// Work on the calling thread instead of a writer thread, and write relaxed changes at once: for
+    /// simulations that own time. `submit` then blocks for as long as the backend does.
+    pub inline: bool,
+}
+
+impl Default for StoreOptions {
+    fn default() -> Self {
+        Self {
+            journal_lines: 20_000,
+            relaxed_delay: Duration::from_millis(75),
+            max_group: 1024,
+            backoff_min: Duration::from_millis(200),
+            backoff_max: Duration::from_secs(5),
+            stall_timeout: Duration::from_secs(5),
+            quarantine_limit: 256,
+            reserve: None,
+            inline: false,
+        }
+    }
+}
+
+impl fmt::Debug for StoreOptions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("StoreOptions")
+            .field("journal_lines", &self.journal_lines)
+            .field("relaxed_delay", &self.relaxed_delay)
+            .field("inline", &self.inline)
+            .finish_non_exhaustive()
+    }
+}
+
+/// An answer that has not come yet. Dropping it does not cancel the commit.
+#[derive(Debug)]
+pub struct PendingCommit(oneshot::Receiver<Result<Answer, CommitError>>);
+
+impl PendingCommit {
+    /// Waits for the answer. Cancel-safe: the commit happens whether or not anybody waits.
+    ///
+    /// # Errors
+    /// See [`CommitError`].
+    pub async fn wait(self) -> Result<Version, CommitError> {
+        Ok(self.answer().await?.version)
+    }
+
+    async fn answer(self) -> Result<Answer, CommitError> {
+        self.0.await.map_err(|_| CommitError::Closed)?
+    }
+}
+
+/// What the writer shows and readers see.
+pub(super) struct Shared {
+    pub(super) current: ArcSwap<State>,
+    pub(super) published: watch::Sender<Version>,
+    pub(super) health: watch::Sender<StoreHealth>,
+}
+
+enum Driver {
+    Thread {
+        queue: mpsc::Sender<Request>,
+        thread: Mutex<Option<JoinHandle<()>>>,
+    },
+    Inline(Mutex<Option<Box<Writer>>>),
+}
+
+struct Inner {
+    shared: Arc<Shared>,
+    driver: Driver,
+    stall_timeout: Duration,
+}
+
+/// The store: snapshots for readers, one writer for everybody else. Cheap to clone. When the last clone
+/// is dropped, what is queued is still written.
+#[derive(Clone)]
+pub struct Store(Arc<Inner>);
+
+impl fmt::Debug for Store {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Store")
+    }
+}
+
+impl Store {
+    /// Starts the writer on an open backend and what was loaded from it. Damaged records are moved aside
+    /// within the backend, so that they are kept and block nothing; if that write fails, the store starts
+    /// degraded and recovers like after any other failure.
+    ///
+    /// # Errors
+    /// When the writer thread cannot be started.
+    pub fn start(
+        backend: Box<dyn Backend>,
+        loaded: Loaded,
+        options: StoreOptions,
+        clock: Arc<dyn Clock>,
+        metrics: Metrics,
+    ) -> Result<Self, StoreError> {
+        let inline = options.inline;
+        let (shared, writer, stall_timeout) = prepare(backend, loaded, options, clock, metrics);
+        let driver = if inline {
+            Driver::Inline(Mutex::new(Some(Box::new(writer))))
+        } else {
+            let (queue, requests) = mpsc::channel();
+            let thread = std::thread::Builder::new()
+                .name("store-writer".to_owned())
+                .spawn(move || writer.run(&requests))
+                .map_err(StoreError::Spawn)?;
+            Driver::Thread {
+                queue,
+                thread: Mutex::new(Some(thread)),
+            }
+        };
+        Ok(Self(Arc::new(Inner {
+            shared,
+            driver,
+            stall_timeout,
+        })))
+    }
+
+    /// A store without a disk, for tests and `--runonce` dry runs. It works on the calling thread.
+    pub fn in_memory(clock: Arc<dyn Clock>) -> Self {
+        let options = StoreOptions {
+            inline: true,
+            ..StoreOptions::default()
+        };
+        let backend = Box::new(MemoryBackend::new());
+        let (shared, writer, stall_timeout) = prepare(
+            backend,
+            Loaded::default(),
+            options,
+            clock,
+            Metrics::default(),
+        );
+        Self(Arc::new(Inner {
+            shared,
+            driver: Driver::Inline(Mutex::new(Some(Box::new(writer)))),
+            stall_timeout,
+        }))
+    }
+
+    /// The newest published state. Never waits for the writer. It is immutable, so it also serves as a
+    /// consistent copy for a backup ([`codec::encode_state`]).
+    pub fn snapshot(&self) -> Arc<State> {
+        self.0.shared.current.load_full()
+    }
+
+    /// Commits and waits until the transaction is as durable as its mutations ask.
+    /// Cancel-safe: once polled, the commit happens even if the caller goes away.
+    ///
+    /// # Errors
+    /// See [`CommitError`].
+    pub async fn commit(&self, transaction: Transaction) -> Result<Version, CommitError> {
+        self.submit(transaction).wait().await
+    }
+
+    /// Queues a commit without waiting; for callers that must not wait for the disk (the sync loop).
+    /// Transactions are committed in the order in which they are submitted.
+    pub fn submit(&self, transaction: Transaction) -> PendingCommit {
+        self.send_transaction(transaction, Kind::Plain)
+    }
+
+    /// Commits a decision and returns the receipt that its effect requires. The decision is on the disk
+    /// then, whatever the class of its mutations.
+    ///
+    /// # Errors
+    /// See [`CommitError`].
+    pub async fn commit_intent<I: Intent>(
+        &self,
+        intent: I,
+        with: Transaction,
+    ) -> Result<Committed<I>, CommitError> {
+        let transaction = intent.transaction(&self.snapshot()).and(with);
+        let pending = self.send_transaction(transaction, Kind::Durable);
+        let version = pending.wait().await?;
+        Ok(Committed::new(intent, version))
+    }
+
+    /// Commits a decision to stop something. While the store is degraded the transaction is held in memory,
+    /// visible to readers, and written first on recovery: stops fail open. Of a record that is held again only
+    /// the newest version is kept, so what is held is bounded by the number of records. If the disk hangs longer
+    /// than [`StoreOptions::stall_timeout`], the transaction stays in the queue, first come first served, and
+    /// the permit says held.
+    ///
+    /// # Errors
+    /// `Stale`, `Closed` and `Invalid` only.
+    pub async fn commit_stop(&self, transaction: Transaction) -> Result<StopPermit, CommitError> {
+        let pending = self.send_transaction(transaction, Kind::Stop);
+        match tokio::time::timeout(self.0.stall_timeout, pending.answer()).await {
+            Ok(answer) => Ok(StopPermit::new(answer?.held)),
+            Err(_) => {
+                tracing::warn!("the disk of the store hangs, a stop goes ahead of its record");
+                Ok(StopPermit::new(true))
+            }
+        }
+    }
+
+    /// Waits until everything submitted before is on the disk, relaxed changes included.
+    ///
+    /// # Errors
+    /// `Unavailable`, `Unknown` or `Closed`.
+    pub async fn sync(&self) -> Result<(), CommitError> {
+        let (answer, pending) = oneshot::channel();
+        self.send(Request::Sync { answer });
+        pending.await.map_err(|_| CommitError::Closed)?
+    }
+
+    /// Writes and syncs what is queued, closes the backend, and ends the writer. Commits that come later
+    /// are answered with `Closed`; snapshots go on working.
+    ///
+    /// # Errors
+    /// When the last write failed, or the store was degraded and could not recover: changes that were
+    /// acknowledged as relaxed or held may be lost. `Closed` when it was closed before.
+    pub async fn close(self) -> Result<(), CommitError> {
+        let (answer, pending) = oneshot::channel();
+        self.send(Request::Close { answer });
+        let result = pending.await.map_err(|_| CommitError::Closed)?;
+        if let Driver::Thread { thread, .. } = &self.0.driver {
+            let thread = thread.lock().unwrap_or_else(PoisonError::into_inner).take();
+            if let Some(thread) = thread {
+                // The writer has answered as its last act: this does not block for long.
+                if thread.join().is_err() {
+                    return Err(CommitError::Unknown {
+                        reason: "the writer of the store panicked".to_owned(),
+                    });
+                }
+            }
+        }
+        result
+    }
+
+    /// Health, for readiness and events.
+    pub fn health(&self) -> watch::Receiver<StoreHealth> {
+        self.0.shared.health.subscribe()
+    }
+
+    /// Changes whenever a new state was published.
+    pub fn published(&self) -> watch::Receiver<Version> {
+        self.0.shared.published.subscribe()
+    }
+
+    fn send_transaction(&self, transaction: Transaction, kind: Kind) -> PendingCommit {
+        let (answer, pending) = oneshot::channel();
+        match encode(&transaction) {
+            Ok(encoded) => self.send(Request::Commit {
+                transaction,
+                encoded,
+                kind,
+                arrived: Instant::now(),
+                answer,
+            }),
+            Err(reason) => {
+                // The receiver is right here.
+                drop(answer.send(Err(CommitError::Invalid { reason })));
+            }
+        }
+        PendingCommit(pending)
+    }
+
+    /// A request that cannot be delivered is dropped with its answer, which the caller sees as `Closed`.
+    fn send(&self, request: Request) {
+        match &self.0.driver {
+            Driver::Thread { queue, .. } => drop(queue.send(request)),
+            Driver::Inline(writer) => {
+                let mut writer = writer.lock().unwrap_or_else(PoisonError::into_inner);
+                let closing = writer.as_mut().and_then(|w| w.turn(vec![request]));
+                if let Some(answer) = closing
+                    && let Some(writer) = writer.take()
+                {
+                    writer.close(answer);
+                }
+            }
+        }
+    }
+}
+
+fn prepare(
+    backend: Box<dyn Backend>,
+    loaded: Loaded,
+    options: StoreOptions,
+    clock: Arc<dyn Clock>,
+    metrics: Metrics,
+) -> (Arc<Shared>, Writer, Duration) {
+    let shared = Arc::new(Shared {
+        current: ArcSwap::from_pointee(loaded.state.clone()),
+        published: watch::Sender::new(loaded.version),
+        health: watch::Sender::new(StoreHealth::Ok),
+    });
+    let stall_timeout = options.stall_timeout;
+    let writer = Writer::new(
+        backend,
+        loaded,
+        options,
+        clock,
+        metrics,
+        Arc::clone(&shared),
+    );
+    (shared, writer, stall_timeout)
+}
+
+/// Encodes the records of a transaction, on the caller's thread: the writer has better things to do, and
+/// what cannot be encoded never reaches it.
+fn encode(transaction: &Transaction) -> Result<Vec<Option<codec::Encoded>>, String> {
+    for entry in &transaction.journal {
+        let length = entry.what.len() + entry.why.len();
+        if length > JOURNAL_TEXT_LIMIT {
+            return Err(format!(
+                "a journal line has {length} bytes, {JOURNAL_TEXT_LIMIT} are allowed"
+            ));
+        }
+    }
+    transaction
+        .mutations
+        .iter()
+        .map(|mutation| match mutation {
+            Mutation::Put { key, record } => codec::encode(key, record).map(Some).map_err(|e| {
+                let cause = std::error::Error::source(&e).map(|c| format!(": {c}"));
+                format!(
+                    "{} {key}: {e}{}",
+                    record.table().name(),
+                    cause.unwrap_or_default()
+                )
+            }),
+            Mutation::Delete { .. } => Ok(None),
+        })
+        .collect()
+}

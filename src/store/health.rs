@@ -1,0 +1,79 @@
+//! What can go wrong, and how the store says how it is.
+
+use std::io;
+
+use crate::core::state::Table;
+
+/// Why a commit did not happen.
+#[derive(Debug, thiserror::Error)]
+pub enum CommitError {
+    /// A record the decision was based on has changed; decide again on a fresh snapshot.
+    #[error("stale decision: {} {key} changed since it was read", table.name())]
+    Stale {
+        /// Table of the record.
+        table: Table,
+        /// Key of the record.
+        key: String,
+    },
+    /// The transaction can never be stored; it is the caller's fault.
+    #[error("invalid transaction: {reason}")]
+    Invalid {
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// The store refuses commits until it has recovered; see `StoreHealth`.
+    #[error("the store is unavailable: {reason}")]
+    Unavailable {
+        /// What happened.
+        reason: String,
+    },
+    /// The write or its sync failed; whether it reached the disk is not known.
+    #[error("commit failed with unknown outcome: {reason}")]
+    Unknown {
+        /// What happened.
+        reason: String,
+    },
+    /// The store is shut down.
+    #[error("the store is closed")]
+    Closed,
+}
+
+/// Health of the store.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum StoreHealth {
+    /// Commits are accepted.
+    Ok,
+    /// Commits are refused; recovery is being tried.
+    Degraded {
+        /// What happened.
+        reason: String,
+        /// Whether the disk is full.
+        out_of_space: bool,
+    },
+}
+
+/// Why a store could not be started.
+#[derive(Debug, thiserror::Error)]
+pub enum StoreError {
+    /// The operating system refused a thread.
+    #[error("start the writer thread of the store")]
+    Spawn(#[source] io::Error),
+}
+
+/// Space on the store's file system that is set aside for the moment it is full.
+///
+/// Called on the writer thread. Both calls are idempotent.
+pub trait SpaceReserve: Send + 'static {
+    /// Frees the space: the disk is full, and the stops that are held must be written.
+    ///
+    /// # Errors
+    /// When the space could not be freed.
+    fn release(&mut self) -> io::Result<()>;
+
+    /// Takes the space back after a recovery. Called again every now and then until it succeeds, so it
+    /// must not take the last free space of the disk.
+    ///
+    /// # Errors
+    /// When there is not enough space yet.
+    fn restore(&mut self) -> io::Result<()>;
+}

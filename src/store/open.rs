@@ -1,0 +1,599 @@
+//! Opens the store, whatever state it is in.
+//!
+//! In comes a state directory; out come an open backend, the records in it, and a report of what had to be
+//! done for that. [`open`] reads as the list of steps; every one of them is one that a crash may repeat.
+//!
+//! **Invariant:** nothing that was read or written is thrown away: what cannot be used goes to quarantine.
+//! **Invariant:** only damage moves a database aside. A full disk, missing permissions or a held lock do not.
+//! **Invariant:** sled sees a database only after its log has been looked at: sled cuts the log at the first
+//! message it cannot read and erases the rest.
+
+use std::collections::BTreeSet;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use super::backend::{Backend, BackendError, Op, RawPair, SledBackend};
+use super::backup::{self, Backup, BackupMeta};
+use super::closed::ClosedBackend;
+use super::codec::{self, Loaded, Quarantined};
+use super::engine::{self, Found, Mended, VERSION, is_damage};
+use super::layout::Layout;
+use super::migrate::{self, SCHEMA};
+pub use super::outcome::{OpenError, OpenOptions, OpenReport, Opened, Outcome};
+use super::recover::{self, Integrity};
+use super::restore;
+use super::salvage::{self, Salvage};
+use crate::core::state::{EpochReason, State, Table};
+use crate::types::Stamp;
+
+/// Opens or creates the store. Never refuses because of damage. Blocks; the caller holds the state
+/// directory's lock.
+///
+/// # Errors
+/// See [`OpenError`].
+pub fn open(options: &OpenOptions) -> Result<Opened, OpenError> {
+    let layout = Layout::new(&options.dir);
+    let was_used = layout.is_used();
+    let mut report = Report::default();
+    let tidied = layout.create().and_then(|()| layout.settle());
+
+    if let Some(found) = layout.schema().filter(|found| *found > SCHEMA)
+        && layout.db().exists()
+    {
+        return open_stand_in(options, &layout, Some(found), report);
+    }
+    let log = salvage::read_log(&layout.db()).map_err(|source| unreadable(options, source))?;
+    if let Err(error) = tidied {
+        report.note(format!("prepare {}: {error}", options.dir.display()));
+        return unwritable(
+            options,
+            log,
+            &BackendError::io("prepare the state directory", error),
+            report,
+        );
+    }
+    let damage = log.damage().count();
+    let opened = if damage > 0 {
+        report.note(format!(
+            "the database's log is damaged in {damage} places that had been synced"
+        ));
+        Err(None)
+    } else {
+        open_sled(options, &layout, &layout.db(), &mut report)?.map_err(Some)
+    };
+    let (backend, loaded) = match opened {
+        Ok(found) => found,
+        Err(Some(error)) if !is_damage(&error) => {
+            return unwritable(options, log, &error, report);
+        }
+        Err(_) => return rebuild(options, &layout, log, report),
+    };
+    if is_newer(&loaded) {
+        drop(backend);
+        return open_stand_in(options, &layout, found_schema(&loaded), report);
+    }
+    if let Some(from) = found_schema(&loaded).filter(|found| *found < SCHEMA) {
+        drop(backend);
+        return migrate_and_open(options, &layout, from, report);
+    }
+    let (newest, errors) = backup::newest_meta(&layout.backups());
+    report.messages.extend(errors);
+    let is_empty = loaded.state.meta().is_none() && loaded.quarantined.is_empty();
+    if is_empty && newest.is_none() && !has_pods(&loaded.state) {
+        let integrity = if was_used {
+            Integrity::Lost
+        } else {
+            Integrity::New
+        };
+        report.outcome = Some(Outcome::Created);
+        return finish(options, &layout, backend, loaded, integrity, 0, report);
+    }
+    if let Some(backup) = &newest
+        && recover::is_behind(&loaded.state, backup)
+    {
+        report.note(
+            "the database is older than its newest backup: an end of it is missing".to_owned(),
+        );
+        drop(backend);
+        return rebuild(options, &layout, log, report);
+    }
+    mend(options, &layout, backend, loaded, newest, report)
+}
+
+/// The operations that move a damaged value within the database.
+pub(super) fn set_aside_ops(bad: &Quarantined) -> [Op; 2] {
+    let (key, value) = bad.to_pair();
+    let raw_key = bad.raw_key.clone();
+    [Op::Put { key, value }, Op::Delete { key: raw_key }]
+}
+
+#[derive(Default)]
+struct Report {
+    outcome: Option<Outcome>,
+    quarantined: Vec<PathBuf>,
+    migrated_from: Option<u32>,
+    messages: Vec<String>,
+}
+
+impl Report {
+    fn note(&mut self, message: String) {
+        tracing::warn!(message = %message, "opening the store");
+        self.messages.push(message);
+    }
+
+    fn finish(self, new_epoch: Option<EpochReason>) -> OpenReport {
+        OpenReport {
+            outcome: self.outcome.unwrap_or(Outcome::Opened),
+            quarantined: self.quarantined,
+            new_epoch,
+            migrated_from: self.migrated_from,
+            messages: self.messages,
+        }
+    }
+}
+
+/// Opens a database and notes what had to be moved for it. The outer error is the caller's.
+fn open_sled(
+    options: &OpenOptions,
+    layout: &Layout,
+    db: &Path,
+    report: &mut Report,
+) -> Result<Result<Found, BackendError>, OpenError> {
+    let mut mended = Mended::default();
+    let result = engine::open_database(&options.sled, layout, db, options.now, &mut mended);
+    let without = !mended.moved.is_empty();
+    report.quarantined.extend(mended.moved);
+    for message in mended.messages {
+        report.note(message);
+    }
+    match result {
+        Err(BackendError::Locked { reason, .. }) => Err(OpenError::Locked {
+            dir: options.dir.clone(),
+            reason,
+        }),
+        Ok(found) if without => {
+            report
+                .note("the database opened without its snapshots or its configuration".to_owned());
+            report.outcome = Some(Outcome::SnapshotsRemoved);
+            Ok(Ok(found))
+        }
+        other => Ok(other),
+    }
+}
+
+/// Whether the store is one of a newer binary.
+fn is_newer(loaded: &Loaded) -> bool {
+    loaded.newer().is_some() || loaded.state.meta().is_some_and(|m| m.schema > SCHEMA)
+}
+
+fn found_schema(loaded: &Loaded) -> Option<u32> {
+    if let Some(meta) = loaded.state.meta() {
+        return Some(meta.schema);
+    }
+    let raw = loaded
+        .quarantined
+        .iter()
+        .map(|bad| Ok((bad.raw_key.clone(), bad.raw.clone())));
+    migrate::schema_of(&migrate::to_records(&codec::load_raw(raw)))
+}
+
+fn has_pods(state: &State) -> bool {
+    !state.pods.is_empty() || !state.workers.is_empty()
+}
+
+/// Migrates an older store and opens it again. One that cannot be migrated is left as it is.
+fn migrate_and_open(
+    options: &OpenOptions,
+    layout: &Layout,
+    from: u32,
+    mut report: Report,
+) -> Result<Opened, OpenError> {
+    match migrate::migrate(&options.dir, SCHEMA, options.now) {
+        Ok(done) => {
+            let mut opened = open(options)?;
+            opened.report.migrated_from = Some(from);
+            opened.report.quarantined.extend(done.previous);
+            Ok(opened)
+        }
+        Err(error) => {
+            report.note(format!("migrate the store: {}", full_text(&error)));
+            open_stand_in(options, layout, Some(from), report)
+        }
+    }
+}
+
+fn full_text(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(next) = cause {
+        text.push_str(": ");
+        text.push_str(&next.to_string());
+        cause = next.source();
+    }
+    text
+}
+
+/// Leaves a newer store alone and uses a database beside it.
+fn open_stand_in(
+    options: &OpenOptions,
+    layout: &Layout,
+    found: Option<u32>,
+    mut report: Report,
+) -> Result<Opened, OpenError> {
+    let stand_in = layout.stand_in(SCHEMA);
+    report.note(format!(
+        "the store has schema {}, this binary knows {SCHEMA}: it is left untouched and {} is used; to take its \
+         records along, run `holdfast store migrate --to {SCHEMA}` with the newer binary",
+        found.map_or_else(|| "of a newer binary".to_owned(), |n| n.to_string()),
+        stand_in.display()
+    ));
+    // A stand-in of an earlier downgrade knows nothing of what the newer binary did since.
+    if stand_in.exists() {
+        let aside = layout
+            .set_aside(&stand_in, "db-stand-in", options.now)
+            .map_err(|source| unreadable(options, source))?;
+        report.quarantined.push(aside);
+    }
+    report.outcome = Some(Outcome::NewerSchema { found });
+    let mut ignored = Report::default();
+    match open_sled(options, layout, &stand_in, &mut ignored)? {
+        Ok((backend, loaded)) => finish_in(
+            options,
+            None,
+            layout,
+            backend,
+            loaded,
+            Integrity::Lost,
+            0,
+            report,
+        ),
+        Err(error) => unwritable(options, Salvage::default(), &error, report),
+    }
+}
+
+/// Replaces a damaged database by one of what can be read of it, filled up from the newest backup.
+fn rebuild(
+    options: &OpenOptions,
+    layout: &Layout,
+    log: Salvage,
+    mut report: Report,
+) -> Result<Opened, OpenError> {
+    let (newest, errors) = backup::newest(&layout.backups());
+    report.messages.extend(errors);
+    let mut loaded = codec::load(log.pairs.clone().into_iter().map(Ok), VERSION);
+    if is_newer(&loaded) {
+        return open_stand_in(options, layout, found_schema(&loaded), report);
+    }
+    let (kept, lost) = (loaded.state.iter_all().count(), bad_records(&loaded).len());
+    let seen_epoch = newest.as_ref().map_or(0, |b| b.meta.epoch);
+    let from_backup = fill(&mut loaded, newest.as_ref(), &log, &mut report);
+    let (meta, new_epoch) = recover::next_meta(
+        loaded.state.meta(),
+        Integrity::Lost,
+        &options.identity,
+        seen_epoch,
+        SCHEMA,
+        options.now,
+    );
+    recover::put_meta(&mut loaded.state, meta, VERSION);
+    report.note(format!(
+        "rebuilt the database: {kept} records read, {lost} damaged, {from_backup} from a backup"
+    ));
+    report.outcome = Some(Outcome::Salvaged {
+        kept,
+        lost,
+        from_backup,
+    });
+    let replaced = replace(layout, &loaded, options.now);
+    match replaced {
+        Ok(aside) => report.quarantined.extend(aside),
+        Err(error) => return Ok(from_memory(options, loaded, &error, report, new_epoch)),
+    }
+    prune(layout, &mut report);
+    match open_sled(options, layout, &layout.db(), &mut report)? {
+        Ok((backend, loaded)) => Ok(Opened {
+            backend: Box::new(backend),
+            loaded,
+            report: report.finish(new_epoch),
+        }),
+        Err(error) => Ok(from_memory(options, loaded, &error, report, new_epoch)),
+    }
+}
+
+/// Builds a database of what is loaded, damaged values included, and puts it in the place of `db`.
+fn replace(layout: &Layout, loaded: &Loaded, now: Stamp) -> Result<Option<PathBuf>, BackendError> {
+    let mut pairs: Vec<RawPair> = codec::encode_state(&loaded.state)
+        .collect::<Result<_, _>>()
+        .map_err(|error| BackendError::Engine {
+            action: "encode the salvaged records",
+            reason: error.to_string(),
+        })?;
+    let bad = loaded.quarantined.iter().chain(&loaded.kept);
+    pairs.extend(bad.map(Quarantined::to_pair));
+    migrate::build(layout, pairs.into_iter())?;
+    let io = |source| BackendError::io("replace the database", source);
+    let aside = layout.swap_in("db", now).map_err(io)?;
+    layout.write_schema(SCHEMA).map_err(io)?;
+    Ok(aside)
+}
+
+/// Fills up a salvaged state from a backup.
+fn fill(loaded: &mut Loaded, backup: Option<&Backup>, log: &Salvage, report: &mut Report) -> usize {
+    let Some(backup) = backup else {
+        return 0;
+    };
+    let state = match restore::state_of(backup) {
+        Ok(state) => state,
+        Err(error) => {
+            report.note(format!("the newest backup cannot be used: {error}"));
+            return 0;
+        }
+    };
+    if recover::is_behind(&loaded.state, &backup.meta) {
+        // The backup is newer as a whole: what it lacks had been deleted.
+        let count = state.iter_all().count();
+        let meta = loaded.state.meta().cloned();
+        loaded.state = state;
+        if loaded.state.meta().is_none()
+            && let Some(meta) = meta
+        {
+            recover::put_meta(&mut loaded.state, meta, VERSION);
+        }
+        return count;
+    }
+    let deleted: BTreeSet<(Table, String)> = log
+        .deleted
+        .iter()
+        .filter_map(|raw| {
+            let (tag, key) = raw.split_first()?;
+            Some((
+                Table::from_tag(*tag)?,
+                String::from_utf8(key.to_vec()).ok()?,
+            ))
+        })
+        .collect();
+    recover::fill(&mut loaded.state, &state, &deleted, VERSION)
+}
+
+/// Sets damaged records aside and takes their last good version from the newest backup.
+fn mend(
+    options: &OpenOptions,
+    layout: &Layout,
+    mut backend: SledBackend,
+    mut loaded: Loaded,
+    newest: Option<BackupMeta>,
+    mut report: Report,
+) -> Result<Opened, OpenError> {
+    let bad = bad_records(&loaded);
+    let seen_epoch = newest.map_or(0, |backup| backup.epoch);
+    if bad.is_empty() {
+        let integrity = Integrity::Intact;
+        return finish(
+            options, layout, backend, loaded, integrity, seen_epoch, report,
+        );
+    }
+    let saved = backup::newest(&layout.backups())
+        .0
+        .and_then(|backup| restore::state_of(&backup).ok());
+    let mut ops = Vec::new();
+    for quarantined in loaded.quarantined.iter().filter(|q| !q.reason.is_newer()) {
+        report.note(format!(
+            "record {} is damaged and set aside: {}",
+            quarantined.key, quarantined.reason
+        ));
+        ops.extend(set_aside_ops(quarantined));
+    }
+    let mut from_backup = 0;
+    for (table, key) in bad.iter().filter_map(|(table, key)| Some(((*table)?, key))) {
+        if let Some(record) = saved.as_ref().and_then(|state| state.get_any(table, key))
+            && let Ok(encoded) = codec::encode(key, &record)
+        {
+            from_backup += 1;
+            let pairs = encoded.into_pairs(table, key);
+            ops.extend(pairs.map(|(key, value)| Op::Put { key, value }));
+        }
+    }
+    let lost_decisions = bad
+        .iter()
+        .any(|(table, _)| table.is_none_or(recover::holds_decisions));
+    report.outcome = Some(Outcome::RecordsLost {
+        lost: bad.len(),
+        from_backup,
+    });
+    if let Err(error) = backend.apply(&ops).and_then(|()| backend.sync()) {
+        report.note(format!("set damaged records aside: {}", error.full_text()));
+        return unwritable_after(options, backend, loaded, &error, report);
+    }
+    loaded = codec::load(backend.iter(), VERSION);
+    let integrity = if lost_decisions {
+        Integrity::Lost
+    } else {
+        Integrity::Intact
+    };
+    finish(
+        options, layout, backend, loaded, integrity, seen_epoch, report,
+    )
+}
+
+/// The damaged records, each once.
+fn bad_records(loaded: &Loaded) -> BTreeSet<(Option<Table>, String)> {
+    loaded
+        .quarantined
+        .iter()
+        .filter(|bad| !bad.reason.is_newer())
+        .map(|bad| (bad.table, bad.key.clone()))
+        .collect()
+}
+
+/// Writes the meta record of this node and returns the open store.
+fn finish(
+    options: &OpenOptions,
+    layout: &Layout,
+    backend: SledBackend,
+    loaded: Loaded,
+    integrity: Integrity,
+    seen_epoch: u64,
+    report: Report,
+) -> Result<Opened, OpenError> {
+    finish_in(
+        options,
+        Some(SCHEMA),
+        layout,
+        backend,
+        loaded,
+        integrity,
+        seen_epoch,
+        report,
+    )
+}
+
+#[expect(
+    clippy::too_many_arguments,
+    reason = "the last step of four ways, each with its own values"
+)]
+fn finish_in(
+    options: &OpenOptions,
+    schema_file: Option<u32>,
+    layout: &Layout,
+    mut backend: SledBackend,
+    mut loaded: Loaded,
+    integrity: Integrity,
+    seen_epoch: u64,
+    mut report: Report,
+) -> Result<Opened, OpenError> {
+    let found = loaded.state.meta().cloned();
+    let (meta, new_epoch) = recover::next_meta(
+        found.as_ref(),
+        integrity,
+        &options.identity,
+        seen_epoch,
+        SCHEMA,
+        options.now,
+    );
+    if let Some(schema) = schema_file {
+        if let Err(error) = layout.write_schema(schema) {
+            report.note(format!("write down the schema: {error}"));
+        }
+        set_stand_ins_aside(layout, options.now, &mut report);
+    }
+    prune(layout, &mut report);
+    if found.as_ref() != Some(&meta) {
+        recover::put_meta(&mut loaded.state, meta, VERSION);
+        if let Err(error) = write_meta(&mut backend, &loaded.state) {
+            return unwritable_after(options, backend, loaded, &error, report);
+        }
+    }
+    Ok(Opened {
+        backend: Box::new(backend),
+        loaded,
+        report: report.finish(new_epoch),
+    })
+}
+
+fn write_meta(backend: &mut SledBackend, state: &State) -> Result<(), BackendError> {
+    let ops: Vec<Op> = codec::encode_state(state)
+        .take_while(|pair| {
+            pair.as_ref()
+                .is_ok_and(|(key, _)| key.first() == Some(&Table::Meta.tag()))
+        })
+        .filter_map(Result::ok)
+        .map(|(key, value)| Op::Put { key, value })
+        .collect();
+    backend.apply(&ops)?;
+    backend.sync()
+}
+
+/// Stand-ins were used while `db` had a newer schema; it is in use again.
+fn set_stand_ins_aside(layout: &Layout, now: Stamp, report: &mut Report) {
+    for schema in 1..=SCHEMA {
+        let stand_in = layout.stand_in(schema);
+        if !stand_in.exists() {
+            continue;
+        }
+        match layout.set_aside(&stand_in, "db-stand-in", now) {
+            Ok(aside) => report.quarantined.push(aside),
+            Err(error) => report.note(format!("move {} aside: {error}", stand_in.display())),
+        }
+    }
+}
+
+fn prune(layout: &Layout, report: &mut Report) {
+    if let Err(error) = layout.prune_quarantine() {
+        report.note(format!("delete old entries of the quarantine: {error}"));
+    }
+}
+
+fn unreadable(options: &OpenOptions, source: io::Error) -> OpenError {
+    OpenError::Unreadable {
+        dir: options.dir.clone(),
+        source,
+    }
+}
+
+/// The store as its log has it, for as long as the engine cannot be opened.
+fn unwritable(
+    options: &OpenOptions,
+    log: Salvage,
+    error: &BackendError,
+    report: Report,
+) -> Result<Opened, OpenError> {
+    let mut loaded = codec::load(log.pairs.into_iter().map(Ok), VERSION);
+    if is_newer(&loaded) {
+        loaded = Loaded::default();
+    }
+    let integrity = if loaded.state.meta().is_some() {
+        Integrity::Intact
+    } else {
+        Integrity::Lost
+    };
+    let (meta, new_epoch) = recover::next_meta(
+        loaded.state.meta(),
+        integrity,
+        &options.identity,
+        0,
+        SCHEMA,
+        options.now,
+    );
+    recover::put_meta(&mut loaded.state, meta, VERSION);
+    Ok(from_memory(options, loaded, error, report, new_epoch))
+}
+
+/// The same when the engine opened but could not write what opening requires.
+fn unwritable_after(
+    options: &OpenOptions,
+    backend: SledBackend,
+    loaded: Loaded,
+    error: &BackendError,
+    report: Report,
+) -> Result<Opened, OpenError> {
+    drop(backend);
+    let new_epoch = loaded.state.meta().map(|m| m.epoch.reason);
+    Ok(from_memory(options, loaded, error, report, new_epoch))
+}
+
+fn from_memory(
+    options: &OpenOptions,
+    loaded: Loaded,
+    error: &BackendError,
+    mut report: Report,
+    new_epoch: Option<EpochReason>,
+) -> Opened {
+    report.note(format!(
+        "the database cannot be written, the node works from memory: {}",
+        error.full_text()
+    ));
+    report.outcome = Some(Outcome::Unwritable {
+        reason: error.full_text(),
+        out_of_space: error.is_out_of_space(),
+    });
+    Opened {
+        backend: Box::new(ClosedBackend::new(
+            Layout::new(&options.dir),
+            options.sled.clone(),
+            options.now,
+            error,
+        )),
+        loaded,
+        report: report.finish(new_epoch),
+    }
+}

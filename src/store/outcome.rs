@@ -1,0 +1,119 @@
+//! What goes into opening a store and what comes out of it: the vocabulary of [`super::open`].
+
+use std::io;
+use std::path::PathBuf;
+
+use super::backend::{Backend, SledOptions};
+use super::codec::Loaded;
+use super::recover::Identity;
+use crate::core::state::EpochReason;
+use crate::types::Stamp;
+
+/// How and for whom to open a store.
+#[derive(Clone, Debug)]
+pub struct OpenOptions {
+    /// State directory; made when it is not there.
+    pub dir: PathBuf,
+    /// Who opens it.
+    pub identity: Identity,
+    /// Options of the engine.
+    pub sled: SledOptions,
+    /// Now.
+    pub now: Stamp,
+}
+
+/// An open store, for [`super::Store::start`].
+pub struct Opened {
+    /// The engine. After [`Outcome::Unwritable`] it refuses everything until its `reopen` succeeds.
+    pub backend: Box<dyn Backend>,
+    /// Its records, with a meta record of this node and the right epoch.
+    pub loaded: Loaded,
+    /// What had to be done.
+    pub report: OpenReport,
+}
+
+impl std::fmt::Debug for Opened {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Opened")
+            .field("report", &self.report)
+            .finish_non_exhaustive()
+    }
+}
+
+/// What opening a store came to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// It opened as it was.
+    Opened,
+    /// There was none.
+    Created,
+    /// sled's snapshots or its configuration file were damaged and were moved aside; no record was lost.
+    SnapshotsRemoved,
+    /// It was damaged. The database went to quarantine and was rebuilt.
+    Salvaged {
+        /// Records read from the damaged database.
+        kept: usize,
+        /// Records found there but unusable. Those that left no trace are not counted.
+        lost: usize,
+        /// Records taken from the newest backup.
+        from_backup: usize,
+    },
+    /// Single records were damaged and were set aside.
+    RecordsLost {
+        /// How many.
+        lost: usize,
+        /// How many of them the newest backup had.
+        from_backup: usize,
+    },
+    /// The store has a newer schema than this binary. It is untouched; a stand-in is used.
+    NewerSchema {
+        /// Its schema, if it can be told.
+        found: Option<u32>,
+    },
+    /// Its records were read, but the database cannot be opened for writing now (a full disk, …). The
+    /// node works from memory; commits are refused until the backend's `reopen` succeeds.
+    Unwritable {
+        /// Why.
+        reason: String,
+        /// Whether freeing space would help.
+        out_of_space: bool,
+    },
+}
+
+/// What was found and done.
+#[derive(Clone, Debug)]
+pub struct OpenReport {
+    /// In short.
+    pub outcome: Outcome,
+    /// What went to quarantine.
+    pub quarantined: Vec<PathBuf>,
+    /// The reason of the epoch if this opening began one.
+    pub new_epoch: Option<EpochReason>,
+    /// A migration that ran before.
+    pub migrated_from: Option<u32>,
+    /// For the log, events and the operator.
+    pub messages: Vec<String>,
+}
+
+/// Why a store cannot be opened now. None of these changes the store; the caller tries again.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    /// Another process has it open.
+    #[error("open the store in {}: another process has it open ({reason}); stop that agent first", dir.display())]
+    Locked {
+        /// State directory.
+        dir: PathBuf,
+        /// What the engine said.
+        reason: String,
+    },
+    /// Its directory or files cannot be read, for a reason that is not damage (permissions, too many open
+    /// files, a device that fails to read).
+    #[error("open the store in {}: its files cannot be read; running pods are not touched", dir.display())]
+    Unreadable {
+        /// State directory.
+        dir: PathBuf,
+        /// The cause.
+        #[source]
+        source: io::Error,
+    },
+}

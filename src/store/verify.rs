@@ -1,0 +1,265 @@
+//! Looks at a store without changing it, and mends it on demand.
+//!
+//! In comes a state directory that no agent has open (a live store is asked through its agent); out come
+//! its records and what is wrong with them. sled creates and changes files when it opens a database, so
+//! everything here but [`repair`] works on a copy of the files.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use super::backend::{Backend as _, SledBackend, SledOptions};
+use super::backup;
+use super::ballast;
+use super::codec::{self, Loaded, Quarantined};
+use super::engine;
+use super::layout::{Layout, copy_db, size_of};
+use super::open::{self, OpenError, OpenOptions, OpenReport};
+use super::{migrate, salvage};
+
+/// Why a store cannot be looked at.
+#[derive(Debug, thiserror::Error)]
+pub enum VerifyError {
+    /// There is none.
+    #[error("no store in {}: there is no directory `db`; is this the right --state-dir?", dir.display())]
+    Absent {
+        /// State directory.
+        dir: PathBuf,
+    },
+    /// Its files cannot be read.
+    #[error("read the store in {}", dir.display())]
+    Io {
+        /// State directory.
+        dir: PathBuf,
+        /// The cause.
+        #[source]
+        source: io::Error,
+    },
+}
+
+/// A store as a copy of its files has it.
+#[derive(Debug)]
+pub struct ReadCopy {
+    /// Its records; what is damaged, or of another schema, is in `loaded.quarantined`.
+    pub loaded: Loaded,
+    /// Its schema, if it can be told.
+    pub schema: Option<u32>,
+    /// The engine could not open the copy: these are the records that could be salvaged from its log.
+    pub salvaged: bool,
+    /// What was noticed, for a human.
+    pub notes: Vec<String>,
+}
+
+/// What [`verify`] found.
+#[derive(Debug)]
+pub struct VerifyReport {
+    /// Schema, if it can be told.
+    pub schema: Option<u32>,
+    /// Usable records by table.
+    pub records: BTreeMap<&'static str, usize>,
+    /// Records that cannot be used.
+    pub quarantined: Vec<Quarantined>,
+    /// Records that earlier runs set aside.
+    pub kept: Vec<Quarantined>,
+    /// What is wrong with the files, for a human.
+    pub problems: Vec<String>,
+    /// Backups, newest first, with what is wrong with them.
+    pub backups: Vec<(PathBuf, Option<String>)>,
+}
+
+impl VerifyReport {
+    /// Whether the store is whole. Records set aside by earlier runs and bad backups do not count.
+    pub fn is_ok(&self) -> bool {
+        self.problems.is_empty() && self.quarantined.is_empty()
+    }
+}
+
+/// Sizes and counts, for `holdfast store stats`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Stats {
+    /// Schema, if it can be told.
+    pub schema: Option<u32>,
+    /// Records by table.
+    pub records: BTreeMap<&'static str, usize>,
+    /// Bytes of the encoded records.
+    pub live_bytes: u64,
+    /// Bytes of the database's files.
+    pub db_bytes: u64,
+    /// Number of automatic backups.
+    pub backups: usize,
+    /// Bytes of the directory of backups.
+    pub backup_bytes: u64,
+    /// Bytes in quarantine.
+    pub quarantine_bytes: u64,
+    /// Bytes of the ballast file, 0 when it was released.
+    pub ballast_bytes: u64,
+    /// Raw values that could not be used or were set aside.
+    pub quarantined: usize,
+}
+
+/// What [`repair`] did.
+#[derive(Debug)]
+pub struct RepairReport {
+    /// What opening it found and did.
+    pub open: OpenReport,
+    /// Records by table afterwards.
+    pub records: BTreeMap<&'static str, usize>,
+}
+
+/// Reads a copy of the database files; never changes the store. Works on a damaged store.
+///
+/// # Errors
+/// When there is no store or its files cannot be copied.
+pub fn read_copy(dir: &Path) -> Result<ReadCopy, VerifyError> {
+    let layout = Layout::new(dir);
+    let io = |source| VerifyError::Io {
+        dir: dir.to_owned(),
+        source,
+    };
+    let db = [layout.db(), layout.next()]
+        .into_iter()
+        .find(|db| db.is_dir())
+        .ok_or_else(|| VerifyError::Absent {
+            dir: dir.to_owned(),
+        })?;
+    let temporary = tempfile::tempdir().map_err(io)?;
+    let copy = temporary.path().join("db");
+    copy_db(&db, &copy).map_err(io)?;
+    let mut notes = Vec::new();
+    let log = salvage::read_log(&copy).map_err(io)?;
+    let damage = log.damage().count();
+    for gap in log.damage() {
+        notes.push(format!(
+            "the log is damaged at offset {}: {} bytes cannot be read",
+            gap.offset, gap.len
+        ));
+    }
+    if log.bad_blobs > 0 {
+        notes.push(format!(
+            "{} blob files are missing or damaged",
+            log.bad_blobs
+        ));
+    }
+    let opened = if damage == 0 {
+        open_copy(&copy, &mut notes)
+    } else {
+        None
+    };
+    let salvaged = opened.is_none();
+    let pairs = opened.unwrap_or_else(|| log.pairs.into_iter().collect());
+    let raw = codec::load_raw(pairs.iter().cloned().map(Ok));
+    let schema = migrate::schema_of(&migrate::to_records(&raw)).or_else(|| layout.schema());
+    Ok(ReadCopy {
+        loaded: codec::load(pairs.into_iter().map(Ok), 1),
+        schema,
+        salvaged,
+        notes,
+    })
+}
+
+/// Every pair of a copied database, trying without its snapshots when sled cannot use them.
+fn open_copy(copy: &Path, notes: &mut Vec<String>) -> Option<Vec<super::backend::RawPair>> {
+    for attempt in 0..2 {
+        let pairs = SledBackend::open(copy, SledOptions::default())
+            .and_then(|backend| backend.iter().collect::<Result<Vec<_>, _>>());
+        match pairs {
+            Ok(pairs) => return Some(pairs),
+            Err(error) => notes.push(error.full_text()),
+        }
+        if attempt == 0
+            && let Err(error) = engine::remove_snapshots(copy)
+        {
+            notes.push(format!("remove snapshots from the copy: {error}"));
+        }
+    }
+    None
+}
+
+/// Checks a store and its backups without changing anything.
+///
+/// # Errors
+/// When there is no store or its files cannot be copied.
+pub fn verify(dir: &Path) -> Result<VerifyReport, VerifyError> {
+    let layout = Layout::new(dir);
+    let copy = read_copy(dir)?;
+    let io = |source| VerifyError::Io {
+        dir: dir.to_owned(),
+        source,
+    };
+    let mut backups = Vec::new();
+    for path in backup::list(&layout.backups()).map_err(io)? {
+        let wrong = backup::read(&path).err().map(|error| error.to_string());
+        backups.push((path, wrong));
+    }
+    Ok(VerifyReport {
+        schema: copy.schema,
+        records: copy.loaded.state.counts(),
+        quarantined: copy.loaded.quarantined,
+        kept: copy.loaded.kept,
+        problems: copy.notes,
+        backups,
+    })
+}
+
+/// Opens the store with everything [`open::open`] does to mend it, and closes it again. The caller holds the
+/// state directory's lock.
+///
+/// # Errors
+/// When another process has the store open.
+pub fn repair(options: &OpenOptions) -> Result<RepairReport, OpenError> {
+    let opened = open::open(options)?;
+    let mut backend = opened.backend;
+    let mut loaded = opened.loaded;
+    let mut report = opened.report;
+    if let Err(error) = set_aside_bad_records(&mut *backend, &mut loaded) {
+        report
+            .messages
+            .push(format!("set damaged records aside: {}", error.full_text()));
+    }
+    Ok(RepairReport {
+        records: loaded.state.counts(),
+        open: report,
+    })
+}
+
+fn set_aside_bad_records(
+    backend: &mut dyn super::backend::Backend,
+    loaded: &mut Loaded,
+) -> Result<(), super::backend::BackendError> {
+    let batch: Vec<_> = loaded
+        .quarantined
+        .iter()
+        .filter(|q| !q.reason.is_newer())
+        .flat_map(open::set_aside_ops)
+        .collect();
+    if !batch.is_empty() {
+        backend.apply(&batch)?;
+        backend.sync()?;
+    }
+    Ok(())
+}
+
+/// Sizes and counts of a store, without changing it.
+///
+/// # Errors
+/// When there is no store or its files cannot be copied.
+pub fn stats(dir: &Path) -> Result<Stats, VerifyError> {
+    let layout = Layout::new(dir);
+    let copy = read_copy(dir)?;
+    let live_bytes = codec::encode_state(&copy.loaded.state)
+        .filter_map(Result::ok)
+        .map(|(key, value)| (key.len() + value.len()) as u64)
+        .sum();
+    let size = |path: &Path| size_of(path).unwrap_or(0);
+    Ok(Stats {
+        schema: copy.schema,
+        records: copy.loaded.state.counts(),
+        live_bytes,
+        db_bytes: size(&layout.db()),
+        backups: backup::list(&layout.backups()).map_or(0, |found| found.len()),
+        backup_bytes: size(&layout.backups()),
+        quarantine_bytes: size(&layout.quarantine()),
+        ballast_bytes: size(&ballast::path(dir)),
+        quarantined: copy.loaded.quarantined.len() + copy.loaded.kept.len(),
+    })
+}

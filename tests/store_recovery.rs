@@ -1,0 +1,886 @@
+//! Damaged, lost, foreign, full, older and newer stores: each opens, keeps what can be kept, and says so.
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    missing_docs,
+    reason = "a test fails by panicking"
+)]
+
+mod store_support;
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::{Read as _, Write as _};
+use std::path::{Path, PathBuf};
+use std::sync::Once;
+
+use holdfast::core::state::{ContainerRecord, EpochReason, State, Transaction};
+use holdfast::store::backend::{Backend as _, Op, SledBackend, SledOptions};
+use holdfast::store::backup::{self, BackupMeta};
+use holdfast::store::codec;
+use holdfast::store::migrate::migrations::{self, step_0001};
+use holdfast::store::migrate::{
+    self, MigrateError, MigrationSet, Record, Records, SCHEMA, Step, StepError,
+};
+use holdfast::store::open::{OpenError, Opened, Outcome, open};
+use holdfast::store::verify;
+use store_support::*;
+
+/// sled's panics on damaged files are expected and caught; they need not fill the output.
+fn quiet() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        let before = std::panic::take_hook();
+        std::panic::set_hook(Box::new(move |info| {
+            let own = info.location().is_some_and(|l| !l.file().contains("sled-"));
+            if own {
+                before(info);
+            }
+        }));
+    });
+}
+
+/// A store with `pods` pods whose containers restarted `rounds` times, closed; its last state.
+fn build(dir: &Path, pods: u64, rounds: u32) -> State {
+    let store = start(open_dir(dir));
+    runtime().block_on(async {
+        for round in 1..=rounds {
+            for index in 0..pods {
+                store.commit(pod_transaction(index, round)).await.unwrap();
+            }
+        }
+        store.sync().await.unwrap();
+    });
+    let state = (*store.snapshot()).clone();
+    drop(store);
+    // A second opening leaves a snapshot of sled behind.
+    drop(open_dir(dir));
+    state
+}
+
+fn copy_tree(from: &Path, to: &Path) {
+    fs::create_dir_all(to).unwrap();
+    for entry in fs::read_dir(from).unwrap() {
+        let entry = entry.unwrap();
+        let target = to.join(entry.file_name());
+        if entry.file_type().unwrap().is_dir() {
+            copy_tree(&entry.path(), &target);
+        } else {
+            fs::copy(entry.path(), target).unwrap();
+        }
+    }
+}
+
+fn back_up(dir: &Path, state: &State) {
+    let meta = BackupMeta::of(state, 5, at(2_000));
+    let path = dir.join("backups").join(meta.file_name());
+    backup::write(state, &path, &meta).unwrap();
+}
+
+#[derive(Debug, Default)]
+struct Tally {
+    cases: usize,
+    whole: usize,
+    records: usize,
+    exact: usize,
+    older: usize,
+    missing: usize,
+    silent: Vec<String>,
+}
+
+/// Damages a copy of `template`, opens it, and compares with what was acknowledged.
+fn try_damage(
+    template: &Path,
+    want: &BTreeMap<String, String>,
+    tally: &mut BTreeMap<&'static str, Tally>,
+    kind: &'static str,
+    label: &str,
+    damage: impl Fn(&Path),
+) -> Opened {
+    let dir = tempfile::tempdir().unwrap();
+    copy_tree(template, dir.path());
+    damage(&dir.path().join("db"));
+    let opened = open(&options(dir.path()))
+        .unwrap_or_else(|e| panic!("{kind} {label}: refused to open: {e}"));
+    let got = content(&opened.loaded.state);
+    let tally = tally.entry(kind).or_default();
+    tally.cases += 1;
+    tally.records += want.len();
+    let exact = want.iter().filter(|(k, v)| got.get(*k) == Some(*v)).count();
+    let missing = want.keys().filter(|k| !got.contains_key(*k)).count();
+    tally.exact += exact;
+    tally.missing += missing;
+    tally.older += want.len() - exact - missing;
+    if exact == want.len() {
+        tally.whole += 1;
+    } else if opened.report.new_epoch.is_none() {
+        tally.silent.push(label.to_owned());
+    }
+    assert!(
+        got.keys().all(|key| want.contains_key(key)),
+        "{kind} {label}: a record was invented"
+    );
+    assert!(opened.loaded.state.meta().is_some(), "{kind} {label}");
+    // What was opened can be written, and opens again as it is.
+    let content_before = content(&opened.loaded.state);
+    let report = opened.report.clone();
+    let store = start(opened);
+    runtime()
+        .block_on(store.commit(pod_transaction(999_999, 1)))
+        .unwrap();
+    runtime().block_on(store.close()).unwrap();
+    let again = open_dir(dir.path());
+    let mut content_again = content(&again.loaded.state);
+    content_again.retain(|key, _| !key.contains(&uid(999_999)));
+    assert_eq!(content_again, content_before, "{kind} {label}: second open");
+    Opened { report, ..again }
+}
+
+fn print_tally(title: &str, tally: &BTreeMap<&'static str, Tally>) {
+    for (kind, t) in tally {
+        println!(
+            "{title} {kind}: {} cases, {} without any loss; of {} records {} as acknowledged ({:.1} %), {} in an \
+             older version, {} missing; {} cases lost something without a new epoch",
+            t.cases,
+            t.whole,
+            t.records,
+            t.exact,
+            100.0 * t.exact as f64 / t.records.max(1) as f64,
+            t.older,
+            t.missing,
+            t.silent.len()
+        );
+    }
+}
+
+fn file_len(path: &Path) -> u64 {
+    fs::metadata(path).unwrap().len()
+}
+
+fn flip(path: &Path, offset: u64) {
+    let mut bytes = fs::read(path).unwrap();
+    bytes[offset as usize] ^= 0x41;
+    fs::write(path, bytes).unwrap();
+}
+
+fn truncate(path: &Path, len: u64) {
+    fs::OpenOptions::new()
+        .write(true)
+        .open(path)
+        .unwrap()
+        .set_len(len)
+        .unwrap();
+}
+
+/// End of what was written to the log: the rest of its last segment is filler.
+fn log_end(db: &Path) -> u64 {
+    let bytes = fs::read(db).unwrap();
+    bytes.iter().rposition(|b| *b != 0).unwrap() as u64 + 1
+}
+
+fn files(db: &Path) -> Vec<PathBuf> {
+    let mut found: Vec<PathBuf> = fs::read_dir(db)
+        .unwrap()
+        .map(|entry| PathBuf::from(entry.unwrap().file_name()))
+        .filter(|name| db.join(name).is_file())
+        .collect();
+    found.sort();
+    found
+}
+
+fn damage_matrix(template: &Path, state: &State, points: u64) -> BTreeMap<&'static str, Tally> {
+    quiet();
+    let want = content(state);
+    let mut tally = BTreeMap::new();
+    for name in files(&template.join("db")) {
+        let len = file_len(&template.join("db").join(&name));
+        let text = name.to_string_lossy().into_owned();
+        let (flips, cuts, deletes) = match text.as_str() {
+            "db" => ("db: byte flipped", "db: cut off", "db: deleted"),
+            "conf" => ("conf: byte flipped", "conf: cut off", "conf: deleted"),
+            _ => ("snap: byte flipped", "snap: cut off", "snap: deleted"),
+        };
+        let points = if text == "db" { points } else { points / 4 };
+        let end = if text == "db" {
+            log_end(&template.join("db/db"))
+        } else {
+            len
+        };
+        for point in 0..points {
+            // Odd steps, so that headers, keys, values and framing are all hit.
+            let offset = (end * point / points + point * 7) % end;
+            let label = format!("{text} at {offset} of {end}");
+            try_damage(template, &want, &mut tally, flips, &label, |db| {
+                flip(&db.join(&name), offset)
+            });
+            if point % 2 == 0 {
+                let cut = end * point / points;
+                let label = format!("{text} at {cut} of {end}");
+                try_damage(template, &want, &mut tally, cuts, &label, |db| {
+                    truncate(&db.join(&name), cut)
+                });
+            }
+        }
+        try_damage(template, &want, &mut tally, deletes, &text, |db| {
+            fs::remove_file(db.join(&name)).unwrap();
+        });
+    }
+    tally
+}
+
+#[test]
+fn restart_keeps_what_a_damaged_store_still_holds() {
+    let template = tempfile::tempdir().unwrap();
+    let state = build(template.path(), 150, 4);
+    let end = log_end(&template.path().join("db/db"));
+    let tally = damage_matrix(template.path(), &state, 48);
+    print_tally("no backup,", &tally);
+    for kind in [
+        "snap: byte flipped",
+        "snap: cut off",
+        "snap: deleted",
+        "conf: byte flipped",
+        "conf: cut off",
+        "conf: deleted",
+    ] {
+        if let Some(t) = tally.get(kind) {
+            assert_eq!(t.whole, t.cases, "{kind}: derived data costs no record");
+        }
+    }
+    let flipped = &tally["db: byte flipped"];
+    assert!(
+        flipped.exact * 100 >= flipped.records * 97,
+        "one byte costs little"
+    );
+    // Only damage to the last two commits looks like a loss of power.
+    let tail = end.saturating_sub(4096);
+    for label in &flipped.silent {
+        let offset: u64 = label.split(' ').nth(2).unwrap().parse().unwrap();
+        assert!(offset >= tail, "loss without a new epoch: {label}");
+    }
+}
+
+#[test]
+fn restart_restores_the_rest_of_a_damaged_store_from_the_backup() {
+    let template = tempfile::tempdir().unwrap();
+    let state = build(template.path(), 60, 3);
+    back_up(template.path(), &state);
+    let tally = damage_matrix(template.path(), &state, 24);
+    print_tally("with backup,", &tally);
+    for (kind, t) in &tally {
+        assert_eq!(t.missing, 0, "{kind}: the backup has what the store lost");
+        if kind.contains("cut off") || kind.contains("deleted") {
+            assert_eq!(t.whole, t.cases, "{kind}");
+            assert!(t.silent.is_empty(), "{kind}");
+        }
+    }
+}
+
+#[test]
+fn a_torn_snapshot_does_not_keep_the_store_from_opening() {
+    quiet();
+    let dir = tempfile::tempdir().unwrap();
+    let state = build(dir.path(), 20, 2);
+    let torn = dir.path().join("db/snap.00000000DEADBEEF.generating");
+    fs::write(&torn, b"half a snapsh").unwrap();
+    let opened = open_dir(dir.path());
+    assert_eq!(opened.report.outcome, Outcome::Opened);
+    assert_eq!(content(&opened.loaded.state), content(&state));
+    assert!(!torn.exists());
+    drop(opened);
+    let corrupt = dir.path().join("db/snap.7FFFFFFFFFFFFFF0");
+    fs::write(&corrupt, b"no snapshot at all, but long enough").unwrap();
+    let opened = open_dir(dir.path());
+    assert_eq!(opened.report.outcome, Outcome::SnapshotsRemoved);
+    assert_eq!(content(&opened.loaded.state), content(&state));
+    assert_eq!(opened.report.new_epoch, None, "no record was lost");
+    assert!(
+        !opened.report.quarantined.is_empty(),
+        "moved aside, not deleted"
+    );
+}
+
+#[test]
+fn a_single_bad_record_is_set_aside_and_taken_from_the_backup() {
+    let dir = tempfile::tempdir().unwrap();
+    let state = build(dir.path(), 10, 2);
+    back_up(dir.path(), &state);
+    let key = format!("{}/main", uid(3));
+    let damage = || {
+        let mut backend = SledBackend::open(dir.path().join("db"), SledOptions::default()).unwrap();
+        let raw = codec::record_key(holdfast::core::state::Table::Containers, &key);
+        let (_, mut value) = backend
+            .iter()
+            .map(Result::unwrap)
+            .find(|(k, _)| *k == raw)
+            .unwrap();
+        *value.last_mut().unwrap() ^= 1;
+        backend.apply(&[Op::Put { key: raw, value }]).unwrap();
+        backend.sync().unwrap();
+    };
+    damage();
+    let opened = open_dir(dir.path());
+    let expected = Outcome::RecordsLost {
+        lost: 1,
+        from_backup: 1,
+    };
+    assert_eq!(opened.report.outcome, expected);
+    assert_eq!(opened.report.new_epoch, Some(EpochReason::Rebuilt));
+    assert_eq!(content(&opened.loaded.state), content(&state));
+    assert_eq!(opened.loaded.kept.len(), 1, "kept for a look at it");
+    drop(opened);
+    fs::remove_dir_all(dir.path().join("backups")).unwrap();
+    damage();
+    let opened = open_dir(dir.path());
+    let expected = Outcome::RecordsLost {
+        lost: 1,
+        from_backup: 0,
+    };
+    assert_eq!(opened.report.outcome, expected);
+    assert!(
+        opened
+            .loaded
+            .state
+            .record::<ContainerRecord>(&key)
+            .is_none()
+    );
+    assert_eq!(
+        content(&opened.loaded.state).len(),
+        content(&state).len() - 1
+    );
+}
+
+#[test]
+fn a_deleted_store_is_made_anew_and_reported() {
+    let dir = tempfile::tempdir().unwrap();
+    let state_dir = dir.path().join("state");
+    let opened = open_dir(&state_dir);
+    assert_eq!(opened.report.outcome, Outcome::Created);
+    assert_eq!(opened.report.new_epoch, Some(EpochReason::Fresh));
+    drop(opened);
+    build(&state_dir, 3, 1);
+    fs::remove_dir_all(state_dir.join("db")).unwrap();
+    let opened = open_dir(&state_dir);
+    assert_eq!(opened.report.outcome, Outcome::Created);
+    assert_eq!(
+        opened.report.new_epoch,
+        Some(EpochReason::Rebuilt),
+        "there was one"
+    );
+    drop(opened);
+    // With a backup its records are back, in a new epoch.
+    let other = dir.path().join("other");
+    let state = build(&other, 3, 1);
+    back_up(&other, &state);
+    fs::remove_dir_all(other.join("db")).unwrap();
+    let opened = open_dir(&other);
+    assert!(
+        matches!(opened.report.outcome, Outcome::Salvaged { from_backup, .. } if from_backup > 0)
+    );
+    assert_eq!(opened.report.new_epoch, Some(EpochReason::Rebuilt));
+    assert_eq!(content(&opened.loaded.state), content(&state));
+    let meta = opened.loaded.state.meta().unwrap();
+    assert_eq!(meta.epoch.number, state.meta().unwrap().epoch.number + 1);
+}
+
+#[test]
+fn another_machine_or_node_name_begins_a_new_epoch_once() {
+    let dir = tempfile::tempdir().unwrap();
+    let state = build(dir.path(), 2, 1);
+    let mut moved = options(dir.path());
+    moved.identity.machine_id = "machine-b".to_owned();
+    let opened = open(&moved).unwrap();
+    assert_eq!(opened.report.new_epoch, Some(EpochReason::OtherMachine));
+    assert_eq!(content(&opened.loaded.state), content(&state));
+    drop(opened);
+    let opened = open(&moved).unwrap();
+    assert_eq!(opened.report.new_epoch, None);
+    drop(opened);
+    moved.identity.node_name = "node-b".to_owned();
+    let opened = open(&moved).unwrap();
+    assert_eq!(opened.report.new_epoch, Some(EpochReason::OtherMachine));
+}
+
+#[test]
+fn a_store_that_another_process_has_open_is_refused_and_untouched() {
+    let dir = tempfile::tempdir().unwrap();
+    let opened = open_dir(dir.path());
+    let refused = open(&options(dir.path())).unwrap_err();
+    assert!(matches!(refused, OpenError::Locked { .. }), "{refused}");
+    assert!(
+        fs::read_dir(dir.path().join("quarantine"))
+            .unwrap()
+            .next()
+            .is_none()
+    );
+    drop(opened);
+    assert_eq!(open_dir(dir.path()).report.outcome, Outcome::Opened);
+}
+
+#[test]
+fn verify_and_repair_name_the_damage_and_mend_it() {
+    quiet();
+    let dir = tempfile::tempdir().unwrap();
+    let state = build(dir.path(), 100, 3);
+    assert!(verify::verify(dir.path()).unwrap().is_ok());
+    let db = dir.path().join("db/db");
+    flip(&db, log_end(&db) / 3);
+    let before = fs::read(&db).unwrap();
+    let report = verify::verify(dir.path()).unwrap();
+    assert!(!report.is_ok());
+    assert!(
+        report.problems[0].contains("damaged at offset"),
+        "{:?}",
+        report.problems
+    );
+    assert!(before == fs::read(&db).unwrap(), "verify changed the store");
+    let repaired = verify::repair(&options(dir.path())).unwrap();
+    assert!(matches!(repaired.open.outcome, Outcome::Salvaged { .. }));
+    assert!(verify::verify(dir.path()).unwrap().is_ok());
+    let copy = verify::read_copy(dir.path()).unwrap();
+    let want = content(&state);
+    let got = content(&copy.loaded.state);
+    let kept = want.keys().filter(|key| got.contains_key(*key)).count();
+    assert!(kept * 100 >= want.len() * 90, "{kept} of {}", want.len());
+}
+
+// Schema 2 of these tests: containers gain a counter that is derived from the record on the way up and
+// dropped on the way down.
+
+#[derive(serde::Serialize, serde::Deserialize)]
+struct ContainerV2 {
+    v1: step_0001::records::Container,
+    restarts_seen: u64,
+}
+
+const CONTAINERS: u8 = 7;
+
+fn set_schema(records: &mut Records, schema: u32) -> Result<(), StepError> {
+    let at = (step_0001::META.0, step_0001::META.1.to_owned());
+    let meta = records.get_mut(&at).expect("a meta record");
+    let mut decoded: step_0001::records::Meta = migrations::codec::decode(&at, meta, 1)?;
+    decoded.schema = schema;
+    *meta = migrations::codec::encode(&at, &decoded, 1)?;
+    Ok(())
+}
+
+fn map_containers(
+    records: &mut Records,
+    map: impl Fn(&(u8, String), &Record) -> Result<Record, StepError>,
+) -> Result<(), StepError> {
+    for (at, record) in records.iter_mut().filter(|(at, _)| at.0 == CONTAINERS) {
+        *record = map(at, record)?;
+    }
+    Ok(())
+}
+
+fn forward_2(mut records: Records) -> Result<Records, StepError> {
+    map_containers(&mut records, |at, record| {
+        let v1: step_0001::records::Container = migrations::codec::decode(at, record, 1)?;
+        let restarts_seen = u64::from(v1.restart_count);
+        migrations::codec::encode(at, &ContainerV2 { v1, restarts_seen }, 2)
+    })?;
+    set_schema(&mut records, 2)?;
+    Ok(records)
+}
+
+fn backward_2(mut records: Records) -> Result<Records, StepError> {
+    map_containers(&mut records, |at, record| {
+        let v2: ContainerV2 = migrations::codec::decode(at, record, 2)?;
+        migrations::codec::encode(at, &v2.v1, 1)
+    })?;
+    set_schema(&mut records, 1)?;
+    Ok(records)
+}
+
+const TWO_STEPS: MigrationSet = MigrationSet::new(&[
+    step_0001::STEP,
+    Step {
+        to: 2,
+        name: "count restarts seen (test only)",
+        forward: forward_2,
+        backward: backward_2,
+    },
+]);
+
+#[test]
+fn upgrade_and_downgrade_by_one_schema_lose_no_record() {
+    let dir = tempfile::tempdir().unwrap();
+    let state = build(dir.path(), 30, 3);
+    runtime().block_on(async {
+        let store = start(open_dir(dir.path()));
+        for (key, record) in one_of_each() {
+            store.commit(put_any(&key, record)).await.unwrap();
+        }
+        store.close().await.unwrap();
+    });
+    let before = open_dir(dir.path()).loaded.state;
+    assert!(before.len_of(holdfast::core::state::Table::Containers) > state.containers.len());
+    let up = migrate::migrate_with(TWO_STEPS, dir.path(), 2, at(5_000)).unwrap();
+    assert_eq!((up.from, up.to), (1, 2));
+    let saved = backup::read(&up.backup.unwrap()).unwrap();
+    assert_eq!(
+        content(&saved.load().state),
+        content(&before),
+        "backup first"
+    );
+    assert!(
+        up.previous.unwrap().exists(),
+        "the database of before is kept"
+    );
+    let raw = verify::read_copy(dir.path()).unwrap();
+    assert_eq!(raw.schema, Some(2));
+    assert!(raw.loaded.newer().is_some());
+
+    let down = migrate::migrate_with(TWO_STEPS, dir.path(), 1, at(6_000)).unwrap();
+    assert_eq!((down.from, down.to, down.records), (2, 1, up.records));
+    let opened = open_dir(dir.path());
+    assert_eq!(opened.report.outcome, Outcome::Opened);
+    assert_eq!(opened.report.new_epoch, None, "no pod is disturbed");
+    assert_eq!(content(&opened.loaded.state), content(&before));
+    assert_eq!(opened.loaded.state.journal.len(), before.journal.len());
+    assert_eq!(opened.loaded.state.meta(), before.meta());
+}
+
+#[test]
+fn an_old_binary_leaves_a_newer_store_untouched_and_says_so() {
+    let dir = tempfile::tempdir().unwrap();
+    let state = build(dir.path(), 10, 2);
+    migrate::migrate_with(TWO_STEPS, dir.path(), 2, at(5_000)).unwrap();
+    let bytes = |name: &str| fs::read(dir.path().join("db").join(name)).unwrap();
+    let before = (files(&dir.path().join("db")), bytes("db"));
+    let opened = open_dir(dir.path());
+    assert_eq!(
+        opened.report.outcome,
+        Outcome::NewerSchema { found: Some(2) }
+    );
+    assert_eq!(opened.report.new_epoch, Some(EpochReason::Rebuilt));
+    assert!(content(&opened.loaded.state).is_empty(), "a fresh stand-in");
+    assert!(opened.report.messages[0].contains("store migrate --to 1"));
+    let store = start(opened);
+    runtime()
+        .block_on(store.commit(pod_transaction(77, 1)))
+        .unwrap();
+    runtime().block_on(store.close()).unwrap();
+    assert_eq!(before.0, files(&dir.path().join("db")));
+    assert!(before.1 == bytes("db"), "not a byte changed");
+    // Without the schema file the records themselves say it.
+    fs::remove_file(dir.path().join("schema")).unwrap();
+    let opened = open_dir(dir.path());
+    assert_eq!(
+        opened.report.outcome,
+        Outcome::NewerSchema { found: Some(2) }
+    );
+    assert!(
+        content(&opened.loaded.state).is_empty(),
+        "an older stand-in is not used"
+    );
+    drop(opened);
+    migrate::migrate_with(TWO_STEPS, dir.path(), 1, at(6_000)).unwrap();
+    let opened = open_dir(dir.path());
+    assert_eq!(opened.report.outcome, Outcome::Opened);
+    assert_eq!(content(&opened.loaded.state), content(&state));
+    assert!(
+        !dir.path().join("db.schema-1").exists(),
+        "the stand-in is set aside"
+    );
+}
+
+#[test]
+fn migrate_refuses_schemas_it_does_not_know() {
+    let dir = tempfile::tempdir().unwrap();
+    build(dir.path(), 1, 1);
+    for to in [0, 2, 99] {
+        let error = migrate::migrate(dir.path(), to, at(1)).unwrap_err();
+        assert!(
+            matches!(error, MigrateError::UnknownTarget { .. }),
+            "{error}"
+        );
+        assert!(
+            error.to_string().contains("knows schemas 1 to 1"),
+            "{error}"
+        );
+    }
+    let same = migrate::migrate(dir.path(), 1, at(1)).unwrap();
+    assert_eq!(same.backup, None, "nothing to do");
+    let empty = tempfile::tempdir().unwrap();
+    let error = migrate::migrate(empty.path(), 1, at(1)).unwrap_err();
+    assert!(matches!(error, MigrateError::NoSchema { .. }), "{error}");
+    migrate::migrate_with(TWO_STEPS, dir.path(), 2, at(1)).unwrap();
+    let error = migrate::migrate(dir.path(), 1, at(1)).unwrap_err();
+    assert!(
+        matches!(error, MigrateError::NewerStore { found: 2, .. }),
+        "{error}"
+    );
+}
+
+#[test]
+fn an_interrupted_replacement_is_finished_or_forgotten() {
+    let dir = tempfile::tempdir().unwrap();
+    let state = build(dir.path(), 3, 1);
+    // Crash while building: forgotten.
+    fs::create_dir(dir.path().join("db.tmp")).unwrap();
+    fs::write(dir.path().join("db.tmp/db"), b"half").unwrap();
+    // Crash between the two renames: the new one is complete, the old one has moved.
+    fs::rename(dir.path().join("db"), dir.path().join("db.next")).unwrap();
+    let opened = open_dir(dir.path());
+    assert_eq!(opened.report.outcome, Outcome::Opened);
+    assert_eq!(content(&opened.loaded.state), content(&state));
+    assert!(!dir.path().join("db.tmp").exists() && !dir.path().join("db.next").exists());
+}
+
+#[test]
+fn the_frozen_records_of_schema_1_are_those_of_the_live_types() {
+    assert_eq!(SCHEMA, 1, "with a new schema this test ends its life");
+    let mut tables = std::collections::BTreeSet::new();
+    let dir = tempfile::tempdir().unwrap();
+    let opened = open_dir(dir.path());
+    let store = start(opened);
+    runtime().block_on(async {
+        for (key, record) in one_of_each() {
+            store.commit(put_any(&key, record)).await.unwrap();
+        }
+    });
+    let pairs = codec::encode_state(&store.snapshot()).collect::<Vec<_>>();
+    let raw = codec::load_raw(pairs.into_iter().map(|pair| Ok(pair.unwrap())));
+    for record in raw.records {
+        let again = step_0001::records::round_trip(record.table.tag(), &record.payload).unwrap();
+        assert!(
+            again == record.payload,
+            "{} {}",
+            record.table.name(),
+            record.key
+        );
+        tables.insert(record.table);
+    }
+    assert_eq!(
+        tables.len(),
+        holdfast::core::state::Table::ALL.len(),
+        "every table"
+    );
+}
+
+const GOLDEN: &str = "migrations/step_0001/golden.tar.zst";
+
+/// Writes a golden store only when asked to, and never over an existing one.
+#[test]
+fn golden_store_of_schema_1_reads_back_as_it_was_written() {
+    if let Ok(path) = std::env::var("HOLDFAST_WRITE_GOLDEN") {
+        let dir = tempfile::tempdir().unwrap();
+        let store = start(open_dir(dir.path()));
+        runtime().block_on(async {
+            for (key, record) in one_of_each() {
+                store.commit(put_any(&key, record)).await.unwrap();
+            }
+            store.close().await.unwrap();
+        });
+        let mut tar = tar::Builder::new(Vec::new());
+        tar.append_dir_all("db", dir.path().join("db")).unwrap();
+        let packed = zstd::encode_all(tar.into_inner().unwrap().as_slice(), 19).unwrap();
+        let mut file = fs::File::create_new(path).unwrap();
+        file.write_all(&packed).unwrap();
+    }
+    let mut plain = Vec::new();
+    zstd::Decoder::new(fs::File::open(GOLDEN).unwrap())
+        .unwrap()
+        .read_to_end(&mut plain)
+        .unwrap();
+    let dir = tempfile::tempdir().unwrap();
+    tar::Archive::new(plain.as_slice())
+        .unpack(dir.path())
+        .unwrap();
+    let copy = verify::read_copy(dir.path()).unwrap();
+    assert_eq!(copy.schema, Some(1));
+    assert!(
+        copy.loaded.quarantined.is_empty() && copy.notes.is_empty(),
+        "{:?}",
+        copy.notes
+    );
+    let want: BTreeMap<String, String> = {
+        let mut state = State::default();
+        for (key, record) in one_of_each() {
+            state.apply(&put_any(&key, record).mutations[0], 1);
+        }
+        content(&state)
+    };
+    assert_eq!(content(&copy.loaded.state), want);
+    // And it goes all the way to the newest schema.
+    let newest = TWO_STEPS.newest();
+    migrate::migrate_with(TWO_STEPS, dir.path(), newest, at(1)).unwrap();
+    migrate::migrate_with(TWO_STEPS, dir.path(), 1, at(2)).unwrap();
+    assert_eq!(content(&open_dir(dir.path()).loaded.state), want);
+}
+
+#[test]
+fn an_empty_transaction_set_is_no_reason_for_a_new_epoch() {
+    let dir = tempfile::tempdir().unwrap();
+    drop(open_dir(dir.path()));
+    let store = start(open_dir(dir.path()));
+    runtime()
+        .block_on(store.commit(Transaction::new()))
+        .unwrap();
+    drop(store);
+    let opened = open_dir(dir.path());
+    assert_eq!(opened.report.outcome, Outcome::Opened);
+    assert_eq!(opened.report.new_epoch, None);
+}
+
+/// A file system of its own, small enough to fill. Needs root, as the agent does.
+struct SmallDisk(tempfile::TempDir);
+
+impl SmallDisk {
+    fn new() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let status = std::process::Command::new("mount")
+            .args(["-t", "tmpfs", "-o", "size=6m", "tmpfs"])
+            .arg(dir.path())
+            .status()
+            .unwrap();
+        assert!(status.success(), "mounting a small file system needs root");
+        Self(dir)
+    }
+
+    fn fill(&self) -> PathBuf {
+        let path = self.0.path().join("filler");
+        let mut file = fs::File::create(&path).unwrap();
+        let mut block = 64 * 1024;
+        while block > 0 {
+            if file.write_all(&vec![1; block]).is_err() {
+                block /= 2;
+            }
+        }
+        path
+    }
+}
+
+impl Drop for SmallDisk {
+    fn drop(&mut self) {
+        let status = std::process::Command::new("umount")
+            .arg("-l")
+            .arg(self.0.path())
+            .status();
+        assert!(
+            status.is_ok_and(|s| s.success()),
+            "unmount the small file system"
+        );
+    }
+}
+
+#[test]
+fn a_full_disk_is_not_damage_and_heals_without_a_restart() {
+    let disk = SmallDisk::new();
+    let dir = disk.0.path().join("state");
+    let state = build(&dir, 20, 2);
+    holdfast::store::ballast::create(&dir, 256 * 1024).unwrap();
+    let filler = disk.fill();
+    let opened = open(&options(&dir)).unwrap();
+    assert!(
+        matches!(
+            opened.report.outcome,
+            Outcome::Unwritable {
+                out_of_space: true,
+                ..
+            } | Outcome::Opened
+        ),
+        "{:?}",
+        opened.report
+    );
+    println!("full disk: {:?}", opened.report.outcome);
+    assert_eq!(
+        content(&opened.loaded.state),
+        content(&state),
+        "nothing is forgotten"
+    );
+    assert_eq!(opened.report.new_epoch, None);
+    assert!(
+        fs::read_dir(dir.join("quarantine"))
+            .unwrap()
+            .next()
+            .is_none(),
+        "nothing is thrown away"
+    );
+    let store = holdfast::store::Store::start(
+        opened.backend,
+        opened.loaded,
+        holdfast::store::StoreOptions {
+            backoff_max: std::time::Duration::from_millis(50),
+            ..Default::default()
+        },
+        std::sync::Arc::new(FixedClock),
+        Default::default(),
+    )
+    .unwrap();
+    runtime().block_on(async {
+        let mut number = 1_000;
+        // Until the disk has no room at all: every refusal is an error, none is silent.
+        while store.commit(pod_transaction(number, 1)).await.is_ok() {
+            number += 1;
+            assert!(number < 100_000, "the disk never filled up");
+        }
+        let mut health = store.health();
+        health
+            .wait_for(|h| *h != holdfast::store::StoreHealth::Ok)
+            .await
+            .unwrap();
+        fs::remove_file(&filler).unwrap();
+        health
+            .wait_for(|h| *h == holdfast::store::StoreHealth::Ok)
+            .await
+            .unwrap();
+        store.commit(pod_transaction(5, 77)).await.unwrap();
+        store.close().await.unwrap();
+    });
+    let again = open_dir(&dir);
+    assert_eq!(again.report.new_epoch, None);
+    let key = format!("{}/main", uid(5));
+    assert_eq!(
+        again
+            .loaded
+            .state
+            .record::<ContainerRecord>(&key)
+            .unwrap()
+            .restart_count,
+        77
+    );
+    let got = content(&again.loaded.state);
+    assert!(content(&state).keys().all(|key| got.contains_key(key)));
+    drop(again);
+}
+
+#[test]
+fn a_damaged_store_on_a_full_disk_is_kept_until_there_is_room() {
+    quiet();
+    let disk = SmallDisk::new();
+    let dir = disk.0.path().join("state");
+    let state = build(&dir, 60, 3);
+    let db = dir.join("db/db");
+    flip(&db, log_end(&db) / 3);
+    let before = fs::read(&db).unwrap();
+    let filler = disk.fill();
+    let opened = open(&options(&dir)).unwrap();
+    assert!(
+        matches!(
+            opened.report.outcome,
+            Outcome::Unwritable {
+                out_of_space: true,
+                ..
+            }
+        ),
+        "{:?}",
+        opened.report
+    );
+    assert!(
+        before == fs::read(&db).unwrap(),
+        "the damaged database is as it was"
+    );
+    assert_eq!(opened.report.new_epoch, Some(EpochReason::Rebuilt));
+    let got = content(&opened.loaded.state);
+    assert!(got.len() * 100 >= content(&state).len() * 90);
+    fs::remove_file(filler).unwrap();
+    drop(opened);
+    let opened = open(&options(&dir)).unwrap();
+    assert!(matches!(opened.report.outcome, Outcome::Salvaged { .. }));
+    assert_eq!(content(&opened.loaded.state), got);
+    drop(opened);
+}
