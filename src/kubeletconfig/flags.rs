@@ -1,0 +1,256 @@
+//! The command line of `holdfast run`: the kubelet's own flag names, and a few of our own.
+//!
+//! Every flag is an `Option`: `None` means it was not given, so that the file decides. Syntax is
+//! pflag's: `--flag value`, `--flag=value`, and for booleans `--flag` or `--flag=false`. Given twice, the
+//! last one wins, except that `--manifest-url-header` adds up.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use super::decode::parse_ip;
+use super::duration::parse_duration;
+use super::quantity::parse_bytes;
+use super::types::{CgroupDriver, LogFormat, OfflineStart};
+use super::unsupported::UnsupportedFlags;
+
+/// Flags of `holdfast run`.
+#[derive(Clone, Debug, Default, clap::Args)]
+#[command(args_override_self = true)]
+pub struct KubeletFlags {
+    /// Directory for pod volumes and other files of the node [default: /var/lib/kubelet]
+    #[arg(long, value_name = "DIR")]
+    pub root_dir: Option<PathBuf>,
+
+    /// Directory of the store; one agent per directory [default: /var/lib/holdfast]
+    #[arg(long, value_name = "DIR")]
+    pub state_dir: Option<PathBuf>,
+
+    /// KubeletConfiguration file; flags win over it
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+
+    /// Directory of drop-ins (*.conf), which win over --config and lose against flags
+    #[arg(long, value_name = "DIR")]
+    pub config_dir: Option<PathBuf>,
+
+    /// Node name to use instead of the host name
+    #[arg(long, value_name = "NAME")]
+    pub hostname_override: Option<String>,
+
+    /// CRI runtime socket [default: unix:///run/containerd/containerd.sock]
+    #[arg(long, value_name = "ENDPOINT")]
+    pub container_runtime_endpoint: Option<String>,
+
+    /// CRI image socket [default: that of the runtime]
+    #[arg(long, value_name = "ENDPOINT")]
+    pub image_service_endpoint: Option<String>,
+
+    /// Directory of static pod manifests, or one manifest file
+    #[arg(long, value_name = "PATH")]
+    pub pod_manifest_path: Option<PathBuf>,
+
+    /// URL of further static pod manifests
+    #[arg(long, value_name = "URL")]
+    pub manifest_url: Option<String>,
+
+    /// Headers for --manifest-url, such as 'a:hello,b:again'; may be repeated
+    #[arg(long, value_name = "NAME:VALUE,…", value_parser = parse_headers, action = clap::ArgAction::Append)]
+    pub manifest_url_header: Vec<Headers>,
+
+    /// How often the manifest directory is listed [default: 20s]
+    #[arg(long, value_name = "DURATION", value_parser = parse_duration)]
+    pub file_check_frequency: Option<Duration>,
+
+    /// How often the manifest URL is fetched [default: 20s]
+    #[arg(long, value_name = "DURATION", value_parser = parse_duration)]
+    pub http_check_frequency: Option<Duration>,
+
+    /// How often a running pod is synced at the latest [default: 1m]
+    #[arg(long, value_name = "DURATION", value_parser = parse_duration)]
+    pub sync_frequency: Option<Duration>,
+
+    /// Start the pods of the manifests, wait until they run, exit
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true", value_parser = parse_bool)]
+    pub runonce: Option<bool>,
+
+    /// Log verbosity, as klog's: 0 to 3 info, 4 and 5 debug, from 6 trace
+    #[arg(short = 'v', long = "v", value_name = "LEVEL")]
+    pub v: Option<u32>,
+
+    /// Log format: text or json [default: text]
+    #[arg(long, value_name = "FORMAT", value_parser = str::parse::<LogFormat>)]
+    pub logging_format: Option<LogFormat>,
+
+    /// Write logs to this file instead of standard error; SIGHUP reopens it
+    #[arg(long, value_name = "FILE")]
+    pub log_file: Option<PathBuf>,
+
+    /// Port of /healthz, /readyz and /metrics; 0 turns them off [default: 10248]
+    #[arg(long, value_name = "PORT")]
+    pub healthz_port: Option<u16>,
+
+    /// Address of /healthz [default: 127.0.0.1]
+    #[arg(long, value_name = "IP", value_parser = parse_ip)]
+    pub healthz_bind_address: Option<IpAddr>,
+
+    /// Who owns the cgroup tree: cgroupfs or systemd; must match the runtime [default: cgroupfs]
+    #[arg(long, value_name = "DRIVER", value_parser = str::parse::<CgroupDriver>)]
+    pub cgroup_driver: Option<CgroupDriver>,
+
+    /// Cgroup below which pods live [default: /]
+    #[arg(long, value_name = "CGROUP")]
+    pub cgroup_root: Option<String>,
+
+    /// Whether pods live below QoS cgroups [default: true]
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true", value_parser = parse_bool)]
+    pub cgroups_per_qos: Option<bool>,
+
+    /// Refuse to run on cgroup v1 [default: false]
+    #[arg(long = "fail-cgroupv1", value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true", value_parser = parse_bool)]
+    pub fail_cgroup_v1: Option<bool>,
+
+    /// IP address of the node, or two of different families separated by a comma
+    #[arg(long, value_name = "IP[,IP]")]
+    pub node_ip: Option<String>,
+
+    /// Labels the node registers with, key=value separated by commas
+    #[arg(long, value_name = "LABELS", value_parser = parse_labels)]
+    pub node_labels: Option<BTreeMap<String, String>>,
+
+    /// How many pods may run [default: 110]
+    #[arg(long, value_name = "COUNT")]
+    pub max_pods: Option<u32>,
+
+    /// Process limit of one pod; -1 for no limit [default: -1]
+    #[arg(long, value_name = "COUNT", allow_negative_numbers = true)]
+    pub pod_max_pids: Option<i64>,
+
+    /// Deadline of runtime calls that are not long-running [default: 2m]
+    #[arg(long, value_name = "DURATION", value_parser = parse_duration)]
+    pub runtime_request_timeout: Option<Duration>,
+
+    /// Pull images one at a time [default: true]
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true", value_parser = parse_bool)]
+    pub serialize_image_pulls: Option<bool>,
+
+    /// Enforce CPU limits by CFS quota [default: true]
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true", value_parser = parse_bool)]
+    pub cpu_cfs_quota: Option<bool>,
+
+    /// CFS quota period [default: 100ms]
+    #[arg(long, value_name = "DURATION", value_parser = parse_duration)]
+    pub cpu_cfs_quota_period: Option<Duration>,
+
+    /// Resolver configuration handed to pods; empty for none [default: /etc/resolv.conf]
+    #[arg(long, value_name = "FILE")]
+    pub resolv_conf: Option<PathBuf>,
+
+    /// Addresses of the cluster's DNS servers, separated by commas
+    #[arg(long, value_name = "IP,…", value_parser = parse_ips)]
+    pub cluster_dns: Option<Addresses>,
+
+    /// DNS domain of the cluster
+    #[arg(long, value_name = "DOMAIN")]
+    pub cluster_domain: Option<String>,
+
+    /// Events recorded per second; 0 for no limit [default: 50]
+    #[arg(long, value_name = "RATE")]
+    pub event_qps: Option<u32>,
+
+    /// Burst of events above --event-qps [default: 100]
+    #[arg(long, value_name = "COUNT")]
+    pub event_burst: Option<u32>,
+
+    /// Size at which a container log is rotated (no effect yet) [default: 10Mi]
+    #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
+    pub container_log_max_size: Option<u64>,
+
+    /// Log files kept per container (no effect yet) [default: 5]
+    #[arg(long, value_name = "COUNT")]
+    pub container_log_max_files: Option<u32>,
+
+    /// Directory of the links to container logs [default: /var/log/containers]
+    #[arg(long, value_name = "DIR")]
+    pub container_logs_dir: Option<PathBuf>,
+
+    /// Age a dead container has before it may be removed [default: 0s]
+    #[arg(long, value_name = "DURATION", value_parser = parse_duration)]
+    pub minimum_container_ttl_duration: Option<Duration>,
+
+    /// Dead instances kept per container [default: 1]
+    #[arg(long, value_name = "COUNT", allow_negative_numbers = true)]
+    pub maximum_dead_containers_per_container: Option<i32>,
+
+    /// Dead instances kept on the node; negative for no limit [default: -1]
+    #[arg(long, value_name = "COUNT", allow_negative_numbers = true)]
+    pub maximum_dead_containers: Option<i32>,
+
+    /// Which API pods start after a reboot while the API server is out of reach: All, Safe or None [default: Safe]
+    #[arg(long, value_name = "POLICY", value_parser = str::parse::<OfflineStart>)]
+    pub offline_start: Option<OfflineStart>,
+
+    /// Connect to an API server (not supported in this version)
+    #[arg(long, value_name = "FILE", hide = true)]
+    pub kubeconfig: Option<PathBuf>,
+
+    /// Join a cluster (not supported in this version)
+    #[arg(long, value_name = "FILE", hide = true)]
+    pub bootstrap_kubeconfig: Option<PathBuf>,
+
+    /// Flags the kubelet knows and this version does not act on.
+    #[command(flatten)]
+    pub unsupported: UnsupportedFlags,
+}
+
+/// Headers of one `--manifest-url-header`, in the order given.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Headers(pub Vec<(String, String)>);
+
+/// Addresses of one `--cluster-dns`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Addresses(pub Vec<IpAddr>);
+
+/// Reads a boolean as pflag does.
+fn parse_bool(text: &str) -> Result<bool, String> {
+    match text {
+        "1" | "t" | "T" | "true" | "TRUE" | "True" => Ok(true),
+        "0" | "f" | "F" | "false" | "FALSE" | "False" => Ok(false),
+        other => Err(format!("{other:?} is neither \"true\" nor \"false\"")),
+    }
+}
+
+fn parse_headers(text: &str) -> Result<Headers, String> {
+    text.split(',')
+        .filter(|pair| !pair.trim().is_empty())
+        .map(|pair| {
+            let (name, value) = pair
+                .split_once(':')
+                .ok_or("expected NAME:VALUE pairs separated by commas")?;
+            Ok((name.trim().to_owned(), value.trim().to_owned()))
+        })
+        .collect::<Result<_, &str>>()
+        .map(Headers)
+        .map_err(str::to_owned)
+}
+
+fn parse_labels(text: &str) -> Result<BTreeMap<String, String>, String> {
+    text.split(',')
+        .filter(|pair| !pair.trim().is_empty())
+        .map(|pair| {
+            let (key, value) = pair
+                .split_once('=')
+                .ok_or_else(|| format!("{pair:?} is not a label; write it like \"key=value\""))?;
+            Ok((key.trim().to_owned(), value.trim().to_owned()))
+        })
+        .collect()
+}
+
+fn parse_ips(text: &str) -> Result<Addresses, String> {
+    text.split(',')
+        .filter(|part| !part.trim().is_empty())
+        .map(|part| parse_ip(part.trim()))
+        .collect::<Result<_, _>>()
+        .map(Addresses)
+}

@@ -1,0 +1,38 @@
+//! Layer 0: flags and the KubeletConfiguration file.
+//!
+//! Owns what the agent is told: the command line ([`flags::KubeletFlags`]), the configuration file and
+//! its drop-ins ([`load::load`]), upstream's defaults ([`KubeletConfiguration::default`]) and the rules
+//! values must obey. In comes text written by people; out comes one [`AgentConfig`], in which every
+//! duration, path, address and endpoint is typed and checked, plus [`Warning`]s.
+//!
+//! Invariants:
+//! - Precedence is flag > drop-in > file > default, and a flag counts only when it was given.
+//! - Nothing is ignored silently: an unknown field or flag is an error, one that upstream knows and
+//!   this version does not act on is a warning that names it.
+//! - All problems are reported at once, each with the file, line and column or the flag it came from.
+
+mod decode;
+mod duration;
+pub mod fields;
+pub mod flags;
+pub mod load;
+mod problem;
+mod quantity;
+mod resolve;
+mod types;
+pub mod unsupported;
+mod validate;
+mod yaml;
+
+pub use duration::{format_duration, parse_duration};
+pub use problem::{ConfigError, Origin, Problem, Warning};
+pub use resolve::{AgentConfig, ContainerGcPolicy, Endpoint, resolve};
+pub use types::{CgroupDriver, KubeletConfiguration, LogFormat, Logging, OfflineStart};
+
+/// The only API version that is read.
+pub const API_VERSION: &str = "kubelet.config.k8s.io/v1beta1";
+/// The only kind that is read.
+pub const KIND: &str = "KubeletConfiguration";
+
+#[cfg(test)]
+mod tests;

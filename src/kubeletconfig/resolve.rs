@@ -1,0 +1,396 @@
+//! Flags over drop-ins over the file over the defaults: one configuration the agent can use as it is.
+
+use std::collections::BTreeMap;
+use std::ffi::OsStr;
+use std::fmt;
+use std::net::{IpAddr, SocketAddr};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use super::decode::{Settings, parse_ip};
+use super::flags::{Addresses, Headers, KubeletFlags};
+use super::load::read;
+use super::problem::{ConfigError, Origin, Problem, Warning};
+use super::types::{KubeletConfiguration, OfflineStart};
+use super::validate::{is_dns_subdomain, validate};
+
+/// The longest path a unix socket address can hold.
+const MAX_SOCKET_PATH: usize = 107;
+
+/// A unix socket of the container runtime. Displays as `unix:///path`.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Endpoint(PathBuf);
+
+impl Endpoint {
+    /// Reads `unix:///path` or `/path`.
+    ///
+    /// # Errors
+    /// Text that says what is wrong, fit to follow the name of the field.
+    pub fn parse(text: &str) -> Result<Self, String> {
+        let hint = "expected a unix socket like \"unix:///run/containerd/containerd.sock\"";
+        let path = match text.split_once(':') {
+            Some(("unix", rest)) => match rest.strip_prefix("//") {
+                Some(path) => path,
+                None => rest,
+            },
+            Some((scheme, _)) if !scheme.contains('/') => {
+                return Err(format!(
+                    "is {text:?}, but {scheme:?} endpoints are not supported; {hint}"
+                ));
+            }
+            _ => text,
+        };
+        if !path.starts_with('/') {
+            return Err(format!(
+                "is {text:?}, which is not an absolute path; {hint}"
+            ));
+        }
+        if path.len() > MAX_SOCKET_PATH {
+            return Err(format!(
+                "is {text:?}, {} bytes long; a socket's path has at most {MAX_SOCKET_PATH}",
+                path.len()
+            ));
+        }
+        Ok(Self(PathBuf::from(path)))
+    }
+
+    /// The socket's absolute path.
+    pub fn path(&self) -> &Path {
+        &self.0
+    }
+}
+
+impl fmt::Display for Endpoint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "unix://{}", self.0.display())
+    }
+}
+
+/// Which dead containers are kept, as upstream's `GCPolicy`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ContainerGcPolicy {
+    /// Age a dead container must have before it may be removed.
+    pub min_age: Duration,
+    /// Dead instances kept per container of a pod; `None` for all.
+    pub max_per_container: Option<u32>,
+    /// Dead instances kept on the node; `None` for no limit.
+    pub max_total: Option<u32>,
+}
+
+/// Everything the agent is told, checked. All paths are absolute. The headers of the manifest URL may hold
+/// credentials: do not log the whole.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AgentConfig {
+    /// Name of the node: `--hostname-override` or the host name, lowercase.
+    pub node_name: String,
+    /// `--node-ip`, up to two.
+    pub node_ips: Vec<IpAddr>,
+    /// `--node-labels`.
+    pub node_labels: BTreeMap<String, String>,
+    /// `--root-dir`.
+    pub root_dir: PathBuf,
+    /// `--state-dir`.
+    pub state_dir: PathBuf,
+    /// `--container-logs-dir`: links to the logs, named by pod and container.
+    pub container_logs_dir: PathBuf,
+    /// `--log-file`.
+    pub log_file: Option<PathBuf>,
+    /// Where the runtime listens.
+    pub runtime_endpoint: Endpoint,
+    /// Where the image service listens.
+    pub image_endpoint: Endpoint,
+    /// `--runonce`.
+    pub run_once: bool,
+    /// `--offline-start`.
+    pub offline_start: OfflineStart,
+    /// Which dead containers are kept.
+    pub container_gc: ContainerGcPolicy,
+    /// The merged and checked configuration.
+    pub kubelet: KubeletConfiguration,
+}
+
+impl AgentConfig {
+    /// Directory of the pods' own directories.
+    pub fn pods_dir(&self) -> PathBuf {
+        self.root_dir.join("pods")
+    }
+
+    /// Directory in which the runtime writes container logs.
+    pub fn pod_logs_dir(&self) -> &Path {
+        &self.kubelet.pod_logs_dir
+    }
+
+    /// Socket on which `dump` and `backup` talk to the agent.
+    pub fn admin_socket(&self) -> PathBuf {
+        admin_socket(&self.state_dir)
+    }
+
+    /// Address of `/healthz`; `None` when it is turned off.
+    pub fn healthz_address(&self) -> Option<SocketAddr> {
+        let port = self.kubelet.healthz_port;
+        (port != 0).then(|| SocketAddr::new(self.kubelet.healthz_bind_address, port))
+    }
+}
+
+fn admin_socket(state_dir: &Path) -> PathBuf {
+    state_dir.join("holdfast.sock")
+}
+
+/// Reads the files named by `flags`, lays the flags over them and checks the result. Blocking; reads
+/// the files, the host name and the working directory, and changes nothing.
+///
+/// # Errors
+/// [`ConfigError::Invalid`] with every problem at once; the other variants when something could not be read.
+pub fn resolve(flags: &KubeletFlags) -> Result<(AgentConfig, Vec<Warning>), ConfigError> {
+    let mut settings = read(flags.config.as_deref(), flags.config_dir.as_deref())?;
+    apply_flags(&mut settings, flags);
+    validate(&mut settings);
+
+    let base = std::env::current_dir().map_err(ConfigError::WorkingDirectory)?;
+    let absolute = |path: &Option<PathBuf>, default: &str| {
+        lexically_absolute(&base, path.as_deref().unwrap_or(Path::new(default)))
+    };
+    let state_dir = absolute(&flags.state_dir, "/var/lib/holdfast");
+    let socket = admin_socket(&state_dir);
+    if socket.as_os_str().len() > MAX_SOCKET_PATH {
+        let message = format!(
+            "is too long: the admin socket {} has {} bytes, a socket's path has at most {MAX_SOCKET_PATH}",
+            socket.display(),
+            socket.as_os_str().len()
+        );
+        reject_flag(&mut settings, "--state-dir", message);
+    }
+    let node_name = node_name(&mut settings, flags.hostname_override.as_deref())?;
+    let node_ips = node_ips(&mut settings, flags.node_ip.as_deref());
+    let (runtime_endpoint, image_endpoint) = endpoints(&mut settings);
+    let container_gc = container_gc(flags);
+    for path in [
+        &mut settings.config.static_pod_path,
+        &mut settings.config.resolv_conf,
+    ]
+    .into_iter()
+    .flatten()
+    {
+        *path = lexically_absolute(&base, path);
+    }
+
+    match (runtime_endpoint, image_endpoint) {
+        (Some(runtime_endpoint), Some(image_endpoint)) if settings.problems.is_empty() => {
+            let config = AgentConfig {
+                node_name,
+                node_ips,
+                node_labels: flags.node_labels.clone().unwrap_or_default(),
+                root_dir: absolute(&flags.root_dir, "/var/lib/kubelet"),
+                state_dir,
+                container_logs_dir: absolute(&flags.container_logs_dir, "/var/log/containers"),
+                log_file: flags
+                    .log_file
+                    .as_deref()
+                    .map(|path| lexically_absolute(&base, path)),
+                runtime_endpoint,
+                image_endpoint,
+                run_once: flags.runonce.unwrap_or(false),
+                offline_start: flags.offline_start.unwrap_or_default(),
+                container_gc,
+                kubelet: settings.config,
+            };
+            Ok((config, settings.warnings))
+        }
+        _ => Err(ConfigError::Invalid(settings.problems)),
+    }
+}
+
+/// Lays the flags that were given over the settings and reports those without effect.
+fn apply_flags(settings: &mut Settings, flags: &KubeletFlags) {
+    macro_rules! over {
+        ($flag:literal, $field:literal, $value:expr => $target:expr) => {
+            if let Some(value) = $value {
+                $target = value;
+                settings
+                    .origins
+                    .insert($field, Origin::Flag($flag.to_owned()));
+            }
+        };
+    }
+    let f = flags.clone();
+    let c = &mut settings.config;
+    let some_path = |path: PathBuf| (!path.as_os_str().is_empty()).then_some(path);
+    let headers =
+        (!f.manifest_url_header.is_empty()).then(|| merge_headers(&f.manifest_url_header));
+    over!("--pod-manifest-path", "staticPodPath", f.pod_manifest_path.map(some_path) => c.static_pod_path);
+    over!("--manifest-url", "staticPodURL", f.manifest_url.map(|url| (!url.is_empty()).then_some(url)) => c.static_pod_url);
+    over!("--manifest-url-header", "staticPodURLHeader", headers => c.static_pod_url_header);
+    over!("--sync-frequency", "syncFrequency", f.sync_frequency => c.sync_frequency);
+    over!("--file-check-frequency", "fileCheckFrequency", f.file_check_frequency => c.file_check_frequency);
+    over!("--http-check-frequency", "httpCheckFrequency", f.http_check_frequency => c.http_check_frequency);
+    over!("--v", "logging.verbosity", f.v => c.logging.verbosity);
+    over!("--logging-format", "logging.format", f.logging_format => c.logging.format);
+    over!("--healthz-port", "healthzPort", f.healthz_port => c.healthz_port);
+    over!("--healthz-bind-address", "healthzBindAddress", f.healthz_bind_address => c.healthz_bind_address);
+    over!("--cgroup-driver", "cgroupDriver", f.cgroup_driver => c.cgroup_driver);
+    over!("--cgroup-root", "cgroupRoot", f.cgroup_root => c.cgroup_root);
+    over!("--cgroups-per-qos", "cgroupsPerQOS", f.cgroups_per_qos => c.cgroups_per_qos);
+    over!("--fail-cgroupv1", "failCgroupV1", f.fail_cgroup_v1 => c.fail_cgroup_v1);
+    over!("--runtime-request-timeout", "runtimeRequestTimeout", f.runtime_request_timeout => c.runtime_request_timeout);
+    over!("--serialize-image-pulls", "serializeImagePulls", f.serialize_image_pulls => c.serialize_image_pulls);
+    over!("--cpu-cfs-quota", "cpuCFSQuota", f.cpu_cfs_quota => c.cpu_cfs_quota);
+    over!("--cpu-cfs-quota-period", "cpuCFSQuotaPeriod", f.cpu_cfs_quota_period => c.cpu_cfs_quota_period);
+    over!("--resolv-conf", "resolvConf", f.resolv_conf.map(some_path) => c.resolv_conf);
+    over!("--cluster-dns", "clusterDNS", f.cluster_dns.map(|Addresses(list)| list) => c.cluster_dns);
+    over!("--cluster-domain", "clusterDomain", f.cluster_domain => c.cluster_domain);
+    over!("--event-qps", "eventRecordQPS", f.event_qps => c.event_record_qps);
+    over!("--event-burst", "eventBurst", f.event_burst => c.event_burst);
+    over!("--container-log-max-size", "containerLogMaxSize", f.container_log_max_size => c.container_log_max_size);
+    over!("--container-log-max-files", "containerLogMaxFiles", f.container_log_max_files => c.container_log_max_files);
+    over!("--container-runtime-endpoint", "containerRuntimeEndpoint", f.container_runtime_endpoint => c.container_runtime_endpoint);
+    over!("--image-service-endpoint", "imageServiceEndpoint", f.image_service_endpoint => c.image_service_endpoint);
+    over!("--max-pods", "maxPods", f.max_pods => c.max_pods);
+    over!("--pod-max-pids", "podPidsLimit", f.pod_max_pids.map(|pids| u64::try_from(pids).ok()) => c.pod_pids_limit);
+
+    if let Some(pids) = f.pod_max_pids.filter(|pids| *pids == 0 || *pids < -1) {
+        let message = format!("is {pids}, expected a number from 1, or -1 for no limit");
+        reject_flag(settings, "--pod-max-pids", message);
+    }
+    if f.max_pods == Some(0) {
+        reject_flag(settings, "--max-pods", "is 0, expected a number from 1");
+    }
+    for (flag, given) in [
+        ("--kubeconfig", &f.kubeconfig),
+        ("--bootstrap-kubeconfig", &f.bootstrap_kubeconfig),
+    ] {
+        if given.is_some() {
+            let message = "joining a cluster is not supported in this version; leave the flag out to run static pods only";
+            reject_flag(settings, flag, message);
+        }
+    }
+    warn_flags(settings, flags);
+}
+
+fn warn_flags(settings: &mut Settings, flags: &KubeletFlags) {
+    let no_effect = "is not supported in this version and has no effect";
+    let ours = [
+        (
+            "--container-log-max-size",
+            flags.container_log_max_size.is_some(),
+        ),
+        (
+            "--container-log-max-files",
+            flags.container_log_max_files.is_some(),
+        ),
+    ];
+    let ours = ours
+        .into_iter()
+        .filter(|(_, given)| *given)
+        .map(|(flag, _)| (flag.to_owned(), no_effect));
+    let theirs = flags.unsupported.given.iter();
+    let theirs = theirs.map(|flag| (format!("--{}", flag.name), flag.message));
+    for (flag, message) in ours.chain(theirs) {
+        settings.warnings.push(Warning {
+            origin: Origin::Flag(flag.clone()),
+            field: flag,
+            message: message.to_owned(),
+        });
+    }
+}
+
+fn reject_flag(settings: &mut Settings, flag: &str, message: impl Into<String>) {
+    settings
+        .problems
+        .push(Problem::new(Origin::Flag(flag.to_owned()), flag, message));
+}
+
+fn merge_headers(given: &[Headers]) -> BTreeMap<String, Vec<String>> {
+    let mut merged: BTreeMap<String, Vec<String>> = BTreeMap::new();
+    for (name, value) in given.iter().flat_map(|Headers(pairs)| pairs) {
+        merged.entry(name.clone()).or_default().push(value.clone());
+    }
+    merged
+}
+
+/// `path` below `base`, without `.` components and trailing slashes. `..` stays: only the kernel knows
+/// where it leads.
+fn lexically_absolute(base: &Path, path: &Path) -> PathBuf {
+    base.join(path)
+        .components()
+        .filter(|part| part.as_os_str() != OsStr::new("."))
+        .collect()
+}
+
+/// The node's name: trimmed and lowercase, as upstream's `GetHostname` gives it.
+fn node_name(settings: &mut Settings, given: Option<&str>) -> Result<String, ConfigError> {
+    let given = given.filter(|name| !name.trim().is_empty());
+    let raw = match given {
+        Some(name) => name.to_owned(),
+        None => nix::unistd::gethostname()
+            .map_err(|errno| ConfigError::Hostname(errno.into()))?
+            .to_string_lossy()
+            .into_owned(),
+    };
+    let name = raw.trim().to_lowercase();
+    if !is_dns_subdomain(&name) {
+        let (origin, hint) = match given {
+            Some(_) => (Origin::Flag("--hostname-override".to_owned()), ""),
+            None => (
+                Origin::Default,
+                "; set another host name or give --hostname-override",
+            ),
+        };
+        let message = format!(
+            "{raw:?} is not a node name: it must be a DNS name of lowercase letters, digits, \"-\" and \".\"{hint}"
+        );
+        settings
+            .problems
+            .push(Problem::new(origin, "--hostname-override", message));
+    }
+    Ok(name)
+}
+
+fn node_ips(settings: &mut Settings, given: Option<&str>) -> Vec<IpAddr> {
+    let parts = given.unwrap_or_default().split(',').map(str::trim);
+    let parts = parts.filter(|part| !part.is_empty());
+    match parts.map(parse_ip).collect::<Result<Vec<_>, _>>() {
+        Err(message) => reject_flag(settings, "--node-ip", message),
+        Ok(ips) if ips.len() > 2 || (ips.len() == 2 && ips[0].is_ipv4() == ips[1].is_ipv4()) => {
+            let message = "expected one address, or one IPv4 and one IPv6 address";
+            reject_flag(settings, "--node-ip", message);
+        }
+        Ok(ips) => return ips,
+    }
+    Vec::new()
+}
+
+/// The runtime's endpoint and the image service's, which is the runtime's unless it is named.
+fn endpoints(settings: &mut Settings) -> (Option<Endpoint>, Option<Endpoint>) {
+    let runtime = endpoint(
+        settings,
+        "containerRuntimeEndpoint",
+        settings.config.container_runtime_endpoint.clone(),
+    );
+    let image = match settings.config.image_service_endpoint.clone() {
+        text if text.is_empty() => runtime.clone(),
+        text => endpoint(settings, "imageServiceEndpoint", text),
+    };
+    (runtime, image)
+}
+
+fn endpoint(settings: &mut Settings, field: &'static str, text: String) -> Option<Endpoint> {
+    match Endpoint::parse(&text) {
+        Ok(endpoint) => Some(endpoint),
+        Err(message) => {
+            settings.reject(field, message);
+            None
+        }
+    }
+}
+
+fn container_gc(flags: &KubeletFlags) -> ContainerGcPolicy {
+    // Negative means unlimited, for both counts.
+    let limit = |given: Option<i32>, default| u32::try_from(given.unwrap_or(default)).ok();
+    ContainerGcPolicy {
+        min_age: flags
+            .minimum_container_ttl_duration
+            .unwrap_or(Duration::ZERO),
+        max_per_container: limit(flags.maximum_dead_containers_per_container, 1),
+        max_total: limit(flags.maximum_dead_containers, -1),
+    }
+}

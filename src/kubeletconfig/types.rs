@@ -1,0 +1,203 @@
+//! `KubeletConfiguration`, the fields this version acts on, with upstream's defaults.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::net::{IpAddr, Ipv4Addr};
+use std::path::PathBuf;
+use std::str::FromStr;
+use std::time::Duration;
+
+/// Who owns the cgroup tree. Must be the driver the container runtime uses.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum CgroupDriver {
+    /// Directories are made in cgroupfs directly.
+    #[default]
+    Cgroupfs,
+    /// Slices are asked of systemd.
+    Systemd,
+}
+
+impl fmt::Display for CgroupDriver {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Cgroupfs => "cgroupfs",
+            Self::Systemd => "systemd",
+        })
+    }
+}
+
+impl FromStr for CgroupDriver {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "cgroupfs" => Ok(Self::Cgroupfs),
+            "systemd" => Ok(Self::Systemd),
+            other => Err(format!("{other:?} is neither \"cgroupfs\" nor \"systemd\"")),
+        }
+    }
+}
+
+/// How log lines look.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum LogFormat {
+    /// For people.
+    #[default]
+    Text,
+    /// One JSON object per line.
+    Json,
+}
+
+impl FromStr for LogFormat {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "text" => Ok(Self::Text),
+            "json" => Ok(Self::Json),
+            other => Err(format!("{other:?} is neither \"text\" nor \"json\"")),
+        }
+    }
+}
+
+/// Which pods of the API server are started after a reboot while it cannot be reached. An agent's
+/// restart without a reboot resumes all pods whatever this says.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum OfflineStart {
+    /// Every pod the store holds as admitted.
+    All,
+    /// Those that cannot do harm by running twice.
+    #[default]
+    Safe,
+    /// None until the API server has answered.
+    None,
+}
+
+impl FromStr for OfflineStart {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "All" => Ok(Self::All),
+            "Safe" => Ok(Self::Safe),
+            "None" => Ok(Self::None),
+            other => Err(format!("{other:?} is none of \"All\", \"Safe\", \"None\"")),
+        }
+    }
+}
+
+/// The `logging` section.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Logging {
+    /// `format`.
+    pub format: LogFormat,
+    /// `verbosity`, as klog's `-v`.
+    pub verbosity: u32,
+}
+
+/// The typed part of upstream's `KubeletConfiguration` (v1beta1). Field comments name the upstream
+/// field where the name differs; units are in the types. [`Default`] gives upstream's defaults except
+/// for `fail_cgroup_v1`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KubeletConfiguration {
+    /// Directory of static pods, or one manifest file.
+    pub static_pod_path: Option<PathBuf>,
+    /// How often a running pod is synced at the latest.
+    pub sync_frequency: Duration,
+    /// How often the manifest directory is listed, beside change notifications.
+    pub file_check_frequency: Duration,
+    /// How often the manifest URL is fetched.
+    pub http_check_frequency: Duration,
+    /// `staticPodURL`.
+    pub static_pod_url: Option<String>,
+    /// `staticPodURLHeader`: header values by name, in the order given.
+    pub static_pod_url_header: BTreeMap<String, Vec<String>>,
+    /// Port of `/healthz`; 0 turns the endpoint off.
+    pub healthz_port: u16,
+    /// Address of `/healthz`.
+    pub healthz_bind_address: IpAddr,
+    /// `cgroupsPerQOS`: whether pods live below QoS cgroups.
+    pub cgroups_per_qos: bool,
+    /// The cgroup below which pods live; `/` when unset.
+    pub cgroup_root: String,
+    /// Who owns the cgroup tree.
+    pub cgroup_driver: CgroupDriver,
+    /// Where the runtime writes container logs.
+    pub pod_logs_dir: PathBuf,
+    /// Size in bytes at which a container log is rotated.
+    pub container_log_max_size: u64,
+    /// How many log files are kept per container.
+    pub container_log_max_files: u32,
+    /// Whether images are pulled one at a time.
+    pub serialize_image_pulls: bool,
+    /// How many images are pulled at once; no limit when unset and pulls are not serialised.
+    pub max_parallel_image_pulls: Option<u32>,
+    /// How many pods may run on the node.
+    pub max_pods: u32,
+    /// Process limit of one pod; `None` for no limit (upstream's -1).
+    pub pod_pids_limit: Option<u64>,
+    /// `cpuCFSQuota`: whether CPU limits are enforced by CFS quota.
+    pub cpu_cfs_quota: bool,
+    /// `cpuCFSQuotaPeriod`.
+    pub cpu_cfs_quota_period: Duration,
+    /// `resolvConf`; `None` when set to the empty string: pods get no host resolver configuration.
+    pub resolv_conf: Option<PathBuf>,
+    /// `clusterDNS`.
+    pub cluster_dns: Vec<IpAddr>,
+    /// DNS domain of the cluster; empty for none.
+    pub cluster_domain: String,
+    /// CRI runtime endpoint as written; the resolved one is in `AgentConfig`.
+    pub container_runtime_endpoint: String,
+    /// CRI image endpoint as written; empty means the runtime's.
+    pub image_service_endpoint: String,
+    /// Deadline of a runtime call that is not long-running.
+    pub runtime_request_timeout: Duration,
+    /// Whether to refuse to run on cgroup v1.
+    pub fail_cgroup_v1: bool,
+    /// The `logging` section.
+    pub logging: Logging,
+    /// Events recorded per second; 0 for no limit.
+    pub event_record_qps: u32,
+    /// Burst of events above the rate.
+    pub event_burst: u32,
+    /// `crashLoopBackOff.maxContainerRestartPeriod`: longest delay between restarts of a container.
+    pub max_container_restart_period: Duration,
+}
+
+impl Default for KubeletConfiguration {
+    fn default() -> Self {
+        Self {
+            static_pod_path: None,
+            sync_frequency: Duration::from_secs(60),
+            file_check_frequency: Duration::from_secs(20),
+            http_check_frequency: Duration::from_secs(20),
+            static_pod_url: None,
+            static_pod_url_header: BTreeMap::new(),
+            healthz_port: 10248,
+            healthz_bind_address: IpAddr::V4(Ipv4Addr::LOCALHOST),
+            cgroups_per_qos: true,
+            cgroup_root: String::new(),
+            cgroup_driver: CgroupDriver::default(),
+            pod_logs_dir: PathBuf::from("/var/log/pods"),
+            container_log_max_size: 10 << 20,
+            container_log_max_files: 5,
+            serialize_image_pulls: true,
+            max_parallel_image_pulls: None,
+            max_pods: 110,
+            pod_pids_limit: None,
+            cpu_cfs_quota: true,
+            cpu_cfs_quota_period: Duration::from_millis(100),
+            resolv_conf: Some(PathBuf::from("/etc/resolv.conf")),
+            cluster_dns: Vec::new(),
+            cluster_domain: String::new(),
+            container_runtime_endpoint: "unix:///run/containerd/containerd.sock".to_owned(),
+            image_service_endpoint: String::new(),
+            runtime_request_timeout: Duration::from_secs(120),
+            fail_cgroup_v1: false,
+            logging: Logging::default(),
+            event_record_qps: 50,
+            event_burst: 100,
+            max_container_restart_period: Duration::from_secs(300),
+        }
+    }
+}

@@ -1,0 +1,222 @@
+//! Flags the kubelet has and this version does not act on. They are accepted, so that a unit file written
+//! for the kubelet starts, and each one given is named in a warning.
+
+use clap::{Arg, ArgAction, ArgMatches, Command};
+
+/// Whether a flag needs a value.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Takes {
+    /// `--flag VALUE` or `--flag=VALUE`.
+    Value,
+    /// `--flag` or `--flag=false`.
+    Bool,
+}
+
+/// What is told about most of the flags.
+const NO_EFFECT: &str = "is not supported in this version and has no effect";
+
+/// A flag without effect.
+#[derive(Clone, Copy, Debug)]
+pub struct UnsupportedFlag {
+    /// Its name, without dashes.
+    pub name: &'static str,
+    /// Whether it needs a value.
+    pub takes: Takes,
+    /// What a user is told.
+    pub message: &'static str,
+}
+
+const fn value(name: &'static str) -> UnsupportedFlag {
+    told(name, Takes::Value, NO_EFFECT)
+}
+
+const fn switch(name: &'static str) -> UnsupportedFlag {
+    told(name, Takes::Bool, NO_EFFECT)
+}
+
+const fn told(name: &'static str, takes: Takes, message: &'static str) -> UnsupportedFlag {
+    UnsupportedFlag {
+        name,
+        takes,
+        message,
+    }
+}
+
+/// All of them, by name.
+pub const UNSUPPORTED_FLAGS: &[UnsupportedFlag] = &[
+    value("address"),
+    value("allowed-unsafe-sysctls"),
+    switch("anonymous-auth"),
+    value("application-metrics-count-limit"),
+    switch("authentication-token-webhook"),
+    value("authentication-token-webhook-cache-ttl"),
+    value("authorization-mode"),
+    value("authorization-webhook-cache-authorized-ttl"),
+    value("authorization-webhook-cache-unauthorized-ttl"),
+    value("boot-id-file"),
+    value("cert-dir"),
+    value("client-ca-file"),
+    value("cloud-config"),
+    value("cloud-provider"),
+    told(
+        "container-runtime",
+        Takes::Value,
+        "was removed upstream; CRI is the only runtime interface and --container-runtime-endpoint names its socket",
+    ),
+    value("container-hints"),
+    switch("contention-profiling"),
+    value("cpu-manager-policy"),
+    value("cpu-manager-policy-options"),
+    value("cpu-manager-reconcile-period"),
+    switch("enable-controller-attach-detach"),
+    switch("enable-debugging-handlers"),
+    switch("enable-load-reader"),
+    switch("enable-server"),
+    value("enforce-node-allocatable"),
+    value("event-storage-age-limit"),
+    value("event-storage-event-limit"),
+    value("eviction-hard"),
+    value("eviction-max-pod-grace-period"),
+    value("eviction-minimum-reclaim"),
+    value("eviction-pressure-transition-period"),
+    value("eviction-soft"),
+    value("eviction-soft-grace-period"),
+    told(
+        "exit-on-lock-contention",
+        Takes::Bool,
+        "has no effect: the state directory (--state-dir) is always locked, and a second agent always exits",
+    ),
+    switch("experimental-allocatable-ignore-eviction"),
+    value("experimental-mounter-path"),
+    switch("fail-swap-on"),
+    value("feature-gates"),
+    value("global-housekeeping-interval"),
+    value("hairpin-mode"),
+    value("housekeeping-interval"),
+    value("image-credential-provider-bin-dir"),
+    value("image-credential-provider-config"),
+    value("image-gc-high-threshold"),
+    value("image-gc-low-threshold"),
+    value("iptables-drop-bit"),
+    value("iptables-masquerade-bit"),
+    switch("keep-terminated-pod-volumes"),
+    switch("kernel-memcg-notification"),
+    value("kube-api-burst"),
+    value("kube-api-content-type"),
+    value("kube-api-qps"),
+    value("kube-reserved"),
+    value("kube-reserved-cgroup"),
+    value("kubelet-cgroups"),
+    switch("local-storage-capacity-isolation"),
+    told(
+        "lock-file",
+        Takes::Value,
+        "has no effect: the state directory (--state-dir) is always locked",
+    ),
+    switch("log-cadvisor-usage"),
+    value("log-flush-frequency"),
+    value("log-json-info-buffer-size"),
+    switch("log-json-split-stream"),
+    value("log-text-info-buffer-size"),
+    switch("log-text-split-stream"),
+    value("machine-id-file"),
+    switch("make-iptables-util-chains"),
+    value("max-housekeeping-interval"),
+    value("max-open-files"),
+    value("memory-manager-policy"),
+    value("minimum-image-ttl-duration"),
+    value("node-status-max-images"),
+    value("node-status-update-frequency"),
+    value("oom-score-adj"),
+    value("pod-cidr"),
+    told(
+        "pod-infra-container-image",
+        Takes::Value,
+        "was removed upstream and has no effect; set the sandbox image in the configuration of the container runtime",
+    ),
+    value("pods-per-core"),
+    value("port"),
+    switch("protect-kernel-defaults"),
+    value("provider-id"),
+    value("qos-reserved"),
+    value("read-only-port"),
+    switch("register-node"),
+    switch("register-schedulable"),
+    value("register-with-taints"),
+    value("registry-burst"),
+    value("registry-qps"),
+    value("reserved-cpus"),
+    value("reserved-memory"),
+    switch("rotate-certificates"),
+    switch("rotate-server-certificates"),
+    value("runtime-cgroups"),
+    switch("seccomp-default"),
+    value("show-hidden-metrics-for-version"),
+    value("storage-driver-buffer-duration"),
+    value("storage-driver-db"),
+    value("storage-driver-host"),
+    value("storage-driver-password"),
+    switch("storage-driver-secure"),
+    value("storage-driver-table"),
+    value("storage-driver-user"),
+    value("streaming-connection-idle-timeout"),
+    value("system-cgroups"),
+    value("system-reserved"),
+    value("system-reserved-cgroup"),
+    value("tls-cert-file"),
+    value("tls-cipher-suites"),
+    value("tls-curve-preferences"),
+    value("tls-min-version"),
+    value("tls-private-key-file"),
+    value("topology-manager-policy"),
+    value("topology-manager-policy-options"),
+    value("topology-manager-scope"),
+    value("vmodule"),
+    value("volume-plugin-dir"),
+    value("volume-stats-agg-period"),
+];
+
+/// Which of [`UNSUPPORTED_FLAGS`] were given.
+#[derive(Clone, Debug, Default)]
+pub struct UnsupportedFlags {
+    /// In the order of the list.
+    pub given: Vec<&'static UnsupportedFlag>,
+}
+
+impl clap::FromArgMatches for UnsupportedFlags {
+    fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
+        let given = UNSUPPORTED_FLAGS
+            .iter()
+            .filter(|flag| matches.contains_id(flag.name))
+            .collect();
+        Ok(Self { given })
+    }
+
+    fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
+        *self = Self::from_arg_matches(matches)?;
+        Ok(())
+    }
+}
+
+impl clap::Args for UnsupportedFlags {
+    fn augment_args(command: Command) -> Command {
+        command.args(UNSUPPORTED_FLAGS.iter().map(|flag| {
+            let arg = Arg::new(flag.name)
+                .long(flag.name)
+                .hide(true)
+                .action(ArgAction::Append)
+                .allow_hyphen_values(true);
+            match flag.takes {
+                Takes::Value => arg.num_args(1),
+                Takes::Bool => arg
+                    .num_args(0..=1)
+                    .require_equals(true)
+                    .default_missing_value("true"),
+            }
+        }))
+    }
+
+    fn augment_args_for_update(command: Command) -> Command {
+        Self::augment_args(command)
+    }
+}

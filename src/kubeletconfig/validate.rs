@@ -1,0 +1,224 @@
+//! The rules merged values must obey. Every broken rule names the field, its value and what is allowed.
+
+use std::path::{Component, Path};
+use std::time::Duration;
+
+use super::decode::Settings;
+use super::duration::format_duration;
+
+/// Checks the merged settings and adds what is wrong to their problems. Settings whose text could not be
+/// read keep their defaults here, so that one mistake is reported once.
+pub(super) fn validate(settings: &mut Settings) {
+    // Upstream's default: pulls are serialised unless several at once were asked for.
+    let config = &mut settings.config;
+    if config
+        .max_parallel_image_pulls
+        .is_some_and(|pulls| pulls > 1)
+        && !settings.origins.contains_key("serializeImagePulls")
+    {
+        config.serialize_image_pulls = false;
+    }
+    periods(settings);
+    numbers(settings);
+    paths(settings);
+    names(settings);
+}
+
+fn periods(settings: &mut Settings) {
+    let config = &settings.config;
+    let day = Duration::from_secs(86_400);
+    let ranges = [
+        (
+            "syncFrequency",
+            config.sync_frequency,
+            Duration::from_millis(100),
+            day,
+        ),
+        (
+            "fileCheckFrequency",
+            config.file_check_frequency,
+            Duration::from_millis(10),
+            day,
+        ),
+        (
+            "httpCheckFrequency",
+            config.http_check_frequency,
+            Duration::from_millis(10),
+            day,
+        ),
+        (
+            "runtimeRequestTimeout",
+            config.runtime_request_timeout,
+            Duration::from_millis(1),
+            day,
+        ),
+        (
+            "cpuCFSQuotaPeriod",
+            config.cpu_cfs_quota_period,
+            Duration::from_millis(1),
+            Duration::from_secs(1),
+        ),
+        (
+            "crashLoopBackOff.maxContainerRestartPeriod",
+            config.max_container_restart_period,
+            Duration::from_secs(1),
+            Duration::from_secs(300),
+        ),
+    ];
+    for (field, value, min, max) in ranges {
+        if value < min || value > max {
+            let message = format!(
+                "is {}, allowed are {} to {}",
+                format_duration(value),
+                format_duration(min),
+                format_duration(max)
+            );
+            settings.reject(field, message);
+        }
+    }
+}
+
+fn numbers(settings: &mut Settings) {
+    let config = &settings.config;
+    let (pulls, serialized) = (
+        config.max_parallel_image_pulls,
+        config.serialize_image_pulls,
+    );
+    let (files, size) = (
+        config.container_log_max_files,
+        config.container_log_max_size,
+    );
+    let verbosity = config.logging.verbosity;
+    if pulls == Some(0) {
+        settings.reject("maxParallelImagePulls", "is 0, expected a number from 1");
+    }
+    if let Some(pulls) = pulls.filter(|pulls| *pulls > 1 && serialized) {
+        settings.reject(
+            "maxParallelImagePulls",
+            format!(
+                "is {pulls}, but serializeImagePulls is true, which allows only 1; set it to false"
+            ),
+        );
+    }
+    if files < 2 {
+        settings.reject(
+            "containerLogMaxFiles",
+            format!("is {files}, expected a number of files, at least 2"),
+        );
+    }
+    if size == 0 {
+        settings.reject("containerLogMaxSize", "is 0, expected at least 1 byte");
+    }
+    if verbosity > 100 {
+        settings.reject(
+            "logging.verbosity",
+            format!("is {verbosity}, allowed are 0 to 100"),
+        );
+    }
+}
+
+fn paths(settings: &mut Settings) {
+    let logs = settings.config.pod_logs_dir.clone();
+    if !clean_absolute(&logs) {
+        settings.reject(
+            "podLogsDir",
+            format!(
+                "is {:?}, expected an absolute path without \".\", \"..\" or double slashes",
+                logs.display().to_string()
+            ),
+        );
+    } else if !logs.to_str().is_some_and(str::is_ascii) {
+        settings.reject(
+            "podLogsDir",
+            format!(
+                "is {:?}, expected ASCII characters only",
+                logs.display().to_string()
+            ),
+        );
+    }
+    let root = settings.config.cgroup_root.clone();
+    if !root.is_empty() && !clean_absolute(Path::new(&root)) {
+        settings.reject(
+            "cgroupRoot",
+            format!("is {root:?}, expected an absolute cgroup name like \"/\" or \"/pods\""),
+        );
+    }
+}
+
+/// Whether `path` is absolute and is what cleaning it would give.
+fn clean_absolute(path: &Path) -> bool {
+    path.is_absolute()
+        && path
+            .components()
+            .all(|part| matches!(part, Component::RootDir | Component::Normal(_)))
+        && path
+            .components()
+            .collect::<std::path::PathBuf>()
+            .as_os_str()
+            == path.as_os_str()
+}
+
+fn names(settings: &mut Settings) {
+    if let Some(url) = settings.config.static_pod_url.clone() {
+        let rest = url
+            .strip_prefix("http://")
+            .or_else(|| url.strip_prefix("https://"));
+        let has_host = rest.is_some_and(|rest| !rest.is_empty() && !rest.starts_with('/'));
+        if !has_host || url.contains(char::is_whitespace) {
+            settings.reject(
+                "staticPodURL",
+                format!(
+                    "is {url:?}, expected a URL like \"http://host:port/path\" or \"https://…\""
+                ),
+            );
+        }
+    }
+    let headers: Vec<String> = settings
+        .config
+        .static_pod_url_header
+        .iter()
+        .filter(|(name, values)| {
+            !is_header_name(name)
+                || values
+                    .iter()
+                    .any(|value| value.contains(['\r', '\n', '\0']))
+        })
+        .map(|(name, _)| name.clone())
+        .collect();
+    for name in headers {
+        // The value is not repeated: it may be a password.
+        settings.reject(
+            "staticPodURLHeader",
+            format!("{name:?} is not a header name, or its value has line breaks"),
+        );
+    }
+    let domain = settings.config.cluster_domain.clone();
+    if !domain.is_empty() && !is_dns_subdomain(domain.trim_end_matches('.')) {
+        settings.reject(
+            "clusterDomain",
+            format!("is {domain:?}, expected a DNS name like \"cluster.local\""),
+        );
+    }
+}
+
+fn is_header_name(name: &str) -> bool {
+    !name.is_empty()
+        && name
+            .bytes()
+            .all(|b| b.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&b))
+}
+
+/// Whether `name` is a lowercase RFC 1123 subdomain, as node names and domains must be.
+pub(super) fn is_dns_subdomain(name: &str) -> bool {
+    let label = |label: &str| {
+        let alphanumeric = |b: Option<&u8>| b.is_some_and(u8::is_ascii_alphanumeric);
+        let bytes = label.as_bytes();
+        bytes.len() <= 63
+            && alphanumeric(bytes.first())
+            && alphanumeric(bytes.last())
+            && bytes
+                .iter()
+                .all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || *b == b'-')
+    };
+    name.len() <= 253 && name.split('.').all(label)
+}

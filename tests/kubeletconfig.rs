@@ -1,0 +1,584 @@
+//! The configuration from files, drop-ins and flags, and what people are told when it is wrong.
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    missing_docs,
+    reason = "tests fail by panicking"
+)]
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use clap::{Args, Command, FromArgMatches};
+use holdfast::kubeletconfig::fields::{FIELDS, Field, Kind, Support};
+use holdfast::kubeletconfig::flags::KubeletFlags;
+use holdfast::kubeletconfig::unsupported::UNSUPPORTED_FLAGS;
+use holdfast::kubeletconfig::{
+    AgentConfig, CgroupDriver, ConfigError, LogFormat, OfflineStart, Warning, load, resolve,
+};
+
+const HEAD: &str = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n";
+
+/// A directory with configuration files.
+struct Files(tempfile::TempDir);
+
+impl Files {
+    fn new() -> Self {
+        Self(tempfile::tempdir().unwrap())
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.0.path().join(name)
+    }
+
+    fn arg(&self, name: &str) -> String {
+        self.path(name).display().to_string()
+    }
+
+    fn write(&self, name: &str, text: &str) -> PathBuf {
+        let path = self.path(name);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(&path, text).unwrap();
+        path
+    }
+
+    /// Writes a document with the right type.
+    fn config(&self, name: &str, body: &str) -> PathBuf {
+        self.write(name, &format!("{HEAD}{body}"))
+    }
+
+    /// Puts `DIR` in place of the directory's name, for comparing messages.
+    fn plain(&self, text: &str) -> String {
+        text.replace(&self.0.path().display().to_string(), "DIR")
+    }
+
+    /// The lines of the error that `config.yaml` with this body gives.
+    fn errors(&self, body: &str) -> Vec<String> {
+        let path = self.config("config.yaml", body);
+        lines(&self.plain(&load::load(Some(&path), None).unwrap_err().to_string()))
+    }
+}
+
+/// The problems in the text of a [`ConfigError::Invalid`], one per line.
+fn lines(text: &str) -> Vec<String> {
+    let problems = text.strip_prefix("invalid configuration:\n").unwrap();
+    problems
+        .lines()
+        .map(|line| line.trim().to_owned())
+        .collect()
+}
+
+fn flags(args: &[&str]) -> Result<KubeletFlags, clap::Error> {
+    let command = KubeletFlags::augment_args(Command::new("run"));
+    let matches =
+        command.try_get_matches_from(std::iter::once("run").chain(args.iter().copied()))?;
+    KubeletFlags::from_arg_matches(&matches)
+}
+
+fn run(args: &[&str]) -> Result<(AgentConfig, Vec<Warning>), ConfigError> {
+    let mut all = vec!["--hostname-override=n1"];
+    all.extend(args);
+    resolve(&flags(&all).unwrap())
+}
+
+#[test]
+fn defaults_are_upstreams() {
+    let (config, warnings) = run(&[]).unwrap();
+    assert_eq!(warnings, []);
+    let k = &config.kubelet;
+    assert_eq!(k.sync_frequency, Duration::from_secs(60));
+    assert_eq!(k.file_check_frequency, Duration::from_secs(20));
+    assert_eq!(k.runtime_request_timeout, Duration::from_secs(120));
+    assert_eq!(k.max_pods, 110);
+    assert_eq!(k.pod_pids_limit, None);
+    assert!(k.serialize_image_pulls && k.cgroups_per_qos && k.cpu_cfs_quota);
+    assert!(!k.fail_cgroup_v1, "the documented deviation");
+    assert_eq!(k.cgroup_driver, CgroupDriver::Cgroupfs);
+    assert_eq!(
+        k.resolv_conf.as_deref(),
+        Some(Path::new("/etc/resolv.conf"))
+    );
+    assert_eq!(config.root_dir, Path::new("/var/lib/kubelet"));
+    assert_eq!(config.pods_dir(), Path::new("/var/lib/kubelet/pods"));
+    assert_eq!(config.state_dir, Path::new("/var/lib/holdfast"));
+    assert_eq!(
+        config.admin_socket(),
+        Path::new("/var/lib/holdfast/holdfast.sock")
+    );
+    assert_eq!(config.pod_logs_dir(), Path::new("/var/log/pods"));
+    assert_eq!(config.container_logs_dir, Path::new("/var/log/containers"));
+    assert_eq!(
+        config.runtime_endpoint.to_string(),
+        "unix:///run/containerd/containerd.sock"
+    );
+    assert_eq!(config.image_endpoint, config.runtime_endpoint);
+    assert_eq!(
+        config.healthz_address().unwrap().to_string(),
+        "127.0.0.1:10248"
+    );
+    assert_eq!(config.offline_start, OfflineStart::Safe);
+    assert_eq!(config.container_gc.max_per_container, Some(1));
+    assert_eq!(config.container_gc.max_total, None);
+}
+
+#[test]
+fn typo_names_file_line_field_and_suggestion() {
+    let files = Files::new();
+    assert_eq!(
+        files.errors("maxPods: 50\nsyncFrequncy: 10s\nlogging:\n  verbosty: 2\nnonsense: 1\n"),
+        [
+            "DIR/config.yaml:4:1: syncFrequncy: unknown field; did you mean \"syncFrequency\"?",
+            "DIR/config.yaml:6:3: logging.verbosty: unknown field; did you mean \"verbosity\"?",
+            "DIR/config.yaml:7:1: nonsense: unknown field",
+        ]
+    );
+}
+
+#[test]
+fn wrong_types_are_reported_together_at_their_values() {
+    let files = Files::new();
+    assert_eq!(
+        files.errors(
+            "maxPods: many\nsyncFrequency: 20\nclusterDNS: 10.0.0.1\nfailSwapOn: maybe\n\
+             evictionHard:\n  memory.available: 5\nserializeImagePulls: [true]\n"
+        ),
+        [
+            "DIR/config.yaml:3:10: maxPods: expected a whole number, found the string \"many\"",
+            "DIR/config.yaml:4:16: syncFrequency: expected a duration, like \"20s\", found the number 20",
+            "DIR/config.yaml:5:13: clusterDNS: expected a list of strings, found the string \"10.0.0.1\"",
+            "DIR/config.yaml:6:13: failSwapOn: expected true or false, found the string \"maybe\"",
+            "DIR/config.yaml:8:21: evictionHard.memory.available: expected a string, found the number 5",
+            "DIR/config.yaml:9:22: serializeImagePulls: expected true or false, found a list",
+        ]
+    );
+}
+
+#[test]
+fn values_out_of_range_name_value_and_range() {
+    let files = Files::new();
+    assert_eq!(
+        files.errors(
+            "cpuCFSQuotaPeriod: 2s\nhealthzPort: 70000\npodPidsLimit: 0\ncontainerLogMaxFiles: 1\n\
+             crashLoopBackOff:\n  maxContainerRestartPeriod: 10m\npodLogsDir: logs/../x\n\
+             cgroupDriver: systemdd\nmaxParallelImagePulls: 3\nserializeImagePulls: true\n\
+             staticPodURL: ftp://x\nclusterDNS: [10.0.0.10, nope]\nclusterDomain: No!\n\
+             syncFrequency: 5 minutes\n"
+        ),
+        [
+            "DIR/config.yaml:16:16: syncFrequency: \"5 minutes\" is not a duration; write it like \"20s\", \"1m30s\" or \"2h\"",
+            "DIR/config.yaml:4:14: healthzPort: is 70000, expected a port from 1 to 65535, or 0 to turn it off",
+            "DIR/config.yaml:5:15: podPidsLimit: is 0, expected a number from 1, or -1 for no limit",
+            "DIR/config.yaml:10:15: cgroupDriver: \"systemdd\" is neither \"cgroupfs\" nor \"systemd\"",
+            "DIR/config.yaml:14:25: clusterDNS: \"nope\" is not an IP address",
+            "DIR/config.yaml:3:20: cpuCFSQuotaPeriod: is 2s, allowed are 1ms to 1s",
+            "DIR/config.yaml:8:30: crashLoopBackOff.maxContainerRestartPeriod: is 10m0s, allowed are 1s to 5m0s",
+            "DIR/config.yaml:11:24: maxParallelImagePulls: is 3, but serializeImagePulls is true, which allows only 1; set it to false",
+            "DIR/config.yaml:6:23: containerLogMaxFiles: is 1, expected a number of files, at least 2",
+            "DIR/config.yaml:9:13: podLogsDir: is \"logs/../x\", expected an absolute path without \".\", \"..\" or double slashes",
+            "DIR/config.yaml:13:15: staticPodURL: is \"ftp://x\", expected a URL like \"http://host:port/path\" or \"https://…\"",
+            "DIR/config.yaml:15:16: clusterDomain: is \"No!\", expected a DNS name like \"cluster.local\"",
+        ]
+    );
+}
+
+#[test]
+fn duplicate_key_names_line_and_key() {
+    let files = Files::new();
+    assert_eq!(
+        files.errors("maxPods: 50\nsyncFrequency: 10s\nmaxPods: 60\n"),
+        ["DIR/config.yaml:5:1: the key \"maxPods\" is given twice; keep one of them"]
+    );
+}
+
+#[test]
+fn yaml_bomb_is_refused_quickly() {
+    let files = Files::new();
+    let mut bomb = String::from("a: &a [x,x,x,x,x,x,x,x,x,x]\n");
+    for (before, name) in ('a'..='h').zip('b'..='i') {
+        let aliases = vec![format!("*{before}"); 10].join(",");
+        bomb.push_str(&format!("{name}: &{name} [{aliases}]\n"));
+    }
+    let start = tokio::time::Instant::now();
+    let text = files.errors(&bomb).join("\n");
+    assert!(
+        start.elapsed() < Duration::from_secs(5),
+        "{:?}",
+        start.elapsed()
+    );
+    assert!(text.contains("DIR/config.yaml:"), "{text}");
+    assert!(
+        text.contains("too many values, aliases or levels"),
+        "{text}"
+    );
+    let nested = files.errors(&format!("maxPods: {}", "[".repeat(10_000)));
+    assert!(nested[0].contains("DIR/config.yaml:"), "{nested:?}");
+}
+
+#[test]
+fn documents_of_another_type_are_refused() {
+    let files = Files::new();
+    let errors = |text: &str| {
+        let path = files.write("c.yaml", text);
+        lines(&files.plain(&load::load(Some(&path), None).unwrap_err().to_string()))
+    };
+    assert_eq!(
+        errors("apiVersion: kubelet.config.k8s.io/v1\nkind: Deployment\nspec: {}\n"),
+        [
+            "DIR/c.yaml:1:13: apiVersion: is the string \"kubelet.config.k8s.io/v1\", expected \"kubelet.config.k8s.io/v1beta1\"",
+            "DIR/c.yaml:2:7: kind: is the string \"Deployment\", expected \"KubeletConfiguration\"",
+        ]
+    );
+    assert_eq!(
+        errors("maxPods: 5\n"),
+        [
+            "DIR/c.yaml:1:1: apiVersion: is missing; add \"apiVersion: kubelet.config.k8s.io/v1beta1\"",
+            "DIR/c.yaml:1:1: kind: is missing; add \"kind: KubeletConfiguration\"",
+        ]
+    );
+    for empty in ["", "\n\n", "# nothing\n", "---\n"] {
+        let text = errors(empty).join("\n");
+        assert!(
+            text.contains("the file is empty; it needs at least"),
+            "{empty:?}: {text}"
+        );
+    }
+    let text = errors("- a\n").join("\n");
+    assert!(
+        text.contains("expected a KubeletConfiguration object, found a list"),
+        "{text}"
+    );
+    let text = errors(&format!("{HEAD}---\n{HEAD}")).join("\n");
+    assert!(text.contains("more than one YAML document"), "{text}");
+    let text = errors("a: [1\nb: }\n").join("\n");
+    assert!(text.contains("DIR/c.yaml:2:"), "{text}");
+    let text = errors(&"#".repeat(1_048_577)).join("\n");
+    assert!(text.contains("larger than 1048576 bytes"), "{text}");
+    let path = files.path("c.yaml");
+    fs::write(&path, [b'a', 0xff]).unwrap();
+    let text = load::load(Some(&path), None).unwrap_err().to_string();
+    assert!(text.contains("not UTF-8 text (byte 1)"), "{text}");
+}
+
+#[test]
+fn absent_file_is_named() {
+    let files = Files::new();
+    let error = run(&["--config", &files.arg("none.yaml")]).unwrap_err();
+    assert_eq!(
+        files.plain(&error.to_string()),
+        "read configuration file DIR/none.yaml"
+    );
+    let error = run(&["--config-dir", &files.arg("none.d")]).unwrap_err();
+    assert_eq!(
+        files.plain(&error.to_string()),
+        "read drop-in directory DIR/none.d"
+    );
+}
+
+#[test]
+fn json_is_read_too() {
+    let files = Files::new();
+    let path = files.write(
+        "c.json",
+        r#"{"apiVersion": "kubelet.config.k8s.io/v1beta1", "kind": "KubeletConfiguration",
+            "maxPods": 7, "staticPodURLHeader": {"X-A": ["1", "2"]}, "syncFrequency": "1m30s"}"#,
+    );
+    let config = load::load(Some(&path), None).unwrap().config;
+    assert_eq!(config.max_pods, 7);
+    assert_eq!(config.sync_frequency, Duration::from_secs(90));
+    assert_eq!(config.static_pod_url_header["X-A"], ["1", "2"]);
+}
+
+#[test]
+fn drop_ins_win_over_the_file_in_the_order_of_their_names() {
+    let files = Files::new();
+    let file = files.config(
+        "c.yaml",
+        "maxPods: 1\nsyncFrequency: 11s\nhttpCheckFrequency: 12s\nclusterDNS: [10.0.0.1, 10.0.0.2]\n\
+         staticPodURLHeader: {a: [one], b: [two]}\nlogging: {format: json, verbosity: 3}\n",
+    );
+    files.config(
+        "d/20-last.conf",
+        "maxPods: 3\nclusterDNS: [10.0.0.3]\nhttpCheckFrequency: null\n",
+    );
+    files.config(
+        "d/10-first.conf",
+        "maxPods: 2\nstaticPodURLHeader: {b: [three]}\nlogging: {verbosity: 5}\n",
+    );
+    files.write("d/30-ignored.yaml", "not: read");
+    let config = load::load(Some(&file), Some(&files.path("d")))
+        .unwrap()
+        .config;
+    assert_eq!(config.max_pods, 3);
+    assert_eq!(config.sync_frequency, Duration::from_secs(11), "untouched");
+    assert_eq!(
+        config.http_check_frequency,
+        Duration::from_secs(20),
+        "null is the default"
+    );
+    assert_eq!(
+        config.cluster_dns,
+        ["10.0.0.3".parse::<std::net::IpAddr>().unwrap()]
+    );
+    assert_eq!(config.static_pod_url_header["a"], ["one"]);
+    assert_eq!(config.static_pod_url_header["b"], ["three"]);
+    assert_eq!(config.logging.format, LogFormat::Json);
+    assert_eq!(config.logging.verbosity, 5);
+}
+
+#[test]
+fn broken_drop_in_and_broken_file_are_reported_together() {
+    let files = Files::new();
+    let file = files.config("c.yaml", "maxPdos: 1\n");
+    files.write("d/x.conf", "maxPods: 1\n");
+    let error = load::load(Some(&file), Some(&files.path("d"))).unwrap_err();
+    let text = files.plain(&error.to_string());
+    assert!(
+        text.contains("DIR/c.yaml:3:1: maxPdos: unknown field"),
+        "{text}"
+    );
+    assert!(
+        text.contains("DIR/d/x.conf:1:1: apiVersion: is missing"),
+        "{text}"
+    );
+}
+
+#[test]
+fn flags_win_over_files_only_when_given() {
+    let files = Files::new();
+    let file = files.config(
+        "c.yaml",
+        "maxPods: 5\nstaticPodPath: manifests\nserializeImagePulls: false\npodPidsLimit: 99\n\
+         staticPodURLHeader: {a: [file]}\nlogging: {verbosity: 2}\nhealthzPort: 1\n",
+    );
+    files.config("d/x.conf", "maxPods: 6\nhealthzPort: 2\n");
+    let (file, dir) = (file.display().to_string(), files.arg("d"));
+    let (config, _) = run(&["--config", &file, "--config-dir", &dir]).unwrap();
+    assert_eq!(config.kubelet.max_pods, 6);
+    assert_eq!(
+        config.kubelet.static_pod_path,
+        Some(files.path("manifests")),
+        "relative to the file"
+    );
+    assert!(!config.kubelet.serialize_image_pulls);
+    assert_eq!(config.kubelet.pod_pids_limit, Some(99));
+
+    let mut args = vec!["--config", &file, "--config-dir", &dir];
+    args.extend("--max-pods=8 --serialize-image-pulls --pod-max-pids -1 --v=4".split(' '));
+    args.extend("--manifest-url-header a:x,b:y --manifest-url-header=a:z".split(' '));
+    args.extend("--healthz-port 0 --pod-manifest-path here".split(' '));
+    let (config, warnings) = run(&args).unwrap();
+    assert_eq!(warnings, []);
+    assert_eq!(config.kubelet.max_pods, 8);
+    assert!(config.kubelet.serialize_image_pulls);
+    assert_eq!(config.kubelet.pod_pids_limit, None);
+    let headers = &config.kubelet.static_pod_url_header;
+    assert_eq!(headers["a"], ["x", "z"], "the flag replaces the map");
+    assert_eq!(headers["b"], ["y"]);
+    assert_eq!(config.kubelet.logging.verbosity, 4);
+    assert_eq!(config.healthz_address(), None);
+    assert_eq!(
+        config.kubelet.static_pod_path,
+        Some(std::env::current_dir().unwrap().join("here")),
+        "relative to the working directory"
+    );
+}
+
+#[test]
+fn several_parallel_pulls_turn_serial_pulls_off_unless_asked_for() {
+    let files = Files::new();
+    let path = files.config("c.yaml", "maxParallelImagePulls: 3\n");
+    let config = load::load(Some(&path), None).unwrap().config;
+    assert!(!config.serialize_image_pulls);
+}
+
+#[test]
+fn fields_without_effect_are_warned_about_by_name_and_place() {
+    let files = Files::new();
+    let path = files.config(
+        "c.yaml",
+        "maxPods: 5\nimageMinimumGCAge: 5m\nauthentication:\n  webhook: {enabled: false}\n\
+         logging: {format: text, flushFrequency: 5s}\ncontainerLogMaxSize: 5Mi\n",
+    );
+    let loaded = load::load(Some(&path), None).unwrap();
+    let told: Vec<_> = loaded
+        .warnings
+        .iter()
+        .map(|warning| {
+            let text = files.plain(&warning.to_string());
+            let place = text.strip_suffix(": is not supported in this version and has no effect");
+            place.unwrap().to_owned()
+        })
+        .collect();
+    assert_eq!(
+        told,
+        [
+            "DIR/c.yaml:4:1: imageMinimumGCAge",
+            "DIR/c.yaml:6:13: authentication.webhook.enabled",
+            "DIR/c.yaml:7:25: logging.flushFrequency",
+            "DIR/c.yaml:8:1: containerLogMaxSize",
+        ]
+    );
+    assert_eq!(loaded.config.container_log_max_size, 5 << 20);
+}
+
+#[test]
+fn flags_without_effect_are_accepted_and_warned_about() {
+    let (_, warnings) = run(&[
+        "--pod-infra-container-image=registry/pause:3.9",
+        "--fail-swap-on=false",
+        "--register-node",
+        "--cloud-provider",
+        "external",
+        "--container-log-max-files=3",
+    ])
+    .unwrap();
+    let told: Vec<_> = warnings.iter().map(ToString::to_string).collect();
+    assert_eq!(
+        told,
+        [
+            "--container-log-max-files: is not supported in this version and has no effect",
+            "--cloud-provider: is not supported in this version and has no effect",
+            "--fail-swap-on: is not supported in this version and has no effect",
+            "--pod-infra-container-image: was removed upstream and has no effect; set the sandbox image in the configuration of the container runtime",
+            "--register-node: is not supported in this version and has no effect",
+        ]
+    );
+}
+
+#[test]
+fn bad_flag_values_are_reported_with_the_flag() {
+    let error = run(&[
+        "--container-runtime-endpoint=tcp://1.2.3.4:5",
+        "--image-service-endpoint=run/x.sock",
+        "--kubeconfig=/etc/kubeconfig",
+        "--max-pods=0",
+        "--node-ip=10.0.0.1,10.0.0.2",
+        "--hostname-override=Bad_Name",
+        "--cpu-cfs-quota-period=2s",
+    ])
+    .unwrap_err();
+    let socket = "expected a unix socket like \"unix:///run/containerd/containerd.sock\"";
+    assert_eq!(
+        lines(&error.to_string()),
+        [
+            "--max-pods: is 0, expected a number from 1".to_owned(),
+            "--kubeconfig: joining a cluster is not supported in this version; leave the flag out to run static pods only".to_owned(),
+            "--cpu-cfs-quota-period: cpuCFSQuotaPeriod: is 2s, allowed are 1ms to 1s".to_owned(),
+            "--hostname-override: \"Bad_Name\" is not a node name: it must be a DNS name of lowercase letters, digits, \"-\" and \".\"".to_owned(),
+            "--node-ip: expected one address, or one IPv4 and one IPv6 address".to_owned(),
+            format!("--container-runtime-endpoint: containerRuntimeEndpoint: is \"tcp://1.2.3.4:5\", but \"tcp\" endpoints are not supported; {socket}"),
+            format!("--image-service-endpoint: imageServiceEndpoint: is \"run/x.sock\", which is not an absolute path; {socket}"),
+        ]
+    );
+}
+
+#[test]
+fn too_long_state_dir_is_refused_before_the_socket_fails() {
+    let dir = format!("/tmp/{}", "x".repeat(100));
+    let text = run(&["--state-dir", &dir]).unwrap_err().to_string();
+    assert!(text.contains("--state-dir: is too long"), "{text}");
+}
+
+#[test]
+fn node_name_is_trimmed_and_lowercase() {
+    let flags = flags(&["--hostname-override", " Node-1.Example "]).unwrap();
+    assert_eq!(resolve(&flags).unwrap().0.node_name, "node-1.example");
+}
+
+#[test]
+fn booleans_repeats_and_short_flags_follow_pflag() {
+    assert_eq!(flags(&["--runonce"]).unwrap().runonce, Some(true));
+    assert_eq!(flags(&["--runonce=F"]).unwrap().runonce, Some(false));
+    assert_eq!(flags(&[]).unwrap().runonce, None);
+    assert!(flags(&["--runonce=maybe"]).is_err());
+    assert!(
+        flags(&["--runonce", "false"]).is_err(),
+        "as with pflag, = is needed"
+    );
+    assert_eq!(flags(&["-v", "2"]).unwrap().v, Some(2));
+    assert_eq!(flags(&["-v=3"]).unwrap().v, Some(3));
+    assert_eq!(flags(&["-v3"]).unwrap().v, Some(3));
+    let twice = flags(&["--max-pods=1", "--max-pods=2"]).unwrap();
+    assert_eq!(twice.max_pods, Some(2), "the last one wins");
+    let unknown = flags(&["--max-pod=1"]).unwrap_err().to_string();
+    assert!(unknown.contains("'--max-pods'"), "suggests: {unknown}");
+    let bad = flags(&["--sync-frequency=5"]).unwrap_err().to_string();
+    assert!(bad.contains("has no unit"), "{bad}");
+}
+
+#[test]
+fn examples_load_without_problems_or_warnings() {
+    let mut count = 0;
+    for entry in fs::read_dir("examples/config").unwrap() {
+        let path = entry.unwrap().path();
+        if path.extension().is_some_and(|ext| ext == "yaml") {
+            let loaded = load::load(Some(&path), None).unwrap();
+            assert_eq!(loaded.warnings, [], "{}", path.display());
+            count += 1;
+        }
+    }
+    assert!(count > 0, "there are examples");
+}
+
+/// The dotted names of all fields that hold a value, and whether they are supported.
+fn field_names(prefix: &str, fields: &[Field], into: &mut BTreeSet<(String, bool)>) {
+    for field in fields {
+        let path = format!("{prefix}{}", field.name);
+        match field.kind {
+            Kind::Object(inner) => field_names(&format!("{path}."), inner, into),
+            _ => {
+                into.insert((path, field.support == Support::Supported));
+            }
+        }
+    }
+}
+
+#[test]
+fn documentation_lists_every_field_and_flag_with_its_support() {
+    let text = fs::read_to_string("docs/configuration.md").unwrap();
+    let row = |name: &str| {
+        let start = format!("| `{name}` |");
+        text.lines().find(|line| line.starts_with(&start))
+    };
+    let mut fields = BTreeSet::new();
+    field_names("", FIELDS, &mut fields);
+    assert!(fields.len() > 120);
+    let mut wrong = Vec::new();
+    for (name, supported) in fields {
+        match row(&name) {
+            Some(line) if line.contains("not yet") != supported => {}
+            _ => wrong.push(name),
+        }
+    }
+    let command = KubeletFlags::augment_args(Command::new("run"));
+    for name in command.get_arguments().filter_map(|arg| arg.get_long()) {
+        let without_effect = UNSUPPORTED_FLAGS.iter().any(|flag| flag.name == name);
+        let listed = if without_effect {
+            text.contains(&format!("`--{name}`"))
+        } else {
+            row(&format!("--{name}")).is_some()
+        };
+        if !listed {
+            wrong.push(format!("--{name}"));
+        }
+    }
+    for name in text.split('`').filter_map(|word| word.strip_prefix("--")) {
+        let name = name.split(['=', ' ']).next().unwrap();
+        if name == "flag" {
+            continue; // stands for any flag
+        }
+        if !command
+            .get_arguments()
+            .any(|arg| arg.get_long() == Some(name))
+        {
+            wrong.push(format!("--{name} (does not exist)"));
+        }
+    }
+    assert!(
+        wrong.is_empty(),
+        "docs/configuration.md lacks or misstates {wrong:?}"
+    );
+}
