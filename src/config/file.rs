@@ -1,0 +1,514 @@
+//! The file source: a directory of manifests, or one of them.
+//!
+//! The whole path is listed again every `check_frequency`, when the watcher hints at a change, and on
+//! reload; a file whose inode, size and times are unchanged is not read again. Only regular files (or
+//! symlinks to them) whose names do not begin with a dot are manifests. Upstream's `sourceFile`.
+//!
+//! **Invariant:** events of the watcher are hints; what counts is the listing.
+
+use std::collections::BTreeMap;
+use std::fs::{File, Metadata, OpenOptions};
+use std::io::{ErrorKind, Read};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::Pod;
+use notify::event::{AccessKind, AccessMode};
+use notify::{EventKind, RecommendedWatcher, RecursiveMode, Watcher};
+use sha2::{Digest, Sha256};
+use tokio::sync::{mpsc, watch};
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+use tracing::{debug, warn};
+
+use super::manifest::{self, MAX_MANIFEST_BYTES, ManifestError, StaticOrigin};
+use super::{FileSettings, Reading, Seed, SourceError, SourceSet, SourcedPod};
+use crate::core::pod_update::same_desired_state;
+use crate::types::{Clock, PodExt, PodSource, PodUid};
+
+/// Capacity of the channel from the watcher.
+const HINTS_CAPACITY: usize = 10;
+/// First and longest pause between attempts to watch a path.
+const REWATCH: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(20));
+/// A burst of hints ends when none came for this long …
+const QUIET: Duration = Duration::from_millis(50);
+/// … or after this long.
+const BURST: Duration = Duration::from_millis(500);
+/// Editors replace files by removing and creating them: a removal counts when it still holds after this.
+const CONFIRM_REMOVAL: Duration = Duration::from_millis(250);
+/// A file changed this shortly before it was read may change again without its times telling.
+const RACY_MS: i64 = 1_000;
+
+pub(super) struct FileSource {
+    path: PathBuf,
+    check_frequency: Duration,
+    node_name: String,
+    clock: Arc<dyn Clock>,
+    recorded: Arc<Recorded>,
+    cache: Cache,
+}
+
+type Cache = BTreeMap<PathBuf, Cached>;
+
+/// The pods of the store: a manifest that says the same as before becomes the pod that is in memory
+/// already.
+type Recorded = BTreeMap<PodUid, Weak<Pod>>;
+
+/// What a file held when it was read last.
+#[derive(Clone)]
+struct Cached {
+    stamp: FileStamp,
+    /// Whether the file may have changed without its stamp telling.
+    racy: bool,
+    digest: [u8; 32],
+    result: Result<Arc<Pod>, String>,
+}
+
+/// Changes whenever the file does, give or take the clock's tick.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct FileStamp {
+    device: u64,
+    inode: u64,
+    size: u64,
+    modified: (i64, i64),
+    changed: (i64, i64),
+}
+
+impl FileStamp {
+    fn of(metadata: &Metadata) -> Self {
+        Self {
+            device: metadata.dev(),
+            inode: metadata.ino(),
+            size: metadata.size(),
+            modified: (metadata.mtime(), metadata.mtime_nsec()),
+            changed: (metadata.ctime(), metadata.ctime_nsec()),
+        }
+    }
+
+    fn changed_ms(&self) -> i64 {
+        let (seconds, nanos) = self.changed;
+        seconds
+            .saturating_mul(1000)
+            .saturating_add(nanos / 1_000_000)
+    }
+}
+
+impl FileSource {
+    pub(super) fn new(
+        settings: FileSettings,
+        node_name: &str,
+        clock: Arc<dyn Clock>,
+    ) -> Result<Self, SourceError> {
+        let path = std::path::absolute(&settings.path).map_err(|error| SourceError::Path {
+            path: settings.path,
+            error,
+        })?;
+        // Without a trailing slash, so that the origins below it can be told from others.
+        let path = path.components().collect();
+        Ok(Self {
+            path,
+            check_frequency: settings.check_frequency.max(Duration::from_millis(10)),
+            node_name: node_name.to_owned(),
+            clock,
+            recorded: Arc::default(),
+            cache: Cache::new(),
+        })
+    }
+
+    /// Shares the pods of the store, where a manifest says the same.
+    pub(super) fn sharing(mut self, seeds: &[Seed]) -> Self {
+        let pods = seeds
+            .iter()
+            .map(|seed| (seed.pod.uid(), Arc::downgrade(&seed.pod)));
+        self.recorded = Arc::new(pods.collect());
+        self
+    }
+
+    /// Sends the full set at once and after each change, until cancelled or nobody receives.
+    pub(super) async fn run(
+        mut self,
+        sets: mpsc::Sender<SourceSet>,
+        mut reload: watch::Receiver<u64>,
+        cancel: CancellationToken,
+    ) {
+        let mut watch = Watch::new(&self.path);
+        let mut sent: Option<SourceSet> = None;
+        loop {
+            // Dropping these half-way loses what is cached, which matters to nobody after cancellation.
+            let mut set = tokio::select! {
+                () = cancel.cancelled() => return,
+                (renewed, set) = async { (watch.renewed().await, self.read().await) } => {
+                    watch = renewed;
+                    set
+                }
+            };
+            if sent.as_ref().is_some_and(|sent| lacks_origin(&set, sent)) {
+                let again = async {
+                    tokio::time::sleep(CONFIRM_REMOVAL).await;
+                    self.read().await
+                };
+                set = tokio::select! {
+                    () = cancel.cancelled() => return,
+                    set = again => set,
+                };
+            }
+            if sent.as_ref() != Some(&set) {
+                debug!(path = %self.path.display(), pods = set.pods.len(), "manifests changed");
+                sent = Some(set.clone());
+                tokio::select! {
+                    () = cancel.cancelled() => return,
+                    answer = sets.send(set) => if answer.is_err() { return },
+                }
+            }
+            let relist = Instant::now() + self.check_frequency;
+            let next = watch.retry_at().map_or(relist, |at| at.min(relist));
+            // All four may be dropped half-way: a hint that is lost with its burst was for this listing.
+            tokio::select! {
+                () = cancel.cancelled() => return,
+                () = tokio::time::sleep_until(next) => {}
+                () = watch.burst() => {}
+                changed = reload.changed() => {
+                    if changed.is_err() {
+                        // Nobody can ask for a reload any more; the other triggers stay.
+                        tokio::select! {
+                            () = cancel.cancelled() => return,
+                            () = tokio::time::sleep_until(next) => {}
+                            () = watch.burst() => {}
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    /// Reads everything there is now.
+    pub(super) async fn read(&mut self) -> SourceSet {
+        let scan = Scan {
+            path: self.path.clone(),
+            node_name: self.node_name.clone(),
+            now_ms: self.clock.now().wall_ms,
+            seen: self.clock.now().rfc3339(),
+            recorded: Arc::clone(&self.recorded),
+            before: std::mem::take(&mut self.cache),
+        };
+        let location = self.path.to_string_lossy().into_owned();
+        let (reading, cache) = match tokio::task::spawn_blocking(move || scan.run()).await {
+            Ok(read) => read,
+            Err(error) => (
+                Reading::Unreadable(format!("reading it failed: {error}")),
+                Cache::new(),
+            ),
+        };
+        self.cache = cache;
+        let mut set = SourceSet {
+            source: PodSource::File,
+            location,
+            reading,
+            broken: BTreeMap::new(),
+            pods: Vec::new(),
+        };
+        for (path, cached) in &self.cache {
+            let origin = path.to_string_lossy().into_owned();
+            match &cached.result {
+                Ok(pod) => set.pods.push(SourcedPod {
+                    origin,
+                    pod: Arc::clone(pod),
+                }),
+                Err(error) => {
+                    set.broken.insert(origin, error.clone());
+                }
+            }
+        }
+        set
+    }
+}
+
+/// Whether an origin that was sent is no longer there.
+fn lacks_origin(set: &SourceSet, sent: &SourceSet) -> bool {
+    let has = |origin: &String| {
+        set.broken.contains_key(origin) || set.pods.iter().any(|p| p.origin == *origin)
+    };
+    let origins = sent
+        .pods
+        .iter()
+        .map(|p| &p.origin)
+        .chain(sent.broken.keys());
+    origins.into_iter().any(|origin| !has(origin))
+}
+
+/// One listing of the path, on a blocking thread.
+struct Scan {
+    path: PathBuf,
+    node_name: String,
+    now_ms: i64,
+    seen: String,
+    recorded: Arc<Recorded>,
+    before: Cache,
+}
+
+impl Scan {
+    fn run(mut self) -> (Reading, Cache) {
+        let mut after = Cache::new();
+        match self.list(&mut after) {
+            Ok(()) => (Reading::Complete, after),
+            Err(error) if error.kind() == ErrorKind::NotFound => (Reading::Absent, Cache::new()),
+            Err(error) => (
+                Reading::Unreadable(format!("cannot be read: {error}")),
+                Cache::new(),
+            ),
+        }
+    }
+
+    fn list(&mut self, after: &mut Cache) -> std::io::Result<()> {
+        let metadata = std::fs::metadata(&self.path)?;
+        if !metadata.is_dir() {
+            let path = self.path.clone();
+            match self.examine(&path)? {
+                Some(cached) => {
+                    after.insert(path, cached);
+                    return Ok(());
+                }
+                None => {
+                    return Err(std::io::Error::other(
+                        "it is neither a directory nor a regular file",
+                    ));
+                }
+            }
+        }
+        for entry in std::fs::read_dir(&self.path)? {
+            let path = entry?.path();
+            let hidden = path
+                .file_name()
+                .is_some_and(|n| n.as_encoded_bytes().starts_with(b"."));
+            if hidden {
+                continue;
+            }
+            match self.examine(&path) {
+                Ok(Some(cached)) => {
+                    after.insert(path, cached);
+                }
+                Ok(None) => {}
+                // Removed between listing and reading.
+                Err(error)
+                    if error.kind() == ErrorKind::NotFound
+                        && std::fs::symlink_metadata(&path).is_err() => {}
+                Err(error) => {
+                    after.insert(path, unreadable(&error));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads one file, or what is known of it; `None` for what is not a regular file.
+    fn examine(&mut self, path: &Path) -> std::io::Result<Option<Cached>> {
+        let metadata = std::fs::metadata(path)?;
+        if !metadata.is_file() {
+            return Ok(None);
+        }
+        let stamp = FileStamp::of(&metadata);
+        let before = self.before.remove(path);
+        if let Some(known) = before.as_ref().filter(|b| b.stamp == stamp && !b.racy) {
+            return Ok(Some(known.clone()));
+        }
+        // Not blocking, should it have become a pipe meanwhile.
+        let file = OpenOptions::new()
+            .read(true)
+            .custom_flags(nix::fcntl::OFlag::O_NONBLOCK.bits())
+            .open(path)?;
+        let stamp = FileStamp::of(&file.metadata()?);
+        let racy = stamp.changed_ms().saturating_add(RACY_MS) > self.now_ms;
+        let content = content(file, stamp.size)?;
+        let digest = match &content {
+            Ok(bytes) => Sha256::digest(bytes).into(),
+            Err(_) => [0; 32],
+        };
+        let result = match (content, before) {
+            (Ok(_), Some(before)) if before.digest == digest => before.result,
+            (Ok(bytes), _) => self.parse(path, &bytes),
+            (Err(error), _) => Err(error.to_string()),
+        };
+        Ok(Some(Cached {
+            stamp,
+            racy,
+            digest,
+            result,
+        }))
+    }
+
+    fn parse(&self, path: &Path, bytes: &[u8]) -> Result<Arc<Pod>, String> {
+        let Some(location) = path.to_str() else {
+            return Err("the name of the file is not UTF-8; rename it".to_owned());
+        };
+        let origin = StaticOrigin {
+            source: PodSource::File,
+            location,
+            node_name: &self.node_name,
+        };
+        let pods = manifest::read(bytes, &origin, &self.seen).map_err(|e| e.to_string())?;
+        let pod = pods.into_iter().next();
+        let pod = pod.ok_or_else(|| ManifestError::Empty.to_string())?;
+        let recorded = self.recorded.get(&pod.uid()).and_then(Weak::upgrade);
+        Ok(recorded
+            .filter(|recorded| same_desired_state(recorded, &pod) && recorded.status == pod.status)
+            .unwrap_or_else(|| Arc::new(pod)))
+    }
+}
+
+fn unreadable(error: &std::io::Error) -> Cached {
+    let hint = match error.kind() {
+        ErrorKind::NotFound => "it is a symlink to nothing; repair or remove it",
+        ErrorKind::PermissionDenied => "make it readable for the agent",
+        _ => "repair or remove it",
+    };
+    Cached {
+        stamp: FileStamp {
+            device: 0,
+            inode: 0,
+            size: 0,
+            modified: (0, 0),
+            changed: (0, 0),
+        },
+        racy: true,
+        digest: [0; 32],
+        result: Err(format!("cannot be read ({error}): {hint}")),
+    }
+}
+
+fn content(file: File, size: u64) -> std::io::Result<Result<Vec<u8>, ManifestError>> {
+    if size > MAX_MANIFEST_BYTES {
+        return Ok(Err(ManifestError::TooLarge { size }));
+    }
+    let mut bytes = Vec::new();
+    file.take(MAX_MANIFEST_BYTES + 1).read_to_end(&mut bytes)?;
+    let size = u64::try_from(bytes.len()).unwrap_or(u64::MAX);
+    if size > MAX_MANIFEST_BYTES {
+        return Ok(Err(ManifestError::TooLarge { size }));
+    }
+    Ok(Ok(bytes))
+}
+
+/// The watcher of the path, renewed when the path was replaced, retried with back-off while it is absent.
+struct Watch {
+    path: PathBuf,
+    hints: mpsc::Receiver<()>,
+    hint: mpsc::Sender<()>,
+    watcher: Option<(RecommendedWatcher, PathBuf, (u64, u64))>,
+    pause: Duration,
+    retry_at: Option<Instant>,
+}
+
+impl Watch {
+    fn new(path: &Path) -> Self {
+        let (hint, hints) = mpsc::channel(HINTS_CAPACITY);
+        Self {
+            path: path.to_owned(),
+            hints,
+            hint,
+            watcher: None,
+            pause: REWATCH.0,
+            retry_at: None,
+        }
+    }
+
+    /// When to try again to watch, while nothing is watched.
+    fn retry_at(&self) -> Option<Instant> {
+        self.retry_at
+    }
+
+    /// [`Watch::renew`] on a blocking thread, since the path may be on a file system that hangs.
+    async fn renewed(mut self) -> Self {
+        let path = self.path.clone();
+        let renewed = tokio::task::spawn_blocking(move || {
+            self.renew();
+            self
+        });
+        match renewed.await {
+            Ok(watch) => watch,
+            Err(error) => {
+                warn!(path = %path.display(), %error, "watching the manifests failed");
+                Self::new(&path)
+            }
+        }
+    }
+
+    /// Watches what now is at the path, if that is not watched already.
+    fn renew(&mut self) {
+        let now = identity(&self.target());
+        if let Some((_, target, watched)) = &self.watcher
+            && Some(*watched) == now
+            && *target == self.target()
+        {
+            return;
+        }
+        self.watcher = None;
+        if self.retry_at.is_some_and(|at| at > Instant::now()) && now.is_none() {
+            return;
+        }
+        match self.watch() {
+            Ok(()) => {
+                self.pause = REWATCH.0;
+                self.retry_at = None;
+            }
+            Err(error) => {
+                if self.retry_at.is_none() {
+                    warn!(path = %self.path.display(), %error, "cannot watch the manifests, listing them periodically");
+                }
+                self.retry_at = Some(Instant::now() + self.pause);
+                self.pause = (self.pause * 2).min(REWATCH.1);
+            }
+        }
+    }
+
+    /// The directory itself, or the one that holds the single file.
+    fn target(&self) -> PathBuf {
+        match (self.path.is_file(), self.path.parent()) {
+            (true, Some(parent)) => parent.to_owned(),
+            _ => self.path.clone(),
+        }
+    }
+
+    fn watch(&mut self) -> notify::Result<()> {
+        let target = self.target();
+        let hint = self.hint.clone();
+        let mut watcher =
+            notify::recommended_watcher(move |event: notify::Result<notify::Event>| {
+                let matters = event.map_or(true, |e| match e.kind {
+                    EventKind::Access(AccessKind::Close(AccessMode::Write)) => true,
+                    EventKind::Access(_) => false,
+                    _ => true,
+                });
+                // A full channel holds a hint already.
+                if matters && hint.try_send(()).is_err() {
+                    debug!("hint about manifests is pending already");
+                }
+            })?;
+        watcher.watch(&target, RecursiveMode::NonRecursive)?;
+        let identity = identity(&target)
+            .ok_or_else(|| notify::Error::path_not_found().add_path(target.clone()))?;
+        self.watcher = Some((watcher, target, identity));
+        Ok(())
+    }
+
+    /// Waits for a hint and for the burst it begins to end.
+    async fn burst(&mut self) {
+        if self.hints.recv().await.is_none() {
+            // Cannot be: a sender is kept here. Leave it to the periodic listing.
+            return std::future::pending().await;
+        }
+        let end = Instant::now() + BURST;
+        while Instant::now() < end {
+            let quiet = tokio::time::timeout(QUIET, self.hints.recv()).await;
+            if quiet.is_err() {
+                return;
+            }
+        }
+    }
+}
+
+fn identity(path: &Path) -> Option<(u64, u64)> {
+    let metadata = std::fs::metadata(path).ok()?;
+    Some((metadata.dev(), metadata.ino()))
+}

@@ -1,0 +1,236 @@
+//! The http source: a URL that serves a Pod or a PodList.
+//!
+//! GET every `check_frequency` and on reload; a body that did not change is not parsed again. An answer
+//! that is not a manifest freezes the pods of the URL. Upstream's `sourceURL`; unlike there, an empty body
+//! is an error and not an empty list.
+
+use std::collections::BTreeMap;
+use std::error::Error as _;
+use std::sync::Arc;
+use std::time::Duration;
+
+use reqwest::header::{HeaderMap, HeaderName, HeaderValue};
+use sha2::{Digest, Sha256};
+use tokio::sync::{mpsc, watch};
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+use tracing::debug;
+
+use super::manifest::{self, MAX_MANIFEST_BYTES, ManifestError, StaticOrigin};
+use super::{HttpSettings, Reading, SourceError, SourceSet, SourcedPod};
+use crate::types::{Clock, PodSource};
+
+pub(super) struct HttpSource {
+    client: reqwest::Client,
+    url: reqwest::Url,
+    location: String,
+    timeout: Duration,
+    check_frequency: Duration,
+    node_name: String,
+    clock: Arc<dyn Clock>,
+    last: Option<([u8; 32], SourceSet)>,
+}
+
+impl HttpSource {
+    pub(super) fn new(
+        settings: HttpSettings,
+        node_name: &str,
+        clock: Arc<dyn Clock>,
+    ) -> Result<Self, SourceError> {
+        let bad_url = |why: String| SourceError::Url {
+            url: settings.url.clone(),
+            why,
+        };
+        let url: reqwest::Url = settings.url.parse().map_err(|e| bad_url(format!("{e}")))?;
+        if !["http", "https"].contains(&url.scheme()) {
+            return Err(bad_url(format!("scheme {} is not supported", url.scheme())));
+        }
+        // An error means that a provider is installed already, which serves as well.
+        if rustls::crypto::ring::default_provider()
+            .install_default()
+            .is_err()
+        {
+            debug!("a TLS provider is installed already");
+        }
+        let client = reqwest::Client::builder()
+            .timeout(settings.timeout)
+            .user_agent(concat!("holdfast/", env!("CARGO_PKG_VERSION")))
+            .default_headers(headers(&settings.headers)?)
+            .build()
+            .map_err(SourceError::Client)?;
+        Ok(Self {
+            client,
+            location: without_password(&url),
+            url,
+            timeout: settings.timeout,
+            check_frequency: settings.check_frequency.max(Duration::from_millis(10)),
+            node_name: node_name.to_owned(),
+            clock,
+            last: None,
+        })
+    }
+
+    /// Sends the full set at once and after each change, until cancelled or nobody receives.
+    pub(super) async fn run(
+        mut self,
+        sets: mpsc::Sender<SourceSet>,
+        mut reload: watch::Receiver<u64>,
+        cancel: CancellationToken,
+    ) {
+        let mut sent: Option<SourceSet> = None;
+        loop {
+            // Dropping a request half-way loses nothing.
+            let set = tokio::select! {
+                () = cancel.cancelled() => return,
+                set = self.read() => set,
+            };
+            if sent.as_ref() != Some(&set) {
+                sent = Some(set.clone());
+                tokio::select! {
+                    () = cancel.cancelled() => return,
+                    answer = sets.send(set) => if answer.is_err() { return },
+                }
+            }
+            let next = Instant::now() + self.check_frequency;
+            tokio::select! {
+                () = cancel.cancelled() => return,
+                () = tokio::time::sleep_until(next) => {}
+                changed = reload.changed() => {
+                    if changed.is_err() {
+                        // Nobody can ask for a reload any more.
+                        tokio::select! {
+                            () = cancel.cancelled() => return,
+                            () = tokio::time::sleep_until(next) => {}
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    /// Asks the URL once.
+    pub(super) async fn read(&mut self) -> SourceSet {
+        let body = match self.get().await {
+            Ok(body) => body,
+            Err(error) => return self.set(Reading::Unreadable(error)),
+        };
+        let digest: [u8; 32] = Sha256::digest(&body).into();
+        if let Some((last, set)) = &self.last
+            && *last == digest
+        {
+            return set.clone();
+        }
+        let set = self.parse(&body);
+        self.last = Some((digest, set.clone()));
+        set
+    }
+
+    fn parse(&self, body: &[u8]) -> SourceSet {
+        if looks_like_html(body) {
+            return self.set(Reading::Unreadable(
+                "serves HTML, not a v1 Pod or PodList; check the address, a login page or a proxy may be in between"
+                    .to_owned(),
+            ));
+        }
+        let origin = StaticOrigin {
+            source: PodSource::Http,
+            location: &self.location,
+            node_name: &self.node_name,
+        };
+        let mut set = self.set(Reading::Complete);
+        match manifest::read(body, &origin, &self.clock.now().rfc3339()) {
+            Ok(pods) => {
+                let sourced = pods.into_iter().map(|pod| SourcedPod {
+                    origin: self.location.clone(),
+                    pod: Arc::new(pod),
+                });
+                set.pods.extend(sourced);
+            }
+            Err(error) => {
+                set.broken.insert(self.location.clone(), error.to_string());
+            }
+        }
+        set
+    }
+
+    fn set(&self, reading: Reading) -> SourceSet {
+        SourceSet {
+            source: PodSource::Http,
+            location: self.location.clone(),
+            reading,
+            broken: BTreeMap::new(),
+            pods: Vec::new(),
+        }
+    }
+
+    async fn get(&self) -> Result<Vec<u8>, String> {
+        let request = self.client.get(self.url.clone());
+        let mut response = request.send().await.map_err(|e| self.failure(e))?;
+        let status = response.status();
+        if !status.is_success() {
+            return Err(format!(
+                "answers {status}; it has to answer 200 with a v1 Pod or PodList"
+            ));
+        }
+        let mut body = Vec::new();
+        while let Some(chunk) = response.chunk().await.map_err(|e| self.failure(e))? {
+            body.extend_from_slice(&chunk);
+            let size = u64::try_from(body.len()).unwrap_or(u64::MAX);
+            if size > MAX_MANIFEST_BYTES {
+                return Err(ManifestError::TooLarge {
+                    size: MAX_MANIFEST_BYTES + 1,
+                }
+                .to_string());
+            }
+        }
+        Ok(body)
+    }
+
+    fn failure(&self, error: reqwest::Error) -> String {
+        if error.is_timeout() {
+            return format!(
+                "did not answer within {}; check the server and the network",
+                humantime::format_duration(self.timeout)
+            );
+        }
+        let error = error.without_url();
+        let mut text = error.to_string();
+        let mut source = error.source();
+        while let Some(cause) = source {
+            text.push_str(": ");
+            text.push_str(&cause.to_string());
+            source = cause.source();
+        }
+        text
+    }
+}
+
+fn headers(wanted: &[(String, String)]) -> Result<HeaderMap, SourceError> {
+    let mut headers = HeaderMap::new();
+    for (name, value) in wanted {
+        let bad = |why: String| SourceError::Header {
+            name: name.clone(),
+            why,
+        };
+        let key: HeaderName = name.parse().map_err(|e| bad(format!("{e}")))?;
+        let mut value: HeaderValue = value.parse().map_err(|e| bad(format!("{e}")))?;
+        value.set_sensitive(true);
+        headers.append(key, value);
+    }
+    Ok(headers)
+}
+
+/// The URL as it may be stored and logged.
+fn without_password(url: &reqwest::Url) -> String {
+    let mut shown = url.clone();
+    if shown.password().is_some() && shown.set_password(Some("***")).is_err() {
+        return shown.host_str().unwrap_or_default().to_owned();
+    }
+    shown.to_string()
+}
+
+fn looks_like_html(body: &[u8]) -> bool {
+    let start = body.trim_ascii_start();
+    let start: Vec<u8> = start.iter().take(15).map(u8::to_ascii_lowercase).collect();
+    start.starts_with(b"<!doctype") || start.starts_with(b"<html") || start.starts_with(b"<")
+}

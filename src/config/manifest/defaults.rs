@@ -1,0 +1,110 @@
+//! The v1 defaults an API server would have set; upstream's `SetObjectDefaults_Pod` for the fields that
+//! this version supports.
+
+use k8s_openapi::api::core::v1::{Container, EmptyDirVolumeSource, Pod, Volume};
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+
+/// Priority of `system-cluster-critical`.
+const SYSTEM_CLUSTER_CRITICAL: i32 = 2_000_000_000;
+/// Priority of `system-node-critical`.
+const SYSTEM_NODE_CRITICAL: i32 = 2_000_001_000;
+
+/// Fills in what the manifest leaves open.
+pub(super) fn apply(pod: &mut Pod) {
+    let Some(spec) = pod.spec.as_mut() else {
+        return;
+    };
+    set(&mut spec.restart_policy, "Always");
+    set(&mut spec.dns_policy, "ClusterFirst");
+    set(&mut spec.scheduler_name, "default-scheduler");
+    spec.termination_grace_period_seconds.get_or_insert(30);
+    spec.enable_service_links.get_or_insert(true);
+    if spec.priority.is_none() {
+        spec.priority = match spec.priority_class_name.as_deref() {
+            Some("system-node-critical") => Some(SYSTEM_NODE_CRITICAL),
+            Some("system-cluster-critical") => Some(SYSTEM_CLUSTER_CRITICAL),
+            _ => None,
+        };
+    }
+    let host_network = spec.host_network.unwrap_or(false);
+    for container in &mut spec.containers {
+        apply_container(container, host_network);
+    }
+    for volume in spec.volumes.iter_mut().flatten() {
+        apply_volume(volume);
+    }
+}
+
+fn apply_container(container: &mut Container, host_network: bool) {
+    let image = container.image.as_deref().unwrap_or_default();
+    let pull = pull_policy(image);
+    set(&mut container.image_pull_policy, pull);
+    set(
+        &mut container.termination_message_path,
+        "/dev/termination-log",
+    );
+    set(&mut container.termination_message_policy, "File");
+    for port in container.ports.iter_mut().flatten() {
+        set(&mut port.protocol, "TCP");
+        if host_network && port.host_port.unwrap_or(0) == 0 {
+            port.host_port = Some(port.container_port);
+        }
+    }
+    let Some(resources) = container.resources.as_mut() else {
+        return;
+    };
+    if let Some(limits) = &resources.limits {
+        let requests = resources.requests.get_or_insert_default();
+        for (name, limit) in limits {
+            requests
+                .entry(name.clone())
+                .or_insert_with(|| Quantity(limit.0.clone()));
+        }
+    }
+}
+
+/// A volume without a source is an empty directory.
+fn apply_volume(volume: &mut Volume) {
+    let bare = Volume {
+        name: volume.name.clone(),
+        ..Volume::default()
+    };
+    if *volume == bare {
+        volume.empty_dir = Some(EmptyDirVolumeSource::default());
+    }
+    if let Some(host_path) = volume.host_path.as_mut() {
+        host_path.type_.get_or_insert_default();
+    }
+}
+
+/// `latest`, said or implied, is always pulled; a digest or another tag only when it is absent.
+fn pull_policy(image: &str) -> &'static str {
+    if image.contains('@') {
+        return "IfNotPresent";
+    }
+    let last = image.rsplit('/').next().unwrap_or_default();
+    match last.split_once(':') {
+        None | Some((_, "latest")) => "Always",
+        Some(_) => "IfNotPresent",
+    }
+}
+
+fn set(field: &mut Option<String>, default: &str) {
+    if field.as_deref().is_none_or(str::is_empty) {
+        *field = Some(default.to_owned());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::pull_policy;
+
+    #[test]
+    fn pull_policy_follows_the_tag() {
+        assert_eq!(pull_policy("busybox"), "Always");
+        assert_eq!(pull_policy("busybox:latest"), "Always");
+        assert_eq!(pull_policy("host:5000/busybox"), "Always");
+        assert_eq!(pull_policy("host:5000/busybox:1"), "IfNotPresent");
+        assert_eq!(pull_policy("busybox@sha256:00"), "IfNotPresent");
+    }
+}

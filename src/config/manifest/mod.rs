@@ -1,0 +1,291 @@
+//! From the bytes of a manifest to static pods.
+//!
+//! In: what a file or URL holds. Out: pods that are complete (v1 defaults applied, static identity set)
+//! and valid, or an error that names line, column and field and says what to do.
+//!
+//! **Invariant:** nothing a manifest says is skipped: an unknown field, a duplicate key and a second
+//! document are errors. What is valid but not supported yet passes here and is refused at admission
+//! (`core::supported`).
+
+mod decode;
+mod defaults;
+mod static_pod;
+mod tree;
+mod validate;
+
+#[cfg(test)]
+mod tests;
+
+use std::fmt::{self, Write as _};
+
+use k8s_openapi::api::core::v1::Pod;
+
+pub use static_pod::StaticOrigin;
+pub use tree::Position;
+
+use crate::types::PodSource;
+use tree::{Node, Tree};
+
+/// Largest manifest that is read, in bytes.
+pub const MAX_MANIFEST_BYTES: u64 = 10 * 1024 * 1024;
+
+/// One thing that is wrong with a manifest.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Problem {
+    /// Path of the field, like `spec.containers[0].image`; empty for the document as such.
+    pub field: String,
+    /// Where it stands; for a missing field, where its nearest parent stands.
+    pub at: Position,
+    /// What is wrong and what to do.
+    pub message: String,
+}
+
+impl fmt::Display for Problem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.at.line > 0 {
+            write!(f, "line {}, column {}: ", self.at.line, self.at.column)?;
+        }
+        if !self.field.is_empty() {
+            write!(f, "{}: ", self.field)?;
+        }
+        f.write_str(&self.message)
+    }
+}
+
+/// Why a manifest is not used.
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+pub enum ManifestError {
+    /// Nothing in it.
+    #[error("the manifest is empty; write one v1 Pod into it, or delete it")]
+    Empty,
+    /// Larger than [`MAX_MANIFEST_BYTES`].
+    #[error(
+        "the manifest is larger than the 10 MB cap ({size} bytes or more); it has to hold one v1 Pod and nothing else"
+    )]
+    TooLarge {
+        /// Bytes seen, at least.
+        size: u64,
+    },
+    /// Not text.
+    #[error("line {line}: the manifest is not UTF-8 text; save it as UTF-8")]
+    NotUtf8 {
+        /// Line of the first bad byte.
+        line: u64,
+    },
+    /// Aliases, nesting or size beyond the parser's budget.
+    #[error("line {}, column {}: the YAML expands beyond what a Pod can need ({message}); write it without aliases or deep nesting", at.line, at.column)]
+    Bomb {
+        /// Where the budget ran out.
+        at: Position,
+        /// What the parser says.
+        message: String,
+    },
+    /// Neither YAML nor JSON.
+    #[error("{0}")]
+    Syntax(Problem),
+    /// More than one document in a file.
+    #[error(
+        "the manifest holds {count} YAML documents; put one v1 Pod into each file and remove the `---` lines between them"
+    )]
+    Documents {
+        /// How many.
+        count: usize,
+    },
+    /// Well-formed, but not a pod that can run.
+    #[error("{}", list(.0))]
+    Invalid(Vec<Problem>),
+}
+
+/// Reads the pods of one manifest. Files hold one `Pod`; a URL may serve a `PodList`. `seen` is the
+/// RFC 3339 time for the annotation `kubernetes.io/config.seen`. Mirrors upstream's
+/// `tryDecodeSinglePod`, `tryDecodePodList` and `applyDefaults`.
+///
+/// # Errors
+/// See [`ManifestError`]; of a list, the first pod that is wrong spoils the whole.
+pub fn read(
+    bytes: &[u8],
+    origin: &StaticOrigin<'_>,
+    seen: &str,
+) -> Result<Vec<Pod>, ManifestError> {
+    let size = u64::try_from(bytes.len()).unwrap_or(u64::MAX);
+    if size > MAX_MANIFEST_BYTES {
+        return Err(ManifestError::TooLarge { size });
+    }
+    let text = text(bytes)?;
+    let tree = Tree::parse(text)?;
+    let pods = match pods_of(&tree, origin.source)? {
+        Shape::One => vec![(String::new(), &tree)],
+        Shape::List(items) => items,
+    };
+    pods.into_iter()
+        .map(|(root, item)| read_pod(&tree, item, &root, origin, seen))
+        .collect()
+}
+
+enum Shape<'t> {
+    One,
+    List(Vec<(String, &'t Tree)>),
+}
+
+/// Collects what is wrong with a pod, with the places looked up in its document.
+struct Problems<'t> {
+    document: &'t Tree,
+    root: &'t str,
+    found: Vec<Problem>,
+}
+
+impl Problems<'_> {
+    fn add(&mut self, field: impl AsRef<str>, message: impl Into<String>) {
+        let field = field.as_ref();
+        let field = match (self.root, field) {
+            ("", field) => field.to_owned(),
+            (root, field) => format!("{root}.{field}"),
+        };
+        self.found.push(Problem {
+            at: self.document.locate(&field),
+            field,
+            message: message.into(),
+        });
+    }
+}
+
+fn read_pod(
+    document: &Tree,
+    item: &Tree,
+    root: &str,
+    origin: &StaticOrigin<'_>,
+    seen: &str,
+) -> Result<Pod, ManifestError> {
+    let mut pod: Pod = decode::decode(item, root)?;
+    let mut problems = Problems {
+        document,
+        root,
+        found: Vec::new(),
+    };
+    static_pod::check(&pod, origin, &mut problems);
+    validate::metadata(&pod, origin, &mut problems);
+    let uid = static_pod::uid(&pod, origin);
+    defaults::apply(&mut pod);
+    validate::spec(&pod, &mut problems);
+    if !problems.found.is_empty() {
+        return Err(ManifestError::Invalid(problems.found));
+    }
+    static_pod::convert(&mut pod, uid, origin, seen);
+    Ok(pod)
+}
+
+fn text(bytes: &[u8]) -> Result<&str, ManifestError> {
+    let text = std::str::from_utf8(bytes).map_err(|e| {
+        let before = bytes.get(..e.valid_up_to()).unwrap_or_default();
+        let lines = before.iter().filter(|b| **b == b'\n').count();
+        ManifestError::NotUtf8 {
+            line: u64::try_from(lines).unwrap_or(u64::MAX).saturating_add(1),
+        }
+    })?;
+    let text = text.strip_prefix('\u{feff}').unwrap_or(text);
+    if text.trim().is_empty() {
+        return Err(ManifestError::Empty);
+    }
+    Ok(text)
+}
+
+/// Checks `kind` and `apiVersion` before the types do, for messages that say what to do.
+fn pods_of(tree: &Tree, source: PodSource) -> Result<Shape<'_>, ManifestError> {
+    let invalid = |field: &str, message: String| {
+        Err(ManifestError::Invalid(vec![Problem {
+            field: field.to_owned(),
+            at: tree.locate(field),
+            message,
+        }]))
+    };
+    let Node::Map(_) = tree.node else {
+        return invalid("", format!("found {}, expected a v1 Pod", tree.describe()));
+    };
+    let mut texts = ["kind", "apiVersion"].map(|key| (key, ""));
+    for (key, text) in &mut texts {
+        match tree.get(key).map(|t| (&t.node, t.describe())) {
+            Some((Node::Str(value), _)) => *text = value,
+            Some((Node::Null, _)) | None => {}
+            Some((_, found)) => return invalid(key, format!("found {found}, expected a string")),
+        }
+    }
+    let [(_, kind), (_, version)] = texts;
+    let lists = source == PodSource::Http;
+    match kind {
+        "Pod" => {}
+        "PodList" if lists => {}
+        "" => {
+            return invalid(
+                "kind",
+                "is missing; a manifest begins with `apiVersion: v1` and `kind: Pod`".into(),
+            );
+        }
+        "PodList" | "List" if !lists => {
+            return invalid(
+                "kind",
+                format!("{kind} is not a Pod: put each pod into a file of its own"),
+            );
+        }
+        other => {
+            return invalid(
+                "kind",
+                format!(
+                    "kind {other} is not a Pod: static manifests hold one v1 Pod; \
+                     use the pod template of the {other} with `kind: Pod`, or hand the {other} to an API server"
+                ),
+            );
+        }
+    }
+    match version {
+        "v1" => {}
+        "" => return invalid("apiVersion", "is missing; write `apiVersion: v1`".into()),
+        other => {
+            return invalid(
+                "apiVersion",
+                format!("{other:?} is not known for a {kind}; write `apiVersion: v1`"),
+            );
+        }
+    }
+    if kind == "Pod" {
+        return Ok(Shape::One);
+    }
+    let items: &[Tree] = match tree.get("items").map(|t| &t.node) {
+        Some(Node::Seq(items)) => items,
+        None | Some(Node::Null) => &[],
+        Some(_) => return invalid("items", "expected a list of Pods".into()),
+    };
+    if let Node::Map(entries) = &tree.node
+        && let Some(unknown) = entries
+            .iter()
+            .find(|e| !["apiVersion", "kind", "metadata", "items"].contains(&e.key.as_str()))
+    {
+        return invalid(&unknown.key, "unknown field of a PodList".into());
+    }
+    Ok(Shape::List(
+        items
+            .iter()
+            .enumerate()
+            .map(|(index, item)| (format!("items[{index}]"), item))
+            .collect(),
+    ))
+}
+
+/// At most this many problems are told at once.
+const PROBLEMS_TOLD: usize = 8;
+
+fn list(problems: &[Problem]) -> String {
+    let mut text = String::new();
+    for (index, problem) in problems.iter().take(PROBLEMS_TOLD).enumerate() {
+        if index > 0 {
+            text.push_str("; ");
+        }
+        text.push_str(&problem.to_string());
+    }
+    if let Some(more) = problems.len().checked_sub(PROBLEMS_TOLD)
+        && more > 0
+        && write!(text, "; and {more} more").is_err()
+    {
+        text.push_str("; …");
+    }
+    text
+}

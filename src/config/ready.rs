@@ -1,0 +1,142 @@
+//! Which sources have spoken, and where pods come from: small shared facts about the mux.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use crate::types::{PodSource, PodUid};
+
+/// Which sources have spoken; upstream's `config.SourcesReady`.
+///
+/// A source is ready once every update of its first set was *handled* by the sync loop. A source whose
+/// pods are frozen is ready too when pods are recorded from it: what it wants is known.
+#[derive(Clone, Debug, Default)]
+pub struct SourcesReady(Arc<Mutex<Readiness>>);
+
+#[derive(Debug, Default)]
+struct Readiness {
+    configured: BTreeSet<PodSource>,
+    /// Updates of the first set that are sent and not handled yet.
+    first: BTreeMap<PodSource, usize>,
+    ready: BTreeSet<PodSource>,
+    incomplete: BTreeSet<PodSource>,
+}
+
+impl SourcesReady {
+    pub(super) fn new(configured: impl IntoIterator<Item = PodSource>) -> Self {
+        let ready = Self::default();
+        ready.lock().configured.extend(configured);
+        ready
+    }
+
+    /// Announces a source whose sets come through `PodConfig::sets`.
+    pub fn configure(&self, source: PodSource) {
+        self.lock().configured.insert(source);
+    }
+
+    /// To be called by the sync loop after it has handled an update of `source`.
+    pub fn mark_handled(&self, source: PodSource) {
+        let mut readiness = self.lock();
+        if let Some(left) = readiness.first.get_mut(&source) {
+            *left = left.saturating_sub(1);
+            if *left == 0 {
+                readiness.first.remove(&source);
+                readiness.ready.insert(source);
+            }
+        }
+    }
+
+    /// Whether one source has spoken; a removal needs this of its own source.
+    pub fn ready(&self, source: PodSource) -> bool {
+        self.lock().ready.contains(&source)
+    }
+
+    /// Whether every configured source has spoken; gates housekeeping.
+    pub fn all_ready(&self) -> bool {
+        let readiness = self.lock();
+        readiness.configured.is_subset(&readiness.ready)
+    }
+
+    /// Whether every configured source has spoken and the newest reading of each was whole: nothing broken,
+    /// vanished or unreadable. What runs and is wanted by no source may be killed when this holds, even
+    /// after a rebuild of the store.
+    pub fn complete(&self) -> bool {
+        let readiness = self.lock();
+        readiness.configured.is_subset(&readiness.ready) && readiness.incomplete.is_empty()
+    }
+
+    /// The first set of a source is about to be sent as `updates` updates.
+    pub(super) fn expect(&self, source: PodSource, updates: usize) {
+        self.lock().first.insert(source, updates);
+    }
+
+    pub(super) fn set_complete(&self, source: PodSource, complete: bool) {
+        let mut readiness = self.lock();
+        if complete {
+            readiness.incomplete.remove(&source);
+        } else {
+            readiness.incomplete.insert(source);
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Readiness> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Origin (file path or URL) of each pod that a source wants, for `PodRecord::origin`.
+///
+/// A pod's origin is there before its ADD or UPDATE is sent and until its REMOVE is sent.
+#[derive(Clone, Debug, Default)]
+pub struct Origins(Arc<Mutex<BTreeMap<PodUid, String>>>);
+
+impl Origins {
+    /// The origin of a pod; `None` when no source wants it, empty for the API server.
+    pub fn get(&self, uid: &PodUid) -> Option<String> {
+        self.lock().get(uid).cloned()
+    }
+
+    pub(super) fn insert(&self, uid: PodUid, origin: String) {
+        self.lock().insert(uid, origin);
+    }
+
+    pub(super) fn remove(&self, uid: &PodUid) {
+        self.lock().remove(uid);
+    }
+
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<PodUid, String>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn source_is_ready_once_its_whole_first_set_was_handled() {
+        let ready = SourcesReady::new([PodSource::File]);
+        ready.mark_handled(PodSource::File);
+        assert!(!ready.all_ready(), "nothing was sent yet");
+        ready.expect(PodSource::File, 2);
+        ready.mark_handled(PodSource::File);
+        assert!(!ready.ready(PodSource::File));
+        ready.mark_handled(PodSource::File);
+        assert!(ready.ready(PodSource::File) && ready.all_ready());
+    }
+
+    #[test]
+    fn without_sources_everything_has_spoken() {
+        assert!(SourcesReady::new([]).all_ready());
+    }
+
+    #[test]
+    fn a_broken_source_is_ready_but_not_complete() {
+        let ready = SourcesReady::new([PodSource::File]);
+        ready.expect(PodSource::File, 1);
+        ready.set_complete(PodSource::File, false);
+        ready.mark_handled(PodSource::File);
+        assert!(ready.all_ready() && !ready.complete());
+        ready.set_complete(PodSource::File, true);
+        assert!(ready.complete());
+    }
+}
