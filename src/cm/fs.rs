@@ -1,0 +1,285 @@
+//! cgroupfs: what is mounted, making, setting and removing directories.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use nix::errno::Errno;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+use super::CgroupError;
+
+/// Which cgroups a machine has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CgroupVersion {
+    /// One hierarchy per controller.
+    V1 {
+        /// The unified hierarchy is mounted beside them, without controllers.
+        hybrid: bool,
+    },
+    /// The unified hierarchy alone.
+    V2,
+}
+
+/// One mounted hierarchy.
+#[derive(Clone, Debug)]
+pub(super) struct Hierarchy {
+    /// Mount point.
+    pub(super) path: PathBuf,
+    /// Its controllers; empty for named and for a hybrid machine's unified hierarchy.
+    pub(super) controllers: BTreeSet<String>,
+}
+
+impl Hierarchy {
+    pub(super) fn has(&self, controller: &str) -> bool {
+        self.controllers.contains(controller)
+    }
+}
+
+const REMOVE_TRIES: u32 = 50;
+const REMOVE_PAUSE: Duration = Duration::from_millis(20);
+
+/// Finds the hierarchies mounted at or below `mount`.
+pub(super) fn discover(mount: &Path) -> Result<(CgroupVersion, Vec<Hierarchy>), CgroupError> {
+    let table = fs::read_to_string("/proc/self/mountinfo")
+        .map_err(CgroupError::io("read mounts of", mount))?;
+    let mut unified = None;
+    let mut legacy: Vec<Hierarchy> = Vec::new();
+    for (point, fstype, options) in table.lines().filter_map(mount_line) {
+        if !point.starts_with(mount) {
+            continue;
+        }
+        match fstype {
+            "cgroup2" => unified = Some(point),
+            "cgroup" if !legacy.iter().any(|h| h.path == point) => legacy.push(Hierarchy {
+                path: point,
+                controllers: options
+                    .split(',')
+                    .filter(|o| !matches!(*o, "rw" | "ro" | "xattr") && !o.contains('='))
+                    .map(str::to_owned)
+                    .collect(),
+            }),
+            _ => {}
+        }
+    }
+    match (unified, legacy.is_empty()) {
+        (Some(point), true) => {
+            let file = point.join("cgroup.controllers");
+            let controllers =
+                fs::read_to_string(&file).map_err(CgroupError::io("read controllers of", &file))?;
+            let hierarchy = Hierarchy {
+                path: point,
+                controllers: controllers.split_whitespace().map(str::to_owned).collect(),
+            };
+            Ok((CgroupVersion::V2, vec![hierarchy]))
+        }
+        (unified, false) => {
+            let hybrid = unified.is_some();
+            legacy.extend(unified.map(|path| Hierarchy {
+                path,
+                controllers: BTreeSet::new(),
+            }));
+            Ok((CgroupVersion::V1 { hybrid }, legacy))
+        }
+        (None, true) => Err(CgroupError::NotMounted {
+            mount: mount.to_owned(),
+            reason:
+                "no cgroup file system is mounted there; mount one, or set cgroupsPerQOS: false"
+                    .to_owned(),
+        }),
+    }
+}
+
+/// Mount point, file system type and super options of a line of mountinfo.
+fn mount_line(line: &str) -> Option<(PathBuf, &str, &str)> {
+    let (left, right) = line.split_once(" - ")?;
+    let point = left.split(' ').nth(4)?;
+    let mut right = right.split(' ');
+    let fstype = right.next()?;
+    let options = right.nth(1)?;
+    Some((PathBuf::from(point), fstype, options))
+}
+
+/// Makes `dir` and its parents below `top`; on v2 enables the controllers on the way.
+pub(super) fn make(top: &Path, dir: &Path, version: CgroupVersion) -> Result<(), CgroupError> {
+    let below = dir.strip_prefix(top).unwrap_or(Path::new(""));
+    let mut at = top.to_owned();
+    for part in below.components() {
+        if version == CgroupVersion::V2 {
+            enable_controllers(&at)?;
+        }
+        at.push(part);
+        match fs::create_dir(&at) {
+            Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {}
+            other => other.map_err(CgroupError::io("create", &at))?,
+        }
+    }
+    Ok(())
+}
+
+fn enable_controllers(dir: &Path) -> Result<(), CgroupError> {
+    let read = |file: &str| {
+        let path = dir.join(file);
+        fs::read_to_string(&path).map_err(CgroupError::io("read", &path))
+    };
+    let available = read("cgroup.controllers")?;
+    let enabled = read("cgroup.subtree_control")?;
+    let enabled: BTreeSet<&str> = enabled.split_whitespace().collect();
+    let wanted: Vec<String> = available
+        .split_whitespace()
+        .filter(|c| ["cpu", "cpuset", "memory", "pids", "io", "hugetlb"].contains(c))
+        .filter(|c| !enabled.contains(c))
+        .map(|c| format!("+{c}"))
+        .collect();
+    if wanted.is_empty() {
+        return Ok(());
+    }
+    write(&dir.join("cgroup.subtree_control"), &wanted.join(" "))
+}
+
+/// Writes `value` unless it is there already.
+pub(super) fn set(file: &Path, value: &str) -> Result<(), CgroupError> {
+    if fs::read_to_string(file).is_ok_and(|now| now.trim() == value) {
+        return Ok(());
+    }
+    write(file, value)
+}
+
+fn write(file: &Path, value: &str) -> Result<(), CgroupError> {
+    // Never created: a file that is not there means a controller that is not there.
+    fs::OpenOptions::new()
+        .write(true)
+        .open(file)
+        .and_then(|mut f| f.write_all(value.as_bytes()))
+        .map_err(CgroupError::io("set", file))
+}
+
+/// Names of the child cgroups; none when `dir` is not there.
+pub(super) fn children(dir: &Path) -> Result<Vec<String>, CgroupError> {
+    let entries = match fs::read_dir(dir) {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        other => other.map_err(CgroupError::io("list", dir))?,
+    };
+    let mut names = Vec::new();
+    for entry in entries {
+        let entry = entry.map_err(CgroupError::io("list", dir))?;
+        if entry.file_type().is_ok_and(|t| t.is_dir())
+            && let Some(name) = entry.file_name().to_str()
+        {
+            names.push(name.to_owned());
+        }
+    }
+    Ok(names)
+}
+
+/// Removes a cgroup with all below it, killing what is inside.
+pub(super) fn remove_tree(dir: &Path) -> Result<(), CgroupError> {
+    let mut tries = 0;
+    loop {
+        match remove_once(dir) {
+            Err(CgroupError::Io { source, .. })
+                if source.raw_os_error() == Some(Errno::EBUSY as i32) =>
+            {
+                let pids = processes(dir)?;
+                if tries >= REMOVE_TRIES {
+                    return Err(CgroupError::Busy {
+                        path: dir.to_owned(),
+                        pids,
+                    });
+                }
+                kill_all(dir, &pids);
+                tries += 1;
+                // The kernel takes a process out of its cgroup only when it has been reaped.
+                std::thread::sleep(REMOVE_PAUSE);
+            }
+            other => return other,
+        }
+    }
+}
+
+fn remove_once(dir: &Path) -> Result<(), CgroupError> {
+    for child in children(dir)? {
+        remove_once(&dir.join(child))?;
+    }
+    match fs::remove_dir(dir) {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(()),
+        other => other.map_err(CgroupError::io("remove", dir)),
+    }
+}
+
+fn processes(dir: &Path) -> Result<Vec<i32>, CgroupError> {
+    let mut pids: Vec<i32> = match fs::read_to_string(dir.join("cgroup.procs")) {
+        Ok(text) => text.lines().filter_map(|l| l.trim().parse().ok()).collect(),
+        // Gone, or a threaded cgroup.
+        Err(_) => Vec::new(),
+    };
+    for child in children(dir)? {
+        pids.extend(processes(&dir.join(child))?);
+    }
+    Ok(pids)
+}
+
+fn kill_all(dir: &Path, pids: &[i32]) {
+    let own = i32::try_from(std::process::id()).unwrap_or(0);
+    // 0 stands for a process of another PID namespace.
+    for pid in pids.iter().copied().filter(|pid| *pid > 1 && *pid != own) {
+        match kill(Pid::from_raw(pid), Signal::SIGKILL) {
+            Ok(()) => {
+                tracing::warn!(pid, cgroup = %dir.display(), "killed a process left in a pod's cgroup")
+            }
+            Err(Errno::ESRCH) => {}
+            Err(error) => {
+                tracing::warn!(pid, %error, "a process left in a pod's cgroup cannot be killed")
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn mountinfo_lines_are_read() {
+        let line = "33 31 0:30 / /sys/fs/cgroup/cpu,cpuacct rw,relatime shared:9 - cgroup cgroup rw,cpu,cpuacct";
+        let (point, fstype, options) = mount_line(line).unwrap();
+        assert_eq!(point, Path::new("/sys/fs/cgroup/cpu,cpuacct"));
+        assert_eq!((fstype, options), ("cgroup", "rw,cpu,cpuacct"));
+        assert!(mount_line("garbage").is_none());
+    }
+
+    #[test]
+    fn setting_a_file_that_is_not_there_fails_and_makes_none() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("cpu.shares");
+        assert!(set(&file, "2").is_err());
+        assert!(!file.exists());
+        fs::write(&file, "2\n").unwrap();
+        set(&file, "2").unwrap();
+        assert_eq!(
+            fs::read_to_string(&file).unwrap(),
+            "2\n",
+            "an equal value is not written"
+        );
+    }
+
+    #[test]
+    fn a_place_without_cgroups_is_named() {
+        let dir = tempfile::tempdir().unwrap();
+        let error = discover(dir.path()).unwrap_err();
+        assert!(
+            error.to_string().contains("no cgroup file system"),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn a_read_only_cgroupfs_says_so() {
+        let error =
+            CgroupError::io("create", Path::new("/x"))(io::ErrorKind::ReadOnlyFilesystem.into());
+        assert!(error.to_string().contains("read-only"), "{error}");
+    }
+}

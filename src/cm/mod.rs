@@ -1,0 +1,568 @@
+//! Layer 4: the cgroups above containers, `kubepods[/burstable|/besteffort]/pod<UID>`; upstream's container
+//! manager as far as it concerns CPU and memory.
+//!
+//! Comes in: pods. Goes out: directories below the cgroup root with shares, quotas and limits, and the
+//! parent the runtime is told. Written to cgroupfs directly, for both drivers: with the systemd driver the
+//! directories are named as systemd would name the slices, and a running systemd adopts them when the
+//! runtime starts a scope inside.
+//!
+//! **Invariant:** nothing outside `<root>/kubepods` is written, and only directories named for a pod are
+//! removed. Every call may be repeated. Calls block for some system calls; none waits for a container,
+//! except [`CgroupManager::destroy`], which gives killed processes up to a second to go.
+
+mod fs;
+mod name;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use k8s_openapi::api::core::v1::Pod;
+
+pub use fs::CgroupVersion;
+pub use name::{CgroupDriver, CgroupName};
+
+use crate::kuberuntime::resources::{self, QosClass, QuantityError};
+use crate::types::{PodExt, PodUid};
+use fs::Hierarchy;
+
+/// How cgroups are kept.
+#[derive(Clone, Debug)]
+pub struct CgroupConfig {
+    /// `cgroupDriver`; must be the runtime's.
+    pub driver: CgroupDriver,
+    /// `cgroupRoot`: below which `kubepods` is made, `/` for the top.
+    pub root: String,
+    /// Where the hierarchies are mounted.
+    pub mount: PathBuf,
+    /// `cgroupsPerQOS`; without it pods are left to the runtime's default parent.
+    pub per_qos: bool,
+    /// `failCgroupV1`: refuse to run on the legacy hierarchies.
+    pub fail_v1: bool,
+    /// `cpuCFSQuota`.
+    pub cpu_cfs_quota: bool,
+    /// `cpuCFSQuotaPeriod` in microseconds.
+    pub cfs_period_us: u64,
+    /// CPU of all pods together in thousandths of a core; sets the shares of `kubepods`.
+    pub allocatable_cpu_milli: Option<u64>,
+    /// Memory of all pods together in bytes; sets the limit of `kubepods` when given.
+    pub allocatable_memory: Option<u64>,
+}
+
+impl Default for CgroupConfig {
+    fn default() -> Self {
+        Self {
+            driver: CgroupDriver::Cgroupfs,
+            root: "/".to_owned(),
+            mount: PathBuf::from("/sys/fs/cgroup"),
+            per_qos: true,
+            fail_v1: false,
+            cpu_cfs_quota: true,
+            cfs_period_us: 100_000,
+            allocatable_cpu_milli: None,
+            allocatable_memory: None,
+        }
+    }
+}
+
+/// A cgroup could not be read or changed.
+#[derive(Debug, thiserror::Error)]
+pub enum CgroupError {
+    /// There is no cgroup file system.
+    #[error("find cgroups below {}: {reason}", mount.display())]
+    NotMounted {
+        /// Where they were looked for.
+        mount: PathBuf,
+        /// What is there instead, and what to do.
+        reason: String,
+    },
+    /// Controllers that are needed are not there.
+    #[error("use cgroups below {}: controllers {} are missing; enable them on the kernel command line, or set cgroupsPerQOS: false", mount.display(), missing.join(", "))]
+    MissingControllers {
+        /// The mount.
+        mount: PathBuf,
+        /// Their names.
+        missing: Vec<String>,
+    },
+    /// cgroup v1 is not wanted.
+    #[error(
+        "this machine runs cgroup v1 and failCgroupV1 is set; boot with systemd.unified_cgroup_hierarchy=1, or set failCgroupV1: false"
+    )]
+    V1Refused,
+    /// cgroupfs is mounted read-only.
+    #[error("{verb} cgroup {}: cgroupfs is read-only; run the agent with write access to it, or set cgroupsPerQOS: false", path.display())]
+    ReadOnly {
+        /// What was tried.
+        verb: &'static str,
+        /// The cgroup or file.
+        path: PathBuf,
+    },
+    /// Anything else the kernel refuses.
+    #[error("{verb} cgroup {}", path.display())]
+    Io {
+        /// What was tried.
+        verb: &'static str,
+        /// The cgroup or file.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+    /// Processes would not go.
+    #[error("remove cgroup {}: processes {pids:?} do not end", path.display())]
+    Busy {
+        /// The cgroup.
+        path: PathBuf,
+        /// What is still in it.
+        pids: Vec<i32>,
+    },
+    /// A pod's resources cannot be read.
+    #[error("size the cgroup of pod {pod}")]
+    Quantity {
+        /// UID.
+        pod: PodUid,
+        /// Why.
+        #[source]
+        source: QuantityError,
+    },
+    /// A UID that cannot name a directory.
+    #[error("name a cgroup for pod {pod:?}: the UID is empty or holds a slash")]
+    Uid {
+        /// As given.
+        pod: PodUid,
+    },
+}
+
+impl CgroupError {
+    fn io(verb: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Self {
+        let path = path.to_owned();
+        move |source| match source.kind() {
+            io::ErrorKind::ReadOnlyFilesystem => Self::ReadOnly { verb, path },
+            _ => Self::Io { verb, path, source },
+        }
+    }
+}
+
+/// Limits of one cgroup; what is `None` is left as the kernel made it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Limits {
+    /// `cpu.shares`.
+    pub shares: Option<u64>,
+    /// CFS quota and period in microseconds; a quota below zero = no limit.
+    pub quota: Option<(i64, u64)>,
+    /// Memory in bytes.
+    pub memory: Option<u64>,
+}
+
+/// Makes and removes the cgroups of pods.
+#[derive(Clone, Debug)]
+pub struct CgroupManager {
+    config: CgroupConfig,
+    version: CgroupVersion,
+    hierarchies: Vec<Hierarchy>,
+    top: CgroupName,
+}
+
+impl CgroupManager {
+    /// Finds out what the machine has. Changes nothing.
+    ///
+    /// # Errors
+    /// `NotMounted`, `MissingControllers` (cpu and memory are needed unless `per_qos` is off), `V1Refused`.
+    pub fn detect(config: CgroupConfig) -> Result<Self, CgroupError> {
+        let (version, hierarchies) = fs::discover(&config.mount)?;
+        if config.fail_v1 && version != CgroupVersion::V2 {
+            return Err(CgroupError::V1Refused);
+        }
+        let missing: Vec<String> = ["cpu", "memory"]
+            .into_iter()
+            .filter(|c| !hierarchies.iter().any(|h| h.has(c)))
+            .map(str::to_owned)
+            .collect();
+        if config.per_qos && !missing.is_empty() {
+            return Err(CgroupError::MissingControllers {
+                mount: config.mount,
+                missing,
+            });
+        }
+        let top = CgroupName::parse(&config.root).child("kubepods");
+        Ok(Self {
+            config,
+            version,
+            hierarchies,
+            top,
+        })
+    }
+
+    /// Which cgroups the machine has.
+    pub fn version(&self) -> CgroupVersion {
+        self.version
+    }
+
+    /// Whether swap can be limited; upstream's `swapControllerAvailable`. On v2 ask after
+    /// [`Self::setup`]: the top cgroup does not show it.
+    pub fn has_swap_controller(&self) -> bool {
+        let Some(memory) = self.hierarchies.iter().find(|h| h.has("memory")) else {
+            return false;
+        };
+        match self.version {
+            CgroupVersion::V1 { .. } => memory.path.join("memory.memsw.limit_in_bytes").exists(),
+            CgroupVersion::V2 => self.dir(memory, &self.top).join("memory.swap.max").exists(),
+        }
+    }
+
+    /// Makes `kubepods` and the two QoS cgroups.
+    ///
+    /// # Errors
+    /// When cgroupfs cannot be written.
+    pub fn setup(&self) -> Result<(), CgroupError> {
+        if !self.config.per_qos {
+            return Ok(());
+        }
+        let top = Limits {
+            shares: self
+                .config
+                .allocatable_cpu_milli
+                .map(|m| resources::milli_cpu_to_shares(i64::try_from(m).unwrap_or(i64::MAX))),
+            memory: self.config.allocatable_memory,
+            quota: None,
+        };
+        self.make(&self.top, top)?;
+        let least = Limits {
+            shares: Some(resources::MIN_SHARES),
+            ..Limits::default()
+        };
+        self.make(&self.qos(QosClass::BestEffort), least)?;
+        // Burstable shares are the sum over its pods; see `refresh_qos`.
+        self.make(&self.qos(QosClass::Burstable), Limits::default())
+    }
+
+    /// Sets the shares of the QoS cgroups by the pods that are active; upstream's `UpdateCgroups`, each
+    /// minute and with each new pod.
+    ///
+    /// # Errors
+    /// When a quantity does not parse or cgroupfs cannot be written.
+    pub fn refresh_qos(&self, pods: &[Arc<Pod>]) -> Result<(), CgroupError> {
+        if !self.config.per_qos {
+            return Ok(());
+        }
+        let mut milli = 0_i64;
+        for pod in pods {
+            let of = |source| CgroupError::Quantity {
+                pod: pod.uid(),
+                source,
+            };
+            if resources::qos_class(pod) == QosClass::Burstable {
+                let request = resources::pod_resources(pod).map_err(of)?.cpu_request;
+                milli = milli.saturating_add(request.unwrap_or(0));
+            }
+        }
+        let limits = Limits {
+            shares: Some(resources::milli_cpu_to_shares(milli)),
+            ..Limits::default()
+        };
+        self.make(&self.qos(QosClass::Burstable), limits)
+    }
+
+    /// The cgroup of a pod; upstream's `GetPodContainerName`.
+    ///
+    /// # Errors
+    /// When its resources do not parse or its UID cannot name a directory.
+    pub fn pod_cgroup(&self, pod: &Pod) -> Result<CgroupName, CgroupError> {
+        let uid = pod.uid();
+        let class = resources::qos_class(pod);
+        Ok(self.qos(class).child(&pod_component(&uid)?))
+    }
+
+    /// What the runtime is told as the sandbox's parent; empty without `per_qos`. For the systemd driver
+    /// the slice alone, as upstream sends it.
+    ///
+    /// # Errors
+    /// See [`Self::pod_cgroup`].
+    pub fn pod_cgroup_parent(&self, pod: &Pod) -> Result<String, CgroupError> {
+        if !self.config.per_qos {
+            return Ok(String::new());
+        }
+        let name = self.pod_cgroup(pod)?;
+        Ok(match self.config.driver {
+            CgroupDriver::Cgroupfs => name.cgroupfs(),
+            CgroupDriver::Systemd => name.slice(),
+        })
+    }
+
+    /// Makes the cgroup of a pod with its limits, or brings an existing one to them; upstream's
+    /// `EnsureExists`.
+    ///
+    /// # Errors
+    /// When cgroupfs cannot be written.
+    pub fn ensure(&self, pod: &Pod) -> Result<(), CgroupError> {
+        if !self.config.per_qos {
+            return Ok(());
+        }
+        let name = self.pod_cgroup(pod)?;
+        let limits = self.pod_limits(pod)?;
+        self.make(&name, limits)
+    }
+
+    /// Whether the cgroup of a pod is there, in every hierarchy that carries limits.
+    pub fn exists(&self, pod: &Pod) -> bool {
+        let Ok(name) = self.pod_cgroup(pod) else {
+            return false;
+        };
+        !self.config.per_qos
+            || self
+                .managed()
+                .all(|hierarchy| self.dir(hierarchy, &name).is_dir())
+    }
+
+    /// Kills what is left in a pod's cgroups and removes them, in every hierarchy and QoS class; upstream's
+    /// `podContainerManager.Destroy`. None there is no error.
+    ///
+    /// # Errors
+    /// `Busy` when processes do not end within a second; else what the kernel refuses.
+    pub fn destroy(&self, uid: &PodUid) -> Result<(), CgroupError> {
+        if !self.config.per_qos {
+            return Ok(());
+        }
+        let component = pod_component(uid)?;
+        for class in CLASSES {
+            let name = self.qos(class).child(&component);
+            for hierarchy in &self.hierarchies {
+                fs::remove_tree(&self.dir(hierarchy, &name))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Pods that have a cgroup, in any hierarchy; for removing what nobody knows any more.
+    ///
+    /// # Errors
+    /// When a directory cannot be read.
+    pub fn list_pods(&self) -> Result<BTreeSet<PodUid>, CgroupError> {
+        let mut pods = BTreeSet::new();
+        if !self.config.per_qos {
+            return Ok(pods);
+        }
+        for class in CLASSES {
+            let parent = self.qos(class);
+            for hierarchy in &self.hierarchies {
+                let children = fs::children(&self.dir(hierarchy, &parent))?;
+                pods.extend(
+                    children
+                        .iter()
+                        .filter_map(|child| parent.pod_of_child(child, self.config.driver)),
+                );
+            }
+        }
+        Ok(pods)
+    }
+
+    fn pod_limits(&self, pod: &Pod) -> Result<Limits, CgroupError> {
+        let of = |source| CgroupError::Quantity {
+            pod: pod.uid(),
+            source,
+        };
+        let class = resources::qos_class(pod);
+        let sum = resources::pod_resources(pod).map_err(of)?;
+        Ok(pod_limits(class, sum, &self.config))
+    }
+
+    fn qos(&self, class: QosClass) -> CgroupName {
+        match class {
+            QosClass::Guaranteed => self.top.clone(),
+            QosClass::Burstable => self.top.child("burstable"),
+            QosClass::BestEffort => self.top.child("besteffort"),
+        }
+    }
+
+    /// Hierarchies in which limits are set. The runtime makes its directories in the others.
+    fn managed(&self) -> impl Iterator<Item = &Hierarchy> {
+        self.hierarchies
+            .iter()
+            .filter(|h| ["cpu", "memory", "pids"].iter().any(|c| h.has(c)))
+    }
+
+    fn dir(&self, hierarchy: &Hierarchy, name: &CgroupName) -> PathBuf {
+        let path = match self.config.driver {
+            CgroupDriver::Cgroupfs => name.cgroupfs(),
+            CgroupDriver::Systemd => name.systemd(),
+        };
+        hierarchy.path.join(path.trim_start_matches('/'))
+    }
+
+    fn make(&self, name: &CgroupName, limits: Limits) -> Result<(), CgroupError> {
+        let settings = settings(self.version, limits);
+        for hierarchy in self.managed() {
+            let dir = self.dir(hierarchy, name);
+            fs::make(&hierarchy.path, &dir, self.version)?;
+            for (controller, file, value) in &settings {
+                if hierarchy.has(controller) {
+                    fs::set(&dir.join(file), value)?;
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+const CLASSES: [QosClass; 3] = [
+    QosClass::Guaranteed,
+    QosClass::Burstable,
+    QosClass::BestEffort,
+];
+
+fn pod_component(uid: &PodUid) -> Result<String, CgroupError> {
+    if uid.as_str().is_empty() || uid.as_str().contains(['/', '\0']) {
+        return Err(CgroupError::Uid { pod: uid.clone() });
+    }
+    Ok(format!("pod{uid}"))
+}
+
+/// What a pod's cgroup gets by its class; upstream's `ResourceConfigForPod`.
+fn pod_limits(class: QosClass, sum: resources::CpuMemory, config: &CgroupConfig) -> Limits {
+    let shares = resources::milli_cpu_to_shares(sum.cpu_request.unwrap_or(0));
+    let memory = sum.memory_limit.and_then(|m| u64::try_from(m).ok());
+    let quota = sum.cpu_limit.map(|milli| {
+        let quota = if config.cpu_cfs_quota {
+            resources::milli_cpu_to_quota(milli, config.cfs_period_us)
+        } else {
+            -1
+        };
+        (quota, config.cfs_period_us)
+    });
+    match class {
+        QosClass::BestEffort => Limits {
+            shares: Some(resources::MIN_SHARES),
+            ..Limits::default()
+        },
+        QosClass::Guaranteed | QosClass::Burstable => Limits {
+            shares: Some(shares),
+            quota,
+            memory,
+        },
+    }
+}
+
+/// Controller, file and value of each limit.
+fn settings(version: CgroupVersion, limits: Limits) -> Vec<(&'static str, &'static str, String)> {
+    let mut all = Vec::new();
+    match version {
+        CgroupVersion::V1 { .. } => {
+            if let Some(shares) = limits.shares {
+                all.push(("cpu", "cpu.shares", shares.to_string()));
+            }
+            if let Some((quota, period)) = limits.quota {
+                all.push(("cpu", "cpu.cfs_period_us", period.to_string()));
+                all.push(("cpu", "cpu.cfs_quota_us", quota.to_string()));
+            }
+            if let Some(memory) = limits.memory {
+                all.push(("memory", "memory.limit_in_bytes", memory.to_string()));
+            }
+        }
+        CgroupVersion::V2 => {
+            if let Some(shares) = limits.shares {
+                let weight = resources::shares_to_weight(shares);
+                all.push(("cpu", "cpu.weight", weight.to_string()));
+            }
+            if let Some((quota, period)) = limits.quota {
+                let value = if quota < 0 {
+                    format!("max {period}")
+                } else {
+                    format!("{quota} {period}")
+                };
+                all.push(("cpu", "cpu.max", value));
+            }
+            if let Some(memory) = limits.memory {
+                all.push(("memory", "memory.max", memory.to_string()));
+            }
+        }
+    }
+    all
+}
+
+/// Controllers by mount point, for `holdfast version` and logs.
+impl CgroupManager {
+    /// Mount points and their controllers.
+    pub fn describe(&self) -> BTreeMap<PathBuf, Vec<String>> {
+        self.hierarchies
+            .iter()
+            .map(|h| (h.path.clone(), h.controllers.iter().cloned().collect()))
+            .collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kuberuntime::resources::CpuMemory;
+
+    #[test]
+    fn limits_follow_the_class() {
+        let sum = CpuMemory {
+            cpu_request: Some(500),
+            cpu_limit: Some(1_000),
+            memory_request: None,
+            memory_limit: Some(64 << 20),
+        };
+        let mut config = CgroupConfig::default();
+        let burstable = pod_limits(QosClass::Burstable, sum, &config);
+        assert_eq!(
+            burstable,
+            Limits {
+                shares: Some(512),
+                quota: Some((100_000, 100_000)),
+                memory: Some(64 << 20),
+            }
+        );
+        config.cpu_cfs_quota = false;
+        assert_eq!(
+            pod_limits(QosClass::Guaranteed, sum, &config).quota,
+            Some((-1, 100_000))
+        );
+        let least = pod_limits(QosClass::BestEffort, CpuMemory::default(), &config);
+        assert_eq!(
+            (least.shares, least.quota, least.memory),
+            (Some(2), None, None)
+        );
+    }
+
+    #[test]
+    fn limits_become_the_files_of_each_version() {
+        let limits = Limits {
+            shares: Some(1024),
+            quota: Some((25_000, 100_000)),
+            memory: Some(4096),
+        };
+        let of = |version| {
+            settings(version, limits)
+                .into_iter()
+                .map(|(_, file, value)| format!("{file}={value}"))
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(
+            of(CgroupVersion::V1 { hybrid: false }),
+            [
+                "cpu.shares=1024",
+                "cpu.cfs_period_us=100000",
+                "cpu.cfs_quota_us=25000",
+                "memory.limit_in_bytes=4096"
+            ]
+        );
+        assert_eq!(
+            of(CgroupVersion::V2),
+            ["cpu.weight=39", "cpu.max=25000 100000", "memory.max=4096"]
+        );
+        let unlimited = Limits {
+            quota: Some((-1, 100_000)),
+            ..Limits::default()
+        };
+        assert_eq!(settings(CgroupVersion::V2, unlimited)[0].2, "max 100000");
+    }
+
+    #[test]
+    fn a_uid_that_leaves_the_directory_is_refused() {
+        for uid in ["", "../x", "a/b"] {
+            assert!(pod_component(&uid.into()).is_err(), "{uid}");
+        }
+    }
+}

@@ -1,0 +1,139 @@
+//! Pulls in flight: one per image, at most so many at once.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use futures::FutureExt;
+use futures::future::{BoxFuture, Shared, WeakShared};
+use k8s_cri::v1;
+use tokio::sync::Semaphore;
+
+use super::ImageService;
+use crate::kuberuntime::cri::CriError;
+
+/// How pulls run beside each other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ImageConfig {
+    /// `serializeImagePulls`: one at a time.
+    pub serialize_pulls: bool,
+    /// `maxParallelImagePulls`, when they are not serialised.
+    pub max_parallel: Option<usize>,
+}
+
+impl Default for ImageConfig {
+    fn default() -> Self {
+        Self {
+            serialize_pulls: true,
+            max_parallel: None,
+        }
+    }
+}
+
+/// A pull that succeeded.
+#[derive(Clone, Debug)]
+pub(super) struct Pulled {
+    /// Reference by which the runtime keeps the image.
+    pub(super) reference: String,
+    /// Size in bytes, 0 when the runtime does not say.
+    pub(super) size: u64,
+    /// Duration without the wait for other pulls.
+    pub(super) took: Duration,
+}
+
+type PullResult = Result<Pulled, Arc<CriError>>;
+type PullFuture = BoxFuture<'static, PullResult>;
+
+/// The pulls in flight. An entry does not keep its pull alive: that do those who wait for it.
+pub(super) struct Pulls {
+    slots: Option<Arc<Semaphore>>,
+    in_flight: Mutex<HashMap<String, WeakShared<PullFuture>>>,
+}
+
+impl Pulls {
+    pub(super) fn new(config: ImageConfig) -> Self {
+        let slots = if config.serialize_pulls {
+            Some(1)
+        } else {
+            config.max_parallel.map(|n| n.max(1))
+        };
+        Self {
+            slots: slots.map(|n| Arc::new(Semaphore::new(n))),
+            in_flight: Mutex::default(),
+        }
+    }
+
+    /// Joins the pull of this image that is in flight, or begins one.
+    pub(super) async fn pull<S: ImageService>(
+        &self,
+        service: &S,
+        image: &str,
+        sandbox: Option<v1::PodSandboxConfig>,
+    ) -> PullResult {
+        self.join(service, image, sandbox).await
+    }
+
+    fn join<S: ImageService>(
+        &self,
+        service: &S,
+        image: &str,
+        sandbox: Option<v1::PodSandboxConfig>,
+    ) -> Shared<PullFuture> {
+        // A poisoned map is as good as any: entries are replaced whole.
+        let mut in_flight = match self.in_flight.lock() {
+            Ok(map) => map,
+            Err(poisoned) => poisoned.into_inner(),
+        };
+        // `peek` is set once a pull has finished: its result is not for those who come later.
+        if let Some(pull) = in_flight.get(image).and_then(WeakShared::upgrade)
+            && pull.peek().is_none()
+        {
+            return pull;
+        }
+        in_flight.retain(|_, pull| pull.upgrade().is_some_and(|p| p.peek().is_none()));
+        let pull = run(
+            service.clone(),
+            image.to_owned(),
+            sandbox,
+            self.slots.clone(),
+        )
+        .boxed()
+        .shared();
+        if let Some(weak) = pull.downgrade() {
+            in_flight.insert(image.to_owned(), weak);
+        }
+        pull
+    }
+}
+
+async fn run<S: ImageService>(
+    service: S,
+    image: String,
+    sandbox: Option<v1::PodSandboxConfig>,
+    slots: Option<Arc<Semaphore>>,
+) -> PullResult {
+    let _slot = match slots {
+        // The semaphore is never closed; if it were, pulls would go unlimited rather than fail.
+        Some(slots) => slots.acquire_owned().await.ok(),
+        None => None,
+    };
+    let begun = tokio::time::Instant::now();
+    let spec = v1::ImageSpec {
+        image: image.clone(),
+        ..Default::default()
+    };
+    let reference = service.pull_image(spec, sandbox).await.map_err(Arc::new)?;
+    let took = begun.elapsed();
+    let size = match service.image_status(&reference).await {
+        Ok(found) => found.map_or(0, |i| i.size),
+        Err(error) => {
+            tracing::debug!(image, %error, "size of a pulled image is not known");
+            0
+        }
+    };
+    Ok(Pulled {
+        reference,
+        size,
+        took,
+    })
+}

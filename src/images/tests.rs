@@ -1,0 +1,390 @@
+use std::collections::{BTreeMap, HashSet};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use serde_json::json;
+use tokio::sync::{Notify, Semaphore};
+
+use super::*;
+use crate::kuberuntime::cri::CriErrorKind;
+use crate::types::BootId;
+use crate::types::events::MemoryRecorder;
+
+struct TestClock(Mutex<i64>);
+
+impl TestClock {
+    fn advance(&self, by: Duration) {
+        *self.0.lock().unwrap() += i64::try_from(by.as_millis()).unwrap();
+    }
+}
+
+impl Clock for TestClock {
+    fn now(&self) -> Stamp {
+        let ms = *self.0.lock().unwrap();
+        Stamp {
+            boot: BootId(1),
+            boottime_ms: ms,
+            wall_ms: ms,
+        }
+    }
+}
+
+#[derive(Default)]
+struct Fake {
+    present: Mutex<HashSet<String>>,
+    fail: Mutex<Option<String>>,
+    fail_inspect: Mutex<bool>,
+    pulls: AtomicU32,
+    most_at_once: AtomicU32,
+    at_once: AtomicU32,
+    gate: Mutex<Option<Arc<Semaphore>>>,
+    begun: Notify,
+}
+
+#[derive(Clone, Default)]
+struct FakeService(Arc<Fake>);
+
+fn failure(message: &str) -> CriError {
+    CriError {
+        operation: "pull_image",
+        object: "x".to_owned(),
+        kind: CriErrorKind::Other,
+        message: message.to_owned(),
+        source: None,
+    }
+}
+
+impl ImageService for FakeService {
+    async fn image_status(&self, image: &str) -> Result<Option<v1::Image>, CriError> {
+        if *self.0.fail_inspect.lock().unwrap() {
+            return Err(failure("inspection broke"));
+        }
+        let found = self.0.present.lock().unwrap().contains(image);
+        Ok(found.then(|| v1::Image {
+            id: format!("id-of-{image}"),
+            size: 7,
+            ..Default::default()
+        }))
+    }
+
+    async fn pull_image(
+        &self,
+        image: v1::ImageSpec,
+        _: Option<v1::PodSandboxConfig>,
+    ) -> Result<String, CriError> {
+        let fake = &self.0;
+        fake.pulls.fetch_add(1, Ordering::SeqCst);
+        let now = fake.at_once.fetch_add(1, Ordering::SeqCst) + 1;
+        fake.most_at_once.fetch_max(now, Ordering::SeqCst);
+        fake.begun.notify_one();
+        let gate = fake.gate.lock().unwrap().clone();
+        if let Some(gate) = gate {
+            gate.acquire().await.unwrap().forget();
+        }
+        fake.at_once.fetch_sub(1, Ordering::SeqCst);
+        if let Some(message) = fake.fail.lock().unwrap().clone() {
+            return Err(failure(&message));
+        }
+        fake.present.lock().unwrap().insert(image.image.clone());
+        Ok(format!("ref-of-{}", image.image))
+    }
+}
+
+struct World {
+    clock: Arc<TestClock>,
+    store: Store,
+    recorder: MemoryRecorder,
+    service: FakeService,
+    manager: Arc<ImageManager>,
+}
+
+fn world(config: ImageConfig) -> World {
+    let clock = Arc::new(TestClock(Mutex::new(1_000_000)));
+    World {
+        store: Store::in_memory(clock.clone()),
+        recorder: MemoryRecorder::default(),
+        service: FakeService::default(),
+        manager: Arc::new(ImageManager::new(config, clock.clone(), Metrics::default())),
+        clock,
+    }
+}
+
+fn pod(uid: &str, image: &str, policy: &str) -> Pod {
+    serde_json::from_value(json!({
+        "metadata": {"name": "p", "namespace": "ns", "uid": uid},
+        "spec": {"containers": [{"name": "c", "image": image, "imagePullPolicy": policy}]},
+    }))
+    .unwrap()
+}
+
+impl World {
+    async fn ensure(&self, pod: &Pod) -> Result<String, ImageError> {
+        let container = &pod.containers()[0];
+        self.manager
+            .ensure(
+                pod,
+                container,
+                None,
+                &self.service,
+                &self.store,
+                &self.recorder,
+            )
+            .await
+    }
+
+    fn reasons(&self) -> Vec<String> {
+        self.recorder
+            .events()
+            .into_iter()
+            .map(|e| e.reason)
+            .collect()
+    }
+
+    fn pulls(&self) -> u32 {
+        self.service.0.pulls.load(Ordering::SeqCst)
+    }
+
+    fn record(&self, image: &str) -> ImageRecord {
+        self.store
+            .snapshot()
+            .record::<ImageRecord>(image)
+            .cloned()
+            .unwrap()
+    }
+}
+
+#[tokio::test]
+async fn policies_decide_whether_to_pull() {
+    for (policy, present, want, pulls, reasons) in [
+        ("IfNotPresent", true, Ok("id-of-x:1"), 0, vec!["Pulled"]),
+        (
+            "IfNotPresent",
+            false,
+            Ok("ref-of-x:1"),
+            1,
+            vec!["Pulling", "Pulled"],
+        ),
+        ("Never", true, Ok("id-of-x:1"), 0, vec!["Pulled"]),
+        (
+            "Never",
+            false,
+            Err(ImageErrorReason::ErrImageNeverPull),
+            0,
+            vec!["ErrImageNeverPull"],
+        ),
+        (
+            "Always",
+            true,
+            Ok("ref-of-x:1"),
+            1,
+            vec!["Pulling", "Pulled"],
+        ),
+        ("", true, Ok("id-of-x:1"), 0, vec!["Pulled"]),
+    ] {
+        let world = world(ImageConfig::default());
+        if present {
+            world
+                .service
+                .0
+                .present
+                .lock()
+                .unwrap()
+                .insert("x:1".to_owned());
+        }
+        let got = world.ensure(&pod("u", "x:1", policy)).await;
+        assert_eq!(
+            got.as_deref().map_err(|e| e.reason),
+            want,
+            "{policy} {present}"
+        );
+        assert_eq!(
+            (world.pulls(), world.reasons()),
+            (pulls, reasons.into_iter().map(str::to_owned).collect())
+        );
+    }
+    let world = world(ImageConfig::default());
+    world
+        .service
+        .0
+        .present
+        .lock()
+        .unwrap()
+        .insert("x:latest".to_owned());
+    world.ensure(&pod("u", "x", "")).await.unwrap();
+    assert_eq!(world.pulls(), 1, "latest is always pulled by default");
+}
+
+#[tokio::test]
+async fn a_failed_pull_backs_off_across_a_restart_and_forgets_after_success() {
+    let world = world(ImageConfig::default());
+    let pod = pod("u", "x:1", "IfNotPresent");
+    *world.service.0.fail.lock().unwrap() = Some("no such image".to_owned());
+    let error = world.ensure(&pod).await.unwrap_err();
+    assert_eq!(
+        (error.reason, error.message.as_str()),
+        (ImageErrorReason::ErrImagePull, "no such image")
+    );
+    let retry_at = error.retry_at.unwrap();
+    assert_eq!(retry_at.until(world.clock.now()), Duration::from_secs(10));
+    assert_eq!(
+        world.record("x:1").backoffs[&pod.uid()].duration_ms,
+        10_000,
+        "on record before the error"
+    );
+
+    // A new agent on the same store.
+    let restarted = World {
+        manager: Arc::new(ImageManager::new(
+            ImageConfig::default(),
+            world.clock.clone(),
+            Metrics::default(),
+        )),
+        recorder: MemoryRecorder::default(),
+        ..world
+    };
+    let error = restarted.ensure(&pod).await.unwrap_err();
+    assert_eq!(error.reason, ImageErrorReason::ImagePullBackOff);
+    assert_eq!(error.retry_at, Some(retry_at));
+    assert_eq!(
+        (restarted.pulls(), restarted.reasons()),
+        (1, vec!["BackOff".to_owned()])
+    );
+
+    restarted.clock.advance(Duration::from_secs(10));
+    let error = restarted.ensure(&pod).await.unwrap_err();
+    assert_eq!(error.reason, ImageErrorReason::ErrImagePull);
+    assert_eq!(
+        error.retry_at.unwrap().until(restarted.clock.now()),
+        Duration::from_secs(20)
+    );
+
+    *restarted.service.0.fail.lock().unwrap() = None;
+    restarted.clock.advance(Duration::from_secs(20));
+    restarted.ensure(&pod).await.unwrap();
+    let record = restarted.record("x:1");
+    assert_eq!(
+        (record.backoffs, record.pulled_ref.as_deref()),
+        (BTreeMap::new(), Some("ref-of-x:1"))
+    );
+}
+
+#[tokio::test]
+async fn another_pod_does_not_wait_for_this_pods_back_off_and_a_gone_one_leaves_none() {
+    let world = world(ImageConfig::default());
+    *world.service.0.fail.lock().unwrap() = Some("down".to_owned());
+    let (one, two) = (pod("u1", "x:1", "Always"), pod("u2", "x:1", "Always"));
+    world.ensure(&one).await.unwrap_err();
+    let error = world.ensure(&two).await.unwrap_err();
+    assert_eq!(error.reason, ImageErrorReason::ErrImagePull);
+    assert_eq!(world.record("x:1").backoffs.len(), 2);
+    world
+        .manager
+        .forget_pod(&world.store, &one.uid())
+        .await
+        .unwrap();
+    assert_eq!(
+        world.record("x:1").backoffs.keys().collect::<Vec<_>>(),
+        [&two.uid()]
+    );
+}
+
+#[tokio::test]
+async fn errors_keep_their_kind() {
+    let world = world(ImageConfig::default());
+    for (message, reason) in [
+        (
+            "rpc: RegistryUnavailable: dial tcp",
+            ImageErrorReason::RegistryUnavailable,
+        ),
+        (
+            "SignatureValidationFailed: no key",
+            ImageErrorReason::SignatureValidationFailed,
+        ),
+        ("other", ImageErrorReason::ErrImagePull),
+    ] {
+        *world.service.0.fail.lock().unwrap() = Some(message.to_owned());
+        let error = world
+            .ensure(&pod(message, "x:1", "Always"))
+            .await
+            .unwrap_err();
+        assert_eq!(error.reason, reason);
+    }
+    let error = world
+        .ensure(&pod("u", "Not A Name", "Always"))
+        .await
+        .unwrap_err();
+    assert_eq!(error.reason, ImageErrorReason::InvalidImageName);
+    *world.service.0.fail_inspect.lock().unwrap() = true;
+    let error = world.ensure(&pod("u", "x:1", "Never")).await.unwrap_err();
+    assert_eq!(error.reason, ImageErrorReason::ImageInspectError);
+}
+
+async fn at_once(config: ImageConfig, images: &[&str]) -> (u32, u32) {
+    let world = world(config);
+    let gate = Arc::new(Semaphore::new(0));
+    *world.service.0.gate.lock().unwrap() = Some(gate.clone());
+    let pods: Vec<Pod> = images
+        .iter()
+        .enumerate()
+        .map(|(i, image)| pod(&format!("u{i}"), image, "Always"))
+        .collect();
+    let all = futures::future::join_all(pods.iter().map(|pod| world.ensure(pod)));
+    let opened = async {
+        world.service.0.begun.notified().await;
+        gate.add_permits(images.len());
+    };
+    let (results, ()) = tokio::join!(all, opened);
+    assert!(results.iter().all(Result::is_ok));
+    (
+        world.pulls(),
+        world.service.0.most_at_once.load(Ordering::SeqCst),
+    )
+}
+
+#[tokio::test]
+async fn pulls_of_one_image_are_one_pull_and_the_limit_holds() {
+    let parallel = |max_parallel| ImageConfig {
+        serialize_pulls: false,
+        max_parallel,
+    };
+    assert_eq!(
+        at_once(parallel(None), &["a:1", "a:1", "a:1"]).await,
+        (1, 1)
+    );
+    assert_eq!(
+        at_once(parallel(None), &["a:1", "b:1", "c:1"]).await,
+        (3, 3)
+    );
+    assert_eq!(
+        at_once(parallel(Some(2)), &["a:1", "b:1", "c:1"]).await,
+        (3, 2)
+    );
+    assert_eq!(
+        at_once(ImageConfig::default(), &["a:1", "b:1", "c:1"]).await,
+        (3, 1)
+    );
+}
+
+#[tokio::test]
+async fn a_pull_goes_on_when_the_one_who_began_it_goes_away() {
+    let world = world(ImageConfig::default());
+    let gate = Arc::new(Semaphore::new(0));
+    *world.service.0.gate.lock().unwrap() = Some(gate.clone());
+    let (one, two) = (pod("u1", "x:1", "Always"), pod("u2", "x:1", "Always"));
+    let mut first = Box::pin(world.ensure(&one));
+    let mut second = Box::pin(world.ensure(&two));
+    assert!(futures::poll!(&mut first).is_pending());
+    assert!(futures::poll!(&mut second).is_pending());
+    drop(first);
+    gate.add_permits(1);
+    second.await.unwrap();
+    assert_eq!(world.pulls(), 1);
+    gate.add_permits(1);
+    world.ensure(&two).await.unwrap();
+    assert_eq!(
+        world.pulls(),
+        2,
+        "a finished pull serves nobody who comes later"
+    );
+}

@@ -1,0 +1,463 @@
+//! The CRI message that makes a container, and the files it needs on the node; upstream's
+//! `generateContainerConfig`, `makeMounts` and `ensureHostsFile`.
+//!
+//! [`build`] is pure. [`prepare_files`] writes the managed hosts file and the termination message file
+//! before each create; both are below the pod's directory and replaced, never appended to.
+//!
+//! **Invariant:** the termination message file of an attempt has a name that follows from the attempt, so
+//! that it is found again after a restart of the agent.
+
+use std::collections::{BTreeMap, HashMap};
+use std::fs;
+use std::io;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+
+use k8s_cri::v1;
+use k8s_openapi::api::core::v1::{Container, HostAlias, Pod};
+
+use super::env;
+use super::labels;
+use super::node_context::{NodeContext, is_path_component};
+use super::resources;
+use super::sandbox_config::{self, ConfigError};
+use crate::types::{PodExt, PodUid};
+
+/// Default of `terminationMessagePath`.
+pub const DEFAULT_TERMINATION_PATH: &str = "/dev/termination-log";
+const HOSTS_FILE: &str = "/etc/hosts";
+
+/// What containers may not see in `/proc` and `/sys`; upstream's default masked paths.
+const MASKED_PATHS: &[&str] = &[
+    "/proc/asound",
+    "/proc/acpi",
+    "/proc/interrupts",
+    "/proc/kcore",
+    "/proc/keys",
+    "/proc/latency_stats",
+    "/proc/timer_list",
+    "/proc/timer_stats",
+    "/proc/sched_debug",
+    "/proc/scsi",
+    "/sys/firmware",
+    "/sys/devices/virtual/powercap",
+];
+/// What containers may not change; upstream's default read-only paths.
+const READONLY_PATHS: &[&str] = &[
+    "/proc/bus",
+    "/proc/fs",
+    "/proc/irq",
+    "/proc/sys",
+    "/proc/sysrq-trigger",
+];
+
+/// Everything a container's message depends on.
+#[derive(Clone, Copy, Debug)]
+pub struct ContainerInputs<'a> {
+    /// The pod.
+    pub pod: &'a Pod,
+    /// Its container.
+    pub container: &'a Container,
+    /// Restart count, which is the CRI attempt.
+    pub attempt: u32,
+    /// Hash of the container spec, for the annotation.
+    pub hash: &'a str,
+    /// Image as the runtime resolved it.
+    pub image_ref: &'a str,
+    /// The pod's addresses.
+    pub pod_ips: &'a [String],
+    /// Host paths of the pod's volumes by name.
+    pub volumes: &'a BTreeMap<String, PathBuf>,
+    /// Files on the node, see [`prepare_files`].
+    pub files: &'a ContainerFiles,
+}
+
+/// Files on the node that are mounted into a container.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ContainerFiles {
+    /// The managed hosts file.
+    pub hosts: Option<PathBuf>,
+    /// Where the container leaves its termination message.
+    pub termination_log: Option<PathBuf>,
+}
+
+/// A file a container needs could not be written.
+#[derive(Debug, thiserror::Error)]
+#[error("write {} for container {container}", path.display())]
+pub struct FileError {
+    /// The file.
+    pub path: PathBuf,
+    /// The container.
+    pub container: String,
+    /// Why.
+    #[source]
+    pub source: io::Error,
+}
+
+/// Builds the message.
+///
+/// # Errors
+/// When the spec cannot become a message; the container then waits with `CreateContainerConfigError`.
+pub fn build(
+    inputs: &ContainerInputs<'_>,
+    ctx: &NodeContext,
+) -> Result<v1::ContainerConfig, ConfigError> {
+    let ContainerInputs {
+        pod,
+        container,
+        attempt,
+        image_ref,
+        ..
+    } = *inputs;
+    let env = env::make_env(pod, container, inputs.pod_ips, ctx)?;
+    let expand = |list: &Option<Vec<String>>| {
+        let lookup = env::lookup_in(&env);
+        list.iter()
+            .flatten()
+            .map(|item| env::expand(item, &lookup))
+            .collect()
+    };
+    Ok(v1::ContainerConfig {
+        metadata: Some(v1::ContainerMetadata {
+            name: container.name.clone(),
+            attempt,
+        }),
+        image: Some(v1::ImageSpec {
+            image: image_ref.to_owned(),
+            user_specified_image: container.image.clone().unwrap_or_default(),
+            ..Default::default()
+        }),
+        command: expand(&container.command),
+        args: expand(&container.args),
+        working_dir: container.working_dir.clone().unwrap_or_default(),
+        mounts: mounts(inputs)?,
+        labels: container_labels(pod, container),
+        annotations: container_annotations(inputs),
+        log_path: log_path(&container.name, attempt),
+        stdin: container.stdin.unwrap_or(false),
+        stdin_once: container.stdin_once.unwrap_or(false),
+        tty: container.tty.unwrap_or(false),
+        linux: Some(v1::LinuxContainerConfig {
+            resources: Some(
+                resources::container_linux_resources(pod, container, ctx).map_err(|source| {
+                    ConfigError::Quantity {
+                        object: format!("container {}", container.name),
+                        source,
+                    }
+                })?,
+            ),
+            security_context: Some(security_context(pod, container, ctx)),
+        }),
+        envs: env
+            .into_iter()
+            .map(|(key, value)| v1::KeyValue { key, value })
+            .collect(),
+        ..Default::default()
+    })
+}
+
+/// Log file below the pod's log directory; upstream's `BuildContainerLogsPath`.
+pub fn log_path(container: &str, attempt: u32) -> String {
+    format!("{container}/{attempt}.log")
+}
+
+/// Where an attempt's termination message lies on the node.
+pub fn termination_log_path(
+    ctx: &NodeContext,
+    uid: &PodUid,
+    container: &str,
+    attempt: u32,
+) -> PathBuf {
+    ctx.container_dir(uid, container)
+        .join(format!("{attempt:08x}"))
+}
+
+/// Writes the hosts file and an empty termination message file, replacing what an earlier try left.
+///
+/// # Errors
+/// When one cannot be written.
+pub fn prepare_files(
+    pod: &Pod,
+    container: &Container,
+    attempt: u32,
+    pod_ips: &[String],
+    ctx: &NodeContext,
+) -> Result<ContainerFiles, FileError> {
+    let uid = pod.uid();
+    let error = |path: &Path| {
+        let (path, container) = (path.to_owned(), container.name.clone());
+        move |source| FileError {
+            path,
+            container,
+            source,
+        }
+    };
+    let mut files = ContainerFiles::default();
+    if !mounts_at(container, HOSTS_FILE) && (pod.host_network() || !pod_ips.is_empty()) {
+        let path = ctx.pod_dir(&uid).join("etc-hosts");
+        let content = hosts_content(pod, pod_ips, ctx).map_err(error(&ctx.node_hosts_file))?;
+        // In place, not renamed: earlier containers of the pod have the very file mounted.
+        write_file(&path, content.as_bytes(), 0o644).map_err(error(&path))?;
+        files.hosts = Some(path);
+    }
+    if is_path_component(&container.name) {
+        let path = termination_log_path(ctx, &uid, &container.name, attempt);
+        if let Some(dir) = path.parent() {
+            fs::create_dir_all(dir).map_err(error(dir))?;
+            fs::set_permissions(dir, fs::Permissions::from_mode(0o750)).map_err(error(dir))?;
+        }
+        write_file(&path, b"", 0o666).map_err(error(&path))?;
+        files.termination_log = Some(path);
+    }
+    Ok(files)
+}
+
+fn write_file(path: &Path, content: &[u8], mode: u32) -> io::Result<()> {
+    if let Some(dir) = path.parent() {
+        fs::create_dir_all(dir)?;
+    }
+    if fs::symlink_metadata(path).is_ok_and(|m| !m.is_file()) {
+        return Err(io::Error::new(
+            io::ErrorKind::AlreadyExists,
+            "something that is not a file is in its place",
+        ));
+    }
+    fs::write(path, content)?;
+    fs::set_permissions(path, fs::Permissions::from_mode(mode))
+}
+
+fn hosts_content(pod: &Pod, pod_ips: &[String], ctx: &NodeContext) -> io::Result<String> {
+    let aliases = pod.spec_ref().host_aliases.as_deref().unwrap_or_default();
+    if pod.host_network() {
+        let node = match fs::read_to_string(&ctx.node_hosts_file) {
+            Ok(text) => text,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => String::new(),
+            Err(error) => return Err(error),
+        };
+        return Ok(node_hosts(&node, aliases));
+    }
+    let hostname = sandbox_config::hostname(pod);
+    let domain = sandbox_config::host_domain(pod, ctx);
+    Ok(pod_hosts(pod_ips, &hostname, domain.as_deref(), aliases))
+}
+
+/// Hosts file of a pod on the host network: the node's own and the aliases.
+fn node_hosts(node: &str, aliases: &[HostAlias]) -> String {
+    let mut text = format!("# Kubernetes-managed hosts file (host network).\n{node}");
+    push_aliases(&mut text, aliases);
+    text
+}
+
+/// Hosts file of a pod with addresses of its own.
+fn pod_hosts(
+    ips: &[String],
+    hostname: &str,
+    domain: Option<&str>,
+    aliases: &[HostAlias],
+) -> String {
+    let mut text = String::from(
+        "# Kubernetes-managed hosts file.\n\
+         127.0.0.1\tlocalhost\n\
+         ::1\tlocalhost ip6-localhost ip6-loopback\n\
+         fe00::0\tip6-localnet\n\
+         fe00::0\tip6-mcastprefix\n\
+         fe00::1\tip6-allnodes\n\
+         fe00::2\tip6-allrouters\n",
+    );
+    for ip in ips {
+        match domain {
+            Some(domain) => text.push_str(&format!("{ip}\t{hostname}.{domain}\t{hostname}\n")),
+            None => text.push_str(&format!("{ip}\t{hostname}\n")),
+        }
+    }
+    push_aliases(&mut text, aliases);
+    text
+}
+
+fn push_aliases(text: &mut String, aliases: &[HostAlias]) {
+    if aliases.is_empty() {
+        return;
+    }
+    text.push_str("\n# Entries added by HostAliases.\n");
+    for alias in aliases {
+        let names = alias.hostnames.as_deref().unwrap_or_default().join("\t");
+        text.push_str(&format!("{}\t{names}\n", alias.ip));
+    }
+}
+
+fn mounts_at(container: &Container, path: &str) -> bool {
+    container
+        .volume_mounts
+        .iter()
+        .flatten()
+        .any(|m| m.mount_path.trim_end_matches('/') == path)
+}
+
+fn termination_path(container: &Container) -> &str {
+    container
+        .termination_message_path
+        .as_deref()
+        .filter(|p| !p.is_empty())
+        .unwrap_or(DEFAULT_TERMINATION_PATH)
+}
+
+fn mounts(inputs: &ContainerInputs<'_>) -> Result<Vec<v1::Mount>, ConfigError> {
+    let container = inputs.container;
+    let mut mounts = Vec::new();
+    for mount in container.volume_mounts.iter().flatten() {
+        let error = |reason: String| ConfigError::Mount {
+            container: container.name.clone(),
+            volume: mount.name.clone(),
+            reason,
+        };
+        for (field, value) in [
+            ("subPath", mount.sub_path.as_deref()),
+            ("subPathExpr", mount.sub_path_expr.as_deref()),
+        ] {
+            if value.is_some_and(|v| !v.is_empty()) {
+                return Err(error(format!(
+                    "{field} is not supported; mount the whole volume"
+                )));
+            }
+        }
+        let host_path = inputs.volumes.get(&mount.name).ok_or_else(|| {
+            error("the pod has no such volume; add it to spec.volumes".to_owned())
+        })?;
+        let propagation = match mount.mount_propagation.as_deref() {
+            None | Some("" | "None") => v1::MountPropagation::PropagationPrivate,
+            Some("HostToContainer") => v1::MountPropagation::PropagationHostToContainer,
+            Some("Bidirectional") if sandbox_config::is_privileged(container) => {
+                v1::MountPropagation::PropagationBidirectional
+            }
+            Some("Bidirectional") => {
+                return Err(error(
+                    "mountPropagation Bidirectional needs a privileged container".to_owned(),
+                ));
+            }
+            Some(other) => {
+                return Err(error(format!(
+                    "unknown mountPropagation {other:?}; use None, HostToContainer or Bidirectional"
+                )));
+            }
+        };
+        mounts.push(v1::Mount {
+            container_path: absolute(&mount.mount_path),
+            host_path: host_path.to_string_lossy().into_owned(),
+            readonly: mount.read_only.unwrap_or(false),
+            propagation: propagation.into(),
+            ..Default::default()
+        });
+    }
+    if let Some(hosts) = &inputs.files.hosts {
+        mounts.push(file_mount(hosts, HOSTS_FILE));
+    }
+    if let Some(log) = &inputs.files.termination_log {
+        mounts.push(file_mount(log, termination_path(container)));
+    }
+    Ok(mounts)
+}
+
+fn file_mount(host: &Path, container: &str) -> v1::Mount {
+    v1::Mount {
+        container_path: absolute(container),
+        host_path: host.to_string_lossy().into_owned(),
+        ..Default::default()
+    }
+}
+
+fn absolute(path: &str) -> String {
+    if path.starts_with('/') {
+        path.to_owned()
+    } else {
+        format!("/{path}")
+    }
+}
+
+fn container_labels(pod: &Pod, container: &Container) -> HashMap<String, String> {
+    let name = (labels::CONTAINER_NAME.to_owned(), container.name.clone());
+    sandbox_config::pod_labels(pod)
+        .into_iter()
+        .chain([name])
+        .collect()
+}
+
+fn container_annotations(inputs: &ContainerInputs<'_>) -> HashMap<String, String> {
+    let ContainerInputs { pod, container, .. } = *inputs;
+    let mut all = HashMap::from([
+        (labels::CONTAINER_HASH.to_owned(), inputs.hash.to_owned()),
+        (
+            labels::CONTAINER_RESTART_COUNT.to_owned(),
+            inputs.attempt.to_string(),
+        ),
+        (
+            labels::CONTAINER_TERMINATION_MESSAGE_PATH.to_owned(),
+            termination_path(container).to_owned(),
+        ),
+        (
+            labels::CONTAINER_TERMINATION_MESSAGE_POLICY.to_owned(),
+            container
+                .termination_message_policy
+                .clone()
+                .filter(|p| !p.is_empty())
+                .unwrap_or_else(|| "File".to_owned()),
+        ),
+    ]);
+    let mut put = |key: &str, value: Option<String>| {
+        if let Some(value) = value {
+            all.insert(key.to_owned(), value);
+        }
+    };
+    put(
+        labels::POD_DELETION_GRACE_PERIOD,
+        pod.metadata
+            .deletion_grace_period_seconds
+            .map(|s| s.to_string()),
+    );
+    put(
+        labels::POD_TERMINATION_GRACE_PERIOD,
+        pod.spec_ref()
+            .termination_grace_period_seconds
+            .map(|s| s.to_string()),
+    );
+    let pre_stop = container
+        .lifecycle
+        .as_ref()
+        .and_then(|l| l.pre_stop.as_ref());
+    put(
+        labels::CONTAINER_PRE_STOP_HANDLER,
+        pre_stop.and_then(|h| serde_json::to_string(h).ok()),
+    );
+    let ports = container.ports.as_ref().filter(|p| !p.is_empty());
+    put(
+        labels::CONTAINER_PORTS,
+        ports.and_then(|p| serde_json::to_string(p).ok()),
+    );
+    all
+}
+
+fn security_context(
+    pod: &Pod,
+    container: &Container,
+    ctx: &NodeContext,
+) -> v1::LinuxContainerSecurityContext {
+    let privileged = sandbox_config::is_privileged(container);
+    let paths = |list: &[&str]| {
+        if privileged {
+            Vec::new()
+        } else {
+            list.iter().map(ToString::to_string).collect()
+        }
+    };
+    v1::LinuxContainerSecurityContext {
+        privileged,
+        namespace_options: Some(sandbox_config::namespace_options(pod)),
+        masked_paths: paths(MASKED_PATHS),
+        readonly_paths: paths(READONLY_PATHS),
+        seccomp: Some(sandbox_config::seccomp(ctx.seccomp_default && !privileged)),
+        ..Default::default()
+    }
+}
+
+#[cfg(test)]
+#[path = "container_config_tests.rs"]
+mod tests;

@@ -1,0 +1,236 @@
+use serde_json::json;
+
+use super::*;
+
+fn pod(container: serde_json::Value) -> Pod {
+    serde_json::from_value(json!({
+        "metadata": {"name": "web", "namespace": "shop", "uid": "u1", "deletionGracePeriodSeconds": 5},
+        "spec": {
+            "terminationGracePeriodSeconds": 20,
+            "hostAliases": [{"ip": "1.2.3.4", "hostnames": ["foo", "bar"]}],
+            "volumes": [{"name": "v", "emptyDir": {}}],
+            "containers": [container],
+        },
+    }))
+    .unwrap()
+}
+
+fn config(container: serde_json::Value) -> Result<v1::ContainerConfig, ConfigError> {
+    let pod = pod(container);
+    let ctx = NodeContext::new("n", "/r");
+    let volumes = BTreeMap::from([("v".to_owned(), PathBuf::from("/host/v"))]);
+    let files = ContainerFiles {
+        hosts: Some("/r/pods/u1/etc-hosts".into()),
+        termination_log: Some("/r/pods/u1/containers/c/00000002".into()),
+    };
+    build(
+        &ContainerInputs {
+            pod: &pod,
+            container: &pod.containers()[0],
+            attempt: 2,
+            hash: "abc",
+            image_ref: "sha256:1",
+            pod_ips: &["10.0.0.2".to_owned()],
+            volumes: &volumes,
+            files: &files,
+        },
+        &ctx,
+    )
+}
+
+#[test]
+fn a_container_is_what_its_spec_says() {
+    let config = config(json!({
+        "name": "c", "image": "busybox",
+        "command": ["sh", "-c", "echo $(A) $$(A) $(NO)"], "args": ["$(A)"],
+        "workingDir": "/w", "tty": true, "stdin": true,
+        "env": [{"name": "A", "value": "1"}, {"name": "B", "value": "$(A)2"}],
+        "ports": [{"containerPort": 80, "name": "http"}],
+        "volumeMounts": [{"name": "v", "mountPath": "data", "readOnly": true, "mountPropagation": "HostToContainer"}],
+    }))
+    .unwrap();
+    assert_eq!(config.command, ["sh", "-c", "echo 1 $(A) $(NO)"]);
+    assert_eq!(config.args, ["1"]);
+    assert_eq!(config.envs[1].value, "12");
+    assert_eq!(config.working_dir, "/w");
+    assert_eq!(
+        (config.stdin, config.stdin_once, config.tty),
+        (true, false, true)
+    );
+    assert_eq!(config.log_path, "c/2.log");
+    let image = config.image.unwrap();
+    assert_eq!(
+        (image.image.as_str(), image.user_specified_image.as_str()),
+        ("sha256:1", "busybox")
+    );
+    let mounts: Vec<_> = config
+        .mounts
+        .iter()
+        .map(|m| {
+            (
+                m.container_path.as_str(),
+                m.host_path.as_str(),
+                m.readonly,
+                m.propagation,
+            )
+        })
+        .collect();
+    assert_eq!(
+        mounts,
+        [
+            ("/data", "/host/v", true, 1),
+            ("/etc/hosts", "/r/pods/u1/etc-hosts", false, 0),
+            (
+                "/dev/termination-log",
+                "/r/pods/u1/containers/c/00000002",
+                false,
+                0
+            ),
+        ]
+    );
+}
+
+#[test]
+fn labels_and_annotations_are_upstreams() {
+    let config = config(json!({
+        "name": "c", "ports": [{"containerPort": 80}], "terminationMessagePolicy": "FallbackToLogsOnError",
+        "lifecycle": {"preStop": {"exec": {"command": ["x"]}}},
+    }))
+    .unwrap();
+    for (key, value) in [
+        ("io.kubernetes.container.name", "c"),
+        ("io.kubernetes.pod.name", "web"),
+        ("io.kubernetes.pod.namespace", "shop"),
+        ("io.kubernetes.pod.uid", "u1"),
+    ] {
+        assert_eq!(config.labels[key], value);
+    }
+    for (key, value) in [
+        ("io.kubernetes.container.hash", "abc"),
+        ("io.kubernetes.container.restartCount", "2"),
+        (
+            "io.kubernetes.container.terminationMessagePath",
+            "/dev/termination-log",
+        ),
+        (
+            "io.kubernetes.container.terminationMessagePolicy",
+            "FallbackToLogsOnError",
+        ),
+        ("io.kubernetes.container.ports", r#"[{"containerPort":80}]"#),
+        (
+            "io.kubernetes.container.preStopHandler",
+            r#"{"exec":{"command":["x"]}}"#,
+        ),
+        ("io.kubernetes.pod.deletionGracePeriod", "5"),
+        ("io.kubernetes.pod.terminationGracePeriod", "20"),
+    ] {
+        assert_eq!(config.annotations[key], value, "{key}");
+    }
+}
+
+#[test]
+fn privileged_containers_see_everything_others_do_not() {
+    let security = |privileged: bool| {
+        config(json!({"name": "c", "securityContext": {"privileged": privileged}}))
+            .unwrap()
+            .linux
+            .unwrap()
+            .security_context
+            .unwrap()
+    };
+    let plain = security(false);
+    assert!(plain.masked_paths.contains(&"/proc/kcore".to_owned()));
+    assert!(plain.readonly_paths.contains(&"/proc/sys".to_owned()));
+    assert_eq!(plain.seccomp.unwrap().profile_type, 1, "Unconfined");
+    let privileged = security(true);
+    assert!(privileged.privileged && privileged.masked_paths.is_empty());
+}
+
+#[test]
+fn mounts_that_cannot_be_made_say_why() {
+    for (mount, word) in [
+        (
+            json!({"name": "missing", "mountPath": "/a"}),
+            "spec.volumes",
+        ),
+        (
+            json!({"name": "v", "mountPath": "/a", "subPath": "x"}),
+            "subPath",
+        ),
+        (
+            json!({"name": "v", "mountPath": "/a", "mountPropagation": "Bidirectional"}),
+            "privileged",
+        ),
+        (
+            json!({"name": "v", "mountPath": "/a", "mountPropagation": "both"}),
+            "HostToContainer",
+        ),
+    ] {
+        let error = config(json!({"name": "c", "volumeMounts": [mount]})).unwrap_err();
+        assert!(error.to_string().contains(word), "{error}");
+    }
+}
+
+#[test]
+fn files_are_written_for_each_start() {
+    let dir = tempfile::tempdir().unwrap();
+    let ctx = NodeContext::new("n", dir.path());
+    let pod = pod(json!({"name": "c"}));
+    let container = &pod.containers()[0];
+    let ips = ["10.0.0.2".to_owned(), "fd00::2".to_owned()];
+    let files = prepare_files(&pod, container, 2, &ips, &ctx).unwrap();
+    let hosts = fs::read_to_string(files.hosts.unwrap()).unwrap();
+    assert!(
+        hosts.starts_with("# Kubernetes-managed hosts file.\n127.0.0.1\tlocalhost\n"),
+        "{hosts}"
+    );
+    assert!(
+        hosts.ends_with(
+            "10.0.0.2\tweb\nfd00::2\tweb\n\n# Entries added by HostAliases.\n1.2.3.4\tfoo\tbar\n"
+        ),
+        "{hosts}"
+    );
+    let log = files.termination_log.unwrap();
+    assert_eq!(log, termination_log_path(&ctx, &pod.uid(), "c", 2));
+    fs::write(&log, "left by an earlier try").unwrap();
+    prepare_files(&pod, container, 2, &ips, &ctx).unwrap();
+    assert_eq!(fs::read_to_string(&log).unwrap(), "");
+    assert_eq!(
+        fs::metadata(&log).unwrap().permissions().mode() & 0o777,
+        0o666
+    );
+}
+
+#[test]
+fn a_link_in_place_of_the_message_file_is_not_followed() {
+    let dir = tempfile::tempdir().unwrap();
+    let ctx = NodeContext::new("n", dir.path());
+    let pod = pod(json!({"name": "c"}));
+    let secret = dir.path().join("secret");
+    fs::write(&secret, "keep").unwrap();
+    let path = termination_log_path(&ctx, &pod.uid(), "c", 0);
+    fs::create_dir_all(path.parent().unwrap()).unwrap();
+    std::os::unix::fs::symlink(&secret, &path).unwrap();
+    assert!(prepare_files(&pod, &pod.containers()[0], 0, &[], &ctx).is_err());
+    assert_eq!(fs::read_to_string(&secret).unwrap(), "keep");
+}
+
+#[test]
+fn a_mount_of_its_own_at_etc_hosts_is_left_alone_and_host_network_copies_the_nodes() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut ctx = NodeContext::new("n", dir.path());
+    ctx.node_hosts_file = dir.path().join("node-hosts");
+    fs::write(&ctx.node_hosts_file, "127.0.0.1 node\n").unwrap();
+    let mut own =
+        pod(json!({"name": "c", "volumeMounts": [{"name": "v", "mountPath": "/etc/hosts"}]}));
+    let files =
+        prepare_files(&own, &own.containers()[0], 0, &["1.1.1.1".to_owned()], &ctx).unwrap();
+    assert_eq!(files.hosts, None);
+    own = pod(json!({"name": "c"}));
+    if let Some(spec) = own.spec.as_mut() {
+        spec.host_network = Some(true);
+    }
+    let files = prepare_files(&own, &own.containers()[0], 0, &[], &ctx).unwrap();
+    let hosts = fs::read_to_string(files.hosts.unwrap()).unwrap();
+    assert!(hosts.starts_with("# Kubernetes-managed hosts file (host network).\n127.0.0.1 node\n"));
+}

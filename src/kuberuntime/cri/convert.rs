@@ -1,0 +1,287 @@
+//! From CRI v1 messages to `types::runtime`, and the two questions the PLEG asks.
+//!
+//! What carries no label `io.kubernetes.pod.uid` belongs to somebody else and does not appear.
+
+use std::collections::{BTreeMap, HashMap};
+
+use k8s_cri::v1;
+
+use super::client::CriClient;
+use super::error::CriError;
+use super::termination;
+use crate::kuberuntime::labels;
+use crate::types::runtime::{
+    ContainerState, ContainerStatus, PodStatus, SandboxState, SandboxStatus,
+};
+use crate::types::{ContainerId, PodUid};
+
+impl CriClient {
+    /// Every pod the runtime knows, from the two list calls alone: no IPs, no exit codes. Upstream's
+    /// `GetPods(all=true)`.
+    ///
+    /// # Errors
+    /// See [`super::CriErrorKind`].
+    pub async fn list_pods(&self) -> Result<BTreeMap<PodUid, PodStatus>, CriError> {
+        let sandboxes = self.list_pod_sandboxes(None).await?;
+        let containers = self.list_containers(None).await?;
+        let mut pods: BTreeMap<PodUid, PodStatus> = BTreeMap::new();
+        for sandbox in &sandboxes {
+            if let Some(pod) = pod_of(&mut pods, &sandbox.labels) {
+                pod.sandboxes.push(listed_sandbox(sandbox));
+            }
+        }
+        for container in &containers {
+            if let Some(pod) = pod_of(&mut pods, &container.labels) {
+                pod.containers.push(listed_container(container));
+            }
+        }
+        for pod in pods.values_mut() {
+            pod.sort();
+        }
+        Ok(pods)
+    }
+
+    /// One pod with every sandbox and container inspected; termination messages are read in. An empty
+    /// `name` is filled in from the sandbox's labels. What is
+    /// removed between list and inspection is left out. Upstream's `GetPodStatus`.
+    ///
+    /// # Errors
+    /// See [`super::CriErrorKind`].
+    pub async fn pod_status(
+        &self,
+        uid: &PodUid,
+        name: &str,
+        namespace: &str,
+    ) -> Result<PodStatus, CriError> {
+        let label_selector = HashMap::from([(labels::POD_UID.to_owned(), uid.to_string())]);
+        let sandboxes = self
+            .list_pod_sandboxes(Some(v1::PodSandboxFilter {
+                label_selector: label_selector.clone(),
+                ..Default::default()
+            }))
+            .await?;
+        let containers = self
+            .list_containers(Some(v1::ContainerFilter {
+                label_selector,
+                ..Default::default()
+            }))
+            .await?;
+        let mut pod = PodStatus {
+            name: name.to_owned(),
+            namespace: namespace.to_owned(),
+            ..PodStatus::empty(uid.clone())
+        };
+        for sandbox in sandboxes {
+            if pod.name.is_empty() {
+                let label = |key| sandbox.labels.get(key).cloned().unwrap_or_default();
+                pod.name = label(labels::POD_NAME);
+                pod.namespace = label(labels::POD_NAMESPACE);
+            }
+            let id = ContainerId::from(sandbox.id);
+            match self.pod_sandbox_status(&id).await {
+                Ok(status) => pod.sandboxes.push(inspected_sandbox(&status)),
+                Err(error) if error.is_not_found() => {}
+                Err(error) => return Err(error),
+            }
+        }
+        for container in containers {
+            let id = ContainerId::from(container.id);
+            match self.container_status(&id).await {
+                Ok(status) => {
+                    let sandbox = ContainerId::from(container.pod_sandbox_id);
+                    let mut converted = inspected_container(&status, sandbox);
+                    termination::enrich(&mut converted, &status).await;
+                    pod.containers.push(converted);
+                }
+                Err(error) if error.is_not_found() => {}
+                Err(error) => return Err(error),
+            }
+        }
+        pod.sort();
+        pod.ips = pod
+            .sandboxes
+            .first()
+            .filter(|s| s.state == SandboxState::Ready)
+            .map(|s| s.ips.clone())
+            .unwrap_or_default();
+        Ok(pod)
+    }
+}
+
+/// A sandbox as a list shows it.
+pub fn listed_sandbox(sandbox: &v1::PodSandbox) -> SandboxStatus {
+    SandboxStatus {
+        id: ContainerId::new(&sandbox.id),
+        attempt: sandbox.metadata.as_ref().map_or(0, |m| m.attempt),
+        state: sandbox_state(sandbox.state()),
+        created_at_ns: sandbox.created_at,
+        ips: Vec::new(),
+        host_network: None,
+        runtime_handler: sandbox.runtime_handler.clone(),
+    }
+}
+
+/// A sandbox as an inspection shows it.
+pub fn inspected_sandbox(status: &v1::PodSandboxStatus) -> SandboxStatus {
+    let network_mode = status
+        .linux
+        .as_ref()
+        .and_then(|l| l.namespaces.as_ref())
+        .and_then(|n| n.options.as_ref())
+        .map(|o| o.network());
+    let host_network = network_mode.map(|mode| mode == v1::NamespaceMode::Node);
+    let ips = match &status.network {
+        Some(network) if host_network != Some(true) => std::iter::once(&network.ip)
+            .chain(network.additional_ips.iter().map(|more| &more.ip))
+            .filter(|ip| !ip.is_empty())
+            .cloned()
+            .collect(),
+        _ => Vec::new(),
+    };
+    SandboxStatus {
+        id: ContainerId::new(&status.id),
+        attempt: status.metadata.as_ref().map_or(0, |m| m.attempt),
+        state: sandbox_state(status.state()),
+        created_at_ns: status.created_at,
+        ips,
+        host_network,
+        runtime_handler: status.runtime_handler.clone(),
+    }
+}
+
+/// A container as a list shows it.
+pub fn listed_container(container: &v1::Container) -> ContainerStatus {
+    ContainerStatus {
+        id: ContainerId::new(&container.id),
+        name: container_name(&container.labels, container.metadata.as_ref()),
+        attempt: attempt(&container.annotations, container.metadata.as_ref()),
+        sandbox_id: ContainerId::new(&container.pod_sandbox_id),
+        state: container_state(container.state()),
+        created_at_ns: container.created_at,
+        image: image_name(container.image.as_ref()),
+        image_ref: container.image_ref.clone(),
+        hash: annotation(&container.annotations, labels::CONTAINER_HASH),
+        started_at_ns: 0,
+        finished_at_ns: 0,
+        exit_code: 0,
+        reason: String::new(),
+        message: String::new(),
+        log_path: String::new(),
+    }
+}
+
+/// A container as an inspection shows it. An inspection does not tell the sandbox, a list does.
+///
+/// A container whose start was cut off before its process was made is shown as created, without a hash:
+/// it has not run, and since nothing can start it any more, nothing may adopt it.
+pub fn inspected_container(
+    status: &v1::ContainerStatus,
+    sandbox_id: ContainerId,
+) -> ContainerStatus {
+    if start_was_cut_off(status) {
+        return ContainerStatus {
+            state: ContainerState::Created,
+            hash: String::new(),
+            exit_code: 0,
+            finished_at_ns: 0,
+            ..as_inspected(status, sandbox_id)
+        };
+    }
+    as_inspected(status, sandbox_id)
+}
+
+/// containerd ends the start of a container when its client goes away, and then shows a container that
+/// has exited. Before the task exists no process of it can have run; after that it may have.
+fn start_was_cut_off(status: &v1::ContainerStatus) -> bool {
+    status.state() == v1::ContainerState::ContainerExited
+        && status.started_at == 0
+        && status.reason == "StartError"
+        && status.message.contains("failed to create containerd task")
+        && status.message.contains("context canceled")
+}
+
+fn as_inspected(status: &v1::ContainerStatus, sandbox_id: ContainerId) -> ContainerStatus {
+    ContainerStatus {
+        id: ContainerId::new(&status.id),
+        name: container_name(&status.labels, status.metadata.as_ref()),
+        attempt: attempt(&status.annotations, status.metadata.as_ref()),
+        sandbox_id,
+        state: container_state(status.state()),
+        created_at_ns: status.created_at,
+        image: image_name(status.image.as_ref()),
+        image_ref: status.image_ref.clone(),
+        hash: annotation(&status.annotations, labels::CONTAINER_HASH),
+        started_at_ns: status.started_at,
+        finished_at_ns: status.finished_at,
+        exit_code: status.exit_code,
+        reason: status.reason.clone(),
+        message: status.message.clone(),
+        log_path: status.log_path.clone(),
+    }
+}
+
+fn pod_of<'a>(
+    pods: &'a mut BTreeMap<PodUid, PodStatus>,
+    labels: &HashMap<String, String>,
+) -> Option<&'a mut PodStatus> {
+    let uid = labels.get(labels::POD_UID).filter(|uid| !uid.is_empty())?;
+    let uid = PodUid::new(uid);
+    let pod = pods.entry(uid.clone()).or_insert_with(|| PodStatus {
+        name: annotation(labels, labels::POD_NAME),
+        namespace: annotation(labels, labels::POD_NAMESPACE),
+        ..PodStatus::empty(uid)
+    });
+    Some(pod)
+}
+
+fn container_name(
+    labels: &HashMap<String, String>,
+    metadata: Option<&v1::ContainerMetadata>,
+) -> String {
+    match labels.get(labels::CONTAINER_NAME) {
+        Some(name) => name.clone(),
+        None => metadata.map_or_else(String::new, |m| m.name.clone()),
+    }
+}
+
+fn attempt(annotations: &HashMap<String, String>, metadata: Option<&v1::ContainerMetadata>) -> u32 {
+    annotations
+        .get(labels::CONTAINER_RESTART_COUNT)
+        .and_then(|count| count.parse().ok())
+        .unwrap_or_else(|| metadata.map_or(0, |m| m.attempt))
+}
+
+/// The name the pod asked for, where the runtime remembers it.
+fn image_name(image: Option<&v1::ImageSpec>) -> String {
+    image.map_or_else(String::new, |spec| {
+        if spec.user_specified_image.is_empty() {
+            spec.image.clone()
+        } else {
+            spec.user_specified_image.clone()
+        }
+    })
+}
+
+fn annotation(map: &HashMap<String, String>, key: &str) -> String {
+    map.get(key).cloned().unwrap_or_default()
+}
+
+fn sandbox_state(state: v1::PodSandboxState) -> SandboxState {
+    match state {
+        v1::PodSandboxState::SandboxReady => SandboxState::Ready,
+        v1::PodSandboxState::SandboxNotready => SandboxState::NotReady,
+    }
+}
+
+fn container_state(state: v1::ContainerState) -> ContainerState {
+    match state {
+        v1::ContainerState::ContainerCreated => ContainerState::Created,
+        v1::ContainerState::ContainerRunning => ContainerState::Running,
+        v1::ContainerState::ContainerExited => ContainerState::Exited,
+        v1::ContainerState::ContainerUnknown => ContainerState::Unknown,
+    }
+}
+
+#[cfg(test)]
+#[path = "convert_tests.rs"]
+mod tests;

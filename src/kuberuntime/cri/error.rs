@@ -1,0 +1,190 @@
+//! What went wrong in a call, in words that say what to do.
+
+use std::error::Error as _;
+use std::io;
+use std::time::Duration;
+
+use tonic::{Code, Status};
+
+/// A call to the runtime that failed.
+#[derive(Debug, thiserror::Error)]
+#[error("{operation}{}: {message}", object_suffix(.object))]
+pub struct CriError {
+    /// Operation, by upstream's metric label (`run_podsandbox`, `create_container`, …).
+    pub operation: &'static str,
+    /// What it was about: an id, a name, an image; empty when there is nothing to name.
+    pub object: String,
+    /// What kind of failure.
+    pub kind: CriErrorKind,
+    /// The runtime's own words, or what to do about it.
+    pub message: String,
+    /// The wire error, for failures of the connection.
+    #[source]
+    pub source: Option<Box<Status>>,
+}
+
+/// Kinds of failure a caller tells apart.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum CriErrorKind {
+    /// Nobody answers on the socket, or the connection broke during the call (the outcome is unknown).
+    Unavailable {
+        /// The endpoint.
+        socket: String,
+    },
+    /// No answer in time; the effect may still happen.
+    DeadlineExceeded,
+    /// The runtime does not know the object.
+    NotFound,
+    /// The runtime has such an object already.
+    AlreadyExists,
+    /// The runtime does not offer this call.
+    Unimplemented,
+    /// Anything else the runtime says.
+    Other,
+}
+
+impl CriError {
+    /// Whether the runtime does not know the object.
+    pub fn is_not_found(&self) -> bool {
+        self.kind == CriErrorKind::NotFound
+    }
+
+    /// Whether nobody answered, or the connection broke during the call.
+    pub fn is_unavailable(&self) -> bool {
+        matches!(self.kind, CriErrorKind::Unavailable { .. })
+    }
+
+    /// Whether the runtime does not offer this call.
+    pub fn is_unimplemented(&self) -> bool {
+        self.kind == CriErrorKind::Unimplemented
+    }
+
+    /// Whether the call may have had its effect although it failed.
+    pub fn outcome_unknown(&self) -> bool {
+        matches!(
+            self.kind,
+            CriErrorKind::Unavailable { .. } | CriErrorKind::DeadlineExceeded
+        )
+    }
+
+    pub(super) fn new(
+        operation: &'static str,
+        object: &str,
+        kind: CriErrorKind,
+        message: impl Into<String>,
+    ) -> Self {
+        Self {
+            operation,
+            object: object.to_owned(),
+            kind,
+            message: message.into(),
+            source: None,
+        }
+    }
+
+    pub(super) fn deadline(
+        operation: &'static str,
+        object: &str,
+        socket: &str,
+        after: Duration,
+    ) -> Self {
+        Self::new(
+            operation,
+            object,
+            CriErrorKind::DeadlineExceeded,
+            format!(
+                "the container runtime on {socket} did not answer within {}; it may still be at work \
+                 (is it hung? the limit is runtimeRequestTimeout)",
+                humantime::format_duration(after)
+            ),
+        )
+    }
+
+    pub(super) fn from_status(
+        operation: &'static str,
+        object: &str,
+        socket: &str,
+        status: Status,
+    ) -> Self {
+        if is_transport(&status) {
+            let message = transport_message(socket, &status);
+            let kind = CriErrorKind::Unavailable {
+                socket: socket.to_owned(),
+            };
+            let mut error = Self::new(operation, object, kind, message);
+            error.source = Some(Box::new(status));
+            return error;
+        }
+        // containerd's words while it reads its state back in, under a code that says nothing.
+        let starting = status.message().contains("server is not initialized yet");
+        let kind = match status.code() {
+            _ if starting => CriErrorKind::Unavailable {
+                socket: socket.to_owned(),
+            },
+            Code::Unavailable => CriErrorKind::Unavailable {
+                socket: socket.to_owned(),
+            },
+            Code::DeadlineExceeded => CriErrorKind::DeadlineExceeded,
+            Code::NotFound => CriErrorKind::NotFound,
+            Code::AlreadyExists => CriErrorKind::AlreadyExists,
+            Code::Unimplemented => CriErrorKind::Unimplemented,
+            _ => CriErrorKind::Other,
+        };
+        let message = if starting {
+            format!("the container runtime on {socket} is still starting")
+        } else if status.message().is_empty() {
+            format!("the container runtime says {}", status.code())
+        } else {
+            status.message().to_owned()
+        };
+        Self::new(operation, object, kind, message)
+    }
+}
+
+fn object_suffix(object: &str) -> String {
+    if object.is_empty() {
+        String::new()
+    } else {
+        format!(" {object}")
+    }
+}
+
+/// A status made on this side carries its cause; one the runtime sent does not.
+fn is_transport(status: &Status) -> bool {
+    status.source().is_some()
+        && matches!(
+            status.code(),
+            Code::Unavailable | Code::Unknown | Code::Internal | Code::Cancelled
+        )
+}
+
+fn transport_message(socket: &str, status: &Status) -> String {
+    match io_kind(status) {
+        Some(io::ErrorKind::NotFound) => format!(
+            "no container runtime answers on {socket}: the socket does not exist; is containerd running? \
+             (--container-runtime-endpoint names the socket)"
+        ),
+        Some(io::ErrorKind::ConnectionRefused) => format!(
+            "no container runtime answers on {socket}: the socket is there but nobody listens; is \
+             containerd running? (--container-runtime-endpoint names the socket)"
+        ),
+        Some(io::ErrorKind::PermissionDenied) => format!(
+            "the container runtime's socket {socket} may not be opened; the agent has to run as root"
+        ),
+        _ => format!(
+            "the connection to the container runtime on {socket} broke during the call; was the runtime \
+             restarted? its outcome is not known"
+        ),
+    }
+}
+
+fn io_kind(status: &Status) -> Option<io::ErrorKind> {
+    let mut cause = status.source();
+    while let Some(error) = cause {
+        if let Some(io) = error.downcast_ref::<io::Error>() {
+            return Some(io.kind());
+        }
+        cause = error.source();
+    }
+    None
+}

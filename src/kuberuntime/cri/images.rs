@@ -1,0 +1,155 @@
+//! The image service.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use k8s_cri::v1;
+
+use super::client::CriClient;
+use super::error::CriError;
+
+/// How many signs of life in a row may stay out before a pull is given up.
+const PULL_MISSES: u32 = 2;
+
+impl CriClient {
+    /// Lists images; `None` = all.
+    ///
+    /// # Errors
+    /// See [`super::CriErrorKind`].
+    pub async fn list_images(
+        &self,
+        filter: Option<v1::ImageFilter>,
+    ) -> Result<Vec<v1::Image>, CriError> {
+        let call = self.operation("list_images", "").on(&self.image_endpoint);
+        let answer = call
+            .read(|| {
+                let mut client = self.images.clone();
+                let request = v1::ListImagesRequest {
+                    filter: filter.clone(),
+                };
+                async move { client.list_images(request).await }
+            })
+            .await?;
+        Ok(answer.images)
+    }
+
+    /// An image by name or id; `None` when the runtime does not have it.
+    ///
+    /// # Errors
+    /// See [`super::CriErrorKind`].
+    pub async fn image_status(&self, image: &str) -> Result<Option<v1::Image>, CriError> {
+        let call = self
+            .operation("image_status", image)
+            .on(&self.image_endpoint);
+        let answer = call
+            .read(|| {
+                let mut client = self.images.clone();
+                let request = v1::ImageStatusRequest {
+                    image: Some(image_spec(image)),
+                    verbose: false,
+                };
+                async move { client.image_status(request).await }
+            })
+            .await;
+        match answer {
+            Err(error) if error.is_not_found() => Ok(None),
+            answer => Ok(answer?.image),
+        }
+    }
+
+    /// Pulls an image and returns the reference under which the runtime keeps it. A pull takes as long as
+    /// it takes: it has no deadline of its own, but is given up when the runtime stops answering (see
+    /// [`super::CriTimeouts::pull_check`]). Dropping the future cancels the pull.
+    ///
+    /// # Errors
+    /// See [`super::CriErrorKind`]; `DeadlineExceeded` when the runtime stopped answering.
+    pub async fn pull_image(
+        &self,
+        image: v1::ImageSpec,
+        auth: Option<v1::AuthConfig>,
+        sandbox_config: Option<v1::PodSandboxConfig>,
+    ) -> Result<String, CriError> {
+        let name = image.image.clone();
+        let request = v1::PullImageRequest {
+            image: Some(image),
+            auth,
+            sandbox_config,
+        };
+        let mut client = self.images.clone();
+        let call = self
+            .operation("pull_image", &name)
+            .on(&self.image_endpoint)
+            .within(None);
+        // Both arms only borrow; the one that loses is dropped, which cancels its call.
+        tokio::select! {
+            answer = call.once(client.pull_image(request)) => {
+                let answer = answer?;
+                if answer.image_ref.is_empty() {
+                    return Err(call.incomplete("the runtime names no reference for the pulled image"));
+                }
+                Ok(answer.image_ref)
+            }
+            silence = self.until_silent(&name) => Err(call.hung(silence)),
+        }
+    }
+
+    /// Removes an image by name or id. One that is gone counts as removed.
+    ///
+    /// # Errors
+    /// See [`super::CriErrorKind`].
+    pub async fn remove_image(&self, image: &str) -> Result<(), CriError> {
+        let request = v1::RemoveImageRequest {
+            image: Some(image_spec(image)),
+        };
+        let mut client = self.images.clone();
+        let answer = self
+            .operation("remove_image", image)
+            .on(&self.image_endpoint)
+            .once(client.remove_image(request))
+            .await;
+        match answer {
+            Err(error) if error.is_not_found() => Ok(()),
+            answer => answer.map(drop),
+        }
+    }
+
+    /// Space the images (and, where told, the containers) use.
+    ///
+    /// # Errors
+    /// See [`super::CriErrorKind`].
+    pub async fn image_fs_info(&self) -> Result<v1::ImageFsInfoResponse, CriError> {
+        let call = self.operation("image_fs_info", "").on(&self.image_endpoint);
+        call.read(|| {
+            let mut client = self.images.clone();
+            async move { client.image_fs_info(v1::ImageFsInfoRequest {}).await }
+        })
+        .await
+    }
+
+    /// Returns once the image service has been silent, with the time it was given to answer.
+    async fn until_silent(&self, image: &str) -> Duration {
+        let mut misses = 0;
+        loop {
+            tokio::time::sleep(self.timeouts.pull_check).await;
+            match self.image_status(image).await {
+                Err(error) if error.kind == super::CriErrorKind::DeadlineExceeded => misses += 1,
+                // Any other answer, an error as well, shows that somebody is there; a broken connection
+                // ends the pull by itself.
+                _ => misses = 0,
+            }
+            if misses >= PULL_MISSES {
+                return self.timeouts.request;
+            }
+        }
+    }
+}
+
+/// An image by its name alone.
+fn image_spec(image: &str) -> v1::ImageSpec {
+    v1::ImageSpec {
+        image: image.to_owned(),
+        annotations: HashMap::new(),
+        user_specified_image: String::new(),
+        runtime_handler: String::new(),
+    }
+}

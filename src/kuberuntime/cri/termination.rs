@@ -1,0 +1,137 @@
+//! Termination messages into statuses: where the message of an exited container lies is told by its
+//! annotations and mounts; reading it is `kuberuntime::termination`.
+
+use std::path::PathBuf;
+
+use k8s_cri::v1;
+
+use crate::kuberuntime::labels;
+use crate::kuberuntime::termination::{MessagePolicy, read_message};
+use crate::types::runtime::{ContainerState, ContainerStatus};
+
+/// Appends the termination message of an exited container to the runtime's message.
+pub(super) async fn enrich(converted: &mut ContainerStatus, status: &v1::ContainerStatus) {
+    if converted.state != ContainerState::Exited {
+        return;
+    }
+    let message = message(status).await;
+    if message.is_empty() {
+        return;
+    }
+    if !converted.message.is_empty() {
+        converted.message.push_str(": ");
+    }
+    converted.message.push_str(&message);
+}
+
+async fn message(status: &v1::ContainerStatus) -> String {
+    let policy = MessagePolicy::parse(
+        status
+            .annotations
+            .get(labels::CONTAINER_TERMINATION_MESSAGE_POLICY)
+            .map(String::as_str),
+    );
+    let exit_code = status.exit_code;
+    let file = host_path(status).map(PathBuf::from);
+    let log = (!status.log_path.is_empty()).then(|| PathBuf::from(&status.log_path));
+    let read = tokio::task::spawn_blocking(move || {
+        read_message(file.as_deref(), policy, exit_code, log.as_deref())
+    });
+    match read.await {
+        Ok(message) => message,
+        Err(error) => format!("Error on reading termination message: {error}"),
+    }
+}
+
+/// Where the file the container sees as its `terminationMessagePath` lies on the host.
+fn host_path(status: &v1::ContainerStatus) -> Option<&str> {
+    let inside = status
+        .annotations
+        .get(labels::CONTAINER_TERMINATION_MESSAGE_PATH)
+        .filter(|path| !path.is_empty())?;
+    status
+        .mounts
+        .iter()
+        .find(|mount| mount.container_path == *inside)
+        .map(|mount| mount.host_path.as_str())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashMap;
+    use std::path::Path;
+
+    use super::*;
+
+    fn exited(dir: &Path, policy: &str, exit_code: i32) -> v1::ContainerStatus {
+        v1::ContainerStatus {
+            exit_code,
+            annotations: HashMap::from([
+                (
+                    labels::CONTAINER_TERMINATION_MESSAGE_PATH.to_owned(),
+                    "/dev/termination-log".to_owned(),
+                ),
+                (
+                    labels::CONTAINER_TERMINATION_MESSAGE_POLICY.to_owned(),
+                    policy.to_owned(),
+                ),
+            ]),
+            mounts: vec![v1::Mount {
+                container_path: "/dev/termination-log".to_owned(),
+                host_path: dir.join("message").display().to_string(),
+                ..Default::default()
+            }],
+            log_path: dir.join("0.log").display().to_string(),
+            ..Default::default()
+        }
+    }
+
+    #[tokio::test]
+    async fn message_file_wins_over_the_log() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join("message"), "said so").unwrap();
+        std::fs::write(dir.path().join("0.log"), "t stdout F from log\n").unwrap();
+        let status = exited(dir.path(), "FallbackToLogsOnError", 1);
+        assert_eq!(message(&status).await, "said so");
+    }
+
+    #[tokio::test]
+    async fn log_is_the_message_only_on_error_and_only_by_policy() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join("message"), "").unwrap();
+        std::fs::write(dir.path().join("0.log"), "t stdout P a\nt stderr F b\n").unwrap();
+        let told = |policy, code| {
+            let status = exited(dir.path(), policy, code);
+            async move { message(&status).await }
+        };
+        assert_eq!(told("FallbackToLogsOnError", 1).await, "ab\n");
+        assert_eq!(told("FallbackToLogsOnError", 0).await, "");
+        assert_eq!(told("File", 1).await, "");
+    }
+
+    #[tokio::test]
+    async fn long_message_keeps_its_end() {
+        let dir = tempfile::tempdir().unwrap();
+        let text = format!("{}end", "x".repeat(10_000));
+        std::fs::write(dir.path().join("message"), text).unwrap();
+        let said = message(&exited(dir.path(), "File", 0)).await;
+        assert_eq!(
+            said.len() as u64,
+            crate::kuberuntime::termination::MAX_MESSAGE
+        );
+        assert!(said.ends_with("end"));
+    }
+
+    #[tokio::test]
+    async fn link_in_place_of_the_message_is_not_followed() {
+        let dir = tempfile::tempdir().unwrap();
+        let secret = dir.path().join("secret");
+        std::fs::write(&secret, "secret").unwrap();
+        std::os::unix::fs::symlink(&secret, dir.path().join("message")).unwrap();
+        let said = message(&exited(dir.path(), "File", 0)).await;
+        assert!(
+            said.starts_with("Error on reading termination log"),
+            "{said}"
+        );
+    }
+}

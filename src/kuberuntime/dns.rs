@@ -1,0 +1,430 @@
+//! DNS settings of pods; upstream's `dns.Configurer`.
+//!
+//! Comes in: the node's resolv.conf, `clusterDNS`, `clusterDomain` and a pod. Goes out: the CRI message,
+//! within the limits of resolvers (3 nameservers, 32 search paths, 2048 characters), and an event for what
+//! had to be left out. Pure but for [`DnsConfigurer::load`].
+
+use std::fs;
+use std::io;
+use std::path::PathBuf;
+
+use k8s_cri::v1;
+use k8s_openapi::api::core::v1::{Pod, PodDNSConfig};
+
+use crate::types::PodExt;
+use crate::types::events::{Event, EventType};
+
+/// Most nameservers a resolver reads.
+pub const MAX_NAMESERVERS: usize = 3;
+/// Most search paths.
+pub const MAX_SEARCH_PATHS: usize = 32;
+/// Most characters of all search paths, joined by spaces.
+pub const MAX_SEARCH_CHARS: usize = 2048;
+
+/// Why a pod has no DNS settings.
+#[derive(Debug, thiserror::Error)]
+pub enum DnsError {
+    /// The node's file cannot be read.
+    #[error("read resolver configuration {}; set resolvConf to a readable file, or to \"\" for none", path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+    /// The pod names a policy that does not exist.
+    #[error(
+        "unknown dnsPolicy {policy:?}; use ClusterFirst, ClusterFirstWithHostNet, Default or None"
+    )]
+    Policy {
+        /// As written.
+        policy: String,
+    },
+}
+
+/// What a resolv.conf says.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ResolvConf {
+    /// `nameserver` lines.
+    pub servers: Vec<String>,
+    /// The last `search` line.
+    pub searches: Vec<String>,
+    /// The last `options` line.
+    pub options: Vec<String>,
+}
+
+impl ResolvConf {
+    /// Parses the file; unknown lines are skipped. Upstream's `parseResolvConf`.
+    pub fn parse(text: &str) -> Self {
+        let mut conf = Self::default();
+        for line in text.lines() {
+            let line = line.trim();
+            if line.starts_with(['#', ';']) {
+                continue;
+            }
+            let mut words = line.split_whitespace();
+            match words.next() {
+                Some("nameserver") => conf.servers.extend(words.next().map(str::to_owned)),
+                Some("search") => {
+                    // A single dot stands for the root and stays; a trailing dot goes.
+                    conf.searches = words
+                        .map(|w| if w == "." { w } else { w.trim_end_matches('.') })
+                        .map(str::to_owned)
+                        .collect();
+                }
+                Some("options") => conf.options = words.map(str::to_owned).collect(),
+                _ => {}
+            }
+        }
+        conf
+    }
+}
+
+/// DNS settings of the node.
+#[derive(Clone, Debug, Default)]
+pub struct DnsConfigurer {
+    /// `clusterDNS`.
+    pub cluster_dns: Vec<String>,
+    /// `clusterDomain`.
+    pub cluster_domain: String,
+    /// `resolvConf`: where `host` was read; empty = the node's resolver is not for pods.
+    pub resolv_conf: String,
+    /// The node's resolver.
+    pub host: ResolvConf,
+}
+
+enum Policy {
+    Cluster,
+    Host,
+    None,
+}
+
+impl DnsConfigurer {
+    /// Reads the node's resolver configuration; an empty path means there is none for pods.
+    ///
+    /// # Errors
+    /// When the file cannot be read.
+    pub fn load(
+        cluster_dns: Vec<String>,
+        cluster_domain: String,
+        resolv_conf: &str,
+    ) -> Result<Self, DnsError> {
+        let host = if resolv_conf.is_empty() {
+            ResolvConf::default()
+        } else {
+            let text = fs::read_to_string(resolv_conf).map_err(|source| DnsError::Read {
+                path: PathBuf::from(resolv_conf),
+                source,
+            })?;
+            ResolvConf::parse(&text)
+        };
+        Ok(Self {
+            cluster_dns,
+            cluster_domain,
+            resolv_conf: resolv_conf.to_owned(),
+            host,
+        })
+    }
+
+    /// Settings of one pod, and events about what does not fit; upstream's `GetPodDNS`.
+    ///
+    /// # Errors
+    /// When the policy is none that exists.
+    pub fn pod_dns(&self, pod: &Pod) -> Result<(v1::DnsConfig, Vec<Event>), DnsError> {
+        let mut events = Vec::new();
+        let mut dns = match self.policy(pod, &mut events)? {
+            Policy::None => v1::DnsConfig::default(),
+            Policy::Cluster => v1::DnsConfig {
+                servers: self.cluster_dns.clone(),
+                searches: self.cluster_searches(pod),
+                options: vec!["ndots:5".to_owned()],
+            },
+            Policy::Host if self.resolv_conf.is_empty() => v1::DnsConfig {
+                servers: vec!["127.0.0.1".to_owned()],
+                searches: vec![".".to_owned()],
+                options: Vec::new(),
+            },
+            Policy::Host => v1::DnsConfig {
+                servers: self.host.servers.clone(),
+                searches: self.host.searches.clone(),
+                options: self.host.options.clone(),
+            },
+        };
+        if let Some(own) = &pod.spec_ref().dns_config {
+            append(&mut dns, own);
+        }
+        fit(pod, &mut dns, &mut events);
+        Ok((dns, events))
+    }
+
+    /// Whether the node's own resolver configuration is within the limits; upstream's
+    /// `CheckLimitsForResolvConf`. The cluster's three search paths count.
+    pub fn check_limits(&self) -> Vec<Event> {
+        let mut most = MAX_SEARCH_PATHS;
+        let mut chars = MAX_SEARCH_CHARS;
+        if !self.cluster_domain.is_empty() {
+            most -= 3;
+            chars = chars.saturating_sub(self.cluster_domain.len() * 3 + "svc.".len() + 3);
+        }
+        let warning =
+            |text: String| Event::node(EventType::Warning, "CheckLimitsForResolvConf", text);
+        let file = &self.resolv_conf;
+        if self.host.searches.len() > most {
+            return vec![warning(format!(
+                "Resolv.conf file '{file}' contains search line consisting of more than {most} domains!"
+            ))];
+        }
+        if self.host.searches.join(" ").len() > chars {
+            return vec![warning(format!(
+                "Resolv.conf file '{file}' contains search line which length is more than allowed {chars} chars!"
+            ))];
+        }
+        Vec::new()
+    }
+
+    fn policy(&self, pod: &Pod, events: &mut Vec<Event>) -> Result<Policy, DnsError> {
+        let named = pod
+            .spec_ref()
+            .dns_policy
+            .as_deref()
+            .filter(|p| !p.is_empty())
+            .unwrap_or("ClusterFirst");
+        match named {
+            "None" => return Ok(Policy::None),
+            "Default" => return Ok(Policy::Host),
+            "ClusterFirst" if pod.host_network() => return Ok(Policy::Host),
+            "ClusterFirst" | "ClusterFirstWithHostNet" => {}
+            other => {
+                return Err(DnsError::Policy {
+                    policy: other.to_owned(),
+                });
+            }
+        }
+        if self.cluster_dns.is_empty() {
+            events.push(Event::pod(
+                EventType::Warning,
+                pod,
+                "MissingClusterDNS",
+                format!(
+                    "pod: \"{}\". kubelet does not have ClusterDNS IP configured and cannot create Pod using \"{named}\" policy. Falling back to \"Default\" policy.",
+                    pod.full_name()
+                ),
+            ));
+            return Ok(Policy::Host);
+        }
+        Ok(Policy::Cluster)
+    }
+
+    fn cluster_searches(&self, pod: &Pod) -> Vec<String> {
+        let domain = &self.cluster_domain;
+        let mut searches = Vec::new();
+        if !domain.is_empty() {
+            searches.push(format!("{}.svc.{domain}", pod.namespace()));
+            searches.push(format!("svc.{domain}"));
+            searches.push(domain.clone());
+        }
+        searches.extend(self.host.searches.iter().cloned());
+        without_duplicates(searches)
+    }
+}
+
+fn without_duplicates(list: Vec<String>) -> Vec<String> {
+    let mut seen = std::collections::BTreeSet::new();
+    list.into_iter()
+        .filter(|item| seen.insert(item.clone()))
+        .collect()
+}
+
+fn append(dns: &mut v1::DnsConfig, own: &PodDNSConfig) {
+    let joined = |base: &[String], own: &Option<Vec<String>>| {
+        without_duplicates(base.iter().chain(own.iter().flatten()).cloned().collect())
+    };
+    dns.servers = joined(&dns.servers, &own.nameservers);
+    dns.searches = joined(&dns.searches, &own.searches);
+    for option in own.options.iter().flatten() {
+        let Some(name) = option.name.as_deref().filter(|n| !n.is_empty()) else {
+            continue;
+        };
+        let text = match option.value.as_deref().filter(|v| !v.is_empty()) {
+            Some(value) => format!("{name}:{value}"),
+            None => name.to_owned(),
+        };
+        let same = |o: &String| o.split(':').next() == Some(name);
+        match dns.options.iter_mut().find(|o| same(o)) {
+            Some(existing) => *existing = text,
+            None => dns.options.push(text),
+        }
+    }
+}
+
+fn fit(pod: &Pod, dns: &mut v1::DnsConfig, events: &mut Vec<Event>) {
+    let warning = |text: String| Event::pod(EventType::Warning, pod, "DNSConfigForming", text);
+    if dns.servers.len() > MAX_NAMESERVERS {
+        dns.servers.truncate(MAX_NAMESERVERS);
+        events.push(warning(format!(
+            "Nameserver limits were exceeded, some nameservers have been omitted, the applied nameserver line is: {}",
+            dns.servers.join(" ")
+        )));
+    }
+    let before = dns.searches.len();
+    dns.searches.truncate(MAX_SEARCH_PATHS);
+    while dns.searches.join(" ").len() > MAX_SEARCH_CHARS {
+        dns.searches.pop();
+    }
+    if dns.searches.len() < before {
+        events.push(warning(format!(
+            "Search Line limits were exceeded, some search paths have been omitted, the applied search line is: {}",
+            dns.searches.join(" ")
+        )));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn pod(spec: serde_json::Value) -> Pod {
+        let mut spec = spec;
+        spec["containers"] = json!([]);
+        serde_json::from_value(json!({
+            "metadata": {"name": "p", "namespace": "ns", "uid": "u"}, "spec": spec,
+        }))
+        .unwrap()
+    }
+
+    fn configurer() -> DnsConfigurer {
+        DnsConfigurer {
+            cluster_dns: vec!["10.96.0.10".to_owned()],
+            cluster_domain: "cluster.local".to_owned(),
+            resolv_conf: "/etc/resolv.conf".to_owned(),
+            host: ResolvConf::parse(
+                "# c\nnameserver 1.1.1.1\nnameserver 8.8.8.8\nsearch old.\nsearch corp.example. lan\noptions edns0\n",
+            ),
+        }
+    }
+
+    #[test]
+    fn each_policy_gives_its_servers_searches_and_options() {
+        let cluster: (&[&str], &[&str], &[&str]) = (
+            &["10.96.0.10"],
+            &[
+                "ns.svc.cluster.local",
+                "svc.cluster.local",
+                "cluster.local",
+                "corp.example",
+                "lan",
+            ],
+            &["ndots:5"],
+        );
+        let host: (&[&str], &[&str], &[&str]) = (
+            &["1.1.1.1", "8.8.8.8"],
+            &["corp.example", "lan"],
+            &["edns0"],
+        );
+        for (spec, want) in [
+            (json!({}), cluster),
+            (json!({"dnsPolicy": "ClusterFirst"}), cluster),
+            (json!({"hostNetwork": true}), host),
+            (
+                json!({"hostNetwork": true, "dnsPolicy": "ClusterFirstWithHostNet"}),
+                cluster,
+            ),
+            (json!({"dnsPolicy": "Default"}), host),
+            (
+                json!({"dnsPolicy": "None", "dnsConfig": {"nameservers": ["9.9.9.9"], "searches": ["s"], "options": [{"name": "ndots", "value": "2"}, {"name": "rotate"}]}}),
+                (
+                    &["9.9.9.9"] as &[_],
+                    &["s"] as &[_],
+                    &["ndots:2", "rotate"] as &[_],
+                ),
+            ),
+            (
+                json!({"dnsConfig": {"nameservers": ["10.96.0.10", "9.9.9.9"], "searches": ["lan", "x"], "options": [{"name": "ndots", "value": "2"}]}}),
+                (
+                    &["10.96.0.10", "9.9.9.9"] as &[_],
+                    &[
+                        "ns.svc.cluster.local",
+                        "svc.cluster.local",
+                        "cluster.local",
+                        "corp.example",
+                        "lan",
+                        "x",
+                    ] as &[_],
+                    &["ndots:2"] as &[_],
+                ),
+            ),
+        ] {
+            let (dns, events) = configurer().pod_dns(&pod(spec.clone())).unwrap();
+            assert_eq!(
+                (dns.servers, dns.searches, dns.options),
+                (
+                    want.0.iter().map(ToString::to_string).collect(),
+                    want.1.iter().map(ToString::to_string).collect(),
+                    want.2.iter().map(ToString::to_string).collect(),
+                ),
+                "{spec}"
+            );
+            assert!(events.is_empty(), "{spec}: {events:?}");
+        }
+    }
+
+    #[test]
+    fn without_cluster_dns_the_hosts_resolver_serves_and_an_event_says_so() {
+        let mut configurer = configurer();
+        configurer.cluster_dns.clear();
+        let (dns, events) = configurer.pod_dns(&pod(json!({}))).unwrap();
+        assert_eq!(dns.servers, ["1.1.1.1", "8.8.8.8"]);
+        assert_eq!(events[0].reason, "MissingClusterDNS");
+        configurer.resolv_conf.clear();
+        configurer.host = ResolvConf::default();
+        let (dns, _) = configurer.pod_dns(&pod(json!({}))).unwrap();
+        assert_eq!(
+            (dns.servers, dns.searches),
+            (vec!["127.0.0.1".to_owned()], vec![".".to_owned()])
+        );
+    }
+
+    #[test]
+    fn what_does_not_fit_is_cut_with_an_event() {
+        let many: Vec<String> = (0..5).map(|i| format!("9.9.9.{i}")).collect();
+        let searches: Vec<String> = (0..40).map(|i| format!("d{i}")).collect();
+        let spec =
+            json!({"dnsPolicy": "None", "dnsConfig": {"nameservers": many, "searches": searches}});
+        let (dns, events) = configurer().pod_dns(&pod(spec)).unwrap();
+        assert_eq!((dns.servers.len(), dns.searches.len()), (3, 32));
+        assert_eq!(events.len(), 2);
+        assert!(events.iter().all(|e| e.reason == "DNSConfigForming"));
+        let long: Vec<String> = (0..20).map(|i| format!("{i:0>200}")).collect();
+        let spec = json!({"dnsPolicy": "None", "dnsConfig": {"searches": long}});
+        let (dns, events) = configurer().pod_dns(&pod(spec)).unwrap();
+        assert_eq!(
+            dns.searches.len(),
+            10,
+            "ten of 200 and nine spaces fit into 2048"
+        );
+        assert_eq!(events.len(), 1);
+    }
+
+    #[test]
+    fn a_resolv_conf_over_the_limits_is_reported_for_the_node() {
+        let mut configurer = configurer();
+        assert!(configurer.check_limits().is_empty());
+        configurer.host.searches = (0..30).map(|i| format!("d{i}")).collect();
+        assert_eq!(
+            configurer.check_limits()[0].reason,
+            "CheckLimitsForResolvConf"
+        );
+        configurer.host.searches = vec!["x".repeat(2040)];
+        assert!(configurer.check_limits()[0].message.contains("length"));
+    }
+
+    #[test]
+    fn an_unknown_policy_is_refused_by_name() {
+        let error = configurer()
+            .pod_dns(&pod(json!({"dnsPolicy": "Clusterfirst"})))
+            .unwrap_err();
+        assert!(error.to_string().contains("Clusterfirst"));
+    }
+}

@@ -1,0 +1,332 @@
+//! Where containers log: the pod's directory below `/var/log/pods` and the links below
+//! `/var/log/containers` that log collectors read pod, namespace and container from.
+//!
+//! The runtime writes the logs; this module only makes and removes directories and links. Removal never
+//! follows a link and never leaves the log roots.
+
+use std::fs;
+use std::io;
+use std::os::unix::fs::{PermissionsExt, symlink};
+use std::path::{Path, PathBuf};
+
+use k8s_openapi::api::core::v1::Pod;
+
+use super::node_context::{NodeContext, is_path_component};
+use crate::types::{ContainerId, PodExt, PodUid};
+
+/// Longest file name of a link; upstream cuts what comes before the id.
+const MAX_LINK_NAME: usize = 251;
+
+/// A log directory or link could not be made or removed.
+#[derive(Debug, thiserror::Error)]
+#[error("{verb} {}", path.display())]
+pub struct LogError {
+    verb: &'static str,
+    path: PathBuf,
+    #[source]
+    source: io::Error,
+}
+
+fn error(verb: &'static str, path: &Path) -> impl FnOnce(io::Error) -> LogError {
+    let path = path.to_owned();
+    move |source| LogError { verb, path, source }
+}
+
+/// Makes the pod's log directory, and one per container, which the runtime does not make itself.
+///
+/// # Errors
+/// When one cannot be made.
+pub fn create_pod_log_dir(ctx: &NodeContext, pod: &Pod) -> Result<PathBuf, LogError> {
+    let dir = ctx.pod_log_dir(pod.namespace(), pod.name(), &pod.uid());
+    make_dir(&dir)?;
+    for container in pod.containers() {
+        if is_path_component(&container.name) {
+            make_dir(&dir.join(&container.name))?;
+        }
+    }
+    Ok(dir)
+}
+
+fn make_dir(dir: &Path) -> Result<(), LogError> {
+    fs::create_dir_all(dir).map_err(error("create log directory", dir))?;
+    fs::set_permissions(dir, fs::Permissions::from_mode(0o755))
+        .map_err(error("set mode of log directory", dir))
+}
+
+/// Name of a container's link; upstream's `LogSymlink`.
+pub fn link_name(pod: &str, namespace: &str, container: &str, id: &ContainerId) -> String {
+    let suffix = format!("-{id}.log");
+    let mut name = format!("{pod}_{namespace}_{container}");
+    let mut end = name.len().min(MAX_LINK_NAME.saturating_sub(suffix.len()));
+    while !name.is_char_boundary(end) {
+        end -= 1;
+    }
+    name.truncate(end);
+    name + &suffix
+}
+
+/// Links a container's log by name. A link that is there already is replaced.
+///
+/// # Errors
+/// When it cannot be made. A container runs without it.
+pub fn link_container_log(
+    ctx: &NodeContext,
+    pod: &Pod,
+    container: &str,
+    id: &ContainerId,
+    log_path: &str,
+) -> Result<PathBuf, LogError> {
+    let target = ctx
+        .pod_log_dir(pod.namespace(), pod.name(), &pod.uid())
+        .join(log_path);
+    let link = ctx
+        .container_log_root
+        .join(link_name(pod.name(), pod.namespace(), container, id));
+    fs::create_dir_all(&ctx.container_log_root)
+        .map_err(error("create log directory", &ctx.container_log_root))?;
+    match symlink(&target, &link) {
+        Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {
+            if fs::read_link(&link).is_ok_and(|t| t == target) {
+                return Ok(link);
+            }
+            fs::remove_file(&link).map_err(error("replace log link", &link))?;
+            symlink(&target, &link).map_err(error("create log link", &link))?;
+        }
+        other => other.map_err(error("create log link", &link))?,
+    }
+    Ok(link)
+}
+
+/// Removes the link and log files of one removed container. What is not there counts as removed.
+///
+/// # Errors
+/// When something cannot be removed.
+pub fn remove_container_log(
+    ctx: &NodeContext,
+    pod: (&str, &str),
+    container: &str,
+    id: &ContainerId,
+    log_path: &str,
+) -> Result<(), LogError> {
+    let link = ctx
+        .container_log_root
+        .join(link_name(pod.0, pod.1, container, id));
+    remove_file(&link)?;
+    let path = Path::new(log_path);
+    // Rotated files are `<N>.log.<time>[.gz]` beside it.
+    let below_root = path.starts_with(&ctx.pod_log_root)
+        && !path
+            .components()
+            .any(|c| c == std::path::Component::ParentDir);
+    let (true, Some(dir), Some(name)) = (below_root, path.parent(), path.file_name()) else {
+        return Ok(());
+    };
+    let name = name.to_string_lossy();
+    let entries = match fs::read_dir(dir) {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(()),
+        other => other.map_err(error("list log directory", dir))?,
+    };
+    for entry in entries.flatten() {
+        let file = entry.file_name();
+        let file = file.to_string_lossy();
+        if file
+            .strip_prefix(&*name)
+            .is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
+        {
+            remove_file(&entry.path())?;
+        }
+    }
+    Ok(())
+}
+
+fn remove_file(path: &Path) -> Result<(), LogError> {
+    match fs::remove_file(path) {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(()),
+        other => other.map_err(error("remove", path)),
+    }
+}
+
+/// Removes links whose log is gone; returns how many.
+///
+/// # Errors
+/// When the directory cannot be listed or a link not removed.
+pub fn remove_dead_links(ctx: &NodeContext) -> Result<usize, LogError> {
+    let root = &ctx.container_log_root;
+    let entries = match fs::read_dir(root) {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(0),
+        other => other.map_err(error("list log directory", root))?,
+    };
+    let mut removed = 0;
+    for entry in entries.flatten() {
+        let link = entry.path();
+        let ours = fs::read_link(&link).is_ok_and(|target| target.starts_with(&ctx.pod_log_root));
+        let dead = fs::metadata(&link).is_err_and(|e| e.kind() == io::ErrorKind::NotFound);
+        // A log the runtime has not opened yet has its directory.
+        let starting = fs::read_link(&link)
+            .ok()
+            .and_then(|target| target.parent().map(Path::exists))
+            .unwrap_or(false);
+        if ours && dead && !starting {
+            remove_file(&link)?;
+            removed += 1;
+        }
+    }
+    Ok(removed)
+}
+
+/// Removes the log directory of a pod that is gone.
+///
+/// # Errors
+/// When it cannot be removed.
+pub fn remove_pod_logs(
+    ctx: &NodeContext,
+    namespace: &str,
+    name: &str,
+    uid: &PodUid,
+) -> Result<(), LogError> {
+    let dir = ctx.pod_log_dir(namespace, name, uid);
+    let component = dir.file_name().map(|n| n.to_string_lossy().into_owned());
+    if dir.parent() != Some(&ctx.pod_log_root) || component.is_none_or(|c| !is_path_component(&c)) {
+        return Ok(());
+    }
+    remove_tree(&dir)
+}
+
+/// Removes log directories of pods that are not `known`; returns how many. A directory that is not named
+/// `<namespace>_<name>_<uid>` is left alone.
+///
+/// # Errors
+/// When the root cannot be listed or a directory not removed.
+pub fn remove_orphan_pod_logs(
+    ctx: &NodeContext,
+    known: &dyn Fn(&PodUid) -> bool,
+) -> Result<usize, LogError> {
+    let root = &ctx.pod_log_root;
+    let entries = match fs::read_dir(root) {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(0),
+        other => other.map_err(error("list log directory", root))?,
+    };
+    let mut removed = 0;
+    for entry in entries.flatten() {
+        let name = entry.file_name();
+        let Some(uid) = name.to_str().and_then(uid_of_log_dir) else {
+            continue;
+        };
+        let is_dir = entry.file_type().is_ok_and(|t| t.is_dir());
+        if is_dir && !known(&uid) {
+            remove_tree(&entry.path())?;
+            removed += 1;
+        }
+    }
+    Ok(removed)
+}
+
+fn uid_of_log_dir(name: &str) -> Option<PodUid> {
+    let mut parts = name.split('_');
+    let (Some(_), Some(_), Some(uid), None) =
+        (parts.next(), parts.next(), parts.next(), parts.next())
+    else {
+        return None;
+    };
+    (!uid.is_empty()).then(|| PodUid::new(uid))
+}
+
+fn remove_tree(dir: &Path) -> Result<(), LogError> {
+    match fs::remove_dir_all(dir) {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(()),
+        other => other.map_err(error("remove log directory", dir)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    struct Fixture {
+        _dir: tempfile::TempDir,
+        ctx: NodeContext,
+        pod: Pod,
+    }
+
+    fn fixture() -> Fixture {
+        let dir = tempfile::tempdir().unwrap();
+        let mut ctx = NodeContext::new("n", dir.path());
+        ctx.pod_log_root = dir.path().join("pods-logs");
+        ctx.container_log_root = dir.path().join("containers-logs");
+        let pod = serde_json::from_value(json!({
+            "metadata": {"name": "web", "namespace": "shop", "uid": "u1"},
+            "spec": {"containers": [{"name": "c"}]},
+        }))
+        .unwrap();
+        Fixture {
+            _dir: dir,
+            ctx,
+            pod,
+        }
+    }
+
+    #[test]
+    fn links_lead_to_the_log_and_go_with_it() {
+        let Fixture { ctx, pod, _dir } = fixture();
+        let dir = create_pod_log_dir(&ctx, &pod).unwrap();
+        assert_eq!(dir, ctx.pod_log_root.join("shop_web_u1"));
+        let id = ContainerId::from("abc");
+        let link = link_container_log(&ctx, &pod, "c", &id, "c/0.log").unwrap();
+        assert_eq!(link.file_name().unwrap(), "web_shop_c-abc.log");
+        assert_eq!(
+            remove_dead_links(&ctx).unwrap(),
+            0,
+            "a log that is about to be written"
+        );
+        fs::write(dir.join("c/0.log"), "x").unwrap();
+        link_container_log(&ctx, &pod, "c", &id, "c/0.log").unwrap();
+        assert_eq!(fs::read_to_string(&link).unwrap(), "x");
+        assert_eq!(remove_orphan_pod_logs(&ctx, &|_| true).unwrap(), 0);
+        assert_eq!(remove_orphan_pod_logs(&ctx, &|_| false).unwrap(), 1);
+        fs::write(ctx.container_log_root.join("foreign"), "").unwrap();
+        assert_eq!(remove_dead_links(&ctx).unwrap(), 1);
+        assert!(ctx.container_log_root.join("foreign").exists());
+    }
+
+    #[test]
+    fn removing_a_container_takes_its_log_and_rotated_ones_only() {
+        let Fixture { ctx, pod, _dir } = fixture();
+        let dir = create_pod_log_dir(&ctx, &pod).unwrap().join("c");
+        for name in ["1.log", "1.log.20260101-000000.gz", "10.log", "2.log"] {
+            fs::write(dir.join(name), "").unwrap();
+        }
+        let id = ContainerId::from("abc");
+        let link = link_container_log(&ctx, &pod, "c", &id, "c/1.log").unwrap();
+        let path = dir.join("1.log");
+        remove_container_log(&ctx, ("web", "shop"), "c", &id, path.to_str().unwrap()).unwrap();
+        assert!(fs::symlink_metadata(link).is_err());
+        let mut left: Vec<_> = fs::read_dir(&dir)
+            .unwrap()
+            .map(|e| e.unwrap().file_name())
+            .collect();
+        left.sort();
+        assert_eq!(left, ["10.log", "2.log"]);
+        let outside = ctx.root_dir.join("outside.log");
+        fs::write(&outside, "").unwrap();
+        remove_container_log(&ctx, ("web", "shop"), "c", &id, outside.to_str().unwrap()).unwrap();
+        assert!(outside.exists(), "a path outside the log root is not ours");
+    }
+
+    #[test]
+    fn orphan_logs_of_other_shapes_are_left() {
+        let Fixture { ctx, .. } = fixture();
+        for name in ["a_b", "a_b_c_d", "plain"] {
+            fs::create_dir_all(ctx.pod_log_root.join(name)).unwrap();
+        }
+        assert_eq!(remove_orphan_pod_logs(&ctx, &|_| false).unwrap(), 0);
+    }
+
+    #[test]
+    fn long_link_names_keep_the_id() {
+        let id = ContainerId::from("f".repeat(64));
+        let name = link_name(&"p".repeat(200), &"n".repeat(63), "c", &id);
+        assert_eq!(name.len(), MAX_LINK_NAME);
+        assert!(name.ends_with(&format!("-{id}.log")));
+    }
+}

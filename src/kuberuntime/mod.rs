@@ -1,0 +1,14 @@
+//! Layer 3: the container runtime over CRI v1.
+
+pub mod container_config;
+pub mod cri;
+pub mod dns;
+pub mod env;
+pub mod gc;
+pub mod kill;
+pub mod labels;
+pub mod logs;
+pub mod node_context;
+pub mod resources;
+pub mod sandbox_config;
+pub mod termination;

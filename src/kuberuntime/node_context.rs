@@ -1,0 +1,93 @@
+//! Facts of the node and settings that the builders of CRI messages need. Plain data: filled once at start
+//! by the composition root, read everywhere.
+
+use std::path::{Path, PathBuf};
+
+use super::dns::DnsConfigurer;
+use crate::types::PodUid;
+
+/// What a pod's configuration depends on besides the pod.
+#[derive(Clone, Debug)]
+pub struct NodeContext {
+    /// Name of the node.
+    pub node_name: String,
+    /// `--root-dir`; pod directories are below `<root_dir>/pods`.
+    pub root_dir: PathBuf,
+    /// Where pods log, `/var/log/pods`.
+    pub pod_log_root: PathBuf,
+    /// Where links named for log collectors are, `/var/log/containers`.
+    pub container_log_root: PathBuf,
+    /// The node's own hosts file, copied for pods on the host network.
+    pub node_hosts_file: PathBuf,
+    /// `clusterDomain`, empty when there is none.
+    pub cluster_domain: String,
+    /// DNS settings.
+    pub dns: DnsConfigurer,
+    /// The unified cgroup hierarchy is in use.
+    pub cgroup_v2: bool,
+    /// Whether swap can be limited on this kernel.
+    pub swap_controller: bool,
+    /// `cpuCFSQuota`: enforce CPU limits.
+    pub cpu_cfs_quota: bool,
+    /// `cpuCFSQuotaPeriod` in microseconds.
+    pub cfs_period_us: u64,
+    /// Memory of the machine in bytes; scales `oom_score_adj`.
+    pub memory_capacity: u64,
+    /// `seccompDefault`: RuntimeDefault instead of Unconfined where a container does not say.
+    pub seccomp_default: bool,
+    /// `singleProcessOOMKill`: kill one process instead of the whole container (cgroup v2).
+    pub single_process_oom_kill: bool,
+    /// The node's addresses, primary first.
+    pub host_ips: Vec<String>,
+}
+
+impl NodeContext {
+    /// A context with upstream's defaults.
+    pub fn new(node_name: impl Into<String>, root_dir: impl Into<PathBuf>) -> Self {
+        Self {
+            node_name: node_name.into(),
+            root_dir: root_dir.into(),
+            pod_log_root: PathBuf::from("/var/log/pods"),
+            container_log_root: PathBuf::from("/var/log/containers"),
+            node_hosts_file: PathBuf::from("/etc/hosts"),
+            cluster_domain: String::new(),
+            dns: DnsConfigurer::default(),
+            cgroup_v2: false,
+            swap_controller: false,
+            cpu_cfs_quota: true,
+            cfs_period_us: 100_000,
+            memory_capacity: 0,
+            seccomp_default: false,
+            single_process_oom_kill: false,
+            host_ips: Vec::new(),
+        }
+    }
+
+    /// `<root>/pods/<uid>`; upstream's `getPodDir`.
+    pub fn pod_dir(&self, uid: &PodUid) -> PathBuf {
+        self.root_dir.join("pods").join(uid.as_str())
+    }
+
+    /// `<pod_log_root>/<namespace>_<name>_<uid>`; upstream's `BuildPodLogsDirectory`.
+    pub fn pod_log_dir(&self, namespace: &str, name: &str, uid: &PodUid) -> PathBuf {
+        self.pod_log_root.join(format!("{namespace}_{name}_{uid}"))
+    }
+
+    /// `<root>/pods`.
+    pub fn pods_dir(&self) -> PathBuf {
+        self.root_dir.join("pods")
+    }
+
+    /// `<podDir>/containers/<name>`; upstream's `getPodContainerDir`.
+    pub fn container_dir(&self, uid: &PodUid, container: &str) -> PathBuf {
+        self.pod_dir(uid).join("containers").join(container)
+    }
+}
+
+/// Whether `name` can be one component of a path below a directory of the agent's.
+pub(crate) fn is_path_component(name: &str) -> bool {
+    !name.is_empty()
+        && name.len() <= 255
+        && !name.contains(['/', '\0'])
+        && Path::new(name).file_name().is_some_and(|f| f == name)
+}

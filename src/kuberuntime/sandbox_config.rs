@@ -1,0 +1,376 @@
+//! The CRI message that makes a pod's sandbox; upstream's `generatePodSandboxConfig`.
+//!
+//! Comes in: a pod, the attempt, its cgroup, its DNS settings. Goes out: `PodSandboxConfig`. Pure: the same
+//! input gives the same message, so a sandbox may be asked for again after a crash.
+
+use std::collections::HashMap;
+
+use k8s_cri::v1;
+use k8s_openapi::api::core::v1::{Container, Pod};
+
+use super::env::EnvError;
+use super::labels;
+use super::node_context::NodeContext;
+use super::resources::{self, QuantityError};
+use crate::types::PodExt;
+
+/// A pod or container spec that cannot become a CRI message; upstream's `CreateContainerConfigError`.
+#[derive(Debug, thiserror::Error)]
+pub enum ConfigError {
+    /// A quantity does not parse.
+    #[error("read resources of {object}")]
+    Quantity {
+        /// Pod or container.
+        object: String,
+        /// Why.
+        #[source]
+        source: QuantityError,
+    },
+    /// A port names a protocol that does not exist.
+    #[error(
+        "unknown protocol {protocol:?} of port {port} of container {container}; use TCP, UDP or SCTP"
+    )]
+    Protocol {
+        /// The container.
+        container: String,
+        /// The container port.
+        port: i32,
+        /// As written.
+        protocol: String,
+    },
+    /// A variable of the environment.
+    #[error(transparent)]
+    Env(#[from] EnvError),
+    /// A mount cannot be made as it is written.
+    #[error("mount volume {volume} of container {container}: {reason}")]
+    Mount {
+        /// The container.
+        container: String,
+        /// The volume.
+        volume: String,
+        /// What is wrong and what to do.
+        reason: String,
+    },
+}
+
+/// The hostname containers see: `spec.hostname`, else the pod's name, cut to 63 characters;
+/// upstream's `GeneratePodHostNameAndDomain`.
+pub fn hostname(pod: &Pod) -> String {
+    let name = pod
+        .spec_ref()
+        .hostname
+        .as_deref()
+        .filter(|h| !h.is_empty())
+        .unwrap_or_else(|| pod.name());
+    let mut end = name.len().min(63);
+    while !name.is_char_boundary(end) {
+        end -= 1;
+    }
+    name[..end].trim_end_matches(['-', '.']).to_owned()
+}
+
+/// The domain below which the hostname is known, `None` without `spec.subdomain`.
+pub fn host_domain(pod: &Pod, ctx: &NodeContext) -> Option<String> {
+    let subdomain = pod.spec_ref().subdomain.as_deref()?;
+    (!subdomain.is_empty()).then(|| {
+        format!("{subdomain}.{}.svc.{}", pod.namespace(), ctx.cluster_domain)
+            .trim_end_matches('.')
+            .to_owned()
+    })
+}
+
+/// Builds the message. `cgroup_parent` is the pod's cgroup as the runtime's driver wants it, empty for the
+/// runtime's default. On the host network the hostname stays empty, as upstream leaves it: the runtime
+/// refuses to set one without a UTS namespace of the pod's own, and containers see the node's name.
+///
+/// # Errors
+/// When a quantity or a port of the spec is invalid.
+pub fn build(
+    pod: &Pod,
+    attempt: u32,
+    cgroup_parent: &str,
+    dns: v1::DnsConfig,
+    ctx: &NodeContext,
+) -> Result<v1::PodSandboxConfig, ConfigError> {
+    let uid = pod.uid();
+    let host_network = pod.host_network();
+    Ok(v1::PodSandboxConfig {
+        metadata: Some(v1::PodSandboxMetadata {
+            name: pod.name().to_owned(),
+            uid: uid.to_string(),
+            namespace: pod.namespace().to_owned(),
+            attempt,
+        }),
+        hostname: if host_network {
+            String::new()
+        } else {
+            hostname(pod)
+        },
+        log_directory: ctx
+            .pod_log_dir(pod.namespace(), pod.name(), &uid)
+            .to_string_lossy()
+            .into_owned(),
+        dns_config: Some(dns),
+        port_mappings: if host_network {
+            Vec::new()
+        } else {
+            port_mappings(pod)?
+        },
+        labels: sandbox_labels(pod),
+        annotations: strings(pod.annotations()),
+        linux: Some(linux(pod, cgroup_parent, ctx)?),
+        windows: None,
+    })
+}
+
+/// Labels of the sandbox: the pod's and the three that tell whose it is.
+fn sandbox_labels(pod: &Pod) -> HashMap<String, String> {
+    let mut all = strings(pod.labels());
+    all.extend(pod_labels(pod));
+    all
+}
+
+/// The three labels that tell which pod something belongs to.
+pub(super) fn pod_labels(pod: &Pod) -> [(String, String); 3] {
+    [
+        (labels::POD_NAME.to_owned(), pod.name().to_owned()),
+        (labels::POD_NAMESPACE.to_owned(), pod.namespace().to_owned()),
+        (labels::POD_UID.to_owned(), pod.uid().to_string()),
+    ]
+}
+
+/// Whether a container asks for all privileges.
+pub fn is_privileged(container: &Container) -> bool {
+    container
+        .security_context
+        .as_ref()
+        .and_then(|s| s.privileged)
+        .unwrap_or(false)
+}
+
+/// Which namespaces are the node's, the pod's, the container's; upstream's `NamespacesForPod`.
+pub fn namespace_options(pod: &Pod) -> v1::NamespaceOption {
+    let spec = pod.spec_ref();
+    let node_or_pod = |node: bool| {
+        if node {
+            v1::NamespaceMode::Node
+        } else {
+            v1::NamespaceMode::Pod
+        }
+    };
+    let pid = if spec.host_pid.unwrap_or(false) {
+        v1::NamespaceMode::Node
+    } else if spec.share_process_namespace.unwrap_or(false) {
+        v1::NamespaceMode::Pod
+    } else {
+        v1::NamespaceMode::Container
+    };
+    v1::NamespaceOption {
+        network: node_or_pod(pod.host_network()).into(),
+        pid: pid.into(),
+        ipc: node_or_pod(spec.host_ipc.unwrap_or(false)).into(),
+        target_id: String::new(),
+        userns_options: None,
+    }
+}
+
+fn strings(map: &std::collections::BTreeMap<String, String>) -> HashMap<String, String> {
+    map.iter().map(|(k, v)| (k.clone(), v.clone())).collect()
+}
+
+fn port_mappings(pod: &Pod) -> Result<Vec<v1::PortMapping>, ConfigError> {
+    let mut mappings = Vec::new();
+    for container in pod.containers() {
+        for port in container.ports.iter().flatten() {
+            let protocol =
+                protocol(port.protocol.as_deref()).ok_or_else(|| ConfigError::Protocol {
+                    container: container.name.clone(),
+                    port: port.container_port,
+                    protocol: port.protocol.clone().unwrap_or_default(),
+                })?;
+            let Some(host_port) = port.host_port.filter(|p| *p > 0) else {
+                continue;
+            };
+            mappings.push(v1::PortMapping {
+                protocol: protocol.into(),
+                container_port: port.container_port,
+                host_port,
+                host_ip: port.host_ip.clone().unwrap_or_default(),
+            });
+        }
+    }
+    Ok(mappings)
+}
+
+fn protocol(name: Option<&str>) -> Option<v1::Protocol> {
+    match name {
+        None | Some("" | "TCP") => Some(v1::Protocol::Tcp),
+        Some("UDP") => Some(v1::Protocol::Udp),
+        Some("SCTP") => Some(v1::Protocol::Sctp),
+        Some(_) => None,
+    }
+}
+
+fn linux(
+    pod: &Pod,
+    cgroup_parent: &str,
+    ctx: &NodeContext,
+) -> Result<v1::LinuxPodSandboxConfig, ConfigError> {
+    let sum = resources::pod_resources(pod).map_err(|source| ConfigError::Quantity {
+        object: format!("pod {}", pod.full_name()),
+        source,
+    })?;
+    Ok(v1::LinuxPodSandboxConfig {
+        cgroup_parent: cgroup_parent.to_owned(),
+        security_context: Some(v1::LinuxSandboxSecurityContext {
+            namespace_options: Some(namespace_options(pod)),
+            privileged: pod.containers().iter().any(is_privileged),
+            seccomp: Some(seccomp(true)),
+            ..Default::default()
+        }),
+        sysctls: HashMap::new(),
+        // RuntimeClass, the only source of an overhead, is not supported.
+        overhead: Some(v1::LinuxContainerResources::default()),
+        resources: Some(resources::linux_resources(sum, ctx)),
+    })
+}
+
+/// The runtime's default profile, or none.
+pub(super) fn seccomp(runtime_default: bool) -> v1::SecurityProfile {
+    let profile = if runtime_default {
+        v1::security_profile::ProfileType::RuntimeDefault
+    } else {
+        v1::security_profile::ProfileType::Unconfined
+    };
+    v1::SecurityProfile {
+        profile_type: profile.into(),
+        localhost_ref: String::new(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn pod(spec: serde_json::Value) -> Pod {
+        serde_json::from_value(json!({
+            "metadata": {
+                "name": "web", "namespace": "shop", "uid": "u1",
+                "labels": {"app": "web", "io.kubernetes.pod.name": "forged"},
+                "annotations": {"note": "x"},
+            },
+            "spec": spec,
+        }))
+        .unwrap()
+    }
+
+    fn config(spec: serde_json::Value) -> v1::PodSandboxConfig {
+        let ctx = NodeContext::new("n", "/r");
+        build(
+            &pod(spec),
+            3,
+            "/kubepods/podu1",
+            v1::DnsConfig::default(),
+            &ctx,
+        )
+        .unwrap()
+    }
+
+    #[test]
+    fn sandbox_says_whose_it_is() {
+        let config = config(json!({"containers": [{"name": "c"}]}));
+        let metadata = config.metadata.unwrap();
+        assert_eq!((metadata.name.as_str(), metadata.attempt), ("web", 3));
+        assert_eq!(config.log_directory, "/var/log/pods/shop_web_u1");
+        assert_eq!(config.labels["app"], "web");
+        assert_eq!(
+            config.labels[labels::POD_NAME],
+            "web",
+            "a pod label cannot forge identity"
+        );
+        assert_eq!(config.labels[labels::POD_UID], "u1");
+        assert_eq!(config.annotations["note"], "x");
+        let linux = config.linux.unwrap();
+        assert_eq!(linux.cgroup_parent, "/kubepods/podu1");
+        let security = linux.security_context.unwrap();
+        assert!(!security.privileged);
+        assert_eq!(security.seccomp.unwrap().profile_type, 0, "RuntimeDefault");
+        assert_eq!(linux.resources.unwrap().cpu_shares, 2);
+    }
+
+    #[test]
+    fn hostnames_are_cut_and_never_end_in_a_dash() {
+        let long = format!("{}-tail", "a".repeat(62));
+        for (name, hostname_, want) in [
+            ("web", None, "web".to_owned()),
+            ("web", Some("db"), "db".to_owned()),
+            (long.as_str(), None, "a".repeat(62)),
+        ] {
+            let mut pod = pod(json!({"containers": [], "hostname": hostname_}));
+            pod.metadata.name = Some(name.to_owned());
+            assert_eq!(hostname(&pod), want);
+        }
+    }
+
+    #[test]
+    fn namespaces_follow_the_spec() {
+        use v1::NamespaceMode::{Container, Node, Pod};
+        for (spec, network, pid, ipc) in [
+            (json!({"containers": []}), Pod, Container, Pod),
+            (
+                json!({"containers": [], "hostNetwork": true}),
+                Node,
+                Container,
+                Pod,
+            ),
+            (
+                json!({"containers": [], "hostPID": true, "hostIPC": true}),
+                Pod,
+                Node,
+                Node,
+            ),
+            (
+                json!({"containers": [], "shareProcessNamespace": true}),
+                Pod,
+                Pod,
+                Pod,
+            ),
+        ] {
+            let options = namespace_options(&pod(spec.clone()));
+            assert_eq!(
+                (options.network(), options.pid(), options.ipc()),
+                (network, pid, ipc),
+                "{spec}"
+            );
+        }
+    }
+
+    #[test]
+    fn host_ports_are_mapped_except_on_the_host_network() {
+        let containers = json!([
+            {"name": "a", "ports": [{"containerPort": 80, "hostPort": 8080}, {"containerPort": 81}]},
+            {"name": "b", "ports": [{"containerPort": 53, "hostPort": 53, "protocol": "UDP", "hostIP": "127.0.0.1"}],
+             "securityContext": {"privileged": true}},
+        ]);
+        let on_pod = config(json!({"containers": containers}));
+        assert_eq!(on_pod.port_mappings.len(), 2);
+        assert_eq!(on_pod.port_mappings[1].protocol(), v1::Protocol::Udp);
+        assert_eq!(on_pod.port_mappings[1].host_ip, "127.0.0.1");
+        assert_eq!(on_pod.hostname, "web");
+        assert!(on_pod.linux.unwrap().security_context.unwrap().privileged);
+        let on_node = config(json!({"containers": containers, "hostNetwork": true}));
+        assert!(on_node.port_mappings.is_empty());
+        assert_eq!(on_node.hostname, "");
+    }
+
+    #[test]
+    fn an_unknown_protocol_is_named() {
+        let pod = pod(
+            json!({"containers": [{"name": "a", "ports": [{"containerPort": 80, "protocol": "tcp"}]}]}),
+        );
+        let ctx = NodeContext::new("n", "/r");
+        let error = build(&pod, 0, "", v1::DnsConfig::default(), &ctx).unwrap_err();
+        assert!(error.to_string().contains("\"tcp\""), "{error}");
+    }
+}

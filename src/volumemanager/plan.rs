@@ -1,0 +1,145 @@
+//! One volume: what it is to become, setting it up and tearing it down.
+
+use std::fs;
+use std::io;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+
+use k8s_openapi::api::core::v1::{EmptyDirVolumeSource, Pod};
+use nix::mount::{MntFlags, MsFlags};
+
+use super::error::{VolumeError, io_error};
+use super::{EMPTY_DIR, HOST_PATH, host_path, mounts};
+use crate::kuberuntime::resources::{self, QuantityError};
+use crate::types::PodUid;
+
+/// What a volume is to become.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Plan {
+    Disk { path: PathBuf },
+    Memory { path: PathBuf, size: Option<u64> },
+    Host { path: String, type_: String },
+}
+
+impl Plan {
+    pub(super) fn plugin(&self) -> &'static str {
+        match self {
+            Self::Disk { .. } | Self::Memory { .. } => EMPTY_DIR,
+            Self::Host { .. } => HOST_PATH,
+        }
+    }
+
+    pub(super) fn path(&self) -> PathBuf {
+        match self {
+            Self::Disk { path } | Self::Memory { path, .. } => path.clone(),
+            Self::Host { path, .. } => PathBuf::from(path),
+        }
+    }
+
+    /// Whether it is there. A hostPath is checked once, when it is mounted.
+    pub(super) fn is_set_up(&self) -> io::Result<bool> {
+        match self {
+            Self::Disk { path } => Ok(fs::symlink_metadata(path).is_ok_and(|m| m.is_dir())),
+            Self::Memory { path, .. } => Ok(mounts::at(path)?.is_some_and(|m| m.fstype == "tmpfs")),
+            Self::Host { .. } => Ok(true),
+        }
+    }
+}
+
+/// Size of a tmpfs: the least of what the node has, what the pod's containers may use together, and what
+/// the volume says; upstream's `calculateEmptyDirMemorySize`.
+pub(super) fn memory_size(
+    pod: &Pod,
+    empty: &EmptyDirVolumeSource,
+    node: Option<u64>,
+) -> Result<Option<u64>, QuantityError> {
+    let positive = |v: i64| u64::try_from(v).ok().filter(|v| *v > 0);
+    let of_pod = resources::pod_resources(pod)?
+        .memory_limit
+        .and_then(positive);
+    let own = empty
+        .size_limit
+        .as_ref()
+        .map(resources::value)
+        .transpose()?
+        .and_then(positive);
+    Ok([node, of_pod, own].into_iter().flatten().min())
+}
+
+pub(super) fn set_up(plan: &Plan, uid: &PodUid, name: &str) -> Result<(), VolumeError> {
+    match plan {
+        Plan::Disk { path } => make_dir(path, 0o777).map_err(io_error("create volume", uid, path)),
+        Plan::Memory { path, size } => {
+            make_dir(path, 0o777).map_err(io_error("create volume", uid, path))?;
+            mount_tmpfs(path, *size).map_err(io_error("mount tmpfs on", uid, path))
+        }
+        Plan::Host { path, type_ } => {
+            host_path::prepare(path, type_).map_err(|source| VolumeError::HostPath {
+                pod: uid.clone(),
+                volume: name.to_owned(),
+                source,
+            })
+        }
+    }
+}
+
+fn mount_tmpfs(path: &Path, size: Option<u64>) -> io::Result<()> {
+    match mounts::at(path)? {
+        // Mounted by a step that was cut off before it could be recorded.
+        Some(mount) if mount.fstype == "tmpfs" => return Ok(()),
+        Some(mount) => {
+            return Err(io::Error::new(
+                io::ErrorKind::ResourceBusy,
+                format!("a file system of type {} is mounted there", mount.fstype),
+            ));
+        }
+        None => {}
+    }
+    let options = match size {
+        Some(size) => format!("mode=0777,size={size}"),
+        None => "mode=0777".to_owned(),
+    };
+    nix::mount::mount(
+        Some("tmpfs"),
+        path,
+        Some("tmpfs"),
+        MsFlags::empty(),
+        Some(options.as_str()),
+    )?;
+    Ok(())
+}
+
+/// Removes an emptyDir. A tmpfs at its very path is unmounted first; any other mount keeps it.
+pub(super) fn tear_down(path: &Path, uid: &PodUid) -> Result<(), VolumeError> {
+    let mounted = mounts::at(path).map_err(io_error("look at volume", uid, path))?;
+    match mounted {
+        Some(mount) if mount.fstype == "tmpfs" => {
+            nix::mount::umount2(path, MntFlags::UMOUNT_NOFOLLOW)
+                .map_err(io::Error::from)
+                .map_err(io_error("unmount volume", uid, path))?;
+        }
+        Some(mount) => {
+            return Err(VolumeError::InUse {
+                pod: uid.clone(),
+                path: path.to_owned(),
+                what: format!(
+                    "a file system of type {} is mounted there that this agent did not mount; unmount it",
+                    mount.fstype
+                ),
+            });
+        }
+        None => {}
+    }
+    mounts::remove_tree(path).map_err(io_error("remove volume", uid, path))
+}
+
+pub(super) fn make_dir(path: &Path, mode: u32) -> io::Result<()> {
+    fs::create_dir_all(path)?;
+    if !fs::symlink_metadata(path)?.is_dir() {
+        return Err(io::Error::new(
+            io::ErrorKind::NotADirectory,
+            "a link is in its place",
+        ));
+    }
+    fs::set_permissions(path, fs::Permissions::from_mode(mode))
+}

@@ -1,0 +1,300 @@
+use std::os::unix::fs::PermissionsExt;
+
+use nix::mount::MntFlags;
+use serde_json::json;
+
+use super::*;
+use crate::types::events::MemoryRecorder;
+use crate::types::{BootId, Stamp};
+
+struct TestClock;
+
+impl Clock for TestClock {
+    fn now(&self) -> Stamp {
+        Stamp {
+            boot: BootId(1),
+            boottime_ms: 1,
+            wall_ms: 1,
+        }
+    }
+}
+
+struct World {
+    dir: tempfile::TempDir,
+    store: Store,
+    manager: VolumeManager,
+    recorder: MemoryRecorder,
+}
+
+fn world() -> World {
+    let dir = tempfile::tempdir().unwrap();
+    let store = Store::in_memory(Arc::new(TestClock));
+    World {
+        manager: VolumeManager::new(
+            dir.path().join("root"),
+            Some(1 << 30),
+            store.clone(),
+            Arc::new(TestClock),
+        ),
+        store,
+        dir,
+        recorder: MemoryRecorder::default(),
+    }
+}
+
+fn pod(uid: &str, volumes: serde_json::Value) -> Pod {
+    let mounts: Vec<_> = volumes
+        .as_array()
+        .unwrap()
+        .iter()
+        .filter(|v| v["name"] != "unused")
+        .map(|v| json!({"name": v["name"], "mountPath": "/x"}))
+        .collect();
+    serde_json::from_value(json!({
+        "metadata": {"name": "p", "namespace": "ns", "uid": uid},
+        "spec": {"volumes": volumes, "containers": [{"name": "c", "volumeMounts": mounts}]},
+    }))
+    .unwrap()
+}
+
+fn mode(path: &Path) -> u32 {
+    fs::metadata(path).unwrap().permissions().mode() & 0o7777
+}
+
+impl World {
+    async fn mount(&self, pod: &Pod) -> Result<BTreeMap<String, PathBuf>, VolumeError> {
+        self.manager.mount(pod, &self.recorder).await
+    }
+
+    fn phase(&self, key: &str) -> Option<VolumePhase> {
+        self.store
+            .snapshot()
+            .record::<VolumeRecord>(key)
+            .map(|r| r.phase)
+    }
+}
+
+#[tokio::test]
+async fn an_empty_dir_lives_as_long_as_its_pod() {
+    let world = world();
+    let pod = pod(
+        "u1",
+        json!([{"name": "data", "emptyDir": {}}, {"name": "unused", "secret": {"secretName": "s"}}]),
+    );
+    let path = world.mount(&pod).await.unwrap()["data"].clone();
+    assert!(path.ends_with("pods/u1/volumes/kubernetes.io~empty-dir/data"));
+    assert_eq!(
+        (mode(&path), mode(&world.manager.pod_dir(&"u1".into()))),
+        (0o777, 0o750)
+    );
+    fs::write(path.join("kept"), "x").unwrap();
+    let version = world
+        .store
+        .snapshot()
+        .get::<VolumeRecord>("u1/data")
+        .unwrap()
+        .version;
+    world.mount(&pod).await.unwrap();
+    assert!(path.join("kept").exists());
+    let again = world
+        .store
+        .snapshot()
+        .get::<VolumeRecord>("u1/data")
+        .unwrap()
+        .version;
+    assert_eq!(version, again, "nothing is written for what is mounted");
+
+    let uid = pod.uid();
+    assert!(
+        world.manager.remove_pod_dirs(&uid).await.is_err(),
+        "volumes are on record"
+    );
+    world.manager.unmount(&uid).await.unwrap();
+    assert!(!path.exists());
+    assert_eq!(world.phase("u1/data"), None);
+    world.manager.remove_pod_dirs(&uid).await.unwrap();
+    assert!(!world.manager.pod_dirs_exist(&uid));
+    world.manager.remove_pod_dirs(&uid).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_host_path_is_checked_once_and_never_removed() {
+    let world = world();
+    let host = world.dir.path().join("host");
+    let pod = pod(
+        "u1",
+        json!([{"name": "h", "hostPath": {"path": host, "type": "Directory"}}]),
+    );
+    let error = world.mount(&pod).await.unwrap_err();
+    assert!(error.to_string().contains("is not a directory"), "{error}");
+    let event = &world.recorder.events()[0];
+    assert_eq!(event.reason, "FailedMount");
+    assert!(event.message.contains("\"h\""), "{}", event.message);
+
+    fs::create_dir(&host).unwrap();
+    fs::write(host.join("precious"), "x").unwrap();
+    assert_eq!(world.mount(&pod).await.unwrap()["h"], host);
+    world.manager.unmount(&pod.uid()).await.unwrap();
+    world.manager.remove_pod_dirs(&pod.uid()).await.unwrap();
+    assert!(host.join("precious").exists());
+    assert_eq!(world.phase("u1/h"), None);
+}
+
+#[tokio::test]
+async fn what_is_not_supported_is_refused_by_name() {
+    let world = world();
+    for (volume, word) in [
+        (
+            json!({"name": "v", "secret": {"secretName": "s"}}),
+            "its kind",
+        ),
+        (
+            json!({"name": "v", "emptyDir": {"medium": "HugePages"}}),
+            "HugePages",
+        ),
+        (json!({"name": "../v", "emptyDir": {}}), "../v"),
+        (
+            json!({"name": "v", "hostPath": {"path": "/a/../etc"}}),
+            "absolute",
+        ),
+    ] {
+        let error = world.mount(&pod("u1", json!([volume]))).await.unwrap_err();
+        assert!(error.to_string().contains(word), "{error}");
+    }
+    let error = world.mount(&pod("../u", json!([]))).await.unwrap_err();
+    assert!(matches!(error, VolumeError::Name { .. }), "{error}");
+}
+
+#[test]
+fn a_tmpfs_gets_the_least_of_node_pod_and_volume() {
+    let with = |limit: Option<&str>, size: Option<&str>, node| {
+        let mut pod = pod(
+            "u",
+            json!([{"name": "m", "emptyDir": {"medium": "Memory", "sizeLimit": size}}]),
+        );
+        let empty = pod.spec_ref().volumes.as_ref().unwrap()[0]
+            .empty_dir
+            .clone()
+            .unwrap();
+        if let (Some(limit), Some(spec)) = (limit, pod.spec.as_mut()) {
+            spec.containers[0].resources =
+                serde_json::from_value(json!({"limits": {"memory": limit}})).unwrap();
+        }
+        memory_size(&pod, &empty, node).unwrap()
+    };
+    assert_eq!(with(None, None, None), None);
+    assert_eq!(with(None, None, Some(10)), Some(10));
+    assert_eq!(with(Some("8"), None, Some(10)), Some(8));
+    assert_eq!(with(Some("8"), Some("4"), Some(10)), Some(4));
+    assert_eq!(with(Some("8"), Some("20"), None), Some(8));
+}
+
+#[tokio::test]
+async fn volumes_of_a_lost_store_are_adopted_and_orphans_removed() {
+    let world = world();
+    let (kept, gone) = (
+        pod("kept", json!([{"name": "d", "emptyDir": {}}])),
+        pod("gone", json!([{"name": "d", "emptyDir": {}}])),
+    );
+    let path = world.mount(&kept).await.unwrap()["d"].clone();
+    fs::write(path.join("data"), "x").unwrap();
+    world.mount(&gone).await.unwrap();
+
+    let store = Store::in_memory(Arc::new(TestClock));
+    let manager = VolumeManager::new(
+        world.dir.path().join("root"),
+        None,
+        store.clone(),
+        Arc::new(TestClock),
+    );
+    assert!(
+        manager.remove_pod_dirs(&gone.uid()).await.is_err(),
+        "an unrecorded volume is not removed"
+    );
+    assert_eq!(manager.reconcile().await.unwrap(), 2);
+    assert_eq!(manager.reconcile().await.unwrap(), 0);
+    let errors = manager
+        .cleanup_orphan_dirs(&BTreeSet::from([kept.uid()]))
+        .await;
+    assert!(errors.is_empty(), "{errors:?}");
+    assert!(!manager.pod_dirs_exist(&gone.uid()));
+    assert!(path.join("data").exists());
+    manager.mount(&kept, &world.recorder).await.unwrap();
+    assert!(path.join("data").exists());
+}
+
+#[tokio::test]
+async fn directories_of_unknown_plugins_stay() {
+    let world = world();
+    let foreign = world
+        .dir
+        .path()
+        .join("root/pods/u9/volumes/kubernetes.io~nfs/share");
+    fs::create_dir_all(&foreign).unwrap();
+    let errors = world.manager.cleanup_orphan_dirs(&BTreeSet::new()).await;
+    assert!(
+        errors[0].to_string().contains("kubernetes.io~nfs/share"),
+        "{errors:?}"
+    );
+    assert!(foreign.exists());
+}
+
+#[tokio::test]
+async fn a_step_that_was_cut_off_is_on_record_and_taken_up() {
+    let world = world();
+    let pod = pod(
+        "u1",
+        json!([{"name": "h", "hostPath": {"path": world.dir.path().join("f"), "type": "File"}}]),
+    );
+    world.mount(&pod).await.unwrap_err();
+    assert_eq!(world.phase("u1/h"), Some(VolumePhase::Mounting));
+    fs::write(world.dir.path().join("f"), "").unwrap();
+    world.mount(&pod).await.unwrap();
+    assert_eq!(world.phase("u1/h"), Some(VolumePhase::Mounted));
+}
+
+#[tokio::test]
+async fn a_memory_volume_is_mounted_once_and_never_deleted_through() {
+    if !nix::unistd::geteuid().is_root() {
+        return;
+    }
+    let world = world();
+    let pod = pod(
+        "u1",
+        json!([{"name": "m", "emptyDir": {"medium": "Memory", "sizeLimit": "1Mi"}}]),
+    );
+    let path = world.mount(&pod).await.unwrap()["m"].clone();
+    let guard = Unmount(path.clone());
+    assert_eq!(mounts::at(&path).unwrap().unwrap().fstype, "tmpfs");
+    assert_eq!(mode(&path), 0o777);
+    let stat = nix::sys::statvfs::statvfs(&path).unwrap();
+    assert_eq!(stat.blocks() * stat.fragment_size(), 1 << 20);
+    fs::write(path.join("kept"), "x").unwrap();
+    world.mount(&pod).await.unwrap();
+    assert!(path.join("kept").exists());
+    assert!(
+        mounts::remove_tree(&path).is_err(),
+        "a mount is not deleted through"
+    );
+    assert!(mounts::remove_tree(&world.manager.pod_dir(&pod.uid())).is_err());
+    assert!(path.join("kept").exists());
+
+    // As after a reboot: the record says mounted, the kernel says no.
+    nix::mount::umount(&path).unwrap();
+    world.mount(&pod).await.unwrap();
+    assert_eq!(
+        mounts::below(&world.dir.path().join("root")).unwrap().len(),
+        1
+    );
+    world.manager.unmount(&pod.uid()).await.unwrap();
+    assert!(!path.exists());
+    drop(guard);
+}
+
+struct Unmount(PathBuf);
+
+impl Drop for Unmount {
+    fn drop(&mut self) {
+        nix::mount::umount2(&self.0, MntFlags::MNT_DETACH).ok();
+    }
+}

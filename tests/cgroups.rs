@@ -1,0 +1,261 @@
+//! Cgroups of pods on the machine's own cgroupfs, below a private root.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    missing_docs,
+    reason = "a test may fail loudly"
+)]
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+
+use holdfast::cm::{CgroupConfig, CgroupDriver, CgroupManager, CgroupVersion};
+use holdfast::types::PodUid;
+use k8s_openapi::api::core::v1::Pod;
+use serde_json::json;
+
+/// Removes the private root from every hierarchy, also when a test fails.
+struct PrivateRoot {
+    name: String,
+    mounts: Vec<PathBuf>,
+}
+
+impl Drop for PrivateRoot {
+    fn drop(&mut self) {
+        for mount in &self.mounts {
+            for top in [
+                mount.join(&self.name),
+                mount.join(format!("{}.slice", self.name.replace('-', "_"))),
+            ] {
+                remove(&top);
+            }
+        }
+    }
+}
+
+fn remove(dir: &Path) {
+    for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
+        if entry.file_type().is_ok_and(|t| t.is_dir()) {
+            remove(&entry.path());
+        }
+    }
+    if dir.exists() {
+        fs::remove_dir(dir).unwrap();
+    }
+}
+
+/// `None`, with a word why, where cgroups cannot be written.
+fn manager(driver: CgroupDriver, test: &str) -> Option<(CgroupManager, PrivateRoot)> {
+    let name = format!("holdfast-test-{}-{test}", std::process::id());
+    let config = CgroupConfig {
+        driver,
+        root: format!("/{name}"),
+        allocatable_cpu_milli: Some(2_000),
+        ..CgroupConfig::default()
+    };
+    if !nix::unistd::geteuid().is_root() {
+        eprintln!("skipped: cgroups are changed by root only");
+        return None;
+    }
+    let manager = match CgroupManager::detect(config) {
+        Ok(manager) => manager,
+        Err(error) => {
+            eprintln!("skipped: {error}");
+            return None;
+        }
+    };
+    let mounts = manager.describe().into_keys().collect();
+    Some((manager, PrivateRoot { name, mounts }))
+}
+
+fn pod(uid: &str, resources: serde_json::Value) -> Pod {
+    serde_json::from_value(json!({
+        "metadata": {"name": "p", "namespace": "ns", "uid": uid},
+        "spec": {"containers": [{"name": "c", "resources": resources}]},
+    }))
+    .unwrap()
+}
+
+fn mount_of(manager: &CgroupManager, controller: &str) -> PathBuf {
+    manager
+        .describe()
+        .into_iter()
+        .find(|(_, controllers)| controllers.iter().any(|c| c == controller))
+        .map(|(mount, _)| mount)
+        .unwrap()
+}
+
+fn read(path: PathBuf) -> String {
+    fs::read_to_string(&path)
+        .unwrap_or_else(|e| panic!("{}: {e}", path.display()))
+        .trim()
+        .to_owned()
+}
+
+#[test]
+fn pod_cgroups_are_made_with_their_limits_and_removed() {
+    let Some((manager, root)) = manager(CgroupDriver::Cgroupfs, "limits") else {
+        return;
+    };
+    manager.setup().unwrap();
+    let burstable = pod(
+        "u-1",
+        json!({"requests": {"cpu": "500m"}, "limits": {"cpu": "1", "memory": "64Mi"}}),
+    );
+    let guaranteed = pod("u-2", json!({"limits": {"cpu": "250m", "memory": "32Mi"}}));
+    let best_effort = pod("u-3", json!({}));
+    for pod in [&burstable, &guaranteed, &best_effort] {
+        assert!(!manager.exists(pod));
+        manager.ensure(pod).unwrap();
+        manager.ensure(pod).unwrap();
+        assert!(manager.exists(pod));
+    }
+    manager
+        .refresh_qos(&[Arc::new(burstable.clone()), Arc::new(guaranteed.clone())])
+        .unwrap();
+    let parent = manager.pod_cgroup_parent(&burstable).unwrap();
+    assert_eq!(parent, format!("/{}/kubepods/burstable/podu-1", root.name));
+    let at = |controller: &str, below: &str, file: &str| {
+        read(
+            mount_of(&manager, controller)
+                .join(&root.name)
+                .join("kubepods")
+                .join(below)
+                .join(file),
+        )
+    };
+    if manager.version() == CgroupVersion::V2 {
+        assert_eq!(at("cpu", "burstable/podu-1", "cpu.max"), "100000 100000");
+        assert_eq!(
+            at("memory", "burstable/podu-1", "memory.max"),
+            (64 << 20).to_string()
+        );
+        assert_eq!(at("cpu", "podu-2", "cpu.max"), "25000 100000");
+        assert_eq!(at("cpu", "besteffort/podu-3", "cpu.weight"), "1");
+    } else {
+        assert_eq!(at("cpu", "", "cpu.shares"), "2048");
+        assert_eq!(at("cpu", "burstable", "cpu.shares"), "512");
+        assert_eq!(at("cpu", "besteffort", "cpu.shares"), "2");
+        assert_eq!(at("cpu", "burstable/podu-1", "cpu.shares"), "512");
+        assert_eq!(at("cpu", "burstable/podu-1", "cpu.cfs_quota_us"), "100000");
+        assert_eq!(
+            at("memory", "burstable/podu-1", "memory.limit_in_bytes"),
+            (64 << 20).to_string()
+        );
+        assert_eq!(at("cpu", "podu-2", "cpu.cfs_quota_us"), "25000");
+        assert_eq!(
+            at("memory", "podu-2", "memory.limit_in_bytes"),
+            (32 << 20).to_string()
+        );
+        assert_eq!(at("cpu", "besteffort/podu-3", "cpu.shares"), "2");
+    }
+    let listed = manager.list_pods().unwrap();
+    assert_eq!(listed, ["u-1", "u-2", "u-3"].map(PodUid::from).into());
+    for uid in &listed {
+        manager.destroy(uid).unwrap();
+        manager.destroy(uid).unwrap();
+    }
+    assert!(manager.list_pods().unwrap().is_empty());
+    assert!(!manager.exists(&burstable));
+}
+
+#[test]
+fn systemd_slices_nest_and_are_found_again() {
+    let Some((manager, root)) = manager(CgroupDriver::Systemd, "slices") else {
+        return;
+    };
+    manager.setup().unwrap();
+    let pod = pod("12-ab", json!({"requests": {"cpu": "100m"}}));
+    manager.ensure(&pod).unwrap();
+    let own = root.name.replace('-', "_");
+    let slice = format!("{own}-kubepods-burstable-pod12_ab.slice");
+    assert_eq!(manager.pod_cgroup_parent(&pod).unwrap(), slice);
+    let dir = mount_of(&manager, "cpu")
+        .join(format!(
+            "{own}.slice/{own}-kubepods.slice/{own}-kubepods-burstable.slice"
+        ))
+        .join(&slice);
+    assert!(dir.is_dir(), "{}", dir.display());
+    assert_eq!(manager.list_pods().unwrap(), [PodUid::from("12-ab")].into());
+    manager.destroy(&"12-ab".into()).unwrap();
+    assert!(!dir.exists());
+}
+
+struct Sleeper(Child);
+
+impl Drop for Sleeper {
+    fn drop(&mut self) {
+        self.0.kill().ok();
+        self.0.wait().ok();
+    }
+}
+
+#[test]
+fn destroying_a_pods_cgroup_ends_what_is_left_inside() {
+    let Some((manager, root)) = manager(CgroupDriver::Cgroupfs, "kill") else {
+        return;
+    };
+    manager.setup().unwrap();
+    let pod = pod("u-9", json!({}));
+    manager.ensure(&pod).unwrap();
+    let dir = mount_of(&manager, "cpu")
+        .join(&root.name)
+        .join("kubepods/besteffort/podu-9");
+    fs::create_dir(dir.join("left-over")).unwrap();
+    let child = Command::new("sleep")
+        .arg("600")
+        .stdin(Stdio::null())
+        .spawn()
+        .unwrap();
+    let mut sleeper = Sleeper(child);
+    fs::write(
+        dir.join("left-over/cgroup.procs"),
+        sleeper.0.id().to_string(),
+    )
+    .unwrap();
+    // Somebody has to reap it, as a container's shim would.
+    let reaper = std::thread::spawn(move || {
+        let status = sleeper.0.wait().unwrap();
+        std::os::unix::process::ExitStatusExt::signal(&status)
+    });
+    manager.destroy(&"u-9".into()).unwrap();
+    assert!(!dir.exists());
+    assert_eq!(reaper.join().unwrap(), Some(9));
+}
+
+#[test]
+fn without_qos_cgroups_nothing_is_touched() {
+    let config = CgroupConfig {
+        per_qos: false,
+        root: format!("/holdfast-test-{}-off", std::process::id()),
+        ..CgroupConfig::default()
+    };
+    let Ok(manager) = CgroupManager::detect(config.clone()) else {
+        return;
+    };
+    let pod = pod("u", json!({}));
+    manager.setup().unwrap();
+    manager.ensure(&pod).unwrap();
+    manager.destroy(&"u".into()).unwrap();
+    assert_eq!(manager.pod_cgroup_parent(&pod).unwrap(), "");
+    for mount in manager.describe().into_keys() {
+        assert!(!mount.join(config.root.trim_start_matches('/')).exists());
+    }
+}
+
+#[test]
+fn cgroup_v1_is_refused_only_when_asked() {
+    let config = CgroupConfig {
+        fail_v1: true,
+        ..CgroupConfig::default()
+    };
+    let Ok(plain) = CgroupManager::detect(CgroupConfig::default()) else {
+        return;
+    };
+    let refused = CgroupManager::detect(config).is_err();
+    assert_eq!(refused, plain.version() != CgroupVersion::V2);
+}
