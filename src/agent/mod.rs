@@ -1,0 +1,359 @@
+//! Layer 7: the composition root. Opens the store, restores, wires, supervises, drains.
+//!
+//! [`run`] reads as the list of what happens between the start of the process and its end. Everything it
+//! makes is handed down; nothing below knows it.
+
+mod embedded;
+pub mod lock;
+mod node;
+mod run_once;
+mod start;
+pub mod systemd;
+mod tasks;
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::task::JoinSet;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+use tracing::{error, info, warn};
+
+pub use self::embedded::Embedded;
+use self::lock::{LockError, StateLock};
+pub use self::start::Parts;
+use self::systemd::Systemd;
+use crate::admin::{self, AdminError};
+use crate::cli::logging::LogHandle;
+use crate::cm::CgroupError;
+use crate::config::SourceError;
+use crate::core::state::{META_KEY, MetaRecord, Transaction};
+use crate::kubeletconfig::AgentConfig;
+use crate::kuberuntime::cri::CriError;
+use crate::kuberuntime::dns::DnsError;
+use crate::server::{self, ServerError};
+use crate::store::open::OpenError;
+use crate::store::{CommitError, StoreError};
+
+/// Workers get this long to finish what they are doing when the agent ends.
+const DRAIN: Duration = Duration::from_secs(5);
+/// A state directory in use is waited for this long.
+const LOCK_PATIENCE: Duration = Duration::from_secs(1);
+
+/// Why the agent could not run.
+#[derive(Debug, thiserror::Error)]
+pub enum AgentError {
+    /// The state directory is in use or unusable.
+    #[error(transparent)]
+    Lock(#[from] LockError),
+    /// The store cannot be opened now.
+    #[error(transparent)]
+    Open(#[from] OpenError),
+    /// The store's writer cannot be started.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// A commit at start was refused.
+    #[error("commit the restored state")]
+    Commit(#[from] CommitError),
+    /// The runtime's endpoint cannot be used.
+    #[error(transparent)]
+    Cri(#[from] CriError),
+    /// Cgroups cannot be used.
+    #[error(transparent)]
+    Cgroup(#[from] CgroupError),
+    /// DNS settings cannot be used.
+    #[error(transparent)]
+    Dns(#[from] DnsError),
+    /// A source cannot be used.
+    #[error(transparent)]
+    Source(#[from] SourceError),
+    /// The health server cannot listen.
+    #[error(transparent)]
+    Server(#[from] ServerError),
+    /// The admin socket cannot be made.
+    #[error(transparent)]
+    Admin(#[from] AdminError),
+    /// A directory cannot be made.
+    #[error("make directory {}", path.display())]
+    Directory {
+        /// Which.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: std::io::Error,
+    },
+    /// Signals cannot be received.
+    #[error("install a signal handler")]
+    Signal(#[source] std::io::Error),
+    /// A part of the agent ended that must not.
+    #[error(
+        "{part} ended unexpectedly; the agent ends too, so that it is started again from its checkpoints"
+    )]
+    Ended {
+        /// Which part.
+        part: String,
+    },
+    /// `--runonce`: not every pod came to run.
+    #[error("{0}")]
+    RunOnce(String),
+}
+
+/// What [`run`] is given besides the configuration.
+pub struct RunOptions {
+    /// For SIGHUP.
+    pub log: LogHandle,
+    /// Replaces the kernel's boot id: how a reboot is rehearsed.
+    pub boot_id: Option<String>,
+}
+
+/// Runs the agent until SIGTERM or SIGINT. Pods go on running afterwards.
+///
+/// # Errors
+/// When the agent cannot start, or a part of it ended that must not.
+pub async fn run(config: AgentConfig, options: RunOptions) -> Result<(), AgentError> {
+    let systemd = Systemd::from_env();
+    let token = CancellationToken::new();
+    let mut signals = Signals::new()?;
+    let _lock = lock(&config).await?;
+
+    let base = start::open(&config, &options).await?;
+    let mut tasks = Tasks::default();
+    let result = serve(
+        &config,
+        &options,
+        &base,
+        &mut signals,
+        &mut tasks,
+        systemd,
+        &token,
+    )
+    .await;
+
+    systemd.stopping("stopping; pods go on running");
+    token.cancel();
+    tasks.end().await;
+    if let Err(error) = close(&base).await {
+        warn!(%error, "the store was not closed in order; the next start recovers");
+    }
+    info!("agent stopped, pods go on running");
+    result
+}
+
+/// Locks the state directory. A holder that was killed a moment ago may still be going away.
+async fn lock(config: &AgentConfig) -> Result<StateLock, LockError> {
+    let deadline = Instant::now() + LOCK_PATIENCE;
+    loop {
+        match StateLock::acquire(&config.state_dir) {
+            Err(LockError::Held { .. }) if Instant::now() < deadline => {
+                tokio::time::sleep(Duration::from_millis(50)).await;
+            }
+            other => return other,
+        }
+    }
+}
+
+/// Everything between the open store and the end.
+async fn serve(
+    config: &AgentConfig,
+    options: &RunOptions,
+    base: &start::Base,
+    signals: &mut Signals,
+    tasks: &mut Tasks,
+    systemd: Systemd,
+    token: &CancellationToken,
+) -> Result<(), AgentError> {
+    if let Some(address) = config.healthz_address() {
+        serve_health(base, address, tasks, token).await?;
+    }
+    let socket = admin::bind(&config.state_dir)?;
+    let info = base.admin_info(config);
+    tasks.add(
+        "admin socket",
+        admin::serve(socket, base.store.clone(), info, token.clone()),
+    );
+    tasks.add(
+        "heartbeat",
+        tasks::heartbeat(base.store.clone(), Arc::clone(&base.clock), token.clone()),
+    );
+    tasks.add(
+        "backups",
+        tasks::backups(
+            base.store.clone(),
+            start::backup_dir(config),
+            Arc::clone(&base.clock),
+            base.metrics.clone(),
+            Arc::clone(&base.recorder),
+            token.clone(),
+        ),
+    );
+    tasks.add(
+        "store health",
+        tasks::store_health(
+            base.store.clone(),
+            Arc::clone(&base.recorder),
+            token.clone(),
+        ),
+    );
+    tasks.add(
+        "watchdog",
+        tasks::watchdog(
+            systemd,
+            base.sync_loop_check(),
+            Arc::clone(&base.clock),
+            token.clone(),
+        ),
+    );
+    systemd.status("waiting for the container runtime");
+    let cri = start::runtime_client(config, base)?;
+    let started = tokio::select! {
+        started = start::start(config, base, cri, tasks, token) => started?,
+        () = signals.terminated() => {
+            info!("asked to stop before the container runtime answered");
+            return Ok(());
+        }
+    };
+    systemd.ready("running");
+
+    let result = if config.run_once {
+        tokio::select! {
+            result = run_once::wait(&base.store, &started.workers, &started.pods, &started.ready) => {
+                result.map_err(AgentError::RunOnce)
+            }
+            () = signals.terminated() => Ok(()),
+        }
+    } else {
+        loop {
+            tokio::select! {
+                received = signals.next() => {
+                    if received == Received::Terminate {
+                        break Ok(());
+                    }
+                    systemd.reloading("reading manifests again");
+                    if let Err(error) = options.log.reopen() {
+                        error!(%error, "cannot reopen the log, going on with the old one");
+                    }
+                    info!("log reopened, reading manifests again");
+                    started.config.reload();
+                    systemd.ready("running");
+                }
+                part = tasks.ended() => break Err(AgentError::Ended { part }),
+            }
+        }
+    };
+    token.cancel();
+    started.workers.drain(DRAIN).await;
+    result
+}
+
+async fn serve_health(
+    base: &start::Base,
+    address: SocketAddr,
+    tasks: &mut Tasks,
+    token: &CancellationToken,
+) -> Result<(), AgentError> {
+    let listener = server::bind(address).await?;
+    tasks.add(
+        "health server",
+        server::serve(listener, base.health(), base.metrics.clone(), token.clone()),
+    );
+    Ok(())
+}
+
+/// Marks the end as orderly and closes the store.
+async fn close(base: &start::Base) -> Result<(), CommitError> {
+    let state = base.store.snapshot();
+    if let Some(meta) = state.meta() {
+        let meta = MetaRecord {
+            clean_shutdown: true,
+            heartbeat: base.clock.now(),
+            ..meta.clone()
+        };
+        base.store
+            .commit(Transaction::new().put(META_KEY, meta).journal(
+                None,
+                "agent stopped",
+                "in order",
+            ))
+            .await?;
+    }
+    base.store.clone().close().await
+}
+
+/// Tasks that live as long as the agent, by name.
+#[derive(Default)]
+struct Tasks {
+    set: JoinSet<String>,
+}
+
+impl Tasks {
+    fn add(&mut self, name: &str, task: impl Future<Output = ()> + Send + 'static) {
+        let name = name.to_owned();
+        self.set.spawn(async move {
+            task.await;
+            name
+        });
+    }
+
+    /// Waits until one of them ends, which none should. Cancel-safe.
+    async fn ended(&mut self) -> String {
+        match self.set.join_next().await {
+            Some(Ok(name)) => name,
+            Some(Err(error)) => error.to_string(),
+            None => std::future::pending().await,
+        }
+    }
+
+    /// Drops all of them where they are.
+    fn abort(&mut self) {
+        self.set.abort_all();
+    }
+
+    /// Waits for all of them to end after cancellation; those that take too long are aborted.
+    async fn end(mut self) {
+        let all = async { while self.set.join_next().await.is_some() {} };
+        if tokio::time::timeout(DRAIN, all).await.is_err() {
+            warn!("some tasks did not end in time");
+            self.set.abort_all();
+        }
+    }
+}
+
+/// The signals the agent listens to.
+struct Signals {
+    terminate: tokio::signal::unix::Signal,
+    interrupt: tokio::signal::unix::Signal,
+    hang_up: tokio::signal::unix::Signal,
+}
+
+impl Signals {
+    fn new() -> Result<Self, AgentError> {
+        Ok(Self {
+            terminate: signal(SignalKind::terminate()).map_err(AgentError::Signal)?,
+            interrupt: signal(SignalKind::interrupt()).map_err(AgentError::Signal)?,
+            hang_up: signal(SignalKind::hangup()).map_err(AgentError::Signal)?,
+        })
+    }
+
+    /// The next signal. Cancel-safe.
+    async fn next(&mut self) -> Received {
+        tokio::select! {
+            _ = self.terminate.recv() => Received::Terminate,
+            _ = self.interrupt.recv() => Received::Terminate,
+            _ = self.hang_up.recv() => Received::HangUp,
+        }
+    }
+
+    /// Waits for the order to end; SIGHUP has no meaning yet.
+    async fn terminated(&mut self) {
+        while self.next().await != Received::Terminate {}
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Received {
+    Terminate,
+    HangUp,
+}

@@ -1,0 +1,100 @@
+//! Facts of this node that pods' configurations depend on.
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
+
+use tracing::warn;
+
+use super::AgentError;
+use crate::cm::{CgroupConfig, CgroupDriver, CgroupManager, CgroupVersion};
+use crate::kubeletconfig::{self, AgentConfig};
+use crate::kuberuntime::dns::DnsConfigurer;
+use crate::kuberuntime::node_context::NodeContext;
+
+/// Memory of the machine in bytes; 0 when it cannot be read.
+fn memory_capacity() -> u64 {
+    use procfs::Current;
+    match procfs::Meminfo::current() {
+        Ok(info) => info.mem_total,
+        Err(error) => {
+            warn!(%error, "cannot read the size of the memory");
+            0
+        }
+    }
+}
+
+/// The node's addresses: those given, else the one that packets to other networks leave from. Nothing is
+/// sent to find out.
+pub(super) fn host_ips(given: &[IpAddr]) -> Vec<String> {
+    if !given.is_empty() {
+        return given.iter().map(ToString::to_string).collect();
+    }
+    // TEST-NET-1: never assigned to a host.
+    let elsewhere = SocketAddr::from((Ipv4Addr::new(192, 0, 2, 1), 9));
+    let found = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0))
+        .and_then(|socket| socket.connect(elsewhere).map(|()| socket))
+        .and_then(|socket| socket.local_addr());
+    match found {
+        Ok(address) => vec![address.ip().to_string()],
+        Err(error) => {
+            warn!(%error, "the node has no route to other networks, its address is the loopback's");
+            vec![Ipv4Addr::LOCALHOST.to_string()]
+        }
+    }
+}
+
+/// Finds out about cgroups. Blocking.
+pub(super) fn cgroups(config: &AgentConfig) -> Result<CgroupManager, AgentError> {
+    let kubelet = &config.kubelet;
+    let manager = CgroupManager::detect(CgroupConfig {
+        driver: match kubelet.cgroup_driver {
+            kubeletconfig::CgroupDriver::Cgroupfs => CgroupDriver::Cgroupfs,
+            kubeletconfig::CgroupDriver::Systemd => CgroupDriver::Systemd,
+        },
+        root: kubelet.cgroup_root.clone(),
+        per_qos: kubelet.cgroups_per_qos,
+        fail_v1: kubelet.fail_cgroup_v1,
+        cpu_cfs_quota: kubelet.cpu_cfs_quota,
+        cfs_period_us: micros(kubelet.cpu_cfs_quota_period),
+        ..CgroupConfig::default()
+    })?;
+    manager.setup()?;
+    Ok(manager)
+}
+
+/// Puts the facts together. Blocking.
+pub(super) fn context(
+    config: &AgentConfig,
+    cgroups: &CgroupManager,
+) -> Result<NodeContext, AgentError> {
+    let kubelet = &config.kubelet;
+    let resolv_conf = kubelet
+        .resolv_conf
+        .as_ref()
+        .map(|p| p.to_string_lossy().into_owned())
+        .unwrap_or_default();
+    let dns = DnsConfigurer::load(
+        kubelet
+            .cluster_dns
+            .iter()
+            .map(ToString::to_string)
+            .collect(),
+        kubelet.cluster_domain.clone(),
+        &resolv_conf,
+    )?;
+    let mut context = NodeContext::new(config.node_name.clone(), config.root_dir.clone());
+    context.pod_log_root = config.pod_logs_dir().to_path_buf();
+    context.container_log_root = config.container_logs_dir.clone();
+    context.cluster_domain = kubelet.cluster_domain.clone();
+    context.dns = dns;
+    context.cgroup_v2 = matches!(cgroups.version(), CgroupVersion::V2);
+    context.swap_controller = cgroups.has_swap_controller();
+    context.cpu_cfs_quota = kubelet.cpu_cfs_quota;
+    context.cfs_period_us = micros(kubelet.cpu_cfs_quota_period);
+    context.memory_capacity = memory_capacity();
+    context.host_ips = host_ips(&config.node_ips);
+    Ok(context)
+}
+
+fn micros(period: std::time::Duration) -> u64 {
+    u64::try_from(period.as_micros()).unwrap_or(100_000)
+}

@@ -1,0 +1,596 @@
+//! Start-up: open → load → same boot? → list the runtime → plan → commit → resume → open the sources.
+
+use std::collections::BTreeMap;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use tokio::sync::mpsc;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+use tracing::{info, warn};
+
+use super::{AgentError, RunOptions, Tasks, node, tasks};
+use crate::admin::view::Quarantined;
+use crate::admin::{AdminInfo, StoreHooks};
+use crate::config::{
+    FileSettings, HttpSettings, PodConfig, Seed, SourceSettings, SourcesReady, Surroundings,
+};
+use crate::core::restore::{Outcome, RestoreInput, RestorePlan, plan_restore};
+use crate::core::state::{MetaRecord, State};
+use crate::events::JournalRecorder;
+use crate::images::{ImageConfig, ImageManager};
+use crate::kubeletconfig::AgentConfig;
+use crate::kuberuntime::cri::{CriClient, CriTimeouts};
+use crate::kuberuntime::gc::GcPolicy;
+use crate::pleg::{Pleg, PlegOptions};
+use crate::pod_manager::PodManager;
+use crate::pod_workers::{PodWorkers, ReasonCache, StartFailure, WorkQueue, WorkerContext};
+use crate::runtime_state::RuntimeState;
+use crate::server::{HealthChecks, TimedCheck, sync_loop_check};
+use crate::status::StatusManager;
+use crate::store::ballast::{self, Ballast};
+use crate::store::layout::Layout;
+use crate::store::open::{OpenOptions, OpenReport, Opened, Outcome as OpenOutcome};
+use crate::store::recover::Identity;
+use crate::store::{Store, StoreHealth, StoreOptions, open as open_store};
+use crate::sync_loop::{Inputs, Janitor, LoopContext, Monitor, SyncLoop};
+use crate::types::metrics::{Metrics, OutcomeLabel};
+use crate::types::{
+    BootIdentity, Clock, Event, EventRecorder, EventType, PodUid, Stamp, SystemClock, boot,
+};
+use crate::volumemanager::VolumeManager;
+
+const JANITOR_CAPACITY: usize = 50;
+const HTTP_SOURCE_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// What an agent is made of that differs between a process and a simulation.
+pub struct Parts {
+    /// The store, running.
+    pub store: Store,
+    /// The meta record it was opened with.
+    pub meta: MetaRecord,
+    /// Time.
+    pub clock: Arc<dyn Clock>,
+    /// Metrics, the same the store has.
+    pub metrics: Metrics,
+    /// This boot.
+    pub boot: BootIdentity,
+}
+
+/// What exists before the runtime was reached.
+pub(super) struct Base {
+    pub(super) store: Store,
+    pub(super) clock: Arc<dyn Clock>,
+    pub(super) metrics: Metrics,
+    pub(super) recorder: Arc<dyn EventRecorder>,
+    boot: BootIdentity,
+    /// The meta record the store was opened with.
+    meta: MetaRecord,
+    quarantined: Vec<Quarantined>,
+    runtime_state: RuntimeState,
+    monitor: Monitor,
+    restored: Arc<AtomicBool>,
+    started: Stamp,
+    sync_frequency: Duration,
+}
+
+/// What exists once the agent works.
+pub(super) struct Started {
+    pub(super) config: PodConfig,
+    pub(super) workers: PodWorkers,
+    pub(super) pods: PodManager,
+    pub(super) ready: SourcesReady,
+}
+
+/// Opens the store and starts its writer.
+pub(super) async fn open(config: &AgentConfig, options: &RunOptions) -> Result<Base, AgentError> {
+    let runtime_dir = config.runtime_endpoint.path().parent().map(Path::to_owned);
+    let boot = BootIdentity::read(options.boot_id.as_deref(), runtime_dir.as_deref());
+    let clock: Arc<dyn Clock> = Arc::new(SystemClock::new(boot.id()));
+    let metrics = Metrics::default();
+    let open_options = OpenOptions {
+        dir: config.state_dir.clone(),
+        identity: Identity {
+            node_name: config.node_name.clone(),
+            machine_id: boot::machine_id(),
+            boot: boot.clone(),
+        },
+        sled: crate::store::backend::SledOptions::default(),
+        now: clock.now(),
+    };
+    let Opened {
+        backend,
+        loaded,
+        report,
+    } = tokio::task::spawn_blocking(move || open_store::open(&open_options))
+        .await
+        .map_err(|error| AgentError::Ended {
+            part: format!("opening the store: {error}"),
+        })??;
+    let meta = loaded.state.meta().cloned().ok_or(AgentError::Ended {
+        part: "opening the store: it has no meta record".to_owned(),
+    })?;
+    let quarantined: Vec<Quarantined> = loaded
+        .quarantined
+        .iter()
+        .chain(&loaded.kept)
+        .map(Quarantined::from)
+        .collect();
+    metrics
+        .store_quarantined
+        .set(i64::try_from(quarantined.len()).unwrap_or(i64::MAX));
+    metrics
+        .epoch
+        .set(i64::try_from(meta.epoch.number).unwrap_or(i64::MAX));
+    if let Err(error) = ballast::create(&config.state_dir, ballast::DEFAULT_BYTES) {
+        warn!(%error, "no space is set aside for stopping pods on a full disk");
+    }
+    let store_options = StoreOptions {
+        reserve: Some(Box::new(Ballast::new(
+            &config.state_dir,
+            ballast::DEFAULT_BYTES,
+        ))),
+        ..StoreOptions::default()
+    };
+    let open_report = report;
+    let store = Store::start(
+        backend,
+        loaded,
+        store_options,
+        Arc::clone(&clock),
+        metrics.clone(),
+    )?;
+    let parts = Parts {
+        store,
+        meta,
+        clock,
+        metrics,
+        boot,
+    };
+    let base = Base::new(config, parts, quarantined);
+    tell_how_it_opened(&open_report, &*base.recorder);
+    Ok(base)
+}
+
+fn tell_how_it_opened(report: &OpenReport, recorder: &dyn EventRecorder) {
+    let (kind, reason) = match &report.outcome {
+        OpenOutcome::Opened | OpenOutcome::Created => {
+            info!(outcome = ?report.outcome, "store opened");
+            return;
+        }
+        OpenOutcome::SnapshotsRemoved => (EventType::Normal, "StoreRepaired"),
+        OpenOutcome::Salvaged { .. } | OpenOutcome::RecordsLost { .. } => {
+            (EventType::Warning, "StoreSalvaged")
+        }
+        OpenOutcome::NewerSchema { .. } => (EventType::Warning, "StoreSchemaNewer"),
+        OpenOutcome::Unwritable { .. } => (EventType::Warning, "StoreUnwritable"),
+    };
+    let message = format!("{:?}; {}", report.outcome, report.messages.join("; "));
+    recorder.record(Event::node(kind, reason, message));
+}
+
+/// Where automatic backups go.
+pub(super) fn backup_dir(config: &AgentConfig) -> PathBuf {
+    config.state_dir.join("backups")
+}
+
+impl Base {
+    pub(super) fn new(config: &AgentConfig, parts: Parts, quarantined: Vec<Quarantined>) -> Self {
+        let recorder: Arc<dyn EventRecorder> = Arc::new(JournalRecorder::new(
+            parts.store.clone(),
+            Arc::clone(&parts.clock),
+        ));
+        Self {
+            recorder,
+            boot: parts.boot,
+            meta: parts.meta,
+            quarantined,
+            runtime_state: RuntimeState::default(),
+            monitor: Monitor::default(),
+            restored: Arc::new(AtomicBool::new(false)),
+            started: parts.clock.now(),
+            sync_frequency: config.kubelet.sync_frequency,
+            store: parts.store,
+            clock: parts.clock,
+            metrics: parts.metrics,
+        }
+    }
+
+    /// Whether the sync loop moves.
+    pub(super) fn sync_loop_check(&self) -> TimedCheck {
+        let (monitor, clock) = (self.monitor.clone(), Arc::clone(&self.clock));
+        sync_loop_check(
+            move || {
+                let now = clock.now();
+                monitor.age(now).map(|age| now.minus(age))
+            },
+            self.sync_frequency,
+        )
+    }
+
+    /// What healthz and readyz look at.
+    pub(super) fn health(&self) -> HealthChecks {
+        let restored = Arc::clone(&self.restored);
+        let (state, clock) = (self.runtime_state.clone(), Arc::clone(&self.clock));
+        let store = self.store.health();
+        HealthChecks {
+            clock: Arc::clone(&self.clock),
+            sync_loop: self.sync_loop_check(),
+            ready: vec![
+                (
+                    "restored",
+                    Arc::new(move || {
+                        if restored.load(Ordering::Relaxed) {
+                            Ok(())
+                        } else {
+                            Err("pods are not resumed yet".to_owned())
+                        }
+                    }),
+                ),
+                (
+                    "runtime",
+                    Arc::new(move || {
+                        let errors = state.errors(clock.now());
+                        if errors.is_empty() {
+                            Ok(())
+                        } else {
+                            Err(errors.join("; "))
+                        }
+                    }),
+                ),
+                (
+                    "store",
+                    Arc::new(move || match &*store.borrow() {
+                        StoreHealth::Ok => Ok(()),
+                        StoreHealth::Degraded { reason, .. } => {
+                            Err(format!("the store refuses commits: {reason}"))
+                        }
+                    }),
+                ),
+            ],
+        }
+    }
+
+    /// What the admin socket needs.
+    pub(super) fn admin_info(&self, config: &AgentConfig) -> AdminInfo {
+        AdminInfo {
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            started: self.started,
+            hooks: Arc::new(StoreHooks::new(
+                self.store.clone(),
+                Arc::clone(&self.clock),
+                Layout::new(&config.state_dir),
+                self.quarantined.clone(),
+            )),
+        }
+    }
+}
+
+/// The client of the configured runtime.
+pub(super) fn runtime_client(config: &AgentConfig, base: &Base) -> Result<CriClient, AgentError> {
+    Ok(CriClient::new(
+        &config.runtime_endpoint.to_string(),
+        Some(&config.image_endpoint.to_string()),
+        CriTimeouts::from_request(config.kubelet.runtime_request_timeout),
+        base.metrics.clone(),
+    )?)
+}
+
+/// Restores and starts everything that needs the runtime.
+pub(super) async fn start(
+    config: &AgentConfig,
+    base: &Base,
+    cri: CriClient,
+    tasks: &mut Tasks,
+    token: &CancellationToken,
+) -> Result<Started, AgentError> {
+    make_directories(config)?;
+    let cgroups = node::cgroups(config)?;
+    let node = node::context(config, &cgroups)?;
+    for event in node.dns.check_limits() {
+        base.recorder.record(event);
+    }
+    let Some(runtime_name) = tasks::wait_for_runtime(&cri, &base.runtime_state, token).await else {
+        return Err(AgentError::Ended {
+            part: "waiting for the container runtime".to_owned(),
+        });
+    };
+    tasks::update_runtime_up(&cri, &base.runtime_state, &*base.clock).await;
+
+    let (plan, as_of) = plan(config, base, &cri).await?;
+    // A degraded store holds this: a full disk must not keep pods from being looked after.
+    base.store.commit_stop(plan.transaction.clone()).await?;
+
+    let (pleg, pleg_handle, pleg_events) = Pleg::new(
+        PlegOptions {
+            cri: cri.clone(),
+            store: base.store.clone(),
+            runtime_state: base.runtime_state.clone(),
+            metrics: base.metrics.clone(),
+            evented: true,
+        },
+        Arc::clone(&base.clock),
+        plan.current.iter().cloned(),
+        as_of,
+    );
+    let queue = WorkQueue::new(base.store.clone());
+    let volumes = VolumeManager::new(
+        config.root_dir.clone(),
+        (node.memory_capacity > 0).then_some(node.memory_capacity),
+        base.store.clone(),
+        Arc::clone(&base.clock),
+    );
+    if let Err(error) = volumes.reconcile().await {
+        warn!(%error, "volumes are not as recorded, their pods wait");
+    }
+    let workers = PodWorkers::new(
+        WorkerContext {
+            store: base.store.clone(),
+            clock: Arc::clone(&base.clock),
+            cri: cri.clone(),
+            pleg: pleg_handle,
+            status: StatusManager::new(base.store.clone(), Arc::clone(&base.clock)),
+            images: ImageManager::new(
+                ImageConfig {
+                    serialize_pulls: config.kubelet.serialize_image_pulls,
+                    max_parallel: config
+                        .kubelet
+                        .max_parallel_image_pulls
+                        .and_then(|n| usize::try_from(n).ok()),
+                },
+                Arc::clone(&base.clock),
+                base.metrics.clone(),
+            ),
+            volumes,
+            cgroups: Arc::new(cgroups),
+            node,
+            recorder: Arc::clone(&base.recorder),
+            reasons: reported_reasons(&base.store.snapshot()),
+            runtime_state: base.runtime_state.clone(),
+            queue: queue.clone(),
+            metrics: base.metrics.clone(),
+            runtime_name,
+            backoff_max: config.kubelet.max_container_restart_period,
+            epoch: plan.epoch.clone(),
+        },
+        token.child_token(),
+    );
+    let pods = PodManager::default();
+    let seeds = resume(&plan, &workers, &pods, &queue);
+    tell_what_was_restored(base, &plan);
+
+    let (source, updates) = PodConfig::start(
+        source_settings(config),
+        seeds,
+        &Surroundings {
+            store: base.store.clone(),
+            recorder: Arc::clone(&base.recorder),
+            clock: Arc::clone(&base.clock),
+        },
+        token,
+    )?;
+    let (janitor_tx, janitor_rx) = mpsc::channel(JANITOR_CAPACITY);
+    let policy = GcPolicy {
+        max_per_container: config
+            .container_gc
+            .max_per_container
+            .map_or(usize::MAX, |n| usize::try_from(n).unwrap_or(usize::MAX))
+            .max(1),
+        min_age: config.container_gc.min_age,
+    };
+    let janitor = Janitor::new(workers.clone(), policy, janitor_rx);
+    let sync_loop = SyncLoop::new(
+        LoopContext {
+            pods: pods.clone(),
+            workers: workers.clone(),
+            ready: source.ready(),
+            origins: source.origins(),
+            store: base.store.clone(),
+            runtime_state: base.runtime_state.clone(),
+            clock: Arc::clone(&base.clock),
+            recorder: Arc::clone(&base.recorder),
+            metrics: base.metrics.clone(),
+            node_name: config.node_name.clone(),
+            max_pods: usize::try_from(config.kubelet.max_pods).unwrap_or(usize::MAX),
+            janitor: janitor_tx,
+        },
+        base.monitor.clone(),
+    );
+    tasks.add("pleg", pleg.run(token.clone()));
+    tasks.add("janitor", janitor.run(token.clone()));
+    tasks.add(
+        "runtime health",
+        tasks::runtime_up(
+            cri,
+            base.runtime_state.clone(),
+            Arc::clone(&base.clock),
+            token.clone(),
+        ),
+    );
+    tasks.add(
+        "sync loop",
+        sync_loop.run(Inputs::new(updates, pleg_events), token.clone()),
+    );
+    Ok(Started {
+        ready: source.ready(),
+        config: source,
+        workers,
+        pods,
+    })
+}
+
+/// Lists the runtime and plans. The listing is tried until it succeeds: without it nothing can be decided.
+async fn plan(
+    config: &AgentConfig,
+    base: &Base,
+    cri: &CriClient,
+) -> Result<(RestorePlan, Instant), AgentError> {
+    let (listed_at, as_of) = (base.clock.now(), Instant::now());
+    let runtime = cri.list_pods().await?;
+    base.runtime_state.set_pleg_relist(base.clock.now());
+    let state = base.store.snapshot();
+    let plan = plan_restore(&RestoreInput {
+        state: &state,
+        runtime: &runtime,
+        listed_at,
+        meta: &base.meta,
+        boot: &base.boot,
+        backoff_max: config.kubelet.max_container_restart_period,
+        now: base.clock.now(),
+    });
+    Ok((plan, as_of))
+}
+
+/// Why containers are not running, as last reported: what they wait for stays told until it is over.
+fn reported_reasons(state: &State) -> ReasonCache {
+    let reasons = ReasonCache::default();
+    for (uid, versioned) in &state.statuses {
+        let waiting = versioned
+            .record
+            .status
+            .container_statuses
+            .iter()
+            .flatten()
+            .filter_map(|c| {
+                let waiting = c.state.as_ref()?.waiting.as_ref()?;
+                let reason = waiting.reason.clone()?;
+                let failure = StartFailure {
+                    reason,
+                    message: waiting.message.clone()?,
+                };
+                Some((c.name.clone(), failure))
+            })
+            .collect();
+        reasons.set(&PodUid::new(uid), waiting);
+    }
+    reasons
+}
+
+/// Brings the workers back and returns what the sources' mux starts from.
+fn resume(
+    plan: &RestorePlan,
+    workers: &PodWorkers,
+    pods: &PodManager,
+    queue: &WorkQueue,
+) -> Vec<Seed> {
+    let mut seeds = Vec::new();
+    for restored in &plan.pods {
+        let uid = crate::types::PodExt::uid(&*restored.pod);
+        if let (Some(due), Outcome::Resumed) = (restored.due, restored.outcome) {
+            queue.seed(&uid, due);
+        }
+        if restored.desired {
+            pods.update(Arc::clone(&restored.pod));
+            seeds.push(Seed {
+                source: restored.source,
+                origin: restored.origin.clone(),
+                pod: Arc::clone(&restored.pod),
+            });
+        }
+        workers.resume(
+            Arc::clone(&restored.pod),
+            restored.source,
+            restored.record.clone(),
+            matches!(restored.outcome, Outcome::Repaired | Outcome::Ending),
+            restored.confirmed,
+        );
+    }
+    seeds
+}
+
+fn tell_what_was_restored(base: &Base, plan: &RestorePlan) {
+    let counts: BTreeMap<Outcome, usize> = plan.counts();
+    for outcome in [
+        Outcome::Resumed,
+        Outcome::Repaired,
+        Outcome::Ending,
+        Outcome::Finished,
+    ] {
+        let label = OutcomeLabel {
+            outcome: outcome.as_str().to_owned(),
+        };
+        let count = counts.get(&outcome).copied().unwrap_or(0);
+        base.metrics
+            .restore_pods
+            .get_or_create(&label)
+            .set(i64::try_from(count).unwrap_or(i64::MAX));
+    }
+    let took = since_process_start(base.clock.now()).unwrap_or_default();
+    base.metrics.restore_duration.set(took.as_secs_f64());
+    base.restored.store(true, Ordering::Relaxed);
+    let count = |outcome| counts.get(&outcome).copied().unwrap_or(0);
+    info!(
+        rebooted = plan.rebooted,
+        epoch = plan.epoch.number,
+        resumed = count(Outcome::Resumed),
+        repaired = count(Outcome::Repaired),
+        ending = count(Outcome::Ending),
+        finished = count(Outcome::Finished),
+        unrecorded = plan.unrecorded.len(),
+        milliseconds = u64::try_from(took.as_millis()).unwrap_or(u64::MAX),
+        "pods resumed"
+    );
+}
+
+/// Time since the kernel started this process, to 10 ms.
+fn since_process_start(now: Stamp) -> Option<Duration> {
+    let stat = procfs::process::Process::myself().ok()?.stat().ok()?;
+    let started_ms = stat
+        .starttime
+        .saturating_mul(1000)
+        .checked_div(procfs::ticks_per_second())?;
+    let now_ms = u64::try_from(now.boottime_ms).ok()?;
+    Some(Duration::from_millis(now_ms.saturating_sub(started_ms)))
+}
+
+fn source_settings(config: &AgentConfig) -> SourceSettings {
+    let kubelet = &config.kubelet;
+    SourceSettings {
+        node_name: config.node_name.clone(),
+        file: kubelet.static_pod_path.clone().map(|path| FileSettings {
+            path,
+            check_frequency: kubelet.file_check_frequency,
+        }),
+        http: kubelet.static_pod_url.clone().map(|url| HttpSettings {
+            url,
+            headers: kubelet
+                .static_pod_url_header
+                .iter()
+                .flat_map(|(name, values)| values.iter().map(|v| (name.clone(), v.clone())))
+                .collect(),
+            check_frequency: kubelet.http_check_frequency,
+            timeout: HTTP_SOURCE_TIMEOUT,
+        }),
+    }
+}
+
+/// The directories that must be there: 0750 for what pods use, as upstream.
+fn make_directories(config: &AgentConfig) -> Result<(), AgentError> {
+    let root = &config.root_dir;
+    let dirs = [
+        root.clone(),
+        root.join("pods"),
+        root.join("plugins"),
+        root.join("plugins_registry"),
+        root.join("pod-resources"),
+    ];
+    let make = |path: &Path, mode: u32| {
+        std::fs::DirBuilder::new()
+            .recursive(true)
+            .mode(mode)
+            .create(path)
+            .map_err(|source| AgentError::Directory {
+                path: path.to_owned(),
+                source,
+            })
+    };
+    for dir in &dirs {
+        make(dir, 0o750)?;
+    }
+    make(&config.container_logs_dir, 0o755)?;
+    make(config.pod_logs_dir(), 0o755)?;
+    make(&backup_dir(config), 0o700)
+}

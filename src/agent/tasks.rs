@@ -1,0 +1,266 @@
+//! Small tasks beside the sync loop: the runtime's health, the heartbeat, automatic backups, the store's
+//! health as events, systemd's watchdog.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio_util::sync::CancellationToken;
+use tracing::{debug, info, warn};
+
+use super::systemd::Systemd;
+use crate::core::state::{META_KEY, MetaRecord, State, Transaction};
+use crate::kuberuntime::cri::{CriClient, CriError};
+use crate::runtime_state::RuntimeState;
+use crate::server::TimedCheck;
+use crate::store::backup::{self, BackupError, BackupMeta};
+use crate::store::{Store, StoreHealth};
+use crate::types::metrics::Metrics;
+use crate::types::{Clock, Event, EventRecorder, EventType, Stamp};
+
+const RUNTIME_PERIOD: Duration = Duration::from_secs(5);
+const HEARTBEAT_PERIOD: Duration = Duration::from_secs(10);
+const BACKUP_CHECK: Duration = Duration::from_secs(30);
+
+/// Asks the runtime how it is. Upstream: `updateRuntimeUp`.
+pub(super) async fn update_runtime_up(cri: &CriClient, state: &RuntimeState, clock: &dyn Clock) {
+    match cri.status(false).await {
+        Ok(answer) => {
+            let conditions = answer.status.map(|s| s.conditions).unwrap_or_default();
+            let problem = |name: &str| {
+                conditions.iter().find(|c| c.r#type == name).map_or_else(
+                    || Err(format!("the runtime reports no condition {name}")),
+                    |c| {
+                        if c.status {
+                            Ok(())
+                        } else {
+                            Err(format!("{}: {}", c.reason, c.message))
+                        }
+                    },
+                )
+            };
+            state.set_network(problem("NetworkReady"));
+            match problem("RuntimeReady") {
+                Ok(()) => state.set_runtime_ok(clock.now()),
+                Err(why) => state.set_runtime_error(why),
+            }
+        }
+        Err(error) => state.set_runtime_error(error.to_string()),
+    }
+}
+
+/// Keeps the runtime's state up to date every 5 s.
+pub(super) async fn runtime_up(
+    cri: CriClient,
+    state: RuntimeState,
+    clock: Arc<dyn Clock>,
+    token: CancellationToken,
+) {
+    loop {
+        tokio::select! {
+            () = token.cancelled() => return,
+            () = tokio::time::sleep(RUNTIME_PERIOD) => update_runtime_up(&cri, &state, &*clock).await,
+        }
+    }
+}
+
+/// Waits until the runtime answers and returns its name. Says once what is wrong, and again when that
+/// changes. `None` when cancelled.
+pub(super) async fn wait_for_runtime(
+    cri: &CriClient,
+    state: &RuntimeState,
+    token: &CancellationToken,
+) -> Option<String> {
+    let mut delay = Duration::from_millis(50);
+    let mut said = String::new();
+    loop {
+        let answer: Result<_, CriError> = tokio::select! {
+            () = token.cancelled() => return None,
+            answer = cri.version() => answer,
+        };
+        match answer {
+            Ok(version) => {
+                info!(
+                    runtime = version.runtime_name,
+                    version = version.runtime_version,
+                    api = version.runtime_api_version,
+                    "container runtime answers"
+                );
+                return Some(version.runtime_name);
+            }
+            Err(error) => {
+                let message = error.to_string();
+                state.set_runtime_error(message.clone());
+                if message != said {
+                    warn!(error = message, "waiting for the container runtime");
+                    said = message;
+                }
+            }
+        }
+        tokio::select! {
+            () = token.cancelled() => return None,
+            () = tokio::time::sleep(delay) => {}
+        }
+        delay = (delay * 2).min(Duration::from_secs(1));
+    }
+}
+
+/// Writes a sign of life every 10 s: what deadlines are measured by after a reboot.
+pub(super) async fn heartbeat(store: Store, clock: Arc<dyn Clock>, token: CancellationToken) {
+    loop {
+        tokio::select! {
+            () = token.cancelled() => return,
+            () = tokio::time::sleep(HEARTBEAT_PERIOD) => {}
+        }
+        if let Some(transaction) = alive(&store.snapshot(), clock.now()) {
+            // Relaxed; a degraded store reports itself.
+            drop(store.submit(transaction));
+        }
+    }
+}
+
+fn alive(state: &State, now: Stamp) -> Option<Transaction> {
+    let meta = state.meta()?.clone();
+    Some(Transaction::new().put(
+        META_KEY,
+        MetaRecord {
+            heartbeat: now,
+            ..meta
+        },
+    ))
+}
+
+/// Writes a backup every 10 minutes if something changed, and keeps three.
+pub(super) async fn backups(
+    store: Store,
+    dir: PathBuf,
+    clock: Arc<dyn Clock>,
+    metrics: Metrics,
+    recorder: Arc<dyn EventRecorder>,
+    token: CancellationToken,
+) {
+    let mut last: Option<(Stamp, Arc<State>)> = Some((clock.now(), store.snapshot()));
+    loop {
+        tokio::select! {
+            () = token.cancelled() => return,
+            () = tokio::time::sleep(BACKUP_CHECK) => {}
+        }
+        let (now, state) = (clock.now(), store.snapshot());
+        if !backup::due(last.as_ref().map(|(at, s)| (*at, &**s)), &state, now) {
+            continue;
+        }
+        match save_backup(&store, dir.clone(), now).await {
+            Ok(path) => {
+                metrics.backups.inc();
+                debug!(path = %path.display(), "backup written");
+            }
+            Err(error) => {
+                metrics.backup_errors.inc();
+                warn!(%error, "cannot write the automatic backup");
+                recorder.record(Event::node(
+                    EventType::Warning,
+                    "BackupFailed",
+                    error.to_string(),
+                ));
+            }
+        }
+        last = Some((now, state));
+    }
+}
+
+async fn save_backup(store: &Store, dir: PathBuf, now: Stamp) -> Result<PathBuf, BackupError> {
+    let state = store.snapshot();
+    let version = *store.published().borrow();
+    // The store must not be behind its own backup after a power loss.
+    store.sync().await.map_err(|error| BackupError::Io {
+        action: "bring the store up to date for",
+        path: dir.clone(),
+        source: std::io::Error::other(error),
+    })?;
+    tokio::task::spawn_blocking(move || write_backup_file(&state, version, &dir, now))
+        .await
+        .unwrap_or_else(|error| {
+            Err(BackupError::Io {
+                action: "write",
+                path: PathBuf::from("backup"),
+                source: std::io::Error::other(error),
+            })
+        })
+}
+
+/// Writes one backup into `dir` and drops the oldest. Blocking.
+pub(super) fn write_backup_file(
+    state: &State,
+    version: u64,
+    dir: &std::path::Path,
+    now: Stamp,
+) -> Result<PathBuf, BackupError> {
+    let meta = BackupMeta::of(state, version, now);
+    let path = dir.join(meta.file_name());
+    backup::write(state, &path, &meta)?;
+    if let Err(error) = backup::rotate(dir, backup::KEPT) {
+        warn!(%error, "cannot remove old backups");
+    }
+    Ok(path)
+}
+
+/// Tells of every change of the store's health.
+pub(super) async fn store_health(
+    store: Store,
+    recorder: Arc<dyn EventRecorder>,
+    token: CancellationToken,
+) {
+    let mut health = store.health();
+    loop {
+        tokio::select! {
+            () = token.cancelled() => return,
+            changed = health.changed() => if changed.is_err() {
+                return;
+            },
+        }
+        let now = health.borrow_and_update().clone();
+        match now {
+            StoreHealth::Ok => recorder.record(Event::node(
+                EventType::Normal,
+                "StoreRecovered",
+                "the store accepts commits again",
+            )),
+            StoreHealth::Degraded {
+                reason,
+                out_of_space,
+            } => recorder.record(Event::node(
+                EventType::Warning,
+                if out_of_space {
+                    "StoreFull"
+                } else {
+                    "StoreDegraded"
+                },
+                format!(
+                    "the store refuses commits: {reason}; pods go on running, nothing new starts"
+                ),
+            )),
+        }
+    }
+}
+
+/// Feeds systemd's watchdog while the sync loop moves.
+pub(super) async fn watchdog(
+    systemd: Systemd,
+    check: TimedCheck,
+    clock: Arc<dyn Clock>,
+    token: CancellationToken,
+) {
+    let Some(interval) = systemd.watchdog_interval() else {
+        return token.cancelled().await;
+    };
+    loop {
+        match check(clock.now()) {
+            Ok(()) => systemd.watchdog(),
+            Err(error) => warn!(error, "not feeding the watchdog"),
+        }
+        tokio::select! {
+            () = token.cancelled() => return,
+            () = tokio::time::sleep(interval / 2) => {}
+        }
+    }
+}

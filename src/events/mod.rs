@@ -1,0 +1,136 @@
+//! Layer 4: the event recorder.
+//!
+//! In: [`Event`]s from every layer below. Out: a log line and a journal line for each event that is told.
+//! Events that repeat within ten minutes are counted and told at the 1st, 2nd, 4th, 8th, … time; the rate
+//! of what is told is bounded. What is left out is counted, never queued.
+//!
+//! **Invariant:** [`JournalRecorder::record`] never waits: its memory and its time are bounded.
+
+mod aggregate;
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+
+use aggregate::Aggregator;
+
+use crate::core::state::Transaction;
+use crate::store::Store;
+use crate::types::{Clock, Event, EventRecorder, EventType};
+
+/// The longest message an event keeps, in bytes; the API server refuses longer ones.
+const MAX_MESSAGE: usize = 1024;
+
+/// Writes events to the log and to the store's journal.
+pub struct JournalRecorder {
+    store: Store,
+    clock: Arc<dyn Clock>,
+    aggregator: Mutex<Aggregator>,
+    dropped: AtomicU64,
+}
+
+impl std::fmt::Debug for JournalRecorder {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("JournalRecorder")
+            .field("dropped", &self.dropped())
+            .finish_non_exhaustive()
+    }
+}
+
+impl JournalRecorder {
+    /// A recorder that writes to `store`.
+    pub fn new(store: Store, clock: Arc<dyn Clock>) -> Self {
+        Self {
+            store,
+            clock,
+            aggregator: Mutex::new(Aggregator::default()),
+            dropped: AtomicU64::new(0),
+        }
+    }
+
+    /// Events left out because there were too many at once; repetitions do not count.
+    pub fn dropped(&self) -> u64 {
+        self.dropped.load(Ordering::Relaxed)
+    }
+}
+
+impl EventRecorder for JournalRecorder {
+    fn record(&self, mut event: Event) {
+        shorten(&mut event.message);
+        let now = self.clock.now();
+        let verdict = match self.aggregator.lock() {
+            Ok(mut aggregator) => aggregator.take(&event, now),
+            Err(poisoned) => poisoned.into_inner().take(&event, now),
+        };
+        let count = match verdict {
+            aggregate::Verdict::Tell { count } => count,
+            aggregate::Verdict::Repeated => return,
+            aggregate::Verdict::TooMany => {
+                let dropped = self.dropped.fetch_add(1, Ordering::Relaxed) + 1;
+                if dropped.is_power_of_two() {
+                    tracing::warn!(dropped, "too many events at once, some are left out");
+                }
+                return;
+            }
+        };
+        log(&event, count);
+        let why = describe(&event, count);
+        let what = format!("event {}", event.reason);
+        let uid = event.pod.as_ref().map(|pod| &pod.uid);
+        // The answer is not waited for; a store that fails tells so through its health.
+        drop(
+            self.store
+                .submit(Transaction::new().journal(uid, what, why)),
+        );
+    }
+}
+
+/// Cuts a message at the last whole character that fits.
+fn shorten(message: &mut String) {
+    if message.len() > MAX_MESSAGE {
+        let mut ends = (0..=MAX_MESSAGE - 3).rev();
+        let end = ends.find(|at| message.is_char_boundary(*at));
+        message.truncate(end.unwrap_or(0));
+        message.push_str("...");
+    }
+}
+
+/// `Warning web: message (x4)`
+fn describe(event: &Event, count: u64) -> String {
+    let kind = kind_name(event.kind);
+    let container = match &event.container {
+        Some(container) => format!(" {container}"),
+        None => String::new(),
+    };
+    let times = match count {
+        1 => String::new(),
+        n => format!(" (x{n})"),
+    };
+    format!("{kind}{container}: {}{times}", event.message)
+}
+
+fn kind_name(kind: EventType) -> &'static str {
+    match kind {
+        EventType::Normal => "Normal",
+        EventType::Warning => "Warning",
+    }
+}
+
+fn log(event: &Event, count: u64) {
+    let pod = event.pod.as_ref();
+    let namespace = pod.map(|p| p.namespace.as_str());
+    let name = pod.map(|p| p.name.as_str());
+    let uid = pod.map(|p| p.uid.as_str());
+    let container = event.container.as_deref();
+    let (reason, message) = (&event.reason, &event.message);
+    match event.kind {
+        EventType::Normal => {
+            tracing::info!(namespace, name, uid, container, %reason, %message, count, "event");
+        }
+        EventType::Warning => {
+            tracing::warn!(namespace, name, uid, container, %reason, %message, count, "event");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,465 @@
+//! Carrying out what `pod_actions` decided, in its order: kill, remove what never ran, sandbox, containers.
+//!
+//! **Invariant:** a container is started only with the receipt of its start intent, and removed only with
+//! the receipt of the record of its end; the runtime client takes nothing else.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use k8s_openapi::api::core::v1::Container;
+use tracing::info;
+
+use super::{Job, StartFailure, WorkerContext};
+use crate::core::container_history;
+use crate::core::pod_actions::{PodActions, StartContainer};
+use crate::core::state::{ContainerRecord, IntentRecord, Transaction, child_key};
+use crate::kuberuntime::container_config::{self, ContainerInputs};
+use crate::kuberuntime::cri::{CriError, convert, v1};
+use crate::kuberuntime::{gc, kill, logs, sandbox_config};
+use crate::pleg::InspectError;
+use crate::status::StatusError;
+use crate::store::{CommitError, RemoveIntent, StartIntent};
+use crate::types::metrics::ReasonLabel;
+use crate::types::runtime::PodStatus;
+use crate::types::{ContainerId, Event, EventType, PodExt, PodRef, Stamp};
+
+/// Why a step could not be completed.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum StepError {
+    #[error("a decision was based on records that have changed since")]
+    Stale,
+    #[error("commit a decision about the pod")]
+    Commit(#[source] CommitError),
+    #[error(transparent)]
+    Status(#[from] StatusError),
+    #[error(transparent)]
+    Inspect(#[from] InspectError),
+    #[error(transparent)]
+    Cri(#[from] CriError),
+    #[error(transparent)]
+    Kill(#[from] kill::KillError),
+    #[error(transparent)]
+    Gc(#[from] gc::GcError),
+    #[error(transparent)]
+    Volume(#[from] crate::volumemanager::VolumeError),
+    #[error(transparent)]
+    Cgroup(#[from] crate::cm::CgroupError),
+    #[error(transparent)]
+    Log(#[from] logs::LogError),
+    #[error("configure the sandbox: {0}")]
+    Sandbox(String),
+    #[error("network is not ready: {0}")]
+    NetworkNotReady(String),
+    #[error("container {0} still runs")]
+    StillRunning(String),
+    #[error("{0}")]
+    Start(String),
+}
+
+impl From<CommitError> for StepError {
+    fn from(error: CommitError) -> Self {
+        match error {
+            CommitError::Stale { .. } => Self::Stale,
+            other => Self::Commit(other),
+        }
+    }
+}
+
+/// What became of the actions.
+pub(super) struct Executed {
+    /// Containers that could not be started, with the reason for their Waiting state.
+    pub(super) failures: BTreeMap<String, StartFailure>,
+    /// When the earliest of them may be tried again.
+    pub(super) retry_at: Option<Stamp>,
+    /// Every container that was to be started was started.
+    pub(super) started_all: bool,
+}
+
+/// A sandbox to start containers in.
+struct Sandbox {
+    id: ContainerId,
+    ips: Vec<String>,
+    config: v1::PodSandboxConfig,
+}
+
+/// What a pod needs before its first container: cgroup, directories, volumes. Returns the host path of
+/// each volume.
+pub(super) async fn prepare(
+    context: &WorkerContext,
+    job: &Job,
+) -> Result<BTreeMap<String, PathBuf>, StepError> {
+    let pod = &job.pod;
+    let for_cgroups = Arc::clone(pod);
+    context
+        .with_cgroups(move |cgroups| {
+            if cgroups.exists(&for_cgroups) {
+                return Ok(());
+            }
+            cgroups.ensure(&for_cgroups)
+        })
+        .await?;
+    context.volumes.make_pod_dirs(&job.uid)?;
+    logs::create_pod_log_dir(&context.node, pod)?;
+    Ok(context.volumes.mount(pod, &*context.recorder).await?)
+}
+
+pub(super) async fn execute(
+    context: &WorkerContext,
+    job: &Job,
+    status: &PodStatus,
+    actions: &PodActions,
+    volumes: &BTreeMap<String, PathBuf>,
+) -> Result<Executed, StepError> {
+    kill_what_must_go(context, job, status, actions).await?;
+    for id in &actions.remove_created {
+        let seen = context.store.snapshot();
+        let record_end =
+            container_history::record_end(&seen, &job.uid, status, id, context.clock.now());
+        let intent = RemoveIntent {
+            id: id.clone(),
+            record_end,
+        };
+        let receipt = context
+            .store
+            .commit_intent(intent, Transaction::new())
+            .await?;
+        context.cri.remove_container(&receipt).await?;
+    }
+    let mut executed = Executed {
+        failures: BTreeMap::new(),
+        retry_at: None,
+        started_all: !actions.start.is_empty(),
+    };
+    if actions.create_sandbox.is_none() && actions.start.is_empty() {
+        return Ok(executed);
+    }
+    let sandbox = sandbox(context, job, status, actions).await?;
+    for start in &actions.start {
+        let Some(container) = job.pod.container(&start.name) else {
+            continue;
+        };
+        if let Err(failure) =
+            start_container(context, job, status, &sandbox, container, start, volumes).await?
+        {
+            executed.started_all = false;
+            executed.retry_at = match (executed.retry_at, failure.retry_at) {
+                (Some(a), Some(b)) if b.boottime_ms < a.boottime_ms => Some(b),
+                (None, b) => b,
+                (a, _) => a,
+            };
+            let label = ReasonLabel {
+                reason: failure.reason.clone(),
+            };
+            context
+                .metrics
+                .started_containers_errors
+                .get_or_create(&label)
+                .inc();
+            executed.failures.insert(
+                start.name.clone(),
+                StartFailure {
+                    reason: failure.reason,
+                    message: failure.message,
+                },
+            );
+        }
+    }
+    Ok(executed)
+}
+
+async fn kill_what_must_go(
+    context: &WorkerContext,
+    job: &Job,
+    status: &PodStatus,
+    actions: &PodActions,
+) -> Result<(), StepError> {
+    let grace = job.pod.termination_grace();
+    if let Some(kill_pod) = &actions.kill_pod {
+        let permit = context
+            .store
+            .commit_stop(Transaction::new().journal(
+                Some(&job.uid),
+                "stopping pod",
+                &kill_pod.reason,
+            ))
+            .await?;
+        return Ok(kill::kill_pod(status, grace, &context.cri, &permit, &*context.recorder).await?);
+    }
+    for victim in &actions.kill {
+        let Some(container) = status.containers.iter().find(|c| c.id == victim.id) else {
+            continue;
+        };
+        let permit = context
+            .store
+            .commit_stop(Transaction::new().journal(
+                Some(&job.uid),
+                "stopping container",
+                format!("{}: {}", victim.name, victim.message),
+            ))
+            .await?;
+        kill::kill_container(
+            &PodRef::of(&job.pod),
+            container,
+            grace,
+            Some(&victim.message),
+            &context.cri,
+            &permit,
+            &*context.recorder,
+        )
+        .await?;
+    }
+    Ok(())
+}
+
+async fn sandbox(
+    context: &WorkerContext,
+    job: &Job,
+    status: &PodStatus,
+    actions: &PodActions,
+) -> Result<Sandbox, StepError> {
+    let pod = &job.pod;
+    let attempt = actions.create_sandbox.unwrap_or_else(|| {
+        actions
+            .sandbox_id
+            .as_ref()
+            .and_then(|id| status.sandboxes.iter().find(|s| s.id == *id))
+            .map_or(0, |s| s.attempt)
+    });
+    let (dns, events) = context
+        .node
+        .dns
+        .pod_dns(pod)
+        .map_err(|e| StepError::Sandbox(e.to_string()))?;
+    if actions.create_sandbox.is_some() {
+        for event in events {
+            context.recorder.record(event);
+        }
+    }
+    let parent = context.cgroups.pod_cgroup_parent(pod)?;
+    let config = sandbox_config::build(pod, attempt, &parent, dns, &context.node)
+        .map_err(|e| StepError::Sandbox(e.to_string()))?;
+    if let (None, Some(id)) = (actions.create_sandbox, &actions.sandbox_id) {
+        return Ok(Sandbox {
+            id: id.clone(),
+            ips: status.ips.clone(),
+            config,
+        });
+    }
+    let id = match context.cri.run_pod_sandbox(config.clone(), "").await {
+        Ok(id) => id,
+        Err(error) => {
+            context.metrics.started_pods_errors.inc();
+            context.recorder.record(Event::pod(
+                EventType::Warning,
+                pod,
+                "FailedCreatePodSandBox",
+                format!("Failed to create pod sandbox: {error}"),
+            ));
+            return Err(error.into());
+        }
+    };
+    context.metrics.started_pods.inc();
+    info!(sandbox = %id, attempt, "sandbox created");
+    let inspected = convert::inspected_sandbox(&context.cri.pod_sandbox_status(&id).await?);
+    Ok(Sandbox {
+        id,
+        ips: inspected.ips,
+        config,
+    })
+}
+
+/// A container that could not be started: not an error of the sync, but a reason to wait.
+struct Failure {
+    reason: String,
+    message: String,
+    retry_at: Option<Stamp>,
+}
+
+impl Failure {
+    fn new(reason: &str, message: impl Into<String>) -> Self {
+        Self {
+            reason: reason.to_owned(),
+            message: message.into(),
+            retry_at: None,
+        }
+    }
+}
+
+/// Pulls, creates, records the intent, starts. Upstream: `startContainer`.
+async fn start_container(
+    context: &WorkerContext,
+    job: &Job,
+    status: &PodStatus,
+    sandbox: &Sandbox,
+    container: &Container,
+    start: &StartContainer,
+    volumes: &BTreeMap<String, PathBuf>,
+) -> Result<Result<(), Failure>, StepError> {
+    let created = match &start.adopt {
+        Some(id) => Ok(id.clone()),
+        None => create_container(context, job, sandbox, container, start, volumes).await?,
+    };
+    let container_id = match created {
+        Ok(id) => id,
+        Err(failure) => return Ok(Err(failure)),
+    };
+    let now = context.clock.now();
+    let seen = context.store.snapshot();
+    let key = child_key(&job.uid, &start.name);
+    let record = container_history::start_record(
+        seen.record::<ContainerRecord>(&key),
+        IntentRecord {
+            container_id: container_id.clone(),
+            attempt: start.attempt,
+            hash: start.hash.clone(),
+            at: now,
+        },
+        start.backoff,
+    );
+    let intent = StartIntent {
+        pod: job.uid.clone(),
+        container: start.name.clone(),
+        container_id: container_id.clone(),
+        attempt: start.attempt,
+        hash: start.hash.clone(),
+        why: start.why.clone(),
+        at: now,
+    };
+    let receipt = context
+        .store
+        .commit_intent(intent, Transaction::new().put(&key, record))
+        .await?;
+    fail::fail_point!("pod_workers::start::after_intent");
+    match context.cri.start_container(&receipt).await {
+        Ok(()) => {}
+        Err(error) => {
+            let message = error.to_string();
+            context.recorder.record(
+                Event::pod(
+                    EventType::Warning,
+                    &job.pod,
+                    "Failed",
+                    format!("Error: {message}"),
+                )
+                .container(&start.name),
+            );
+            return Ok(Err(Failure::new("RunContainerError", message)));
+        }
+    }
+    fail::fail_point!("pod_workers::start::after_start");
+    context.metrics.started_containers.inc();
+    context.recorder.record(
+        Event::pod(
+            EventType::Normal,
+            &job.pod,
+            "Started",
+            format!("Container started: {}", start.name),
+        )
+        .container(&start.name),
+    );
+    if let Err(error) = logs::link_container_log(
+        &context.node,
+        &job.pod,
+        &start.name,
+        &container_id,
+        &container_config::log_path(&start.name, start.attempt),
+    ) {
+        info!(%error, container = start.name, "cannot link the container's log");
+    }
+    info!(container = start.name, attempt = start.attempt, id = %container_id, why = start.why, adopted = start.adopt.is_some(), previous = status.container(&start.name).is_some(), "container started");
+    Ok(Ok(()))
+}
+
+async fn create_container(
+    context: &WorkerContext,
+    job: &Job,
+    sandbox: &Sandbox,
+    container: &Container,
+    start: &StartContainer,
+    volumes: &BTreeMap<String, PathBuf>,
+) -> Result<Result<ContainerId, Failure>, StepError> {
+    let pod = &job.pod;
+    let warn = |reason: &str, message: &str| {
+        context.recorder.record(
+            Event::pod(EventType::Warning, pod, reason, message.to_owned())
+                .container(&container.name),
+        );
+    };
+    let image_ref = match context
+        .images
+        .ensure(
+            pod,
+            container,
+            Some(&sandbox.config),
+            &context.cri,
+            &context.store,
+            &*context.recorder,
+        )
+        .await
+    {
+        Ok(image_ref) => image_ref,
+        Err(error) => {
+            return Ok(Err(Failure {
+                reason: error.reason.as_str().to_owned(),
+                message: error.message,
+                retry_at: error.retry_at,
+            }));
+        }
+    };
+    let files = match container_config::prepare_files(
+        pod,
+        container,
+        start.attempt,
+        &sandbox.ips,
+        &context.node,
+    ) {
+        Ok(files) => files,
+        Err(error) => {
+            let message = error.to_string();
+            warn("Failed", &format!("Error: {message}"));
+            return Ok(Err(Failure::new("CreateContainerError", message)));
+        }
+    };
+    let inputs = ContainerInputs {
+        pod,
+        container,
+        attempt: start.attempt,
+        hash: &start.hash,
+        image_ref: &image_ref,
+        pod_ips: &sandbox.ips,
+        volumes,
+        files: &files,
+    };
+    let config = match container_config::build(&inputs, &context.node) {
+        Ok(config) => config,
+        Err(error) => {
+            let message = error.to_string();
+            warn("Failed", &format!("Error: {message}"));
+            return Ok(Err(Failure::new("CreateContainerConfigError", message)));
+        }
+    };
+    let id = match context
+        .cri
+        .create_container(&sandbox.id, config, sandbox.config.clone())
+        .await
+    {
+        Ok(id) => id,
+        Err(error) => {
+            let message = error.to_string();
+            warn("Failed", &format!("Error: {message}"));
+            return Ok(Err(Failure::new("CreateContainerError", message)));
+        }
+    };
+    fail::fail_point!("pod_workers::start::after_create");
+    context.recorder.record(
+        Event::pod(
+            EventType::Normal,
+            pod,
+            "Created",
+            format!("Container created: {}", container.name),
+        )
+        .container(&container.name),
+    );
+    Ok(Ok(id))
+}

@@ -1,0 +1,486 @@
+//! Layer 5: one task per pod, which drives its pod through Sync → Terminating → Terminated → Finished.
+//! Upstream: `podWorkers`.
+//!
+//! What comes in are updates from the sync loop ([`PodWorkers::update`]), which never waits; what goes out
+//! are effects on the runtime, statuses, and due times in the work queue. A newer update replaces one that
+//! is still pending.
+//!
+//! **Invariant:** a worker acts on a phase only after the record that says so is committed; a phase that
+//! stops the pod may be held in memory while the store is degraded.
+//! **Invariant:** a future of a worker may be dropped at any await: whatever it had done is found again by
+//! the next look at the runtime and the records, exactly as after a crash.
+
+mod execute;
+mod purge;
+pub mod queue;
+pub mod reason_cache;
+mod sync_pod;
+mod terminate;
+mod worker;
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::Pod;
+use tokio::sync::Notify;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+use tracing::{debug, info};
+
+pub use queue::WorkQueue;
+pub use reason_cache::{ReasonCache, StartFailure};
+
+use crate::cm::{CgroupError, CgroupManager};
+use crate::core::pod_worker::{self, KillRequest, KnownPod, WorkerUpdate};
+use crate::core::state::{AdmissionRecord, EpochRecord, WorkerPhase, WorkerRecord};
+use crate::images::ImageManager;
+use crate::kuberuntime::cri::CriClient;
+use crate::kuberuntime::gc::Remover;
+use crate::kuberuntime::node_context::NodeContext;
+use crate::pleg::PlegHandle;
+use crate::runtime_state::RuntimeState;
+use crate::status::StatusManager;
+use crate::store::Store;
+use crate::types::metrics::{Metrics, WorkLabel};
+use crate::types::{Clock, EventRecorder, PodExt, PodSource, PodSyncType, PodUid};
+use crate::volumemanager::VolumeManager;
+
+/// Everything a worker needs to act.
+pub struct WorkerContext {
+    /// The store.
+    pub store: Store,
+    /// Time.
+    pub clock: Arc<dyn Clock>,
+    /// The runtime.
+    pub cri: CriClient,
+    /// Pod cache and relist requests.
+    pub pleg: PlegHandle,
+    /// Statuses.
+    pub status: StatusManager,
+    /// Images.
+    pub images: ImageManager,
+    /// Volumes.
+    pub volumes: VolumeManager,
+    /// Cgroups.
+    pub cgroups: Arc<CgroupManager>,
+    /// Facts of the node that container configurations depend on.
+    pub node: NodeContext,
+    /// Where events go.
+    pub recorder: Arc<dyn EventRecorder>,
+    /// Why containers are not running.
+    pub reasons: ReasonCache,
+    /// Network readiness.
+    pub runtime_state: RuntimeState,
+    /// Due times.
+    pub queue: WorkQueue,
+    /// Metrics.
+    pub metrics: Metrics,
+    /// The runtime's name, prefix of container IDs in statuses.
+    pub runtime_name: String,
+    /// Longest crash back-off.
+    pub backoff_max: Duration,
+    /// The store's epoch; pods it has not confirmed do not start.
+    pub epoch: EpochRecord,
+}
+
+impl WorkerContext {
+    /// Does something with cgroups off the async threads: the kernel may take its time.
+    pub(crate) async fn with_cgroups<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(&CgroupManager) -> Result<T, CgroupError> + Send + 'static,
+    ) -> Result<T, CgroupError> {
+        let cgroups = Arc::clone(&self.cgroups);
+        match tokio::task::spawn_blocking(move || work(&cgroups)).await {
+            Ok(result) => result,
+            Err(error) => match error.try_into_panic() {
+                Ok(panic) => std::panic::resume_unwind(panic),
+                // Only a runtime that is shutting down cancels blocking work.
+                Err(_) => std::future::pending().await,
+            },
+        }
+    }
+
+    /// What removes dead containers, after recording their ends.
+    pub fn remover(&self) -> Remover<'_> {
+        Remover {
+            cri: &self.cri,
+            store: &self.store,
+            clock: &*self.clock,
+            ctx: &self.node,
+        }
+    }
+}
+
+/// An update for a worker; upstream's `UpdatePodOptions`.
+#[derive(Clone, Debug)]
+pub struct UpdateOptions {
+    /// The pod.
+    pub pod: Arc<Pod>,
+    /// Why.
+    pub sync_type: PodSyncType,
+    /// Set for evictions and the like.
+    pub kill: Option<KillRequest>,
+    /// The pod is known from the runtime only.
+    pub runtime_only: bool,
+    /// The admission decision, for pods seen first.
+    pub admission: Option<AdmissionRecord>,
+    /// Where the pod's source has it from: a path or URL.
+    pub origin: Option<String>,
+}
+
+impl UpdateOptions {
+    /// An update with nothing special about it.
+    pub fn new(pod: Arc<Pod>, sync_type: PodSyncType) -> Self {
+        Self {
+            pod,
+            sync_type,
+            kill: None,
+            runtime_only: false,
+            admission: None,
+            origin: None,
+        }
+    }
+}
+
+/// One worker as the others see it.
+struct Handle {
+    record: WorkerRecord,
+    pod: Arc<Pod>,
+    admission: Option<AdmissionRecord>,
+    origin: Option<String>,
+    source: PodSource,
+    /// The source has confirmed the pod in the current epoch.
+    confirmed: bool,
+    /// Something is to be done.
+    pending: bool,
+    /// To be forgotten with everything that is recorded of it.
+    forget: bool,
+    /// Cancels the step in flight.
+    cancel: CancellationToken,
+    notify: Arc<Notify>,
+    /// End of the last step that changed the runtime: a look at it must be younger.
+    acted: Option<Instant>,
+    /// First sight, for the start latency.
+    seen: Instant,
+}
+
+/// What one step works on.
+struct Job {
+    uid: PodUid,
+    record: WorkerRecord,
+    pod: Arc<Pod>,
+    admission: Option<AdmissionRecord>,
+    origin: Option<String>,
+    source: PodSource,
+    confirmed: bool,
+    forget: bool,
+    cancel: CancellationToken,
+    acted: Option<Instant>,
+    seen: Instant,
+}
+
+struct Inner {
+    context: WorkerContext,
+    handles: Mutex<HashMap<PodUid, Handle>>,
+    tasks: TaskTracker,
+    stop: CancellationToken,
+    abort: CancellationToken,
+    /// A worker came to another phase, or went away, since this was last taken.
+    moved: AtomicBool,
+}
+
+/// The workers. Cheap to clone.
+#[derive(Clone)]
+pub struct PodWorkers(Arc<Inner>);
+
+impl PodWorkers {
+    /// No workers yet. `stop` makes every worker end after its step in flight.
+    pub fn new(context: WorkerContext, stop: CancellationToken) -> Self {
+        Self(Arc::new(Inner {
+            context,
+            handles: Mutex::default(),
+            tasks: TaskTracker::new(),
+            stop,
+            abort: CancellationToken::new(),
+            moved: AtomicBool::new(true),
+        }))
+    }
+
+    /// What the workers act with.
+    pub fn context(&self) -> &WorkerContext {
+        &self.0.context
+    }
+
+    fn handles(&self) -> MutexGuard<'_, HashMap<PodUid, Handle>> {
+        self.0
+            .handles
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Tells a worker something; creates it at first sight. Never waits. Upstream: `UpdatePod`.
+    pub fn update(&self, options: UpdateOptions) {
+        let uid = options.pod.uid();
+        let now = self.0.context.clock.now();
+        let cached = self
+            .0
+            .context
+            .pleg
+            .cache()
+            .contains(&uid)
+            .then(|| self.0.context.pleg.cache().get(&uid));
+        // A record without a worker: its pod could not be read at start and is back from its source.
+        let left = self
+            .0
+            .context
+            .store
+            .snapshot()
+            .record::<WorkerRecord>(uid.as_str())
+            .filter(|r| !r.runtime_only)
+            .cloned();
+        let mut handles = self.handles();
+        let old = handles.get(&uid).map(|h| &h.record).or(left.as_ref());
+        let decision = pod_worker::update(
+            old,
+            &WorkerUpdate {
+                sync_type: options.sync_type,
+                pod: &options.pod,
+                kill: options.kill,
+                runtime_only: options.runtime_only,
+                runtime: cached.as_deref(),
+            },
+            now,
+        );
+        match handles.get_mut(&uid) {
+            Some(handle) => {
+                handle.record = decision.record;
+                if options.sync_type != PodSyncType::Sync && !options.runtime_only {
+                    handle.pod = options.pod;
+                }
+                handle.admission = options.admission.or(handle.admission.take());
+                handle.origin = options.origin.or(handle.origin.take());
+                handle.pending |= decision.wake || decision.changed;
+                if decision.cancel {
+                    handle.cancel.cancel();
+                }
+                if handle.pending {
+                    handle.notify.notify_one();
+                }
+            }
+            None => {
+                let handle = Handle {
+                    record: decision.record,
+                    source: options.pod.source(),
+                    pod: options.pod,
+                    admission: options.admission,
+                    origin: options.origin,
+                    confirmed: true,
+                    pending: true,
+                    forget: false,
+                    cancel: CancellationToken::new(),
+                    notify: Arc::new(Notify::new()),
+                    acted: None,
+                    seen: Instant::now(),
+                };
+                self.spawn(&mut handles, uid, handle);
+            }
+        }
+    }
+
+    /// Brings a worker back as the store remembers it. `pending` = there is something to do at once.
+    /// `confirmed` = its source has confirmed the pod in this epoch.
+    pub fn resume(
+        &self,
+        pod: Arc<Pod>,
+        source: PodSource,
+        record: WorkerRecord,
+        pending: bool,
+        confirmed: bool,
+    ) {
+        let uid = pod.uid();
+        let handle = Handle {
+            record,
+            pod,
+            admission: None,
+            origin: None,
+            source,
+            confirmed,
+            pending,
+            forget: false,
+            cancel: CancellationToken::new(),
+            notify: Arc::new(Notify::new()),
+            acted: None,
+            seen: Instant::now(),
+        };
+        let mut handles = self.handles();
+        self.spawn(&mut handles, uid, handle);
+    }
+
+    /// Wakes a pod's worker to look again. Nothing happens for unknown pods, nor for finished ones unless
+    /// they are to be forgotten and that has not succeeded yet.
+    pub fn sync(&self, uid: &PodUid) {
+        let mut handles = self.handles();
+        if let Some(handle) = handles.get_mut(uid)
+            && (handle.forget || !matches!(handle.record.phase, WorkerPhase::Finished { .. }))
+        {
+            handle.pending = true;
+            handle.notify.notify_one();
+        }
+    }
+
+    /// The source has spoken for these pods in this epoch.
+    pub fn confirm<'a>(&self, uids: impl Iterator<Item = &'a PodUid>) {
+        let mut handles = self.handles();
+        for uid in uids {
+            if let Some(handle) = handles.get_mut(uid)
+                && !handle.confirmed
+            {
+                handle.confirmed = true;
+                handle.pending = true;
+                handle.notify.notify_one();
+            }
+        }
+    }
+
+    /// Whether a worker came to another phase, or went away, since this was asked last: then there may be
+    /// something to clean up.
+    pub fn take_moved(&self) -> bool {
+        self.0.moved.swap(false, Ordering::Relaxed)
+    }
+
+    fn mark_moved(&self) {
+        self.0.moved.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether there is a worker for the pod, in whatever phase.
+    pub fn knows(&self, uid: &PodUid) -> bool {
+        self.handles().contains_key(uid)
+    }
+
+    /// Every known pod with whether it is finished on this node.
+    pub fn known(&self) -> HashMap<PodUid, bool> {
+        self.handles()
+            .iter()
+            .map(|(uid, h)| {
+                let finished = matches!(h.record.phase, WorkerPhase::Finished { .. });
+                (uid.clone(), finished)
+            })
+            .collect()
+    }
+
+    /// Pods that are neither finished nor on their way out: what admission reckons with.
+    pub fn active(&self) -> Vec<Arc<Pod>> {
+        self.handles()
+            .values()
+            .filter(|h| !h.record.runtime_only)
+            .filter(|h| {
+                matches!(
+                    h.record.phase,
+                    WorkerPhase::Sync | WorkerPhase::Terminating { .. }
+                )
+            })
+            .map(|h| Arc::clone(&h.pod))
+            .collect()
+    }
+
+    /// Compares all workers with the UIDs the sources want: stops what is gone, forgets what is finished.
+    /// `source_ready` says whether a source has spoken; pods of others are left alone.
+    /// Upstream: `SyncKnownPods`.
+    pub fn sync_known_pods(
+        &self,
+        desired: &HashSet<PodUid>,
+        source_ready: impl Fn(PodSource) -> bool,
+    ) {
+        let mut stop = Vec::new();
+        {
+            let mut handles = self.handles();
+            for (uid, handle) in handles.iter_mut() {
+                let wanted = desired.contains(uid);
+                if !wanted && !handle.record.runtime_only && !source_ready(handle.source) {
+                    continue;
+                }
+                match pod_worker::sync_known(&handle.record, wanted) {
+                    KnownPod::Keep => {}
+                    KnownPod::Stop => stop.push(Arc::clone(&handle.pod)),
+                    KnownPod::Drop | KnownPod::Forget if handle.forget => {}
+                    KnownPod::Drop | KnownPod::Forget => {
+                        debug!(pod = %uid, "forgetting pod");
+                        handle.forget = true;
+                        handle.pending = true;
+                        handle.notify.notify_one();
+                    }
+                }
+            }
+        }
+        for pod in stop {
+            info!(pod = %pod.uid(), "pod is gone from its source");
+            self.update(UpdateOptions::new(pod, PodSyncType::Kill));
+        }
+        self.count();
+    }
+
+    /// Ends every worker after its step in flight, at the latest when `deadline` has passed.
+    pub async fn drain(&self, deadline: Duration) {
+        self.0.stop.cancel();
+        self.0.tasks.close();
+        if tokio::time::timeout(deadline, self.0.tasks.wait())
+            .await
+            .is_err()
+        {
+            info!(
+                left = self.0.tasks.len(),
+                "workers still busy, their pods are picked up at the next start"
+            );
+            self.abort();
+        }
+    }
+
+    /// Drops every worker where it is, as the end of the process would.
+    pub fn abort(&self) {
+        self.0.abort.cancel();
+    }
+
+    fn count(&self) {
+        let mut phases: BTreeMap<&'static str, i64> =
+            BTreeMap::from([("sync", 0), ("terminating", 0), ("terminated", 0)]);
+        for handle in self.handles().values() {
+            let name = match handle.record.phase {
+                WorkerPhase::Sync => "sync",
+                WorkerPhase::Terminating { .. } => "terminating",
+                WorkerPhase::Terminated { .. } => "terminated",
+                WorkerPhase::Finished { .. } => continue,
+            };
+            *phases.entry(name).or_default() += 1;
+        }
+        for (phase, n) in phases {
+            let label = WorkLabel {
+                operation_type: phase.to_owned(),
+            };
+            self.0
+                .context
+                .metrics
+                .working_pods
+                .get_or_create(&label)
+                .set(n);
+        }
+    }
+
+    fn spawn(&self, handles: &mut HashMap<PodUid, Handle>, uid: PodUid, handle: Handle) {
+        if handle.pending {
+            handle.notify.notify_one();
+        }
+        let notify = Arc::clone(&handle.notify);
+        handles.insert(uid.clone(), handle);
+        let workers = self.clone();
+        let abort = self.0.abort.clone();
+        self.0.tasks.spawn(async move {
+            // Dropped wherever it is: see the invariant above.
+            abort
+                .run_until_cancelled(worker::run(workers, uid, notify))
+                .await
+        });
+    }
+}

@@ -1,0 +1,272 @@
+//! One sync of a pod that is to run. Upstream: `Kubelet.SyncPod`.
+//!
+//! The order is upstream's: status first, then whatever the pod needs before containers (network, cgroups,
+//! directories, volumes), then the container actions. Exits that nobody has recorded yet are recorded
+//! before anything is decided on them.
+
+use std::collections::BTreeMap;
+
+use tokio::time::Instant;
+use tracing::{debug, info};
+
+use super::execute::{self, StepError};
+use super::worker::{StepFailure, StepOutcome};
+use super::{Job, StartFailure, WorkerContext};
+use crate::core::backoff::SyncOutcome;
+use crate::core::container_history::{self, Records};
+use crate::core::pod_actions::{self, PodActionInput, PodActions};
+use crate::core::pod_status::{self, Stage, StatusInput};
+use crate::core::state::{AdmissionDecision, AdmissionRecord, State, StatusRecord, WorkerPhase};
+use crate::pleg::Observed;
+use crate::status::CommitMode;
+use crate::types::runtime::PodStatus;
+use crate::types::{Event, EventType, PodExt, Stamp};
+
+pub(super) async fn sync_pod(
+    context: &WorkerContext,
+    job: &Job,
+) -> Result<StepOutcome, StepFailure> {
+    let uid = &job.uid;
+    if let Some((reason, message)) = rejection(context, job) {
+        let previous = context.status.get(uid);
+        let status = pod_status::rejected(
+            &job.pod,
+            previous.as_ref().map(|r| &*r.status),
+            &reason,
+            &message,
+            context.clock.now(),
+        );
+        context
+            .status
+            .set(&job.pod, status, CommitMode::Normal)
+            .await
+            .map_err(StepError::from)?;
+        return Ok(StepOutcome::done(false));
+    }
+    let cache = context.pleg.cache();
+    if !cache.is_newer_than(uid, job.acted) {
+        context.pleg.request(uid);
+    }
+    let observed = cache
+        .get_newer_than(uid, job.acted)
+        .await
+        .map_err(StepError::from)?;
+    let status = &observed.status;
+    let now = context.clock.now();
+    let listed_at = stamp_of(&observed, now);
+    record_exits(context, job, status, listed_at, now).await?;
+
+    let state = context.store.snapshot();
+    let api_status = api_status(context, job, &state, status, Stage::Syncing, listed_at, now);
+    let terminal = pod_status::is_terminal(&api_status);
+    context
+        .status
+        .set(&job.pod, api_status, CommitMode::Normal)
+        .await
+        .map_err(StepError::from)?;
+    if terminal {
+        return Ok(StepOutcome::done(false));
+    }
+    if !job.confirmed && !status.any_running() {
+        debug!("waiting for the source to confirm the pod in this epoch");
+        return Ok(StepOutcome::idle());
+    }
+    if !job.pod.host_network()
+        && let Some(error) = context.runtime_state.network_error()
+    {
+        context.recorder.record(Event::pod(
+            EventType::Warning,
+            &job.pod,
+            "NetworkNotReady",
+            format!("network is not ready: {error}"),
+        ));
+        return Err(StepError::NetworkNotReady(error).into());
+    }
+
+    let actions = {
+        let records = Records::of(&state, uid);
+        pod_actions::compute(&PodActionInput {
+            pod: &job.pod,
+            status,
+            records: &records,
+            probe_failures: &BTreeMap::new(),
+            listed_at,
+            now,
+            backoff_max: context.backoff_max,
+        })
+    };
+    let starts = !actions.start.is_empty() || actions.create_sandbox.is_some();
+    let volumes = if starts {
+        execute::prepare(context, job).await?
+    } else {
+        BTreeMap::new()
+    };
+    if actions.is_empty() {
+        return finish(context, job, &actions, BTreeMap::new(), None, false);
+    }
+    let executed = execute::execute(context, job, status, &actions, &volumes)
+        .await
+        .map_err(|error| StepFailure {
+            acted: true,
+            ..StepFailure::from(error)
+        })?;
+    if executed.started_all && !starts_before(status) {
+        context
+            .metrics
+            .pod_start_duration
+            .observe(job.seen.elapsed().as_secs_f64());
+    }
+    finish(
+        context,
+        job,
+        &actions,
+        executed.failures,
+        executed.retry_at,
+        true,
+    )
+}
+
+fn starts_before(status: &PodStatus) -> bool {
+    !status.containers.is_empty()
+}
+
+/// Fills the reason cache and says when to look again.
+fn finish(
+    context: &WorkerContext,
+    job: &Job,
+    actions: &PodActions,
+    mut failures: BTreeMap<String, StartFailure>,
+    retry_at: Option<Stamp>,
+    acted: bool,
+) -> Result<StepOutcome, StepFailure> {
+    for waiting in &actions.waiting {
+        context.recorder.record(
+            Event::pod(
+                EventType::Warning,
+                &job.pod,
+                "BackOff",
+                waiting.message.clone(),
+            )
+            .container(&waiting.name),
+        );
+        failures.insert(
+            waiting.name.clone(),
+            StartFailure {
+                reason: waiting.reason.clone(),
+                message: waiting.message.clone(),
+            },
+        );
+    }
+    let first = failures.iter().next().map(|(name, failure)| {
+        StepError::Start(format!(
+            "container {name}: {}: {}",
+            failure.reason, failure.message
+        ))
+    });
+    context.reasons.set(&job.uid, failures);
+    match first {
+        None => Ok(StepOutcome {
+            done: false,
+            acted,
+            requeue: SyncOutcome::Success,
+        }),
+        Some(error) => {
+            let earliest_backoff = match (actions.next_due, retry_at) {
+                (Some(a), Some(b)) if b.boottime_ms < a.boottime_ms => Some(b),
+                (Some(a), _) => Some(a),
+                (None, b) => b,
+            };
+            Err(StepFailure {
+                error: Box::new(error),
+                acted,
+                requeue: SyncOutcome::Error { earliest_backoff },
+            })
+        }
+    }
+}
+
+/// Reason and message of a pod that was refused at first sight.
+pub(super) fn rejection(context: &WorkerContext, job: &Job) -> Option<(String, String)> {
+    let state = context.store.snapshot();
+    let record = state
+        .record::<AdmissionRecord>(job.uid.as_str())
+        .or(job.admission.as_ref())?;
+    match &record.decision {
+        AdmissionDecision::Admitted => None,
+        AdmissionDecision::Rejected { reason, message } => Some((reason.clone(), message.clone())),
+    }
+}
+
+/// Records exits that were not recorded yet; durable when this returns.
+pub(super) async fn record_exits(
+    context: &WorkerContext,
+    job: &Job,
+    status: &PodStatus,
+    listed_at: Stamp,
+    now: Stamp,
+) -> Result<(), StepError> {
+    let seen = context.store.snapshot();
+    let exits = container_history::observe_exits(&seen, &job.uid, status, listed_at, now);
+    if exits.is_empty() {
+        return Ok(());
+    }
+    info!("recording container exits");
+    if job.record.phase == WorkerPhase::Sync {
+        context.store.commit(exits).await?;
+    } else {
+        context.store.commit_stop(exits).await?;
+    }
+    Ok(())
+}
+
+/// Computes the API status from the runtime, the records and the reason cache.
+pub(super) fn api_status(
+    context: &WorkerContext,
+    job: &Job,
+    state: &State,
+    status: &PodStatus,
+    stage: Stage,
+    listed_at: Stamp,
+    now: Stamp,
+) -> k8s_openapi::api::core::v1::PodStatus {
+    use crate::core::state::TerminationCause;
+    let records = Records::of(state, &job.uid);
+    let reasons = context
+        .reasons
+        .get(&job.uid)
+        .into_iter()
+        .map(|(name, f)| (name, (f.reason, f.message)))
+        .collect();
+    let previous = state.record::<StatusRecord>(job.uid.as_str());
+    let evicted = match &job.record.phase {
+        WorkerPhase::Terminating { cause, .. }
+        | WorkerPhase::Terminated { cause, .. }
+        | WorkerPhase::Finished { cause, .. } => match cause {
+            TerminationCause::Evicted { reason, message } => {
+                Some((reason.as_str(), message.as_str()))
+            }
+            _ => None,
+        },
+        WorkerPhase::Sync => None,
+    };
+    pod_status::generate(&StatusInput {
+        pod: &job.pod,
+        status,
+        records: &records,
+        previous: previous.map(|r| &*r.status),
+        reasons: &reasons,
+        probes: &BTreeMap::new(),
+        host_ips: &context.node.host_ips,
+        runtime_name: &context.runtime_name,
+        stage,
+        evicted,
+        listed_at,
+        now,
+        backoff_max: context.backoff_max,
+    })
+}
+
+/// The moment before the runtime was asked, on the agent's clocks.
+pub(super) fn stamp_of(observed: &Observed, now: Stamp) -> Stamp {
+    now.minus(Instant::now().saturating_duration_since(observed.as_of))
+}

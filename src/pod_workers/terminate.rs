@@ -1,0 +1,115 @@
+//! Stopping a pod and cleaning up after it. Upstream: `SyncTerminatingPod`, `SyncTerminatingRuntimePod`,
+//! `SyncTerminatedPod`.
+//!
+//! Stops fail open: everything here goes on while the store is degraded, held in memory and written first
+//! on recovery. Only the removal of what the runtime knows of a container needs a store.
+
+use super::execute::StepError;
+use super::sync_pod::{api_status, record_exits, rejection};
+use super::worker::{StepFailure, StepOutcome};
+use super::{Job, WorkerContext};
+use crate::core::pod_status::Stage;
+use crate::core::state::{StatusRecord, WorkerPhase};
+use crate::kuberuntime::kill;
+use crate::status::CommitMode;
+use crate::store::StopPermit;
+use crate::types::PodExt;
+use crate::types::runtime::PodStatus;
+
+pub(super) async fn sync_terminating(
+    context: &WorkerContext,
+    job: &Job,
+    permit: &StopPermit,
+) -> Result<StepOutcome, StepFailure> {
+    let WorkerPhase::Terminating { deadline, .. } = &job.record.phase else {
+        return Ok(StepOutcome::idle());
+    };
+    let before = inspect(context, job).await?;
+    report(context, job, &before, Stage::Terminating).await?;
+    let grace = deadline.until(context.clock.now());
+    kill::kill_pod(&before, grace, &context.cri, permit, &*context.recorder)
+        .await
+        .map_err(|error| StepFailure {
+            acted: true,
+            ..StepFailure::from(StepError::from(error))
+        })?;
+    let after = inspect(context, job).await?;
+    if let Some(running) = after
+        .containers
+        .iter()
+        .find(|c| c.state == crate::types::runtime::ContainerState::Running)
+    {
+        return Err(StepFailure {
+            acted: true,
+            ..StepFailure::from(StepError::StillRunning(running.name.clone()))
+        });
+    }
+    report(context, job, &after, Stage::Terminated).await?;
+    Ok(StepOutcome::done(true))
+}
+
+pub(super) async fn sync_terminated(
+    context: &WorkerContext,
+    job: &Job,
+) -> Result<StepOutcome, StepFailure> {
+    let uid = &job.uid;
+    context
+        .volumes
+        .unmount(uid)
+        .await
+        .map_err(StepError::from)?;
+    let pod = uid.clone();
+    context
+        .with_cgroups(move |cgroups| cgroups.destroy(&pod))
+        .await
+        .map_err(StepError::from)?;
+    if !job.record.runtime_only {
+        let status = context.pleg.cache().get(uid);
+        let now = context.clock.now();
+        let state = context.store.snapshot();
+        let previous = state.record::<StatusRecord>(uid.as_str());
+        let final_status = match (rejection(context, job), previous) {
+            (Some(_), Some(previous)) => (*previous.status).clone(),
+            _ => api_status(context, job, &state, &status, Stage::Terminated, now, now),
+        };
+        context
+            .status
+            .terminate(&job.pod, final_status, CommitMode::Stop)
+            .await
+            .map_err(StepError::from)?;
+    }
+    context.reasons.remove(uid);
+    Ok(StepOutcome::done(false))
+}
+
+/// Asks the runtime itself: what stops a pod must not rely on a cache.
+async fn inspect(context: &WorkerContext, job: &Job) -> Result<PodStatus, StepError> {
+    let listed_at = context.clock.now();
+    let status = context
+        .cri
+        .pod_status(&job.uid, job.pod.name(), job.pod.namespace())
+        .await?;
+    if !job.record.runtime_only {
+        record_exits(context, job, &status, listed_at, context.clock.now()).await?;
+    }
+    Ok(status)
+}
+
+async fn report(
+    context: &WorkerContext,
+    job: &Job,
+    status: &PodStatus,
+    stage: Stage,
+) -> Result<(), StepError> {
+    if job.record.runtime_only || rejection(context, job).is_some() {
+        return Ok(());
+    }
+    let now = context.clock.now();
+    let state = context.store.snapshot();
+    let api_status = api_status(context, job, &state, status, stage, now, now);
+    context
+        .status
+        .set(&job.pod, api_status, CommitMode::Stop)
+        .await?;
+    Ok(())
+}

@@ -1,0 +1,404 @@
+//! The task of one worker: take the newest update, commit what it says, do one step, set the next due time.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::Notify;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+use tracing::{Instrument, debug, info, info_span, warn};
+
+use super::execute::StepError;
+use super::{Job, PodWorkers, purge, sync_pod, terminate};
+use crate::core::backoff::{SyncOutcome, requeue_delay};
+use crate::core::pod_worker;
+use crate::core::state::{
+    AdmissionRecord, PodRecord, State, Transaction, WorkerPhase, WorkerRecord,
+};
+use crate::store::{CommitError, StopPermit};
+use crate::types::metrics::WorkLabel;
+use crate::types::{Json, PodExt, PodUid};
+
+/// A static pod that has to wait for another of its name asks again after this long.
+const STATIC_POD_WAIT: Duration = Duration::from_secs(10);
+/// A refused commit is tried again after this long.
+const STORE_RETRY: Duration = Duration::from_secs(1);
+
+pub(super) async fn run(workers: PodWorkers, uid: PodUid, notify: Arc<Notify>) {
+    let stop = workers.0.stop.clone();
+    loop {
+        tokio::select! {
+            biased;
+            () = stop.cancelled() => return,
+            () = notify.notified() => {}
+        }
+        while let Some(job) = take(&workers, &uid) {
+            if stop.is_cancelled() {
+                return;
+            }
+            let span = info_span!("sync_pod", pod = %uid, name = job.pod.name(), namespace = job.pod.namespace());
+            // Boxed: there is a worker for every pod, and nearly all of them are between two steps.
+            if Box::pin(step(&workers, job)).instrument(span).await == Next::Gone {
+                return;
+            }
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Next {
+    /// Wait for the next update.
+    Wait,
+    /// The worker has removed itself.
+    Gone,
+}
+
+/// Takes what is pending, unless the pod has to wait for another one of its name.
+fn take(workers: &PodWorkers, uid: &PodUid) -> Option<Job> {
+    let now = workers.0.context.clock.now();
+    let mut handles = workers.handles();
+    let handle = handles.get(uid)?;
+    if !handle.pending {
+        return None;
+    }
+    let waits = handle.source.is_static()
+        && handle.record.phase == WorkerPhase::Sync
+        && !handle.forget
+        && !pod_worker::may_start_static(
+            uid,
+            &handle.record,
+            handles
+                .iter()
+                .filter(|(other, _)| *other != uid)
+                .map(|(other, h)| (other, &h.record)),
+        );
+    let handle = handles.get_mut(uid)?;
+    handle.pending = false;
+    if waits {
+        let queue = &workers.0.context.queue;
+        queue.enqueue(
+            uid,
+            now,
+            STATIC_POD_WAIT,
+            "another pod of this name is still there",
+        );
+        return None;
+    }
+    if handle.record.phase == WorkerPhase::Sync && handle.record.started.is_none() && !handle.forget
+    {
+        handle.record.started = Some(now);
+    }
+    handle.cancel = CancellationToken::new();
+    Some(Job {
+        uid: uid.clone(),
+        record: handle.record.clone(),
+        pod: Arc::clone(&handle.pod),
+        admission: handle.admission.clone(),
+        origin: handle.origin.clone(),
+        source: handle.source,
+        confirmed: handle.confirmed,
+        forget: handle.forget,
+        cancel: handle.cancel.clone(),
+        acted: handle.acted,
+        seen: handle.seen,
+    })
+}
+
+async fn step(workers: &PodWorkers, job: Job) -> Next {
+    let context = &workers.0.context;
+    if job.forget {
+        return forget(workers, &job).await;
+    }
+    let permit = match commit(workers, &job).await {
+        Ok(permit) => permit,
+        Err(error) => {
+            warn!(%error, "cannot record the pod, it waits");
+            requeue(workers, &job.uid, STORE_RETRY, "the store refused a commit");
+            return Next::Wait;
+        }
+    };
+    let start = Instant::now();
+    let work = async {
+        match &job.record.phase {
+            WorkerPhase::Sync => sync_pod::sync_pod(context, &job).await,
+            WorkerPhase::Terminating { .. } => match &permit {
+                Some(permit) => terminate::sync_terminating(context, &job, permit).await,
+                None => Ok(StepOutcome::idle()),
+            },
+            WorkerPhase::Terminated { .. } => terminate::sync_terminated(context, &job).await,
+            WorkerPhase::Finished { .. } => Ok(StepOutcome::idle()),
+        }
+    };
+    let result = tokio::select! {
+        biased;
+        () = job.cancel.cancelled() => {
+            debug!("step cancelled by a newer decision");
+            mark_acted(workers, &job.uid);
+            return Next::Wait;
+        }
+        result = work => result,
+    };
+    let label = WorkLabel {
+        operation_type: operation(&job.record.phase).to_owned(),
+    };
+    context
+        .metrics
+        .pod_worker_duration
+        .get_or_create(&label)
+        .observe(start.elapsed().as_secs_f64());
+    match result {
+        Ok(outcome) => {
+            if outcome.acted {
+                mark_acted(workers, &job.uid);
+            }
+            advance(workers, &job, outcome.done);
+            if !outcome.done {
+                let jitter = rand::random::<f64>();
+                let delay = requeue_delay(outcome.requeue, context.clock.now(), jitter);
+                requeue(workers, &job.uid, delay, "periodic sync");
+            }
+        }
+        Err(failure) => {
+            if failure.acted {
+                mark_acted(workers, &job.uid);
+            }
+            match &*failure.error {
+                StepError::Stale => debug!("decided on outdated records, deciding again"),
+                error => info!(%error, "pod is not as it should be yet"),
+            }
+            let delay = requeue_delay(failure.requeue, context.clock.now(), rand::random::<f64>());
+            let delay = if matches!(*failure.error, StepError::Stale) {
+                Duration::ZERO
+            } else {
+                delay
+            };
+            requeue(workers, &job.uid, delay, &failure.error.to_string());
+        }
+    }
+    Next::Wait
+}
+
+/// What a step came to.
+pub(super) struct StepOutcome {
+    /// The phase is complete.
+    pub(super) done: bool,
+    /// The runtime was changed.
+    pub(super) acted: bool,
+    /// When to look again.
+    pub(super) requeue: SyncOutcome,
+}
+
+impl StepOutcome {
+    pub(super) fn idle() -> Self {
+        Self {
+            done: false,
+            acted: false,
+            requeue: SyncOutcome::Success,
+        }
+    }
+
+    pub(super) fn done(acted: bool) -> Self {
+        Self {
+            done: true,
+            acted,
+            requeue: SyncOutcome::PhaseTransition,
+        }
+    }
+}
+
+/// A step that could not do everything.
+pub(super) struct StepFailure {
+    pub(super) error: Box<StepError>,
+    pub(super) acted: bool,
+    pub(super) requeue: SyncOutcome,
+}
+
+impl From<StepError> for StepFailure {
+    fn from(error: StepError) -> Self {
+        let requeue = match &error {
+            StepError::NetworkNotReady(_) => SyncOutcome::NetworkNotReady,
+            _ => SyncOutcome::Error {
+                earliest_backoff: None,
+            },
+        };
+        Self {
+            error: Box::new(error),
+            acted: false,
+            requeue,
+        }
+    }
+}
+
+fn operation(phase: &WorkerPhase) -> &'static str {
+    match phase {
+        WorkerPhase::Sync => "sync",
+        WorkerPhase::Terminating { .. } => "terminating",
+        WorkerPhase::Terminated { .. } | WorkerPhase::Finished { .. } => "terminated",
+    }
+}
+
+/// Records the pod, its admission and its phase where the store does not have them yet. Durable when this
+/// returns; a phase that stops the pod may be held in memory, and comes with the permit to stop it.
+async fn commit(workers: &PodWorkers, job: &Job) -> Result<Option<StopPermit>, CommitError> {
+    let store = &workers.0.context.store;
+    let transaction = unrecorded(workers, job, &store.snapshot());
+    if job.record.phase == WorkerPhase::Sync {
+        if !transaction.is_empty() {
+            store.commit(transaction).await?;
+        }
+        return Ok(None);
+    }
+    store.commit_stop(transaction).await.map(Some)
+}
+
+fn unrecorded(workers: &PodWorkers, job: &Job, state: &State) -> Transaction {
+    let uid = &job.uid;
+    let mut transaction = Transaction::new();
+    if !job.record.runtime_only {
+        let old = state.record::<PodRecord>(uid.as_str());
+        let epoch = workers.0.context.epoch.number;
+        let confirmed_epoch = if job.confirmed {
+            epoch
+        } else {
+            old.map_or(0, |r| r.confirmed_epoch)
+        };
+        let origin = job
+            .origin
+            .clone()
+            .or_else(|| old.map(|r| r.origin.clone()))
+            .unwrap_or_default();
+        let same = old.is_some_and(|r| {
+            (Arc::ptr_eq(&r.pod.0, &job.pod) || *r.pod == *job.pod)
+                && r.origin == origin
+                && r.confirmed_epoch == confirmed_epoch
+        });
+        if !same {
+            let now = workers.0.context.clock.now();
+            transaction = transaction.put(
+                uid.as_str(),
+                PodRecord {
+                    source: job.source,
+                    origin,
+                    pod: Json(Arc::clone(&job.pod)),
+                    first_seen: old.map_or(now, |r| r.first_seen),
+                    confirmed_epoch,
+                },
+            );
+        }
+        if let Some(admission) = &job.admission
+            && state.record::<AdmissionRecord>(uid.as_str()).is_none()
+        {
+            transaction = transaction.put(uid.as_str(), admission.clone()).journal(
+                Some(uid),
+                "admitted",
+                "first sight",
+            );
+        }
+    }
+    let old = state.record::<WorkerRecord>(uid.as_str());
+    if old != Some(&job.record) {
+        let phase_changed = old.is_none_or(|o| {
+            std::mem::discriminant(&o.phase) != std::mem::discriminant(&job.record.phase)
+        });
+        transaction = transaction.put(uid.as_str(), job.record.clone());
+        if phase_changed {
+            transaction = transaction.journal(
+                Some(uid),
+                format!("worker {}", phase_name(&job.record.phase)),
+                phase_reason(&job.record),
+            );
+        }
+    }
+    transaction
+}
+
+fn phase_name(phase: &WorkerPhase) -> &'static str {
+    match phase {
+        WorkerPhase::Sync => "sync",
+        WorkerPhase::Terminating { .. } => "terminating",
+        WorkerPhase::Terminated { .. } => "terminated",
+        WorkerPhase::Finished { .. } => "finished",
+    }
+}
+
+fn phase_reason(record: &WorkerRecord) -> String {
+    use crate::core::state::TerminationCause as Cause;
+    let (cause, grace) = match &record.phase {
+        WorkerPhase::Sync => return "wanted by its source".to_owned(),
+        WorkerPhase::Terminating {
+            cause,
+            grace_seconds,
+            ..
+        } => (cause, Some(*grace_seconds)),
+        WorkerPhase::Terminated { cause, .. } | WorkerPhase::Finished { cause, .. } => {
+            (cause, None)
+        }
+    };
+    let cause = match cause {
+        Cause::Deleted if record.deleted => "gone from its source".to_owned(),
+        Cause::Deleted => "deleted".to_owned(),
+        Cause::Completed => "its containers are finished".to_owned(),
+        Cause::Evicted { reason, message } => format!("{reason}: {message}"),
+        Cause::Orphan => "no source wants it".to_owned(),
+    };
+    match grace {
+        Some(grace) => format!("{cause}; grace {grace} s"),
+        None => cause,
+    }
+}
+
+/// Moves the phase on after a complete step.
+fn advance(workers: &PodWorkers, job: &Job, done: bool) {
+    if !done {
+        return;
+    }
+    let now = workers.0.context.clock.now();
+    let mut handles = workers.handles();
+    let Some(handle) = handles.get_mut(&job.uid) else {
+        return;
+    };
+    let next = match &job.record.phase {
+        WorkerPhase::Sync => pod_worker::complete_sync(&handle.record, &job.pod, now),
+        WorkerPhase::Terminating { .. } => pod_worker::complete_terminating(&handle.record, now),
+        WorkerPhase::Terminated { .. } => pod_worker::complete_terminated(&handle.record, now),
+        WorkerPhase::Finished { .. } => return,
+    };
+    handle.record = next;
+    handle.pending = true;
+    handle.notify.notify_one();
+    drop(handles);
+    workers.mark_moved();
+}
+
+fn mark_acted(workers: &PodWorkers, uid: &PodUid) {
+    if let Some(handle) = workers.handles().get_mut(uid) {
+        handle.acted = Some(Instant::now());
+    }
+    workers.0.context.pleg.request(uid);
+}
+
+fn requeue(workers: &PodWorkers, uid: &PodUid, delay: Duration, why: &str) {
+    if delay.is_zero() {
+        workers.sync(uid);
+        return;
+    }
+    let context = &workers.0.context;
+    context.queue.enqueue(uid, context.clock.now(), delay, why);
+}
+
+async fn forget(workers: &PodWorkers, job: &Job) -> Next {
+    let context = &workers.0.context;
+    if let Err(error) = purge::purge(context, job).await {
+        warn!(%error, "cannot forget the pod yet");
+        requeue(workers, &job.uid, Duration::from_secs(10), "purge failed");
+        // Keep `forget` set: the next turn tries again.
+        return Next::Wait;
+    }
+    let mut handles = workers.handles();
+    handles.remove(&job.uid);
+    drop(handles);
+    workers.mark_moved();
+    context.queue.remove(&job.uid);
+    context.reasons.remove(&job.uid);
+    Next::Gone
+}

@@ -1,0 +1,152 @@
+//! Layer 4: whether the node can work on pods at all. Upstream: `runtimeState`.
+//!
+//! Owns the moments at which the runtime, its network and the PLEG were last well. Errors here make the
+//! sync loop skip its turn and show up in `/readyz`.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use crate::types::Stamp;
+
+/// The runtime counts as down after not answering for this long.
+pub const RUNTIME_UP_THRESHOLD: Duration = Duration::from_secs(30);
+/// The PLEG counts as unhealthy after no relist for this long, or for two of its periods where they are
+/// longer.
+pub const PLEG_RELIST_THRESHOLD: Duration = Duration::from_secs(180);
+
+#[derive(Debug, Default)]
+struct Data {
+    runtime_ok: Option<Stamp>,
+    runtime_error: Option<String>,
+    network_error: Option<String>,
+    pleg_relist: Option<Stamp>,
+    pleg_period: Duration,
+    storage_error: Option<String>,
+}
+
+/// Shared handle.
+#[derive(Clone, Debug, Default)]
+pub struct RuntimeState(Arc<Mutex<Data>>);
+
+impl RuntimeState {
+    fn with<T>(&self, f: impl FnOnce(&mut Data) -> T) -> T {
+        f(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// The runtime answered at `now` and said it is ready.
+    pub fn set_runtime_ok(&self, now: Stamp) {
+        self.with(|d| {
+            d.runtime_ok = Some(now);
+            d.runtime_error = None;
+        });
+    }
+
+    /// The runtime did not answer, or said it is not ready.
+    pub fn set_runtime_error(&self, error: impl Into<String>) {
+        self.with(|d| d.runtime_error = Some(error.into()));
+    }
+
+    /// Whether pod networking is ready, or why not.
+    pub fn set_network(&self, network: Result<(), String>) {
+        self.with(|d| d.network_error = network.err());
+    }
+
+    /// A relist of all pods finished at `now`.
+    pub fn set_pleg_relist(&self, now: Stamp) {
+        self.with(|d| d.pleg_relist = Some(now));
+    }
+
+    /// The next relist of all pods is planned this long after the last.
+    pub fn set_pleg_period(&self, period: Duration) {
+        self.with(|d| d.pleg_period = period);
+    }
+
+    /// Directories or volumes could not be set up.
+    pub fn set_storage(&self, storage: Result<(), String>) {
+        self.with(|d| d.storage_error = storage.err());
+    }
+
+    /// Why pods on the pod network cannot be started, if so.
+    pub fn network_error(&self) -> Option<String> {
+        self.with(|d| d.network_error.clone())
+    }
+
+    /// What keeps the sync loop from working. Upstream: `runtimeErrors` and `storageErrors`.
+    pub fn errors(&self, now: Stamp) -> Vec<String> {
+        self.with(|d| {
+            let mut errors = Vec::new();
+            match d.runtime_ok {
+                None => errors.push(match &d.runtime_error {
+                    Some(error) => {
+                        format!("container runtime status check has not succeeded yet: {error}")
+                    }
+                    None => "container runtime status check has not completed yet".to_owned(),
+                }),
+                Some(ok) if now.since(ok) > RUNTIME_UP_THRESHOLD => errors.push(format!(
+                    "container runtime is down: {}",
+                    d.runtime_error.as_deref().unwrap_or("no answer")
+                )),
+                Some(_) => {}
+            }
+            let threshold = PLEG_RELIST_THRESHOLD.max(d.pleg_period * 2);
+            match d.pleg_relist {
+                None => {
+                    errors.push("PLEG is not healthy: pleg has yet to be successful".to_owned())
+                }
+                Some(at) if now.since(at) > threshold => errors.push(format!(
+                    "PLEG is not healthy: pleg was last seen active {} ago; threshold is {}",
+                    humantime::format_duration(now.since(at)),
+                    humantime::format_duration(threshold)
+                )),
+                Some(_) => {}
+            }
+            errors.extend(d.storage_error.clone());
+            errors
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::types::BootId;
+
+    fn at(s: i64) -> Stamp {
+        Stamp {
+            boot: BootId(1),
+            boottime_ms: s * 1000,
+            wall_ms: 0,
+        }
+    }
+
+    #[test]
+    fn runtime_is_down_after_thirty_seconds_of_silence_and_back_at_once() {
+        let state = RuntimeState::default();
+        assert_eq!(state.errors(at(0)).len(), 2);
+        state.set_runtime_ok(at(0));
+        state.set_pleg_relist(at(0));
+        assert!(state.errors(at(30)).is_empty());
+        state.set_runtime_error("connection refused");
+        assert!(state.errors(at(31))[0].contains("connection refused"));
+        state.set_runtime_ok(at(32));
+        assert!(state.errors(at(32)).is_empty());
+    }
+
+    #[test]
+    fn pleg_is_unhealthy_after_three_minutes_without_a_relist() {
+        let state = RuntimeState::default();
+        state.set_pleg_relist(at(0));
+        state.set_runtime_ok(at(181));
+        assert!(state.errors(at(181))[0].starts_with("PLEG is not healthy"));
+    }
+
+    #[test]
+    fn a_pleg_that_lists_rarely_because_it_is_told_is_healthy() {
+        let state = RuntimeState::default();
+        state.set_pleg_relist(at(0));
+        state.set_pleg_period(Duration::from_secs(300));
+        state.set_runtime_ok(at(601));
+        assert!(state.errors(at(600)).is_empty());
+        assert!(state.errors(at(601))[0].starts_with("PLEG is not healthy"));
+    }
+}

@@ -1,0 +1,149 @@
+//! Layer 4: the status manager. Owns the `statuses` table: the newest API status of each pod, its version,
+//! and whether the pod is finished on this node. Upstream: `status.Manager`.
+//!
+//! What comes in are statuses computed by a pod's worker; what goes out is the record, from which the API
+//! server is told. **Invariant:** a terminated container never becomes non-terminated unless it may
+//! restart, `startTime` never changes, and a version grows exactly when the status differs.
+
+use std::sync::Arc;
+
+use k8s_openapi::api::core::v1::{Pod, PodStatus};
+use tracing::{debug, warn};
+
+use crate::core::pod_status;
+use crate::core::state::{StatusRecord, Transaction};
+use crate::store::{CommitError, Store};
+use crate::types::{Clock, PodExt, PodUid};
+
+/// A status could not be recorded.
+#[derive(Debug, thiserror::Error)]
+#[error("commit status of pod {uid}")]
+pub struct StatusError {
+    uid: PodUid,
+    #[source]
+    source: CommitError,
+}
+
+/// How a status is committed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CommitMode {
+    /// Refused while the store is degraded.
+    Normal,
+    /// Part of a stop: held in memory while the store is degraded.
+    Stop,
+}
+
+/// Shared handle.
+#[derive(Clone)]
+pub struct StatusManager {
+    store: Store,
+    clock: Arc<dyn Clock>,
+}
+
+impl StatusManager {
+    /// A manager over `store`.
+    pub fn new(store: Store, clock: Arc<dyn Clock>) -> Self {
+        Self { store, clock }
+    }
+
+    /// The newest status of a pod.
+    pub fn get(&self, uid: &PodUid) -> Option<StatusRecord> {
+        self.store
+            .snapshot()
+            .record::<StatusRecord>(uid.as_str())
+            .cloned()
+    }
+
+    /// Records a status if it differs from the last one. Returns whether it did. A terminal status is
+    /// durable when this returns. Cancel-safe. Upstream: `SetPodStatus`.
+    ///
+    /// # Errors
+    /// When the store refuses the commit.
+    pub async fn set(
+        &self,
+        pod: &Pod,
+        status: PodStatus,
+        mode: CommitMode,
+    ) -> Result<bool, StatusError> {
+        self.update(pod, status, false, mode).await
+    }
+
+    /// Says that nothing of the pod is left on this node. Upstream: `TerminatePod` together with
+    /// `PodIsFinished`.
+    ///
+    /// # Errors
+    /// When the store refuses the commit.
+    pub async fn terminate(
+        &self,
+        pod: &Pod,
+        status: PodStatus,
+        mode: CommitMode,
+    ) -> Result<bool, StatusError> {
+        self.update(pod, status, true, mode).await
+    }
+
+    async fn update(
+        &self,
+        pod: &Pod,
+        status: PodStatus,
+        finished: bool,
+        mode: CommitMode,
+    ) -> Result<bool, StatusError> {
+        let uid = pod.uid();
+        loop {
+            let state = self.store.snapshot();
+            let old = state.record::<StatusRecord>(uid.as_str());
+            let merged =
+                match pod_status::merge_for_update(pod, old.map(|r| &*r.status), status.clone()) {
+                    Ok(merged) => merged,
+                    Err(error) => {
+                        warn!(pod = %uid, %error, "status refused");
+                        None
+                    }
+                };
+            let was_finished = old.is_some_and(|r| r.finished);
+            let Some(next) = merged.map_or_else(
+                || {
+                    (finished && !was_finished).then(|| match old {
+                        Some(old) => old.clone(),
+                        None => self.record(pod, status.clone(), 0),
+                    })
+                },
+                |merged| Some(self.record(pod, merged, old.map_or(0, |r| r.version))),
+            ) else {
+                return Ok(false);
+            };
+            let next = StatusRecord {
+                finished: finished || was_finished,
+                acknowledged: old.map_or(0, |r| r.acknowledged),
+                ..next
+            };
+            let transaction = Transaction::new()
+                .expect::<StatusRecord>(&state, uid.as_str())
+                .put(uid.as_str(), next);
+            let answer = match mode {
+                CommitMode::Normal => self.store.commit(transaction).await.map(drop),
+                CommitMode::Stop => self.store.commit_stop(transaction).await.map(drop),
+            };
+            match answer {
+                Ok(()) => return Ok(true),
+                Err(CommitError::Stale { .. }) => {
+                    debug!(pod = %uid, "status changed meanwhile, merging again");
+                }
+                Err(source) => return Err(StatusError { uid, source }),
+            }
+        }
+    }
+
+    fn record(&self, pod: &Pod, status: PodStatus, version: u64) -> StatusRecord {
+        StatusRecord {
+            name: pod.name().to_owned(),
+            namespace: pod.namespace().to_owned(),
+            status: crate::types::Json::new(status),
+            version: version + 1,
+            acknowledged: 0,
+            at: self.clock.now(),
+            finished: false,
+        }
+    }
+}

@@ -1,0 +1,271 @@
+//! Finding what is left over. Upstream: `HandlePodCleanups`, and the garbage collectors.
+//!
+//! The comparison of workers, sources and runtime is done in the loop, on values in memory. What needs the
+//! runtime or the file system (dead containers, orphan directories, cgroups, records) is done by the
+//! [`Janitor`], a task of its own, so that neither can hold up the loop.
+//!
+//! **Invariant:** a running pod is killed as an orphan only when every source has spoken and could be read
+//! completely; a source that cannot be read is not an empty source.
+
+use std::collections::{BTreeSet, HashSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::{Pod, PodSpec};
+use tokio::sync::mpsc;
+use tokio_util::sync::CancellationToken;
+use tracing::{debug, info, warn};
+
+use super::{LoopContext, handlers};
+use crate::core::state::{
+    AdmissionRecord, ContainerRecord, PlegRecord, QueueRecord, StatusRecord, Transaction,
+    WorkerRecord,
+};
+use crate::kuberuntime::{gc, logs};
+use crate::pod_workers::{PodWorkers, UpdateOptions};
+use crate::types::metrics::StaticLabel;
+use crate::types::runtime::PodStatus;
+use crate::types::{PodExt, PodSyncType, PodUid};
+
+/// Containers are collected this often even when nothing died.
+const GC_PERIOD: Duration = Duration::from_secs(60);
+
+/// Compares sources, workers and runtime. Returns whether it changed something and should run again soon.
+pub(super) fn pod_cleanups(context: &LoopContext) -> bool {
+    let desired_pods = context.pods.all();
+    let desired: HashSet<PodUid> = desired_pods.iter().map(|p| p.uid()).collect();
+    let workers = &context.workers;
+    workers.sync_known_pods(&desired, |source| context.ready.ready(source));
+    let mut changed = false;
+    for pod in &desired_pods {
+        if !workers.knows(&pod.uid()) {
+            debug!(pod = %pod.uid(), "re-creating the worker of a wanted pod");
+            let label = StaticLabel {
+                r#static: pod.is_static().to_string(),
+            };
+            context.metrics.restarted_pods.get_or_create(&label).inc();
+            handlers::add(context, Arc::clone(pod));
+            changed = true;
+        }
+    }
+    if context.ready.complete() {
+        workers.confirm(desired.iter());
+        changed |= kill_orphans(context, &desired);
+    }
+    let (statics, others, _) = context.pods.counts();
+    for (is_static, count) in [(true, statics), (false, others)] {
+        let label = StaticLabel {
+            r#static: is_static.to_string(),
+        };
+        let count = i64::try_from(count).unwrap_or(i64::MAX);
+        context
+            .metrics
+            .desired_pods
+            .get_or_create(&label)
+            .set(count);
+    }
+    changed
+}
+
+/// Stops what runs in the runtime and nobody knows.
+fn kill_orphans(context: &LoopContext, desired: &HashSet<PodUid>) -> bool {
+    let mut found = false;
+    for status in context.workers.context().pleg.cache().all() {
+        let runs = status.any_running() || status.ready_sandbox().is_some();
+        if !runs || desired.contains(&status.uid) || context.workers.knows(&status.uid) {
+            continue;
+        }
+        warn!(
+            pod = %status.uid,
+            name = status.name,
+            namespace = status.namespace,
+            "stopping a pod that runs but that no source wants"
+        );
+        context.metrics.orphaned_runtime_pods.inc();
+        found = true;
+        let mut options =
+            UpdateOptions::new(Arc::new(pod_from_runtime(&status)), PodSyncType::Kill);
+        options.runtime_only = true;
+        context.workers.update(options);
+    }
+    found
+}
+
+/// What can be said of a pod from the runtime's labels alone. Upstream: `RunningPod.ToAPIPod`.
+fn pod_from_runtime(status: &PodStatus) -> Pod {
+    let mut pod = Pod::default();
+    pod.metadata.uid = Some(status.uid.to_string());
+    pod.metadata.name = Some(status.name.clone());
+    pod.metadata.namespace = Some(status.namespace.clone());
+    pod.spec = Some(PodSpec::default());
+    pod
+}
+
+/// What the janitor is asked to do.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum JanitorOrder {
+    /// A container of this pod died: older dead ones may go.
+    DeadContainers(PodUid),
+    /// Everything.
+    Sweep {
+        /// Every source has spoken and could be read completely.
+        complete: bool,
+    },
+}
+
+/// Removes dead containers and sandboxes, orphan directories, cgroups, logs and records.
+pub struct Janitor {
+    workers: PodWorkers,
+    orders: mpsc::Receiver<JanitorOrder>,
+    policy: gc::GcPolicy,
+}
+
+impl Janitor {
+    /// A janitor and where to send its orders (capacity 50).
+    pub fn new(
+        workers: PodWorkers,
+        policy: gc::GcPolicy,
+        orders: mpsc::Receiver<JanitorOrder>,
+    ) -> Self {
+        Self {
+            workers,
+            orders,
+            policy,
+        }
+    }
+
+    /// Runs until `token` is cancelled.
+    pub async fn run(mut self, token: CancellationToken) {
+        let mut swept = tokio::time::Instant::now();
+        loop {
+            // Cancel-safe: receiving and sleeping lose nothing.
+            let order = tokio::select! {
+                () = token.cancelled() => return,
+                order = self.orders.recv() => match order {
+                    Some(order) => order,
+                    None => return,
+                },
+                () = tokio::time::sleep_until(swept + GC_PERIOD) => JanitorOrder::Sweep { complete: false },
+            };
+            match order {
+                JanitorOrder::DeadContainers(uid) => {
+                    let status = self.workers.context().pleg.cache().get(&uid);
+                    self.collect(std::slice::from_ref(&status)).await;
+                }
+                JanitorOrder::Sweep { complete } => {
+                    swept = tokio::time::Instant::now();
+                    self.sweep(complete).await;
+                }
+            }
+        }
+    }
+
+    async fn sweep(&self, complete: bool) {
+        let context = self.workers.context();
+        let pods = context.pleg.cache().all();
+        self.collect(&pods).await;
+        let known: BTreeSet<PodUid> = self.workers.known().into_keys().collect();
+        let running: BTreeSet<PodUid> = pods.iter().map(|p| p.uid.clone()).collect();
+        let keep: BTreeSet<PodUid> = known.union(&running).cloned().collect();
+        for error in context.volumes.cleanup_orphan_dirs(&keep).await {
+            warn!(%error, "cannot remove an orphan pod directory");
+        }
+        let (kept, active) = (keep.clone(), self.workers.active());
+        let cgroups = context
+            .with_cgroups(move |cgroups| {
+                for uid in cgroups.list_pods()?.difference(&kept) {
+                    info!(pod = %uid, "removing orphan cgroup");
+                    cgroups.destroy(uid)?;
+                }
+                cgroups.refresh_qos(&active)
+            })
+            .await;
+        if let Err(error) = cgroups {
+            warn!(%error, "cgroups are not as they should be");
+        }
+        if let Err(error) =
+            logs::remove_orphan_pod_logs(&context.node, &|uid: &PodUid| keep.contains(uid))
+        {
+            warn!(%error, "cannot remove logs of pods that are gone");
+        }
+        self.drop_records(&keep, complete);
+    }
+
+    /// Removes dead containers and sandboxes, after their ends are recorded.
+    async fn collect(&self, pods: &[Arc<PodStatus>]) {
+        let context = self.workers.context();
+        let known = self.workers.known();
+        let gone: BTreeSet<PodUid> = pods
+            .iter()
+            .filter(|p| !known.contains_key(&p.uid) && !p.any_running())
+            .filter(|p| p.ready_sandbox().is_none())
+            .map(|p| p.uid.clone())
+            .collect();
+        let statuses: Vec<PodStatus> = pods.iter().map(|p| (**p).clone()).collect();
+        if gc::evictable_containers(&statuses, self.policy, &gone, i64::MAX).is_empty()
+            && gc::evictable_sandboxes(&statuses, &gone).is_empty()
+        {
+            return;
+        }
+        let permit = match context.store.commit_stop(Transaction::new()).await {
+            Ok(permit) => permit,
+            Err(error) => {
+                warn!(%error, "dead containers stay until the store can record their ends");
+                return;
+            }
+        };
+        let report = context
+            .remover()
+            .collect(&statuses, self.policy, &gone, &permit)
+            .await;
+        for error in &report.errors {
+            warn!(%error, "cannot remove a dead container or sandbox");
+        }
+        if report.containers > 0 || report.sandboxes > 0 {
+            debug!(
+                containers = report.containers,
+                sandboxes = report.sandboxes,
+                "collected dead containers and sandboxes"
+            );
+            for pod in pods {
+                context.pleg.request(&pod.uid);
+            }
+        }
+    }
+
+    /// Records of pods that neither a worker nor the runtime knows and that are not recorded as wanted.
+    fn drop_records(&self, keep: &BTreeSet<PodUid>, complete: bool) {
+        let store = &self.workers.context().store;
+        let state = store.snapshot();
+        let mut transaction = Transaction::new();
+        let orphan = |key: &str| {
+            let uid = key.split('/').next().unwrap_or(key);
+            !keep.contains(&PodUid::new(uid)) && !state.pods.contains_key(uid)
+        };
+        for key in state.queue.keys().filter(|k| orphan(k)) {
+            transaction = transaction.delete::<QueueRecord>(key);
+        }
+        for key in state.statuses.keys().filter(|k| orphan(k)) {
+            transaction = transaction.delete::<StatusRecord>(key);
+        }
+        for key in state.pleg.keys().filter(|k| orphan(k)) {
+            transaction = transaction.delete::<PlegRecord>(key);
+        }
+        if complete {
+            // Decisions about a pod go last: until then its source may bring it back.
+            for key in state.workers.keys().filter(|k| orphan(k)) {
+                transaction = transaction.delete::<WorkerRecord>(key);
+            }
+            for key in state.admissions.keys().filter(|k| orphan(k)) {
+                transaction = transaction.delete::<AdmissionRecord>(key);
+            }
+            for key in state.containers.keys().filter(|k| orphan(k)) {
+                transaction = transaction.delete::<ContainerRecord>(key);
+            }
+        }
+        if !transaction.is_empty() {
+            // Relaxed or not, nobody acts on these deletes; a degraded store reports itself.
+            drop(store.submit(transaction));
+        }
+    }
+}

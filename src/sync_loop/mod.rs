@@ -1,0 +1,215 @@
+//! Layer 6: the loop that everything passes through. Selects an event (`event.rs`), dispatches it to a
+//! handler, never waits for the disk or the runtime. Upstream: `syncLoop`, `syncLoopIteration`.
+//!
+//! What comes in are config updates, PLEG events, ticks and probe results; what goes out are updates for
+//! the pod workers. Admission is decided here, one pod after the other, on what the workers hold: a
+//! decision sees those before it even if they are not on disk yet.
+
+mod cleanups;
+mod event;
+mod handlers;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, Ordering};
+use std::time::Duration;
+
+use tokio::sync::mpsc;
+use tokio_util::sync::CancellationToken;
+use tracing::{debug, info, warn};
+
+pub use cleanups::{Janitor, JanitorOrder};
+pub use event::{Inputs, LoopEvent, PROBE_CAPACITY, ProbeKind, ProbeSenders, ProbeUpdate};
+
+use crate::config::{Origins, SourcesReady};
+use crate::core::pleg_diff::{PodLifecycleEvent, PodLifecycleEventKind};
+use crate::pod_manager::PodManager;
+use crate::pod_workers::PodWorkers;
+use crate::runtime_state::RuntimeState;
+use crate::store::Store;
+use crate::types::metrics::Metrics;
+use crate::types::{Clock, EventRecorder, PodOp, PodUpdate, Stamp};
+
+const ERROR_BACKOFF: Duration = Duration::from_millis(100);
+const ERROR_BACKOFF_MAX: Duration = Duration::from_secs(5);
+const HOUSEKEEPING_WARNING: Duration = Duration::from_secs(1);
+/// Housekeeping runs at least this often, whether or not anything changed.
+const HOUSEKEEPING_PERIOD: Duration = Duration::from_secs(60);
+
+/// What the loop works with.
+#[derive(Clone)]
+pub struct LoopContext {
+    /// Desired pods.
+    pub pods: PodManager,
+    /// Workers.
+    pub workers: PodWorkers,
+    /// Which sources have spoken.
+    pub ready: SourcesReady,
+    /// Where pods come from.
+    pub origins: Origins,
+    /// The store, for decisions of earlier lives.
+    pub store: Store,
+    /// Whether the runtime can be worked with.
+    pub runtime_state: RuntimeState,
+    /// Time.
+    pub clock: Arc<dyn Clock>,
+    /// Events.
+    pub recorder: Arc<dyn EventRecorder>,
+    /// Metrics.
+    pub metrics: Metrics,
+    /// This node.
+    pub node_name: String,
+    /// `maxPods`.
+    pub max_pods: usize,
+    /// Orders for the janitor.
+    pub janitor: mpsc::Sender<JanitorOrder>,
+}
+
+/// The monitor stamp: when the loop last began or ended an iteration. Upstream: `syncLoopMonitor`.
+#[derive(Clone, Debug, Default)]
+pub struct Monitor(Arc<AtomicI64>);
+
+impl Monitor {
+    fn stamp(&self, now: Stamp) {
+        self.0.store(now.boottime_ms, Ordering::Relaxed);
+    }
+
+    /// Time since the last stamp; `None` before the first one.
+    pub fn age(&self, now: Stamp) -> Option<Duration> {
+        match self.0.load(Ordering::Relaxed) {
+            0 => None,
+            at => Some(Duration::from_millis(
+                u64::try_from(now.boottime_ms - at).unwrap_or(0),
+            )),
+        }
+    }
+}
+
+/// The loop.
+pub struct SyncLoop {
+    context: LoopContext,
+    monitor: Monitor,
+    /// Something changed since the last housekeeping.
+    dirty: bool,
+    last_housekeeping: Option<Stamp>,
+}
+
+impl SyncLoop {
+    /// A loop that has not begun.
+    pub fn new(context: LoopContext, monitor: Monitor) -> Self {
+        Self {
+            context,
+            monitor,
+            dirty: true,
+            last_housekeeping: None,
+        }
+    }
+
+    /// Runs until `token` is cancelled. Upstream: `syncLoop`.
+    pub async fn run(mut self, mut inputs: Inputs, token: CancellationToken) {
+        info!("starting sync loop");
+        let mut backoff = ERROR_BACKOFF;
+        loop {
+            let now = self.context.clock.now();
+            let errors = self.context.runtime_state.errors(now);
+            if !errors.is_empty() {
+                warn!(errors = errors.join("; "), "skipping pod synchronization");
+                self.monitor.stamp(now);
+                tokio::select! {
+                    () = token.cancelled() => return,
+                    () = tokio::time::sleep(backoff) => {}
+                }
+                backoff = (backoff * 2).min(ERROR_BACKOFF_MAX);
+                continue;
+            }
+            backoff = ERROR_BACKOFF;
+            self.monitor.stamp(now);
+            let event = tokio::select! {
+                () = token.cancelled() => return,
+                event = inputs.next() => event,
+            };
+            if matches!(event, LoopEvent::Closed) {
+                return;
+            }
+            self.dispatch(event);
+            self.monitor.stamp(self.context.clock.now());
+        }
+    }
+
+    /// Handles one event. Upstream: the second half of `syncLoopIteration`.
+    fn dispatch(&mut self, event: LoopEvent) {
+        match event {
+            LoopEvent::Config(update) => {
+                self.dirty = true;
+                self.config(update);
+            }
+            LoopEvent::Pleg(event) => {
+                self.dirty = true;
+                self.pleg(&event);
+            }
+            LoopEvent::SyncTick => handlers::due(&self.context),
+            LoopEvent::Probe(kind, result) => {
+                debug!(?kind, pod = %result.pod, success = result.success, "probe result");
+                if kind != ProbeKind::Liveness || !result.success {
+                    self.context.workers.sync(&result.pod);
+                }
+            }
+            LoopEvent::Housekeeping => self.housekeeping(),
+            LoopEvent::Closed => {}
+        }
+    }
+
+    fn config(&self, update: PodUpdate) {
+        let PodUpdate { op, source, pods } = update;
+        if !pods.is_empty() {
+            info!(?op, %source, pods = pods.len(), "config update");
+        }
+        match op {
+            PodOp::Add => handlers::additions(&self.context, pods),
+            PodOp::Update | PodOp::Delete => handlers::updates(&self.context, pods),
+            PodOp::Remove => handlers::removes(&self.context, pods),
+            PodOp::Reconcile => handlers::reconcile(&self.context, pods),
+        }
+        self.context.ready.mark_handled(source);
+    }
+
+    fn pleg(&self, event: &PodLifecycleEvent) {
+        if event.kind.wants_sync() {
+            debug!(pod = %event.pod, kind = ?event.kind, id = %event.id, "runtime event");
+            self.context.workers.sync(&event.pod);
+        }
+        if event.kind == PodLifecycleEventKind::ContainerDied {
+            self.order(JanitorOrder::DeadContainers(event.pod.clone()));
+        }
+    }
+
+    fn housekeeping(&mut self) {
+        let now = self.context.clock.now();
+        if !self.context.ready.all_ready() {
+            debug!("housekeeping waits for the sources");
+            return;
+        }
+        let overdue = self
+            .last_housekeeping
+            .is_none_or(|last| now.since(last) >= HOUSEKEEPING_PERIOD);
+        let moved = self.context.workers.take_moved();
+        if !std::mem::take(&mut self.dirty) && !moved && !overdue {
+            return;
+        }
+        self.last_housekeeping = Some(now);
+        let again = cleanups::pod_cleanups(&self.context);
+        self.dirty |= again;
+        self.order(JanitorOrder::Sweep {
+            complete: self.context.ready.complete(),
+        });
+        let took = self.context.clock.now().since(now);
+        if took > HOUSEKEEPING_WARNING {
+            warn!(?took, "housekeeping took longer than expected");
+        }
+    }
+
+    fn order(&self, order: JanitorOrder) {
+        if self.context.janitor.try_send(order).is_err() {
+            debug!("janitor is busy, the next sweep covers it");
+        }
+    }
+}
