@@ -1,0 +1,68 @@
+//! The hooks of an agent whose store is on disk.
+
+use std::fs;
+use std::io::{self, Write};
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use super::view::Quarantined;
+use super::{AdminHooks, BoxError};
+use crate::store::Store;
+use crate::store::backup::{self, BackupMeta};
+use crate::store::layout::Layout;
+use crate::types::Clock;
+
+/// Backups of the newest snapshot; the quarantined records as they were when the store was opened.
+pub struct StoreHooks {
+    store: Store,
+    clock: Arc<dyn Clock>,
+    layout: Layout,
+    quarantined: Vec<Quarantined>,
+}
+
+impl StoreHooks {
+    /// Hooks of `store`, which lives in `layout`. `quarantined` are the records set aside at its opening and
+    /// before (`Loaded::quarantined` and `Loaded::kept`).
+    pub fn new(
+        store: Store,
+        clock: Arc<dyn Clock>,
+        layout: Layout,
+        quarantined: Vec<Quarantined>,
+    ) -> Self {
+        Self {
+            store,
+            clock,
+            layout,
+            quarantined,
+        }
+    }
+}
+
+impl AdminHooks for StoreHooks {
+    fn quarantined(&self) -> Vec<Quarantined> {
+        self.quarantined.clone()
+    }
+
+    fn write_backup(&self, to: &mut dyn Write) -> Result<(), BoxError> {
+        let state = self.store.snapshot();
+        let version = *self.store.published().borrow();
+        let meta = BackupMeta::of(&state, version, self.clock.now());
+        // Not in the state directory: a backup to another disk is wanted most when this one is full.
+        let temporary = tempfile::tempdir()?;
+        let path = temporary.path().join("backup");
+        backup::write(&state, &path, &meta)?;
+        io::copy(&mut fs::File::open(&path)?, to)?;
+        Ok(())
+    }
+
+    fn save_backup(&self) -> Result<PathBuf, BoxError> {
+        let state = self.store.snapshot();
+        let version = *self.store.published().borrow();
+        // A backup beside the store must not be ahead of it after a power loss.
+        tokio::runtime::Handle::current().block_on(self.store.sync())?;
+        let meta = BackupMeta::of(&state, version, self.clock.now());
+        let path = self.layout.backups().join(meta.file_name());
+        backup::write(&state, &path, &meta)?;
+        Ok(path)
+    }
+}

@@ -1,0 +1,303 @@
+//! What `holdfast dump` shows, computed from a [`State`].
+//!
+//! The live agent and the command line on a stopped store call the same functions, so both print the same
+//! for the same state. In: a state, the quarantined records, a [`Query`]. Out: a [`Dump`] whose rows are
+//! JSON objects with the fields of `docs/dump.md`.
+//!
+//! **Invariant:** nothing here depends on the time of the call, on where the state came from, or on
+//! versions that exist only within one process.
+//! **Invariant:** secret material never leaves: encrypted objects are not decrypted, and objects of a
+//! secret kind are left out even when they are stored in the clear.
+
+mod overview;
+mod pods;
+mod query;
+mod rows;
+
+use std::collections::BTreeSet;
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+pub use pods::PodIndex;
+pub use query::{Query, QueryError, Selector, View};
+
+use crate::core::state::{State, Table};
+use crate::types::PodUid;
+
+/// `apiVersion` of everything this module writes.
+pub const API_VERSION: &str = "holdfast.io/v1";
+
+/// A row: a JSON object, fields in documented order.
+pub type Row = Map<String, Value>;
+
+/// A record that cannot be read and was set aside.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Quarantined {
+    /// Name of the table, or `unknown`.
+    pub table: String,
+    /// Its key, as far as it is known.
+    pub key: String,
+    /// What is wrong with it.
+    pub reason: String,
+    /// Size of the record in bytes.
+    pub bytes: u64,
+}
+
+impl From<&crate::store::codec::Quarantined> for Quarantined {
+    fn from(bad: &crate::store::codec::Quarantined) -> Self {
+        Self {
+            table: bad.table.map_or("unknown", Table::name).to_owned(),
+            key: bad.key.clone(),
+            reason: bad.reason.to_string(),
+            bytes: u64::try_from(bad.raw.len()).unwrap_or(u64::MAX),
+        }
+    }
+}
+
+/// The answer to a [`Query`].
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Dump {
+    /// [`API_VERSION`].
+    pub api_version: String,
+    /// `Dump`.
+    pub kind: String,
+    /// Node the store belongs to; empty when the store has no meta record.
+    pub node: String,
+    /// Rows by table, in the order that was asked for.
+    pub tables: Map<String, Value>,
+    /// Records that cannot be read; the whole store's, whatever was selected.
+    pub quarantined: Vec<Quarantined>,
+}
+
+impl Dump {
+    /// The rows of one table.
+    pub fn rows(&self, view: View) -> impl Iterator<Item = &Row> {
+        self.tables
+            .get(view.name())
+            .and_then(Value::as_array)
+            .into_iter()
+            .flatten()
+            .filter_map(Value::as_object)
+    }
+}
+
+/// The journal of a pod, with a mark wherever another run of the agent begins.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct History {
+    /// [`API_VERSION`].
+    pub api_version: String,
+    /// `History`.
+    pub kind: String,
+    /// Node the store belongs to.
+    pub node: String,
+    /// UIDs of the pods the history is about.
+    pub pods: Vec<PodUid>,
+    /// Oldest first.
+    pub items: Vec<HistoryItem>,
+}
+
+/// One line of a [`History`].
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "type", rename_all = "camelCase")]
+pub enum HistoryItem {
+    /// A row of the journal.
+    Entry {
+        /// The row.
+        entry: Row,
+    },
+    /// The agent was started again between the entries around this one.
+    #[serde(rename_all = "camelCase")]
+    Restart {
+        /// Generation of the entry before.
+        from_generation: u64,
+        /// Generation of the entry after.
+        to_generation: u64,
+        /// First journal entry of the new generation, of whatever pod.
+        at: Value,
+        /// Whether the machine was booted in between.
+        rebooted: bool,
+    },
+}
+
+/// Answers a query.
+///
+/// # Errors
+/// [`QueryError::NotFound`] when the query names a pod that the store does not know.
+pub fn dump(
+    state: &State,
+    quarantined: Vec<Quarantined>,
+    query: &Query,
+) -> Result<Dump, QueryError> {
+    let index = PodIndex::of(state);
+    let wanted = query.selector.resolve(state, &index)?;
+    let mut tables = Map::new();
+    for view in &query.views {
+        let rows = match view {
+            View::Overview => overview::rows(state, &index),
+            View::Table(table) => rows::all(state, &index, *table),
+        };
+        let rows = rows
+            .into_iter()
+            .filter(|row| wanted.takes(*view, row))
+            .map(Value::Object)
+            .collect();
+        tables.insert(view.name().to_owned(), Value::Array(rows));
+    }
+    Ok(Dump {
+        api_version: API_VERSION.to_owned(),
+        kind: "Dump".to_owned(),
+        node: node_name(state),
+        tables,
+        quarantined,
+    })
+}
+
+/// The journal of the pods that `pod` (UID prefix, name, or `namespace/name`) stands for.
+///
+/// # Errors
+/// [`QueryError::NotFound`] when the store does not know such a pod.
+pub fn history(state: &State, pod: &str) -> Result<History, QueryError> {
+    let index = PodIndex::of(state);
+    let uids: BTreeSet<PodUid> = index.find(pod);
+    if uids.is_empty() {
+        return Err(QueryError::NotFound {
+            what: format!("pod {pod:?}"),
+        });
+    }
+    let mut items = Vec::new();
+    let mut previous: Option<&crate::core::state::JournalRecord> = None;
+    for (key, versioned) in &state.journal {
+        let record = &versioned.record;
+        if !record.pod.as_ref().is_some_and(|uid| uids.contains(uid)) {
+            continue;
+        }
+        if let Some(before) = previous
+            && before.generation != record.generation
+        {
+            let first = state
+                .journal
+                .values()
+                .map(|v| &v.record)
+                .find(|r| r.generation == record.generation)
+                .unwrap_or(record);
+            items.push(HistoryItem::Restart {
+                from_generation: before.generation,
+                to_generation: record.generation,
+                at: rows::time(first.at),
+                rebooted: before.at.boot != record.at.boot,
+            });
+        }
+        previous = Some(record);
+        items.push(HistoryItem::Entry {
+            entry: rows::journal(&index, key, record),
+        });
+    }
+    Ok(History {
+        api_version: API_VERSION.to_owned(),
+        kind: "History".to_owned(),
+        node: node_name(state),
+        pods: uids.into_iter().collect(),
+        items,
+    })
+}
+
+/// How a row changed, as in a Kubernetes watch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "UPPERCASE")]
+pub enum ChangeType {
+    /// New, or there when the watch began.
+    Added,
+    /// Changed.
+    Modified,
+    /// Gone; the row is the last one.
+    Deleted,
+    /// Everything that was there when the watch began has been sent; no row.
+    Bookmark,
+}
+
+/// One line of a watch.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Change {
+    /// How.
+    #[serde(rename = "type")]
+    pub change: ChangeType,
+    /// Name of the table, empty in a bookmark.
+    pub table: String,
+    /// The row, empty in a bookmark.
+    pub row: Row,
+}
+
+impl Change {
+    /// The mark between what was there and what changes.
+    pub fn bookmark() -> Self {
+        Self {
+            change: ChangeType::Bookmark,
+            table: String::new(),
+            row: Row::new(),
+        }
+    }
+}
+
+/// What changed from `before` to `after` in the views and for the pods of `query`. A selector that matches
+/// nothing yet matches later. The ring's forgotten journal lines are not changes.
+pub fn changes(before: &State, after: &State, query: &Query) -> Vec<Change> {
+    let (old_index, new_index) = (PodIndex::of(before), PodIndex::of(after));
+    let old_wanted = query.selector.resolve_lenient(before, &old_index);
+    let new_wanted = query.selector.resolve_lenient(after, &new_index);
+    let mut out = Vec::new();
+    for view in &query.views {
+        let (old, new) = match view {
+            View::Overview => (
+                overview::rows(before, &old_index),
+                overview::rows(after, &new_index),
+            ),
+            View::Table(table) => rows::changed(before, &old_index, after, &new_index, *table),
+        };
+        let mut old: std::collections::BTreeMap<String, Row> = old
+            .into_iter()
+            .filter(|row| old_wanted.takes(*view, row))
+            .map(|row| (key_of(&row), row))
+            .collect();
+        for row in new.into_iter().filter(|row| new_wanted.takes(*view, row)) {
+            let change = match old.remove(&key_of(&row)) {
+                None => ChangeType::Added,
+                Some(same) if same == row => continue,
+                Some(_) => ChangeType::Modified,
+            };
+            out.push(Change {
+                change,
+                table: view.name().to_owned(),
+                row,
+            });
+        }
+        if *view != View::Table(Table::Journal) {
+            out.extend(old.into_values().map(|row| Change {
+                change: ChangeType::Deleted,
+                table: view.name().to_owned(),
+                row,
+            }));
+        }
+    }
+    out
+}
+
+fn key_of(row: &Row) -> String {
+    row.get("key")
+        .and_then(Value::as_str)
+        .unwrap_or_default()
+        .to_owned()
+}
+
+fn node_name(state: &State) -> String {
+    state
+        .meta()
+        .map(|m| m.node_name.clone())
+        .unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,337 @@
+//! Rows, selectors, histories and changes over a small state.
+
+use k8s_openapi::api::core::v1 as api;
+use serde_json::json;
+
+use super::*;
+use crate::core::state::{
+    ContainerRecord, JournalRecord, Mutation, ObjectRecord, PodRecord, QueueRecord, Record,
+    StatusRecord, journal_key,
+};
+use crate::types::{BootId, Json, PodSource, Stamp};
+
+const WEB: &str = "aaaa-web";
+const OLD_WEB: &str = "bbbb-web";
+const DB: &str = "aabb-db";
+
+fn at(boot: u64, seconds: i64) -> Stamp {
+    Stamp {
+        boot: BootId(boot),
+        boottime_ms: seconds * 1000,
+        wall_ms: seconds * 1000,
+    }
+}
+
+struct Builder(State, u64);
+
+impl Builder {
+    fn put<R: Record>(&mut self, key: &str, record: R) {
+        self.1 += 1;
+        let mutation = Mutation::Put {
+            key: key.into(),
+            record: record.into_any(),
+        };
+        self.0.apply(&mutation, self.1);
+    }
+
+    fn pod(&mut self, uid: &str, namespace: &str, name: &str, phase: &str) {
+        let pod: api::Pod = serde_json::from_value(json!({
+            "metadata": {"name": name, "namespace": namespace, "uid": uid},
+            "spec": {"containers": [{"name": "main", "env": [{"name": "A", "value": "plain"}]}]},
+        }))
+        .unwrap();
+        self.put(
+            uid,
+            PodRecord {
+                source: PodSource::File,
+                origin: "/manifests/web.yaml".into(),
+                pod: Json::new(pod),
+                first_seen: at(1, 100),
+                confirmed_epoch: 1,
+            },
+        );
+        let status: api::PodStatus =
+            serde_json::from_value(json!({"phase": phase, "podIP": "10.0.0.1"})).unwrap();
+        self.put(
+            uid,
+            StatusRecord {
+                name: name.into(),
+                namespace: namespace.into(),
+                status: Json::new(status),
+                version: 3,
+                acknowledged: 0,
+                at: at(1, 101),
+                finished: false,
+            },
+        );
+    }
+
+    fn line(&mut self, sequence: u64, generation: u64, boot: u64, uid: Option<&str>, what: &str) {
+        self.put(
+            &journal_key(sequence),
+            JournalRecord {
+                at: at(boot, 100 + i64::try_from(sequence).unwrap()),
+                generation,
+                pod: uid.map(Into::into),
+                what: what.into(),
+                why: "because".into(),
+            },
+        );
+    }
+}
+
+fn state() -> State {
+    let mut b = Builder(State::default(), 0);
+    b.pod(WEB, "default", "web", "Running");
+    b.pod(DB, "data", "db", "Pending");
+    b.put(
+        &format!("{WEB}/main"),
+        ContainerRecord {
+            restart_count: 2,
+            ..ContainerRecord::new()
+        },
+    );
+    b.put(
+        WEB,
+        QueueRecord {
+            due: at(1, 160),
+            why: "resync".into(),
+        },
+    );
+    b.line(1, 1, 1, Some(WEB), "admitted");
+    b.line(2, 2, 1, None, "agent started");
+    b.line(3, 2, 1, Some(DB), "admitted");
+    b.line(4, 2, 1, Some(WEB), "container started");
+    b.line(5, 4, 2, Some(WEB), "container started");
+    b.0
+}
+
+fn query(views: &[View], selector: Selector) -> Query {
+    Query {
+        views: views.to_vec(),
+        selector,
+    }
+}
+
+fn keys(dump: &Dump, view: View) -> Vec<String> {
+    dump.rows(view).map(key_of).collect()
+}
+
+#[test]
+fn every_table_has_a_name_that_parses_in_both_numbers() {
+    for view in View::all() {
+        assert_eq!(view.name().parse(), Ok(view));
+    }
+    assert_eq!("pod".parse(), Ok(View::Table(Table::Pods)));
+    assert_eq!("status".parse(), Ok(View::Table(Table::Statuses)));
+    let error = "podz".parse::<View>().unwrap_err().to_string();
+    assert!(error.contains("overview, meta, pods"), "{error}");
+}
+
+#[test]
+fn the_overview_joins_what_the_tables_know() {
+    let dump = dump(
+        &state(),
+        Vec::new(),
+        &query(&[View::Overview], Selector::default()),
+    )
+    .unwrap();
+    let rows: Vec<_> = dump.rows(View::Overview).collect();
+    assert_eq!(rows.len(), 2);
+    assert_eq!(rows[0]["name"], "db", "sorted by namespace");
+    let web = rows[1];
+    assert_eq!(web["restarts"], 2);
+    assert_eq!(web["status"], "Running");
+    assert_eq!(web["ip"], "10.0.0.1");
+    assert_eq!(web["containers"], 1);
+    assert_eq!(web["nextSync"]["time"], "1970-01-01T00:02:40.000Z");
+    assert_eq!(web["nextSync"]["boot"], "0000000000000001");
+}
+
+#[test]
+fn selectors_combine_and_reach_every_table_of_a_pod() {
+    let state = state();
+    let views = View::all();
+    let select = |selector| dump(&state, Vec::new(), &query(&views, selector));
+    let by_namespace = Selector {
+        namespace: Some("default".into()),
+        ..Selector::default()
+    };
+    let found = select(by_namespace).unwrap();
+    assert_eq!(keys(&found, View::Table(Table::Pods)), [WEB]);
+    assert_eq!(keys(&found, View::Table(Table::Queue)), [WEB]);
+    assert_eq!(keys(&found, View::Table(Table::Journal)).len(), 3);
+
+    let by_phase = Selector {
+        phase: Some("Pending".into()),
+        ..Selector::default()
+    };
+    assert_eq!(
+        keys(&select(by_phase.clone()).unwrap(), View::Table(Table::Pods)),
+        [DB]
+    );
+    let contradiction = Selector {
+        name: Some("web".into()),
+        ..by_phase
+    };
+    let error = select(contradiction).unwrap_err().to_string();
+    assert!(
+        error.contains("with name \"web\" with phase \"Pending\" not found"),
+        "{error}"
+    );
+
+    for pod in ["web", "default/web", "aaaa"] {
+        let one = Selector {
+            pod: Some(pod.into()),
+            ..Selector::default()
+        };
+        let found = select(one).unwrap();
+        assert_eq!(keys(&found, View::Table(Table::Pods)), [WEB], "{pod}");
+    }
+    let nobody = Selector {
+        phase: Some("Failed".into()),
+        ..Selector::default()
+    };
+    let none = select(nobody).expect("an empty phase is an answer");
+    assert!(keys(&none, View::Table(Table::Pods)).is_empty());
+}
+
+#[test]
+fn a_query_survives_its_query_string() {
+    let query = query(
+        &[View::Overview, View::Table(Table::Pleg)],
+        Selector {
+            pod: Some("a b/c&d=e".into()),
+            phase: Some("Running".into()),
+            ..Selector::default()
+        },
+    );
+    assert_eq!(
+        Query::from_query_string(&query.to_query_string()),
+        Ok(query)
+    );
+    assert!(Query::from_query_string("tables=nope").is_err());
+    assert!(Query::from_query_string("colour=red").is_err());
+}
+
+#[test]
+fn history_marks_every_restart_with_its_first_line_and_the_boot() {
+    let mut b = Builder(state(), 100);
+    b.line(6, 4, 2, Some(OLD_WEB), "deleted");
+    let history = history(&b.0, "web").unwrap();
+    let shown: Vec<_> = history
+        .items
+        .iter()
+        .map(|item| match item {
+            HistoryItem::Entry { entry } => entry["what"].as_str().unwrap().to_owned(),
+            HistoryItem::Restart {
+                from_generation,
+                to_generation,
+                at,
+                rebooted,
+            } => format!(
+                "{from_generation}>{to_generation} {} {rebooted}",
+                at["bootTimeMs"]
+            ),
+        })
+        .collect();
+    assert_eq!(
+        shown,
+        [
+            "admitted",
+            "1>2 102000 false",
+            "container started",
+            "2>4 105000 true",
+            "container started"
+        ]
+    );
+    assert!(super::history(&b.0, "nobody").is_err());
+    assert_eq!(super::history(&b.0, "bbbb").unwrap().items.len(), 1);
+}
+
+#[test]
+fn secrets_are_never_shown() {
+    let mut b = Builder(State::default(), 0);
+    let mut object = |key: &str, encrypted, data: &str| {
+        b.put(
+            key,
+            ObjectRecord {
+                resource_version: "7".into(),
+                encrypted,
+                data: data.as_bytes().to_vec(),
+                at: at(1, 1),
+            },
+        );
+    };
+    let plain = r#"{"data":{"password":"hunter2"}}"#;
+    object("secrets/default/cipher", true, plain);
+    object("secrets/default/plain", false, plain);
+    object("serviceaccounttokens/default/t", false, plain);
+    object(
+        "configmaps/default/disguised",
+        false,
+        r#"{"kind":"Secret","data":{"password":"hunter2"}}"#,
+    );
+    object("configmaps/default/open", false, r#"{"data":{"a":"b"}}"#);
+    let view = View::Table(Table::Objects);
+    let dump = dump(&b.0, Vec::new(), &query(&[view], Selector::default())).unwrap();
+    let text = serde_json::to_string(&dump).unwrap();
+    assert!(!text.contains("hunter2"), "{text}");
+    assert_eq!(dump.rows(view).count(), 5);
+    assert!(text.contains(r#""object":{"data":{"a":"b"}}"#), "{text}");
+}
+
+#[test]
+fn changes_are_told_as_in_a_kubernetes_watch() {
+    let before = state();
+    let mut b = Builder(before.clone(), 100);
+    b.pod(WEB, "default", "web", "Failed");
+    b.pod("cccc", "default", "new", "Pending");
+    let mut after = b.0;
+    for table in [Table::Pods, Table::Journal] {
+        let key = match table {
+            Table::Pods => DB.to_owned(),
+            _ => journal_key(1),
+        };
+        after.apply(
+            &Mutation::Delete {
+                table,
+                key: key.as_str().into(),
+            },
+            200,
+        );
+    }
+    let views = [
+        View::Table(Table::Pods),
+        View::Table(Table::Journal),
+        View::Overview,
+    ];
+    let told: Vec<_> = changes(&before, &after, &query(&views, Selector::default()))
+        .into_iter()
+        .map(|c| {
+            (
+                c.change,
+                c.table,
+                c.row["name"].as_str().unwrap().to_owned(),
+            )
+        })
+        .collect();
+    let line = |change, table: &str, name: &str| (change, table.to_owned(), name.to_owned());
+    assert_eq!(
+        told,
+        [
+            // The pod record of web was written again with the same content: not a change.
+            line(ChangeType::Added, "pods", "new"),
+            line(ChangeType::Deleted, "pods", "db"),
+            line(ChangeType::Modified, "overview", "db"),
+            line(ChangeType::Added, "overview", "new"),
+            line(ChangeType::Modified, "overview", "web"),
+        ]
+    );
+    let later = Selector {
+        pod: Some("new".into()),
+        ..Selector::default()
+    };
+    let told = changes(&before, &after, &query(&views[..1], later));
+    assert_eq!(told.len(), 1, "a pod that came later is selected");
+}

@@ -1,0 +1,415 @@
+//! `holdfast dump`: asks a live agent, or else reads a copy of its store.
+
+mod table;
+
+use std::path::Path;
+
+use anyhow::Context;
+use clap::{Args, ValueEnum};
+use futures::StreamExt;
+use serde::Serialize;
+
+use super::output::{self, Grid, note, print};
+use super::{CliError, StateDir, offline};
+use crate::admin::client::{Client, ClientError};
+use crate::admin::view::{
+    self, Change, ChangeType, Dump, History, HistoryItem, Query, QueryError, Row, Selector, View,
+};
+
+pub(super) const LONG_HELP: &str = "\
+Shows what the agent remembers: asks the live agent through its local socket (root only), or else reads a \
+copy of the store, which it never changes. Which of the two is said on stderr; stdout is the same.
+
+Each argument is a table, or a pod as UID prefix, name, or namespace/name. Tables: overview, meta, pods, \
+mirrors, admissions, workers, queue, containers, pleg, statuses, probes, volumes, images, objects, signals, \
+journal, sources; `all` stands for all but the overview. Without a table: an overview; every table about it \
+when a pod is named; every table with -o json or yaml. A pod that is called as a table is named with its \
+namespace.";
+
+const EXAMPLES: &str = "\
+Examples:
+  holdfast dump                            one line per pod
+  holdfast dump default/web                everything about one pod
+  holdfast dump workers queue -n default   two tables, one namespace
+  holdfast dump containers -o json | jq '.tables.containers[] | {name, container, restartCount}'
+  holdfast dump --history default/web      what was decided, when, why, across which restarts
+  holdfast dump journal --watch            what happens now
+
+Exit codes: 0 done, 1 failed, 2 wrong usage, 3 no such pod.";
+
+#[derive(Clone, Debug, Args)]
+#[command(after_help = EXAMPLES)]
+pub(super) struct DumpArgs {
+    /// Tables, and at most one pod
+    #[arg(value_name = "TABLE|POD")]
+    what: Vec<String>,
+    /// Only pods of this namespace
+    #[arg(short, long)]
+    namespace: Option<String>,
+    /// Only pods of this name
+    #[arg(long)]
+    name: Option<String>,
+    /// Only the pod with this UID, or a prefix of it
+    #[arg(long)]
+    uid: Option<String>,
+    /// Only pods in this phase
+    #[arg(long, value_parser = ["Pending", "Running", "Succeeded", "Failed", "Unknown"])]
+    phase: Option<String>,
+    /// The journal of a pod: what was decided, when and why, with a line wherever the agent was restarted
+    #[arg(long, value_name = "POD", conflicts_with_all = ["what", "namespace", "name", "uid", "phase", "watch"])]
+    history: Option<String>,
+    /// Go on with changes as they are published; needs a live agent
+    #[arg(short, long)]
+    watch: bool,
+    /// Output format
+    #[arg(short, long, value_name = "FORMAT", default_value = "table")]
+    output: Format,
+    /// Do not say on stderr where the output comes from
+    #[arg(short, long)]
+    quiet: bool,
+    #[command(flatten)]
+    state_dir: StateDir,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Format {
+    /// For humans
+    Table,
+    /// For humans, with more columns
+    Wide,
+    /// Documented and stable; with --watch one object per line
+    Json,
+    /// As json
+    Yaml,
+    /// namespace/name of pods, table/key of anything else
+    Name,
+}
+
+impl Format {
+    fn is_table(self) -> bool {
+        matches!(self, Self::Table | Self::Wide)
+    }
+}
+
+pub(super) async fn run(args: DumpArgs) -> anyhow::Result<()> {
+    if let Some(pod) = &args.history {
+        return history(&args, pod).await;
+    }
+    let query = query(&args)?;
+    if args.watch {
+        return watch(&args, &query).await;
+    }
+    let dump = match connect(&args).await? {
+        Some(client) => client.dump(&query).await.map_err(client_error)?,
+        None => {
+            let copy = offline::read_copy(dir(&args))?;
+            view::dump(&copy.state, copy.quarantined, &query).map_err(query_error)?
+        }
+    };
+    show(&args, &query, &dump)
+}
+
+fn dir(args: &DumpArgs) -> &Path {
+    &args.state_dir.state_dir
+}
+
+fn query(args: &DumpArgs) -> anyhow::Result<Query> {
+    let mut views = Vec::new();
+    let mut pod = None;
+    for word in args.what.iter().flat_map(|what| what.split(',')) {
+        if word == "all" {
+            views.extend(View::all());
+        } else if let Ok(view) = word.parse() {
+            views.push(view);
+        } else if let Some(first) = pod.replace(word.to_owned()) {
+            let message = QueryError::NoTable { name: word.into() };
+            return Err(CliError::Usage(format!(
+                "{message}; it cannot be a pod, since {first:?} is already one"
+            ))
+            .into());
+        }
+    }
+    let mut seen = Vec::new();
+    views.retain(|view| {
+        !seen.contains(view) && {
+            seen.push(*view);
+            true
+        }
+    });
+    if views.is_empty() {
+        views = match args.output {
+            Format::Json | Format::Yaml => View::all(),
+            _ if pod.is_some() && args.output.is_table() && !args.watch => {
+                let mut all = vec![View::Overview];
+                all.extend(View::all().into_iter().filter(|v| v.is_about_pods()));
+                all
+            }
+            _ => vec![View::Overview],
+        };
+    }
+    Ok(Query {
+        views,
+        selector: Selector {
+            pod,
+            namespace: args.namespace.clone(),
+            name: args.name.clone(),
+            uid: args.uid.clone(),
+            phase: args.phase.clone(),
+        },
+    })
+}
+
+/// The live agent, or `None` when the store has to be read instead; says which on stderr.
+async fn connect(args: &DumpArgs) -> anyhow::Result<Option<Client>> {
+    let tell = |text: std::fmt::Arguments<'_>| {
+        if !args.quiet {
+            note(text);
+        }
+    };
+    let found = async {
+        let client = Client::connect(dir(args)).await?;
+        let info = client.info().await?;
+        Ok((client, info))
+    };
+    match found.await {
+        Ok((client, info)) => {
+            tell(format_args!(
+                "source: live agent (pid {}, generation {})",
+                info.pid, info.generation
+            ));
+            Ok(Some(client))
+        }
+        Err(ClientError::NotRunning { .. }) => {
+            tell(format_args!(
+                "source: copy of the store in {} (no agent runs)",
+                dir(args).display()
+            ));
+            Ok(None)
+        }
+        Err(error @ (ClientError::Hangs { .. } | ClientError::Broken { .. })) => {
+            note(format_args!("{:#}", anyhow::Error::new(error)));
+            tell(format_args!(
+                "source: copy of the store in {}; what the agent has not written yet is missing",
+                dir(args).display()
+            ));
+            Ok(None)
+        }
+        Err(error) => Err(client_error(error)),
+    }
+}
+
+fn client_error(error: ClientError) -> anyhow::Error {
+    match error {
+        ClientError::NotFound { message } => CliError::NotFound(message).into(),
+        other => other.into(),
+    }
+}
+
+fn query_error(error: QueryError) -> anyhow::Error {
+    match error {
+        QueryError::NotFound { .. } => CliError::NotFound(error.to_string()).into(),
+        other => other.into(),
+    }
+}
+
+fn show(args: &DumpArgs, query: &Query, dump: &Dump) -> anyhow::Result<()> {
+    match args.output {
+        Format::Json => print(&format!("{}\n", serde_json::to_string_pretty(dump)?)),
+        Format::Yaml => print(&to_yaml(dump)?),
+        Format::Name => {
+            let rows = query
+                .views
+                .iter()
+                .flat_map(|v| dump.rows(*v).map(|r| (*v, r)));
+            let lines: String = rows.map(|(view, row)| name_of(view.name(), row)).collect();
+            print(&lines)
+        }
+        Format::Table | Format::Wide => show_tables(args, query, dump),
+    }
+}
+
+fn show_tables(args: &DumpArgs, query: &Query, dump: &Dump) -> anyhow::Result<()> {
+    let wide = args.output == Format::Wide;
+    let now = table::now();
+    let one = query.views.len() == 1;
+    let mut text = String::new();
+    for view in &query.views {
+        let rows: Vec<_> = dump.rows(*view).collect();
+        if rows.is_empty() {
+            continue;
+        }
+        if !one {
+            if !text.is_empty() {
+                text.push('\n');
+            }
+            text.push_str(&format!("{view}:\n"));
+        }
+        let columns = table::columns(*view, wide);
+        let mut grid = vec![table::headers(&columns)];
+        grid.extend(rows.iter().map(|row| table::cells(&columns, row, now)));
+        text.push_str(&Grid::default().lines(&grid));
+    }
+    if text.is_empty() && !args.quiet {
+        note("nothing found");
+    }
+    if !dump.quarantined.is_empty() {
+        if !text.is_empty() {
+            text.push('\n');
+        }
+        text.push_str("quarantined (records that cannot be read):\n");
+        let mut grid = vec![
+            ["TABLE", "KEY", "BYTES", "REASON"]
+                .map(str::to_owned)
+                .to_vec(),
+        ];
+        grid.extend(dump.quarantined.iter().map(|q| {
+            let (key, reason) = (output::printable(&q.key), output::printable(&q.reason));
+            vec![q.table.clone(), key, q.bytes.to_string(), reason]
+        }));
+        text.push_str(&Grid::default().lines(&grid));
+    }
+    print(&text)
+}
+
+/// `namespace/name` of a pod, `table/key` of anything else, and a line end.
+fn name_of(view: &str, row: &Row) -> String {
+    let text = |field: &str| row.get(field).and_then(serde_json::Value::as_str);
+    let name = match (view, text("namespace"), text("name")) {
+        ("pods" | "overview", Some(namespace), Some(name)) => format!("{namespace}/{name}"),
+        _ => format!("{view}/{}", text("key").unwrap_or_default()),
+    };
+    format!("{}\n", output::printable(&name))
+}
+
+fn to_yaml(value: &impl Serialize) -> anyhow::Result<String> {
+    serde_saphyr::to_string(value).context("encode as YAML")
+}
+
+async fn history(args: &DumpArgs, pod: &str) -> anyhow::Result<()> {
+    let history = match connect(args).await? {
+        Some(client) => client.history(pod).await.map_err(client_error)?,
+        None => view::history(&offline::read_copy(dir(args))?.state, pod).map_err(query_error)?,
+    };
+    match args.output {
+        Format::Json => print(&format!("{}\n", serde_json::to_string_pretty(&history)?)),
+        Format::Yaml => print(&to_yaml(&history)?),
+        Format::Table | Format::Wide => print(&history_lines(&history, args.output)),
+        Format::Name => {
+            Err(CliError::Usage("--history has no -o name; choose another format".into()).into())
+        }
+    }
+}
+
+fn history_lines(history: &History, format: Format) -> String {
+    let columns = table::history_columns(format == Format::Wide || history.pods.len() > 1);
+    let now = table::now();
+    let mut cells = vec![table::headers(&columns)];
+    cells.extend(history.items.iter().filter_map(|item| match item {
+        HistoryItem::Entry { entry } => Some(table::cells(&columns, entry, now)),
+        HistoryItem::Restart { .. } => None,
+    }));
+    let grid = Grid::default().lines(&cells);
+    let mut entries = grid.lines();
+    let mut text = String::new();
+    let mut push = |line: &str| {
+        text.push_str(line);
+        text.push('\n');
+    };
+    push(entries.next().unwrap_or_default());
+    for item in &history.items {
+        match item {
+            HistoryItem::Entry { .. } => push(entries.next().unwrap_or_default()),
+            HistoryItem::Restart {
+                from_generation,
+                to_generation,
+                at,
+                rebooted,
+            } => {
+                let boot = if *rebooted { ", machine rebooted" } else { "" };
+                push(&format!(
+                    "---- agent restarted: generation {from_generation} -> {to_generation} at {}{boot} ----",
+                    table::wall_time(at)
+                ));
+            }
+        }
+    }
+    text
+}
+
+async fn watch(args: &DumpArgs, query: &Query) -> anyhow::Result<()> {
+    if args.output.is_table() && query.views.len() != 1 {
+        let message = "--watch shows one table; name one, or use -o json for several";
+        return Err(CliError::Usage(message.into()).into());
+    }
+    let Some(client) = connect(args).await? else {
+        anyhow::bail!(
+            "--watch needs a live agent, and none listens in {}",
+            dir(args).display()
+        );
+    };
+    let mut pieces = client.watch(query).await.map_err(client_error)?.pieces();
+    let mut shown = WatchedTable::new(args, query);
+    let mut buffer: Vec<u8> = Vec::new();
+    while let Some(piece) = pieces.next().await {
+        buffer.extend_from_slice(&piece.context("read from the agent")?);
+        let Some(end) = buffer.iter().rposition(|b| *b == b'\n') else {
+            continue;
+        };
+        let rest = buffer.split_off(end + 1);
+        let lines = std::mem::replace(&mut buffer, rest);
+        if args.output == Format::Json {
+            output::print_bytes(&lines)?;
+            continue;
+        }
+        for line in lines.split(|b| *b == b'\n').filter(|line| !line.is_empty()) {
+            let change: Change = serde_json::from_slice(line).context("read a change")?;
+            match args.output {
+                Format::Yaml => print(&format!("---\n{}", to_yaml(&change)?))?,
+                Format::Name if change.change == ChangeType::Bookmark => {}
+                Format::Name => print(&name_of(&change.table, &change.row))?,
+                _ => shown.take(change)?,
+            }
+        }
+    }
+    anyhow::bail!("the agent has ended")
+}
+
+/// Collects what is there at first, so that columns get their width, then prints line by line.
+struct WatchedTable {
+    columns: Vec<table::Column>,
+    grid: Grid,
+    first: Option<Vec<Vec<String>>>,
+}
+
+impl WatchedTable {
+    fn new(args: &DumpArgs, query: &Query) -> Self {
+        let view = query.views.first().copied().unwrap_or(View::Overview);
+        let columns = table::columns(view, args.output == Format::Wide);
+        let mut headers = vec!["EVENT".to_owned()];
+        headers.extend(table::headers(&columns));
+        Self {
+            columns,
+            grid: Grid::default(),
+            first: Some(vec![headers]),
+        }
+    }
+
+    fn take(&mut self, change: Change) -> anyhow::Result<()> {
+        let event = match change.change {
+            ChangeType::Added => "ADDED",
+            ChangeType::Modified => "MODIFIED",
+            ChangeType::Deleted => "DELETED",
+            ChangeType::Bookmark => {
+                let rows = self.first.take().unwrap_or_default();
+                return print(&self.grid.lines(&rows));
+            }
+        };
+        let mut cells = vec![event.to_owned()];
+        cells.extend(table::cells(&self.columns, &change.row, table::now()));
+        match &mut self.first {
+            Some(rows) => rows.push(cells),
+            None => print(&self.grid.lines(&[cells]))?,
+        }
+        Ok(())
+    }
+}

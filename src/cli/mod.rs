@@ -1,0 +1,167 @@
+//! Layer 7: the command line.
+//!
+//! Owns the command tree, the exit codes and how errors are told. Results go to stdout, everything about
+//! the command itself to stderr. In: arguments. Out: an exit code: 0 done, 1 failed, 2 wrong usage, 3 what
+//! was named does not exist.
+//!
+//! **Invariant:** a reader that closes stdout early ends a command quietly.
+
+mod backup;
+mod completions;
+mod dump;
+pub mod logging;
+mod man;
+mod offline;
+mod output;
+mod restore;
+pub mod run;
+mod store;
+mod version;
+
+use std::future::Future;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::Context;
+use clap::{Args, CommandFactory, Parser, Subcommand};
+
+use output::StdoutClosed;
+
+/// Most worker threads of the agent, however large the machine is.
+const AGENT_THREADS: usize = 4;
+/// Exit code of a failure.
+const FAILED: u8 = 1;
+/// Exit code of a wrong usage; clap's own.
+const USAGE: u8 = 2;
+/// Exit code when what was named does not exist.
+const NOT_FOUND: u8 = 3;
+
+#[derive(Debug, Parser)]
+#[command(
+    name = "holdfast",
+    version,
+    about = "A Kubernetes node agent that checkpoints every decision to disk and resumes from it",
+    after_help = "Exit codes: 0 done, 1 failed, 2 wrong usage, 3 what was named does not exist.",
+    arg_required_else_help = true,
+    max_term_width = 100
+)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Run the agent
+    Run(Box<run::RunArgs>),
+    /// Show what the agent remembers, whether it runs or not
+    #[command(long_about = dump::LONG_HELP)]
+    Dump(dump::DumpArgs),
+    /// Write a backup of the store to a file
+    Backup(backup::BackupArgs),
+    /// Replace the store of a stopped agent by a backup
+    #[command(long_about = restore::LONG_HELP)]
+    Restore(restore::RestoreArgs),
+    /// Look after the store of a stopped agent
+    Store(store::StoreArgs),
+    /// Print the version
+    Version(version::VersionArgs),
+    /// Print a completion script for a shell
+    Completions(completions::CompletionsArgs),
+    /// Print or write the manual pages
+    Man(man::ManArgs),
+}
+
+/// `--state-dir`
+#[derive(Clone, Debug, Args)]
+struct StateDir {
+    /// Directory with everything the agent remembers
+    #[arg(
+        long,
+        value_name = "DIR",
+        default_value = "/var/lib/holdfast",
+        env = "HOLDFAST_STATE_DIR"
+    )]
+    state_dir: PathBuf,
+}
+
+/// An error that has an exit code of its own.
+#[derive(Debug, thiserror::Error)]
+enum CliError {
+    /// The arguments contradict each other.
+    #[error("{0}")]
+    Usage(String),
+    /// What was named does not exist.
+    #[error("{0}")]
+    NotFound(String),
+}
+
+/// Runs the command of this process' arguments.
+pub fn main() -> ExitCode {
+    let cli = Cli::parse();
+    match execute(cli.command) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) if error.downcast_ref::<StdoutClosed>().is_some() => ExitCode::SUCCESS,
+        Err(error) => {
+            output::note(format_args!("{error:#}"));
+            ExitCode::from(exit_code(&error))
+        }
+    }
+}
+
+fn exit_code(error: &anyhow::Error) -> u8 {
+    match error.downcast_ref::<CliError>() {
+        Some(CliError::Usage(_)) => USAGE,
+        Some(CliError::NotFound(_)) => NOT_FOUND,
+        None => FAILED,
+    }
+}
+
+fn execute(command: Command) -> anyhow::Result<()> {
+    match command {
+        Command::Run(args) => tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(agent_threads())
+            .enable_all()
+            .build()
+            .context("start the async runtime")?
+            .block_on(run::run(*args)),
+        Command::Dump(args) => block_on(dump::run(args)),
+        Command::Backup(args) => block_on(backup::run(args)),
+        Command::Restore(args) => block_on(restore::run(args)),
+        Command::Store(args) => block_on(store::run(args)),
+        Command::Version(args) => version::run(&args),
+        Command::Completions(args) => completions::run(&args, &mut Cli::command()),
+        Command::Man(args) => man::run(&args, Cli::command()),
+    }
+}
+
+/// Threads of the agent: it waits nearly all of its life, and every thread costs memory.
+fn agent_threads() -> usize {
+    std::thread::available_parallelism().map_or(2, |cores| cores.get().min(AGENT_THREADS))
+}
+
+/// Short commands need one thread only.
+fn block_on(command: impl Future<Output = anyhow::Result<()>>) -> anyhow::Result<()> {
+    tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .context("start the async runtime")?
+        .block_on(command)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_command_tree_is_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn an_error_keeps_its_exit_code_below_context() {
+        let error = anyhow::Error::new(CliError::NotFound("x".into())).context("y");
+        assert_eq!(exit_code(&error), NOT_FOUND);
+        assert_eq!(exit_code(&anyhow::anyhow!("z")), FAILED);
+    }
+}

@@ -1,0 +1,129 @@
+//! `holdfast restore`: verifies a backup, then puts it in the place of the store of a stopped agent.
+
+use std::path::PathBuf;
+
+use anyhow::Context;
+use clap::Args;
+
+use super::output::{note, print, printable};
+use super::{StateDir, offline};
+use crate::agent::lock::StateLock;
+use crate::core::state::MetaRecord;
+use crate::store::backup::{self, Backup};
+use crate::store::restore::{self, Diff, RestoreOptions};
+use crate::store::verify;
+
+pub(super) const LONG_HELP: &str = "\
+Verifies a backup and puts it in the place of the store. The agent must be stopped; the store of before is kept \
+in quarantine. A new epoch begins: the agent adopts what runs, and starts nothing else before its source \
+has confirmed it, so an old backup does not bring back pods that have moved on.";
+
+#[derive(Clone, Debug, Args)]
+pub(super) struct RestoreArgs {
+    /// The backup
+    file: PathBuf,
+    /// Verify, print what would change, and change nothing
+    #[arg(long)]
+    dry_run: bool,
+    /// Take the backup of another node or machine
+    #[arg(long)]
+    allow_other_node: bool,
+    /// Name of this node, if the agent runs with --hostname-override and there is no store yet
+    #[arg(long, value_name = "NAME")]
+    node_name: Option<String>,
+    #[command(flatten)]
+    state_dir: StateDir,
+}
+
+pub(super) async fn run(args: RestoreArgs) -> anyhow::Result<()> {
+    let dir = &args.state_dir.state_dir;
+    let backup = backup::read(&args.file)?;
+    if args.dry_run {
+        return dry_run(&args, &backup);
+    }
+    // Everything is verified before the lock makes the directory.
+    restore::state_of(&backup).with_context(|| format!("use {}", args.file.display()))?;
+    let _lock = StateLock::acquire(dir)?;
+    let present = verify::read_copy(dir).ok();
+    let meta = present.as_ref().and_then(|copy| copy.loaded.state.meta());
+    let options = options(&args, meta);
+    let report = restore::apply(dir, &backup, &options)?;
+    let mut text = format!(
+        "restored {} records into {}, epoch {}\n",
+        report.records,
+        dir.display(),
+        report.epoch
+    );
+    if let Some(previous) = &report.previous {
+        text.push_str(&format!(
+            "the store of before is in {}\n",
+            previous.display()
+        ));
+    }
+    print(&text)
+}
+
+fn options(args: &RestoreArgs, meta: Option<&MetaRecord>) -> RestoreOptions {
+    RestoreOptions {
+        identity: offline::identity(args.node_name.as_deref(), meta),
+        allow_other_node: args.allow_other_node,
+        now: offline::now(meta),
+    }
+}
+
+fn dry_run(args: &RestoreArgs, backup: &Backup) -> anyhow::Result<()> {
+    let dir = &args.state_dir.state_dir;
+    let present = match verify::read_copy(dir) {
+        Ok(copy) => Some(copy.loaded.state),
+        Err(error) => {
+            note(format_args!("{:#}", anyhow::Error::new(error)));
+            None
+        }
+    };
+    let diff = restore::plan(present.as_ref(), backup)?;
+    let meta = present.as_ref().and_then(|state| state.meta());
+    let node = offline::identity(args.node_name.as_deref(), meta).node_name;
+    if backup.meta.node_name != node {
+        note(format_args!(
+            "warning: the backup is of node {:?}, this is {node:?}: --allow-other-node would be needed",
+            backup.meta.node_name
+        ));
+    }
+    print(&describe(backup, &diff))
+}
+
+fn describe(backup: &Backup, diff: &Diff) -> String {
+    let meta = &backup.meta;
+    let mut text = format!(
+        "backup of node {} taken {} by holdfast {}, schema {}, epoch {}: it verifies\n",
+        printable(&meta.node_name),
+        meta.taken.rfc3339(),
+        printable(&meta.agent),
+        meta.schema,
+        meta.epoch
+    );
+    if diff.tables.is_empty() {
+        text.push_str("the store has the same records\n");
+        return text;
+    }
+    for table in &diff.tables {
+        text.push_str(&format!(
+            "{}: {} added, {} changed, {} removed\n",
+            table.table.name(),
+            table.added.len(),
+            table.changed.len(),
+            table.removed.len()
+        ));
+        for (sign, keys) in [
+            ('+', &table.added),
+            ('~', &table.changed),
+            ('-', &table.removed),
+        ] {
+            for key in keys {
+                text.push_str(&format!("  {sign} {}\n", printable(key)));
+            }
+        }
+    }
+    text.push_str("nothing was changed (dry run)\n");
+    text
+}

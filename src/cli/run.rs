@@ -1,0 +1,66 @@
+//! `holdfast run`: flags in, configuration out.
+
+use tracing::warn;
+
+use crate::agent::{self, RunOptions};
+use crate::kubeletconfig::flags::KubeletFlags;
+use crate::kubeletconfig::{AgentConfig, ConfigError, Warning, resolve};
+
+use super::logging::LogOptions;
+
+/// Arguments of `holdfast run`.
+#[derive(Clone, Debug, Default, clap::Args)]
+pub struct RunArgs {
+    /// The kubelet's flags, and ours.
+    #[command(flatten)]
+    pub kubelet: KubeletFlags,
+
+    /// Replaces the kernel's boot id, to rehearse a reboot.
+    #[arg(long, hide = true, value_name = "ID")]
+    pub boot_id: Option<String>,
+}
+
+/// Reads the configuration the arguments name. The warnings are returned, since logging starts with what is
+/// in the configuration; hand them to [`log_warnings`] then. Blocking.
+///
+/// # Errors
+/// Everything that is wrong with the configuration at once; its text has one line per problem.
+pub fn load(args: &RunArgs) -> Result<(AgentConfig, Vec<Warning>), ConfigError> {
+    resolve(&args.kubelet)
+}
+
+/// How the configuration wants to be logged.
+pub fn log_options(config: &AgentConfig) -> LogOptions {
+    LogOptions {
+        format: config.kubelet.logging.format,
+        verbosity: config.kubelet.logging.verbosity,
+        file: config.log_file.clone(),
+    }
+}
+
+/// Logs the warnings of [`load`].
+pub fn log_warnings(warnings: &[Warning]) {
+    for warning in warnings {
+        warn!(
+            field = %warning.field,
+            origin = %warning.origin,
+            reason = %warning.message,
+            "configuration warning"
+        );
+    }
+}
+
+/// Runs the agent until it is told to end.
+///
+/// # Errors
+/// When the configuration is wrong or the agent cannot be started.
+pub async fn run(args: RunArgs) -> anyhow::Result<()> {
+    let (config, warnings) = load(&args)?;
+    let log = super::logging::init(&log_options(&config))?;
+    log_warnings(&warnings);
+    let options = RunOptions {
+        log,
+        boot_id: args.boot_id,
+    };
+    Ok(agent::run(config, options).await?)
+}

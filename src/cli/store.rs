@@ -1,0 +1,282 @@
+//! `holdfast store`: looks after the store of a stopped agent.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use clap::{Args, Subcommand, ValueEnum};
+use serde_json::{Value, json};
+
+use super::output::{note, print, printable};
+use super::{StateDir, offline};
+use crate::admin::client::{Client, ClientError};
+use crate::admin::view::{API_VERSION, Quarantined};
+use crate::store::backend::SledOptions;
+use crate::store::open::{OpenOptions, Outcome};
+use crate::store::verify::{self, Stats, VerifyReport};
+use crate::store::{codec, migrate};
+
+#[derive(Clone, Debug, Args)]
+pub(super) struct StoreArgs {
+    #[command(subcommand)]
+    command: StoreCommand,
+}
+
+#[derive(Clone, Debug, Subcommand)]
+enum StoreCommand {
+    /// Check every record and every backup; changes nothing; exit code 1 when something is damaged
+    Verify(LookArgs),
+    /// Mend what the agent would mend at its start: damaged parts go to quarantine, backups fill the gaps
+    Repair(RepairArgs),
+    /// Take the store to another schema, for a downgrade; a backup is taken first
+    Migrate(MigrateArgs),
+    /// Records and bytes; changes nothing
+    Stats(LookArgs),
+}
+
+#[derive(Clone, Debug, Args)]
+struct LookArgs {
+    /// Output format
+    #[arg(short, long, value_name = "FORMAT", default_value = "text")]
+    output: Format,
+    #[command(flatten)]
+    state_dir: StateDir,
+}
+
+#[derive(Clone, Debug, Args)]
+struct RepairArgs {
+    /// Name of this node, if the agent runs with --hostname-override and the store's own record is lost
+    #[arg(long, value_name = "NAME")]
+    node_name: Option<String>,
+    #[command(flatten)]
+    state_dir: StateDir,
+}
+
+#[derive(Clone, Debug, Args)]
+struct MigrateArgs {
+    /// The schema that the binary to be used from now on knows
+    #[arg(long, value_name = "SCHEMA")]
+    to: u32,
+    #[command(flatten)]
+    state_dir: StateDir,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Format {
+    /// For humans
+    Text,
+    /// An object
+    Json,
+}
+
+pub(super) async fn run(args: StoreArgs) -> anyhow::Result<()> {
+    match args.command {
+        StoreCommand::Verify(args) => run_verify(&args).await,
+        StoreCommand::Repair(args) => repair(&args),
+        StoreCommand::Migrate(args) => run_migrate(&args),
+        StoreCommand::Stats(args) => stats(&args),
+    }
+}
+
+async fn run_verify(args: &LookArgs) -> anyhow::Result<()> {
+    let dir = &args.state_dir.state_dir;
+    match Client::connect(dir).await {
+        Err(ClientError::NotRunning { .. }) => {}
+        _ => anyhow::bail!(
+            "verify the store in {}: an agent writes to it now; stop the agent first, or look at \
+             `holdfast dump meta` and the metric holdfast_store_quarantined_records",
+            dir.display()
+        ),
+    }
+    let report = verify::verify(dir)?;
+    match args.output {
+        Format::Text => print(&verify_text(dir, &report))?,
+        Format::Json => print(&format!("{:#}\n", verify_json(&report)))?,
+    }
+    match report.is_ok() {
+        true => Ok(()),
+        false => anyhow::bail!(
+            "the store in {} is damaged; the agent mends it at its start, as does `holdfast store repair`",
+            dir.display()
+        ),
+    }
+}
+
+fn verify_text(dir: &Path, report: &VerifyReport) -> String {
+    let mut text = format!(
+        "store in {}: schema {}\n",
+        dir.display(),
+        schema(report.schema)
+    );
+    text.push_str(&record_lines(&report.records));
+    for problem in &report.problems {
+        text.push_str(&format!("problem: {}\n", printable(problem)));
+    }
+    for (what, bad) in [
+        ("bad record", &report.quarantined),
+        ("set aside before", &report.kept),
+    ] {
+        for bad in bad.iter().map(Quarantined::from) {
+            text.push_str(&format!(
+                "{what}: {} {} ({} bytes): {}\n",
+                bad.table,
+                printable(&bad.key),
+                bad.bytes,
+                printable(&bad.reason)
+            ));
+        }
+    }
+    for (path, wrong) in &report.backups {
+        let state = wrong.as_deref().unwrap_or("ok");
+        text.push_str(&format!("backup {}: {state}\n", path.display()));
+    }
+    text.push_str(match report.is_ok() {
+        true => "the store is whole\n",
+        false => "the store is damaged\n",
+    });
+    text
+}
+
+fn verify_json(report: &VerifyReport) -> Value {
+    let list =
+        |bad: &[codec::Quarantined]| -> Vec<_> { bad.iter().map(Quarantined::from).collect() };
+    let backups: Vec<_> = report
+        .backups
+        .iter()
+        .map(|(path, wrong)| json!({"path": path, "problem": wrong}))
+        .collect();
+    json!({
+        "apiVersion": API_VERSION,
+        "kind": "StoreVerification",
+        "ok": report.is_ok(),
+        "schema": report.schema,
+        "records": report.records,
+        "problems": report.problems,
+        "quarantined": list(&report.quarantined),
+        "setAsideBefore": list(&report.kept),
+        "backups": backups,
+    })
+}
+
+fn schema(schema: Option<u32>) -> String {
+    schema.map_or_else(|| "unknown".to_owned(), |schema| schema.to_string())
+}
+
+fn record_lines(records: &BTreeMap<&'static str, usize>) -> String {
+    let some = records.iter().filter(|(_, count)| **count > 0);
+    some.map(|(table, count)| format!("  {table}: {count}\n"))
+        .collect()
+}
+
+fn repair(args: &RepairArgs) -> anyhow::Result<()> {
+    let dir = &args.state_dir.state_dir;
+    let _lock = offline::lock_existing(dir)?;
+    // Opening what is not there would make a new store, which is not what was asked for.
+    let present = verify::read_copy(dir)?;
+    let meta = present.loaded.state.meta();
+    let report = verify::repair(&OpenOptions {
+        dir: dir.clone(),
+        identity: offline::identity(args.node_name.as_deref(), meta),
+        sled: SledOptions::default(),
+        now: offline::now(meta),
+    })?;
+    let mut text = String::new();
+    for message in &report.open.messages {
+        text.push_str(&format!("{}\n", printable(message)));
+    }
+    text.push_str(&match &report.open.outcome {
+        Outcome::Opened => "the database opened as it was\n".to_owned(),
+        Outcome::Created => "a new store was made\n".to_owned(),
+        Outcome::SnapshotsRemoved => {
+            "damaged snapshots or settings were moved aside, no record was lost\n".to_owned()
+        }
+        Outcome::Salvaged {
+            kept,
+            lost,
+            from_backup,
+        } => format!(
+            "the database was rebuilt: {kept} records kept, {lost} lost, {from_backup} taken from a backup\n"
+        ),
+        Outcome::RecordsLost { lost, from_backup } => format!(
+            "{lost} damaged records were set aside, {from_backup} of them taken from a backup\n"
+        ),
+        Outcome::NewerSchema { found } => format!(
+            "the store has schema {}, newer than {}; it is untouched: use the binary that wrote it\n",
+            schema(*found),
+            migrate::SCHEMA
+        ),
+        Outcome::Unwritable { reason, .. } => format!("the store cannot be written: {reason}\n"),
+    });
+    for path in &report.open.quarantined {
+        text.push_str(&format!("in quarantine: {}\n", path.display()));
+    }
+    text.push_str(&record_lines(&report.records));
+    print(&text)?;
+    match &report.open.outcome {
+        Outcome::NewerSchema { .. } | Outcome::Unwritable { .. } => {
+            anyhow::bail!("the store in {} was not repaired", dir.display())
+        }
+        _ => Ok(()),
+    }
+}
+
+fn run_migrate(args: &MigrateArgs) -> anyhow::Result<()> {
+    let dir = &args.state_dir.state_dir;
+    let _lock = offline::lock_existing(dir)?;
+    let report = migrate::migrate(dir, args.to, offline::now(None))?;
+    let said = |what: &str, path: &Option<PathBuf>| match path {
+        Some(path) => format!("{what}: {}\n", path.display()),
+        None => String::new(),
+    };
+    if report.from == report.to {
+        note("nothing to do");
+    }
+    print(&format!(
+        "schema {} -> {}, {} records\n{}{}",
+        report.from,
+        report.to,
+        report.records,
+        said("backup taken before", &report.backup),
+        said("the database of before", &report.previous)
+    ))
+}
+
+fn stats(args: &LookArgs) -> anyhow::Result<()> {
+    let dir = &args.state_dir.state_dir;
+    let stats = verify::stats(dir)?;
+    match args.output {
+        Format::Text => print(&stats_text(dir, &stats)),
+        Format::Json => print(&format!(
+            "{:#}\n",
+            json!({
+                "apiVersion": API_VERSION,
+                "kind": "StoreStats",
+                "schema": stats.schema,
+                "records": stats.records,
+                "liveBytes": stats.live_bytes,
+                "databaseBytes": stats.db_bytes,
+                "backups": stats.backups,
+                "backupBytes": stats.backup_bytes,
+                "quarantined": stats.quarantined,
+                "quarantineBytes": stats.quarantine_bytes,
+                "ballastBytes": stats.ballast_bytes,
+            })
+        )),
+    }
+}
+
+fn stats_text(dir: &Path, stats: &Stats) -> String {
+    format!(
+        "store in {}: schema {}\n{}live records: {} bytes\ndatabase: {} bytes\nbackups: {} ({} bytes)\n\
+         quarantined records: {}\nquarantine: {} bytes\nballast: {} bytes\n",
+        dir.display(),
+        schema(stats.schema),
+        record_lines(&stats.records),
+        stats.live_bytes,
+        stats.db_bytes,
+        stats.backups,
+        stats.backup_bytes,
+        stats.quarantined,
+        stats.quarantine_bytes,
+        stats.ballast_bytes,
+    )
+}

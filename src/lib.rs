@@ -1,0 +1,24 @@
+//! holdfast: a Kubernetes node agent whose memory is on disk.
+//!
+//! See ARCHITECTURE.md for the map. Layers import downward only; `tests/layers.rs` enforces it.
+
+pub mod admin;
+pub mod agent;
+pub mod cli;
+pub mod cm;
+pub mod config;
+pub mod core;
+pub mod events;
+pub mod images;
+pub mod kubeletconfig;
+pub mod kuberuntime;
+pub mod pleg;
+pub mod pod_manager;
+pub mod pod_workers;
+pub mod runtime_state;
+pub mod server;
+pub mod status;
+pub mod store;
+pub mod sync_loop;
+pub mod types;
+pub mod volumemanager;

@@ -1,0 +1,244 @@
+//! Layer 6: healthz, readyz, livez and metrics over HTTP.
+//!
+//! Owns the health server on `healthzBindAddress:healthzPort`. In: [`HealthChecks`], closures that look at
+//! the rest of the agent, and [`Metrics`]. Out: nothing; every request is answered from memory.
+//!
+//! **Invariant:** a request changes nothing, waits for nothing, and takes bounded time and memory.
+
+pub(crate) mod conn;
+
+use std::fmt::Write as _;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Router;
+use axum::extract::{RawQuery, State};
+use axum::http::{StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use axum::routing::get;
+use tokio::net::TcpListener;
+use tokio::sync::Semaphore;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use crate::types::metrics::Metrics;
+use crate::types::{Clock, Stamp};
+
+/// Connections served at the same time; more wait in the kernel's queue.
+const MAX_CONNECTIONS: usize = 64;
+/// The least time the sync loop may stand still; upstream's `SyncLoopHealthCheck` has two sync periods.
+const MIN_SYNC_LOOP_PATIENCE: Duration = Duration::from_secs(300);
+
+/// Why the health server does not run.
+#[derive(Debug, thiserror::Error)]
+pub enum ServerError {
+    /// The address cannot be bound.
+    #[error("{}", bind_message(*addr, source))]
+    Bind {
+        /// The address.
+        addr: SocketAddr,
+        /// What the kernel said.
+        #[source]
+        source: std::io::Error,
+    },
+}
+
+fn bind_message(addr: SocketAddr, source: &std::io::Error) -> String {
+    let port = addr.port();
+    match source.kind() {
+        std::io::ErrorKind::AddrInUse => format!(
+            "serve healthz on {addr}: port {port} is in use (by another agent or a kubelet?); stop its \
+             holder, or choose another port with --healthz-port (0 turns the health server off)"
+        ),
+        std::io::ErrorKind::AddrNotAvailable => format!(
+            "serve healthz on {addr}: this machine does not have that address; \
+             choose another with --healthz-bind-address"
+        ),
+        _ => format!("serve healthz on {addr}; see --healthz-bind-address and --healthz-port"),
+    }
+}
+
+/// Looks at one thing; an error says what is wrong. Must not block.
+pub type Check = Arc<dyn Fn() -> Result<(), String> + Send + Sync>;
+/// Looks at one thing at a given time. Must not block.
+pub type TimedCheck = Arc<dyn Fn(Stamp) -> Result<(), String> + Send + Sync>;
+
+/// What health means; supplied by the composition root. Cheap to clone.
+#[derive(Clone)]
+pub struct HealthChecks {
+    /// Time for the sync loop's check.
+    pub clock: Arc<dyn Clock>,
+    /// Whether the sync loop moves; see [`sync_loop_check`]. Part of healthz and livez.
+    pub sync_loop: TimedCheck,
+    /// What readyz needs, by name: `restored`, `runtime`, `store`, …
+    pub ready: Vec<(&'static str, Check)>,
+}
+
+impl std::fmt::Debug for HealthChecks {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let ready: Vec<_> = self.ready.iter().map(|(name, _)| name).collect();
+        f.debug_struct("HealthChecks")
+            .field("ready", &ready)
+            .finish_non_exhaustive()
+    }
+}
+
+/// The sync loop's check: fails once its newest monitor stamp is older than
+/// max(2 × `sync_frequency`, 5 minutes). A loop that has not stamped yet is healthy.
+pub fn sync_loop_check(
+    monitor: impl Fn() -> Option<Stamp> + Send + Sync + 'static,
+    sync_frequency: Duration,
+) -> TimedCheck {
+    let patience = sync_frequency.saturating_mul(2).max(MIN_SYNC_LOOP_PATIENCE);
+    Arc::new(move |now| match monitor() {
+        Some(stamp) if now.since(stamp) > patience => Err(format!(
+            "the sync loop last moved {} s ago, more than {} s",
+            now.since(stamp).as_secs(),
+            patience.as_secs()
+        )),
+        _ => Ok(()),
+    })
+}
+
+/// Binds the health server's address.
+///
+/// # Errors
+/// [`ServerError::Bind`], which names the port and the flag.
+pub async fn bind(addr: SocketAddr) -> Result<TcpListener, ServerError> {
+    TcpListener::bind(addr)
+        .await
+        .map_err(|source| ServerError::Bind { addr, source })
+}
+
+/// Serves until `stop` is cancelled, then lets requests in flight finish (at most 2 s).
+pub async fn serve(
+    listener: TcpListener,
+    health: HealthChecks,
+    metrics: Metrics,
+    stop: CancellationToken,
+) {
+    let routes = routes(health, metrics);
+    let tasks = TaskTracker::new();
+    let slots = Arc::new(Semaphore::new(MAX_CONNECTIONS));
+    loop {
+        let Ok(slot) = Arc::clone(&slots).acquire_owned().await else {
+            break;
+        };
+        // Cancel-safe: accept gives a connection or nothing.
+        let accepted = tokio::select! {
+            accepted = listener.accept() => accepted,
+            () = stop.cancelled() => break,
+        };
+        match accepted {
+            Ok((stream, _)) => {
+                let connection = conn::serve_connection(stream, routes.clone(), stop.clone());
+                tasks.spawn(async move {
+                    connection.await;
+                    drop(slot);
+                });
+            }
+            Err(error) => {
+                tracing::warn!(%error, "cannot accept a connection to the health server");
+                tokio::time::sleep(Duration::from_millis(100)).await;
+            }
+        }
+    }
+    tasks.close();
+    tasks.wait().await;
+}
+
+#[derive(Clone)]
+struct Shared {
+    health: HealthChecks,
+    metrics: Metrics,
+}
+
+fn routes(health: HealthChecks, metrics: Metrics) -> Router {
+    Router::new()
+        .route("/healthz", get(healthz))
+        .route("/healthz/ping", get(ping))
+        .route("/healthz/log", get(ping))
+        .route("/healthz/syncloop", get(healthz_sync_loop))
+        .route("/livez", get(livez))
+        .route("/readyz", get(readyz))
+        .route("/metrics", get(encode_metrics))
+        .with_state(Shared { health, metrics })
+}
+
+async fn ping() -> &'static str {
+    "ok"
+}
+
+async fn healthz(State(shared): State<Shared>, RawQuery(query): RawQuery) -> Response {
+    report("healthz", &alive(&shared), query.as_deref())
+}
+
+async fn livez(State(shared): State<Shared>, RawQuery(query): RawQuery) -> Response {
+    report("livez", &alive(&shared), query.as_deref())
+}
+
+async fn healthz_sync_loop(State(shared): State<Shared>) -> Response {
+    let result = (shared.health.sync_loop)(shared.health.clock.now());
+    match result {
+        Ok(()) => "ok".into_response(),
+        Err(reason) => (StatusCode::INTERNAL_SERVER_ERROR, format!("{reason}\n")).into_response(),
+    }
+}
+
+async fn readyz(State(shared): State<Shared>, RawQuery(query): RawQuery) -> Response {
+    let mut results = vec![("ping", Ok(()))];
+    results.extend((shared.health.ready.iter()).map(|(name, check)| (*name, check())));
+    report("readyz", &results, query.as_deref())
+}
+
+fn alive(shared: &Shared) -> Vec<(&'static str, Result<(), String>)> {
+    let sync_loop = (shared.health.sync_loop)(shared.health.clock.now());
+    vec![("ping", Ok(())), ("log", Ok(())), ("syncloop", sync_loop)]
+}
+
+/// The API machinery's format: `ok`, or one line per check; `?verbose` always lists, `?exclude=` leaves out.
+fn report(
+    what: &str,
+    results: &[(&'static str, Result<(), String>)],
+    query: Option<&str>,
+) -> Response {
+    let query: Vec<_> = form_urlencoded::parse(query.unwrap_or_default().as_bytes()).collect();
+    let verbose = query.iter().any(|(key, _)| key == "verbose");
+    let excluded =
+        |name: &str| (query.iter()).any(|(key, value)| key == "exclude" && value == name);
+    let mut text = String::new();
+    let mut failed = false;
+    for (name, result) in results {
+        let written = match result {
+            _ if excluded(name) => writeln!(text, "[+]{name} excluded: ok"),
+            Ok(()) => writeln!(text, "[+]{name} ok"),
+            Err(reason) => {
+                failed = true;
+                writeln!(text, "[-]{name} failed: {reason}")
+            }
+        };
+        if written.is_err() {
+            return StatusCode::INTERNAL_SERVER_ERROR.into_response();
+        }
+    }
+    if failed {
+        let body = format!("{text}{what} check failed\n");
+        return (StatusCode::INTERNAL_SERVER_ERROR, body).into_response();
+    }
+    match verbose {
+        true => format!("{text}{what} check passed\n").into_response(),
+        false => "ok".into_response(),
+    }
+}
+
+async fn encode_metrics(State(shared): State<Shared>) -> Response {
+    const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+    match shared.metrics.encode() {
+        Ok(text) => ([(header::CONTENT_TYPE, OPEN_METRICS)], text).into_response(),
+        Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, error.to_string()).into_response(),
+    }
+}
+
+#[cfg(test)]
+mod tests;

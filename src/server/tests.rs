@@ -1,0 +1,129 @@
+//! The health server over a real socket.
+
+use std::sync::Mutex;
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+
+use super::*;
+use crate::types::BootId;
+
+struct FixedClock(Mutex<Stamp>);
+
+impl Clock for FixedClock {
+    fn now(&self) -> Stamp {
+        *self.0.lock().unwrap()
+    }
+}
+
+fn at(seconds: i64) -> Stamp {
+    Stamp {
+        boot: BootId(1),
+        boottime_ms: seconds * 1000,
+        wall_ms: seconds * 1000,
+    }
+}
+
+async fn start(
+    now: Stamp,
+    sync_frequency: Duration,
+    ready: Vec<(&'static str, Check)>,
+) -> (SocketAddr, CancellationToken, tokio::task::JoinHandle<()>) {
+    let listener = bind("127.0.0.1:0".parse().unwrap()).await.unwrap();
+    let addr = listener.local_addr().unwrap();
+    let stop = CancellationToken::new();
+    let checks = HealthChecks {
+        clock: Arc::new(FixedClock(Mutex::new(now))),
+        sync_loop: sync_loop_check(|| Some(at(0)), sync_frequency),
+        ready,
+    };
+    let metrics = Metrics::default();
+    metrics.backups.inc();
+    let task = tokio::spawn(serve(listener, checks, metrics, stop.clone()));
+    (addr, stop, task)
+}
+
+async fn get_text(addr: SocketAddr, path: &str) -> (u16, String) {
+    let mut stream = TcpStream::connect(addr).await.unwrap();
+    let request = format!("GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
+    stream.write_all(request.as_bytes()).await.unwrap();
+    let mut text = String::new();
+    stream.read_to_string(&mut text).await.unwrap();
+    let status = text[9..12].parse().unwrap();
+    (status, text)
+}
+
+#[tokio::test]
+async fn healthz_fails_once_the_sync_loop_stood_still_for_five_minutes() {
+    let (addr, _stop, _task) = start(at(300), Duration::from_secs(60), Vec::new()).await;
+    let (status, text) = get_text(addr, "/healthz").await;
+    assert_eq!(status, 200, "{text}");
+    assert!(text.ends_with("\r\n\r\nok"), "{text}");
+
+    let (addr, _stop, _task) = start(at(301), Duration::from_secs(60), Vec::new()).await;
+    for path in ["/healthz", "/livez", "/healthz/syncloop"] {
+        let (status, text) = get_text(addr, path).await;
+        assert_eq!(status, 500, "{path}: {text}");
+        assert!(text.contains("last moved 301 s ago"), "{path}: {text}");
+    }
+    assert_eq!(get_text(addr, "/healthz/ping").await.0, 200);
+    assert_eq!(get_text(addr, "/healthz?exclude=syncloop").await.0, 200);
+}
+
+#[tokio::test]
+async fn patience_with_the_sync_loop_grows_with_its_frequency() {
+    let (addr, _stop, _task) = start(at(1200), Duration::from_secs(600), Vec::new()).await;
+    assert_eq!(get_text(addr, "/healthz").await.0, 200);
+    let (addr, _stop, _task) = start(at(1201), Duration::from_secs(600), Vec::new()).await;
+    assert_eq!(get_text(addr, "/healthz").await.0, 500);
+}
+
+#[tokio::test]
+async fn readyz_names_what_is_missing() {
+    let ready: Vec<(&'static str, Check)> = vec![
+        ("restored", Arc::new(|| Ok(()))),
+        ("runtime", Arc::new(|| Err("no socket".to_owned()))),
+    ];
+    let (addr, _stop, _task) = start(at(0), Duration::from_secs(60), ready).await;
+    let (status, text) = get_text(addr, "/readyz").await;
+    assert_eq!(status, 500, "{text}");
+    assert!(text.contains("[+]restored ok\n[-]runtime failed: no socket\nreadyz check failed"));
+    let (status, text) = get_text(addr, "/readyz?verbose&exclude=runtime").await;
+    assert_eq!(status, 200, "{text}");
+    assert!(text.contains("[+]runtime excluded: ok"), "{text}");
+    assert_eq!(get_text(addr, "/livez?verbose").await.0, 200);
+}
+
+#[tokio::test]
+async fn metrics_are_open_metrics() {
+    let (addr, _stop, _task) = start(at(0), Duration::from_secs(60), Vec::new()).await;
+    let (status, text) = get_text(addr, "/metrics").await;
+    assert_eq!(status, 200);
+    assert!(text.contains("content-type: application/openmetrics-text; version=1.0.0"));
+    assert!(text.contains("holdfast_backups_total 1"), "{text}");
+    assert!(text.contains("# EOF"), "{text}");
+}
+
+#[tokio::test]
+async fn a_taken_port_is_named_with_its_flag() {
+    let holder = bind("127.0.0.1:0".parse().unwrap()).await.unwrap();
+    let addr = holder.local_addr().unwrap();
+    let error = bind(addr).await.unwrap_err().to_string();
+    assert!(
+        error.contains(&format!("port {} is in use", addr.port())),
+        "{error}"
+    );
+    assert!(error.contains("--healthz-port"), "{error}");
+}
+
+#[tokio::test]
+async fn shutdown_does_not_wait_for_an_idle_connection() {
+    let (addr, stop, task) = start(at(0), Duration::from_secs(60), Vec::new()).await;
+    let _idle = TcpStream::connect(addr).await.unwrap();
+    assert_eq!(get_text(addr, "/healthz/ping").await.0, 200);
+    stop.cancel();
+    tokio::time::timeout(Duration::from_secs(5), task)
+        .await
+        .expect("serve returns although a connection is idle")
+        .unwrap();
+}
