@@ -1,0 +1,384 @@
+//! The real binary on a fake runtime, killed with SIGKILL at its fail points and started again.
+//!
+//! It has the fail points by the package feature `failpoints`, which only crash tests turn on; that way what
+//! is killed is the program that is shipped, main thread, store thread and sockets included.
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    missing_docs,
+    unreachable_pub,
+    reason = "a test fails by panicking"
+)]
+#![allow(
+    clippy::disallowed_methods,
+    reason = "child processes live in real time"
+)]
+
+#[path = "support/agent_process.rs"]
+mod agent_process;
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::os::unix::process::ExitStatusExt;
+use std::time::{Duration, Instant};
+
+use agent_process::{Agent, PATIENCE, Site, eventually};
+use holdfast::kuberuntime::cri::v1;
+use holdfast_testkit::fake_cri::{Behaviour, FakeCri, Pull, Restart};
+use tonic::Code;
+
+const IMAGE: &str = "holdfast.local/busybox:1";
+
+/// A fake runtime on a socket, served by a tokio runtime of its own.
+struct Node {
+    site: Site,
+    fake: FakeCri,
+    runtime: tokio::runtime::Runtime,
+}
+
+impl Node {
+    fn new(behaviour: impl Fn(u32) -> Behaviour + Send + Sync + 'static) -> Self {
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(1)
+            .enable_all()
+            .build()
+            .unwrap();
+        let guard = runtime.enter();
+        let fake = FakeCri::new();
+        fake.add_image(IMAGE);
+        // Listed each second instead: that is what a test can wait for.
+        fake.offer_events(false);
+        fake.on_start(move |config| behaviour(config.metadata.as_ref().map_or(0, |m| m.attempt)));
+        drop(guard);
+        // The socket has to be outside: the site's directory is made with the site.
+        let socket = tempfile::Builder::new()
+            .prefix("hf-child-")
+            .tempdir()
+            .unwrap()
+            .keep()
+            .join("cri.sock");
+        let site = Site::new(&format!("unix://{}", socket.display()));
+        site.configure("cgroupsPerQOS: false\n");
+        let guard = runtime.enter();
+        fake.serve(&socket).unwrap();
+        drop(guard);
+        Self {
+            site,
+            fake,
+            runtime,
+        }
+    }
+
+    fn manifest(&self, pod: &str, policy: &str) {
+        self.site
+            .write_manifest(&format!("{pod}.json"), &Self::manifest_text(pod, policy));
+    }
+
+    fn manifest_text(pod: &str, policy: &str) -> String {
+        format!(
+            r#"{{"apiVersion":"v1","kind":"Pod","metadata":{{"name":"{pod}"}},"spec":{{"restartPolicy":"{policy}","containers":[{{"name":"main","image":"{IMAGE}"}}]}}}}"#
+        )
+    }
+
+    /// Starts an agent that kills itself at a fail point, and waits for that.
+    fn die_at(&self, point: &str) {
+        let mut agent = self.site.spawn_with(&[], &[("HOLDFAST_DIE_AT", point)]);
+        let status = agent.wait_exit(PATIENCE);
+        assert_eq!(status.signal(), Some(9), "{point}: {}", agent.log());
+    }
+
+    fn running(&self) -> Vec<String> {
+        let mut ids: Vec<String> = self
+            .fake
+            .containers()
+            .into_iter()
+            .filter(|c| c.state() == v1::ContainerState::ContainerRunning)
+            .map(|c| c.id)
+            .collect();
+        ids.sort();
+        ids
+    }
+
+    fn wait_running(&self, count: usize) -> Vec<String> {
+        eventually("containers run", || {
+            let running = self.running();
+            if running.len() == count {
+                Ok(running)
+            } else {
+                Err(format!("{} run", running.len()))
+            }
+        })
+    }
+
+    /// Containers whose start was asked for since the last `clear_calls`.
+    fn starts(&self) -> Vec<String> {
+        let calls = self.fake.calls();
+        let starts = calls.iter().filter(|c| c.operation == "start_container");
+        starts.map(|c| c.object.clone()).collect()
+    }
+
+    /// The agent looks again and again without changing anything.
+    fn assert_quiet(&self, agent: &Agent) {
+        self.fake.clear_calls();
+        let before = agent.relists();
+        eventually("two relists", || {
+            let relists = agent.relists();
+            (relists >= before + 2.0)
+                .then_some(())
+                .ok_or_else(|| format!("{relists} relists"))
+        });
+        let effects: Vec<_> = self
+            .fake
+            .calls()
+            .into_iter()
+            .filter(|c| {
+                ["run_", "stop_", "remove_", "create_", "start_", "pull_"]
+                    .iter()
+                    .any(|p| c.operation.starts_with(p))
+            })
+            .collect();
+        assert_eq!(effects, []);
+    }
+}
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        if let Some(dir) = self
+            .fake
+            .socket()
+            .as_deref()
+            .and_then(std::path::Path::parent)
+        {
+            // Leftovers in the temporary directory fail no test.
+            drop(fs::remove_dir_all(dir));
+        }
+        let _guard = self.runtime.enter();
+        self.fake.stop();
+    }
+}
+
+#[test]
+fn restart_keeps_a_container_from_being_started_twice_wherever_its_start_is_cut_off() {
+    for point in [
+        "pod_workers::start::after_create",
+        "pod_workers::start::after_intent",
+        "pod_workers::start::after_start",
+        "store::commit::before_write:3",
+        "store::flush::before_publish:2",
+        "store::flush::before_publish:3",
+        "store::commit::after_publish:4",
+    ] {
+        let node = Node::new(|_| Behaviour::RunForever);
+        node.manifest("once", "Never");
+        node.die_at(point);
+        let _agent = node.site.start();
+        node.wait_running(1);
+        node.site.wait_phase("once", "Running");
+        let starts = node.starts();
+        let distinct: BTreeSet<_> = starts.iter().collect();
+        assert_eq!(
+            (starts.len(), distinct.len()),
+            (1, 1),
+            "{point}: {starts:?}"
+        );
+        assert_eq!(node.fake.containers().len(), 1, "{point}");
+        assert_eq!(node.fake.sandboxes().len(), 1, "{point}");
+    }
+}
+
+#[test]
+fn restart_keeps_a_finished_pod_finished_when_killed_while_it_is_recorded() {
+    // From the second start on, a write at a time: one of them is that of the end.
+    for nth in 1..=4 {
+        let node = Node::new(|_| Behaviour::RunForever);
+        node.manifest("once", "Never");
+        let agent = node.site.start();
+        let id = node.wait_running(1).remove(0);
+        node.site.wait_phase("once", "Running");
+        agent.kill9();
+        node.fake.exit(&id, 0);
+        node.die_at(&format!("store::flush::before_publish:{nth}"));
+        let _agent = node.site.start();
+        node.site.wait_phase("once", "Succeeded");
+        assert_eq!(node.starts().len(), 1, "nth {nth}");
+        assert_eq!(node.running(), Vec::<String>::new());
+    }
+}
+
+#[test]
+fn restart_keeps_a_vanished_container_from_running_again() {
+    let node = Node::new(|_| Behaviour::RunForever);
+    node.manifest("once", "Never");
+    let agent = node.site.start();
+    let id = node.wait_running(1).remove(0);
+    node.site.wait_phase("once", "Running");
+    agent.kill9();
+    node.fake.exit(&id, 0);
+    node.fake.remove(&id);
+    let _agent = node.site.start();
+    node.site.wait_phase("once", "Failed");
+    assert_eq!(node.starts().len(), 1);
+    let status = node.site.container_status("once", "main").unwrap();
+    assert_eq!(status["state"]["terminated"]["exitCode"], 137, "{status}");
+}
+
+#[test]
+fn restart_keeps_restart_count_and_crash_back_off() {
+    let node = Node::new(|_| Behaviour::Exit {
+        code: 3,
+        after: Duration::ZERO,
+    });
+    node.manifest("crash", "Always");
+    let agent = node.site.start();
+    eventually("two starts and a back-off", || {
+        (node.starts().len() == 2)
+            .then_some(())
+            .ok_or_else(|| format!("{} starts", node.starts().len()))
+    });
+    let second = Instant::now();
+    agent.kill9();
+    let guard = node.runtime.enter();
+    node.fake.restart(Restart::Wipe).unwrap();
+    drop(guard);
+    let _agent = node.site.start();
+    eventually("the third start", || {
+        (node.starts().len() == 3)
+            .then_some(())
+            .ok_or_else(|| format!("{} starts", node.starts().len()))
+    });
+    let waited = second.elapsed();
+    assert!(waited >= Duration::from_millis(9_500), "only {waited:?}");
+    eventually("the count goes on", || {
+        let status = node.site.container_status("crash", "main")?;
+        (status["restartCount"] == 2)
+            .then_some(())
+            .ok_or_else(|| status.to_string())
+    });
+}
+
+#[test]
+fn restart_keeps_an_image_pull_back_off() {
+    let node = Node::new(|_| Behaviour::RunForever);
+    node.fake.pull(
+        "holdfast.local/absent:1",
+        Pull::Fails(Code::NotFound, "no such image".to_owned()),
+    );
+    let manifest = Node::manifest_text("pull", "Always");
+    node.site.write_manifest(
+        "pull.json",
+        &manifest.replace(IMAGE, "holdfast.local/absent:1"),
+    );
+    let agent = node.site.start();
+    let pulls = || node.fake.count("pull_image");
+    let wait_pulls = |n| {
+        eventually("a pull", || {
+            (pulls() == n)
+                .then_some(())
+                .ok_or_else(|| pulls().to_string())
+        });
+    };
+    wait_pulls(1);
+    let failed = Instant::now();
+    eventually("the back-off is on record", || {
+        let images = node.site.try_dump(&["images"])?.to_string();
+        images.contains("10000").then_some(()).ok_or(images)
+    });
+    agent.kill9();
+    let _agent = node.site.start();
+    wait_pulls(2);
+    let waited = failed.elapsed();
+    assert!(waited >= Duration::from_millis(9_500), "only {waited:?}");
+}
+
+#[test]
+fn restart_keeps_pods_running_when_the_store_is_gone_or_damaged() {
+    let node = Node::new(|_| Behaviour::RunForever);
+    for pod in ["a", "b", "c"] {
+        node.manifest(pod, "Always");
+    }
+    let mut agent = node.site.start();
+    let running = node.wait_running(3);
+    for pod in ["a", "b", "c"] {
+        node.site.wait_phase(pod, "Running");
+    }
+    let db = node.site.state_dir().join("db");
+    let damages: [(&str, &dyn Fn()); 4] = [
+        ("gone", &|| fs::remove_dir_all(&db).unwrap()),
+        ("truncated", &|| {
+            let file = fs::OpenOptions::new()
+                .write(true)
+                .open(db.join("db"))
+                .unwrap();
+            file.set_len(file.metadata().unwrap().len() / 2).unwrap();
+        }),
+        ("overwritten", &|| {
+            let length = fs::metadata(db.join("db")).unwrap().len();
+            fs::write(db.join("db"), vec![0xA5; usize::try_from(length).unwrap()]).unwrap();
+        }),
+        ("unconfigured", &|| {
+            fs::write(db.join("conf"), "nonsense").unwrap()
+        }),
+    ];
+    for (what, damage) in damages {
+        agent.kill9();
+        damage();
+        node.fake.clear_calls();
+        agent = node.site.start();
+        for pod in ["a", "b", "c"] {
+            node.site.wait_phase(pod, "Running");
+        }
+        assert_eq!(node.running(), running, "{what}: {}", agent.log());
+        node.assert_quiet(&agent);
+        assert_eq!(node.starts(), Vec::<String>::new(), "{what}");
+    }
+    agent.kill9();
+}
+
+#[test]
+fn restart_keeps_a_store_of_a_newer_schema_and_the_pods_that_run() {
+    let node = Node::new(|_| Behaviour::RunForever);
+    node.manifest("a", "Always");
+    let agent = node.site.start();
+    let running = node.wait_running(1);
+    node.site.wait_phase("a", "Running");
+    agent.kill9();
+    let schema = node.site.state_dir().join("schema");
+    fs::write(&schema, "99\n").unwrap();
+    let agent = node.site.start();
+    node.site.wait_phase("a", "Running");
+    assert_eq!(node.running(), running);
+    assert!(agent.log().contains("StoreSchemaNewer"), "{}", agent.log());
+    assert_eq!(fs::read_to_string(&schema).unwrap(), "99\n");
+    agent.kill9();
+    // The newer binary is back: its store is where it left it.
+    fs::write(&schema, "1\n").unwrap();
+    let agent = node.site.start();
+    node.site.wait_phase("a", "Running");
+    assert_eq!(node.running(), running);
+    assert_eq!(node.starts().len(), 1);
+    drop(agent);
+}
+
+#[test]
+fn an_idle_agent_is_quiet_and_comes_back_quickly() {
+    let node = Node::new(|_| Behaviour::RunForever);
+    for n in 0..20 {
+        node.manifest(&format!("p{n:02}"), "Always");
+    }
+    let agent = node.site.start();
+    node.wait_running(20);
+    node.site.wait_phase("p19", "Running");
+    agent.kill9();
+    let start = Instant::now();
+    let agent = node.site.start();
+    println!("ready with 20 pods after {:?}", start.elapsed());
+    node.assert_quiet(&agent);
+    let status = fs::read_to_string(format!("/proc/{}/status", agent.pid())).unwrap();
+    for line in status
+        .lines()
+        .filter(|l| l.starts_with("VmRSS") || l.starts_with("Threads"))
+    {
+        println!("{line}");
+    }
+}

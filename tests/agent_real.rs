@@ -1,0 +1,30 @@
+//! The whole agent, as a process of its own, on real containerd: what users see, what restarts cost, and
+//! what happens when agent, runtime and containers are killed at bad moments.
+//!
+//! Restarts are counted from the runtime's container IDs and from a file that each container appends to
+//! when it starts, never from the agent's own numbers. Needs root and containerd (`hack/deps.sh runtime`).
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::disallowed_methods,
+    missing_docs,
+    unreachable_pub,
+    reason = "a test fails by panicking"
+)]
+
+#[path = "support/agent_process.rs"]
+mod agent_process;
+#[cfg(feature = "failpoints")]
+#[path = "agent_real/crash_points.rs"]
+mod crash_points;
+#[path = "agent_real/kill_storm.rs"]
+mod kill_storm;
+#[path = "agent_real/pods.rs"]
+mod pods;
+#[path = "agent_real/process.rs"]
+mod process;
+#[path = "agent_real/restarts.rs"]
+mod restarts;
+#[path = "agent_real/world.rs"]
+mod world;

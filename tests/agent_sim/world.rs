@@ -1,0 +1,895 @@
+//! A node in one process: an agent, a runtime that runs nothing, a disk in memory, a clock of its own.
+//!
+//! Everything is on paused tokio time. The disk keeps what was synced; what was only flushed survives a
+//! crash of the agent and not a loss of power. A [`Life`] is one agent process: once it is over, nothing it
+//! still does reaches the disk or the runtime.
+
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use holdfast::agent::{Embedded, Parts};
+use holdfast::core::state::{ContainerRecord, State, StatusRecord, Table, WorkerRecord};
+use holdfast::kubeletconfig::flags::KubeletFlags;
+use holdfast::kubeletconfig::{AgentConfig, resolve};
+use holdfast::kuberuntime::cri::{CriClient, CriTimeouts, v1};
+use holdfast::store::backend::{
+    Backend, BackendError, Faults, FaultyBackend, MemoryBackend, Op, RawIter,
+};
+use holdfast::store::recover::{Identity, Integrity, next_meta};
+use holdfast::store::{Store, StoreOptions, codec};
+use holdfast::types::metrics::Metrics;
+use holdfast::types::{BootIdentity, Clock, PodExt, PodUid, Stamp};
+use holdfast_testkit::fake_cri::{Behaviour, FakeCri, Fault, Restart};
+use tokio::sync::Notify;
+use tokio::time::Instant;
+
+/// Of each call. On a paused clock nothing takes time by itself, and "newer than" would mean nothing.
+const LATENCY: Duration = Duration::from_millis(1);
+
+pub const IMAGE: &str = "holdfast.local/busybox:1";
+
+/// Operations that change something.
+pub const EFFECTS: [&str; 8] = [
+    "run_podsandbox",
+    "stop_podsandbox",
+    "remove_podsandbox",
+    "create_container",
+    "start_container",
+    "stop_container",
+    "remove_container",
+    "pull_image",
+];
+
+// ---------------------------------------------------------------------------------------------- time
+
+/// The clock of the node: it follows tokio's, and a test may set its wall.
+#[derive(Clone)]
+pub struct SimClock(Arc<Mutex<Dial>>);
+
+struct Dial {
+    boot: BootIdentity,
+    booted: Instant,
+    wall_ms: i64,
+    wall_at: Instant,
+}
+
+impl SimClock {
+    #[expect(
+        clippy::disallowed_methods,
+        reason = "starts where the fake runtime's wall clock starts"
+    )]
+    fn new() -> Self {
+        let wall = std::time::SystemTime::now()
+            .duration_since(std::time::UNIX_EPOCH)
+            .unwrap();
+        let now = Instant::now();
+        Self(Arc::new(Mutex::new(Dial {
+            boot: boot(1),
+            booted: now - Duration::from_secs(100),
+            wall_ms: i64::try_from(wall.as_millis()).unwrap(),
+            wall_at: now,
+        })))
+    }
+
+    /// The wall clock jumps.
+    pub fn jump_wall(&self, by_ms: i64) {
+        self.0.lock().unwrap().wall_ms += by_ms;
+    }
+
+    pub fn boot(&self) -> BootIdentity {
+        self.0.lock().unwrap().boot.clone()
+    }
+
+    fn reboot(&self) {
+        let mut dial = self.0.lock().unwrap();
+        dial.boot = boot(dial.boot.pid1_start + 1);
+        dial.booted = Instant::now() - Duration::from_secs(3);
+    }
+}
+
+fn boot(number: u64) -> BootIdentity {
+    BootIdentity {
+        kernel_boot_id: format!("boot-{number}"),
+        pid1_start: number,
+        runtime_state: String::new(),
+    }
+}
+
+impl Clock for SimClock {
+    fn now(&self) -> Stamp {
+        let dial = self.0.lock().unwrap();
+        let ms = |d: Duration| i64::try_from(d.as_millis()).unwrap();
+        Stamp {
+            boot: dial.boot.id(),
+            boottime_ms: ms(dial.booted.elapsed()),
+            wall_ms: dial.wall_ms + ms(dial.wall_at.elapsed()),
+        }
+    }
+}
+
+// --------------------------------------------------------------------------------------------- lives
+
+/// Where a life ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Crash {
+    Never,
+    /// At its n-th write to the disk (1 = the first; every sync, and some that are flushed only): before anything of it is there, or when all of it is
+    /// and the answer is on its way.
+    Write(usize, When),
+    /// At its n-th call of the runtime that changes something.
+    Call(usize, When),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum When {
+    Before,
+    After,
+}
+
+/// One agent process.
+pub struct Life {
+    crash: Crash,
+    over: AtomicBool,
+    ended: Notify,
+    writes: AtomicUsize,
+    calls: AtomicUsize,
+}
+
+impl Life {
+    fn new(crash: Crash) -> Arc<Self> {
+        Arc::new(Self {
+            crash,
+            over: AtomicBool::new(false),
+            ended: Notify::new(),
+            writes: AtomicUsize::new(0),
+            calls: AtomicUsize::new(0),
+        })
+    }
+
+    fn is_over(&self) -> bool {
+        self.over.load(Ordering::Relaxed)
+    }
+
+    fn end(&self) {
+        self.over.store(true, Ordering::Relaxed);
+        self.ended.notify_one();
+    }
+
+    pub fn writes(&self) -> usize {
+        self.writes.load(Ordering::Relaxed)
+    }
+
+    pub fn calls(&self) -> usize {
+        self.calls.load(Ordering::Relaxed)
+    }
+}
+
+// ---------------------------------------------------------------------------------------------- disk
+
+/// The disk: what survives a loss of power, and what survives the death of the process only.
+#[derive(Clone, Default)]
+pub struct Disk {
+    pub synced: MemoryBackend,
+    flushed: Arc<Mutex<Vec<Op>>>,
+}
+
+impl Disk {
+    /// Everything that was written, or only what was synced.
+    fn settle(&self, power_lost: bool) {
+        let flushed = std::mem::take(&mut *self.flushed.lock().unwrap());
+        if !power_lost {
+            self.synced.clone().apply(&flushed).unwrap();
+        }
+    }
+
+    pub fn load(&self) -> State {
+        codec::load(self.synced.iter(), 1).state
+    }
+
+    /// A copy that changes by itself.
+    pub fn copy(&self) -> Self {
+        let copy = Self::default();
+        let ops: Vec<Op> = self
+            .synced
+            .iter()
+            .map(|pair| pair.unwrap())
+            .map(|(key, value)| Op::Put { key, value })
+            .collect();
+        copy.synced.clone().apply(&ops).unwrap();
+        copy
+    }
+}
+
+/// The disk as one life has it.
+struct LifeBackend {
+    life: Arc<Life>,
+    disk: Disk,
+    /// Not even flushed.
+    applied: Vec<Op>,
+    flushes: usize,
+}
+
+impl LifeBackend {
+    fn check(&self) -> Result<(), BackendError> {
+        if self.life.is_over() {
+            return Err(BackendError::Engine {
+                action: "use the disk",
+                reason: "this life is over".to_owned(),
+            });
+        }
+        Ok(())
+    }
+
+    /// One write: everything applied since the last, whole or not at all.
+    fn write(&mut self, is_point: bool, depth: impl FnOnce(&mut Self)) -> Result<(), BackendError> {
+        self.check()?;
+        let mut point = None;
+        if is_point {
+            let n = self.life.writes.fetch_add(1, Ordering::Relaxed) + 1;
+            point = match self.life.crash {
+                Crash::Write(at, when) if at == n => Some(when),
+                _ => None,
+            };
+        }
+        if point == Some(When::Before) {
+            self.life.end();
+            return self.check();
+        }
+        let applied = std::mem::take(&mut self.applied);
+        self.disk.flushed.lock().unwrap().extend(applied);
+        depth(self);
+        if point == Some(When::After) {
+            self.life.end();
+        }
+        self.check()
+    }
+}
+
+impl Backend for LifeBackend {
+    fn apply(&mut self, batch: &[Op]) -> Result<(), BackendError> {
+        self.check()?;
+        self.applied.extend_from_slice(batch);
+        Ok(())
+    }
+
+    fn flush(&mut self) -> Result<(), BackendError> {
+        self.flushes += 1;
+        // Nothing depends on these: some of them stand for all.
+        self.write(self.flushes.is_multiple_of(5), |_| ())
+    }
+
+    fn sync(&mut self) -> Result<(), BackendError> {
+        self.write(true, |this| {
+            let ops = std::mem::take(&mut *this.disk.flushed.lock().unwrap());
+            this.disk.synced.apply(&ops).unwrap();
+        })
+    }
+
+    fn iter(&self) -> RawIter<'_> {
+        let mut all = self.disk.copy();
+        let flushed = self.disk.flushed.lock().unwrap().clone();
+        all.synced.apply(&flushed).unwrap();
+        all.synced.apply(&self.applied).unwrap();
+        let pairs: Vec<_> = all.synced.iter().collect();
+        Box::new(pairs.into_iter())
+    }
+
+    fn size_on_disk(&self) -> Result<u64, BackendError> {
+        Ok(0)
+    }
+
+    fn reopen(&mut self) -> Result<(), BackendError> {
+        self.applied.clear();
+        self.check()
+    }
+
+    fn name(&self) -> &'static str {
+        "life"
+    }
+}
+
+// --------------------------------------------------------------------------------------------- world
+
+/// A start of a container that took effect.
+#[derive(Clone, Debug)]
+pub struct Start {
+    pub uid: String,
+    pub pod: String,
+    pub container: String,
+    pub attempt: u32,
+    pub at: Instant,
+}
+
+/// What must never happen, found where it happens.
+#[derive(Default)]
+struct Watch {
+    starts: Vec<Start>,
+    wrongs: Vec<String>,
+    counts: std::collections::BTreeMap<(String, String), u32>,
+}
+
+pub struct World {
+    pub dir: tempfile::TempDir,
+    pub fake: FakeCri,
+    pub clock: SimClock,
+    pub disk: Disk,
+    pub faults: Faults,
+    pub config: AgentConfig,
+    pub life: Arc<Life>,
+    pub began: Instant,
+    /// What the next life is told of the records it finds.
+    pub integrity: Integrity,
+    faulty: Arc<Mutex<Vec<(&'static str, Fault)>>>,
+    agent: Option<Embedded>,
+    watch: Arc<Mutex<Watch>>,
+}
+
+impl World {
+    pub fn new() -> Self {
+        if std::env::var_os("HOLDFAST_SIM_LOG").is_some() {
+            // Set by the first world already.
+            drop(
+                tracing_subscriber::fmt()
+                    .with_max_level(tracing::Level::DEBUG)
+                    .with_test_writer()
+                    .try_init(),
+            );
+        }
+        let dir = tempfile::Builder::new()
+            .prefix("holdfast-sim-")
+            .tempdir()
+            .unwrap();
+        std::fs::create_dir(dir.path().join("manifests")).unwrap();
+        let fake = FakeCri::new();
+        fake.add_image(IMAGE);
+        let config = config(dir.path().to_owned());
+        Self {
+            dir,
+            fake,
+            clock: SimClock::new(),
+            disk: Disk::default(),
+            faults: Faults::new(),
+            config,
+            life: Life::new(Crash::Never),
+            began: Instant::now(),
+            integrity: Integrity::New,
+            faulty: Arc::default(),
+            agent: None,
+            watch: Arc::default(),
+        }
+    }
+
+    /// Starts the agent. Returns whether it lived through its start.
+    pub async fn start_until(&mut self, crash: Crash) -> bool {
+        assert!(self.agent.is_none(), "one agent at a time");
+        self.life = Life::new(crash);
+        self.disk.settle(false);
+        self.listen();
+        let (store, meta) = self.open();
+        let parts = Parts {
+            store,
+            meta,
+            clock: Arc::new(self.clock.clone()),
+            metrics: Metrics::default(),
+            boot: self.clock.boot(),
+        };
+        let cri = CriClient::over(
+            self.fake.channel(),
+            "unix:///sim",
+            CriTimeouts::default(),
+            Metrics::default(),
+        );
+        let started = tokio::select! {
+            biased;
+            () = self.life.ended.notified() => None,
+            started = Box::pin(Embedded::start(&self.config, parts, cri)) => Some(started),
+        };
+        match started {
+            Some(Ok(agent)) => {
+                self.agent = Some(agent);
+                true
+            }
+            Some(Err(_)) if self.life.is_over() => false,
+            Some(Err(error)) => panic!("the agent does not start: {error:?}"),
+            None => false,
+        }
+    }
+
+    pub async fn start(&mut self) {
+        assert!(self.start_until(Crash::Never).await);
+    }
+
+    /// What `store::open` does with a backend that is there.
+    fn open(&mut self) -> (Store, holdfast::core::state::MetaRecord) {
+        let mut loaded = codec::load(self.disk.synced.iter(), 1);
+        let now = self.clock.now();
+        let identity = Identity {
+            node_name: self.config.node_name.clone(),
+            machine_id: "sim".to_owned(),
+            boot: self.clock.boot(),
+        };
+        let integrity = match self.integrity {
+            Integrity::New if loaded.state.meta().is_some() => Integrity::Intact,
+            other => other,
+        };
+        let (meta, _) = next_meta(loaded.state.meta(), integrity, &identity, 0, 1, now);
+        self.integrity = Integrity::Intact;
+        let record = holdfast::core::state::Record::into_any(meta.clone());
+        let key = holdfast::core::state::META_KEY;
+        loaded.state.apply(
+            &holdfast::core::state::Mutation::Put {
+                key: key.into(),
+                record: record.clone(),
+            },
+            1,
+        );
+        let ops: Vec<Op> = codec::encode(key, &record)
+            .unwrap()
+            .into_pairs(Table::Meta, key)
+            .map(|(key, value)| Op::Put { key, value })
+            .collect();
+        self.disk.synced.apply(&ops).unwrap();
+        let backend = LifeBackend {
+            life: Arc::clone(&self.life),
+            disk: self.disk.clone(),
+            applied: Vec::new(),
+            flushes: 0,
+        };
+        let options = StoreOptions {
+            inline: true,
+            ..StoreOptions::default()
+        };
+        let store = Store::start(
+            Box::new(FaultyBackend::new(backend, self.faults.clone())),
+            loaded,
+            options,
+            Arc::new(self.clock.clone()),
+            Metrics::default(),
+        )
+        .unwrap();
+        (store, meta)
+    }
+
+    /// Makes the runtime obey the life, and watches every start.
+    fn listen(&self) {
+        let (life, watch) = (Arc::clone(&self.life), Arc::clone(&self.watch));
+        let (fake, disk) = (self.fake.clone(), self.disk.clone());
+        // A fault of the test's own goes before the latency.
+        let faulty = Arc::clone(&self.faulty);
+        let slow = move |operation: &str| {
+            let mut faulty = faulty.lock().unwrap();
+            match faulty.iter().position(|(o, _)| *o == operation) {
+                Some(at) => Some(faulty.remove(at).1),
+                None => Some(Fault::Delay(LATENCY)),
+            }
+        };
+        self.fake.on_call(move |call| {
+            if life.is_over() {
+                return Some(Fault::Hang);
+            }
+            if !EFFECTS.contains(&call.operation) {
+                return slow(call.operation);
+            }
+            let n = life.calls.fetch_add(1, Ordering::Relaxed) + 1;
+            if life.crash == Crash::Call(n, When::Before) {
+                life.end();
+                return Some(Fault::Hang);
+            }
+            if call.operation == "start_container" {
+                watch
+                    .lock()
+                    .unwrap()
+                    .check_start(&fake, &disk, &call.object);
+            }
+            if life.crash == Crash::Call(n, When::After) {
+                life.end();
+                return Some(Fault::HangAfterEffect);
+            }
+            slow(call.operation)
+        });
+    }
+
+    /// What containers do, by the pod's name and the attempt.
+    pub fn behave(&self, behaviour: impl Fn(&str, u32) -> Behaviour + Send + Sync + 'static) {
+        let watch = Arc::clone(&self.watch);
+        self.fake.on_start(move |config| {
+            let start = start_of(config);
+            let does = behaviour(&start.pod, start.attempt);
+            watch.lock().unwrap().note_start(start);
+            does
+        });
+    }
+
+    /// One further call of `operation` goes wrong.
+    pub fn fail_once(&self, operation: &'static str, fault: Fault) {
+        self.faulty.lock().unwrap().push((operation, fault));
+    }
+
+    /// The agent is gone, as after SIGKILL.
+    pub async fn crash(&mut self) {
+        self.life.end();
+        if let Some(agent) = self.agent.take() {
+            agent.crash();
+        }
+        // What was under way is dropped where it is; effects that had begun end.
+        for _ in 0..50 {
+            tokio::task::yield_now().await;
+        }
+    }
+
+    /// The agent is gone and so is what was not synced.
+    pub async fn lose_power(&mut self) {
+        self.crash().await;
+        self.disk.settle(true);
+    }
+
+    pub async fn stop(&mut self) {
+        let agent = self.agent.take().unwrap();
+        agent.stop().await.unwrap();
+        self.life.end();
+    }
+
+    pub async fn restart(&mut self) {
+        self.crash().await;
+        self.start().await;
+    }
+
+    /// The machine starts anew: nothing runs, the boot is another one. What was flushed had the time to get
+    /// to the disk. The agent is not started.
+    pub async fn reboot(&mut self) {
+        self.crash().await;
+        self.disk.settle(false);
+        self.fake.restart(Restart::Wipe).unwrap();
+        self.clock.reboot();
+    }
+
+    pub fn agent(&self) -> &Embedded {
+        self.agent.as_ref().unwrap()
+    }
+
+    /// Time passes, until the life is over at the latest. Returns whether it is not.
+    pub async fn pass_alive(&self, time: Duration) -> bool {
+        tokio::select! {
+            biased;
+            () = self.life.ended.notified() => false,
+            () = tokio::time::sleep(time) => true,
+        }
+    }
+
+    pub async fn pass(&self, seconds: u64) {
+        tokio::time::sleep(Duration::from_secs(seconds)).await;
+    }
+
+    /// Waits for something to become true.
+    pub async fn until(&self, what: &str, seconds: u64, holds: impl Fn(&Self) -> bool) {
+        let deadline = Instant::now() + Duration::from_secs(seconds);
+        while !holds(self) {
+            assert!(
+                Instant::now() < deadline,
+                "not within {seconds} s: {what}\n{}",
+                self.describe()
+            );
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+    }
+
+    // ------------------------------------------------------------------------------------- manifests
+
+    pub fn manifest(&self, pod: &str, spec: &str) {
+        let text = format!(
+            r#"{{"apiVersion":"v1","kind":"Pod","metadata":{{"name":"{pod}","namespace":"default"}},"spec":{spec}}}"#
+        );
+        let hidden = self.dir.path().join(format!("manifests/.{pod}"));
+        std::fs::write(&hidden, text).unwrap();
+        std::fs::rename(hidden, self.path_of(pod)).unwrap();
+    }
+
+    pub fn remove_manifest(&self, pod: &str) {
+        std::fs::remove_file(self.path_of(pod)).unwrap();
+    }
+
+    fn path_of(&self, pod: &str) -> PathBuf {
+        self.dir.path().join(format!("manifests/{pod}.json"))
+    }
+
+    // --------------------------------------------------------------------------------------- looking
+
+    /// What the agent remembers, or what is on the disk when there is none.
+    pub fn state(&self) -> Arc<State> {
+        match &self.agent {
+            Some(agent) => agent.store().snapshot(),
+            None => Arc::new(self.disk.load()),
+        }
+    }
+
+    /// The newest pod of that name on record.
+    pub fn uid(&self, pod: &str) -> PodUid {
+        let state = self.state();
+        let found = state
+            .pods
+            .values()
+            .filter(|v| v.record.pod.name().starts_with(pod))
+            .max_by_key(|v| v.record.first_seen.boottime_ms)
+            .map(|v| v.record.pod.uid());
+        found.unwrap_or_else(|| panic!("no pod {pod} on record\n{}", self.describe()))
+    }
+
+    pub fn has_record(&self, pod: &str) -> bool {
+        let state = self.state();
+        state
+            .pods
+            .values()
+            .any(|v| v.record.pod.name().starts_with(pod))
+    }
+
+    pub fn worker(&self, pod: &str) -> WorkerRecord {
+        let uid = self.uid(pod);
+        self.state().record(uid.as_str()).cloned().unwrap()
+    }
+
+    pub fn container(&self, pod: &str) -> ContainerRecord {
+        let key = format!("{}/main", self.uid(pod));
+        self.state()
+            .record(&key)
+            .cloned()
+            .unwrap_or_else(|| panic!("no record of container {key}"))
+    }
+
+    pub fn status(&self, pod: &str) -> Option<StatusRecord> {
+        if !self.has_record(pod) {
+            return None;
+        }
+        self.state().record(self.uid(pod).as_str()).cloned()
+    }
+
+    pub fn phase(&self, pod: &str) -> String {
+        let status = self.status(pod);
+        status
+            .and_then(|s| s.status.phase.clone())
+            .unwrap_or_default()
+    }
+
+    /// Reason of the Waiting state of the pod's container.
+    pub fn waiting(&self, pod: &str) -> String {
+        let Some(record) = self.status(pod) else {
+            return String::new();
+        };
+        let statuses = record.status.container_statuses.clone();
+        statuses
+            .unwrap_or_default()
+            .into_iter()
+            .filter_map(|c| c.state?.waiting?.reason)
+            .collect()
+    }
+
+    pub fn restarts(&self, pod: &str) -> i32 {
+        let statuses = self.status(pod).unwrap().status.container_statuses.clone();
+        statuses.unwrap_or_default()[0].restart_count
+    }
+
+    /// Ids of the pod's running containers.
+    pub fn running(&self, pod: &str) -> Vec<String> {
+        self.of_pod(pod)
+            .into_iter()
+            .filter(|c| c.state() == v1::ContainerState::ContainerRunning)
+            .map(|c| c.id)
+            .collect()
+    }
+
+    /// The pod's containers, whatever their state.
+    pub fn of_pod(&self, pod: &str) -> Vec<v1::Container> {
+        let mut all = self.fake.containers();
+        all.retain(|c| label(&c.labels, "io.kubernetes.pod.name").starts_with(pod));
+        all
+    }
+
+    pub fn starts(&self, pod: &str) -> Vec<Start> {
+        let watch = self.watch.lock().unwrap();
+        let starts = watch.starts.iter().filter(|s| s.pod.starts_with(pod));
+        starts.cloned().collect()
+    }
+
+    /// Calls since the last `clear_calls` that change something.
+    pub fn effects(&self) -> Vec<String> {
+        self.fake
+            .calls()
+            .into_iter()
+            .filter(|c| EFFECTS.contains(&c.operation))
+            .map(|c| format!("{} {}", c.operation, c.object))
+            .collect()
+    }
+
+    /// What went wrong that must never happen.
+    pub fn wrongs(&self) -> Vec<String> {
+        self.watch.lock().unwrap().wrongs.clone()
+    }
+
+    /// Whether anything of a pod is left anywhere.
+    pub fn left_of(&self, pod: &str, uid: &str) -> Vec<String> {
+        let mut left = Vec::new();
+        for c in self.fake.containers() {
+            if label(&c.labels, "io.kubernetes.pod.uid") == uid {
+                left.push(format!("container {} of {pod}", c.id));
+            }
+        }
+        for s in self.fake.sandboxes() {
+            if label(&s.labels, "io.kubernetes.pod.uid") == uid {
+                left.push(format!("sandbox {} of {pod}", s.id));
+            }
+        }
+        if self.dir.path().join("root/pods").join(uid).exists() {
+            left.push(format!("directory of {pod}"));
+        }
+        let logs = std::fs::read_dir(self.dir.path().join("logs")).unwrap();
+        for entry in logs {
+            let name = entry.unwrap().file_name().to_string_lossy().into_owned();
+            if name.ends_with(uid) {
+                left.push(format!("logs of {pod}"));
+            }
+        }
+        let state = self.state();
+        let of_pod = [
+            ("pods", state.pods.contains_key(uid)),
+            ("admissions", state.admissions.contains_key(uid)),
+            ("workers", state.workers.contains_key(uid)),
+            ("queue", state.queue.contains_key(uid)),
+            ("pleg", state.pleg.contains_key(uid)),
+            ("statuses", state.statuses.contains_key(uid)),
+            (
+                "containers",
+                state.containers.keys().any(|k| k.starts_with(uid)),
+            ),
+            ("volumes", state.volumes.keys().any(|k| k.starts_with(uid))),
+        ];
+        for (table, _) in of_pod.iter().filter(|(_, there)| *there) {
+            left.push(format!("record of {pod} in {table}"));
+        }
+        left
+    }
+
+    pub fn describe(&self) -> String {
+        use std::fmt::Write as _;
+        let mut text = format!("at {:?}\n", self.began.elapsed());
+        let state = self.state();
+        for (uid, v) in &state.pods {
+            let worker = state.record::<WorkerRecord>(uid).map(|w| &w.phase);
+            let status = state.record::<StatusRecord>(uid);
+            writeln!(
+                text,
+                "pod {} {uid}: {worker:?} {:?}",
+                v.record.pod.name(),
+                status.and_then(|s| s.status.phase.clone())
+            )
+            .unwrap();
+        }
+        for c in self.fake.containers() {
+            let meta = c.metadata.clone().unwrap_or_default();
+            writeln!(
+                text,
+                "container {} of {}: attempt {} {:?} {}",
+                meta.name,
+                label(&c.labels, "io.kubernetes.pod.name"),
+                meta.attempt,
+                c.state(),
+                &c.id[..8],
+            )
+            .unwrap();
+        }
+        for start in &self.watch.lock().unwrap().starts {
+            writeln!(
+                text,
+                "start of {}/{} attempt {} at {:?}",
+                start.pod,
+                start.container,
+                start.attempt,
+                start.at - self.began
+            )
+            .unwrap();
+        }
+        for line in state.journal.values().rev().take(40) {
+            writeln!(text, "journal: {} | {}", line.record.what, line.record.why).unwrap();
+        }
+        text
+    }
+}
+
+impl Watch {
+    fn note_start(&mut self, start: Start) {
+        let key = (start.uid.clone(), start.container.clone());
+        if let Some(last) = self.counts.get(&key)
+            && start.attempt <= *last
+        {
+            self.wrongs.push(format!(
+                "{start:?} has a restart count that is not above {last}"
+            ));
+        }
+        self.counts.insert(key, start.attempt);
+        self.starts.push(start);
+    }
+
+    /// Before a container is started: its intent is on the disk, nothing else of its name runs.
+    fn check_start(&mut self, fake: &FakeCri, disk: &Disk, id: &str) {
+        let Some(config) = fake.config(id) else {
+            return;
+        };
+        let created = fake
+            .containers()
+            .iter()
+            .any(|c| c.id == id && c.state() == v1::ContainerState::ContainerCreated);
+        if !created {
+            self.wrongs
+                .push(format!("{:?} is started again", start_of(&config)));
+            return;
+        }
+        let start = start_of(&config);
+        let key = format!("{}/{}", start.uid, start.container);
+        let raw = codec::record_key(Table::Containers, &key);
+        let pairs = disk.synced.iter();
+        let only = pairs.filter(|pair| matches!(pair, Ok((found, _)) if *found == raw));
+        let state = codec::load(only, 1).state;
+        let intended = state
+            .record::<ContainerRecord>(&key)
+            .and_then(|r| r.intent.as_ref())
+            .is_some_and(|i| i.container_id.as_str() == id);
+        if !intended {
+            self.wrongs
+                .push(format!("{start:?} is started without an intent on disk"));
+        }
+        for other in fake.containers() {
+            let same_pod = label(&other.labels, "io.kubernetes.pod.name") == start.pod;
+            if same_pod && other.id != id && other.state() == v1::ContainerState::ContainerRunning {
+                self.wrongs
+                    .push(format!("{start:?} while {} runs", other.id));
+            }
+        }
+    }
+}
+
+fn start_of(config: &v1::ContainerConfig) -> Start {
+    let meta = config.metadata.clone().unwrap_or_default();
+    Start {
+        uid: label(&config.labels, "io.kubernetes.pod.uid"),
+        pod: label(&config.labels, "io.kubernetes.pod.name"),
+        container: meta.name,
+        attempt: meta.attempt,
+        at: Instant::now(),
+    }
+}
+
+fn label(labels: &std::collections::HashMap<String, String>, name: &str) -> String {
+    labels.get(name).cloned().unwrap_or_default()
+}
+
+fn config(dir: PathBuf) -> AgentConfig {
+    let file = dir.join("kubelet.yaml");
+    std::fs::write(
+        &file,
+        format!(
+            "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\npodLogsDir: {}\n",
+            dir.join("logs").display()
+        ),
+    )
+    .unwrap();
+    let flags = KubeletFlags {
+        root_dir: Some(dir.join("root")),
+        state_dir: Some(dir.join("state")),
+        config: Some(file),
+        hostname_override: Some("sim".to_owned()),
+        pod_manifest_path: Some(dir.join("manifests")),
+        file_check_frequency: Some(Duration::from_secs(1)),
+        container_logs_dir: Some(dir.join("links")),
+        cgroups_per_qos: Some(false),
+        resolv_conf: Some(PathBuf::new()),
+        ..KubeletFlags::default()
+    };
+    resolve(&flags).unwrap().0
+}
+
+/// A pod spec with one container, `main`.
+pub fn spec(restart: &str, more: &str) -> String {
+    format!(
+        r#"{{"restartPolicy":"{restart}"{more},"containers":[{{"name":"main","image":"{IMAGE}","command":["sh"]}}]}}"#
+    )
+}

@@ -1,0 +1,520 @@
+//! The layering of `ARCHITECTURE.md`, read off the sources.
+//!
+//! Every file below `src` and `migrations` is cut into tokens (comments and literals dropped), every path that begins
+//! at the crate's root is collected (`crate::a`, `crate::{a, b}`, `super::super::a`), and three rules are
+//! checked: imports point downward only, sled and bincode are reached from `store` and `migrations` alone,
+//! and `core` has no async, no clock and no I/O. The rules are also tried on planted violations.
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    missing_docs,
+    reason = "tests may panic"
+)]
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// Modules by rank; a module may use what ranks lower. Tens are the layers of ARCHITECTURE.md, a five is what
+/// the modules of the layer above it share. Within the ranks of [`SIBLINGS`] modules may use each other.
+const RANKS: &[(u32, &[&str])] = &[
+    (0, &["types"]),
+    (5, &["kubeletconfig"]),
+    (10, &["core"]),
+    (20, &["store"]),
+    (30, &["kuberuntime"]),
+    (35, &["pod_manager", "runtime_state"]),
+    (
+        40,
+        &[
+            "cm",
+            "config",
+            "events",
+            "images",
+            "pleg",
+            "status",
+            "volumemanager",
+        ],
+    ),
+    (50, &["pod_workers"]),
+    (60, &["sync_loop", "server", "admin"]),
+    (70, &["agent", "cli", "main", "lib"]),
+];
+const SIBLINGS: &[u32] = &[60, 70];
+
+/// Where the storage engine and the record encoding are known.
+const STORAGE: &[&str] = &["store", "migrations"];
+
+/// Words that would make `core` depend on when or where it runs.
+const IMPURE: &[&str] = &[
+    "async",
+    "await",
+    "tokio",
+    "futures",
+    "SystemTime",
+    "Instant",
+    "SystemClock",
+    "Clock",
+];
+/// Modules of `std` that do I/O.
+const IMPURE_STD: &[&str] = &["fs", "net", "process", "thread", "env", "os"];
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Token<'a> {
+    text: &'a str,
+    line: usize,
+}
+
+/// Identifiers, `::`, and single other characters. Comments, strings and character literals are dropped.
+fn tokens(source: &str) -> Vec<Token<'_>> {
+    let bytes = source.as_bytes();
+    let mut found = Vec::new();
+    let (mut at, mut line) = (0, 1);
+    let is_word = |b: u8| b.is_ascii_alphanumeric() || b == b'_' || b >= 0x80;
+    while at < bytes.len() {
+        let start = at;
+        match bytes[at] {
+            b'\n' | b' ' | b'\t' | b'\r' => at += 1,
+            b'/' if bytes.get(at + 1) == Some(&b'/') => {
+                while at < bytes.len() && bytes[at] != b'\n' {
+                    at += 1;
+                }
+            }
+            b'/' if bytes.get(at + 1) == Some(&b'*') => at = end_of_block_comment(bytes, at),
+            b'"' => at = end_of_string(bytes, at),
+            b'\'' => at = end_of_char_or_lifetime(bytes, at),
+            b if is_word(b) => {
+                while at < bytes.len() && is_word(bytes[at]) {
+                    at += 1;
+                }
+                let word = &source[start..at];
+                let next = bytes.get(at);
+                if matches!(word, "r" | "br" | "cr") && matches!(next, Some(b'"' | b'#')) {
+                    at = end_of_raw_string(bytes, at);
+                } else if !(matches!(word, "b" | "c") && matches!(next, Some(b'"' | b'\''))) {
+                    found.push(Token { text: word, line });
+                }
+            }
+            b':' if bytes.get(at + 1) == Some(&b':') => {
+                at += 2;
+                found.push(Token { text: "::", line });
+            }
+            _ => {
+                at += 1;
+                found.push(Token {
+                    text: &source[start..at],
+                    line,
+                });
+            }
+        }
+        line += bytes[start..at].iter().filter(|b| **b == b'\n').count();
+    }
+    found
+}
+
+fn end_of_block_comment(bytes: &[u8], start: usize) -> usize {
+    let (mut at, mut depth) = (start, 0);
+    while at < bytes.len() {
+        match &bytes[at..bytes.len().min(at + 2)] {
+            b"/*" => (at, depth) = (at + 2, depth + 1),
+            b"*/" => (at, depth) = (at + 2, depth - 1),
+            _ => at += 1,
+        }
+        if depth == 0 {
+            break;
+        }
+    }
+    at
+}
+
+fn end_of_string(bytes: &[u8], start: usize) -> usize {
+    let mut at = start + 1;
+    while at < bytes.len() && bytes[at] != b'"' {
+        at += if bytes[at] == b'\\' { 2 } else { 1 };
+    }
+    bytes.len().min(at + 1)
+}
+
+/// From the first `#` or `"` after the prefix.
+fn end_of_raw_string(bytes: &[u8], start: usize) -> usize {
+    let hashes = bytes[start..].iter().take_while(|b| **b == b'#').count();
+    if bytes.get(start + hashes) != Some(&b'"') {
+        return start + hashes; // A raw identifier.
+    }
+    let end: Vec<u8> = std::iter::once(b'"')
+        .chain(std::iter::repeat_n(b'#', hashes))
+        .collect();
+    let body = start + hashes + 1;
+    bytes[body..]
+        .windows(end.len())
+        .position(|window| window == end)
+        .map_or(bytes.len(), |found| body + found + end.len())
+}
+
+fn end_of_char_or_lifetime(bytes: &[u8], start: usize) -> usize {
+    if bytes.get(start + 1) == Some(&b'\\') {
+        let mut at = start + 3;
+        while at < bytes.len() && bytes[at] != b'\'' {
+            at += 1;
+        }
+        return bytes.len().min(at + 1);
+    }
+    // A character has its closing quote within its (at most four) bytes; a lifetime has none.
+    let close = bytes[start + 1..].iter().take(5).position(|b| *b == b'\'');
+    match close {
+        Some(len)
+            if len > 0
+                && std::str::from_utf8(&bytes[start + 1..start + 1 + len])
+                    .is_ok_and(|s| s.chars().count() == 1) =>
+        {
+            start + 1 + len + 1
+        }
+        _ => start + 1,
+    }
+}
+
+/// First segments of all paths that begin at the crate's root, with their lines. `depth` is how many modules
+/// below the root the file's own module is.
+fn root_paths(tokens: &[Token<'_>], depth: usize) -> Vec<(String, usize)> {
+    let mut found = Vec::new();
+    // For each open brace, whether it is that of an inline module.
+    let mut braces: Vec<bool> = Vec::new();
+    for at in 0..tokens.len() {
+        let text = |offset: usize| tokens.get(at + offset).map_or("", |t| t.text);
+        match tokens[at].text {
+            "{" => braces.push(at >= 2 && tokens[at - 2].text == "mod"),
+            "}" => {
+                braces.pop();
+            }
+            "crate" if text(1) == "::" => found.extend(first_segments(&tokens[at + 2..])),
+            "super" if at == 0 || tokens[at - 1].text != "::" => {
+                let chain = (0..).take_while(|i| text(2 * i) == "super" && text(2 * i + 1) == "::");
+                let ups = chain.count();
+                let own = depth + braces.iter().filter(|is_mod| **is_mod).count();
+                if ups == own {
+                    found.extend(first_segments(&tokens[at + 2 * ups..]));
+                }
+            }
+            _ => {}
+        }
+    }
+    found
+}
+
+/// The identifier a path goes on with, or all of them for a group.
+fn first_segments(rest: &[Token<'_>]) -> Vec<(String, usize)> {
+    let mut found = Vec::new();
+    if rest.first().is_none_or(|t| t.text != "{") {
+        return rest
+            .first()
+            .map(|t| vec![(t.text.to_owned(), t.line)])
+            .unwrap_or_default();
+    }
+    let mut depth = 0;
+    let mut previous = "";
+    for token in rest {
+        match token.text {
+            "{" => depth += 1,
+            "}" => depth -= 1,
+            _ => {}
+        }
+        if depth == 0 {
+            break;
+        }
+        let begins = previous == "{" || previous == ",";
+        if depth == 1 && begins && token.text != "}" {
+            found.push((token.text.to_owned(), token.line));
+        }
+        previous = token.text;
+    }
+    found
+}
+
+fn rank(module: &str) -> Option<u32> {
+    RANKS
+        .iter()
+        .find(|(_, modules)| modules.contains(&module))
+        .map(|(rank, _)| *rank)
+}
+
+/// Everything wrong with one file. `module` is the file's module path below the crate, such as
+/// `["core", "state"]`; the crate's root is `["lib"]`.
+fn violations(file: &str, module: &[&str], source: &str) -> Vec<String> {
+    let tokens = tokens(source);
+    let mut found = Vec::new();
+    let top = module[0];
+    let mut complain = |line: usize, what: String| found.push(format!("{file}:{line}: {what}"));
+
+    let is_root = matches!(top, "lib" | "main");
+    if let Some(own) = rank(top) {
+        let depth = if is_root { 0 } else { module.len() };
+        for (used, line) in root_paths(&tokens, depth) {
+            let Some(other) = rank(&used) else {
+                if !is_root && used.starts_with(|c: char| c.is_ascii_lowercase()) {
+                    complain(line, format!("`{used}` has no layer in tests/layers.rs"));
+                }
+                continue;
+            };
+            let sideways = other == own && SIBLINGS.contains(&own);
+            if used != top && other >= own && !sideways {
+                complain(
+                    line,
+                    format!("`{top}` uses `{used}`: imports point downward only"),
+                );
+            }
+        }
+    } else if !STORAGE.contains(&top) {
+        complain(1, format!("`{top}` has no layer in tests/layers.rs"));
+    }
+
+    if !STORAGE.contains(&top) {
+        for (line, name) in external(&tokens, &["sled", "bincode"]) {
+            complain(line, format!("`{name}` outside `store` and `migrations`"));
+        }
+    }
+
+    if top == "core" {
+        for token in &tokens {
+            if IMPURE.contains(&token.text) {
+                complain(
+                    token.line,
+                    format!("`{}` in `core`, which is pure", token.text),
+                );
+            }
+        }
+        for window in tokens.windows(3) {
+            if window[0].text != "std" || window[1].text != "::" {
+                continue;
+            }
+            let at = tokens
+                .iter()
+                .position(|t| std::ptr::eq(t, &window[2]))
+                .unwrap_or(0);
+            for (name, line) in first_segments(&tokens[at..]) {
+                if IMPURE_STD.contains(&name.as_str()) {
+                    complain(line, format!("`std::{name}` in `core`, which is pure"));
+                }
+            }
+        }
+    }
+    found
+}
+
+/// Places where a path begins with one of these crates.
+fn external<'a>(tokens: &[Token<'a>], crates: &[&str]) -> Vec<(usize, &'a str)> {
+    let mut found = Vec::new();
+    // For each open brace, whether a path leads up to it: `use a::{`.
+    let mut braces: Vec<bool> = Vec::new();
+    for (at, token) in tokens.iter().enumerate() {
+        let previous = at.checked_sub(1).map_or("", |i| tokens[i].text);
+        let before = at.checked_sub(2).map_or("", |i| tokens[i].text);
+        let next = tokens.get(at + 1).map_or("", |t| t.text);
+        match token.text {
+            "{" => braces.push(previous == "::"),
+            "}" => {
+                braces.pop();
+            }
+            name if crates.contains(&name) => {
+                let is_word = |s: &str| s.ends_with(|c: char| c.is_alphanumeric() || c == '_');
+                let continues = previous == "::" && (is_word(before) || before == ">");
+                let in_group = braces.last() == Some(&true) && matches!(previous, "{" | ",");
+                let names_crate = next == "::"
+                    || previous == "use"
+                    || (previous == "crate" && before == "extern");
+                if names_crate && !continues && !in_group {
+                    found.push((token.line, name));
+                }
+            }
+            _ => {}
+        }
+    }
+    found
+}
+
+fn rust_files(dir: &Path) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    let mut open = vec![dir.to_owned()];
+    while let Some(dir) = open.pop() {
+        for entry in fs::read_dir(&dir).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                open.push(path);
+            } else if path.extension().is_some_and(|e| e == "rs") {
+                found.push(path);
+            }
+        }
+    }
+    found.sort();
+    found
+}
+
+/// `src/core/state/mod.rs` → `["core", "state"]`.
+fn module_path(relative: &Path) -> Vec<String> {
+    let mut path: Vec<String> = relative
+        .with_extension("")
+        .components()
+        .map(|c| c.as_os_str().to_string_lossy().into_owned())
+        .collect();
+    if path.last().is_some_and(|last| last == "mod") {
+        path.pop();
+    }
+    path
+}
+
+#[test]
+fn every_file_respects_the_layers() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let src = root.join("src");
+    let mut found = Vec::new();
+    let mut files = 0;
+    for path in rust_files(&src) {
+        let module = module_path(path.strip_prefix(&src).unwrap());
+        let module: Vec<&str> = module.iter().map(String::as_str).collect();
+        let name = path.strip_prefix(root).unwrap().display().to_string();
+        found.extend(violations(
+            &name,
+            &module,
+            &fs::read_to_string(&path).unwrap(),
+        ));
+        files += 1;
+    }
+    let migrations = root.join("migrations");
+    if migrations.is_dir() {
+        for path in rust_files(&migrations) {
+            let name = path.strip_prefix(root).unwrap().display().to_string();
+            let source = fs::read_to_string(&path).unwrap();
+            found.extend(violations(&name, &["migrations"], &source));
+        }
+    }
+    assert!(
+        files > 50,
+        "found only {files} files below {}",
+        src.display()
+    );
+    assert!(found.is_empty(), "\n{}", found.join("\n"));
+}
+
+#[test]
+fn every_layer_names_modules_that_exist() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+    let mut seen = BTreeSet::new();
+    for (_, modules) in RANKS {
+        for module in *modules {
+            assert!(seen.insert(module), "`{module}` is in two layers");
+            let exists = root.join(format!("{module}.rs")).exists()
+                || root.join(module).join("mod.rs").exists();
+            assert!(exists, "`{module}` is in a layer and not in src");
+        }
+    }
+}
+
+fn check(module: &[&str], source: &str) -> Vec<String> {
+    violations("x.rs", module, source)
+}
+
+#[test]
+fn an_upward_import_is_found_however_it_is_written() {
+    let upward = [
+        "use crate::pod_workers::PodWorkers;",
+        "use crate::{types::PodUid, pod_workers::{PodWorkers, Queue}};",
+        "use crate::{\n    store::Store,\n    agent,\n};",
+        "fn f() -> crate::sync_loop::SyncLoop { todo!() }",
+        "use super::super::pod_workers::PodWorkers;",
+        "mod tests { use super::super::super::pod_workers::PodWorkers; }",
+        "pub(in crate::pod_workers) fn f() {}",
+    ];
+    for source in upward {
+        let found = check(&["store", "codec"], source);
+        assert_eq!(found.len(), 1, "{source}: {found:?}");
+        assert!(found[0].contains("downward only"), "{source}: {found:?}");
+    }
+    let line = &check(&["types"], "\n/* a\n b */\nuse crate::core::x;")[0];
+    assert!(line.starts_with("x.rs:4: `types` uses `core`"), "{line}");
+}
+
+#[test]
+fn modules_of_layer_four_do_not_use_each_other_but_what_they_share() {
+    assert_eq!(check(&["pleg"], "use crate::status::Manager;").len(), 1);
+    assert_eq!(check(&["types"], "use crate::kubeletconfig::X;").len(), 1);
+    assert!(check(&["pleg"], "use crate::runtime_state::RuntimeState;").is_empty());
+    assert!(check(&["admin"], "use crate::server::conn;").is_empty());
+}
+
+#[test]
+fn what_only_looks_like_an_upward_import_is_let_through() {
+    let fine = [
+        "use crate::store::codec;",
+        "// use crate::agent;\n/* use crate::agent; /* nested */ crate::agent */",
+        "const S: &str = \"crate::agent\";",
+        "const S: &str = r#\"crate::agent \" \"#;",
+        "const C: char = '\"'; fn f<'a>(x: &'a str) {} // crate::agent \"",
+        "const C: char = '\\''; const D: &str = \"crate::agent\";",
+        "use super::pod_workers; use super::super::store::agent;",
+        "pub(crate) fn f() {}",
+        "use crate::types::{agent, cli};",
+    ];
+    for source in fine {
+        assert_eq!(
+            check(&["store", "codec"], source),
+            Vec::<String>::new(),
+            "{source}"
+        );
+    }
+    // What follows a literal is still read.
+    assert_eq!(
+        check(&["core"], "const C: char = 'é'; use crate::agent;").len(),
+        1
+    );
+    assert_eq!(
+        check(&["core"], "const C: u8 = b'\"'; use crate::agent;").len(),
+        1
+    );
+}
+
+#[test]
+fn storage_engine_outside_the_store_is_found() {
+    for source in [
+        "use sled::Db;",
+        "use sled;",
+        "fn f(db: &sled::Db) {}",
+        "use {std::fs, sled::Db};",
+        "fn f() { bincode::serialize(&1); }",
+        "fn f(db: ::sled::Db) {}",
+    ] {
+        assert_eq!(check(&["pleg"], source).len(), 1, "{source}");
+        assert!(check(&["store"], source).is_empty(), "{source}");
+        assert!(check(&["migrations"], source).is_empty(), "{source}");
+    }
+    for source in [
+        "use crate::store::backend::sled::SledBackend;",
+        "use crate::store::backend::{memory, sled::SledBackend};",
+        "let sled = 1;",
+    ] {
+        assert!(check(&["agent"], source).is_empty(), "{source}");
+    }
+}
+
+#[test]
+fn async_clocks_and_io_in_core_are_found() {
+    for source in [
+        "async fn f() {}",
+        "fn f() { x.await; }",
+        "use tokio::sync::mpsc;",
+        "use std::time::SystemTime;",
+        "use std::time::{Duration, Instant};",
+        "use std::{fs, io};",
+        "fn f() { std::fs::read(\"x\"); }",
+        "use crate::types::Clock;",
+    ] {
+        assert_eq!(check(&["core", "backoff"], source).len(), 1, "{source}");
+        assert!(check(&["agent"], source).is_empty(), "{source}");
+    }
+    assert!(check(&["core"], "use std::time::Duration; // async").is_empty());
+}
+
+#[test]
+fn a_module_without_a_layer_is_found() {
+    assert_eq!(check(&["gadget"], "fn f() {}").len(), 1);
+    assert_eq!(check(&["agent"], "use crate::gadget::Gadget;").len(), 1);
+}
