@@ -1,0 +1,57 @@
+# Tasks of holdfast; `make` alone lists them.
+
+PREFIX ?= /usr/local
+DESTDIR ?=
+CARGO ?= cargo
+# Tools and runtimes that tests need and no package manager keeps for us; may be deleted at any time.
+HOLDFAST_CACHE ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/holdfast
+export HOLDFAST_CACHE
+
+# CARGO_TARGET_DIR and cargo's own configuration are respected.
+target = $(shell $(CARGO) metadata --format-version 1 --no-deps --offline 2>/dev/null | sed -n 's/.*"target_directory":"\([^"]*\)".*/\1/p')
+
+.DEFAULT_GOAL := help
+.PHONY: help build check fmt clippy doc deny test bench demo demo-stop install clean
+
+help: ## List the tasks
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+build: ## Build the release binary
+	@hack/deps.sh build
+	$(CARGO) build --release --locked
+	@echo "built $(target)/release/holdfast"
+
+check: fmt clippy doc deny ## Formatting, lints, documentation, dependencies
+
+fmt:
+	$(CARGO) fmt --all -- --check
+
+clippy:
+	@hack/deps.sh build
+	$(CARGO) clippy --workspace --all-targets --all-features --locked -- -D warnings
+
+doc:
+	@hack/deps.sh build
+	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps --document-private-items --locked
+
+deny:
+	@hack/deny.sh
+
+test: ## All tests, on real containerd too; installs what they need (root)
+	@hack/test.sh
+
+bench: ## Benchmarks, as ratios to bare disk and peers
+	@hack/deps.sh build
+	$(CARGO) bench --locked --bench '*'
+
+demo: ## Run pods, kill -9 the agent, show what the restart cost (root; KEEP=1 leaves it running)
+	@hack/demo.sh
+
+demo-stop: ## End a demo that KEEP=1 or a kill left running
+	@hack/demo.sh stop
+
+install: build ## Install binary, completions, manual pages, systemd unit (PREFIX, DESTDIR)
+	@hack/install.sh "$(target)/release/holdfast" "$(DESTDIR)" "$(PREFIX)"
+
+clean: ## Remove what was built here (not the cache)
+	$(CARGO) clean

@@ -1,0 +1,62 @@
+#!/bin/sh
+# Installs the Debian packages that building, testing and the demo need, where they are missing.
+# usage: hack/deps.sh [build|runtime|test]...   (default: all)
+set -eu
+
+[ $# -gt 0 ] || set -- build runtime test
+
+wanted=
+for group; do
+    case $group in
+    build) wanted="$wanted protobuf-compiler:protoc gcc:cc libc6-dev:/usr/include/stdio.h" ;;
+    runtime) wanted="$wanted containerd:containerd runc:runc
+        containernetworking-plugins:/usr/lib/cni/bridge busybox-static:busybox iptables:iptables
+        iproute2:ip util-linux:flock" ;;
+    test) wanted="$wanted strace:strace" ;;
+    *) echo "hack/deps.sh: unknown group '$group': build, runtime or test" >&2; exit 2 ;;
+    esac
+done
+
+PATH=$PATH:/usr/sbin:/sbin
+missing=
+for pair in $wanted; do
+    package=${pair%%:*} sign=${pair#*:}
+    case $sign in
+    /*) [ -e "$sign" ] || missing="$missing $package" ;;
+    *) command -v "$sign" >/dev/null || missing="$missing $package" ;;
+    esac
+done
+# A busybox that needs libraries cannot live alone in an image.
+case " $* " in *" runtime "*)
+    if command -v busybox >/dev/null && ldd "$(command -v busybox)" >/dev/null 2>&1; then
+        missing="$missing busybox-static"
+    fi ;;
+esac
+[ -n "$missing" ] || exit 0
+
+if [ "$(uname -s)" != Linux ]; then
+    echo "hack/deps.sh: holdfast needs Linux; this is $(uname -s)" >&2
+    exit 1
+fi
+if ! command -v apt-get >/dev/null; then
+    echo "hack/deps.sh: missing:$missing; there is no apt-get here, install them by your own means" >&2
+    exit 1
+fi
+if [ "$(id -u)" != 0 ]; then
+    echo "hack/deps.sh: missing:$missing; run as root, or: sudo apt-get install$missing" >&2
+    exit 1
+fi
+echo "installing:$missing"
+# Debian starts services at installation; no second container runtime is wanted on this machine.
+policy=/usr/sbin/policy-rc.d
+if [ ! -e $policy ]; then
+    trap 'rm -f $policy' EXIT
+    printf '#!/bin/sh\nexit 101\n' >$policy
+    chmod +x $policy
+fi
+export DEBIAN_FRONTEND=noninteractive
+# shellcheck disable=SC2086
+apt-get install -y --no-install-recommends $missing >/dev/null 2>&1 || {
+    apt-get update >/dev/null
+    apt-get install -y --no-install-recommends $missing
+}
