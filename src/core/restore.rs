@@ -335,6 +335,9 @@ fn rebase(state: &State, heartbeat: Stamp, listed_at: Stamp, now: Stamp) -> (Sta
         }
     }
     for (key, v) in &state.containers {
+        if !has_foreign_stamp(&v.record, now) {
+            continue;
+        }
         let record = rebase_container(&v.record, move_stamp);
         if record != v.record {
             transaction = transaction.put(key, record);
@@ -370,6 +373,17 @@ fn rebase(state: &State, heartbeat: Stamp, listed_at: Stamp, now: Stamp) -> (Sta
 
 /// A container that ran when the machine went down starts without a back-off; one that had ended before
 /// keeps what is left of its own.
+/// Whether a record has a stamp of another boot than `now`: only such a record moves.
+fn has_foreign_stamp(record: &ContainerRecord, now: Stamp) -> bool {
+    let intent = record.intent.as_ref().map(|intent| intent.at);
+    let exit = record.last_exit.as_ref().map(|exit| exit.finished);
+    let backoff = record.backoff.map(|backoff| backoff.since);
+    [intent, exit, backoff]
+        .into_iter()
+        .flatten()
+        .any(|stamp| stamp.boot != now.boot)
+}
+
 fn rebase_container(
     record: &ContainerRecord,
     move_stamp: impl Fn(Stamp) -> Stamp,

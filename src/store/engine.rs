@@ -87,8 +87,7 @@ fn attempt(sled: &SledOptions, db: &Path) -> Result<Found, BackendError> {
     let path = db.to_owned();
     let sled = sled.clone();
     let work = move || {
-        let result = open_unlocked(&path, &sled).and_then(|backend| {
-            let mut loaded = codec::load(backend.iter(), VERSION);
+        let result = open_unlocked(&path, &sled).and_then(|(backend, mut loaded)| {
             match loaded.interrupted.take() {
                 Some(error) => Err(error),
                 None => Ok((backend, loaded)),
@@ -111,10 +110,11 @@ fn attempt(sled: &SledOptions, db: &Path) -> Result<Found, BackendError> {
 
 /// Opens a database, giving an earlier instance of this process a moment to let go of its lock: sled's worker
 /// threads keep the file open a little longer than the database. Another agent keeps it for good.
-fn open_unlocked(path: &Path, sled: &SledOptions) -> Result<SledBackend, BackendError> {
+fn open_unlocked(path: &Path, sled: &SledOptions) -> Result<Found, BackendError> {
+    let load = |backend: &SledBackend| codec::load(backend.iter(), VERSION);
     let mut tries = LOCK_TRIES;
     loop {
-        match SledBackend::open(path, sled.clone()) {
+        match SledBackend::open_while(path, sled.clone(), load) {
             Err(BackendError::Locked { .. }) if tries > 0 => tries -= 1,
             other => return other,
         }

@@ -42,17 +42,28 @@ pub fn open(options: &OpenOptions) -> Result<Opened, OpenError> {
     {
         return open_stand_in(options, &layout, Some(found), report);
     }
-    let log = salvage::read_log(&layout.db()).map_err(|source| unreadable(options, source))?;
+    let unreadable = |source| unreadable(options, source);
+    let log = salvage::check_log(&layout.db()).map_err(unreadable)?;
+    // What sled would cut off has to be read before it does.
+    let log = if log.is_whole() {
+        None
+    } else {
+        Some(salvage::read_log(&layout.db()).map_err(unreadable)?)
+    };
+    let all_of = |log: Option<Salvage>| match log {
+        Some(log) => Ok(log),
+        None => salvage::read_log(&layout.db()).map_err(unreadable),
+    };
     if let Err(error) = tidied {
         report.note(format!("prepare {}: {error}", options.dir.display()));
         return unwritable(
             options,
-            log,
+            all_of(log)?,
             &BackendError::io("prepare the state directory", error),
             report,
         );
     }
-    let damage = log.damage().count();
+    let damage = log.as_ref().map_or(0, |log| log.damage().count());
     let opened = if damage > 0 {
         report.note(format!(
             "the database's log is damaged in {damage} places that had been synced"
@@ -64,9 +75,9 @@ pub fn open(options: &OpenOptions) -> Result<Opened, OpenError> {
     let (backend, loaded) = match opened {
         Ok(found) => found,
         Err(Some(error)) if !is_damage(&error) => {
-            return unwritable(options, log, &error, report);
+            return unwritable(options, all_of(log)?, &error, report);
         }
-        Err(_) => return rebuild(options, &layout, log, report),
+        Err(_) => return rebuild(options, &layout, all_of(log)?, report),
     };
     if is_newer(&loaded) {
         drop(backend);
@@ -95,7 +106,7 @@ pub fn open(options: &OpenOptions) -> Result<Opened, OpenError> {
             "the database is older than its newest backup: an end of it is missing".to_owned(),
         );
         drop(backend);
-        return rebuild(options, &layout, log, report);
+        return rebuild(options, &layout, all_of(log)?, report);
     }
     mend(options, &layout, backend, loaded, newest, report)
 }

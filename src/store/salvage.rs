@@ -63,9 +63,16 @@ pub(super) struct Salvage {
     pub(super) bad_blobs: usize,
     /// LSNs of batches with a durable change.
     durable_batches: BTreeSet<i64>,
+    /// Segments whose header is damaged and whose messages are not.
+    headless: usize,
 }
 
 impl Salvage {
+    /// Whether all of the log can be read, by sled too: it will cut nothing off.
+    pub(super) fn is_whole(&self) -> bool {
+        self.gaps.is_empty() && self.bad_blobs == 0 && self.headless == 0
+    }
+
     /// Gaps in data that had been synced: evidence of damage rather than of a power loss.
     pub(super) fn damage(&self) -> impl Iterator<Item = &Gap> {
         self.gaps.iter().filter(|gap| {
@@ -80,15 +87,31 @@ impl Salvage {
 /// # Errors
 /// When the file cannot be read at all; damage inside it is no error. A missing file is an empty log.
 pub(super) fn read_log(db_dir: &Path) -> io::Result<Salvage> {
+    read(db_dir, true)
+}
+
+/// As [`read_log`], for the gaps alone: pairs and deletions stay empty. What every start can afford.
+///
+/// # Errors
+/// As [`read_log`].
+pub(super) fn check_log(db_dir: &Path) -> io::Result<Salvage> {
+    read(db_dir, false)
+}
+
+fn read(db_dir: &Path, keep: bool) -> io::Result<Salvage> {
     let mut salvage = Salvage::default();
     let file = match File::open(db_dir.join("db")) {
         Ok(file) => file,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(salvage),
         Err(error) => return Err(error),
     };
-    let mut pages = Pages::default();
+    let mut pages = Pages {
+        keep,
+        ..Pages::default()
+    };
     let mut buffer = Vec::new();
-    let segments = find_segments(&file, &mut buffer)?;
+    let (segments, headless) = find_segments(&file, &mut buffer)?;
+    salvage.headless = headless;
     let last = segments.keys().next_back().copied();
     for (lsn, offset) in segments {
         read_segment(&file, offset, &mut buffer)?;
@@ -118,8 +141,8 @@ pub(super) fn read_log(db_dir: &Path) -> io::Result<Salvage> {
     Ok(salvage)
 }
 
-/// Segments by LSN. One whose header is damaged is found by the first intact message in it.
-fn find_segments(file: &File, buffer: &mut Vec<u8>) -> io::Result<BTreeMap<i64, u64>> {
+/// Segments by LSN, and how many of them have a damaged header: those are found by their first intact message.
+fn find_segments(file: &File, buffer: &mut Vec<u8>) -> io::Result<(BTreeMap<i64, u64>, usize)> {
     let len = file.metadata()?.len();
     let mut found = BTreeMap::new();
     let mut headless = Vec::new();
@@ -136,6 +159,7 @@ fn find_segments(file: &File, buffer: &mut Vec<u8>) -> io::Result<BTreeMap<i64, 
         }
         offset += SEGMENT as u64;
     }
+    let mut without_header = 0;
     for offset in headless {
         read_segment(file, offset, buffer)?;
         if buffer.iter().all(|byte| *byte == 0) {
@@ -148,10 +172,11 @@ fn find_segments(file: &File, buffer: &mut Vec<u8>) -> io::Result<BTreeMap<i64, 
                 .checked_mul(SEGMENT as i64)
         });
         if let Some(lsn) = lsn {
+            without_header += 1;
             found.entry(lsn).or_insert(offset);
         }
     }
-    Ok(found)
+    Ok((found, without_header))
 }
 
 fn read_segment(file: &File, offset: u64, buffer: &mut Vec<u8>) -> io::Result<()> {
@@ -324,6 +349,8 @@ fn read_blob(db_dir: &Path, pointer: &[u8]) -> Option<(Kind, Vec<u8>)> {
 /// Leaf pages as the replay has them so far.
 #[derive(Default)]
 struct Pages {
+    /// Whether entries are kept; without, only what [`Salvage::damage`] needs.
+    keep: bool,
     leaves: HashMap<u64, Leaf>,
     deleted: BTreeMap<Vec<u8>, i64>,
     batch: i64,
@@ -341,7 +368,7 @@ impl Pages {
         match kind {
             Kind::Node => {
                 self.leaves.remove(&pid);
-                if let Some(leaf) = parse_leaf(body, lsn) {
+                if let Some(leaf) = parse_leaf(body, lsn, self.keep) {
                     self.leaves.insert(pid, leaf);
                 }
             }
@@ -350,10 +377,13 @@ impl Pages {
                 if let Some(leaf) = self.leaves.get_mut(&pid)
                     && let Some((key, value)) = parse_link(body)
                 {
-                    let key = [&leaf.prefix, key].concat();
-                    if is_durable(&key) {
+                    if is_durable(leaf.prefix.first().or(key.first())) {
                         self.durable_batches.insert(self.batch);
                     }
+                    if !self.keep {
+                        return;
+                    }
+                    let key = [&leaf.prefix, key].concat();
                     match value {
                         Some(value) => {
                             leaf.entries.insert(key, (lsn, value.to_vec()));
@@ -392,15 +422,15 @@ impl Pages {
     }
 }
 
-/// Whether every change of this key is of the durable class.
-fn is_durable(key: &[u8]) -> bool {
+/// Whether every change of a key that begins with this byte is of the durable class.
+fn is_durable(tag: Option<&u8>) -> bool {
     matches!(
-        key.first().copied().and_then(Table::from_tag),
+        tag.copied().and_then(Table::from_tag),
         Some(Table::Pods | Table::Admissions | Table::Workers | Table::Containers | Table::Volumes)
     )
 }
 
-fn parse_leaf(body: &[u8], lsn: i64) -> Option<Leaf> {
+fn parse_leaf(body: &[u8], lsn: i64, keep: bool) -> Option<Leaf> {
     let mut reader = Reader(body);
     reader.varint()?; // next
     reader.varint()?; // merging child
@@ -413,6 +443,10 @@ fn parse_leaf(body: &[u8], lsn: i64) -> Option<Leaf> {
     }
     let count = reader.varint()?;
     let prefix = lo.get(..prefix_len)?.to_vec();
+    if !keep {
+        let entries = BTreeMap::new();
+        return Some(Leaf { prefix, entries });
+    }
     let mut keys = Vec::new();
     for _ in 0..count {
         keys.push([&prefix, reader.bytes()?].concat());

@@ -60,13 +60,35 @@ impl SledBackend {
     /// # Errors
     /// `Locked` when another process has it open, `Corrupt` or `Engine` when sled cannot read its files.
     pub fn open(directory: impl Into<PathBuf>, options: SledOptions) -> Result<Self, BackendError> {
+        Self::open_while(directory, options, |_| ()).map(|(backend, ())| backend)
+    }
+
+    /// As [`SledBackend::open`], with something that reads the database while the names of its files are
+    /// made durable: that takes the disk as long as reading takes the processor.
+    ///
+    /// # Errors
+    /// As [`SledBackend::open`].
+    pub fn open_while<T>(
+        directory: impl Into<PathBuf>,
+        options: SledOptions,
+        meanwhile: impl FnOnce(&Self) -> T,
+    ) -> Result<(Self, T), BackendError> {
         let directory = directory.into();
-        let open = open(&directory, &options)?;
-        Ok(Self {
+        let open = open_unsynced(&directory, &options)?;
+        let file = open.file.try_clone().map_err(open_failed)?;
+        let backend = Self {
             directory,
             options,
             open: Some(open),
-        })
+        };
+        let (done, synced) = std::thread::scope(|scope| {
+            let syncing = scope.spawn(|| sync_all(&file, &backend.directory));
+            (meanwhile(&backend), syncing.join())
+        });
+        synced
+            .unwrap_or_else(|_| Err(io::Error::other("the thread that syncs it panicked")))
+            .map_err(open_failed)?;
+        Ok((backend, done))
     }
 
     /// Where it is.
@@ -103,11 +125,27 @@ impl SledBackend {
     }
 }
 
+const OPEN: &str = "open the database";
+
+fn open_failed(source: io::Error) -> BackendError {
+    BackendError::io(OPEN, source)
+}
+
 fn open(directory: &Path, options: &SledOptions) -> Result<Open, BackendError> {
-    const ACTION: &str = "open the database";
-    let io = |source| BackendError::io(ACTION, source);
-    std::fs::create_dir_all(directory).map_err(io)?;
-    remove_unfinished_snapshots(directory).map_err(io)?;
+    let open = open_unsynced(directory, options)?;
+    sync_all(&open.file, directory).map_err(open_failed)?;
+    Ok(open)
+}
+
+fn sync_all(file: &File, directory: &Path) -> io::Result<()> {
+    file.sync_all()?;
+    sync_names(directory)
+}
+
+/// Opens a database whose files need not survive a power loss yet.
+fn open_unsynced(directory: &Path, options: &SledOptions) -> Result<Open, BackendError> {
+    std::fs::create_dir_all(directory).map_err(open_failed)?;
+    remove_unfinished_snapshots(directory).map_err(open_failed)?;
     let config = sled::Config::new()
         .path(directory)
         .mode(sled::Mode::LowSpace)
@@ -115,10 +153,8 @@ fn open(directory: &Path, options: &SledOptions) -> Result<Open, BackendError> {
         .create_new(options.create_new)
         .flush_every_ms(None)
         .use_compression(false);
-    let db = guarded(ACTION, || config.open())?;
-    let file = File::open(directory.join("db")).map_err(io)?;
-    file.sync_all().map_err(io)?;
-    sync_names(directory).map_err(io)?;
+    let db = guarded(OPEN, || config.open())?;
+    let file = File::open(directory.join("db")).map_err(open_failed)?;
     Ok(Open { db, file })
 }
 
