@@ -45,7 +45,7 @@ use crate::runtime_state::RuntimeState;
 use crate::status::StatusManager;
 use crate::store::Store;
 use crate::types::metrics::{Metrics, WorkLabel};
-use crate::types::{Clock, EventRecorder, PodExt, PodSource, PodSyncType, PodUid};
+use crate::types::{Clock, EventRecorder, PodExt, PodSource, PodSyncType, PodUid, blocking};
 use crate::volumemanager::VolumeManager;
 
 /// Everything a worker needs to act.
@@ -93,7 +93,7 @@ impl WorkerContext {
         work: impl FnOnce(&CgroupManager) -> Result<T, CgroupError> + Send + 'static,
     ) -> Result<T, CgroupError> {
         let cgroups = Arc::clone(&self.cgroups);
-        match tokio::task::spawn_blocking(move || work(&cgroups)).await {
+        match blocking::run(move || work(&cgroups)).await {
             Ok(result) => result,
             Err(error) => match error.try_into_panic() {
                 Ok(panic) => std::panic::resume_unwind(panic),

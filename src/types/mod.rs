@@ -3,8 +3,9 @@
 //! Owns names (`PodUid`, `ContainerId`, `FullName`), time (`Stamp`, `Clock`), what sources send
 //! (`PodUpdate`), what the runtime reports (`runtime::PodStatus`), and the traits through which lower
 //! layers report upward without importing upward (`EventRecorder`). Nothing here does I/O except
-//! `SystemClock` and `boot::identify`, which read the kernel's clocks and identity.
+//! `SystemClock` and `boot::identify`, which read the kernel's clocks and identity; `blocking` lends the others threads.
 
+pub mod blocking;
 pub mod boot;
 pub mod events;
 pub mod json;

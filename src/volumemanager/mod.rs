@@ -28,7 +28,7 @@ pub use host_path::HostPathError;
 use crate::core::state::{Transaction, VolumePhase, VolumeRecord, child_key};
 use crate::store::Store;
 use crate::types::events::{Event, EventRecorder, EventType};
-use crate::types::{Clock, PodExt, PodUid};
+use crate::types::{Clock, PodExt, PodUid, blocking};
 use error::io_error;
 use plan::{Plan, make_dir, memory_size, set_up, tear_down};
 
@@ -130,7 +130,7 @@ impl VolumeManager {
         .await?;
         let plugin = plan.plugin();
         let (of, name) = (uid.clone(), volume.name.clone());
-        blocking(move || set_up(&plan, &of, &name)).await?;
+        run_blocking(move || set_up(&plan, &of, &name)).await?;
         tracing::info!(pod = %uid, volume = %volume.name, plugin, "mounted volume");
         self.record(&uid, &volume.name, plugin, &path, VolumePhase::Mounted)
             .await?;
@@ -181,7 +181,7 @@ impl VolumeManager {
             HOST_PATH => {}
             EMPTY_DIR if path.starts_with(self.pod_dir(uid).join("volumes")) => {
                 let uid = uid.clone();
-                blocking(move || tear_down(&path, &uid)).await?;
+                run_blocking(move || tear_down(&path, &uid)).await?;
             }
             other => {
                 return Err(VolumeError::Unsupported {
@@ -274,8 +274,10 @@ impl VolumeManager {
             }
         }
         let (dir, of) = (path.clone(), uid.clone());
-        blocking(move || mounts::remove_tree(&dir).map_err(io_error("remove directory", &of, &dir)))
-            .await
+        run_blocking(move || {
+            mounts::remove_tree(&dir).map_err(io_error("remove directory", &of, &dir))
+        })
+        .await
     }
 
     /// Unmounts the volumes and removes the directories of pods that are not `known`; upstream's
@@ -441,10 +443,10 @@ fn chain(error: &dyn std::error::Error) -> String {
 }
 
 /// Runs file system work beside the runtime's threads. It goes on when the future is dropped.
-async fn blocking<T: Send + 'static>(
+async fn run_blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, VolumeError> + Send + 'static,
 ) -> Result<T, VolumeError> {
-    match tokio::task::spawn_blocking(work).await {
+    match blocking::run(work).await {
         Ok(result) => result,
         Err(error) => Err(VolumeError::Io {
             verb: "finish work on volumes",

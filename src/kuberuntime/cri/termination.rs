@@ -7,6 +7,7 @@ use k8s_cri::v1;
 
 use crate::kuberuntime::labels;
 use crate::kuberuntime::termination::{MessagePolicy, read_message};
+use crate::types::blocking;
 use crate::types::runtime::{ContainerState, ContainerStatus};
 
 /// Appends the termination message of an exited container to the runtime's message.
@@ -34,9 +35,8 @@ async fn message(status: &v1::ContainerStatus) -> String {
     let exit_code = status.exit_code;
     let file = host_path(status).map(PathBuf::from);
     let log = (!status.log_path.is_empty()).then(|| PathBuf::from(&status.log_path));
-    let read = tokio::task::spawn_blocking(move || {
-        read_message(file.as_deref(), policy, exit_code, log.as_deref())
-    });
+    let read =
+        blocking::run(move || read_message(file.as_deref(), policy, exit_code, log.as_deref()));
     match read.await {
         Ok(message) => message,
         Err(error) => format!("Error on reading termination message: {error}"),
