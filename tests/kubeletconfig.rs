@@ -7,15 +7,14 @@
     reason = "tests fail by panicking"
 )]
 
-use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use clap::{Args, Command, FromArgMatches};
+use clap::{Arg, Args, Command, FromArgMatches};
 use holdfast::kubeletconfig::fields::{FIELDS, Field, Kind, Support};
 use holdfast::kubeletconfig::flags::KubeletFlags;
-use holdfast::kubeletconfig::unsupported::UNSUPPORTED_FLAGS;
+use holdfast::kubeletconfig::unsupported::{Effect, UNSUPPORTED_FLAGS};
 use holdfast::kubeletconfig::{
     AgentConfig, CgroupDriver, ConfigError, LogFormat, OfflineStart, Warning, load, resolve,
 };
@@ -92,6 +91,21 @@ fn defaults_are_upstreams() {
     assert_eq!(k.sync_frequency, Duration::from_secs(60));
     assert_eq!(k.file_check_frequency, Duration::from_secs(20));
     assert_eq!(k.runtime_request_timeout, Duration::from_secs(120));
+    assert_eq!(k.http_check_frequency, Duration::from_secs(20));
+    assert_eq!(k.cpu_cfs_quota_period, Duration::from_millis(100));
+    assert_eq!(k.max_container_restart_period, Duration::from_secs(300));
+    assert_eq!((k.event_record_qps, k.event_burst), (50, 100));
+    assert_eq!(k.container_log_max_size, 10 << 20);
+    assert_eq!(k.container_log_max_files, 5);
+    assert_eq!(k.max_parallel_image_pulls, None);
+    assert_eq!(
+        (k.logging.format, k.logging.verbosity),
+        (LogFormat::Text, 0)
+    );
+    assert_eq!(
+        (k.cgroup_root.as_str(), k.cluster_domain.as_str()),
+        ("", "")
+    );
     assert_eq!(k.max_pods, 110);
     assert_eq!(k.pod_pids_limit, None);
     assert!(k.serialize_image_pulls && k.cgroups_per_qos && k.cpu_cfs_quota);
@@ -157,12 +171,106 @@ fn wrong_types_are_reported_together_at_their_values() {
 }
 
 #[test]
+fn numbers_must_fit_their_type_and_are_told_about_once() {
+    let files = Files::new();
+    assert_eq!(
+        files.errors(
+            "maxPods: 3000000000\nport: -3000000000\nmaxOpenFiles: 3000000000\n\
+             userNamespaces: {idsPerPod: 9223372036854775808}\nlogging: {verbosity: -1}\n\
+             tlsCurvePreferences: [23, X25519]\nkubeAPIQPS: 1.5\n"
+        ),
+        [
+            "DIR/config.yaml:3:10: maxPods: is 3000000000, expected a whole number from -2147483648 to 2147483647",
+            "DIR/config.yaml:4:7: port: is -3000000000, expected a whole number from -2147483648 to 2147483647",
+            "DIR/config.yaml:6:29: userNamespaces.idsPerPod: is 9223372036854775808, expected a whole number from -9223372036854775808 to 9223372036854775807",
+            "DIR/config.yaml:7:22: logging.verbosity: is -1, expected a whole number from 0 to 4294967295",
+            "DIR/config.yaml:8:27: tlsCurvePreferences[1]: expected a whole number, found the string \"X25519\"",
+            "DIR/config.yaml:9:13: kubeAPIQPS: expected a whole number, found the number 1.5",
+        ]
+    );
+    assert_eq!(
+        files.errors("logging: {verbosity: 2147483648}\n"),
+        ["DIR/config.yaml:3:22: logging.verbosity: is 2147483648, allowed are 0 to 2147483647"]
+    );
+}
+
+#[test]
+fn objects_in_lists_are_checked_too() {
+    let files = Files::new();
+    assert_eq!(
+        files.errors(
+            "registerWithTaints:\n- {key: a, efect: NoSchedule}\n- dedicated\n\
+             reservedMemory:\n- numaNode: zero\n  limits: {memory: 1Gi, hugepages-1Gi: 2, cpu: many}\n\
+             logging:\n  flushFrequency: often\n  vmodule: [{filePattern: a, verbosity: high}]\n  \
+             options: {json: {infoBufferSize: true}, text: {split: true}}\n\
+             shutdownGracePeriodByPodPriority: [{priority: 1, seconds: 10}]\n"
+        ),
+        [
+            "DIR/config.yaml:4:12: registerWithTaints[0].efect: unknown field; did you mean \"effect\"?",
+            "DIR/config.yaml:5:3: registerWithTaints[1]: expected an object, found the string \"dedicated\"",
+            "DIR/config.yaml:7:13: reservedMemory[0].numaNode: expected a whole number, found the string \"zero\"",
+            "DIR/config.yaml:8:48: reservedMemory[0].limits.cpu: \"many\" is not a quantity; write it like \"1Gi\", \"500M\" or \"1048576\"",
+            "DIR/config.yaml:10:19: logging.flushFrequency: \"often\" is not a duration; write it like \"20s\", \"1m30s\" or \"2h\"",
+            "DIR/config.yaml:11:41: logging.vmodule[0].verbosity: expected a whole number, found the string \"high\"",
+            "DIR/config.yaml:12:36: logging.options.json.infoBufferSize: expected a quantity, like \"1Gi\", found the boolean true",
+            "DIR/config.yaml:12:50: logging.options.text.split: unknown field",
+            "DIR/config.yaml:13:50: shutdownGracePeriodByPodPriority[0].seconds: unknown field",
+        ]
+    );
+    let path = files.config(
+        "good.yaml",
+        "registerWithTaints: [{key: a, value: b, effect: NoSchedule, timeAdded: null}]\n\
+         logging: {flushFrequency: 5000000000, options: {json: {infoBufferSize: 0}}}\n\
+         reservedMemory: [{numaNode: 0, limits: {memory: 1Gi, hugepages-2Mi: 64}}]\n",
+    );
+    let warned: Vec<_> = load::load(Some(&path), None)
+        .unwrap()
+        .warnings
+        .into_iter()
+        .map(|warning| warning.field)
+        .collect();
+    assert_eq!(
+        warned,
+        [
+            "registerWithTaints",
+            "logging.flushFrequency",
+            "logging.options.json.infoBufferSize",
+            "reservedMemory",
+        ],
+        "a list is warned about as a whole"
+    );
+}
+
+#[test]
+fn odd_values_mean_what_they_mean_upstream() {
+    let files = Files::new();
+    for (body, limit) in [
+        ("podPidsLimit: -5\n", None),
+        ("podPidsLimit: 0\n", None),
+        ("podPidsLimit: 7\n", Some(7)),
+        ("podPidsLimit: null\n", None),
+    ] {
+        let path = files.config("c.yaml", body);
+        let config = load::load(Some(&path), None).unwrap().config;
+        assert_eq!(config.pod_pids_limit, limit, "{body}");
+    }
+    let path = files.config(
+        "c.yaml",
+        "eventBurst: 0\neventRecordQPS: 0\nmaxPods: 0\npodLogsDir: logs/../x\n",
+    );
+    let config = load::load(Some(&path), None).unwrap().config;
+    assert_eq!((config.event_burst, config.event_record_qps), (100, 0));
+    assert_eq!(config.max_pods, 110);
+    assert_eq!(config.pod_logs_dir, files.path("x"), "below the file's");
+}
+
+#[test]
 fn values_out_of_range_name_value_and_range() {
     let files = Files::new();
     assert_eq!(
         files.errors(
-            "cpuCFSQuotaPeriod: 2s\nhealthzPort: 70000\npodPidsLimit: 0\ncontainerLogMaxFiles: 1\n\
-             crashLoopBackOff:\n  maxContainerRestartPeriod: 10m\npodLogsDir: logs/../x\n\
+            "cpuCFSQuotaPeriod: 2s\nhealthzPort: 70000\nmaxPods: -1\ncontainerLogMaxFiles: 1\n\
+             crashLoopBackOff:\n  maxContainerRestartPeriod: 10m\npodLogsDir: /logs/../x\n\
              cgroupDriver: systemdd\nmaxParallelImagePulls: 3\nserializeImagePulls: true\n\
              staticPodURL: ftp://x\nclusterDNS: [10.0.0.10, nope]\nclusterDomain: No!\n\
              syncFrequency: 5 minutes\n"
@@ -170,14 +278,14 @@ fn values_out_of_range_name_value_and_range() {
         [
             "DIR/config.yaml:16:16: syncFrequency: \"5 minutes\" is not a duration; write it like \"20s\", \"1m30s\" or \"2h\"",
             "DIR/config.yaml:4:14: healthzPort: is 70000, expected a port from 1 to 65535, or 0 to turn it off",
-            "DIR/config.yaml:5:15: podPidsLimit: is 0, expected a number from 1, or -1 for no limit",
+            "DIR/config.yaml:5:10: maxPods: is -1, expected a number from 0 (which means 110)",
             "DIR/config.yaml:10:15: cgroupDriver: \"systemdd\" is neither \"cgroupfs\" nor \"systemd\"",
             "DIR/config.yaml:14:25: clusterDNS: \"nope\" is not an IP address",
             "DIR/config.yaml:3:20: cpuCFSQuotaPeriod: is 2s, allowed are 1ms to 1s",
             "DIR/config.yaml:8:30: crashLoopBackOff.maxContainerRestartPeriod: is 10m0s, allowed are 1s to 5m0s",
             "DIR/config.yaml:11:24: maxParallelImagePulls: is 3, but serializeImagePulls is true, which allows only 1; set it to false",
             "DIR/config.yaml:6:23: containerLogMaxFiles: is 1, expected a number of files, at least 2",
-            "DIR/config.yaml:9:13: podLogsDir: is \"logs/../x\", expected an absolute path without \".\", \"..\" or double slashes",
+            "DIR/config.yaml:9:13: podLogsDir: is \"/logs/../x\", expected an absolute path without \".\", \"..\" or double slashes",
             "DIR/config.yaml:13:15: staticPodURL: is \"ftp://x\", expected a URL like \"http://host:port/path\" or \"https://…\"",
             "DIR/config.yaml:15:16: clusterDomain: is \"No!\", expected a DNS name like \"cluster.local\"",
         ]
@@ -370,7 +478,8 @@ fn flags_win_over_files_only_when_given() {
     args.extend("--manifest-url-header a:x,b:y --manifest-url-header=a:z".split(' '));
     args.extend("--healthz-port 0 --pod-manifest-path here".split(' '));
     let (config, warnings) = run(&args).unwrap();
-    assert_eq!(warnings, []);
+    let warned: Vec<_> = warnings.iter().map(|w| w.field.as_str()).collect();
+    assert_eq!(warned, ["podPidsLimit", "--pod-max-pids"]);
     assert_eq!(config.kubelet.max_pods, 8);
     assert!(config.kubelet.serialize_image_pulls);
     assert_eq!(config.kubelet.pod_pids_limit, None);
@@ -433,16 +542,28 @@ fn flags_without_effect_are_accepted_and_warned_about() {
         "--cloud-provider",
         "external",
         "--container-log-max-files=3",
+        "--node-labels=a=b",
+        "--pod-max-pids=100",
+        "--event-qps=0",
+        "--event-burst=5",
+        "--iptables-drop-bit=3",
+        "--containerd=/run/containerd/containerd.sock",
     ])
     .unwrap();
     let told: Vec<_> = warnings.iter().map(ToString::to_string).collect();
     assert_eq!(
         told,
         [
+            "--node-labels: is not supported in this version and has no effect",
+            "--pod-max-pids: is not supported in this version and has no effect",
+            "--event-qps: is not supported in this version and has no effect",
+            "--event-burst: is not supported in this version and has no effect",
             "--container-log-max-files: is not supported in this version and has no effect",
             "--cloud-provider: is not supported in this version and has no effect",
+            "--containerd: is not supported in this version and has no effect",
             "--fail-swap-on: is not supported in this version and has no effect",
-            "--pod-infra-container-image: was removed upstream and has no effect; set the sandbox image in the configuration of the container runtime",
+            "--iptables-drop-bit: was removed upstream in 1.31 and has no effect",
+            "--pod-infra-container-image: was removed upstream in 1.35 and has no effect; set the sandbox image in the configuration of the container runtime",
             "--register-node: is not supported in this version and has no effect",
         ]
     );
@@ -503,6 +624,18 @@ fn booleans_repeats_and_short_flags_follow_pflag() {
     assert_eq!(flags(&["-v3"]).unwrap().v, Some(3));
     let twice = flags(&["--max-pods=1", "--max-pods=2"]).unwrap();
     assert_eq!(twice.max_pods, Some(2), "the last one wins");
+    let (config, _) = run(&[
+        "--cluster-dns=10.0.0.1",
+        "--cluster-dns=10.0.0.2,10.0.0.3",
+        "--node-labels=a=1,b=2",
+        "--node-labels=b=3,c",
+    ])
+    .unwrap();
+    assert_eq!(config.kubelet.cluster_dns.len(), 3, "lists add up");
+    let labels: Vec<_> = config.node_labels.iter().collect();
+    let labels: Vec<_> = labels.iter().map(|(k, v)| format!("{k}={v}")).collect();
+    assert_eq!(labels, ["a=1", "b=3", "c="], "maps add up");
+    assert!(flags(&["--node-labels==x"]).is_err());
     let unknown = flags(&["--max-pod=1"]).unwrap_err().to_string();
     assert!(unknown.contains("'--max-pods'"), "suggests: {unknown}");
     let bad = flags(&["--sync-frequency=5"]).unwrap_err().to_string();
@@ -523,17 +656,98 @@ fn examples_load_without_problems_or_warnings() {
     assert!(count > 0, "there are examples");
 }
 
-/// The dotted names of all fields that hold a value, and whether they are supported.
-fn field_names(prefix: &str, fields: &[Field], into: &mut BTreeSet<(String, bool)>) {
+/// The dotted names of all fields that hold a value, with their types and whether they are supported.
+fn field_names(prefix: &str, fields: &[Field], into: &mut Vec<(String, Kind, bool)>) {
     for field in fields {
         let path = format!("{prefix}{}", field.name);
         match field.kind {
             Kind::Object(inner) => field_names(&format!("{path}."), inner, into),
-            _ => {
-                into.insert((path, field.support == Support::Supported));
+            kind => into.push((path, kind, field.support == Support::Supported)),
+        }
+    }
+}
+
+/// The type's name in the list of upstream's fields.
+fn type_name(kind: Kind) -> &'static str {
+    match kind {
+        Kind::Bool => "bool",
+        Kind::Int32 => "int32",
+        Kind::Uint32 => "uint32",
+        Kind::Int64 => "int64",
+        Kind::Number => "number",
+        Kind::String => "string",
+        Kind::Duration => "duration",
+        Kind::DurationOrNanos => "duration-or-nanoseconds",
+        Kind::Quantity => "quantity",
+        Kind::Strings => "string-list",
+        Kind::Ints => "int32-list",
+        Kind::StringMap => "string-map",
+        Kind::StringsMap => "map-of-string-lists",
+        Kind::BoolMap => "bool-map",
+        Kind::QuantityMap => "quantity-map",
+        Kind::Objects(_) | Kind::Object(_) => panic!("has fields of its own"),
+    }
+}
+
+/// The lines of a list, without its comments.
+fn listed(text: &str) -> Vec<String> {
+    let lines = text.lines().filter(|line| !line.starts_with('#'));
+    lines.map(str::to_owned).collect()
+}
+
+#[test]
+fn the_fields_are_upstreams() {
+    fn fields(prefix: &str, fields_of: &[Field], into: &mut Vec<String>) {
+        for field in fields_of {
+            let path = format!("{prefix}{}", field.name);
+            match field.kind {
+                Kind::Object(inner) => fields(&format!("{path}."), inner, into),
+                Kind::Objects(inner) => fields(&format!("{path}[]."), inner, into),
+                kind => into.push(format!("{path} {}", type_name(kind))),
             }
         }
     }
+    let mut ours = Vec::new();
+    fields("", FIELDS, &mut ours);
+    let upstreams = listed(include_str!("kubeletconfig/kubelet-1.36-fields.txt"));
+    assert_eq!(ours, upstreams);
+}
+
+#[test]
+fn the_flags_are_upstreams_and_a_few_of_our_own() {
+    const OWN: [&str; 4] = [
+        "state-dir",
+        "log-file",
+        "container-logs-dir",
+        "offline-start",
+    ];
+    let command = KubeletFlags::augment_args(Command::new("run"));
+    let line = |arg: &Arg| {
+        let name = arg.get_long().unwrap();
+        // Only a boolean may stand without a value.
+        let optional = arg
+            .get_num_args()
+            .is_some_and(|range| range.min_values() == 0);
+        let takes = if optional { "bool" } else { "value" };
+        let unsupported = UNSUPPORTED_FLAGS.iter().find(|flag| flag.name == name);
+        match unsupported.map(|flag| flag.effect) {
+            Some(Effect::Removed { release, .. }) => format!("{name} {takes} removed-in-{release}"),
+            _ => format!("{name} {takes}"),
+        }
+    };
+    let mut command = command;
+    command.build();
+    let mut ours: Vec<_> = command
+        .get_arguments()
+        .filter(|arg| {
+            let name = arg.get_long().unwrap_or("help");
+            name != "help" && !OWN.contains(&name)
+        })
+        .map(line)
+        .collect();
+    ours.sort_by(|a, b| a.split(' ').next().cmp(&b.split(' ').next()));
+    let upstreams = listed(include_str!("kubeletconfig/kubelet-1.36-flags.txt"));
+    assert_eq!(ours, upstreams);
 }
 
 #[test]
@@ -543,14 +757,26 @@ fn documentation_lists_every_field_and_flag_with_its_support() {
         let start = format!("| `{name}` |");
         text.lines().find(|line| line.starts_with(&start))
     };
-    let mut fields = BTreeSet::new();
+    let mut fields = Vec::new();
     field_names("", FIELDS, &mut fields);
     assert!(fields.len() > 120);
     let mut wrong = Vec::new();
-    for (name, supported) in fields {
-        match row(&name) {
-            Some(line) if line.contains("not yet") != supported => {}
-            _ => wrong.push(name),
+    for (name, kind, supported) in &fields {
+        let typed = format!("| `{name}` | {} |", kind.words());
+        match row(name) {
+            Some(line) if line.contains("not yet") != *supported && line.starts_with(&typed) => {}
+            _ => wrong.push(name.clone()),
+        }
+    }
+    let known = |name: &str| fields.iter().any(|(field, ..)| field == name);
+    let section = text.split_once("## Fields").unwrap().1;
+    let section = section.split_once("## Flags").unwrap().0;
+    for line in section.lines() {
+        let name = line
+            .strip_prefix("| `")
+            .and_then(|rest| rest.split_once('`'));
+        if let Some((name, _)) = name.filter(|(name, _)| !known(name)) {
+            wrong.push(format!("{name} (does not exist)"));
         }
     }
     let command = KubeletFlags::augment_args(Command::new("run"));

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 use std::time::Duration;
 
 use super::duration::parse_duration;
@@ -13,6 +13,7 @@ use super::quantity::parse_bytes;
 use super::types::KubeletConfiguration;
 use super::yaml::{Entry, Node, Place, Value};
 use super::{API_VERSION, KIND};
+use crate::types::quantity::nanos;
 
 /// The configuration under construction, and where each of its fields was set last.
 #[derive(Debug, Default)]
@@ -187,22 +188,26 @@ impl Checker<'_> {
 
     /// Checks the type of a value and of what is in it. `null` fits everywhere.
     fn value(&mut self, path: &str, kind: Kind, node: &Node) {
-        let inner = match kind {
-            Kind::Strings | Kind::StringMap => Kind::String,
-            Kind::StringsMap => Kind::Strings,
-            Kind::BoolMap => Kind::Bool,
-            Kind::Objects => Kind::AnyMap,
-            _ => kind,
-        };
-        match (kind, &node.value) {
-            (Kind::Strings | Kind::Objects, Value::List(items)) => {
+        match (items_of(kind), &node.value) {
+            (Some(inner), Value::List(items)) if is_list(kind) => {
                 for (index, item) in items.iter().enumerate() {
                     self.value(&format!("{path}[{index}]"), inner, item);
                 }
             }
-            (Kind::StringMap | Kind::StringsMap | Kind::BoolMap, Value::Map(entries)) => {
+            (Some(inner), Value::Map(entries)) if !is_list(kind) => {
                 for entry in entries {
                     self.value(&format!("{path}.{}", entry.key), inner, &entry.node);
+                }
+            }
+            (_, Value::Map(entries)) if matches!(kind, Kind::Object(_)) => {
+                // In a list of objects; the list was warned about.
+                let Kind::Object(fields) = kind else { return };
+                for entry in entries {
+                    let path = format!("{path}.{}", entry.key);
+                    match fields.iter().find(|field| field.name == entry.key) {
+                        Some(field) => self.value(&path, field.kind, &entry.node),
+                        None => self.unknown(&path, fields, entry),
+                    }
                 }
             }
             (_, value) => {
@@ -217,22 +222,66 @@ impl Checker<'_> {
     }
 }
 
+/// The kind of what is in a list or map of this kind.
+const fn items_of(kind: Kind) -> Option<Kind> {
+    match kind {
+        Kind::Strings | Kind::StringMap => Some(Kind::String),
+        Kind::Ints => Some(Kind::Int32),
+        Kind::StringsMap => Some(Kind::Strings),
+        Kind::BoolMap => Some(Kind::Bool),
+        Kind::QuantityMap => Some(Kind::Quantity),
+        Kind::Objects(fields) => Some(Kind::Object(fields)),
+        _ => None,
+    }
+}
+
+const fn is_list(kind: Kind) -> bool {
+    matches!(kind, Kind::Strings | Kind::Ints | Kind::Objects(_))
+}
+
 /// Checks a value that is not one of the kind's own collections.
 fn check_kind(kind: Kind, value: &Value) -> Result<(), String> {
+    let whole = |min: i128, max: i128| match value {
+        Value::Int(number) if (min..=max).contains(number) => Ok(()),
+        Value::Int(number) => Err(format!(
+            "is {number}, expected a whole number from {min} to {max}"
+        )),
+        _ => Err(format!(
+            "expected a whole number, found {}",
+            value.describe()
+        )),
+    };
     let (good, expected) = match (kind, value) {
         (_, Value::Null) => return Ok(()),
-        (Kind::Duration, Value::String(text)) => return parse_duration(text).map(|_| ()),
+        (Kind::Duration | Kind::DurationOrNanos, Value::String(text)) => {
+            return parse_duration(text).map(|_| ());
+        }
+        (Kind::Int32, _) => return whole(i32::MIN.into(), i32::MAX.into()),
+        (Kind::Uint32, _) => return whole(0, u32::MAX.into()),
+        (Kind::Int64, _) => return whole(i64::MIN.into(), i64::MAX.into()),
+        (Kind::DurationOrNanos, Value::Int(_)) => return whole(0, i64::MAX.into()),
         (Kind::Duration, _) => (false, "a duration, like \"20s\""),
+        (Kind::DurationOrNanos, _) => (false, "a duration, like \"5s\", or nanoseconds"),
+        (Kind::Quantity, Value::String(text)) if nanos(text).is_err() => {
+            return Err(format!(
+                "{text:?} is not a quantity; write it like \"1Gi\", \"500M\" or \"1048576\""
+            ));
+        }
+        (Kind::Quantity, value) => (
+            matches!(value, Value::String(_) | Value::Int(_) | Value::Float(_)),
+            "a quantity, like \"1Gi\"",
+        ),
         (Kind::Bool, value) => (matches!(value, Value::Bool(_)), "true or false"),
-        (Kind::Int, value) => (matches!(value, Value::Int(_)), "a whole number"),
         (Kind::Number, value) => (matches!(value, Value::Int(_) | Value::Float(_)), "a number"),
         (Kind::String, value) => (matches!(value, Value::String(_)), "a string"),
         (Kind::Strings, _) => (false, "a list of strings"),
+        (Kind::Ints, _) => (false, "a list of whole numbers"),
         (Kind::StringMap, _) => (false, "a map of strings"),
         (Kind::StringsMap, _) => (false, "a map of lists of strings"),
         (Kind::BoolMap, _) => (false, "a map of booleans"),
-        (Kind::Objects, _) => (false, "a list of objects"),
-        (Kind::AnyMap | Kind::Object(_), value) => (matches!(value, Value::Map(_)), "an object"),
+        (Kind::QuantityMap, _) => (false, "a map of quantities"),
+        (Kind::Objects(_), _) => (false, "a list of objects"),
+        (Kind::Object(_), _) => (false, "an object"),
     };
     if good {
         Ok(())
@@ -305,12 +354,40 @@ impl Reader<'_> {
         })
     }
 
+    /// As [`Self::path`], and a relative one is made absolute and cleaned as Go's `filepath.Join` does. An
+    /// absolute one stays as it was written.
+    fn absolute_path(&mut self) -> Option<PathBuf> {
+        let path = self.path()?;
+        if self.filled().is_some_and(|text| text.starts_with('/')) {
+            return Some(path);
+        }
+        match std::path::absolute(&path) {
+            Ok(path) => Some(cleaned(&path)),
+            Err(error) => self.fail(format!("cannot be made an absolute path: {error}")),
+        }
+    }
+
     fn strings(&self) -> Option<Vec<(Place, &str)>> {
         match &self.node.value {
             Value::List(nodes) => Some(strings_of(nodes)),
             _ => None,
         }
     }
+}
+
+/// `path` without `.` and with each `..` taken off its predecessor.
+fn cleaned(path: &Path) -> PathBuf {
+    let mut clean = PathBuf::new();
+    for part in path.components() {
+        match part {
+            Component::CurDir => {}
+            Component::ParentDir => {
+                clean.pop();
+            }
+            part => clean.push(part),
+        }
+    }
+    clean
 }
 
 fn strings_of(nodes: &[Node]) -> Vec<(Place, &str)> {
@@ -321,6 +398,11 @@ fn strings_of(nodes: &[Node]) -> Vec<(Place, &str)> {
             _ => None,
         })
         .collect()
+}
+
+/// The process limit of a pod in `limit`. Upstream takes every number below 1 for no limit of its own.
+pub(super) fn pids_limit(limit: i64) -> Option<u64> {
+    u64::try_from(limit).ok().filter(|limit| *limit != 0)
 }
 
 /// Reads an IP address.
@@ -346,7 +428,7 @@ fn take(
     let d = defaults.clone();
     match path {
         "staticPodPath" => c.static_pod_path = r.path(),
-        "podLogsDir" => c.pod_logs_dir = r.filled().map_or(d.pod_logs_dir, PathBuf::from),
+        "podLogsDir" => c.pod_logs_dir = r.absolute_path().unwrap_or(d.pod_logs_dir),
         "syncFrequency" => c.sync_frequency = r.period().unwrap_or(d.sync_frequency),
         "fileCheckFrequency" => {
             c.file_check_frequency = r.period().unwrap_or(d.file_check_frequency);
@@ -400,16 +482,8 @@ fn take(
             c.max_pods = pods.filter(|pods| *pods != 0).unwrap_or(d.max_pods);
         }
         "podPidsLimit" => {
-            let limit: Option<i64> = r.int("a number from 1, or -1 for no limit");
-            c.pod_pids_limit = match limit {
-                None | Some(-1) => None,
-                Some(limit) => match u64::try_from(limit).ok().filter(|limit| *limit != 0) {
-                    Some(limit) => Some(limit),
-                    None => r.fail(format!(
-                        "is {limit}, expected a number from 1, or -1 for no limit"
-                    )),
-                },
-            };
+            let limit: Option<i64> = r.int("a number, below 1 for no limit");
+            c.pod_pids_limit = limit.and_then(pids_limit);
         }
         "cpuCFSQuota" => c.cpu_cfs_quota = r.bool().unwrap_or(d.cpu_cfs_quota),
         "cpuCFSQuotaPeriod" => {
@@ -456,7 +530,10 @@ fn take(
                 .int("a number from 0 (no limit)")
                 .unwrap_or(d.event_record_qps);
         }
-        "eventBurst" => c.event_burst = r.int("a number from 0").unwrap_or(d.event_burst),
+        "eventBurst" => {
+            let burst: Option<u32> = r.int("a number from 0 (which means 100)");
+            c.event_burst = burst.filter(|burst| *burst != 0).unwrap_or(d.event_burst);
+        }
         "crashLoopBackOff.maxContainerRestartPeriod" => {
             // Not a `period`: zero is outside of the allowed range, not the default.
             c.max_container_restart_period = r
@@ -468,8 +545,12 @@ fn take(
         _ => return,
     }
     if let Some(message) = r.problem {
-        let origin = at(file, node.place);
-        settings.problems.push(Problem::new(origin, path, message));
+        let problem = Problem::new(at(file, node.place), path, message);
+        let told = |other: &Problem| other.origin == problem.origin && other.field == problem.field;
+        // A number out of its type's range was told about with its type.
+        if !settings.problems.iter().any(told) {
+            settings.problems.push(problem);
+        }
     }
     if matches!(node.value, Value::Null) {
         settings.origins.remove(path);

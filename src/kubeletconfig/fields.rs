@@ -15,28 +15,61 @@ pub enum Support {
 pub enum Kind {
     /// `true` or `false`.
     Bool,
-    /// A whole number.
-    Int,
+    /// A whole number of 32 bits.
+    Int32,
+    /// A whole number of 32 bits that is not negative.
+    Uint32,
+    /// A whole number of 64 bits.
+    Int64,
     /// Any number.
     Number,
     /// A string.
     String,
     /// A string holding a Go duration.
     Duration,
+    /// A string holding a Go duration, or a whole number of nanoseconds.
+    DurationOrNanos,
+    /// A quantity like `10Mi`: a string or a number.
+    Quantity,
     /// A list of strings.
     Strings,
+    /// A list of whole numbers of 32 bits.
+    Ints,
     /// A map from strings to strings.
     StringMap,
     /// A map from strings to lists of strings.
     StringsMap,
     /// A map from strings to booleans.
     BoolMap,
-    /// A list of objects that is not looked into.
-    Objects,
-    /// A map that is not looked into.
-    AnyMap,
+    /// A map from strings to quantities.
+    QuantityMap,
+    /// A list of objects with these fields.
+    Objects(&'static [Field]),
     /// An object with these fields.
     Object(&'static [Field]),
+}
+
+impl Kind {
+    /// The type in words, as the documentation names it.
+    pub const fn words(self) -> &'static str {
+        match self {
+            Self::Bool => "boolean",
+            Self::Int32 | Self::Uint32 | Self::Int64 => "integer",
+            Self::Number => "number",
+            Self::String => "string",
+            Self::Duration => "duration",
+            Self::DurationOrNanos => "duration or nanoseconds",
+            Self::Quantity => "quantity",
+            Self::Strings => "list of strings",
+            Self::Ints => "list of integers",
+            Self::StringMap => "map of strings",
+            Self::StringsMap => "map of lists of strings",
+            Self::BoolMap => "map of booleans",
+            Self::QuantityMap => "map of quantities",
+            Self::Objects(_) => "list of objects",
+            Self::Object(_) => "object",
+        }
+    }
 }
 
 /// One field.
@@ -77,38 +110,38 @@ pub const FIELDS: &[Field] = &[
     yes("staticPodURL", Kind::String),
     yes("staticPodURLHeader", Kind::StringsMap),
     later("address", Kind::String),
-    later("port", Kind::Int),
-    later("readOnlyPort", Kind::Int),
+    later("port", Kind::Int32),
+    later("readOnlyPort", Kind::Int32),
     later("tlsCertFile", Kind::String),
     later("tlsPrivateKeyFile", Kind::String),
     later("tlsCipherSuites", Kind::Strings),
-    later("tlsCurvePreferences", Kind::Strings),
+    later("tlsCurvePreferences", Kind::Ints),
     later("tlsMinVersion", Kind::String),
     later("rotateCertificates", Kind::Bool),
     later("serverTLSBootstrap", Kind::Bool),
     later("authentication", Kind::Object(AUTHENTICATION)),
     later("authorization", Kind::Object(AUTHORIZATION)),
-    later("registryPullQPS", Kind::Int),
-    later("registryBurst", Kind::Int),
+    later("registryPullQPS", Kind::Int32),
+    later("registryBurst", Kind::Int32),
     later("imagePullCredentialsVerificationPolicy", Kind::String),
     later("preloadedImagesVerificationAllowlist", Kind::Strings),
-    yes("eventRecordQPS", Kind::Int),
-    yes("eventBurst", Kind::Int),
+    later("eventRecordQPS", Kind::Int32),
+    later("eventBurst", Kind::Int32),
     later("enableDebuggingHandlers", Kind::Bool),
     later("enableContentionProfiling", Kind::Bool),
-    yes("healthzPort", Kind::Int),
+    yes("healthzPort", Kind::Int32),
     yes("healthzBindAddress", Kind::String),
-    later("oomScoreAdj", Kind::Int),
+    later("oomScoreAdj", Kind::Int32),
     yes("clusterDomain", Kind::String),
     yes("clusterDNS", Kind::Strings),
     later("streamingConnectionIdleTimeout", Kind::Duration),
     later("nodeStatusUpdateFrequency", Kind::Duration),
     later("nodeStatusReportFrequency", Kind::Duration),
-    later("nodeLeaseDurationSeconds", Kind::Int),
+    later("nodeLeaseDurationSeconds", Kind::Int32),
     later("imageMinimumGCAge", Kind::Duration),
     later("imageMaximumGCAge", Kind::Duration),
-    later("imageGCHighThresholdPercent", Kind::Int),
-    later("imageGCLowThresholdPercent", Kind::Int),
+    later("imageGCHighThresholdPercent", Kind::Int32),
+    later("imageGCLowThresholdPercent", Kind::Int32),
     later("volumeStatsAggPeriod", Kind::Duration),
     later("kubeletCgroups", Kind::String),
     later("systemCgroups", Kind::String),
@@ -126,33 +159,33 @@ pub const FIELDS: &[Field] = &[
     later("qosReserved", Kind::StringMap),
     yes("runtimeRequestTimeout", Kind::Duration),
     later("hairpinMode", Kind::String),
-    yes("maxPods", Kind::Int),
+    yes("maxPods", Kind::Int32),
     later("podCIDR", Kind::String),
-    yes("podPidsLimit", Kind::Int),
+    later("podPidsLimit", Kind::Int64),
     yes("resolvConf", Kind::String),
     later("runOnce", Kind::Bool),
     yes("cpuCFSQuota", Kind::Bool),
     yes("cpuCFSQuotaPeriod", Kind::Duration),
-    later("nodeStatusMaxImages", Kind::Int),
-    later("maxOpenFiles", Kind::Int),
+    later("nodeStatusMaxImages", Kind::Int32),
+    later("maxOpenFiles", Kind::Int64),
     later("contentType", Kind::String),
-    later("kubeAPIQPS", Kind::Int),
-    later("kubeAPIBurst", Kind::Int),
+    later("kubeAPIQPS", Kind::Int32),
+    later("kubeAPIBurst", Kind::Int32),
     yes("serializeImagePulls", Kind::Bool),
-    yes("maxParallelImagePulls", Kind::Int),
+    yes("maxParallelImagePulls", Kind::Int32),
     later("evictionHard", Kind::StringMap),
     later("evictionSoft", Kind::StringMap),
     later("evictionSoftGracePeriod", Kind::StringMap),
     later("evictionPressureTransitionPeriod", Kind::Duration),
-    later("evictionMaxPodGracePeriod", Kind::Int),
+    later("evictionMaxPodGracePeriod", Kind::Int32),
     later("evictionMinimumReclaim", Kind::StringMap),
     later("mergeDefaultEvictionSettings", Kind::Bool),
-    later("podsPerCore", Kind::Int),
+    later("podsPerCore", Kind::Int32),
     later("enableControllerAttachDetach", Kind::Bool),
     later("protectKernelDefaults", Kind::Bool),
     later("makeIPTablesUtilChains", Kind::Bool),
-    later("iptablesMasqueradeBit", Kind::Int),
-    later("iptablesDropBit", Kind::Int),
+    later("iptablesMasqueradeBit", Kind::Int32),
+    later("iptablesDropBit", Kind::Int32),
     later("featureGates", Kind::BoolMap),
     later("failSwapOn", Kind::Bool),
     later(
@@ -160,8 +193,8 @@ pub const FIELDS: &[Field] = &[
         Kind::Object(&[later("swapBehavior", Kind::String)]),
     ),
     later("containerLogMaxSize", Kind::String),
-    later("containerLogMaxFiles", Kind::Int),
-    later("containerLogMaxWorkers", Kind::Int),
+    later("containerLogMaxFiles", Kind::Int32),
+    later("containerLogMaxWorkers", Kind::Int32),
     later("containerLogMonitorInterval", Kind::Duration),
     later("configMapAndSecretChangeDetectionStrategy", Kind::String),
     later("systemReserved", Kind::StringMap),
@@ -180,15 +213,27 @@ pub const FIELDS: &[Field] = &[
     later("enableSystemLogQuery", Kind::Bool),
     later("shutdownGracePeriod", Kind::Duration),
     later("shutdownGracePeriodCriticalPods", Kind::Duration),
-    later("shutdownGracePeriodByPodPriority", Kind::Objects),
+    later(
+        "shutdownGracePeriodByPodPriority",
+        Kind::Objects(&[
+            later("priority", Kind::Int32),
+            later("shutdownGracePeriodSeconds", Kind::Int64),
+        ]),
+    ),
     yes("crashLoopBackOff", Kind::Object(CRASH_LOOP_BACK_OFF)),
-    later("reservedMemory", Kind::Objects),
+    later(
+        "reservedMemory",
+        Kind::Objects(&[
+            later("numaNode", Kind::Int32),
+            later("limits", Kind::QuantityMap),
+        ]),
+    ),
     later("enableProfilingHandler", Kind::Bool),
     later("enableDebugFlagsHandler", Kind::Bool),
     later("seccompDefault", Kind::Bool),
     later("memoryThrottlingFactor", Kind::Number),
     later("memoryReservationPolicy", Kind::String),
-    later("registerWithTaints", Kind::Objects),
+    later("registerWithTaints", Kind::Objects(TAINT)),
     later("registerNode", Kind::Bool),
     later("tracing", Kind::Object(TRACING)),
     later("localStorageCapacityIsolation", Kind::Bool),
@@ -197,7 +242,7 @@ pub const FIELDS: &[Field] = &[
     yes("failCgroupV1", Kind::Bool),
     later(
         "userNamespaces",
-        Kind::Object(&[later("idsPerPod", Kind::Int)]),
+        Kind::Object(&[later("idsPerPod", Kind::Int64)]),
     ),
 ];
 
@@ -226,21 +271,41 @@ const AUTHORIZATION: &[Field] = &[
 
 const LOGGING: &[Field] = &[
     yes("format", Kind::String),
-    // Upstream also takes whole nanoseconds here; a duration is what everybody writes.
-    later("flushFrequency", Kind::Duration),
-    yes("verbosity", Kind::Int),
-    later("vmodule", Kind::Objects),
+    later("flushFrequency", Kind::DurationOrNanos),
+    yes("verbosity", Kind::Uint32),
+    later(
+        "vmodule",
+        Kind::Objects(&[
+            later("filePattern", Kind::String),
+            later("verbosity", Kind::Uint32),
+        ]),
+    ),
     later(
         "options",
-        Kind::Object(&[later("text", Kind::AnyMap), later("json", Kind::AnyMap)]),
+        Kind::Object(&[
+            later("text", Kind::Object(OUTPUT_ROUTING)),
+            later("json", Kind::Object(OUTPUT_ROUTING)),
+        ]),
     ),
+];
+
+const OUTPUT_ROUTING: &[Field] = &[
+    later("splitStream", Kind::Bool),
+    later("infoBufferSize", Kind::Quantity),
+];
+
+const TAINT: &[Field] = &[
+    later("key", Kind::String),
+    later("value", Kind::String),
+    later("effect", Kind::String),
+    later("timeAdded", Kind::String),
 ];
 
 const CRASH_LOOP_BACK_OFF: &[Field] = &[yes("maxContainerRestartPeriod", Kind::Duration)];
 
 const TRACING: &[Field] = &[
     later("endpoint", Kind::String),
-    later("samplingRatePerMillion", Kind::Int),
+    later("samplingRatePerMillion", Kind::Int32),
 ];
 
 /// The known name closest to `given`, if one is close enough to be what was meant. Case does not count.

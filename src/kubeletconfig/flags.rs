@@ -2,7 +2,7 @@
 //!
 //! Every flag is an `Option`: `None` means it was not given, so that the file decides. Syntax is
 //! pflag's: `--flag value`, `--flag=value`, and for booleans `--flag` or `--flag=false`. Given twice, the
-//! last one wins, except that `--manifest-url-header` adds up.
+//! last one wins, except that `--manifest-url-header`, `--cluster-dns` and `--node-labels` add up.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -115,15 +115,15 @@ pub struct KubeletFlags {
     #[arg(long, value_name = "IP[,IP]")]
     pub node_ip: Option<String>,
 
-    /// Labels the node registers with, key=value separated by commas
-    #[arg(long, value_name = "LABELS", value_parser = parse_labels)]
-    pub node_labels: Option<BTreeMap<String, String>>,
+    /// Labels the node registers with (no effect yet), key=value separated by commas; may be repeated
+    #[arg(long, value_name = "LABELS", value_parser = parse_labels, action = clap::ArgAction::Append)]
+    pub node_labels: Vec<Labels>,
 
     /// How many pods may run [default: 110]
     #[arg(long, value_name = "COUNT")]
     pub max_pods: Option<u32>,
 
-    /// Process limit of one pod; -1 for no limit [default: -1]
+    /// Process limit of one pod (no effect yet); -1 for no limit [default: -1]
     #[arg(long, value_name = "COUNT", allow_negative_numbers = true)]
     pub pod_max_pids: Option<i64>,
 
@@ -147,19 +147,19 @@ pub struct KubeletFlags {
     #[arg(long, value_name = "FILE")]
     pub resolv_conf: Option<PathBuf>,
 
-    /// Addresses of the cluster's DNS servers, separated by commas
-    #[arg(long, value_name = "IP,…", value_parser = parse_ips)]
-    pub cluster_dns: Option<Addresses>,
+    /// Addresses of the cluster's DNS servers, separated by commas; may be repeated
+    #[arg(long, value_name = "IP,…", value_parser = parse_ips, action = clap::ArgAction::Append)]
+    pub cluster_dns: Vec<Addresses>,
 
     /// DNS domain of the cluster
     #[arg(long, value_name = "DOMAIN")]
     pub cluster_domain: Option<String>,
 
-    /// Events recorded per second; 0 for no limit [default: 50]
+    /// Events recorded per second (no effect yet); 0 for no limit [default: 50]
     #[arg(long, value_name = "RATE")]
     pub event_qps: Option<u32>,
 
-    /// Burst of events above --event-qps [default: 100]
+    /// Burst of events above --event-qps (no effect yet) [default: 100]
     #[arg(long, value_name = "COUNT")]
     pub event_burst: Option<u32>,
 
@@ -212,6 +212,10 @@ pub struct Headers(pub Vec<(String, String)>);
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Addresses(pub Vec<IpAddr>);
 
+/// Labels of one `--node-labels`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Labels(pub BTreeMap<String, String>);
+
 /// Reads a boolean as pflag does.
 fn parse_bool(text: &str) -> Result<bool, String> {
     match text {
@@ -235,16 +239,21 @@ fn parse_headers(text: &str) -> Result<Headers, String> {
         .map_err(str::to_owned)
 }
 
-fn parse_labels(text: &str) -> Result<BTreeMap<String, String>, String> {
-    text.split(',')
-        .filter(|pair| !pair.trim().is_empty())
+/// A key without `=` is a label with an empty value, as upstream reads it.
+fn parse_labels(text: &str) -> Result<Labels, String> {
+    let pairs = text.split(',').filter(|pair| !pair.trim().is_empty());
+    pairs
         .map(|pair| {
-            let (key, value) = pair
-                .split_once('=')
-                .ok_or_else(|| format!("{pair:?} is not a label; write it like \"key=value\""))?;
-            Ok((key.trim().to_owned(), value.trim().to_owned()))
+            let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
+            match key.trim() {
+                "" => Err(format!(
+                    "{pair:?} is not a label; write it like \"key=value\""
+                )),
+                key => Ok((key.to_owned(), value.trim().to_owned())),
+            }
         })
-        .collect()
+        .collect::<Result<_, _>>()
+        .map(Labels)
 }
 
 fn parse_ips(text: &str) -> Result<Addresses, String> {

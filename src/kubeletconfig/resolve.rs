@@ -7,11 +7,12 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use super::decode::{Settings, parse_ip};
-use super::flags::{Addresses, Headers, KubeletFlags};
+use super::decode::{Settings, parse_ip, pids_limit};
+use super::flags::{Addresses, Headers, KubeletFlags, Labels};
 use super::load::read;
 use super::problem::{ConfigError, Origin, Problem, Warning};
 use super::types::{KubeletConfiguration, OfflineStart};
+use super::unsupported::Effect;
 use super::validate::{is_dns_subdomain, validate};
 
 /// The longest path a unix socket address can hold.
@@ -179,7 +180,7 @@ pub fn resolve(flags: &KubeletFlags) -> Result<(AgentConfig, Vec<Warning>), Conf
             let config = AgentConfig {
                 node_name,
                 node_ips,
-                node_labels: flags.node_labels.clone().unwrap_or_default(),
+                node_labels: merge_labels(&flags.node_labels),
                 root_dir: absolute(&flags.root_dir, "/var/lib/kubelet"),
                 state_dir,
                 container_logs_dir: absolute(&flags.container_logs_dir, "/var/log/containers"),
@@ -217,6 +218,8 @@ fn apply_flags(settings: &mut Settings, flags: &KubeletFlags) {
     let some_path = |path: PathBuf| (!path.as_os_str().is_empty()).then_some(path);
     let headers =
         (!f.manifest_url_header.is_empty()).then(|| merge_headers(&f.manifest_url_header));
+    let servers = f.cluster_dns.iter().flat_map(|Addresses(list)| list);
+    let servers = (!f.cluster_dns.is_empty()).then(|| servers.copied().collect::<Vec<_>>());
     over!("--pod-manifest-path", "staticPodPath", f.pod_manifest_path.map(some_path) => c.static_pod_path);
     over!("--manifest-url", "staticPodURL", f.manifest_url.map(|url| (!url.is_empty()).then_some(url)) => c.static_pod_url);
     over!("--manifest-url-header", "staticPodURLHeader", headers => c.static_pod_url_header);
@@ -236,7 +239,7 @@ fn apply_flags(settings: &mut Settings, flags: &KubeletFlags) {
     over!("--cpu-cfs-quota", "cpuCFSQuota", f.cpu_cfs_quota => c.cpu_cfs_quota);
     over!("--cpu-cfs-quota-period", "cpuCFSQuotaPeriod", f.cpu_cfs_quota_period => c.cpu_cfs_quota_period);
     over!("--resolv-conf", "resolvConf", f.resolv_conf.map(some_path) => c.resolv_conf);
-    over!("--cluster-dns", "clusterDNS", f.cluster_dns.map(|Addresses(list)| list) => c.cluster_dns);
+    over!("--cluster-dns", "clusterDNS", servers => c.cluster_dns);
     over!("--cluster-domain", "clusterDomain", f.cluster_domain => c.cluster_domain);
     over!("--event-qps", "eventRecordQPS", f.event_qps => c.event_record_qps);
     over!("--event-burst", "eventBurst", f.event_burst => c.event_burst);
@@ -245,12 +248,8 @@ fn apply_flags(settings: &mut Settings, flags: &KubeletFlags) {
     over!("--container-runtime-endpoint", "containerRuntimeEndpoint", f.container_runtime_endpoint => c.container_runtime_endpoint);
     over!("--image-service-endpoint", "imageServiceEndpoint", f.image_service_endpoint => c.image_service_endpoint);
     over!("--max-pods", "maxPods", f.max_pods => c.max_pods);
-    over!("--pod-max-pids", "podPidsLimit", f.pod_max_pids.map(|pids| u64::try_from(pids).ok()) => c.pod_pids_limit);
+    over!("--pod-max-pids", "podPidsLimit", f.pod_max_pids.map(pids_limit) => c.pod_pids_limit);
 
-    if let Some(pids) = f.pod_max_pids.filter(|pids| *pids == 0 || *pids < -1) {
-        let message = format!("is {pids}, expected a number from 1, or -1 for no limit");
-        reject_flag(settings, "--pod-max-pids", message);
-    }
     if f.max_pods == Some(0) {
         reject_flag(settings, "--max-pods", "is 0, expected a number from 1");
     }
@@ -266,9 +265,13 @@ fn apply_flags(settings: &mut Settings, flags: &KubeletFlags) {
     warn_flags(settings, flags);
 }
 
+/// Warns of the flags that were given and have no effect.
 fn warn_flags(settings: &mut Settings, flags: &KubeletFlags) {
-    let no_effect = "is not supported in this version and has no effect";
-    let ours = [
+    let checked = [
+        ("--node-labels", !flags.node_labels.is_empty()),
+        ("--pod-max-pids", flags.pod_max_pids.is_some()),
+        ("--event-qps", flags.event_qps.is_some()),
+        ("--event-burst", flags.event_burst.is_some()),
         (
             "--container-log-max-size",
             flags.container_log_max_size.is_some(),
@@ -278,17 +281,17 @@ fn warn_flags(settings: &mut Settings, flags: &KubeletFlags) {
             flags.container_log_max_files.is_some(),
         ),
     ];
-    let ours = ours
+    let checked = checked
         .into_iter()
         .filter(|(_, given)| *given)
-        .map(|(flag, _)| (flag.to_owned(), no_effect));
-    let theirs = flags.unsupported.given.iter();
-    let theirs = theirs.map(|flag| (format!("--{}", flag.name), flag.message));
-    for (flag, message) in ours.chain(theirs) {
+        .map(|(flag, _)| (flag.to_owned(), Effect::NotYet.to_string()));
+    let unchecked = flags.unsupported.given.iter();
+    let unchecked = unchecked.map(|flag| (format!("--{}", flag.name), flag.effect.to_string()));
+    for (flag, message) in checked.chain(unchecked) {
         settings.warnings.push(Warning {
             origin: Origin::Flag(flag.clone()),
             field: flag,
-            message: message.to_owned(),
+            message,
         });
     }
 }
@@ -305,6 +308,11 @@ fn merge_headers(given: &[Headers]) -> BTreeMap<String, Vec<String>> {
         merged.entry(name.clone()).or_default().push(value.clone());
     }
     merged
+}
+
+fn merge_labels(given: &[Labels]) -> BTreeMap<String, String> {
+    let labels = given.iter().flat_map(|Labels(labels)| labels.clone());
+    labels.collect()
 }
 
 /// `path` below `base`, without `.` components and trailing slashes. `..` stays: only the kernel knows

@@ -1,5 +1,8 @@
-//! Flags the kubelet has and this version does not act on. They are accepted, so that a unit file written
-//! for the kubelet starts, and each one given is named in a warning.
+//! Flags that the kubelet has, or had in a release people still come from, and that this version does not act
+//! on. They are accepted, so that a unit file written for the kubelet starts, and each one given is named in a
+//! warning.
+
+use std::fmt;
 
 use clap::{Arg, ArgAction, ArgMatches, Command};
 
@@ -12,8 +15,37 @@ pub enum Takes {
     Bool,
 }
 
-/// What is told about most of the flags.
-const NO_EFFECT: &str = "is not supported in this version and has no effect";
+/// Why a flag has no effect.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Effect {
+    /// The kubelet acts on it, this version does not.
+    NotYet,
+    /// The kubelet has it no more.
+    Removed {
+        /// The Kubernetes release that was the first without it.
+        release: &'static str,
+        /// What to do instead, or nothing.
+        instead: &'static str,
+    },
+    /// There is nothing left for it to do.
+    Needless(&'static str),
+}
+
+impl fmt::Display for Effect {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NotYet => f.write_str("is not supported in this version and has no effect"),
+            Self::Removed { release, instead } => {
+                write!(f, "was removed upstream in {release} and has no effect")?;
+                if instead.is_empty() {
+                    return Ok(());
+                }
+                write!(f, "; {instead}")
+            }
+            Self::Needless(why) => write!(f, "has no effect: {why}"),
+        }
+    }
+}
 
 /// A flag without effect.
 #[derive(Clone, Copy, Debug)]
@@ -22,23 +54,32 @@ pub struct UnsupportedFlag {
     pub name: &'static str,
     /// Whether it needs a value.
     pub takes: Takes,
-    /// What a user is told.
-    pub message: &'static str,
+    /// Why it does nothing, as a user is told.
+    pub effect: Effect,
 }
 
 const fn value(name: &'static str) -> UnsupportedFlag {
-    told(name, Takes::Value, NO_EFFECT)
+    flag(name, Takes::Value, Effect::NotYet)
 }
 
 const fn switch(name: &'static str) -> UnsupportedFlag {
-    told(name, Takes::Bool, NO_EFFECT)
+    flag(name, Takes::Bool, Effect::NotYet)
 }
 
-const fn told(name: &'static str, takes: Takes, message: &'static str) -> UnsupportedFlag {
+const fn removed(
+    name: &'static str,
+    takes: Takes,
+    release: &'static str,
+    instead: &'static str,
+) -> UnsupportedFlag {
+    flag(name, takes, Effect::Removed { release, instead })
+}
+
+const fn flag(name: &'static str, takes: Takes, effect: Effect) -> UnsupportedFlag {
     UnsupportedFlag {
         name,
         takes,
-        message,
+        effect,
     }
 }
 
@@ -53,17 +94,26 @@ pub const UNSUPPORTED_FLAGS: &[UnsupportedFlag] = &[
     value("authorization-mode"),
     value("authorization-webhook-cache-authorized-ttl"),
     value("authorization-webhook-cache-unauthorized-ttl"),
+    removed(
+        "azure-container-registry-config",
+        Takes::Value,
+        "1.30",
+        "credentials of registries come from credential provider plugins",
+    ),
     value("boot-id-file"),
     value("cert-dir"),
     value("client-ca-file"),
-    value("cloud-config"),
+    removed("cloud-config", Takes::Value, "1.34", ""),
     value("cloud-provider"),
-    told(
+    value("container-hints"),
+    removed(
         "container-runtime",
         Takes::Value,
-        "was removed upstream; CRI is the only runtime interface and --container-runtime-endpoint names its socket",
+        "1.27",
+        "CRI is the only runtime interface and --container-runtime-endpoint names its socket",
     ),
-    value("container-hints"),
+    value("containerd"),
+    value("containerd-namespace"),
     switch("contention-profiling"),
     value("cpu-manager-policy"),
     value("cpu-manager-policy-options"),
@@ -81,10 +131,12 @@ pub const UNSUPPORTED_FLAGS: &[UnsupportedFlag] = &[
     value("eviction-pressure-transition-period"),
     value("eviction-soft"),
     value("eviction-soft-grace-period"),
-    told(
+    flag(
         "exit-on-lock-contention",
         Takes::Bool,
-        "has no effect: the state directory (--state-dir) is always locked, and a second agent always exits",
+        Effect::Needless(
+            "the state directory (--state-dir) is always locked, and a second agent always exits",
+        ),
     ),
     switch("experimental-allocatable-ignore-eviction"),
     value("experimental-mounter-path"),
@@ -97,9 +149,9 @@ pub const UNSUPPORTED_FLAGS: &[UnsupportedFlag] = &[
     value("image-credential-provider-config"),
     value("image-gc-high-threshold"),
     value("image-gc-low-threshold"),
-    value("iptables-drop-bit"),
-    value("iptables-masquerade-bit"),
-    switch("keep-terminated-pod-volumes"),
+    removed("iptables-drop-bit", Takes::Value, "1.31", ""),
+    removed("iptables-masquerade-bit", Takes::Value, "1.31", ""),
+    removed("keep-terminated-pod-volumes", Takes::Bool, "1.31", ""),
     switch("kernel-memcg-notification"),
     value("kube-api-burst"),
     value("kube-api-content-type"),
@@ -108,10 +160,10 @@ pub const UNSUPPORTED_FLAGS: &[UnsupportedFlag] = &[
     value("kube-reserved-cgroup"),
     value("kubelet-cgroups"),
     switch("local-storage-capacity-isolation"),
-    told(
+    flag(
         "lock-file",
         Takes::Value,
-        "has no effect: the state directory (--state-dir) is always locked",
+        Effect::Needless("the state directory (--state-dir) is always locked"),
     ),
     switch("log-cadvisor-usage"),
     value("log-flush-frequency"),
@@ -121,7 +173,7 @@ pub const UNSUPPORTED_FLAGS: &[UnsupportedFlag] = &[
     switch("log-text-split-stream"),
     value("machine-id-file"),
     switch("make-iptables-util-chains"),
-    value("max-housekeeping-interval"),
+    removed("master-service-namespace", Takes::Value, "1.27", ""),
     value("max-open-files"),
     value("memory-manager-policy"),
     value("minimum-image-ttl-duration"),
@@ -129,10 +181,11 @@ pub const UNSUPPORTED_FLAGS: &[UnsupportedFlag] = &[
     value("node-status-update-frequency"),
     value("oom-score-adj"),
     value("pod-cidr"),
-    told(
+    removed(
         "pod-infra-container-image",
         Takes::Value,
-        "was removed upstream and has no effect; set the sandbox image in the configuration of the container runtime",
+        "1.35",
+        "set the sandbox image in the configuration of the container runtime",
     ),
     value("pods-per-core"),
     value("port"),
@@ -141,7 +194,7 @@ pub const UNSUPPORTED_FLAGS: &[UnsupportedFlag] = &[
     value("qos-reserved"),
     value("read-only-port"),
     switch("register-node"),
-    switch("register-schedulable"),
+    removed("register-schedulable", Takes::Bool, "1.34", ""),
     value("register-with-taints"),
     value("registry-burst"),
     value("registry-qps"),
@@ -151,7 +204,6 @@ pub const UNSUPPORTED_FLAGS: &[UnsupportedFlag] = &[
     switch("rotate-server-certificates"),
     value("runtime-cgroups"),
     switch("seccomp-default"),
-    value("show-hidden-metrics-for-version"),
     value("storage-driver-buffer-duration"),
     value("storage-driver-db"),
     value("storage-driver-host"),

@@ -109,10 +109,10 @@ fn numbers(settings: &mut Settings) {
     if size == 0 {
         settings.reject("containerLogMaxSize", "is 0, expected at least 1 byte");
     }
-    if verbosity > 100 {
+    if i32::try_from(verbosity).is_err() {
         settings.reject(
             "logging.verbosity",
-            format!("is {verbosity}, allowed are 0 to 100"),
+            format!("is {verbosity}, allowed are 0 to {}", i32::MAX),
         );
     }
 }
