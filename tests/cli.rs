@@ -876,6 +876,7 @@ impl OnDisk {
     fn open(&self) -> (Store, Vec<Quarantined>) {
         let clock = clock();
         let opened = open::open(&open::OpenOptions {
+            node_was_used: false,
             dir: self.dir.path().to_owned(),
             identity: Identity {
                 node_name: "node-1".into(),

@@ -92,6 +92,7 @@ pub(super) async fn open(config: &AgentConfig, options: &RunOptions) -> Result<B
     let clock: Arc<dyn Clock> = Arc::new(SystemClock::new(boot.id()));
     let metrics = Metrics::default();
     let open_options = OpenOptions {
+        node_was_used: false,
         dir: config.state_dir.clone(),
         identity: Identity {
             node_name: config.node_name.clone(),
@@ -162,9 +163,9 @@ fn tell_how_it_opened(report: &OpenReport, recorder: &dyn EventRecorder) {
             return;
         }
         OpenOutcome::SnapshotsRemoved => (EventType::Normal, "StoreRepaired"),
-        OpenOutcome::Salvaged { .. } | OpenOutcome::RecordsLost { .. } => {
-            (EventType::Warning, "StoreSalvaged")
-        }
+        OpenOutcome::Salvaged { .. }
+        | OpenOutcome::RecordsLost { .. }
+        | OpenOutcome::EndMissing { .. } => (EventType::Warning, "StoreSalvaged"),
         OpenOutcome::NewerSchema { .. } => (EventType::Warning, "StoreSchemaNewer"),
         OpenOutcome::Unwritable { .. } => (EventType::Warning, "StoreUnwritable"),
     };

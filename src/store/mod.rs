@@ -26,6 +26,7 @@ mod engine;
 mod handle;
 mod health;
 pub mod layout;
+pub mod mark;
 pub mod migrate;
 pub mod open;
 mod outcome;
