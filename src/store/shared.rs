@@ -257,22 +257,28 @@ impl Shared {
     }
 
     fn saturate(&self) {
-        if !self.saturated.swap(true, Ordering::SeqCst) {
-            tracing::error!("the queue of the store is full: the disk does not keep up");
+        {
             let mut troubles = self.troubles();
-            troubles.saturated = true;
-            self.show(&mut troubles);
+            if !self.saturated.swap(true, Ordering::SeqCst) {
+                tracing::error!("the queue of the store is full: the disk does not keep up");
+                troubles.saturated = true;
+                self.show(&mut troubles);
+            }
         }
+        // The room may have come back before the note was there to be seen.
         self.relieve();
     }
 
     /// Called when there may be room again.
     pub(super) fn relieve(&self) {
-        if self.saturated.load(Ordering::SeqCst)
-            && self.room.available_permits() * 2 >= self.room_total as usize
+        if !self.saturated.load(Ordering::SeqCst)
+            || self.room.available_permits() * 2 < self.room_total as usize
         {
-            let mut troubles = self.troubles();
-            self.saturated.store(false, Ordering::SeqCst);
+            return;
+        }
+        let mut troubles = self.troubles();
+        if self.saturated.swap(false, Ordering::SeqCst) {
+            tracing::info!("the queue of the store has room again");
             troubles.saturated = false;
             self.show(&mut troubles);
         }
