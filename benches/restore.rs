@@ -74,6 +74,7 @@ fn options(dir: &Path) -> OpenOptions {
             machine_id: "9f4c9f0d6c1c4a0f8f6f3f0b0f0a0c0d".to_owned(),
             boot: boot(),
         },
+        node_was_used: false,
         sled: SledOptions::default(),
         now: at(1000),
     }

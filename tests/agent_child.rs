@@ -303,7 +303,10 @@ fn restart_keeps_pods_running_when_the_store_is_gone_or_damaged() {
         node.site.wait_phase(pod, "Running");
     }
     let db = node.site.state_dir().join("db");
-    let damages: [(&str, &dyn Fn()); 4] = [
+    let damages: [(&str, &dyn Fn()); 5] = [
+        ("all gone", &|| {
+            fs::remove_dir_all(node.site.state_dir()).unwrap()
+        }),
         ("gone", &|| fs::remove_dir_all(&db).unwrap()),
         ("truncated", &|| {
             let file = fs::OpenOptions::new()
@@ -331,6 +334,9 @@ fn restart_keeps_pods_running_when_the_store_is_gone_or_damaged() {
         assert_eq!(node.running(), running, "{what}: {}", agent.log());
         node.assert_quiet(&agent);
         assert_eq!(node.starts(), Vec::<String>::new(), "{what}");
+        let meta = node.site.dump(&["meta"]);
+        let epoch = &meta["tables"]["meta"][0]["epoch"];
+        assert_eq!(epoch["reason"], "Rebuilt", "{what}: {meta}");
     }
     agent.kill9();
 }

@@ -867,15 +867,16 @@ impl OnDisk {
             runtime: tokio::runtime::Runtime::new().unwrap(),
             dir: tempfile::tempdir().unwrap(),
         };
-        let (store, _) = disk.open();
+        let store = disk.open();
         fill(&disk.runtime, &store);
         disk.runtime.block_on(store.close()).unwrap();
         disk
     }
 
-    fn open(&self) -> (Store, Vec<Quarantined>) {
+    fn open(&self) -> Store {
         let clock = clock();
         let opened = open::open(&open::OpenOptions {
+            node_was_used: false,
             dir: self.dir.path().to_owned(),
             identity: Identity {
                 node_name: "node-1".into(),
@@ -886,8 +887,6 @@ impl OnDisk {
             now: clock.now(),
         })
         .unwrap();
-        let bad = opened.loaded.quarantined.iter().chain(&opened.loaded.kept);
-        let quarantined = bad.map(Quarantined::from).collect();
         let options = StoreOptions::default();
         let store = Store::start(
             opened.backend,
@@ -896,7 +895,7 @@ impl OnDisk {
             clock,
             Metrics::default(),
         );
-        (store.unwrap(), quarantined)
+        store.unwrap()
     }
 
     fn path(&self) -> &str {
@@ -905,9 +904,9 @@ impl OnDisk {
 
     /// Runs `ask` against an agent that serves this store, then closes it.
     fn live<T>(&self, ask: impl FnOnce(&Store) -> T) -> T {
-        let (store, quarantined) = self.open();
+        let store = self.open();
         let layout = Layout::new(self.dir.path());
-        let hooks = admin::StoreHooks::new(store.clone(), clock(), layout, quarantined);
+        let hooks = admin::StoreHooks::new(store.clone(), clock(), layout);
         let info = AdminInfo {
             version: "0.0.0".into(),
             started: at(0),

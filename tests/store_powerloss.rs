@@ -27,6 +27,7 @@ use std::sync::Arc;
 
 use holdfast::core::state::{ContainerRecord, ObjectRecord, Record as _, Transaction};
 use holdfast::store::backend::{Backend, BackendError, Op, RawIter};
+use holdfast::store::mark::Mark;
 use holdfast::store::open::{Outcome, open};
 use holdfast::store::{Store, StoreOptions};
 use holdfast::types::metrics::Metrics;
@@ -465,15 +466,18 @@ enum Fate {
     TornPrefix,
     TornSectors,
     Reordered,
+    /// All of the database's are lost, those of the high-water mark are kept.
+    MarkKept,
 }
 
-const FATES: [Fate; 6] = [
+const FATES: [Fate; 7] = [
     Fate::AllLost,
     Fate::AllKept,
     Fate::SomeLost,
     Fate::TornPrefix,
     Fate::TornSectors,
     Fate::Reordered,
+    Fate::MarkKept,
 ];
 
 /// Lays out in `target` a disk as a loss of power at `cut` could leave it.
@@ -497,6 +501,7 @@ fn disk_after(
             _ if is_durable => true,
             Fate::AllKept => true,
             Fate::AllLost => false,
+            Fate::MarkKept => is_of_mark(change),
             _ => rng.random_bool(0.5),
         };
         if keep {
@@ -513,9 +518,18 @@ fn disk_after(
             fs::create_dir_all(&to).unwrap();
         } else {
             fs::create_dir_all(to.parent().unwrap()).unwrap();
+            let fate = match fate {
+                Fate::MarkKept if path.ends_with("state/mark") => Fate::AllKept,
+                Fate::MarkKept => Fate::AllLost,
+                other => other,
+            };
             fs::write(&to, content_after(inode, cut, fate, rng)).unwrap();
         }
     }
+}
+
+fn is_of_mark(change: &NameChange) -> bool {
+    matches!(change, NameChange::Link { path, .. } if path.ends_with("state/mark"))
 }
 
 fn parents(change: &NameChange) -> Vec<PathBuf> {
@@ -571,7 +585,7 @@ fn content_after(inode: &Inode, cut: Moment, fate: Fate, rng: &mut StdRng) -> Ve
     }
     for change in loose {
         match fate {
-            Fate::AllLost => {}
+            Fate::AllLost | Fate::MarkKept => {}
             Fate::AllKept | Fate::Reordered => apply_change(&mut content, change, None),
             Fate::SomeLost => {
                 if rng.random_bool(0.5) {
@@ -627,6 +641,8 @@ fn apply_change(content: &mut Vec<u8>, change: &Change, torn: Option<(bool, &mut
 struct Verdict {
     disks: usize,
     loose_disks: usize,
+    /// Disks with a mark that can be read.
+    marks: usize,
     lost: Vec<String>,
     disturbed: Vec<String>,
 }
@@ -643,6 +659,7 @@ fn check(trace: &Trace, root: &Path, cuts: usize, seed: u64, enough: usize) -> V
         let dir = tempfile::tempdir().unwrap();
         disk_after(trace, root, cut, fate, &mut rng, dir.path());
         let label = format!("power lost at {cut} of {}, {fate:?}", trace.end);
+        verdict.marks += usize::from(Mark::read(&dir.path().join("state/mark")).is_some());
         let opened = open(&options(&dir.path().join("state")))
             .unwrap_or_else(|e| panic!("{label}: the store does not open: {e}"));
         verdict.disks += 1;
@@ -701,17 +718,23 @@ fn every_acknowledged_durable_commit_survives_a_loss_of_power() {
     let recorded = started.elapsed();
     let verdict = check(&trace, &root_of(&trace), 300, 1, usize::MAX);
     println!(
-        "{} calls, {} acknowledgements recorded in {recorded:?}; {} disks ({} with unsynced writes at risk) in {:?}: \
-         {} commits lost, {} disks opened with more than a log",
+        "{} calls, {} acknowledgements recorded in {recorded:?}; {} disks ({} with unsynced writes at risk, {} with \
+         a readable mark) in {:?}: {} commits lost, {} disks opened with more than a log",
         trace.end,
         trace.acks.len(),
         verdict.disks,
         verdict.loose_disks,
+        verdict.marks,
         started.elapsed(),
         verdict.lost.len(),
         verdict.disturbed.len()
     );
     assert!(verdict.disks >= 200);
+    assert!(
+        verdict.marks >= 100,
+        "the check of false alarms needs marks, {} disks had one",
+        verdict.marks
+    );
     assert!(verdict.lost.is_empty(), "{:#?}", verdict.lost);
     assert!(
         verdict.disturbed.is_empty(),

@@ -248,17 +248,239 @@ fn restart_keeps_what_a_damaged_store_still_holds() {
             assert_eq!(t.whole, t.cases, "{kind}: derived data costs no record");
         }
     }
+    for (kind, t) in &tally {
+        assert!(
+            t.silent.is_empty(),
+            "{kind}: loss without a new epoch: {:?}",
+            t.silent
+        );
+    }
     let flipped = &tally["db: byte flipped"];
     assert!(
         flipped.exact * 100 >= flipped.records * 97,
         "one byte costs little"
     );
-    // Only damage to the last two commits looks like a loss of power.
+    // Without the mark only damage to the last two commits looks like a loss of power.
+    fs::remove_file(template.path().join("mark")).unwrap();
+    let tally = damage_matrix(template.path(), &state, 12);
+    print_tally("no backup, no mark,", &tally);
     let tail = end.saturating_sub(4096);
-    for label in &flipped.silent {
+    for label in &tally["db: byte flipped"].silent {
         let offset: u64 = label.split(' ').nth(2).unwrap().parse().unwrap();
         assert!(offset >= tail, "loss without a new epoch: {label}");
     }
+}
+
+/// A store whose newest commits are newer than its backup, closed; its last state.
+fn build_beyond_backup(dir: &Path) -> State {
+    let saved = build(dir, 20, 3);
+    back_up(dir, &saved);
+    let store = start(open_dir(dir));
+    runtime().block_on(async {
+        for round in 4..=12 {
+            for index in 0..20 {
+                store.commit(pod_transaction(index, round)).await.unwrap();
+            }
+        }
+        // What the backup has and the store has not: it must not come back.
+        let gone = Transaction::new()
+            .delete::<holdfast::core::state::PodRecord>(uid(0))
+            .delete::<ContainerRecord>(format!("{}/main", uid(0)));
+        store.commit(gone).await.unwrap();
+        for round in 13..=30 {
+            for index in 1..20 {
+                store.commit(pod_transaction(index, round)).await.unwrap();
+            }
+        }
+        store.close().await.unwrap();
+    });
+    let opened = open_dir(dir);
+    assert_eq!(opened.report.outcome, Outcome::Opened);
+    opened.loaded.state
+}
+
+#[test]
+fn a_log_that_lost_its_end_begins_a_new_epoch_wherever_it_was_cut() {
+    quiet();
+    let template = tempfile::tempdir().unwrap();
+    let want = content(&build_beyond_backup(template.path()));
+    let end = log_end(&template.path().join("db/db"));
+    let far = (1..40).map(|point| end * point / 40);
+    let near = (1..60).map(|step| end - step * 97);
+    let (mut short, mut unharmed) = (0, 0);
+    for cut in far.chain(near) {
+        let dir = tempfile::tempdir().unwrap();
+        copy_tree(template.path(), dir.path());
+        truncate(&dir.path().join("db/db"), cut);
+        let opened = open_dir(dir.path());
+        let got = content(&opened.loaded.state);
+        let report = opened.report.clone();
+        let label = format!("cut at {cut} of {end}: {report:?}");
+        if got == want && report.new_epoch.is_none() {
+            unharmed += 1;
+            continue;
+        }
+        assert_eq!(report.new_epoch, Some(EpochReason::Rebuilt), "{label}");
+        let epoch = opened.loaded.state.meta().unwrap().epoch.number;
+        assert_eq!(epoch, 2, "{label}");
+        if let Outcome::EndMissing { batches } = report.outcome {
+            short += 1;
+            assert!(batches.is_none_or(|n| n > 0), "{label}");
+            let moved = report.quarantined.iter();
+            let derived = |p: &PathBuf| p.to_string_lossy().contains("quarantine/snap-");
+            assert!(moved.clone().all(derived), "{label}");
+            let restarts = opened
+                .loaded
+                .state
+                .record::<ContainerRecord>(&format!("{}/main", uid(1)))
+                .unwrap()
+                .restart_count;
+            assert!(restarts >= 3, "{label}");
+            let gone = !got.contains_key(&format!("pods/{}", uid(0)));
+            assert!(gone || restarts <= 13, "{label}: a deleted record is back");
+        }
+        drop(opened);
+        let again = open_dir(dir.path());
+        assert_eq!(again.report.outcome, Outcome::Opened, "{label}");
+        assert_eq!(again.report.new_epoch, None, "told once: {label}");
+        assert_eq!(content(&again.loaded.state), got, "{label}");
+    }
+    println!("{short} cuts were noticed by the mark alone, {unharmed} cut off nothing of use");
+    assert!(short >= 50, "{short}");
+    assert!(unharmed <= 5, "{unharmed}");
+}
+
+#[test]
+fn an_older_copy_of_the_database_begins_a_new_epoch_and_one_of_the_whole_directory_does_not() {
+    let dir = tempfile::tempdir().unwrap();
+    build(dir.path(), 5, 2);
+    let copy = tempfile::tempdir().unwrap();
+    copy_tree(dir.path(), copy.path());
+    let store = start(open_dir(dir.path()));
+    runtime().block_on(async {
+        store.commit(pod_transaction(3, 9)).await.unwrap();
+        store.close().await.unwrap();
+    });
+    let whole = open_dir(copy.path());
+    assert_eq!(
+        whole.report.new_epoch, None,
+        "with its own mark it is consistent"
+    );
+    drop(whole);
+    let put_back = |from: &Path| {
+        fs::remove_dir_all(dir.path().join("db")).unwrap();
+        copy_tree(&from.join("db"), &dir.path().join("db"));
+    };
+    put_back(copy.path());
+    let found = verify::verify(dir.path()).unwrap();
+    assert!(found.problems[0].contains("older copy"), "{found:?}");
+    let opened = open_dir(dir.path());
+    assert_eq!(
+        opened.report.outcome,
+        Outcome::EndMissing { batches: Some(1) }
+    );
+    assert_eq!(opened.report.new_epoch, Some(EpochReason::Rebuilt));
+    assert!(
+        opened.report.messages[0].contains("an end of the database is missing"),
+        "{:?}",
+        opened.report.messages
+    );
+    drop(opened);
+    assert_eq!(open_dir(dir.path()).report.new_epoch, None);
+    // The same copy again: now it is of an older epoch.
+    put_back(copy.path());
+    let opened = open_dir(dir.path());
+    assert_eq!(opened.report.outcome, Outcome::EndMissing { batches: None });
+    assert_eq!(opened.loaded.state.meta().unwrap().epoch.number, 3);
+}
+
+#[test]
+fn a_mark_that_is_lost_or_torn_or_of_another_database_changes_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let state = build(dir.path(), 5, 2);
+    let mark = dir.path().join("mark");
+    let calm = |label: &str| {
+        let opened = open_dir(dir.path());
+        assert_eq!(opened.report.outcome, Outcome::Opened, "{label}");
+        assert_eq!(opened.report.new_epoch, None, "{label}");
+        assert_eq!(content(&opened.loaded.state), content(&state), "{label}");
+    };
+    let bytes = fs::read(&mark).unwrap();
+    for len in [0, 8, 20, bytes.len() - 1] {
+        truncate(&mark, len as u64);
+        calm("torn");
+        fs::write(&mark, &bytes).unwrap();
+    }
+    flip(&mark, 25);
+    calm("changed");
+    fs::remove_file(&mark).unwrap();
+    fs::create_dir(&mark).unwrap();
+    calm("unreadable");
+    let store = start(open_dir(dir.path()));
+    runtime()
+        .block_on(store.commit(Transaction::new().journal(None, "goes on", "")))
+        .unwrap();
+    runtime().block_on(store.sync()).unwrap();
+    runtime().block_on(store.close()).unwrap();
+    fs::remove_dir(&mark).unwrap();
+    calm("missing");
+    let other = tempfile::tempdir().unwrap();
+    build(other.path(), 9, 9);
+    fs::copy(other.path().join("mark"), &mark).unwrap();
+    calm("of another database");
+}
+
+#[test]
+fn a_restored_store_is_not_taken_for_a_short_one_and_the_one_before_it_is() {
+    use holdfast::store::restore;
+    let dir = tempfile::tempdir().unwrap();
+    let state = build(dir.path(), 5, 2);
+    back_up(dir.path(), &state);
+    let store = start(open_dir(dir.path()));
+    runtime()
+        .block_on(store.commit(pod_transaction(3, 9)))
+        .unwrap();
+    runtime().block_on(store.close()).unwrap();
+    let saved = backup::newest(&dir.path().join("backups")).0.unwrap();
+    let restored = restore::apply(
+        dir.path(),
+        &saved,
+        &restore::RestoreOptions {
+            identity: identity(),
+            allow_other_node: false,
+            now: at(3_000),
+        },
+    )
+    .unwrap();
+    let opened = open_dir(dir.path());
+    assert_eq!(opened.report.outcome, Outcome::Opened);
+    assert_eq!(opened.report.new_epoch, None, "it has begun one already");
+    let store = start(opened);
+    runtime()
+        .block_on(store.commit(pod_transaction(4, 4)))
+        .unwrap();
+    runtime().block_on(store.close()).unwrap();
+    assert_eq!(open_dir(dir.path()).report.new_epoch, None);
+    // Undone by hand, with the commits since.
+    fs::remove_dir_all(dir.path().join("db")).unwrap();
+    fs::rename(restored.previous.unwrap(), dir.path().join("db")).unwrap();
+    fs::remove_dir_all(dir.path().join("backups")).unwrap();
+    let opened = open_dir(dir.path());
+    assert_eq!(opened.report.new_epoch, Some(EpochReason::Rebuilt));
+    let meta = opened.loaded.state.meta().unwrap();
+    assert_eq!(meta.epoch.number, restored.epoch + 1, "not reused");
+}
+
+#[test]
+fn a_lost_state_directory_is_told_from_a_new_node() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut used = options(&dir.path().join("state"));
+    used.node_was_used = true;
+    let opened = open(&used).unwrap();
+    assert_eq!(opened.report.outcome, Outcome::Created);
+    assert_eq!(opened.report.new_epoch, Some(EpochReason::Rebuilt));
+    drop(opened);
+    assert_eq!(open(&used).unwrap().report.new_epoch, None, "told once");
 }
 
 #[test]
@@ -705,6 +927,27 @@ fn golden_store_of_schema_1_reads_back_as_it_was_written() {
         content(&state)
     };
     assert_eq!(content(&copy.loaded.state), want);
+    // It opens as it did before batches had numbers, and from then on has a mark.
+    let as_it_was = tempfile::tempdir().unwrap();
+    copy_tree(dir.path(), as_it_was.path());
+    let mut found = options(as_it_was.path());
+    if let Some(meta) = copy.loaded.state.meta() {
+        found.identity.node_name.clone_from(&meta.node_name);
+        found.identity.machine_id.clone_from(&meta.machine_id);
+    }
+    let opened = open(&found).unwrap();
+    assert_eq!(opened.report.outcome, Outcome::Opened);
+    assert_eq!(opened.report.new_epoch, None);
+    assert_eq!(opened.loaded.sequence, None);
+    let store = start(opened);
+    runtime()
+        .block_on(store.commit(pod_transaction(77, 1)))
+        .unwrap();
+    runtime().block_on(store.close()).unwrap();
+    let opened = open(&found).unwrap();
+    assert_eq!(opened.report.new_epoch, None);
+    assert!(opened.loaded.sequence.is_some() && as_it_was.path().join("mark").exists());
+    drop(opened);
     // And it goes all the way to the newest schema.
     let newest = TWO_STEPS.newest();
     migrate::migrate_with(TWO_STEPS, dir.path(), newest, at(1)).unwrap();

@@ -18,11 +18,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use holdfast::core::state::*;
-use holdfast::store::backend::{SledBackend, SledOptions};
-use holdfast::store::codec::{self, Loaded};
+use holdfast::store::backend::SledOptions;
+use holdfast::store::mark::Mark;
+use holdfast::store::open::{OpenOptions, Opened, Outcome, open};
+use holdfast::store::recover::Identity;
 use holdfast::store::{Store, StoreOptions};
 use holdfast::types::metrics::Metrics;
-use holdfast::types::{BootId, Clock, Stamp};
+use holdfast::types::{BootId, BootIdentity, Clock, Stamp};
 use rand::Rng;
 
 const DIRECTORY: &str = "HOLDFAST_TEST_SIGKILL_DIR";
@@ -78,10 +80,23 @@ fn number(state: &State, key: &str) -> u64 {
         .map_or(0, |r| r.path.parse().unwrap())
 }
 
-fn load(directory: &Path) -> (SledBackend, Loaded) {
-    let backend = SledBackend::open(directory, SledOptions::default()).expect("open the store");
-    let loaded = codec::load(holdfast::store::backend::Backend::iter(&backend), 1);
-    (backend, loaded)
+fn load(directory: &Path) -> Opened {
+    open(&OpenOptions {
+        dir: directory.to_owned(),
+        identity: Identity {
+            node_name: "node".to_owned(),
+            machine_id: "machine".to_owned(),
+            boot: BootIdentity {
+                kernel_boot_id: "boot".to_owned(),
+                pid1_start: 1,
+                runtime_state: "1:1".to_owned(),
+            },
+        },
+        node_was_used: false,
+        sled: SledOptions::default(),
+        now: Zero.now(),
+    })
+    .expect("open the store")
 }
 
 /// The child's side; does nothing when the test runs for itself.
@@ -90,7 +105,7 @@ fn child_commits_until_it_is_killed() {
     let Some(directory) = std::env::var_os(DIRECTORY) else {
         return;
     };
-    let (backend, loaded) = load(Path::new(&directory));
+    let opened = load(Path::new(&directory));
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .enable_all()
@@ -103,8 +118,8 @@ fn child_commits_until_it_is_killed() {
             ..StoreOptions::default()
         };
         let store = Store::start(
-            Box::new(backend),
-            loaded,
+            opened.backend,
+            opened.loaded,
             options,
             Arc::new(Zero),
             Metrics::default(),
@@ -212,8 +227,23 @@ fn torture() -> (u64, u32) {
         total += seen;
         kills_with_work += u32::from(seen > 0);
 
-        let (backend, loaded) = load(&path);
-        drop(backend);
+        let mark = Mark::read(&path.join("mark"));
+        assert!(mark.is_some() || total == 0, "round {round}: no mark");
+        let opened = load(&path);
+        if mark.is_some() {
+            // A killed process is no reason to doubt the store.
+            assert_eq!(opened.report.new_epoch, None, "round {round}: false alarm");
+            assert!(
+                matches!(
+                    opened.report.outcome,
+                    Outcome::Opened | Outcome::SnapshotsRemoved
+                ),
+                "round {round}: {:?}",
+                opened.report
+            );
+        }
+        let loaded = opened.loaded;
+        drop(opened.backend);
         assert!(loaded.interrupted.is_none(), "round {round}");
         assert_eq!(loaded.quarantined, [], "round {round}");
         for (writer, n) in &acknowledged {

@@ -12,35 +12,28 @@ use crate::store::backup::{self, BackupMeta};
 use crate::store::layout::Layout;
 use crate::types::Clock;
 
-/// Backups of the newest snapshot; the quarantined records as they were when the store was opened.
+/// Backups of the newest snapshot; the quarantined records as the store has them.
 pub struct StoreHooks {
     store: Store,
     clock: Arc<dyn Clock>,
     layout: Layout,
-    quarantined: Vec<Quarantined>,
 }
 
 impl StoreHooks {
-    /// Hooks of `store`, which lives in `layout`. `quarantined` are the records set aside at its opening and
-    /// before (`Loaded::quarantined` and `Loaded::kept`).
-    pub fn new(
-        store: Store,
-        clock: Arc<dyn Clock>,
-        layout: Layout,
-        quarantined: Vec<Quarantined>,
-    ) -> Self {
+    /// Hooks of `store`, which lives in `layout`.
+    pub fn new(store: Store, clock: Arc<dyn Clock>, layout: Layout) -> Self {
         Self {
             store,
             clock,
             layout,
-            quarantined,
         }
     }
 }
 
 impl AdminHooks for StoreHooks {
     fn quarantined(&self) -> Vec<Quarantined> {
-        self.quarantined.clone()
+        let set_aside = self.store.set_aside();
+        set_aside.iter().map(Quarantined::from).collect()
     }
 
     fn write_backup(&self, to: &mut dyn Write) -> Result<(), BoxError> {

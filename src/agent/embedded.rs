@@ -30,7 +30,7 @@ impl Embedded {
         parts: Parts,
         cri: CriClient,
     ) -> Result<Self, AgentError> {
-        let base = Base::new(config, parts, Vec::new());
+        let base = Base::new(config, parts);
         let token = CancellationToken::new();
         let mut tasks = Tasks::default();
         tasks.add(

@@ -13,7 +13,6 @@ use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 use super::{AgentError, RunOptions, Tasks, node, tasks};
-use crate::admin::view::Quarantined;
 use crate::admin::{AdminInfo, StoreHooks};
 use crate::config::{
     FileSettings, HttpSettings, PodConfig, Seed, SourceSettings, SourcesReady, Surroundings,
@@ -69,7 +68,6 @@ pub(super) struct Base {
     boot: BootIdentity,
     /// The meta record the store was opened with.
     meta: MetaRecord,
-    quarantined: Vec<Quarantined>,
     runtime_state: RuntimeState,
     monitor: Monitor,
     restored: Arc<AtomicBool>,
@@ -91,7 +89,9 @@ pub(super) async fn open(config: &AgentConfig, options: &RunOptions) -> Result<B
     let boot = BootIdentity::read(options.boot_id.as_deref(), runtime_dir.as_deref());
     let clock: Arc<dyn Clock> = Arc::new(SystemClock::new(boot.id()));
     let metrics = Metrics::default();
-    let open_options = OpenOptions {
+    let root_dir = config.root_dir.clone();
+    let mut open_options = OpenOptions {
+        node_was_used: false,
         dir: config.state_dir.clone(),
         identity: Identity {
             node_name: config.node_name.clone(),
@@ -105,23 +105,17 @@ pub(super) async fn open(config: &AgentConfig, options: &RunOptions) -> Result<B
         backend,
         loaded,
         report,
-    } = tokio::task::spawn_blocking(move || open_store::open(&open_options))
-        .await
-        .map_err(|error| AgentError::Ended {
-            part: format!("opening the store: {error}"),
-        })??;
+    } = tokio::task::spawn_blocking(move || {
+        open_options.node_was_used = has_pod_directories(&root_dir);
+        open_store::open(&open_options)
+    })
+    .await
+    .map_err(|error| AgentError::Ended {
+        part: format!("opening the store: {error}"),
+    })??;
     let meta = loaded.state.meta().cloned().ok_or(AgentError::Ended {
         part: "opening the store: it has no meta record".to_owned(),
     })?;
-    let quarantined: Vec<Quarantined> = loaded
-        .quarantined
-        .iter()
-        .chain(&loaded.kept)
-        .map(Quarantined::from)
-        .collect();
-    metrics
-        .store_quarantined
-        .set(i64::try_from(quarantined.len()).unwrap_or(i64::MAX));
     metrics
         .epoch
         .set(i64::try_from(meta.epoch.number).unwrap_or(i64::MAX));
@@ -150,9 +144,15 @@ pub(super) async fn open(config: &AgentConfig, options: &RunOptions) -> Result<B
         metrics,
         boot,
     };
-    let base = Base::new(config, parts, quarantined);
+    let base = Base::new(config, parts);
     tell_how_it_opened(&open_report, &*base.recorder);
     Ok(base)
+}
+
+/// Whether pods have run on this node: a missing state directory was lost then. A directory that cannot be read
+/// says nothing.
+fn has_pod_directories(root_dir: &Path) -> bool {
+    std::fs::read_dir(root_dir.join("pods")).is_ok_and(|mut entries| entries.next().is_some())
 }
 
 fn tell_how_it_opened(report: &OpenReport, recorder: &dyn EventRecorder) {
@@ -162,9 +162,9 @@ fn tell_how_it_opened(report: &OpenReport, recorder: &dyn EventRecorder) {
             return;
         }
         OpenOutcome::SnapshotsRemoved => (EventType::Normal, "StoreRepaired"),
-        OpenOutcome::Salvaged { .. } | OpenOutcome::RecordsLost { .. } => {
-            (EventType::Warning, "StoreSalvaged")
-        }
+        OpenOutcome::Salvaged { .. }
+        | OpenOutcome::RecordsLost { .. }
+        | OpenOutcome::EndMissing { .. } => (EventType::Warning, "StoreSalvaged"),
         OpenOutcome::NewerSchema { .. } => (EventType::Warning, "StoreSchemaNewer"),
         OpenOutcome::Unwritable { .. } => (EventType::Warning, "StoreUnwritable"),
     };
@@ -178,7 +178,7 @@ pub(super) fn backup_dir(config: &AgentConfig) -> PathBuf {
 }
 
 impl Base {
-    pub(super) fn new(config: &AgentConfig, parts: Parts, quarantined: Vec<Quarantined>) -> Self {
+    pub(super) fn new(config: &AgentConfig, parts: Parts) -> Self {
         let recorder: Arc<dyn EventRecorder> = Arc::new(JournalRecorder::new(
             parts.store.clone(),
             Arc::clone(&parts.clock),
@@ -187,7 +187,6 @@ impl Base {
             recorder,
             boot: parts.boot,
             meta: parts.meta,
-            quarantined,
             runtime_state: RuntimeState::default(),
             monitor: Monitor::default(),
             restored: Arc::new(AtomicBool::new(false)),
@@ -215,7 +214,8 @@ impl Base {
     pub(super) fn health(&self) -> HealthChecks {
         let restored = Arc::clone(&self.restored);
         let (state, clock) = (self.runtime_state.clone(), Arc::clone(&self.clock));
-        let store = self.store.health();
+        let store = self.store.clone();
+        let health = store.health();
         HealthChecks {
             clock: Arc::clone(&self.clock),
             sync_loop: self.sync_loop_check(),
@@ -243,10 +243,13 @@ impl Base {
                 ),
                 (
                     "store",
-                    Arc::new(move || match &*store.borrow() {
-                        StoreHealth::Ok => Ok(()),
-                        StoreHealth::Degraded { reason, .. } => {
-                            Err(format!("the store refuses commits: {reason}"))
+                    Arc::new(move || {
+                        store.check_disk();
+                        match &*health.borrow() {
+                            StoreHealth::Ok => Ok(()),
+                            StoreHealth::Degraded { reason, .. } => {
+                                Err(format!("the store takes no commits: {reason}"))
+                            }
                         }
                     }),
                 ),
@@ -263,7 +266,6 @@ impl Base {
                 self.store.clone(),
                 Arc::clone(&self.clock),
                 Layout::new(&config.state_dir),
-                self.quarantined.clone(),
             )),
         }
     }

@@ -21,6 +21,7 @@ use crate::types::{Clock, Event, EventRecorder, EventType, Stamp};
 const RUNTIME_PERIOD: Duration = Duration::from_secs(5);
 const HEARTBEAT_PERIOD: Duration = Duration::from_secs(10);
 const BACKUP_CHECK: Duration = Duration::from_secs(30);
+const DISK_CHECK: Duration = Duration::from_secs(1);
 
 /// Asks the runtime how it is. Upstream: `updateRuntimeUp`.
 pub(super) async fn update_runtime_up(cri: &CriClient, state: &RuntimeState, clock: &dyn Clock) {
@@ -204,7 +205,7 @@ pub(super) fn write_backup_file(
     Ok(path)
 }
 
-/// Tells of every change of the store's health.
+/// Tells of every change of the store's health, and looks every second whether the disk hangs.
 pub(super) async fn store_health(
     store: Store,
     recorder: Arc<dyn EventRecorder>,
@@ -214,6 +215,10 @@ pub(super) async fn store_health(
     loop {
         tokio::select! {
             () = token.cancelled() => return,
+            () = tokio::time::sleep(DISK_CHECK) => {
+                store.check_disk();
+                continue;
+            }
             changed = health.changed() => if changed.is_err() {
                 return;
             },
@@ -223,7 +228,7 @@ pub(super) async fn store_health(
             StoreHealth::Ok => recorder.record(Event::node(
                 EventType::Normal,
                 "StoreRecovered",
-                "the store accepts commits again",
+                "the store takes commits again",
             )),
             StoreHealth::Degraded {
                 reason,
@@ -236,7 +241,7 @@ pub(super) async fn store_health(
                     "StoreDegraded"
                 },
                 format!(
-                    "the store refuses commits: {reason}; pods go on running, nothing new starts"
+                    "the store takes no commits: {reason}; pods go on running, nothing new starts"
                 ),
             )),
         }
@@ -262,5 +267,74 @@ pub(super) async fn watchdog(
             () = token.cancelled() => return,
             () = tokio::time::sleep(interval / 2) => {}
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Mutex;
+
+    use super::*;
+    use crate::store::StoreOptions;
+    use crate::store::backend::{Faults, FaultyBackend, MemoryBackend};
+    use crate::store::codec::Loaded;
+    use crate::types::SystemClock;
+
+    #[derive(Default)]
+    struct Recorded(Mutex<Vec<(String, String)>>, tokio::sync::Notify);
+
+    impl EventRecorder for Recorded {
+        fn record(&self, event: Event) {
+            let mut events = self.0.lock().unwrap();
+            events.push((event.reason.clone(), event.message));
+            self.1.notify_one();
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_disk_that_hangs_is_told_once_and_so_is_its_return() {
+        let faults = Faults::new();
+        let store = Store::start(
+            Box::new(FaultyBackend::new(MemoryBackend::new(), faults.clone())),
+            Loaded::default(),
+            StoreOptions::default(),
+            Arc::new(SystemClock::new(crate::types::BootId(1))),
+            Metrics::default(),
+        )
+        .unwrap();
+        let recorded = Arc::new(Recorded::default());
+        let token = CancellationToken::new();
+        faults.set_hang(true);
+        let pending = store.submit(Transaction::new().journal(None, "written", "some time"));
+        let synced = tokio::spawn({
+            let store = store.clone();
+            async move { store.sync().await }
+        });
+        let hanging = faults.clone();
+        tokio::task::spawn_blocking(move || hanging.wait_until_hanging())
+            .await
+            .unwrap();
+        let watching = tokio::spawn(store_health(
+            store.clone(),
+            Arc::clone(&recorded) as Arc<dyn EventRecorder>,
+            token.clone(),
+        ));
+        // Time runs by itself from one look of the task to the next.
+        recorded.1.notified().await;
+        tokio::time::sleep(Duration::from_secs(30)).await;
+        faults.set_hang(false);
+        recorded.1.notified().await;
+        pending.wait().await.unwrap();
+        synced.await.unwrap().unwrap();
+        token.cancel();
+        watching.await.unwrap();
+        let events = recorded.0.lock().unwrap();
+        let reasons: Vec<_> = events.iter().map(|(reason, _)| reason.as_str()).collect();
+        assert_eq!(reasons, ["StoreDegraded", "StoreRecovered"]);
+        assert!(
+            events[0].1.contains("the database") && events[0].1.contains("has not returned for"),
+            "{}",
+            events[0].1
+        );
     }
 }

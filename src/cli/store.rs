@@ -174,6 +174,7 @@ fn repair(args: &RepairArgs) -> anyhow::Result<()> {
     let present = verify::read_copy(dir)?;
     let meta = present.loaded.state.meta();
     let report = verify::repair(&OpenOptions {
+        node_was_used: false,
         dir: dir.clone(),
         identity: offline::identity(args.node_name.as_deref(), meta),
         sled: SledOptions::default(),
@@ -198,6 +199,10 @@ fn repair(args: &RepairArgs) -> anyhow::Result<()> {
         ),
         Outcome::RecordsLost { lost, from_backup } => format!(
             "{lost} damaged records were set aside, {from_backup} of them taken from a backup\n"
+        ),
+        Outcome::EndMissing { batches } => format!(
+            "the newest {}commits are missing: the database was cut off or is an older copy\n",
+            batches.map_or_else(String::new, |n| format!("{n} batches of "))
         ),
         Outcome::NewerSchema { found } => format!(
             "the store has schema {}, newer than {}; it is untouched: use the binary that wrote it\n",

@@ -49,13 +49,17 @@ impl ClosedBackend {
         }
     }
 
+    /// Whether it opens the stand-in, because `db` has a newer schema.
+    pub(super) fn stands_in(&self) -> bool {
+        self.layout.schema().is_some_and(|found| found > SCHEMA) && self.layout.db().exists()
+    }
+
     fn open(&self) -> Result<SledBackend, BackendError> {
         let io = |source| BackendError::io("prepare the state directory", source);
         self.layout.create().map_err(io)?;
         self.layout.settle().map_err(io)?;
         let db = self.layout.db();
-        let newer = self.layout.schema().is_some_and(|found| found > SCHEMA);
-        if newer && db.exists() {
+        if self.stands_in() {
             return SledBackend::open(self.layout.stand_in(SCHEMA), self.sled.clone());
         }
         match SledBackend::open(&db, self.sled.clone()) {

@@ -6,20 +6,25 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use arc_swap::ArcSwap;
-use tokio::sync::{oneshot, watch};
+use tokio::sync::{OwnedSemaphorePermit, oneshot, watch};
 use tokio::time::Instant;
 
 use super::backend::{Backend, MemoryBackend};
-use super::codec::{self, Loaded};
+use super::codec::{self, Encoded, Loaded};
 use super::request::{Answer, Kind, Request};
+use super::shared::Shared;
 use super::writer::Writer;
-use super::{CommitError, Committed, Intent, SpaceReserve, StopPermit, StoreError, StoreHealth};
+use super::{
+    CommitError, Committed, Intent, SetAside, SpaceReserve, StopPermit, StoreError, StoreHealth,
+};
 use crate::core::state::{Mutation, State, Transaction, Version};
 use crate::types::{Clock, metrics::Metrics};
 
 /// Longest text of one journal line, in bytes.
 const JOURNAL_TEXT_LIMIT: usize = 64 * 1024;
+
+/// What a transaction takes of the queue's room.
+type Room = Option<OwnedSemaphorePermit>;
 
 /// How a store works.
 pub struct StoreOptions {
@@ -33,8 +38,12 @@ pub struct StoreOptions {
     pub backoff_min: Duration,
     /// Longest pause between recoveries.
     pub backoff_max: Duration,
-    /// How long a stop waits for a disk that neither works nor fails.
+    /// How long a stop waits for a disk that neither works nor fails, and after which such a disk counts as hanging.
     pub stall_timeout: Duration,
+    /// Most bytes that wait in the queue of the writer, roughly: a transaction counts as twice its encoded records,
+    /// its journal lines and a KiB. [`Store::commit`] waits for room, [`Store::submit`] is refused without; stops
+    /// take no room, there are only so many of them.
+    pub queue_limit: usize,
     /// Damaged records that are kept in the store for a look at them; further ones stay where they are.
     pub quarantine_limit: usize,
     /// Space that is freed when the disk is full.
@@ -53,6 +62,7 @@ impl Default for StoreOptions {
             backoff_min: Duration::from_millis(200),
             backoff_max: Duration::from_secs(5),
             stall_timeout: Duration::from_secs(5),
+            queue_limit: 32 * 1024 * 1024,
             quarantine_limit: 256,
             reserve: None,
             inline: false,
@@ -88,13 +98,6 @@ impl PendingCommit {
     }
 }
 
-/// What the writer shows and readers see.
-pub(super) struct Shared {
-    pub(super) current: ArcSwap<State>,
-    pub(super) published: watch::Sender<Version>,
-    pub(super) health: watch::Sender<StoreHealth>,
-}
-
 enum Driver {
     Thread {
         queue: mpsc::Sender<Request>,
@@ -106,7 +109,6 @@ enum Driver {
 struct Inner {
     shared: Arc<Shared>,
     driver: Driver,
-    stall_timeout: Duration,
 }
 
 /// The store: snapshots for readers, one writer for everybody else. Cheap to clone. When the last clone
@@ -135,7 +137,7 @@ impl Store {
         metrics: Metrics,
     ) -> Result<Self, StoreError> {
         let inline = options.inline;
-        let (shared, writer, stall_timeout) = prepare(backend, loaded, options, clock, metrics);
+        let (shared, writer) = prepare(backend, loaded, options, clock, metrics);
         let driver = if inline {
             Driver::Inline(Mutex::new(Some(Box::new(writer))))
         } else {
@@ -149,11 +151,7 @@ impl Store {
                 thread: Mutex::new(Some(thread)),
             }
         };
-        Ok(Self(Arc::new(Inner {
-            shared,
-            driver,
-            stall_timeout,
-        })))
+        Ok(Self(Arc::new(Inner { shared, driver })))
     }
 
     /// A store without a disk, for tests and `--runonce` dry runs. It works on the calling thread.
@@ -163,7 +161,7 @@ impl Store {
             ..StoreOptions::default()
         };
         let backend = Box::new(MemoryBackend::new());
-        let (shared, writer, stall_timeout) = prepare(
+        let (shared, writer) = prepare(
             backend,
             Loaded::default(),
             options,
@@ -173,7 +171,6 @@ impl Store {
         Self(Arc::new(Inner {
             shared,
             driver: Driver::Inline(Mutex::new(Some(Box::new(writer)))),
-            stall_timeout,
         }))
     }
 
@@ -183,19 +180,31 @@ impl Store {
         self.0.shared.current.load_full()
     }
 
-    /// Commits and waits until the transaction is as durable as its mutations ask.
-    /// Cancel-safe: once polled, the commit happens even if the caller goes away.
+    /// Commits and waits until the transaction is as durable as its mutations ask. While the queue is full it
+    /// waits for room first.
+    /// Cancel-safe: a caller that goes away while there is no room has committed nothing; after that the commit
+    /// happens without it.
     ///
     /// # Errors
     /// See [`CommitError`].
     pub async fn commit(&self, transaction: Transaction) -> Result<Version, CommitError> {
-        self.submit(transaction).wait().await
+        self.send_when_room(transaction, Kind::Plain)
+            .await
+            .wait()
+            .await
     }
 
     /// Queues a commit without waiting; for callers that must not wait for the disk (the sync loop).
-    /// Transactions are committed in the order in which they are submitted.
+    /// Transactions are committed in the order in which they are submitted. When the queue is full, because the
+    /// disk hangs or does not keep up, the answer is `Unavailable`, nothing was committed, and the health says so:
+    /// submit only what the next observation tells again.
     pub fn submit(&self, transaction: Transaction) -> PendingCommit {
-        self.send_transaction(transaction, Kind::Plain)
+        self.send_transaction(transaction, Kind::Plain, |shared, transaction, encoded| {
+            let room = shared.room_now(transaction, encoded);
+            room.map(Some).ok_or_else(|| CommitError::Unavailable {
+                reason: "the queue of the writer is full, the disk does not keep up".to_owned(),
+            })
+        })
     }
 
     /// Commits a decision and returns the receipt that its effect requires. The decision is on the disk
@@ -209,7 +218,7 @@ impl Store {
         with: Transaction,
     ) -> Result<Committed<I>, CommitError> {
         let transaction = intent.transaction(&self.snapshot()).and(with);
-        let pending = self.send_transaction(transaction, Kind::Durable);
+        let pending = self.send_when_room(transaction, Kind::Durable).await;
         let version = pending.wait().await?;
         Ok(Committed::new(intent, version))
     }
@@ -218,15 +227,22 @@ impl Store {
     /// visible to readers, and written first on recovery: stops fail open. Of a record that is held again only
     /// the newest version is kept, so what is held is bounded by the number of records. If the disk hangs longer
     /// than [`StoreOptions::stall_timeout`], the transaction stays in the queue, first come first served, and
-    /// the permit says held.
+    /// the permit says held. A stop never waits for room in the queue.
     ///
     /// # Errors
     /// `Stale`, `Closed` and `Invalid` only.
     pub async fn commit_stop(&self, transaction: Transaction) -> Result<StopPermit, CommitError> {
-        let pending = self.send_transaction(transaction, Kind::Stop);
-        match tokio::time::timeout(self.0.stall_timeout, pending.answer()).await {
+        let shared = &self.0.shared;
+        shared.check();
+        if shared.is_stalled() && transaction.is_empty() {
+            // Nothing to write later: it need not be queued again and again.
+            return Ok(StopPermit::new(true));
+        }
+        let pending = self.send_transaction(transaction, Kind::Stop, |_, _, _| Ok(None));
+        match tokio::time::timeout(shared.stall_timeout, pending.answer()).await {
             Ok(answer) => Ok(StopPermit::new(answer?.held)),
             Err(_) => {
+                shared.check();
                 tracing::warn!("the disk of the store hangs, a stop goes ahead of its record");
                 Ok(StopPermit::new(true))
             }
@@ -269,7 +285,19 @@ impl Store {
 
     /// Health, for readiness and events.
     pub fn health(&self) -> watch::Receiver<StoreHealth> {
-        self.0.shared.health.subscribe()
+        self.0.shared.health()
+    }
+
+    /// Looks whether the disk hangs, and shows it in the health: a call that does not return cannot tell itself. Call
+    /// it every now and then; it costs next to nothing and never blocks on the disk.
+    pub fn check_disk(&self) {
+        self.0.shared.check();
+    }
+
+    /// Raw values that could not be used, as of the last reading of the disk: when the store was opened, or when it
+    /// last recovered.
+    pub fn set_aside(&self) -> Arc<Vec<SetAside>> {
+        self.0.shared.quarantined.load_full()
     }
 
     /// Changes whenever a new state was published.
@@ -277,20 +305,58 @@ impl Store {
         self.0.shared.published.subscribe()
     }
 
-    fn send_transaction(&self, transaction: Transaction, kind: Kind) -> PendingCommit {
+    /// Queues a transaction as soon as there is room for it.
+    async fn send_when_room(&self, transaction: Transaction, kind: Kind) -> PendingCommit {
+        let arrived = Instant::now();
         let (answer, pending) = oneshot::channel();
         match encode(&transaction) {
-            Ok(encoded) => self.send(Request::Commit {
+            Ok(encoded) => {
+                let room = match self.0.driver {
+                    Driver::Thread { .. } => self.0.shared.room(&transaction, &encoded).await,
+                    Driver::Inline(_) => None,
+                };
+                self.send(Request::Commit {
+                    transaction,
+                    encoded,
+                    kind,
+                    arrived,
+                    room,
+                    answer,
+                });
+            }
+            // The receiver is right here.
+            Err(reason) => drop(answer.send(Err(CommitError::Invalid { reason }))),
+        }
+        PendingCommit(pending)
+    }
+
+    /// Queues a transaction now, or answers why not.
+    fn send_transaction(
+        &self,
+        transaction: Transaction,
+        kind: Kind,
+        room: impl FnOnce(&Shared, &Transaction, &[Option<Encoded>]) -> Result<Room, CommitError>,
+    ) -> PendingCommit {
+        let (answer, pending) = oneshot::channel();
+        let ready = encode(&transaction)
+            .map_err(|reason| CommitError::Invalid { reason })
+            .and_then(|encoded| match self.0.driver {
+                Driver::Thread { .. } => {
+                    Ok((room(&self.0.shared, &transaction, &encoded)?, encoded))
+                }
+                Driver::Inline(_) => Ok((None, encoded)),
+            });
+        match ready {
+            Ok((room, encoded)) => self.send(Request::Commit {
                 transaction,
                 encoded,
                 kind,
                 arrived: Instant::now(),
+                room,
                 answer,
             }),
-            Err(reason) => {
-                // The receiver is right here.
-                drop(answer.send(Err(CommitError::Invalid { reason })));
-            }
+            // The receiver is right here.
+            Err(error) => drop(answer.send(Err(error))),
         }
         PendingCommit(pending)
     }
@@ -318,13 +384,8 @@ fn prepare(
     options: StoreOptions,
     clock: Arc<dyn Clock>,
     metrics: Metrics,
-) -> (Arc<Shared>, Writer, Duration) {
-    let shared = Arc::new(Shared {
-        current: ArcSwap::from_pointee(loaded.state.clone()),
-        published: watch::Sender::new(loaded.version),
-        health: watch::Sender::new(StoreHealth::Ok),
-    });
-    let stall_timeout = options.stall_timeout;
+) -> (Arc<Shared>, Writer) {
+    let shared = Arc::new(Shared::new(&loaded, &options, &metrics));
     let writer = Writer::new(
         backend,
         loaded,
@@ -333,7 +394,7 @@ fn prepare(
         metrics,
         Arc::clone(&shared),
     );
-    (shared, writer, stall_timeout)
+    (shared, writer)
 }
 
 /// Encodes the records of a transaction, on the caller's thread: the writer has better things to do, and

@@ -2,6 +2,7 @@
 
 use std::io;
 
+use super::codec::Quarantined;
 use crate::core::state::Table;
 
 /// Why a commit did not happen.
@@ -43,13 +44,38 @@ pub enum CommitError {
 pub enum StoreHealth {
     /// Commits are accepted.
     Ok,
-    /// Commits are refused; recovery is being tried.
+    /// A write failed: commits are refused and recovery is being tried. Or the disk hangs or does not keep up:
+    /// commits wait. Either ends by itself.
     Degraded {
         /// What happened.
         reason: String,
         /// Whether the disk is full.
         out_of_space: bool,
     },
+}
+
+/// A raw value that could not be used and was set aside.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SetAside {
+    /// Its table, if it can be told.
+    pub table: Option<Table>,
+    /// Its key, as far as it is text.
+    pub key: String,
+    /// What is wrong with it.
+    pub reason: String,
+    /// Its length in bytes.
+    pub bytes: u64,
+}
+
+impl From<&Quarantined> for SetAside {
+    fn from(bad: &Quarantined) -> Self {
+        Self {
+            table: bad.table,
+            key: bad.key.clone(),
+            reason: bad.reason.to_string(),
+            bytes: bad.raw.len() as u64,
+        }
+    }
 }
 
 /// Why a store could not be started.

@@ -6,6 +6,7 @@
 //!   db.schema-<n>/        stands in for `db` while that has a newer schema than this binary
 //!   db.tmp/ db.next/      a database being built; complete once it is called `db.next`
 //!   schema                schema of `db`, as text
+//!   mark                  the newest batch known to be on the disk, see [`super::mark`]
 //!   backups/              automatic backups and those before a migration
 //!   quarantine/           what was moved aside, newest [`QUARANTINE_KEPT`] kept
 //!   ballast               space to give back when the disk is full
@@ -61,6 +62,11 @@ impl Layout {
         self.dir.join("quarantine")
     }
 
+    /// The high-water mark of the database.
+    pub fn mark(&self) -> PathBuf {
+        self.dir.join("mark")
+    }
+
     pub(super) fn building(&self) -> PathBuf {
         self.dir.join("db.tmp")
     }
@@ -75,7 +81,7 @@ impl Layout {
 
     /// Whether an earlier run left anything here.
     pub(super) fn is_used(&self) -> bool {
-        let names = ["db", "backups", "quarantine", "ballast", "schema"];
+        let names = ["db", "backups", "quarantine", "ballast", "schema", "mark"];
         names.iter().any(|name| self.dir.join(name).exists())
     }
 

@@ -12,9 +12,10 @@
 //! stops that are held while the store is degraded, see [`Store::commit_stop`].
 //! **Invariant:** changes reach the disk in the order in which they were published.
 //! **Invariant:** after a failed write nothing is committed until the disk has been read again.
+//! **Invariant:** what is queued is bounded, whatever the disk does, see [`StoreOptions::queue_limit`].
 //!
 //! Where what is: [`codec`] is the format on disk, [`backend`] the engines, `request` its queue, `writer` the group commit and
-//! `recovery` the way out of the degraded mode, `receipt` the receipts, `health` errors and health,
+//! `recovery` the way out of the degraded mode, `shared` what the writer and the handles share, `receipt` the receipts, `health` errors and health,
 //! `handle` what callers hold.
 
 pub mod backend;
@@ -26,6 +27,7 @@ mod engine;
 mod handle;
 mod health;
 pub mod layout;
+pub mod mark;
 pub mod migrate;
 pub mod open;
 mod outcome;
@@ -35,9 +37,10 @@ mod recovery;
 mod request;
 pub mod restore;
 mod salvage;
+mod shared;
 pub mod verify;
 mod writer;
 
 pub use handle::{PendingCommit, Store, StoreOptions};
-pub use health::{CommitError, SpaceReserve, StoreError, StoreHealth};
+pub use health::{CommitError, SetAside, SpaceReserve, StoreError, StoreHealth};
 pub use receipt::{Committed, Intent, RemoveIntent, StartIntent, StopPermit};

@@ -8,16 +8,20 @@
 //! **Invariant:** sled sees a database only after its log has been looked at: sled cuts the log at the first
 //! message it cannot read and erases the rest.
 
+mod rebuild;
+
 use std::collections::BTreeSet;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use super::backend::{Backend, BackendError, Op, RawPair, SledBackend};
-use super::backup::{self, Backup, BackupMeta};
+use self::rebuild::rebuild;
+use super::backend::{Backend, BackendError, Op, SledBackend};
+use super::backup;
 use super::closed::ClosedBackend;
 use super::codec::{self, Loaded, Quarantined};
 use super::engine::{self, Found, Mended, VERSION, is_damage};
 use super::layout::Layout;
+use super::mark::{self, Mark, Marked, Missing};
 use super::migrate::{self, SCHEMA};
 pub use super::outcome::{OpenError, OpenOptions, OpenReport, Opened, Outcome};
 use super::recover::{self, Integrity};
@@ -33,7 +37,9 @@ use crate::types::Stamp;
 /// See [`OpenError`].
 pub fn open(options: &OpenOptions) -> Result<Opened, OpenError> {
     let layout = Layout::new(&options.dir);
-    let was_used = layout.is_used();
+    let was_used = layout.is_used() || options.node_was_used;
+    // Before the database is touched: the mark must not be newer than what is read after it.
+    let mark = Mark::read(&layout.mark());
     let mut report = Report::default();
     let tidied = layout.create().and_then(|()| layout.settle());
 
@@ -59,6 +65,7 @@ pub fn open(options: &OpenOptions) -> Result<Opened, OpenError> {
         return unwritable(
             options,
             all_of(log)?,
+            mark,
             &BackendError::io("prepare the state directory", error),
             report,
         );
@@ -75,9 +82,9 @@ pub fn open(options: &OpenOptions) -> Result<Opened, OpenError> {
     let (backend, loaded) = match opened {
         Ok(found) => found,
         Err(Some(error)) if !is_damage(&error) => {
-            return unwritable(options, all_of(log)?, &error, report);
+            return unwritable(options, all_of(log)?, mark, &error, report);
         }
-        Err(_) => return rebuild(options, &layout, all_of(log)?, report),
+        Err(_) => return rebuild(options, &layout, all_of(log)?, mark, report),
     };
     if is_newer(&loaded) {
         drop(backend);
@@ -97,7 +104,10 @@ pub fn open(options: &OpenOptions) -> Result<Opened, OpenError> {
             Integrity::New
         };
         report.outcome = Some(Outcome::Created);
-        return finish(options, &layout, backend, loaded, integrity, 0, report);
+        let seen_epoch = mark.map_or(0, |mark| mark.epoch);
+        return finish(
+            options, &layout, backend, loaded, integrity, seen_epoch, report,
+        );
     }
     if let Some(backup) = &newest
         && recover::is_behind(&loaded.state, backup)
@@ -106,9 +116,43 @@ pub fn open(options: &OpenOptions) -> Result<Opened, OpenError> {
             "the database is older than its newest backup: an end of it is missing".to_owned(),
         );
         drop(backend);
-        return rebuild(options, &layout, all_of(log)?, report);
+        return rebuild(options, &layout, all_of(log)?, mark, report);
     }
-    mend(options, &layout, backend, loaded, newest, report)
+    let missing = missing_end(&loaded, mark, &mut report);
+    if missing.is_some() && log.is_some() {
+        // What was read before sled cut it off may hold more.
+        drop(backend);
+        return rebuild(options, &layout, all_of(log)?, mark, report);
+    }
+    let seen = Seen {
+        epoch: highest_epoch(newest.map(|backup| backup.epoch), mark),
+        missing,
+    };
+    mend(options, &layout, backend, loaded, seen, report)
+}
+
+/// What is known about a database from beside it.
+struct Seen {
+    /// The highest epoch number.
+    epoch: u64,
+    /// What had been acknowledged and is not there.
+    missing: Option<Missing>,
+}
+
+fn highest_epoch(backup: Option<u64>, mark: Option<Mark>) -> u64 {
+    backup.max(mark.map(|mark| mark.epoch)).unwrap_or(0)
+}
+
+fn missing_end(loaded: &Loaded, mark: Option<Mark>, report: &mut Report) -> Option<Missing> {
+    let epoch = loaded.state.meta().map_or(0, |meta| meta.epoch.number);
+    let missing = mark::missing(epoch, loaded.sequence, mark)?;
+    report.note(match missing.batches {
+        Some(batches) => {
+            format!("an end of the database is missing: {batches} batches that had been written")
+        }
+        None => "the database is an older one than the one last written to".to_owned(),
+    });
+    Some(missing)
 }
 
 /// The operations that move a damaged value within the database.
@@ -258,112 +302,8 @@ fn open_stand_in(
             0,
             report,
         ),
-        Err(error) => unwritable(options, Salvage::default(), &error, report),
+        Err(error) => unwritable(options, Salvage::default(), None, &error, report),
     }
-}
-
-/// Replaces a damaged database by one of what can be read of it, filled up from the newest backup.
-fn rebuild(
-    options: &OpenOptions,
-    layout: &Layout,
-    log: Salvage,
-    mut report: Report,
-) -> Result<Opened, OpenError> {
-    let (newest, errors) = backup::newest(&layout.backups());
-    report.messages.extend(errors);
-    let mut loaded = codec::load(log.pairs.clone().into_iter().map(Ok), VERSION);
-    if is_newer(&loaded) {
-        return open_stand_in(options, layout, found_schema(&loaded), report);
-    }
-    let (kept, lost) = (loaded.state.iter_all().count(), bad_records(&loaded).len());
-    let seen_epoch = newest.as_ref().map_or(0, |b| b.meta.epoch);
-    let from_backup = fill(&mut loaded, newest.as_ref(), &log, &mut report);
-    let (meta, new_epoch) = recover::next_meta(
-        loaded.state.meta(),
-        Integrity::Lost,
-        &options.identity,
-        seen_epoch,
-        SCHEMA,
-        options.now,
-    );
-    recover::put_meta(&mut loaded.state, meta, VERSION);
-    report.note(format!(
-        "rebuilt the database: {kept} records read, {lost} damaged, {from_backup} from a backup"
-    ));
-    report.outcome = Some(Outcome::Salvaged {
-        kept,
-        lost,
-        from_backup,
-    });
-    let replaced = replace(layout, &loaded, options.now);
-    match replaced {
-        Ok(aside) => report.quarantined.extend(aside),
-        Err(error) => return Ok(from_memory(options, loaded, &error, report, new_epoch)),
-    }
-    prune(layout, &mut report);
-    match open_sled(options, layout, &layout.db(), &mut report)? {
-        Ok((backend, loaded)) => Ok(Opened {
-            backend: Box::new(backend),
-            loaded,
-            report: report.finish(new_epoch),
-        }),
-        Err(error) => Ok(from_memory(options, loaded, &error, report, new_epoch)),
-    }
-}
-
-/// Builds a database of what is loaded, damaged values included, and puts it in the place of `db`.
-fn replace(layout: &Layout, loaded: &Loaded, now: Stamp) -> Result<Option<PathBuf>, BackendError> {
-    let mut pairs: Vec<RawPair> = codec::encode_state(&loaded.state)
-        .collect::<Result<_, _>>()
-        .map_err(|error| BackendError::Engine {
-            action: "encode the salvaged records",
-            reason: error.to_string(),
-        })?;
-    let bad = loaded.quarantined.iter().chain(&loaded.kept);
-    pairs.extend(bad.map(Quarantined::to_pair));
-    migrate::build(layout, pairs.into_iter())?;
-    let io = |source| BackendError::io("replace the database", source);
-    let aside = layout.swap_in("db", now).map_err(io)?;
-    layout.write_schema(SCHEMA).map_err(io)?;
-    Ok(aside)
-}
-
-/// Fills up a salvaged state from a backup.
-fn fill(loaded: &mut Loaded, backup: Option<&Backup>, log: &Salvage, report: &mut Report) -> usize {
-    let Some(backup) = backup else {
-        return 0;
-    };
-    let state = match restore::state_of(backup) {
-        Ok(state) => state,
-        Err(error) => {
-            report.note(format!("the newest backup cannot be used: {error}"));
-            return 0;
-        }
-    };
-    if recover::is_behind(&loaded.state, &backup.meta) {
-        // The backup is newer as a whole: what it lacks had been deleted.
-        let count = state.iter_all().count();
-        let meta = loaded.state.meta().cloned();
-        loaded.state = state;
-        if loaded.state.meta().is_none()
-            && let Some(meta) = meta
-        {
-            recover::put_meta(&mut loaded.state, meta, VERSION);
-        }
-        return count;
-    }
-    let deleted: BTreeSet<(Table, String)> = log
-        .deleted
-        .iter()
-        .filter_map(|raw| {
-            let (tag, key) = raw.split_first()?;
-            Some((
-                Table::from_tag(*tag)?,
-                String::from_utf8(key.to_vec()).ok()?,
-            ))
-        })
-        .collect();
-    recover::fill(&mut loaded.state, &state, &deleted, VERSION)
 }
 
 /// Sets damaged records aside and takes their last good version from the newest backup.
@@ -372,15 +312,19 @@ fn mend(
     layout: &Layout,
     mut backend: SledBackend,
     mut loaded: Loaded,
-    newest: Option<BackupMeta>,
+    seen: Seen,
     mut report: Report,
 ) -> Result<Opened, OpenError> {
     let bad = bad_records(&loaded);
-    let seen_epoch = newest.map_or(0, |backup| backup.epoch);
     if bad.is_empty() {
-        let integrity = Integrity::Intact;
+        let mut integrity = Integrity::Intact;
+        if let Some(Missing { batches }) = seen.missing {
+            // No backup is newer than what is there: what a backup has and this has not was deleted.
+            integrity = Integrity::Lost;
+            report.outcome = Some(Outcome::EndMissing { batches });
+        }
         return finish(
-            options, layout, backend, loaded, integrity, seen_epoch, report,
+            options, layout, backend, loaded, integrity, seen.epoch, report,
         );
     }
     let saved = backup::newest(&layout.backups())
@@ -413,16 +357,16 @@ fn mend(
     });
     if let Err(error) = backend.apply(&ops).and_then(|()| backend.sync()) {
         report.note(format!("set damaged records aside: {}", error.full_text()));
-        return unwritable_after(options, backend, loaded, &error, report);
+        return unwritable_after(options, Box::new(backend), loaded, &error, report);
     }
     loaded = codec::load(backend.iter(), VERSION);
-    let integrity = if lost_decisions {
+    let integrity = if lost_decisions || seen.missing.is_some() {
         Integrity::Lost
     } else {
         Integrity::Intact
     };
     finish(
-        options, layout, backend, loaded, integrity, seen_epoch, report,
+        options, layout, backend, loaded, integrity, seen.epoch, report,
     )
 }
 
@@ -466,7 +410,7 @@ fn finish_in(
     options: &OpenOptions,
     schema_file: Option<u32>,
     layout: &Layout,
-    mut backend: SledBackend,
+    backend: SledBackend,
     mut loaded: Loaded,
     integrity: Integrity,
     seen_epoch: u64,
@@ -488,20 +432,35 @@ fn finish_in(
         set_stand_ins_aside(layout, options.now, &mut report);
     }
     prune(layout, &mut report);
-    if found.as_ref() != Some(&meta) {
-        recover::put_meta(&mut loaded.state, meta, VERSION);
-        if let Err(error) = write_meta(&mut backend, &loaded.state) {
-            return unwritable_after(options, backend, loaded, &error, report);
-        }
+    let changed = found.as_ref() != Some(&meta);
+    recover::put_meta(&mut loaded.state, meta, VERSION);
+    if integrity == Integrity::Lost {
+        // From here on it is another database than the one that was lost.
+        loaded.sequence = None;
+    }
+    let backend: Box<dyn Backend> = Box::new(backend);
+    let mut backend = match schema_file {
+        Some(_) => marked(layout, backend, &loaded),
+        None => backend,
+    };
+    if changed && let Err(error) = write_meta(&mut *backend, &loaded.state) {
+        return unwritable_after(options, backend, loaded, &error, report);
     }
     Ok(Opened {
-        backend: Box::new(backend),
+        backend,
         loaded,
         report: report.finish(new_epoch),
     })
 }
 
-fn write_meta(backend: &mut SledBackend, state: &State) -> Result<(), BackendError> {
+/// The backend with a mark that goes on where the database stands.
+fn marked(layout: &Layout, backend: Box<dyn Backend>, loaded: &Loaded) -> Box<dyn Backend> {
+    let epoch = loaded.state.meta().map_or(0, |meta| meta.epoch.number);
+    let marked = Marked::new(backend, layout.mark(), epoch, loaded.sequence);
+    Box::new(marked)
+}
+
+fn write_meta(backend: &mut dyn Backend, state: &State) -> Result<(), BackendError> {
     let ops: Vec<Op> = codec::encode_state(state)
         .take_while(|pair| {
             pair.as_ref()
@@ -545,23 +504,26 @@ fn unreadable(options: &OpenOptions, source: io::Error) -> OpenError {
 fn unwritable(
     options: &OpenOptions,
     log: Salvage,
+    mark: Option<Mark>,
     error: &BackendError,
-    report: Report,
+    mut report: Report,
 ) -> Result<Opened, OpenError> {
     let mut loaded = codec::load(log.pairs.into_iter().map(Ok), VERSION);
     if is_newer(&loaded) {
         loaded = Loaded::default();
     }
-    let integrity = if loaded.state.meta().is_some() {
+    let missing = missing_end(&loaded, mark, &mut report);
+    let integrity = if loaded.state.meta().is_some() && missing.is_none() {
         Integrity::Intact
     } else {
+        loaded.sequence = None;
         Integrity::Lost
     };
     let (meta, new_epoch) = recover::next_meta(
         loaded.state.meta(),
         integrity,
         &options.identity,
-        0,
+        highest_epoch(None, mark),
         SCHEMA,
         options.now,
     );
@@ -572,7 +534,7 @@ fn unwritable(
 /// The same when the engine opened but could not write what opening requires.
 fn unwritable_after(
     options: &OpenOptions,
-    backend: SledBackend,
+    backend: Box<dyn Backend>,
     loaded: Loaded,
     error: &BackendError,
     report: Report,
@@ -597,13 +559,16 @@ fn from_memory(
         reason: error.full_text(),
         out_of_space: error.is_out_of_space(),
     });
+    let layout = Layout::new(&options.dir);
+    let closed = ClosedBackend::new(layout.clone(), options.sled.clone(), options.now, error);
+    let stands_in = closed.stands_in();
+    let closed: Box<dyn Backend> = Box::new(closed);
     Opened {
-        backend: Box::new(ClosedBackend::new(
-            Layout::new(&options.dir),
-            options.sled.clone(),
-            options.now,
-            error,
-        )),
+        backend: if stands_in {
+            closed
+        } else {
+            marked(&layout, closed, &loaded)
+        },
         loaded,
         report: report.finish(new_epoch),
     }

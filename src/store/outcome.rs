@@ -16,6 +16,9 @@ pub struct OpenOptions {
     pub dir: PathBuf,
     /// Who opens it.
     pub identity: Identity,
+    /// Something outside of the state directory shows that an agent has worked on this node before: a store
+    /// that is not there was lost then.
+    pub node_was_used: bool,
     /// Options of the engine.
     pub sled: SledOptions,
     /// Now.
@@ -64,6 +67,12 @@ pub enum Outcome {
         lost: usize,
         /// How many of them the newest backup had.
         from_backup: usize,
+    },
+    /// It opened, without the newest of the commits that had been acknowledged: its end was cut off, or it is an
+    /// older copy of itself.
+    EndMissing {
+        /// Batches that are missing, where it can be told.
+        batches: Option<u64>,
     },
     /// The store has a newer schema than this binary. It is untouched; a stand-in is used.
     NewerSchema {

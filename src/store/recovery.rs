@@ -19,7 +19,7 @@ use super::backend::{BackendError, Op, RawPair};
 use super::codec::{self, Loaded, QUARANTINE_PREFIX};
 use super::request::{Answer, AnyKey, check};
 use super::writer::{Writer, key_of, last_journal_sequence};
-use super::{CommitError, StoreHealth};
+use super::{CommitError, SetAside};
 use crate::core::state::{Mutation, State, Table, Transaction, Version};
 
 /// What the writer knows while it is degraded.
@@ -59,7 +59,6 @@ impl Writer {
             next_try: Instant::now() + self.options.backoff_min,
             backoff: self.options.backoff_min,
         });
-        self.metrics.store_degraded.set(1);
         self.metrics.store_held.set(0);
         self.failed(error);
     }
@@ -108,10 +107,9 @@ impl Writer {
             Ok(()) => {
                 tracing::info!(held = degraded.held, "the store has recovered");
                 self.metrics.store_recoveries.inc();
-                self.metrics.store_degraded.set(0);
                 self.metrics.store_held.set(0);
                 self.publish();
-                self.shared.health.send_replace(StoreHealth::Ok);
+                self.shared.set_failed(None);
                 self.refresh_metrics();
                 self.restore_reserve();
             }
@@ -160,6 +158,8 @@ impl Writer {
         let wanted = encoded(&target)?;
 
         self.quarantine_size = kept.len();
+        let set_aside = quarantined.iter().chain(&kept).map(SetAside::from);
+        self.shared.quarantined.store(Arc::new(set_aside.collect()));
         let mut ops = self.quarantine_ops(&quarantined);
         // A damaged record that is known in memory is written anew by the loop below.
         ops.retain(|op| !matches!(op, Op::Delete { key } if wanted.contains_key(key)));
@@ -205,10 +205,8 @@ impl Writer {
                 }
             }
         }
-        self.shared.health.send_replace(StoreHealth::Degraded {
-            reason: error.full_text(),
-            out_of_space,
-        });
+        self.shared
+            .set_failed(Some((error.full_text(), out_of_space)));
     }
 
     /// Takes the reserve back if it was released.

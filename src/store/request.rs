@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use tokio::sync::oneshot;
+use tokio::sync::{OwnedSemaphorePermit, oneshot};
 use tokio::time::Instant;
 
 use super::CommitError;
@@ -44,6 +44,8 @@ pub(super) enum Request {
         encoded: Vec<Option<Encoded>>,
         kind: Kind,
         arrived: Instant,
+        /// What it takes of the queue's room; stops take none.
+        room: Option<OwnedSemaphorePermit>,
         answer: CommitAnswer,
     },
     /// See `Store::sync`.
@@ -60,6 +62,8 @@ pub(super) enum Waiting {
         stop: Option<Transaction>,
         /// Of a durable commit.
         arrived: Option<Instant>,
+        /// Free once it is answered.
+        room: Option<OwnedSemaphorePermit>,
         answer: CommitAnswer,
     },
     Sync(DoneAnswer),
@@ -74,8 +78,10 @@ impl Writer {
                     outcome,
                     stop,
                     arrived,
+                    room,
                     answer,
                 } => {
+                    drop(room);
                     if outcome.is_ok() {
                         self.metrics.store_commits.inc();
                         if let Some(arrived) = arrived {

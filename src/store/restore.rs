@@ -12,6 +12,7 @@ use super::backend::BackendError;
 use super::backup::Backup;
 use super::codec::{self, CodecError};
 use super::layout::Layout;
+use super::mark::Mark;
 use super::migrate::{self, MigrateError, MigrationSet, SCHEMA};
 use super::recover::{self, Identity, Integrity};
 use crate::core::state::{State, Table};
@@ -240,7 +241,7 @@ fn refuse_other_node(backup: &Backup, options: &RestoreOptions) -> Result<(), Re
     Ok(())
 }
 
-/// The highest epoch number the present store and its backups know, so that a restore does not reuse one.
+/// The highest epoch number the present store, its mark and its backups know, so that a restore does not reuse one.
 fn highest_epoch(layout: &Layout) -> u64 {
     let in_backups = super::backup::newest(&layout.backups())
         .0
@@ -249,5 +250,6 @@ fn highest_epoch(layout: &Layout) -> u64 {
         .ok()
         .and_then(|copy| copy.loaded.state.meta().map(|m| m.epoch.number))
         .unwrap_or(0);
-    in_backups.max(in_store)
+    let in_mark = Mark::read(&layout.mark()).map_or(0, |mark| mark.epoch);
+    in_backups.max(in_store).max(in_mark)
 }

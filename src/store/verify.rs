@@ -14,6 +14,7 @@ use super::ballast;
 use super::codec::{self, Loaded, Quarantined};
 use super::engine;
 use super::layout::{Layout, copy_db, size_of};
+use super::mark::{self, Mark};
 use super::open::{self, OpenError, OpenOptions, OpenReport};
 use super::{migrate, salvage};
 
@@ -122,6 +123,8 @@ pub fn read_copy(dir: &Path) -> Result<ReadCopy, VerifyError> {
         .ok_or_else(|| VerifyError::Absent {
             dir: dir.to_owned(),
         })?;
+    // Before the copy is made: a mark that is read later may be of a later batch.
+    let mark = Mark::read(&layout.mark());
     let temporary = tempfile::tempdir().map_err(io)?;
     let copy = temporary.path().join("db");
     copy_db(&db, &copy).map_err(io)?;
@@ -149,8 +152,16 @@ pub fn read_copy(dir: &Path) -> Result<ReadCopy, VerifyError> {
     let pairs = opened.unwrap_or_else(|| log.pairs.into_iter().collect());
     let raw = codec::load_raw(pairs.iter().cloned().map(Ok));
     let schema = migrate::schema_of(&migrate::to_records(&raw)).or_else(|| layout.schema());
+    let loaded = codec::load(pairs.into_iter().map(Ok), 1);
+    let epoch = loaded.state.meta().map_or(0, |meta| meta.epoch.number);
+    if mark::missing(epoch, loaded.sequence, mark).is_some() {
+        notes.push(
+            "commits that had been acknowledged are missing: the database was cut off or is an older copy"
+                .to_owned(),
+        );
+    }
     Ok(ReadCopy {
-        loaded: codec::load(pairs.into_iter().map(Ok), 1),
+        loaded,
         schema,
         salvaged,
         notes,

@@ -19,10 +19,10 @@ use tokio::time::Instant;
 
 use super::backend::{Backend, BackendError, Op};
 use super::codec::{self, Encoded, Loaded, QuarantineReason, chunk_key, record_key};
-use super::handle::Shared;
 use super::recovery::Degraded;
 use super::request::{AnyKey, DoneAnswer, Kind, Request, Waiting, check, unknown};
-use super::{CommitError, StoreHealth, StoreOptions};
+use super::shared::{Doing, Shared};
+use super::{CommitError, StoreOptions};
 use crate::core::state::{
     Durability, JournalRecord, Mutation, Record, State, Table, Transaction, Version, journal_key,
 };
@@ -171,6 +171,7 @@ impl Writer {
                 self.commit(requests);
             }
         }
+        self.shared.relieve();
         if closing.is_none() {
             self.tick();
         }
@@ -217,6 +218,7 @@ impl Writer {
                     encoded,
                     kind,
                     arrived,
+                    room,
                     answer,
                 } => {
                     let mut own = Durability::Relaxed;
@@ -239,6 +241,7 @@ impl Writer {
                         outcome,
                         stop: (kind == Kind::Stop).then_some(transaction),
                         arrived: (own == Durability::Durable).then_some(arrived),
+                        room,
                         answer,
                     });
                 }
@@ -384,11 +387,12 @@ impl Writer {
         self.pending_bytes = 0;
         self.pending_since = None;
         if !ops.is_empty() {
-            self.backend.apply(&ops)?;
+            self.shared
+                .during(Doing::Write, || self.backend.apply(&ops))?;
         }
         match depth {
-            Depth::Flush => self.backend.flush()?,
-            Depth::Sync => self.backend.sync()?,
+            Depth::Flush => self.shared.during(Doing::Flush, || self.backend.flush())?,
+            Depth::Sync => self.shared.during(Doing::Sync, || self.backend.sync())?,
         }
         if transactions > 0 {
             self.metrics
@@ -472,7 +476,7 @@ impl Writer {
         }
         self.metrics
             .store_quarantined
-            .set(i64::try_from(self.quarantine_size).unwrap_or(i64::MAX));
+            .set(i64::try_from(self.shared.quarantined.load().len()).unwrap_or(i64::MAX));
         match self.backend.size_on_disk() {
             Ok(bytes) => {
                 self.metrics
@@ -492,10 +496,8 @@ struct StoppedGuard(Arc<Shared>);
 impl Drop for StoppedGuard {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            self.0.health.send_replace(StoreHealth::Degraded {
-                reason: "the writer of the store panicked".to_owned(),
-                out_of_space: false,
-            });
+            self.0
+                .set_failed(Some(("the writer of the store panicked".to_owned(), false)));
         }
     }
 }

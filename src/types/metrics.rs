@@ -133,7 +133,7 @@ metrics! {
     store_records: Family<TableLabel, Gauge> = Family::default(), "holdfast_store_records", "Live records";
     store_quarantined: Gauge = Gauge::default(), "holdfast_store_quarantined_records", "Records that were set aside because they cannot be read";
     store_size: Gauge = Gauge::default(), "holdfast_store_size", "Size of the store on disk", Unit::Bytes;
-    store_degraded: Gauge = Gauge::default(), "holdfast_store_degraded", "1 while the store refuses commits";
+    store_degraded: Gauge = Gauge::default(), "holdfast_store_degraded", "1 while the store takes no commits";
     store_held: Gauge = Gauge::default(), "holdfast_store_held_transactions", "Transactions held in memory until the store recovers";
     store_recoveries: Counter = Counter::default(), "holdfast_store_recoveries", "Times the store recovered without a restart";
     backups: Counter = Counter::default(), "holdfast_backups", "Automatic backups written";

@@ -315,6 +315,167 @@ async fn a_stop_does_not_wait_for_a_disk_that_hangs() {
     assert_eq!(number(&world.on_disk().state, "stop"), Some(1));
 }
 
+fn reason(store: &Store) -> String {
+    match &*store.health().borrow() {
+        StoreHealth::Ok => String::new(),
+        StoreHealth::Degraded { reason, .. } => reason.clone(),
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_disk_that_hangs_degrades_the_health_until_it_answers() {
+    let world = World::new(Engine::Faulty);
+    let store = world.start();
+    store.commit(put("v", 1)).await.unwrap();
+    let mut health = store.health();
+    world.faults.set_hang(true);
+    let durable = store.submit(put("v", 2));
+    hanging(&world).await;
+    store.check_disk();
+    tokio::time::advance(Duration::from_secs(4)).await;
+    store.check_disk();
+    assert_eq!(*health.borrow(), StoreHealth::Ok, "a slow disk is no event");
+
+    tokio::time::advance(Duration::from_secs(2)).await;
+    store.check_disk();
+    assert_eq!(
+        reason(&store),
+        "the disk hangs: syncing the database file has not returned for 6 s"
+    );
+    assert_eq!(world.metrics.store_degraded.get(), 1);
+    assert!(health.has_changed().unwrap());
+    health.mark_unchanged();
+    tokio::time::advance(Duration::from_secs(60)).await;
+    store.check_disk();
+    assert!(reason(&store).ends_with("for 66 s"), "{}", reason(&store));
+    assert!(!health.has_changed().unwrap(), "told once");
+    let began = tokio::time::Instant::now();
+    let permit = store.commit_stop(Transaction::new()).await.unwrap();
+    assert!(permit.is_held());
+    assert_eq!(began.elapsed(), Duration::ZERO, "known to hang: no waiting");
+
+    world.faults.set_hang(false);
+    durable.wait().await.unwrap();
+    assert_eq!(*store.health().borrow(), StoreHealth::Ok);
+    assert_eq!(world.metrics.store_degraded.get(), 0);
+    assert!(health.has_changed().unwrap());
+    store.check_disk();
+    assert_eq!(*store.health().borrow(), StoreHealth::Ok);
+    store.close().await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_disk_that_hangs_and_then_fails_is_a_failed_one() {
+    let world = World::new(Engine::Faulty);
+    let store = world.start();
+    world.faults.set_hang(true);
+    let durable = store.submit(put("v", 2));
+    hanging(&world).await;
+    store.check_disk();
+    tokio::time::advance(Duration::from_secs(10)).await;
+    store.check_disk();
+    assert!(reason(&store).contains("hangs"));
+    world.faults.set_broken(true);
+    world.faults.set_hang(false);
+    assert!(matches!(
+        durable.wait().await,
+        Err(CommitError::Unknown { .. })
+    ));
+    assert!(reason(&store).contains("injected"), "{}", reason(&store));
+    world.faults.set_broken(false);
+    healthy(&store).await;
+    store.close().await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_queue_is_bounded_while_the_disk_hangs_and_loses_nothing_it_took() {
+    let world = World::new(Engine::Faulty);
+    let store = world.start_with(StoreOptions {
+        queue_limit: 64 * 1024,
+        ..options()
+    });
+    world.faults.set_hang(true);
+    let first = store.submit(put("first", 1));
+    hanging(&world).await;
+
+    // Relaxed or not: who does not wait is taken as long as there is room, and refused from then on.
+    let mut taken = Vec::new();
+    let refused = loop {
+        assert!(taken.len() < 64, "nothing bounds the queue");
+        let key = taken.len().to_string();
+        let pending = store.submit(Transaction::new().put(key, object(noise(4_000, 7))));
+        if !reason(&store).is_empty() {
+            break pending;
+        }
+        taken.push(pending);
+    };
+    assert!(taken.len() >= 4, "{}", taken.len());
+    let error = refused.wait().await.unwrap_err();
+    assert!(
+        matches!(&error, CommitError::Unavailable { reason } if reason.contains("queue")),
+        "{error}"
+    );
+    assert!(reason(&store).contains("does not keep up"));
+    assert_eq!(world.metrics.store_degraded.get(), 1);
+    assert_eq!(world.metrics.store_commit_errors.get(), 1);
+
+    // Who waits, waits for room; a caller that goes away meanwhile has committed nothing.
+    let big = || put("big", 1).put("big", object(noise(200_000, 9)));
+    let gone = tokio::time::timeout(Duration::from_secs(1), store.commit(big())).await;
+    assert!(gone.is_err());
+    let waiting = tokio::spawn({
+        let store = store.clone();
+        let transaction = put("waited", 1).put("waited", object(noise(200_000, 9)));
+        async move { store.commit(transaction).await }
+    });
+    tokio::task::yield_now().await;
+    assert!(!waiting.is_finished());
+    // A stop needs no room.
+    let permit = store.commit_stop(put("stop", 1)).await.unwrap();
+    assert!(permit.is_held());
+
+    world.faults.set_hang(false);
+    first.wait().await.unwrap();
+    for pending in &mut taken.drain(..) {
+        pending.wait().await.unwrap();
+    }
+    waiting
+        .await
+        .unwrap()
+        .expect("bigger than the queue, alone in it");
+    store.sync().await.unwrap();
+    store.check_disk();
+    assert_eq!(*store.health().borrow(), StoreHealth::Ok);
+    let state = store.snapshot();
+    assert_eq!(number(&state, "stop"), Some(1));
+    assert_eq!(number(&state, "waited"), Some(1));
+    assert_eq!(number(&state, "big"), None);
+    store.close().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_recovery_sets_aside_is_known_at_once() {
+    let world = World::new(Engine::Faulty);
+    let store = world.start();
+    store.commit(put("v", 1)).await.unwrap();
+    assert!(store.set_aside().is_empty());
+    world.faults.fail_apply(1);
+    world.faults.set_fail_reopen(true);
+    store.commit(put("v", 2)).await.unwrap_err();
+    world.damage_below("bad");
+    world.faults.set_fail_reopen(false);
+    healthy(&store).await;
+    store.sync().await.unwrap();
+    let bad = store.set_aside();
+    assert_eq!(bad.len(), 1);
+    assert_eq!(
+        (bad[0].table, bad[0].key.as_str()),
+        (Some(Table::Volumes), "bad")
+    );
+    assert_eq!(world.metrics.store_quarantined.get(), 1);
+    store.close().await.unwrap();
+}
+
 #[derive(Clone, Default)]
 struct Reserve {
     released: Arc<AtomicU32>,

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use holdfast::core::state::*;
 use holdfast::store::backend::{
-    Backend, Faults, FaultyBackend, MemoryBackend, SledBackend, SledOptions,
+    Backend, Faults, FaultyBackend, MemoryBackend, Op, SledBackend, SledOptions,
 };
 use holdfast::store::codec::{self, Loaded};
 use holdfast::store::{Store, StoreHealth, StoreOptions};
@@ -80,6 +80,15 @@ impl World {
     /// What the memory below a faulty backend holds right now.
     pub fn below(&self) -> Loaded {
         codec::load(self.memory.iter(), 1)
+    }
+
+    /// Puts a value that is no record below a faulty backend.
+    pub fn damage_below(&self, key: &str) {
+        let op = Op::Put {
+            key: codec::record_key(Table::Volumes, key),
+            value: vec![1, 2, 3],
+        };
+        self.memory.clone().apply(&[op]).unwrap();
     }
 
     pub fn start(&self) -> Store {

@@ -58,6 +58,7 @@ pub fn options(dir: &Path) -> OpenOptions {
     OpenOptions {
         dir: dir.to_owned(),
         identity: identity(),
+        node_was_used: false,
         sled: SledOptions::default(),
         now: at(1_000),
     }

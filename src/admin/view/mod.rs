@@ -56,6 +56,17 @@ impl From<&crate::store::codec::Quarantined> for Quarantined {
     }
 }
 
+impl From<&crate::store::SetAside> for Quarantined {
+    fn from(bad: &crate::store::SetAside) -> Self {
+        Self {
+            table: bad.table.map_or("unknown", Table::name).to_owned(),
+            key: bad.key.clone(),
+            reason: bad.reason.clone(),
+            bytes: bad.bytes,
+        }
+    }
+}
+
 /// The answer to a [`Query`].
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
