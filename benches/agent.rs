@@ -156,6 +156,9 @@ impl Agent {
             .arg("--healthz-port")
             .arg(place.port.to_string())
             .env_remove("RUST_LOG")
+            // As contrib/systemd/holdfast.service has it.
+            .env("MALLOC_ARENA_MAX", "2")
+            .env("MALLOC_TRIM_THRESHOLD_", "65536")
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(Stdio::piped());
