@@ -10,6 +10,8 @@
 
 #[path = "agent_sim/crash.rs"]
 mod crash;
+#[path = "agent_sim/events.rs"]
+mod events;
 #[path = "agent_sim/restart.rs"]
 mod restart;
 #[path = "agent_sim/world.rs"]

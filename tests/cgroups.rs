@@ -50,11 +50,20 @@ fn remove(dir: &Path) {
 
 /// `None`, with a word why, where cgroups cannot be written.
 fn manager(driver: CgroupDriver, test: &str) -> Option<(CgroupManager, PrivateRoot)> {
+    limited_manager(driver, test, None)
+}
+
+fn limited_manager(
+    driver: CgroupDriver,
+    test: &str,
+    pod_pids_limit: Option<u64>,
+) -> Option<(CgroupManager, PrivateRoot)> {
     let name = format!("holdfast-test-{}-{test}", std::process::id());
     let config = CgroupConfig {
         driver,
         root: format!("/{name}"),
         allocatable_cpu_milli: Some(2_000),
+        pod_pids_limit,
         ..CgroupConfig::default()
     };
     if !nix::unistd::geteuid().is_root() {
@@ -185,6 +194,83 @@ fn systemd_slices_nest_and_are_found_again() {
     assert!(!dir.exists());
 }
 
+/// Whether a shell in this cgroup can start another process.
+fn can_fork(cgroup: &Path) -> bool {
+    let script = "echo $$ > \"$0/cgroup.procs\" && (true) && echo yes";
+    let shell = Command::new("sh")
+        .args(["-c", script])
+        .arg(cgroup)
+        .output()
+        .unwrap();
+    let stderr = String::from_utf8_lossy(&shell.stderr);
+    let forked = shell.stdout == b"yes\n";
+    assert!(
+        forked || stderr.to_lowercase().contains("fork"),
+        "failed otherwise: {stderr}"
+    );
+    forked
+}
+
+#[test]
+fn the_process_limit_holds_below_the_pod_and_follows_the_configuration() {
+    for (driver, below) in [
+        (CgroupDriver::Cgroupfs, "kubepods/besteffort/podu-7"),
+        (
+            CgroupDriver::Systemd,
+            "R-kubepods.slice/R-kubepods-besteffort.slice/R-kubepods-besteffort-podu_7.slice",
+        ),
+    ] {
+        let test = format!("pids-{driver:?}").to_lowercase();
+        let pod = pod("u-7", json!({}));
+        let with = |limit| limited_manager(driver, &test, limit);
+        let Some((manager, root)) = with(Some(1)) else {
+            return;
+        };
+        manager.setup().unwrap();
+        manager.limit_pids(&pod).unwrap();
+        assert!(!manager.exists(&pod), "a limit makes no cgroup");
+        let (top, below) = match driver {
+            CgroupDriver::Cgroupfs => (root.name.clone(), below.to_owned()),
+            CgroupDriver::Systemd => {
+                let own = root.name.replace('-', "_");
+                (format!("{own}.slice"), below.replace('R', &own))
+            }
+        };
+        let dir = mount_of(&manager, "pids").join(top).join(below);
+        manager.ensure(&pod).unwrap();
+        let container = dir.join("container");
+        fs::create_dir(&container).unwrap();
+        let max = || read(dir.join("pids.max"));
+        assert_eq!(max(), "1");
+        assert!(!can_fork(&container), "{driver:?}: the shell is the one");
+
+        // Set anew by somebody else, like systemd.
+        fs::write(dir.join("pids.max"), "max").unwrap();
+        manager.reassert(&pod).unwrap();
+        let reset = ["max", "1"][usize::from(driver == CgroupDriver::Systemd)];
+        assert_eq!(max(), reset, "{driver:?}");
+        manager.limit_pids(&pod).unwrap();
+        manager.limit_pids(&pod).unwrap();
+        assert_eq!(max(), "1");
+
+        for (limit, value, forks) in [
+            (Some(2), "2", true),
+            (Some(1), "1", false),
+            (Some(u64::MAX), "max", true),
+            (Some(4_194_304), "4194304", true),
+            (None, "max", true),
+        ] {
+            let (manager, other) = with(limit).unwrap();
+            std::mem::forget(other); // the first one removes the tree
+            manager.ensure(&pod).unwrap();
+            assert_eq!(max(), value, "{driver:?}");
+            assert_eq!(can_fork(&container), forks, "{driver:?}: {limit:?}");
+        }
+        manager.destroy(&"u-7".into()).unwrap();
+        assert!(!dir.exists());
+    }
+}
+
 struct Sleeper(Child);
 
 impl Drop for Sleeper {
@@ -231,6 +317,7 @@ fn destroying_a_pods_cgroup_ends_what_is_left_inside() {
 fn without_qos_cgroups_nothing_is_touched() {
     let config = CgroupConfig {
         per_qos: false,
+        pod_pids_limit: Some(5),
         root: format!("/holdfast-test-{}-off", std::process::id()),
         ..CgroupConfig::default()
     };
@@ -240,6 +327,7 @@ fn without_qos_cgroups_nothing_is_touched() {
     let pod = pod("u", json!({}));
     manager.setup().unwrap();
     manager.ensure(&pod).unwrap();
+    manager.limit_pids(&pod).unwrap();
     manager.destroy(&"u".into()).unwrap();
     assert_eq!(manager.pod_cgroup_parent(&pod).unwrap(), "");
     for mount in manager.describe().into_keys() {

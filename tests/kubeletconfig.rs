@@ -479,7 +479,7 @@ fn flags_win_over_files_only_when_given() {
     args.extend("--healthz-port 0 --pod-manifest-path here".split(' '));
     let (config, warnings) = run(&args).unwrap();
     let warned: Vec<_> = warnings.iter().map(|w| w.field.as_str()).collect();
-    assert_eq!(warned, ["podPidsLimit", "--pod-max-pids"]);
+    assert_eq!(warned, [""; 0]);
     assert_eq!(config.kubelet.max_pods, 8);
     assert!(config.kubelet.serialize_image_pulls);
     assert_eq!(config.kubelet.pod_pids_limit, None);
@@ -543,9 +543,7 @@ fn flags_without_effect_are_accepted_and_warned_about() {
         "external",
         "--container-log-max-files=3",
         "--node-labels=a=b",
-        "--pod-max-pids=100",
-        "--event-qps=0",
-        "--event-burst=5",
+        "--offline-start=All",
         "--iptables-drop-bit=3",
         "--containerd=/run/containerd/containerd.sock",
     ])
@@ -555,10 +553,8 @@ fn flags_without_effect_are_accepted_and_warned_about() {
         told,
         [
             "--node-labels: is not supported in this version and has no effect",
-            "--pod-max-pids: is not supported in this version and has no effect",
-            "--event-qps: is not supported in this version and has no effect",
-            "--event-burst: is not supported in this version and has no effect",
             "--container-log-max-files: is not supported in this version and has no effect",
+            "--offline-start: is not supported in this version and has no effect",
             "--cloud-provider: is not supported in this version and has no effect",
             "--containerd: is not supported in this version and has no effect",
             "--fail-swap-on: is not supported in this version and has no effect",
@@ -567,6 +563,45 @@ fn flags_without_effect_are_accepted_and_warned_about() {
             "--register-node: is not supported in this version and has no effect",
         ]
     );
+}
+
+#[test]
+fn limits_of_processes_and_events_come_from_flags_without_a_warning() {
+    for (args, pids, events) in [
+        ("--pod-max-pids=100 --event-qps=0", Some(100), (0, 100)),
+        ("--pod-max-pids=0 --event-burst=5", None, (50, 5)),
+        ("--event-qps=7 --event-burst=0", None, (7, 100)),
+    ] {
+        let args: Vec<_> = args.split(' ').collect();
+        let (config, warnings) = run(&args).unwrap();
+        let k = &config.kubelet;
+        assert_eq!(warnings, [], "{args:?}");
+        assert_eq!(k.pod_pids_limit, pids, "{args:?}");
+        assert_eq!((k.event_record_qps, k.event_burst), events, "{args:?}");
+    }
+}
+
+#[test]
+fn a_process_limit_without_pod_cgroups_is_warned_about_where_it_was_set() {
+    let files = Files::new();
+    let file = files.config("c.yaml", "podPidsLimit: 9\ncgroupsPerQOS: false\n");
+    let told = |warnings: Vec<Warning>| -> Vec<_> {
+        let texts = warnings.iter().map(|w| files.plain(&w.to_string()));
+        texts.collect()
+    };
+    let why = "has no effect while cgroupsPerQOS is false: pods have no cgroup of their own";
+    let loaded = load::load(Some(&file), None).unwrap();
+    assert_eq!(
+        told(loaded.warnings),
+        [format!("DIR/c.yaml:3:15: podPidsLimit: {why}")]
+    );
+    let (_, warnings) = run(&["--pod-max-pids=9", "--cgroups-per-qos=false"]).unwrap();
+    assert_eq!(
+        told(warnings),
+        [format!("--pod-max-pids: podPidsLimit: {why}")]
+    );
+    let (_, warnings) = run(&["--pod-max-pids=-1", "--cgroups-per-qos=false"]).unwrap();
+    assert_eq!(told(warnings), [""; 0]);
 }
 
 #[test]

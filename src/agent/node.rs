@@ -55,6 +55,7 @@ pub(super) fn cgroups(config: &AgentConfig) -> Result<CgroupManager, AgentError>
         fail_v1: kubelet.fail_cgroup_v1,
         cpu_cfs_quota: kubelet.cpu_cfs_quota,
         cfs_period_us: micros(kubelet.cpu_cfs_quota_period),
+        pod_pids_limit: kubelet.pod_pids_limit,
         ..CgroupConfig::default()
     })?;
     manager.setup()?;

@@ -19,7 +19,7 @@ use crate::config::{
 };
 use crate::core::restore::{Outcome, RestoreInput, RestorePlan, plan_restore};
 use crate::core::state::{MetaRecord, State};
-use crate::events::JournalRecorder;
+use crate::events::{EventRate, JournalRecorder};
 use crate::images::{ImageConfig, ImageManager};
 use crate::kubeletconfig::AgentConfig;
 use crate::kuberuntime::cri::{CriClient, CriTimeouts};
@@ -179,10 +179,14 @@ pub(super) fn backup_dir(config: &AgentConfig) -> PathBuf {
 
 impl Base {
     pub(super) fn new(config: &AgentConfig, parts: Parts) -> Self {
-        let recorder: Arc<dyn EventRecorder> = Arc::new(JournalRecorder::new(
+        let recorder: Arc<JournalRecorder> = Arc::new(JournalRecorder::new(
             parts.store.clone(),
             Arc::clone(&parts.clock),
         ));
+        recorder.limit(EventRate {
+            qps: config.kubelet.event_record_qps,
+            burst: config.kubelet.event_burst,
+        });
         Self {
             recorder,
             boot: parts.boot,

@@ -1,10 +1,10 @@
 //! Layer 4: the cgroups above containers, `kubepods[/burstable|/besteffort]/pod<UID>`; upstream's container
-//! manager as far as it concerns CPU and memory.
+//! manager as far as it concerns CPU, memory and the number of processes.
 //!
 //! Comes in: pods. Goes out: directories below the cgroup root with shares, quotas and limits, and the
 //! parent the runtime is told. Written to cgroupfs directly, for both drivers: with the systemd driver the
 //! directories are named as systemd would name the slices, and a running systemd adopts them when the
-//! runtime starts a scope inside.
+//! runtime starts a scope inside. It then sets limits of its own, which [`CgroupManager::reassert`] undoes.
 //!
 //! **Invariant:** nothing outside `<root>/kubepods` is written, and only directories named for a pod are
 //! removed. Every call may be repeated. Calls block for some system calls; none waits for a container,
@@ -48,6 +48,8 @@ pub struct CgroupConfig {
     pub allocatable_cpu_milli: Option<u64>,
     /// Memory of all pods together in bytes; sets the limit of `kubepods` when given.
     pub allocatable_memory: Option<u64>,
+    /// `podPidsLimit`: processes and threads of one pod; `None` for no limit.
+    pub pod_pids_limit: Option<u64>,
 }
 
 impl Default for CgroupConfig {
@@ -62,6 +64,7 @@ impl Default for CgroupConfig {
             cfs_period_us: 100_000,
             allocatable_cpu_milli: None,
             allocatable_memory: None,
+            pod_pids_limit: None,
         }
     }
 }
@@ -84,6 +87,12 @@ pub enum CgroupError {
         mount: PathBuf,
         /// Their names.
         missing: Vec<String>,
+    },
+    /// The number of processes is to be limited, and the kernel cannot do it.
+    #[error("limit the processes of pods below {}: the pids controller is missing; enable it in the kernel, or leave podPidsLimit out", mount.display())]
+    NoPidsController {
+        /// The mount.
+        mount: PathBuf,
     },
     /// cgroup v1 is not wanted.
     #[error(
@@ -168,7 +177,8 @@ impl CgroupManager {
     /// Finds out what the machine has. Changes nothing.
     ///
     /// # Errors
-    /// `NotMounted`, `MissingControllers` (cpu and memory are needed unless `per_qos` is off), `V1Refused`.
+    /// `NotMounted`, `V1Refused`; unless `per_qos` is off, `MissingControllers` (cpu and memory are needed)
+    /// and, with a limit of processes, `NoPidsController`.
     pub fn detect(config: CgroupConfig) -> Result<Self, CgroupError> {
         let (version, hierarchies) = fs::discover(&config.mount)?;
         if config.fail_v1 && version != CgroupVersion::V2 {
@@ -185,13 +195,25 @@ impl CgroupManager {
                 missing,
             });
         }
-        let top = CgroupName::parse(&config.root).child("kubepods");
-        Ok(Self {
+        let manager = Self {
+            top: CgroupName::parse(&config.root).child("kubepods"),
             config,
             version,
             hierarchies,
-            top,
-        })
+        };
+        manager.check_pids_controller()?;
+        Ok(manager)
+    }
+
+    /// Better no agent than pods without the limit that they were to have.
+    fn check_pids_controller(&self) -> Result<(), CgroupError> {
+        let config = &self.config;
+        let wanted = config.per_qos && config.pod_pids_limit.is_some();
+        if wanted && !self.hierarchies.iter().any(|h| h.has("pids")) {
+            let mount = config.mount.clone();
+            return Err(CgroupError::NoPidsController { mount });
+        }
+        Ok(())
     }
 
     /// Which cgroups the machine has.
@@ -301,7 +323,48 @@ impl CgroupManager {
         }
         let name = self.pod_cgroup(pod)?;
         let limits = self.pod_limits(pod)?;
-        self.make(&name, limits)
+        self.make(&name, limits)?;
+        self.limit_pids(pod)
+    }
+
+    /// Brings the process limit of an existing cgroup of a pod to `podPidsLimit`, also when that was another
+    /// one as the cgroup was made. A cgroup that is not there is not made.
+    ///
+    /// # Errors
+    /// When cgroupfs cannot be written.
+    pub fn limit_pids(&self, pod: &Pod) -> Result<(), CgroupError> {
+        if !self.config.per_qos {
+            return Ok(());
+        }
+        let name = self.pod_cgroup(pod)?;
+        let limit = self.config.pod_pids_limit;
+        for hierarchy in self.hierarchies.iter().filter(|h| h.has("pids")) {
+            let dir = self.dir(hierarchy, &name);
+            let file = dir.join("pids.max");
+            // Without a limit it does not matter whether the controller is enabled here.
+            if limit.is_none() && !file.exists() {
+                continue;
+            }
+            if let Err(error) = fs::set(&file, &pids_max(limit))
+                && dir.is_dir()
+            {
+                return Err(error);
+            }
+        }
+        Ok(())
+    }
+
+    /// Puts a pod's limits back after its sandbox was made. With the systemd driver the first scope in a
+    /// slice makes systemd set the slice's own `TasksMax` and `MemoryMax`, of which it knows no other value
+    /// than infinity. Nothing to do for cgroupfs.
+    ///
+    /// # Errors
+    /// As [`Self::ensure`].
+    pub fn reassert(&self, pod: &Pod) -> Result<(), CgroupError> {
+        match self.config.driver {
+            CgroupDriver::Cgroupfs => Ok(()),
+            CgroupDriver::Systemd => self.ensure(pod),
+        }
     }
 
     /// Whether the cgroup of a pod is there, in every hierarchy that carries limits.
@@ -443,6 +506,17 @@ fn pod_limits(class: QosClass, sum: resources::CpuMemory, config: &CgroupConfig)
     }
 }
 
+/// The most tasks a 64-bit Linux has; the kernel takes no greater number as a limit.
+const MAX_PIDS: u64 = 4_194_304;
+
+/// The value of `pids.max`, which both versions have.
+fn pids_max(limit: Option<u64>) -> String {
+    match limit {
+        Some(limit) if limit <= MAX_PIDS => limit.to_string(),
+        _ => "max".to_owned(),
+    }
+}
+
 /// Controller, file and value of each limit.
 fn settings(version: CgroupVersion, limits: Limits) -> Vec<(&'static str, &'static str, String)> {
     let mut all = Vec::new();
@@ -492,77 +566,4 @@ impl CgroupManager {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::kuberuntime::resources::CpuMemory;
-
-    #[test]
-    fn limits_follow_the_class() {
-        let sum = CpuMemory {
-            cpu_request: Some(500),
-            cpu_limit: Some(1_000),
-            memory_request: None,
-            memory_limit: Some(64 << 20),
-        };
-        let mut config = CgroupConfig::default();
-        let burstable = pod_limits(QosClass::Burstable, sum, &config);
-        assert_eq!(
-            burstable,
-            Limits {
-                shares: Some(512),
-                quota: Some((100_000, 100_000)),
-                memory: Some(64 << 20),
-            }
-        );
-        config.cpu_cfs_quota = false;
-        assert_eq!(
-            pod_limits(QosClass::Guaranteed, sum, &config).quota,
-            Some((-1, 100_000))
-        );
-        let least = pod_limits(QosClass::BestEffort, CpuMemory::default(), &config);
-        assert_eq!(
-            (least.shares, least.quota, least.memory),
-            (Some(2), None, None)
-        );
-    }
-
-    #[test]
-    fn limits_become_the_files_of_each_version() {
-        let limits = Limits {
-            shares: Some(1024),
-            quota: Some((25_000, 100_000)),
-            memory: Some(4096),
-        };
-        let of = |version| {
-            settings(version, limits)
-                .into_iter()
-                .map(|(_, file, value)| format!("{file}={value}"))
-                .collect::<Vec<_>>()
-        };
-        assert_eq!(
-            of(CgroupVersion::V1 { hybrid: false }),
-            [
-                "cpu.shares=1024",
-                "cpu.cfs_period_us=100000",
-                "cpu.cfs_quota_us=25000",
-                "memory.limit_in_bytes=4096"
-            ]
-        );
-        assert_eq!(
-            of(CgroupVersion::V2),
-            ["cpu.weight=39", "cpu.max=25000 100000", "memory.max=4096"]
-        );
-        let unlimited = Limits {
-            quota: Some((-1, 100_000)),
-            ..Limits::default()
-        };
-        assert_eq!(settings(CgroupVersion::V2, unlimited)[0].2, "max 100000");
-    }
-
-    #[test]
-    fn a_uid_that_leaves_the_directory_is_refused() {
-        for uid in ["", "../x", "a/b"] {
-            assert!(pod_component(&uid.into()).is_err(), "{uid}");
-        }
-    }
-}
+mod tests;

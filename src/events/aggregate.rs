@@ -10,9 +10,24 @@ use crate::types::{Event, Stamp};
 const WINDOW: Duration = Duration::from_secs(600);
 /// Distinct events remembered; upstream's `maxLruCacheEntries`.
 const CAPACITY: usize = 4096;
-/// Upstream's `eventRecordQPS` and `eventBurst`.
-const QPS: u64 = 50;
-const BURST: u64 = 100;
+
+/// How many events are told, repetitions apart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct EventRate {
+    /// `eventRecordQPS`: events per second in the long run; 0 for no limit.
+    pub qps: u32,
+    /// `eventBurst`: events at once after a quiet time; means nothing without a limit. 0 is taken for 1.
+    pub burst: u32,
+}
+
+impl Default for EventRate {
+    fn default() -> Self {
+        Self {
+            qps: 50,
+            burst: 100,
+        }
+    }
+}
 
 /// What becomes of an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,6 +52,7 @@ pub(super) struct Aggregator {
     seen: HashMap<Arc<Event>, Seen>,
     by_turn: BTreeMap<u64, Arc<Event>>,
     turn: u64,
+    rate: EventRate,
     tokens: Option<Bucket>,
 }
 
@@ -47,6 +63,12 @@ struct Bucket {
 }
 
 impl Aggregator {
+    /// Limits what is told from now on, beginning with a full burst.
+    pub(super) fn limit(&mut self, rate: EventRate) {
+        self.rate = rate;
+        self.tokens = None;
+    }
+
     pub(super) fn take(&mut self, event: &Event, now: Stamp) -> Verdict {
         let count = self.count(event, now);
         if !count.is_power_of_two() {
@@ -90,15 +112,19 @@ impl Aggregator {
     }
 
     fn spend(&mut self, now: Stamp) -> bool {
+        if self.rate.qps == 0 {
+            return true;
+        }
+        let full = u64::from(self.rate.burst.max(1)) * 1000;
         let bucket = self.tokens.get_or_insert(Bucket {
-            milli_tokens: BURST * 1000,
+            milli_tokens: full,
             filled: now,
         });
         let passed = u64::try_from(now.since(bucket.filled).as_millis()).unwrap_or(u64::MAX);
         bucket.milli_tokens = bucket
             .milli_tokens
-            .saturating_add(passed.saturating_mul(QPS))
-            .min(BURST * 1000);
+            .saturating_add(passed.saturating_mul(self.rate.qps.into()))
+            .min(full);
         bucket.filled = now;
         match bucket.milli_tokens.checked_sub(1000) {
             Some(left) => {

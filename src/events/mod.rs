@@ -12,6 +12,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use aggregate::Aggregator;
+pub use aggregate::EventRate;
 
 use crate::core::state::Transaction;
 use crate::store::Store;
@@ -81,6 +82,16 @@ impl EventRecorder for JournalRecorder {
             self.store
                 .submit(Transaction::new().journal(uid, what, why)),
         );
+    }
+}
+
+impl JournalRecorder {
+    /// Sets how many events are told from now on; [`EventRate::default`] before the first call.
+    pub fn limit(&self, rate: EventRate) {
+        match self.aggregator.lock() {
+            Ok(mut aggregator) => aggregator.limit(rate),
+            Err(poisoned) => poisoned.into_inner().limit(rate),
+        }
     }
 }
 

@@ -105,6 +105,32 @@ async fn a_flood_is_cut_at_the_burst_and_refills_with_time() {
     assert_eq!(journal(&store).await.len(), 105, "50 per second");
 }
 
+#[tokio::test]
+async fn the_rate_is_the_configured_one_and_zero_is_no_limit() {
+    for (qps, burst, at_once, after_a_second) in [
+        (2, 3, 3, 2),
+        (10, 4, 4, 4), // never more than the burst
+        (5, 0, 1, 1),
+        (0, 3, 20, 20),
+    ] {
+        let (recorder, store, clock) = recorder();
+        recorder.limit(EventRate { qps, burst });
+        let flood = |round: &str| {
+            for n in 0..20 {
+                recorder.record(event(&format!("{round} {n}")));
+            }
+        };
+        flood("first");
+        assert_eq!(journal(&store).await.len(), at_once, "{qps} {burst}");
+        *clock.0.lock().unwrap() += 1_000;
+        flood("second");
+        let told = journal(&store).await.len() - at_once;
+        assert_eq!(told, after_a_second, "{qps} {burst}");
+        let dropped = 40 - at_once - after_a_second;
+        assert_eq!(recorder.dropped(), u64::try_from(dropped).unwrap());
+    }
+}
+
 #[test]
 fn memory_is_bounded() {
     let mut aggregator = Aggregator::default();

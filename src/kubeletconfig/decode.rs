@@ -405,6 +405,14 @@ pub(super) fn pids_limit(limit: i64) -> Option<u64> {
     u64::try_from(limit).ok().filter(|limit| *limit != 0)
 }
 
+/// The burst of events in `burst`: 0 is the default.
+pub(super) fn event_burst(burst: u32) -> u32 {
+    match burst {
+        0 => KubeletConfiguration::default().event_burst,
+        burst => burst,
+    }
+}
+
 /// Reads an IP address.
 pub(super) fn parse_ip(text: &str) -> Result<IpAddr, String> {
     text.parse()
@@ -532,7 +540,7 @@ fn take(
         }
         "eventBurst" => {
             let burst: Option<u32> = r.int("a number from 0 (which means 100)");
-            c.event_burst = burst.filter(|burst| *burst != 0).unwrap_or(d.event_burst);
+            c.event_burst = burst.map_or(d.event_burst, event_burst);
         }
         "crashLoopBackOff.maxContainerRestartPeriod" => {
             // Not a `period`: zero is outside of the allowed range, not the default.

@@ -123,7 +123,7 @@ pub struct KubeletFlags {
     #[arg(long, value_name = "COUNT")]
     pub max_pods: Option<u32>,
 
-    /// Process limit of one pod (no effect yet); -1 for no limit [default: -1]
+    /// Process limit of one pod; -1 for no limit [default: -1]
     #[arg(long, value_name = "COUNT", allow_negative_numbers = true)]
     pub pod_max_pids: Option<i64>,
 
@@ -155,11 +155,11 @@ pub struct KubeletFlags {
     #[arg(long, value_name = "DOMAIN")]
     pub cluster_domain: Option<String>,
 
-    /// Events recorded per second (no effect yet); 0 for no limit [default: 50]
+    /// Events recorded per second; 0 for no limit [default: 50]
     #[arg(long, value_name = "RATE")]
     pub event_qps: Option<u32>,
 
-    /// Burst of events above --event-qps (no effect yet) [default: 100]
+    /// Events recorded at once, while --event-qps is not 0 [default: 100]
     #[arg(long, value_name = "COUNT")]
     pub event_burst: Option<u32>,
 
@@ -187,7 +187,7 @@ pub struct KubeletFlags {
     #[arg(long, value_name = "COUNT", allow_negative_numbers = true)]
     pub maximum_dead_containers: Option<i32>,
 
-    /// Which API pods start after a reboot while the API server is out of reach: All, Safe or None [default: Safe]
+    /// Which API pods start after a reboot while the API server is out of reach: All, Safe or None (no effect yet) [default: Safe]
     #[arg(long, value_name = "POLICY", value_parser = str::parse::<OfflineStart>)]
     pub offline_start: Option<OfflineStart>,
 

@@ -7,7 +7,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use super::decode::{Settings, parse_ip, pids_limit};
+use super::decode::{Settings, event_burst, parse_ip, pids_limit};
 use super::flags::{Addresses, Headers, KubeletFlags, Labels};
 use super::load::read;
 use super::problem::{ConfigError, Origin, Problem, Warning};
@@ -242,7 +242,7 @@ fn apply_flags(settings: &mut Settings, flags: &KubeletFlags) {
     over!("--cluster-dns", "clusterDNS", servers => c.cluster_dns);
     over!("--cluster-domain", "clusterDomain", f.cluster_domain => c.cluster_domain);
     over!("--event-qps", "eventRecordQPS", f.event_qps => c.event_record_qps);
-    over!("--event-burst", "eventBurst", f.event_burst => c.event_burst);
+    over!("--event-burst", "eventBurst", f.event_burst.map(event_burst) => c.event_burst);
     over!("--container-log-max-size", "containerLogMaxSize", f.container_log_max_size => c.container_log_max_size);
     over!("--container-log-max-files", "containerLogMaxFiles", f.container_log_max_files => c.container_log_max_files);
     over!("--container-runtime-endpoint", "containerRuntimeEndpoint", f.container_runtime_endpoint => c.container_runtime_endpoint);
@@ -269,9 +269,6 @@ fn apply_flags(settings: &mut Settings, flags: &KubeletFlags) {
 fn warn_flags(settings: &mut Settings, flags: &KubeletFlags) {
     let checked = [
         ("--node-labels", !flags.node_labels.is_empty()),
-        ("--pod-max-pids", flags.pod_max_pids.is_some()),
-        ("--event-qps", flags.event_qps.is_some()),
-        ("--event-burst", flags.event_burst.is_some()),
         (
             "--container-log-max-size",
             flags.container_log_max_size.is_some(),
@@ -280,6 +277,7 @@ fn warn_flags(settings: &mut Settings, flags: &KubeletFlags) {
             "--container-log-max-files",
             flags.container_log_max_files.is_some(),
         ),
+        ("--offline-start", flags.offline_start.is_some()),
     ];
     let checked = checked
         .into_iter()

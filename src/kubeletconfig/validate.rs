@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use super::decode::Settings;
 use super::duration::format_duration;
+use super::problem::Warning;
 
 /// Checks the merged settings and adds what is wrong to their problems. Settings whose text could not be
 /// read keep their defaults here, so that one mistake is reported once.
@@ -22,6 +23,20 @@ pub(super) fn validate(settings: &mut Settings) {
     numbers(settings);
     paths(settings);
     names(settings);
+    combinations(settings);
+}
+
+/// Settings that another one takes the effect from.
+fn combinations(settings: &mut Settings) {
+    let config = &settings.config;
+    if config.pod_pids_limit.is_some() && !config.cgroups_per_qos {
+        settings.warnings.push(Warning {
+            origin: settings.origin("podPidsLimit"),
+            field: "podPidsLimit".to_owned(),
+            message: "has no effect while cgroupsPerQOS is false: pods have no cgroup of their own"
+                .to_owned(),
+        });
+    }
 }
 
 fn periods(settings: &mut Settings) {

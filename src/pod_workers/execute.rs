@@ -94,7 +94,7 @@ pub(super) async fn prepare(
     context
         .with_cgroups(move |cgroups| {
             if cgroups.exists(&for_cgroups) {
-                return Ok(());
+                return cgroups.limit_pids(&for_cgroups);
             }
             cgroups.ensure(&for_cgroups)
         })
@@ -261,6 +261,10 @@ async fn sandbox(
     };
     context.metrics.started_pods.inc();
     info!(sandbox = %id, attempt, "sandbox created");
+    let for_cgroups = Arc::clone(pod);
+    context
+        .with_cgroups(move |cgroups| cgroups.reassert(&for_cgroups))
+        .await?;
     let inspected = convert::inspected_sandbox(&context.cri.pod_sandbox_status(&id).await?);
     Ok(Sandbox {
         id,

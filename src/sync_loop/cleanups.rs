@@ -177,7 +177,9 @@ impl Janitor {
                     info!(pod = %uid, "removing orphan cgroup");
                     cgroups.destroy(uid)?;
                 }
-                cgroups.refresh_qos(&active)
+                cgroups.refresh_qos(&active)?;
+                // A pod that was resumed keeps its cgroup, and podPidsLimit may be another one now.
+                active.iter().try_for_each(|pod| cgroups.limit_pids(pod))
             })
             .await;
         if let Err(error) = cgroups {

@@ -260,6 +260,45 @@ fn resources_are_in_force(world: &World) {
     );
 }
 
+#[test]
+fn pods_get_no_more_processes_than_the_limit_allows_also_when_it_changes() {
+    let world = World::new(Version::Installed);
+    let greedy = "( for i in $(seq 40); do sleep 1000 & done ) 2> /starts/refused; exec sleep 1000";
+    world.add(&world.pod("greedy", "Always", &[("only", greedy)]));
+    world.site.configure("podPidsLimit: 16\n");
+    let mut agent = world.start();
+    world.wait_running("greedy", "only");
+    let uid = world.row("pods", "greedy").unwrap()["uid"].clone();
+    let pod = format!("kubepods/besteffort/pod{}", uid.as_str().unwrap());
+    let read = |file: &str| {
+        let dirs = cgroup_dirs(&format!("{}/{pod}", world.cgroup()));
+        let texts = dirs.iter().map(|dir| fs::read_to_string(dir.join(file)));
+        let text = texts.flatten().next().unwrap_or_default();
+        text.trim().to_owned()
+    };
+    eventually("a process is refused", || {
+        let refused = world.lines("refused").concat();
+        let found = refused.contains("fork");
+        found.then_some(()).ok_or(refused)
+    });
+    assert_eq!(read("pids.max"), "16");
+    let current: u32 = read("pids.current").parse().unwrap();
+    assert!((10..=16).contains(&current), "{current} processes");
+    let before = world.containers();
+
+    // A pod that runs on is brought to another limit without touching its containers.
+    for (config, max) in [("podPidsLimit: 20\n", "20"), ("", "max")] {
+        assert!(agent.terminate().0.success());
+        world.site.configure(config);
+        agent = world.start();
+        eventually("the new limit is in force", || {
+            let seen = read("pids.max");
+            (seen == max).then_some(()).ok_or(seen)
+        });
+    }
+    assert_eq!(world.containers(), before);
+}
+
 fn status_tells(world: &World) {
     let status = world.status("everything").unwrap();
     let ip = status["podIP"]

@@ -1,0 +1,177 @@
+//! Limits by class, version and driver; names that are refused.
+
+use super::*;
+use crate::kuberuntime::resources::CpuMemory;
+
+#[test]
+fn limits_follow_the_class() {
+    let sum = CpuMemory {
+        cpu_request: Some(500),
+        cpu_limit: Some(1_000),
+        memory_request: None,
+        memory_limit: Some(64 << 20),
+    };
+    let mut config = CgroupConfig::default();
+    let burstable = pod_limits(QosClass::Burstable, sum, &config);
+    assert_eq!(
+        burstable,
+        Limits {
+            shares: Some(512),
+            quota: Some((100_000, 100_000)),
+            memory: Some(64 << 20),
+        }
+    );
+    config.cpu_cfs_quota = false;
+    assert_eq!(
+        pod_limits(QosClass::Guaranteed, sum, &config).quota,
+        Some((-1, 100_000))
+    );
+    let least = pod_limits(QosClass::BestEffort, CpuMemory::default(), &config);
+    assert_eq!(
+        (least.shares, least.quota, least.memory),
+        (Some(2), None, None)
+    );
+}
+
+#[test]
+fn limits_become_the_files_of_each_version() {
+    let limits = Limits {
+        shares: Some(1024),
+        quota: Some((25_000, 100_000)),
+        memory: Some(4096),
+    };
+    let of = |version| {
+        settings(version, limits)
+            .into_iter()
+            .map(|(_, file, value)| format!("{file}={value}"))
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(
+        of(CgroupVersion::V1 { hybrid: false }),
+        [
+            "cpu.shares=1024",
+            "cpu.cfs_period_us=100000",
+            "cpu.cfs_quota_us=25000",
+            "memory.limit_in_bytes=4096"
+        ]
+    );
+    assert_eq!(
+        of(CgroupVersion::V2),
+        ["cpu.weight=39", "cpu.max=25000 100000", "memory.max=4096"]
+    );
+    let unlimited = Limits {
+        quota: Some((-1, 100_000)),
+        ..Limits::default()
+    };
+    assert_eq!(settings(CgroupVersion::V2, unlimited)[0].2, "max 100000");
+}
+
+/// A manager on a directory with these hierarchies instead of cgroupfs.
+fn manager_on(
+    mount: &Path,
+    config: CgroupConfig,
+    version: CgroupVersion,
+    hierarchies: &[(&str, &[&str])],
+) -> CgroupManager {
+    let hierarchies = hierarchies.iter().map(|(dir, controllers)| Hierarchy {
+        path: mount.join(dir),
+        controllers: controllers.iter().map(|c| (*c).to_owned()).collect(),
+    });
+    CgroupManager {
+        config,
+        version,
+        hierarchies: hierarchies.collect(),
+        top: CgroupName::parse("/").child("kubepods"),
+    }
+}
+
+fn best_effort() -> Pod {
+    serde_json::from_value(serde_json::json!({
+        "metadata": {"name": "p", "namespace": "ns", "uid": "u-1"},
+        "spec": {"containers": [{"name": "c"}]},
+    }))
+    .unwrap()
+}
+
+#[test]
+fn the_process_limit_goes_to_the_same_file_everywhere() {
+    const V1: CgroupVersion = CgroupVersion::V1 { hybrid: true };
+    const V1_DIRS: &[(&str, &[&str])] = &[("cpu", &["cpu"]), ("pids", &["pids"]), ("unified", &[])];
+    const V2_DIRS: &[(&str, &[&str])] = &[("", &["cpu", "memory", "pids"])];
+    const FS: &str = "kubepods/besteffort/podu-1/pids.max";
+    const SLICE: &str =
+        "kubepods.slice/kubepods-besteffort.slice/kubepods-besteffort-podu_1.slice/pids.max";
+    use CgroupDriver::{Cgroupfs, Systemd};
+    for (version, dirs, driver, file) in [
+        (V1, V1_DIRS, Cgroupfs, format!("pids/{FS}")),
+        (V1, V1_DIRS, Systemd, format!("pids/{SLICE}")),
+        (CgroupVersion::V2, V2_DIRS, Cgroupfs, FS.to_owned()),
+        (CgroupVersion::V2, V2_DIRS, Systemd, SLICE.to_owned()),
+    ] {
+        for (limit, before, after) in [
+            (Some(100), "max", "100"),
+            (Some(100), "250", "100"),
+            (None, "250", "max"),
+            (Some(MAX_PIDS + 1), "250", "max"),
+        ] {
+            let mount = tempfile::tempdir().unwrap();
+            let file = mount.path().join(&file);
+            std::fs::create_dir_all(file.parent().unwrap()).unwrap();
+            std::fs::write(&file, before).unwrap();
+            let config = CgroupConfig {
+                driver,
+                pod_pids_limit: limit,
+                ..CgroupConfig::default()
+            };
+            let manager = manager_on(mount.path(), config, version, dirs);
+            manager.limit_pids(&best_effort()).unwrap();
+            let found = std::fs::read_to_string(&file).unwrap();
+            assert_eq!(found, after, "{version:?} {driver:?} {limit:?}");
+        }
+    }
+}
+
+#[test]
+fn a_process_limit_needs_the_pids_controller_and_no_limit_does_not() {
+    let mount = tempfile::tempdir().unwrap();
+    let dirs: &[(&str, &[&str])] = &[("", &["cpu", "memory"])];
+    let with = |limit, per_qos| {
+        let config = CgroupConfig {
+            pod_pids_limit: limit,
+            per_qos,
+            ..CgroupConfig::default()
+        };
+        manager_on(mount.path(), config, CgroupVersion::V2, dirs)
+    };
+    let error = with(Some(10), true).check_pids_controller().unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "limit the processes of pods below /sys/fs/cgroup: the pids controller is missing; enable it in the kernel, or leave podPidsLimit out"
+    );
+    with(Some(10), false).check_pids_controller().unwrap();
+    let unlimited = with(None, true);
+    unlimited.check_pids_controller().unwrap();
+    unlimited.limit_pids(&best_effort()).unwrap();
+}
+
+#[test]
+fn a_controller_that_is_not_enabled_for_a_pod_matters_only_with_a_limit() {
+    let mount = tempfile::tempdir().unwrap();
+    let pod = mount.path().join("kubepods/besteffort/podu-1");
+    std::fs::create_dir_all(&pod).unwrap();
+    for (limit, matters) in [(None, false), (Some(10), true)] {
+        let config = CgroupConfig {
+            pod_pids_limit: limit,
+            ..CgroupConfig::default()
+        };
+        let manager = manager_on(mount.path(), config, CgroupVersion::V2, &[("", &["pids"])]);
+        assert_eq!(manager.limit_pids(&best_effort()).is_err(), matters);
+    }
+}
+
+#[test]
+fn a_uid_that_leaves_the_directory_is_refused() {
+    for uid in ["", "../x", "a/b"] {
+        assert!(pod_component(&uid.into()).is_err(), "{uid}");
+    }
+}
