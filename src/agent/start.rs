@@ -182,6 +182,7 @@ impl Base {
         let recorder: Arc<dyn EventRecorder> = Arc::new(JournalRecorder::new(
             parts.store.clone(),
             Arc::clone(&parts.clock),
+            parts.metrics.clone(),
         ));
         Self {
             recorder,
