@@ -177,6 +177,36 @@ async fn restart_keeps_a_crash_back_off_of_five_minutes() {
     assert_nothing_wrong(&w);
 }
 
+#[tokio::test(start_paused = true)]
+async fn a_crash_back_off_is_told_once_however_often_the_pod_is_looked_at() {
+    let mut w = node(|_, _| exits(3, 1)).await;
+    w.manifest("crash", &spec("Always", ""));
+    w.start().await;
+    // 10, 20, 40, 80, 160 and 300 s; the pod is looked at every minute at the latest.
+    w.until("five minutes of back-off", 1200, |w| {
+        w.waiting("crash") == "CrashLoopBackOff"
+            && w.container("crash").backoff.unwrap().duration_ms == 300_000
+    })
+    .await;
+    w.pass(100).await;
+    w.restart().await;
+    w.pass(180).await;
+    assert_eq!(w.starts("crash").len(), 7, "{}", w.describe());
+    let uid = w.uid("crash");
+    let text = format!(
+        "Warning main: Back-off restarting failed container main in pod crash-sim_default({uid})"
+    );
+    let state = w.state();
+    let lines = state.journal.values().map(|line| &line.record);
+    let told: Vec<_> = lines
+        .filter(|line| line.what == "event BackOff")
+        .map(|line| line.why.clone())
+        .collect();
+    // The recorder tells the 1st, 2nd, 4th and 8th of the same: there were six, none of them twice.
+    let times = ["", " (x2)", " (x4)"];
+    assert_eq!(told, times.map(|times| format!("{text}{times}")));
+}
+
 // ------------------------------------------------------------------------------------------------ R8
 
 #[tokio::test(start_paused = true)]
