@@ -8,9 +8,9 @@
     reason = "a test fails by panicking"
 )]
 
-#[path = "agent_sim/crash.rs"]
 mod crash;
-#[path = "agent_sim/restart.rs"]
+mod node;
 mod restart;
-#[path = "agent_sim/world.rs"]
+mod trouble;
+mod watch;
 mod world;
