@@ -15,6 +15,8 @@
 
 pub mod codec;
 pub mod step_0001;
+#[cfg(feature = "failpoints")]
+pub mod test_step;
 
 use std::collections::BTreeMap;
 

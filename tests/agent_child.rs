@@ -21,6 +21,7 @@ mod agent_process;
 use std::collections::BTreeSet;
 use std::fs;
 use std::os::unix::process::ExitStatusExt;
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use agent_process::{Agent, PATIENCE, Site, eventually};
@@ -342,28 +343,157 @@ fn restart_keeps_pods_running_when_the_store_is_gone_or_damaged() {
 }
 
 #[test]
-fn restart_keeps_a_store_of_a_newer_schema_and_the_pods_that_run() {
+fn restart_keeps_pods_running_and_tells_it_when_a_part_of_the_store_is_damaged() {
+    let node = Node::new(|_| Behaviour::RunForever);
+    for pod in ["a", "b", "c"] {
+        node.manifest(pod, "Always");
+    }
+    let mut agent = node.site.start();
+    let running = node.wait_running(3);
+    for pod in ["a", "b", "c"] {
+        node.site.wait_phase(pod, "Running");
+    }
+    let db = node.site.state_dir().join("db/db");
+    for round in 1..=2 {
+        let epoch = epoch_of(&node.site).0;
+        agent.kill9();
+        let line = newest_line(&node.site);
+        // In the record of a pod, which has the image in it; before and after it there is more.
+        let mut bytes = fs::read(&db).unwrap();
+        let image = IMAGE.as_bytes();
+        let at = bytes.windows(image.len()).position(|found| found == image);
+        bytes[at.expect("a pod on disk")] ^= 0xFF;
+        fs::write(&db, bytes).unwrap();
+        node.fake.clear_calls();
+        agent = node.site.start();
+        for pod in ["a", "b", "c"] {
+            node.site.wait_phase(pod, "Running");
+        }
+        assert_eq!(node.running(), running, "{}", agent.log());
+        node.assert_quiet(&agent);
+        assert_eq!(node.starts(), Vec::<String>::new(), "round {round}");
+
+        let (number, reason) = epoch_of(&node.site);
+        assert_eq!((number, reason.as_str()), (epoch + 1, "Rebuilt"));
+        let told = agent.metric("holdfast_store_epoch");
+        assert!(
+            told.total_cmp(&f64::from(u32::try_from(number).unwrap()))
+                .is_eq(),
+            "{told}"
+        );
+        let events = store_events(&node.site, line);
+        let [(event, why)] = events.as_slice() else {
+            panic!("one event about the store: {events:?}\n{}", agent.log());
+        };
+        assert_eq!(event, "StoreSalvaged");
+        assert!(why.starts_with("Warning: Salvaged { kept: "), "{why}");
+        let aside = node.site.state_dir().join("quarantine");
+        assert_eq!(fs::read_dir(aside).unwrap().count(), round, "{why}");
+    }
+}
+
+/// Number and reason of the epoch.
+fn epoch_of(site: &Site) -> (u64, String) {
+    let meta = site.dump(&["meta"]);
+    let epoch = &meta["tables"]["meta"][0]["epoch"];
+    (
+        epoch["number"].as_u64().unwrap(),
+        epoch["reason"].as_str().unwrap().to_owned(),
+    )
+}
+
+/// The newest line of the journal.
+fn newest_line(site: &Site) -> u64 {
+    let dump = site.dump(&["journal"]);
+    let rows = dump["tables"]["journal"].as_array().unwrap();
+    rows.last().unwrap()["sequence"].as_u64().unwrap()
+}
+
+/// Events about the store after a line of the journal, and what they say.
+fn store_events(site: &Site, after: u64) -> Vec<(String, String)> {
+    let dump = site.dump(&["journal"]);
+    let rows = dump["tables"]["journal"].as_array().unwrap();
+    rows.iter()
+        .filter(|row| row["sequence"].as_u64() > Some(after))
+        .filter_map(|row| {
+            let reason = row["what"].as_str()?.strip_prefix("event Store")?;
+            Some((format!("Store{reason}"), row["why"].as_str()?.to_owned()))
+        })
+        .collect()
+}
+
+/// `holdfast store migrate --to SCHEMA` of a binary that is one schema ahead of the one under test.
+fn migrate_with_newer_binary(site: &Site, to: u32) -> String {
+    let output = Command::new(env!("CARGO_BIN_EXE_holdfast"))
+        .args(["store", "migrate", "--to", &to.to_string(), "--state-dir"])
+        .arg(site.state_dir())
+        .env("HOLDFAST_NEWER_SCHEMA", "1")
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(output.status.success(), "{said}{output:?}");
+    said
+}
+
+#[test]
+fn restart_keeps_pods_and_records_through_an_upgrade_and_a_downgrade_of_the_schema() {
     let node = Node::new(|_| Behaviour::RunForever);
     node.manifest("a", "Always");
+    node.manifest("once", "Never");
     let agent = node.site.start();
-    let running = node.wait_running(1);
+    node.wait_running(2);
+    let once = eventually("the job runs", || {
+        let status = node.site.container_status("once", "main")?;
+        let id = status["containerID"].as_str().ok_or("no container yet")?;
+        let (_, id) = id.split_once("://").ok_or("a container ID has a prefix")?;
+        Ok(id.to_owned())
+    });
+    node.fake.exit(&once, 0);
     node.site.wait_phase("a", "Running");
+    node.site.wait_phase("once", "Succeeded");
+    let running = node.running();
     agent.kill9();
-    let schema = node.site.state_dir().join("schema");
-    fs::write(&schema, "99\n").unwrap();
+    let tables = ["pods", "admissions", "workers", "containers", "statuses"];
+    let records = || {
+        let dump = node.site.dump(&tables);
+        dump["tables"].clone()
+    };
+    let before = records();
+    let meta = || node.site.dump(&["meta"])["tables"]["meta"][0].clone();
+    let epoch = meta()["epoch"].clone();
+
+    // Up: a backup first, then the older binary meets the newer store.
+    let said = migrate_with_newer_binary(&node.site, 2);
+    assert!(said.starts_with("schema 1 -> 2, "), "{said}");
+    let backup = said
+        .lines()
+        .find_map(|line| line.strip_prefix("backup taken before: "))
+        .unwrap_or_else(|| panic!("no backup: {said}"));
+    assert!(fs::metadata(backup).unwrap().len() > 0, "{backup}");
+    let db = || fs::read(node.site.state_dir().join("db/db")).unwrap();
+    let newer = db();
+    node.fake.clear_calls();
     let agent = node.site.start();
     node.site.wait_phase("a", "Running");
     assert_eq!(node.running(), running);
     assert!(agent.log().contains("StoreSchemaNewer"), "{}", agent.log());
-    assert_eq!(fs::read_to_string(&schema).unwrap(), "99\n");
+    assert_eq!(node.starts(), Vec::<String>::new(), "{}", agent.log());
+    assert_eq!(meta()["epoch"]["reason"], "Rebuilt");
     agent.kill9();
-    // The newer binary is back: its store is where it left it.
-    fs::write(&schema, "1\n").unwrap();
+    assert!(db() == newer, "the newer store was touched");
+
+    // Down, by the newer binary: everything is where it was.
+    let said = migrate_with_newer_binary(&node.site, 1);
+    assert!(said.starts_with("schema 2 -> 1, "), "{said}");
+    assert_eq!(records(), before);
+    node.fake.clear_calls();
     let agent = node.site.start();
     node.site.wait_phase("a", "Running");
+    node.site.wait_phase("once", "Succeeded");
     assert_eq!(node.running(), running);
-    assert_eq!(node.starts().len(), 1);
-    drop(agent);
+    assert_eq!(meta()["epoch"], epoch, "no pod has to be confirmed again");
+    node.assert_quiet(&agent);
+    assert_eq!(node.starts(), Vec::<String>::new());
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! The socket's safety; what it answers is tested with the command line in `tests/cli.rs`.
+//! The socket's safety; what it answers is tested with the command line in `tests/cli`.
 
 use super::client::{Client, ClientError};
 use super::*;

@@ -1,9 +1,17 @@
-//! `--runonce`: wait until every pod of the sources runs or is over, and say how it went.
+//! `--runonce`: wait until every pod of the sources has come up or is over, and say how it went.
+//!
+//! A pod has come up when every one of its containers runs at the same moment, or has succeeded and does not
+//! run again; one that crashes again and again never does. What becomes of a container that runs is not waited
+//! for, whatever the restart policy: a pod that may run for months would never let the command end.
+//!
+//! **Invariant:** the answer is taken from the statuses on record, so `dump` shows what it was given for.
 
+use k8s_openapi::api::core::v1 as api;
 use tokio::time::{Duration, Instant};
 use tracing::info;
 
 use crate::config::SourcesReady;
+use crate::core::pod_actions::restarts_after;
 use crate::core::state::StatusRecord;
 use crate::pod_manager::PodManager;
 use crate::pod_workers::PodWorkers;
@@ -13,10 +21,11 @@ use crate::types::PodExt;
 /// Pods get this long to come up.
 const PATIENCE: Duration = Duration::from_secs(300);
 
-/// Waits for the pods. Upstream: `RunOnce`, which no longer exists there.
+/// Waits for the pods. Upstream: `RunOnce` and `isPodRunning`, which no longer exist there. Returns as soon
+/// as the answer is known; may be dropped at any time.
 ///
 /// # Errors
-/// Text naming the pods that failed or did not come up in time.
+/// Text naming the pods that failed, or that did not come up in time and what keeps them.
 pub(super) async fn wait(
     store: &Store,
     workers: &PodWorkers,
@@ -27,11 +36,11 @@ pub(super) async fn wait(
     let mut published = store.published();
     loop {
         if ready.all_ready() {
-            let (failed, pending) = survey(store, pods);
+            let Survey { failed, pending } = survey(store, pods);
             let left = workers.known().len();
             if pending.is_empty() && left >= pods.all().len() {
                 return if failed.is_empty() {
-                    info!("every pod runs or has succeeded");
+                    info!("every container runs or has succeeded");
                     Ok(())
                 } else {
                     Err(format!("pods failed: {}", failed.join(", ")))
@@ -51,17 +60,171 @@ pub(super) async fn wait(
     }
 }
 
-fn survey(store: &Store, pods: &PodManager) -> (Vec<String>, Vec<String>) {
+struct Survey {
+    /// Pods that failed.
+    failed: Vec<String>,
+    /// Pods that have not come up yet, and what keeps them.
+    pending: Vec<String>,
+}
+
+fn survey(store: &Store, pods: &PodManager) -> Survey {
     let state = store.snapshot();
     let (mut failed, mut pending) = (Vec::new(), Vec::new());
     for pod in pods.all() {
         let name = format!("{}/{}", pod.namespace(), pod.name());
-        let status = state.record::<StatusRecord>(pod.uid().as_str());
-        match status.and_then(|s| s.status.phase.as_deref()) {
-            Some("Running" | "Succeeded") => {}
-            Some("Failed") => failed.push(name),
-            _ => pending.push(name),
+        let record = state.record::<StatusRecord>(pod.uid().as_str());
+        match fate(&pod, record.map(|r| &*r.status)) {
+            Fate::Up => {}
+            Fate::Failed(why) if why.is_empty() => failed.push(name),
+            Fate::Failed(why) => failed.push(format!("{name} ({why})")),
+            Fate::Pending(why) => pending.push(format!("{name} ({why})")),
         }
     }
-    (failed, pending)
+    Survey { failed, pending }
+}
+
+/// How a pod fared so far.
+#[derive(Debug, PartialEq, Eq)]
+enum Fate {
+    /// Every container runs, or has succeeded for good.
+    Up,
+    /// It failed for good; its reason, where it has one.
+    Failed(String),
+    /// Neither; what it waits for.
+    Pending(String),
+}
+
+fn fate(pod: &api::Pod, status: Option<&api::PodStatus>) -> Fate {
+    let Some(status) = status else {
+        return Fate::Pending("not looked at yet".to_owned());
+    };
+    match status.phase.as_deref() {
+        Some("Succeeded") => return Fate::Up,
+        Some("Failed") => return Fate::Failed(status.reason.clone().unwrap_or_default()),
+        _ => {}
+    }
+    let statuses = status.container_statuses.as_deref().unwrap_or_default();
+    for container in pod.containers() {
+        let found = statuses.iter().find(|s| s.name == container.name);
+        if let Some(why) = keeps_waiting(pod, found.and_then(|s| s.state.as_ref())) {
+            return Fate::Pending(format!("container {}: {why}", container.name));
+        }
+    }
+    Fate::Up
+}
+
+/// What a container waits for; `None` when it runs or is done.
+fn keeps_waiting(pod: &api::Pod, state: Option<&api::ContainerState>) -> Option<String> {
+    let Some(state) = state else {
+        return Some("not started yet".to_owned());
+    };
+    if state.running.is_some() {
+        return None;
+    }
+    if let Some(end) = &state.terminated {
+        let is_done = end.exit_code == 0 && !restarts_after(pod, 0);
+        return (!is_done).then(|| format!("ended with exit code {}", end.exit_code));
+    }
+    let waiting = state.waiting.as_ref();
+    let reason = waiting.and_then(|w| w.reason.clone());
+    Some(reason.unwrap_or_else(|| "not started yet".to_owned()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pod(policy: &str) -> api::Pod {
+        serde_json::from_value(serde_json::json!({
+            "metadata": {"name": "web", "namespace": "ns", "uid": "u1"},
+            "spec": {"restartPolicy": policy, "containers": [{"name": "a"}, {"name": "b"}]},
+        }))
+        .unwrap()
+    }
+
+    fn status(phase: &str, states: &[(&str, serde_json::Value)]) -> api::PodStatus {
+        let containers: Vec<_> = states
+            .iter()
+            .map(|(name, state)| {
+                serde_json::json!({"name": name, "image": "i", "imageID": "", "ready": false,
+                    "restartCount": 0, "state": state})
+            })
+            .collect();
+        serde_json::from_value(serde_json::json!({"phase": phase, "containerStatuses": containers}))
+            .unwrap()
+    }
+
+    #[test]
+    fn a_pod_is_up_when_every_container_runs_or_is_done_for_good() {
+        let running = || serde_json::json!({"running": {}});
+        let ended = |code: i32| serde_json::json!({"terminated": {"exitCode": code}});
+        let waiting = |reason: &str| serde_json::json!({"waiting": {"reason": reason}});
+        let pending = |text: &str| Fate::Pending(text.to_owned());
+        for (policy, phase, a, b, want) in [
+            ("Always", "Running", running(), running(), Fate::Up),
+            ("Never", "Running", running(), running(), Fate::Up),
+            ("Never", "Running", ended(0), running(), Fate::Up),
+            ("OnFailure", "Running", ended(0), running(), Fate::Up),
+            ("Never", "Succeeded", ended(0), ended(0), Fate::Up),
+            (
+                "Never",
+                "Failed",
+                ended(3),
+                ended(0),
+                Fate::Failed(String::new()),
+            ),
+            (
+                "Always",
+                "Running",
+                running(),
+                waiting("CrashLoopBackOff"),
+                pending("container b: CrashLoopBackOff"),
+            ),
+            (
+                "Always",
+                "Running",
+                ended(0),
+                running(),
+                pending("container a: ended with exit code 0"),
+            ),
+            (
+                "Never",
+                "Running",
+                ended(1),
+                running(),
+                pending("container a: ended with exit code 1"),
+            ),
+            (
+                "OnFailure",
+                "Pending",
+                waiting("ContainerCreating"),
+                ended(0),
+                pending("container a: ContainerCreating"),
+            ),
+        ] {
+            let status = status(phase, &[("a", a), ("b", b)]);
+            let got = fate(&pod(policy), Some(&status));
+            assert_eq!(got, want, "{policy}: {status:?}");
+        }
+    }
+
+    #[test]
+    fn a_pod_that_nobody_has_reported_on_yet_is_waited_for() {
+        let nobody = Fate::Pending("not looked at yet".to_owned());
+        assert_eq!(fate(&pod("Always"), None), nobody);
+        let half = status("Running", &[("a", serde_json::json!({"running": {}}))]);
+        let half = fate(&pod("Always"), Some(&half));
+        assert_eq!(
+            half,
+            Fate::Pending("container b: not started yet".to_owned())
+        );
+    }
+
+    #[test]
+    fn a_pod_that_was_refused_says_why() {
+        let mut refused = status("Failed", &[]);
+        refused.reason = Some("UnsupportedPodSpec".to_owned());
+        let want = Fate::Failed("UnsupportedPodSpec".to_owned());
+        assert_eq!(fate(&pod("Never"), Some(&refused)), want);
+    }
 }

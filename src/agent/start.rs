@@ -182,6 +182,7 @@ impl Base {
         let recorder: Arc<JournalRecorder> = Arc::new(JournalRecorder::new(
             parts.store.clone(),
             Arc::clone(&parts.clock),
+            parts.metrics.clone(),
         ));
         recorder.limit(EventRate {
             qps: config.kubelet.event_record_qps,

@@ -224,10 +224,19 @@ fn repair(args: &RepairArgs) -> anyhow::Result<()> {
     }
 }
 
+/// The steps of this binary. A crash-test build plays a newer one when `HOLDFAST_NEWER_SCHEMA` is set.
+fn steps() -> migrate::MigrationSet {
+    #[cfg(feature = "failpoints")]
+    if std::env::var_os("HOLDFAST_NEWER_SCHEMA").is_some() {
+        return migrate::migrations::test_step::NEWER;
+    }
+    migrate::MigrationSet::default()
+}
+
 fn run_migrate(args: &MigrateArgs) -> anyhow::Result<()> {
     let dir = &args.state_dir.state_dir;
     let _lock = offline::lock_existing(dir)?;
-    let report = migrate::migrate(dir, args.to, offline::now(None))?;
+    let report = migrate::migrate_with(steps(), dir, args.to, offline::now(None))?;
     let said = |what: &str, path: &Option<PathBuf>| match path {
         Some(path) => format!("{what}: {}\n", path.display()),
         None => String::new(),

@@ -5,7 +5,8 @@
 //!
 //! **Invariants:** a container that was `Created` and has no start intent never ran; an intent whose
 //! container is gone from the runtime may have run and counts as ended with 137; restart counts only
-//! grow; each end is recorded once per container id.
+//! grow; a number whose container is known never to have run is given to the next start, so that no number
+//! is left out; each end is recorded once per container id.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -122,6 +123,11 @@ impl<'a> History<'a> {
         let recorded = record.map_or(0, |r| r.restart_count);
         let restart_count = recorded.max(ran_attempt.unwrap_or(0));
         let ran = ran_attempt.is_some() || recorded > 0 || starting;
+        let next_attempt = match ran {
+            true if is_unused(record, ran_attempt) => restart_count,
+            true => restart_count.saturating_add(1),
+            false => 0,
+        };
 
         let mut exits = exits.into_iter();
         // An unknown one that is older than a known end has no say.
@@ -149,11 +155,7 @@ impl<'a> History<'a> {
             created,
             duplicates: running.into_iter().skip(1).collect(),
             restart_count,
-            next_attempt: if ran {
-                restart_count.saturating_add(1)
-            } else {
-                0
-            },
+            next_attempt,
         }
     }
 
@@ -161,6 +163,16 @@ impl<'a> History<'a> {
     pub fn may_have_run(&self) -> bool {
         self.latest != Latest::NeverRan || self.restart_count > 0
     }
+}
+
+/// Whether the recorded restart count was taken by a start that is known not to have happened: its intent
+/// was dropped by [`record_end`] (nothing else takes an intent away), and the newest attempt that ran is
+/// the one before.
+fn is_unused(record: Option<&ContainerRecord>, ran_attempt: Option<u32>) -> bool {
+    record.is_some_and(|r| {
+        r.intent.is_none()
+            && ran_attempt.is_some_and(|ran| ran.checked_add(1) == Some(r.restart_count))
+    })
 }
 
 /// Every known end of `name`, newest attempt first, one per container.
@@ -328,7 +340,8 @@ pub fn observe_exits(
 }
 
 /// What has to be recorded before container `id` is removed from the runtime: the end of an exited one;
-/// that a created one with a start intent never ran. Empty when there is nothing to keep.
+/// that a created one with a start intent never ran. Empty when there is nothing to keep. The restart count
+/// stays, for it was told already; the next start has the same.
 pub fn record_end(
     seen: &State,
     pod: &PodUid,

@@ -24,7 +24,7 @@ pub use qos::{QosClass, qos_class};
 use super::container_history::{
     History, Latest, Records, STATUS_UNKNOWN, STATUS_UNKNOWN_EXIT_CODE,
 };
-use super::pod_actions::{crash_wait, restarts_after, sandbox_to_create};
+use super::pod_actions::{CRASH_LOOP_BACK_OFF, crash_wait, restarts_after, sandbox_to_create};
 use super::state::ExitRecord;
 use crate::types::pod::RestartPolicy;
 use crate::types::runtime::PodStatus;
@@ -180,6 +180,25 @@ pub fn rejected(
         observed_generation: pod.metadata.generation,
         ..api::PodStatus::default()
     }
+}
+
+/// Containers whose crash back-off is in `new` and not in `told`: one per back-off, since each follows
+/// another end. What was told is on record, so a restart of the agent is no reason to tell it again.
+pub fn new_crash_loops(told: Option<&api::PodStatus>, new: &api::PodStatus) -> Vec<String> {
+    let back_off = |s: &api::ContainerStatus| {
+        let waiting = s.state.as_ref()?.waiting.as_ref()?;
+        let end = s.last_state.as_ref()?.terminated.as_ref()?;
+        let is_crash_loop = waiting.reason.as_deref() == Some(CRASH_LOOP_BACK_OFF);
+        is_crash_loop.then(|| (s.name.clone(), end.container_id.clone()))
+    };
+    let back_offs = |status: &api::PodStatus| -> Vec<_> {
+        let statuses = status.container_statuses.iter().flatten();
+        statuses.filter_map(back_off).collect()
+    };
+    let told = told.map(back_offs).unwrap_or_default();
+    let mut new = back_offs(new);
+    new.retain(|one| !told.contains(one));
+    new.into_iter().map(|(name, _)| name).collect()
 }
 
 /// Fields that others own.

@@ -2,13 +2,12 @@
 //!
 //! In: [`Event`]s from every layer below. Out: a log line and a journal line for each event that is told.
 //! Events that repeat within ten minutes are counted and told at the 1st, 2nd, 4th, 8th, … time; the rate
-//! of what is told is bounded. What is left out is counted, never queued.
+//! of what is told is bounded. What is left out is counted (`holdfast_events_discarded_total`), never queued.
 //!
 //! **Invariant:** [`JournalRecorder::record`] never waits: its memory and its time are bounded.
 
 mod aggregate;
 
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use aggregate::Aggregator;
@@ -16,6 +15,7 @@ pub use aggregate::EventRate;
 
 use crate::core::state::Transaction;
 use crate::store::Store;
+use crate::types::metrics::Metrics;
 use crate::types::{Clock, Event, EventRecorder, EventType};
 
 /// The longest message an event keeps, in bytes; the API server refuses longer ones.
@@ -26,7 +26,7 @@ pub struct JournalRecorder {
     store: Store,
     clock: Arc<dyn Clock>,
     aggregator: Mutex<Aggregator>,
-    dropped: AtomicU64,
+    metrics: Metrics,
 }
 
 impl std::fmt::Debug for JournalRecorder {
@@ -38,19 +38,19 @@ impl std::fmt::Debug for JournalRecorder {
 }
 
 impl JournalRecorder {
-    /// A recorder that writes to `store`.
-    pub fn new(store: Store, clock: Arc<dyn Clock>) -> Self {
+    /// A recorder that writes to `store`, and counts in `metrics` what it leaves out.
+    pub fn new(store: Store, clock: Arc<dyn Clock>, metrics: Metrics) -> Self {
         Self {
             store,
             clock,
             aggregator: Mutex::new(Aggregator::default()),
-            dropped: AtomicU64::new(0),
+            metrics,
         }
     }
 
     /// Events left out because there were too many at once; repetitions do not count.
     pub fn dropped(&self) -> u64 {
-        self.dropped.load(Ordering::Relaxed)
+        self.metrics.events_discarded.get()
     }
 }
 
@@ -66,7 +66,7 @@ impl EventRecorder for JournalRecorder {
             aggregate::Verdict::Tell { count } => count,
             aggregate::Verdict::Repeated => return,
             aggregate::Verdict::TooMany => {
-                let dropped = self.dropped.fetch_add(1, Ordering::Relaxed) + 1;
+                let dropped = self.metrics.events_discarded.inc() + 1;
                 if dropped.is_power_of_two() {
                     tracing::warn!(dropped, "too many events at once, some are left out");
                 }

@@ -19,7 +19,11 @@ impl Clock for ManualClock {
 fn recorder() -> (JournalRecorder, Store, Arc<ManualClock>) {
     let clock = Arc::new(ManualClock(Mutex::new(0)));
     let store = Store::in_memory(Arc::clone(&clock) as Arc<dyn Clock>);
-    let recorder = JournalRecorder::new(store.clone(), Arc::clone(&clock) as Arc<dyn Clock>);
+    let recorder = JournalRecorder::new(
+        store.clone(),
+        Arc::clone(&clock) as Arc<dyn Clock>,
+        Metrics::default(),
+    );
     (recorder, store, clock)
 }
 
@@ -98,6 +102,11 @@ async fn a_flood_is_cut_at_the_burst_and_refills_with_time() {
     }
     assert_eq!(journal(&store).await.len(), 100);
     assert_eq!(recorder.dropped(), 50);
+    let metrics = recorder.metrics.encode().unwrap();
+    assert!(
+        metrics.contains("\nholdfast_events_discarded_total 50\n"),
+        "{metrics}"
+    );
     *clock.0.lock().unwrap() += 100;
     for n in 150..160 {
         recorder.record(event(&format!("number {n}")));

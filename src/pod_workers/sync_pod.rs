@@ -59,11 +59,23 @@ pub(super) async fn sync_pod(
     let state = context.store.snapshot();
     let api_status = api_status(context, job, &state, status, Stage::Syncing, listed_at, now);
     let terminal = pod_status::is_terminal(&api_status);
+    let backing_off = {
+        let told = context.status.get(uid);
+        pod_status::new_crash_loops(told.as_ref().map(|r| &*r.status), &api_status)
+    };
     context
         .status
         .set(&job.pod, api_status, CommitMode::Normal)
         .await
         .map_err(StepError::from)?;
+    for container in backing_off {
+        let text = format!(
+            "Back-off restarting failed container {container} in pod {}({uid})",
+            job.pod.full_name()
+        );
+        let event = Event::pod(EventType::Warning, &job.pod, "BackOff", text);
+        context.recorder.record(event.container(&container));
+    }
     if terminal {
         return Ok(StepOutcome::done(false));
     }
@@ -140,15 +152,6 @@ fn finish(
     acted: bool,
 ) -> Result<StepOutcome, StepFailure> {
     for waiting in &actions.waiting {
-        context.recorder.record(
-            Event::pod(
-                EventType::Warning,
-                &job.pod,
-                "BackOff",
-                waiting.message.clone(),
-            )
-            .container(&waiting.name),
-        );
         failures.insert(
             waiting.name.clone(),
             StartFailure {

@@ -10,7 +10,8 @@ use std::time::Duration;
 use holdfast_testkit::fake_cri::{Behaviour, Fault};
 use tokio::time::Instant;
 
-use crate::world::{Crash, IMAGE, When, World, spec};
+use crate::node::{Crash, When};
+use crate::world::{IMAGE, World, spec};
 
 const OTHER_IMAGE: &str = "holdfast.local/other:1";
 /// A run has this long to get everything right.

@@ -1,11 +1,9 @@
 //! A node in one process: an agent, a runtime that runs nothing, a disk in memory, a clock of its own.
 //!
-//! Everything is on paused tokio time. The disk keeps what was synced; what was only flushed survives a
-//! crash of the agent and not a loss of power. A [`Life`] is one agent process: once it is over, nothing it
-//! still does reaches the disk or the runtime.
+//! Everything is on paused tokio time.
 
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -14,16 +12,16 @@ use holdfast::core::state::{ContainerRecord, State, StatusRecord, Table, WorkerR
 use holdfast::kubeletconfig::flags::KubeletFlags;
 use holdfast::kubeletconfig::{AgentConfig, resolve};
 use holdfast::kuberuntime::cri::{CriClient, CriTimeouts, v1};
-use holdfast::store::backend::{
-    Backend, BackendError, Faults, FaultyBackend, MemoryBackend, Op, RawIter,
-};
+use holdfast::store::backend::{Backend, Faults, FaultyBackend, Op};
 use holdfast::store::recover::{Identity, Integrity, next_meta};
 use holdfast::store::{Store, StoreOptions, codec};
 use holdfast::types::metrics::Metrics;
-use holdfast::types::{BootIdentity, Clock, PodExt, PodUid, Stamp};
+use holdfast::types::{Clock, PodExt, PodUid};
 use holdfast_testkit::fake_cri::{Behaviour, FakeCri, Fault, Restart};
-use tokio::sync::Notify;
 use tokio::time::Instant;
+
+use crate::node::*;
+use crate::watch::*;
 
 /// Of each call. On a paused clock nothing takes time by itself, and "newer than" would mean nothing.
 const LATENCY: Duration = Duration::from_millis(1);
@@ -41,274 +39,6 @@ pub const EFFECTS: [&str; 8] = [
     "remove_container",
     "pull_image",
 ];
-
-// ---------------------------------------------------------------------------------------------- time
-
-/// The clock of the node: it follows tokio's, and a test may set its wall.
-#[derive(Clone)]
-pub struct SimClock(Arc<Mutex<Dial>>);
-
-struct Dial {
-    boot: BootIdentity,
-    booted: Instant,
-    wall_ms: i64,
-    wall_at: Instant,
-}
-
-impl SimClock {
-    #[expect(
-        clippy::disallowed_methods,
-        reason = "starts where the fake runtime's wall clock starts"
-    )]
-    fn new() -> Self {
-        let wall = std::time::SystemTime::now()
-            .duration_since(std::time::UNIX_EPOCH)
-            .unwrap();
-        let now = Instant::now();
-        Self(Arc::new(Mutex::new(Dial {
-            boot: boot(1),
-            booted: now - Duration::from_secs(100),
-            wall_ms: i64::try_from(wall.as_millis()).unwrap(),
-            wall_at: now,
-        })))
-    }
-
-    /// The wall clock jumps.
-    pub fn jump_wall(&self, by_ms: i64) {
-        self.0.lock().unwrap().wall_ms += by_ms;
-    }
-
-    pub fn boot(&self) -> BootIdentity {
-        self.0.lock().unwrap().boot.clone()
-    }
-
-    fn reboot(&self) {
-        let mut dial = self.0.lock().unwrap();
-        dial.boot = boot(dial.boot.pid1_start + 1);
-        dial.booted = Instant::now() - Duration::from_secs(3);
-    }
-}
-
-fn boot(number: u64) -> BootIdentity {
-    BootIdentity {
-        kernel_boot_id: format!("boot-{number}"),
-        pid1_start: number,
-        runtime_state: String::new(),
-    }
-}
-
-impl Clock for SimClock {
-    fn now(&self) -> Stamp {
-        let dial = self.0.lock().unwrap();
-        let ms = |d: Duration| i64::try_from(d.as_millis()).unwrap();
-        Stamp {
-            boot: dial.boot.id(),
-            boottime_ms: ms(dial.booted.elapsed()),
-            wall_ms: dial.wall_ms + ms(dial.wall_at.elapsed()),
-        }
-    }
-}
-
-// --------------------------------------------------------------------------------------------- lives
-
-/// Where a life ends.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Crash {
-    Never,
-    /// At its n-th write to the disk (1 = the first; every sync, and some that are flushed only): before anything of it is there, or when all of it is
-    /// and the answer is on its way.
-    Write(usize, When),
-    /// At its n-th call of the runtime that changes something.
-    Call(usize, When),
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum When {
-    Before,
-    After,
-}
-
-/// One agent process.
-pub struct Life {
-    crash: Crash,
-    over: AtomicBool,
-    ended: Notify,
-    writes: AtomicUsize,
-    calls: AtomicUsize,
-}
-
-impl Life {
-    fn new(crash: Crash) -> Arc<Self> {
-        Arc::new(Self {
-            crash,
-            over: AtomicBool::new(false),
-            ended: Notify::new(),
-            writes: AtomicUsize::new(0),
-            calls: AtomicUsize::new(0),
-        })
-    }
-
-    fn is_over(&self) -> bool {
-        self.over.load(Ordering::Relaxed)
-    }
-
-    fn end(&self) {
-        self.over.store(true, Ordering::Relaxed);
-        self.ended.notify_one();
-    }
-
-    pub fn writes(&self) -> usize {
-        self.writes.load(Ordering::Relaxed)
-    }
-
-    pub fn calls(&self) -> usize {
-        self.calls.load(Ordering::Relaxed)
-    }
-}
-
-// ---------------------------------------------------------------------------------------------- disk
-
-/// The disk: what survives a loss of power, and what survives the death of the process only.
-#[derive(Clone, Default)]
-pub struct Disk {
-    pub synced: MemoryBackend,
-    flushed: Arc<Mutex<Vec<Op>>>,
-}
-
-impl Disk {
-    /// Everything that was written, or only what was synced.
-    fn settle(&self, power_lost: bool) {
-        let flushed = std::mem::take(&mut *self.flushed.lock().unwrap());
-        if !power_lost {
-            self.synced.clone().apply(&flushed).unwrap();
-        }
-    }
-
-    pub fn load(&self) -> State {
-        codec::load(self.synced.iter(), 1).state
-    }
-
-    /// A copy that changes by itself.
-    pub fn copy(&self) -> Self {
-        let copy = Self::default();
-        let ops: Vec<Op> = self
-            .synced
-            .iter()
-            .map(|pair| pair.unwrap())
-            .map(|(key, value)| Op::Put { key, value })
-            .collect();
-        copy.synced.clone().apply(&ops).unwrap();
-        copy
-    }
-}
-
-/// The disk as one life has it.
-struct LifeBackend {
-    life: Arc<Life>,
-    disk: Disk,
-    /// Not even flushed.
-    applied: Vec<Op>,
-    flushes: usize,
-}
-
-impl LifeBackend {
-    fn check(&self) -> Result<(), BackendError> {
-        if self.life.is_over() {
-            return Err(BackendError::Engine {
-                action: "use the disk",
-                reason: "this life is over".to_owned(),
-            });
-        }
-        Ok(())
-    }
-
-    /// One write: everything applied since the last, whole or not at all.
-    fn write(&mut self, is_point: bool, depth: impl FnOnce(&mut Self)) -> Result<(), BackendError> {
-        self.check()?;
-        let mut point = None;
-        if is_point {
-            let n = self.life.writes.fetch_add(1, Ordering::Relaxed) + 1;
-            point = match self.life.crash {
-                Crash::Write(at, when) if at == n => Some(when),
-                _ => None,
-            };
-        }
-        if point == Some(When::Before) {
-            self.life.end();
-            return self.check();
-        }
-        let applied = std::mem::take(&mut self.applied);
-        self.disk.flushed.lock().unwrap().extend(applied);
-        depth(self);
-        if point == Some(When::After) {
-            self.life.end();
-        }
-        self.check()
-    }
-}
-
-impl Backend for LifeBackend {
-    fn apply(&mut self, batch: &[Op]) -> Result<(), BackendError> {
-        self.check()?;
-        self.applied.extend_from_slice(batch);
-        Ok(())
-    }
-
-    fn flush(&mut self) -> Result<(), BackendError> {
-        self.flushes += 1;
-        // Nothing depends on these: some of them stand for all.
-        self.write(self.flushes.is_multiple_of(5), |_| ())
-    }
-
-    fn sync(&mut self) -> Result<(), BackendError> {
-        self.write(true, |this| {
-            let ops = std::mem::take(&mut *this.disk.flushed.lock().unwrap());
-            this.disk.synced.apply(&ops).unwrap();
-        })
-    }
-
-    fn iter(&self) -> RawIter<'_> {
-        let mut all = self.disk.copy();
-        let flushed = self.disk.flushed.lock().unwrap().clone();
-        all.synced.apply(&flushed).unwrap();
-        all.synced.apply(&self.applied).unwrap();
-        let pairs: Vec<_> = all.synced.iter().collect();
-        Box::new(pairs.into_iter())
-    }
-
-    fn size_on_disk(&self) -> Result<u64, BackendError> {
-        Ok(0)
-    }
-
-    fn reopen(&mut self) -> Result<(), BackendError> {
-        self.applied.clear();
-        self.check()
-    }
-
-    fn name(&self) -> &'static str {
-        "life"
-    }
-}
-
-// --------------------------------------------------------------------------------------------- world
-
-/// A start of a container that took effect.
-#[derive(Clone, Debug)]
-pub struct Start {
-    pub uid: String,
-    pub pod: String,
-    pub container: String,
-    pub attempt: u32,
-    pub at: Instant,
-}
-
-/// What must never happen, found where it happens.
-#[derive(Default)]
-struct Watch {
-    starts: Vec<Start>,
-    wrongs: Vec<String>,
-    counts: std::collections::BTreeMap<(String, String), u32>,
-}
 
 pub struct World {
     pub dir: tempfile::TempDir,
@@ -793,73 +523,6 @@ impl World {
         }
         text
     }
-}
-
-impl Watch {
-    fn note_start(&mut self, start: Start) {
-        let key = (start.uid.clone(), start.container.clone());
-        if let Some(last) = self.counts.get(&key)
-            && start.attempt <= *last
-        {
-            self.wrongs.push(format!(
-                "{start:?} has a restart count that is not above {last}"
-            ));
-        }
-        self.counts.insert(key, start.attempt);
-        self.starts.push(start);
-    }
-
-    /// Before a container is started: its intent is on the disk, nothing else of its name runs.
-    fn check_start(&mut self, fake: &FakeCri, disk: &Disk, id: &str) {
-        let Some(config) = fake.config(id) else {
-            return;
-        };
-        let created = fake
-            .containers()
-            .iter()
-            .any(|c| c.id == id && c.state() == v1::ContainerState::ContainerCreated);
-        if !created {
-            self.wrongs
-                .push(format!("{:?} is started again", start_of(&config)));
-            return;
-        }
-        let start = start_of(&config);
-        let key = format!("{}/{}", start.uid, start.container);
-        let raw = codec::record_key(Table::Containers, &key);
-        let pairs = disk.synced.iter();
-        let only = pairs.filter(|pair| matches!(pair, Ok((found, _)) if *found == raw));
-        let state = codec::load(only, 1).state;
-        let intended = state
-            .record::<ContainerRecord>(&key)
-            .and_then(|r| r.intent.as_ref())
-            .is_some_and(|i| i.container_id.as_str() == id);
-        if !intended {
-            self.wrongs
-                .push(format!("{start:?} is started without an intent on disk"));
-        }
-        for other in fake.containers() {
-            let same_pod = label(&other.labels, "io.kubernetes.pod.name") == start.pod;
-            if same_pod && other.id != id && other.state() == v1::ContainerState::ContainerRunning {
-                self.wrongs
-                    .push(format!("{start:?} while {} runs", other.id));
-            }
-        }
-    }
-}
-
-fn start_of(config: &v1::ContainerConfig) -> Start {
-    let meta = config.metadata.clone().unwrap_or_default();
-    Start {
-        uid: label(&config.labels, "io.kubernetes.pod.uid"),
-        pod: label(&config.labels, "io.kubernetes.pod.name"),
-        container: meta.name,
-        attempt: meta.attempt,
-        at: Instant::now(),
-    }
-}
-
-fn label(labels: &std::collections::HashMap<String, String>, name: &str) -> String {
-    labels.get(name).cloned().unwrap_or_default()
 }
 
 fn config(dir: PathBuf) -> AgentConfig {

@@ -153,6 +153,44 @@ fn before_a_removal_its_end_is_recorded_and_a_useless_intent_dropped() {
 }
 
 #[test]
+fn a_container_that_never_ran_takes_no_number() {
+    let uid = PodUid::new("u1");
+    // Attempt 0 ended, the start of attempt 1 is on record and its container was created.
+    let decided = start_record(
+        Some(&ended("a", 0, 1)),
+        started("a", 1).intent.unwrap(),
+        None,
+    );
+    let state = state_with(&[("a", decided)].into());
+    let next = |state: &State, status: &PodStatus| {
+        let history = History::of("a", status, Some(record(state, "a")), at(70), at(70));
+        (history.next_attempt, history.restart_count)
+    };
+    let both = runtime(vec![created("a", 1), exited("a", 0, 1)]);
+    assert_eq!(next(&state, &both), (2, 1), "it may be started any moment");
+
+    // It goes unstarted: its number is free, with it there or gone, and the end before it as well.
+    let dropped = apply(
+        &state,
+        &record_end(&state, &uid, &both, &"a-1".into(), at(70)),
+    );
+    for status in [both, runtime(vec![exited("a", 0, 1)]), runtime(vec![])] {
+        assert_eq!(next(&dropped, &status), (1, 1), "{status:?}");
+    }
+    let again = start_record(
+        Some(record(&dropped, "a")),
+        started("a", 1).intent.unwrap(),
+        None,
+    );
+    assert_eq!(again.restart_count, 1, "no number is left out");
+
+    // Gone without a word it may have run, and so may one whose number has an end.
+    assert_eq!(next(&state, &runtime(vec![])), (2, 1));
+    let ran = runtime(vec![exited("a", 1, 1)]);
+    assert_eq!(next(&dropped, &ran), (2, 1));
+}
+
+#[test]
 fn a_start_keeps_the_last_end_and_never_lowers_the_count() {
     let old = ended("a", 7, 1);
     let intent = |attempt| IntentRecord {

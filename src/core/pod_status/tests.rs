@@ -795,3 +795,28 @@ fn qos_table() {
         assert_eq!(qos_class(&pod).as_str(), want, "{containers:?}");
     }
 }
+
+#[test]
+fn each_crash_back_off_is_new_once() {
+    let setup = |attempt, previous: Option<&api::PodStatus>| {
+        let mut setup = Setup::new("Always", &["a"], runtime(vec![exited("a", attempt, 1)]));
+        setup.owned = [("a", with_backoff(ended("a", attempt, 1), 40))].into();
+        setup.previous = previous.cloned();
+        setup.generate()
+    };
+    let first = setup(1, None);
+    assert_eq!(brief(&first), "Running CrashLoopBackOff/1/1");
+    let no_one: [&str; 0] = [];
+    assert_eq!(new_crash_loops(None, &first), ["a"]);
+    assert_eq!(
+        new_crash_loops(Some(&first), &setup(1, Some(&first))),
+        no_one
+    );
+    assert_eq!(
+        new_crash_loops(Some(&first), &setup(2, Some(&first))),
+        ["a"]
+    );
+    let running = Setup::new("Always", &["a"], runtime(vec![running("a", 2)])).generate();
+    assert_eq!(new_crash_loops(Some(&running), &first), ["a"]);
+    assert_eq!(new_crash_loops(Some(&first), &running), no_one);
+}

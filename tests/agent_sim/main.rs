@@ -8,11 +8,10 @@
     reason = "a test fails by panicking"
 )]
 
-#[path = "agent_sim/crash.rs"]
 mod crash;
-#[path = "agent_sim/events.rs"]
 mod events;
-#[path = "agent_sim/restart.rs"]
+mod node;
 mod restart;
-#[path = "agent_sim/world.rs"]
+mod trouble;
+mod watch;
 mod world;

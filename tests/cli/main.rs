@@ -1,0 +1,13 @@
+//! The real binary against a live admin server in this process, and against stores on disk.
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    missing_docs,
+    reason = "tests fail by panicking"
+)]
+
+mod dump;
+mod help;
+mod stores;
+mod world;
