@@ -83,7 +83,7 @@ pub struct History<'a> {
     pub duplicates: Vec<&'a ContainerStatus>,
     /// Restart count as of now.
     pub restart_count: u32,
-    /// CRI attempt, and restart count, of the next container to be created.
+    /// CRI attempt, and restart count, of the next container to be created. `created` is removed before.
     pub next_attempt: u32,
 }
 
@@ -124,7 +124,7 @@ impl<'a> History<'a> {
         let restart_count = recorded.max(ran_attempt.unwrap_or(0));
         let ran = ran_attempt.is_some() || recorded > 0 || starting;
         let next_attempt = match ran {
-            true if is_unused(record, ran_attempt) => restart_count,
+            true if is_unused(record, &created, ran_attempt) => restart_count,
             true => restart_count.saturating_add(1),
             false => 0,
         };
@@ -165,13 +165,20 @@ impl<'a> History<'a> {
     }
 }
 
-/// Whether the recorded restart count was taken by a start that is known not to have happened: its intent
-/// was dropped by [`record_end`] (nothing else takes an intent away), and the newest attempt that ran is
-/// the one before.
-fn is_unused(record: Option<&ContainerRecord>, ran_attempt: Option<u32>) -> bool {
+/// Whether the recorded restart count was taken by a start that is known not to have happened: its container
+/// is still in state `Created` (a start that takes another one instead removes it first), or [`record_end`]
+/// dropped the intent with it, which nothing else does; and the newest attempt that ran is the one before.
+fn is_unused(
+    record: Option<&ContainerRecord>,
+    created: &[&ContainerStatus],
+    ran_attempt: Option<u32>,
+) -> bool {
     record.is_some_and(|r| {
-        r.intent.is_none()
-            && ran_attempt.is_some_and(|ran| ran.checked_add(1) == Some(r.restart_count))
+        let never_ran = match &r.intent {
+            None => true,
+            Some(intent) => created.iter().any(|c| c.id == intent.container_id),
+        };
+        never_ran && ran_attempt.is_some_and(|ran| ran.checked_add(1) == Some(r.restart_count))
     })
 }
 

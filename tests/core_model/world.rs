@@ -359,6 +359,13 @@ impl World {
                 container.attempt,
                 last.attempt
             );
+            // What a wipe takes along may have run, for all the agent knows.
+            assert!(
+                self.wiped || container.attempt == last.attempt + 1,
+                "{name}: attempt {} after {}, with nothing in between that may have run",
+                container.attempt,
+                last.attempt
+            );
             let known_success = last.exit == Some(0) && (last.recorded || in_runtime(&last.id));
             let replaced = self.replaced.contains(name);
             match self.policy {

@@ -167,7 +167,7 @@ fn a_container_that_never_ran_takes_no_number() {
         (history.next_attempt, history.restart_count)
     };
     let both = runtime(vec![created("a", 1), exited("a", 0, 1)]);
-    assert_eq!(next(&state, &both), (2, 1), "it may be started any moment");
+    assert_eq!(next(&state, &both), (1, 1), "if it is removed for another");
 
     // It goes unstarted: its number is free, with it there or gone, and the end before it as well.
     let dropped = apply(
