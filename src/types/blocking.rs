@@ -3,7 +3,7 @@
 //! After a mass start hundreds of pods have directories to make and cgroups to write at once. Every thread
 //! that is started for them costs memory long after it has ended, and none of them makes the kernel faster.
 //!
-//! **Invariant:** the bound is a matter of politeness, never of progress: who has waited for [`PATIENCE`]
+//! **Invariant:** the bound is a matter of politeness, never of progress: who has waited two seconds
 //! goes ahead, so that work that hangs (a dead NFS server) does not hold up the rest of the node.
 
 use std::time::Duration;
