@@ -395,6 +395,32 @@ fn an_older_copy_of_the_database_begins_a_new_epoch_and_one_of_the_whole_directo
 }
 
 #[test]
+fn a_database_of_which_nothing_can_be_read_is_set_aside_and_told() {
+    let dir = tempfile::tempdir().unwrap();
+    build(dir.path(), 5, 2);
+    for backup in fs::read_dir(dir.path().join("backups")).unwrap() {
+        fs::remove_file(backup.unwrap().path()).unwrap();
+    }
+    let db = dir.path().join("db/db");
+    let garbage = vec![0xA5; usize::try_from(fs::metadata(&db).unwrap().len()).unwrap()];
+    fs::write(&db, &garbage).unwrap();
+    let opened = open_dir(dir.path());
+    let nothing = Outcome::Salvaged {
+        kept: 0,
+        lost: 0,
+        from_backup: 0,
+    };
+    assert_eq!(opened.report.outcome, nothing);
+    assert_eq!(opened.report.new_epoch, Some(EpochReason::Rebuilt));
+    let aside = &opened.report.quarantined[0];
+    assert_eq!(fs::read(aside.join("db")).unwrap(), garbage);
+    assert_eq!(opened.loaded.state.meta().unwrap().epoch.number, 2);
+    drop(opened);
+    let again = open_dir(dir.path()).report;
+    assert_eq!((again.outcome, again.new_epoch), (Outcome::Opened, None));
+}
+
+#[test]
 fn a_mark_that_is_lost_or_torn_or_of_another_database_changes_nothing() {
     let dir = tempfile::tempdir().unwrap();
     let state = build(dir.path(), 5, 2);

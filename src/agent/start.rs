@@ -18,7 +18,7 @@ use crate::config::{
     FileSettings, HttpSettings, PodConfig, Seed, SourceSettings, SourcesReady, Surroundings,
 };
 use crate::core::restore::{Outcome, RestoreInput, RestorePlan, plan_restore};
-use crate::core::state::{MetaRecord, State};
+use crate::core::state::{EpochReason, MetaRecord, State};
 use crate::events::{EventRate, JournalRecorder};
 use crate::images::{ImageConfig, ImageManager};
 use crate::kubeletconfig::AgentConfig;
@@ -157,6 +157,9 @@ fn has_pod_directories(root_dir: &Path) -> bool {
 
 fn tell_how_it_opened(report: &OpenReport, recorder: &dyn EventRecorder) {
     let (kind, reason) = match &report.outcome {
+        OpenOutcome::Created if report.new_epoch == Some(EpochReason::Rebuilt) => {
+            (EventType::Warning, "StoreRebuilt")
+        }
         OpenOutcome::Opened | OpenOutcome::Created => {
             info!(outcome = ?report.outcome, "store opened");
             return;

@@ -50,6 +50,7 @@ pub fn open(options: &OpenOptions) -> Result<Opened, OpenError> {
     }
     let unreadable = |source| unreadable(options, source);
     let log = salvage::check_log(&layout.db()).map_err(unreadable)?;
+    let is_unreadable = log.is_unreadable;
     // What sled would cut off has to be read before it does.
     let log = if log.is_whole() {
         None
@@ -71,7 +72,11 @@ pub fn open(options: &OpenOptions) -> Result<Opened, OpenError> {
         );
     }
     let damage = log.as_ref().map_or(0, |log| log.damage().count());
-    let opened = if damage > 0 {
+    let opened = if mark.is_some() && is_unreadable {
+        // A mark is written after a sync only: this is no database that was never finished.
+        report.note("nothing can be read of the database's log".to_owned());
+        Err(None)
+    } else if damage > 0 {
         report.note(format!(
             "the database's log is damaged in {damage} places that had been synced"
         ));
@@ -93,6 +98,11 @@ pub fn open(options: &OpenOptions) -> Result<Opened, OpenError> {
     if let Some(from) = found_schema(&loaded).filter(|found| *found < SCHEMA) {
         drop(backend);
         return migrate_and_open(options, &layout, from, report);
+    }
+    if log.is_some() && missing_end(&loaded, mark, &mut report).is_some() {
+        // What was read before sled cut it off may hold more.
+        drop(backend);
+        return rebuild(options, &layout, all_of(log)?, mark, report);
     }
     let (newest, errors) = backup::newest_meta(&layout.backups());
     report.messages.extend(errors);
@@ -119,11 +129,6 @@ pub fn open(options: &OpenOptions) -> Result<Opened, OpenError> {
         return rebuild(options, &layout, all_of(log)?, mark, report);
     }
     let missing = missing_end(&loaded, mark, &mut report);
-    if missing.is_some() && log.is_some() {
-        // What was read before sled cut it off may hold more.
-        drop(backend);
-        return rebuild(options, &layout, all_of(log)?, mark, report);
-    }
     let seen = Seen {
         epoch: highest_epoch(newest.map(|backup| backup.epoch), mark),
         missing,

@@ -65,6 +65,8 @@ pub(super) struct Salvage {
     durable_batches: BTreeSet<i64>,
     /// Segments whose header is damaged and whose messages are not.
     headless: usize,
+    /// There is content, and none of it is a log.
+    pub(super) is_unreadable: bool,
 }
 
 impl Salvage {
@@ -110,10 +112,11 @@ fn read(db_dir: &Path, keep: bool) -> io::Result<Salvage> {
         ..Pages::default()
     };
     let mut buffer = Vec::new();
-    let (segments, headless) = find_segments(&file, &mut buffer)?;
-    salvage.headless = headless;
-    let last = segments.keys().next_back().copied();
-    for (lsn, offset) in segments {
+    let segments = find_segments(&file, &mut buffer)?;
+    salvage.headless = segments.without_header;
+    salvage.is_unreadable = segments.found.is_empty() && segments.unknown > 0;
+    let last = segments.found.keys().next_back().copied();
+    for (lsn, offset) in segments.found {
         read_segment(&file, offset, &mut buffer)?;
         let walk = walk(&buffer, lsn, |message| match message.kind {
             Kind::BatchManifest => pages.batch = message.lsn,
@@ -142,7 +145,7 @@ fn read(db_dir: &Path, keep: bool) -> io::Result<Salvage> {
 }
 
 /// Segments by LSN, and how many of them have a damaged header: those are found by their first intact message.
-fn find_segments(file: &File, buffer: &mut Vec<u8>) -> io::Result<(BTreeMap<i64, u64>, usize)> {
+fn find_segments(file: &File, buffer: &mut Vec<u8>) -> io::Result<Segments> {
     let len = file.metadata()?.len();
     let mut found = BTreeMap::new();
     let mut headless = Vec::new();
@@ -159,7 +162,7 @@ fn find_segments(file: &File, buffer: &mut Vec<u8>) -> io::Result<(BTreeMap<i64,
         }
         offset += SEGMENT as u64;
     }
-    let mut without_header = 0;
+    let (mut without_header, mut unknown) = (0, 0);
     for offset in headless {
         read_segment(file, offset, buffer)?;
         if buffer.iter().all(|byte| *byte == 0) {
@@ -174,9 +177,25 @@ fn find_segments(file: &File, buffer: &mut Vec<u8>) -> io::Result<(BTreeMap<i64,
         if let Some(lsn) = lsn {
             without_header += 1;
             found.entry(lsn).or_insert(offset);
+        } else {
+            unknown += 1;
         }
     }
-    Ok((found, without_header))
+    Ok(Segments {
+        found,
+        without_header,
+        unknown,
+    })
+}
+
+/// Where the segments of a log are.
+struct Segments {
+    /// Offsets in the file, by log sequence number.
+    found: BTreeMap<i64, u64>,
+    /// How many of them were found by their content.
+    without_header: usize,
+    /// Places that hold something else.
+    unknown: usize,
 }
 
 fn read_segment(file: &File, offset: u64, buffer: &mut Vec<u8>) -> io::Result<()> {
