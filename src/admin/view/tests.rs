@@ -106,6 +106,43 @@ fn state() -> State {
     b.0
 }
 
+#[test]
+fn a_pod_that_was_forgotten_is_found_by_its_name() {
+    let mut b = Builder(state(), 100);
+    b.line(6, 4, 2, Some("cccc-gone"), "admitted");
+    b.put(
+        &journal_key(7),
+        JournalRecord {
+            at: at(2, 107),
+            generation: 4,
+            pod: Some("cccc-gone".into()),
+            what: "forgotten".into(),
+            why: "batch/gone is gone and cleaned up".into(),
+        },
+    );
+    let state = b.0;
+    for name in ["batch/gone", "gone", "cccc"] {
+        let history = history(&state, name).unwrap();
+        assert_eq!(history.pods, [PodUid::new("cccc-gone")], "{name}");
+        assert_eq!(history.items.len(), 2, "{name}");
+        let HistoryItem::Entry { entry } = &history.items[0] else {
+            panic!("{name}: {history:?}");
+        };
+        assert_eq!(entry["namespace"], "batch");
+        assert_eq!(entry["name"], "gone");
+    }
+    let journal = View::Table(Table::Journal);
+    let by_namespace = Selector {
+        namespace: Some("batch".into()),
+        ..Selector::default()
+    };
+    let found = dump(&state, Vec::new(), &query(&[journal], by_namespace)).unwrap();
+    assert_eq!(found.rows(journal).count(), 2);
+    let all = query(&[View::Overview], Selector::default());
+    let overview = dump(&state, Vec::new(), &all).unwrap();
+    assert!(overview.rows(View::Overview).all(|r| r["name"] != "gone"));
+}
+
 fn query(views: &[View], selector: Selector) -> Query {
     Query {
         views: views.to_vec(),
