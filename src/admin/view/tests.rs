@@ -6,7 +6,7 @@ use serde_json::json;
 use super::*;
 use crate::core::state::{
     ContainerRecord, JournalRecord, Mutation, ObjectRecord, PodRecord, QueueRecord, Record,
-    StatusRecord, journal_key,
+    StatusRecord, TerminationCause, WorkerPhase, WorkerRecord, journal_key,
 };
 use crate::types::{BootId, Json, PodSource, Stamp};
 
@@ -183,6 +183,31 @@ fn the_overview_joins_what_the_tables_know() {
     assert_eq!(web["containers"], 1);
     assert_eq!(web["nextSync"]["time"], "1970-01-01T00:02:40.000Z");
     assert_eq!(web["nextSync"]["boot"], "0000000000000001");
+}
+
+#[test]
+fn a_finished_pod_has_no_next_sync() {
+    let mut b = Builder(state(), 100);
+    b.put(
+        WEB,
+        WorkerRecord {
+            full_name: "web_default".into(),
+            queued: at(1, 100),
+            started: Some(at(1, 100)),
+            phase: WorkerPhase::Finished {
+                since: at(1, 110),
+                cause: TerminationCause::Completed,
+            },
+            deleted: false,
+            restart_requested: false,
+            runtime_only: false,
+        },
+    );
+    let overview = query(&[View::Overview], Selector::default());
+    let dump = dump(&b.0, Vec::new(), &overview).unwrap();
+    let web = dump.rows(View::Overview).nth(1).unwrap();
+    assert_eq!(web["worker"], "Finished");
+    assert_eq!(web["nextSync"], Value::Null);
 }
 
 #[test]
