@@ -22,11 +22,15 @@ use holdfast::config::{
     self, FileSettings, HttpSettings, PodConfig, Reading, Seed, SourceError, SourceSettings,
     Surroundings,
 };
-use holdfast::core::state::SourceRecord;
+use holdfast::core::state::{
+    EpochReason, EpochRecord, META_KEY, MetaRecord, SourceRecord, Transaction,
+};
 use holdfast::core::supported;
 use holdfast::store::Store;
 use holdfast::types::events::MemoryRecorder;
-use holdfast::types::{BootId, Event, PodExt, PodOp, PodSource, PodUpdate, SystemClock};
+use holdfast::types::{
+    BootId, BootIdentity, Clock, Event, PodExt, PodOp, PodSource, PodUpdate, SystemClock,
+};
 use tempfile::TempDir;
 use tokio::sync::mpsc;
 use tokio::time::timeout;
@@ -73,6 +77,31 @@ fn at_url(url: &str) -> SourceSettings {
 
 fn memory_store() -> Store {
     Store::in_memory(Arc::new(SystemClock::new(BootId(1))))
+}
+
+/// As a store that begins an epoch now has it.
+async fn begin_epoch(store: &Store, reason: EpochReason) {
+    let now = SystemClock::new(BootId(1)).now();
+    let meta = MetaRecord {
+        schema: 1,
+        node_name: "node-1".to_owned(),
+        machine_id: String::new(),
+        boot: BootIdentity {
+            kernel_boot_id: String::new(),
+            pid1_start: 1,
+            runtime_state: String::new(),
+        },
+        generation: 1,
+        clean_shutdown: false,
+        heartbeat: now,
+        epoch: EpochRecord {
+            number: 2,
+            since: now,
+            reason,
+        },
+    };
+    let transaction = Transaction::new().put(META_KEY, meta);
+    store.commit(transaction).await.unwrap();
 }
 
 impl Agent {
@@ -479,6 +508,42 @@ async fn absent_path_is_an_empty_ready_source_until_it_appears() {
     fs::create_dir(&dir).unwrap();
     put(&dir.join("a.yaml"), &pod("a", "1"));
     assert_eq!(agent.next().await, (PodOp::Add, names(&["a"])));
+}
+
+#[tokio::test]
+async fn absent_path_after_a_lost_store_is_not_an_empty_source() {
+    for reason in [EpochReason::Rebuilt, EpochReason::Restored] {
+        let parent = tempfile::tempdir().unwrap();
+        let dir = parent.path().join("mounted-later");
+        let store = memory_store();
+        begin_epoch(&store, reason).await;
+        let agent = Agent::resume(in_dir(&dir, OFTEN), Vec::new(), store);
+        let record = agent
+            .recorded(PodSource::File, |r| !r.error.is_empty())
+            .await;
+        assert!(
+            record.error.contains("does not exist") && record.error.contains("create it empty"),
+            "{}",
+            record.error
+        );
+        assert!(!agent.config.ready().ready(PodSource::File));
+        assert_eq!(agent.events(config::SOURCE_UNREADABLE).len(), 1);
+
+        // Nor at the next start, with the record of the failed reading.
+        let mut agent = agent.restart(in_dir(&dir, OFTEN)).await;
+        fs::create_dir(&dir).unwrap();
+        assert_eq!(agent.next().await, (PodOp::Add, vec![]));
+        agent
+            .recorded(PodSource::File, |r| r.error.is_empty())
+            .await;
+        assert!(agent.config.ready().all_ready() && agent.config.ready().complete());
+
+        // It has been seen in this epoch: what is recorded tells.
+        fs::remove_dir(&dir).unwrap();
+        let mut agent = agent.restart(in_dir(&dir, OFTEN)).await;
+        assert_eq!(agent.next().await, (PodOp::Add, vec![]));
+        assert!(agent.config.ready().all_ready());
+    }
 }
 
 #[tokio::test]

@@ -16,6 +16,7 @@ use std::path::{Path, PathBuf};
 use holdfast::core::state::{EpochReason, PodRecord, State, Table};
 use holdfast::store::backup::{self, BackupError, BackupMeta};
 use holdfast::store::restore::{self, RestoreError, RestoreOptions};
+use holdfast::types::{BootId, Stamp};
 use store_support::*;
 
 /// A store with `pods` pods and one record of each table, closed; its last state.
@@ -214,6 +215,26 @@ fn a_backup_is_due_after_ten_minutes_if_more_than_the_heartbeat_changed() {
     changed.pods.remove(uid(0).as_str());
     assert!(!backup::due(Some((at(0), &old)), &changed, at(599)));
     assert!(backup::due(Some((at(0), &old)), &changed, at(600)));
+}
+
+#[test]
+fn the_first_backup_of_a_life_is_due_by_the_age_of_the_newest_one_on_the_disk() {
+    let dir = tempfile::tempdir().unwrap();
+    let state = store(dir.path(), 1);
+    let taken = |at| BackupMeta::of(&state, 1, at);
+    assert!(backup::first_due(None, &state, at(30)), "there is none");
+    assert!(!backup::first_due(None, &State::default(), at(30)));
+    assert!(!backup::first_due(Some(&taken(at(0))), &state, at(599)));
+    assert!(backup::first_due(Some(&taken(at(0))), &state, at(600)));
+    let earlier_boot = Stamp {
+        boot: BootId(77),
+        ..at(590)
+    };
+    assert!(backup::first_due(
+        Some(&taken(earlier_boot)),
+        &state,
+        at(600)
+    ));
 }
 
 #[test]

@@ -131,7 +131,8 @@ fn alive(state: &State, now: Stamp) -> Option<Transaction> {
     ))
 }
 
-/// Writes a backup every 10 minutes if something changed, and keeps three.
+/// Writes a backup every 10 minutes if something changed, and keeps three. The 10 minutes go on across
+/// restarts: the first backup of a life is due by the age of the newest one on the disk.
 pub(super) async fn backups(
     store: Store,
     dir: PathBuf,
@@ -140,14 +141,24 @@ pub(super) async fn backups(
     recorder: Arc<dyn EventRecorder>,
     token: CancellationToken,
 ) {
-    let mut last: Option<(Stamp, Arc<State>)> = Some((clock.now(), store.snapshot()));
+    let mut newest: Option<BackupMeta> = None;
+    let mut last: Option<(Stamp, Arc<State>)> = None;
+    let mut looked = false;
     loop {
         tokio::select! {
             () = token.cancelled() => return,
             () = tokio::time::sleep(BACKUP_CHECK) => {}
         }
+        if !looked {
+            newest = newest_backup(dir.clone()).await;
+            looked = true;
+        }
         let (now, state) = (clock.now(), store.snapshot());
-        if !backup::due(last.as_ref().map(|(at, s)| (*at, &**s)), &state, now) {
+        let due = match &last {
+            Some((at, old)) => backup::due(Some((*at, old)), &state, now),
+            None => backup::first_due(newest.as_ref(), &state, now),
+        };
+        if !due {
             continue;
         }
         match save_backup(&store, dir.clone(), now).await {
@@ -167,6 +178,16 @@ pub(super) async fn backups(
         }
         last = Some((now, state));
     }
+}
+
+/// What the newest usable backup says about itself. One that cannot be read is no backup.
+async fn newest_backup(dir: PathBuf) -> Option<BackupMeta> {
+    let read = tokio::task::spawn_blocking(move || backup::newest_meta(&dir));
+    let (newest, errors) = read.await.ok()?;
+    for error in errors {
+        warn!(%error, "a backup cannot be used");
+    }
+    newest
 }
 
 async fn save_backup(store: &Store, dir: PathBuf, now: Stamp) -> Result<PathBuf, BackupError> {
@@ -279,6 +300,71 @@ mod tests {
     use crate::store::backend::{Faults, FaultyBackend, MemoryBackend};
     use crate::store::codec::Loaded;
     use crate::types::SystemClock;
+
+    /// A clock that the runtime's paused time moves.
+    struct TokioClock(tokio::time::Instant);
+
+    impl Clock for TokioClock {
+        fn now(&self) -> Stamp {
+            let ms = i64::try_from(self.0.elapsed().as_millis()).unwrap();
+            Stamp {
+                boot: crate::types::BootId(1),
+                boottime_ms: ms,
+                wall_ms: ms,
+            }
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn restarts_do_not_put_off_the_backup() {
+        let dir = tempfile::tempdir().unwrap();
+        let clock: Arc<dyn Clock> = Arc::new(TokioClock(tokio::time::Instant::now()));
+        let store = Store::in_memory(Arc::clone(&clock));
+        let now = clock.now();
+        let meta = MetaRecord {
+            schema: 1,
+            node_name: "node".to_owned(),
+            machine_id: String::new(),
+            boot: crate::types::BootIdentity {
+                kernel_boot_id: String::new(),
+                pid1_start: 1,
+                runtime_state: String::new(),
+            },
+            generation: 1,
+            clean_shutdown: false,
+            heartbeat: now,
+            epoch: crate::core::state::EpochRecord {
+                number: 1,
+                since: now,
+                reason: crate::core::state::EpochReason::Fresh,
+            },
+        };
+        let transaction = Transaction::new().put(META_KEY, meta);
+        store.commit(transaction).await.unwrap();
+        // Each life lasts a minute.
+        let mut written = Vec::new();
+        for life in 0..21 {
+            let line = Transaction::new().journal(None, "agent started", life.to_string());
+            store.commit(line).await.unwrap();
+            let token = CancellationToken::new();
+            let task = tokio::spawn(backups(
+                store.clone(),
+                dir.path().to_owned(),
+                Arc::clone(&clock),
+                Metrics::default(),
+                Arc::new(Recorded::default()),
+                token.clone(),
+            ));
+            tokio::time::sleep(Duration::from_secs(59)).await;
+            token.cancel();
+            task.await.unwrap();
+            tokio::time::sleep(Duration::from_secs(1)).await;
+            written.push(backup::list(dir.path()).unwrap().len());
+        }
+        assert_eq!((written[0], written[8]), (1, 1), "{written:?}");
+        assert_eq!((written[11], written[18]), (2, 2), "{written:?}");
+        assert_eq!(written[20], 3, "{written:?}");
+    }
 
     #[derive(Default)]
     struct Recorded(Mutex<Vec<(String, String)>>, tokio::sync::Notify);

@@ -18,7 +18,7 @@ use super::{
     SourcesReady, Surroundings,
 };
 use crate::core::pod_update::{Merged, SourcePods, merge};
-use crate::core::state::{SourceRecord, Transaction};
+use crate::core::state::{EpochReason, SourceRecord, Transaction};
 use crate::store::Store;
 use crate::types::{Event, EventType, PodExt, PodOp, PodSource, PodUpdate};
 
@@ -128,8 +128,15 @@ impl Mux {
         }
     }
 
-    async fn handle(&mut self, set: SourceSet) -> Result<(), Closed> {
+    async fn handle(&mut self, mut set: SourceSet) -> Result<(), Closed> {
         let source = set.source;
+        if set.reading == Reading::Absent && self.absence_says_nothing(&set) {
+            set.reading = Reading::Unreadable(format!(
+                "{} does not exist, and the records of the pods that came from there were lost; \
+                 bring it back, or create it empty if no pods are wanted from there",
+                set.location
+            ));
+        }
         let merged = self.merge(&set);
         self.tell(&set, &merged);
 
@@ -159,6 +166,26 @@ impl Mux {
             removed.iter().for_each(|uid| self.origins.remove(uid));
         }
         Ok(())
+    }
+
+    /// Whether an absent path may have had pods: this epoch began with records lost or replaced by those of
+    /// a backup, none tells of a pod from there, and the path has not been seen since. Killing what runs
+    /// would turn a lost store and a missing mount into "no pods".
+    fn absence_says_nothing(&self, set: &SourceSet) -> bool {
+        let snapshot = self.surroundings.store.snapshot();
+        let Some(epoch) = snapshot.meta().map(|meta| &meta.epoch) else {
+            return false;
+        };
+        let lost = match epoch.reason {
+            EpochReason::Rebuilt | EpochReason::Restored => true,
+            EpochReason::Fresh | EpochReason::OtherMachine => false,
+        };
+        let known = self.known.get(&set.source);
+        let records = self.records.borrow();
+        let seen = records.get(&set.source).is_some_and(|r| {
+            r.location == set.location && r.error.is_empty() && epoch.since.reached(r.read)
+        });
+        lost && !seen && !known.is_some_and(|pods| pods.any_from(&set.location))
     }
 
     fn merge(&self, set: &SourceSet) -> Merged {
@@ -195,7 +222,7 @@ impl Mux {
         }
         if !unread {
             for origin in was_broken.keys().filter(|o| !set.broken.contains_key(*o)) {
-                info!(%source, %origin, "manifest is no longer broken");
+                info!(%source, %origin, "broken manifest is mended or gone");
             }
         }
 

@@ -62,7 +62,7 @@ impl SourcePods {
     }
 
     /// Whether a pod is known from `location` or from a file below it.
-    fn any_from(&self, location: &str) -> bool {
+    pub fn any_from(&self, location: &str) -> bool {
         let below = format!("{}/", location.trim_end_matches('/'));
         self.0
             .values()

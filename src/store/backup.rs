@@ -321,6 +321,15 @@ pub fn due(last: Option<(Stamp, &State)>, state: &State, now: Stamp) -> bool {
     }
 }
 
+/// Whether an agent that has taken no backup yet is to take one: [`INTERVAL`] after the newest one of its
+/// earlier lives, at once when there is none or it is of an earlier boot. That something has changed since goes
+/// without saying, a start is a change.
+pub fn first_due(newest: Option<&BackupMeta>, state: &State, now: Stamp) -> bool {
+    let recent = newest
+        .is_some_and(|backup| backup.taken.boot == now.boot && now.since(backup.taken) < INTERVAL);
+    state.meta().is_some() && !recent
+}
+
 /// Backups in a directory, newest first. A directory that is not there holds none.
 ///
 /// # Errors

@@ -323,9 +323,23 @@ fn restart_keeps_pods_running_without_a_store() {
     let before = ids(&world.running());
     agent.kill9();
     fs::remove_dir_all(world.state_dir()).unwrap();
-    // Gone from the sources as well: killed, but only once they have spoken.
+    // Nor does the path of the manifests say anything while it is not there.
     world.delete("orphan");
+    let aside = world.manifests().with_extension("aside");
+    fs::rename(world.manifests(), &aside).unwrap();
     let agent = world.start();
+    eventually("the absent directory is told", || {
+        let dump = world.try_dump(&["sources"])?;
+        let told = dump["tables"]["sources"][0]["error"].as_str();
+        match told {
+            Some(error) if error.contains("does not exist") => Ok(()),
+            _ => Err(dump.to_string()),
+        }
+    });
+    settled(&agent);
+    assert_eq!(ids(&world.running()), before, "nothing is stopped");
+    // Gone from the sources as well: killed, but only once they have spoken.
+    fs::rename(&aside, world.manifests()).unwrap();
     for name in ["first", "second"] {
         world.wait_phase(name, "Running");
     }
@@ -426,6 +440,12 @@ fn restart_keeps_to_what_the_manifests_say() {
         Ok(row) => Err(row.to_string()),
         Err(_) => Ok(()),
     });
+    let journal = world.try_dump(&["journal", "removed-node1"]).unwrap();
+    let lines = journal["tables"]["journal"].as_array().unwrap();
+    assert!(
+        lines.len() > 1 && lines.iter().all(|l| l["namespace"] == "default"),
+        "what was forgotten still has a history by its name: {journal}"
+    );
 
     // The same manifest again: the pod runs again, as a new one.
     world.add(&polite("removed"));

@@ -97,7 +97,10 @@ fn row(state: &State, index: &PodIndex, uid: &str) -> Row {
             AdmissionDecision::Rejected { .. } => "Rejected",
         })),
     );
-    let due = state.queue.get(uid).map(|v| v.record.due);
+    // Nothing is done any more for a pod that is finished; what was queued last stays queued.
+    let finished = worker.is_some_and(|w| matches!(w.phase, WorkerPhase::Finished { .. }));
+    let queued = state.queue.get(uid).filter(|_| !finished);
+    let due = queued.map(|v| v.record.due);
     row.insert("nextSync".into(), due.map_or(Value::Null, time));
     row
 }

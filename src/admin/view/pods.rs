@@ -1,8 +1,9 @@
-//! Names of pods by UID, from every table that knows one: a pod whose spec is gone still has a name.
+//! Names of pods by UID, from every table that knows one: a pod whose spec is gone still has a name, and one
+//! that was forgotten has the name that its last journal line tells.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::core::state::State;
+use crate::core::state::{JournalRecord, State};
 use crate::types::{PodExt, PodUid};
 
 /// What a pod is called.
@@ -19,7 +20,8 @@ pub struct PodNames {
 pub struct PodIndex(BTreeMap<PodUid, PodNames>);
 
 impl PodIndex {
-    /// Reads all tables; the spec's name wins over the status', over the runtime's, over the worker's.
+    /// Reads all tables; the spec's name wins over the status', over the runtime's, over the worker's, over the
+    /// journal's.
     pub fn of(state: &State) -> Self {
         let mut index = Self::default();
         for (uid, v) in &state.pods {
@@ -49,7 +51,8 @@ impl PodIndex {
         }
         for v in state.journal.values() {
             if let Some(uid) = &v.record.pod {
-                index.learn(uid.as_str(), "", "");
+                let (namespace, name) = forgotten_name(&v.record).unwrap_or_default();
+                index.learn(uid.as_str(), namespace, name);
             }
         }
         index
@@ -93,4 +96,12 @@ impl PodIndex {
             names.name = name.to_owned();
         }
     }
+}
+
+/// Namespace and name in the line that is written when a pod's records are deleted: `namespace/name is gone …`.
+fn forgotten_name(line: &JournalRecord) -> Option<(&str, &str)> {
+    if line.what != "forgotten" {
+        return None;
+    }
+    line.why.split_whitespace().next()?.split_once('/')
 }

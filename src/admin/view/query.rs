@@ -14,7 +14,9 @@ use crate::types::PodUid;
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum QueryError {
     /// It names a pod that the store does not know.
-    #[error("{what} not found in the store; `holdfast dump` lists the pods it knows")]
+    #[error(
+        "{what} not found in the store; `holdfast dump` lists the pods it knows, `holdfast dump --help` the tables"
+    )]
     NotFound {
         /// What was looked for.
         what: String,

@@ -6,7 +6,7 @@ use serde_json::json;
 use super::*;
 use crate::core::state::{
     ContainerRecord, JournalRecord, Mutation, ObjectRecord, PodRecord, QueueRecord, Record,
-    StatusRecord, journal_key,
+    StatusRecord, TerminationCause, WorkerPhase, WorkerRecord, journal_key,
 };
 use crate::types::{BootId, Json, PodSource, Stamp};
 
@@ -106,6 +106,43 @@ fn state() -> State {
     b.0
 }
 
+#[test]
+fn a_pod_that_was_forgotten_is_found_by_its_name() {
+    let mut b = Builder(state(), 100);
+    b.line(6, 4, 2, Some("cccc-gone"), "admitted");
+    b.put(
+        &journal_key(7),
+        JournalRecord {
+            at: at(2, 107),
+            generation: 4,
+            pod: Some("cccc-gone".into()),
+            what: "forgotten".into(),
+            why: "batch/gone is gone and cleaned up".into(),
+        },
+    );
+    let state = b.0;
+    for name in ["batch/gone", "gone", "cccc"] {
+        let history = history(&state, name).unwrap();
+        assert_eq!(history.pods, [PodUid::new("cccc-gone")], "{name}");
+        assert_eq!(history.items.len(), 2, "{name}");
+        let HistoryItem::Entry { entry } = &history.items[0] else {
+            panic!("{name}: {history:?}");
+        };
+        assert_eq!(entry["namespace"], "batch");
+        assert_eq!(entry["name"], "gone");
+    }
+    let journal = View::Table(Table::Journal);
+    let by_namespace = Selector {
+        namespace: Some("batch".into()),
+        ..Selector::default()
+    };
+    let found = dump(&state, Vec::new(), &query(&[journal], by_namespace)).unwrap();
+    assert_eq!(found.rows(journal).count(), 2);
+    let all = query(&[View::Overview], Selector::default());
+    let overview = dump(&state, Vec::new(), &all).unwrap();
+    assert!(overview.rows(View::Overview).all(|r| r["name"] != "gone"));
+}
+
 fn query(views: &[View], selector: Selector) -> Query {
     Query {
         views: views.to_vec(),
@@ -146,6 +183,31 @@ fn the_overview_joins_what_the_tables_know() {
     assert_eq!(web["containers"], 1);
     assert_eq!(web["nextSync"]["time"], "1970-01-01T00:02:40.000Z");
     assert_eq!(web["nextSync"]["boot"], "0000000000000001");
+}
+
+#[test]
+fn a_finished_pod_has_no_next_sync() {
+    let mut b = Builder(state(), 100);
+    b.put(
+        WEB,
+        WorkerRecord {
+            full_name: "web_default".into(),
+            queued: at(1, 100),
+            started: Some(at(1, 100)),
+            phase: WorkerPhase::Finished {
+                since: at(1, 110),
+                cause: TerminationCause::Completed,
+            },
+            deleted: false,
+            restart_requested: false,
+            runtime_only: false,
+        },
+    );
+    let overview = query(&[View::Overview], Selector::default());
+    let dump = dump(&b.0, Vec::new(), &overview).unwrap();
+    let web = dump.rows(View::Overview).nth(1).unwrap();
+    assert_eq!(web["worker"], "Finished");
+    assert_eq!(web["nextSync"], Value::Null);
 }
 
 #[test]

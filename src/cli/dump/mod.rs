@@ -35,12 +35,15 @@ Examples:
   holdfast dump --history default/web      what was decided, when, why, across which restarts
   holdfast dump journal --watch            what happens now
 
+Tables: overview, meta, pods, mirrors, admissions, workers, queue, containers, pleg, statuses, probes,
+volumes, images, objects, signals, journal, sources; `all` is all but overview.
+
 Exit codes: 0 done, 1 failed, 2 wrong usage, 3 no such pod.";
 
 #[derive(Clone, Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(super) struct DumpArgs {
-    /// Tables, and at most one pod
+    /// Tables (see below), and at most one pod
     #[arg(value_name = "TABLE|POD")]
     what: Vec<String>,
     /// Only pods of this namespace
@@ -411,5 +414,23 @@ impl WatchedTable {
             None => print(&self.grid.lines(&[cells]))?,
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn help_lists_every_table() {
+        let listed = EXAMPLES.split_once("Tables: ").unwrap().1;
+        let listed = listed.split_once(';').unwrap().0;
+        let listed: Vec<View> = listed
+            .split(", ")
+            .flat_map(|l| l.split(",\n"))
+            .map(|name| name.parse().unwrap())
+            .collect();
+        let all: Vec<View> = [View::Overview].into_iter().chain(View::all()).collect();
+        assert_eq!(listed, all);
     }
 }

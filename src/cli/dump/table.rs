@@ -20,6 +20,8 @@ enum Show {
     Time,
     /// Number of elements.
     Count,
+    /// The fields of an object, each with its value.
+    Fields,
     /// `running/all` of the runtime's containers.
     Running,
     /// `ready/containers` of an overview row.
@@ -59,7 +61,7 @@ const UID: Column = wide("UID", "uid", Show::Text);
 
 /// The columns of a table.
 pub(super) fn columns(view: View, with_wide: bool) -> Vec<Column> {
-    use Show::{Age, Count, Ready, Running, Text, Time, Until};
+    use Show::{Age, Count, Fields, Ready, Running, Text, Time, Until};
     let all: &[Column] = match view {
         View::Overview => &[
             NAMESPACE,
@@ -227,6 +229,7 @@ pub(super) fn columns(view: View, with_wide: bool) -> Vec<Column> {
             column("READ", "read", Age),
             column("BROKEN", "broken", Count),
             column("ERROR", "error", Text),
+            wide("BROKEN-FILES", "broken", Fields),
         ],
     };
     let kept = all.iter().filter(|c| with_wide || !c.wide);
@@ -274,6 +277,12 @@ fn cell(column: &Column, row: &Row, now: i64) -> String {
             Value::Array(items) => items.len().to_string(),
             Value::Object(fields) => fields.len().to_string(),
             _ => "0".to_owned(),
+        }),
+        Show::Fields => value.and_then(Value::as_object).and_then(|fields| {
+            let fields = fields.iter();
+            let told = fields.map(|(key, v)| format!("{key}: {}", text(v).unwrap_or_default()));
+            let told = told.collect::<Vec<_>>().join("; ");
+            (!told.is_empty()).then_some(told)
         }),
         Show::Running => value.and_then(Value::as_array).map(|containers| {
             let running = |c: &&Value| c.get("state").and_then(Value::as_str) == Some("Running");
@@ -358,6 +367,20 @@ mod tests {
         for (seconds, expected) in shown {
             assert_eq!(duration(seconds * 1000), expected, "{seconds} s");
         }
+    }
+
+    #[test]
+    fn a_broken_manifest_is_told_by_wide() {
+        let row: Row = serde_json::from_value(serde_json::json!({
+            "source": "file", "location": "/m", "error": null,
+            "broken": {"/m/a.yaml": "line 3, column 5: bad", "/m/b.yaml": "empty"},
+        }))
+        .unwrap();
+        let columns = columns(View::Table(Table::Sources), true);
+        let cells = cells(&columns, &row, 0);
+        let told = "/m/a.yaml: line 3, column 5: bad; /m/b.yaml: empty";
+        assert_eq!(cells.last().unwrap(), told);
+        assert_eq!(cells[3], "2");
     }
 
     #[test]
