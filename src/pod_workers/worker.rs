@@ -85,6 +85,10 @@ fn take(workers: &PodWorkers, uid: &PodUid) -> Option<Job> {
     if handle.record.phase == WorkerPhase::Sync && handle.record.started.is_none() && !handle.forget
     {
         handle.record.started = Some(now);
+        let metrics = &workers.0.context.metrics;
+        metrics
+            .pod_worker_start_duration
+            .observe(handle.seen.elapsed().as_secs_f64());
     }
     handle.cancel = CancellationToken::new();
     Some(Job {
