@@ -268,6 +268,23 @@ fn a_broken_database_still_shows_what_its_log_holds() {
     for byte in &mut bytes[uid..uid + 8] {
         *byte ^= 0xff;
     }
+    let on_disk = stats["diskBytes"].as_u64().unwrap();
+    assert!(
+        text_form.contains(&format!("on disk, all of it: {on_disk} bytes\n")),
+        "{text_form}"
+    );
+    // What du says of the directory.
+    let du = std::process::Command::new("du")
+        .args(["-s", "--block-size=1", disk.path()])
+        .output()
+        .unwrap();
+    let du: u64 = text(&du.stdout)
+        .split_whitespace()
+        .next()
+        .unwrap()
+        .parse()
+        .unwrap();
+    assert_eq!(on_disk, du);
     std::fs::write(&db, &bytes).unwrap();
     let output = run(&["dump", "pods", "-o", "name", "--state-dir", disk.path()]);
     let stderr = text(&output.stderr);
