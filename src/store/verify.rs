@@ -121,12 +121,7 @@ pub fn read_copy(dir: &Path) -> Result<ReadCopy, VerifyError> {
         dir: dir.to_owned(),
         source,
     };
-    let db = [layout.db(), layout.next()]
-        .into_iter()
-        .find(|db| db.is_dir())
-        .ok_or_else(|| VerifyError::Absent {
-            dir: dir.to_owned(),
-        })?;
+    let db = find_db(&layout)?;
     // Before the copy is made: a mark that is read later may be of a later batch.
     let mark = Mark::read(&layout.mark());
     let temporary = tempfile::tempdir().map_err(io)?;
@@ -159,19 +154,37 @@ pub fn read_copy(dir: &Path) -> Result<ReadCopy, VerifyError> {
     let loaded = codec::load(pairs.into_iter().map(Ok), 1);
     let epoch = loaded.state.meta().map_or(0, |meta| meta.epoch.number);
     if mark::missing(epoch, loaded.sequence, mark).is_some() {
-    let newer = schema.max(layout.schema()) > Some(migrate::SCHEMA) || loaded.newer().is_some();
         notes.push(
-        newer,
             "commits that had been acknowledged are missing: the database was cut off or is an older copy"
                 .to_owned(),
         );
     }
+    let newer = schema.max(layout.schema()) > Some(migrate::SCHEMA) || loaded.newer().is_some();
     Ok(ReadCopy {
+        newer,
         loaded,
         schema,
         salvaged,
         notes,
     })
+}
+
+/// Whether there is a store to read at all.
+///
+/// # Errors
+/// [`VerifyError::Absent`] when there is none.
+pub fn present(dir: &Path) -> Result<(), VerifyError> {
+    find_db(&Layout::new(dir)).map(drop)
+}
+
+/// The database, or the complete one that a crash kept from its place.
+fn find_db(layout: &Layout) -> Result<PathBuf, VerifyError> {
+    [layout.db(), layout.next()]
+        .into_iter()
+        .find(|db| db.is_dir())
+        .ok_or_else(|| VerifyError::Absent {
+            dir: layout.dir().to_owned(),
+        })
 }
 
 /// Every pair of a copied database, trying without its snapshots when sled cannot use them.
@@ -287,6 +300,7 @@ pub fn stats(dir: &Path) -> Result<Stats, VerifyError> {
         records: copy.loaded.state.counts(),
         live_bytes,
         db_bytes: size(&layout.db()),
+        disk_bytes: occupied(dir).unwrap_or(0),
         backups: backup::list(&layout.backups()).map_or(0, |found| found.len()),
         backup_bytes: size(&layout.backups()),
         quarantine_bytes: size(&layout.quarantine()),
@@ -294,4 +308,3 @@ pub fn stats(dir: &Path) -> Result<Stats, VerifyError> {
         quarantined: copy.loaded.quarantined.len() + copy.loaded.kept.len(),
     })
 }
-        disk_bytes: occupied(dir).unwrap_or(0),
