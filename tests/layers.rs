@@ -4,6 +4,8 @@
 //! at the crate's root is collected (`crate::a`, `crate::{a, b}`, `super::super::a`), and three rules are
 //! checked: imports point downward only, sled and bincode are reached from `store` and `migrations` alone,
 //! and `core` has no async, no clock and no I/O. The rules are also tried on planted violations.
+//!
+//! In the same way: every metric that is registered is written to somewhere.
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,
@@ -393,6 +395,75 @@ fn every_file_respects_the_layers() {
         src.display()
     );
     assert!(found.is_empty(), "\n{}", found.join("\n"));
+}
+
+/// The fields of the `metrics!` block: names before a colon at the beginning of an entry.
+fn registered_metrics(tokens: &[Token<'_>]) -> Vec<String> {
+    let start = tokens
+        .windows(3)
+        .position(|w| w[0].text == "metrics" && w[1].text == "!" && w[2].text == "{")
+        .unwrap();
+    let mut found = Vec::new();
+    let mut depth = 0;
+    for window in tokens[start + 2..].windows(3) {
+        match window[0].text {
+            "{" => depth += 1,
+            "}" => depth -= 1,
+            _ => {}
+        }
+        if depth == 0 {
+            break;
+        }
+        if depth == 1 && matches!(window[0].text, "{" | ";") && window[2].text == ":" {
+            found.push(window[1].text.to_owned());
+        }
+    }
+    found
+}
+
+/// Names that follow `metrics.`, unless the value is only read.
+fn written_metrics<'a>(tokens: &[Token<'a>]) -> Vec<&'a str> {
+    let text = |at: usize| tokens.get(at).map_or("", |t| t.text);
+    (0..tokens.len())
+        .filter(|at| text(*at) == "metrics" && text(at + 1) == ".")
+        .filter(|at| !(text(at + 3) == "." && text(at + 4) == "get"))
+        .map(|at| text(at + 2))
+        .collect()
+}
+
+#[test]
+fn every_registered_metric_has_a_writer() {
+    let src = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+    let own = src.join("types/metrics.rs");
+    let source = fs::read_to_string(&own).unwrap();
+    let definition = &source[source.find("\nmetrics! {").unwrap()..];
+    let registered = registered_metrics(&tokens(definition));
+    assert!(registered.len() > 30, "found only {registered:?}");
+    let mut written = BTreeSet::new();
+    for path in rust_files(&src) {
+        if path == own || path.ends_with("tests.rs") {
+            continue;
+        }
+        let source = fs::read_to_string(&path).unwrap();
+        written.extend(
+            written_metrics(&tokens(&source))
+                .iter()
+                .map(|n| n.to_string()),
+        );
+    }
+    let silent: Vec<_> = registered
+        .iter()
+        .filter(|n| !written.contains(*n))
+        .collect();
+    assert!(silent.is_empty(), "registered and never set: {silent:?}");
+}
+
+#[test]
+fn a_metric_that_is_only_read_has_no_writer() {
+    let definition = "metrics! { a: Gauge = Gauge::default(), \"a\"; b: Family<X, Gauge> = f(|x: u8| x), \"b\"; }";
+    assert_eq!(registered_metrics(&tokens(definition)), ["a", "b"]);
+    let source = "self.metrics.a.get(); metrics.b.inc(); f(&x.metrics\n.c, 1); // metrics.d.inc()";
+    assert_eq!(written_metrics(&tokens(source)), ["b", "c"]);
 }
 
 #[test]

@@ -730,7 +730,11 @@ async fn url_that_answers_nonsense_freezes_its_pods_and_says_why() {
         })
         .await;
     let broken = [
-        (Vec::new(), "empty"),
+        (
+            Vec::new(),
+            "the answer is empty; serve a v1 Pod or PodList, and a PodList without items",
+        ),
+        (b"# nothing\n".to_vec(), "the answer is empty"),
         (
             pod("x", "1")
                 .replace("kind: Pod", "kind: Deployment")

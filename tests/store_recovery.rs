@@ -683,7 +683,8 @@ fn verify_and_repair_name_the_damage_and_mend_it() {
         report.problems
     );
     assert!(before == fs::read(&db).unwrap(), "verify changed the store");
-    let repaired = verify::repair(&options(dir.path())).unwrap();
+    let present = verify::read_copy(dir.path()).unwrap();
+    let repaired = verify::repair(&options(dir.path()), &present).unwrap();
     assert!(matches!(repaired.open.outcome, Outcome::Salvaged { .. }));
     assert!(verify::verify(dir.path()).unwrap().is_ok());
     let copy = verify::read_copy(dir.path()).unwrap();
@@ -833,6 +834,40 @@ fn an_old_binary_leaves_a_newer_store_untouched_and_says_so() {
         !dir.path().join("db.schema-1").exists(),
         "the stand-in is set aside"
     );
+}
+
+#[test]
+fn repair_of_a_newer_store_changes_nothing() {
+    fn all(dir: &Path) -> Vec<(PathBuf, Option<Vec<u8>>)> {
+        let mut found = Vec::new();
+        for entry in fs::read_dir(dir).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                found.extend(all(&path));
+                found.push((path, None));
+            } else {
+                let bytes = fs::read(&path).unwrap();
+                found.push((path, Some(bytes)));
+            }
+        }
+        found.sort();
+        found
+    }
+    let dir = tempfile::tempdir().unwrap();
+    build(dir.path(), 10, 2);
+    migrate::migrate_with(TWO_STEPS, dir.path(), 2, at(5_000)).unwrap();
+    // With the schema file, and by the records alone.
+    for _ in 0..2 {
+        let before = all(dir.path());
+        let present = verify::read_copy(dir.path()).unwrap();
+        let repaired = verify::repair(&options(dir.path()), &present).unwrap();
+        assert_eq!(
+            repaired.open.outcome,
+            Outcome::NewerSchema { found: Some(2) }
+        );
+        assert!(before == all(dir.path()), "repair changed the store");
+        fs::remove_file(dir.path().join("schema")).unwrap_or_default();
+    }
 }
 
 #[test]

@@ -178,7 +178,8 @@ pub fn bind(state_dir: &Path) -> Result<UnixListener, AdminError> {
     Ok(listener)
 }
 
-/// Serves until `stop` is cancelled; then watches end, other requests in flight may finish (at most 2 s).
+/// Serves until `stop` is cancelled; then the socket is removed, watches end, other requests in flight may finish
+/// (at most 2 s). The caller holds the state directory's lock until this returns.
 pub async fn serve(listener: UnixListener, store: Store, info: AdminInfo, stop: CancellationToken) {
     let routes = routes(store, info, stop.clone());
     let refusal = Router::new()
@@ -213,8 +214,20 @@ pub async fn serve(listener: UnixListener, store: Store, info: AdminInfo, stop: 
             }
         }
     }
+    remove(&listener);
+    drop(listener);
     tasks.close();
     tasks.wait().await;
+}
+
+/// Whoever asks next is told that no agent runs by there being no socket.
+fn remove(listener: &UnixListener) {
+    let address = listener.local_addr();
+    if let Some(path) = address.as_ref().ok().and_then(|a| a.as_pathname())
+        && let Err(error) = fs::remove_file(path)
+    {
+        tracing::warn!(path = %path.display(), %error, "cannot remove the admin socket");
+    }
 }
 
 /// SO_PEERCRED: root, or whoever runs the agent.

@@ -106,4 +106,8 @@ async fn shutdown_ends_a_watch() {
         .await
         .expect("serve returns although somebody watches")
         .unwrap();
+    assert!(
+        !socket_path(dir.path()).exists(),
+        "the socket goes with its agent"
+    );
 }

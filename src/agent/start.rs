@@ -105,10 +105,16 @@ pub(super) async fn open(config: &AgentConfig, options: &RunOptions) -> Result<B
         backend,
         loaded,
         report,
-    } = tokio::task::spawn_blocking(move || {
-        open_options.node_was_used = has_pod_directories(&root_dir);
-        open_store::open(&open_options)
-    })
+    } = tasks::patiently(
+        tokio::task::spawn_blocking(move || {
+            open_options.node_was_used = has_pod_directories(&root_dir);
+            open_store::open(&open_options)
+        }),
+        || {
+            let dir = config.state_dir.display();
+            warn!(%dir, "the store is still being opened: its disk is slow or hangs, or it is being mended");
+        },
+    )
     .await
     .map_err(|error| AgentError::Ended {
         part: format!("opening the store: {error}"),

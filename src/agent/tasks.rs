@@ -22,6 +22,18 @@ const RUNTIME_PERIOD: Duration = Duration::from_secs(5);
 const HEARTBEAT_PERIOD: Duration = Duration::from_secs(10);
 const BACKUP_CHECK: Duration = Duration::from_secs(30);
 const DISK_CHECK: Duration = Duration::from_secs(1);
+/// Work on the disk that takes longer than this is told of, as the store does later.
+const SLOW: Duration = Duration::from_secs(5);
+
+/// Waits for `work`, and calls `tell` when that takes more than 5 s.
+pub(super) async fn patiently<T>(work: impl Future<Output = T>, tell: impl FnOnce()) -> T {
+    let mut work = std::pin::pin!(work);
+    if let Ok(done) = tokio::time::timeout(SLOW, &mut work).await {
+        return done;
+    }
+    tell();
+    work.await
+}
 
 /// Asks the runtime how it is. Upstream: `updateRuntimeUp`.
 pub(super) async fn update_runtime_up(cri: &CriClient, state: &RuntimeState, clock: &dyn Clock) {
@@ -364,6 +376,20 @@ mod tests {
         assert_eq!((written[0], written[8]), (1, 1), "{written:?}");
         assert_eq!((written[11], written[18]), (2, 2), "{written:?}");
         assert_eq!(written[20], 3, "{written:?}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn work_that_takes_long_is_told_while_it_goes_on() {
+        let told = std::cell::Cell::new(None);
+        let start = tokio::time::Instant::now();
+        let tell = || told.set(Some(start.elapsed().as_secs()));
+        patiently(tokio::time::sleep(Duration::from_secs(4)), tell).await;
+        assert_eq!(told.get(), None);
+        let start = tokio::time::Instant::now();
+        let tell = || told.set(Some(start.elapsed().as_secs()));
+        patiently(tokio::time::sleep(Duration::from_secs(12)), tell).await;
+        assert_eq!(told.get(), Some(5));
+        assert_eq!(start.elapsed().as_secs(), 12);
     }
 
     #[derive(Default)]

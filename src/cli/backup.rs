@@ -11,6 +11,7 @@ use futures::StreamExt;
 use super::output::{note, print};
 use super::{CliError, StateDir, offline};
 use crate::admin::client::{Client, ClientError};
+use crate::store::verify;
 use crate::types::{BootId, Clock, SystemClock};
 
 #[derive(Clone, Debug, Args)]
@@ -36,10 +37,13 @@ pub(super) async fn run(args: BackupArgs) -> anyhow::Result<()> {
     };
     match &client {
         Some(_) => note("source: live agent"),
-        None => note(format_args!(
-            "source: copy of the store in {} (no agent runs)",
-            dir.display()
-        )),
+        None => {
+            verify::present(dir)?;
+            note(format_args!(
+                "source: copy of the store in {} (no agent runs)",
+                dir.display()
+            ));
+        }
     }
     if args.in_state_dir {
         let Some(client) = client else {
@@ -49,7 +53,10 @@ pub(super) async fn run(args: BackupArgs) -> anyhow::Result<()> {
         let path = client.save_backup().await?;
         return print(&format!("{}\n", path.display()));
     }
-    let file = args.file.clone().unwrap_or_else(default_file);
+    let file = match &args.file {
+        Some(file) => file.clone(),
+        None => default_file()?,
+    };
     if file.as_os_str() == "-" {
         return fill(client.as_ref(), dir, &mut io::stdout().lock()).await;
     }
@@ -61,10 +68,13 @@ pub(super) async fn run(args: BackupArgs) -> anyhow::Result<()> {
     print(&format!("{} ({bytes} bytes)\n", file.display()))
 }
 
-fn default_file() -> PathBuf {
+/// A name with the time, in the current directory; the whole path, for whoever looks for it later.
+fn default_file() -> anyhow::Result<PathBuf> {
     let now = SystemClock::new(BootId(0)).now().rfc3339();
     let compact: String = now.chars().filter(|c| !matches!(c, '-' | ':')).collect();
-    PathBuf::from(format!("holdfast-{compact}.backup"))
+    let here =
+        std::env::current_dir().context("find the current directory; name a file instead")?;
+    Ok(here.join(format!("holdfast-{compact}.backup")))
 }
 
 /// Writes to a new file beside `file` (mode 0600) and puts it in place when it is complete and on disk.

@@ -7,8 +7,9 @@ use clap::Args;
 
 use super::output::{note, print, printable};
 use super::{StateDir, offline};
+use crate::admin::view::PodIndex;
 use crate::agent::lock::StateLock;
-use crate::core::state::MetaRecord;
+use crate::core::state::{MetaRecord, State};
 use crate::store::backup::{self, Backup};
 use crate::store::restore::{self, Diff, RestoreOptions};
 use crate::store::verify;
@@ -89,10 +90,39 @@ fn dry_run(args: &RestoreArgs, backup: &Backup) -> anyhow::Result<()> {
             backup.meta.node_name
         ));
     }
-    print(&describe(backup, &diff))
+    let restored = restore::state_of(backup)?;
+    print(&describe(
+        backup,
+        &diff,
+        &Names::of(&restored, present.as_ref()),
+    ))
 }
 
-fn describe(backup: &Backup, diff: &Diff) -> String {
+/// What pods are called: in the backup, else in the store.
+struct Names([PodIndex; 2]);
+
+impl Names {
+    fn of(restored: &State, present: Option<&State>) -> Self {
+        let present = present.map(PodIndex::of).unwrap_or_default();
+        Self([PodIndex::of(restored), present])
+    }
+
+    /// ` namespace/name` when the key is a UID, or begins with one.
+    fn of_key(&self, key: &str) -> String {
+        let uid = key.split('/').next().unwrap_or(key);
+        let mut names = self.0.iter().filter_map(|index| index.get(uid));
+        match names.find(|names| !names.name.is_empty()) {
+            Some(names) => format!(
+                " {}/{}",
+                printable(&names.namespace),
+                printable(&names.name)
+            ),
+            None => String::new(),
+        }
+    }
+}
+
+fn describe(backup: &Backup, diff: &Diff, names: &Names) -> String {
     let meta = &backup.meta;
     let mut text = format!(
         "backup of node {} taken {} by holdfast {}, schema {}, epoch {}: it verifies\n",
@@ -120,7 +150,11 @@ fn describe(backup: &Backup, diff: &Diff) -> String {
             ('-', &table.removed),
         ] {
             for key in keys {
-                text.push_str(&format!("  {sign} {}\n", printable(key)));
+                text.push_str(&format!(
+                    "  {sign} {}{}\n",
+                    printable(key),
+                    names.of_key(key)
+                ));
             }
         }
     }

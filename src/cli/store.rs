@@ -173,13 +173,14 @@ fn repair(args: &RepairArgs) -> anyhow::Result<()> {
     // Opening what is not there would make a new store, which is not what was asked for.
     let present = verify::read_copy(dir)?;
     let meta = present.loaded.state.meta();
-    let report = verify::repair(&OpenOptions {
+    let options = OpenOptions {
         node_was_used: false,
         dir: dir.clone(),
         identity: offline::identity(args.node_name.as_deref(), meta),
         sled: SledOptions::default(),
         now: offline::now(meta),
-    })?;
+    };
+    let report = verify::repair(&options, &present)?;
     let mut text = String::new();
     for message in &report.open.messages {
         text.push_str(&format!("{}\n", printable(message)));
@@ -268,6 +269,7 @@ fn stats(args: &LookArgs) -> anyhow::Result<()> {
                 "records": stats.records,
                 "liveBytes": stats.live_bytes,
                 "databaseBytes": stats.db_bytes,
+                "diskBytes": stats.disk_bytes,
                 "backups": stats.backups,
                 "backupBytes": stats.backup_bytes,
                 "quarantined": stats.quarantined,
@@ -281,7 +283,7 @@ fn stats(args: &LookArgs) -> anyhow::Result<()> {
 fn stats_text(dir: &Path, stats: &Stats) -> String {
     format!(
         "store in {}: schema {}\n{}live records: {} bytes\ndatabase: {} bytes\nbackups: {} ({} bytes)\n\
-         quarantined records: {}\nquarantine: {} bytes\nballast: {} bytes\n",
+         quarantined records: {}\nquarantine: {} bytes\nballast: {} bytes\non disk, all of it: {} bytes\n",
         dir.display(),
         schema(stats.schema),
         record_lines(&stats.records),
@@ -292,5 +294,6 @@ fn stats_text(dir: &Path, stats: &Stats) -> String {
         stats.quarantined,
         stats.quarantine_bytes,
         stats.ballast_bytes,
+        stats.disk_bytes,
     )
 }

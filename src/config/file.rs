@@ -6,7 +6,7 @@
 //!
 //! **Invariant:** events of the watcher are hints; what counts is the listing.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{File, Metadata, OpenOptions};
 use std::io::{ErrorKind, Read};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
@@ -48,6 +48,8 @@ pub(super) struct FileSource {
     clock: Arc<dyn Clock>,
     recorded: Arc<Recorded>,
     cache: Cache,
+    /// Pipes, sockets and devices among the manifests, which were told of.
+    special: BTreeSet<PathBuf>,
 }
 
 type Cache = BTreeMap<PathBuf, Cached>;
@@ -114,6 +116,7 @@ impl FileSource {
             clock,
             recorded: Arc::default(),
             cache: Cache::new(),
+            special: BTreeSet::new(),
         })
     }
 
@@ -194,14 +197,18 @@ impl FileSource {
             before: std::mem::take(&mut self.cache),
         };
         let location = self.path.to_string_lossy().into_owned();
-        let (reading, cache) = match tokio::task::spawn_blocking(move || scan.run()).await {
+        let (reading, found) = match tokio::task::spawn_blocking(move || scan.run()).await {
             Ok(read) => read,
             Err(error) => (
                 Reading::Unreadable(format!("reading it failed: {error}")),
-                Cache::new(),
+                Found::default(),
             ),
         };
-        self.cache = cache;
+        self.cache = found.files;
+        for path in found.special.difference(&self.special) {
+            warn!(path = %path.display(), "ignoring a manifest that is neither a file nor a directory");
+        }
+        self.special = found.special;
         let mut set = SourceSet {
             source: PodSource::File,
             location,
@@ -238,6 +245,13 @@ fn lacks_origin(set: &SourceSet, sent: &SourceSet) -> bool {
     origins.into_iter().any(|origin| !has(origin))
 }
 
+/// What a listing found.
+#[derive(Default)]
+struct Found {
+    files: Cache,
+    special: BTreeSet<PathBuf>,
+}
+
 /// One listing of the path, on a blocking thread.
 struct Scan {
     path: PathBuf,
@@ -249,25 +263,27 @@ struct Scan {
 }
 
 impl Scan {
-    fn run(mut self) -> (Reading, Cache) {
-        let mut after = Cache::new();
-        match self.list(&mut after) {
-            Ok(()) => (Reading::Complete, after),
-            Err(error) if error.kind() == ErrorKind::NotFound => (Reading::Absent, Cache::new()),
+    fn run(mut self) -> (Reading, Found) {
+        let mut found = Found::default();
+        match self.list(&mut found) {
+            Ok(()) => (Reading::Complete, found),
+            Err(error) if error.kind() == ErrorKind::NotFound => {
+                (Reading::Absent, Found::default())
+            }
             Err(error) => (
                 Reading::Unreadable(format!("cannot be read: {error}")),
-                Cache::new(),
+                Found::default(),
             ),
         }
     }
 
-    fn list(&mut self, after: &mut Cache) -> std::io::Result<()> {
+    fn list(&mut self, found: &mut Found) -> std::io::Result<()> {
         let metadata = std::fs::metadata(&self.path)?;
         if !metadata.is_dir() {
             let path = self.path.clone();
             match self.examine(&path)? {
                 Some(cached) => {
-                    after.insert(path, cached);
+                    found.files.insert(path, cached);
                     return Ok(());
                 }
                 None => {
@@ -287,15 +303,18 @@ impl Scan {
             }
             match self.examine(&path) {
                 Ok(Some(cached)) => {
-                    after.insert(path, cached);
+                    found.files.insert(path, cached);
                 }
-                Ok(None) => {}
+                Ok(None) if path.is_dir() => {}
+                Ok(None) => {
+                    found.special.insert(path);
+                }
                 // Removed between listing and reading.
                 Err(error)
                     if error.kind() == ErrorKind::NotFound
                         && std::fs::symlink_metadata(&path).is_err() => {}
                 Err(error) => {
-                    after.insert(path, unreadable(&error));
+                    found.files.insert(path, unreadable(&error));
                 }
             }
         }
@@ -318,7 +337,11 @@ impl Scan {
             .read(true)
             .custom_flags(nix::fcntl::OFlag::O_NONBLOCK.bits())
             .open(path)?;
-        let stamp = FileStamp::of(&file.metadata()?);
+        let metadata = file.metadata()?;
+        if !metadata.is_file() {
+            return Ok(None);
+        }
+        let stamp = FileStamp::of(&metadata);
         let racy = stamp.changed_ms().saturating_add(RACY_MS) > self.now_ms;
         let content = content(file, stamp.size)?;
         let digest = match &content {
@@ -511,4 +534,54 @@ impl Watch {
 fn identity(path: &Path) -> Option<(u64, u64)> {
     let metadata = std::fs::metadata(path).ok()?;
     Some((metadata.dev(), metadata.ino()))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+    use std::sync::Mutex;
+
+    use super::*;
+    use crate::types::{BootId, SystemClock};
+
+    #[derive(Clone, Default)]
+    struct Log(Arc<Mutex<Vec<u8>>>);
+
+    impl Write for Log {
+        fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+            self.0.lock().unwrap().write(bytes)
+        }
+
+        fn flush(&mut self) -> std::io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[tokio::test]
+    async fn a_pipe_among_the_manifests_is_named_once_and_never_waited_for() {
+        let log = Log::default();
+        let writer = log.clone();
+        let subscriber = tracing_subscriber::fmt()
+            .with_writer(move || writer.clone())
+            .finish();
+        let _guard = tracing::subscriber::set_default(subscriber);
+        let dir = tempfile::tempdir().unwrap();
+        let mode = nix::sys::stat::Mode::S_IRWXU;
+        nix::unistd::mkfifo(&dir.path().join("pipe.yaml"), mode).unwrap();
+        std::fs::create_dir(dir.path().join("below")).unwrap();
+        let settings = FileSettings {
+            path: dir.path().to_owned(),
+            check_frequency: Duration::from_secs(20),
+        };
+        let clock = Arc::new(SystemClock::new(BootId(1)));
+        let mut source = FileSource::new(settings, "node", clock).unwrap();
+        for _ in 0..2 {
+            let set = source.read().await;
+            assert_eq!(set.reading, Reading::Complete);
+            assert!(set.pods.is_empty() && set.broken.is_empty());
+        }
+        let lines = String::from_utf8(log.0.lock().unwrap().clone()).unwrap();
+        assert_eq!(lines.lines().count(), 1, "{lines}");
+        assert!(lines.contains("pipe.yaml"), "{lines}");
+    }
 }

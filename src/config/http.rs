@@ -20,6 +20,9 @@ use super::manifest::{self, MAX_MANIFEST_BYTES, ManifestError, StaticOrigin};
 use super::{HttpSettings, Reading, SourceError, SourceSet, SourcedPod};
 use crate::types::{Clock, PodSource};
 
+/// There is nothing to delete behind a URL.
+const EMPTY: &str = "the answer is empty; serve a v1 Pod or PodList, and a PodList without items where no pods are wanted";
+
 pub(super) struct HttpSource {
     client: reqwest::Client,
     url: reqwest::Url,
@@ -147,7 +150,11 @@ impl HttpSource {
                 set.pods.extend(sourced);
             }
             Err(error) => {
-                set.broken.insert(self.location.clone(), error.to_string());
+                let message = match error {
+                    ManifestError::Empty => EMPTY.to_owned(),
+                    other => other.to_string(),
+                };
+                set.broken.insert(self.location.clone(), message);
             }
         }
         set

@@ -14,6 +14,7 @@ mod execute;
 mod purge;
 pub mod queue;
 pub mod reason_cache;
+mod record;
 mod sync_pod;
 mod terminate;
 mod worker;

@@ -9,15 +9,13 @@ use tokio_util::sync::CancellationToken;
 use tracing::{Instrument, debug, info, info_span, warn};
 
 use super::execute::StepError;
-use super::{Job, PodWorkers, purge, sync_pod, terminate};
+use super::{Job, PodWorkers, WorkerContext, purge, record, sync_pod, terminate};
 use crate::core::backoff::{SyncOutcome, requeue_delay};
 use crate::core::pod_worker;
-use crate::core::state::{
-    AdmissionRecord, PodRecord, State, Transaction, WorkerPhase, WorkerRecord,
-};
+use crate::core::state::WorkerPhase;
 use crate::store::{CommitError, StopPermit};
 use crate::types::metrics::WorkLabel;
-use crate::types::{Json, PodExt, PodUid};
+use crate::types::{PodExt, PodUid};
 
 /// A static pod that has to wait for another of its name asks again after this long.
 const STATIC_POD_WAIT: Duration = Duration::from_secs(10);
@@ -87,6 +85,10 @@ fn take(workers: &PodWorkers, uid: &PodUid) -> Option<Job> {
     if handle.record.phase == WorkerPhase::Sync && handle.record.started.is_none() && !handle.forget
     {
         handle.record.started = Some(now);
+        let metrics = &workers.0.context.metrics;
+        metrics
+            .pod_worker_start_duration
+            .observe(handle.seen.elapsed().as_secs_f64());
     }
     handle.cancel = CancellationToken::new();
     Some(Job {
@@ -117,6 +119,11 @@ async fn step(workers: &PodWorkers, job: Job) -> Next {
             return Next::Wait;
         }
     };
+    if matches!(job.record.phase, WorkerPhase::Finished { .. }) {
+        // Nothing is due any more; the store was told with the phase.
+        context.queue.remove(&job.uid);
+        return Next::Wait;
+    }
     let start = Instant::now();
     let work = async {
         match &job.record.phase {
@@ -240,8 +247,13 @@ fn operation(phase: &WorkerPhase) -> &'static str {
 /// Records the pod, its admission and its phase where the store does not have them yet. Durable when this
 /// returns; a phase that stops the pod may be held in memory, and comes with the permit to stop it.
 async fn commit(workers: &PodWorkers, job: &Job) -> Result<Option<StopPermit>, CommitError> {
-    let store = &workers.0.context.store;
-    let transaction = unrecorded(workers, job, &store.snapshot());
+    let WorkerContext {
+        store,
+        clock,
+        epoch,
+        ..
+    } = &workers.0.context;
+    let transaction = record::unrecorded(job, &store.snapshot(), epoch.number, clock.now());
     if job.record.phase == WorkerPhase::Sync {
         if !transaction.is_empty() {
             store.commit(transaction).await?;
@@ -249,102 +261,6 @@ async fn commit(workers: &PodWorkers, job: &Job) -> Result<Option<StopPermit>, C
         return Ok(None);
     }
     store.commit_stop(transaction).await.map(Some)
-}
-
-fn unrecorded(workers: &PodWorkers, job: &Job, state: &State) -> Transaction {
-    let uid = &job.uid;
-    let mut transaction = Transaction::new();
-    if !job.record.runtime_only {
-        let old = state.record::<PodRecord>(uid.as_str());
-        let epoch = workers.0.context.epoch.number;
-        let confirmed_epoch = if job.confirmed {
-            epoch
-        } else {
-            old.map_or(0, |r| r.confirmed_epoch)
-        };
-        let origin = job
-            .origin
-            .clone()
-            .or_else(|| old.map(|r| r.origin.clone()))
-            .unwrap_or_default();
-        let same = old.is_some_and(|r| {
-            (Arc::ptr_eq(&r.pod.0, &job.pod) || *r.pod == *job.pod)
-                && r.origin == origin
-                && r.confirmed_epoch == confirmed_epoch
-        });
-        if !same {
-            let now = workers.0.context.clock.now();
-            transaction = transaction.put(
-                uid.as_str(),
-                PodRecord {
-                    source: job.source,
-                    origin,
-                    pod: Json(Arc::clone(&job.pod)),
-                    first_seen: old.map_or(now, |r| r.first_seen),
-                    confirmed_epoch,
-                },
-            );
-        }
-        if let Some(admission) = &job.admission
-            && state.record::<AdmissionRecord>(uid.as_str()).is_none()
-        {
-            transaction = transaction.put(uid.as_str(), admission.clone()).journal(
-                Some(uid),
-                "admitted",
-                "first sight",
-            );
-        }
-    }
-    let old = state.record::<WorkerRecord>(uid.as_str());
-    if old != Some(&job.record) {
-        let phase_changed = old.is_none_or(|o| {
-            std::mem::discriminant(&o.phase) != std::mem::discriminant(&job.record.phase)
-        });
-        transaction = transaction.put(uid.as_str(), job.record.clone());
-        if phase_changed {
-            transaction = transaction.journal(
-                Some(uid),
-                format!("worker {}", phase_name(&job.record.phase)),
-                phase_reason(&job.record),
-            );
-        }
-    }
-    transaction
-}
-
-fn phase_name(phase: &WorkerPhase) -> &'static str {
-    match phase {
-        WorkerPhase::Sync => "sync",
-        WorkerPhase::Terminating { .. } => "terminating",
-        WorkerPhase::Terminated { .. } => "terminated",
-        WorkerPhase::Finished { .. } => "finished",
-    }
-}
-
-fn phase_reason(record: &WorkerRecord) -> String {
-    use crate::core::state::TerminationCause as Cause;
-    let (cause, grace) = match &record.phase {
-        WorkerPhase::Sync => return "wanted by its source".to_owned(),
-        WorkerPhase::Terminating {
-            cause,
-            grace_seconds,
-            ..
-        } => (cause, Some(*grace_seconds)),
-        WorkerPhase::Terminated { cause, .. } | WorkerPhase::Finished { cause, .. } => {
-            (cause, None)
-        }
-    };
-    let cause = match cause {
-        Cause::Deleted if record.deleted => "gone from its source".to_owned(),
-        Cause::Deleted => "deleted".to_owned(),
-        Cause::Completed => "its containers are finished".to_owned(),
-        Cause::Evicted { reason, message } => format!("{reason}: {message}"),
-        Cause::Orphan => "no source wants it".to_owned(),
-    };
-    match grace {
-        Some(grace) => format!("{cause}; grace {grace} s"),
-        None => cause,
-    }
 }
 
 /// Moves the phase on after a complete step.

@@ -17,7 +17,9 @@
 
 use std::fs::{self, DirBuilder, File, OpenOptions, Permissions};
 use std::io::{self, Write as _};
-use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _, PermissionsExt as _};
+use std::os::unix::fs::{
+    DirBuilderExt as _, MetadataExt, OpenOptionsExt as _, PermissionsExt as _,
+};
 use std::path::{Path, PathBuf};
 
 use crate::types::Stamp;
@@ -165,8 +167,8 @@ impl Layout {
         for entry in fs::read_dir(self.quarantine())? {
             let entry = entry?;
             // The change time is set by the rename that brought it here.
-            let changed = std::os::unix::fs::MetadataExt::ctime_nsec(&entry.metadata()?);
-            let second = std::os::unix::fs::MetadataExt::ctime(&entry.metadata()?);
+            let changed = MetadataExt::ctime_nsec(&entry.metadata()?);
+            let second = MetadataExt::ctime(&entry.metadata()?);
             entries.push((second, changed, entry.path()));
         }
         entries.sort();
@@ -235,7 +237,21 @@ pub(super) fn copy_db(from: &Path, to: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Bytes a file or directory occupies by its files' lengths.
+/// Bytes of disk that a file, or a directory with everything in it, occupies: without the holes of its files, and
+/// with what the directories themselves take.
+pub(super) fn occupied(path: &Path) -> io::Result<u64> {
+    let found = fs::symlink_metadata(path)?;
+    // In units of 512 bytes, whatever the file system's blocks are.
+    let mut sum = MetadataExt::blocks(&found) * 512;
+    if found.is_dir() {
+        for entry in fs::read_dir(path)? {
+            sum += occupied(&entry?.path())?;
+        }
+    }
+    Ok(sum)
+}
+
+/// Bytes a file or directory has by its files' lengths.
 pub(super) fn size_of(path: &Path) -> io::Result<u64> {
     let found = fs::symlink_metadata(path)?;
     if !found.is_dir() {

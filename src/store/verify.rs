@@ -13,9 +13,9 @@ use super::backup;
 use super::ballast;
 use super::codec::{self, Loaded, Quarantined};
 use super::engine;
-use super::layout::{Layout, copy_db, size_of};
+use super::layout::{Layout, copy_db, occupied, size_of};
 use super::mark::{self, Mark};
-use super::open::{self, OpenError, OpenOptions, OpenReport};
+use super::open::{self, OpenError, OpenOptions, OpenReport, Outcome};
 use super::{migrate, salvage};
 
 /// Why a store cannot be looked at.
@@ -49,6 +49,8 @@ pub struct ReadCopy {
     pub salvaged: bool,
     /// What was noticed, for a human.
     pub notes: Vec<String>,
+    /// A newer binary wrote it: its schema by its own record, or by what is written beside it, or one of its records.
+    pub newer: bool,
 }
 
 /// What [`verify`] found.
@@ -84,8 +86,10 @@ pub struct Stats {
     pub records: BTreeMap<&'static str, usize>,
     /// Bytes of the encoded records.
     pub live_bytes: u64,
-    /// Bytes of the database's files.
+    /// Bytes of the database's files, by their lengths.
     pub db_bytes: u64,
+    /// Bytes that the whole state directory occupies on the disk.
+    pub disk_bytes: u64,
     /// Number of automatic backups.
     pub backups: usize,
     /// Bytes of the directory of backups.
@@ -117,12 +121,7 @@ pub fn read_copy(dir: &Path) -> Result<ReadCopy, VerifyError> {
         dir: dir.to_owned(),
         source,
     };
-    let db = [layout.db(), layout.next()]
-        .into_iter()
-        .find(|db| db.is_dir())
-        .ok_or_else(|| VerifyError::Absent {
-            dir: dir.to_owned(),
-        })?;
+    let db = find_db(&layout)?;
     // Before the copy is made: a mark that is read later may be of a later batch.
     let mark = Mark::read(&layout.mark());
     let temporary = tempfile::tempdir().map_err(io)?;
@@ -160,12 +159,32 @@ pub fn read_copy(dir: &Path) -> Result<ReadCopy, VerifyError> {
                 .to_owned(),
         );
     }
+    let newer = schema.max(layout.schema()) > Some(migrate::SCHEMA) || loaded.newer().is_some();
     Ok(ReadCopy {
+        newer,
         loaded,
         schema,
         salvaged,
         notes,
     })
+}
+
+/// Whether there is a store to read at all.
+///
+/// # Errors
+/// [`VerifyError::Absent`] when there is none.
+pub fn present(dir: &Path) -> Result<(), VerifyError> {
+    find_db(&Layout::new(dir)).map(drop)
+}
+
+/// The database, or the complete one that a crash kept from its place.
+fn find_db(layout: &Layout) -> Result<PathBuf, VerifyError> {
+    [layout.db(), layout.next()]
+        .into_iter()
+        .find(|db| db.is_dir())
+        .ok_or_else(|| VerifyError::Absent {
+            dir: layout.dir().to_owned(),
+        })
 }
 
 /// Every pair of a copied database, trying without its snapshots when sled cannot use them.
@@ -212,12 +231,26 @@ pub fn verify(dir: &Path) -> Result<VerifyReport, VerifyError> {
     })
 }
 
-/// Opens the store with everything [`open::open`] does to mend it, and closes it again. The caller holds the
-/// state directory's lock.
+/// Opens the store with everything [`open::open`] does to mend it, and closes it again; one that a newer binary
+/// wrote (`present.newer`) is left as it is. The caller holds the state directory's lock.
 ///
 /// # Errors
 /// When another process has the store open.
-pub fn repair(options: &OpenOptions) -> Result<RepairReport, OpenError> {
+pub fn repair(options: &OpenOptions, present: &ReadCopy) -> Result<RepairReport, OpenError> {
+    if present.newer {
+        return Ok(RepairReport {
+            open: OpenReport {
+                outcome: Outcome::NewerSchema {
+                    found: present.schema.filter(|found| *found > migrate::SCHEMA),
+                },
+                quarantined: Vec::new(),
+                new_epoch: None,
+                migrated_from: None,
+                messages: Vec::new(),
+            },
+            records: present.loaded.state.counts(),
+        });
+    }
     let opened = open::open(options)?;
     let mut backend = opened.backend;
     let mut loaded = opened.loaded;
@@ -267,6 +300,7 @@ pub fn stats(dir: &Path) -> Result<Stats, VerifyError> {
         records: copy.loaded.state.counts(),
         live_bytes,
         db_bytes: size(&layout.db()),
+        disk_bytes: occupied(dir).unwrap_or(0),
         backups: backup::list(&layout.backups()).map_or(0, |found| found.len()),
         backup_bytes: size(&layout.backups()),
         quarantine_bytes: size(&layout.quarantine()),

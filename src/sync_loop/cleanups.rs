@@ -12,6 +12,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{Pod, PodSpec};
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, info, warn};
@@ -53,18 +55,23 @@ pub(super) fn pod_cleanups(context: &LoopContext) -> bool {
         changed |= kill_orphans(context, &desired);
     }
     let (statics, others, _) = context.pods.counts();
+    set_by_kind(&context.metrics.desired_pods, statics, others);
+    let active = workers.active();
+    let statics = active.iter().filter(|pod| pod.is_static()).count();
+    let others = active.len() - statics;
+    set_by_kind(&context.metrics.active_pods, statics, others);
+    changed
+}
+
+/// Sets a metric of static pods and of others.
+fn set_by_kind(metric: &Family<StaticLabel, Gauge>, statics: usize, others: usize) {
     for (is_static, count) in [(true, statics), (false, others)] {
         let label = StaticLabel {
             r#static: is_static.to_string(),
         };
         let count = i64::try_from(count).unwrap_or(i64::MAX);
-        context
-            .metrics
-            .desired_pods
-            .get_or_create(&label)
-            .set(count);
+        metric.get_or_create(&label).set(count);
     }
-    changed
 }
 
 /// Stops what runs in the runtime and nobody knows.

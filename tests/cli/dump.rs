@@ -167,6 +167,9 @@ fn exit_codes_tell_failure_usage_and_not_found_apart() {
         assert_eq!(output.status.code(), Some(code), "{args:?}: {stderr}");
         assert!(stderr.contains(message), "{args:?}: {stderr}");
         assert_eq!(text(&output.stdout), "", "{args:?}");
+        // What is not there is no source.
+        let nowhere = args.iter().any(|arg| arg.starts_with("/nonexistent"));
+        assert!(!(nowhere && stderr.contains("source:")), "{stderr}");
     };
     let dir = live.dir();
     check(
@@ -203,7 +206,12 @@ fn exit_codes_tell_failure_usage_and_not_found_apart() {
     check(
         &["dump", "--state-dir", "/nonexistent/holdfast"],
         1,
-        "/nonexistent/holdfast",
+        "holdfast: no store in /nonexistent/holdfast",
+    );
+    check(
+        &["backup", "-", "--state-dir", "/nonexistent/holdfast"],
+        1,
+        "holdfast: no store in /nonexistent/holdfast",
     );
     check(
         &["dump", "--watch", "--state-dir", "/nonexistent/holdfast"],

@@ -37,6 +37,28 @@ fn a_live_backup_is_private_complete_and_never_overwrites_unasked() {
 }
 
 #[test]
+fn a_backup_without_a_file_says_where_it_is() {
+    let live = Live::start();
+    let here = tempfile::tempdir().unwrap();
+    let here = here.path().canonicalize().unwrap();
+    let output = holdfast(&["backup", "--state-dir", live.dir()])
+        .current_dir(&here)
+        .output()
+        .unwrap();
+    let said = text(&output.stdout);
+    let path = said.strip_suffix(" (100000 bytes)\n").unwrap();
+    assert!(Path::new(path).is_file() && Path::new(path).is_absolute());
+    assert!(path.starts_with(here.to_str().unwrap()), "{path}");
+    let ignored = std::fs::read_to_string(".gitignore").unwrap();
+    let (start, end) = ignored
+        .lines()
+        .find_map(|line| line.split_once('*').filter(|(s, _)| !s.is_empty()))
+        .unwrap();
+    let name = Path::new(path).file_name().unwrap().to_str().unwrap();
+    assert!(name.starts_with(start) && name.ends_with(end), "{name}");
+}
+
+#[test]
 fn live_and_dead_dumps_of_the_same_state_are_the_same_bytes() {
     let disk = OnDisk::filled();
     let formats: [&[&str]; 5] = [
@@ -113,7 +135,7 @@ fn a_backup_comes_back_and_begins_a_new_epoch() {
     let plan = stdout_of(&[&["restore", file, "--dry-run"][..], &state_dir].concat());
     assert!(
         plan.contains(&format!(
-            "queue: 1 added, 0 changed, 1 removed\n  + {WEB}\n  - 3333\n"
+            "queue: 1 added, 0 changed, 1 removed\n  + {WEB} default/web\n  - 3333 default/late\n"
         )),
         "{plan}"
     );
@@ -246,6 +268,23 @@ fn store_stats_and_migrate_report() {
     assert!(stats["liveBytes"].as_u64() > Some(1000), "{stats}");
     let text_form = stdout_of(&[&["store", "stats"][..], &state_dir].concat());
     assert!(text_form.contains("  workers: 2\n"), "{text_form}");
+    let on_disk = stats["diskBytes"].as_u64().unwrap();
+    assert!(
+        text_form.contains(&format!("on disk, all of it: {on_disk} bytes\n")),
+        "{text_form}"
+    );
+    // What du says of the directory.
+    let du = std::process::Command::new("du")
+        .args(["-s", "--block-size=1", disk.path()])
+        .output()
+        .unwrap();
+    let du: u64 = text(&du.stdout)
+        .split_whitespace()
+        .next()
+        .unwrap()
+        .parse()
+        .unwrap();
+    assert_eq!(on_disk, du);
 
     let same = stdout_of(&[&["store", "migrate", "--to", "1"][..], &state_dir].concat());
     assert!(same.starts_with("schema 1 -> 1"), "{same}");

@@ -97,7 +97,7 @@ fn row(state: &State, index: &PodIndex, uid: &str) -> Row {
             AdmissionDecision::Rejected { .. } => "Rejected",
         })),
     );
-    // Nothing is done any more for a pod that is finished; what was queued last stays queued.
+    // Nothing is done any more for a pod that is finished, whatever an earlier agent left queued.
     let finished = worker.is_some_and(|w| matches!(w.phase, WorkerPhase::Finished { .. }));
     let queued = state.queue.get(uid).filter(|_| !finished);
     let due = queued.map(|v| v.record.due);

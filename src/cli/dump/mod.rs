@@ -15,6 +15,7 @@ use crate::admin::client::{Client, ClientError};
 use crate::admin::view::{
     self, Change, ChangeType, Dump, History, HistoryItem, Query, QueryError, Row, Selector, View,
 };
+use crate::store::verify;
 
 pub(super) const LONG_HELP: &str = "\
 Shows what the agent remembers: asks the live agent through its local socket (root only), or else reads a \
@@ -103,9 +104,9 @@ pub(super) async fn run(args: DumpArgs) -> anyhow::Result<()> {
         return watch(&args, &query).await;
     }
     let dump = match connect(&args).await? {
-        Some(client) => client.dump(&query).await.map_err(client_error)?,
-        None => {
-            let copy = offline::read_copy(dir(&args))?;
+        Source::Live(client) => client.dump(&query).await.map_err(client_error)?,
+        Source::Copy(source) => {
+            let copy = read_copy(&args, &source)?;
             view::dump(&copy.state, copy.quarantined, &query).map_err(query_error)?
         }
     };
@@ -162,43 +163,54 @@ fn query(args: &DumpArgs) -> anyhow::Result<Query> {
     })
 }
 
-/// The live agent, or `None` when the store has to be read instead; says which on stderr.
-async fn connect(args: &DumpArgs) -> anyhow::Result<Option<Client>> {
-    let tell = |text: std::fmt::Arguments<'_>| {
-        if !args.quiet {
-            note(text);
-        }
-    };
+/// Where the output comes from.
+enum Source {
+    Live(Client),
+    /// The store itself, for lack of an agent that answers; with what to say of it.
+    Copy(String),
+}
+
+fn tell(args: &DumpArgs, text: impl std::fmt::Display) {
+    if !args.quiet {
+        note(text);
+    }
+}
+
+/// The live agent, which is said on stderr, or else its store.
+async fn connect(args: &DumpArgs) -> anyhow::Result<Source> {
     let found = async {
         let client = Client::connect(dir(args)).await?;
         let info = client.info().await?;
         Ok((client, info))
     };
+    let here = dir(args).display();
     match found.await {
         Ok((client, info)) => {
-            tell(format_args!(
+            let text = format_args!(
                 "source: live agent (pid {}, generation {})",
                 info.pid, info.generation
-            ));
-            Ok(Some(client))
+            );
+            tell(args, text);
+            Ok(Source::Live(client))
         }
-        Err(ClientError::NotRunning { .. }) => {
-            tell(format_args!(
-                "source: copy of the store in {} (no agent runs)",
-                dir(args).display()
-            ));
-            Ok(None)
-        }
+        Err(ClientError::NotRunning { .. }) => Ok(Source::Copy(format!(
+            "source: copy of the store in {here} (no agent runs)"
+        ))),
         Err(error @ (ClientError::Hangs { .. } | ClientError::Broken { .. })) => {
             note(format_args!("{:#}", anyhow::Error::new(error)));
-            tell(format_args!(
-                "source: copy of the store in {}; what the agent has not written yet is missing",
-                dir(args).display()
-            ));
-            Ok(None)
+            Ok(Source::Copy(format!(
+                "source: copy of the store in {here}; what the agent has not written yet is missing"
+            )))
         }
         Err(error) => Err(client_error(error)),
     }
+}
+
+/// Reads a copy of the store, and says so once it is known that there is one.
+fn read_copy(args: &DumpArgs, source: &str) -> anyhow::Result<offline::Copy> {
+    verify::present(dir(args))?;
+    tell(args, source);
+    offline::read_copy(dir(args))
 }
 
 fn client_error(error: ClientError) -> anyhow::Error {
@@ -290,8 +302,10 @@ fn to_yaml(value: &impl Serialize) -> anyhow::Result<String> {
 
 async fn history(args: &DumpArgs, pod: &str) -> anyhow::Result<()> {
     let history = match connect(args).await? {
-        Some(client) => client.history(pod).await.map_err(client_error)?,
-        None => view::history(&offline::read_copy(dir(args))?.state, pod).map_err(query_error)?,
+        Source::Live(client) => client.history(pod).await.map_err(client_error)?,
+        Source::Copy(source) => {
+            view::history(&read_copy(args, &source)?.state, pod).map_err(query_error)?
+        }
     };
     match args.output {
         Format::Json => print(&format!("{}\n", serde_json::to_string_pretty(&history)?)),
@@ -344,7 +358,7 @@ async fn watch(args: &DumpArgs, query: &Query) -> anyhow::Result<()> {
         let message = "--watch shows one table; name one, or use -o json for several";
         return Err(CliError::Usage(message.into()).into());
     }
-    let Some(client) = connect(args).await? else {
+    let Source::Live(client) = connect(args).await? else {
         anyhow::bail!(
             "--watch needs a live agent, and none listens in {}",
             dir(args).display()

@@ -1,0 +1,239 @@
+//! What the store has to be told of a pod before its worker acts, and how the journal tells it. Pure.
+
+use std::sync::Arc;
+
+use super::Job;
+use crate::core::state::{
+    AdmissionDecision, AdmissionRecord, PodRecord, QueueRecord, State, TerminationCause,
+    Transaction, WorkerPhase, WorkerRecord,
+};
+use crate::types::{Json, Stamp};
+
+/// The pod, its admission and its phase, as far as `state` does not have them yet. A pod that is finished is not
+/// due any more.
+pub(super) fn unrecorded(job: &Job, state: &State, epoch: u64, now: Stamp) -> Transaction {
+    let uid = &job.uid;
+    let mut transaction = Transaction::new();
+    if !job.record.runtime_only {
+        let old = state.record::<PodRecord>(uid.as_str());
+        let confirmed_epoch = if job.confirmed {
+            epoch
+        } else {
+            old.map_or(0, |r| r.confirmed_epoch)
+        };
+        let origin = job
+            .origin
+            .clone()
+            .or_else(|| old.map(|r| r.origin.clone()))
+            .unwrap_or_default();
+        let same = old.is_some_and(|r| {
+            (Arc::ptr_eq(&r.pod.0, &job.pod) || *r.pod == *job.pod)
+                && r.origin == origin
+                && r.confirmed_epoch == confirmed_epoch
+        });
+        if !same {
+            transaction = transaction.put(
+                uid.as_str(),
+                PodRecord {
+                    source: job.source,
+                    origin,
+                    pod: Json(Arc::clone(&job.pod)),
+                    first_seen: old.map_or(now, |r| r.first_seen),
+                    confirmed_epoch,
+                },
+            );
+        }
+        if let Some(admission) = &job.admission
+            && state.record::<AdmissionRecord>(uid.as_str()).is_none()
+        {
+            let (what, why) = match &admission.decision {
+                AdmissionDecision::Admitted => ("admitted", "first sight".to_owned()),
+                AdmissionDecision::Rejected { reason, message } => {
+                    ("rejected", format!("{reason}: {message}"))
+                }
+            };
+            transaction =
+                transaction
+                    .put(uid.as_str(), admission.clone())
+                    .journal(Some(uid), what, why);
+        }
+    }
+    let old = state.record::<WorkerRecord>(uid.as_str());
+    if old != Some(&job.record) {
+        let phase_changed = old.is_none_or(|o| {
+            std::mem::discriminant(&o.phase) != std::mem::discriminant(&job.record.phase)
+        });
+        transaction = transaction.put(uid.as_str(), job.record.clone());
+        if phase_changed {
+            let admission = state.record::<AdmissionRecord>(uid.as_str());
+            let admission = admission.or(job.admission.as_ref());
+            transaction = transaction.journal(
+                Some(uid),
+                format!("worker {}", phase_name(&job.record.phase)),
+                phase_reason(&job.record, admission.map(|a| &a.decision)),
+            );
+            if matches!(job.record.phase, WorkerPhase::Finished { .. }) {
+                // The snapshot may not have a due time yet that was queued a moment ago.
+                transaction = transaction.delete::<QueueRecord>(uid.as_str());
+            }
+        }
+    }
+    transaction
+}
+
+fn phase_name(phase: &WorkerPhase) -> &'static str {
+    match phase {
+        WorkerPhase::Sync => "sync",
+        WorkerPhase::Terminating { .. } => "terminating",
+        WorkerPhase::Terminated { .. } => "terminated",
+        WorkerPhase::Finished { .. } => "finished",
+    }
+}
+
+fn phase_reason(record: &WorkerRecord, admission: Option<&AdmissionDecision>) -> String {
+    use TerminationCause as Cause;
+    let rejected = matches!(admission, Some(AdmissionDecision::Rejected { .. }));
+    let (cause, grace) = match &record.phase {
+        WorkerPhase::Sync if rejected => return "to report that it is rejected".to_owned(),
+        WorkerPhase::Sync => return "wanted by its source".to_owned(),
+        WorkerPhase::Terminating {
+            cause,
+            grace_seconds,
+            ..
+        } => (cause, Some(*grace_seconds)),
+        WorkerPhase::Terminated { cause, .. } | WorkerPhase::Finished { cause, .. } => {
+            (cause, None)
+        }
+    };
+    let cause = match cause {
+        Cause::Deleted if record.deleted => "gone from its source".to_owned(),
+        Cause::Deleted => "deleted".to_owned(),
+        Cause::Completed if rejected => return "rejected at admission".to_owned(),
+        Cause::Completed => "its containers are finished".to_owned(),
+        Cause::Evicted { reason, message } => format!("{reason}: {message}"),
+        Cause::Orphan => "no source wants it".to_owned(),
+    };
+    match grace {
+        Some(grace) => format!("{cause}; grace {grace} s"),
+        None => cause,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+    use tokio::time::Instant;
+    use tokio_util::sync::CancellationToken;
+
+    use super::*;
+    use crate::core::pod_worker;
+    use crate::core::state::Mutation;
+    use crate::types::{BootId, PodSource, PodUid};
+
+    const NOW: Stamp = Stamp {
+        boot: BootId(1),
+        boottime_ms: 1_000,
+        wall_ms: 1_000,
+    };
+
+    fn job(decision: AdmissionDecision) -> Job {
+        let pod = json!({
+            "metadata": {"uid": "u1", "namespace": "default", "name": "web"},
+            "spec": {"containers": [{"name": "main", "image": "busybox"}]},
+        });
+        Job {
+            uid: PodUid::new("u1"),
+            record: WorkerRecord {
+                full_name: "web_default".to_owned(),
+                queued: NOW,
+                started: Some(NOW),
+                phase: WorkerPhase::Sync,
+                deleted: false,
+                restart_requested: false,
+                runtime_only: false,
+            },
+            pod: Arc::new(serde_json::from_value(pod).unwrap()),
+            admission: Some(AdmissionRecord {
+                decision,
+                allocated: Default::default(),
+                at: NOW,
+            }),
+            origin: None,
+            source: PodSource::File,
+            confirmed: true,
+            forget: false,
+            cancel: CancellationToken::new(),
+            acted: None,
+            seen: Instant::now(),
+        }
+    }
+
+    /// Everything the journal is told from first sight to the end, and the last transaction.
+    fn life(mut job: Job) -> (Vec<String>, Transaction) {
+        let mut state = State::default();
+        let mut told = Vec::new();
+        let mut last = Transaction::new();
+        for _ in 0..4 {
+            last = unrecorded(&job, &state, 1, NOW);
+            for mutation in &last.mutations {
+                state.apply(mutation, 1);
+            }
+            told.extend(
+                last.journal
+                    .iter()
+                    .map(|e| format!("{}: {}", e.what, e.why)),
+            );
+            let old = &job.record;
+            job.record = match &old.phase {
+                WorkerPhase::Sync => pod_worker::complete_sync(old, &job.pod, NOW),
+                WorkerPhase::Terminating { .. } => pod_worker::complete_terminating(old, NOW),
+                _ => pod_worker::complete_terminated(old, NOW),
+            };
+            // As after a restart of the agent: only the store knows the decision.
+            job.admission = None;
+        }
+        (told, last)
+    }
+
+    #[test]
+    fn a_rejected_pod_is_told_as_rejected_and_never_as_admitted_or_run() {
+        let (told, _) = life(job(AdmissionDecision::Rejected {
+            reason: "Unsupported".to_owned(),
+            message: "spec.hostIPC is not supported".to_owned(),
+        }));
+        assert_eq!(
+            told,
+            [
+                "rejected: Unsupported: spec.hostIPC is not supported",
+                "worker sync: to report that it is rejected",
+                "worker terminating: rejected at admission",
+                "worker terminated: rejected at admission",
+                "worker finished: rejected at admission",
+            ]
+        );
+    }
+
+    #[test]
+    fn an_admitted_pod_is_told_as_before() {
+        let (told, _) = life(job(AdmissionDecision::Admitted));
+        assert_eq!(
+            told,
+            [
+                "admitted: first sight",
+                "worker sync: wanted by its source",
+                "worker terminating: its containers are finished; grace 30 s",
+                "worker terminated: its containers are finished",
+                "worker finished: its containers are finished",
+            ]
+        );
+    }
+
+    #[test]
+    fn a_finished_pod_leaves_the_queue_with_the_decision() {
+        let (_, last) = life(job(AdmissionDecision::Admitted));
+        let [Mutation::Put { .. }, Mutation::Delete { table, key }] = &last.mutations[..] else {
+            panic!("{last:?}");
+        };
+        assert_eq!((table.name(), &**key), ("queue", "u1"));
+    }
+}
