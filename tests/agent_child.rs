@@ -17,6 +17,8 @@
 
 #[path = "support/agent_process.rs"]
 mod agent_process;
+#[path = "agent_child/running.rs"]
+mod running;
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -26,7 +28,8 @@ use std::time::{Duration, Instant};
 
 use agent_process::{Agent, PATIENCE, Site, eventually};
 use holdfast::kuberuntime::cri::v1;
-use holdfast_testkit::fake_cri::{Behaviour, FakeCri, Pull, Restart};
+use holdfast_testkit::fake_cri::{Behaviour, Call, FakeCri, Pull, Restart};
+use serde_json::Value;
 use tonic::Code;
 
 const IMAGE: &str = "holdfast.local/busybox:1";
@@ -129,17 +132,18 @@ impl Node {
                 .then_some(())
                 .ok_or_else(|| format!("{relists} relists"))
         });
-        let effects: Vec<_> = self
-            .fake
-            .calls()
-            .into_iter()
-            .filter(|c| {
-                ["run_", "stop_", "remove_", "create_", "start_", "pull_"]
-                    .iter()
-                    .any(|p| c.operation.starts_with(p))
-            })
-            .collect();
-        assert_eq!(effects, []);
+        assert_eq!(self.effects(), []);
+    }
+
+    /// Calls since the last `clear_calls` that change something.
+    fn effects(&self) -> Vec<Call> {
+        let mut calls = self.fake.calls();
+        calls.retain(|c| {
+            ["run_", "stop_", "remove_", "create_", "start_", "pull_"]
+                .iter()
+                .any(|p| c.operation.starts_with(p))
+        });
+        calls
     }
 }
 
