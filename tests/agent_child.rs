@@ -19,6 +19,8 @@
 mod agent_process;
 #[path = "agent_child/running.rs"]
 mod running;
+#[path = "agent_child/wall_clock.rs"]
+mod wall_clock;
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -125,13 +127,7 @@ impl Node {
     /// The agent looks again and again without changing anything.
     fn assert_quiet(&self, agent: &Agent) {
         self.fake.clear_calls();
-        let before = agent.relists();
-        eventually("two relists", || {
-            let relists = agent.relists();
-            (relists >= before + 2.0)
-                .then_some(())
-                .ok_or_else(|| format!("{relists} relists"))
-        });
+        wait_relists(agent, 2.0);
         assert_eq!(self.effects(), []);
     }
 
@@ -399,6 +395,17 @@ fn restart_keeps_pods_running_and_tells_it_when_a_part_of_the_store_is_damaged()
             databases.filter(|entry| entry.as_ref().unwrap().path().join("db").exists());
         assert_eq!(databases.count(), round, "{why}");
     }
+}
+
+/// Waits for further full looks at the runtime.
+fn wait_relists(agent: &Agent, more: f64) {
+    let enough = agent.relists() + more;
+    eventually("the agent looks around", || {
+        let relists = agent.relists();
+        (relists >= enough)
+            .then_some(())
+            .ok_or_else(|| format!("{relists} relists"))
+    });
 }
 
 /// Where a text is.

@@ -7,17 +7,6 @@ use super::*;
 const PODS: usize = 100;
 const TABLES: [&str; 5] = ["pods", "admissions", "workers", "containers", "statuses"];
 
-/// Waits for further full looks at the runtime.
-fn wait_relists(agent: &Agent, more: f64) {
-    let enough = agent.relists() + more;
-    eventually("the agent looks around", || {
-        let relists = agent.relists();
-        (relists >= enough)
-            .then_some(())
-            .ok_or_else(|| format!("{relists} relists"))
-    });
-}
-
 #[test]
 fn restart_keeps_100_running_pods_without_a_call_a_status_change_or_a_decision() {
     let node = Node::new(|_| Behaviour::RunForever);
