@@ -305,6 +305,45 @@ async fn restart_keeps_to_what_was_done_since_the_end_that_the_store_lost() {
     assert_nothing_wrong(&w);
 }
 
+/// The steps of a binary that is one schema ahead come with the fail points.
+#[cfg(feature = "failpoints")]
+#[tokio::test(start_paused = true)]
+async fn restart_keeps_every_pod_as_it_is_through_an_upgrade_and_a_downgrade_of_the_schema() {
+    use holdfast::store::migrate::{SCHEMA, migrate_with, migrations::test_step::NEWER};
+
+    let mut w = settled().await;
+    let kept = Kept::of(&w);
+    w.crash().await;
+    w.disk.settle(false);
+    let (before, number) = (durable(&w.disk.load()), epoch(&w));
+    let migrate = |w: &World, to: u32| {
+        let now = holdfast::types::Clock::now(&w.clock);
+        migrate_with(NEWER, &w.config.state_dir, to, now).unwrap()
+    };
+
+    let report = migrate(&w, SCHEMA + 1);
+    let backup = report.backup.expect("a backup was taken first");
+    assert!(fs::metadata(backup).unwrap().len() > 0);
+    let newer = fs::read(database(&w).join("db")).unwrap();
+    w.start().await;
+    let found = Some(SCHEMA + 1);
+    assert_eq!(self::report(&w).outcome, Outcome::NewerSchema { found });
+    w.pass(70).await;
+    kept.assert(&w, "older binary, newer store");
+    w.crash().await;
+    let untouched = fs::read(database(&w).join("db")).unwrap() == newer;
+    assert!(untouched, "the newer store was written to");
+
+    migrate(&w, SCHEMA);
+    w.start().await;
+    let (report, found) = w.opened.as_ref().unwrap();
+    assert_eq!(report.outcome, Outcome::Opened);
+    assert_eq!(durable(found), before);
+    assert_eq!(epoch(&w), number, "no pod has to be confirmed again");
+    w.pass(70).await;
+    kept.assert(&w, "older binary, older store");
+}
+
 fn copy(from: &Path, to: &Path) {
     fs::create_dir_all(to).unwrap();
     for entry in fs::read_dir(from).unwrap() {
