@@ -17,6 +17,12 @@
 
 #[path = "support/agent_process.rs"]
 mod agent_process;
+#[path = "agent_child/full_disk.rs"]
+mod full_disk;
+#[path = "agent_child/running.rs"]
+mod running;
+#[path = "agent_child/wall_clock.rs"]
+mod wall_clock;
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -26,7 +32,8 @@ use std::time::{Duration, Instant};
 
 use agent_process::{Agent, PATIENCE, Site, eventually};
 use holdfast::kuberuntime::cri::v1;
-use holdfast_testkit::fake_cri::{Behaviour, FakeCri, Pull, Restart};
+use holdfast_testkit::fake_cri::{Behaviour, Call, FakeCri, Pull, Restart};
+use serde_json::Value;
 use tonic::Code;
 
 const IMAGE: &str = "holdfast.local/busybox:1";
@@ -122,24 +129,19 @@ impl Node {
     /// The agent looks again and again without changing anything.
     fn assert_quiet(&self, agent: &Agent) {
         self.fake.clear_calls();
-        let before = agent.relists();
-        eventually("two relists", || {
-            let relists = agent.relists();
-            (relists >= before + 2.0)
-                .then_some(())
-                .ok_or_else(|| format!("{relists} relists"))
+        wait_relists(agent, 2.0);
+        assert_eq!(self.effects(), []);
+    }
+
+    /// Calls since the last `clear_calls` that change something.
+    fn effects(&self) -> Vec<Call> {
+        let mut calls = self.fake.calls();
+        calls.retain(|c| {
+            ["run_", "stop_", "remove_", "create_", "start_", "pull_"]
+                .iter()
+                .any(|p| c.operation.starts_with(p))
         });
-        let effects: Vec<_> = self
-            .fake
-            .calls()
-            .into_iter()
-            .filter(|c| {
-                ["run_", "stop_", "remove_", "create_", "start_", "pull_"]
-                    .iter()
-                    .any(|p| c.operation.starts_with(p))
-            })
-            .collect();
-        assert_eq!(effects, []);
+        calls
     }
 }
 
@@ -395,6 +397,17 @@ fn restart_keeps_pods_running_and_tells_it_when_a_part_of_the_store_is_damaged()
             databases.filter(|entry| entry.as_ref().unwrap().path().join("db").exists());
         assert_eq!(databases.count(), round, "{why}");
     }
+}
+
+/// Waits for further full looks at the runtime.
+fn wait_relists(agent: &Agent, more: f64) {
+    let enough = agent.relists() + more;
+    eventually("the agent looks around", || {
+        let relists = agent.relists();
+        (relists >= enough)
+            .then_some(())
+            .ok_or_else(|| format!("{relists} relists"))
+    });
 }
 
 /// Where a text is.

@@ -219,7 +219,7 @@ fn restore_pod(
         (None, _) => Some(Arc::new(RuntimePodStatus::empty(uid.clone()))),
         _ => None,
     };
-    let record = match state.record::<WorkerRecord>(uid.as_str()) {
+    let mut record = match state.record::<WorkerRecord>(uid.as_str()) {
         Some(record) => record.clone(),
         None => {
             let update = WorkerUpdate {
@@ -232,6 +232,16 @@ fn restore_pod(
             pod_worker::update(None, &update, input.now).record
         }
     };
+    if let WorkerPhase::Finished { since, cause } = &record.phase
+        && !record.runtime_only
+        && state.record::<StatusRecord>(uid.as_str()).is_none()
+    {
+        // Its status was lost, and what is over is not looked at again: the last phase makes it anew.
+        record.phase = WorkerPhase::Terminated {
+            since: *since,
+            cause: cause.clone(),
+        };
+    }
     let (outcome, due) = match &record.phase {
         WorkerPhase::Finished { .. } => (Outcome::Finished, None),
         WorkerPhase::Terminating { .. } | WorkerPhase::Terminated { .. } => (Outcome::Ending, None),

@@ -38,7 +38,10 @@ impl Ballast {
 impl SpaceReserve for Ballast {
     fn release(&mut self) -> io::Result<()> {
         let bytes = release(&self.dir)?;
-        tracing::warn!(bytes, "released the ballast: the disk is full");
+        // Called at every failed try while the disk stays full.
+        if bytes > 0 {
+            tracing::warn!(bytes, "released the ballast: the disk is full");
+        }
         Ok(())
     }
 

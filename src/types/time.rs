@@ -98,13 +98,29 @@ pub trait Clock: Send + Sync + 'static {
 #[derive(Clone, Copy, Debug)]
 pub struct SystemClock {
     boot: BootId,
+    wall_offset_ms: i64,
 }
 
 impl SystemClock {
     /// A clock that stamps with the given boot.
     pub fn new(boot: BootId) -> Self {
-        Self { boot }
+        Self {
+            boot,
+            wall_offset_ms: wall_offset_ms(),
+        }
     }
+}
+
+/// What the wall clock is wrong by: nothing. A crash-test build takes the seconds from `HOLDFAST_WALL_OFFSET`.
+fn wall_offset_ms() -> i64 {
+    #[cfg(feature = "failpoints")]
+    if let Some(seconds) = std::env::var("HOLDFAST_WALL_OFFSET")
+        .ok()
+        .and_then(|text| text.parse::<i64>().ok())
+    {
+        return seconds.saturating_mul(1000);
+    }
+    0
 }
 
 impl Clock for SystemClock {
@@ -123,7 +139,7 @@ impl Clock for SystemClock {
         Stamp {
             boot: self.boot,
             boottime_ms,
-            wall_ms,
+            wall_ms: wall_ms.saturating_add(self.wall_offset_ms),
         }
     }
 }

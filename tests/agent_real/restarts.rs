@@ -43,7 +43,7 @@ fn restart_count(world: &World, pod: &str) -> Result<u64, String> {
 
 #[test]
 fn restart_keeps_running_pods_untouched() {
-    const PODS: usize = 20;
+    const PODS: usize = 100;
     let world = World::new(Version::Installed);
     let names: Vec<String> = (0..PODS).map(|n| format!("pod-{n}")).collect();
     for name in &names {

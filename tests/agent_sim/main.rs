@@ -9,6 +9,7 @@
 )]
 
 mod crash;
+mod damage;
 mod events;
 mod node;
 mod restart;

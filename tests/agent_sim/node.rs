@@ -266,3 +266,65 @@ impl Backend for LifeBackend {
         "life"
     }
 }
+
+/// The engine behind a life's store on files; `None` once the process is gone, as its locks are then.
+pub type Engine = Arc<Mutex<Option<Box<dyn Backend>>>>;
+
+/// Files of a store as one life has them. What is synced is in `disk` as well, for those who look.
+pub struct FileBackend {
+    pub life: Arc<Life>,
+    pub engine: Engine,
+    pub disk: Disk,
+}
+
+impl FileBackend {
+    fn with<T>(
+        &self,
+        call: impl FnOnce(&mut dyn Backend) -> Result<T, BackendError>,
+    ) -> Result<T, BackendError> {
+        match self.engine.lock().unwrap().as_mut() {
+            Some(engine) if !self.life.is_over() => call(&mut **engine),
+            _ => Err(BackendError::Engine {
+                action: "use the disk",
+                reason: "this life is over".to_owned(),
+            }),
+        }
+    }
+}
+
+impl Backend for FileBackend {
+    fn apply(&mut self, batch: &[Op]) -> Result<(), BackendError> {
+        self.with(|engine| engine.apply(batch))?;
+        self.disk.flushed.lock().unwrap().extend_from_slice(batch);
+        Ok(())
+    }
+
+    fn flush(&mut self) -> Result<(), BackendError> {
+        self.with(Backend::flush)
+    }
+
+    fn sync(&mut self) -> Result<(), BackendError> {
+        self.with(Backend::sync)?;
+        self.disk.settle(false);
+        Ok(())
+    }
+
+    fn iter(&self) -> RawIter<'_> {
+        match self.with(|engine| Ok(engine.iter().collect::<Vec<_>>())) {
+            Ok(pairs) => Box::new(pairs.into_iter()),
+            Err(error) => Box::new(std::iter::once(Err(error))),
+        }
+    }
+
+    fn size_on_disk(&self) -> Result<u64, BackendError> {
+        self.with(|engine| engine.size_on_disk())
+    }
+
+    fn reopen(&mut self) -> Result<(), BackendError> {
+        self.with(Backend::reopen)
+    }
+
+    fn name(&self) -> &'static str {
+        "files"
+    }
+}

@@ -8,11 +8,15 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use holdfast::agent::{Embedded, Parts};
-use holdfast::core::state::{ContainerRecord, State, StatusRecord, Table, WorkerRecord};
+use holdfast::core::state::{
+    ContainerRecord, MetaRecord, State, StatusRecord, Table, WorkerRecord,
+};
 use holdfast::kubeletconfig::flags::KubeletFlags;
 use holdfast::kubeletconfig::{AgentConfig, resolve};
 use holdfast::kuberuntime::cri::{CriClient, CriTimeouts, v1};
-use holdfast::store::backend::{Backend, Faults, FaultyBackend, Op};
+use holdfast::store::backend::{Backend, Faults, FaultyBackend, Op, SledOptions};
+use holdfast::store::codec::Loaded;
+use holdfast::store::open::{self, OpenOptions, OpenReport};
 use holdfast::store::recover::{Identity, Integrity, next_meta};
 use holdfast::store::{Store, StoreOptions, codec};
 use holdfast::types::metrics::Metrics;
@@ -51,6 +55,9 @@ pub struct World {
     pub began: Instant,
     /// What the next life is told of the records it finds.
     pub integrity: Integrity,
+    /// What opening the store on files came to, in worlds that have one, and the records it found.
+    pub opened: Option<(OpenReport, State)>,
+    engine: Option<Engine>,
     faulty: Arc<Mutex<Vec<(&'static str, Fault)>>>,
     agent: Option<Embedded>,
     watch: Arc<Mutex<Watch>>,
@@ -85,9 +92,19 @@ impl World {
             life: Life::new(Crash::Never),
             began: Instant::now(),
             integrity: Integrity::New,
+            opened: None,
+            engine: None,
             faulty: Arc::default(),
             agent: None,
             watch: Arc::default(),
+        }
+    }
+
+    /// A node whose store is on files, opened as a process opens it. Their writes are no crash points.
+    pub fn on_files() -> Self {
+        Self {
+            engine: Some(Engine::default()),
+            ..Self::new()
         }
     }
 
@@ -96,8 +113,11 @@ impl World {
         assert!(self.agent.is_none(), "one agent at a time");
         self.life = Life::new(crash);
         self.disk.settle(false);
+        let (store, meta) = match self.engine.clone() {
+            Some(engine) => self.open_files(&engine),
+            None => self.open(),
+        };
         self.listen();
-        let (store, meta) = self.open();
         let parts = Parts {
             store,
             meta,
@@ -132,14 +152,10 @@ impl World {
     }
 
     /// What `store::open` does with a backend that is there.
-    fn open(&mut self) -> (Store, holdfast::core::state::MetaRecord) {
+    fn open(&mut self) -> (Store, MetaRecord) {
         let mut loaded = codec::load(self.disk.synced.iter(), 1);
         let now = self.clock.now();
-        let identity = Identity {
-            node_name: self.config.node_name.clone(),
-            machine_id: "sim".to_owned(),
-            boot: self.clock.boot(),
-        };
+        let identity = self.identity();
         let integrity = match self.integrity {
             Integrity::New if loaded.state.meta().is_some() => Integrity::Intact,
             other => other,
@@ -167,19 +183,55 @@ impl World {
             applied: Vec::new(),
             flushes: 0,
         };
+        (self.store_on(backend, loaded), meta)
+    }
+
+    fn open_files(&mut self, engine: &Engine) -> (Store, MetaRecord) {
+        let dir = self.config.state_dir.clone();
+        let opened = open::open(&OpenOptions {
+            node_was_used: dir.exists(),
+            dir,
+            identity: self.identity(),
+            sled: SledOptions::default(),
+            now: self.clock.now(),
+        })
+        .unwrap();
+        let meta = opened.loaded.state.meta().cloned().unwrap();
+        self.opened = Some((opened.report, opened.loaded.state.clone()));
+        self.disk = Disk::default();
+        let pairs = opened.backend.iter().map(Result::unwrap);
+        let ops: Vec<Op> = pairs.map(|(key, value)| Op::Put { key, value }).collect();
+        self.disk.synced.apply(&ops).unwrap();
+        *engine.lock().unwrap() = Some(opened.backend);
+        let backend = FileBackend {
+            life: Arc::clone(&self.life),
+            engine: Arc::clone(engine),
+            disk: self.disk.clone(),
+        };
+        (self.store_on(backend, opened.loaded), meta)
+    }
+
+    fn identity(&self) -> Identity {
+        Identity {
+            node_name: self.config.node_name.clone(),
+            machine_id: "sim".to_owned(),
+            boot: self.clock.boot(),
+        }
+    }
+
+    fn store_on(&self, backend: impl Backend, loaded: Loaded) -> Store {
         let options = StoreOptions {
             inline: true,
             ..StoreOptions::default()
         };
-        let store = Store::start(
+        Store::start(
             Box::new(FaultyBackend::new(backend, self.faults.clone())),
             loaded,
             options,
             Arc::new(self.clock.clone()),
             Metrics::default(),
         )
-        .unwrap();
-        (store, meta)
+        .unwrap()
     }
 
     /// Makes the runtime obey the life, and watches every start.
@@ -246,6 +298,10 @@ impl World {
         // What was under way is dropped where it is; effects that had begun end.
         for _ in 0..50 {
             tokio::task::yield_now().await;
+        }
+        if let Some(engine) = &self.engine {
+            // With the process go its locks.
+            drop(engine.lock().unwrap().take());
         }
     }
 

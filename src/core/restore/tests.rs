@@ -249,6 +249,11 @@ fn each_pod_is_brought_back_as_its_records_and_the_runtime_say() {
             Ending,
         ),
         ("it is over", Start::with_pod("Never", finished()), Finished),
+        (
+            "it is over and its status was lost",
+            Start::with_pod("Never", finished()).delete::<StatusRecord>("u1"),
+            Ending,
+        ),
     ];
     for (what, start, outcome) in cases {
         let restored = start.pod();
