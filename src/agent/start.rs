@@ -369,6 +369,7 @@ pub(super) async fn start(
             queue: queue.clone(),
             metrics: base.metrics.clone(),
             runtime_name,
+            resync: config.kubelet.sync_frequency,
             backoff_max: config.kubelet.max_container_restart_period,
             epoch: plan.epoch.clone(),
         },

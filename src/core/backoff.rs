@@ -118,15 +118,16 @@ pub enum SyncOutcome {
 ///
 /// `jitter` in `[0, 1)` lengthens the delay by up to half, so that pods do not march in step. The end of
 /// a back-off is not jittered: it is clamped to `[0, 60 s]` and the pod is looked at when it comes.
-pub fn requeue_delay(outcome: SyncOutcome, now: Stamp, jitter: f64) -> Duration {
-    const RESYNC: Duration = Duration::from_secs(60);
+/// `resync` is the configured `syncFrequency`.
+pub fn requeue_delay(outcome: SyncOutcome, now: Stamp, resync: Duration, jitter: f64) -> Duration {
+    const LONGEST_WAIT: Duration = Duration::from_secs(60);
     let base = match outcome {
-        SyncOutcome::Success => RESYNC,
+        SyncOutcome::Success => resync,
         SyncOutcome::PhaseTransition => return Duration::ZERO,
         SyncOutcome::NetworkNotReady => Duration::from_secs(1),
         SyncOutcome::Error {
             earliest_backoff: Some(end),
-        } => return end.until(now).min(RESYNC),
+        } => return end.until(now).min(LONGEST_WAIT),
         SyncOutcome::Error {
             earliest_backoff: None,
         } => Duration::from_secs(10),
@@ -330,8 +331,14 @@ mod tests {
             (error(Some(at(900))), 0.0, s(60)),
             (error(Some(at(5))), 0.0, s(0)),
         ] {
-            assert_eq!(requeue_delay(outcome, at(100), jitter), want, "{outcome:?}");
+            assert_eq!(
+                requeue_delay(outcome, at(100), s(60), jitter),
+                want,
+                "{outcome:?}"
+            );
         }
+        let seldom = requeue_delay(SyncOutcome::Success, at(100), s(600), 0.0);
+        assert_eq!(seldom, s(600), "as configured");
     }
 
     #[test]

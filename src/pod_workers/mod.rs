@@ -83,6 +83,8 @@ pub struct WorkerContext {
     pub runtime_name: String,
     /// Longest crash back-off.
     pub backoff_max: Duration,
+    /// How often a pod is synced at the latest, give or take the jitter: `syncFrequency`.
+    pub resync: Duration,
     /// The store's epoch; pods it has not confirmed do not start.
     pub epoch: EpochRecord,
 }

@@ -161,7 +161,8 @@ async fn step(workers: &PodWorkers, job: Job) -> Next {
             advance(workers, &job, outcome.done);
             if !outcome.done {
                 let jitter = rand::random::<f64>();
-                let delay = requeue_delay(outcome.requeue, context.clock.now(), jitter);
+                let (now, resync) = (context.clock.now(), context.resync);
+                let delay = requeue_delay(outcome.requeue, now, resync, jitter);
                 requeue(workers, &job.uid, delay, "periodic sync");
             }
         }
@@ -173,7 +174,8 @@ async fn step(workers: &PodWorkers, job: Job) -> Next {
                 StepError::Stale => debug!("decided on outdated records, deciding again"),
                 error => info!(%error, "pod is not as it should be yet"),
             }
-            let delay = requeue_delay(failure.requeue, context.clock.now(), rand::random::<f64>());
+            let (now, jitter) = (context.clock.now(), rand::random::<f64>());
+            let delay = requeue_delay(failure.requeue, now, context.resync, jitter);
             let delay = if matches!(*failure.error, StepError::Stale) {
                 Duration::ZERO
             } else {
