@@ -294,17 +294,23 @@ fn restart_keeps_an_image_pull_back_off() {
     assert!(waited >= Duration::from_millis(9_500), "only {waited:?}");
 }
 
-#[test]
-fn restart_keeps_pods_running_when_the_store_is_gone_or_damaged() {
+/// A node on which the pods a, b and c run, its agent, and their containers.
+fn three_running() -> (Node, Agent, Vec<String>) {
     let node = Node::new(|_| Behaviour::RunForever);
     for pod in ["a", "b", "c"] {
         node.manifest(pod, "Always");
     }
-    let mut agent = node.site.start();
+    let agent = node.site.start();
     let running = node.wait_running(3);
     for pod in ["a", "b", "c"] {
         node.site.wait_phase(pod, "Running");
     }
+    (node, agent, running)
+}
+
+#[test]
+fn restart_keeps_pods_running_when_the_store_is_gone_or_damaged() {
+    let (node, mut agent, running) = three_running();
     let db = node.site.state_dir().join("db");
     let damages: [(&str, &str, &dyn Fn()); 5] = [
         ("all gone", "StoreRebuilt", &|| {
@@ -349,15 +355,7 @@ fn restart_keeps_pods_running_when_the_store_is_gone_or_damaged() {
 
 #[test]
 fn restart_keeps_pods_running_and_tells_it_when_a_part_of_the_store_is_damaged() {
-    let node = Node::new(|_| Behaviour::RunForever);
-    for pod in ["a", "b", "c"] {
-        node.manifest(pod, "Always");
-    }
-    let mut agent = node.site.start();
-    let running = node.wait_running(3);
-    for pod in ["a", "b", "c"] {
-        node.site.wait_phase(pod, "Running");
-    }
+    let (node, mut agent, running) = three_running();
     let db = node.site.state_dir().join("db/db");
     for round in 1..=2 {
         let epoch = epoch_of(&node.site).0;
