@@ -201,9 +201,9 @@ fn repair(args: &RepairArgs) -> anyhow::Result<()> {
         Outcome::RecordsLost { lost, from_backup } => format!(
             "{lost} damaged records were set aside, {from_backup} of them taken from a backup\n"
         ),
-        Outcome::EndMissing { batches } => format!(
-            "the newest {}commits are missing: the database was cut off or is an older copy\n",
-            batches.map_or_else(String::new, |n| format!("{n} batches of "))
+        Outcome::EndMissing { lines } => format!(
+            "the newest commits are missing{}: the database was cut off or is an older copy\n",
+            lines.map_or_else(String::new, |n| format!(", {n} lines of the journal"))
         ),
         Outcome::NewerSchema { found } => format!(
             "the store has schema {}, newer than {}; it is untouched: use the binary that wrote it\n",

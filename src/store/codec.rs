@@ -4,7 +4,6 @@
 //! record key      [table tag][key bytes]
 //! chunk key       [0xFE][table tag][key bytes][0x00][index u16 BE]
 //! quarantine key  [0xFD][raw key of what was set aside]
-//! sequence key    see [`super::mark`]
 //!
 //! envelope (little endian), value of a record key:
 //!   0  "HF"            2  format = 1        3  table tag
@@ -43,7 +42,6 @@ pub use envelope::seal;
 
 use self::envelope::{HEADER, Header, u16_at};
 use super::backend::{BackendError, RawPair};
-use super::mark::Sequence;
 use crate::core::state::{AnyRecord, RecordDecoder, RecordEncoder, State, Table, Version};
 
 /// Longest payload that is stored as it is, in one value.
@@ -269,8 +267,6 @@ pub struct RawLoaded {
     pub quarantined: Vec<Quarantined>,
     /// What was set aside by earlier runs.
     pub kept: Vec<Quarantined>,
-    /// Number of the newest batch, if it is there and readable.
-    pub sequence: Option<Sequence>,
     /// The error that ended the iteration early, if one did.
     pub interrupted: Option<BackendError>,
 }
@@ -287,8 +283,6 @@ pub struct Loaded {
     pub quarantined: Vec<Quarantined>,
     /// What was set aside by earlier runs.
     pub kept: Vec<Quarantined>,
-    /// Number of the newest batch, if it is there and readable.
-    pub sequence: Option<Sequence>,
     /// Number of chunks of each record that has any.
     pub chunks: HashMap<(Table, Arc<str>), u16>,
     /// The error that ended the reading early, if one did.
@@ -422,7 +416,6 @@ pub fn load(
     });
     loaded.quarantined = raw.quarantined;
     loaded.kept = raw.kept;
-    loaded.sequence = raw.sequence;
     loaded.interrupted = raw.interrupted;
     loaded
 }
@@ -464,9 +457,6 @@ fn read(
             }
         };
         match raw_key.first() {
-            Some(&QUARANTINE_PREFIX) if Sequence::is_key(&raw_key) => {
-                out.sequence = Sequence::from_value(&value);
-            }
             Some(&QUARANTINE_PREFIX) => out.kept.push(Quarantined::from_pair(&raw_key, &value)),
             Some(&CHUNK_PREFIX) => match raw_key.len().checked_sub(2).filter(|_| raw_key.len() > 5)
             {

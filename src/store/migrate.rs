@@ -19,7 +19,6 @@ use super::backend::{Backend, BackendError, Op, RawPair, SledBackend, SledOption
 use super::backup::{self, BackupError, BackupMeta};
 use super::codec::{self, CodecError, RawLoaded};
 use super::layout::{Layout, remove_tree, sync_dir};
-use super::mark::Sequence;
 use crate::core::state::{META_KEY, Table};
 use crate::types::Stamp;
 
@@ -187,8 +186,6 @@ pub fn migrate_with(
     // What is damaged stays as it is, for a look at it.
     let damaged = raw.quarantined.iter().chain(&raw.kept);
     new.extend(damaged.map(codec::Quarantined::to_pair));
-    // The same records go on under the same number.
-    new.extend(raw.sequence.map(Sequence::to_pair));
     build(&layout, new.into_iter()).map_err(|e| fail.backend(e))?;
     let previous = layout
         .swap_in(&format!("db-schema-{from}"), now)

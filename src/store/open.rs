@@ -150,10 +150,10 @@ fn highest_epoch(backup: Option<u64>, mark: Option<Mark>) -> u64 {
 
 fn missing_end(loaded: &Loaded, mark: Option<Mark>, report: &mut Report) -> Option<Missing> {
     let epoch = loaded.state.meta().map_or(0, |meta| meta.epoch.number);
-    let missing = mark::missing(epoch, loaded.sequence, mark)?;
-    report.note(match missing.batches {
-        Some(batches) => {
-            format!("an end of the database is missing: {batches} batches that had been written")
+    let missing = mark::missing(epoch, mark::last_line(loaded), mark)?;
+    report.note(match missing.lines {
+        Some(lines) => {
+            format!("an end of the database is missing: {lines} lines of the journal and what was written with them")
         }
         None => "the database is an older one than the one last written to".to_owned(),
     });
@@ -323,10 +323,10 @@ fn mend(
     let bad = bad_records(&loaded);
     if bad.is_empty() {
         let mut integrity = Integrity::Intact;
-        if let Some(Missing { batches }) = seen.missing {
+        if let Some(Missing { lines }) = seen.missing {
             // No backup is newer than what is there: what a backup has and this has not was deleted.
             integrity = Integrity::Lost;
-            report.outcome = Some(Outcome::EndMissing { batches });
+            report.outcome = Some(Outcome::EndMissing { lines });
         }
         return finish(
             options, layout, backend, loaded, integrity, seen.epoch, report,
@@ -439,10 +439,6 @@ fn finish_in(
     prune(layout, &mut report);
     let changed = found.as_ref() != Some(&meta);
     recover::put_meta(&mut loaded.state, meta, VERSION);
-    if integrity == Integrity::Lost {
-        // From here on it is another database than the one that was lost.
-        loaded.sequence = None;
-    }
     let backend: Box<dyn Backend> = Box::new(backend);
     let mut backend = match schema_file {
         Some(_) => marked(layout, backend, &loaded),
@@ -451,6 +447,9 @@ fn finish_in(
     if changed && let Err(error) = write_meta(&mut *backend, &loaded.state) {
         return unwritable_after(options, backend, loaded, &error, report);
     }
+    if changed && schema_file.is_some() {
+        mark_epoch(layout, &loaded);
+    }
     Ok(Opened {
         backend,
         loaded,
@@ -458,10 +457,20 @@ fn finish_in(
     })
 }
 
+/// Marks that an epoch has begun; what is loaded has just been synced. Databases of earlier epochs are
+/// recognised from here on.
+fn mark_epoch(layout: &Layout, loaded: &Loaded) {
+    let epoch = loaded.state.meta().map_or(0, |meta| meta.epoch.number);
+    let line = mark::last_line(loaded);
+    if let Err(error) = (Mark { epoch, line }).write(&layout.mark()) {
+        tracing::warn!(%error, "cannot write the high-water mark of the store");
+    }
+}
+
 /// The backend with a mark that goes on where the database stands.
 fn marked(layout: &Layout, backend: Box<dyn Backend>, loaded: &Loaded) -> Box<dyn Backend> {
     let epoch = loaded.state.meta().map_or(0, |meta| meta.epoch.number);
-    let marked = Marked::new(backend, layout.mark(), epoch, loaded.sequence);
+    let marked = Marked::new(backend, layout.mark(), epoch);
     Box::new(marked)
 }
 
@@ -521,7 +530,6 @@ fn unwritable(
     let integrity = if loaded.state.meta().is_some() && missing.is_none() {
         Integrity::Intact
     } else {
-        loaded.sequence = None;
         Integrity::Lost
     };
     let (meta, new_epoch) = recover::next_meta(

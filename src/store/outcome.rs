@@ -71,8 +71,8 @@ pub enum Outcome {
     /// It opened, without the newest of the commits that had been acknowledged: its end was cut off, or it is an
     /// older copy of itself.
     EndMissing {
-        /// Batches that are missing, where it can be told.
-        batches: Option<u64>,
+        /// Lines of the journal that are missing, where it can be told.
+        lines: Option<u64>,
     },
     /// The store has a newer schema than this binary. It is untouched; a stand-in is used.
     NewerSchema {

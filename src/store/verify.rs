@@ -153,7 +153,7 @@ pub fn read_copy(dir: &Path) -> Result<ReadCopy, VerifyError> {
     let schema = migrate::schema_of(&migrate::to_records(&raw)).or_else(|| layout.schema());
     let loaded = codec::load(pairs.into_iter().map(Ok), 1);
     let epoch = loaded.state.meta().map_or(0, |meta| meta.epoch.number);
-    if mark::missing(epoch, loaded.sequence, mark).is_some() {
+    if mark::missing(epoch, mark::last_line(&loaded), mark).is_some() {
         notes.push(
             "commits that had been acknowledged are missing: the database was cut off or is an older copy"
                 .to_owned(),

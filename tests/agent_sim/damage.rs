@@ -266,7 +266,7 @@ async fn restart_keeps_to_what_was_done_since_the_end_that_the_store_lost() {
     w.start().await;
     let report = report(&w).clone();
     assert!(
-        matches!(report.outcome, Outcome::EndMissing { batches: Some(n) } if n > 0),
+        matches!(report.outcome, Outcome::EndMissing { lines: Some(n) } if n > 0),
         "{report:?}"
     );
     assert_eq!(epoch(&w), number + 1, "{report:?}");

@@ -7,8 +7,8 @@ use std::collections::BTreeSet;
 use std::path::PathBuf;
 
 use super::{
-    Report, bad_records, found_schema, from_memory, highest_epoch, is_newer, marked, open_sled,
-    open_stand_in, prune,
+    Report, bad_records, found_schema, from_memory, highest_epoch, is_newer, mark_epoch, marked,
+    open_sled, open_stand_in, prune,
 };
 use crate::core::state::Table;
 use crate::store::backend::{BackendError, RawPair};
@@ -58,19 +58,20 @@ pub(super) fn rebuild(
         lost,
         from_backup,
     });
-    // The rebuilt database is another one than the mark's.
-    loaded.sequence = None;
     match replace(layout, &loaded, options.now) {
         Ok(aside) => report.quarantined.extend(aside),
         Err(error) => return Ok(from_memory(options, loaded, &error, report, new_epoch)),
     }
     prune(layout, &mut report);
     match open_sled(options, layout, &layout.db(), &mut report)? {
-        Ok((backend, loaded)) => Ok(Opened {
-            backend: marked(layout, Box::new(backend), &loaded),
-            loaded,
-            report: report.finish(new_epoch),
-        }),
+        Ok((backend, loaded)) => {
+            mark_epoch(layout, &loaded);
+            Ok(Opened {
+                backend: marked(layout, Box::new(backend), &loaded),
+                loaded,
+                report: report.finish(new_epoch),
+            })
+        }
         Err(error) => Ok(from_memory(options, loaded, &error, report, new_epoch)),
     }
 }
