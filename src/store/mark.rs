@@ -3,8 +3,9 @@
 //! After a batch with a line of the journal has been synced, the number of the line is also written to a small
 //! file beside the database, in place and without a sync of its own. Since the file is written last, a crash or
 //! a loss of power leaves it at or behind the database, whatever order the disk writes in; a database that is
-//! behind the file has lost commits that were acknowledged (it was cut off, or is an older copy). What is decided
-//! has a line in the journal; a lost end without any line in it is not noticed.
+//! behind the file has lost commits that were acknowledged (it was cut off, or is an older copy). Admissions,
+//! phases of workers, starts and ends of containers have a line; a lost end without any line (records of volumes,
+//! statuses or images only) is not noticed.
 //!
 //! ```text
 //! file `mark`, little endian:

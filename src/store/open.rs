@@ -27,6 +27,7 @@ pub use super::outcome::{OpenError, OpenOptions, OpenReport, Opened, Outcome};
 use super::recover::{self, Integrity};
 use super::restore;
 use super::salvage::{self, Salvage};
+use super::writer::last_journal_sequence;
 use crate::core::state::{EpochReason, State, Table};
 use crate::types::Stamp;
 
@@ -461,7 +462,7 @@ fn finish_in(
 /// recognised from here on.
 fn mark_epoch(layout: &Layout, loaded: &Loaded) {
     let epoch = loaded.state.meta().map_or(0, |meta| meta.epoch.number);
-    let line = mark::last_line(loaded);
+    let line = last_journal_sequence(&loaded.state);
     if let Err(error) = (Mark { epoch, line }).write(&layout.mark()) {
         tracing::warn!(%error, "cannot write the high-water mark of the store");
     }
