@@ -32,6 +32,15 @@ pub(super) fn unrecorded(job: &Job, state: &State, epoch: u64, now: Stamp) -> Tr
                 && r.confirmed_epoch == confirmed_epoch
         });
         if !same {
+            // A durable change without a line in the journal could be lost with the end of the log unnoticed.
+            if let Some(old) = old {
+                let (what, why) = if old.confirmed_epoch == confirmed_epoch {
+                    ("updated", format!("its {} source changed it", job.source))
+                } else {
+                    ("confirmed", format!("its source names it in epoch {epoch}"))
+                };
+                transaction = transaction.journal(Some(uid), what, why);
+            }
             transaction = transaction.put(
                 uid.as_str(),
                 PodRecord {
