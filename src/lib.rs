@@ -4,6 +4,7 @@
 
 pub mod admin;
 pub mod agent;
+pub mod apiserver;
 pub mod cli;
 pub mod cm;
 pub mod config;
@@ -12,6 +13,9 @@ pub mod events;
 pub mod images;
 pub mod kubeletconfig;
 pub mod kuberuntime;
+pub mod node_object;
+pub mod nodestatus;
+pub mod objects;
 pub mod pleg;
 pub mod pod_manager;
 pub mod pod_workers;

@@ -25,8 +25,11 @@ const RANKS: &[(u32, &[&str])] = &[
     (5, &["kubeletconfig"]),
     (10, &["core"]),
     (20, &["store"]),
-    (30, &["kuberuntime"]),
-    (35, &["pod_manager", "runtime_state"]),
+    (30, &["apiserver", "kuberuntime"]),
+    (
+        35,
+        &["node_object", "objects", "pod_manager", "runtime_state"],
+    ),
     (
         40,
         &[
@@ -34,6 +37,7 @@ const RANKS: &[(u32, &[&str])] = &[
             "config",
             "events",
             "images",
+            "nodestatus",
             "pleg",
             "status",
             "volumemanager",

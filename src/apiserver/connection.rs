@@ -1,0 +1,111 @@
+//! Whether the API server answers: one shared fact, written by every request, read by whoever waits.
+
+use std::sync::Arc;
+
+use tokio::sync::watch;
+
+/// How the newest request ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Reachability {
+    /// Nothing was tried yet.
+    Untried,
+    /// It answered.
+    Up,
+    /// It did not, with the error of the first request that failed.
+    Down(String),
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Seen {
+    now: Reachability,
+    /// It answered at least once in this life of the agent.
+    ever: bool,
+}
+
+/// Shared handle. A change is logged once, however many requests fail.
+#[derive(Clone, Debug)]
+pub struct Connection(Arc<watch::Sender<Seen>>);
+
+impl Default for Connection {
+    fn default() -> Self {
+        Self(Arc::new(watch::Sender::new(Seen {
+            now: Reachability::Untried,
+            ever: false,
+        })))
+    }
+}
+
+impl Connection {
+    /// The server answered a request, whatever it said.
+    pub fn answered(&self) {
+        let changed = self.0.send_if_modified(|seen| {
+            let changed = seen.now != Reachability::Up;
+            seen.now = Reachability::Up;
+            seen.ever = true;
+            changed
+        });
+        if changed {
+            tracing::info!("the API server answers");
+        }
+    }
+
+    /// A request got no answer.
+    pub fn failed(&self, error: &str) {
+        let changed = self.0.send_if_modified(|seen| {
+            let changed = !matches!(seen.now, Reachability::Down(_));
+            if changed {
+                seen.now = Reachability::Down(error.to_owned());
+            }
+            changed
+        });
+        if changed {
+            tracing::warn!(error, "the API server does not answer, going on without it");
+        }
+    }
+
+    /// How it is now.
+    pub fn now(&self) -> Reachability {
+        self.0.borrow().now.clone()
+    }
+
+    /// Whether it answered at least once in this life of the agent.
+    pub fn ever_answered(&self) -> bool {
+        self.0.borrow().ever
+    }
+
+    /// Waits until it answers; at once when it does. Cancel-safe.
+    pub async fn up(&self) {
+        let mut seen = self.0.subscribe();
+        // The sender lives as long as `self`.
+        drop(seen.wait_for(|seen| seen.now == Reachability::Up).await);
+    }
+
+    /// Waits for the next change of [`Connection::now`] after this call. Cancel-safe.
+    pub async fn changed(&self) {
+        let mut seen = self.0.subscribe();
+        drop(seen.changed().await);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn the_first_error_of_an_outage_is_kept_and_an_answer_ends_it() {
+        let connection = Connection::default();
+        assert_eq!(connection.now(), Reachability::Untried);
+        connection.failed("refused");
+        connection.failed("timed out");
+        assert_eq!(connection.now(), Reachability::Down("refused".to_owned()));
+        assert!(!connection.ever_answered());
+        let waiting = tokio::spawn({
+            let connection = connection.clone();
+            async move { connection.up().await }
+        });
+        connection.answered();
+        waiting.await.unwrap();
+        connection.failed("refused again");
+        assert!(connection.ever_answered());
+    }
+}
