@@ -400,6 +400,7 @@ fn start(killed: &Path, scratch: &Path, listing: &BTreeMap<PodUid, PodStatus>) -
         meta: &meta,
         boot: &boot(),
         backoff_max: Duration::from_secs(300),
+        offline_start: holdfast::kubeletconfig::OfflineStart::Safe,
         now: at(1000),
     });
     let planned_after = started.elapsed();

@@ -456,6 +456,7 @@ async fn plan(
         meta: &base.meta,
         boot: &base.boot,
         backoff_max: config.kubelet.max_container_restart_period,
+        offline_start: config.offline_start,
         now: base.clock.now(),
     });
     Ok((plan, as_of))
@@ -534,6 +535,17 @@ fn tell_what_was_restored(base: &Base, plan: &RestorePlan) {
             .restore_pods
             .get_or_create(&label)
             .set(i64::try_from(count).unwrap_or(i64::MAX));
+    }
+    for restored in &plan.pods {
+        if let Some(why) = &restored.held {
+            let text = format!("not started before the API server has answered: {why}");
+            base.recorder.record(Event::pod(
+                EventType::Warning,
+                &restored.pod,
+                "WaitingForAPIServer",
+                text,
+            ));
+        }
     }
     let took = since_process_start(base.clock.now()).unwrap_or_default();
     base.metrics.restore_duration.set(took.as_secs_f64());

@@ -10,19 +10,21 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod};
 
 use super::container_history::{self, Records};
+use super::offline;
 use super::pleg_diff;
 use super::pod_actions::{self, PodActionInput};
 use super::pod_worker::{self, WorkerUpdate};
 use super::state::{
     AdmissionDecision, AdmissionRecord, ContainerRecord, EpochRecord, ImageRecord, META_KEY,
-    MetaRecord, PlegRecord, PodRecord, QueueRecord, SignalRecord, State, StatusRecord, Transaction,
-    WorkerPhase, WorkerRecord,
+    MetaRecord, ObjectRecord, PlegRecord, PodRecord, QueueRecord, SignalRecord, SourceRecord,
+    State, StatusRecord, Transaction, WorkerPhase, WorkerRecord,
 };
+use crate::kubeletconfig::OfflineStart;
 use crate::types::runtime::PodStatus as RuntimePodStatus;
-use crate::types::{BootIdentity, PodSource, PodSyncType, PodUid, Stamp};
+use crate::types::{BootIdentity, PodExt, PodSource, PodSyncType, PodUid, Stamp};
 
 /// A resumed pod is looked at again at the latest after this long, whatever was recorded.
 const LONGEST_PAUSE: Duration = Duration::from_secs(90);
@@ -43,6 +45,8 @@ pub struct RestoreInput<'a> {
     pub boot: &'a BootIdentity,
     /// Longest crash back-off.
     pub backoff_max: Duration,
+    /// Which pods of the API server start after a reboot before it has answered.
+    pub offline_start: OfflineStart,
     /// Now.
     pub now: Stamp,
 }
@@ -85,8 +89,10 @@ pub struct RestoredPod {
     pub record: WorkerRecord,
     /// Its source still wants it, as far as is known.
     pub desired: bool,
-    /// The source has confirmed it in this epoch.
+    /// It may start before its source has spoken: the source has confirmed it in this epoch, and it is not held.
     pub confirmed: bool,
+    /// Why it is not started before the API server has answered in this boot.
+    pub held: Option<String>,
     /// When it is due; `None` = at once, or never for finished pods.
     pub due: Option<Stamp>,
     /// How it is brought back.
@@ -137,6 +143,13 @@ pub fn plan_restore(input: &RestoreInput<'_>) -> RestorePlan {
         let uid = PodUid::new(key);
         let (restored, status) = restore_pod(input, &state, &epoch, &uid, &versioned.record);
         current.extend(status);
+        if let Some(why) = &restored.held {
+            transaction = transaction.journal(
+                Some(&uid),
+                "held",
+                format!("waits for the API server: {why}"),
+            );
+        }
         seen.insert(uid);
         pods.push(restored);
     }
@@ -250,9 +263,14 @@ fn restore_pod(
             Some(status) => sync_outcome(input, state, uid, &pod, &record, status),
         },
     };
+    let held = match record.phase {
+        WorkerPhase::Sync => held(input, pod_record),
+        _ => None,
+    };
     let restored = RestoredPod {
         desired: !record.deleted || record.restart_requested,
-        confirmed: pod_record.confirmed_epoch >= epoch.number,
+        confirmed: pod_record.confirmed_epoch >= epoch.number && held.is_none(),
+        held,
         pod,
         source: pod_record.source,
         origin: pod_record.origin.clone(),
@@ -261,6 +279,27 @@ fn restore_pod(
         outcome,
     };
     (restored, current)
+}
+
+/// Why a pod of the API server does not start before it has answered: the machine was started anew since it was
+/// heard of, and `offlineStart` does not let it.
+fn held(input: &RestoreInput<'_>, pod_record: &PodRecord) -> Option<String> {
+    let this_boot = |stamp: Stamp| stamp.boot == input.now.boot;
+    let spoke = input
+        .state
+        .record::<SourceRecord>(PodSource::Api.as_str())
+        .is_some_and(|source| this_boot(source.read));
+    if pod_record.source != PodSource::Api || spoke || this_boot(pod_record.first_seen) {
+        return None;
+    }
+    let pod = &*pod_record.pod;
+    let access_modes = |claim: &str| {
+        let key = format!("persistentvolumeclaims/{}/{claim}", pod.namespace());
+        let record = input.state.record::<ObjectRecord>(&key)?;
+        let claim: PersistentVolumeClaim = serde_json::from_slice(&record.data).ok()?;
+        claim.spec?.access_modes
+    };
+    offline::may_start(pod, input.offline_start, &access_modes).err()
 }
 
 /// Whether a pod that is to run needs something now.

@@ -29,6 +29,7 @@ struct Start {
     runtime: BTreeMap<PodUid, RuntimePodStatus>,
     meta: MetaRecord,
     boot: BootIdentity,
+    offline: OfflineStart,
     now: Stamp,
 }
 
@@ -53,6 +54,7 @@ impl Start {
                 },
             },
             boot: boot(1),
+            offline: OfflineStart::Safe,
             now: at(100),
         }
     }
@@ -127,6 +129,7 @@ impl Start {
             meta: &self.meta,
             boot: &self.boot,
             backoff_max: Duration::from_secs(300),
+            offline_start: self.offline,
             now: self.now,
         })
     }
@@ -529,4 +532,62 @@ fn a_reboot_is_no_crash_of_what_ran_and_shortens_no_back_off_of_what_had_ended()
     );
     let same_boot = |s: Stamp| s;
     assert_eq!(rebase_container(&running, same_boot).backoff, Some(backoff));
+}
+
+#[test]
+fn after_a_reboot_pods_of_the_api_wait_as_the_policy_says_until_it_was_read() {
+    let api_pod = |metadata: serde_json::Value| {
+        let mut pod = pod("Always", &["a"]);
+        let owners = metadata["owners"].clone();
+        pod.metadata.owner_references = serde_json::from_value(owners).unwrap();
+        PodRecord {
+            source: PodSource::Api,
+            origin: String::new(),
+            pod: Json(Arc::new(pod)),
+            first_seen: at(10),
+            confirmed_epoch: 3,
+        }
+    };
+    let plain = serde_json::json!({"owners": null});
+    let stateful = serde_json::json!({"owners": [
+        {"apiVersion": "apps/v1", "kind": "StatefulSet", "name": "db", "uid": "s"},
+    ]});
+    let read = |boot: u64| SourceRecord {
+        location: "https://api".to_owned(),
+        read: in_boot(boot, 5),
+        error: "refused".to_owned(),
+        broken: BTreeMap::new(),
+    };
+    // (reboot, pod, policy, boot in which the API was read last, held)
+    for (rebooted, metadata, policy, read_in, held) in [
+        (true, &plain, OfflineStart::Safe, 1, false),
+        (true, &stateful, OfflineStart::Safe, 1, true),
+        (true, &stateful, OfflineStart::Safe, 2, false),
+        (true, &stateful, OfflineStart::All, 1, false),
+        (true, &plain, OfflineStart::None, 1, true),
+        (false, &stateful, OfflineStart::Safe, 1, false),
+        (false, &plain, OfflineStart::None, 1, false),
+    ] {
+        let mut start = Start::with_pod("Always", WorkerPhase::Sync)
+            .put("u1", api_pod(metadata.clone()))
+            .put(PodSource::Api.as_str(), read(read_in));
+        start.offline = policy;
+        if rebooted {
+            start.boot = boot(2);
+            start.now = in_boot(2, 20);
+        }
+        let plan = start.plan();
+        let restored = &plan.pods[0];
+        let what = format!("{rebooted} {metadata} {policy:?} {read_in}");
+        assert_eq!(restored.held.is_some(), held, "{what}");
+        assert_eq!(restored.confirmed, !held, "{what}");
+        let told = plan.transaction.journal.iter().any(|l| l.what == "held");
+        assert_eq!(told, held, "{what}");
+    }
+    // Nor does a static pod wait, whatever the policy.
+    let mut start = Start::with_pod("Always", WorkerPhase::Sync);
+    start.offline = OfflineStart::None;
+    start.boot = boot(2);
+    start.now = in_boot(2, 20);
+    assert_eq!(start.plan().pods[0].held, None);
 }
