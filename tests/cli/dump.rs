@@ -67,7 +67,8 @@ fn json_has_every_table_with_documented_fields() {
             .iter()
             .flat_map(|r| r.as_object().unwrap().keys())
         {
-            let common = ["key", "uid", "namespace", "name"].contains(&field.as_str());
+            let common =
+                ["key", "uid", "namespace", "name", "confirmedBy"].contains(&field.as_str());
             assert!(
                 common || section.contains(&format!("`{field}`")),
                 "field {field} of {table} is not documented"
@@ -106,6 +107,7 @@ fn json_has_every_table_with_documented_fields() {
             },
             "backoff": null,
             "hooksDone": [],
+            "confirmedBy": "checkpoint",
         })
     );
 }

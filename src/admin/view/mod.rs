@@ -9,6 +9,7 @@
 //! **Invariant:** secret material never leaves: encrypted objects are not decrypted, and objects of a
 //! secret kind are left out even when they are stored in the clear.
 
+mod derived;
 mod overview;
 mod pods;
 mod query;
@@ -149,6 +150,8 @@ pub fn dump(
     for view in &query.views {
         let rows = match view {
             View::Overview => overview::rows(state, &index),
+            View::Node => derived::node(state, &index),
+            View::Events => derived::events(state, &index),
             View::Table(table) => rows::all(state, &index, *table),
         };
         let rows = rows
@@ -266,6 +269,14 @@ pub fn changes(before: &State, after: &State, query: &Query) -> Vec<Change> {
                 overview::rows(before, &old_index),
                 overview::rows(after, &new_index),
             ),
+            View::Node => (
+                derived::node(before, &old_index),
+                derived::node(after, &new_index),
+            ),
+            View::Events => (
+                derived::events(before, &old_index),
+                derived::events(after, &new_index),
+            ),
             View::Table(table) => rows::changed(before, &old_index, after, &new_index, *table),
         };
         let mut old: std::collections::BTreeMap<String, Row> = old
@@ -285,7 +296,7 @@ pub fn changes(before: &State, after: &State, query: &Query) -> Vec<Change> {
                 row,
             });
         }
-        if *view != View::Table(Table::Journal) {
+        if !matches!(view, View::Table(Table::Journal) | View::Events) {
             out.extend(old.into_values().map(|row| Change {
                 change: ChangeType::Deleted,
                 table: view.name().to_owned(),

@@ -22,7 +22,10 @@ pub enum QueryError {
         what: String,
     },
     /// It names a table that does not exist.
-    #[error("there is no table {name:?}; tables are overview, {}", names())]
+    #[error(
+        "there is no table {name:?}; tables are overview, node, events, {}",
+        names()
+    )]
     NoTable {
         /// The name.
         name: String,
@@ -45,6 +48,10 @@ fn names() -> String {
 pub enum View {
     /// One line per pod.
     Overview,
+    /// The node object.
+    Node,
+    /// The events among the lines of the journal.
+    Events,
     /// A table of the store.
     Table(Table),
 }
@@ -54,6 +61,8 @@ impl View {
     pub fn name(self) -> &'static str {
         match self {
             Self::Overview => "overview",
+            Self::Node => "node",
+            Self::Events => "events",
             Self::Table(table) => table.name(),
         }
     }
@@ -62,9 +71,10 @@ impl View {
     pub fn is_about_pods(self) -> bool {
         !matches!(
             self,
-            Self::Table(
-                Table::Meta | Table::Images | Table::Objects | Table::Signals | Table::Sources
-            )
+            Self::Node
+                | Self::Table(
+                    Table::Meta | Table::Images | Table::Objects | Table::Signals | Table::Sources
+                )
         )
     }
 
@@ -85,8 +95,11 @@ impl FromStr for View {
 
     /// Takes the name of the table, also in the singular.
     fn from_str(name: &str) -> Result<Self, QueryError> {
-        if name == "overview" {
-            return Ok(Self::Overview);
+        match name {
+            "overview" => return Ok(Self::Overview),
+            "node" | "nodes" => return Ok(Self::Node),
+            "events" | "event" => return Ok(Self::Events),
+            _ => {}
         }
         Table::ALL
             .iter()

@@ -6,12 +6,12 @@ use super::pods::PodNames;
 use super::{PodIndex, Row};
 use crate::core::state::{
     AdmissionDecision, AdmissionRecord, AnyRecord, BackoffRecord, ContainerRecord, EpochReason,
-    ImageRecord, JournalRecord, MetaRecord, MirrorRecord, ObjectRecord, PodRecord, ProbeRecord,
-    SignalRecord, SourceRecord, State, StatusRecord, Table, TerminationCause, VolumePhase,
-    VolumeRecord, WorkerPhase, WorkerRecord,
+    ImageRecord, JournalRecord, MetaRecord, MirrorRecord, ObjectRecord, PlegRecord, PodRecord,
+    ProbeRecord, SignalRecord, SourceRecord, State, StatusRecord, Table, TerminationCause,
+    VolumePhase, VolumeRecord, WorkerPhase, WorkerRecord,
 };
 use crate::types::runtime::{ContainerState, PodStatus, SandboxState};
-use crate::types::{PodExt, Stamp};
+use crate::types::{PodExt, PodSource, Stamp};
 
 /// Every row of one table, in key order.
 pub(super) fn all(state: &State, index: &PodIndex, table: Table) -> Vec<Row> {
@@ -61,8 +61,10 @@ fn keys(state: &State, table: Table) -> Vec<String> {
     }
 }
 
-fn one(state: &State, index: &PodIndex, table: Table, key: &str) -> Option<Row> {
-    Some(match state.get_any(table, key)? {
+pub(super) fn one(state: &State, index: &PodIndex, table: Table, key: &str) -> Option<Row> {
+    let record = state.get_any(table, key)?;
+    let by = confirmed_by(state, key, &record);
+    let mut row = match record {
         AnyRecord::Meta(r) => meta(key, &r),
         AnyRecord::Pods(r) => pod(index, key, &r),
         AnyRecord::Mirrors(r) => mirror(state, key, &r),
@@ -84,6 +86,48 @@ fn one(state: &State, index: &PodIndex, table: Table, key: &str) -> Option<Row> 
         AnyRecord::Signals(r) => signal(key, &r),
         AnyRecord::Journal(r) => journal(index, key, &r),
         AnyRecord::Sources(r) => source(key, &r),
+    };
+    if let Some(by) = by {
+        put(&mut row, "confirmedBy", json!(by));
+    }
+    Some(row)
+}
+
+/// Who has confirmed what a record says, as far as the records tell: the runtime, the API server, or nobody
+/// since it was written down. `None` for records that nobody else could confirm.
+fn confirmed_by(state: &State, key: &str, record: &AnyRecord) -> Option<&'static str> {
+    const CHECKPOINT: &str = "checkpoint";
+    let api_answers = || {
+        let source = state.record::<SourceRecord>(PodSource::Api.as_str());
+        source.is_some_and(|source| source.error.is_empty())
+    };
+    let confirmed = |by, confirmed: bool| if confirmed { by } else { CHECKPOINT };
+    Some(match record {
+        AnyRecord::Pods(r) if r.source == PodSource::Api => confirmed("apiserver", api_answers()),
+        AnyRecord::Mirrors(_) | AnyRecord::Objects(_) => confirmed("apiserver", api_answers()),
+        AnyRecord::Statuses(r) => confirmed("apiserver", r.acknowledged == r.version),
+        AnyRecord::Pleg(_) => "runtime",
+        AnyRecord::Containers(r) => {
+            let uid = key.split('/').next().unwrap_or(key);
+            let shown = state.record::<PlegRecord>(uid);
+            let newest = r.intent.as_ref().map(|intent| &intent.container_id);
+            let seen = shown.is_some_and(|pleg| {
+                let mut containers = pleg.status.containers.iter();
+                containers.any(|c| Some(&c.id) == newest)
+            });
+            confirmed("runtime", seen)
+        }
+        AnyRecord::Pods(_)
+        | AnyRecord::Admissions(_)
+        | AnyRecord::Workers(_)
+        | AnyRecord::Queue(_)
+        | AnyRecord::Probes(_)
+        | AnyRecord::Volumes(_) => CHECKPOINT,
+        AnyRecord::Meta(_)
+        | AnyRecord::Images(_)
+        | AnyRecord::Signals(_)
+        | AnyRecord::Journal(_)
+        | AnyRecord::Sources(_) => return None,
     })
 }
 

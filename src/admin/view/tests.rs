@@ -6,7 +6,7 @@ use serde_json::json;
 use super::*;
 use crate::core::state::{
     ContainerRecord, JournalRecord, Mutation, ObjectRecord, PodRecord, QueueRecord, Record,
-    StatusRecord, TerminationCause, WorkerPhase, WorkerRecord, journal_key,
+    SourceRecord, StatusRecord, TerminationCause, WorkerPhase, WorkerRecord, journal_key,
 };
 use crate::types::{BootId, Json, PodSource, Stamp};
 
@@ -162,7 +162,10 @@ fn every_table_has_a_name_that_parses_in_both_numbers() {
     assert_eq!("pod".parse(), Ok(View::Table(Table::Pods)));
     assert_eq!("status".parse(), Ok(View::Table(Table::Statuses)));
     let error = "podz".parse::<View>().unwrap_err().to_string();
-    assert!(error.contains("overview, meta, pods"), "{error}");
+    assert!(
+        error.contains("overview, node, events, meta, pods"),
+        "{error}"
+    );
 }
 
 #[test]
@@ -396,4 +399,54 @@ fn changes_are_told_as_in_a_kubernetes_watch() {
     };
     let told = changes(&before, &after, &query(&views[..1], later));
     assert_eq!(told.len(), 1, "a pod that came later is selected");
+}
+
+#[test]
+fn rows_say_who_confirmed_them_and_events_are_read_off_the_journal() {
+    let by = |state: &State, view: View, field: &str| {
+        let dump = dump(state, Vec::new(), &query(&[view], Selector::default())).unwrap();
+        let rows = dump.rows(view).map(|row| row[field].clone());
+        rows.collect::<Vec<_>>()
+    };
+    for (error, confirmed) in [("", "apiserver"), ("refused", "checkpoint")] {
+        let mut builder = Builder(state(), 99);
+        let name = node_name(&builder.0);
+        builder.put(
+            &format!("nodes//{name}"),
+            ObjectRecord {
+                resource_version: "7".to_owned(),
+                encrypted: false,
+                data: br#"{"metadata":{"labels":{"zone":"a"}}}"#.to_vec(),
+                at: at(1, 5),
+            },
+        );
+        builder.put(
+            "api",
+            SourceRecord {
+                location: "https://api".to_owned(),
+                read: at(1, 4),
+                error: error.to_owned(),
+                broken: std::collections::BTreeMap::new(),
+            },
+        );
+        builder.put(
+            &journal_key(900),
+            JournalRecord {
+                at: at(1, 6),
+                generation: 1,
+                pod: Some(PodUid::new(WEB)),
+                what: "event BackOff".to_owned(),
+                why: "Warning main: again: (x8)".to_owned(),
+            },
+        );
+        let state = builder.0;
+        assert_eq!(by(&state, View::Node, "confirmedBy"), [confirmed]);
+        assert_eq!(by(&state, View::Node, "resourceVersion"), ["7"]);
+        let last = |field| by(&state, View::Events, field).pop().unwrap();
+        assert_eq!(last("reason"), "BackOff");
+        assert_eq!(last("count"), 8);
+        assert_eq!(last("name"), "web");
+        let statuses = by(&state, View::Table(Table::Statuses), "confirmedBy");
+        assert!(statuses.iter().all(|by| by == "checkpoint"), "{statuses:?}");
+    }
 }
