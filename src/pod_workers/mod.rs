@@ -11,6 +11,7 @@
 //! the next look at the runtime and the records, exactly as after a crash.
 
 mod execute;
+mod gate;
 mod purge;
 pub mod queue;
 pub mod reason_cache;
@@ -31,6 +32,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tracing::{debug, info};
 
+pub use gate::StartGate;
 pub use queue::WorkQueue;
 pub use reason_cache::{ReasonCache, StartFailure};
 
