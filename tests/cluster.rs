@@ -1,0 +1,31 @@
+//! The whole agent as a node of a real cluster: kube-apiserver and etcd (`make envtest`), containerd, kubectl.
+//!
+//! Between agent and API server stands a proxy that counts requests and makes trouble. Restarts are counted from the
+//! runtime's container IDs, never from the agent's own numbers. Needs root and containerd (`hack/deps.sh runtime`).
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::disallowed_methods,
+    dead_code,
+    missing_docs,
+    unreachable_pub,
+    reason = "a test fails by panicking; what it shares with others it does not use whole"
+)]
+
+#[path = "support/agent_process.rs"]
+mod agent_process;
+#[path = "cluster/kubectl.rs"]
+mod kubectl;
+#[path = "cluster/node.rs"]
+mod node;
+#[path = "cluster/pods.rs"]
+mod pods;
+#[path = "cluster/restarts.rs"]
+mod restarts;
+#[path = "cluster/setup.rs"]
+mod setup;
+#[path = "cluster/trouble.rs"]
+mod trouble;
+#[path = "agent_real/world.rs"]
+mod world;

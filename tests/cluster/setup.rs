@@ -1,0 +1,331 @@
+//! A cluster with one node: API server, proxy, runtime, and a place for the agent.
+
+use std::fmt::Debug;
+use std::ops::Deref;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::time::Duration;
+
+use holdfast_testkit::containerd::{BUSYBOX, Version};
+use holdfast_testkit::envtest::{DAY, EnvTest};
+use holdfast_testkit::fault_proxy::FaultProxy;
+use k8s_openapi::NamespaceResourceScope;
+use k8s_openapi::api::core::v1::{Event, Node, Pod};
+use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams, PostParams};
+use serde_json::{Value, json};
+
+use crate::agent_process::{Agent, eventually, within};
+use crate::world::{Seen, World};
+
+/// One cluster for all tests that run at the same time; each has a node and a namespace of its own.
+static ENV: Mutex<Weak<EnvTest>> = Mutex::new(Weak::new());
+
+fn shared_env() -> Arc<EnvTest> {
+    let mut shared = ENV.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(env) = shared.upgrade() {
+        return env;
+    }
+    let env = Arc::new(EnvTest::start());
+    *shared = Arc::downgrade(&env);
+    env
+}
+
+/// Fields are dropped in this order: the agents of a test are its own, then runtime, proxy and cluster go.
+pub struct Cluster {
+    pub world: World,
+    pub proxy: FaultProxy,
+    pub node: String,
+    pub namespace: String,
+    pub kubeconfig: PathBuf,
+    client: kube::Client,
+    rt: tokio::runtime::Runtime,
+    pub env: Arc<EnvTest>,
+}
+
+impl Deref for Cluster {
+    type Target = World;
+
+    fn deref(&self) -> &World {
+        &self.world
+    }
+}
+
+impl Cluster {
+    pub fn new() -> Self {
+        Self::on(Version::Installed, shared_env())
+    }
+
+    /// With an API server of its own, for tests that stop it or turn it back.
+    pub fn alone() -> Self {
+        Self::on(Version::Installed, Arc::new(EnvTest::start()))
+    }
+
+    fn on(version: Version, env: Arc<EnvTest>) -> Self {
+        static SERIAL: AtomicU32 = AtomicU32::new(0);
+        let serial = SERIAL.fetch_add(1, Ordering::Relaxed);
+        let (node, namespace) = (format!("node-{serial}"), format!("test-{serial}"));
+        let world = World::new(version);
+        env.namespace(&namespace);
+        let proxy = env.fault_proxy(&node);
+        let kubeconfig = env.node_kubeconfig_with(&node, &proxy.url(), DAY);
+        let rt = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(1)
+            .enable_all()
+            .build()
+            .expect("a runtime for the administrator");
+        let client = rt.block_on(async { env.admin_client() });
+        Self {
+            world,
+            proxy,
+            node,
+            namespace,
+            kubeconfig,
+            client,
+            rt,
+            env,
+        }
+    }
+
+    /// Starts an agent and waits until it is ready; not until the node is.
+    pub fn start(&self) -> Agent {
+        self.start_with(&[])
+    }
+
+    pub fn start_with(&self, more: &[&str]) -> Agent {
+        let mut agent = self.spawn_agent(more);
+        agent.wait_ready();
+        agent
+    }
+
+    pub fn spawn_agent(&self, more: &[&str]) -> Agent {
+        let kubeconfig = self.kubeconfig.to_string_lossy();
+        let mut flags = vec![
+            "--kubeconfig",
+            &kubeconfig,
+            "--hostname-override",
+            &self.node,
+        ];
+        flags.extend(more);
+        self.world.site.spawn(&flags)
+    }
+
+    /// Starts an agent and waits until its node is Ready in the API.
+    pub fn join(&self) -> Agent {
+        let agent = self.start();
+        self.wait_node_ready();
+        agent
+    }
+
+    pub fn wait_node_ready(&self) -> Value {
+        eventually("the node is Ready", || {
+            let node = self.get_node().ok_or("there is no node")?;
+            match condition(&node, "Ready")["status"].as_str() {
+                Some("True") => Ok(node),
+                other => Err(format!("Ready is {other:?}: {}", node["status"]["conditions"])),
+            }
+        })
+    }
+
+    pub fn run<T>(&self, future: impl Future<Output = T>) -> T {
+        self.rt.block_on(future)
+    }
+
+    pub fn client(&self) -> kube::Client {
+        self.client.clone()
+    }
+
+    /// The administrator's access to a kind in the test's namespace.
+    pub fn api<K>(&self) -> Api<K>
+    where
+        K: kube::Resource<Scope = NamespaceResourceScope>,
+        K::DynamicType: Default,
+    {
+        Api::namespaced(self.client.clone(), &self.namespace)
+    }
+
+    pub fn create<K>(&self, object: Value) -> K
+    where
+        K: kube::Resource<Scope = NamespaceResourceScope>
+            + Clone
+            + Debug
+            + serde::de::DeserializeOwned
+            + serde::Serialize,
+        K::DynamicType: Default,
+    {
+        let object: K = serde_json::from_value(object).expect("an object");
+        self.run(self.api::<K>().create(&PostParams::default(), &object))
+            .expect("create an object")
+    }
+
+    /// Creates a pod on the node from its spec. Returns its UID.
+    pub fn create_pod(&self, name: &str, spec: Value) -> String {
+        self.create_pod_with(name, json!({}), spec)
+    }
+
+    pub fn create_pod_with(&self, name: &str, metadata: Value, spec: Value) -> String {
+        let mut object = json!({
+            "apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec,
+        });
+        object["metadata"]["name"] = json!(name);
+        object["spec"]["nodeName"] = json!(self.node);
+        let pod: Pod = self.create(object);
+        pod.metadata.uid.expect("a UID")
+    }
+
+    pub fn try_pod(&self, name: &str) -> Option<Value> {
+        let pod = self.run(self.api::<Pod>().get_opt(name)).expect("get a pod");
+        pod.map(|pod| serde_json::to_value(pod).expect("JSON"))
+    }
+
+    #[track_caller]
+    pub fn pod(&self, name: &str) -> Value {
+        self.try_pod(name).unwrap_or_else(|| panic!("there is no pod {name}"))
+    }
+
+    pub fn pods(&self) -> Vec<Value> {
+        let pods = self
+            .run(self.api::<Pod>().list(&ListParams::default()))
+            .expect("list pods");
+        pods.into_iter()
+            .map(|pod| serde_json::to_value(pod).expect("JSON"))
+            .collect()
+    }
+
+    #[track_caller]
+    pub fn wait_pod(&self, name: &str, what: &str, holds: impl Fn(&Value) -> bool) -> Value {
+        eventually(&format!("pod {name} {what}"), || {
+            let pod = self.try_pod(name).ok_or("it is gone")?;
+            if holds(&pod) {
+                Ok(pod)
+            } else {
+                Err(pod["status"].to_string())
+            }
+        })
+    }
+
+    #[track_caller]
+    pub fn wait_running(&self, name: &str) -> Value {
+        self.wait_pod(name, "is Running and Ready", |pod| {
+            pod["status"]["phase"] == "Running" && condition(pod, "Ready")["status"] == "True"
+        })
+    }
+
+    #[track_caller]
+    pub fn wait_pod_phase(&self, name: &str, phase: &str) -> Value {
+        self.wait_pod(name, &format!("is {phase}"), |pod| pod["status"]["phase"] == phase)
+    }
+
+    #[track_caller]
+    pub fn wait_gone(&self, name: &str, patience: Duration) {
+        within(patience, &format!("pod {name} is gone"), || {
+            match self.try_pod(name) {
+                None => Ok(()),
+                Some(pod) => Err(format!("{} {}", pod["metadata"], pod["status"])),
+            }
+        });
+    }
+
+    pub fn delete_pod(&self, name: &str, grace: u32) {
+        let parameters = DeleteParams::default().grace_period(grace);
+        self.run(self.api::<Pod>().delete(name, &parameters))
+            .expect("delete a pod");
+    }
+
+    pub fn get_node(&self) -> Option<Value> {
+        let nodes: Api<Node> = Api::all(self.client.clone());
+        let node = self.run(nodes.get_opt(&self.node)).expect("get the node");
+        node.map(|node| serde_json::to_value(node).expect("JSON"))
+    }
+
+    pub fn patch_node(&self, patch: Value) {
+        let nodes: Api<Node> = Api::all(self.client.clone());
+        self.run(nodes.patch(&self.node, &PatchParams::default(), &Patch::Merge(patch)))
+            .expect("patch the node");
+    }
+
+    /// Reason and message of the events about a pod.
+    pub fn events_of(&self, pod: &str) -> Vec<(String, String)> {
+        let parameters = ListParams::default().fields(&format!("involvedObject.name={pod}"));
+        let events = self
+            .run(self.api::<Event>().list(&parameters))
+            .expect("list events");
+        let text = |text: Option<String>| text.unwrap_or_default();
+        events
+            .into_iter()
+            .map(|event| (text(event.reason), text(event.message)))
+            .collect()
+    }
+
+    #[track_caller]
+    pub fn wait_event(&self, pod: &str, reason: &str, words: &str) -> String {
+        eventually(&format!("pod {pod} has an event {reason} with {words:?}"), || {
+            let events = self.events_of(pod);
+            let found = events
+                .iter()
+                .find(|(r, message)| r == reason && message.contains(words));
+            found
+                .map(|(_, message)| message.clone())
+                .ok_or_else(|| format!("{events:?}"))
+        })
+    }
+
+    /// What kubectl prints as administrator; panics when it fails.
+    #[track_caller]
+    pub fn kubectl(&self, arguments: &[&str]) -> String {
+        let mut all = vec!["-n", &self.namespace];
+        all.extend(arguments);
+        self.env.kubectl_ok(&all)
+    }
+
+    /// Running containers of this test's pods.
+    pub fn running_containers(&self) -> Vec<Seen> {
+        self.world.running()
+    }
+}
+
+/// A condition of a pod or node by its type; `null` when it has none.
+pub fn condition(object: &Value, kind: &str) -> Value {
+    let conditions = object["status"]["conditions"].as_array();
+    let mut conditions = conditions.into_iter().flatten();
+    let found = conditions.find(|c| c["type"] == kind);
+    found.cloned().unwrap_or(Value::Null)
+}
+
+/// A pod of one container that runs a shell script.
+pub fn script(policy: &str, script: &str) -> Value {
+    json!({
+        "restartPolicy": policy,
+        "terminationGracePeriodSeconds": 2,
+        "containers": [container("main", script)],
+    })
+}
+
+pub fn container(name: &str, script: &str) -> Value {
+    json!({
+        "name": name,
+        "image": BUSYBOX,
+        "imagePullPolicy": "IfNotPresent",
+        "command": ["sh", "-c", script],
+    })
+}
+
+/// Runs until it is told to end.
+pub const FOREVER: &str = "trap 'exit 0' TERM; while :; do sleep 1; done";
+
+impl Cluster {
+    /// Takes away what a reboot takes away: everything that is mounted below the agent's directory.
+    pub fn unmount_all(&self) {
+        let root = self.root_dir();
+        let mounts = std::fs::read_to_string("/proc/self/mountinfo").expect("read the mount table");
+        let mut below: Vec<&str> = mounts
+            .lines()
+            .filter_map(|line| line.split(' ').nth(4))
+            .filter(|path| std::path::Path::new(path).starts_with(&root))
+            .collect();
+        below.sort_unstable();
+        for path in below.into_iter().rev() {
+            nix::mount::umount2(path, nix::mount::MntFlags::MNT_DETACH).expect("unmount");
+        }
+    }
+}
