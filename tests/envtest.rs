@@ -211,8 +211,7 @@ async fn a_bootstrap_token_gets_a_signed_certificate_and_bad_certificates_get_no
     .unwrap();
     drop(signer);
 
-    let expired =
-        env.node_kubeconfig_with("n1", &env.url(), SignedDuration::from_hours(1).negated());
+    let expired = env.node_kubeconfig_with("n1", &env.url(), SignedDuration::from_hours(-1));
     let expired = env.kubectl_as(&expired, &["get", "node", "n1"]);
     assert!(!expired.status.success());
     let stranger = Authority::new("stranger").client("system:node:n1", "system:nodes", DAY);
@@ -254,7 +253,13 @@ async fn the_cluster_goes_away_comes_back_hangs_and_goes_back_in_time() {
 
 #[tokio::test]
 async fn processes_and_files_end_with_the_cluster() {
+    let begin = tokio::time::Instant::now();
     let env = EnvTest::start();
+    println!(
+        "a cluster of 1.{} starts in {:?}",
+        env.minor(),
+        begin.elapsed()
+    );
     let dir = env.dir().to_owned();
     let pid = env.apiserver_pid().unwrap().to_string();
     let etcd = std::fs::read_to_string(dir.join("etcd.pid")).unwrap();
@@ -412,16 +417,14 @@ async fn the_proxy_hands_watches_on_at_once_stalls_them_and_cuts() {
     proxy.cut();
     let end = timeout(SOON, watch.next()).await.expect("the watch ends");
     assert!(!matches!(end, Some(Ok(_))), "{end:?}");
-    let refused = format!("{:?}", pods.list(&list).await.unwrap_err());
-    assert!(refused.contains("ConnectionRefused"), "{refused}");
+    let gone = pods.list(&list).await;
+    assert!(matches!(gone, Err(Error::Service(_))), "{gone:?}");
+    let address = proxy.url().replace("https://", "");
+    let refused = std::net::TcpStream::connect(&address).unwrap_err();
+    assert_eq!(refused.kind(), std::io::ErrorKind::ConnectionRefused);
     proxy.heal();
-    timeout(SOON, async {
-        while pods.list(&list).await.is_err() {
-            tokio::task::yield_now().await;
-        }
-    })
-    .await
-    .expect("it heals");
+    std::net::TcpStream::connect(&address).unwrap();
+    assert_eq!(pods.list(&list).await.unwrap().items.len(), 2);
 
     // A watch from a time that is forgotten.
     proxy.inject_on(1, Fault::WatchExpired, "WATCH", "pods");
@@ -478,8 +481,8 @@ async fn the_proxy_stands_before_plain_http_as_well() {
         nodes.get("n7").await.unwrap().metadata.name.as_deref(),
         Some("n7")
     );
-    proxy.inject_on(1, Fault::status(503), "GET", "nodes");
-    assert_eq!(code(nodes.get("n7").await), 503);
+    proxy.inject_on(1, Fault::status(500), "GET", "nodes");
+    assert_eq!(code(nodes.get("n7").await), 500);
     assert_eq!(proxy.count("GET", "nodes"), 2);
     server.abort();
 }

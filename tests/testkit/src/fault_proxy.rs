@@ -16,6 +16,7 @@ mod request;
 use std::collections::BTreeMap;
 use std::io;
 use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -101,6 +102,8 @@ struct Shared {
     /// Whether connections are cut.
     cut: watch::Sender<bool>,
     stall: watch::Sender<Stall>,
+    listening: AtomicBool,
+    connections: AtomicUsize,
 }
 
 #[derive(Default)]
@@ -170,6 +173,8 @@ impl FaultProxy {
             seen: watch::Sender::new(0),
             cut: watch::Sender::new(false),
             stall: watch::Sender::new(Stall::default()),
+            listening: AtomicBool::new(true),
+            connections: AtomicUsize::new(0),
         });
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(1)
@@ -194,16 +199,29 @@ impl FaultProxy {
         format!("{scheme}://{}", self.address)
     }
 
-    /// Closes every connection and refuses new ones until [`FaultProxy::heal`].
+    /// Closes every connection and refuses new ones until [`FaultProxy::heal`]. Has happened on return.
     pub fn cut(&self) {
         self.shared.cut.send_replace(true);
+        self.settle(|shared| {
+            !shared.listening.load(Ordering::Acquire)
+                && shared.connections.load(Ordering::Acquire) == 0
+        });
     }
 
-    /// Ends every fault of the connection: cut, delay, stalls. What was stalled goes on. Rules stay.
+    /// Ends every fault of the connection: cut, delay, stalls. What was stalled goes on. Rules stay. Has
+    /// happened on return.
     pub fn heal(&self) {
         self.shared.state().delay = Duration::ZERO;
         self.shared.stall.send_replace(Stall::default());
         self.shared.cut.send_replace(false);
+        self.settle(|shared| shared.listening.load(Ordering::Acquire));
+    }
+
+    /// Waits for the proxy's own threads, which do not need the caller's.
+    fn settle(&self, done: impl Fn(&Shared) -> bool) {
+        while !done(&self.shared) {
+            std::thread::sleep(Duration::from_millis(1));
+        }
     }
 
     /// Forwards every request this much later.

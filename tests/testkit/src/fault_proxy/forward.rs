@@ -3,6 +3,7 @@
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use axum::http::{HeaderValue, Request, Response, Uri, Version, header};
@@ -33,6 +34,9 @@ type Body = UnsyncBoxBody<Bytes, io::Error>;
 
 /// How long a connection upstream may take, and TLS with a client.
 const HANDSHAKE: Duration = Duration::from_secs(10);
+
+/// A pause in which a connection sends what it has.
+const FLUSH: Duration = Duration::from_millis(10);
 
 struct Proxy {
     shared: Arc<Shared>,
@@ -90,14 +94,17 @@ async fn accept(
         match accepted {
             Some(Ok((stream, _))) => {
                 drop(stream.set_nodelay(true));
+                proxy.shared.connections.fetch_add(1, Ordering::AcqRel);
                 tokio::spawn(connection(Arc::clone(&proxy), stream, acceptor.clone()));
             }
             Some(Err(error)) => eprintln!("fault proxy: accept: {error}"),
             None => {
                 drop(listener);
                 let socket = retry(|| bind(address)).await;
+                proxy.shared.listening.store(false, Ordering::Release);
                 drop(cut.wait_for(|cut| !*cut).await);
                 listener = socket.listen(1024).expect("listen on the port we hold");
+                proxy.shared.listening.store(true, Ordering::Release);
             }
         }
     }
@@ -115,8 +122,9 @@ async fn retry(mut bind: impl FnMut() -> io::Result<TcpSocket>) -> TcpSocket {
 }
 
 async fn connection(proxy: Arc<Proxy>, stream: tokio::net::TcpStream, tls: Option<TlsAcceptor>) {
+    let counted = Counted(Arc::clone(&proxy.shared));
     let mut cut = proxy.shared.cut.subscribe();
-    let serving = async {
+    let serving = async move {
         match tls {
             None => serve_http(proxy, stream).await,
             Some(acceptor) => {
@@ -133,6 +141,16 @@ async fn connection(proxy: Arc<Proxy>, stream: tokio::net::TcpStream, tls: Optio
         () = serving => {}
         // Drops the connection with all that it waits for.
         _ = cut.wait_for(|cut| *cut) => {}
+    }
+    drop(counted);
+}
+
+/// A connection that is open.
+struct Counted(Arc<Shared>);
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.0.connections.fetch_sub(1, Ordering::AcqRel);
     }
 }
 
@@ -247,6 +265,11 @@ struct Relay {
 
 impl Relay {
     async fn next(&mut self) -> Option<Result<Frame<Bytes>, io::Error>> {
+        if self.left == Some(0) {
+            // What was handed on is sent while its connection has nothing else to do.
+            tokio::time::sleep(FLUSH).await;
+            return Some(Err(io::Error::other("truncated")));
+        }
         let frame = self.body.frame().await;
         // Also its end is not heard of.
         let serial = self.watch.as_ref().map(|watch| watch.serial);
@@ -260,7 +283,6 @@ impl Relay {
             return None;
         };
         let data = match &mut self.left {
-            Some(0) => return Some(Err(io::Error::other("truncated"))),
             Some(left) => {
                 let part = data.slice(..data.len().min(*left));
                 *left -= part.len();
