@@ -16,7 +16,8 @@ use holdfast::kubeletconfig::fields::{FIELDS, Field, Kind, Support};
 use holdfast::kubeletconfig::flags::KubeletFlags;
 use holdfast::kubeletconfig::unsupported::{Effect, UNSUPPORTED_FLAGS};
 use holdfast::kubeletconfig::{
-    AgentConfig, CgroupDriver, ConfigError, LogFormat, OfflineStart, Warning, load, resolve,
+    AgentConfig, CgroupDriver, ConfigError, EvictionThreshold, LogFormat, OfflineStart, Warning,
+    load, resolve,
 };
 
 const HEAD: &str = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n";
@@ -232,7 +233,6 @@ fn objects_in_lists_are_checked_too() {
     assert_eq!(
         warned,
         [
-            "registerWithTaints",
             "logging.flushFrequency",
             "logging.options.json.infoBufferSize",
             "reservedMemory",
@@ -538,12 +538,10 @@ fn flags_without_effect_are_accepted_and_warned_about() {
     let (_, warnings) = run(&[
         "--pod-infra-container-image=registry/pause:3.9",
         "--fail-swap-on=false",
-        "--register-node",
-        "--cloud-provider",
-        "external",
+        "--enable-server",
+        "--feature-gates",
+        "A=true",
         "--container-log-max-files=3",
-        "--node-labels=a=b",
-        "--offline-start=All",
         "--iptables-drop-bit=3",
         "--containerd=/run/containerd/containerd.sock",
     ])
@@ -552,15 +550,13 @@ fn flags_without_effect_are_accepted_and_warned_about() {
     assert_eq!(
         told,
         [
-            "--node-labels: is not supported in this version and has no effect",
             "--container-log-max-files: is not supported in this version and has no effect",
-            "--offline-start: is not supported in this version and has no effect",
-            "--cloud-provider: is not supported in this version and has no effect",
             "--containerd: is not supported in this version and has no effect",
+            "--enable-server: is not supported in this version and has no effect",
             "--fail-swap-on: is not supported in this version and has no effect",
+            "--feature-gates: is not supported in this version and has no effect",
             "--iptables-drop-bit: was removed upstream in 1.31 and has no effect",
             "--pod-infra-container-image: was removed upstream in 1.35 and has no effect; set the sandbox image in the configuration of the container runtime",
-            "--register-node: is not supported in this version and has no effect",
         ]
     );
 }
@@ -609,7 +605,7 @@ fn bad_flag_values_are_reported_with_the_flag() {
     let error = run(&[
         "--container-runtime-endpoint=tcp://1.2.3.4:5",
         "--image-service-endpoint=run/x.sock",
-        "--kubeconfig=/etc/kubeconfig",
+        "--bootstrap-kubeconfig=/etc/bootstrap",
         "--max-pods=0",
         "--node-ip=10.0.0.1,10.0.0.2",
         "--hostname-override=Bad_Name",
@@ -621,7 +617,7 @@ fn bad_flag_values_are_reported_with_the_flag() {
         lines(&error.to_string()),
         [
             "--max-pods: is 0, expected a number from 1".to_owned(),
-            "--kubeconfig: joining a cluster is not supported in this version; leave the flag out to run static pods only".to_owned(),
+            "--bootstrap-kubeconfig: needs --kubeconfig, the file that is written when the node has its certificate".to_owned(),
             "--cpu-cfs-quota-period: cpuCFSQuotaPeriod: is 2s, allowed are 1ms to 1s".to_owned(),
             "--hostname-override: \"Bad_Name\" is not a node name: it must be a DNS name of lowercase letters, digits, \"-\" and \".\"".to_owned(),
             "--node-ip: expected one address, or one IPv4 and one IPv6 address".to_owned(),
@@ -750,11 +746,12 @@ fn the_fields_are_upstreams() {
 
 #[test]
 fn the_flags_are_upstreams_and_a_few_of_our_own() {
-    const OWN: [&str; 4] = [
+    const OWN: [&str; 5] = [
         "state-dir",
         "log-file",
         "container-logs-dir",
         "offline-start",
+        "secrets-key-file",
     ];
     let command = KubeletFlags::augment_args(Command::new("run"));
     let line = |arg: &Arg| {
@@ -841,5 +838,251 @@ fn documentation_lists_every_field_and_flag_with_its_support() {
     assert!(
         wrong.is_empty(),
         "docs/configuration.md lacks or misstates {wrong:?}"
+    );
+}
+
+#[test]
+fn settings_of_the_cluster_have_upstreams_defaults() {
+    let (config, _) = run(&[]).unwrap();
+    let k = &config.kubelet;
+    assert_eq!((k.port, k.kube_api_qps, k.kube_api_burst), (10250, 50, 100));
+    assert_eq!(k.node_status_update_frequency, Duration::from_secs(10));
+    assert_eq!(k.node_status_report_frequency, Duration::from_secs(300));
+    assert_eq!(k.node_lease_duration_seconds, 40);
+    assert_eq!(k.node_status_max_images, Some(50));
+    assert!(k.register_node && !k.rotate_certificates);
+    assert_eq!(k.enforce_node_allocatable, ["pods"]);
+    let thresholds: Vec<_> = k
+        .eviction_hard
+        .iter()
+        .map(|(s, t)| format!("{s} {t:?}"))
+        .collect();
+    assert_eq!(
+        thresholds,
+        [
+            "imagefs.available Fraction(0.15)",
+            "imagefs.inodesFree Fraction(0.05)",
+            "memory.available Quantity(104857600)",
+            "nodefs.available Fraction(0.1)",
+            "nodefs.inodesFree Fraction(0.05)",
+        ]
+    );
+    assert_eq!(config.kubeconfig, None);
+    assert_eq!(config.cert_dir, Path::new("/var/lib/kubelet/pki"));
+    assert!(!config.external_cloud_provider);
+}
+
+#[test]
+fn settings_of_the_cluster_come_from_files_and_flags() {
+    let files = Files::new();
+    let file = files.config(
+        "c.yaml",
+        "kubeAPIQPS: 0\nkubeAPIBurst: 7\nnodeStatusUpdateFrequency: 5s\nnodeStatusMaxImages: -1\n\
+         nodeLeaseDurationSeconds: 20\nrotateCertificates: true\nregisterNode: false\nproviderID: p://1\n\
+         evictionHard: {memory.available: 1Gi, nodefs.available: 5%, pid.available: 100%}\n\
+         systemReserved: {cpu: 250m, memory: 64Mi}\nkubeReserved: {pid: \"100\"}\n\
+         registerWithTaints: [{key: a/b, value: c, effect: NoExecute}]\nallowedUnsafeSysctls: [net.core.*]\n\
+         enforceNodeAllocatable: []\n",
+    );
+    files.config(
+        "d/x.conf",
+        "evictionHard: {nodefs.available: null, nodefs.inodesFree: 1%}\n",
+    );
+    let (file, dir) = (file.display().to_string(), files.arg("d"));
+    let (config, warnings) = run(&["--config", &file, "--config-dir", &dir]).unwrap();
+    assert_eq!(warnings, []);
+    let k = &config.kubelet;
+    assert_eq!(
+        (k.kube_api_qps, k.kube_api_burst),
+        (5, 7),
+        "0 is client-go's default"
+    );
+    assert_eq!(
+        k.node_status_report_frequency,
+        Duration::from_secs(5),
+        "follows the other"
+    );
+    assert_eq!(
+        (k.node_status_max_images, k.node_lease_duration_seconds),
+        (None, 20)
+    );
+    assert!(k.rotate_certificates && !k.register_node);
+    assert_eq!(k.provider_id.as_deref(), Some("p://1"));
+    assert_eq!(
+        k.eviction_hard["memory.available"],
+        EvictionThreshold::Quantity(1 << 30)
+    );
+    assert_eq!(
+        k.eviction_hard["pid.available"].of(1000),
+        0,
+        "100% is no threshold"
+    );
+    assert_eq!(
+        k.eviction_hard["nodefs.inodesFree"].of(1000),
+        9,
+        "single precision, as upstream"
+    );
+    assert_eq!(
+        k.eviction_hard.len(),
+        3,
+        "null takes an entry away, defaults are gone"
+    );
+    assert_eq!(k.system_reserved["cpu"], 250_000_000);
+    assert_eq!(k.kube_reserved["pid"], 100_000_000_000);
+    assert_eq!(k.register_with_taints[0].effect, "NoExecute");
+    assert_eq!(k.enforce_node_allocatable, [""; 0]);
+
+    let mut args = vec![
+        "--config",
+        &file,
+        "--kubeconfig=k",
+        "--bootstrap-kubeconfig=/b",
+    ];
+    args.extend(
+        "--root-dir=/r --kube-api-qps=9 --node-status-max-images=-1 --register-node".split(' '),
+    );
+    args.extend("--system-reserved=cpu=1 --system-reserved=memory=1Ki,pid=2".split(' '));
+    args.extend("--eviction-hard=memory.available<2Gi,nodefs.available<10%".split(' '));
+    args.extend(
+        "--register-with-taints=a=b:NoSchedule,c:NoExecute --cloud-provider=external".split(' '),
+    );
+    args.extend(
+        "--allowed-unsafe-sysctls=net.a,kernel.sem --enforce-node-allocatable=none".split(' '),
+    );
+    args.extend(
+        "--node-labels=node.kubernetes.io/x=y,example.com/z=1 --offline-start=All".split(' '),
+    );
+    let (config, warnings) = run(&args).unwrap();
+    assert_eq!(warnings, []);
+    let k = &config.kubelet;
+    assert_eq!(
+        config.kubeconfig,
+        Some(std::env::current_dir().unwrap().join("k"))
+    );
+    assert_eq!(config.cert_dir, Path::new("/r/pki"));
+    assert_eq!((k.kube_api_qps, k.kube_api_burst), (9, 7));
+    assert_eq!(
+        k.system_reserved.len(),
+        3,
+        "repeats add up, the file's are replaced"
+    );
+    assert_eq!(k.system_reserved["memory"], 1_024_000_000_000);
+    assert_eq!(k.eviction_hard.len(), 2);
+    assert_eq!(k.register_with_taints.len(), 2);
+    assert!(k.register_node && config.external_cloud_provider);
+    assert_eq!(k.allowed_unsafe_sysctls, ["net.a", "kernel.sem"]);
+
+    let merged = files.config(
+        "m.yaml",
+        "mergeDefaultEvictionSettings: true\nevictionHard: {nodefs.available: 0%}\n",
+    );
+    let config = load::load(Some(&merged), None).unwrap().config;
+    assert_eq!(config.eviction_hard.len(), 5);
+    assert_eq!(
+        config.eviction_hard["nodefs.available"],
+        EvictionThreshold::Quantity(0)
+    );
+}
+
+#[test]
+fn settings_of_the_cluster_are_checked_as_upstream_does() {
+    let files = Files::new();
+    assert_eq!(
+        files.errors(
+            "evictionHard: {memory.free: 1Gi}\nsystemReserved: {cpu: -1}\nkubeReserved:\n  gpu: \"1\"\n\
+             registerWithTaints: [{key: a, effect: Never}, {key: b, effect: NoExecute, timeAdded: x}]\n\
+             nodeStatusMaxImages: -2\nnodeLeaseDurationSeconds: -1\nkubeAPIQPS: -1\nport: 70000\n"
+        )
+        .iter()
+        .map(|line| line.split(';').next().unwrap())
+        .collect::<Vec<_>>(),
+        [
+            "DIR/config.yaml:4:23: systemReserved.cpu: expected a string, found the number -1",
+            "DIR/config.yaml:3:29: evictionHard: \"memory.free\" is not an eviction signal",
+            "DIR/config.yaml:6:8: kubeReserved: \"gpu\" cannot be reserved",
+            "DIR/config.yaml:7:22: registerWithTaints: \"Never\" is not the effect of a taint",
+            "DIR/config.yaml:8:22: nodeStatusMaxImages: is -2, expected a number from -1 (which means all)",
+            "DIR/config.yaml:10:13: kubeAPIQPS: is -1, expected a number from 0 (which means 5)",
+            "DIR/config.yaml:11:7: port: is 70000, expected a port from 1 to 65535, or 0 for the default",
+            "DIR/config.yaml:9:27: nodeLeaseDurationSeconds: is -1, expected a number of seconds from 1",
+        ]
+    );
+    for (body, says) in [
+        (
+            "enforceNodeAllocatable: [pods, none]\n",
+            "\"none\" beside others",
+        ),
+        ("enforceNodeAllocatable: [all]\n", "\"all\" is not known"),
+        (
+            "allowedUnsafeSysctls: [vm.swappiness]\n",
+            "\"vm.swappiness\" is not a sysctl with a namespace",
+        ),
+        (
+            "configMapAndSecretChangeDetectionStrategy: Poll\n",
+            "possible are \"Watch\"",
+        ),
+        (
+            "evictionHard: {nodefs.available: 120%}\n",
+            "neither a quantity above 0",
+        ),
+        (
+            "registerWithTaints: [{key: a, effect: NoExecute}, {key: a, effect: NoExecute}]\n",
+            "a:NoExecute twice",
+        ),
+    ] {
+        let text = files.errors(body).join("\n");
+        assert!(text.contains(says), "{body}: {text}");
+    }
+    for (flag, says) in [
+        ("--cloud-provider=aws", "--cloud-provider: is \"aws\""),
+        (
+            "--node-labels=node-role.kubernetes.io/worker=",
+            "not for nodes to give themselves",
+        ),
+        (
+            "--node-labels=a.k8s.io/b=c",
+            "not for nodes to give themselves",
+        ),
+        ("--node-labels=a=b c", "is not a label's value"),
+        ("--node-labels=-a=b", "is not a label's key"),
+        (
+            "--node-status-max-images=-3",
+            "--node-status-max-images: is -3",
+        ),
+        ("--port=0", "--port: is 0"),
+    ] {
+        let text = run(&[flag]).unwrap_err().to_string();
+        assert!(text.contains(says), "{flag}: {text}");
+    }
+    for flag in [
+        "--eviction-hard=memory.available>1Gi",
+        "--system-reserved=gpu=1",
+        "--register-with-taints=a",
+    ] {
+        assert!(flags(&[flag]).is_err(), "{flag}");
+    }
+}
+
+#[test]
+fn what_the_cluster_settings_cannot_do_is_warned_about() {
+    let files = Files::new();
+    let path = files.config(
+        "c.yaml",
+        "contentType: application/vnd.kubernetes.protobuf\nenforceNodeAllocatable: [pods, kube-reserved]\n\
+         configMapAndSecretChangeDetectionStrategy: Cache\n",
+    );
+    let told: Vec<_> = load::load(Some(&path), None)
+        .unwrap()
+        .warnings
+        .iter()
+        .map(|warning| files.plain(&warning.to_string()))
+        .collect();
+    assert_eq!(
+        told,
+        [
+            "DIR/c.yaml:4:25: enforceNodeAllocatable: \"kube-reserved\" is not supported in this version and has no effect",
+            "DIR/c.yaml:3:14: contentType: is \"application/vnd.kubernetes.protobuf\", but the API server is spoken to in application/json",
+            "DIR/c.yaml:5:44: configMapAndSecretChangeDetectionStrategy: is \"Cache\", but configMaps and secrets are watched",
+        ]
     );
 }

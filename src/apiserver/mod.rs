@@ -1,10 +1,36 @@
 //! Layer 3: the API server. Owns how it is reached: credentials, limits, retries, and whether it answers.
 //!
-//! In: a kubeconfig. Out: [`ApiClient`], which every module that talks to the API server shares.
+//! In: a kubeconfig, perhaps one to bootstrap with. Out: [`ApiClient`], which every module that talks to the API
+//! server shares, and [`Credentials`], the task that keeps it good.
+//!
+//! Invariants:
+//! - Neither a server that is away nor an expired certificate keeps the agent from starting.
+//! - Every request reports whether the server answered to [`Connection`]; an outage is logged once.
+//! - Leases never wait behind other requests, and no request waits behind watches.
+//! - Credentials that change on disk or are renewed are used without a restart; what was in flight with the old
+//!   ones fails then.
 
 mod connection;
+mod connector;
+mod credentials;
+mod csr;
+mod kubeconfig;
+mod limit;
+mod retry;
+mod transport;
+
+use std::io;
+use std::path::PathBuf;
+use std::sync::Arc;
 
 pub use connection::{Connection, Reachability};
+pub use credentials::Credentials;
+pub use retry::{RetryPolicy, is_transient, retry, retry_after};
+
+use crate::kubeletconfig::AgentConfig;
+use crate::types::time::Clock;
+use limit::Limiter;
+use transport::Transport;
 
 /// A client of the API server. Cheap to clone.
 #[derive(Clone)]
@@ -37,3 +63,146 @@ impl ApiClient {
         &self.connection
     }
 }
+
+/// How the API server is reached.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ApiSettings {
+    /// `--kubeconfig`; none for static pods only.
+    pub kubeconfig: Option<PathBuf>,
+    /// `--bootstrap-kubeconfig`.
+    pub bootstrap_kubeconfig: Option<PathBuf>,
+    /// `--cert-dir`.
+    pub cert_dir: PathBuf,
+    /// Whose certificate is asked for.
+    pub node_name: String,
+    /// Whether it is renewed before it expires.
+    pub rotate_certificates: bool,
+    /// Requests per second, without leases.
+    pub qps: u32,
+    /// Requests at once after a quiet time.
+    pub burst: u32,
+}
+
+impl From<&AgentConfig> for ApiSettings {
+    fn from(config: &AgentConfig) -> Self {
+        Self {
+            kubeconfig: config.kubeconfig.clone(),
+            bootstrap_kubeconfig: config.bootstrap_kubeconfig.clone(),
+            cert_dir: config.cert_dir.clone(),
+            node_name: config.node_name.clone(),
+            rotate_certificates: config.kubelet.rotate_certificates,
+            qps: config.kubelet.kube_api_qps,
+            burst: config.kubelet.kube_api_burst,
+        }
+    }
+}
+
+/// Why the API server cannot be reached with what the node was given.
+#[derive(Debug, thiserror::Error)]
+pub enum ApiError {
+    /// The file is not there or may not be read.
+    #[error("read kubeconfig {}; check --kubeconfig, or give --bootstrap-kubeconfig to have it made", path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+    /// It is no kubeconfig.
+    #[error("parse kubeconfig {}", path.display())]
+    Parse {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: Box<kube::config::KubeconfigError>,
+    },
+    /// It does not say which of its contexts counts.
+    #[error("kubeconfig {} has no current-context; name one of its contexts there: {known}", path.display())]
+    NoContext {
+        /// The file.
+        path: PathBuf,
+        /// The contexts in it.
+        known: String,
+    },
+    /// It refers to something that is not in it.
+    #[error("kubeconfig {} refers to the {what} {name:?}, but {known}", path.display())]
+    Missing {
+        /// The file.
+        path: PathBuf,
+        /// `context` or `cluster`.
+        what: &'static str,
+        /// The name.
+        name: String,
+        /// Those in it.
+        known: String,
+    },
+    /// What it says cannot be used.
+    #[error("kubeconfig {names}: {problem}")]
+    Unusable {
+        /// File, context, cluster and user.
+        names: String,
+        /// What is wrong.
+        problem: String,
+    },
+    /// A certificate or address in it cannot be used.
+    #[error("load kubeconfig {names}")]
+    Load {
+        /// File, context, cluster and user.
+        names: String,
+        /// Why.
+        #[source]
+        source: Box<kube::config::KubeconfigError>,
+    },
+    /// No connection can be made of it: keys, proxy or exec plugin.
+    #[error("make a client of kubeconfig {names}")]
+    Client {
+        /// File, context, cluster and user.
+        names: String,
+        /// Why.
+        #[source]
+        source: Box<kube::Error>,
+    },
+    /// The kubeconfig could not be written after the bootstrap.
+    #[error("write kubeconfig {}", path.display())]
+    Write {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+    /// No client certificate was given.
+    #[error("get a client certificate")]
+    Certificate(#[source] Box<dyn std::error::Error + Send + Sync>),
+    /// The agent is ending.
+    #[error("the agent is ending")]
+    Interrupted,
+}
+
+/// Gives the client, and the task that keeps its credentials good ([`Credentials::run`]; without it no
+/// certificate is asked for, renewed or reloaded, and an exec plugin is not run). `None` without a kubeconfig.
+///
+/// Reads files only: it does not wait for the server. Until the node has credentials (bootstrap, exec plugin),
+/// requests fail at once. Call it within the async runtime the client is used in.
+///
+/// # Errors
+/// When what was given can never be used: a file that is missing, does not parse or contradicts itself.
+pub async fn connect(
+    settings: &ApiSettings,
+    clock: Arc<dyn Clock>,
+) -> Result<Option<(ApiClient, Credentials)>, ApiError> {
+    let Some(kubeconfig) = settings.kubeconfig.clone() else {
+        return Ok(None);
+    };
+    let connection = Connection::default();
+    let limiter = Limiter::new(settings.qps, settings.burst);
+    let transport = Transport::new(limiter, connection.clone(), clock.clone());
+    let client = ApiClient::new(transport.client(), connection);
+    let credentials = Credentials::new(settings.clone(), kubeconfig, transport, clock).await?;
+    Ok(Some((client, credentials)))
+}
+
+#[cfg(test)]
+mod tests;

@@ -36,6 +36,12 @@ impl Settings {
         self.problems
             .push(Problem::new(self.origin(field), field, message));
     }
+
+    /// Reports that the value of `flag` cannot be used.
+    pub(super) fn reject_flag(&mut self, flag: &str, message: impl Into<String>) {
+        self.problems
+            .push(Problem::new(Origin::Flag(flag.to_owned()), flag, message));
+    }
 }
 
 /// Lays the document `root` of `file` over `settings`, adding what is wrong with it to the problems.
@@ -292,26 +298,36 @@ fn check_kind(kind: Kind, value: &Value) -> Result<(), String> {
 
 /// Reads one value of an already checked kind. `None`: unset (null, or upstream's zero value that
 /// means the default), so the default applies.
-struct Reader<'a> {
+pub(super) struct Reader<'a> {
     file: &'a Path,
-    node: &'a Node,
+    pub(super) node: &'a Node,
+    /// Where the problem is.
+    place: Place,
     problem: Option<String>,
 }
 
 impl Reader<'_> {
     fn fail<T>(&mut self, message: String) -> Option<T> {
-        self.problem = Some(message);
+        self.fail_at(self.node.place, message);
         None
     }
 
-    fn bool(&self) -> Option<bool> {
+    /// Reports what is wrong at a place within the value; the first report counts.
+    pub(super) fn fail_at(&mut self, place: Place, message: String) {
+        if self.problem.is_none() {
+            self.place = place;
+            self.problem = Some(message);
+        }
+    }
+
+    pub(super) fn bool(&self) -> Option<bool> {
         match self.node.value {
             Value::Bool(value) => Some(value),
             _ => None,
         }
     }
 
-    fn int<T: TryFrom<i128>>(&mut self, range: &str) -> Option<T> {
+    pub(super) fn int<T: TryFrom<i128>>(&mut self, range: &str) -> Option<T> {
         match self.node.value {
             Value::Int(value) => match T::try_from(value) {
                 Ok(value) => Some(value),
@@ -321,14 +337,14 @@ impl Reader<'_> {
         }
     }
 
-    fn string(&self) -> Option<&str> {
+    pub(super) fn string(&self) -> Option<&str> {
         match &self.node.value {
             Value::String(text) => Some(text),
             _ => None,
         }
     }
 
-    fn filled(&self) -> Option<&str> {
+    pub(super) fn filled(&self) -> Option<&str> {
         self.string().filter(|text| !text.is_empty())
     }
 
@@ -340,7 +356,7 @@ impl Reader<'_> {
     }
 
     /// A duration, of which zero means the default.
-    fn period(&self) -> Option<Duration> {
+    pub(super) fn period(&self) -> Option<Duration> {
         let duration = self.string().and_then(|text| parse_duration(text).ok())?;
         (!duration.is_zero()).then_some(duration)
     }
@@ -367,7 +383,7 @@ impl Reader<'_> {
         }
     }
 
-    fn strings(&self) -> Option<Vec<(Place, &str)>> {
+    pub(super) fn strings(&self) -> Option<Vec<(Place, &str)>> {
         match &self.node.value {
             Value::List(nodes) => Some(strings_of(nodes)),
             _ => None,
@@ -430,6 +446,7 @@ fn take(
     let mut r = Reader {
         file,
         node,
+        place: node.place,
         problem: None,
     };
     let c = &mut settings.config;
@@ -549,11 +566,16 @@ fn take(
                 .and_then(|text| parse_duration(text).ok())
                 .unwrap_or(d.max_container_restart_period);
         }
-        // Known, checked, and without effect: the warning is out already.
-        _ => return,
+        _ => {
+            let again = settings.origins.contains_key(path);
+            if !super::cluster::take(&mut r, c, defaults, path, again) {
+                // Known, checked, and without effect: the warning is out already.
+                return;
+            }
+        }
     }
     if let Some(message) = r.problem {
-        let problem = Problem::new(at(file, node.place), path, message);
+        let problem = Problem::new(at(file, r.place), path, message);
         let told = |other: &Problem| other.origin == problem.origin && other.field == problem.field;
         // A number out of its type's range was told about with its type.
         if !settings.problems.iter().any(told) {

@@ -2,17 +2,18 @@
 //!
 //! Every flag is an `Option`: `None` means it was not given, so that the file decides. Syntax is
 //! pflag's: `--flag value`, `--flag=value`, and for booleans `--flag` or `--flag=false`. Given twice, the
-//! last one wins, except that `--manifest-url-header`, `--cluster-dns` and `--node-labels` add up.
+//! last one wins, except that lists and maps that "may be repeated" add up.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use super::cluster;
 use super::decode::parse_ip;
 use super::duration::parse_duration;
 use super::quantity::parse_bytes;
-use super::types::{CgroupDriver, LogFormat, OfflineStart};
+use super::types::{CgroupDriver, EvictionThreshold, LogFormat, OfflineStart, Taint};
 use super::unsupported::UnsupportedFlags;
 
 /// Flags of `holdfast run`.
@@ -115,7 +116,7 @@ pub struct KubeletFlags {
     #[arg(long, value_name = "IP[,IP]")]
     pub node_ip: Option<String>,
 
-    /// Labels the node registers with (no effect yet), key=value separated by commas; may be repeated
+    /// Labels the node registers with, key=value separated by commas; may be repeated
     #[arg(long, value_name = "LABELS", value_parser = parse_labels, action = clap::ArgAction::Append)]
     pub node_labels: Vec<Labels>,
 
@@ -187,17 +188,89 @@ pub struct KubeletFlags {
     #[arg(long, value_name = "COUNT", allow_negative_numbers = true)]
     pub maximum_dead_containers: Option<i32>,
 
-    /// Which API pods start after a reboot while the API server is out of reach: All, Safe or None (no effect yet) [default: Safe]
+    /// Which API pods start after a reboot while the API server is out of reach: All, Safe or None [default: Safe]
     #[arg(long, value_name = "POLICY", value_parser = str::parse::<OfflineStart>)]
     pub offline_start: Option<OfflineStart>,
 
-    /// Connect to an API server (not supported in this version)
-    #[arg(long, value_name = "FILE", hide = true)]
+    /// Kubeconfig of the API server to join; without one, static pods only
+    #[arg(long, value_name = "FILE")]
     pub kubeconfig: Option<PathBuf>,
 
-    /// Join a cluster (not supported in this version)
-    #[arg(long, value_name = "FILE", hide = true)]
+    /// Kubeconfig with which a client certificate is asked for while --kubeconfig does not exist or has expired
+    #[arg(long, value_name = "FILE")]
     pub bootstrap_kubeconfig: Option<PathBuf>,
+
+    /// Directory of client certificates that were asked for [default: pki in the root directory]
+    #[arg(long, value_name = "DIR")]
+    pub cert_dir: Option<PathBuf>,
+
+    /// Renew the client certificate through the API server before it expires [default: false]
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true", value_parser = parse_bool)]
+    pub rotate_certificates: Option<bool>,
+
+    /// Key that secrets on disk are encrypted with; the systemd credential holdfast.secrets-key wins
+    #[arg(long, value_name = "FILE")]
+    pub secrets_key_file: Option<PathBuf>,
+
+    /// Requests to the API server per second [default: 50]
+    #[arg(long, value_name = "RATE")]
+    pub kube_api_qps: Option<u32>,
+
+    /// Requests to the API server at once after a quiet time [default: 100]
+    #[arg(long, value_name = "COUNT")]
+    pub kube_api_burst: Option<u32>,
+
+    /// Encoding of bodies; JSON is spoken whatever this says
+    #[arg(long, value_name = "TYPE")]
+    pub kube_api_content_type: Option<String>,
+
+    /// Create the node's object when there is none [default: true]
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true", value_parser = parse_bool)]
+    pub register_node: Option<bool>,
+
+    /// Taints the node registers with, key=value:effect separated by commas
+    #[arg(long, value_name = "TAINTS", value_parser = parse_taints)]
+    pub register_with_taints: Option<Taints>,
+
+    /// The instance's name at the cloud provider
+    #[arg(long, value_name = "ID")]
+    pub provider_id: Option<String>,
+
+    /// Who initialises the node: empty for nobody, external for a cloud controller manager
+    #[arg(long, value_name = "PROVIDER")]
+    pub cloud_provider: Option<String>,
+
+    /// Port the node's status names as that of the kubelet's server [default: 10250]
+    #[arg(long, value_name = "PORT")]
+    pub port: Option<u16>,
+
+    /// How often the node's status is computed [default: 10s]
+    #[arg(long, value_name = "DURATION", value_parser = parse_duration)]
+    pub node_status_update_frequency: Option<Duration>,
+
+    /// How many images the node's status lists; -1 for all [default: 50]
+    #[arg(long, value_name = "COUNT", allow_negative_numbers = true)]
+    pub node_status_max_images: Option<i32>,
+
+    /// Kept from pods for the system, such as cpu=200m,memory=500Mi; may be repeated
+    #[arg(long, value_name = "RESOURCES", value_parser = parse_reserved, action = clap::ArgAction::Append)]
+    pub system_reserved: Vec<Reserved>,
+
+    /// Kept from pods for Kubernetes itself, such as cpu=200m,memory=500Mi; may be repeated
+    #[arg(long, value_name = "RESOURCES", value_parser = parse_reserved, action = clap::ArgAction::Append)]
+    pub kube_reserved: Vec<Reserved>,
+
+    /// What must be left on the node, such as 'memory.available<1Gi,nodefs.available<10%'; counts for allocatable, nothing is evicted; may be repeated
+    #[arg(long, value_name = "THRESHOLDS", value_parser = parse_thresholds, action = clap::ArgAction::Append)]
+    pub eviction_hard: Vec<Thresholds>,
+
+    /// What is held to its share of the node: pods, or none [default: pods]
+    #[arg(long, value_name = "NAMES", value_delimiter = ',')]
+    pub enforce_node_allocatable: Option<Vec<String>>,
+
+    /// Sysctls, or prefixes ending in '*', that pods may set although they are not known as safe; may be repeated
+    #[arg(long, value_name = "SYSCTLS", value_delimiter = ',', action = clap::ArgAction::Append)]
+    pub allowed_unsafe_sysctls: Vec<String>,
 
     /// Flags the kubelet knows and this version does not act on.
     #[command(flatten)]
@@ -215,6 +288,18 @@ pub struct Addresses(pub Vec<IpAddr>);
 /// Labels of one `--node-labels`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Labels(pub BTreeMap<String, String>);
+
+/// Taints of `--register-with-taints`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Taints(pub Vec<Taint>);
+
+/// Resources of one `--system-reserved` or `--kube-reserved`, in billionths.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Reserved(pub BTreeMap<String, i128>);
+
+/// Thresholds of one `--eviction-hard`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Thresholds(pub BTreeMap<String, EvictionThreshold>);
 
 /// Reads a boolean as pflag does.
 fn parse_bool(text: &str) -> Result<bool, String> {
@@ -262,4 +347,38 @@ fn parse_ips(text: &str) -> Result<Addresses, String> {
         .map(|part| parse_ip(part.trim()))
         .collect::<Result<_, _>>()
         .map(Addresses)
+}
+
+fn parse_taints(text: &str) -> Result<Taints, String> {
+    let taints = text.split(',').filter(|part| !part.trim().is_empty());
+    taints
+        .map(cluster::parse_taint)
+        .collect::<Result<_, _>>()
+        .map(Taints)
+}
+
+/// `KEY<separator>VALUE` pairs separated by commas.
+fn parse_pairs<T>(
+    text: &str,
+    separator: char,
+    parse: impl Fn(&str, &str) -> Result<T, String>,
+) -> Result<BTreeMap<String, T>, String> {
+    let pairs = text.split(',').filter(|pair| !pair.trim().is_empty());
+    pairs
+        .map(|pair| {
+            let (key, value) = pair
+                .split_once(separator)
+                .ok_or_else(|| format!("{pair:?} is not of the form \"key{separator}value\""))?;
+            let (key, value) = (key.trim(), value.trim());
+            Ok((key.to_owned(), parse(key, value)?))
+        })
+        .collect()
+}
+
+fn parse_reserved(text: &str) -> Result<Reserved, String> {
+    parse_pairs(text, '=', cluster::parse_reserved).map(Reserved)
+}
+
+fn parse_thresholds(text: &str) -> Result<Thresholds, String> {
+    parse_pairs(text, '<', cluster::parse_threshold).map(Thresholds)
 }

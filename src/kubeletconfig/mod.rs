@@ -11,6 +11,7 @@
 //!   this version does not act on is a warning that names it.
 //! - All problems are reported at once, each with the file, line and column or the flag it came from.
 
+mod cluster;
 mod decode;
 mod duration;
 pub mod fields;
@@ -27,7 +28,9 @@ mod yaml;
 pub use duration::{format_duration, parse_duration};
 pub use problem::{ConfigError, Origin, Problem, Warning};
 pub use resolve::{AgentConfig, ContainerGcPolicy, Endpoint, resolve};
-pub use types::{CgroupDriver, KubeletConfiguration, LogFormat, Logging, OfflineStart};
+pub use types::{
+    CgroupDriver, EvictionThreshold, KubeletConfiguration, LogFormat, Logging, OfflineStart, Taint,
+};
 
 /// The only API version that is read.
 pub const API_VERSION: &str = "kubelet.config.k8s.io/v1beta1";

@@ -106,6 +106,16 @@ pub struct AgentConfig {
     pub offline_start: OfflineStart,
     /// Which dead containers are kept.
     pub container_gc: ContainerGcPolicy,
+    /// `--kubeconfig`: how the API server is reached; `None` runs static pods only.
+    pub kubeconfig: Option<PathBuf>,
+    /// `--bootstrap-kubeconfig`; only with a kubeconfig.
+    pub bootstrap_kubeconfig: Option<PathBuf>,
+    /// `--cert-dir`: where client certificates that were asked for are kept.
+    pub cert_dir: PathBuf,
+    /// `--secrets-key-file`: the key that secrets on disk are encrypted with.
+    pub secrets_key_file: Option<PathBuf>,
+    /// `--cloud-provider external`: a cloud controller manager initialises the node.
+    pub external_cloud_provider: bool,
     /// The merged and checked configuration.
     pub kubelet: KubeletConfiguration,
 }
@@ -151,6 +161,11 @@ pub fn resolve(flags: &KubeletFlags) -> Result<(AgentConfig, Vec<Warning>), Conf
     let absolute = |path: &Option<PathBuf>, default: &str| {
         lexically_absolute(&base, path.as_deref().unwrap_or(Path::new(default)))
     };
+    let optional = |path: &Option<PathBuf>| {
+        let path = path.as_deref().filter(|path| !path.as_os_str().is_empty());
+        path.map(|path| lexically_absolute(&base, path))
+    };
+    let root_dir = absolute(&flags.root_dir, "/var/lib/kubelet");
     let state_dir = absolute(&flags.state_dir, "/var/lib/holdfast");
     let socket = admin_socket(&state_dir);
     if socket.as_os_str().len() > MAX_SOCKET_PATH {
@@ -159,7 +174,7 @@ pub fn resolve(flags: &KubeletFlags) -> Result<(AgentConfig, Vec<Warning>), Conf
             socket.display(),
             socket.as_os_str().len()
         );
-        reject_flag(&mut settings, "--state-dir", message);
+        settings.reject_flag("--state-dir", message);
     }
     let node_name = node_name(&mut settings, flags.hostname_override.as_deref())?;
     let node_ips = node_ips(&mut settings, flags.node_ip.as_deref());
@@ -181,7 +196,6 @@ pub fn resolve(flags: &KubeletFlags) -> Result<(AgentConfig, Vec<Warning>), Conf
                 node_name,
                 node_ips,
                 node_labels: merge_labels(&flags.node_labels),
-                root_dir: absolute(&flags.root_dir, "/var/lib/kubelet"),
                 state_dir,
                 container_logs_dir: absolute(&flags.container_logs_dir, "/var/log/containers"),
                 log_file: flags
@@ -193,6 +207,15 @@ pub fn resolve(flags: &KubeletFlags) -> Result<(AgentConfig, Vec<Warning>), Conf
                 run_once: flags.runonce.unwrap_or(false),
                 offline_start: flags.offline_start.unwrap_or_default(),
                 container_gc,
+                kubeconfig: optional(&flags.kubeconfig),
+                bootstrap_kubeconfig: optional(&flags.bootstrap_kubeconfig),
+                cert_dir: match optional(&flags.cert_dir) {
+                    Some(directory) => directory,
+                    None => root_dir.join("pki"),
+                },
+                secrets_key_file: optional(&flags.secrets_key_file),
+                external_cloud_provider: flags.cloud_provider.as_deref() == Some("external"),
+                root_dir,
                 kubelet: settings.config,
             };
             Ok((config, settings.warnings))
@@ -251,24 +274,15 @@ fn apply_flags(settings: &mut Settings, flags: &KubeletFlags) {
     over!("--pod-max-pids", "podPidsLimit", f.pod_max_pids.map(pids_limit) => c.pod_pids_limit);
 
     if f.max_pods == Some(0) {
-        reject_flag(settings, "--max-pods", "is 0, expected a number from 1");
+        settings.reject_flag("--max-pods", "is 0, expected a number from 1");
     }
-    for (flag, given) in [
-        ("--kubeconfig", &f.kubeconfig),
-        ("--bootstrap-kubeconfig", &f.bootstrap_kubeconfig),
-    ] {
-        if given.is_some() {
-            let message = "joining a cluster is not supported in this version; leave the flag out to run static pods only";
-            reject_flag(settings, flag, message);
-        }
-    }
+    super::cluster::apply_flags(settings, flags);
     warn_flags(settings, flags);
 }
 
 /// Warns of the flags that were given and have no effect.
 fn warn_flags(settings: &mut Settings, flags: &KubeletFlags) {
     let checked = [
-        ("--node-labels", !flags.node_labels.is_empty()),
         (
             "--container-log-max-size",
             flags.container_log_max_size.is_some(),
@@ -277,7 +291,6 @@ fn warn_flags(settings: &mut Settings, flags: &KubeletFlags) {
             "--container-log-max-files",
             flags.container_log_max_files.is_some(),
         ),
-        ("--offline-start", flags.offline_start.is_some()),
     ];
     let checked = checked
         .into_iter()
@@ -292,12 +305,6 @@ fn warn_flags(settings: &mut Settings, flags: &KubeletFlags) {
             message,
         });
     }
-}
-
-fn reject_flag(settings: &mut Settings, flag: &str, message: impl Into<String>) {
-    settings
-        .problems
-        .push(Problem::new(Origin::Flag(flag.to_owned()), flag, message));
 }
 
 fn merge_headers(given: &[Headers]) -> BTreeMap<String, Vec<String>> {
@@ -355,10 +362,10 @@ fn node_ips(settings: &mut Settings, given: Option<&str>) -> Vec<IpAddr> {
     let parts = given.unwrap_or_default().split(',').map(str::trim);
     let parts = parts.filter(|part| !part.is_empty());
     match parts.map(parse_ip).collect::<Result<Vec<_>, _>>() {
-        Err(message) => reject_flag(settings, "--node-ip", message),
+        Err(message) => settings.reject_flag("--node-ip", message),
         Ok(ips) if ips.len() > 2 || (ips.len() == 2 && ips[0].is_ipv4() == ips[1].is_ipv4()) => {
             let message = "expected one address, or one IPv4 and one IPv6 address";
-            reject_flag(settings, "--node-ip", message);
+            settings.reject_flag("--node-ip", message);
         }
         Ok(ips) => return ips,
     }

@@ -86,6 +86,60 @@ impl FromStr for OfflineStart {
     }
 }
 
+/// A taint the node registers with, checked.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Taint {
+    /// A qualified name.
+    pub key: String,
+    /// A label value, often empty.
+    pub value: String,
+    /// `NoSchedule`, `PreferNoSchedule` or `NoExecute`.
+    pub effect: String,
+}
+
+/// How much of a resource must be left before pods are evicted.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum EvictionThreshold {
+    /// An amount: bytes, inodes or processes.
+    Quantity(u64),
+    /// A part of the capacity, above 0 and below 1; single precision, as upstream keeps it.
+    Fraction(f32),
+}
+
+// A fraction is never NaN: the parser refuses it.
+impl Eq for EvictionThreshold {}
+
+impl EvictionThreshold {
+    /// The amount that must be left of `capacity`, as upstream's `GetThresholdQuantity`.
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_precision_loss,
+        clippy::cast_sign_loss,
+        reason = "the arithmetic is upstream's, so that allocatable comes out the same"
+    )]
+    pub fn of(self, capacity: u64) -> u64 {
+        match self {
+            Self::Quantity(amount) => amount,
+            Self::Fraction(fraction) => (capacity as f64 * f64::from(fraction)) as u64,
+        }
+    }
+}
+
+/// Upstream's `evictionHard` when none is given.
+pub(super) fn default_eviction_hard() -> BTreeMap<String, EvictionThreshold> {
+    let percent = |percent: f32| EvictionThreshold::Fraction(percent / 100.0);
+    [
+        ("memory.available", EvictionThreshold::Quantity(100 << 20)),
+        ("nodefs.available", percent(10.0)),
+        ("nodefs.inodesFree", percent(5.0)),
+        ("imagefs.available", percent(15.0)),
+        ("imagefs.inodesFree", percent(5.0)),
+    ]
+    .into_iter()
+    .map(|(signal, threshold)| (signal.to_owned(), threshold))
+    .collect()
+}
+
 /// The `logging` section.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Logging {
@@ -162,6 +216,47 @@ pub struct KubeletConfiguration {
     pub event_burst: u32,
     /// `crashLoopBackOff.maxContainerRestartPeriod`: longest delay between restarts of a container.
     pub max_container_restart_period: Duration,
+    /// Port the node's status names as that of the kubelet's server.
+    pub port: u16,
+    /// Whether the client certificate is renewed through the API server before it expires.
+    pub rotate_certificates: bool,
+    /// How often the node's status is computed.
+    pub node_status_update_frequency: Duration,
+    /// How often the node's status is written when nothing changed.
+    pub node_status_report_frequency: Duration,
+    /// How long the node's lease is good for; it is renewed four times in that time.
+    pub node_lease_duration_seconds: i32,
+    /// How many images the node's status lists; `None` for all.
+    pub node_status_max_images: Option<u32>,
+    /// `kubeAPIQPS`: requests to the API server per second; never 0.
+    pub kube_api_qps: u32,
+    /// `kubeAPIBurst`: requests above the rate after a quiet time; never 0.
+    pub kube_api_burst: u32,
+    /// `contentType`: how bodies are encoded. JSON is spoken whatever this says.
+    pub content_type: String,
+    /// How changes of configMaps and secrets are noticed. They are watched whatever this says.
+    pub config_map_and_secret_change_detection_strategy: String,
+    /// Least amounts that must be left on the node, by eviction signal such as `memory.available`; 0 for none.
+    pub eviction_hard: BTreeMap<String, EvictionThreshold>,
+    /// Whether signals that `eviction_hard` does not name keep their defaults. Has been applied to
+    /// `eviction_hard` already.
+    pub merge_default_eviction_settings: bool,
+    /// What is kept from pods for the system, by resource name (`cpu`, `memory`, `ephemeral-storage`, `pid`), in
+    /// billionths of a core, byte or process.
+    pub system_reserved: BTreeMap<String, i128>,
+    /// What is kept from pods for Kubernetes itself; as `system_reserved`.
+    pub kube_reserved: BTreeMap<String, i128>,
+    /// What is held to its share of the node: `pods` is acted on, the rest was warned about; empty or `none` for
+    /// nothing.
+    pub enforce_node_allocatable: Vec<String>,
+    /// Sysctls, or prefixes ending in `*`, that pods may set although they are not known as safe.
+    pub allowed_unsafe_sysctls: Vec<String>,
+    /// `providerID`: the instance's name at the cloud provider.
+    pub provider_id: Option<String>,
+    /// Taints the node registers with.
+    pub register_with_taints: Vec<Taint>,
+    /// Whether the node's object is created when there is none.
+    pub register_node: bool,
 }
 
 impl Default for KubeletConfiguration {
@@ -198,6 +293,25 @@ impl Default for KubeletConfiguration {
             event_record_qps: 50,
             event_burst: 100,
             max_container_restart_period: Duration::from_secs(300),
+            port: 10250,
+            rotate_certificates: false,
+            node_status_update_frequency: Duration::from_secs(10),
+            node_status_report_frequency: Duration::from_secs(300),
+            node_lease_duration_seconds: 40,
+            node_status_max_images: Some(50),
+            kube_api_qps: 50,
+            kube_api_burst: 100,
+            content_type: "application/vnd.kubernetes.protobuf".to_owned(),
+            config_map_and_secret_change_detection_strategy: "Watch".to_owned(),
+            eviction_hard: default_eviction_hard(),
+            merge_default_eviction_settings: false,
+            system_reserved: BTreeMap::new(),
+            kube_reserved: BTreeMap::new(),
+            enforce_node_allocatable: vec!["pods".to_owned()],
+            allowed_unsafe_sysctls: Vec::new(),
+            provider_id: None,
+            register_with_taints: Vec::new(),
+            register_node: true,
         }
     }
 }

@@ -24,6 +24,7 @@ pub(super) fn validate(settings: &mut Settings) {
     paths(settings);
     names(settings);
     combinations(settings);
+    super::cluster::validate(settings);
 }
 
 /// Settings that another one takes the effect from.
@@ -59,6 +60,18 @@ fn periods(settings: &mut Settings) {
             "httpCheckFrequency",
             config.http_check_frequency,
             Duration::from_millis(10),
+            day,
+        ),
+        (
+            "nodeStatusUpdateFrequency",
+            config.node_status_update_frequency,
+            Duration::from_millis(100),
+            day,
+        ),
+        (
+            "nodeStatusReportFrequency",
+            config.node_status_report_frequency,
+            Duration::from_millis(100),
             day,
         ),
         (

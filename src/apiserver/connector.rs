@@ -1,0 +1,286 @@
+//! The connections to the API server: HTTP/2 where the server has it, so that hundreds of watches share a few of
+//! them, with pings that notice a peer that is gone.
+//!
+//! **Invariant:** a watch never keeps another request from going out: watches have connections of their own, each
+//! with fewer streams than a server allows.
+
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use futures::future::BoxFuture;
+use hyper::body::{Body as HttpBody, Bytes, Frame, Incoming, SizeHint};
+use hyper::http::{Request, Response, Uri};
+use hyper::rt::{Read, Write};
+use hyper_util::client::legacy::Client as HttpClient;
+use hyper_util::client::legacy::connect::proxy::{SocksV5, Tunnel};
+use hyper_util::client::legacy::connect::{Connection, HttpConnector};
+use hyper_util::rt::{TokioExecutor, TokioTimer};
+use kube::client::{Body, ClientBuilder, ConfigExt};
+use tokio::time::{Instant, Sleep};
+use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
+use tower::{BoxError, Service};
+
+/// Streams of one connection that watches may take; servers allow 100 or more.
+const WATCHES_PER_CONNECTION: usize = 80;
+/// As client-go: a silent connection is pinged, and given up when the ping is not answered.
+const PING_INTERVAL: Duration = Duration::from_secs(30);
+const PING_TIMEOUT: Duration = Duration::from_secs(15);
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long a body may be silent.
+const BODY_TIMEOUT: Duration = Duration::from_secs(30);
+/// How long a watch lasts when the request does not say.
+const WATCH_TIMEOUT: Duration = Duration::from_secs(600);
+
+/// Builds the client for `config`. May block: an exec plugin is run. What it has in flight fails when `closed` is
+/// cancelled.
+///
+/// # Errors
+/// When the certificates, the proxy or the plugin cannot be used.
+pub(super) fn build(
+    config: &kube::Config,
+    closed: &CancellationToken,
+) -> Result<kube::Client, kube::Error> {
+    let mut tcp = HttpConnector::new();
+    tcp.enforce_http(false);
+    tcp.set_nodelay(true);
+    tcp.set_connect_timeout(Some(CONNECT_TIMEOUT));
+    tcp.set_keepalive(Some(PING_INTERVAL));
+    tcp.set_keepalive_interval(Some(PING_TIMEOUT / 3));
+    tcp.set_keepalive_retries(Some(3));
+    tcp.set_tcp_user_timeout(Some(PING_INTERVAL + PING_TIMEOUT));
+    let Some(proxy) = config.proxy_url.clone() else {
+        return with_connector(config, tcp, closed);
+    };
+    let credentials = proxy
+        .authority()
+        .and_then(|authority| authority.as_str().rsplit_once('@'))
+        .map(|(user, _)| user.to_owned());
+    match proxy.scheme_str() {
+        Some("socks5") => {
+            let mut socks = SocksV5::new(proxy, tcp);
+            if let Some(credentials) = credentials {
+                let (user, pass) = credentials.split_once(':').unwrap_or((&credentials, ""));
+                socks = socks.with_auth(decoded(user), decoded(pass));
+            }
+            with_connector(config, socks, closed)
+        }
+        Some("http") => {
+            let tunnel = tunnel(proxy, tcp, credentials.as_deref());
+            with_connector(config, tunnel, closed)
+        }
+        Some("https") => {
+            let tls = config.rustls_https_connector_with_connector(tcp)?;
+            let tunnel = tunnel(proxy, tls, credentials.as_deref());
+            with_connector(config, tunnel, closed)
+        }
+        _ => Err(kube::Error::ProxyProtocolUnsupported {
+            proxy_url: Box::new(proxy),
+        }),
+    }
+}
+
+fn tunnel<C>(proxy: Uri, connector: C, credentials: Option<&str>) -> Tunnel<C> {
+    use base64::Engine as _;
+    let tunnel = Tunnel::new(proxy, connector);
+    let header = credentials.map(|credentials| {
+        let plain = base64::engine::general_purpose::STANDARD.encode(decoded(credentials));
+        hyper::http::HeaderValue::from_str(&format!("Basic {plain}"))
+    });
+    match header {
+        Some(Ok(header)) => tunnel.with_auth(header),
+        _ => tunnel,
+    }
+}
+
+/// Without percent escapes.
+fn decoded(text: &str) -> String {
+    let pair = format!("x={}", text.replace('+', "%2B"));
+    let decoded = form_urlencoded::parse(pair.as_bytes()).next();
+    decoded.map_or_else(|| text.to_owned(), |(_, value)| value.into_owned())
+}
+
+fn with_connector<C>(
+    config: &kube::Config,
+    connector: C,
+    closed: &CancellationToken,
+) -> Result<kube::Client, kube::Error>
+where
+    C: Service<Uri> + Clone + Send + Sync + 'static,
+    C::Response: Connection + Read + Write + Send + Unpin + 'static,
+    C::Future: Send + 'static,
+    C::Error: Into<BoxError>,
+{
+    let mut tls = config.rustls_client_config()?;
+    // The builder writes what it offers here itself.
+    tls.alpn_protocols.clear();
+    let mut builder = hyper_rustls::HttpsConnectorBuilder::new()
+        .with_tls_config(tls)
+        .https_or_http();
+    if let Some(name) = &config.tls_server_name {
+        let name = name.clone().try_into().map_err(|error| {
+            let error = format!("tls-server-name {name:?}: {error}");
+            kube::Error::Service(error.into())
+        })?;
+        builder =
+            builder.with_server_name_resolver(hyper_rustls::FixedServerNameResolver::new(name));
+    }
+    let connector = builder.enable_all_versions().wrap_connector(connector);
+    let make = move || {
+        HttpClient::builder(TokioExecutor::new())
+            .timer(TokioTimer::new())
+            .pool_timer(TokioTimer::new())
+            .http2_keep_alive_interval(PING_INTERVAL)
+            .http2_keep_alive_timeout(PING_TIMEOUT)
+            .http2_keep_alive_while_idle(true)
+            .build(connector.clone())
+    };
+    let lanes = Lanes {
+        main: make(),
+        watches: Arc::default(),
+        make: Arc::new(make),
+        closed: closed.clone(),
+    };
+    let stack = ClientBuilder::new(lanes, config.default_namespace.clone())
+        .with_layer(&config.base_uri_layer())
+        .with_layer(&config.extra_headers_layer()?);
+    Ok(match config.auth_layer()? {
+        Some(auth) => stack.with_layer(&auth).build(),
+        None => stack.build(),
+    })
+}
+
+/// One connection of watches, and a seat per watch beside the first.
+type Lane<C> = (HttpClient<C, Body>, Arc<()>);
+
+/// Chooses the connection of a request.
+#[derive(Clone)]
+struct Lanes<C> {
+    main: HttpClient<C, Body>,
+    watches: Arc<Mutex<Vec<Lane<C>>>>,
+    make: Arc<dyn Fn() -> HttpClient<C, Body> + Send + Sync>,
+    closed: CancellationToken,
+}
+
+impl<C: Clone> Lanes<C> {
+    /// A connection with room for one more watch, and the seat that is taken in it.
+    fn watch(&self) -> Lane<C> {
+        let mut lanes = self.watches.lock().unwrap_or_else(PoisonError::into_inner);
+        // Seats are given back by dropping them; a lane that nobody sits in goes.
+        lanes.retain(|(_, seats)| Arc::strong_count(seats) > 1);
+        let free = lanes
+            .iter()
+            .find(|(_, seats)| Arc::strong_count(seats) <= WATCHES_PER_CONNECTION);
+        if let Some((client, seats)) = free {
+            return (client.clone(), seats.clone());
+        }
+        let lane = ((self.make)(), Arc::new(()));
+        lanes.push(lane.clone());
+        lane
+    }
+}
+
+impl<C> Service<Request<Body>> for Lanes<C>
+where
+    C: Service<Uri> + Clone + Send + Sync + 'static,
+    C::Response: Connection + Read + Write + Send + Unpin + 'static,
+    C::Future: Send + Unpin + 'static,
+    C::Error: Into<BoxError>,
+{
+    type Response = Response<Guarded>;
+    type Error = BoxError;
+    type Future = BoxFuture<'static, Result<Self::Response, BoxError>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), BoxError>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: Request<Body>) -> Self::Future {
+        let query = request.uri().query().unwrap_or_default();
+        let (client, seat, patience) = match watch_timeout(query) {
+            Some(patience) => {
+                let (client, seat) = self.watch();
+                (client, Some(seat), patience)
+            }
+            None => (self.main.clone(), None, BODY_TIMEOUT),
+        };
+        let closed = self.closed.clone();
+        Box::pin(async move {
+            let response = client.request(request).await?;
+            Ok(response.map(|inner| Guarded {
+                inner,
+                patience,
+                silent: Box::pin(tokio::time::sleep(patience)),
+                closed: Box::pin(closed.cancelled_owned()),
+                _seat: seat,
+            }))
+        })
+    }
+}
+
+/// How long a watch may be silent at most; `None` when `query` is not that of a watch.
+pub(super) fn watch_timeout(query: &str) -> Option<Duration> {
+    let mut watches = false;
+    let mut timeout = WATCH_TIMEOUT;
+    for (key, value) in form_urlencoded::parse(query.as_bytes()) {
+        match &*key {
+            "watch" => watches = matches!(&*value, "true" | "1"),
+            "timeoutSeconds" => {
+                timeout = value.parse().map_or(timeout, Duration::from_secs);
+            }
+            _ => {}
+        }
+    }
+    // The server ends it then; when nothing came by then, nobody is there any more.
+    watches.then_some(timeout.saturating_add(BODY_TIMEOUT))
+}
+
+/// Why a response ended early.
+#[derive(Debug, thiserror::Error)]
+enum BodyError {
+    #[error("nothing came from the API server for {0:?}")]
+    Silent(Duration),
+    #[error("the connection was given up for one with new credentials")]
+    Closed,
+}
+
+/// A response that does not wait for ever, and not beyond its credentials.
+pub(super) struct Guarded {
+    inner: Incoming,
+    patience: Duration,
+    silent: Pin<Box<Sleep>>,
+    closed: Pin<Box<WaitForCancellationFutureOwned>>,
+    _seat: Option<Arc<()>>,
+}
+
+impl HttpBody for Guarded {
+    type Data = Bytes;
+    type Error = BoxError;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
+        if let Poll::Ready(frame) = Pin::new(&mut self.inner).poll_frame(cx) {
+            let next = Instant::now() + self.patience;
+            self.silent.as_mut().reset(next);
+            return Poll::Ready(frame.map(|frame| frame.map_err(Into::into)));
+        }
+        if self.silent.as_mut().poll(cx).is_ready() {
+            return Poll::Ready(Some(Err(BodyError::Silent(self.patience).into())));
+        }
+        if self.closed.as_mut().poll(cx).is_ready() {
+            return Poll::Ready(Some(Err(BodyError::Closed.into())));
+        }
+        Poll::Pending
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.inner.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.inner.size_hint()
+    }
+}

@@ -1,0 +1,328 @@
+//! Asking for a client certificate: key, request, approval, and where the answer is kept.
+//!
+//! On disk, in the certificate directory, all with mode 0600:
+//! - `kubelet-client.key.tmp`: the key of a request that is not answered yet. The name of the request follows from
+//!   it, so that an agent that is restarted waits for the request it made before.
+//! - `kubelet-client-<time>.pem`: certificate and key, in this order.
+//! - `kubelet-client-current.pem`: link to the newest.
+//!
+//! **Invariant:** each file appears whole or not at all, and is on disk before something refers to it.
+
+use std::fs;
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use k8s_openapi::ByteString;
+use k8s_openapi::api::certificates::v1::{
+    CertificateSigningRequest, CertificateSigningRequestSpec,
+};
+use kube::api::{Api, ObjectMeta, PostParams};
+use rcgen::{CertificateParams, DistinguishedName, DnType, KeyPair, PKCS_ECDSA_P256_SHA256};
+use sha2::{Digest, Sha256};
+
+use super::retry::{RetryPolicy, is_transient, retry_after};
+
+const SIGNER: &str = "kubernetes.io/kube-apiserver-client-kubelet";
+const PENDING_KEY: &str = "kubelet-client.key.tmp";
+const CURRENT: &str = "kubelet-client-current.pem";
+
+/// How often a request that is not approved is looked at.
+const POLL: RetryPolicy = RetryPolicy {
+    first: Duration::from_secs(2),
+    longest: Duration::from_secs(30),
+    tries: None,
+};
+
+/// Why there is no certificate.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum CsrError {
+    #[error("write {}", path.display())]
+    Write {
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
+    #[error("make a key and a request for it")]
+    Make(#[source] rcgen::Error),
+    #[error(
+        "create certificate signing request {name}: the bootstrap user needs the right to create and get these"
+    )]
+    Create {
+        name: String,
+        #[source]
+        source: kube::Error,
+    },
+    #[error("read certificate signing request {name}")]
+    Get {
+        name: String,
+        #[source]
+        source: kube::Error,
+    },
+    #[error("certificate signing request {name} was denied: {reason}; a new one is made later")]
+    Denied { name: String, reason: String },
+    #[error(
+        "certificate signing request {name} could not be signed: {reason}; a new one is made later"
+    )]
+    Failed { name: String, reason: String },
+    #[error(
+        "certificate signing request {name} was answered with something else than a certificate of the node's key"
+    )]
+    Wrong { name: String },
+}
+
+/// The link to the newest certificate.
+pub(super) fn current(directory: &Path) -> PathBuf {
+    directory.join(CURRENT)
+}
+
+/// Gets a certificate for `node` and keeps it in `directory`. Waits for the approval as long as it takes; what
+/// the server does not answer is tried again. `now` is in seconds since 1970 and names the file.
+///
+/// Cancel-safe: the next call takes up the same request.
+///
+/// # Errors
+/// When the request is denied, fails or is answered wrongly (its key is forgotten then), when the client may not
+/// make it, and when the directory cannot be written.
+pub(super) async fn obtain(
+    client: &kube::Client,
+    node: &str,
+    directory: &Path,
+    now: impl Fn() -> i64,
+) -> Result<PathBuf, CsrError> {
+    let key = pending_key(directory)?;
+    let request = request(node, &key).map_err(CsrError::Make)?;
+    let name = request_name(node, &key);
+    let api: Api<CertificateSigningRequest> = Api::all(client.clone());
+    let answer = wait(&api, &name, &request).await;
+    let chain = match answer {
+        Ok(chain) if certifies(&chain, &key) => chain,
+        other => {
+            // Whatever comes next needs another name, and so another key.
+            if !matches!(other, Err(CsrError::Create { .. } | CsrError::Get { .. })) {
+                forget(directory)?;
+            }
+            return Err(other.err().unwrap_or(CsrError::Wrong { name }));
+        }
+    };
+    let path = keep(directory, &chain, &key, now())?;
+    forget(directory)?;
+    Ok(path)
+}
+
+/// The key of the request that is not answered yet, or a new one.
+fn pending_key(directory: &Path) -> Result<KeyPair, CsrError> {
+    let path = directory.join(PENDING_KEY);
+    let failed = |source| CsrError::Write {
+        path: path.clone(),
+        source,
+    };
+    match fs::read_to_string(&path) {
+        Ok(pem) => match KeyPair::from_pem(&pem) {
+            Ok(key) => return Ok(key),
+            Err(error) => tracing::warn!(
+                path = %path.display(),
+                %error,
+                "the key of the pending certificate signing request is damaged, making another"
+            ),
+        },
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+        Err(error) => return Err(failed(error)),
+    }
+    let key = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256).map_err(CsrError::Make)?;
+    write_whole(&path, key.serialize_pem().as_bytes()).map_err(failed)?;
+    Ok(key)
+}
+
+fn forget(directory: &Path) -> Result<(), CsrError> {
+    let path = directory.join(PENDING_KEY);
+    match fs::remove_file(&path) {
+        Err(source) if source.kind() != io::ErrorKind::NotFound => {
+            Err(CsrError::Write { path, source })
+        }
+        _ => Ok(()),
+    }
+}
+
+fn request(node: &str, key: &KeyPair) -> Result<Vec<u8>, rcgen::Error> {
+    let mut params = CertificateParams::default();
+    let mut subject = DistinguishedName::new();
+    subject.push(DnType::OrganizationName, "system:nodes");
+    subject.push(DnType::CommonName, format!("system:node:{node}"));
+    params.distinguished_name = subject;
+    Ok(params.serialize_request(key)?.pem()?.into_bytes())
+}
+
+/// The same for the same key and node.
+fn request_name(node: &str, key: &KeyPair) -> String {
+    let mut hash = Sha256::new();
+    hash.update(SIGNER);
+    hash.update([0]);
+    hash.update(node);
+    hash.update([0]);
+    hash.update(key.public_key_raw());
+    let digest: String = hash.finalize().iter().map(|b| format!("{b:02x}")).collect();
+    format!("node-csr-{digest}")
+}
+
+/// Makes the request unless it is there, and waits for its end.
+async fn wait(
+    api: &Api<CertificateSigningRequest>,
+    name: &str,
+    request: &[u8],
+) -> Result<Vec<u8>, CsrError> {
+    let object = CertificateSigningRequest {
+        metadata: ObjectMeta {
+            name: Some(name.to_owned()),
+            ..ObjectMeta::default()
+        },
+        spec: CertificateSigningRequestSpec {
+            request: ByteString(request.to_vec()),
+            signer_name: SIGNER.to_owned(),
+            usages: Some(vec![
+                "digital signature".to_owned(),
+                "client auth".to_owned(),
+            ]),
+            ..CertificateSigningRequestSpec::default()
+        },
+        status: None,
+    };
+    let (mut failures, mut looks, mut there) = (0, 0, false);
+    loop {
+        let outcome = if there {
+            api.get_opt(name).await
+        } else {
+            api.create(&PostParams::default(), &object).await.map(Some)
+        };
+        match outcome {
+            Ok(Some(found)) => {
+                failures = 0;
+                if !there {
+                    tracing::info!(
+                        request = name,
+                        "made a certificate signing request, waiting for its approval (kubectl certificate approve)"
+                    );
+                }
+                there = true;
+                if let Some(chain) = outcome_of(name, &found)? {
+                    return Ok(chain);
+                }
+                looks += 1;
+                tokio::time::sleep(POLL.wait(looks)).await;
+            }
+            // The server forgets requests after a while.
+            Ok(None) => there = false,
+            Err(kube::Error::Api(status)) if status.code == 409 && !there => there = true,
+            Err(error) if is_transient(&error) => {
+                failures += 1;
+                let asked = retry_after(&error).unwrap_or_default();
+                tokio::time::sleep(POLL.wait(failures).max(asked)).await;
+            }
+            Err(source) if there => {
+                return Err(CsrError::Get {
+                    name: name.to_owned(),
+                    source,
+                });
+            }
+            Err(source) => {
+                return Err(CsrError::Create {
+                    name: name.to_owned(),
+                    source,
+                });
+            }
+        }
+    }
+}
+
+/// The certificate, when there is one.
+fn outcome_of(name: &str, found: &CertificateSigningRequest) -> Result<Option<Vec<u8>>, CsrError> {
+    let Some(status) = &found.status else {
+        return Ok(None);
+    };
+    let condition = |kind: &str| {
+        let conditions = status.conditions.iter().flatten();
+        let found = conditions.into_iter().find(|one| one.type_ == kind);
+        found.map(|one| {
+            let texts = [one.reason.as_deref(), one.message.as_deref()];
+            let texts: Vec<_> = texts.into_iter().flatten().collect();
+            texts.join(": ")
+        })
+    };
+    let name = || name.to_owned();
+    if let Some(reason) = condition("Denied") {
+        return Err(CsrError::Denied {
+            name: name(),
+            reason,
+        });
+    }
+    if let Some(reason) = condition("Failed") {
+        return Err(CsrError::Failed {
+            name: name(),
+            reason,
+        });
+    }
+    let chain = status.certificate.as_ref().map(|chain| chain.0.clone());
+    Ok(chain.filter(|chain| !chain.is_empty()))
+}
+
+/// Whether the first certificate of `chain` is for `key`.
+fn certifies(chain: &[u8], key: &KeyPair) -> bool {
+    x509_parser::pem::Pem::iter_from_buffer(chain)
+        .filter_map(Result::ok)
+        .next()
+        .and_then(|block| {
+            let certificate = block.parse_x509().ok()?;
+            Some(certificate.public_key().subject_public_key.data.as_ref() == key.public_key_raw())
+        })
+        .unwrap_or(false)
+}
+
+/// Writes certificate and key, and points the link at them.
+fn keep(directory: &Path, chain: &[u8], key: &KeyPair, now: i64) -> Result<PathBuf, CsrError> {
+    let at = jiff::Timestamp::from_second(now).unwrap_or_default();
+    let name = format!("kubelet-client-{}.pem", at.strftime("%Y-%m-%d-%H-%M-%S"));
+    let path = directory.join(&name);
+    let failed = |path: &Path| {
+        let path = path.to_owned();
+        move |source| CsrError::Write { path, source }
+    };
+    let mut pem = chain.to_vec();
+    if !pem.ends_with(b"\n") {
+        pem.push(b'\n');
+    }
+    pem.extend_from_slice(key.serialize_pem().as_bytes());
+    write_whole(&path, &pem).map_err(failed(&path))?;
+    let (link, fresh) = (
+        current(directory),
+        directory.join("kubelet-client-current.tmp"),
+    );
+    let point = || {
+        match fs::remove_file(&fresh) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+        std::os::unix::fs::symlink(&name, &fresh)?;
+        fs::rename(&fresh, &link)?;
+        fs::File::open(directory)?.sync_all()
+    };
+    point().map_err(failed(&link))?;
+    Ok(path)
+}
+
+/// Writes a file with mode 0600 that is there whole or not at all, even after a power loss. Makes its directory.
+pub(super) fn write_whole(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    use std::os::unix::fs::DirBuilderExt;
+    let directory = path.parent().unwrap_or(Path::new("/"));
+    if !directory.is_dir() {
+        fs::DirBuilder::new()
+            .recursive(true)
+            .mode(0o700)
+            .create(directory)?;
+    }
+    // Made with mode 0600.
+    let mut file = tempfile::NamedTempFile::new_in(directory)?;
+    file.write_all(bytes)?;
+    file.as_file().sync_all()?;
+    file.persist(path).map_err(|error| error.error)?;
+    fs::File::open(directory)?.sync_all()
+}

@@ -1,0 +1,337 @@
+//! What every request passes: the rate limit, the deadline, the report whether the server answered, and the
+//! connections of the credentials of the moment, which can be exchanged while requests go on.
+
+use std::collections::BTreeSet;
+use std::error::Error as StdError;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use arc_swap::ArcSwapOption;
+use futures::future::BoxFuture;
+use hyper::http::header::{CONTENT_TYPE, DATE, RETRY_AFTER};
+use hyper::http::{HeaderValue, Request, Response, StatusCode};
+use kube::client::Body;
+use tokio::sync::Notify;
+use tokio_util::sync::{CancellationToken, DropGuard};
+use tower::{BoxError, Service};
+
+use super::Connection;
+use super::connector;
+use super::kubeconfig::{Loaded, date};
+use super::limit::Limiter;
+use crate::types::time::Clock;
+
+/// How long the server has for the head of its answer.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
+/// How far the clocks of server and node may be apart.
+const MAX_SKEW_SECONDS: i64 = 300;
+/// How many refusals are told apart.
+const MAX_REFUSALS: usize = 64;
+
+/// Why a request did not reach the server.
+#[derive(Debug, thiserror::Error)]
+enum SendError {
+    #[error("the node has no client certificate yet")]
+    NoCredentials,
+    #[error("the API server did not answer within {ANSWER_TIMEOUT:?}")]
+    Timeout,
+}
+
+/// The connections of one set of credentials.
+struct Generation {
+    client: kube::Client,
+    names: String,
+    // What is in flight fails when this goes.
+    _open: DropGuard,
+}
+
+/// What was told already, so that it is not told with every request.
+#[derive(Default)]
+struct Told {
+    unauthorized: bool,
+    skewed: bool,
+    refusals: BTreeSet<String>,
+}
+
+/// See the module.
+pub(super) struct Transport {
+    current: ArcSwapOption<Generation>,
+    limiter: Limiter,
+    connection: Connection,
+    clock: Arc<dyn Clock>,
+    told: Mutex<Told>,
+    refused: Notify,
+}
+
+impl Transport {
+    pub(super) fn new(
+        limiter: Limiter,
+        connection: Connection,
+        clock: Arc<dyn Clock>,
+    ) -> Arc<Self> {
+        Arc::new(Self {
+            current: ArcSwapOption::empty(),
+            limiter,
+            connection,
+            clock,
+            told: Mutex::default(),
+            refused: Notify::new(),
+        })
+    }
+
+    /// A client that sends through here.
+    pub(super) fn client(self: &Arc<Self>) -> kube::Client {
+        kube::Client::new(Front(self.clone()), "default")
+    }
+
+    /// Uses these credentials from now on. What is in flight with the ones before fails. Blocking when a plugin
+    /// gives the credentials. Needs an async runtime around it.
+    ///
+    /// # Errors
+    /// When no client can be made of them; the ones before stay.
+    pub(super) fn install(&self, loaded: &Loaded) -> Result<(), kube::Error> {
+        let open = CancellationToken::new();
+        let client = connector::build(&loaded.config, &open)?;
+        self.current.store(Some(Arc::new(Generation {
+            client,
+            names: loaded.names.clone(),
+            _open: open.drop_guard(),
+        })));
+        let mut told = self.told();
+        told.unauthorized = false;
+        told.refusals.clear();
+        Ok(())
+    }
+
+    /// Waits until the server has refused the credentials. Cancel-safe.
+    pub(super) async fn refused(&self) {
+        self.refused.notified().await;
+    }
+
+    fn told(&self) -> MutexGuard<'_, Told> {
+        self.told.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn now(&self) -> i64 {
+        self.clock.now().wall_ms.div_euclid(1000)
+    }
+
+    async fn send(&self, request: Request<Body>) -> Result<Response<Body>, BoxError> {
+        let path = request.uri().path().to_owned();
+        // A lease that is late costs the node its pods: it never waits behind others.
+        if !path.starts_with("/apis/coordination.k8s.io/") {
+            self.limiter.turn().await;
+        }
+        let method = request.method().clone();
+        let (sent, names) = {
+            let Some(generation) = self.current.load_full() else {
+                return Err(SendError::NoCredentials.into());
+            };
+            // Not held while the request runs: exchanged credentials must let go of their connections.
+            let (client, names) = (generation.client.clone(), generation.names.clone());
+            drop(generation);
+            let sent = async move { client.send(request).await };
+            (tokio::time::timeout(ANSWER_TIMEOUT, sent).await, names)
+        };
+        let response = match sent {
+            Ok(Ok(response)) => response,
+            Ok(Err(error)) => {
+                self.connection.failed(&explain(&error, &names, self.now()));
+                return Err(Box::new(error));
+            }
+            Err(_) => {
+                self.connection.failed(&SendError::Timeout.to_string());
+                return Err(SendError::Timeout.into());
+            }
+        };
+        self.observe(&response, method.as_str(), &path, &names);
+        Ok(with_retry_after(response))
+    }
+
+    fn observe(&self, response: &Response<Body>, method: &str, path: &str, names: &str) {
+        let status = response.status();
+        if matches!(status.as_u16(), 502..=504) {
+            // A load balancer without a server behind it, or a server that is not ready.
+            self.connection
+                .failed(&format!("answered with status {status}"));
+            return;
+        }
+        self.connection.answered();
+        self.check_clock(response);
+        let mut told = self.told();
+        match status {
+            StatusCode::UNAUTHORIZED => {
+                if !told.unauthorized {
+                    told.unauthorized = true;
+                    tracing::error!(
+                        kubeconfig = names,
+                        "the API server does not know who the node is (401): is the certificate or token of the kubeconfig still good, and from this cluster?"
+                    );
+                }
+                drop(told);
+                self.refused.notify_waiters();
+            }
+            StatusCode::FORBIDDEN => {
+                let what = format!("{method} {}", resource(path));
+                if told.refusals.len() < MAX_REFUSALS && told.refusals.insert(what.clone()) {
+                    tracing::error!(
+                        request = what,
+                        kubeconfig = names,
+                        "the API server refuses the node this request (403): its user must be system:node:<name of the node> in the group system:nodes, and the name the one the node was started with"
+                    );
+                }
+            }
+            status if status.as_u16() < 400 => told.unauthorized = false,
+            _ => {}
+        }
+    }
+
+    /// Tells once when the clocks are apart: certificates and tokens stop working then.
+    fn check_clock(&self, response: &Response<Body>) {
+        let server = response
+            .headers()
+            .get(DATE)
+            .and_then(|date| date.to_str().ok())
+            .and_then(|date| jiff::fmt::rfc2822::parse(date).ok());
+        let Some(server) = server else { return };
+        let server = server.timestamp().as_second();
+        let now = self.now();
+        let skewed = (server - now).abs() > MAX_SKEW_SECONDS;
+        let mut told = self.told();
+        if skewed && !told.skewed {
+            tracing::warn!(
+                server = date(server),
+                node = date(now),
+                "the clocks of the API server and of this node differ: set the wrong one, or certificates and tokens stop working"
+            );
+        }
+        told.skewed = skewed;
+    }
+}
+
+/// `path` without names: `pods/status`.
+fn resource(path: &str) -> String {
+    let mut parts = path.trim_matches('/').split('/').peekable();
+    // api/v1 or apis/<group>/<version>.
+    let skip = if parts.peek() == Some(&"apis") { 3 } else { 2 };
+    let rest: Vec<_> = parts.skip(skip).collect();
+    let rest = match rest.as_slice() {
+        ["namespaces", _, rest @ ..] if !rest.is_empty() => rest,
+        rest => rest,
+    };
+    match rest {
+        [] => path.to_owned(),
+        [kind] | [kind, _] => (*kind).to_owned(),
+        [kind, _, subresource, ..] => format!("{kind}/{subresource}"),
+    }
+}
+
+/// The error with its causes, and what to do about it where that can be known.
+pub(super) fn explain(error: &(dyn StdError + 'static), names: &str, now: i64) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        let next = error.to_string();
+        if !text.contains(&next) {
+            text.push_str(": ");
+            text.push_str(&next);
+        }
+        cause = error.source();
+    }
+    let hint = if text.contains("UnknownIssuer") || text.contains("BadSignature") {
+        "the server's certificate is not signed by the certificate-authority of the kubeconfig; take the one of this cluster"
+    } else if text.contains("NotValidForName") {
+        "the server's certificate is not for this address; use another server: or give tls-server-name"
+    } else if text.contains("NotValidYet") || text.contains("Expired") {
+        "a certificate is out of its time; renew it, or set this machine's clock"
+    } else if text.contains("AlertReceived") || text.contains("received fatal alert") {
+        "the server does not accept the node's certificate; is it from this cluster and still good?"
+    } else {
+        return text;
+    };
+    format!("{text} ({hint}; kubeconfig {names}; now {})", date(now))
+}
+
+/// An answer with `Retry-After` and no `Status`, as the server's own overload protection gives it, gets one: the
+/// callers see only that.
+fn with_retry_after(response: Response<Body>) -> Response<Body> {
+    let status = response.status();
+    let json = |value: &HeaderValue| value.as_bytes().starts_with(b"application/json");
+    let busy = matches!(
+        status,
+        StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE
+    );
+    let headers = response.headers();
+    if !busy || headers.get(CONTENT_TYPE).is_some_and(json) {
+        return response;
+    }
+    let seconds = headers
+        .get(RETRY_AFTER)
+        .and_then(|after| after.to_str().ok())
+        .and_then(|after| after.parse::<u32>().ok());
+    let Some(seconds) = seconds else {
+        return response;
+    };
+    let body = serde_json::json!({
+        "kind": "Status",
+        "apiVersion": "v1",
+        "status": "Failure",
+        "code": status.as_u16(),
+        "reason": if status == StatusCode::TOO_MANY_REQUESTS { "TooManyRequests" } else { "ServiceUnavailable" },
+        "message": "the server is busy",
+        "details": { "retryAfterSeconds": seconds },
+    });
+    let mut replaced = Response::new(Body::from(body.to_string().into_bytes()));
+    *replaced.status_mut() = status;
+    replaced
+}
+
+/// The service behind the shared client.
+struct Front(Arc<Transport>);
+
+impl Service<Request<Body>> for Front {
+    type Response = Response<Body>;
+    type Error = BoxError;
+    type Future = BoxFuture<'static, Result<Response<Body>, BoxError>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), BoxError>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: Request<Body>) -> Self::Future {
+        let transport = self.0.clone();
+        Box::pin(async move { transport.send(request).await })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn requests_are_named_by_their_resource() {
+        for (path, name) in [
+            ("/api/v1/nodes/n1", "nodes"),
+            ("/api/v1/namespaces/a/pods/b/status", "pods/status"),
+            ("/api/v1/namespaces/a/events", "events"),
+            ("/api/v1/namespaces/a", "namespaces"),
+            (
+                "/apis/coordination.k8s.io/v1/namespaces/k/leases/n",
+                "leases",
+            ),
+            ("/version", "/version"),
+        ] {
+            assert_eq!(resource(path), name, "{path}");
+        }
+    }
+
+    #[test]
+    fn watches_are_told_from_lists_and_do_not_outlast_their_timeout() {
+        let seconds = |query| connector::watch_timeout(query).map(|timeout| timeout.as_secs());
+        assert_eq!(seconds("watch=true&timeoutSeconds=290"), Some(320));
+        assert_eq!(seconds("fieldSelector=a%3Db&watch=1"), Some(630));
+        assert_eq!(seconds("watch=false"), None);
+        assert_eq!(seconds("limit=500"), None);
+    }
+}
