@@ -9,6 +9,7 @@
 mod backup;
 mod completions;
 mod dump;
+mod keys;
 pub mod logging;
 mod man;
 mod offline;
@@ -64,6 +65,9 @@ enum Command {
     Restore(restore::RestoreArgs),
     /// Look after the store of a stopped agent
     Store(store::StoreArgs),
+    /// Look after the keys that secrets on disk are encrypted with
+    #[command(long_about = keys::LONG_HELP)]
+    Keys(keys::KeysArgs),
     /// Print the version
     Version(version::VersionArgs),
     /// Print a completion script for a shell
@@ -129,6 +133,7 @@ fn execute(command: Command) -> anyhow::Result<()> {
         Command::Backup(args) => block_on(backup::run(args)),
         Command::Restore(args) => block_on(restore::run(args)),
         Command::Store(args) => block_on(store::run(args)),
+        Command::Keys(args) => block_on(keys::run(args)),
         Command::Version(args) => version::run(&args),
         Command::Completions(args) => completions::run(&args, &mut Cli::command()),
         Command::Man(args) => man::run(&args, Cli::command()),

@@ -1,15 +1,51 @@
-//! Layer 4: API objects that pods refer to, with a memory on disk.
+//! Layer 3½: API objects that pods refer to, with a memory on disk.
+//!
+//! In: the pods of this node. Out: their configMaps, secrets, runtime classes, the services of the cluster, tokens of
+//! their service accounts, and a word when one of them changes.
+//!
+//! One list-watch per configMap, secret and runtime class that a registered pod refers to (the Node authoriser allows
+//! nothing wider), one for all services; an immutable object is read once. Everything is recorded ([`context`] says
+//! how), so that pods start while the API server is away: a reader gets what the API server said in this life of the
+//! agent, else, when it does not answer in time, the recorded copy. Secrets and tokens are recorded encrypted
+//! ([`vault`]) with keys from a file ([`keyring`]).
+//!
+//! **Invariants:** what cannot be asked is not absent; what no registered pod refers to is neither in memory nor, after
+//! [`Objects::sweep`], on disk; nothing here logs the content of an object.
 
-use std::sync::Arc;
+mod cache;
+mod context;
+pub mod keyring;
+mod recorder;
+mod refs;
+#[cfg(test)]
+mod tests;
+mod tokens;
+pub mod vault;
+
+use std::collections::{BTreeSet, HashMap};
+use std::fmt;
+use std::future::Future;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use k8s_openapi::api::authentication::v1::TokenRequestSpec;
 use k8s_openapi::api::core::v1::{ConfigMap, Pod, Secret, Service};
 use k8s_openapi::api::node::v1::RuntimeClass;
 use tokio::sync::broadcast;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::AbortOnDropHandle;
 
+use self::cache::{
+    Cell, ObjectCell, ServiceMap, Services, Watched, follow_object, follow_services, lock,
+};
+use self::context::Context;
+use self::refs::{Kind, ObjectKey, references};
+use self::tokens::{TokenEntries, TokenEntry};
+use self::vault::Vault;
 use crate::apiserver::ApiClient;
 use crate::store::Store;
-use crate::types::{Clock, PodUid};
+use crate::types::metrics::Metrics;
+use crate::types::{Clock, EventRecorder, PodExt as _, PodUid};
 
 /// Why an object cannot be had now.
 #[derive(Clone, Debug, thiserror::Error)]
@@ -47,11 +83,12 @@ pub enum ObjectError {
 /// An object that pods may depend on changed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ObjectChange {
-    /// `ConfigMap`, `Secret`, `Service`, …
+    /// `ConfigMap`, `Secret`, `RuntimeClass`, `Service` (the services can be had now), or `Token` (one of the pod's
+    /// tokens is to be replaced).
     pub kind: &'static str,
     /// Namespace; empty for cluster-wide kinds.
     pub namespace: String,
-    /// Name.
+    /// Name; of a `Token` the UID of its pod; empty for `Service`.
     pub name: String,
 }
 
@@ -66,38 +103,191 @@ pub struct Token {
     pub stale: bool,
 }
 
-/// Shared handle.
+impl fmt::Debug for Token {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Token")
+            .field("expires_ms", &self.expires_ms)
+            .field("stale", &self.stale)
+            .finish_non_exhaustive()
+    }
+}
+
+/// A watch that runs for as long as this lives; `None` without an API server.
+type Task = Option<AbortOnDropHandle<()>>;
+
+/// One watched object.
+struct Watch {
+    cells: Cells,
+    task: Task,
+}
+
+impl Watch {
+    fn cells(&self) -> Cells {
+        self.cells.clone()
+    }
+}
+
+#[derive(Clone)]
+enum Cells {
+    ConfigMap(Arc<ObjectCell<ConfigMap>>),
+    Secret(Arc<ObjectCell<Secret>>),
+    RuntimeClass(Arc<ObjectCell<RuntimeClass>>),
+}
+
+struct ServiceWatch {
+    cell: Arc<Cell<Services>>,
+    task: Task,
+}
+
+struct PodEntry {
+    namespace: String,
+    refs: BTreeSet<ObjectKey>,
+}
+
+#[derive(Default)]
+struct Tables {
+    pods: HashMap<PodUid, PodEntry>,
+    users: HashMap<ObjectKey, BTreeSet<PodUid>>,
+    watches: HashMap<ObjectKey, Watch>,
+    services: Option<ServiceWatch>,
+    tokens: TokenEntries,
+}
+
+struct Inner {
+    ctx: Arc<Context>,
+    tables: Mutex<Tables>,
+}
+
+/// Shared handle. The watches end when the last one is dropped, or with [`Objects::run`].
 #[derive(Clone)]
 pub struct Objects {
-    store: Store,
-    clock: Arc<dyn Clock>,
-    api: Option<ApiClient>,
-    changes: broadcast::Sender<ObjectChange>,
+    inner: Arc<Inner>,
+}
+
+impl fmt::Debug for Objects {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Objects")
+    }
 }
 
 impl Objects {
-    /// A cache over `store`; without `api` only what is on record can be had.
+    /// A cache over `store`; without `api` only what is on record can be had. It has no keys, so it records no
+    /// secrets.
     pub fn new(store: Store, clock: Arc<dyn Clock>, api: Option<ApiClient>) -> Self {
+        let vault = Arc::new(Vault::without_keys());
+        Self::with_vault(store, clock, api, vault, Metrics::default(), None)
+    }
+
+    /// As [`Objects::new`], with keys. `events` hears of records that cannot be decrypted.
+    pub fn with_vault(
+        store: Store,
+        clock: Arc<dyn Clock>,
+        api: Option<ApiClient>,
+        vault: Arc<Vault>,
+        metrics: Metrics,
+        events: Option<Arc<dyn EventRecorder>>,
+    ) -> Self {
         Self {
-            store,
-            clock,
-            api,
-            changes: broadcast::Sender::new(256),
+            inner: Arc::new(Inner {
+                ctx: Arc::new(Context::new(store, clock, api, vault, metrics, events)),
+                tables: Mutex::default(),
+            }),
         }
     }
 
-    /// From now on what `pod` refers to is kept up to date. Never waits.
-    pub fn register(&self, _pod: &Pod) {}
+    /// From now on what `pod` refers to is kept up to date; again with a newer version of the pod. Never waits.
+    /// With an API server it has to be called within the async runtime.
+    pub fn register(&self, pod: &Pod) {
+        let refs = references(pod);
+        let uid = pod.uid();
+        let inner = &self.inner;
+        let mut tables = lock(&inner.tables);
+        if tables.services.is_none() {
+            tables.services = Some(inner.watch_services());
+        }
+        let entry = PodEntry {
+            namespace: pod.namespace().to_owned(),
+            refs: refs.clone(),
+        };
+        let before = tables.pods.insert(uid.clone(), entry);
+        let before = before.map(|entry| entry.refs).unwrap_or_default();
+        for key in refs.difference(&before) {
+            let users = tables.users.entry(key.clone()).or_default();
+            users.insert(uid.clone());
+            if !tables.watches.contains_key(key) {
+                let watch = inner.watch(key, true);
+                tables.watches.insert(key.clone(), watch);
+            }
+        }
+        inner.release(&mut tables, &uid, before.difference(&refs));
+    }
 
     /// The pod is gone; what no other pod refers to is forgotten. Never waits.
-    pub fn unregister(&self, _uid: &PodUid) {}
+    pub fn unregister(&self, uid: &PodUid) {
+        let inner = &self.inner;
+        let mut tables = lock(&inner.tables);
+        let Some(entry) = tables.pods.remove(uid) else {
+            return;
+        };
+        inner.release(&mut tables, uid, entry.refs.iter());
+        let prefix = tokens::record_prefix(&entry.namespace, uid);
+        tables.tokens.retain(|key, _| !key.starts_with(&prefix));
+        drop(tables);
+        let recorded = inner.ctx.recorded_keys(&prefix);
+        inner.ctx.mark_all(recorded);
+    }
+
+    /// Forgets recorded objects that no registered pod refers to: those of pods that went while the agent did not
+    /// run. To be called when every source has spoken and every pod of this node is registered. Never waits.
+    pub fn sweep(&self) {
+        let inner = &self.inner;
+        let mut gone = Vec::new();
+        let kinds = ["configmaps/", "secrets/", "runtimeclasses/"];
+        let objects = kinds.map(|prefix| inner.ctx.recorded_keys(prefix)).concat();
+        let tokens = inner.ctx.recorded_keys("tokens/");
+        let tables = lock(&inner.tables);
+        gone.extend(objects.into_iter().filter(|key| {
+            ObjectKey::from_record_key(key).is_none_or(|key| !tables.watches.contains_key(&key))
+        }));
+        gone.extend(tokens.into_iter().filter(|key| {
+            let uid = key.split('/').nth(2).unwrap_or_default();
+            !tables.pods.contains_key(&PodUid::new(uid))
+        }));
+        drop(tables);
+        inner.ctx.mark_all(gone);
+    }
 
     /// Changes of registered objects. A receiver that lags has to look at everything.
     pub fn changes(&self) -> broadcast::Receiver<ObjectChange> {
-        self.changes.subscribe()
+        self.inner.ctx.changes()
     }
 
-    /// A configMap; `None` when the API server says that there is none.
+    /// The registered pods that a change is about.
+    pub fn pods_referring(&self, change: &ObjectChange) -> Vec<PodUid> {
+        let tables = lock(&self.inner.tables);
+        let kind = match change.kind {
+            "ConfigMap" => Kind::ConfigMap,
+            "Secret" => Kind::Secret,
+            "RuntimeClass" => Kind::RuntimeClass,
+            "Service" => return tables.pods.keys().cloned().collect(),
+            "Token" => {
+                let uid = PodUid::new(&change.name);
+                return match tables.pods.contains_key(&uid) {
+                    true => vec![uid],
+                    false => Vec::new(),
+                };
+            }
+            _ => return Vec::new(),
+        };
+        let key = ObjectKey::new(kind, &change.namespace, &change.name);
+        let users = tables.users.get(&key);
+        users
+            .map(|users| users.iter().cloned().collect())
+            .unwrap_or_default()
+    }
+
+    /// A configMap; `None` when the API server says that there is none. Waits for the first answer of the watch, at
+    /// most 10 s from its begin (5 s when a copy is on record), or 2 s (1 s) from the call. Cancel-safe.
     ///
     /// # Errors
     /// See [`ObjectError`].
@@ -106,10 +296,14 @@ impl Objects {
         namespace: &str,
         name: &str,
     ) -> Result<Option<Arc<ConfigMap>>, ObjectError> {
-        Err(self.none("ConfigMap", namespace, name))
+        let watch = self.cell(&ObjectKey::new(Kind::ConfigMap, namespace, name));
+        match &watch.cells {
+            Cells::ConfigMap(cell) => cell.read(&self.inner.ctx).await,
+            _ => Ok(None),
+        }
     }
 
-    /// A secret; `None` when the API server says that there is none.
+    /// A secret; `None` when the API server says that there is none. Waits as [`Objects::config_map`] does.
     ///
     /// # Errors
     /// See [`ObjectError`].
@@ -118,18 +312,31 @@ impl Objects {
         namespace: &str,
         name: &str,
     ) -> Result<Option<Arc<Secret>>, ObjectError> {
-        Err(self.none("Secret", namespace, name))
+        let watch = self.cell(&ObjectKey::new(Kind::Secret, namespace, name));
+        match &watch.cells {
+            Cells::Secret(cell) => cell.read(&self.inner.ctx).await,
+            _ => Ok(None),
+        }
     }
 
-    /// All services of the cluster, once the list was seen or is on record.
+    /// All services of the cluster that have a cluster IP, once the list was seen or is on record: names, cluster IP
+    /// and ports only. Waits as [`Objects::config_map`] does.
     ///
     /// # Errors
     /// See [`ObjectError`].
     pub async fn services(&self) -> Result<Vec<Arc<Service>>, ObjectError> {
-        Err(self.none("Service", "", ""))
+        let cell = {
+            let mut tables = lock(&self.inner.tables);
+            let watch = tables
+                .services
+                .get_or_insert_with(|| self.inner.watch_services());
+            Arc::clone(&watch.cell)
+        };
+        let services = cell.read(&self.inner.ctx).await?;
+        Ok(services.values().cloned().collect())
     }
 
-    /// A runtime class; `None` when the API server says that there is none.
+    /// A runtime class; `None` when the API server says that there is none. Waits as [`Objects::config_map`] does.
     ///
     /// # Errors
     /// See [`ObjectError`].
@@ -137,23 +344,168 @@ impl Objects {
         &self,
         name: &str,
     ) -> Result<Option<Arc<RuntimeClass>>, ObjectError> {
-        Err(self.none("RuntimeClass", "", name))
+        let watch = self.cell(&ObjectKey::new(Kind::RuntimeClass, "", name));
+        match &watch.cells {
+            Cells::RuntimeClass(cell) => cell.read(&self.inner.ctx).await,
+            _ => Ok(None),
+        }
     }
 
-    /// A token of the pod's service account, bound to the pod; from the cache until 80 % of its life have
-    /// passed.
+    /// A token of the pod's service account, bound to the pod; from the cache until 80 % of its life, or 24 hours,
+    /// have passed. `boundObjectRef` of `spec` is set here. Takes at most 10 s, 3 s when there is a token to fall back
+    /// on. Cancel-safe.
     ///
     /// # Errors
     /// See [`ObjectError`].
-    pub async fn token(&self, pod: &Pod, _spec: &TokenRequestSpec) -> Result<Token, ObjectError> {
-        use crate::types::PodExt;
-        Err(self.none("Token", pod.namespace(), pod.name()))
+    pub async fn token(&self, pod: &Pod, spec: &TokenRequestSpec) -> Result<Token, ObjectError> {
+        let ctx = &self.inner.ctx;
+        let key = tokens::record_key(pod, spec);
+        let (entry, registered) = {
+            let mut tables = lock(&self.inner.tables);
+            match tables.tokens.get(&key) {
+                Some(entry) => (Arc::clone(entry), true),
+                None => {
+                    let entry = Arc::new(TokenEntry::new(ctx, key.clone(), pod, spec));
+                    let registered = tables.pods.contains_key(&pod.uid());
+                    if registered {
+                        tables.tokens.insert(key, Arc::clone(&entry));
+                    }
+                    (entry, registered)
+                }
+            }
+        };
+        entry.token(ctx, registered).await
     }
 
-    fn none(&self, kind: &'static str, namespace: &str, name: &str) -> ObjectError {
-        ObjectError::Standalone {
-            kind,
-            key: format!("{namespace}/{name}"),
+    /// Time until the first of the pod's tokens is to be replaced, zero when that is due; `None` when it has none.
+    pub fn next_refresh(&self, uid: &PodUid) -> Option<Duration> {
+        let now = self.inner.ctx.clock.now();
+        let tables = lock(&self.inner.tables);
+        let prefix = tokens::record_prefix(&tables.pods.get(uid)?.namespace, uid);
+        let of_pod = tables.tokens.range(prefix.clone()..);
+        of_pod
+            .take_while(|(key, _)| key.starts_with(&prefix))
+            .filter_map(|(_, entry)| entry.until_refresh(now))
+            .min()
+    }
+
+    /// Writes records, follows the key file and tells of tokens that fall due, until `token` is cancelled; then
+    /// writes what is left and ends the watches.
+    pub async fn run(self, token: CancellationToken) {
+        tokio::join!(
+            recorder::run(&self.inner, &token),
+            tokens::run(&self.inner, &token)
+        );
+        let mut tables = lock(&self.inner.tables);
+        for watch in tables.watches.values_mut() {
+            watch.task = None;
         }
+        if let Some(services) = &mut tables.services {
+            services.task = None;
+        }
+    }
+
+    /// The watch of an object; of one that nobody registered a passing one.
+    fn cell(&self, key: &ObjectKey) -> Watch {
+        let known = lock(&self.inner.tables).watches.get(key).map(Watch::cells);
+        match known {
+            Some(cells) => Watch { cells, task: None },
+            None => self.inner.watch(key, false),
+        }
+    }
+}
+
+impl Inner {
+    /// Begins to watch an object.
+    fn watch(&self, key: &ObjectKey, remember: bool) -> Watch {
+        match key.kind {
+            Kind::ConfigMap => {
+                let (cell, task) = self.watch_kind(key, remember);
+                let cells = Cells::ConfigMap(cell);
+                Watch { cells, task }
+            }
+            Kind::Secret => {
+                let (cell, task) = self.watch_kind(key, remember);
+                let cells = Cells::Secret(cell);
+                Watch { cells, task }
+            }
+            Kind::RuntimeClass => {
+                let (cell, task) = self.watch_kind(key, remember);
+                let cells = Cells::RuntimeClass(cell);
+                Watch { cells, task }
+            }
+        }
+    }
+
+    fn watch_kind<K: Watched>(
+        &self,
+        key: &ObjectKey,
+        remember: bool,
+    ) -> (Arc<ObjectCell<K>>, Task) {
+        let recorded = self
+            .ctx
+            .recorded::<K>(&key.record_key(), K::KIND.is_secret());
+        let recorded = recorded.map(|object| Some(Arc::new(object)));
+        let cell = Arc::new(Cell::new(K::KIND.name(), key.object_name(), recorded));
+        let following = follow_object::<K>(
+            Arc::clone(&self.ctx),
+            key.clone(),
+            Arc::clone(&cell),
+            remember,
+        );
+        (cell, self.spawn(following))
+    }
+
+    fn watch_services(&self) -> ServiceWatch {
+        let mut recorded = ServiceMap::new();
+        for key in self.ctx.recorded_keys("services/") {
+            let mut parts = key.splitn(3, '/').skip(1).map(str::to_owned);
+            if let (Some(namespace), Some(name)) = (parts.next(), parts.next())
+                && let Some(service) = self.ctx.recorded::<Service>(&key, false)
+            {
+                recorded.insert((namespace, name), Arc::new(service));
+            }
+        }
+        // A cluster has one service at least.
+        let recorded = Some(recorded).filter(|map| !map.is_empty()).map(Arc::new);
+        let cell = Arc::new(Cell::new(
+            "Service",
+            "of all namespaces".to_owned(),
+            recorded,
+        ));
+        let following = follow_services(Arc::clone(&self.ctx), Arc::clone(&cell));
+        ServiceWatch {
+            cell,
+            task: self.spawn(following),
+        }
+    }
+
+    fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) -> Task {
+        self.ctx.api.as_ref()?;
+        Some(AbortOnDropHandle::new(tokio::spawn(task)))
+    }
+
+    /// A pod no longer refers to `keys`.
+    fn release<'a>(
+        &self,
+        tables: &mut Tables,
+        uid: &PodUid,
+        keys: impl Iterator<Item = &'a ObjectKey>,
+    ) {
+        for key in keys {
+            let Some(users) = tables.users.get_mut(key) else {
+                continue;
+            };
+            users.remove(uid);
+            if users.is_empty() {
+                tables.users.remove(key);
+                tables.watches.remove(key);
+                self.ctx.mark(key.record_key());
+            }
+        }
+    }
+
+    fn token_entries(&self) -> Vec<Arc<TokenEntry>> {
+        lock(&self.tables).tokens.values().cloned().collect()
     }
 }

@@ -139,6 +139,7 @@ metrics! {
     store_recoveries: Counter = Counter::default(), "holdfast_store_recoveries", "Times the store recovered without a restart";
     backups: Counter = Counter::default(), "holdfast_backups", "Automatic backups written";
     backup_errors: Counter = Counter::default(), "holdfast_backup_errors", "Automatic backups that failed";
+    secrets_unreadable: Gauge = Gauge::default(), "holdfast_secrets_unreadable_records", "Recorded secrets and tokens that cannot be decrypted";
     restore_pods: Family<OutcomeLabel, Gauge> = Family::default(), "holdfast_restore_pods", "Pods by how they were brought back at start";
     restore_duration: Gauge<f64, AtomicU64> = Gauge::default(), "holdfast_restore_duration", "From process start to all pods resumed", Unit::Seconds;
     epoch: Gauge = Gauge::default(), "holdfast_store_epoch", "Epoch of the store; a new one begins after a restore or a rebuild";

@@ -11,6 +11,7 @@ fn help_lists_every_command_and_every_table() {
         "backup",
         "restore",
         "store",
+        "keys",
         "version",
         "completions",
         "man",

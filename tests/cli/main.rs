@@ -9,5 +9,6 @@
 
 mod dump;
 mod help;
+mod keys;
 mod stores;
 mod world;
