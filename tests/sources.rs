@@ -59,6 +59,7 @@ fn in_dir(path: &Path, check_frequency: Duration) -> SourceSettings {
             check_frequency,
         }),
         http: None,
+        api: None,
     }
 }
 
@@ -72,6 +73,7 @@ fn at_url(url: &str) -> SourceSettings {
             check_frequency: OFTEN,
             timeout: Duration::from_millis(500),
         }),
+        api: None,
     }
 }
 
@@ -592,6 +594,7 @@ async fn pods_of_a_source_that_is_not_configured_any_more_are_removed() {
         node_name: "node-1".into(),
         file: None,
         http: None,
+        api: None,
     };
     let mut agent = agent.restart(nothing).await;
     assert_eq!(agent.next().await, (PodOp::Remove, names(&["a"])));

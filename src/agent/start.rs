@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use k8s_openapi::api::core::v1::Node;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -24,6 +25,7 @@ use crate::images::{ImageConfig, ImageManager};
 use crate::kubeletconfig::AgentConfig;
 use crate::kuberuntime::cri::{CriClient, CriTimeouts};
 use crate::kuberuntime::gc::GcPolicy;
+use crate::node_object::NodeObject;
 use crate::pleg::{Pleg, PlegOptions};
 use crate::pod_manager::PodManager;
 use crate::pod_workers::{PodWorkers, ReasonCache, StartFailure, WorkQueue, WorkerContext};
@@ -411,7 +413,11 @@ pub(super) async fn start(
             recorder: Arc::clone(&base.recorder),
             metrics: base.metrics.clone(),
             node_name: config.node_name.clone(),
+            node: NodeObject::default(),
+            local_node: Arc::new(local_node(&config.node_name)),
             max_pods: usize::try_from(config.kubelet.max_pods).unwrap_or(usize::MAX),
+            unsafe_sysctls: Arc::default(),
+            observed: Arc::new(|_| {}),
             janitor: janitor_tx,
         },
         base.monitor.clone(),
@@ -593,7 +599,30 @@ fn source_settings(config: &AgentConfig) -> SourceSettings {
             check_frequency: kubelet.http_check_frequency,
             timeout: HTTP_SOURCE_TIMEOUT,
         }),
+        api: None,
     }
+}
+
+/// What is known of this node without an API server.
+fn local_node(name: &str) -> Node {
+    let arch = match std::env::consts::ARCH {
+        "x86_64" => "amd64",
+        "aarch64" => "arm64",
+        other => other,
+    };
+    let labels = [
+        ("kubernetes.io/arch", arch),
+        ("kubernetes.io/hostname", name),
+        ("kubernetes.io/os", "linux"),
+    ];
+    let mut node = Node::default();
+    node.metadata.name = Some(name.to_owned());
+    node.metadata.labels = Some(
+        labels
+            .map(|(key, value)| (key.to_owned(), value.to_owned()))
+            .into(),
+    );
+    node
 }
 
 /// The directories that must be there: 0750 for what pods use, as upstream.

@@ -1,7 +1,7 @@
 //! Layer 4: sources of pods and the mux that merges them.
 //!
 //! Owns what the sources want: one task per source reads manifests ([`manifest`]) and sends its full set
-//! on every change; the mux task computes the difference (`core::pod_update::merge`) and sends operations
+//! on every change, another one follows the API server; the mux task computes the difference (`core::pod_update::merge`) and sends operations
 //! into the updates channel. In: files, URLs, and at start the pods recorded in the store. Out:
 //! [`PodUpdate`]s, [`SourcesReady`], [`Origins`], the `sources` table, events about what is wrong.
 //!
@@ -9,6 +9,7 @@
 //! restart. A pod that the store knows never comes out as an addition. Upstream's `config.PodConfig`,
 //! `sourceFile` and `sourceURL`.
 
+mod api;
 mod file;
 mod http;
 pub mod manifest;
@@ -25,6 +26,7 @@ use tokio::task::{JoinError, JoinHandle};
 use tokio_util::sync::CancellationToken;
 
 pub use crate::core::pod_update::{Reading, SourceSet, SourcedPod};
+pub use api::{ApiSettings, STALE_CONFIRMATION, VERSION_KEY};
 pub use ready::{Origins, SourcesReady};
 
 use crate::core::state::State;
@@ -49,6 +51,8 @@ pub struct SourceSettings {
     pub file: Option<FileSettings>,
     /// `staticPodURL`.
     pub http: Option<HttpSettings>,
+    /// `--kubeconfig`.
+    pub api: Option<ApiSettings>,
 }
 
 /// The file source.
@@ -184,10 +188,14 @@ impl PodConfig {
             .http
             .map(|h| http::HttpSource::new(h, &settings.node_name, Arc::clone(&surroundings.clock)))
             .transpose()?;
+        let api = settings
+            .api
+            .map(|a| api::ApiSource::new(a, &settings.node_name, surroundings.clone(), &seeds));
 
         let mut configured = Vec::new();
         configured.extend(file.as_ref().map(|_| PodSource::File));
         configured.extend(http.as_ref().map(|_| PodSource::Http));
+        configured.extend(api.as_ref().map(|_| PodSource::Api));
         let ready = SourcesReady::new(configured.iter().copied());
         let origins = Origins::default();
 
@@ -208,6 +216,13 @@ impl PodConfig {
             )));
         }
         if let Some(source) = http {
+            tasks.push(tokio::spawn(source.run(
+                sets.clone(),
+                reloads.clone(),
+                cancel.clone(),
+            )));
+        }
+        if let Some(source) = api {
             tasks.push(tokio::spawn(source.run(
                 sets.clone(),
                 reloads,
@@ -239,8 +254,8 @@ impl PodConfig {
         self.reload.send_modify(|count| *count += 1);
     }
 
-    /// Where a further source, the API server's, sends its full sets. It has to be announced with
-    /// [`SourcesReady::configure`] first.
+    /// Where a further source sends its full sets. It has to be announced with [`SourcesReady::configure`]
+    /// first.
     pub fn sets(&self) -> mpsc::Sender<SourceSet> {
         self.sets.clone()
     }
@@ -255,7 +270,7 @@ impl PodConfig {
     }
 }
 
-/// Reads each configured source once, for `--runonce`. Nothing is recorded.
+/// Reads each configured source of static pods once, for `--runonce`. Nothing is recorded.
 ///
 /// # Errors
 /// A setting that cannot work; what cannot be read is in the sets.

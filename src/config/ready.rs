@@ -50,7 +50,23 @@ impl SourcesReady {
         self.lock().ready.contains(&source)
     }
 
-    /// Whether every configured source has spoken; gates housekeeping.
+    /// Whether every configured source of static pods has spoken; gates housekeeping. An API server that
+    /// cannot be reached must not keep finished static pods from coming back: what is done about the pods of
+    /// a source waits for that source alone, and what is done about strangers waits for
+    /// [`SourcesReady::complete`].
+    pub fn static_ready(&self) -> bool {
+        let readiness = self.lock();
+        let mut wanted = readiness.configured.iter().filter(|s| s.is_static());
+        wanted.all(|source| readiness.ready.contains(source))
+    }
+
+    /// Whether one source has spoken and its newest reading was whole: what it says is all that it wants.
+    pub fn source_complete(&self, source: PodSource) -> bool {
+        let readiness = self.lock();
+        readiness.ready.contains(&source) && !readiness.incomplete.contains(&source)
+    }
+
+    /// Whether every configured source has spoken.
     pub fn all_ready(&self) -> bool {
         let readiness = self.lock();
         readiness.configured.is_subset(&readiness.ready)

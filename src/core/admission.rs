@@ -1,20 +1,32 @@
 //! Whether a pod may run here; upstream's admit handlers, as far as they concern this node alone.
 //!
-//! Comes in: the pod, the pods that are admitted and not finished, facts of the node. Goes out: a decision
-//! that is recorded once per UID and never revised. Pure.
+//! Comes in: the pod, the pods that take part of the node already, facts of the node. Goes out: a decision
+//! that is recorded once per UID, and the pods that have to make room for a critical one. Pure.
 //!
-//! **Invariant:** the caller passes admitted pods alone in `others`; a pod never competes with itself.
+//! **Invariant:** the caller passes in `others` the admitted pods alone that their sources still want; a pod
+//! never competes with itself.
+
+mod matching;
+mod preemption;
+mod resources;
+mod sysctls;
 
 use std::collections::BTreeMap;
 
-use k8s_openapi::api::core::v1::{ContainerPort, Pod};
+use k8s_openapi::api::core::v1::{ContainerPort, Node, Pod};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
 use super::state::AdmissionDecision;
-use crate::types::PodExt;
+use crate::types::{PodExt, PodUid};
+use resources::Insufficient;
+
+/// Priority from which on a pod is critical; upstream's `scheduling.SystemCriticalPriority`.
+const SYSTEM_CRITICAL_PRIORITY: i32 = 2_000_000_000;
+/// Priority of a pod that says none and is static: upstream's file source gives it this one.
+const NODE_CRITICAL_PRIORITY: i32 = SYSTEM_CRITICAL_PRIORITY + 1000;
 
 /// What a decision depends on besides pods.
-#[derive(Clone, Debug)]
+#[derive(Clone, Copy, Debug)]
 pub struct AdmissionContext<'a> {
     /// Name of the node.
     pub node_name: &'a str,
@@ -22,27 +34,78 @@ pub struct AdmissionContext<'a> {
     pub max_pods: usize,
     /// What the pod asks for and this agent does not do, one message per field.
     pub refusals: &'a [String],
+    /// The node as the API server shows it, or as it is on record. Of a node without allocatable resources
+    /// it is not known what it has: nothing is refused for want of them.
+    pub node: &'a Node,
+    /// `allowedUnsafeSysctls`: names, or prefixes ending in `*`.
+    pub unsafe_sysctls: &'a [String],
 }
 
-/// Decides. The order is: unsupported fields, name, node, number of pods, host ports.
-pub fn admit(pod: &Pod, others: &[&Pod], ctx: &AdmissionContext<'_>) -> AdmissionDecision {
+/// What was decided.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Verdict {
+    /// Whether the pod may run.
+    pub decision: AdmissionDecision,
+    /// Pods that are to be evicted for it, in this order. Empty unless the pod is critical and admitted.
+    pub preempt: Vec<PodUid>,
+}
+
+/// Decides. The order is: unsupported fields, sysctls, name, operating system, then upstream's predicates:
+/// resources, node selector and affinity, node name, host ports, taints. A critical pod that lacks nothing
+/// but resources gets those of pods that may be preempted. Upstream: `predicateAdmitHandler.Admit` and
+/// `CriticalPodAdmissionHandler`.
+pub fn admit(pod: &Pod, others: &[&Pod], ctx: &AdmissionContext<'_>) -> Verdict {
     let others: Vec<&Pod> = others
         .iter()
         .copied()
         .filter(|other| other.uid() != pod.uid())
         .collect();
     let refused = unsupported(ctx)
+        .or_else(|| sysctls::forbidden(pod, ctx.unsafe_sysctls))
         .or_else(|| duplicate(pod, &others))
-        .or_else(|| wrong_node(pod, ctx))
-        .or_else(|| too_many(&others, ctx))
-        .or_else(|| port_conflict(pod, &others));
-    match refused {
-        None => AdmissionDecision::Admitted,
-        Some((reason, message)) => AdmissionDecision::Rejected {
-            reason: reason.to_owned(),
-            message,
-        },
+        .or_else(|| matching::wrong_os(pod));
+    if let Some(refusal) = refused {
+        return rejected(refusal);
     }
+    let lacking = resources::insufficient(pod, &others, ctx.node, ctx.max_pods);
+    let unfit = unfit(pod, ctx)
+        .or_else(|| port_conflict(pod, &others))
+        .or_else(|| matching::untolerated(pod, ctx.node));
+    match (lacking.first(), unfit) {
+        (None, None) => admitted(Vec::new()),
+        (None, Some(unfit)) => rejected(unfit),
+        (Some(_), Some(unfit)) if is_critical(pod) => rejected(unfit),
+        (Some(_), None) if is_critical(pod) => make_room(pod, &others, &lacking),
+        (Some(first), _) => rejected((first.reason(), first.to_string())),
+    }
+}
+
+/// Whether a pod that was admitted and of which nothing was started yet may still start here: what of the
+/// node it asks for may have changed while the agent was down. What was allocated to it stays its own.
+pub fn still_fits(pod: &Pod, ctx: &AdmissionContext<'_>) -> AdmissionDecision {
+    match unfit(pod, ctx).or_else(|| matching::untolerated(pod, ctx.node)) {
+        None => AdmissionDecision::Admitted,
+        Some(refusal) => rejected(refusal).decision,
+    }
+}
+
+/// Whether a pod is critical; upstream's `kubetypes.IsCriticalPod`.
+pub fn is_critical(pod: &Pod) -> bool {
+    pod.is_static()
+        || pod.is_mirror()
+        || pod
+            .spec_ref()
+            .priority
+            .is_some_and(|p| p >= SYSTEM_CRITICAL_PRIORITY)
+}
+
+/// The pod's priority, as the resolved PriorityClass says.
+pub fn priority(pod: &Pod) -> i32 {
+    pod.spec_ref().priority.unwrap_or(if pod.is_static() {
+        NODE_CRITICAL_PRIORITY
+    } else {
+        0
+    })
 }
 
 /// What is set aside for the pod: per container, each requested resource, a limit where no request is given.
@@ -64,10 +127,45 @@ pub fn allocated(pod: &Pod) -> BTreeMap<String, BTreeMap<String, String>> {
         .collect()
 }
 
-type Refusal = (&'static str, String);
+/// A CamelCase reason and a message for a human.
+type Refusal = (String, String);
+
+fn admitted(preempt: Vec<PodUid>) -> Verdict {
+    Verdict {
+        decision: AdmissionDecision::Admitted,
+        preempt,
+    }
+}
+
+fn rejected((reason, message): Refusal) -> Verdict {
+    Verdict {
+        decision: AdmissionDecision::Rejected { reason, message },
+        preempt: Vec::new(),
+    }
+}
+
+fn make_room(pod: &Pod, others: &[&Pod], lacking: &[Insufficient]) -> Verdict {
+    match preemption::victims(pod, others, lacking) {
+        Ok(victims) => admitted(victims),
+        Err(error) => rejected((
+            "UnexpectedAdmissionError".to_owned(),
+            format!("Unexpected error while attempting to recover from admission failure: {error}"),
+        )),
+    }
+}
 
 fn unsupported(ctx: &AdmissionContext<'_>) -> Option<Refusal> {
-    (!ctx.refusals.is_empty()).then(|| ("UnsupportedField", ctx.refusals.join("; ")))
+    (!ctx.refusals.is_empty()).then(|| ("UnsupportedField".to_owned(), ctx.refusals.join("; ")))
+}
+
+/// Upstream's text for a predicate that failed.
+fn predicate(name: &str, why: impl std::fmt::Display) -> Refusal {
+    (name.to_owned(), format!("Predicate {name} failed: {why}"))
+}
+
+/// Node selector and affinity, then the node's name.
+fn unfit(pod: &Pod, ctx: &AdmissionContext<'_>) -> Option<Refusal> {
+    matching::mismatched(pod, ctx.node, ctx.node_name).or_else(|| wrong_node(pod, ctx))
 }
 
 fn duplicate(pod: &Pod, others: &[&Pod]) -> Option<Refusal> {
@@ -79,7 +177,7 @@ fn duplicate(pod: &Pod, others: &[&Pod]) -> Option<Refusal> {
     // when both are wanted.
     (!pod.is_static()).then(|| {
         (
-            "DuplicateName",
+            "DuplicateName".to_owned(),
             format!(
                 "pod {}/{} (UID {}) has the name of a pod that is active on this node (UID {}); delete that one first",
                 pod.namespace(),
@@ -94,24 +192,11 @@ fn duplicate(pod: &Pod, others: &[&Pod]) -> Option<Refusal> {
 fn wrong_node(pod: &Pod, ctx: &AdmissionContext<'_>) -> Option<Refusal> {
     let wanted = pod.spec_ref().node_name.as_deref()?;
     (!wanted.is_empty() && wanted != ctx.node_name).then(|| {
-        (
+        predicate(
             "NodeName",
-            format!(
-                "Predicate NodeName failed: the pod is for node {wanted}, this is {}; correct or remove spec.nodeName",
+            format_args!(
+                "node(s) didn't match the requested node name: the pod is for node {wanted}, this is {}; correct or remove spec.nodeName",
                 ctx.node_name
-            ),
-        )
-    })
-}
-
-fn too_many(others: &[&Pod], ctx: &AdmissionContext<'_>) -> Option<Refusal> {
-    (others.len() >= ctx.max_pods).then(|| {
-        (
-            "OutOfpods",
-            format!(
-                "Node didn't have enough resource: pods, requested: 1, used: {}, capacity: {}",
-                others.len(),
-                ctx.max_pods
             ),
         )
     })
@@ -147,8 +232,15 @@ fn host_ports(pod: &Pod) -> Vec<HostPort> {
             .filter(|v| !v.is_empty())
             .unwrap_or_else(|| default.to_owned())
     };
+    let sidecars = pod
+        .spec_ref()
+        .init_containers
+        .iter()
+        .flatten()
+        .filter(|c| c.restart_policy.as_deref() == Some("Always"));
     pod.containers()
         .iter()
+        .chain(sidecars)
         .flat_map(|c| c.ports.iter().flatten())
         .filter_map(|port| {
             Some(HostPort {
@@ -168,10 +260,10 @@ fn port_conflict(pod: &Pod, others: &[&Pod]) -> Option<Refusal> {
     others.iter().find_map(|other| {
         let taken = host_ports(other);
         let port = wanted.iter().find(|w| taken.iter().any(|t| w.conflicts(t)))?;
-        Some((
+        Some(predicate(
             "NodePorts",
-            format!(
-                "Predicate NodePorts failed: node didn't have free ports for the requested pod ports: {} {}:{} is taken by pod {}/{}",
+            format_args!(
+                "node(s) didn't have free ports for the requested pod ports: {} {}:{} is taken by pod {}/{}",
                 port.protocol,
                 port.ip,
                 port.port,
@@ -183,131 +275,4 @@ fn port_conflict(pod: &Pod, others: &[&Pod]) -> Option<Refusal> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use serde_json::json;
-
-    fn pod(uid: &str, spec: serde_json::Value) -> Pod {
-        serde_json::from_value(json!({
-            "metadata": {"name": format!("p-{uid}"), "namespace": "ns", "uid": uid}, "spec": spec,
-        }))
-        .unwrap()
-    }
-
-    fn with_port(uid: &str, port: serde_json::Value, host_network: bool) -> Pod {
-        pod(
-            uid,
-            json!({"hostNetwork": host_network, "containers": [{"name": "c", "ports": [port]}]}),
-        )
-    }
-
-    fn reason(pod: &Pod, others: &[&Pod], max_pods: usize, refusals: &[String]) -> String {
-        let ctx = AdmissionContext {
-            node_name: "n1",
-            max_pods,
-            refusals,
-        };
-        match admit(pod, others, &ctx) {
-            AdmissionDecision::Admitted => "Admitted".to_owned(),
-            AdmissionDecision::Rejected { reason, message } => {
-                assert!(!message.is_empty());
-                reason
-            }
-        }
-    }
-
-    #[test]
-    fn host_ports_conflict_by_protocol_address_and_number() {
-        let base = json!({"containerPort": 80, "hostPort": 80});
-        for (first, second, host_network, want) in [
-            (base.clone(), base.clone(), false, "NodePorts"),
-            (
-                base.clone(),
-                json!({"containerPort": 80, "hostPort": 81}),
-                false,
-                "Admitted",
-            ),
-            (
-                base.clone(),
-                json!({"containerPort": 80, "hostPort": 80, "protocol": "UDP"}),
-                false,
-                "Admitted",
-            ),
-            (
-                base.clone(),
-                json!({"containerPort": 80, "hostPort": 80, "hostIP": "10.0.0.1"}),
-                false,
-                "NodePorts",
-            ),
-            (
-                json!({"containerPort": 80, "hostPort": 80, "hostIP": "10.0.0.2"}),
-                json!({"containerPort": 80, "hostPort": 80, "hostIP": "10.0.0.1"}),
-                false,
-                "Admitted",
-            ),
-            (
-                base.clone(),
-                json!({"containerPort": 80}),
-                false,
-                "Admitted",
-            ),
-            (
-                base.clone(),
-                json!({"containerPort": 80}),
-                true,
-                "NodePorts",
-            ),
-        ] {
-            let one = with_port("1", first.clone(), false);
-            let two = with_port("2", second.clone(), host_network);
-            assert_eq!(reason(&two, &[&one], 10, &[]), want, "{first} {second}");
-        }
-    }
-
-    #[test]
-    fn a_pod_does_not_compete_with_itself() {
-        let one = with_port("1", json!({"containerPort": 80, "hostPort": 80}), false);
-        assert_eq!(reason(&one, &[&one], 1, &[]), "Admitted");
-    }
-
-    #[test]
-    fn unsupported_fields_and_other_nodes_are_refused() {
-        let one = pod("1", json!({"containers": []}));
-        assert_eq!(
-            reason(&one, &[], 1, &["spec.initContainers".to_owned()]),
-            "UnsupportedField"
-        );
-        let elsewhere = pod("2", json!({"containers": [], "nodeName": "n2"}));
-        assert_eq!(reason(&elsewhere, &[], 1, &[]), "NodeName");
-        let here = pod("3", json!({"containers": [], "nodeName": "n1"}));
-        assert_eq!(reason(&here, &[], 1, &[]), "Admitted");
-    }
-
-    #[test]
-    fn a_full_node_and_a_taken_name_refuse() {
-        let one = pod("1", json!({"containers": []}));
-        let mut two = pod("2", json!({"containers": []}));
-        assert_eq!(reason(&two, &[&one], 1, &[]), "OutOfpods");
-        two.metadata.name = one.metadata.name.clone();
-        assert_eq!(reason(&two, &[&one], 10, &[]), "DuplicateName");
-        let mut leaving = one.clone();
-        leaving.metadata.deletion_timestamp =
-            Some(serde_json::from_value(json!("2026-01-01T00:00:00Z")).unwrap());
-        assert_eq!(reason(&two, &[&leaving], 10, &[]), "Admitted");
-    }
-
-    #[test]
-    fn allocation_is_requests_over_limits() {
-        let one = pod(
-            "1",
-            json!({"containers": [
-                {"name": "a", "resources": {"limits": {"cpu": "1", "memory": "1Gi"}, "requests": {"cpu": "100m"}}},
-                {"name": "b"},
-            ]}),
-        );
-        let of = allocated(&one);
-        assert_eq!(of["a"]["cpu"], "100m");
-        assert_eq!(of["a"]["memory"], "1Gi");
-        assert!(of["b"].is_empty());
-    }
-}
+mod tests;

@@ -231,7 +231,11 @@ fn update(recorded: &SourcedPod, wanted: SourcedPod, merged: &mut Merged) -> Sou
     if !changed && !moved && !status_changed {
         return recorded.clone();
     }
-    let pod = Arc::new(with_local_annotations(&wanted.pod, &recorded.pod));
+    let pod = if same_local_annotations(&wanted.pod, &recorded.pod) {
+        Arc::clone(&wanted.pod)
+    } else {
+        Arc::new(with_local_annotations(&wanted.pod, &recorded.pod))
+    };
     let operation = match (changed, moved) {
         (true, _) if pod.is_deleting() => &mut merged.deletes,
         (false, false) => &mut merged.reconciles,
@@ -262,6 +266,14 @@ fn foreign_annotations(pod: &Pod) -> impl Iterator<Item = (&String, &String)> {
     pod.annotations()
         .iter()
         .filter(|(key, _)| !LOCAL_ANNOTATIONS.contains(&key.as_str()))
+}
+
+/// Whether `pod` has the local annotations of `recorded` already.
+fn same_local_annotations(pod: &Pod, recorded: &Pod) -> bool {
+    LOCAL_ANNOTATIONS.iter().all(|key| {
+        let wanted = recorded.annotation(key);
+        wanted.is_none() || wanted == pod.annotation(key)
+    })
 }
 
 /// `pod` with the local annotations that the node gave it when it first saw it.

@@ -4,8 +4,9 @@
 //! runtime or the file system (dead containers, orphan directories, cgroups, records) is done by the
 //! [`Janitor`], a task of its own, so that neither can hold up the loop.
 //!
-//! **Invariant:** a running pod is killed as an orphan only when every source has spoken and could be read
-//! completely; a source that cannot be read is not an empty source.
+//! **Invariant:** a running pod is killed as an orphan, and directories and logs of pods that are not known
+//! are removed, only when every source has spoken and could be read completely; a source that cannot be read
+//! is not an empty source.
 
 use std::collections::{BTreeSet, HashSet};
 use std::sync::Arc;
@@ -50,8 +51,13 @@ pub(super) fn pod_cleanups(context: &LoopContext) -> bool {
             changed = true;
         }
     }
+    let confirmed: Vec<PodUid> = desired_pods
+        .iter()
+        .filter(|pod| context.ready.source_complete(pod.source()))
+        .map(|pod| pod.uid())
+        .collect();
+    workers.confirm(confirmed.iter());
     if context.ready.complete() {
-        workers.confirm(desired.iter());
         changed |= kill_orphans(context, &desired);
     }
     let (statics, others, _) = context.pods.counts();
@@ -174,8 +180,11 @@ impl Janitor {
         let known: BTreeSet<PodUid> = self.workers.known().into_keys().collect();
         let running: BTreeSet<PodUid> = pods.iter().map(|p| p.uid.clone()).collect();
         let keep: BTreeSet<PodUid> = known.union(&running).cloned().collect();
-        for error in context.volumes.cleanup_orphan_dirs(&keep).await {
-            warn!(%error, "cannot remove an orphan pod directory");
+        if complete {
+            // The data of a pod that only a source out of reach knows is not its to lose.
+            for error in context.volumes.cleanup_orphan_dirs(&keep).await {
+                warn!(%error, "cannot remove an orphan pod directory");
+            }
         }
         let (kept, active) = (keep.clone(), self.workers.active());
         let cgroups = context
@@ -192,8 +201,9 @@ impl Janitor {
         if let Err(error) = cgroups {
             warn!(%error, "cgroups are not as they should be");
         }
-        if let Err(error) =
-            logs::remove_orphan_pod_logs(&context.node, &|uid: &PodUid| keep.contains(uid))
+        if complete
+            && let Err(error) =
+                logs::remove_orphan_pod_logs(&context.node, &|uid: &PodUid| keep.contains(uid))
         {
             warn!(%error, "cannot remove logs of pods that are gone");
         }

@@ -1,29 +1,37 @@
 //! Handlers of the loop: what each kind of update means for pod manager and workers. Upstream:
 //! `HandlePodAdditions`, `HandlePodUpdates`, `HandlePodRemoves`, `HandlePodReconcile`, `HandlePodSyncs`.
 
+use std::cmp::Reverse;
 use std::sync::Arc;
 
-use k8s_openapi::api::core::v1::Pod;
-use tracing::{info, warn};
+use k8s_openapi::api::core::v1::{Node, Pod};
+use tracing::{debug, info, warn};
 
-use super::LoopContext;
+use super::{LoopContext, Observed};
 use crate::core::admission::{self, AdmissionContext};
-use crate::core::state::{AdmissionDecision, AdmissionRecord};
+use crate::core::pod_worker::KillRequest;
+use crate::core::state::{
+    AdmissionDecision, AdmissionRecord, ContainerRecord, State, TerminationCause, Transaction,
+    WorkerPhase, WorkerRecord, child_key,
+};
 use crate::core::supported;
 use crate::pod_workers::UpdateOptions;
 use crate::types::metrics::ReasonLabel;
 use crate::types::{Event, EventType, PodExt, PodSyncType};
 
-/// New pods, oldest first.
+/// Reason and message of a pod that makes room for a critical one.
+const PREEMPTING: (&str, &str) = ("Preempting", "Preempted in order to admit critical pod");
+
+/// New pods: by priority, then oldest first.
 pub(super) fn additions(context: &LoopContext, mut pods: Vec<Arc<Pod>>) {
     pods.sort_by_key(|p| {
-        p.metadata
-            .creation_timestamp
-            .as_ref()
-            .map(|t| t.0.as_millisecond())
+        let created = p.metadata.creation_timestamp.as_ref();
+        let created = created.map(|t| t.0.as_millisecond());
+        (Reverse(admission::priority(p)), created)
     });
     for pod in pods {
         context.pods.update(Arc::clone(&pod));
+        observe(context, &pod);
         if pod.is_mirror() {
             mirror_changed(context, &pod);
             continue;
@@ -51,48 +59,170 @@ pub(super) fn add(context: &LoopContext, pod: Arc<Pod>) {
 }
 
 fn decide(context: &LoopContext, pod: &Pod) -> AdmissionRecord {
+    if pod.phase_is_terminal() || pod.is_deleting() {
+        // It will not run: there is nothing to decide, and nothing to tell.
+        return AdmissionRecord {
+            decision: AdmissionDecision::Admitted,
+            allocated: admission::allocated(pod),
+            at: context.clock.now(),
+        };
+    }
     let uid = pod.uid();
-    let others: Vec<Arc<Pod>> = context
+    // What its source does not want any more takes no part, though it may still be stopping: a pod that
+    // replaces it is not refused for it.
+    let active: Vec<Arc<Pod>> = context
         .workers
         .active()
         .into_iter()
-        .filter(|other| other.uid() != uid)
+        .filter(|other| other.uid() != uid && context.pods.get(&other.uid()).is_some())
         .collect();
-    let others: Vec<&Pod> = others.iter().map(|p| &**p).collect();
+    let others: Vec<&Pod> = active.iter().map(|p| &**p).collect();
     let refusals: Vec<String> = supported::refused(pod)
         .iter()
         .map(ToString::to_string)
         .collect();
-    let decision = admission::admit(
-        pod,
-        &others,
-        &AdmissionContext {
-            node_name: &context.node_name,
-            max_pods: context.max_pods,
-            refusals: &refusals,
-        },
-    );
-    match &decision {
+    let node = node(context);
+    let verdict = admission::admit(pod, &others, &facts(context, &node, &refusals));
+    match &verdict.decision {
         AdmissionDecision::Admitted => info!(pod = %uid, name = pod.name(), "pod admitted"),
         AdmissionDecision::Rejected { reason, message } => {
-            warn!(pod = %uid, name = pod.name(), reason, message, "pod rejected");
-            let label = ReasonLabel {
-                reason: reason.clone(),
-            };
-            context
-                .metrics
-                .admission_rejections
-                .get_or_create(&label)
-                .inc();
-            context
-                .recorder
-                .record(Event::pod(EventType::Warning, pod, reason, message.clone()));
+            tell_rejected(context, pod, reason, message);
         }
     }
+    for victim in active.iter().filter(|p| verdict.preempt.contains(&p.uid())) {
+        preempt(context, victim, pod);
+    }
     AdmissionRecord {
-        decision,
+        decision: verdict.decision,
         allocated: admission::allocated(pod),
         at: context.clock.now(),
+    }
+}
+
+/// The node as the API server or its checkpoint shows it, else as the agent itself sees it.
+fn node(context: &LoopContext) -> Arc<Node> {
+    let known = context.node.get();
+    known.unwrap_or_else(|| Arc::clone(&context.local_node))
+}
+
+fn facts<'a>(
+    context: &'a LoopContext,
+    node: &'a Node,
+    refusals: &'a [String],
+) -> AdmissionContext<'a> {
+    AdmissionContext {
+        node_name: &context.node_name,
+        max_pods: context.max_pods,
+        refusals,
+        node,
+        unsafe_sysctls: &context.unsafe_sysctls,
+    }
+}
+
+fn tell_rejected(context: &LoopContext, pod: &Pod, reason: &str, message: &str) {
+    warn!(pod = %pod.uid(), name = pod.name(), reason, message, "pod rejected");
+    let label = ReasonLabel {
+        reason: reason.to_owned(),
+    };
+    let metrics = &context.metrics;
+    metrics.admission_rejections.get_or_create(&label).inc();
+    let event = Event::pod(EventType::Warning, pod, reason, message);
+    context.recorder.record(event);
+}
+
+/// Evicts a pod for a critical one, which does not wait for it. Upstream: `evictPodsToFreeRequests`.
+fn preempt(context: &LoopContext, victim: &Arc<Pod>, critical: &Pod) {
+    let (reason, message) = PREEMPTING;
+    info!(pod = %victim.uid(), name = victim.name(), critical = critical.name(), "preempting pod");
+    let event = Event::pod(EventType::Warning, victim, reason, message);
+    context.recorder.record(event);
+    let mut options = UpdateOptions::new(Arc::clone(victim), PodSyncType::Kill);
+    options.kill = Some(KillRequest {
+        cause: TerminationCause::Evicted {
+            reason: reason.to_owned(),
+            message: message.to_owned(),
+        },
+        grace_override: None,
+    });
+    context.workers.update(options);
+}
+
+/// Pods of the API server that were admitted in an earlier life and of which nothing was started: those
+/// that do not match this node any more are rejected. What was started once is never asked again.
+pub(super) fn reconsider_unstarted(context: &LoopContext) {
+    let state = context.store.snapshot();
+    let node = node(context);
+    let facts = facts(context, &node, &[]);
+    for pod in context.pods.all() {
+        let uid = pod.uid();
+        if pod.is_static() || pod.is_deleting() || pod.phase_is_terminal() {
+            continue;
+        }
+        let Some(old) = admitted_and_unstarted(context, &state, &pod) else {
+            continue;
+        };
+        let decision = admission::still_fits(&pod, &facts);
+        let AdmissionDecision::Rejected { reason, message } = &decision else {
+            continue;
+        };
+        tell_rejected(context, &pod, reason, message);
+        let why = format!("{reason}: {message}");
+        let mut transaction = Transaction::new()
+            .expect::<AdmissionRecord>(&state, uid.as_str())
+            .journal(Some(&uid), "rejected", why);
+        for container in all_containers(&pod) {
+            // A start that was decided meanwhile wins.
+            let key = child_key(&uid, container);
+            transaction = transaction.expect::<ContainerRecord>(&state, &key);
+        }
+        let record = AdmissionRecord {
+            decision,
+            allocated: old.allocated.clone(),
+            at: context.clock.now(),
+        };
+        let pending = context.store.submit(transaction.put(uid.as_str(), record));
+        let workers = context.workers.clone();
+        tokio::spawn(async move {
+            match pending.wait().await {
+                Ok(_) => workers.sync(&uid),
+                Err(error) => debug!(pod = %uid, %error, "pod is not rejected"),
+            }
+        });
+    }
+}
+
+/// The decision about a pod that was admitted, is to run, and of which the records know no start and the
+/// runtime no container.
+fn admitted_and_unstarted<'a>(
+    context: &LoopContext,
+    state: &'a State,
+    pod: &Pod,
+) -> Option<&'a AdmissionRecord> {
+    let uid = pod.uid();
+    let admission = state.record::<AdmissionRecord>(uid.as_str())?;
+    let worker = state.record::<WorkerRecord>(uid.as_str())?;
+    let started = all_containers(pod).any(|container| {
+        state
+            .record::<ContainerRecord>(&child_key(&uid, container))
+            .is_some_and(|r| r.intent.is_some() || r.last_exit.is_some())
+    });
+    let shown = context.workers.context().pleg.cache().get(&uid);
+    (admission.decision == AdmissionDecision::Admitted
+        && worker.phase == WorkerPhase::Sync
+        && !started
+        && shown.containers.is_empty())
+    .then_some(admission)
+}
+
+fn all_containers(pod: &Pod) -> impl Iterator<Item = &str> {
+    let init = pod.spec_ref().init_containers.iter().flatten();
+    init.chain(pod.containers()).map(|c| c.name.as_str())
+}
+
+/// Tells of a pod as the API server has it.
+fn observe(context: &LoopContext, pod: &Arc<Pod>) {
+    if !pod.is_static() {
+        (context.observed)(Observed::Current(Arc::clone(pod)));
     }
 }
 
@@ -100,6 +230,7 @@ fn decide(context: &LoopContext, pod: &Pod) -> AdmissionRecord {
 pub(super) fn updates(context: &LoopContext, pods: Vec<Arc<Pod>>) {
     for pod in pods {
         context.pods.update(Arc::clone(&pod));
+        observe(context, &pod);
         if pod.is_mirror() {
             mirror_changed(context, &pod);
             continue;
@@ -114,6 +245,9 @@ pub(super) fn updates(context: &LoopContext, pods: Vec<Arc<Pod>>) {
 pub(super) fn removes(context: &LoopContext, pods: Vec<Arc<Pod>>) {
     for pod in pods {
         context.pods.remove(&pod);
+        if !pod.is_static() {
+            (context.observed)(Observed::Gone(Arc::clone(&pod)));
+        }
         if pod.is_mirror() {
             mirror_changed(context, &pod);
             continue;
@@ -125,14 +259,27 @@ pub(super) fn removes(context: &LoopContext, pods: Vec<Arc<Pod>>) {
     }
 }
 
-/// Pods whose status alone differs from what the source last said.
+/// Pods whose status alone differs from what the source last said. Who owns the statuses is told and writes
+/// its own again where it has to; a worker is bothered only with what it decides on: readiness gates, and a
+/// phase that somebody else ended. Upstream: `HandlePodReconcile`.
 pub(super) fn reconcile(context: &LoopContext, pods: Vec<Arc<Pod>>) {
     for pod in pods {
         context.pods.update(Arc::clone(&pod));
+        observe(context, &pod);
         if pod.is_mirror() {
-            mirror_changed(context, &pod);
+            continue;
+        }
+        let gates = pod.spec_ref().readiness_gates.as_ref();
+        let sync_type = if gates.is_some_and(|gates| !gates.is_empty()) {
+            // The conditions its gates look at are in the pod.
+            PodSyncType::Update
+        } else if pod.phase_is_terminal() {
+            PodSyncType::Sync
         } else {
-            context.workers.sync(&pod.uid());
+            continue;
+        };
+        if context.workers.knows(&pod.uid()) {
+            context.workers.update(UpdateOptions::new(pod, sync_type));
         }
     }
 }

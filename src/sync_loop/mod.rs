@@ -13,6 +13,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::Duration;
 
+use k8s_openapi::api::core::v1::{Node, Pod};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, info, warn};
@@ -22,18 +23,31 @@ pub use event::{Inputs, LoopEvent, PROBE_CAPACITY, ProbeKind, ProbeSenders, Prob
 
 use crate::config::{Origins, SourcesReady};
 use crate::core::pleg_diff::{PodLifecycleEvent, PodLifecycleEventKind};
+use crate::node_object::NodeObject;
 use crate::pod_manager::PodManager;
 use crate::pod_workers::PodWorkers;
 use crate::runtime_state::RuntimeState;
 use crate::store::Store;
 use crate::types::metrics::Metrics;
-use crate::types::{Clock, EventRecorder, PodOp, PodUpdate, Stamp};
+use crate::types::{Clock, EventRecorder, PodOp, PodSource, PodUpdate, Stamp};
 
 const ERROR_BACKOFF: Duration = Duration::from_millis(100);
 const ERROR_BACKOFF_MAX: Duration = Duration::from_secs(5);
 const HOUSEKEEPING_WARNING: Duration = Duration::from_secs(1);
 /// Housekeeping runs at least this often, whether or not anything changed.
 const HOUSEKEEPING_PERIOD: Duration = Duration::from_secs(60);
+
+/// What the API server shows of a pod or mirror pod, as soon as the loop knows.
+#[derive(Clone, Debug)]
+pub enum Observed {
+    /// As it is now: at first sight, and after each change, of its status too.
+    Current(Arc<Pod>),
+    /// It is gone; as it was last.
+    Gone(Arc<Pod>),
+}
+
+/// Is told of every pod of the API server that came, changed or went. Called by the loop: must not wait.
+pub type ObservedHook = Arc<dyn Fn(Observed) + Send + Sync>;
 
 /// What the loop works with.
 #[derive(Clone)]
@@ -58,8 +72,16 @@ pub struct LoopContext {
     pub metrics: Metrics,
     /// This node.
     pub node_name: String,
+    /// This node's object, for admission.
+    pub node: NodeObject,
+    /// What stands in for it until it is known: this node as the agent sees it.
+    pub local_node: Arc<Node>,
     /// `maxPods`.
     pub max_pods: usize,
+    /// `allowedUnsafeSysctls`.
+    pub unsafe_sysctls: Arc<[String]>,
+    /// Is told of the pods of the API server.
+    pub observed: ObservedHook,
     /// Orders for the janitor.
     pub janitor: mpsc::Sender<JanitorOrder>,
 }
@@ -90,6 +112,8 @@ pub struct SyncLoop {
     monitor: Monitor,
     /// Something changed since the last housekeeping.
     dirty: bool,
+    /// Pods that were admitted in an earlier life and never started were looked at again.
+    reconsidered: bool,
     last_housekeeping: Option<Stamp>,
 }
 
@@ -100,6 +124,7 @@ impl SyncLoop {
             context,
             monitor,
             dirty: true,
+            reconsidered: false,
             last_housekeeping: None,
         }
     }
@@ -184,9 +209,16 @@ impl SyncLoop {
 
     fn housekeeping(&mut self) {
         let now = self.context.clock.now();
-        if !self.context.ready.all_ready() {
+        if !self.context.ready.static_ready() {
             debug!("housekeeping waits for the sources");
             return;
+        }
+        if !self.reconsidered
+            && self.context.node.get().is_some()
+            && self.context.ready.source_complete(PodSource::Api)
+        {
+            self.reconsidered = true;
+            handlers::reconsider_unstarted(&self.context);
         }
         let overdue = self
             .last_housekeeping
