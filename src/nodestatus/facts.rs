@@ -11,9 +11,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use k8s_cri::v1;
-use k8s_openapi::api::core::v1::{
-    NodeFeatures, NodeRuntimeHandler, NodeRuntimeHandlerFeatures,
-};
+use k8s_openapi::api::core::v1::{NodeFeatures, NodeRuntimeHandler, NodeRuntimeHandlerFeatures};
 use procfs::Current;
 use tokio::sync::{Notify, watch};
 use tokio::time::Instant;

@@ -16,7 +16,7 @@ use crate::node_object::NodeObject;
 
 /// Where a version of the node comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum From {
+pub(super) enum Origin {
     /// A quorum read: it is the node, whatever was known before.
     Read,
     /// A watch, or the answer to a write: one may overtake the other.
@@ -63,14 +63,14 @@ impl Known {
     }
 
     /// Takes a version of the node, unless a newer one is known.
-    pub(super) fn observe(&self, mut node: Node, from: From) {
+    pub(super) fn observe(&self, mut node: Node, from: Origin) {
         node.metadata.managed_fields = None;
         self.gone.store(false, Ordering::Relaxed);
         let version = |node: &Node| {
             let version = node.metadata.resource_version.as_ref();
             version.and_then(|v| v.parse::<u64>().ok())
         };
-        let older = from == From::Change
+        let older = from == Origin::Change
             && self.node.get().is_some_and(|known| {
                 let pair = (version(&node), version(&known));
                 known.metadata.uid == node.metadata.uid
@@ -114,7 +114,7 @@ impl Known {
                     () = super::came_up(connection), if failing => break,
                 };
                 match event {
-                    Some(Ok(Some(node))) => self.observe(node, From::Change),
+                    Some(Ok(Some(node))) => self.observe(node, Origin::Change),
                     Some(Ok(None)) => {
                         self.gone.store(true, Ordering::Relaxed);
                         self.changed.notify_one();

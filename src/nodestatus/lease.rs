@@ -91,10 +91,18 @@ impl LeaseTask {
     fn tell(&mut self, error: &NodeError) {
         let text = error.text();
         if error.is_refusal() && text != self.said {
-            warn!(node = self.name, error = text, "the node's lease is not renewed, trying on");
+            warn!(
+                node = self.name,
+                error = text,
+                "the node's lease is not renewed, trying on"
+            );
             self.said = text;
         } else {
-            debug!(node = self.name, error = text, "the node's lease is not renewed");
+            debug!(
+                node = self.name,
+                error = text,
+                "the node's lease is not renewed"
+            );
         }
     }
 

@@ -7,7 +7,7 @@ use kube::api::PostParams;
 use tracing::{info, warn};
 
 use super::error::{NodeError, request};
-use super::known::From;
+use super::known::Origin;
 use super::lease::{CONFLICT_PERIOD, is_alive};
 use super::status::StatusTask;
 use crate::types::{Event, EventType};
@@ -29,7 +29,7 @@ impl StatusTask {
                 self.reconciled = false;
                 self.registered = true;
                 self.check_taken(&node).await;
-                self.known.observe(node, From::Read);
+                self.known.observe(node, Origin::Read);
                 Ok(())
             }
             None if self.settings.register => {
@@ -62,7 +62,7 @@ impl StatusTask {
         self.take(&first);
         let now = self.clock.now();
         self.confirmed(&answer, &first.node, now);
-        self.known.observe(answer, From::Read);
+        self.known.observe(answer, Origin::Read);
         Ok(true)
     }
 

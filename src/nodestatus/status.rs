@@ -16,7 +16,7 @@ use tracing::{debug, info, warn};
 
 use super::checkpoint::{Checkpoint, Report};
 use super::error::{NodeError, request};
-use super::known::{From, Known};
+use super::known::{Known, Origin};
 use super::{Backoff, Parts, came_up, jitter};
 use crate::apiserver::ApiClient;
 use crate::core::node_status::{
@@ -178,10 +178,18 @@ impl StatusTask {
     fn tell(&mut self, error: &NodeError) {
         let text = error.text();
         if error.is_refusal() && text != self.said {
-            warn!(node = self.settings.name, error = text, "the node is not as it should be, trying on");
+            warn!(
+                node = self.settings.name,
+                error = text,
+                "the node is not as it should be, trying on"
+            );
             self.said = text;
         } else {
-            debug!(node = self.settings.name, error = text, "the node cannot be written now");
+            debug!(
+                node = self.settings.name,
+                error = text,
+                "the node cannot be written now"
+            );
         }
     }
 
@@ -261,7 +269,7 @@ impl StatusTask {
             _ => self.settings.report_frequency,
         };
         self.confirmed(&answer, &computed.node, now);
-        self.known.observe(answer, From::Change);
+        self.known.observe(answer, Origin::Change);
         Ok(())
     }
 

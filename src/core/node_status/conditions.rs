@@ -160,7 +160,11 @@ fn wanted(type_: &'static str, pressure: Pressure, errors: &[String]) -> Wanted 
         _ => match joined(errors) {
             None => choose(
                 true,
-                ["KubeletReady", "kubelet is posting ready status", "NodeReady"],
+                [
+                    "KubeletReady",
+                    "kubelet is posting ready status",
+                    "NodeReady",
+                ],
                 [""; 3],
             ),
             Some(errors) => Wanted {

@@ -54,7 +54,13 @@ pub fn needs_update(
 pub fn change(base: &Node, new: &Node) -> Change {
     let mut metadata = Map::new();
     let (old_meta, new_meta) = (&base.metadata, &new.metadata);
-    put_map(&mut metadata, "labels", old_meta.labels.as_ref(), new_meta.labels.as_ref(), |a, b| a == b);
+    put_map(
+        &mut metadata,
+        "labels",
+        old_meta.labels.as_ref(),
+        new_meta.labels.as_ref(),
+        |a, b| a == b,
+    );
     put_map(
         &mut metadata,
         "annotations",
@@ -72,13 +78,34 @@ pub fn change(base: &Node, new: &Node) -> Change {
         ("capacity", &old.capacity, &new.capacity),
         ("allocatable", &old.allocatable, &new.allocatable),
     ] {
-        put_map(&mut status, name, Some(&resources(old)), Some(&resources(new)), same);
+        put_map(
+            &mut status,
+            name,
+            Some(&resources(old)),
+            Some(&resources(new)),
+            same,
+        );
     }
     put_list(&mut status, "images", &old.images, &new.images);
-    put_list(&mut status, "volumesInUse", &old.volumes_in_use, &new.volumes_in_use);
-    put_list(&mut status, "runtimeHandlers", &old.runtime_handlers, &new.runtime_handlers);
+    put_list(
+        &mut status,
+        "volumesInUse",
+        &old.volumes_in_use,
+        &new.volumes_in_use,
+    );
+    put_list(
+        &mut status,
+        "runtimeHandlers",
+        &old.runtime_handlers,
+        &new.runtime_handlers,
+    );
     put_object(&mut status, "nodeInfo", &old.node_info, &new.node_info);
-    put_object(&mut status, "daemonEndpoints", &old.daemon_endpoints, &new.daemon_endpoints);
+    put_object(
+        &mut status,
+        "daemonEndpoints",
+        &old.daemon_endpoints,
+        &new.daemon_endpoints,
+    );
     put_object(&mut status, "features", &old.features, &new.features);
     put_list(&mut status, "addresses", &old.addresses, &new.addresses);
 
@@ -104,7 +131,10 @@ pub fn change(base: &Node, new: &Node) -> Change {
         let order: Vec<_> = (new_conditions.iter())
             .map(|c| json!({"type": c.type_}))
             .collect();
-        body.insert("$setElementOrder/conditions".to_owned(), Value::Array(order));
+        body.insert(
+            "$setElementOrder/conditions".to_owned(),
+            Value::Array(order),
+        );
         body.insert("conditions".to_owned(), value(&own));
     }
     Change {
@@ -148,7 +178,11 @@ fn put_map<V: Serialize>(
     new: Option<&BTreeMap<String, V>>,
     same: impl Fn(&V, &V) -> bool,
 ) {
-    let keys: BTreeSet<&String> = [old, new].into_iter().flatten().flat_map(BTreeMap::keys).collect();
+    let keys: BTreeSet<&String> = [old, new]
+        .into_iter()
+        .flatten()
+        .flat_map(BTreeMap::keys)
+        .collect();
     let mut entries = Map::new();
     for key in keys {
         match (old.and_then(|m| m.get(key)), new.and_then(|m| m.get(key))) {
@@ -170,7 +204,11 @@ fn put_list<T: Serialize + PartialEq>(
 ) {
     let (old, new) = (old.as_deref().unwrap_or(&[]), new.as_deref().unwrap_or(&[]));
     if old != new {
-        let list = if new.is_empty() { Value::Null } else { value(&new) };
+        let list = if new.is_empty() {
+            Value::Null
+        } else {
+            value(&new)
+        };
         into.insert(name.to_owned(), list);
     }
 }

@@ -55,10 +55,7 @@ pub(super) fn capacity(
     set("memory".to_owned(), binary(machine.memory.into()));
     for (size, bytes) in &machine.hugepages {
         let size = binary(i128::from(*size)).0;
-        set(
-            format!("{HUGEPAGES}{size}"),
-            binary(i128::from(*bytes)),
-        );
+        set(format!("{HUGEPAGES}{size}"), binary(i128::from(*bytes)));
     }
     if let Some(bytes) = machine.ephemeral_storage {
         set("ephemeral-storage".to_owned(), binary(bytes.into()));
