@@ -4,6 +4,7 @@ pub mod admission;
 pub mod backoff;
 pub mod container_history;
 pub mod offline;
+pub mod node_status;
 pub mod pleg_diff;
 pub mod pod_actions;
 pub mod pod_status;

@@ -1,0 +1,493 @@
+//! The object of this node: what it is registered with, and its status computed from facts.
+//!
+//! Comes in: settings, facts about machine and runtime, pressure, the node as the API server last showed it. Goes
+//! out: the node as it should be, the events that tell of it, and the strategic merge patch between the two.
+//! Upstream: `initialNode`, `setNodeStatus` with its setters, `reconcile…`, `nodeStatusHasChanged`, `PatchNodeStatus`.
+//!
+//! **Invariant:** the status starts as a copy of what the API server shows. What somebody else put there (conditions,
+//! attached volumes, extended resources) stays, and what is not known now is left as it is.
+//!
+//! **Invariant:** a transition has one time and one event, however long it takes until the API server hears of it
+//! ([`Memory::pending`]).
+
+mod conditions;
+mod patch;
+mod resources;
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::{
+    ContainerImage, DaemonEndpoint, Node, NodeAddress, NodeCondition, NodeDaemonEndpoints,
+    NodeFeatures, NodeRuntimeHandler, NodeSpec, NodeSwapStatus, NodeSystemInfo, Taint,
+};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+pub use conditions::{Pressure, Readiness};
+pub use patch::{Change, Due, change, needs_update};
+pub use resources::Threshold;
+
+use crate::types::{Event, EventType, Stamp};
+
+/// What the node says its version is: the Kubernetes release whose behaviour it has, and the agent's own version.
+pub const KUBELET_VERSION: &str = concat!("v1.36.0-holdfast.", env!("CARGO_PKG_VERSION"));
+
+/// Most names of one image that are listed.
+const MAX_IMAGE_NAMES: usize = 5;
+
+const LABEL_HOSTNAME: &str = "kubernetes.io/hostname";
+const LABEL_OS: &str = "kubernetes.io/os";
+const LABEL_ARCH: &str = "kubernetes.io/arch";
+const ATTACH_DETACH: &str = "volumes.kubernetes.io/controller-managed-attach-detach";
+const PROVIDED_IP: &str = "alpha.kubernetes.io/provided-node-ip";
+const TAINT_UNSCHEDULABLE: &str = "node.kubernetes.io/unschedulable";
+const TAINT_CLOUD: &str = "node.cloudprovider.kubernetes.io/uninitialized";
+
+/// Labels that an existing node gets from this one.
+const DEFAULT_LABELS: &[&str] = &[
+    LABEL_HOSTNAME,
+    LABEL_OS,
+    LABEL_ARCH,
+    "topology.kubernetes.io/zone",
+    "topology.kubernetes.io/region",
+    "failure-domain.beta.kubernetes.io/zone",
+    "failure-domain.beta.kubernetes.io/region",
+    "node.kubernetes.io/instance-type",
+    "beta.kubernetes.io/instance-type",
+];
+
+/// What the configuration says about the node.
+#[derive(Clone, Debug, PartialEq)]
+pub struct NodeSettings {
+    /// Name of the object.
+    pub name: String,
+    /// Label and address `Hostname`.
+    pub hostname: String,
+    /// `registerNode`: whether the object is created when there is none.
+    pub register: bool,
+    /// `--node-labels`: given at creation only.
+    pub labels: BTreeMap<String, String>,
+    /// `registerWithTaints`: given at creation only.
+    pub taints: Vec<Taint>,
+    /// `registerSchedulable`.
+    pub schedulable: bool,
+    /// `providerID`.
+    pub provider_id: Option<String>,
+    /// `--cloud-provider=external`: addresses come from there, and pods wait until it has seen the node.
+    pub external_cloud_provider: bool,
+    /// `enableControllerAttachDetach`.
+    pub controller_attach_detach: bool,
+    /// `--node-ip`; an unspecified address only names the family that is preferred.
+    pub node_ips: Vec<IpAddr>,
+    /// Port of the kubelet's API; 0 for none.
+    pub kubelet_port: u16,
+    /// `maxPods`.
+    pub max_pods: u32,
+    /// `podsPerCore`; 0 for no limit.
+    pub pods_per_core: u32,
+    /// `systemReserved`, by resource name, in billionths.
+    pub system_reserved: BTreeMap<String, i128>,
+    /// `kubeReserved`, by resource name, in billionths.
+    pub kube_reserved: BTreeMap<String, i128>,
+    /// Hard eviction threshold of `memory.available`.
+    pub eviction_memory: Threshold,
+    /// Hard eviction threshold of `nodefs.available`.
+    pub eviction_nodefs: Threshold,
+    /// `nodeStatusMaxImages`; `None` for all.
+    pub max_images: Option<usize>,
+    /// `enforceNodeAllocatable` has `pods`: said once in an event.
+    pub enforce_allocatable: bool,
+    /// `nodeStatusUpdateFrequency`: how often the status is computed.
+    pub update_frequency: Duration,
+    /// `nodeStatusReportFrequency`: how often it is written when nothing changed.
+    pub report_frequency: Duration,
+    /// `nodeLeaseDurationSeconds`.
+    pub lease_duration: Duration,
+}
+
+impl NodeSettings {
+    /// Upstream's defaults for a node of this name.
+    pub fn new(name: impl Into<String>) -> Self {
+        let name = name.into();
+        Self {
+            hostname: name.clone(),
+            name,
+            register: true,
+            labels: BTreeMap::new(),
+            taints: Vec::new(),
+            schedulable: true,
+            provider_id: None,
+            external_cloud_provider: false,
+            controller_attach_detach: true,
+            node_ips: Vec::new(),
+            kubelet_port: 10250,
+            max_pods: 110,
+            pods_per_core: 0,
+            system_reserved: BTreeMap::new(),
+            kube_reserved: BTreeMap::new(),
+            eviction_memory: Threshold::Quantity(100 << 20),
+            eviction_nodefs: Threshold::Fraction(0.1),
+            max_images: Some(50),
+            enforce_allocatable: true,
+            update_frequency: Duration::from_secs(10),
+            report_frequency: Duration::from_secs(300),
+            lease_duration: Duration::from_secs(40),
+        }
+    }
+}
+
+/// Facts about the machine.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Machine {
+    /// Logical processors.
+    pub cpus: u64,
+    /// Memory in bytes.
+    pub memory: u64,
+    /// Swap in bytes; `None` when it is not known.
+    pub swap: Option<u64>,
+    /// Bytes set aside in huge pages, by the size of a page in bytes.
+    pub hugepages: BTreeMap<u64, u64>,
+    /// Size in bytes of the file system of the root directory; `None` when it is not known.
+    pub ephemeral_storage: Option<u64>,
+    /// `/etc/machine-id`.
+    pub machine_id: String,
+    /// Identity the firmware gives.
+    pub system_uuid: String,
+    /// The kernel's boot id.
+    pub boot_id: String,
+    /// Release of the kernel.
+    pub kernel_version: String,
+    /// Name of the distribution.
+    pub os_image: String,
+}
+
+/// Facts about the runtime.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct RuntimeFacts {
+    /// `containerd://1.6.20`.
+    pub version: String,
+    /// Handlers; empty when the runtime tells none.
+    pub handlers: Vec<NodeRuntimeHandler>,
+    /// Features; `None` when the runtime tells none.
+    pub features: Option<NodeFeatures>,
+}
+
+/// An image as the runtime lists it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Image {
+    /// Names with digests.
+    pub digests: Vec<String>,
+    /// Names with tags.
+    pub tags: Vec<String>,
+    /// Bytes.
+    pub size: u64,
+}
+
+/// Everything the status is computed from. What is not known now is `None`, and the status keeps what it says.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Facts {
+    /// The machine.
+    pub machine: Machine,
+    /// The runtime.
+    pub runtime: Option<RuntimeFacts>,
+    /// Its images, see [`image_list`].
+    pub images: Option<Arc<Vec<ContainerImage>>>,
+    /// The node's addresses, the main one first; empty when they are not known.
+    pub addresses: Vec<IpAddr>,
+    /// Volumes that are in use.
+    pub volumes_in_use: Option<Vec<String>>,
+}
+
+/// What is remembered beside the node itself, also across restarts.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Memory {
+    /// Conditions whose status the API server does not show yet, with the time of their transition.
+    pub pending: Vec<NodeCondition>,
+    /// The boot whose event was recorded.
+    pub boot_told: String,
+    /// `spec.unschedulable` whose event was recorded.
+    pub unschedulable: bool,
+    /// What the API server did not keep of the last patch: an old one drops fields it does not know.
+    pub residue: Value,
+}
+
+/// What [`compute`] gives.
+#[derive(Clone, Debug)]
+pub struct Computed {
+    /// The node as it should be.
+    pub node: Node,
+    /// What to tell.
+    pub events: Vec<Event>,
+    /// The new memory.
+    pub memory: Memory,
+}
+
+/// The images for the node's status: the largest first. Upstream: `Images` and `sliceutils.byImageSize`.
+pub fn image_list(mut images: Vec<Image>, max: Option<usize>) -> Vec<ContainerImage> {
+    images.sort_by(|a, b| {
+        (b.size.cmp(&a.size)).then_with(|| (&a.digests, &a.tags).cmp(&(&b.digests, &b.tags)))
+    });
+    images.truncate(max.unwrap_or(usize::MAX));
+    let listed = images.into_iter().map(|image| {
+        let names = image.digests.into_iter().chain(image.tags);
+        ContainerImage {
+            names: Some(names.take(MAX_IMAGE_NAMES).collect()),
+            size_bytes: i64::try_from(image.size).ok(),
+        }
+    });
+    listed.collect()
+}
+
+/// The node as it is registered, without its status. Upstream: the first half of `initialNode`.
+pub fn initial_node(settings: &NodeSettings) -> Node {
+    let mut labels = BTreeMap::from([
+        (LABEL_HOSTNAME.to_owned(), settings.hostname.clone()),
+        (LABEL_OS.to_owned(), "linux".to_owned()),
+        (LABEL_ARCH.to_owned(), architecture().to_owned()),
+    ]);
+    labels.extend(settings.labels.clone());
+    let mut taints = settings.taints.clone();
+    let mut taint = |key: &str, value: Option<&str>| {
+        if !taints
+            .iter()
+            .any(|t| t.key == key && t.effect == "NoSchedule")
+        {
+            taints.push(Taint {
+                key: key.to_owned(),
+                value: value.map(str::to_owned),
+                effect: "NoSchedule".to_owned(),
+                time_added: None,
+            });
+        }
+    };
+    if !settings.schedulable {
+        taint(TAINT_UNSCHEDULABLE, None);
+    }
+    if settings.external_cloud_provider {
+        taint(TAINT_CLOUD, Some("true"));
+    }
+    let mut annotations = BTreeMap::new();
+    if settings.controller_attach_detach {
+        annotations.insert(ATTACH_DETACH.to_owned(), "true".to_owned());
+    }
+    Node {
+        metadata: ObjectMeta {
+            name: Some(settings.name.clone()),
+            labels: Some(labels),
+            annotations: (!annotations.is_empty()).then_some(annotations),
+            ..ObjectMeta::default()
+        },
+        spec: Some(NodeSpec {
+            provider_id: settings.provider_id.clone(),
+            unschedulable: (!settings.schedulable).then_some(true),
+            taints: (!taints.is_empty()).then_some(taints),
+            ..NodeSpec::default()
+        }),
+        status: None,
+    }
+}
+
+/// What an existing node takes over from this one's registration: the default labels and the attach-detach annotation.
+/// All else is its owner's. Upstream: `tryRegisterWithAPIServer`; huge pages follow from [`compute`].
+pub fn reconcile(settings: &NodeSettings, existing: &Node) -> Node {
+    let desired = initial_node(settings).metadata;
+    let mut node = existing.clone();
+    let wanted = desired.labels.unwrap_or_default();
+    let labels = node.metadata.labels.get_or_insert_default();
+    for label in DEFAULT_LABELS {
+        match wanted.get(*label) {
+            Some(value) if value.is_empty() => drop(labels.remove(*label)),
+            Some(value) => drop(labels.insert((*label).to_owned(), value.clone())),
+            None => {}
+        }
+    }
+    let annotations = node.metadata.annotations.get_or_insert_default();
+    match desired
+        .annotations
+        .as_ref()
+        .and_then(|a| a.get(ATTACH_DETACH))
+    {
+        Some(value) => drop(annotations.insert(ATTACH_DETACH.to_owned(), value.clone())),
+        None => drop(annotations.remove(ATTACH_DETACH)),
+    }
+    node
+}
+
+/// The node with the status it should have, from the node as it is. Upstream: `setNodeStatus`.
+pub fn compute(
+    base: &Node,
+    settings: &NodeSettings,
+    facts: &Facts,
+    pressure: Pressure,
+    readiness: &Readiness,
+    memory: &Memory,
+    now: Stamp,
+) -> Computed {
+    let mut node = base.clone();
+    let mut memory = memory.clone();
+    let mut events = Vec::new();
+    set_addresses(&mut node, settings, facts);
+    let status = node.status.get_or_insert_default();
+
+    let capacity = resources::capacity(status.capacity.as_ref(), settings, &facts.machine);
+    status.allocatable = Some(resources::allocatable(&capacity, settings, &facts.machine));
+    status.capacity = Some(capacity);
+
+    let known = status.node_info.clone().unwrap_or_default();
+    if let Some(event) = rebooted(&settings.name, &known, facts, &mut memory) {
+        events.push(event);
+    }
+    status.node_info = Some(node_info(known, facts));
+    if let Some(runtime) = &facts.runtime {
+        status.runtime_handlers = filled(runtime.handlers.clone());
+        status.features.clone_from(&runtime.features);
+    }
+    if let Some(images) = &facts.images {
+        status.images = filled(Vec::clone(images));
+    }
+    status.daemon_endpoints = Some(NodeDaemonEndpoints {
+        kubelet_endpoint: Some(DaemonEndpoint {
+            port: i32::from(settings.kubelet_port),
+        }),
+    });
+    if let Some(volumes) = &facts.volumes_in_use {
+        status.volumes_in_use = filled(volumes.clone());
+    }
+
+    let told = conditions::set(status, pressure, readiness, &memory.pending, time(now));
+    memory.pending = told.pending;
+    let changed = told
+        .events
+        .into_iter()
+        .map(|reason| status_event(&settings.name, reason));
+    events.extend(changed);
+    events.extend(schedulable(&node, settings, &mut memory));
+    Computed {
+        node,
+        events,
+        memory,
+    }
+}
+
+/// The event about a cordon or its end; at most one per change.
+fn schedulable(node: &Node, settings: &NodeSettings, memory: &mut Memory) -> Option<Event> {
+    let now = (node.spec.as_ref()).is_some_and(|spec| spec.unschedulable == Some(true));
+    if now == memory.unschedulable {
+        return None;
+    }
+    memory.unschedulable = now;
+    let reason = if now {
+        "NodeNotSchedulable"
+    } else {
+        "NodeSchedulable"
+    };
+    Some(status_event(&settings.name, reason))
+}
+
+/// Upstream: `recordNodeStatusEvent`.
+fn status_event(name: &str, reason: &str) -> Event {
+    Event::node(
+        EventType::Normal,
+        reason,
+        format!("Node {name} status is now: {reason}"),
+    )
+}
+
+fn rebooted(
+    name: &str,
+    known: &NodeSystemInfo,
+    facts: &Facts,
+    memory: &mut Memory,
+) -> Option<Event> {
+    let boot = &facts.machine.boot_id;
+    let differs = !known.boot_id.is_empty() && known.boot_id != *boot;
+    if !differs || memory.boot_told == *boot {
+        return None;
+    }
+    memory.boot_told.clone_from(boot);
+    Some(Event::node(
+        EventType::Warning,
+        "Rebooted",
+        format!("Node {name} has been rebooted, boot id: {boot}"),
+    ))
+}
+
+fn node_info(known: NodeSystemInfo, facts: &Facts) -> NodeSystemInfo {
+    let machine = &facts.machine;
+    NodeSystemInfo {
+        machine_id: machine.machine_id.clone(),
+        system_uuid: machine.system_uuid.clone(),
+        boot_id: machine.boot_id.clone(),
+        kernel_version: machine.kernel_version.clone(),
+        os_image: machine.os_image.clone(),
+        container_runtime_version: match &facts.runtime {
+            Some(runtime) => runtime.version.clone(),
+            None => known.container_runtime_version,
+        },
+        kubelet_version: KUBELET_VERSION.to_owned(),
+        // Upstream has stopped to guess it.
+        kube_proxy_version: String::new(),
+        operating_system: "linux".to_owned(),
+        architecture: architecture().to_owned(),
+        swap: match machine.swap {
+            Some(bytes) => Some(NodeSwapStatus {
+                capacity: i64::try_from(bytes).ok(),
+            }),
+            None => known.swap,
+        },
+    }
+}
+
+/// Upstream: `NodeAddress` without a cloud provider of its own.
+fn set_addresses(node: &mut Node, settings: &NodeSettings, facts: &Facts) {
+    let given = settings.node_ips.iter().find(|ip| !ip.is_unspecified());
+    if settings.external_cloud_provider
+        && let Some(ip) = given
+    {
+        let annotations = node.metadata.annotations.get_or_insert_default();
+        annotations.insert(PROVIDED_IP.to_owned(), ip.to_string());
+    }
+    let status = node.status.get_or_insert_default();
+    let has_some = status.addresses.as_ref().is_some_and(|a| !a.is_empty());
+    if has_some && (settings.external_cloud_provider || facts.addresses.is_empty()) {
+        return;
+    }
+    let address = |type_: &str, address: String| NodeAddress {
+        type_: type_.to_owned(),
+        address,
+    };
+    let ips = facts.addresses.iter().map(ToString::to_string);
+    let mut addresses: Vec<_> = ips.map(|ip| address("InternalIP", ip)).collect();
+    addresses.push(address("Hostname", settings.hostname.clone()));
+    status.addresses = Some(addresses);
+}
+
+/// The architecture by Go's name.
+fn architecture() -> &'static str {
+    match std::env::consts::ARCH {
+        "x86_64" => "amd64",
+        "aarch64" => "arm64",
+        "x86" => "386",
+        "powerpc64" if cfg!(target_endian = "little") => "ppc64le",
+        "loongarch64" => "loong64",
+        other => other,
+    }
+}
+
+fn filled<T>(list: Vec<T>) -> Option<Vec<T>> {
+    (!list.is_empty()).then_some(list)
+}
+
+/// The wall clock to the second, as the API server keeps it.
+fn time(now: Stamp) -> Time {
+    let second = now.wall_ms.div_euclid(1000);
+    Time(k8s_openapi::jiff::Timestamp::from_second(second).unwrap_or_default())
+}
+
+#[cfg(test)]
+mod tests;

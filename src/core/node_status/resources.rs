@@ -1,0 +1,128 @@
+//! Capacity and allocatable.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+
+use super::{Machine, NodeSettings};
+use crate::types::quantity::nanos;
+
+const NANOS: i128 = 1_000_000_000;
+const HUGEPAGES: &str = "hugepages-";
+
+pub(super) type ResourceList = BTreeMap<String, Quantity>;
+
+/// A hard eviction threshold.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Threshold {
+    /// Bytes.
+    Quantity(u64),
+    /// Part of the capacity, from 0 to 1.
+    Fraction(f32),
+}
+
+impl Threshold {
+    /// The bytes of `capacity` that stay free.
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_precision_loss,
+        clippy::cast_sign_loss,
+        reason = "upstream's arithmetic, so that allocatable comes out the same"
+    )]
+    fn of(self, capacity: u64) -> u64 {
+        match self {
+            Self::Quantity(bytes) => bytes,
+            Self::Fraction(part) => (capacity as f64 * f64::from(part)) as u64,
+        }
+    }
+}
+
+/// Whether two quantities are the same amount, however they are written.
+pub(super) fn same(a: &Quantity, b: &Quantity) -> bool {
+    a == b || matches!((nanos(&a.0), nanos(&b.0)), (Ok(a), Ok(b)) if a == b)
+}
+
+/// What the machine has; resources that others advertise are kept, huge pages of a size that is gone are not.
+pub(super) fn capacity(
+    known: Option<&ResourceList>,
+    settings: &NodeSettings,
+    machine: &Machine,
+) -> ResourceList {
+    let mut capacity = known.cloned().unwrap_or_default();
+    capacity.retain(|name, _| !name.starts_with(HUGEPAGES));
+    let mut set = |name: String, quantity| drop(capacity.insert(name, quantity));
+    set("cpu".to_owned(), Quantity(machine.cpus.to_string()));
+    set("memory".to_owned(), binary(machine.memory.into()));
+    for (size, bytes) in &machine.hugepages {
+        let size = binary(i128::from(*size)).0;
+        set(format!("{HUGEPAGES}{size}"), binary(i128::from(*bytes)));
+    }
+    if let Some(bytes) = machine.ephemeral_storage {
+        set("ephemeral-storage".to_owned(), binary(bytes.into()));
+    }
+    let per_core = machine.cpus.saturating_mul(settings.pods_per_core.into());
+    let pods = match settings.pods_per_core {
+        0 => settings.max_pods.into(),
+        _ => per_core.min(settings.max_pods.into()),
+    };
+    set("pods".to_owned(), Quantity(pods.to_string()));
+    capacity
+}
+
+/// What pods may use: the capacity without what is reserved, never below zero. Memory in huge pages is no memory.
+pub(super) fn allocatable(
+    capacity: &ResourceList,
+    settings: &NodeSettings,
+    machine: &Machine,
+) -> ResourceList {
+    let in_pages: u64 = machine.hugepages.values().sum();
+    let left = |(name, quantity): (&String, &Quantity)| {
+        let reserved = |from: &BTreeMap<String, i128>| from.get(name).copied().unwrap_or(0);
+        let mut taken = reserved(&settings.system_reserved) + reserved(&settings.kube_reserved);
+        match name.as_str() {
+            "memory" => {
+                let eviction = settings.eviction_memory.of(machine.memory);
+                taken += i128::from(eviction.saturating_add(in_pages)) * NANOS;
+            }
+            "ephemeral-storage" => {
+                let size = machine.ephemeral_storage.unwrap_or(0);
+                taken += i128::from(settings.eviction_nodefs.of(size)) * NANOS;
+            }
+            _ => {}
+        }
+        let rest = match nanos(&quantity.0) {
+            Ok(all) if taken != 0 => {
+                let rest = (all - taken).max(0);
+                if name == "cpu" {
+                    cpu(rest)
+                } else {
+                    binary(rest / NANOS)
+                }
+            }
+            _ => quantity.clone(),
+        };
+        (name.clone(), rest)
+    };
+    capacity.iter().map(left).collect()
+}
+
+/// Cores, to the thousandth.
+fn cpu(nanos: i128) -> Quantity {
+    let milli = nanos / 1_000_000;
+    Quantity(if milli % 1000 == 0 {
+        (milli / 1000).to_string()
+    } else {
+        format!("{milli}m")
+    })
+}
+
+/// Bytes with the largest suffix that leaves a whole number, as the API server writes them.
+fn binary(mut bytes: i128) -> Quantity {
+    const SUFFIXES: [&str; 7] = ["", "Ki", "Mi", "Gi", "Ti", "Pi", "Ei"];
+    let mut suffix = 0;
+    while bytes != 0 && bytes % 1024 == 0 && suffix + 1 < SUFFIXES.len() {
+        bytes /= 1024;
+        suffix += 1;
+    }
+    Quantity(format!("{bytes}{}", SUFFIXES[suffix]))
+}

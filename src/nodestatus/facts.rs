@@ -1,0 +1,377 @@
+//! What the machine and the runtime are: read from the kernel and the CRI, a little at a time.
+//!
+//! The machine is looked at every 10 s, the runtime every minute, its images every minute or when they changed. What
+//! cannot be read keeps its last value.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use k8s_cri::v1;
+use k8s_openapi::api::core::v1::{NodeFeatures, NodeRuntimeHandler, NodeRuntimeHandlerFeatures};
+use procfs::Current;
+use tokio::sync::{Notify, watch};
+use tokio::time::Instant;
+use tracing::{debug, warn};
+
+use crate::core::node_status::{Facts, Image, Machine, NodeSettings, RuntimeFacts, image_list};
+use crate::kuberuntime::cri::{CriClient, CriError};
+use crate::types::{Event, EventRecorder, EventType, boot};
+
+const MACHINE_PERIOD: Duration = Duration::from_secs(10);
+const RUNTIME_PERIOD: Duration = Duration::from_secs(60);
+/// While the runtime was never reached.
+const RUNTIME_RETRY: Duration = Duration::from_secs(1);
+/// A look that takes longer is given up; the last one counts.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// Publishes [`Facts`]; the first once the machine was read and the runtime was asked.
+pub(super) struct FactsTask {
+    pub(super) settings: NodeSettings,
+    pub(super) root_dir: PathBuf,
+    pub(super) boot_id: String,
+    pub(super) cri: CriClient,
+    pub(super) recorder: Arc<dyn EventRecorder>,
+    pub(super) images: Arc<Notify>,
+    pub(super) volumes_in_use: watch::Receiver<Option<Vec<String>>>,
+    pub(super) facts: watch::Sender<Option<Facts>>,
+}
+
+impl FactsTask {
+    pub(super) async fn run(mut self) {
+        let mut facts = Facts::default();
+        let mut runtime_due = Instant::now();
+        let mut images_due = runtime_due;
+        let mut address_error = String::new();
+        let mut disk_checked = false;
+        loop {
+            self.machine(&mut facts).await;
+            match addresses(&self.settings.node_ips) {
+                Ok(found) => {
+                    facts.addresses = found;
+                    address_error.clear();
+                }
+                Err(error) => {
+                    if error != address_error {
+                        warn!(error, "the node's addresses stay as they are");
+                    }
+                    address_error = error;
+                }
+            }
+            facts.volumes_in_use = self.volumes_in_use.borrow_and_update().clone();
+            let now = Instant::now();
+            if now >= runtime_due {
+                if let Some(runtime) = told("version", runtime(&self.cri)).await {
+                    facts.runtime = Some(runtime);
+                    runtime_due = now + RUNTIME_PERIOD;
+                }
+            }
+            if now >= images_due
+                && let Some(images) = told("images", images(&self.cri)).await
+            {
+                let list = image_list(images, self.settings.max_images);
+                if facts.images.as_deref() != Some(&list) {
+                    facts.images = Some(Arc::new(list));
+                }
+                images_due = now + RUNTIME_PERIOD;
+            }
+            if !disk_checked && facts.runtime.is_some() {
+                disk_checked = true;
+                self.check_image_disk().await;
+            }
+            self.facts.send_if_modified(|known| {
+                let changed = known.as_ref() != Some(&facts);
+                *known = Some(facts.clone());
+                changed
+            });
+            let pause = if facts.runtime.is_some() {
+                MACHINE_PERIOD
+            } else {
+                RUNTIME_RETRY
+            };
+            tokio::select! {
+                // All are cancel-safe.
+                () = tokio::time::sleep(pause) => {}
+                () = self.images.notified() => images_due = Instant::now(),
+                changed = self.volumes_in_use.changed() => if changed.is_err() {
+                    // Nobody tells any more.
+                    tokio::time::sleep(pause).await;
+                },
+            }
+        }
+    }
+
+    async fn machine(&self, facts: &mut Facts) {
+        let (root_dir, boot_id) = (self.root_dir.clone(), self.boot_id.clone());
+        let look = crate::types::blocking::run(move || machine(&root_dir, &boot_id));
+        match tokio::time::timeout(PATIENCE, look).await {
+            Ok(Ok(machine)) => {
+                let known = facts.machine.ephemeral_storage;
+                facts.machine = machine;
+                if facts.machine.ephemeral_storage.is_none() {
+                    facts.machine.ephemeral_storage = known;
+                }
+            }
+            Ok(Err(error)) => warn!(%error, "cannot look at the machine"),
+            Err(_) => warn!("looking at the machine takes too long: a disk hangs"),
+        }
+    }
+
+    /// Upstream tells of an image file system without a size when its garbage collection starts.
+    async fn check_image_disk(&self) {
+        let Some(info) = told("image file system", self.cri.image_fs_info()).await else {
+            return;
+        };
+        let Some(mount) = (info.image_filesystems.first()).and_then(|f| f.fs_id.as_ref()) else {
+            return;
+        };
+        let mount = PathBuf::from(&mount.mountpoint);
+        let size = crate::types::blocking::run(move || storage(&mount)).await;
+        if matches!(size, Ok(Some(0))) {
+            self.recorder.record(Event::node(
+                EventType::Warning,
+                "InvalidDiskCapacity",
+                "invalid capacity 0 on image filesystem",
+            ));
+        }
+    }
+}
+
+/// What the runtime told, if it did in time.
+async fn told<T>(what: &str, call: impl Future<Output = Result<T, CriError>>) -> Option<T> {
+    match tokio::time::timeout(PATIENCE, call).await {
+        Ok(Ok(answer)) => Some(answer),
+        Ok(Err(error)) => {
+            debug!(what, %error, "the runtime does not tell");
+            None
+        }
+        Err(_) => {
+            debug!(what, "the runtime does not tell in time");
+            None
+        }
+    }
+}
+
+async fn runtime(cri: &CriClient) -> Result<RuntimeFacts, CriError> {
+    let version = cri.version().await?;
+    let status = cri.status(false).await?;
+    let handler = |handler: v1::RuntimeHandler| NodeRuntimeHandler {
+        name: Some(handler.name),
+        features: handler.features.map(|f| NodeRuntimeHandlerFeatures {
+            recursive_read_only_mounts: Some(f.recursive_read_only_mounts),
+            user_namespaces: Some(f.user_namespaces),
+        }),
+    };
+    let mut handlers: Vec<_> = status.runtime_handlers.into_iter().map(handler).collect();
+    // A runtime tells them in any order.
+    handlers.sort_by(|a, b| a.name.cmp(&b.name));
+    Ok(RuntimeFacts {
+        version: format!("{}://{}", version.runtime_name, version.runtime_version),
+        handlers,
+        features: status.features.map(|f| NodeFeatures {
+            supplemental_groups_policy: Some(f.supplemental_groups_policy),
+        }),
+    })
+}
+
+async fn images(cri: &CriClient) -> Result<Vec<Image>, CriError> {
+    let listed = cri.list_images(None).await?;
+    let image = |image: v1::Image| Image {
+        digests: image.repo_digests,
+        tags: image.repo_tags,
+        size: image.size,
+    };
+    Ok(listed.into_iter().map(image).collect())
+}
+
+/// Reads what the kernel knows. Blocking.
+pub(super) fn machine(root_dir: &Path, boot_id: &str) -> Machine {
+    let memory = procfs::Meminfo::current();
+    if let Err(error) = &memory {
+        warn!(%error, "cannot read the size of the memory");
+    }
+    let machine_id = boot::machine_id();
+    let kernel_version = nix::sys::utsname::uname()
+        .map(|name| name.release().to_string_lossy().into_owned())
+        .unwrap_or_default();
+    Machine {
+        cpus: cpus(),
+        memory: memory.as_ref().map_or(0, |m| m.mem_total),
+        swap: memory.as_ref().ok().map(|m| m.swap_total),
+        hugepages: hugepages(Path::new("/sys/kernel/mm/hugepages")),
+        ephemeral_storage: storage(root_dir),
+        system_uuid: system_uuid().unwrap_or_else(|| machine_id.clone()),
+        machine_id,
+        boot_id: boot_id.to_owned(),
+        kernel_version,
+        os_image: os_image(&fs::read_to_string("/etc/os-release").unwrap_or_default()),
+    }
+}
+
+fn cpus() -> u64 {
+    let counted = procfs::CpuInfo::current().map(|info| info.num_cores());
+    let counted = counted.ok().filter(|n| *n > 0);
+    let count = counted.or_else(|| {
+        let count = std::thread::available_parallelism();
+        count.ok().map(std::num::NonZero::get)
+    });
+    count.and_then(|n| u64::try_from(n).ok()).unwrap_or(1)
+}
+
+/// Total size in bytes of the file system of `path`.
+fn storage(path: &Path) -> Option<u64> {
+    match nix::sys::statvfs::statvfs(path) {
+        Ok(found) => Some(found.blocks().saturating_mul(found.fragment_size())),
+        Err(error) => {
+            warn!(path = %path.display(), %error, "cannot read the size of a file system");
+            None
+        }
+    }
+}
+
+/// `hugepages-2048kB/nr_hugepages` and the like.
+fn hugepages(dir: &Path) -> BTreeMap<u64, u64> {
+    let Ok(entries) = fs::read_dir(dir) else {
+        return BTreeMap::new();
+    };
+    let size = |entry: fs::DirEntry| {
+        let name = entry.file_name().into_string().ok()?;
+        let kib: u64 = (name.strip_prefix("hugepages-")?.strip_suffix("kB")?)
+            .parse()
+            .ok()?;
+        let count = fs::read_to_string(entry.path().join("nr_hugepages")).ok()?;
+        let count: u64 = count.trim().parse().ok()?;
+        let bytes = kib.checked_mul(1024)?;
+        Some((bytes, bytes.checked_mul(count)?))
+    };
+    entries.flatten().filter_map(size).collect()
+}
+
+fn system_uuid() -> Option<String> {
+    const FILES: [&str; 4] = [
+        "/sys/class/dmi/id/product_uuid",
+        "/proc/device-tree/system-id",
+        "/proc/device-tree/vm,uuid",
+        "/etc/machine-id",
+    ];
+    FILES.iter().find_map(|path| {
+        let text = fs::read_to_string(path).ok()?;
+        let text = text.trim_matches(['\0', '\n', ' ']);
+        (!text.is_empty()).then(|| text.to_owned())
+    })
+}
+
+/// `PRETTY_NAME` of os-release.
+fn os_image(os_release: &str) -> String {
+    let name = |line: &str| {
+        let name = line.strip_prefix("PRETTY_NAME=")?.trim();
+        Some(name.trim_matches(['"', '\'']).to_owned())
+    };
+    let found = os_release.lines().find_map(name);
+    found.unwrap_or_else(|| "Linux".to_owned())
+}
+
+/// The node's addresses: those given, if this machine has them, else the one that packets to other networks leave
+/// from, IPv4 before IPv6 unless `::` was given. Nothing is sent to find out. Upstream: `NodeAddress`, `validateNodeIP`.
+pub(super) fn addresses(given: &[IpAddr]) -> Result<Vec<IpAddr>, String> {
+    let named: Vec<IpAddr> = (given.iter().copied())
+        .filter(|ip| !ip.is_unspecified())
+        .collect();
+    if !named.is_empty() {
+        for ip in &named {
+            check_address(*ip)?;
+        }
+        return Ok(named);
+    }
+    // Documentation networks: never assigned to a host.
+    let v4 = SocketAddr::from((Ipv4Addr::new(192, 0, 2, 1), 9));
+    let v6 = SocketAddr::from((Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1), 9));
+    let order = match given.first() {
+        Some(IpAddr::V6(_)) => [v6, v4],
+        _ => [v4, v6],
+    };
+    let found = order.into_iter().find_map(leaves_from);
+    found.map(|ip| vec![ip]).ok_or_else(|| {
+        "the machine has no route to other networks; name its address with --node-ip".to_owned()
+    })
+}
+
+fn leaves_from(elsewhere: SocketAddr) -> Option<IpAddr> {
+    let any: IpAddr = match elsewhere {
+        SocketAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
+        SocketAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
+    };
+    let socket = UdpSocket::bind((any, 0)).ok()?;
+    socket.connect(elsewhere).ok()?;
+    let ip = socket.local_addr().ok()?.ip();
+    (!ip.is_loopback() && !ip.is_unspecified()).then_some(ip)
+}
+
+fn check_address(ip: IpAddr) -> Result<(), String> {
+    let link_local = match ip {
+        IpAddr::V4(ip) => ip.is_link_local(),
+        IpAddr::V6(ip) => ip.is_unicast_link_local(),
+    };
+    let wrong = if ip.is_loopback() {
+        "is a loopback address"
+    } else if ip.is_multicast() {
+        "is a multicast address"
+    } else if link_local {
+        "is a link-local address"
+    } else if UdpSocket::bind((ip, 0)).is_err() {
+        "is on no network interface of this machine"
+    } else {
+        return Ok(());
+    };
+    Err(format!("node IP {ip} (--node-ip) {wrong}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_machine_this_runs_on_has_a_size_and_a_name() {
+        let machine = machine(Path::new("/"), "boot");
+        assert!(machine.cpus > 0 && machine.memory > 1 << 20);
+        assert!(machine.ephemeral_storage.is_some_and(|bytes| bytes > 0));
+        assert!(!machine.kernel_version.is_empty() && !machine.os_image.is_empty());
+        assert_eq!(machine.boot_id, "boot");
+    }
+
+    #[test]
+    fn a_node_ip_must_be_one_of_this_machine_that_others_can_reach() {
+        for (ip, why) in [
+            ("127.0.0.1", "loopback"),
+            ("224.0.0.1", "multicast"),
+            ("169.254.1.1", "link-local"),
+            ("fe80::1", "link-local"),
+            ("192.0.2.77", "no network interface"),
+        ] {
+            let error = addresses(&[ip.parse().unwrap()]).unwrap_err();
+            assert!(error.contains(why), "{error}");
+        }
+    }
+
+    #[test]
+    fn huge_pages_are_counted_in_bytes() {
+        let dir = tempfile::tempdir().unwrap();
+        for (name, count) in [("hugepages-2048kB", "3\n"), ("hugepages-1048576kB", "0")] {
+            let dir = dir.path().join(name);
+            fs::create_dir(&dir).unwrap();
+            fs::write(dir.join("nr_hugepages"), count).unwrap();
+        }
+        let found = hugepages(dir.path());
+        assert_eq!(found, BTreeMap::from([(2 << 20, 6 << 20), (1 << 30, 0)]));
+    }
+
+    #[test]
+    fn the_name_of_the_distribution_is_read_without_its_quotes() {
+        let name = os_image("NAME=x\nPRETTY_NAME=\"Debian GNU/Linux 12 (bookworm)\"\n");
+        assert_eq!(name, "Debian GNU/Linux 12 (bookworm)");
+        assert_eq!(os_image(""), "Linux");
+    }
+}
