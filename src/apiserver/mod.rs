@@ -3,8 +3,10 @@
 //! In: a kubeconfig. Out: [`ApiClient`], which every module that talks to the API server shares.
 
 mod connection;
+mod failure;
 
 pub use connection::{Connection, Reachability};
+pub use failure::{Failure, pause};
 
 /// A client of the API server. Cheap to clone.
 #[derive(Clone)]
