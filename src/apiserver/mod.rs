@@ -14,6 +14,7 @@ mod connection;
 mod connector;
 mod credentials;
 mod csr;
+mod failure;
 mod kubeconfig;
 mod limit;
 mod retry;
@@ -25,6 +26,7 @@ use std::sync::Arc;
 
 pub use connection::{Connection, Reachability};
 pub use credentials::Credentials;
+pub use failure::{Failure, pause};
 pub use retry::{RetryPolicy, is_transient, retry, retry_after};
 
 use crate::kubeletconfig::AgentConfig;

@@ -12,6 +12,7 @@ pub mod pod_update;
 pub mod pod_worker;
 pub mod restore;
 pub mod state;
+pub mod status_patch;
 pub mod supported;
 
 #[cfg(test)]

@@ -1,17 +1,21 @@
 //! Layer 4: the event recorder.
 //!
-//! In: [`Event`]s from every layer below. Out: a log line and a journal line for each event that is told.
-//! Events that repeat within ten minutes are counted and told at the 1st, 2nd, 4th, 8th, … time; the rate
+//! In: [`Event`]s from every layer below. Out: a log line and a journal line for each event that is told, and,
+//! with an API server, its Event object (see [`api_events`], which correlates and bounds on its own). In log and
+//! journal, events that repeat within ten minutes are counted and told at the 1st, 2nd, 4th, 8th, … time; the rate
 //! of what is told is bounded. What is left out is counted (`holdfast_events_discarded_total`), never queued.
 //!
 //! **Invariant:** [`JournalRecorder::record`] never waits: its memory and its time are bounded.
 
 mod aggregate;
+mod api;
+mod correlate;
 
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use aggregate::Aggregator;
 pub use aggregate::EventRate;
+pub use api::{ApiEvents, EventSink, api_events};
 
 use crate::core::state::Transaction;
 use crate::store::Store;
@@ -27,6 +31,7 @@ pub struct JournalRecorder {
     clock: Arc<dyn Clock>,
     aggregator: Mutex<Aggregator>,
     metrics: Metrics,
+    api: OnceLock<ApiEvents>,
 }
 
 impl std::fmt::Debug for JournalRecorder {
@@ -45,6 +50,14 @@ impl JournalRecorder {
             clock,
             aggregator: Mutex::new(Aggregator::default()),
             metrics,
+            api: OnceLock::new(),
+        }
+    }
+
+    /// From now on the API server is told as well. Only the first call counts.
+    pub fn forward(&self, api: ApiEvents) {
+        if self.api.set(api).is_err() {
+            tracing::warn!("events are forwarded to an API server already");
         }
     }
 
@@ -57,6 +70,9 @@ impl JournalRecorder {
 impl EventRecorder for JournalRecorder {
     fn record(&self, mut event: Event) {
         shorten(&mut event.message);
+        if let Some(api) = self.api.get() {
+            api.take(event.clone());
+        }
         let now = self.clock.now();
         let verdict = match self.aggregator.lock() {
             Ok(mut aggregator) => aggregator.take(&event, now),

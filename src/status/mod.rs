@@ -1,9 +1,18 @@
 //! Layer 4: the status manager. Owns the `statuses` table: the newest API status of each pod, its version,
-//! and whether the pod is finished on this node. Upstream: `status.Manager`.
+//! the version the API server acknowledged, and whether the pod is finished on this node; and the `mirrors`
+//! table. Upstream: `status.Manager` and `pod.MirrorClient`.
 //!
-//! What comes in are statuses computed by a pod's worker; what goes out is the record, from which the API
-//! server is told. **Invariant:** a terminated container never becomes non-terminated unless it may
-//! restart, `startTime` never changes, and a version grows exactly when the status differs.
+//! What comes in are statuses computed by a pod's worker, and the pods of the API server as the sync loop sees
+//! them; what goes out is the record, and from it, by the [`Syncer`], the status of the pod in the API server and
+//! the last step of a graceful deletion; [`Mirrors`] keeps the mirror pods of static pods.
+//!
+//! **Invariants:** a terminated container never becomes non-terminated unless it may restart, `startTime` never
+//! changes, a version grows exactly when the status differs, and what the API server has not acknowledged is on
+//! record, so that neither an outage nor a restart loses it.
+
+mod mirror;
+mod shared;
+mod syncer;
 
 use std::sync::Arc;
 
@@ -14,6 +23,10 @@ use crate::core::pod_status;
 use crate::core::state::{StatusRecord, Transaction};
 use crate::store::{CommitError, Store};
 use crate::types::{Clock, PodExt, PodUid};
+pub use mirror::{Mirrors, Spoken};
+pub use shared::Observed;
+use shared::Shared;
+pub use syncer::Syncer;
 
 /// A status could not be recorded.
 #[derive(Debug, thiserror::Error)]
@@ -38,12 +51,23 @@ pub enum CommitMode {
 pub struct StatusManager {
     store: Store,
     clock: Arc<dyn Clock>,
+    shared: Arc<Shared>,
 }
 
 impl StatusManager {
     /// A manager over `store`.
     pub fn new(store: Store, clock: Arc<dyn Clock>) -> Self {
-        Self { store, clock }
+        Self {
+            store,
+            clock,
+            shared: Arc::default(),
+        }
+    }
+
+    /// What the API source says of a pod or mirror pod: to be called for each one it adds, updates, deletes,
+    /// reconciles or removes, after the pod manager was told. Never waits.
+    pub fn observed(&self, observed: Observed) {
+        self.shared.observe(observed);
     }
 
     /// The newest status of a pod.
@@ -83,6 +107,18 @@ impl StatusManager {
     }
 
     async fn update(
+        &self,
+        pod: &Pod,
+        status: PodStatus,
+        finished: bool,
+        mode: CommitMode,
+    ) -> Result<bool, StatusError> {
+        let changed = self.commit(pod, status, finished, mode).await?;
+        self.shared.computed(&pod.uid(), pod.is_static(), changed);
+        Ok(changed)
+    }
+
+    async fn commit(
         &self,
         pod: &Pod,
         status: PodStatus,

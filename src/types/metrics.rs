@@ -125,6 +125,8 @@ metrics! {
     started_containers_errors: Family<ReasonLabel, Counter> = Family::default(), "kubelet_started_containers_errors", "Containers that could not be started";
     image_pull_duration: Histogram = seconds_histogram(), "kubelet_image_pull_duration", "Duration of image pulls", Unit::Seconds;
     events_discarded: Counter = Counter::default(), "holdfast_events_discarded", "Events left out because there were too many at once";
+    events_unsent: Family<ReasonLabel, Counter> = Family::default(), "holdfast_events_unsent", "Events that the API server was not told, by why";
+    pod_status_sync_duration: Histogram = seconds_histogram(), "kubelet_pod_status_sync_duration", "From a change of a pod's status to the API server's answer", Unit::Seconds;
     admission_rejections: Family<ReasonLabel, Counter> = Family::default(), "kubelet_admission_rejections", "Pods refused at first sight";
     store_commit_duration: Histogram = fine_histogram(), "holdfast_store_commit_duration", "From a durable commit's arrival at the writer to its answer", Unit::Seconds;
     store_batch_size: Histogram = Histogram::new(exponential_buckets(1.0, 2.0, 12)), "holdfast_store_batch_transactions", "Transactions written in one batch";

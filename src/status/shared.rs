@@ -1,0 +1,217 @@
+//! What the status manager, the syncer and the mirror pods tell each other: which pods have something to look
+//! at, and the newest pods of the API server.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use k8s_openapi::api::core::v1::Pod;
+use tokio::sync::Notify;
+
+use crate::types::{PodExt, PodUid};
+
+/// What the API source says of a pod or mirror pod.
+#[derive(Clone, Debug)]
+pub enum Observed {
+    /// The API server has it, as given.
+    Current(Arc<Pod>),
+    /// The API server has it no longer.
+    Gone(Arc<Pod>),
+}
+
+/// Something to look at.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Wake {
+    /// The status of this pod, by the UID of the record.
+    Status(PodUid),
+    /// This pod of the API server; a mirror pod's UID is its own.
+    Api(PodUid),
+    /// The API server has this pod no longer.
+    Gone(PodUid),
+}
+
+#[derive(Default)]
+pub(super) struct Shared {
+    data: Mutex<Data>,
+    /// For the syncer: there are [`Wake`]s.
+    status: Notify,
+    /// For the mirror pods: a static pod or mirror pod changed.
+    mirrors: Notify,
+}
+
+#[derive(Default)]
+struct Data {
+    wakes: Vec<Wake>,
+    queued: HashSet<PodUid>,
+    /// Pods of the API server by their own UID: as observed in this life of the agent, or as a write answered.
+    api: HashMap<PodUid, Known>,
+    /// Pods whose status was computed in this life of the agent.
+    computed: HashSet<PodUid>,
+}
+
+struct Known {
+    pod: Arc<Pod>,
+    /// The source has shown an older version since: it lags, or the server went back to an older state.
+    behind: Option<u8>,
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, Data> {
+        self.data.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A worker computed the status of a pod.
+    pub(super) fn computed(&self, uid: &PodUid, is_static: bool, changed: bool) {
+        {
+            let mut data = self.lock();
+            let first = data.computed.insert(uid.clone());
+            if !(first || changed) {
+                return;
+            }
+            data.wake(Wake::Status(uid.clone()));
+        }
+        self.status.notify_one();
+        if is_static {
+            self.mirrors.notify_one();
+        }
+    }
+
+    pub(super) fn observe(&self, observed: Observed) {
+        let pod = match &observed {
+            Observed::Current(pod) | Observed::Gone(pod) => pod,
+        };
+        if pod.is_static() && !pod.is_mirror() {
+            // Not of the API server: the mirror pods may have to follow.
+            self.mirrors.notify_one();
+            return;
+        }
+        let (uid, is_mirror) = (pod.uid(), pod.is_mirror());
+        {
+            let mut data = self.lock();
+            match observed {
+                Observed::Current(pod) => {
+                    data.keep_newer(pod);
+                    data.wake(Wake::Api(uid));
+                }
+                Observed::Gone(_) => {
+                    data.api.remove(&uid);
+                    data.computed.remove(&uid);
+                    data.wakes.push(Wake::Gone(uid));
+                }
+            }
+        }
+        self.status.notify_one();
+        if is_mirror {
+            self.mirrors.notify_one();
+        }
+    }
+
+    /// A write or read answered with this pod.
+    pub(super) fn answered(&self, pod: Arc<Pod>) {
+        self.lock().keep_newer(pod);
+    }
+
+    /// Pods of which the source has shown an older version than a write answered, and has not caught up since the
+    /// call before. They are forgotten and have to be asked for: a server that was restored from a backup went back.
+    pub(super) fn take_behind(&self) {
+        let mut data = self.lock();
+        let mut stuck = Vec::new();
+        for (uid, known) in &mut data.api {
+            match &mut known.behind {
+                Some(0) => known.behind = Some(1),
+                Some(_) => stuck.push(uid.clone()),
+                None => {}
+            }
+        }
+        for uid in stuck {
+            data.api.remove(&uid);
+            data.wake(Wake::Status(uid));
+        }
+        if !data.wakes.is_empty() {
+            self.status.notify_one();
+        }
+    }
+
+    /// What is known of a pod of the API server may be wrong: it has to be asked for.
+    pub(super) fn doubt(&self, uid: &PodUid) {
+        self.lock().api.remove(uid);
+    }
+
+    /// The newest known pod of the API server.
+    pub(super) fn api_pod(&self, uid: &PodUid) -> Option<Arc<Pod>> {
+        let data = self.lock();
+        data.api.get(uid).map(|known| Arc::clone(&known.pod))
+    }
+
+    /// The mirror pods the API server is known to have.
+    pub(super) fn mirrors(&self) -> Vec<Arc<Pod>> {
+        let data = self.lock();
+        data.api
+            .values()
+            .filter(|known| known.pod.is_mirror())
+            .map(|known| Arc::clone(&known.pod))
+            .collect()
+    }
+
+    pub(super) fn is_computed(&self, uid: &PodUid) -> bool {
+        self.lock().computed.contains(uid)
+    }
+
+    /// Forgets a pod that is forgotten everywhere else.
+    pub(super) fn forget(&self, uid: &PodUid) {
+        self.lock().computed.remove(uid);
+    }
+
+    /// What there is to look at. Each pod is there once, however often it changed.
+    pub(super) fn take(&self) -> Vec<Wake> {
+        let mut data = self.lock();
+        data.queued.clear();
+        std::mem::take(&mut data.wakes)
+    }
+
+    /// Waits until [`Shared::take`] has something. Cancel-safe.
+    pub(super) async fn woken(&self) {
+        self.status.notified().await;
+    }
+
+    /// Waits until a static pod or mirror pod changed. Cancel-safe.
+    pub(super) async fn mirrors_woken(&self) {
+        self.mirrors.notified().await;
+    }
+
+    pub(super) fn wake_mirrors(&self) {
+        self.mirrors.notify_one();
+    }
+}
+
+impl Data {
+    fn wake(&mut self, wake: Wake) {
+        let (Wake::Status(uid) | Wake::Api(uid) | Wake::Gone(uid)) = &wake;
+        if self.queued.insert(uid.clone()) {
+            self.wakes.push(wake);
+        }
+    }
+
+    /// An answer to a write may be newer than what a watch delivers next.
+    fn keep_newer(&mut self, pod: Arc<Pod>) {
+        match self.api.get_mut(&pod.uid()) {
+            Some(known) if is_older(&pod, &known.pod) => {
+                known.behind.get_or_insert(0);
+            }
+            _ => {
+                self.api.insert(pod.uid(), Known { pod, behind: None });
+            }
+        }
+    }
+}
+
+/// Whether `pod` is an older version than `than`; versions that are not numbers do not tell.
+fn is_older(pod: &Pod, than: &Pod) -> bool {
+    let version = |pod: &Pod| -> Option<u64> {
+        let version = pod.metadata.resource_version.as_deref()?;
+        version.parse().ok()
+    };
+    match (version(pod), version(than)) {
+        (Some(new), Some(known)) => new < known,
+        _ => false,
+    }
+}

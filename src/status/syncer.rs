@@ -1,0 +1,614 @@
+//! Tells the API server the statuses of pods. Upstream: `syncPod` and `syncBatch` of the status manager.
+//!
+//! In: wakes from [`Shared`], and once at the start the statuses that were not acknowledged. Out: patches of
+//! `pods/<name>/status` with a UID precondition, the final DELETE of a graceful deletion, and `acknowledged`.
+//!
+//! A pod is looked at when its status or the pod in the API server changed, never because time passed. What to
+//! send is the difference between the newest status and the newest pod of the API server: nothing is sent when
+//! nothing differs, and a pod is read only when this agent has not seen it since it started.
+//!
+//! **Invariants:** at most one request per pod and [`IN_FLIGHT`] in all are in flight; the newest version wins;
+//! what was not acknowledged is tried again until the pod is gone; a pod is deleted only after its terminal status
+//! was acknowledged.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use futures::StreamExt;
+use futures::stream::FuturesUnordered;
+use k8s_openapi::api::core::v1::Pod;
+use kube::Api;
+use kube::api::{DeleteParams, Patch, PatchParams, Preconditions};
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+use tracing::{debug, info, warn};
+
+use super::StatusManager;
+use super::shared::{Shared, Wake};
+use crate::apiserver::{ApiClient, Failure, Reachability, pause};
+use crate::core::pod_status::is_terminal;
+use crate::core::state::{EpochReason, State, StatusRecord, Transaction, WorkerPhase, WorkerRecord};
+use crate::core::status_patch::{PatchInput, is_withheld, status_patch};
+use crate::pod_manager::PodManager;
+use crate::store::CommitError;
+use crate::types::metrics::Metrics;
+use crate::types::{PodExt, PodUid};
+
+/// Most pods that are told of at once.
+const IN_FLIGHT: usize = 8;
+/// How long a phase that is held back, or a pod that was not observed yet, is waited for.
+const HOLD: Duration = Duration::from_secs(1);
+/// How often what waits for something else is looked at again.
+const CATCH_UP: Duration = Duration::from_secs(10);
+/// Longest pause after a failure of the connection or the server.
+const LONGEST_PAUSE: Duration = Duration::from_secs(10);
+/// First and longest pause after the server refused a status.
+const REFUSED: (Duration, Duration) = (Duration::from_secs(10), Duration::from_secs(300));
+/// Longest wait for one answer.
+const ANSWER: Duration = Duration::from_secs(30);
+
+/// Why a pod could not be told of.
+#[derive(Debug, thiserror::Error)]
+enum SyncError {
+    #[error("{verb} {namespace}/{name}")]
+    Request {
+        verb: &'static str,
+        namespace: String,
+        name: String,
+        #[source]
+        source: Box<kube::Error>,
+    },
+    #[error("{verb} {namespace}/{name}: no answer within 30 s")]
+    Timeout {
+        verb: &'static str,
+        namespace: String,
+        name: String,
+    },
+    #[error("commit that the API server acknowledged the status of pod {uid}")]
+    Commit {
+        uid: PodUid,
+        #[source]
+        source: CommitError,
+    },
+}
+
+impl SyncError {
+    fn failure(&self) -> Failure {
+        match self {
+            Self::Request { source, .. } => Failure::of(source),
+            Self::Timeout { .. } | Self::Commit { .. } => Failure::Transient,
+        }
+    }
+}
+
+/// What to do after a pod was looked at.
+#[derive(Debug)]
+enum Next {
+    /// Nothing until it changes.
+    Done,
+    /// Look again in [`HOLD`].
+    Hold,
+    /// Look again in [`CATCH_UP`], or when it changes.
+    Park,
+    /// Try again.
+    Failed(SyncError),
+}
+
+/// Tells the API server. Made by [`StatusManager::syncer`].
+pub struct Syncer {
+    api: ApiClient,
+    status: StatusManager,
+    pods: PodManager,
+    metrics: Metrics,
+    /// Pods whose final DELETE was sent.
+    deleted: Mutex<HashSet<PodUid>>,
+}
+
+impl StatusManager {
+    /// What tells the API server; there is to be one at most.
+    pub fn syncer(&self, api: ApiClient, pods: PodManager, metrics: Metrics) -> Syncer {
+        Syncer {
+            api,
+            status: self.clone(),
+            pods,
+            metrics,
+            deleted: Mutex::default(),
+        }
+    }
+}
+
+impl Syncer {
+    /// Works until `token` is cancelled. A request that is cut off then is found to have had its effect, or is
+    /// sent again, after the next start.
+    pub async fn run(self, token: CancellationToken) {
+        let mut queue = Queue::default();
+        for uid in self.left_over() {
+            queue.add(uid);
+        }
+        let mut jobs = FuturesUnordered::new();
+        let mut tick = tokio::time::interval(CATCH_UP);
+        tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        loop {
+            queue.connection(&self.api.connection().now());
+            while let Some((uid, held)) = queue.start(Instant::now()) {
+                let this = &self;
+                jobs.push(async move {
+                    let next = this.sync_one(&uid, held).await;
+                    (uid, next)
+                });
+            }
+            let due = queue.next_due();
+            tokio::select! {
+                () = token.cancelled() => return,
+                () = self.shared().woken() => self.take_wakes(&mut queue),
+                Some((uid, next)) = jobs.next() => queue.finish(&uid, next),
+                () = tokio::time::sleep_until(due.unwrap_or_else(Instant::now)), if due.is_some() => {}
+                () = self.api.connection().changed() => {}
+                _ = tick.tick() => {
+                    self.shared().take_behind();
+                    queue.unpark();
+                }
+            }
+        }
+    }
+
+    fn shared(&self) -> &Shared {
+        &self.status.shared
+    }
+
+    /// Statuses that were not acknowledged before this start, and graceful deletions that lack their last step.
+    fn left_over(&self) -> Vec<PodUid> {
+        let state = self.status.store.snapshot();
+        let mut left = Vec::new();
+        for (key, versioned) in &state.statuses {
+            let record = &versioned.record;
+            let uid = PodUid::new(key);
+            let unsent = record.version > record.acknowledged;
+            if unsent || record.finished && self.pods.get(&uid).is_some_and(|p| p.is_deleting()) {
+                left.push(uid);
+            }
+        }
+        left
+    }
+
+    fn take_wakes(&self, queue: &mut Queue) {
+        for wake in self.shared().take() {
+            match wake {
+                Wake::Status(uid) => queue.add(uid),
+                Wake::Api(uid) => {
+                    let mirror = self.shared().api_pod(&uid).filter(|p| p.is_mirror());
+                    match mirror {
+                        None => queue.add(uid),
+                        Some(mirror) => {
+                            if let Some(pod) = self.pods.pod_of_mirror(&mirror) {
+                                queue.add(pod.uid());
+                            }
+                        }
+                    }
+                }
+                Wake::Gone(uid) => {
+                    self.deleted().remove(&uid);
+                    queue.remove(&uid);
+                }
+            }
+        }
+    }
+
+    fn deleted(&self) -> std::sync::MutexGuard<'_, HashSet<PodUid>> {
+        self.deleted.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    async fn sync_one(&self, uid: &PodUid, held: bool) -> Next {
+        match self.try_sync(uid, held).await {
+            Ok(next) => next,
+            Err(error) => Next::Failed(error),
+        }
+    }
+
+    async fn try_sync(&self, uid: &PodUid, held: bool) -> Result<Next, SyncError> {
+        let state = self.status.store.snapshot();
+        let Some(record) = state.record::<StatusRecord>(uid.as_str()) else {
+            self.shared().forget(uid);
+            return Ok(Next::Done);
+        };
+        // A pod that no source wants any more is gone from the API server, too.
+        let Some(pod) = self.pods.get(uid) else {
+            return Ok(Next::Done);
+        };
+        if !self.may_be_told(&state, uid, record) {
+            return Ok(Next::Park);
+        }
+        let api_uid = if pod.is_static() {
+            match self.pods.mirror_of(&pod) {
+                Some(mirror) => mirror.uid(),
+                // Its mirror pod wakes it.
+                None => return Ok(Next::Done),
+            }
+        } else {
+            uid.clone()
+        };
+        let known = self.shared().api_pod(&api_uid);
+        if known.is_none() && !held {
+            return Ok(Next::Hold);
+        }
+        let mut fresh = known.is_none();
+        let mut shown = match known {
+            Some(pod) => pod,
+            None => match self.read(&pod, &api_uid).await? {
+                Some(pod) => pod,
+                None => return Ok(Next::Done),
+            },
+        };
+        let may_run = !record.finished && may_run(&state, uid);
+        let withheld = loop {
+            let input = PatchInput {
+                uid: api_uid.as_str(),
+                shown: shown.status.as_ref(),
+                ours: &record.status,
+                may_run,
+            };
+            let withheld = is_withheld(&input);
+            if withheld && !held {
+                return Ok(Next::Hold);
+            }
+            let Some(patch) = status_patch(&input) else {
+                break withheld;
+            };
+            match self.patch(&shown, &patch).await {
+                Ok(answer) => {
+                    shown = answer;
+                    break withheld;
+                }
+                Err(error) => match error.failure() {
+                    Failure::NotFound => {
+                        tell_gone(&pod, &api_uid);
+                        return Ok(Next::Done);
+                    }
+                    // Another pod of that name, or a difference from something that is not so any more.
+                    Failure::Conflict | Failure::Refused if !fresh => {
+                        self.shared().doubt(&api_uid);
+                        match self.read(&pod, &api_uid).await? {
+                            Some(pod) => shown = pod,
+                            None => return Ok(Next::Done),
+                        }
+                        fresh = true;
+                    }
+                    _ => return Err(error),
+                },
+            }
+        };
+        if withheld {
+            return Ok(Next::Park);
+        }
+        if record.version > record.acknowledged {
+            self.acknowledge(uid, record.version).await?;
+            let since = self.status.clock.now().since(record.at);
+            let metrics = &self.metrics;
+            metrics.pod_status_sync_duration.observe(since.as_secs_f64());
+        }
+        if record.finished
+            && !pod.is_static()
+            && !shown.is_mirror()
+            && shown.is_deleting()
+            && is_terminal(&record.status)
+        {
+            self.delete(&shown).await?;
+        }
+        Ok(Next::Done)
+    }
+
+    /// A status from a backup, or from the store of another machine, may be older than what the API server was
+    /// told: it has to be computed anew first. What is finished does not change any more.
+    fn may_be_told(&self, state: &State, uid: &PodUid, record: &StatusRecord) -> bool {
+        let Some(meta) = state.meta() else {
+            return true;
+        };
+        meta.epoch.reason == EpochReason::Fresh
+            || record.finished
+            || meta.epoch.since.since(record.at).is_zero()
+            || self.shared().is_computed(uid)
+    }
+
+    fn pods_of(&self, pod: &Pod) -> Api<Pod> {
+        Api::namespaced(self.api.kube(), pod.namespace())
+    }
+
+    /// The pod as the API server has it, `None` when it is gone or another one has its name.
+    async fn read(&self, pod: &Pod, uid: &PodUid) -> Result<Option<Arc<Pod>>, SyncError> {
+        let api = self.pods_of(pod);
+        let found = match answer("get pod", pod, api.get(pod.name())).await {
+            Ok(found) => found,
+            Err(error) if error.failure() == Failure::NotFound => {
+                tell_gone(pod, uid);
+                return Ok(None);
+            }
+            Err(error) => return Err(error),
+        };
+        if found.uid() != *uid {
+            info!(pod = %uid, other = %found.uid(), name = pod.name(), namespace = pod.namespace(),
+                "another pod has the name now, the status of the old one is not told");
+            return Ok(None);
+        }
+        Ok(Some(self.keep(found)))
+    }
+
+    async fn patch(&self, pod: &Pod, patch: &serde_json::Value) -> Result<Arc<Pod>, SyncError> {
+        let api = self.pods_of(pod);
+        let parameters = PatchParams::default();
+        let patch = Patch::Strategic(patch);
+        let request = api.patch_status(pod.name(), &parameters, &patch);
+        let told = answer("patch status of pod", pod, request).await?;
+        debug!(pod = %told.uid(), name = pod.name(), namespace = pod.namespace(), "status told");
+        Ok(self.keep(told))
+    }
+
+    /// Remembers an answer until the source has shown it, or something newer.
+    fn keep(&self, mut pod: Pod) -> Arc<Pod> {
+        pod.metadata.managed_fields = None;
+        let pod = Arc::new(pod);
+        self.shared().answered(Arc::clone(&pod));
+        pod
+    }
+
+    /// The last step of a graceful deletion.
+    async fn delete(&self, pod: &Pod) -> Result<(), SyncError> {
+        let uid = pod.uid();
+        if self.deleted().contains(&uid) {
+            return Ok(());
+        }
+        let api = self.pods_of(pod);
+        let parameters = DeleteParams::default()
+            .grace_period(0)
+            .preconditions(Preconditions {
+                uid: Some(uid.to_string()),
+                resource_version: None,
+            });
+        match answer("delete pod", pod, api.delete(pod.name(), &parameters)).await {
+            Ok(_) => {
+                info!(pod = %uid, name = pod.name(), namespace = pod.namespace(), "pod deleted from the API server");
+            }
+            // Somebody was faster.
+            Err(error) if matches!(error.failure(), Failure::NotFound | Failure::Conflict) => {
+                tell_gone(pod, &uid);
+            }
+            Err(error) => return Err(error),
+        }
+        self.deleted().insert(uid);
+        Ok(())
+    }
+
+    async fn acknowledge(&self, uid: &PodUid, version: u64) -> Result<(), SyncError> {
+        loop {
+            let state = self.status.store.snapshot();
+            let Some(record) = state.record::<StatusRecord>(uid.as_str()) else {
+                return Ok(());
+            };
+            if record.acknowledged >= version {
+                return Ok(());
+            }
+            let next = StatusRecord {
+                acknowledged: version,
+                ..record.clone()
+            };
+            let transaction = Transaction::new()
+                .expect::<StatusRecord>(&state, uid.as_str())
+                .put(uid.as_str(), next);
+            match self.status.store.commit(transaction).await {
+                Ok(_) => return Ok(()),
+                Err(CommitError::Stale { .. }) => {}
+                Err(source) => {
+                    let uid = uid.clone();
+                    return Err(SyncError::Commit { uid, source });
+                }
+            }
+        }
+    }
+}
+
+/// Whether a pod's worker has not yet said that nothing runs any more.
+fn may_run(state: &State, uid: &PodUid) -> bool {
+    state
+        .record::<WorkerRecord>(uid.as_str())
+        .is_some_and(|worker| {
+            matches!(
+                worker.phase,
+                WorkerPhase::Sync | WorkerPhase::Terminating { .. }
+            )
+        })
+}
+
+fn tell_gone(pod: &Pod, uid: &PodUid) {
+    info!(pod = %uid, name = pod.name(), namespace = pod.namespace(),
+        "the pod is gone from the API server, its status is not told");
+}
+
+/// Waits for an answer, but not for ever.
+async fn answer<T>(
+    verb: &'static str,
+    pod: &Pod,
+    request: impl Future<Output = kube::Result<T>>,
+) -> Result<T, SyncError> {
+    let (namespace, name) = (pod.namespace().to_owned(), pod.name().to_owned());
+    match tokio::time::timeout(ANSWER, request).await {
+        Ok(Ok(answer)) => Ok(answer),
+        Ok(Err(source)) => Err(SyncError::Request {
+            verb,
+            namespace,
+            name,
+            source: Box::new(source),
+        }),
+        Err(_) => Err(SyncError::Timeout {
+            verb,
+            namespace,
+            name,
+        }),
+    }
+}
+
+/// Which pods are to be looked at, and when.
+#[derive(Default)]
+struct Queue {
+    waiting: HashMap<PodUid, Waiting>,
+    /// Pods that are being looked at, with whether they changed meanwhile.
+    busy: HashMap<PodUid, Busy>,
+    down: bool,
+    /// Failures in a row of the connection, and when it is tried again.
+    outage: u32,
+    paused_until: Option<Instant>,
+}
+
+struct Waiting {
+    /// `None`: until it is woken or the next catch-up.
+    due: Option<Instant>,
+    failures: u32,
+    /// Until when it is waited for, see [`HOLD`].
+    held: Option<Instant>,
+    /// A change is no reason to try sooner: the server has trouble.
+    backing_off: bool,
+}
+
+struct Busy {
+    failures: u32,
+    held: Option<Instant>,
+    again: bool,
+}
+
+impl Queue {
+    /// A pod changed.
+    fn add(&mut self, uid: PodUid) {
+        if let Some(busy) = self.busy.get_mut(&uid) {
+            busy.again = true;
+            return;
+        }
+        let now = Instant::now();
+        let waiting = self.waiting.entry(uid).or_insert(Waiting {
+            due: None,
+            failures: 0,
+            held: None,
+            backing_off: false,
+        });
+        if !(waiting.backing_off && waiting.due.is_some()) {
+            waiting.due = Some(waiting.due.map_or(now, |due| due.min(now)));
+        }
+    }
+
+    fn remove(&mut self, uid: &PodUid) {
+        self.waiting.remove(uid);
+        if let Some(busy) = self.busy.get_mut(uid) {
+            busy.again = false;
+        }
+    }
+
+    fn connection(&mut self, now: &Reachability) {
+        let was_down = std::mem::replace(&mut self.down, matches!(now, Reachability::Down(_)));
+        if was_down && !self.down {
+            self.outage = 0;
+            self.paused_until = None;
+            let now = Instant::now();
+            for waiting in self.waiting.values_mut().filter(|w| w.backing_off) {
+                waiting.due = Some(now);
+            }
+        }
+    }
+
+    /// The next pod to look at, and whether it was waited for already.
+    fn start(&mut self, now: Instant) -> Option<(PodUid, bool)> {
+        let limit = if self.down { 1 } else { IN_FLIGHT };
+        if self.busy.len() >= limit || self.paused_until.is_some_and(|until| until > now) {
+            return None;
+        }
+        let due = self.waiting.iter().filter_map(|(uid, w)| Some((w.due?, uid)));
+        let (_, uid) = due.filter(|(due, _)| *due <= now).min()?;
+        let uid = uid.clone();
+        let waiting = self.waiting.remove(&uid)?;
+        let busy = Busy {
+            failures: waiting.failures,
+            held: waiting.held,
+            again: false,
+        };
+        self.busy.insert(uid.clone(), busy);
+        Some((uid, waiting.held.is_some_and(|until| until <= now)))
+    }
+
+    fn finish(&mut self, uid: &PodUid, next: Next) {
+        let Some(busy) = self.busy.remove(uid) else {
+            return;
+        };
+        let now = Instant::now();
+        let mut waiting = Waiting {
+            due: Some(now),
+            failures: 0,
+            held: busy.held,
+            backing_off: false,
+        };
+        if !matches!(next, Next::Failed(_)) {
+            self.outage = 0;
+        }
+        match next {
+            Next::Done if !busy.again => return,
+            Next::Done => waiting.held = None,
+            Next::Hold => {
+                let until = *waiting.held.get_or_insert(now + HOLD);
+                waiting.due = Some(if busy.again { now } else { until });
+            }
+            Next::Park => waiting.due = busy.again.then_some(now),
+            Next::Failed(error) => self.failed(uid, &error, &busy, &mut waiting, now),
+        }
+        self.waiting.insert(uid.clone(), waiting);
+    }
+
+    fn failed(
+        &mut self,
+        uid: &PodUid,
+        error: &SyncError,
+        busy: &Busy,
+        waiting: &mut Waiting,
+        now: Instant,
+    ) {
+        waiting.failures = busy.failures.saturating_add(1);
+        let first = Duration::from_secs(1);
+        let why = error as &dyn std::error::Error;
+        if error.failure() == Failure::Transient {
+            waiting.backing_off = true;
+            if self.down {
+                // The connection says so itself.
+                debug!(pod = %uid, error = why, "status not told");
+                self.outage = self.outage.saturating_add(1);
+                self.paused_until = Some(now + pause(self.outage, first, LONGEST_PAUSE));
+                return;
+            }
+            waiting.due = Some(now + pause(waiting.failures, first, LONGEST_PAUSE));
+        } else {
+            waiting.due = Some(match busy.again {
+                true => now + first,
+                false => now + pause(waiting.failures, REFUSED.0, REFUSED.1),
+            });
+        }
+        if waiting.failures == 1 {
+            warn!(pod = %uid, error = why, "status not told, trying again");
+        } else {
+            debug!(pod = %uid, error = why, failures = waiting.failures, "status not told");
+        }
+    }
+
+    /// When [`Queue::start`] has something next, if nothing happens before.
+    fn next_due(&self) -> Option<Instant> {
+        if self.busy.len() >= if self.down { 1 } else { IN_FLIGHT } {
+            return None;
+        }
+        let due = self.waiting.values().filter_map(|w| w.due).min()?;
+        Some(self.paused_until.map_or(due, |until| until.max(due)))
+    }
+
+    /// What waits for something else is looked at again.
+    fn unpark(&mut self) {
+        let now = Instant::now();
+        for waiting in self.waiting.values_mut() {
+            waiting.due.get_or_insert(now);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;
