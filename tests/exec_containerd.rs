@@ -16,12 +16,14 @@ use std::time::Duration;
 
 use holdfast::cm::{CgroupConfig, CgroupManager};
 use holdfast::core::state::{ContainerRecord, Transaction, child_key};
-use holdfast::images::{ImageConfig, ImageManager};
+use holdfast::images::{ImageConfig, ImageManager, PullInputs};
 use holdfast::kuberuntime::container_config::{self, ContainerInputs};
 use holdfast::kuberuntime::cri::{CriClient, CriTimeouts};
 use holdfast::kuberuntime::dns::DnsConfigurer;
+use holdfast::kuberuntime::env::{self, EnvInputs};
 use holdfast::kuberuntime::gc::{GcPolicy, Remover};
 use holdfast::kuberuntime::node_context::NodeContext;
+use holdfast::kuberuntime::sources::Sources;
 use holdfast::kuberuntime::{kill, logs, sandbox_config};
 use holdfast::store::{StartIntent, Store};
 use holdfast::types::events::MemoryRecorder;
@@ -122,7 +124,11 @@ impl World {
         let container = &pod.containers()[0];
         self.cgroups.ensure(pod).unwrap();
         logs::create_pod_log_dir(&self.ctx, pod).unwrap();
-        let volumes = self.volumes.mount(pod, &self.recorder).await.unwrap();
+        let volumes = self
+            .volumes
+            .mount(pod, &Sources::default(), &self.recorder)
+            .await
+            .unwrap();
         let (dns, _) = self.ctx.dns.pod_dns(pod).unwrap();
         let parent = self.cgroups.pod_cgroup_parent(pod).unwrap();
         let sandbox_config = sandbox_config::build(pod, 0, &parent, dns, &self.ctx).unwrap();
@@ -132,7 +138,10 @@ impl World {
         let image_ref = Box::pin(self.images.ensure(
             pod,
             container,
-            Some(&sandbox_config),
+            PullInputs {
+                sandbox: Some(&sandbox_config),
+                ..Default::default()
+            },
             &self.cri,
             &self.store,
             &self.recorder,
@@ -144,6 +153,19 @@ impl World {
             .unwrap()
             .ips;
         let files = container_config::prepare_files(pod, container, 0, &ips, &self.ctx).unwrap();
+        let env = env::make_env(
+            &EnvInputs {
+                pod,
+                container,
+                pod_ips: &ips,
+                sources: &Sources {
+                    services: Some(Vec::new()),
+                    ..Default::default()
+                },
+            },
+            &self.ctx,
+        )
+        .unwrap();
         let config = container_config::build(
             &ContainerInputs {
                 pod,
@@ -151,7 +173,7 @@ impl World {
                 attempt: 0,
                 hash: "1",
                 image_ref: &image_ref,
-                pod_ips: &ips,
+                env: &env,
                 volumes: &volumes,
                 files: &files,
             },

@@ -13,13 +13,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use holdfast::core::state::{ContainerRecord, Transaction, child_key};
-use holdfast::images::{ImageConfig, ImageErrorReason, ImageManager};
+use holdfast::images::{ImageConfig, ImageErrorReason, ImageManager, PullInputs};
 use holdfast::kuberuntime::container_config::{self, ContainerInputs};
 use holdfast::kuberuntime::cri::{CriClient, CriTimeouts, v1};
+use holdfast::kuberuntime::env::{self, EnvInputs};
 use holdfast::kuberuntime::gc::{GcPolicy, Remover};
 use holdfast::kuberuntime::kill;
 use holdfast::kuberuntime::node_context::NodeContext;
 use holdfast::kuberuntime::sandbox_config;
+use holdfast::kuberuntime::sources::Sources;
 use holdfast::store::{StartIntent, Store};
 use holdfast::types::events::MemoryRecorder;
 use holdfast::types::metrics::Metrics;
@@ -109,6 +111,19 @@ impl World {
         let container = pod.container(name).unwrap();
         let files =
             container_config::prepare_files(pod, container, attempt, &[], &self.ctx).unwrap();
+        let env = env::make_env(
+            &EnvInputs {
+                pod,
+                container,
+                pod_ips: &[],
+                sources: &Sources {
+                    services: Some(Vec::new()),
+                    ..Default::default()
+                },
+            },
+            &self.ctx,
+        )
+        .unwrap();
         let config = container_config::build(
             &ContainerInputs {
                 pod,
@@ -116,7 +131,7 @@ impl World {
                 attempt,
                 hash: "h",
                 image_ref: IMAGE,
-                pod_ips: &[],
+                env: &env,
                 volumes: &BTreeMap::new(),
                 files: &files,
             },
@@ -355,7 +370,7 @@ async fn images_are_pulled_over_cri() {
             .ensure(
                 pod,
                 container,
-                None,
+                PullInputs::default(),
                 &world.cri,
                 &world.store,
                 &world.recorder,

@@ -26,6 +26,7 @@ use crate::kubeletconfig::AgentConfig;
 use crate::kuberuntime::cri::{CriClient, CriTimeouts};
 use crate::kuberuntime::gc::GcPolicy;
 use crate::node_object::NodeObject;
+use crate::objects::Objects;
 use crate::pleg::{Pleg, PlegOptions};
 use crate::pod_manager::PodManager;
 use crate::pod_workers::{PodWorkers, ReasonCache, StartFailure, WorkQueue, WorkerContext};
@@ -363,6 +364,8 @@ pub(super) async fn start(
                 base.metrics.clone(),
             ),
             volumes,
+            objects: Objects::new(base.store.clone(), Arc::clone(&base.clock), None),
+            node_object: NodeObject::default(),
             cgroups: Arc::new(cgroups),
             node,
             recorder: Arc::clone(&base.recorder),

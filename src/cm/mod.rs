@@ -275,7 +275,9 @@ impl CgroupManager {
                 source,
             };
             if resources::qos_class(pod) == QosClass::Burstable {
-                let request = resources::pod_resources(pod).map_err(of)?.cpu_request;
+                let request = resources::pod_resources_with_overhead(pod)
+                    .map_err(of)?
+                    .cpu_request;
                 milli = milli.saturating_add(request.unwrap_or(0));
             }
         }
@@ -426,7 +428,7 @@ impl CgroupManager {
             source,
         };
         let class = resources::qos_class(pod);
-        let sum = resources::pod_resources(pod).map_err(of)?;
+        let sum = resources::pod_resources_with_overhead(pod).map_err(of)?;
         Ok(pod_limits(class, sum, &self.config))
     }
 

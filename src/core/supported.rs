@@ -73,11 +73,9 @@ enum Rule {
     Text(&'static [&'static str]),
     /// This boolean, which asks for nothing.
     Flag(bool),
-    /// Not even an empty value.
-    Never,
 }
 
-use Rule::{Any, Flag, Inside, Never, Text};
+use Rule::{Any, Flag, Inside, Text};
 
 /// Paths with `[]` for list members.
 const RULES: &[(&str, Rule)] = &[
@@ -102,7 +100,10 @@ const RULES: &[(&str, Rule)] = &[
     // Reported, not asked for.
     ("status", Any),
     ("spec", Inside),
-    ("spec.automountServiceAccountToken", Flag(false)),
+    // The scheduler's and admission's business.
+    ("spec.affinity", Any),
+    // The API server has made a volume of it.
+    ("spec.automountServiceAccountToken", Any),
     ("spec.containers", Inside),
     ("spec.containers[]", Inside),
     ("spec.containers[].args", Any),
@@ -111,7 +112,12 @@ const RULES: &[(&str, Rule)] = &[
     ("spec.containers[].env[]", Inside),
     ("spec.containers[].env[].name", Any),
     ("spec.containers[].env[].value", Any),
-    ("spec.containers[].env[].valueFrom", Never),
+    ("spec.containers[].env[].valueFrom", Inside),
+    ("spec.containers[].env[].valueFrom.configMapKeyRef", Any),
+    ("spec.containers[].env[].valueFrom.fieldRef", Any),
+    ("spec.containers[].env[].valueFrom.resourceFieldRef", Any),
+    ("spec.containers[].env[].valueFrom.secretKeyRef", Any),
+    ("spec.containers[].envFrom", Any),
     ("spec.containers[].image", Any),
     (
         "spec.containers[].imagePullPolicy",
@@ -182,33 +188,45 @@ const RULES: &[(&str, Rule)] = &[
     ("spec.dnsConfig.options[].name", Any),
     ("spec.dnsConfig.options[].value", Any),
     ("spec.dnsConfig.searches", Any),
-    ("spec.dnsPolicy", Text(&["ClusterFirst", "Default", "None"])),
+    (
+        "spec.dnsPolicy",
+        Text(&["ClusterFirst", "ClusterFirstWithHostNet", "Default", "None"]),
+    ),
     ("spec.enableServiceLinks", Any),
     ("spec.hostIPC", Any),
     ("spec.hostNetwork", Any),
     ("spec.hostPID", Any),
     ("spec.hostUsers", Flag(true)),
     ("spec.hostname", Any),
+    ("spec.imagePullSecrets", Any),
     ("spec.nodeName", Any),
+    // Admission looks at it.
+    ("spec.nodeSelector", Any),
     ("spec.os", Inside),
     ("spec.os.name", Text(&["linux"])),
+    // Given by the RuntimeClass.
+    ("spec.overhead", Any),
     // The scheduler's business; the node never acts on it.
     (
         "spec.preemptionPolicy",
         Text(&["PreemptLowerPriority", "Never"]),
     ),
     ("spec.priority", Any),
-    (
-        "spec.priorityClassName",
-        Text(&["system-node-critical", "system-cluster-critical"]),
-    ),
+    ("spec.priorityClassName", Any),
     (
         "spec.restartPolicy",
         Text(&["Always", "OnFailure", "Never"]),
     ),
+    ("spec.runtimeClassName", Any),
     ("spec.schedulerName", Any),
+    // A pod with gates is not bound to a node.
+    ("spec.schedulingGates", Any),
     ("spec.securityContext", Inside),
     ("spec.securityContext.runAsNonRoot", Flag(false)),
+    ("spec.securityContext.sysctls", Any),
+    // The same as serviceAccountName, by its former name.
+    ("spec.serviceAccount", Any),
+    ("spec.serviceAccountName", Any),
     ("spec.setHostnameAsFQDN", Flag(false)),
     ("spec.shareProcessNamespace", Flag(false)),
     ("spec.terminationGracePeriodSeconds", Any),
@@ -223,6 +241,8 @@ const RULES: &[(&str, Rule)] = &[
     ("spec.topologySpreadConstraints", Any),
     ("spec.volumes", Inside),
     ("spec.volumes[]", Inside),
+    ("spec.volumes[].configMap", Any),
+    ("spec.volumes[].downwardAPI", Any),
     ("spec.volumes[].emptyDir", Inside),
     ("spec.volumes[].emptyDir.medium", Text(&["Memory"])),
     ("spec.volumes[].emptyDir.sizeLimit", Any),
@@ -230,10 +250,26 @@ const RULES: &[(&str, Rule)] = &[
     ("spec.volumes[].hostPath.path", Any),
     ("spec.volumes[].hostPath.type", Any),
     ("spec.volumes[].name", Any),
+    ("spec.volumes[].projected", Inside),
+    ("spec.volumes[].projected.defaultMode", Any),
+    ("spec.volumes[].projected.sources", Inside),
+    ("spec.volumes[].projected.sources[]", Inside),
+    ("spec.volumes[].projected.sources[].configMap", Any),
+    ("spec.volumes[].projected.sources[].downwardAPI", Any),
+    ("spec.volumes[].projected.sources[].secret", Any),
+    (
+        "spec.volumes[].projected.sources[].serviceAccountToken",
+        Any,
+    ),
+    ("spec.volumes[].secret", Any),
 ];
 
 /// Lists whose members are refused even when they are empty: an empty volume source is a wish.
-const NO_EMPTY_MEMBERS: &[&str] = &["spec.volumes[]"];
+const NO_EMPTY_MEMBERS: &[&str] = &[
+    "spec.containers[].env[].valueFrom",
+    "spec.volumes[]",
+    "spec.volumes[].projected.sources[]",
+];
 
 fn rule(pattern: &str) -> Option<Rule> {
     RULES
@@ -276,7 +312,7 @@ fn visit(value: &Value, pattern: &str, field: &str, refusals: &mut Vec<Refusal>)
         Some(Flag(allowed)) if !asks || *value == Value::Bool(allowed) => return,
         Some(Flag(allowed)) => format!("only {allowed} is supported"),
         None if !asks && !parent_counts => return,
-        None | Some(Never) => "is not supported".to_owned(),
+        None => "is not supported".to_owned(),
     };
     refusals.push(Refusal {
         field: field.to_owned(),

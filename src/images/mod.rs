@@ -7,6 +7,8 @@
 //! **Invariant:** a pull that failed is on record, with its back-off, before the error is returned, so the
 //! back-off goes on after a restart. Its key is pod UID and image.
 
+mod credentials;
+mod keyring;
 mod pulls;
 mod reference;
 
@@ -14,8 +16,10 @@ use std::future::Future;
 use std::sync::Arc;
 
 use k8s_cri::v1;
-use k8s_openapi::api::core::v1::{Container, Pod};
+use k8s_openapi::api::core::v1::{Container, Pod, Secret};
 
+pub use credentials::{CredentialError, CredentialProviders, CredentialSettings};
+pub use keyring::{Credentials, Keyring, KeyringError};
 pub use pulls::ImageConfig;
 pub use reference::{InvalidImageName, normalize};
 
@@ -26,7 +30,7 @@ use crate::store::{CommitError, Store};
 use crate::types::events::{Event, EventRecorder, EventType};
 use crate::types::metrics::Metrics;
 use crate::types::{Clock, PodExt, PodUid, Stamp};
-use pulls::Pulls;
+use pulls::{Pulls, Wanted};
 
 const COMMIT_TRIES: u32 = 8;
 
@@ -42,6 +46,7 @@ pub trait ImageService: Clone + Send + Sync + 'static {
     fn pull_image(
         &self,
         image: v1::ImageSpec,
+        auth: Option<v1::AuthConfig>,
         sandbox: Option<v1::PodSandboxConfig>,
     ) -> impl Future<Output = Result<String, CriError>> + Send;
 }
@@ -54,9 +59,10 @@ impl ImageService for CriClient {
     async fn pull_image(
         &self,
         image: v1::ImageSpec,
+        auth: Option<v1::AuthConfig>,
         sandbox: Option<v1::PodSandboxConfig>,
     ) -> Result<String, CriError> {
-        CriClient::pull_image(self, image, None, sandbox).await
+        CriClient::pull_image(self, image, auth, sandbox).await
     }
 }
 
@@ -140,9 +146,49 @@ fn pull_policy(container: &Container, image: &str) -> PullPolicy {
     }
 }
 
+/// What a pull may need besides the image.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct PullInputs<'a> {
+    /// The sandbox the image is for.
+    pub sandbox: Option<&'a v1::PodSandboxConfig>,
+    /// The pod's pull secrets, as far as they were found.
+    pub secrets: &'a PullSecrets,
+}
+
+/// A pod's `imagePullSecrets`.
+#[derive(Clone, Default)]
+pub struct PullSecrets {
+    /// Those that exist.
+    pub found: Vec<Arc<Secret>>,
+    /// Names of those that could not be had.
+    pub missing: Vec<String>,
+}
+
+impl std::fmt::Debug for PullSecrets {
+    // Their content is secret.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("PullSecrets")
+            .field("found", &self.found.len())
+            .field("missing", &self.missing)
+            .finish()
+    }
+}
+
+static NO_SECRETS: PullSecrets = PullSecrets {
+    found: Vec::new(),
+    missing: Vec::new(),
+};
+
+impl Default for &PullSecrets {
+    fn default() -> Self {
+        &NO_SECRETS
+    }
+}
+
 /// Pulls images. Shared by all workers.
 pub struct ImageManager {
     pulls: Pulls,
+    providers: Option<Arc<CredentialProviders>>,
     clock: Arc<dyn Clock>,
     metrics: Metrics,
 }
@@ -174,9 +220,17 @@ impl ImageManager {
     pub fn new(config: ImageConfig, clock: Arc<dyn Clock>, metrics: Metrics) -> Self {
         Self {
             pulls: Pulls::new(config),
+            providers: None,
             clock,
             metrics,
         }
+    }
+
+    /// Asks these programs for credentials before each pull.
+    #[must_use]
+    pub fn with_credential_providers(mut self, providers: Arc<CredentialProviders>) -> Self {
+        self.providers = Some(providers);
+        self
     }
 
     /// Makes sure the image is there; upstream's `EnsureImageExists`. Returns what to create the container
@@ -188,7 +242,7 @@ impl ImageManager {
         &self,
         pod: &Pod,
         container: &Container,
-        sandbox: Option<&v1::PodSandboxConfig>,
+        inputs: PullInputs<'_>,
         service: &S,
         store: &Store,
         recorder: &dyn EventRecorder,
@@ -231,7 +285,48 @@ impl ImageManager {
             }
         }
         self.heed_backoff(pod, &image, store, &report)?;
-        self.pull(&image, sandbox, service, store, &report).await
+        let credentials = self.credentials(&image, inputs.secrets, &report).await;
+        let want = Wanted {
+            image,
+            credentials,
+            sandbox: inputs.sandbox.cloned(),
+        };
+        self.pull(want, service, store, &report).await
+    }
+
+    /// What the pull secrets and the programs have for an image, in this order; upstream's
+    /// `MakeDockerKeyring`. A secret that cannot be used is told and left out.
+    async fn credentials(
+        &self,
+        image: &str,
+        secrets: &PullSecrets,
+        report: &Reporter<'_>,
+    ) -> Vec<Credentials> {
+        if !secrets.missing.is_empty() {
+            report.warning(
+                "FailedToRetrieveImagePullSecret",
+                format!(
+                    "Unable to retrieve some image pull secrets ({}); attempting to pull the image may not succeed.",
+                    secrets.missing.join(", ")
+                ),
+            );
+        }
+        let mut keyring = Keyring::default();
+        for secret in &secrets.found {
+            if let Err(error) = keyring.add_secret(secret) {
+                let name = secret.metadata.name.as_deref().unwrap_or_default();
+                report.warning(
+                    "FailedToRetrieveImagePullSecret",
+                    format!("Unable to use image pull secret {name}: {error}"),
+                );
+            }
+        }
+        let repository = keyring::repository(image);
+        let mut found = keyring.lookup(&repository);
+        if let Some(providers) = &self.providers {
+            found.extend(providers.lookup(&repository).await);
+        }
+        found
     }
 
     /// Drops the back-offs of a pod that is gone.
@@ -279,15 +374,16 @@ impl ImageManager {
 
     async fn pull<S: ImageService>(
         &self,
-        image: &str,
-        sandbox: Option<&v1::PodSandboxConfig>,
+        want: Wanted,
         service: &S,
         store: &Store,
         report: &Reporter<'_>,
     ) -> Result<String, ImageError> {
+        let image = want.image.clone();
+        let image = image.as_str();
         report.normal("Pulling", format!("Pulling image \"{image}\""));
         let begun = tokio::time::Instant::now();
-        match self.pulls.pull(service, image, sandbox.cloned()).await {
+        match self.pulls.pull(service, want).await {
             Ok(pulled) => {
                 self.metrics
                     .image_pull_duration

@@ -1,4 +1,4 @@
-//! Pulls in flight: one per image, at most so many at once.
+//! Pulls in flight: one per image and credentials, at most so many at once.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
@@ -10,6 +10,7 @@ use k8s_cri::v1;
 use tokio::sync::Semaphore;
 
 use super::ImageService;
+use super::keyring::{Credentials, fingerprint};
 use crate::kuberuntime::cri::CriError;
 
 /// How pulls run beside each other.
@@ -30,6 +31,15 @@ impl Default for ImageConfig {
     }
 }
 
+/// A pull to make.
+#[derive(Clone, Debug)]
+pub(super) struct Wanted {
+    pub(super) image: String,
+    /// To be tried in this order; none = without.
+    pub(super) credentials: Vec<Credentials>,
+    pub(super) sandbox: Option<v1::PodSandboxConfig>,
+}
+
 /// A pull that succeeded.
 #[derive(Clone, Debug)]
 pub(super) struct Pulled {
@@ -43,11 +53,13 @@ pub(super) struct Pulled {
 
 type PullResult = Result<Pulled, Arc<CriError>>;
 type PullFuture = BoxFuture<'static, PullResult>;
+/// Image and credentials: nobody gets an image by a pull that others had the right to.
+type PullKey = (String, [u8; 32]);
 
 /// The pulls in flight. An entry does not keep its pull alive: that do those who wait for it.
 pub(super) struct Pulls {
     slots: Option<Arc<Semaphore>>,
-    in_flight: Mutex<HashMap<String, WeakShared<PullFuture>>>,
+    in_flight: Mutex<HashMap<PullKey, WeakShared<PullFuture>>>,
 }
 
 impl Pulls {
@@ -63,44 +75,30 @@ impl Pulls {
         }
     }
 
-    /// Joins the pull of this image that is in flight, or begins one.
-    pub(super) async fn pull<S: ImageService>(
-        &self,
-        service: &S,
-        image: &str,
-        sandbox: Option<v1::PodSandboxConfig>,
-    ) -> PullResult {
-        self.join(service, image, sandbox).await
+    /// Joins the pull of this image with these credentials that is in flight, or begins one.
+    pub(super) async fn pull<S: ImageService>(&self, service: &S, want: Wanted) -> PullResult {
+        self.join(service, want).await
     }
 
-    fn join<S: ImageService>(
-        &self,
-        service: &S,
-        image: &str,
-        sandbox: Option<v1::PodSandboxConfig>,
-    ) -> Shared<PullFuture> {
+    fn join<S: ImageService>(&self, service: &S, want: Wanted) -> Shared<PullFuture> {
+        let key = (want.image.clone(), fingerprint(&want.credentials));
         // A poisoned map is as good as any: entries are replaced whole.
         let mut in_flight = match self.in_flight.lock() {
             Ok(map) => map,
             Err(poisoned) => poisoned.into_inner(),
         };
         // `peek` is set once a pull has finished: its result is not for those who come later.
-        if let Some(pull) = in_flight.get(image).and_then(WeakShared::upgrade)
+        if let Some(pull) = in_flight.get(&key).and_then(WeakShared::upgrade)
             && pull.peek().is_none()
         {
             return pull;
         }
         in_flight.retain(|_, pull| pull.upgrade().is_some_and(|p| p.peek().is_none()));
-        let pull = run(
-            service.clone(),
-            image.to_owned(),
-            sandbox,
-            self.slots.clone(),
-        )
-        .boxed()
-        .shared();
+        let pull = run(service.clone(), want, self.slots.clone())
+            .boxed()
+            .shared();
         if let Some(weak) = pull.downgrade() {
-            in_flight.insert(image.to_owned(), weak);
+            in_flight.insert(key, weak);
         }
         pull
     }
@@ -108,8 +106,7 @@ impl Pulls {
 
 async fn run<S: ImageService>(
     service: S,
-    image: String,
-    sandbox: Option<v1::PodSandboxConfig>,
+    want: Wanted,
     slots: Option<Arc<Semaphore>>,
 ) -> PullResult {
     let _slot = match slots {
@@ -119,15 +116,17 @@ async fn run<S: ImageService>(
     };
     let begun = tokio::time::Instant::now();
     let spec = v1::ImageSpec {
-        image: image.clone(),
+        image: want.image.clone(),
         ..Default::default()
     };
-    let reference = service.pull_image(spec, sandbox).await.map_err(Arc::new)?;
+    let reference = pull_with_any(&service, &want, spec)
+        .await
+        .map_err(Arc::new)?;
     let took = begun.elapsed();
     let size = match service.image_status(&reference).await {
         Ok(found) => found.map_or(0, |i| i.size),
         Err(error) => {
-            tracing::debug!(image, %error, "size of a pulled image is not known");
+            tracing::debug!(image = want.image, %error, "size of a pulled image is not known");
             0
         }
     };
@@ -136,4 +135,36 @@ async fn run<S: ImageService>(
         size,
         took,
     })
+}
+
+/// Tries the credentials in their order until the registry takes one. Upstream's `PullImage`.
+async fn pull_with_any<S: ImageService>(
+    service: &S,
+    want: &Wanted,
+    spec: v1::ImageSpec,
+) -> Result<String, CriError> {
+    let mut errors: Vec<CriError> = Vec::new();
+    for credentials in &want.credentials {
+        let auth = Some(credentials.auth_config());
+        match service
+            .pull_image(spec.clone(), auth, want.sandbox.clone())
+            .await
+        {
+            Ok(reference) => return Ok(reference),
+            Err(error) => errors.push(error),
+        }
+    }
+    let Some(mut last) = errors.pop() else {
+        return service.pull_image(spec, None, want.sandbox.clone()).await;
+    };
+    if !errors.is_empty() {
+        let mut all: Vec<&str> = errors.iter().map(|e| e.message.as_str()).collect();
+        all.push(&last.message);
+        all.dedup();
+        last.message = match all.as_slice() {
+            [one] => (*one).to_owned(),
+            all => format!("[{}]", all.join(", ")),
+        };
+    }
+    Err(last)
 }

@@ -36,6 +36,10 @@ struct Fake {
     fail: Mutex<Option<String>>,
     fail_inspect: Mutex<bool>,
     pulls: AtomicU32,
+    /// Who asked.
+    users: Mutex<Vec<Option<String>>>,
+    /// The only user that may pull.
+    only: Mutex<Option<String>>,
     most_at_once: AtomicU32,
     at_once: AtomicU32,
     gate: Mutex<Option<Arc<Semaphore>>>,
@@ -71,9 +75,12 @@ impl ImageService for FakeService {
     async fn pull_image(
         &self,
         image: v1::ImageSpec,
+        auth: Option<v1::AuthConfig>,
         _: Option<v1::PodSandboxConfig>,
     ) -> Result<String, CriError> {
         let fake = &self.0;
+        let user = auth.map(|a| a.username);
+        fake.users.lock().unwrap().push(user.clone());
         fake.pulls.fetch_add(1, Ordering::SeqCst);
         let now = fake.at_once.fetch_add(1, Ordering::SeqCst) + 1;
         fake.most_at_once.fetch_max(now, Ordering::SeqCst);
@@ -85,6 +92,15 @@ impl ImageService for FakeService {
         fake.at_once.fetch_sub(1, Ordering::SeqCst);
         if let Some(message) = fake.fail.lock().unwrap().clone() {
             return Err(failure(&message));
+        }
+        if fake
+            .only
+            .lock()
+            .unwrap()
+            .as_ref()
+            .is_some_and(|u| Some(u) != user.as_ref())
+        {
+            return Err(failure("401 Unauthorized"));
         }
         fake.present.lock().unwrap().insert(image.image.clone());
         Ok(format!("ref-of-{}", image.image))
@@ -120,12 +136,19 @@ fn pod(uid: &str, image: &str, policy: &str) -> Pod {
 
 impl World {
     async fn ensure(&self, pod: &Pod) -> Result<String, ImageError> {
+        self.ensure_with(pod, &PullSecrets::default()).await
+    }
+
+    async fn ensure_with(&self, pod: &Pod, secrets: &PullSecrets) -> Result<String, ImageError> {
         let container = &pod.containers()[0];
         self.manager
             .ensure(
                 pod,
                 container,
-                None,
+                PullInputs {
+                    sandbox: None,
+                    secrets,
+                },
                 &self.service,
                 &self.store,
                 &self.recorder,
@@ -387,4 +410,83 @@ async fn a_pull_goes_on_when_the_one_who_began_it_goes_away() {
         2,
         "a finished pull serves nobody who comes later"
     );
+}
+
+fn pull_secret(name: &str, entries: serde_json::Value) -> Arc<Secret> {
+    let config = json!({"auths": entries}).to_string();
+    Arc::new(Secret {
+        metadata: serde_json::from_value(json!({"name": name})).unwrap(),
+        type_: Some("kubernetes.io/dockerconfigjson".to_owned()),
+        data: Some(BTreeMap::from([(
+            ".dockerconfigjson".to_owned(),
+            k8s_openapi::ByteString(config.into_bytes()),
+        )])),
+        ..Default::default()
+    })
+}
+
+#[tokio::test]
+async fn credentials_are_tried_in_order_until_one_fits() {
+    let world = world(ImageConfig::default());
+    *world.service.0.only.lock().unwrap() = Some("bob".to_owned());
+    let secrets = PullSecrets {
+        found: vec![
+            pull_secret(
+                "one",
+                json!({
+                    "r.io": {"username": "bob", "password": "b"},
+                    "r.io/team": {"username": "ann", "password": "a"},
+                    "other.io": {"username": "eve", "password": "e"},
+                }),
+            ),
+            pull_secret("broken", json!("hunter2")),
+        ],
+        missing: vec!["gone".to_owned()],
+    };
+    let pod = pod("u", "r.io/team/app:1", "IfNotPresent");
+    world.ensure_with(&pod, &secrets).await.unwrap();
+    let users = world.service.0.users.lock().unwrap().clone();
+    assert_eq!(users, [Some("ann".to_owned()), Some("bob".to_owned())]);
+    let warnings: Vec<String> = world
+        .recorder
+        .events()
+        .into_iter()
+        .filter(|e| e.reason == "FailedToRetrieveImagePullSecret")
+        .map(|e| e.message)
+        .collect();
+    assert!(warnings[0].contains("(gone)"), "{warnings:?}");
+    assert!(
+        warnings[1].contains("broken") && !warnings[1].contains("hunter2"),
+        "{warnings:?}"
+    );
+    assert_eq!(warnings.len(), 2);
+    world.ensure_with(&pod, &secrets).await.unwrap();
+    assert_eq!(world.pulls(), 2, "what is present is not pulled");
+}
+
+#[tokio::test]
+async fn pods_with_other_credentials_do_not_share_a_pull() {
+    let world = world(ImageConfig {
+        serialize_pulls: false,
+        max_parallel: None,
+    });
+    *world.service.0.only.lock().unwrap() = Some("bob".to_owned());
+    let bob = PullSecrets {
+        found: vec![pull_secret(
+            "s",
+            json!({"r.io": {"username": "bob", "password": "b"}}),
+        )],
+        missing: Vec::new(),
+    };
+    let none = PullSecrets::default();
+    let (one, two) = (
+        pod("u1", "r.io/x:1", "Always"),
+        pod("u2", "r.io/x:1", "Always"),
+    );
+    let (with, without) = tokio::join!(
+        world.ensure_with(&one, &bob),
+        world.ensure_with(&two, &none)
+    );
+    with.unwrap();
+    assert!(without.unwrap_err().message.contains("401 Unauthorized"));
 }

@@ -21,6 +21,7 @@ use super::labels;
 use super::node_context::{NodeContext, is_path_component};
 use super::resources;
 use super::sandbox_config::{self, ConfigError};
+use super::sources;
 use crate::types::{PodExt, PodUid};
 
 /// Default of `terminationMessagePath`.
@@ -64,8 +65,8 @@ pub struct ContainerInputs<'a> {
     pub hash: &'a str,
     /// Image as the runtime resolved it.
     pub image_ref: &'a str,
-    /// The pod's addresses.
-    pub pod_ips: &'a [String],
+    /// Its variables, see [`env::make_env`].
+    pub env: &'a env::Environment,
     /// Host paths of the pod's volumes by name.
     pub volumes: &'a BTreeMap<String, PathBuf>,
     /// Files on the node, see [`prepare_files`].
@@ -109,9 +110,9 @@ pub fn build(
         image_ref,
         ..
     } = *inputs;
-    let env = env::make_env(pod, container, inputs.pod_ips, ctx)?;
+    let env = &inputs.env.vars;
     let expand = |list: &Option<Vec<String>>| {
-        let lookup = env::lookup_in(&env);
+        let lookup = env::lookup_in(env);
         list.iter()
             .flatten()
             .map(|item| env::expand(item, &lookup))
@@ -149,8 +150,11 @@ pub fn build(
             security_context: Some(security_context(pod, container, ctx)),
         }),
         envs: env
-            .into_iter()
-            .map(|(key, value)| v1::KeyValue { key, value })
+            .iter()
+            .map(|(key, value)| v1::KeyValue {
+                key: key.clone(),
+                value: value.clone(),
+            })
             .collect(),
         ..Default::default()
     })
@@ -343,7 +347,8 @@ fn mounts(inputs: &ContainerInputs<'_>) -> Result<Vec<v1::Mount>, ConfigError> {
         mounts.push(v1::Mount {
             container_path: absolute(&mount.mount_path),
             host_path: host_path.to_string_lossy().into_owned(),
-            readonly: mount.read_only.unwrap_or(false),
+            // Only the agent writes what it keeps up to date.
+            readonly: mount.read_only.unwrap_or(false) || is_content(inputs.pod, &mount.name),
             propagation: propagation.into(),
             ..Default::default()
         });
@@ -355,6 +360,11 @@ fn mounts(inputs: &ContainerInputs<'_>) -> Result<Vec<v1::Mount>, ConfigError> {
         mounts.push(file_mount(log, termination_path(container)));
     }
     Ok(mounts)
+}
+
+fn is_content(pod: &Pod, volume: &str) -> bool {
+    let mut volumes = pod.spec_ref().volumes.iter().flatten();
+    volumes.any(|v| v.name == volume && sources::is_content_volume(v))
 }
 
 fn file_mount(host: &Path, container: &str) -> v1::Mount {

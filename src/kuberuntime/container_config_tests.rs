@@ -23,6 +23,19 @@ fn config(container: serde_json::Value) -> Result<v1::ContainerConfig, ConfigErr
         hosts: Some("/r/pods/u1/etc-hosts".into()),
         termination_log: Some("/r/pods/u1/containers/c/00000002".into()),
     };
+    let env = env::make_env(
+        &env::EnvInputs {
+            pod: &pod,
+            container: &pod.containers()[0],
+            pod_ips: &["10.0.0.2".to_owned()],
+            sources: &sources::Sources {
+                services: Some(Vec::new()),
+                ..Default::default()
+            },
+        },
+        &ctx,
+    )
+    .unwrap();
     build(
         &ContainerInputs {
             pod: &pod,
@@ -30,7 +43,7 @@ fn config(container: serde_json::Value) -> Result<v1::ContainerConfig, ConfigErr
             attempt: 2,
             hash: "abc",
             image_ref: "sha256:1",
-            pod_ips: &["10.0.0.2".to_owned()],
+            env: &env,
             volumes: &volumes,
             files: &files,
         },

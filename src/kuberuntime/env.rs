@@ -1,19 +1,48 @@
 //! Environment of containers and `$(VAR)` expansion.
 //!
-//! Comes in: a container spec and facts of its pod. Goes out: ordered variables, and strings with their
-//! references replaced. Pure. A reference to what is not known stays as it is written; `$$` is one `$`.
+//! Comes in: a container spec, facts of its pod, and the objects it refers to. Goes out: ordered variables,
+//! and strings with their references replaced. Pure. A reference to what is not known stays as it is
+//! written; `$$` is one `$`.
 
-use k8s_openapi::api::core::v1::{Container, EnvVarSource, Pod};
+use std::collections::{BTreeMap, HashMap};
 
+use k8s_openapi::api::core::v1::{Container, EnvFromSource, EnvVarSource, Pod};
+
+use super::downward;
 use super::node_context::NodeContext;
+use super::service_env::service_env;
+use super::sources::{SourceError, Sources};
 use crate::types::PodExt;
 
-/// A variable whose value cannot be found.
+/// Reason of the event about keys that [`make_env`] left out.
+pub const INVALID_NAMES: &str = "InvalidEnvironmentVariableNames";
+
+/// A variable whose value cannot be found. The text begins with what upstream says.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum EnvError {
+    /// What it is taken from cannot be had.
+    #[error("{source} (for {variable} of container {container})")]
+    Source {
+        /// The container.
+        container: String,
+        /// The variable, or `envFrom`.
+        variable: String,
+        /// Why.
+        source: SourceError,
+    },
+    /// Its field or resource does not exist.
+    #[error("{what} (for variable {variable} of container {container})")]
+    Field {
+        /// The container.
+        container: String,
+        /// The variable.
+        variable: String,
+        /// What is wrong.
+        what: String,
+    },
     /// Its source is none that is supported.
     #[error(
-        "set variable {name} of container {container}: valueFrom.{what} is not supported; give a plain value"
+        "set variable {name} of container {container}: valueFrom.{what} is not supported; use a plain value, configMapKeyRef, secretKeyRef, fieldRef or resourceFieldRef"
     )]
     Unsupported {
         /// The container.
@@ -23,14 +52,47 @@ pub enum EnvError {
         /// The source.
         what: String,
     },
-    /// Variables are taken from an object of the API.
+    /// The list of services is not known yet.
     #[error(
-        "set variables of container {container}: envFrom is not supported; give each variable a plain value"
+        "services have not yet been read at least once, cannot construct envvars of container {container}; they are read as soon as the API server answers"
     )]
-    EnvFrom {
+    NoServices {
         /// The container.
         container: String,
     },
+}
+
+/// What an environment depends on.
+#[derive(Clone, Copy, Debug)]
+pub struct EnvInputs<'a> {
+    /// The pod.
+    pub pod: &'a Pod,
+    /// Its container.
+    pub container: &'a Container,
+    /// The pod's addresses.
+    pub pod_ips: &'a [String],
+    /// What the container refers to.
+    pub sources: &'a Sources,
+}
+
+/// The variables of a container.
+#[derive(Clone, Default, PartialEq, Eq)]
+pub struct Environment {
+    /// Names and values in order; each name once.
+    pub vars: Vec<(String, String)>,
+    /// One message per object with keys that cannot name a variable and were left out.
+    pub skipped: Vec<String>,
+}
+
+impl std::fmt::Debug for Environment {
+    // Values may be secrets.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let names: Vec<&str> = self.vars.iter().map(|(name, _)| name.as_str()).collect();
+        f.debug_struct("Environment")
+            .field("names", &names)
+            .field("skipped", &self.skipped)
+            .finish()
+    }
 }
 
 /// Replaces `$(NAME)` by what `lookup` knows; upstream's `expansion.Expand`.
@@ -78,78 +140,257 @@ pub fn lookup_in(env: &[(String, String)]) -> impl Fn(&str) -> Option<String> + 
     }
 }
 
-/// The environment of a container in the order of its spec, each variable seeing the earlier ones; a name
-/// given twice keeps its first place and its last value. Upstream's `makeEnvironmentVariables`.
+/// Variables while they are collected; a name given twice keeps its first place and its last value.
+#[derive(Default)]
+struct Vars {
+    list: Vec<(String, String)>,
+    at: HashMap<String, usize>,
+}
+
+impl Vars {
+    fn set(&mut self, name: String, value: String) {
+        match self.at.get(&name) {
+            Some(at) => self.list[*at].1 = value,
+            None => {
+                self.at.insert(name.clone(), self.list.len());
+                self.list.push((name, value));
+            }
+        }
+    }
+
+    fn get(&self, name: &str) -> Option<&String> {
+        self.at.get(name).map(|at| &self.list[*at].1)
+    }
+}
+
+/// The environment of a container: `envFrom` in its order, then `env`, each variable seeing the earlier ones
+/// and the services; then the services that nothing has set. Upstream's `makeEnvironmentVariables`.
 ///
 /// # Errors
 /// See [`EnvError`].
-pub fn make_env(
-    pod: &Pod,
-    container: &Container,
-    pod_ips: &[String],
-    ctx: &NodeContext,
-) -> Result<Vec<(String, String)>, EnvError> {
-    if container.env_from.as_ref().is_some_and(|e| !e.is_empty()) {
-        return Err(EnvError::EnvFrom {
+pub fn make_env(inputs: &EnvInputs<'_>, ctx: &NodeContext) -> Result<Environment, EnvError> {
+    let EnvInputs { pod, container, .. } = *inputs;
+    let services = services(inputs)?;
+    let mut vars = Vars::default();
+    let mut skipped = Vec::new();
+    for from in container.env_from.iter().flatten() {
+        all_of(inputs, from, &mut vars, &mut skipped).map_err(|source| EnvError::Source {
             container: container.name.clone(),
-        });
+            variable: "envFrom".to_owned(),
+            source,
+        })?;
     }
-    let mut env: Vec<(String, String)> = Vec::new();
     for var in container.env.iter().flatten() {
         let value = match (&var.value, &var.value_from) {
-            (_, Some(source)) => {
-                from_source(pod, source, pod_ips, ctx).map_err(|what| EnvError::Unsupported {
-                    container: container.name.clone(),
-                    name: var.name.clone(),
-                    what,
-                })?
-            }
-            (Some(value), None) => expand(value, &lookup_in(&env)),
-            (None, None) => String::new(),
+            (_, Some(source)) => from_source(inputs, &var.name, source, ctx)?,
+            (Some(value), None) => Some(expand(value, &|name| {
+                vars.get(name).or_else(|| services.get(name)).cloned()
+            })),
+            (None, None) => Some(String::new()),
         };
-        match env.iter_mut().find(|(n, _)| *n == var.name) {
-            Some(existing) => existing.1 = value,
-            None => env.push((var.name.clone(), value)),
+        if let Some(value) = value {
+            vars.set(var.name.clone(), value);
         }
     }
-    Ok(env)
+    for (name, value) in services {
+        if vars.get(&name).is_none() {
+            vars.set(name, value);
+        }
+    }
+    tracing::trace!(pod = %pod.uid(), container = container.name, variables = vars.list.len(), "made environment");
+    Ok(Environment {
+        vars: vars.list,
+        skipped,
+    })
 }
 
-fn from_source(
-    pod: &Pod,
-    source: &EnvVarSource,
-    pod_ips: &[String],
-    ctx: &NodeContext,
-) -> Result<String, String> {
-    let Some(field) = &source.field_ref else {
-        return Err(if source.config_map_key_ref.is_some() {
-            "configMapKeyRef"
-        } else if source.secret_key_ref.is_some() {
-            "secretKeyRef"
-        } else if source.resource_field_ref.is_some() {
-            "resourceFieldRef"
-        } else {
-            "(none)"
+/// A static pod does not wait for the API server's services.
+fn services(inputs: &EnvInputs<'_>) -> Result<BTreeMap<String, String>, EnvError> {
+    let EnvInputs { pod, container, .. } = *inputs;
+    match &inputs.sources.services {
+        Some(services) => {
+            let links = pod.spec_ref().enable_service_links.unwrap_or(true);
+            Ok(service_env(services, pod.namespace(), links))
         }
-        .to_owned());
+        None if pod.is_static() => Ok(BTreeMap::new()),
+        None => Err(EnvError::NoServices {
+            container: container.name.clone(),
+        }),
+    }
+}
+
+/// Sets a variable for each key of an object.
+fn all_of(
+    inputs: &EnvInputs<'_>,
+    from: &EnvFromSource,
+    vars: &mut Vars,
+    skipped: &mut Vec<String>,
+) -> Result<(), SourceError> {
+    let namespace = inputs.pod.namespace();
+    let prefix = from.prefix.as_deref().unwrap_or_default();
+    let mut invalid = Vec::new();
+    let mut set = |key: &str, value: String| {
+        let name = format!("{prefix}{key}");
+        if is_variable_name(&name) {
+            vars.set(name, value);
+        } else {
+            invalid.push(name);
+        }
     };
-    let path = field.field_path.as_str();
-    let of_map = |prefix: &str| {
-        path.strip_prefix(prefix)
-            .and_then(|p| p.strip_prefix("['"))
-            .and_then(|p| p.strip_suffix("']"))
+    let object = if let Some(reference) = &from.config_map_ref {
+        let optional = reference.optional.unwrap_or(false);
+        let found = inputs
+            .sources
+            .config_map(namespace, &reference.name, optional)?;
+        for (key, value) in found.and_then(|c| c.data.as_ref()).into_iter().flatten() {
+            set(key, value.clone());
+        }
+        format!("configMap {namespace}/{}", reference.name)
+    } else if let Some(reference) = &from.secret_ref {
+        let optional = reference.optional.unwrap_or(false);
+        let found = inputs
+            .sources
+            .secret(namespace, &reference.name, optional)?;
+        for (key, value) in found.and_then(|s| s.data.as_ref()).into_iter().flatten() {
+            let value = text(&value.0).ok_or_else(|| SourceError::NotText {
+                kind: "Secret",
+                namespace: namespace.to_owned(),
+                name: reference.name.clone(),
+                key: key.clone(),
+            })?;
+            set(key, value);
+        }
+        format!("secret {namespace}/{}", reference.name)
+    } else {
+        return Ok(());
     };
-    let host_ips = || ctx.host_ips.join(",");
-    let ips: &[String] = if pod.host_network() && pod_ips.is_empty() {
+    if !invalid.is_empty() {
+        skipped.push(format!(
+            "Keys [{}] from the EnvFrom {object} were skipped since they are considered invalid environment variable names.",
+            invalid.join(", ")
+        ));
+    }
+    Ok(())
+}
+
+fn text(bytes: &[u8]) -> Option<String> {
+    std::str::from_utf8(bytes).map(str::to_owned).ok()
+}
+
+/// Letters, digits, `-`, `_` and `.`, not beginning with a digit, and no path; upstream's `IsEnvVarName`.
+fn is_variable_name(name: &str) -> bool {
+    let allowed = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.');
+    !name.is_empty()
+        && name.bytes().all(allowed)
+        && !name.starts_with(|c: char| c.is_ascii_digit())
+        && name != "."
+        && !name.starts_with("..")
+}
+
+/// The value of one variable; `None` = its source does not exist and need not.
+fn from_source(
+    inputs: &EnvInputs<'_>,
+    name: &str,
+    source: &EnvVarSource,
+    ctx: &NodeContext,
+) -> Result<Option<String>, EnvError> {
+    let EnvInputs { pod, container, .. } = *inputs;
+    let source_error = |source| EnvError::Source {
+        container: container.name.clone(),
+        variable: format!("variable {name}"),
+        source,
+    };
+    let field_error = |what| EnvError::Field {
+        container: container.name.clone(),
+        variable: name.to_owned(),
+        what,
+    };
+    if let Some(field) = &source.field_ref {
+        let path = field.field_path.as_str();
+        return from_field(inputs, path, ctx)
+            .map(Some)
+            .ok_or_else(|| field_error(format!("unsupported fieldPath: {path}")));
+    }
+    if let Some(resource) = &source.resource_field_ref {
+        return downward::resource_field(
+            pod,
+            Some(container),
+            resource,
+            &inputs.sources.allocatable,
+        )
+        .map(Some)
+        .map_err(field_error);
+    }
+    if source.config_map_key_ref.is_some() || source.secret_key_ref.is_some() {
+        return from_object(inputs, source).map_err(source_error);
+    }
+    Err(EnvError::Unsupported {
+        container: container.name.clone(),
+        name: name.to_owned(),
+        what: if source.file_key_ref.is_some() {
+            "fileKeyRef".to_owned()
+        } else {
+            "(none)".to_owned()
+        },
+    })
+}
+
+fn from_object(
+    inputs: &EnvInputs<'_>,
+    source: &EnvVarSource,
+) -> Result<Option<String>, SourceError> {
+    let namespace = inputs.pod.namespace();
+    let missing = |kind, name: &str, key: &str, optional| {
+        if optional {
+            return Ok(None);
+        }
+        Err(SourceError::NoKey {
+            kind,
+            namespace: namespace.to_owned(),
+            name: name.to_owned(),
+            key: key.to_owned(),
+        })
+    };
+    if let Some(r) = &source.config_map_key_ref {
+        let optional = r.optional.unwrap_or(false);
+        let Some(found) = inputs.sources.config_map(namespace, &r.name, optional)? else {
+            return Ok(None);
+        };
+        return match found.data.as_ref().and_then(|d| d.get(&r.key)) {
+            Some(value) => Ok(Some(value.clone())),
+            None => missing("ConfigMap", &r.name, &r.key, optional),
+        };
+    }
+    let Some(r) = &source.secret_key_ref else {
+        return Ok(None);
+    };
+    let optional = r.optional.unwrap_or(false);
+    let Some(found) = inputs.sources.secret(namespace, &r.name, optional)? else {
+        return Ok(None);
+    };
+    match found.data.as_ref().and_then(|d| d.get(&r.key)) {
+        Some(value) => text(&value.0)
+            .map(Some)
+            .ok_or_else(|| SourceError::NotText {
+                kind: "Secret",
+                namespace: namespace.to_owned(),
+                name: r.name.clone(),
+                key: r.key.clone(),
+            }),
+        None => missing("Secret", &r.name, &r.key, optional),
+    }
+}
+
+/// Upstream's `podFieldSelectorRuntimeValue`.
+fn from_field(inputs: &EnvInputs<'_>, path: &str, ctx: &NodeContext) -> Option<String> {
+    let pod = inputs.pod;
+    let ips: &[String] = if pod.host_network() && inputs.pod_ips.is_empty() {
         &ctx.host_ips
     } else {
-        pod_ips
+        inputs.pod_ips
     };
     let first = |list: &[String]| list.first().cloned().unwrap_or_default();
-    Ok(match path {
-        "metadata.name" => pod.name().to_owned(),
-        "metadata.namespace" => pod.namespace().to_owned(),
-        "metadata.uid" => pod.uid().to_string(),
+    Some(match path {
         "spec.nodeName" => ctx.node_name.clone(),
         "spec.serviceAccountName" => pod
             .spec_ref()
@@ -157,122 +398,13 @@ fn from_source(
             .clone()
             .unwrap_or_default(),
         "status.hostIP" => first(&ctx.host_ips),
-        "status.hostIPs" => host_ips(),
+        "status.hostIPs" => ctx.host_ips.join(","),
         "status.podIP" => first(ips),
         "status.podIPs" => ips.join(","),
-        _ => {
-            if let Some(key) = of_map("metadata.labels") {
-                pod.labels().get(key).cloned().unwrap_or_default()
-            } else if let Some(key) = of_map("metadata.annotations") {
-                pod.annotation(key).unwrap_or_default().to_owned()
-            } else {
-                return Err(format!("fieldRef {path}"));
-            }
-        }
+        _ => return downward::metadata_field(pod, path),
     })
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use serde_json::json;
-
-    #[test]
-    fn references_expand_and_escapes_do_not() {
-        let env = vec![
-            ("A".to_owned(), "1".to_owned()),
-            ("B".to_owned(), "$(A)".to_owned()),
-            ("EMPTY".to_owned(), String::new()),
-        ];
-        let lookup = lookup_in(&env);
-        for (input, output) in [
-            ("plain", "plain"),
-            ("$(A)", "1"),
-            ("x$(A)y$(A)", "x1y1"),
-            ("$(B)", "$(A)"),
-            ("$(MISSING)", "$(MISSING)"),
-            ("$(EMPTY)|", "|"),
-            ("$$(A)", "$(A)"),
-            ("$$$(A)", "$1"),
-            ("$$$$(A)", "$$(A)"),
-            ("$A ${A}", "$A ${A}"),
-            ("$(A", "$(A"),
-            ("$((A))", "$((A))"),
-            ("$()", "$()"),
-            ("ends with $", "ends with $"),
-            ("ends with $$", "ends with $"),
-            ("ü$(A)ß", "ü1ß"),
-        ] {
-            assert_eq!(expand(input, &lookup), output, "{input}");
-        }
-    }
-
-    #[test]
-    fn variables_see_earlier_ones_only() {
-        let pod: Pod = serde_json::from_value(json!({
-            "metadata": {"name": "web", "namespace": "shop", "uid": "u1", "labels": {"app": "x"}},
-            "spec": {"containers": [{"name": "c", "env": [
-                {"name": "LATE", "value": "$(HOST)"},
-                {"name": "HOST", "value": "h"},
-                {"name": "URL", "value": "http://$(HOST)/$(POD)"},
-                {"name": "POD", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}},
-                {"name": "APP", "valueFrom": {"fieldRef": {"fieldPath": "metadata.labels['app']"}}},
-                {"name": "IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
-                {"name": "NODE", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}},
-                {"name": "HOST", "value": "again"},
-                {"name": "NOTHING"},
-            ]}]},
-        }))
-        .unwrap();
-        let ctx = NodeContext::new("node-1", "/r");
-        let env = make_env(&pod, &pod.containers()[0], &["10.0.0.2".to_owned()], &ctx).unwrap();
-        let pairs: Vec<(&str, &str)> = env.iter().map(|(n, v)| (n.as_str(), v.as_str())).collect();
-        assert_eq!(
-            pairs,
-            [
-                ("LATE", "$(HOST)"),
-                ("HOST", "again"),
-                ("URL", "http://h/$(POD)"),
-                ("POD", "web"),
-                ("APP", "x"),
-                ("IP", "10.0.0.2"),
-                ("NODE", "node-1"),
-                ("NOTHING", ""),
-            ]
-        );
-    }
-
-    #[test]
-    fn a_source_that_is_not_supported_is_named() {
-        let secret = json!({"name": "s", "key": "k"});
-        let resource = json!({"resource": "limits.cpu"});
-        for (container, word) in [
-            (
-                json!({"env": [{"name": "S", "valueFrom": {"secretKeyRef": secret}}]}),
-                "valueFrom.secretKeyRef",
-            ),
-            (
-                json!({"env": [{"name": "S", "valueFrom": {"resourceFieldRef": resource}}]}),
-                "valueFrom.resourceFieldRef",
-            ),
-            (
-                json!({"env": [{"name": "S", "valueFrom": {"fieldRef": {"fieldPath": "spec.x"}}}]}),
-                "fieldRef spec.x",
-            ),
-            (
-                json!({"envFrom": [{"secretRef": {"name": "s"}}]}),
-                "envFrom",
-            ),
-        ] {
-            let mut container = container;
-            container["name"] = json!("c");
-            let pod: Pod = serde_json::from_value(json!({
-                "metadata": {"name": "p", "uid": "u"}, "spec": {"containers": [container]},
-            }))
-            .unwrap();
-            let ctx = NodeContext::new("n", "/r");
-            let error = make_env(&pod, &pod.containers()[0], &[], &ctx).unwrap_err();
-            assert!(error.to_string().contains(word), "{error}");
-        }
-    }
-}
+#[path = "env_tests.rs"]
+mod tests;

@@ -3,6 +3,7 @@
 pub mod container_config;
 pub mod cri;
 pub mod dns;
+pub mod downward;
 pub mod env;
 pub mod gc;
 pub mod kill;
@@ -11,4 +12,6 @@ pub mod logs;
 pub mod node_context;
 pub mod resources;
 pub mod sandbox_config;
+pub mod service_env;
+pub mod sources;
 pub mod termination;

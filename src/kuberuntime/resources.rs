@@ -117,6 +117,26 @@ pub fn pod_resources(pod: &Pod) -> Result<CpuMemory, QuantityError> {
     Ok(sum)
 }
 
+/// [`pod_resources`] and `spec.overhead`: added to the requests, and to limits that are there.
+///
+/// # Errors
+/// When a quantity does not parse.
+pub fn pod_resources_with_overhead(pod: &Pod) -> Result<CpuMemory, QuantityError> {
+    let mut sum = pod_resources(pod)?;
+    let Some(overhead) = &pod.spec_ref().overhead else {
+        return Ok(sum);
+    };
+    if let Some(cpu) = overhead.get("cpu").map(milli_value).transpose()? {
+        sum.cpu_request = Some(sum.cpu_request.unwrap_or(0).saturating_add(cpu));
+        sum.cpu_limit = sum.cpu_limit.map(|limit| limit.saturating_add(cpu));
+    }
+    if let Some(memory) = overhead.get("memory").map(value).transpose()? {
+        sum.memory_request = Some(sum.memory_request.unwrap_or(0).saturating_add(memory));
+        sum.memory_limit = sum.memory_limit.map(|limit| limit.saturating_add(memory));
+    }
+    Ok(sum)
+}
+
 /// CPU shares of thousandths of a core; upstream's `MilliCPUToShares`.
 pub fn milli_cpu_to_shares(milli: i64) -> u64 {
     let milli = u64::try_from(milli).unwrap_or(0);
@@ -339,6 +359,25 @@ mod tests {
                 memory_limit: Some(3 << 20),
             })
         );
+    }
+
+    #[test]
+    fn overhead_adds_to_requests_and_to_limits_that_are_there() {
+        let mut p = pod(json!([{"name": "a", "resources": {"limits": {"memory": "1Mi"}}}]));
+        if let Some(spec) = p.spec.as_mut() {
+            spec.overhead =
+                serde_json::from_value(json!({"cpu": "100m", "memory": "1Mi"})).unwrap();
+        }
+        assert_eq!(
+            pod_resources_with_overhead(&p),
+            Ok(CpuMemory {
+                cpu_request: Some(100),
+                cpu_limit: None,
+                memory_request: Some(2 << 20),
+                memory_limit: Some(2 << 20),
+            })
+        );
+        assert_eq!(pod_resources(&p).map(|r| r.memory_limit), Ok(Some(1 << 20)));
     }
 
     #[test]

@@ -8,7 +8,6 @@ use std::collections::HashMap;
 use k8s_cri::v1;
 use k8s_openapi::api::core::v1::{Container, Pod};
 
-use super::env::EnvError;
 use super::labels;
 use super::node_context::NodeContext;
 use super::resources::{self, QuantityError};
@@ -38,9 +37,6 @@ pub enum ConfigError {
         /// As written.
         protocol: String,
     },
-    /// A variable of the environment.
-    #[error(transparent)]
-    Env(#[from] EnvError),
     /// A mount cannot be made as it is written.
     #[error("mount volume {volume} of container {container}: {reason}")]
     Mount {
@@ -228,11 +224,60 @@ fn linux(
             seccomp: Some(seccomp(true)),
             ..Default::default()
         }),
-        sysctls: HashMap::new(),
-        // RuntimeClass, the only source of an overhead, is not supported.
-        overhead: Some(v1::LinuxContainerResources::default()),
+        sysctls: sysctls(pod),
+        overhead: Some(overhead(pod, ctx)?),
         resources: Some(resources::linux_resources(sum, ctx)),
     })
+}
+
+/// `spec.securityContext.sysctls` with dots for separators.
+fn sysctls(pod: &Pod) -> HashMap<String, String> {
+    let context = pod.spec_ref().security_context.as_ref();
+    context
+        .and_then(|c| c.sysctls.as_ref())
+        .into_iter()
+        .flatten()
+        .map(|s| (dotted(&s.name), s.value.clone()))
+        .collect()
+}
+
+/// Where the first separator is a slash, slashes and dots change places; upstream's
+/// `NormalizeName`.
+fn dotted(name: &str) -> String {
+    match name.find(['.', '/']) {
+        Some(at) if name[at..].starts_with('/') => name
+            .chars()
+            .map(|c| match c {
+                '/' => '.',
+                '.' => '/',
+                c => c,
+            })
+            .collect(),
+        _ => name.to_owned(),
+    }
+}
+
+/// What the sandbox itself needs by `spec.overhead`, which the RuntimeClass gave the pod; all zero without.
+fn overhead(pod: &Pod, ctx: &NodeContext) -> Result<v1::LinuxContainerResources, ConfigError> {
+    let Some(overhead) = pod.spec_ref().overhead.as_ref().filter(|o| !o.is_empty()) else {
+        return Ok(v1::LinuxContainerResources::default());
+    };
+    let error = |source| ConfigError::Quantity {
+        object: format!("spec.overhead of pod {}", pod.full_name()),
+        source,
+    };
+    let cpu = overhead.get("cpu").map(resources::milli_value).transpose();
+    let memory = overhead.get("memory").map(resources::value).transpose();
+    let (cpu, memory) = (cpu.map_err(error)?, memory.map_err(error)?);
+    Ok(resources::linux_resources(
+        resources::CpuMemory {
+            cpu_request: cpu,
+            cpu_limit: cpu,
+            memory_request: memory,
+            memory_limit: memory,
+        },
+        ctx,
+    ))
 }
 
 /// The runtime's default profile, or none.
@@ -362,6 +407,41 @@ mod tests {
         let on_node = config(json!({"containers": containers, "hostNetwork": true}));
         assert!(on_node.port_mappings.is_empty());
         assert_eq!(on_node.hostname, "");
+    }
+
+    #[test]
+    fn sysctls_and_overhead_are_passed_on() {
+        let linux = |spec| config(spec).linux.unwrap();
+        let given = linux(json!({
+            "containers": [{"name": "c"}],
+            "overhead": {"cpu": "250m", "memory": "64Mi"},
+            "securityContext": {"sysctls": [
+                {"name": "net.ipv4.tcp_syncookies", "value": "1"},
+                {"name": "net/ipv4/conf/eth0.1/arp_filter", "value": "0"},
+            ]},
+        }));
+        assert_eq!(
+            given.sysctls,
+            HashMap::from([
+                ("net.ipv4.tcp_syncookies".to_owned(), "1".to_owned()),
+                ("net.ipv4.conf.eth0/1.arp_filter".to_owned(), "0".to_owned()),
+            ])
+        );
+        let overhead = given.overhead.unwrap();
+        assert_eq!(
+            (
+                overhead.cpu_shares,
+                overhead.cpu_quota,
+                overhead.memory_limit_in_bytes
+            ),
+            (256, 25_000, 64 << 20)
+        );
+        let none = linux(json!({"containers": [{"name": "c"}]}));
+        assert_eq!(
+            none.overhead.unwrap(),
+            v1::LinuxContainerResources::default()
+        );
+        assert!(none.sysctls.is_empty());
     }
 
     #[test]

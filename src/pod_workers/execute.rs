@@ -10,12 +10,14 @@ use std::sync::Arc;
 use k8s_openapi::api::core::v1::Container;
 use tracing::info;
 
-use super::{Job, StartFailure, WorkerContext};
+use super::{Job, StartFailure, WorkerContext, resolve};
 use crate::core::container_history;
 use crate::core::pod_actions::{PodActions, StartContainer};
 use crate::core::state::{ContainerRecord, IntentRecord, Transaction, child_key};
+use crate::images::PullInputs;
 use crate::kuberuntime::container_config::{self, ContainerInputs};
 use crate::kuberuntime::cri::{CriError, convert, v1};
+use crate::kuberuntime::env::{self, EnvInputs};
 use crate::kuberuntime::{gc, kill, logs, sandbox_config};
 use crate::pleg::InspectError;
 use crate::status::StatusError;
@@ -101,7 +103,11 @@ pub(super) async fn prepare(
         .await?;
     context.volumes.make_pod_dirs(&job.uid)?;
     logs::create_pod_log_dir(&context.node, pod)?;
-    Ok(context.volumes.mount(pod, &*context.recorder).await?)
+    let sources = resolve::volumes(context, pod).await;
+    Ok(context
+        .volumes
+        .mount(pod, &sources, &*context.recorder)
+        .await?)
 }
 
 pub(super) async fn execute(
@@ -246,16 +252,27 @@ async fn sandbox(
             config,
         });
     }
-    let id = match context.cri.run_pod_sandbox(config.clone(), "").await {
+    let failed = |why: &dyn std::fmt::Display| {
+        context.metrics.started_pods_errors.inc();
+        context.recorder.record(Event::pod(
+            EventType::Warning,
+            pod,
+            "FailedCreatePodSandBox",
+            format!("Failed to create pod sandbox: {why}"),
+        ));
+    };
+    let handler = match resolve::runtime_handler(context, pod).await {
+        Ok(handler) => handler,
+        Err(error) => {
+            let why = format!("failed to get sandbox runtime: {error}");
+            failed(&why);
+            return Err(StepError::Sandbox(why));
+        }
+    };
+    let id = match context.cri.run_pod_sandbox(config.clone(), &handler).await {
         Ok(id) => id,
         Err(error) => {
-            context.metrics.started_pods_errors.inc();
-            context.recorder.record(Event::pod(
-                EventType::Warning,
-                pod,
-                "FailedCreatePodSandBox",
-                format!("Failed to create pod sandbox: {error}"),
-            ));
+            failed(&error);
             return Err(error.into());
         }
     };
@@ -390,12 +407,16 @@ async fn create_container(
                 .container(&container.name),
         );
     };
+    let secrets = resolve::pull_secrets(context, pod).await;
     let image_ref = match context
         .images
         .ensure(
             pod,
             container,
-            Some(&sandbox.config),
+            PullInputs {
+                sandbox: Some(&sandbox.config),
+                secrets: &secrets,
+            },
             &context.cri,
             &context.store,
             &*context.recorder,
@@ -425,13 +446,33 @@ async fn create_container(
             return Ok(Err(Failure::new("CreateContainerError", message)));
         }
     };
+    let env = {
+        let sources = resolve::environment(context, pod, container).await;
+        let inputs = EnvInputs {
+            pod,
+            container,
+            pod_ips: &sandbox.ips,
+            sources: &sources,
+        };
+        match env::make_env(&inputs, &context.node) {
+            Ok(env) => env,
+            Err(error) => {
+                let message = error.to_string();
+                warn("Failed", &format!("Error: {message}"));
+                return Ok(Err(Failure::new("CreateContainerConfigError", message)));
+            }
+        }
+    };
+    for message in &env.skipped {
+        warn(env::INVALID_NAMES, message);
+    }
     let inputs = ContainerInputs {
         pod,
         container,
         attempt: start.attempt,
         hash: &start.hash,
         image_ref: &image_ref,
-        pod_ips: &sandbox.ips,
+        env: &env,
         volumes,
         files: &files,
     };

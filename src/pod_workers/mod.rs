@@ -16,6 +16,7 @@ mod purge;
 pub mod queue;
 pub mod reason_cache;
 mod record;
+mod resolve;
 mod sync_pod;
 mod terminate;
 mod worker;
@@ -43,6 +44,9 @@ use crate::images::ImageManager;
 use crate::kuberuntime::cri::CriClient;
 use crate::kuberuntime::gc::Remover;
 use crate::kuberuntime::node_context::NodeContext;
+use crate::kuberuntime::sources::References;
+use crate::node_object::NodeObject;
+use crate::objects::{ObjectChange, Objects};
 use crate::pleg::PlegHandle;
 use crate::runtime_state::RuntimeState;
 use crate::status::StatusManager;
@@ -67,6 +71,10 @@ pub struct WorkerContext {
     pub images: ImageManager,
     /// Volumes.
     pub volumes: VolumeManager,
+    /// API objects that pods refer to.
+    pub objects: Objects,
+    /// This node's object.
+    pub node_object: NodeObject,
     /// Cgroups.
     pub cgroups: Arc<CgroupManager>,
     /// Facts of the node that container configurations depend on.
@@ -336,6 +344,21 @@ impl PodWorkers {
         }
     }
 
+    /// Wakes the pods that refer to an object that has changed; all that may refer to one when it is not
+    /// known which (`None`). Never waits.
+    pub fn object_changed(&self, change: Option<&ObjectChange>) {
+        let mut handles = self.handles();
+        for handle in handles.values_mut() {
+            let wake = handle.record.phase == WorkerPhase::Sync
+                && !handle.pod.is_static()
+                && change.is_none_or(|change| concerns(change, &handle.pod));
+            if wake {
+                handle.pending = true;
+                handle.notify.notify_one();
+            }
+        }
+    }
+
     /// The source has spoken for these pods in this epoch.
     pub fn confirm<'a>(&self, uids: impl Iterator<Item = &'a PodUid>) {
         let mut handles = self.handles();
@@ -488,4 +511,12 @@ impl PodWorkers {
                 .await
         });
     }
+}
+
+/// Whether a pod has to be looked at again. Services are read when a container starts, and not again.
+fn concerns(change: &ObjectChange, pod: &Pod) -> bool {
+    if change.kind == "RuntimeClass" {
+        return pod.spec_ref().runtime_class_name.as_deref() == Some(&change.name);
+    }
+    change.namespace == pod.namespace() && References::pod_uses(pod, change.kind, &change.name)
 }

@@ -11,7 +11,7 @@ use tracing::{debug, info};
 
 use super::execute::{self, StepError};
 use super::worker::{StepFailure, StepOutcome};
-use super::{Job, StartFailure, WorkerContext};
+use super::{Job, StartFailure, WorkerContext, resolve};
 use crate::core::backoff::SyncOutcome;
 use crate::core::container_history::{self, Records};
 use crate::core::pod_actions::{self, PodActionInput, PodActions};
@@ -21,6 +21,7 @@ use crate::pleg::Observed;
 use crate::status::CommitMode;
 use crate::types::runtime::PodStatus;
 use crate::types::{Event, EventType, PodExt, Stamp};
+use crate::volumemanager::{VolumeError, VolumeManager};
 
 pub(super) async fn sync_pod(
     context: &WorkerContext,
@@ -42,6 +43,9 @@ pub(super) async fn sync_pod(
             .await
             .map_err(StepError::from)?;
         return Ok(StepOutcome::done(false));
+    }
+    if !job.pod.is_static() {
+        context.objects.register(&job.pod);
     }
     let cache = context.pleg.cache();
     if !cache.is_newer_than(uid, job.acted) {
@@ -111,6 +115,7 @@ pub(super) async fn sync_pod(
     let volumes = if starts {
         execute::prepare(context, job).await?
     } else {
+        refresh_volumes(context, job, status).await?;
         BTreeMap::new()
     };
     if actions.is_empty() {
@@ -136,6 +141,30 @@ pub(super) async fn sync_pod(
         executed.retry_at,
         true,
     )
+}
+
+/// Brings the content of a running pod's volumes up to date. What cannot be had leaves the former content:
+/// the pod runs on, users are told by an event, and the next sync tries again.
+async fn refresh_volumes(
+    context: &WorkerContext,
+    job: &Job,
+    status: &PodStatus,
+) -> Result<(), StepError> {
+    if !status.any_running() || !VolumeManager::wants_refresh(&job.pod) {
+        return Ok(());
+    }
+    let sources = resolve::volumes(context, &job.pod).await;
+    let refreshed = context
+        .volumes
+        .refresh(&job.pod, &sources, &*context.recorder);
+    match refreshed.await {
+        Err(error @ VolumeError::Commit { .. }) => Err(error.into()),
+        Err(error) => {
+            debug!(%error, "a volume keeps its former content");
+            Ok(())
+        }
+        Ok(()) => Ok(()),
+    }
 }
 
 fn starts_before(status: &PodStatus) -> bool {

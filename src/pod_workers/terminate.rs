@@ -79,6 +79,7 @@ pub(super) async fn sync_terminated(
             .map_err(StepError::from)?;
     }
     context.reasons.remove(uid);
+    context.objects.unregister(uid);
     Ok(StepOutcome::done(false))
 }
 

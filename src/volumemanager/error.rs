@@ -3,17 +3,22 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
+use k8s_openapi::api::core::v1::Pod;
+
+use super::chain;
 use super::host_path::HostPathError;
+use super::payload::PayloadError;
 use crate::kuberuntime::resources::QuantityError;
 use crate::store::CommitError;
 use crate::types::PodUid;
+use crate::types::events::{Event, EventType};
 
 /// A volume could not be mounted or unmounted.
 #[derive(Debug, thiserror::Error)]
 pub enum VolumeError {
     /// It is of a kind, or in a medium, that is not supported.
     #[error(
-        "mount volume {volume} of pod {pod}: {what} is not supported; use emptyDir or hostPath"
+        "mount volume {volume} of pod {pod}: {what} is not supported; use emptyDir, hostPath, configMap, secret, downwardAPI or projected"
     )]
     Unsupported {
         /// UID.
@@ -40,6 +45,16 @@ pub enum VolumeError {
         volume: String,
         /// Why.
         source: HostPathError,
+    },
+    /// What it should hold cannot be had.
+    #[error("mount volume {volume} of pod {pod}: {source}")]
+    Content {
+        /// UID.
+        pod: PodUid,
+        /// The volume.
+        volume: String,
+        /// Why.
+        source: PayloadError,
     },
     /// A size does not parse.
     #[error("size volume {volume} of pod {pod}")]
@@ -92,6 +107,16 @@ impl VolumeError {
     /// Reason of the event.
     pub fn reason(&self) -> &'static str {
         "FailedMount"
+    }
+
+    /// The event that tells users of it.
+    pub(super) fn event(&self, pod: &Pod, volume: &str) -> Event {
+        let why = match self {
+            Self::Content { source, .. } => source.to_string(),
+            other => chain(other),
+        };
+        let text = format!("MountVolume.SetUp failed for volume \"{volume}\" : {why}");
+        Event::pod(EventType::Warning, pod, self.reason(), text)
     }
 }
 

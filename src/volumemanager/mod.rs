@@ -1,7 +1,9 @@
-//! Layer 4: volumes of pods, emptyDir and hostPath; upstream's volume manager for what needs no other node.
+//! Layer 4: volumes of pods, emptyDir, hostPath, and those whose files the agent writes (configMap, secret,
+//! downwardAPI, projected); upstream's volume manager for what needs no other node.
 //!
-//! Comes in: a pod. Goes out: a host path per volume that a container mounts. Pod directories are
-//! `<root>/pods/<uid>/{volumes,plugins}` (0750), volumes `volumes/<plugin>/<name>`.
+//! Comes in: a pod, and the objects it refers to as they were found. Goes out: a host path per volume that
+//! a container mounts. Pod directories are `<root>/pods/<uid>/{volumes,plugins}` (0750), volumes
+//! `volumes/<plugin>/<name>`.
 //!
 //! **Invariant:** the phase of a volume is on disk before each mount and unmount, so a restart knows what
 //! may be half done. What is recorded as mounted and still is, is not touched.
@@ -9,31 +11,43 @@
 //! **Invariant:** removal goes by records alone, never through a mount, a link, or onto another file system;
 //! what a hostPath leads to is never removed.
 
+mod atomic_writer;
+mod content;
 mod error;
 mod host_path;
 mod mounts;
+mod payload;
 mod plan;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use k8s_openapi::api::core::v1::{Pod, Volume};
+use k8s_openapi::api::core::v1::{EmptyDirVolumeSource, Pod, Volume};
 
+pub use content::TOKEN_EXPIRED;
 pub use error::VolumeError;
 pub use host_path::HostPathError;
+pub use payload::PayloadError;
 
 use crate::core::state::{Transaction, VolumePhase, VolumeRecord, child_key};
+use crate::kuberuntime::sources::{Sources, is_content_volume, mounted_volumes};
 use crate::store::Store;
-use crate::types::events::{Event, EventRecorder, EventType};
+use crate::types::events::EventRecorder;
 use crate::types::{Clock, PodExt, PodUid, blocking};
 use error::io_error;
-use plan::{Plan, make_dir, memory_size, set_up, tear_down};
+use plan::{Medium, Plan, make_dir, memory_size, set_up, tear_down};
 
 const EMPTY_DIR: &str = "kubernetes.io/empty-dir";
 const HOST_PATH: &str = "kubernetes.io/host-path";
+const CONFIG_MAP: &str = "kubernetes.io/configmap";
+const SECRET: &str = "kubernetes.io/secret";
+const DOWNWARD_API: &str = "kubernetes.io/downward-api";
+const PROJECTED: &str = "kubernetes.io/projected";
+/// Plugins whose volumes lie in the pod's directory.
+const OWN: [&str; 5] = [EMPTY_DIR, CONFIG_MAP, SECRET, DOWNWARD_API, PROJECTED];
 
 /// Mounts and unmounts. Cheap to clone. One caller per pod at a time: the pod's worker.
 #[derive(Clone)]
@@ -42,6 +56,8 @@ pub struct VolumeManager {
     memory: Option<u64>,
     store: Store,
     clock: Arc<dyn Clock>,
+    /// By `<uid>/<volume>`; gone with the volume.
+    written: Arc<Mutex<HashMap<String, content::Written>>>,
 }
 
 impl VolumeManager {
@@ -58,11 +74,17 @@ impl VolumeManager {
             memory,
             store,
             clock,
+            written: Arc::default(),
         }
     }
 
-    /// Makes sure that every volume a container mounts is there, and gives their paths on the host;
-    /// upstream's `WaitForAttachAndMount`. A failure is told by an event as well.
+    fn written(&self) -> MutexGuard<'_, HashMap<String, content::Written>> {
+        // Entries are replaced whole.
+        self.written.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Makes sure that every volume a container mounts is there and holds what it should, and gives their
+    /// paths on the host; upstream's `WaitForAttachAndMount`. A failure is told by an event as well.
     /// When dropped, a step that has begun is on record and is taken up by the next call.
     ///
     /// # Errors
@@ -70,37 +92,45 @@ impl VolumeManager {
     pub async fn mount(
         &self,
         pod: &Pod,
+        sources: &Sources,
         recorder: &dyn EventRecorder,
     ) -> Result<BTreeMap<String, PathBuf>, VolumeError> {
         let uid = pod.uid();
         self.make_pod_dirs(&uid)?;
-        let used: BTreeSet<&str> = pod
-            .containers()
-            .iter()
-            .flat_map(|c| c.volume_mounts.iter().flatten())
-            .map(|m| m.name.as_str())
-            .collect();
+        let used = mounted_volumes(pod);
         let mut paths = BTreeMap::new();
         for volume in pod.spec_ref().volumes.iter().flatten() {
             if !used.contains(volume.name.as_str()) {
                 continue;
             }
-            match self.mount_one(pod, volume).await {
+            match self.mount_any(pod, volume, sources, recorder).await {
                 Ok(path) => {
                     paths.insert(volume.name.clone(), path);
                 }
                 Err(error) => {
-                    let text = format!(
-                        "MountVolume.SetUp failed for volume \"{}\" : {}",
-                        volume.name,
-                        chain(&error)
-                    );
-                    recorder.record(Event::pod(EventType::Warning, pod, error.reason(), text));
+                    recorder.record(error.event(pod, &volume.name));
                     return Err(error);
                 }
             }
         }
         Ok(paths)
+    }
+
+    async fn mount_any(
+        &self,
+        pod: &Pod,
+        volume: &Volume,
+        sources: &Sources,
+        recorder: &dyn EventRecorder,
+    ) -> Result<PathBuf, VolumeError> {
+        if !is_content_volume(volume) {
+            return self.mount_one(pod, volume).await;
+        }
+        let payload = content::collect(pod, volume, sources)?;
+        let stale = payload.stale_token;
+        let path = self.mount_content(pod, volume, payload).await?;
+        self.tell_stale(pod, volume, stale, recorder);
+        Ok(path)
     }
 
     async fn mount_one(&self, pod: &Pod, volume: &Volume) -> Result<PathBuf, VolumeError> {
@@ -179,7 +209,9 @@ impl VolumeManager {
         }
         match record.plugin.as_str() {
             HOST_PATH => {}
-            EMPTY_DIR if path.starts_with(self.pod_dir(uid).join("volumes")) => {
+            plugin
+                if OWN.contains(&plugin) && path.starts_with(self.pod_dir(uid).join("volumes")) =>
+            {
                 let uid = uid.clone();
                 run_blocking(move || tear_down(&path, &uid)).await?;
             }
@@ -192,6 +224,7 @@ impl VolumeManager {
             }
         }
         let key = child_key(uid, name);
+        self.written().remove(&key);
         let why = format!("{name} ({})", record.plugin);
         let transaction = Transaction::new().delete::<VolumeRecord>(&key).journal(
             Some(uid),
@@ -209,20 +242,25 @@ impl VolumeManager {
     pub async fn reconcile(&self) -> Result<usize, VolumeError> {
         let mut adopted = 0;
         for uid in self.pods_on_disk()? {
-            let dir = self
-                .pod_dir(&uid)
-                .join("volumes")
-                .join(EMPTY_DIR.replace('/', "~"));
-            for name in dirs_in(&dir).map_err(io_error("list volumes in", &uid, &dir))? {
-                let key = child_key(&uid, &name);
-                if self.store.snapshot().record::<VolumeRecord>(&key).is_some() {
-                    continue;
-                }
-                let path = dir.join(&name);
-                self.record(&uid, &name, EMPTY_DIR, &path, VolumePhase::Mounted)
-                    .await?;
-                adopted += 1;
+            for plugin in OWN {
+                adopted += self.adopt(&uid, plugin).await?;
             }
+        }
+        Ok(adopted)
+    }
+
+    async fn adopt(&self, uid: &PodUid, plugin: &str) -> Result<usize, VolumeError> {
+        let dir = self.plugin_dir(uid, plugin);
+        let mut adopted = 0;
+        for name in dirs_in(&dir).map_err(io_error("list volumes in", uid, &dir))? {
+            let key = child_key(uid, &name);
+            if self.store.snapshot().record::<VolumeRecord>(&key).is_some() {
+                continue;
+            }
+            let path = dir.join(&name);
+            self.record(uid, &name, plugin, &path, VolumePhase::Mounted)
+                .await?;
+            adopted += 1;
         }
         Ok(adopted)
     }
@@ -311,6 +349,11 @@ impl VolumeManager {
         self.root.join("pods").join(uid.as_str())
     }
 
+    fn plugin_dir(&self, uid: &PodUid, plugin: &str) -> PathBuf {
+        let dir = plugin.replace('/', "~");
+        self.pod_dir(uid).join("volumes").join(dir)
+    }
+
     fn pods_on_disk(&self) -> Result<BTreeSet<PodUid>, VolumeError> {
         let pods = self.root.join("pods");
         let none = PodUid::new("");
@@ -337,24 +380,33 @@ impl VolumeManager {
                 type_: host.type_.clone().unwrap_or_default(),
             });
         }
+        let path = |plugin| self.plugin_dir(&uid, plugin).join(&volume.name);
+        let quantity = |source| VolumeError::Quantity {
+            pod: uid.clone(),
+            volume: volume.name.clone(),
+            source,
+        };
+        if let Some(plugin) = content_plugin(volume) {
+            let medium = if plugin == CONFIG_MAP {
+                Medium::Disk
+            } else {
+                let no_limit = EmptyDirVolumeSource::default();
+                Medium::Memory(memory_size(pod, &no_limit, self.memory).map_err(quantity)?)
+            };
+            return Ok(Plan::Content {
+                plugin,
+                path: path(plugin),
+                medium,
+            });
+        }
         let Some(empty) = &volume.empty_dir else {
             return Err(unsupported("its kind".to_owned()));
         };
-        let path = self
-            .pod_dir(&uid)
-            .join("volumes")
-            .join(EMPTY_DIR.replace('/', "~"))
-            .join(&volume.name);
+        let path = path(EMPTY_DIR);
         match empty.medium.as_deref().unwrap_or_default() {
             "" => Ok(Plan::Disk { path }),
             "Memory" => {
-                let size = memory_size(pod, empty, self.memory).map_err(|source| {
-                    VolumeError::Quantity {
-                        pod: uid.clone(),
-                        volume: volume.name.clone(),
-                        source,
-                    }
-                })?;
+                let size = memory_size(pod, empty, self.memory).map_err(quantity)?;
                 Ok(Plan::Memory { path, size })
             }
             other => Err(unsupported(format!("emptyDir medium {other:?}"))),
@@ -394,6 +446,18 @@ impl VolumeManager {
             }),
         }
     }
+}
+
+/// The plugin of a volume whose files the agent writes.
+fn content_plugin(volume: &Volume) -> Option<&'static str> {
+    [
+        (volume.config_map.is_some(), CONFIG_MAP),
+        (volume.secret.is_some(), SECRET),
+        (volume.downward_api.is_some(), DOWNWARD_API),
+        (volume.projected.is_some(), PROJECTED),
+    ]
+    .into_iter()
+    .find_map(|(is, plugin)| is.then_some(plugin))
 }
 
 /// Names of the directories in `dir`; none when it is not there.

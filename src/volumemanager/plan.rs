@@ -16,9 +16,31 @@ use crate::types::PodUid;
 /// What a volume is to become.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Plan {
-    Disk { path: PathBuf },
-    Memory { path: PathBuf, size: Option<u64> },
-    Host { path: String, type_: String },
+    Disk {
+        path: PathBuf,
+    },
+    Memory {
+        path: PathBuf,
+        size: Option<u64>,
+    },
+    Host {
+        path: String,
+        type_: String,
+    },
+    /// Files that the agent writes, on a tmpfs or on disk.
+    Content {
+        plugin: &'static str,
+        path: PathBuf,
+        medium: Medium,
+    },
+}
+
+/// Where files lie.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Medium {
+    Disk,
+    /// A tmpfs of at most so many bytes.
+    Memory(Option<u64>),
 }
 
 impl Plan {
@@ -26,12 +48,15 @@ impl Plan {
         match self {
             Self::Disk { .. } | Self::Memory { .. } => EMPTY_DIR,
             Self::Host { .. } => HOST_PATH,
+            Self::Content { plugin, .. } => plugin,
         }
     }
 
     pub(super) fn path(&self) -> PathBuf {
         match self {
-            Self::Disk { path } | Self::Memory { path, .. } => path.clone(),
+            Self::Disk { path } | Self::Memory { path, .. } | Self::Content { path, .. } => {
+                path.clone()
+            }
             Self::Host { path, .. } => PathBuf::from(path),
         }
     }
@@ -39,8 +64,15 @@ impl Plan {
     /// Whether it is there. A hostPath is checked once, when it is mounted.
     pub(super) fn is_set_up(&self) -> io::Result<bool> {
         match self {
-            Self::Disk { path } => Ok(fs::symlink_metadata(path).is_ok_and(|m| m.is_dir())),
-            Self::Memory { path, .. } => Ok(mounts::at(path)?.is_some_and(|m| m.fstype == "tmpfs")),
+            Self::Disk { path }
+            | Self::Content {
+                path,
+                medium: Medium::Disk,
+                ..
+            } => Ok(fs::symlink_metadata(path).is_ok_and(|m| m.is_dir())),
+            Self::Memory { path, .. } | Self::Content { path, .. } => {
+                Ok(mounts::at(path)?.is_some_and(|m| m.fstype == "tmpfs"))
+            }
             Self::Host { .. } => Ok(true),
         }
     }
@@ -68,10 +100,29 @@ pub(super) fn memory_size(
 
 pub(super) fn set_up(plan: &Plan, uid: &PodUid, name: &str) -> Result<(), VolumeError> {
     match plan {
-        Plan::Disk { path } => make_dir(path, 0o777).map_err(io_error("create volume", uid, path)),
+        Plan::Disk { path }
+        | Plan::Content {
+            path,
+            medium: Medium::Disk,
+            ..
+        } => make_dir(path, 0o777).map_err(io_error("create volume", uid, path)),
         Plan::Memory { path, size } => {
             make_dir(path, 0o777).map_err(io_error("create volume", uid, path))?;
-            mount_tmpfs(path, *size).map_err(io_error("mount tmpfs on", uid, path))
+            mount_tmpfs(path, *size, "").map_err(io_error("mount tmpfs on", uid, path))
+        }
+        Plan::Content {
+            path,
+            medium: Medium::Memory(size),
+            ..
+        } => {
+            make_dir(path, 0o777).map_err(io_error("create volume", uid, path))?;
+            // Secrets are not for the swap; kernels before 6.4 do not know the option.
+            mount_tmpfs(path, *size, ",noswap")
+                .or_else(|error| match error.raw_os_error() {
+                    Some(nix::libc::EINVAL) => mount_tmpfs(path, *size, ""),
+                    _ => Err(error),
+                })
+                .map_err(io_error("mount tmpfs on", uid, path))
         }
         Plan::Host { path, type_ } => {
             host_path::prepare(path, type_).map_err(|source| VolumeError::HostPath {
@@ -83,7 +134,7 @@ pub(super) fn set_up(plan: &Plan, uid: &PodUid, name: &str) -> Result<(), Volume
     }
 }
 
-fn mount_tmpfs(path: &Path, size: Option<u64>) -> io::Result<()> {
+fn mount_tmpfs(path: &Path, size: Option<u64>, more: &str) -> io::Result<()> {
     match mounts::at(path)? {
         // Mounted by a step that was cut off before it could be recorded.
         Some(mount) if mount.fstype == "tmpfs" => return Ok(()),
@@ -96,8 +147,8 @@ fn mount_tmpfs(path: &Path, size: Option<u64>) -> io::Result<()> {
         None => {}
     }
     let options = match size {
-        Some(size) => format!("mode=0777,size={size}"),
-        None => "mode=0777".to_owned(),
+        Some(size) => format!("mode=0777,size={size}{more}"),
+        None => format!("mode=0777{more}"),
     };
     nix::mount::mount(
         Some("tmpfs"),
@@ -109,7 +160,7 @@ fn mount_tmpfs(path: &Path, size: Option<u64>) -> io::Result<()> {
     Ok(())
 }
 
-/// Removes an emptyDir. A tmpfs at its very path is unmounted first; any other mount keeps it.
+/// Removes a volume below the pod's directory. A tmpfs at its very path is unmounted first; any other mount keeps it.
 pub(super) fn tear_down(path: &Path, uid: &PodUid) -> Result<(), VolumeError> {
     let mounted = mounts::at(path).map_err(io_error("look at volume", uid, path))?;
     match mounted {

@@ -63,7 +63,25 @@ fn mode(path: &Path) -> u32 {
 
 impl World {
     async fn mount(&self, pod: &Pod) -> Result<BTreeMap<String, PathBuf>, VolumeError> {
-        self.manager.mount(pod, &self.recorder).await
+        self.mount_with(pod, &Sources::default()).await
+    }
+
+    async fn mount_with(
+        &self,
+        pod: &Pod,
+        sources: &Sources,
+    ) -> Result<BTreeMap<String, PathBuf>, VolumeError> {
+        self.manager.mount(pod, sources, &self.recorder).await
+    }
+
+    /// The same node after a restart of the agent.
+    fn restarted(&self) -> VolumeManager {
+        VolumeManager::new(
+            self.dir.path().join("root"),
+            Some(1 << 30),
+            self.store.clone(),
+            Arc::new(TestClock),
+        )
     }
 
     fn phase(&self, key: &str) -> Option<VolumePhase> {
@@ -145,7 +163,7 @@ async fn what_is_not_supported_is_refused_by_name() {
     let world = world();
     for (volume, word) in [
         (
-            json!({"name": "v", "secret": {"secretName": "s"}}),
+            json!({"name": "v", "nfs": {"server": "s", "path": "/"}}),
             "its kind",
         ),
         (
@@ -219,7 +237,10 @@ async fn volumes_of_a_lost_store_are_adopted_and_orphans_removed() {
     assert!(errors.is_empty(), "{errors:?}");
     assert!(!manager.pod_dirs_exist(&gone.uid()));
     assert!(path.join("data").exists());
-    manager.mount(&kept, &world.recorder).await.unwrap();
+    manager
+        .mount(&kept, &Sources::default(), &world.recorder)
+        .await
+        .unwrap();
     assert!(path.join("data").exists());
 }
 
@@ -298,3 +319,6 @@ impl Drop for Unmount {
         nix::mount::umount2(&self.0, MntFlags::MNT_DETACH).ok();
     }
 }
+
+#[path = "content_tests.rs"]
+mod content;

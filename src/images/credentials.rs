@@ -1,0 +1,442 @@
+//! Credentials for pulls from programs on the node: exec credential provider plugins.
+//!
+//! Comes in: a `CredentialProviderConfig`, the directory of the programs, a repository. Goes out: credentials.
+//! A program is started directly, without a shell, gets a `CredentialProviderRequest` on its standard input
+//! and has one minute to answer with a `CredentialProviderResponse`. Upstream's `plugin` package.
+//!
+//! **Invariant:** answers are kept in memory only, as long as they say, and never logged.
+
+use std::collections::{BTreeMap, HashMap};
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use tokio::io::AsyncWriteExt;
+use tokio::process::Command;
+
+use super::keyring::{Credentials, Keyring, url_matches};
+use crate::kubeletconfig::parse_duration;
+use crate::types::{Clock, Stamp};
+
+/// How long a program may take.
+const TIMEOUT: Duration = Duration::from_secs(60);
+/// Most of a program's error output that is told.
+const STDERR_SHOWN: usize = 512;
+const CONFIG_KIND: &str = "CredentialProviderConfig";
+const CONFIG_VERSIONS: [&str; 3] = [
+    "kubelet.config.k8s.io/v1",
+    "kubelet.config.k8s.io/v1beta1",
+    "kubelet.config.k8s.io/v1alpha1",
+];
+const PLUGIN_VERSIONS: [&str; 3] = [
+    "credentialprovider.kubelet.k8s.io/v1",
+    "credentialprovider.kubelet.k8s.io/v1beta1",
+    "credentialprovider.kubelet.k8s.io/v1alpha1",
+];
+
+/// `--image-credential-provider-config` and `--image-credential-provider-bin-dir`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CredentialSettings {
+    /// The configuration file.
+    pub config: PathBuf,
+    /// Where the programs are.
+    pub bin_dir: PathBuf,
+}
+
+/// Why credential providers cannot be used, or one gave no credentials.
+#[derive(Debug, thiserror::Error)]
+pub enum CredentialError {
+    /// The configuration cannot be read.
+    #[error("read credential provider configuration {}", path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: std::io::Error,
+    },
+    /// The configuration is wrong.
+    #[error("credential provider configuration {}: {what}", path.display())]
+    Config {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong, and what to write instead.
+        what: String,
+    },
+    /// A program failed.
+    #[error("run credential provider {name} for {image}: {what}")]
+    Plugin {
+        /// Its name.
+        name: String,
+        /// The repository.
+        image: String,
+        /// What went wrong.
+        what: String,
+    },
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+struct ConfigFile {
+    api_version: String,
+    kind: String,
+    providers: Vec<ProviderConfig>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+struct ProviderConfig {
+    name: String,
+    match_images: Vec<String>,
+    default_cache_duration: String,
+    api_version: String,
+    #[serde(default)]
+    args: Option<Vec<String>>,
+    #[serde(default)]
+    env: Option<Vec<EnvVar>>,
+    #[serde(default)]
+    token_attributes: Option<serde_json::Value>,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct EnvVar {
+    name: String,
+    value: String,
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Request<'a> {
+    kind: &'static str,
+    api_version: &'a str,
+    image: &'a str,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Response {
+    #[serde(default)]
+    kind: String,
+    #[serde(default)]
+    api_version: String,
+    cache_key_type: CacheKeyType,
+    #[serde(default)]
+    cache_duration: Option<String>,
+    #[serde(default)]
+    auth: Option<BTreeMap<String, AuthEntry>>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+enum CacheKeyType {
+    Image,
+    Registry,
+    Global,
+}
+
+#[derive(Deserialize)]
+struct AuthEntry {
+    #[serde(default)]
+    username: String,
+    #[serde(default)]
+    password: String,
+}
+
+struct Cached {
+    until_ms: i64,
+    boot: crate::types::BootId,
+    keyring: Arc<Keyring>,
+}
+
+struct Provider {
+    name: String,
+    program: PathBuf,
+    match_images: Vec<String>,
+    default_cache: Duration,
+    api_version: String,
+    args: Vec<String>,
+    env: Vec<EnvVar>,
+    /// By `image:…`, `registry:…` or `global`.
+    cache: Mutex<HashMap<String, Cached>>,
+    /// One run at a time: a second pull of the same registry finds the first one's answer.
+    running: tokio::sync::Mutex<()>,
+}
+
+/// The configured programs.
+pub struct CredentialProviders {
+    providers: Vec<Provider>,
+    clock: Arc<dyn Clock>,
+    timeout: Duration,
+}
+
+impl std::fmt::Debug for CredentialProviders {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let names: Vec<&str> = self.providers.iter().map(|p| p.name.as_str()).collect();
+        f.debug_struct("CredentialProviders")
+            .field("providers", &names)
+            .finish_non_exhaustive()
+    }
+}
+
+impl CredentialProviders {
+    /// Reads the configuration and checks that the programs are there.
+    ///
+    /// # Errors
+    /// When it cannot be read or is wrong.
+    pub fn load(
+        settings: &CredentialSettings,
+        clock: Arc<dyn Clock>,
+    ) -> Result<Self, CredentialError> {
+        let path = &settings.config;
+        let text = std::fs::read_to_string(path).map_err(|source| CredentialError::Read {
+            path: path.clone(),
+            source,
+        })?;
+        let bad = |what: String| CredentialError::Config {
+            path: path.clone(),
+            what,
+        };
+        let file: ConfigFile =
+            serde_saphyr::from_str(&text).map_err(|error| bad(error.to_string()))?;
+        if file.kind != CONFIG_KIND || !CONFIG_VERSIONS.contains(&file.api_version.as_str()) {
+            return Err(bad(format!(
+                "it is a {} {}; write kind {CONFIG_KIND} with apiVersion {}",
+                file.api_version, file.kind, CONFIG_VERSIONS[0]
+            )));
+        }
+        if file.providers.is_empty() {
+            return Err(bad(
+                "at least 1 item in plugins is required: providers is empty".to_owned(),
+            ));
+        }
+        let mut providers: Vec<Provider> = Vec::new();
+        for one in file.providers {
+            let provider = Provider::new(one, &settings.bin_dir).map_err(bad)?;
+            if providers.iter().any(|p| p.name == provider.name) {
+                return Err(bad(format!("provider {} is there twice", provider.name)));
+            }
+            providers.push(provider);
+        }
+        Ok(Self {
+            providers,
+            clock,
+            timeout: TIMEOUT,
+        })
+    }
+
+    /// Credentials of every program that is for this repository. One that fails is logged and gives none.
+    /// Dropping the future kills a program that runs.
+    pub async fn lookup(&self, repository: &str) -> Vec<Credentials> {
+        let mut found = Vec::new();
+        for provider in &self.providers {
+            let matches = |p: &String| url_matches(p, repository);
+            if !provider.match_images.iter().any(matches) {
+                continue;
+            }
+            match provider
+                .provide(repository, &*self.clock, self.timeout)
+                .await
+            {
+                Ok(keyring) => found.extend(keyring.lookup(repository)),
+                Err(error) => {
+                    tracing::warn!(%error, "no credentials from a provider, pulling without");
+                }
+            }
+        }
+        found
+    }
+}
+
+impl Provider {
+    fn new(config: ProviderConfig, bin_dir: &Path) -> Result<Self, String> {
+        let name = config.name;
+        let in_provider = |what: String| format!("provider {name:?}: {what}");
+        if name.is_empty() || name.contains(['/', '\\', ' ']) || name == "." || name == ".." {
+            return Err(in_provider(
+                "its name is the name of a program, without path and spaces".to_owned(),
+            ));
+        }
+        if !PLUGIN_VERSIONS.contains(&config.api_version.as_str()) {
+            return Err(in_provider(format!(
+                "apiVersion {:?} is not known; use {}",
+                config.api_version, PLUGIN_VERSIONS[0]
+            )));
+        }
+        if config.match_images.is_empty() {
+            return Err(in_provider(
+                "matchImages is empty; name at least one registry".to_owned(),
+            ));
+        }
+        if config.token_attributes.is_some() {
+            return Err(in_provider(
+                "tokenAttributes is not supported; remove it".to_owned(),
+            ));
+        }
+        let default_cache = parse_duration(&config.default_cache_duration)
+            .map_err(|error| in_provider(format!("defaultCacheDuration: {error}")))?;
+        let program = bin_dir.join(&name);
+        if !program.is_file() {
+            return Err(in_provider(format!(
+                "{} is not a file; install the program there",
+                program.display()
+            )));
+        }
+        Ok(Self {
+            program,
+            match_images: config.match_images,
+            default_cache,
+            api_version: config.api_version,
+            args: config.args.unwrap_or_default(),
+            env: config.env.unwrap_or_default(),
+            cache: Mutex::default(),
+            running: tokio::sync::Mutex::default(),
+            name,
+        })
+    }
+
+    async fn provide(
+        &self,
+        repository: &str,
+        clock: &dyn Clock,
+        timeout: Duration,
+    ) -> Result<Arc<Keyring>, CredentialError> {
+        if let Some(keyring) = self.cached(repository, clock.now()) {
+            return Ok(keyring);
+        }
+        let _turn = self.running.lock().await;
+        if let Some(keyring) = self.cached(repository, clock.now()) {
+            return Ok(keyring);
+        }
+        let error = |what: String| CredentialError::Plugin {
+            name: self.name.clone(),
+            image: repository.to_owned(),
+            what,
+        };
+        let output = match tokio::time::timeout(timeout, self.run(repository)).await {
+            Ok(result) => result.map_err(error)?,
+            Err(_) => return Err(error(format!("no answer within {} s", timeout.as_secs()))),
+        };
+        let response: Response = serde_json::from_slice(&output).map_err(|e| {
+            error(format!(
+                "its answer is not a CredentialProviderResponse (line {} column {})",
+                e.line(),
+                e.column()
+            ))
+        })?;
+        if response.kind != "CredentialProviderResponse" || response.api_version != self.api_version
+        {
+            return Err(error(format!(
+                "it answers with {} {}, not CredentialProviderResponse of {}",
+                response.api_version, response.kind, self.api_version
+            )));
+        }
+        let keep = match &response.cache_duration {
+            Some(text) => parse_duration(text).map_err(|e| error(format!("cacheDuration: {e}")))?,
+            None => self.default_cache,
+        };
+        let mut keyring = Keyring::default();
+        for (registry, AuthEntry { username, password }) in response.auth.into_iter().flatten() {
+            keyring.add(&registry, Credentials { username, password });
+        }
+        let keyring = Arc::new(keyring);
+        self.keep(
+            cache_key(response.cache_key_type, repository),
+            &keyring,
+            keep,
+            clock.now(),
+        );
+        Ok(keyring)
+    }
+
+    /// Runs the program; its standard output.
+    async fn run(&self, repository: &str) -> Result<Vec<u8>, String> {
+        let request = Request {
+            kind: "CredentialProviderRequest",
+            api_version: &self.api_version,
+            image: repository,
+        };
+        let request = serde_json::to_vec(&request).map_err(|e| e.to_string())?;
+        let mut child = Command::new(&self.program)
+            .args(&self.args)
+            .envs(self.env.iter().map(|v| (&v.name, &v.value)))
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .kill_on_drop(true)
+            .spawn()
+            .map_err(|e| format!("start {}: {e}", self.program.display()))?;
+        let stdin = child.stdin.take();
+        let feed = async {
+            if let Some(mut stdin) = stdin {
+                // A program that does not read its request answers all the same.
+                if let Err(error) = stdin.write_all(&request).await {
+                    tracing::debug!(provider = self.name, %error, "a credential provider does not read its request");
+                }
+            }
+        };
+        let ((), output) = tokio::join!(feed, child.wait_with_output());
+        let output = output.map_err(|e| e.to_string())?;
+        if !output.status.success() {
+            let shown = &output.stderr[..output.stderr.len().min(STDERR_SHOWN)];
+            return Err(format!(
+                "it ended with {}: {}",
+                output.status,
+                String::from_utf8_lossy(shown).trim()
+            ));
+        }
+        Ok(output.stdout)
+    }
+
+    fn cached(&self, repository: &str, now: Stamp) -> Option<Arc<Keyring>> {
+        let cache = self.cache.lock().unwrap_or_else(PoisonError::into_inner);
+        [
+            CacheKeyType::Image,
+            CacheKeyType::Registry,
+            CacheKeyType::Global,
+        ]
+        .into_iter()
+        .filter_map(|kind| cache.get(&cache_key(kind, repository)))
+        .find(|c| c.is_valid(now))
+        .map(|c| Arc::clone(&c.keyring))
+    }
+
+    fn keep(&self, key: String, keyring: &Arc<Keyring>, for_: Duration, now: Stamp) {
+        if for_.is_zero() {
+            return;
+        }
+        let ms = i64::try_from(for_.as_millis()).unwrap_or(i64::MAX);
+        let mut cache = self.cache.lock().unwrap_or_else(PoisonError::into_inner);
+        cache.retain(|_, c| c.is_valid(now));
+        cache.insert(
+            key,
+            Cached {
+                until_ms: now.boottime_ms.saturating_add(ms),
+                boot: now.boot,
+                keyring: Arc::clone(keyring),
+            },
+        );
+    }
+}
+
+impl Cached {
+    fn is_valid(&self, now: Stamp) -> bool {
+        self.boot == now.boot && now.boottime_ms < self.until_ms
+    }
+}
+
+fn cache_key(kind: CacheKeyType, repository: &str) -> String {
+    match kind {
+        CacheKeyType::Image => format!("image:{repository}"),
+        CacheKeyType::Registry => {
+            let registry = repository.split('/').next().unwrap_or_default();
+            format!("registry:{registry}")
+        }
+        CacheKeyType::Global => "global".to_owned(),
+    }
+}
+
+#[cfg(test)]
+#[path = "credentials_tests.rs"]
+mod tests;

@@ -1,0 +1,188 @@
+use std::os::unix::fs::PermissionsExt;
+
+use super::*;
+use crate::types::BootId;
+
+struct TestClock(Mutex<i64>);
+
+impl Clock for TestClock {
+    fn now(&self) -> Stamp {
+        let ms = *self.0.lock().unwrap();
+        Stamp {
+            boot: BootId(1),
+            boottime_ms: ms,
+            wall_ms: ms,
+        }
+    }
+}
+
+struct World {
+    dir: tempfile::TempDir,
+    clock: Arc<TestClock>,
+}
+
+impl World {
+    /// Installs a program that counts its runs in `runs`, keeps its request in `request`, and then does this.
+    fn new(script: &str) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let at = dir.path().display();
+        let text = format!("#!/bin/sh\necho x >> {at}/runs\ncat > {at}/request\n{script}\n");
+        let program = dir.path().join("helper");
+        std::fs::write(&program, text).unwrap();
+        std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).unwrap();
+        Self {
+            dir,
+            clock: Arc::new(TestClock(Mutex::new(0))),
+        }
+    }
+
+    fn load(&self, provider: &str) -> Result<CredentialProviders, CredentialError> {
+        let config = self.dir.path().join("config.yaml");
+        let text = format!(
+            "apiVersion: kubelet.config.k8s.io/v1\nkind: CredentialProviderConfig\nproviders:\n- {provider}\n"
+        );
+        std::fs::write(&config, text).unwrap();
+        let settings = CredentialSettings {
+            config,
+            bin_dir: self.dir.path().to_owned(),
+        };
+        CredentialProviders::load(&settings, self.clock.clone())
+    }
+
+    fn providers(&self) -> CredentialProviders {
+        self.load(
+            "{name: helper, apiVersion: credentialprovider.kubelet.k8s.io/v1, defaultCacheDuration: 10m, \
+             matchImages: [\"*.registry.io\"], args: [get], env: [{name: WHO, value: ann}]}",
+        )
+        .unwrap()
+    }
+
+    fn runs(&self) -> usize {
+        let text = std::fs::read_to_string(self.dir.path().join("runs")).unwrap_or_default();
+        text.lines().count()
+    }
+}
+
+fn answer(key: &str, more: &str) -> String {
+    format!(
+        "printf '{{\"kind\":\"CredentialProviderResponse\",\"apiVersion\":\"credentialprovider.kubelet.k8s.io/v1\",\
+         \"cacheKeyType\":\"{key}\",{more}\"auth\":{{\"*.registry.io\":{{\"username\":\"%s\",\"password\":\"p-%s\"}}}}}}' \"$WHO\" \"$1\""
+    )
+}
+
+#[tokio::test]
+async fn a_program_is_asked_with_its_arguments_and_environment() {
+    let world = World::new(&answer("Image", ""));
+    let providers = world.providers();
+    let found = providers.lookup("a.registry.io/x").await;
+    assert_eq!(
+        (found[0].username.as_str(), found[0].password.as_str()),
+        ("ann", "p-get")
+    );
+    let request: serde_json::Value =
+        serde_json::from_slice(&std::fs::read(world.dir.path().join("request")).unwrap()).unwrap();
+    assert_eq!(
+        request,
+        serde_json::json!({
+            "kind": "CredentialProviderRequest",
+            "apiVersion": "credentialprovider.kubelet.k8s.io/v1",
+            "image": "a.registry.io/x",
+        })
+    );
+    assert!(providers.lookup("elsewhere.io/x").await.is_empty());
+    assert_eq!(world.runs(), 1, "not asked for what it is not for");
+}
+
+#[tokio::test]
+async fn answers_are_kept_by_image_registry_or_for_all_as_long_as_they_say() {
+    for (key, runs) in [("Image", 3), ("Registry", 2), ("Global", 1)] {
+        let world = World::new(&answer(key, ""));
+        let providers = world.providers();
+        for image in [
+            "a.registry.io/x",
+            "a.registry.io/x",
+            "a.registry.io/y",
+            "b.registry.io/x",
+        ] {
+            assert_eq!(providers.lookup(image).await.len(), 1, "{key} {image}");
+        }
+        assert_eq!(world.runs(), runs, "{key}");
+        *world.clock.0.lock().unwrap() += 10 * 60 * 1000;
+        providers.lookup("a.registry.io/x").await;
+        assert_eq!(world.runs(), runs + 1, "{key}: the answer has grown old");
+    }
+    let world = World::new(&answer("Global", "\"cacheDuration\":\"0s\","));
+    let providers = world.providers();
+    providers.lookup("a.registry.io/x").await;
+    providers.lookup("a.registry.io/x").await;
+    assert_eq!(world.runs(), 2, "zero means not at all");
+}
+
+#[tokio::test]
+async fn a_program_that_fails_gives_nothing_and_is_asked_again() {
+    for script in [
+        "echo hunter2; exit 3",
+        "echo '{\"auth\": \"hunter2\"}'",
+        "true",
+    ] {
+        let world = World::new(script);
+        let providers = world.providers();
+        let provider = &providers.providers[0];
+        let error = provider
+            .provide("a.registry.io/x", &*world.clock, TIMEOUT)
+            .await
+            .unwrap_err()
+            .to_string();
+        assert!(
+            error.contains("helper") && !error.contains("hunter2"),
+            "{error}"
+        );
+        assert!(providers.lookup("a.registry.io/x").await.is_empty());
+        assert_eq!(world.runs(), 2);
+    }
+}
+
+#[tokio::test]
+async fn a_program_that_hangs_is_given_up() {
+    let world = World::new("exec sleep 600");
+    let mut providers = world.providers();
+    providers.timeout = Duration::from_millis(50);
+    assert!(providers.lookup("a.registry.io/x").await.is_empty());
+}
+
+#[test]
+fn a_wrong_configuration_is_told() {
+    let world = World::new("");
+    let version = "apiVersion: credentialprovider.kubelet.k8s.io/v1";
+    let rest = "defaultCacheDuration: 1m, matchImages: [x.io]";
+    for (provider, word) in [
+        (
+            format!("{{name: none, {version}, {rest}}}"),
+            "none is not a file",
+        ),
+        (
+            format!("{{name: ../helper, {version}, {rest}}}"),
+            "without path",
+        ),
+        (format!("{{name: helper, apiVersion: v9, {rest}}}"), "v9"),
+        (
+            format!("{{name: helper, {version}, defaultCacheDuration: 1m, matchImages: []}}"),
+            "matchImages",
+        ),
+        (
+            format!("{{name: helper, {version}, defaultCacheDuration: soon, matchImages: [x]}}"),
+            "defaultCacheDuration",
+        ),
+        (
+            format!("{{name: helper, {version}, {rest}, tokenAttributes: {{}}}}"),
+            "tokenAttributes",
+        ),
+        (
+            format!("{{name: helper, {version}, {rest}, unknown: 1}}"),
+            "unknown",
+        ),
+    ] {
+        let text = world.load(&provider).unwrap_err().to_string();
+        assert!(text.contains(word), "{text}");
+    }
+}

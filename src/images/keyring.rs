@@ -1,0 +1,451 @@
+//! Which credentials go with which image: docker configurations and their matching rules; upstream's
+//! `credentialprovider.BasicDockerKeyring`. Pure.
+//!
+//! **Invariant:** passwords are in no `Debug` output and in no error.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use base64::Engine as _;
+use base64::engine::general_purpose::{STANDARD, STANDARD_NO_PAD};
+use k8s_cri::v1;
+use k8s_openapi::api::core::v1::Secret;
+use serde::Deserialize;
+use sha2::{Digest, Sha256};
+
+/// Registry of names that have none.
+const DEFAULT_REGISTRY: &str = "docker.io";
+/// Key of its credentials, in `docker login`'s words.
+const DEFAULT_REGISTRY_KEY: &str = "index.docker.io";
+
+/// User and password for a registry.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Credentials {
+    /// User.
+    pub username: String,
+    /// Password.
+    pub password: String,
+}
+
+impl fmt::Debug for Credentials {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Credentials").finish_non_exhaustive()
+    }
+}
+
+impl Credentials {
+    /// The CRI message.
+    pub(super) fn auth_config(&self) -> v1::AuthConfig {
+        v1::AuthConfig {
+            username: self.username.clone(),
+            password: self.password.clone(),
+            ..Default::default()
+        }
+    }
+}
+
+/// Tells lists of credentials apart without keeping them.
+pub(super) fn fingerprint(all: &[Credentials]) -> [u8; 32] {
+    let mut hash = Sha256::new();
+    for one in all {
+        for text in [&one.username, &one.password] {
+            hash.update((text.len() as u64).to_le_bytes());
+            hash.update(text.as_bytes());
+        }
+    }
+    hash.finalize().into()
+}
+
+/// What is wrong with a pull secret; names the field, never its value.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum KeyringError {
+    /// It is of another type.
+    #[error("its type is {type_:?}; use kubernetes.io/dockerconfigjson or kubernetes.io/dockercfg")]
+    Type {
+        /// As written.
+        type_: String,
+    },
+    /// It lacks its key.
+    #[error("it has no key {key}")]
+    NoKey {
+        /// The key.
+        key: &'static str,
+    },
+    /// Its content is not what its type says.
+    #[error("{key} is not a docker configuration: {what}")]
+    Content {
+        /// The key.
+        key: &'static str,
+        /// What is wrong, without the content.
+        what: String,
+    },
+}
+
+#[derive(Deserialize)]
+struct ConfigJson {
+    #[serde(default)]
+    auths: BTreeMap<String, Entry>,
+}
+
+#[derive(Default, Deserialize)]
+struct Entry {
+    #[serde(default)]
+    username: Option<String>,
+    #[serde(default)]
+    password: Option<String>,
+    #[serde(default)]
+    auth: Option<String>,
+}
+
+/// Credentials by registry and path.
+#[derive(Clone, Debug, Default)]
+pub struct Keyring {
+    /// `host[:port][/path]`, globs in the host; the longer path comes first.
+    entries: Vec<(String, Credentials)>,
+}
+
+impl Keyring {
+    /// Adds what a pull secret holds.
+    ///
+    /// # Errors
+    /// See [`KeyringError`]; nothing was added then.
+    pub fn add_secret(&mut self, secret: &Secret) -> Result<(), KeyringError> {
+        const JSON: &str = ".dockerconfigjson";
+        const CFG: &str = ".dockercfg";
+        let content = |key: &'static str| {
+            let data = secret.data.as_ref().and_then(|d| d.get(key));
+            data.map(|d| d.0.as_slice())
+                .ok_or(KeyringError::NoKey { key })
+        };
+        // The position is told, the text is not: it is a secret.
+        let bad = |key| {
+            move |e: serde_json::Error| KeyringError::Content {
+                key,
+                what: format!("line {} column {}", e.line(), e.column()),
+            }
+        };
+        let (key, entries) = match secret.type_.as_deref().unwrap_or_default() {
+            "kubernetes.io/dockerconfigjson" => {
+                let config: ConfigJson =
+                    serde_json::from_slice(content(JSON)?).map_err(bad(JSON))?;
+                (JSON, config.auths)
+            }
+            "kubernetes.io/dockercfg" => (
+                CFG,
+                serde_json::from_slice(content(CFG)?).map_err(bad(CFG))?,
+            ),
+            other => {
+                return Err(KeyringError::Type {
+                    type_: other.to_owned(),
+                });
+            }
+        };
+        let mut decoded = Vec::new();
+        for (registry, entry) in entries {
+            let credentials = entry.decode().map_err(|what| KeyringError::Content {
+                key,
+                what: format!("entry {registry}: {what}"),
+            })?;
+            decoded.push((registry, credentials));
+        }
+        for (registry, credentials) in decoded {
+            self.add(&registry, credentials);
+        }
+        Ok(())
+    }
+
+    /// Adds credentials of a registry, written like `registry.io`, `https://registry.io/v1/` or
+    /// `*.registry.io:5000/path`.
+    pub fn add(&mut self, registry: &str, credentials: Credentials) {
+        self.entries.push((entry_key(registry), credentials));
+        // Stable: of one key, the first added comes first.
+        self.entries.sort_by(|a, b| b.0.cmp(&a.0));
+    }
+
+    /// Credentials for a repository (without tag), the most specific first; upstream's `Lookup`.
+    pub fn lookup(&self, repository: &str) -> Vec<Credentials> {
+        let matching: Vec<_> = self
+            .entries
+            .iter()
+            .filter(|(key, _)| url_matches(key, repository))
+            .map(|(_, credentials)| credentials.clone())
+            .collect();
+        if !matching.is_empty() || !is_default_registry(repository) {
+            return matching;
+        }
+        self.entries
+            .iter()
+            .filter(|(key, _)| key == DEFAULT_REGISTRY_KEY)
+            .map(|(_, credentials)| credentials.clone())
+            .collect()
+    }
+}
+
+impl Entry {
+    fn decode(self) -> Result<Credentials, &'static str> {
+        if let Some(auth) = self.auth.filter(|a| !a.is_empty()) {
+            let bytes = if auth.ends_with('=') {
+                STANDARD.decode(auth)
+            } else {
+                STANDARD_NO_PAD.decode(auth)
+            }
+            .map_err(|_| "auth is not base64")?;
+            let text = String::from_utf8(bytes).map_err(|_| "auth is not UTF-8")?;
+            let (username, password) = text
+                .split_once(':')
+                .ok_or("auth is not <user>:<password> in base64")?;
+            return Ok(Credentials {
+                username: username.to_owned(),
+                password: password.trim_matches('\0').to_owned(),
+            });
+        }
+        Ok(Credentials {
+            username: self.username.unwrap_or_default(),
+            password: self.password.unwrap_or_default(),
+        })
+    }
+}
+
+/// Host and path of a registry; a path that is `/v1/…` or `/v2/…` counts without the version.
+fn entry_key(registry: &str) -> String {
+    let rest = registry
+        .strip_prefix("https://")
+        .or_else(|| registry.strip_prefix("http://"))
+        .unwrap_or(registry);
+    let (host, path) = match rest.find('/') {
+        Some(at) => rest.split_at(at),
+        None => (rest, ""),
+    };
+    let path = match path {
+        p if p.starts_with("/v1/") || p.starts_with("/v2/") => &p[3..],
+        p => p,
+    };
+    if path == "/" {
+        host.to_owned()
+    } else {
+        format!("{host}{path}")
+    }
+}
+
+/// The repository of an image as upstream names it: with its registry, without tag and digest.
+pub(super) fn repository(image: &str) -> String {
+    let name = image.split_once('@').map_or(image, |(name, _)| name);
+    let slash = name.rfind('/').map_or(0, |at| at + 1);
+    let name = match name[slash..].find(':') {
+        Some(at) => &name[..slash + at],
+        None => name,
+    };
+    match name.split_once('/') {
+        Some((first, rest)) if first == DEFAULT_REGISTRY_KEY => with_library(rest),
+        Some((DEFAULT_REGISTRY, rest)) => with_library(rest),
+        Some((first, _))
+            if first.contains(['.', ':'])
+                || first == "localhost"
+                || first.bytes().any(|b| b.is_ascii_uppercase()) =>
+        {
+            name.to_owned()
+        }
+        _ => with_library(name),
+    }
+}
+
+fn with_library(path: &str) -> String {
+    if path.contains('/') {
+        format!("{DEFAULT_REGISTRY}/{path}")
+    } else {
+        format!("{DEFAULT_REGISTRY}/library/{path}")
+    }
+}
+
+fn is_default_registry(repository: &str) -> bool {
+    repository
+        .split_once('/')
+        .is_some_and(|(host, _)| host == DEFAULT_REGISTRY)
+}
+
+/// Whether a pattern covers a repository: host parts match as globs, ports are equal, the path is a prefix;
+/// upstream's `URLsMatch`.
+pub(super) fn url_matches(pattern: &str, target: &str) -> bool {
+    let (pattern_host, pattern_port, pattern_path) = split_url(pattern);
+    let (host, port, path) = split_url(target);
+    let parts = |host: &str| host.split('.').map(str::to_owned).collect::<Vec<_>>();
+    let (globs, parts) = (parts(pattern_host), parts(host));
+    pattern_port == port
+        && path.starts_with(pattern_path)
+        && globs.len() == parts.len()
+        && globs
+            .iter()
+            .zip(&parts)
+            .all(|(glob, part)| glob_matches(glob.as_bytes(), part.as_bytes()))
+}
+
+/// Host, port and path; `""` where there is none.
+fn split_url(url: &str) -> (&str, &str, &str) {
+    let (authority, path) = match url.find('/') {
+        Some(at) => url.split_at(at),
+        None => (url, ""),
+    };
+    // The colons of an IPv6 address are in brackets.
+    match authority.rsplit_once(':') {
+        Some((host, port)) if !port.contains(']') => (host, port, path),
+        _ => (authority, "", path),
+    }
+}
+
+/// `*` stands for any text, `?` for one character.
+fn glob_matches(glob: &[u8], text: &[u8]) -> bool {
+    match (glob.split_first(), text.split_first()) {
+        (None, None) => true,
+        (Some((b'*', rest)), _) => {
+            glob_matches(rest, text)
+                || text
+                    .split_first()
+                    .is_some_and(|(_, tail)| glob_matches(glob, tail))
+        }
+        (Some((b'?', glob)), Some((_, text))) => glob_matches(glob, text),
+        (Some((a, glob)), Some((b, text))) if a == b => glob_matches(glob, text),
+        _ => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn user(name: &str) -> Credentials {
+        Credentials {
+            username: name.to_owned(),
+            password: format!("{name}-password"),
+        }
+    }
+
+    fn users(keyring: &Keyring, image: &str) -> Vec<String> {
+        let found = keyring.lookup(&repository(image));
+        found.into_iter().map(|c| c.username).collect()
+    }
+
+    #[test]
+    fn repositories_are_named_in_full() {
+        for (image, want) in [
+            ("busybox", "docker.io/library/busybox"),
+            ("busybox:1.36", "docker.io/library/busybox"),
+            ("me/app@sha256:00", "docker.io/me/app"),
+            ("index.docker.io/me/app", "docker.io/me/app"),
+            ("docker.io/app:1", "docker.io/library/app"),
+            ("localhost:5000/a/b:v1", "localhost:5000/a/b"),
+            ("[::1]:5000/x:1@sha256:00", "[::1]:5000/x"),
+            ("gcr.io/p/x", "gcr.io/p/x"),
+        ] {
+            assert_eq!(repository(image), want, "{image}");
+        }
+    }
+
+    #[test]
+    fn patterns_match_hosts_by_part_ports_and_path_prefixes() {
+        for (pattern, image, want) in [
+            ("gcr.io", "gcr.io/p/x", true),
+            ("gcr.io/p", "gcr.io/p/x", true),
+            ("gcr.io/q", "gcr.io/p/x", false),
+            ("*.gcr.io", "eu.gcr.io/x", true),
+            ("*.gcr.io", "gcr.io/x", false),
+            ("*.io", "a.gcr.io/x", false),
+            ("*.kubernetes.*", "k8s.kubernetes.io/x", true),
+            ("reg?stry.io", "registry.io/x", true),
+            ("registry.io:5000", "registry.io/x", false),
+            ("registry.io", "registry.io:5000/x", false),
+            ("registry.io:5000/a", "registry.io:5000/a/b", true),
+            ("[::1]:5000", "[::1]:5000/x", true),
+            ("a*b*c.io", "aXbYbc.io/x", true),
+        ] {
+            assert_eq!(url_matches(pattern, image), want, "{pattern} {image}");
+        }
+    }
+
+    #[test]
+    fn the_longest_entry_comes_first_and_docker_hub_is_the_default() {
+        let mut keyring = Keyring::default();
+        for registry in [
+            "registry.io",
+            "https://registry.io/v1/team/",
+            "registry.io/team/app",
+            "*.other.io",
+            "https://index.docker.io/v1/",
+        ] {
+            keyring.add(registry, user(registry));
+        }
+        assert_eq!(
+            users(&keyring, "registry.io/team/app:1"),
+            [
+                "registry.io/team/app",
+                "https://registry.io/v1/team/",
+                "registry.io"
+            ]
+        );
+        assert_eq!(users(&keyring, "registry.io/x"), ["registry.io"]);
+        assert_eq!(users(&keyring, "busybox"), ["https://index.docker.io/v1/"]);
+        assert_eq!(users(&keyring, "me/app:1"), ["https://index.docker.io/v1/"]);
+        assert!(users(&keyring, "nobody.io/x").is_empty());
+    }
+
+    fn secret(type_: &str, key: &str, content: &str) -> Secret {
+        serde_json::from_value(json!({"type": type_, "data": {key: STANDARD.encode(content)}}))
+            .unwrap()
+    }
+
+    #[test]
+    fn pull_secrets_of_both_types_are_read() {
+        let auth = STANDARD.encode("bob:pass:word");
+        let entries = json!({
+            "a.io": {"auth": auth},
+            "b.io": {"username": "ann", "password": "x", "email": "e@x"},
+        });
+        let json = secret(
+            "kubernetes.io/dockerconfigjson",
+            ".dockerconfigjson",
+            &json!({"auths": entries, "credsStore": "x"}).to_string(),
+        );
+        let cfg = secret(
+            "kubernetes.io/dockercfg",
+            ".dockercfg",
+            &entries.to_string(),
+        );
+        for secret in [json, cfg] {
+            let mut keyring = Keyring::default();
+            keyring.add_secret(&secret).unwrap();
+            let bob = keyring.lookup("a.io/x");
+            assert_eq!(
+                (bob[0].username.as_str(), bob[0].password.as_str()),
+                ("bob", "pass:word")
+            );
+            assert_eq!(users(&keyring, "b.io/x"), ["ann"]);
+            assert!(!format!("{keyring:?}").contains("pass:word"));
+        }
+    }
+
+    #[test]
+    fn what_is_wrong_with_a_secret_is_told_without_its_content() {
+        let json = "kubernetes.io/dockerconfigjson";
+        for (secret, word) in [
+            (secret("Opaque", ".dockerconfigjson", "{}"), "Opaque"),
+            (secret(json, "other", "hunter2"), "no key .dockerconfigjson"),
+            (
+                secret(json, ".dockerconfigjson", "{\"auths\": \"hunter2\"}"),
+                "line 1",
+            ),
+            (
+                secret(
+                    json,
+                    ".dockerconfigjson",
+                    "{\"auths\": {\"a.io\": {\"auth\": \"hunter2!\"}}}",
+                ),
+                "entry a.io: auth is not base64",
+            ),
+        ] {
+            let mut keyring = Keyring::default();
+            let text = keyring.add_secret(&secret).unwrap_err().to_string();
+            assert!(text.contains(word) && !text.contains("hunter2"), "{text}");
+        }
+    }
+}

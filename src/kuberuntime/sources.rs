@@ -1,0 +1,286 @@
+//! The API objects a pod refers to, as they were found; what the environment and the volumes are made of.
+//!
+//! Plain data: filled by whoever can ask the API server or its cache, read by the pure builders of
+//! environments and volume contents. An object that could not be asked for is an error of its own, so that
+//! only what needs it waits.
+//!
+//! **Invariant:** values of secrets and tokens are in no `Debug` output and in no error.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use k8s_openapi::api::core::v1::{
+    ConfigMap, Container, Pod, Secret, Service, ServiceAccountTokenProjection, Volume,
+};
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+
+use crate::types::PodExt;
+
+/// Default of `serviceAccountToken.expirationSeconds`.
+const TOKEN_SECONDS: i64 = 3600;
+
+/// An object as it was found: there, not there, or the reason why nobody can say.
+pub type Found<T> = Result<Option<Arc<T>>, String>;
+
+/// A token a pod's volume asks for.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct TokenRef {
+    /// Whom it is for; empty = the API server.
+    pub audience: String,
+    /// How long it is to live, in seconds.
+    pub expiration_seconds: i64,
+}
+
+impl TokenRef {
+    /// What a projection asks for.
+    pub fn of(projection: &ServiceAccountTokenProjection) -> Self {
+        Self {
+            audience: projection.audience.clone().unwrap_or_default(),
+            expiration_seconds: projection.expiration_seconds.unwrap_or(TOKEN_SECONDS),
+        }
+    }
+}
+
+/// A service account token.
+#[derive(Clone, PartialEq, Eq)]
+pub struct PodToken {
+    /// The token.
+    pub token: String,
+    /// It has expired, and no newer one can be had.
+    pub stale: bool,
+}
+
+impl std::fmt::Debug for PodToken {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("PodToken")
+            .field("stale", &self.stale)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Names of what a pod, or a part of it, refers to in its namespace.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct References {
+    /// ConfigMaps.
+    pub config_maps: BTreeSet<String>,
+    /// Secrets.
+    pub secrets: BTreeSet<String>,
+    /// Tokens of the pod's service account.
+    pub tokens: BTreeSet<TokenRef>,
+}
+
+impl References {
+    /// What the volumes refer to that a container mounts.
+    pub fn of_volumes(pod: &Pod) -> Self {
+        let mut all = Self::default();
+        let used = mounted_volumes(pod);
+        for volume in pod.spec_ref().volumes.iter().flatten() {
+            if used.contains(volume.name.as_str()) {
+                all.add_volume(volume);
+            }
+        }
+        all
+    }
+
+    /// What the environment of a container refers to.
+    pub fn of_environment(container: &Container) -> Self {
+        let mut all = Self::default();
+        for from in container.env_from.iter().flatten() {
+            all.config_maps
+                .extend(from.config_map_ref.iter().map(|r| r.name.clone()));
+            all.secrets
+                .extend(from.secret_ref.iter().map(|r| r.name.clone()));
+        }
+        for source in container
+            .env
+            .iter()
+            .flatten()
+            .filter_map(|v| v.value_from.as_ref())
+        {
+            all.config_maps
+                .extend(source.config_map_key_ref.iter().map(|r| r.name.clone()));
+            all.secrets
+                .extend(source.secret_key_ref.iter().map(|r| r.name.clone()));
+        }
+        all
+    }
+
+    /// Whether a pod's volumes, environments or pulls refer to this configMap or secret.
+    pub fn pod_uses(pod: &Pod, kind: &str, name: &str) -> bool {
+        let mut all = Self::of_volumes(pod);
+        for container in pod.containers() {
+            let more = Self::of_environment(container);
+            all.config_maps.extend(more.config_maps);
+            all.secrets.extend(more.secrets);
+        }
+        match kind {
+            "ConfigMap" => all.config_maps.contains(name),
+            "Secret" => {
+                let pulls = pod.spec_ref().image_pull_secrets.iter().flatten();
+                all.secrets.contains(name) || pulls.map(|s| &s.name).any(|n| n == name)
+            }
+            _ => false,
+        }
+    }
+
+    fn add_volume(&mut self, volume: &Volume) {
+        self.config_maps
+            .extend(volume.config_map.iter().map(|s| s.name.clone()));
+        self.secrets
+            .extend(volume.secret.iter().filter_map(|s| s.secret_name.clone()));
+        let sources = volume.projected.iter().flat_map(|p| p.sources.iter());
+        for source in sources.flatten() {
+            self.config_maps
+                .extend(source.config_map.iter().map(|s| s.name.clone()));
+            self.secrets
+                .extend(source.secret.iter().map(|s| s.name.clone()));
+            self.tokens
+                .extend(source.service_account_token.iter().map(TokenRef::of));
+        }
+    }
+}
+
+/// Names of the volumes that a container mounts.
+pub fn mounted_volumes(pod: &Pod) -> BTreeSet<&str> {
+    pod.containers()
+        .iter()
+        .flat_map(|c| c.volume_mounts.iter().flatten())
+        .map(|m| m.name.as_str())
+        .collect()
+}
+
+/// Whether the agent writes the volume's content, so that containers may only read it.
+pub fn is_content_volume(volume: &Volume) -> bool {
+    volume.config_map.is_some()
+        || volume.secret.is_some()
+        || volume.downward_api.is_some()
+        || volume.projected.is_some()
+}
+
+/// What was found.
+#[derive(Clone, Default)]
+pub struct Sources {
+    /// ConfigMaps of the pod's namespace by name.
+    pub config_maps: BTreeMap<String, Found<ConfigMap>>,
+    /// Secrets of the pod's namespace by name.
+    pub secrets: BTreeMap<String, Found<Secret>>,
+    /// Tokens of the pod's service account.
+    pub tokens: BTreeMap<TokenRef, Result<PodToken, String>>,
+    /// All services of the cluster; `None` = the list is not known yet.
+    pub services: Option<Vec<Arc<Service>>>,
+    /// `status.allocatable` of the node: stands in for limits a container does not have.
+    pub allocatable: BTreeMap<String, Quantity>,
+}
+
+impl std::fmt::Debug for Sources {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Sources")
+            .field("config_maps", &self.config_maps.keys())
+            .field("secrets", &self.secrets.keys())
+            .field("tokens", &self.tokens)
+            .field("services", &self.services.as_ref().map(Vec::len))
+            .finish_non_exhaustive()
+    }
+}
+
+/// Why the content of an object cannot be had. The text begins as upstream's does.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum SourceError {
+    /// The API server says that there is none.
+    #[error(
+        "{} \"{name}\" not found (namespace {namespace}); create it, or mark the reference optional",
+        kind.to_lowercase()
+    )]
+    NotFound {
+        /// `ConfigMap` or `Secret`.
+        kind: &'static str,
+        /// Its namespace.
+        namespace: String,
+        /// Its name.
+        name: String,
+    },
+    /// It has no such key.
+    #[error(
+        "couldn't find key {key} in {kind} {namespace}/{name}; add the key, or mark the reference optional"
+    )]
+    NoKey {
+        /// `ConfigMap` or `Secret`.
+        kind: &'static str,
+        /// Its namespace.
+        namespace: String,
+        /// Its name.
+        name: String,
+        /// The key.
+        key: String,
+    },
+    /// A key holds what is not text.
+    #[error(
+        "key {key} of {kind} {namespace}/{name} is not UTF-8; use it through a volume instead of a variable"
+    )]
+    NotText {
+        /// `ConfigMap` or `Secret`.
+        kind: &'static str,
+        /// Its namespace.
+        namespace: String,
+        /// Its name.
+        name: String,
+        /// The key.
+        key: String,
+    },
+    /// It cannot be asked for now.
+    #[error("{why}")]
+    Unavailable {
+        /// Why; names the object.
+        why: String,
+    },
+}
+
+impl Sources {
+    /// A configMap; `None` = it does not exist and need not.
+    ///
+    /// # Errors
+    /// See [`SourceError`].
+    pub fn config_map(
+        &self,
+        namespace: &str,
+        name: &str,
+        optional: bool,
+    ) -> Result<Option<&ConfigMap>, SourceError> {
+        pick(&self.config_maps, "ConfigMap", namespace, name, optional)
+    }
+
+    /// A secret; `None` = it does not exist and need not.
+    ///
+    /// # Errors
+    /// See [`SourceError`].
+    pub fn secret(
+        &self,
+        namespace: &str,
+        name: &str,
+        optional: bool,
+    ) -> Result<Option<&Secret>, SourceError> {
+        pick(&self.secrets, "Secret", namespace, name, optional)
+    }
+}
+
+fn pick<'a, T>(
+    all: &'a BTreeMap<String, Found<T>>,
+    kind: &'static str,
+    namespace: &str,
+    name: &str,
+    optional: bool,
+) -> Result<Option<&'a T>, SourceError> {
+    match all.get(name) {
+        Some(Ok(Some(object))) => Ok(Some(object)),
+        Some(Ok(None)) if optional => Ok(None),
+        Some(Ok(None)) => Err(SourceError::NotFound {
+            kind,
+            namespace: namespace.to_owned(),
+            name: name.to_owned(),
+        }),
+        Some(Err(why)) => Err(SourceError::Unavailable { why: why.clone() }),
+        None => Err(SourceError::Unavailable {
+            why: format!("{kind} {namespace}/{name} was not asked for"),
+        }),
+    }
+}

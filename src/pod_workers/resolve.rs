@@ -1,0 +1,151 @@
+//! What a pod refers to, asked for just before it is needed: volumes before they are mounted, environments
+//! and pull secrets before a container is created, the runtime class before a sandbox.
+//!
+//! An object that cannot be had is handed on as such: only what needs it waits, and says why.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use futures::FutureExt;
+use futures::future::join_all;
+use k8s_openapi::api::authentication::v1::{BoundObjectReference, TokenRequestSpec};
+use k8s_openapi::api::core::v1::{Container, Pod, Service};
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+use tracing::debug;
+
+use super::WorkerContext;
+use crate::images::PullSecrets;
+use crate::kuberuntime::sources::{PodToken, References, Sources, TokenRef};
+use crate::objects::ObjectError;
+use crate::types::PodExt;
+
+/// What the volumes of a pod are made of.
+pub(super) async fn volumes(context: &WorkerContext, pod: &Pod) -> Sources {
+    find(context, pod, References::of_volumes(pod)).await
+}
+
+/// What the environment of a container is made of.
+pub(super) async fn environment(
+    context: &WorkerContext,
+    pod: &Pod,
+    container: &Container,
+) -> Sources {
+    let mut sources = find(context, pod, References::of_environment(container)).await;
+    sources.services = services(context, pod).await;
+    sources
+}
+
+/// A pod's pull secrets; those that cannot be had are named.
+pub(super) async fn pull_secrets(context: &WorkerContext, pod: &Pod) -> PullSecrets {
+    let mut all = PullSecrets::default();
+    for reference in pod.spec_ref().image_pull_secrets.iter().flatten() {
+        let name = &reference.name;
+        match context.objects.secret(pod.namespace(), name).await {
+            Ok(Some(secret)) => all.found.push(secret),
+            Ok(None) => all.missing.push(name.clone()),
+            Err(error) => {
+                debug!(%error, "cannot get a pull secret");
+                all.missing.push(name.clone());
+            }
+        }
+    }
+    all
+}
+
+/// The runtime handler of a pod, empty for the runtime's default. Upstream: `LookupRuntimeHandler`.
+///
+/// # Errors
+/// Text that names the class.
+pub(super) async fn runtime_handler(context: &WorkerContext, pod: &Pod) -> Result<String, String> {
+    let class = pod.spec_ref().runtime_class_name.as_deref();
+    let Some(name) = class.filter(|name| !name.is_empty()) else {
+        return Ok(String::new());
+    };
+    match context.objects.runtime_class(name).await {
+        Ok(Some(class)) => Ok(class.handler.clone()),
+        Ok(None) => Err(format!(
+            "RuntimeClass \"{name}\" not found; create it, or correct spec.runtimeClassName"
+        )),
+        Err(error) => Err(error.to_string()),
+    }
+}
+
+async fn find(context: &WorkerContext, pod: &Pod, wanted: References) -> Sources {
+    let (objects, namespace) = (&context.objects, pod.namespace());
+    let config_maps = join_all(wanted.config_maps.into_iter().map(|name| async {
+        let found = objects.config_map(namespace, &name).await;
+        (name, found.map_err(|e| e.to_string()))
+    }));
+    let secrets = join_all(wanted.secrets.into_iter().map(|name| async {
+        let found = objects.secret(namespace, &name).await;
+        (name, found.map_err(|e| e.to_string()))
+    }));
+    let tokens = join_all(wanted.tokens.into_iter().map(|wanted| async {
+        let found = objects.token(pod, &token_request(pod, &wanted)).await;
+        let found = found.map(|t| PodToken {
+            token: t.token,
+            stale: t.stale,
+        });
+        (wanted, found.map_err(|e| e.to_string()))
+    }));
+    let (config_maps, secrets, tokens) = tokio::join!(config_maps, secrets, tokens);
+    Sources {
+        config_maps: config_maps.into_iter().collect(),
+        secrets: secrets.into_iter().collect(),
+        tokens: tokens.into_iter().collect(),
+        services: None,
+        allocatable: allocatable(context),
+    }
+}
+
+fn token_request(pod: &Pod, wanted: &TokenRef) -> TokenRequestSpec {
+    let audience = Some(wanted.audience.clone()).filter(|a| !a.is_empty());
+    TokenRequestSpec {
+        audiences: audience.map(|a| vec![a]),
+        bound_object_ref: Some(BoundObjectReference {
+            api_version: Some("v1".to_owned()),
+            kind: Some("Pod".to_owned()),
+            name: Some(pod.name().to_owned()),
+            uid: Some(pod.uid().to_string()),
+        }),
+        expiration_seconds: Some(wanted.expiration_seconds),
+    }
+}
+
+/// A static pod takes what is known and waits for nothing; without an API server there are no services.
+async fn services(context: &WorkerContext, pod: &Pod) -> Option<Vec<Arc<Service>>> {
+    let found = if pod.is_static() {
+        context.objects.services().now_or_never()?
+    } else {
+        context.objects.services().await
+    };
+    match found {
+        Ok(services) => Some(services),
+        Err(ObjectError::Standalone { .. }) => Some(Vec::new()),
+        Err(error) => {
+            debug!(%error, "the services are not known yet");
+            None
+        }
+    }
+}
+
+/// What the node has to give; before its object is known, what the machine has.
+fn allocatable(context: &WorkerContext) -> BTreeMap<String, Quantity> {
+    let node = context.node_object.get();
+    let told = node
+        .as_ref()
+        .and_then(|n| n.status.as_ref())
+        .and_then(|s| s.allocatable.clone());
+    if let Some(told) = told.filter(|a| !a.is_empty()) {
+        return told;
+    }
+    let mut machine = BTreeMap::new();
+    if let Ok(cores) = std::thread::available_parallelism() {
+        machine.insert("cpu".to_owned(), Quantity(cores.to_string()));
+    }
+    if context.node.memory_capacity > 0 {
+        let bytes = context.node.memory_capacity.to_string();
+        machine.insert("memory".to_owned(), Quantity(bytes));
+    }
+    machine
+}

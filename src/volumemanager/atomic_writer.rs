@@ -1,0 +1,373 @@
+//! Writes the files of a volume so that a reader sees all of the old content or all of the new; upstream's
+//! `AtomicWriter`.
+//!
+//! On disk: the files lie in `..<time>.<random>`; `..data` is a link to that directory; `<name>` is a link
+//! to `..data/<name>`. New content is written beside the old, then `..data_tmp` is renamed onto `..data`.
+//!
+//! **Invariant:** `..data` always leads to a complete set, whenever the writer is cut off; the next write
+//! removes what is left over.
+
+use std::collections::BTreeSet;
+use std::ffi::{OsStr, OsString};
+use std::fs;
+use std::io;
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt, symlink};
+use std::path::Path;
+
+use super::payload::Files;
+
+const DATA: &str = "..data";
+const DATA_TMP: &str = "..data_tmp";
+
+/// Makes `dir` hold `files`, named after the time `wall_ms`. Returns whether anything was written.
+///
+/// # Errors
+/// When the file system refuses; the old content is still there then.
+pub(super) fn write(dir: &Path, files: &Files, wall_ms: i64) -> io::Result<bool> {
+    write_in_steps(dir, files, wall_ms, &mut || Ok(()))
+}
+
+/// `step` is called before each change; its error cuts the writer off there.
+fn write_in_steps(
+    dir: &Path,
+    files: &Files,
+    wall_ms: i64,
+    step: &mut dyn FnMut() -> io::Result<()>,
+) -> io::Result<bool> {
+    let current = current(dir)?;
+    let same = match &current {
+        Some(name) => holds(&dir.join(name), files)?,
+        None => false,
+    };
+    if same {
+        link_names(dir, files, step)?;
+        sweep(dir, current.as_deref(), step)?;
+        return Ok(false);
+    }
+    // Left by a writer that was cut off; it may take the space that is needed now.
+    sweep(dir, current.as_deref(), step)?;
+    step()?;
+    let fresh = tempfile::Builder::new()
+        .prefix(&prefix(wall_ms))
+        .rand_bytes(10)
+        .tempdir_in(dir)?
+        .keep();
+    let name = fresh
+        .file_name()
+        .map(OsStr::to_owned)
+        .ok_or_else(|| io::Error::other("a directory without a name"))?;
+    fs::set_permissions(&fresh, fs::Permissions::from_mode(0o755))?;
+    for (path, file) in files {
+        step()?;
+        write_file(&fresh, path, &file.data, file.mode)?;
+    }
+    step()?;
+    symlink(&name, dir.join(DATA_TMP))?;
+    step()?;
+    fs::rename(dir.join(DATA_TMP), dir.join(DATA))?;
+    link_names(dir, files, step)?;
+    sweep(dir, Some(&name), step)?;
+    Ok(true)
+}
+
+/// The directory `..data` leads to.
+fn current(dir: &Path) -> io::Result<Option<OsString>> {
+    let target = match fs::read_link(dir.join(DATA)) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        other => other?.into_os_string(),
+    };
+    let text = target.to_string_lossy();
+    let own = text.starts_with("..") && text.len() > 2 && !text.contains('/');
+    Ok((own && dir.join(&target).is_dir()).then_some(target))
+}
+
+fn prefix(wall_ms: i64) -> String {
+    let time = jiff::Timestamp::from_millisecond(wall_ms).unwrap_or_default();
+    time.strftime("..%Y_%m_%d_%H_%M_%S.").to_string()
+}
+
+fn write_file(base: &Path, path: &str, data: &[u8], mode: u32) -> io::Result<()> {
+    let mut dir = base.to_owned();
+    let (parents, name) = path.rsplit_once('/').unwrap_or(("", path));
+    for part in parents.split('/').filter(|p| !p.is_empty()) {
+        dir.push(part);
+        match fs::create_dir(&dir) {
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+            other => {
+                other?;
+                fs::set_permissions(&dir, fs::Permissions::from_mode(0o755))?;
+            }
+        }
+    }
+    // Nobody else reads it before its mode is what it should be.
+    let mut file = fs::OpenOptions::new()
+        .write(true)
+        .create_new(true)
+        .mode(0o600)
+        .open(dir.join(name))?;
+    io::Write::write_all(&mut file, data)?;
+    file.set_permissions(fs::Permissions::from_mode(mode))
+}
+
+/// Whether a directory holds these files with these modes, and nothing else.
+fn holds(dir: &Path, files: &Files) -> io::Result<bool> {
+    let mut found = BTreeSet::new();
+    list(dir, "", &mut found)?;
+    if !found.iter().eq(files.keys()) {
+        return Ok(false);
+    }
+    for (path, file) in files {
+        let path = dir.join(path);
+        let metadata = fs::symlink_metadata(&path)?;
+        let same = metadata.is_file()
+            && metadata.permissions().mode() & 0o7777 == file.mode
+            && metadata.len() == file.data.len() as u64
+            && fs::read(&path)? == file.data;
+        if !same {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
+fn list(dir: &Path, prefix: &str, found: &mut BTreeSet<String>) -> io::Result<()> {
+    for entry in fs::read_dir(dir)? {
+        let entry = entry?;
+        let path = format!("{prefix}{}", entry.file_name().to_string_lossy());
+        if entry.file_type()?.is_dir() {
+            list(&entry.path(), &format!("{path}/"), found)?;
+        } else {
+            found.insert(path);
+        }
+    }
+    Ok(())
+}
+
+/// Makes the links that users see, and removes those whose files are gone.
+fn link_names(
+    dir: &Path,
+    files: &Files,
+    step: &mut dyn FnMut() -> io::Result<()>,
+) -> io::Result<()> {
+    let wanted: BTreeSet<&str> = files
+        .keys()
+        .filter_map(|path| path.split('/').next())
+        .collect();
+    for name in &wanted {
+        let (link, target) = (dir.join(name), Path::new(DATA).join(name));
+        match fs::read_link(&link) {
+            Ok(found) if found == target => continue,
+            Ok(_) => {
+                step()?;
+                fs::remove_file(&link)?;
+            }
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => return Err(error),
+        }
+        step()?;
+        symlink(&target, &link)?;
+    }
+    for entry in fs::read_dir(dir)? {
+        let entry = entry?;
+        let name = entry.file_name();
+        let name = name.to_string_lossy();
+        let stale = !name.starts_with("..") && !wanted.contains(&*name);
+        if stale && entry.file_type()?.is_symlink() {
+            step()?;
+            fs::remove_file(entry.path())?;
+        }
+    }
+    Ok(())
+}
+
+/// Removes directories and links of the writer's that `..data` does not need.
+fn sweep(
+    dir: &Path,
+    keep: Option<&OsStr>,
+    step: &mut dyn FnMut() -> io::Result<()>,
+) -> io::Result<()> {
+    for entry in fs::read_dir(dir)? {
+        let entry = entry?;
+        let name = entry.file_name();
+        let own = name.to_string_lossy().starts_with("..");
+        if !own || Some(name.as_os_str()) == keep || name == DATA {
+            continue;
+        }
+        step()?;
+        if entry.file_type()?.is_dir() {
+            fs::remove_dir_all(entry.path())?;
+        } else {
+            fs::remove_file(entry.path())?;
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::payload::File;
+    use super::*;
+
+    fn files(of: &[(&str, &str, u32)]) -> Files {
+        of.iter()
+            .map(|(path, data, mode)| {
+                let file = File {
+                    data: data.as_bytes().to_vec(),
+                    mode: *mode,
+                };
+                ((*path).to_owned(), file)
+            })
+            .collect()
+    }
+
+    /// What a reader sees below a directory.
+    fn seen(dir: &Path) -> Files {
+        let mut paths = BTreeSet::new();
+        if dir.exists() {
+            list(dir, "", &mut paths).unwrap();
+        }
+        paths
+            .into_iter()
+            .map(|path| {
+                let at = dir.join(&path);
+                let file = File {
+                    data: fs::read(&at).unwrap(),
+                    mode: fs::metadata(&at).unwrap().permissions().mode() & 0o7777,
+                };
+                (path, file)
+            })
+            .collect()
+    }
+
+    fn names(dir: &Path) -> Vec<String> {
+        let mut names: Vec<String> = fs::read_dir(dir)
+            .unwrap()
+            .map(|e| e.unwrap().file_name().into_string().unwrap())
+            .collect();
+        names.sort();
+        names
+    }
+
+    fn old() -> Files {
+        files(&[
+            ("both", "old", 0o644),
+            ("deep/gone", "x", 0o644),
+            ("same", "same", 0o400),
+        ])
+    }
+
+    fn new() -> Files {
+        files(&[
+            ("both", "new", 0o600),
+            ("added/deep/er", "y", 0o755),
+            ("same", "same", 0o400),
+        ])
+    }
+
+    #[test]
+    fn names_lead_to_the_newest_content() {
+        let dir = tempfile::tempdir().unwrap();
+        let dir = dir.path();
+        assert!(write(dir, &old(), 0).unwrap());
+        assert_eq!(seen(&dir.join(DATA)), old());
+        let first = names(dir);
+        assert!(first[0].starts_with("..1970_01_01_00_00_00."), "{first:?}");
+        assert_eq!(first[1..], ["..data", "both", "deep", "same"]);
+        assert_eq!(
+            fs::read_link(dir.join("deep")).unwrap(),
+            Path::new("..data/deep")
+        );
+
+        assert!(!write(dir, &old(), 1_000).unwrap(), "nothing has changed");
+        assert_eq!(names(dir), first);
+
+        assert!(write(dir, &new(), 1_000).unwrap());
+        assert_eq!(seen(&dir.join(DATA)), new());
+        assert_eq!(names(dir)[1..], ["..data", "added", "both", "same"]);
+        assert_eq!(fs::read_to_string(dir.join("both")).unwrap(), "new");
+        let mode = fs::metadata(dir.join("added/deep"))
+            .unwrap()
+            .permissions()
+            .mode();
+        assert_eq!(mode & 0o777, 0o755);
+
+        assert!(write(dir, &Files::new(), 2_000).unwrap());
+        assert_eq!(names(dir).len(), 2, "{:?}", names(dir));
+    }
+
+    #[test]
+    fn content_that_somebody_changed_is_written_again() {
+        let dir = tempfile::tempdir().unwrap();
+        let dir = dir.path();
+        type Change = fn(&Path);
+        let changes: [Change; 4] = [
+            |data| fs::write(data.join("both"), "odd").unwrap(),
+            |data| fs::write(data.join("more"), "odd").unwrap(),
+            |data| fs::remove_file(data.join("both")).unwrap(),
+            |data| {
+                fs::set_permissions(data.join("both"), fs::Permissions::from_mode(0o666)).unwrap();
+            },
+        ];
+        for change in changes {
+            write(dir, &old(), 0).unwrap();
+            change(&dir.join(DATA));
+            assert!(write(dir, &old(), 0).unwrap());
+            assert_eq!(seen(&dir.join(DATA)), old());
+        }
+        fs::remove_file(dir.join("both")).unwrap();
+        symlink("/etc/passwd", dir.join("both")).unwrap();
+        write(dir, &old(), 0).unwrap();
+        assert_eq!(fs::read_to_string(dir.join("both")).unwrap(), "old");
+    }
+
+    #[test]
+    fn cut_off_anywhere_a_reader_sees_the_old_set_or_the_new_one() {
+        let mut cut = 0;
+        let (mut saw_old, mut saw_new) = (false, false);
+        loop {
+            let dir = tempfile::tempdir().unwrap();
+            let dir = dir.path();
+            write(dir, &old(), 0).unwrap();
+            let mut left = cut;
+            let result = write_in_steps(dir, &new(), 1, &mut || {
+                if left == 0 {
+                    return Err(io::Error::other("cut off"));
+                }
+                left -= 1;
+                Ok(())
+            });
+            let seen_now = seen(&dir.join(DATA));
+            assert!(
+                seen_now == old() || seen_now == new(),
+                "cut {cut}: {seen_now:?}"
+            );
+            saw_old |= seen_now == old();
+            saw_new |= seen_now == new();
+            // What is in both sets can be read under its name at every moment.
+            assert_eq!(
+                fs::read_to_string(dir.join("same")).unwrap(),
+                "same",
+                "cut {cut}"
+            );
+            assert!(
+                ["old", "new"].contains(&fs::read_to_string(dir.join("both")).unwrap().as_str())
+            );
+            let done = result.is_ok();
+            // The next write, to the new set or back to the old one, leaves nothing over.
+            for (next, tops) in [
+                (new(), ["added", "both", "same"]),
+                (old(), ["both", "deep", "same"]),
+            ] {
+                write(dir, &next, 2).unwrap();
+                assert_eq!(seen(&dir.join(DATA)), next, "cut {cut}");
+                assert_eq!(names(dir)[1], DATA, "cut {cut}");
+                assert_eq!(names(dir)[2..], tops, "cut {cut}");
+            }
+            if done {
+                break;
+            }
+            cut += 1;
+        }
+        assert!(cut >= 8 && saw_old && saw_new, "{cut} steps");
+    }
+}
