@@ -3,6 +3,7 @@
 //! [`run`] reads as the list of what happens between the start of the process and its end. Everything it
 //! makes is handed down; nothing below knows it.
 
+mod api;
 mod embedded;
 pub mod lock;
 mod node;
@@ -61,6 +62,12 @@ pub enum AgentError {
     /// The runtime's endpoint cannot be used.
     #[error(transparent)]
     Cri(#[from] CriError),
+    /// The API server cannot be used as configured.
+    #[error(transparent)]
+    Api(#[from] crate::apiserver::ApiError),
+    /// Credential providers of registries cannot be used.
+    #[error(transparent)]
+    Credentials(#[from] crate::images::credentials::CredentialError),
     /// Cgroups cannot be used.
     #[error(transparent)]
     Cgroup(#[from] CgroupError),
@@ -119,8 +126,14 @@ pub async fn run(config: AgentConfig, options: RunOptions) -> Result<(), AgentEr
     let mut signals = Signals::new()?;
     let _lock = lock(&config).await?;
 
-    let base = start::open(&config, &options).await?;
+    let (boot, clock) = start::boot(&config, &options);
+    let connected = api::connect(&config, Arc::clone(&clock)).await?;
+    let (client, credentials) = connected.unzip();
+    let base = start::open(&config, client, clock, boot).await?;
     let mut tasks = Tasks::default();
+    if let Some(credentials) = credentials {
+        tasks.add("credentials", credentials.run(token.clone()));
+    }
     let result = serve(
         &config,
         &options,
@@ -185,7 +198,7 @@ async fn serve(
             start::backup_dir(config),
             Arc::clone(&base.clock),
             base.metrics.clone(),
-            Arc::clone(&base.recorder),
+            Arc::clone(&base.recorder) as _,
             token.clone(),
         ),
     );
@@ -193,7 +206,7 @@ async fn serve(
         "store health",
         tasks::store_health(
             base.store.clone(),
-            Arc::clone(&base.recorder),
+            Arc::clone(&base.recorder) as _,
             token.clone(),
         ),
     );

@@ -7,13 +7,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use k8s_openapi::api::core::v1::Node;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
-use super::{AgentError, RunOptions, Tasks, node, tasks};
+use super::{AgentError, RunOptions, Tasks, api, node, tasks};
+use crate::apiserver::ApiClient;
 use crate::admin::{AdminInfo, StoreHooks};
 use crate::config::{
     FileSettings, HttpSettings, PodConfig, Seed, SourceSettings, SourcesReady, Surroundings,
@@ -29,7 +29,9 @@ use crate::node_object::NodeObject;
 use crate::objects::Objects;
 use crate::pleg::{Pleg, PlegOptions};
 use crate::pod_manager::PodManager;
-use crate::pod_workers::{PodWorkers, ReasonCache, StartFailure, WorkQueue, WorkerContext};
+use crate::pod_workers::{
+    PodWorkers, ReasonCache, StartFailure, StartGate, WorkQueue, WorkerContext,
+};
 use crate::runtime_state::RuntimeState;
 use crate::server::{HealthChecks, TimedCheck, sync_loop_check};
 use crate::status::StatusManager;
@@ -45,6 +47,8 @@ use crate::types::{
 };
 use crate::volumemanager::VolumeManager;
 
+/// Pods that are started at a time; the runtime itself is no faster with more.
+const STARTS_AT_ONCE: usize = 4;
 const JANITOR_CAPACITY: usize = 50;
 const HTTP_SOURCE_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -60,6 +64,8 @@ pub struct Parts {
     pub metrics: Metrics,
     /// This boot.
     pub boot: BootIdentity,
+    /// The API server; `None` for static pods only.
+    pub api: Option<ApiClient>,
 }
 
 /// What exists before the runtime was reached.
@@ -67,11 +73,12 @@ pub(super) struct Base {
     pub(super) store: Store,
     pub(super) clock: Arc<dyn Clock>,
     pub(super) metrics: Metrics,
-    pub(super) recorder: Arc<dyn EventRecorder>,
-    boot: BootIdentity,
+    pub(super) recorder: Arc<JournalRecorder>,
+    pub(super) api: Option<ApiClient>,
+    pub(super) boot: BootIdentity,
     /// The meta record the store was opened with.
     meta: MetaRecord,
-    runtime_state: RuntimeState,
+    pub(super) runtime_state: RuntimeState,
     monitor: Monitor,
     restored: Arc<AtomicBool>,
     started: Stamp,
@@ -86,11 +93,21 @@ pub(super) struct Started {
     pub(super) ready: SourcesReady,
 }
 
-/// Opens the store and starts its writer.
-pub(super) async fn open(config: &AgentConfig, options: &RunOptions) -> Result<Base, AgentError> {
+/// This boot, and the clock that goes with it.
+pub(super) fn boot(config: &AgentConfig, options: &RunOptions) -> (BootIdentity, Arc<dyn Clock>) {
     let runtime_dir = config.runtime_endpoint.path().parent().map(Path::to_owned);
     let boot = BootIdentity::read(options.boot_id.as_deref(), runtime_dir.as_deref());
-    let clock: Arc<dyn Clock> = Arc::new(SystemClock::new(boot.id()));
+    let clock = Arc::new(SystemClock::new(boot.id()));
+    (boot, clock)
+}
+
+/// Opens the store and starts its writer.
+pub(super) async fn open(
+    config: &AgentConfig,
+    api: Option<ApiClient>,
+    clock: Arc<dyn Clock>,
+    boot: BootIdentity,
+) -> Result<Base, AgentError> {
     let metrics = Metrics::default();
     let root_dir = config.root_dir.clone();
     let mut open_options = OpenOptions {
@@ -152,6 +169,7 @@ pub(super) async fn open(config: &AgentConfig, options: &RunOptions) -> Result<B
         clock,
         metrics,
         boot,
+        api,
     };
     let base = Base::new(config, parts);
     tell_how_it_opened(&open_report, &*base.recorder);
@@ -202,6 +220,7 @@ impl Base {
         });
         Self {
             recorder,
+            api: parts.api,
             boot: parts.boot,
             meta: parts.meta,
             runtime_state: RuntimeState::default(),
@@ -307,11 +326,28 @@ pub(super) async fn start(
     token: &CancellationToken,
 ) -> Result<Started, AgentError> {
     make_directories(config)?;
+    let node_object = NodeObject::default();
+    // The node lives on in the API server while the runtime is away.
+    let node_status = base.api.clone().map(|api| {
+        api::forward_events(config, base, api.clone(), tasks, token);
+        api::node_status(
+            config,
+            base,
+            api,
+            cri.clone(),
+            node_object.clone(),
+            tasks,
+            token,
+        )
+    });
     let cgroups = node::cgroups(config)?;
     let node = node::context(config, &cgroups)?;
     for event in node.dns.check_limits() {
         base.recorder.record(event);
     }
+    let local_node = api::local_node(config, base).await;
+    let objects = api::objects(config, base).await;
+    let status = StatusManager::new(base.store.clone(), Arc::clone(&base.clock));
     let Some(runtime_name) = tasks::wait_for_runtime(&cri, &base.runtime_state, token).await else {
         return Err(AgentError::Ended {
             part: "waiting for the container runtime".to_owned(),
@@ -351,7 +387,7 @@ pub(super) async fn start(
             clock: Arc::clone(&base.clock),
             cri: cri.clone(),
             pleg: pleg_handle,
-            status: StatusManager::new(base.store.clone(), Arc::clone(&base.clock)),
+            status: status.clone(),
             images: ImageManager::new(
                 ImageConfig {
                     serialize_pulls: config.kubelet.serialize_image_pulls,
@@ -364,11 +400,11 @@ pub(super) async fn start(
                 base.metrics.clone(),
             ),
             volumes,
-            objects: Objects::new(base.store.clone(), Arc::clone(&base.clock), None),
-            node_object: NodeObject::default(),
+            objects: objects.clone(),
+            node_object: node_object.clone(),
             cgroups: Arc::new(cgroups),
             node,
-            recorder: Arc::clone(&base.recorder),
+            recorder: Arc::clone(&base.recorder) as _,
             reasons: reported_reasons(&base.store.snapshot()),
             runtime_state: base.runtime_state.clone(),
             queue: queue.clone(),
@@ -376,24 +412,52 @@ pub(super) async fn start(
             runtime_name,
             resync: config.kubelet.sync_frequency,
             backoff_max: config.kubelet.max_container_restart_period,
+            starts: StartGate::new(STARTS_AT_ONCE),
             epoch: plan.epoch.clone(),
         },
         token.child_token(),
     );
     let pods = PodManager::default();
-    let seeds = resume(&plan, &workers, &pods, &queue);
+    let seeds = resume(&plan, &workers, &pods, &queue, &objects);
     tell_what_was_restored(base, &plan);
 
+    let mut settings = source_settings(config);
+    if let Some(api) = base.api.clone() {
+        let server = server_name(config);
+        settings.api = Some(api::source(api, server, node_object.clone(), tasks, token));
+    }
     let (source, updates) = PodConfig::start(
-        source_settings(config),
+        settings,
         seeds,
         &Surroundings {
             store: base.store.clone(),
-            recorder: Arc::clone(&base.recorder),
+            recorder: Arc::clone(&base.recorder) as _,
             clock: Arc::clone(&base.clock),
         },
         token,
     )?;
+    if let Some(api) = &base.api {
+        api::statuses(
+            base,
+            api,
+            &status,
+            &pods,
+            node_object.clone(),
+            source.ready(),
+            tasks,
+            token,
+        );
+    }
+    tasks.add(
+        "objects",
+        api::follow_objects(
+            objects.clone(),
+            workers.clone(),
+            source.ready(),
+            token.clone(),
+        ),
+    );
+    tasks.add("object records", objects.run(token.clone()));
     let (janitor_tx, janitor_rx) = mpsc::channel(JANITOR_CAPACITY);
     let policy = GcPolicy {
         max_per_container: config
@@ -413,14 +477,14 @@ pub(super) async fn start(
             store: base.store.clone(),
             runtime_state: base.runtime_state.clone(),
             clock: Arc::clone(&base.clock),
-            recorder: Arc::clone(&base.recorder),
+            recorder: Arc::clone(&base.recorder) as _,
             metrics: base.metrics.clone(),
             node_name: config.node_name.clone(),
-            node: NodeObject::default(),
-            local_node: Arc::new(local_node(&config.node_name)),
+            node: node_object,
+            local_node,
             max_pods: usize::try_from(config.kubelet.max_pods).unwrap_or(usize::MAX),
-            unsafe_sysctls: Arc::default(),
-            observed: Arc::new(|_| {}),
+            unsafe_sysctls: config.kubelet.allowed_unsafe_sysctls.clone().into(),
+            observed: Arc::new(move |seen| status.observed(seen)),
             janitor: janitor_tx,
         },
         base.monitor.clone(),
@@ -502,6 +566,7 @@ fn resume(
     workers: &PodWorkers,
     pods: &PodManager,
     queue: &WorkQueue,
+    objects: &Objects,
 ) -> Vec<Seed> {
     let mut seeds = Vec::new();
     for restored in &plan.pods {
@@ -511,6 +576,9 @@ fn resume(
         }
         if restored.desired {
             pods.update(Arc::clone(&restored.pod));
+            if restored.outcome != Outcome::Finished {
+                objects.register(&restored.pod);
+            }
             seeds.push(Seed {
                 source: restored.source,
                 origin: restored.origin.clone(),
@@ -606,26 +674,10 @@ fn source_settings(config: &AgentConfig) -> SourceSettings {
     }
 }
 
-/// What is known of this node without an API server.
-fn local_node(name: &str) -> Node {
-    let arch = match std::env::consts::ARCH {
-        "x86_64" => "amd64",
-        "aarch64" => "arm64",
-        other => other,
-    };
-    let labels = [
-        ("kubernetes.io/arch", arch),
-        ("kubernetes.io/hostname", name),
-        ("kubernetes.io/os", "linux"),
-    ];
-    let mut node = Node::default();
-    node.metadata.name = Some(name.to_owned());
-    node.metadata.labels = Some(
-        labels
-            .map(|(key, value)| (key.to_owned(), value.to_owned()))
-            .into(),
-    );
-    node
+/// What the API server is called in records and messages.
+fn server_name(config: &AgentConfig) -> String {
+    let kubeconfig = config.kubeconfig.as_deref();
+    kubeconfig.map_or_else(String::new, |path| path.display().to_string())
 }
 
 /// The directories that must be there: 0750 for what pods use, as upstream.

@@ -95,6 +95,8 @@ pub struct WorkerContext {
     pub backoff_max: Duration,
     /// How often a pod is synced at the latest, give or take the jitter: `syncFrequency`.
     pub resync: Duration,
+    /// Whose turn it is to start.
+    pub starts: StartGate,
     /// The store's epoch; pods it has not confirmed do not start.
     pub epoch: EpochRecord,
 }

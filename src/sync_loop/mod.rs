@@ -27,6 +27,7 @@ use crate::node_object::NodeObject;
 use crate::pod_manager::PodManager;
 use crate::pod_workers::PodWorkers;
 use crate::runtime_state::RuntimeState;
+pub use crate::status::Observed;
 use crate::store::Store;
 use crate::types::metrics::Metrics;
 use crate::types::{Clock, EventRecorder, PodOp, PodSource, PodUpdate, Stamp};
@@ -36,15 +37,6 @@ const ERROR_BACKOFF_MAX: Duration = Duration::from_secs(5);
 const HOUSEKEEPING_WARNING: Duration = Duration::from_secs(1);
 /// Housekeeping runs at least this often, whether or not anything changed.
 const HOUSEKEEPING_PERIOD: Duration = Duration::from_secs(60);
-
-/// What the API server shows of a pod or mirror pod, as soon as the loop knows.
-#[derive(Clone, Debug)]
-pub enum Observed {
-    /// As it is now: at first sight, and after each change, of its status too.
-    Current(Arc<Pod>),
-    /// It is gone; as it was last.
-    Gone(Arc<Pod>),
-}
 
 /// Is told of every pod of the API server that came, changed or went. Called by the loop: must not wait.
 pub type ObservedHook = Arc<dyn Fn(Observed) + Send + Sync>;

@@ -1,0 +1,276 @@
+//! What an agent with an API server has more than one without: the node's object, statuses, mirror pods, events,
+//! objects of pods.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use k8s_openapi::api::core::v1::{Node, Taint};
+use tokio::sync::{broadcast, watch};
+use tokio_util::sync::CancellationToken;
+use tracing::{debug, warn};
+
+use super::start::Base;
+use super::{AgentError, Tasks};
+use crate::apiserver::{self, ApiClient, Credentials};
+use crate::config::{self, SourcesReady};
+use crate::events::{EventRate, api_events};
+use crate::images::credentials::{CredentialProviders, CredentialSettings};
+use crate::kubeletconfig::{AgentConfig, EvictionThreshold};
+use crate::kuberuntime::cri::CriClient;
+use crate::node_object::NodeObject;
+use crate::nodestatus::{
+    self, NodeSettings, NodeStatus, NodeStatusHandle, NodeStatusOptions, Pressure, Threshold,
+};
+use crate::objects::Objects;
+use crate::objects::keyring::KeyFile;
+use crate::objects::vault::Vault;
+use crate::pod_manager::PodManager;
+use crate::pod_workers::PodWorkers;
+use crate::status::{Spoken, StatusManager};
+use crate::types::{Clock, PodSource};
+
+/// Where systemd puts credentials.
+const CREDENTIALS_DIRECTORY: &str = "CREDENTIALS_DIRECTORY";
+
+/// The client of the configured API server, and what keeps its credentials good; `None` without `--kubeconfig`.
+/// Does not wait for the server.
+pub(super) async fn connect(
+    config: &AgentConfig,
+    clock: Arc<dyn Clock>,
+) -> Result<Option<(ApiClient, Credentials)>, AgentError> {
+    Ok(apiserver::connect(&config.into(), clock).await?)
+}
+
+/// The objects that pods refer to, over the keys of this node.
+pub(super) async fn objects(config: &AgentConfig, base: &Base) -> Objects {
+    let credentials = std::env::var_os(CREDENTIALS_DIRECTORY);
+    let file = KeyFile::locate(
+        &config.state_dir,
+        config.secrets_key_file.as_deref(),
+        credentials.as_deref().map(Path::new),
+    );
+    let now = base.clock.now();
+    let vault = match tokio::task::spawn_blocking(move || Vault::open(file, now)).await {
+        Ok(vault) => vault,
+        Err(error) => {
+            warn!(%error, "secrets are not kept on disk");
+            Vault::without_keys()
+        }
+    };
+    Objects::with_vault(
+        base.store.clone(),
+        Arc::clone(&base.clock),
+        base.api.clone(),
+        Arc::new(vault),
+        base.metrics.clone(),
+        Some(Arc::clone(&base.recorder) as _),
+    )
+}
+
+/// Programs that are asked for credentials of registries.
+pub(super) fn credential_providers(
+    config: &AgentConfig,
+    clock: &Arc<dyn Clock>,
+) -> Result<Option<Arc<CredentialProviders>>, AgentError> {
+    let (Some(file), Some(bin_dir)) = (
+        &config.image_credential_provider_config,
+        &config.image_credential_provider_bin_dir,
+    ) else {
+        return Ok(None);
+    };
+    let settings = CredentialSettings {
+        config: file.clone(),
+        bin_dir: bin_dir.clone(),
+    };
+    let providers = CredentialProviders::load(&settings, Arc::clone(clock))?;
+    Ok(Some(Arc::new(providers)))
+}
+
+/// What the node registers with and how often it reports.
+pub(super) fn node_settings(config: &AgentConfig) -> NodeSettings {
+    let kubelet = &config.kubelet;
+    let mut settings = NodeSettings::new(config.node_name.clone());
+    settings.register = kubelet.register_node;
+    settings.labels = config.node_labels.clone();
+    settings.taints = kubelet
+        .register_with_taints
+        .iter()
+        .map(|taint| Taint {
+            key: taint.key.clone(),
+            value: Some(taint.value.clone()),
+            effect: taint.effect.clone(),
+            time_added: None,
+        })
+        .collect();
+    settings.provider_id = kubelet.provider_id.clone();
+    settings.external_cloud_provider = config.external_cloud_provider;
+    settings.node_ips = config.node_ips.clone();
+    settings.kubelet_port = kubelet.port;
+    settings.max_pods = kubelet.max_pods;
+    settings.system_reserved = kubelet.system_reserved.clone();
+    settings.kube_reserved = kubelet.kube_reserved.clone();
+    settings.eviction_memory = threshold(config, "memory.available");
+    settings.eviction_nodefs = threshold(config, "nodefs.available");
+    settings.max_images = kubelet
+        .node_status_max_images
+        .and_then(|n| usize::try_from(n).ok());
+    settings.enforce_allocatable = kubelet.enforce_node_allocatable.iter().any(|e| e == "pods");
+    settings.update_frequency = kubelet.node_status_update_frequency;
+    settings.report_frequency = kubelet.node_status_report_frequency;
+    let seconds = u64::try_from(kubelet.node_lease_duration_seconds).unwrap_or(40);
+    settings.lease_duration = std::time::Duration::from_secs(seconds);
+    settings
+}
+
+fn threshold(config: &AgentConfig, signal: &str) -> Threshold {
+    match config.kubelet.eviction_hard.get(signal) {
+        Some(EvictionThreshold::Quantity(amount)) => Threshold::Quantity(*amount),
+        Some(EvictionThreshold::Fraction(part)) => Threshold::Fraction(*part),
+        None => Threshold::Quantity(0),
+    }
+}
+
+/// This node as the agent itself sees it: what admission goes by until the API server has shown it.
+pub(super) async fn local_node(config: &AgentConfig, base: &Base) -> Arc<Node> {
+    let (settings, root_dir) = (node_settings(config), config.root_dir.clone());
+    let (boot_id, clock) = (base.boot.kernel_boot_id.clone(), Arc::clone(&base.clock));
+    let found = tokio::task::spawn_blocking(move || {
+        nodestatus::local_node(&settings, &root_dir, &boot_id, &*clock)
+    });
+    match found.await {
+        Ok(node) => Arc::new(node),
+        Err(error) => {
+            warn!(%error, "nothing is known of this node's capacity");
+            let mut node = Node::default();
+            node.metadata.name = Some(config.node_name.clone());
+            Arc::new(node)
+        }
+    }
+}
+
+/// Registers the node and keeps its object, its status and its lease.
+pub(super) fn node_status(
+    config: &AgentConfig,
+    base: &Base,
+    api: ApiClient,
+    cri: CriClient,
+    node_object: NodeObject,
+    tasks: &mut Tasks,
+    token: &CancellationToken,
+) -> NodeStatusHandle {
+    let (pressure, volumes) = (watch::Sender::default(), watch::Sender::new(None));
+    let (status, handle) = NodeStatus::new(NodeStatusOptions {
+        settings: node_settings(config),
+        root_dir: config.root_dir.clone(),
+        boot_id: base.boot.kernel_boot_id.clone(),
+        api,
+        store: base.store.clone(),
+        clock: Arc::clone(&base.clock),
+        cri,
+        runtime_state: base.runtime_state.clone(),
+        node_object,
+        recorder: Arc::clone(&base.recorder) as _,
+        pressure: pressure.subscribe(),
+        volumes_in_use: volumes.subscribe(),
+    });
+    let token = token.clone();
+    tasks.add("node status", async move {
+        // Nothing measures pressure or attaches volumes yet: both stay as they are.
+        let _senders: (watch::Sender<Pressure>, _) = (pressure, volumes);
+        status.run(token).await;
+    });
+    handle
+}
+
+/// Events go to the API server too.
+pub(super) fn forward_events(
+    config: &AgentConfig,
+    base: &Base,
+    api: ApiClient,
+    tasks: &mut Tasks,
+    token: &CancellationToken,
+) {
+    let rate = EventRate {
+        qps: config.kubelet.event_record_qps,
+        burst: config.kubelet.event_burst,
+    };
+    let (events, sink) = api_events(
+        api,
+        config.node_name.clone(),
+        rate,
+        Arc::clone(&base.clock),
+        base.metrics.clone(),
+    );
+    base.recorder.forward(events);
+    tasks.add("events", sink.run(token.clone()));
+}
+
+/// The source of pods. It begins once there is a node to admit them by, which a checkpoint may tell.
+pub(super) fn source(
+    api: ApiClient,
+    server: String,
+    node_object: NodeObject,
+    tasks: &mut Tasks,
+    token: &CancellationToken,
+) -> config::ApiSettings {
+    let (known, registered) = watch::channel(false);
+    let token = token.clone();
+    tasks.add("node known", async move {
+        tokio::select! {
+            () = token.cancelled() => return,
+            _ = node_object.known() => known.send_replace(true),
+        };
+        token.cancelled().await;
+    });
+    config::ApiSettings::new(api, server, registered)
+}
+
+/// Statuses and mirror pods.
+pub(super) fn statuses(
+    base: &Base,
+    api: &ApiClient,
+    status: &StatusManager,
+    pods: &PodManager,
+    node_object: NodeObject,
+    ready: SourcesReady,
+    tasks: &mut Tasks,
+    token: &CancellationToken,
+) {
+    let syncer = status.syncer(api.clone(), pods.clone(), base.metrics.clone());
+    tasks.add("status manager", syncer.run(token.clone()));
+    let spoken = move || Spoken {
+        api: ready.ready(PodSource::Api),
+        all: ready.all_ready(),
+    };
+    let mirrors = status.mirrors(api.clone(), pods.clone(), node_object, spoken);
+    tasks.add("mirror pods", mirrors.run(token.clone()));
+}
+
+/// Wakes the pods that refer to an object when it changes, and forgets what nobody refers to any more.
+pub(super) async fn follow_objects(
+    objects: Objects,
+    workers: PodWorkers,
+    ready: SourcesReady,
+    token: CancellationToken,
+) {
+    let mut changes = objects.changes();
+    let mut swept = false;
+    let mut look = tokio::time::interval(std::time::Duration::from_secs(30));
+    loop {
+        tokio::select! {
+            () = token.cancelled() => return,
+            change = changes.recv() => match change {
+                Ok(change) => workers.object_changed(Some(&change)),
+                Err(broadcast::error::RecvError::Lagged(missed)) => {
+                    debug!(missed, "changes of objects came too fast, looking at every pod");
+                    workers.object_changed(None);
+                }
+                Err(broadcast::error::RecvError::Closed) => return token.cancelled().await,
+            },
+            _ = look.tick(), if !swept => if ready.complete() {
+                objects.sweep();
+                swept = true;
+            },
+        }
+    }
+}
