@@ -11,7 +11,7 @@ export HOLDFAST_CACHE
 target = $(shell $(CARGO) metadata --format-version 1 --no-deps --offline 2>/dev/null | sed -n 's/.*"target_directory":"\([^"]*\)".*/\1/p')
 
 .DEFAULT_GOAL := help
-.PHONY: help build check fmt clippy doc deny test bench demo demo-stop install clean
+.PHONY: help build check fmt clippy doc deny test envtest bench demo demo-stop install clean
 
 help: ## List the tasks
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -37,8 +37,11 @@ doc:
 deny:
 	@hack/deny.sh
 
-test: ## All tests, on real containerd too; installs what they need (root)
+test: ## All tests, on real containerd and kube-apiserver; installs what they need (root)
 	@hack/test.sh
+
+envtest: ## Provide etcd, kube-apiserver and kubectl for the tests (KUBEBUILDER_ASSETS, else built once)
+	@hack/envtest.sh
 
 bench: ## Benchmarks, as ratios to bare disk and peers
 	@hack/deps.sh build

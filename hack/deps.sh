@@ -1,6 +1,6 @@
 #!/bin/sh
 # Installs the Debian packages that building, testing and the demo need, where they are missing.
-# usage: hack/deps.sh [build|runtime|test]...   (default: all)
+# usage: hack/deps.sh [build|runtime|test|envtest]...   (default: all but envtest, which hack/envtest.sh asks for)
 set -eu
 
 [ $# -gt 0 ] || set -- build runtime test
@@ -13,7 +13,8 @@ for group; do
         containernetworking-plugins:/usr/lib/cni/bridge busybox-static:busybox iptables:iptables
         iproute2:ip util-linux:flock" ;;
     test) wanted="$wanted strace:strace" ;;
-    *) echo "hack/deps.sh: unknown group '$group': build, runtime or test" >&2; exit 2 ;;
+    envtest) wanted="$wanted dpkg-dev:dpkg-source make:make rsync:rsync util-linux:flock" ;;
+    *) echo "hack/deps.sh: unknown group '$group': build, runtime, test or envtest" >&2; exit 2 ;;
     esac
 done
 
@@ -57,6 +58,8 @@ fi
 export DEBIAN_FRONTEND=noninteractive
 # shellcheck disable=SC2086
 apt-get install -y --no-install-recommends $missing >/dev/null 2>&1 || {
+    # An installation that was interrupted once makes every later one fail.
+    dpkg --configure -a >/dev/null 2>&1 || true
     apt-get update >/dev/null
     apt-get install -y --no-install-recommends $missing
 }

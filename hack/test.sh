@@ -1,6 +1,7 @@
 #!/bin/sh
 # Runs all tests and closes with one line that counts them. Arguments are handed to `cargo test`.
-# Tests of the runtime use a private containerd, which needs root and Linux.
+# Tests of the runtime use a private containerd, which needs root and Linux; tests of the node use a private
+# etcd and kube-apiserver, which hack/envtest.sh provides.
 set -eu
 cd "$(dirname "$0")/.."
 
@@ -18,6 +19,12 @@ if ! command -v cargo >/dev/null; then
     exit 1
 fi
 hack/deps.sh
+HOLDFAST_ENVTEST=$(hack/envtest.sh | tail -1)
+if [ -z "$HOLDFAST_ENVTEST" ]; then
+    echo "make test: THERE IS NO kube-apiserver TO TEST AGAINST (see above); nothing was tested" >&2
+    exit 1
+fi
+export HOLDFAST_ENVTEST
 
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT

@@ -1,7 +1,11 @@
-//! Runtimes to test holdfast against: [`fake_cri::FakeCri`], a CRI v1 server with an in-memory model and
-//! fault injection, and [`containerd::PrivateContainerd`], a real containerd of one's own.
+//! What holdfast is tested against. Runtimes: [`fake_cri::FakeCri`], a CRI v1 server with an in-memory model and
+//! fault injection, and [`containerd::PrivateContainerd`], a real containerd of one's own. API servers:
+//! [`envtest::EnvTest`], a real kube-apiserver of one's own, and [`fault_proxy::FaultProxy`], which stands before
+//! any API server, fails as it is told and counts the requests.
 //!
-//! Independent of the agent: what is tested here speaks CRI and nothing else.
+//! Independent of the agent: what is tested here speaks CRI and the Kubernetes API, and nothing else.
 
 pub mod containerd;
+pub mod envtest;
 pub mod fake_cri;
+pub mod fault_proxy;
