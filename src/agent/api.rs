@@ -14,7 +14,7 @@ use super::{AgentError, Tasks};
 use crate::apiserver::{self, ApiClient, Credentials};
 use crate::config::{self, SourcesReady};
 use crate::events::{EventRate, api_events};
-use crate::images::credentials::{CredentialProviders, CredentialSettings};
+use crate::images::{CredentialProviders, CredentialSettings};
 use crate::kubeletconfig::{AgentConfig, EvictionThreshold};
 use crate::kuberuntime::cri::CriClient;
 use crate::node_object::NodeObject;
@@ -72,10 +72,7 @@ pub(super) fn credential_providers(
     config: &AgentConfig,
     clock: &Arc<dyn Clock>,
 ) -> Result<Option<Arc<CredentialProviders>>, AgentError> {
-    let (Some(file), Some(bin_dir)) = (
-        &config.image_credential_provider_config,
-        &config.image_credential_provider_bin_dir,
-    ) else {
+    let Some((file, bin_dir)) = &config.image_credential_providers else {
         return Ok(None);
     };
     let settings = CredentialSettings {

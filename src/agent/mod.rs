@@ -67,7 +67,7 @@ pub enum AgentError {
     Api(#[from] crate::apiserver::ApiError),
     /// Credential providers of registries cannot be used.
     #[error(transparent)]
-    Credentials(#[from] crate::images::credentials::CredentialError),
+    Credentials(#[from] crate::images::CredentialError),
     /// Cgroups cannot be used.
     #[error(transparent)]
     Cgroup(#[from] CgroupError),

@@ -212,6 +212,14 @@ pub struct KubeletFlags {
     #[arg(long, value_name = "FILE")]
     pub secrets_key_file: Option<PathBuf>,
 
+    /// CredentialProviderConfig file: programs that are asked for credentials of registries
+    #[arg(long, value_name = "FILE")]
+    pub image_credential_provider_config: Option<PathBuf>,
+
+    /// Directory of these programs
+    #[arg(long, value_name = "DIR")]
+    pub image_credential_provider_bin_dir: Option<PathBuf>,
+
     /// Requests to the API server per second [default: 50]
     #[arg(long, value_name = "RATE")]
     pub kube_api_qps: Option<u32>,

@@ -114,6 +114,8 @@ pub struct AgentConfig {
     pub cert_dir: PathBuf,
     /// `--secrets-key-file`: the key that secrets on disk are encrypted with.
     pub secrets_key_file: Option<PathBuf>,
+    /// `--image-credential-provider-config` and `--image-credential-provider-bin-dir`, which go together.
+    pub image_credential_providers: Option<(PathBuf, PathBuf)>,
     /// `--cloud-provider external`: a cloud controller manager initialises the node.
     pub external_cloud_provider: bool,
     /// The merged and checked configuration.
@@ -180,6 +182,7 @@ pub fn resolve(flags: &KubeletFlags) -> Result<(AgentConfig, Vec<Warning>), Conf
     let node_ips = node_ips(&mut settings, flags.node_ip.as_deref());
     let (runtime_endpoint, image_endpoint) = endpoints(&mut settings);
     let container_gc = container_gc(flags);
+    let image_credential_providers = credential_providers(&mut settings, flags);
     for path in [
         &mut settings.config.static_pod_path,
         &mut settings.config.resolv_conf,
@@ -214,6 +217,7 @@ pub fn resolve(flags: &KubeletFlags) -> Result<(AgentConfig, Vec<Warning>), Conf
                     None => root_dir.join("pki"),
                 },
                 secrets_key_file: optional(&flags.secrets_key_file),
+                image_credential_providers,
                 external_cloud_provider: flags.cloud_provider.as_deref() == Some("external"),
                 root_dir,
                 kubelet: settings.config,

@@ -140,8 +140,6 @@ pub const UNSUPPORTED_FLAGS: &[UnsupportedFlag] = &[
     value("global-housekeeping-interval"),
     value("hairpin-mode"),
     value("housekeeping-interval"),
-    value("image-credential-provider-bin-dir"),
-    value("image-credential-provider-config"),
     value("image-gc-high-threshold"),
     value("image-gc-low-threshold"),
     removed("iptables-drop-bit", Takes::Value, "1.31", ""),

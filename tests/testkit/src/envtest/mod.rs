@@ -10,6 +10,10 @@
 mod cluster;
 mod pki;
 mod process;
+<<<<<<< HEAD
+=======
+mod programs;
+>>>>>>> envtest
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
@@ -63,9 +67,15 @@ impl EnvTest {
     /// # Panics
     /// When there are no programs (`make envtest` provides them), or when they do not start.
     pub fn start() -> Self {
+<<<<<<< HEAD
         let assets = assets();
         let dir = process::directory().expect("make a directory for the cluster");
         let minor = minor_version(&assets.join("kube-apiserver"));
+=======
+        let assets = programs::assets();
+        let dir = process::directory().expect("make a directory for the cluster");
+        let minor = programs::minor_version(&assets.join("kube-apiserver"));
+>>>>>>> envtest
         let authority = Authority::new("holdfast-envtest-ca");
         authority
             .server("kube-apiserver")
@@ -535,6 +545,7 @@ pub async fn client_of(kubeconfig: &Path) -> Client {
     Client::try_from(config.expect("use the kubeconfig")).expect("make a client")
 }
 
+<<<<<<< HEAD
 /// The directory of the programs.
 fn assets() -> PathBuf {
     const PROGRAMS: [&str; 3] = ["etcd", "kube-apiserver", "kubectl"];
@@ -594,6 +605,8 @@ fn minor_version(apiserver: &Path) -> u32 {
         .unwrap_or_else(|| panic!("{} --version said {said:?}", apiserver.display()))
 }
 
+=======
+>>>>>>> envtest
 fn write(path: &Path, text: &str) {
     std::fs::write(path, text).unwrap_or_else(|error| panic!("write {}: {error}", path.display()));
 }
