@@ -211,7 +211,11 @@ async fn wait(
                 tokio::time::sleep(POLL.wait(looks)).await;
             }
             // The server forgets requests after a while.
-            Ok(None) => there = false,
+            Ok(None) => {
+                there = false;
+                failures += 1;
+                tokio::time::sleep(POLL.wait(failures)).await;
+            }
             Err(kube::Error::Api(status)) if status.code == 409 && !there => there = true,
             Err(error) if is_transient(&error) => {
                 failures += 1;
