@@ -53,9 +53,9 @@ impl Clock for SimClock {
 }
 
 /// A node: its store outlives the agents on it.
-pub(super) struct World {
+pub(in crate::objects::tests) struct World {
     pub(super) store: Store,
-    pub(super) fake: Fake,
+    pub(in crate::objects::tests) fake: Fake,
     pub(super) vault: Arc<Vault>,
     pub(super) events: MemoryRecorder,
     pub(super) metrics: Metrics,
