@@ -45,7 +45,7 @@ impl Clock for SimClock {
     fn now(&self) -> Stamp {
         let ms = i64::try_from(self.started.elapsed().as_millis()).unwrap() + self.offset_ms;
         Stamp {
-            boot: BootId(self.boot.into()),
+            boot: BootId(self.boot),
             boottime_ms: ms,
             wall_ms: BASE_MS + ms,
         }
