@@ -191,7 +191,7 @@ impl TokenEntry {
         (!held.until_refresh(now).is_zero()).then(|| held.hand_out(false))
     }
 
-    /// See [`super::Objects::token`]. Cancel-safe.
+    /// See `Objects::token`. Cancel-safe.
     pub(super) async fn token(&self, ctx: &Context, remember: bool) -> Result<Token, ObjectError> {
         if let Some(token) = self.fresh(ctx.clock.now()) {
             return Ok(token);

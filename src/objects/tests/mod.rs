@@ -45,7 +45,7 @@ impl Clock for SimClock {
     fn now(&self) -> Stamp {
         let ms = i64::try_from(self.started.elapsed().as_millis()).unwrap() + self.offset_ms;
         Stamp {
-            boot: BootId(self.boot.into()),
+            boot: BootId(self.boot),
             boottime_ms: ms,
             wall_ms: BASE_MS + ms,
         }
@@ -53,9 +53,9 @@ impl Clock for SimClock {
 }
 
 /// A node: its store outlives the agents on it.
-pub(super) struct World {
+pub(in crate::objects::tests) struct World {
     pub(super) store: Store,
-    pub(super) fake: Fake,
+    pub(in crate::objects::tests) fake: Fake,
     pub(super) vault: Arc<Vault>,
     pub(super) events: MemoryRecorder,
     pub(super) metrics: Metrics,
