@@ -4,6 +4,8 @@
 
 mod connection;
 mod failure;
+#[cfg(test)]
+pub(crate) mod testkit;
 
 pub use connection::{Connection, Reachability};
 pub use failure::{Failure, pause};
