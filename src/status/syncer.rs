@@ -108,8 +108,9 @@ pub struct Syncer {
 }
 
 impl StatusManager {
-    /// What tells the API server; there is to be one at most.
+    /// What tells the API server; there is to be one at most, made before the first worker runs.
     pub fn syncer(&self, api: ApiClient, pods: PodManager, metrics: Metrics) -> Syncer {
+        self.shared.attach();
         Syncer {
             api,
             status: self.clone(),
