@@ -18,6 +18,8 @@ mod failure;
 mod kubeconfig;
 mod limit;
 mod retry;
+#[cfg(test)]
+pub(crate) mod testkit;
 mod transport;
 
 use std::io;

@@ -277,7 +277,9 @@ fn matters(field: &str, old: Option<&Value>, new: Option<&Value>) -> bool {
     };
     match (old_value, new_value) {
         (Value::Object(old), Value::Object(new)) => {
-            let keys = old.keys().chain(new.keys().filter(|k| !old.contains_key(*k)));
+            let keys = old
+                .keys()
+                .chain(new.keys().filter(|k| !old.contains_key(*k)));
             keys.into_iter()
                 .any(|k| !same(old.get(k), new.get(k)) && matters(k, old.get(k), new.get(k)))
         }

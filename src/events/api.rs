@@ -199,11 +199,14 @@ impl EventSink {
                 self.shared.unsent("queue_full");
                 continue;
             };
-            sequence = sequence.wrapping_add(1);
             match self.write_one(&key, &told, sequence).await {
-                Written::Yes => failures = 0,
+                Written::Yes => {
+                    failures = 0;
+                    sequence = sequence.wrapping_add(1);
+                }
                 Written::Dropped => {
                     failures = 0;
+                    sequence = sequence.wrapping_add(1);
                     self.shared.unsent("refused");
                 }
                 Written::Later(error) => {
@@ -235,14 +238,9 @@ impl EventSink {
     }
 
     async fn back_off(&self, failures: u32, error: &SinkError) {
-        let why = error as &dyn std::error::Error;
         let connection = self.api.connection();
         let is_down = matches!(connection.now(), Reachability::Down(_));
-        if failures == 1 && !is_down {
-            warn!(error = why, "event not written, trying again");
-        } else {
-            debug!(error = why, failures, "event not written");
-        }
+        tell(failures, is_down, error);
         let pause = tokio::time::sleep(pause(failures, PAUSE.0, PAUSE.1));
         if is_down {
             tokio::select! {
@@ -283,6 +281,11 @@ impl EventSink {
                 self.shared.lock().correlator.named(key, Some(name));
                 Written::Yes
             }
+            // Made by an attempt whose answer got lost.
+            Err(error) if error.failure() == Failure::Conflict => {
+                self.shared.lock().correlator.named(key, Some(name));
+                Written::Yes
+            }
             Err(error) => refused_or_later(error),
         }
     }
@@ -318,7 +321,8 @@ impl EventSink {
         };
         let about = involved.name.as_deref().unwrap_or_default();
         // Unique as well when many events have the same millisecond.
-        let nanoseconds = told.last.wall_ms.saturating_mul(1_000_000) + i64::from(sequence % 1_000_000);
+        let nanoseconds =
+            told.last.wall_ms.saturating_mul(1_000_000) + i64::from(sequence % 1_000_000);
         core::Event {
             metadata: ObjectMeta {
                 name: Some(format!("{about}.{nanoseconds:x}")),
@@ -348,12 +352,24 @@ fn time(stamp: Stamp) -> Option<Time> {
     jiff::Timestamp::from_second(second).ok().map(Time)
 }
 
+fn tell(failures: u32, is_down: bool, error: &SinkError) {
+    let error = error as &dyn std::error::Error;
+    if failures == 1 && !is_down {
+        warn!(error, "event not written, trying again");
+    } else {
+        debug!(error, failures, "event not written");
+    }
+}
+
 fn refused_or_later(error: SinkError) -> Written {
     if error.failure() == Failure::Transient {
         return Written::Later(error);
     }
     let why = &error as &dyn std::error::Error;
-    warn!(error = why, "the API server refuses an event, it is dropped");
+    warn!(
+        error = why,
+        "the API server refuses an event, it is dropped"
+    );
     Written::Dropped
 }
 
@@ -397,7 +413,7 @@ impl Bucket {
         }
     }
 
-    /// Waits for a token and takes it. Not cancel-safe only in that a cancelled wait takes none.
+    /// Waits for a token and takes it. Cancel-safe: a wait that is given up takes none.
     async fn wait(&mut self) {
         if self.rate.qps == 0 {
             return;

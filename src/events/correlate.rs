@@ -137,6 +137,7 @@ impl Correlator {
             // Bounded; which one goes does not matter.
             similar.messages.pop_first();
             event.message = format!("{COMBINED}{}", event.message);
+            super::shorten(&mut event.message);
             combined
         };
         let told = self.told.entry(&key, || Told {
@@ -195,3 +196,6 @@ impl Correlator {
         ]
     }
 }
+
+#[cfg(test)]
+mod tests;

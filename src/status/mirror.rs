@@ -55,7 +55,9 @@ enum MirrorError {
     },
     #[error("{verb} mirror pod {pod}: no answer within 30 s")]
     Timeout { verb: &'static str, pod: FullName },
-    #[error("create mirror pod {pod}: another pod has its name; delete that one or rename the static pod")]
+    #[error(
+        "create mirror pod {pod}: another pod has its name; delete that one or rename the static pod"
+    )]
     NameTaken { pod: FullName },
     #[error("commit mirror pod {pod}")]
     Commit {
@@ -104,6 +106,9 @@ struct Work {
     /// Failures in a row, and when it is tried again.
     failed: HashMap<FullName, (u32, Instant)>,
 }
+
+/// A static pod and its mirror pod, as far as there are any.
+type Pair = (Option<Arc<Pod>>, Option<Arc<Pod>>);
 
 /// What is to be done for one full name.
 #[derive(Debug, PartialEq, Eq)]
@@ -167,7 +172,7 @@ impl Mirrors {
         if !spoken.api {
             return STOPPING;
         }
-        let mut names: BTreeMap<String, (Option<Arc<Pod>>, Option<Arc<Pod>>)> = BTreeMap::new();
+        let mut names: BTreeMap<String, Pair> = BTreeMap::new();
         for pod in self.pods.all() {
             if pod.is_static() {
                 let name = pod.full_name().to_string();
@@ -189,7 +194,9 @@ impl Mirrors {
             }
         }
         self.work.deleted.retain(|uid| shown.contains(uid));
-        self.work.failed.retain(|name, _| names.contains_key(name.as_str()));
+        self.work
+            .failed
+            .retain(|name, _| names.contains_key(name.as_str()));
         let now = Instant::now();
         self.work.made.retain(|_, (uid, at)| {
             let is_awaited = now.duration_since(*at) < SHOWN;
@@ -214,7 +221,10 @@ impl Mirrors {
                     continue;
                 }
             }
-            match self.act(&name, &step, pod.as_deref(), mirror.as_deref()).await {
+            match self
+                .act(&name, &step, pod.as_deref(), mirror.as_deref())
+                .await
+            {
                 Ok(()) => {
                     self.work.failed.remove(&name);
                 }
@@ -344,7 +354,9 @@ impl Mirrors {
             _ => REFUSED,
         };
         let pause = pause(failures, first, longest);
-        self.work.failed.insert(name.clone(), (failures, now + pause));
+        self.work
+            .failed
+            .insert(name.clone(), (failures, now + pause));
         let why = error as &dyn std::error::Error;
         let down = matches!(self.api.connection().now(), Reachability::Down(_));
         if failures == 1 && !down {

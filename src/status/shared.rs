@@ -40,6 +40,8 @@ pub(super) struct Shared {
 
 #[derive(Default)]
 struct Data {
+    /// Somebody takes the wakes. Without an API server nobody does, and nothing is gathered.
+    attached: bool,
     wakes: Vec<Wake>,
     queued: HashSet<PodUid>,
     /// Pods of the API server by their own UID: as observed in this life of the agent, or as a write answered.
@@ -59,10 +61,18 @@ impl Shared {
         self.data.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// From now on wakes are gathered for [`Shared::take`].
+    pub(super) fn attach(&self) {
+        self.lock().attached = true;
+    }
+
     /// A worker computed the status of a pod.
     pub(super) fn computed(&self, uid: &PodUid, is_static: bool, changed: bool) {
         {
             let mut data = self.lock();
+            if !data.attached {
+                return;
+            }
             let first = data.computed.insert(uid.clone());
             if !(first || changed) {
                 return;
@@ -95,7 +105,9 @@ impl Shared {
                 Observed::Gone(_) => {
                     data.api.remove(&uid);
                     data.computed.remove(&uid);
-                    data.wakes.push(Wake::Gone(uid));
+                    if data.attached {
+                        data.wakes.push(Wake::Gone(uid));
+                    }
                 }
             }
         }
@@ -186,7 +198,7 @@ impl Shared {
 impl Data {
     fn wake(&mut self, wake: Wake) {
         let (Wake::Status(uid) | Wake::Api(uid) | Wake::Gone(uid)) = &wake;
-        if self.queued.insert(uid.clone()) {
+        if self.attached && self.queued.insert(uid.clone()) {
             self.wakes.push(wake);
         }
     }

@@ -28,7 +28,9 @@ use super::StatusManager;
 use super::shared::{Shared, Wake};
 use crate::apiserver::{ApiClient, Failure, Reachability, pause};
 use crate::core::pod_status::is_terminal;
-use crate::core::state::{EpochReason, State, StatusRecord, Transaction, WorkerPhase, WorkerRecord};
+use crate::core::state::{
+    EpochReason, State, StatusRecord, Transaction, WorkerPhase, WorkerRecord,
+};
 use crate::core::status_patch::{PatchInput, is_withheld, status_patch};
 use crate::pod_manager::PodManager;
 use crate::store::CommitError;
@@ -106,8 +108,9 @@ pub struct Syncer {
 }
 
 impl StatusManager {
-    /// What tells the API server; there is to be one at most.
+    /// What tells the API server; there is to be one at most, made before the first worker runs.
     pub fn syncer(&self, api: ApiClient, pods: PodManager, metrics: Metrics) -> Syncer {
+        self.shared.attach();
         Syncer {
             api,
             status: self.clone(),
@@ -285,7 +288,9 @@ impl Syncer {
             self.acknowledge(uid, record.version).await?;
             let since = self.status.clock.now().since(record.at);
             let metrics = &self.metrics;
-            metrics.pod_status_sync_duration.observe(since.as_secs_f64());
+            metrics
+                .pod_status_sync_duration
+                .observe(since.as_secs_f64());
         }
         if record.finished
             && !pod.is_static()
@@ -518,7 +523,10 @@ impl Queue {
         if self.busy.len() >= limit || self.paused_until.is_some_and(|until| until > now) {
             return None;
         }
-        let due = self.waiting.iter().filter_map(|(uid, w)| Some((w.due?, uid)));
+        let due = self
+            .waiting
+            .iter()
+            .filter_map(|(uid, w)| Some((w.due?, uid)));
         let (_, uid) = due.filter(|(due, _)| *due <= now).min()?;
         let uid = uid.clone();
         let waiting = self.waiting.remove(&uid)?;

@@ -1,1 +1,203 @@
+//! What is told, what is left alone, and when nothing is told.
+
 use super::*;
+
+fn status(value: Value) -> api::PodStatus {
+    serde_json::from_value(value).unwrap()
+}
+
+fn ready(value: &str) -> Value {
+    json!({"type": "Ready", "status": value, "lastTransitionTime": "2026-01-01T00:00:00Z"})
+}
+
+fn running() -> Value {
+    json!({
+        "phase": "Running",
+        "startTime": "2026-01-01T00:00:00Z",
+        "hostIP": "10.0.0.1", "hostIPs": [{"ip": "10.0.0.1"}],
+        "podIP": "10.1.0.1", "podIPs": [{"ip": "10.1.0.1"}],
+        "qosClass": "BestEffort",
+        "observedGeneration": 3,
+        "conditions": [ready("True")],
+        "containerStatuses": [{
+            "name": "main", "image": "i", "imageID": "id", "ready": true, "restartCount": 1, "started": true,
+            "containerID": "containerd://a", "state": {"running": {"startedAt": "2026-01-01T00:00:01Z"}},
+        }],
+    })
+}
+
+fn patch_of(shown: Option<Value>, ours: Value) -> Option<Value> {
+    let (shown, ours) = (shown.map(status), status(ours));
+    status_patch(&PatchInput {
+        uid: "u1",
+        shown: shown.as_ref(),
+        ours: &ours,
+        may_run: false,
+    })
+}
+
+fn with(mut base: Value, field: &str, value: Value) -> Value {
+    base[field] = value;
+    base
+}
+
+fn without(mut base: Value, fields: &[&str]) -> Value {
+    for field in fields {
+        base.as_object_mut().unwrap().remove(*field);
+    }
+    base
+}
+
+#[test]
+fn nothing_is_told_when_the_server_shows_what_it_has_to() {
+    assert_eq!(patch_of(Some(running()), running()), None);
+    let decorated = with(running(), "resourceClaimStatuses", json!([{"name": "x"}]));
+    assert_eq!(patch_of(Some(decorated), running()), None);
+}
+
+#[test]
+fn a_first_status_is_told_whole_with_the_uid() {
+    let patch = patch_of(
+        Some(json!({"phase": "Pending", "qosClass": "BestEffort"})),
+        running(),
+    )
+    .unwrap();
+    assert_eq!(patch["metadata"], json!({"uid": "u1"}));
+    let told = &patch["status"];
+    assert_eq!(told["phase"], "Running");
+    assert_eq!(told["podIPs"], json!([{"ip": "10.1.0.1"}]));
+    assert_eq!(told["hostIPs"], json!([{"ip": "10.0.0.1"}]));
+    assert_eq!(told["conditions"], json!([ready("True")]));
+    assert!(told.get("qosClass").is_none(), "it cannot be changed");
+}
+
+#[test]
+fn only_what_differs_is_told() {
+    let ours = with(running(), "conditions", json!([ready("False")]));
+    let patch = patch_of(Some(running()), ours).unwrap();
+    assert_eq!(patch["status"], json!({"conditions": [ready("False")]}));
+}
+
+#[test]
+fn conditions_and_fields_of_others_are_left_alone() {
+    let gate = json!({"type": "example.com/gate", "status": "True"});
+    let shown = with(running(), "conditions", json!([gate, ready("True")]));
+    let shown = with(shown, "nominatedNodeName", json!("n"));
+    let stale_gate = json!({"type": "example.com/gate", "status": "False"});
+    let ours = with(running(), "conditions", json!([stale_gate, ready("False")]));
+    let patch = patch_of(Some(shown), ours).unwrap();
+    assert_eq!(patch["status"], json!({"conditions": [ready("False")]}));
+}
+
+#[test]
+fn what_we_do_not_say_any_more_is_removed() {
+    let mut shown = with(running(), "reason", json!("Old"));
+    shown["conditions"] = json!([
+        {"type": "Ready", "status": "True", "reason": "Why", "lastTransitionTime": "2026-01-01T00:00:00Z"},
+        {"type": "PodResizePending", "status": "True"},
+        {"type": "PodScheduled", "status": "True"},
+    ]);
+    let patch = patch_of(Some(shown), running()).unwrap();
+    assert_eq!(patch["status"]["reason"], Value::Null);
+    let mut told_ready = ready("True");
+    told_ready["reason"] = Value::Null;
+    assert_eq!(
+        patch["status"]["conditions"],
+        json!([told_ready, {"$patch": "delete", "type": "PodResizePending"}])
+    );
+}
+
+#[test]
+fn a_new_address_replaces_the_list() {
+    let ours = with(running(), "podIPs", json!([{"ip": "10.1.0.2"}]));
+    let patch = patch_of(Some(running()), with(ours, "podIP", json!("10.1.0.2"))).unwrap();
+    assert_eq!(
+        patch["status"],
+        json!({"podIP": "10.1.0.2", "podIPs": [{"$patch": "replace"}, {"ip": "10.1.0.2"}]})
+    );
+}
+
+#[test]
+fn a_server_that_drops_new_fields_is_not_told_again() {
+    let mut ours = running();
+    ours["conditions"][0]["observedGeneration"] = json!(3);
+    ours["containerStatuses"][0]["resources"] = json!({"requests": {"cpu": "1"}});
+    let dropped = without(running(), &["hostIPs", "observedGeneration"]);
+    assert_eq!(patch_of(Some(dropped.clone()), ours.clone()), None);
+    // With a difference that counts they are told all the same.
+    let patch = patch_of(Some(dropped), with(ours, "phase", json!("Failed"))).unwrap();
+    assert_eq!(patch["status"]["hostIPs"], json!([{"ip": "10.0.0.1"}]));
+    assert_eq!(patch["status"]["observedGeneration"], 3);
+}
+
+#[test]
+fn a_new_field_counts_where_the_server_keeps_it() {
+    let ours = with(running(), "observedGeneration", json!(4));
+    let patch = patch_of(Some(running()), ours).unwrap();
+    assert_eq!(patch["status"], json!({"observedGeneration": 4}));
+}
+
+#[test]
+fn what_somebody_else_overwrote_is_told_again() {
+    let table = [
+        ("phase", json!("Pending")),
+        ("podIP", json!("1.1.1.1")),
+        ("message", json!("x")),
+        ("conditions", json!([ready("False")])),
+        ("containerStatuses", json!([])),
+    ];
+    for (field, value) in table {
+        let shown = with(running(), field, value);
+        let patch = patch_of(Some(shown), running()).unwrap_or_default();
+        assert!(patch["status"].get(field).is_some(), "{field}: {patch}");
+    }
+}
+
+#[test]
+fn a_terminal_phase_is_held_back_while_containers_may_run() {
+    let shown = status(running());
+    let mut evicted = running();
+    evicted["phase"] = json!("Failed");
+    evicted["reason"] = json!("Evicted");
+    evicted["conditions"] = json!([ready("False"), {"type": "DisruptionTarget", "status": "True"}]);
+    let ours = status(evicted);
+    let input = PatchInput {
+        uid: "u1",
+        shown: Some(&shown),
+        ours: &ours,
+        may_run: true,
+    };
+    assert!(is_withheld(&input));
+    let patch = status_patch(&input).unwrap();
+    assert_eq!(patch["status"], json!({"conditions": [ready("False")]}));
+
+    let input = PatchInput {
+        may_run: false,
+        ..input
+    };
+    assert!(!is_withheld(&input));
+    let told = status_patch(&input).unwrap();
+    assert_eq!(told["status"]["phase"], "Failed");
+    assert_eq!(told["status"]["reason"], "Evicted");
+    assert_eq!(told["status"]["conditions"][1]["type"], "DisruptionTarget");
+
+    let failed = status(with(running(), "phase", json!("Failed")));
+    let known = PatchInput {
+        shown: Some(&failed),
+        may_run: true,
+        ..input
+    };
+    assert!(!is_withheld(&known), "the API server knows already");
+}
+
+#[test]
+fn a_terminal_pod_is_never_told_to_be_ready() {
+    let patch = patch_of(
+        Some(running()),
+        with(running(), "phase", json!("Succeeded")),
+    )
+    .unwrap();
+    let condition = &patch["status"]["conditions"][0];
+    assert_eq!(condition["status"], "False");
+    assert_eq!(condition["reason"], "PodCompleted");
+}

@@ -1,1 +1,202 @@
+//! Event objects against a model of the API server.
+
 use super::*;
+use crate::apiserver::testkit::FakeApi;
+use crate::types::{BootId, EventType, PodRef};
+
+struct ManualClock(Mutex<i64>);
+
+impl Clock for ManualClock {
+    fn now(&self) -> Stamp {
+        let ms = *self.0.lock().unwrap();
+        Stamp {
+            boot: BootId(1),
+            boottime_ms: ms,
+            wall_ms: ms,
+        }
+    }
+}
+
+struct Rig {
+    api: FakeApi,
+    events: ApiEvents,
+    clock: Arc<ManualClock>,
+    metrics: Metrics,
+}
+
+impl Rig {
+    fn new(rate: EventRate) -> Self {
+        let api = FakeApi::new();
+        let clock = Arc::new(ManualClock(Mutex::new(1_700_000_000_000)));
+        let metrics = Metrics::default();
+        let (events, sink) = api_events(
+            api.client.clone(),
+            "n1",
+            rate,
+            Arc::clone(&clock) as Arc<dyn Clock>,
+            metrics.clone(),
+        );
+        tokio::spawn(sink.run(CancellationToken::new()));
+        Self {
+            api,
+            events,
+            clock,
+            metrics,
+        }
+    }
+
+    fn objects(&self) -> Vec<core::Event> {
+        let values = self
+            .api
+            .with(|m| m.objects.values().cloned().collect::<Vec<_>>());
+        values
+            .into_iter()
+            .map(|v| serde_json::from_value(v).unwrap())
+            .collect()
+    }
+
+    fn unsent(&self, reason: &str) -> u64 {
+        let reason = reason.to_owned();
+        self.metrics
+            .events_unsent
+            .get_or_create(&ReasonLabel { reason })
+            .get()
+    }
+}
+
+fn event(pod: &str, message: &str) -> Event {
+    Event {
+        pod: Some(PodRef {
+            uid: format!("uid-{pod}").into(),
+            name: pod.into(),
+            namespace: "shop".into(),
+        }),
+        container: Some("main".into()),
+        kind: EventType::Warning,
+        reason: "BackOff".into(),
+        message: message.into(),
+    }
+}
+
+async fn pass(ms: u64) {
+    tokio::time::sleep(Duration::from_millis(ms)).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_event_is_made_once_and_counted_after() {
+    let rig = Rig::new(EventRate::default());
+    rig.events.take(event("web", "x"));
+    pass(10).await;
+    *rig.clock.0.lock().unwrap() += 60_000;
+    rig.events.take(event("web", "x"));
+    pass(10).await;
+    let objects = rig.objects();
+    assert_eq!(objects.len(), 1);
+    let told = &objects[0];
+    assert_eq!(told.metadata.namespace.as_deref(), Some("shop"));
+    assert!(
+        told.metadata
+            .name
+            .as_ref()
+            .unwrap()
+            .starts_with("web.17979cfe362a0000"),
+        "{told:?}"
+    );
+    assert_eq!(told.count, Some(2));
+    assert_eq!(told.involved_object.uid.as_deref(), Some("uid-web"));
+    assert_eq!(
+        told.involved_object.field_path.as_deref(),
+        Some("spec.containers{main}")
+    );
+    assert_eq!(told.source.as_ref().unwrap().host.as_deref(), Some("n1"));
+    assert_eq!(told.reporting_component.as_deref(), Some("kubelet"));
+    assert_eq!(told.type_.as_deref(), Some("Warning"));
+    assert!(told.first_timestamp < told.last_timestamp);
+    assert_eq!((rig.api.count("POST"), rig.api.count("PATCH")), (1, 1));
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_event_about_the_node_is_in_the_default_namespace() {
+    let rig = Rig::new(EventRate::default());
+    rig.events
+        .take(Event::node(EventType::Normal, "Starting", "hello"));
+    pass(10).await;
+    let told = &rig.objects()[0];
+    assert_eq!(told.metadata.namespace.as_deref(), Some("default"));
+    let node = &told.involved_object;
+    assert_eq!(
+        (node.kind.as_deref(), node.uid.as_deref()),
+        (Some("Node"), Some("n1"))
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_object_that_expired_is_made_again() {
+    let rig = Rig::new(EventRate::default());
+    rig.events.take(event("web", "x"));
+    pass(10).await;
+    rig.api.with(|model| model.objects.clear());
+    rig.events.take(event("web", "x"));
+    pass(10).await;
+    assert_eq!(rig.objects()[0].count, Some(2));
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_outage_keeps_the_newest_thousand_and_they_arrive() {
+    let rig = Rig::new(EventRate { qps: 0, burst: 0 });
+    rig.api.set_down(true);
+    rig.events.take(event("first", "x"));
+    pass(5_000).await;
+    for n in 0..1200 {
+        rig.events.take(event(&format!("p{n:04}"), "x"));
+        rig.events.take(event(&format!("p{n:04}"), "x"));
+    }
+    pass(120_000).await;
+    assert!(rig.unsent("queue_full") >= 200);
+    rig.api.set_down(false);
+    pass(60_000).await;
+    let objects = rig.objects();
+    assert!((999..=1000).contains(&objects.len()), "{}", objects.len());
+    assert!(objects.iter().all(|o| o.count == Some(2)));
+    assert!(
+        objects
+            .iter()
+            .any(|o| o.involved_object.name.as_deref() == Some("p1199"))
+    );
+    assert_eq!(
+        rig.api.count("PATCH"),
+        0,
+        "what repeats while it waits is one request"
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_refused_event_is_dropped_and_the_next_goes_on() {
+    let rig = Rig::new(EventRate::default());
+    for code in [403, 404, 422] {
+        rig.api.with(|model| model.fails = Some(code));
+        rig.events.take(event(&format!("bad-{code}"), "x"));
+        pass(60_000).await;
+    }
+    assert_eq!(rig.api.count("POST"), 3);
+    assert_eq!(rig.unsent("refused"), 3);
+    rig.api.with(|model| model.fails = Some(500));
+    rig.events.take(event("good", "x"));
+    pass(2_000).await;
+    rig.api.with(|model| model.fails = None);
+    pass(60_000).await;
+    assert_eq!(rig.objects().len(), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_rate_of_requests_is_bounded() {
+    let rig = Rig::new(EventRate { qps: 5, burst: 10 });
+    for n in 0..100 {
+        rig.events.take(event(&format!("p{n}"), "x"));
+    }
+    pass(10).await;
+    assert_eq!(rig.api.count("POST"), 10);
+    pass(10_000).await;
+    let sent = rig.api.count("POST");
+    assert!((58..=61).contains(&sent), "{sent}");
+}
