@@ -123,7 +123,9 @@ impl Server {
                 object["metadata"]["uid"] = json!(format!("uid-{}", self.version));
                 object["metadata"]["resourceVersion"] = json!(self.version.to_string());
                 *slot = Some(object.clone());
-                self.tell();
+                if !is_lease {
+                    self.tell();
+                }
                 (201, object)
             }
             "PUT" => {
