@@ -28,7 +28,7 @@ pub enum EnvError {
         /// The variable, or `envFrom`.
         variable: String,
         /// Why.
-        source: SourceError,
+        source: Box<SourceError>,
     },
     /// Its field or resource does not exist.
     #[error("{what} (for variable {variable} of container {container})")]
@@ -177,7 +177,7 @@ pub fn make_env(inputs: &EnvInputs<'_>, ctx: &NodeContext) -> Result<Environment
         all_of(inputs, from, &mut vars, &mut skipped).map_err(|source| EnvError::Source {
             container: container.name.clone(),
             variable: "envFrom".to_owned(),
-            source,
+            source: Box::new(source),
         })?;
     }
     for var in container.env.iter().flatten() {
@@ -298,7 +298,7 @@ fn from_source(
     let source_error = |source| EnvError::Source {
         container: container.name.clone(),
         variable: format!("variable {name}"),
-        source,
+        source: Box::new(source),
     };
     let field_error = |what| EnvError::Field {
         container: container.name.clone(),

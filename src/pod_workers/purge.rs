@@ -40,6 +40,7 @@ pub(super) async fn purge(context: &WorkerContext, job: &Job) -> Result<(), Step
         context.pleg.request(uid);
     }
     context.volumes.unmount(uid).await?;
+    context.objects.unregister(uid);
     let pod = uid.clone();
     context
         .with_cgroups(move |cgroups| cgroups.destroy(&pod))

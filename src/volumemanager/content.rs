@@ -4,7 +4,7 @@
 //! last is remembered as a digest, so that a sync that finds nothing new does no I/O; after a restart the
 //! files themselves are compared once.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use k8s_openapi::api::core::v1::{Pod, Volume};
 
@@ -138,7 +138,7 @@ impl VolumeManager {
         let known = self.store.snapshot().record::<VolumeRecord>(&key).cloned();
         let Some(known) = known else { return Ok(false) };
         let path = plan.path();
-        if known.plugin != plan.plugin() || PathBuf::from(&known.path) != path {
+        if known.plugin != plan.plugin() || Path::new(&known.path) != path {
             self.unmount_one(uid, name, &known).await?;
             return Ok(false);
         }
@@ -197,6 +197,6 @@ pub(super) fn collect(
     payload::collect(pod, volume, sources).map_err(|source| VolumeError::Content {
         pod: pod.uid(),
         volume: volume.name.clone(),
-        source,
+        source: Box::new(source),
     })
 }

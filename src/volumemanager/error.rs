@@ -54,7 +54,7 @@ pub enum VolumeError {
         /// The volume.
         volume: String,
         /// Why.
-        source: PayloadError,
+        source: Box<PayloadError>,
     },
     /// A size does not parse.
     #[error("size volume {volume} of pod {pod}")]

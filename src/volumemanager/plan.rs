@@ -6,6 +6,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 use k8s_openapi::api::core::v1::{EmptyDirVolumeSource, Pod};
+use nix::errno::Errno;
 use nix::mount::{MntFlags, MsFlags};
 
 use super::error::{VolumeError, io_error};
@@ -119,7 +120,7 @@ pub(super) fn set_up(plan: &Plan, uid: &PodUid, name: &str) -> Result<(), Volume
             // Secrets are not for the swap; kernels before 6.4 do not know the option.
             mount_tmpfs(path, *size, ",noswap")
                 .or_else(|error| match error.raw_os_error() {
-                    Some(nix::libc::EINVAL) => mount_tmpfs(path, *size, ""),
+                    Some(code) if code == Errno::EINVAL as i32 => mount_tmpfs(path, *size, ""),
                     _ => Err(error),
                 })
                 .map_err(io_error("mount tmpfs on", uid, path))
