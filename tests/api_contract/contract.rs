@@ -50,7 +50,10 @@ pub async fn pod_gets_its_defaults(w: &World) {
     assert_eq!(container["resources"]["limits"], amounts);
     assert_eq!(container["resources"]["requests"], amounts);
     assert_eq!(spec["volumes"][0]["configMap"]["defaultMode"], 0o644);
-    assert_eq!(pod["status"], json!({ "phase": "Pending", "qosClass": "Guaranteed" }));
+    assert_eq!(
+        pod["status"],
+        json!({ "phase": "Pending", "qosClass": "Guaranteed" })
+    );
     assert!(pod["metadata"]["uid"].is_string() && pod["metadata"]["creationTimestamp"].is_string());
 }
 
@@ -58,7 +61,10 @@ pub async fn names_are_unique_and_may_be_generated(w: &World) {
     let pods: Api<Pod> = w.api(&w.admin);
     let pp = PostParams::default();
     w.create::<Pod>(pod("p", &w.node)).await;
-    assert_eq!(refusal(pods.create(&pp, &object(pod("p", &w.node))).await), 409);
+    assert_eq!(
+        refusal(pods.create(&pp, &object(pod("p", &w.node))).await),
+        409
+    );
     let mut generated = pod("", &w.node);
     generated["metadata"] = json!({ "generateName": "p-" });
     let one: Pod = w.create(generated.clone()).await;
@@ -66,7 +72,10 @@ pub async fn names_are_unique_and_may_be_generated(w: &World) {
     assert_ne!(one.metadata.name, two.metadata.name);
     assert!(one.metadata.name.unwrap().starts_with("p-"));
     let elsewhere: Api<Pod> = Api::namespaced(w.admin.clone(), "no-such-namespace");
-    assert_eq!(refusal(elsewhere.create(&pp, &object(pod("p", &w.node))).await), 404);
+    assert_eq!(
+        refusal(elsewhere.create(&pp, &object(pod("p", &w.node))).await),
+        404
+    );
 }
 
 pub async fn status_patch_merges_conditions_by_type(w: &World) {
@@ -105,11 +114,22 @@ pub async fn status_patch_merges_conditions_by_type(w: &World) {
     assert_eq!(of("Foreign")["status"], "True", "it was not in the patch");
     assert_eq!(status["podIPs"], json!([{ "ip": "10.0.0.2" }]));
     assert_eq!(status["podIP"], "10.0.0.1");
-    assert_eq!(status["containerStatuses"].as_array().unwrap().len(), 1, "replaced as a whole");
+    assert_eq!(
+        status["containerStatuses"].as_array().unwrap().len(),
+        1,
+        "replaced as a whole"
+    );
     assert_eq!(status["containerStatuses"][0]["name"], "other");
-    let missing = patch_status(&pods, "p", json!({ "status": { "conditions": [{ "status": "x" }] } }));
+    let missing = patch_status(
+        &pods,
+        "p",
+        json!({ "status": { "conditions": [{ "status": "x" }] } }),
+    );
     assert_eq!(refusal(missing.await), 500, "without its merge key");
-    assert_eq!(refusal(patch_status(&pods, "none", json!({ "status": {} })).await), 404);
+    assert_eq!(
+        refusal(patch_status(&pods, "none", json!({ "status": {} })).await),
+        404
+    );
 }
 
 pub async fn order_of_a_merged_list_is_that_of_the_patch(w: &World) {
@@ -121,19 +141,35 @@ pub async fn order_of_a_merged_list_is_that_of_the_patch(w: &World) {
     };
     let order = |patched: &Value| -> String {
         let conditions = patched["status"]["conditions"].as_array().unwrap();
-        conditions.iter().map(|c| c["type"].as_str().unwrap()).collect()
+        conditions
+            .iter()
+            .map(|c| c["type"].as_str().unwrap())
+            .collect()
     };
     let first = json!({ "status": { "conditions": conditions("ABCD") } });
-    assert_eq!(order(&patch_status(&pods, "p", first).await.unwrap()), "ABCD");
+    assert_eq!(
+        order(&patch_status(&pods, "p", first).await.unwrap()),
+        "ABCD"
+    );
     let keys = json!([{ "type": "X" }, { "type": "C" }, { "type": "B" }]);
-    let second = json!({ "status": { "$setElementOrder/conditions": keys, "conditions": conditions("X") } });
-    assert_eq!(order(&patch_status(&pods, "p", second).await.unwrap()), "XACBD");
+    let second =
+        json!({ "status": { "$setElementOrder/conditions": keys, "conditions": conditions("X") } });
+    assert_eq!(
+        order(&patch_status(&pods, "p", second).await.unwrap()),
+        "XACBD"
+    );
     let third = json!({ "status": { "conditions": conditions("DY") } });
-    assert_eq!(order(&patch_status(&pods, "p", third).await.unwrap()), "XACBDY");
+    assert_eq!(
+        order(&patch_status(&pods, "p", third).await.unwrap()),
+        "XACBDY"
+    );
     let mut replaced = conditions("BA");
     replaced.insert(0, json!({ "$patch": "replace" }));
     let fourth = json!({ "status": { "conditions": replaced } });
-    assert_eq!(order(&patch_status(&pods, "p", fourth).await.unwrap()), "BA");
+    assert_eq!(
+        order(&patch_status(&pods, "p", fourth).await.unwrap()),
+        "BA"
+    );
     let keys = json!([{ "type": "A" }, { "type": "B" }]);
     let wrong = json!({ "status": { "$setElementOrder/conditions": keys, "conditions": conditions("BA") } });
     assert_eq!(refusal(patch_status(&pods, "p", wrong).await), 500);
@@ -153,12 +189,16 @@ pub async fn status_and_spec_are_written_apart(w: &World) {
     assert_eq!(patched["metadata"]["annotations"]["a"], "b");
     let mut main = both;
     main["status"]["phase"] = "Failed".into();
-    let patched = pods.patch("p", &PatchParams::default(), &Patch::Merge(main)).await;
+    let patched = pods
+        .patch("p", &PatchParams::default(), &Patch::Merge(main))
+        .await;
     let patched = json_of(patched.unwrap());
     assert_eq!(patched["status"]["phase"], "Running");
     assert_eq!(patched["spec"]["activeDeadlineSeconds"], 5);
     let moved = json!({ "spec": { "nodeName": w.other } });
-    let refused = pods.patch("p", &PatchParams::default(), &Patch::Merge(moved)).await;
+    let refused = pods
+        .patch("p", &PatchParams::default(), &Patch::Merge(moved))
+        .await;
     assert_eq!(refusal(refused), 422, "a pod does not move");
 }
 
@@ -179,7 +219,10 @@ pub async fn other_uid_is_refused(w: &World) {
     let own = created.metadata.uid.clone().unwrap();
     patch_status(&pods, "p", patch(&own)).await.unwrap();
     let with_uid = |uid: &str| {
-        at_once().preconditions(Preconditions { uid: Some(uid.to_owned()), ..Default::default() })
+        at_once().preconditions(Preconditions {
+            uid: Some(uid.to_owned()),
+            ..Default::default()
+        })
     };
     assert_eq!(refusal(pods.delete("p", &with_uid("other")).await), 409);
     pods.delete("p", &with_uid(&own)).await.unwrap();
@@ -192,16 +235,27 @@ pub async fn other_uid_is_refused(w: &World) {
 }
 
 pub async fn update_needs_the_newest_version(w: &World) {
-    let mut map: ConfigMap =
-        w.create(json!({ "metadata": { "name": "c" }, "data": { "a": "1" } })).await;
+    let mut map: ConfigMap = w
+        .create(json!({ "metadata": { "name": "c" }, "data": { "a": "1" } }))
+        .await;
     let maps: Api<ConfigMap> = w.api(&w.admin);
     let stale = map.clone();
-    map.data.as_mut().unwrap().insert("a".to_owned(), "2".to_owned());
-    maps.replace("c", &PostParams::default(), &map).await.unwrap();
-    assert_eq!(refusal(maps.replace("c", &PostParams::default(), &stale).await), 409);
+    map.data
+        .as_mut()
+        .unwrap()
+        .insert("a".to_owned(), "2".to_owned());
+    maps.replace("c", &PostParams::default(), &map)
+        .await
+        .unwrap();
+    assert_eq!(
+        refusal(maps.replace("c", &PostParams::default(), &stale).await),
+        409
+    );
     let version = stale.metadata.resource_version;
     let patch = json!({ "metadata": { "resourceVersion": version }, "data": { "a": "3" } });
-    let refused = maps.patch("c", &PatchParams::default(), &Patch::Merge(patch)).await;
+    let refused = maps
+        .patch("c", &PatchParams::default(), &Patch::Merge(patch))
+        .await;
     assert_eq!(refusal(refused), 409);
 }
 
@@ -234,7 +288,7 @@ pub async fn pod_on_a_node_is_deleted_gracefully(w: &World) {
     let created: Pod = w.create(pod("p", &w.node)).await;
     let version = created.metadata.resource_version.unwrap();
     let pods: Api<Pod> = w.api(&w.admin);
-    let grace_of = |deleted: either_of::Deleted| deleted.metadata.deletion_grace_period_seconds;
+    let grace_of = |deleted: Pod| deleted.metadata.deletion_grace_period_seconds;
     let delete = |grace: Option<u32>| {
         let mut dp = DeleteParams::default();
         dp.grace_period_seconds = grace;
@@ -247,19 +301,23 @@ pub async fn pod_on_a_node_is_deleted_gracefully(w: &World) {
     assert_eq!(shorter.metadata.deletion_grace_period_seconds, Some(5));
     assert!(shorter.metadata.deletion_timestamp > shorter.metadata.creation_timestamp);
     let node: Api<Pod> = w.api(&w.node_client);
-    patch_status(&node, "p", json!({ "status": { "phase": "Failed" } })).await.unwrap();
+    patch_status(&node, "p", json!({ "status": { "phase": "Failed" } }))
+        .await
+        .unwrap();
     node.delete("p", &at_once()).await.unwrap();
     assert!(pods.get_opt("p").await.unwrap().is_none());
     assert_eq!(refusal(node.delete("p", &at_once()).await), 404);
     let seen = events(w, &WatchParams::default(), &version, 5).await;
     assert_eq!(
         seen,
-        ["MODIFIED p 30", "MODIFIED p 5", "MODIFIED p 5", "MODIFIED p 0", "DELETED p 0"]
+        [
+            "MODIFIED p 30",
+            "MODIFIED p 5",
+            "MODIFIED p 5",
+            "MODIFIED p 0",
+            "DELETED p 0"
+        ]
     );
-}
-
-mod either_of {
-    pub(super) type Deleted = k8s_openapi::api::core::v1::Pod;
 }
 
 pub async fn pod_that_runs_nowhere_is_deleted_at_once(w: &World) {
@@ -267,7 +325,13 @@ pub async fn pod_that_runs_nowhere_is_deleted_at_once(w: &World) {
     w.create::<Pod>(pod("unscheduled", "")).await;
     w.create::<Pod>(pod("ended", &w.node)).await;
     let node: Api<Pod> = w.api(&w.node_client);
-    patch_status(&node, "ended", json!({ "status": { "phase": "Succeeded" } })).await.unwrap();
+    patch_status(
+        &node,
+        "ended",
+        json!({ "status": { "phase": "Succeeded" } }),
+    )
+    .await
+    .unwrap();
     for name in ["unscheduled", "ended"] {
         pods.delete(name, &DeleteParams::default()).await.unwrap();
         assert!(pods.get_opt(name).await.unwrap().is_none(), "{name}");
@@ -283,7 +347,9 @@ pub async fn finalizer_holds_a_deleted_pod(w: &World) {
     let held = pods.get("p").await.unwrap();
     assert_eq!(held.metadata.deletion_grace_period_seconds, Some(0));
     let patch = Patch::Merge(json!({ "metadata": { "finalizers": null } }));
-    pods.patch("p", &PatchParams::default(), &patch).await.unwrap();
+    pods.patch("p", &PatchParams::default(), &patch)
+        .await
+        .unwrap();
     assert!(pods.get_opt("p").await.unwrap().is_none());
 }
 
@@ -296,7 +362,9 @@ pub async fn watch_tells_what_enters_and_leaves_its_selection(w: &World) {
     w.create::<Pod>(pod("elsewhere", &w.other)).await;
     for label in ["yes", "no", "yes"] {
         let patch = Patch::Merge(json!({ "metadata": { "labels": { "l": label } } }));
-        pods.patch("p", &PatchParams::default(), &patch).await.unwrap();
+        pods.patch("p", &PatchParams::default(), &patch)
+            .await
+            .unwrap();
     }
     let node = format!("spec.nodeName={}", w.node);
     let params = WatchParams::default().fields(&node);
@@ -306,7 +374,11 @@ pub async fn watch_tells_what_enters_and_leaves_its_selection(w: &World) {
     assert_eq!(seen, ["ADDED p", "DELETED p", "ADDED p"]);
     let mut all = events(w, &WatchParams::default().fields(&node), "0", 2).await;
     all.sort();
-    assert_eq!(all, ["ADDED before", "ADDED p"], "without a version: what is there");
+    assert_eq!(
+        all,
+        ["ADDED before", "ADDED p"],
+        "without a version: what is there"
+    );
 }
 
 pub async fn watch_ends_after_its_timeout_with_a_bookmark(w: &World) {
@@ -316,7 +388,9 @@ pub async fn watch_ends_after_its_timeout_with_a_bookmark(w: &World) {
     let seen = events(w, &params, "0", usize::MAX).await;
     assert_eq!(seen.first().unwrap(), "ADDED p");
     assert_eq!(seen.last().unwrap(), "BOOKMARK");
-    let bad = pods.list(&ListParams::default().fields("spec.nonsense=x")).await;
+    let bad = pods
+        .list(&ListParams::default().fields("spec.nonsense=x"))
+        .await;
     assert_eq!(refusal(bad), 400);
 }
 
@@ -333,7 +407,10 @@ pub async fn list_in_pages_is_of_one_moment(w: &World) {
     assert_eq!(first.items.len(), 2);
     assert_eq!(second.items[0].metadata.name.as_deref(), Some("c"));
     assert_eq!(second.metadata.continue_.as_deref().unwrap_or_default(), "");
-    assert_eq!(first.metadata.resource_version, second.metadata.resource_version);
+    assert_eq!(
+        first.metadata.resource_version,
+        second.metadata.resource_version
+    );
 }
 
 pub async fn node_object_is_patched_by_its_node(w: &World) {
@@ -341,7 +418,12 @@ pub async fn node_object_is_patched_by_its_node(w: &World) {
     let pp = PatchParams::default();
     let status = |patch: Value| {
         let (nodes, pp, name) = (nodes.clone(), pp.clone(), w.node.clone());
-        async move { nodes.patch_status(&name, &pp, &Patch::Strategic(patch)).await.map(json_of) }
+        async move {
+            nodes
+                .patch_status(&name, &pp, &Patch::Strategic(patch))
+                .await
+                .map(json_of)
+        }
     };
     let first = json!({ "metadata": { "annotations": { "a": "b" } }, "status": {
         "capacity": { "cpu": "2000m", "memory": "1048576Ki" },
@@ -352,7 +434,10 @@ pub async fn node_object_is_patched_by_its_node(w: &World) {
     }});
     let patched = status(first).await.unwrap();
     assert_eq!(patched["metadata"]["annotations"]["a"], "b");
-    assert_eq!(patched["status"]["capacity"], json!({ "cpu": "2", "memory": "1Gi" }));
+    assert_eq!(
+        patched["status"]["capacity"],
+        json!({ "cpu": "2", "memory": "1Gi" })
+    );
     let second = json!({ "status": {
         "conditions": [{ "type": "Ready", "status": "False" }],
         "addresses": [{ "type": "InternalIP", "address": "10.0.0.2" }],
@@ -362,19 +447,30 @@ pub async fn node_object_is_patched_by_its_node(w: &World) {
     let status_now = &patched["status"];
     assert_eq!(status_now["conditions"].as_array().unwrap().len(), 2);
     assert_eq!(status_now["addresses"].as_array().unwrap().len(), 2);
-    assert_eq!(status_now["images"], json!([{ "names": ["c"], "sizeBytes": 1 }]));
+    assert_eq!(
+        status_now["images"],
+        json!([{ "names": ["c"], "sizeBytes": 1 }])
+    );
     assert_eq!(status_now["volumesInUse"], json!(["c"]));
     let tainted = json!({ "spec": { "taints": [{ "key": "k", "effect": "NoSchedule" }] } });
     assert_eq!(refusal(status(tainted.clone()).await), 403);
-    let refused = nodes.patch(&w.node, &pp, &Patch::Strategic(tainted.clone())).await;
+    let refused = nodes
+        .patch(&w.node, &pp, &Patch::Strategic(tainted.clone()))
+        .await;
     assert_eq!(refusal(refused), 403, "a node may not change its taints");
     let label = json!({ "metadata": { "labels": { "node-restriction.kubernetes.io/x": "y" } } });
     let refused = nodes.patch(&w.node, &pp, &Patch::Strategic(label)).await;
     assert_eq!(refusal(refused), 403);
     let label = json!({ "metadata": { "labels": { "kubernetes.io/os": "linux" } } });
-    nodes.patch(&w.node, &pp, &Patch::Strategic(label)).await.unwrap();
+    nodes
+        .patch(&w.node, &pp, &Patch::Strategic(label))
+        .await
+        .unwrap();
     let admin: Api<Node> = Api::all(w.admin.clone());
-    let patched = admin.patch(&w.node, &pp, &Patch::Strategic(tainted)).await.unwrap();
+    let patched = admin
+        .patch(&w.node, &pp, &Patch::Strategic(tainted))
+        .await
+        .unwrap();
     let taints = json_of(patched)["spec"]["taints"].clone();
     let one = json!([{ "key": "k", "effect": "NoSchedule" }]);
     assert_eq!(taints, one, "taints are replaced as a whole");
@@ -388,18 +484,31 @@ pub async fn node_touches_nothing_of_other_nodes(w: &World) {
     assert_eq!(refusal(pods.delete("theirs", &at_once()).await), 403);
     let nodes: Api<Node> = Api::all(w.node_client.clone());
     let label = Patch::Strategic(json!({ "metadata": { "labels": { "a": "b" } } }));
-    assert_eq!(refusal(nodes.patch(&w.other, &PatchParams::default(), &label).await), 403);
+    assert_eq!(
+        refusal(nodes.patch(&w.other, &PatchParams::default(), &label).await),
+        403
+    );
     w.create::<Pod>(pod("mine", &w.node)).await;
     let labels = json!({ "metadata": { "labels": { "a": "b" } } });
-    assert_eq!(refusal(patch_status(&pods, "mine", labels).await), 403, "no labels by status");
+    assert_eq!(
+        refusal(patch_status(&pods, "mine", labels).await),
+        403,
+        "no labels by status"
+    );
     let label = Patch::Strategic(json!({ "metadata": { "labels": { "a": "b" } } }));
     let refused = pods.patch("mine", &PatchParams::default(), &label).await;
-    assert_eq!(refusal(refused), 403, "only the status of a pod is the node's");
+    assert_eq!(
+        refusal(refused),
+        403,
+        "only the status of a pod is the node's"
+    );
 }
 
 pub async fn node_reads_only_what_its_pods_refer_to(w: &World) {
-    w.create::<Secret>(json!({ "metadata": { "name": "used" }, "stringData": { "a": "b" } })).await;
-    w.create::<Secret>(json!({ "metadata": { "name": "unused" } })).await;
+    w.create::<Secret>(json!({ "metadata": { "name": "used" }, "stringData": { "a": "b" } }))
+        .await;
+    w.create::<Secret>(json!({ "metadata": { "name": "unused" } }))
+        .await;
     let mut given = pod("p", &w.node);
     given["spec"]["volumes"] = json!([
         { "name": "s", "secret": { "secretName": "used" } },
@@ -423,7 +532,11 @@ pub async fn node_reads_only_what_its_pods_refer_to(w: &World) {
     let one = ListParams::default().fields("metadata.name=used");
     assert_eq!(secrets.list(&one).await.unwrap().items.len(), 1);
     let maps: Api<ConfigMap> = w.api(&w.node_client);
-    assert_eq!(refusal(maps.get("missing").await), 404, "its pod refers to it");
+    assert_eq!(
+        refusal(maps.get("missing").await),
+        404,
+        "its pod refers to it"
+    );
     let theirs: Api<Secret> = w.api(&w.other_client);
     assert_eq!(refusal(theirs.get("used").await), 403);
 }
@@ -440,15 +553,21 @@ pub async fn node_creates_only_mirror_pods_of_its_own(w: &World) {
     assert_eq!(refusal(create(&mirror).await), 403, "no mirror pod");
     mirror["metadata"]["annotations"] = json!({ "kubernetes.io/config.mirror": "h" });
     assert_eq!(refusal(create(&mirror).await), 403, "not owned by the node");
-    let owner = |uid: &str| {
-        json!([{ "apiVersion": "v1", "kind": "Node", "name": w.node, "uid": uid, "controller": true }])
-    };
+    let owner = |uid: &str| json!([{ "apiVersion": "v1", "kind": "Node", "name": w.node, "uid": uid, "controller": true }]);
     mirror["metadata"]["ownerReferences"] = owner("other");
-    assert_eq!(refusal(create(&mirror).await), 403, "of another life of the node");
+    assert_eq!(
+        refusal(create(&mirror).await),
+        403,
+        "of another life of the node"
+    );
     mirror["metadata"]["ownerReferences"] = owner(&uid.unwrap());
     let mut with_secret = mirror.clone();
     with_secret["spec"]["volumes"] = json!([{ "name": "s", "secret": { "secretName": "s" } }]);
-    assert_eq!(refusal(create(&with_secret).await), 403, "gives itself rights");
+    assert_eq!(
+        refusal(create(&with_secret).await),
+        403,
+        "gives itself rights"
+    );
     let mut theirs = mirror.clone();
     theirs["spec"]["nodeName"] = w.other.clone().into();
     assert_eq!(refusal(create(&theirs).await), 403, "of another node");
@@ -477,7 +596,8 @@ pub async fn lease_is_updated_with_its_version(w: &World) {
 }
 
 pub async fn token_is_bound_to_a_pod_of_the_node(w: &World) {
-    w.create::<ServiceAccount>(json!({ "metadata": { "name": "app" } })).await;
+    w.create::<ServiceAccount>(json!({ "metadata": { "name": "app" } }))
+        .await;
     let mut given = pod("p", &w.node);
     given["spec"]["serviceAccountName"] = "app".into();
     let created: Pod = w.create(given).await;
@@ -506,6 +626,10 @@ pub async fn token_is_bound_to_a_pod_of_the_node(w: &World) {
     };
     assert!(!given.status.unwrap().token.is_empty());
     assert_eq!(refusal(ask(request(5, own)).await), 422);
-    assert_eq!(refusal(ask(request(600, Value::Null)).await), 403, "bound to nothing");
+    assert_eq!(
+        refusal(ask(request(600, Value::Null)).await),
+        403,
+        "bound to nothing"
+    );
     assert_eq!(refusal(ask(request(600, bound("other"))).await), 409);
 }

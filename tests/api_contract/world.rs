@@ -30,10 +30,7 @@ impl World {
     }
 
     /// On any server: `client_as_node` gives the client of a node by its name.
-    pub async fn of(
-        admin: kube::Client,
-        client_as_node: impl Fn(&str) -> kube::Client,
-    ) -> Self {
+    pub async fn of(admin: kube::Client, client_as_node: impl Fn(&str) -> kube::Client) -> Self {
         let number = WORLDS.fetch_add(1, Ordering::Relaxed);
         let id = format!("{}-{number}", std::process::id());
         let world = Self {
@@ -46,7 +43,10 @@ impl World {
         };
         let namespace = object(json!({ "metadata": { "name": world.namespace } }));
         let namespaces: Api<Namespace> = Api::all(world.admin.clone());
-        namespaces.create(&PostParams::default(), &namespace).await.unwrap();
+        namespaces
+            .create(&PostParams::default(), &namespace)
+            .await
+            .unwrap();
         let nodes: Api<Node> = Api::all(world.admin.clone());
         for name in [&world.node, &world.other] {
             let node = object(json!({ "metadata": { "name": name } }));
@@ -71,7 +71,9 @@ impl World {
             + std::fmt::Debug,
     {
         let api: Api<K> = self.api(&self.admin);
-        api.create(&PostParams::default(), &object(value)).await.unwrap()
+        api.create(&PostParams::default(), &object(value))
+            .await
+            .unwrap()
     }
 }
 

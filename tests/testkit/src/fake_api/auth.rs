@@ -353,12 +353,7 @@ fn pod(
     }
 }
 
-fn mirror_pod(
-    state: &State,
-    resource: &Resource,
-    node: &str,
-    pod: &Value,
-) -> Result<(), Failure> {
+fn mirror_pod(state: &State, resource: &Resource, node: &str, pod: &Value) -> Result<(), Failure> {
     let name = pod["metadata"]["name"].as_str().unwrap_or_default();
     let refuse = |why: String| Err(Failure::forbidden(resource, name, &why));
     if pod["metadata"]["annotations"][MIRROR].is_null() {

@@ -273,8 +273,18 @@ fn volume(volume: &mut Value) {
         });
     }
     let sources = [
-        "configMap", "secret", "downwardAPI", "projected", "hostPath", "emptyDir", "csi", "nfs",
-        "persistentVolumeClaim", "ephemeral", "iscsi", "image",
+        "configMap",
+        "secret",
+        "downwardAPI",
+        "projected",
+        "hostPath",
+        "emptyDir",
+        "csi",
+        "nfs",
+        "persistentVolumeClaim",
+        "ephemeral",
+        "iscsi",
+        "image",
     ];
     if sources.iter().all(|source| volume[*source].is_null()) {
         default(&mut volume["emptyDir"], json!({}));

@@ -99,13 +99,19 @@ pub(super) fn token(
 }
 
 /// Whether a token is good now, and whose it is.
-pub(super) fn owner_of(state: &State, token: &str, now: Timestamp) -> Option<(String, Vec<String>)> {
+pub(super) fn owner_of(
+    state: &State,
+    token: &str,
+    now: Timestamp,
+) -> Option<(String, Vec<String>)> {
     let issued = state.tokens.get(token)?;
     if issued.expires <= now {
         return None;
     }
     if let Some((key, uid)) = &issued.bound
-        && state.get(key).is_none_or(|object| object["metadata"]["uid"] != **uid)
+        && state
+            .get(key)
+            .is_none_or(|object| object["metadata"]["uid"] != **uid)
     {
         return None;
     }
@@ -128,7 +134,9 @@ pub(super) fn other(state: &State, request: &Request, now: Timestamp) -> Answer 
                     "authenticated": true, "audiences": audiences,
                     "user": { "username": user, "groups": ["system:serviceaccounts", "system:authenticated"] },
                 }),
-                None => json!({ "authenticated": false, "user": {}, "error": "invalid bearer token" }),
+                None => {
+                    json!({ "authenticated": false, "user": {}, "error": "invalid bearer token" })
+                }
             };
             Ok((201, review))
         }
@@ -179,7 +187,9 @@ fn fixed(path: &str) -> Option<Value> {
             "buildDate": "1970-01-01T00:00:00Z", "goVersion": "go1.24", "compiler": "gc", "platform": "linux/amd64",
         }),
         "/readyz" | "/livez" | "/healthz" => json!("ok"),
-        "/api" => json!({"kind": "APIVersions", "versions": ["v1"], "serverAddressByClientCIDRs": []}),
+        "/api" => {
+            json!({"kind": "APIVersions", "versions": ["v1"], "serverAddressByClientCIDRs": []})
+        }
         "/apis" => {
             let groups: Vec<Value> = groups()
                 .iter()

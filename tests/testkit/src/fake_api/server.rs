@@ -99,7 +99,9 @@ async fn handle(
         Some(Fault::LoseReply | Fault::HangAfterEffect) | None => {}
     }
     let response = serve(shared, &request);
-    shared.inner().logged(request.number, response.status().as_u16());
+    shared
+        .inner()
+        .logged(request.number, response.status().as_u16());
     match fault {
         Some(Fault::LoseReply) => Err(io::Error::from(io::ErrorKind::ConnectionReset).into()),
         Some(Fault::HangAfterEffect) => std::future::pending().await,

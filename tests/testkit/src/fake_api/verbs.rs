@@ -64,7 +64,9 @@ pub(super) fn answer(state: &mut State, request: &Request, now: Timestamp) -> An
         direct: false,
     };
     match (request.verb.as_str(), request.subresource.as_str()) {
-        ("create", "") => write.create(request.body.clone()).map(|object| (201, object)),
+        ("create", "") => write
+            .create(request.body.clone())
+            .map(|object| (201, object)),
         ("create", "token") if resource.plural == "serviceaccounts" => {
             let asked = request.body.clone();
             auth::restrict_token(write.state, request, &asked)?;
@@ -74,14 +76,16 @@ pub(super) fn answer(state: &mut State, request: &Request, now: Timestamp) -> An
             let old = write.existing()?;
             auth::restrict(write.state, request, resource, Some(&old), None)?;
             write.delete(&request.body["deleteOptions"])?;
-            let status = json!({"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success"});
+            let status =
+                json!({"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success"});
             Ok((201, status))
         }
         ("create", "binding") if resource.plural == "pods" => {
             let mut pod = Value::clone(&*write.existing()?);
             pod["spec"]["nodeName"] = request.body["target"]["name"].clone();
             write.state.put(&write.key, pod);
-            let status = json!({"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success"});
+            let status =
+                json!({"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success"});
             Ok((201, status))
         }
         ("update", _) => {
@@ -116,12 +120,7 @@ pub(super) fn shown(resource: &Resource, object: &Value) -> Value {
     }
 }
 
-fn list(
-    state: &mut State,
-    request: &Request,
-    resource: &Resource,
-    selector: &Selector,
-) -> Answer {
+fn list(state: &mut State, request: &Request, resource: &Resource, selector: &Selector) -> Answer {
     let asked = match request.param("resourceVersion") {
         None | Some("") => None,
         Some(text) => Some(text.parse::<u64>().map_err(|_| {
@@ -237,7 +236,11 @@ impl Write<'_> {
             metadata["uid"] = self.state.uid().into();
         }
         metadata["creationTimestamp"] = seconds(self.now).into();
-        for gone in ["deletionTimestamp", "deletionGracePeriodSeconds", "selfLink"] {
+        for gone in [
+            "deletionTimestamp",
+            "deletionGracePeriodSeconds",
+            "selfLink",
+        ] {
             metadata[gone] = Value::Null;
         }
         let status = object["status"].clone();
@@ -373,7 +376,12 @@ impl Write<'_> {
         match new["resourceVersion"].as_str().unwrap_or_default() {
             "" if !resource.unconditional && !self.direct => {
                 let why = "Invalid value: 0x0: must be specified for an update";
-                return Err(Failure::invalid(resource, name, "metadata.resourceVersion", why));
+                return Err(Failure::invalid(
+                    resource,
+                    name,
+                    "metadata.resourceVersion",
+                    why,
+                ));
             }
             "" => {}
             given if old["resourceVersion"] != *given && !self.direct => {
@@ -416,10 +424,14 @@ impl Write<'_> {
             }
             spec
         };
-        let kept = old["tolerations"].as_array().into_iter().flatten().all(|toleration| {
-            let now = new["tolerations"].as_array();
-            now.is_some_and(|now| now.contains(toleration))
-        });
+        let kept = old["tolerations"]
+            .as_array()
+            .into_iter()
+            .flatten()
+            .all(|toleration| {
+                let now = new["tolerations"].as_array();
+                now.is_some_and(|now| now.contains(toleration))
+            });
         kept && fixed(old) == fixed(new)
     }
 
@@ -492,7 +504,10 @@ impl Write<'_> {
 
     /// `podStrategy.CheckGracefulDelete`.
     fn grace(&self, pod: &Value, asked: Option<i64>) -> i64 {
-        let unscheduled = pod["spec"]["nodeName"].as_str().unwrap_or_default().is_empty();
+        let unscheduled = pod["spec"]["nodeName"]
+            .as_str()
+            .unwrap_or_default()
+            .is_empty();
         let ended = pod["status"]["phase"] == "Succeeded" || pod["status"]["phase"] == "Failed";
         if unscheduled || ended {
             return 0;

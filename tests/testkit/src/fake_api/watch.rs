@@ -53,7 +53,11 @@ impl Watch {
         let asked: u64 = match asked {
             "" => 0,
             text => text.parse().map_err(|_| {
-                Failure::new(500, "", format!("resourceVersion: Invalid value: \"{text}\""))
+                Failure::new(
+                    500,
+                    "",
+                    format!("resourceVersion: Invalid value: \"{text}\""),
+                )
             })?,
         };
         let timeout = request
