@@ -13,8 +13,8 @@ use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 use super::{AgentError, RunOptions, Tasks, api, node, tasks};
-use crate::apiserver::ApiClient;
 use crate::admin::{AdminInfo, StoreHooks};
+use crate::apiserver::ApiClient;
 use crate::config::{
     FileSettings, HttpSettings, PodConfig, Seed, SourceSettings, SourcesReady, Surroundings,
 };
@@ -328,7 +328,7 @@ pub(super) async fn start(
     make_directories(config)?;
     let node_object = NodeObject::default();
     // The node lives on in the API server while the runtime is away.
-    let node_status = base.api.clone().map(|api| {
+    if let Some(api) = base.api.clone() {
         api::forward_events(config, base, api.clone(), tasks, token);
         api::node_status(
             config,
@@ -338,8 +338,8 @@ pub(super) async fn start(
             node_object.clone(),
             tasks,
             token,
-        )
-    });
+        );
+    }
     let cgroups = node::cgroups(config)?;
     let node = node::context(config, &cgroups)?;
     for event in node.dns.check_limits() {
@@ -388,17 +388,7 @@ pub(super) async fn start(
             cri: cri.clone(),
             pleg: pleg_handle,
             status: status.clone(),
-            images: ImageManager::new(
-                ImageConfig {
-                    serialize_pulls: config.kubelet.serialize_image_pulls,
-                    max_parallel: config
-                        .kubelet
-                        .max_parallel_image_pulls
-                        .and_then(|n| usize::try_from(n).ok()),
-                },
-                Arc::clone(&base.clock),
-                base.metrics.clone(),
-            ),
+            images: images(config, base)?,
             volumes,
             objects: objects.clone(),
             node_object: node_object.clone(),
@@ -509,6 +499,21 @@ pub(super) async fn start(
         config: source,
         workers,
         pods,
+    })
+}
+
+fn images(config: &AgentConfig, base: &Base) -> Result<ImageManager, AgentError> {
+    let settings = ImageConfig {
+        serialize_pulls: config.kubelet.serialize_image_pulls,
+        max_parallel: config
+            .kubelet
+            .max_parallel_image_pulls
+            .and_then(|n| usize::try_from(n).ok()),
+    };
+    let images = ImageManager::new(settings, Arc::clone(&base.clock), base.metrics.clone());
+    Ok(match api::credential_providers(config, &base.clock)? {
+        Some(providers) => images.with_credential_providers(providers),
+        None => images,
     })
 }
 

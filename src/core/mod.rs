@@ -3,8 +3,8 @@
 pub mod admission;
 pub mod backoff;
 pub mod container_history;
-pub mod offline;
 pub mod node_status;
+pub mod offline;
 pub mod pleg_diff;
 pub mod pod_actions;
 pub mod pod_status;

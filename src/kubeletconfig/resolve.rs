@@ -362,6 +362,31 @@ fn node_name(settings: &mut Settings, given: Option<&str>) -> Result<String, Con
     Ok(name)
 }
 
+/// Both files of the credential providers, or neither.
+fn credential_providers(
+    settings: &mut Settings,
+    flags: &KubeletFlags,
+) -> Option<(PathBuf, PathBuf)> {
+    let (config, dir) = (
+        &flags.image_credential_provider_config,
+        &flags.image_credential_provider_bin_dir,
+    );
+    match (config, dir) {
+        (Some(config), Some(dir)) => Some((config.clone(), dir.clone())),
+        (Some(_), None) => {
+            let message = "needs --image-credential-provider-bin-dir too";
+            settings.reject_flag("--image-credential-provider-config", message);
+            None
+        }
+        (None, Some(_)) => {
+            let message = "needs --image-credential-provider-config too";
+            settings.reject_flag("--image-credential-provider-bin-dir", message);
+            None
+        }
+        (None, None) => None,
+    }
+}
+
 fn node_ips(settings: &mut Settings, given: Option<&str>) -> Vec<IpAddr> {
     let parts = given.unwrap_or_default().split(',').map(str::trim);
     let parts = parts.filter(|part| !part.is_empty());

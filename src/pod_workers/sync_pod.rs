@@ -112,21 +112,25 @@ pub(super) async fn sync_pod(
         })
     };
     let starts = !actions.start.is_empty() || actions.create_sandbox.is_some();
-    let volumes = if starts {
-        execute::prepare(context, job).await?
-    } else {
+    if !starts {
         refresh_volumes(context, job, status).await?;
-        BTreeMap::new()
-    };
+    }
     if actions.is_empty() {
         return finish(context, job, &actions, BTreeMap::new(), None, false);
     }
-    let executed = execute::execute(context, job, status, &actions, &volumes)
-        .await
-        .map_err(|error| StepFailure {
-            acted: true,
-            ..StepFailure::from(error)
-        })?;
+    let executed = if starts {
+        let turn = async {
+            let volumes = execute::prepare(context, job).await?;
+            execute::execute(context, job, status, &actions, &volumes)
+                .await
+                .map_err(having_acted)
+        };
+        context.starts.pass(turn).await?
+    } else {
+        execute::execute(context, job, status, &actions, &BTreeMap::new())
+            .await
+            .map_err(having_acted)?
+    };
     if executed.started_all && !starts_before(status) {
         context
             .metrics
@@ -164,6 +168,13 @@ async fn refresh_volumes(
             Ok(())
         }
         Ok(()) => Ok(()),
+    }
+}
+
+fn having_acted(error: StepError) -> StepFailure {
+    StepFailure {
+        acted: true,
+        ..StepFailure::from(error)
     }
 }
 

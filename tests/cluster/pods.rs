@@ -16,12 +16,22 @@ fn a_pod_is_started_reported_and_deleted_with_its_grace() {
     cluster.create_pod("web", script("Always", FOREVER));
     let pod = cluster.wait_running("web");
     let status = &pod["status"];
-    assert!(status["podIP"].as_str().is_some_and(|ip| ip.starts_with("10.")), "{status}");
+    assert!(
+        status["podIP"]
+            .as_str()
+            .is_some_and(|ip| ip.starts_with("10.")),
+        "{status}"
+    );
     assert!(status["hostIP"].as_str().is_some(), "{status}");
     assert!(status["startTime"].as_str().is_some());
     assert_eq!(status["qosClass"], "BestEffort");
     let main = &status["containerStatuses"][0];
-    assert!(main["containerID"].as_str().unwrap().starts_with("containerd://"));
+    assert!(
+        main["containerID"]
+            .as_str()
+            .unwrap()
+            .starts_with("containerd://")
+    );
     assert_eq!(main["restartCount"], 0);
     assert_eq!(condition(&pod, "Initialized")["status"], "True");
     for reason in ["Created", "Started"] {
@@ -38,12 +48,19 @@ fn a_pod_is_started_reported_and_deleted_with_its_grace() {
 fn a_pod_that_does_not_listen_is_killed_after_its_grace() {
     let cluster = Cluster::new();
     let _agent = cluster.join();
-    cluster.create_pod("deaf", script("Always", "trap '' TERM; while :; do sleep 1; done"));
+    cluster.create_pod(
+        "deaf",
+        script("Always", "trap '' TERM; while :; do sleep 1; done"),
+    );
     cluster.wait_running("deaf");
     let start = Instant::now();
     cluster.delete_pod("deaf", 4);
     cluster.wait_gone("deaf", Duration::from_secs(30));
-    assert!(start.elapsed() >= Duration::from_millis(3500), "{:?}", start.elapsed());
+    assert!(
+        start.elapsed() >= Duration::from_millis(3500),
+        "{:?}",
+        start.elapsed()
+    );
 }
 
 #[test]
@@ -54,7 +71,10 @@ fn exit_codes_and_restarts_arrive() {
     cluster.create_pod("once", script("OnFailure", "exit 0"));
     cluster.create_pod("loops", script("Always", "sleep 1; exit 7"));
     let failed = cluster.wait_pod_phase("fails", "Failed");
-    assert_eq!(failed["status"]["containerStatuses"][0]["state"]["terminated"]["exitCode"], 3);
+    assert_eq!(
+        failed["status"]["containerStatuses"][0]["state"]["terminated"]["exitCode"],
+        3
+    );
     cluster.wait_pod_phase("once", "Succeeded");
     cluster.wait_pod("loops", "waits in its back-off", |pod| {
         let main = &pod["status"]["containerStatuses"][0];
@@ -93,7 +113,8 @@ fn a_pod_gets_its_config_maps_secrets_token_and_services() {
         {"name": "IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
         {"name": "CPU", "valueFrom": {"resourceFieldRef": {"resource": "limits.cpu"}}},
     ]);
-    spec["containers"][0]["envFrom"] = json!([{"prefix": "S_", "configMapRef": {"name": "settings"}}]);
+    spec["containers"][0]["envFrom"] =
+        json!([{"prefix": "S_", "configMapRef": {"name": "settings"}}]);
     spec["containers"][0]["volumeMounts"] = json!([
         {"name": "config", "mountPath": "/config"},
         {"name": "secret", "mountPath": "/secret"},
@@ -127,9 +148,15 @@ fn a_pod_gets_its_config_maps_secrets_token_and_services() {
         "-----BEGIN CERTIFICATE-----",
         "app=\"reader\"",
     ] {
-        assert!(said.lines().any(|l| l == line), "{line:?} is not in:\n{said}");
+        assert!(
+            said.lines().any(|l| l == line),
+            "{line:?} is not in:\n{said}"
+        );
     }
-    assert!(said.contains("\nIP=10.") && said.contains("\nCPU=") && said.contains("\neyJ"), "{said}");
+    assert!(
+        said.contains("\nIP=10.") && said.contains("\nCPU=") && said.contains("\neyJ"),
+        "{said}"
+    );
     assert!(!said.contains("MAYBE="), "{said}");
     let store = cluster.dump(&["objects"]).to_string();
     assert!(!store.contains("swordfish"), "secrets are not shown");
@@ -137,8 +164,13 @@ fn a_pod_gets_its_config_maps_secrets_token_and_services() {
 }
 
 fn log_of(cluster: &Cluster, pod: &str) -> String {
-    let uid = cluster.pod(pod)["metadata"]["uid"].as_str().unwrap().to_owned();
-    let dir = cluster.pod_logs().join(format!("{}_{pod}_{uid}", cluster.namespace));
+    let uid = cluster.pod(pod)["metadata"]["uid"]
+        .as_str()
+        .unwrap()
+        .to_owned();
+    let dir = cluster
+        .pod_logs()
+        .join(format!("{}_{pod}_{uid}", cluster.namespace));
     let log = std::fs::read_to_string(dir.join("main/0.log")).unwrap();
     log.lines()
         .map(|line| line.splitn(4, ' ').nth(3).unwrap_or_default().to_owned() + "\n")
@@ -172,13 +204,20 @@ fn a_changed_config_map_reaches_the_file_of_a_running_pod() {
     assert_eq!(cluster.exec(&id, &["cat", "/v/word"]).1, "one");
     let maps = cluster.api::<ConfigMap>();
     let patch = Patch::Merge(json!({"data": {"word": "two"}}));
-    cluster.run(maps.patch("live", &PatchParams::default(), &patch)).unwrap();
+    cluster
+        .run(maps.patch("live", &PatchParams::default(), &patch))
+        .unwrap();
     let start = Instant::now();
-    eventually("the file follows", || match cluster.exec(&id, &["cat", "/v/word"]).1.as_str() {
-        "two" => Ok(()),
-        other => Err(other.to_owned()),
+    eventually("the file follows", || {
+        match cluster.exec(&id, &["cat", "/v/word"]).1.as_str() {
+            "two" => Ok(()),
+            other => Err(other.to_owned()),
+        }
     });
-    println!("a changed configMap reached the file after {:?}", start.elapsed());
+    println!(
+        "a changed configMap reached the file after {:?}",
+        start.elapsed()
+    );
     assert!(start.elapsed() < Duration::from_secs(30));
 }
 
@@ -198,7 +237,9 @@ fn a_pod_waits_for_a_secret_that_does_not_exist_and_says_so() {
     cluster.wait_pod("env", "says what it waits for", |pod| {
         let waiting = &pod["status"]["containerStatuses"][0]["state"]["waiting"];
         waiting["reason"] == "CreateContainerConfigError"
-            && waiting["message"].as_str().is_some_and(|m| m.contains("late"))
+            && waiting["message"]
+                .as_str()
+                .is_some_and(|m| m.contains("late"))
     });
     cluster.create::<Secret>(json!({"metadata": {"name": "late"}, "stringData": {"k": "v"}}));
     cluster.wait_running("patient");
@@ -245,11 +286,19 @@ fn a_pod_that_cannot_run_here_is_refused_with_a_reason() {
     cluster.wait_running("first");
     for (name, spec, reason, words) in [
         ("greedy", resources("1000"), "OutOfcpu", "cpu"),
-        ("elsewhere", with("nodeSelector", json!({"disk": "tape"})), "NodeAffinity", "selector"),
+        (
+            "elsewhere",
+            with("nodeSelector", json!({"disk": "tape"})),
+            "NodeAffinity",
+            "selector",
+        ),
         ("second", port(""), "NodePorts", "18080"),
         (
             "sysctl",
-            with("securityContext", json!({"sysctls": [{"name": "kernel.msgmax", "value": "1"}]})),
+            with(
+                "securityContext",
+                json!({"sysctls": [{"name": "kernel.msgmax", "value": "1"}]}),
+            ),
             "SysctlForbidden",
             "kernel.msgmax",
         ),
@@ -258,7 +307,11 @@ fn a_pod_that_cannot_run_here_is_refused_with_a_reason() {
         cluster.create_pod(name, spec);
         let pod = cluster.wait_pod_phase(name, "Failed");
         assert_eq!(pod["status"]["reason"], reason, "{name}: {}", pod["status"]);
-        assert!(pod["status"]["message"].as_str().unwrap().contains(words), "{}", pod["status"]);
+        assert!(
+            pod["status"]["message"].as_str().unwrap().contains(words),
+            "{}",
+            pod["status"]
+        );
         cluster.wait_event(name, reason, words);
     }
     cluster.create_pod("fits", with("nodeSelector", json!({"disk": "ssd"})));
@@ -269,13 +322,20 @@ fn a_pod_that_cannot_run_here_is_refused_with_a_reason() {
 fn a_static_pod_is_seen_through_its_mirror_pod() {
     let cluster = Cluster::new();
     let _agent = cluster.join();
-    let mut pod = cluster.world.pod("static", "Always", &[("main", crate::world::FOREVER)]);
+    let mut pod = cluster
+        .world
+        .pod("static", "Always", &[("main", crate::world::FOREVER)]);
     pod["metadata"]["namespace"] = json!(cluster.namespace);
     cluster.add(&pod);
     let name = format!("static-{}", cluster.node);
     let mirror = cluster.wait_running(&name);
     let annotations = &mirror["metadata"]["annotations"];
-    assert!(annotations["kubernetes.io/config.mirror"].as_str().is_some(), "{annotations}");
+    assert!(
+        annotations["kubernetes.io/config.mirror"]
+            .as_str()
+            .is_some(),
+        "{annotations}"
+    );
     assert_eq!(mirror["metadata"]["ownerReferences"][0]["kind"], "Node");
     let container = cluster.running()[0].id.clone();
     let uid = mirror["metadata"]["uid"].clone();
@@ -287,9 +347,11 @@ fn a_static_pod_is_seen_through_its_mirror_pod() {
     assert_eq!(cluster.running()[0].id, container);
     cluster.world.delete("static");
     cluster.wait_gone(&name, Duration::from_secs(30));
-    eventually("its container is gone", || match cluster.running().as_slice() {
-        [] => Ok(()),
-        some => Err(format!("{some:?}")),
+    eventually("its container is gone", || {
+        match cluster.running().as_slice() {
+            [] => Ok(()),
+            some => Err(format!("{some:?}")),
+        }
     });
 }
 
@@ -311,5 +373,8 @@ fn several_containers_share_their_pod() {
     }
     cluster.create_pod("pair", spec);
     let pod = cluster.wait_running("pair");
-    assert_eq!(pod["status"]["containerStatuses"].as_array().unwrap().len(), 2);
+    assert_eq!(
+        pod["status"]["containerStatuses"].as_array().unwrap().len(),
+        2
+    );
 }

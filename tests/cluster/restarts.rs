@@ -78,9 +78,7 @@ fn restart_keeps_admitted_pod_when_label_changes() {
     let before = ids_of(&cluster);
     agent.kill9();
     cluster.patch_node(json!({"metadata": {"labels": {"disk": null}}}));
-    cluster
-        .site
-        .configure("systemReserved: {cpu: 1995m}\n");
+    cluster.site.configure("systemReserved: {cpu: 1995m}\n");
     let _agent = cluster.start();
     // A second one like it is refused, which shows that the node has changed for the agent.
     cluster.create_pod("late", spec);
@@ -94,7 +92,10 @@ fn restart_keeps_admitted_pod_when_label_changes() {
 fn restart_keeps_deletions_of_the_time_it_was_away() {
     let cluster = Cluster::new();
     let agent = cluster.join();
-    let mut slow = script("Always", "trap 'sleep 3; exit 0' TERM; while :; do sleep 0.2; done");
+    let mut slow = script(
+        "Always",
+        "trap 'sleep 3; exit 0' TERM; while :; do sleep 0.2; done",
+    );
     slow["terminationGracePeriodSeconds"] = json!(20);
     cluster.create_pod("slow", slow);
     cluster.create_pod("forced", script("Always", FOREVER));
@@ -110,11 +111,16 @@ fn restart_keeps_deletions_of_the_time_it_was_away() {
     let start = Instant::now();
     let _agent = cluster.start();
     cluster.wait_gone("slow", Duration::from_secs(30));
-    println!("a pod deleted meanwhile (3 s to end) was gone after {:?}", start.elapsed());
+    println!(
+        "a pod deleted meanwhile (3 s to end) was gone after {:?}",
+        start.elapsed()
+    );
     cluster.wait_running("new");
-    eventually("what was forced away has ended", || match cluster.try_one("forced", "main") {
-        Ok(seen) => Err(format!("{seen:?}")),
-        Err(_) => Ok(()),
+    eventually("what was forced away has ended", || {
+        match cluster.try_one("forced", "main") {
+            Ok(seen) => Err(format!("{seen:?}")),
+            Err(_) => Ok(()),
+        }
     });
     assert_eq!(cluster.try_one("stays", "main").unwrap(), stays);
 }
@@ -147,11 +153,16 @@ fn restart_keeps_out_what_was_deleted_or_replaced_offline() {
     cluster.wait_pod("replaced", "runs", |pod| {
         pod["metadata"]["uid"] == uid.as_str() && pod["status"]["phase"] == "Running"
     });
-    eventually("the deleted one has ended", || match cluster.try_one("deleted", "main") {
-        Ok(seen) => Err(format!("{seen:?}")),
-        Err(_) => Ok(()),
+    eventually("the deleted one has ended", || {
+        match cluster.try_one("deleted", "main") {
+            Ok(seen) => Err(format!("{seen:?}")),
+            Err(_) => Ok(()),
+        }
     });
-    println!("after {:?} in touch again everything was as wanted", start.elapsed());
+    println!(
+        "after {:?} in touch again everything was as wanted",
+        start.elapsed()
+    );
     let key = |pod: &str| (pod.to_owned(), "main".to_owned());
     let now = ids(&cluster.running());
     assert_eq!(now.get(&key("stays")), before.get(&key("stays")));
@@ -163,7 +174,9 @@ fn restart_keeps_out_what_was_deleted_or_replaced_offline() {
 fn restart_keeps_what_an_outage_could_not_tell() {
     let cluster = Cluster::new();
     let agent = cluster.join();
-    let wait_for = |file: &str, then: &str| format!("until test -e /starts/{file}; do sleep 0.1; done; {then}");
+    let wait_for = |file: &str, then: &str| {
+        format!("until test -e /starts/{file}; do sleep 0.1; done; {then}")
+    };
     for (name, policy, text) in [
         ("exits", "Never", wait_for("go", "exit 3")),
         ("succeeds", "OnFailure", wait_for("go", "exit 0")),
@@ -182,21 +195,38 @@ fn restart_keeps_what_an_outage_could_not_tell() {
         let phase = |pod: &str| {
             let rows = dump["tables"]["statuses"].as_array().unwrap();
             let row = rows.iter().find(|r| r["name"] == pod).unwrap();
-            (row["status"]["phase"].to_string(), row["status"]["containerStatuses"][0]["restartCount"].clone())
+            (
+                row["status"]["phase"].to_string(),
+                row["status"]["containerStatuses"][0]["restartCount"].clone(),
+            )
         };
         let now = (phase("exits").0, phase("succeeds").0, phase("restarts").1);
-        if now == ("\"Failed\"".into(), "\"Succeeded\"".into(), json!(1)) { Ok(()) } else { Err(format!("{now:?}")) }
+        if now == ("\"Failed\"".into(), "\"Succeeded\"".into(), json!(1)) {
+            Ok(())
+        } else {
+            Err(format!("{now:?}"))
+        }
     });
     agent.kill9();
     // The runtime forgets what ended.
     for container in cluster.containers().into_iter().filter(|c| !c.running) {
-        cluster.runtime.ctr(&["containers", "rm", &container.id]).unwrap();
+        cluster
+            .runtime
+            .ctr(&["containers", "rm", &container.id])
+            .unwrap();
     }
     let _agent = cluster.start();
-    assert_eq!(cluster.pod("exits")["status"]["phase"], "Running", "not told yet");
+    assert_eq!(
+        cluster.pod("exits")["status"]["phase"],
+        "Running",
+        "not told yet"
+    );
     cluster.proxy.heal();
     let exits = cluster.wait_pod_phase("exits", "Failed");
-    assert_eq!(exits["status"]["containerStatuses"][0]["state"]["terminated"]["exitCode"], 3);
+    assert_eq!(
+        exits["status"]["containerStatuses"][0]["state"]["terminated"]["exitCode"],
+        3
+    );
     cluster.wait_pod_phase("succeeds", "Succeeded");
     let restarts = cluster.wait_pod("restarts", "was restarted", |pod| {
         pod["status"]["containerStatuses"][0]["restartCount"] == 1
@@ -210,8 +240,11 @@ fn restart_keeps_what_an_outage_could_not_tell() {
 fn restart_keeps_pods_running_after_a_reboot_without_the_api() {
     let cluster = Cluster::new();
     let agent = cluster.join();
-    cluster.create::<ConfigMap>(json!({"metadata": {"name": "settings"}, "data": {"color": "blue"}}));
-    cluster.create::<Secret>(json!({"metadata": {"name": "keys"}, "stringData": {"word": "swordfish"}}));
+    cluster
+        .create::<ConfigMap>(json!({"metadata": {"name": "settings"}, "data": {"color": "blue"}}));
+    cluster.create::<Secret>(
+        json!({"metadata": {"name": "keys"}, "stringData": {"word": "swordfish"}}),
+    );
     cluster.patch_node(json!({"metadata": {"labels": {"disk": "ssd"}}}));
     let mut spec = script("Always", FOREVER);
     spec["nodeSelector"] = json!({"disk": "ssd"});
@@ -238,8 +271,15 @@ fn restart_keeps_pods_running_after_a_reboot_without_the_api() {
     });
     cluster.create_pod("edge", spec);
     let owner = json!([{"apiVersion": "apps/v1", "kind": "StatefulSet", "name": "db", "uid": "1", "controller": true}]);
-    cluster.create_pod_with("db-0", json!({"ownerReferences": owner}), script("Always", FOREVER));
-    cluster.create_pod("ending", script("Always", "trap '' TERM; while :; do sleep 1; done"));
+    cluster.create_pod_with(
+        "db-0",
+        json!({"ownerReferences": owner}),
+        script("Always", FOREVER),
+    );
+    cluster.create_pod(
+        "ending",
+        script("Always", "trap '' TERM; while :; do sleep 1; done"),
+    );
     cluster.create_pod("done", script("Never", "exit 0"));
     for pod in ["edge", "db-0", "ending"] {
         cluster.wait_running(pod);
@@ -260,16 +300,29 @@ fn restart_keeps_pods_running_after_a_reboot_without_the_api() {
     cluster.unmount_all();
     let start = Instant::now();
     let agent = cluster.start_with(&["--boot-id", "another-boot"]);
-    let edge = within(Duration::from_secs(60), "the pod runs without the API", || {
-        cluster.try_one("edge", "main")
-    });
-    println!("a pod ran {:?} after a reboot without the API server", start.elapsed());
-    assert_eq!(cluster.exec(&edge.id, &["sh", "-c", "echo $COLOR; cat /v/word /v/color"]).1, "blue\nswordfishblue");
+    let edge = within(
+        Duration::from_secs(60),
+        "the pod runs without the API",
+        || cluster.try_one("edge", "main"),
+    );
+    println!(
+        "a pod ran {:?} after a reboot without the API server",
+        start.elapsed()
+    );
+    assert_eq!(
+        cluster
+            .exec(&edge.id, &["sh", "-c", "echo $COLOR; cat /v/word /v/color"])
+            .1,
+        "blue\nswordfishblue"
+    );
     let token = cluster.exec(&edge.id, &["cat", "/access/token"]).1;
     assert!(token.starts_with("eyJ"), "a token is there");
     std::thread::sleep(Duration::from_secs(5));
     for held in ["db-0", "ending", "done"] {
-        assert!(cluster.try_one(held, "main").is_err(), "{held} is not started");
+        assert!(
+            cluster.try_one(held, "main").is_err(),
+            "{held} is not started"
+        );
     }
     // A restart of the agent in the same boot holds back what was held back.
     agent.kill9();
@@ -278,7 +331,9 @@ fn restart_keeps_pods_running_after_a_reboot_without_the_api() {
     assert!(cluster.try_one("db-0", "main").is_err());
     assert_eq!(cluster.try_one("edge", "main"), Ok(edge.clone()));
     cluster.proxy.heal();
-    within(Duration::from_secs(60), "the API server wins", || cluster.try_one("db-0", "main"));
+    within(Duration::from_secs(60), "the API server wins", || {
+        cluster.try_one("db-0", "main")
+    });
     cluster.wait_gone("ending", Duration::from_secs(60));
     assert_eq!(cluster.try_one("edge", "main"), Ok(edge));
     assert!(cluster.try_one("done", "main").is_err());
@@ -300,7 +355,11 @@ fn restart_keeps_everything_when_the_store_is_lost() {
     let _agent = cluster.start();
     std::thread::sleep(Duration::from_secs(10));
     let running: Vec<Seen> = cluster.running();
-    assert_eq!(running.len(), 1, "nothing is killed while the API server is away: {running:?}");
+    assert_eq!(
+        running.len(),
+        1,
+        "nothing is killed while the API server is away: {running:?}"
+    );
     cluster.proxy.heal();
     cluster.wait_running("kept");
     cluster.wait_pod_phase("done", "Succeeded");

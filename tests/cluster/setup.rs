@@ -122,7 +122,10 @@ impl Cluster {
             let node = self.get_node().ok_or("there is no node")?;
             match condition(&node, "Ready")["status"].as_str() {
                 Some("True") => Ok(node),
-                other => Err(format!("Ready is {other:?}: {}", node["status"]["conditions"])),
+                other => Err(format!(
+                    "Ready is {other:?}: {}",
+                    node["status"]["conditions"]
+                )),
             }
         })
     }
@@ -174,13 +177,16 @@ impl Cluster {
     }
 
     pub fn try_pod(&self, name: &str) -> Option<Value> {
-        let pod = self.run(self.api::<Pod>().get_opt(name)).expect("get a pod");
+        let pod = self
+            .run(self.api::<Pod>().get_opt(name))
+            .expect("get a pod");
         pod.map(|pod| serde_json::to_value(pod).expect("JSON"))
     }
 
     #[track_caller]
     pub fn pod(&self, name: &str) -> Value {
-        self.try_pod(name).unwrap_or_else(|| panic!("there is no pod {name}"))
+        self.try_pod(name)
+            .unwrap_or_else(|| panic!("there is no pod {name}"))
     }
 
     pub fn pods(&self) -> Vec<Value> {
@@ -213,7 +219,9 @@ impl Cluster {
 
     #[track_caller]
     pub fn wait_pod_phase(&self, name: &str, phase: &str) -> Value {
-        self.wait_pod(name, &format!("is {phase}"), |pod| pod["status"]["phase"] == phase)
+        self.wait_pod(name, &format!("is {phase}"), |pod| {
+            pod["status"]["phase"] == phase
+        })
     }
 
     #[track_caller]
@@ -259,15 +267,18 @@ impl Cluster {
 
     #[track_caller]
     pub fn wait_event(&self, pod: &str, reason: &str, words: &str) -> String {
-        eventually(&format!("pod {pod} has an event {reason} with {words:?}"), || {
-            let events = self.events_of(pod);
-            let found = events
-                .iter()
-                .find(|(r, message)| r == reason && message.contains(words));
-            found
-                .map(|(_, message)| message.clone())
-                .ok_or_else(|| format!("{events:?}"))
-        })
+        eventually(
+            &format!("pod {pod} has an event {reason} with {words:?}"),
+            || {
+                let events = self.events_of(pod);
+                let found = events
+                    .iter()
+                    .find(|(r, message)| r == reason && message.contains(words));
+                found
+                    .map(|(_, message)| message.clone())
+                    .ok_or_else(|| format!("{events:?}"))
+            },
+        )
     }
 
     /// What kubectl prints as administrator; panics when it fails.

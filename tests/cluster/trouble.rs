@@ -13,7 +13,9 @@ use crate::setup::{Cluster, FOREVER, script};
 fn wait_log(cluster: &Cluster, words: &[&str]) {
     eventually(&format!("the log says {words:?}"), || {
         let log = cluster.logs();
-        let found = log.lines().any(|line| words.iter().all(|word| line.contains(word)));
+        let found = log
+            .lines()
+            .any(|line| words.iter().all(|word| line.contains(word)));
         if found { Ok(()) } else { Err(log) }
     });
 }
@@ -21,8 +23,13 @@ fn wait_log(cluster: &Cluster, words: &[&str]) {
 #[test]
 fn an_expired_certificate_is_told_and_static_pods_run() {
     let mut cluster = Cluster::new();
-    cluster.kubeconfig = cluster.env.node_kubeconfig_with(&cluster.node, &cluster.proxy.url(), -DAY);
-    let pod = cluster.world.pod("static", "Always", &[("main", crate::world::FOREVER)]);
+    cluster.kubeconfig =
+        cluster
+            .env
+            .node_kubeconfig_with(&cluster.node, &cluster.proxy.url(), -DAY);
+    let pod = cluster
+        .world
+        .pod("static", "Always", &[("main", crate::world::FOREVER)]);
     cluster.add(&pod);
     let _agent = cluster.start();
     wait_log(&cluster, &["certificate", "expired"]);
@@ -36,7 +43,10 @@ fn an_unknown_authority_is_told() {
     let other = Cluster::alone();
     let stranger = std::fs::read_to_string(&other.kubeconfig).unwrap();
     let ca = |text: &str| {
-        let line = text.lines().find(|l| l.contains("certificate-authority")).unwrap();
+        let line = text
+            .lines()
+            .find(|l| l.contains("certificate-authority"))
+            .unwrap();
         line.trim().to_owned()
     };
     let mixed = text.replace(&ca(&text), &ca(&stranger));
@@ -57,8 +67,16 @@ fn a_token_without_rights_is_told_once() {
     let _agent = cluster.start();
     wait_log(&cluster, &["403"]);
     std::thread::sleep(Duration::from_secs(10));
-    let told = cluster.logs().lines().filter(|l| l.contains("WARN") || l.contains("ERROR")).count();
-    assert!(told < 30, "{told} warnings in a few seconds: {}", cluster.logs());
+    let told = cluster
+        .logs()
+        .lines()
+        .filter(|l| l.contains("WARN") || l.contains("ERROR"))
+        .count();
+    assert!(
+        told < 30,
+        "{told} warnings in a few seconds: {}",
+        cluster.logs()
+    );
 }
 
 #[test]
@@ -68,7 +86,11 @@ fn a_missing_kubeconfig_is_named() {
     let mut agent = cluster.spawn_agent(&[]);
     let status = agent.wait_exit(Duration::from_secs(30));
     assert!(!status.success());
-    assert!(agent.log().contains("nowhere.kubeconfig"), "{}", agent.log());
+    assert!(
+        agent.log().contains("nowhere.kubeconfig"),
+        "{}",
+        agent.log()
+    );
 }
 
 #[test]
@@ -78,13 +100,21 @@ fn a_node_joins_by_bootstrap_and_rotates_its_certificate() {
     let bootstrap = cluster.env.bootstrap_kubeconfig(&cluster.env.url());
     cluster.kubeconfig = cluster.dir().join("made.kubeconfig");
     let bootstrap = bootstrap.to_string_lossy().into_owned();
-    let _agent = cluster.spawn_agent(&["--bootstrap-kubeconfig", &bootstrap, "--rotate-certificates"]);
+    let _agent = cluster.spawn_agent(&[
+        "--bootstrap-kubeconfig",
+        &bootstrap,
+        "--rotate-certificates",
+    ]);
     cluster.wait_node_ready();
     let current = cluster.root_dir().join("pki/kubelet-client-current.pem");
     let first = std::fs::read_link(&current).unwrap();
     eventually("the certificate is rotated", || {
         let now = std::fs::read_link(&current).map_err(|e| e.to_string())?;
-        if now == first { Err(format!("{now:?}")) } else { Ok(()) }
+        if now == first {
+            Err(format!("{now:?}"))
+        } else {
+            Ok(())
+        }
     });
     // Beyond the end of the first certificate.
     std::thread::sleep(Duration::from_secs(45));
@@ -106,7 +136,9 @@ fn conflicts_and_server_errors_are_tried_again() {
         (409, "PUT", "leases"),
         (410, "WATCH", "pods"),
     ] {
-        cluster.proxy.inject_on(2, Fault::status(code), verb, resource);
+        cluster
+            .proxy
+            .inject_on(2, Fault::status(code), verb, resource);
     }
     cluster.create_pod("stubborn", script("Always", FOREVER));
     cluster.wait_running("stubborn");
@@ -139,9 +171,11 @@ fn a_server_that_was_turned_back_kills_nothing_that_it_still_has() {
     let old = cluster.try_one("old", "main").unwrap();
     cluster.env.restore_etcd(&snapshot);
     // The newer pod does not exist any more for anybody.
-    eventually("the forgotten pod has ended", || match cluster.try_one("young", "main") {
-        Ok(seen) => Err(format!("{seen:?}")),
-        Err(_) => Ok(()),
+    eventually("the forgotten pod has ended", || {
+        match cluster.try_one("young", "main") {
+            Ok(seen) => Err(format!("{seen:?}")),
+            Err(_) => Ok(()),
+        }
     });
     assert_eq!(cluster.try_one("old", "main"), Ok(old));
     cluster.create_pod("again", script("Always", FOREVER));

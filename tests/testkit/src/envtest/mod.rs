@@ -10,10 +10,7 @@
 mod cluster;
 mod pki;
 mod process;
-<<<<<<< HEAD
-=======
 mod programs;
->>>>>>> envtest
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
@@ -67,15 +64,9 @@ impl EnvTest {
     /// # Panics
     /// When there are no programs (`make envtest` provides them), or when they do not start.
     pub fn start() -> Self {
-<<<<<<< HEAD
-        let assets = assets();
-        let dir = process::directory().expect("make a directory for the cluster");
-        let minor = minor_version(&assets.join("kube-apiserver"));
-=======
         let assets = programs::assets();
         let dir = process::directory().expect("make a directory for the cluster");
         let minor = programs::minor_version(&assets.join("kube-apiserver"));
->>>>>>> envtest
         let authority = Authority::new("holdfast-envtest-ca");
         authority
             .server("kube-apiserver")
@@ -545,68 +536,6 @@ pub async fn client_of(kubeconfig: &Path) -> Client {
     Client::try_from(config.expect("use the kubeconfig")).expect("make a client")
 }
 
-<<<<<<< HEAD
-/// The directory of the programs.
-fn assets() -> PathBuf {
-    const PROGRAMS: [&str; 3] = ["etcd", "kube-apiserver", "kubectl"];
-    for variable in ["HOLDFAST_ENVTEST", "KUBEBUILDER_ASSETS"] {
-        let Some(dir) = std::env::var_os(variable).filter(|dir| !dir.is_empty()) else {
-            continue;
-        };
-        let dir = PathBuf::from(dir);
-        for program in PROGRAMS {
-            assert!(
-                dir.join(program).exists(),
-                "{variable} is {}, where there is no {program}: run `make envtest`",
-                dir.display()
-            );
-        }
-        return dir;
-    }
-    let cache = std::env::var_os("HOLDFAST_CACHE").map_or_else(
-        || {
-            let home = std::env::var_os("HOME").unwrap_or_else(|| "/root".into());
-            std::env::var_os("XDG_CACHE_HOME")
-                .map_or_else(|| Path::new(&home).join(".cache"), PathBuf::from)
-                .join("holdfast")
-        },
-        PathBuf::from,
-    );
-    let cache = cache.join("envtest");
-    let mut found: Vec<_> = std::fs::read_dir(&cache)
-        .into_iter()
-        .flatten()
-        .flatten()
-        .map(|entry| entry.path())
-        .filter(|dir| PROGRAMS.iter().all(|program| dir.join(program).exists()))
-        .filter(|dir| {
-            dir.file_name()
-                .is_some_and(|name| name.to_string_lossy().starts_with("kubernetes-"))
-        })
-        .collect();
-    found.sort();
-    found.pop().unwrap_or_else(|| {
-        panic!(
-            "there is no kube-apiserver in {}: run `make envtest`, or let KUBEBUILDER_ASSETS name a directory \
-             with etcd, kube-apiserver and kubectl",
-            cache.display()
-        )
-    })
-}
-
-/// 20 of "Kubernetes v1.20.2".
-fn minor_version(apiserver: &Path) -> u32 {
-    let output = Command::new(apiserver).arg("--version").output();
-    let output = output.unwrap_or_else(|error| panic!("run {}: {error}", apiserver.display()));
-    let said = String::from_utf8_lossy(&output.stdout);
-    said.split('.')
-        .nth(1)
-        .and_then(|minor| minor.trim_end_matches('+').parse().ok())
-        .unwrap_or_else(|| panic!("{} --version said {said:?}", apiserver.display()))
-}
-
-=======
->>>>>>> envtest
 fn write(path: &Path, text: &str) {
     std::fs::write(path, text).unwrap_or_else(|error| panic!("write {}: {error}", path.display()));
 }

@@ -150,17 +150,10 @@ fn bury(dir: &Path) {
         };
         // The pid may be another's by now.
         let line = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-<<<<<<< HEAD
-        if String::from_utf8_lossy(&line).contains(&*dir.to_string_lossy()) {
-            if let Err(error) = kill(Pid::from_raw(pid), Signal::SIGKILL) {
-                eprintln!("kill {pid} of {}: {error}", dir.display());
-            }
-=======
         if String::from_utf8_lossy(&line).contains(&*dir.to_string_lossy())
             && let Err(error) = kill(Pid::from_raw(pid), Signal::SIGKILL)
         {
             eprintln!("kill {pid} of {}: {error}", dir.display());
->>>>>>> envtest
         }
     }
     // Another test process may be about the same.
