@@ -132,7 +132,7 @@ fn a_node_that_is_deleted_comes_back() {
 fn a_runtime_that_ends_makes_the_node_not_ready_and_its_return_ready() {
     let mut cluster = Cluster::new();
     let _agent = cluster.join();
-    cluster.world.runtime.stop().unwrap();
+    cluster.world.runtime.stop_daemon().unwrap();
     within(Duration::from_secs(90), "the node is not ready", || {
         let node = cluster.get_node().unwrap();
         match condition(&node, "Ready") {
@@ -142,7 +142,7 @@ fn a_runtime_that_ends_makes_the_node_not_ready_and_its_return_ready() {
             other => Err(other.to_string()),
         }
     });
-    cluster.world.runtime.restart().unwrap();
+    cluster.world.runtime.start_daemon().unwrap();
     cluster.wait_node_ready();
 }
 
