@@ -14,8 +14,8 @@ mod conditions;
 mod patch;
 mod resources;
 
+use ::core::net::IpAddr;
 use std::collections::BTreeMap;
-use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -469,13 +469,20 @@ fn set_addresses(node: &mut Node, settings: &NodeSettings, facts: &Facts) {
 
 /// The architecture by Go's name.
 fn architecture() -> &'static str {
-    match std::env::consts::ARCH {
-        "x86_64" => "amd64",
-        "aarch64" => "arm64",
-        "x86" => "386",
-        "powerpc64" if cfg!(target_endian = "little") => "ppc64le",
-        "loongarch64" => "loong64",
-        other => other,
+    if cfg!(target_arch = "x86_64") {
+        "amd64"
+    } else if cfg!(target_arch = "aarch64") {
+        "arm64"
+    } else if cfg!(target_arch = "arm") {
+        "arm"
+    } else if cfg!(target_arch = "riscv64") {
+        "riscv64"
+    } else if cfg!(target_arch = "s390x") {
+        "s390x"
+    } else if cfg!(all(target_arch = "powerpc64", target_endian = "little")) {
+        "ppc64le"
+    } else {
+        "386"
     }
 }
 

@@ -63,11 +63,11 @@ impl FactsTask {
             }
             facts.volumes_in_use = self.volumes_in_use.borrow_and_update().clone();
             let now = Instant::now();
-            if now >= runtime_due {
-                if let Some(runtime) = told("version", runtime(&self.cri)).await {
-                    facts.runtime = Some(runtime);
-                    runtime_due = now + RUNTIME_PERIOD;
-                }
+            if now >= runtime_due
+                && let Some(runtime) = told("version", runtime(&self.cri)).await
+            {
+                facts.runtime = Some(runtime);
+                runtime_due = now + RUNTIME_PERIOD;
             }
             if now >= images_due
                 && let Some(images) = told("images", images(&self.cri)).await
