@@ -407,6 +407,8 @@ async fn a_restart_in_an_outage_keeps_the_recorded_pods_and_kills_no_orphans() {
     agent.next().await;
     api.go_away();
     let mut agent = agent.restart(&api).await;
+    // What it said before is known.
+    assert_eq!(agent.next().await, (PodOp::Add, uids(&[])));
     agent.silence(Duration::from_secs(600)).await;
     let ready = agent.config.ready();
     assert!(!ready.complete() && !ready.source_complete(PodSource::Api));
@@ -457,7 +459,10 @@ async fn a_restart_makes_no_known_pod_an_addition() {
 async fn a_stale_list_neither_kills_nor_resurrects() {
     let api = Api::default();
     api.store(pod("gone", "0"));
-    let backup = (api.lock().version, api.lock().pods.clone());
+    let backup = {
+        let server = api.lock();
+        (server.version, server.pods.clone())
+    };
     api.forget("0");
     api.store(pod("a", "1"));
     let mut agent = Agent::start(&api);
@@ -465,6 +470,7 @@ async fn a_stale_list_neither_kills_nor_resurrects() {
     // One answer comes from a server that was left behind; also after a restart.
     api.lock().old = Some(backup.clone());
     let mut agent = agent.restart(&api).await;
+    assert_eq!(agent.next().await, (PodOp::Add, uids(&[])));
     agent.silence(Duration::from_secs(20)).await;
     assert!(!agent.config.ready().complete());
     assert!(
@@ -473,7 +479,8 @@ async fn a_stale_list_neither_kills_nor_resurrects() {
         agent.source().error
     );
     api.lock().old = None;
-    assert_eq!(agent.next().await, (PodOp::Add, uids(&[])));
+    api.watched().await;
+    assert!(agent.config.ready().complete());
     agent.silence(Duration::from_secs(60)).await;
 
     // The whole cluster is set back: believed once it says so twice.
@@ -499,6 +506,7 @@ async fn a_pod_that_cannot_be_decoded_stays_as_it_was_and_holds_up_no_other() {
     api.put(bad);
     api.put(pod("b", "2"));
     assert_eq!(agent.next().await, (PodOp::Add, uids(&["2"])));
+    agent.silence(Duration::from_millis(10)).await;
     let source = agent.source();
     assert!(
         source.broken["pod default/a"].contains("containers"),

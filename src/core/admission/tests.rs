@@ -375,8 +375,8 @@ fn a_critical_pod_takes_the_place_of_the_least() {
     assert_eq!(verdict("900m", &others).preempt, uids(&["b2", "b1"]));
     assert_eq!(
         verdict("1500m", &others).preempt,
-        uids(&["b2", "g"]),
-        "what the Guaranteed one leaves"
+        uids(&["b1", "g"]),
+        "the Guaranteed one is needed, and then the smallest that is enough"
     );
 
     let protected = [critical(burstable("c", "1500m"))];
