@@ -19,7 +19,6 @@ mod world;
 macro_rules! meets_the_contract {
     ($(#[$test:meta])* $server:ident $world:expr) => {
         mod $server {
-            use super::world::World;
             meets_the_contract! { @clauses [$(#[$test])*] $world;
                 pod_gets_its_defaults
                 names_are_unique_and_may_be_generated
@@ -55,4 +54,4 @@ macro_rules! meets_the_contract {
     };
 }
 
-meets_the_contract! { #[tokio::test(start_paused = true)] fake World::fake() }
+meets_the_contract! { #[tokio::test(start_paused = true)] fake super::world::World::fake() }

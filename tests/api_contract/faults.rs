@@ -211,11 +211,9 @@ async fn see(
     name: &str,
 ) {
     while !seen.iter().any(|seen| seen == name) {
-        match events.next().await.unwrap() {
-            Ok(watcher::Event::Apply(pod) | watcher::Event::InitApply(pod)) => {
-                seen.push(pod.metadata.name.unwrap());
-            }
-            Ok(_) | Err(_) => {}
+        let event = events.next().await.unwrap();
+        if let Ok(watcher::Event::Apply(pod) | watcher::Event::InitApply(pod)) = event {
+            seen.push(pod.metadata.name.unwrap());
         }
     }
 }
@@ -237,7 +235,7 @@ async fn token_expires_by_the_paused_clock_and_dies_with_its_pod() {
         let given = accounts
             .create_token_request("app", &PostParams::default(), &request)
             .await;
-        tokens.push(given.unwrap().status.unwrap().token);
+        tokens.push(given.unwrap().status.unwrap().token.unwrap());
         tokio::time::sleep(Duration::from_secs(400)).await;
     }
     assert_eq!(api.token_owner(&tokens[0]), None, "800 s old");

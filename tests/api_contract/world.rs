@@ -10,27 +10,30 @@ use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
 /// Names are of this test only: a real server may be shared by all of them.
-pub struct World {
-    pub admin: kube::Client,
+pub(crate) struct World {
+    pub(crate) admin: kube::Client,
     /// Client of the node [`World::node`].
-    pub node_client: kube::Client,
+    pub(crate) node_client: kube::Client,
     /// Client of the node [`World::other`].
-    pub other_client: kube::Client,
-    pub namespace: String,
-    pub node: String,
-    pub other: String,
+    pub(crate) other_client: kube::Client,
+    pub(crate) namespace: String,
+    pub(crate) node: String,
+    pub(crate) other: String,
 }
 
 static WORLDS: AtomicUsize = AtomicUsize::new(1);
 
 impl World {
-    pub async fn fake() -> Self {
+    pub(crate) async fn fake() -> Self {
         let api = FakeApi::new();
         Self::of(api.client(), |node| api.client_as_node(node)).await
     }
 
     /// On any server: `client_as_node` gives the client of a node by its name.
-    pub async fn of(admin: kube::Client, client_as_node: impl Fn(&str) -> kube::Client) -> Self {
+    pub(crate) async fn of(
+        admin: kube::Client,
+        client_as_node: impl Fn(&str) -> kube::Client,
+    ) -> Self {
         let number = WORLDS.fetch_add(1, Ordering::Relaxed);
         let id = format!("{}-{number}", std::process::id());
         let world = Self {
@@ -55,14 +58,14 @@ impl World {
         world
     }
 
-    pub fn api<K>(&self, client: &kube::Client) -> Api<K>
+    pub(crate) fn api<K>(&self, client: &kube::Client) -> Api<K>
     where
         K: kube::Resource<DynamicType = (), Scope = k8s_openapi::NamespaceResourceScope>,
     {
         Api::namespaced(client.clone(), &self.namespace)
     }
 
-    pub async fn create<K>(&self, value: Value) -> K
+    pub(crate) async fn create<K>(&self, value: Value) -> K
     where
         K: kube::Resource<DynamicType = (), Scope = k8s_openapi::NamespaceResourceScope>
             + Clone
@@ -77,12 +80,12 @@ impl World {
     }
 }
 
-pub fn object<K: DeserializeOwned>(value: Value) -> K {
+pub(crate) fn object<K: DeserializeOwned>(value: Value) -> K {
     serde_json::from_value(value).unwrap()
 }
 
 /// A pod with one container on a node.
-pub fn pod(name: &str, node: &str) -> Value {
+pub(crate) fn pod(name: &str, node: &str) -> Value {
     json!({
         "metadata": { "name": name },
         "spec": {
@@ -95,7 +98,7 @@ pub fn pod(name: &str, node: &str) -> Value {
 
 /// HTTP status of a refusal.
 #[track_caller]
-pub fn refusal<T: std::fmt::Debug>(result: kube::Result<T>) -> u16 {
+pub(crate) fn refusal<T: std::fmt::Debug>(result: kube::Result<T>) -> u16 {
     match result {
         Err(kube::Error::Api(status)) => status.code,
         other => panic!("no refusal: {other:?}"),

@@ -430,7 +430,7 @@ pub(super) fn restrict_token(
     let refuse = |why: String| Err(Failure::forbidden(resource, &request.name, &why));
     let bound = &asked["spec"]["boundObjectRef"];
     if bound["kind"] != "Pod" || bound["apiVersion"] != "v1" || bound["name"].is_null() {
-        return refuse(format!("node requested token not bound to a pod"));
+        return refuse("node requested token not bound to a pod".to_owned());
     }
     if bound["uid"].as_str().unwrap_or_default().is_empty() {
         return refuse("node requested token with a pod binding without a uid".to_owned());
@@ -443,11 +443,10 @@ pub(super) fn restrict_token(
             &RESOURCES[0],
             bound["name"].as_str().unwrap_or_default(),
         )),
-        Some(pod) if pod["metadata"]["uid"] != bound["uid"] => Err(Failure::conflict(
-            &RESOURCES[0],
-            bound["name"].as_str().unwrap_or_default(),
-            "the UID in the bound object reference does not match the UID in record",
-        )),
+        Some(pod) if pod["metadata"]["uid"] != bound["uid"] => refuse(
+            "the UID in the bound object reference does not match the UID in record. The object might have been deleted and then recreated"
+                .to_owned(),
+        ),
         Some(pod) if pod["spec"]["nodeName"] != *node => {
             refuse("node requested token bound to a pod scheduled on a different node".to_owned())
         }

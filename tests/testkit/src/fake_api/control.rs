@@ -166,7 +166,7 @@ impl FakeApi {
             let about = &event["involvedObject"];
             about["name"] == name && about["namespace"].as_str().unwrap_or_default() == namespace
         });
-        events.sort_by_key(|event| version_of(event));
+        events.sort_by_key(version_of);
         let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
         events
             .iter()

@@ -14,7 +14,27 @@ use super::state::State;
 pub(super) fn normalize(resource: &Resource, object: Value) -> Result<Value, String> {
     let mut object = (resource.typed)(object)?;
     prune(&mut object, "");
+    if resource.is("pods") {
+        pod_ips(&mut object);
+    }
     Ok(object)
+}
+
+/// `Convert_v1_PodStatus_To_core_PodStatus` and back: podIP is the first of podIPs, and wins.
+fn pod_ips(pod: &mut Value) {
+    let Some(status) = pod.get_mut("status").and_then(Value::as_object_mut) else {
+        return;
+    };
+    let first = status.get("podIPs").map(|ips| ips[0]["ip"].clone());
+    match (status.get("podIP").cloned(), first) {
+        (Some(own), first) if first.as_ref() != Some(&own) => {
+            status.insert("podIPs".to_owned(), json!([{ "ip": own }]));
+        }
+        (None, Some(first)) => {
+            status.insert("podIP".to_owned(), first);
+        }
+        _ => {}
+    }
 }
 
 fn prune(value: &mut Value, field: &str) {

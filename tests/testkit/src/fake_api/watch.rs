@@ -210,13 +210,13 @@ impl Watch {
                 () = tokio::time::sleep_until(self.deadline) => {
                     self.ended = true;
                     if self.bookmarks.is_some() {
-                        self.to_now();
+                        self.catch_up();
                     }
                 }
                 () = tokio::time::sleep_until(self.bookmarks.unwrap_or(far)) => {
                     if self.bookmarks.is_some() {
                         self.bookmarks = Some(Instant::now() + ticks);
-                        self.to_now();
+                        self.catch_up();
                     }
                 }
             }
@@ -224,7 +224,7 @@ impl Watch {
     }
 
     /// Delivers what is there, and a bookmark.
-    fn to_now(&mut self) {
+    fn catch_up(&mut self) {
         let shared = Arc::clone(&self.shared);
         let inner = shared.inner();
         self.collect(&inner.state);
