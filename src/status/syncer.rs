@@ -11,8 +11,8 @@
 //! what was not acknowledged is tried again until the pod is gone; a pod is deleted only after its terminal status
 //! was acknowledged.
 
-use std::collections::{HashMap, HashSet};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use futures::StreamExt;
@@ -103,8 +103,9 @@ pub struct Syncer {
     status: StatusManager,
     pods: PodManager,
     metrics: Metrics,
-    /// Pods whose final DELETE was sent.
-    deleted: Mutex<HashSet<PodUid>>,
+    /// Pods that the API server does not have any more though the source has not said so yet, with the version that
+    /// was known last: when another version is shown after all, they are told of again.
+    gone: Mutex<HashMap<PodUid, Option<String>>>,
 }
 
 impl StatusManager {
@@ -116,7 +117,7 @@ impl StatusManager {
             status: self.clone(),
             pods,
             metrics,
-            deleted: Mutex::default(),
+            gone: Mutex::default(),
         }
     }
 }
@@ -191,15 +192,35 @@ impl Syncer {
                     }
                 }
                 Wake::Gone(uid) => {
-                    self.deleted().remove(&uid);
+                    self.gone().remove(&uid);
                     queue.remove(&uid);
                 }
             }
         }
     }
 
-    fn deleted(&self) -> std::sync::MutexGuard<'_, HashSet<PodUid>> {
-        self.deleted.lock().unwrap_or_else(PoisonError::into_inner)
+    fn gone(&self) -> MutexGuard<'_, HashMap<PodUid, Option<String>>> {
+        self.gone.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn is_gone(&self, uid: &PodUid) -> bool {
+        let shown = self.shared().api_pod(uid);
+        match self.gone().get(uid) {
+            Some(known) => shown.is_none_or(|pod| pod.metadata.resource_version == *known),
+            None => false,
+        }
+    }
+
+    fn mark_gone(&self, uid: &PodUid) {
+        let shown = self.shared().api_pod(uid);
+        let version = shown.and_then(|pod| pod.metadata.resource_version.clone());
+        self.gone().insert(uid.clone(), version);
+    }
+
+    fn tell_gone(&self, pod: &Pod, uid: &PodUid) {
+        self.mark_gone(uid);
+        info!(pod = %uid, name = pod.name(), namespace = pod.namespace(),
+            "the pod is gone from the API server, its status is not told");
     }
 
     async fn sync_one(&self, uid: &PodUid, held: bool) -> Next {
@@ -231,6 +252,9 @@ impl Syncer {
         } else {
             uid.clone()
         };
+        if self.is_gone(&api_uid) {
+            return Ok(Next::Done);
+        }
         let known = self.shared().api_pod(&api_uid);
         if known.is_none() && !held {
             return Ok(Next::Hold);
@@ -265,7 +289,7 @@ impl Syncer {
                 }
                 Err(error) => match error.failure() {
                     Failure::NotFound => {
-                        tell_gone(&pod, &api_uid);
+                        self.tell_gone(&pod, &api_uid);
                         return Ok(Next::Done);
                     }
                     // Another pod of that name, or a difference from something that is not so any more.
@@ -325,12 +349,13 @@ impl Syncer {
         let found = match answer("get pod", pod, api.get(pod.name())).await {
             Ok(found) => found,
             Err(error) if error.failure() == Failure::NotFound => {
-                tell_gone(pod, uid);
+                self.tell_gone(pod, uid);
                 return Ok(None);
             }
             Err(error) => return Err(error),
         };
         if found.uid() != *uid {
+            self.mark_gone(uid);
             info!(pod = %uid, other = %found.uid(), name = pod.name(), namespace = pod.namespace(),
                 "another pod has the name now, the status of the old one is not told");
             return Ok(None);
@@ -359,9 +384,6 @@ impl Syncer {
     /// The last step of a graceful deletion.
     async fn delete(&self, pod: &Pod) -> Result<(), SyncError> {
         let uid = pod.uid();
-        if self.deleted().contains(&uid) {
-            return Ok(());
-        }
         let api = self.pods_of(pod);
         let parameters = DeleteParams::default()
             .grace_period(0)
@@ -375,11 +397,11 @@ impl Syncer {
             }
             // Somebody was faster.
             Err(error) if matches!(error.failure(), Failure::NotFound | Failure::Conflict) => {
-                tell_gone(pod, &uid);
+                debug!(pod = %uid, name = pod.name(), namespace = pod.namespace(), "pod was gone already");
             }
             Err(error) => return Err(error),
         }
-        self.deleted().insert(uid);
+        self.mark_gone(&uid);
         Ok(())
     }
 
@@ -421,11 +443,6 @@ fn may_run(state: &State, uid: &PodUid) -> bool {
                 WorkerPhase::Sync | WorkerPhase::Terminating { .. }
             )
         })
-}
-
-fn tell_gone(pod: &Pod, uid: &PodUid) {
-    info!(pod = %uid, name = pod.name(), namespace = pod.namespace(),
-        "the pod is gone from the API server, its status is not told");
 }
 
 /// Waits for an answer, but not for ever.
