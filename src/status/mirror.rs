@@ -123,7 +123,7 @@ enum Step {
 }
 
 impl StatusManager {
-    /// What keeps the mirror pods; there is to be one at most.
+    /// What keeps the mirror pods; there is to be one at most, next to a [`super::Syncer`].
     pub fn mirrors(
         &self,
         api: ApiClient,
@@ -131,6 +131,7 @@ impl StatusManager {
         node: NodeObject,
         spoken: impl Fn() -> Spoken + Send + Sync + 'static,
     ) -> Mirrors {
+        self.shared.attach();
         Mirrors {
             api,
             status: self.clone(),
@@ -198,9 +199,10 @@ impl Mirrors {
             .failed
             .retain(|name, _| names.contains_key(name.as_str()));
         let now = Instant::now();
+        let gone = self.status.shared.take_gone_mirrors();
         self.work.made.retain(|_, (uid, at)| {
             let is_awaited = now.duration_since(*at) < SHOWN;
-            is_awaited && !shown.contains(uid)
+            is_awaited && !shown.contains(uid) && !gone.contains(uid)
         });
         let stopping = self.stopping();
         let mut next = CATCH_UP;

@@ -11,6 +11,7 @@
 //! record, so that neither an outage nor a restart loses it.
 
 mod mirror;
+mod queue;
 mod shared;
 mod syncer;
 

@@ -46,6 +46,8 @@ struct Data {
     queued: HashSet<PodUid>,
     /// Pods of the API server by their own UID: as observed in this life of the agent, or as a write answered.
     api: HashMap<PodUid, Known>,
+    /// Mirror pods that went since [`Shared::take_gone_mirrors`].
+    gone_mirrors: Vec<PodUid>,
     /// Pods whose status was computed in this life of the agent.
     computed: HashSet<PodUid>,
 }
@@ -106,6 +108,9 @@ impl Shared {
                     data.api.remove(&uid);
                     data.computed.remove(&uid);
                     if data.attached {
+                        if is_mirror {
+                            data.gone_mirrors.push(uid.clone());
+                        }
                         data.wakes.push(Wake::Gone(uid));
                     }
                 }
@@ -162,6 +167,11 @@ impl Shared {
             .filter(|known| known.pod.is_mirror())
             .map(|known| Arc::clone(&known.pod))
             .collect()
+    }
+
+    /// Mirror pods that went since the call before.
+    pub(super) fn take_gone_mirrors(&self) -> Vec<PodUid> {
+        std::mem::take(&mut self.lock().gone_mirrors)
     }
 
     pub(super) fn is_computed(&self, uid: &PodUid) -> bool {

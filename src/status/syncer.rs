@@ -7,12 +7,12 @@
 //! send is the difference between the newest status and the newest pod of the API server: nothing is sent when
 //! nothing differs, and a pod is read only when this agent has not seen it since it started.
 //!
-//! **Invariants:** at most one request per pod and [`IN_FLIGHT`] in all are in flight; the newest version wins;
+//! **Invariants:** at most one request per pod and eight in all are in flight; the newest version wins;
 //! what was not acknowledged is tried again until the pod is gone; a pod is deleted only after its terminal status
 //! was acknowledged.
 
-use std::collections::{HashMap, HashSet};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use futures::StreamExt;
@@ -22,11 +22,12 @@ use kube::Api;
 use kube::api::{DeleteParams, Patch, PatchParams, Preconditions};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
-use tracing::{debug, info, warn};
+use tracing::{debug, info};
 
 use super::StatusManager;
+use super::queue::Queue;
 use super::shared::{Shared, Wake};
-use crate::apiserver::{ApiClient, Failure, Reachability, pause};
+use crate::apiserver::{ApiClient, Failure};
 use crate::core::pod_status::is_terminal;
 use crate::core::state::{
     EpochReason, State, StatusRecord, Transaction, WorkerPhase, WorkerRecord,
@@ -37,22 +38,14 @@ use crate::store::CommitError;
 use crate::types::metrics::Metrics;
 use crate::types::{PodExt, PodUid};
 
-/// Most pods that are told of at once.
-const IN_FLIGHT: usize = 8;
-/// How long a phase that is held back, or a pod that was not observed yet, is waited for.
-const HOLD: Duration = Duration::from_secs(1);
 /// How often what waits for something else is looked at again.
 const CATCH_UP: Duration = Duration::from_secs(10);
-/// Longest pause after a failure of the connection or the server.
-const LONGEST_PAUSE: Duration = Duration::from_secs(10);
-/// First and longest pause after the server refused a status.
-const REFUSED: (Duration, Duration) = (Duration::from_secs(10), Duration::from_secs(300));
 /// Longest wait for one answer.
 const ANSWER: Duration = Duration::from_secs(30);
 
 /// Why a pod could not be told of.
 #[derive(Debug, thiserror::Error)]
-enum SyncError {
+pub(super) enum SyncError {
     #[error("{verb} {namespace}/{name}")]
     Request {
         verb: &'static str,
@@ -76,7 +69,7 @@ enum SyncError {
 }
 
 impl SyncError {
-    fn failure(&self) -> Failure {
+    pub(super) fn failure(&self) -> Failure {
         match self {
             Self::Request { source, .. } => Failure::of(source),
             Self::Timeout { .. } | Self::Commit { .. } => Failure::Transient,
@@ -86,10 +79,10 @@ impl SyncError {
 
 /// What to do after a pod was looked at.
 #[derive(Debug)]
-enum Next {
+pub(super) enum Next {
     /// Nothing until it changes.
     Done,
-    /// Look again in [`HOLD`].
+    /// Look again in a second.
     Hold,
     /// Look again in [`CATCH_UP`], or when it changes.
     Park,
@@ -103,8 +96,9 @@ pub struct Syncer {
     status: StatusManager,
     pods: PodManager,
     metrics: Metrics,
-    /// Pods whose final DELETE was sent.
-    deleted: Mutex<HashSet<PodUid>>,
+    /// Pods that the API server does not have any more though the source has not said so yet, with the version that
+    /// was known last: when another version is shown after all, they are told of again.
+    gone: Mutex<HashMap<PodUid, Option<String>>>,
 }
 
 impl StatusManager {
@@ -116,7 +110,7 @@ impl StatusManager {
             status: self.clone(),
             pods,
             metrics,
-            deleted: Mutex::default(),
+            gone: Mutex::default(),
         }
     }
 }
@@ -191,15 +185,35 @@ impl Syncer {
                     }
                 }
                 Wake::Gone(uid) => {
-                    self.deleted().remove(&uid);
+                    self.gone().remove(&uid);
                     queue.remove(&uid);
                 }
             }
         }
     }
 
-    fn deleted(&self) -> std::sync::MutexGuard<'_, HashSet<PodUid>> {
-        self.deleted.lock().unwrap_or_else(PoisonError::into_inner)
+    fn gone(&self) -> MutexGuard<'_, HashMap<PodUid, Option<String>>> {
+        self.gone.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn is_gone(&self, uid: &PodUid) -> bool {
+        let shown = self.shared().api_pod(uid);
+        match self.gone().get(uid) {
+            Some(known) => shown.is_none_or(|pod| pod.metadata.resource_version == *known),
+            None => false,
+        }
+    }
+
+    fn mark_gone(&self, uid: &PodUid) {
+        let shown = self.shared().api_pod(uid);
+        let version = shown.and_then(|pod| pod.metadata.resource_version.clone());
+        self.gone().insert(uid.clone(), version);
+    }
+
+    fn tell_gone(&self, pod: &Pod, uid: &PodUid) {
+        self.mark_gone(uid);
+        info!(pod = %uid, name = pod.name(), namespace = pod.namespace(),
+            "the pod is gone from the API server, its status is not told");
     }
 
     async fn sync_one(&self, uid: &PodUid, held: bool) -> Next {
@@ -231,6 +245,9 @@ impl Syncer {
         } else {
             uid.clone()
         };
+        if self.is_gone(&api_uid) {
+            return Ok(Next::Done);
+        }
         let known = self.shared().api_pod(&api_uid);
         if known.is_none() && !held {
             return Ok(Next::Hold);
@@ -265,7 +282,7 @@ impl Syncer {
                 }
                 Err(error) => match error.failure() {
                     Failure::NotFound => {
-                        tell_gone(&pod, &api_uid);
+                        self.tell_gone(&pod, &api_uid);
                         return Ok(Next::Done);
                     }
                     // Another pod of that name, or a difference from something that is not so any more.
@@ -325,12 +342,13 @@ impl Syncer {
         let found = match answer("get pod", pod, api.get(pod.name())).await {
             Ok(found) => found,
             Err(error) if error.failure() == Failure::NotFound => {
-                tell_gone(pod, uid);
+                self.tell_gone(pod, uid);
                 return Ok(None);
             }
             Err(error) => return Err(error),
         };
         if found.uid() != *uid {
+            self.mark_gone(uid);
             info!(pod = %uid, other = %found.uid(), name = pod.name(), namespace = pod.namespace(),
                 "another pod has the name now, the status of the old one is not told");
             return Ok(None);
@@ -359,9 +377,6 @@ impl Syncer {
     /// The last step of a graceful deletion.
     async fn delete(&self, pod: &Pod) -> Result<(), SyncError> {
         let uid = pod.uid();
-        if self.deleted().contains(&uid) {
-            return Ok(());
-        }
         let api = self.pods_of(pod);
         let parameters = DeleteParams::default()
             .grace_period(0)
@@ -375,11 +390,11 @@ impl Syncer {
             }
             // Somebody was faster.
             Err(error) if matches!(error.failure(), Failure::NotFound | Failure::Conflict) => {
-                tell_gone(pod, &uid);
+                debug!(pod = %uid, name = pod.name(), namespace = pod.namespace(), "pod was gone already");
             }
             Err(error) => return Err(error),
         }
-        self.deleted().insert(uid);
+        self.mark_gone(&uid);
         Ok(())
     }
 
@@ -423,11 +438,6 @@ fn may_run(state: &State, uid: &PodUid) -> bool {
         })
 }
 
-fn tell_gone(pod: &Pod, uid: &PodUid) {
-    info!(pod = %uid, name = pod.name(), namespace = pod.namespace(),
-        "the pod is gone from the API server, its status is not told");
-}
-
 /// Waits for an answer, but not for ever.
 async fn answer<T>(
     verb: &'static str,
@@ -448,173 +458,6 @@ async fn answer<T>(
             namespace,
             name,
         }),
-    }
-}
-
-/// Which pods are to be looked at, and when.
-#[derive(Default)]
-struct Queue {
-    waiting: HashMap<PodUid, Waiting>,
-    /// Pods that are being looked at, with whether they changed meanwhile.
-    busy: HashMap<PodUid, Busy>,
-    down: bool,
-    /// Failures in a row of the connection, and when it is tried again.
-    outage: u32,
-    paused_until: Option<Instant>,
-}
-
-struct Waiting {
-    /// `None`: until it is woken or the next catch-up.
-    due: Option<Instant>,
-    failures: u32,
-    /// Until when it is waited for, see [`HOLD`].
-    held: Option<Instant>,
-    /// A change is no reason to try sooner: the server has trouble.
-    backing_off: bool,
-}
-
-struct Busy {
-    failures: u32,
-    held: Option<Instant>,
-    again: bool,
-}
-
-impl Queue {
-    /// A pod changed.
-    fn add(&mut self, uid: PodUid) {
-        if let Some(busy) = self.busy.get_mut(&uid) {
-            busy.again = true;
-            return;
-        }
-        let now = Instant::now();
-        let waiting = self.waiting.entry(uid).or_insert(Waiting {
-            due: None,
-            failures: 0,
-            held: None,
-            backing_off: false,
-        });
-        if !(waiting.backing_off && waiting.due.is_some()) {
-            waiting.due = Some(waiting.due.map_or(now, |due| due.min(now)));
-        }
-    }
-
-    fn remove(&mut self, uid: &PodUid) {
-        self.waiting.remove(uid);
-        if let Some(busy) = self.busy.get_mut(uid) {
-            busy.again = false;
-        }
-    }
-
-    fn connection(&mut self, now: &Reachability) {
-        let was_down = std::mem::replace(&mut self.down, matches!(now, Reachability::Down(_)));
-        if was_down && !self.down {
-            self.outage = 0;
-            self.paused_until = None;
-            let now = Instant::now();
-            for waiting in self.waiting.values_mut().filter(|w| w.backing_off) {
-                waiting.due = Some(now);
-            }
-        }
-    }
-
-    /// The next pod to look at, and whether it was waited for already.
-    fn start(&mut self, now: Instant) -> Option<(PodUid, bool)> {
-        let limit = if self.down { 1 } else { IN_FLIGHT };
-        if self.busy.len() >= limit || self.paused_until.is_some_and(|until| until > now) {
-            return None;
-        }
-        let due = self
-            .waiting
-            .iter()
-            .filter_map(|(uid, w)| Some((w.due?, uid)));
-        let (_, uid) = due.filter(|(due, _)| *due <= now).min()?;
-        let uid = uid.clone();
-        let waiting = self.waiting.remove(&uid)?;
-        let busy = Busy {
-            failures: waiting.failures,
-            held: waiting.held,
-            again: false,
-        };
-        self.busy.insert(uid.clone(), busy);
-        Some((uid, waiting.held.is_some_and(|until| until <= now)))
-    }
-
-    fn finish(&mut self, uid: &PodUid, next: Next) {
-        let Some(busy) = self.busy.remove(uid) else {
-            return;
-        };
-        let now = Instant::now();
-        let mut waiting = Waiting {
-            due: Some(now),
-            failures: 0,
-            held: busy.held,
-            backing_off: false,
-        };
-        if !matches!(next, Next::Failed(_)) {
-            self.outage = 0;
-        }
-        match next {
-            Next::Done if !busy.again => return,
-            Next::Done => waiting.held = None,
-            Next::Hold => {
-                let until = *waiting.held.get_or_insert(now + HOLD);
-                waiting.due = Some(if busy.again { now } else { until });
-            }
-            Next::Park => waiting.due = busy.again.then_some(now),
-            Next::Failed(error) => self.failed(uid, &error, &busy, &mut waiting, now),
-        }
-        self.waiting.insert(uid.clone(), waiting);
-    }
-
-    fn failed(
-        &mut self,
-        uid: &PodUid,
-        error: &SyncError,
-        busy: &Busy,
-        waiting: &mut Waiting,
-        now: Instant,
-    ) {
-        waiting.failures = busy.failures.saturating_add(1);
-        let first = Duration::from_secs(1);
-        let why = error as &dyn std::error::Error;
-        if error.failure() == Failure::Transient {
-            waiting.backing_off = true;
-            if self.down {
-                // The connection says so itself.
-                debug!(pod = %uid, error = why, "status not told");
-                self.outage = self.outage.saturating_add(1);
-                self.paused_until = Some(now + pause(self.outage, first, LONGEST_PAUSE));
-                return;
-            }
-            waiting.due = Some(now + pause(waiting.failures, first, LONGEST_PAUSE));
-        } else {
-            waiting.due = Some(match busy.again {
-                true => now + first,
-                false => now + pause(waiting.failures, REFUSED.0, REFUSED.1),
-            });
-        }
-        if waiting.failures == 1 {
-            warn!(pod = %uid, error = why, "status not told, trying again");
-        } else {
-            debug!(pod = %uid, error = why, failures = waiting.failures, "status not told");
-        }
-    }
-
-    /// When [`Queue::start`] has something next, if nothing happens before.
-    fn next_due(&self) -> Option<Instant> {
-        if self.busy.len() >= if self.down { 1 } else { IN_FLIGHT } {
-            return None;
-        }
-        let due = self.waiting.values().filter_map(|w| w.due).min()?;
-        Some(self.paused_until.map_or(due, |until| until.max(due)))
-    }
-
-    /// What waits for something else is looked at again.
-    fn unpark(&mut self) {
-        let now = Instant::now();
-        for waiting in self.waiting.values_mut() {
-            waiting.due.get_or_insert(now);
-        }
     }
 }
 
