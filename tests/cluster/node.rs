@@ -130,7 +130,7 @@ fn a_node_that_is_deleted_comes_back() {
 
 #[test]
 fn a_runtime_that_ends_makes_the_node_not_ready_and_its_return_ready() {
-    let mut cluster = Cluster::new();
+    let cluster = Cluster::new();
     let _agent = cluster.join();
     cluster.world.runtime.stop_daemon().unwrap();
     within(Duration::from_secs(90), "the node is not ready", || {

@@ -114,6 +114,16 @@ impl Cluster {
     pub fn join(&self) -> Agent {
         let agent = self.start();
         self.wait_node_ready();
+        eventually("the node's status is on record", || {
+            let dump = self.try_dump(&["node"])?;
+            let reported = &dump["tables"]["node"][0]["reported"];
+            let ready = reported.to_string().contains("KubeletReady");
+            if ready {
+                Ok(())
+            } else {
+                Err(reported.to_string())
+            }
+        });
         agent
     }
 
