@@ -5,6 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::{Node, Taint};
+use kube::config::Kubeconfig;
 use tokio::sync::{broadcast, watch};
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, warn};
@@ -198,6 +199,24 @@ pub(super) fn forward_events(
     );
     base.recorder.forward(events);
     tasks.add("events", sink.run(token.clone()));
+}
+
+/// What the API server is called in records and messages: its URL, as far as the kubeconfig tells it now.
+pub(super) fn server_name(config: &AgentConfig) -> String {
+    let Some(path) = &config.kubeconfig else {
+        return String::new();
+    };
+    let url = Kubeconfig::read_from(path).ok().and_then(|kubeconfig| {
+        let current = kubeconfig.current_context?;
+        let named = |name: &str| kubeconfig.contexts.iter().find(|c| c.name == name);
+        let cluster = named(&current)?.context.clone()?.cluster;
+        let cluster = kubeconfig
+            .clusters
+            .into_iter()
+            .find(|c| c.name == cluster)?;
+        cluster.cluster?.server
+    });
+    url.unwrap_or_else(|| path.display().to_string())
 }
 
 /// The source of pods. It begins once there is a node to admit them by, which a checkpoint may tell.

@@ -413,7 +413,7 @@ pub(super) async fn start(
 
     let mut settings = source_settings(config);
     if let Some(api) = base.api.clone() {
-        let server = server_name(config);
+        let server = api::server_name(config);
         settings.api = Some(api::source(api, server, node_object.clone(), tasks, token));
     }
     let (source, updates) = PodConfig::start(
@@ -677,12 +677,6 @@ fn source_settings(config: &AgentConfig) -> SourceSettings {
         }),
         api: None,
     }
-}
-
-/// What the API server is called in records and messages.
-fn server_name(config: &AgentConfig) -> String {
-    let kubeconfig = config.kubeconfig.as_deref();
-    kubeconfig.map_or_else(String::new, |path| path.display().to_string())
 }
 
 /// The directories that must be there: 0750 for what pods use, as upstream.

@@ -4,7 +4,7 @@
 //! runtime or the file system (dead containers, orphan directories, cgroups, records) is done by the
 //! [`Janitor`], a task of its own, so that neither can hold up the loop.
 //!
-//! **Invariant:** a running pod is killed as an orphan, and directories and logs of pods that are not known
+//! **Invariant:** a running pod is killed as an orphan, and cgroups, directories and logs of pods that are not known
 //! are removed, only when every source has spoken and could be read completely; a source that cannot be read
 //! is not an empty source.
 
@@ -189,7 +189,13 @@ impl Janitor {
         let (kept, active) = (keep.clone(), self.workers.active());
         let cgroups = context
             .with_cgroups(move |cgroups| {
-                for uid in cgroups.list_pods()?.difference(&kept) {
+                // Whatever runs in it would be killed: a pod that only a source out of reach knows.
+                let orphans = if complete {
+                    cgroups.list_pods()?
+                } else {
+                    BTreeSet::new()
+                };
+                for uid in orphans.difference(&kept) {
                     info!(pod = %uid, "removing orphan cgroup");
                     cgroups.destroy(uid)?;
                 }
