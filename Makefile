@@ -11,7 +11,7 @@ export HOLDFAST_CACHE
 target = $(shell $(CARGO) metadata --format-version 1 --no-deps --offline 2>/dev/null | sed -n 's/.*"target_directory":"\([^"]*\)".*/\1/p')
 
 .DEFAULT_GOAL := help
-.PHONY: help build check fmt clippy doc deny test envtest bench demo demo-stop install clean
+.PHONY: help build check fmt clippy doc deny test envtest bench figures demo demo-stop install clean
 
 help: ## List the tasks
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -46,6 +46,9 @@ envtest: ## Provide etcd, kube-apiserver and kubectl for the tests (KUBEBUILDER_
 bench: ## Benchmarks, as ratios to bare disk and peers
 	@hack/deps.sh build
 	$(CARGO) bench --locked --bench '*'
+
+figures: ## What 100 pods of an API server cost, with the release binary (root; HOLDFAST_FIGURES=10,50,200)
+	@hack/figures.sh
 
 demo: ## Run pods, kill -9 the agent, show what the restart cost (root; KEEP=1 leaves it running)
 	@hack/demo.sh

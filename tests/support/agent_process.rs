@@ -145,7 +145,10 @@ impl Site {
 
     /// The command that starts an agent here.
     pub fn command(&self, port: u16) -> Command {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_holdfast"));
+        // Another binary than the one under test here: the release build, whose figures count.
+        let binary = std::env::var_os("HOLDFAST_BIN");
+        let mut command =
+            Command::new(binary.unwrap_or_else(|| env!("CARGO_BIN_EXE_holdfast").into()));
         command
             .arg("run")
             .arg("--root-dir")

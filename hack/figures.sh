@@ -1,0 +1,10 @@
+#!/bin/sh
+# Prints what pods of an API server cost: the test that measures it, with the release binary.
+set -eu
+cd "$(dirname "$0")/.."
+hack/deps.sh
+HOLDFAST_ENVTEST=$(hack/envtest.sh | tail -n 1)
+export HOLDFAST_ENVTEST
+cargo build --release --locked
+target=$(cargo metadata --format-version 1 --no-deps --offline | sed -n 's/.*"target_directory":"\([^"]*\)".*/\1/p')
+HOLDFAST_BIN=$target/release/holdfast cargo test --locked --all-features --test cluster figures -- --nocapture

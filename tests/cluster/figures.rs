@@ -1,0 +1,224 @@
+//! What the agent costs: a hundred pods at once, at rest, and across a restart.
+//!
+//! Numbers of calls are limits of the test; times and sizes are printed beside theirs, since they depend on the build
+//! and on what else the machine does. `make figures` runs this with the release binary and other numbers of pods.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use futures::StreamExt;
+use k8s_openapi::api::core::v1::Pod;
+use kube::api::{Api, WatchEvent, WatchParams};
+use serde_json::{Value, json};
+
+use crate::agent_process::{Agent, eventually};
+use crate::setup::{Cluster, FOREVER, condition, script};
+
+/// CPU time of a process in seconds.
+fn cpu(agent: &Agent) -> f64 {
+    let stat = procfs::process::Process::new(i32::try_from(agent.pid()).unwrap())
+        .and_then(|p| p.stat())
+        .unwrap();
+    let ticks = u32::try_from(stat.utime + stat.stime).unwrap();
+    f64::from(ticks) / f64::from(u32::try_from(procfs::ticks_per_second()).unwrap())
+}
+
+/// Resident memory in MiB.
+fn memory(agent: &Agent) -> u64 {
+    let status = procfs::process::Process::new(i32::try_from(agent.pid()).unwrap())
+        .and_then(|p| p.status())
+        .unwrap();
+    status.vmrss.unwrap() / 1024
+}
+
+/// Calls of the runtime so far, by operation.
+fn operations(agent: &Agent) -> BTreeMap<String, u64> {
+    let (_, text) = agent.get("/metrics").unwrap();
+    let mut counts = BTreeMap::new();
+    for line in text.lines() {
+        let Some(rest) = line.strip_prefix("kubelet_runtime_operations_total{operation_type=\"")
+        else {
+            continue;
+        };
+        let (name, count) = rest.split_once("\"} ").unwrap();
+        counts.insert(name.to_owned(), count.parse().unwrap());
+    }
+    counts
+}
+
+fn between(before: &BTreeMap<String, u64>, after: &BTreeMap<String, u64>, names: &[&str]) -> u64 {
+    let of = |counts: &BTreeMap<String, u64>| -> u64 {
+        names.iter().filter_map(|name| counts.get(*name)).sum()
+    };
+    of(after) - of(before)
+}
+
+const INSPECT: &[&str] = &["container_status", "podsandbox_status"];
+const LIST: &[&str] = &["list_containers", "list_podsandbox"];
+
+/// Creates pods and notes when each became Ready.
+fn start_pods(cluster: &Cluster, count: usize) -> Vec<Duration> {
+    let pods: Api<Pod> = cluster.api();
+    let mut spec = script("Always", FOREVER);
+    spec["terminationGracePeriodSeconds"] = json!(1);
+    spec["nodeName"] = json!(cluster.node);
+    cluster.run(async {
+        let params = WatchParams::default().timeout(290);
+        let mut events = pods.watch(&params, "0").await.unwrap().boxed();
+        let start = Instant::now();
+        let all: Vec<Pod> = (0..count)
+            .map(|n| {
+                let pod = json!({"metadata": {"name": format!("p-{n}")}, "spec": spec});
+                serde_json::from_value(pod).unwrap()
+            })
+            .collect();
+        let parameters = kube::api::PostParams::default();
+        let creating =
+            futures::future::try_join_all(all.iter().map(|pod| pods.create(&parameters, pod)));
+        let watching = async {
+            let mut ready = BTreeMap::new();
+            while ready.len() < count {
+                let event = events.next().await.expect("the watch goes on").unwrap();
+                if let WatchEvent::Modified(pod) = event {
+                    let name = pod.metadata.name.clone().unwrap();
+                    let pod = serde_json::to_value(pod).unwrap();
+                    if condition(&pod, "Ready")["status"] == "True" {
+                        ready.entry(name).or_insert_with(|| start.elapsed());
+                    }
+                }
+            }
+            let mut times: Vec<Duration> = ready.into_values().collect();
+            times.sort();
+            times
+        };
+        let (created, times) = futures::join!(creating, watching);
+        created.unwrap();
+        times
+    })
+}
+
+/// What clients saw change of pods and node: Ready conditions with their times.
+fn readiness(cluster: &Cluster) -> BTreeMap<String, Value> {
+    let pods = cluster.pods().into_iter();
+    let mut all: BTreeMap<String, Value> = pods
+        .filter(|pod| pod["metadata"]["name"].as_str().unwrap().starts_with("p-"))
+        .map(|pod| {
+            (
+                pod["metadata"]["name"].to_string(),
+                condition(&pod, "Ready"),
+            )
+        })
+        .collect();
+    let node = cluster.get_node().unwrap();
+    for kind in ["Ready", "MemoryPressure", "DiskPressure", "PIDPressure"] {
+        let condition = condition(&node, kind);
+        let told = json!([condition["status"], condition["lastTransitionTime"]]);
+        all.insert(format!("node {kind}"), told);
+    }
+    all
+}
+
+fn measure(count: usize) {
+    let cluster = Cluster::new();
+    cluster.site.configure("maxPods: 250\n");
+    let agent = cluster.join();
+    let busy = cpu(&agent);
+    let times = start_pods(&cluster, count);
+    println!(
+        "{count} pods created at once: all Ready after {:.1} s (limit 12), p50 {:.1} s (limit 7), agent {:.2} CPU-s (limit 1.5)",
+        times.last().unwrap().as_secs_f64(),
+        times[times.len() / 2].as_secs_f64(),
+        cpu(&agent) - busy,
+    );
+    let told = || {
+        let dump = cluster.try_dump(&["statuses"])?;
+        let rows = dump["tables"]["statuses"].as_array().unwrap().clone();
+        match rows.iter().find(|r| r["version"] != r["acknowledged"]) {
+            None => Ok(()),
+            Some(row) => Err(row.to_string()),
+        }
+    };
+    eventually("everything is told", told);
+    std::thread::sleep(Duration::from_secs(5));
+
+    let (busy, calls) = (cpu(&agent), operations(&agent));
+    std::thread::sleep(Duration::from_secs(20));
+    let after = operations(&agent);
+    let (inspected, listed) = (
+        between(&calls, &after, INSPECT),
+        between(&calls, &after, LIST),
+    );
+    println!(
+        "steady: {} MiB (limit 40), {:.1} % of a core (limit 2.5); in 20 s ContainerStatus+PodSandboxStatus {inspected} (limit 10), List {listed} (limit 42)",
+        memory(&agent),
+        (cpu(&agent) - busy) / 20.0 * 100.0,
+    );
+    assert!(inspected <= 10 && listed <= 42, "{calls:?} {after:?}");
+
+    let before = (
+        readiness(&cluster),
+        crate::world::ids(&cluster.containers()),
+    );
+    agent.kill9();
+    cluster.delete_pod("p-0", 1);
+    cluster.create_pod("meanwhile", script("Always", FOREVER));
+    cluster.proxy.reset();
+    let start = Instant::now();
+    let agent = cluster.spawn_agent(&[]);
+    let mut ran = None;
+    let mut gone = None;
+    while ran.is_none() || gone.is_none() {
+        assert!(
+            start.elapsed() < Duration::from_secs(60),
+            "{ran:?} {gone:?}"
+        );
+        if ran.is_none() && cluster.pod("meanwhile")["status"]["phase"] == "Running" {
+            ran = Some(start.elapsed());
+        }
+        if gone.is_none() && cluster.try_pod("p-0").is_none() {
+            gone = Some(start.elapsed());
+        }
+    }
+    std::thread::sleep(Duration::from_secs(40).saturating_sub(start.elapsed()));
+    let calls = operations(&agent);
+    let inspected = between(&BTreeMap::new(), &calls, INSPECT);
+    let requests = cluster.proxy.requests();
+    let untouched = |verb: &str, resource: &str| {
+        let of = requests.iter().filter(|r| r.is(verb, resource));
+        of.filter(|r| {
+            !r.path.contains("/meanwhile") && !r.path.contains("/p-0/") && !r.path.ends_with("/p-0")
+        })
+        .count()
+    };
+    let (gets, patches) = (untouched("GET", "pods"), untouched("PATCH", "pods/status"));
+    println!(
+        "restart: a pod created meanwhile ran after {:.2} s (limit 0.8), one deleted meanwhile was gone after {:.2} s (limit 2); \
+         ContainerStatus+PodSandboxStatus {inspected} (limit 20), GET pods {gets}, PATCH pods/status {patches} of others (limit 0); \
+         agent {:.2} CPU-s in 40 s (limit 0.8)",
+        ran.unwrap().as_secs_f64(),
+        gone.unwrap().as_secs_f64(),
+        cpu(&agent),
+    );
+    let (mut ready, mut containers) = before;
+    ready.remove("\"p-0\"");
+    containers.remove(&("p-0".to_owned(), "main".to_owned()));
+    assert_eq!(
+        readiness(&cluster),
+        ready,
+        "readiness or node condition changed"
+    );
+    let mut now = crate::world::ids(&cluster.containers());
+    now.remove(&("meanwhile".to_owned(), "main".to_owned()));
+    now.remove(&("p-0".to_owned(), "main".to_owned()));
+    assert_eq!(now, containers, "a container was restarted");
+    assert_eq!((gets, patches), (0, 0), "{:?}", cluster.proxy.counts());
+    assert!(inspected <= 20, "{calls:?}");
+}
+
+#[test]
+fn figures_of_pods_at_once_at_rest_and_across_a_restart() {
+    let counts = std::env::var("HOLDFAST_FIGURES").unwrap_or_else(|_| "100".to_owned());
+    for count in counts.split(',') {
+        measure(count.parse().expect("numbers of pods, comma-separated"));
+    }
+}
