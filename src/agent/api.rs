@@ -239,10 +239,9 @@ pub(super) fn source(
     config::ApiSettings::new(api, server, registered)
 }
 
-/// Statuses and mirror pods.
+/// Statuses and mirror pods, when there is an API server.
 pub(super) fn statuses(
     base: &Base,
-    api: &ApiClient,
     status: &StatusManager,
     pods: &PodManager,
     node_object: NodeObject,
@@ -250,6 +249,9 @@ pub(super) fn statuses(
     tasks: &mut Tasks,
     token: &CancellationToken,
 ) {
+    let Some(api) = &base.api else {
+        return;
+    };
     let syncer = status.syncer(api.clone(), pods.clone(), base.metrics.clone());
     tasks.add("status manager", syncer.run(token.clone()));
     let spoken = move || Spoken {

@@ -4,6 +4,8 @@
 //! makes is handed down; nothing below knows it.
 
 mod api;
+#[cfg(feature = "failpoints")]
+mod drill;
 mod embedded;
 pub mod lock;
 mod node;

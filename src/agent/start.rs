@@ -1,5 +1,6 @@
 //! Start-up: open → load → same boot? → list the runtime → plan → commit → resume → open the sources.
 
+use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
@@ -18,6 +19,7 @@ use crate::apiserver::ApiClient;
 use crate::config::{
     FileSettings, HttpSettings, PodConfig, Seed, SourceSettings, SourcesReady, Surroundings,
 };
+use crate::core::admission;
 use crate::core::restore::{Outcome, RestoreInput, RestorePlan, plan_restore};
 use crate::core::state::{EpochReason, MetaRecord, State};
 use crate::events::{EventRate, JournalRecorder};
@@ -426,18 +428,15 @@ pub(super) async fn start(
         },
         token,
     )?;
-    if let Some(api) = &base.api {
-        api::statuses(
-            base,
-            api,
-            &status,
-            &pods,
-            node_object.clone(),
-            source.ready(),
-            tasks,
-            token,
-        );
-    }
+    api::statuses(
+        base,
+        &status,
+        &pods,
+        node_object.clone(),
+        source.ready(),
+        tasks,
+        token,
+    );
     tasks.add(
         "objects",
         api::follow_objects(
@@ -478,6 +477,11 @@ pub(super) async fn start(
             janitor: janitor_tx,
         },
         base.monitor.clone(),
+    );
+    #[cfg(feature = "failpoints")]
+    tasks.add(
+        "drill",
+        super::drill::evictions(workers.clone(), pods.clone(), token.clone()),
     );
     tasks.add("pleg", pleg.run(token.clone()));
     tasks.add("janitor", janitor.run(token.clone()));
@@ -574,7 +578,14 @@ fn resume(
     objects: &Objects,
 ) -> Vec<Seed> {
     let mut seeds = Vec::new();
-    for restored in &plan.pods {
+    // What has to be started anew goes in the order in which it would be admitted.
+    let mut pods_in_order: Vec<_> = plan.pods.iter().collect();
+    pods_in_order.sort_by_key(|restored| {
+        let created = restored.pod.metadata.creation_timestamp.as_ref();
+        let created = created.map(|t| t.0.as_millisecond());
+        (Reverse(admission::priority(&restored.pod)), created)
+    });
+    for restored in pods_in_order {
         let uid = crate::types::PodExt::uid(&*restored.pod);
         if let (Some(due), Outcome::Resumed) = (restored.due, restored.outcome) {
             queue.seed(&uid, due);

@@ -115,6 +115,8 @@ fn filter(verbosity: u32, rust_log: Option<&str>) -> Result<EnvFilter, LoggingEr
             own_level(verbosity)
         ),
     };
+    // The API client's own messages tell of each refused request, and may quote an object, a secret too.
+    let directives = format!("{directives},kube_client=error,kube_runtime=error");
     EnvFilter::try_new(&directives).map_err(|source| LoggingError::Filter {
         value: directives,
         source,

@@ -520,5 +520,8 @@ fn concerns(change: &ObjectChange, pod: &Pod) -> bool {
     if change.kind == "RuntimeClass" {
         return pod.spec_ref().runtime_class_name.as_deref() == Some(&change.name);
     }
+    if change.kind == "Token" {
+        return pod.uid().as_str() == change.name;
+    }
     change.namespace == pod.namespace() && References::pod_uses(pod, change.kind, &change.name)
 }

@@ -124,6 +124,7 @@ impl World {
             clock: Arc::new(self.clock.clone()),
             metrics: Metrics::default(),
             boot: self.clock.boot(),
+            api: None,
         };
         let cri = CriClient::over(
             self.fake.channel(),

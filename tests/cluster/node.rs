@@ -137,7 +137,8 @@ fn a_runtime_that_ends_makes_the_node_not_ready_and_its_return_ready() {
         let node = cluster.get_node().unwrap();
         match condition(&node, "Ready") {
             ready if ready["status"] == "False" => {
-                Ok(assert_eq!(ready["reason"], "KubeletNotReady"))
+                assert_eq!(ready["reason"], "KubeletNotReady");
+                Ok(())
             }
             other => Err(other.to_string()),
         }

@@ -169,6 +169,53 @@ fn restart_keeps_out_what_was_deleted_or_replaced_offline() {
     assert_ne!(now.get(&key("replaced")), before.get(&key("replaced")));
 }
 
+/// R6: an eviction and an exit code of an outage arrive, though their containers are gone.
+#[test]
+fn restart_keeps_an_eviction_and_an_exit_code_of_an_outage() {
+    let cluster = Cluster::new();
+    let agent = cluster.join();
+    let mut exits = script(
+        "Never",
+        "until test -e /starts/go; do sleep 0.1; done; exit 3",
+    );
+    exits["containers"][0]["volumeMounts"] = json!([{"name": "starts", "mountPath": "/starts"}]);
+    exits["volumes"] = json!([{"name": "starts", "hostPath": {"path": cluster.starts()}}]);
+    cluster.create_pod("exits", exits);
+    cluster.create_pod("victim", script("Always", FOREVER));
+    for pod in ["exits", "victim"] {
+        cluster.wait_running(pod);
+    }
+    cluster.proxy.cut();
+    cluster.evict("victim");
+    std::fs::write(cluster.starts().join("go"), "").unwrap();
+    eventually("both are on record", || {
+        let dump = cluster.dump(&["statuses"]);
+        let rows = dump["tables"]["statuses"].as_array().unwrap();
+        match rows
+            .iter()
+            .find(|r| r["status"]["phase"] != "Failed" || r["finished"] != true)
+        {
+            None => Ok(()),
+            Some(row) => Err(row.to_string()),
+        }
+    });
+    agent.kill9();
+    cluster.wipe_runtime();
+    let agent = cluster.start();
+    std::thread::sleep(Duration::from_secs(3));
+    agent.kill9();
+    let _agent = cluster.start();
+    cluster.proxy.heal();
+    let exits = cluster.wait_pod_phase("exits", "Failed");
+    assert_eq!(
+        exits["status"]["containerStatuses"][0]["state"]["terminated"]["exitCode"],
+        3
+    );
+    let victim = cluster.wait_pod_phase("victim", "Failed");
+    assert_eq!(victim["status"]["reason"], "Evicted", "{victim}");
+    assert_eq!(cluster.containers(), [], "neither runs again");
+}
+
 /// R19: what happened during an outage, restarts included, arrives as it was.
 #[test]
 fn restart_keeps_what_an_outage_could_not_tell() {

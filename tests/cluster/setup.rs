@@ -107,7 +107,20 @@ impl Cluster {
             &self.node,
         ];
         flags.extend(more);
-        self.world.site.spawn(&flags)
+        let evict = self.evict_file();
+        let environment = [("HOLDFAST_EVICT", &*evict.to_string_lossy())];
+        self.world.site.spawn_with(&flags, &environment)
+    }
+
+    fn evict_file(&self) -> PathBuf {
+        self.dir().join("evict")
+    }
+
+    /// Makes the running agent decide to evict a pod. Needs the feature `failpoints`.
+    pub fn evict(&self, pod: &str) {
+        let hidden = self.dir().join("evict.new");
+        std::fs::write(&hidden, pod).expect("write what is to be evicted");
+        std::fs::rename(&hidden, self.evict_file()).expect("say what is to be evicted");
     }
 
     /// Starts an agent and waits until its node is Ready in the API.
