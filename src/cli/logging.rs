@@ -116,8 +116,8 @@ fn filter(verbosity: u32, rust_log: Option<&str>) -> Result<EnvFilter, LoggingEr
         ),
     };
     // The API client's own messages tell of each refused request, and may quote an object, a secret too.
-    let directives = format!("{directives},kube_client=error,kube_runtime=error");
-    EnvFilter::try_new(&directives).map_err(|source| LoggingError::Filter {
+    let all = format!("{directives},kube_client=error,kube_runtime=error");
+    EnvFilter::try_new(all).map_err(|source| LoggingError::Filter {
         value: directives,
         source,
     })

@@ -444,7 +444,10 @@ mod tests {
             .flat_map(|l| l.split(",\n"))
             .map(|name| name.parse().unwrap())
             .collect();
-        let all: Vec<View> = [View::Overview].into_iter().chain(View::all()).collect();
+        let all: Vec<View> = [View::Overview, View::Node, View::Events]
+            .into_iter()
+            .chain(View::all())
+            .collect();
         assert_eq!(listed, all);
     }
 }
