@@ -19,7 +19,9 @@ use crate::images::{CredentialProviders, CredentialSettings};
 use crate::kubeletconfig::{AgentConfig, EvictionThreshold};
 use crate::kuberuntime::cri::CriClient;
 use crate::node_object::NodeObject;
-use crate::nodestatus::{self, NodeSettings, NodeStatus, NodeStatusOptions, Pressure, Threshold};
+use crate::nodestatus::{
+    self, NodeSettings, NodeStatus, NodeStatusHandle, NodeStatusOptions, Pressure, Threshold,
+};
 use crate::objects::Objects;
 use crate::objects::keyring::KeyFile;
 use crate::objects::vault::Vault;
@@ -153,10 +155,9 @@ pub(super) fn node_status(
     node_object: NodeObject,
     tasks: &mut Tasks,
     token: &CancellationToken,
-) {
+) -> NodeStatusHandle {
     let (pressure, volumes) = (watch::Sender::default(), watch::Sender::new(None));
-    // The list of images is read again every minute.
-    let (status, _handle) = NodeStatus::new(NodeStatusOptions {
+    let (status, handle) = NodeStatus::new(NodeStatusOptions {
         settings: node_settings(config),
         root_dir: config.root_dir.clone(),
         boot_id: base.boot.kernel_boot_id.clone(),
@@ -176,6 +177,7 @@ pub(super) fn node_status(
         let _senders: (watch::Sender<Pressure>, _) = (pressure, volumes);
         status.run(token).await;
     });
+    handle
 }
 
 /// Events go to the API server too.

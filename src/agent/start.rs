@@ -28,6 +28,7 @@ use crate::kubeletconfig::AgentConfig;
 use crate::kuberuntime::cri::{CriClient, CriTimeouts};
 use crate::kuberuntime::gc::GcPolicy;
 use crate::node_object::NodeObject;
+use crate::nodestatus::NodeStatusHandle;
 use crate::objects::Objects;
 use crate::pleg::{Pleg, PlegOptions};
 use crate::pod_manager::PodManager;
@@ -330,7 +331,7 @@ pub(super) async fn start(
     make_directories(config)?;
     let node_object = NodeObject::default();
     // The node lives on in the API server while the runtime is away.
-    if let Some(api) = base.api.clone() {
+    let node_status = base.api.clone().map(|api| {
         api::forward_events(config, base, api.clone(), tasks, token);
         api::node_status(
             config,
@@ -340,8 +341,8 @@ pub(super) async fn start(
             node_object.clone(),
             tasks,
             token,
-        );
-    }
+        )
+    });
     let cgroups = node::cgroups(config)?;
     let node = node::context(config, &cgroups)?;
     for event in node.dns.check_limits() {
@@ -390,7 +391,7 @@ pub(super) async fn start(
             cri: cri.clone(),
             pleg: pleg_handle,
             status: status.clone(),
-            images: images(config, base)?,
+            images: images(config, base, node_status)?,
             volumes,
             objects: objects.clone(),
             node_object: node_object.clone(),
@@ -506,7 +507,11 @@ pub(super) async fn start(
     })
 }
 
-fn images(config: &AgentConfig, base: &Base) -> Result<ImageManager, AgentError> {
+fn images(
+    config: &AgentConfig,
+    base: &Base,
+    node_status: Option<NodeStatusHandle>,
+) -> Result<ImageManager, AgentError> {
     let settings = ImageConfig {
         serialize_pulls: config.kubelet.serialize_image_pulls,
         max_parallel: config
@@ -514,7 +519,11 @@ fn images(config: &AgentConfig, base: &Base) -> Result<ImageManager, AgentError>
             .max_parallel_image_pulls
             .and_then(|n| usize::try_from(n).ok()),
     };
-    let images = ImageManager::new(settings, Arc::clone(&base.clock), base.metrics.clone());
+    let mut images = ImageManager::new(settings, Arc::clone(&base.clock), base.metrics.clone());
+    if let Some(node) = node_status {
+        // The node tells which images it has.
+        images = images.telling(Arc::new(move || node.images_changed()));
+    }
     Ok(match api::credential_providers(config, &base.clock)? {
         Some(providers) => images.with_credential_providers(providers),
         None => images,

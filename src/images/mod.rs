@@ -189,6 +189,7 @@ impl Default for &PullSecrets {
 pub struct ImageManager {
     pulls: Pulls,
     providers: Option<Arc<CredentialProviders>>,
+    pulled: Option<Arc<dyn Fn() + Send + Sync>>,
     clock: Arc<dyn Clock>,
     metrics: Metrics,
 }
@@ -221,6 +222,7 @@ impl ImageManager {
         Self {
             pulls: Pulls::new(config),
             providers: None,
+            pulled: None,
             clock,
             metrics,
         }
@@ -230,6 +232,13 @@ impl ImageManager {
     #[must_use]
     pub fn with_credential_providers(mut self, providers: Arc<CredentialProviders>) -> Self {
         self.providers = Some(providers);
+        self
+    }
+
+    /// Calls `tell` after each pull; it must not wait.
+    #[must_use]
+    pub fn telling(mut self, tell: Arc<dyn Fn() + Send + Sync>) -> Self {
+        self.pulled = Some(tell);
         self
     }
 
@@ -403,6 +412,9 @@ impl ImageManager {
                     record.backoffs.remove(&uid);
                 })
                 .await?;
+                if let Some(tell) = &self.pulled {
+                    tell();
+                }
                 Ok(pulled.reference)
             }
             Err(error) => {

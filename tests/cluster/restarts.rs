@@ -415,3 +415,44 @@ fn restart_keeps_everything_when_the_store_is_lost() {
     assert_eq!(ids(&cluster.running()).get(&key), before.get(&key));
     assert_eq!(condition(&cluster.pod("kept"), "Ready")["status"], "True");
 }
+
+/// Takeover: what another agent left on the same root directory (labels, annotations, directories, no store of
+/// ours) runs on, its restart counts and its data included.
+#[test]
+fn restart_keeps_pods_of_a_node_that_is_taken_over() {
+    let cluster = Cluster::new();
+    let agent = cluster.join();
+    let mut spec = script(
+        "Always",
+        "test -e /data/first || { echo kept >/data/first; exit 5; }; trap 'exit 0' TERM; while :; do sleep 1; done",
+    );
+    spec["containers"][0]["volumeMounts"] = json!([{"name": "data", "mountPath": "/data"}]);
+    spec["volumes"] = json!([{"name": "data", "emptyDir": {}}]);
+    cluster.create_pod("restarted", spec);
+    cluster.create_pod("plain", script("Always", FOREVER));
+    cluster.wait_running("plain");
+    cluster.wait_pod("restarted", "runs again", |pod| {
+        let main = &pod["status"]["containerStatuses"][0];
+        main["restartCount"] == 1 && main["ready"] == true
+    });
+    let before = ids(&cluster.running());
+    agent.kill9();
+    std::fs::remove_dir_all(cluster.state_dir()).unwrap();
+    let _agent = cluster.join();
+    cluster.create_pod("new", script("Always", FOREVER));
+    cluster.wait_running("new");
+    std::thread::sleep(Duration::from_secs(5));
+    let mut now = ids(&cluster.running());
+    now.remove(&("new".to_owned(), "main".to_owned()));
+    assert_eq!(now, before);
+    let restarted = cluster.pod("restarted");
+    assert_eq!(
+        restarted["status"]["containerStatuses"][0]["restartCount"], 1,
+        "{restarted}"
+    );
+    let id = &before[&("restarted".to_owned(), "main".to_owned())];
+    assert_eq!(cluster.exec(id, &["cat", "/data/first"]).1, "kept\n");
+    // What was adopted ends as it should, with nothing left of it.
+    cluster.delete_pod("restarted", 2);
+    cluster.wait_gone("restarted", Duration::from_secs(30));
+}

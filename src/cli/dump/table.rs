@@ -117,6 +117,7 @@ pub(super) fn columns(view: View, with_wide: bool) -> Vec<Column> {
             column("UID", "uid", Text),
             wide("ORIGIN", "origin", Text),
             wide("CONFIRMED-EPOCH", "confirmedEpoch", Text),
+            wide("CONFIRMED-BY", "confirmedBy", Text),
         ],
         View::Table(Table::Mirrors) => &[
             NAMESPACE,
@@ -124,6 +125,7 @@ pub(super) fn columns(view: View, with_wide: bool) -> Vec<Column> {
             column("MIRROR-UID", "mirrorUid", Text),
             column("HASH", "hash", Text),
             UID,
+            wide("CONFIRMED-BY", "confirmedBy", Text),
         ],
         View::Table(Table::Admissions) => &[
             NAMESPACE,
@@ -167,6 +169,7 @@ pub(super) fn columns(view: View, with_wide: bool) -> Vec<Column> {
             column("BACK-OFF", "backoff.until", Until),
             wide("CONTAINER-ID", "intent.containerId", Text),
             UID,
+            wide("CONFIRMED-BY", "confirmedBy", Text),
         ],
         View::Table(Table::Pleg) => &[
             NAMESPACE,
@@ -188,6 +191,7 @@ pub(super) fn columns(view: View, with_wide: bool) -> Vec<Column> {
             wide("IP", "status.podIP", Text),
             UID,
             wide("MESSAGE", "status.message", Text),
+            wide("CONFIRMED-BY", "confirmedBy", Text),
         ],
         View::Table(Table::Probes) => &[
             NAMESPACE,
@@ -226,6 +230,7 @@ pub(super) fn columns(view: View, with_wide: bool) -> Vec<Column> {
             column("ENCRYPTED", "encrypted", Text),
             column("BYTES", "bytes", Text),
             column("AGE", "at", Age),
+            wide("CONFIRMED-BY", "confirmedBy", Text),
         ],
         View::Table(Table::Signals) => &[
             column("SIGNAL", "signal", Text),
