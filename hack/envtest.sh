@@ -38,9 +38,12 @@ fi
 
 cache=${HOLDFAST_CACHE:-${XDG_CACHE_HOME:-${HOME:-/root}/.cache}/holdfast}/envtest
 
-# The newest complete directory: kubernetes-<version of Debian's source package>.
+# The way they are built; another one makes what is in caches obsolete.
+recipe=2
+
+# The newest complete directory: kubernetes-<version of Debian's source package>-r<recipe>.
 cached() {
-    for dir in "$cache"/kubernetes-*; do
+    for dir in "$cache"/kubernetes-*-r$recipe; do
         [ -n "$(missing_in "$dir")" ] || echo "$dir"
     done | sort -V | tail -1
 }
@@ -77,7 +80,8 @@ build() {
     apt update
     (cd "$work/source" && apt source --only-source kubernetes)
     # Debian 12's own compiler, whatever this system has: later ones need not build this source.
-    (cd "$work/debs" && apt download etcd-server kubernetes-client golang-1.19-go golang-1.19-src)
+    (cd "$work/debs" && apt download etcd-server kubernetes-client golang-1.19-go golang-1.19-src \
+        golang-github-modern-go-reflect2-dev)
     for deb in "$work"/debs/*.deb; do
         dpkg-deb -x "$deb" "$work/tree"
     done
@@ -86,6 +90,11 @@ build() {
     [ -n "$version" ] || fail "no version in $work/source/kubernetes_*.dsc"
     (
         cd "$work"/source/kubernetes-*/
+        # Its own reflect2 1.0.1 calls into a Go before 1.18: a server with it dies whenever it writes a map as YAML
+        # or as JSON that is indented, which is what curl gets.
+        reflect2=vendor/github.com/modern-go/reflect2
+        rm -r $reflect2
+        cp -r "$work/tree/usr/share/gocode/src/github.com/modern-go/reflect2" $reflect2
         export HOME="$work/home" GOROOT="$work/tree/usr/lib/go-1.19" GOPATH="$PWD/.go" GOCACHE="$work/home/go-build"
         export PATH="$GOROOT/bin:$PATH" CGO_ENABLED=0 GO111MODULE=off GOFLAGS= GOTOOLCHAIN=local
         # A make that calls us hands its own flags down.
@@ -98,8 +107,8 @@ build() {
     cp -L "$work"/source/kubernetes-*/_output/bin/kube-apiserver "$work/assets/"
     cp "$work/tree/usr/bin/etcd" "$work/tree/usr/bin/kubectl" "$work/assets/"
     check "$work/assets"
-    rm -rf "$cache/kubernetes-$version"
-    mv "$work/assets" "$cache/kubernetes-$version"
+    rm -rf "$cache/kubernetes-$version-r$recipe"
+    mv "$work/assets" "$cache/kubernetes-$version-r$recipe"
     rm -rf "$work"
 }
 

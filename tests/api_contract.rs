@@ -1,5 +1,5 @@
-//! What the agent relies on in an API server, met by the fake one; and what only a server with faults can
-//! show.
+//! What the agent relies on in an API server, met by the fake one and by a real one (`make envtest`); and what only
+//! a server with faults can show.
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,
@@ -55,3 +55,4 @@ macro_rules! meets_the_contract {
 }
 
 meets_the_contract! { #[tokio::test(start_paused = true)] fake super::world::World::fake() }
+meets_the_contract! { #[tokio::test] real super::world::World::real() }

@@ -61,6 +61,24 @@ where
 }
 
 #[tokio::test]
+async fn a_server_writes_maps_as_people_want_to_read_them() {
+    let env = EnvTest::start();
+    let client = env.admin_client();
+    let maps: Api<ConfigMap> = Api::default_namespaced(client.clone());
+    create(&maps, &config_map("read")).await;
+    for (query, accept, line) in [
+        ("?pretty=true", "application/json", "\n    \"a\": \"b\"\n"),
+        ("", "application/yaml", "\n  a: b\n"),
+    ] {
+        let path = format!("/api/v1/namespaces/default/configmaps/read{query}");
+        let request = axum::http::Request::get(path).header("accept", accept);
+        let answer = client.request_text(request.body(Vec::new()).unwrap()).await;
+        let answer = answer.unwrap_or_else(|error| panic!("{accept}: {error}"));
+        assert!(answer.contains(line), "{accept}: {answer}");
+    }
+}
+
+#[tokio::test]
 async fn a_node_has_the_rights_of_a_node_and_no_more() {
     let env = EnvTest::start();
     let client = client_of(&env.node_kubeconfig("n1")).await;

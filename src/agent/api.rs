@@ -20,7 +20,7 @@ use crate::kubeletconfig::{AgentConfig, EvictionThreshold};
 use crate::kuberuntime::cri::CriClient;
 use crate::node_object::NodeObject;
 use crate::nodestatus::{
-    self, NodeSettings, NodeStatus, NodeStatusHandle, NodeStatusOptions, Pressure, Threshold,
+    self, NodeSettings, NodeStatus, NodeStatusHandle, NodeStatusOptions, Pressure,
 };
 use crate::objects::Objects;
 use crate::objects::keyring::KeyFile;
@@ -28,6 +28,7 @@ use crate::objects::vault::Vault;
 use crate::pod_manager::PodManager;
 use crate::pod_workers::PodWorkers;
 use crate::status::{Spoken, StatusManager};
+use crate::types::metrics::Metrics;
 use crate::types::{Clock, PodSource};
 
 /// Where systemd puts credentials.
@@ -38,8 +39,9 @@ const CREDENTIALS_DIRECTORY: &str = "CREDENTIALS_DIRECTORY";
 pub(super) async fn connect(
     config: &AgentConfig,
     clock: Arc<dyn Clock>,
+    metrics: Metrics,
 ) -> Result<Option<(ApiClient, Credentials)>, AgentError> {
-    Ok(apiserver::connect(&config.into(), clock).await?)
+    Ok(apiserver::connect(&config.into(), clock, metrics).await?)
 }
 
 /// The objects that pods refer to, over the keys of this node.
@@ -120,12 +122,9 @@ pub(super) fn node_settings(config: &AgentConfig) -> NodeSettings {
     settings
 }
 
-fn threshold(config: &AgentConfig, signal: &str) -> Threshold {
-    match config.kubelet.eviction_hard.get(signal) {
-        Some(EvictionThreshold::Quantity(amount)) => Threshold::Quantity(*amount),
-        Some(EvictionThreshold::Fraction(part)) => Threshold::Fraction(*part),
-        None => Threshold::Quantity(0),
-    }
+fn threshold(config: &AgentConfig, signal: &str) -> EvictionThreshold {
+    let given = config.kubelet.eviction_hard.get(signal);
+    given.copied().unwrap_or(EvictionThreshold::Quantity(0))
 }
 
 /// This node as the agent itself sees it: what admission goes by until the API server has shown it.

@@ -40,6 +40,7 @@ use crate::kuberuntime::dns::DnsError;
 use crate::server::{self, ServerError};
 use crate::store::open::OpenError;
 use crate::store::{CommitError, StoreError};
+use crate::types::metrics::Metrics;
 
 /// Workers get this long to finish what they are doing when the agent ends.
 const DRAIN: Duration = Duration::from_secs(5);
@@ -129,9 +130,10 @@ pub async fn run(config: AgentConfig, options: RunOptions) -> Result<(), AgentEr
     let _lock = lock(&config).await?;
 
     let (boot, clock) = start::boot(&config, &options);
-    let connected = api::connect(&config, Arc::clone(&clock)).await?;
+    let metrics = Metrics::default();
+    let connected = api::connect(&config, Arc::clone(&clock), metrics.clone()).await?;
     let (client, credentials) = connected.unzip();
-    let base = start::open(&config, client, clock, boot).await?;
+    let base = start::open(&config, client, clock, boot, metrics).await?;
     let mut tasks = Tasks::default();
     if let Some(credentials) = credentials {
         tasks.add("credentials", credentials.run(token.clone()));

@@ -110,8 +110,8 @@ pub(super) async fn open(
     api: Option<ApiClient>,
     clock: Arc<dyn Clock>,
     boot: BootIdentity,
+    metrics: Metrics,
 ) -> Result<Base, AgentError> {
-    let metrics = Metrics::default();
     let root_dir = config.root_dir.clone();
     let mut open_options = OpenOptions {
         node_was_used: false,

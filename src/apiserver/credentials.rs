@@ -10,8 +10,8 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::csr;
+use super::failure::pause;
 use super::kubeconfig::{Life, Loaded, Seen, date, fingerprint, load};
-use super::retry::RetryPolicy;
 use super::transport::{Transport, explain};
 use super::{ApiError, ApiSettings, connector};
 use crate::types::blocking;
@@ -21,11 +21,7 @@ use crate::types::time::Clock;
 const LOOK: Duration = Duration::from_secs(10);
 
 /// Between two attempts that the server has answered with a no.
-const AGAIN: RetryPolicy = RetryPolicy {
-    first: Duration::from_secs(10),
-    longest: Duration::from_secs(600),
-    tries: None,
-};
+const AGAIN: (Duration, Duration) = (Duration::from_secs(10), Duration::from_secs(600));
 
 /// Keeps the credentials of an [`super::ApiClient`] good. Run it as long as the client is used.
 pub struct Credentials {
@@ -143,7 +139,7 @@ impl Credentials {
             Ok(()) => self.failures = 0,
             Err(error) => {
                 self.failures += 1;
-                wait = AGAIN.wait(self.failures).max(LOOK);
+                wait = pause(self.failures, AGAIN.0, AGAIN.1).max(LOOK);
                 tracing::error!(
                     error = explain(&error, &self.kubeconfig.display().to_string(), self.now()),
                     again_in_seconds = wait.as_secs(),

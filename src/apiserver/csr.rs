@@ -21,18 +21,14 @@ use kube::api::{Api, ObjectMeta, PostParams};
 use rcgen::{CertificateParams, DistinguishedName, DnType, KeyPair, PKCS_ECDSA_P256_SHA256};
 use sha2::{Digest, Sha256};
 
-use super::retry::{RetryPolicy, is_transient, retry_after};
+use super::failure::{pause, retry_after};
 
 const SIGNER: &str = "kubernetes.io/kube-apiserver-client-kubelet";
 const PENDING_KEY: &str = "kubelet-client.key.tmp";
 const CURRENT: &str = "kubelet-client-current.pem";
 
 /// How often a request that is not approved is looked at.
-const POLL: RetryPolicy = RetryPolicy {
-    first: Duration::from_secs(2),
-    longest: Duration::from_secs(30),
-    tries: None,
-};
+const POLL: (Duration, Duration) = (Duration::from_secs(2), Duration::from_secs(30));
 
 /// Why there is no certificate.
 #[derive(Debug, thiserror::Error)]
@@ -208,19 +204,19 @@ async fn wait(
                     return Ok(chain);
                 }
                 looks += 1;
-                tokio::time::sleep(POLL.wait(looks)).await;
+                tokio::time::sleep(pause(looks, POLL.0, POLL.1)).await;
             }
             // The server forgets requests after a while.
             Ok(None) => {
                 there = false;
                 failures += 1;
-                tokio::time::sleep(POLL.wait(failures)).await;
+                tokio::time::sleep(pause(failures, POLL.0, POLL.1)).await;
             }
             Err(kube::Error::Api(status)) if status.code == 409 && !there => there = true,
             Err(error) if is_transient(&error) => {
                 failures += 1;
                 let asked = retry_after(&error).unwrap_or_default();
-                tokio::time::sleep(POLL.wait(failures).max(asked)).await;
+                tokio::time::sleep(pause(failures, POLL.0, POLL.1).max(asked)).await;
             }
             Err(source) if there => {
                 return Err(CsrError::Get {
@@ -235,6 +231,15 @@ async fn wait(
                 });
             }
         }
+    }
+}
+
+/// Whether the server is away or busy, and no more. Whatever else it says of the request is told.
+fn is_transient(error: &kube::Error) -> bool {
+    match error {
+        kube::Error::Api(status) => matches!(status.code, 429 | 500 | 502 | 503 | 504),
+        kube::Error::HyperError(_) | kube::Error::Service(_) | kube::Error::ReadEvents(_) => true,
+        _ => false,
     }
 }
 

@@ -32,6 +32,17 @@ impl Failure {
     }
 }
 
+/// What the server asks for in `Retry-After`.
+pub fn retry_after(error: &kube::Error) -> Option<Duration> {
+    match error {
+        kube::Error::Api(status) if matches!(status.code, 429 | 503) => {
+            let seconds = status.details.as_ref()?.retry_after_seconds;
+            (seconds > 0).then(|| Duration::from_secs(u64::from(seconds)))
+        }
+        _ => None,
+    }
+}
+
 /// The pause after the failure number `failures` (1 = the first): doubles from `first` up to `longest`, and is
 /// shortened by up to a third by chance, so that what failed together does not come back together.
 pub fn pause(failures: u32, first: Duration, longest: Duration) -> Duration {
@@ -45,6 +56,7 @@ pub fn pause(failures: u32, first: Duration, longest: Duration) -> Duration {
 mod tests {
     use super::*;
     use kube::core::Status;
+    use kube::core::response::StatusDetails;
 
     #[test]
     fn each_code_has_its_meaning() {
@@ -66,6 +78,30 @@ mod tests {
             };
             let error = kube::Error::Api(status.boxed());
             assert_eq!(Failure::of(&error), expected, "{code}");
+        }
+    }
+
+    #[test]
+    fn the_servers_wish_is_heard_where_it_is_busy() {
+        for (code, seconds, expected) in [
+            (429, 7, Some(7)),
+            (503, 1, Some(1)),
+            (429, 0, None),
+            (500, 7, None),
+        ] {
+            let details = StatusDetails {
+                name: String::new(),
+                group: String::new(),
+                kind: String::new(),
+                uid: String::new(),
+                causes: Vec::new(),
+                retry_after_seconds: seconds,
+            };
+            let status = Status::failure("x", "y")
+                .with_code(code)
+                .with_details(details);
+            let asked = retry_after(&kube::Error::Api(Box::new(status)));
+            assert_eq!(asked, expected.map(Duration::from_secs), "{code} {seconds}");
         }
     }
 

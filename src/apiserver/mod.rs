@@ -17,7 +17,6 @@ mod csr;
 mod failure;
 mod kubeconfig;
 mod limit;
-mod retry;
 #[cfg(test)]
 pub(crate) mod testkit;
 mod transport;
@@ -28,10 +27,10 @@ use std::sync::Arc;
 
 pub use connection::{Connection, Reachability};
 pub use credentials::Credentials;
-pub use failure::{Failure, pause};
-pub use retry::{RetryPolicy, is_transient, retry, retry_after};
+pub use failure::{Failure, pause, retry_after};
 
 use crate::kubeletconfig::AgentConfig;
+use crate::types::metrics::Metrics;
 use crate::types::time::Clock;
 use limit::Limiter;
 use transport::Transport;
@@ -185,7 +184,7 @@ pub enum ApiError {
     Interrupted,
 }
 
-/// Gives the client, and the task that keeps its credentials good ([`Credentials::run`]; without it no
+/// Gives the client, whose requests `metrics` counts, and the task that keeps its credentials good ([`Credentials::run`]; without it no
 /// certificate is asked for, renewed or reloaded, and an exec plugin is not run). `None` without a kubeconfig.
 ///
 /// Reads files only: it does not wait for the server. Until the node has credentials (bootstrap, exec plugin),
@@ -196,13 +195,14 @@ pub enum ApiError {
 pub async fn connect(
     settings: &ApiSettings,
     clock: Arc<dyn Clock>,
+    metrics: Metrics,
 ) -> Result<Option<(ApiClient, Credentials)>, ApiError> {
     let Some(kubeconfig) = settings.kubeconfig.clone() else {
         return Ok(None);
     };
     let connection = Connection::default();
     let limiter = Limiter::new(settings.qps, settings.burst);
-    let transport = Transport::new(limiter, connection.clone(), clock.clone());
+    let transport = Transport::new(limiter, connection.clone(), clock.clone(), metrics);
     let client = ApiClient::new(transport.client(), connection);
     let credentials = Credentials::new(settings.clone(), kubeconfig, transport, clock).await?;
     Ok(Some((client, credentials)))

@@ -119,7 +119,9 @@ async fn without_a_kubeconfig_there_is_no_client() {
     let dir = tempfile::tempdir().unwrap();
     let mut settings = settings(dir.path());
     settings.kubeconfig = None;
-    let connected = connect(&settings, Arc::new(hand(0))).await.unwrap();
+    let connected = connect(&settings, Arc::new(hand(0)), Metrics::default())
+        .await
+        .unwrap();
     assert!(connected.is_none());
 }
 
@@ -186,7 +188,9 @@ async fn bad_kubeconfigs_are_told_with_file_name_and_way_out() {
             Some(content) => std::fs::write(&path, content).unwrap(),
             None => assert!(!path.exists()),
         }
-        let error = connect(&settings, Arc::new(hand(0))).await.unwrap_err();
+        let error = connect(&settings, Arc::new(hand(0)), Metrics::default())
+            .await
+            .unwrap_err();
         let told = text(&error);
         assert!(told.contains(path.to_str().unwrap()), "{content:?}: {told}");
         for part in says {
@@ -222,7 +226,7 @@ async fn a_server_that_is_away_or_an_expired_certificate_keeps_nothing_from_star
     std::fs::write(dir.path().join("id.pem"), pem).unwrap();
     let files = json!({"client-certificate": "id.pem", "client-key": "id.pem"});
     write_config(&path, "https://127.0.0.1:1", files);
-    let (client, _credentials) = connect(&settings, Arc::new(hand(now)))
+    let (client, _credentials) = connect(&settings, Arc::new(hand(now)), Metrics::default())
         .await
         .unwrap()
         .unwrap();
@@ -230,7 +234,7 @@ async fn a_server_that_is_away_or_an_expired_certificate_keeps_nothing_from_star
         .list(&ListParams::default())
         .await
         .unwrap_err();
-    assert!(is_transient(&error), "{error}");
+    assert_eq!(Failure::of(&error), Failure::Transient, "{error}");
     let Reachability::Down(why) = client.connection().now() else {
         panic!("{:?}", client.connection().now());
     };
@@ -262,7 +266,8 @@ async fn answers_are_reported_whatever_they_say_and_gateways_are_not_answers() {
         &server,
         json!({"token": "t"}),
     );
-    let (client, _credentials) = connect(&settings, Arc::new(hand(today())))
+    let metrics = Metrics::default();
+    let (client, _credentials) = connect(&settings, Arc::new(hand(today())), metrics.clone())
         .await
         .unwrap()
         .unwrap();
@@ -293,6 +298,14 @@ async fn answers_are_reported_whatever_they_say_and_gateways_are_not_answers() {
             );
         }
     }
+    let told = metrics.encode().unwrap();
+    let host = server.trim_start_matches("http://");
+    for code in [200, 503, 401, 502, 403, 429] {
+        let line = format!(
+            "rest_client_requests_total{{code=\"{code}\",host=\"{host}\",method=\"GET\"}} 1"
+        );
+        assert!(told.contains(&line), "{line}: {told}");
+    }
 }
 
 #[tokio::test]
@@ -316,7 +329,7 @@ async fn a_token_file_that_changes_is_used_without_a_restart() {
         &server,
         json!({"tokenFile": "token"}),
     );
-    let (client, credentials) = connect(&settings, Arc::new(hand(today())))
+    let (client, credentials) = connect(&settings, Arc::new(hand(today())), Metrics::default())
         .await
         .unwrap()
         .unwrap();
@@ -493,7 +506,7 @@ async fn a_node_gets_its_first_certificate_and_renews_it() {
 
     // Nobody approves: the agent starts and waits, and does not ask twice when it is restarted.
     let start = async |settings: &ApiSettings, clock: &Hand| {
-        let (client, credentials) = connect(settings, Arc::new(clock.clone()))
+        let (client, credentials) = connect(settings, Arc::new(clock.clone()), Metrics::default())
             .await
             .unwrap()
             .unwrap();
@@ -609,7 +622,12 @@ async fn what_is_in_flight_with_exchanged_credentials_ends() {
     write_config(&path, &server, json!({"token": "t"}));
     let loaded = kubeconfig::load(&path, None).unwrap();
     let clock = Arc::new(hand(today()));
-    let transport = Transport::new(Limiter::new(100, 100), Connection::default(), clock);
+    let transport = Transport::new(
+        Limiter::new(100, 100),
+        Connection::default(),
+        clock,
+        Metrics::default(),
+    );
     transport.install(&loaded).unwrap();
     let pods: Api<Pod> = Api::all(transport.client());
     use futures::StreamExt;

@@ -18,8 +18,9 @@ use tower::{BoxError, Service};
 
 use super::Connection;
 use super::connector;
-use super::kubeconfig::{Loaded, date};
+use super::kubeconfig::{Life, Loaded, date};
 use super::limit::Limiter;
+use crate::types::metrics::{Metrics, RequestLabel};
 use crate::types::time::Clock;
 
 /// How long the server has for the head of its answer.
@@ -41,9 +42,17 @@ enum SendError {
 /// The connections of one set of credentials.
 struct Generation {
     client: kube::Client,
-    names: String,
+    origin: Origin,
     // What is in flight fails when this goes.
     _open: DropGuard,
+}
+
+/// Where credentials come from and where they lead.
+#[derive(Clone)]
+struct Origin {
+    names: String,
+    host: String,
+    life: Option<Life>,
 }
 
 /// What was told already, so that it is not told with every request.
@@ -60,6 +69,7 @@ pub(super) struct Transport {
     limiter: Limiter,
     connection: Connection,
     clock: Arc<dyn Clock>,
+    metrics: Metrics,
     told: Mutex<Told>,
     refused: Notify,
 }
@@ -69,12 +79,14 @@ impl Transport {
         limiter: Limiter,
         connection: Connection,
         clock: Arc<dyn Clock>,
+        metrics: Metrics,
     ) -> Arc<Self> {
         Arc::new(Self {
             current: ArcSwapOption::empty(),
             limiter,
             connection,
             clock,
+            metrics,
             told: Mutex::default(),
             refused: Notify::new(),
         })
@@ -95,7 +107,16 @@ impl Transport {
         let client = connector::build(&loaded.config, &open)?;
         self.current.store(Some(Arc::new(Generation {
             client,
-            names: loaded.names.clone(),
+            origin: Origin {
+                names: loaded.names.clone(),
+                host: loaded
+                    .config
+                    .cluster_url
+                    .authority()
+                    .map(ToString::to_string)
+                    .unwrap_or_default(),
+                life: loaded.life,
+            },
             _open: open.drop_guard(),
         })));
         let mut told = self.told();
@@ -124,20 +145,33 @@ impl Transport {
             self.limiter.turn().await;
         }
         let method = request.method().clone();
-        let (sent, names) = {
+        let (sent, origin) = {
             let Some(generation) = self.current.load_full() else {
                 return Err(SendError::NoCredentials.into());
             };
             // Not held while the request runs: exchanged credentials must let go of their connections.
-            let (client, names) = (generation.client.clone(), generation.names.clone());
+            let (client, origin) = (generation.client.clone(), generation.origin.clone());
             drop(generation);
             let sent = async move { client.send(request).await };
-            (tokio::time::timeout(ANSWER_TIMEOUT, sent).await, names)
+            (tokio::time::timeout(ANSWER_TIMEOUT, sent).await, origin)
         };
+        let code = match &sent {
+            Ok(Ok(response)) => response.status().as_str().to_owned(),
+            _ => "<error>".to_owned(),
+        };
+        self.metrics
+            .rest_client_requests
+            .get_or_create(&RequestLabel {
+                code,
+                host: origin.host.clone(),
+                method: method.to_string(),
+            })
+            .inc();
         let response = match sent {
             Ok(Ok(response)) => response,
             Ok(Err(error)) => {
-                self.connection.failed(&explain(&error, &names, self.now()));
+                self.connection
+                    .failed(&explain(&error, &origin.names, self.now()));
                 return Err(Box::new(error));
             }
             Err(_) => {
@@ -145,11 +179,11 @@ impl Transport {
                 return Err(SendError::Timeout.into());
             }
         };
-        self.observe(&response, method.as_str(), &path, &names);
+        self.observe(&response, method.as_str(), &path, &origin);
         Ok(with_retry_after(response))
     }
 
-    fn observe(&self, response: &Response<Body>, method: &str, path: &str, names: &str) {
+    fn observe(&self, response: &Response<Body>, method: &str, path: &str, origin: &Origin) {
         let status = response.status();
         if matches!(status.as_u16(), 502..=504) {
             // A load balancer without a server behind it, or a server that is not ready.
@@ -164,8 +198,10 @@ impl Transport {
             StatusCode::UNAUTHORIZED => {
                 if !told.unauthorized {
                     told.unauthorized = true;
+                    let life = origin.life.and_then(|life| life.complaint(self.now()));
                     tracing::error!(
-                        kubeconfig = names,
+                        kubeconfig = origin.names,
+                        certificate = life,
                         "the API server does not know who the node is (401): is the certificate or token of the kubeconfig still good, and from this cluster?"
                     );
                 }
@@ -177,7 +213,7 @@ impl Transport {
                 if told.refusals.len() < MAX_REFUSALS && told.refusals.insert(what.clone()) {
                     tracing::error!(
                         request = what,
-                        kubeconfig = names,
+                        kubeconfig = origin.names,
                         "the API server refuses the node this request (403): its user must be system:node:<name of the node> in the group system:nodes, and the name the one the node was started with"
                     );
                 }

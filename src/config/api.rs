@@ -14,9 +14,11 @@
 //!
 //! On disk: the newest version that was seen, in the table `objects` as [`VERSION_KEY`].
 
+mod outage;
+mod wire;
+
 use std::collections::BTreeMap;
 use std::convert::Infallible;
-use std::error::Error as _;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
@@ -25,13 +27,13 @@ use futures::{Stream, StreamExt};
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::{ListParams, WatchEvent, WatchParams};
 use kube::core::{ObjectList, Request};
-use serde::{Deserialize, Deserializer};
-use serde_json::Value;
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 use tokio_util::sync::CancellationToken;
-use tracing::{debug, info, warn};
+use tracing::{debug, warn};
 
+use self::outage::{Outage, Retry, TOLERATED};
+use self::wire::{Received, describe, number, server_json};
 use super::{Reading, Seed, SourceSet, SourcedPod, Surroundings};
 use crate::apiserver::{ApiClient, Reachability};
 use crate::core::pod_update::same_desired_state;
@@ -56,12 +58,6 @@ const IDLE: Duration = Duration::from_secs(150);
 const QUIET: Duration = Duration::from_millis(5);
 /// … for this long.
 const BURST: Duration = Duration::from_millis(50);
-/// First and longest pause between attempts, before jitter.
-const RETRY: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(30));
-/// An outage that is shorter is not told as one of this source.
-const TOLERATED: Duration = Duration::from_secs(10);
-/// An outage that goes on with another error is told again after this long.
-const TOLD_AGAIN: Duration = Duration::from_secs(60);
 /// The version is recorded at most this often.
 const RECORD_PERIOD: Duration = Duration::from_secs(10);
 
@@ -121,25 +117,6 @@ struct Doubt {
     since: Instant,
 }
 
-struct Outage {
-    since: Instant,
-    told: Option<(String, Instant)>,
-}
-
-#[derive(Default)]
-struct Retry(u32);
-
-impl Retry {
-    /// The next pause, with jitter.
-    fn next(&mut self) -> Duration {
-        let pause = RETRY.0 * 2_u32.saturating_pow(self.0.min(10));
-        self.0 = self.0.saturating_add(1);
-        pause
-            .min(RETRY.1)
-            .mul_f64(0.5 + rand::random::<f64>() / 2.0)
-    }
-}
-
 /// Nobody takes sets any more.
 struct Closed;
 
@@ -156,42 +133,6 @@ enum End {
 }
 
 type Events = Pin<Box<dyn Stream<Item = kube::Result<WatchEvent<Received>>> + Send>>;
-
-/// A pod as it was received; each is decoded by itself.
-#[derive(Clone, Debug)]
-struct Received {
-    uid: PodUid,
-    name: String,
-    version: String,
-    pod: Result<Box<Pod>, String>,
-}
-
-impl<'de> Deserialize<'de> for Received {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let mut value = Value::deserialize(deserializer)?;
-        let field = |key: &str| {
-            let text = value.pointer(&format!("/metadata/{key}"));
-            text.and_then(Value::as_str).unwrap_or_default().to_owned()
-        };
-        let (uid, name) = (field("uid"), field("name"));
-        let (namespace, version) = (field("namespace"), field("resourceVersion"));
-        if let Some(Value::Object(metadata)) = value.get_mut("metadata") {
-            // As large as the rest of the pod, and of no use here.
-            metadata.remove("managedFields");
-        }
-        let pod = if uid.is_empty() || name.is_empty() {
-            Err("it has no metadata.uid or no metadata.name".to_owned())
-        } else {
-            serde_json::from_value(value).map_err(|e| e.to_string())
-        };
-        Ok(Self {
-            uid: PodUid::new(uid),
-            name: format!("{namespace}/{name}"),
-            version,
-            pod,
-        })
-    }
-}
 
 impl ApiSource {
     pub(super) fn new(
@@ -616,59 +557,6 @@ impl ApiSource {
         // Without it a list is believed more easily: worth a try, not a retry. The store tells of itself.
         drop(self.surroundings.store.submit(transaction));
     }
-
-    /// An attempt failed.
-    async fn failed(
-        &mut self,
-        error: String,
-        sets: &mpsc::Sender<SourceSet>,
-    ) -> Result<(), Closed> {
-        debug!(%error, "cannot list or watch pods");
-        let outage = self.outage.get_or_insert_with(|| Outage {
-            since: Instant::now(),
-            told: None,
-        });
-        let news = match &outage.told {
-            None => !self.listed || outage.since.elapsed() >= TOLERATED,
-            Some((told, at)) => *told != error && at.elapsed() >= TOLD_AGAIN,
-        };
-        if news {
-            self.tell_outage(error, sets).await?;
-        }
-        Ok(())
-    }
-
-    async fn tell_outage(
-        &mut self,
-        error: String,
-        sets: &mpsc::Sender<SourceSet>,
-    ) -> Result<(), Closed> {
-        let now = Instant::now();
-        let outage = self.outage.get_or_insert(Outage {
-            since: now,
-            told: None,
-        });
-        outage.told = Some((error.clone(), now));
-        send(sets, self.set(Reading::Unreadable(error))).await
-    }
-
-    /// Waits before the next attempt; not to the end when the API server answers somebody else meanwhile.
-    async fn pause(&mut self) {
-        let whole = self.retry.next();
-        let least = whole.min(RETRY.0);
-        sleep(least).await;
-        let connection = self.settings.client.connection();
-        let answers = async {
-            match connection.now() {
-                Reachability::Down(_) => connection.up().await,
-                Reachability::Up | Reachability::Untried => std::future::pending().await,
-            }
-        };
-        tokio::select! {
-            () = sleep(whole - least) => {}
-            () = answers => info!("the API server is back, asking it for the pods"),
-        }
-    }
 }
 
 async fn send(sets: &mpsc::Sender<SourceSet>, set: SourceSet) -> Result<(), Closed> {
@@ -680,37 +568,4 @@ async fn reloaded(reload: &mut watch::Receiver<u64>) {
     if reload.changed().await.is_err() {
         std::future::pending::<()>().await;
     }
-}
-
-/// A version that can be compared: those of a server on etcd are numbers, others are opaque.
-fn number(version: &str) -> Option<u128> {
-    version.parse().ok()
-}
-
-/// Whose version a record holds.
-fn server_json(server: &str) -> Vec<u8> {
-    serde_json::json!({ "server": server })
-        .to_string()
-        .into_bytes()
-}
-
-/// An error with what caused it.
-fn describe(error: &kube::Error) -> String {
-    if let kube::Error::Api(status) = error {
-        return format!(
-            "the API server answers {} {}: {}",
-            status.code, status.reason, status.message
-        );
-    }
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(cause) = source {
-        let cause_text = cause.to_string();
-        if !text.contains(&cause_text) {
-            text.push_str(": ");
-            text.push_str(&cause_text);
-        }
-        source = cause.source();
-    }
-    text
 }

@@ -29,8 +29,8 @@ use serde_json::Value;
 
 pub use conditions::{Pressure, Readiness};
 pub use patch::{Change, Due, change, needs_update};
-pub use resources::Threshold;
 
+use crate::kubeletconfig::EvictionThreshold;
 use crate::types::{Event, EventType, Stamp};
 
 /// What the node says its version is: the Kubernetes release whose behaviour it has, and the agent's own version.
@@ -94,9 +94,9 @@ pub struct NodeSettings {
     /// `kubeReserved`, by resource name, in billionths.
     pub kube_reserved: BTreeMap<String, i128>,
     /// Hard eviction threshold of `memory.available`.
-    pub eviction_memory: Threshold,
+    pub eviction_memory: EvictionThreshold,
     /// Hard eviction threshold of `nodefs.available`.
-    pub eviction_nodefs: Threshold,
+    pub eviction_nodefs: EvictionThreshold,
     /// `nodeStatusMaxImages`; `None` for all.
     pub max_images: Option<usize>,
     /// `enforceNodeAllocatable` has `pods`: said once in an event.
@@ -129,8 +129,8 @@ impl NodeSettings {
             pods_per_core: 0,
             system_reserved: BTreeMap::new(),
             kube_reserved: BTreeMap::new(),
-            eviction_memory: Threshold::Quantity(100 << 20),
-            eviction_nodefs: Threshold::Fraction(0.1),
+            eviction_memory: EvictionThreshold::Quantity(100 << 20),
+            eviction_nodefs: EvictionThreshold::Fraction(0.1),
             max_images: Some(50),
             enforce_allocatable: true,
             update_frequency: Duration::from_secs(10),

@@ -39,9 +39,7 @@ use rand::Rng;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-pub use crate::core::node_status::{
-    KUBELET_VERSION, NodeSettings, Pressure, Threshold, initial_node,
-};
+pub use crate::core::node_status::{KUBELET_VERSION, NodeSettings, Pressure, initial_node};
 
 use crate::apiserver::{ApiClient, Connection, Reachability};
 use crate::core::node_status::{self, Facts, Memory, Readiness};

@@ -56,6 +56,10 @@ label! {
     /// Why something was refused or failed.
     ReasonLabel { reason }
 }
+label! {
+    /// A request to the API server: its HTTP status or `<error>`, whom it went to, and its HTTP method.
+    RequestLabel { code, host, method }
+}
 
 type HistogramFamily<L> = Family<L, Histogram, fn() -> Histogram>;
 
@@ -127,6 +131,7 @@ metrics! {
     events_discarded: Counter = Counter::default(), "holdfast_events_discarded", "Events left out because there were too many at once";
     events_unsent: Family<ReasonLabel, Counter> = Family::default(), "holdfast_events_unsent", "Events that the API server was not told, by why";
     pod_status_sync_duration: Histogram = seconds_histogram(), "kubelet_pod_status_sync_duration", "From a change of a pod's status to the API server's answer", Unit::Seconds;
+    rest_client_requests: Family<RequestLabel, Counter> = Family::default(), "rest_client_requests", "Requests to the API server by status, host and method";
     admission_rejections: Family<ReasonLabel, Counter> = Family::default(), "kubelet_admission_rejections", "Pods refused at first sight";
     store_commit_duration: Histogram = fine_histogram(), "holdfast_store_commit_duration", "From a durable commit's arrival at the writer to its answer", Unit::Seconds;
     store_batch_size: Histogram = Histogram::new(exponential_buckets(1.0, 2.0, 12)), "holdfast_store_batch_transactions", "Transactions written in one batch";

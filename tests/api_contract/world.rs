@@ -1,7 +1,9 @@
 //! A server and the clients of one test.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 
+use holdfast_testkit::envtest::EnvTest;
 use holdfast_testkit::fake_api::FakeApi;
 use k8s_openapi::api::core::v1::{Namespace, Node};
 use kube::api::{Api, PostParams};
@@ -19,6 +21,21 @@ pub(crate) struct World {
     pub(crate) namespace: String,
     pub(crate) node: String,
     pub(crate) other: String,
+    /// Goes with the last world on it.
+    env: Option<Arc<EnvTest>>,
+}
+
+/// One server for all tests that run at the same time.
+static ENV: Mutex<Weak<EnvTest>> = Mutex::new(Weak::new());
+
+fn shared_env() -> Arc<EnvTest> {
+    let mut shared = ENV.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(env) = shared.upgrade() {
+        return env;
+    }
+    let env = Arc::new(EnvTest::start());
+    *shared = Arc::downgrade(&env);
+    env
 }
 
 static WORLDS: AtomicUsize = AtomicUsize::new(1);
@@ -27,6 +44,16 @@ impl World {
     pub(crate) async fn fake() -> Self {
         let api = FakeApi::new();
         Self::of(api.client(), |node| api.client_as_node(node)).await
+    }
+
+    /// On a real server (`make envtest`).
+    pub(crate) async fn real() -> Self {
+        let env = shared_env();
+        let mut world = Self::of(env.admin_client(), |node| env.node_client(node)).await;
+        // Its service account: no controller makes one.
+        env.namespace(&world.namespace);
+        world.env = Some(env);
+        world
     }
 
     /// On any server: `client_as_node` gives the client of a node by its name.
@@ -43,6 +70,7 @@ impl World {
             node_client: client_as_node(&format!("node-{id}")),
             other_client: client_as_node(&format!("other-{id}")),
             admin,
+            env: None,
         };
         let namespace = object(json!({ "metadata": { "name": world.namespace } }));
         let namespaces: Api<Namespace> = Api::all(world.admin.clone());

@@ -12,31 +12,6 @@ const HUGEPAGES: &str = "hugepages-";
 
 pub(super) type ResourceList = BTreeMap<String, Quantity>;
 
-/// A hard eviction threshold.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Threshold {
-    /// Bytes.
-    Quantity(u64),
-    /// Part of the capacity, from 0 to 1.
-    Fraction(f32),
-}
-
-impl Threshold {
-    /// The bytes of `capacity` that stay free.
-    #[expect(
-        clippy::cast_possible_truncation,
-        clippy::cast_precision_loss,
-        clippy::cast_sign_loss,
-        reason = "upstream's arithmetic, so that allocatable comes out the same"
-    )]
-    fn of(self, capacity: u64) -> u64 {
-        match self {
-            Self::Quantity(bytes) => bytes,
-            Self::Fraction(part) => (capacity as f64 * f64::from(part)) as u64,
-        }
-    }
-}
-
 /// Whether two quantities are the same amount, however they are written.
 pub(super) fn same(a: &Quantity, b: &Quantity) -> bool {
     a == b || matches!((nanos(&a.0), nanos(&b.0)), (Ok(a), Ok(b)) if a == b)

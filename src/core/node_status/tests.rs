@@ -172,7 +172,7 @@ fn allocatable_is_what_reservations_and_eviction_leave() {
 fn allocatable_is_never_negative_and_foreign_resources_stay() {
     let mut settings = settings();
     settings.system_reserved = BTreeMap::from([("memory".to_owned(), i128::from(u64::MAX))]);
-    settings.eviction_memory = Threshold::Fraction(1.0);
+    settings.eviction_memory = EvictionThreshold::Fraction(1.0);
     settings.pods_per_core = 10;
     let known = BTreeMap::from([
         ("example.com/gpu".to_owned(), quantity("2")),
