@@ -34,7 +34,8 @@ impl<'de> Deserialize<'de> for Received {
         let pod = if uid.is_empty() || name.is_empty() {
             Err("it has no metadata.uid or no metadata.name".to_owned())
         } else {
-            serde_json::from_value(value).map_err(|e| e.to_string())
+            // The error names the field.
+            serde_path_to_error::deserialize(value).map_err(|e| e.to_string())
         };
         Ok(Self {
             uid: PodUid::new(uid),
