@@ -137,6 +137,8 @@ impl Cluster {
                 Err(reported.to_string())
             }
         });
+        // What is relaxed is on disk within 100 ms.
+        std::thread::sleep(Duration::from_millis(200));
         agent
     }
 
