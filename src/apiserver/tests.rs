@@ -1,6 +1,8 @@
 //! The client against small servers of the tests' own: what it says about bad kubeconfigs, how it reports, and
 //! how it gets and renews its certificate.
 
+mod told;
+
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicI64, AtomicUsize, Ordering};

@@ -1,0 +1,104 @@
+//! What is told of the server's answers, and how often.
+
+use std::io::Write;
+
+use super::*;
+
+#[derive(Clone, Default)]
+struct Log(Arc<Mutex<Vec<u8>>>);
+
+impl Write for Log {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.0.lock().unwrap().write(bytes)
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+impl Log {
+    /// What is logged on this thread until the guard goes.
+    fn begin(&self) -> tracing::subscriber::DefaultGuard {
+        let writer = self.clone();
+        let subscriber = tracing_subscriber::fmt()
+            .with_ansi(false)
+            .with_writer(move || writer.clone())
+            .finish();
+        tracing::subscriber::set_default(subscriber)
+    }
+
+    /// The lines with `words`.
+    fn lines(&self, words: &str) -> Vec<String> {
+        let text = String::from_utf8(self.0.lock().unwrap().clone()).unwrap();
+        let lines = text.lines().filter(|line| line.contains(words));
+        lines.map(str::to_owned).collect()
+    }
+}
+
+/// A client of a server that answers everything with the code of the moment.
+async fn client(dir: &Path, clock: &Hand) -> (ApiClient, Arc<AtomicUsize>) {
+    let code = Arc::new(AtomicUsize::new(200));
+    let served = code.clone();
+    let answer = move || {
+        let code = u16::try_from(served.load(Ordering::SeqCst)).unwrap();
+        let list = json!({"apiVersion": "v1", "kind": "PodList", "metadata": {}, "items": []});
+        async move { (StatusCode::from_u16(code).unwrap(), list.to_string()) }
+    };
+    let server = serve(Router::new().fallback(answer)).await;
+    let settings = settings(dir);
+    let kubeconfig = settings.kubeconfig.as_deref().unwrap();
+    write_config(kubeconfig, &server, json!({"token": "t"}));
+    let connected = connect(&settings, Arc::new(clock.clone()), Metrics::default()).await;
+    (connected.unwrap().unwrap().0, code)
+}
+
+#[tokio::test]
+async fn clocks_that_differ_are_told_with_both_times_once_until_they_agree() {
+    let log = Log::default();
+    let _guard = log.begin();
+    let dir = tempfile::tempdir().unwrap();
+    let clock = hand(today());
+    let (client, _code) = client(dir.path(), &clock).await;
+    let pods: Api<Pod> = Api::all(client.kube());
+    let mut told = Vec::new();
+    for late in [0, 100, 3600, 3600, 0, -3600] {
+        clock.0.store(today() + late, Ordering::SeqCst);
+        pods.list(&ListParams::default()).await.unwrap();
+        told.push(log.lines("clocks").len());
+    }
+    assert_eq!(told, [0, 0, 1, 1, 1, 2]);
+    let line = &log.lines("clocks")[0];
+    let own = kubeconfig::date(today() + 3600);
+    // The hour is enough: a second may pass meanwhile.
+    for part in ["WARN", &kubeconfig::date(today())[..13], &own[..13]] {
+        assert!(line.contains(part), "{part}: {line}");
+    }
+}
+
+#[tokio::test]
+async fn each_request_that_is_refused_is_told_once_with_what_to_do() {
+    let log = Log::default();
+    let _guard = log.begin();
+    let dir = tempfile::tempdir().unwrap();
+    let (client, code) = client(dir.path(), &hand(today())).await;
+    let pods: Api<Pod> = Api::all(client.kube());
+    let maps: Api<k8s_openapi::api::core::v1::ConfigMap> = Api::all(client.kube());
+    code.store(403, Ordering::SeqCst);
+    for _ in 0..5 {
+        pods.list(&ListParams::default()).await.unwrap_err();
+        maps.list(&ListParams::default()).await.unwrap_err();
+    }
+    let told = log.lines("(403)");
+    assert_eq!(told.len(), 2, "{told:?}");
+    for (line, request) in told.iter().zip(["GET pods", "GET configmaps"]) {
+        for part in ["ERROR", "system:node:", "system:nodes", request] {
+            assert!(line.contains(part), "{part}: {line}");
+        }
+    }
+    code.store(401, Ordering::SeqCst);
+    for _ in 0..5 {
+        pods.list(&ListParams::default()).await.unwrap_err();
+    }
+    assert_eq!(log.lines("(401)").len(), 1);
+}
