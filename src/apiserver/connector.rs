@@ -295,12 +295,7 @@ pub(super) struct Guarded<B> {
 }
 
 impl<B> Guarded<B> {
-    fn new(
-        inner: B,
-        patience: Duration,
-        closed: CancellationToken,
-        seat: Option<Arc<()>>,
-    ) -> Self {
+    fn new(inner: B, patience: Duration, closed: CancellationToken, seat: Option<Arc<()>>) -> Self {
         Self {
             inner,
             patience,

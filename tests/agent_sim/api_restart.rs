@@ -153,8 +153,10 @@ async fn restart_keeps_the_grace_of_a_pod_that_was_deleted_meanwhile() {
     w.pass(20).await;
     w.start().await;
     let asked = tokio::time::Instant::now();
-    w.until("its container is killed", 60, |w| w.running("web").is_empty())
-        .await;
+    w.until("its container is killed", 60, |w| {
+        w.running("web").is_empty()
+    })
+    .await;
     let took = asked.elapsed().as_secs();
     assert!((38..=43).contains(&took), "killed after {took} s");
     w.until("it is gone from the API server", 20, |w| {
@@ -242,10 +244,6 @@ fn create_objects(w: &World) {
         "metadata": {"name": "password", "namespace": "default"}, "data": {"word": "b3Blbg=="},
     }));
     api.create_json(json!({
-        "apiVersion": "v1", "kind": "ServiceAccount",
-        "metadata": {"name": "default", "namespace": "default"},
-    }));
-    api.create_json(json!({
         "apiVersion": "v1", "kind": "Service",
         "metadata": {"name": "shop", "namespace": "default"},
         "spec": {"clusterIP": "10.0.0.9", "ports": [{"port": 80}]},
@@ -284,7 +282,10 @@ async fn restart_keeps_pods_of_the_api_running_after_a_reboot_without_it() {
     }]});
     w.create_with("stateful", stateful, &spec("Always", ""));
     w.create("job", &spec("Never", ""));
-    w.create("deleting", &spec("Always", r#","terminationGracePeriodSeconds":3600"#));
+    w.create(
+        "deleting",
+        &spec("Always", r#","terminationGracePeriodSeconds":3600"#),
+    );
     w.create("orphan", &spec("Always", ""));
     w.until("they run", 60, |w| {
         let up = ["web", "stateful", "deleting", "orphan"];
@@ -327,10 +328,11 @@ async fn restart_keeps_pods_of_the_api_running_after_a_reboot_without_it() {
 
     // The API server wins as soon as it is there.
     w.api().remove::<Pod>("default", "orphan");
-    w.api().modify("default", "settings", |map: &mut ConfigMap| {
-        let data = map.data.get_or_insert_default();
-        data.insert("level".to_owned(), "8".to_owned());
-    });
+    w.api()
+        .modify("default", "settings", |map: &mut ConfigMap| {
+            let data = map.data.get_or_insert_default();
+            data.insert("level".to_owned(), "8".to_owned());
+        });
     w.set_api(true);
     w.until("the API server's word is done", 120, |w| {
         is_up(w, "stateful") && w.running("orphan").is_empty() && w.shown("deleting").is_null()
@@ -370,7 +372,10 @@ async fn restart_keeps_pods_of_the_api_when_the_store_is_lost_and_it_does_not_an
             .await;
         w.pass(30).await;
         let before = (w.running("a"), w.running("b"));
-        let shown = (container_status(&w.shown("a")), container_status(&w.shown("b")));
+        let shown = (
+            container_status(&w.shown("a")),
+            container_status(&w.shown("b")),
+        );
         w.crash().await;
         w.disk = Disk::default();
         w.integrity = integrity;
@@ -387,7 +392,10 @@ async fn restart_keeps_pods_of_the_api_when_the_store_is_lost_and_it_does_not_an
         w.pass(120).await;
         assert_eq!(w.effects(), Vec::<String>::new(), "{integrity:?}");
         assert_eq!((w.running("a"), w.running("b")), before);
-        let after = (container_status(&w.shown("a")), container_status(&w.shown("b")));
+        let after = (
+            container_status(&w.shown("a")),
+            container_status(&w.shown("b")),
+        );
         assert_eq!(after, shown, "{integrity:?}");
         assert!(is_up(&w, "a") && is_up(&w, "b"));
     }
@@ -537,8 +545,10 @@ async fn restart_keeps_a_mirror_pod_single_when_its_creation_was_not_answered() 
         1,
     );
     w.start().await;
-    w.until("it is made", 60, |w| !w.api().list_json("pods", "").is_empty())
-        .await;
+    w.until("it is made", 60, |w| {
+        !w.api().list_json("pods", "").is_empty()
+    })
+    .await;
     let uid = w.api().list_json("pods", "")[0]["metadata"]["uid"].clone();
     w.restart().await;
     let mirror = format!("fixed-{NODE}");

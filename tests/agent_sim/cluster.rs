@@ -98,6 +98,7 @@ impl World {
         metadata["namespace"] = "default".into();
         let mut spec: Value = serde_json::from_str(spec).unwrap();
         spec["nodeName"] = NODE.into();
+        spec["serviceAccountName"] = "default".into();
         let pod = self.api().create_json(json!({
             "apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec,
         }));

@@ -141,6 +141,10 @@ impl Life {
     pub fn calls(&self) -> usize {
         self.calls.load(Ordering::Relaxed)
     }
+
+    pub fn requests(&self) -> usize {
+        self.requests.load(Ordering::Relaxed)
+    }
 }
 
 // ---------------------------------------------------------------------------------------------- disk

@@ -117,8 +117,19 @@ impl World {
 
     /// A node of a cluster.
     pub fn with_api() -> Self {
+        let api = FakeApi::new();
+        // What every cluster has.
+        for object in [
+            r#"{"kind":"Service","metadata":{"name":"kubernetes"},"spec":{"clusterIP":"10.0.0.1","ports":[{"port":443}]}}"#,
+            r#"{"kind":"ServiceAccount","metadata":{"name":"default"}}"#,
+        ] {
+            let mut object: serde_json::Value = serde_json::from_str(object).unwrap();
+            object["apiVersion"] = "v1".into();
+            object["metadata"]["namespace"] = "default".into();
+            api.create_json(object);
+        }
         Self {
-            api: Some(FakeApi::new()),
+            api: Some(api),
             ..Self::new()
         }
     }
