@@ -2,7 +2,7 @@
 //! the agent dies, power fails, and the API server is away, wrong, slow, deaf or set back to a backup.
 //!
 //! Each ends with an API server that works again, and then what runs must be what is wanted. The name of a pod says
-//! what its container does. `HOLDFAST_SIM_SEED` runs one sequence.
+//! what its container does. `HOLDFAST_SIM_SEED` runs one sequence, of any number.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
@@ -249,8 +249,8 @@ impl Sequence {
             }
             5..8 => {
                 self.say("stop");
-                // A disk that died cannot be stopped in order.
-                if self.w.life.is_over() {
+                // One that is to die may do so while it stops.
+                if self.w.life.crash != Crash::Never {
                     self.w.crash().await;
                 } else {
                     self.w.stop().await;
@@ -374,15 +374,16 @@ impl Sequence {
         let wrong = self.wrong();
         assert!(wrong.is_empty(), "{wrong:#?}\n{}", self.w.describe());
         let lines: Vec<_> = requests.iter().map(Request::line).collect();
-        let writes = lines
-            .iter()
-            .filter(|l| l.contains(" pods") && !l.contains("default/loop"))
-            .filter(|l| !l.starts_with("list") && !l.starts_with("watch"));
-        assert_eq!(writes.count(), 0, "nothing changed: {lines:#?}");
+        let mut writes = requests.clone();
+        writes.retain(|r| is_point(r) && r.name != "loop");
+        assert!(writes.is_empty(), "nothing changed: {writes:#?}");
         assert!(lines.len() < 80, "a quiet node: {lines:#?}");
         let mut wrongs = self.w.wrongs();
-        // A pod that came back with the backup starts anew.
-        wrongs.retain(|wrong| !(self.set_back && wrong.contains("restart count")));
+        // A pod that came back with the backup starts anew, and so does a manifest that was away.
+        wrongs.retain(|wrong| {
+            let anew = self.set_back || wrong.contains("fixed-sim");
+            !(anew && wrong.contains("restart count"))
+        });
         assert!(wrongs.is_empty(), "{wrongs:#?}");
     }
 
@@ -522,7 +523,8 @@ fn run(seed: u64) {
 fn seeds(all: std::ops::Range<u64>) {
     if let Ok(seed) = std::env::var("HOLDFAST_SIM_SEED") {
         let seed = seed.parse().unwrap();
-        if all.contains(&seed) {
+        // Any other seed is as good as these.
+        if all.contains(&seed) || seed >= 100 && all.start == 0 {
             run(seed);
         }
         return;
