@@ -151,6 +151,52 @@ where
     })
 }
 
+/// A client over `service` in place of connections, whose answers may be silent for as long as those of [`build`].
+pub(super) fn over<S, B>(service: S, closed: &CancellationToken) -> kube::Client
+where
+    S: Service<Request<Body>, Response = Response<B>> + Send + 'static,
+    S::Future: Send + 'static,
+    S::Error: Into<BoxError>,
+    B: HttpBody<Data = Bytes> + Send + Unpin + 'static,
+    B::Error: Into<BoxError>,
+{
+    let closed = closed.clone();
+    kube::Client::new(Patient { service, closed }, "default")
+}
+
+/// See [`over`].
+struct Patient<S> {
+    service: S,
+    closed: CancellationToken,
+}
+
+impl<S, B> Service<Request<Body>> for Patient<S>
+where
+    S: Service<Request<Body>, Response = Response<B>>,
+    S::Future: Send + 'static,
+    S::Error: Into<BoxError>,
+    B: HttpBody<Data = Bytes>,
+{
+    type Response = Response<Guarded<B>>;
+    type Error = BoxError;
+    type Future = BoxFuture<'static, Result<Self::Response, BoxError>>;
+
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), BoxError>> {
+        self.service.poll_ready(cx).map_err(Into::into)
+    }
+
+    fn call(&mut self, request: Request<Body>) -> Self::Future {
+        let query = request.uri().query().unwrap_or_default();
+        let patience = watch_timeout(query).unwrap_or(BODY_TIMEOUT);
+        let closed = self.closed.clone();
+        let sent = self.service.call(request);
+        Box::pin(async move {
+            let response = sent.await.map_err(Into::into)?;
+            Ok(response.map(|inner| Guarded::new(inner, patience, closed, None)))
+        })
+    }
+}
+
 /// One connection of watches, and a seat per watch beside the first.
 type Lane<C> = (HttpClient<C, Body>, Arc<()>);
 
@@ -188,7 +234,7 @@ where
     C::Future: Send + Unpin + 'static,
     C::Error: Into<BoxError>,
 {
-    type Response = Response<Guarded>;
+    type Response = Response<Guarded<Incoming>>;
     type Error = BoxError;
     type Future = BoxFuture<'static, Result<Self::Response, BoxError>>;
 
@@ -208,13 +254,7 @@ where
         let closed = self.closed.clone();
         Box::pin(async move {
             let response = client.request(request).await?;
-            Ok(response.map(|inner| Guarded {
-                inner,
-                patience,
-                silent: Box::pin(tokio::time::sleep(patience)),
-                closed: Box::pin(closed.cancelled_owned()),
-                _seat: seat,
-            }))
+            Ok(response.map(|inner| Guarded::new(inner, patience, closed, seat)))
         })
     }
 }
@@ -246,15 +286,31 @@ enum BodyError {
 }
 
 /// A response that does not wait for ever, and not beyond its credentials.
-pub(super) struct Guarded {
-    inner: Incoming,
+pub(super) struct Guarded<B> {
+    inner: B,
     patience: Duration,
     silent: Pin<Box<Sleep>>,
     closed: Pin<Box<WaitForCancellationFutureOwned>>,
     _seat: Option<Arc<()>>,
 }
 
-impl HttpBody for Guarded {
+impl<B> Guarded<B> {
+    fn new(inner: B, patience: Duration, closed: CancellationToken, seat: Option<Arc<()>>) -> Self {
+        Self {
+            inner,
+            patience,
+            silent: Box::pin(tokio::time::sleep(patience)),
+            closed: Box::pin(closed.cancelled_owned()),
+            _seat: seat,
+        }
+    }
+}
+
+impl<B> HttpBody for Guarded<B>
+where
+    B: HttpBody<Data = Bytes> + Unpin,
+    B::Error: Into<BoxError>,
+{
     type Data = Bytes;
     type Error = BoxError;
 

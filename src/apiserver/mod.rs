@@ -25,6 +25,11 @@ use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use hyper::body::{Body as HttpBody, Bytes};
+use hyper::http::{Request, Response};
+use kube::client::Body;
+use tower::{BoxError, Service};
+
 pub use connection::{Connection, Reachability};
 pub use credentials::Credentials;
 pub use failure::{Failure, pause, retry_after};
@@ -54,6 +59,22 @@ impl ApiClient {
     /// A client whose requests report to `connection`.
     pub fn new(client: kube::Client, connection: Connection) -> Self {
         Self { client, connection }
+    }
+
+    /// A client that sends through `service` what it would send over connections: everything else is as with
+    /// [`connect`]. For simulations. `qps` and `burst` as in [`ApiSettings`].
+    pub fn over<S, B>(service: S, (qps, burst): (u32, u32), clock: Arc<dyn Clock>) -> Self
+    where
+        S: Service<Request<Body>, Response = Response<B>> + Send + 'static,
+        S::Future: Send + 'static,
+        S::Error: Into<BoxError>,
+        B: HttpBody<Data = Bytes> + Send + Unpin + 'static,
+        B::Error: Into<BoxError>,
+    {
+        let connection = Connection::default();
+        let transport = Transport::new(Limiter::new(qps, burst), connection.clone(), clock);
+        transport.install_service(service);
+        Self::new(transport.client(), connection)
     }
 
     /// For `kube::Api`.

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use arc_swap::ArcSwapOption;
 use futures::future::BoxFuture;
+use hyper::body::{Body as HttpBody, Bytes};
 use hyper::http::header::{CONTENT_TYPE, DATE, RETRY_AFTER};
 use hyper::http::{HeaderValue, Request, Response, StatusCode};
 use kube::client::Body;
@@ -105,24 +106,44 @@ impl Transport {
     pub(super) fn install(&self, loaded: &Loaded) -> Result<(), kube::Error> {
         let open = CancellationToken::new();
         let client = connector::build(&loaded.config, &open)?;
-        self.current.store(Some(Arc::new(Generation {
-            client,
-            origin: Origin {
-                names: loaded.names.clone(),
-                host: loaded
-                    .config
-                    .cluster_url
-                    .authority()
-                    .map(ToString::to_string)
-                    .unwrap_or_default(),
-                life: loaded.life,
-            },
-            _open: open.drop_guard(),
-        })));
+        let host = loaded.config.cluster_url.authority();
+        let origin = Origin {
+            names: loaded.names.clone(),
+            host: host.map(ToString::to_string).unwrap_or_default(),
+            life: loaded.life,
+        };
+        self.adopt(client, origin, open);
         let mut told = self.told();
         told.unauthorized = false;
         told.refusals.clear();
         Ok(())
+    }
+
+    /// Sends through `service` from now on.
+    pub(super) fn install_service<S, B>(&self, service: S)
+    where
+        S: Service<Request<Body>, Response = Response<B>> + Send + 'static,
+        S::Future: Send + 'static,
+        S::Error: Into<BoxError>,
+        B: HttpBody<Data = Bytes> + Send + Unpin + 'static,
+        B::Error: Into<BoxError>,
+    {
+        let open = CancellationToken::new();
+        let client = connector::over(service, &open);
+        let origin = Origin {
+            names: "of a service".to_owned(),
+            host: String::new(),
+            life: None,
+        };
+        self.adopt(client, origin, open);
+    }
+
+    fn adopt(&self, client: kube::Client, origin: Origin, open: CancellationToken) {
+        self.current.store(Some(Arc::new(Generation {
+            client,
+            origin,
+            _open: open.drop_guard(),
+        })));
     }
 
     /// Waits until the server has refused the credentials. Cancel-safe.

@@ -8,6 +8,10 @@
     reason = "a test fails by panicking"
 )]
 
+mod api_crash;
+mod api_random;
+mod api_restart;
+mod cluster;
 mod crash;
 mod damage;
 mod events;

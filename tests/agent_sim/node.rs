@@ -93,6 +93,8 @@ pub enum Crash {
     Write(usize, When),
     /// At its n-th call of the runtime that changes something.
     Call(usize, When),
+    /// At its n-th request to the API server that changes a pod.
+    Request(usize, When),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -108,6 +110,7 @@ pub struct Life {
     pub ended: Notify,
     pub writes: AtomicUsize,
     pub calls: AtomicUsize,
+    pub requests: AtomicUsize,
 }
 
 impl Life {
@@ -118,6 +121,7 @@ impl Life {
             ended: Notify::new(),
             writes: AtomicUsize::new(0),
             calls: AtomicUsize::new(0),
+            requests: AtomicUsize::new(0),
         })
     }
 
@@ -136,6 +140,10 @@ impl Life {
 
     pub fn calls(&self) -> usize {
         self.calls.load(Ordering::Relaxed)
+    }
+
+    pub fn requests(&self) -> usize {
+        self.requests.load(Ordering::Relaxed)
     }
 }
 

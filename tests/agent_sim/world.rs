@@ -21,6 +21,7 @@ use holdfast::store::recover::{Identity, Integrity, next_meta};
 use holdfast::store::{Store, StoreOptions, codec};
 use holdfast::types::metrics::Metrics;
 use holdfast::types::{Clock, PodExt, PodUid};
+use holdfast_testkit::fake_api::FakeApi;
 use holdfast_testkit::fake_cri::{Behaviour, FakeCri, Fault, Restart};
 use tokio::time::Instant;
 
@@ -45,6 +46,8 @@ pub const EFFECTS: [&str; 8] = [
 ];
 
 pub struct World {
+    // Goes before the directory.
+    mounts: Mounts,
     pub dir: tempfile::TempDir,
     pub fake: FakeCri,
     pub clock: SimClock,
@@ -57,6 +60,8 @@ pub struct World {
     pub integrity: Integrity,
     /// What opening the store on files came to, in worlds that have one, and the records it found.
     pub opened: Option<(OpenReport, State)>,
+    /// The API server, in worlds that have one.
+    pub api: Option<FakeApi>,
     engine: Option<Engine>,
     faulty: Arc<Mutex<Vec<(&'static str, Fault)>>>,
     agent: Option<Embedded>,
@@ -83,6 +88,7 @@ impl World {
         fake.add_image(IMAGE);
         let config = config(dir.path().to_owned());
         Self {
+            mounts: Mounts(dir.path().to_owned()),
             dir,
             fake,
             clock: SimClock::new(),
@@ -93,6 +99,7 @@ impl World {
             began: Instant::now(),
             integrity: Integrity::New,
             opened: None,
+            api: None,
             engine: None,
             faulty: Arc::default(),
             agent: None,
@@ -104,6 +111,25 @@ impl World {
     pub fn on_files() -> Self {
         Self {
             engine: Some(Engine::default()),
+            ..Self::new()
+        }
+    }
+
+    /// A node of a cluster.
+    pub fn with_api() -> Self {
+        let api = FakeApi::new();
+        // What every cluster has.
+        for object in [
+            r#"{"kind":"Service","metadata":{"name":"kubernetes"},"spec":{"clusterIP":"10.0.0.1","ports":[{"port":443}]}}"#,
+            r#"{"kind":"ServiceAccount","metadata":{"name":"default"}}"#,
+        ] {
+            let mut object: serde_json::Value = serde_json::from_str(object).unwrap();
+            object["apiVersion"] = "v1".into();
+            object["metadata"]["namespace"] = "default".into();
+            api.create_json(object);
+        }
+        Self {
+            api: Some(api),
             ..Self::new()
         }
     }
@@ -124,7 +150,7 @@ impl World {
             clock: Arc::new(self.clock.clone()),
             metrics: Metrics::default(),
             boot: self.clock.boot(),
-            api: None,
+            api: self.api.as_ref().map(|api| self.connect(api)),
         };
         let cri = CriClient::over(
             self.fake.channel(),
@@ -329,6 +355,7 @@ impl World {
         self.crash().await;
         self.disk.settle(false);
         self.fake.restart(Restart::Wipe).unwrap();
+        self.mounts.unmount();
         self.clock.reboot();
     }
 
@@ -539,6 +566,7 @@ impl World {
     pub fn describe(&self) -> String {
         use std::fmt::Write as _;
         let mut text = format!("at {:?}\n", self.began.elapsed());
+        text += &self.describe_api();
         let state = self.state();
         for (uid, v) in &state.pods {
             let worker = state.record::<WorkerRecord>(uid).map(|w| &w.phase);
@@ -579,6 +607,27 @@ impl World {
             writeln!(text, "journal: {} | {}", line.record.what, line.record.why).unwrap();
         }
         text
+    }
+}
+
+/// File systems that the agent mounted under a directory, where it may.
+struct Mounts(PathBuf);
+
+impl Mounts {
+    fn unmount(&self) {
+        let mounts = std::fs::read_to_string("/proc/self/mounts").unwrap_or_default();
+        for line in mounts.lines().rev() {
+            let point = line.split(' ').nth(1).unwrap_or_default();
+            if std::path::Path::new(point).starts_with(&self.0) {
+                nix::mount::umount2(point, nix::mount::MntFlags::MNT_DETACH).unwrap();
+            }
+        }
+    }
+}
+
+impl Drop for Mounts {
+    fn drop(&mut self) {
+        self.unmount();
     }
 }
 

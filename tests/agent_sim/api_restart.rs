@@ -1,0 +1,589 @@
+//! What a restart of the agent keeps of pods of the API server, row by row.
+
+use std::time::Duration;
+
+use holdfast::store::recover::Integrity;
+use holdfast_testkit::fake_api::Request;
+use holdfast_testkit::fake_cri::{Behaviour, Fault, Pull};
+use k8s_openapi::api::core::v1::{ConfigMap, Pod};
+use serde_json::{Value, json};
+
+use crate::cluster::{NODE, is_point, tells_status};
+use crate::node::Disk;
+use crate::restart::{assert_nothing_wrong, evict, exits};
+use crate::world::{IMAGE, World, spec};
+
+pub async fn cluster(behaviour: impl Fn(&str, u32) -> Behaviour + Send + Sync + 'static) -> World {
+    let world = World::with_api();
+    world.behave(behaviour);
+    world
+}
+
+/// The pod runs, and the API server was told so.
+fn is_up(w: &World, pod: &str) -> bool {
+    w.running(pod).len() == 1 && w.shown_phase(pod) == "Running"
+}
+
+fn condition(pod: &Value, name: &str) -> Value {
+    let conditions = pod["status"]["conditions"].as_array();
+    let found = conditions.and_then(|all| all.iter().find(|c| c["type"] == name));
+    found.cloned().unwrap_or(Value::Null)
+}
+
+fn container_status(pod: &Value) -> Value {
+    pod["status"]["containerStatuses"][0].clone()
+}
+
+fn no_writes(w: &World, what: impl Fn(&Request) -> bool) {
+    let mut requests = w.api().requests();
+    requests.retain(what);
+    let lines: Vec<_> = requests
+        .iter()
+        .map(|r| format!("{} {}", r.line(), r.body))
+        .collect();
+    assert_eq!(lines, Vec::<String>::new());
+}
+
+// ------------------------------------------------------------------------------------------------ R1
+
+#[tokio::test(start_paused = true)]
+async fn restart_keeps_a_pod_ready_in_the_api() {
+    let mut w = cluster(|_, _| Behaviour::RunForever).await;
+    w.start().await;
+    w.create("web", &spec("Always", ""));
+    w.until("it is Ready", 60, |w| {
+        condition(&w.shown("web"), "Ready")["status"] == "True"
+    })
+    .await;
+    w.pass(30).await;
+    let before = w.shown("web");
+    w.api().take_requests();
+    w.restart().await;
+    w.pass(200).await;
+    assert_eq!(w.shown("web"), before);
+    no_writes(&w, is_point);
+    assert_eq!(w.starts("web").len(), 1);
+    assert_nothing_wrong(&w);
+}
+
+// ------------------------------------------------------------------------------------------------ R2
+
+#[tokio::test(start_paused = true)]
+async fn restart_keeps_100_pods_of_the_api_without_a_single_call_or_status_patch() {
+    let mut w = cluster(|_, _| Behaviour::RunForever).await;
+    w.start().await;
+    w.joined().await;
+    for n in 0..100 {
+        w.create(&format!("p{n:03}"), &spec("Always", ""));
+    }
+    w.until("the API server shows 100 pods Running", 120, |w| {
+        let pods = w.api().list_json("pods", "");
+        pods.iter().all(|p| p["status"]["phase"] == "Running")
+    })
+    .await;
+    w.pass(100).await;
+    for orderly in [false, true] {
+        w.fake.clear_calls();
+        w.api().take_requests();
+        if orderly {
+            w.stop().await;
+            w.start().await;
+        } else {
+            w.restart().await;
+        }
+        w.pass(200).await;
+        assert_eq!(w.effects(), Vec::<String>::new(), "orderly: {orderly}");
+        no_writes(&w, is_point);
+        let lists = w.api().count(|r| r.verb == "list" && r.kind == "pods");
+        assert_eq!(lists, 1, "the pods are listed once");
+    }
+    assert_nothing_wrong(&w);
+}
+
+// ------------------------------------------------------------------------------------------------ R3
+
+#[tokio::test(start_paused = true)]
+async fn restart_keeps_an_admitted_pod_when_the_label_it_selects_is_removed() {
+    let mut w = cluster(|_, _| Behaviour::RunForever).await;
+    let absent = "holdfast.local/absent:1";
+    w.fake.pull(
+        absent,
+        Pull::Fails(tonic::Code::NotFound, "no such image".to_owned()),
+    );
+    w.start().await;
+    w.joined().await;
+    w.label_node("disk", Some("ssd"));
+    w.pass(2).await;
+    let selecting = spec("Always", r#","nodeSelector":{"disk":"ssd"}"#);
+    w.create("started", &selecting);
+    w.create("waiting", &selecting.replace(IMAGE, absent));
+    w.until("one runs, one waits for its image", 60, |w| {
+        is_up(w, "started") && w.waiting("waiting").contains("Image")
+    })
+    .await;
+    let before = w.running("started");
+    w.crash().await;
+    w.label_node("disk", None);
+    w.fake.pull(absent, Pull::Succeeds);
+    w.fake.clear_calls();
+    w.start().await;
+    w.until("the one that was never started goes", 60, |w| {
+        w.shown_phase("waiting") == "Failed"
+    })
+    .await;
+    w.pass(200).await;
+    assert_eq!(w.shown("waiting")["status"]["reason"], "NodeAffinity");
+    assert_eq!(w.starts("waiting").len(), 0);
+    assert_eq!(w.running("started"), before);
+    assert_eq!(w.shown_phase("started"), "Running");
+    assert_eq!(w.starts("started").len(), 1);
+    assert_nothing_wrong(&w);
+}
+
+// ------------------------------------------------------------------------------------------------ R4
+
+#[tokio::test(start_paused = true)]
+async fn restart_keeps_the_grace_of_a_pod_that_was_deleted_meanwhile() {
+    let mut w = cluster(|_, _| Behaviour::IgnoreTerm).await;
+    w.start().await;
+    let uid = w.create("web", &spec("Always", ""));
+    w.until("it runs", 60, |w| is_up(w, "web")).await;
+    w.crash().await;
+    assert!(w.delete("web", Some(40)));
+    w.pass(20).await;
+    w.start().await;
+    let asked = tokio::time::Instant::now();
+    w.until("its container is killed", 60, |w| {
+        w.running("web").is_empty()
+    })
+    .await;
+    let took = asked.elapsed().as_secs();
+    assert!((38..=43).contains(&took), "killed after {took} s");
+    w.until("it is gone from the API server", 20, |w| {
+        w.shown("web").is_null()
+    })
+    .await;
+    w.until("nothing is left of it", 120, |w| {
+        w.left_of("web", &uid).is_empty()
+    })
+    .await;
+    assert_nothing_wrong(&w);
+}
+
+// ------------------------------------------------------------------------------------------------ R6
+
+#[tokio::test(start_paused = true)]
+async fn restart_keeps_an_eviction_and_an_exit_code_for_the_api() {
+    for api_first in [true, false] {
+        let mut w = cluster(|_, _| Behaviour::RunForever).await;
+        w.start().await;
+        w.create("victim", &spec("Always", ""));
+        w.create("job", &spec("Never", ""));
+        w.until("both run", 60, |w| is_up(w, "victim") && is_up(w, "job"))
+            .await;
+        w.set_api(false);
+        evict(&w, "victim");
+        w.fake.exit(&w.running("job")[0], 3);
+        w.until("both ends are on record", 30, |w| {
+            w.phase("victim") == "Failed" && w.phase("job") == "Failed"
+        })
+        .await;
+        w.crash().await;
+        for container in w.of_pod("victim").iter().chain(&w.of_pod("job")) {
+            w.fake.remove(&container.id);
+        }
+        if api_first {
+            w.set_api(true);
+        }
+        w.start().await;
+        w.pass(30).await;
+        w.set_api(true);
+        w.until("the API server knows", 60, |w| {
+            w.shown_phase("victim") == "Failed" && w.shown_phase("job") == "Failed"
+        })
+        .await;
+        w.pass(120).await;
+        let (victim, job) = (w.shown("victim"), w.shown("job"));
+        assert_eq!(victim["status"]["reason"], "Evicted", "{victim}");
+        let terminated = container_status(&job)["state"]["terminated"].clone();
+        assert_eq!(terminated["exitCode"], 3, "{job}");
+        assert_eq!(w.starts("job").len(), 1);
+        assert_eq!(w.starts("victim").len(), 1);
+        assert_nothing_wrong(&w);
+    }
+}
+
+// ----------------------------------------------------------------------------------------------- R13
+
+const FULL: &str = r#"{
+    "nodeSelector": {"disk": "ssd"},
+    "volumes": [
+        {"name": "config", "configMap": {"name": "settings"}},
+        {"name": "secret", "secret": {"secretName": "password"}},
+        {"name": "token", "projected": {"sources": [
+            {"serviceAccountToken": {"path": "token", "expirationSeconds": 3600}}]}}
+    ],
+    "containers": [{
+        "name": "main", "image": "holdfast.local/busybox:1", "command": ["sh"],
+        "env": [{"name": "LEVEL", "valueFrom": {"configMapKeyRef": {"name": "settings", "key": "level"}}}],
+        "volumeMounts": [
+            {"name": "config", "mountPath": "/config"},
+            {"name": "secret", "mountPath": "/secret"},
+            {"name": "token", "mountPath": "/token"}]
+    }]
+}"#;
+
+fn create_objects(w: &World) {
+    let api = w.api();
+    api.create_json(json!({
+        "apiVersion": "v1", "kind": "ConfigMap",
+        "metadata": {"name": "settings", "namespace": "default"}, "data": {"level": "7"},
+    }));
+    api.create_json(json!({
+        "apiVersion": "v1", "kind": "Secret",
+        "metadata": {"name": "password", "namespace": "default"}, "data": {"word": "b3Blbg=="},
+    }));
+    api.create_json(json!({
+        "apiVersion": "v1", "kind": "Service",
+        "metadata": {"name": "shop", "namespace": "default"},
+        "spec": {"clusterIP": "10.0.0.9", "ports": [{"port": 80}]},
+    }));
+}
+
+fn file_of(w: &World, uid: &str, kind: &str, path: &str) -> String {
+    let volumes = w.dir.path().join("root/pods").join(uid).join("volumes");
+    let file = volumes.join(format!("kubernetes.io~{kind}")).join(path);
+    std::fs::read_to_string(&file).unwrap_or_else(|error| panic!("{}: {error}", file.display()))
+}
+
+fn env_of(w: &World, pod: &str, name: &str) -> String {
+    let config = w.fake.config(&w.running(pod)[0]).unwrap();
+    let mut envs = config.envs.into_iter();
+    let found = envs.find(|e| e.key == name);
+    found.map(|e| e.value).unwrap_or_default()
+}
+
+#[tokio::test(start_paused = true)]
+async fn restart_keeps_pods_of_the_api_running_after_a_reboot_without_it() {
+    let mut w = cluster(|pod, _| match pod {
+        "job" => exits(0, 1),
+        "deleting" => Behaviour::IgnoreTerm,
+        _ => Behaviour::RunForever,
+    })
+    .await;
+    w.start().await;
+    w.joined().await;
+    w.label_node("disk", Some("ssd"));
+    create_objects(&w);
+    w.pass(2).await;
+    let web = w.create("web", FULL);
+    let stateful = json!({"ownerReferences": [{
+        "apiVersion": "apps/v1", "kind": "StatefulSet", "name": "db", "uid": "db", "controller": true,
+    }]});
+    w.create_with("stateful", stateful, &spec("Always", ""));
+    w.create("job", &spec("Never", ""));
+    w.create(
+        "deleting",
+        &spec("Always", r#","terminationGracePeriodSeconds":3600"#),
+    );
+    w.create("orphan", &spec("Always", ""));
+    w.until("they run", 60, |w| {
+        let up = ["web", "stateful", "deleting", "orphan"];
+        up.iter().all(|p| is_up(w, p)) && w.shown_phase("job") == "Succeeded"
+    })
+    .await;
+    let token = file_of(&w, &web, "projected", "token/token");
+    w.delete("deleting", None);
+    w.until("the deletion was heard", 30, |w| {
+        format!("{:?}", w.worker("deleting").phase).contains("Terminating")
+    })
+    .await;
+
+    w.set_api(false);
+    // Longer than the token lives.
+    w.pass(2 * 3600).await;
+    w.reboot().await;
+    for life in 0..2 {
+        w.fake.clear_calls();
+        if life > 0 {
+            w.crash().await;
+        }
+        w.start().await;
+        w.until("those that may run do", 60, |w| {
+            w.running("web").len() == 1 && w.running("orphan").len() == 1
+        })
+        .await;
+        w.pass(120).await;
+        assert_eq!(w.running("stateful"), Vec::<String>::new(), "life {life}");
+        assert_eq!(w.running("deleting"), Vec::<String>::new(), "life {life}");
+        assert_eq!(w.starts("deleting").len(), 1, "life {life}");
+        assert_eq!(w.starts("job").len(), 1, "life {life}");
+        assert_eq!(w.starts("web").len(), 2, "life {life}");
+    }
+    assert_eq!(env_of(&w, "web", "LEVEL"), "7");
+    assert_eq!(env_of(&w, "web", "SHOP_SERVICE_HOST"), "10.0.0.9");
+    assert_eq!(file_of(&w, &web, "configmap", "config/level"), "7");
+    assert_eq!(file_of(&w, &web, "secret", "secret/word"), "open");
+    assert_eq!(file_of(&w, &web, "projected", "token/token"), token);
+
+    // The API server wins as soon as it is there.
+    w.api().remove::<Pod>("default", "orphan");
+    w.api()
+        .modify("default", "settings", |map: &mut ConfigMap| {
+            let data = map.data.get_or_insert_default();
+            data.insert("level".to_owned(), "8".to_owned());
+        });
+    w.set_api(true);
+    w.until("the API server's word is done", 120, |w| {
+        is_up(w, "stateful") && w.running("orphan").is_empty() && w.shown("deleting").is_null()
+    })
+    .await;
+    w.until("the token is replaced", 180, |w| {
+        file_of(w, &web, "projected", "token/token") != token
+    })
+    .await;
+    w.until("the new settings arrive", 180, |w| {
+        file_of(w, &web, "configmap", "config/level") == "8"
+    })
+    .await;
+    w.pass(60).await;
+    assert_eq!(w.starts("web").len(), 2);
+    assert_eq!(w.starts("orphan").len(), 2);
+    assert_eq!(w.starts("job").len(), 1);
+    assert_eq!(w.shown_phase("job"), "Succeeded");
+    assert_eq!(container_status(&w.shown("web"))["restartCount"], 1);
+    assert_nothing_wrong(&w);
+}
+
+// ----------------------------------------------------------------------------------------------- R16
+
+#[tokio::test(start_paused = true)]
+async fn restart_keeps_pods_of_the_api_when_the_store_is_lost_and_it_does_not_answer() {
+    for integrity in [Integrity::New, Integrity::Lost] {
+        let mut w = cluster(|_, _| Behaviour::RunForever).await;
+        w.start().await;
+        w.joined().await;
+        create_objects(&w);
+        w.label_node("disk", Some("ssd"));
+        w.pass(2).await;
+        w.create("a", FULL);
+        w.create("b", &spec("Never", ""));
+        w.until("both run", 60, |w| is_up(w, "a") && is_up(w, "b"))
+            .await;
+        w.pass(30).await;
+        let before = (w.running("a"), w.running("b"));
+        let shown = (
+            container_status(&w.shown("a")),
+            container_status(&w.shown("b")),
+        );
+        w.crash().await;
+        w.disk = Disk::default();
+        w.integrity = integrity;
+        w.set_api(false);
+        w.fake.clear_calls();
+        w.start().await;
+        w.pass(600).await;
+        assert_eq!(w.effects(), Vec::<String>::new(), "{integrity:?}");
+        w.set_api(true);
+        w.until("both are on record", 90, |w| {
+            w.has_record("a") && w.has_record("b")
+        })
+        .await;
+        w.pass(120).await;
+        assert_eq!(w.effects(), Vec::<String>::new(), "{integrity:?}");
+        assert_eq!((w.running("a"), w.running("b")), before);
+        let after = (
+            container_status(&w.shown("a")),
+            container_status(&w.shown("b")),
+        );
+        assert_eq!(after, shown, "{integrity:?}");
+        assert!(is_up(&w, "a") && is_up(&w, "b"));
+    }
+}
+
+// ----------------------------------------------------------------------------------------------- R18
+
+#[tokio::test(start_paused = true)]
+async fn restart_keeps_out_pods_that_were_deleted_or_replaced_while_the_node_was_offline() {
+    for restarted in [false, true] {
+        let mut w = cluster(|_, _| Behaviour::RunForever).await;
+        w.start().await;
+        w.create("deleted", &spec("Always", ""));
+        w.create("asked", &spec("Always", ""));
+        let old = w.create("replaced", &spec("Always", ""));
+        w.until("they run", 60, |w| {
+            ["deleted", "asked", "replaced"].iter().all(|p| is_up(w, p))
+        })
+        .await;
+        w.set_api(false);
+        w.pass(30).await;
+        w.delete("deleted", Some(0));
+        w.delete("asked", Some(5));
+        w.delete("replaced", Some(0));
+        let new = w.create("replaced", &spec("Always", ""));
+        w.pass(30).await;
+        if restarted {
+            w.restart().await;
+            w.pass(30).await;
+        }
+        assert_eq!(w.running("deleted").len(), 1, "nobody said so yet");
+        w.set_api(true);
+        w.until("the API server's word is done", 90, |w| {
+            w.running("deleted").is_empty()
+                && w.shown("asked").is_null()
+                && w.starts("replaced").iter().any(|s| s.uid == new)
+        })
+        .await;
+        w.until("nothing is left", 120, |w| {
+            w.left_of("replaced", &old).is_empty() && !w.has_record("deleted")
+        })
+        .await;
+        w.set_api(false);
+        w.restart().await;
+        w.pass(120).await;
+        w.reboot().await;
+        w.start().await;
+        w.pass(120).await;
+        assert_eq!(w.starts("deleted").len(), 1, "resurrected");
+        assert_eq!(w.starts("asked").len(), 1, "resurrected");
+        let old_starts = w.starts("replaced").into_iter().filter(|s| s.uid == old);
+        assert_eq!(old_starts.count(), 1, "resurrected");
+        assert_eq!(w.running("replaced").len(), 1);
+        assert_nothing_wrong(&w);
+    }
+}
+
+// ----------------------------------------------------------------------------------------------- R19
+
+#[tokio::test(start_paused = true)]
+async fn restart_keeps_what_happened_in_an_outage() {
+    let mut w = cluster(|pod, attempt| match (pod, attempt) {
+        ("loop", 0..=3) => exits(7 + i32::try_from(attempt).unwrap(), 2),
+        ("job", _) => exits(5, 40),
+        _ => Behaviour::RunForever,
+    })
+    .await;
+    w.start().await;
+    w.create("loop", &spec("Always", ""));
+    w.create("job", &spec("Never", ""));
+    w.until("the first restart is told", 60, |w| {
+        container_status(&w.shown("loop"))["restartCount"] == 1 && is_up(w, "job")
+    })
+    .await;
+    w.set_api(false);
+    w.until("it restarted three times more", 200, |w| {
+        w.starts("loop").len() == 5 && w.restarts("loop") == 4 && w.phase("job") == "Failed"
+    })
+    .await;
+    w.restart().await;
+    w.pass(30).await;
+    w.restart().await;
+    w.set_api(true);
+    let mut count = 0;
+    for _ in 0..600 {
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        let now = container_status(&w.shown("loop"))["restartCount"].as_i64();
+        let now = now.unwrap_or_default();
+        assert!(now >= count, "restartCount {now} after {count}");
+        count = now;
+    }
+    let shown = container_status(&w.shown("loop"));
+    assert_eq!(shown["restartCount"], 4, "{shown}");
+    assert_eq!(shown["lastState"]["terminated"]["exitCode"], 10, "{shown}");
+    let job = w.shown("job");
+    let state = container_status(&job)["state"].clone();
+    assert_eq!(state["terminated"]["exitCode"], 5, "{job}");
+    assert_eq!(job["status"]["phase"], "Failed");
+    assert_nothing_wrong(&w);
+}
+
+// ----------------------------------------------------------------------------------------- mirror pods
+
+#[tokio::test(start_paused = true)]
+async fn restart_keeps_a_mirror_pod() {
+    let mut w = cluster(|_, _| Behaviour::RunForever).await;
+    w.manifest("fixed", &spec("Always", ""));
+    w.start().await;
+    let mirror = format!("fixed-{NODE}");
+    w.until("its mirror pod is Running", 60, |w| {
+        w.shown_phase(&mirror) == "Running"
+    })
+    .await;
+    w.pass(60).await;
+    let before = w.shown(&mirror);
+    w.api().take_requests();
+    w.restart().await;
+    w.pass(120).await;
+    w.set_api(false);
+    w.pass(60).await;
+    w.restart().await;
+    w.pass(60).await;
+    w.set_api(true);
+    w.pass(120).await;
+    assert_eq!(w.shown(&mirror), before);
+    no_writes(&w, is_point);
+    assert_eq!(w.starts("fixed").len(), 1);
+    // Removed while nobody looks.
+    w.crash().await;
+    w.remove_manifest("fixed");
+    w.start().await;
+    w.until("pod and mirror pod are gone", 60, |w| {
+        w.shown(&mirror).is_null() && w.running("fixed").is_empty()
+    })
+    .await;
+    let made = w.api().count(|r| r.verb == "create" && r.kind == "pods");
+    assert_eq!(made, 0, "made again");
+}
+
+#[tokio::test(start_paused = true)]
+async fn restart_keeps_a_mirror_pod_single_when_its_creation_was_not_answered() {
+    let mut w = cluster(|_, _| Behaviour::RunForever).await;
+    w.manifest("fixed", &spec("Always", ""));
+    w.api().fail_next(
+        |r| r.verb == "create" && r.kind == "pods",
+        holdfast_testkit::fake_api::Fault::HangAfterEffect,
+        1,
+    );
+    w.start().await;
+    w.until("it is made", 60, |w| {
+        !w.api().list_json("pods", "").is_empty()
+    })
+    .await;
+    let uid = w.api().list_json("pods", "")[0]["metadata"]["uid"].clone();
+    w.restart().await;
+    let mirror = format!("fixed-{NODE}");
+    w.until("it is Running", 60, |w| w.shown_phase(&mirror) == "Running")
+        .await;
+    w.pass(60).await;
+    assert_eq!(w.shown(&mirror)["metadata"]["uid"], uid);
+    let deleted = w.api().count(|r| r.verb == "delete" && r.kind == "pods");
+    assert_eq!(deleted, 0, "deleted");
+}
+
+// -------------------------------------------------------------------------------------- short of it all
+
+#[tokio::test(start_paused = true)]
+async fn a_runtime_that_fails_and_an_api_that_is_away_at_once_lose_nothing() {
+    let mut w = cluster(|_, _| Behaviour::RunForever).await;
+    w.start().await;
+    w.create("web", &spec("Always", ""));
+    w.until("it runs", 60, |w| is_up(w, "web")).await;
+    w.set_api(false);
+    let down = Fault::Error(tonic::Code::Unavailable, "runtime is away".to_owned());
+    for _ in 0..3 {
+        w.fail_once("create_container", down.clone());
+    }
+    w.fake.exit(&w.running("web")[0], 9);
+    w.pass(5).await;
+    w.restart().await;
+    w.until("it runs again", 200, |w| w.running("web").len() == 1)
+        .await;
+    w.set_api(true);
+    w.until("the API server knows why", 60, |w| {
+        let shown = container_status(&w.shown("web"));
+        shown["lastState"]["terminated"]["exitCode"] == 9 && shown["ready"] == true
+    })
+    .await;
+    assert!(w.api().count(tells_status) > 0);
+    assert_nothing_wrong(&w);
+}
