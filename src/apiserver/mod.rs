@@ -72,7 +72,12 @@ impl ApiClient {
         B::Error: Into<BoxError>,
     {
         let connection = Connection::default();
-        let transport = Transport::new(Limiter::new(qps, burst), connection.clone(), clock);
+        let transport = Transport::new(
+            Limiter::new(qps, burst),
+            connection.clone(),
+            clock,
+            Metrics::default(),
+        );
         transport.install_service(service);
         Self::new(transport.client(), connection)
     }
