@@ -109,11 +109,12 @@ fn subscriber(
 fn filter(verbosity: u32, rust_log: Option<&str>) -> Result<EnvFilter, LoggingError> {
     let directives = match rust_log.filter(|value| !value.trim().is_empty()) {
         Some(value) => value.to_owned(),
-        None => format!(
-            "{},holdfast={}",
-            others_level(verbosity),
-            own_level(verbosity)
-        ),
+        None => {
+            let (others, own) = (others_level(verbosity), own_level(verbosity));
+            // Warns at each try of what the API server refuses; we tell that once.
+            let watcher = if others == "warn" { "error" } else { others };
+            format!("{others},kube_runtime={watcher},holdfast={own}")
+        }
     };
     // The API client's own messages tell of each refused request, and may quote an object, a secret too.
     let all = format!("{directives},kube_client=error,kube_runtime=error");
