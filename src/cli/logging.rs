@@ -109,14 +109,14 @@ fn subscriber(
 fn filter(verbosity: u32, rust_log: Option<&str>) -> Result<EnvFilter, LoggingError> {
     let directives = match rust_log.filter(|value| !value.trim().is_empty()) {
         Some(value) => value.to_owned(),
-        None => {
-            let (others, own) = (others_level(verbosity), own_level(verbosity));
-            // Warns at each try of what the API server refuses; we tell that once.
-            let watcher = if others == "warn" { "error" } else { others };
-            format!("{others},kube_runtime={watcher},holdfast={own}")
-        }
+        None => format!(
+            "{},holdfast={}",
+            others_level(verbosity),
+            own_level(verbosity)
+        ),
     };
-    // The API client's own messages tell of each refused request, and may quote an object, a secret too.
+    // The API client's own messages tell of each try of a refused request, which we tell once, and may quote an
+    // object, a secret too.
     let all = format!("{directives},kube_client=error,kube_runtime=error");
     EnvFilter::try_new(all).map_err(|source| LoggingError::Filter {
         value: directives,
