@@ -3,7 +3,7 @@
 //! In: settings, facts about machine and runtime, pressure, the runtime's state. Out: the node object and its lease
 //! in the API server, [`NodeObject`] for everybody else, events about the node, and two records in the table
 //! `objects`: `nodes//<name>`, the node as the API server last showed it (JSON), and `nodestatus//<name>`, what was
-//! reported and when (JSON of [`checkpoint::Report`]; its `at` is the time of the last report).
+//! reported and when (JSON of `checkpoint::Report`; its `at` is the time of the last report).
 //!
 //! Four loops that do not wait for each other: `facts` (what the machine and the runtime are), `status` (registers,
 //! writes what changed), `lease` (renews), and a watch of the own node, so that a cordon, a taint or a deletion is

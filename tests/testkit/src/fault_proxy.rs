@@ -5,7 +5,7 @@
 //! unbuffered. Upgraded connections (exec, attach, port-forward) do not go through.
 //!
 //! Faults come in two kinds. Those of the connection hold until [`FaultProxy::heal`]: [`FaultProxy::cut`],
-//! [`FaultProxy::delay`], [`FaultProxy::stall_watches`], [`FaultProxy::stall_all`]. Those of requests are [`Rule`]s
+//! [`FaultProxy::delay`], [`FaultProxy::stall_watches`], [`FaultProxy::stall_all`]. Those of requests are rules
 //! and hold for a number of requests: the first rule that matches is used, once per request.
 //!
 //! It runs on threads of its own, so a test may block meanwhile.
