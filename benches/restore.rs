@@ -213,6 +213,7 @@ fn pod_records(n: usize, pod: &Arc<Pod>, status: &PodStatus) -> Vec<Transaction>
         previous: None,
         reasons: &BTreeMap::new(),
         probes: &BTreeMap::new(),
+        resize: &Default::default(),
         host_ips: &["192.168.1.10".to_owned()],
         runtime_name: "containerd",
         stage: Stage::Syncing,

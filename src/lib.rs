@@ -19,6 +19,7 @@ pub mod objects;
 pub mod pleg;
 pub mod pod_manager;
 pub mod pod_workers;
+pub mod prober;
 pub mod runtime_state;
 pub mod server;
 pub mod status;

@@ -39,6 +39,7 @@ const RANKS: &[(u32, &[&str])] = &[
             "images",
             "nodestatus",
             "pleg",
+            "prober",
             "status",
             "volumemanager",
         ],

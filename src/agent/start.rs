@@ -35,6 +35,7 @@ use crate::pod_manager::PodManager;
 use crate::pod_workers::{
     PodWorkers, ReasonCache, StartFailure, StartGate, WorkQueue, WorkerContext,
 };
+use crate::prober::{Prober, ProberContext};
 use crate::runtime_state::RuntimeState;
 use crate::server::{HealthChecks, TimedCheck, sync_loop_check};
 use crate::status::StatusManager;
@@ -46,7 +47,7 @@ use crate::store::{Store, StoreHealth, StoreOptions, open as open_store};
 use crate::sync_loop::{Inputs, Janitor, LoopContext, Monitor, SyncLoop};
 use crate::types::metrics::{Metrics, OutcomeLabel};
 use crate::types::{
-    BootIdentity, Clock, Event, EventRecorder, EventType, PodUid, Stamp, SystemClock, boot,
+    BootIdentity, Clock, Event, EventRecorder, EventType, PodUid, Stamp, SystemClock, boot, probe,
 };
 use crate::volumemanager::VolumeManager;
 
@@ -384,6 +385,15 @@ pub(super) async fn start(
     if let Err(error) = volumes.reconcile().await {
         warn!(%error, "volumes are not as recorded, their pods wait");
     }
+    let (results, probe_results) = probe::channels();
+    let prober = Prober::new(ProberContext {
+        store: base.store.clone(),
+        clock: Arc::clone(&base.clock),
+        cri: cri.clone(),
+        recorder: Arc::clone(&base.recorder) as _,
+        metrics: base.metrics.clone(),
+        results,
+    });
     let workers = PodWorkers::new(
         WorkerContext {
             store: base.store.clone(),
@@ -406,6 +416,7 @@ pub(super) async fn start(
             resync: config.kubelet.sync_frequency,
             backoff_max: config.kubelet.max_container_restart_period,
             starts: StartGate::new(STARTS_AT_ONCE),
+            prober: prober.clone(),
             epoch: plan.epoch.clone(),
         },
         token.child_token(),
@@ -497,8 +508,12 @@ pub(super) async fn start(
     );
     tasks.add(
         "sync loop",
-        sync_loop.run(Inputs::new(updates, pleg_events), token.clone()),
+        sync_loop.run(
+            Inputs::new(updates, pleg_events, probe_results),
+            token.clone(),
+        ),
     );
+    tasks.add("prober", prober.run(token.clone()));
     Ok(Started {
         ready: source.ready(),
         config: source,
@@ -617,6 +632,14 @@ fn resume(
             matches!(restored.outcome, Outcome::Repaired | Outcome::Ending),
             restored.confirmed,
         );
+        if matches!(restored.outcome, Outcome::Resumed | Outcome::Repaired) {
+            // Probes go on at once; a sync may be a minute away.
+            let context = workers.context();
+            let told = context.status.get(&uid);
+            let told = told.as_ref().map(|r| &*r.status);
+            let status = context.pleg.cache().get(&uid);
+            context.prober.observe(&restored.pod, &status, told);
+        }
     }
     seeds
 }

@@ -18,6 +18,7 @@ use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{Container, Pod};
 
+pub use crate::types::{ProbeFailure, ProbeView};
 pub use hash::container_hash;
 
 use super::backoff::{crash, go_duration};
@@ -25,19 +26,10 @@ use super::container_history::{History, Latest, Records};
 use super::state::{BackoffRecord, ContainerRecord, ExitRecord};
 use crate::types::pod::RestartPolicy;
 use crate::types::runtime::{ContainerState, ContainerStatus, PodStatus, SandboxState};
-use crate::types::{ContainerId, PodExt, Stamp};
+use crate::types::{ContainerId, ContainerKind, PodExt, Stamp};
 
 /// Waiting reason of a container in crash back-off.
 pub const CRASH_LOOP_BACK_OFF: &str = "CrashLoopBackOff";
-
-/// A probe that says its container must be restarted.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ProbeFailure {
-    /// The liveness probe failed.
-    Liveness,
-    /// The startup probe failed.
-    Startup,
-}
 
 /// What [`compute`] decides on.
 #[derive(Clone, Copy, Debug)]
@@ -50,6 +42,8 @@ pub struct PodActionInput<'a> {
     pub records: &'a Records<'a>,
     /// Failed probes of the running containers, by container name.
     pub probe_failures: &'a BTreeMap<String, ProbeFailure>,
+    /// What the probes say of the running containers, by container name: whether a sidecar has started.
+    pub probes: &'a BTreeMap<String, ProbeView>,
     /// A moment before the runtime was asked for `status`.
     pub listed_at: Stamp,
     /// The current time.
@@ -91,6 +85,8 @@ pub struct KillContainer {
     pub reason: KillReason,
     /// Text of the `Killing` event.
     pub message: String,
+    /// Grace of the probe that wants it stopped; `None` = the pod's.
+    pub grace: Option<Duration>,
 }
 
 /// Start one container.
@@ -98,6 +94,8 @@ pub struct KillContainer {
 pub struct StartContainer {
     /// Its name in the spec.
     pub name: String,
+    /// What it is for.
+    pub kind: ContainerKind,
     /// CRI attempt, which becomes the restart count.
     pub attempt: u32,
     /// [`container_hash`] of its spec.
@@ -108,6 +106,15 @@ pub struct StartContainer {
     pub backoff: Option<BackoffRecord>,
     /// Why, for the journal.
     pub why: String,
+}
+
+/// Run the postStart hook of one running container.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PostStart {
+    /// Which.
+    pub id: ContainerId,
+    /// Its name in the spec.
+    pub name: String,
 }
 
 /// A container that should run and may not yet.
@@ -132,6 +139,11 @@ pub struct PodActions {
     pub kill: Vec<KillContainer>,
     /// Created containers that are of no use. Removed before anything starts: they hold names.
     pub remove_created: Vec<ContainerId>,
+    /// Init containers whose ends belong to a former sandbox: their start intents are dropped and what is
+    /// left of them in the runtime is removed (see `container_history::forget_init`) before anything is made.
+    pub forget_init: Vec<String>,
+    /// Running containers whose postStart hook was cut off, to be run again.
+    pub post_start: Vec<PostStart>,
     /// Attempt of the sandbox to create.
     pub create_sandbox: Option<u32>,
     /// The sandbox to start in, unless one is created.
@@ -152,6 +164,8 @@ impl PodActions {
         self.kill_pod.is_none()
             && self.kill.is_empty()
             && self.remove_created.is_empty()
+            && self.forget_init.is_empty()
+            && self.post_start.is_empty()
             && self.create_sandbox.is_none()
             && self.start.is_empty()
     }
@@ -315,6 +329,7 @@ impl<'a> View<'a> {
                 name: name.clone(),
                 reason: KillReason::Duplicate,
                 message: format!("Container {name} runs twice, the older one is stopped"),
+                grace: None,
             });
         }
         match &self.history.latest {
@@ -336,6 +351,7 @@ impl<'a> View<'a> {
                     reason: KillReason::Unknown,
                     message: "Container is in \"unknown\" state, try killing it before restart"
                         .to_owned(),
+                    grace: None,
                 });
                 if input.pod.restart_policy() == RestartPolicy::Never || input.pod.is_deleting() {
                     self.drop_created(actions);
@@ -392,6 +408,7 @@ impl<'a> View<'a> {
             name: name.clone(),
             reason,
             message,
+            grace: None,
         });
     }
 
@@ -457,6 +474,7 @@ impl<'a> View<'a> {
         };
         actions.start.push(StartContainer {
             name: name.clone(),
+            kind: ContainerKind::Main,
             attempt: adopt.map_or(self.history.next_attempt, |c| c.attempt),
             hash: self.hash.clone(),
             adopt: adopt.map(|c| c.id.clone()),

@@ -18,6 +18,7 @@ use k8s_openapi::api::core::v1 as api;
 use k8s_openapi::api::core::v1::{Container, Pod};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
+pub use crate::types::ProbeView;
 pub use merge::{IllegalTransition, merge_for_update};
 pub use qos::{QosClass, qos_class};
 
@@ -25,6 +26,7 @@ use super::container_history::{
     History, Latest, Records, STATUS_UNKNOWN, STATUS_UNKNOWN_EXIT_CODE,
 };
 use super::pod_actions::{CRASH_LOOP_BACK_OFF, crash_wait, restarts_after, sandbox_to_create};
+use super::resize::ResizeView;
 use super::state::ExitRecord;
 use crate::types::pod::RestartPolicy;
 use crate::types::runtime::PodStatus;
@@ -51,15 +53,6 @@ pub enum Stage {
     Terminated,
 }
 
-/// What the probes say of a container; `None` = no result yet.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct ProbeView {
-    /// Readiness.
-    pub ready: Option<bool>,
-    /// Startup.
-    pub started: Option<bool>,
-}
-
 /// What [`generate`] works on.
 #[derive(Clone, Copy, Debug)]
 pub struct StatusInput<'a> {
@@ -76,6 +69,8 @@ pub struct StatusInput<'a> {
     pub reasons: &'a BTreeMap<String, (String, String)>,
     /// Probe results by container name.
     pub probes: &'a BTreeMap<String, ProbeView>,
+    /// Resources allocated and in force.
+    pub resize: &'a ResizeView,
     /// The node's addresses, primary first.
     pub host_ips: &'a [String],
     /// Scheme of container ids, as `containerd`.

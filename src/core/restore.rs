@@ -327,6 +327,7 @@ fn sync_outcome(
         status,
         records: &records,
         probe_failures: &BTreeMap::new(),
+        probes: &BTreeMap::new(),
         listed_at: input.listed_at,
         now: input.now,
         backoff_max: input.backoff_max,

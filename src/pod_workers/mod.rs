@@ -48,6 +48,7 @@ use crate::kuberuntime::sources::References;
 use crate::node_object::NodeObject;
 use crate::objects::{ObjectChange, Objects};
 use crate::pleg::PlegHandle;
+use crate::prober::Prober;
 use crate::runtime_state::RuntimeState;
 use crate::status::StatusManager;
 use crate::store::Store;
@@ -97,6 +98,8 @@ pub struct WorkerContext {
     pub resync: Duration,
     /// Whose turn it is to start.
     pub starts: StartGate,
+    /// Probes.
+    pub prober: Prober,
     /// The store's epoch; pods it has not confirmed do not start.
     pub epoch: EpochRecord,
 }

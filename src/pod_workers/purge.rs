@@ -41,6 +41,7 @@ pub(super) async fn purge(context: &WorkerContext, job: &Job) -> Result<(), Step
     }
     context.volumes.unmount(uid).await?;
     context.objects.unregister(uid);
+    context.prober.remove_pod(uid);
     let pod = uid.clone();
     context
         .with_cgroups(move |cgroups| cgroups.destroy(&pod))

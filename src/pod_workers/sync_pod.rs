@@ -16,6 +16,7 @@ use crate::core::backoff::SyncOutcome;
 use crate::core::container_history::{self, Records};
 use crate::core::pod_actions::{self, PodActionInput, PodActions};
 use crate::core::pod_status::{self, Stage, StatusInput};
+use crate::core::resize::ResizeView;
 use crate::core::state::{AdmissionDecision, AdmissionRecord, State, StatusRecord, WorkerPhase};
 use crate::pleg::Observed;
 use crate::status::CommitMode;
@@ -59,6 +60,7 @@ pub(super) async fn sync_pod(
     let now = context.clock.now();
     let listed_at = stamp_of(&observed, now);
     record_exits(context, job, status, listed_at, now).await?;
+    observe_probes(context, job, status);
 
     let state = context.store.snapshot();
     let api_status = api_status(context, job, &state, status, Stage::Syncing, listed_at, now);
@@ -100,12 +102,15 @@ pub(super) async fn sync_pod(
     }
 
     let actions = {
+        let probe_failures = context.prober.failures(&job.pod, status);
+        let probes = context.prober.views(&job.pod, status);
         let records = Records::of(&state, uid);
         pod_actions::compute(&PodActionInput {
             pod: &job.pod,
             status,
             records: &records,
-            probe_failures: &BTreeMap::new(),
+            probe_failures: &probe_failures,
+            probes: &probes,
             listed_at,
             now,
             backoff_max: context.backoff_max,
@@ -228,6 +233,13 @@ fn finish(
     }
 }
 
+/// Lets the prober know what runs.
+pub(super) fn observe_probes(context: &WorkerContext, job: &Job, status: &PodStatus) {
+    let told = context.status.get(&job.uid);
+    let told = told.as_ref().map(|r| &*r.status);
+    context.prober.observe(&job.pod, status, told);
+}
+
 /// Reason and message of a pod that was refused at first sight.
 pub(super) fn rejection(context: &WorkerContext, job: &Job) -> Option<(String, String)> {
     let state = context.store.snapshot();
@@ -298,7 +310,8 @@ pub(super) fn api_status(
         records: &records,
         previous: previous.map(|r| &*r.status),
         reasons: &reasons,
-        probes: &BTreeMap::new(),
+        probes: &context.prober.views(&job.pod, status),
+        resize: &ResizeView::default(),
         host_ips: &context.node.host_ips,
         runtime_name: &context.runtime_name,
         stage,

@@ -5,7 +5,7 @@
 //! on recovery. Only the removal of what the runtime knows of a container needs a store.
 
 use super::execute::StepError;
-use super::sync_pod::{api_status, record_exits, rejection};
+use super::sync_pod::{api_status, observe_probes, record_exits, rejection};
 use super::worker::{StepFailure, StepOutcome};
 use super::{Job, WorkerContext};
 use crate::core::pod_status::Stage;
@@ -25,6 +25,10 @@ pub(super) async fn sync_terminating(
         return Ok(StepOutcome::idle());
     };
     let before = inspect(context, job).await?;
+    if !job.record.runtime_only {
+        observe_probes(context, job, &before);
+        context.prober.stop_liveness_and_startup(&job.uid);
+    }
     report(context, job, &before, Stage::Terminating).await?;
     let grace = deadline.until(context.clock.now());
     kill::kill_pod(&before, grace, &context.cri, permit, &*context.recorder)
@@ -45,6 +49,7 @@ pub(super) async fn sync_terminating(
         });
     }
     report(context, job, &after, Stage::Terminated).await?;
+    context.prober.remove_pod(&job.uid);
     Ok(StepOutcome::done(true))
 }
 
@@ -80,6 +85,7 @@ pub(super) async fn sync_terminated(
     }
     context.reasons.remove(uid);
     context.objects.unregister(uid);
+    context.prober.remove_pod(uid);
     Ok(StepOutcome::done(false))
 }
 

@@ -19,7 +19,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::{debug, info, warn};
 
 pub use cleanups::{Janitor, JanitorOrder};
-pub use event::{Inputs, LoopEvent, PROBE_CAPACITY, ProbeKind, ProbeSenders, ProbeUpdate};
+pub use event::{Inputs, LoopEvent};
 
 use crate::config::{Origins, SourcesReady};
 use crate::core::pleg_diff::{PodLifecycleEvent, PodLifecycleEventKind};
@@ -30,7 +30,7 @@ use crate::runtime_state::RuntimeState;
 pub use crate::status::Observed;
 use crate::store::Store;
 use crate::types::metrics::Metrics;
-use crate::types::{Clock, EventRecorder, PodOp, PodSource, PodUpdate, Stamp};
+use crate::types::{Clock, EventRecorder, PodOp, PodSource, PodUpdate, ProbeKind, Stamp};
 
 const ERROR_BACKOFF: Duration = Duration::from_millis(100);
 const ERROR_BACKOFF_MAX: Duration = Duration::from_secs(5);

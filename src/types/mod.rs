@@ -7,20 +7,24 @@
 
 pub mod blocking;
 pub mod boot;
+pub mod containers;
 pub mod events;
 pub mod json;
 pub mod metrics;
 pub mod names;
 pub mod pod;
+pub mod probe;
 pub mod quantity;
 pub mod runtime;
 pub mod time;
 pub mod update;
 
 pub use boot::{BootId, BootIdentity};
+pub use containers::{ContainerKind, ContainerSpec};
 pub use events::{Event, EventRecorder, EventType, PodRef};
 pub use json::Json;
 pub use names::{ContainerId, FullName, PodUid};
 pub use pod::PodExt;
+pub use probe::{ProbeFailure, ProbeKind, ProbeSenders, ProbeUpdate, ProbeView};
 pub use time::{Clock, Stamp, SystemClock};
 pub use update::{PodOp, PodSource, PodSyncType, PodUpdate};

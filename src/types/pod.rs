@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use k8s_openapi::api::core::v1::{Container, Pod, PodSpec};
+use k8s_openapi::api::core::v1::{Container, EphemeralContainer, Pod, PodSpec};
 
 use super::names::{FullName, PodUid};
 use super::update::PodSource;
@@ -56,6 +56,10 @@ pub trait PodExt {
     fn spec_ref(&self) -> &PodSpec;
     /// Main containers.
     fn containers(&self) -> &[Container];
+    /// Init containers, sidecars among them.
+    fn init_containers(&self) -> &[Container];
+    /// Ephemeral containers.
+    fn ephemeral_containers(&self) -> &[EphemeralContainer];
     /// One main container.
     fn container(&self, name: &str) -> Option<&Container>;
     /// `spec.restartPolicy`, default Always.
@@ -126,6 +130,20 @@ impl PodExt for Pod {
 
     fn containers(&self) -> &[Container] {
         self.spec_ref().containers.as_slice()
+    }
+
+    fn init_containers(&self) -> &[Container] {
+        self.spec_ref()
+            .init_containers
+            .as_deref()
+            .unwrap_or_default()
+    }
+
+    fn ephemeral_containers(&self) -> &[EphemeralContainer] {
+        self.spec_ref()
+            .ephemeral_containers
+            .as_deref()
+            .unwrap_or_default()
     }
 
     fn container(&self, name: &str) -> Option<&Container> {
