@@ -56,10 +56,18 @@ fn between(before: &BTreeMap<String, u64>, after: &BTreeMap<String, u64>, names:
 const INSPECT: &[&str] = &["container_status", "podsandbox_status"];
 const LIST: &[&str] = &["list_containers", "list_podsandbox"];
 
+/// A container that serves, and is asked for it every 2 s and every 10 s.
+fn probed() -> Value {
+    let mut spec = script("Always", "exec httpd -f -p 8080");
+    let probe = |period: u32| json!({"tcpSocket": {"port": 8080}, "periodSeconds": period});
+    spec["containers"][0]["readinessProbe"] = probe(2);
+    spec["containers"][0]["livenessProbe"] = probe(10);
+    spec
+}
+
 /// Creates pods and notes when each became Ready.
-fn start_pods(cluster: &Cluster, count: usize) -> Vec<Duration> {
+fn start_pods(cluster: &Cluster, count: usize, mut spec: Value) -> Vec<Duration> {
     let pods: Api<Pod> = cluster.api();
-    let mut spec = script("Always", FOREVER);
     spec["terminationGracePeriodSeconds"] = json!(1);
     spec["nodeName"] = json!(cluster.node);
     cluster.run(async {
@@ -118,14 +126,19 @@ fn readiness(cluster: &Cluster) -> BTreeMap<String, Value> {
     all
 }
 
-fn measure(count: usize) {
+fn measure(count: usize, probes: bool) {
     let cluster = Cluster::new();
     cluster.site.configure("maxPods: 250\n");
     let agent = cluster.join();
     let busy = cpu(&agent);
-    let times = start_pods(&cluster, count);
+    let (spec, kind) = if probes {
+        (probed(), "pods with probes")
+    } else {
+        (script("Always", FOREVER), "pods")
+    };
+    let times = start_pods(&cluster, count, spec);
     println!(
-        "{count} pods created at once: all Ready after {:.1} s (limit 12), p50 {:.1} s (limit 7), agent {:.2} CPU-s (limit 1.5)",
+        "{count} {kind} created at once: all Ready after {:.1} s (limit 12), p50 {:.1} s (limit 7), agent {:.2} CPU-s (limit 1.5)",
         times.last().unwrap().as_secs_f64(),
         times[times.len() / 2].as_secs_f64(),
         cpu(&agent) - busy,
@@ -154,6 +167,13 @@ fn measure(count: usize) {
         (cpu(&agent) - busy) / 20.0 * 100.0,
     );
     assert!(inspected <= 10 && listed <= 42, "{calls:?} {after:?}");
+    cluster.proxy.reset();
+    std::thread::sleep(Duration::from_secs(60));
+    let counts = cluster.proxy.counts();
+    let requests: u64 = counts.values().sum();
+    println!("idle minute: {requests} requests to the API server (limit 8)");
+    assert!(requests <= 8, "{counts:?}");
+    assert_eq!(cluster.proxy.count("LIST", "pods"), 0);
 
     let before = (
         readiness(&cluster),
@@ -215,10 +235,28 @@ fn measure(count: usize) {
     assert!(inspected <= 20, "{calls:?}");
 }
 
+/// Numbers of pods, comma-separated, from the environment.
+fn counts() -> Vec<usize> {
+    let counts = std::env::var("HOLDFAST_FIGURES").unwrap_or_else(|_| "100".to_owned());
+    let number = |count: &str| count.parse().expect("numbers of pods, comma-separated");
+    counts.split(',').map(number).collect()
+}
+
+#[test]
+fn figures_of_pods_with_probes_at_once_at_rest_and_across_a_restart() {
+    for count in counts() {
+        measure(count, true);
+    }
+}
+
 #[test]
 fn figures_of_pods_at_once_at_rest_and_across_a_restart() {
-    let counts = std::env::var("HOLDFAST_FIGURES").unwrap_or_else(|_| "100".to_owned());
-    for count in counts.split(',') {
-        measure(count.parse().expect("numbers of pods, comma-separated"));
+    // What probes add is told apart where figures are asked for.
+    if std::env::var_os("HOLDFAST_FIGURES").is_some() {
+        for count in counts() {
+            measure(count, false);
+        }
+    } else {
+        measure(10, false);
     }
 }
