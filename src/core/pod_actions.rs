@@ -195,7 +195,9 @@ fn in_current_sandbox(input: &PodActionInput<'_>) -> PodActions {
         sync.decide_ephemeral(view);
     }
     let mains = of_kind(|kind| kind == ContainerKind::Main);
-    let was_initialised = mains.iter().any(|v| sync.is_active(v));
+    // When no main container is to run again, nothing before them is.
+    let was_initialised =
+        mains.iter().any(|v| sync.is_active(v)) || mains.iter().all(|v| v.is_at_its_end(input.pod));
     let init = of_kind(ContainerKind::is_init);
     match sync.decide_init(&init, was_initialised) {
         init::Progress::Initialised => {

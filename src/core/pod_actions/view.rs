@@ -66,6 +66,12 @@ impl<'a> View<'a> {
         }
     }
 
+    /// Whether it ended and does not run again.
+    pub(super) fn is_at_its_end(&self, pod: &Pod) -> bool {
+        matches!(&self.history.latest, Latest::Exited(exit)
+            if !policy::restarts(pod, &self.spec, exit.exit_code))
+    }
+
     /// Whether a running container is not what the spec asks for any more.
     pub(super) fn is_outdated(&self, current: &ContainerStatus) -> bool {
         !current.hash.is_empty() && current.hash != self.hash
