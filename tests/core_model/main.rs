@@ -11,12 +11,13 @@
 )]
 
 mod case;
+mod judge;
 mod sync;
 mod world;
 
 use proptest::prelude::*;
 
-use crate::case::{Case, Event, case};
+use crate::case::{Case, Event, Kind, Spec, case, rich_case};
 use crate::world::World;
 
 proptest! {
@@ -44,7 +45,7 @@ fn every_single_crash_point_of_a_restart_is_survived() {
                 for second in 0..10 {
                     let case = Case {
                         policy,
-                        containers: 2,
+                        containers: Spec::mains(2),
                         steps: vec![
                             (Event::Pass(1), Some(first)),
                             (Event::Exit(0, code), None),
@@ -77,11 +78,95 @@ fn a_start_that_was_decided_and_not_made_is_made_whatever_is_crashed_into() {
             for second in 0..12 {
                 drive(&Case {
                     policy: "Never",
-                    containers: 1,
+                    containers: Spec::mains(1),
                     steps: vec![(event.clone(), Some(first)), (Event::Pass(1), Some(second))],
                 });
             }
         }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 8000, rng_seed: proptest::test_runner::RngSeed::Fixed(38), failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn all_kinds_of_containers_survive_crashes_in_order_and_as_their_policies_say(case in rich_case()) {
+        drive(&case);
+    }
+}
+
+/// Three init containers with a sidecar between them, and a main container with a hook.
+fn in_order(policy: &'static str, steps: Vec<(Event, Option<u8>)>) -> Case {
+    let with_hook = |kind| Spec {
+        hook: true,
+        ..Spec::of(kind)
+    };
+    Case {
+        policy,
+        containers: vec![
+            Spec::of(Kind::Init),
+            with_hook(Kind::Sidecar),
+            Spec::of(Kind::Init),
+            Spec::of(Kind::Init),
+            with_hook(Kind::Main),
+        ],
+        steps,
+    }
+}
+
+/// How often each container runs when the pod is started, goes through `steps`, and the agent dies before
+/// effect `crash` of a sync.
+fn runs(policy: &'static str, event: Option<Event>, crash: Option<(usize, u8)>) -> Vec<usize> {
+    let mut world = World::new(&in_order(policy, Vec::new()));
+    for step in 0..16 {
+        world.boottime_ms += 10_000;
+        world.complete_init();
+        world.budget = crash
+            .filter(|(at, _)| *at == step)
+            .map(|(_, budget)| budget);
+        assert!(world.sync().is_ok() || crash.is_some());
+        world.budget = None;
+        if step == 7
+            && let Some(event) = &event
+        {
+            world.happen(event);
+        }
+    }
+    world.settle();
+    world.truth.values().map(Vec::len).collect()
+}
+
+#[test]
+fn init_containers_run_as_often_as_without_a_crash() {
+    for policy in ["Always", "OnFailure", "Never"] {
+        assert_eq!(runs(policy, None, None), [1, 1, 1, 1, 1]);
+        for step in 0..7 {
+            for budget in 0..12 {
+                let crashed = runs(policy, None, Some((step, budget)));
+                assert_eq!(crashed, [1, 1, 1, 1, 1], "{policy}: crash {step}/{budget}");
+            }
+        }
+    }
+}
+
+#[test]
+fn init_containers_run_once_for_each_sandbox() {
+    for event in [Event::SandboxDies, Event::Wipe] {
+        for policy in ["Always", "OnFailure"] {
+            let undisturbed = runs(policy, Some(event.clone()), None);
+            assert_eq!(undisturbed, [2, 2, 2, 2, 2], "{policy}: {event:?}");
+            for step in 8..14 {
+                for budget in 0..24 {
+                    let crashed = runs(policy, Some(event.clone()), Some((step, budget)));
+                    assert_eq!(
+                        crashed, undisturbed,
+                        "{policy}: {event:?}, crash {step}/{budget}"
+                    );
+                }
+            }
+        }
+        let once = runs("Never", Some(event.clone()), None);
+        assert_eq!(once, [1, 1, 1, 1, 1], "{event:?}");
     }
 }
 
@@ -100,7 +185,7 @@ proptest! {
             steps.push((Event::Pass(wait / 2), None));
             steps.push((Event::Pass(wait - wait / 2), None));
         }
-        let case = Case { policy: "Always", containers: 1, steps };
+        let case = Case { policy: "Always", containers: Spec::mains(1), steps };
         prop_assert!(World::new(&case).plain);
         drive(&case);
     }

@@ -3,16 +3,19 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use crate::case::UID;
+use crate::case::{Kind, Spec, UID};
+use crate::judge;
 use crate::world::*;
-use holdfast::core::container_history::{Records, observe_exits, record_end, start_record};
-use holdfast::core::pod_actions::{self, KillReason, PodActionInput, ProbeFailure};
+use holdfast::core::container_history::{
+    Records, forget_init, observe_exits, record_end, start_record,
+};
+use holdfast::core::pod_actions::{self, KillReason, PodActionInput, ProbeFailure, ProbeView};
 use holdfast::core::pod_status::{self, Stage, StatusInput};
 use holdfast::core::state::{ContainerRecord, IntentRecord, Transaction, child_key};
 use holdfast::types::runtime::{
     ContainerState, ContainerStatus, PodStatus, SandboxState, SandboxStatus,
 };
-use holdfast::types::{PodUid, Stamp};
+use holdfast::types::{ContainerId, PodUid, Stamp};
 use k8s_openapi::api::core::v1 as api;
 
 impl World {
@@ -30,7 +33,9 @@ impl World {
         let pod = self.pod();
         let store = self.store.clone();
         let records = Records::of(&store, &uid);
-        self.check_status(&pod, &status, &records, listed_at);
+        if self.specs.iter().all(Spec::is_simple) {
+            self.check_status(&pod, &status, &records, listed_at);
+        }
         if self.terminal {
             for container in &status.containers {
                 self.effect()?;
@@ -41,17 +46,23 @@ impl World {
             }
             return Ok(pod_actions::PodActions::default());
         }
-        let probe_failures: BTreeMap<_, _> = self
-            .unhealthy
-            .iter()
-            .map(|name| (name.clone(), ProbeFailure::Liveness))
-            .collect();
+        let unhealthy = self.unhealthy.iter();
+        let liveness = unhealthy.map(|name| (name.clone(), ProbeFailure::Liveness));
+        let stillborn = self.stillborn.iter();
+        let startup = stillborn.map(|name| (name.clone(), ProbeFailure::Startup));
+        let probe_failures: BTreeMap<_, _> = liveness.chain(startup).collect();
+        let view = |name: &String| ProbeView {
+            ready: None,
+            started: self.has_started(name).then_some(true),
+        };
+        let probes = self.truth.keys().map(|name| (name.clone(), view(name)));
+        let probes = probes.collect();
         let actions = pod_actions::compute(&PodActionInput {
             pod: &pod,
             status: &status,
             records: &records,
             probe_failures: &probe_failures,
-            probes: &BTreeMap::new(),
+            probes: &probes,
             listed_at,
             now: self.now(),
             backoff_max: Duration::from_secs(300),
@@ -80,6 +91,7 @@ impl World {
             self.effect()?;
             self.end(kill.id.as_str(), 143);
             self.unhealthy.remove(&kill.name);
+            self.stillborn.remove(&kill.name);
             if kill.reason == KillReason::SpecChanged {
                 self.replaced.insert(kill.name.clone());
             }
@@ -89,6 +101,22 @@ impl World {
             self.commit(end)?;
             self.effect()?;
             self.remove(id);
+        }
+        let forget = forget_init(&self.store, &uid, &actions.forget_init);
+        self.commit(forget)?;
+        for name in &actions.forget_init {
+            for container in status.containers.iter().filter(|c| c.name == *name) {
+                if !self.containers.iter().any(|c| c.id == container.id) {
+                    continue;
+                }
+                let end = record_end(&self.store, &uid, status, &container.id, self.now());
+                self.commit(end)?;
+                self.effect()?;
+                self.remove(&container.id);
+            }
+        }
+        for hook in &actions.post_start {
+            self.run_hook(&hook.name, &hook.id)?;
         }
         let sandbox = match actions.create_sandbox {
             None => actions.sandbox_id.clone(),
@@ -145,8 +173,44 @@ impl World {
                 .insert(id.clone());
             self.effect()?;
             self.start(&id);
+            if self.spec_of(&start.name).hook {
+                self.run_hook(&start.name, &id)?;
+            }
         }
         Ok(())
+    }
+
+    fn run_hook(&mut self, name: &str, id: &ContainerId) -> Result<(), Crash> {
+        let runs = self.truth[name].iter();
+        let mut running = runs.filter(|r| r.running).map(|r| r.id.as_str());
+        assert!(
+            running.any(|r| r == id.as_str()),
+            "hook of {id}, which ended"
+        );
+        assert!(
+            !self.hooked.contains(id.as_str()),
+            "hook of {id} done again"
+        );
+        self.effect()?;
+        let key = child_key(&PodUid::new(UID), name);
+        let mut record = self.store.record::<ContainerRecord>(&key).cloned().unwrap();
+        record.hooks_done.push(pod_actions::post_start_key(id));
+        let done = Transaction::new()
+            .expect::<ContainerRecord>(&self.store, &key)
+            .put(&key, record);
+        self.commit(done)?;
+        self.hooked.insert(id.to_string());
+        Ok(())
+    }
+
+    /// Init containers that run complete.
+    pub(crate) fn complete_init(&mut self) {
+        let containers = self.containers.iter();
+        let running = containers.filter(|c| c.state == ContainerState::Running);
+        let init = running.filter(|c| self.spec_of(&c.name).kind == Kind::Init);
+        for id in init.map(|c| c.id.to_string()).collect::<Vec<_>>() {
+            self.end(&id, 0);
+        }
     }
 
     pub(crate) fn check_status(
@@ -234,8 +298,10 @@ impl World {
     /// Nothing happens any more: the pod must come to rest, and rest must be what its policy asks for.
     pub(crate) fn settle(&mut self) {
         self.budget = None;
-        for _ in 0..8 {
+        let simple = self.specs.iter().all(Spec::is_simple);
+        for _ in 0..if simple { 8 } else { 24 } {
             self.boottime_ms += 301_000;
+            self.complete_init();
             if self.sync().is_err() {
                 panic!("crash without a crash point");
             }
@@ -252,7 +318,8 @@ impl World {
                     .all(|c| c.state != ContainerState::Created),
             "a created container is left"
         );
-        for (name, runs) in &self.truth {
+        judge::rest(self);
+        for (name, runs) in self.truth.iter().filter(|_| simple) {
             let running = runs.iter().filter(|r| r.running).count();
             match self.policy {
                 "Always" => assert_eq!(running, 1, "{name} should run"),
@@ -266,7 +333,9 @@ impl World {
                 _ => assert!(running <= 1),
             }
         }
-        let current = |c: &ContainerStatus| c.image == self.image_of(&c.name);
+        let current = |c: &ContainerStatus| {
+            c.image == self.image_of(&c.name) || self.spec_of(&c.name).kind == Kind::Ephemeral
+        };
         assert!(
             self.containers
                 .iter()
@@ -287,7 +356,7 @@ impl World {
             any_running, ready,
             "a sandbox is there exactly while something runs"
         );
-        if self.policy == "Never" && !any_running {
+        if simple && self.policy == "Never" && !any_running {
             assert!(
                 self.terminal,
                 "nothing runs, nothing will, and the pod is not finished: {:?}",

@@ -2,7 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::case::{Case, Event, UID};
+use crate::case::{Case, Event, Kind, Spec, UID};
+use crate::judge;
 use holdfast::core::state::{ContainerRecord, State, Transaction, child_key};
 use holdfast::types::runtime::{
     ContainerState, ContainerStatus, PodStatus, SandboxState, SandboxStatus,
@@ -15,6 +16,9 @@ use k8s_openapi::api::core::v1 as api;
 pub(crate) struct Run {
     pub(crate) id: String,
     pub(crate) attempt: u32,
+    /// Sandbox it ran in.
+    pub(crate) sandbox: String,
+    pub(crate) started_ms: i64,
     pub(crate) running: bool,
     pub(crate) exit: Option<i32>,
     pub(crate) finished_ms: i64,
@@ -26,6 +30,7 @@ pub(crate) struct Crash;
 
 pub(crate) struct World {
     pub(crate) policy: &'static str,
+    pub(crate) specs: Vec<Spec>,
     pub(crate) images: Vec<u32>,
     pub(crate) containers: Vec<ContainerStatus>,
     pub(crate) sandboxes: Vec<SandboxStatus>,
@@ -34,6 +39,9 @@ pub(crate) struct World {
     /// Containers whose start was committed, by name.
     pub(crate) intents: BTreeMap<String, BTreeSet<ContainerId>>,
     pub(crate) unhealthy: BTreeSet<String>,
+    pub(crate) stillborn: BTreeSet<String>,
+    /// Containers whose hook is known to have completed.
+    pub(crate) hooked: BTreeSet<String>,
     /// Stopped in this sync for a changed spec.
     pub(crate) replaced: BTreeSet<String>,
     pub(crate) store: State,
@@ -59,15 +67,18 @@ impl World {
     pub(crate) fn new(case: &Case) -> Self {
         Self {
             policy: case.policy,
-            images: vec![0; case.containers],
+            specs: case.containers.clone(),
+            images: vec![0; case.containers.len()],
             containers: Vec::new(),
             sandboxes: Vec::new(),
-            truth: (0..case.containers)
+            truth: (0..case.containers.len())
                 .map(|i| (name(i), Vec::new()))
                 .collect(),
             started_ids: BTreeSet::new(),
             intents: BTreeMap::new(),
             unhealthy: BTreeSet::new(),
+            stillborn: BTreeSet::new(),
+            hooked: BTreeSet::new(),
             replaced: BTreeSet::new(),
             store: State::default(),
             version: 0,
@@ -78,9 +89,10 @@ impl World {
             terminal: false,
             status: None,
             wiped: false,
-            plain: case.steps.iter().all(|(event, crash)| {
-                crash.is_none() && matches!(event, Event::Exit(..) | Event::Pass(_))
-            }),
+            plain: case.containers.iter().all(Spec::is_simple)
+                && case.steps.iter().all(|(event, crash)| {
+                    crash.is_none() && matches!(event, Event::Exit(..) | Event::Pass(_))
+                }),
             backoff: BTreeMap::new(),
         }
     }
@@ -98,21 +110,68 @@ impl World {
     }
 
     pub(crate) fn pod(&self) -> api::Pod {
-        let container = |(i, image): (usize, &u32)| api::Container {
-            name: name(i),
-            image: Some(format!("img:{image}")),
-            ..api::Container::default()
-        };
         let mut pod = api::Pod::default();
         pod.metadata.name = Some("p".into());
         pod.metadata.namespace = Some("ns".into());
         pod.metadata.uid = Some(UID.into());
         pod.spec = Some(api::PodSpec {
             restart_policy: Some(self.policy.into()),
-            containers: self.images.iter().enumerate().map(container).collect(),
+            containers: self.containers_of(|k| k == Kind::Main),
+            init_containers: Some(self.containers_of(|k| matches!(k, Kind::Init | Kind::Sidecar))),
+            ephemeral_containers: Some(
+                self.containers_of(|k| k == Kind::Ephemeral)
+                    .into_iter()
+                    .map(|c| api::EphemeralContainer {
+                        name: c.name,
+                        image: c.image,
+                        ..api::EphemeralContainer::default()
+                    })
+                    .collect(),
+            ),
             ..api::PodSpec::default()
         });
         pod
+    }
+
+    fn containers_of(&self, wanted: impl Fn(Kind) -> bool) -> Vec<api::Container> {
+        let all = self.specs.iter().enumerate();
+        all.filter(|(_, spec)| wanted(spec.kind))
+            .map(|(i, spec)| api::Container {
+                name: name(i),
+                image: Some(format!("img:{}", self.images[i])),
+                restart_policy: match spec.kind {
+                    Kind::Sidecar => Some("Always".into()),
+                    _ => spec.policy.map(str::to_owned),
+                },
+                restart_policy_rules: spec.rule.as_ref().map(|(operator, codes)| {
+                    vec![api::ContainerRestartRule {
+                        action: "Restart".into(),
+                        exit_codes: Some(api::ContainerRestartRuleOnExitCodes {
+                            operator: (*operator).into(),
+                            values: Some(codes.clone()),
+                        }),
+                    }]
+                }),
+                startup_probe: spec.probe.then(api::Probe::default),
+                lifecycle: spec.hook.then(|| api::Lifecycle {
+                    post_start: Some(api::LifecycleHandler::default()),
+                    ..api::Lifecycle::default()
+                }),
+                ..api::Container::default()
+            })
+            .collect()
+    }
+
+    pub(crate) fn spec_of(&self, of: &str) -> &Spec {
+        let found = (0..self.specs.len()).find(|i| name(*i) == of);
+        &self.specs[found.expect("in the spec")]
+    }
+
+    /// What the startup probe of a running container says.
+    pub(crate) fn has_started(&self, name: &str) -> bool {
+        let run = self.truth[name].last();
+        !self.stillborn.contains(name)
+            && run.is_some_and(|r| r.running && self.boottime_ms - r.started_ms > 5000)
     }
 
     pub(crate) fn image_of(&self, of: &str) -> String {
@@ -278,6 +337,12 @@ impl World {
                 let name = named(i);
                 self.unhealthy.insert(name);
             }
+            Event::Stillborn(i) => {
+                let name = named(i);
+                if self.spec_of(&name).probe && !self.has_started(&name) {
+                    self.stillborn.insert(name);
+                }
+            }
             Event::WallJump(hours) => self.wall_offset_ms += hours * 3_600_000,
             Event::Pass(seconds) => self.boottime_ms += seconds * 1000,
         }
@@ -366,16 +431,15 @@ impl World {
                 container.attempt,
                 last.attempt
             );
-            let known_success = last.exit == Some(0) && (last.recorded || in_runtime(&last.id));
+            let known = last.recorded || in_runtime(&last.id);
+            let exit = if known { last.exit } else { None };
+            let last = judge::Last {
+                exit: exit.unwrap_or(137),
+                same_sandbox: last.sandbox == container.sandbox_id.as_str(),
+            };
             let replaced = self.replaced.contains(name);
-            match self.policy {
-                "Never" => assert!(replaced, "{name} ran again in spite of policy Never"),
-                "OnFailure" => assert!(
-                    !known_success || replaced,
-                    "{name} ran again after a success"
-                ),
-                _ => {}
-            }
+            judge::restart(self.policy, self.spec_of(name), name, last, replaced);
+            let last = self.truth[name].last().expect("it ran");
             if self.plain {
                 let finished = last.finished_ms;
                 // Milliseconds pass while the model's syncs work.
@@ -393,6 +457,7 @@ impl World {
                 self.backoff.insert(name.clone(), (next, now_ms));
             }
         }
+        judge::order(self, name, container.sandbox_id.as_str());
         // A count may not run ahead of the starts that were decided.
         let decided = self.intents.get(name).map_or(0, BTreeSet::len);
         assert!(
@@ -403,6 +468,8 @@ impl World {
         self.truth.get_mut(name).unwrap().push(Run {
             id: id.to_string(),
             attempt: container.attempt,
+            sandbox: container.sandbox_id.to_string(),
+            started_ms: now_ms,
             running: true,
             exit: None,
             finished_ms: 0,

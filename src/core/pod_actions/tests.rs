@@ -1,9 +1,13 @@
+mod kinds;
+mod policies;
+
 use super::*;
 use crate::core::testkit::*;
+use crate::types::runtime::ContainerStatus;
 use crate::types::runtime::SandboxState::{NotReady, Ready};
 
-/// Actions in one line: `kill-pod`, `sandbox 1`, `kill a-0`, `remove a-1`, `start a#1`,
-/// `adopt a-1#1`, `keep a`, `wait a 40`.
+/// Actions in one line: `kill-pod`, `sandbox 1`, `kill a-0`, `remove a-1`, `forget i`, `hook a-0`,
+/// `start a#1`, `adopt a-1#1`, `keep a`, `wait a 40`.
 fn brief(actions: &PodActions, now: Stamp) -> String {
     let mut parts = Vec::new();
     parts.extend(actions.kill_pod.iter().map(|_| "kill-pod".to_owned()));
@@ -14,6 +18,8 @@ fn brief(actions: &PodActions, now: Stamp) -> String {
             .iter()
             .map(|id| format!("remove {id}")),
     );
+    parts.extend(actions.forget_init.iter().map(|n| format!("forget {n}")));
+    parts.extend(actions.post_start.iter().map(|p| format!("hook {}", p.id)));
     parts.extend(actions.create_sandbox.map(|n| format!("sandbox {n}")));
     parts.extend(actions.start.iter().map(|s| match &s.adopt {
         None => format!("start {}#{}", s.name, s.attempt),

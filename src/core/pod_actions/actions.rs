@@ -1,0 +1,130 @@
+//! What one sync of a pod decides on, as data.
+
+use std::time::Duration;
+
+use crate::core::state::BackoffRecord;
+use crate::types::{ContainerId, ContainerKind, Stamp};
+
+/// Stop every container, then every sandbox.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KillPod {
+    /// Why, for events and the journal.
+    pub reason: String,
+}
+
+/// Why a container is killed; upstream's `containerKillReason`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum KillReason {
+    /// Its spec changed.
+    SpecChanged,
+    /// Its liveness probe failed.
+    LivenessProbe,
+    /// Its startup probe failed.
+    StartupProbe,
+    /// The runtime cannot tell whether it runs.
+    Unknown,
+    /// A newer attempt of the same container runs.
+    Duplicate,
+}
+
+/// Stop one container.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KillContainer {
+    /// Which.
+    pub id: ContainerId,
+    /// Its name in the spec.
+    pub name: String,
+    /// Why.
+    pub reason: KillReason,
+    /// Text of the `Killing` event.
+    pub message: String,
+    /// Grace of the probe that wants it stopped; `None` = the pod's.
+    pub grace: Option<Duration>,
+}
+
+/// Start one container.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StartContainer {
+    /// Its name in the spec.
+    pub name: String,
+    /// What it is for.
+    pub kind: ContainerKind,
+    /// CRI attempt, which becomes the restart count.
+    pub attempt: u32,
+    /// [`container_hash`] of its spec.
+    pub hash: String,
+    /// A created container to be started; `None` = create one.
+    pub adopt: Option<ContainerId>,
+    /// Crash back-off to be committed with the start.
+    pub backoff: Option<BackoffRecord>,
+    /// Why, for the journal.
+    pub why: String,
+}
+
+/// Run the postStart hook of one running container.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PostStart {
+    /// Which.
+    pub id: ContainerId,
+    /// Its name in the spec.
+    pub name: String,
+}
+
+/// A container that should run and may not yet.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Waiting {
+    /// Its name in the spec.
+    pub name: String,
+    /// CamelCase reason.
+    pub reason: String,
+    /// For a human.
+    pub message: String,
+    /// When it may start.
+    pub until: Stamp,
+}
+
+/// What to do, to be worked off in the order of the fields.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PodActions {
+    /// Stop everything first.
+    pub kill_pod: Option<KillPod>,
+    /// Containers to stop.
+    pub kill: Vec<KillContainer>,
+    /// Created containers that are of no use. Removed before anything starts: they hold names.
+    pub remove_created: Vec<ContainerId>,
+    /// Init containers whose ends belong to a former sandbox: their start intents are dropped and what is
+    /// left of them in the runtime is removed (see `container_history::forget_init`) before anything is made.
+    pub forget_init: Vec<String>,
+    /// Running containers whose postStart hook was cut off, to be run again.
+    pub post_start: Vec<PostStart>,
+    /// Attempt of the sandbox to create.
+    pub create_sandbox: Option<u32>,
+    /// The sandbox to start in, unless one is created.
+    pub sandbox_id: Option<ContainerId>,
+    /// Containers to start.
+    pub start: Vec<StartContainer>,
+    /// Containers that run as they should.
+    pub keep: Vec<String>,
+    /// Containers that should run and may not yet.
+    pub waiting: Vec<Waiting>,
+    /// When the first of `waiting` may start.
+    pub next_due: Option<Stamp>,
+}
+
+impl PodActions {
+    /// Whether there is nothing to execute.
+    pub fn is_empty(&self) -> bool {
+        self.kill_pod.is_none()
+            && self.kill.is_empty()
+            && self.remove_created.is_empty()
+            && self.forget_init.is_empty()
+            && self.post_start.is_empty()
+            && self.create_sandbox.is_none()
+            && self.start.is_empty()
+    }
+
+    /// Whether no container of the pod is to run.
+    pub fn is_done(&self) -> bool {
+        self.keep.is_empty() && self.start.is_empty() && self.waiting.is_empty()
+    }
+}

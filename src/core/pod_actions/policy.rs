@@ -1,0 +1,96 @@
+//! Which container runs again after which end: the pod's restart policy, the container's own, its rules.
+
+use k8s_openapi::api::core::v1::{Container, ContainerRestartRule, Pod};
+
+use crate::types::containers::ContainerSpec;
+use crate::types::pod::RestartPolicy;
+use crate::types::{ContainerKind, PodExt};
+
+/// The one action of a restart rule; rules with other actions leave it to the policy.
+const RESTART: &str = "Restart";
+
+/// The restart policy in force for a container: its own, else the pod's. A sidecar's is Always, an
+/// ephemeral container's Never; Always means OnFailure for an init container, which runs to success once.
+pub fn policy_of(pod: &Pod, spec: &ContainerSpec<'_>) -> RestartPolicy {
+    let policy = own_policy(&spec.container).unwrap_or_else(|| pod.restart_policy());
+    match (spec.kind, policy) {
+        (ContainerKind::Ephemeral, _) => RestartPolicy::Never,
+        (ContainerKind::Sidecar, _) => RestartPolicy::Always,
+        (ContainerKind::Init, RestartPolicy::Always) => RestartPolicy::OnFailure,
+        (ContainerKind::Init | ContainerKind::Main, policy) => policy,
+    }
+}
+
+/// Whether a container that ended with `exit_code` runs again: its rules, then [`policy_of`]; upstream's
+/// `ContainerShouldRestart`. Nothing of a pod that is being deleted does, nor an init container that
+/// succeeded, nor an ephemeral container.
+pub fn restarts(pod: &Pod, spec: &ContainerSpec<'_>, exit_code: i32) -> bool {
+    if pod.is_deleting() {
+        return false;
+    }
+    let by_rule = match spec.kind {
+        ContainerKind::Main => matches_rule(&spec.container, exit_code),
+        ContainerKind::Init => exit_code != 0 && matches_rule(&spec.container, exit_code),
+        ContainerKind::Sidecar | ContainerKind::Ephemeral => false,
+    };
+    by_rule
+        || match policy_of(pod, spec) {
+            RestartPolicy::Always => true,
+            RestartPolicy::OnFailure => exit_code != 0,
+            RestartPolicy::Never => false,
+        }
+}
+
+/// Whether a main container without a policy of its own runs again after `exit_code`.
+pub fn restarts_after(pod: &Pod, exit_code: i32) -> bool {
+    !pod.is_deleting()
+        && match pod.restart_policy() {
+            RestartPolicy::Always => true,
+            RestartPolicy::OnFailure => exit_code != 0,
+            RestartPolicy::Never => false,
+        }
+}
+
+/// Whether there is an exit code after which a container runs again; upstream's
+/// `IsContainerRestartable`.
+pub(super) fn is_restartable(pod: &Pod, spec: &ContainerSpec<'_>) -> bool {
+    policy_of(pod, spec) != RestartPolicy::Never || has_restart_rule(&spec.container)
+}
+
+fn has_restart_rule(container: &Container) -> bool {
+    rules(container).iter().any(|rule| rule.action == RESTART)
+}
+
+/// Whether the first rule that the exit code meets restarts the container.
+fn matches_rule(container: &Container, exit_code: i32) -> bool {
+    let first = rules(container).iter().find(|r| is_met(r, exit_code));
+    first.is_some_and(|rule| rule.action == RESTART)
+}
+
+/// Rules count only beside a policy of the container's own.
+fn rules(container: &Container) -> &[ContainerRestartRule] {
+    match own_policy(container) {
+        Some(_) => container.restart_policy_rules.as_deref().unwrap_or(&[]),
+        None => &[],
+    }
+}
+
+fn is_met(rule: &ContainerRestartRule, exit_code: i32) -> bool {
+    rule.exit_codes.as_ref().is_some_and(|codes| {
+        let listed = codes.values.iter().flatten().any(|v| *v == exit_code);
+        match codes.operator.as_str() {
+            "In" => listed,
+            "NotIn" => !listed,
+            _ => false,
+        }
+    })
+}
+
+fn own_policy(container: &Container) -> Option<RestartPolicy> {
+    match container.restart_policy.as_deref()? {
+        "Always" => Some(RestartPolicy::Always),
+        "OnFailure" => Some(RestartPolicy::OnFailure),
+        "Never" => Some(RestartPolicy::Never),
+        _ => None,
+    }
+}
