@@ -14,6 +14,7 @@ struct Setup {
     resize: ResizeView,
     stage: Stage,
     evicted: Option<(&'static str, &'static str)>,
+    deadline_exceeded: bool,
     now: i64,
 }
 
@@ -29,6 +30,7 @@ impl Setup {
             resize: ResizeView::default(),
             stage: Stage::Syncing,
             evicted: None,
+            deadline_exceeded: false,
             now: 70,
         }
     }
@@ -46,6 +48,7 @@ impl Setup {
             runtime_name: "containerd",
             stage: self.stage,
             evicted: self.evicted,
+            deadline_exceeded: self.deadline_exceeded,
             listed_at: at(self.now),
             now: at(self.now),
             backoff_max: Duration::from_secs(300),
