@@ -1,5 +1,15 @@
+//! Rules of single main containers; the other kinds are in the submodules.
+
+mod conditions;
+mod fields;
+mod golden;
+mod history;
+mod phases;
+mod support;
+
+use super::states::{shorten, time_of_ns};
 use super::*;
-use crate::core::container_history::observe_exits;
+use crate::core::container_history::{STATUS_UNKNOWN, observe_exits};
 use crate::core::state::State;
 use crate::core::testkit::*;
 use crate::types::runtime::SandboxState;
