@@ -218,6 +218,7 @@ fn pod_records(n: usize, pod: &Arc<Pod>, status: &PodStatus) -> Vec<Transaction>
         runtime_name: "containerd",
         stage: Stage::Syncing,
         evicted: None,
+        deadline_exceeded: false,
         listed_at: at(300),
         now: at(300),
         backoff_max: Duration::from_secs(300),

@@ -13,6 +13,7 @@ use super::pod_status::is_terminal;
 
 const SCHEDULED: &str = "PodScheduled";
 const DISRUPTION_TARGET: &str = "DisruptionTarget";
+const EPHEMERAL: &str = "ephemeralContainerStatuses";
 /// Conditions that make no sense on a pod whose phase is terminal.
 const READINESS: [&str; 2] = ["Ready", "ContainersReady"];
 
@@ -27,7 +28,8 @@ const OWNED: [&str; 7] = [
     "PodResizePending",
 ];
 
-/// Top-level fields of a status that a kubelet writes, lists that merge by key apart.
+/// Top-level fields of a status that a kubelet writes, lists that merge by key apart. Lists of container statuses have
+/// no merge key: they are replaced as a whole.
 const FIELDS: [&str; 10] = [
     "phase",
     "reason",
@@ -38,7 +40,7 @@ const FIELDS: [&str; 10] = [
     "observedGeneration",
     "containerStatuses",
     "initContainerStatuses",
-    "ephemeralContainerStatuses",
+    EPHEMERAL,
 ];
 
 /// Lists that merge by `ip`.
@@ -87,6 +89,8 @@ pub struct PatchInput<'a> {
     pub shown: Option<&'a api::PodStatus>,
     /// This node's status.
     pub ours: &'a api::PodStatus,
+    /// The API server's own object of the pod has ephemeral containers, so it keeps their statuses.
+    pub has_ephemeral: bool,
     /// Containers may still run: a terminal phase is held back, others would reuse what the pod holds.
     pub may_run: bool,
 }
@@ -111,7 +115,8 @@ pub fn status_patch(input: &PatchInput<'_>) -> Option<Value> {
     for field in fields {
         let (old, new) = (shown.get(field), ours.get(field));
         if !same(old, new) {
-            needed |= matters(field, old, new);
+            let kept = field == EPHEMERAL && input.has_ephemeral;
+            needed |= kept || matters(field, old, new);
             patch.insert(field.to_owned(), new.cloned().unwrap_or(Value::Null));
         }
     }

@@ -14,6 +14,7 @@ use super::worker::{StepFailure, StepOutcome};
 use super::{Job, StartFailure, WorkerContext, resolve};
 use crate::core::backoff::SyncOutcome;
 use crate::core::container_history::{self, Records};
+use crate::core::deadline;
 use crate::core::pod_actions::{self, PodActionInput, PodActions};
 use crate::core::pod_status::{self, Stage, StatusInput};
 use crate::core::resize::ResizeView;
@@ -316,6 +317,7 @@ pub(super) fn api_status(
         runtime_name: &context.runtime_name,
         stage,
         evicted,
+        deadline_exceeded: deadline::exceeded(&job.pod, job.record.started, now),
         listed_at,
         now,
         backoff_max: context.backoff_max,

@@ -266,6 +266,7 @@ impl Syncer {
                 uid: api_uid.as_str(),
                 shown: shown.status.as_ref(),
                 ours: &record.status,
+                has_ephemeral: !shown.ephemeral_containers().is_empty(),
                 may_run,
             };
             let withheld = is_withheld(&input);

@@ -232,6 +232,7 @@ impl World {
             runtime_name: "containerd",
             stage: Stage::Syncing,
             evicted: None,
+            deadline_exceeded: false,
             listed_at,
             now: self.now(),
             backoff_max: Duration::from_secs(300),

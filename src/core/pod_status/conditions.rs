@@ -2,9 +2,12 @@
 
 use k8s_openapi::api::core::v1 as api;
 
-use super::{StatusInput, state, time};
+use super::StatusInput;
+use super::containers::Statuses;
+use super::states::{last_end, some_if, state, time};
 use crate::core::pod_actions::sandbox_to_create;
 use crate::types::PodExt;
+use crate::types::containers::is_sidecar;
 
 const READY_TO_START: &str = "PodReadyToStartContainers";
 const INITIALIZED: &str = "Initialized";
@@ -12,19 +15,23 @@ const READY: &str = "Ready";
 const CONTAINERS_READY: &str = "ContainersReady";
 const SCHEDULED: &str = "PodScheduled";
 const DISRUPTION_TARGET: &str = "DisruptionTarget";
+const RESIZE_PENDING: &str = "PodResizePending";
+const RESIZE_IN_PROGRESS: &str = "PodResizeInProgress";
 
 /// Conditions that [`generate`] makes anew each time.
-const OWNED: [&str; 5] = [
+const OWNED: [&str; 7] = [
     READY_TO_START,
     INITIALIZED,
     READY,
     CONTAINERS_READY,
     SCHEDULED,
+    RESIZE_PENDING,
+    RESIZE_IN_PROGRESS,
 ];
 
 struct Verdict {
     status: &'static str,
-    reason: Option<&'static str>,
+    reason: Option<String>,
     message: Option<String>,
 }
 
@@ -35,11 +42,19 @@ impl Verdict {
         message: None,
     };
 
-    fn not(reason: &'static str, message: Option<String>) -> Self {
+    fn not(reason: &str, message: Option<String>) -> Self {
         Self {
             status: "False",
-            reason: Some(reason),
+            reason: Some(reason.to_owned()),
             message,
+        }
+    }
+
+    fn holds(reason: &str, message: &str) -> Self {
+        Self {
+            status: "True",
+            reason: some_if(reason),
+            message: some_if(message),
         }
     }
 }
@@ -49,7 +64,7 @@ impl Verdict {
 pub(super) fn generate(
     input: &StatusInput<'_>,
     previous: Option<&api::PodStatus>,
-    statuses: &[api::ContainerStatus],
+    statuses: &Statuses,
     phase: &str,
 ) -> Vec<api::PodCondition> {
     let before = previous
@@ -69,7 +84,7 @@ pub(super) fn generate(
         api::PodCondition {
             type_: type_.to_owned(),
             status: verdict.status.to_owned(),
-            reason: verdict.reason.map(str::to_owned),
+            reason: verdict.reason,
             message: verdict.message,
             last_transition_time: kept
                 .and_then(|c| c.last_transition_time.clone())
@@ -84,12 +99,19 @@ pub(super) fn generate(
         .filter(|c| !OWNED.contains(&c.type_.as_str()) && c.type_ != DISRUPTION_TARGET)
         .cloned()
         .collect();
+    if !super::is_terminal_phase(Some(phase)) {
+        // An end settles every resize.
+        let resizes = [
+            (RESIZE_PENDING, &input.resize.pending),
+            (RESIZE_IN_PROGRESS, &input.resize.in_progress),
+        ];
+        for (type_, resize) in resizes {
+            let verdict = resize.as_ref().map(|(why, text)| Verdict::holds(why, text));
+            conditions.extend(verdict.map(|verdict| make(type_, verdict)));
+        }
+    }
     if let Some((_, message)) = input.evicted {
-        let verdict = Verdict {
-            status: "True",
-            reason: Some("TerminationByKubelet"),
-            message: Some(message.to_owned()),
-        };
+        let verdict = Verdict::holds("TerminationByKubelet", message);
         conditions.push(make(DISRUPTION_TARGET, verdict));
     } else {
         let kept = [before, from_api]
@@ -104,10 +126,7 @@ pub(super) fn generate(
         reason: None,
         message: None,
     };
-    let initialized = Verdict {
-        reason: (phase == "Succeeded").then_some("PodCompleted"),
-        ..Verdict::TRUE
-    };
+    let initialized = initialized(input, statuses, phase);
     let ready = readiness(input, statuses, phase, &conditions);
     let containers_ready = containers_ready(input, statuses, phase);
     conditions.push(make(READY_TO_START, ready_to_start));
@@ -118,50 +137,63 @@ pub(super) fn generate(
     conditions
 }
 
-fn containers_ready(
-    input: &StatusInput<'_>,
-    statuses: &[api::ContainerStatus],
-    phase: &str,
-) -> Verdict {
+/// Upstream's `GeneratePodInitializedCondition`: true for good once a main container has started, since sidecars may
+/// be restarting, or init containers running again in a new sandbox.
+fn initialized(input: &StatusInput<'_>, statuses: &Statuses, phase: &str) -> Verdict {
+    if phase == "Succeeded" {
+        return Verdict::holds("PodCompleted", "");
+    }
+    let has_started = |s: &api::ContainerStatus| {
+        state(s).running.is_some() || state(s).terminated.is_some() || last_end(s).is_some()
+    };
+    if statuses.main.iter().any(has_started) {
+        return Verdict::TRUE;
+    }
+    let specs = input.pod.init_containers().iter();
+    let incomplete = specs.zip(&statuses.init).filter(|(spec, status)| {
+        if is_sidecar(spec) {
+            status.started != Some(true)
+        } else {
+            !status.ready
+        }
+    });
+    let incomplete: Vec<_> = incomplete.map(|(spec, _)| spec.name.as_str()).collect();
+    if incomplete.is_empty() {
+        return Verdict::TRUE;
+    }
+    let message = format!(
+        "containers with incomplete status: [{}]",
+        incomplete.join(" ")
+    );
+    Verdict::not("ContainersNotInitialized", Some(message))
+}
+
+/// Upstream's `GenerateContainersReadyCondition`: sidecars count like main containers.
+fn containers_ready(input: &StatusInput<'_>, statuses: &Statuses, phase: &str) -> Verdict {
     match phase {
         "Succeeded" => return Verdict::not("PodCompleted", None),
         "Failed" => return Verdict::not("PodFailed", None),
         _ => {}
     }
-    let mut unknown = Vec::new();
-    let mut unready = Vec::new();
-    for container in input.pod.containers() {
-        match statuses.iter().find(|s| s.name == container.name) {
-            None => unknown.push(container.name.as_str()),
-            Some(status) if !(status.ready && state(status).running.is_some()) => {
-                unready.push(container.name.as_str());
-            }
-            Some(_) => {}
-        }
+    let inits = input.pod.init_containers().iter();
+    let counted = inits
+        .filter(|c| is_sidecar(c))
+        .chain(input.pod.containers());
+    let is_ready = |name: &str| statuses.get(name).is_some_and(|s| s.ready);
+    let unready: Vec<_> = counted
+        .map(|c| c.name.as_str())
+        .filter(|name| !is_ready(name))
+        .collect();
+    if unready.is_empty() {
+        return Verdict::TRUE;
     }
-    let mut parts = Vec::new();
-    if !unknown.is_empty() {
-        parts.push(format!(
-            "containers with unknown status: [{}]",
-            unknown.join(" ")
-        ));
-    }
-    if !unready.is_empty() {
-        parts.push(format!(
-            "containers with unready status: [{}]",
-            unready.join(" ")
-        ));
-    }
-    if parts.is_empty() {
-        Verdict::TRUE
-    } else {
-        Verdict::not("ContainersNotReady", Some(parts.join(", ")))
-    }
+    let message = format!("containers with unready status: [{}]", unready.join(" "));
+    Verdict::not("ContainersNotReady", Some(message))
 }
 
 fn readiness(
     input: &StatusInput<'_>,
-    statuses: &[api::ContainerStatus],
+    statuses: &Statuses,
     phase: &str,
     others: &[api::PodCondition],
 ) -> Verdict {

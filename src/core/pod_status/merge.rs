@@ -3,8 +3,11 @@
 use k8s_openapi::api::core::v1 as api;
 use k8s_openapi::api::core::v1::Pod;
 
-use super::is_terminal;
-use crate::core::pod_actions::restarts_after;
+use super::restart::restarts;
+use super::{all_statuses, is_terminal};
+use crate::types::containers::container_of;
+use crate::types::pod::RestartPolicy;
+use crate::types::{ContainerKind, PodExt};
 
 /// A status that would take back what was told before.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -50,11 +53,9 @@ pub fn merge_for_update(
             condition.last_transition_time = same;
         }
     }
-    for status in new.container_statuses.iter_mut().flatten() {
-        let before = old.container_statuses.iter().flatten();
-        let count = before
-            .filter(|s| s.name == status.name)
-            .map(|s| s.restart_count);
+    for status in all_statuses_mut(&mut new) {
+        let before = all_statuses(old).filter(|s| s.name == status.name);
+        let count = before.map(|s| s.restart_count);
         status.restart_count = count.fold(status.restart_count, i32::max);
     }
     if comparable(&new) == comparable(&normalised(old.clone())) {
@@ -63,27 +64,29 @@ pub fn merge_for_update(
     Ok(Some(new))
 }
 
-/// Upstream's `checkContainerStateTransition`.
+fn all_statuses_mut(
+    status: &mut api::PodStatus,
+) -> impl Iterator<Item = &mut api::ContainerStatus> {
+    let init = status.init_container_statuses.iter_mut().flatten();
+    let main = status.container_statuses.iter_mut().flatten();
+    let ephemeral = status.ephemeral_container_statuses.iter_mut().flatten();
+    init.chain(main).chain(ephemeral)
+}
+
+/// Upstream's `checkContainerStateTransition`, for all kinds of containers.
 fn check_container_transitions(
     pod: &Pod,
     old: &api::PodStatus,
     new: &api::PodStatus,
 ) -> Result<(), IllegalTransition> {
-    // The policy alone decides: a pod that is being deleted does not undo the ends before.
-    let mut undeleted = Pod {
-        spec: pod.spec.clone(),
-        ..Pod::default()
-    };
-    undeleted.metadata.deletion_timestamp = None;
-    for before in old.container_statuses.iter().flatten() {
+    for before in all_statuses(old) {
         let Some(end) = before.state.as_ref().and_then(|s| s.terminated.as_ref()) else {
             continue;
         };
-        if restarts_after(&undeleted, end.exit_code) {
+        if may_be_undone(pod, &before.name, end.exit_code) {
             continue;
         }
-        let after = new.container_statuses.iter().flatten();
-        let taken_back = after
+        let taken_back = all_statuses(new)
             .filter(|s| s.name == before.name)
             .any(|s| s.state.as_ref().is_none_or(|s| s.terminated.is_none()));
         if taken_back {
@@ -94,6 +97,18 @@ fn check_container_transitions(
         }
     }
     Ok(())
+}
+
+/// Whether a container may run again after this end: by its policy, or because it is an init container of a pod that
+/// may get another sandbox.
+fn may_be_undone(pod: &Pod, name: &str, exit_code: i32) -> bool {
+    container_of(pod, name).is_some_and(|spec| {
+        let again = spec.kind == ContainerKind::Init
+            && exit_code == 0
+            && (pod.restart_policy() != RestartPolicy::Never
+                || pod.containers().iter().any(|c| c.restart_policy.is_some()));
+        again || restarts(pod, &spec, exit_code)
+    })
 }
 
 /// Empty lists and texts are absent ones.
@@ -122,7 +137,7 @@ fn normalised(mut status: api::PodStatus) -> api::PodStatus {
         text(&mut condition.reason);
         text(&mut condition.message);
     }
-    for container in status.container_statuses.iter_mut().flatten() {
+    for container in all_statuses_mut(&mut status) {
         for state in [&mut container.state, &mut container.last_state] {
             if state.as_ref() == Some(&api::ContainerState::default()) {
                 *state = None;

@@ -1,5 +1,15 @@
+//! Rules of single main containers; the other kinds are in the submodules.
+
+mod conditions;
+mod fields;
+mod golden;
+mod history;
+mod phases;
+mod support;
+
+use super::states::{shorten, time_of_ns};
 use super::*;
-use crate::core::container_history::observe_exits;
+use crate::core::container_history::{STATUS_UNKNOWN, observe_exits};
 use crate::core::state::State;
 use crate::core::testkit::*;
 use crate::types::runtime::SandboxState;
@@ -14,6 +24,7 @@ struct Setup {
     resize: ResizeView,
     stage: Stage,
     evicted: Option<(&'static str, &'static str)>,
+    deadline_exceeded: bool,
     now: i64,
 }
 
@@ -29,6 +40,7 @@ impl Setup {
             resize: ResizeView::default(),
             stage: Stage::Syncing,
             evicted: None,
+            deadline_exceeded: false,
             now: 70,
         }
     }
@@ -46,6 +58,7 @@ impl Setup {
             runtime_name: "containerd",
             stage: self.stage,
             evicted: self.evicted,
+            deadline_exceeded: self.deadline_exceeded,
             listed_at: at(self.now),
             now: at(self.now),
             backoff_max: Duration::from_secs(300),

@@ -32,6 +32,7 @@ fn patch_of(shown: Option<Value>, ours: Value) -> Option<Value> {
         uid: "u1",
         shown: shown.as_ref(),
         ours: &ours,
+        has_ephemeral: false,
         may_run: false,
     })
 }
@@ -165,6 +166,7 @@ fn a_terminal_phase_is_held_back_while_containers_may_run() {
         uid: "u1",
         shown: Some(&shown),
         ours: &ours,
+        has_ephemeral: false,
         may_run: true,
     };
     assert!(is_withheld(&input));
@@ -200,4 +202,64 @@ fn a_terminal_pod_is_never_told_to_be_ready() {
     let condition = &patch["status"]["conditions"][0];
     assert_eq!(condition["status"], "False");
     assert_eq!(condition["reason"], "PodCompleted");
+}
+
+fn listed(name: &str) -> Value {
+    let mut list = running()["containerStatuses"].clone();
+    list[0]["name"] = json!(name);
+    list
+}
+
+#[test]
+fn each_list_of_container_statuses_is_told_whole_and_removed_when_it_is_gone() {
+    for field in ["initContainerStatuses", "containerStatuses"] {
+        let mut two = listed("a");
+        two.as_array_mut().unwrap().push(listed("b")[0].clone());
+        let (one, two) = (
+            with(running(), field, listed("a")),
+            with(running(), field, two),
+        );
+        let none = without(running(), &[field]);
+        let told = |shown: &Value, ours: &Value| {
+            patch_of(Some(shown.clone()), ours.clone()).unwrap()["status"].clone()
+        };
+        assert_eq!(
+            told(&none, &one),
+            json!({field: one[field]}),
+            "{field} added"
+        );
+        assert_eq!(
+            told(&one, &two),
+            json!({field: two[field]}),
+            "{field} grows"
+        );
+        assert_eq!(
+            told(&two, &one),
+            json!({field: one[field]}),
+            "{field} shrinks"
+        );
+        assert_eq!(told(&one, &none), json!({field: null}), "{field} removed");
+        assert_eq!(patch_of(Some(two.clone()), two), None, "{field} as it is");
+    }
+}
+
+#[test]
+fn ephemeral_statuses_are_told_to_a_server_that_has_ephemeral_containers() {
+    let field = "ephemeralContainerStatuses";
+    let shown = status(running());
+    let ours = status(with(running(), field, listed("debug")));
+    let told = |has_ephemeral| {
+        status_patch(&PatchInput {
+            uid: "u1",
+            shown: Some(&shown),
+            ours: &ours,
+            has_ephemeral,
+            may_run: false,
+        })
+    };
+    assert_eq!(
+        told(true).unwrap()["status"],
+        json!({field: listed("debug")})
+    );
+    assert_eq!(told(false), None, "it would be dropped again and again");
 }

@@ -1,0 +1,51 @@
+//! The addresses of a pod; upstream's `sortPodIPs` and the rules for pods on the node's network.
+
+use std::net::IpAddr;
+
+use k8s_openapi::api::core::v1 as api;
+
+use super::StatusInput;
+use crate::types::PodExt;
+
+/// At most one address of each family, that of the node's first address first. While the runtime tells none, those
+/// told before stay. A pod on the node's network keeps its address once told; only a second one is added.
+pub(super) fn of_pod(input: &StatusInput<'_>, previous: Option<&api::PodStatus>) -> Vec<String> {
+    let found = sorted(&input.status.ips, input.host_ips);
+    if !found.is_empty() {
+        return found;
+    }
+    let mut told: Vec<String> = previous
+        .and_then(|p| p.pod_ips.as_ref())
+        .map(|ips| ips.iter().map(|ip| ip.ip.clone()).collect())
+        .unwrap_or_default();
+    if input.pod.host_network() {
+        let node = sorted(input.host_ips, input.host_ips);
+        if told.is_empty() {
+            return node;
+        }
+        if let ([only], [_, second]) = (told.as_slice(), node.as_slice())
+            && is_v6(only) != is_v6(second)
+        {
+            told.push(second.clone());
+        }
+    }
+    told
+}
+
+fn sorted(ips: &[String], host_ips: &[String]) -> Vec<String> {
+    let v6_first = host_ips.first().and_then(|ip| is_v6(ip)).unwrap_or(false);
+    let first_of = |v6: bool| {
+        ips.iter()
+            .filter_map(|ip| ip.parse::<IpAddr>().ok())
+            .find(|ip| ip.is_ipv6() == v6)
+    };
+    [first_of(v6_first), first_of(!v6_first)]
+        .into_iter()
+        .flatten()
+        .map(|ip| ip.to_string())
+        .collect()
+}
+
+fn is_v6(ip: &str) -> Option<bool> {
+    ip.parse::<IpAddr>().ok().map(|ip| ip.is_ipv6())
+}

@@ -1,0 +1,468 @@
+//! The statuses of a pod's containers of all kinds; upstream's `convertToAPIContainerStatuses` together with the
+//! prober's `UpdatePodStatus` and the defaults of `TerminatePod`.
+
+use k8s_openapi::api::core::v1 as api;
+use k8s_openapi::api::core::v1::{Container, Pod, ResourceRequirements};
+
+use super::restart::restarts;
+use super::states::{
+    completed, end_state, is_unknown, last_end, shorten, some_if_any, state, terminated,
+    time_of_ns, unlocated, unlocated_when_terminated, waiting, waiting_for,
+};
+use super::{Stage, StatusInput};
+use crate::core::container_history::{History, Latest, STATUS_UNKNOWN, STATUS_UNKNOWN_EXIT_CODE};
+use crate::core::pod_actions::{crash_wait, sandbox_to_create};
+use crate::core::state::ExitRecord;
+use crate::types::containers::{ContainerSpec, containers_of, is_sidecar};
+use crate::types::pod::RestartPolicy;
+use crate::types::runtime::ContainerState as RuntimeState;
+use crate::types::{ContainerId, ContainerKind, PodExt};
+
+/// Longest termination message of one container, in bytes.
+const MAX_MESSAGE: usize = 4096;
+/// Longest sum of the termination messages of one pod, in bytes.
+const MAX_POD_MESSAGES: usize = 12 * 1024;
+
+/// The three lists of container statuses.
+#[derive(Debug, Default)]
+pub(super) struct Statuses {
+    /// In the order of the spec.
+    pub(super) init: Vec<api::ContainerStatus>,
+    /// In the order of their names.
+    pub(super) main: Vec<api::ContainerStatus>,
+    /// In the order of their names.
+    pub(super) ephemeral: Vec<api::ContainerStatus>,
+}
+
+impl Statuses {
+    /// The status of that name, of whatever kind.
+    pub(super) fn get(&self, name: &str) -> Option<&api::ContainerStatus> {
+        let mut all = self.init.iter().chain(&self.main).chain(&self.ephemeral);
+        all.find(|s| s.name == name)
+    }
+
+    /// Whether any container runs.
+    pub(super) fn any_running(&self) -> bool {
+        let mut all = self.init.iter().chain(&self.main).chain(&self.ephemeral);
+        all.any(|s| state(s).running.is_some())
+    }
+
+    /// What is not known to have ended is said to have ended with 137, once nothing of the pod runs: init containers up
+    /// to the last one that was tried, main ones if the pod got that far. Upstream: `TerminatePod`.
+    pub(super) fn finish(&mut self, pod: &Pod) {
+        if self.is_initialised(pod) {
+            self.main.iter_mut().for_each(finish);
+        }
+        // The first one counts as tried.
+        let tried = self.init.iter().rposition(was_tried).unwrap_or(0);
+        self.init.iter_mut().take(tried + 1).for_each(finish);
+    }
+
+    /// Whether main containers were or should have been started; upstream's `hasPodInitialized`.
+    fn is_initialised(&self, pod: &Pod) -> bool {
+        let Some(last) = self.init.last() else {
+            return true;
+        };
+        if self.main.iter().any(was_tried) {
+            return true;
+        }
+        if pod.init_containers().last().is_some_and(is_sidecar) {
+            return state(last).running.is_some() && last.started == Some(true);
+        }
+        let end = state(last).terminated.as_ref().or_else(|| last_end(last));
+        end.is_some_and(|end| end.exit_code == 0)
+    }
+
+    /// Shortens termination messages to what one container and one pod may say.
+    pub(super) fn cap_messages(&mut self) {
+        let count = self.init.len() + self.main.len() + self.ephemeral.len();
+        let limit = MAX_MESSAGE.min(MAX_POD_MESSAGES / count.max(1));
+        let all = self.init.iter_mut().chain(&mut self.main);
+        for status in all.chain(&mut self.ephemeral) {
+            for state in [&mut status.state, &mut status.last_state] {
+                let end = state.as_mut().and_then(|s| s.terminated.as_mut());
+                if let Some(message) = end.and_then(|t| t.message.as_mut()) {
+                    shorten(message, limit);
+                }
+            }
+        }
+    }
+}
+
+/// Whether a container ran or was about to.
+fn was_tried(status: &api::ContainerStatus) -> bool {
+    state(status).waiting.is_none() || last_end(status).is_some() || status.container_id.is_some()
+}
+
+fn finish(status: &mut api::ContainerStatus) {
+    if state(status).terminated.is_some() {
+        return;
+    }
+    status.state = Some(terminated(api::ContainerStateTerminated {
+        container_id: status.container_id.clone(),
+        ..unlocated_when_terminated()
+    }));
+    status.ready = false;
+    if status.started.is_some() {
+        status.started = Some(false);
+    }
+}
+
+/// One container and what is known of it.
+struct View<'a> {
+    spec: &'a ContainerSpec<'a>,
+    history: History<'a>,
+    /// An init container whose end belongs to a former sandbox: it is to run again.
+    forgotten: Option<ExitRecord>,
+}
+
+/// What is known of the containers together.
+struct Pods {
+    /// A pod that may start at most once has lost its sandbox after some container ran: those that did not run never
+    /// will (see `pod_actions`), so that they must not keep the pod waiting.
+    lost_for_good: bool,
+    /// The runtime has a main container that was created or runs: all init containers are done.
+    main_made: bool,
+    /// A main container ran at some time.
+    main_ran: bool,
+}
+
+/// The statuses of all containers of the spec.
+pub(super) fn generate(input: &StatusInput<'_>, previous: Option<&api::PodStatus>) -> Statuses {
+    let specs: Vec<_> = containers_of(input.pod).collect();
+    let views: Vec<_> = specs.iter().map(|spec| view(input, spec)).collect();
+    let together = together(input, &views);
+    let mut statuses = Statuses::default();
+    for view in &views {
+        let old = previous.and_then(|p| match view.spec.kind {
+            ContainerKind::Init | ContainerKind::Sidecar => p.init_container_statuses.as_ref(),
+            ContainerKind::Main => p.container_statuses.as_ref(),
+            ContainerKind::Ephemeral => p.ephemeral_container_statuses.as_ref(),
+        });
+        let name = &view.spec.container.name;
+        let old = old.and_then(|all| all.iter().find(|s| s.name == *name));
+        let status = container_status(input, view, &together, old);
+        match view.spec.kind {
+            ContainerKind::Init | ContainerKind::Sidecar => statuses.init.push(status),
+            ContainerKind::Main => statuses.main.push(status),
+            ContainerKind::Ephemeral => statuses.ephemeral.push(status),
+        }
+    }
+    statuses.main.sort_by(|a, b| a.name.cmp(&b.name));
+    statuses.ephemeral.sort_by(|a, b| a.name.cmp(&b.name));
+    statuses
+}
+
+fn view<'a>(input: &StatusInput<'a>, spec: &'a ContainerSpec<'a>) -> View<'a> {
+    let name = &spec.container.name;
+    let record = input.records.get(name);
+    let history = History::of(name, input.status, record, input.listed_at, input.now);
+    let is_left = input
+        .status
+        .containers_named(name)
+        .any(|c| c.state != RuntimeState::Created);
+    let forgotten = record
+        .filter(|r| spec.kind == ContainerKind::Init && r.intent.is_none() && !is_left)
+        .and_then(|r| r.last_exit.clone());
+    View {
+        spec,
+        history,
+        forgotten,
+    }
+}
+
+fn together(input: &StatusInput<'_>, views: &[View<'_>]) -> Pods {
+    let of_kind = |kind| views.iter().filter(move |v| v.spec.kind == kind);
+    let in_flight = |v: &View<'_>| {
+        matches!(
+            v.history.latest,
+            Latest::Running(_) | Latest::Starting | Latest::Unknown(_)
+        )
+    };
+    let own_policy = |c: &Container| c.restart_policy.is_some();
+    let once_only = input.pod.restart_policy() == RestartPolicy::Never
+        && !input.pod.containers().iter().any(own_policy);
+    let of_spec = |v: &&View<'_>| v.spec.kind != ContainerKind::Ephemeral;
+    let is_made = |v: &View<'_>| {
+        let name = &v.spec.container.name;
+        let newest = input.status.container(name).map(|c| c.state);
+        matches!(newest, Some(RuntimeState::Created | RuntimeState::Running))
+    };
+    Pods {
+        lost_for_good: once_only
+            && sandbox_to_create(input.pod, input.status).is_some()
+            && views
+                .iter()
+                .filter(of_spec)
+                .any(|v| v.history.may_have_run())
+            && !views.iter().any(in_flight),
+        main_made: of_kind(ContainerKind::Main).any(is_made),
+        main_ran: of_kind(ContainerKind::Main).any(|v| v.history.may_have_run()),
+    }
+}
+
+fn container_status(
+    input: &StatusInput<'_>,
+    view: &View<'_>,
+    together: &Pods,
+    old: Option<&api::ContainerStatus>,
+) -> api::ContainerStatus {
+    let View { spec, history, .. } = view;
+    let container = &*spec.container;
+    let mut status = api::ContainerStatus {
+        name: container.name.clone(),
+        image: container.image.clone().unwrap_or_default(),
+        restart_count: i32::try_from(history.restart_count)
+            .unwrap_or(i32::MAX)
+            .max(old.map_or(0, |o| o.restart_count)),
+        ..api::ContainerStatus::default()
+    };
+    let id = |id: &ContainerId| format!("{}://{id}", input.runtime_name);
+    let syncing = input.stage == Stage::Syncing && !input.pod.is_deleting();
+    let never_starts = together.lost_for_good && spec.kind != ContainerKind::Ephemeral;
+    let may_restart = match (&history.latest, &view.forgotten) {
+        (_, Some(exit)) => {
+            status.state = Some(waiting(input.pod));
+            status.last_state = Some(terminated(end_state(exit, input.runtime_name)));
+            syncing
+        }
+        (Latest::NeverRan, None) if never_starts => {
+            status.state = Some(terminated(unlocated()));
+            false
+        }
+        (Latest::NeverRan, None) => never_ran(input, spec, &mut status, old, syncing),
+        (Latest::Starting, None) => {
+            status.state = Some(waiting(input.pod));
+            syncing
+        }
+        (Latest::Running(current), None) => {
+            status.container_id = Some(id(&current.id));
+            status.image = current.image.clone();
+            status.image_id = current.image_ref.clone();
+            status.state = Some(api::ContainerState {
+                running: Some(api::ContainerStateRunning {
+                    started_at: time_of_ns(current.started_at_ns),
+                }),
+                ..api::ContainerState::default()
+            });
+            false
+        }
+        (Latest::Unknown(current), None) => {
+            status.container_id = Some(id(&current.id));
+            status.image = current.image.clone();
+            status.image_id = current.image_ref.clone();
+            status.state = Some(waiting_for(
+                STATUS_UNKNOWN,
+                "The runtime cannot tell the state of the container",
+            ));
+            false
+        }
+        (Latest::Exited(exit), None) => {
+            status.container_id = Some(id(&exit.container_id));
+            if !exit.image.is_empty() {
+                status.image = exit.image.clone();
+                status.image_id = exit.image_ref.clone();
+            }
+            status.state = Some(terminated(end_state(exit, input.runtime_name)));
+            syncing && restarts(input.pod, spec, exit.exit_code)
+        }
+    };
+    let passed = is_passed(input, view, together, &status);
+    if passed {
+        status.state = Some(terminated(passed_end(input, view)));
+        if view.forgotten.is_some() {
+            status.last_state = None;
+        }
+    }
+    if status.last_state.is_none() {
+        status.last_state = last_state(input, history, &status, old);
+    }
+    if may_restart
+        && !passed
+        && let Some((reason, message)) = why_not_started(input, container, view)
+    {
+        if state(&status).terminated.is_some() {
+            status.last_state = status.state.take();
+        }
+        status.state = Some(waiting_for(&reason, &message));
+    }
+    probed(input, spec, &mut status);
+    described(input, container, &mut status);
+    status
+}
+
+/// Whether an init container that neither runs nor is known to have ended must have ended well, since a main container
+/// was made after it.
+fn is_passed(
+    input: &StatusInput<'_>,
+    view: &View<'_>,
+    together: &Pods,
+    status: &api::ContainerStatus,
+) -> bool {
+    let beyond = together.main_made || (together.lost_for_good && together.main_ran);
+    let is_gone = input.status.container(&view.spec.container.name).is_none();
+    let inferred = match &view.history.latest {
+        Latest::Exited(exit) => exit.inferred,
+        Latest::NeverRan => state(status)
+            .terminated
+            .as_ref()
+            .is_none_or(|end| end.reason.as_deref() == Some(STATUS_UNKNOWN)),
+        _ => false,
+    };
+    view.spec.kind == ContainerKind::Init
+        && beyond
+        && is_gone
+        && (inferred || view.forgotten.is_some())
+}
+
+fn passed_end(input: &StatusInput<'_>, view: &View<'_>) -> api::ContainerStateTerminated {
+    match &view.forgotten {
+        Some(exit) if exit.exit_code == 0 => end_state(exit, input.runtime_name),
+        _ => completed(),
+    }
+}
+
+/// Neither the runtime nor the records know of a run: what the API was told before still holds.
+/// Returns whether the container is to be started.
+fn never_ran(
+    input: &StatusInput<'_>,
+    spec: &ContainerSpec<'_>,
+    status: &mut api::ContainerStatus,
+    old: Option<&api::ContainerStatus>,
+    syncing: bool,
+) -> bool {
+    let old_state = old.and_then(|o| o.state.clone()).unwrap_or_default();
+    if let (Some(old), Some(end)) = (old, &old_state.terminated) {
+        status.container_id.clone_from(&old.container_id);
+        status.image.clone_from(&old.image);
+        status.image_id.clone_from(&old.image_id);
+        status.last_state.clone_from(&old.last_state);
+        let restarts = syncing && restarts(input.pod, spec, end.exit_code);
+        status.state = Some(old_state);
+        return restarts;
+    }
+    if let (Some(old), Some(_)) = (old, &old_state.running) {
+        let end = api::ContainerStateTerminated {
+            container_id: old.container_id.clone(),
+            ..unlocated()
+        };
+        if syncing && restarts(input.pod, spec, STATUS_UNKNOWN_EXIT_CODE) {
+            status.state = Some(waiting(input.pod));
+            status.last_state = Some(terminated(end));
+            status.restart_count = status.restart_count.saturating_add(1);
+            return true;
+        }
+        status.state = Some(terminated(end));
+        return false;
+    }
+    status.state = Some(waiting(input.pod));
+    syncing
+}
+
+/// The reason to show for a container that should run and does not.
+fn why_not_started(
+    input: &StatusInput<'_>,
+    container: &Container,
+    view: &View<'_>,
+) -> Option<(String, String)> {
+    if let Some(cached) = input.reasons.get(&container.name) {
+        return Some(cached.clone());
+    }
+    let (Latest::Exited(exit), None) = (&view.history.latest, &view.forgotten) else {
+        return None;
+    };
+    let record = input.records.get(&container.name);
+    crash_wait(
+        input.pod,
+        container,
+        record,
+        exit,
+        input.now,
+        input.backoff_max,
+    )
+    .map(|w| (w.reason, w.message))
+}
+
+/// The end before the current state: from runtime and records, else from what the API was told.
+fn last_state(
+    input: &StatusInput<'_>,
+    history: &History<'_>,
+    status: &api::ContainerStatus,
+    old: Option<&api::ContainerStatus>,
+) -> Option<api::ContainerState> {
+    if let Some(exit) = &history.previous_exit {
+        return Some(terminated(end_state(exit, input.runtime_name)));
+    }
+    let is_other = |state: &&api::ContainerState| {
+        state
+            .terminated
+            .as_ref()
+            .is_some_and(|t| status.container_id.is_none() || t.container_id != status.container_id)
+    };
+    let old = old?;
+    old.state
+        .as_ref()
+        .filter(is_other)
+        .or(old.last_state.as_ref().filter(is_other))
+        .filter(|s| status.state.as_ref() != Some(*s))
+        .cloned()
+}
+
+/// `started` and `ready`: an init container is ready once it has succeeded, an ephemeral one never.
+fn probed(input: &StatusInput<'_>, spec: &ContainerSpec<'_>, status: &mut api::ContainerStatus) {
+    let container = &*spec.container;
+    let probes = input
+        .probes
+        .get(&container.name)
+        .copied()
+        .unwrap_or_default();
+    let running = state(status).running.is_some();
+    let started = running && (container.startup_probe.is_none() || probes.started == Some(true));
+    let ready = started && (container.readiness_probe.is_none() || probes.ready == Some(true));
+    let succeeded = state(status)
+        .terminated
+        .as_ref()
+        .is_some_and(|end| end.exit_code == 0);
+    (status.started, status.ready) = match spec.kind {
+        ContainerKind::Init => (Some(started), succeeded),
+        ContainerKind::Sidecar | ContainerKind::Main => (Some(started), ready),
+        ContainerKind::Ephemeral => (None, false),
+    };
+}
+
+/// What the spec and the resources say of the container. Volume mounts are told from the start, the rest once there
+/// is a container.
+fn described(input: &StatusInput<'_>, container: &Container, status: &mut api::ContainerStatus) {
+    // Whether the runtime can mount read-only recursively is not known, so nothing is said to be.
+    let mounts = container.volume_mounts.iter().flatten();
+    status.volume_mounts = some_if_any(mounts.map(|mount| {
+        let read_only = mount.read_only == Some(true);
+        api::VolumeMountStatus {
+            name: mount.name.clone(),
+            mount_path: mount.mount_path.clone(),
+            read_only: read_only.then_some(true),
+            recursive_read_only: read_only.then(|| "Disabled".to_owned()),
+            volume_status: None,
+        }
+    }));
+    if status.container_id.is_none() && !is_unknown(status) {
+        return;
+    }
+    let lifecycle = container.lifecycle.as_ref();
+    status.stop_signal = lifecycle.and_then(|l| l.stop_signal.clone());
+    let view = input.resize.containers.get(&container.name);
+    let mut wanted = container.resources.clone().unwrap_or_default();
+    if let Some(allocated) = view.and_then(|v| v.allocated.clone()) {
+        wanted.requests = Some(allocated);
+    }
+    wanted.requests = wanted.requests.filter(|r| !r.is_empty());
+    status.allocated_resources.clone_from(&wanted.requests);
+    // What is in force is told of a running container only.
+    let actual = view
+        .and_then(|v| v.actual.clone())
+        .filter(|_| state(status).running.is_some());
+    status.resources = Some(actual.map_or(wanted, |actual| ResourceRequirements {
+        claims: container.resources.as_ref().and_then(|r| r.claims.clone()),
+        ..actual
+    }));
+}
