@@ -117,7 +117,8 @@ fn url(action: &HTTPGetAction, host: &str, port: u16) -> Result<reqwest::Url, St
         .map_err(|error| format!("{text:?} is no URL: {error}"))
 }
 
-/// Upstream's defaults, unless the spec names them: an empty value leaves a header out.
+/// Upstream's defaults, unless the spec names them. An empty value leaves the user agent out; an empty Accept is
+/// sent as such, since the client puts in its own where there is none.
 fn headers(action: &HTTPGetAction) -> Result<HeaderMap, String> {
     let mut headers = HeaderMap::new();
     headers.insert(CONNECTION, HeaderValue::from_static("close"));
@@ -137,7 +138,7 @@ fn headers(action: &HTTPGetAction) -> Result<HeaderMap, String> {
             None => {
                 headers.insert(name, default);
             }
-            Some(value) if value.is_empty() => {
+            Some(value) if value.is_empty() && name == USER_AGENT => {
                 given.remove(&name);
             }
             Some(_) => {}

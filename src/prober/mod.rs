@@ -148,3 +148,6 @@ impl Inner {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -542,7 +542,12 @@ impl Entry {
 }
 
 impl Target {
-    fn new(pod: &Arc<Pod>, container: &Container, probe: &Probe, kind: ProbeKind) -> Self {
+    pub(super) fn new(
+        pod: &Arc<Pod>,
+        container: &Container,
+        probe: &Probe,
+        kind: ProbeKind,
+    ) -> Self {
         let label = |result: &str| ProbeLabel {
             probe_type: kind.as_str().to_owned(),
             result: result.to_owned(),

@@ -238,7 +238,8 @@ fn what_is_recorded_comes_back_as_it_was() {
         let mut state = ProbeState::fresh(kind, id());
         series(&mut state, &spec, runs);
         let record = state.record().unwrap();
-        let again = ProbeState::resume(kind, &spec, &record, &id(), at(25));
+        let now = record.at.plus(Duration::from_secs(15));
+        let again = ProbeState::resume(kind, &spec, &record, &id(), now);
         assert_eq!(again, Some(state), "{kind:?} {runs}");
     }
 }
