@@ -394,6 +394,7 @@ pub(super) async fn start(
         recorder: Arc::clone(&base.recorder) as _,
         metrics: base.metrics.clone(),
         results,
+        host_ips: node.host_ips.clone(),
     });
     let workers = PodWorkers::new(
         WorkerContext {

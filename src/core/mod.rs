@@ -11,6 +11,7 @@ pub mod pod_actions;
 pub mod pod_status;
 pub mod pod_update;
 pub mod pod_worker;
+pub mod probe_result;
 pub mod resize;
 pub mod restore;
 pub mod state;

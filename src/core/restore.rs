@@ -404,6 +404,13 @@ fn rebase(state: &State, heartbeat: Stamp, listed_at: Stamp, now: Stamp) -> (Sta
             transaction = transaction.put(key, record);
         }
     }
+    for (key, v) in &state.probes {
+        let mut record = v.record.clone();
+        record.at = move_stamp(record.at);
+        if record != v.record {
+            transaction = transaction.put(key, record);
+        }
+    }
     for (key, v) in &state.signals {
         let record = SignalRecord {
             first: move_stamp(v.record.first),

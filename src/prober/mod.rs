@@ -3,18 +3,38 @@
 //! What comes in: pods with what runs of them ([`Prober::observe`]). What goes out: results to the sync
 //! loop, events, and what statuses and decisions see of a container ([`Prober::views`],
 //! [`Prober::failures`]).
+//!
+//! One task ([`Prober::run`]) owns all due times and everything that is under way; a probe that waits costs
+//! an entry in a sorted set. A bounded number of probes runs at once, first come first served, exec probes
+//! apart from the others; each probe has at most one run under way.
+//!
+//! Results are recorded (relaxed) when the result in force or a count changes, never for a probe that only
+//! confirms. A new life of the agent goes on where the record of the same container stands, on the phase it
+//! had, and sends a decided failure again.
+//!
+//! **Invariant:** a result counts for the container id that was probed, and only while that one runs.
+
+mod grpc;
+mod handlers;
+mod http;
+mod run;
+mod table;
 
 use std::collections::{BTreeMap, HashSet};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use k8s_openapi::api::core::v1::{Pod, PodStatus as ApiPodStatus};
+use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
 use crate::kuberuntime::cri::CriClient;
 use crate::store::Store;
 use crate::types::metrics::Metrics;
 use crate::types::runtime::PodStatus;
-use crate::types::{Clock, EventRecorder, PodUid, ProbeFailure, ProbeSenders, ProbeView};
+use crate::types::{
+    Clock, EventRecorder, PodExt, PodUid, ProbeFailure, ProbeSenders, ProbeView, Stamp,
+};
+use table::Table;
 
 /// What the prober works with.
 pub struct ProberContext {
@@ -30,10 +50,17 @@ pub struct ProberContext {
     pub metrics: Metrics,
     /// Where new results go.
     pub results: ProbeSenders,
+    /// The node's addresses, primary first: where pods on the host network are probed.
+    pub host_ips: Vec<String>,
 }
 
 struct Inner {
     context: ProberContext,
+    table: Mutex<Table>,
+    /// The table has commands for the task.
+    changed: Notify,
+    /// Containers that run since before this were started for an earlier life of the agent.
+    began: Stamp,
 }
 
 /// A handle on the prober; cheap to clone.
@@ -43,36 +70,84 @@ pub struct Prober(Arc<Inner>);
 impl Prober {
     /// A prober that has no pods yet and resumes each from its records when it is first observed.
     pub fn new(context: ProberContext) -> Self {
-        Self(Arc::new(Inner { context }))
+        let began = context.clock.now();
+        Self(Arc::new(Inner {
+            context,
+            table: Mutex::default(),
+            changed: Notify::new(),
+            began,
+        }))
     }
 
     /// Probes what runs of a pod from now on. Called at every sync; does nothing when nothing changed.
     /// `told` is the newest API status on record: a container that was told to be ready, and of which no
     /// record is left, stays so until a probe says otherwise. Upstream: `AddPod`, `UpdatePodStatus`.
-    pub fn observe(&self, _pod: &Arc<Pod>, _status: &PodStatus, _told: Option<&ApiPodStatus>) {}
+    pub fn observe(&self, pod: &Arc<Pod>, status: &PodStatus, told: Option<&ApiPodStatus>) {
+        if !table::has_probes(pod) {
+            // Most pods are of this kind.
+            self.remove_pod(&pod.uid());
+            return;
+        }
+        let seen = table::Seen {
+            pod,
+            status,
+            told,
+            context: &self.0.context,
+            began: self.0.began,
+        };
+        self.change(|table| table.observe(&seen));
+    }
 
     /// The pod terminates: only readiness is probed from now on. Upstream: `StopLivenessAndStartup`.
-    pub fn stop_liveness_and_startup(&self, _pod: &PodUid) {}
+    pub fn stop_liveness_and_startup(&self, pod: &PodUid) {
+        self.change(|table| table.stop_liveness_and_startup(pod));
+    }
 
-    /// Ends all probes of a pod. Upstream: `RemovePod`.
-    pub fn remove_pod(&self, _pod: &PodUid) {}
+    /// Ends all probes of a pod and forgets their results. Upstream: `RemovePod`.
+    pub fn remove_pod(&self, pod: &PodUid) {
+        self.change(|table| table.remove_pod(pod, &self.0.context));
+    }
 
     /// Ends the probes of all other pods. Upstream: `CleanupPods`.
-    pub fn retain(&self, _wanted: &HashSet<PodUid>) {}
+    pub fn retain(&self, wanted: &HashSet<PodUid>) {
+        self.change(|table| table.retain(wanted, &self.0.context));
+    }
 
     /// What the probes say of the running containers of a pod, by container name.
-    pub fn views(&self, _pod: &Pod, _status: &PodStatus) -> BTreeMap<String, ProbeView> {
-        BTreeMap::new()
+    pub fn views(&self, pod: &Pod, status: &PodStatus) -> BTreeMap<String, ProbeView> {
+        self.table().views(&pod.uid(), status)
     }
 
-    /// Running containers that a probe wants restarted, by container name.
-    pub fn failures(&self, _pod: &Pod, _status: &PodStatus) -> BTreeMap<String, ProbeFailure> {
-        BTreeMap::new()
+    /// Running containers that a probe wants restarted, by container name. None of a pod that terminates.
+    pub fn failures(&self, pod: &Pod, status: &PodStatus) -> BTreeMap<String, ProbeFailure> {
+        self.table().failures(&pod.uid(), status)
     }
 
-    /// Probes until `token` is cancelled.
+    /// Probes until `token` is cancelled. What is under way then is abandoned.
     pub async fn run(self, token: CancellationToken) {
-        token.cancelled().await;
-        drop(self.0.context.results.clone());
+        run::run(&self.0, token).await;
+    }
+
+    fn table(&self) -> MutexGuard<'_, Table> {
+        self.0.table()
+    }
+
+    fn change(&self, change: impl FnOnce(&mut Table)) {
+        let mut table = self.table();
+        change(&mut table);
+        let commands = table.has_commands();
+        drop(table);
+        if commands {
+            self.0.changed.notify_one();
+        }
     }
 }
+
+impl Inner {
+    fn table(&self) -> MutexGuard<'_, Table> {
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -60,6 +60,14 @@ label! {
     /// A request to the API server: its HTTP status or `<error>`, whom it went to, and its HTTP method.
     RequestLabel { code, host, method }
 }
+label! {
+    /// A probe of a container by its result: `successful`, `failed` or `unknown`.
+    ProbeLabel { probe_type, result, container, pod, namespace, pod_uid }
+}
+label! {
+    /// A probe of a container.
+    ProbeTimeLabel { probe_type, container, pod, namespace }
+}
 
 type HistogramFamily<L> = Family<L, Histogram, fn() -> Histogram>;
 
@@ -133,6 +141,8 @@ metrics! {
     pod_status_sync_duration: Histogram = seconds_histogram(), "kubelet_pod_status_sync_duration", "From a change of a pod's status to the API server's answer", Unit::Seconds;
     rest_client_requests: Family<RequestLabel, Counter> = Family::default(), "rest_client_requests", "Requests to the API server by status, host and method";
     admission_rejections: Family<ReasonLabel, Counter> = Family::default(), "kubelet_admission_rejections", "Pods refused at first sight";
+    probes: Family<ProbeLabel, Counter> = Family::default(), "prober_probe", "Probes of containers by result";
+    probe_duration: HistogramFamily<ProbeTimeLabel> = Family::new_with_constructor(seconds_histogram), "prober_probe_duration", "Duration of a probe", Unit::Seconds;
     store_commit_duration: Histogram = fine_histogram(), "holdfast_store_commit_duration", "From a durable commit's arrival at the writer to its answer", Unit::Seconds;
     store_batch_size: Histogram = Histogram::new(exponential_buckets(1.0, 2.0, 12)), "holdfast_store_batch_transactions", "Transactions written in one batch";
     store_commits: Counter = Counter::default(), "holdfast_store_commits", "Transactions committed";

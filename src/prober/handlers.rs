@@ -1,0 +1,244 @@
+//! Making one probe. Upstream: `prober.runProbeWithRetries` and `pkg/probe`.
+
+use std::error::Error;
+use std::io;
+use std::net::IpAddr;
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::{Container, ExecAction, TCPSocketAction};
+use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
+use tokio::net::TcpStream;
+use tokio::time::Instant;
+
+use super::table::Job;
+use super::{grpc, http};
+use crate::kuberuntime::cri::{CriClient, CriErrorKind};
+use crate::kuberuntime::env;
+
+/// Upstream: `maxProbeRetries`.
+const TRIES: usize = 3;
+/// Kept of what a command or a server says, in bytes.
+pub(super) const OUTPUT_LIMIT: usize = 10 * 1024;
+/// A runtime that answers later than this after the end of a command's time has no say about the command.
+const RUNTIME_SILENCE: Duration = Duration::from_secs(30);
+
+/// What a probe that was made says. What could not be made is an error, and no result.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Raw {
+    /// Success.
+    Success,
+    /// A success that somebody should look at.
+    Warning(String),
+    /// Failure, with what was seen.
+    Failure(String),
+}
+
+impl Raw {
+    pub(super) fn success(&self) -> bool {
+        !matches!(self, Self::Failure(_))
+    }
+}
+
+/// What probes are made with; cheap to clone.
+#[derive(Clone)]
+pub(super) struct Handlers {
+    cri: CriClient,
+    http: Arc<OnceLock<Result<reqwest::Client, String>>>,
+}
+
+impl Handlers {
+    pub(super) fn new(cri: CriClient) -> Self {
+        Self {
+            cri,
+            http: Arc::default(),
+        }
+    }
+
+    /// Makes a probe; one that cannot be made is tried again at once. Cancel-safe: dropping it leaves at most
+    /// a command that runs to its end.
+    pub(super) async fn probe(&self, job: &Job) -> Result<Raw, String> {
+        let mut answer = self.once(job).await;
+        for _ in 1..TRIES {
+            if answer.is_ok() {
+                break;
+            }
+            answer = self.once(job).await;
+        }
+        answer
+    }
+
+    async fn once(&self, job: &Job) -> Result<Raw, String> {
+        let probe = &job.target.probe;
+        let container = &job.target.container;
+        let timeout = job.target.spec.timeout;
+        if let Some(exec) = &probe.exec {
+            return self.exec(job, exec, timeout).await;
+        }
+        if let Some(get) = &probe.http_get {
+            let host = host(get.host.as_deref(), &job.ip)?;
+            let port = port(&get.port, container)?;
+            let client = self.http.get_or_init(http::client).as_ref()?;
+            return http::get(client, get, &host, port, timeout).await;
+        }
+        if let Some(socket) = &probe.tcp_socket {
+            return tcp(socket, container, &job.ip, timeout).await;
+        }
+        if let Some(action) = &probe.grpc {
+            let host = host(None, &job.ip)?;
+            let port = number(i64::from(action.port))?;
+            let service = action.service.as_deref().unwrap_or_default();
+            return Ok(grpc::check(&host_port(&host, port), service, timeout).await);
+        }
+        Err(format!(
+            "the probe of container {} has no handler that is known",
+            container.name
+        ))
+    }
+
+    async fn exec(&self, job: &Job, exec: &ExecAction, timeout: Duration) -> Result<Raw, String> {
+        let vars: Vec<(String, String)> = job
+            .target
+            .container
+            .env
+            .iter()
+            .flatten()
+            .map(|var| (var.name.clone(), var.value.clone().unwrap_or_default()))
+            .collect();
+        let lookup = env::lookup_in(&vars);
+        let command: Vec<String> = exec
+            .command
+            .iter()
+            .flatten()
+            .map(|word| env::expand(word, &lookup))
+            .collect();
+        let words = command.join(" ");
+        let start = Instant::now();
+        match self
+            .cri
+            .exec_sync(&job.container_id, command, timeout)
+            .await
+        {
+            Ok(answer) if answer.exit_code == 0 => Ok(Raw::Success),
+            Ok(answer) => {
+                let mut output = answer.stdout;
+                output.extend_from_slice(&answer.stderr);
+                Ok(Raw::Failure(text(&output)))
+            }
+            Err(error)
+                if error.kind == CriErrorKind::DeadlineExceeded
+                    && start.elapsed() < timeout + RUNTIME_SILENCE =>
+            {
+                Ok(Raw::Failure(format!(
+                    "command timed out: {words:?} timed out after {}",
+                    humantime::format_duration(timeout)
+                )))
+            }
+            Err(error) => Err(error.to_string()),
+        }
+    }
+}
+
+async fn tcp(
+    socket: &TCPSocketAction,
+    container: &Container,
+    ip: &str,
+    timeout: Duration,
+) -> Result<Raw, String> {
+    let host = host(socket.host.as_deref(), ip)?;
+    let port = port(&socket.port, container)?;
+    let address = host_port(&host, port);
+    let connect = TcpStream::connect((host.as_str(), port));
+    Ok(match tokio::time::timeout(timeout, connect).await {
+        Ok(Ok(_)) => Raw::Success,
+        Ok(Err(error)) => Raw::Failure(dial_error(&address, &error)),
+        Err(_) => Raw::Failure(format!("dial tcp {address}: i/o timeout")),
+    })
+}
+
+/// Whom to probe: the host of the spec, or else the pod.
+fn host(given: Option<&str>, ip: &str) -> Result<String, String> {
+    let host = given.filter(|h| !h.is_empty()).unwrap_or(ip);
+    if host.is_empty() {
+        return Err("the pod has no IP address yet".to_owned());
+    }
+    // An IPv6 address may be given as in a URL.
+    let bare = host.strip_prefix('[').and_then(|h| h.strip_suffix(']'));
+    Ok(bare.unwrap_or(host).to_owned())
+}
+
+/// `host:port`, with brackets where they belong.
+pub(super) fn host_port(host: &str, port: u16) -> String {
+    match host.parse::<IpAddr>() {
+        Ok(IpAddr::V6(_)) => format!("[{host}]:{port}"),
+        _ => format!("{host}:{port}"),
+    }
+}
+
+/// A port by its number, or by its name among the container's. Upstream: `probe.ResolveContainerPort`.
+fn port(port: &IntOrString, container: &Container) -> Result<u16, String> {
+    match port {
+        IntOrString::Int(port) => number(i64::from(*port)),
+        IntOrString::String(name) => {
+            let mut ports = container.ports.iter().flatten();
+            let named = ports.find(|p| p.name.as_deref() == Some(name.as_str()));
+            if let Some(named) = named {
+                return number(i64::from(named.container_port));
+            }
+            let port = name.parse().map_err(|_| {
+                format!(
+                    "container {} has no port named {name:?}; add it to its ports or probe a number",
+                    container.name
+                )
+            })?;
+            number(port)
+        }
+    }
+}
+
+fn number(port: i64) -> Result<u16, String> {
+    u16::try_from(port)
+        .ok()
+        .filter(|port| *port > 0)
+        .ok_or_else(|| format!("{port} is no port number, only 1 to 65535 are"))
+}
+
+/// Output as text, cut to [`OUTPUT_LIMIT`].
+pub(super) fn text(output: &[u8]) -> String {
+    let cut = output.get(..OUTPUT_LIMIT).unwrap_or(output);
+    String::from_utf8_lossy(cut).into_owned()
+}
+
+/// Why nobody could be reached, in the words users know from elsewhere.
+pub(super) fn dial_error(address: &str, error: &io::Error) -> String {
+    let why = match error.kind() {
+        io::ErrorKind::ConnectionRefused => "connect: connection refused".to_owned(),
+        io::ErrorKind::ConnectionReset => "connect: connection reset by peer".to_owned(),
+        io::ErrorKind::HostUnreachable => "connect: no route to host".to_owned(),
+        io::ErrorKind::NetworkUnreachable => "connect: network is unreachable".to_owned(),
+        io::ErrorKind::TimedOut => "connect: connection timed out".to_owned(),
+        _ => error.to_string(),
+    };
+    format!("dial tcp {address}: {why}")
+}
+
+/// The I/O error among the causes of an error.
+pub(super) fn io_error<'a>(error: &'a (dyn Error + 'static)) -> Option<&'a io::Error> {
+    let mut cause = Some(error);
+    while let Some(error) = cause {
+        if let Some(io) = error.downcast_ref::<io::Error>() {
+            return Some(io);
+        }
+        cause = error.source();
+    }
+    None
+}
+
+/// The innermost cause of an error.
+pub(super) fn root_cause(error: &(dyn Error + 'static)) -> String {
+    let mut cause = error;
+    while let Some(inner) = cause.source() {
+        cause = inner;
+    }
+    cause.to_string()
+}
