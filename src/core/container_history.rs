@@ -412,6 +412,27 @@ fn put_exit(
         .journal(Some(pod), "container ended", why)
 }
 
+/// Makes the ends of these init containers count no more: a new sandbox is made, in which they run again. The
+/// rest of their records is kept, the restart count among it.
+pub fn forget_init(seen: &State, pod: &PodUid, names: &[String]) -> Transaction {
+    let mut transaction = Transaction::new();
+    for name in names {
+        let key = child_key(pod, name);
+        let Some(record) = seen.record::<ContainerRecord>(&key) else {
+            continue;
+        };
+        if record.intent.is_none() {
+            continue;
+        }
+        let mut next = record.clone();
+        next.intent = None;
+        transaction = transaction
+            .expect::<ContainerRecord>(seen, &key)
+            .put(&key, next);
+    }
+    transaction
+}
+
 /// The record that goes with a start: the restart count grows to the attempt, the intent is replaced, the
 /// back-off is the one decided with the start. The last end and completed hooks are kept.
 pub fn start_record(

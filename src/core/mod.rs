@@ -3,6 +3,7 @@
 pub mod admission;
 pub mod backoff;
 pub mod container_history;
+pub mod deadline;
 pub mod node_status;
 pub mod offline;
 pub mod pleg_diff;

@@ -1,4 +1,6 @@
-//! Carrying out what `pod_actions` decided, in its order: kill, remove what never ran, sandbox, containers.
+//! Carrying out what `pod_actions` decided, in its order: kill, remove what never ran, forget init containers of a
+//! former sandbox, hooks that were cut off, sandbox, containers (ephemeral ones, then init containers, then the
+//! others).
 //!
 //! **Invariant:** a container is started only with the receipt of its start intent, and removed only with
 //! the receipt of the record of its end; the runtime client takes nothing else.
@@ -7,24 +9,27 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use k8s_openapi::api::core::v1::Container;
-use tracing::info;
+use futures::future::join_all;
+use tracing::{info, warn};
 
-use super::{Job, StartFailure, WorkerContext, resolve};
+use super::start::Failure;
+use super::{Job, StartFailure, WorkerContext, resolve, start};
 use crate::core::container_history;
-use crate::core::pod_actions::{PodActions, StartContainer};
-use crate::core::state::{ContainerRecord, IntentRecord, Transaction, child_key};
-use crate::images::PullInputs;
-use crate::kuberuntime::container_config::{self, ContainerInputs};
+use crate::core::pod_actions::{self, PodActions, StartContainer};
+use crate::core::state::Transaction;
 use crate::kuberuntime::cri::{CriError, convert, v1};
-use crate::kuberuntime::env::{self, EnvInputs};
-use crate::kuberuntime::{gc, kill, logs, sandbox_config};
+use crate::kuberuntime::kill::{self, Condemned, Killer};
+use crate::kuberuntime::{gc, logs, sandbox_config};
 use crate::pleg::InspectError;
 use crate::status::StatusError;
-use crate::store::{CommitError, RemoveIntent, StartIntent};
+use crate::store::{CommitError, RemoveIntent};
+use crate::types::containers::container_of;
 use crate::types::metrics::ReasonLabel;
-use crate::types::runtime::PodStatus;
-use crate::types::{ContainerId, Event, EventType, PodExt, PodRef, Stamp};
+use crate::types::runtime::{ContainerState, PodStatus, SandboxState};
+use crate::types::{ContainerId, ContainerKind, Event, EventType, PodExt, PodUid, Stamp};
+
+/// Longest text of a line in the journal that is not about a decision.
+const MAX_NOTE: usize = 1024;
 
 /// Why a step could not be completed.
 #[derive(Debug, thiserror::Error)]
@@ -78,11 +83,51 @@ pub(super) struct Executed {
     pub(super) started_all: bool,
 }
 
+impl Executed {
+    fn fail(&mut self, context: &WorkerContext, name: &str, failure: Failure) {
+        self.started_all = false;
+        self.retry_at = match (self.retry_at, failure.retry_at) {
+            (Some(a), Some(b)) if b.boottime_ms < a.boottime_ms => Some(b),
+            (None, b) => b,
+            (a, _) => a,
+        };
+        let label = ReasonLabel {
+            reason: failure.reason.clone(),
+        };
+        context
+            .metrics
+            .started_containers_errors
+            .get_or_create(&label)
+            .inc();
+        self.failures.insert(
+            name.to_owned(),
+            StartFailure {
+                reason: failure.reason,
+                message: failure.message,
+            },
+        );
+    }
+}
+
 /// A sandbox to start containers in.
-struct Sandbox {
-    id: ContainerId,
-    ips: Vec<String>,
-    config: v1::PodSandboxConfig,
+pub(super) struct Sandbox {
+    pub(super) id: ContainerId,
+    pub(super) ips: Vec<String>,
+    pub(super) config: v1::PodSandboxConfig,
+}
+
+/// Tells the journal what came of a decision. It may be lost; the decision itself was recorded before.
+pub(super) fn note(context: &WorkerContext, pod: &PodUid, what: &str, mut why: String) {
+    if why.len() > MAX_NOTE {
+        let mut end = MAX_NOTE;
+        while !why.is_char_boundary(end) {
+            end -= 1;
+        }
+        why.truncate(end);
+    }
+    let line = Transaction::new().journal(Some(pod), what, why);
+    // A degraded store reports itself.
+    drop(context.store.submit(line));
 }
 
 /// What a pod needs before its first container: cgroup, directories, volumes. Returns the host path of
@@ -132,46 +177,57 @@ pub(super) async fn execute(
             .await?;
         context.cri.remove_container(&receipt).await?;
     }
+    forget_init(context, job, actions).await?;
     let mut executed = Executed {
         failures: BTreeMap::new(),
         retry_at: None,
         started_all: !actions.start.is_empty(),
     };
+    for hook in &actions.post_start {
+        let Some(spec) = container_of(&job.pod, &hook.name) else {
+            continue;
+        };
+        let attempt = status.containers.iter().find(|c| c.id == hook.id);
+        let attempt = attempt.map_or(0, |c| c.attempt);
+        if let Err(failure) =
+            start::post_start(context, job, &spec, &hook.id, attempt, &status.ips).await?
+        {
+            executed.fail(context, &hook.name, failure);
+        }
+    }
     if actions.create_sandbox.is_none() && actions.start.is_empty() {
         return Ok(executed);
     }
     let sandbox = sandbox(context, job, status, actions).await?;
-    for start in &actions.start {
-        let Some(container) = job.pod.container(&start.name) else {
+    for start in in_order(&actions.start) {
+        let Some(spec) = container_of(&job.pod, &start.name) else {
             continue;
         };
+        if spec.kind == ContainerKind::Init {
+            prune_init(context, status, &start.name).await?;
+        }
         if let Err(failure) =
-            start_container(context, job, status, &sandbox, container, start, volumes).await?
+            start::container(context, job, status, &sandbox, &spec, start, volumes).await?
         {
-            executed.started_all = false;
-            executed.retry_at = match (executed.retry_at, failure.retry_at) {
-                (Some(a), Some(b)) if b.boottime_ms < a.boottime_ms => Some(b),
-                (None, b) => b,
-                (a, _) => a,
-            };
-            let label = ReasonLabel {
-                reason: failure.reason.clone(),
-            };
-            context
-                .metrics
-                .started_containers_errors
-                .get_or_create(&label)
-                .inc();
-            executed.failures.insert(
-                start.name.clone(),
-                StartFailure {
-                    reason: failure.reason,
-                    message: failure.message,
-                },
-            );
+            executed.fail(context, &start.name, failure);
+            if spec.kind == ContainerKind::Init {
+                // What comes after it waits for its end.
+                break;
+            }
         }
     }
     Ok(executed)
+}
+
+/// Ephemeral containers first, then init containers and sidecars, then the others.
+fn in_order(start: &[StartContainer]) -> Vec<&StartContainer> {
+    let mut order: Vec<_> = start.iter().collect();
+    order.sort_by_key(|s| match s.kind {
+        ContainerKind::Ephemeral => 0,
+        ContainerKind::Init | ContainerKind::Sidecar => 1,
+        ContainerKind::Main => 2,
+    });
+    order
 }
 
 async fn kill_what_must_go(
@@ -180,42 +236,123 @@ async fn kill_what_must_go(
     status: &PodStatus,
     actions: &PodActions,
 ) -> Result<(), StepError> {
-    let grace = job.pod.termination_grace();
+    let pod = &job.pod;
+    let condemned = Condemned {
+        status,
+        pod: Some(pod),
+        host_ips: &context.node.host_ips,
+    };
+    let mut decision = Transaction::new();
     if let Some(kill_pod) = &actions.kill_pod {
-        let permit = context
-            .store
-            .commit_stop(Transaction::new().journal(
-                Some(&job.uid),
-                "stopping pod",
-                &kill_pod.reason,
-            ))
-            .await?;
-        return Ok(kill::kill_pod(status, grace, &context.cri, &permit, &*context.recorder).await?);
+        decision = decision.journal(Some(&job.uid), "stopping pod", &kill_pod.reason);
+    } else if actions.kill.is_empty() {
+        return Ok(());
+    } else {
+        for victim in &actions.kill {
+            let why = format!("{}: {}", victim.name, victim.message);
+            decision = decision.journal(Some(&job.uid), "stopping container", why);
+        }
     }
-    for victim in &actions.kill {
-        let Some(container) = status.containers.iter().find(|c| c.id == victim.id) else {
-            continue;
-        };
-        let permit = context
-            .store
-            .commit_stop(Transaction::new().journal(
-                Some(&job.uid),
-                "stopping container",
-                format!("{}: {}", victim.name, victim.message),
-            ))
-            .await?;
-        kill::kill_container(
-            &PodRef::of(&job.pod),
-            container,
-            grace,
-            Some(&victim.message),
-            &context.cri,
-            &permit,
-            &*context.recorder,
-        )
+    let permit = context.store.commit_stop(decision).await?;
+    let killer = Killer {
+        cri: &context.cri,
+        store: &context.store,
+        recorder: &*context.recorder,
+        permit: &permit,
+    };
+    if actions.kill_pod.is_some() {
+        return Ok(killer.pod(condemned, kill::grace_of(pod, None)).await?);
+    }
+    let killed = join_all(actions.kill.iter().filter_map(|victim| {
+        let container = status.containers.iter().find(|c| c.id == victim.id)?;
+        let grace = kill::grace_of(pod, victim.grace);
+        Some(killer.container(condemned, container, grace, Some(&victim.message)))
+    }))
+    .await;
+    killed
+        .into_iter()
+        .collect::<Result<(), _>>()
+        .map_err(StepError::from)
+}
+
+/// The ends of these init containers count no more: a new sandbox is made, and they run again in it.
+async fn forget_init(
+    context: &WorkerContext,
+    job: &Job,
+    actions: &PodActions,
+) -> Result<(), StepError> {
+    if actions.forget_init.is_empty() {
+        return Ok(());
+    }
+    let seen = context.store.snapshot();
+    let forgotten = container_history::forget_init(&seen, &job.uid, &actions.forget_init);
+    if !forgotten.is_empty() {
+        context.store.commit(forgotten).await?;
+    }
+    fail::fail_point!("pod_workers::forget_init::after_commit");
+    // Something may have been killed since the pod was looked at.
+    let status = context
+        .cri
+        .pod_status(&job.uid, job.pod.name(), job.pod.namespace())
         .await?;
+    let remover = context.remover();
+    let doomed = status
+        .containers
+        .iter()
+        .filter(|c| actions.forget_init.contains(&c.name));
+    for container in doomed {
+        if container.state == ContainerState::Running {
+            return Err(StepError::StillRunning(container.name.clone()));
+        }
+        remover.container(&status, &container.id).await?;
     }
     Ok(())
+}
+
+/// Leaves one dead container of an init container's former attempts. Upstream:
+/// `pruneInitContainersBeforeStart`.
+async fn prune_init(
+    context: &WorkerContext,
+    status: &PodStatus,
+    name: &str,
+) -> Result<(), StepError> {
+    let dead = status
+        .containers_named(name)
+        .filter(|c| matches!(c.state, ContainerState::Exited | ContainerState::Unknown));
+    for container in dead.skip(1) {
+        if let Err(error) = context.remover().container(status, &container.id).await {
+            match error {
+                gc::GcError::Commit { .. } => return Err(error.into()),
+                gc::GcError::Runtime { .. } => {
+                    warn!(%error, "a dead init container stays");
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Why a new sandbox is made.
+fn why_sandbox(job: &Job, status: &PodStatus) -> String {
+    let Some(newest) = status.sandboxes.first() else {
+        return "the pod has none".to_owned();
+    };
+    let ready = status.sandboxes.iter();
+    let ready = ready.filter(|s| s.state == SandboxState::Ready).count();
+    if ready > 1 {
+        format!("the pod has {ready} that are ready")
+    } else if newest.state != SandboxState::Ready {
+        format!("{} is not ready any more", newest.id)
+    } else if newest
+        .host_network
+        .is_some_and(|h| h != job.pod.host_network())
+    {
+        format!("{} is on another network than the pod asks for", newest.id)
+    } else if pod_actions::sandbox_to_create(&job.pod, status).is_some() {
+        format!("{} has no address", newest.id)
+    } else {
+        format!("{} cannot be used", newest.id)
+    }
 }
 
 async fn sandbox(
@@ -277,7 +414,10 @@ async fn sandbox(
         }
     };
     context.metrics.started_pods.inc();
-    info!(sandbox = %id, attempt, "sandbox created");
+    let why = why_sandbox(job, status);
+    info!(sandbox = %id, attempt, why, "sandbox created");
+    let line = format!("{id} attempt {attempt}: {why}");
+    note(context, &job.uid, "sandbox created", line);
     let for_cgroups = Arc::clone(pod);
     context
         .with_cgroups(move |cgroups| cgroups.reassert(&for_cgroups))
@@ -288,223 +428,4 @@ async fn sandbox(
         ips: inspected.ips,
         config,
     })
-}
-
-/// A container that could not be started: not an error of the sync, but a reason to wait.
-struct Failure {
-    reason: String,
-    message: String,
-    retry_at: Option<Stamp>,
-}
-
-impl Failure {
-    fn new(reason: &str, message: impl Into<String>) -> Self {
-        Self {
-            reason: reason.to_owned(),
-            message: message.into(),
-            retry_at: None,
-        }
-    }
-}
-
-/// Pulls, creates, records the intent, starts. Upstream: `startContainer`.
-async fn start_container(
-    context: &WorkerContext,
-    job: &Job,
-    status: &PodStatus,
-    sandbox: &Sandbox,
-    container: &Container,
-    start: &StartContainer,
-    volumes: &BTreeMap<String, PathBuf>,
-) -> Result<Result<(), Failure>, StepError> {
-    let created = match &start.adopt {
-        Some(id) => Ok(id.clone()),
-        None => create_container(context, job, sandbox, container, start, volumes).await?,
-    };
-    let container_id = match created {
-        Ok(id) => id,
-        Err(failure) => return Ok(Err(failure)),
-    };
-    let now = context.clock.now();
-    let seen = context.store.snapshot();
-    let key = child_key(&job.uid, &start.name);
-    let record = container_history::start_record(
-        seen.record::<ContainerRecord>(&key),
-        IntentRecord {
-            container_id: container_id.clone(),
-            attempt: start.attempt,
-            hash: start.hash.clone(),
-            at: now,
-        },
-        start.backoff,
-    );
-    let intent = StartIntent {
-        pod: job.uid.clone(),
-        container: start.name.clone(),
-        container_id: container_id.clone(),
-        attempt: start.attempt,
-        hash: start.hash.clone(),
-        why: start.why.clone(),
-        at: now,
-    };
-    let receipt = context
-        .store
-        .commit_intent(intent, Transaction::new().put(&key, record))
-        .await?;
-    fail::fail_point!("pod_workers::start::after_intent");
-    match context.cri.start_container(&receipt).await {
-        Ok(()) => {}
-        Err(error) => {
-            let message = error.to_string();
-            context.recorder.record(
-                Event::pod(
-                    EventType::Warning,
-                    &job.pod,
-                    "Failed",
-                    format!("Error: {message}"),
-                )
-                .container(&start.name),
-            );
-            return Ok(Err(Failure::new("RunContainerError", message)));
-        }
-    }
-    fail::fail_point!("pod_workers::start::after_start");
-    context.metrics.started_containers.inc();
-    context.recorder.record(
-        Event::pod(
-            EventType::Normal,
-            &job.pod,
-            "Started",
-            format!("Container started: {}", start.name),
-        )
-        .container(&start.name),
-    );
-    if let Err(error) = logs::link_container_log(
-        &context.node,
-        &job.pod,
-        &start.name,
-        &container_id,
-        &container_config::log_path(&start.name, start.attempt),
-    ) {
-        info!(%error, container = start.name, "cannot link the container's log");
-    }
-    info!(container = start.name, attempt = start.attempt, id = %container_id, why = start.why, adopted = start.adopt.is_some(), previous = status.container(&start.name).is_some(), "container started");
-    Ok(Ok(()))
-}
-
-async fn create_container(
-    context: &WorkerContext,
-    job: &Job,
-    sandbox: &Sandbox,
-    container: &Container,
-    start: &StartContainer,
-    volumes: &BTreeMap<String, PathBuf>,
-) -> Result<Result<ContainerId, Failure>, StepError> {
-    let pod = &job.pod;
-    let warn = |reason: &str, message: &str| {
-        context.recorder.record(
-            Event::pod(EventType::Warning, pod, reason, message.to_owned())
-                .container(&container.name),
-        );
-    };
-    let secrets = resolve::pull_secrets(context, pod).await;
-    let image_ref = match context
-        .images
-        .ensure(
-            pod,
-            container,
-            PullInputs {
-                sandbox: Some(&sandbox.config),
-                secrets: &secrets,
-            },
-            &context.cri,
-            &context.store,
-            &*context.recorder,
-        )
-        .await
-    {
-        Ok(image_ref) => image_ref,
-        Err(error) => {
-            return Ok(Err(Failure {
-                reason: error.reason.as_str().to_owned(),
-                message: error.message,
-                retry_at: error.retry_at,
-            }));
-        }
-    };
-    let files = match container_config::prepare_files(
-        pod,
-        container,
-        start.attempt,
-        &sandbox.ips,
-        &context.node,
-    ) {
-        Ok(files) => files,
-        Err(error) => {
-            let message = error.to_string();
-            warn("Failed", &format!("Error: {message}"));
-            return Ok(Err(Failure::new("CreateContainerError", message)));
-        }
-    };
-    let env = {
-        let sources = resolve::environment(context, pod, container).await;
-        let inputs = EnvInputs {
-            pod,
-            container,
-            pod_ips: &sandbox.ips,
-            sources: &sources,
-        };
-        match env::make_env(&inputs, &context.node) {
-            Ok(env) => env,
-            Err(error) => {
-                let message = error.to_string();
-                warn("Failed", &format!("Error: {message}"));
-                return Ok(Err(Failure::new("CreateContainerConfigError", message)));
-            }
-        }
-    };
-    for message in &env.skipped {
-        warn(env::INVALID_NAMES, message);
-    }
-    let inputs = ContainerInputs {
-        pod,
-        container,
-        attempt: start.attempt,
-        hash: &start.hash,
-        image_ref: &image_ref,
-        env: &env,
-        volumes,
-        files: &files,
-    };
-    let config = match container_config::build(&inputs, &context.node) {
-        Ok(config) => config,
-        Err(error) => {
-            let message = error.to_string();
-            warn("Failed", &format!("Error: {message}"));
-            return Ok(Err(Failure::new("CreateContainerConfigError", message)));
-        }
-    };
-    let id = match context
-        .cri
-        .create_container(&sandbox.id, config, sandbox.config.clone())
-        .await
-    {
-        Ok(id) => id,
-        Err(error) => {
-            let message = error.to_string();
-            warn("Failed", &format!("Error: {message}"));
-            return Ok(Err(Failure::new("CreateContainerError", message)));
-        }
-    };
-    fail::fail_point!("pod_workers::start::after_create");
-    context.recorder.record(
-        Event::pod(
-            EventType::Normal,
-            pod,
-            "Created",
-            format!("Container created: {}", container.name),
-        )
-        .container(&container.name),
-    );
-    Ok(Ok(id))
 }

@@ -17,6 +17,7 @@ pub mod queue;
 pub mod reason_cache;
 mod record;
 mod resolve;
+mod start;
 mod sync_pod;
 mod terminate;
 mod worker;
