@@ -5,7 +5,7 @@
 //!
 //! **Invariants:** a container that was `Created` and has no start intent never ran; an intent whose
 //! container is gone from the runtime may have run and counts as ended with 137; restart counts only
-//! grow; a number whose container is known never to have run is given to the next start, so that no number
+//! grow; an init container's end counts for the sandbox it ran in only; a number whose container is known never to have run is given to the next start, so that no number
 //! is left out; each end is recorded once per container id.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -91,31 +91,26 @@ impl<'a> History<'a> {
     /// Reads the history of `name`. `listed_at` is a moment before the runtime was listed: an intent
     /// decided at or after it says nothing when its container is missing.
     pub fn of(
-        name: &'a str,
+        name: &str,
         status: &'a PodStatus,
         record: Option<&ContainerRecord>,
         listed_at: Stamp,
         now: Stamp,
     ) -> Self {
-        let created: Vec<_> = status
-            .containers_named(name)
+        let created: Vec<_> = named(status, name)
             .filter(|c| c.state == ContainerState::Created)
             .collect();
-        let mut running: Vec<_> = status
-            .containers_named(name)
+        let mut running: Vec<_> = named(status, name)
             .filter(|c| c.state == ContainerState::Running)
             .collect();
         running.sort_by_key(|c| std::cmp::Reverse((c.attempt, c.created_at_ns)));
-        let unknown = status
-            .containers_named(name)
-            .find(|c| c.state == ContainerState::Unknown);
+        let unknown = named(status, name).find(|c| c.state == ContainerState::Unknown);
         let exits = exits(name, status, record, listed_at, now);
         let starting = record
             .and_then(|r| r.intent.as_ref())
             .is_some_and(|i| is_undecided(i, status, record, listed_at));
 
-        let ran_attempt = status
-            .containers_named(name)
+        let ran_attempt = named(status, name)
             .filter(|c| c.state != ContainerState::Created)
             .map(|c| c.attempt)
             .chain(exits.iter().map(|e| e.attempt))
@@ -163,11 +158,39 @@ impl<'a> History<'a> {
     pub fn may_have_run(&self) -> bool {
         self.latest != Latest::NeverRan || self.restart_count > 0
     }
+
+    /// Whether `latest` belongs to `sandbox`, the newest one. An init container's end counts for the
+    /// sandbox it ran in only: [`forget_init`] drops the intents before a sandbox is made, so that an
+    /// intent on record was decided for the newest one, even when the runtime has forgotten the container.
+    pub fn is_of_sandbox(
+        &self,
+        sandbox: &ContainerId,
+        status: &PodStatus,
+        record: Option<&ContainerRecord>,
+    ) -> bool {
+        match &self.latest {
+            Latest::NeverRan => false,
+            Latest::Starting => true,
+            Latest::Running(current) | Latest::Unknown(current) => current.sandbox_id == *sandbox,
+            Latest::Exited(exit) => {
+                let intended = record.and_then(|r| r.intent.as_ref());
+                let of_sandbox =
+                    |c: &ContainerStatus| c.id == exit.container_id && c.sandbox_id == *sandbox;
+                intended.is_some_and(|i| i.container_id == exit.container_id)
+                    || status.containers.iter().any(of_sandbox)
+            }
+        }
+    }
+}
+
+fn named<'a>(status: &'a PodStatus, name: &str) -> impl Iterator<Item = &'a ContainerStatus> {
+    status.containers.iter().filter(move |c| c.name == name)
 }
 
 /// Whether the recorded restart count was taken by a start that is known not to have happened: its container
 /// is still in state `Created` (a start that takes another one instead removes it first), or [`record_end`]
-/// dropped the intent with it, which nothing else does; and the newest attempt that ran is the one before.
+/// dropped the intent with it ([`forget_init`] drops it with an end on record); and the newest attempt that
+/// ran is the one before.
 fn is_unused(
     record: Option<&ContainerRecord>,
     created: &[&ContainerStatus],
@@ -191,8 +214,7 @@ fn exits(
     now: Stamp,
 ) -> Vec<ExitRecord> {
     let recorded = record.and_then(|r| r.last_exit.as_ref());
-    let mut exits: Vec<ExitRecord> = status
-        .containers_named(name)
+    let mut exits: Vec<ExitRecord> = named(status, name)
         .filter(|c| c.state == ContainerState::Exited)
         .map(|c| match recorded {
             Some(exit) if exit.container_id == c.id && !exit.inferred => exit.clone(),
@@ -279,21 +301,25 @@ fn vanished(
     if !is_missing(intent, status, record) || is_undecided(intent, status, record, listed_at) {
         return None;
     }
-    Some(ExitRecord {
+    Some(unseen_end(intent, now))
+}
+
+fn unseen_end(intent: &IntentRecord, finished: Stamp) -> ExitRecord {
+    ExitRecord {
         container_id: intent.container_id.clone(),
         attempt: intent.attempt,
         image: String::new(),
         image_ref: String::new(),
         started_at_ns: 0,
         finished_at_ns: 0,
-        finished: now,
+        finished,
         exit_code: STATUS_UNKNOWN_EXIT_CODE,
         reason: STATUS_UNKNOWN.to_owned(),
         message:
             "The container could not be located in the runtime. The container used to be Running"
                 .to_owned(),
         inferred: true,
-    })
+    }
 }
 
 /// Puts the runtime's end time, which is wall clock, onto the agent's clocks: never after `now`, never
@@ -412,8 +438,11 @@ fn put_exit(
         .journal(Some(pod), "container ended", why)
 }
 
-/// Makes the ends of these init containers count no more: a new sandbox is made, in which they run again. The
-/// rest of their records is kept, the restart count among it.
+/// Makes init containers count as not yet run, for a new sandbox is about to be made: their start intents
+/// are dropped, restart counts and ends stay. Commit it when the old sandbox is stopped and created
+/// containers are removed, before what is left of them in the runtime is removed and before the new sandbox
+/// is made. An intent without a known end gets one, as nobody knows which: the runtime's own replaces it as
+/// long as the runtime has it. Empty when nothing is left to be forgotten.
 pub fn forget_init(seen: &State, pod: &PodUid, names: &[String]) -> Transaction {
     let mut transaction = Transaction::new();
     for name in names {
@@ -421,20 +450,33 @@ pub fn forget_init(seen: &State, pod: &PodUid, names: &[String]) -> Transaction 
         let Some(record) = seen.record::<ContainerRecord>(&key) else {
             continue;
         };
-        if record.intent.is_none() {
+        let Some(intent) = &record.intent else {
             continue;
-        }
+        };
         let mut next = record.clone();
         next.intent = None;
+        let ended = record
+            .last_exit
+            .as_ref()
+            .is_some_and(|e| e.container_id == intent.container_id || e.attempt >= intent.attempt);
+        if !ended {
+            // The last moment at which it is known to have been alive.
+            next.last_exit = Some(unseen_end(intent, intent.at));
+        }
         transaction = transaction
             .expect::<ContainerRecord>(seen, &key)
-            .put(&key, next);
+            .put(&key, next)
+            .journal(
+                Some(pod),
+                "init container forgotten",
+                format!("{name} runs again in a new sandbox"),
+            );
     }
     transaction
 }
 
 /// The record that goes with a start: the restart count grows to the attempt, the intent is replaced, the
-/// back-off is the one decided with the start. The last end and completed hooks are kept.
+/// back-off is the one decided with the start. The last end is kept, and completed hooks of this container.
 pub fn start_record(
     record: Option<&ContainerRecord>,
     intent: IntentRecord,
@@ -442,6 +484,8 @@ pub fn start_record(
 ) -> ContainerRecord {
     let mut next = record.cloned().unwrap_or_default();
     next.restart_count = next.restart_count.max(intent.attempt);
+    let own = format!("{}/", intent.container_id);
+    next.hooks_done.retain(|hook| hook.starts_with(&own));
     next.intent = Some(intent);
     next.backoff = backoff;
     next

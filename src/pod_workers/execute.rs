@@ -13,7 +13,7 @@ use futures::future::join_all;
 use tracing::{info, warn};
 
 use super::start::Failure;
-use super::{Job, StartFailure, WorkerContext, resolve, start};
+use super::{Job, StartFailure, WorkerContext, resolve, start, sync_pod};
 use crate::core::container_history;
 use crate::core::pod_actions::{self, PodActions, StartContainer};
 use crate::core::state::Transaction;
@@ -284,17 +284,19 @@ async fn forget_init(
     if actions.forget_init.is_empty() {
         return Ok(());
     }
+    // What was killed since the pod was looked at has ended in a way that is worth recording.
+    let listed_at = context.clock.now();
+    let status = context
+        .cri
+        .pod_status(&job.uid, job.pod.name(), job.pod.namespace())
+        .await?;
+    sync_pod::record_exits(context, job, &status, listed_at, context.clock.now()).await?;
     let seen = context.store.snapshot();
     let forgotten = container_history::forget_init(&seen, &job.uid, &actions.forget_init);
     if !forgotten.is_empty() {
         context.store.commit(forgotten).await?;
     }
     fail::fail_point!("pod_workers::forget_init::after_commit");
-    // Something may have been killed since the pod was looked at.
-    let status = context
-        .cri
-        .pod_status(&job.uid, job.pod.name(), job.pod.namespace())
-        .await?;
     let remover = context.remover();
     let doomed = status
         .containers

@@ -122,7 +122,7 @@ async fn start_container(
     let now = context.clock.now();
     let seen = context.store.snapshot();
     let key = child_key(&job.uid, &start.name);
-    let mut record = container_history::start_record(
+    let record = container_history::start_record(
         seen.record::<ContainerRecord>(&key),
         IntentRecord {
             container_id: container_id.clone(),
@@ -132,8 +132,6 @@ async fn start_container(
         },
         start.backoff,
     );
-    // Hooks of former containers are of no interest any more.
-    record.hooks_done.clear();
     let intent = StartIntent {
         pod: job.uid.clone(),
         container: start.name.clone(),
