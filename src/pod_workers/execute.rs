@@ -9,24 +9,28 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use futures::future::join_all;
-use tracing::{info, warn};
+use k8s_openapi::api::core::v1::Container;
+use tracing::info;
 
-use super::start::Failure;
-use super::{Job, StartFailure, WorkerContext, resolve, start, sync_pod};
+use super::start::{Failure, InPod, sharing_processes, target_of};
+use super::{Job, StartFailure, WorkerContext, resolve, start, stop};
 use crate::core::container_history;
 use crate::core::pod_actions::{self, PodActions, StartContainer};
-use crate::core::state::Transaction;
+use crate::core::state::{ContainerRecord, IntentRecord, Transaction, child_key};
+use crate::images::PullInputs;
+use crate::kuberuntime::container_config::{self, ContainerInputs};
 use crate::kuberuntime::cri::{CriError, convert, v1};
-use crate::kuberuntime::kill::{self, Condemned, Killer};
-use crate::kuberuntime::{gc, logs, sandbox_config};
+use crate::kuberuntime::env::{self, EnvInputs};
+use crate::kuberuntime::{gc, kill, logs, sandbox_config};
 use crate::pleg::InspectError;
 use crate::status::StatusError;
-use crate::store::{CommitError, RemoveIntent};
+use crate::store::{CommitError, RemoveIntent, StartIntent};
 use crate::types::containers::container_of;
 use crate::types::metrics::ReasonLabel;
-use crate::types::runtime::{ContainerState, PodStatus, SandboxState};
-use crate::types::{ContainerId, ContainerKind, Event, EventType, PodExt, PodUid, Stamp};
+use crate::types::runtime::{PodStatus, SandboxState};
+use crate::types::{
+    ContainerId, ContainerKind, ContainerSpec, Event, EventType, PodExt, PodUid, Stamp,
+};
 
 /// Longest text of a line in the journal that is not about a decision.
 const MAX_NOTE: usize = 1024;
@@ -162,7 +166,7 @@ pub(super) async fn execute(
     actions: &PodActions,
     volumes: &BTreeMap<String, PathBuf>,
 ) -> Result<Executed, StepError> {
-    kill_what_must_go(context, job, status, actions).await?;
+    stop::kill_what_must_go(context, job, status, actions).await?;
     for id in &actions.remove_created {
         let seen = context.store.snapshot();
         let record_end =
@@ -177,7 +181,7 @@ pub(super) async fn execute(
             .await?;
         context.cri.remove_container(&receipt).await?;
     }
-    forget_init(context, job, actions).await?;
+    stop::forget_init(context, job, actions).await?;
     let mut executed = Executed {
         failures: BTreeMap::new(),
         retry_at: None,
@@ -204,7 +208,7 @@ pub(super) async fn execute(
             continue;
         };
         if spec.kind == ContainerKind::Init {
-            prune_init(context, status, &start.name).await?;
+            stop::prune_init(context, status, &start.name).await?;
         }
         if let Err(failure) =
             start::container(context, job, status, &sandbox, &spec, start, volumes).await?
@@ -228,110 +232,6 @@ fn in_order(start: &[StartContainer]) -> Vec<&StartContainer> {
         ContainerKind::Main => 2,
     });
     order
-}
-
-async fn kill_what_must_go(
-    context: &WorkerContext,
-    job: &Job,
-    status: &PodStatus,
-    actions: &PodActions,
-) -> Result<(), StepError> {
-    let pod = &job.pod;
-    let condemned = Condemned {
-        status,
-        pod: Some(pod),
-        host_ips: &context.node.host_ips,
-    };
-    let mut decision = Transaction::new();
-    if let Some(kill_pod) = &actions.kill_pod {
-        decision = decision.journal(Some(&job.uid), "stopping pod", &kill_pod.reason);
-    } else if actions.kill.is_empty() {
-        return Ok(());
-    } else {
-        for victim in &actions.kill {
-            let why = format!("{}: {}", victim.name, victim.message);
-            decision = decision.journal(Some(&job.uid), "stopping container", why);
-        }
-    }
-    let permit = context.store.commit_stop(decision).await?;
-    let killer = Killer {
-        cri: &context.cri,
-        store: &context.store,
-        recorder: &*context.recorder,
-        permit: &permit,
-    };
-    if actions.kill_pod.is_some() {
-        return Ok(killer.pod(condemned, kill::grace_of(pod, None)).await?);
-    }
-    let killed = join_all(actions.kill.iter().filter_map(|victim| {
-        let container = status.containers.iter().find(|c| c.id == victim.id)?;
-        let grace = kill::grace_of(pod, victim.grace);
-        Some(killer.container(condemned, container, grace, Some(&victim.message)))
-    }))
-    .await;
-    killed
-        .into_iter()
-        .collect::<Result<(), _>>()
-        .map_err(StepError::from)
-}
-
-/// The ends of these init containers count no more: a new sandbox is made, and they run again in it.
-async fn forget_init(
-    context: &WorkerContext,
-    job: &Job,
-    actions: &PodActions,
-) -> Result<(), StepError> {
-    if actions.forget_init.is_empty() {
-        return Ok(());
-    }
-    // What was killed since the pod was looked at has ended in a way that is worth recording.
-    let listed_at = context.clock.now();
-    let status = context
-        .cri
-        .pod_status(&job.uid, job.pod.name(), job.pod.namespace())
-        .await?;
-    sync_pod::record_exits(context, job, &status, listed_at, context.clock.now()).await?;
-    let seen = context.store.snapshot();
-    let forgotten = container_history::forget_init(&seen, &job.uid, &actions.forget_init);
-    if !forgotten.is_empty() {
-        context.store.commit(forgotten).await?;
-    }
-    fail::fail_point!("pod_workers::forget_init::after_commit");
-    let remover = context.remover();
-    let doomed = status
-        .containers
-        .iter()
-        .filter(|c| actions.forget_init.contains(&c.name));
-    for container in doomed {
-        if container.state == ContainerState::Running {
-            return Err(StepError::StillRunning(container.name.clone()));
-        }
-        remover.container(&status, &container.id).await?;
-    }
-    Ok(())
-}
-
-/// Leaves one dead container of an init container's former attempts. Upstream:
-/// `pruneInitContainersBeforeStart`.
-async fn prune_init(
-    context: &WorkerContext,
-    status: &PodStatus,
-    name: &str,
-) -> Result<(), StepError> {
-    let dead = status
-        .containers_named(name)
-        .filter(|c| matches!(c.state, ContainerState::Exited | ContainerState::Unknown));
-    for container in dead.skip(1) {
-        if let Err(error) = context.remover().container(status, &container.id).await {
-            match error {
-                gc::GcError::Commit { .. } => return Err(error.into()),
-                gc::GcError::Runtime { .. } => {
-                    warn!(%error, "a dead init container stays");
-                }
-            }
-        }
-    }
-    Ok(())
 }
 
 /// Why a new sandbox is made.
@@ -430,4 +330,216 @@ async fn sandbox(
         ips: inspected.ips,
         config,
     })
+}
+
+/// Pulls, creates, records the intent, starts.
+pub(super) async fn start_container(
+    context: &WorkerContext,
+    job: &Job,
+    status: &PodStatus,
+    sandbox: &Sandbox,
+    spec: &ContainerSpec<'_>,
+    start: &StartContainer,
+    volumes: &BTreeMap<String, PathBuf>,
+) -> Result<Result<ContainerId, Failure>, StepError> {
+    let created = match &start.adopt {
+        Some(id) => Ok(id.clone()),
+        None => create_container(context, job, status, sandbox, spec, start, volumes).await?,
+    };
+    let container_id = match created {
+        Ok(id) => id,
+        Err(failure) => return Ok(Err(failure)),
+    };
+    let now = context.clock.now();
+    let seen = context.store.snapshot();
+    let key = child_key(&job.uid, &start.name);
+    let record = container_history::start_record(
+        seen.record::<ContainerRecord>(&key),
+        IntentRecord {
+            container_id: container_id.clone(),
+            attempt: start.attempt,
+            hash: start.hash.clone(),
+            at: now,
+        },
+        start.backoff,
+    );
+    let intent = StartIntent {
+        pod: job.uid.clone(),
+        container: start.name.clone(),
+        container_id: container_id.clone(),
+        attempt: start.attempt,
+        hash: start.hash.clone(),
+        why: start.why.clone(),
+        at: now,
+    };
+    let receipt = context
+        .store
+        .commit_intent(intent, Transaction::new().put(&key, record))
+        .await?;
+    fail::fail_point!("pod_workers::start::after_intent");
+    match context.cri.start_container(&receipt).await {
+        Ok(()) => {}
+        Err(error) => {
+            let message = error.to_string();
+            context.recorder.record(
+                Event::pod(
+                    EventType::Warning,
+                    &job.pod,
+                    "Failed",
+                    format!("Error: {message}"),
+                )
+                .container_of(&job.pod, &start.name),
+            );
+            return Ok(Err(Failure::new("RunContainerError", message)));
+        }
+    }
+    fail::fail_point!("pod_workers::start::after_start");
+    context.metrics.started_containers.inc();
+    context.recorder.record(
+        Event::pod(
+            EventType::Normal,
+            &job.pod,
+            "Started",
+            format!("Container started: {}", start.name),
+        )
+        .container_of(&job.pod, &start.name),
+    );
+    if let Err(error) = logs::link_container_log(
+        &context.node,
+        &job.pod,
+        &start.name,
+        &container_id,
+        &container_config::log_path(&start.name, start.attempt),
+    ) {
+        info!(%error, container = start.name, "cannot link the container's log");
+    }
+    info!(container = start.name, attempt = start.attempt, id = %container_id, why = start.why, adopted = start.adopt.is_some(), previous = status.container(&start.name).is_some(), "container started");
+    Ok(Ok(container_id))
+}
+
+async fn create_container(
+    context: &WorkerContext,
+    job: &Job,
+    status: &PodStatus,
+    sandbox: &Sandbox,
+    spec: &ContainerSpec<'_>,
+    start: &StartContainer,
+    volumes: &BTreeMap<String, PathBuf>,
+) -> Result<Result<ContainerId, Failure>, StepError> {
+    let pod = &job.pod;
+    let container: &Container = &spec.container;
+    let warn = |reason: &str, message: &str| {
+        context.recorder.record(
+            Event::pod(EventType::Warning, pod, reason, message.to_owned())
+                .container_of(pod, &container.name),
+        );
+    };
+    let target = match target_of(status, spec) {
+        Ok(target) => target,
+        Err(message) => {
+            warn("Failed", &format!("Error: {message}"));
+            return Ok(Err(Failure::new("CreateContainerConfigError", message)));
+        }
+    };
+    let secrets = resolve::pull_secrets(context, pod).await;
+    let image_ref = match context
+        .images
+        .ensure(
+            pod,
+            container,
+            PullInputs {
+                sandbox: Some(&sandbox.config),
+                secrets: &secrets,
+            },
+            &context.cri,
+            &context.store,
+            &InPod::new(context, pod),
+        )
+        .await
+    {
+        Ok(image_ref) => image_ref,
+        Err(error) => {
+            return Ok(Err(Failure {
+                reason: error.reason.as_str().to_owned(),
+                message: error.message,
+                retry_at: error.retry_at,
+            }));
+        }
+    };
+    let files = match container_config::prepare_files(
+        pod,
+        container,
+        start.attempt,
+        &sandbox.ips,
+        &context.node,
+    ) {
+        Ok(files) => files,
+        Err(error) => {
+            let message = error.to_string();
+            warn("Failed", &format!("Error: {message}"));
+            return Ok(Err(Failure::new("CreateContainerError", message)));
+        }
+    };
+    let env = {
+        let sources = resolve::environment(context, pod, container).await;
+        let inputs = EnvInputs {
+            pod,
+            container,
+            pod_ips: &sandbox.ips,
+            sources: &sources,
+        };
+        match env::make_env(&inputs, &context.node) {
+            Ok(env) => env,
+            Err(error) => {
+                let message = error.to_string();
+                warn("Failed", &format!("Error: {message}"));
+                return Ok(Err(Failure::new("CreateContainerConfigError", message)));
+            }
+        }
+    };
+    for message in &env.skipped {
+        warn(env::INVALID_NAMES, message);
+    }
+    let inputs = ContainerInputs {
+        pod,
+        container,
+        attempt: start.attempt,
+        hash: &start.hash,
+        image_ref: &image_ref,
+        env: &env,
+        volumes,
+        files: &files,
+    };
+    let config = match container_config::build(&inputs, &context.node) {
+        Ok(config) => config,
+        Err(error) => {
+            let message = error.to_string();
+            warn("Failed", &format!("Error: {message}"));
+            return Ok(Err(Failure::new("CreateContainerConfigError", message)));
+        }
+    };
+    let config = sharing_processes(config, target);
+    let id = match context
+        .cri
+        .create_container(&sandbox.id, config, sandbox.config.clone())
+        .await
+    {
+        Ok(id) => id,
+        Err(error) => {
+            let message = error.to_string();
+            warn("Failed", &format!("Error: {message}"));
+            return Ok(Err(Failure::new("CreateContainerError", message)));
+        }
+    };
+    fail::fail_point!("pod_workers::start::after_create");
+    context.recorder.record(
+        Event::pod(
+            EventType::Normal,
+            pod,
+            "Created",
+            format!("Container created: {}", container.name),
+        )
+        .container_of(pod, &container.name),
+    );
+    Ok(Ok(id))
 }

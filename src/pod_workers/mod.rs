@@ -18,6 +18,7 @@ pub mod reason_cache;
 mod record;
 mod resolve;
 mod start;
+mod stop;
 mod sync_pod;
 mod terminate;
 mod worker;

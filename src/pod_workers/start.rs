@@ -1,5 +1,5 @@
-//! Making and starting one container: target, image, files, environment, create, start intent, start, postStart
-//! hook. Upstream: `startContainer`.
+//! What belongs to the start of a container besides making it: the container whose processes it shares, its
+//! postStart hook, the names it has in events, the span it is traced in.
 //!
 //! **Invariant:** whatever keeps a container from running is a [`Failure`], told as the reason of its Waiting
 //! state; only what the agent cannot do at all (a commit, a call that must succeed) is an error.
@@ -9,21 +9,16 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::{Container, Pod};
-use tracing::{Instrument, info, info_span, warn};
+use tracing::{Instrument, info_span, warn};
 
-use super::execute::{Sandbox, StepError, note};
-use super::{Job, WorkerContext, resolve};
-use crate::core::container_history;
+use super::execute::{Sandbox, StepError, note, start_container};
+use super::{Job, WorkerContext};
 use crate::core::pod_actions::StartContainer;
-use crate::core::state::{ContainerRecord, IntentRecord, Transaction, child_key};
-use crate::images::PullInputs;
-use crate::kuberuntime::container_config::{self, ContainerInputs};
+use crate::core::state::Transaction;
 use crate::kuberuntime::cri::v1;
-use crate::kuberuntime::env::{self, EnvInputs};
 use crate::kuberuntime::hooks::{self, Hook, HookTarget};
 use crate::kuberuntime::kill::{self, Condemned, Killer};
-use crate::kuberuntime::logs;
-use crate::store::{CommitError, StartIntent};
+use crate::store::CommitError;
 use crate::types::runtime::{ContainerState, ContainerStatus, PodStatus};
 use crate::types::{ContainerId, ContainerSpec, Event, EventRecorder, EventType, PodExt, Stamp};
 
@@ -58,9 +53,18 @@ impl Failure {
 }
 
 /// Names containers in events by the list they stand in.
-struct InPod {
+pub(super) struct InPod {
     pod: Arc<Pod>,
     inner: Arc<dyn EventRecorder>,
+}
+
+impl InPod {
+    pub(super) fn new(context: &WorkerContext, pod: &Arc<Pod>) -> Self {
+        Self {
+            pod: Arc::clone(pod),
+            inner: Arc::clone(&context.recorder),
+        }
+    }
 }
 
 impl EventRecorder for InPod {
@@ -101,237 +105,37 @@ pub(super) async fn container(
     work.instrument(span).await
 }
 
-/// Pulls, creates, records the intent, starts.
-async fn start_container(
-    context: &WorkerContext,
-    job: &Job,
+/// The running container whose PID namespace an ephemeral container asks for.
+///
+/// # Errors
+/// What to tell when it does not run.
+pub(super) fn target_of(
     status: &PodStatus,
-    sandbox: &Sandbox,
     spec: &ContainerSpec<'_>,
-    start: &StartContainer,
-    volumes: &BTreeMap<String, PathBuf>,
-) -> Result<Result<ContainerId, Failure>, StepError> {
-    let created = match &start.adopt {
-        Some(id) => Ok(id.clone()),
-        None => create_container(context, job, status, sandbox, spec, start, volumes).await?,
+) -> Result<Option<ContainerId>, String> {
+    let Some(name) = spec.target else {
+        return Ok(None);
     };
-    let container_id = match created {
-        Ok(id) => id,
-        Err(failure) => return Ok(Err(failure)),
-    };
-    let now = context.clock.now();
-    let seen = context.store.snapshot();
-    let key = child_key(&job.uid, &start.name);
-    let record = container_history::start_record(
-        seen.record::<ContainerRecord>(&key),
-        IntentRecord {
-            container_id: container_id.clone(),
-            attempt: start.attempt,
-            hash: start.hash.clone(),
-            at: now,
-        },
-        start.backoff,
-    );
-    let intent = StartIntent {
-        pod: job.uid.clone(),
-        container: start.name.clone(),
-        container_id: container_id.clone(),
-        attempt: start.attempt,
-        hash: start.hash.clone(),
-        why: start.why.clone(),
-        at: now,
-    };
-    let receipt = context
-        .store
-        .commit_intent(intent, Transaction::new().put(&key, record))
-        .await?;
-    fail::fail_point!("pod_workers::start::after_intent");
-    match context.cri.start_container(&receipt).await {
-        Ok(()) => {}
-        Err(error) => {
-            let message = error.to_string();
-            context.recorder.record(
-                Event::pod(
-                    EventType::Warning,
-                    &job.pod,
-                    "Failed",
-                    format!("Error: {message}"),
-                )
-                .container_of(&job.pod, &start.name),
-            );
-            return Ok(Err(Failure::new("RunContainerError", message)));
-        }
+    let mut found = status.containers_named(name);
+    match found.find(|c| c.state == ContainerState::Running) {
+        Some(found) => Ok(Some(found.id.clone())),
+        None => Err(format!("unable to find target container {name}")),
     }
-    fail::fail_point!("pod_workers::start::after_start");
-    context.metrics.started_containers.inc();
-    context.recorder.record(
-        Event::pod(
-            EventType::Normal,
-            &job.pod,
-            "Started",
-            format!("Container started: {}", start.name),
-        )
-        .container_of(&job.pod, &start.name),
-    );
-    if let Err(error) = logs::link_container_log(
-        &context.node,
-        &job.pod,
-        &start.name,
-        &container_id,
-        &container_config::log_path(&start.name, start.attempt),
-    ) {
-        info!(%error, container = start.name, "cannot link the container's log");
-    }
-    info!(container = start.name, attempt = start.attempt, id = %container_id, why = start.why, adopted = start.adopt.is_some(), previous = status.container(&start.name).is_some(), "container started");
-    Ok(Ok(container_id))
-}
-
-async fn create_container(
-    context: &WorkerContext,
-    job: &Job,
-    status: &PodStatus,
-    sandbox: &Sandbox,
-    spec: &ContainerSpec<'_>,
-    start: &StartContainer,
-    volumes: &BTreeMap<String, PathBuf>,
-) -> Result<Result<ContainerId, Failure>, StepError> {
-    let pod = &job.pod;
-    let container: &Container = &spec.container;
-    let warn = |reason: &str, message: &str| {
-        context.recorder.record(
-            Event::pod(EventType::Warning, pod, reason, message.to_owned())
-                .container_of(pod, &container.name),
-        );
-    };
-    let target = match spec.target {
-        None => None,
-        Some(name) => {
-            let found = status
-                .containers_named(name)
-                .find(|c| c.state == ContainerState::Running);
-            let Some(found) = found else {
-                let message = format!("unable to find target container {name}");
-                warn("Failed", &format!("Error: {message}"));
-                return Ok(Err(Failure::new("CreateContainerConfigError", message)));
-            };
-            Some(found.id.clone())
-        }
-    };
-    let secrets = resolve::pull_secrets(context, pod).await;
-    let image_ref = match context
-        .images
-        .ensure(
-            pod,
-            container,
-            PullInputs {
-                sandbox: Some(&sandbox.config),
-                secrets: &secrets,
-            },
-            &context.cri,
-            &context.store,
-            &InPod {
-                pod: Arc::clone(pod),
-                inner: Arc::clone(&context.recorder),
-            },
-        )
-        .await
-    {
-        Ok(image_ref) => image_ref,
-        Err(error) => {
-            return Ok(Err(Failure {
-                reason: error.reason.as_str().to_owned(),
-                message: error.message,
-                retry_at: error.retry_at,
-            }));
-        }
-    };
-    let files = match container_config::prepare_files(
-        pod,
-        container,
-        start.attempt,
-        &sandbox.ips,
-        &context.node,
-    ) {
-        Ok(files) => files,
-        Err(error) => {
-            let message = error.to_string();
-            warn("Failed", &format!("Error: {message}"));
-            return Ok(Err(Failure::new("CreateContainerError", message)));
-        }
-    };
-    let env = {
-        let sources = resolve::environment(context, pod, container).await;
-        let inputs = EnvInputs {
-            pod,
-            container,
-            pod_ips: &sandbox.ips,
-            sources: &sources,
-        };
-        match env::make_env(&inputs, &context.node) {
-            Ok(env) => env,
-            Err(error) => {
-                let message = error.to_string();
-                warn("Failed", &format!("Error: {message}"));
-                return Ok(Err(Failure::new("CreateContainerConfigError", message)));
-            }
-        }
-    };
-    for message in &env.skipped {
-        warn(env::INVALID_NAMES, message);
-    }
-    let inputs = ContainerInputs {
-        pod,
-        container,
-        attempt: start.attempt,
-        hash: &start.hash,
-        image_ref: &image_ref,
-        env: &env,
-        volumes,
-        files: &files,
-    };
-    let mut config = match container_config::build(&inputs, &context.node) {
-        Ok(config) => config,
-        Err(error) => {
-            let message = error.to_string();
-            warn("Failed", &format!("Error: {message}"));
-            return Ok(Err(Failure::new("CreateContainerConfigError", message)));
-        }
-    };
-    if let Some(target) = target {
-        share_processes(&mut config, &target);
-    }
-    let id = match context
-        .cri
-        .create_container(&sandbox.id, config, sandbox.config.clone())
-        .await
-    {
-        Ok(id) => id,
-        Err(error) => {
-            let message = error.to_string();
-            warn("Failed", &format!("Error: {message}"));
-            return Ok(Err(Failure::new("CreateContainerError", message)));
-        }
-    };
-    fail::fail_point!("pod_workers::start::after_create");
-    context.recorder.record(
-        Event::pod(
-            EventType::Normal,
-            pod,
-            "Created",
-            format!("Container created: {}", container.name),
-        )
-        .container_of(pod, &container.name),
-    );
-    Ok(Ok(id))
 }
 
 /// Puts a container into the PID namespace of another one.
-fn share_processes(config: &mut v1::ContainerConfig, target: &ContainerId) {
-    let linux = config.linux.get_or_insert_default();
-    let security = linux.security_context.get_or_insert_default();
-    let namespaces = security.namespace_options.get_or_insert_default();
-    namespaces.pid = v1::NamespaceMode::Target.into();
-    namespaces.target_id = target.to_string();
+pub(super) fn sharing_processes(
+    mut config: v1::ContainerConfig,
+    target: Option<ContainerId>,
+) -> v1::ContainerConfig {
+    if let Some(target) = target {
+        let linux = config.linux.get_or_insert_default();
+        let security = linux.security_context.get_or_insert_default();
+        let namespaces = security.namespace_options.get_or_insert_default();
+        namespaces.pid = v1::NamespaceMode::Target.into();
+        namespaces.target_id = target.to_string();
+    }
+    config
 }
 
 /// Runs the postStart hook of a running container, if it has one that has not run yet. It may take as long as it

@@ -7,6 +7,7 @@ use std::time::Duration;
 use holdfast_testkit::fake_cri::{Behaviour, ExecResult};
 use tokio::time::Instant;
 
+use crate::node::{Crash, When};
 use crate::restart::{assert_nothing_wrong, node};
 use crate::world::{IMAGE, World};
 
@@ -268,4 +269,91 @@ async fn a_megabyte_of_environment_arrives() {
     let sent = config.envs.iter().find(|e| e.key == "BIG").unwrap();
     assert_eq!(sent.value.len(), 1 << 20);
     assert_nothing_wrong(&w);
+}
+
+// ----------------------------------------------------------------------------------------------- R12
+
+/// Three init containers, a sidecar among them, a main container with hooks.
+fn staged() -> String {
+    let container = |name: &str, script: &str, more: &str| {
+        format!(r#"{{"name":"{name}","image":"{IMAGE}","command":["sh","-c","{script}"]{more}}}"#)
+    };
+    let sidecar = r#","restartPolicy":"Always""#;
+    let hooks = r#","lifecycle":{"postStart":{"exec":{"command":["true"]}},"preStop":{"exec":{"command":["true"]}}}"#;
+    format!(
+        r#"{{"restartPolicy":"Always","terminationGracePeriodSeconds":5,"initContainers":[{},{},{},{}],"containers":[{}]}}"#,
+        container("i1", "sleep 1", ""),
+        container("side", "sleep 9999", sidecar),
+        container("i2", "sleep 1", ""),
+        container("i3", "exit 0", ""),
+        container("main", "sleep 9999", hooks),
+    )
+}
+
+/// The pod comes up and is removed; the agent dies where `crash` says, and is started again. Returns how many
+/// calls that change something the first life made.
+async fn come_and_go(crash: Crash) -> usize {
+    let mut w = World::new();
+    w.behave_as_told();
+    w.manifest("staged", &staged());
+    let mut calls = None;
+    let mut removed = None;
+    let mut uid = String::new();
+    loop {
+        assert!(
+            w.began.elapsed() < Duration::from_secs(180),
+            "{crash:?}\n{}",
+            w.describe()
+        );
+        let life = if calls.is_none() { crash } else { Crash::Never };
+        let mut alive = w.start_until(life).await;
+        while alive {
+            alive = w.pass_alive(Duration::from_millis(500)).await;
+            if alive && removed.is_none() && w.began.elapsed() > Duration::from_secs(30) {
+                let names: Vec<_> = w
+                    .starts("staged")
+                    .into_iter()
+                    .map(|s| s.container)
+                    .collect();
+                let want = ["i1", "side", "i2", "i3", "main"];
+                assert_eq!(names, want, "{crash:?}\n{}", w.describe());
+                assert_eq!(w.running("staged").len(), 2, "{crash:?}\n{}", w.describe());
+                assert_eq!(w.fake.sandboxes().len(), 1, "{crash:?}");
+                uid = w.uid("staged").to_string();
+                w.remove_manifest("staged");
+                removed = Some(w.began.elapsed());
+            }
+            if alive && removed.is_some() && w.left_of("staged", &uid).is_empty() {
+                assert_eq!(w.wrongs(), Vec::<String>::new(), "{crash:?}");
+                return calls.unwrap_or_else(|| w.life.calls());
+            }
+            assert!(
+                w.began.elapsed() < Duration::from_secs(180),
+                "{crash:?}\n{}",
+                w.describe()
+            );
+        }
+        calls.get_or_insert_with(|| w.life.calls());
+        w.crash().await;
+    }
+}
+
+fn alone(crash: Crash) -> usize {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .start_paused(true)
+        .build()
+        .unwrap();
+    runtime.block_on(come_and_go(crash))
+}
+
+#[test]
+fn restart_keeps_init_containers_in_order_and_each_runs_once_wherever_the_agent_dies() {
+    let calls = alone(Crash::Never);
+    assert!(calls >= 12, "{calls} calls");
+    for call in 1..=calls {
+        for when in [When::Before, When::After] {
+            alone(Crash::Call(call, when));
+        }
+    }
 }
