@@ -22,9 +22,10 @@ use holdfast::kuberuntime::cri::{CriClient, CriTimeouts};
 use holdfast::kuberuntime::dns::DnsConfigurer;
 use holdfast::kuberuntime::env::{self, EnvInputs};
 use holdfast::kuberuntime::gc::{GcPolicy, Remover};
+use holdfast::kuberuntime::kill::{Condemned, Killer};
 use holdfast::kuberuntime::node_context::NodeContext;
 use holdfast::kuberuntime::sources::Sources;
-use holdfast::kuberuntime::{kill, logs, sandbox_config};
+use holdfast::kuberuntime::{logs, sandbox_config};
 use holdfast::store::{StartIntent, Store};
 use holdfast::types::events::MemoryRecorder;
 use holdfast::types::metrics::Metrics;
@@ -218,15 +219,18 @@ impl World {
     async fn clean(&self, pod: &Pod, status: &PodStatus) {
         let permit = self.store.commit_stop(Transaction::new()).await.unwrap();
         let grace = Duration::from_secs(2);
-        Box::pin(kill::kill_pod(
+        let killer = Killer {
+            cri: &self.cri,
+            store: &self.store,
+            recorder: &self.recorder,
+            permit: &permit,
+        };
+        let condemned = Condemned {
             status,
-            grace,
-            &self.cri,
-            &permit,
-            &self.recorder,
-        ))
-        .await
-        .unwrap();
+            pod: Some(pod),
+            host_ips: &[],
+        };
+        Box::pin(killer.pod(condemned, grace)).await.unwrap();
         let remover = Remover {
             cri: &self.cri,
             store: &self.store,

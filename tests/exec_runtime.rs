@@ -9,7 +9,7 @@
 )]
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use holdfast::core::state::{ContainerRecord, Transaction, child_key};
@@ -18,15 +18,17 @@ use holdfast::kuberuntime::container_config::{self, ContainerInputs};
 use holdfast::kuberuntime::cri::{CriClient, CriTimeouts, v1};
 use holdfast::kuberuntime::env::{self, EnvInputs};
 use holdfast::kuberuntime::gc::{GcPolicy, Remover};
-use holdfast::kuberuntime::kill;
+use holdfast::kuberuntime::kill::{Condemned, KillError, Killer};
 use holdfast::kuberuntime::node_context::NodeContext;
 use holdfast::kuberuntime::sandbox_config;
 use holdfast::kuberuntime::sources::Sources;
 use holdfast::store::{StartIntent, Store};
+use holdfast::types::containers::container_of;
 use holdfast::types::events::MemoryRecorder;
 use holdfast::types::metrics::Metrics;
+use holdfast::types::runtime::PodStatus;
 use holdfast::types::{BootId, Clock, ContainerId, PodExt, Stamp};
-use holdfast_testkit::fake_cri::{Behaviour, FakeCri, Fault, Pull};
+use holdfast_testkit::fake_cri::{Behaviour, ExecResult, FakeCri, Fault, Pull};
 use k8s_openapi::api::core::v1::Pod;
 use serde_json::json;
 use tonic::Code;
@@ -108,7 +110,8 @@ impl World {
         attempt: u32,
         sandbox: &(ContainerId, v1::PodSandboxConfig),
     ) -> ContainerId {
-        let container = pod.container(name).unwrap();
+        let spec = container_of(pod, name).unwrap();
+        let container = &*spec.container;
         let files =
             container_config::prepare_files(pod, container, attempt, &[], &self.ctx).unwrap();
         let env = env::make_env(
@@ -161,6 +164,57 @@ impl World {
         id
     }
 
+    async fn kill(
+        &self,
+        pod: Option<&Pod>,
+        status: &PodStatus,
+        grace: Duration,
+    ) -> Result<(), KillError> {
+        let permit = self.store.commit_stop(Transaction::new()).await.unwrap();
+        let killer = Killer {
+            cri: &self.cri,
+            store: &self.store,
+            recorder: &self.recorder,
+            permit: &permit,
+        };
+        let condemned = Condemned {
+            status,
+            pod,
+            host_ips: &[],
+        };
+        killer.pod(condemned, grace).await
+    }
+
+    /// When each container was asked to stop, by name, in seconds from now.
+    fn stops(&self, pod: &Pod) -> Arc<Mutex<BTreeMap<String, u64>>> {
+        let stops: Arc<Mutex<BTreeMap<String, u64>>> = Arc::default();
+        let (seen, fake, begun) = (
+            Arc::clone(&stops),
+            self.fake.clone(),
+            tokio::time::Instant::now(),
+        );
+        let uid = pod.uid();
+        self.fake.on_call(move |call| {
+            if call.operation == "stop_container"
+                && let Some(config) = fake.config(&call.object)
+                && config.labels["io.kubernetes.pod.uid"] == uid.as_str()
+            {
+                let name = config.metadata.unwrap().name;
+                let seconds = begun.elapsed().as_secs();
+                seen.lock().unwrap().insert(name, seconds);
+            }
+            None
+        });
+        stops
+    }
+
+    async fn status(&self, pod: &Pod) -> PodStatus {
+        self.cri
+            .pod_status(&pod.uid(), pod.name(), pod.namespace())
+            .await
+            .unwrap()
+    }
+
     fn remover(&self) -> Remover<'_> {
         Remover {
             cri: &self.cri,
@@ -186,16 +240,10 @@ async fn a_pod_is_listed_by_its_labels_and_stopped_whole() {
     assert_eq!((status.name.as_str(), status.containers.len()), ("p-u1", 2));
     assert!(status.containers.iter().all(|c| c.hash == "h"));
 
-    let permit = world.store.commit_stop(Transaction::new()).await.unwrap();
-    kill::kill_pod(
-        &status,
-        Duration::from_secs(5),
-        &world.cri,
-        &permit,
-        &world.recorder,
-    )
-    .await
-    .unwrap();
+    world
+        .kill(Some(&pod), &status, Duration::from_secs(5))
+        .await
+        .unwrap();
     assert!(world.fake.running("p-u1", "a").is_empty());
     assert_eq!(world.fake.count("stop_podsandbox"), 1);
     let events = world.recorder.events();
@@ -229,17 +277,11 @@ async fn containers_are_stopped_side_by_side() {
         .pod_status(&pod.uid(), pod.name(), pod.namespace())
         .await
         .unwrap();
-    let permit = world.store.commit_stop(Transaction::new()).await.unwrap();
     let begun = tokio::time::Instant::now();
-    kill::kill_pod(
-        &status,
-        Duration::from_secs(30),
-        &world.cri,
-        &permit,
-        &world.recorder,
-    )
-    .await
-    .unwrap();
+    world
+        .kill(Some(&pod), &status, Duration::from_secs(30))
+        .await
+        .unwrap();
     assert!(
         begun.elapsed() < Duration::from_secs(15),
         "took {:?}",
@@ -262,16 +304,10 @@ async fn the_sandbox_is_stopped_even_when_a_container_cannot_be() {
         "stop_container",
         Fault::Error(Code::Internal, "no".to_owned()),
     );
-    let permit = world.store.commit_stop(Transaction::new()).await.unwrap();
-    let error = kill::kill_pod(
-        &status,
-        Duration::from_secs(5),
-        &world.cri,
-        &permit,
-        &world.recorder,
-    )
-    .await
-    .unwrap_err();
+    let error = world
+        .kill(Some(&pod), &status, Duration::from_secs(5))
+        .await
+        .unwrap_err();
     assert!(
         error
             .to_string()
@@ -394,4 +430,177 @@ async fn images_are_pulled_over_cri() {
     tokio::time::advance(Duration::from_secs(11)).await;
     world.fake.pull("example.com/none:1", Pull::Succeeds);
     ensure(&pod).await.unwrap();
+}
+
+/// A pod with sidecars `s1` and `s2`, in this order, and the main containers `m1` and `m2`.
+fn with_sidecars() -> Pod {
+    let container =
+        |name: &str| json!({"name": name, "image": IMAGE, "command": ["sleep", "3600"]});
+    let sidecar = |name: &str| {
+        let mut sidecar = container(name);
+        sidecar["restartPolicy"] = "Always".into();
+        sidecar
+    };
+    serde_json::from_value(json!({
+        "metadata": {"name": "p-u1", "namespace": "ns", "uid": "u1"},
+        "spec": {
+            "initContainers": [sidecar("s1"), sidecar("s2")],
+            "containers": [container("m1"), container("m2")],
+        },
+    }))
+    .unwrap()
+}
+
+#[tokio::test(start_paused = true)]
+async fn sidecars_are_stopped_after_the_main_containers_the_last_one_first() {
+    let world = world();
+    world.fake.on_start(|config| {
+        let seconds = match config.metadata.as_ref().unwrap().name.as_str() {
+            "m1" => 3,
+            "s2" => 2,
+            _ => 1,
+        };
+        Behaviour::SlowTerm(Duration::from_secs(seconds))
+    });
+    let pod = with_sidecars();
+    let sandbox = world.sandbox(&pod, 0).await;
+    for name in ["s1", "s2", "m1", "m2"] {
+        world.start(&pod, name, 0, &sandbox).await;
+    }
+    let status = world.status(&pod).await;
+    let stops = world.stops(&pod);
+    world
+        .kill(Some(&pod), &status, Duration::from_secs(30))
+        .await
+        .unwrap();
+    let want = [("m1", 0), ("m2", 0), ("s2", 3), ("s1", 5)];
+    let want: BTreeMap<_, _> = want.map(|(n, s)| (n.to_owned(), s)).into();
+    assert_eq!(*stops.lock().unwrap(), want);
+    let paths: BTreeSet<_> = world
+        .recorder
+        .events()
+        .iter()
+        .filter_map(|e| e.field_path())
+        .collect();
+    let want = [
+        "spec.containers{m1}",
+        "spec.containers{m2}",
+        "spec.initContainers{s1}",
+        "spec.initContainers{s2}",
+    ];
+    assert_eq!(paths, want.map(str::to_owned).into());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_sidecar_waits_no_longer_than_the_grace_period() {
+    let world = world();
+    world.fake.on_start(|_| Behaviour::IgnoreTerm);
+    let pod = with_sidecars();
+    let sandbox = world.sandbox(&pod, 0).await;
+    for name in ["s1", "m1"] {
+        world.start(&pod, name, 0, &sandbox).await;
+    }
+    let status = world.status(&pod).await;
+    let stops = world.stops(&pod);
+    let begun = tokio::time::Instant::now();
+    world
+        .kill(Some(&pod), &status, Duration::from_secs(5))
+        .await
+        .unwrap();
+    assert_eq!(stops.lock().unwrap()["s1"], 5);
+    // It still gets the two seconds that every container gets.
+    assert_eq!(begun.elapsed().as_secs(), 7);
+}
+
+fn with_pre_stop() -> Pod {
+    serde_json::from_value(json!({
+        "metadata": {"name": "p-u1", "namespace": "ns", "uid": "u1"},
+        "spec": {"containers": [{
+            "name": "a", "image": IMAGE, "command": ["sleep", "3600"],
+            "lifecycle": {"preStop": {"exec": {"command": ["drain"]}}},
+        }]},
+    }))
+    .unwrap()
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_pre_stop_hook_takes_its_time_from_the_grace_period_and_runs_once() {
+    // How long the hook takes, how long the container lives that ignores its stop signal.
+    for (takes, lives, done) in [(4, 10, true), (3600, 12, false)] {
+        let world = world();
+        world.fake.on_start(|_| Behaviour::IgnoreTerm);
+        world.fake.on_exec(move |_, command| {
+            assert_eq!(command, ["drain"]);
+            ExecResult {
+                takes: Duration::from_secs(takes),
+                ..Default::default()
+            }
+        });
+        let pod = with_pre_stop();
+        let sandbox = world.sandbox(&pod, 0).await;
+        let id = world.start(&pod, "a", 0, &sandbox).await;
+        let status = world.status(&pod).await;
+        let begun = tokio::time::Instant::now();
+        let grace = Duration::from_secs(10);
+        world.kill(Some(&pod), &status, grace).await.unwrap();
+        assert_eq!(begun.elapsed().as_secs(), lives, "hook of {takes} s");
+        let key = child_key(&pod.uid(), "a");
+        let state = world.store.snapshot();
+        let hooks = &state.record::<ContainerRecord>(&key).unwrap().hooks_done;
+        assert_eq!(hooks.contains(&format!("{id}/preStop")), done);
+        // As after a restart of the agent that knows nothing of the stop.
+        world.kill(Some(&pod), &status, grace).await.unwrap();
+        let times = if done { 1 } else { 2 };
+        assert_eq!(world.fake.count("exec_sync"), times, "hook of {takes} s");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_failed_pre_stop_hook_is_told_and_stops_nothing() {
+    let world = world();
+    world.fake.on_exec(|_, _| ExecResult {
+        code: 3,
+        stdout: "secret".to_owned(),
+        ..Default::default()
+    });
+    let pod = with_pre_stop();
+    let sandbox = world.sandbox(&pod, 0).await;
+    world.start(&pod, "a", 0, &sandbox).await;
+    let status = world.status(&pod).await;
+    let grace = Duration::from_secs(10);
+    world.kill(Some(&pod), &status, grace).await.unwrap();
+    assert!(world.fake.running("p-u1", "a").is_empty());
+    let events = world.recorder.events();
+    let failed: Vec<_> = events
+        .iter()
+        .filter(|e| e.reason == "FailedPreStopHook")
+        .map(|e| e.message.as_str())
+        .collect();
+    assert_eq!(failed, ["PreStopHook failed"]);
+    let state = world.store.snapshot();
+    let told = state.journal.values();
+    let told: Vec<_> = told.map(|v| v.record.why.clone()).collect();
+    assert!(
+        told.iter().any(|why| why.contains("exited with 3")),
+        "{told:?}"
+    );
+    assert!(!told.iter().any(|why| why.contains("secret")), "{told:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn no_hook_runs_without_grace_and_that_of_an_orphan_comes_from_its_annotations() {
+    for (known, grace, hooks) in [(true, 0, 0), (false, 1, 1)] {
+        let world = world();
+        let pod = with_pre_stop();
+        let sandbox = world.sandbox(&pod, 0).await;
+        world.start(&pod, "a", 0, &sandbox).await;
+        let status = world.status(&pod).await;
+        world.fake.on_exec(|_, _| ExecResult::default());
+        world
+            .kill(known.then_some(&pod), &status, Duration::from_secs(grace))
+            .await
+            .unwrap();
+        assert_eq!(world.fake.count("exec_sync"), hooks, "known: {known}");
+        assert!(world.fake.running("p-u1", "a").is_empty());
+    }
 }

@@ -301,10 +301,7 @@ impl EventSink {
                     namespace: Some(pod.namespace.clone()),
                     name: Some(pod.name.clone()),
                     uid: Some(pod.uid.to_string()),
-                    field_path: event
-                        .container
-                        .as_ref()
-                        .map(|name| format!("spec.containers{{{name}}}")),
+                    field_path: event.field_path(),
                     resource_version: None,
                 },
             ),

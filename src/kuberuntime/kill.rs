@@ -1,15 +1,27 @@
 //! Stopping containers and pods; upstream's `killPodWithSyncResult` and `killContainer`.
 //!
-//! Comes in: what the runtime shows, the grace that is left, the store's permit to stop. Goes out:
-//! StopContainer for all running containers at once, then StopPodSandbox; an event per container. Every
-//! call may be repeated: stopping what is stopped succeeds. Removal is left to [`super::gc`].
+//! Comes in: what the runtime shows, the pod's spec where it is known, the grace that is left, the store's
+//! permit to stop. Goes out: an event per container, its preStop hook, StopContainer, at last StopPodSandbox.
+//! Containers are stopped side by side, but a sidecar waits until the main containers and the sidecars after it
+//! have ended. Hooks and waiting take their time from the grace period. Every call may be repeated: stopping
+//! what is stopped succeeds, and a preStop hook that has come to its end is not run again. Removal is left to
+//! [`super::gc`].
 
+use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
 
 use futures::future::join_all;
+use k8s_openapi::api::core::v1::{ContainerPort, LifecycleHandler, Pod};
+use tokio::sync::watch;
+use tokio::time::Instant;
+use tracing::Instrument;
 
 use super::cri::{CriClient, CriError};
-use crate::store::StopPermit;
+use super::hooks::{self, Hook, HookError, HookTarget};
+use super::labels;
+use crate::store::{CommitError, StopPermit, Store};
+use crate::types::PodExt;
+use crate::types::containers::{container_of, is_sidecar};
 use crate::types::events::{Event, EventRecorder, EventType, PodRef};
 use crate::types::runtime::{ContainerState, ContainerStatus, PodStatus};
 
@@ -43,19 +55,44 @@ pub enum KillError {
         #[source]
         source: CriError,
     },
+    /// That a hook has run could not be recorded.
+    #[error("record the preStop hook of container {container} of pod {pod}")]
+    Commit {
+        /// `<namespace>/<name>`.
+        pod: String,
+        /// Name of the container.
+        container: String,
+        /// Why.
+        #[source]
+        source: CommitError,
+    },
 }
 
-/// The grace period of a pod that is to be stopped: an override (eviction, shutdown, what is left of a
-/// grace period that has begun) over `deletionGracePeriodSeconds` over the spec's.
+/// The grace period of a container that is to be stopped: an override (eviction, shutdown, what is left of a
+/// grace period that has begun) over `deletionGracePeriodSeconds` over that of the probe that wants it stopped
+/// over the spec's. Upstream: `setTerminationGracePeriod`.
 pub fn kill_grace(
     over: Option<Duration>,
     deletion_seconds: Option<i64>,
+    probe: Option<Duration>,
     spec_seconds: Option<i64>,
 ) -> Duration {
     let seconds = |s: i64| Duration::from_secs(u64::try_from(s).unwrap_or(0));
     over.or(deletion_seconds.map(seconds))
+        .or(probe)
         .or(spec_seconds.map(seconds))
         .unwrap_or(DEFAULT_GRACE)
+}
+
+/// [`kill_grace`] of a container of `pod`, without an override.
+pub fn grace_of(pod: &Pod, probe: Option<Duration>) -> Duration {
+    let spec = pod.spec.as_ref();
+    kill_grace(
+        None,
+        pod.metadata.deletion_grace_period_seconds,
+        probe,
+        spec.and_then(|s| s.termination_grace_period_seconds),
+    )
 }
 
 /// What StopContainer is given of a grace period: whole seconds, rounded up, at least two.
@@ -65,79 +102,339 @@ pub fn stop_timeout(grace: Duration) -> i64 {
     i64::try_from(seconds).unwrap_or(i64::MAX)
 }
 
-/// The pod of a runtime status, for events.
-pub fn pod_ref(status: &PodStatus) -> PodRef {
-    PodRef {
-        uid: status.uid.clone(),
-        name: status.name.clone(),
-        namespace: status.namespace.clone(),
+/// What stops containers; borrowed, cheap to make.
+#[derive(Clone, Copy)]
+pub struct Killer<'a> {
+    /// The runtime.
+    pub cri: &'a CriClient,
+    /// Where it is remembered which hooks have run.
+    pub store: &'a Store,
+    /// Events.
+    pub recorder: &'a dyn EventRecorder,
+    /// Decisions are recorded, or held.
+    pub permit: &'a StopPermit,
+}
+
+/// Whose containers are stopped.
+#[derive(Clone, Copy)]
+pub struct Condemned<'a> {
+    /// What the runtime shows of the pod.
+    pub status: &'a PodStatus,
+    /// The pod; `None` when it is known from the runtime only. Then hooks come from the annotations of the
+    /// containers, and it is not remembered which have run.
+    pub pod: Option<&'a Pod>,
+    /// Addresses of the node, for hooks of pods on its network.
+    pub host_ips: &'a [String],
+}
+
+impl<'a> Condemned<'a> {
+    fn pod_ref(&self) -> PodRef {
+        match self.pod {
+            Some(pod) => PodRef::of(pod),
+            None => PodRef {
+                uid: self.status.uid.clone(),
+                name: self.status.name.clone(),
+                namespace: self.status.namespace.clone(),
+            },
+        }
+    }
+
+    fn full_name(&self) -> String {
+        let PodRef {
+            uid,
+            name,
+            namespace,
+        } = self.pod_ref();
+        format!("{name}_{namespace}({uid})")
+    }
+
+    /// Where an HTTP hook without a host goes to.
+    pub fn ip(&self) -> Option<&'a str> {
+        let first = self.status.ips.first().or(self.host_ips.first());
+        first.map(String::as_str)
     }
 }
 
-/// Stops one container. `message` is the event's text, by default that it is being stopped.
-/// Dropping the future cancels the wait, not the stop.
-///
-/// # Errors
-/// When the runtime does not confirm that it stopped.
-pub async fn kill_container(
-    pod: &PodRef,
-    container: &ContainerStatus,
-    grace: Duration,
-    message: Option<&str>,
-    cri: &CriClient,
-    permit: &StopPermit,
-    recorder: &dyn EventRecorder,
-) -> Result<(), KillError> {
-    recorder.record(Event {
-        pod: Some(pod.clone()),
-        container: Some(container.name.clone()),
-        kind: EventType::Normal,
-        reason: "Killing".to_owned(),
-        message: message.map_or_else(
-            || format!("Stopping container {}", container.name),
-            str::to_owned,
-        ),
-    });
-    let timeout = stop_timeout(grace);
-    tracing::info!(pod = %pod.uid, container = %container.name, id = %container.id, timeout, "stopping container");
-    cri.stop_container(&container.id, timeout, permit)
-        .await
-        .map_err(|source| KillError::Container {
-            pod: format!("{}/{}", pod.namespace, pod.name),
-            container: container.name.clone(),
+impl Killer<'_> {
+    /// Stops one container: its preStop hook, then StopContainer with what is left of `grace`. `message` is the
+    /// event's text, by default that it is being stopped. Dropping the future cancels the wait, not the stop.
+    ///
+    /// # Errors
+    /// When the runtime does not confirm that it stopped.
+    pub async fn container(
+        &self,
+        of: Condemned<'_>,
+        container: &ContainerStatus,
+        grace: Duration,
+        message: Option<&str>,
+    ) -> Result<(), KillError> {
+        self.stop(of, container, grace, message, None).await
+    }
+
+    /// Stops every container that may run, each in its turn, then every sandbox. Sandboxes are stopped even when
+    /// a container could not be: that ends it as well.
+    ///
+    /// # Errors
+    /// The first thing that could not be stopped; everything else was tried.
+    pub async fn pod(&self, of: Condemned<'_>, grace: Duration) -> Result<(), KillError> {
+        let turns = Turns::new(of.pod, of.status);
+        let containers = join_all(
+            to_stop(of.status).map(|container| self.stop(of, container, grace, None, Some(&turns))),
+        )
+        .await;
+        let pod = of.pod_ref();
+        let sandboxes = join_all(of.status.sandboxes.iter().map(|sandbox| async {
+            self.cri
+                .stop_pod_sandbox(&sandbox.id, self.permit)
+                .await
+                .map_err(|source| KillError::Sandbox {
+                    pod: format!("{}/{}", pod.namespace, pod.name),
+                    sandbox: sandbox.id.to_string(),
+                    source,
+                })
+        }))
+        .await;
+        containers.into_iter().chain(sandboxes).collect()
+    }
+
+    async fn stop(
+        &self,
+        of: Condemned<'_>,
+        container: &ContainerStatus,
+        grace: Duration,
+        message: Option<&str>,
+        turns: Option<&Turns<'_>>,
+    ) -> Result<(), KillError> {
+        let span = tracing::info_span!("kill_container", pod = %of.status.uid, container = %container.name, id = %container.id, grace_s = grace.as_secs_f64());
+        self.stop_inside(of, container, grace, message, turns)
+            .instrument(span)
+            .await
+    }
+
+    async fn stop_inside(
+        &self,
+        of: Condemned<'_>,
+        container: &ContainerStatus,
+        grace: Duration,
+        message: Option<&str>,
+        turns: Option<&Turns<'_>>,
+    ) -> Result<(), KillError> {
+        let begun = Instant::now();
+        let left = || grace.saturating_sub(begun.elapsed());
+        let name = &container.name;
+        let text = message.map_or_else(|| format!("Stopping container {name}"), str::to_owned);
+        self.tell(of, name, EventType::Normal, "Killing", &text);
+        let mut remembered = Ok(());
+        if !grace.is_zero()
+            && let Some(hook) = self.pre_stop(of, container).await
+        {
+            remembered = self.run_pre_stop(of, container, &hook, left()).await;
+        }
+        if let Some(turns) = turns
+            && tokio::time::timeout(left(), turns.come(name))
+                .await
+                .is_err()
+        {
+            tracing::info!("no grace is left to wait for other containers");
+        }
+        let timeout = stop_timeout(left());
+        tracing::info!(timeout, "stopping container");
+        let pod = || format!("{}/{}", of.status.namespace, of.status.name);
+        self.cri
+            .stop_container(&container.id, timeout, self.permit)
+            .await
+            .map_err(|source| KillError::Container {
+                pod: pod(),
+                container: name.clone(),
+                source,
+            })?;
+        if let Some(turns) = turns {
+            turns.ended(name);
+        }
+        // A store that refuses is told of, and has not kept the container running.
+        remembered.map_err(|source| KillError::Commit {
+            pod: pod(),
+            container: name.clone(),
             source,
         })
+    }
+
+    fn tell(&self, of: Condemned<'_>, name: &str, kind: EventType, reason: &str, text: &str) {
+        let event = Event {
+            pod: Some(of.pod_ref()),
+            container: None,
+            kind,
+            reason: reason.to_owned(),
+            message: text.to_owned(),
+        };
+        self.recorder.record(match of.pod {
+            Some(pod) => event.container_of(pod, name),
+            None => event.container(name),
+        });
+    }
+
+    /// The preStop hook that is still to be run.
+    async fn pre_stop(&self, of: Condemned<'_>, container: &ContainerStatus) -> Option<PreStop> {
+        if container.state != ContainerState::Running {
+            return None;
+        }
+        let hook = match of.pod.and_then(|pod| container_of(pod, &container.name)) {
+            Some(spec) => {
+                let spec = &*spec.container;
+                PreStop {
+                    handler: spec.lifecycle.as_ref()?.pre_stop.clone()?,
+                    ports: spec.ports.clone().unwrap_or_default(),
+                }
+            }
+            None => match self.cri.container_status(&container.id).await {
+                Ok(told) => PreStop::of_annotations(&told.annotations)?,
+                Err(error) => {
+                    tracing::warn!(%error, "cannot ask the runtime for a preStop hook, there is none then");
+                    return None;
+                }
+            },
+        };
+        let seen = self.store.snapshot();
+        let done = Hook::PreStop.is_done(&seen, &of.status.uid, &container.name, &container.id);
+        (!done).then_some(hook)
+    }
+
+    async fn run_pre_stop(
+        &self,
+        of: Condemned<'_>,
+        container: &ContainerStatus,
+        hook: &PreStop,
+        limit: Duration,
+    ) -> Result<(), CommitError> {
+        let name = &container.name;
+        let pod = of.full_name();
+        let target = HookTarget {
+            pod: &pod,
+            name,
+            id: &container.id,
+            ports: &hook.ports,
+            ip: of.ip(),
+        };
+        tracing::debug!(?limit, "running the preStop hook");
+        let run = hooks::run(&hook.handler, target, self.cri);
+        let Ok(outcome) = tokio::time::timeout(limit, run).await else {
+            tracing::info!(?limit, "the preStop hook has used up the grace period");
+            return Ok(());
+        };
+        if let Err(error) = &outcome {
+            tracing::warn!(%error, "preStop hook failed");
+            // Without the message, which may tell secrets.
+            self.tell(
+                of,
+                name,
+                EventType::Warning,
+                "FailedPreStopHook",
+                "PreStopHook failed",
+            );
+        }
+        if of.pod.is_none() {
+            return Ok(());
+        }
+        self.remember(of, container, outcome.as_ref().copied())
+            .await
+    }
+
+    async fn remember(
+        &self,
+        of: Condemned<'_>,
+        container: &ContainerStatus,
+        outcome: Result<(), &HookError>,
+    ) -> Result<(), CommitError> {
+        let (uid, name) = (&of.status.uid, &container.name);
+        loop {
+            let seen = self.store.snapshot();
+            let done = Hook::PreStop.done(&seen, uid, name, &container.id, outcome);
+            match self.store.commit_stop(done).await {
+                Ok(_) => return Ok(()),
+                // Somebody recorded its end: once more with that.
+                Err(CommitError::Stale { .. }) => {}
+                Err(error) => return Err(error),
+            }
+        }
+    }
 }
 
-/// Stops every container that may run, all at once, then every sandbox. Sandboxes are stopped even when a
-/// container could not be: that ends it as well.
-///
-/// # Errors
-/// The first thing that could not be stopped; everything else was tried.
-pub async fn kill_pod(
-    status: &PodStatus,
-    grace: Duration,
-    cri: &CriClient,
-    permit: &StopPermit,
-    recorder: &dyn EventRecorder,
-) -> Result<(), KillError> {
-    let pod = pod_ref(status);
-    let containers = join_all(
-        to_stop(status)
-            .map(|container| kill_container(&pod, container, grace, None, cri, permit, recorder)),
-    )
-    .await;
-    let sandboxes = join_all(status.sandboxes.iter().map(|sandbox| async {
-        cri.stop_pod_sandbox(&sandbox.id, permit)
-            .await
-            .map_err(|source| KillError::Sandbox {
-                pod: format!("{}/{}", pod.namespace, pod.name),
-                sandbox: sandbox.id.to_string(),
-                source,
-            })
-    }))
-    .await;
-    containers.into_iter().chain(sandboxes).collect()
+/// A preStop hook and what it needs of its container.
+struct PreStop {
+    handler: LifecycleHandler,
+    ports: Vec<ContainerPort>,
+}
+
+impl PreStop {
+    /// Upstream: `restoreSpecsFromContainerLabels`.
+    fn of_annotations(annotations: &HashMap<String, String>) -> Option<Self> {
+        let text = annotations.get(labels::CONTAINER_PRE_STOP_HANDLER)?;
+        let handler = match serde_json::from_str(text) {
+            Ok(handler) => handler,
+            Err(error) => {
+                tracing::warn!(%error, "the preStop hook in a container's annotation cannot be read");
+                return None;
+            }
+        };
+        let ports = annotations
+            .get(labels::CONTAINER_PORTS)
+            .and_then(|text| serde_json::from_str(text).ok())
+            .unwrap_or_default();
+        Some(Self { handler, ports })
+    }
+}
+
+/// Whose turn it is to be stopped: a sidecar's comes when the main containers and the sidecars after it have
+/// ended, everybody else's at once. Upstream: `terminationOrdering`.
+struct Turns<'a> {
+    /// How many containers of a name run.
+    left: watch::Sender<BTreeMap<&'a str, usize>>,
+    /// What a sidecar waits for.
+    after: BTreeMap<&'a str, Vec<&'a str>>,
+}
+
+impl<'a> Turns<'a> {
+    fn new(pod: Option<&'a Pod>, status: &'a PodStatus) -> Self {
+        let mut left: BTreeMap<&str, usize> = BTreeMap::new();
+        for container in to_stop(status) {
+            *left.entry(&container.name).or_default() += 1;
+        }
+        let mut after = BTreeMap::new();
+        if let Some(pod) = pod {
+            let mains = pod.containers().iter().map(|c| c.name.as_str());
+            let mut later: Vec<&str> = mains.filter(|name| left.contains_key(name)).collect();
+            for init in pod.init_containers().iter().rev() {
+                if is_sidecar(init) && left.contains_key(init.name.as_str()) {
+                    after.insert(init.name.as_str(), later.clone());
+                    later.push(&init.name);
+                }
+            }
+        }
+        let (left, _) = watch::channel(left);
+        Self { left, after }
+    }
+
+    /// Waits for the turn of a container.
+    async fn come(&self, name: &str) {
+        let Some(after) = self.after.get(name) else {
+            return;
+        };
+        let mut left = self.left.subscribe();
+        let ended = left.wait_for(|left| {
+            let gone = |name: &&str| left.get(name).is_none_or(|n| *n == 0);
+            after.iter().all(gone)
+        });
+        // Nobody drops the sender before this ends.
+        drop(ended.await);
+    }
+
+    fn ended(&self, name: &str) {
+        self.left.send_modify(|left| {
+            if let Some(n) = left.get_mut(name) {
+                *n = n.saturating_sub(1);
+            }
+        });
+    }
 }
 
 /// Containers that may run: not those that only exist, nor those that have ended.
@@ -153,21 +450,23 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_override_wins_over_deletion_over_spec() {
+    fn an_override_wins_over_deletion_over_the_probe_over_the_spec() {
         let s = Duration::from_secs;
-        for (over, deletion, spec, want) in [
-            (Some(s(3)), Some(10), Some(20), s(3)),
-            (Some(s(60)), Some(10), Some(20), s(60)),
-            (None, Some(10), Some(20), s(10)),
-            (None, Some(0), Some(20), s(0)),
-            (None, None, Some(20), s(20)),
-            (None, None, Some(-5), s(0)),
-            (None, None, None, s(30)),
+        let probe = Some(s(15));
+        for (over, deletion, probe, spec, want) in [
+            (Some(s(3)), Some(10), probe, Some(20), s(3)),
+            (Some(s(60)), Some(10), None, Some(20), s(60)),
+            (None, Some(10), probe, Some(20), s(10)),
+            (None, Some(0), probe, Some(20), s(0)),
+            (None, None, probe, Some(20), s(15)),
+            (None, None, None, Some(20), s(20)),
+            (None, None, None, Some(-5), s(0)),
+            (None, None, None, None, s(30)),
         ] {
             assert_eq!(
-                kill_grace(over, deletion, spec),
+                kill_grace(over, deletion, probe, spec),
                 want,
-                "{over:?} {deletion:?} {spec:?}"
+                "{over:?} {deletion:?} {probe:?} {spec:?}"
             );
         }
     }

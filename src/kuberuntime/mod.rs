@@ -6,6 +6,7 @@ pub mod dns;
 pub mod downward;
 pub mod env;
 pub mod gc;
+pub mod hooks;
 pub mod kill;
 pub mod labels;
 pub mod logs;

@@ -1,4 +1,6 @@
-//! Carrying out what `pod_actions` decided, in its order: kill, remove what never ran, sandbox, containers.
+//! Carrying out what `pod_actions` decided, in its order: kill, remove what never ran, forget init containers of a
+//! former sandbox, hooks that were cut off, sandbox, containers (ephemeral ones, then init containers, then the
+//! others).
 //!
 //! **Invariant:** a container is started only with the receipt of its start intent, and removed only with
 //! the receipt of the record of its end; the runtime client takes nothing else.
@@ -10,9 +12,10 @@ use std::sync::Arc;
 use k8s_openapi::api::core::v1::Container;
 use tracing::info;
 
-use super::{Job, StartFailure, WorkerContext, resolve};
+use super::start::{Failure, InPod, sharing_processes, target_of};
+use super::{Job, StartFailure, WorkerContext, resolve, start, stop};
 use crate::core::container_history;
-use crate::core::pod_actions::{PodActions, StartContainer};
+use crate::core::pod_actions::{self, PodActions, StartContainer};
 use crate::core::state::{ContainerRecord, IntentRecord, Transaction, child_key};
 use crate::images::PullInputs;
 use crate::kuberuntime::container_config::{self, ContainerInputs};
@@ -22,9 +25,15 @@ use crate::kuberuntime::{gc, kill, logs, sandbox_config};
 use crate::pleg::InspectError;
 use crate::status::StatusError;
 use crate::store::{CommitError, RemoveIntent, StartIntent};
+use crate::types::containers::container_of;
 use crate::types::metrics::ReasonLabel;
-use crate::types::runtime::PodStatus;
-use crate::types::{ContainerId, Event, EventType, PodExt, PodRef, Stamp};
+use crate::types::runtime::{PodStatus, SandboxState};
+use crate::types::{
+    ContainerId, ContainerKind, ContainerSpec, Event, EventType, PodExt, PodUid, Stamp,
+};
+
+/// Longest text of a line in the journal that is not about a decision.
+const MAX_NOTE: usize = 1024;
 
 /// Why a step could not be completed.
 #[derive(Debug, thiserror::Error)]
@@ -78,11 +87,51 @@ pub(super) struct Executed {
     pub(super) started_all: bool,
 }
 
+impl Executed {
+    fn fail(&mut self, context: &WorkerContext, name: &str, failure: Failure) {
+        self.started_all = false;
+        self.retry_at = match (self.retry_at, failure.retry_at) {
+            (Some(a), Some(b)) if b.boottime_ms < a.boottime_ms => Some(b),
+            (None, b) => b,
+            (a, _) => a,
+        };
+        let label = ReasonLabel {
+            reason: failure.reason.clone(),
+        };
+        context
+            .metrics
+            .started_containers_errors
+            .get_or_create(&label)
+            .inc();
+        self.failures.insert(
+            name.to_owned(),
+            StartFailure {
+                reason: failure.reason,
+                message: failure.message,
+            },
+        );
+    }
+}
+
 /// A sandbox to start containers in.
-struct Sandbox {
-    id: ContainerId,
-    ips: Vec<String>,
-    config: v1::PodSandboxConfig,
+pub(super) struct Sandbox {
+    pub(super) id: ContainerId,
+    pub(super) ips: Vec<String>,
+    pub(super) config: v1::PodSandboxConfig,
+}
+
+/// Tells the journal what came of a decision. It may be lost; the decision itself was recorded before.
+pub(super) fn note(context: &WorkerContext, pod: &PodUid, what: &str, mut why: String) {
+    if why.len() > MAX_NOTE {
+        let mut end = MAX_NOTE;
+        while !why.is_char_boundary(end) {
+            end -= 1;
+        }
+        why.truncate(end);
+    }
+    let line = Transaction::new().journal(Some(pod), what, why);
+    // A degraded store reports itself.
+    drop(context.store.submit(line));
 }
 
 /// What a pod needs before its first container: cgroup, directories, volumes. Returns the host path of
@@ -117,7 +166,7 @@ pub(super) async fn execute(
     actions: &PodActions,
     volumes: &BTreeMap<String, PathBuf>,
 ) -> Result<Executed, StepError> {
-    kill_what_must_go(context, job, status, actions).await?;
+    stop::kill_what_must_go(context, job, status, actions).await?;
     for id in &actions.remove_created {
         let seen = context.store.snapshot();
         let record_end =
@@ -132,90 +181,80 @@ pub(super) async fn execute(
             .await?;
         context.cri.remove_container(&receipt).await?;
     }
+    stop::forget_init(context, job, actions).await?;
     let mut executed = Executed {
         failures: BTreeMap::new(),
         retry_at: None,
         started_all: !actions.start.is_empty(),
     };
+    for hook in &actions.post_start {
+        let Some(spec) = container_of(&job.pod, &hook.name) else {
+            continue;
+        };
+        let attempt = status.containers.iter().find(|c| c.id == hook.id);
+        let attempt = attempt.map_or(0, |c| c.attempt);
+        if let Err(failure) =
+            start::post_start(context, job, &spec, &hook.id, attempt, &status.ips).await?
+        {
+            executed.fail(context, &hook.name, failure);
+        }
+    }
     if actions.create_sandbox.is_none() && actions.start.is_empty() {
         return Ok(executed);
     }
     let sandbox = sandbox(context, job, status, actions).await?;
-    for start in &actions.start {
-        let Some(container) = job.pod.container(&start.name) else {
+    for start in in_order(&actions.start) {
+        let Some(spec) = container_of(&job.pod, &start.name) else {
             continue;
         };
+        if spec.kind == ContainerKind::Init {
+            stop::prune_init(context, status, &start.name).await?;
+        }
         if let Err(failure) =
-            start_container(context, job, status, &sandbox, container, start, volumes).await?
+            start::container(context, job, status, &sandbox, &spec, start, volumes).await?
         {
-            executed.started_all = false;
-            executed.retry_at = match (executed.retry_at, failure.retry_at) {
-                (Some(a), Some(b)) if b.boottime_ms < a.boottime_ms => Some(b),
-                (None, b) => b,
-                (a, _) => a,
-            };
-            let label = ReasonLabel {
-                reason: failure.reason.clone(),
-            };
-            context
-                .metrics
-                .started_containers_errors
-                .get_or_create(&label)
-                .inc();
-            executed.failures.insert(
-                start.name.clone(),
-                StartFailure {
-                    reason: failure.reason,
-                    message: failure.message,
-                },
-            );
+            executed.fail(context, &start.name, failure);
+            if spec.kind == ContainerKind::Init {
+                // What comes after it waits for its end.
+                break;
+            }
         }
     }
     Ok(executed)
 }
 
-async fn kill_what_must_go(
-    context: &WorkerContext,
-    job: &Job,
-    status: &PodStatus,
-    actions: &PodActions,
-) -> Result<(), StepError> {
-    let grace = job.pod.termination_grace();
-    if let Some(kill_pod) = &actions.kill_pod {
-        let permit = context
-            .store
-            .commit_stop(Transaction::new().journal(
-                Some(&job.uid),
-                "stopping pod",
-                &kill_pod.reason,
-            ))
-            .await?;
-        return Ok(kill::kill_pod(status, grace, &context.cri, &permit, &*context.recorder).await?);
+/// Ephemeral containers first, then init containers and sidecars, then the others.
+fn in_order(start: &[StartContainer]) -> Vec<&StartContainer> {
+    let mut order: Vec<_> = start.iter().collect();
+    order.sort_by_key(|s| match s.kind {
+        ContainerKind::Ephemeral => 0,
+        ContainerKind::Init | ContainerKind::Sidecar => 1,
+        ContainerKind::Main => 2,
+    });
+    order
+}
+
+/// Why a new sandbox is made.
+fn why_sandbox(job: &Job, status: &PodStatus) -> String {
+    let Some(newest) = status.sandboxes.first() else {
+        return "the pod has none".to_owned();
+    };
+    let ready = status.sandboxes.iter();
+    let ready = ready.filter(|s| s.state == SandboxState::Ready).count();
+    if ready > 1 {
+        format!("the pod has {ready} that are ready")
+    } else if newest.state != SandboxState::Ready {
+        format!("{} is not ready any more", newest.id)
+    } else if newest
+        .host_network
+        .is_some_and(|h| h != job.pod.host_network())
+    {
+        format!("{} is on another network than the pod asks for", newest.id)
+    } else if pod_actions::sandbox_to_create(&job.pod, status).is_some() {
+        format!("{} has no address", newest.id)
+    } else {
+        format!("{} cannot be used", newest.id)
     }
-    for victim in &actions.kill {
-        let Some(container) = status.containers.iter().find(|c| c.id == victim.id) else {
-            continue;
-        };
-        let permit = context
-            .store
-            .commit_stop(Transaction::new().journal(
-                Some(&job.uid),
-                "stopping container",
-                format!("{}: {}", victim.name, victim.message),
-            ))
-            .await?;
-        kill::kill_container(
-            &PodRef::of(&job.pod),
-            container,
-            grace,
-            Some(&victim.message),
-            &context.cri,
-            &permit,
-            &*context.recorder,
-        )
-        .await?;
-    }
-    Ok(())
 }
 
 async fn sandbox(
@@ -277,7 +316,10 @@ async fn sandbox(
         }
     };
     context.metrics.started_pods.inc();
-    info!(sandbox = %id, attempt, "sandbox created");
+    let why = why_sandbox(job, status);
+    info!(sandbox = %id, attempt, why, "sandbox created");
+    let line = format!("{id} attempt {attempt}: {why}");
+    note(context, &job.uid, "sandbox created", line);
     let for_cgroups = Arc::clone(pod);
     context
         .with_cgroups(move |cgroups| cgroups.reassert(&for_cgroups))
@@ -290,36 +332,19 @@ async fn sandbox(
     })
 }
 
-/// A container that could not be started: not an error of the sync, but a reason to wait.
-struct Failure {
-    reason: String,
-    message: String,
-    retry_at: Option<Stamp>,
-}
-
-impl Failure {
-    fn new(reason: &str, message: impl Into<String>) -> Self {
-        Self {
-            reason: reason.to_owned(),
-            message: message.into(),
-            retry_at: None,
-        }
-    }
-}
-
-/// Pulls, creates, records the intent, starts. Upstream: `startContainer`.
-async fn start_container(
+/// Pulls, creates, records the intent, starts.
+pub(super) async fn start_container(
     context: &WorkerContext,
     job: &Job,
     status: &PodStatus,
     sandbox: &Sandbox,
-    container: &Container,
+    spec: &ContainerSpec<'_>,
     start: &StartContainer,
     volumes: &BTreeMap<String, PathBuf>,
-) -> Result<Result<(), Failure>, StepError> {
+) -> Result<Result<ContainerId, Failure>, StepError> {
     let created = match &start.adopt {
         Some(id) => Ok(id.clone()),
-        None => create_container(context, job, sandbox, container, start, volumes).await?,
+        None => create_container(context, job, status, sandbox, spec, start, volumes).await?,
     };
     let container_id = match created {
         Ok(id) => id,
@@ -363,7 +388,7 @@ async fn start_container(
                     "Failed",
                     format!("Error: {message}"),
                 )
-                .container(&start.name),
+                .container_of(&job.pod, &start.name),
             );
             return Ok(Err(Failure::new("RunContainerError", message)));
         }
@@ -377,7 +402,7 @@ async fn start_container(
             "Started",
             format!("Container started: {}", start.name),
         )
-        .container(&start.name),
+        .container_of(&job.pod, &start.name),
     );
     if let Err(error) = logs::link_container_log(
         &context.node,
@@ -389,23 +414,32 @@ async fn start_container(
         info!(%error, container = start.name, "cannot link the container's log");
     }
     info!(container = start.name, attempt = start.attempt, id = %container_id, why = start.why, adopted = start.adopt.is_some(), previous = status.container(&start.name).is_some(), "container started");
-    Ok(Ok(()))
+    Ok(Ok(container_id))
 }
 
 async fn create_container(
     context: &WorkerContext,
     job: &Job,
+    status: &PodStatus,
     sandbox: &Sandbox,
-    container: &Container,
+    spec: &ContainerSpec<'_>,
     start: &StartContainer,
     volumes: &BTreeMap<String, PathBuf>,
 ) -> Result<Result<ContainerId, Failure>, StepError> {
     let pod = &job.pod;
+    let container: &Container = &spec.container;
     let warn = |reason: &str, message: &str| {
         context.recorder.record(
             Event::pod(EventType::Warning, pod, reason, message.to_owned())
-                .container(&container.name),
+                .container_of(pod, &container.name),
         );
+    };
+    let target = match target_of(status, spec) {
+        Ok(target) => target,
+        Err(message) => {
+            warn("Failed", &format!("Error: {message}"));
+            return Ok(Err(Failure::new("CreateContainerConfigError", message)));
+        }
     };
     let secrets = resolve::pull_secrets(context, pod).await;
     let image_ref = match context
@@ -419,7 +453,7 @@ async fn create_container(
             },
             &context.cri,
             &context.store,
-            &*context.recorder,
+            &InPod::new(context, pod),
         )
         .await
     {
@@ -484,6 +518,7 @@ async fn create_container(
             return Ok(Err(Failure::new("CreateContainerConfigError", message)));
         }
     };
+    let config = sharing_processes(config, target);
     let id = match context
         .cri
         .create_container(&sandbox.id, config, sandbox.config.clone())
@@ -504,7 +539,7 @@ async fn create_container(
             "Created",
             format!("Container created: {}", container.name),
         )
-        .container(&container.name),
+        .container_of(pod, &container.name),
     );
     Ok(Ok(id))
 }

@@ -17,6 +17,8 @@ pub mod queue;
 pub mod reason_cache;
 mod record;
 mod resolve;
+mod start;
+mod stop;
 mod sync_pod;
 mod terminate;
 mod worker;

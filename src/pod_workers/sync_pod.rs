@@ -65,9 +65,13 @@ pub(super) async fn sync_pod(
 
     let state = context.store.snapshot();
     let api_status = api_status(context, job, &state, status, Stage::Syncing, listed_at, now);
-    let terminal = pod_status::is_terminal(&api_status);
+    let too_long = deadline::exceeded(&job.pod, job.record.started, now);
+    let terminal = pod_status::is_terminal(&api_status) || too_long;
     let backing_off = {
         let told = context.status.get(uid);
+        if too_long {
+            tell_deadline(context, job, told.as_ref().map(|r| &*r.status));
+        }
         pod_status::new_crash_loops(told.as_ref().map(|r| &*r.status), &api_status)
     };
     context
@@ -151,6 +155,24 @@ pub(super) async fn sync_pod(
         executed.retry_at,
         true,
     )
+}
+
+/// Says once that a pod was active for too long.
+fn tell_deadline(
+    context: &WorkerContext,
+    job: &Job,
+    told: Option<&k8s_openapi::api::core::v1::PodStatus>,
+) {
+    if told.is_some_and(pod_status::is_terminal) {
+        return;
+    }
+    info!("the pod was active for longer than its activeDeadlineSeconds");
+    context.recorder.record(Event::pod(
+        EventType::Normal,
+        &job.pod,
+        deadline::REASON,
+        "Pod was active on the node longer than specified deadline",
+    ));
 }
 
 /// Brings the content of a running pod's volumes up to date. What cannot be had leaves the former content:

@@ -10,7 +10,7 @@ use super::worker::{StepFailure, StepOutcome};
 use super::{Job, WorkerContext};
 use crate::core::pod_status::Stage;
 use crate::core::state::{StatusRecord, WorkerPhase};
-use crate::kuberuntime::kill;
+use crate::kuberuntime::kill::{Condemned, Killer};
 use crate::status::CommitMode;
 use crate::store::StopPermit;
 use crate::types::PodExt;
@@ -31,7 +31,19 @@ pub(super) async fn sync_terminating(
     }
     report(context, job, &before, Stage::Terminating).await?;
     let grace = deadline.until(context.clock.now());
-    kill::kill_pod(&before, grace, &context.cri, permit, &*context.recorder)
+    let killer = Killer {
+        cri: &context.cri,
+        store: &context.store,
+        recorder: &*context.recorder,
+        permit,
+    };
+    let condemned = Condemned {
+        status: &before,
+        pod: (!job.record.runtime_only).then_some(&*job.pod),
+        host_ips: &context.node.host_ips,
+    };
+    killer
+        .pod(condemned, grace)
         .await
         .map_err(|error| StepFailure {
             acted: true,

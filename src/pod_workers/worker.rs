@@ -11,8 +11,8 @@ use tracing::{Instrument, debug, info, info_span, warn};
 use super::execute::StepError;
 use super::{Job, PodWorkers, WorkerContext, purge, record, sync_pod, terminate};
 use crate::core::backoff::{SyncOutcome, requeue_delay};
-use crate::core::pod_worker;
 use crate::core::state::WorkerPhase;
+use crate::core::{deadline, pod_worker};
 use crate::store::{CommitError, StopPermit};
 use crate::types::metrics::WorkLabel;
 use crate::types::{PodExt, PodUid};
@@ -163,7 +163,7 @@ async fn step(workers: &PodWorkers, job: Job) -> Next {
                 let jitter = rand::random::<f64>();
                 let (now, resync) = (context.clock.now(), context.resync);
                 let delay = requeue_delay(outcome.requeue, now, resync, jitter);
-                requeue(workers, &job.uid, delay, "periodic sync");
+                requeue_in_time(workers, &job, delay, "periodic sync");
             }
         }
         Err(failure) => {
@@ -181,7 +181,7 @@ async fn step(workers: &PodWorkers, job: Job) -> Next {
             } else {
                 delay
             };
-            requeue(workers, &job.uid, delay, &failure.error.to_string());
+            requeue_in_time(workers, &job, delay, &failure.error.to_string());
         }
     }
     Next::Wait
@@ -293,6 +293,17 @@ fn mark_acted(workers: &PodWorkers, uid: &PodUid) {
         handle.acted = Some(Instant::now());
     }
     workers.0.context.pleg.request(uid);
+}
+
+/// Like [`requeue`], but not later than the pod's activeDeadlineSeconds ask for.
+fn requeue_in_time(workers: &PodWorkers, job: &Job, delay: Duration, why: &str) {
+    let due = deadline::due(&job.pod, job.record.started);
+    let left = due.map(|due| due.until(workers.0.context.clock.now()));
+    let soon = |left: &Duration| !left.is_zero() && *left < delay;
+    match left.filter(|left| job.record.phase == WorkerPhase::Sync && soon(left)) {
+        Some(left) => requeue(workers, &job.uid, left, "activeDeadlineSeconds are over"),
+        None => requeue(workers, &job.uid, delay, why),
+    }
 }
 
 fn requeue(workers: &PodWorkers, uid: &PodUid, delay: Duration, why: &str) {

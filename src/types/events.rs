@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex};
 use k8s_openapi::api::core::v1::Pod;
 use serde::{Deserialize, Serialize};
 
+use super::containers::{ContainerKind, container_of};
 use super::names::PodUid;
 use super::pod::PodExt;
 
@@ -45,7 +46,8 @@ impl PodRef {
 pub struct Event {
     /// The pod, or `None` for the node.
     pub pod: Option<PodRef>,
-    /// `spec.containers{name}` of the pod, when the event is about one container.
+    /// When the event is about one container: its name, or for one that is not a main container its path, like
+    /// `spec.initContainers{name}`.
     pub container: Option<String>,
     /// Normal or Warning.
     pub kind: EventType,
@@ -78,7 +80,27 @@ impl Event {
         }
     }
 
-    /// Narrows the event to one container.
+    /// The path of what the event is about within its pod, like `spec.containers{name}`.
+    pub fn field_path(&self) -> Option<String> {
+        let container = self.container.as_ref()?;
+        Some(if container.ends_with('}') {
+            container.clone()
+        } else {
+            format!("spec.containers{{{container}}}")
+        })
+    }
+
+    /// Narrows the event to one container of `pod`, of whatever kind.
+    #[must_use]
+    pub fn container_of(mut self, pod: &Pod, name: &str) -> Self {
+        self.container = Some(match container_of(pod, name) {
+            Some(spec) if spec.kind != ContainerKind::Main => spec.field_path(),
+            _ => name.to_owned(),
+        });
+        self
+    }
+
+    /// Narrows the event to one main container.
     #[must_use]
     pub fn container(mut self, name: &str) -> Self {
         self.container = Some(name.to_owned());
@@ -108,5 +130,28 @@ impl EventRecorder for MemoryRecorder {
         if let Ok(mut events) = self.0.lock() {
             events.push(event);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_event_names_the_list_its_container_stands_in() {
+        let pod: Pod = serde_json::from_value(serde_json::json!({"spec": {
+            "containers": [{"name": "m"}],
+            "initContainers": [{"name": "i"}, {"name": "s", "restartPolicy": "Always"}],
+            "ephemeralContainers": [{"name": "e"}],
+        }}))
+        .unwrap();
+        let path = |name| {
+            let event = Event::pod(EventType::Normal, &pod, "Started", "");
+            event.container_of(&pod, name).field_path().unwrap()
+        };
+        assert_eq!(path("m"), "spec.containers{m}");
+        assert_eq!(path("i"), "spec.initContainers{i}");
+        assert_eq!(path("s"), "spec.initContainers{s}");
+        assert_eq!(path("e"), "spec.ephemeralContainers{e}");
     }
 }

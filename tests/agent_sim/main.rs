@@ -15,6 +15,7 @@ mod cluster;
 mod crash;
 mod damage;
 mod events;
+mod lifecycle;
 mod node;
 mod restart;
 mod trouble;

@@ -76,7 +76,15 @@ impl Watch {
             } else {
                 label(&other.labels, "io.kubernetes.pod.uid") == start.uid
             };
-            if same_pod && other.id != id && other.state() == v1::ContainerState::ContainerRunning {
+            let same_name = other
+                .metadata
+                .as_ref()
+                .is_some_and(|m| m.name == start.container);
+            if same_pod
+                && same_name
+                && other.id != id
+                && other.state() == v1::ContainerState::ContainerRunning
+            {
                 self.wrongs
                     .push(format!("{start:?} while {} runs", other.id));
             }

@@ -311,6 +311,15 @@ impl World {
         });
     }
 
+    /// Containers do what their commands say.
+    pub fn behave_as_told(&self) {
+        let watch = Arc::clone(&self.watch);
+        self.fake.on_start(move |config| {
+            watch.lock().unwrap().note_start(start_of(config));
+            Behaviour::of_config(config)
+        });
+    }
+
     /// One further call of `operation` goes wrong.
     pub fn fail_once(&self, operation: &'static str, fault: Fault) {
         self.faulty.lock().unwrap().push((operation, fault));

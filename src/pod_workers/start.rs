@@ -1,0 +1,261 @@
+//! What belongs to the start of a container besides making it: the container whose processes it shares, its
+//! postStart hook, the names it has in events, the span it is traced in.
+//!
+//! **Invariant:** whatever keeps a container from running is a [`Failure`], told as the reason of its Waiting
+//! state; only what the agent cannot do at all (a commit, a call that must succeed) is an error.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use k8s_openapi::api::core::v1::{Container, Pod};
+use tracing::{Instrument, info_span, warn};
+
+use super::execute::{Sandbox, StepError, note, start_container};
+use super::{Job, WorkerContext};
+use crate::core::pod_actions::StartContainer;
+use crate::core::state::Transaction;
+use crate::kuberuntime::cri::v1;
+use crate::kuberuntime::hooks::{self, Hook, HookTarget};
+use crate::kuberuntime::kill::{self, Condemned, Killer};
+use crate::store::CommitError;
+use crate::types::runtime::{ContainerState, ContainerStatus, PodStatus};
+use crate::types::{ContainerId, ContainerSpec, Event, EventRecorder, EventType, PodExt, Stamp};
+
+/// Longest message of a failure.
+const MAX_MESSAGE: usize = 4096;
+/// Waiting reason and upstream's error of a container whose postStart hook failed.
+const POST_START_HOOK_ERROR: &str = "PostStartHookError";
+
+/// A container that could not be started: not an error of the sync, but a reason to wait.
+pub(super) struct Failure {
+    pub(super) reason: String,
+    pub(super) message: String,
+    pub(super) retry_at: Option<Stamp>,
+}
+
+impl Failure {
+    pub(super) fn new(reason: &str, message: impl Into<String>) -> Self {
+        let mut message = message.into();
+        if message.len() > MAX_MESSAGE {
+            let mut end = MAX_MESSAGE;
+            while !message.is_char_boundary(end) {
+                end -= 1;
+            }
+            message.truncate(end);
+        }
+        Self {
+            reason: reason.to_owned(),
+            message,
+            retry_at: None,
+        }
+    }
+}
+
+/// Names containers in events by the list they stand in.
+pub(super) struct InPod {
+    pod: Arc<Pod>,
+    inner: Arc<dyn EventRecorder>,
+}
+
+impl InPod {
+    pub(super) fn new(context: &WorkerContext, pod: &Arc<Pod>) -> Self {
+        Self {
+            pod: Arc::clone(pod),
+            inner: Arc::clone(&context.recorder),
+        }
+    }
+}
+
+impl EventRecorder for InPod {
+    fn record(&self, event: Event) {
+        let event = match event.container.clone() {
+            Some(name) => event.container_of(&self.pod, &name),
+            None => event,
+        };
+        self.inner.record(event);
+    }
+}
+
+/// Starts a container in a sandbox and runs its postStart hook.
+pub(super) async fn container(
+    context: &WorkerContext,
+    job: &Job,
+    status: &PodStatus,
+    sandbox: &Sandbox,
+    spec: &ContainerSpec<'_>,
+    start: &StartContainer,
+    volumes: &BTreeMap<String, PathBuf>,
+) -> Result<Result<(), Failure>, StepError> {
+    let span = info_span!("start_container", container = start.name, kind = ?start.kind, attempt = start.attempt, why = start.why);
+    let work = async {
+        let id = match start_container(context, job, status, sandbox, spec, start, volumes).await? {
+            Ok(id) => id,
+            Err(failure) => {
+                let why = format!(
+                    "{} attempt {}: {}: {}",
+                    start.name, start.attempt, failure.reason, failure.message
+                );
+                note(context, &job.uid, "container not started", why);
+                return Ok(Err(failure));
+            }
+        };
+        post_start(context, job, spec, &id, start.attempt, &sandbox.ips).await
+    };
+    work.instrument(span).await
+}
+
+/// The running container whose PID namespace an ephemeral container asks for.
+///
+/// # Errors
+/// What to tell when it does not run.
+pub(super) fn target_of(
+    status: &PodStatus,
+    spec: &ContainerSpec<'_>,
+) -> Result<Option<ContainerId>, String> {
+    let Some(name) = spec.target else {
+        return Ok(None);
+    };
+    let mut found = status.containers_named(name);
+    match found.find(|c| c.state == ContainerState::Running) {
+        Some(found) => Ok(Some(found.id.clone())),
+        None => Err(format!("unable to find target container {name}")),
+    }
+}
+
+/// Puts a container into the PID namespace of another one.
+pub(super) fn sharing_processes(
+    mut config: v1::ContainerConfig,
+    target: Option<ContainerId>,
+) -> v1::ContainerConfig {
+    if let Some(target) = target {
+        let linux = config.linux.get_or_insert_default();
+        let security = linux.security_context.get_or_insert_default();
+        let namespaces = security.namespace_options.get_or_insert_default();
+        namespaces.pid = v1::NamespaceMode::Target.into();
+        namespaces.target_id = target.to_string();
+    }
+    config
+}
+
+/// Runs the postStart hook of a running container, if it has one that has not run yet. It may take as long as it
+/// likes; the step is cancelled when the pod is to be stopped. A container whose hook fails is killed.
+pub(super) async fn post_start(
+    context: &WorkerContext,
+    job: &Job,
+    spec: &ContainerSpec<'_>,
+    id: &ContainerId,
+    attempt: u32,
+    ips: &[String],
+) -> Result<Result<(), Failure>, StepError> {
+    let (pod, uid) = (&job.pod, &job.uid);
+    let container: &Container = &spec.container;
+    let name = &container.name;
+    let lifecycle = container.lifecycle.as_ref();
+    let Some(handler) = lifecycle.and_then(|l| l.post_start.as_ref()) else {
+        return Ok(Ok(()));
+    };
+    if Hook::PostStart.is_done(&context.store.snapshot(), uid, name, id) {
+        return Ok(Ok(()));
+    }
+    fail::fail_point!("pod_workers::hook::before_post_start");
+    let mut shown = PodStatus::empty(uid.clone());
+    shown.name = pod.name().to_owned();
+    shown.namespace = pod.namespace().to_owned();
+    shown.ips = ips.to_vec();
+    let condemned = Condemned {
+        status: &shown,
+        pod: Some(pod),
+        host_ips: &context.node.host_ips,
+    };
+    let target = HookTarget {
+        pod: &format!("{}({uid})", pod.full_name()),
+        name,
+        id,
+        ports: container.ports.as_deref().unwrap_or_default(),
+        ip: condemned.ip(),
+    };
+    let outcome = hooks::run(handler, target, &context.cri).await;
+    let Err(error) = outcome else {
+        fail::fail_point!("pod_workers::hook::after_post_start");
+        remember_post_start(context, job, name, id).await?;
+        return Ok(Ok(()));
+    };
+    warn!(container = name, %error, "postStart hook failed");
+    context.recorder.record(
+        // Without the message, which may tell secrets.
+        Event::pod(
+            EventType::Warning,
+            pod,
+            "FailedPostStartHook",
+            "PostStartHook failed",
+        )
+        .container_of(pod, name),
+    );
+    let permit = context
+        .store
+        .commit_stop(
+            Transaction::new()
+                .journal(
+                    Some(uid),
+                    "hook failed",
+                    format!("{name}: postStart: {}", error.kind()),
+                )
+                .journal(
+                    Some(uid),
+                    "stopping container",
+                    format!("{name}: its postStart hook failed"),
+                ),
+        )
+        .await?;
+    let killer = Killer {
+        cri: &context.cri,
+        store: &context.store,
+        recorder: &*context.recorder,
+        permit: &permit,
+    };
+    let victim = running(name, id, attempt);
+    let grace = kill::grace_of(pod, None);
+    killer
+        .container(condemned, &victim, grace, Some("FailedPostStartHook"))
+        .await?;
+    Ok(Err(Failure::new(POST_START_HOOK_ERROR, error.to_string())))
+}
+
+async fn remember_post_start(
+    context: &WorkerContext,
+    job: &Job,
+    name: &str,
+    id: &ContainerId,
+) -> Result<(), StepError> {
+    loop {
+        let seen = context.store.snapshot();
+        let done = Hook::PostStart.done(&seen, &job.uid, name, id, Ok(()));
+        match context.store.commit(done).await {
+            Ok(_) => return Ok(()),
+            Err(CommitError::Stale { .. }) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+}
+
+/// A container that was just started, as far as it matters for stopping it.
+fn running(name: &str, id: &ContainerId, attempt: u32) -> ContainerStatus {
+    ContainerStatus {
+        id: id.clone(),
+        name: name.to_owned(),
+        attempt,
+        sandbox_id: ContainerId::new(""),
+        state: ContainerState::Running,
+        created_at_ns: 0,
+        image: String::new(),
+        image_ref: String::new(),
+        hash: String::new(),
+        started_at_ns: 0,
+        finished_at_ns: 0,
+        exit_code: 0,
+        reason: String::new(),
+        message: String::new(),
+        log_path: String::new(),
+    }
+}

@@ -1,0 +1,359 @@
+//! Hooks, graces and deadlines across restarts of the agent.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use holdfast_testkit::fake_cri::{Behaviour, ExecResult};
+use tokio::time::Instant;
+
+use crate::node::{Crash, When};
+use crate::restart::{assert_nothing_wrong, node};
+use crate::world::{IMAGE, World};
+
+/// A pod spec with a container `main` that has these hooks.
+fn hooked(more: &str, lifecycle: &str) -> String {
+    format!(
+        r#"{{"restartPolicy":"Always"{more},"containers":[{{"name":"main","image":"{IMAGE}","command":["sh"],"lifecycle":{lifecycle}}}]}}"#
+    )
+}
+
+fn exec(hook: &str) -> String {
+    format!(r#"{{"{hook}":{{"exec":{{"command":["{hook}"]}}}}}}"#)
+}
+
+/// What commands take, in seconds.
+fn hooks_take(w: &World, seconds: u64) -> Arc<AtomicU64> {
+    let takes = Arc::new(AtomicU64::new(seconds));
+    let told = Arc::clone(&takes);
+    w.fake.on_exec(move |_, _| ExecResult {
+        takes: Duration::from_secs(told.load(Ordering::Relaxed)),
+        ..Default::default()
+    });
+    takes
+}
+
+fn journal(w: &World) -> Vec<String> {
+    let state = w.state();
+    let lines = state.journal.values();
+    lines
+        .map(|v| format!("{}: {}", v.record.what, v.record.why))
+        .collect()
+}
+
+fn told(w: &World, what: &str) -> bool {
+    journal(w).iter().any(|line| line.contains(what))
+}
+
+// ----------------------------------------------------------------------------------------------- R10
+
+#[tokio::test(start_paused = true)]
+async fn restart_keeps_the_grace_period_and_a_completed_pre_stop_hook() {
+    let mut w = node(|_, _| Behaviour::IgnoreTerm).await;
+    hooks_take(&w, 5);
+    let grace = r#","terminationGracePeriodSeconds":60"#;
+    w.manifest("slow", &hooked(grace, &exec("preStop")));
+    w.start().await;
+    w.until("the pod runs", 30, |w| w.running("slow").len() == 1)
+        .await;
+    w.pass(5).await;
+    w.remove_manifest("slow");
+    w.until("the hook is done", 30, |w| {
+        w.container("slow").hooks_done.len() == 1
+    })
+    .await;
+    let begun = Instant::now() - Duration::from_secs(5);
+    w.pass(25).await;
+    w.restart().await;
+    w.until("the pod is killed", 60, |w| w.running("slow").is_empty())
+        .await;
+    let took = begun.elapsed().as_secs();
+    assert!((58..=64).contains(&took), "killed after {took} s");
+    assert_eq!(w.fake.count("exec_sync"), 1, "{:#?}", journal(&w));
+    assert_nothing_wrong(&w);
+}
+
+#[tokio::test(start_paused = true)]
+async fn restart_keeps_the_rest_of_the_grace_period_for_a_pre_stop_hook_that_was_cut_off() {
+    let mut w = node(|_, _| Behaviour::IgnoreTerm).await;
+    hooks_take(&w, 3_600);
+    let grace = r#","terminationGracePeriodSeconds":20"#;
+    w.manifest("slow", &hooked(grace, &exec("preStop")));
+    w.start().await;
+    w.until("the pod runs", 30, |w| w.running("slow").len() == 1)
+        .await;
+    w.pass(5).await;
+    w.remove_manifest("slow");
+    w.until("the hook runs", 30, |w| w.fake.count("exec_sync") == 1)
+        .await;
+    let begun = Instant::now();
+    w.pass(10).await;
+    w.restart().await;
+    w.until("the hook runs again", 10, |w| {
+        w.fake.count("exec_sync") == 2
+    })
+    .await;
+    w.until("the pod is killed", 60, |w| w.running("slow").is_empty())
+        .await;
+    // The hook has the grace period, the container the two seconds that every one gets.
+    let took = begun.elapsed().as_secs();
+    assert!((20..=25).contains(&took), "killed after {took} s");
+    assert_nothing_wrong(&w);
+}
+
+#[tokio::test(start_paused = true)]
+async fn restart_keeps_a_completed_post_start_hook() {
+    let mut w = node(|_, _| Behaviour::RunForever).await;
+    hooks_take(&w, 2);
+    w.manifest("web", &hooked("", &exec("postStart")));
+    w.start().await;
+    w.until("the hook is done", 30, |w| {
+        w.has_record("web") && told(w, "hook done: main: postStart")
+    })
+    .await;
+    w.restart().await;
+    w.pass(30).await;
+    assert_eq!(w.fake.count("exec_sync"), 1);
+    assert_eq!(w.starts("web").len(), 1);
+    assert_nothing_wrong(&w);
+}
+
+#[tokio::test(start_paused = true)]
+async fn restart_keeps_a_post_start_hook_that_was_cut_off_to_be_run_again() {
+    let mut w = node(|_, _| Behaviour::RunForever).await;
+    let takes = hooks_take(&w, 3_600);
+    w.manifest("web", &hooked("", &exec("postStart")));
+    w.start().await;
+    w.until("the hook runs", 30, |w| w.fake.count("exec_sync") == 1)
+        .await;
+    w.pass(5).await;
+    takes.store(1, Ordering::Relaxed);
+    w.restart().await;
+    w.until("the hook is done", 30, |w| {
+        told(w, "hook done: main: postStart")
+    })
+    .await;
+    assert_eq!(w.fake.count("exec_sync"), 2);
+    assert_eq!(w.starts("web").len(), 1, "the container goes on running");
+    assert_nothing_wrong(&w);
+}
+
+// ------------------------------------------------------------------------------------------ bad hooks
+
+#[tokio::test(start_paused = true)]
+async fn a_post_start_hook_that_never_returns_does_not_keep_a_pod_from_being_deleted() {
+    let mut w = node(|_, _| Behaviour::RunForever).await;
+    hooks_take(&w, 3_600);
+    w.manifest("web", &hooked("", &exec("postStart")));
+    w.start().await;
+    w.until("the hook runs", 30, |w| w.fake.count("exec_sync") == 1)
+        .await;
+    w.remove_manifest("web");
+    w.until("the pod is stopped", 20, |w| w.running("web").is_empty())
+        .await;
+    assert_nothing_wrong(&w);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_failed_post_start_hook_kills_its_container_and_is_told() {
+    let mut w = node(|_, _| Behaviour::RunForever).await;
+    w.fake.on_exec(|_, _| ExecResult {
+        code: 4,
+        ..Default::default()
+    });
+    w.manifest("web", &hooked("", &exec("postStart")));
+    w.start().await;
+    w.until("the container is killed", 30, |w| {
+        w.has_record("web") && !w.starts("web").is_empty() && w.running("web").is_empty()
+    })
+    .await;
+    w.until("it is told", 30, |w| {
+        told(w, "PostStart hook failed") || told(w, "PostStartHook failed")
+    })
+    .await;
+    assert!(told(
+        &w,
+        "hook failed: main: postStart: its command exited with 4"
+    ));
+    w.until("it backs off", 60, |w| {
+        w.waiting("web") == "CrashLoopBackOff"
+    })
+    .await;
+    assert_nothing_wrong(&w);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_grace_period_that_is_shortened_cuts_a_hook_short() {
+    let mut w = node(|_, _| Behaviour::IgnoreTerm).await;
+    hooks_take(&w, 3_600);
+    let grace = r#","terminationGracePeriodSeconds":600"#;
+    w.manifest("slow", &hooked(grace, &exec("preStop")));
+    w.start().await;
+    w.until("the pod runs", 30, |w| w.running("slow").len() == 1)
+        .await;
+    w.pass(5).await;
+    w.remove_manifest("slow");
+    w.until("the hook runs", 30, |w| w.fake.count("exec_sync") == 1)
+        .await;
+    crate::restart::evict(&w, "slow");
+    w.until("the pod is killed", 10, |w| w.running("slow").is_empty())
+        .await;
+    assert_nothing_wrong(&w);
+}
+
+// ------------------------------------------------------------------------------------------ deadlines
+
+#[tokio::test(start_paused = true)]
+async fn restart_keeps_the_active_deadline() {
+    let mut w = node(|_, _| Behaviour::RunForever).await;
+    w.manifest("job", &hooked(r#","activeDeadlineSeconds":40"#, "{}"));
+    w.start().await;
+    w.until("the pod runs", 30, |w| w.running("job").len() == 1)
+        .await;
+    let begun = Instant::now();
+    w.pass(20).await;
+    w.restart().await;
+    w.pass(10).await;
+    assert_eq!(w.running("job").len(), 1, "not before its time");
+    w.until("the pod is stopped", 20, |w| w.running("job").is_empty())
+        .await;
+    let took = begun.elapsed().as_secs();
+    assert!((36..=44).contains(&took), "stopped after {took} s");
+    assert!(told(&w, "DeadlineExceeded"), "{:#?}", journal(&w));
+    w.restart().await;
+    w.pass(60).await;
+    assert_eq!(w.starts("job").len(), 1, "it does not run again");
+    assert_nothing_wrong(&w);
+}
+
+// -------------------------------------------------------------------------------------------- big pods
+
+#[tokio::test(start_paused = true)]
+async fn a_pod_of_200_containers_starts_and_stops_with_few_calls_each() {
+    let mut w = node(|_, _| Behaviour::RunForever).await;
+    let containers: Vec<String> = (0..200)
+        .map(|n| format!(r#"{{"name":"c{n:03}","image":"{IMAGE}","command":["sh"]}}"#))
+        .collect();
+    let spec = format!(
+        r#"{{"terminationGracePeriodSeconds":5,"containers":[{}]}}"#,
+        containers.join(",")
+    );
+    w.manifest("big", &spec);
+    w.start().await;
+    w.until("all run", 120, |w| w.running("big").len() == 200)
+        .await;
+    w.pass(5).await;
+    assert_eq!(w.fake.count("start_container"), 200);
+    w.remove_manifest("big");
+    w.until("all are stopped", 60, |w| w.running("big").is_empty())
+        .await;
+    assert_eq!(w.fake.count("stop_container"), 200);
+    assert_nothing_wrong(&w);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_megabyte_of_environment_arrives() {
+    let mut w = node(|_, _| Behaviour::RunForever).await;
+    let value = "x".repeat(1 << 20);
+    w.manifest(
+        "env",
+        &format!(
+            r#"{{"containers":[{{"name":"main","image":"{IMAGE}","command":["sh"],"env":[{{"name":"BIG","value":"{value}"}}]}}]}}"#
+        ),
+    );
+    w.start().await;
+    w.until("the pod runs", 60, |w| w.running("env").len() == 1)
+        .await;
+    let id = &w.running("env")[0];
+    let config = w.fake.config(id).unwrap();
+    let sent = config.envs.iter().find(|e| e.key == "BIG").unwrap();
+    assert_eq!(sent.value.len(), 1 << 20);
+    assert_nothing_wrong(&w);
+}
+
+// ----------------------------------------------------------------------------------------------- R12
+
+/// Three init containers, a sidecar among them, a main container with hooks.
+fn staged() -> String {
+    let container = |name: &str, script: &str, more: &str| {
+        format!(r#"{{"name":"{name}","image":"{IMAGE}","command":["sh","-c","{script}"]{more}}}"#)
+    };
+    let sidecar = r#","restartPolicy":"Always""#;
+    let hooks = r#","lifecycle":{"postStart":{"exec":{"command":["true"]}},"preStop":{"exec":{"command":["true"]}}}"#;
+    format!(
+        r#"{{"restartPolicy":"Always","terminationGracePeriodSeconds":5,"initContainers":[{},{},{},{}],"containers":[{}]}}"#,
+        container("i1", "sleep 1", ""),
+        container("side", "sleep 9999", sidecar),
+        container("i2", "sleep 1", ""),
+        container("i3", "exit 0", ""),
+        container("main", "sleep 9999", hooks),
+    )
+}
+
+/// The pod comes up and is removed; the agent dies where `crash` says, and is started again. Returns how many
+/// calls that change something the first life made.
+async fn come_and_go(crash: Crash) -> usize {
+    let mut w = World::new();
+    w.behave_as_told();
+    w.manifest("staged", &staged());
+    let mut calls = None;
+    let mut removed = None;
+    let mut uid = String::new();
+    loop {
+        assert!(
+            w.began.elapsed() < Duration::from_secs(180),
+            "{crash:?}\n{}",
+            w.describe()
+        );
+        let life = if calls.is_none() { crash } else { Crash::Never };
+        let mut alive = w.start_until(life).await;
+        while alive {
+            alive = w.pass_alive(Duration::from_millis(500)).await;
+            if alive && removed.is_none() && w.began.elapsed() > Duration::from_secs(30) {
+                let names: Vec<_> = w
+                    .starts("staged")
+                    .into_iter()
+                    .map(|s| s.container)
+                    .collect();
+                let want = ["i1", "side", "i2", "i3", "main"];
+                assert_eq!(names, want, "{crash:?}\n{}", w.describe());
+                assert_eq!(w.running("staged").len(), 2, "{crash:?}\n{}", w.describe());
+                assert_eq!(w.fake.sandboxes().len(), 1, "{crash:?}");
+                uid = w.uid("staged").to_string();
+                w.remove_manifest("staged");
+                removed = Some(w.began.elapsed());
+            }
+            if alive && removed.is_some() && w.left_of("staged", &uid).is_empty() {
+                assert_eq!(w.wrongs(), Vec::<String>::new(), "{crash:?}");
+                return calls.unwrap_or_else(|| w.life.calls());
+            }
+            assert!(
+                w.began.elapsed() < Duration::from_secs(180),
+                "{crash:?}\n{}",
+                w.describe()
+            );
+        }
+        calls.get_or_insert_with(|| w.life.calls());
+        w.crash().await;
+    }
+}
+
+fn alone(crash: Crash) -> usize {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .start_paused(true)
+        .build()
+        .unwrap();
+    runtime.block_on(come_and_go(crash))
+}
+
+#[test]
+fn restart_keeps_init_containers_in_order_and_each_runs_once_wherever_the_agent_dies() {
+    let calls = alone(Crash::Never);
+    assert!(calls >= 12, "{calls} calls");
+    for call in 1..=calls {
+        for when in [When::Before, When::After] {
+            alone(Crash::Call(call, when));
+        }
+    }
+}
