@@ -23,6 +23,7 @@ use holdfast::kuberuntime::dns::DnsConfigurer;
 use holdfast::kuberuntime::env::{self, EnvInputs};
 use holdfast::kuberuntime::gc::{GcPolicy, Remover};
 use holdfast::kuberuntime::node_context::NodeContext;
+use holdfast::kuberuntime::security::Isolation;
 use holdfast::kuberuntime::sources::Sources;
 use holdfast::kuberuntime::{kill, logs, sandbox_config};
 use holdfast::store::{StartIntent, Store};
@@ -176,6 +177,7 @@ impl World {
                 env: &env,
                 volumes: &volumes,
                 files: &files,
+                isolation: Isolation::default(),
             },
             &self.ctx,
         )
