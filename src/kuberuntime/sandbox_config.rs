@@ -13,6 +13,7 @@ use super::node_context::NodeContext;
 use super::resources::{self, QuantityError};
 use super::security;
 use crate::types::PodExt;
+use crate::types::containers::is_sidecar;
 
 /// A pod or container spec that cannot become a CRI message; upstream's `CreateContainerConfigError`.
 #[derive(Debug, thiserror::Error)]
@@ -219,7 +220,8 @@ fn strings(map: &std::collections::BTreeMap<String, String>) -> HashMap<String, 
 
 fn port_mappings(pod: &Pod) -> Result<Vec<v1::PortMapping>, ConfigError> {
     let mut mappings = Vec::new();
-    for container in pod.containers() {
+    let sidecars = pod.init_containers().iter().filter(|c| is_sidecar(c));
+    for container in pod.containers().iter().chain(sidecars) {
         for port in container.ports.iter().flatten() {
             let protocol =
                 protocol(port.protocol.as_deref()).ok_or_else(|| ConfigError::Protocol {
@@ -439,8 +441,14 @@ mod tests {
             {"name": "b", "ports": [{"containerPort": 53, "hostPort": 53, "protocol": "UDP", "hostIP": "127.0.0.1"}],
              "securityContext": {"privileged": true}},
         ]);
-        let on_pod = config(json!({"containers": containers}));
-        assert_eq!(on_pod.port_mappings.len(), 2);
+        let ports = json!([{"containerPort": 90, "hostPort": 9090}]);
+        let init = json!([
+            {"name": "i", "ports": ports},
+            {"name": "s", "restartPolicy": "Always", "ports": ports},
+        ]);
+        let on_pod = config(json!({"containers": containers, "initContainers": init}));
+        assert_eq!(on_pod.port_mappings.len(), 3, "of main containers and sidecars");
+        assert_eq!(on_pod.port_mappings[2].host_port, 9090);
         assert_eq!(on_pod.port_mappings[1].protocol(), v1::Protocol::Udp);
         assert_eq!(on_pod.port_mappings[1].host_ip, "127.0.0.1");
         assert_eq!(on_pod.hostname, "web");
