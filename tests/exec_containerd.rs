@@ -24,6 +24,7 @@ use holdfast::kuberuntime::env::{self, EnvInputs};
 use holdfast::kuberuntime::gc::{GcPolicy, Remover};
 use holdfast::kuberuntime::kill::{Condemned, Killer};
 use holdfast::kuberuntime::node_context::NodeContext;
+use holdfast::kuberuntime::security::Isolation;
 use holdfast::kuberuntime::sources::Sources;
 use holdfast::kuberuntime::{logs, sandbox_config};
 use holdfast::store::{StartIntent, Store};
@@ -177,6 +178,7 @@ impl World {
                 env: &env,
                 volumes: &volumes,
                 files: &files,
+                isolation: Isolation::default(),
             },
             &self.ctx,
         )

@@ -21,6 +21,7 @@ use holdfast::kuberuntime::gc::{GcPolicy, Remover};
 use holdfast::kuberuntime::kill::{Condemned, KillError, Killer};
 use holdfast::kuberuntime::node_context::NodeContext;
 use holdfast::kuberuntime::sandbox_config;
+use holdfast::kuberuntime::security::Isolation;
 use holdfast::kuberuntime::sources::Sources;
 use holdfast::store::{StartIntent, Store};
 use holdfast::types::containers::container_of;
@@ -137,6 +138,7 @@ impl World {
                 env: &env,
                 volumes: &BTreeMap::new(),
                 files: &files,
+                isolation: Isolation::default(),
             },
             &self.ctx,
         )

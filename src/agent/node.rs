@@ -93,7 +93,14 @@ pub(super) fn context(
     context.cfs_period_us = micros(kubelet.cpu_cfs_quota_period);
     context.memory_capacity = memory_capacity();
     context.host_ips = host_ips(&config.node_ips);
+    context.apparmor = has_apparmor();
     Ok(context)
+}
+
+/// Whether AppArmor is enabled in this kernel.
+fn has_apparmor() -> bool {
+    std::fs::read_to_string("/sys/module/apparmor/parameters/enabled")
+        .is_ok_and(|text| text.starts_with('Y'))
 }
 
 fn micros(period: std::time::Duration) -> u64 {

@@ -21,36 +21,13 @@ use super::labels;
 use super::node_context::{NodeContext, is_path_component};
 use super::resources;
 use super::sandbox_config::{self, ConfigError};
+use super::security::{self, Isolation};
 use super::sources;
 use crate::types::{PodExt, PodUid};
 
 /// Default of `terminationMessagePath`.
 pub const DEFAULT_TERMINATION_PATH: &str = "/dev/termination-log";
 const HOSTS_FILE: &str = "/etc/hosts";
-
-/// What containers may not see in `/proc` and `/sys`; upstream's default masked paths.
-const MASKED_PATHS: &[&str] = &[
-    "/proc/asound",
-    "/proc/acpi",
-    "/proc/interrupts",
-    "/proc/kcore",
-    "/proc/keys",
-    "/proc/latency_stats",
-    "/proc/timer_list",
-    "/proc/timer_stats",
-    "/proc/sched_debug",
-    "/proc/scsi",
-    "/sys/firmware",
-    "/sys/devices/virtual/powercap",
-];
-/// What containers may not change; upstream's default read-only paths.
-const READONLY_PATHS: &[&str] = &[
-    "/proc/bus",
-    "/proc/fs",
-    "/proc/irq",
-    "/proc/sys",
-    "/proc/sysrq-trigger",
-];
 
 /// Everything a container's message depends on.
 #[derive(Clone, Copy, Debug)]
@@ -71,6 +48,8 @@ pub struct ContainerInputs<'a> {
     pub volumes: &'a BTreeMap<String, PathBuf>,
     /// Files on the node, see [`prepare_files`].
     pub files: &'a ContainerFiles,
+    /// What its isolation depends on besides its spec.
+    pub isolation: Isolation<'a>,
 }
 
 /// Files on the node that are mounted into a container.
@@ -110,6 +89,7 @@ pub fn build(
         image_ref,
         ..
     } = *inputs;
+    check_stop_signal(pod, container)?;
     let env = &inputs.env.vars;
     let expand = |list: &Option<Vec<String>>| {
         let lookup = env::lookup_in(env);
@@ -147,7 +127,12 @@ pub fn build(
                     }
                 })?,
             ),
-            security_context: Some(security_context(pod, container, ctx)),
+            security_context: Some(security::container_context(
+                pod,
+                container,
+                &inputs.isolation,
+                ctx,
+            )?),
         }),
         envs: env
             .iter()
@@ -330,7 +315,7 @@ fn mounts(inputs: &ContainerInputs<'_>) -> Result<Vec<v1::Mount>, ConfigError> {
         let propagation = match mount.mount_propagation.as_deref() {
             None | Some("" | "None") => v1::MountPropagation::PropagationPrivate,
             Some("HostToContainer") => v1::MountPropagation::PropagationHostToContainer,
-            Some("Bidirectional") if sandbox_config::is_privileged(container) => {
+            Some("Bidirectional") if security::is_privileged(container) => {
                 v1::MountPropagation::PropagationBidirectional
             }
             Some("Bidirectional") => {
@@ -445,27 +430,37 @@ fn container_annotations(inputs: &ContainerInputs<'_>) -> HashMap<String, String
     all
 }
 
-fn security_context(
-    pod: &Pod,
-    container: &Container,
-    ctx: &NodeContext,
-) -> v1::LinuxContainerSecurityContext {
-    let privileged = sandbox_config::is_privileged(container);
-    let paths = |list: &[&str]| {
-        if privileged {
-            Vec::new()
-        } else {
-            list.iter().map(ToString::to_string).collect()
-        }
+/// Refuses a stop signal: the runtime's interface has no field for one, and a container that is stopped by
+/// another signal than its spec says would be a surprise.
+fn check_stop_signal(pod: &Pod, container: &Container) -> Result<(), ConfigError> {
+    let lifecycle = container.lifecycle.as_ref();
+    let Some(signal) = lifecycle.and_then(|l| l.stop_signal.as_deref()) else {
+        return Ok(());
     };
-    v1::LinuxContainerSecurityContext {
-        privileged,
-        namespace_options: Some(sandbox_config::namespace_options(pod)),
-        masked_paths: paths(MASKED_PATHS),
-        readonly_paths: paths(READONLY_PATHS),
-        seccomp: Some(sandbox_config::seccomp(ctx.seccomp_default && !privileged)),
-        ..Default::default()
+    let error = |reason: &str| {
+        Err(ConfigError::StopSignal {
+            container: container.name.clone(),
+            signal: signal.to_owned(),
+            reason: reason.to_owned(),
+        })
+    };
+    let number = signal
+        .strip_prefix("SIGRT")
+        .and_then(|rest| rest.strip_prefix("MIN+").or(rest.strip_prefix("MAX-")));
+    let real_time = match number {
+        Some(n) => n.parse::<u8>().is_ok_and(|n| (1..=15).contains(&n)),
+        None => matches!(signal, "SIGRTMIN" | "SIGRTMAX"),
+    };
+    if !real_time && signal.parse::<nix::sys::signal::Signal>().is_err() {
+        return error("there is no such signal; use a name like SIGTERM or SIGRTMIN+1");
     }
+    let os = pod.spec_ref().os.as_ref();
+    if os.is_none_or(|os| os.name != "linux") {
+        return error("it needs spec.os.name: linux");
+    }
+    error(
+        "the runtime interface of this version has no field for it; leave it out and set STOPSIGNAL in the image",
+    )
 }
 
 #[cfg(test)]

@@ -46,6 +46,7 @@ fn config(container: serde_json::Value) -> Result<v1::ContainerConfig, ConfigErr
             env: &env,
             volumes: &volumes,
             files: &files,
+            isolation: Isolation::default(),
         },
         &ctx,
     )
@@ -101,6 +102,27 @@ fn a_container_is_what_its_spec_says() {
             ),
         ]
     );
+}
+
+#[test]
+fn stop_signals_are_refused_and_say_why() {
+    for (signal, os, want) in [
+        ("SIGUSR1", "linux", "no field for it"),
+        ("SIGRTMIN+3", "linux", "no field for it"),
+        ("SIGRTMAX", "linux", "no field for it"),
+        ("SIGUSR1", "", "spec.os.name: linux"),
+        ("SIGRTMIN+16", "linux", "no such signal"),
+        ("USR1", "linux", "no such signal"),
+        ("SIGNOT", "linux", "no such signal"),
+    ] {
+        let container = json!({"name": "c", "lifecycle": {"stopSignal": signal}});
+        let mut pod = pod(container);
+        if !os.is_empty() {
+            pod.spec.as_mut().unwrap().os = serde_json::from_value(json!({"name": os})).unwrap();
+        }
+        let error = check_stop_signal(&pod, &pod.containers()[0]).unwrap_err();
+        assert!(error.to_string().contains(want), "{signal}: {error}");
+    }
 }
 
 #[test]

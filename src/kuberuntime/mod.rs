@@ -13,6 +13,8 @@ pub mod logs;
 pub mod node_context;
 pub mod resources;
 pub mod sandbox_config;
+pub mod security;
 pub mod service_env;
 pub mod sources;
 pub mod termination;
+pub mod userns;

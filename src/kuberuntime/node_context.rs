@@ -35,6 +35,8 @@ pub struct NodeContext {
     pub memory_capacity: u64,
     /// `seccompDefault`: RuntimeDefault instead of Unconfined where a container does not say.
     pub seccomp_default: bool,
+    /// AppArmor is enabled in the kernel.
+    pub apparmor: bool,
     /// `singleProcessOOMKill`: kill one process instead of the whole container (cgroup v2).
     pub single_process_oom_kill: bool,
     /// The node's addresses, primary first.
@@ -58,6 +60,7 @@ impl NodeContext {
             cfs_period_us: 100_000,
             memory_capacity: 0,
             seccomp_default: false,
+            apparmor: false,
             single_process_oom_kill: false,
             host_ips: Vec::new(),
         }
@@ -71,6 +74,11 @@ impl NodeContext {
     /// `<pod_log_root>/<namespace>_<name>_<uid>`; upstream's `BuildPodLogsDirectory`.
     pub fn pod_log_dir(&self, namespace: &str, name: &str, uid: &PodUid) -> PathBuf {
         self.pod_log_root.join(format!("{namespace}_{name}_{uid}"))
+    }
+
+    /// `<root>/seccomp`, where Localhost profiles are looked for.
+    pub fn seccomp_root(&self) -> PathBuf {
+        self.root_dir.join("seccomp")
     }
 
     /// `<root>/pods`.

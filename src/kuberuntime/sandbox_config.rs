@@ -6,12 +6,14 @@
 use std::collections::HashMap;
 
 use k8s_cri::v1;
-use k8s_openapi::api::core::v1::{Container, Pod};
+use k8s_openapi::api::core::v1::Pod;
 
 use super::labels;
 use super::node_context::NodeContext;
 use super::resources::{self, QuantityError};
+use super::security;
 use crate::types::PodExt;
+use crate::types::containers::is_sidecar;
 
 /// A pod or container spec that cannot become a CRI message; upstream's `CreateContainerConfigError`.
 #[derive(Debug, thiserror::Error)]
@@ -47,11 +49,33 @@ pub enum ConfigError {
         /// What is wrong and what to do.
         reason: String,
     },
+    /// A security context that contradicts itself or cannot be enforced; upstream's words.
+    #[error("{0}")]
+    Security(String),
+    /// A hostname that cannot be given to a pod; upstream's words.
+    #[error("{0}")]
+    Hostname(String),
+    /// A stop signal that cannot be given to the runtime.
+    #[error("stop signal {signal:?} of container {container}: {reason}")]
+    StopSignal {
+        /// The container.
+        container: String,
+        /// As written.
+        signal: String,
+        /// What is wrong and what to do.
+        reason: String,
+    },
 }
 
-/// The hostname containers see: `spec.hostname`, else the pod's name, cut to 63 characters;
-/// upstream's `GeneratePodHostNameAndDomain`.
+/// Longest hostname the kernel keeps.
+const MAX_KERNEL_HOSTNAME: usize = 64;
+
+/// The hostname containers see: `spec.hostnameOverride` as it is, else `spec.hostname`, else the pod's name,
+/// cut to 63 characters; upstream's `GeneratePodHostNameAndDomain`.
 pub fn hostname(pod: &Pod) -> String {
+    if let Some(name) = hostname_override(pod) {
+        return name.to_owned();
+    }
     let name = pod
         .spec_ref()
         .hostname
@@ -65,14 +89,69 @@ pub fn hostname(pod: &Pod) -> String {
     name[..end].trim_end_matches(['-', '.']).to_owned()
 }
 
-/// The domain below which the hostname is known, `None` without `spec.subdomain`.
+fn hostname_override(pod: &Pod) -> Option<&str> {
+    let name = pod.spec_ref().hostname_override.as_deref();
+    name.filter(|name| !name.is_empty())
+}
+
+/// The domain below which the hostname is known, `None` without `spec.subdomain` or where the hostname is
+/// given whole.
 pub fn host_domain(pod: &Pod, ctx: &NodeContext) -> Option<String> {
     let subdomain = pod.spec_ref().subdomain.as_deref()?;
-    (!subdomain.is_empty()).then(|| {
+    (!subdomain.is_empty() && hostname_override(pod).is_none()).then(|| {
         format!("{subdomain}.{}.svc.{}", pod.namespace(), ctx.cluster_domain)
             .trim_end_matches('.')
             .to_owned()
     })
+}
+
+/// The hostname the kernel is told: the name with its domain where `setHostnameAsFQDN` says so; upstream's
+/// `GetNodenameForKernel`.
+///
+/// # Errors
+/// When a name is none, or is longer than the kernel keeps.
+pub fn kernel_hostname(pod: &Pod, ctx: &NodeContext) -> Result<String, ConfigError> {
+    let spec = pod.spec_ref();
+    if let Some(name) = hostname_override(pod) {
+        if name.len() > MAX_KERNEL_HOSTNAME {
+            return Err(ConfigError::Hostname(format!(
+                "pod HostnameOverride {name:?} is too long ({MAX_KERNEL_HOSTNAME} characters is the max, {} characters requested)",
+                name.len()
+            )));
+        }
+        return Ok(name.to_owned());
+    }
+    for (field, value) in [("Hostname", &spec.hostname), ("Subdomain", &spec.subdomain)] {
+        let value = value.as_deref().filter(|v| !v.is_empty());
+        if let Some(value) = value.filter(|v| !is_dns_label(v)) {
+            return Err(ConfigError::Hostname(format!(
+                "pod {field} {value:?} is not a valid DNS label: use at most 63 lower case letters, digits and '-', beginning and ending with a letter or digit"
+            )));
+        }
+    }
+    let name = hostname(pod);
+    match host_domain(pod, ctx) {
+        Some(domain) if spec.set_hostname_as_fqdn.unwrap_or(false) => {
+            let fqdn = format!("{name}.{domain}");
+            if fqdn.len() > MAX_KERNEL_HOSTNAME {
+                return Err(ConfigError::Hostname(format!(
+                    "failed to construct FQDN from pod hostname and cluster domain, FQDN {fqdn} is too long ({MAX_KERNEL_HOSTNAME} characters is the max, {} characters requested)",
+                    fqdn.len()
+                )));
+            }
+            Ok(fqdn)
+        }
+        _ => Ok(name),
+    }
+}
+
+fn is_dns_label(name: &str) -> bool {
+    let inner = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-';
+    name.len() <= 63
+        && name.bytes().all(inner)
+        && !name.starts_with('-')
+        && !name.ends_with('-')
+        && !name.is_empty()
 }
 
 /// Builds the message. `cgroup_parent` is the pod's cgroup as the runtime's driver wants it, empty for the
@@ -100,7 +179,7 @@ pub fn build(
         hostname: if host_network {
             String::new()
         } else {
-            hostname(pod)
+            kernel_hostname(pod, ctx)?
         },
         log_directory: ctx
             .pod_log_dir(pod.namespace(), pod.name(), &uid)
@@ -135,48 +214,14 @@ pub(super) fn pod_labels(pod: &Pod) -> [(String, String); 3] {
     ]
 }
 
-/// Whether a container asks for all privileges.
-pub fn is_privileged(container: &Container) -> bool {
-    container
-        .security_context
-        .as_ref()
-        .and_then(|s| s.privileged)
-        .unwrap_or(false)
-}
-
-/// Which namespaces are the node's, the pod's, the container's; upstream's `NamespacesForPod`.
-pub fn namespace_options(pod: &Pod) -> v1::NamespaceOption {
-    let spec = pod.spec_ref();
-    let node_or_pod = |node: bool| {
-        if node {
-            v1::NamespaceMode::Node
-        } else {
-            v1::NamespaceMode::Pod
-        }
-    };
-    let pid = if spec.host_pid.unwrap_or(false) {
-        v1::NamespaceMode::Node
-    } else if spec.share_process_namespace.unwrap_or(false) {
-        v1::NamespaceMode::Pod
-    } else {
-        v1::NamespaceMode::Container
-    };
-    v1::NamespaceOption {
-        network: node_or_pod(pod.host_network()).into(),
-        pid: pid.into(),
-        ipc: node_or_pod(spec.host_ipc.unwrap_or(false)).into(),
-        target_id: String::new(),
-        userns_options: None,
-    }
-}
-
 fn strings(map: &std::collections::BTreeMap<String, String>) -> HashMap<String, String> {
     map.iter().map(|(k, v)| (k.clone(), v.clone())).collect()
 }
 
 fn port_mappings(pod: &Pod) -> Result<Vec<v1::PortMapping>, ConfigError> {
     let mut mappings = Vec::new();
-    for container in pod.containers() {
+    let sidecars = pod.init_containers().iter().filter(|c| is_sidecar(c));
+    for container in pod.containers().iter().chain(sidecars) {
         for port in container.ports.iter().flatten() {
             let protocol =
                 protocol(port.protocol.as_deref()).ok_or_else(|| ConfigError::Protocol {
@@ -218,12 +263,7 @@ fn linux(
     })?;
     Ok(v1::LinuxPodSandboxConfig {
         cgroup_parent: cgroup_parent.to_owned(),
-        security_context: Some(v1::LinuxSandboxSecurityContext {
-            namespace_options: Some(namespace_options(pod)),
-            privileged: pod.containers().iter().any(is_privileged),
-            seccomp: Some(seccomp(true)),
-            ..Default::default()
-        }),
+        security_context: Some(security::sandbox_context(pod)?),
         sysctls: sysctls(pod),
         overhead: Some(overhead(pod, ctx)?),
         resources: Some(resources::linux_resources(sum, ctx)),
@@ -278,19 +318,6 @@ fn overhead(pod: &Pod, ctx: &NodeContext) -> Result<v1::LinuxContainerResources,
         },
         ctx,
     ))
-}
-
-/// The runtime's default profile, or none.
-pub(super) fn seccomp(runtime_default: bool) -> v1::SecurityProfile {
-    let profile = if runtime_default {
-        v1::security_profile::ProfileType::RuntimeDefault
-    } else {
-        v1::security_profile::ProfileType::Unconfined
-    };
-    v1::SecurityProfile {
-        profile_type: profile.into(),
-        localhost_ref: String::new(),
-    }
 }
 
 #[cfg(test)]
@@ -359,35 +386,51 @@ mod tests {
     }
 
     #[test]
-    fn namespaces_follow_the_spec() {
-        use v1::NamespaceMode::{Container, Node, Pod};
-        for (spec, network, pid, ipc) in [
-            (json!({"containers": []}), Pod, Container, Pod),
+    fn the_kernel_is_told_a_name_it_can_keep() {
+        let mut ctx = NodeContext::new("n", "/r");
+        ctx.cluster_domain = "cluster.local".to_owned();
+        let long = "a".repeat(40);
+        for (spec, want) in [
+            (json!({}), Ok("web")),
+            (json!({"hostname": "db"}), Ok("db")),
+            (json!({"setHostnameAsFQDN": true}), Ok("web")),
+            (json!({"subdomain": "sub"}), Ok("web")),
             (
-                json!({"containers": [], "hostNetwork": true}),
-                Node,
-                Container,
-                Pod,
+                json!({"subdomain": "sub", "setHostnameAsFQDN": false}),
+                Ok("web"),
             ),
             (
-                json!({"containers": [], "hostPID": true, "hostIPC": true}),
-                Pod,
-                Node,
-                Node,
+                json!({"subdomain": "sub", "setHostnameAsFQDN": true}),
+                Ok("web.sub.shop.svc.cluster.local"),
             ),
             (
-                json!({"containers": [], "shareProcessNamespace": true}),
-                Pod,
-                Pod,
-                Pod,
+                json!({"hostname": long, "subdomain": "sub", "setHostnameAsFQDN": true}),
+                Err("is too long (64 characters is the max, 67 characters requested)"),
+            ),
+            (
+                json!({"hostname": "no_label"}),
+                Err("pod Hostname \"no_label\" is not a valid DNS label"),
+            ),
+            (
+                json!({"subdomain": "a.b"}),
+                Err("pod Subdomain \"a.b\" is not a valid DNS label"),
+            ),
+            (
+                json!({"hostnameOverride": "any.name.at.all", "hostname": "db", "subdomain": "s", "setHostnameAsFQDN": true}),
+                Ok("any.name.at.all"),
+            ),
+            (
+                json!({"hostnameOverride": "a".repeat(65)}),
+                Err("(64 characters is the max, 65 characters requested)"),
             ),
         ] {
-            let options = namespace_options(&pod(spec.clone()));
-            assert_eq!(
-                (options.network(), options.pid(), options.ipc()),
-                (network, pid, ipc),
-                "{spec}"
-            );
+            let mut spec = spec;
+            spec["containers"] = json!([]);
+            let got = kernel_hostname(&pod(spec.clone()), &ctx).map_err(|e| e.to_string());
+            match want {
+                Ok(want) => assert_eq!(got.as_deref(), Ok(want), "{spec}"),
+                Err(want) => assert!(got.clone().unwrap_err().contains(want), "{spec}: {got:?}"),
+            }
         }
     }
 
@@ -398,8 +441,14 @@ mod tests {
             {"name": "b", "ports": [{"containerPort": 53, "hostPort": 53, "protocol": "UDP", "hostIP": "127.0.0.1"}],
              "securityContext": {"privileged": true}},
         ]);
-        let on_pod = config(json!({"containers": containers}));
-        assert_eq!(on_pod.port_mappings.len(), 2);
+        let ports = json!([{"containerPort": 90, "hostPort": 9090}]);
+        let init = json!([
+            {"name": "i", "ports": ports},
+            {"name": "s", "restartPolicy": "Always", "ports": ports},
+        ]);
+        let on_pod = config(json!({"containers": containers, "initContainers": init}));
+        assert_eq!(on_pod.port_mappings.len(), 3, "of main containers and sidecars");
+        assert_eq!(on_pod.port_mappings[2].host_port, 9090);
         assert_eq!(on_pod.port_mappings[1].protocol(), v1::Protocol::Udp);
         assert_eq!(on_pod.port_mappings[1].host_ip, "127.0.0.1");
         assert_eq!(on_pod.hostname, "web");

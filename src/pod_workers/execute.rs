@@ -13,7 +13,7 @@ use k8s_openapi::api::core::v1::Container;
 use tracing::info;
 
 use super::start::{Failure, InPod, sharing_processes, target_of};
-use super::{Job, StartFailure, WorkerContext, resolve, start, stop};
+use super::{Job, StartFailure, WorkerContext, isolation, resolve, start, stop};
 use crate::core::container_history;
 use crate::core::pod_actions::{self, PodActions, StartContainer};
 use crate::core::state::{ContainerRecord, IntentRecord, Transaction, child_key};
@@ -21,6 +21,7 @@ use crate::images::PullInputs;
 use crate::kuberuntime::container_config::{self, ContainerInputs};
 use crate::kuberuntime::cri::{CriError, convert, v1};
 use crate::kuberuntime::env::{self, EnvInputs};
+use crate::kuberuntime::security::Isolation;
 use crate::kuberuntime::{gc, kill, logs, sandbox_config};
 use crate::pleg::InspectError;
 use crate::status::StatusError;
@@ -282,9 +283,10 @@ async fn sandbox(
         }
     }
     let parent = context.cgroups.pod_cgroup_parent(pod)?;
-    let config = sandbox_config::build(pod, attempt, &parent, dns, &context.node)
-        .map_err(|e| StepError::Sandbox(e.to_string()))?;
+    let built = sandbox_config::build(pod, attempt, &parent, dns, &context.node);
     if let (None, Some(id)) = (actions.create_sandbox, &actions.sandbox_id) {
+        let mut config = built.map_err(|e| StepError::Sandbox(e.to_string()))?;
+        isolation::complete(context, pod, &mut config, None).await?;
         return Ok(Sandbox {
             id: id.clone(),
             ips: status.ips.clone(),
@@ -300,6 +302,13 @@ async fn sandbox(
             format!("Failed to create pod sandbox: {why}"),
         ));
     };
+    let mut config = match built {
+        Ok(config) => config,
+        Err(error) => {
+            failed(&error);
+            return Err(StepError::Sandbox(error.to_string()));
+        }
+    };
     let handler = match resolve::runtime_handler(context, pod).await {
         Ok(handler) => handler,
         Err(error) => {
@@ -308,6 +317,12 @@ async fn sandbox(
             return Err(StepError::Sandbox(why));
         }
     };
+    if let Err(error) = isolation::complete(context, pod, &mut config, Some(&handler)).await {
+        if let StepError::Sandbox(why) = &error {
+            failed(why);
+        }
+        return Err(error);
+    }
     let id = match context.cri.run_pod_sandbox(config.clone(), &handler).await {
         Ok(id) => id,
         Err(error) => {
@@ -500,6 +515,13 @@ async fn create_container(
     for message in &env.skipped {
         warn(env::INVALID_NAMES, message);
     }
+    let image_user = match isolation::image_user(context, pod, container, &image_ref).await {
+        Ok(user) => user,
+        Err(message) => {
+            warn("Failed", &format!("Error: {message}"));
+            return Ok(Err(Failure::new("CreateContainerConfigError", message)));
+        }
+    };
     let inputs = ContainerInputs {
         pod,
         container,
@@ -509,6 +531,11 @@ async fn create_container(
         env: &env,
         volumes,
         files: &files,
+        isolation: Isolation {
+            image_user: image_user.as_ref(),
+            target: None,
+            user_namespace: isolation::user_namespace(&sandbox.config),
+        },
     };
     let config = match container_config::build(&inputs, &context.node) {
         Ok(config) => config,

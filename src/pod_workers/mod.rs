@@ -12,6 +12,7 @@
 
 mod execute;
 mod gate;
+mod isolation;
 mod purge;
 pub mod queue;
 pub mod reason_cache;

@@ -4,10 +4,10 @@
 use super::execute::StepError;
 use super::{Job, WorkerContext};
 use crate::core::state::{
-    AdmissionRecord, ContainerRecord, PlegRecord, PodRecord, ProbeRecord, QueueRecord,
-    StatusRecord, Transaction, WorkerRecord,
+    AdmissionRecord, ContainerRecord, ObjectRecord, PlegRecord, PodRecord, ProbeRecord,
+    QueueRecord, StatusRecord, Transaction, WorkerRecord,
 };
-use crate::kuberuntime::{gc, logs};
+use crate::kuberuntime::{gc, logs, userns};
 use crate::types::PodExt;
 use crate::types::runtime::{ContainerState, SandboxState};
 
@@ -78,6 +78,10 @@ fn forget_records(context: &WorkerContext, job: &Job) -> Transaction {
         );
     for (key, _) in state.with_prefix::<ContainerRecord>(&prefix) {
         transaction = transaction.delete::<ContainerRecord>(key);
+    }
+    let users = userns::key(job.pod.namespace(), &job.uid);
+    if state.record::<ObjectRecord>(&users).is_some() {
+        transaction = transaction.delete::<ObjectRecord>(users);
     }
     for (key, _) in state.with_prefix::<ProbeRecord>(&prefix) {
         transaction = transaction.delete::<ProbeRecord>(key);

@@ -11,26 +11,34 @@ use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::io;
-use std::os::unix::fs::{OpenOptionsExt, PermissionsExt, symlink};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt, symlink};
 use std::path::Path;
 
-use super::payload::Files;
+use super::ownership::{self, Access, ChangePolicy};
+use super::payload::{File, Files};
 
 const DATA: &str = "..data";
 const DATA_TMP: &str = "..data_tmp";
 
-/// Makes `dir` hold `files`, named after the time `wall_ms`. Returns whether anything was written.
+/// Makes `dir` hold `files`, named after the time `wall_ms`, and all new belong to `group`, root's when
+/// `None`. Returns whether anything was written.
 ///
 /// # Errors
 /// When the file system refuses; the old content is still there then.
-pub(super) fn write(dir: &Path, files: &Files, wall_ms: i64) -> io::Result<bool> {
-    write_in_steps(dir, files, wall_ms, &mut || Ok(()))
+pub(super) fn write(
+    dir: &Path,
+    files: &Files,
+    group: Option<u32>,
+    wall_ms: i64,
+) -> io::Result<bool> {
+    write_in_steps(dir, files, group, wall_ms, &mut || Ok(()))
 }
 
 /// `step` is called before each change; its error cuts the writer off there.
 fn write_in_steps(
     dir: &Path,
     files: &Files,
+    group: Option<u32>,
     wall_ms: i64,
     step: &mut dyn FnMut() -> io::Result<()>,
 ) -> io::Result<bool> {
@@ -59,7 +67,11 @@ fn write_in_steps(
     fs::set_permissions(&fresh, fs::Permissions::from_mode(0o755))?;
     for (path, file) in files {
         step()?;
-        write_file(&fresh, path, &file.data, file.mode)?;
+        write_file(&fresh, path, file)?;
+    }
+    if let Some(group) = group {
+        step()?;
+        ownership::give(&fresh, group, Access::ReadOnly, ChangePolicy::Always)?;
     }
     step()?;
     symlink(&name, dir.join(DATA_TMP))?;
@@ -86,7 +98,7 @@ fn prefix(wall_ms: i64) -> String {
     time.strftime("..%Y_%m_%d_%H_%M_%S.").to_string()
 }
 
-fn write_file(base: &Path, path: &str, data: &[u8], mode: u32) -> io::Result<()> {
+fn write_file(base: &Path, path: &str, content: &File) -> io::Result<()> {
     let mut dir = base.to_owned();
     let (parents, name) = path.rsplit_once('/').unwrap_or(("", path));
     for part in parents.split('/').filter(|p| !p.is_empty()) {
@@ -105,8 +117,11 @@ fn write_file(base: &Path, path: &str, data: &[u8], mode: u32) -> io::Result<()>
         .create_new(true)
         .mode(0o600)
         .open(dir.join(name))?;
-    io::Write::write_all(&mut file, data)?;
-    file.set_permissions(fs::Permissions::from_mode(mode))
+    io::Write::write_all(&mut file, &content.data)?;
+    if content.owner.is_some() {
+        std::os::unix::fs::fchown(&file, content.owner, None)?;
+    }
+    file.set_permissions(fs::Permissions::from_mode(content.mode))
 }
 
 /// Whether a directory holds these files with these modes, and nothing else.
@@ -121,6 +136,7 @@ fn holds(dir: &Path, files: &Files) -> io::Result<bool> {
         let metadata = fs::symlink_metadata(&path)?;
         let same = metadata.is_file()
             && metadata.permissions().mode() & 0o7777 == file.mode
+            && file.owner.is_none_or(|owner| owner == metadata.uid())
             && metadata.len() == file.data.len() as u64
             && fs::read(&path)? == file.data;
         if !same {
@@ -205,7 +221,6 @@ fn sweep(
 
 #[cfg(test)]
 mod tests {
-    use super::super::payload::File;
     use super::*;
 
     fn files(of: &[(&str, &str, u32)]) -> Files {
@@ -214,6 +229,7 @@ mod tests {
                 let file = File {
                     data: data.as_bytes().to_vec(),
                     mode: *mode,
+                    owner: None,
                 };
                 ((*path).to_owned(), file)
             })
@@ -233,6 +249,7 @@ mod tests {
                 let file = File {
                     data: fs::read(&at).unwrap(),
                     mode: fs::metadata(&at).unwrap().permissions().mode() & 0o7777,
+                    owner: None,
                 };
                 (path, file)
             })
@@ -268,7 +285,7 @@ mod tests {
     fn names_lead_to_the_newest_content() {
         let dir = tempfile::tempdir().unwrap();
         let dir = dir.path();
-        assert!(write(dir, &old(), 0).unwrap());
+        assert!(write(dir, &old(), None, 0).unwrap());
         assert_eq!(seen(&dir.join(DATA)), old());
         let first = names(dir);
         assert!(first[0].starts_with("..1970_01_01_00_00_00."), "{first:?}");
@@ -278,10 +295,13 @@ mod tests {
             Path::new("..data/deep")
         );
 
-        assert!(!write(dir, &old(), 1_000).unwrap(), "nothing has changed");
+        assert!(
+            !write(dir, &old(), None, 1_000).unwrap(),
+            "nothing has changed"
+        );
         assert_eq!(names(dir), first);
 
-        assert!(write(dir, &new(), 1_000).unwrap());
+        assert!(write(dir, &new(), None, 1_000).unwrap());
         assert_eq!(seen(&dir.join(DATA)), new());
         assert_eq!(names(dir)[1..], ["..data", "added", "both", "same"]);
         assert_eq!(fs::read_to_string(dir.join("both")).unwrap(), "new");
@@ -291,7 +311,7 @@ mod tests {
             .mode();
         assert_eq!(mode & 0o777, 0o755);
 
-        assert!(write(dir, &Files::new(), 2_000).unwrap());
+        assert!(write(dir, &Files::new(), None, 2_000).unwrap());
         assert_eq!(names(dir).len(), 2, "{:?}", names(dir));
     }
 
@@ -309,14 +329,14 @@ mod tests {
             },
         ];
         for change in changes {
-            write(dir, &old(), 0).unwrap();
+            write(dir, &old(), None, 0).unwrap();
             change(&dir.join(DATA));
-            assert!(write(dir, &old(), 0).unwrap());
+            assert!(write(dir, &old(), None, 0).unwrap());
             assert_eq!(seen(&dir.join(DATA)), old());
         }
         fs::remove_file(dir.join("both")).unwrap();
         symlink("/etc/passwd", dir.join("both")).unwrap();
-        write(dir, &old(), 0).unwrap();
+        write(dir, &old(), None, 0).unwrap();
         assert_eq!(fs::read_to_string(dir.join("both")).unwrap(), "old");
     }
 
@@ -327,9 +347,9 @@ mod tests {
         loop {
             let dir = tempfile::tempdir().unwrap();
             let dir = dir.path();
-            write(dir, &old(), 0).unwrap();
+            write(dir, &old(), None, 0).unwrap();
             let mut left = cut;
-            let result = write_in_steps(dir, &new(), 1, &mut || {
+            let result = write_in_steps(dir, &new(), None, 1, &mut || {
                 if left == 0 {
                     return Err(io::Error::other("cut off"));
                 }
@@ -358,7 +378,7 @@ mod tests {
                 (new(), ["added", "both", "same"]),
                 (old(), ["both", "deep", "same"]),
             ] {
-                write(dir, &next, 2).unwrap();
+                write(dir, &next, None, 2).unwrap();
                 assert_eq!(seen(&dir.join(DATA)), next, "cut {cut}");
                 assert_eq!(names(dir)[1], DATA, "cut {cut}");
                 assert_eq!(names(dir)[2..], tops, "cut {cut}");

@@ -9,10 +9,12 @@ use std::path::{Path, PathBuf};
 use k8s_openapi::api::core::v1::{Pod, Volume};
 
 use super::error::{VolumeError, io_error};
+use super::ownership::{self, Access};
 use super::payload::{self, Payload};
 use super::plan::{Plan, set_up};
 use super::{VolumeManager, atomic_writer, run_blocking};
 use crate::core::state::{VolumePhase, VolumeRecord, child_key};
+use crate::kuberuntime::security;
 use crate::kuberuntime::sources::{Sources, is_content_volume, mounted_volumes};
 use crate::types::events::{Event, EventRecorder, EventType};
 use crate::types::{PodExt, PodUid};
@@ -109,12 +111,20 @@ impl VolumeManager {
                 .await?;
         }
         let now = self.clock.now().wall_ms;
+        let group = security::fs_group(pod);
         let (of, in_volume, at) = (uid.clone(), name.clone(), path.clone());
         let written = run_blocking(move || {
             if !is_mounted {
                 set_up(&plan, &of, &in_volume)?;
             }
-            atomic_writer::write(&at, &payload.files, now).map_err(io_error(
+            if let Some(group) = group {
+                ownership::give_one(&at, group, Access::ReadOnly).map_err(io_error(
+                    "give fsGroup volume",
+                    &of,
+                    &at,
+                ))?;
+            }
+            atomic_writer::write(&at, &payload.files, group, now).map_err(io_error(
                 "write volume",
                 &of,
                 &at,

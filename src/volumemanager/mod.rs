@@ -16,6 +16,7 @@ mod content;
 mod error;
 mod host_path;
 mod mounts;
+mod ownership;
 mod payload;
 mod plan;
 
@@ -33,11 +34,13 @@ pub use host_path::HostPathError;
 pub use payload::PayloadError;
 
 use crate::core::state::{Transaction, VolumePhase, VolumeRecord, child_key};
+use crate::kuberuntime::security;
 use crate::kuberuntime::sources::{Sources, is_content_volume, mounted_volumes};
 use crate::store::Store;
 use crate::types::events::EventRecorder;
 use crate::types::{Clock, PodExt, PodUid, blocking};
 use error::io_error;
+use ownership::{Access, ChangePolicy};
 use plan::{Medium, Plan, make_dir, memory_size, set_up, tear_down};
 
 const EMPTY_DIR: &str = "kubernetes.io/empty-dir";
@@ -160,7 +163,19 @@ impl VolumeManager {
         .await?;
         let plugin = plan.plugin();
         let (of, name) = (uid.clone(), volume.name.clone());
-        run_blocking(move || set_up(&plan, &of, &name)).await?;
+        // What a hostPath leads to belongs to the node.
+        let group = security::fs_group(pod).filter(|_| plugin != HOST_PATH);
+        let policy = ChangePolicy::of(pod);
+        let at = path.clone();
+        run_blocking(move || {
+            set_up(&plan, &of, &name)?;
+            match group {
+                Some(group) => ownership::give(&at, group, Access::ReadWrite, policy)
+                    .map_err(io_error("give fsGroup volume", &of, &at)),
+                None => Ok(()),
+            }
+        })
+        .await?;
         tracing::info!(pod = %uid, volume = %volume.name, plugin, "mounted volume");
         self.record(&uid, &volume.name, plugin, &path, VolumePhase::Mounted)
             .await?;

@@ -11,11 +11,15 @@ use k8s_openapi::api::core::v1::{
 };
 use sha2::{Digest, Sha256};
 
-use crate::kuberuntime::downward;
 use crate::kuberuntime::sources::{SourceError, Sources, TokenRef};
+use crate::kuberuntime::{downward, security};
 use crate::types::PodExt;
 
 const DEFAULT_MODE: u32 = 0o644;
+/// Mode of a token that has an owner of its own.
+const TOKEN_MODE: u32 = 0o600;
+/// What a group gets that owns a volume which is read only.
+const GROUP_READ: u32 = 0o440;
 const MAX_PATH: usize = 4096;
 const MAX_NAME: usize = 255;
 
@@ -74,6 +78,8 @@ pub enum PayloadError {
 pub(super) struct File {
     pub(super) data: Vec<u8>,
     pub(super) mode: u32,
+    /// Its owner, root when `None`.
+    pub(super) owner: Option<u32>,
 }
 
 impl fmt::Debug for File {
@@ -104,13 +110,32 @@ impl Payload {
         for (path, file) in &self.files {
             part(path.as_bytes());
             part(&file.mode.to_le_bytes());
+            if let Some(owner) = file.owner {
+                part(&owner.to_le_bytes());
+            }
             part(&file.data);
         }
         hash.finalize().into()
     }
 
     fn put(&mut self, path: &str, data: Vec<u8>, mode: u32) -> Result<(), PayloadError> {
-        self.files.insert(clean(path)?, File { data, mode });
+        let owner = None;
+        self.files.insert(clean(path)?, File { data, mode, owner });
+        Ok(())
+    }
+
+    /// A token: for its owner and group alone where the pod names them.
+    fn put_token(
+        &mut self,
+        path: &str,
+        data: Vec<u8>,
+        mode: u32,
+        pod: &Pod,
+    ) -> Result<(), PayloadError> {
+        let owner = security::fs_user(pod);
+        let private = owner.is_some() || security::fs_group(pod).is_some();
+        let mode = if private { TOKEN_MODE } else { mode };
+        self.files.insert(clean(path)?, File { data, mode, owner });
         Ok(())
     }
 }
@@ -179,6 +204,12 @@ pub(super) fn collect(
     } else if let Some(source) = &volume.projected {
         add_projected(&mut payload, pod, source, sources)?;
     }
+    if security::fs_group(pod).is_some() {
+        // The group may read what its pod mounts.
+        for file in payload.files.values_mut() {
+            file.mode |= GROUP_READ;
+        }
+    }
     Ok(payload)
 }
 
@@ -224,7 +255,8 @@ fn add_projected(
                 .as_ref()
                 .map_err(|why| PayloadError::Token { why: why.clone() })?;
             payload.stale_token |= found.stale;
-            payload.put(&token.path, found.token.clone().into_bytes(), default)?;
+            let data = found.token.clone().into_bytes();
+            payload.put_token(&token.path, data, default, pod)?;
         }
     }
     Ok(())

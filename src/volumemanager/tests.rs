@@ -322,3 +322,62 @@ impl Drop for Unmount {
 
 #[path = "content_tests.rs"]
 mod content;
+
+/// A pod whose volumes belong to a group and whose containers run as one user.
+fn pod_of_group(uid: &str, volumes: serde_json::Value) -> Pod {
+    let mut pod = pod(uid, volumes);
+    pod.spec.as_mut().unwrap().security_context =
+        serde_json::from_value(json!({"fsGroup": 54_321, "runAsUser": 1234})).unwrap();
+    pod
+}
+
+fn owners(path: &Path) -> (u32, u32, u32) {
+    use std::os::unix::fs::MetadataExt;
+    let found = fs::symlink_metadata(path).unwrap();
+    (found.uid(), found.gid(), found.mode() & 0o7777)
+}
+
+#[tokio::test]
+async fn volumes_belong_to_the_group_of_their_pod() {
+    let world = world();
+    let host = world.dir.path().join("host");
+    fs::create_dir(&host).unwrap();
+    let pod = pod_of_group(
+        "u1",
+        json!([
+            {"name": "disk", "emptyDir": {}},
+            {"name": "memory", "emptyDir": {"medium": "Memory"}},
+            {"name": "host", "hostPath": {"path": host}},
+            {"name": "down", "downwardAPI": {"defaultMode": 0o400, "items": [
+                {"path": "deep/name", "fieldRef": {"fieldPath": "metadata.name"}},
+            ]}},
+            {"name": "token", "projected": {"sources": [{"serviceAccountToken": {"path": "token"}}]}},
+        ]),
+    );
+    let wanted = crate::kuberuntime::sources::References::of_volumes(&pod);
+    let mut sources = Sources::default();
+    for token in wanted.tokens {
+        let found = crate::kuberuntime::sources::PodToken {
+            token: "secret".to_owned(),
+            stale: false,
+        };
+        sources.tokens.insert(token, Ok(found));
+    }
+    let paths = world.mount_with(&pod, &sources).await.unwrap();
+    let at = |name: &str, below: &str| owners(&paths[name].join(below));
+    assert_eq!(at("disk", ""), (0, 54_321, 0o2777));
+    assert_eq!(at("memory", ""), (0, 54_321, 0o2777));
+    assert_ne!(at("host", "").1, 54_321, "a hostPath is the node's");
+    assert_eq!(at("down", "").1, 54_321);
+    assert_eq!(at("down", "..data/deep"), (0, 54_321, 0o2755));
+    assert_eq!(at("down", "..data/deep/name"), (0, 54_321, 0o440));
+    assert_eq!(at("token", "..data/token"), (1234, 54_321, 0o640));
+
+    // Nothing is written again, neither now nor by the next agent.
+    let data = fs::read_link(paths["token"].join("..data")).unwrap();
+    world.mount_with(&pod, &sources).await.unwrap();
+    let next = world.restarted();
+    next.mount(&pod, &sources, &world.recorder).await.unwrap();
+    assert_eq!(fs::read_link(paths["token"].join("..data")).unwrap(), data);
+    next.unmount(&PodUid::new("u1")).await.unwrap();
+}

@@ -1,0 +1,137 @@
+//! What a pod's isolation needs of the runtime and the store: the user namespace of its sandbox, the user
+//! of an image.
+//!
+//! **Invariant:** the users a pod has for its own are on record before its sandbox is made, and no other pod
+//! gets them until the pod is purged.
+
+use k8s_openapi::api::core::v1::{Container, Pod};
+use tokio::sync::Mutex;
+
+use super::WorkerContext;
+use super::execute::StepError;
+use crate::core::state::{ObjectRecord, Transaction};
+use crate::kuberuntime::cri::{CriError, v1};
+use crate::kuberuntime::security::{Effective, ImageUser};
+use crate::kuberuntime::userns::{self, Range};
+use crate::types::PodExt;
+
+/// One pod at a time looks for users that nobody has.
+static ALLOCATING: Mutex<()> = Mutex::const_new(());
+
+/// Completes the message that makes a pod's sandbox. `handler` is its runtime handler, `None` when the
+/// sandbox is there already.
+///
+/// # Errors
+/// `Sandbox` when the runtime cannot isolate the pod as it asks.
+pub(super) async fn complete(
+    context: &WorkerContext,
+    pod: &Pod,
+    config: &mut v1::PodSandboxConfig,
+    handler: Option<&str>,
+) -> Result<(), StepError> {
+    let spec = pod.spec_ref();
+    let own_users = spec.host_users == Some(false);
+    let strict = spec
+        .security_context
+        .as_ref()
+        .is_some_and(|c| c.supplemental_groups_policy.as_deref() == Some("Strict"));
+    if !own_users && !strict {
+        return Ok(());
+    }
+    if let Some(handler) = handler {
+        let status = context.cri.status(false).await?;
+        if own_users && !userns::is_supported(&status, handler) {
+            return Err(StepError::Sandbox(format!(
+                "runtime handler {handler:?} does not support user namespaces; leave hostUsers out, or use a runtime that does"
+            )));
+        }
+        if strict
+            && !status
+                .features
+                .is_some_and(|f| f.supplemental_groups_policy)
+        {
+            return Err(StepError::Sandbox(
+                "SupplementalGroupsPolicy=Strict is not supported in this node".to_owned(),
+            ));
+        }
+    }
+    if own_users {
+        let range = range(context, pod).await?;
+        let security = config
+            .linux
+            .as_mut()
+            .and_then(|l| l.security_context.as_mut());
+        if let Some(options) = security.and_then(|s| s.namespace_options.as_mut()) {
+            options.userns_options = Some(range.to_cri());
+        }
+    }
+    Ok(())
+}
+
+/// The pod's users: those on record, else new ones, which are on record when this returns.
+async fn range(context: &WorkerContext, pod: &Pod) -> Result<Range, StepError> {
+    let key = userns::key(pod.namespace(), &pod.uid());
+    let unreadable = |key: &str, error: serde_json::Error| {
+        StepError::Sandbox(format!("read record {key} of table objects: {error}"))
+    };
+    let _one_at_a_time = ALLOCATING.lock().await;
+    let state = context.store.snapshot();
+    if let Some(record) = state.record::<ObjectRecord>(&key) {
+        return Range::from_json(&record.data).map_err(|e| unreadable(&key, e));
+    }
+    let mut taken = Vec::new();
+    for (key, record) in state.with_prefix::<ObjectRecord>(userns::PREFIX) {
+        taken.push(Range::from_json(&record.data).map_err(|e| unreadable(key, e))?);
+    }
+    let range = userns::allocate(taken).ok_or_else(|| {
+        StepError::Sandbox(
+            "no users are left for another pod with hostUsers: false; remove one".to_owned(),
+        )
+    })?;
+    let data = range.to_json().map_err(|e| unreadable(&key, e))?;
+    let record = ObjectRecord {
+        resource_version: String::new(),
+        encrypted: false,
+        data,
+        at: context.clock.now(),
+    };
+    let why = format!("{} users from {}", range.length, range.host_id);
+    let transaction = Transaction::new()
+        .expect::<ObjectRecord>(&state, &key)
+        .put(&key, record)
+        .journal(Some(&pod.uid()), "users allocated", why);
+    context.store.commit(transaction).await?;
+    Ok(range)
+}
+
+/// The user namespace of a sandbox.
+pub(super) fn user_namespace(config: &v1::PodSandboxConfig) -> Option<&v1::UserNamespace> {
+    let security = config.linux.as_ref()?.security_context.as_ref()?;
+    security.namespace_options.as_ref()?.userns_options.as_ref()
+}
+
+/// The user an image is made for; `None` when the spec says who the container runs as.
+///
+/// # Errors
+/// When the runtime does not tell, or does not have the image (any more).
+pub(super) async fn image_user(
+    context: &WorkerContext,
+    pod: &Pod,
+    container: &Container,
+    image_ref: &str,
+) -> Result<Option<ImageUser>, String> {
+    if let Some(uid) = Effective::of(pod, container).run_as_user {
+        return Ok(Some(ImageUser {
+            uid: Some(uid),
+            username: String::new(),
+        }));
+    }
+    let found: Result<_, CriError> = context.cri.image_status(image_ref).await;
+    match found {
+        Ok(Some(image)) => Ok(Some(ImageUser::of(&image))),
+        Ok(None) => Err(format!(
+            "failed to get image user: image {image_ref} not found"
+        )),
+        Err(error) => Err(format!("failed to get image user: {error}")),
+    }
+}
