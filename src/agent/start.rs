@@ -24,7 +24,7 @@ use crate::core::admission;
 use crate::core::restore::{Outcome, RestoreInput, RestorePlan, plan_restore};
 use crate::core::state::{EpochReason, MetaRecord, State};
 use crate::events::{EventRate, JournalRecorder};
-use crate::images::{ImageConfig, ImageManager};
+use crate::images::{ImageConfig, ImageManager, VerificationPolicy, run_pruning};
 use crate::kubeletconfig::AgentConfig;
 use crate::kuberuntime::cri::{CriClient, CriTimeouts};
 use crate::kuberuntime::gc::GcPolicy;
@@ -498,6 +498,15 @@ pub(super) async fn start(
         super::drill::evictions(workers.clone(), pods.clone(), token.clone()),
     );
     tasks.add("pleg", pleg.run(token.clone()));
+    tasks.add(
+        "image records",
+        run_pruning(
+            cri.clone(),
+            base.store.clone(),
+            Arc::clone(&base.clock),
+            token.clone(),
+        ),
+    );
     tasks.add("janitor", janitor.run(token.clone()));
     tasks.add(
         "runtime health",
@@ -536,7 +545,15 @@ fn images(
             .max_parallel_image_pulls
             .and_then(|n| usize::try_from(n).ok()),
     };
-    let mut images = ImageManager::new(settings, Arc::clone(&base.clock), base.metrics.clone());
+    let verification = VerificationPolicy {
+        policy: config.kubelet.image_pull_credentials_verification_policy,
+        allowlist: config
+            .kubelet
+            .preloaded_images_verification_allowlist
+            .clone(),
+    };
+    let mut images = ImageManager::new(settings, Arc::clone(&base.clock), base.metrics.clone())
+        .verifying(verification);
     if let Some(node) = node_status {
         // The node tells which images it has.
         images = images.telling(Arc::new(move || node.images_changed()));

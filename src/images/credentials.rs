@@ -338,7 +338,12 @@ impl Provider {
         };
         let mut keyring = Keyring::default();
         for (registry, AuthEntry { username, password }) in response.auth.into_iter().flatten() {
-            keyring.add(&registry, Credentials { username, password });
+            let credentials = Credentials {
+                username,
+                password,
+                source: None,
+            };
+            keyring.add(&registry, credentials);
         }
         let keyring = Arc::new(keyring);
         self.keep(

@@ -5,6 +5,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::sync::Arc;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::{STANDARD, STANDARD_NO_PAD};
@@ -25,6 +26,19 @@ pub struct Credentials {
     pub username: String,
     /// Password.
     pub password: String,
+    /// The pull secret they are of; `None` = they are the node's.
+    pub source: Option<Arc<SecretSource>>,
+}
+
+/// A pull secret.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SecretSource {
+    /// Its namespace.
+    pub namespace: String,
+    /// Its name.
+    pub name: String,
+    /// Its UID.
+    pub uid: String,
 }
 
 impl fmt::Debug for Credentials {
@@ -44,7 +58,7 @@ impl Credentials {
     }
 }
 
-/// Tells lists of credentials apart without keeping them.
+/// Tells lists of credentials apart without keeping them, wherever they are from.
 pub(super) fn fingerprint(all: &[Credentials]) -> [u8; 32] {
     let mut hash = Sha256::new();
     for one in all {
@@ -148,7 +162,14 @@ impl Keyring {
             })?;
             decoded.push((registry, credentials));
         }
-        for (registry, credentials) in decoded {
+        let metadata = &secret.metadata;
+        let source = Arc::new(SecretSource {
+            namespace: metadata.namespace.clone().unwrap_or_default(),
+            name: metadata.name.clone().unwrap_or_default(),
+            uid: metadata.uid.clone().unwrap_or_default(),
+        });
+        for (registry, mut credentials) in decoded {
+            credentials.source = Some(Arc::clone(&source));
             self.add(&registry, credentials);
         }
         Ok(())
@@ -197,11 +218,13 @@ impl Entry {
             return Ok(Credentials {
                 username: username.to_owned(),
                 password: password.trim_matches('\0').to_owned(),
+                source: None,
             });
         }
         Ok(Credentials {
             username: self.username.unwrap_or_default(),
             password: self.password.unwrap_or_default(),
+            source: None,
         })
     }
 }
@@ -318,6 +341,7 @@ mod tests {
         Credentials {
             username: name.to_owned(),
             password: format!("{name}-password"),
+            source: None,
         }
     }
 

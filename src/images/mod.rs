@@ -4,35 +4,52 @@
 //! from, or the reason it has to wait. Pulls of one image by several pods at once are one pull; how many
 //! run beside each other is configured.
 //!
+//! An image that is there is handed to a pod only if the pod may have it: `records` remember by which pull
+//! secrets images came.
+//!
 //! **Invariant:** a pull that failed is on record, with its back-off, before the error is returned, so the
 //! back-off goes on after a restart. Its key is pod UID and image.
 
 mod credentials;
+mod error;
+mod inputs;
 mod keyring;
+mod prune;
 mod pulls;
+mod records;
 mod reference;
 
 use std::future::Future;
 use std::sync::Arc;
+use std::time::Duration;
 
 use k8s_cri::v1;
-use k8s_openapi::api::core::v1::{Container, Pod, Secret};
+use k8s_openapi::api::core::v1::{Container, ImageVolumeSource, Pod};
 
 pub use credentials::{CredentialError, CredentialProviders, CredentialSettings};
-pub use keyring::{Credentials, Keyring, KeyringError};
+pub use error::{ImageError, ImageErrorReason};
+pub use inputs::{PullInputs, PullSecrets};
+pub use keyring::{Credentials, Keyring, KeyringError, SecretSource};
+pub use prune::{prune, run_pruning};
 pub use pulls::ImageConfig;
+pub use records::VerificationPolicy;
 pub use reference::{InvalidImageName, normalize};
 
 use crate::core::backoff;
-use crate::core::state::{BackoffRecord, ImageRecord, Transaction};
+use crate::core::state::{BackoffRecord, ImageRecord, State, Transaction};
+use crate::kubeletconfig::format_duration;
 use crate::kuberuntime::cri::{CriClient, CriError};
 use crate::store::{CommitError, Store};
 use crate::types::events::{Event, EventRecorder, EventType};
 use crate::types::metrics::Metrics;
 use crate::types::{Clock, PodExt, PodUid, Stamp};
-use pulls::{Pulls, Wanted};
+use error::classify;
+use pulls::{PullResult, Pulls, Wanted};
+use records::{Permission, PullRecords};
 
 const COMMIT_TRIES: u32 = 8;
+/// How often a pull that takes long is told to go on.
+const STILL_PULLING: Duration = Duration::from_secs(60);
 
 /// The part of the runtime that keeps images.
 pub trait ImageService: Clone + Send + Sync + 'static {
@@ -66,66 +83,6 @@ impl ImageService for CriClient {
     }
 }
 
-/// Why a container waits for its image; the values are upstream's waiting reasons.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum ImageErrorReason {
-    /// The pull failed.
-    ErrImagePull,
-    /// A pull failed a short while ago.
-    ImagePullBackOff,
-    /// `imagePullPolicy: Never`, and it is not there.
-    ErrImageNeverPull,
-    /// The name is none.
-    InvalidImageName,
-    /// The runtime cannot say whether it is there.
-    ImageInspectError,
-    /// The runtime cannot reach the registry.
-    RegistryUnavailable,
-    /// The runtime does not trust its signature.
-    SignatureValidationFailed,
-}
-
-impl ImageErrorReason {
-    /// `state.waiting.reason`.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::ErrImagePull => "ErrImagePull",
-            Self::ImagePullBackOff => "ImagePullBackOff",
-            Self::ErrImageNeverPull => "ErrImageNeverPull",
-            Self::InvalidImageName => "InvalidImageName",
-            Self::ImageInspectError => "ImageInspectError",
-            Self::RegistryUnavailable => "RegistryUnavailable",
-            Self::SignatureValidationFailed => "SignatureValidationFailed",
-        }
-    }
-}
-
-/// A container has to wait for its image.
-#[derive(Debug, thiserror::Error)]
-#[error("{}: {message}", reason.as_str())]
-pub struct ImageError {
-    /// `state.waiting.reason`.
-    pub reason: ImageErrorReason,
-    /// `state.waiting.message`.
-    pub message: String,
-    /// When the back-off ends, if one is in force.
-    pub retry_at: Option<Stamp>,
-    /// The record of this could not be committed.
-    #[source]
-    pub store: Option<CommitError>,
-}
-
-impl ImageError {
-    fn new(reason: ImageErrorReason, message: impl Into<String>) -> Self {
-        Self {
-            reason,
-            message: message.into(),
-            retry_at: None,
-            store: None,
-        }
-    }
-}
-
 /// `imagePullPolicy`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum PullPolicy {
@@ -134,10 +91,9 @@ enum PullPolicy {
     Never,
 }
 
-/// The policy of a container; where it says none, the tag `latest` means Always as in the API server's
-/// defaults.
-fn pull_policy(container: &Container, image: &str) -> PullPolicy {
-    match container.image_pull_policy.as_deref() {
+/// The policy as written; where there is none, the tag `latest` means Always as in the API server's defaults.
+fn pull_policy(written: Option<&str>, image: &str) -> PullPolicy {
+    match written {
         Some("Always") => PullPolicy::Always,
         Some("Never") => PullPolicy::Never,
         Some("IfNotPresent") => PullPolicy::IfNotPresent,
@@ -146,58 +102,27 @@ fn pull_policy(container: &Container, image: &str) -> PullPolicy {
     }
 }
 
-/// What a pull may need besides the image.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct PullInputs<'a> {
-    /// The sandbox the image is for.
-    pub sandbox: Option<&'a v1::PodSandboxConfig>,
-    /// The pod's pull secrets, as far as they were found.
-    pub secrets: &'a PullSecrets,
-}
-
-/// A pod's `imagePullSecrets`.
-#[derive(Clone, Default)]
-pub struct PullSecrets {
-    /// Those that exist.
-    pub found: Vec<Arc<Secret>>,
-    /// Names of those that could not be had.
-    pub missing: Vec<String>,
-}
-
-impl std::fmt::Debug for PullSecrets {
-    // Their content is secret.
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("PullSecrets")
-            .field("found", &self.found.len())
-            .field("missing", &self.missing)
-            .finish()
-    }
-}
-
-static NO_SECRETS: PullSecrets = PullSecrets {
-    found: Vec::new(),
-    missing: Vec::new(),
-};
-
-impl Default for &PullSecrets {
-    fn default() -> Self {
-        &NO_SECRETS
-    }
-}
-
 /// Pulls images. Shared by all workers.
 pub struct ImageManager {
     pulls: Pulls,
+    records: PullRecords,
     providers: Option<Arc<CredentialProviders>>,
     pulled: Option<Arc<dyn Fn() + Send + Sync>>,
     clock: Arc<dyn Clock>,
     metrics: Metrics,
 }
 
-/// Events about one container.
+/// An image as a pod asks for it.
+#[derive(Clone, Copy)]
+struct Asked<'a> {
+    image: &'a str,
+    policy: Option<&'a str>,
+}
+
+/// Events about one container, or about the pod.
 struct Reporter<'a> {
     pod: &'a Pod,
-    container: &'a Container,
+    container: Option<&'a str>,
     recorder: &'a dyn EventRecorder,
 }
 
@@ -211,8 +136,11 @@ impl Reporter<'_> {
     }
 
     fn record(&self, kind: EventType, reason: &str, message: String) {
-        let event = Event::pod(kind, self.pod, reason, message).container(&self.container.name);
-        self.recorder.record(event);
+        let event = Event::pod(kind, self.pod, reason, message);
+        self.recorder.record(match self.container {
+            Some(name) => event.container(name),
+            None => event,
+        });
     }
 }
 
@@ -221,6 +149,7 @@ impl ImageManager {
     pub fn new(config: ImageConfig, clock: Arc<dyn Clock>, metrics: Metrics) -> Self {
         Self {
             pulls: Pulls::new(config),
+            records: PullRecords::default(),
             providers: None,
             pulled: None,
             clock,
@@ -232,6 +161,13 @@ impl ImageManager {
     #[must_use]
     pub fn with_credential_providers(mut self, providers: Arc<CredentialProviders>) -> Self {
         self.providers = Some(providers);
+        self
+    }
+
+    /// Which images that are there need credentials; otherwise those that were pulled by the agent.
+    #[must_use]
+    pub fn verifying(mut self, policy: VerificationPolicy) -> Self {
+        self.records = PullRecords::new(policy);
         self
     }
 
@@ -256,51 +192,123 @@ impl ImageManager {
         store: &Store,
         recorder: &dyn EventRecorder,
     ) -> Result<String, ImageError> {
+        let asked = Asked {
+            image: container.image.as_deref().unwrap_or_default(),
+            policy: container.image_pull_policy.as_deref(),
+        };
         let report = Reporter {
             pod,
-            container,
+            container: Some(&container.name),
             recorder,
         };
-        let named = container.image.as_deref().unwrap_or_default();
+        self.ensure_asked(asked, inputs, service, store, &report)
+            .await
+    }
+
+    /// As [`Self::ensure`], for a volume of kind `image`; its events are about the pod.
+    ///
+    /// # Errors
+    /// As [`Self::ensure`].
+    pub async fn ensure_volume<S: ImageService>(
+        &self,
+        pod: &Pod,
+        volume: &ImageVolumeSource,
+        inputs: PullInputs<'_>,
+        service: &S,
+        store: &Store,
+        recorder: &dyn EventRecorder,
+    ) -> Result<String, ImageError> {
+        let asked = Asked {
+            image: volume.reference.as_deref().unwrap_or_default(),
+            policy: volume.pull_policy.as_deref(),
+        };
+        let report = Reporter {
+            pod,
+            container: None,
+            recorder,
+        };
+        self.ensure_asked(asked, inputs, service, store, &report)
+            .await
+    }
+
+    async fn ensure_asked<S: ImageService>(
+        &self,
+        asked: Asked<'_>,
+        inputs: PullInputs<'_>,
+        service: &S,
+        store: &Store,
+        report: &Reporter<'_>,
+    ) -> Result<String, ImageError> {
+        let named = asked.image;
         let image = normalize(named).map_err(|error| {
-            report.warning(
-                "InspectFailed",
-                format!("Failed to apply default image tag \"{named}\": {error}"),
-            );
-            ImageError::new(ImageErrorReason::InvalidImageName, error.to_string())
+            let message = format!("Failed to apply default image tag \"{named}\": {error}");
+            report.warning("InspectFailed", message.clone());
+            ImageError::new(ImageErrorReason::InvalidImageName, message)
         })?;
-        let policy = pull_policy(container, &image);
+        self.records
+            .recover(service, store, self.clock.now())
+            .await
+            .map_err(|error| unrecorded(&image, error))?;
+        let policy = pull_policy(asked.policy, &image);
+        let mut credentials = None;
         if policy != PullPolicy::Always {
             let found = service.image_status(&image).await.map_err(|error| {
                 let message = format!("Failed to inspect image \"{image}\": {error}");
                 report.warning("InspectFailed", message.clone());
                 ImageError::new(ImageErrorReason::ImageInspectError, message)
             })?;
-            match found {
-                Some(found) => {
-                    let text = format!("Container image \"{image}\" already present on machine");
-                    report.normal("Pulled", text);
-                    self.used(store, &image).await?;
+            if let Some(found) = found {
+                let seen = store.snapshot();
+                let granted = match self.records.permission(&seen, &image, &found.id) {
+                    Permission::Granted => Some(None),
+                    Permission::MustPull => None,
+                    Permission::ByCredentials(record) => {
+                        let shown = self.credentials(&image, inputs.secrets, report).await;
+                        let granted = record.grants(&image, &shown);
+                        credentials = Some(shown);
+                        granted
+                    }
+                };
+                if let Some(changed) = granted {
+                    report.normal(
+                        "Pulled",
+                        format!(
+                            "Container image \"{named}\" already present on machine and can be accessed by the pod"
+                        ),
+                    );
+                    self.change(store, &image, |seen, _, transaction| match &changed {
+                        Some(record) => {
+                            records::record_changed(seen, transaction, record, self.clock.now())
+                        }
+                        None => transaction,
+                    })
+                    .await?;
                     return Ok(found.id);
                 }
-                None if policy == PullPolicy::Never => {
-                    let text = format!(
-                        "Container image \"{image}\" is not present with pull policy of Never"
-                    );
-                    report.warning("ErrImageNeverPull", text.clone());
-                    return Err(ImageError::new(ImageErrorReason::ErrImageNeverPull, text));
-                }
-                None => {}
+                tracing::info!(
+                    image,
+                    "the image is there, but the pod must show that it may have it"
+                );
+            }
+            // Whether it is there is not for those to know who may not have it.
+            if policy == PullPolicy::Never {
+                let text =
+                    format!("Container image \"{named}\" is not present with pull policy of Never");
+                report.warning("ErrImageNeverPull", text.clone());
+                return Err(ImageError::new(ImageErrorReason::ErrImageNeverPull, text));
             }
         }
-        self.heed_backoff(pod, &image, store, &report)?;
-        let credentials = self.credentials(&image, inputs.secrets, &report).await;
+        self.heed_backoff(&image, store, report)?;
+        let credentials = match credentials {
+            Some(credentials) => credentials,
+            None => self.credentials(&image, inputs.secrets, report).await,
+        };
         let want = Wanted {
             image,
             credentials,
             sandbox: inputs.sandbox.cloned(),
         };
-        self.pull(want, service, store, &report).await
+        self.pull(want, service, store, report).await
     }
 
     /// What the pull secrets and the programs have for an image, in this order; upstream's
@@ -344,7 +352,7 @@ impl ImageManager {
     /// When they cannot be recorded as dropped.
     pub async fn forget_pod(&self, store: &Store, uid: &PodUid) -> Result<(), CommitError> {
         let seen = store.snapshot();
-        let mut transaction = Transaction::new();
+        let mut transaction = records::forget_pod(&seen, Transaction::new(), uid);
         for (image, record) in seen.with_prefix::<ImageRecord>("") {
             if record.backoffs.contains_key(uid) {
                 let mut record = record.clone();
@@ -362,20 +370,22 @@ impl ImageManager {
 
     fn heed_backoff(
         &self,
-        pod: &Pod,
         image: &str,
         store: &Store,
         report: &Reporter<'_>,
     ) -> Result<(), ImageError> {
-        let seen = store.snapshot();
+        let (seen, uid) = (store.snapshot(), report.pod.uid());
         let record = seen
             .record::<ImageRecord>(image)
-            .and_then(|r| r.backoffs.get(&pod.uid()).copied());
+            .and_then(|r| r.backoffs.get(&uid).copied());
         let Some(until) = backoff::image::waiting(record, self.clock.now()) else {
             return Ok(());
         };
-        let text = format!("Back-off pulling image \"{image}\"");
+        let mut text = format!("Back-off pulling image \"{image}\"");
         report.normal("BackOff", text.clone());
+        if let Some(last) = records::last_error(&seen, &uid, image) {
+            text = format!("{text}: {last}");
+        }
         let mut error = ImageError::new(ImageErrorReason::ImagePullBackOff, text);
         error.retry_at = Some(until);
         Err(error)
@@ -388,11 +398,17 @@ impl ImageManager {
         store: &Store,
         report: &Reporter<'_>,
     ) -> Result<String, ImageError> {
-        let image = want.image.clone();
+        let (image, credentials) = (want.image.clone(), want.credentials.clone());
         let image = image.as_str();
-        report.normal("Pulling", format!("Pulling image \"{image}\""));
         let begun = tokio::time::Instant::now();
-        match self.pulls.pull(service, want).await {
+        let under_way = self
+            .records
+            .begin(store, image, self.clock.now())
+            .await
+            .map_err(|error| unrecorded(image, error))?;
+        report.normal("Pulling", format!("Pulling image \"{image}\""));
+        let uid = report.pod.uid();
+        match self.pull_telling(want, service, report).await {
             Ok(pulled) => {
                 self.metrics
                     .image_pull_duration
@@ -400,16 +416,20 @@ impl ImageManager {
                 report.normal(
                     "Pulled",
                     format!(
-                        "Successfully pulled image \"{image}\" in {:.3}s ({:.3}s including waiting). Image size: {} bytes.",
-                        pulled.took.as_secs_f64(),
-                        begun.elapsed().as_secs_f64(),
+                        "Successfully pulled image \"{image}\" in {} ({} including waiting). Image size: {} bytes.",
+                        milliseconds(pulled.took),
+                        milliseconds(begun.elapsed()),
                         pulled.size
                     ),
                 );
-                let uid = report.pod.uid();
-                self.change(store, image, |record| {
+                let used = pulled.used.and_then(|index| credentials.get(index));
+                self.change(store, image, |seen, record, transaction| {
                     record.pulled_ref = Some(pulled.reference.clone());
                     record.backoffs.remove(&uid);
+                    let now = self.clock.now();
+                    let t = records::record_pulled(seen, transaction, image, &pulled.id, used, now);
+                    let t = records::record_error(seen, t, &uid, image, None, now);
+                    under_way.end(seen, t)
                 })
                 .await?;
                 if let Some(tell) = &self.pulled {
@@ -421,58 +441,58 @@ impl ImageManager {
                 let (reason, message) = classify(image, &error);
                 report.warning(
                     "Failed",
-                    format!("Failed to pull image \"{image}\": {message}"),
+                    format!("Failed to pull image \"{image}\": {}", error.message),
                 );
-                Err(self
-                    .pull_failed(store, image, report.pod, reason, message)
-                    .await)
+                let now = self.clock.now();
+                let told = format!("{}: {message}", reason.as_str());
+                let next = |record: &ImageRecord| -> BackoffRecord {
+                    let last = record.backoffs.get(&uid).copied();
+                    backoff::image::failed(last, now, backoff::image::MAX)
+                };
+                let committed = self
+                    .change(store, image, |seen, record, transaction| {
+                        record.backoffs.insert(uid.clone(), next(record));
+                        let t =
+                            records::record_error(seen, transaction, &uid, image, Some(&told), now);
+                        under_way.end(seen, t)
+                    })
+                    .await;
+                Err(backing_off(reason, message, committed, &uid, now))
             }
         }
     }
 
-    /// Records the back-off, then gives the error.
-    async fn pull_failed(
+    /// Pulls, and tells each minute that it still does.
+    async fn pull_telling<S: ImageService>(
         &self,
-        store: &Store,
-        image: &str,
-        pod: &Pod,
-        reason: ImageErrorReason,
-        message: String,
-    ) -> ImageError {
-        let (uid, now) = (pod.uid(), self.clock.now());
-        let next = |record: &ImageRecord| -> BackoffRecord {
-            backoff::image::failed(record.backoffs.get(&uid).copied(), now, backoff::image::MAX)
-        };
-        let committed = self
-            .change(store, image, |record| {
-                record.backoffs.insert(uid.clone(), next(record));
-            })
-            .await;
-        let mut error = ImageError::new(reason, message);
-        match committed {
-            Ok(record) => {
-                error.retry_at = backoff::image::waiting(record.backoffs.get(&uid).copied(), now);
-            }
-            Err(failed) => {
-                error
-                    .message
-                    .push_str("; the back-off could not be recorded");
-                error.store = failed.store;
+        want: Wanted,
+        service: &S,
+        report: &Reporter<'_>,
+    ) -> PullResult {
+        let image = want.image.clone();
+        let begun = tokio::time::Instant::now();
+        let mut minutes = tokio::time::interval_at(begun + STILL_PULLING, STILL_PULLING);
+        let mut pull = std::pin::pin!(self.pulls.pull(service, want));
+        loop {
+            tokio::select! {
+                biased;
+                result = &mut pull => return result,
+                _ = minutes.tick() => {
+                    let took = format_duration(Duration::from_secs(begun.elapsed().as_secs()));
+                    tracing::info!(image, pod = %report.pod.uid(), took, "still pulling");
+                    report.normal("Pulling", format!("Still pulling image \"{image}\" after {took}"));
+                }
             }
         }
-        error
     }
 
-    async fn used(&self, store: &Store, image: &str) -> Result<(), ImageError> {
-        self.change(store, image, |_| {}).await.map(drop)
-    }
-
-    /// Changes an image's record and marks it used; decides again when it changed meanwhile.
+    /// Changes an image's record, and what `edit` adds to it, and marks it used; decides again when something
+    /// changed meanwhile.
     async fn change(
         &self,
         store: &Store,
         image: &str,
-        edit: impl Fn(&mut ImageRecord),
+        edit: impl Fn(&State, &mut ImageRecord, Transaction) -> Transaction,
     ) -> Result<ImageRecord, ImageError> {
         let now = self.clock.now();
         let mut tries = 0;
@@ -488,49 +508,52 @@ impl ImageManager {
                     last_used: now,
                 });
             record.last_used = now;
-            edit(&mut record);
-            let transaction = Transaction::new()
+            let transaction = edit(&seen, &mut record, Transaction::new())
                 .expect::<ImageRecord>(&seen, image)
                 .put(image, record.clone());
             match store.commit(transaction).await {
                 Ok(_) => return Ok(record),
                 Err(CommitError::Stale { .. }) if tries < COMMIT_TRIES => tries += 1,
-                Err(source) => {
-                    let text = format!("record image {image}: {source}");
-                    let mut error = ImageError::new(ImageErrorReason::ErrImagePull, text);
-                    error.store = Some(source);
-                    return Err(error);
-                }
+                Err(source) => return Err(unrecorded(image, source)),
             }
         }
     }
 }
 
-/// Reason and message of a pull that failed; upstream's `evalCRIPullErr`.
-fn classify(image: &str, error: &CriError) -> (ImageErrorReason, String) {
-    let text = error.message.as_str();
-    let detail = |marker: &str| {
-        text.split_once(marker)
-            .map(|(_, rest)| rest.to_owned())
-            .unwrap_or_default()
-    };
-    if text.contains("RegistryUnavailable") {
-        let detail = detail("RegistryUnavailable");
-        (
-            ImageErrorReason::RegistryUnavailable,
-            format!("image pull failed for {image} because the registry is unavailable{detail}"),
-        )
-    } else if text.contains("SignatureValidationFailed") {
-        let detail = detail("SignatureValidationFailed");
-        (
-            ImageErrorReason::SignatureValidationFailed,
-            format!(
-                "image pull failed for {image} because the signature validation failed{detail}"
-            ),
-        )
-    } else {
-        (ImageErrorReason::ErrImagePull, text.to_owned())
+/// The error of a pull whose failure was, or could not be, recorded.
+fn backing_off(
+    reason: ImageErrorReason,
+    message: String,
+    committed: Result<ImageRecord, ImageError>,
+    uid: &PodUid,
+    now: Stamp,
+) -> ImageError {
+    let mut error = ImageError::new(reason, message);
+    match committed {
+        Ok(record) => {
+            error.retry_at = backoff::image::waiting(record.backoffs.get(uid).copied(), now);
+        }
+        Err(failed) => {
+            error
+                .message
+                .push_str("; the back-off could not be recorded");
+            error.store = failed.store;
+        }
     }
+    error
+}
+
+fn unrecorded(image: &str, source: CommitError) -> ImageError {
+    let text = format!("record image {image}: {source}");
+    let mut error = ImageError::new(ImageErrorReason::ErrImagePull, text);
+    error.store = Some(source);
+    error
+}
+
+/// A duration as events tell it, in whole milliseconds.
+fn milliseconds(duration: Duration) -> String {
+    let whole = u64::try_from(duration.as_millis()).unwrap_or(u64::MAX);
+    format_duration(Duration::from_millis(whole))
 }
 
 #[cfg(test)]

@@ -45,13 +45,17 @@ pub(super) struct Wanted {
 pub(super) struct Pulled {
     /// Reference by which the runtime keeps the image.
     pub(super) reference: String,
+    /// ID of the image.
+    pub(super) id: String,
+    /// Which of the credentials the registry took; `None` = none were needed.
+    pub(super) used: Option<usize>,
     /// Size in bytes, 0 when the runtime does not say.
     pub(super) size: u64,
     /// Duration without the wait for other pulls.
     pub(super) took: Duration,
 }
 
-type PullResult = Result<Pulled, Arc<CriError>>;
+pub(super) type PullResult = Result<Pulled, Arc<CriError>>;
 type PullFuture = BoxFuture<'static, PullResult>;
 /// Image and credentials: nobody gets an image by a pull that others had the right to.
 type PullKey = (String, [u8; 32]);
@@ -119,19 +123,25 @@ async fn run<S: ImageService>(
         image: want.image.clone(),
         ..Default::default()
     };
-    let reference = pull_with_any(&service, &want, spec)
+    let (reference, used) = pull_with_any(&service, &want, spec)
         .await
         .map_err(Arc::new)?;
     let took = begun.elapsed();
-    let size = match service.image_status(&reference).await {
-        Ok(found) => found.map_or(0, |i| i.size),
+    let found = match service.image_status(&reference).await {
+        Ok(found) => found,
         Err(error) => {
             tracing::debug!(image = want.image, %error, "size of a pulled image is not known");
-            0
+            None
         }
+    };
+    let (id, size) = match found {
+        Some(image) => (image.id, image.size),
+        None => (reference.clone(), 0),
     };
     Ok(Pulled {
         reference,
+        id,
+        used,
         size,
         took,
     })
@@ -142,20 +152,21 @@ async fn pull_with_any<S: ImageService>(
     service: &S,
     want: &Wanted,
     spec: v1::ImageSpec,
-) -> Result<String, CriError> {
+) -> Result<(String, Option<usize>), CriError> {
     let mut errors: Vec<CriError> = Vec::new();
-    for credentials in &want.credentials {
+    for (index, credentials) in want.credentials.iter().enumerate() {
         let auth = Some(credentials.auth_config());
         match service
             .pull_image(spec.clone(), auth, want.sandbox.clone())
             .await
         {
-            Ok(reference) => return Ok(reference),
+            Ok(reference) => return Ok((reference, Some(index))),
             Err(error) => errors.push(error),
         }
     }
     let Some(mut last) = errors.pop() else {
-        return service.pull_image(spec, None, want.sandbox.clone()).await;
+        let reference = service.pull_image(spec, None, want.sandbox.clone()).await?;
+        return Ok((reference, None));
     };
     if !errors.is_empty() {
         let mut all: Vec<&str> = errors.iter().map(|e| e.message.as_str()).collect();

@@ -1,3 +1,6 @@
+mod access;
+mod pulling;
+
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -5,6 +8,8 @@ use std::time::Duration;
 
 use serde_json::json;
 use tokio::sync::{Notify, Semaphore};
+
+use k8s_openapi::api::core::v1::Secret;
 
 use super::*;
 use crate::kuberuntime::cri::CriErrorKind;
@@ -64,6 +69,7 @@ impl ImageService for FakeService {
         if *self.0.fail_inspect.lock().unwrap() {
             return Err(failure("inspection broke"));
         }
+        let image = image.strip_prefix("ref-of-").unwrap_or(image);
         let found = self.0.present.lock().unwrap().contains(image);
         Ok(found.then(|| v1::Image {
             id: format!("id-of-{image}"),

@@ -502,6 +502,16 @@ fn take(
             c.serialize_image_pulls = r.bool().unwrap_or(d.serialize_image_pulls);
         }
         "maxParallelImagePulls" => c.max_parallel_image_pulls = r.int("a number from 1"),
+        "imagePullCredentialsVerificationPolicy" => {
+            c.image_pull_credentials_verification_policy = r
+                .parsed(str::parse)
+                .unwrap_or(d.image_pull_credentials_verification_policy);
+        }
+        "preloadedImagesVerificationAllowlist" => {
+            let patterns = r.strings().unwrap_or_default().into_iter();
+            c.preloaded_images_verification_allowlist =
+                patterns.map(|(_, text)| text.to_owned()).collect();
+        }
         "maxPods" => {
             let pods: Option<u32> = r.int("a number from 0 (which means 110)");
             c.max_pods = pods.filter(|pods| *pods != 0).unwrap_or(d.max_pods);

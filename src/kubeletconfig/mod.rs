@@ -29,7 +29,8 @@ pub use duration::{format_duration, parse_duration};
 pub use problem::{ConfigError, Origin, Problem, Warning};
 pub use resolve::{AgentConfig, ContainerGcPolicy, Endpoint, resolve};
 pub use types::{
-    CgroupDriver, EvictionThreshold, KubeletConfiguration, LogFormat, Logging, OfflineStart, Taint,
+    CgroupDriver, EvictionThreshold, ImageVerification, KubeletConfiguration, LogFormat, Logging,
+    OfflineStart, Taint,
 };
 
 /// The only API version that is read.

@@ -38,6 +38,52 @@ impl FromStr for CgroupDriver {
     }
 }
 
+/// `imagePullCredentialsVerificationPolicy`: for which images on the node a pod must show that it may have them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ImageVerification {
+    /// None.
+    NeverVerify,
+    /// Those that the agent pulled.
+    #[default]
+    NeverVerifyPreloadedImages,
+    /// Those that are not on the allowlist.
+    NeverVerifyAllowlistedImages,
+    /// All.
+    AlwaysVerify,
+}
+
+impl fmt::Display for ImageVerification {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::NeverVerify => "NeverVerify",
+            Self::NeverVerifyPreloadedImages => "NeverVerifyPreloadedImages",
+            Self::NeverVerifyAllowlistedImages => "NeverVerifyAllowlistedImages",
+            Self::AlwaysVerify => "AlwaysVerify",
+        })
+    }
+}
+
+impl FromStr for ImageVerification {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        [
+            Self::NeverVerify,
+            Self::NeverVerifyPreloadedImages,
+            Self::NeverVerifyAllowlistedImages,
+            Self::AlwaysVerify,
+        ]
+        .into_iter()
+        .find(|policy| policy.to_string() == text)
+        .ok_or_else(|| {
+            format!(
+                "{text:?} is none of \"NeverVerify\", \"NeverVerifyPreloadedImages\", \
+                 \"NeverVerifyAllowlistedImages\" and \"AlwaysVerify\""
+            )
+        })
+    }
+}
+
 /// How log lines look.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum LogFormat {
@@ -186,6 +232,11 @@ pub struct KubeletConfiguration {
     pub serialize_image_pulls: bool,
     /// How many images are pulled at once; no limit when unset and pulls are not serialised.
     pub max_parallel_image_pulls: Option<u32>,
+    /// For which images on the node a pod must show that it may have them.
+    pub image_pull_credentials_verification_policy: ImageVerification,
+    /// `preloadedImagesVerificationAllowlist`: repositories with their registry and without tag, or what ends in
+    /// `/*`.
+    pub preloaded_images_verification_allowlist: Vec<String>,
     /// How many pods may run on the node.
     pub max_pods: u32,
     /// Process limit of one pod; `None` for no limit (upstream's -1).
@@ -278,6 +329,8 @@ impl Default for KubeletConfiguration {
             container_log_max_files: 5,
             serialize_image_pulls: true,
             max_parallel_image_pulls: None,
+            image_pull_credentials_verification_policy: ImageVerification::default(),
+            preloaded_images_verification_allowlist: Vec::new(),
             max_pods: 110,
             pod_pids_limit: None,
             cpu_cfs_quota: true,

@@ -6,6 +6,7 @@ use std::time::Duration;
 use super::decode::Settings;
 use super::duration::format_duration;
 use super::problem::Warning;
+use super::types::ImageVerification;
 
 /// Checks the merged settings and adds what is wrong to their problems. Settings whose text could not be
 /// read keep their defaults here, so that one mistake is reported once.
@@ -21,6 +22,7 @@ pub(super) fn validate(settings: &mut Settings) {
     }
     periods(settings);
     numbers(settings);
+    image_verification(settings);
     paths(settings);
     names(settings);
     combinations(settings);
@@ -102,6 +104,55 @@ fn periods(settings: &mut Settings) {
                 format_duration(max)
             );
             settings.reject(field, message);
+        }
+    }
+}
+
+fn image_verification(settings: &mut Settings) {
+    let field = "preloadedImagesVerificationAllowlist";
+    let policy = settings.config.image_pull_credentials_verification_policy;
+    let patterns = settings
+        .config
+        .preloaded_images_verification_allowlist
+        .clone();
+    if !patterns.is_empty() && policy != ImageVerification::NeverVerifyAllowlistedImages {
+        settings.reject(
+            field,
+            format!(
+                "is set, but imagePullCredentialsVerificationPolicy is {policy}; set that to \
+                 NeverVerifyAllowlistedImages"
+            ),
+        );
+    }
+    for pattern in patterns.iter().filter(|p| !is_image_pattern(p)) {
+        settings.reject(
+            field,
+            format!(
+                "{pattern:?} is not an image with its registry and without tag and digest, like \
+                 \"registry.example.com/team/app\" or \"registry.example.com/team/*\""
+            ),
+        );
+    }
+}
+
+/// A repository with its registry and without tag and digest, or the beginning of some, ending in `/*`.
+fn is_image_pattern(pattern: &str) -> bool {
+    let (name, wildcard) = match pattern.strip_suffix("/*") {
+        Some(name) => (name, true),
+        None => (pattern, false),
+    };
+    let clean = |part: &str| {
+        !part.is_empty() && !part.contains(['*', '@']) && !part.contains(char::is_whitespace)
+    };
+    match name.split_once('/') {
+        None => wildcard && clean(name),
+        Some((registry, path)) => {
+            let registry_ok = clean(registry)
+                && (registry.contains(['.', ':']) || registry == "localhost" || wildcard);
+            let path_ok = path.split('/').all(|part| {
+                clean(part) && !part.contains(':') && part == part.to_ascii_lowercase()
+            });
+            registry_ok && path_ok
         }
     }
 }

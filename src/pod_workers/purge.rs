@@ -41,6 +41,11 @@ pub(super) async fn purge(context: &WorkerContext, job: &Job) -> Result<(), Step
     }
     context.volumes.unmount(uid).await?;
     context.objects.unregister(uid);
+    context
+        .images
+        .forget_pod(&context.store, uid)
+        .await
+        .map_err(StepError::from)?;
     context.prober.remove_pod(uid);
     let pod = uid.clone();
     context

@@ -1,0 +1,499 @@
+//! Who may use an image that is on the node: records of pulls and of the credentials they were made with;
+//! upstream's `pullmanager`.
+//!
+//! Kept in the table of objects: `imagepullintents//<hash of the name>` while a pull is under way,
+//! `imagepulls//<hash of the image's ID>` for what was pulled, `imagepullerrors/<pod UID>/<hash of the name>` for
+//! why a pod's last pull failed.
+//!
+//! **Invariant:** an intent is on the disk before its pull begins, and goes away in the same transaction in
+//! which the outcome is recorded. An image of which there is an intent or a record was not there before the agent, so
+//! it is nobody's who has not shown credentials for it. An intent that its pull did not outlive (a crash, a pod that
+//! was deleted) becomes a record without credentials as soon as the image is seen.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+
+use super::ImageService;
+use super::keyring::{self, Credentials};
+use crate::core::state::{ObjectRecord, State, Transaction};
+use crate::kubeletconfig::ImageVerification;
+use crate::store::{CommitError, Store};
+use crate::types::{PodUid, Stamp};
+
+const PULLED: &str = "imagepulls//";
+const INTENTS: &str = "imagepullintents//";
+const ERRORS: &str = "imagepullerrors/";
+/// From so many secrets of one image on, a match is not added to them.
+const MOST_SECRETS: usize = 100;
+/// Most of an error that is kept.
+const MOST_ERROR: usize = 2048;
+/// Hashing a password so often makes guessing it from a copy of the store slow.
+const ROUNDS: u32 = 1024;
+/// How long an intent without pull and without image is kept: a runtime may finish what nobody waits for.
+const INTENT_KEPT: Duration = Duration::from_secs(3600);
+
+/// Which images on the node need credentials.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct VerificationPolicy {
+    /// `imagePullCredentialsVerificationPolicy`.
+    pub policy: ImageVerification,
+    /// `preloadedImagesVerificationAllowlist`.
+    pub allowlist: Vec<String>,
+}
+
+impl VerificationPolicy {
+    /// Whether a pod must show credentials for an image that is there.
+    fn must_verify(&self, repository: &str, pulled_by_agent: bool) -> bool {
+        match self.policy {
+            ImageVerification::NeverVerify => false,
+            ImageVerification::NeverVerifyPreloadedImages => pulled_by_agent,
+            ImageVerification::NeverVerifyAllowlistedImages => {
+                !self.allowlist.iter().any(|p| match p.strip_suffix('*') {
+                    Some(prefix) => repository.starts_with(prefix),
+                    None => repository == p,
+                })
+            }
+            ImageVerification::AlwaysVerify => true,
+        }
+    }
+}
+
+/// What was pulled, by the ID under which the runtime keeps it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct PulledImage {
+    image_ref: String,
+    /// Goes into each hash of this record.
+    salt: String,
+    /// By repository. Who is in none must pull.
+    credential_mapping: BTreeMap<String, Access>,
+}
+
+/// Who may use an image by one of its names.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct Access {
+    /// It was pulled without a pod's credentials.
+    node_pods_accessible: bool,
+    secrets: Vec<SecretAccess>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct SecretAccess {
+    namespace: String,
+    name: String,
+    uid: String,
+    credential_hash: String,
+}
+
+#[derive(Serialize, Deserialize)]
+struct Intent {
+    image: String,
+}
+
+#[derive(Serialize, Deserialize)]
+struct PullFailure {
+    image: String,
+    message: String,
+}
+
+/// Whether a pod may use an image that is there.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Permission {
+    /// It may, whoever it is.
+    Granted,
+    /// It may not before it has pulled.
+    MustPull,
+    /// Its credentials decide: [`PulledImage::grants`].
+    ByCredentials(PulledImage),
+}
+
+/// Intents of this process.
+#[derive(Debug, Default)]
+pub(super) struct PullRecords {
+    policy: VerificationPolicy,
+    /// Pulls under way, by name.
+    under_way: Mutex<HashMap<String, usize>>,
+    /// One recovery at a time.
+    recovering: tokio::sync::Mutex<()>,
+}
+
+/// A pull that is under way, until it is dropped.
+pub(super) struct UnderWay<'a> {
+    records: &'a PullRecords,
+    image: &'a str,
+}
+
+impl Drop for UnderWay<'_> {
+    fn drop(&mut self) {
+        let mut under_way = self.records.under_way();
+        if let Some(count) = under_way.get_mut(self.image) {
+            *count -= 1;
+            if *count == 0 {
+                under_way.remove(self.image);
+            }
+        }
+    }
+}
+
+impl UnderWay<'_> {
+    /// Adds the end of the intent to what records the outcome, unless another pull shares it.
+    pub(super) fn end(&self, seen: &State, transaction: Transaction) -> Transaction {
+        let key = intent_key(self.image);
+        let shared = self
+            .records
+            .under_way()
+            .get(self.image)
+            .is_some_and(|n| *n > 1);
+        // Who begins meanwhile writes the intent again: the transaction is stale then, and decided again.
+        let transaction = transaction.expect::<ObjectRecord>(seen, &key);
+        if shared {
+            return transaction;
+        }
+        transaction.delete::<ObjectRecord>(&key)
+    }
+}
+
+impl PullRecords {
+    pub(super) fn new(policy: VerificationPolicy) -> Self {
+        Self {
+            policy,
+            ..Self::default()
+        }
+    }
+
+    fn under_way(&self) -> MutexGuard<'_, HashMap<String, usize>> {
+        self.under_way
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Records that an image is going to be pulled; it is on the disk when this returns.
+    ///
+    /// # Errors
+    /// When it cannot be recorded: it must not be pulled then.
+    pub(super) async fn begin<'a>(
+        &'a self,
+        store: &Store,
+        image: &'a str,
+        now: Stamp,
+    ) -> Result<UnderWay<'a>, CommitError> {
+        *self.under_way().entry(image.to_owned()).or_default() += 1;
+        let guard = UnderWay {
+            records: self,
+            image,
+        };
+        let intent = Intent {
+            image: image.to_owned(),
+        };
+        store
+            .commit(Transaction::new().put(intent_key(image), object(&intent, now)))
+            .await?;
+        store.sync().await?;
+        Ok(guard)
+    }
+
+    /// Whether a pod may use the image it asks for, which is there under `id`; upstream's
+    /// `MustAttemptImagePull`.
+    pub(super) fn permission(&self, state: &State, image: &str, id: &str) -> Permission {
+        let key = pulled_key(id);
+        let is_recorded = state.record::<ObjectRecord>(&key).is_some();
+        let by_agent = is_recorded || state.record::<ObjectRecord>(&intent_key(image)).is_some();
+        let repository = keyring::repository(image);
+        if !self.policy.must_verify(&repository, by_agent) {
+            return Permission::Granted;
+        }
+        // What cannot be read grants nothing.
+        let Some(record) = read::<PulledImage>(state, &key) else {
+            return Permission::MustPull;
+        };
+        match record.credential_mapping.get(&repository) {
+            Some(access) if access.node_pods_accessible => Permission::Granted,
+            Some(access) if !access.secrets.is_empty() => Permission::ByCredentials(record),
+            _ => Permission::MustPull,
+        }
+    }
+
+    /// Turns intents of pulls that are over without an outcome into records without credentials, where their
+    /// image is there. An image that the runtime cannot tell about is left for the next time.
+    ///
+    /// # Errors
+    /// When it cannot be recorded.
+    pub(super) async fn recover<S: ImageService>(
+        &self,
+        service: &S,
+        store: &Store,
+        now: Stamp,
+    ) -> Result<(), CommitError> {
+        if self.left_over(&store.snapshot()).is_empty() {
+            return Ok(());
+        }
+        let _turn = self.recovering.lock().await;
+        let seen = store.snapshot();
+        for (key, image, since) in self.left_over(&seen) {
+            let found = match service.image_status(&image).await {
+                Ok(found) => found,
+                Err(error) => {
+                    tracing::warn!(image, %error, "cannot tell how an interrupted pull ended");
+                    continue;
+                }
+            };
+            let mut transaction = Transaction::new().expect::<ObjectRecord>(&seen, &key);
+            match found {
+                Some(found) => {
+                    let pulled = pulled_key(&found.id);
+                    transaction = transaction.expect::<ObjectRecord>(&seen, &pulled);
+                    if seen.record::<ObjectRecord>(&pulled).is_none() {
+                        tracing::info!(
+                            image,
+                            id = found.id,
+                            "an interrupted pull brought an image, who uses it must show credentials"
+                        );
+                        let record = PulledImage::new(&found.id);
+                        transaction = transaction.put(&pulled, object(&record, now));
+                    }
+                }
+                None if now.since(since) < INTENT_KEPT => continue,
+                None => {}
+            }
+            match store.commit(transaction.delete::<ObjectRecord>(&key)).await {
+                // It has begun again, or somebody else recorded the image.
+                Ok(_) | Err(CommitError::Stale { .. }) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
+    /// Intents without a pull: key, image, since when.
+    fn left_over(&self, state: &State) -> Vec<(String, String, Stamp)> {
+        let under_way = self.under_way();
+        state
+            .with_prefix::<ObjectRecord>(INTENTS)
+            .filter_map(|(key, record)| {
+                let intent: Intent = serde_json::from_slice(&record.data).ok()?;
+                (!under_way.contains_key(&intent.image))
+                    .then(|| (key.to_string(), intent.image, record.at))
+            })
+            .collect()
+    }
+}
+
+impl PulledImage {
+    fn new(id: &str) -> Self {
+        Self {
+            image_ref: id.to_owned(),
+            salt: hex(&rand::random::<[u8; 16]>()),
+            credential_mapping: BTreeMap::new(),
+        }
+    }
+
+    fn hash(&self, credentials: &Credentials) -> String {
+        let mut hash = keyring::fingerprint(std::slice::from_ref(credentials));
+        for _ in 0..ROUNDS {
+            let mut round = Sha256::new();
+            round.update(self.salt.as_bytes());
+            round.update(hash);
+            hash = round.finalize().into();
+        }
+        hex(&hash)
+    }
+
+    /// Whether one of these credentials is of a secret it was pulled with, or the same as such. What has a new
+    /// secret or new content comes back as the record to be written.
+    pub(super) fn grants(
+        &self,
+        image: &str,
+        credentials: &[Credentials],
+    ) -> Option<Option<PulledImage>> {
+        let access = self.credential_mapping.get(&keyring::repository(image))?;
+        for one in credentials {
+            let Some(source) = one.source.as_deref() else {
+                continue;
+            };
+            let hash = self.hash(one);
+            let is_source = |s: &&SecretAccess| {
+                (&s.namespace, &s.name, &s.uid) == (&source.namespace, &source.name, &source.uid)
+            };
+            let known = access.secrets.iter().find(is_source);
+            if known.is_some_and(|s| s.credential_hash == hash) {
+                return Some(None);
+            }
+            let same_content = access.secrets.iter().any(|s| s.credential_hash == hash);
+            if same_content || known.is_some() {
+                let room = access.secrets.len() < MOST_SECRETS;
+                return Some(room.then(|| self.with(image, Some(one))));
+            }
+        }
+        None
+    }
+
+    /// With the credentials of a pull added; `None` = it was pulled without any.
+    fn with(&self, image: &str, used: Option<&Credentials>) -> Self {
+        let mut next = self.clone();
+        let hashed = used.map(|c| (c.source.as_deref(), self.hash(c)));
+        let access = next
+            .credential_mapping
+            .entry(keyring::repository(image))
+            .or_default();
+        match hashed {
+            _ if access.node_pods_accessible => {}
+            Some((Some(source), credential_hash)) => {
+                access.secrets.retain(|s| {
+                    (&s.namespace, &s.name, &s.uid)
+                        != (&source.namespace, &source.name, &source.uid)
+                });
+                access.secrets.push(SecretAccess {
+                    namespace: source.namespace.clone(),
+                    name: source.name.clone(),
+                    uid: source.uid.clone(),
+                    credential_hash,
+                });
+            }
+            // The node's own credentials serve every pod of it.
+            _ => {
+                *access = Access {
+                    node_pods_accessible: true,
+                    secrets: Vec::new(),
+                }
+            }
+        }
+        next
+    }
+}
+
+/// Adds the record of a pull that succeeded to a transaction.
+pub(super) fn record_pulled(
+    seen: &State,
+    transaction: Transaction,
+    image: &str,
+    id: &str,
+    used: Option<&Credentials>,
+    now: Stamp,
+) -> Transaction {
+    let key = pulled_key(id);
+    let old = read::<PulledImage>(seen, &key);
+    let next = match &old {
+        Some(old) => old.with(image, used),
+        None => PulledImage::new(id).with(image, used),
+    };
+    let transaction = transaction.expect::<ObjectRecord>(seen, &key);
+    if old.as_ref() == Some(&next) {
+        return transaction;
+    }
+    transaction.put(&key, object(&next, now))
+}
+
+/// Adds a changed record, see [`PulledImage::grants`].
+pub(super) fn record_changed(
+    seen: &State,
+    transaction: Transaction,
+    record: &PulledImage,
+    now: Stamp,
+) -> Transaction {
+    let key = pulled_key(&record.image_ref);
+    // What was changed or dropped meanwhile is not brought back.
+    match read::<PulledImage>(seen, &key) {
+        Some(old) if old.salt == record.salt => transaction
+            .expect::<ObjectRecord>(seen, &key)
+            .put(&key, object(record, now)),
+        _ => transaction,
+    }
+}
+
+/// Adds why the last pull of a pod failed; `None` = it did not.
+pub(super) fn record_error(
+    seen: &State,
+    transaction: Transaction,
+    pod: &PodUid,
+    image: &str,
+    message: Option<&str>,
+    now: Stamp,
+) -> Transaction {
+    let key = error_key(pod, image);
+    match message {
+        Some(message) => {
+            let end = message.floor_char_boundary(MOST_ERROR);
+            let failure = PullFailure {
+                image: image.to_owned(),
+                message: message[..end].to_owned(),
+            };
+            transaction.put(&key, object(&failure, now))
+        }
+        None if seen.record::<ObjectRecord>(&key).is_some() => {
+            transaction.delete::<ObjectRecord>(&key)
+        }
+        None => transaction,
+    }
+}
+
+/// Why the last pull of a pod failed.
+pub(super) fn last_error(state: &State, pod: &PodUid, image: &str) -> Option<String> {
+    read::<PullFailure>(state, &error_key(pod, image)).map(|f| f.message)
+}
+
+/// Adds the end of what is kept of a pod.
+pub(super) fn forget_pod(seen: &State, mut transaction: Transaction, pod: &PodUid) -> Transaction {
+    for (key, _) in seen.with_prefix::<ObjectRecord>(&format!("{ERRORS}{pod}/")) {
+        transaction = transaction.delete::<ObjectRecord>(key);
+    }
+    transaction
+}
+
+/// The end of the records of images that are gone: `ids` are those that were there at `listed_at`. Upstream's
+/// `PruneUnknownRecords`.
+pub(super) fn prune(seen: &State, ids: &[&str], listed_at: Stamp) -> Transaction {
+    let mut transaction = Transaction::new();
+    for (key, record) in seen.with_prefix::<ObjectRecord>(PULLED) {
+        let image: Option<PulledImage> = serde_json::from_slice(&record.data).ok();
+        let is_there = image.is_none_or(|image| ids.contains(&image.image_ref.as_str()));
+        // Written after the list was asked for: it may be of an image that was not there yet.
+        let is_newer =
+            record.at.boot == listed_at.boot && record.at.boottime_ms >= listed_at.boottime_ms;
+        if !is_there && !is_newer {
+            transaction = transaction
+                .expect::<ObjectRecord>(seen, key)
+                .delete::<ObjectRecord>(key);
+        }
+    }
+    transaction
+}
+
+fn read<T: DeserializeOwned>(state: &State, key: &str) -> Option<T> {
+    let record = state.record::<ObjectRecord>(key)?;
+    serde_json::from_slice(&record.data)
+        .inspect_err(|error| tracing::warn!(key, %error, "a record of a pull cannot be read"))
+        .ok()
+}
+
+fn object<T: Serialize>(value: &T, at: Stamp) -> ObjectRecord {
+    ObjectRecord {
+        resource_version: String::new(),
+        encrypted: false,
+        // Maps with string keys and strings: nothing that JSON could not hold.
+        data: serde_json::to_vec(value).unwrap_or_default(),
+        at,
+    }
+}
+
+fn pulled_key(id: &str) -> String {
+    format!("{PULLED}{}", hex(&Sha256::digest(id)))
+}
+
+fn intent_key(image: &str) -> String {
+    format!("{INTENTS}{}", hex(&Sha256::digest(image)))
+}
+
+fn error_key(pod: &PodUid, image: &str) -> String {
+    format!("{ERRORS}{pod}/{}", hex(&Sha256::digest(image)))
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}

@@ -1,0 +1,354 @@
+//! Who gets an image that is already there.
+
+use super::*;
+use crate::core::state::ObjectRecord;
+use crate::kubeletconfig::ImageVerification;
+
+const IMAGE: &str = "r.io/team/app:1";
+
+fn secret(namespace: &str, name: &str, uid: &str, user: &str) -> PullSecrets {
+    let mut secret = pull_secret(
+        name,
+        json!({"r.io": {"username": user, "password": "hunter2"}}),
+    );
+    let metadata = &mut Arc::get_mut(&mut secret).unwrap().metadata;
+    metadata.namespace = Some(namespace.to_owned());
+    metadata.uid = Some(uid.to_owned());
+    PullSecrets {
+        found: vec![secret],
+        missing: Vec::new(),
+    }
+}
+
+/// Only bob may pull.
+fn private(policy: ImageVerification, allowlist: &[&str]) -> World {
+    let mut world = world(ImageConfig::default());
+    *world.service.0.only.lock().unwrap() = Some("bob".to_owned());
+    world.manager = Arc::new(manager(&world, policy, allowlist));
+    world
+}
+
+fn manager(world: &World, policy: ImageVerification, allowlist: &[&str]) -> ImageManager {
+    ImageManager::new(
+        ImageConfig::default(),
+        world.clock.clone(),
+        Metrics::default(),
+    )
+    .verifying(VerificationPolicy {
+        policy,
+        allowlist: allowlist.iter().map(|&p| p.to_owned()).collect(),
+    })
+}
+
+fn default_policy() -> World {
+    private(ImageVerification::NeverVerifyPreloadedImages, &[])
+}
+
+/// Reason of the error, number of pulls so far.
+async fn outcome(
+    world: &World,
+    uid: &str,
+    policy: &str,
+    secrets: &PullSecrets,
+) -> (Option<ImageErrorReason>, u32) {
+    let result = world.ensure_with(&pod(uid, IMAGE, policy), secrets).await;
+    (result.err().map(|e| e.reason), world.pulls())
+}
+
+fn preload(world: &World) {
+    let mut present = world.service.0.present.lock().unwrap();
+    present.insert(IMAGE.to_owned());
+}
+
+fn objects(world: &World) -> Vec<(String, String)> {
+    let state = world.store.snapshot();
+    let all = state.with_prefix::<ObjectRecord>("");
+    all.map(|(key, r)| (key.to_string(), String::from_utf8(r.data.clone()).unwrap()))
+        .collect()
+}
+
+#[tokio::test]
+async fn an_image_pulled_with_a_secret_is_for_those_who_have_it() {
+    use ImageErrorReason::{ErrImageNeverPull, ErrImagePull};
+    let world = default_policy();
+    let bob = secret("ns", "s", "s1", "bob");
+    let none = PullSecrets::default();
+    let may = "IfNotPresent";
+    assert_eq!(outcome(&world, "a", may, &bob).await, (None, 1));
+    assert_eq!(
+        outcome(&world, "b", may, &bob).await,
+        (None, 1),
+        "the same secret needs no pull"
+    );
+    assert_eq!(
+        outcome(&world, "c", may, &none).await,
+        (Some(ErrImagePull), 2),
+        "without it, the registry decides"
+    );
+    assert_eq!(
+        outcome(&world, "d", "Never", &none).await,
+        (Some(ErrImageNeverPull), 2)
+    );
+    assert_eq!(
+        outcome(&world, "e", may, &secret("ns", "t", "t1", "eve")).await,
+        (Some(ErrImagePull), 3),
+        "another secret, other content"
+    );
+    assert_eq!(
+        outcome(&world, "f", may, &secret("other", "copy", "s2", "bob")).await,
+        (None, 3),
+        "another secret, the same content"
+    );
+    assert_eq!(
+        outcome(&world, "g", may, &secret("ns", "s", "s1", "robert")).await,
+        (None, 3),
+        "the same secret with new content"
+    );
+    assert_eq!(
+        outcome(&world, "h", may, &secret("ns", "s", "s9", "eve")).await,
+        (Some(ErrImagePull), 4),
+        "a secret of the same name, made anew"
+    );
+
+    // A new agent on the same store.
+    let restarted = World {
+        manager: Arc::new(manager(
+            &world,
+            ImageVerification::NeverVerifyPreloadedImages,
+            &[],
+        )),
+        ..world
+    };
+    assert_eq!(outcome(&restarted, "i", may, &bob).await, (None, 4));
+    assert_eq!(
+        outcome(&restarted, "j", may, &none).await,
+        (Some(ErrImagePull), 5)
+    );
+    for (key, text) in objects(&restarted) {
+        assert!(
+            !text.contains("hunter2") && !text.contains("\"bob"),
+            "{key}: {text}"
+        );
+        assert!(!key.starts_with("imagepullintents/"), "{key} is left");
+    }
+}
+
+#[tokio::test]
+async fn an_image_pulled_without_a_secret_is_for_everybody() {
+    let world = world(ImageConfig::default());
+    let none = PullSecrets::default();
+    let one = secret("ns", "s", "s1", "bob");
+    assert_eq!(outcome(&world, "a", "IfNotPresent", &none).await, (None, 1));
+    assert_eq!(outcome(&world, "b", "Always", &one).await, (None, 2));
+    assert_eq!(
+        outcome(&world, "c", "IfNotPresent", &none).await,
+        (None, 2),
+        "a later pull with a secret takes nothing away"
+    );
+}
+
+#[tokio::test]
+async fn the_policy_says_which_images_are_verified() {
+    use ImageVerification::{
+        AlwaysVerify, NeverVerify, NeverVerifyAllowlistedImages, NeverVerifyPreloadedImages,
+    };
+    // Policy, allowlist, whether a pod without credentials gets a preloaded and a pulled image.
+    for (policy, allowlist, preloaded, pulled) in [
+        (NeverVerify, vec![], true, true),
+        (NeverVerifyPreloadedImages, vec![], true, false),
+        (AlwaysVerify, vec![], false, false),
+        (NeverVerifyAllowlistedImages, vec![], false, false),
+        (
+            NeverVerifyAllowlistedImages,
+            vec!["r.io/team/app"],
+            true,
+            true,
+        ),
+        (NeverVerifyAllowlistedImages, vec!["r.io/*"], true, true),
+        (NeverVerifyAllowlistedImages, vec!["r.io/te"], false, false),
+        (
+            NeverVerifyAllowlistedImages,
+            vec!["r.io/team/app/*"],
+            false,
+            false,
+        ),
+    ] {
+        let none = PullSecrets::default();
+        let world = private(policy, &allowlist);
+        preload(&world);
+        let got = outcome(&world, "a", "IfNotPresent", &none).await.0;
+        assert_eq!(got.is_none(), preloaded, "{policy} {allowlist:?} preloaded");
+
+        let world = private(policy, &allowlist);
+        let bob = secret("ns", "s", "s1", "bob");
+        assert_eq!(outcome(&world, "a", "Always", &bob).await, (None, 1));
+        let got = outcome(&world, "b", "IfNotPresent", &none).await.0;
+        assert_eq!(got.is_none(), pulled, "{policy} {allowlist:?} pulled");
+    }
+}
+
+#[tokio::test]
+async fn a_pull_that_fails_leaves_a_preloaded_image_to_everybody() {
+    let world = default_policy();
+    preload(&world);
+    let none = PullSecrets::default();
+    let failed = outcome(&world, "a", "Always", &none).await;
+    assert_eq!(failed, (Some(ImageErrorReason::ErrImagePull), 1));
+    assert_eq!(outcome(&world, "b", "IfNotPresent", &none).await, (None, 1));
+}
+
+#[tokio::test]
+async fn an_image_that_came_by_an_interrupted_pull_is_nobodys() {
+    let world = default_policy();
+    let gate = Arc::new(Semaphore::new(0));
+    *world.service.0.gate.lock().unwrap() = Some(gate.clone());
+    let bob = secret("ns", "s", "s1", "bob");
+    let none = PullSecrets::default();
+    let asking = pod("a", IMAGE, "IfNotPresent");
+    {
+        let pull = world.ensure_with(&asking, &bob);
+        let begun = world.service.0.begun.notified();
+        tokio::select! {
+            _ = pull => panic!("the gate is shut"),
+            () = begun => {}
+        }
+    }
+    let intents = objects(&world);
+    assert_eq!(intents.len(), 1, "{intents:?}");
+    assert!(intents[0].0.starts_with("imagepullintents//"));
+    // The runtime had it all the same.
+    preload(&world);
+    *world.service.0.gate.lock().unwrap() = None;
+
+    for restarted in [false, true] {
+        let world = World {
+            manager: if restarted {
+                Arc::new(manager(
+                    &world,
+                    ImageVerification::NeverVerifyPreloadedImages,
+                    &[],
+                ))
+            } else {
+                Arc::clone(&world.manager)
+            },
+            clock: world.clock.clone(),
+            store: world.store.clone(),
+            recorder: MemoryRecorder::default(),
+            service: world.service.clone(),
+        };
+        for (uid, policy) in [
+            ("x", "Always"),
+            ("y", "IfNotPresent"),
+            ("z", "IfNotPresent"),
+        ] {
+            let uid = format!("{uid}{restarted}");
+            let got = outcome(&world, &uid, policy, &none).await.0;
+            assert_eq!(got, Some(ImageErrorReason::ErrImagePull), "{uid}");
+        }
+    }
+    let pulls = world.pulls();
+    assert_eq!(
+        outcome(&world, "b", "IfNotPresent", &bob).await,
+        (None, pulls + 1)
+    );
+    assert_eq!(
+        outcome(&world, "c", "IfNotPresent", &bob).await,
+        (None, pulls + 1)
+    );
+}
+
+#[tokio::test]
+async fn an_image_that_landed_before_its_record_is_not_handed_out_meanwhile() {
+    let mut world = default_policy();
+    world.manager = Arc::new(ImageManager::new(
+        ImageConfig {
+            serialize_pulls: false,
+            max_parallel: None,
+        },
+        world.clock.clone(),
+        Metrics::default(),
+    ));
+    let gate = Arc::new(Semaphore::new(0));
+    *world.service.0.gate.lock().unwrap() = Some(gate.clone());
+    let bob = secret("ns", "s", "s1", "bob");
+    let none = PullSecrets::default();
+    let (one, two) = (
+        pod("a", IMAGE, "IfNotPresent"),
+        pod("b", IMAGE, "IfNotPresent"),
+    );
+    let first = world.ensure_with(&one, &bob);
+    let second = async {
+        world.service.0.begun.notified().await;
+        preload(&world);
+        let second = world.ensure_with(&two, &none);
+        let open = async {
+            world.service.0.begun.notified().await;
+            gate.add_permits(2);
+        };
+        tokio::join!(second, open).0
+    };
+    let (first, second) = tokio::join!(first, second);
+    first.unwrap();
+    assert_eq!(second.unwrap_err().reason, ImageErrorReason::ErrImagePull);
+}
+
+#[tokio::test]
+async fn records_of_images_that_are_gone_are_dropped() {
+    let world = default_policy();
+    let bob = secret("ns", "s", "s1", "bob");
+    outcome(&world, "a", "IfNotPresent", &bob).await;
+    let there = v1::Image {
+        id: format!("id-of-{IMAGE}"),
+        ..Default::default()
+    };
+    let record = |world: &World| {
+        let all = objects(world);
+        all.iter().any(|(key, _)| key.starts_with("imagepulls//"))
+    };
+    let before = world.clock.now();
+    let pruned = async |images: &[v1::Image], at| {
+        prune(&world.store, images, at).await.unwrap();
+    };
+    pruned(&[], before).await;
+    assert!(
+        record(&world),
+        "it was written after the list was asked for"
+    );
+    world.clock.advance(Duration::from_secs(1));
+    pruned(&[there], world.clock.now()).await;
+    assert!(record(&world), "it is there");
+    pruned(&[], world.clock.now()).await;
+    assert!(!record(&world), "it is gone");
+}
+
+#[tokio::test]
+async fn a_record_that_cannot_be_read_grants_nothing() {
+    let world = default_policy();
+    let bob = secret("ns", "s", "s1", "bob");
+    outcome(&world, "a", "IfNotPresent", &bob).await;
+    let state = world.store.snapshot();
+    let (key, record) = state
+        .with_prefix::<ObjectRecord>("imagepulls//")
+        .next()
+        .unwrap();
+    let broken = ObjectRecord {
+        data: b"{".to_vec(),
+        ..record.clone()
+    };
+    world
+        .store
+        .commit(Transaction::new().put(key, broken))
+        .await
+        .unwrap();
+    let none = PullSecrets::default();
+    assert_eq!(
+        outcome(&world, "b", "IfNotPresent", &none).await,
+        (Some(ImageErrorReason::ErrImagePull), 2)
+    );
+    assert_eq!(
+        outcome(&world, "c", "IfNotPresent", &bob).await,
+        (None, 3),
+        "who pulls, mends it"
+    );
+    assert_eq!(outcome(&world, "d", "IfNotPresent", &bob).await, (None, 3));
+}
