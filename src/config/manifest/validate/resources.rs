@@ -159,7 +159,9 @@ fn read(
                         standard.join(", ")
                     ),
                 );
-            } else if nanos % ONE != 0 {
+                continue;
+            }
+            if nanos % ONE != 0 {
                 problems.add(&field, "has to be a whole number");
             }
         }
