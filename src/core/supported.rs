@@ -154,9 +154,10 @@ fn amounts(value: &Value, allowed: &[&str], field: &str, refusals: &mut Vec<Refu
 }
 
 fn is_amount(name: &str, allowed: &[&str]) -> bool {
-    allowed
-        .iter()
-        .any(|a| *a == name || (a.ends_with('-') && name.len() > a.len() && name.starts_with(a)))
+    allowed.iter().any(|a| match a.strip_suffix('-') {
+        Some(_) => name.len() > a.len() && name.starts_with(a),
+        None => *a == name,
+    })
 }
 
 /// Null, empty strings, and lists and mappings of nothing else.

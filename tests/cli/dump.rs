@@ -267,6 +267,7 @@ fn history_tells_decisions_and_restarts() {
         .collect();
     assert_eq!(types, ["entry", "restart", "entry"]);
     assert_eq!(history["items"][1]["toGeneration"], 2);
+    assert_eq!(history["containers"], json!([]));
 }
 
 #[test]

@@ -110,6 +110,9 @@ pub struct History {
     pub pods: Vec<PodUid>,
     /// Oldest first.
     pub items: Vec<HistoryItem>,
+    /// What it came to: the rows of these pods in the table of containers.
+    #[serde(default)]
+    pub containers: Vec<Row>,
 }
 
 /// One line of a [`History`].
@@ -210,12 +213,19 @@ pub fn history(state: &State, pod: &str) -> Result<History, QueryError> {
             entry: rows::journal(&index, key, record),
         });
     }
+    let of_these = |row: &Row| {
+        let uid = row.get("uid").and_then(Value::as_str);
+        uid.is_some_and(|uid| uids.contains(&PodUid::new(uid)))
+    };
+    let mut containers = rows::all(state, &index, Table::Containers);
+    containers.retain(of_these);
     Ok(History {
         api_version: API_VERSION.to_owned(),
         kind: "History".to_owned(),
         node: node_name(state),
         pods: uids.into_iter().collect(),
         items,
+        containers,
     })
 }
 

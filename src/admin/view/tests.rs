@@ -310,6 +310,14 @@ fn history_marks_every_restart_with_its_first_line_and_the_boot() {
             "container started"
         ]
     );
+    let summed: Vec<_> = history
+        .containers
+        .iter()
+        .map(|c| (&c["key"], &c["restartCount"]))
+        .collect();
+    assert_eq!(summed, [(&json!("aaaa-web/main"), &json!(2))]);
+    let other = super::history(&b.0, "db").unwrap();
+    assert!(other.containers.is_empty(), "{other:?}");
     assert!(super::history(&b.0, "nobody").is_err());
     assert_eq!(super::history(&b.0, "bbbb").unwrap().items.len(), 1);
 }

@@ -1,5 +1,6 @@
 //! `holdfast dump`: asks a live agent, or else reads a copy of its store.
 
+mod history;
 mod table;
 
 use std::path::Path;
@@ -12,9 +13,7 @@ use serde::Serialize;
 use super::output::{self, Grid, note, print};
 use super::{CliError, StateDir, offline};
 use crate::admin::client::{Client, ClientError};
-use crate::admin::view::{
-    self, Change, ChangeType, Dump, History, HistoryItem, Query, QueryError, Row, Selector, View,
-};
+use crate::admin::view::{self, Change, ChangeType, Dump, Query, QueryError, Row, Selector, View};
 use crate::store::verify;
 
 pub(super) const LONG_HELP: &str = "\
@@ -59,7 +58,8 @@ pub(super) struct DumpArgs {
     /// Only pods in this phase
     #[arg(long, value_parser = ["Pending", "Running", "Succeeded", "Failed", "Unknown"])]
     phase: Option<String>,
-    /// The journal of a pod: what was decided, when and why, with a line wherever the agent was restarted
+    /// The journal of a pod: what was decided, when and why, with a line wherever the agent was restarted, and a
+    /// summary of its containers
     #[arg(long, value_name = "POD", conflicts_with_all = ["what", "namespace", "name", "uid", "phase", "watch"])]
     history: Option<String>,
     /// Go on with changes as they are published; needs a live agent
@@ -310,47 +310,13 @@ async fn history(args: &DumpArgs, pod: &str) -> anyhow::Result<()> {
     match args.output {
         Format::Json => print(&format!("{}\n", serde_json::to_string_pretty(&history)?)),
         Format::Yaml => print(&to_yaml(&history)?),
-        Format::Table | Format::Wide => print(&history_lines(&history, args.output)),
+        Format::Table | Format::Wide => {
+            print(&history::lines(&history, args.output == Format::Wide))
+        }
         Format::Name => {
             Err(CliError::Usage("--history has no -o name; choose another format".into()).into())
         }
     }
-}
-
-fn history_lines(history: &History, format: Format) -> String {
-    let columns = table::history_columns(format == Format::Wide || history.pods.len() > 1);
-    let now = table::now();
-    let mut cells = vec![table::headers(&columns)];
-    cells.extend(history.items.iter().filter_map(|item| match item {
-        HistoryItem::Entry { entry } => Some(table::cells(&columns, entry, now)),
-        HistoryItem::Restart { .. } => None,
-    }));
-    let grid = Grid::default().lines(&cells);
-    let mut entries = grid.lines();
-    let mut text = String::new();
-    let mut push = |line: &str| {
-        text.push_str(line);
-        text.push('\n');
-    };
-    push(entries.next().unwrap_or_default());
-    for item in &history.items {
-        match item {
-            HistoryItem::Entry { .. } => push(entries.next().unwrap_or_default()),
-            HistoryItem::Restart {
-                from_generation,
-                to_generation,
-                at,
-                rebooted,
-            } => {
-                let boot = if *rebooted { ", machine rebooted" } else { "" };
-                push(&format!(
-                    "---- agent restarted: generation {from_generation} -> {to_generation} at {}{boot} ----",
-                    table::wall_time(at)
-                ));
-            }
-        }
-    }
-    text
 }
 
 async fn watch(args: &DumpArgs, query: &Query) -> anyhow::Result<()> {

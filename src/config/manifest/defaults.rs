@@ -1,7 +1,9 @@
 //! The v1 defaults an API server would have set; upstream's `SetObjectDefaults_Pod` for the fields that
 //! this version supports.
 
-use k8s_openapi::api::core::v1::{Container, EmptyDirVolumeSource, Pod, Volume};
+use k8s_openapi::api::core::v1::{
+    Container, EmptyDirVolumeSource, HTTPGetAction, Pod, PodSpec, Probe, Volume,
+};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
 /// Priority of `system-cluster-critical`.
@@ -27,9 +29,11 @@ pub(super) fn apply(pod: &mut Pod) {
         };
     }
     let host_network = spec.host_network.unwrap_or(false);
-    for container in &mut spec.containers {
+    let init = spec.init_containers.iter_mut().flatten();
+    for container in init.chain(&mut spec.containers) {
         apply_container(container, host_network);
     }
+    apply_pod_resources(spec);
     for volume in spec.volumes.iter_mut().flatten() {
         apply_volume(volume);
     }
@@ -50,12 +54,70 @@ fn apply_container(container: &mut Container, host_network: bool) {
             port.host_port = Some(port.container_port);
         }
     }
+    let probes = [
+        &mut container.liveness_probe,
+        &mut container.readiness_probe,
+        &mut container.startup_probe,
+    ];
+    probes.into_iter().flatten().for_each(apply_probe);
+    if let Some(lifecycle) = container.lifecycle.as_mut() {
+        let hooks = [&mut lifecycle.post_start, &mut lifecycle.pre_stop];
+        let hooks = hooks.into_iter().flatten();
+        hooks.for_each(|hook| apply_http_get(hook.http_get.as_mut()));
+    }
     let Some(resources) = container.resources.as_mut() else {
         return;
     };
     if let Some(limits) = &resources.limits {
         let requests = resources.requests.get_or_insert_default();
         for (name, limit) in limits {
+            requests
+                .entry(name.clone())
+                .or_insert_with(|| Quantity(limit.0.clone()));
+        }
+    }
+}
+
+fn apply_probe(probe: &mut Probe) {
+    let numbers = [
+        (&mut probe.timeout_seconds, 1),
+        (&mut probe.period_seconds, 10),
+        (&mut probe.success_threshold, 1),
+        (&mut probe.failure_threshold, 3),
+    ];
+    for (field, default) in numbers {
+        if field.unwrap_or(0) == 0 {
+            *field = Some(default);
+        }
+    }
+    apply_http_get(probe.http_get.as_mut());
+    if let Some(grpc) = probe.grpc.as_mut() {
+        grpc.service.get_or_insert_default();
+    }
+}
+
+fn apply_http_get(http: Option<&mut HTTPGetAction>) {
+    if let Some(http) = http {
+        set(&mut http.path, "/");
+        set(&mut http.scheme, "HTTP");
+    }
+}
+
+/// The pod requests its limit of what no container requests.
+fn apply_pod_resources(spec: &mut PodSpec) {
+    let Some(resources) = spec.resources.as_mut() else {
+        return;
+    };
+    let Some(limits) = &resources.limits else {
+        return;
+    };
+    for (name, limit) in limits {
+        let of_containers = spec.containers.iter().any(|c| {
+            let requests = c.resources.as_ref().and_then(|r| r.requests.as_ref());
+            requests.is_some_and(|r| r.contains_key(name))
+        });
+        if !of_containers {
+            let requests = resources.requests.get_or_insert_default();
             requests
                 .entry(name.clone())
                 .or_insert_with(|| Quantity(limit.0.clone()));
@@ -74,6 +136,10 @@ fn apply_volume(volume: &mut Volume) {
     }
     if let Some(host_path) = volume.host_path.as_mut() {
         host_path.type_.get_or_insert_default();
+    }
+    if let Some(image) = volume.image.as_mut() {
+        let pull = pull_policy(image.reference.as_deref().unwrap_or_default());
+        set(&mut image.pull_policy, pull);
     }
 }
 

@@ -1,3 +1,5 @@
+mod validation;
+
 use std::fmt::Write as _;
 
 use super::*;
@@ -553,7 +555,7 @@ fn octal_and_numbers_of_quantities_are_read() {
     assert_eq!(limits["cpu"].0, "0.5");
     assert_eq!(limits["memory"].0, "1073741824");
     // Written with leading zero, as file modes are.
-    let text = container("livenessProbe: {initialDelaySeconds: 010}");
+    let text = container("livenessProbe: {exec: {command: [x]}, initialDelaySeconds: 010}");
     let probe = one(&text).containers()[0].liveness_probe.clone().unwrap();
     assert_eq!(probe.initial_delay_seconds, Some(8));
 }

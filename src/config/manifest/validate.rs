@@ -1,17 +1,24 @@
 //! What an API server would refuse of a Pod; the part of upstream's `ValidatePodCreate` that concerns the
-//! fields this version supports.
+//! fields this version supports. What is refused as such by `core::supported` is not looked at.
 
-use std::collections::{BTreeMap, BTreeSet};
+mod container;
+mod names;
+mod probes;
+mod resources;
+mod security;
+
+use std::collections::BTreeSet;
 use std::net::IpAddr;
 
-use k8s_openapi::api::core::v1::{Container, Pod, PodSpec, ResourceRequirements, Volume};
+use k8s_openapi::api::core::v1::{Pod, PodSpec, Volume};
 
 use super::Problems;
 use super::static_pod::{StaticOrigin, name_on_node};
-use crate::types::quantity::nanos;
-
-const LABEL: &str = "has to be a DNS-1123 label: lower-case letters, digits and '-', at most 63, beginning and ending with a letter or digit";
-const SUBDOMAIN: &str = "has to be a DNS-1123 subdomain: lower-case letters, digits, '-' and '.', each part beginning and ending with a letter or digit";
+use crate::types::containers::{ContainerKind, ContainerSpec, containers_of};
+use container::HostPort;
+use names::{
+    LABEL, SUBDOMAIN, is_label, is_name_part, is_qualified_name, is_subdomain, is_uid, one_of,
+};
 
 /// Checks names, labels and annotations, before the node's name is appended.
 pub(super) fn metadata(pod: &Pod, origin: &StaticOrigin<'_>, problems: &mut Problems<'_>) {
@@ -88,33 +95,67 @@ pub(super) fn spec(pod: &Pod, problems: &mut Problems<'_>) {
             "is empty; a Pod needs at least one container",
         );
     }
+    if spec
+        .ephemeral_containers
+        .as_ref()
+        .is_some_and(|e| !e.is_empty())
+    {
+        problems.add(
+            "spec.ephemeralContainers",
+            "are added to running pods through an API server only; remove them from the manifest",
+        );
+    }
+    security::pod(spec, problems);
+    resources::pod(spec, problems);
     let mut names = BTreeSet::new();
     let mut host_ports = BTreeSet::new();
-    for (index, container) in spec.containers.iter().enumerate() {
-        let path = format!("spec.containers[{index}]");
-        container_fields(container, &path, problems);
-        if !names.insert(container.name.as_str()) {
+    let kinds = containers_of(pod).filter(|c| c.kind != ContainerKind::Ephemeral);
+    for member in kinds {
+        container(spec, &member, &volumes, &mut host_ports, problems);
+        if !names.insert(member.container.name.clone()) {
             problems.add(
-                format!("{path}.name"),
+                format!("{}.name", path_of(&member)),
                 format!(
-                    "{:?} is used twice; container names are unique in a pod",
-                    container.name
+                    "{:?} is used twice; names of containers and init containers are unique in a pod",
+                    member.container.name
                 ),
             );
         }
-        ports(
-            container,
-            &path,
-            spec.host_network.unwrap_or(false),
-            &mut host_ports,
-            problems,
-        );
-        environment(container, &path, problems);
-        mounts(container, &path, &volumes, problems);
-        if let Some(resources) = &container.resources {
-            quantities(resources, &format!("{path}.resources"), problems);
-        }
     }
+}
+
+fn path_of(member: &ContainerSpec<'_>) -> String {
+    let list = if member.kind.is_init() {
+        "initContainers"
+    } else {
+        "containers"
+    };
+    format!("spec.{list}[{}]", member.index)
+}
+
+fn container(
+    spec: &PodSpec,
+    member: &ContainerSpec<'_>,
+    volumes: &BTreeSet<&str>,
+    host_ports: &mut BTreeSet<HostPort>,
+    problems: &mut Problems<'_>,
+) {
+    let (path, container) = (path_of(member), member.container.as_ref());
+    container::fields(container, &path, problems);
+    container::restarts(container, &path, problems);
+    // Init containers run one at a time, so that each may have the host ports of the others.
+    let mut alone = BTreeSet::new();
+    let taken = match member.kind {
+        ContainerKind::Init => &mut alone,
+        _ => host_ports,
+    };
+    let host_network = spec.host_network.unwrap_or(false);
+    container::ports(container, &path, host_network, taken, problems);
+    container::environment(container, &path, problems);
+    container::mounts(container, &path, volumes, problems);
+    probes::container(spec, member, &path, problems);
+    security::container(spec, container, &path, problems);
+    resources::container(container, &path, problems);
 }
 
 fn pod_fields(spec: &PodSpec, problems: &mut Problems<'_>) {
@@ -136,11 +177,25 @@ fn pod_fields(spec: &PodSpec, problems: &mut Problems<'_>) {
             "is negative; it has to be 0 or more",
         );
     }
-    if let Some(hostname) = spec.hostname.as_deref()
-        && !hostname.is_empty()
-        && !is_label(hostname)
+    if let Some(seconds) = spec.active_deadline_seconds
+        && !(1..=i64::from(i32::MAX)).contains(&seconds)
     {
-        problems.add("spec.hostname", format!("{hostname:?} {LABEL}"));
+        problems.add(
+            "spec.activeDeadlineSeconds",
+            format!("is {seconds}; it has to be between 1 and 2147483647, or left out"),
+        );
+    }
+    identity(spec, problems);
+    for (index, gate) in spec.readiness_gates.iter().flatten().enumerate() {
+        if !is_qualified_name(&gate.condition_type) {
+            problems.add(
+                format!("spec.readinessGates[{index}].conditionType"),
+                format!(
+                    "{:?} is not a condition; write one like example.com/ready",
+                    gate.condition_type
+                ),
+            );
+        }
     }
     let nameservers = spec
         .dns_config
@@ -196,6 +251,61 @@ fn pod_fields(spec: &PodSpec, problems: &mut Problems<'_>) {
                 format!("{path}.operator"),
                 "has to be Exists when key is empty",
             );
+        }
+    }
+}
+
+/// Hostname, subdomain, and lines of /etc/hosts.
+fn identity(spec: &PodSpec, problems: &mut Problems<'_>) {
+    let labels = [
+        ("spec.hostname", &spec.hostname),
+        ("spec.subdomain", &spec.subdomain),
+    ];
+    for (field, value) in labels {
+        if let Some(text) = value.as_deref().filter(|t| !t.is_empty())
+            && !is_label(text)
+        {
+            problems.add(field, format!("{text:?} {LABEL}"));
+        }
+    }
+    if let Some(name) = spec.hostname_override.as_deref() {
+        let field = "spec.hostnameOverride";
+        if !is_subdomain(name) {
+            problems.add(field, format!("{name:?} {SUBDOMAIN}"));
+        } else if name.len() > 64 {
+            problems.add(
+                field,
+                "is longer than the 64 characters a hostname may have",
+            );
+        }
+        if spec.host_network.unwrap_or(false) {
+            problems.add(
+                field,
+                "cannot stand beside hostNetwork: true, where the host's name counts; remove one",
+            );
+        }
+        if spec.set_hostname_as_fqdn.unwrap_or(false) {
+            problems.add(
+                field,
+                "cannot stand beside setHostnameAsFQDN: true; remove one of the two",
+            );
+        }
+    }
+    for (index, alias) in spec.host_aliases.iter().flatten().enumerate() {
+        let path = format!("spec.hostAliases[{index}]");
+        if alias.ip.parse::<IpAddr>().is_err() {
+            problems.add(
+                format!("{path}.ip"),
+                format!("{:?} is not an IP address", alias.ip),
+            );
+        }
+        for (index, name) in alias.hostnames.iter().flatten().enumerate() {
+            if !is_subdomain(name) {
+                problems.add(
+                    format!("{path}.hostnames[{index}]"),
+                    format!("{name:?} {SUBDOMAIN}"),
+                );
+            }
         }
     }
 }
@@ -263,273 +373,22 @@ fn volume_source(volume: &Volume, path: &str, problems: &mut Problems<'_>) {
         .as_ref()
         .and_then(|e| e.size_limit.as_ref())
     {
-        quantity(&limit.0, &format!("{path}.emptyDir.sizeLimit"), problems);
+        resources::quantity(&limit.0, &format!("{path}.emptyDir.sizeLimit"), problems);
     }
-}
-
-fn container_fields(container: &Container, path: &str, problems: &mut Problems<'_>) {
-    let name = container.name.as_str();
-    if name.is_empty() {
-        problems.add(format!("{path}.name"), "is missing");
-    } else if !is_label(name) {
-        problems.add(format!("{path}.name"), format!("{name:?} {LABEL}"));
-    }
-    let image = container.image.as_deref().unwrap_or_default();
-    if image.is_empty() {
-        problems.add(format!("{path}.image"), "is missing");
-    } else if image.trim() != image {
-        problems.add(format!("{path}.image"), "has spaces around it");
-    }
-    one_of(
-        &format!("{path}.imagePullPolicy"),
-        container.image_pull_policy.as_deref(),
-        &["Always", "IfNotPresent", "Never"],
-        problems,
-    );
-    one_of(
-        &format!("{path}.terminationMessagePolicy"),
-        container.termination_message_policy.as_deref(),
-        &["File", "FallbackToLogsOnError"],
-        problems,
-    );
-}
-
-type HostPort = (i32, String, String);
-
-fn ports(
-    container: &Container,
-    path: &str,
-    host_network: bool,
-    taken: &mut BTreeSet<HostPort>,
-    problems: &mut Problems<'_>,
-) {
-    let mut names = BTreeSet::new();
-    for (index, port) in container.ports.iter().flatten().enumerate() {
-        let path = format!("{path}.ports[{index}]");
-        let protocol = port.protocol.as_deref().unwrap_or_default();
-        one_of(
-            &format!("{path}.protocol"),
-            Some(protocol),
-            &["TCP", "UDP", "SCTP"],
-            problems,
-        );
-        if !(1..=65535).contains(&port.container_port) {
+    if let Some(image) = &volume.image {
+        if image.reference.as_deref().is_none_or(str::is_empty) {
             problems.add(
-                format!("{path}.containerPort"),
-                "has to be between 1 and 65535",
+                format!("{path}.image.reference"),
+                "is missing; name the image whose files the volume has",
             );
         }
-        if let Some(name) = port.name.as_deref().filter(|n| !n.is_empty()) {
-            if !is_port_name(name) {
-                problems.add(
-                    format!("{path}.name"),
-                    format!("{name:?} has to be at most 15 lower-case letters, digits and '-', with at least one letter"),
-                );
-            }
-            if !names.insert(name) {
-                problems.add(
-                    format!("{path}.name"),
-                    format!("{name:?} is used twice in this container"),
-                );
-            }
-        }
-        let address = port.host_ip.as_deref().unwrap_or_default();
-        if !address.is_empty() && address.parse::<IpAddr>().is_err() {
-            problems.add(
-                format!("{path}.hostIP"),
-                format!("{address:?} is not an IP address"),
-            );
-        }
-        let host_port = port.host_port.unwrap_or(0);
-        if host_port == 0 {
-            continue;
-        }
-        if !(1..=65535).contains(&host_port) {
-            problems.add(format!("{path}.hostPort"), "has to be between 1 and 65535");
-        }
-        if host_network && host_port != port.container_port {
-            problems.add(
-                format!("{path}.hostPort"),
-                "has to equal containerPort on the host's network",
-            );
-        }
-        if !taken.insert((host_port, protocol.to_owned(), address.to_owned())) {
-            problems.add(
-                format!("{path}.hostPort"),
-                format!("{host_port}/{protocol} is used twice in this pod"),
-            );
-        }
-    }
-}
-
-fn environment(container: &Container, path: &str, problems: &mut Problems<'_>) {
-    for (index, variable) in container.env.iter().flatten().enumerate() {
-        let path = format!("{path}.env[{index}]");
-        let name = variable.name.as_str();
-        let printable = name.bytes().all(|b| (0x20..0x7f).contains(&b) && b != b'=');
-        if name.is_empty() || !printable {
-            problems.add(
-                format!("{path}.name"),
-                format!("{name:?} has to be printable ASCII without '=', and not empty"),
-            );
-        }
-        if variable.value_from.is_some() && variable.value.as_deref().is_some_and(|v| !v.is_empty())
-        {
-            problems.add(format!("{path}.valueFrom"), "cannot stand beside value");
-        }
-    }
-}
-
-fn mounts(
-    container: &Container,
-    path: &str,
-    volumes: &BTreeSet<&str>,
-    problems: &mut Problems<'_>,
-) {
-    let mut paths = BTreeSet::new();
-    for (index, mount) in container.volume_mounts.iter().flatten().enumerate() {
-        let path = format!("{path}.volumeMounts[{index}]");
-        if !volumes.contains(mount.name.as_str()) {
-            problems.add(
-                format!("{path}.name"),
-                format!(
-                    "{:?} is not a volume of this pod; add it to spec.volumes",
-                    mount.name
-                ),
-            );
-        }
-        let target = mount.mount_path.as_str();
-        if !target.starts_with('/') || target.contains(':') {
-            problems.add(
-                format!("{path}.mountPath"),
-                format!("{target:?} has to be an absolute path without ':'"),
-            );
-        }
-        if !paths.insert(target) {
-            problems.add(
-                format!("{path}.mountPath"),
-                format!("{target:?} is used twice in this container"),
-            );
-        }
-        if mount.mount_propagation.is_some() {
+        if image.pull_policy.is_some() {
             one_of(
-                &format!("{path}.mountPropagation"),
-                mount.mount_propagation.as_deref(),
-                &["None", "HostToContainer", "Bidirectional"],
+                &format!("{path}.image.pullPolicy"),
+                image.pull_policy.as_deref(),
+                &["", "Always", "IfNotPresent", "Never"],
                 problems,
             );
         }
-        let privileged = container
-            .security_context
-            .as_ref()
-            .and_then(|s| s.privileged)
-            .unwrap_or(false);
-        if mount.mount_propagation.as_deref() == Some("Bidirectional") && !privileged {
-            problems.add(
-                format!("{path}.mountPropagation"),
-                "Bidirectional is for privileged containers only",
-            );
-        }
     }
-}
-
-fn quantities(resources: &ResourceRequirements, path: &str, problems: &mut Problems<'_>) {
-    let read = |set: &Option<BTreeMap<String, _>>, what: &str, problems: &mut Problems<'_>| {
-        let mut amounts = BTreeMap::new();
-        let set: &Option<
-            BTreeMap<String, k8s_openapi::apimachinery::pkg::api::resource::Quantity>,
-        > = set;
-        for (name, amount) in set.iter().flatten() {
-            if let Some(nanos) = quantity(&amount.0, &format!("{path}.{what}[{name}]"), problems) {
-                amounts.insert(name.clone(), nanos);
-            }
-        }
-        amounts
-    };
-    let limits = read(&resources.limits, "limits", problems);
-    let requests = read(&resources.requests, "requests", problems);
-    for (name, request) in &requests {
-        if limits.get(name).is_some_and(|limit| request > limit) {
-            problems.add(
-                format!("{path}.requests[{name}]"),
-                "is larger than the limit",
-            );
-        }
-    }
-}
-
-fn quantity(text: &str, path: &str, problems: &mut Problems<'_>) -> Option<i128> {
-    match nanos(text).ok() {
-        Some(amount) if amount < 0 => {
-            problems.add(path, format!("{text:?} is negative"));
-            None
-        }
-        None => {
-            problems.add(
-                path,
-                format!("{text:?} is not a quantity; write a number with an optional suffix, like 100m, 64Mi, 2G"),
-            );
-            None
-        }
-        amount => amount,
-    }
-}
-
-fn one_of(field: &str, value: Option<&str>, allowed: &[&str], problems: &mut Problems<'_>) {
-    let value = value.unwrap_or_default();
-    if !allowed.contains(&value) {
-        let names: Vec<&str> = allowed.iter().filter(|a| !a.is_empty()).copied().collect();
-        problems.add(
-            field,
-            format!("{value:?} is not one of {}", names.join(", ")),
-        );
-    }
-}
-
-fn is_label(text: &str) -> bool {
-    let inner = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-';
-    text.len() <= 63 && text.bytes().all(inner) && has_alphanumeric_ends(text)
-}
-
-fn is_subdomain(text: &str) -> bool {
-    text.len() <= 253
-        && text.split('.').all(|part| {
-            part.bytes()
-                .all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-')
-                && has_alphanumeric_ends(part)
-        })
-}
-
-fn is_uid(text: &str) -> bool {
-    text.len() <= 63
-        && text.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-')
-        && has_alphanumeric_ends(text)
-}
-
-/// `[prefix/]name`
-fn is_qualified_name(text: &str) -> bool {
-    match text.split_once('/') {
-        Some((prefix, name)) => is_subdomain(prefix) && is_name_part(name),
-        None => is_name_part(text),
-    }
-}
-
-fn is_name_part(text: &str) -> bool {
-    text.len() <= 63
-        && text
-            .bytes()
-            .all(|b| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.'))
-        && has_alphanumeric_ends(text)
-}
-
-fn is_port_name(text: &str) -> bool {
-    is_label(text)
-        && text.len() <= 15
-        && text.bytes().any(|b| b.is_ascii_lowercase())
-        && !text.contains("--")
-}
-
-fn has_alphanumeric_ends(text: &str) -> bool {
-    let end = |b: Option<&u8>| b.is_some_and(u8::is_ascii_alphanumeric);
-    end(text.as_bytes().first()) && end(text.as_bytes().last())
 }

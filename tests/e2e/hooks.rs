@@ -1,0 +1,51 @@
+//! Lifecycle hooks and the way a container ends.
+
+use crate::seen::{Feature, container, deleted, event, marks, phase, soon, status};
+use crate::world::World;
+
+pub const FEATURES: &[Feature] = &[
+    ("post-start", post_start),
+    ("post-start-fails", post_start_fails),
+    ("pre-stop", pre_stop),
+    ("pre-stop-sleep", pre_stop_sleep),
+    ("grace", grace),
+];
+
+fn post_start(world: &World) {
+    marks(world, "post-start", &["hook"]);
+    status(world, "post-start", "is ready after its hook", |s| {
+        container(s, "main")["ready"] == true
+    });
+}
+
+fn post_start_fails(world: &World) {
+    event(world, "post-start-fails", "FailedPostStartHook", "");
+    let ended = phase(world, "post-start-fails", "Failed");
+    let end = &container(&ended, "main")["state"]["terminated"];
+    assert!(end.is_object(), "{ended}");
+}
+
+fn pre_stop(world: &World) {
+    marks(world, "pre-stop", &["up"]);
+    deleted(world, "pre-stop");
+    marks(world, "pre-stop", &["up", "hook", "hooked", "term"]);
+}
+
+fn pre_stop_sleep(world: &World) {
+    marks(world, "pre-stop-sleep", &["up"]);
+    let before = jiff::Timestamp::now().as_second();
+    deleted(world, "pre-stop-sleep");
+    let lines = world.lines("pre-stop-sleep");
+    let term: i64 = lines.last().and_then(|l| l.parse().ok()).expect("a time");
+    assert!((3..30).contains(&(term - before)), "{before}, {lines:?}");
+}
+
+fn grace(world: &World) {
+    marks(world, "grace", &["up"]);
+    let seen = soon("the container runs", || world.try_one("grace", "main"));
+    let begin = std::time::Instant::now();
+    deleted(world, "grace");
+    let took = begin.elapsed().as_secs();
+    assert!((2..30).contains(&took), "{took} s, {seen:?}");
+    assert_eq!(world.lines("grace"), ["up", "term"]);
+}
