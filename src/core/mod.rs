@@ -3,6 +3,7 @@
 pub mod admission;
 pub mod backoff;
 pub mod container_history;
+pub mod eviction;
 pub mod node_status;
 pub mod offline;
 pub mod pleg_diff;
@@ -11,6 +12,7 @@ pub mod pod_status;
 pub mod pod_update;
 pub mod pod_worker;
 pub mod resize;
+pub mod resources;
 pub mod restore;
 pub mod state;
 pub mod status_patch;

@@ -37,6 +37,8 @@ pub struct NodeContext {
     pub seccomp_default: bool,
     /// `singleProcessOOMKill`: kill one process instead of the whole container (cgroup v2).
     pub single_process_oom_kill: bool,
+    /// Sizes of huge pages that the kernel has, in bytes.
+    pub hugepage_sizes: Vec<u64>,
     /// The node's addresses, primary first.
     pub host_ips: Vec<String>,
 }
@@ -59,6 +61,7 @@ impl NodeContext {
             memory_capacity: 0,
             seccomp_default: false,
             single_process_oom_kill: false,
+            hugepage_sizes: Vec::new(),
             host_ips: Vec::new(),
         }
     }

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use k8s_openapi::api::core::v1::Container;
 use tracing::info;
 
-use super::{Job, StartFailure, WorkerContext, resolve};
+use super::{Job, StartFailure, WorkerContext, resize, resolve};
 use crate::core::container_history;
 use crate::core::pod_actions::{PodActions, StartContainer};
 use crate::core::state::{ContainerRecord, IntentRecord, Transaction, child_key};
@@ -347,9 +347,14 @@ async fn start_container(
         why: start.why.clone(),
         at: now,
     };
+    let of_resize = match &start.adopt {
+        None => resize::started(&seen, &job.pod, &start.name, now),
+        // It was made with what was allocated then.
+        Some(_) => Transaction::new(),
+    };
     let receipt = context
         .store
-        .commit_intent(intent, Transaction::new().put(&key, record))
+        .commit_intent(intent, of_resize.put(&key, record))
         .await?;
     fail::fail_point!("pod_workers::start::after_intent");
     match context.cri.start_container(&receipt).await {
