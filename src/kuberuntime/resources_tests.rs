@@ -326,9 +326,9 @@ fn qos_counts_init_containers_and_the_pod_as_a_whole() {
             QosClass::Guaranteed,
         ),
         (
-            "huge pages alone of the pod",
+            "huge pages alone of the pod, whose requests are then its containers' together",
             json!({"resources": {"limits": {"hugepages-2Mi": "2Mi"}}, "containers": [c(&full)]}),
-            QosClass::BestEffort,
+            QosClass::Burstable,
         ),
     ] {
         assert_eq!(qos_class(&spec(pod)), class, "{what}");

@@ -22,7 +22,7 @@ use crate::core::resize::{self, Change, PendingRecord, ResizeRecord, ResizeView}
 use crate::core::state::{AdmissionRecord, ObjectRecord, State, Transaction};
 use crate::kuberuntime::resources;
 use crate::types::runtime::{ContainerState, PodStatus};
-use crate::types::{ContainerId, Event, EventType, PodExt, Stamp};
+use crate::types::{ContainerId, Event, EventType, Stamp};
 
 /// The job with the resources that are allocated to its pod; `None` when it has them.
 pub(super) fn as_allocated(context: &WorkerContext, job: &Job) -> Option<Job> {
