@@ -10,6 +10,7 @@ pub mod cm;
 pub mod config;
 pub mod core;
 pub mod events;
+pub mod eviction;
 pub mod images;
 pub mod kubeletconfig;
 pub mod kuberuntime;

@@ -347,3 +347,59 @@ fn cgroup_v1_is_refused_only_when_asked() {
     let refused = CgroupManager::detect(config).is_err();
     assert_eq!(refused, plain.version() != CgroupVersion::V2);
 }
+
+#[test]
+fn limits_of_a_pod_cgroup_grow_shrink_and_go_while_a_process_runs_in_it() {
+    use holdfast::cm::{Limits, NO_MEMORY_LIMIT};
+    let Some((manager, root)) = manager(CgroupDriver::Cgroupfs, "resize") else {
+        return;
+    };
+    manager.setup().unwrap();
+    let small = pod(
+        "u-1",
+        json!({"requests": {"cpu": "100m"}, "limits": {"cpu": "200m", "memory": "64Mi"}}),
+    );
+    let large = pod(
+        "u-1",
+        json!({"requests": {"cpu": "300m"}, "limits": {"cpu": "500m", "memory": "128Mi"}}),
+    );
+    let free = pod("u-1", json!({"requests": {"cpu": "300m"}}));
+    manager.ensure(&small).unwrap();
+    assert!(manager.memory_usage(&small).is_some());
+    let at = |controller: &str, file: &str| {
+        let top = mount_of(&manager, controller).join(&root.name);
+        read(top.join("kubepods/burstable/podu-1").join(file))
+    };
+    let shown = || match manager.version() {
+        CgroupVersion::V2 => [
+            at("cpu", "cpu.max").split(' ').next().unwrap().to_owned(),
+            at("memory", "memory.max"),
+        ],
+        CgroupVersion::V1 { .. } => [
+            at("cpu", "cpu.cfs_quota_us"),
+            at("memory", "memory.limit_in_bytes"),
+        ],
+    };
+    let small_limits = ["20000".to_owned(), (64 << 20).to_string()];
+    let large_limits = ["50000".to_owned(), (128 << 20).to_string()];
+    assert_eq!(shown(), small_limits);
+    let of = |pod: &Pod| manager.limits_of(pod).unwrap();
+    let (first, last) = Limits::steps(of(&small), of(&large));
+    assert_eq!(last, Limits::default());
+    manager.set_limits(&large, first).unwrap();
+    assert_eq!(shown(), large_limits);
+    let (first, last) = Limits::steps(of(&large), of(&free));
+    assert_eq!(first.memory, Some(NO_MEMORY_LIMIT));
+    manager.set_limits(&free, first).unwrap();
+    manager.set_limits(&free, last).unwrap();
+    let unlimited = shown();
+    assert!(
+        ["-1", "max"].contains(&unlimited[0].as_str()),
+        "{unlimited:?}"
+    );
+    assert_ne!(unlimited[1], large_limits[1]);
+    let (first, last) = Limits::steps(of(&free), of(&small));
+    assert_eq!(first, Limits::default());
+    manager.set_limits(&small, last).unwrap();
+    assert_eq!(shown(), small_limits);
+}

@@ -36,6 +36,7 @@ const RANKS: &[(u32, &[&str])] = &[
             "cm",
             "config",
             "events",
+            "eviction",
             "images",
             "nodestatus",
             "pleg",

@@ -22,6 +22,23 @@ fn memory_capacity() -> u64 {
     }
 }
 
+/// Sizes of huge pages that the kernel has, in bytes; none when it has none.
+fn hugepage_sizes() -> Vec<u64> {
+    let entries = std::fs::read_dir("/sys/kernel/mm/hugepages");
+    let mut sizes: Vec<u64> = entries
+        .into_iter()
+        .flatten()
+        .flatten()
+        .filter_map(|entry| {
+            let name = entry.file_name().into_string().ok()?;
+            let kib = name.strip_prefix("hugepages-")?.strip_suffix("kB")?;
+            kib.parse::<u64>().ok()?.checked_mul(1024)
+        })
+        .collect();
+    sizes.sort_unstable();
+    sizes
+}
+
 /// The node's addresses: those given, else the one that packets to other networks leave from. Nothing is
 /// sent to find out.
 pub(super) fn host_ips(given: &[IpAddr]) -> Vec<String> {
@@ -56,6 +73,7 @@ pub(super) fn cgroups(config: &AgentConfig) -> Result<CgroupManager, AgentError>
         cpu_cfs_quota: kubelet.cpu_cfs_quota,
         cfs_period_us: micros(kubelet.cpu_cfs_quota_period),
         pod_pids_limit: kubelet.pod_pids_limit,
+        hugepage_sizes: hugepage_sizes(),
         ..CgroupConfig::default()
     })?;
     manager.setup()?;
@@ -92,6 +110,7 @@ pub(super) fn context(
     context.cpu_cfs_quota = kubelet.cpu_cfs_quota;
     context.cfs_period_us = micros(kubelet.cpu_cfs_quota_period);
     context.memory_capacity = memory_capacity();
+    context.hugepage_sizes = hugepage_sizes();
     context.host_ips = host_ips(&config.node_ips);
     context.apparmor = has_apparmor();
     Ok(context)

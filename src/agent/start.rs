@@ -24,6 +24,7 @@ use crate::core::admission;
 use crate::core::restore::{Outcome, RestoreInput, RestorePlan, plan_restore};
 use crate::core::state::{EpochReason, MetaRecord, State};
 use crate::events::{EventRate, JournalRecorder};
+use crate::eviction::LocalStorage;
 use crate::images::{ImageConfig, ImageManager, VerificationPolicy, run_pruning};
 use crate::kubeletconfig::AgentConfig;
 use crate::kuberuntime::cri::{CriClient, CriTimeouts};
@@ -497,6 +498,12 @@ pub(super) async fn start(
         "drill",
         super::drill::evictions(workers.clone(), pods.clone(), token.clone()),
     );
+    let storage = LocalStorage::new(
+        Arc::new(workers.clone()),
+        cri.clone(),
+        workers.context().node.clone(),
+    );
+    tasks.add("local storage", storage.run(token.clone()));
     tasks.add("pleg", pleg.run(token.clone()));
     tasks.add(
         "image records",

@@ -10,6 +10,7 @@
 //! removed. Every call may be repeated. Calls block for some system calls; none waits for a container,
 //! except [`CgroupManager::destroy`], which gives killed processes up to a second to go.
 
+mod change;
 mod fs;
 mod name;
 
@@ -50,6 +51,8 @@ pub struct CgroupConfig {
     pub allocatable_memory: Option<u64>,
     /// `podPidsLimit`: processes and threads of one pod; `None` for no limit.
     pub pod_pids_limit: Option<u64>,
+    /// Sizes of huge pages that the kernel has, in bytes.
+    pub hugepage_sizes: Vec<u64>,
 }
 
 impl Default for CgroupConfig {
@@ -65,6 +68,7 @@ impl Default for CgroupConfig {
             allocatable_cpu_milli: None,
             allocatable_memory: None,
             pod_pids_limit: None,
+            hugepage_sizes: Vec::new(),
         }
     }
 }
@@ -160,9 +164,12 @@ pub struct Limits {
     pub shares: Option<u64>,
     /// CFS quota and period in microseconds; a quota below zero = no limit.
     pub quota: Option<(i64, u64)>,
-    /// Memory in bytes.
+    /// Memory in bytes; [`NO_MEMORY_LIMIT`] = no limit.
     pub memory: Option<u64>,
 }
+
+/// Takes a memory limit away.
+pub const NO_MEMORY_LIMIT: u64 = u64::MAX;
 
 /// Makes and removes the cgroups of pods.
 #[derive(Clone, Debug)]
@@ -326,7 +333,61 @@ impl CgroupManager {
         let name = self.pod_cgroup(pod)?;
         let limits = self.pod_limits(pod)?;
         self.make(&name, limits)?;
+        self.limit_huge_pages(pod)?;
         self.limit_pids(pod)
+    }
+
+    /// What the cgroup of a pod is to have, overhead included; upstream's `ResourceConfigForPod`.
+    ///
+    /// # Errors
+    /// When a quantity does not parse.
+    pub fn limits_of(&self, pod: &Pod) -> Result<Limits, CgroupError> {
+        self.pod_limits(pod)
+    }
+
+    /// Sets some limits of the cgroup of a pod and leaves the others; upstream's `SetPodCgroupConfig`. A
+    /// cgroup that is not there is made.
+    ///
+    /// # Errors
+    /// When cgroupfs cannot be written; the kernel refuses a memory limit that it cannot reclaim down to.
+    pub fn set_limits(&self, pod: &Pod, limits: Limits) -> Result<(), CgroupError> {
+        if !self.config.per_qos || limits == Limits::default() {
+            return Ok(());
+        }
+        self.make(&self.pod_cgroup(pod)?, limits)
+    }
+
+    /// Memory the cgroup of a pod uses, in bytes; `None` when there is none to ask. Upstream's
+    /// `GetPodCgroupMemoryUsage`.
+    pub fn memory_usage(&self, pod: &Pod) -> Option<u64> {
+        let name = self.pod_cgroup(pod).ok()?;
+        let memory = self.hierarchies.iter().find(|h| h.has("memory"))?;
+        let file = match self.version {
+            CgroupVersion::V1 { .. } => "memory.usage_in_bytes",
+            CgroupVersion::V2 => "memory.current",
+        };
+        let text = std::fs::read_to_string(self.dir(memory, &name).join(file)).ok()?;
+        text.trim().parse().ok()
+    }
+
+    /// Limits the huge pages of a pod, by size; sizes that it asks nothing of are limited to 0. A kernel
+    /// without the controller, or without a size, has nothing to limit.
+    fn limit_huge_pages(&self, pod: &Pod) -> Result<(), CgroupError> {
+        let pages = resources::pod_huge_pages(pod).map_err(|source| CgroupError::Quantity {
+            pod: pod.uid(),
+            source,
+        })?;
+        let name = self.pod_cgroup(pod)?;
+        for hierarchy in self.hierarchies.iter().filter(|h| h.has("hugetlb")) {
+            let dir = self.dir(hierarchy, &name);
+            for (file, value) in huge_page_settings(self.version, &self.config, &pages) {
+                let file = dir.join(file);
+                if file.exists() {
+                    fs::set(&file, &value)?;
+                }
+            }
+        }
+        Ok(())
     }
 
     /// Brings the process limit of an existing cgroup of a pod to `podPidsLimit`, also when that was another
@@ -442,9 +503,11 @@ impl CgroupManager {
 
     /// Hierarchies in which limits are set. The runtime makes its directories in the others.
     fn managed(&self) -> impl Iterator<Item = &Hierarchy> {
-        self.hierarchies
-            .iter()
-            .filter(|h| ["cpu", "memory", "pids"].iter().any(|c| h.has(c)))
+        self.hierarchies.iter().filter(|h| {
+            ["cpu", "memory", "pids", "hugetlb"]
+                .iter()
+                .any(|c| h.has(c))
+        })
     }
 
     fn dir(&self, hierarchy: &Hierarchy, name: &CgroupName) -> PathBuf {
@@ -519,6 +582,34 @@ fn pids_max(limit: Option<u64>) -> String {
     }
 }
 
+fn memory_value(memory: u64, unlimited: &str) -> String {
+    if memory == NO_MEMORY_LIMIT {
+        unlimited.to_owned()
+    } else {
+        memory.to_string()
+    }
+}
+
+/// File and value for each size of huge pages.
+fn huge_page_settings(
+    version: CgroupVersion,
+    config: &CgroupConfig,
+    pages: &BTreeMap<u64, u64>,
+) -> Vec<(String, String)> {
+    let end = match version {
+        CgroupVersion::V1 { .. } => "limit_in_bytes",
+        CgroupVersion::V2 => "max",
+    };
+    let sizes = config.hugepage_sizes.iter();
+    sizes
+        .map(|size| {
+            let limit = pages.get(size).copied().unwrap_or(0);
+            let name = resources::huge_page_name(*size);
+            (format!("hugetlb.{name}.{end}"), limit.to_string())
+        })
+        .collect()
+}
+
 /// Controller, file and value of each limit.
 fn settings(version: CgroupVersion, limits: Limits) -> Vec<(&'static str, &'static str, String)> {
     let mut all = Vec::new();
@@ -532,7 +623,8 @@ fn settings(version: CgroupVersion, limits: Limits) -> Vec<(&'static str, &'stat
                 all.push(("cpu", "cpu.cfs_quota_us", quota.to_string()));
             }
             if let Some(memory) = limits.memory {
-                all.push(("memory", "memory.limit_in_bytes", memory.to_string()));
+                let value = memory_value(memory, "-1");
+                all.push(("memory", "memory.limit_in_bytes", value));
             }
         }
         CgroupVersion::V2 => {
@@ -549,7 +641,7 @@ fn settings(version: CgroupVersion, limits: Limits) -> Vec<(&'static str, &'stat
                 all.push(("cpu", "cpu.max", value));
             }
             if let Some(memory) = limits.memory {
-                all.push(("memory", "memory.max", memory.to_string()));
+                all.push(("memory", "memory.max", memory_value(memory, "max")));
             }
         }
     }

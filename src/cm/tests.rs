@@ -175,3 +175,52 @@ fn a_uid_that_leaves_the_directory_is_refused() {
         assert!(pod_component(&uid.into()).is_err(), "{uid}");
     }
 }
+
+#[test]
+fn huge_pages_and_lifted_limits_become_files() {
+    let config = CgroupConfig {
+        hugepage_sizes: vec![2 << 20, 1 << 30],
+        ..CgroupConfig::default()
+    };
+    let pages = BTreeMap::from([(2 << 20, 4 << 20)]);
+    let named = |version| {
+        huge_page_settings(version, &config, &pages)
+            .into_iter()
+            .map(|(file, value)| format!("{file}={value}"))
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(
+        named(CgroupVersion::V1 { hybrid: true }),
+        [
+            "hugetlb.2MB.limit_in_bytes=4194304",
+            "hugetlb.1GB.limit_in_bytes=0"
+        ]
+    );
+    assert_eq!(
+        named(CgroupVersion::V2),
+        ["hugetlb.2MB.max=4194304", "hugetlb.1GB.max=0"]
+    );
+    let none = Limits {
+        quota: Some((-1, 100_000)),
+        memory: Some(NO_MEMORY_LIMIT),
+        ..Limits::default()
+    };
+    let of = |version| {
+        settings(version, none)
+            .into_iter()
+            .map(|(_, file, value)| format!("{file}={value}"))
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(
+        of(CgroupVersion::V1 { hybrid: true }),
+        [
+            "cpu.cfs_period_us=100000",
+            "cpu.cfs_quota_us=-1",
+            "memory.limit_in_bytes=-1"
+        ]
+    );
+    assert_eq!(
+        of(CgroupVersion::V2),
+        ["cpu.max=max 100000", "memory.max=max"]
+    );
+}

@@ -8,13 +8,12 @@
 
 mod matching;
 mod preemption;
-mod resources;
+pub(crate) mod resources;
 mod sysctls;
 
 use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::{ContainerPort, Node, Pod};
-use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
 use super::state::AdmissionDecision;
 use crate::types::{PodExt, PodUid};
@@ -108,22 +107,12 @@ pub fn priority(pod: &Pod) -> i32 {
     })
 }
 
-/// What is set aside for the pod: per container, each requested resource, a limit where no request is given.
+/// What is set aside for the pod: per container, each requested resource, a limit where no request is given,
+/// and the limits that can be resized; see [`super::resize`].
 pub fn allocated(pod: &Pod) -> BTreeMap<String, BTreeMap<String, String>> {
-    pod.containers()
-        .iter()
-        .map(|container| {
-            let resources = container.resources.as_ref();
-            let limits = resources.and_then(|r| r.limits.as_ref());
-            let requests = resources.and_then(|r| r.requests.as_ref());
-            let of = limits
-                .into_iter()
-                .flatten()
-                .chain(requests.into_iter().flatten())
-                .map(|(name, Quantity(amount))| (name.clone(), amount.clone()))
-                .collect();
-            (container.name.clone(), of)
-        })
+    let containers = pod.init_containers().iter().chain(pod.containers());
+    containers
+        .map(|c| (c.name.clone(), super::resize::allocation_of(c)))
         .collect()
 }
 

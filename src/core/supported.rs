@@ -33,32 +33,13 @@ impl std::fmt::Display for Refusal {
 pub fn refused(pod: &Pod) -> Vec<Refusal> {
     let mut refusals = Vec::new();
     match serde_json::to_value(pod) {
-        Ok(value) => {
-            walk(&value, "", "", &mut refusals);
-            disk_limits(pod, &mut refusals);
-        }
+        Ok(value) => walk(&value, "", "", &mut refusals),
         Err(error) => refusals.push(Refusal {
             field: "spec".to_owned(),
             why: format!("cannot be examined: {error}"),
         }),
     }
     refusals
-}
-
-/// A limit on an emptyDir on disk is enforced by eviction, which is not there yet.
-fn disk_limits(pod: &Pod, refusals: &mut Vec<Refusal>) {
-    let volumes = pod.spec.iter().flat_map(|s| s.volumes.iter().flatten());
-    for (index, volume) in volumes.enumerate() {
-        let on_disk = volume.empty_dir.as_ref().is_some_and(|e| {
-            e.size_limit.is_some() && e.medium.as_deref().unwrap_or_default().is_empty()
-        });
-        if on_disk {
-            refusals.push(Refusal {
-                field: format!("spec.volumes[{index}].emptyDir.sizeLimit"),
-                why: "is supported with medium Memory only".to_owned(),
-            });
-        }
-    }
 }
 
 /// One line for the pod's message and its event.

@@ -39,6 +39,8 @@ pub struct NodeContext {
     pub apparmor: bool,
     /// `singleProcessOOMKill`: kill one process instead of the whole container (cgroup v2).
     pub single_process_oom_kill: bool,
+    /// Sizes of huge pages that the kernel has, in bytes.
+    pub hugepage_sizes: Vec<u64>,
     /// The node's addresses, primary first.
     pub host_ips: Vec<String>,
 }
@@ -62,6 +64,7 @@ impl NodeContext {
             seccomp_default: false,
             apparmor: false,
             single_process_oom_kill: false,
+            hugepage_sizes: Vec::new(),
             host_ips: Vec::new(),
         }
     }

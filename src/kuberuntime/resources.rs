@@ -11,7 +11,9 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
 use super::node_context::NodeContext;
 pub use crate::core::pod_status::{QosClass, qos_class};
+use crate::core::resources as core;
 use crate::types::PodExt;
+use crate::types::containers::is_sidecar;
 use crate::types::quantity;
 pub use crate::types::quantity::QuantityError;
 
@@ -62,6 +64,19 @@ pub struct CpuMemory {
     pub memory_limit: Option<i64>,
 }
 
+impl CpuMemory {
+    fn of(requests: &core::Amounts, limits: &core::Amounts) -> Self {
+        let milli = |from: &core::Amounts| from.get("cpu").map(|n| ceil_to_i64(*n, NANO / 1_000));
+        let bytes = |from: &core::Amounts| from.get("memory").map(|n| ceil_to_i64(*n, NANO));
+        Self {
+            cpu_request: milli(requests),
+            cpu_limit: milli(limits),
+            memory_request: bytes(requests),
+            memory_limit: bytes(limits),
+        }
+    }
+}
+
 /// CPU and memory of one container; a request that is not said is the limit.
 ///
 /// # Errors
@@ -85,36 +100,18 @@ pub fn container_resources(container: &Container) -> Result<CpuMemory, QuantityE
     })
 }
 
-/// CPU and memory of a pod: the sums over its main containers. A limit is there only if every container
-/// has one; upstream's `ResourceConfigForPod`.
+/// CPU and memory of a pod without its overhead: over main containers, sidecars and init containers, or
+/// what the pod as a whole asks for. A limit is there only if every container has one or the pod itself
+/// does; upstream's `ResourceConfigForPod`.
 ///
 /// # Errors
 /// When a quantity does not parse.
 pub fn pod_resources(pod: &Pod) -> Result<CpuMemory, QuantityError> {
-    let mut sum = CpuMemory::default();
-    let mut cpu_limited = true;
-    let mut memory_limited = true;
-    let add = |into: &mut Option<i64>, value: Option<i64>| {
-        if let Some(value) = value {
-            *into = Some(into.unwrap_or(0).saturating_add(value));
-        }
-    };
-    for container in pod.containers() {
-        let of = container_resources(container)?;
-        add(&mut sum.cpu_request, of.cpu_request);
-        add(&mut sum.memory_request, of.memory_request);
-        add(&mut sum.cpu_limit, of.cpu_limit);
-        add(&mut sum.memory_limit, of.memory_limit);
-        cpu_limited &= of.cpu_limit.is_some_and(|l| l > 0);
-        memory_limited &= of.memory_limit.is_some_and(|l| l > 0);
-    }
-    if !cpu_limited {
-        sum.cpu_limit = None;
-    }
-    if !memory_limited {
-        sum.memory_limit = None;
-    }
-    Ok(sum)
+    check(pod)?;
+    Ok(CpuMemory::of(
+        &core::requests_without_overhead(pod),
+        &core::limits_without_overhead(pod),
+    ))
 }
 
 /// [`pod_resources`] and `spec.overhead`: added to the requests, and to limits that are there.
@@ -122,19 +119,56 @@ pub fn pod_resources(pod: &Pod) -> Result<CpuMemory, QuantityError> {
 /// # Errors
 /// When a quantity does not parse.
 pub fn pod_resources_with_overhead(pod: &Pod) -> Result<CpuMemory, QuantityError> {
-    let mut sum = pod_resources(pod)?;
-    let Some(overhead) = &pod.spec_ref().overhead else {
-        return Ok(sum);
-    };
-    if let Some(cpu) = overhead.get("cpu").map(milli_value).transpose()? {
-        sum.cpu_request = Some(sum.cpu_request.unwrap_or(0).saturating_add(cpu));
-        sum.cpu_limit = sum.cpu_limit.map(|limit| limit.saturating_add(cpu));
+    check(pod)?;
+    Ok(CpuMemory::of(
+        &core::pod_requests(pod),
+        &core::pod_limits(pod),
+    ))
+}
+
+/// Huge pages of a pod: page size and bytes; upstream's `HugePageLimits`.
+///
+/// # Errors
+/// When a quantity does not parse.
+pub fn pod_huge_pages(pod: &Pod) -> Result<BTreeMap<u64, u64>, QuantityError> {
+    check(pod)?;
+    Ok(huge_pages(&core::pod_requests(pod)))
+}
+
+/// Page size and bytes of each `hugepages-<size>`.
+fn huge_pages(amounts: &core::Amounts) -> BTreeMap<u64, u64> {
+    let bytes = |nano: i128| u64::try_from(ceil_to_i64(nano, NANO)).ok();
+    let pages = amounts.iter().filter_map(|(name, nano)| {
+        let size = quantity::nanos(name.strip_prefix("hugepages-")?).ok()?;
+        Some((bytes(size)?, bytes(*nano)?))
+    });
+    pages.collect()
+}
+
+/// A page size as the kernel names its files, `2MB` or `1GB`; upstream's `HugePageUnitSizeFromByteSize`.
+pub fn huge_page_name(bytes: u64) -> String {
+    let mut size = bytes;
+    let mut unit = 0;
+    let units = ["B", "KB", "MB", "GB", "TB", "PB"];
+    while size >= 1024 && unit + 1 < units.len() {
+        size /= 1024;
+        unit += 1;
     }
-    if let Some(memory) = overhead.get("memory").map(value).transpose()? {
-        sum.memory_request = Some(sum.memory_request.unwrap_or(0).saturating_add(memory));
-        sum.memory_limit = sum.memory_limit.map(|limit| limit.saturating_add(memory));
+    format!("{size}{}", units[unit])
+}
+
+/// Every quantity of the pod parses; what sums them up takes that for granted.
+fn check(pod: &Pod) -> Result<(), QuantityError> {
+    let spec = pod.spec_ref();
+    let containers = pod.init_containers().iter().chain(pod.containers());
+    let resources = containers
+        .filter_map(|c| c.resources.as_ref())
+        .chain(&spec.resources);
+    let lists = resources.flat_map(|r| r.limits.iter().chain(&r.requests));
+    for quantity in lists.chain(&spec.overhead).flat_map(BTreeMap::values) {
+        quantity::nanos(&quantity.0)?;
     }
-    Ok(sum)
+    Ok(())
 }
 
 /// CPU shares of thousandths of a core; upstream's `MilliCPUToShares`.
@@ -176,13 +210,43 @@ pub fn oom_score_adj(
         QosClass::Guaranteed => GUARANTEED_OOM_ADJ,
         QosClass::BestEffort => BEST_EFFORT_OOM_ADJ,
         QosClass::Burstable => {
+            let spare = spare_memory_of_each(pod)?;
+            let score = |request: i64| {
+                let request = i128::from(request.max(0)) + i128::from(spare);
+                1_000 - 1_000 * request / i128::from(memory_capacity.max(1))
+            };
             let request = container_resources(container)?.memory_request.unwrap_or(0);
-            let request = i128::from(request.max(0));
-            let capacity = i128::from(memory_capacity.max(1));
-            let adj = 1_000 - 1_000 * request / capacity;
+            let mut adj = score(request);
+            if is_sidecar_of(pod, container) {
+                // Main containers cannot do without it: it is not killed before the one that asks least.
+                let mut least = i64::MAX;
+                for main in pod.containers() {
+                    least = least.min(container_resources(main)?.memory_request.unwrap_or(0));
+                }
+                adj = adj.min(score(least));
+            }
             i64::try_from(adj.clamp(3, 999)).unwrap_or(999)
         }
     })
+}
+
+fn is_sidecar_of(pod: &Pod, container: &Container) -> bool {
+    let mut init = pod.init_containers().iter();
+    init.any(|c| c.name == container.name && is_sidecar(c))
+}
+
+/// What a pod requests as a whole beyond its containers, shared among them; upstream's
+/// `remainingPodMemReqPerContainer`.
+fn spare_memory_of_each(pod: &Pod) -> Result<i64, QuantityError> {
+    check(pod)?;
+    let Some(whole) = core::pod_level_requests(pod).get("memory").copied() else {
+        return Ok(0);
+    };
+    let own = core::aggregate(pod, core::container_requests);
+    let own = ceil_to_i64(own.get("memory").copied().unwrap_or(0), NANO);
+    let spare = ceil_to_i64(whole, NANO).saturating_sub(own).max(0);
+    let count = pod.containers().len() + pod.init_containers().len();
+    Ok(spare / i64::try_from(count.max(1)).unwrap_or(1))
 }
 
 /// The CRI message for CPU and memory; upstream's `calculateLinuxResources`.
@@ -210,7 +274,13 @@ pub fn container_linux_resources(
     container: &Container,
     ctx: &NodeContext,
 ) -> Result<v1::LinuxContainerResources, QuantityError> {
-    let mut resources = linux_resources(container_resources(container)?, ctx);
+    let mut of = container_resources(container)?;
+    // A container without a limit of its own is told its pod's.
+    let whole = CpuMemory::of(&core::Amounts::new(), &core::pod_level_limits(pod));
+    of.cpu_limit = of.cpu_limit.filter(|l| *l != 0).or(whole.cpu_limit);
+    of.memory_limit = of.memory_limit.filter(|l| *l != 0).or(whole.memory_limit);
+    let mut resources = linux_resources(of, ctx);
+    resources.hugepage_limits = hugepage_limits(container, ctx);
     resources.oom_score_adj = oom_score_adj(pod, container, ctx.memory_capacity)?;
     if ctx.cgroup_v2 {
         if !ctx.single_process_oom_kill {
@@ -229,188 +299,53 @@ pub fn container_linux_resources(
     Ok(resources)
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use serde_json::json;
-
-    fn q(text: &str) -> Quantity {
-        Quantity(text.to_owned())
-    }
-
-    fn pod(containers: serde_json::Value) -> Pod {
-        serde_json::from_value(json!({
-            "metadata": {"name": "p", "uid": "u"},
-            "spec": {"containers": containers},
-        }))
-        .unwrap()
-    }
-
-    #[test]
-    fn quantities_parse_like_the_api_servers() {
-        for (text, milli) in [
-            ("1", 1_000),
-            ("100m", 100),
-            ("0.5", 500),
-            (".5", 500),
-            ("1.", 1_000),
-            ("1e3", 1_000_000),
-            ("2E2", 200_000),
-            ("1k", 1_000_000),
-            ("1Ki", 1_024_000),
-            ("1.5Gi", 1_610_612_736_000),
-            ("100n", 1),
-            ("-1", -1_000),
-            ("12E", i64::MAX),
-        ] {
-            assert_eq!(milli_value(&q(text)), Ok(milli), "{text}");
-        }
-        assert_eq!(value(&q("100m")), Ok(1));
-        assert_eq!(value(&q("64Mi")), Ok(67_108_864));
-        for text in [
-            "",
-            "m",
-            "1.2.3",
-            "1x",
-            "1e99",
-            "0x10",
-            "1 Gi",
-            "999999999999999999999",
-        ] {
-            assert!(milli_value(&q(text)).is_err(), "{text} is accepted");
-        }
-    }
-
-    #[test]
-    fn shares_and_quota_stay_in_their_ranges() {
-        assert_eq!(milli_cpu_to_shares(0), 2);
-        assert_eq!(milli_cpu_to_shares(1), 2);
-        assert_eq!(milli_cpu_to_shares(500), 512);
-        assert_eq!(milli_cpu_to_shares(1_000_000_000), 262_144);
-        assert_eq!(milli_cpu_to_quota(0, 100_000), 0);
-        assert_eq!(milli_cpu_to_quota(1, 100_000), 1_000);
-        assert_eq!(milli_cpu_to_quota(250, 100_000), 25_000);
-        assert_eq!(shares_to_weight(2), 1);
-        assert_eq!(shares_to_weight(1024), 39);
-        assert_eq!(shares_to_weight(262_144), 10_000);
-    }
-
-    #[test]
-    fn qos_class_follows_cpu_and_memory_of_every_container() {
-        let full = json!({"limits": {"cpu": "1", "memory": "1Gi"}});
-        let same = json!({"limits": {"cpu": "1", "memory": "1Gi"}, "requests": {"cpu": "1000m", "memory": "1024Mi"}});
-        let less = json!({"limits": {"cpu": "1", "memory": "1Gi"}, "requests": {"cpu": "500m"}});
-        let other = json!({"limits": {"example.com/gpu": "1"}});
-        let zero = json!({"requests": {"cpu": "0"}});
-        let c =
-            |name: &str, r: &serde_json::Value| json!({"name": name, "image": "i", "resources": r});
-        for (containers, class) in [
-            (json!([{"name": "a"}]), QosClass::BestEffort),
-            (json!([c("a", &full)]), QosClass::Guaranteed),
-            (json!([c("a", &full), c("b", &same)]), QosClass::Guaranteed),
-            (json!([c("a", &full), {"name": "b"}]), QosClass::Burstable),
-            (json!([c("a", &less)]), QosClass::Burstable),
-            (json!([c("a", &other)]), QosClass::BestEffort),
-            (json!([c("a", &zero)]), QosClass::BestEffort),
-        ] {
-            assert_eq!(qos_class(&pod(containers.clone())), class, "{containers}");
-        }
-    }
-
-    #[test]
-    fn oom_score_of_a_burstable_container_shrinks_with_its_request() {
-        let gib = 1_u64 << 30;
-        let with = |memory: &str| {
-            pod(json!([{"name": "a", "resources": {"requests": {"memory": memory}}}]))
-        };
-        for (memory, adj) in [("1Gi", 900), ("1", 999), ("10Gi", 3), ("5Gi", 500)] {
-            let pod = with(memory);
-            assert_eq!(
-                oom_score_adj(&pod, &pod.containers()[0], 10 * gib),
-                Ok(adj),
-                "{memory}"
-            );
-        }
-        let none = pod(json!([{"name": "a"}]));
-        assert_eq!(oom_score_adj(&none, &none.containers()[0], gib), Ok(1_000));
-        let mut critical = none.clone();
-        if let Some(spec) = critical.spec.as_mut() {
-            spec.priority_class_name = Some("system-node-critical".to_owned());
-            spec.priority = Some(2_000_001_000);
-        }
-        assert_eq!(
-            oom_score_adj(&critical, &critical.containers()[0], gib),
-            Ok(-997)
-        );
-    }
-
-    #[test]
-    fn pod_limits_count_only_when_every_container_has_one() {
-        let p = pod(json!([
-            {"name": "a", "resources": {"limits": {"cpu": "1", "memory": "1Mi"}}},
-            {"name": "b", "resources": {"limits": {"memory": "2Mi"}, "requests": {"cpu": "100m"}}},
-        ]));
-        assert_eq!(
-            pod_resources(&p),
-            Ok(CpuMemory {
-                cpu_request: Some(1_100),
-                cpu_limit: None,
-                memory_request: Some(3 << 20),
-                memory_limit: Some(3 << 20),
-            })
-        );
-    }
-
-    #[test]
-    fn overhead_adds_to_requests_and_to_limits_that_are_there() {
-        let mut p = pod(json!([{"name": "a", "resources": {"limits": {"memory": "1Mi"}}}]));
-        if let Some(spec) = p.spec.as_mut() {
-            spec.overhead =
-                serde_json::from_value(json!({"cpu": "100m", "memory": "1Mi"})).unwrap();
-        }
-        assert_eq!(
-            pod_resources_with_overhead(&p),
-            Ok(CpuMemory {
-                cpu_request: Some(100),
-                cpu_limit: None,
-                memory_request: Some(2 << 20),
-                memory_limit: Some(2 << 20),
-            })
-        );
-        assert_eq!(pod_resources(&p).map(|r| r.memory_limit), Ok(Some(1 << 20)));
-    }
-
-    #[test]
-    fn container_resources_become_a_cri_message() {
-        let p =
-            pod(json!([{"name": "a", "resources": {"limits": {"cpu": "250m", "memory": "64Mi"}}}]));
-        let mut ctx = NodeContext::new("n", "/r");
-        ctx.swap_controller = true;
-        let r = container_linux_resources(&p, &p.containers()[0], &ctx).unwrap();
-        assert_eq!(
-            (r.cpu_shares, r.cpu_quota, r.cpu_period),
-            (256, 25_000, 100_000)
-        );
-        assert_eq!(
-            (r.memory_limit_in_bytes, r.memory_swap_limit_in_bytes),
-            (64 << 20, 64 << 20)
-        );
-        assert_eq!(r.oom_score_adj, -997);
-        assert!(r.unified.is_empty());
-        ctx.cgroup_v2 = true;
-        ctx.cpu_cfs_quota = false;
-        let r = container_linux_resources(&p, &p.containers()[0], &ctx).unwrap();
-        assert_eq!(
-            (r.cpu_quota, r.cpu_period, r.memory_swap_limit_in_bytes),
-            (0, 0, 0)
-        );
-        assert_eq!(
-            r.unified.get("memory.oom.group").map(String::as_str),
-            Some("1")
-        );
-        assert_eq!(
-            r.unified.get("memory.swap.max").map(String::as_str),
-            Some("0")
-        );
-    }
+/// A limit for every page size the machine has, 0 where none is asked for; upstream's
+/// `GetHugepageLimitsFromResources`.
+fn hugepage_limits(container: &Container, ctx: &NodeContext) -> Vec<v1::HugepageLimit> {
+    let wanted = huge_pages(&core::container_limits(container));
+    let sizes = ctx.hugepage_sizes.iter();
+    sizes
+        .map(|size| v1::HugepageLimit {
+            page_size: huge_page_name(*size),
+            limit: wanted.get(size).copied().unwrap_or(0),
+        })
+        .collect()
 }
+
+/// Throttling begins at this share of what lies between request and limit; `memoryThrottlingFactor`.
+pub const MEMORY_THROTTLING_FACTOR: f64 = 0.9;
+
+/// `memory.min` and `memory.high` of a container on cgroup v2, by upstream's MemoryQoS: the request is
+/// protected, and a container that is not Guaranteed is throttled before it reaches its limit (without one,
+/// what the node has to give). Amounts in bytes, page-aligned. The gate is off by default, here as there.
+pub fn memory_qos(
+    class: QosClass,
+    request: u64,
+    limit: Option<u64>,
+    allocatable: u64,
+    page: u64,
+) -> BTreeMap<String, String> {
+    let mut unified = BTreeMap::new();
+    if request > 0 {
+        unified.insert("memory.min".to_owned(), request.to_string());
+    }
+    let top = limit.filter(|l| *l > 0).unwrap_or(allocatable);
+    if class != QosClass::Guaranteed && limit != Some(request) && top > request {
+        #[expect(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            clippy::cast_precision_loss,
+            reason = "upstream counts in floating point; bytes of memory are far below its precision"
+        )]
+        let spread = ((top - request) as f64 * MEMORY_THROTTLING_FACTOR) as u64;
+        let high = (request + spread) / page.max(1) * page.max(1);
+        if high > request {
+            unified.insert("memory.high".to_owned(), high.to_string());
+        }
+    }
+    unified
+}
+
+#[cfg(test)]
+#[path = "resources_tests.rs"]
+mod tests;

@@ -13,7 +13,7 @@ use k8s_openapi::api::core::v1::Container;
 use tracing::info;
 
 use super::start::{Failure, InPod, sharing_processes, target_of};
-use super::{Job, StartFailure, WorkerContext, isolation, resolve, start, stop};
+use super::{Job, StartFailure, WorkerContext, isolation, resize, resolve, start, stop};
 use crate::core::container_history;
 use crate::core::pod_actions::{self, PodActions, StartContainer};
 use crate::core::state::{ContainerRecord, IntentRecord, Transaction, child_key};
@@ -387,9 +387,14 @@ pub(super) async fn start_container(
         why: start.why.clone(),
         at: now,
     };
+    let of_resize = match &start.adopt {
+        None => resize::started(&seen, &job.pod, &start.name, now),
+        // It was made with what was allocated then.
+        Some(_) => Transaction::new(),
+    };
     let receipt = context
         .store
-        .commit_intent(intent, Transaction::new().put(&key, record))
+        .commit_intent(intent, of_resize.put(&key, record))
         .await?;
     fail::fail_point!("pod_workers::start::after_intent");
     match context.cri.start_container(&receipt).await {

@@ -10,6 +10,7 @@
 //! **Invariant:** a future of a worker may be dropped at any await: whatever it had done is found again by
 //! the next look at the runtime and the records, exactly as after a crash.
 
+mod evict;
 mod execute;
 mod gate;
 mod isolation;
@@ -17,6 +18,7 @@ mod purge;
 pub mod queue;
 pub mod reason_cache;
 mod record;
+mod resize;
 mod resolve;
 mod start;
 mod stop;

@@ -2,7 +2,7 @@
 //! one transaction, so that a crash in between only repeats the work.
 
 use super::execute::StepError;
-use super::{Job, WorkerContext};
+use super::{Job, WorkerContext, resize};
 use crate::core::state::{
     AdmissionRecord, ContainerRecord, ObjectRecord, PlegRecord, PodRecord, ProbeRecord,
     QueueRecord, StatusRecord, Transaction, WorkerRecord,
@@ -81,6 +81,7 @@ fn forget_records(context: &WorkerContext, job: &Job) -> Transaction {
                 job.pod.name()
             ),
         );
+    transaction = transaction.and(resize::forget(&job.pod));
     for (key, _) in state.with_prefix::<ContainerRecord>(&prefix) {
         transaction = transaction.delete::<ContainerRecord>(key);
     }

@@ -11,13 +11,12 @@ use tracing::{debug, info};
 
 use super::execute::{self, StepError};
 use super::worker::{StepFailure, StepOutcome};
-use super::{Job, StartFailure, WorkerContext, resolve};
+use super::{Job, StartFailure, WorkerContext, resize, resolve};
 use crate::core::backoff::SyncOutcome;
 use crate::core::container_history::{self, Records};
 use crate::core::deadline;
 use crate::core::pod_actions::{self, PodActionInput, PodActions};
 use crate::core::pod_status::{self, Stage, StatusInput};
-use crate::core::resize::ResizeView;
 use crate::core::state::{AdmissionDecision, AdmissionRecord, State, StatusRecord, WorkerPhase};
 use crate::pleg::Observed;
 use crate::status::CommitMode;
@@ -49,6 +48,8 @@ pub(super) async fn sync_pod(
     if !job.pod.is_static() {
         context.objects.register(&job.pod);
     }
+    let allocated = resize::as_allocated(context, job);
+    let job = allocated.as_ref().unwrap_or(job);
     let cache = context.pleg.cache();
     if !cache.is_newer_than(uid, job.acted) {
         context.pleg.request(uid);
@@ -106,7 +107,10 @@ pub(super) async fn sync_pod(
         return Err(StepError::NetworkNotReady(error).into());
     }
 
-    let actions = {
+    let restarts = resize::actuate(context, job, status).await?;
+    let outdated = resize::outdated(status, &restarts);
+    let mut actions = {
+        let status = outdated.as_ref().unwrap_or(status);
         let probe_failures = context.prober.failures(&job.pod, status);
         let probes = context.prober.views(&job.pod, status);
         let records = Records::of(&state, uid);
@@ -121,6 +125,7 @@ pub(super) async fn sync_pod(
             backoff_max: context.backoff_max,
         })
     };
+    resize::explain(&mut actions, &restarts);
     let starts = !actions.start.is_empty() || actions.create_sandbox.is_some();
     if !starts {
         refresh_volumes(context, job, status).await?;
@@ -334,7 +339,7 @@ pub(super) fn api_status(
         previous: previous.map(|r| &*r.status),
         reasons: &reasons,
         probes: &context.prober.views(&job.pod, status),
-        resize: &ResizeView::default(),
+        resize: &resize::view(state, job, status),
         host_ips: &context.node.host_ips,
         runtime_name: &context.runtime_name,
         stage,

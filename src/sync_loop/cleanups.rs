@@ -19,7 +19,7 @@ use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, info, warn};
 
-use super::{LoopContext, handlers};
+use super::{LoopContext, handlers, resizes};
 use crate::core::state::{
     AdmissionRecord, ContainerRecord, PlegRecord, QueueRecord, StatusRecord, Transaction,
     WorkerRecord,
@@ -57,6 +57,9 @@ pub(super) fn pod_cleanups(context: &LoopContext) -> bool {
         .map(|pod| pod.uid())
         .collect();
     workers.confirm(confirmed.iter());
+    for pod in &desired_pods {
+        resizes::consider(context, pod);
+    }
     if context.ready.complete() {
         changed |= kill_orphans(context, &desired);
     }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use k8s_openapi::api::core::v1::{Node, Pod};
 use tracing::{debug, info, warn};
 
-use super::{LoopContext, Observed};
+use super::{LoopContext, Observed, resizes};
 use crate::core::admission::{self, AdmissionContext};
 use crate::core::pod_worker::KillRequest;
 use crate::core::state::{
@@ -76,7 +76,8 @@ fn decide(context: &LoopContext, pod: &Pod) -> AdmissionRecord {
         .into_iter()
         .filter(|other| other.uid() != uid && context.pods.get(&other.uid()).is_some())
         .collect();
-    let others: Vec<&Pod> = active.iter().map(|p| &**p).collect();
+    let allocated = resizes::as_allocated(&context.store.snapshot(), &active);
+    let others: Vec<&Pod> = allocated.iter().map(|p| &**p).collect();
     let refusals: Vec<String> = supported::refused(pod)
         .iter()
         .map(ToString::to_string)
@@ -100,7 +101,7 @@ fn decide(context: &LoopContext, pod: &Pod) -> AdmissionRecord {
 }
 
 /// The node as the API server or its checkpoint shows it, else as the agent itself sees it.
-fn node(context: &LoopContext) -> Arc<Node> {
+pub(super) fn node(context: &LoopContext) -> Arc<Node> {
     let known = context.node.get();
     known.unwrap_or_else(|| Arc::clone(&context.local_node))
 }
@@ -238,6 +239,7 @@ pub(super) fn updates(context: &LoopContext, pods: Vec<Arc<Pod>>) {
         let mut options = UpdateOptions::new(Arc::clone(&pod), PodSyncType::Update);
         options.origin = context.origins.get(&pod.uid());
         context.workers.update(options);
+        resizes::consider(context, &pod);
     }
 }
 

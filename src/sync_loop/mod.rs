@@ -8,6 +8,7 @@
 mod cleanups;
 mod event;
 mod handlers;
+mod resizes;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};

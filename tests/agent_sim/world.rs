@@ -34,7 +34,7 @@ const LATENCY: Duration = Duration::from_millis(1);
 pub const IMAGE: &str = "holdfast.local/busybox:1";
 
 /// Operations that change something.
-pub const EFFECTS: [&str; 8] = [
+pub const EFFECTS: [&str; 9] = [
     "run_podsandbox",
     "stop_podsandbox",
     "remove_podsandbox",
@@ -43,6 +43,7 @@ pub const EFFECTS: [&str; 8] = [
     "stop_container",
     "remove_container",
     "pull_image",
+    "update_container",
 ];
 
 pub struct World {

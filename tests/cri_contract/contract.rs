@@ -315,14 +315,44 @@ async fn last_log_lines_become_the_termination_message(world: &World) {
     }
 }
 
+/// The content of a file in each cgroup named for a container.
+fn cgroup_files(id: &ContainerId, file: &str) -> Vec<String> {
+    let mut found = Vec::new();
+    let mut left = vec![std::path::PathBuf::from("/sys/fs/cgroup")];
+    while let Some(dir) = left.pop() {
+        let entries = std::fs::read_dir(&dir).into_iter().flatten().flatten();
+        let dirs = entries.filter(|e| e.file_type().is_ok_and(|t| t.is_dir()));
+        left.extend(dirs.map(|e| e.path()));
+        let named = dir
+            .file_name()
+            .is_some_and(|n| n.to_string_lossy().contains(id.as_str()));
+        if named && let Ok(text) = std::fs::read_to_string(dir.join(file)) {
+            found.push(text.trim().to_owned());
+        }
+    }
+    found.sort();
+    found.dedup();
+    found
+}
+
 async fn limits_change_and_logs_reopen_on_a_running_container(world: &World) {
     let (pod, _, id) = world.run(POLITE).await;
     let limits = v1::LinuxContainerResources {
         cpu_shares: 512,
+        cpu_period: 100_000,
+        cpu_quota: 25_000,
         ..Default::default()
     };
     let updated = world.cri.update_container_resources(&id, limits).await;
     updated.unwrap();
+    if world.containerd.is_some() {
+        let v1_quota = cgroup_files(&id, "cpu.cfs_quota_us");
+        let v2_quota = cgroup_files(&id, "cpu.max");
+        assert!(
+            v1_quota == ["25000"] || v2_quota == ["25000 100000"],
+            "{v1_quota:?} {v2_quota:?}"
+        );
+    }
     let log = pod.logs.join("main-0.log");
     std::fs::rename(&log, pod.logs.join("rotated")).unwrap();
     world.cri.reopen_container_log(&id).await.unwrap();

@@ -1,30 +1,24 @@
-//! What pods ask for and what the node has left; upstream's `resource.PodRequests` and `noderesources.Fits`.
+//! What pods ask for and what the node has left; upstream's `noderesources.Fits`.
 
-use std::collections::BTreeMap;
 use std::fmt;
 
-use k8s_openapi::api::core::v1::{Container, Node, Pod, ResourceRequirements};
-use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+use k8s_openapi::api::core::v1::{Node, Pod};
 
-use crate::types::PodExt;
-use crate::types::quantity::nanos;
+pub(super) use crate::core::resources::{Amounts, pod_requests};
+use crate::core::resources::{NANOS, add, amount, is_huge_page};
 
-const NANOS: i128 = 1_000_000_000;
 /// The resource that every pod asks one of.
 pub(super) const PODS: &str = "pods";
 /// Resources of every node, in the order in which a lack of them is reported.
 const NATIVE: [&str; 3] = ["cpu", "memory", "ephemeral-storage"];
 
-/// Billionths by resource.
-pub(super) type Amounts = BTreeMap<String, i128>;
-
 /// A resource of which the node has too little left. Amounts are in billionths.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Insufficient {
-    pub(super) resource: String,
-    pub(super) requested: i128,
-    pub(super) used: i128,
-    pub(super) capacity: i128,
+pub(crate) struct Insufficient {
+    pub(crate) resource: String,
+    pub(crate) requested: i128,
+    pub(crate) used: i128,
+    pub(crate) capacity: i128,
 }
 
 impl Insufficient {
@@ -53,7 +47,7 @@ impl fmt::Display for Insufficient {
 }
 
 /// An amount as upstream's messages have it: CPU in thousandths, the rest in whole units, rounded up.
-pub(super) fn shown(resource: &str, amount: i128) -> i128 {
+pub(crate) fn shown(resource: &str, amount: i128) -> i128 {
     let unit = if resource == "cpu" {
         NANOS / 1000
     } else {
@@ -64,7 +58,7 @@ pub(super) fn shown(resource: &str, amount: i128) -> i128 {
 
 /// What the node lacks for `pod` beside `others`, the number of pods first. A resource that the node does
 /// not have and that is none of its own is not checked: upstream's `removeMissingExtendedResources`.
-pub(super) fn insufficient(
+pub(crate) fn insufficient(
     pod: &Pod,
     others: &[&Pod],
     node: &Node,
@@ -115,81 +109,8 @@ pub(super) fn insufficient(
     lacking
 }
 
-/// What a pod asks for: the larger of its containers together and of each init container with the sidecars
-/// that run by then, plus its overhead. Requests of the pod as a whole replace those of its containers.
-/// Upstream: `resource.PodRequests`.
-pub(super) fn pod_requests(pod: &Pod) -> Amounts {
-    let spec = pod.spec_ref();
-    let mut total = Amounts::new();
-    for container in pod.containers() {
-        add(&mut total, &container_requests(container));
-    }
-    let mut sidecars = Amounts::new();
-    let mut at_start = Amounts::new();
-    for container in spec.init_containers.iter().flatten() {
-        let mut here = container_requests(container);
-        if container.restart_policy.as_deref() == Some("Always") {
-            add(&mut sidecars, &here);
-            raise(&mut at_start, &sidecars);
-        } else {
-            add(&mut here, &sidecars);
-            raise(&mut at_start, &here);
-        }
-    }
-    add(&mut total, &sidecars);
-    raise(&mut total, &at_start);
-    if let Some(resources) = &spec.resources {
-        for (name, amount) in requests(resources) {
-            if ["cpu", "memory"].contains(&name.as_str()) || name.starts_with("hugepages-") {
-                total.insert(name, amount);
-            }
-        }
-    }
-    if let Some(overhead) = &spec.overhead {
-        let overhead = overhead.iter().map(|(k, v)| (k.clone(), amount(v)));
-        add(&mut total, &overhead.collect());
-    }
-    total
-}
-
-fn container_requests(container: &Container) -> Amounts {
-    container
-        .resources
-        .as_ref()
-        .map(requests)
-        .unwrap_or_default()
-}
-
-/// Requests, and limits where no request is given.
-fn requests(resources: &ResourceRequirements) -> Amounts {
-    let limits = resources.limits.iter().flatten();
-    let requests = resources.requests.iter().flatten();
-    limits
-        .chain(requests)
-        .map(|(name, quantity)| (name.clone(), amount(quantity)))
-        .collect()
-}
-
-/// What the API server accepted parses; what does not asks for nothing.
-fn amount(Quantity(text): &Quantity) -> i128 {
-    nanos(text).unwrap_or(0)
-}
-
-fn add(to: &mut Amounts, more: &Amounts) {
-    for (name, amount) in more {
-        *to.entry(name.clone()).or_default() += amount;
-    }
-}
-
-fn raise(to: &mut Amounts, floor: &Amounts) {
-    for (name, amount) in floor {
-        let entry = to.entry(name.clone()).or_default();
-        *entry = (*entry).max(*amount);
-    }
-}
-
 fn is_native(name: &str) -> bool {
-    NATIVE.contains(&name) || name.starts_with("hugepages-")
+    NATIVE.contains(&name) || is_huge_page(name)
 }
 
 fn in_order(amounts: &Amounts) -> impl Iterator<Item = (&String, i128)> {

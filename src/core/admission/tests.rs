@@ -507,7 +507,7 @@ fn a_full_node_and_a_taken_name_refuse() {
 }
 
 #[test]
-fn allocation_is_requests_over_limits() {
+fn allocation_is_requests_over_limits_and_limits_beside_them() {
     let one = pod(
         "1",
         json!({"containers": [
@@ -518,5 +518,8 @@ fn allocation_is_requests_over_limits() {
     let of = allocated(&one);
     assert_eq!(of["a"]["cpu"], "100m");
     assert_eq!(of["a"]["memory"], "1Gi");
-    assert!(of["b"].is_empty());
+    assert_eq!(of["a"]["limits.cpu"], "1");
+    assert_eq!(of["a"]["limits.memory"], "1Gi");
+    assert_eq!(of["b"].len(), 2);
+    assert!(of["b"].values().all(|limit| limit == "0"), "none is 0");
 }

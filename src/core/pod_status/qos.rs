@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use k8s_openapi::api::core::v1::{Pod, ResourceRequirements};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
+use crate::core::resources::{self, Amounts};
 use crate::types::PodExt;
 use crate::types::quantity::nanos;
 
@@ -47,8 +48,11 @@ pub fn qos_class(pod: &Pod) -> QosClass {
         }
     }
     let spec = pod.spec_ref();
-    if let Some(resources) = &spec.resources {
-        return classify(&[resources]);
+    if resources::has_pod_level(pod) {
+        return classify_pod(
+            &resources::pod_level_requests(pod),
+            &resources::pod_level_limits(pod),
+        );
     }
     let none = ResourceRequirements::default();
     let all: Vec<_> = spec
@@ -75,6 +79,19 @@ fn classify(all: &[&ResourceRequirements]) -> QosClass {
         (false, _) => QosClass::BestEffort,
         (true, true) => QosClass::Guaranteed,
         (true, false) => QosClass::Burstable,
+    }
+}
+
+/// The class by the requests and limits of the pod as a whole.
+fn classify_pod(requests: &Amounts, limits: &Amounts) -> QosClass {
+    let of = |from: &Amounts, name| from.get(name).copied().filter(|n| *n > 0);
+    let each = COMPUTE.map(|name| (of(requests, name), of(limits, name)));
+    if each.iter().all(|(r, l)| r.is_none() && l.is_none()) {
+        QosClass::BestEffort
+    } else if each.iter().all(|(r, l)| l.is_some() && r == l) {
+        QosClass::Guaranteed
+    } else {
+        QosClass::Burstable
     }
 }
 

@@ -301,7 +301,12 @@ impl RuntimeService for Service {
         request: Request<v1::UpdateContainerResourcesRequest>,
     ) -> Result<Response<v1::UpdateContainerResourcesResponse>, Status> {
         let request = request.into_inner();
-        self.call("update_container", request.container_id.clone(), async {
+        let linux = request.linux.unwrap_or_default();
+        let object = format!(
+            "{} shares={} quota={} memory={}",
+            request.container_id, linux.cpu_shares, linux.cpu_quota, linux.memory_limit_in_bytes
+        );
+        self.call("update_container", object, async {
             let shared = &self.0;
             shared.model().container_status(&request.container_id)?;
             Ok(v1::UpdateContainerResourcesResponse {})

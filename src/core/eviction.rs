@@ -1,0 +1,343 @@
+//! Which pods use more local storage than they may; the decision of upstream's `localStorageEviction`.
+//!
+//! In: a pod and what it uses. Out: why it is evicted, in upstream's words. Pure.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+
+use super::resources::{self, NANOS, amount};
+use crate::types::PodExt;
+
+/// Reason of a pod that used too much.
+pub const EVICTED: &str = "Evicted";
+
+const EPHEMERAL_STORAGE: &str = "ephemeral-storage";
+
+/// Local storage of a pod, in bytes.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct StorageUsage {
+    /// emptyDir volumes by name.
+    pub empty_dirs: BTreeMap<String, u64>,
+    /// Containers by name.
+    pub containers: BTreeMap<String, ContainerUsage>,
+}
+
+/// Local storage of one container, in bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ContainerUsage {
+    /// The writable layer.
+    pub rootfs: u64,
+    /// Its logs.
+    pub logs: u64,
+}
+
+/// What has to be measured of a pod.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Wanted {
+    /// Names of emptyDir volumes.
+    pub empty_dirs: Vec<String>,
+    /// Writable layers and logs of containers.
+    pub containers: bool,
+}
+
+impl Wanted {
+    /// Nothing of the pod is limited.
+    pub fn is_empty(&self) -> bool {
+        self.empty_dirs.is_empty() && !self.containers
+    }
+}
+
+/// What has to be measured to decide on a pod: nothing when it has no limits.
+pub fn wanted(pod: &Pod) -> Wanted {
+    let containers = resources::ephemeral_storage_limit(pod).is_some();
+    let volumes = pod.spec_ref().volumes.iter().flatten();
+    let empty_dirs = volumes
+        .filter_map(|v| Some((v, v.empty_dir.as_ref()?)))
+        .filter(|(_, e)| {
+            let limited = e.size_limit.as_ref().is_some_and(|l| amount(l) > 0);
+            limited || (containers && !is_memory(e.medium.as_deref()))
+        })
+        .map(|(v, _)| v.name.clone())
+        .collect();
+    Wanted {
+        empty_dirs,
+        containers,
+    }
+}
+
+fn is_memory(medium: Option<&str>) -> bool {
+    medium.is_some_and(|m| !m.is_empty())
+}
+
+/// Why a pod is evicted, if it is. Volumes are looked at first, then the pod, then its containers, as
+/// upstream does; the first limit that is exceeded is the one that is told.
+pub fn over_limit(pod: &Pod, usage: &StorageUsage) -> Option<String> {
+    empty_dir_over(pod, usage)
+        .or_else(|| pod_over(pod, usage))
+        .or_else(|| container_over(pod, usage))
+}
+
+fn exceeds(used: u64, limit: i128) -> bool {
+    i128::from(used).saturating_mul(NANOS) > limit
+}
+
+/// Upstream's `emptyDirLimitEviction`.
+fn empty_dir_over(pod: &Pod, usage: &StorageUsage) -> Option<String> {
+    pod.spec_ref().volumes.iter().flatten().find_map(|volume| {
+        let limit = volume.empty_dir.as_ref()?.size_limit.as_ref()?;
+        let used = *usage.empty_dirs.get(&volume.name)?;
+        (amount(limit) > 0 && exceeds(used, amount(limit))).then(|| {
+            format!(
+                "Usage of EmptyDir volume {:?} exceeds the limit {:?}. ",
+                volume.name, limit.0
+            )
+        })
+    })
+}
+
+/// Upstream's `podEphemeralStorageLimitEviction`.
+fn pod_over(pod: &Pod, usage: &StorageUsage) -> Option<String> {
+    let limit = resources::ephemeral_storage_limit(pod)?;
+    let on_disk = pod.spec_ref().volumes.iter().flatten().filter(|v| {
+        let empty = v.empty_dir.as_ref();
+        empty.is_some_and(|e| !is_memory(e.medium.as_deref()))
+    });
+    let volumes = on_disk.filter_map(|v| usage.empty_dirs.get(&v.name).copied());
+    let containers = usage.containers.values();
+    let used = containers
+        .map(|c| c.rootfs.saturating_add(c.logs))
+        .chain(volumes)
+        .fold(0_u64, u64::saturating_add);
+    exceeds(used, limit).then(|| {
+        let shown = shown(pod, limit);
+        format!("Pod ephemeral local storage usage exceeds the total limit of containers {shown}. ")
+    })
+}
+
+/// Upstream's `containerEphemeralStorageLimitEviction`.
+fn container_over(pod: &Pod, usage: &StorageUsage) -> Option<String> {
+    pod.containers().iter().find_map(|container| {
+        let limits = container.resources.as_ref()?.limits.as_ref()?;
+        let limit = limits.get(EPHEMERAL_STORAGE)?;
+        let used = usage.containers.get(&container.name)?;
+        let used = used.rootfs.saturating_add(used.logs);
+        (amount(limit) > 0 && exceeds(used, amount(limit))).then(|| {
+            format!(
+                "Container {} exceeded its local ephemeral storage limit {:?}. ",
+                container.name, limit.0
+            )
+        })
+    })
+}
+
+/// The limit as it was written where it comes from one place, else in the largest unit that divides it.
+fn shown(pod: &Pod, limit: i128) -> String {
+    let containers = pod.init_containers().iter().chain(pod.containers());
+    let written = containers
+        .filter_map(|c| {
+            c.resources
+                .as_ref()?
+                .limits
+                .as_ref()?
+                .get(EPHEMERAL_STORAGE)
+        })
+        .find(|q| amount(q) == limit);
+    match written {
+        Some(Quantity(text)) => text.clone(),
+        None => {
+            let mut bytes = limit / NANOS;
+            let mut unit = 0;
+            let units = ["", "Ki", "Mi", "Gi", "Ti", "Pi", "Ei"];
+            while bytes > 0 && bytes % 1024 == 0 && unit + 1 < units.len() {
+                bytes /= 1024;
+                unit += 1;
+            }
+            format!("{bytes}{}", units[unit])
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::{Value, json};
+
+    const MI: u64 = 1 << 20;
+
+    fn pod(spec: Value) -> Pod {
+        serde_json::from_value(json!({"metadata": {"name": "p", "uid": "u"}, "spec": spec}))
+            .unwrap()
+    }
+
+    fn container(name: &str, limit: &str) -> Value {
+        json!({"name": name, "resources": {"limits": {"ephemeral-storage": limit}}})
+    }
+
+    fn usage(volumes: &[(&str, u64)], containers: &[(&str, u64, u64)]) -> StorageUsage {
+        StorageUsage {
+            empty_dirs: volumes.iter().map(|(n, u)| ((*n).to_owned(), *u)).collect(),
+            containers: containers
+                .iter()
+                .map(|(n, rootfs, logs)| {
+                    let (rootfs, logs) = (*rootfs, *logs);
+                    ((*n).to_owned(), ContainerUsage { rootfs, logs })
+                })
+                .collect(),
+        }
+    }
+
+    #[test]
+    fn limits_of_local_storage() {
+        let dir = |limit: &str| json!([{"name": "x", "emptyDir": {"sizeLimit": limit}}]);
+        let limited = json!({"volumes": dir("1Mi"), "containers": [{"name": "c"}]});
+        let one = json!({"containers": [container("c", "1Mi")]});
+        let two = json!({"containers": [container("c", "1Mi"), container("d", "2Mi")]});
+        let mixed = json!({"volumes": [{"name": "x", "emptyDir": {}}, {"name": "m", "emptyDir": {"medium": "Memory"}}],
+            "containers": [container("c", "4Mi"), {"name": "free"}]});
+        let init = json!({"initContainers": [container("i", "8Mi")], "containers": [container("c", "1Mi")]});
+        let sidecar = json!({"initContainers": [{"name": "s", "restartPolicy": "Always", "resources": {"limits": {"ephemeral-storage": "1Mi"}}}],
+            "containers": [container("c", "1Mi")]});
+        let none =
+            json!({"volumes": [{"name": "x", "emptyDir": {}}], "containers": [{"name": "c"}]});
+        let zero = json!({"volumes": dir("0"), "containers": [container("c", "0")]});
+        let volume = "Usage of EmptyDir volume \"x\" exceeds the limit \"1Mi\". ";
+        let total = |n: &str| {
+            format!("Pod ephemeral local storage usage exceeds the total limit of containers {n}. ")
+        };
+        let own = "Container c exceeded its local ephemeral storage limit \"1Mi\". ";
+        for (what, spec, usage, want) in [
+            (
+                "a volume at its limit",
+                &limited,
+                usage(&[("x", MI)], &[]),
+                None,
+            ),
+            (
+                "a volume over it",
+                &limited,
+                usage(&[("x", MI + 1)], &[]),
+                Some(volume.to_owned()),
+            ),
+            (
+                "a volume that was not measured",
+                &limited,
+                usage(&[], &[]),
+                None,
+            ),
+            (
+                "a container at its limit",
+                &one,
+                usage(&[], &[("c", MI, 0)]),
+                None,
+            ),
+            (
+                "the only container over it",
+                &one,
+                usage(&[], &[("c", MI, 1)]),
+                Some(total("1Mi")),
+            ),
+            (
+                "one of two over its own",
+                &two,
+                usage(&[], &[("c", MI, 1)]),
+                Some(own.to_owned()),
+            ),
+            (
+                "both together",
+                &two,
+                usage(&[], &[("c", MI, 0), ("d", 2 * MI, 1)]),
+                Some(total("3Mi")),
+            ),
+            (
+                "volumes on disk count",
+                &mixed,
+                usage(&[("x", 3 * MI), ("m", 9 * MI)], &[("c", MI, 1)]),
+                Some(total("4Mi")),
+            ),
+            (
+                "volumes in memory do not",
+                &mixed,
+                usage(&[("x", MI), ("m", 9 * MI)], &[("c", MI, 1)]),
+                None,
+            ),
+            (
+                "a container without a limit counts",
+                &mixed,
+                usage(&[], &[("free", 4 * MI, 1)]),
+                Some(total("4Mi")),
+            ),
+            (
+                "an init container raises the pod's limit, not the container's",
+                &init,
+                usage(&[], &[("c", 2 * MI, 0)]),
+                Some(own.to_owned()),
+            ),
+            (
+                "more than the init container may",
+                &init,
+                usage(&[], &[("i", 8 * MI, 1)]),
+                Some(total("8Mi")),
+            ),
+            (
+                "a sidecar adds",
+                &sidecar,
+                usage(&[], &[("s", MI, 0), ("c", MI, 0)]),
+                None,
+            ),
+            (
+                "a sidecar alone is not evicted for",
+                &sidecar,
+                usage(&[], &[("s", 2 * MI, 0)]),
+                None,
+            ),
+            (
+                "no limits",
+                &none,
+                usage(&[("x", u64::MAX)], &[("c", u64::MAX, u64::MAX)]),
+                None,
+            ),
+            (
+                "limits of zero are none",
+                &zero,
+                usage(&[("x", u64::MAX)], &[("c", 1, 1)]),
+                None,
+            ),
+        ] {
+            assert_eq!(over_limit(&pod(spec.clone()), &usage), want, "{what}");
+        }
+    }
+
+    #[test]
+    fn only_what_limits_need_is_measured() {
+        let c = json!([{"name": "c"}]);
+        for (spec, empty_dirs, containers) in [
+            (
+                json!({"containers": c, "volumes": [{"name": "x", "emptyDir": {}}]}),
+                vec![],
+                false,
+            ),
+            (
+                json!({"containers": c, "volumes": [{"name": "x", "emptyDir": {"sizeLimit": "1Mi"}}, {"name": "y", "emptyDir": {}}]}),
+                vec!["x"],
+                false,
+            ),
+            (
+                json!({"containers": [container("c", "1Mi")], "volumes": [{"name": "y", "emptyDir": {}}, {"name": "m", "emptyDir": {"medium": "Memory"}}]}),
+                vec!["y"],
+                true,
+            ),
+            (
+                json!({"containers": [{"name": "c", "resources": {"requests": {"ephemeral-storage": "1Mi"}}}]}),
+                vec![],
+                false,
+            ),
+        ] {
+            let got = wanted(&pod(spec.clone()));
+            assert_eq!(got.empty_dirs, empty_dirs, "{spec}");
+            assert_eq!(got.containers, containers, "{spec}");
+            assert_eq!(got.is_empty(), empty_dirs.is_empty() && !containers);
+        }
+    }
+}

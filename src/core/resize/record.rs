@@ -1,0 +1,89 @@
+//! What is remembered of a resize, in table `objects` as JSON.
+//!
+//! `resizes/<namespace>/<pod UID>`: what the runtime was told last. Written first in the transaction that
+//! allocates the first resize of a pod, so that a crash in between leaves the difference on record.
+//! `resizepending/<namespace>/<pod UID>`: why a resize was not allocated.
+
+use k8s_openapi::api::core::v1::Pod;
+use serde::{Deserialize, Serialize};
+
+use super::{Allocation, Allocations};
+use crate::core::state::{ObjectRecord, State};
+use crate::types::{PodExt, Stamp};
+
+/// What is in force in a pod that was resized.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ResizeRecord {
+    /// What the runtime was told last, by container.
+    pub actuated: Allocations,
+    /// Why it could not be told what was allocated since.
+    pub error: Option<String>,
+    /// A resize is under way that has been told of by an event.
+    pub started: bool,
+}
+
+/// Why a resize was not allocated.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PendingRecord {
+    /// `Deferred` or `Infeasible`.
+    pub reason: String,
+    /// For a human.
+    pub message: String,
+}
+
+/// Key of a pod's [`ResizeRecord`].
+pub fn resize_key(pod: &Pod) -> String {
+    format!("resizes/{}/{}", pod.namespace(), pod.uid())
+}
+
+/// Key of a pod's [`PendingRecord`].
+pub fn pending_key(pod: &Pod) -> String {
+    format!("resizepending/{}/{}", pod.namespace(), pod.uid())
+}
+
+impl ResizeRecord {
+    /// The record of a pod; `None` when it was never resized.
+    pub fn of(state: &State, pod: &Pod) -> Option<Self> {
+        read(state, &resize_key(pod))
+    }
+
+    /// As it is stored.
+    pub fn to_object(&self, at: Stamp) -> ObjectRecord {
+        object(self, at)
+    }
+
+    /// A container has just been made with what was allocated.
+    #[must_use]
+    pub fn with(mut self, container: &str, of: Allocation) -> Self {
+        self.actuated.insert(container.to_owned(), of);
+        self
+    }
+}
+
+impl PendingRecord {
+    /// The record of a pod; `None` when nothing is pending.
+    pub fn of(state: &State, pod: &Pod) -> Option<Self> {
+        read(state, &pending_key(pod))
+    }
+
+    /// As it is stored.
+    pub fn to_object(&self, at: Stamp) -> ObjectRecord {
+        object(self, at)
+    }
+}
+
+/// What cannot be read counts as not there: the allocation is recorded elsewhere, and stands.
+fn read<T: serde::de::DeserializeOwned>(state: &State, key: &str) -> Option<T> {
+    let record = state.record::<ObjectRecord>(key)?;
+    serde_json::from_slice(&record.data).ok()
+}
+
+fn object<T: Serialize>(of: &T, at: Stamp) -> ObjectRecord {
+    ObjectRecord {
+        resource_version: String::new(),
+        encrypted: false,
+        // Maps of strings always have a JSON form.
+        data: serde_json::to_vec(of).unwrap_or_default(),
+        at,
+    }
+}

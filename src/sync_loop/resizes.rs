@@ -1,0 +1,133 @@
+//! Whether pods get the resources they want since they were admitted. Upstream: the allocation manager.
+//!
+//! The decision is made in the loop, one at a time; it is on record before the worker acts on it. A resize
+//! that finds no room is asked about again with every clean-up.
+
+use std::borrow::Cow;
+use std::sync::Arc;
+
+use k8s_openapi::api::core::v1::Pod;
+use tracing::{debug, info};
+
+use super::{LoopContext, handlers};
+use crate::core::resize::{
+    self, DEFERRED, Decision, INFEASIBLE, PendingRecord, ResizeRecord, pending_key, resize_key,
+};
+use crate::core::state::{AdmissionDecision, AdmissionRecord, ObjectRecord, State, Transaction};
+use crate::types::{Event, EventType, PodExt};
+
+/// Written with each allocation, so that of two that were decided on the same facts one is refused.
+const TURN: &str = "resizes//turn";
+
+/// The pods with the resources that are allocated to them.
+pub(super) fn as_allocated<'a>(state: &State, pods: &'a [Arc<Pod>]) -> Vec<Cow<'a, Pod>> {
+    pods.iter()
+        .map(|pod| {
+            let record = state.record::<AdmissionRecord>(pod.uid().as_str());
+            let changed = record.and_then(|record| {
+                resize::with_allocation(pod, &resize::allocated(pod, &record.allocated))
+            });
+            changed.map_or(Cow::Borrowed(&**pod), Cow::Owned)
+        })
+        .collect()
+}
+
+/// Decides about one pod, if it wants anything else than it has.
+pub(super) fn consider(context: &LoopContext, pod: &Arc<Pod>) {
+    let uid = pod.uid();
+    let state = context.store.snapshot();
+    let Some(record) = state.record::<AdmissionRecord>(uid.as_str()) else {
+        return;
+    };
+    if record.decision != AdmissionDecision::Admitted
+        || pod.is_deleting()
+        || pod.phase_is_terminal()
+        || pod.is_mirror()
+    {
+        return;
+    }
+    let pending = PendingRecord::of(&state, pod);
+    if pending.is_none() && !resize::is_wanted(pod, &record.allocated) {
+        return;
+    }
+    let active = context.workers.active();
+    let active: Vec<Arc<Pod>> = active.into_iter().filter(|p| p.uid() != uid).collect();
+    let others = as_allocated(&state, &active);
+    let others: Vec<&Pod> = others.iter().map(|p| &**p).collect();
+    let node = handlers::node(context);
+    let transaction = Transaction::new().expect::<AdmissionRecord>(&state, uid.as_str());
+    let now = context.clock.now();
+    let (transaction, event) = match resize::decide(pod, &record.allocated, &others, &node) {
+        Decision::Unchanged => (transaction.delete::<ObjectRecord>(pending_key(pod)), None),
+        Decision::Allocate(allocated) => {
+            info!(pod = %uid, name = pod.name(), "resize allocated");
+            let mut transaction = transaction
+                .expect::<ObjectRecord>(&state, TURN)
+                .put(TURN, ResizeRecord::default().to_object(now))
+                .delete::<ObjectRecord>(pending_key(pod))
+                .journal(Some(&uid), "resize allocated", "the node has room for it");
+            if ResizeRecord::of(&state, pod).is_none() {
+                let key = resize_key(pod);
+                let before = ResizeRecord {
+                    actuated: resize::allocated(pod, &record.allocated),
+                    ..ResizeRecord::default()
+                };
+                transaction = transaction
+                    .expect::<ObjectRecord>(&state, &key)
+                    .put(key, before.to_object(now));
+            }
+            let record = AdmissionRecord {
+                allocated,
+                ..record.clone()
+            };
+            (transaction.put(uid.as_str(), record), None)
+        }
+        Decision::Deferred(message) => match delay(context, pod, DEFERRED, message, &pending) {
+            None => return,
+            Some((more, event)) => (transaction.and(more), Some(event)),
+        },
+        Decision::Infeasible(message) => match delay(context, pod, INFEASIBLE, message, &pending) {
+            None => return,
+            Some((more, event)) => (transaction.and(more), Some(event)),
+        },
+    };
+    let submitted = context.store.submit(transaction);
+    let workers = context.workers.clone();
+    let recorder = Arc::clone(&context.recorder);
+    tokio::spawn(async move {
+        match submitted.wait().await {
+            Ok(_) => {
+                if let Some(event) = event {
+                    recorder.record(event);
+                }
+                workers.sync(&uid);
+            }
+            Err(error) => debug!(pod = %uid, %error, "the resize is decided again"),
+        }
+    });
+}
+
+/// What to record and tell of a resize that is not given; `None` when that is known.
+fn delay(
+    context: &LoopContext,
+    pod: &Pod,
+    reason: &str,
+    message: String,
+    known: &Option<PendingRecord>,
+) -> Option<(Transaction, Event)> {
+    let record = PendingRecord {
+        reason: reason.to_owned(),
+        message,
+    };
+    if known.as_ref() == Some(&record) {
+        return None;
+    }
+    let why = format!("{reason}: {}", record.message);
+    let event_reason = format!("Resize{reason}");
+    let text = format!("Pod resize {why}");
+    let event = Event::pod(EventType::Warning, pod, &event_reason, text);
+    let transaction = Transaction::new()
+        .put(pending_key(pod), record.to_object(context.clock.now()))
+        .journal(Some(&pod.uid()), "resize pending", why);
+    Some((transaction, event))
+}
