@@ -67,7 +67,10 @@ fn says(output: &str, wanted: &[&str]) {
         .map(|l| l.split_whitespace().collect::<Vec<_>>().join(" "))
         .collect();
     for line in wanted {
-        assert!(lines.iter().any(|l| l == line), "no line {line:?} in\n{output}");
+        assert!(
+            lines.iter().any(|l| l == line),
+            "no line {line:?} in\n{output}"
+        );
     }
 }
 
@@ -121,7 +124,15 @@ fn containers_are_isolated_as_their_pods_say() {
 
     world.wait_phase("plain", "Succeeded");
     let plain = output(&world, "plain", "c");
-    says(&plain, &["user 0 0 groups 0", "Seccomp: 0", "NoNewPrivs: 0", "root writable"]);
+    says(
+        &plain,
+        &[
+            "user 0 0 groups 0",
+            "Seccomp: 0",
+            "NoNewPrivs: 0",
+            "root writable",
+        ],
+    );
 
     world.wait_phase("confined", "Succeeded");
     let confined = output(&world, "confined", "c");
@@ -142,27 +153,50 @@ fn containers_are_isolated_as_their_pods_say() {
 
     let other = eventually("the other container has looked", || {
         let text = output(&world, "shared", "d");
-        if text.contains("first") { Ok(text) } else { Err(text) }
-    });
-    assert!(!other.contains("first sh"), "the sandbox's process is the first: {other}");
-    assert!(other.lines().next().is_some_and(|l| l.trim().parse::<u32>().is_ok()), "{other}");
-
-    eventually("the pod that must not run as root waits and says why", || {
-        let status = world.container_status("root", "c")?;
-        let waiting = &status["state"]["waiting"];
-        let text = waiting["message"].as_str().unwrap_or_default();
-        let wanted = "container has runAsNonRoot and image will run as root";
-        if waiting["reason"] == "CreateContainerConfigError" && text.contains(wanted) {
-            Ok(())
+        if text.contains("first") {
+            Ok(text)
         } else {
-            Err(status.to_string())
+            Err(text)
         }
     });
-    eventually("the pod with users of its own is told that it cannot have them", || {
-        let log = world.journal("users");
-        let told = log
-            .iter()
-            .any(|(_, why)| why.contains("does not support user namespaces"));
-        if told { Ok(()) } else { Err(format!("{log:?}")) }
-    });
+    assert!(
+        !other.contains("first sh"),
+        "the sandbox's process is the first: {other}"
+    );
+    assert!(
+        other
+            .lines()
+            .next()
+            .is_some_and(|l| l.trim().parse::<u32>().is_ok()),
+        "{other}"
+    );
+
+    eventually(
+        "the pod that must not run as root waits and says why",
+        || {
+            let status = world.container_status("root", "c")?;
+            let waiting = &status["state"]["waiting"];
+            let text = waiting["message"].as_str().unwrap_or_default();
+            let wanted = "container has runAsNonRoot and image will run as root";
+            if waiting["reason"] == "CreateContainerConfigError" && text.contains(wanted) {
+                Ok(())
+            } else {
+                Err(status.to_string())
+            }
+        },
+    );
+    eventually(
+        "the pod with users of its own is told that it cannot have them",
+        || {
+            let log = world.journal("users");
+            let told = log
+                .iter()
+                .any(|(_, why)| why.contains("does not support user namespaces"));
+            if told {
+                Ok(())
+            } else {
+                Err(format!("{log:?}"))
+            }
+        },
+    );
 }

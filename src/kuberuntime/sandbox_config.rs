@@ -447,7 +447,11 @@ mod tests {
             {"name": "s", "restartPolicy": "Always", "ports": ports},
         ]);
         let on_pod = config(json!({"containers": containers, "initContainers": init}));
-        assert_eq!(on_pod.port_mappings.len(), 3, "of main containers and sidecars");
+        assert_eq!(
+            on_pod.port_mappings.len(),
+            3,
+            "of main containers and sidecars"
+        );
         assert_eq!(on_pod.port_mappings[2].host_port, 9090);
         assert_eq!(on_pod.port_mappings[1].protocol(), v1::Protocol::Udp);
         assert_eq!(on_pod.port_mappings[1].host_ip, "127.0.0.1");
