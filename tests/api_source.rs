@@ -193,6 +193,7 @@ impl Agent {
         let cancel = CancellationToken::new();
         let registered = watch::Sender::new(false);
         let settings = SourceSettings {
+            running: Vec::new(),
             node_name: "n1".to_owned(),
             file: None,
             http: None,
@@ -549,6 +550,7 @@ async fn a_refused_list_is_told_and_tried_again_at_growing_intervals() {
     };
     let registered = watch::Sender::new(true);
     let settings = SourceSettings {
+        running: Vec::new(),
         node_name: "n1".to_owned(),
         file: None,
         http: None,

@@ -60,6 +60,7 @@ fn in_dir(path: &Path, check_frequency: Duration) -> SourceSettings {
         }),
         http: None,
         api: None,
+        running: Vec::new(),
     }
 }
 
@@ -74,6 +75,7 @@ fn at_url(url: &str) -> SourceSettings {
             timeout: Duration::from_millis(500),
         }),
         api: None,
+        running: Vec::new(),
     }
 }
 
@@ -595,6 +597,7 @@ async fn pods_of_a_source_that_is_not_configured_any_more_are_removed() {
         file: None,
         http: None,
         api: None,
+        running: Vec::new(),
     };
     let mut agent = agent.restart(nothing).await;
     assert_eq!(agent.next().await, (PodOp::Remove, names(&["a"])));

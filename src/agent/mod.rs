@@ -12,6 +12,7 @@ mod node;
 mod run_once;
 mod start;
 pub mod systemd;
+mod takeover;
 mod tasks;
 
 use std::net::SocketAddr;

@@ -13,11 +13,12 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
-use super::{AgentError, RunOptions, Tasks, api, node, tasks};
+use super::{AgentError, RunOptions, Tasks, api, node, takeover, tasks};
 use crate::admin::{AdminInfo, StoreHooks};
 use crate::apiserver::ApiClient;
 use crate::config::{
-    FileSettings, HttpSettings, PodConfig, Seed, SourceSettings, SourcesReady, Surroundings,
+    FileSettings, HttpSettings, PodConfig, RunningStatic, Seed, SourceSettings, SourcesReady,
+    Surroundings,
 };
 use crate::core::admission;
 use crate::core::restore::{Outcome, RestoreInput, RestorePlan, plan_restore};
@@ -358,7 +359,7 @@ pub(super) async fn start(
     };
     tasks::update_runtime_up(&cri, &base.runtime_state, &*base.clock).await;
 
-    let (plan, as_of) = plan(config, base, &cri).await?;
+    let (plan, statics, as_of) = plan(config, base, &cri).await?;
     // A degraded store holds this: a full disk must not keep pods from being looked after.
     base.store.commit_stop(plan.transaction.clone()).await?;
 
@@ -414,7 +415,7 @@ pub(super) async fn start(
     let seeds = resume(&plan, &workers, &pods, &queue, &objects);
     tell_what_was_restored(base, &plan);
 
-    let mut settings = source_settings(config);
+    let mut settings = source_settings(config, statics);
     if let Some(api) = base.api.clone() {
         let server = api::server_name(config);
         settings.api = Some(api::source(api, server, node_object.clone(), tasks, token));
@@ -535,7 +536,7 @@ async fn plan(
     config: &AgentConfig,
     base: &Base,
     cri: &CriClient,
-) -> Result<(RestorePlan, Instant), AgentError> {
+) -> Result<(RestorePlan, Vec<RunningStatic>, Instant), AgentError> {
     let (listed_at, as_of) = (base.clock.now(), Instant::now());
     let runtime = cri.list_pods().await?;
     base.runtime_state.set_pleg_relist(base.clock.now());
@@ -550,7 +551,8 @@ async fn plan(
         offline_start: config.offline_start,
         now: base.clock.now(),
     });
-    Ok((plan, as_of))
+    let statics = takeover::running_statics(cri, &runtime, &plan.unrecorded).await;
+    Ok((plan, statics, as_of))
 }
 
 /// Why containers are not running, as last reported: what they wait for stays told until it is over.
@@ -677,7 +679,7 @@ fn since_process_start(now: Stamp) -> Option<Duration> {
     Some(Duration::from_millis(now_ms.saturating_sub(started_ms)))
 }
 
-fn source_settings(config: &AgentConfig) -> SourceSettings {
+fn source_settings(config: &AgentConfig, running: Vec<RunningStatic>) -> SourceSettings {
     let kubelet = &config.kubelet;
     SourceSettings {
         node_name: config.node_name.clone(),
@@ -696,6 +698,7 @@ fn source_settings(config: &AgentConfig) -> SourceSettings {
             timeout: HTTP_SOURCE_TIMEOUT,
         }),
         api: None,
+        running,
     }
 }
 

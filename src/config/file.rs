@@ -23,6 +23,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, warn};
 
+use super::adoption::Adoptions;
 use super::manifest::{self, MAX_MANIFEST_BYTES, ManifestError, StaticOrigin};
 use super::{FileSettings, Reading, Seed, SourceError, SourceSet, SourcedPod};
 use crate::core::pod_update::same_desired_state;
@@ -47,6 +48,7 @@ pub(super) struct FileSource {
     node_name: String,
     clock: Arc<dyn Clock>,
     recorded: Arc<Recorded>,
+    adoptions: Arc<Adoptions>,
     cache: Cache,
     /// Pipes, sockets and devices among the manifests, which were told of.
     special: BTreeSet<PathBuf>,
@@ -115,13 +117,15 @@ impl FileSource {
             node_name: node_name.to_owned(),
             clock,
             recorded: Arc::default(),
+            adoptions: Arc::default(),
             cache: Cache::new(),
             special: BTreeSet::new(),
         })
     }
 
-    /// Shares the pods of the store, where a manifest says the same.
-    pub(super) fn sharing(mut self, seeds: &[Seed]) -> Self {
+    /// Shares the pods of the store, where a manifest says the same, and the UIDs of what runs.
+    pub(super) fn sharing(mut self, seeds: &[Seed], adoptions: Arc<Adoptions>) -> Self {
+        self.adoptions = adoptions;
         let pods = seeds
             .iter()
             .map(|seed| (seed.pod.uid(), Arc::downgrade(&seed.pod)));
@@ -194,6 +198,7 @@ impl FileSource {
             now_ms: self.clock.now().wall_ms,
             seen: self.clock.now().rfc3339(),
             recorded: Arc::clone(&self.recorded),
+            adoptions: Arc::clone(&self.adoptions),
             before: std::mem::take(&mut self.cache),
         };
         let location = self.path.to_string_lossy().into_owned();
@@ -259,6 +264,7 @@ struct Scan {
     now_ms: i64,
     seen: String,
     recorded: Arc<Recorded>,
+    adoptions: Arc<Adoptions>,
     before: Cache,
 }
 
@@ -372,7 +378,8 @@ impl Scan {
         };
         let pods = manifest::read(bytes, &origin, &self.seen).map_err(|e| e.to_string())?;
         let pod = pods.into_iter().next();
-        let pod = pod.ok_or_else(|| ManifestError::Empty.to_string())?;
+        let mut pod = pod.ok_or_else(|| ManifestError::Empty.to_string())?;
+        self.adoptions.apply(&mut pod);
         let recorded = self.recorded.get(&pod.uid()).and_then(Weak::upgrade);
         Ok(recorded
             .filter(|recorded| same_desired_state(recorded, &pod) && recorded.status == pod.status)

@@ -16,6 +16,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tracing::debug;
 
+use super::adoption::Adoptions;
 use super::manifest::{self, MAX_MANIFEST_BYTES, ManifestError, StaticOrigin};
 use super::{HttpSettings, Reading, SourceError, SourceSet, SourcedPod};
 use crate::types::{Clock, PodSource};
@@ -31,6 +32,7 @@ pub(super) struct HttpSource {
     check_frequency: Duration,
     node_name: String,
     clock: Arc<dyn Clock>,
+    adoptions: Arc<Adoptions>,
     last: Option<([u8; 32], SourceSet)>,
 }
 
@@ -70,7 +72,14 @@ impl HttpSource {
             node_name: node_name.to_owned(),
             clock,
             last: None,
+            adoptions: Arc::default(),
         })
+    }
+
+    /// Gives pods the UIDs under which they run.
+    pub(super) fn adopting(mut self, adoptions: Arc<Adoptions>) -> Self {
+        self.adoptions = adoptions;
+        self
     }
 
     /// Sends the full set at once and after each change, until cancelled or nobody receives.
@@ -143,9 +152,12 @@ impl HttpSource {
         let mut set = self.set(Reading::Complete);
         match manifest::read(body, &origin, &self.clock.now().rfc3339()) {
             Ok(pods) => {
-                let sourced = pods.into_iter().map(|pod| SourcedPod {
-                    origin: self.location.clone(),
-                    pod: Arc::new(pod),
+                let sourced = pods.into_iter().map(|mut pod| {
+                    self.adoptions.apply(&mut pod);
+                    SourcedPod {
+                        origin: self.location.clone(),
+                        pod: Arc::new(pod),
+                    }
                 });
                 set.pods.extend(sourced);
             }

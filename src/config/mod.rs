@@ -9,6 +9,7 @@
 //! restart. A pod that the store knows never comes out as an addition. Upstream's `config.PodConfig`,
 //! `sourceFile` and `sourceURL`.
 
+mod adoption;
 mod api;
 mod file;
 mod http;
@@ -26,6 +27,8 @@ use tokio::task::{JoinError, JoinHandle};
 use tokio_util::sync::CancellationToken;
 
 pub use crate::core::pod_update::{Reading, SourceSet, SourcedPod};
+use adoption::Adoptions;
+pub use adoption::RunningStatic;
 pub use api::{ApiSettings, STALE_CONFIRMATION, VERSION_KEY};
 pub use ready::{Origins, SourcesReady};
 
@@ -53,6 +56,8 @@ pub struct SourceSettings {
     pub http: Option<HttpSettings>,
     /// `--kubeconfig`.
     pub api: Option<ApiSettings>,
+    /// Static pods that run and are not on record.
+    pub running: Vec<RunningStatic>,
 }
 
 /// The file source.
@@ -179,15 +184,17 @@ impl PodConfig {
         let (sets, incoming) = mpsc::channel(SETS_CAPACITY);
         let (updates, outgoing) = mpsc::channel(UPDATES_CAPACITY);
 
+        let adoptions = Arc::new(Adoptions::new(&seeds, settings.running));
         let file = settings
             .file
             .map(|f| file::FileSource::new(f, &settings.node_name, Arc::clone(&surroundings.clock)))
             .transpose()?
-            .map(|source| source.sharing(&seeds));
+            .map(|source| source.sharing(&seeds, Arc::clone(&adoptions)));
         let http = settings
             .http
             .map(|h| http::HttpSource::new(h, &settings.node_name, Arc::clone(&surroundings.clock)))
-            .transpose()?;
+            .transpose()?
+            .map(|source| source.adopting(Arc::clone(&adoptions)));
         let api = settings
             .api
             .map(|a| api::ApiSource::new(a, &settings.node_name, surroundings.clone(), &seeds));

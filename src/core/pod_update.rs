@@ -13,11 +13,17 @@ use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::Pod;
 
-use crate::types::pod::{CONFIG_HASH, CONFIG_MIRROR, CONFIG_SEEN, CONFIG_SOURCE};
+use crate::types::pod::{CONFIG_HASH, CONFIG_MIRROR, CONFIG_SEEN, CONFIG_SOURCE, MANIFEST_HASH};
 use crate::types::{FullName, PodExt, PodSource, PodUid};
 
 /// Annotations that belong to this node; a change of them is not a change of the pod.
-const LOCAL_ANNOTATIONS: [&str; 4] = [CONFIG_SOURCE, CONFIG_SEEN, CONFIG_MIRROR, CONFIG_HASH];
+const LOCAL_ANNOTATIONS: [&str; 5] = [
+    CONFIG_SOURCE,
+    CONFIG_SEEN,
+    CONFIG_MIRROR,
+    CONFIG_HASH,
+    MANIFEST_HASH,
+];
 
 /// A pod and where within its source it comes from.
 #[derive(Clone, Debug, PartialEq)]

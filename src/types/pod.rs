@@ -16,6 +16,9 @@ pub const CONFIG_SEEN: &str = "kubernetes.io/config.seen";
 pub const CONFIG_MIRROR: &str = "kubernetes.io/config.mirror";
 /// `kubernetes.io/config.hash`: on static pods, their UID as the source computed it.
 pub const CONFIG_HASH: &str = "kubernetes.io/config.hash";
+/// `holdfast.io/manifest-hash`: on static pods, the hash of the manifest. The same as their UID, unless the
+/// pod was taken over from another agent.
+pub const MANIFEST_HASH: &str = "holdfast.io/manifest-hash";
 
 /// `spec.restartPolicy`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

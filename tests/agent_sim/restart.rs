@@ -378,6 +378,50 @@ async fn restart_keeps_pods_when_the_store_is_lost_and_no_source_can_be_read() {
     }
 }
 
+/// Another agent had made the pod, under the UID that it makes of the manifest.
+#[tokio::test(start_paused = true)]
+async fn restart_keeps_static_pods_of_another_agent_under_their_uid() {
+    const THEIRS: &str = "0123456789abcdef0123456789abcdef";
+    let mut w = node(|_, _| Behaviour::RunForever).await;
+    let with_uid = |uid: &str| {
+        let meta = format!(r#"{{"name":"a","namespace":"default"{uid}}}"#);
+        let spec = spec("Always", "");
+        let text = format!(r#"{{"apiVersion":"v1","kind":"Pod","metadata":{meta},"spec":{spec}}}"#);
+        std::fs::write(w.dir.path().join("manifests/a.json"), text).unwrap();
+    };
+    with_uid(&format!(r#","uid":"{THEIRS}""#));
+    w.start().await;
+    w.until("it runs", 30, |w| w.running("a").len() == 1).await;
+    w.crash().await;
+    let before = w.running("a");
+    w.fake.forget_annotation("holdfast.io/manifest-hash");
+    w.disk = Disk::default();
+    w.manifest("a", &spec("Always", ""));
+    w.fake.clear_calls();
+    for life in ["first", "second"] {
+        w.start().await;
+        w.until("it is on record", 60, |w| w.has_record("a")).await;
+        w.pass(120).await;
+        assert_eq!(w.effects(), Vec::<String>::new(), "{life} life");
+        assert_eq!(
+            (w.uid("a").as_str(), w.running("a")),
+            (THEIRS, before.clone())
+        );
+        w.crash().await;
+    }
+    w.manifest(
+        "a",
+        &spec("Always", r#","terminationGracePeriodSeconds":5"#),
+    );
+    w.start().await;
+    w.until("the new manifest runs", 120, |w| {
+        w.running("a").len() == 1 && w.running("a") != before
+    })
+    .await;
+    assert_ne!(w.uid("a").as_str(), THEIRS);
+    assert_nothing_wrong(&w);
+}
+
 #[tokio::test(start_paused = true)]
 async fn restart_keeps_a_restored_store_from_resurrecting_pods() {
     let mut w = node(|_, _| Behaviour::RunForever).await;

@@ -8,7 +8,7 @@ use sha2::{Digest, Sha256};
 
 use super::Problems;
 use crate::types::PodSource;
-use crate::types::pod::{CONFIG_HASH, CONFIG_MIRROR, CONFIG_SEEN, CONFIG_SOURCE};
+use crate::types::pod::{CONFIG_HASH, CONFIG_MIRROR, CONFIG_SEEN, CONFIG_SOURCE, MANIFEST_HASH};
 
 /// Where a static pod comes from; part of its identity.
 #[derive(Clone, Copy, Debug)]
@@ -62,6 +62,7 @@ pub(super) fn convert(pod: &mut Pod, uid: String, origin: &StaticOrigin<'_>, see
     let annotations = metadata.annotations.get_or_insert_default();
     for (key, value) in [
         (CONFIG_HASH, uid.as_str()),
+        (MANIFEST_HASH, uid.as_str()),
         (CONFIG_SOURCE, origin.source.as_str()),
         (CONFIG_SEEN, seen),
     ] {

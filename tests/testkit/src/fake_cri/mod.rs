@@ -340,6 +340,11 @@ impl FakeCri {
         self.model().sandbox_config(sandbox_id)
     }
 
+    /// Takes an annotation off every sandbox, as if an agent had made them that does not know it.
+    pub fn forget_annotation(&self, key: &str) {
+        self.model().forget_annotation(key);
+    }
+
     /// Where it serves.
     pub fn socket(&self) -> Option<PathBuf> {
         self.transport.socket()

@@ -433,6 +433,12 @@ impl Model {
         self.containers.get(id).map(|c| c.config.clone())
     }
 
+    pub(super) fn forget_annotation(&mut self, key: &str) {
+        for sandbox in self.sandboxes.values_mut() {
+            sandbox.config.annotations.remove(key);
+        }
+    }
+
     pub(super) fn sandbox_config(&self, id: &str) -> Option<v1::PodSandboxConfig> {
         self.sandboxes.get(id).map(|s| s.config.clone())
     }
