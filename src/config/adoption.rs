@@ -94,10 +94,14 @@ impl Adoptions {
 
 /// Whether what runs are containers of the manifest, with the images it names now.
 fn has_its_containers(pod: &Pod, running: &RunningStatic) -> bool {
-    running.containers.iter().all(|(name, hash)| {
-        crate::types::containers::container_of(pod, name)
-            .is_some_and(|spec| container_hash(&spec.container) == *hash)
-    })
+    let matches = |name: &str, hash: &str| {
+        pod.container(name)
+            .is_some_and(|container| container_hash(container) == hash)
+    };
+    running
+        .containers
+        .iter()
+        .all(|(name, hash)| matches(name, hash))
 }
 
 #[cfg(test)]

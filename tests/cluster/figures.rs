@@ -154,6 +154,13 @@ fn measure(count: usize) {
         (cpu(&agent) - busy) / 20.0 * 100.0,
     );
     assert!(inspected <= 10 && listed <= 42, "{calls:?} {after:?}");
+    cluster.proxy.reset();
+    std::thread::sleep(Duration::from_secs(60));
+    let counts = cluster.proxy.counts();
+    let requests: u64 = counts.values().sum();
+    println!("idle minute: {requests} requests to the API server (limit 8)");
+    assert!(requests <= 8, "{counts:?}");
+    assert_eq!(cluster.proxy.count("LIST", "pods"), 0);
 
     let before = (
         readiness(&cluster),

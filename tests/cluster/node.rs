@@ -148,30 +148,6 @@ fn a_runtime_that_ends_makes_the_node_not_ready_and_its_return_ready() {
 }
 
 #[test]
-fn an_idle_minute_with_pods_is_a_handful_of_requests() {
-    let cluster = Cluster::new();
-    let _agent = cluster.join();
-    for n in 0..10 {
-        cluster.create_pod(
-            &format!("idle-{n}"),
-            crate::setup::script("Always", crate::setup::FOREVER),
-        );
-    }
-    for n in 0..10 {
-        cluster.wait_running(&format!("idle-{n}"));
-    }
-    // What the starts left behind (events, images of the node) settles first.
-    std::thread::sleep(Duration::from_secs(25));
-    cluster.proxy.reset();
-    std::thread::sleep(Duration::from_secs(60));
-    let counts = cluster.proxy.counts();
-    let all: u64 = counts.values().sum();
-    println!("requests in an idle minute: {all}: {counts:?}");
-    assert!(all <= 8, "{counts:?}");
-    assert_eq!(cluster.proxy.count("LIST", "pods"), 0);
-}
-
-#[test]
 fn labels_of_a_user_stay_and_those_of_the_node_come_back() {
     let cluster = Cluster::new();
     let agent = cluster.join();
