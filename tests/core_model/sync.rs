@@ -80,7 +80,7 @@ impl World {
         if actions.kill_pod.is_some() {
             for container in &status.containers {
                 self.effect()?;
-                self.end(container.id.as_str(), 137);
+                self.end(container.id.as_str(), 143);
             }
             self.effect()?;
             for sandbox in &mut self.sandboxes {
@@ -299,11 +299,18 @@ impl World {
     pub(crate) fn settle(&mut self) {
         self.budget = None;
         let simple = self.specs.iter().all(Spec::is_simple);
-        for _ in 0..if simple { 8 } else { 24 } {
+        // Each step outlasts every back-off, so that three without anything to do are rest.
+        let mut at_rest = 0;
+        for _ in 0..32 {
             self.boottime_ms += 301_000;
             self.complete_init();
-            if self.sync().is_err() {
-                panic!("crash without a crash point");
+            match self.sync() {
+                Ok(actions) if actions.is_empty() => at_rest += 1,
+                Ok(_) => at_rest = 0,
+                Err(Crash) => panic!("crash without a crash point"),
+            }
+            if at_rest == 3 {
+                break;
             }
         }
         let Ok(actions) = self.sync() else {
