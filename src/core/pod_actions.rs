@@ -155,6 +155,17 @@ fn with_new_sandbox(input: &PodActionInput<'_>, attempt: u32) -> PodActions {
         }
         return sync.actions;
     }
+    let undecided = |v: &View<'_>| {
+        v.waits_for_its_code(pod)
+            && matches!(v.history.latest, Latest::Running(_) | Latest::Unknown(_))
+    };
+    if views.iter().any(undecided) {
+        sync.actions.kill_pod = Some(KillPod {
+            reason: "Pod sandbox changed, it will be killed; restart rules tell what runs again."
+                .to_owned(),
+        });
+        return sync.actions;
+    }
     if !input.status.sandboxes.is_empty() || !input.status.containers.is_empty() {
         sync.actions.kill_pod = Some(KillPod {
             reason: "Pod sandbox changed, it will be killed and re-created.".to_owned(),

@@ -50,6 +50,8 @@ pub(crate) struct World {
     pub(crate) wall_offset_ms: i64,
     pub(crate) next_id: u32,
     pub(crate) budget: Option<u8>,
+    /// Statuses are made, judged and followed: a finished pod is stopped.
+    pub(crate) told: bool,
     pub(crate) terminal: bool,
     pub(crate) status: Option<api::PodStatus>,
     /// The runtime lost everything at least once.
@@ -86,6 +88,7 @@ impl World {
             wall_offset_ms: 1_700_000_000_000,
             next_id: 0,
             budget: None,
+            told: true,
             terminal: false,
             status: None,
             wiped: false,

@@ -220,3 +220,104 @@ fn records_of_a_pod_are_found_by_its_prefix_alone() {
         .collect();
     assert_eq!(names, ["a", "b"]);
 }
+
+#[test]
+fn a_forgotten_init_container_did_not_run_in_this_sandbox_and_keeps_its_count_and_end() {
+    let uid = PodUid::new("u1");
+    let names = ["i", "j", "k", "nobody"].map(str::to_owned);
+    let state = state_with(&[("i", ended("i", 2, 0)), ("j", started("j", 4))].into());
+    let forget = forget_init(&state, &uid, &names);
+    assert_eq!(forget.expectations.len(), 2);
+    let state = apply(&state, &forget);
+
+    let i = record(&state, "i");
+    assert_eq!((i.restart_count, &i.intent), (2, &None));
+    assert_eq!(i.last_exit, ended("i", 2, 0).last_exit);
+    // Nobody knows how this one ended, which must not make its number free.
+    let j = record(&state, "j");
+    let end = j.last_exit.as_ref().unwrap();
+    assert_eq!(
+        (end.exit_code, end.attempt, end.inferred, end.finished),
+        (STATUS_UNKNOWN_EXIT_CODE, 4, true, at(50))
+    );
+    let empty = runtime(vec![]);
+    for (name, next) in [("i", 3), ("j", 5)] {
+        let record = Some(record(&state, name));
+        let history = History::of(name, &empty, record, at(70), at(70));
+        assert_eq!(history.next_attempt, next, "{name}");
+        assert!(!history.is_of_sandbox(&"s0".into(), &empty, record));
+        assert!(history.may_have_run());
+    }
+    assert!(forget_init(&state, &uid, &names).is_empty(), "twice");
+
+    // As long as the runtime has it, the true end replaces the concluded one.
+    let left = runtime(vec![exited("j", 4, 7)]);
+    let state = apply(&state, &observe_exits(&state, &uid, &left, at(70), at(70)));
+    let end = record(&state, "j").last_exit.as_ref().unwrap();
+    assert_eq!((end.exit_code, end.inferred), (7, false));
+}
+
+#[test]
+fn an_end_belongs_to_the_sandbox_it_was_decided_or_seen_in() {
+    let sandbox = ContainerId::from("s0");
+    let elsewhere = |mut c: ContainerStatus| {
+        c.sandbox_id = "s9".into();
+        c
+    };
+    let no_intent = ContainerRecord {
+        intent: None,
+        ..ended("i", 0, 0)
+    };
+    let newer = ContainerRecord {
+        intent: started("i", 1).intent,
+        ..ended("i", 0, 0)
+    };
+    let rows = [
+        ("nothing", vec![], None, false),
+        ("runs", vec![running("i", 0)], None, true),
+        (
+            "runs elsewhere",
+            vec![elsewhere(running("i", 0))],
+            None,
+            false,
+        ),
+        ("unknown", vec![unknown("i", 0)], None, true),
+        ("ended", vec![exited("i", 0, 0)], None, true),
+        (
+            "ended elsewhere",
+            vec![elsewhere(exited("i", 0, 0))],
+            None,
+            false,
+        ),
+        ("created", vec![created("i", 0)], None, false),
+        ("on record", vec![], Some(ended("i", 0, 0)), true),
+        ("vanished", vec![], Some(started("i", 0)), true),
+        ("forgotten", vec![], Some(no_intent.clone()), false),
+        (
+            "forgotten and there",
+            vec![exited("i", 0, 0)],
+            Some(no_intent),
+            true,
+        ),
+        (
+            "the next one is created",
+            vec![created("i", 1)],
+            Some(newer),
+            false,
+        ),
+    ];
+    for (name, containers, record, want) in rows {
+        let status = runtime(containers);
+        let history = History::of("i", &status, record.as_ref(), at(70), at(70));
+        let is = history.is_of_sandbox(&sandbox, &status, record.as_ref());
+        assert_eq!(is, want, "{name}");
+    }
+}
+
+#[test]
+fn a_start_keeps_completed_hooks_of_its_own_container_alone() {
+    let mut old = ended("a", 0, 1);
+    old.hooks_done = vec!["a-0/postStart".into(), "a-1/postStart".into()];
+    let next = start_record(Some(&old), started("a", 1).intent.unwrap(), None);
+    assert_eq!(next.hooks_done, ["a-1/postStart"]);
+}

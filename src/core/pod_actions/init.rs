@@ -127,11 +127,15 @@ impl Sync<'_, '_> {
             }
             Latest::Unknown(current) => {
                 self.kill_unknown(view, current);
-                if !policy::restarts(pod, &view.spec, STATUS_UNKNOWN_EXIT_CODE) {
+                if view.waits_for_its_code(pod) {
+                    self.drop_created(view);
+                    self.goes_on = true;
+                } else if policy::restarts(pod, &view.spec, STATUS_UNKNOWN_EXIT_CODE) {
+                    self.start_or_adopt(view, "was in an unknown state");
+                } else {
                     self.drop_created(view);
                     return None;
                 }
-                self.start_or_adopt(view, "was in an unknown state");
             }
             Latest::Exited(exit) => match failure(exit) {
                 None => {

@@ -66,6 +66,14 @@ impl<'a> View<'a> {
         }
     }
 
+    /// Whether only its restart rules can have it run again, so that nothing is decided while its exit
+    /// code is not known.
+    pub(super) fn waits_for_its_code(&self, pod: &Pod) -> bool {
+        !pod.is_deleting()
+            && policy::policy_of(pod, &self.spec) == RestartPolicy::Never
+            && policy::is_restartable(pod, &self.spec)
+    }
+
     /// Whether it ended and does not run again.
     pub(super) fn is_at_its_end(&self, pod: &Pod) -> bool {
         matches!(&self.history.latest, Latest::Exited(exit)
@@ -162,13 +170,13 @@ impl<'i, 'a> Sync<'i, 'a> {
             }
             Latest::Unknown(current) => {
                 self.kill_unknown(view, current);
-                if pod.is_deleting() || !policy::is_restartable(pod, &view.spec) {
-                    self.drop_created(view);
-                } else if policy::policy_of(pod, &view.spec) == RestartPolicy::Never {
+                if view.waits_for_its_code(pod) {
                     self.drop_created(view);
                     self.goes_on = true;
-                } else {
+                } else if policy::restarts(pod, &view.spec, STATUS_UNKNOWN_EXIT_CODE) {
                     self.start_or_adopt(view, "was in an unknown state");
+                } else {
+                    self.drop_created(view);
                 }
             }
             Latest::Exited(exit) if !policy::restarts(pod, &view.spec, exit.exit_code) => {
@@ -224,14 +232,11 @@ impl<'i, 'a> Sync<'i, 'a> {
             }
         };
         let pod = self.input.pod;
-        if !pod.is_deleting() && policy::is_restartable(pod, &view.spec) {
-            if policy::policy_of(pod, &view.spec) == RestartPolicy::Never {
-                // Its rules are asked when the exit code is known.
-                self.goes_on = true;
-            } else {
-                self.start(view, None, &message);
-                message.push_str(", will be restarted");
-            }
+        if view.waits_for_its_code(pod) {
+            self.goes_on = true;
+        } else if policy::restarts(pod, &view.spec, STATUS_UNKNOWN_EXIT_CODE) {
+            self.start(view, None, &message);
+            message.push_str(", will be restarted");
         }
         self.kill_with(view, current, reason, message, probe_grace(probe.as_ref()));
     }

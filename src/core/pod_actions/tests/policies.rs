@@ -179,6 +179,13 @@ fn container_policy_table() {
             "",
         ),
         (
+            "runs, sandbox gone: the code decides later",
+            by_rule(),
+            dead(vec![running("a", 0)]),
+            none(),
+            "kill-pod",
+        ),
+        (
             "unknown: the code decides later",
             by_rule(),
             runtime(vec![unknown("a", 0)]),
