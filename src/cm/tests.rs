@@ -112,7 +112,7 @@ fn the_process_limit_goes_to_the_same_file_everywhere() {
             (Some(100), "max", "100"),
             (Some(100), "250", "100"),
             (None, "250", "max"),
-            (Some(MAX_PIDS + 1), "250", "max"),
+            (Some(settings::MAX_PIDS + 1), "250", "max"),
         ] {
             let mount = tempfile::tempdir().unwrap();
             let file = mount.path().join(&file);

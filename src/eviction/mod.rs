@@ -33,7 +33,7 @@ const CONTAINER_NAME: &str = "io.kubernetes.container.name";
 
 /// Whose pods are watched, and who stops them.
 pub trait ActivePods: Send + Sync {
-    /// Pods that run or are to run.
+    /// Pods that run or are to run; none that is being stopped.
     fn active(&self) -> Vec<Arc<Pod>>;
     /// Stops a pod for good, soon: its grace period is a second. Does not wait; may be repeated.
     fn evict(&self, pod: &Arc<Pod>, reason: &str, message: &str);

@@ -6,7 +6,7 @@ use k8s_openapi::api::core::v1::Pod;
 
 use super::{PodWorkers, UpdateOptions};
 use crate::core::pod_worker::KillRequest;
-use crate::core::state::TerminationCause;
+use crate::core::state::{TerminationCause, WorkerPhase};
 use crate::eviction::ActivePods;
 use crate::types::{Event, EventType, PodSyncType};
 
@@ -16,7 +16,11 @@ const GRACE: i64 = 1;
 
 impl ActivePods for PodWorkers {
     fn active(&self) -> Vec<Arc<Pod>> {
-        Self::active(self)
+        let handles = self.handles();
+        let wanted = handles
+            .values()
+            .filter(|h| !h.record.runtime_only && h.record.phase == WorkerPhase::Sync);
+        wanted.map(|h| Arc::clone(&h.pod)).collect()
     }
 
     fn evict(&self, pod: &Arc<Pod>, reason: &str, message: &str) {

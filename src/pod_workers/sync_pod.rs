@@ -63,6 +63,7 @@ pub(super) async fn sync_pod(
     let listed_at = stamp_of(&observed, now);
     record_exits(context, job, status, listed_at, now).await?;
     observe_probes(context, job, status);
+    let restarts = resize::actuate(context, job, status).await?;
 
     let state = context.store.snapshot();
     let api_status = api_status(context, job, &state, status, Stage::Syncing, listed_at, now);
@@ -107,7 +108,6 @@ pub(super) async fn sync_pod(
         return Err(StepError::NetworkNotReady(error).into());
     }
 
-    let restarts = resize::actuate(context, job, status).await?;
     let outdated = resize::outdated(status, &restarts);
     let mut actions = {
         let status = outdated.as_ref().unwrap_or(status);
