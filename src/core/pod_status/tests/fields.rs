@@ -1,5 +1,6 @@
 //! Addresses, resources, volume mounts, messages, order: what a status says beside states.
 
+use super::super::*;
 use super::support::*;
 
 #[test]
