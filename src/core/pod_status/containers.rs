@@ -117,7 +117,7 @@ struct View<'a> {
 }
 
 /// What is known of the containers together.
-struct Pods {
+struct Together {
     /// A pod that may start at most once has lost its sandbox after some container ran: those that did not run never
     /// will (see `pod_actions`), so that they must not keep the pod waiting.
     lost_for_good: bool,
@@ -171,7 +171,7 @@ fn view<'a>(input: &StatusInput<'a>, spec: &'a ContainerSpec<'a>) -> View<'a> {
     }
 }
 
-fn together(input: &StatusInput<'_>, views: &[View<'_>]) -> Pods {
+fn together(input: &StatusInput<'_>, views: &[View<'_>]) -> Together {
     let of_kind = |kind| views.iter().filter(move |v| v.spec.kind == kind);
     let in_flight = |v: &View<'_>| {
         matches!(
@@ -188,7 +188,7 @@ fn together(input: &StatusInput<'_>, views: &[View<'_>]) -> Pods {
         let newest = input.status.container(name).map(|c| c.state);
         matches!(newest, Some(RuntimeState::Created | RuntimeState::Running))
     };
-    Pods {
+    Together {
         lost_for_good: once_only
             && sandbox_to_create(input.pod, input.status).is_some()
             && views
@@ -204,7 +204,7 @@ fn together(input: &StatusInput<'_>, views: &[View<'_>]) -> Pods {
 fn container_status(
     input: &StatusInput<'_>,
     view: &View<'_>,
-    together: &Pods,
+    together: &Together,
     old: Option<&api::ContainerStatus>,
 ) -> api::ContainerStatus {
     let View { spec, history, .. } = view;
@@ -296,7 +296,7 @@ fn container_status(
 fn is_passed(
     input: &StatusInput<'_>,
     view: &View<'_>,
-    together: &Pods,
+    together: &Together,
     status: &api::ContainerStatus,
 ) -> bool {
     let beyond = together.main_made || (together.lost_for_good && together.main_ran);

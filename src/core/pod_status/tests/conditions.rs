@@ -1,5 +1,6 @@
 //! Conditions with init containers, sidecars and resizes.
 
+use super::super::*;
 use super::support::*;
 
 #[test]

@@ -1,5 +1,6 @@
 //! Addresses, resources, volume mounts, messages, order: what a status says beside states.
 
+use super::super::*;
 use super::support::*;
 
 #[test]
@@ -199,9 +200,10 @@ fn resources_are_those_in_force_while_it_runs_and_those_allocated_else() {
         told(&setup),
         (requests("1"), requests("1")["requests"].clone())
     );
-    let mut view = crate::core::resize::ResourceView::default();
-    view.allocated = serde_json::from_value(serde_json::json!({"cpu": "2"})).ok();
-    view.actual = serde_json::from_value(requests("1500m")).ok();
+    let view = crate::core::resize::ResourceView {
+        allocated: serde_json::from_value(serde_json::json!({"cpu": "2"})).ok(),
+        actual: serde_json::from_value(requests("1500m")).ok(),
+    };
     setup.resize.containers.insert("a".into(), view);
     assert_eq!(
         told(&setup),

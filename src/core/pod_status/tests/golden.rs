@@ -1,5 +1,6 @@
 //! The whole status of one pod with containers of all kinds, as JSON, at each step of its life.
 
+use super::super::*;
 use super::support::*;
 
 #[test]

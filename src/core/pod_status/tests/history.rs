@@ -1,5 +1,6 @@
 //! What must not go back, for all kinds of containers: R5, R6, R11.
 
+use super::super::*;
 use super::support::*;
 
 #[test]

@@ -1,5 +1,6 @@
 //! Phase and container states with containers of all kinds.
 
+use super::super::*;
 use super::support::*;
 
 #[test]

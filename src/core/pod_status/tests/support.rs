@@ -1,7 +1,6 @@
 //! One pod with containers of all kinds, and short words for what a status says of it.
 
 use super::super::*;
-pub(super) use crate::core::container_history::STATUS_UNKNOWN;
 pub(super) use crate::core::testkit::*;
 pub(super) use crate::types::ProbeView;
 pub(super) use crate::types::runtime::{ContainerStatus, SandboxState};
