@@ -16,6 +16,7 @@ mod crash;
 mod damage;
 mod events;
 mod node;
+mod probes;
 mod restart;
 mod trouble;
 mod watch;
