@@ -17,6 +17,7 @@ mod damage;
 mod events;
 mod lifecycle;
 mod node;
+mod probes;
 mod resize;
 mod restart;
 mod trouble;

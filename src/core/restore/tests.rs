@@ -1,7 +1,7 @@
 //! Tables over (records × runtime), one pod each, and what concerns the store as a whole.
 
 use super::super::state::{
-    BackoffRecord, EpochReason, IntentRecord, Mutation, Table, TerminationCause,
+    BackoffRecord, EpochReason, IntentRecord, Mutation, ProbeRecord, Table, TerminationCause,
 };
 use super::super::testkit::{at, ended, exited, pod, running, runtime, started, with_backoff};
 use super::*;
@@ -453,6 +453,28 @@ fn after_a_reboot_back_offs_and_pulls_go_on_where_they_stood() {
     assert_eq!(start.now.since(finished), Duration::from_secs(39));
     let failed = state.record::<ImageRecord>("img:1").unwrap().backoffs[&PodUid::new("u1")].since;
     assert_eq!(start.now.since(failed), Duration::from_secs(20));
+}
+
+#[test]
+fn after_a_reboot_a_probe_is_as_old_as_it_was_at_the_last_heartbeat() {
+    let probe = ProbeRecord {
+        container_id: ContainerId::new("a-0"),
+        result: "Success".to_owned(),
+        last: "Failure".to_owned(),
+        consecutive: 2,
+        at: at(94),
+    };
+    let mut start = Start::with_pod("Always", WorkerPhase::Sync).put("u1/a/Liveness", probe);
+    start.boot = boot(2);
+    start.now = in_boot(2, 1_000);
+    let mut state = start.state.clone();
+    for mutation in &start.plan().transaction.mutations {
+        state.apply(mutation, 2);
+    }
+    let moved = state.record::<ProbeRecord>("u1/a/Liveness").unwrap();
+    assert_eq!(moved.at.boot, BootId(2));
+    assert_eq!(start.now.since(moved.at), Duration::from_secs(5));
+    assert_eq!((moved.consecutive, moved.last.as_str()), (2, "Failure"));
 }
 
 #[test]
