@@ -44,7 +44,7 @@ fn is_below(path: &str, parent: &str) -> bool {
 }
 
 /// A list of plain values, or a mapping with keys of the user's choice.
-fn plain<'p>(leaf: &'p str) -> &'p str {
+fn plain(leaf: &str) -> &str {
     let list = leaf.strip_suffix("[]");
     list.or_else(|| leaf.strip_suffix(".anykey"))
         .unwrap_or(leaf)

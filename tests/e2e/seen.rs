@@ -1,7 +1,8 @@
 //! What assertions look at: logs, status, events, marks.
 
 use std::fs;
-use std::time::Duration;
+use std::sync::OnceLock;
+use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
@@ -11,13 +12,17 @@ use crate::world::World;
 /// Name of the manifest and of its pod, and what has to be seen of it.
 pub type Feature = (&'static str, fn(&World));
 
-/// How long a pod may take to get where it should: dozens of pods start at once.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// How long all pods together may take to get where they should on their own: dozens start at once.
+const PATIENCE: Duration = Duration::from_secs(90);
+/// How long each assertion may wait after that, for what it did itself.
+const AFTERWARDS: Duration = Duration::from_secs(30);
 
-/// As `agent_process::eventually`, with less patience: all pods have been at it for long.
+/// As `agent_process::eventually`, with the patience of all assertions together.
 #[track_caller]
 pub fn soon<T>(what: &str, ask: impl FnMut() -> Result<T, String>) -> T {
-    within(PATIENCE, what, ask)
+    static BEGIN: OnceLock<Instant> = OnceLock::new();
+    let passed = BEGIN.get_or_init(Instant::now).elapsed();
+    within(PATIENCE.saturating_sub(passed).max(AFTERWARDS), what, ask)
 }
 
 /// Waits for a phase; returns the status.
