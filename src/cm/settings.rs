@@ -6,7 +6,11 @@ use super::{CgroupConfig, CgroupVersion, Limits, NO_MEMORY_LIMIT};
 use crate::kuberuntime::resources::{self, QosClass};
 
 /// What a pod's cgroup gets by its class; upstream's `ResourceConfigForPod`.
-pub(super) fn pod_limits(class: QosClass, sum: resources::CpuMemory, config: &CgroupConfig) -> Limits {
+pub(super) fn pod_limits(
+    class: QosClass,
+    sum: resources::CpuMemory,
+    config: &CgroupConfig,
+) -> Limits {
     let shares = resources::milli_cpu_to_shares(sum.cpu_request.unwrap_or(0));
     let memory = sum.memory_limit.and_then(|m| u64::try_from(m).ok());
     let quota = sum.cpu_limit.map(|milli| {
@@ -70,7 +74,10 @@ pub(super) fn huge_page_settings(
 }
 
 /// Controller, file and value of each limit.
-pub(super) fn settings(version: CgroupVersion, limits: Limits) -> Vec<(&'static str, &'static str, String)> {
+pub(super) fn settings(
+    version: CgroupVersion,
+    limits: Limits,
+) -> Vec<(&'static str, &'static str, String)> {
     let mut all = Vec::new();
     match version {
         CgroupVersion::V1 { .. } => {

@@ -419,7 +419,10 @@ pub(super) fn record_error(
     let key = error_key(pod, image);
     match message {
         Some(message) => {
-            let end = message.floor_char_boundary(MOST_ERROR);
+            let end = (0..=message.len().min(MOST_ERROR))
+                .rev()
+                .find(|at| message.is_char_boundary(*at))
+                .unwrap_or(0);
             let failure = PullFailure {
                 image: image.to_owned(),
                 message: message[..end].to_owned(),

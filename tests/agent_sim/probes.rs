@@ -47,7 +47,9 @@ impl Probes {
         let runs = self.runs.lock().unwrap();
         let within = |start: Instant| {
             let end = start + Duration::from_millis(500);
-            runs.iter().filter(|(_, at)| (start..end).contains(at)).count()
+            runs.iter()
+                .filter(|(_, at)| (start..end).contains(at))
+                .count()
         };
         runs.iter().map(|(_, at)| within(*at)).max().unwrap_or(0)
     }
@@ -122,7 +124,11 @@ async fn restart_keeps_readiness_without_a_call_or_a_status_change() {
         let runs = probes.runs.lock().unwrap().len();
         assert!((40..=80).contains(&runs), "{runs} in 11 s");
         // In the phase that each had: a restart makes no burst.
-        assert!(probes.busiest() <= busiest + 2, "{} > {busiest}", probes.busiest());
+        assert!(
+            probes.busiest() <= busiest + 2,
+            "{} > {busiest}",
+            probes.busiest()
+        );
         w.pass(60).await;
         assert_eq!(versions(&w), before);
     }

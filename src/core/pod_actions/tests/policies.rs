@@ -4,6 +4,26 @@ use super::*;
 use crate::types::containers::container_of;
 use serde_json::json;
 
+/// Case, pod, what the runtime shows, probes, whether started before, actions, next look in seconds.
+type ProbeRow = (
+    &'static str,
+    Pod,
+    Vec<ContainerStatus>,
+    Vec<(&'static str, ProbeFailure)>,
+    Option<bool>,
+    &'static str,
+    Option<u64>,
+);
+/// Case, pod, what the runtime shows, records, probe of `a`, actions.
+type HookRow = (
+    &'static str,
+    Pod,
+    Vec<ContainerStatus>,
+    Owned,
+    Option<ProbeFailure>,
+    &'static str,
+);
+
 /// A pod with one container `a` in that list, with these fields.
 fn one(pod_policy: &str, list: &str, fields: serde_json::Value) -> Pod {
     let mut container = json!({"name": "a", "image": "img:1"});
@@ -291,15 +311,7 @@ fn probe_table() {
         one("Never", "initContainers", fields)
     };
     let probed = || sidecar(json!({"startupProbe": probe(7), "livenessProbe": probe(8)}));
-    let rows: Vec<(
-        &str,
-        Pod,
-        Vec<ContainerStatus>,
-        Vec<(&str, ProbeFailure)>,
-        Option<bool>,
-        &str,
-        Option<u64>,
-    )> = vec![
+    let rows: Vec<ProbeRow> = vec![
         (
             "a sidecar without probes has started",
             sidecar(json!({})),
@@ -433,14 +445,7 @@ fn post_start_table() {
             },
         )])
     };
-    let rows: Vec<(
-        &str,
-        Pod,
-        Vec<ContainerStatus>,
-        Owned,
-        Option<ProbeFailure>,
-        &str,
-    )> = vec![
+    let rows: Vec<HookRow> = vec![
         (
             "not done",
             main(),
