@@ -233,7 +233,7 @@ fn history_tells_decisions_and_restarts() {
         live.dir(),
     ]);
     let lines: Vec<_> = shown.lines().collect();
-    assert_eq!(lines.len(), 4, "{shown}");
+    assert_eq!(lines.len(), 6, "{shown}");
     assert!(lines[0].starts_with("TIME"), "{shown}");
     assert!(
         lines[1].ends_with("admitted             first sight"),
@@ -245,6 +245,12 @@ fn history_tells_decisions_and_restarts() {
     );
     assert!(
         lines[3].ends_with("starting container   main attempt 3"),
+        "{shown}"
+    );
+    assert_eq!(lines[4], "", "{shown}");
+    assert!(
+        lines[5].starts_with("container main: 3 restarts, newest start 2023-")
+            && lines[5].ends_with("with code 137, OOMKilled, red\\u{1b}[31m"),
         "{shown}"
     );
 

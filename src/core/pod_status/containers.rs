@@ -359,28 +359,27 @@ fn never_ran(
     syncing
 }
 
-/// The reason to show for a container that should run and does not.
+/// The reason to show for a container that should run and does not: while it is held back after a crash that is it,
+/// whatever its newest start ended with; else what its newest start met.
 fn why_not_started(
     input: &StatusInput<'_>,
     container: &Container,
     view: &View<'_>,
 ) -> Option<(String, String)> {
-    if let Some(cached) = input.reasons.get(&container.name) {
-        return Some(cached.clone());
-    }
-    let (Latest::Exited(exit), None) = (&view.history.latest, &view.forgotten) else {
-        return None;
+    let held_back = match (&view.history.latest, &view.forgotten) {
+        (Latest::Exited(exit), None) => crash_wait(
+            input.pod,
+            container,
+            input.records.get(&container.name),
+            exit,
+            input.now,
+            input.backoff_max,
+        ),
+        _ => None,
     };
-    let record = input.records.get(&container.name);
-    crash_wait(
-        input.pod,
-        container,
-        record,
-        exit,
-        input.now,
-        input.backoff_max,
-    )
-    .map(|w| (w.reason, w.message))
+    held_back
+        .map(|w| (w.reason, w.message))
+        .or_else(|| input.reasons.get(&container.name).cloned())
 }
 
 /// The end before the current state: from runtime and records, else from what the API was told.
