@@ -41,7 +41,7 @@ fn journal(w: &World) -> Vec<String> {
         .collect()
 }
 
-fn told(w: &World, what: &str) -> bool {
+pub fn told(w: &World, what: &str) -> bool {
     journal(w).iter().any(|line| line.contains(what))
 }
 
