@@ -1,6 +1,6 @@
 //! The addresses of a pod; upstream's `sortPodIPs` and the rules for pods on the node's network.
 
-use std::net::IpAddr;
+use ::core::net::IpAddr;
 
 use k8s_openapi::api::core::v1 as api;
 

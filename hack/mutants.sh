@@ -1,0 +1,61 @@
+#!/bin/sh
+# Changes the decisions in src/core one at a time and counts how many changes the tests notice (cargo-mutants).
+# src/core needs nothing of the agent but src/types, so both are put into a crate of their own, which builds in
+# seconds, with their unit tests and tests/core_model.
+# usage: hack/mutants.sh [k/n] [cargo mutants' arguments]...   (default 0/16: every sixteenth change; 0/1: all, many hours)
+# Fails when fewer than 90 of 100 changes are noticed.
+set -eu
+cd "$(dirname "$0")/.."
+hack/deps.sh build
+
+version=27.1.0
+cache=${HOLDFAST_CACHE:-${XDG_CACHE_HOME:-${HOME:-/root}/.cache}/holdfast}
+tool=$cache/tools/bin/cargo-mutants
+if [ "$("$tool" mutants --version 2>/dev/null)" != "cargo-mutants $version" ]; then
+    echo "building cargo-mutants $version into $cache/tools (some minutes, once)"
+    CARGO_TARGET_DIR="$cache/tools/build" cargo install --quiet --locked --force \
+        --root "$cache/tools" --version "$version" cargo-mutants
+    rm -rf "$cache/tools/build"
+fi
+shard=${1:-0/16}
+[ $# -eq 0 ] || shift
+
+work=$cache/mutants
+mkdir -p "$work/crate/src" "$work/crate/tests"
+rm -rf "$work/crate/src/core" "$work/crate/src/types" "$work/crate/tests/core_model" "$work/out"
+mkdir -p "$work/out"
+cp -r src/core src/types "$work/crate/src/"
+cp -r tests/core_model "$work/crate/tests/"
+cp Cargo.lock "$work/crate/"
+cat >"$work/crate/src/lib.rs" <<'LIB'
+//! The decisions of holdfast alone.
+pub mod core;
+pub mod types;
+LIB
+{
+    awk '/^\[package\]/ { on = 1 } /^\[lib\]/ { on = 0 } on && !/^readme/' Cargo.toml
+    echo '[lib]'
+    echo 'name = "holdfast"'
+    echo '[workspace]'
+    awk '/^\[dependencies\]/ { on = 1; print; next } /^\[/ { on = 0 }
+        on && /^(imbl|jiff|k8s-openapi|prometheus-client|serde|serde_json|sha2|thiserror|tokio) =/' Cargo.toml
+    echo '[dev-dependencies]'
+    awk '/^\[dev-dependencies\]/ { on = 1; next } /^\[/ { on = 0 } on && /^(insta|proptest) =/' Cargo.toml
+    printf '[profile.dev]\ndebug = false\n[profile.dev.package."*"]\nopt-level = 1\n'
+} >"$work/crate/Cargo.toml"
+
+status=0
+CARGO_TARGET_DIR="$work/target" "$tool" mutants --dir "$work/crate" --output "$work/out" --file 'src/core/**' --exclude '**/tests/**' \
+    --exclude '**/tests.rs' --exclude '**/testkit.rs' --shard "$shard" --no-shuffle --sharding round-robin --minimum-test-timeout 60 --colors never "$@" || status=$?
+# 0: all caught, 2: some missed, 3: some timed out. Anything else is a failure of the run.
+case $status in 0 | 2 | 3) ;; *) exit "$status" ;; esac
+found=$work/out/mutants.out
+[ -e "$found/missed.txt" ] || exit 0
+caught=$(cat "$found/caught.txt" "$found/timeout.txt" | wc -l)
+missed=$(wc -l <"$found/missed.txt")
+if [ $((caught + missed)) = 0 ]; then
+    echo "make mutants: nothing was changed (shard $shard)" >&2
+    exit 1
+fi
+echo "shard $shard: $caught of $((caught + missed)) changes were noticed, $((100 * caught / (caught + missed))) %; missed are in $found/missed.txt"
+[ $((caught * 100)) -ge $(((caught + missed) * 90)) ]
