@@ -51,7 +51,7 @@ pub struct StartContainer {
     pub kind: ContainerKind,
     /// CRI attempt, which becomes the restart count.
     pub attempt: u32,
-    /// [`container_hash`] of its spec.
+    /// [`container_hash`](super::container_hash) of its spec.
     pub hash: String,
     /// A created container to be started; `None` = create one.
     pub adopt: Option<ContainerId>,
