@@ -11,7 +11,7 @@ export HOLDFAST_CACHE
 target = $(shell $(CARGO) metadata --format-version 1 --no-deps --offline 2>/dev/null | sed -n 's/.*"target_directory":"\([^"]*\)".*/\1/p')
 
 .DEFAULT_GOAL := help
-.PHONY: help build check fmt clippy doc deny test envtest bench figures demo demo-stop install clean
+.PHONY: help build check fmt clippy doc deny test envtest bench mutants figures demo demo-stop install clean
 
 help: ## List the tasks
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -46,6 +46,9 @@ envtest: ## Provide etcd, kube-apiserver and kubectl for the tests (KUBEBUILDER_
 bench: ## Benchmarks, as ratios to bare disk and peers
 	@hack/deps.sh build
 	$(CARGO) bench --locked --bench '*'
+
+mutants: ## Which changes of the decisions in src/core the tests notice, every sixteenth (SHARD=k/n; 0/1: all, many hours)
+	@hack/mutants.sh $(SHARD)
 
 figures: ## What 100 pods of an API server cost, with the release binary (root; HOLDFAST_FIGURES=10,50,200)
 	@hack/figures.sh
