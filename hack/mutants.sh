@@ -41,7 +41,7 @@ LIB
         on && /^(imbl|jiff|k8s-openapi|prometheus-client|serde|serde_json|sha2|thiserror|tokio) =/' Cargo.toml
     echo '[dev-dependencies]'
     awk '/^\[dev-dependencies\]/ { on = 1; next } /^\[/ { on = 0 } on && /^(insta|proptest) =/' Cargo.toml
-    printf '[profile.dev]\ndebug = false\n[profile.dev.package."*"]\nopt-level = 1\n'
+    printf '[profile.dev]\ndebug = false\n'
 } >"$work/crate/Cargo.toml"
 
 status=0
