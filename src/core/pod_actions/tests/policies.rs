@@ -571,3 +571,23 @@ fn starts_say_what_kind_they_are_of() {
     assert_eq!(kinds(runtime(vec![])), [Ephemeral, Sidecar]);
     assert_eq!(kinds(runtime(vec![running("a", 0)])), [Ephemeral, Main]);
 }
+
+#[test]
+fn a_deletion_starts_nothing_and_makes_no_end_final_that_was_not() {
+    let mut pod = one("OnFailure", "containers", json!({}));
+    let spec = |pod: &Pod| restarts_of(pod, "a", 1);
+    assert_eq!(spec(&pod), (true, true));
+    pod.metadata.deletion_timestamp = Some(k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(
+        jiff::Timestamp::UNIX_EPOCH,
+    ));
+    assert_eq!(spec(&pod), (false, true));
+}
+
+/// Whether the container runs again, and whether its policy would have it.
+fn restarts_of(pod: &Pod, name: &str, code: i32) -> (bool, bool) {
+    let spec = crate::types::containers::container_of(pod, name).unwrap();
+    (
+        restarts(pod, &spec, code),
+        policy_restarts(pod, &spec, code),
+    )
+}
