@@ -21,6 +21,7 @@ use crate::config::{
     Surroundings,
 };
 use crate::core::admission;
+use crate::core::pod_status;
 use crate::core::restore::{Outcome, RestoreInput, RestorePlan, plan_restore};
 use crate::core::state::{EpochReason, MetaRecord, State};
 use crate::events::{EventRate, JournalRecorder};
@@ -599,12 +600,7 @@ async fn plan(
 fn reported_reasons(state: &State) -> ReasonCache {
     let reasons = ReasonCache::default();
     for (uid, versioned) in &state.statuses {
-        let waiting = versioned
-            .record
-            .status
-            .container_statuses
-            .iter()
-            .flatten()
+        let waiting = pod_status::all_statuses(&versioned.record.status)
             .filter_map(|c| {
                 let waiting = c.state.as_ref()?.waiting.as_ref()?;
                 let reason = waiting.reason.clone()?;
@@ -776,4 +772,48 @@ fn make_directories(config: &AgentConfig) -> Result<(), AgentError> {
     make(&config.container_logs_dir, 0o755)?;
     make(config.pod_logs_dir(), 0o755)?;
     make(&backup_dir(config), 0o700)
+}
+
+#[cfg(test)]
+mod tests {
+    use k8s_openapi::api::core::v1 as api;
+
+    use super::*;
+    use crate::core::state::{StatusRecord, Transaction};
+    use crate::types::{BootId, Json};
+
+    #[test]
+    fn what_containers_of_every_kind_wait_for_stays_told() {
+        let waits = |name: &str| {
+            serde_json::json!([{
+                "name": name, "image": "i", "imageID": "", "ready": false, "restartCount": 0,
+                "state": {"waiting": {"reason": "ImagePullBackOff", "message": "Back-off pulling"}},
+            }])
+        };
+        let status: api::PodStatus = serde_json::from_value(serde_json::json!({
+            "initContainerStatuses": waits("i"),
+            "containerStatuses": waits("m"),
+            "ephemeralContainerStatuses": waits("e"),
+        }))
+        .unwrap();
+        let record = StatusRecord {
+            name: "web".to_owned(),
+            namespace: "ns".to_owned(),
+            status: Json::new(status),
+            version: 1,
+            acknowledged: 1,
+            at: Stamp {
+                boot: BootId(1),
+                boottime_ms: 1,
+                wall_ms: 1,
+            },
+            finished: false,
+        };
+        let mut state = State::default();
+        for mutation in &Transaction::new().put("u1", record).mutations {
+            state.apply(mutation, 1);
+        }
+        let reasons = reported_reasons(&state).get(&PodUid::new("u1"));
+        assert_eq!(reasons.into_keys().collect::<Vec<_>>(), ["e", "i", "m"]);
+    }
 }

@@ -15,7 +15,6 @@ mod containers;
 mod merge;
 mod phase;
 mod qos;
-mod restart;
 mod states;
 
 use std::collections::BTreeMap;
@@ -190,7 +189,7 @@ pub fn rejected(
 }
 
 /// The container statuses of all kinds.
-fn all_statuses(status: &api::PodStatus) -> impl Iterator<Item = &api::ContainerStatus> {
+pub fn all_statuses(status: &api::PodStatus) -> impl Iterator<Item = &api::ContainerStatus> {
     let init = status.init_container_statuses.iter().flatten();
     let main = status.container_statuses.iter().flatten();
     let ephemeral = status.ephemeral_container_statuses.iter().flatten();

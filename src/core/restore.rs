@@ -13,6 +13,7 @@ use std::time::Duration;
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod};
 
 use super::container_history::{self, Records};
+use super::deadline;
 use super::offline;
 use super::pleg_diff;
 use super::pod_actions::{self, PodActionInput};
@@ -339,6 +340,8 @@ fn sync_outcome(
     let due = [
         state.record::<QueueRecord>(uid.as_str()).map(|q| q.due),
         actions.next_due,
+        // The queue is written behind: a pod's end of time must not hang on it.
+        deadline::due(pod, record.started),
         Some(latest),
     ]
     .into_iter()

@@ -32,7 +32,7 @@ pub use inputs::{PullInputs, PullSecrets};
 pub use keyring::{Credentials, Keyring, KeyringError, SecretSource};
 pub use prune::{prune, run_pruning};
 pub use pulls::ImageConfig;
-pub use records::VerificationPolicy;
+pub use records::{PULL_ERRORS, VerificationPolicy};
 pub use reference::{InvalidImageName, normalize};
 
 use crate::core::backoff;

@@ -27,7 +27,8 @@ use crate::types::{PodUid, Stamp};
 
 const PULLED: &str = "imagepulls//";
 const INTENTS: &str = "imagepullintents//";
-const ERRORS: &str = "imagepullerrors/";
+/// Begin of the keys of why pulls of a pod failed; `<pod UID>/<hash of the name>` follow.
+pub const PULL_ERRORS: &str = "imagepullerrors/";
 /// From so many secrets of one image on, a match is not added to them.
 const MOST_SECRETS: usize = 100;
 /// Most of an error that is kept.
@@ -443,7 +444,7 @@ pub(super) fn last_error(state: &State, pod: &PodUid, image: &str) -> Option<Str
 
 /// Adds the end of what is kept of a pod.
 pub(super) fn forget_pod(seen: &State, mut transaction: Transaction, pod: &PodUid) -> Transaction {
-    for (key, _) in seen.with_prefix::<ObjectRecord>(&format!("{ERRORS}{pod}/")) {
+    for (key, _) in seen.with_prefix::<ObjectRecord>(&format!("{PULL_ERRORS}{pod}/")) {
         transaction = transaction.delete::<ObjectRecord>(key);
     }
     transaction
@@ -494,7 +495,7 @@ fn intent_key(image: &str) -> String {
 }
 
 fn error_key(pod: &PodUid, image: &str) -> String {
-    format!("{ERRORS}{pod}/{}", hex(&Sha256::digest(image)))
+    format!("{PULL_ERRORS}{pod}/{}", hex(&Sha256::digest(image)))
 }
 
 fn hex(bytes: &[u8]) -> String {

@@ -148,9 +148,11 @@ impl<'a> Condemned<'a> {
         format!("{name}_{namespace}({uid})")
     }
 
-    /// Where an HTTP hook without a host goes to.
+    /// Where an HTTP hook without a host goes to: never to the node for a pod with a network of its own.
     pub fn ip(&self) -> Option<&'a str> {
-        let first = self.status.ips.first().or(self.host_ips.first());
+        let of_node = self.host_ips.first();
+        let of_node = of_node.filter(|_| self.pod.is_none_or(PodExt::host_network));
+        let first = self.status.ips.first().or(of_node);
         first.map(String::as_str)
     }
 }
@@ -468,6 +470,33 @@ mod tests {
                 want,
                 "{over:?} {deletion:?} {probe:?} {spec:?}"
             );
+        }
+    }
+
+    #[test]
+    fn a_hook_asks_the_node_only_for_a_pod_on_its_network() {
+        let pod = |host_network: bool| -> Pod {
+            serde_json::from_value(serde_json::json!({
+                "spec": {"hostNetwork": host_network, "containers": []},
+            }))
+            .unwrap()
+        };
+        let (own, on_node) = (pod(false), pod(true));
+        let without = PodStatus::empty("u1".into());
+        let mut with = without.clone();
+        with.ips = vec!["10.0.0.7".to_owned()];
+        let host_ips = ["192.0.2.1".to_owned()];
+        for (pod, status, want) in [
+            (&own, &with, Some("10.0.0.7")),
+            (&own, &without, None),
+            (&on_node, &without, Some("192.0.2.1")),
+        ] {
+            let of = Condemned {
+                status,
+                pod: Some(pod),
+                host_ips: &host_ips,
+            };
+            assert_eq!(of.ip(), want);
         }
     }
 

@@ -167,6 +167,11 @@ pub(super) async fn execute(
     actions: &PodActions,
     volumes: &BTreeMap<String, PathBuf>,
 ) -> Result<Executed, StepError> {
+    if actions.create_sandbox.is_some() && !status.sandboxes.is_empty() {
+        let text = "Pod sandbox changed, it will be killed and re-created.";
+        let event = Event::pod(EventType::Normal, &job.pod, "SandboxChanged", text);
+        context.recorder.record(event);
+    }
     stop::kill_what_must_go(context, job, status, actions).await?;
     for id in &actions.remove_created {
         let seen = context.store.snapshot();
@@ -394,7 +399,12 @@ pub(super) async fn start_container(
     };
     let receipt = context
         .store
-        .commit_intent(intent, of_resize.put(&key, record))
+        .commit_intent(
+            intent,
+            of_resize
+                .expect::<ContainerRecord>(&seen, &key)
+                .put(&key, record),
+        )
         .await?;
     fail::fail_point!("pod_workers::start::after_intent");
     match context.cri.start_container(&receipt).await {

@@ -101,6 +101,8 @@ async fn range(context: &WorkerContext, pod: &Pod) -> Result<Range, StepError> {
         .put(&key, record)
         .journal(Some(&pod.uid()), "users allocated", why);
     context.store.commit(transaction).await?;
+    // Relaxed by its table, and the sandbox must not be there before it.
+    context.store.sync().await?;
     Ok(range)
 }
 

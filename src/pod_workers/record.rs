@@ -3,9 +3,10 @@
 use std::sync::Arc;
 
 use super::Job;
+use crate::core::deadline;
 use crate::core::state::{
-    AdmissionDecision, AdmissionRecord, PodRecord, QueueRecord, State, TerminationCause,
-    Transaction, WorkerPhase, WorkerRecord,
+    AdmissionDecision, AdmissionRecord, PodRecord, QueueRecord, State, StatusRecord,
+    TerminationCause, Transaction, WorkerPhase, WorkerRecord,
 };
 use crate::types::{Json, Stamp};
 
@@ -76,10 +77,13 @@ pub(super) fn unrecorded(job: &Job, state: &State, epoch: u64, now: Stamp) -> Tr
         if phase_changed {
             let admission = state.record::<AdmissionRecord>(uid.as_str());
             let admission = admission.or(job.admission.as_ref());
+            let told = state.record::<StatusRecord>(uid.as_str());
+            let over_time =
+                told.is_some_and(|t| t.status.reason.as_deref() == Some(deadline::REASON));
             transaction = transaction.journal(
                 Some(uid),
                 format!("worker {}", phase_name(&job.record.phase)),
-                phase_reason(&job.record, admission.map(|a| &a.decision)),
+                phase_reason(&job.record, admission.map(|a| &a.decision), over_time),
             );
             if matches!(job.record.phase, WorkerPhase::Finished { .. }) {
                 // The snapshot may not have a due time yet that was queued a moment ago.
@@ -99,7 +103,11 @@ fn phase_name(phase: &WorkerPhase) -> &'static str {
     }
 }
 
-fn phase_reason(record: &WorkerRecord, admission: Option<&AdmissionDecision>) -> String {
+fn phase_reason(
+    record: &WorkerRecord,
+    admission: Option<&AdmissionDecision>,
+    over_time: bool,
+) -> String {
     use TerminationCause as Cause;
     let rejected = matches!(admission, Some(AdmissionDecision::Rejected { .. }));
     let (cause, grace) = match &record.phase {
@@ -118,6 +126,7 @@ fn phase_reason(record: &WorkerRecord, admission: Option<&AdmissionDecision>) ->
         Cause::Deleted if record.deleted => "gone from its source".to_owned(),
         Cause::Deleted => "deleted".to_owned(),
         Cause::Completed if rejected => return "rejected at admission".to_owned(),
+        Cause::Completed if over_time => "its activeDeadlineSeconds are over".to_owned(),
         Cause::Completed => "its containers are finished".to_owned(),
         Cause::Evicted { reason, message } => format!("{reason}: {message}"),
         Cause::Orphan => "no source wants it".to_owned(),
@@ -235,6 +244,35 @@ mod tests {
                 "worker finished: its containers are finished",
             ]
         );
+    }
+
+    #[test]
+    fn a_pod_that_was_active_for_too_long_is_told_as_such() {
+        let mut ended = job(AdmissionDecision::Admitted);
+        ended.record = pod_worker::complete_sync(&ended.record, &ended.pod, NOW);
+        let status = k8s_openapi::api::core::v1::PodStatus {
+            reason: Some(deadline::REASON.to_owned()),
+            ..Default::default()
+        };
+        let told = StatusRecord {
+            name: "web".to_owned(),
+            namespace: "default".to_owned(),
+            status: Json::new(status),
+            version: 1,
+            acknowledged: 0,
+            at: NOW,
+            finished: false,
+        };
+        let mut state = State::default();
+        for mutation in &Transaction::new().put("u1", told).mutations {
+            state.apply(mutation, 1);
+        }
+        let lines = unrecorded(&ended, &state, 1, NOW).journal;
+        let told = lines.iter().any(|l| {
+            l.what == "worker terminating"
+                && l.why == "its activeDeadlineSeconds are over; grace 30 s"
+        });
+        assert!(told, "{lines:?}");
     }
 
     #[test]

@@ -87,7 +87,9 @@ pub(super) async fn sync_pod(
             job.pod.full_name()
         );
         let event = Event::pod(EventType::Warning, &job.pod, "BackOff", text);
-        context.recorder.record(event.container(&container));
+        context
+            .recorder
+            .record(event.container_of(&job.pod, &container));
     }
     if terminal {
         return Ok(StepOutcome::done(false));

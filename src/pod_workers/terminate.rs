@@ -5,7 +5,7 @@
 //! on recovery. Only the removal of what the runtime knows of a container needs a store.
 
 use super::execute::StepError;
-use super::sync_pod::{api_status, observe_probes, record_exits, rejection};
+use super::sync_pod::{api_status, observe_probes, record_exits, rejection, stamp_of};
 use super::worker::{StepFailure, StepOutcome};
 use super::{Job, WorkerContext};
 use crate::core::pod_status::Stage;
@@ -13,8 +13,8 @@ use crate::core::state::{StatusRecord, WorkerPhase};
 use crate::kuberuntime::kill::{Condemned, Killer};
 use crate::status::CommitMode;
 use crate::store::StopPermit;
-use crate::types::PodExt;
 use crate::types::runtime::PodStatus;
+use crate::types::{Event, EventType, PodExt};
 
 pub(super) async fn sync_terminating(
     context: &WorkerContext,
@@ -42,13 +42,17 @@ pub(super) async fn sync_terminating(
         pod: (!job.record.runtime_only).then_some(&*job.pod),
         host_ips: &context.node.host_ips,
     };
-    killer
-        .pod(condemned, grace)
-        .await
-        .map_err(|error| StepFailure {
+    killer.pod(condemned, grace).await.map_err(|error| {
+        if !job.record.runtime_only {
+            let text = format!("error killing pod: {error}");
+            let event = Event::pod(EventType::Warning, &job.pod, "FailedKillPod", text);
+            context.recorder.record(event);
+        }
+        StepFailure {
             acted: true,
             ..StepFailure::from(StepError::from(error))
-        })?;
+        }
+    })?;
     let after = inspect(context, job).await?;
     if let Some(running) = after
         .containers
@@ -81,13 +85,22 @@ pub(super) async fn sync_terminated(
         .await
         .map_err(StepError::from)?;
     if !job.record.runtime_only {
-        let status = context.pleg.cache().get(uid);
+        let cache = context.pleg.cache();
+        if !cache.is_newer_than(uid, job.acted) {
+            context.pleg.request(uid);
+        }
+        // One from before the containers were stopped would show them running, and their ends as lost.
+        let observed = cache.get_newer_than(uid, job.acted).await;
+        let observed = observed.map_err(StepError::from)?;
         let now = context.clock.now();
+        let listed_at = stamp_of(&observed, now);
+        let status = &observed.status;
         let state = context.store.snapshot();
         let previous = state.record::<StatusRecord>(uid.as_str());
+        let stage = Stage::Terminated;
         let final_status = match (rejection(context, job), previous) {
             (Some(_), Some(previous)) => (*previous.status).clone(),
-            _ => api_status(context, job, &state, &status, Stage::Terminated, now, now),
+            _ => api_status(context, job, &state, status, stage, listed_at, now),
         };
         context
             .status

@@ -21,6 +21,8 @@ use crate::types::{PodExt, PodUid};
 const STATIC_POD_WAIT: Duration = Duration::from_secs(10);
 /// A refused commit is tried again after this long.
 const STORE_RETRY: Duration = Duration::from_secs(1);
+/// A pod whose time is over and that could not be ended is looked at again after this long.
+const DEADLINE_RETRY: Duration = Duration::from_secs(1);
 
 pub(super) async fn run(workers: PodWorkers, uid: PodUid, notify: Arc<Notify>) {
     let stop = workers.0.stop.clone();
@@ -141,6 +143,12 @@ async fn step(workers: &PodWorkers, job: Job) -> Next {
         () = job.cancel.cancelled() => {
             debug!("step cancelled by a newer decision");
             mark_acted(workers, &job.uid);
+            return Next::Wait;
+        }
+        () = its_deadline(context, &job) => {
+            info!("activeDeadlineSeconds are over, the sync under way is given up");
+            mark_acted(workers, &job.uid);
+            workers.sync(&job.uid);
             return Next::Wait;
         }
         result = work => result,
@@ -295,12 +303,26 @@ fn mark_acted(workers: &PodWorkers, uid: &PodUid) {
     workers.0.context.pleg.request(uid);
 }
 
-/// Like [`requeue`], but not later than the pod's activeDeadlineSeconds ask for.
+/// What is left of a running pod's activeDeadlineSeconds.
+fn time_left(context: &WorkerContext, job: &Job) -> Option<Duration> {
+    let due = deadline::due(&job.pod, job.record.started)?;
+    (job.record.phase == WorkerPhase::Sync).then(|| due.until(context.clock.now()))
+}
+
+/// Returns when a pod's time is over that is not yet: a hook that never returns or an image that does not come must
+/// not outlast it.
+async fn its_deadline(context: &WorkerContext, job: &Job) {
+    match time_left(context, job).filter(|left| !left.is_zero()) {
+        Some(left) => tokio::time::sleep(left).await,
+        None => std::future::pending().await,
+    }
+}
+
+/// Like [`requeue`], but not later than the pod's activeDeadlineSeconds ask for. The time may also have come during
+/// the step.
 fn requeue_in_time(workers: &PodWorkers, job: &Job, delay: Duration, why: &str) {
-    let due = deadline::due(&job.pod, job.record.started);
-    let left = due.map(|due| due.until(workers.0.context.clock.now()));
-    let soon = |left: &Duration| !left.is_zero() && *left < delay;
-    match left.filter(|left| job.record.phase == WorkerPhase::Sync && soon(left)) {
+    let left = time_left(&workers.0.context, job).map(|left| left.max(DEADLINE_RETRY));
+    match left.filter(|left| *left < delay) {
         Some(left) => requeue(workers, &job.uid, left, "activeDeadlineSeconds are over"),
         None => requeue(workers, &job.uid, delay, why),
     }

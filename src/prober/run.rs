@@ -273,7 +273,8 @@ impl Task<'_> {
             reason,
             truncated(text, MESSAGE_LIMIT),
         );
-        self.context().recorder.record(event.container(container));
+        let event = event.container_of(&job.target.pod, container);
+        self.context().recorder.record(event);
     }
 }
 

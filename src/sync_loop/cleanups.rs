@@ -20,11 +20,13 @@ use tokio_util::sync::CancellationToken;
 use tracing::{debug, info, warn};
 
 use super::{LoopContext, handlers, resizes};
+use crate::core::resize;
 use crate::core::state::{
-    AdmissionRecord, ContainerRecord, PlegRecord, QueueRecord, StatusRecord, Transaction,
-    WorkerRecord,
+    AdmissionRecord, ContainerRecord, ObjectRecord, PlegRecord, ProbeRecord, QueueRecord, State,
+    StatusRecord, Transaction, WorkerRecord,
 };
-use crate::kuberuntime::{gc, logs};
+use crate::images::PULL_ERRORS;
+use crate::kuberuntime::{gc, logs, userns};
 use crate::pod_workers::{PodWorkers, UpdateOptions};
 use crate::types::metrics::StaticLabel;
 use crate::types::runtime::PodStatus;
@@ -32,6 +34,14 @@ use crate::types::{PodExt, PodSyncType, PodUid};
 
 /// Containers are collected this often even when nothing died.
 const GC_PERIOD: Duration = Duration::from_secs(60);
+
+/// What is kept of each pod in table `objects`: the begin of the keys, and which part of a key is the pod's UID.
+const OBJECTS_OF_PODS: [(&str, usize); 4] = [
+    (resize::RESIZES, 2),
+    (resize::PENDING, 2),
+    (userns::PREFIX, 2),
+    (PULL_ERRORS, 1),
+];
 
 /// Compares sources, workers and runtime. Returns whether it changed something and should run again soon.
 pub(super) fn pod_cleanups(context: &LoopContext) -> bool {
@@ -261,39 +271,118 @@ impl Janitor {
         }
     }
 
-    /// Records of pods that neither a worker nor the runtime knows and that are not recorded as wanted.
     fn drop_records(&self, keep: &BTreeSet<PodUid>, complete: bool) {
         let store = &self.workers.context().store;
-        let state = store.snapshot();
-        let mut transaction = Transaction::new();
-        let orphan = |key: &str| {
-            let uid = key.split('/').next().unwrap_or(key);
-            !keep.contains(&PodUid::new(uid)) && !state.pods.contains_key(uid)
-        };
-        for key in state.queue.keys().filter(|k| orphan(k)) {
-            transaction = transaction.delete::<QueueRecord>(key);
-        }
-        for key in state.statuses.keys().filter(|k| orphan(k)) {
-            transaction = transaction.delete::<StatusRecord>(key);
-        }
-        for key in state.pleg.keys().filter(|k| orphan(k)) {
-            transaction = transaction.delete::<PlegRecord>(key);
-        }
-        if complete {
-            // Decisions about a pod go last: until then its source may bring it back.
-            for key in state.workers.keys().filter(|k| orphan(k)) {
-                transaction = transaction.delete::<WorkerRecord>(key);
-            }
-            for key in state.admissions.keys().filter(|k| orphan(k)) {
-                transaction = transaction.delete::<AdmissionRecord>(key);
-            }
-            for key in state.containers.keys().filter(|k| orphan(k)) {
-                transaction = transaction.delete::<ContainerRecord>(key);
-            }
-        }
+        let transaction = left_over(&store.snapshot(), keep, complete);
         if !transaction.is_empty() {
             // Relaxed or not, nobody acts on these deletes; a degraded store reports itself.
             drop(store.submit(transaction));
         }
+    }
+}
+
+/// The end of records of pods that neither a worker nor the runtime knows and that are not recorded as wanted.
+fn left_over(state: &State, keep: &BTreeSet<PodUid>, complete: bool) -> Transaction {
+    let mut transaction = Transaction::new();
+    let orphan = |key: &str| {
+        let uid = key.split('/').next().unwrap_or(key);
+        !keep.contains(&PodUid::new(uid)) && !state.pods.contains_key(uid)
+    };
+    for key in state.queue.keys().filter(|k| orphan(k)) {
+        transaction = transaction.delete::<QueueRecord>(key);
+    }
+    for key in state.statuses.keys().filter(|k| orphan(k)) {
+        transaction = transaction.delete::<StatusRecord>(key);
+    }
+    for key in state.pleg.keys().filter(|k| orphan(k)) {
+        transaction = transaction.delete::<PlegRecord>(key);
+    }
+    for key in state.probes.keys().filter(|k| orphan(k)) {
+        transaction = transaction.delete::<ProbeRecord>(key);
+    }
+    if !complete {
+        return transaction;
+    }
+    for (prefix, part) in OBJECTS_OF_PODS {
+        for (key, _) in state.with_prefix::<ObjectRecord>(prefix) {
+            let uid = key.split('/').nth(part);
+            if **key != *resizes::TURN && uid.is_some_and(&orphan) {
+                transaction = transaction.delete::<ObjectRecord>(key);
+            }
+        }
+    }
+    // Decisions about a pod go last: until then its source may bring it back.
+    for key in state.workers.keys().filter(|k| orphan(k)) {
+        transaction = transaction.delete::<WorkerRecord>(key);
+    }
+    for key in state.admissions.keys().filter(|k| orphan(k)) {
+        transaction = transaction.delete::<AdmissionRecord>(key);
+    }
+    for key in state.containers.keys().filter(|k| orphan(k)) {
+        transaction = transaction.delete::<ContainerRecord>(key);
+    }
+    transaction
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::core::state::Mutation;
+    use crate::types::{BootId, Stamp};
+
+    #[test]
+    fn what_is_kept_of_a_pod_goes_with_it_and_what_is_of_no_pod_stays() {
+        let at = Stamp {
+            boot: BootId(1),
+            boottime_ms: 1,
+            wall_ms: 1,
+        };
+        let object = ObjectRecord {
+            resource_version: String::new(),
+            encrypted: false,
+            data: b"{}".to_vec(),
+            at,
+        };
+        let probe = ProbeRecord {
+            container_id: "c".into(),
+            result: "Success".to_owned(),
+            last: "Success".to_owned(),
+            consecutive: 1,
+            at,
+        };
+        let mut state = State::default();
+        for uid in ["gone", "here"] {
+            let puts = Transaction::new()
+                .put(format!("{uid}/main/Liveness"), probe.clone())
+                .put(format!("resizes/ns/{uid}"), object.clone())
+                .put(format!("resizepending/ns/{uid}"), object.clone())
+                .put(format!("userns/ns/{uid}"), object.clone())
+                .put(format!("imagepullerrors/{uid}/abc"), object.clone())
+                .put(resizes::TURN, object.clone())
+                .put(format!("secrets/ns/{uid}"), object.clone());
+            for mutation in &puts.mutations {
+                state.apply(mutation, 1);
+            }
+        }
+        let keep = BTreeSet::from([PodUid::new("here")]);
+        let deletes = |complete| -> Vec<String> {
+            let left = left_over(&state, &keep, complete).mutations;
+            let keys = left.into_iter().map(|m| match m {
+                Mutation::Delete { key, .. } => key.to_string(),
+                Mutation::Put { key, .. } => panic!("{key} is put"),
+            });
+            keys.collect()
+        };
+        assert_eq!(deletes(false), ["gone/main/Liveness"]);
+        assert_eq!(
+            deletes(true),
+            [
+                "gone/main/Liveness",
+                "resizes/ns/gone",
+                "resizepending/ns/gone",
+                "userns/ns/gone",
+                "imagepullerrors/gone/abc",
+            ]
+        );
     }
 }

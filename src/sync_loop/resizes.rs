@@ -17,7 +17,7 @@ use crate::core::state::{AdmissionDecision, AdmissionRecord, ObjectRecord, State
 use crate::types::{Event, EventType, PodExt};
 
 /// Written with each allocation, so that of two that were decided on the same facts one is refused.
-const TURN: &str = "resizes//turn";
+pub(super) const TURN: &str = "resizes//turn";
 
 /// The pods with the resources that are allocated to them.
 pub(super) fn as_allocated<'a>(state: &State, pods: &'a [Arc<Pod>]) -> Vec<Cow<'a, Pod>> {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use holdfast_testkit::fake_cri::{Behaviour, ExecResult};
+use holdfast_testkit::fake_cri::{Behaviour, ExecResult, Fault};
 use tokio::time::Instant;
 
 use crate::node::{Crash, When};
@@ -224,6 +224,81 @@ async fn restart_keeps_the_active_deadline() {
     w.pass(60).await;
     assert_eq!(w.starts("job").len(), 1, "it does not run again");
     assert_nothing_wrong(&w);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_post_start_hook_that_never_returns_does_not_outlast_the_active_deadline() {
+    let mut w = node(|_, _| Behaviour::RunForever).await;
+    hooks_take(&w, 3_600);
+    let deadline = r#","activeDeadlineSeconds":40"#;
+    w.manifest("job", &hooked(deadline, &exec("postStart")));
+    w.start().await;
+    w.until("the hook runs", 30, |w| w.fake.count("exec_sync") == 1)
+        .await;
+    let begun = Instant::now();
+    w.until("the pod is stopped", 50, |w| w.running("job").is_empty())
+        .await;
+    let took = begun.elapsed().as_secs();
+    assert!((36..=44).contains(&took), "stopped after {took} s");
+    w.until("it is told", 10, |w| w.phase("job") == "Failed")
+        .await;
+    let reason = w.status("job").unwrap().status.reason.clone();
+    assert_eq!(reason.as_deref(), Some("DeadlineExceeded"));
+    assert!(told(&w, "its activeDeadlineSeconds are over"));
+    assert_nothing_wrong(&w);
+}
+
+// ----------------------------------------------------------------------------------------- sandboxes
+
+#[tokio::test(start_paused = true)]
+async fn a_sandbox_that_dies_is_told_and_replaced() {
+    let mut w = node(|_, _| Behaviour::RunForever).await;
+    w.manifest("web", &hooked("", "{}"));
+    w.start().await;
+    w.until("the pod runs", 30, |w| w.running("web").len() == 1)
+        .await;
+    assert!(!told(&w, "SandboxChanged"), "the first one replaces none");
+    let sandbox = w.fake.sandboxes()[0].id.clone();
+    assert!(w.fake.kill_sandbox(&sandbox));
+    w.until("the pod runs again", 60, |w| {
+        w.starts("web").len() == 2 && w.running("web").len() == 1
+    })
+    .await;
+    assert!(told(&w, "SandboxChanged"), "{:#?}", journal(&w));
+    assert_nothing_wrong(&w);
+}
+
+// ----------------------------------------------------------------------------------------------- ends
+
+#[tokio::test(start_paused = true)]
+async fn the_last_status_has_the_exit_codes_however_slow_the_runtime_lists() {
+    for delay_ms in [150, 400, 700, 1_100] {
+        let mut w = node(|_, _| Behaviour::RunForever).await;
+        w.fake.offer_events(false);
+        w.manifest("web", &hooked("", "{}"));
+        w.start().await;
+        w.until("the pod runs", 30, |w| w.running("web").len() == 1)
+            .await;
+        w.pass(5).await;
+        for _ in 0..12 {
+            let delay = Duration::from_millis(delay_ms);
+            w.fail_once("list_containers", Fault::Delay(delay));
+        }
+        crate::restart::evict(&w, "web");
+        w.until("the pod is finished", 60, |w| {
+            w.status("web").is_some_and(|s| s.finished)
+        })
+        .await;
+        let status = w.status("web").unwrap().status;
+        let containers = status.container_statuses.clone().unwrap();
+        let end = containers[0].state.clone().unwrap().terminated.unwrap();
+        assert_ne!(
+            end.reason.as_deref(),
+            Some("ContainerStatusUnknown"),
+            "{delay_ms} ms"
+        );
+        assert_nothing_wrong(&w);
+    }
 }
 
 // -------------------------------------------------------------------------------------------- big pods

@@ -566,6 +566,8 @@ impl World {
                 state.containers.keys().any(|k| k.starts_with(uid)),
             ),
             ("volumes", state.volumes.keys().any(|k| k.starts_with(uid))),
+            ("probes", state.probes.keys().any(|k| k.starts_with(uid))),
+            ("objects", state.objects.keys().any(|k| k.contains(uid))),
         ];
         for (table, _) in of_pod.iter().filter(|(_, there)| *there) {
             left.push(format!("record of {pod} in {table}"));

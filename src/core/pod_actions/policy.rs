@@ -25,9 +25,12 @@ pub fn policy_of(pod: &Pod, spec: &ContainerSpec<'_>) -> RestartPolicy {
 /// `ContainerShouldRestart`. Nothing of a pod that is being deleted does, nor an init container that
 /// succeeded, nor an ephemeral container.
 pub fn restarts(pod: &Pod, spec: &ContainerSpec<'_>, exit_code: i32) -> bool {
-    if pod.is_deleting() {
-        return false;
-    }
+    !pod.is_deleting() && policy_restarts(pod, spec, exit_code)
+}
+
+/// [`restarts`] by the policy alone, as statuses see it: that a pod is being deleted does not make the ends
+/// before final.
+pub fn policy_restarts(pod: &Pod, spec: &ContainerSpec<'_>, exit_code: i32) -> bool {
     let by_rule = match spec.kind {
         ContainerKind::Main => matches_rule(&spec.container, exit_code),
         ContainerKind::Init => exit_code != 0 && matches_rule(&spec.container, exit_code),
@@ -53,7 +56,7 @@ pub fn restarts_after(pod: &Pod, exit_code: i32) -> bool {
 
 /// Whether there is an exit code after which a container runs again; upstream's
 /// `IsContainerRestartable`.
-pub(super) fn is_restartable(pod: &Pod, spec: &ContainerSpec<'_>) -> bool {
+pub fn is_restartable(pod: &Pod, spec: &ContainerSpec<'_>) -> bool {
     policy_of(pod, spec) != RestartPolicy::Never || has_restart_rule(&spec.container)
 }
 

@@ -85,12 +85,14 @@ impl<'a> View<'a> {
         !current.hash.is_empty() && current.hash != self.hash
     }
 
-    /// Whether the postStart hook of a running container did not complete.
+    /// Whether the postStart hook of a running container did not complete. Of a container whose start is not on
+    /// record (the store was lost, another agent made it) nobody knows: it is adopted as it is, for a hook that
+    /// fails when it is run twice would have it killed.
     pub(super) fn owes_post_start(&self, current: &ContainerStatus) -> bool {
         let lifecycle = self.spec.container.lifecycle.as_ref();
-        lifecycle.is_some_and(|l| l.post_start.is_some()) && {
+        lifecycle.is_some_and(|l| l.post_start.is_some()) && self.is_intended(current) && {
             let key = post_start_key(&current.id);
-            self.record.is_none_or(|r| !r.hooks_done.contains(&key))
+            self.record.is_some_and(|r| !r.hooks_done.contains(&key))
         }
     }
 
@@ -100,11 +102,11 @@ impl<'a> View<'a> {
             && (self.is_intended(created) || created.attempt >= self.history.next_attempt)
     }
 
-    /// Whether the start of this created container is on record already.
-    fn is_intended(&self, created: &ContainerStatus) -> bool {
+    /// Whether the start of this container is on record.
+    fn is_intended(&self, container: &ContainerStatus) -> bool {
         self.record
             .and_then(|r| r.intent.as_ref())
-            .is_some_and(|i| i.container_id == created.id)
+            .is_some_and(|i| i.container_id == container.id)
     }
 
     /// The back-off is keyed by what runs: another image starts afresh.

@@ -4,14 +4,15 @@
 use k8s_openapi::api::core::v1 as api;
 use k8s_openapi::api::core::v1::{Container, Pod, ResourceRequirements};
 
-use super::restart::restarts;
 use super::states::{
     completed, end_state, is_unknown, last_end, shorten, some_if_any, state, terminated,
     time_of_ns, unlocated, unlocated_when_terminated, waiting, waiting_for,
 };
 use super::{Stage, StatusInput};
 use crate::core::container_history::{History, Latest, STATUS_UNKNOWN, STATUS_UNKNOWN_EXIT_CODE};
-use crate::core::pod_actions::{crash_wait, sandbox_to_create};
+use crate::core::pod_actions::{
+    crash_wait, is_restartable, policy_restarts as restarts, sandbox_to_create,
+};
 use crate::core::state::ExitRecord;
 use crate::types::containers::{ContainerSpec, containers_of, is_sidecar};
 use crate::types::pod::RestartPolicy;
@@ -179,9 +180,9 @@ fn together(input: &StatusInput<'_>, views: &[View<'_>]) -> Together {
             Latest::Running(_) | Latest::Starting | Latest::Unknown(_)
         )
     };
-    let own_policy = |c: &Container| c.restart_policy.is_some();
+    // As `pod_actions` has it: a policy of a container's own that is Never as well changes nothing.
     let once_only = input.pod.restart_policy() == RestartPolicy::Never
-        && !input.pod.containers().iter().any(own_policy);
+        && !of_kind(ContainerKind::Main).any(|v| is_restartable(input.pod, v.spec));
     let of_spec = |v: &&View<'_>| v.spec.kind != ContainerKind::Ephemeral;
     let is_made = |v: &View<'_>| {
         let name = &v.spec.container.name;

@@ -3,8 +3,8 @@
 use k8s_openapi::api::core::v1 as api;
 use k8s_openapi::api::core::v1::Pod;
 
-use super::restart::restarts;
 use super::{all_statuses, is_terminal};
+use crate::core::pod_actions::policy_restarts as restarts;
 use crate::types::containers::container_of;
 use crate::types::pod::RestartPolicy;
 use crate::types::{ContainerKind, PodExt};

@@ -3,9 +3,9 @@
 use k8s_openapi::api::core::v1::ContainerStatus;
 
 use super::containers::Statuses;
-use super::restart::restarts;
 use super::states::{is_unknown, last_end, state};
 use super::{Stage, StatusInput};
+use crate::core::pod_actions::policy_restarts as restarts;
 use crate::types::containers::containers_of;
 use crate::types::{ContainerKind, PodExt};
 

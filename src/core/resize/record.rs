@@ -31,14 +31,19 @@ pub struct PendingRecord {
     pub message: String,
 }
 
+/// Begin of the keys of all [`ResizeRecord`]s.
+pub const RESIZES: &str = "resizes/";
+/// Begin of the keys of all [`PendingRecord`]s.
+pub const PENDING: &str = "resizepending/";
+
 /// Key of a pod's [`ResizeRecord`].
 pub fn resize_key(pod: &Pod) -> String {
-    format!("resizes/{}/{}", pod.namespace(), pod.uid())
+    format!("{RESIZES}{}/{}", pod.namespace(), pod.uid())
 }
 
 /// Key of a pod's [`PendingRecord`].
 pub fn pending_key(pod: &Pod) -> String {
-    format!("resizepending/{}/{}", pod.namespace(), pod.uid())
+    format!("{PENDING}{}/{}", pod.namespace(), pod.uid())
 }
 
 impl ResizeRecord {

@@ -290,6 +290,23 @@ fn a_resumed_pod_keeps_its_due_time_but_waits_no_longer_than_a_pause() {
 }
 
 #[test]
+fn a_resumed_pod_is_due_when_its_active_deadline_is_whatever_the_queue_says() {
+    let limited = |seconds| {
+        let mut start = settled();
+        let mut record = start.state.record::<PodRecord>("u1").cloned().unwrap();
+        let mut pod = (*record.pod.0).clone();
+        pod.spec.get_or_insert_default().active_deadline_seconds = Some(seconds);
+        record.pod = Json(Arc::new(pod));
+        start = start.put("u1", record);
+        start.pod()
+    };
+    // Started at 11 s.
+    assert_eq!(limited(120).due, Some(at(131)));
+    assert_eq!(limited(60).due, Some(at(71)), "it is over already");
+    assert_eq!(limited(3600).due, Some(at(190)));
+}
+
+#[test]
 fn a_pod_is_confirmed_in_the_epoch_its_source_confirmed_it_in_and_later_ones_are_not() {
     for (epoch, confirmed) in [(3, true), (2, true), (4, false)] {
         let mut start = settled();

@@ -447,15 +447,23 @@ fn post_start_table() {
     };
     let rows: Vec<HookRow> = vec![
         (
-            "not done",
+            "its start is not on record",
             main(),
             vec![running("a", 0)],
             none(),
             None,
-            "hook a-0, keep a",
+            "keep a",
         ),
         (
-            "on record without it",
+            "another start is on record",
+            main(),
+            vec![running("a", 1)],
+            [("a", started("a", 0))].into(),
+            None,
+            "keep a",
+        ),
+        (
+            "not done",
             main(),
             vec![running("a", 0)],
             [("a", started("a", 0))].into(),
@@ -473,16 +481,16 @@ fn post_start_table() {
         (
             "done for another one",
             main(),
-            vec![running("a", 1)],
-            done("a-0"),
+            vec![running("a", 0)],
+            done("a-7"),
             None,
-            "hook a-1, keep a",
+            "hook a-0, keep a",
         ),
         (
             "not of one that is killed",
             main(),
             vec![running("a", 0)],
-            none(),
+            [("a", started("a", 0))].into(),
             Some(ProbeFailure::Liveness),
             "kill a-0, start a#1",
         ),
@@ -490,7 +498,7 @@ fn post_start_table() {
             "not of an outdated one",
             main(),
             vec![other_hash(running("a", 0))],
-            none(),
+            [("a", started("a", 0))].into(),
             None,
             "kill a-0, start a#1",
         ),
@@ -518,7 +526,7 @@ fn post_start_table() {
             "gates after a sidecar",
             sidecar(),
             vec![running("a", 0)],
-            none(),
+            [("a", started("a", 0))].into(),
             None,
             "hook a-0, keep a",
         ),
@@ -534,7 +542,7 @@ fn post_start_table() {
             "sidecar beside a main",
             sidecar(),
             vec![running("a", 0), running("m", 0)],
-            none(),
+            [("a", started("a", 0))].into(),
             None,
             "hook a-0, keep a, keep m",
         ),
@@ -562,4 +570,24 @@ fn starts_say_what_kind_they_are_of() {
     use ContainerKind::{Ephemeral, Main, Sidecar};
     assert_eq!(kinds(runtime(vec![])), [Ephemeral, Sidecar]);
     assert_eq!(kinds(runtime(vec![running("a", 0)])), [Ephemeral, Main]);
+}
+
+#[test]
+fn a_deletion_starts_nothing_and_makes_no_end_final_that_was_not() {
+    let mut pod = one("OnFailure", "containers", json!({}));
+    let spec = |pod: &Pod| restarts_of(pod, "a", 1);
+    assert_eq!(spec(&pod), (true, true));
+    pod.metadata.deletion_timestamp = Some(k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(
+        jiff::Timestamp::UNIX_EPOCH,
+    ));
+    assert_eq!(spec(&pod), (false, true));
+}
+
+/// Whether the container runs again, and whether its policy would have it.
+fn restarts_of(pod: &Pod, name: &str, code: i32) -> (bool, bool) {
+    let spec = crate::types::containers::container_of(pod, name).unwrap();
+    (
+        restarts(pod, &spec, code),
+        policy_restarts(pod, &spec, code),
+    )
 }

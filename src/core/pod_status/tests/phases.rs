@@ -613,3 +613,31 @@ fn a_deadline_does_not_change_an_end() {
         (Some("Succeeded"), None)
     );
 }
+
+#[test]
+fn a_policy_of_its_own_that_is_never_does_not_keep_a_pod_waiting_for_what_never_starts() {
+    // `a` ended, the sandbox is gone: nothing of the pod may start again, `b` included.
+    let pod = |own: serde_json::Value| {
+        let mut a = own;
+        a["name"] = "a".into();
+        a["image"] = "img:1".into();
+        pod_of(serde_json::json!({
+            "restartPolicy": "Never",
+            "containers": [a, {"name": "b", "image": "img:1"}],
+        }))
+    };
+    for (own, want) in [
+        (serde_json::json!({}), "Failed a=0/-/0 b=137/-/0"),
+        (
+            serde_json::json!({"restartPolicy": "Never"}),
+            "Failed a=0/-/0 b=137/-/0",
+        ),
+        (
+            serde_json::json!({"restartPolicy": "OnFailure"}),
+            "Pending a=0/-/0 b=creating/-/0",
+        ),
+    ] {
+        let setup = Setup::of(pod(own.clone()), no_sandbox(vec![exited("a", 0, 0)]));
+        assert_eq!(words(&setup.generate()), want, "{own}");
+    }
+}
