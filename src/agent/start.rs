@@ -34,9 +34,7 @@ use crate::nodestatus::NodeStatusHandle;
 use crate::objects::Objects;
 use crate::pleg::{Pleg, PlegOptions};
 use crate::pod_manager::PodManager;
-use crate::pod_workers::{
-    PodWorkers, ReasonCache, StartFailure, StartGate, WorkQueue, WorkerContext,
-};
+use crate::pod_workers::{PodWorkers, ReasonCache, StartGate, WorkQueue, WorkerContext};
 use crate::prober::{Prober, ProberContext};
 use crate::runtime_state::RuntimeState;
 use crate::server::{HealthChecks, TimedCheck, sync_loop_check};
@@ -599,22 +597,7 @@ async fn plan(
 fn reported_reasons(state: &State) -> ReasonCache {
     let reasons = ReasonCache::default();
     for (uid, versioned) in &state.statuses {
-        let waiting = versioned
-            .record
-            .status
-            .container_statuses
-            .iter()
-            .flatten()
-            .filter_map(|c| {
-                let waiting = c.state.as_ref()?.waiting.as_ref()?;
-                let reason = waiting.reason.clone()?;
-                let failure = StartFailure {
-                    reason,
-                    message: waiting.message.clone()?,
-                };
-                Some((c.name.clone(), failure))
-            })
-            .collect();
+        let waiting = ReasonCache::told(&versioned.record.status);
         reasons.set(&PodUid::new(uid), waiting);
     }
     reasons
