@@ -345,6 +345,13 @@ pub(super) async fn start(
         )
     });
     let cgroups = node::cgroups(config)?;
+    if let Err(error) = cgroups.limit_all() {
+        warn!(%error, "pods may use what is reserved");
+        let text = format!("Failed to update Node Allocatable Limits: {error}");
+        let reason = "FailedNodeAllocatableEnforcement";
+        let event = Event::node(EventType::Warning, reason, text);
+        base.recorder.record(event);
+    }
     let node = node::context(config, &cgroups)?;
     for event in node.dns.check_limits() {
         base.recorder.record(event);
