@@ -578,6 +578,23 @@ fn limits_of_processes_and_events_come_from_flags_without_a_warning() {
 }
 
 #[test]
+fn a_seccomp_default_comes_from_file_and_flag_without_a_warning() {
+    let files = Files::new();
+    let file = files.config("c.yaml", "seccompDefault: true\n");
+    let file = file.display().to_string();
+    for (args, want) in [
+        (vec![], false),
+        (vec!["--config", &file], true),
+        (vec!["--config", &file, "--seccomp-default=false"], false),
+        (vec!["--seccomp-default"], true),
+    ] {
+        let (config, warnings) = run(&args).unwrap();
+        assert_eq!(warnings, [], "{args:?}");
+        assert_eq!(config.kubelet.seccomp_default, want, "{args:?}");
+    }
+}
+
+#[test]
 fn a_process_limit_without_pod_cgroups_is_warned_about_where_it_was_set() {
     let files = Files::new();
     let file = files.config("c.yaml", "podPidsLimit: 9\ncgroupsPerQOS: false\n");

@@ -1,14 +1,15 @@
 //! Facts of this node that pods' configurations depend on.
 
-use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 
 use tracing::warn;
 
 use super::AgentError;
 use crate::cm::{CgroupConfig, CgroupDriver, CgroupManager, CgroupVersion};
-use crate::kubeletconfig::{self, AgentConfig};
+use crate::kubeletconfig::{self, AgentConfig, KubeletConfiguration};
 use crate::kuberuntime::dns::DnsConfigurer;
 use crate::kuberuntime::node_context::NodeContext;
+use crate::nodestatus::cpus;
 
 /// Memory of the machine in bytes; 0 when it cannot be read.
 fn memory_capacity() -> u64 {
@@ -45,18 +46,42 @@ pub(super) fn host_ips(given: &[IpAddr]) -> Vec<String> {
     if !given.is_empty() {
         return given.iter().map(ToString::to_string).collect();
     }
-    // TEST-NET-1: never assigned to a host.
-    let elsewhere = SocketAddr::from((Ipv4Addr::new(192, 0, 2, 1), 9));
-    let found = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0))
-        .and_then(|socket| socket.connect(elsewhere).map(|()| socket))
-        .and_then(|socket| socket.local_addr());
-    match found {
+    // TEST-NET-1 and the prefix for documentation: never assigned to a host.
+    let v4 = SocketAddr::from((Ipv4Addr::new(192, 0, 2, 1), 9));
+    let v6 = SocketAddr::from((Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1), 9));
+    let leaving_for = |elsewhere: SocketAddr| {
+        let any: IpAddr = match elsewhere {
+            SocketAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
+            SocketAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
+        };
+        UdpSocket::bind((any, 0))
+            .and_then(|socket| socket.connect(elsewhere).map(|()| socket))
+            .and_then(|socket| socket.local_addr())
+    };
+    match leaving_for(v4).or_else(|error| leaving_for(v6).map_err(|_| error)) {
         Ok(address) => vec![address.ip().to_string()],
         Err(error) => {
             warn!(%error, "the node has no route to other networks, its address is the loopback's");
             vec![Ipv4Addr::LOCALHOST.to_string()]
         }
     }
+}
+
+/// Billionths of a thousandth.
+const MILLI: i128 = 1_000_000;
+/// Billionths of a unit.
+const UNIT: i128 = 1_000_000_000;
+
+/// What all pods together may use of a resource, in `unit`: the capacity without what is reserved, where
+/// `enforceNodeAllocatable` says so; `None` when that is nothing. Upstream: `getNodeAllocatableAbsolute`, in
+/// which the eviction thresholds do not count.
+fn for_pods(kubelet: &KubeletConfiguration, name: &str, capacity: u64, unit: i128) -> Option<u64> {
+    let mut left = i128::from(capacity) * UNIT;
+    if kubelet.enforce_node_allocatable.iter().any(|e| e == "pods") {
+        let reserved = [&kubelet.system_reserved, &kubelet.kube_reserved];
+        left -= reserved.iter().filter_map(|r| r.get(name)).sum::<i128>();
+    }
+    u64::try_from(left / unit).ok().filter(|left| *left > 0)
 }
 
 /// Finds out about cgroups. Blocking.
@@ -74,6 +99,8 @@ pub(super) fn cgroups(config: &AgentConfig) -> Result<CgroupManager, AgentError>
         cfs_period_us: micros(kubelet.cpu_cfs_quota_period),
         pod_pids_limit: kubelet.pod_pids_limit,
         hugepage_sizes: hugepage_sizes(),
+        allocatable_cpu_milli: for_pods(kubelet, "cpu", cpus(), MILLI),
+        allocatable_memory: for_pods(kubelet, "memory", memory_capacity(), UNIT),
         ..CgroupConfig::default()
     })?;
     manager.setup()?;
@@ -113,6 +140,8 @@ pub(super) fn context(
     context.hugepage_sizes = hugepage_sizes();
     context.host_ips = host_ips(&config.node_ips);
     context.apparmor = has_apparmor();
+    context.selinux = std::path::Path::new("/sys/fs/selinux/enforce").exists();
+    context.seccomp_default = kubelet.seccomp_default;
     Ok(context)
 }
 
@@ -124,4 +153,39 @@ fn has_apparmor() -> bool {
 
 fn micros(period: std::time::Duration) -> u64 {
     u64::try_from(period.as_micros()).unwrap_or(100_000)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pods_together_get_what_is_not_reserved() {
+        let mut kubelet = KubeletConfiguration::default();
+        let reserved = |cpu: i128, memory: i128| {
+            [
+                ("cpu".to_owned(), cpu * MILLI),
+                ("memory".to_owned(), memory * UNIT),
+            ]
+            .into()
+        };
+        kubelet.system_reserved = reserved(500, 1000);
+        kubelet.kube_reserved = reserved(250, 24);
+        let both = |kubelet: &KubeletConfiguration| {
+            (
+                for_pods(kubelet, "cpu", 2, MILLI),
+                for_pods(kubelet, "memory", 4096, UNIT),
+            )
+        };
+        assert_eq!(both(&kubelet), (Some(1250), Some(3072)));
+        kubelet.enforce_node_allocatable = vec!["none".to_owned()];
+        assert_eq!(both(&kubelet), (Some(2000), Some(4096)));
+        kubelet.enforce_node_allocatable = vec!["pods".to_owned()];
+        kubelet.system_reserved = reserved(2000, 5000);
+        assert_eq!(
+            both(&kubelet),
+            (None, None),
+            "no limit rather than none left"
+        );
+    }
 }

@@ -35,9 +35,7 @@ use crate::nodestatus::NodeStatusHandle;
 use crate::objects::Objects;
 use crate::pleg::{Pleg, PlegOptions};
 use crate::pod_manager::PodManager;
-use crate::pod_workers::{
-    PodWorkers, ReasonCache, StartFailure, StartGate, WorkQueue, WorkerContext,
-};
+use crate::pod_workers::{PodWorkers, ReasonCache, StartGate, WorkQueue, WorkerContext};
 use crate::prober::{Prober, ProberContext};
 use crate::runtime_state::RuntimeState;
 use crate::server::{HealthChecks, TimedCheck, sync_loop_check};
@@ -348,6 +346,13 @@ pub(super) async fn start(
         )
     });
     let cgroups = node::cgroups(config)?;
+    if let Err(error) = cgroups.limit_all() {
+        warn!(%error, "pods may use what is reserved");
+        let text = format!("Failed to update Node Allocatable Limits: {error}");
+        let reason = "FailedNodeAllocatableEnforcement";
+        let event = Event::node(EventType::Warning, reason, text);
+        base.recorder.record(event);
+    }
     let node = node::context(config, &cgroups)?;
     for event in node.dns.check_limits() {
         base.recorder.record(event);
@@ -600,17 +605,7 @@ async fn plan(
 fn reported_reasons(state: &State) -> ReasonCache {
     let reasons = ReasonCache::default();
     for (uid, versioned) in &state.statuses {
-        let waiting = pod_status::all_statuses(&versioned.record.status)
-            .filter_map(|c| {
-                let waiting = c.state.as_ref()?.waiting.as_ref()?;
-                let reason = waiting.reason.clone()?;
-                let failure = StartFailure {
-                    reason,
-                    message: waiting.message.clone()?,
-                };
-                Some((c.name.clone(), failure))
-            })
-            .collect();
+        let waiting = ReasonCache::told(&versioned.record.status);
         reasons.set(&PodUid::new(uid), waiting);
     }
     reasons

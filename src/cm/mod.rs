@@ -49,7 +49,7 @@ pub struct CgroupConfig {
     pub cfs_period_us: u64,
     /// CPU of all pods together in thousandths of a core; sets the shares of `kubepods`.
     pub allocatable_cpu_milli: Option<u64>,
-    /// Memory of all pods together in bytes; sets the limit of `kubepods` when given.
+    /// Memory of all pods together in bytes; the limit of `kubepods`, see [`CgroupManager::limit_all`].
     pub allocatable_memory: Option<u64>,
     /// `podPidsLimit`: processes and threads of one pod; `None` for no limit.
     pub pod_pids_limit: Option<u64>,
@@ -255,8 +255,7 @@ impl CgroupManager {
                 .config
                 .allocatable_cpu_milli
                 .map(|m| resources::milli_cpu_to_shares(i64::try_from(m).unwrap_or(i64::MAX))),
-            memory: self.config.allocatable_memory,
-            quota: None,
+            ..Limits::default()
         };
         self.make(&self.top, top)?;
         let least = Limits {
@@ -266,6 +265,22 @@ impl CgroupManager {
         self.make(&self.qos(QosClass::BestEffort), least)?;
         // Burstable shares are the sum over its pods; see `refresh_qos`.
         self.make(&self.qos(QosClass::Burstable), Limits::default())
+    }
+
+    /// Limits the memory of all pods together, so that what is reserved is left; upstream's
+    /// `enforceNodeAllocatableCgroups`.
+    ///
+    /// # Errors
+    /// When the kernel refuses, as it does while the pods use more than that: the node can do without.
+    pub fn limit_all(&self) -> Result<(), CgroupError> {
+        if !self.config.per_qos {
+            return Ok(());
+        }
+        let limits = Limits {
+            memory: self.config.allocatable_memory,
+            ..Limits::default()
+        };
+        self.make(&self.top, limits)
     }
 
     /// Sets the shares of the QoS cgroups by the pods that are active; upstream's `UpdateCgroups`, each

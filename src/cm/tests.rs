@@ -132,6 +132,58 @@ fn the_process_limit_goes_to_the_same_file_everywhere() {
 }
 
 #[test]
+fn all_pods_together_are_held_to_their_share_of_the_node() {
+    const V1_DIRS: &[(&str, &[&str])] = &[("cpu", &["cpu"]), ("memory", &["memory"])];
+    const V2_DIRS: &[(&str, &[&str])] = &[("", &["cpu", "memory"])];
+    for (version, dirs, shares, memory) in [
+        (
+            CgroupVersion::V1 { hybrid: true },
+            V1_DIRS,
+            ("cpu/kubepods/cpu.shares", "1280"),
+            ("memory/kubepods/memory.limit_in_bytes", "4096"),
+        ),
+        (
+            CgroupVersion::V2,
+            V2_DIRS,
+            ("kubepods/cpu.weight", "49"),
+            ("kubepods/memory.max", "4096"),
+        ),
+    ] {
+        let mount = tempfile::tempdir().unwrap();
+        let at = |file: &str| mount.path().join(file);
+        for (dir, controllers) in dirs {
+            for child in ["", "kubepods", "kubepods/burstable", "kubepods/besteffort"] {
+                let dir = at(dir).join(child);
+                std::fs::create_dir_all(&dir).unwrap();
+                let all = controllers.join(" ");
+                std::fs::write(dir.join("cgroup.controllers"), &all).unwrap();
+                std::fs::write(dir.join("cgroup.subtree_control"), &all).unwrap();
+                for file in [
+                    "cpu.shares",
+                    "cpu.weight",
+                    "memory.limit_in_bytes",
+                    "memory.max",
+                ] {
+                    std::fs::write(dir.join(file), "").unwrap();
+                }
+            }
+        }
+        let config = CgroupConfig {
+            allocatable_cpu_milli: Some(1250),
+            allocatable_memory: Some(4096),
+            ..CgroupConfig::default()
+        };
+        let manager = manager_on(mount.path(), config, version, dirs);
+        manager.setup().unwrap();
+        let read = |file: &str| std::fs::read_to_string(at(file)).unwrap();
+        assert_eq!(read(shares.0), shares.1, "{version:?}");
+        assert_eq!(read(memory.0), "", "a limit that is refused keeps no agent");
+        manager.limit_all().unwrap();
+        assert_eq!(read(memory.0), memory.1, "{version:?}");
+    }
+}
+
+#[test]
 fn a_process_limit_needs_the_pids_controller_and_no_limit_does_not() {
     let mount = tempfile::tempdir().unwrap();
     let dirs: &[(&str, &[&str])] = &[("", &["cpu", "memory"])];

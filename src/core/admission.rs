@@ -6,6 +6,7 @@
 //! **Invariant:** the caller passes in `others` the admitted pods alone that their sources still want; a pod
 //! never competes with itself.
 
+mod apparmor;
 mod matching;
 mod preemption;
 pub(crate) mod resources;
@@ -38,6 +39,8 @@ pub struct AdmissionContext<'a> {
     pub node: &'a Node,
     /// `allowedUnsafeSysctls`: names, or prefixes ending in `*`.
     pub unsafe_sysctls: &'a [String],
+    /// AppArmor is enabled on the host.
+    pub apparmor: bool,
 }
 
 /// What was decided.
@@ -50,7 +53,7 @@ pub struct Verdict {
 }
 
 /// Decides. The order is: unsupported fields, sysctls, name, operating system, then upstream's predicates:
-/// resources, node selector and affinity, node name, host ports, taints. A critical pod that lacks nothing
+/// resources, node selector and affinity, node name, host ports, taints; then AppArmor. A critical pod that lacks nothing
 /// but resources gets those of pods that may be preempted. Upstream: `predicateAdmitHandler.Admit` and
 /// `CriticalPodAdmissionHandler`.
 pub fn admit(pod: &Pod, others: &[&Pod], ctx: &AdmissionContext<'_>) -> Verdict {
@@ -69,7 +72,8 @@ pub fn admit(pod: &Pod, others: &[&Pod], ctx: &AdmissionContext<'_>) -> Verdict 
     let lacking = resources::insufficient(pod, &others, ctx.node, ctx.max_pods);
     let unfit = unfit(pod, ctx)
         .or_else(|| port_conflict(pod, &others))
-        .or_else(|| matching::untolerated(pod, ctx.node));
+        .or_else(|| matching::untolerated(pod, ctx.node))
+        .or_else(|| apparmor::unenforceable(pod, ctx.apparmor));
     match (lacking.first(), unfit) {
         (None, None) => admitted(Vec::new()),
         (None, Some(unfit)) => rejected(unfit),

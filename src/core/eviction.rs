@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
+use super::admission::is_critical;
 use super::resources::{self, NANOS, amount};
 use crate::types::PodExt;
 
@@ -49,8 +50,12 @@ impl Wanted {
     }
 }
 
-/// What has to be measured to decide on a pod: nothing when it has no limits.
+/// What has to be measured to decide on a pod: nothing when it has no limits, and nothing of a critical pod,
+/// which is never evicted; a static one would not come back. Upstream: `evictPod`.
 pub fn wanted(pod: &Pod) -> Wanted {
+    if is_critical(pod) {
+        return Wanted::default();
+    }
     let containers = resources::ephemeral_storage_limit(pod).is_some();
     let volumes = pod.spec_ref().volumes.iter().flatten();
     let empty_dirs = volumes
@@ -339,5 +344,17 @@ mod tests {
             assert_eq!(got.containers, containers, "{spec}");
             assert_eq!(got.is_empty(), empty_dirs.is_empty() && !containers);
         }
+    }
+
+    #[test]
+    fn critical_pods_are_not_measured() {
+        let mut pod = pod(json!({"containers": [container("c", "1Mi")]}));
+        assert!(!wanted(&pod).is_empty());
+        pod.spec.as_mut().unwrap().priority = Some(2_000_000_000);
+        assert!(wanted(&pod).is_empty());
+        pod.spec.as_mut().unwrap().priority = None;
+        pod.metadata.annotations =
+            serde_json::from_value(json!({"kubernetes.io/config.source": "file"})).unwrap();
+        assert!(wanted(&pod).is_empty());
     }
 }

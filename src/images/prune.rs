@@ -1,20 +1,24 @@
 //! Forgetting images that are gone.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
 use k8s_cri::v1;
 use tokio_util::sync::CancellationToken;
 
-use super::records;
+use super::{keyring, records};
+use crate::core::state::{ImageRecord, State, Transaction};
 use crate::kuberuntime::cri::CriClient;
 use crate::store::{CommitError, Store};
 use crate::types::{Clock, Stamp};
 
 /// Upstream's `ImageGCPeriod`.
 const PERIOD: Duration = Duration::from_secs(300);
+/// How long it is remembered that an image that is gone was used.
+const KEPT: Duration = Duration::from_secs(3600);
 
-/// Drops the records of pulls of images that are gone. `images` are all images of the runtime as of
+/// Drops the records of pulls of images that are gone, and of their names. `images` are all images of the runtime as of
 /// `listed_at`, which is before the list was asked for. Upstream's `PruneUnknownRecords`.
 ///
 /// # Errors
@@ -25,7 +29,8 @@ pub async fn prune(
     listed_at: Stamp,
 ) -> Result<(), CommitError> {
     let ids: Vec<&str> = images.iter().map(|i| i.id.as_str()).collect();
-    let transaction = records::prune(&store.snapshot(), &ids, listed_at);
+    let seen = store.snapshot();
+    let transaction = records::prune(&seen, &ids, listed_at).and(unused(&seen, images, listed_at));
     if transaction.is_empty() {
         return Ok(());
     }
@@ -33,6 +38,37 @@ pub async fn prune(
         Ok(_) | Err(CommitError::Stale { .. }) => Ok(()),
         Err(error) => Err(error),
     }
+}
+
+/// The end of the records of names whose image is gone, for which no pod waits and that were not used for
+/// [`KEPT`].
+fn unused(seen: &State, images: &[v1::Image], listed_at: Stamp) -> Transaction {
+    let there: HashSet<&str> = images
+        .iter()
+        .flat_map(|i| i.repo_tags.iter().chain(&i.repo_digests).chain([&i.id]))
+        .map(String::as_str)
+        .collect();
+    let names: HashSet<String> = there.iter().map(|name| qualified(name)).collect();
+    let mut transaction = Transaction::new();
+    for (image, record) in seen.with_prefix::<ImageRecord>("") {
+        let pulled = record.pulled_ref.as_deref();
+        let is_there =
+            pulled.is_some_and(|p| there.contains(p)) || names.contains(&qualified(image));
+        let is_old = listed_at.since(record.last_used) >= KEPT;
+        if !is_there && is_old && record.backoffs.is_empty() {
+            transaction = transaction
+                .expect::<ImageRecord>(seen, image)
+                .delete::<ImageRecord>(image);
+        }
+    }
+    transaction
+}
+
+/// A name with its registry, as the runtime lists it.
+fn qualified(image: &str) -> String {
+    let rest = image.rsplit('/').next().unwrap_or(image);
+    let end = rest.find(['@', ':']).map_or("", |at| &rest[at..]);
+    format!("{}{end}", keyring::repository(image))
 }
 
 /// [`prune`]s every five minutes until cancelled.

@@ -556,6 +556,7 @@ fn take(
             c.runtime_request_timeout = r.period().unwrap_or(d.runtime_request_timeout);
         }
         "failCgroupV1" => c.fail_cgroup_v1 = r.bool().unwrap_or(d.fail_cgroup_v1),
+        "seccompDefault" => c.seccomp_default = r.bool().unwrap_or(d.seccomp_default),
         "logging.format" => c.logging.format = r.parsed(str::parse).unwrap_or(d.logging.format),
         "logging.verbosity" => {
             c.logging.verbosity = r.int("a number from 0").unwrap_or(d.logging.verbosity);

@@ -230,7 +230,7 @@ pub const FIELDS: &[Field] = &[
     ),
     later("enableProfilingHandler", Kind::Bool),
     later("enableDebugFlagsHandler", Kind::Bool),
-    later("seccompDefault", Kind::Bool),
+    yes("seccompDefault", Kind::Bool),
     later("memoryThrottlingFactor", Kind::Number),
     later("memoryReservationPolicy", Kind::String),
     yes("registerWithTaints", Kind::Objects(TAINT)),

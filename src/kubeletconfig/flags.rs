@@ -112,6 +112,10 @@ pub struct KubeletFlags {
     #[arg(long = "fail-cgroupv1", value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true", value_parser = parse_bool)]
     pub fail_cgroup_v1: Option<bool>,
 
+    /// Give containers that name no seccomp profile the runtime's instead of none [default: false]
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true", value_parser = parse_bool)]
+    pub seccomp_default: Option<bool>,
+
     /// IP address of the node, or two of different families separated by a comma
     #[arg(long, value_name = "IP[,IP]")]
     pub node_ip: Option<String>,

@@ -261,6 +261,7 @@ fn apply_flags(settings: &mut Settings, flags: &KubeletFlags) {
     over!("--cgroup-root", "cgroupRoot", f.cgroup_root => c.cgroup_root);
     over!("--cgroups-per-qos", "cgroupsPerQOS", f.cgroups_per_qos => c.cgroups_per_qos);
     over!("--fail-cgroupv1", "failCgroupV1", f.fail_cgroup_v1 => c.fail_cgroup_v1);
+    over!("--seccomp-default", "seccompDefault", f.seccomp_default => c.seccomp_default);
     over!("--runtime-request-timeout", "runtimeRequestTimeout", f.runtime_request_timeout => c.runtime_request_timeout);
     over!("--serialize-image-pulls", "serializeImagePulls", f.serialize_image_pulls => c.serialize_image_pulls);
     over!("--cpu-cfs-quota", "cpuCFSQuota", f.cpu_cfs_quota => c.cpu_cfs_quota);

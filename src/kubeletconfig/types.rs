@@ -259,6 +259,8 @@ pub struct KubeletConfiguration {
     pub runtime_request_timeout: Duration,
     /// Whether to refuse to run on cgroup v1.
     pub fail_cgroup_v1: bool,
+    /// Whether containers that say nothing have the runtime's seccomp profile instead of none.
+    pub seccomp_default: bool,
     /// The `logging` section.
     pub logging: Logging,
     /// Events recorded per second; 0 for no limit.
@@ -342,6 +344,7 @@ impl Default for KubeletConfiguration {
             image_service_endpoint: String::new(),
             runtime_request_timeout: Duration::from_secs(120),
             fail_cgroup_v1: false,
+            seccomp_default: false,
             logging: Logging::default(),
             event_record_qps: 50,
             event_burst: 100,

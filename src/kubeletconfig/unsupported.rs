@@ -185,7 +185,6 @@ pub const UNSUPPORTED_FLAGS: &[UnsupportedFlag] = &[
     value("reserved-memory"),
     switch("rotate-server-certificates"),
     value("runtime-cgroups"),
-    switch("seccomp-default"),
     value("storage-driver-buffer-duration"),
     value("storage-driver-db"),
     value("storage-driver-host"),

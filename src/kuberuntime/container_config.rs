@@ -111,7 +111,7 @@ pub fn build(
         command: expand(&container.command),
         args: expand(&container.args),
         working_dir: container.working_dir.clone().unwrap_or_default(),
-        mounts: mounts(inputs)?,
+        mounts: mounts(inputs, ctx)?,
         labels: container_labels(pod, container),
         annotations: container_annotations(inputs),
         log_path: log_path(&container.name, attempt),
@@ -290,10 +290,14 @@ fn termination_path(container: &Container) -> &str {
         .unwrap_or(DEFAULT_TERMINATION_PATH)
 }
 
-fn mounts(inputs: &ContainerInputs<'_>) -> Result<Vec<v1::Mount>, ConfigError> {
+fn mounts(inputs: &ContainerInputs<'_>, ctx: &NodeContext) -> Result<Vec<v1::Mount>, ConfigError> {
     let container = inputs.container;
     let mut mounts = Vec::new();
     for mount in container.volume_mounts.iter().flatten() {
+        if is_image(inputs.pod, &mount.name) {
+            // The runtime mounts it; who pulls it adds the mount.
+            continue;
+        }
         let error = |reason: String| ConfigError::Mount {
             container: container.name.clone(),
             volume: mount.name.clone(),
@@ -335,16 +339,28 @@ fn mounts(inputs: &ContainerInputs<'_>) -> Result<Vec<v1::Mount>, ConfigError> {
             // Only the agent writes what it keeps up to date.
             readonly: mount.read_only.unwrap_or(false) || is_content(inputs.pod, &mount.name),
             propagation: propagation.into(),
+            // What a hostPath leads to keeps the label that the node gave it.
+            selinux_relabel: ctx.selinux && !is_host_path(inputs.pod, &mount.name),
             ..Default::default()
         });
     }
     if let Some(hosts) = &inputs.files.hosts {
-        mounts.push(file_mount(hosts, HOSTS_FILE));
+        mounts.push(file_mount(hosts, HOSTS_FILE, ctx));
     }
     if let Some(log) = &inputs.files.termination_log {
-        mounts.push(file_mount(log, termination_path(container)));
+        mounts.push(file_mount(log, termination_path(container), ctx));
     }
     Ok(mounts)
+}
+
+fn is_host_path(pod: &Pod, volume: &str) -> bool {
+    let mut volumes = pod.spec_ref().volumes.iter().flatten();
+    volumes.any(|v| v.name == volume && v.host_path.is_some())
+}
+
+fn is_image(pod: &Pod, volume: &str) -> bool {
+    let mut volumes = pod.spec_ref().volumes.iter().flatten();
+    volumes.any(|v| v.name == volume && v.image.is_some())
 }
 
 fn is_content(pod: &Pod, volume: &str) -> bool {
@@ -352,10 +368,11 @@ fn is_content(pod: &Pod, volume: &str) -> bool {
     volumes.any(|v| v.name == volume && sources::is_content_volume(v))
 }
 
-fn file_mount(host: &Path, container: &str) -> v1::Mount {
+fn file_mount(host: &Path, container: &str, ctx: &NodeContext) -> v1::Mount {
     v1::Mount {
         container_path: absolute(container),
         host_path: host.to_string_lossy().into_owned(),
+        selinux_relabel: ctx.selinux,
         ..Default::default()
     }
 }

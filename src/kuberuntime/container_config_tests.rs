@@ -8,7 +8,11 @@ fn pod(container: serde_json::Value) -> Pod {
         "spec": {
             "terminationGracePeriodSeconds": 20,
             "hostAliases": [{"ip": "1.2.3.4", "hostnames": ["foo", "bar"]}],
-            "volumes": [{"name": "v", "emptyDir": {}}],
+            "volumes": [
+                {"name": "v", "emptyDir": {}},
+                {"name": "node", "hostPath": {"path": "/node"}},
+                {"name": "data", "image": {"reference": "data:1"}},
+            ],
             "containers": [container],
         },
     }))
@@ -16,9 +20,18 @@ fn pod(container: serde_json::Value) -> Pod {
 }
 
 fn config(container: serde_json::Value) -> Result<v1::ContainerConfig, ConfigError> {
+    config_on(container, &NodeContext::new("n", "/r"))
+}
+
+fn config_on(
+    container: serde_json::Value,
+    ctx: &NodeContext,
+) -> Result<v1::ContainerConfig, ConfigError> {
     let pod = pod(container);
-    let ctx = NodeContext::new("n", "/r");
-    let volumes = BTreeMap::from([("v".to_owned(), PathBuf::from("/host/v"))]);
+    let volumes = BTreeMap::from([
+        ("v".to_owned(), PathBuf::from("/host/v")),
+        ("node".to_owned(), PathBuf::from("/node")),
+    ]);
     let files = ContainerFiles {
         hosts: Some("/r/pods/u1/etc-hosts".into()),
         termination_log: Some("/r/pods/u1/containers/c/00000002".into()),
@@ -33,7 +46,7 @@ fn config(container: serde_json::Value) -> Result<v1::ContainerConfig, ConfigErr
                 ..Default::default()
             },
         },
-        &ctx,
+        ctx,
     )
     .unwrap();
     build(
@@ -48,7 +61,7 @@ fn config(container: serde_json::Value) -> Result<v1::ContainerConfig, ConfigErr
             files: &files,
             isolation: Isolation::default(),
         },
-        &ctx,
+        ctx,
     )
 }
 
@@ -102,6 +115,35 @@ fn a_container_is_what_its_spec_says() {
             ),
         ]
     );
+}
+
+#[test]
+fn with_selinux_what_the_agent_makes_is_labelled_and_what_is_the_nodes_is_not() {
+    let container = json!({"name": "c", "volumeMounts": [
+        {"name": "v", "mountPath": "/v"},
+        {"name": "node", "mountPath": "/node"},
+        {"name": "data", "mountPath": "/data"},
+    ]});
+    let mut ctx = NodeContext::new("n", "/r");
+    for selinux in [false, true] {
+        ctx.selinux = selinux;
+        let config = config_on(container.clone(), &ctx).unwrap();
+        let labelled: Vec<_> = config
+            .mounts
+            .iter()
+            .map(|m| (m.container_path.as_str(), m.selinux_relabel))
+            .collect();
+        assert_eq!(
+            labelled,
+            [
+                ("/v", selinux),
+                ("/node", false),
+                ("/etc/hosts", selinux),
+                ("/dev/termination-log", selinux),
+            ],
+            "the mount of an image is not made here"
+        );
+    }
 }
 
 #[test]

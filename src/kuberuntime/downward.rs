@@ -8,6 +8,7 @@ use std::fmt::Write as _;
 use k8s_openapi::api::core::v1::{Container, Pod, ResourceFieldSelector};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
+use crate::core::resources;
 use crate::types::PodExt;
 use crate::types::quantity;
 
@@ -86,8 +87,8 @@ fn is_printable(c: char) -> bool {
     pair.escape_debug().nth(1) == Some(c)
 }
 
-/// A container's request or limit in units of the divisor, rounded up. A limit that is not set is what the
-/// node has to give, any other amount that is not set is 0. `own` is the container that asks, if one does.
+/// A container's request or limit in units of the divisor, rounded up. A limit that is not set is that of the pod
+/// as a whole, else what the node has to give; any other amount that is not set is 0. `own` is the container that asks, if one does.
 ///
 /// # Errors
 /// What is wrong with the reference, and what to write instead.
@@ -109,10 +110,10 @@ pub fn resource_field(
     };
     let (what, resource) = selector.resource.split_once('.').unwrap_or_default();
     let known = DEFAULTED.contains(&resource) || resource.starts_with("hugepages-");
-    let resources = container.resources.as_ref();
+    let own = container.resources.as_ref();
     let map = match what {
-        "limits" if known => resources.and_then(|r| r.limits.as_ref()),
-        "requests" if known => resources.and_then(|r| r.requests.as_ref()),
+        "limits" if known => own.and_then(|r| r.limits.as_ref()),
+        "requests" if known => own.and_then(|r| r.requests.as_ref()),
         _ => {
             return Err(format!(
                 "unsupported container resource: {}; use limits or requests of cpu, memory, ephemeral-storage or hugepages-<size>",
@@ -129,11 +130,16 @@ pub fn resource_field(
         .transpose()?;
     let amount = match set {
         Some(amount) if amount != 0 => amount,
-        _ if what == "limits" && DEFAULTED.contains(&resource) => allocatable
-            .get(resource)
-            .map(amount_of)
-            .transpose()?
-            .unwrap_or(0),
+        _ if what == "limits" && DEFAULTED.contains(&resource) => {
+            match resources::pod_level_limits(pod).get(resource) {
+                Some(whole) if *whole != 0 => *whole,
+                _ => allocatable
+                    .get(resource)
+                    .map(amount_of)
+                    .transpose()?
+                    .unwrap_or(0),
+            }
+        }
         _ => 0,
     };
     let unit = if resource == "cpu" { MILLI } else { UNIT };
@@ -241,6 +247,33 @@ mod tests {
                 Err(word) => assert!(got.unwrap_err().contains(word), "{container} {resource}"),
             }
         }
+        let mut whole = pod();
+        whole.spec.as_mut().unwrap().resources =
+            serde_json::from_value(json!({"limits": {"cpu": "1200m"}})).unwrap();
+        for (container, resource, want) in [
+            ("c", "limits.cpu", "2"),
+            ("bare", "limits.cpu", "2"),
+            ("bare", "limits.memory", "4294967296"),
+            ("bare", "requests.cpu", "0"),
+        ] {
+            let selector = ResourceFieldSelector {
+                container_name: Some(container.to_owned()),
+                resource: resource.to_owned(),
+                divisor: None,
+            };
+            let got = resource_field(&whole, None, &selector, &allocatable);
+            assert_eq!(got.as_deref(), Ok(want), "{container} {resource}");
+        }
+        let milli = ResourceFieldSelector {
+            container_name: Some("bare".to_owned()),
+            resource: "limits.cpu".to_owned(),
+            divisor: Some(Quantity("1m".to_owned())),
+        };
+        assert_eq!(
+            resource_field(&whole, None, &milli, &allocatable).as_deref(),
+            Ok("1200"),
+            "the limit of the pod as a whole"
+        );
         let own = ResourceFieldSelector {
             resource: "limits.cpu".to_owned(),
             ..Default::default()

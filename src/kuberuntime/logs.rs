@@ -12,6 +12,7 @@ use std::path::{Path, PathBuf};
 use k8s_openapi::api::core::v1::Pod;
 
 use super::node_context::{NodeContext, is_path_component};
+use crate::types::containers::containers_of;
 use crate::types::{ContainerId, PodExt, PodUid};
 
 /// Longest file name of a link; upstream cuts what comes before the id.
@@ -39,9 +40,10 @@ fn error(verb: &'static str, path: &Path) -> impl FnOnce(io::Error) -> LogError 
 pub fn create_pod_log_dir(ctx: &NodeContext, pod: &Pod) -> Result<PathBuf, LogError> {
     let dir = ctx.pod_log_dir(pod.namespace(), pod.name(), &pod.uid());
     make_dir(&dir)?;
-    for container in pod.containers() {
-        if is_path_component(&container.name) {
-            make_dir(&dir.join(&container.name))?;
+    for spec in containers_of(pod) {
+        let name = &spec.container.name;
+        if is_path_component(name) {
+            make_dir(&dir.join(name))?;
         }
     }
     Ok(dir)
@@ -256,7 +258,11 @@ mod tests {
         ctx.container_log_root = dir.path().join("containers-logs");
         let pod = serde_json::from_value(json!({
             "metadata": {"name": "web", "namespace": "shop", "uid": "u1"},
-            "spec": {"containers": [{"name": "c"}]},
+            "spec": {
+                "initContainers": [{"name": "i"}],
+                "containers": [{"name": "c"}],
+                "ephemeralContainers": [{"name": "e"}],
+            },
         }))
         .unwrap();
         Fixture {
@@ -271,6 +277,9 @@ mod tests {
         let Fixture { ctx, pod, _dir } = fixture();
         let dir = create_pod_log_dir(&ctx, &pod).unwrap();
         assert_eq!(dir, ctx.pod_log_root.join("shop_web_u1"));
+        for container in ["i", "c", "e"] {
+            assert!(dir.join(container).is_dir(), "{container}");
+        }
         let id = ContainerId::from("abc");
         let link = link_container_log(&ctx, &pod, "c", &id, "c/0.log").unwrap();
         assert_eq!(link.file_name().unwrap(), "web_shop_c-abc.log");

@@ -37,6 +37,8 @@ pub struct NodeContext {
     pub seccomp_default: bool,
     /// AppArmor is enabled in the kernel.
     pub apparmor: bool,
+    /// SELinux is enabled in the kernel: what the agent makes for a container needs its label.
+    pub selinux: bool,
     /// `singleProcessOOMKill`: kill one process instead of the whole container (cgroup v2).
     pub single_process_oom_kill: bool,
     /// Sizes of huge pages that the kernel has, in bytes.
@@ -63,6 +65,7 @@ impl NodeContext {
             memory_capacity: 0,
             seccomp_default: false,
             apparmor: false,
+            selinux: false,
             single_process_oom_kill: false,
             hugepage_sizes: Vec::new(),
             host_ips: Vec::new(),

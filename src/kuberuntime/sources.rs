@@ -15,6 +15,7 @@ use k8s_openapi::api::core::v1::{
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
 use crate::types::PodExt;
+use crate::types::containers::containers_of;
 
 /// Default of `serviceAccountToken.expirationSeconds`.
 const TOKEN_SECONDS: i64 = 3600;
@@ -108,8 +109,8 @@ impl References {
     /// Whether a pod's volumes, environments or pulls refer to this configMap or secret.
     pub fn pod_uses(pod: &Pod, kind: &str, name: &str) -> bool {
         let mut all = Self::of_volumes(pod);
-        for container in pod.containers() {
-            let more = Self::of_environment(container);
+        for spec in containers_of(pod) {
+            let more = Self::of_environment(&spec.container);
             all.config_maps.extend(more.config_maps);
             all.secrets.extend(more.secrets);
         }
@@ -140,11 +141,14 @@ impl References {
     }
 }
 
-/// Names of the volumes that a container mounts.
+/// Names of the volumes that a container of any kind mounts.
 pub fn mounted_volumes(pod: &Pod) -> BTreeSet<&str> {
-    pod.containers()
-        .iter()
-        .flat_map(|c| c.volume_mounts.iter().flatten())
+    let ordinary = pod.init_containers().iter().chain(pod.containers());
+    let ephemeral = pod.ephemeral_containers().iter();
+    ordinary
+        .map(|c| &c.volume_mounts)
+        .chain(ephemeral.map(|c| &c.volume_mounts))
+        .flat_map(|mounts| mounts.iter().flatten())
         .map(|m| m.name.as_str())
         .collect()
 }
@@ -282,5 +286,44 @@ fn pick<'a, T>(
         None => Err(SourceError::Unavailable {
             why: format!("{kind} {namespace}/{name} was not asked for"),
         }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn containers_of_all_kinds_count() {
+        let using = |n: &str| {
+            json!({
+                "name": n,
+                "volumeMounts": [{"name": n, "mountPath": "/x"}],
+                "env": [{"name": "E", "valueFrom": {"secretKeyRef": {"name": format!("env-{n}"), "key": "k"}}}],
+            })
+        };
+        let volume = |n: &str| json!({"name": n, "configMap": {"name": format!("files-{n}")}});
+        let pod: Pod = serde_json::from_value(json!({"spec": {
+            "initContainers": [using("init")],
+            "containers": [using("main")],
+            "ephemeralContainers": [using("debug")],
+            "volumes": [volume("init"), volume("main"), volume("debug"), volume("nobody")],
+        }}))
+        .unwrap();
+        assert_eq!(
+            mounted_volumes(&pod),
+            BTreeSet::from(["debug", "init", "main"])
+        );
+        for name in ["init", "main", "debug"] {
+            assert!(References::pod_uses(&pod, "Secret", &format!("env-{name}")));
+            assert!(References::pod_uses(
+                &pod,
+                "ConfigMap",
+                &format!("files-{name}")
+            ));
+        }
+        assert!(!References::pod_uses(&pod, "ConfigMap", "files-nobody"));
     }
 }

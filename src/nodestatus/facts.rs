@@ -211,7 +211,8 @@ pub(super) fn machine(root_dir: &Path, boot_id: &str) -> Machine {
     }
 }
 
-fn cpus() -> u64 {
+/// Cores of the machine.
+pub fn cpus() -> u64 {
     let counted = procfs::CpuInfo::current().map(|info| info.num_cores());
     let counted = counted.ok().filter(|n| *n > 0);
     let count = counted.or_else(|| {

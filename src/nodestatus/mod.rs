@@ -39,6 +39,8 @@ use rand::Rng;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
+pub use facts::cpus;
+
 pub use crate::core::node_status::{KUBELET_VERSION, NodeSettings, Pressure, initial_node};
 
 use crate::apiserver::{ApiClient, Connection, Reachability};

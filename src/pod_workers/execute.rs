@@ -12,8 +12,10 @@ use std::sync::Arc;
 use k8s_openapi::api::core::v1::Container;
 use tracing::info;
 
-use super::start::{Failure, InPod, sharing_processes, target_of};
-use super::{Job, StartFailure, WorkerContext, isolation, resize, resolve, start, stop};
+use super::start::{Failure, InPod, refused, sharing_processes, target_of};
+use super::{
+    Job, StartFailure, WorkerContext, image_volumes, isolation, resize, resolve, start, stop,
+};
 use crate::core::container_history;
 use crate::core::pod_actions::{self, PodActions, StartContainer};
 use crate::core::state::{ContainerRecord, IntentRecord, Transaction, child_key};
@@ -464,6 +466,10 @@ async fn create_container(
                 .container_of(pod, &container.name),
         );
     };
+    if let Some(message) = refused(pod, spec) {
+        warn("Failed", &format!("Error: {message}"));
+        return Ok(Err(Failure::new("CreateContainerConfigError", message)));
+    }
     let target = match target_of(status, spec) {
         Ok(target) => target,
         Err(message) => {
@@ -472,15 +478,16 @@ async fn create_container(
         }
     };
     let secrets = resolve::pull_secrets(context, pod).await;
+    let pull = PullInputs {
+        sandbox: Some(&sandbox.config),
+        secrets: &secrets,
+    };
     let image_ref = match context
         .images
         .ensure(
             pod,
             container,
-            PullInputs {
-                sandbox: Some(&sandbox.config),
-                secrets: &secrets,
-            },
+            pull,
             &context.cri,
             &context.store,
             &InPod::new(context, pod),
@@ -491,6 +498,19 @@ async fn create_container(
         Err(error) => {
             return Ok(Err(Failure {
                 reason: error.reason.as_str().to_owned(),
+                message: error.message,
+                retry_at: error.retry_at,
+            }));
+        }
+    };
+    let image_mounts = match image_volumes::mounts(context, pod, container, pull).await {
+        Ok(mounts) => mounts,
+        Err(error) => {
+            if !error.told {
+                warn("Failed", &format!("Error: {}", error.message));
+            }
+            return Ok(Err(Failure {
+                reason: error.reason,
                 message: error.message,
                 retry_at: error.retry_at,
             }));
@@ -553,7 +573,10 @@ async fn create_container(
         },
     };
     let config = match container_config::build(&inputs, &context.node) {
-        Ok(config) => config,
+        Ok(mut config) => {
+            config.mounts.extend(image_mounts);
+            config
+        }
         Err(error) => {
             let message = error.to_string();
             warn("Failed", &format!("Error: {message}"));

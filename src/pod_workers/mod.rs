@@ -13,6 +13,7 @@
 mod evict;
 mod execute;
 mod gate;
+mod image_volumes;
 mod isolation;
 mod purge;
 pub mod queue;

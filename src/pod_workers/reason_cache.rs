@@ -7,6 +7,8 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use k8s_openapi::api::core::v1 as api;
+
 use crate::types::PodUid;
 
 /// Reason and message of a container that could not be started.
@@ -23,6 +25,25 @@ pub struct StartFailure {
 pub struct ReasonCache(Arc<Mutex<HashMap<PodUid, BTreeMap<String, StartFailure>>>>);
 
 impl ReasonCache {
+    /// What a status told of containers of any kind that wait, with a message.
+    pub fn told(status: &api::PodStatus) -> BTreeMap<String, StartFailure> {
+        let lists = [
+            &status.init_container_statuses,
+            &status.container_statuses,
+            &status.ephemeral_container_statuses,
+        ];
+        let waiting = |container: &api::ContainerStatus| {
+            let waiting = container.state.as_ref()?.waiting.as_ref()?;
+            let failure = StartFailure {
+                reason: waiting.reason.clone()?,
+                message: waiting.message.clone()?,
+            };
+            Some((container.name.clone(), failure))
+        };
+        let all = lists.into_iter().flat_map(|list| list.iter().flatten());
+        all.filter_map(waiting).collect()
+    }
+
     /// Replaces what is known of a pod by what its newest sync found.
     pub fn set(&self, uid: &PodUid, failures: BTreeMap<String, StartFailure>) {
         let mut cache = self.0.lock().unwrap_or_else(PoisonError::into_inner);
@@ -43,5 +64,43 @@ impl ReasonCache {
     pub fn remove(&self, uid: &PodUid) {
         let mut cache = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         cache.remove(uid);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn what_containers_of_every_kind_wait_for_was_told() {
+        let container = |name: &str, state: serde_json::Value| {
+            json!({"name": name, "image": "i", "imageID": "", "ready": false, "restartCount": 0,
+                "state": state})
+        };
+        let waiting = |name: &str| {
+            container(
+                name,
+                json!({"waiting": {"reason": "ImagePullBackOff", "message": name}}),
+            )
+        };
+        let silent = container("silent", json!({"waiting": {"reason": "PodInitializing"}}));
+        let running = container("running", json!({"running": {}}));
+        let status = serde_json::from_value(json!({
+            "initContainerStatuses": [waiting("init")],
+            "containerStatuses": [waiting("main"), silent, running],
+            "ephemeralContainerStatuses": [waiting("debug")],
+        }))
+        .unwrap();
+        let told = ReasonCache::told(&status);
+        let told: Vec<_> = told
+            .iter()
+            .map(|(name, f)| (&**name, &*f.message))
+            .collect();
+        assert_eq!(
+            told,
+            [("debug", "debug"), ("init", "init"), ("main", "main")]
+        );
     }
 }

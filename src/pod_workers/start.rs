@@ -15,12 +15,15 @@ use super::execute::{Sandbox, StepError, note, start_container};
 use super::{Job, WorkerContext};
 use crate::core::pod_actions::StartContainer;
 use crate::core::state::Transaction;
+use crate::core::supported;
 use crate::kuberuntime::cri::v1;
 use crate::kuberuntime::hooks::{self, Hook, HookTarget};
 use crate::kuberuntime::kill::{self, Condemned, Killer};
 use crate::store::CommitError;
 use crate::types::runtime::{ContainerState, ContainerStatus, PodStatus};
-use crate::types::{ContainerId, ContainerSpec, Event, EventRecorder, EventType, PodExt, Stamp};
+use crate::types::{
+    ContainerId, ContainerKind, ContainerSpec, Event, EventRecorder, EventType, PodExt, Stamp,
+};
 
 /// Longest message of a failure.
 const MAX_MESSAGE: usize = 4096;
@@ -103,6 +106,18 @@ pub(super) async fn container(
         post_start(context, job, spec, &id, start.attempt, &sandbox.ips).await
     };
     work.instrument(span).await
+}
+
+/// What an ephemeral container asks for and this agent does not do. It was added after its pod was admitted, so
+/// nobody has looked at it yet.
+pub(super) fn refused(pod: &Pod, spec: &ContainerSpec<'_>) -> Option<String> {
+    if spec.kind != ContainerKind::Ephemeral {
+        return None;
+    }
+    let own = format!("spec.ephemeralContainers[{}].", spec.index);
+    let mut refusals = supported::refused(pod);
+    refusals.retain(|r| r.field.starts_with(&own));
+    (!refusals.is_empty()).then(|| supported::summary(&refusals))
 }
 
 /// The running container whose PID namespace an ephemeral container asks for.
@@ -257,5 +272,33 @@ fn running(name: &str, id: &ContainerId, attempt: u32) -> ContainerStatus {
         reason: String::new(),
         message: String::new(),
         log_path: String::new(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::types::containers::containers_of;
+
+    #[test]
+    fn an_ephemeral_container_is_looked_at_when_it_is_started() {
+        let pod: Pod = serde_json::from_value(json!({"spec": {
+            "containers": [{"name": "m", "volumeDevices": [{"name": "d", "devicePath": "/d"}]}],
+            "ephemeralContainers": [
+                {"name": "good", "image": "i"},
+                {"name": "bad", "image": "i", "volumeMounts": [
+                    {"name": "v", "mountPath": "/v", "recursiveReadOnly": "Enabled"}]},
+            ],
+        }}))
+        .unwrap();
+        let told: Vec<_> = containers_of(&pod).map(|c| refused(&pod, &c)).collect();
+        assert_eq!(told[..2], [None, None], "admission has looked at the first");
+        let told = told[2].as_deref().unwrap();
+        assert!(
+            told.contains("spec.ephemeralContainers[1].volumeMounts[0].recursiveReadOnly"),
+            "{told}"
+        );
     }
 }

@@ -117,6 +117,7 @@ fn facts<'a>(
         refusals,
         node,
         unsafe_sysctls: &context.unsafe_sysctls,
+        apparmor: context.workers.context().node.apparmor,
     }
 }
 

@@ -103,7 +103,8 @@ impl VolumeManager {
         let used = mounted_volumes(pod);
         let mut paths = BTreeMap::new();
         for volume in pod.spec_ref().volumes.iter().flatten() {
-            if !used.contains(volume.name.as_str()) {
+            // Images are mounted by the runtime.
+            if volume.image.is_some() || !used.contains(volume.name.as_str()) {
                 continue;
             }
             match self.mount_any(pod, volume, sources, recorder).await {

@@ -29,6 +29,7 @@ fn context<'a>(
         refusals,
         node,
         unsafe_sysctls,
+        apparmor: false,
     }
 }
 
@@ -491,6 +492,27 @@ fn unsupported_fields_and_other_nodes_are_refused() {
     assert_eq!(reason(&elsewhere, &[], 1, &[]), "NodeName");
     let here = pod("3", json!({"containers": [], "nodeName": "n1"}));
     assert_eq!(reason(&here, &[], 1, &[]), "Admitted");
+}
+
+#[test]
+fn a_host_without_apparmor_refuses_a_profile() {
+    let mut pod = pod("u1", json!({"containers": [{"name": "c"}]}));
+    let node = Node::default();
+    let mut context = context(&node, 10, &[], &[]);
+    assert_eq!(outcome(admit(&pod, &[], &context)).0, "Admitted");
+    pod.spec.as_mut().unwrap().security_context = serde_json::from_value(json!({
+        "appArmorProfile": {"type": "RuntimeDefault"},
+    }))
+    .unwrap();
+    assert_eq!(
+        outcome(admit(&pod, &[], &context)),
+        (
+            "AppArmor".to_owned(),
+            "Cannot enforce AppArmor: AppArmor is not enabled on the host".to_owned()
+        )
+    );
+    context.apparmor = true;
+    assert_eq!(outcome(admit(&pod, &[], &context)).0, "Admitted");
 }
 
 #[test]

@@ -9,6 +9,8 @@ const LATER: &str = "volumes of other nodes and drivers are not there yet";
 const DRIVER: &str = "Kubernetes has given this volume up for CSI drivers";
 const WINDOWS: &str = "this node runs Linux";
 const DEVICES: &str = "dynamic resource allocation is not there yet";
+const SIGNAL: &str =
+    "the runtime interface of this version has no field for it; set STOPSIGNAL in the image";
 const BARE: &str = "an ephemeral container is started once and has none of this";
 
 /// All rules by full path.
@@ -338,7 +340,7 @@ const CONTAINER: &[(&str, Rule)] = &[
 /// What containers and init containers have beside that.
 const RESTARTED: &[(&str, Rule)] = &[
     (".lifecycle", Inside),
-    (".lifecycle.stopSignal", Any),
+    (".lifecycle.stopSignal", No(SIGNAL)),
     (".ports", Inside),
     (".ports[]", Inside),
     (".ports[].containerPort", Any),

@@ -322,6 +322,45 @@ async fn records_of_images_that_are_gone_are_dropped() {
 }
 
 #[tokio::test]
+async fn names_of_images_that_are_gone_are_dropped_once_nobody_used_them_for_an_hour() {
+    let world = world(ImageConfig::default());
+    let none = PullSecrets::default();
+    outcome(&world, "a", "IfNotPresent", &none).await;
+    *world.service.0.fail.lock().unwrap() = Some("no such image".to_owned());
+    let failing = pod("b", "r.io/team/none:1", "Always");
+    world.ensure_with(&failing, &none).await.unwrap_err();
+    let names = |world: &World| -> Vec<String> {
+        let state = world.store.snapshot();
+        let all = state.with_prefix::<ImageRecord>("");
+        all.map(|(name, _)| name.to_string()).collect()
+    };
+    let both = [IMAGE, "r.io/team/none:1"];
+    assert_eq!(names(&world), both);
+    let pruned = async |tags: &[&str]| {
+        let image = v1::Image {
+            id: "another".to_owned(),
+            repo_tags: tags.iter().map(|&t| t.to_owned()).collect(),
+            ..Default::default()
+        };
+        prune(&world.store, &[image], world.clock.now())
+            .await
+            .unwrap();
+        names(&world)
+    };
+    assert_eq!(pruned(&[]).await, both, "it was used just now");
+    world.clock.advance(Duration::from_secs(3600));
+    assert_eq!(pruned(&[IMAGE]).await, both, "it is there");
+    assert_eq!(
+        pruned(&[]).await,
+        ["r.io/team/none:1"],
+        "a pod waits for that one"
+    );
+    let uid = PodUid::new("b");
+    world.manager.forget_pod(&world.store, &uid).await.unwrap();
+    assert_eq!(pruned(&[]).await, [""; 0]);
+}
+
+#[tokio::test]
 async fn a_record_that_cannot_be_read_grants_nothing() {
     let world = default_policy();
     let bob = secret("ns", "s", "s1", "bob");
