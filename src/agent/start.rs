@@ -599,22 +599,25 @@ async fn plan(
 fn reported_reasons(state: &State) -> ReasonCache {
     let reasons = ReasonCache::default();
     for (uid, versioned) in &state.statuses {
-        let waiting = versioned
-            .record
-            .status
-            .container_statuses
-            .iter()
-            .flatten()
-            .filter_map(|c| {
-                let waiting = c.state.as_ref()?.waiting.as_ref()?;
-                let reason = waiting.reason.clone()?;
-                let failure = StartFailure {
-                    reason,
-                    message: waiting.message.clone()?,
-                };
-                Some((c.name.clone(), failure))
-            })
-            .collect();
+        let status = &versioned.record.status;
+        let waiting = [
+            &status.init_container_statuses,
+            &status.container_statuses,
+            &status.ephemeral_container_statuses,
+        ]
+        .into_iter()
+        .flatten()
+        .flatten()
+        .filter_map(|c| {
+            let waiting = c.state.as_ref()?.waiting.as_ref()?;
+            let reason = waiting.reason.clone()?;
+            let failure = StartFailure {
+                reason,
+                message: waiting.message.clone()?,
+            };
+            Some((c.name.clone(), failure))
+        })
+        .collect();
         reasons.set(&PodUid::new(uid), waiting);
     }
     reasons
