@@ -34,7 +34,7 @@ fn container_status(pod: &Value) -> Value {
     pod["status"]["containerStatuses"][0].clone()
 }
 
-fn no_writes(w: &World, what: impl Fn(&Request) -> bool) {
+pub fn no_writes(w: &World, what: impl Fn(&Request) -> bool) {
     let mut requests = w.api().requests();
     requests.retain(what);
     let lines: Vec<_> = requests

@@ -11,6 +11,7 @@
 mod api_crash;
 mod api_random;
 mod api_restart;
+mod bad_pods;
 mod cluster;
 mod crash;
 mod damage;
@@ -20,6 +21,12 @@ mod node;
 mod probes;
 mod resize;
 mod restart;
+mod rich;
+#[path = "../support/rich_pod.rs"]
+mod rich_pod;
+mod rows;
+mod rows_ends;
+mod rows_steps;
 mod trouble;
 mod watch;
 mod world;

@@ -312,6 +312,21 @@ impl World {
         });
     }
 
+    /// What containers do, by the pod's name without the node's, the container's name and the attempt.
+    pub fn behave_each(
+        &self,
+        behaviour: impl Fn(&str, &str, u32) -> Behaviour + Send + Sync + 'static,
+    ) {
+        let watch = Arc::clone(&self.watch);
+        self.fake.on_start(move |config| {
+            let start = start_of(config);
+            let pod = start.pod.strip_suffix("-sim").unwrap_or(&start.pod);
+            let does = behaviour(pod, &start.container, start.attempt);
+            watch.lock().unwrap().note_start(start);
+            does
+        });
+    }
+
     /// Containers do what their commands say.
     pub fn behave_as_told(&self) {
         let watch = Arc::clone(&self.watch);
@@ -459,6 +474,15 @@ impl World {
             .record(&key)
             .cloned()
             .unwrap_or_else(|| panic!("no record of container {key}"))
+    }
+
+    /// What is on record of one container, whatever its kind; nothing at all of one that was never started.
+    pub fn container_of(&self, pod: &str, container: &str) -> ContainerRecord {
+        if !self.has_record(pod) {
+            return ContainerRecord::default();
+        }
+        let key = format!("{}/{container}", self.uid(pod));
+        self.state().record(&key).cloned().unwrap_or_default()
     }
 
     pub fn status(&self, pod: &str) -> Option<StatusRecord> {

@@ -122,6 +122,8 @@ struct Together {
     /// A pod that may start at most once has lost its sandbox after some container ran: those that did not run never
     /// will (see `pod_actions`), so that they must not keep the pod waiting.
     lost_for_good: bool,
+    /// The init container that did not succeed, so that its pod failed with it and none after it had its turn.
+    stopped_at: Option<String>,
     /// The runtime has a main container that was created or runs: all init containers are done.
     main_made: bool,
     /// A main container ran at some time.
@@ -189,6 +191,10 @@ fn together(input: &StatusInput<'_>, views: &[View<'_>]) -> Together {
         let newest = input.status.container(name).map(|c| c.state);
         matches!(newest, Some(RuntimeState::Created | RuntimeState::Running))
     };
+    let main_ran = of_kind(ContainerKind::Main).any(|v| v.history.may_have_run());
+    let succeeded =
+        |v: &View<'_>| matches!(&v.history.latest, Latest::Exited(exit) if exit.exit_code == 0);
+    let stopped_at = of_kind(ContainerKind::Init).find(|v| !main_ran && !succeeded(v));
     Together {
         lost_for_good: once_only
             && sandbox_to_create(input.pod, input.status).is_some()
@@ -197,8 +203,9 @@ fn together(input: &StatusInput<'_>, views: &[View<'_>]) -> Together {
                 .filter(of_spec)
                 .any(|v| v.history.may_have_run())
             && !views.iter().any(in_flight),
+        stopped_at: stopped_at.map(|v| v.spec.container.name.clone()),
         main_made: of_kind(ContainerKind::Main).any(is_made),
-        main_ran: of_kind(ContainerKind::Main).any(|v| v.history.may_have_run()),
+        main_ran,
     }
 }
 
@@ -220,7 +227,10 @@ fn container_status(
     };
     let id = |id: &ContainerId| format!("{}://{id}", input.runtime_name);
     let syncing = input.stage == Stage::Syncing && !input.pod.is_deleting();
-    let never_starts = together.lost_for_good && spec.kind != ContainerKind::Ephemeral;
+    let its_turn = |at: &String| *at == container.name;
+    let never_starts = together.lost_for_good
+        && spec.kind != ContainerKind::Ephemeral
+        && together.stopped_at.as_ref().is_none_or(its_turn);
     let may_restart = match (&history.latest, &view.forgotten) {
         (_, Some(exit)) => {
             status.state = Some(waiting(input.pod));

@@ -291,6 +291,20 @@ fn init_and_sidecar_table() {
             "Failed i=0/-/0+ s=137/-/0 m=137/-/0",
         ),
         (
+            "sandbox lost, Never, init had failed: the others never had their turn",
+            "Never",
+            wiped(),
+            [("i", ended("i", 0, 1))].into(),
+            "Failed i=1/-/0 s=init/-/0 m=init/-/0",
+        ),
+        (
+            "sandbox stopped, Never, init had failed",
+            "Never",
+            no_sandbox(vec![exited("i", 0, 1)]),
+            none(),
+            "Failed i=1/-/0 s=init/-/0 m=init/-/0",
+        ),
+        (
             "sandbox lost, OnFailure, init had run",
             "OnFailure",
             wiped(),
