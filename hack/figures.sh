@@ -7,4 +7,4 @@ HOLDFAST_ENVTEST=$(hack/envtest.sh | tail -n 1)
 export HOLDFAST_ENVTEST
 cargo build --release --locked
 target=$(cargo metadata --format-version 1 --no-deps --offline | sed -n 's/.*"target_directory":"\([^"]*\)".*/\1/p')
-HOLDFAST_BIN=$target/release/holdfast HOLDFAST_FIGURES=${HOLDFAST_FIGURES:-100} cargo test --locked --all-features --test cluster figures -- --nocapture
+HOLDFAST_BIN=$target/release/holdfast HOLDFAST_FIGURES=${HOLDFAST_FIGURES:-100} cargo test --locked --all-features --test cluster figures -- --nocapture --test-threads=1

@@ -23,8 +23,12 @@ mod kubectl;
 mod node;
 #[path = "cluster/pods.rs"]
 mod pods;
+#[path = "cluster/probes_cost.rs"]
+mod probes_cost;
 #[path = "cluster/restarts.rs"]
 mod restarts;
+#[path = "cluster/rows.rs"]
+mod rows;
 #[path = "cluster/setup.rs"]
 mod setup;
 #[path = "cluster/trouble.rs"]

@@ -80,8 +80,9 @@ impl Prober {
     }
 
     /// Probes what runs of a pod from now on. Called at every sync; does nothing when nothing changed.
-    /// `told` is the newest API status on record: a container that was told to be ready, and of which no
-    /// record is left, stays so until a probe says otherwise. Upstream: `AddPod`, `UpdatePodStatus`.
+    /// `told` is the newest API status on record, in its place counts what the API server shows: a container
+    /// that was told to be ready, and of which no record is left, stays so until a probe says otherwise.
+    /// Upstream: `AddPod`, `UpdatePodStatus`.
     pub fn observe(&self, pod: &Arc<Pod>, status: &PodStatus, told: Option<&ApiPodStatus>) {
         if !table::has_probes(pod) {
             // Most pods are of this kind.
@@ -91,7 +92,7 @@ impl Prober {
         let seen = table::Seen {
             pod,
             status,
-            told,
+            told: told.or(pod.status.as_ref()),
             context: &self.0.context,
             began: self.0.began,
         };

@@ -15,7 +15,7 @@ use crate::agent_process::{Agent, eventually};
 use crate::setup::{Cluster, FOREVER, condition, script};
 
 /// CPU time of a process in seconds.
-fn cpu(agent: &Agent) -> f64 {
+pub fn cpu(agent: &Agent) -> f64 {
     let stat = procfs::process::Process::new(i32::try_from(agent.pid()).unwrap())
         .and_then(|p| p.stat())
         .unwrap();
@@ -24,7 +24,7 @@ fn cpu(agent: &Agent) -> f64 {
 }
 
 /// Resident memory in MiB.
-fn memory(agent: &Agent) -> u64 {
+pub fn memory(agent: &Agent) -> u64 {
     let status = procfs::process::Process::new(i32::try_from(agent.pid()).unwrap())
         .and_then(|p| p.status())
         .unwrap();

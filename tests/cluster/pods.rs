@@ -285,8 +285,8 @@ fn a_pod_that_cannot_run_here_is_refused_with_a_reason() {
         spec["containers"][0]["ports"] = json!([{"containerPort": 80, "hostPort": 18_080}]);
         spec
     };
-    let mut probe = script("Always", FOREVER);
-    probe["containers"][0]["livenessProbe"] = json!({"exec": {"command": ["true"]}});
+    let mut disk = script("Always", FOREVER);
+    disk["volumes"] = json!([{"name": "d", "awsElasticBlockStore": {"volumeID": "vol-1"}}]);
     cluster.create_pod("first", port(""));
     cluster.wait_running("first");
     for (name, spec, reason, words) in [
@@ -307,7 +307,7 @@ fn a_pod_that_cannot_run_here_is_refused_with_a_reason() {
             "SysctlForbidden",
             "kernel.msgmax",
         ),
-        ("probed", probe, "UnsupportedField", "livenessProbe"),
+        ("disk", disk, "UnsupportedField", "awsElasticBlockStore"),
     ] {
         cluster.create_pod(name, spec);
         let pod = cluster.wait_pod_phase(name, "Failed");

@@ -7,12 +7,15 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
+use futures::StreamExt;
 use holdfast_testkit::containerd::{BUSYBOX, Version};
 use holdfast_testkit::envtest::{DAY, EnvTest};
 use holdfast_testkit::fault_proxy::FaultProxy;
 use k8s_openapi::NamespaceResourceScope;
 use k8s_openapi::api::core::v1::{Event, Node, Pod};
-use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams, PostParams};
+use kube::api::{
+    Api, DeleteParams, ListParams, Patch, PatchParams, PostParams, WatchEvent, WatchParams,
+};
 use serde_json::{Value, json};
 
 use crate::agent_process::{Agent, eventually, within};
@@ -99,6 +102,11 @@ impl Cluster {
     }
 
     pub fn spawn_agent(&self, more: &[&str]) -> Agent {
+        self.spawn_agent_with(more, &[])
+    }
+
+    /// As [`Self::spawn_agent`] with more environment variables.
+    pub fn spawn_agent_with(&self, more: &[&str], environment: &[(&str, &str)]) -> Agent {
         let kubeconfig = self.kubeconfig.to_string_lossy();
         let mut flags = vec![
             "--kubeconfig",
@@ -108,8 +116,10 @@ impl Cluster {
         ];
         flags.extend(more);
         let evict = self.evict_file();
-        let environment = [("HOLDFAST_EVICT", &*evict.to_string_lossy())];
-        self.world.site.spawn_with(&flags, &environment)
+        let evict = evict.to_string_lossy();
+        let mut all = vec![("HOLDFAST_EVICT", &*evict)];
+        all.extend(environment);
+        self.world.site.spawn_with(&flags, &all)
     }
 
     fn evict_file(&self) -> PathBuf {
@@ -121,6 +131,11 @@ impl Cluster {
         let hidden = self.dir().join("evict.new");
         std::fs::write(&hidden, pod).expect("write what is to be evicted");
         std::fs::rename(&hidden, self.evict_file()).expect("say what is to be evicted");
+    }
+
+    /// Ends what [`Self::evict`] began: a later agent decides nothing of the kind.
+    pub fn evict_no_more(&self) {
+        std::fs::remove_file(self.evict_file()).expect("end the evictions");
     }
 
     /// Starts an agent and waits until its node is Ready in the API.
@@ -157,6 +172,14 @@ impl Cluster {
 
     pub fn run<T>(&self, future: impl Future<Output = T>) -> T {
         self.rt.block_on(future)
+    }
+
+    /// Runs something beside the test, until it is aborted or the cluster dropped.
+    pub fn spawn(
+        &self,
+        future: impl Future<Output = ()> + Send + 'static,
+    ) -> tokio::task::JoinHandle<()> {
+        self.rt.spawn(future)
     }
 
     pub fn client(&self) -> kube::Client {
@@ -277,6 +300,84 @@ impl Cluster {
             .expect("patch the node");
     }
 
+    /// Follows what the API server shows of the test's pods from now on, change by change, as a client does that
+    /// watches them.
+    pub fn follow(&self) -> Followed {
+        let pods: Api<Pod> = self.api();
+        let seen = Arc::new(Mutex::new(Vec::new()));
+        let told = Arc::clone(&seen);
+        let begun = Arc::new(tokio::sync::Notify::new());
+        let begins = Arc::clone(&begun);
+        let task = self.rt.spawn(async move {
+            let list = pods.list(&ListParams::default()).await.expect("list pods");
+            let version = list.metadata.resource_version.unwrap_or_default();
+            let note = |pod: &Pod| {
+                let pod = serde_json::to_value(pod).expect("JSON");
+                told.lock()
+                    .unwrap_or_else(PoisonError::into_inner)
+                    .push(pod);
+            };
+            list.items.iter().for_each(note);
+            let parameters = WatchParams::default().timeout(290);
+            let watch = pods.watch(&parameters, &version).await;
+            let mut events = watch.expect("watch pods").boxed();
+            begins.notify_one();
+            while let Some(event) = events.next().await {
+                match event.expect("the watch goes on") {
+                    WatchEvent::Added(pod) | WatchEvent::Modified(pod) => note(&pod),
+                    WatchEvent::Deleted(_) | WatchEvent::Bookmark(_) => {}
+                    WatchEvent::Error(error) => panic!("watch pods: {error:?}"),
+                }
+            }
+        });
+        self.run(begun.notified());
+        Followed { seen, task }
+    }
+
+    /// Name of a static pod in the API.
+    pub fn mirror(&self, name: &str) -> String {
+        format!("{name}-{}", self.node)
+    }
+
+    /// The only row of a table about a pod, by its name in the API.
+    pub fn row(&self, table: &str, pod: &str) -> Result<Value, String> {
+        let dump = self.try_dump(&[table])?;
+        let rows = dump["tables"][table].as_array().ok_or("no such table")?;
+        let mut rows = rows.iter().filter(|row| row["name"] == pod);
+        match (rows.next(), rows.next()) {
+            (Some(row), None) => Ok(row.clone()),
+            (None, _) => Err(format!("{table} has no row of {pod}")),
+            (Some(_), Some(_)) => Err(format!("{table} has several rows of {pod}")),
+        }
+    }
+
+    /// Waits until the API server has acknowledged the newest status of pods, and all of it is on disk.
+    #[track_caller]
+    pub fn wait_told(&self, pods: &[&str]) {
+        eventually("everything is told", || {
+            for pod in pods {
+                let row = self.row("statuses", pod)?;
+                if row["version"] != row["acknowledged"] {
+                    return Err(row.to_string());
+                }
+            }
+            Ok(())
+        });
+        // What is relaxed is on disk within 100 ms.
+        std::thread::sleep(Duration::from_millis(200));
+    }
+
+    /// Writes of statuses since the proxy counts, of pods by their names.
+    pub fn status_writes(&self, pods: &[&str]) -> usize {
+        let requests = self.proxy.requests();
+        let writes = requests.iter().filter(|r| r.is("PATCH", "pods/status"));
+        let of = |path: &str| {
+            pods.iter()
+                .any(|pod| path.ends_with(&format!("/{pod}/status")))
+        };
+        writes.filter(|r| of(&r.path)).count()
+    }
+
     /// Reason and message of the events about a pod.
     pub fn events_of(&self, pod: &str) -> Vec<(String, String)> {
         let parameters = ListParams::default().fields(&format!("involvedObject.name={pod}"));
@@ -320,6 +421,61 @@ impl Cluster {
     }
 }
 
+/// See [`Cluster::follow`].
+pub struct Followed {
+    seen: Arc<Mutex<Vec<Value>>>,
+    task: tokio::task::JoinHandle<()>,
+}
+
+impl Followed {
+    /// What was shown of a pod, oldest first, beginning with what was shown at the beginning.
+    #[track_caller]
+    pub fn of(&self, pod: &str) -> Vec<Value> {
+        assert!(!self.task.is_finished(), "pods are not watched any more");
+        let seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
+        let of = seen.iter().filter(|p| p["metadata"]["name"] == pod);
+        of.cloned().collect()
+    }
+
+    /// Fails when a pod was ever shown otherwise than at the beginning, in a condition (its time included) or in
+    /// the identity, count or readiness of a container.
+    #[track_caller]
+    pub fn assert_steady(&self, pod: &str) {
+        let steady = |pod: &Value| {
+            let containers = ["initContainerStatuses", "containerStatuses"]
+                .into_iter()
+                .flat_map(|kind| pod["status"][kind].as_array().into_iter().flatten())
+                .map(|c| {
+                    json!([
+                        c["name"],
+                        c["containerID"],
+                        c["restartCount"],
+                        c["ready"],
+                        c["started"],
+                        c["state"],
+                        c["lastState"]
+                    ])
+                })
+                .collect::<Vec<_>>();
+            let conditions = ["Initialized", "Ready", "ContainersReady", "PodScheduled"]
+                .map(|kind| condition(pod, kind))
+                .map(|c| json!([c["status"], c["reason"], c["lastTransitionTime"]]));
+            json!({"phase": pod["status"]["phase"], "containers": containers, "conditions": conditions})
+        };
+        let seen = self.of(pod);
+        let first = steady(seen.first().expect("the pod was there"));
+        for other in &seen[1..] {
+            assert_eq!(steady(other), first, "{pod} was shown otherwise meanwhile");
+        }
+    }
+}
+
+impl Drop for Followed {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
 /// A condition of a pod or node by its type; `null` when it has none.
 pub fn condition(object: &Value, kind: &str) -> Value {
     let conditions = object["status"]["conditions"].as_array();
@@ -349,7 +505,44 @@ pub fn container(name: &str, script: &str) -> Value {
 /// Runs until it is told to end.
 pub const FOREVER: &str = "trap 'exit 0' TERM; while :; do sleep 1; done";
 
+/// A container of a pod's status, of whatever kind; `null` when there is none.
+pub fn container_status(pod: &Value, name: &str) -> Value {
+    let found = ["containerStatuses", "initContainerStatuses"]
+        .into_iter()
+        .flat_map(|kind| pod["status"][kind].as_array().into_iter().flatten())
+        .find(|c| c["name"] == name);
+    found.cloned().unwrap_or(Value::Null)
+}
+
+/// Seconds since 1970 of a time in a status.
+#[track_caller]
+pub fn seconds(time: &Value) -> i64 {
+    let text = time.as_str().unwrap_or_else(|| panic!("{time} is no time"));
+    let time: jiff::Timestamp = text.parse().expect("a time");
+    time.as_second()
+}
+
 impl Cluster {
+    /// Lets all containers of a pod leave marks in the directory that the test looks at, as `/starts`.
+    pub fn marked(&self, mut spec: Value) -> Value {
+        for kind in ["initContainers", "containers"] {
+            for container in spec[kind].as_array_mut().into_iter().flatten() {
+                container["volumeMounts"] = json!([{"name": "starts", "mountPath": "/starts"}]);
+            }
+        }
+        spec["volumes"] = json!([{"name": "starts", "hostPath": {"path": self.starts()}}]);
+        spec
+    }
+
+    /// Adds a static pod in the test's namespace. Returns its name in the API.
+    pub fn add_static(&self, name: &str, spec: Value) -> String {
+        self.world.add(&json!({
+            "apiVersion": "v1", "kind": "Pod",
+            "metadata": {"name": name, "namespace": self.namespace}, "spec": spec,
+        }));
+        self.mirror(name)
+    }
+
     /// Takes away what a reboot takes away: everything that is mounted below the agent's directory.
     pub fn unmount_all(&self) {
         let root = self.root_dir();
