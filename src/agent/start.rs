@@ -21,7 +21,6 @@ use crate::config::{
     Surroundings,
 };
 use crate::core::admission;
-use crate::core::pod_status;
 use crate::core::restore::{Outcome, RestoreInput, RestorePlan, plan_restore};
 use crate::core::state::{EpochReason, MetaRecord, State};
 use crate::events::{EventRate, JournalRecorder};
