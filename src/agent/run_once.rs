@@ -11,12 +11,13 @@ use tokio::time::{Duration, Instant};
 use tracing::info;
 
 use crate::config::SourcesReady;
-use crate::core::pod_actions::restarts_after;
+use crate::core::pod_actions::policy_restarts;
 use crate::core::state::StatusRecord;
 use crate::pod_manager::PodManager;
 use crate::pod_workers::PodWorkers;
 use crate::store::Store;
-use crate::types::PodExt;
+use crate::types::containers::{ContainerSpec, containers_of};
+use crate::types::{ContainerKind, PodExt};
 
 /// Pods get this long to come up.
 const PATIENCE: Duration = Duration::from_secs(300);
@@ -104,17 +105,22 @@ fn fate(pod: &api::Pod, status: Option<&api::PodStatus>) -> Fate {
         _ => {}
     }
     let statuses = status.container_statuses.as_deref().unwrap_or_default();
-    for container in pod.containers() {
-        let found = statuses.iter().find(|s| s.name == container.name);
-        if let Some(why) = keeps_waiting(pod, found.and_then(|s| s.state.as_ref())) {
-            return Fate::Pending(format!("container {}: {why}", container.name));
+    for spec in containers_of(pod).filter(|spec| spec.kind == ContainerKind::Main) {
+        let name = &spec.container.name;
+        let found = statuses.iter().find(|s| s.name == *name);
+        if let Some(why) = keeps_waiting(pod, &spec, found.and_then(|s| s.state.as_ref())) {
+            return Fate::Pending(format!("container {name}: {why}"));
         }
     }
     Fate::Up
 }
 
 /// What a container waits for; `None` when it runs or is done.
-fn keeps_waiting(pod: &api::Pod, state: Option<&api::ContainerState>) -> Option<String> {
+fn keeps_waiting(
+    pod: &api::Pod,
+    spec: &ContainerSpec<'_>,
+    state: Option<&api::ContainerState>,
+) -> Option<String> {
     let Some(state) = state else {
         return Some("not started yet".to_owned());
     };
@@ -122,7 +128,7 @@ fn keeps_waiting(pod: &api::Pod, state: Option<&api::ContainerState>) -> Option<
         return None;
     }
     if let Some(end) = &state.terminated {
-        let is_done = end.exit_code == 0 && !restarts_after(pod, 0);
+        let is_done = end.exit_code == 0 && !policy_restarts(pod, spec, 0);
         return (!is_done).then(|| format!("ended with exit code {}", end.exit_code));
     }
     let waiting = state.waiting.as_ref();
@@ -218,6 +224,23 @@ mod tests {
             half,
             Fate::Pending("container b: not started yet".to_owned())
         );
+    }
+
+    #[test]
+    fn a_containers_own_policy_says_whether_it_is_done() {
+        let mut pod = pod("Always");
+        let spec = pod.spec.as_mut().unwrap();
+        spec.containers[0].restart_policy = Some("Never".to_owned());
+        let ended = serde_json::json!({"terminated": {"exitCode": 0}});
+        let running = serde_json::json!({"running": {}});
+        let of = |a: &serde_json::Value, b: &serde_json::Value| {
+            status("Running", &[("a", a.clone()), ("b", b.clone())])
+        };
+        assert_eq!(fate(&pod, Some(&of(&ended, &running))), Fate::Up);
+        assert!(matches!(
+            fate(&pod, Some(&of(&running, &ended))),
+            Fate::Pending(_)
+        ));
     }
 
     #[test]

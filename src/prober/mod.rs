@@ -20,7 +20,7 @@ mod http;
 mod run;
 mod table;
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use k8s_openapi::api::core::v1::{Pod, PodStatus as ApiPodStatus};
@@ -107,11 +107,6 @@ impl Prober {
     /// Ends all probes of a pod and forgets their results. Upstream: `RemovePod`.
     pub fn remove_pod(&self, pod: &PodUid) {
         self.change(|table| table.remove_pod(pod, &self.0.context));
-    }
-
-    /// Ends the probes of all other pods. Upstream: `CleanupPods`.
-    pub fn retain(&self, wanted: &HashSet<PodUid>) {
-        self.change(|table| table.retain(wanted, &self.0.context));
     }
 
     /// What the probes say of the running containers of a pod, by container name.

@@ -1,7 +1,7 @@
 //! Which probes there are and where each stands. Owns the [`ProbeState`]s, their records and metric series;
 //! what is to happen when goes to the task as [`Command`]s.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -445,18 +445,6 @@ impl Table {
             gone = self.forget(id, gone, &context.metrics);
         }
         submit_deletes(context, gone);
-    }
-
-    pub(super) fn retain(&mut self, wanted: &HashSet<PodUid>, context: &ProberContext) {
-        let unwanted: Vec<PodUid> = self
-            .pods
-            .keys()
-            .filter(|uid| !wanted.contains(*uid))
-            .cloned()
-            .collect();
-        for uid in unwanted {
-            self.remove_pod(&uid, context);
-        }
     }
 
     fn forget(&mut self, id: ProbeId, gone: Transaction, metrics: &Metrics) -> Transaction {

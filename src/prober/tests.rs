@@ -503,21 +503,6 @@ async fn termination_stops_liveness_and_startup_and_removal_stops_all() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn retain_ends_the_probes_of_all_other_pods() {
-    let mut world = World::new().await;
-    let container = world.container("c").await;
-    let pods = ["u1", "u2"].map(|uid| pod(uid, json!({"readinessProbe": exec(uid)})));
-    for pod in &pods {
-        let status = status(pod, &[&container]);
-        world.prober().observe(pod, &status, None);
-    }
-    seconds(1).await;
-    world.prober().retain(&HashSet::from([PodUid::new("u2")]));
-    seconds(30).await;
-    assert_eq!((world.script.runs("u1"), world.script.runs("u2")), (1, 4));
-}
-
-#[tokio::test(start_paused = true)]
 async fn results_that_find_no_room_wait_and_stop_nobody() {
     let mut world = World::new().await;
     let container = world.container("c").await;
@@ -536,7 +521,7 @@ async fn results_that_find_no_room_wait_and_stop_nobody() {
     }
     seconds(65).await;
     assert_eq!(world.script.runs("r"), 50 * 7, "probing goes on");
-    let mut failed = HashSet::new();
+    let mut failed = std::collections::HashSet::new();
     while let Ok(Some(update)) =
         tokio::time::timeout(Duration::from_secs(1), world.results.liveness.recv()).await
     {

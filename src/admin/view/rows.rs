@@ -467,7 +467,8 @@ fn image(index: &PodIndex, key: &str, r: &ImageRecord) -> Row {
 /// Kinds whose content is never shown, however it is stored.
 fn is_secret_kind(kind: &str) -> bool {
     let kind = kind.to_ascii_lowercase();
-    kind.contains("secret") || kind.contains("token")
+    // Records of pulls hold hashes of the credentials that were used.
+    kind.contains("secret") || kind.contains("token") || kind == "imagepulls"
 }
 
 fn object(key: &str, r: &ObjectRecord) -> Row {

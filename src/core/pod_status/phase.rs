@@ -5,6 +5,7 @@ use k8s_openapi::api::core::v1::ContainerStatus;
 use super::containers::Statuses;
 use super::states::{is_unknown, last_end, state};
 use super::{Stage, StatusInput};
+use crate::core::container_history::STATUS_UNKNOWN_EXIT_CODE;
 use crate::core::pod_actions::policy_restarts as restarts;
 use crate::types::containers::containers_of;
 use crate::types::{ContainerKind, PodExt};
@@ -38,8 +39,9 @@ pub(super) fn of(input: &StatusInput<'_>, statuses: &Statuses) -> &'static str {
             ContainerKind::Ephemeral => {}
             ContainerKind::Init => match end {
                 _ if runs => count.pending_init += 1,
-                Some((code, _)) => {
-                    count.failed_init += usize::from(code != 0 && for_good(code));
+                Some(_) => {
+                    let failed = failure_of_init(status);
+                    count.failed_init += usize::from(failed.is_some_and(for_good));
                 }
                 None => count.pending_init += 1,
             },
@@ -98,6 +100,18 @@ fn ended(status: &ContainerStatus) -> Option<(i32, bool)> {
         .as_ref()
         .map(|t| (t.exit_code, true));
     present.or_else(|| last_end(status).map(|t| (t.exit_code, false)))
+}
+
+/// The code of an init container's failed end, as [`crate::core::pod_actions`] sees it: one that was killed for lack of
+/// memory has failed even with exit code 0, since what it was to prepare is not there.
+fn failure_of_init(status: &ContainerStatus) -> Option<i32> {
+    let end = state(status).terminated.as_ref();
+    let end = end.or_else(|| last_end(status))?;
+    match (end.exit_code, end.reason.as_deref()) {
+        (0, Some("OOMKilled")) => Some(STATUS_UNKNOWN_EXIT_CODE),
+        (0, _) => None,
+        (code, _) => Some(code),
+    }
 }
 
 /// Whether the present sandbox has a main container, so that its init containers are done; upstream's

@@ -3,6 +3,11 @@
 use super::super::*;
 use super::support::*;
 
+fn out_of_memory(mut container: ContainerStatus) -> ContainerStatus {
+    container.reason = "OOMKilled".to_owned();
+    container
+}
+
 #[test]
 fn init_and_sidecar_table() {
     let none = Owned::new;
@@ -63,6 +68,20 @@ fn init_and_sidecar_table() {
             is(vec![exited("i", 0, 1)]),
             none(),
             "Failed i=1/-/0 s=init/-/0 m=init/-/0",
+        ),
+        (
+            "init killed for lack of memory whatever its code, Never",
+            "Never",
+            is(vec![out_of_memory(exited("i", 0, 0))]),
+            none(),
+            "Failed i=0/-/0+ s=init/-/0 m=init/-/0",
+        ),
+        (
+            "init killed for lack of memory whatever its code",
+            "OnFailure",
+            is(vec![out_of_memory(exited("i", 0, 0))]),
+            none(),
+            "Pending i=0/-/0+ s=init/-/0 m=init/-/0",
         ),
         (
             "init crash loop",
