@@ -11,12 +11,13 @@ use tokio::time::{Duration, Instant};
 use tracing::info;
 
 use crate::config::SourcesReady;
-use crate::core::pod_actions::restarts_after;
+use crate::core::pod_actions::restarts;
 use crate::core::state::StatusRecord;
 use crate::pod_manager::PodManager;
 use crate::pod_workers::PodWorkers;
 use crate::store::Store;
-use crate::types::PodExt;
+use crate::types::containers::{ContainerSpec, containers_of};
+use crate::types::{ContainerKind, PodExt};
 
 /// Pods get this long to come up.
 const PATIENCE: Duration = Duration::from_secs(300);
@@ -104,17 +105,22 @@ fn fate(pod: &api::Pod, status: Option<&api::PodStatus>) -> Fate {
         _ => {}
     }
     let statuses = status.container_statuses.as_deref().unwrap_or_default();
-    for container in pod.containers() {
-        let found = statuses.iter().find(|s| s.name == container.name);
-        if let Some(why) = keeps_waiting(pod, found.and_then(|s| s.state.as_ref())) {
-            return Fate::Pending(format!("container {}: {why}", container.name));
+    for spec in containers_of(pod).filter(|c| c.kind == ContainerKind::Main) {
+        let name = &spec.container.name;
+        let found = statuses.iter().find(|s| s.name == *name);
+        if let Some(why) = keeps_waiting(pod, &spec, found.and_then(|s| s.state.as_ref())) {
+            return Fate::Pending(format!("container {name}: {why}"));
         }
     }
     Fate::Up
 }
 
 /// What a container waits for; `None` when it runs or is done.
-fn keeps_waiting(pod: &api::Pod, state: Option<&api::ContainerState>) -> Option<String> {
+fn keeps_waiting(
+    pod: &api::Pod,
+    spec: &ContainerSpec<'_>,
+    state: Option<&api::ContainerState>,
+) -> Option<String> {
     let Some(state) = state else {
         return Some("not started yet".to_owned());
     };
@@ -122,7 +128,7 @@ fn keeps_waiting(pod: &api::Pod, state: Option<&api::ContainerState>) -> Option<
         return None;
     }
     if let Some(end) = &state.terminated {
-        let is_done = end.exit_code == 0 && !restarts_after(pod, 0);
+        let is_done = end.exit_code == 0 && !restarts(pod, spec, 0);
         return (!is_done).then(|| format!("ended with exit code {}", end.exit_code));
     }
     let waiting = state.waiting.as_ref();
@@ -226,5 +232,23 @@ mod tests {
         refused.reason = Some("UnsupportedPodSpec".to_owned());
         let want = Fate::Failed("UnsupportedPodSpec".to_owned());
         assert_eq!(fate(&pod("Never"), Some(&refused)), want);
+    }
+
+    #[test]
+    fn a_container_is_done_by_its_own_policy() {
+        let states = [
+            ("a", serde_json::json!({"terminated": {"exitCode": 0}})),
+            ("b", serde_json::json!({"running": {}})),
+        ];
+        let status = status("Running", &states);
+        let ended = "container a: ended with exit code 0".to_owned();
+        for (policy, own, want) in [
+            ("Never", "Always", Fate::Pending(ended)),
+            ("Always", "Never", Fate::Up),
+        ] {
+            let mut pod = pod(policy);
+            pod.spec.as_mut().unwrap().containers[0].restart_policy = Some(own.to_owned());
+            assert_eq!(fate(&pod, Some(&status)), want, "{policy} {own}");
+        }
     }
 }

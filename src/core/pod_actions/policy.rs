@@ -44,16 +44,6 @@ pub fn policy_restarts(pod: &Pod, spec: &ContainerSpec<'_>, exit_code: i32) -> b
         }
 }
 
-/// Whether a main container without a policy of its own runs again after `exit_code`.
-pub fn restarts_after(pod: &Pod, exit_code: i32) -> bool {
-    !pod.is_deleting()
-        && match pod.restart_policy() {
-            RestartPolicy::Always => true,
-            RestartPolicy::OnFailure => exit_code != 0,
-            RestartPolicy::Never => false,
-        }
-}
-
 /// Whether there is an exit code after which a container runs again; upstream's
 /// `IsContainerRestartable`.
 pub fn is_restartable(pod: &Pod, spec: &ContainerSpec<'_>) -> bool {
