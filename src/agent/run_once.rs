@@ -11,7 +11,7 @@ use tokio::time::{Duration, Instant};
 use tracing::info;
 
 use crate::config::SourcesReady;
-use crate::core::pod_actions::policy_restarts;
+use crate::core::pod_actions::restarts;
 use crate::core::state::StatusRecord;
 use crate::pod_manager::PodManager;
 use crate::pod_workers::PodWorkers;
@@ -105,7 +105,7 @@ fn fate(pod: &api::Pod, status: Option<&api::PodStatus>) -> Fate {
         _ => {}
     }
     let statuses = status.container_statuses.as_deref().unwrap_or_default();
-    for spec in containers_of(pod).filter(|spec| spec.kind == ContainerKind::Main) {
+    for spec in containers_of(pod).filter(|c| c.kind == ContainerKind::Main) {
         let name = &spec.container.name;
         let found = statuses.iter().find(|s| s.name == *name);
         if let Some(why) = keeps_waiting(pod, &spec, found.and_then(|s| s.state.as_ref())) {
@@ -128,7 +128,7 @@ fn keeps_waiting(
         return None;
     }
     if let Some(end) = &state.terminated {
-        let is_done = end.exit_code == 0 && !policy_restarts(pod, spec, 0);
+        let is_done = end.exit_code == 0 && !restarts(pod, spec, 0);
         return (!is_done).then(|| format!("ended with exit code {}", end.exit_code));
     }
     let waiting = state.waiting.as_ref();
@@ -227,27 +227,28 @@ mod tests {
     }
 
     #[test]
-    fn a_containers_own_policy_says_whether_it_is_done() {
-        let mut pod = pod("Always");
-        let spec = pod.spec.as_mut().unwrap();
-        spec.containers[0].restart_policy = Some("Never".to_owned());
-        let ended = serde_json::json!({"terminated": {"exitCode": 0}});
-        let running = serde_json::json!({"running": {}});
-        let of = |a: &serde_json::Value, b: &serde_json::Value| {
-            status("Running", &[("a", a.clone()), ("b", b.clone())])
-        };
-        assert_eq!(fate(&pod, Some(&of(&ended, &running))), Fate::Up);
-        assert!(matches!(
-            fate(&pod, Some(&of(&running, &ended))),
-            Fate::Pending(_)
-        ));
-    }
-
-    #[test]
     fn a_pod_that_was_refused_says_why() {
         let mut refused = status("Failed", &[]);
         refused.reason = Some("UnsupportedPodSpec".to_owned());
         let want = Fate::Failed("UnsupportedPodSpec".to_owned());
         assert_eq!(fate(&pod("Never"), Some(&refused)), want);
+    }
+
+    #[test]
+    fn a_container_is_done_by_its_own_policy() {
+        let states = [
+            ("a", serde_json::json!({"terminated": {"exitCode": 0}})),
+            ("b", serde_json::json!({"running": {}})),
+        ];
+        let status = status("Running", &states);
+        let ended = "container a: ended with exit code 0".to_owned();
+        for (policy, own, want) in [
+            ("Never", "Always", Fate::Pending(ended)),
+            ("Always", "Never", Fate::Up),
+        ] {
+            let mut pod = pod(policy);
+            pod.spec.as_mut().unwrap().containers[0].restart_policy = Some(own.to_owned());
+            assert_eq!(fate(&pod, Some(&status)), want, "{policy} {own}");
+        }
     }
 }

@@ -7,9 +7,11 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{Container, Pod};
-use tracing::{Instrument, info_span, warn};
+use tokio::time::Instant;
+use tracing::{Instrument, debug, info, info_span, warn};
 
 use super::execute::{Sandbox, StepError, note, start_container};
 use super::{Job, WorkerContext};
@@ -22,7 +24,8 @@ use crate::kuberuntime::kill::{self, Condemned, Killer};
 use crate::store::CommitError;
 use crate::types::runtime::{ContainerState, ContainerStatus, PodStatus};
 use crate::types::{
-    ContainerId, ContainerKind, ContainerSpec, Event, EventRecorder, EventType, PodExt, Stamp,
+    ContainerId, ContainerKind, ContainerSpec, Event, EventRecorder, EventType, PodExt, PodUid,
+    Stamp,
 };
 
 /// Longest message of a failure.
@@ -190,7 +193,13 @@ pub(super) async fn post_start(
         ports: container.ports.as_deref().unwrap_or_default(),
         ip: condemned.ip(),
     };
-    let outcome = hooks::run(handler, target, &context.cri).await;
+    let outcome = tokio::select! {
+        outcome = hooks::run(handler, target, &context.cri) => outcome,
+        () = ended(context, uid, id) => {
+            info!(container = name, "the container has ended, its postStart hook is given up");
+            return Ok(Ok(()));
+        }
+    };
     let Err(error) = outcome else {
         fail::fail_point!("pod_workers::hook::after_post_start");
         remember_post_start(context, job, name, id).await?;
@@ -235,6 +244,28 @@ pub(super) async fn post_start(
         .container(condemned, &victim, grace, Some("FailedPostStartHook"))
         .await?;
     Ok(Err(Failure::new(POST_START_HOOK_ERROR, error.to_string())))
+}
+
+/// Returns when a started container is seen not to run any more: a hook that goes on without it (a sleep, a request to
+/// somebody else) must not keep it from being started again.
+async fn ended(context: &WorkerContext, uid: &PodUid, id: &ContainerId) {
+    let cache = context.pleg.cache();
+    let mut than = Instant::now();
+    loop {
+        let seen = cache.get_newer_than(uid, Some(than)).await;
+        // Goes round once per look at the runtime.
+        than = Instant::now() + Duration::from_millis(1);
+        match seen {
+            Ok(seen) => {
+                let mut containers = seen.status.containers.iter();
+                let found = containers.find(|c| c.id == *id);
+                if found.is_none_or(|c| c.state == ContainerState::Exited) {
+                    return;
+                }
+            }
+            Err(error) => debug!(%error, "cannot see whether the container still runs"),
+        }
+    }
 }
 
 async fn remember_post_start(

@@ -76,9 +76,15 @@ pub(super) async fn sync_pod(
         }
         pod_status::new_crash_loops(told.as_ref().map(|r| &*r.status), &api_status)
     };
+    // What a probe wants stopped is stopped with or without a store.
+    let mode = if context.prober.failures(&job.pod, status).is_empty() {
+        CommitMode::Normal
+    } else {
+        CommitMode::Stop
+    };
     context
         .status
-        .set(&job.pod, api_status, CommitMode::Normal)
+        .set(&job.pod, api_status, mode)
         .await
         .map_err(StepError::from)?;
     for container in backing_off {

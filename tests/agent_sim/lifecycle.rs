@@ -155,6 +155,34 @@ async fn a_post_start_hook_that_never_returns_does_not_keep_a_pod_from_being_del
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_container_that_ends_during_its_post_start_hook_is_started_again() {
+    let mut w = node(|_, attempt| match attempt {
+        0 => Behaviour::Exit {
+            code: 1,
+            after: Duration::from_secs(5),
+        },
+        _ => Behaviour::RunForever,
+    })
+    .await;
+    let hook = r#"{"postStart":{"sleep":{"seconds":3600}}}"#;
+    let grace = r#","terminationGracePeriodSeconds":3600"#;
+    w.manifest("web", &hooked(grace, hook));
+    w.start().await;
+    w.until("it is started again", 30, |w| {
+        w.has_record("web") && w.starts("web").len() == 2
+    })
+    .await;
+    assert_eq!(w.container("web").last_exit.unwrap().exit_code, 1);
+    w.pass(120).await;
+    assert_eq!(
+        w.running("web").len(),
+        1,
+        "its hook goes on, and so does it"
+    );
+    assert_nothing_wrong(&w);
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_failed_post_start_hook_kills_its_container_and_is_told() {
     let mut w = node(|_, _| Behaviour::RunForever).await;
     w.fake.on_exec(|_, _| ExecResult {

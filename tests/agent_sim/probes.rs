@@ -220,3 +220,31 @@ async fn a_failure_that_was_decided_before_the_crash_restarts_the_container_afte
     assert_eq!(w.restarts("live"), 1);
     assert_nothing_wrong(&w);
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_liveness_kill_goes_ahead_while_the_disk_is_full() {
+    let mut w = node(|_, _| Behaviour::RunForever).await;
+    let probes = Probes::of(&w);
+    probed(&w, "web", &[("liveness", "alive"), ("readiness", "ready")]);
+    w.start().await;
+    w.until("the pod is ready", 60, |w| told(w, "web").0).await;
+    w.faults.set_out_of_space(true);
+    // Something durable: now the store knows.
+    w.manifest("new", &crate::world::spec("Always", ""));
+    w.pass(5).await;
+    probes.fail("ready", true);
+    probes.fail("alive", true);
+    w.until("the container is stopped", 90, |w| {
+        w.running("web").is_empty()
+    })
+    .await;
+    assert_eq!(w.starts("web").len(), 1, "no start without its intent");
+    probes.fail("ready", false);
+    probes.fail("alive", false);
+    w.faults.set_out_of_space(false);
+    w.until("the container runs again", 120, |w| {
+        w.starts("web").len() == 2 && w.running("web").len() == 1
+    })
+    .await;
+    assert_nothing_wrong(&w);
+}
