@@ -21,10 +21,10 @@ use tracing::{debug, info, warn};
 
 use super::{LoopContext, handlers, resizes};
 use crate::core::state::{
-    AdmissionRecord, ContainerRecord, PlegRecord, QueueRecord, StatusRecord, Transaction,
-    WorkerRecord,
+    AdmissionRecord, ContainerRecord, ObjectRecord, PlegRecord, QueueRecord, State, StatusRecord,
+    Transaction, WorkerRecord,
 };
-use crate::kuberuntime::{gc, logs};
+use crate::kuberuntime::{gc, logs, userns};
 use crate::pod_workers::{PodWorkers, UpdateOptions};
 use crate::types::metrics::StaticLabel;
 use crate::types::runtime::PodStatus;
@@ -290,10 +290,75 @@ impl Janitor {
             for key in state.containers.keys().filter(|k| orphan(k)) {
                 transaction = transaction.delete::<ContainerRecord>(key);
             }
+            for (key, _) in objects_of_pods(&state).filter(|(_, uid)| orphan(uid)) {
+                transaction = transaction.delete::<ObjectRecord>(key);
+            }
         }
         if !transaction.is_empty() {
             // Relaxed or not, nobody acts on these deletes; a degraded store reports itself.
             drop(store.submit(transaction));
         }
+    }
+}
+
+/// Records in the table of objects that belong to one pod: how their keys begin, and in which part its UID stands.
+const OF_PODS: [(&str, usize); 4] = [
+    ("resizes/", 2),
+    ("resizepending/", 2),
+    (userns::PREFIX, 2),
+    ("imagepullerrors/", 1),
+];
+
+/// Their keys and UIDs.
+fn objects_of_pods(state: &State) -> impl Iterator<Item = (&str, &str)> {
+    OF_PODS.into_iter().flat_map(move |(prefix, part)| {
+        let all = state.with_prefix::<ObjectRecord>(prefix);
+        all.filter_map(move |(key, _)| {
+            let key: &str = key;
+            let mut parts = key.split('/');
+            // Without a namespace it belongs to all pods.
+            let named = parts.clone().nth(1).is_some_and(|p| !p.is_empty());
+            let uid = parts.nth(part).filter(|_| named)?;
+            Some((key, uid))
+        })
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use super::*;
+    use crate::core::state::Record;
+    use crate::types::{BootId, Stamp};
+
+    #[test]
+    fn records_of_a_pod_are_told_from_those_of_all() {
+        let mut state = State::default();
+        let at = Stamp {
+            boot: BootId(1),
+            boottime_ms: 1,
+            wall_ms: 1,
+        };
+        for key in [
+            "resizes/ns/u1",
+            "resizes//turn",
+            "resizepending/ns/u2",
+            "userns/ns/u3",
+            "imagepullerrors/u4/0123",
+            "imagepulls//0123",
+            "configmaps/ns/u5",
+        ] {
+            let record = ObjectRecord {
+                resource_version: String::new(),
+                encrypted: false,
+                data: Vec::new(),
+                at,
+            };
+            state.load(key.into(), record.into_any(), 1);
+        }
+        let found: BTreeMap<_, _> = objects_of_pods(&state).collect();
+        let uids: Vec<_> = found.values().copied().collect();
+        assert_eq!(uids, ["u4", "u2", "u1", "u3"]);
     }
 }
