@@ -11,7 +11,7 @@ use super::states::{
 };
 use super::{Stage, StatusInput};
 use crate::core::container_history::{History, Latest, STATUS_UNKNOWN, STATUS_UNKNOWN_EXIT_CODE};
-use crate::core::pod_actions::{crash_wait, sandbox_to_create};
+use crate::core::pod_actions::{CRASH_LOOP_BACK_OFF, crash_wait, sandbox_to_create};
 use crate::core::state::ExitRecord;
 use crate::types::containers::{ContainerSpec, containers_of, is_sidecar};
 use crate::types::pod::RestartPolicy;
@@ -279,7 +279,7 @@ fn container_status(
     }
     if may_restart
         && !passed
-        && let Some((reason, message)) = why_not_started(input, container, view)
+        && let Some((reason, message)) = why_not_started(input, container, view, &status, old)
     {
         if state(&status).terminated.is_some() {
             status.last_state = status.state.take();
@@ -359,11 +359,14 @@ fn never_ran(
     syncing
 }
 
-/// The reason to show for a container that should run and does not.
+/// The reason to show for a container that should run and does not. A back-off that is over is told until the start
+/// that ends it, also by an agent that has not waited for it itself.
 fn why_not_started(
     input: &StatusInput<'_>,
     container: &Container,
     view: &View<'_>,
+    status: &api::ContainerStatus,
+    old: Option<&api::ContainerStatus>,
 ) -> Option<(String, String)> {
     if let Some(cached) = input.reasons.get(&container.name) {
         return Some(cached.clone());
@@ -381,6 +384,18 @@ fn why_not_started(
         input.backoff_max,
     )
     .map(|w| (w.reason, w.message))
+    .or_else(|| {
+        let old = old.filter(|old| old.container_id == status.container_id)?;
+        let waiting = state(old).waiting.as_ref()?;
+        let reason = waiting
+            .reason
+            .as_deref()
+            .filter(|r| *r == CRASH_LOOP_BACK_OFF)?;
+        Some((
+            reason.to_owned(),
+            waiting.message.clone().unwrap_or_default(),
+        ))
+    })
 }
 
 /// The end before the current state: from runtime and records, else from what the API was told.
