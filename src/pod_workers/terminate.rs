@@ -49,6 +49,7 @@ pub(super) async fn sync_terminating(
             acted: true,
             ..StepFailure::from(StepError::from(error))
         })?;
+    fail::fail_point!("pod_workers::terminating::after_kill");
     let after = inspect(context, job).await?;
     if let Some(running) = after
         .containers
@@ -70,6 +71,7 @@ pub(super) async fn sync_terminated(
     job: &Job,
 ) -> Result<StepOutcome, StepFailure> {
     let uid = &job.uid;
+    fail::fail_point!("pod_workers::terminated::before_cleanup");
     context
         .volumes
         .unmount(uid)
@@ -81,13 +83,22 @@ pub(super) async fn sync_terminated(
         .await
         .map_err(StepError::from)?;
     if !job.record.runtime_only {
-        let status = context.pleg.cache().get(uid);
+        // The last word on the pod must know that its sandbox was stopped.
+        let cache = context.pleg.cache();
+        if !cache.is_newer_than(uid, job.acted) {
+            context.pleg.request(uid);
+        }
+        let observed = cache
+            .get_newer_than(uid, job.acted)
+            .await
+            .map_err(StepError::from)?;
+        let status = &observed.status;
         let now = context.clock.now();
         let state = context.store.snapshot();
         let previous = state.record::<StatusRecord>(uid.as_str());
         let final_status = match (rejection(context, job), previous) {
             (Some(_), Some(previous)) => (*previous.status).clone(),
-            _ => api_status(context, job, &state, &status, Stage::Terminated, now, now),
+            _ => api_status(context, job, &state, status, Stage::Terminated, now, now),
         };
         context
             .status
