@@ -20,11 +20,15 @@ mod agent_process;
 mod crash_points;
 #[path = "agent_real/kill_storm.rs"]
 mod kill_storm;
+#[path = "agent_real/phases.rs"]
+mod phases;
 #[path = "agent_real/pods.rs"]
 mod pods;
 #[path = "agent_real/process.rs"]
 mod process;
 #[path = "agent_real/restarts.rs"]
 mod restarts;
+#[path = "agent_real/rows.rs"]
+mod rows;
 #[path = "agent_real/world.rs"]
 mod world;

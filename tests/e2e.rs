@@ -14,6 +14,8 @@
 
 #[path = "support/agent_process.rs"]
 mod agent_process;
+#[path = "e2e/bad.rs"]
+mod bad;
 #[path = "e2e/basics.rs"]
 mod basics;
 #[path = "e2e/hooks.rs"]
@@ -50,6 +52,7 @@ fn features() -> Vec<Feature> {
         hooks::FEATURES,
         probes::FEATURES,
         security::FEATURES,
+        bad::FEATURES,
     ];
     topics.concat()
 }
@@ -85,7 +88,7 @@ fn every_feature_is_seen_by_users() {
     for (name, _) in &chosen {
         let file = format!("{name}.yaml");
         let text = fs::read_to_string(manifests().join(&file)).expect("read a manifest");
-        world.write_manifest(&file, &text.replace("@STARTS@", &starts));
+        world.write_manifest(&file, &bad::expand(&text.replace("@STARTS@", &starts)));
     }
     let agent = world.start();
     let mut failed = Vec::new();

@@ -337,6 +337,7 @@ async fn sandbox(
             return Err(error.into());
         }
     };
+    fail::fail_point!("pod_workers::sandbox::after_run");
     context.metrics.started_pods.inc();
     let why = why_sandbox(job, status);
     info!(sandbox = %id, attempt, why, "sandbox created");

@@ -53,6 +53,7 @@ pub(super) async fn sync_terminating(
             ..StepFailure::from(StepError::from(error))
         }
     })?;
+    fail::fail_point!("pod_workers::terminating::after_kill");
     let after = inspect(context, job).await?;
     if let Some(running) = after
         .containers
@@ -74,6 +75,7 @@ pub(super) async fn sync_terminated(
     job: &Job,
 ) -> Result<StepOutcome, StepFailure> {
     let uid = &job.uid;
+    fail::fail_point!("pod_workers::terminated::before_cleanup");
     context
         .volumes
         .unmount(uid)

@@ -1,9 +1,11 @@
 //! SIGKILL exactly between two steps of a container start.
 
 use holdfast_testkit::containerd::Version;
+use serde_json::Value;
 
-use crate::agent_process::eventually;
-use crate::world::{FOREVER, World};
+use crate::agent_process::{Agent, eventually};
+use crate::phases;
+use crate::world::{FOREVER, Seen, World};
 
 /// Stops an agent at a fail point of the first container start, kills it there, and starts another: there is
 /// one sandbox, one container, one start. `reached` tells that the agent stands at the point.
@@ -70,4 +72,123 @@ fn restart_keeps_a_start_cut_off_between_its_steps_single() {
     killed_at(&world, "after_start", "started", || {
         world.try_one("started", "only").map(drop)
     });
+}
+
+/// Where a start is cut off, in its order.
+const STEPS: [&str; 3] = ["after_create", "after_intent", "after_start"];
+
+/// Runs an agent that stops at a fail point, waits until it stands there, and kills it.
+fn cut_off(world: &World, point: &str, reached: impl Fn(&Agent) -> Result<(), String>) {
+    let fail_points = format!("pod_workers::{point}=pause");
+    let agent = world.spawn_with(&[], &[("FAILPOINTS", &fail_points)]);
+    eventually(&format!("the agent reaches {point}"), || {
+        reached(&agent).map_err(|why| format!("{why}\n{}", agent.log()))
+    });
+    agent.kill9();
+}
+
+/// R12: one life, cut off in every step of every start, and in its hook.
+#[test]
+fn restart_keeps_a_life_that_is_cut_off_at_every_step_single() {
+    const POD: &str = "cut-up";
+    let world = World::new(Version::Installed);
+    world.add(&phases::life(&world, "undisturbed", false));
+    let agent = world.start();
+    let reference = world.wait_phase("undisturbed", "Succeeded");
+    agent.kill9();
+
+    world.add(&phases::life(&world, POD, false));
+    let of_pod = |name: &str| -> Vec<Seen> {
+        let all = world.containers().into_iter();
+        all.filter(|c| c.pod == POD && c.container == name)
+            .collect()
+    };
+    let record = |name: &str| -> Result<Value, String> {
+        let dump = world.try_dump(&["containers"])?;
+        let rows = dump["tables"]["containers"].as_array().ok_or("no table")?;
+        let mut rows = rows
+            .iter()
+            .filter(|row| row["name"].to_string().contains(POD) && row["container"] == name);
+        rows.next().cloned().ok_or_else(|| dump.to_string())
+    };
+    let marked = |file: &str, mark: &str| {
+        let lines = world.lines(file);
+        let left = lines.iter().any(|line| line == mark);
+        left.then_some(()).ok_or_else(|| format!("{lines:?}"))
+    };
+    cut_off(&world, "sandbox::after_run", |_| {
+        let sandboxes = world.sandboxes();
+        let made = sandboxes.iter().any(|(pod, _, _)| pod == POD);
+        made.then_some(()).ok_or_else(|| format!("{sandboxes:?}"))
+    });
+    let mut kills = 1;
+    for name in ["one", "side", "two", "three", "main"] {
+        for step in STEPS {
+            cut_off(&world, &format!("start::{step}"), |_| {
+                let seen = of_pod(name);
+                let [only] = &seen[..] else {
+                    return Err(format!("{name}: {seen:?}"));
+                };
+                match step {
+                    "after_create" => Ok(()),
+                    "after_intent" => {
+                        let row = record(name)?;
+                        let told = row["intent"]["containerId"] == only.id.as_str();
+                        told.then_some(()).ok_or_else(|| row.to_string())
+                    }
+                    _ => marked(POD, &format!("{name}-begin")),
+                }
+            });
+            kills += 1;
+        }
+    }
+    cut_off(&world, "hook::before_post_start", |agent| {
+        // Nothing tells but that the agent has had its time and goes no further.
+        if !matches!(agent.get("/readyz"), Ok((200, _))) {
+            return Err("not ready".to_owned());
+        }
+        let relists = agent.relists();
+        let hooks = world.lines(&format!("{POD}.hooks"));
+        assert_eq!(hooks, [""; 0], "it is not run before this");
+        (relists >= 3.0)
+            .then_some(())
+            .ok_or_else(|| format!("{relists} relists"))
+    });
+    cut_off(&world, "hook::after_post_start", |_| {
+        marked(&format!("{POD}.hooks"), "post-start-end")
+    });
+    cut_off(&world, "terminating::after_kill", |_| {
+        let row = world.row("workers", POD)?;
+        let stopping = row["phase"] == "Terminating" && marked(POD, "side-end").is_ok();
+        stopping.then_some(()).ok_or_else(|| row.to_string())
+    });
+    cut_off(&world, "terminated::before_cleanup", |_| {
+        let row = world.row("workers", POD)?;
+        let stopped = row["phase"] == "Terminated";
+        stopped.then_some(()).ok_or_else(|| row.to_string())
+    });
+    kills += 4;
+
+    let _agent = world.start();
+    let ended = world.wait_phase(POD, "Succeeded");
+    assert_eq!(phases::outcome(&ended), phases::outcome(&reference));
+    assert_eq!(world.lines(POD), phases::LIFE, "after {kills} kills");
+    for name in ["one", "side", "two", "three", "main"] {
+        let seen = of_pod(name);
+        let attempts: Vec<u32> = seen.iter().map(|c| c.attempt).collect();
+        assert_eq!(attempts, [0], "{name}: {seen:?}");
+    }
+    let hooks = world.lines(&format!("{POD}.hooks"));
+    let ends = |hook: &str| {
+        hooks
+            .iter()
+            .filter(|h| **h == format!("{hook}-end"))
+            .count()
+    };
+    // One run was not recorded any more.
+    assert_eq!(ends("post-start"), 2, "{hooks:?}");
+    assert_eq!(ends("side-pre-stop"), 1, "{hooks:?}");
+    let sandboxes = world.sandboxes();
+    let of_pod = sandboxes.iter().filter(|(pod, _, _)| pod == POD);
+    assert_eq!(of_pod.count(), 1, "{sandboxes:?}");
 }

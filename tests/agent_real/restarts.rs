@@ -10,7 +10,7 @@ use crate::agent_process::{Agent, NODE, eventually, within};
 use crate::world::{FOREVER, World, ids};
 
 /// Calls that start or stop something.
-const EFFECTS: [&str; 7] = [
+pub const EFFECTS: [&str; 7] = [
     "run_podsandbox",
     "create_container",
     "start_container",
@@ -22,7 +22,7 @@ const EFFECTS: [&str; 7] = [
 
 /// The agent has had a full look at runtime and sources, and a bit of time to do something stupid.
 #[track_caller]
-fn settled(agent: &Agent) {
+pub fn settled(agent: &Agent) {
     eventually("the agent has looked around", || {
         let relists = agent.relists();
         if relists >= 3.0 {
@@ -579,7 +579,7 @@ fn restart_keeps_the_image_pull_back_off() {
 }
 
 /// CLOCK_BOOTTIME.
-fn boottime_ms() -> i64 {
+pub fn boottime_ms() -> i64 {
     let now = nix::time::clock_gettime(nix::time::ClockId::CLOCK_BOOTTIME).unwrap();
     now.tv_sec() * 1000 + now.tv_nsec() / 1_000_000
 }

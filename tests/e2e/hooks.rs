@@ -22,7 +22,7 @@ fn post_start_fails(world: &World) {
     event(world, "post-start-fails", "FailedPostStartHook", "");
     let ended = phase(world, "post-start-fails", "Failed");
     let end = &container(&ended, "main")["state"]["terminated"];
-    assert!(end.is_object(), "{ended}");
+    assert_eq!(end["exitCode"], 4, "{ended}");
 }
 
 fn pre_stop(world: &World) {

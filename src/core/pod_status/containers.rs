@@ -11,7 +11,7 @@ use super::states::{
 use super::{Stage, StatusInput};
 use crate::core::container_history::{History, Latest, STATUS_UNKNOWN, STATUS_UNKNOWN_EXIT_CODE};
 use crate::core::pod_actions::{
-    crash_wait, is_restartable, policy_restarts as restarts, sandbox_to_create,
+    CRASH_LOOP_BACK_OFF, crash_wait, is_restartable, policy_restarts as restarts, sandbox_to_create,
 };
 use crate::core::state::ExitRecord;
 use crate::types::containers::{ContainerSpec, containers_of, is_sidecar};
@@ -290,7 +290,7 @@ fn container_status(
     }
     if may_restart
         && !passed
-        && let Some((reason, message)) = why_not_started(input, container, view)
+        && let Some((reason, message)) = why_not_started(input, container, view, &status, old)
     {
         if state(&status).terminated.is_some() {
             status.last_state = status.state.take();
@@ -371,11 +371,14 @@ fn never_ran(
 }
 
 /// The reason to show for a container that should run and does not: while it is held back after a crash that is it,
-/// whatever its newest start ended with; else what its newest start met.
+/// whatever its newest start ended with; else what its newest start met. A back-off that is over is told until the
+/// start that ends it, also by an agent that has not waited for it itself.
 fn why_not_started(
     input: &StatusInput<'_>,
     container: &Container,
     view: &View<'_>,
+    status: &api::ContainerStatus,
+    old: Option<&api::ContainerStatus>,
 ) -> Option<(String, String)> {
     let held_back = match (&view.history.latest, &view.forgotten) {
         (Latest::Exited(exit), None) => crash_wait(
@@ -388,9 +391,23 @@ fn why_not_started(
         ),
         _ => None,
     };
+    let told = || {
+        let old = old.filter(|old| old.container_id == status.container_id)?;
+        let waiting = state(old).waiting.as_ref()?;
+        let reason = waiting
+            .reason
+            .as_deref()
+            .filter(|r| *r == CRASH_LOOP_BACK_OFF)?;
+        Some((
+            reason.to_owned(),
+            waiting.message.clone().unwrap_or_default(),
+        ))
+    };
+    let has_ended = matches!(&view.history.latest, Latest::Exited(_)) && view.forgotten.is_none();
     held_back
         .map(|w| (w.reason, w.message))
         .or_else(|| input.reasons.get(&container.name).cloned())
+        .or_else(|| told().filter(|_| has_ended))
 }
 
 /// The end before the current state: from runtime and records, else from what the API was told.

@@ -836,3 +836,26 @@ fn each_crash_back_off_is_new_once() {
     assert_eq!(new_crash_loops(Some(&running), &first), ["a"]);
     assert_eq!(new_crash_loops(Some(&first), &running), no_one);
 }
+
+#[test]
+fn a_crash_back_off_is_told_until_the_start_that_ends_it() {
+    let setup = |containers, backoff, previous: Option<&api::PodStatus>| {
+        let mut setup = Setup::new("Always", &["a"], runtime(containers));
+        setup.owned = [("a", with_backoff(ended("a", 1, 1), backoff))].into();
+        setup.previous = previous.cloned();
+        setup.generate()
+    };
+    let waiting = setup(vec![exited("a", 1, 1)], 40, None);
+    assert_eq!(brief(&waiting), "Running CrashLoopBackOff/1/1");
+    // It is over, and this agent has not waited for it itself.
+    let over = setup(vec![exited("a", 1, 1)], 0, Some(&waiting));
+    assert_eq!(brief(&over), "Running CrashLoopBackOff/1/1");
+    let again = vec![running("a", 2), exited("a", 1, 1)];
+    let started = setup(again, 0, Some(&over));
+    assert_eq!(brief(&started), "Running running/1/2");
+    // Another end was never waited for.
+    let other = setup(vec![exited("a", 2, 3)], 0, Some(&waiting));
+    assert!(!brief(&other).contains("CrashLoopBackOff"), "{other:?}");
+    let unknown = setup(vec![exited("a", 1, 1)], 0, None);
+    assert!(!brief(&unknown).contains("CrashLoopBackOff"), "{unknown:?}");
+}
