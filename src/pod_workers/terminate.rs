@@ -81,13 +81,17 @@ pub(super) async fn sync_terminated(
         .await
         .map_err(StepError::from)?;
     if !job.record.runtime_only {
-        let status = context.pleg.cache().get(uid);
-        let now = context.clock.now();
-        let state = context.store.snapshot();
-        let previous = state.record::<StatusRecord>(uid.as_str());
+        let previous = context.store.snapshot();
+        let previous = previous.record::<StatusRecord>(uid.as_str());
         let final_status = match (rejection(context, job), previous) {
             (Some(_), Some(previous)) => (*previous.status).clone(),
-            _ => api_status(context, job, &state, &status, Stage::Terminated, now, now),
+            _ => {
+                // The cache may still show it running, which would be told as an end that nobody saw.
+                let status = inspect(context, job).await?;
+                let now = context.clock.now();
+                let state = context.store.snapshot();
+                api_status(context, job, &state, &status, Stage::Terminated, now, now)
+            }
         };
         context
             .status
