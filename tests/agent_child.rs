@@ -19,6 +19,10 @@
 mod agent_process;
 #[path = "agent_child/full_disk.rs"]
 mod full_disk;
+#[path = "support/rich_pod.rs"]
+mod rich_pod;
+#[path = "agent_child/rows.rs"]
+mod rows;
 #[path = "agent_child/running.rs"]
 mod running;
 #[path = "agent_child/wall_clock.rs"]
@@ -46,7 +50,12 @@ struct Node {
 }
 
 impl Node {
+    /// Containers do what is said of their attempt.
     fn new(behaviour: impl Fn(u32) -> Behaviour + Send + Sync + 'static) -> Self {
+        Self::with(move |config| behaviour(config.metadata.as_ref().map_or(0, |m| m.attempt)))
+    }
+
+    fn with(behaviour: impl Fn(&v1::ContainerConfig) -> Behaviour + Send + Sync + 'static) -> Self {
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(1)
             .enable_all()
@@ -57,7 +66,7 @@ impl Node {
         fake.add_image(IMAGE);
         // Listed each second instead: that is what a test can wait for.
         fake.offer_events(false);
-        fake.on_start(move |config| behaviour(config.metadata.as_ref().map_or(0, |m| m.attempt)));
+        fake.on_start(behaviour);
         drop(guard);
         // The socket has to be outside: the site's directory is made with the site.
         let socket = tempfile::Builder::new()

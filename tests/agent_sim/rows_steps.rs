@@ -3,7 +3,8 @@
 
 use std::time::Duration;
 
-use holdfast_testkit::fake_cri::Behaviour;
+use holdfast::kuberuntime::cri::v1::PodSandboxState;
+use holdfast_testkit::fake_cri::{Behaviour, Restart};
 use serde_json::Value;
 use tokio::time::Instant;
 
@@ -203,4 +204,98 @@ fn restart_keeps_a_pod_with_a_sidecar_as_the_api_has_it_whichever_request_the_ag
     let before = every(true, 1, 1, |n| Crash::Request(n, When::Before));
     let after = every(true, 1, 1, |n| Crash::Request(n, When::After));
     assert!(before >= 5 && after >= 5, "{before} {after}");
+}
+
+/// What has happened to a pod while the agent was away.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Loss {
+    /// The runtime has forgotten everything.
+    Wiped,
+    /// The sandbox has died, and with it what was in it.
+    Sandbox,
+}
+
+/// A pod that was up is brought back by an agent that dies at `crash`, and by the next one. Returns whether it died.
+async fn recover(loss: Loss, crash: Crash, power: bool) -> bool {
+    let (mut w, _) = usual_world(false);
+    w.manifest("web", &rich("Always").to_string());
+    w.start().await;
+    w.up("web").await;
+    w.pass(3).await;
+    w.crash().await;
+    match loss {
+        Loss::Wiped => w.fake.restart(Restart::Wipe).unwrap(),
+        Loss::Sandbox => {
+            let sandbox = w.fake.sandboxes()[0].id.clone();
+            assert!(w.fake.kill_sandbox(&sandbox));
+        }
+    }
+    let ended = match loss {
+        Loss::Wiped => "137 ContainerStatusUnknown",
+        Loss::Sandbox => "137 Error",
+    };
+    let side = format!("side running x1 ready started, before: ended {ended}");
+    let main = format!("main running x1 ready started, before: ended {ended}");
+    let want = [
+        UP[0],
+        "i1 ended 0 Completed x1 ready, before: ended 0 Completed",
+        &side,
+        "i2 ended 0 Completed x1 ready, before: ended 0 Completed",
+        &main,
+    ];
+    let mut alive = w.start_until(crash).await;
+    let mut died = false;
+    let begun = Instant::now();
+    while !(alive && w.summary("web") == want) {
+        if alive {
+            alive = w.pass_alive(Duration::from_millis(250)).await;
+        } else {
+            assert!(!died, "{crash:?}: once only");
+            died = true;
+            if power {
+                w.lose_power().await;
+            } else {
+                w.crash().await;
+            }
+            alive = w.start_until(Crash::Never).await;
+        }
+        assert!(
+            begun.elapsed() < Duration::from_secs(120),
+            "{loss:?} {crash:?} power lost: {power}\n{:#?}\n{}",
+            w.summary("web"),
+            w.describe()
+        );
+    }
+    w.pass(20).await;
+    let context = || format!("{loss:?} {crash:?} power lost: {power}\n{}", w.describe());
+    assert_eq!(w.summary("web"), want, "{}", context());
+    let names = ["i1", "side", "i2", "main"];
+    assert_eq!(w.started("web"), [names, names].concat(), "{}", context());
+    assert_eq!(w.wrongs(), Vec::<String>::new(), "{}", context());
+    let mut ready = w.fake.sandboxes();
+    ready.retain(|s| s.state() == PodSandboxState::SandboxReady);
+    assert_eq!(ready.len(), 1, "{}", context());
+    died
+}
+
+/// R11, R12: init containers run once more, in order, and every count goes on by one, wherever the agent dies while it
+/// brings a pod back that has lost its sandbox.
+#[test]
+fn restart_keeps_counts_and_order_wherever_the_recovery_of_a_lost_sandbox_is_cut_off() {
+    for loss in [Loss::Wiped, Loss::Sandbox] {
+        let mut points = 0;
+        for point in [Crash::Call, Crash::Write] {
+            for when in [When::Before, When::After] {
+                for n in 1.. {
+                    let power = n % 2 == 1;
+                    if !alone(recover(loss, point(n, when), power)) {
+                        break;
+                    }
+                    points += 1;
+                }
+            }
+        }
+        println!("{loss:?}: {points} points");
+        assert!(points >= 50, "{loss:?}: {points}");
+    }
 }
