@@ -11,7 +11,7 @@ mod aggregate;
 mod api;
 mod correlate;
 
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use aggregate::Aggregator;
 pub use aggregate::EventRate;
@@ -24,6 +24,8 @@ use crate::types::{Clock, Event, EventRecorder, EventType};
 
 /// The longest message an event keeps, in bytes; the API server refuses longer ones.
 const MAX_MESSAGE: usize = 1024;
+/// Events kept until [`JournalRecorder::forward`]: an agent opens its store before it has a client.
+const MAX_EARLY: usize = 16;
 
 /// Writes events to the log and to the store's journal.
 pub struct JournalRecorder {
@@ -32,6 +34,8 @@ pub struct JournalRecorder {
     aggregator: Mutex<Aggregator>,
     metrics: Metrics,
     api: OnceLock<ApiEvents>,
+    /// The first events, for the API server.
+    early: Mutex<Vec<Event>>,
 }
 
 impl std::fmt::Debug for JournalRecorder {
@@ -51,13 +55,37 @@ impl JournalRecorder {
             aggregator: Mutex::new(Aggregator::default()),
             metrics,
             api: OnceLock::new(),
+            early: Mutex::default(),
         }
     }
 
-    /// From now on the API server is told as well. Only the first call counts.
+    /// From now on the API server is told as well, of the first few events before this also. Only the first call
+    /// counts.
     pub fn forward(&self, api: ApiEvents) {
-        if self.api.set(api).is_err() {
+        let mut early = self.early.lock().unwrap_or_else(PoisonError::into_inner);
+        if self.api.set(api.clone()).is_err() {
             tracing::warn!("events are forwarded to an API server already");
+            return;
+        }
+        std::mem::take(&mut *early)
+            .into_iter()
+            .for_each(|event| api.take(event));
+    }
+
+    /// For the API server, now or later.
+    fn pass_on(&self, event: &Event) {
+        if self.api.get().is_none() {
+            let mut early = self.early.lock().unwrap_or_else(PoisonError::into_inner);
+            // Nothing is put there any more once it was emptied.
+            if self.api.get().is_none() {
+                if early.len() < MAX_EARLY {
+                    early.push(event.clone());
+                }
+                return;
+            }
+        }
+        if let Some(api) = self.api.get() {
+            api.take(event.clone());
         }
     }
 
@@ -70,9 +98,7 @@ impl JournalRecorder {
 impl EventRecorder for JournalRecorder {
     fn record(&self, mut event: Event) {
         shorten(&mut event.message);
-        if let Some(api) = self.api.get() {
-            api.take(event.clone());
-        }
+        self.pass_on(&event);
         let now = self.clock.now();
         let verdict = match self.aggregator.lock() {
             Ok(mut aggregator) => aggregator.take(&event, now),

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::apiserver::testkit::FakeApi;
-use crate::types::{BootId, EventType, PodRef};
+use crate::types::{BootId, EventRecorder, EventType, PodRef};
 
 struct ManualClock(Mutex<i64>);
 
@@ -80,6 +80,27 @@ fn event(pod: &str, message: &str) -> Event {
 
 async fn pass(ms: u64) {
     tokio::time::sleep(Duration::from_millis(ms)).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_happened_before_there_was_a_client_is_told_too() {
+    let rig = Rig::new(EventRate::default());
+    let clock = Arc::clone(&rig.clock) as Arc<dyn Clock>;
+    let store = crate::store::Store::in_memory(Arc::clone(&clock));
+    let recorder = crate::events::JournalRecorder::new(store, clock, rig.metrics.clone());
+    for n in 10..30 {
+        recorder.record(event(&format!("early-{n}"), "x"));
+    }
+    recorder.forward(rig.events.clone());
+    recorder.record(event("late", "x"));
+    pass(60_000).await;
+    let objects = rig.objects().into_iter();
+    let mut told: Vec<String> = objects.filter_map(|o| o.involved_object.name).collect();
+    told.sort();
+    // No more than the first few are kept for it.
+    let mut expected: Vec<String> = (10..26).map(|n| format!("early-{n}")).collect();
+    expected.push("late".to_owned());
+    assert_eq!(told, expected);
 }
 
 #[tokio::test(start_paused = true)]
