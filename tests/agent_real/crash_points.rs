@@ -3,7 +3,7 @@
 use holdfast_testkit::containerd::Version;
 use serde_json::Value;
 
-use crate::agent_process::{Agent, eventually};
+use crate::agent_process::eventually;
 use crate::phases;
 use crate::world::{FOREVER, Seen, World};
 
@@ -78,11 +78,11 @@ fn restart_keeps_a_start_cut_off_between_its_steps_single() {
 const STEPS: [&str; 3] = ["after_create", "after_intent", "after_start"];
 
 /// Runs an agent that stops at a fail point, waits until it stands there, and kills it.
-fn cut_off(world: &World, point: &str, reached: impl Fn(&Agent) -> Result<(), String>) {
+fn cut_off(world: &World, point: &str, reached: impl Fn() -> Result<(), String>) {
     let fail_points = format!("pod_workers::{point}=pause");
     let agent = world.spawn_with(&[], &[("FAILPOINTS", &fail_points)]);
     eventually(&format!("the agent reaches {point}"), || {
-        reached(&agent).map_err(|why| format!("{why}\n{}", agent.log()))
+        reached().map_err(|why| format!("{why}\n{}", agent.log()))
     });
     agent.kill9();
 }
@@ -116,7 +116,7 @@ fn restart_keeps_a_life_that_is_cut_off_at_every_step_single() {
         let left = lines.iter().any(|line| line == mark);
         left.then_some(()).ok_or_else(|| format!("{lines:?}"))
     };
-    cut_off(&world, "sandbox::after_run", |_| {
+    cut_off(&world, "sandbox::after_run", || {
         let sandboxes = world.sandboxes();
         let made = sandboxes.iter().any(|(pod, _, _)| pod == POD);
         made.then_some(()).ok_or_else(|| format!("{sandboxes:?}"))
@@ -124,7 +124,7 @@ fn restart_keeps_a_life_that_is_cut_off_at_every_step_single() {
     let mut kills = 1;
     for name in ["one", "side", "two", "three", "main"] {
         for step in STEPS {
-            cut_off(&world, &format!("start::{step}"), |_| {
+            cut_off(&world, &format!("start::{step}"), || {
                 let seen = of_pod(name);
                 let [only] = &seen[..] else {
                     return Err(format!("{name}: {seen:?}"));
@@ -142,32 +142,20 @@ fn restart_keeps_a_life_that_is_cut_off_at_every_step_single() {
             kills += 1;
         }
     }
-    cut_off(&world, "hook::before_post_start", |agent| {
-        // Nothing tells but that the agent has had its time and goes no further.
-        if !matches!(agent.get("/readyz"), Ok((200, _))) {
-            return Err("not ready".to_owned());
-        }
-        let relists = agent.relists();
-        let hooks = world.lines(&format!("{POD}.hooks"));
-        assert_eq!(hooks, [""; 0], "it is not run before this");
-        (relists >= 3.0)
-            .then_some(())
-            .ok_or_else(|| format!("{relists} relists"))
-    });
-    cut_off(&world, "hook::after_post_start", |_| {
+    cut_off(&world, "hook::after_post_start", || {
         marked(&format!("{POD}.hooks"), "post-start-end")
     });
-    cut_off(&world, "terminating::after_kill", |_| {
+    cut_off(&world, "terminating::after_kill", || {
         let row = world.row("workers", POD)?;
         let stopping = row["phase"] == "Terminating" && marked(POD, "side-end").is_ok();
         stopping.then_some(()).ok_or_else(|| row.to_string())
     });
-    cut_off(&world, "terminated::before_cleanup", |_| {
+    cut_off(&world, "terminated::before_cleanup", || {
         let row = world.row("workers", POD)?;
         let stopped = row["phase"] == "Terminated";
         stopped.then_some(()).ok_or_else(|| row.to_string())
     });
-    kills += 4;
+    kills += 3;
 
     let _agent = world.start();
     let ended = world.wait_phase(POD, "Succeeded");
