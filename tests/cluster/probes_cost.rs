@@ -37,7 +37,26 @@ struct CheckResponse {
 
 /// A health service of which everything is fine, and that counts who asks.
 #[derive(Clone, Default)]
-struct Health(Arc<AtomicU64>);
+pub struct Health(Arc<AtomicU64>);
+
+impl Health {
+    /// Answers on a port of the host for as long as the cluster is there. Returns the port.
+    pub fn serve(&self, cluster: &Cluster) -> u16 {
+        // On all addresses: the node's is not known here.
+        let port = free_port();
+        let address = SocketAddr::from((Ipv4Addr::UNSPECIFIED, port));
+        let served = tonic::transport::Server::builder()
+            .add_service(self.clone())
+            .serve(address);
+        cluster.spawn(async move { served.await.expect("serve health") });
+        port
+    }
+
+    /// How often it was asked.
+    pub fn asked(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+}
 
 impl UnaryService<CheckRequest> for Health {
     type Response = CheckResponse;
@@ -143,13 +162,7 @@ fn measure(count: usize, exec: bool, time: Duration) -> f64 {
     let cluster = Cluster::new();
     cluster.site.configure("maxPods: 250\n");
     let health = Health::default();
-    // On all addresses: the node's is not known here.
-    let grpc = free_port();
-    let address = SocketAddr::from((Ipv4Addr::UNSPECIFIED, grpc));
-    let served = tonic::transport::Server::builder()
-        .add_service(health.clone())
-        .serve(address);
-    let server = cluster.spawn(async move { served.await.expect("serve health") });
+    let grpc = health.serve(&cluster);
     let mut ports = HashSet::from([grpc]);
     while ports.len() <= count {
         ports.insert(free_port());
@@ -163,15 +176,11 @@ fn measure(count: usize, exec: bool, time: Duration) -> f64 {
     // Starting is over, and every probe has its place in the period.
     std::thread::sleep(Duration::from_secs(12));
     let before = ready(&cluster, count).expect("they stay Ready");
-    let (asked, ran, busy) = (
-        health.0.load(Ordering::Relaxed),
-        probes(&agent),
-        cpu(&agent),
-    );
+    let (asked, ran, busy) = (health.asked(), probes(&agent), cpu(&agent));
     let start = Instant::now();
     std::thread::sleep(time);
     let share = (cpu(&agent) - busy) / start.elapsed().as_secs_f64() * 100.0;
-    let (asked, after) = (health.0.load(Ordering::Relaxed) - asked, probes(&agent));
+    let (asked, after) = (health.asked() - asked, probes(&agent));
     let more = |result: &str| {
         let of = |counts: &BTreeMap<String, u64>| counts.get(result).copied().unwrap_or(0);
         of(&after) - of(&ran)
@@ -216,7 +225,6 @@ fn measure(count: usize, exec: bool, time: Duration) -> f64 {
         }
     }
     drop(agent);
-    server.abort();
     share
 }
 

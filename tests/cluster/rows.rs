@@ -5,11 +5,12 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use k8s_openapi::api::core::v1::Pod;
-use kube::api::{Patch, PatchParams};
+use k8s_openapi::api::core::v1::{Event, Pod};
+use kube::api::{Api, ListParams, Patch, PatchParams};
 use serde_json::{Value, json};
 
 use crate::agent_process::{Agent, eventually, within};
+use crate::probes_cost::Health;
 use crate::setup::{Cluster, FOREVER, condition, container, container_status, script, seconds};
 use crate::world::ids;
 
@@ -96,6 +97,21 @@ fn restart_keeps_readiness_with_probes_of_every_kind() {
             Some(&exec("echo probed >> /starts/sidecar-probes")),
         ),
     );
+    // Nor do old servers know this kind.
+    let health = Health::default();
+    let port = health.serve(&cluster);
+    let mut main = container("main", FOREVER);
+    for (kind, period) in [
+        ("startupProbe", 1),
+        ("livenessProbe", 2),
+        ("readinessProbe", 1),
+    ] {
+        main[kind] = json!({"grpc": {"port": port}, "periodSeconds": period, "timeoutSeconds": 5});
+    }
+    cluster.add_static(
+        "by-grpc",
+        json!({"hostNetwork": true, "terminationGracePeriodSeconds": 1, "containers": [main]}),
+    );
     for pod in pods {
         let pod = cluster.wait_running(pod);
         let main = container_status(&pod, "main");
@@ -104,14 +120,15 @@ fn restart_keeps_readiness_with_probes_of_every_kind() {
             (&json!(true), &json!(true))
         );
     }
-    let sidecar = cluster.mirror("sidecar");
-    eventually("the pod with a sidecar is Ready", || {
-        let row = cluster.row("statuses", &sidecar)?;
-        match condition(&row, "Ready")["status"].as_str() {
-            Some("True") => Ok(()),
-            _ => Err(row.to_string()),
-        }
-    });
+    for pod in ["sidecar", "by-grpc"] {
+        eventually("the static pod is Ready", || {
+            let row = cluster.row("statuses", &cluster.mirror(pod))?;
+            match condition(&row, "Ready")["status"].as_str() {
+                Some("True") => Ok(()),
+                _ => Err(row.to_string()),
+            }
+        });
+    }
     cluster.wait_told(&pods);
     let before = (ids(&cluster.containers()), versions(&cluster));
     agent.kill9();
@@ -119,6 +136,7 @@ fn restart_keeps_readiness_with_probes_of_every_kind() {
     let followed = cluster.follow();
     let probes = |file: &str| cluster.lines(file).len();
     let (probed, of_sidecar) = (probes("probes"), probes("sidecar-probes"));
+    let asked = health.asked();
     let start = Instant::now();
     let _agent = cluster.start();
     eventually("probes go on", || {
@@ -126,8 +144,9 @@ fn restart_keeps_readiness_with_probes_of_every_kind() {
         let now = (
             probes("probes") - probed,
             probes("sidecar-probes") - of_sidecar,
+            health.asked() - asked,
         );
-        if now.0 >= 9 && now.1 >= 6 {
+        if now.0 >= 9 && now.1 >= 6 && now.2 >= 9 {
             Ok(())
         } else {
             Err(format!("{now:?}"))
@@ -742,6 +761,19 @@ fn restart_keeps_counts_when_the_runtime_or_the_store_lost_them() {
             std::fs::write(&db, bytes).unwrap();
         });
     }
+    // Each was told to the cluster.
+    let events = Api::<Event>::default_namespaced(cluster.client());
+    let of_node = ListParams::default().fields(&format!("involvedObject.name={}", cluster.node));
+    eventually("each damage is told", || {
+        let events = cluster.run(events.list(&of_node)).unwrap();
+        let reasons = events.iter().filter_map(|event| event.reason.as_deref());
+        let told: Vec<_> = reasons.filter(|r| r.starts_with("Store")).collect();
+        if told.len() == 3 {
+            Ok(())
+        } else {
+            Err(format!("{told:?}"))
+        }
+    });
     drop(agent);
 }
 
@@ -756,6 +788,7 @@ fn damaged(cluster: &Cluster, agent: Agent, what: &str, damage: impl FnOnce()) -
     std::thread::sleep(CALM);
     let epoch = cluster.dump(&["meta"])["tables"]["meta"][0]["epoch"].clone();
     assert_eq!(epoch["reason"], "Rebuilt", "{what}: {}", agent.log());
+    assert_ne!(agent.metric("holdfast_store_epoch"), 0.0);
     assert_eq!(ids(&cluster.containers()), before, "{what}");
     for pod in ["counted", "failed"] {
         eventually("the status is on record again", || {
@@ -788,7 +821,19 @@ fn restart_keeps_init_containers_in_order_wherever_their_starts_are_cut_off() {
         "containers": [mark("main", FOREVER)],
     });
     let uid = cluster.create_pod("inits", cluster.marked(spec));
-    let sidecar = cluster.add_static("sidecar", with_sidecar(&cluster, "sidecar", None));
+    let of_sidecar = |name: &str, then: &str| {
+        container(name, &format!("echo {name} >> /starts/sidecar; {then}"))
+    };
+    let mut beside = of_sidecar("beside", FOREVER);
+    beside["restartPolicy"] = json!("Always");
+    let spec = json!({
+        "terminationGracePeriodSeconds": 1,
+        "initContainers": [
+            of_sidecar("first", "exit 0"), beside, of_sidecar("second", "exit 0"), of_sidecar("third", "exit 0"),
+        ],
+        "containers": [of_sidecar("main", FOREVER)],
+    });
+    let sidecar = cluster.add_static("sidecar", cluster.marked(spec));
     let pods = ["inits", sidecar.as_str()];
     let points = [
         "pod_workers::start::after_create",
@@ -833,12 +878,20 @@ fn restart_keeps_init_containers_in_order_wherever_their_starts_are_cut_off() {
         );
         assert_eq!(init["restartCount"], 0, "{init}");
     }
-    for pod in pods {
-        let main = container_status(&cluster.pod(pod), "main");
-        assert_eq!(main["restartCount"], 0, "{main}");
+    for (pod, name) in [
+        ("inits", "main"),
+        (sidecar.as_str(), "main"),
+        (sidecar.as_str(), "beside"),
+    ] {
+        let running = container_status(&cluster.pod(pod), name);
+        assert_eq!(running["restartCount"], 0, "{running}");
+        assert!(running["state"]["running"].is_object(), "{running}");
     }
     assert_eq!(cluster.lines("inits"), ["first", "second", "third", "main"]);
-    assert_eq!(cluster.lines("sidecar"), ["sidecar", "init", "main"]);
+    assert_eq!(
+        cluster.lines("sidecar"),
+        ["first", "beside", "second", "third", "main"]
+    );
     let attempts: Vec<_> = cluster
         .containers()
         .into_iter()
@@ -851,7 +904,10 @@ fn restart_keeps_init_containers_in_order_wherever_their_starts_are_cut_off() {
             .collect::<Vec<_>>()
     };
     let mut all = expected("inits", &["first", "main", "second", "third"]);
-    all.extend(expected(&sidecar, &["init", "main", "sidecar"]));
+    all.extend(expected(
+        &sidecar,
+        &["beside", "first", "main", "second", "third"],
+    ));
     assert_eq!(attempts, all, "one container each");
     let sandboxes: Vec<String> = cluster.sandboxes().into_iter().map(|s| s.0).collect();
     assert_eq!(sandboxes, pods, "one sandbox each");
