@@ -77,13 +77,14 @@ pub struct History<'a> {
     pub latest: Latest<'a>,
     /// The end before `latest`.
     pub previous_exit: Option<ExitRecord>,
-    /// Containers that were created and never started, newest first.
+    /// Containers that were created and never started, newest first, without those that cannot be removed.
     pub created: Vec<&'a ContainerStatus>,
     /// Running containers besides `latest`; there should be none.
     pub duplicates: Vec<&'a ContainerStatus>,
     /// Restart count as of now.
     pub restart_count: u32,
-    /// CRI attempt, and restart count, of the next container to be created. `created` is removed before.
+    /// CRI attempt, and restart count, of the next container to be created. `created` is removed before; one that
+    /// cannot be removed keeps its number.
     pub next_attempt: u32,
 }
 
@@ -97,9 +98,9 @@ impl<'a> History<'a> {
         listed_at: Stamp,
         now: Stamp,
     ) -> Self {
-        let created: Vec<_> = named(status, name)
+        let (stuck, created): (Vec<_>, Vec<_>) = named(status, name)
             .filter(|c| c.state == ContainerState::Created)
-            .collect();
+            .partition(|c| c.is_stuck());
         let mut running: Vec<_> = named(status, name)
             .filter(|c| c.state == ContainerState::Running)
             .collect();
@@ -123,6 +124,8 @@ impl<'a> History<'a> {
             true => restart_count.saturating_add(1),
             false => 0,
         };
+        let taken = stuck.iter().map(|c| c.attempt.saturating_add(1)).max();
+        let next_attempt = next_attempt.max(taken.unwrap_or(0));
 
         let mut exits = exits.into_iter();
         // An unknown one that is older than a known end has no say.

@@ -86,7 +86,7 @@ pub(super) async fn forget_init(
     let doomed = status
         .containers
         .iter()
-        .filter(|c| actions.forget_init.contains(&c.name));
+        .filter(|c| actions.forget_init.contains(&c.name) && !c.is_stuck());
     for container in doomed {
         if container.state == ContainerState::Running {
             return Err(StepError::StillRunning(container.name.clone()));

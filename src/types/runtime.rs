@@ -80,6 +80,17 @@ pub struct ContainerStatus {
     pub log_path: String,
 }
 
+impl ContainerStatus {
+    /// Whether it can neither run nor be removed: containerd was cut off between making its task and asking for the
+    /// task's number, shows it as ended, and refuses to delete it because of that task. It has not run. It goes when
+    /// containerd is started anew.
+    pub fn is_stuck(&self) -> bool {
+        self.state == ContainerState::Created
+            && self.reason == "StartError"
+            && self.message.contains("failed to get task pid")
+    }
+}
+
 /// What the runtime knows of one pod. An empty one means: nothing.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PodStatus {

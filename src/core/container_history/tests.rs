@@ -191,6 +191,32 @@ fn a_container_that_never_ran_takes_no_number() {
 }
 
 #[test]
+fn a_container_that_cannot_be_removed_keeps_its_number_and_is_left_alone() {
+    let stuck = ContainerStatus {
+        reason: "StartError".to_owned(),
+        message:
+            "failed to create containerd task: failed to get task pid: context canceled: unknown"
+                .to_owned(),
+        hash: String::new(),
+        ..created("a", 0)
+    };
+    let of = |status: &PodStatus, record: Option<&ContainerRecord>| {
+        let history = History::of("a", status, record, at(70), at(70));
+        let latest = history.latest == Latest::NeverRan;
+        (history.created.len(), history.next_attempt, latest)
+    };
+    let alone = runtime(vec![stuck.clone()]);
+    assert_eq!(of(&alone, None), (0, 1, true));
+    assert_eq!(
+        of(&alone, Some(&started("a", 0))),
+        (0, 1, true),
+        "its start is on record"
+    );
+    let beside = runtime(vec![created("a", 1), stuck]);
+    assert_eq!(of(&beside, None), (1, 1, true));
+}
+
+#[test]
 fn a_start_keeps_the_last_end_and_never_lowers_the_count() {
     let old = ended("a", 7, 1);
     let intent = |attempt| IntentRecord {

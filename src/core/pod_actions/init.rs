@@ -230,10 +230,12 @@ impl View<'_> {
     pub(super) fn is_to_be_forgotten(&self, status: &PodStatus) -> bool {
         let created = |id: &str| self.history.created.iter().any(|c| c.id.as_str() == id);
         let intent = self.record.and_then(|r| r.intent.as_ref());
-        let mut remains = status.containers_named(&self.spec.container.name);
+        let named = || status.containers_named(&self.spec.container.name);
+        let stuck = |id: &str| named().any(|c| c.is_stuck() && c.id.as_str() == id);
+        let ran = |id: &str| !created(id) && !stuck(id);
         self.spec.kind.is_init()
-            && (intent.is_some_and(|i| !created(i.container_id.as_str()))
-                || remains.any(|c| !created(c.id.as_str())))
+            && (intent.is_some_and(|i| ran(i.container_id.as_str()))
+                || named().any(|c| ran(c.id.as_str())))
     }
 }
 
