@@ -133,23 +133,7 @@ pub(super) async fn actuate(
     let changes = resize::changes(&job.pod, &record.actuated, &running(status));
     if changes.is_empty() {
         if record.started || record.error.is_some() {
-            record.started = false;
-            record.error = None;
-            keep(
-                context,
-                job,
-                &record,
-                "resized",
-                "what is allocated is in force",
-            )
-            .await?;
-            tell(
-                context,
-                job,
-                EventType::Normal,
-                "ResizeCompleted",
-                &completed(&job.pod),
-            );
+            complete(context, job, record).await?;
         }
         return Ok(Vec::new());
     }
@@ -178,25 +162,24 @@ pub(super) async fn actuate(
     let ids = restarts.filter_map(|c| Some(find(status, &c.name)?.id.clone()));
     let ids: Vec<ContainerId> = ids.collect();
     if ids.is_empty() {
-        record.started = false;
-        record.error = None;
-        keep(
-            context,
-            job,
-            &record,
-            "resized",
-            "what is allocated is in force",
-        )
-        .await?;
-        tell(
-            context,
-            job,
-            EventType::Normal,
-            "ResizeCompleted",
-            &completed(&job.pod),
-        );
+        complete(context, job, record).await?;
     }
     Ok(ids)
+}
+
+/// What is allocated is in force: remembers and tells it.
+async fn complete(
+    context: &WorkerContext,
+    job: &Job,
+    mut record: ResizeRecord,
+) -> Result<(), StepError> {
+    record.started = false;
+    record.error = None;
+    let why = "what is allocated is in force";
+    keep(context, job, &record, "resized", why).await?;
+    let text = completed(&job.pod);
+    tell(context, job, EventType::Normal, "ResizeCompleted", &text);
+    Ok(())
 }
 
 /// The outer result is the store's, the inner one the kernel's and the runtime's.
