@@ -594,18 +594,20 @@ fn restart_keeps_init_containers_in_order_when_killed_at_a_hook() {
 
 // ----------------------------------------------------------------------------------------------- R20
 
-/// A static pod uses more than it may; it is evicted, the agent is killed, and it stays evicted until its manifest
-/// is another one.
+/// A static pod is evicted, which nothing but a drill does to one; the agent is killed, and the pod stays evicted
+/// until its manifest is another one.
 #[test]
 fn restart_keeps_an_evicted_pod_evicted_until_its_manifest_changes() {
     let node = Node::with(usual);
     let _commands = Commands::of(&node);
-    node.pod("victim", &limited(rich_every("Always", 1)));
-    let agent = node.site.start();
+    node.pod("victim", &rich_every("Always", 1));
+    let evict = node.site.root_dir().with_file_name("evict");
+    let drill = [("HOLDFAST_EVICT", &*evict.to_string_lossy())];
+    let mut agent = node.site.spawn_with(&[], &drill);
+    agent.wait_ready();
     node.wait_summary("victim", &UP);
-    let pods = node.site.row("statuses", "victim").unwrap();
-    let uid = pods["uid"].as_str().unwrap().to_owned();
-    fill_volume(&node.site, &uid);
+    let victim = node.site.row("statuses", "victim").unwrap();
+    fs::write(&evict, victim["name"].as_str().unwrap()).unwrap();
     node.wait_summary("victim", &EVICTED);
     agent.kill9();
     node.fake.clear_calls();

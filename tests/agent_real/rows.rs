@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use holdfast_testkit::containerd::Version;
 use serde_json::{Value, json};
 
-use crate::agent_process::{Agent, eventually, within};
+use crate::agent_process::{Agent, NODE, eventually, within};
 use crate::restarts::{EFFECTS, boottime_ms, settled};
 use crate::world::{FOREVER, World, ids};
 
@@ -460,23 +460,17 @@ fn restart_keeps_back_offs_of_init_containers_and_sidecars() {
 #[test]
 fn restart_keeps_evicted_pods_stopped_until_their_manifests_change() {
     let world = World::new(Version::Installed);
-    let limited = |script: &str| {
-        let mut pod = full(&world, "greedy", "Always", script);
-        let volume = json!({"name": "scratch", "emptyDir": {"sizeLimit": "1Mi"}});
-        pod["spec"]["volumes"].as_array_mut().unwrap().push(volume);
-        let mounts = &mut pod["spec"]["containers"][0]["volumeMounts"];
-        let mount = json!({"name": "scratch", "mountPath": "/scratch"});
-        mounts.as_array_mut().unwrap().push(mount);
-        pod
-    };
-    let greedy = limited(&format!(
-        "dd if=/dev/zero of=/scratch/much bs=1M count=3\n{FOREVER}"
-    ));
     let mut late = full(&world, "late", "Always", FOREVER);
     late["spec"]["activeDeadlineSeconds"] = json!(5);
-    world.add(&greedy);
+    world.add(&full(&world, "greedy", "Always", FOREVER));
     world.add(&late);
-    let agent = world.start();
+    // Nothing but a drill evicts a static pod.
+    let evict = world.site.root_dir().with_file_name("evict");
+    let drill = [("HOLDFAST_EVICT", &*evict.to_string_lossy())];
+    let mut agent = world.site.spawn_with(&[], &drill);
+    agent.wait_ready();
+    world.wait_running("greedy", "only");
+    std::fs::write(&evict, format!("greedy-{NODE}")).expect("say what is to be evicted");
     let reasons = [("greedy", "Evicted"), ("late", "DeadlineExceeded")];
     let stopped = |world: &World| {
         reasons.map(|(pod, reason)| {
@@ -520,7 +514,7 @@ fn restart_keeps_evicted_pods_stopped_until_their_manifests_change() {
 
     // Other manifests are other pods.
     let _agent = world.start();
-    world.add(&limited(FOREVER));
+    world.add(&full(&world, "greedy", "OnFailure", FOREVER));
     late["spec"]
         .as_object_mut()
         .unwrap()
