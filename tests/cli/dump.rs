@@ -273,7 +273,11 @@ fn history_tells_decisions_and_restarts() {
         .collect();
     assert_eq!(types, ["entry", "restart", "entry"]);
     assert_eq!(history["items"][1]["toGeneration"], 2);
-    assert_eq!(history["containers"], json!([]));
+    let containers = history["containers"].as_array().unwrap();
+    assert_eq!(containers.len(), 1, "{history}");
+    assert_eq!(containers[0]["container"], "main");
+    assert_eq!(containers[0]["restartCount"], 3);
+    assert_eq!(containers[0]["lastExit"]["reason"], "OOMKilled");
 }
 
 #[test]
