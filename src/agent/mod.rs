@@ -9,6 +9,8 @@ mod drill;
 mod embedded;
 pub mod lock;
 mod node;
+mod opening;
+mod resume;
 mod run_once;
 mod start;
 pub mod systemd;
@@ -130,11 +132,11 @@ pub async fn run(config: AgentConfig, options: RunOptions) -> Result<(), AgentEr
     let mut signals = Signals::new()?;
     let _lock = lock(&config).await?;
 
-    let (boot, clock) = start::boot(&config, &options);
+    let (boot, clock) = opening::boot(&config, &options);
     let metrics = Metrics::default();
     let connected = api::connect(&config, Arc::clone(&clock), metrics.clone()).await?;
     let (client, credentials) = connected.unzip();
-    let base = start::open(&config, client, clock, boot, metrics).await?;
+    let base = opening::open(&config, client, clock, boot, metrics).await?;
     let mut tasks = Tasks::default();
     if let Some(credentials) = credentials {
         tasks.add("credentials", credentials.run(token.clone()));
@@ -200,7 +202,7 @@ async fn serve(
         "backups",
         tasks::backups(
             base.store.clone(),
-            start::backup_dir(config),
+            opening::backup_dir(config),
             Arc::clone(&base.clock),
             base.metrics.clone(),
             Arc::clone(&base.recorder) as _,

@@ -1,28 +1,26 @@
-//! Start-up: open → load → same boot? → list the runtime → plan → commit → resume → open the sources.
+//! Start-up, from the open store (`opening`) to open sources: the runtime is reached and listed, the plan made and
+//! committed, what was there goes on (`resume`), then the sources are opened.
 
-use std::cmp::Reverse;
-use std::collections::BTreeMap;
 use std::os::unix::fs::DirBuilderExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use tokio::sync::mpsc;
-use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
-use tracing::{info, warn};
+use tracing::warn;
 
-use super::{AgentError, RunOptions, Tasks, api, node, takeover, tasks};
+use super::opening::backup_dir;
+use super::resume::{plan, reported_reasons, resume, tell_what_was_restored};
+use super::{AgentError, Tasks, api, node, tasks};
 use crate::admin::{AdminInfo, StoreHooks};
 use crate::apiserver::ApiClient;
 use crate::config::{
-    FileSettings, HttpSettings, PodConfig, RunningStatic, Seed, SourceSettings, SourcesReady,
+    FileSettings, HttpSettings, PodConfig, RunningStatic, SourceSettings, SourcesReady,
     Surroundings,
 };
-use crate::core::admission;
-use crate::core::restore::{Outcome, RestoreInput, RestorePlan, plan_restore};
-use crate::core::state::{EpochReason, MetaRecord, State};
+use crate::core::state::MetaRecord;
 use crate::events::{EventRate, JournalRecorder};
 use crate::eviction::LocalStorage;
 use crate::images::{ImageConfig, ImageManager, VerificationPolicy, run_pruning};
@@ -31,24 +29,18 @@ use crate::kuberuntime::cri::{CriClient, CriTimeouts};
 use crate::kuberuntime::gc::GcPolicy;
 use crate::node_object::NodeObject;
 use crate::nodestatus::NodeStatusHandle;
-use crate::objects::Objects;
 use crate::pleg::{Pleg, PlegOptions};
 use crate::pod_manager::PodManager;
-use crate::pod_workers::{PodWorkers, ReasonCache, StartGate, WorkQueue, WorkerContext};
+use crate::pod_workers::{PodWorkers, StartGate, WorkQueue, WorkerContext};
 use crate::prober::{Prober, ProberContext};
 use crate::runtime_state::RuntimeState;
 use crate::server::{HealthChecks, TimedCheck, sync_loop_check};
 use crate::status::StatusManager;
-use crate::store::ballast::{self, Ballast};
 use crate::store::layout::Layout;
-use crate::store::open::{OpenOptions, OpenReport, Opened, Outcome as OpenOutcome};
-use crate::store::recover::Identity;
-use crate::store::{Store, StoreHealth, StoreOptions, open as open_store};
+use crate::store::{Store, StoreHealth};
 use crate::sync_loop::{Inputs, Janitor, LoopContext, Monitor, SyncLoop};
-use crate::types::metrics::{Metrics, OutcomeLabel};
-use crate::types::{
-    BootIdentity, Clock, Event, EventRecorder, EventType, PodUid, Stamp, SystemClock, boot, probe,
-};
+use crate::types::metrics::Metrics;
+use crate::types::{BootIdentity, Clock, Event, EventRecorder, EventType, Stamp, probe};
 use crate::volumemanager::VolumeManager;
 
 /// Pods that are started at a time; the runtime itself is no faster with more.
@@ -81,10 +73,10 @@ pub(super) struct Base {
     pub(super) api: Option<ApiClient>,
     pub(super) boot: BootIdentity,
     /// The meta record the store was opened with.
-    meta: MetaRecord,
+    pub(super) meta: MetaRecord,
     pub(super) runtime_state: RuntimeState,
     monitor: Monitor,
-    restored: Arc<AtomicBool>,
+    pub(super) restored: Arc<AtomicBool>,
     started: Stamp,
     sync_frequency: Duration,
 }
@@ -95,120 +87,6 @@ pub(super) struct Started {
     pub(super) workers: PodWorkers,
     pub(super) pods: PodManager,
     pub(super) ready: SourcesReady,
-}
-
-/// This boot, and the clock that goes with it.
-pub(super) fn boot(config: &AgentConfig, options: &RunOptions) -> (BootIdentity, Arc<dyn Clock>) {
-    let runtime_dir = config.runtime_endpoint.path().parent().map(Path::to_owned);
-    let boot = BootIdentity::read(options.boot_id.as_deref(), runtime_dir.as_deref());
-    let clock = Arc::new(SystemClock::new(boot.id()));
-    (boot, clock)
-}
-
-/// Opens the store and starts its writer.
-pub(super) async fn open(
-    config: &AgentConfig,
-    api: Option<ApiClient>,
-    clock: Arc<dyn Clock>,
-    boot: BootIdentity,
-    metrics: Metrics,
-) -> Result<Base, AgentError> {
-    let root_dir = config.root_dir.clone();
-    let mut open_options = OpenOptions {
-        node_was_used: false,
-        dir: config.state_dir.clone(),
-        identity: Identity {
-            node_name: config.node_name.clone(),
-            machine_id: boot::machine_id(),
-            boot: boot.clone(),
-        },
-        sled: crate::store::backend::SledOptions::default(),
-        now: clock.now(),
-    };
-    let Opened {
-        backend,
-        loaded,
-        report,
-    } = tasks::patiently(
-        tokio::task::spawn_blocking(move || {
-            open_options.node_was_used = has_pod_directories(&root_dir);
-            open_store::open(&open_options)
-        }),
-        || {
-            let dir = config.state_dir.display();
-            warn!(%dir, "the store is still being opened: its disk is slow or hangs, or it is being mended");
-        },
-    )
-    .await
-    .map_err(|error| AgentError::Ended {
-        part: format!("opening the store: {error}"),
-    })??;
-    let meta = loaded.state.meta().cloned().ok_or(AgentError::Ended {
-        part: "opening the store: it has no meta record".to_owned(),
-    })?;
-    metrics
-        .epoch
-        .set(i64::try_from(meta.epoch.number).unwrap_or(i64::MAX));
-    if let Err(error) = ballast::create(&config.state_dir, ballast::DEFAULT_BYTES) {
-        warn!(%error, "no space is set aside for stopping pods on a full disk");
-    }
-    let store_options = StoreOptions {
-        reserve: Some(Box::new(Ballast::new(
-            &config.state_dir,
-            ballast::DEFAULT_BYTES,
-        ))),
-        ..StoreOptions::default()
-    };
-    let open_report = report;
-    let store = Store::start(
-        backend,
-        loaded,
-        store_options,
-        Arc::clone(&clock),
-        metrics.clone(),
-    )?;
-    let parts = Parts {
-        store,
-        meta,
-        clock,
-        metrics,
-        boot,
-        api,
-    };
-    let base = Base::new(config, parts);
-    tell_how_it_opened(&open_report, &*base.recorder);
-    Ok(base)
-}
-
-/// Whether pods have run on this node: a missing state directory was lost then. A directory that cannot be read
-/// says nothing.
-fn has_pod_directories(root_dir: &Path) -> bool {
-    std::fs::read_dir(root_dir.join("pods")).is_ok_and(|mut entries| entries.next().is_some())
-}
-
-fn tell_how_it_opened(report: &OpenReport, recorder: &dyn EventRecorder) {
-    let (kind, reason) = match &report.outcome {
-        OpenOutcome::Created if report.new_epoch == Some(EpochReason::Rebuilt) => {
-            (EventType::Warning, "StoreRebuilt")
-        }
-        OpenOutcome::Opened | OpenOutcome::Created => {
-            info!(outcome = ?report.outcome, "store opened");
-            return;
-        }
-        OpenOutcome::SnapshotsRemoved => (EventType::Normal, "StoreRepaired"),
-        OpenOutcome::Salvaged { .. }
-        | OpenOutcome::RecordsLost { .. }
-        | OpenOutcome::EndMissing { .. } => (EventType::Warning, "StoreSalvaged"),
-        OpenOutcome::NewerSchema { .. } => (EventType::Warning, "StoreSchemaNewer"),
-        OpenOutcome::Unwritable { .. } => (EventType::Warning, "StoreUnwritable"),
-    };
-    let message = format!("{:?}; {}", report.outcome, report.messages.join("; "));
-    recorder.record(Event::node(kind, reason, message));
-}
-
-/// Where automatic backups go.
-pub(super) fn backup_dir(config: &AgentConfig) -> PathBuf {
-    config.state_dir.join("backups")
 }
 
 impl Base {
@@ -576,147 +454,6 @@ fn images(
     })
 }
 
-/// Lists the runtime and plans. The listing is tried until it succeeds: without it nothing can be decided.
-async fn plan(
-    config: &AgentConfig,
-    base: &Base,
-    cri: &CriClient,
-) -> Result<(RestorePlan, Vec<RunningStatic>, Instant), AgentError> {
-    let (listed_at, as_of) = (base.clock.now(), Instant::now());
-    let runtime = cri.list_pods().await?;
-    base.runtime_state.set_pleg_relist(base.clock.now());
-    let state = base.store.snapshot();
-    let plan = plan_restore(&RestoreInput {
-        state: &state,
-        runtime: &runtime,
-        listed_at,
-        meta: &base.meta,
-        boot: &base.boot,
-        backoff_max: config.kubelet.max_container_restart_period,
-        offline_start: config.offline_start,
-        now: base.clock.now(),
-    });
-    let statics = takeover::running_statics(cri, &runtime, &plan.unrecorded).await;
-    Ok((plan, statics, as_of))
-}
-
-/// Why containers are not running, as last reported: what they wait for stays told until it is over.
-fn reported_reasons(state: &State) -> ReasonCache {
-    let reasons = ReasonCache::default();
-    for (uid, versioned) in &state.statuses {
-        let waiting = ReasonCache::told(&versioned.record.status);
-        reasons.set(&PodUid::new(uid), waiting);
-    }
-    reasons
-}
-
-/// Brings the workers back and returns what the sources' mux starts from.
-fn resume(
-    plan: &RestorePlan,
-    workers: &PodWorkers,
-    pods: &PodManager,
-    queue: &WorkQueue,
-    objects: &Objects,
-) -> Vec<Seed> {
-    let mut seeds = Vec::new();
-    // What has to be started anew goes in the order in which it would be admitted.
-    let mut pods_in_order: Vec<_> = plan.pods.iter().collect();
-    pods_in_order.sort_by_key(|restored| {
-        let created = restored.pod.metadata.creation_timestamp.as_ref();
-        let created = created.map(|t| t.0.as_millisecond());
-        (Reverse(admission::priority(&restored.pod)), created)
-    });
-    for restored in pods_in_order {
-        let uid = crate::types::PodExt::uid(&*restored.pod);
-        if let (Some(due), Outcome::Resumed) = (restored.due, restored.outcome) {
-            queue.seed(&uid, due);
-        }
-        if restored.desired {
-            pods.update(Arc::clone(&restored.pod));
-            if restored.outcome != Outcome::Finished {
-                objects.register(&restored.pod);
-            }
-            seeds.push(Seed {
-                source: restored.source,
-                origin: restored.origin.clone(),
-                pod: Arc::clone(&restored.pod),
-            });
-        }
-        workers.resume(
-            Arc::clone(&restored.pod),
-            restored.source,
-            restored.record.clone(),
-            matches!(restored.outcome, Outcome::Repaired | Outcome::Ending),
-            restored.confirmed,
-        );
-        if matches!(restored.outcome, Outcome::Resumed | Outcome::Repaired) {
-            // Probes go on at once; a sync may be a minute away.
-            let context = workers.context();
-            let told = context.status.get(&uid);
-            let told = told.as_ref().map(|r| &*r.status);
-            let status = context.pleg.cache().get(&uid);
-            context.prober.observe(&restored.pod, &status, told);
-        }
-    }
-    seeds
-}
-
-fn tell_what_was_restored(base: &Base, plan: &RestorePlan) {
-    let counts: BTreeMap<Outcome, usize> = plan.counts();
-    for outcome in [
-        Outcome::Resumed,
-        Outcome::Repaired,
-        Outcome::Ending,
-        Outcome::Finished,
-    ] {
-        let label = OutcomeLabel {
-            outcome: outcome.as_str().to_owned(),
-        };
-        let count = counts.get(&outcome).copied().unwrap_or(0);
-        base.metrics
-            .restore_pods
-            .get_or_create(&label)
-            .set(i64::try_from(count).unwrap_or(i64::MAX));
-    }
-    for restored in &plan.pods {
-        if let Some(why) = &restored.held {
-            let text = format!("not started before the API server has answered: {why}");
-            base.recorder.record(Event::pod(
-                EventType::Warning,
-                &restored.pod,
-                "WaitingForAPIServer",
-                text,
-            ));
-        }
-    }
-    let took = since_process_start(base.clock.now()).unwrap_or_default();
-    base.metrics.restore_duration.set(took.as_secs_f64());
-    base.restored.store(true, Ordering::Relaxed);
-    let count = |outcome| counts.get(&outcome).copied().unwrap_or(0);
-    info!(
-        rebooted = plan.rebooted,
-        epoch = plan.epoch.number,
-        resumed = count(Outcome::Resumed),
-        repaired = count(Outcome::Repaired),
-        ending = count(Outcome::Ending),
-        finished = count(Outcome::Finished),
-        unrecorded = plan.unrecorded.len(),
-        milliseconds = u64::try_from(took.as_millis()).unwrap_or(u64::MAX),
-        "pods resumed"
-    );
-}
-
-/// Time since the kernel started this process, to 10 ms.
-fn since_process_start(now: Stamp) -> Option<Duration> {
-    let stat = procfs::process::Process::myself().ok()?.stat().ok()?;
-    let started_ms = stat
-        .starttime
-        .saturating_mul(1000)
-        .checked_div(procfs::ticks_per_second())?;
-    let now_ms = u64::try_from(now.boottime_ms).ok()?;
-    Some(Duration::from_millis(now_ms.saturating_sub(started_ms)))
-}
-
 fn source_settings(config: &AgentConfig, running: Vec<RunningStatic>) -> SourceSettings {
     let kubelet = &config.kubelet;
     SourceSettings {
@@ -766,48 +503,4 @@ fn make_directories(config: &AgentConfig) -> Result<(), AgentError> {
     make(&config.container_logs_dir, 0o755)?;
     make(config.pod_logs_dir(), 0o755)?;
     make(&backup_dir(config), 0o700)
-}
-
-#[cfg(test)]
-mod tests {
-    use k8s_openapi::api::core::v1 as api;
-
-    use super::*;
-    use crate::core::state::{StatusRecord, Transaction};
-    use crate::types::{BootId, Json};
-
-    #[test]
-    fn what_containers_of_every_kind_wait_for_stays_told() {
-        let waits = |name: &str| {
-            serde_json::json!([{
-                "name": name, "image": "i", "imageID": "", "ready": false, "restartCount": 0,
-                "state": {"waiting": {"reason": "ImagePullBackOff", "message": "Back-off pulling"}},
-            }])
-        };
-        let status: api::PodStatus = serde_json::from_value(serde_json::json!({
-            "initContainerStatuses": waits("i"),
-            "containerStatuses": waits("m"),
-            "ephemeralContainerStatuses": waits("e"),
-        }))
-        .unwrap();
-        let record = StatusRecord {
-            name: "web".to_owned(),
-            namespace: "ns".to_owned(),
-            status: Json::new(status),
-            version: 1,
-            acknowledged: 1,
-            at: Stamp {
-                boot: BootId(1),
-                boottime_ms: 1,
-                wall_ms: 1,
-            },
-            finished: false,
-        };
-        let mut state = State::default();
-        for mutation in &Transaction::new().put("u1", record).mutations {
-            state.apply(mutation, 1);
-        }
-        let reasons = reported_reasons(&state).get(&PodUid::new("u1"));
-        assert_eq!(reasons.into_keys().collect::<Vec<_>>(), ["e", "i", "m"]);
-    }
 }

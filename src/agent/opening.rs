@@ -1,0 +1,132 @@
+//! Opening the store: this boot, the store's directory, what is told of its state.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use tracing::{info, warn};
+
+use super::start::{Base, Parts};
+use super::{AgentError, RunOptions, tasks};
+use crate::apiserver::ApiClient;
+use crate::core::state::EpochReason;
+use crate::kubeletconfig::AgentConfig;
+use crate::store::ballast::{self, Ballast};
+use crate::store::open::{OpenOptions, OpenReport, Opened, Outcome as OpenOutcome};
+use crate::store::recover::Identity;
+use crate::store::{Store, StoreOptions, open as open_store};
+use crate::types::metrics::Metrics;
+use crate::types::{BootIdentity, Clock, Event, EventRecorder, EventType, SystemClock, boot};
+
+/// This boot, and the clock that goes with it.
+pub(super) fn boot(config: &AgentConfig, options: &RunOptions) -> (BootIdentity, Arc<dyn Clock>) {
+    let runtime_dir = config.runtime_endpoint.path().parent().map(Path::to_owned);
+    let boot = BootIdentity::read(options.boot_id.as_deref(), runtime_dir.as_deref());
+    let clock = Arc::new(SystemClock::new(boot.id()));
+    (boot, clock)
+}
+
+/// Opens the store and starts its writer.
+pub(super) async fn open(
+    config: &AgentConfig,
+    api: Option<ApiClient>,
+    clock: Arc<dyn Clock>,
+    boot: BootIdentity,
+    metrics: Metrics,
+) -> Result<Base, AgentError> {
+    let root_dir = config.root_dir.clone();
+    let mut open_options = OpenOptions {
+        node_was_used: false,
+        dir: config.state_dir.clone(),
+        identity: Identity {
+            node_name: config.node_name.clone(),
+            machine_id: boot::machine_id(),
+            boot: boot.clone(),
+        },
+        sled: crate::store::backend::SledOptions::default(),
+        now: clock.now(),
+    };
+    let Opened {
+        backend,
+        loaded,
+        report,
+    } = tasks::patiently(
+        tokio::task::spawn_blocking(move || {
+            open_options.node_was_used = has_pod_directories(&root_dir);
+            open_store::open(&open_options)
+        }),
+        || {
+            let dir = config.state_dir.display();
+            warn!(%dir, "the store is still being opened: its disk is slow or hangs, or it is being mended");
+        },
+    )
+    .await
+    .map_err(|error| AgentError::Ended {
+        part: format!("opening the store: {error}"),
+    })??;
+    let meta = loaded.state.meta().cloned().ok_or(AgentError::Ended {
+        part: "opening the store: it has no meta record".to_owned(),
+    })?;
+    metrics
+        .epoch
+        .set(i64::try_from(meta.epoch.number).unwrap_or(i64::MAX));
+    if let Err(error) = ballast::create(&config.state_dir, ballast::DEFAULT_BYTES) {
+        warn!(%error, "no space is set aside for stopping pods on a full disk");
+    }
+    let store_options = StoreOptions {
+        reserve: Some(Box::new(Ballast::new(
+            &config.state_dir,
+            ballast::DEFAULT_BYTES,
+        ))),
+        ..StoreOptions::default()
+    };
+    let open_report = report;
+    let store = Store::start(
+        backend,
+        loaded,
+        store_options,
+        Arc::clone(&clock),
+        metrics.clone(),
+    )?;
+    let parts = Parts {
+        store,
+        meta,
+        clock,
+        metrics,
+        boot,
+        api,
+    };
+    let base = Base::new(config, parts);
+    tell_how_it_opened(&open_report, &*base.recorder);
+    Ok(base)
+}
+
+/// Whether pods have run on this node: a missing state directory was lost then. A directory that cannot be read
+/// says nothing.
+fn has_pod_directories(root_dir: &Path) -> bool {
+    std::fs::read_dir(root_dir.join("pods")).is_ok_and(|mut entries| entries.next().is_some())
+}
+
+fn tell_how_it_opened(report: &OpenReport, recorder: &dyn EventRecorder) {
+    let (kind, reason) = match &report.outcome {
+        OpenOutcome::Created if report.new_epoch == Some(EpochReason::Rebuilt) => {
+            (EventType::Warning, "StoreRebuilt")
+        }
+        OpenOutcome::Opened | OpenOutcome::Created => {
+            info!(outcome = ?report.outcome, "store opened");
+            return;
+        }
+        OpenOutcome::SnapshotsRemoved => (EventType::Normal, "StoreRepaired"),
+        OpenOutcome::Salvaged { .. }
+        | OpenOutcome::RecordsLost { .. }
+        | OpenOutcome::EndMissing { .. } => (EventType::Warning, "StoreSalvaged"),
+        OpenOutcome::NewerSchema { .. } => (EventType::Warning, "StoreSchemaNewer"),
+        OpenOutcome::Unwritable { .. } => (EventType::Warning, "StoreUnwritable"),
+    };
+    let message = format!("{:?}; {}", report.outcome, report.messages.join("; "));
+    recorder.record(Event::node(kind, reason, message));
+}
+
+/// Where automatic backups go.
+pub(super) fn backup_dir(config: &AgentConfig) -> PathBuf {
+    config.state_dir.join("backups")
+}
