@@ -258,7 +258,8 @@ async fn lives(crash: Crash, power: bool) -> Run {
         run.writes = w.life.writes();
         run.calls = w.life.calls();
     }
-    w.stop().await;
+    // Not in order: the crash may still be to come.
+    w.crash().await;
     run
 }
 
