@@ -228,6 +228,11 @@ async fn serve(
     );
     systemd.status("waiting for the container runtime");
     let cri = start::runtime_client(config, base)?;
+    if let Some(address) = config.server_address() {
+        let listener = server::kubelet::bind(address).await?;
+        let node = base.node_api(config, cri.clone(), token.clone());
+        tasks.add("kubelet API", server::kubelet::serve(listener, node));
+    }
     let started = tokio::select! {
         started = start::start(config, base, cri, tasks, token) => started?,
         () = signals.terminated() => {

@@ -34,6 +34,7 @@ use crate::pod_manager::PodManager;
 use crate::pod_workers::{PodWorkers, StartGate, WorkQueue, WorkerContext};
 use crate::prober::{Prober, ProberContext};
 use crate::runtime_state::RuntimeState;
+use crate::server::kubelet::NodeApi;
 use crate::server::{HealthChecks, TimedCheck, sync_loop_check};
 use crate::status::StatusManager;
 use crate::store::layout::Layout;
@@ -75,6 +76,10 @@ pub(super) struct Base {
     /// The meta record the store was opened with.
     pub(super) meta: MetaRecord,
     pub(super) runtime_state: RuntimeState,
+    /// The pods that are wanted.
+    pub(super) pods: PodManager,
+    /// The node as the API server has it.
+    pub(super) node: NodeObject,
     monitor: Monitor,
     pub(super) restored: Arc<AtomicBool>,
     started: Stamp,
@@ -106,6 +111,8 @@ impl Base {
             boot: parts.boot,
             meta: parts.meta,
             runtime_state: RuntimeState::default(),
+            pods: PodManager::default(),
+            node: NodeObject::default(),
             monitor: Monitor::default(),
             restored: Arc::new(AtomicBool::new(false)),
             started: parts.clock.now(),
@@ -175,6 +182,29 @@ impl Base {
         }
     }
 
+    /// What the kubelet's API looks at.
+    pub(super) fn node_api(
+        &self,
+        config: &AgentConfig,
+        cri: CriClient,
+        stop: CancellationToken,
+    ) -> NodeApi {
+        NodeApi {
+            store: self.store.clone(),
+            pods: self.pods.clone(),
+            cri,
+            clock: Arc::clone(&self.clock),
+            metrics: self.metrics.clone(),
+            config: Arc::new(config.clone()),
+            node: self.node.clone(),
+            health: self.health(),
+            recorder: Arc::clone(&self.recorder) as _,
+            api: self.api.clone(),
+            restored: Arc::clone(&self.restored),
+            stop,
+        }
+    }
+
     /// What the admin socket needs.
     pub(super) fn admin_info(&self, config: &AgentConfig) -> AdminInfo {
         AdminInfo {
@@ -208,7 +238,7 @@ pub(super) async fn start(
     token: &CancellationToken,
 ) -> Result<Started, AgentError> {
     make_directories(config)?;
-    let node_object = NodeObject::default();
+    let node_object = base.node.clone();
     // The node lives on in the API server while the runtime is away.
     let node_status = base.api.clone().map(|api| {
         api::forward_events(config, base, api.clone(), tasks, token);
@@ -307,7 +337,7 @@ pub(super) async fn start(
         },
         token.child_token(),
     );
-    let pods = PodManager::default();
+    let pods = base.pods.clone();
     let seeds = resume(&plan, &workers, &pods, &queue, &objects);
     tell_what_was_restored(base, &plan);
 

@@ -138,6 +138,11 @@ impl AgentConfig {
         admin_socket(&self.state_dir)
     }
 
+    /// Address of the kubelet's API; `None` when it is turned off.
+    pub fn server_address(&self) -> Option<SocketAddr> {
+        None
+    }
+
     /// Address of `/healthz`; `None` when it is turned off.
     pub fn healthz_address(&self) -> Option<SocketAddr> {
         let port = self.kubelet.healthz_port;

@@ -6,6 +6,7 @@
 //! **Invariant:** a request changes nothing, waits for nothing, and takes bounded time and memory.
 
 pub(crate) mod conn;
+pub mod kubelet;
 
 use std::fmt::Write as _;
 use std::net::SocketAddr;
@@ -151,10 +152,17 @@ pub async fn serve(
 #[derive(Clone)]
 struct Shared {
     health: HealthChecks,
-    metrics: Metrics,
 }
 
 fn routes(health: HealthChecks, metrics: Metrics) -> Router {
+    Router::new()
+        .route("/metrics", get(encode_metrics))
+        .with_state(metrics)
+        .merge(health_routes(health))
+}
+
+/// healthz, livez and readyz.
+fn health_routes(health: HealthChecks) -> Router {
     Router::new()
         .route("/healthz", get(healthz))
         .route("/healthz/ping", get(ping))
@@ -162,8 +170,7 @@ fn routes(health: HealthChecks, metrics: Metrics) -> Router {
         .route("/healthz/syncloop", get(healthz_sync_loop))
         .route("/livez", get(livez))
         .route("/readyz", get(readyz))
-        .route("/metrics", get(encode_metrics))
-        .with_state(Shared { health, metrics })
+        .with_state(Shared { health })
 }
 
 async fn ping() -> &'static str {
@@ -232,9 +239,9 @@ fn report(
     }
 }
 
-async fn encode_metrics(State(shared): State<Shared>) -> Response {
+async fn encode_metrics(State(metrics): State<Metrics>) -> Response {
     const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
-    match shared.metrics.encode() {
+    match metrics.encode() {
         Ok(text) => ([(header::CONTENT_TYPE, OPEN_METRICS)], text).into_response(),
         Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, error.to_string()).into_response(),
     }

@@ -1,0 +1,10 @@
+//! `/containerLogs/{namespace}/{pod}/{container}`.
+
+use axum::Router;
+
+use super::Shared;
+
+/// The routes of this module.
+pub(super) fn routes() -> Router<Shared> {
+    Router::new()
+}

@@ -1,0 +1,10 @@
+//! `/metrics` and what is below it.
+
+use axum::Router;
+
+use super::Shared;
+
+/// The routes of this module.
+pub(super) fn routes() -> Router<Shared> {
+    Router::new()
+}

@@ -1,0 +1,80 @@
+//! The kubelet's API: HTTPS on `address:port` (10250), for the API server, kubectl through it, and scrapers of metrics.
+//!
+//! Each submodule has some of the routes and gives them as a `Router` over [`NodeApi`]; `auth` decides before any of
+//! them who may see it. Handlers read the store's snapshot, the pod manager and the runtime; what changes something
+//! is refused unless the handler says so.
+//!
+//! **Invariant:** nothing a client does or leaves undone holds up the agent: time, memory and connections are bounded.
+
+mod auth;
+mod debug;
+mod host_logs;
+mod listener;
+mod logs;
+mod metrics;
+mod pods;
+mod stats;
+mod streaming;
+mod tls;
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use axum::Router;
+use tokio_util::sync::CancellationToken;
+
+pub use self::listener::{bind, serve};
+use super::HealthChecks;
+use crate::apiserver::ApiClient;
+use crate::kubeletconfig::AgentConfig;
+use crate::kuberuntime::cri::CriClient;
+use crate::node_object::NodeObject;
+use crate::pod_manager::PodManager;
+use crate::store::Store;
+use crate::types::metrics::Metrics;
+use crate::types::{Clock, EventRecorder};
+
+/// What the handlers look at and act through.
+pub struct NodeApi {
+    /// Records.
+    pub store: Store,
+    /// The pods that are wanted; empty until [`NodeApi::restored`].
+    pub pods: PodManager,
+    /// The runtime; it may not answer yet.
+    pub cri: CriClient,
+    /// Time.
+    pub clock: Arc<dyn Clock>,
+    /// The agent's metrics.
+    pub metrics: Metrics,
+    /// The configuration in force.
+    pub config: Arc<AgentConfig>,
+    /// The node object, once known.
+    pub node: NodeObject,
+    /// Health of the agent.
+    pub health: HealthChecks,
+    /// Events.
+    pub recorder: Arc<dyn EventRecorder>,
+    /// The API server, for the webhooks of authentication and authorisation and for serving certificates.
+    pub api: Option<ApiClient>,
+    /// Whether the pods of the last run are back.
+    pub restored: Arc<AtomicBool>,
+    /// Cancelled when the agent ends: streams that are open are closed then.
+    pub stop: CancellationToken,
+}
+
+/// As handlers have it: `State(node): State<Shared>`.
+pub(crate) type Shared = Arc<NodeApi>;
+
+/// Every route, without authentication: [`serve`] adds that.
+fn routes(node: Shared) -> Router {
+    Router::new()
+        .merge(pods::routes())
+        .merge(logs::routes())
+        .merge(host_logs::routes())
+        .merge(streaming::routes())
+        .merge(stats::routes())
+        .merge(metrics::routes())
+        .merge(debug::routes())
+        .with_state(Arc::clone(&node))
+        .merge(super::health_routes(node.health.clone()))
+}

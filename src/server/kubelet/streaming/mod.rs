@@ -1,0 +1,10 @@
+//! exec, attach, port-forward and run.
+
+use axum::Router;
+
+use super::Shared;
+
+/// The routes of this module.
+pub(super) fn routes() -> Router<Shared> {
+    Router::new()
+}
