@@ -1,7 +1,7 @@
 #!/bin/sh
 # Changes the decisions in src/core one at a time and counts how many changes the tests notice (cargo-mutants).
-# src/core needs nothing of the agent but src/types, so both are put into a crate of their own, which builds in
-# seconds, with their unit tests and tests/core_model.
+# src/core needs nothing of the agent but src/types and src/kubeletconfig, so the three are put into a crate of their
+# own, which builds in seconds, with their unit tests and tests/core_model.
 # usage: hack/mutants.sh [k/n] [cargo mutants' arguments]...   (default 0/16: every sixteenth change; 0/1: all, many hours)
 # Fails when fewer than 90 of 100 changes are noticed.
 set -eu
@@ -22,14 +22,15 @@ shard=${1:-0/16}
 
 work=$cache/mutants
 mkdir -p "$work/crate/src" "$work/crate/tests"
-rm -rf "$work/crate/src/core" "$work/crate/src/types" "$work/crate/tests/core_model" "$work/out"
+rm -rf "$work/crate/src/core" "$work/crate/src/types" "$work/crate/src/kubeletconfig" "$work/crate/tests/core_model" "$work/out"
 mkdir -p "$work/out"
-cp -r src/core src/types "$work/crate/src/"
+cp -r src/core src/kubeletconfig src/types "$work/crate/src/"
 cp -r tests/core_model "$work/crate/tests/"
 cp Cargo.lock "$work/crate/"
 cat >"$work/crate/src/lib.rs" <<'LIB'
 //! The decisions of holdfast alone.
 pub mod core;
+pub mod kubeletconfig;
 pub mod types;
 LIB
 {
@@ -38,7 +39,7 @@ LIB
     echo 'name = "holdfast"'
     echo '[workspace]'
     awk '/^\[dependencies\]/ { on = 1; print; next } /^\[/ { on = 0 }
-        on && /^(imbl|jiff|k8s-openapi|prometheus-client|serde|serde_json|sha2|thiserror|tokio) =/' Cargo.toml
+        on && /^(clap|imbl|jiff|k8s-openapi|nix|procfs|prometheus-client|serde|serde-saphyr|serde_json|sha2|strsim|thiserror|tokio) =/' Cargo.toml
     echo '[dev-dependencies]'
     awk '/^\[dev-dependencies\]/ { on = 1; next } /^\[/ { on = 0 } on && /^(insta|proptest) =/' Cargo.toml
     printf '[profile.dev]\ndebug = false\n'
