@@ -288,7 +288,8 @@ pub(super) fn rejection(context: &WorkerContext, job: &Job) -> Option<(String, S
     }
 }
 
-/// Records exits that were not recorded yet; durable when this returns.
+/// Records exits that were not recorded yet; durable when this returns, or held by a store that takes no commits when
+/// something is to be stopped.
 pub(super) async fn record_exits(
     context: &WorkerContext,
     job: &Job,
@@ -302,10 +303,13 @@ pub(super) async fn record_exits(
         return Ok(());
     }
     info!("recording container exits");
-    if job.record.phase == WorkerPhase::Sync {
-        context.store.commit(exits).await?;
-    } else {
+    // What is stopped is stopped with or without a store, and nothing that ended beside it holds that up.
+    let stops = job.record.phase != WorkerPhase::Sync
+        || !context.prober.failures(&job.pod, status).is_empty();
+    if stops {
         context.store.commit_stop(exits).await?;
+    } else {
+        context.store.commit(exits).await?;
     }
     Ok(())
 }

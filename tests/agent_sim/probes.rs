@@ -248,3 +248,43 @@ async fn a_liveness_kill_goes_ahead_while_the_disk_is_full() {
     .await;
     assert_nothing_wrong(&w);
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_liveness_kill_is_not_held_up_by_what_ended_while_the_disk_is_full() {
+    let mut w = World::new();
+    w.behave_each(|_, container, _| match container {
+        "other" => Behaviour::Exit {
+            code: 1,
+            after: Duration::from_secs(60),
+        },
+        _ => Behaviour::RunForever,
+    });
+    let probes = Probes::of(&w);
+    let spec = format!(
+        r#"{{"restartPolicy":"Always","terminationGracePeriodSeconds":1,"containers":[
+        {{"name":"main","image":"{IMAGE}","command":["sh"],"livenessProbe":{{"exec":{{"command":["alive"]}},"periodSeconds":10,"failureThreshold":3}}}},
+        {{"name":"other","image":"{IMAGE}","command":["sh"]}}]}}"#
+    );
+    w.manifest("two", &spec);
+    w.start().await;
+    w.until("both run", 60, |w| w.running("two").len() == 2)
+        .await;
+    w.faults.set_out_of_space(true);
+    // Something durable: now the store knows.
+    w.manifest("new", &crate::world::spec("Always", ""));
+    w.until("the other has ended", 120, |w| w.running("two").len() == 1)
+        .await;
+    probes.fail("alive", true);
+    w.until("the container is stopped", 120, |w| {
+        w.running("two").is_empty()
+    })
+    .await;
+    assert_eq!(w.starts("two").len(), 2, "no start without its intent");
+    probes.fail("alive", false);
+    w.faults.set_out_of_space(false);
+    w.until("both run again", 240, |w| {
+        w.running("two").len() == 2 && w.starts("two").len() == 4
+    })
+    .await;
+    assert_nothing_wrong(&w);
+}
