@@ -392,6 +392,35 @@ fn a_critical_pod_takes_the_place_of_the_least() {
 }
 
 #[test]
+fn a_critical_pod_takes_the_place_of_what_lacks_least_in_proportion() {
+    let others = [
+        asking("cpu", json!({"cpu": "1", "memory": "1900Mi"})),
+        asking("memory", json!({"cpu": "500m", "memory": "1996Mi"})),
+        asking("rest", json!({"cpu": "500m", "memory": "200Mi"})),
+    ];
+    let others: Vec<&Pod> = others.iter().collect();
+    // The node is full. The first pod lacks 200 MiB of what is missing, the second 104 MiB and half a CPU.
+    let pod = critical(asking("x", json!({"cpu": "1", "memory": "2100Mi"})));
+    let verdict = admit(&pod, &others, &context(&small_node(), 110, &[], &[]));
+    assert_eq!(verdict.decision, AdmissionDecision::Admitted);
+    assert_eq!(
+        verdict.preempt,
+        [PodUid::new("cpu"), PodUid::new("rest")],
+        "a tenth of the memory is less than half of the CPU"
+    );
+}
+
+#[test]
+fn a_static_pod_without_a_priority_ranks_as_node_critical() {
+    let mut pod = pod("1", json!({"containers": []}));
+    assert_eq!(priority(&pod), 0);
+    let source = ("kubernetes.io/config.source".to_owned(), "file".to_owned());
+    pod.metadata.annotations = Some([source].into());
+    assert_eq!(priority(&pod), 2_000_001_000, "system-node-critical");
+    assert_eq!(priority(&critical(pod)), 2_000_000_000);
+}
+
+#[test]
 fn an_ordinary_pod_preempts_nothing_and_a_critical_one_only_for_resources() {
     let other = asking("1", json!({"cpu": "2"}));
     let verdict = admit(

@@ -122,6 +122,30 @@ fn a_node_is_registered_with_labels_taints_and_annotation() {
 }
 
 #[test]
+fn a_taint_that_was_given_is_not_added_twice_and_others_do_not_count_for_it() {
+    let taint = |key: &str, effect: &str| Taint {
+        key: key.to_owned(),
+        effect: effect.to_owned(),
+        ..Taint::default()
+    };
+    let unschedulable = "node.kubernetes.io/unschedulable";
+    let mut settings = settings();
+    settings.schedulable = false;
+    for (given, total) in [
+        (vec![taint("dedicated", "NoSchedule")], 2),
+        (vec![taint(unschedulable, "NoExecute")], 2),
+        (vec![taint(unschedulable, "NoSchedule")], 1),
+    ] {
+        settings.taints.clone_from(&given);
+        let taints = initial_node(&settings).spec.unwrap().taints.unwrap();
+        assert_eq!(taints.len(), total, "{given:?}");
+        assert_eq!(taints[0], given[0]);
+        let last = taints.last().unwrap();
+        assert_eq!((&*last.key, &*last.effect), (unschedulable, "NoSchedule"));
+    }
+}
+
+#[test]
 fn an_existing_node_keeps_what_users_set() {
     let mut existing = ready_node();
     let labels = existing.metadata.labels.as_mut().unwrap();

@@ -323,3 +323,6 @@ impl State {
             .collect()
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -184,3 +184,24 @@ fn crash_loops_of_all_kinds_are_new_once() {
     .into();
     assert_eq!(new_crash_loops(Some(&first), &setup.generate()), ["s"]);
 }
+
+#[test]
+fn an_end_that_was_told_and_is_final_is_not_covered_by_a_failed_start() {
+    for (policy, stage, want) in [
+        ("Never", Stage::Syncing, "m=3/-/0"),
+        ("Always", Stage::Terminating, "m=3/-/0"),
+        ("Always", Stage::Syncing, "m=ErrImagePull/"),
+    ] {
+        let mut setup = Setup::all_kinds(
+            policy,
+            vec![exited("i", 0, 0), running("s", 0), exited("m", 0, 3)],
+        );
+        setup.previous = Some(setup.generate());
+        setup.status = wiped();
+        let failed = ("ErrImagePull".to_owned(), "no such image".to_owned());
+        setup.reasons = [("m".to_owned(), failed)].into();
+        setup.stage = stage;
+        let words = words(&setup.generate());
+        assert!(words.contains(want), "{policy} {stage:?}: {words}");
+    }
+}
