@@ -155,9 +155,9 @@ fn the_package_is_complete_on_a_clean_debian_and_starts_nothing() {
 
 #[test]
 fn the_unit_is_verified_and_its_exposure_is_what_the_documents_say() {
-    let root = Root::new("minbase");
+    // The units and programs that it names are looked up below the root.
+    let root = Root::new("systemd");
     root.install(&Packages::get().current());
-    // What /bin/sh and the binary of the unit are is looked up below the root.
     let verify = |unit: &str| {
         attempt(
             Command::new("systemd-analyze")
