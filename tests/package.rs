@@ -26,7 +26,7 @@ use std::process::{Command, Stdio};
 use booted::{Booted, eventually};
 use holdfast::kuberuntime::cri::v1;
 use holdfast_testkit::fake_cri::{Behaviour, FakeCri};
-use root::{NEWER, Packages, Root, attempt, run};
+use root::{NEWER, Packages, Root, attempt, run, script};
 
 const UNIT: &str = "/usr/lib/systemd/system/holdfast.service";
 const CONFIG: &str = "/etc/holdfast/config.yaml";
@@ -228,6 +228,48 @@ fn the_unit_is_verified_and_its_exposure_is_what_the_documents_say() {
             assert!(!line.starts_with(directive), "{line}");
         }
     }
+}
+
+#[test]
+fn what_is_installed_from_source_is_uninstalled_again() {
+    let dir = tempfile::tempdir().unwrap();
+    let destdir = dir.path().to_str().unwrap();
+    let files = || -> BTreeSet<String> {
+        let found = run(Command::new("find").args([destdir, "-type", "f", "-printf", "%m %P\n"]));
+        found.lines().map(str::to_owned).collect()
+    };
+    run(script("hack/install.sh").args([root::BINARY, destdir, "/opt/holdfast"]));
+    let installed = files();
+    for file in [
+        "755 opt/holdfast/bin/holdfast",
+        "644 opt/holdfast/lib/systemd/system/holdfast.service",
+        "644 opt/holdfast/share/bash-completion/completions/holdfast",
+        "644 opt/holdfast/share/zsh/site-functions/_holdfast",
+        "644 opt/holdfast/share/fish/vendor_completions.d/holdfast.fish",
+        "644 opt/holdfast/share/man/man1/holdfast.1",
+        "644 opt/holdfast/share/doc/holdfast/docs/install.md",
+        "644 opt/holdfast/share/doc/holdfast/examples/config/complete.yaml",
+        "644 opt/holdfast/share/doc/holdfast/examples/logrotate",
+    ] {
+        assert!(
+            installed.contains(file),
+            "{file} is missing among {installed:#?}"
+        );
+    }
+    let unit = dir
+        .path()
+        .join("opt/holdfast/lib/systemd/system/holdfast.service");
+    let unit = fs::read_to_string(unit).unwrap();
+    assert!(
+        unit.contains("\nExecStart=/opt/holdfast/bin/holdfast run "),
+        "{unit}"
+    );
+
+    let others = dir.path().join("opt/holdfast/share/man/man1/other.1");
+    fs::write(others, "").unwrap();
+    run(script("hack/install.sh").args(["uninstall", destdir, "/opt/holdfast"]));
+    let left: Vec<_> = files().into_iter().collect();
+    assert_eq!(left, ["644 opt/holdfast/share/man/man1/other.1"]);
 }
 
 /// Has the installed binary make a store, and end.

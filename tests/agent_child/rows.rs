@@ -497,7 +497,8 @@ fn restart_keeps_the_grace_and_the_hooks_of_a_pod_with_a_sidecar() {
     });
     let side = begun.elapsed().as_secs_f64();
     let grace = GRACE as f64;
-    assert!((grace - 0.5..grace + 2.0).contains(&main), "{main} s");
+    // Begun anew it would be half of it more.
+    assert!((grace - 0.5..grace + 3.5).contains(&main), "{main} s");
     assert!((grace..grace + 5.0).contains(&side), "{side} s");
     assert_eq!(commands.count("main-stop"), 1, "it had completed");
     assert_eq!(commands.count("side-stop"), 2);

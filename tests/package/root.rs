@@ -7,7 +7,7 @@ use std::process::{Command, Output, Stdio};
 use std::sync::OnceLock;
 
 /// The binary under test; crash-test build, so that it can play one with a newer schema.
-const BINARY: &str = env!("CARGO_BIN_EXE_holdfast");
+pub const BINARY: &str = env!("CARGO_BIN_EXE_holdfast");
 /// What [`Packages::newer`] says it is.
 pub const NEWER: &str = "0.2.0-1";
 
