@@ -11,7 +11,7 @@ export HOLDFAST_CACHE
 target = $(shell $(CARGO) metadata --format-version 1 --no-deps --offline 2>/dev/null | sed -n 's/.*"target_directory":"\([^"]*\)".*/\1/p')
 
 .DEFAULT_GOAL := help
-.PHONY: help build check fmt clippy doc deny test envtest bench mutants figures demo demo-stop install clean
+.PHONY: help build check fmt clippy doc deny test envtest bench mutants figures demo demo-stop install uninstall deb clean
 
 help: ## List the tasks
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -59,8 +59,14 @@ demo: ## Run pods, kill -9 the agent, show what the restart cost (root; KEEP=1 l
 demo-stop: ## End a demo that KEEP=1 or a kill left running
 	@hack/demo.sh stop
 
-install: build ## Install binary, completions, manual pages, systemd unit (PREFIX, DESTDIR)
+install: build ## Install binary, completions, manual pages, documents, systemd unit (PREFIX, DESTDIR)
 	@hack/install.sh "$(target)/release/holdfast" "$(DESTDIR)" "$(PREFIX)"
+
+uninstall: ## Remove what `make install` installed (PREFIX, DESTDIR)
+	@hack/install.sh uninstall "$(DESTDIR)" "$(PREFIX)"
+
+deb: build ## Make the Debian package, in target/debian
+	@hack/deb.sh "$(target)/release/holdfast"
 
 clean: ## Remove what was built here (not the cache)
 	$(CARGO) clean

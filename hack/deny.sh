@@ -5,19 +5,7 @@
 set -eu
 cd "$(dirname "$0")/.."
 
-version=0.20.2
-cache=${HOLDFAST_CACHE:-${XDG_CACHE_HOME:-${HOME:-/root}/.cache}/holdfast}
-deny=$(command -v cargo-deny || true)
-if [ -z "$deny" ]; then
-    deny=$cache/tools/bin/cargo-deny
-    if [ "$("$deny" --version 2>/dev/null)" != "cargo-deny $version" ]; then
-        echo "building cargo-deny $version into $cache/tools (some minutes, once)"
-        # A directory of its own: the toolchain of today need not suit the artefacts of this project.
-        CARGO_TARGET_DIR="$cache/tools/build" cargo install --quiet --locked --force \
-            --root "$cache/tools" --version "$version" cargo-deny
-        rm -rf "$cache/tools/build"
-    fi
-fi
+deny=$(command -v cargo-deny || hack/tool.sh cargo-deny 0.20.2)
 
 "$deny" --locked --workspace check licenses bans sources
 

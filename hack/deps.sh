@@ -1,9 +1,9 @@
 #!/bin/sh
 # Installs the Debian packages that building, testing and the demo need, where they are missing.
-# usage: hack/deps.sh [build|runtime|test|envtest]...   (default: all but envtest, which hack/envtest.sh asks for)
+# usage: hack/deps.sh [build|runtime|test|deb|envtest]...   (default: all but envtest, which hack/envtest.sh asks for)
 set -eu
 
-[ $# -gt 0 ] || set -- build runtime test
+[ $# -gt 0 ] || set -- build runtime test deb
 
 wanted=
 for group; do
@@ -12,9 +12,11 @@ for group; do
     runtime) wanted="$wanted containerd:containerd runc:runc
         containernetworking-plugins:/usr/lib/cni/bridge busybox-static:busybox iptables:iptables
         iproute2:ip util-linux:flock" ;;
-    test) wanted="$wanted strace:strace docker-registry:docker-registry" ;;
+    test) wanted="$wanted strace:strace docker-registry:docker-registry debootstrap:debootstrap
+        systemd:systemd-analyze mandoc:mandoc" ;;
+    deb) wanted="$wanted dpkg-dev:dpkg-shlibdeps binutils:strip util-linux:flock" ;;
     envtest) wanted="$wanted dpkg-dev:dpkg-source make:make rsync:rsync util-linux:flock" ;;
-    *) echo "hack/deps.sh: unknown group '$group': build, runtime, test or envtest" >&2; exit 2 ;;
+    *) echo "hack/deps.sh: unknown group '$group': build, runtime, test, deb or envtest" >&2; exit 2 ;;
     esac
 done
 

@@ -10,13 +10,7 @@ hack/deps.sh build
 
 version=27.1.0
 cache=${HOLDFAST_CACHE:-${XDG_CACHE_HOME:-${HOME:-/root}/.cache}/holdfast}
-tool=$cache/tools/bin/cargo-mutants
-if [ "$("$tool" mutants --version 2>/dev/null)" != "cargo-mutants $version" ]; then
-    echo "building cargo-mutants $version into $cache/tools (some minutes, once)"
-    CARGO_TARGET_DIR="$cache/tools/build" cargo install --quiet --locked --force \
-        --root "$cache/tools" --version "$version" cargo-mutants
-    rm -rf "$cache/tools/build"
-fi
+tool=$(hack/tool.sh cargo-mutants "$version")
 shard=${1:-0/16}
 [ $# -eq 0 ] || shift
 

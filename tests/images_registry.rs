@@ -32,6 +32,7 @@ use holdfast::types::events::MemoryRecorder;
 use holdfast::types::metrics::Metrics;
 use holdfast::types::{BootId, Clock, PodExt, Stamp, SystemClock};
 use holdfast_testkit::containerd::{PrivateContainerd, Version};
+use holdfast_testkit::ports::free_port;
 use k8s_openapi::api::core::v1::{Pod, Secret};
 use serde_json::json;
 use sha2::{Digest, Sha256};
@@ -50,11 +51,7 @@ struct Registry {
 impl Registry {
     fn start(with_password: bool) -> Self {
         let dir = tempfile::tempdir().unwrap();
-        let port = TcpListener::bind("127.0.0.1:0")
-            .unwrap()
-            .local_addr()
-            .unwrap()
-            .port();
+        let port = free_port();
         let mut config = json!({
             "version": 0.1,
             "log": {"level": "error"},

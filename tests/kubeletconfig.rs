@@ -16,8 +16,8 @@ use holdfast::kubeletconfig::fields::{FIELDS, Field, Kind, Support};
 use holdfast::kubeletconfig::flags::KubeletFlags;
 use holdfast::kubeletconfig::unsupported::{Effect, UNSUPPORTED_FLAGS};
 use holdfast::kubeletconfig::{
-    AgentConfig, CgroupDriver, ConfigError, EvictionThreshold, LogFormat, OfflineStart, Warning,
-    load, resolve,
+    AgentConfig, CgroupDriver, ConfigError, EvictionThreshold, KubeletConfiguration, LogFormat,
+    OfflineStart, Warning, load, resolve,
 };
 
 const HEAD: &str = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n";
@@ -702,6 +702,49 @@ fn examples_load_without_problems_or_warnings() {
         }
     }
     assert!(count > 0, "there are examples");
+}
+
+#[test]
+fn the_complete_example_has_every_supported_field_with_its_default() {
+    let path = Path::new("examples/config/complete.yaml");
+    let text = fs::read_to_string(path).unwrap();
+    let loaded = load::load(Some(path), None).unwrap().config;
+    let default = KubeletConfiguration {
+        static_pod_path: Some("/etc/kubernetes/manifests".into()),
+        cgroup_root: "/".to_owned(),
+        ..KubeletConfiguration::default()
+    };
+    assert_eq!(loaded, default, "what counts in it is the default");
+
+    // A line `#name: …` is an example, a line `# …` prose.
+    let example = |line: &str| {
+        let rest = line.strip_prefix('#')?;
+        let more = rest.starts_with("  ") || rest.starts_with("- ");
+        let key = rest.starts_with(|c: char| c.is_ascii_lowercase());
+        (more || key).then(|| rest.to_owned())
+    };
+    let lines: Vec<String> = text
+        .lines()
+        .map(|line| example(line).unwrap_or_else(|| line.to_owned()))
+        .collect();
+    let mut names = Vec::new();
+    field_names("", FIELDS, &mut names);
+    for (name, _, supported) in names {
+        let last = name.rsplit('.').next().unwrap();
+        let named = lines
+            .iter()
+            .any(|line| line.contains(&format!("{last}:")) && !line.starts_with("# "));
+        assert!(
+            named || !supported,
+            "{} lacks {name}, which has an effect",
+            path.display()
+        );
+    }
+    // All examples at once are right, too; those that have no effect give warnings.
+    let dir = tempfile::tempdir().unwrap();
+    let all = dir.path().join("all.yaml");
+    fs::write(&all, lines.join("\n")).unwrap();
+    load::load(Some(&all), None).unwrap();
 }
 
 /// The dotted names of all fields that hold a value, with their types and whether they are supported.

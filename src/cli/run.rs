@@ -7,6 +7,7 @@ use crate::kubeletconfig::flags::KubeletFlags;
 use crate::kubeletconfig::{AgentConfig, ConfigError, Warning, resolve};
 
 use super::logging::LogOptions;
+use super::output::{note, print};
 
 /// Arguments of `holdfast run`.
 #[derive(Clone, Debug, Default, clap::Args)]
@@ -14,6 +15,10 @@ pub struct RunArgs {
     /// The kubelet's flags, and ours.
     #[command(flatten)]
     pub kubelet: KubeletFlags,
+
+    /// Check flags and configuration, say what is wrong with them, and end
+    #[arg(long)]
+    pub validate: bool,
 
     /// Replaces the kernel's boot id, to rehearse a reboot.
     #[arg(long, hide = true, value_name = "ID")]
@@ -56,6 +61,12 @@ pub fn log_warnings(warnings: &[Warning]) {
 /// When the configuration is wrong or the agent cannot be started.
 pub async fn run(args: RunArgs) -> anyhow::Result<()> {
     let (config, warnings) = load(&args)?;
+    if args.validate {
+        for warning in &warnings {
+            note(format_args!("warning: {warning}"));
+        }
+        return print("the configuration is valid\n");
+    }
     let log = super::logging::init(&log_options(&config))?;
     log_warnings(&warnings);
     let options = RunOptions {

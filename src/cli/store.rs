@@ -226,7 +226,7 @@ fn repair(args: &RepairArgs) -> anyhow::Result<()> {
 }
 
 /// The steps of this binary. A crash-test build plays a newer one when `HOLDFAST_NEWER_SCHEMA` is set.
-fn steps() -> migrate::MigrationSet {
+pub(super) fn steps() -> migrate::MigrationSet {
     #[cfg(feature = "failpoints")]
     if std::env::var_os("HOLDFAST_NEWER_SCHEMA").is_some() {
         return migrate::migrations::test_step::NEWER;

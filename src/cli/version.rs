@@ -37,7 +37,7 @@ pub(super) fn run(args: &VersionArgs) -> anyhow::Result<()> {
                 "version": version,
                 "os": std::env::consts::OS,
                 "arch": std::env::consts::ARCH,
-                "schema": crate::store::migrate::SCHEMA,
+                "schema": super::store::steps().newest(),
                 "recordVersions": records,
             });
             print(&format!("{object:#}\n"))

@@ -145,6 +145,7 @@ fn restart_keeps_a_pod_with_a_sidecar_and_probes_ready() {
     assert_eq!(node.started(), ["i1", "side", "i2", "main"]);
     wait_relists(&agent, 2.0);
     let told = node.site.row("statuses", "web").unwrap();
+    node.site.recorded();
     agent.kill9();
     for _ in 0..2 {
         node.fake.clear_calls();
@@ -167,7 +168,7 @@ fn restart_keeps_a_pod_with_a_sidecar_and_probes_ready() {
 /// restart a third failure, and no more, replaces the sidecar.
 #[test]
 fn restart_keeps_what_was_counted_of_probes() {
-    const PERIOD: u64 = 3;
+    const PERIOD: u64 = 5;
     let node = Node::with(usual);
     let commands = Commands::of(&node);
     node.pod("web", &rich_every("Always", PERIOD));
@@ -178,7 +179,7 @@ fn restart_keeps_what_was_counted_of_probes() {
     commands.clear();
     commands.set("side-alive", 1, 0);
     commands.wait_count("side-alive", 2);
-    eventually("two failures are on record", || {
+    eventually("two failures are counted", || {
         let dump = node.site.try_dump(&["probes"])?;
         let rows = dump["tables"]["probes"].as_array().ok_or("no table")?;
         let found = rows
@@ -186,6 +187,7 @@ fn restart_keeps_what_was_counted_of_probes() {
             .any(|r| r["last"] == "Failure" && r["consecutive"] == 2);
         found.then_some(()).ok_or_else(|| dump.to_string())
     });
+    node.site.recorded();
     agent.kill9();
     let before = commands.count("side-alive");
     let _agent = node.site.start();
@@ -198,7 +200,6 @@ fn restart_keeps_what_was_counted_of_probes() {
     });
     commands.set("side-alive", 0, 0);
     let times = commands.times("side-alive");
-    // One before, or two of which the second was not on record when the agent was killed.
     assert_eq!(before, 2);
     assert!(times.len() >= 3, "{}", times.len());
     let apart = (times[2] - times[1]).as_secs_f64();
@@ -235,6 +236,7 @@ fn restart_keeps_a_pod_not_ready_and_a_sidecar_in_its_startup() {
         "main waits PodInitializing x0",
     ];
     node.wait_summary("web", &starting);
+    node.site.recorded();
     agent.kill9();
     node.fake.clear_calls();
     commands.clear();
@@ -252,6 +254,7 @@ fn restart_keeps_a_pod_not_ready_and_a_sidecar_in_its_startup() {
         "main running x0 started",
     ];
     node.wait_summary("web", &not_ready);
+    node.site.recorded();
     agent.kill9();
     node.fake.clear_calls();
     commands.clear();
@@ -494,7 +497,8 @@ fn restart_keeps_the_grace_and_the_hooks_of_a_pod_with_a_sidecar() {
     });
     let side = begun.elapsed().as_secs_f64();
     let grace = GRACE as f64;
-    assert!((grace - 0.5..grace + 2.0).contains(&main), "{main} s");
+    // Begun anew it would be half of it more.
+    assert!((grace - 0.5..grace + 3.5).contains(&main), "{main} s");
     assert!((grace..grace + 5.0).contains(&side), "{side} s");
     assert_eq!(commands.count("main-stop"), 1, "it had completed");
     assert_eq!(commands.count("side-stop"), 2);

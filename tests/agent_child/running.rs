@@ -27,6 +27,7 @@ fn restart_keeps_100_running_pods_without_a_call_a_status_change_or_a_decision()
             .ok_or_else(|| format!("{told} are"))
     });
     wait_relists(&agent, 2.0);
+    node.site.recorded();
     agent.kill9();
     // With the version of each status, and the moments at which things were decided.
     let records = || node.site.dump(&TABLES)["tables"].clone();

@@ -63,6 +63,7 @@ fn restart_keeps_running_pods_untouched() {
             .collect::<Vec<_>>()
     };
     let statuses = versions(&world);
+    world.site.recorded();
 
     agent.kill9();
     let mut agent = world.start();

@@ -153,8 +153,8 @@ fn restart_keeps_probe_results_and_counters() {
     });
     let rows = |world: &World| at_rest.map(|pod| world.row("statuses", pod).unwrap());
     let (statuses, before) = (rows(&world), ids(&world.running()));
-    // What the agent shows of probes is on the disk within 100 ms; the next probe is seconds away.
-    std::thread::sleep(Duration::from_millis(500));
+    // The next probe is seconds away.
+    world.site.recorded();
     agent.kill9();
     let mut agent = world.start();
     settled(&agent);

@@ -44,6 +44,7 @@ fn restart_keeps_ready_pods_and_writes_no_status() {
         }
     };
     eventually("everything is told", acknowledged);
+    cluster.site.recorded();
     let (before, containers) = (statuses(&cluster), ids_of(&cluster));
     agent.kill9();
     cluster.proxy.reset();

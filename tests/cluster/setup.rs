@@ -152,8 +152,7 @@ impl Cluster {
                 Err(reported.to_string())
             }
         });
-        // What is relaxed is on disk within 100 ms.
-        std::thread::sleep(Duration::from_millis(200));
+        self.site.recorded();
         agent
     }
 
@@ -363,8 +362,7 @@ impl Cluster {
             }
             Ok(())
         });
-        // What is relaxed is on disk within 100 ms.
-        std::thread::sleep(Duration::from_millis(200));
+        self.site.recorded();
     }
 
     /// Writes of statuses since the proxy counts, of pods by their names.

@@ -7,13 +7,14 @@
 use std::fmt::Write as _;
 use std::fs;
 use std::io::{self, Read, Write as _};
-use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
+pub use holdfast_testkit::ports::free_port;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
@@ -221,6 +222,22 @@ impl Site {
             return Err(String::from_utf8_lossy(&output.stderr).into_owned());
         }
         serde_json::from_slice(&output.stdout).map_err(|e| format!("dump is no JSON: {e}"))
+    }
+
+    /// Waits until all that the live agent shows is on the disk. What is relaxed (probes, statuses that are not final,
+    /// objects, journal) would be there within 100 ms by itself; a kill before that loses it, as it may.
+    #[track_caller]
+    pub fn recorded(&self) {
+        // Such a backup is preceded by a sync.
+        let output = Command::new(env!("CARGO_BIN_EXE_holdfast"))
+            .args(["backup", "--in-state-dir", "--state-dir"])
+            .arg(self.state_dir())
+            .output()
+            .expect("run holdfast backup");
+        let said = String::from_utf8_lossy(&output.stdout);
+        assert!(output.status.success(), "have all recorded: {output:?}");
+        // No recovery is to find it.
+        fs::remove_file(said.trim()).expect("remove the backup");
     }
 
     /// The only row of a table about a pod, by the name in its manifest.
@@ -458,12 +475,6 @@ impl Drop for Agent {
             drop(self.child.wait());
         }
     }
-}
-
-/// A port nobody listens on. Each caller gets another one.
-pub fn free_port() -> u16 {
-    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("find a free port");
-    listener.local_addr().expect("its address").port()
 }
 
 /// Cleans up after test processes that could not.

@@ -11,3 +11,4 @@ pub mod envtest;
 pub mod fake_api;
 pub mod fake_cri;
 pub mod fault_proxy;
+pub mod ports;

@@ -88,8 +88,8 @@ impl EnvTest {
         };
         // Somebody else may take a port between our look and the server's.
         for attempt in 1.. {
-            env.etcd_port = process::free_port();
-            env.port = process::free_port();
+            env.etcd_port = crate::ports::free_port();
+            env.port = crate::ports::free_port();
             let result = env.run_etcd().and_then(|()| env.run_apiserver());
             match result {
                 Ok(()) => break,

@@ -2,7 +2,6 @@
 
 use std::fs::File;
 use std::io;
-use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -158,24 +157,4 @@ fn bury(dir: &Path) {
     }
     // Another test process may be about the same.
     drop(std::fs::remove_dir_all(dir));
-}
-
-/// A port of 127.0.0.1 that is free now, below those the kernel gives out by itself: it stays free while its
-/// server is stopped, but for others who choose in this way.
-pub(super) fn free_port() -> u16 {
-    let mut seed = u64::from(std::process::id()) << 20
-        ^ u64::from(SERIAL.fetch_add(1, Ordering::Relaxed)) << 40
-        ^ u64::from(jiff::Timestamp::now().subsec_nanosecond().unsigned_abs());
-    loop {
-        seed = seed
-            .wrapping_mul(6_364_136_223_846_793_005)
-            .wrapping_add(1_442_695_040_888_963_407);
-        let Ok(offset) = u16::try_from((seed >> 33) % 12_000) else {
-            continue;
-        };
-        let port = 20_000 + offset;
-        if TcpListener::bind(("127.0.0.1", port)).is_ok() {
-            return port;
-        }
-    }
 }

@@ -1,0 +1,36 @@
+#!/bin/sh
+# Makes the Debian package from a binary, with cargo-deb; [package.metadata.deb] in Cargo.toml says what is in it.
+# usage: hack/deb.sh BINARY [OUTPUT [VERSION]]
+# OUTPUT is a file or a directory (default: target/debian). FAST=1 saves time instead of bytes, for tests.
+# `hack/deb.sh tools` only provides what it needs.
+set -eu
+cd "$(dirname "$0")/.."
+
+hack/deps.sh build deb
+cargo_deb=$(hack/tool.sh cargo-deb 3.8.0)
+[ "${1-}" != tools ] || exit 0
+binary=$(realpath "${1:?usage: hack/deb.sh BINARY [OUTPUT [VERSION]]}") output=${2:-target/debian} version=${3-}
+
+# The names that Cargo.toml gives are below target/stage, wherever cargo builds.
+mkdir -p target
+exec 9>target/stage.lock
+flock 9
+stage=$PWD/target/stage
+rm -rf "$stage"
+hack/install.sh "$binary" "$stage" /usr >/dev/null
+strip --strip-unneeded --remove-section=.comment --remove-section=.note "$stage/usr/bin/holdfast"
+# Where Debian's zsh looks.
+mv "$stage/usr/share/zsh/site-functions" "$stage/usr/share/zsh/vendor-completions"
+
+# The scripts know the schema of the store that this binary writes.
+schema=$("$binary" version -o json | sed -n 's/.*"schema": *\([0-9]*\).*/\1/p')
+mkdir -p "$stage/control"
+for file in preinst postinst prerm postrm templates; do
+    sed "s/@SCHEMA@/${schema:?the binary tells no schema}/" "contrib/debian/$file" >"$stage/control/$file"
+done
+
+set --
+[ -z "$version" ] || set -- "$@" --deb-version "$version"
+[ -z "${FAST-}" ] || set -- "$@" --fast
+# Everything is in the stage already: nothing is built or stripped here.
+"$cargo_deb" deb --quiet --no-build --no-strip --no-dbgsym --locked --offline --output "$output" "$@"

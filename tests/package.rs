@@ -1,0 +1,575 @@
+//! The Debian package on a clean Debian: what it installs, what its scripts do and leave alone, and the unit under a real
+//! systemd, which is PID 1 of namespaces of its own. Root directories come from `hack/debroot.sh`.
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    missing_docs,
+    unreachable_pub,
+    reason = "a test fails by panicking"
+)]
+#![allow(
+    clippy::disallowed_methods,
+    reason = "child processes live in real time"
+)]
+
+#[path = "package/booted.rs"]
+mod booted;
+#[path = "package/root.rs"]
+mod root;
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::process::{Command, Stdio};
+
+use booted::{Booted, eventually};
+use holdfast::kuberuntime::cri::v1;
+use holdfast_testkit::fake_cri::{Behaviour, FakeCri};
+use root::{NEWER, Packages, Root, attempt, run, script};
+
+const UNIT: &str = "/usr/lib/systemd/system/holdfast.service";
+const CONFIG: &str = "/etc/holdfast/config.yaml";
+const STATE: &str = "/var/lib/holdfast";
+const IMAGE: &str = "holdfast.local/busybox:1";
+
+#[test]
+fn the_package_is_complete_on_a_clean_debian_and_starts_nothing() {
+    let root = Root::new("minbase");
+    let said = root.install(&Packages::get().current());
+    assert!(
+        said.contains("not started, there is no /etc/holdfast/config.yaml"),
+        "{said}"
+    );
+    let version = run(&mut root.chroot(&["holdfast", "--version"]));
+    assert_eq!(
+        version.trim(),
+        concat!("holdfast ", env!("CARGO_PKG_VERSION"))
+    );
+
+    // Files, their modes and owners.
+    let listed = run(&mut root.chroot(&["dpkg", "--listfiles", "holdfast"]));
+    let files: BTreeSet<&str> = listed
+        .lines()
+        .filter(|file| root.path(file).is_file())
+        .collect();
+    for file in &files {
+        let found = fs::metadata(root.path(file)).unwrap();
+        let mode = found.permissions().mode() & 0o7777;
+        let wanted = if *file == "/usr/bin/holdfast" {
+            0o755
+        } else {
+            0o644
+        };
+        assert_eq!((mode, found.uid(), found.gid()), (wanted, 0, 0), "{file}");
+    }
+    for file in [
+        "/usr/bin/holdfast",
+        UNIT,
+        "/etc/default/holdfast",
+        "/etc/logrotate.d/holdfast",
+        "/usr/share/bash-completion/completions/holdfast",
+        "/usr/share/zsh/vendor-completions/_holdfast",
+        "/usr/share/fish/vendor_completions.d/holdfast.fish",
+        "/usr/share/man/man1/holdfast.1.gz",
+        "/usr/share/man/man1/holdfast-run.1.gz",
+        "/usr/share/doc/holdfast/copyright",
+        "/usr/share/doc/holdfast/changelog.Debian.gz",
+        "/usr/share/doc/holdfast/docs/install.md",
+        "/usr/share/doc/holdfast/examples/config/complete.yaml",
+        "/usr/share/doc/holdfast/examples/systemd/kubeadm.conf",
+    ] {
+        assert!(files.contains(file), "{file} is missing among {files:#?}");
+    }
+    let conffiles = root.read("/var/lib/dpkg/info/holdfast.conffiles");
+    assert_eq!(
+        conffiles,
+        "/etc/default/holdfast\n/etc/logrotate.d/holdfast\n"
+    );
+
+    // It is enabled, and does nothing without a configuration.
+    assert!(
+        fs::symlink_metadata(
+            root.path("/etc/systemd/system/multi-user.target.wants/holdfast.service")
+        )
+        .is_ok_and(|link| link.is_symlink())
+    );
+    assert!(
+        root.read(UNIT)
+            .contains("\nConditionPathExists=/etc/holdfast/config.yaml\n")
+    );
+    assert!(!root.path(CONFIG).exists() && !root.path(STATE).exists());
+
+    // Manual pages are well-formed and have text in them.
+    let pages: Vec<_> = files
+        .iter()
+        .filter(|file| file.contains("/man/man1/"))
+        .collect();
+    assert!(pages.len() > 10, "{pages:?}");
+    for page in pages {
+        let path = root.path(page);
+        run(Command::new("mandoc")
+            .args(["-T", "lint", "-W", "error"])
+            .arg(&path));
+        let text = run(Command::new("mandoc").args(["-T", "ascii"]).arg(&path));
+        assert!(
+            text.contains("SYNOPSIS") && text.contains("holdfast"),
+            "{page}: {text}"
+        );
+    }
+
+    // Completions: bash reads its own, and it completes.
+    run(&mut root.chroot(&[
+        "bash",
+        "-ec",
+        "bash -n /usr/share/bash-completion/completions/holdfast
+         . /usr/share/bash-completion/completions/holdfast
+         COMP_WORDS=(holdfast ba) COMP_CWORD=1
+         _holdfast holdfast ba holdfast
+         [ \"${COMPREPLY[*]}\" = backup ] || { echo \"${COMPREPLY[*]}\" >&2; exit 1; }",
+    ]));
+    let zsh = root.read("/usr/share/zsh/vendor-completions/_holdfast");
+    assert!(zsh.starts_with("#compdef holdfast\n"), "{zsh:.80}");
+    let fish = root.read("/usr/share/fish/vendor_completions.d/holdfast.fish");
+    assert!(fish.contains("complete -c holdfast"), "{fish:.80}");
+
+    // Every configuration that is shipped is one that the binary takes.
+    for example in files
+        .iter()
+        .filter(|file| file.contains("/examples/config/"))
+    {
+        let said = run(&mut root.chroot(&["holdfast", "run", "--validate", "--config", example]));
+        assert_eq!(said, "the configuration is valid\n", "{example}");
+    }
+    root.write(
+        "/tmp/bad.yaml",
+        "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\nmaxPod: 1\n",
+    );
+    let (valid, said) =
+        attempt(&mut root.chroot(&["holdfast", "run", "--validate", "--config", "/tmp/bad.yaml"]));
+    assert!(
+        !valid && said.contains("did you mean \"maxPods\""),
+        "{said}"
+    );
+}
+
+#[test]
+fn the_unit_is_verified_and_its_exposure_is_what_the_documents_say() {
+    // The units and programs that it names are looked up below the root.
+    let root = Root::new("systemd");
+    root.install(&Packages::get().current());
+    let verify = |unit: &str| {
+        attempt(
+            Command::new("systemd-analyze")
+                .arg(format!("--root={}", root.dir().display()))
+                .args(["--man=no", "verify", unit]),
+        )
+    };
+    let (good, said) = verify("holdfast.service");
+    assert!(good && said.is_empty(), "{said}");
+    // The drop-in for kubeadm's nodes, too.
+    root.write(
+        "/etc/systemd/system/holdfast.service.d/kubeadm.conf",
+        &root.read("/usr/share/doc/holdfast/examples/systemd/kubeadm.conf"),
+    );
+    let (good, said) = verify("holdfast.service");
+    assert!(good && said.is_empty(), "{said}");
+    // It would tell a mistake.
+    root.write(
+        "/etc/systemd/system/holdfast.service.d/wrong.conf",
+        "[Service]\nWatchdogSecs=1\n",
+    );
+    let (_, said) = verify("holdfast.service");
+    assert!(said.contains("WatchdogSecs"), "{said}");
+
+    let said = run(Command::new("systemd-analyze")
+        .args(["security", "--no-pager", "--offline=true"])
+        .arg(root.path(UNIT)));
+    let line = said
+        .lines()
+        .find(|line| line.contains("Overall exposure level"))
+        .unwrap_or_else(|| panic!("{said}"));
+    let score = line
+        .split_whitespace()
+        .find(|word| word.parse::<f32>().is_ok())
+        .unwrap();
+    let documented = fs::read_to_string("docs/install.md").unwrap();
+    assert!(
+        documented.contains(&format!("exposure level of {score}")),
+        "docs/install.md should say: an exposure level of {score}"
+    );
+
+    // Nothing gives the agent a mount namespace of its own: its mounts would not be the host's.
+    let unit = root.read(UNIT);
+    for line in unit.lines().filter(|line| !line.starts_with('#')) {
+        for directive in [
+            "ProtectSystem=",
+            "ProtectHome=",
+            "PrivateTmp=",
+            "PrivateDevices=",
+            "PrivateMounts=",
+            "ProtectKernelTunables=",
+            "ProtectKernelModules=",
+            "ProtectKernelLogs=",
+            "ProtectControlGroups=",
+            "ProtectProc=",
+            "ProcSubset=",
+            "PrivateIPC=",
+            "MountFlags=",
+            "ReadWritePaths=",
+            "ReadOnlyPaths=",
+            "InaccessiblePaths=",
+            "BindPaths=",
+            "TemporaryFileSystem=",
+            "RootDirectory=",
+            "DynamicUser=",
+            "LogNamespace=",
+        ] {
+            assert!(!line.starts_with(directive), "{line}");
+        }
+    }
+}
+
+#[test]
+fn what_is_installed_from_source_is_uninstalled_again() {
+    let dir = tempfile::tempdir().unwrap();
+    let destdir = dir.path().to_str().unwrap();
+    let files = || -> BTreeSet<String> {
+        let found = run(Command::new("find").args([destdir, "-type", "f", "-printf", "%m %P\n"]));
+        found.lines().map(str::to_owned).collect()
+    };
+    run(script("hack/install.sh").args([root::BINARY, destdir, "/opt/holdfast"]));
+    let installed = files();
+    for file in [
+        "755 opt/holdfast/bin/holdfast",
+        "644 opt/holdfast/lib/systemd/system/holdfast.service",
+        "644 opt/holdfast/share/bash-completion/completions/holdfast",
+        "644 opt/holdfast/share/zsh/site-functions/_holdfast",
+        "644 opt/holdfast/share/fish/vendor_completions.d/holdfast.fish",
+        "644 opt/holdfast/share/man/man1/holdfast.1",
+        "644 opt/holdfast/share/doc/holdfast/docs/install.md",
+        "644 opt/holdfast/share/doc/holdfast/examples/config/complete.yaml",
+        "644 opt/holdfast/share/doc/holdfast/examples/logrotate",
+    ] {
+        assert!(
+            installed.contains(file),
+            "{file} is missing among {installed:#?}"
+        );
+    }
+    let unit = dir
+        .path()
+        .join("opt/holdfast/lib/systemd/system/holdfast.service");
+    let unit = fs::read_to_string(unit).unwrap();
+    assert!(
+        unit.contains("\nExecStart=/opt/holdfast/bin/holdfast run "),
+        "{unit}"
+    );
+
+    let others = dir.path().join("opt/holdfast/share/man/man1/other.1");
+    fs::write(others, "").unwrap();
+    run(script("hack/install.sh").args(["uninstall", destdir, "/opt/holdfast"]));
+    let left: Vec<_> = files().into_iter().collect();
+    assert_eq!(left, ["644 opt/holdfast/share/man/man1/other.1"]);
+}
+
+/// Has the installed binary make a store, and end.
+fn make_store(root: &Root) {
+    root.write(
+        CONFIG,
+        "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\nhealthzPort: 0\n\
+         containerRuntimeEndpoint: unix:///run/none.sock\ncgroupsPerQOS: false\n",
+    );
+    let mut agent = root
+        .chroot(&["holdfast", "run", "--config", CONFIG])
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    eventually("there is a store", || {
+        match root.path("/var/lib/holdfast/schema").exists() {
+            true => Ok(()),
+            false => Err("no schema file".to_owned()),
+        }
+    });
+    eventually("the agent answers", || {
+        match attempt(&mut root.chroot(&["holdfast", "dump", "meta"])) {
+            (true, _) => Ok(()),
+            (false, said) => Err(said),
+        }
+    });
+    agent.kill().unwrap();
+    agent.wait().unwrap();
+}
+
+#[test]
+fn a_downgrade_has_the_newer_binary_convert_the_store_back() {
+    let packages = Packages::get();
+    let root = Root::new("minbase");
+    root.install(&packages.newer());
+    assert_eq!(root.version(), NEWER);
+    make_store(&root);
+    let migrate = ["holdfast", "store", "migrate", "--to", "2"];
+    run(root.chroot(&migrate).env("HOLDFAST_NEWER_SCHEMA", "1"));
+    assert_eq!(root.read("/var/lib/holdfast/schema"), "2\n");
+    let keys = root.read("/var/lib/holdfast/keys/secrets.key");
+
+    // The store is in use, here by a lock: it cannot be converted, and the newer version stays.
+    let lock = fs::File::open(root.path("/var/lib/holdfast/LOCK")).unwrap();
+    lock.try_lock().unwrap();
+    let current = root.offer(&packages.current());
+    let downgrade = || {
+        let mut command = root.chroot(&["dpkg", "--install", &current]);
+        // The binary of the newer package is the one that plays a newer one.
+        attempt(command.env("HOLDFAST_NEWER_SCHEMA", "1"))
+    };
+    let (done, said) = downgrade();
+    assert!(
+        !done && said.contains("the installed version stays"),
+        "{said}"
+    );
+    assert_eq!(root.version(), NEWER);
+    assert_eq!(root.read("/var/lib/holdfast/schema"), "2\n");
+    drop(lock);
+
+    let (done, said) = downgrade();
+    assert!(done && said.contains("from schema 2 to 1"), "{said}");
+    assert_eq!(root.version(), "0.1.0-1");
+    assert_eq!(root.read("/var/lib/holdfast/schema"), "1\n");
+    assert_eq!(root.read("/var/lib/holdfast/keys/secrets.key"), keys);
+    run(&mut root.chroot(&["holdfast", "store", "verify"]));
+
+    // And up again: nothing is converted by the package, the agent does that itself.
+    let said = root.install(&packages.newer());
+    assert!(!said.contains("converting"), "{said}");
+    assert_eq!(root.version(), NEWER);
+    run(&mut root.chroot(&["holdfast", "store", "verify"]));
+}
+
+#[test]
+fn removal_keeps_everything_and_a_purge_deletes_state_only_when_told_and_without_pods() {
+    let root = Root::new("minbase");
+    let package = Packages::get().current();
+    root.install(&package);
+    make_store(&root);
+    let volume = "/var/lib/kubelet/pods/1234/volumes/kubernetes.io~empty-dir/data/file";
+    root.write(volume, "precious");
+    root.write("/etc/default/holdfast", "HOLDFAST_FLAGS=--v=2\n");
+    let answer = |root: &Root| {
+        run(&mut root.chroot(&[
+            "sh",
+            "-c",
+            "echo holdfast holdfast/purge-state boolean true | debconf-set-selections",
+        ]));
+    };
+    let purge = || run(&mut root.chroot(&["dpkg", "--purge", "holdfast"]));
+    let store = "/var/lib/holdfast/db";
+
+    run(&mut root.chroot(&["dpkg", "--remove", "holdfast"]));
+    assert!(!root.path("/usr/bin/holdfast").exists());
+    assert!(root.path(store).exists() && root.path(CONFIG).exists());
+    assert_eq!(root.read("/etc/default/holdfast"), "HOLDFAST_FLAGS=--v=2\n");
+    // Back again, with everything that was there.
+    root.install(&package);
+    run(&mut root.chroot(&["holdfast", "store", "verify"]));
+    assert_eq!(root.read("/etc/default/holdfast"), "HOLDFAST_FLAGS=--v=2\n");
+
+    // Nobody answers: kept.
+    let said = purge();
+    assert!(said.contains("kept /var/lib/holdfast"), "{said}");
+    assert!(root.path(store).exists() && root.path(CONFIG).exists());
+    assert!(!root.path("/etc/default/holdfast").exists());
+    assert!(
+        !root
+            .path("/etc/systemd/system/multi-user.target.wants/holdfast.service")
+            .exists()
+    );
+
+    // Told to, but a pod runs: kept.
+    root.install(&package);
+    answer(&root);
+    let pod = "/sys/fs/cgroup/kubepods.slice/kubepods-burstable.slice/x/cgroup.procs";
+    root.write(pod, "4711\n");
+    let said = purge();
+    assert!(said.contains("pods are running"), "{said}");
+    assert!(root.path(store).exists());
+
+    // Told to, and nothing runs: the state goes, volumes do not.
+    root.install(&package);
+    answer(&root);
+    root.write(pod, "");
+    fs::remove_file(root.path(CONFIG)).unwrap();
+    purge();
+    assert!(!root.path(STATE).exists() && !root.path("/etc/holdfast").exists());
+    assert_eq!(root.read(volume), "precious");
+}
+
+/// A fake runtime whose socket is in the root directory.
+struct Runtime {
+    fake: FakeCri,
+    _tokio: tokio::runtime::Runtime,
+}
+
+impl Runtime {
+    fn new(root: &Root) -> Self {
+        let tokio = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(1)
+            .enable_all()
+            .build()
+            .unwrap();
+        let guard = tokio.enter();
+        let fake = FakeCri::new();
+        fake.add_image(IMAGE);
+        fake.on_start(|_| Behaviour::RunForever);
+        fake.serve(&root.path("/srv/cri.sock")).unwrap();
+        drop(guard);
+        Self {
+            fake,
+            _tokio: tokio,
+        }
+    }
+
+    fn running(&self) -> Vec<String> {
+        let containers = self.fake.containers().into_iter();
+        containers
+            .filter(|c| c.state() == v1::ContainerState::ContainerRunning)
+            .map(|c| c.id)
+            .collect()
+    }
+
+    /// Calls that changed something since they were cleared.
+    fn changes(&self) -> Vec<&'static str> {
+        let changing = [
+            "run_podsandbox",
+            "stop_podsandbox",
+            "remove_podsandbox",
+            "create_container",
+            "start_container",
+            "stop_container",
+            "remove_container",
+        ];
+        let calls = self.fake.calls().into_iter().map(|call| call.operation);
+        calls
+            .filter(|operation| changing.contains(operation))
+            .collect()
+    }
+}
+
+#[test]
+fn systemd_runs_the_agent_and_pods_outlive_crash_upgrade_and_removal() {
+    let packages = Packages::get();
+    let machine = Booted::new();
+    let root = &machine.root;
+    let runtime = Runtime::new(root);
+
+    // Without a configuration: enabled, not started, not failed.
+    machine.install(&packages.current());
+    assert_eq!(
+        machine.run(&["systemctl", "is-enabled", "holdfast"]).trim(),
+        "enabled"
+    );
+    machine.run(&["systemctl", "start", "holdfast"]);
+    assert_eq!(machine.property("ActiveState"), "inactive");
+    assert_eq!(machine.property("ConditionResult"), "no");
+
+    root.write(
+        CONFIG,
+        "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n\
+         containerRuntimeEndpoint: unix:///srv/cri.sock\nstaticPodPath: /etc/kubernetes/manifests\n\
+         cgroupsPerQOS: false\n",
+    );
+    root.write(
+        "/etc/kubernetes/manifests/web.yaml",
+        &format!(
+            "apiVersion: v1\nkind: Pod\nmetadata: {{name: web}}\nspec:\n  containers:\n  - name: main\n    image: {IMAGE}\n    \
+             volumeMounts: [{{name: memory, mountPath: /memory}}]\n  volumes:\n  - name: memory\n    emptyDir: {{medium: Memory}}\n"
+        ),
+    );
+    // Returns when the agent has said that it is ready.
+    machine.run(&["systemctl", "start", "holdfast"]);
+    assert_eq!(
+        machine.property("ActiveState"),
+        "active",
+        "{}",
+        machine.journal()
+    );
+    let running = eventually("the pod runs", || match runtime.running() {
+        ids if ids.len() == 1 => Ok(ids),
+        ids => Err(format!("{ids:?}, {}", machine.journal())),
+    });
+
+    // The mount is the host's, although the unit is confined.
+    let mount = "/volumes/kubernetes.io~empty-dir/memory ";
+    assert!(machine.mounts().contains(mount), "{}", machine.mounts());
+    let agent = machine.property("MainPID");
+    let status = machine.run(&["cat", &format!("/proc/{agent}/status")]);
+    for line in ["NoNewPrivs:\t1", "Seccomp:\t2"] {
+        assert!(status.contains(line), "{line} is not in {status}");
+    }
+    assert_eq!(
+        machine.run(&["readlink", &format!("/proc/{agent}/ns/mnt")]),
+        machine.run(&["readlink", "/proc/1/ns/mnt"])
+    );
+    assert_ne!(machine.property("WatchdogTimestampMonotonic"), "0");
+    let state = fs::metadata(root.path(STATE)).unwrap();
+    assert_eq!(state.permissions().mode() & 0o7777, 0o700);
+
+    // A crash: systemd starts it again, the pod is left alone.
+    let ready_again = |old: &str| {
+        eventually("the agent is back", || {
+            let now = machine.property("MainPID");
+            match machine.property("ActiveState").as_str() {
+                "active" if now != old => Ok(now),
+                other => Err(format!("{other}, {now}")),
+            }
+        })
+    };
+    runtime.fake.clear_calls();
+    machine.run(&["kill", "-KILL", &agent]);
+    let agent = ready_again(&agent);
+    assert_eq!(machine.property("NRestarts"), "1");
+
+    // An upgrade restarts it; the pod is left alone.
+    machine.install(&packages.newer());
+    let agent = ready_again(&agent);
+    assert_eq!(runtime.running(), running);
+    assert_eq!(runtime.changes(), [""; 0]);
+    assert!(machine.mounts().contains(mount));
+
+    // Runtimes may be gone while packages are installed: nobody waits for the agent to be ready.
+    assert_ne!(agent, "0");
+    machine.run(&["systemctl", "stop", "holdfast"]);
+    machine.install(&packages.newer());
+    assert_eq!(
+        machine.property("ActiveState"),
+        "inactive",
+        "who stopped it wants it stopped"
+    );
+
+    // Not beside a kubelet.
+    root.write(
+        "/etc/systemd/system/kubelet.service",
+        "[Service]\nExecStart=/bin/sleep infinity\n",
+    );
+    machine.run(&["systemctl", "daemon-reload"]);
+    machine.run(&["systemctl", "start", "kubelet"]);
+    machine.run(&["systemctl", "start", "holdfast"]);
+    assert_eq!(machine.property("ActiveState"), "inactive");
+    let journal = machine.journal();
+    assert!(journal.contains("kubelet.service is active"), "{journal}");
+    machine.run(&["systemctl", "stop", "kubelet"]);
+    machine.run(&["systemctl", "start", "holdfast"]);
+    assert_eq!(
+        machine.property("ActiveState"),
+        "active",
+        "{}",
+        machine.journal()
+    );
+    assert_eq!(runtime.running(), running);
+
+    // A removal stops the agent and nothing else.
+    machine.run(&["dpkg", "--remove", "holdfast"]);
+    assert_eq!(machine.property("ActiveState"), "inactive");
+    assert_eq!(runtime.running(), running);
+    assert_eq!(runtime.changes(), [""; 0]);
+    assert!(machine.mounts().contains(mount));
+}
