@@ -16,7 +16,7 @@ mod metrics;
 mod pods;
 mod requests;
 mod stats;
-mod streaming;
+pub mod streaming;
 mod tls;
 
 use std::sync::Arc;
