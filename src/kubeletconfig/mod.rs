@@ -30,7 +30,7 @@ pub use problem::{ConfigError, Origin, Problem, Warning};
 pub use resolve::{AgentConfig, ContainerGcPolicy, Endpoint, resolve};
 pub use types::{
     CgroupDriver, EvictionThreshold, ImageVerification, KubeletConfiguration, LogFormat, Logging,
-    OfflineStart, Taint,
+    NEVER_ROTATE, OfflineStart, Taint,
 };
 
 /// The only API version that is read.
