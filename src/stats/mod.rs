@@ -50,6 +50,8 @@ use crate::types::{Clock, ContainerId, PodUid, blocking};
 
 /// How old a collection may be when it is handed out again.
 pub const MAX_AGE: Duration = Duration::from_secs(1);
+/// How long the runtime may take for what cgroups do not tell; scrapes have 10 s as a rule.
+const PATIENCE: Duration = Duration::from_secs(3);
 /// Between two samples of which a rate is made.
 const MIN_RATE_INTERVAL: Duration = Duration::from_millis(100);
 
@@ -267,7 +269,7 @@ impl StatsProvider {
         let at_ms = snapshot.at_ms;
         let lacks = |c: &ContainerUsage| c.usage.cpu.is_none() && c.usage.memory.is_none();
         if snapshot.pods.iter().flat_map(|p| &p.containers).any(lacks) {
-            let stats = told(this.cri.list_container_stats(None)).await;
+            let stats = told(PATIENCE, this.cri.list_container_stats(None)).await;
             snapshot.failed |= stats.is_none();
             let stats = by_container(at_ms, stats.unwrap_or_default());
             for pod in &mut snapshot.pods {
@@ -283,18 +285,15 @@ impl StatsProvider {
             && !this.no_sandbox_stats.load(Ordering::Relaxed)
             && snapshot.pods.iter().any(silent)
         {
-            match this.cri.list_pod_sandbox_stats(None).await {
-                Ok(stats) => {
-                    let stats = by_pod(stats);
-                    for pod in snapshot.pods.iter_mut().filter(|p| silent(p)) {
-                        pod.network = stats.get(&pod.uid).cloned().unwrap_or_default();
-                    }
-                }
-                Err(error) => {
-                    let never = error.kind == CriErrorKind::Unimplemented;
-                    this.no_sandbox_stats.store(never, Ordering::Relaxed);
-                    debug!(%error, "the runtime does not tell the traffic of pods");
-                }
+            let call = async {
+                let told = this.cri.list_pod_sandbox_stats(None).await;
+                let never = matches!(&told, Err(e) if e.kind == CriErrorKind::Unimplemented);
+                this.no_sandbox_stats.store(never, Ordering::Relaxed);
+                told
+            };
+            let stats = by_pod(told(PATIENCE, call).await.unwrap_or_default());
+            for pod in snapshot.pods.iter_mut().filter(|p| silent(p)) {
+                pod.network = stats.get(&pod.uid).cloned().unwrap_or_default();
             }
         }
         for pod in &mut snapshot.pods {

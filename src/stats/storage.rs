@@ -24,7 +24,7 @@ use crate::volumemanager;
 const MAX_AGE: Duration = Duration::from_secs(60);
 /// How long who asks waits for a new one.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// How long the runtime may take.
+/// How long the runtime may take for that.
 const RUNTIME_PATIENCE: Duration = Duration::from_secs(10);
 
 /// One measurement.
@@ -120,8 +120,8 @@ impl StorageCache {
     }
 
     async fn measure(&self, at_ms: i64, pods: Vec<Wanted>) -> Storage {
-        let layers = told(self.cri.list_container_stats(None)).await;
-        let images = told(self.cri.image_fs_info()).await;
+        let layers = told(RUNTIME_PATIENCE, self.cri.list_container_stats(None)).await;
+        let images = told(RUNTIME_PATIENCE, self.cri.image_fs_info()).await;
         let walk = blocking::run(move || measure_all(at_ms, &pods, layers, images));
         walk.await.unwrap_or_default()
     }
@@ -136,8 +136,12 @@ impl Drop for Idle {
     }
 }
 
-pub(super) async fn told<T>(call: impl Future<Output = Result<T, CriError>>) -> Option<T> {
-    match tokio::time::timeout(RUNTIME_PATIENCE, call).await {
+/// What the runtime told, if it did in time.
+pub(super) async fn told<T>(
+    patience: Duration,
+    call: impl Future<Output = Result<T, CriError>>,
+) -> Option<T> {
+    match tokio::time::timeout(patience, call).await {
         Ok(Ok(answer)) => Some(answer),
         Ok(Err(error)) => {
             debug!(%error, "the runtime does not tell its figures");
