@@ -17,7 +17,8 @@ use holdfast::kubeletconfig::flags::KubeletFlags;
 use holdfast::kubeletconfig::unsupported::{Effect, UNSUPPORTED_FLAGS};
 use holdfast::kubeletconfig::{
     AgentConfig, AuthorizationMode, CgroupDriver, ConfigError, EvictionThreshold,
-    KubeletConfiguration, LogFormat, NEVER_ROTATE, OfflineStart, TlsVersion, Warning, load, resolve,
+    KubeletConfiguration, LogFormat, NEVER_ROTATE, OfflineStart, TlsVersion, Warning, load,
+    resolve,
 };
 
 const HEAD: &str = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n";
