@@ -199,6 +199,11 @@ macro_rules! metrics {
             )+
         }
 
+        impl Metrics {
+            /// Every registered name, without the suffixes of units and types.
+            pub const NAMES: &'static [&'static str] = &[$($name),+];
+        }
+
         impl Default for Metrics {
             fn default() -> Self {
                 let mut registry = Registry::default();
