@@ -21,7 +21,7 @@ mod root;
 use std::collections::BTreeSet;
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
-use std::process::{Command, Stdio};
+use std::process::Command;
 
 use booted::{Booted, eventually};
 use holdfast::kuberuntime::cri::v1;
@@ -111,7 +111,20 @@ fn the_package_is_complete_on_a_clean_debian_and_starts_nothing() {
         run(Command::new("mandoc")
             .args(["-T", "lint", "-W", "error"])
             .arg(&path));
+        // Bold is a letter, a backspace, and the letter again.
         let text = run(Command::new("mandoc").args(["-T", "ascii"]).arg(&path));
+        let letters: Vec<&str> = text.split('\u{8}').collect();
+        let text: String = letters
+            .iter()
+            .enumerate()
+            .map(|(n, part)| {
+                if n == 0 {
+                    part
+                } else {
+                    part.get(1..).unwrap_or("")
+                }
+            })
+            .collect();
         assert!(
             text.contains("SYNOPSIS") && text.contains("holdfast"),
             "{page}: {text}"
@@ -279,17 +292,27 @@ fn make_store(root: &Root) {
         "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\nhealthzPort: 0\n\
          containerRuntimeEndpoint: unix:///run/none.sock\ncgroupsPerQOS: false\n",
     );
-    let mut agent = root
-        .chroot(&["holdfast", "run", "--config", CONFIG])
-        .stdout(Stdio::null())
-        .stderr(Stdio::null())
+    // It looks at itself in /proc and for cgroups in /sys, which a bare root does not have.
+    let mut agent = Command::new("unshare");
+    agent.args(["--mount", "--pid", "--fork", "--kill-child"]);
+    agent.args(["sh", "-ec"]);
+    agent.arg("mount -t proc proc $0/proc; mount --rbind /sys $0/sys; exec chroot $0 \"$@\"");
+    agent.arg(root.dir());
+    root::clean(agent.args(["holdfast", "run", "--config", CONFIG]));
+    let log = fs::File::create(root.path("/root/agent.log")).unwrap();
+    let mut agent = agent
+        .stdout(log.try_clone().unwrap())
+        .stderr(log)
         .spawn()
         .unwrap();
-    eventually("there is a store", || {
-        match root.path("/var/lib/holdfast/schema").exists() {
-            true => Ok(()),
-            false => Err("no schema file".to_owned()),
-        }
+    eventually("there is a store, with keys", || {
+        let files = ["schema", "keys/secrets.key"];
+        let missing = files
+            .iter()
+            .find(|file| !root.path(STATE).join(file).exists());
+        missing.map_or(Ok(()), |file| {
+            Err(format!("no {file}\n{}", root.read("/root/agent.log")))
+        })
     });
     eventually("the agent answers", || {
         match attempt(&mut root.chroot(&["holdfast", "dump", "meta"])) {
@@ -299,6 +322,10 @@ fn make_store(root: &Root) {
     });
     agent.kill().unwrap();
     agent.wait().unwrap();
+    eventually("the agent is gone", || {
+        let lock = fs::File::open(root.path("/var/lib/holdfast/LOCK")).unwrap();
+        lock.try_lock().map_err(|error| error.to_string())
+    });
 }
 
 #[test]
@@ -524,7 +551,7 @@ fn systemd_runs_the_agent_and_pods_outlive_crash_upgrade_and_removal() {
         })
     };
     runtime.fake.clear_calls();
-    machine.run(&["kill", "-KILL", &agent]);
+    machine.run(&["sh", "-c", &format!("kill -KILL {agent}")]);
     let agent = ready_again(&agent);
     assert_eq!(machine.property("NRestarts"), "1");
 

@@ -98,7 +98,7 @@ impl Booted {
     #[track_caller]
     pub fn install(&self, package: &Path) -> String {
         let package = self.root.offer(package);
-        self.run(&["dpkg", "--install", &package])
+        self.run(&["dpkg", "--force-unsafe-io", "--install", &package])
     }
 
     /// A property of the agent's unit.
