@@ -230,7 +230,9 @@ async fn serve(
     let cri = start::runtime_client(config, base)?;
     if let Some(address) = config.server_address() {
         let listener = server::kubelet::bind(address).await?;
-        let node = base.node_api(config, cri.clone(), token.clone());
+        let log = options.log.clone();
+        let set_verbosity = Arc::new(move |v| log.set_verbosity(v).map_err(|e| e.to_string()));
+        let node = base.node_api(config, cri.clone(), set_verbosity, token.clone());
         tasks.add("kubelet API", server::kubelet::serve(listener, node));
     }
     let started = tokio::select! {

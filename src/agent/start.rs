@@ -32,9 +32,10 @@ use crate::nodestatus::NodeStatusHandle;
 use crate::pleg::{Pleg, PlegOptions};
 use crate::pod_manager::PodManager;
 use crate::pod_workers::{PodWorkers, StartGate, WorkQueue, WorkerContext};
+use crate::podresources::{self, PodResources};
 use crate::prober::{Prober, ProberContext};
 use crate::runtime_state::RuntimeState;
-use crate::server::kubelet::NodeApi;
+use crate::server::kubelet::{DebugHooks, NodeApi, SetVerbosity};
 use crate::server::{HealthChecks, TimedCheck, sync_loop_check};
 use crate::status::StatusManager;
 use crate::store::layout::Layout;
@@ -187,6 +188,7 @@ impl Base {
         &self,
         config: &AgentConfig,
         cri: CriClient,
+        set_verbosity: SetVerbosity,
         stop: CancellationToken,
     ) -> NodeApi {
         NodeApi {
@@ -202,6 +204,10 @@ impl Base {
             api: self.api.clone(),
             restored: Arc::clone(&self.restored),
             stop,
+            debug: DebugHooks {
+                started: Some(self.started),
+                set_verbosity: Some(set_verbosity),
+            },
         }
     }
 
@@ -445,12 +451,32 @@ pub(super) async fn start(
         ),
     );
     tasks.add("prober", prober.run(token.clone()));
+    pod_resources(config, base, &workers, tasks, token);
     Ok(Started {
         ready: source.ready(),
         config: source,
         workers,
         pods,
     })
+}
+
+/// Monitoring agents ask this socket who has which devices. Pods do not need it.
+fn pod_resources(
+    config: &AgentConfig,
+    base: &Base,
+    workers: &PodWorkers,
+    tasks: &mut Tasks,
+    token: &CancellationToken,
+) {
+    let workers = workers.clone();
+    let pods = PodResources::new(Arc::new(move || workers.active()), Arc::clone(&base.clock));
+    match podresources::bind(&config.root_dir) {
+        Ok(socket) => tasks.add(
+            "pod resources",
+            podresources::serve(socket, pods, token.clone()),
+        ),
+        Err(error) => warn!(%error, "nobody can ask for the resources of pods"),
+    }
 }
 
 fn images(

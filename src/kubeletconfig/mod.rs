@@ -14,6 +14,7 @@
 mod cluster;
 mod decode;
 mod duration;
+mod encode;
 pub mod fields;
 pub mod flags;
 pub mod load;
@@ -26,11 +27,12 @@ mod validate;
 mod yaml;
 
 pub use duration::{format_duration, parse_duration};
+pub use encode::encode;
 pub use problem::{ConfigError, Origin, Problem, Warning};
 pub use resolve::{AgentConfig, ContainerGcPolicy, Endpoint, resolve};
 pub use types::{
     CgroupDriver, EvictionThreshold, ImageVerification, KubeletConfiguration, LogFormat, Logging,
-    OfflineStart, Taint,
+    OfflineStart, Taint, Tracing,
 };
 
 /// The only API version that is read.

@@ -20,12 +20,14 @@ mod error;
 mod images;
 mod operation;
 mod termination;
+mod trace;
 
 use std::time::Duration;
 
 pub use client::{ContainerEvent, ContainerEventKind, CriClient};
 pub use error::{CriError, CriErrorKind};
 pub use k8s_cri::v1;
+pub use trace::TRACE_TARGET;
 
 /// Deadlines of calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -15,14 +15,17 @@ mod metrics;
 mod pods;
 mod stats;
 mod streaming;
+#[cfg(test)]
+mod testkit;
 mod tls;
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-use axum::Router;
+use axum::{Router, middleware};
 use tokio_util::sync::CancellationToken;
 
+pub use self::debug::{DebugHooks, SetVerbosity};
 pub use self::listener::{bind, serve};
 use super::HealthChecks;
 use crate::apiserver::ApiClient;
@@ -60,6 +63,8 @@ pub struct NodeApi {
     pub restored: Arc<AtomicBool>,
     /// Cancelled when the agent ends: streams that are open are closed then.
     pub stop: CancellationToken,
+    /// For `/statusz` and `/debug`.
+    pub debug: DebugHooks,
 }
 
 /// As handlers have it: `State(node): State<Shared>`.
@@ -75,6 +80,10 @@ fn routes(node: Shared) -> Router {
         .merge(stats::routes())
         .merge(metrics::routes())
         .merge(debug::routes())
+        .layer(middleware::from_fn_with_state(
+            Arc::clone(&node),
+            debug::gate,
+        ))
         .with_state(Arc::clone(&node))
         .merge(super::health_routes(node.health.clone()))
 }

@@ -93,6 +93,7 @@ struct Control {
     on_start: OnStart,
     on_exec: OnExec,
     events: bool,
+    checkpoints: bool,
     lose_events: usize,
     runtime_ready: bool,
     network_ready: bool,
@@ -125,6 +126,7 @@ impl FakeCri {
                 on_start: Arc::new(program::of_config),
                 on_exec: Arc::new(|_, command| program::exec(command)),
                 events: true,
+                checkpoints: false,
                 lose_events: 0,
                 runtime_ready: true,
                 network_ready: true,
@@ -283,6 +285,11 @@ impl FakeCri {
     /// Whether the runtime offers container events.
     pub fn offer_events(&self, offer: bool) {
         self.control().events = offer;
+    }
+
+    /// Whether the runtime checkpoints containers: it writes a file where it is told to.
+    pub fn offer_checkpoints(&self, offer: bool) {
+        self.control().checkpoints = offer;
     }
 
     /// The next `count` events are lost.
