@@ -162,7 +162,7 @@ fn bury(dir: &Path) {
 
 /// A port of 127.0.0.1 that is free now, below those the kernel gives out by itself: it stays free while its
 /// server is stopped, but for others who choose in this way.
-pub(super) fn free_port() -> u16 {
+pub fn free_port() -> u16 {
     let mut seed = u64::from(std::process::id()) << 20
         ^ u64::from(SERIAL.fetch_add(1, Ordering::Relaxed)) << 40
         ^ u64::from(jiff::Timestamp::now().subsec_nanosecond().unsigned_abs());
