@@ -16,8 +16,8 @@ use holdfast::kubeletconfig::fields::{FIELDS, Field, Kind, Support};
 use holdfast::kubeletconfig::flags::KubeletFlags;
 use holdfast::kubeletconfig::unsupported::{Effect, UNSUPPORTED_FLAGS};
 use holdfast::kubeletconfig::{
-    AgentConfig, CgroupDriver, ConfigError, EvictionThreshold, LogFormat, OfflineStart, Warning,
-    load, resolve,
+    AgentConfig, AuthorizationMode, CgroupDriver, ConfigError, EvictionThreshold, LogFormat,
+    OfflineStart, TlsVersion, Warning, load, resolve,
 };
 
 const HEAD: &str = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n";
@@ -525,7 +525,6 @@ fn fields_without_effect_are_warned_about_by_name_and_place() {
         told,
         [
             "DIR/c.yaml:4:1: imageMinimumGCAge",
-            "DIR/c.yaml:6:13: authentication.webhook.enabled",
             "DIR/c.yaml:7:25: logging.flushFrequency",
             "DIR/c.yaml:8:1: containerLogMaxSize",
         ]
@@ -538,7 +537,6 @@ fn flags_without_effect_are_accepted_and_warned_about() {
     let (_, warnings) = run(&[
         "--pod-infra-container-image=registry/pause:3.9",
         "--fail-swap-on=false",
-        "--enable-server",
         "--feature-gates",
         "A=true",
         "--container-log-max-files=3",
@@ -552,7 +550,6 @@ fn flags_without_effect_are_accepted_and_warned_about() {
         [
             "--container-log-max-files: is not supported in this version and has no effect",
             "--containerd: is not supported in this version and has no effect",
-            "--enable-server: is not supported in this version and has no effect",
             "--fail-swap-on: is not supported in this version and has no effect",
             "--feature-gates: is not supported in this version and has no effect",
             "--iptables-drop-bit: was removed upstream in 1.31 and has no effect",
@@ -1102,4 +1099,157 @@ fn what_the_cluster_settings_cannot_do_is_warned_about() {
             "DIR/c.yaml:5:44: configMapAndSecretChangeDetectionStrategy: is \"Cache\", but configMaps and secrets are watched",
         ]
     );
+}
+
+#[test]
+fn settings_of_the_api_have_upstreams_defaults() {
+    let (config, _) = run(&["--kubeconfig=/k"]).unwrap();
+    let k = &config.kubelet;
+    assert_eq!(
+        config.server_address().unwrap().to_string(),
+        "0.0.0.0:10250"
+    );
+    assert_eq!(config.read_only_address(), None);
+    assert!(k.authentication.webhook && !k.authentication.anonymous);
+    assert_eq!(k.authentication.webhook_cache_ttl, Duration::from_secs(120));
+    assert_eq!(k.authorization.mode, AuthorizationMode::Webhook);
+    assert_eq!(
+        k.authorization.cache_authorized_ttl,
+        Duration::from_secs(300)
+    );
+    assert_eq!(
+        k.authorization.cache_unauthorized_ttl,
+        Duration::from_secs(30)
+    );
+    assert_eq!(
+        k.streaming_connection_idle_timeout,
+        Duration::from_secs(4 * 3600)
+    );
+    assert!(k.enable_debugging_handlers && k.enable_profiling_handler);
+    assert!(k.enable_debug_flags_handler && k.enable_system_log_handler);
+    assert!(!k.enable_system_log_query && !k.server_tls_bootstrap);
+    assert_eq!(k.tls_min_version, TlsVersion::Tls12);
+}
+
+#[test]
+fn settings_of_the_api_come_from_files_and_flags() {
+    let files = Files::new();
+    let path = files.config(
+        "c.yaml",
+        "address: \"::\"\nport: 11250\nreadOnlyPort: 10255\ntlsCertFile: a.crt\ntlsPrivateKeyFile: a.key\n\
+         tlsMinVersion: VersionTLS13\nauthentication: {x509: {clientCAFile: ca.crt}, webhook: {enabled: false, cacheTTL: 5s}, anonymous: {enabled: true}}\n\
+         authorization: {mode: AlwaysAllow, webhook: {cacheAuthorizedTTL: 7s, cacheUnauthorizedTTL: 0s}}\n\
+         streamingConnectionIdleTimeout: 0s\nenableSystemLogQuery: true\n",
+    );
+    let file = path.display().to_string();
+    let (config, warnings) = run(&["--config", &file]).unwrap();
+    assert_eq!(warnings, []);
+    let k = &config.kubelet;
+    assert_eq!(config.server_address().unwrap().to_string(), "[::]:11250");
+    assert_eq!(
+        config.read_only_address().unwrap().to_string(),
+        "[::]:10255"
+    );
+    assert_eq!(k.tls_cert_file, Some(files.path("a.crt")));
+    assert_eq!(k.tls_private_key_file, Some(files.path("a.key")));
+    assert_eq!(k.authentication.client_ca_file, Some(files.path("ca.crt")));
+    assert!(!k.authentication.webhook && k.authentication.anonymous);
+    assert_eq!(k.authentication.webhook_cache_ttl, Duration::from_secs(5));
+    assert_eq!(k.authorization.cache_authorized_ttl, Duration::from_secs(7));
+    assert_eq!(
+        k.authorization.cache_unauthorized_ttl,
+        Duration::from_secs(30),
+        "0s is the default"
+    );
+    assert_eq!(
+        k.streaming_connection_idle_timeout,
+        Duration::from_secs(4 * 3600)
+    );
+    assert!(k.enable_system_log_query);
+
+    let (config, _) = run(&[
+        "--config",
+        &file,
+        "--enable-server=false",
+        "--anonymous-auth=false",
+        "--authorization-mode=Webhook",
+        "--streaming-connection-idle-timeout=0",
+        "--tls-cipher-suites=TLS_AES_128_GCM_SHA256,TLS_ECDHE_RSA_WITH_CHACHA20_POLY1305",
+    ])
+    .unwrap();
+    assert_eq!(
+        (config.server_address(), config.read_only_address()),
+        (None, None)
+    );
+    assert!(!config.kubelet.authentication.anonymous);
+    assert_eq!(
+        config.kubelet.streaming_connection_idle_timeout,
+        Duration::ZERO
+    );
+    assert_eq!(
+        config.kubelet.tls_cipher_suites,
+        ["TLS_ECDHE_RSA_WITH_CHACHA20_POLY1305_SHA256"]
+    );
+}
+
+#[test]
+fn a_null_section_of_a_drop_in_puts_its_fields_back() {
+    let files = Files::new();
+    let path = files.config(
+        "c.yaml",
+        "authentication: {webhook: {enabled: false}, anonymous: {enabled: true}}\nauthorization: {mode: AlwaysAllow}\n",
+    );
+    let dir = files.path("d");
+    files.config(
+        "d/1.conf",
+        "authentication: {webhook: null}\nauthorization: null\n",
+    );
+    let loaded = load::load(Some(&path), Some(&dir)).unwrap();
+    assert!(loaded.config.authentication.webhook);
+    assert!(loaded.config.authentication.anonymous, "not named");
+    assert_eq!(loaded.config.authorization.mode, AuthorizationMode::Webhook);
+}
+
+#[test]
+fn without_an_api_server_the_api_is_served_only_where_somebody_can_be_let_in() {
+    let open = |args: &[&str]| run(args).unwrap().0;
+    let locked = open(&[]);
+    assert_eq!(locked.server_address(), None);
+    assert!(locked.server_locked().unwrap().contains("--kubeconfig"));
+    let unknown = open(&["--authorization-mode=AlwaysAllow"]);
+    assert_eq!(unknown.server_address(), None);
+    assert!(unknown.server_locked().unwrap().contains("clientCAFile"));
+    for more in ["--client-ca-file=/ca", "--anonymous-auth"] {
+        let config = open(&["--authorization-mode=AlwaysAllow", more]);
+        assert!(config.server_address().is_some(), "{more}");
+    }
+}
+
+#[test]
+fn mistakes_in_the_settings_of_the_api_are_told() {
+    let files = Files::new();
+    assert_eq!(
+        files.errors(
+            "readOnlyPort: 10250\ntlsCertFile: a\nenableSystemLogQuery: true\nenableSystemLogHandler: false\n\
+             authorization: {mode: RBAC}\ntlsCipherSuites: [TLS_NOTHING]\ntlsMinVersion: \"1.2\"\naddress: here\n"
+        ),
+        [
+            "DIR/config.yaml:7:23: authorization.mode: \"RBAC\" is neither \"AlwaysAllow\" nor \"Webhook\"",
+            "DIR/config.yaml:9:16: tlsMinVersion: \"1.2\" is neither \"VersionTLS12\" nor \"VersionTLS13\", nor one of the older versions",
+            "DIR/config.yaml:10:10: address: \"here\" is not an IP address",
+            "DIR/config.yaml:3:15: readOnlyPort: is 10250, and so is port; choose another",
+            "DIR/config.yaml:4:14: tlsCertFile: needs tlsPrivateKeyFile too",
+            "DIR/config.yaml:8:18: tlsCipherSuites: \"TLS_NOTHING\" is not a cipher suite; possible are TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256, TLS_ECDHE_ECDSA_WITH_AES_256_GCM_SHA384, TLS_ECDHE_ECDSA_WITH_CHACHA20_POLY1305_SHA256, TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256, TLS_ECDHE_RSA_WITH_AES_256_GCM_SHA384, TLS_ECDHE_RSA_WITH_CHACHA20_POLY1305_SHA256",
+            "DIR/config.yaml:5:23: enableSystemLogQuery: is true, but enableSystemLogHandler is false; set that to true",
+        ]
+    );
+    let only_weak = run(&["--tls-cipher-suites=TLS_RSA_WITH_AES_128_CBC_SHA"]).unwrap_err();
+    assert!(only_weak.to_string().contains("has none that can be used"));
+    let (config, warnings) = run(&[
+        "--tls-cipher-suites=TLS_RSA_WITH_AES_128_CBC_SHA,TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256",
+        "--tls-min-version=VersionTLS10",
+    ])
+    .unwrap();
+    assert_eq!(config.kubelet.tls_cipher_suites.len(), 1);
+    assert_eq!(warnings.len(), 2, "{warnings:?}");
 }

@@ -103,6 +103,11 @@ pub(super) fn overlay(settings: &mut Settings, file: &Path, root: &Node) {
                     .origins
                     .remove("crashLoopBackOff.maxContainerRestartPeriod");
             }
+            ("authentication" | "authorization", _) => {
+                for (path, node) in super::server::nested(entry) {
+                    take(settings, &defaults, file, path, node);
+                }
+            }
             (key, _) => {
                 if let Some(field) = FIELDS.iter().find(|field| field.name == key) {
                     take(settings, &defaults, file, field.name, &entry.node);
@@ -348,7 +353,7 @@ impl Reader<'_> {
         self.string().filter(|text| !text.is_empty())
     }
 
-    fn parsed<T>(&mut self, parse: impl Fn(&str) -> Result<T, String>) -> Option<T> {
+    pub(super) fn parsed<T>(&mut self, parse: impl Fn(&str) -> Result<T, String>) -> Option<T> {
         match self.filled().map(parse)? {
             Ok(value) => Some(value),
             Err(message) => self.fail(message),
@@ -362,7 +367,7 @@ impl Reader<'_> {
     }
 
     /// A path; a relative one is relative to the directory of the file it stands in.
-    fn path(&self) -> Option<PathBuf> {
+    pub(super) fn path(&self) -> Option<PathBuf> {
         let text = self.filled()?;
         Some(match self.file.parent() {
             Some(directory) => directory.join(text),
@@ -579,7 +584,9 @@ fn take(
         }
         _ => {
             let again = settings.origins.contains_key(path);
-            if !super::cluster::take(&mut r, c, defaults, path, again) {
+            if !super::cluster::take(&mut r, c, defaults, path, again)
+                && !super::server::take(&mut r, c, defaults, path)
+            {
                 // Known, checked, and without effect: the warning is out already.
                 return;
             }

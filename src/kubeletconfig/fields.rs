@@ -101,7 +101,7 @@ const fn later(name: &'static str, kind: Kind) -> Field {
 
 /// The fields of the document, `apiVersion` and `kind` apart, in upstream's order.
 pub const FIELDS: &[Field] = &[
-    later("enableServer", Kind::Bool),
+    yes("enableServer", Kind::Bool),
     yes("staticPodPath", Kind::String),
     yes("podLogsDir", Kind::String),
     yes("syncFrequency", Kind::Duration),
@@ -109,32 +109,32 @@ pub const FIELDS: &[Field] = &[
     yes("httpCheckFrequency", Kind::Duration),
     yes("staticPodURL", Kind::String),
     yes("staticPodURLHeader", Kind::StringsMap),
-    later("address", Kind::String),
+    yes("address", Kind::String),
     yes("port", Kind::Int32),
-    later("readOnlyPort", Kind::Int32),
-    later("tlsCertFile", Kind::String),
-    later("tlsPrivateKeyFile", Kind::String),
-    later("tlsCipherSuites", Kind::Strings),
+    yes("readOnlyPort", Kind::Int32),
+    yes("tlsCertFile", Kind::String),
+    yes("tlsPrivateKeyFile", Kind::String),
+    yes("tlsCipherSuites", Kind::Strings),
     later("tlsCurvePreferences", Kind::Ints),
-    later("tlsMinVersion", Kind::String),
+    yes("tlsMinVersion", Kind::String),
     yes("rotateCertificates", Kind::Bool),
-    later("serverTLSBootstrap", Kind::Bool),
-    later("authentication", Kind::Object(AUTHENTICATION)),
-    later("authorization", Kind::Object(AUTHORIZATION)),
+    yes("serverTLSBootstrap", Kind::Bool),
+    yes("authentication", Kind::Object(AUTHENTICATION)),
+    yes("authorization", Kind::Object(AUTHORIZATION)),
     later("registryPullQPS", Kind::Int32),
     later("registryBurst", Kind::Int32),
     yes("imagePullCredentialsVerificationPolicy", Kind::String),
     yes("preloadedImagesVerificationAllowlist", Kind::Strings),
     yes("eventRecordQPS", Kind::Int32),
     yes("eventBurst", Kind::Int32),
-    later("enableDebuggingHandlers", Kind::Bool),
+    yes("enableDebuggingHandlers", Kind::Bool),
     later("enableContentionProfiling", Kind::Bool),
     yes("healthzPort", Kind::Int32),
     yes("healthzBindAddress", Kind::String),
     later("oomScoreAdj", Kind::Int32),
     yes("clusterDomain", Kind::String),
     yes("clusterDNS", Kind::Strings),
-    later("streamingConnectionIdleTimeout", Kind::Duration),
+    yes("streamingConnectionIdleTimeout", Kind::Duration),
     yes("nodeStatusUpdateFrequency", Kind::Duration),
     yes("nodeStatusReportFrequency", Kind::Duration),
     yes("nodeLeaseDurationSeconds", Kind::Int32),
@@ -209,8 +209,8 @@ pub const FIELDS: &[Field] = &[
     yes("providerID", Kind::String),
     later("kernelMemcgNotification", Kind::Bool),
     yes("logging", Kind::Object(LOGGING)),
-    later("enableSystemLogHandler", Kind::Bool),
-    later("enableSystemLogQuery", Kind::Bool),
+    yes("enableSystemLogHandler", Kind::Bool),
+    yes("enableSystemLogQuery", Kind::Bool),
     later("shutdownGracePeriod", Kind::Duration),
     later("shutdownGracePeriodCriticalPods", Kind::Duration),
     later(
@@ -228,8 +228,8 @@ pub const FIELDS: &[Field] = &[
             later("limits", Kind::QuantityMap),
         ]),
     ),
-    later("enableProfilingHandler", Kind::Bool),
-    later("enableDebugFlagsHandler", Kind::Bool),
+    yes("enableProfilingHandler", Kind::Bool),
+    yes("enableDebugFlagsHandler", Kind::Bool),
     yes("seccompDefault", Kind::Bool),
     later("memoryThrottlingFactor", Kind::Number),
     later("memoryReservationPolicy", Kind::String),
@@ -247,24 +247,21 @@ pub const FIELDS: &[Field] = &[
 ];
 
 const AUTHENTICATION: &[Field] = &[
-    later("x509", Kind::Object(&[later("clientCAFile", Kind::String)])),
-    later(
+    yes("x509", Kind::Object(&[yes("clientCAFile", Kind::String)])),
+    yes(
         "webhook",
-        Kind::Object(&[
-            later("enabled", Kind::Bool),
-            later("cacheTTL", Kind::Duration),
-        ]),
+        Kind::Object(&[yes("enabled", Kind::Bool), yes("cacheTTL", Kind::Duration)]),
     ),
-    later("anonymous", Kind::Object(&[later("enabled", Kind::Bool)])),
+    yes("anonymous", Kind::Object(&[yes("enabled", Kind::Bool)])),
 ];
 
 const AUTHORIZATION: &[Field] = &[
-    later("mode", Kind::String),
-    later(
+    yes("mode", Kind::String),
+    yes(
         "webhook",
         Kind::Object(&[
-            later("cacheAuthorizedTTL", Kind::Duration),
-            later("cacheUnauthorizedTTL", Kind::Duration),
+            yes("cacheAuthorizedTTL", Kind::Duration),
+            yes("cacheUnauthorizedTTL", Kind::Duration),
         ]),
     ),
 ];

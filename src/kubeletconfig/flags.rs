@@ -13,6 +13,7 @@ use super::cluster;
 use super::decode::parse_ip;
 use super::duration::parse_duration;
 use super::quantity::parse_bytes;
+use super::server::ServerFlags;
 use super::types::{CgroupDriver, EvictionThreshold, LogFormat, OfflineStart, Taint};
 use super::unsupported::UnsupportedFlags;
 
@@ -204,7 +205,7 @@ pub struct KubeletFlags {
     #[arg(long, value_name = "FILE")]
     pub bootstrap_kubeconfig: Option<PathBuf>,
 
-    /// Directory of client certificates that were asked for [default: pki in the root directory]
+    /// Directory of certificates that were asked for or made [default: pki in the root directory]
     #[arg(long, value_name = "DIR")]
     pub cert_dir: Option<PathBuf>,
 
@@ -252,7 +253,7 @@ pub struct KubeletFlags {
     #[arg(long, value_name = "PROVIDER")]
     pub cloud_provider: Option<String>,
 
-    /// Port the node's status names as that of the kubelet's server [default: 10250]
+    /// Port of the kubelet's API, which the node's status names [default: 10250]
     #[arg(long, value_name = "PORT")]
     pub port: Option<u16>,
 
@@ -284,6 +285,10 @@ pub struct KubeletFlags {
     #[arg(long, value_name = "SYSCTLS", value_delimiter = ',', action = clap::ArgAction::Append)]
     pub allowed_unsafe_sysctls: Vec<String>,
 
+    /// Flags of the kubelet's API.
+    #[command(flatten)]
+    pub server: ServerFlags,
+
     /// Flags the kubelet knows and this version does not act on.
     #[command(flatten)]
     pub unsupported: UnsupportedFlags,
@@ -314,7 +319,7 @@ pub struct Reserved(pub BTreeMap<String, i128>);
 pub struct Thresholds(pub BTreeMap<String, EvictionThreshold>);
 
 /// Reads a boolean as pflag does.
-fn parse_bool(text: &str) -> Result<bool, String> {
+pub(super) fn parse_bool(text: &str) -> Result<bool, String> {
     match text {
         "1" | "t" | "T" | "true" | "TRUE" | "True" => Ok(true),
         "0" | "f" | "F" | "false" | "FALSE" | "False" => Ok(false),

@@ -20,6 +20,7 @@ pub mod load;
 mod problem;
 mod quantity;
 mod resolve;
+mod server;
 mod types;
 pub mod unsupported;
 mod validate;
@@ -28,6 +29,9 @@ mod yaml;
 pub use duration::{format_duration, parse_duration};
 pub use problem::{ConfigError, Origin, Problem, Warning};
 pub use resolve::{AgentConfig, ContainerGcPolicy, Endpoint, resolve};
+pub use server::{
+    Authentication, Authorization, AuthorizationMode, CIPHER_SUITES, ServerFlags, TlsVersion,
+};
 pub use types::{
     CgroupDriver, EvictionThreshold, ImageVerification, KubeletConfiguration, LogFormat, Logging,
     OfflineStart, Taint,

@@ -11,6 +11,7 @@ use super::decode::{Settings, event_burst, parse_ip, pids_limit};
 use super::flags::{Addresses, Headers, KubeletFlags, Labels};
 use super::load::read;
 use super::problem::{ConfigError, Origin, Problem, Warning};
+use super::server::AuthorizationMode;
 use super::types::{KubeletConfiguration, OfflineStart};
 use super::unsupported::Effect;
 use super::validate::{is_dns_subdomain, validate};
@@ -138,9 +139,37 @@ impl AgentConfig {
         admin_socket(&self.state_dir)
     }
 
-    /// Address of the kubelet's API; `None` when it is turned off.
+    /// Address of the kubelet's API; `None` when it is turned off, or nobody could be let in (see
+    /// [`Self::server_locked`]).
     pub fn server_address(&self) -> Option<SocketAddr> {
-        None
+        let k = &self.kubelet;
+        (k.enable_server && self.server_locked().is_none())
+            .then(|| SocketAddr::new(k.address, k.port))
+    }
+
+    /// Why every request to the kubelet's API would be refused, if it would. Without a kubeconfig there is no API
+    /// server that could be asked about anybody.
+    pub fn server_locked(&self) -> Option<&'static str> {
+        let k = &self.kubelet;
+        let identified = k.authentication.client_ca_file.is_some() || k.authentication.anonymous;
+        if self.kubeconfig.is_some() {
+            return None;
+        }
+        if k.authorization.mode == AuthorizationMode::Webhook {
+            return Some(
+                "authorization.mode is Webhook and there is no API server to ask (--kubeconfig)",
+            );
+        }
+        (!identified).then_some(
+            "there is neither authentication.x509.clientCAFile nor an API server that knows tokens (--kubeconfig)",
+        )
+    }
+
+    /// Address of the read-only port; `None` when it is turned off.
+    pub fn read_only_address(&self) -> Option<SocketAddr> {
+        let k = &self.kubelet;
+        (k.enable_server && k.read_only_port != 0)
+            .then(|| SocketAddr::new(k.address, k.read_only_port))
     }
 
     /// Address of `/healthz`; `None` when it is turned off.
@@ -191,6 +220,9 @@ pub fn resolve(flags: &KubeletFlags) -> Result<(AgentConfig, Vec<Warning>), Conf
     for path in [
         &mut settings.config.static_pod_path,
         &mut settings.config.resolv_conf,
+        &mut settings.config.tls_cert_file,
+        &mut settings.config.tls_private_key_file,
+        &mut settings.config.authentication.client_ca_file,
     ]
     .into_iter()
     .flatten()
@@ -287,6 +319,7 @@ fn apply_flags(settings: &mut Settings, flags: &KubeletFlags) {
         settings.reject_flag("--max-pods", "is 0, expected a number from 1");
     }
     super::cluster::apply_flags(settings, flags);
+    super::server::apply_flags(settings, &flags.server);
     warn_flags(settings, flags);
 }
 

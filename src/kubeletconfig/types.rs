@@ -7,6 +7,8 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
+use super::server::{Authentication, Authorization, TlsVersion};
+
 /// Who owns the cgroup tree. Must be the driver the container runtime uses.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum CgroupDriver {
@@ -269,8 +271,40 @@ pub struct KubeletConfiguration {
     pub event_burst: u32,
     /// `crashLoopBackOff.maxContainerRestartPeriod`: longest delay between restarts of a container.
     pub max_container_restart_period: Duration,
-    /// Port the node's status names as that of the kubelet's server.
+    /// Whether the kubelet's API is served.
+    pub enable_server: bool,
+    /// Address of the kubelet's API.
+    pub address: IpAddr,
+    /// Port of the kubelet's API, which the node's status names.
     pub port: u16,
+    /// Port of the part of the API that is served without TLS and to everybody; 0 for none.
+    pub read_only_port: u16,
+    /// Certificate and further ones up to the CA; with `tls_private_key_file`.
+    pub tls_cert_file: Option<PathBuf>,
+    /// Key of `tls_cert_file`.
+    pub tls_private_key_file: Option<PathBuf>,
+    /// `tlsMinVersion`.
+    pub tls_min_version: TlsVersion,
+    /// `tlsCipherSuites`: Go's names of those of TLS 1.2 that may be used; empty for all.
+    pub tls_cipher_suites: Vec<String>,
+    /// `serverTLSBootstrap`: the serving certificate is asked of the API server and renewed.
+    pub server_tls_bootstrap: bool,
+    /// How users of the kubelet's API prove who they are.
+    pub authentication: Authentication,
+    /// How it is decided what they may do.
+    pub authorization: Authorization,
+    /// How long a stream (exec, attach, port-forward) may be silent; zero for no limit.
+    pub streaming_connection_idle_timeout: Duration,
+    /// Whether the API has logs, exec, attach, port-forward, run and the like.
+    pub enable_debugging_handlers: bool,
+    /// Whether it has `/debug/pprof`.
+    pub enable_profiling_handler: bool,
+    /// Whether it has `/debug/flags`.
+    pub enable_debug_flags_handler: bool,
+    /// Whether it has `/logs/`.
+    pub enable_system_log_handler: bool,
+    /// Whether `/logs/` answers queries of the journal.
+    pub enable_system_log_query: bool,
     /// Whether the client certificate is renewed through the API server before it expires.
     pub rotate_certificates: bool,
     /// How often the node's status is computed.
@@ -349,7 +383,23 @@ impl Default for KubeletConfiguration {
             event_record_qps: 50,
             event_burst: 100,
             max_container_restart_period: Duration::from_secs(300),
+            enable_server: true,
+            address: IpAddr::V4(Ipv4Addr::UNSPECIFIED),
             port: 10250,
+            read_only_port: 0,
+            tls_cert_file: None,
+            tls_private_key_file: None,
+            tls_min_version: TlsVersion::default(),
+            tls_cipher_suites: Vec::new(),
+            server_tls_bootstrap: false,
+            authentication: Authentication::default(),
+            authorization: Authorization::default(),
+            streaming_connection_idle_timeout: Duration::from_secs(4 * 3600),
+            enable_debugging_handlers: true,
+            enable_profiling_handler: true,
+            enable_debug_flags_handler: true,
+            enable_system_log_handler: true,
+            enable_system_log_query: false,
             rotate_certificates: false,
             node_status_update_frequency: Duration::from_secs(10),
             node_status_report_frequency: Duration::from_secs(300),

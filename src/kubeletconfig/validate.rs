@@ -27,6 +27,7 @@ pub(super) fn validate(settings: &mut Settings) {
     names(settings);
     combinations(settings);
     super::cluster::validate(settings);
+    super::server::validate(settings);
 }
 
 /// Settings that another one takes the effect from.

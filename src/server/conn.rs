@@ -23,7 +23,8 @@ where
         .timer(TokioTimer::new())
         .header_read_timeout(HEADER_TIMEOUT)
         .max_buf_size(64 * 1024)
-        .serve_connection(TokioIo::new(io), TowerToHyperService::new(routes));
+        .serve_connection(TokioIo::new(io), TowerToHyperService::new(routes))
+        .with_upgrades();
     tokio::pin!(connection);
     let result = tokio::select! {
         result = connection.as_mut() => Ok(result),

@@ -43,6 +43,31 @@ pub enum ServerError {
         #[source]
         source: std::io::Error,
     },
+    /// An address of the kubelet's API cannot be bound.
+    #[error("{}", api_bind_message(*addr, flag, source))]
+    BindApi {
+        /// The address.
+        addr: SocketAddr,
+        /// The flag that gives the port.
+        flag: &'static str,
+        /// What the kernel said.
+        #[source]
+        source: std::io::Error,
+    },
+}
+
+fn api_bind_message(addr: SocketAddr, flag: &str, source: &std::io::Error) -> String {
+    let port = addr.port();
+    match source.kind() {
+        std::io::ErrorKind::AddrInUse => format!(
+            "serve the kubelet's API on {addr}: port {port} is in use (by another agent or a kubelet?); stop its \
+             holder, or choose another port with {flag} (--enable-server=false turns the API off)"
+        ),
+        std::io::ErrorKind::AddrNotAvailable => format!(
+            "serve the kubelet's API on {addr}: this machine does not have that address; choose another with --address"
+        ),
+        _ => format!("serve the kubelet's API on {addr}; see --address and {flag}"),
+    }
 }
 
 fn bind_message(addr: SocketAddr, source: &std::io::Error) -> String {

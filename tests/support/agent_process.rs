@@ -165,6 +165,8 @@ impl Site {
             .arg(self.container_logs())
             .args(["--hostname-override", NODE, "--v", "3"])
             .args(["--healthz-port", &port.to_string()])
+            // Several agents run side by side: a test that wants the API gives "--enable-server=true" and "--port".
+            .arg("--enable-server=false")
             .stdin(Stdio::null());
         command
     }

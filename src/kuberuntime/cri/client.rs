@@ -537,6 +537,10 @@ impl CriClient {
         .boxed()
     }
 
+    pub(super) fn runtime(&self) -> RuntimeServiceClient<Channel> {
+        self.runtime.clone()
+    }
+
     pub(super) fn operation<'a>(
         &'a self,
         operation: &'static str,

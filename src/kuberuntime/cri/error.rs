@@ -39,6 +39,8 @@ pub enum CriErrorKind {
     AlreadyExists,
     /// The runtime does not offer this call.
     Unimplemented,
+    /// The runtime has too many such requests open.
+    ResourceExhausted,
     /// Anything else the runtime says.
     Other,
 }
@@ -128,6 +130,7 @@ impl CriError {
             Code::NotFound => CriErrorKind::NotFound,
             Code::AlreadyExists => CriErrorKind::AlreadyExists,
             Code::Unimplemented => CriErrorKind::Unimplemented,
+            Code::ResourceExhausted => CriErrorKind::ResourceExhausted,
             _ => CriErrorKind::Other,
         };
         let message = if starting {

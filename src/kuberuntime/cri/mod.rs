@@ -19,6 +19,7 @@ pub mod convert;
 mod error;
 mod images;
 mod operation;
+mod streams;
 mod termination;
 
 use std::time::Duration;
@@ -26,6 +27,7 @@ use std::time::Duration;
 pub use client::{ContainerEvent, ContainerEventKind, CriClient};
 pub use error::{CriError, CriErrorKind};
 pub use k8s_cri::v1;
+pub use streams::Streams;
 
 /// Deadlines of calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

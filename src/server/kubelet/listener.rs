@@ -16,7 +16,11 @@ use super::NodeApi;
 pub async fn bind(addr: SocketAddr) -> Result<TcpListener, ServerError> {
     TcpListener::bind(addr)
         .await
-        .map_err(|source| ServerError::Bind { addr, source })
+        .map_err(|source| ServerError::BindApi {
+            addr,
+            flag: "--port",
+            source,
+        })
 }
 
 /// Serves until [`NodeApi::stop`] is cancelled.

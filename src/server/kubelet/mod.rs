@@ -14,7 +14,7 @@ mod logs;
 mod metrics;
 mod pods;
 mod stats;
-mod streaming;
+pub mod streaming;
 mod tls;
 
 use std::sync::Arc;

@@ -1,10 +1,187 @@
-//! exec, attach, port-forward and run.
+//! exec, attach, port-forward and run: streams between a client and a process or port of a pod.
+//!
+//! The container runtime does the work: it is asked for a URL of its streaming server, and what the client sends is
+//! carried there. A client that speaks SPDY is connected through as it is. One that speaks WebSocket is translated to
+//! SPDY, which every runtime speaks: all versions of the channel protocols, half-closing ones too. The client never
+//! learns the URL and is never redirected.
+//!
+//! In: requests, the pods that are wanted, the runtime's list of what runs. Out: bytes. Nothing is remembered.
+//!
+//! **Invariant:** a stream holds a few fixed buffers and no queue: who does not read stops who writes, and nobody else.
+//! **Invariant:** every stream ends with its client, with the runtime's end of it, after the idle timeout, or with the
+//! agent, whichever comes first.
 
-use axum::Router;
+mod activity;
+mod channels;
+mod dial;
+mod error;
+mod lookup;
+mod parameters;
+mod relay;
+mod run;
+mod session;
+pub mod spdy;
+mod translate;
+mod tunnel;
+mod websocket;
 
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use axum::extract::{FromRef, Path, Request, State};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use axum::{Extension, Router};
+use tokio::sync::Semaphore;
+use tokio_util::sync::CancellationToken;
+
+use self::error::StreamError;
+use self::lookup::Target;
+use self::session::Call;
 use super::Shared;
+use crate::kuberuntime::cri::CriClient;
+use crate::pod_manager::PodManager;
 
-/// The routes of this module.
-pub(super) fn routes() -> Router<Shared> {
-    Router::new()
+/// Default of `streamingConnectionIdleTimeout`.
+pub const IDLE_TIMEOUT: Duration = Duration::from_secs(4 * 3600);
+/// Streams open at the same time; more are refused.
+const MAX_STREAMS: usize = 512;
+
+/// What the handlers need.
+#[derive(Clone)]
+pub struct Streaming {
+    /// The pods that are wanted; empty until `restored`.
+    pub pods: PodManager,
+    /// The runtime.
+    pub cri: CriClient,
+    /// Whether the pods of the last run are back.
+    pub restored: Arc<AtomicBool>,
+    /// Closes every stream.
+    pub stop: CancellationToken,
+    /// How long a stream may carry nothing.
+    pub idle_timeout: Duration,
 }
+
+impl FromRef<Shared> for Streaming {
+    fn from_ref(node: &Shared) -> Self {
+        Self {
+            pods: node.pods.clone(),
+            cri: node.cri.clone(),
+            restored: Arc::clone(&node.restored),
+            stop: node.stop.clone(),
+            idle_timeout: IDLE_TIMEOUT,
+        }
+    }
+}
+
+/// The routes of this module. Streams are spawned on the `TaskTracker` in the request's extensions, if there is one.
+pub(super) fn routes() -> Router<Shared> {
+    routes_with(MAX_STREAMS)
+}
+
+/// The routes by themselves, without authentication: for tests.
+pub fn router(streaming: Streaming) -> Router {
+    routes_with(MAX_STREAMS).with_state(streaming)
+}
+
+fn routes_with<S>(max_streams: usize) -> Router<S>
+where
+    S: Clone + Send + Sync + 'static,
+    Streaming: FromRef<S>,
+{
+    let exec = || get(exec).post(exec);
+    let attach = || get(attach).post(attach);
+    let port_forward = || get(port_forward).post(port_forward);
+    Router::new()
+        .route("/exec/{namespace}/{pod}/{container}", exec())
+        .route("/exec/{namespace}/{pod}/{uid}/{container}", exec())
+        .route("/attach/{namespace}/{pod}/{container}", attach())
+        .route("/attach/{namespace}/{pod}/{uid}/{container}", attach())
+        .route("/portForward/{namespace}/{pod}", port_forward())
+        .route("/portForward/{namespace}/{pod}/{uid}", port_forward())
+        .route("/run/{namespace}/{pod}/{container}", post(run))
+        .route("/run/{namespace}/{pod}/{uid}/{container}", post(run))
+        .layer(Extension(Slots(Arc::new(Semaphore::new(max_streams)))))
+}
+
+/// Bounds how many streams are open.
+#[derive(Clone)]
+struct Slots(Arc<Semaphore>);
+
+type Names = Path<HashMap<String, String>>;
+
+async fn exec(State(node): State<Streaming>, Path(names): Names, request: Request) -> Response {
+    answer(async {
+        let query = request.uri().query().unwrap_or_default();
+        let streams = parameters::streams(query)?;
+        let command = parameters::all(query, "command");
+        let target = node.target(names)?;
+        session::open(node, Call::Exec(streams, command), target, request).await
+    })
+    .await
+}
+
+async fn attach(State(node): State<Streaming>, Path(names): Names, request: Request) -> Response {
+    answer(async {
+        let streams = parameters::streams(request.uri().query().unwrap_or_default())?;
+        let target = node.target(names)?;
+        session::open(node, Call::Attach(streams), target, request).await
+    })
+    .await
+}
+
+async fn port_forward(
+    State(node): State<Streaming>,
+    Path(names): Names,
+    request: Request,
+) -> Response {
+    answer(async {
+        let ports = match websocket::is_channels(request.headers()) {
+            true => parameters::ports(request.uri().query().unwrap_or_default())?,
+            false => Vec::new(),
+        };
+        let target = node.target(names)?;
+        session::open(node, Call::PortForward(ports), target, request).await
+    })
+    .await
+}
+
+async fn run(
+    State(node): State<Streaming>,
+    Path(names): Names,
+    Extension(slots): Extension<Slots>,
+    request: Request,
+) -> Response {
+    answer(async {
+        let target = node.target(names)?;
+        let _slot = slots.take()?;
+        run::run(&node, &target, request).await
+    })
+    .await
+}
+
+async fn answer(result: impl Future<Output = Result<Response, StreamError>>) -> Response {
+    result.await.unwrap_or_else(IntoResponse::into_response)
+}
+
+impl Streaming {
+    fn target(&self, names: HashMap<String, String>) -> Result<Target, StreamError> {
+        if !self.restored.load(Ordering::Relaxed) {
+            return Err(StreamError::Starting);
+        }
+        lookup::find(&self.pods, names)
+    }
+}
+
+impl Slots {
+    fn take(&self) -> Result<tokio::sync::OwnedSemaphorePermit, StreamError> {
+        Arc::clone(&self.0)
+            .try_acquire_owned()
+            .map_err(|_| StreamError::Busy)
+    }
+}
+
+#[cfg(test)]
+mod tests;

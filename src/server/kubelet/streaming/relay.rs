@@ -1,0 +1,149 @@
+//! Bytes both ways, as they are: for clients that speak SPDY themselves.
+
+use std::pin::pin;
+use std::time::Duration;
+
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, split};
+
+use super::activity::Activity;
+use super::session::Limits;
+
+/// Bytes under way in one direction.
+const BUFFER: usize = 32 * 1024;
+/// How long the client may go on sending after the runtime has ended its side: to end at once, with bytes unread,
+/// would cost the client what it has not read yet.
+pub(super) const LINGER: Duration = Duration::from_secs(10);
+/// How long saying goodbye may take when the agent ends.
+pub(super) const GOODBYE: Duration = Duration::from_secs(1);
+
+/// Why a stream ended, for the log.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum End {
+    /// The runtime ended it, and everything was delivered.
+    Finished,
+    /// The client went away.
+    ClientGone,
+    /// The client broke the rules.
+    ClientBroken,
+    /// The client sent more at once than is taken.
+    TooBig,
+    /// The connection to the runtime broke.
+    RuntimeBroken,
+    /// Nothing was carried for the idle timeout.
+    Idle,
+    /// The agent ends.
+    Stopped,
+}
+
+/// How one direction ended.
+enum PumpEnd {
+    Eof,
+    ReadFailed,
+    WriteFailed,
+}
+
+/// Carries bytes until both sides are done.
+pub(super) async fn relay<C, R>(client: C, runtime: R, limits: &Limits) -> End
+where
+    C: AsyncRead + AsyncWrite,
+    R: AsyncRead + AsyncWrite,
+{
+    let (client_read, mut client_write) = split(client);
+    let (runtime_read, mut runtime_write) = split(runtime);
+    let activity = Activity::new(limits.idle_timeout);
+    let end = tokio::select! {
+        end = both(
+            (client_read, &mut runtime_write),
+            (runtime_read, &mut client_write),
+            &activity,
+        ) => end,
+        () = activity.expired() => End::Idle,
+        () = limits.stop.cancelled() => End::Stopped,
+    };
+    // What ends here must not wait for a peer that does not read.
+    let goodbye = async {
+        (
+            client_write.shutdown().await,
+            runtime_write.shutdown().await,
+        )
+    };
+    if tokio::time::timeout(GOODBYE, goodbye).await.is_err() {
+        tracing::debug!("dropping a stream whose peer does not read");
+    }
+    end
+}
+
+async fn both(
+    input: (
+        impl AsyncRead + Unpin,
+        &mut (impl AsyncWrite + Unpin + ?Sized),
+    ),
+    output: (
+        impl AsyncRead + Unpin,
+        &mut (impl AsyncWrite + Unpin + ?Sized),
+    ),
+    activity: &Activity,
+) -> End {
+    let mut input = pin!(pump(input.0, input.1, activity));
+    let mut output = pin!(pump(output.0, output.1, activity));
+    let delivered = tokio::select! {
+        delivered = &mut output => delivered,
+        sent = &mut input => match sent {
+            PumpEnd::ReadFailed => return End::ClientGone,
+            // A client may end its side and listen on; a runtime that takes no more may have more to say.
+            PumpEnd::Eof | PumpEnd::WriteFailed => return ended(&output.await),
+        },
+    };
+    // The client has everything: it ends its side, or time does.
+    if !matches!(delivered, PumpEnd::WriteFailed) {
+        drop(tokio::time::timeout(LINGER, input).await);
+    }
+    ended(&delivered)
+}
+
+fn ended(output: &PumpEnd) -> End {
+    match output {
+        PumpEnd::Eof => End::Finished,
+        PumpEnd::ReadFailed => End::RuntimeBroken,
+        PumpEnd::WriteFailed => End::ClientGone,
+    }
+}
+
+async fn pump(
+    mut from: impl AsyncRead + Unpin,
+    to: &mut (impl AsyncWrite + Unpin + ?Sized),
+    activity: &Activity,
+) -> PumpEnd {
+    let mut buffer = vec![0; BUFFER];
+    loop {
+        let read = match from.read(&mut buffer).await {
+            Ok(read) => read,
+            Err(error) => {
+                tracing::debug!(%error, "a side of a stream broke");
+                // What the other side has been sent so far is all there is.
+                drop(to.shutdown().await);
+                return PumpEnd::ReadFailed;
+            }
+        };
+        let written = match buffer.get(..read) {
+            Some(bytes) if read > 0 => {
+                async {
+                    to.write_all(bytes).await?;
+                    to.flush().await
+                }
+                .await
+            }
+            _ => {
+                return match to.shutdown().await {
+                    Ok(()) => PumpEnd::Eof,
+                    Err(_) => PumpEnd::WriteFailed,
+                };
+            }
+        };
+        activity.touch();
+        if let Err(error) = written {
+            tracing::debug!(%error, "a side of a stream takes no more");
+            return PumpEnd::WriteFailed;
+        }
+    }
+}
