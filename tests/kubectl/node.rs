@@ -59,9 +59,9 @@ impl Node {
     fn on(cluster: Cluster, more: &str) -> Self {
         let port = envtest::free_port();
         let authority = cluster.env.dir().join("ca.crt");
+        cluster.site.serve_api(port);
         cluster.site.configure(&format!(
-            "port: {port}\n\
-             authentication:\n  \
+            "authentication:\n  \
                anonymous: {{enabled: false}}\n  \
                webhook: {{enabled: true, cacheTTL: 2s}}\n  \
                x509: {{clientCAFile: {}}}\n\

@@ -97,7 +97,7 @@ fn nobody_sees_anything_without_rights() {
         let seen = statuses(&admin, &node).await;
         // The last one is let in, and asked to speak another protocol.
         assert_eq!(seen[..count - 1], vec![200; count - 1]);
-        assert_eq!(seen[count - 1], 400);
+        assert_eq!(seen[count - 1], 500);
         // The node serves on.
         assert_eq!(node.raw("healthz").trim(), "ok");
     });

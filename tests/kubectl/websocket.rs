@@ -129,7 +129,10 @@ fn logs_and_a_running_container_are_seen_as_well() {
                 &format!("/exec/{}/seen/main?output=1&{query}", node.namespace),
             )
             .await;
-        assert_eq!(plain.expect("a refusal").0, 400);
+        assert_eq!(
+            plain.expect("a refusal"),
+            (500, "Upgrade request required".to_owned())
+        );
         // What is not there.
         for (pod, container) in [("missing", "main"), ("seen", "missing")] {
             let path = format!(
