@@ -40,6 +40,7 @@ use crate::core::state::{META_KEY, MetaRecord, Transaction};
 use crate::kubeletconfig::AgentConfig;
 use crate::kuberuntime::cri::CriError;
 use crate::kuberuntime::dns::DnsError;
+use crate::server::kubelet::Limits;
 use crate::server::{self, ServerError};
 use crate::store::open::OpenError;
 use crate::store::{CommitError, StoreError};
@@ -228,10 +229,9 @@ async fn serve(
     );
     systemd.status("waiting for the container runtime");
     let cri = start::runtime_client(config, base)?;
-    if let Some(address) = config.server_address() {
-        let listener = server::kubelet::bind(address).await?;
-        let node = base.node_api(config, cri.clone(), token.clone());
-        tasks.add("kubelet API", server::kubelet::serve(listener, node));
+    let node = base.node_api(config, cri.clone(), token.clone());
+    if let Some(server) = server::kubelet::Server::open(node, Limits::default()).await? {
+        tasks.add("kubelet API", server.run());
     }
     let started = tokio::select! {
         started = start::start(config, base, cri, tasks, token) => started?,

@@ -164,7 +164,7 @@ impl Credentials {
         let newer = self
             .settings
             .rotate_certificates
-            .then(|| csr::current(&self.settings.cert_dir));
+            .then(|| csr::Purpose::Client.current(&self.settings.cert_dir));
         run(move || load(&path, newer.as_deref())).await
     }
 
@@ -277,7 +277,7 @@ impl Credentials {
             return Ok(());
         };
         let (kubeconfig, cluster) = (self.kubeconfig.clone(), bootstrap.cluster);
-        let identity = csr::current(&self.settings.cert_dir);
+        let identity = csr::Purpose::Client.current(&self.settings.cert_dir);
         run(move || write_kubeconfig(&kubeconfig, &cluster, &identity)).await?;
         tracing::info!(certificate = %path.display(), kubeconfig = %self.kubeconfig.display(), "the node has its client certificate");
         let loaded = self.read().await?;
@@ -310,6 +310,7 @@ impl Credentials {
         let clock = self.clock.clone();
         let obtained = csr::obtain(
             client,
+            &csr::Purpose::Client,
             &self.settings.node_name,
             &self.settings.cert_dir,
             move || clock.now().wall_ms.div_euclid(1000),

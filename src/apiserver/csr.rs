@@ -1,6 +1,7 @@
-//! Asking for a client certificate: key, request, approval, and where the answer is kept.
+//! Asking for a certificate: key, request, approval, and where the answer is kept.
 //!
-//! On disk, in the certificate directory, all with mode 0600:
+//! On disk, in the certificate directory, all with mode 0600; `kubelet-client` for the client's certificate,
+//! `kubelet-server` for the serving one:
 //! - `kubelet-client.key.tmp`: the key of a request that is not answered yet. The name of the request follows from
 //!   it, so that an agent that is restarted waits for the request it made before.
 //! - `kubelet-client-<time>.pem`: certificate and key, in this order.
@@ -10,6 +11,7 @@
 
 use std::fs;
 use std::io::{self, Write};
+use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -18,58 +20,137 @@ use k8s_openapi::api::certificates::v1::{
     CertificateSigningRequest, CertificateSigningRequestSpec,
 };
 use kube::api::{Api, ObjectMeta, PostParams};
-use rcgen::{CertificateParams, DistinguishedName, DnType, KeyPair, PKCS_ECDSA_P256_SHA256};
+use rcgen::{
+    CertificateParams, DistinguishedName, DnType, KeyPair, PKCS_ECDSA_P256_SHA256, SanType,
+};
 use sha2::{Digest, Sha256};
 
 use super::failure::{pause, retry_after};
 
-const SIGNER: &str = "kubernetes.io/kube-apiserver-client-kubelet";
-const PENDING_KEY: &str = "kubelet-client.key.tmp";
-const CURRENT: &str = "kubelet-client-current.pem";
-
 /// How often a request that is not approved is looked at.
 const POLL: (Duration, Duration) = (Duration::from_secs(2), Duration::from_secs(30));
 
+/// What a certificate is for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Purpose {
+    /// The node shows the API server who it is.
+    Client,
+    /// The node's API is served with it, under these names and addresses.
+    Serving {
+        /// DNS names.
+        names: Vec<String>,
+        /// IP addresses.
+        addresses: Vec<IpAddr>,
+    },
+}
+
+impl Purpose {
+    const fn signer(&self) -> &'static str {
+        match self {
+            Self::Client => "kubernetes.io/kube-apiserver-client-kubelet",
+            Self::Serving { .. } => "kubernetes.io/kubelet-serving",
+        }
+    }
+
+    const fn prefix(&self) -> &'static str {
+        match self {
+            Self::Client => "kubelet-client",
+            Self::Serving { .. } => "kubelet-server",
+        }
+    }
+
+    /// Signers before Kubernetes 1.27 sign serving certificates with these three only, whatever the key.
+    const fn usages(&self) -> &'static [&'static str] {
+        match self {
+            Self::Client => &["digital signature", "client auth"],
+            Self::Serving { .. } => &["digital signature", "key encipherment", "server auth"],
+        }
+    }
+
+    /// The link to the newest certificate.
+    pub fn current(&self, directory: &Path) -> PathBuf {
+        directory.join(format!("{}-current.pem", self.prefix()))
+    }
+
+    fn pending_key(&self, directory: &Path) -> PathBuf {
+        directory.join(format!("{}.key.tmp", self.prefix()))
+    }
+
+    fn alternative_names(&self) -> Result<Vec<SanType>, rcgen::Error> {
+        let Self::Serving { names, addresses } = self else {
+            return Ok(Vec::new());
+        };
+        let names = names
+            .iter()
+            .map(|name| Ok(SanType::DnsName(name.as_str().try_into()?)));
+        let addresses = addresses
+            .iter()
+            .map(|address| Ok(SanType::IpAddress(*address)));
+        names.chain(addresses).collect()
+    }
+}
+
 /// Why there is no certificate.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum CsrError {
+pub enum CsrError {
+    /// A file cannot be written.
     #[error("write {}", path.display())]
     Write {
+        /// Which.
         path: PathBuf,
+        /// Why.
         #[source]
         source: io::Error,
     },
+    /// No key or request can be made.
     #[error("make a key and a request for it")]
     Make(#[source] rcgen::Error),
+    /// The server does not take the request.
     #[error(
-        "create certificate signing request {name}: the bootstrap user needs the right to create and get these"
+        "create certificate signing request {name}: its user needs the right to create and get these"
     )]
     Create {
+        /// Of the request.
         name: String,
+        /// Why.
         #[source]
         source: kube::Error,
     },
+    /// The request cannot be read.
     #[error("read certificate signing request {name}")]
     Get {
+        /// Of the request.
         name: String,
+        /// Why.
         #[source]
         source: kube::Error,
     },
+    /// It was denied.
     #[error("certificate signing request {name} was denied: {reason}; a new one is made later")]
-    Denied { name: String, reason: String },
+    Denied {
+        /// Of the request.
+        name: String,
+        /// As whoever denied it says.
+        reason: String,
+    },
+    /// The signer does not sign it.
     #[error(
         "certificate signing request {name} could not be signed: {reason}; a new one is made later"
     )]
-    Failed { name: String, reason: String },
+    Failed {
+        /// Of the request.
+        name: String,
+        /// As the signer says.
+        reason: String,
+    },
+    /// The answer is no certificate for the key.
     #[error(
         "certificate signing request {name} was answered with something else than a certificate of the node's key"
     )]
-    Wrong { name: String },
-}
-
-/// The link to the newest certificate.
-pub(super) fn current(directory: &Path) -> PathBuf {
-    directory.join(CURRENT)
+    Wrong {
+        /// Of the request.
+        name: String,
+    },
 }
 
 /// Gets a certificate for `node` and keeps it in `directory`. Waits for the approval as long as it takes; what
@@ -80,40 +161,41 @@ pub(super) fn current(directory: &Path) -> PathBuf {
 /// # Errors
 /// When the request is denied, fails or is answered wrongly (its key is forgotten then), when the client may not
 /// make it, and when the directory cannot be written.
-pub(super) async fn obtain(
+pub async fn obtain(
     client: &kube::Client,
+    purpose: &Purpose,
     node: &str,
     directory: &Path,
     now: impl Fn() -> i64,
 ) -> Result<PathBuf, CsrError> {
-    let key = pending_key(directory)?;
-    let request = request(node, &key).map_err(CsrError::Make)?;
-    let name = request_name(node, &key);
+    let pending = purpose.pending_key(directory);
+    let key = pending_key(&pending)?;
+    let request = request(purpose, node, &key).map_err(CsrError::Make)?;
+    let name = request_name(purpose, node, &key);
     let api: Api<CertificateSigningRequest> = Api::all(client.clone());
-    let answer = wait(&api, &name, &request).await;
+    let answer = wait(&api, purpose, &name, &request).await;
     let chain = match answer {
         Ok(chain) if certifies(&chain, &key) => chain,
         other => {
             // Whatever comes next needs another name, and so another key.
             if !matches!(other, Err(CsrError::Create { .. } | CsrError::Get { .. })) {
-                forget(directory)?;
+                forget(&pending)?;
             }
             return Err(other.err().unwrap_or(CsrError::Wrong { name }));
         }
     };
-    let path = keep(directory, &chain, &key, now())?;
-    forget(directory)?;
+    let path = keep(purpose, directory, &chain, &key, now())?;
+    forget(&pending)?;
     Ok(path)
 }
 
 /// The key of the request that is not answered yet, or a new one.
-fn pending_key(directory: &Path) -> Result<KeyPair, CsrError> {
-    let path = directory.join(PENDING_KEY);
+fn pending_key(path: &Path) -> Result<KeyPair, CsrError> {
     let failed = |source| CsrError::Write {
-        path: path.clone(),
+        path: path.to_owned(),
         source,
     };
-    match fs::read_to_string(&path) {
+    match fs::read_to_string(path) {
         Ok(pem) => match KeyPair::from_pem(&pem) {
             Ok(key) => return Ok(key),
             Err(error) => tracing::warn!(
@@ -126,22 +208,23 @@ fn pending_key(directory: &Path) -> Result<KeyPair, CsrError> {
         Err(error) => return Err(failed(error)),
     }
     let key = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256).map_err(CsrError::Make)?;
-    write_whole(&path, key.serialize_pem().as_bytes()).map_err(failed)?;
+    write_whole(path, key.serialize_pem().as_bytes()).map_err(failed)?;
     Ok(key)
 }
 
-fn forget(directory: &Path) -> Result<(), CsrError> {
-    let path = directory.join(PENDING_KEY);
-    match fs::remove_file(&path) {
-        Err(source) if source.kind() != io::ErrorKind::NotFound => {
-            Err(CsrError::Write { path, source })
-        }
+fn forget(path: &Path) -> Result<(), CsrError> {
+    match fs::remove_file(path) {
+        Err(source) if source.kind() != io::ErrorKind::NotFound => Err(CsrError::Write {
+            path: path.to_owned(),
+            source,
+        }),
         _ => Ok(()),
     }
 }
 
-fn request(node: &str, key: &KeyPair) -> Result<Vec<u8>, rcgen::Error> {
+fn request(purpose: &Purpose, node: &str, key: &KeyPair) -> Result<Vec<u8>, rcgen::Error> {
     let mut params = CertificateParams::default();
+    params.subject_alt_names = purpose.alternative_names()?;
     let mut subject = DistinguishedName::new();
     subject.push(DnType::OrganizationName, "system:nodes");
     subject.push(DnType::CommonName, format!("system:node:{node}"));
@@ -149,14 +232,17 @@ fn request(node: &str, key: &KeyPair) -> Result<Vec<u8>, rcgen::Error> {
     Ok(params.serialize_request(key)?.pem()?.into_bytes())
 }
 
-/// The same for the same key and node.
-fn request_name(node: &str, key: &KeyPair) -> String {
+/// The same for the same key, node and purpose.
+fn request_name(purpose: &Purpose, node: &str, key: &KeyPair) -> String {
     let mut hash = Sha256::new();
-    hash.update(SIGNER);
+    hash.update(purpose.signer());
     hash.update([0]);
     hash.update(node);
     hash.update([0]);
     hash.update(key.public_key_raw());
+    if let Purpose::Serving { names, addresses } = purpose {
+        hash.update(format!("{names:?}{addresses:?}"));
+    }
     let digest: String = hash.finalize().iter().map(|b| format!("{b:02x}")).collect();
     format!("node-csr-{digest}")
 }
@@ -164,6 +250,7 @@ fn request_name(node: &str, key: &KeyPair) -> String {
 /// Makes the request unless it is there, and waits for its end.
 async fn wait(
     api: &Api<CertificateSigningRequest>,
+    purpose: &Purpose,
     name: &str,
     request: &[u8],
 ) -> Result<Vec<u8>, CsrError> {
@@ -174,11 +261,14 @@ async fn wait(
         },
         spec: CertificateSigningRequestSpec {
             request: ByteString(request.to_vec()),
-            signer_name: SIGNER.to_owned(),
-            usages: Some(vec![
-                "digital signature".to_owned(),
-                "client auth".to_owned(),
-            ]),
+            signer_name: purpose.signer().to_owned(),
+            usages: Some(
+                purpose
+                    .usages()
+                    .iter()
+                    .map(|&usage| usage.to_owned())
+                    .collect(),
+            ),
             ..CertificateSigningRequestSpec::default()
         },
         status: None,
@@ -196,6 +286,7 @@ async fn wait(
                 if !there {
                     tracing::info!(
                         request = name,
+                        signer = purpose.signer(),
                         "made a certificate signing request, waiting for its approval (kubectl certificate approve)"
                     );
                 }
@@ -287,9 +378,16 @@ fn certifies(chain: &[u8], key: &KeyPair) -> bool {
 }
 
 /// Writes certificate and key, and points the link at them.
-fn keep(directory: &Path, chain: &[u8], key: &KeyPair, now: i64) -> Result<PathBuf, CsrError> {
+fn keep(
+    purpose: &Purpose,
+    directory: &Path,
+    chain: &[u8],
+    key: &KeyPair,
+    now: i64,
+) -> Result<PathBuf, CsrError> {
     let at = jiff::Timestamp::from_second(now).unwrap_or_default();
-    let name = format!("kubelet-client-{}.pem", at.strftime("%Y-%m-%d-%H-%M-%S"));
+    let prefix = purpose.prefix();
+    let name = format!("{prefix}-{}.pem", at.strftime("%Y-%m-%d-%H-%M-%S"));
     let path = directory.join(&name);
     let failed = |path: &Path| {
         let path = path.to_owned();
@@ -302,8 +400,8 @@ fn keep(directory: &Path, chain: &[u8], key: &KeyPair, now: i64) -> Result<PathB
     pem.extend_from_slice(key.serialize_pem().as_bytes());
     write_whole(&path, &pem).map_err(failed(&path))?;
     let (link, fresh) = (
-        current(directory),
-        directory.join("kubelet-client-current.tmp"),
+        purpose.current(directory),
+        directory.join(format!("{prefix}-current.tmp")),
     );
     let point = || {
         match fs::remove_file(&fresh) {
@@ -319,7 +417,10 @@ fn keep(directory: &Path, chain: &[u8], key: &KeyPair, now: i64) -> Result<PathB
 }
 
 /// Writes a file with mode 0600 that is there whole or not at all, even after a power loss. Makes its directory.
-pub(super) fn write_whole(path: &Path, bytes: &[u8]) -> io::Result<()> {
+///
+/// # Errors
+/// When it cannot be written.
+pub fn write_whole(path: &Path, bytes: &[u8]) -> io::Result<()> {
     use std::os::unix::fs::DirBuilderExt;
     let directory = path.parent().unwrap_or(Path::new("/"));
     if !directory.is_dir() {

@@ -13,7 +13,7 @@
 mod connection;
 mod connector;
 mod credentials;
-mod csr;
+pub mod csr;
 mod failure;
 mod kubeconfig;
 mod limit;

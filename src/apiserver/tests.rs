@@ -600,7 +600,7 @@ async fn a_denied_request_is_told_and_its_key_forgotten() {
     let loaded = kubeconfig::load(&path, None).unwrap();
     let client = connector::build(&loaded.config, &CancellationToken::new()).unwrap();
     let cert_dir = dir.path().join("pki");
-    let error = csr::obtain(&client, "n1", &cert_dir, || now)
+    let error = csr::obtain(&client, &csr::Purpose::Client, "n1", &cert_dir, || now)
         .await
         .unwrap_err();
     let told = error.to_string();
@@ -608,7 +608,9 @@ async fn a_denied_request_is_told_and_its_key_forgotten() {
     let left = std::fs::read_dir(&cert_dir).unwrap().count();
     assert_eq!(left, 0, "a new key makes a new request");
     signer.say("approve");
-    csr::obtain(&client, "n1", &cert_dir, || now).await.unwrap();
+    csr::obtain(&client, &csr::Purpose::Client, "n1", &cert_dir, || now)
+        .await
+        .unwrap();
     assert_eq!(signer.creations(), 2);
 }
 

@@ -54,6 +54,12 @@ pub enum ServerError {
         #[source]
         source: std::io::Error,
     },
+    /// The kubelet's API has no certificate.
+    #[error(transparent)]
+    Tls(#[from] kubelet::TlsError),
+    /// The CAs of the API's clients cannot be used.
+    #[error(transparent)]
+    ClientCa(#[from] kubelet::ClientCaError),
 }
 
 fn api_bind_message(addr: SocketAddr, flag: &str, source: &std::io::Error) -> String {

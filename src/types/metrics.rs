@@ -69,6 +69,11 @@ label! {
     ProbeTimeLabel { probe_type, container, pod, namespace }
 }
 
+label! {
+    /// A request to the kubelet's API, as upstream labels it.
+    HttpRequestLabel { method, path, server_type, long_running }
+}
+
 type HistogramFamily<L> = Family<L, Histogram, fn() -> Histogram>;
 
 fn seconds_histogram() -> Histogram {
@@ -143,6 +148,15 @@ metrics! {
     admission_rejections: Family<ReasonLabel, Counter> = Family::default(), "kubelet_admission_rejections", "Pods refused at first sight";
     probes: Family<ProbeLabel, Counter> = Family::default(), "prober_probe", "Probes of containers by result";
     probe_duration: HistogramFamily<ProbeTimeLabel> = Family::new_with_constructor(seconds_histogram), "prober_probe_duration", "Duration of a probe", Unit::Seconds;
+    http_requests: Family<HttpRequestLabel, Counter> = Family::default(), "kubelet_http_requests", "Requests to the kubelet's API";
+    http_requests_duration: HistogramFamily<HttpRequestLabel> = Family::new_with_constructor(seconds_histogram), "kubelet_http_requests_duration", "Duration of requests to the kubelet's API", Unit::Seconds;
+    http_inflight_requests: Family<HttpRequestLabel, Gauge> = Family::default(), "kubelet_http_inflight_requests", "Requests to the kubelet's API that are being answered";
+    http_connections: Gauge = Gauge::default(), "holdfast_http_connections", "Connections to the kubelet's API";
+    http_connections_closed: Family<ReasonLabel, Counter> = Family::default(), "holdfast_http_connections_closed", "Connections to the kubelet's API that were closed to save resources, by why";
+    http_refused: Family<ReasonLabel, Counter> = Family::default(), "holdfast_http_requests_refused", "Requests to the kubelet's API that were refused, by why";
+    server_certificate_ttl: Gauge<f64, AtomicU64> = Gauge::default(), "kubelet_certificate_manager_server_ttl", "Time until the serving certificate expires; negative when it has", Unit::Seconds;
+    server_certificate_rotation: Histogram = Histogram::new(exponential_buckets(3600.0, 2.0, 14)), "kubelet_certificate_manager_server_rotation", "How long the serving certificate before was in use", Unit::Seconds;
+    server_certificate_errors: Counter = Counter::default(), "kubelet_server_expiration_renew_errors", "Times the serving certificate could not be renewed";
     store_commit_duration: Histogram = fine_histogram(), "holdfast_store_commit_duration", "From a durable commit's arrival at the writer to its answer", Unit::Seconds;
     store_batch_size: Histogram = Histogram::new(exponential_buckets(1.0, 2.0, 12)), "holdfast_store_batch_transactions", "Transactions written in one batch";
     store_commits: Counter = Counter::default(), "holdfast_store_commits", "Transactions committed";

@@ -1,46 +1,463 @@
 //! Accepts connections and serves the routes on them.
+//!
+//! Bounds, all in [`Limits`]: connections and how long they may be idle, the handshake, a request's head in time and
+//! size, streams of an HTTP/2 connection and how many of them may be reset before they are answered. What a handler
+//! does with a request that was let in is its own to bound.
 
 use std::net::SocketAddr;
+use std::os::fd::AsFd;
 use std::sync::Arc;
+use std::time::Duration;
 
-use tokio::net::TcpListener;
+use axum::Router;
+use axum::body::Body;
+use axum::http::Request;
+use axum::middleware::{from_fn, from_fn_with_state};
+use hyper::server::conn::{http1, http2};
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
+use nix::sys::socket::{setsockopt, sockopt};
+use rustls::pki_types::CertificateDer;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::time::{sleep, timeout};
+use tokio_rustls::TlsAcceptor;
 use tokio_util::task::TaskTracker;
+use tower::ServiceExt;
 
-use super::super::{ServerError, conn};
-use super::NodeApi;
+use super::super::ServerError;
+use super::auth::Auth;
+use super::connections::{Connections, Counted, Slot};
+use super::requests::{Gate, LogLimit, only_reading, pass};
+use super::tls::{self, Keeper, Serving};
+use super::{NodeApi, Shared};
+use crate::types::metrics::ReasonLabel;
 
-/// Binds the address of the kubelet's API.
-///
-/// # Errors
-/// [`ServerError::Bind`], which names the port and the flag.
-pub async fn bind(addr: SocketAddr) -> Result<TcpListener, ServerError> {
-    TcpListener::bind(addr)
-        .await
-        .map_err(|source| ServerError::BindApi {
-            addr,
-            flag: "--port",
-            source,
-        })
+/// How much clients may take of the node.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Connections of each port; at most half of the process's open files are taken for them.
+    pub connections: usize,
+    /// From the connection to the end of the TLS handshake.
+    pub handshake: Duration,
+    /// From a request's first byte, or the end of the one before, to the end of its head.
+    pub header: Duration,
+    /// How long a connection may be idle between requests.
+    pub idle: Duration,
+    /// Bytes of a request's head.
+    pub header_bytes: u32,
+    /// Requests in flight on an HTTP/2 connection.
+    pub streams: u32,
+    /// Streams of HTTP/2 that are reset before the server has looked at them.
+    pub resets: usize,
+    /// How often files of certificates are looked at.
+    pub look: Duration,
+    /// How long requests in flight may go on after the agent was told to end.
+    pub drain: Duration,
 }
 
-/// Serves until [`NodeApi::stop`] is cancelled.
-pub async fn serve(listener: TcpListener, node: NodeApi) {
-    let node = Arc::new(node);
-    let routes = super::routes(Arc::clone(&node));
-    let tasks = TaskTracker::new();
-    loop {
-        let accepted = tokio::select! {
-            accepted = listener.accept() => accepted,
-            () = node.stop.cancelled() => break,
-        };
-        if let Ok((stream, _)) = accepted {
-            tasks.spawn(conn::serve_connection(
-                stream,
-                routes.clone(),
-                node.stop.clone(),
-            ));
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            connections: 1024,
+            handshake: Duration::from_secs(10),
+            header: Duration::from_secs(30),
+            idle: Duration::from_secs(90),
+            header_bytes: 64 << 10,
+            streams: 100,
+            resets: 20,
+            look: Duration::from_secs(10),
+            drain: Duration::from_secs(2),
         }
     }
-    tasks.close();
-    tasks.wait().await;
+}
+
+/// Who a request comes from.
+#[derive(Clone, Debug)]
+pub(crate) struct Peer {
+    /// Its address.
+    pub(crate) address: SocketAddr,
+    /// What it showed in the handshake, its own first. Nobody has verified them yet.
+    pub(crate) certificates: Arc<[CertificateDer<'static>]>,
+}
+
+/// The server, with its ports bound and its certificate at hand.
+pub struct Server {
+    node: Shared,
+    limits: Limits,
+    secure: Option<Secure>,
+    read_only: Option<TcpListener>,
+}
+
+struct Secure {
+    listener: TcpListener,
+    tls: TlsAcceptor,
+    serving: Serving,
+    keeper: Keeper,
+    auth: Arc<Auth>,
+}
+
+impl Server {
+    /// Binds what the configuration says and reads or makes the certificate. `None` when nothing is to be served.
+    ///
+    /// # Errors
+    /// When a port cannot be bound, or a certificate cannot be used.
+    pub async fn open(node: NodeApi, limits: Limits) -> Result<Option<Self>, ServerError> {
+        let node: Shared = Arc::new(node);
+        let config = Arc::clone(&node.config);
+        if let (true, Some(reason)) = (config.kubelet.enable_server, config.server_locked()) {
+            tracing::warn!(
+                reason,
+                "the kubelet's API is not served: nobody could be let in (authorization.mode AlwaysAllow with \
+                 authentication.x509.clientCAFile serves it without an API server)"
+            );
+        }
+        let secure = match config.server_address() {
+            None => None,
+            Some(address) => {
+                let listener = bind(address, "--port").await?;
+                let (serving, keeper) = tls::open(&node).await?;
+                let tls = tls::server_config(&config.kubelet, serving.clone())?;
+                let auth = Arc::new(Auth::open(&node).await?);
+                Some(Secure {
+                    listener,
+                    tls: TlsAcceptor::from(tls),
+                    serving,
+                    keeper,
+                    auth,
+                })
+            }
+        };
+        let read_only = match config.read_only_address() {
+            Some(address) => Some(bind(address, "--read-only-port").await?),
+            None => None,
+        };
+        if secure.is_none() && read_only.is_none() {
+            return Ok(None);
+        }
+        Ok(Some(Self {
+            node,
+            limits,
+            secure,
+            read_only,
+        }))
+    }
+
+    /// Where the API is served.
+    pub fn address(&self) -> Option<SocketAddr> {
+        self.secure.as_ref()?.listener.local_addr().ok()
+    }
+
+    /// Where the part for everybody is served.
+    pub fn read_only_address(&self) -> Option<SocketAddr> {
+        self.read_only.as_ref()?.local_addr().ok()
+    }
+
+    /// Serves until [`NodeApi::stop`] is cancelled.
+    pub async fn run(self) {
+        raise_open_files();
+        tracing::info!(
+            address = self.address().map(|address| address.to_string()),
+            read_only = self.read_only_address().map(|address| address.to_string()),
+            "serving the kubelet's API"
+        );
+        let (node, limits) = (self.node, self.limits);
+        let log = Arc::new(LogLimit::default());
+        let routes = super::routes(Arc::clone(&node));
+        let gate = |auth, server_type| Gate {
+            auth,
+            metrics: node.metrics.clone(),
+            log: Arc::clone(&log),
+            server_type,
+        };
+        let port = |listener, tls, routes| Port {
+            listener,
+            tls,
+            routes,
+            node: Arc::clone(&node),
+            limits: limits.clone(),
+            log: Arc::clone(&log),
+            connections: Connections::default(),
+        };
+        let read_only = async {
+            if let Some(listener) = self.read_only {
+                let gate = gate(None, "readonly");
+                let routes = (routes.clone())
+                    .layer(from_fn(only_reading))
+                    .layer(from_fn_with_state(gate, pass));
+                port(listener, None, routes).run().await;
+            }
+        };
+        let secure = async {
+            if let Some(secure) = self.secure {
+                let gate = gate(Some(Arc::clone(&secure.auth)), "readwrite");
+                let routes = routes.clone().layer(from_fn_with_state(gate, pass));
+                let port = port(secure.listener, Some(secure.tls), routes);
+                let certificate = tls::keep(
+                    Arc::clone(&node),
+                    secure.serving,
+                    secure.keeper,
+                    limits.look,
+                );
+                let cas = node
+                    .stop
+                    .run_until_cancelled(secure.auth.watch(limits.look));
+                tokio::join!(port.run(), certificate, cas);
+            }
+        };
+        tokio::join!(read_only, secure);
+    }
+}
+
+async fn bind(addr: SocketAddr, flag: &'static str) -> Result<TcpListener, ServerError> {
+    TcpListener::bind(addr)
+        .await
+        .map_err(|source| ServerError::BindApi { addr, flag, source })
+}
+
+/// Lets the process have as many open files as it may.
+fn raise_open_files() {
+    if let Ok((soft, hard)) = getrlimit(Resource::RLIMIT_NOFILE)
+        && soft < hard
+        && let Err(error) = setrlimit(Resource::RLIMIT_NOFILE, hard, hard)
+    {
+        tracing::debug!(%error, "cannot raise the limit of open files");
+    }
+}
+
+/// One port.
+struct Port {
+    listener: TcpListener,
+    /// `None`: without TLS.
+    tls: Option<TlsAcceptor>,
+    routes: Router,
+    node: Shared,
+    limits: Limits,
+    log: Arc<LogLimit>,
+    connections: Connections,
+}
+
+impl Port {
+    async fn run(self) {
+        let tasks = TaskTracker::new();
+        let most =
+            getrlimit(Resource::RLIMIT_NOFILE).map_or(self.limits.connections, |(files, _)| {
+                let half = usize::try_from(files / 2).unwrap_or(usize::MAX);
+                self.limits.connections.min(half).max(1)
+            });
+        let stop = self.node.stop.clone();
+        let mut sweep =
+            tokio::time::interval(self.limits.header.div_f64(8.0).min(Duration::from_secs(5)));
+        sweep.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        loop {
+            // Cancel-safe all three.
+            let accepted = tokio::select! {
+                accepted = self.listener.accept() => accepted,
+                _ = sweep.tick() => {
+                    self.sweep();
+                    continue;
+                }
+                () = stop.cancelled() => break,
+            };
+            match accepted {
+                Ok((stream, peer)) => {
+                    if let Some(slot) = self.slot(peer, most) {
+                        tasks.spawn(self.connection(stream, peer, slot));
+                    }
+                }
+                Err(error) => {
+                    // Out of files, most likely: an idle one gives its own back.
+                    self.connections.evict();
+                    if let Some(left_out) = self.log.turn() {
+                        tracing::warn!(%error, left_out, "cannot accept a connection to the kubelet's API");
+                    }
+                    sleep(Duration::from_millis(100)).await;
+                }
+            }
+            self.show();
+        }
+        tasks.close();
+        // Each ends by itself when its time to finish is over.
+        tasks.wait().await;
+    }
+
+    fn show(&self) {
+        let count = i64::try_from(self.connections.count()).unwrap_or(i64::MAX);
+        self.node.metrics.http_connections.set(count);
+    }
+
+    fn sweep(&self) {
+        let swept = self.connections.sweep(self.limits.header, self.limits.idle);
+        self.closed("idle", swept);
+        self.show();
+    }
+
+    fn closed(&self, reason: &str, count: usize) {
+        let reason = reason.to_owned();
+        self.node
+            .metrics
+            .http_connections_closed
+            .get_or_create(&ReasonLabel { reason })
+            .inc_by(u64::try_from(count).unwrap_or(u64::MAX));
+    }
+
+    /// A place for a connection; `None` when all are busy.
+    fn slot(&self, peer: SocketAddr, most: usize) -> Option<Slot> {
+        if self.connections.count() >= most {
+            let made_room = self.connections.evict();
+            let (reason, what) = match made_room {
+                true => ("crowded", "an idle one was closed for it"),
+                false => ("full", "all are busy, it was refused"),
+            };
+            self.closed(reason, 1);
+            if let Some(left_out) = self.log.turn() {
+                tracing::warn!(
+                    peer = %peer,
+                    connections = most,
+                    left_out,
+                    what,
+                    "too many connections to the kubelet's API"
+                );
+            }
+            if !made_room {
+                return None;
+            }
+        }
+        Some(self.connections.open(peer))
+    }
+
+    /// One connection from its first byte to its last.
+    fn connection(
+        &self,
+        stream: TcpStream,
+        peer: SocketAddr,
+        slot: Slot,
+    ) -> impl Future<Output = ()> + Send + 'static {
+        let (tls, limits) = (self.tls.clone(), self.limits.clone());
+        let (routes, node) = (self.routes.clone(), Arc::clone(&self.node));
+        async move {
+            let close = slot.close();
+            let served = async {
+                if let Err(error) = prepare(&stream) {
+                    tracing::debug!(%peer, %error, "cannot set options of a connection");
+                }
+                let socket = Counted::new(stream, slot.clone());
+                let Some(tls) = tls else {
+                    let peer = Peer {
+                        address: peer,
+                        certificates: Arc::new([]),
+                    };
+                    return serve(socket, false, peer, slot.clone(), routes, &limits, &node).await;
+                };
+                let socket = match timeout(limits.handshake, tls.accept(socket)).await {
+                    Ok(Ok(socket)) => socket,
+                    Ok(Err(error)) => {
+                        tracing::debug!(%peer, %error, "TLS handshake failed");
+                        return;
+                    }
+                    Err(_) => {
+                        tracing::debug!(%peer, "TLS handshake took too long");
+                        return;
+                    }
+                };
+                let (_, session) = socket.get_ref();
+                let two = session.alpn_protocol() == Some(b"h2");
+                let chain = session.peer_certificates().unwrap_or_default();
+                let peer = Peer {
+                    address: peer,
+                    certificates: chain.iter().map(|one| one.clone().into_owned()).collect(),
+                };
+                serve(socket, two, peer, slot.clone(), routes, &limits, &node).await;
+            };
+            tokio::select! {
+                () = served => {}
+                () = close.now.cancelled() => {}
+            }
+        }
+    }
+}
+
+/// Finds peers that are gone, and sends small answers at once.
+fn prepare(stream: &TcpStream) -> std::io::Result<()> {
+    stream.set_nodelay(true)?;
+    let fd = stream.as_fd();
+    setsockopt(&fd, sockopt::KeepAlive, &true)?;
+    setsockopt(&fd, sockopt::TcpKeepIdle, &60)?;
+    setsockopt(&fd, sockopt::TcpKeepInterval, &15)?;
+    setsockopt(&fd, sockopt::TcpKeepCount, &4)?;
+    Ok(())
+}
+
+/// Serves requests on a connection until either side ends it. What is upgraded goes on without it.
+async fn serve<I>(
+    socket: I,
+    two: bool,
+    peer: Peer,
+    slot: Slot,
+    routes: Router,
+    limits: &Limits,
+    node: &Shared,
+) where
+    I: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    let address = peer.address;
+    let close = slot.close();
+    let service = service_fn(move |request: Request<hyper::body::Incoming>| {
+        let mut request = request.map(Body::new);
+        request.extensions_mut().insert(peer.clone());
+        request.extensions_mut().insert(slot.clone());
+        routes.clone().oneshot(request)
+    });
+    let io = TokioIo::new(socket);
+    let header_bytes = usize::try_from(limits.header_bytes).unwrap_or(usize::MAX);
+    let ending = async {
+        tokio::select! {
+            () = close.politely.cancelled() => {}
+            () = node.stop.cancelled() => {}
+        }
+    };
+    let result = if two {
+        let connection = http2::Builder::new(TokioExecutor::new())
+            .timer(TokioTimer::new())
+            .max_concurrent_streams(limits.streams)
+            .max_pending_accept_reset_streams(limits.resets)
+            .max_local_error_reset_streams(1024)
+            .max_header_list_size(limits.header_bytes)
+            .keep_alive_interval(Duration::from_secs(30))
+            .keep_alive_timeout(Duration::from_secs(15))
+            .serve_connection(io, service);
+        tokio::pin!(connection);
+        tokio::select! {
+            result = connection.as_mut() => Ok(result),
+            () = ending => {
+                connection.as_mut().graceful_shutdown();
+                timeout(limits.drain, connection).await
+            }
+        }
+    } else {
+        let connection = http1::Builder::new()
+            .timer(TokioTimer::new())
+            .header_read_timeout(limits.header.max(limits.idle))
+            .max_buf_size(header_bytes.max(8192))
+            .serve_connection(io, service)
+            .with_upgrades();
+        tokio::pin!(connection);
+        tokio::select! {
+            result = connection.as_mut() => Ok(result),
+            () = ending => {
+                connection.as_mut().graceful_shutdown();
+                timeout(limits.drain, connection).await
+            }
+        }
+    };
+    match result {
+        Ok(Ok(())) => {}
+        Ok(Err(error)) => {
+            tracing::debug!(peer = %address, %error, "connection to the kubelet's API ended early")
+        }
+        Err(_) => {
+            tracing::debug!(peer = %address, "connection to the kubelet's API dropped: still busy")
+        }
+    }
 }

@@ -7,12 +7,14 @@
 //! **Invariant:** nothing a client does or leaves undone holds up the agent: time, memory and connections are bounded.
 
 mod auth;
+mod connections;
 mod debug;
 mod host_logs;
 mod listener;
 mod logs;
 mod metrics;
 mod pods;
+mod requests;
 mod stats;
 pub mod streaming;
 mod tls;
@@ -23,7 +25,9 @@ use std::sync::atomic::AtomicBool;
 use axum::Router;
 use tokio_util::sync::CancellationToken;
 
-pub use self::listener::{bind, serve};
+pub use self::auth::ClientCaError;
+pub use self::listener::{Limits, Server};
+pub use self::tls::TlsError;
 use super::HealthChecks;
 use crate::apiserver::ApiClient;
 use crate::kubeletconfig::AgentConfig;
@@ -65,7 +69,7 @@ pub struct NodeApi {
 /// As handlers have it: `State(node): State<Shared>`.
 pub(crate) type Shared = Arc<NodeApi>;
 
-/// Every route, without authentication: [`serve`] adds that.
+/// Every route, without authentication: [`Server::run`] adds that.
 fn routes(node: Shared) -> Router {
     Router::new()
         .merge(pods::routes())

@@ -1,0 +1,47 @@
+//! What a request wants, in the words of RBAC: upstream's `GetRequestAttributes`.
+
+use axum::http::Method;
+
+/// The verb of a request: by its method alone.
+pub(super) fn verb(method: &Method) -> &'static str {
+    match method.as_str() {
+        "GET" => "get",
+        "POST" => "create",
+        "PUT" => "update",
+        "PATCH" => "patch",
+        "DELETE" => "delete",
+        _ => "",
+    }
+}
+
+/// The subresources of `nodes` of which a user must have one. `proxy` opens everything that has no name of its own;
+/// what it used to open before it had one, it opens still.
+///
+/// `path` is the one the router sees, undecoded: a path that is only the same after decoding is another one to both.
+pub(super) fn subresources(path: &str) -> &'static [&'static str] {
+    const TABLE: [(&str, &[&str]); 12] = [
+        ("/stats", &["stats"]),
+        ("/metrics", &["metrics"]),
+        ("/logs", &["log"]),
+        ("/spec", &["spec"]),
+        ("/checkpoint", &["checkpoint"]),
+        ("/statusz", &["statusz"]),
+        ("/flagz", &["flagz"]),
+        ("/pods", &["pods", "proxy"]),
+        ("/runningpods", &["pods", "proxy"]),
+        ("/healthz", &["healthz", "proxy"]),
+        ("/configz", &["configz", "proxy"]),
+        // This agent's own, beside healthz.
+        ("/readyz", &["healthz", "proxy"]),
+    ];
+    if is_below("/livez", path) {
+        return &["healthz", "proxy"];
+    }
+    let found = TABLE.iter().find(|(root, _)| is_below(root, path));
+    found.map_or(&["proxy"], |(_, subresources)| subresources)
+}
+
+fn is_below(root: &str, path: &str) -> bool {
+    path.strip_prefix(root)
+        .is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+}

@@ -1,0 +1,161 @@
+//! A certificate that the node signs itself: `kubelet.crt` and `kubelet.key`, as upstream's.
+
+use std::io;
+use std::net::IpAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use rcgen::{
+    CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, KeyPair,
+    KeyUsagePurpose, PKCS_ECDSA_P256_SHA256, SanType,
+};
+
+use super::{Certificate, Serving, TlsError, wall_seconds};
+use crate::apiserver::csr::write_whole;
+use crate::server::kubelet::Shared;
+use crate::types::blocking;
+
+const DAY: i64 = 86_400;
+/// How long it is good for.
+const LIFE: i64 = 365 * DAY;
+/// How long before its end another is made.
+const MARGIN: i64 = 7 * DAY;
+
+/// Where it is kept and what it says.
+pub(in super::super) struct SelfSigned {
+    certificate: PathBuf,
+    key: PathBuf,
+    node: String,
+    addresses: Vec<IpAddr>,
+    now: i64,
+}
+
+impl SelfSigned {
+    pub(super) fn new(node: &Shared) -> Self {
+        let directory = &node.config.cert_dir;
+        Self {
+            certificate: directory.join("kubelet.crt"),
+            key: directory.join("kubelet.key"),
+            node: node.config.node_name.clone(),
+            addresses: node.config.node_ips.clone(),
+            now: wall_seconds(node),
+        }
+    }
+
+    /// The certificate that is there, or a new one. Blocking.
+    pub(super) fn ensure(self) -> Result<(Self, Certificate), TlsError> {
+        if let Some(certificate) = self.existing()? {
+            if certificate.until - MARGIN > self.now {
+                return Ok((self, certificate));
+            }
+            tracing::info!(path = %self.certificate.display(), "the self-signed serving certificate ends, making another");
+        }
+        let certificate = self.make()?;
+        Ok((self, certificate))
+    }
+
+    /// What can be used of the files. What cannot be used is replaced; what cannot be read is an error.
+    fn existing(&self) -> Result<Option<Certificate>, TlsError> {
+        let read = |path: &PathBuf| match std::fs::read(path) {
+            Ok(bytes) => Ok(Some(bytes)),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(source) => Err(TlsError::Read {
+                path: path.clone(),
+                setting: "--cert-dir",
+                source,
+            }),
+        };
+        let (Some(certificate), Some(key)) = (read(&self.certificate)?, read(&self.key)?) else {
+            return Ok(None);
+        };
+        match Certificate::parse(&certificate, &key) {
+            Ok(certificate) => Ok(Some(certificate)),
+            Err(problem) => {
+                tracing::warn!(
+                    path = %self.certificate.display(),
+                    problem,
+                    "the serving certificate cannot be used, making another"
+                );
+                Ok(None)
+            }
+        }
+    }
+
+    fn make(&self) -> Result<Certificate, TlsError> {
+        let key = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256).map_err(TlsError::Make)?;
+        let mut params = CertificateParams::default();
+        let mut subject = DistinguishedName::new();
+        subject.push(DnType::CommonName, format!("{}@{}", self.node, self.now));
+        params.distinguished_name = subject;
+        // The type is that of a crate that only rcgen knows.
+        let date = |seconds| {
+            let at = jiff::Timestamp::from_second(seconds).unwrap_or_default();
+            let day = at.to_zoned(jiff::tz::TimeZone::UTC).date();
+            let (month, day_of_month) = (day.month().unsigned_abs(), day.day().unsigned_abs());
+            rcgen::date_time_ymd(day.year().into(), month, day_of_month)
+        };
+        params.not_before = date(self.now - DAY);
+        params.not_after = date(self.now + LIFE);
+        params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
+        params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
+        let name = match self.node.parse::<IpAddr>() {
+            Ok(address) => SanType::IpAddress(address),
+            Err(_) => SanType::DnsName(self.node.as_str().try_into().map_err(TlsError::Make)?),
+        };
+        params.subject_alt_names = vec![name];
+        let addresses = self.addresses.iter().copied().map(SanType::IpAddress);
+        params.subject_alt_names.extend(addresses);
+        let certificate = params.self_signed(&key).map_err(TlsError::Make)?.pem();
+        let key_text = zeroize::Zeroizing::new(key.serialize_pem());
+        // The key first: without its certificate it is replaced at the next start.
+        for (path, text) in [
+            (&self.key, key_text.as_str()),
+            (&self.certificate, &certificate),
+        ] {
+            write_whole(path, text.as_bytes()).map_err(|source| TlsError::Write {
+                path: path.clone(),
+                source,
+            })?;
+        }
+        tracing::info!(path = %self.certificate.display(), "made a self-signed serving certificate");
+        Certificate::parse(certificate.as_bytes(), key_text.as_bytes()).map_err(|problem| {
+            TlsError::Unusable {
+                path: self.certificate.clone(),
+                problem,
+            }
+        })
+    }
+}
+
+/// Makes another before the certificate ends, and takes one over that somebody else put there.
+pub(super) async fn watch(mut made: SelfSigned, node: &Shared, serving: &Serving, look: Duration) {
+    let mut told = false;
+    loop {
+        tokio::time::sleep(look).await;
+        made.now = wall_seconds(node);
+        let again = SelfSigned::new(node);
+        let Ok(found) = blocking::run(move || again.ensure()).await else {
+            return;
+        };
+        match found {
+            Ok((_, certificate)) => {
+                told = false;
+                let same = serving
+                    .current()
+                    .is_some_and(|current| current.key.cert == certificate.key.cert);
+                if !same {
+                    tracing::info!(
+                        until = certificate.until,
+                        "using another serving certificate"
+                    );
+                    serving.set(certificate);
+                }
+            }
+            Err(error) if !told => {
+                told = true;
+                tracing::warn!(%error, "cannot look after the serving certificate, going on with the one before");
+            }
+            Err(_) => {}
+        }
+    }
+}
