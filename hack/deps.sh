@@ -12,7 +12,7 @@ for group; do
     runtime) wanted="$wanted containerd:containerd runc:runc
         containernetworking-plugins:/usr/lib/cni/bridge busybox-static:busybox iptables:iptables
         iproute2:ip util-linux:flock" ;;
-    test) wanted="$wanted strace:strace docker-registry:docker-registry" ;;
+    test) wanted="$wanted strace:strace docker-registry:docker-registry python3:python3 util-linux:flock" ;;
     envtest) wanted="$wanted dpkg-dev:dpkg-source make:make rsync:rsync util-linux:flock" ;;
     *) echo "hack/deps.sh: unknown group '$group': build, runtime, test or envtest" >&2; exit 2 ;;
     esac

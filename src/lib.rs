@@ -23,6 +23,7 @@ pub mod pod_workers;
 pub mod prober;
 pub mod runtime_state;
 pub mod server;
+pub mod stats;
 pub mod status;
 pub mod store;
 pub mod sync_loop;

@@ -45,6 +45,7 @@ const RANKS: &[(u32, &[&str])] = &[
             "volumemanager",
         ],
     ),
+    (45, &["stats"]),
     (50, &["pod_workers"]),
     (60, &["sync_loop", "server", "admin"]),
     (70, &["agent", "cli", "main", "lib"]),

@@ -125,6 +125,13 @@ pub(super) fn tell_what_was_restored(base: &Base, plan: &RestorePlan) {
             .get_or_create(&label)
             .set(i64::try_from(count).unwrap_or(i64::MAX));
     }
+    let adopted = OutcomeLabel {
+        outcome: "adopted".to_owned(),
+    };
+    base.metrics
+        .restore_pods
+        .get_or_create(&adopted)
+        .set(i64::try_from(plan.unrecorded.len()).unwrap_or(i64::MAX));
     for restored in &plan.pods {
         if let Some(why) = &restored.held {
             let text = format!("not started before the API server has answered: {why}");

@@ -40,7 +40,7 @@ use crate::status::StatusManager;
 use crate::store::layout::Layout;
 use crate::store::{Store, StoreHealth};
 use crate::sync_loop::{Inputs, Janitor, LoopContext, Monitor, SyncLoop};
-use crate::types::metrics::Metrics;
+use crate::types::metrics::{Metrics, NodeLabel};
 use crate::types::{BootIdentity, Clock, Event, EventRecorder, EventType, Stamp, probe};
 use crate::volumemanager::VolumeManager;
 
@@ -101,6 +101,10 @@ impl Base {
             Arc::clone(&parts.clock),
             parts.metrics.clone(),
         ));
+        let label = NodeLabel {
+            node: config.node_name.clone(),
+        };
+        parts.metrics.node_name.get_or_create(&label).set(1);
         recorder.limit(EventRate {
             qps: config.kubelet.event_record_qps,
             burst: config.kubelet.event_burst,
@@ -296,7 +300,8 @@ pub(super) async fn start(
         (node.memory_capacity > 0).then_some(node.memory_capacity),
         base.store.clone(),
         Arc::clone(&base.clock),
-    );
+    )
+    .measured(base.metrics.clone());
     if let Err(error) = volumes.reconcile().await {
         warn!(%error, "volumes are not as recorded, their pods wait");
     }
@@ -415,6 +420,7 @@ pub(super) async fn start(
         Arc::new(workers.clone()),
         cri.clone(),
         workers.context().node.clone(),
+        base.metrics.clone(),
     );
     tasks.add("local storage", storage.run(token.clone()));
     tasks.add("pleg", pleg.run(token.clone()));

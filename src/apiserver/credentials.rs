@@ -127,7 +127,11 @@ impl Credentials {
         let result = if self.bootstraps() {
             self.bootstrap().await
         } else if self.renewal.is_some_and(|at| self.now() >= at) {
-            self.renew().await
+            let renewed = self.renew().await;
+            if renewed.is_err() {
+                self.transport.renewal_failed();
+            }
+            renewed
         } else if self.plugin_due {
             self.use_plugin().await
         } else {

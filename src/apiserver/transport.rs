@@ -14,6 +14,7 @@ use hyper::http::header::{CONTENT_TYPE, DATE, RETRY_AFTER};
 use hyper::http::{HeaderValue, Request, Response, StatusCode};
 use kube::client::Body;
 use tokio::sync::Notify;
+use tokio::time::Instant;
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tower::{BoxError, Service};
 
@@ -21,7 +22,7 @@ use super::Connection;
 use super::connector;
 use super::kubeconfig::{Life, Loaded, date};
 use super::limit::Limiter;
-use crate::types::metrics::{Metrics, RequestLabel};
+use crate::types::metrics::{Metrics, RequestLabel, RequestTimeLabel};
 use crate::types::time::Clock;
 
 /// How long the server has for the head of its answer.
@@ -112,6 +113,8 @@ impl Transport {
             host: host.map(ToString::to_string).unwrap_or_default(),
             life: loaded.life,
         };
+        let until = origin.life.map_or(0, |life| life.until);
+        self.metrics.client_certificate_expiry.set(until);
         self.adopt(client, origin, open);
         let mut told = self.told();
         told.unauthorized = false;
@@ -146,6 +149,11 @@ impl Transport {
         })));
     }
 
+    /// Counts a renewal of the client certificate that failed.
+    pub(super) fn renewal_failed(&self) {
+        self.metrics.client_certificate_renew_errors.inc();
+    }
+
     /// Waits until the server has refused the credentials. Cancel-safe.
     pub(super) async fn refused(&self) {
         self.refused.notified().await;
@@ -161,11 +169,16 @@ impl Transport {
 
     async fn send(&self, request: Request<Body>) -> Result<Response<Body>, BoxError> {
         let path = request.uri().path().to_owned();
-        // A lease that is late costs the node its pods: it never waits behind others.
-        if !path.starts_with("/apis/coordination.k8s.io/") {
-            self.limiter.turn().await;
-        }
         let method = request.method().clone();
+        // A lease that is late costs the node its pods: it never waits behind others.
+        let waited = if path.starts_with("/apis/coordination.k8s.io/") {
+            None
+        } else {
+            let begun = Instant::now();
+            self.limiter.turn().await;
+            Some(begun.elapsed())
+        };
+        let begun = Instant::now();
         let (sent, origin) = {
             let Some(generation) = self.current.load_full() else {
                 return Err(SendError::NoCredentials.into());
@@ -188,6 +201,20 @@ impl Transport {
                 method: method.to_string(),
             })
             .inc();
+        let label = RequestTimeLabel {
+            verb: method.to_string(),
+            host: origin.host.clone(),
+        };
+        self.metrics
+            .rest_client_request_duration
+            .get_or_create(&label)
+            .observe(begun.elapsed().as_secs_f64());
+        if let Some(waited) = waited {
+            self.metrics
+                .rest_client_rate_limiter_duration
+                .get_or_create(&label)
+                .observe(waited.as_secs_f64());
+        }
         let response = match sent {
             Ok(Ok(response)) => response,
             Ok(Err(error)) => {

@@ -528,11 +528,15 @@ impl CgroupManager {
     }
 
     fn dir(&self, hierarchy: &Hierarchy, name: &CgroupName) -> PathBuf {
-        let path = match self.config.driver {
+        let path = self.path(name);
+        hierarchy.path.join(path.trim_start_matches('/'))
+    }
+
+    fn path(&self, name: &CgroupName) -> String {
+        match self.config.driver {
             CgroupDriver::Cgroupfs => name.cgroupfs(),
             CgroupDriver::Systemd => name.systemd(),
-        };
-        hierarchy.path.join(path.trim_start_matches('/'))
+        }
     }
 
     fn make(&self, name: &CgroupName, limits: Limits) -> Result<(), CgroupError> {
@@ -563,8 +567,19 @@ fn pod_component(uid: &PodUid) -> Result<String, CgroupError> {
     Ok(format!("pod{uid}"))
 }
 
-/// Controllers by mount point, for `holdfast version` and logs.
+/// Controllers by mount point, for `holdfast version` and logs; paths, for those who read them.
 impl CgroupManager {
+    /// The cgroup of all pods, as a path below each mount point.
+    pub fn pods_path(&self) -> String {
+        self.path(&self.top)
+    }
+
+    /// The cgroup of a pod, as a path below each mount point; `None` when its pods have none of their own.
+    pub fn pod_path(&self, pod: &Pod) -> Option<String> {
+        let name = self.pod_cgroup(pod).ok()?;
+        self.config.per_qos.then(|| self.path(&name))
+    }
+
     /// Mount points and their controllers.
     pub fn describe(&self) -> BTreeMap<PathBuf, Vec<String>> {
         self.hierarchies

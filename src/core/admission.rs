@@ -50,6 +50,8 @@ pub struct Verdict {
     pub decision: AdmissionDecision,
     /// Pods that are to be evicted for it, in this order. Empty unless the pod is critical and admitted.
     pub preempt: Vec<PodUid>,
+    /// What it lacked without them, the first of it; empty when it lacked nothing.
+    pub lacking: String,
 }
 
 /// Decides. The order is: unsupported fields, sysctls, name, operating system, then upstream's predicates:
@@ -127,6 +129,7 @@ fn admitted(preempt: Vec<PodUid>) -> Verdict {
     Verdict {
         decision: AdmissionDecision::Admitted,
         preempt,
+        lacking: String::new(),
     }
 }
 
@@ -134,12 +137,16 @@ fn rejected((reason, message): Refusal) -> Verdict {
     Verdict {
         decision: AdmissionDecision::Rejected { reason, message },
         preempt: Vec::new(),
+        lacking: String::new(),
     }
 }
 
 fn make_room(pod: &Pod, others: &[&Pod], lacking: &[Insufficient]) -> Verdict {
     match preemption::victims(pod, others, lacking) {
-        Ok(victims) => admitted(victims),
+        Ok(victims) => Verdict {
+            lacking: (lacking.first()).map_or_else(String::new, |l| l.resource.clone()),
+            ..admitted(victims)
+        },
         Err(error) => rejected((
             "UnexpectedAdmissionError".to_owned(),
             format!("Unexpected error while attempting to recover from admission failure: {error}"),

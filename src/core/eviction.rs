@@ -79,9 +79,15 @@ fn is_memory(medium: Option<&str>) -> bool {
 /// Why a pod is evicted, if it is. Volumes are looked at first, then the pod, then its containers, as
 /// upstream does; the first limit that is exceeded is the one that is told.
 pub fn over_limit(pod: &Pod, usage: &StorageUsage) -> Option<String> {
-    empty_dir_over(pod, usage)
-        .or_else(|| pod_over(pod, usage))
-        .or_else(|| container_over(pod, usage))
+    over_limit_by(pod, usage).map(|(_, message)| message)
+}
+
+/// As [`over_limit`], with upstream's name of the signal before the message.
+pub fn over_limit_by(pod: &Pod, usage: &StorageUsage) -> Option<(&'static str, String)> {
+    let empty_dir = empty_dir_over(pod, usage).map(|m| ("emptydirfs.limit", m));
+    empty_dir
+        .or_else(|| pod_over(pod, usage).map(|m| ("ephemeralpodfs.limit", m)))
+        .or_else(|| container_over(pod, usage).map(|m| ("ephemeralcontainerfs.limit", m)))
 }
 
 fn exceeds(used: u64, limit: i128) -> bool {

@@ -22,8 +22,9 @@ use tracing::{debug, info};
 use crate::core::eviction::{self, ContainerUsage, StorageUsage, Wanted};
 use crate::kuberuntime::cri::CriClient;
 use crate::kuberuntime::node_context::NodeContext;
+use crate::types::metrics::{EvictionLabel, Metrics};
 use crate::types::{PodExt, blocking};
-pub use usage::disk_usage;
+pub use usage::{DiskUsage, disk_usage, measure};
 
 /// How often usage is looked at.
 const PERIOD: Duration = Duration::from_secs(10);
@@ -44,12 +45,23 @@ pub struct LocalStorage {
     pods: Arc<dyn ActivePods>,
     cri: CriClient,
     node: NodeContext,
+    metrics: Metrics,
 }
 
 impl LocalStorage {
     /// A watch that has not begun.
-    pub fn new(pods: Arc<dyn ActivePods>, cri: CriClient, node: NodeContext) -> Self {
-        Self { pods, cri, node }
+    pub fn new(
+        pods: Arc<dyn ActivePods>,
+        cri: CriClient,
+        node: NodeContext,
+        metrics: Metrics,
+    ) -> Self {
+        Self {
+            pods,
+            cri,
+            node,
+            metrics,
+        }
     }
 
     /// Looks every ten seconds until `token` is cancelled. Dropping it in between loses nothing.
@@ -78,7 +90,11 @@ impl LocalStorage {
             let Some(usage) = self.measure(&pod, wanted).await else {
                 continue;
             };
-            if let Some(message) = eviction::over_limit(&pod, &usage) {
+            if let Some((signal, message)) = eviction::over_limit_by(&pod, &usage) {
+                let label = EvictionLabel {
+                    eviction_signal: signal.to_owned(),
+                };
+                self.metrics.evictions.get_or_create(&label).inc();
                 info!(pod = %pod.uid(), name = pod.name(), message, "evicting pod");
                 self.pods.evict(&pod, eviction::EVICTED, &message);
             }

@@ -16,10 +16,28 @@ const BLOCK: u64 = 512;
 /// # Errors
 /// When something below cannot be read.
 pub fn disk_usage(dir: &Path) -> io::Result<u64> {
+    measure(dir).map(|usage| usage.bytes)
+}
+
+/// What a directory takes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DiskUsage {
+    /// Bytes on disk.
+    pub bytes: u64,
+    /// Files and directories, itself included.
+    pub inodes: u64,
+}
+
+/// As [`disk_usage`], and the number of files.
+///
+/// # Errors
+/// When something below cannot be read.
+pub fn measure(dir: &Path) -> io::Result<DiskUsage> {
     let Some(top) = found(fs::symlink_metadata(dir))? else {
-        return Ok(0);
+        return Ok(DiskUsage::default());
     };
     let mut seen = HashSet::new();
+    let mut inodes = 1_u64;
     let mut used = top.blocks().saturating_mul(BLOCK);
     let mut left = vec![dir.to_owned()];
     while let Some(dir) = left.pop() {
@@ -40,10 +58,14 @@ pub fn disk_usage(dir: &Path) -> io::Result<u64> {
             } else if meta.nlink() > 1 && !seen.insert(meta.ino()) {
                 continue;
             }
+            inodes = inodes.saturating_add(1);
             used = used.saturating_add(meta.blocks().saturating_mul(BLOCK));
         }
     }
-    Ok(used)
+    Ok(DiskUsage {
+        bytes: used,
+        inodes,
+    })
 }
 
 fn found<T>(result: io::Result<T>) -> io::Result<Option<T>> {

@@ -41,7 +41,7 @@ use crate::kubeletconfig::format_duration;
 use crate::kuberuntime::cri::{CriClient, CriError};
 use crate::store::{CommitError, Store};
 use crate::types::events::{Event, EventRecorder, EventType};
-use crate::types::metrics::Metrics;
+use crate::types::metrics::{ImageSizeLabel, Metrics};
 use crate::types::{Clock, PodExt, PodUid, Stamp};
 use error::classify;
 use pulls::{PullResult, Pulls, Wanted};
@@ -410,8 +410,12 @@ impl ImageManager {
         let uid = report.pod.uid();
         match self.pull_telling(want, service, report).await {
             Ok(pulled) => {
+                let label = ImageSizeLabel {
+                    image_size_in_bytes: size_step(pulled.size).to_owned(),
+                };
                 self.metrics
                     .image_pull_duration
+                    .get_or_create(&label)
                     .observe(pulled.took.as_secs_f64());
                 report.normal(
                     "Pulled",
@@ -541,6 +545,30 @@ fn backing_off(
         }
     }
     error
+}
+
+/// Upstream's step of an image's size; `N/A` when the runtime does not say.
+fn size_step(bytes: u64) -> &'static str {
+    const MIB: u64 = 1 << 20;
+    const STEPS: [(u64, &str); 12] = [
+        (10, "0-10MB"),
+        (100, "10MB-100MB"),
+        (500, "100MB-500MB"),
+        (1 << 10, "500MB-1GB"),
+        (5 << 10, "1GB-5GB"),
+        (10 << 10, "5GB-10GB"),
+        (20 << 10, "10GB-20GB"),
+        (30 << 10, "20GB-30GB"),
+        (40 << 10, "30GB-40GB"),
+        (60 << 10, "40GB-60GB"),
+        (100 << 10, "60GB-100GB"),
+        (u64::MAX / MIB, "GT100GB"),
+    ];
+    if bytes == 0 {
+        return "N/A";
+    }
+    let step = STEPS.iter().find(|(most, _)| bytes / MIB < *most);
+    step.map_or("GT100GB", |(_, name)| name)
 }
 
 fn unrecorded(image: &str, source: CommitError) -> ImageError {

@@ -187,27 +187,51 @@ async fn images(cri: &CriClient) -> Result<Vec<Image>, CriError> {
     Ok(listed.into_iter().map(image).collect())
 }
 
+/// What a machine is called.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Identity {
+    /// `/etc/machine-id`.
+    pub machine_id: String,
+    /// The firmware's.
+    pub system_uuid: String,
+    /// Release of the kernel.
+    pub kernel_version: String,
+    /// Name of the operating system.
+    pub os_image: String,
+}
+
+/// What this machine is called. Blocking, for some small files.
+pub fn identity() -> Identity {
+    let machine_id = boot::machine_id();
+    let kernel_version = nix::sys::utsname::uname()
+        .map(|name| name.release().to_string_lossy().into_owned())
+        .unwrap_or_default();
+    Identity {
+        system_uuid: system_uuid().unwrap_or_else(|| machine_id.clone()),
+        machine_id,
+        kernel_version,
+        os_image: os_image(&fs::read_to_string("/etc/os-release").unwrap_or_default()),
+    }
+}
+
 /// Reads what the kernel knows. Blocking.
 pub(super) fn machine(root_dir: &Path, boot_id: &str) -> Machine {
     let memory = procfs::Meminfo::current();
     if let Err(error) = &memory {
         warn!(%error, "cannot read the size of the memory");
     }
-    let machine_id = boot::machine_id();
-    let kernel_version = nix::sys::utsname::uname()
-        .map(|name| name.release().to_string_lossy().into_owned())
-        .unwrap_or_default();
+    let identity = identity();
     Machine {
         cpus: cpus(),
         memory: memory.as_ref().map_or(0, |m| m.mem_total),
         swap: memory.as_ref().ok().map(|m| m.swap_total),
         hugepages: hugepages(Path::new("/sys/kernel/mm/hugepages")),
         ephemeral_storage: storage(root_dir),
-        system_uuid: system_uuid().unwrap_or_else(|| machine_id.clone()),
-        machine_id,
+        system_uuid: identity.system_uuid,
+        machine_id: identity.machine_id,
         boot_id: boot_id.to_owned(),
-        kernel_version,
-        os_image: os_image(&fs::read_to_string("/etc/os-release").unwrap_or_default()),
+        kernel_version: identity.kernel_version,
+        os_image: identity.os_image,
     }
 }
 

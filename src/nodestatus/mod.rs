@@ -39,7 +39,7 @@ use rand::Rng;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-pub use facts::cpus;
+pub use facts::{Identity, cpus, identity};
 
 pub use crate::core::node_status::{KUBELET_VERSION, NodeSettings, Pressure, initial_node};
 

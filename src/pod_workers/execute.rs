@@ -8,8 +8,11 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Container;
+use tokio::time::Instant;
 use tracing::info;
 
 use super::start::{Failure, InPod, refused, sharing_processes, target_of};
@@ -29,7 +32,7 @@ use crate::pleg::InspectError;
 use crate::status::StatusError;
 use crate::store::{CommitError, RemoveIntent, StartIntent};
 use crate::types::containers::container_of;
-use crate::types::metrics::ReasonLabel;
+use crate::types::metrics::{ContainerErrorLabel, ContainerTypeLabel, RuntimeHandlerLabel};
 use crate::types::runtime::{PodStatus, SandboxState};
 use crate::types::{
     ContainerId, ContainerKind, ContainerSpec, Event, EventType, PodExt, PodUid, Stamp,
@@ -88,18 +91,21 @@ pub(super) struct Executed {
     pub(super) retry_at: Option<Stamp>,
     /// Every container that was to be started was started.
     pub(super) started_all: bool,
+    /// How long images were pulled, or waited for.
+    pub(super) pulling: Duration,
 }
 
 impl Executed {
-    fn fail(&mut self, context: &WorkerContext, name: &str, failure: Failure) {
+    fn fail(&mut self, context: &WorkerContext, kind: ContainerKind, name: &str, failure: Failure) {
         self.started_all = false;
         self.retry_at = match (self.retry_at, failure.retry_at) {
             (Some(a), Some(b)) if b.boottime_ms < a.boottime_ms => Some(b),
             (None, b) => b,
             (a, _) => a,
         };
-        let label = ReasonLabel {
-            reason: failure.reason.clone(),
+        let label = ContainerErrorLabel {
+            container_type: container_type(kind).to_owned(),
+            code: failure.reason.clone(),
         };
         context
             .metrics
@@ -121,6 +127,17 @@ pub(super) struct Sandbox {
     pub(super) id: ContainerId,
     pub(super) ips: Vec<String>,
     pub(super) config: v1::PodSandboxConfig,
+    /// How long images were pulled for what is started in it.
+    pub(super) pull_ms: AtomicU64,
+}
+
+/// Upstream's label of a container's kind, sidecars among the init containers.
+fn container_type(kind: ContainerKind) -> &'static str {
+    match kind {
+        ContainerKind::Init | ContainerKind::Sidecar => "init_container",
+        ContainerKind::Main => "container",
+        ContainerKind::Ephemeral => "ephemeral_container",
+    }
 }
 
 /// Tells the journal what came of a decision. It may be lost; the decision itself was recorded before.
@@ -194,6 +211,7 @@ pub(super) async fn execute(
         failures: BTreeMap::new(),
         retry_at: None,
         started_all: !actions.start.is_empty(),
+        pulling: Duration::ZERO,
     };
     for hook in &actions.post_start {
         let Some(spec) = container_of(&job.pod, &hook.name) else {
@@ -204,7 +222,7 @@ pub(super) async fn execute(
         if let Err(failure) =
             start::post_start(context, job, &spec, &hook.id, attempt, &status.ips).await?
         {
-            executed.fail(context, &hook.name, failure);
+            executed.fail(context, spec.kind, &hook.name, failure);
         }
     }
     if actions.create_sandbox.is_none() && actions.start.is_empty() {
@@ -221,13 +239,14 @@ pub(super) async fn execute(
         if let Err(failure) =
             start::container(context, job, status, &sandbox, &spec, start, volumes).await?
         {
-            executed.fail(context, &start.name, failure);
+            executed.fail(context, spec.kind, &start.name, failure);
             if spec.kind == ContainerKind::Init {
                 // What comes after it waits for its end.
                 break;
             }
         }
     }
+    executed.pulling = Duration::from_millis(sandbox.pull_ms.load(Ordering::Relaxed));
     Ok(executed)
 }
 
@@ -298,6 +317,7 @@ async fn sandbox(
             id: id.clone(),
             ips: status.ips.clone(),
             config,
+            pull_ms: AtomicU64::new(0),
         });
     }
     let failed = |why: &dyn std::fmt::Display| {
@@ -330,9 +350,24 @@ async fn sandbox(
         }
         return Err(error);
     }
-    let id = match context.cri.run_pod_sandbox(config.clone(), &handler).await {
+    let label = RuntimeHandlerLabel {
+        runtime_handler: handler.clone(),
+    };
+    let begun = Instant::now();
+    let made = context.cri.run_pod_sandbox(config.clone(), &handler).await;
+    context
+        .metrics
+        .run_podsandbox_duration
+        .get_or_create(&label)
+        .observe(begun.elapsed().as_secs_f64());
+    let id = match made {
         Ok(id) => id,
         Err(error) => {
+            context
+                .metrics
+                .run_podsandbox_errors
+                .get_or_create(&label)
+                .inc();
             failed(&error);
             return Err(error.into());
         }
@@ -352,6 +387,7 @@ async fn sandbox(
         id,
         ips: inspected.ips,
         config,
+        pull_ms: AtomicU64::new(0),
     })
 }
 
@@ -427,7 +463,14 @@ pub(super) async fn start_container(
         }
     }
     fail::fail_point!("pod_workers::start::after_start");
-    context.metrics.started_containers.inc();
+    let label = ContainerTypeLabel {
+        container_type: container_type(spec.kind).to_owned(),
+    };
+    context
+        .metrics
+        .started_containers
+        .get_or_create(&label)
+        .inc();
     context.recorder.record(
         Event::pod(
             EventType::Normal,
@@ -483,7 +526,8 @@ async fn create_container(
         sandbox: Some(&sandbox.config),
         secrets: &secrets,
     };
-    let image_ref = match context
+    let begun = Instant::now();
+    let ensured = context
         .images
         .ensure(
             pod,
@@ -493,8 +537,10 @@ async fn create_container(
             &context.store,
             &InPod::new(context, pod),
         )
-        .await
-    {
+        .await;
+    let took = u64::try_from(begun.elapsed().as_millis()).unwrap_or(u64::MAX);
+    sandbox.pull_ms.fetch_add(took, Ordering::Relaxed);
+    let image_ref = match ensured {
         Ok(image_ref) => image_ref,
         Err(error) => {
             return Ok(Err(Failure {

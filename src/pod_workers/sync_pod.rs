@@ -5,6 +5,7 @@
 //! before anything is decided on them.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use tokio::time::Instant;
 use tracing::{debug, info};
@@ -159,6 +160,11 @@ pub(super) async fn sync_pod(
             .metrics
             .pod_start_duration
             .observe(job.seen.elapsed().as_secs_f64());
+        let own = since_start_was_possible(job, status, now).saturating_sub(executed.pulling);
+        context
+            .metrics
+            .pod_start_sli_duration
+            .observe(own.as_secs_f64());
     }
     finish(
         context,
@@ -216,6 +222,24 @@ fn having_acted(error: StepError) -> StepFailure {
     StepFailure {
         acted: true,
         ..StepFailure::from(error)
+    }
+}
+
+/// Time since nothing but the agent and the runtime kept the main containers from running: the pod was seen, and
+/// its init containers had ended.
+fn since_start_was_possible(job: &Job, status: &PodStatus, now: Stamp) -> Duration {
+    let init: Vec<&str> = (job.pod.init_containers().iter())
+        .map(|c| c.name.as_str())
+        .collect();
+    let ended = (status.containers.iter())
+        .filter(|c| init.contains(&c.name.as_str()))
+        .map(|c| c.finished_at_ns / 1_000_000)
+        .max();
+    let seen = job.seen.elapsed();
+    let since_end = ended.map(|at| now.wall_ms.saturating_sub(at));
+    match since_end.and_then(|ms| u64::try_from(ms).ok()) {
+        Some(ms) => seen.min(Duration::from_millis(ms)),
+        None => seen,
     }
 }
 

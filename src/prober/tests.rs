@@ -485,7 +485,7 @@ async fn termination_stops_liveness_and_startup_and_removal_stops_all() {
     assert_eq!((world.script.runs("l"), world.script.runs("r")), (1, 6));
     assert!(world.prober().failures(&pod, &status).is_empty());
     assert_eq!(ready(&world, &pod, &status), Some(true));
-    let text = world.metrics.encode().unwrap();
+    let text = world.metrics.encode_probes().unwrap();
     let series = "prober_probe_total{probe_type=\"Readiness\",result=\"successful\",container=\"c\",pod=\"u1\",namespace=\"ns\",pod_uid=\"u1\"} 6";
     assert!(text.contains(series), "{text}");
     assert!(
@@ -499,7 +499,13 @@ async fn termination_stops_liveness_and_startup_and_removal_stops_all() {
     assert_eq!(world.script.runs("r"), 6);
     assert_eq!(world.record("u1/c/Readiness"), None);
     assert_eq!(ready(&world, &pod, &status), None);
-    assert!(!world.metrics.encode().unwrap().contains("pod_uid=\"u1\""));
+    assert!(
+        !world
+            .metrics
+            .encode_probes()
+            .unwrap()
+            .contains("pod_uid=\"u1\"")
+    );
 }
 
 #[tokio::test(start_paused = true)]
@@ -586,7 +592,7 @@ async fn a_probe_that_cannot_be_made_is_tried_three_times_and_counts_for_nothing
         "{}",
         events[0].message
     );
-    let text = world.metrics.encode().unwrap();
+    let text = world.metrics.encode_probes().unwrap();
     assert!(
         text.contains("probe_type=\"Liveness\",result=\"unknown\""),
         "{text}"

@@ -7,6 +7,7 @@
 
 pub(crate) mod conn;
 pub mod kubelet;
+mod scrape;
 
 use std::fmt::Write as _;
 use std::net::SocketAddr;
@@ -15,7 +16,7 @@ use std::time::Duration;
 
 use axum::Router;
 use axum::extract::{RawQuery, State};
-use axum::http::{StatusCode, header};
+use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use tokio::net::TcpListener;
@@ -23,6 +24,7 @@ use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use crate::stats::own;
 use crate::types::metrics::Metrics;
 use crate::types::{Clock, Stamp};
 
@@ -186,9 +188,11 @@ struct Shared {
 }
 
 fn routes(health: HealthChecks, metrics: Metrics) -> Router {
+    let clock = Arc::clone(&health.clock);
     Router::new()
         .route("/metrics", get(encode_metrics))
-        .with_state(metrics)
+        .route("/metrics/probes", get(encode_probes))
+        .with_state(Measured { metrics, clock })
         .merge(health_routes(health))
 }
 
@@ -270,12 +274,20 @@ fn report(
     }
 }
 
-async fn encode_metrics(State(metrics): State<Metrics>) -> Response {
-    const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
-    match metrics.encode() {
-        Ok(text) => ([(header::CONTENT_TYPE, OPEN_METRICS)], text).into_response(),
-        Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, error.to_string()).into_response(),
-    }
+/// What `/metrics` shows.
+#[derive(Clone)]
+struct Measured {
+    metrics: Metrics,
+    clock: Arc<dyn Clock>,
+}
+
+async fn encode_metrics(State(of): State<Measured>, headers: HeaderMap) -> Response {
+    let now = of.clock.now();
+    scrape::answer(&headers, move || own::encode(&of.metrics, now)).await
+}
+
+async fn encode_probes(State(of): State<Measured>, headers: HeaderMap) -> Response {
+    scrape::answer(&headers, move || of.metrics.encode_probes()).await
 }
 
 #[cfg(test)]

@@ -44,8 +44,12 @@ async fn start(
 }
 
 async fn get_text(addr: SocketAddr, path: &str) -> (u16, String) {
+    get_text_with(addr, path, "").await
+}
+
+async fn get_text_with(addr: SocketAddr, path: &str, headers: &str) -> (u16, String) {
     let mut stream = TcpStream::connect(addr).await.unwrap();
-    let request = format!("GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
+    let request = format!("GET {path} HTTP/1.1\r\nHost: x\r\n{headers}Connection: close\r\n\r\n");
     stream.write_all(request.as_bytes()).await.unwrap();
     let mut text = String::new();
     stream.read_to_string(&mut text).await.unwrap();
@@ -95,13 +99,29 @@ async fn readyz_names_what_is_missing() {
 }
 
 #[tokio::test]
-async fn metrics_are_open_metrics() {
+async fn metrics_come_in_the_format_that_is_asked_for() {
     let (addr, _stop, _task) = start(at(0), Duration::from_secs(60), Vec::new()).await;
     let (status, text) = get_text(addr, "/metrics").await;
     assert_eq!(status, 200);
-    assert!(text.contains("content-type: application/openmetrics-text; version=1.0.0"));
-    assert!(text.contains("holdfast_backups_total 1"), "{text}");
-    assert!(text.contains("# EOF"), "{text}");
+    assert!(
+        text.contains("content-type: text/plain; version=0.0.4"),
+        "{text}"
+    );
+    assert!(text.contains("\nholdfast_backups_total 1\n"), "{text}");
+    assert!(text.contains("\nprocess_resident_memory_bytes "), "{text}");
+    assert!(!text.contains("# EOF"), "{text}");
+    let accept = "Accept: application/openmetrics-text; version=1.0.0\r\n";
+    let (status, text) = get_text_with(addr, "/metrics", accept).await;
+    assert_eq!(status, 200);
+    assert!(
+        text.contains("content-type: application/openmetrics-text; version=1.0.0"),
+        "{text}"
+    );
+    assert!(text.contains("# TYPE holdfast_backups counter\n"), "{text}");
+    assert!(text.ends_with("# EOF\n"), "{text}");
+    let (status, text) = get_text_with(addr, "/metrics/probes", accept).await;
+    assert_eq!(status, 200);
+    assert!(text.ends_with("# EOF\n"), "{text}");
 }
 
 #[tokio::test]

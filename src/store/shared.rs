@@ -82,6 +82,7 @@ pub(super) struct Shared {
     pub(super) stall_timeout: Duration,
     degraded: Gauge,
     refused: Counter,
+    queue: Gauge,
 }
 
 impl Shared {
@@ -102,6 +103,7 @@ impl Shared {
             stall_timeout: options.stall_timeout,
             degraded: metrics.store_degraded.clone(),
             refused: metrics.store_commit_errors.clone(),
+            queue: metrics.store_queue.clone(),
         };
         let found = loaded.quarantined.iter().chain(&loaded.kept);
         shared
@@ -223,7 +225,9 @@ impl Shared {
     ) -> Option<OwnedSemaphorePermit> {
         let units = self.units(transaction, encoded);
         // It is never closed.
-        Arc::clone(&self.room).acquire_many_owned(units).await.ok()
+        let room = Arc::clone(&self.room).acquire_many_owned(units).await.ok();
+        self.count_queue();
+        room
     }
 
     /// Room for a transaction, if there is some now.
@@ -234,6 +238,7 @@ impl Shared {
     ) -> Option<OwnedSemaphorePermit> {
         let units = self.units(transaction, encoded);
         let room = Arc::clone(&self.room).try_acquire_many_owned(units).ok();
+        self.count_queue();
         if room.is_none() {
             self.refused.inc();
             self.saturate();
@@ -254,6 +259,13 @@ impl Shared {
         u32::try_from(bytes.div_ceil(UNIT))
             .unwrap_or(u32::MAX)
             .min(self.room_total)
+    }
+
+    /// Tells about how many bytes wait for the writer.
+    pub(super) fn count_queue(&self) {
+        let taken = (self.room_total as usize).saturating_sub(self.room.available_permits());
+        let bytes = i64::try_from(taken.saturating_mul(UNIT)).unwrap_or(i64::MAX);
+        self.queue.set(bytes);
     }
 
     fn saturate(&self) {

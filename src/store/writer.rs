@@ -394,6 +394,7 @@ impl Writer {
             Depth::Flush => self.shared.during(Doing::Flush, || self.backend.flush())?,
             Depth::Sync => self.shared.during(Doing::Sync, || self.backend.sync())?,
         }
+        self.shared.count_queue();
         if transactions > 0 {
             self.metrics
                 .store_batch_size

@@ -8,7 +8,7 @@
 //! are removed, only when every source has spoken and could be read completely; a source that cannot be read
 //! is not an empty source.
 
-use std::collections::{BTreeSet, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -23,14 +23,16 @@ use super::{LoopContext, handlers, resizes};
 use crate::core::resize;
 use crate::core::state::{
     AdmissionRecord, ContainerRecord, ObjectRecord, PlegRecord, ProbeRecord, QueueRecord, State,
-    StatusRecord, Transaction, WorkerRecord,
+    StatusRecord, Transaction, VolumePhase, VolumeRecord, WorkerRecord,
 };
 use crate::images::PULL_ERRORS;
+use crate::kuberuntime::sources::mounted_volumes;
 use crate::kuberuntime::{gc, logs, userns};
 use crate::pod_workers::{PodWorkers, UpdateOptions};
-use crate::types::metrics::StaticLabel;
+use crate::types::metrics::{StaticLabel, VolumeStateLabel};
 use crate::types::runtime::PodStatus;
 use crate::types::{PodExt, PodSyncType, PodUid};
+use crate::volumemanager;
 
 /// Containers are collected this often even when nothing died.
 const GC_PERIOD: Duration = Duration::from_secs(60);
@@ -73,7 +75,10 @@ pub(super) fn pod_cleanups(context: &LoopContext) -> bool {
     if context.ready.complete() {
         changed |= kill_orphans(context, &desired);
     }
-    let (statics, others, _) = context.pods.counts();
+    let (statics, others, mirrors) = context.pods.counts();
+    let mirrors = i64::try_from(mirrors).unwrap_or(i64::MAX);
+    context.metrics.mirror_pods.set(mirrors);
+    count_volumes(context, &desired_pods);
     set_by_kind(&context.metrics.desired_pods, statics, others);
     let active = workers.active();
     let statics = active.iter().filter(|pod| pod.is_static()).count();
@@ -90,6 +95,49 @@ fn set_by_kind(metric: &Family<StaticLabel, Gauge>, statics: usize, others: usiz
         };
         let count = i64::try_from(count).unwrap_or(i64::MAX);
         metric.get_or_create(&label).set(count);
+    }
+}
+
+/// Volumes as they are on record, and as pods want them.
+fn count_volumes(context: &LoopContext, pods: &[Arc<Pod>]) {
+    let state = context.store.snapshot();
+    let mut counts: BTreeMap<(&'static str, &'static str), i64> = BTreeMap::new();
+    for plugin in volumemanager::PLUGINS {
+        for world in ["actual_state_of_world", "desired_state_of_world"] {
+            counts.insert((plugin, world), 0);
+        }
+    }
+    let mut count = |plugin: &str, world| {
+        let known = volumemanager::PLUGINS.iter().find(|p| **p == plugin);
+        if let Some(count) = known.and_then(|plugin| counts.get_mut(&(*plugin, world))) {
+            *count += 1;
+        }
+    };
+    for (_, record) in state.with_prefix::<VolumeRecord>("") {
+        if record.phase == VolumePhase::Mounted {
+            count(&record.plugin, "actual_state_of_world");
+        }
+    }
+    for pod in pods {
+        let mounted = mounted_volumes(pod);
+        for volume in pod.spec_ref().volumes.iter().flatten() {
+            if let Some(plugin) = volumemanager::plugin_of(volume)
+                && mounted.contains(volume.name.as_str())
+            {
+                count(plugin, "desired_state_of_world");
+            }
+        }
+    }
+    for ((plugin, world), count) in counts {
+        let label = VolumeStateLabel {
+            plugin_name: plugin.to_owned(),
+            state: world.to_owned(),
+        };
+        context
+            .metrics
+            .volume_manager_total_volumes
+            .get_or_create(&label)
+            .set(count);
     }
 }
 

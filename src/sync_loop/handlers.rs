@@ -16,7 +16,7 @@ use crate::core::state::{
 };
 use crate::core::supported;
 use crate::pod_workers::UpdateOptions;
-use crate::types::metrics::ReasonLabel;
+use crate::types::metrics::{PreemptionLabel, ReasonLabel};
 use crate::types::{Event, EventType, PodExt, PodSyncType};
 
 /// Reason and message of a pod that makes room for a critical one.
@@ -91,6 +91,10 @@ fn decide(context: &LoopContext, pod: &Pod) -> AdmissionRecord {
         }
     }
     for victim in active.iter().filter(|p| verdict.preempt.contains(&p.uid())) {
+        let label = PreemptionLabel {
+            preemption_signal: verdict.lacking.clone(),
+        };
+        context.metrics.preemptions.get_or_create(&label).inc();
         preempt(context, victim, pod);
     }
     AdmissionRecord {

@@ -1,17 +1,21 @@
 //! The metrics of the agent, by upstream's names where upstream has them.
 //!
 //! One value, cloned freely (every family is shared inside). Names are registered without the suffixes
-//! that the text format adds (`_total` for counters).
+//! that the text format adds (`_total` for counters). What upstream counts under a name without that suffix is a
+//! [`Tally`], so that the name stays upstream's.
+//!
+//! Probes have a registry of their own: they have a series per container, and an endpoint of their own.
 
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
-use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::encoding::{EncodeLabelSet, EncodeMetric, MetricEncoder};
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
+use prometheus_client::metrics::{MetricType, TypedMetric};
 use prometheus_client::registry::{Registry, Unit};
 
 /// One label, whose name depends on the family.
@@ -61,6 +65,46 @@ label! {
     RequestLabel { code, host, method }
 }
 label! {
+    /// A kind of request to the API server and whom it goes to.
+    RequestTimeLabel { verb, host }
+}
+label! {
+    /// Name of the node.
+    NodeLabel { node }
+}
+label! {
+    /// Handler of a sandbox; empty for the runtime's own.
+    RuntimeHandlerLabel { runtime_handler }
+}
+label! {
+    /// `container`, `init_container` or `ephemeral_container`.
+    ContainerTypeLabel { container_type }
+}
+label! {
+    /// A container that could not be started, and the reason of its Waiting state.
+    ContainerErrorLabel { container_type, code }
+}
+label! {
+    /// Size of an image by upstream's steps, such as `10MB-100MB`.
+    ImageSizeLabel { image_size_in_bytes }
+}
+label! {
+    /// What there was too little of.
+    EvictionLabel { eviction_signal }
+}
+label! {
+    /// What a critical pod needed.
+    PreemptionLabel { preemption_signal }
+}
+label! {
+    /// Work on a volume: `volume_mount` or `volume_unmount`, and `success` or `fail-unknown`.
+    StorageLabel { migrated, operation_name, status, volume_plugin }
+}
+label! {
+    /// Volumes of a plugin: `actual_state_of_world` or `desired_state_of_world`.
+    VolumeStateLabel { plugin_name, state }
+}
+label! {
     /// A probe of a container by its result: `successful`, `failed` or `unknown`.
     ProbeLabel { probe_type, result, container, pod, namespace, pod_uid }
 }
@@ -72,6 +116,36 @@ label! {
 label! {
     /// A request to the kubelet's API, as upstream labels it.
     HttpRequestLabel { method, path, server_type, long_running }
+}
+
+/// A counter by a name that does not end in `_total`. OpenMetrics has no such counters: its type is `unknown`.
+#[derive(Clone, Debug, Default)]
+pub struct Tally(Counter);
+
+impl Tally {
+    /// One more.
+    pub fn inc(&self) {
+        self.0.inc();
+    }
+
+    /// How many so far.
+    pub fn get(&self) -> u64 {
+        self.0.get()
+    }
+}
+
+impl TypedMetric for Tally {
+    const TYPE: MetricType = MetricType::Unknown;
+}
+
+impl EncodeMetric for Tally {
+    fn encode(&self, mut encoder: MetricEncoder<'_>) -> Result<(), fmt::Error> {
+        encoder.encode_gauge(&self.0.get())
+    }
+
+    fn metric_type(&self) -> MetricType {
+        Self::TYPE
+    }
 }
 
 type HistogramFamily<L> = Family<L, Histogram, fn() -> Histogram>;
@@ -86,12 +160,39 @@ fn fine_histogram() -> Histogram {
     Histogram::new(exponential_buckets(0.000_05, 4.0, 10))
 }
 
+fn pod_start_histogram() -> Histogram {
+    Histogram::new([
+        0.5, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0, 20.0, 30.0, 45.0, 60.0, 120.0, 180.0, 240.0,
+        300.0, 360.0, 480.0, 600.0, 900.0, 1200.0, 1800.0, 2700.0, 3600.0,
+    ])
+}
+
+fn image_pull_histogram() -> Histogram {
+    Histogram::new([
+        1.0, 5.0, 10.0, 20.0, 30.0, 60.0, 180.0, 300.0, 600.0, 900.0, 1200.0, 1800.0, 2700.0,
+        3600.0,
+    ])
+}
+
+fn request_histogram() -> Histogram {
+    Histogram::new([
+        0.005, 0.025, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0,
+    ])
+}
+
+fn storage_histogram() -> Histogram {
+    Histogram::new([
+        0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 15.0, 25.0, 50.0, 120.0, 300.0, 600.0,
+    ])
+}
+
 macro_rules! metrics {
-    ($( $field:ident : $type:ty = $init:expr, $name:literal, $help:literal $(, $unit:expr)? ; )+) => {
+    ($( $field:ident : $type:ty = $init:expr, $name:literal, $help:literal $(, $unit:expr)? $(=> $to:ident)? ; )+) => {
         /// Every metric of the agent.
         #[derive(Clone)]
         pub struct Metrics {
             registry: Arc<Registry>,
+            probe_registry: Arc<Registry>,
             $(
                 #[doc = $help]
                 pub $field: $type,
@@ -101,13 +202,25 @@ macro_rules! metrics {
         impl Default for Metrics {
             fn default() -> Self {
                 let mut registry = Registry::default();
+                let mut probe_registry = Registry::default();
                 $(
                     let $field: $type = $init;
-                    metrics!(@register registry, $name, $help, $field $(, $unit)?);
+                    let target = metrics!(@registry registry probe_registry $($to)?);
+                    metrics!(@register target, $name, $help, $field $(, $unit)?);
                 )+
-                Self { registry: Arc::new(registry), $( $field, )+ }
+                Self {
+                    registry: Arc::new(registry),
+                    probe_registry: Arc::new(probe_registry),
+                    $( $field, )+
+                }
             }
         }
+    };
+    (@registry $main:ident $probes:ident) => {
+        &mut $main
+    };
+    (@registry $main:ident $probes:ident probes) => {
+        &mut $probes
     };
     (@register $registry:ident, $name:literal, $help:literal, $field:ident) => {
         $registry.register($name, $help, $field.clone())
@@ -118,36 +231,49 @@ macro_rules! metrics {
 }
 
 metrics! {
+    node_name: Family<NodeLabel, Gauge> = Family::default(), "kubelet_node_name", "The node's name";
     running_pods: Gauge = Gauge::default(), "kubelet_running_pods", "Pods with a running sandbox";
     running_containers: Family<ContainerStateLabel, Gauge> = Family::default(), "kubelet_running_containers", "Containers by state";
     desired_pods: Family<StaticLabel, Gauge> = Family::default(), "kubelet_desired_pods", "Pods the sources want";
     active_pods: Family<StaticLabel, Gauge> = Family::default(), "kubelet_active_pods", "Pods that are admitted and not finished";
+    mirror_pods: Gauge = Gauge::default(), "kubelet_mirror_pods", "Mirror pods of static pods in the API server";
     working_pods: Family<WorkLabel, Gauge> = Family::default(), "kubelet_working_pods", "Pods by worker phase";
     orphaned_runtime_pods: Counter = Counter::default(), "kubelet_orphaned_runtime_pods", "Pods found in the runtime that no source wants";
     restarted_pods: Family<StaticLabel, Counter> = Family::default(), "kubelet_restarted_pods", "Pods deleted and created again with the same UID";
-    pod_start_duration: Histogram = seconds_histogram(), "kubelet_pod_start_duration", "From first sight of a pod to its containers running", Unit::Seconds;
+    pod_start_duration: Histogram = pod_start_histogram(), "kubelet_pod_start_duration", "From first sight of a pod to its containers running", Unit::Seconds;
+    pod_start_sli_duration: Histogram = pod_start_histogram(), "kubelet_pod_start_sli_duration", "From a pod's creation to its containers running, without pulls of images and init containers", Unit::Seconds;
     pod_worker_duration: HistogramFamily<WorkLabel> = Family::new_with_constructor(seconds_histogram), "kubelet_pod_worker_duration", "Duration of one sync", Unit::Seconds;
     pod_worker_start_duration: Histogram = seconds_histogram(), "kubelet_pod_worker_start_duration", "From first sight of a pod to its worker starting", Unit::Seconds;
     pleg_relist_duration: Histogram = fine_histogram(), "kubelet_pleg_relist_duration", "Duration of a relist", Unit::Seconds;
     pleg_relist_interval: Histogram = seconds_histogram(), "kubelet_pleg_relist_interval", "Time between relists", Unit::Seconds;
     pleg_last_seen: Gauge<f64, AtomicU64> = Gauge::default(), "kubelet_pleg_last_seen", "When the last relist finished, Unix time", Unit::Seconds;
-    pleg_discard_events: Counter = Counter::default(), "kubelet_pleg_discard_events", "PLEG events dropped because the channel was full";
-    evented_pleg_connection_error: Counter = Counter::default(), "kubelet_evented_pleg_connection_error_count", "Times the container event stream broke";
+    pleg_discard_events: Tally = Tally::default(), "kubelet_pleg_discard_events", "PLEG events dropped because the channel was full";
+    evented_pleg_connection_error: Tally = Tally::default(), "kubelet_evented_pleg_connection_error_count", "Times the container event stream broke";
     runtime_operations: Family<OperationLabel, Counter> = Family::default(), "kubelet_runtime_operations", "CRI calls";
     runtime_operations_errors: Family<OperationLabel, Counter> = Family::default(), "kubelet_runtime_operations_errors", "CRI calls that failed";
     runtime_operations_duration: HistogramFamily<OperationLabel> = Family::new_with_constructor(fine_histogram), "kubelet_runtime_operations_duration", "Duration of CRI calls", Unit::Seconds;
+    run_podsandbox_duration: HistogramFamily<RuntimeHandlerLabel> = Family::new_with_constructor(fine_histogram), "kubelet_run_podsandbox_duration", "Duration of making a sandbox", Unit::Seconds;
+    run_podsandbox_errors: Family<RuntimeHandlerLabel, Counter> = Family::default(), "kubelet_run_podsandbox_errors", "Sandboxes that the runtime could not make";
     started_pods: Counter = Counter::default(), "kubelet_started_pods", "Sandboxes started";
     started_pods_errors: Counter = Counter::default(), "kubelet_started_pods_errors", "Sandboxes that could not be started";
-    started_containers: Counter = Counter::default(), "kubelet_started_containers", "Containers started";
-    started_containers_errors: Family<ReasonLabel, Counter> = Family::default(), "kubelet_started_containers_errors", "Containers that could not be started";
-    image_pull_duration: Histogram = seconds_histogram(), "kubelet_image_pull_duration", "Duration of image pulls", Unit::Seconds;
+    started_containers: Family<ContainerTypeLabel, Counter> = Family::default(), "kubelet_started_containers", "Containers started";
+    started_containers_errors: Family<ContainerErrorLabel, Counter> = Family::default(), "kubelet_started_containers_errors", "Containers that could not be started";
+    image_pull_duration: HistogramFamily<ImageSizeLabel> = Family::new_with_constructor(image_pull_histogram), "kubelet_image_pull_duration", "Duration of image pulls", Unit::Seconds;
     events_discarded: Counter = Counter::default(), "holdfast_events_discarded", "Events left out because there were too many at once";
     events_unsent: Family<ReasonLabel, Counter> = Family::default(), "holdfast_events_unsent", "Events that the API server was not told, by why";
     pod_status_sync_duration: Histogram = seconds_histogram(), "kubelet_pod_status_sync_duration", "From a change of a pod's status to the API server's answer", Unit::Seconds;
     rest_client_requests: Family<RequestLabel, Counter> = Family::default(), "rest_client_requests", "Requests to the API server by status, host and method";
+    rest_client_request_duration: HistogramFamily<RequestTimeLabel> = Family::new_with_constructor(request_histogram), "rest_client_request_duration", "Duration of requests to the API server", Unit::Seconds;
+    rest_client_rate_limiter_duration: HistogramFamily<RequestTimeLabel> = Family::new_with_constructor(request_histogram), "rest_client_rate_limiter_duration", "How long requests to the API server waited for the rate limit", Unit::Seconds;
+    client_certificate_expiry: Gauge = Gauge::default(), "holdfast_client_certificate_expiry_timestamp", "When the client certificate of the node expires, Unix time; 0 without one", Unit::Seconds;
+    client_certificate_renew_errors: Tally = Tally::default(), "kubelet_certificate_manager_client_expiration_renew_errors", "Renewals of the client certificate that failed";
+    evictions: Family<EvictionLabel, Tally> = Family::default(), "kubelet_evictions", "Pods evicted, by what there was too little of";
+    preemptions: Family<PreemptionLabel, Tally> = Family::default(), "kubelet_preemptions", "Pods stopped for a critical pod, by what that needed";
+    storage_operation_duration: HistogramFamily<StorageLabel> = Family::new_with_constructor(storage_histogram), "storage_operation_duration", "Duration of mounting and unmounting volumes", Unit::Seconds;
+    volume_manager_total_volumes: Family<VolumeStateLabel, Gauge> = Family::default(), "volume_manager_total_volumes", "Volumes by plugin, as they are and as pods want them";
     admission_rejections: Family<ReasonLabel, Counter> = Family::default(), "kubelet_admission_rejections", "Pods refused at first sight";
-    probes: Family<ProbeLabel, Counter> = Family::default(), "prober_probe", "Probes of containers by result";
-    probe_duration: HistogramFamily<ProbeTimeLabel> = Family::new_with_constructor(seconds_histogram), "prober_probe_duration", "Duration of a probe", Unit::Seconds;
+    probes: Family<ProbeLabel, Counter> = Family::default(), "prober_probe", "Probes of containers by result" => probes;
+    probe_duration: HistogramFamily<ProbeTimeLabel> = Family::new_with_constructor(seconds_histogram), "prober_probe_duration", "Duration of a probe", Unit::Seconds => probes;
     http_requests: Family<HttpRequestLabel, Counter> = Family::default(), "kubelet_http_requests", "Requests to the kubelet's API";
     http_requests_duration: HistogramFamily<HttpRequestLabel> = Family::new_with_constructor(seconds_histogram), "kubelet_http_requests_duration", "Duration of requests to the kubelet's API", Unit::Seconds;
     http_inflight_requests: Family<HttpRequestLabel, Gauge> = Family::default(), "kubelet_http_inflight_requests", "Requests to the kubelet's API that are being answered";
@@ -166,6 +292,7 @@ metrics! {
     store_quarantined: Gauge = Gauge::default(), "holdfast_store_quarantined_records", "Records that were set aside because they cannot be read";
     store_size: Gauge = Gauge::default(), "holdfast_store_size", "Size of the store on disk", Unit::Bytes;
     store_degraded: Gauge = Gauge::default(), "holdfast_store_degraded", "1 while the store takes no commits";
+    store_queue: Gauge = Gauge::default(), "holdfast_store_queue", "Transactions that wait for the writer", Unit::Bytes;
     store_held: Gauge = Gauge::default(), "holdfast_store_held_transactions", "Transactions held in memory until the store recovers";
     store_recoveries: Counter = Counter::default(), "holdfast_store_recoveries", "Times the store recovered without a restart";
     backups: Counter = Counter::default(), "holdfast_backups", "Automatic backups written";
@@ -183,13 +310,23 @@ impl fmt::Debug for Metrics {
 }
 
 impl Metrics {
-    /// Everything in the OpenMetrics text format.
+    /// Everything but probes in the OpenMetrics text format.
     ///
     /// # Errors
     /// Only when formatting into a string fails.
     pub fn encode(&self) -> Result<String, fmt::Error> {
         let mut text = String::new();
         prometheus_client::encoding::text::encode(&mut text, &self.registry)?;
+        Ok(text)
+    }
+
+    /// The probes in the OpenMetrics text format.
+    ///
+    /// # Errors
+    /// Only when formatting into a string fails.
+    pub fn encode_probes(&self) -> Result<String, fmt::Error> {
+        let mut text = String::new();
+        prometheus_client::encoding::text::encode(&mut text, &self.probe_registry)?;
         Ok(text)
     }
 }

@@ -28,6 +28,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use k8s_openapi::api::core::v1::{EmptyDirVolumeSource, Pod, Volume};
 
+use tokio::time::Instant;
+
 pub use content::TOKEN_EXPIRED;
 pub use error::VolumeError;
 pub use host_path::HostPathError;
@@ -38,6 +40,7 @@ use crate::kuberuntime::security;
 use crate::kuberuntime::sources::{Sources, is_content_volume, mounted_volumes};
 use crate::store::Store;
 use crate::types::events::EventRecorder;
+use crate::types::metrics::{Metrics, StorageLabel};
 use crate::types::{Clock, PodExt, PodUid, blocking};
 use error::io_error;
 use ownership::{Access, ChangePolicy};
@@ -52,6 +55,29 @@ const PROJECTED: &str = "kubernetes.io/projected";
 /// Plugins whose volumes lie in the pod's directory.
 const OWN: [&str; 5] = [EMPTY_DIR, CONFIG_MAP, SECRET, DOWNWARD_API, PROJECTED];
 
+/// Names of the plugins, as in records and metrics.
+pub const PLUGINS: [&str; 6] = [
+    EMPTY_DIR,
+    HOST_PATH,
+    CONFIG_MAP,
+    SECRET,
+    DOWNWARD_API,
+    PROJECTED,
+];
+
+/// The plugin of a volume; `None` for one that the runtime mounts.
+pub fn plugin_of(volume: &Volume) -> Option<&'static str> {
+    match volume {
+        Volume {
+            empty_dir: Some(_), ..
+        } => Some(EMPTY_DIR),
+        Volume {
+            host_path: Some(_), ..
+        } => Some(HOST_PATH),
+        other => content_plugin(other),
+    }
+}
+
 /// Mounts and unmounts. Cheap to clone. One caller per pod at a time: the pod's worker.
 #[derive(Clone)]
 pub struct VolumeManager {
@@ -59,6 +85,7 @@ pub struct VolumeManager {
     memory: Option<u64>,
     store: Store,
     clock: Arc<dyn Clock>,
+    metrics: Metrics,
     /// By `<uid>/<volume>`; gone with the volume.
     written: Arc<Mutex<HashMap<String, content::Written>>>,
 }
@@ -77,8 +104,29 @@ impl VolumeManager {
             memory,
             store,
             clock,
+            metrics: Metrics::default(),
             written: Arc::default(),
         }
+    }
+
+    /// Counts in `metrics`.
+    #[must_use]
+    pub fn measured(mut self, metrics: Metrics) -> Self {
+        self.metrics = metrics;
+        self
+    }
+
+    fn observe(&self, operation: &str, plugin: &str, begun: Instant, ok: bool) {
+        let label = StorageLabel {
+            migrated: "false".to_owned(),
+            operation_name: operation.to_owned(),
+            status: if ok { "success" } else { "fail-unknown" }.to_owned(),
+            volume_plugin: plugin.to_owned(),
+        };
+        self.metrics
+            .storage_operation_duration
+            .get_or_create(&label)
+            .observe(begun.elapsed().as_secs_f64());
     }
 
     fn written(&self) -> MutexGuard<'_, HashMap<String, content::Written>> {
@@ -168,7 +216,8 @@ impl VolumeManager {
         let group = security::fs_group(pod).filter(|_| plugin != HOST_PATH);
         let policy = ChangePolicy::of(pod);
         let at = path.clone();
-        run_blocking(move || {
+        let begun = Instant::now();
+        let done = run_blocking(move || {
             set_up(&plan, &of, &name)?;
             match group {
                 Some(group) => ownership::give(&at, group, Access::ReadWrite, policy)
@@ -176,7 +225,9 @@ impl VolumeManager {
                 None => Ok(()),
             }
         })
-        .await?;
+        .await;
+        self.observe("volume_mount", plugin, begun, done.is_ok());
+        done?;
         tracing::info!(pod = %uid, volume = %volume.name, plugin, "mounted volume");
         self.record(&uid, &volume.name, plugin, &path, VolumePhase::Mounted)
             .await?;
@@ -229,7 +280,10 @@ impl VolumeManager {
                 if OWN.contains(&plugin) && path.starts_with(self.pod_dir(uid).join("volumes")) =>
             {
                 let uid = uid.clone();
-                run_blocking(move || tear_down(&path, &uid)).await?;
+                let begun = Instant::now();
+                let done = run_blocking(move || tear_down(&path, &uid)).await;
+                self.observe("volume_unmount", plugin, begun, done.is_ok());
+                done?;
             }
             other => {
                 return Err(VolumeError::Unsupported {

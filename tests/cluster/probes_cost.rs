@@ -120,7 +120,7 @@ fn pod(port: u16, grpc: u16, exec: bool) -> Value {
 
 /// Probes so far, by result.
 fn probes(agent: &Agent) -> BTreeMap<String, u64> {
-    let (_, text) = agent.get("/metrics").unwrap();
+    let (_, text) = agent.get("/metrics/probes").unwrap();
     let mut counts = BTreeMap::new();
     for line in text
         .lines()

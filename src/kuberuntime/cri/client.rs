@@ -507,6 +507,27 @@ impl CriClient {
         Ok(answer.stats)
     }
 
+    /// Resource use of sandboxes, their network above all; `None` = all.
+    ///
+    /// # Errors
+    /// See [`super::CriErrorKind`]; `Unimplemented` by runtimes that know containers only.
+    pub async fn list_pod_sandbox_stats(
+        &self,
+        filter: Option<v1::PodSandboxStatsFilter>,
+    ) -> Result<Vec<v1::PodSandboxStats>, CriError> {
+        let call = self.operation("list_podsandbox_stats", "");
+        let answer = call
+            .read(|| {
+                let mut client = self.runtime.clone();
+                let request = v1::ListPodSandboxStatsRequest {
+                    filter: filter.clone(),
+                };
+                async move { client.list_pod_sandbox_stats(request).await }
+            })
+            .await?;
+        Ok(answer.stats)
+    }
+
     /// The container events of the runtime. Subscribes when it is first polled; has no deadline.
     ///
     /// A runtime in Go sends nothing at all before its first event, so there is no telling when the

@@ -22,7 +22,7 @@ mod tls;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-use axum::Router;
+use axum::{Extension, Router};
 use tokio_util::sync::CancellationToken;
 
 pub use self::auth::ClientCaError;
@@ -34,6 +34,7 @@ use crate::kubeletconfig::AgentConfig;
 use crate::kuberuntime::cri::CriClient;
 use crate::node_object::NodeObject;
 use crate::pod_manager::PodManager;
+use crate::stats::{StatsOptions, StatsProvider};
 use crate::store::Store;
 use crate::types::metrics::Metrics;
 use crate::types::{Clock, EventRecorder};
@@ -71,13 +72,20 @@ pub(crate) type Shared = Arc<NodeApi>;
 
 /// Every route, without authentication: [`Server::run`] adds that.
 fn routes(node: Shared) -> Router {
+    let stats = StatsProvider::new(
+        StatsOptions::of(&node.config),
+        node.store.clone(),
+        node.pods.clone(),
+        node.cri.clone(),
+        Arc::clone(&node.clock),
+    );
     Router::new()
         .merge(pods::routes())
         .merge(logs::routes())
         .merge(host_logs::routes())
         .merge(streaming::routes())
-        .merge(stats::routes())
-        .merge(metrics::routes())
+        .merge(stats::routes().layer(Extension(stats.clone())))
+        .merge(metrics::routes().layer(Extension(stats)))
         .merge(debug::routes())
         .with_state(Arc::clone(&node))
         .merge(super::health_routes(node.health.clone()))

@@ -1,0 +1,359 @@
+//! What takes long to measure: the space that logs, volumes, writable layers and images take. Measured when somebody asks
+//! and the last measurement is older than a minute, beside whoever asks: they wait a moment for it, then go on with what
+//! there was.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use k8s_cri::v1;
+use k8s_openapi::api::core::v1::Pod;
+use tokio::sync::watch;
+use tokio::time::Instant;
+use tracing::debug;
+
+use super::model::Fs;
+use crate::eviction::{DiskUsage, measure};
+use crate::kuberuntime::cri::{CriClient, CriError};
+use crate::types::{ContainerId, PodExt, PodUid, blocking};
+use crate::volumemanager;
+
+/// How old a measurement may be; upstream's `volumeStatsAggPeriod`.
+const MAX_AGE: Duration = Duration::from_secs(60);
+/// How long who asks waits for a new one.
+const PATIENCE: Duration = Duration::from_secs(2);
+/// How long the runtime may take for that.
+const RUNTIME_PATIENCE: Duration = Duration::from_secs(10);
+
+/// One measurement.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Storage {
+    /// Images; the space they take, on their file system.
+    pub images: Option<Fs>,
+    /// Writable layers, where the runtime keeps them apart from images.
+    pub containers_fs: Option<Fs>,
+    /// By container.
+    pub containers: BTreeMap<ContainerId, ContainerStorage>,
+    /// By pod.
+    pub volumes: BTreeMap<PodUid, Vec<VolumeUsage>>,
+}
+
+/// A container's part.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ContainerStorage {
+    /// Its writable layer, bytes and inodes.
+    pub rootfs: Option<(u64, Option<u64>)>,
+    /// Its logs.
+    pub logs: Option<(u64, u64)>,
+}
+
+/// A volume.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct VolumeUsage {
+    /// Its name in the pod.
+    pub name: String,
+    /// It is kept in memory.
+    pub memory: bool,
+    /// Its part of its file system.
+    pub fs: Fs,
+}
+
+/// A pod to be measured.
+#[derive(Clone, Debug)]
+pub(super) struct Wanted {
+    pub(super) uid: PodUid,
+    pub(super) pod: Option<Arc<Pod>>,
+    pub(super) logs: PathBuf,
+    pub(super) volumes: PathBuf,
+    /// Names and IDs.
+    pub(super) containers: Vec<(String, ContainerId)>,
+}
+
+/// Measures, at most once at a time.
+#[derive(Clone)]
+pub(super) struct StorageCache {
+    known: watch::Sender<Option<(Instant, Arc<Storage>)>>,
+    busy: Arc<AtomicBool>,
+    cri: CriClient,
+}
+
+impl StorageCache {
+    pub(super) fn new(cri: CriClient) -> Self {
+        Self {
+            known: watch::Sender::new(None),
+            busy: Arc::default(),
+            cri,
+        }
+    }
+
+    /// A measurement of the last minute, or else a new one if it is done soon, or else the last one. Cancel-safe.
+    pub(super) async fn get(
+        &self,
+        at_ms: i64,
+        pods: impl FnOnce() -> Vec<Wanted>,
+    ) -> Option<Arc<Storage>> {
+        let mut known = self.known.subscribe();
+        let fresh = known.borrow_and_update().clone();
+        if let Some((at, storage)) = fresh
+            && at.elapsed() < MAX_AGE
+        {
+            return Some(storage);
+        }
+        if !self.busy.swap(true, Ordering::SeqCst) {
+            let (this, pods) = (self.clone(), pods());
+            tokio::spawn(async move {
+                let _idle = Idle(Arc::clone(&this.busy));
+                let storage = this.measure(at_ms, pods).await;
+                this.known
+                    .send_replace(Some((Instant::now(), Arc::new(storage))));
+            });
+        }
+        // Late is not wrong: what there was is told then.
+        let waited = tokio::time::timeout(PATIENCE, known.changed()).await;
+        if waited.is_err() {
+            debug!("measuring the disks takes long");
+        }
+        let known = known.borrow();
+        known.as_ref().map(|(_, storage)| Arc::clone(storage))
+    }
+
+    async fn measure(&self, at_ms: i64, pods: Vec<Wanted>) -> Storage {
+        let layers = told(RUNTIME_PATIENCE, self.cri.list_container_stats(None)).await;
+        let images = told(RUNTIME_PATIENCE, self.cri.image_fs_info()).await;
+        let walk = blocking::run(move || measure_all(at_ms, &pods, layers, images));
+        walk.await.unwrap_or_default()
+    }
+}
+
+/// Another measurement may begin.
+struct Idle(Arc<AtomicBool>);
+
+impl Drop for Idle {
+    fn drop(&mut self) {
+        self.0.store(false, Ordering::SeqCst);
+    }
+}
+
+/// What the runtime told, if it did in time.
+pub(super) async fn told<T>(
+    patience: Duration,
+    call: impl Future<Output = Result<T, CriError>>,
+) -> Option<T> {
+    match tokio::time::timeout(patience, call).await {
+        Ok(Ok(answer)) => Some(answer),
+        Ok(Err(error)) => {
+            debug!(%error, "the runtime does not tell its figures");
+            None
+        }
+        Err(_) => {
+            debug!("the runtime does not tell its figures in time");
+            None
+        }
+    }
+}
+
+fn measure_all(
+    at_ms: i64,
+    pods: &[Wanted],
+    layers: Option<Vec<v1::ContainerStats>>,
+    images: Option<v1::ImageFsInfoResponse>,
+) -> Storage {
+    let mut storage = Storage::default();
+    for stats in layers.into_iter().flatten() {
+        let Some(id) = stats.attributes.map(|a| ContainerId::from(a.id)) else {
+            continue;
+        };
+        let layer = stats.writable_layer.and_then(|layer| {
+            let inodes = layer.inodes_used.map(|n| n.value);
+            Some((layer.used_bytes?.value, inodes))
+        });
+        storage.containers.entry(id).or_default().rootfs = layer;
+    }
+    for pod in pods {
+        for (name, id) in &pod.containers {
+            storage.containers.entry(id.clone()).or_default().logs =
+                du(&pod.logs.join(name)).map(|used| (used.bytes, used.inodes));
+        }
+        let volumes = volumes(at_ms, pod);
+        if !volumes.is_empty() {
+            storage.volumes.insert(pod.uid.clone(), volumes);
+        }
+    }
+    if let Some(images) = images {
+        storage.images = images
+            .image_filesystems
+            .first()
+            .map(|f| of_runtime(at_ms, f));
+        storage.containers_fs =
+            (images.container_filesystems.first()).map(|f| of_runtime(at_ms, f));
+    }
+    storage
+}
+
+fn volumes(at_ms: i64, wanted: &Wanted) -> Vec<VolumeUsage> {
+    let Some(pod) = &wanted.pod else {
+        return Vec::new();
+    };
+    let mut found = Vec::new();
+    for volume in pod.spec_ref().volumes.iter().flatten() {
+        // What a hostPath leads to is the node's.
+        let plugin = volumemanager::plugin_of(volume).filter(|_| volume.host_path.is_none());
+        let Some(plugin) = plugin else { continue };
+        let dir = wanted
+            .volumes
+            .join(plugin.replace('/', "~"))
+            .join(&volume.name);
+        let (Some(mut fs), Some(used)) = (fs_of(&dir, at_ms), du(&dir)) else {
+            continue;
+        };
+        fs.used = Some(used.bytes);
+        fs.inodes_used = Some(used.inodes);
+        let memory = match &volume.empty_dir {
+            Some(empty) => empty.medium.as_deref().is_some_and(|m| !m.is_empty()),
+            // The others are secret, or may hold what is.
+            None => volume.config_map.is_none(),
+        };
+        found.push(VolumeUsage {
+            name: volume.name.clone(),
+            memory,
+            fs,
+        });
+    }
+    found
+}
+
+fn du(dir: &Path) -> Option<DiskUsage> {
+    match measure(dir) {
+        Ok(used) if used == DiskUsage::default() => None,
+        Ok(used) => Some(used),
+        Err(error) => {
+            debug!(%error, dir = %dir.display(), "cannot measure a directory");
+            None
+        }
+    }
+}
+
+fn of_runtime(at_ms: i64, told: &v1::FilesystemUsage) -> Fs {
+    let mount = told.fs_id.as_ref().map(|id| PathBuf::from(&id.mountpoint));
+    let mut fs = mount.and_then(|m| fs_of(&m, at_ms)).unwrap_or(Fs {
+        at_ms,
+        ..Fs::default()
+    });
+    fs.used = told.used_bytes.map(|n| n.value);
+    fs.inodes_used = told.inodes_used.map(|n| n.value);
+    fs
+}
+
+/// The file system that `path` is on; `None` when there is no such path. Blocking.
+pub(super) fn fs_of(path: &Path, at_ms: i64) -> Option<Fs> {
+    let stat = nix::sys::statvfs::statvfs(path).ok()?;
+    let bytes = |blocks: u64| blocks.saturating_mul(stat.fragment_size());
+    let (capacity, free) = (bytes(stat.blocks()), bytes(stat.blocks_free()));
+    Some(Fs {
+        at_ms,
+        device: device_of(path).unwrap_or_default(),
+        available: Some(bytes(stat.blocks_available())),
+        capacity: Some(capacity),
+        used: Some(capacity.saturating_sub(free)),
+        inodes_free: Some(stat.files_free()),
+        inodes: Some(stat.files()),
+        inodes_used: Some(stat.files().saturating_sub(stat.files_free())),
+    })
+}
+
+/// What is mounted where `path` is.
+fn device_of(path: &Path) -> Option<String> {
+    let table = std::fs::read_to_string("/proc/self/mountinfo").ok()?;
+    let path = path.canonicalize().ok()?;
+    mounted_at(&table, &path)
+}
+
+fn mounted_at(table: &str, path: &Path) -> Option<String> {
+    let line = |line: &str| {
+        let (left, right) = line.split_once(" - ")?;
+        let point = PathBuf::from(left.split(' ').nth(4)?);
+        let device = right.split(' ').nth(1)?;
+        Some((point, device.to_owned()))
+    };
+    let mounts = table.lines().filter_map(line);
+    let around = mounts.filter(|(point, _)| path.starts_with(point));
+    // Of several at one place the last one is on top.
+    let nearest = around.max_by_key(|(point, _)| point.components().count());
+    nearest.map(|(_, device)| device)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_device_is_that_of_the_nearest_mount() {
+        let table = "1 0 8:1 / / rw - ext4 /dev/vda1 rw\n\
+                     2 1 8:2 / /var/lib rw shared:1 - xfs /dev/vdb rw\n\
+                     3 1 0:5 / /var/library rw - tmpfs tmpfs rw\n";
+        for (path, device) in [
+            ("/etc", "/dev/vda1"),
+            ("/var/lib/kubelet", "/dev/vdb"),
+            ("/var/library", "tmpfs"),
+        ] {
+            assert_eq!(mounted_at(table, Path::new(path)).as_deref(), Some(device));
+        }
+    }
+
+    #[test]
+    fn volumes_and_logs_are_measured_by_pod_and_container() {
+        let dir = tempfile::tempdir().unwrap();
+        let volumes = dir.path().join("volumes");
+        let empty = volumes.join("kubernetes.io~empty-dir/scratch");
+        let logs = dir.path().join("logs");
+        std::fs::create_dir_all(&empty).unwrap();
+        std::fs::create_dir_all(logs.join("main")).unwrap();
+        std::fs::write(empty.join("big"), vec![7_u8; 200_000]).unwrap();
+        std::fs::write(logs.join("main/0.log"), vec![7_u8; 50_000]).unwrap();
+        let pod: Pod = serde_json::from_value(serde_json::json!({
+            "metadata": {"uid": "u1", "name": "p", "namespace": "n"},
+            "spec": {"containers": [], "volumes": [
+                {"name": "scratch", "emptyDir": {}},
+                {"name": "host", "hostPath": {"path": "/"}},
+                {"name": "absent", "emptyDir": {}},
+            ]},
+        }))
+        .unwrap();
+        let wanted = Wanted {
+            uid: PodUid::new("u1"),
+            pod: Some(Arc::new(pod)),
+            logs,
+            volumes,
+            containers: vec![("main".to_owned(), ContainerId::new("c1"))],
+        };
+        let layer = v1::ContainerStats {
+            attributes: Some(v1::ContainerAttributes {
+                id: "c1".to_owned(),
+                ..Default::default()
+            }),
+            writable_layer: Some(v1::FilesystemUsage {
+                used_bytes: Some(v1::UInt64Value { value: 4096 }),
+                inodes_used: Some(v1::UInt64Value { value: 3 }),
+                ..Default::default()
+            }),
+            ..Default::default()
+        };
+        let storage = measure_all(5, &[wanted], Some(vec![layer]), None);
+        let of_container = storage.containers[&ContainerId::new("c1")];
+        assert_eq!(of_container.rootfs, Some((4096, Some(3))));
+        let (bytes, inodes) = of_container.logs.unwrap();
+        assert!((50_000..80_000).contains(&bytes), "{bytes}");
+        assert_eq!(inodes, 2);
+        let volumes = &storage.volumes[&PodUid::new("u1")];
+        assert_eq!(volumes.len(), 1, "{volumes:?}");
+        assert_eq!(
+            (volumes[0].name.as_str(), volumes[0].memory),
+            ("scratch", false)
+        );
+        let used = volumes[0].fs.used.unwrap();
+        assert!((200_000..260_000).contains(&used), "{used}");
+        assert!(volumes[0].fs.capacity.unwrap() > used);
+    }
+}
