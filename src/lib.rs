@@ -8,6 +8,7 @@ pub mod apiserver;
 pub mod cli;
 pub mod cm;
 pub mod config;
+pub mod container_logs;
 pub mod core;
 pub mod events;
 pub mod eviction;

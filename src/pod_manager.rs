@@ -67,6 +67,14 @@ impl PodManager {
         self.read(|d| d.by_uid.get(uid).cloned())
     }
 
+    /// The newest pod of that name and namespace, mirror pods excluded.
+    pub fn by_full_name(&self, name: &FullName) -> Option<Arc<Pod>> {
+        self.read(|d| {
+            let uid = d.by_full_name.get(name);
+            uid.and_then(|uid| d.by_uid.get(uid)).cloned()
+        })
+    }
+
     /// The static pod a mirror pod stands for.
     pub fn pod_of_mirror(&self, mirror: &Pod) -> Option<Arc<Pod>> {
         self.read(|d| {

@@ -17,7 +17,7 @@ use holdfast::kubeletconfig::flags::KubeletFlags;
 use holdfast::kubeletconfig::unsupported::{Effect, UNSUPPORTED_FLAGS};
 use holdfast::kubeletconfig::{
     AgentConfig, AuthorizationMode, CgroupDriver, ConfigError, EvictionThreshold, LogFormat,
-    OfflineStart, TlsVersion, Warning, load, resolve,
+    NEVER_ROTATE, OfflineStart, TlsVersion, Warning, load, resolve,
 };
 
 const HEAD: &str = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n";
@@ -98,6 +98,8 @@ fn defaults_are_upstreams() {
     assert_eq!((k.event_record_qps, k.event_burst), (50, 100));
     assert_eq!(k.container_log_max_size, 10 << 20);
     assert_eq!(k.container_log_max_files, 5);
+    assert_eq!(k.container_log_max_workers, 1);
+    assert_eq!(k.container_log_monitor_interval, Duration::from_secs(10));
     assert_eq!(k.max_parallel_image_pulls, None);
     assert_eq!(
         (k.logging.format, k.logging.verbosity),
@@ -290,6 +292,37 @@ fn values_out_of_range_name_value_and_range() {
             "DIR/config.yaml:15:16: clusterDomain: is \"No!\", expected a DNS name like \"cluster.local\"",
         ]
     );
+}
+
+#[test]
+fn log_rotation_is_configured_and_checked() {
+    let files = Files::new();
+    let path = files.config(
+        "c.yaml",
+        "containerLogMaxSize: 5Mi\ncontainerLogMaxFiles: 3\ncontainerLogMaxWorkers: 4\n\
+         containerLogMonitorInterval: 5s\n",
+    );
+    let loaded = load::load(Some(&path), None).unwrap();
+    assert!(loaded.warnings.is_empty());
+    let k = &loaded.config;
+    assert_eq!(k.container_log_max_size, 5 << 20);
+    assert_eq!(
+        (k.container_log_max_files, k.container_log_max_workers),
+        (3, 4)
+    );
+    assert_eq!(k.container_log_monitor_interval, Duration::from_secs(5));
+    assert_eq!(
+        files.errors("containerLogMaxWorkers: 0\ncontainerLogMonitorInterval: 2s\n"),
+        [
+            "DIR/config.yaml:4:30: containerLogMonitorInterval: is 2s, allowed are 3s to 24h0m0s",
+            "DIR/config.yaml:3:25: containerLogMaxWorkers: is 0, expected a number from 1",
+        ]
+    );
+    let (config, warnings) =
+        run(&["--container-log-max-files=3", "--container-log-max-size=-1"]).unwrap();
+    assert!(warnings.is_empty());
+    assert_eq!(config.kubelet.container_log_max_files, 3);
+    assert_eq!(config.kubelet.container_log_max_size, NEVER_ROTATE);
 }
 
 #[test]
@@ -509,7 +542,7 @@ fn fields_without_effect_are_warned_about_by_name_and_place() {
     let path = files.config(
         "c.yaml",
         "maxPods: 5\nimageMinimumGCAge: 5m\nauthentication:\n  webhook: {enabled: false}\n\
-         logging: {format: text, flushFrequency: 5s}\ncontainerLogMaxSize: 5Mi\n",
+         logging: {format: text, flushFrequency: 5s}\nprotectKernelDefaults: true\n",
     );
     let loaded = load::load(Some(&path), None).unwrap();
     let told: Vec<_> = loaded
@@ -526,10 +559,9 @@ fn fields_without_effect_are_warned_about_by_name_and_place() {
         [
             "DIR/c.yaml:4:1: imageMinimumGCAge",
             "DIR/c.yaml:7:25: logging.flushFrequency",
-            "DIR/c.yaml:8:1: containerLogMaxSize",
+            "DIR/c.yaml:8:1: protectKernelDefaults",
         ]
     );
-    assert_eq!(loaded.config.container_log_max_size, 5 << 20);
 }
 
 #[test]
@@ -539,7 +571,6 @@ fn flags_without_effect_are_accepted_and_warned_about() {
         "--fail-swap-on=false",
         "--feature-gates",
         "A=true",
-        "--container-log-max-files=3",
         "--iptables-drop-bit=3",
         "--containerd=/run/containerd/containerd.sock",
     ])
@@ -548,7 +579,6 @@ fn flags_without_effect_are_accepted_and_warned_about() {
     assert_eq!(
         told,
         [
-            "--container-log-max-files: is not supported in this version and has no effect",
             "--containerd: is not supported in this version and has no effect",
             "--fail-swap-on: is not supported in this version and has no effect",
             "--feature-gates: is not supported in this version and has no effect",

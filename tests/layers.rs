@@ -35,6 +35,7 @@ const RANKS: &[(u32, &[&str])] = &[
         &[
             "cm",
             "config",
+            "container_logs",
             "events",
             "eviction",
             "images",

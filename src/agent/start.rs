@@ -20,11 +20,12 @@ use crate::config::{
     FileSettings, HttpSettings, PodConfig, RunningStatic, SourceSettings, SourcesReady,
     Surroundings,
 };
+use crate::container_logs::{LogRotator, RotationPolicy};
 use crate::core::state::MetaRecord;
 use crate::events::{EventRate, JournalRecorder};
 use crate::eviction::LocalStorage;
 use crate::images::{ImageConfig, ImageManager, VerificationPolicy, run_pruning};
-use crate::kubeletconfig::AgentConfig;
+use crate::kubeletconfig::{AgentConfig, NEVER_ROTATE};
 use crate::kuberuntime::cri::{CriClient, CriTimeouts};
 use crate::kuberuntime::gc::GcPolicy;
 use crate::node_object::NodeObject;
@@ -422,6 +423,14 @@ pub(super) async fn start(
         workers.context().node.clone(),
         base.metrics.clone(),
     );
+    let rotator = LogRotator::new(
+        base.store.clone(),
+        cri.clone(),
+        Arc::clone(&base.clock),
+        rotation_policy(config),
+        config.pod_logs_dir().to_owned(),
+    );
+    tasks.add("log rotation", rotator.run(token.clone()));
     tasks.add("local storage", storage.run(token.clone()));
     tasks.add("pleg", pleg.run(token.clone()));
     tasks.add(
@@ -457,6 +466,17 @@ pub(super) async fn start(
         workers,
         pods,
     })
+}
+
+fn rotation_policy(config: &AgentConfig) -> RotationPolicy {
+    let kubelet = &config.kubelet;
+    let size = kubelet.container_log_max_size;
+    RotationPolicy {
+        max_size: (size != NEVER_ROTATE).then_some(size),
+        max_files: kubelet.container_log_max_files,
+        workers: usize::try_from(kubelet.container_log_max_workers).unwrap_or(usize::MAX),
+        interval: kubelet.container_log_monitor_interval,
+    }
 }
 
 fn images(

@@ -9,7 +9,7 @@ use std::time::Duration;
 use super::duration::parse_duration;
 use super::fields::{FIELDS, Field, Kind, Support, closest};
 use super::problem::{Origin, Problem, Warning};
-use super::quantity::parse_bytes;
+use super::quantity::parse_log_size;
 use super::types::KubeletConfiguration;
 use super::yaml::{Entry, Node, Place, Value};
 use super::{API_VERSION, KIND};
@@ -496,12 +496,21 @@ fn take(
             c.cgroup_driver = r.parsed(str::parse).unwrap_or(d.cgroup_driver);
         }
         "containerLogMaxSize" => {
-            c.container_log_max_size = r.parsed(parse_bytes).unwrap_or(d.container_log_max_size);
+            c.container_log_max_size = r.parsed(parse_log_size).unwrap_or(d.container_log_max_size);
         }
         "containerLogMaxFiles" => {
             c.container_log_max_files = r
                 .int("a number of files, at least 2")
                 .unwrap_or(d.container_log_max_files);
+        }
+        "containerLogMaxWorkers" => {
+            c.container_log_max_workers = r
+                .int("a number of rotations at once, at least 1")
+                .unwrap_or(d.container_log_max_workers);
+        }
+        "containerLogMonitorInterval" => {
+            c.container_log_monitor_interval =
+                r.period().unwrap_or(d.container_log_monitor_interval);
         }
         "serializeImagePulls" => {
             c.serialize_image_pulls = r.bool().unwrap_or(d.serialize_image_pulls);

@@ -12,7 +12,7 @@ use std::time::Duration;
 use super::cluster;
 use super::decode::parse_ip;
 use super::duration::parse_duration;
-use super::quantity::parse_bytes;
+use super::quantity::parse_log_size;
 use super::server::ServerFlags;
 use super::types::{CgroupDriver, EvictionThreshold, LogFormat, OfflineStart, Taint};
 use super::unsupported::UnsupportedFlags;
@@ -169,11 +169,11 @@ pub struct KubeletFlags {
     #[arg(long, value_name = "COUNT")]
     pub event_burst: Option<u32>,
 
-    /// Size at which a container log is rotated (no effect yet) [default: 10Mi]
-    #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
+    /// Size at which a container log is rotated; a negative one for never [default: 10Mi]
+    #[arg(long, value_name = "SIZE", value_parser = parse_log_size, allow_negative_numbers = true)]
     pub container_log_max_size: Option<u64>,
 
-    /// Log files kept per container (no effect yet) [default: 5]
+    /// Log files kept per container [default: 5]
     #[arg(long, value_name = "COUNT")]
     pub container_log_max_files: Option<u32>,
 

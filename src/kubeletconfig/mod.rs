@@ -34,7 +34,7 @@ pub use server::{
 };
 pub use types::{
     CgroupDriver, EvictionThreshold, ImageVerification, KubeletConfiguration, LogFormat, Logging,
-    OfflineStart, Taint,
+    NEVER_ROTATE, OfflineStart, Taint,
 };
 
 /// The only API version that is read.

@@ -1,6 +1,18 @@
 //! Byte quantities as Kubernetes writes them: `10Mi`, `500M`, `1.5Gi`, `1048576`.
 
+use super::types::NEVER_ROTATE;
 use crate::types::quantity::nanos;
+
+/// Reads a quantity of whole bytes; a negative one means that logs are never rotated.
+///
+/// # Errors
+/// As [`parse_bytes`].
+pub(super) fn parse_log_size(text: &str) -> Result<u64, String> {
+    match text.strip_prefix('-') {
+        Some(size) if parse_bytes(size).is_ok_and(|bytes| bytes > 0) => Ok(NEVER_ROTATE),
+        _ => parse_bytes(text),
+    }
+}
 
 /// Reads a quantity of whole bytes.
 ///

@@ -13,7 +13,6 @@ use super::load::read;
 use super::problem::{ConfigError, Origin, Problem, Warning};
 use super::server::AuthorizationMode;
 use super::types::{KubeletConfiguration, OfflineStart};
-use super::unsupported::Effect;
 use super::validate::{is_dns_subdomain, validate};
 
 /// The longest path a unix socket address can hold.
@@ -325,23 +324,8 @@ fn apply_flags(settings: &mut Settings, flags: &KubeletFlags) {
 
 /// Warns of the flags that were given and have no effect.
 fn warn_flags(settings: &mut Settings, flags: &KubeletFlags) {
-    let checked = [
-        (
-            "--container-log-max-size",
-            flags.container_log_max_size.is_some(),
-        ),
-        (
-            "--container-log-max-files",
-            flags.container_log_max_files.is_some(),
-        ),
-    ];
-    let checked = checked
-        .into_iter()
-        .filter(|(_, given)| *given)
-        .map(|(flag, _)| (flag.to_owned(), Effect::NotYet.to_string()));
-    let unchecked = flags.unsupported.given.iter();
-    let unchecked = unchecked.map(|flag| (format!("--{}", flag.name), flag.effect.to_string()));
-    for (flag, message) in checked.chain(unchecked) {
+    for given in &flags.unsupported.given {
+        let (flag, message) = (format!("--{}", given.name), given.effect.to_string());
         settings.warnings.push(Warning {
             origin: Origin::Flag(flag.clone()),
             field: flag,

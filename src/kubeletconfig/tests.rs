@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::quantity::parse_bytes;
+use super::quantity::{parse_bytes, parse_log_size};
 use super::yaml::{Value, parse};
 use super::*;
 
@@ -64,6 +64,16 @@ fn byte_quantities() {
     }
     for text in ["", "Mi", "10MB", "-1", "1e3x", "8Ei", "1.2.3"] {
         assert!(parse_bytes(text).is_err(), "{text}");
+    }
+}
+
+#[test]
+fn a_negative_log_size_means_never() {
+    assert_eq!(parse_log_size("-1"), Ok(NEVER_ROTATE));
+    assert_eq!(parse_log_size("-10Mi"), Ok(NEVER_ROTATE));
+    assert_eq!(parse_log_size("10Mi"), Ok(10 << 20));
+    for text in ["-", "-0", "--1", "-x"] {
+        assert!(parse_log_size(text).is_err(), "{text}");
     }
 }
 

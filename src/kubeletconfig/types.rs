@@ -86,6 +86,9 @@ impl FromStr for ImageVerification {
     }
 }
 
+/// `containerLogMaxSize` of logs that are not rotated.
+pub const NEVER_ROTATE: u64 = u64::MAX;
+
 /// How log lines look.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum LogFormat {
@@ -226,10 +229,14 @@ pub struct KubeletConfiguration {
     pub cgroup_driver: CgroupDriver,
     /// Where the runtime writes container logs.
     pub pod_logs_dir: PathBuf,
-    /// Size in bytes at which a container log is rotated.
+    /// Size in bytes at which a container log is rotated; [`NEVER_ROTATE`] for never.
     pub container_log_max_size: u64,
     /// How many log files are kept per container.
     pub container_log_max_files: u32,
+    /// How many container logs are rotated at once.
+    pub container_log_max_workers: u32,
+    /// How often the sizes of container logs are looked at.
+    pub container_log_monitor_interval: Duration,
     /// Whether images are pulled one at a time.
     pub serialize_image_pulls: bool,
     /// How many images are pulled at once; no limit when unset and pulls are not serialised.
@@ -363,6 +370,8 @@ impl Default for KubeletConfiguration {
             pod_logs_dir: PathBuf::from("/var/log/pods"),
             container_log_max_size: 10 << 20,
             container_log_max_files: 5,
+            container_log_max_workers: 1,
+            container_log_monitor_interval: Duration::from_secs(10),
             serialize_image_pulls: true,
             max_parallel_image_pulls: None,
             image_pull_credentials_verification_policy: ImageVerification::default(),

@@ -78,6 +78,12 @@ fn periods(settings: &mut Settings) {
             day,
         ),
         (
+            "containerLogMonitorInterval",
+            config.container_log_monitor_interval,
+            Duration::from_secs(3),
+            day,
+        ),
+        (
             "runtimeRequestTimeout",
             config.runtime_request_timeout,
             Duration::from_millis(1),
@@ -164,9 +170,10 @@ fn numbers(settings: &mut Settings) {
         config.max_parallel_image_pulls,
         config.serialize_image_pulls,
     );
-    let (files, size) = (
+    let (files, size, workers) = (
         config.container_log_max_files,
         config.container_log_max_size,
+        config.container_log_max_workers,
     );
     let verbosity = config.logging.verbosity;
     if pulls == Some(0) {
@@ -188,6 +195,9 @@ fn numbers(settings: &mut Settings) {
     }
     if size == 0 {
         settings.reject("containerLogMaxSize", "is 0, expected at least 1 byte");
+    }
+    if workers == 0 {
+        settings.reject("containerLogMaxWorkers", "is 0, expected a number from 1");
     }
     if i32::try_from(verbosity).is_err() {
         settings.reject(

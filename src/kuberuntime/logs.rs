@@ -11,8 +11,10 @@ use std::path::{Path, PathBuf};
 
 use k8s_openapi::api::core::v1::Pod;
 
+use super::container_config;
 use super::node_context::{NodeContext, is_path_component};
 use crate::types::containers::containers_of;
+use crate::types::runtime::{ContainerStatus, PodStatus};
 use crate::types::{ContainerId, PodExt, PodUid};
 
 /// Longest file name of a link; upstream cuts what comes before the id.
@@ -31,6 +33,27 @@ pub struct LogError {
 fn error(verb: &'static str, path: &Path) -> impl FnOnce(io::Error) -> LogError {
     let path = path.to_owned();
     move |source| LogError { verb, path, source }
+}
+
+/// Where a container logs by the rule: `<root>/<namespace>_<name>_<uid>/<container>/<attempt>.log`.
+pub fn file_by_rule(
+    root: &Path,
+    (namespace, name, uid): (&str, &str, &PodUid),
+    container: &str,
+    attempt: u32,
+) -> PathBuf {
+    root.join(format!("{namespace}_{name}_{uid}"))
+        .join(container_config::log_path(container, attempt))
+}
+
+/// Where a container logs: what the runtime says, else by the rule.
+pub fn file_of(root: &Path, pod: &PodStatus, container: &ContainerStatus) -> PathBuf {
+    if container.log_path.is_empty() {
+        let names = (pod.namespace.as_str(), pod.name.as_str(), &pod.uid);
+        file_by_rule(root, names, &container.name, container.attempt)
+    } else {
+        PathBuf::from(&container.log_path)
+    }
 }
 
 /// Makes the pod's log directory, and one per container, which the runtime does not make itself.

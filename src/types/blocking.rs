@@ -29,6 +29,17 @@ pub async fn run<T: Send + 'static>(
     start(&TURNS, work).await.await
 }
 
+/// As [`run`], with turns of the caller's own: for work that must not take the place of what pods wait for.
+///
+/// # Errors
+/// As [`run`].
+pub async fn run_in<T: Send + 'static>(
+    turns: &'static Semaphore,
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Result<T, JoinError> {
+    start(turns, work).await.await
+}
+
 async fn start<T: Send + 'static>(
     turns: &'static Semaphore,
     work: impl FnOnce() -> T + Send + 'static,
