@@ -177,22 +177,26 @@ impl Connections {
     }
 
     /// Ends what was idle for too long: `first` for a connection whose first request did not come, `idle` for
-    /// others.
-    pub(super) fn sweep(&self, first: Duration, idle: Duration) -> usize {
+    /// others. How many of each.
+    pub(super) fn sweep(&self, first: Duration, idle: Duration) -> (usize, usize) {
         let now = Instant::now();
         let table = self.lock();
         let stale = table.open.values().filter(|entry| {
             let patience = if entry.served { idle } else { first };
             entry.busy == 0 && now.duration_since(entry.since) > patience
         });
-        let mut count = 0;
+        let (mut silent, mut done) = (0, 0);
         for entry in stale {
             if !entry.close.politely.is_cancelled() {
                 entry.close.politely.cancel();
-                count += 1;
+                if entry.served {
+                    done += 1;
+                } else {
+                    silent += 1;
+                }
             }
         }
-        count
+        (silent, done)
     }
 }
 
@@ -298,10 +302,10 @@ mod tests {
         stream.upgraded();
         let sweep = || table.sweep(Duration::from_secs(30), Duration::from_secs(90));
         tokio::time::advance(Duration::from_secs(31)).await;
-        assert_eq!(sweep(), 1);
+        assert_eq!(sweep(), (1, 0));
         assert!(silent.close().politely.is_cancelled());
         tokio::time::advance(Duration::from_secs(60)).await;
-        assert_eq!((sweep(), sweep()), (1, 0), "each is told once");
+        assert_eq!((sweep(), sweep()), ((0, 1), (0, 0)), "each is told once");
         assert!(served.close().politely.is_cancelled());
         assert!(!stream.close().politely.is_cancelled());
     }

@@ -107,7 +107,7 @@ impl Server {
         let node: Shared = Arc::new(node);
         let config = Arc::clone(&node.config);
         if let (true, Some(reason)) = (config.kubelet.enable_server, config.server_locked()) {
-            tracing::warn!(
+            tracing::info!(
                 reason,
                 "the kubelet's API is not served: nobody could be let in (authorization.mode AlwaysAllow with \
                  authentication.x509.clientCAFile serves it without an API server)"
@@ -288,8 +288,17 @@ impl Port {
     }
 
     fn sweep(&self) {
-        let swept = self.connections.sweep(self.limits.header, self.limits.idle);
-        self.closed("idle", swept);
+        let (silent, idle) = self.connections.sweep(self.limits.header, self.limits.idle);
+        self.closed("idle", silent + idle);
+        if silent > 0
+            && let Some(left_out) = self.log.turn()
+        {
+            tracing::warn!(
+                connections = silent,
+                left_out,
+                "closing connections to the kubelet's API whose first request did not come in time"
+            );
+        }
         self.show();
     }
 
@@ -336,6 +345,7 @@ impl Port {
     ) -> impl Future<Output = ()> + Send + 'static {
         let (tls, limits) = (self.tls.clone(), self.limits.clone());
         let (routes, node) = (self.routes.clone(), Arc::clone(&self.node));
+        let log = Arc::clone(&self.log);
         async move {
             let close = slot.close();
             let served = async {
@@ -348,9 +358,15 @@ impl Port {
                         address: peer,
                         certificates: Arc::new([]),
                     };
-                    return serve(socket, false, peer, slot.clone(), routes, &limits, &node).await;
+                    let ended =
+                        serve(socket, false, peer.clone(), slot, routes, &limits, &node).await;
+                    return tell(&peer, ended, &log);
                 };
-                let socket = match timeout(limits.handshake, tls.accept(socket)).await {
+                let handshake = timeout(limits.handshake, tls.accept(socket));
+                let Some(shaken) = node.stop.run_until_cancelled(handshake).await else {
+                    return;
+                };
+                let socket = match shaken {
                     Ok(Ok(socket)) => socket,
                     Ok(Err(error)) => {
                         tracing::debug!(%peer, %error, "TLS handshake failed");
@@ -368,7 +384,8 @@ impl Port {
                     address: peer,
                     certificates: chain.iter().map(|one| one.clone().into_owned()).collect(),
                 };
-                serve(socket, two, peer, slot.clone(), routes, &limits, &node).await;
+                let ended = serve(socket, two, peer.clone(), slot, routes, &limits, &node).await;
+                tell(&peer, ended, &log);
             };
             tokio::select! {
                 () = served => {}
@@ -389,7 +406,37 @@ fn prepare(stream: &TcpStream) -> std::io::Result<()> {
     Ok(())
 }
 
+/// Tells of a connection that its peer ended in a way it should not.
+fn tell(peer: &Peer, ended: Result<(), hyper::Error>, log: &LogLimit) {
+    use std::error::Error;
+    let Err(error) = ended else {
+        return;
+    };
+    let mut sources = std::iter::successors(error.source(), |error| error.source());
+    let left = error.is_incomplete_message()
+        || error.is_body_write_aborted()
+        || error.is_canceled()
+        || sources.any(|source| source.is::<std::io::Error>());
+    let text = match error.source() {
+        Some(source) => format!("{error}: {source}"),
+        None => error.to_string(),
+    };
+    if left {
+        tracing::debug!(peer = %peer.address, error = text, "connection to the kubelet's API ended early");
+    } else if let Some(left_out) = log.turn() {
+        tracing::warn!(
+            peer = %peer.address,
+            error = text,
+            left_out,
+            "ended a connection to the kubelet's API that broke the rules of HTTP or the limits of the server"
+        );
+    }
+}
+
 /// Serves requests on a connection until either side ends it. What is upgraded goes on without it.
+///
+/// # Errors
+/// When it did not end in order.
 async fn serve<I>(
     socket: I,
     two: bool,
@@ -398,10 +445,10 @@ async fn serve<I>(
     routes: Router,
     limits: &Limits,
     node: &Shared,
-) where
+) -> Result<(), hyper::Error>
+where
     I: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
-    let address = peer.address;
     let close = slot.close();
     let service = service_fn(move |request: Request<hyper::body::Incoming>| {
         let mut request = request.map(Body::new);
@@ -417,7 +464,7 @@ async fn serve<I>(
             () = node.stop.cancelled() => {}
         }
     };
-    let result = if two {
+    if two {
         let connection = http2::Builder::new(TokioExecutor::new())
             .timer(TokioTimer::new())
             .max_concurrent_streams(limits.streams)
@@ -429,10 +476,11 @@ async fn serve<I>(
             .serve_connection(io, service);
         tokio::pin!(connection);
         tokio::select! {
-            result = connection.as_mut() => Ok(result),
+            ended = connection.as_mut() => ended,
             () = ending => {
                 connection.as_mut().graceful_shutdown();
-                timeout(limits.drain, connection).await
+                // What is still busy then is dropped.
+                timeout(limits.drain, connection).await.unwrap_or(Ok(()))
             }
         }
     } else {
@@ -444,20 +492,12 @@ async fn serve<I>(
             .with_upgrades();
         tokio::pin!(connection);
         tokio::select! {
-            result = connection.as_mut() => Ok(result),
+            ended = connection.as_mut() => ended,
             () = ending => {
                 connection.as_mut().graceful_shutdown();
-                timeout(limits.drain, connection).await
+                // What is still busy then is dropped.
+                timeout(limits.drain, connection).await.unwrap_or(Ok(()))
             }
-        }
-    };
-    match result {
-        Ok(Ok(())) => {}
-        Ok(Err(error)) => {
-            tracing::debug!(peer = %address, %error, "connection to the kubelet's API ended early")
-        }
-        Err(_) => {
-            tracing::debug!(peer = %address, "connection to the kubelet's API dropped: still busy")
         }
     }
 }

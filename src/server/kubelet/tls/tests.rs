@@ -1,1 +1,110 @@
+//! Unit tests; certificates that change under a running server are in `tests/kubelet_api`.
+#![allow(clippy::unwrap_used, reason = "tests")]
 
+use k8s_openapi::api::core::v1::{Node, NodeAddress, NodeStatus};
+
+use super::*;
+
+fn pair(name: &str) -> (String, String) {
+    let key = rcgen::KeyPair::generate().unwrap();
+    let params =
+        rcgen::CertificateParams::new(vec![name.to_owned(), "10.0.0.1".to_owned()]).unwrap();
+    let certificate = params.self_signed(&key).unwrap();
+    (certificate.pem(), key.serialize_pem())
+}
+
+#[test]
+fn a_certificate_is_taken_with_its_key_only() {
+    let ((certificate, key), (_, other)) = (pair("n"), pair("n"));
+    let parsed = Certificate::parse(certificate.as_bytes(), key.as_bytes()).unwrap();
+    assert_eq!(parsed.names, ["n"]);
+    let address: IpAddr = [10, 0, 0, 1].into();
+    assert!(parsed.is_for(&["n".to_owned()], &[address]));
+    assert!(!parsed.is_for(&["m".to_owned()], &[address]));
+    assert!(!parsed.is_for(&[], &[[10, 0, 0, 2].into()]));
+    // Both in one file, as a certificate that was asked for is kept.
+    let both = format!("{certificate}{key}");
+    assert!(Certificate::parse(both.as_bytes(), both.as_bytes()).is_ok());
+    for (chain, key, says) in [
+        (certificate.as_str(), other.as_str(), "do not go together"),
+        ("", key.as_str(), "no certificate"),
+        (
+            "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n",
+            key.as_str(),
+            "does not parse",
+        ),
+        (certificate.as_str(), "", "key does not parse"),
+    ] {
+        let problem = Certificate::parse(chain.as_bytes(), key.as_bytes()).unwrap_err();
+        assert!(problem.contains(says), "{problem}");
+    }
+}
+
+#[test]
+fn files_are_told_about_when_they_change_and_once_when_they_are_bad() {
+    let dir = tempfile::tempdir().unwrap();
+    let (file, key_file) = (dir.path().join("c"), dir.path().join("k"));
+    let (certificate, key) = pair("n");
+    std::fs::write(&file, &certificate).unwrap();
+    std::fs::write(&key_file, &key).unwrap();
+    let (mut files, _) = files::Files::new(file.clone(), key_file.clone())
+        .first()
+        .unwrap();
+    assert!(files.look().unwrap().is_none());
+    let (next, next_key) = pair("n");
+    std::fs::write(&file, &next).unwrap();
+    assert!(files.look().is_err(), "half of a change");
+    assert!(files.look().unwrap().is_none(), "told once");
+    std::fs::write(&key_file, &next_key).unwrap();
+    assert!(files.look().unwrap().is_some());
+}
+
+#[test]
+fn the_names_of_a_node_are_those_of_its_addresses() {
+    let address = |kind: &str, address: &str| NodeAddress {
+        type_: kind.to_owned(),
+        address: address.to_owned(),
+    };
+    let node = Node {
+        status: Some(NodeStatus {
+            addresses: Some(vec![
+                address("Hostname", "n"),
+                address("InternalIP", "10.0.0.2"),
+                address("InternalIP", "10.0.0.1"),
+                address("ExternalIP", "fd00::1"),
+                address("InternalIP", "10.0.0.1"),
+                address("InternalDNS", "n.internal"),
+                address("ExternalDNS", ""),
+                address("Other", "x"),
+            ]),
+            ..NodeStatus::default()
+        }),
+        ..Node::default()
+    };
+    let (names, addresses) = bootstrap::names_of(&node);
+    assert_eq!(names, ["n", "n.internal"]);
+    let addresses: Vec<_> = addresses.iter().map(ToString::to_string).collect();
+    assert_eq!(addresses, ["10.0.0.1", "10.0.0.2", "fd00::1"]);
+    assert_eq!(
+        bootstrap::names_of(&Node::default()),
+        (Vec::new(), Vec::new())
+    );
+}
+
+#[test]
+fn cipher_suites_go_by_their_names_in_go() {
+    for name in crate::kubeletconfig::CIPHER_SUITES {
+        let k = KubeletConfiguration {
+            tls_cipher_suites: vec![name.to_owned()],
+            ..KubeletConfiguration::default()
+        };
+        let config = server_config(&k, Serving::default()).unwrap();
+        let suites = &config.crypto_provider().cipher_suites;
+        let old: Vec<_> = suites
+            .iter()
+            .filter(|suite| suite.tls13().is_none())
+            .collect();
+        assert_eq!(old.len(), 1, "{name}: {old:?}");
+        assert!(suites.len() > 1, "those of TLS 1.3 stay");
+    }
+}

@@ -1,0 +1,339 @@
+//! The serving certificate: given, made, asked for, changed.
+
+use std::os::unix::fs::PermissionsExt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use holdfast::apiserver::ApiClient;
+use holdfast::kubeletconfig::TlsVersion;
+use holdfast_testkit::fake_api::{FakeApi, Identity};
+use k8s_openapi::api::certificates::v1::CertificateSigningRequest;
+use k8s_openapi::api::core::v1::{Node, NodeAddress, NodeStatus};
+use x509_parser::prelude::{FromDer, X509Certificate};
+
+use crate::world::{
+    Ca, Hand, NODE, SharedReviews, World, certificate, eventually, first_of, limits,
+};
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn without_a_certificate_one_is_made_and_kept() {
+    let world = World::new().await;
+    let (file, key) = (world.pki("kubelet.crt"), world.pki("kubelet.key"));
+    let served = certificate(&world).await.unwrap();
+    assert_eq!(served, first_of(&file));
+    for path in [&file, &key] {
+        let mode = std::fs::metadata(path).unwrap().permissions().mode() & 0o777;
+        assert_eq!(mode, 0o600, "{}", path.display());
+    }
+    let (_, parsed) = X509Certificate::from_der(&served).unwrap();
+    let names = parsed.subject_alternative_name().unwrap().unwrap();
+    assert!(format!("{:?}", names.value.general_names).contains(NODE));
+
+    // Damage is repaired, and what is there is used again.
+    let again = World::with(limits(), |config| {
+        let pki = &config.cert_dir;
+        std::fs::create_dir_all(pki).unwrap();
+        std::fs::copy(&file, pki.join("kubelet.crt")).unwrap();
+        std::fs::copy(&key, pki.join("kubelet.key")).unwrap();
+    })
+    .await;
+    assert_eq!(certificate(&again).await.unwrap(), served);
+    let damaged = World::with(limits(), |config| {
+        let pki = &config.cert_dir;
+        std::fs::create_dir_all(pki).unwrap();
+        std::fs::copy(&file, pki.join("kubelet.crt")).unwrap();
+        std::fs::write(pki.join("kubelet.key"), "half a").unwrap();
+    })
+    .await;
+    assert_ne!(certificate(&damaged).await.unwrap(), served);
+    world.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_self_signed_certificate_is_replaced_before_it_ends() {
+    let world = World::new().await;
+    let first = certificate(&world).await.unwrap();
+    let until = world.metric(&["kubelet_certificate_manager_server_ttl_seconds"]);
+    assert!((360.0..=366.0).contains(&(until / 86_400.0)), "{until}");
+    world.clock.advance(Duration::from_secs(360 * 86_400));
+    eventually("another certificate", async || {
+        certificate(&world).await.unwrap() != first
+    })
+    .await;
+    world.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn files_that_change_are_used_without_a_restart_and_only_when_they_fit() {
+    let ca = Ca::new("serving");
+    let (first, first_key) = ca.serving(NODE);
+    let (second, second_key) = ca.serving(NODE);
+    let world = World::with(limits(), |config| {
+        let dir = config.root_dir.parent().unwrap().to_owned();
+        std::fs::write(dir.join("tls.crt"), &first).unwrap();
+        std::fs::write(dir.join("tls.key"), &first_key).unwrap();
+        config.kubelet.tls_cert_file = Some(dir.join("tls.crt"));
+        config.kubelet.tls_private_key_file = Some(dir.join("tls.key"));
+    })
+    .await;
+    let (file, key) = (world.path("tls.crt"), world.path("tls.key"));
+    let before = first_of(&file);
+    assert_eq!(certificate(&world).await.unwrap(), before);
+    let mut client = world.connect().await;
+    client.ask("GET", "/healthz", None).await;
+    // Half of the change: certificate and key do not go together.
+    std::fs::write(&file, &second).unwrap();
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    assert_eq!(certificate(&world).await.unwrap(), before);
+    std::fs::write(&key, &second_key).unwrap();
+    let after = first_of(&file);
+    eventually("the new certificate", async || {
+        certificate(&world).await.unwrap() == after
+    })
+    .await;
+    client.ask("GET", "/healthz", None).await;
+    assert!(!client.is_closed(), "open connections go on");
+    std::fs::remove_file(&key).unwrap();
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    assert_eq!(certificate(&world).await.unwrap(), after);
+    world.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_certificate_that_cannot_be_used_stops_the_start_with_a_clear_word() {
+    for (name, says) in [
+        (
+            "missing",
+            "read /nowhere/tls.crt of tlsCertFile (--tls-cert-file): No such file",
+        ),
+        (
+            "rubbish",
+            "as serving certificate: there is no certificate in it",
+        ),
+        ("pair", "certificate and key do not go together"),
+        (
+            "ca",
+            "of authentication.x509.clientCAFile (--client-ca-file): there is no certificate in it",
+        ),
+    ] {
+        let ca = Ca::new("serving");
+        let (certificate, key) = ca.serving(NODE);
+        let (_, other) = ca.serving(NODE);
+        let result = World::over(
+            limits(),
+            Hand::new(),
+            SharedReviews::default(),
+            Some(nobody()),
+            |config| {
+                let dir = config.root_dir.parent().unwrap().to_owned();
+                let (file, key_file) = (dir.join("tls.crt"), dir.join("tls.key"));
+                let rubbish = "rubbish".to_owned();
+                std::fs::write(
+                    &file,
+                    if name == "rubbish" {
+                        &rubbish
+                    } else {
+                        &certificate
+                    },
+                )
+                .unwrap();
+                std::fs::write(&key_file, if name == "pair" { &other } else { &key }).unwrap();
+                config.kubelet.tls_private_key_file = Some(key_file);
+                config.kubelet.tls_cert_file = Some(if name == "missing" {
+                    "/nowhere/tls.crt".into()
+                } else {
+                    file
+                });
+                if name == "ca" {
+                    std::fs::write(dir.join("client-ca.crt"), "").unwrap();
+                }
+            },
+        )
+        .await;
+        let error = result.err().expect(name);
+        assert!(error.contains(says), "{name}: {error}");
+    }
+}
+
+fn nobody() -> ApiClient {
+    let fake = FakeApi::new();
+    ApiClient::over(
+        fake.service_as(Identity::Node(NODE.to_owned())),
+        (100, 100),
+        Arc::new(Hand::new()),
+    )
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_port_that_is_taken_is_named_with_its_flag() {
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = taken.local_addr().unwrap().port();
+    let result = World::over(
+        limits(),
+        Hand::new(),
+        SharedReviews::default(),
+        Some(nobody()),
+        |config| {
+            config.kubelet.port = port;
+        },
+    )
+    .await;
+    let error = result.err().unwrap();
+    assert!(
+        error.contains(&format!("port {port} is in use")) && error.contains("--port"),
+        "{error}"
+    );
+}
+
+fn node(addresses: &[(&str, &str)]) -> Arc<Node> {
+    let addresses = addresses.iter().map(|(kind, address)| NodeAddress {
+        type_: (*kind).to_owned(),
+        address: (*address).to_owned(),
+    });
+    Arc::new(Node {
+        status: Some(NodeStatus {
+            addresses: Some(addresses.collect()),
+            ..NodeStatus::default()
+        }),
+        ..Node::default()
+    })
+}
+
+/// Signs what is asked for, once.
+async fn sign(fake: &FakeApi, ca: &Ca, already: usize) -> CertificateSigningRequest {
+    let requests = || fake.list::<CertificateSigningRequest>("");
+    eventually("a request", async || requests().len() > already).await;
+    let unsigned = |request: &CertificateSigningRequest| {
+        request
+            .status
+            .as_ref()
+            .is_none_or(|status| status.certificate.is_none())
+    };
+    let request = requests().into_iter().find(unsigned).unwrap();
+    let pem = String::from_utf8(request.spec.request.0.clone()).unwrap();
+    fake.sign(
+        request.metadata.name.as_ref().unwrap(),
+        ca.sign_request(&pem).as_bytes(),
+    );
+    request
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_certificate_is_asked_of_the_api_server_for_the_addresses_of_the_node() {
+    let fake = FakeApi::new();
+    let clock = Hand::new();
+    let api = ApiClient::over(
+        fake.service_as(Identity::Node(NODE.to_owned())),
+        (1000, 1000),
+        Arc::new(clock.clone()),
+    );
+    let world = World::over(
+        limits(),
+        clock,
+        SharedReviews::default(),
+        Some(api),
+        |config| {
+            config.kubelet.server_tls_bootstrap = true;
+        },
+    )
+    .await
+    .unwrap();
+    assert_eq!(certificate(&world).await, None, "there is none yet");
+    assert!(!world.pki("kubelet.crt").exists(), "none is made");
+    let ca = Ca::new("cluster");
+    world
+        .node
+        .set(node(&[("Hostname", NODE), ("InternalIP", "10.1.2.3")]));
+    let request = sign(&fake, &ca, 0).await;
+    assert_eq!(request.spec.signer_name, "kubernetes.io/kubelet-serving");
+    let usages = request.spec.usages.clone().unwrap();
+    assert_eq!(
+        usages,
+        ["digital signature", "key encipherment", "server auth"]
+    );
+    eventually("the certificate", async || {
+        certificate(&world).await.is_some()
+    })
+    .await;
+    let served = certificate(&world).await.unwrap();
+    assert_eq!(served, first_of(&world.pki("kubelet-server-current.pem")));
+    let (_, parsed) = X509Certificate::from_der(&served).unwrap();
+    assert_eq!(
+        parsed.subject().to_string(),
+        format!("O=system:nodes, CN=system:node:{NODE}")
+    );
+    let names = parsed.subject_alternative_name().unwrap().unwrap();
+    let names = format!("{:?}", names.value.general_names);
+    assert!(
+        names.contains(NODE) && names.contains("[10, 1, 2, 3]"),
+        "{names}"
+    );
+
+    // Another address: another certificate.
+    world
+        .node
+        .set(node(&[("Hostname", NODE), ("InternalIP", "10.1.2.4")]));
+    sign(&fake, &ca, 1).await;
+    eventually("another", async || {
+        certificate(&world).await.unwrap() != served
+    })
+    .await;
+    assert_eq!(fake.list::<CertificateSigningRequest>("").len(), 2);
+    world.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn versions_and_cipher_suites_are_those_configured() {
+    let world = World::with(limits(), |config| {
+        config.kubelet.tls_min_version = TlsVersion::Tls13;
+    })
+    .await;
+    let stream = world.tls(None, &[b"h2", b"http/1.1"]).await.unwrap();
+    let session = stream.get_ref().1;
+    assert_eq!(session.alpn_protocol(), Some(&b"h2"[..]));
+    assert_eq!(
+        session.protocol_version(),
+        Some(rustls::ProtocolVersion::TLSv1_3)
+    );
+    let old = |world: &World| {
+        let address = world.address.unwrap();
+        async move {
+            let provider = rustls::crypto::ring::default_provider();
+            let config = rustls::ClientConfig::builder_with_provider(Arc::new(provider))
+                .with_protocol_versions(&[&rustls::version::TLS12])
+                .unwrap()
+                .with_root_certificates(rustls::RootCertStore::empty())
+                .with_no_client_auth();
+            let stream = tokio::net::TcpStream::connect(address).await.unwrap();
+            let name = rustls::pki_types::ServerName::try_from(NODE).unwrap();
+            tokio_rustls::TlsConnector::from(Arc::new(config))
+                .connect(name, stream)
+                .await
+                .unwrap_err()
+                .to_string()
+        }
+    };
+    // It fails for the version, before the certificate is looked at.
+    let error = old(&world).await;
+    assert!(error.contains("ProtocolVersion"), "{error}");
+    world.end().await;
+
+    let suites = |names: &[&str]| {
+        let names: Vec<_> = names.iter().map(|&name| name.to_owned()).collect();
+        World::with(limits(), move |config| {
+            config.kubelet.tls_cipher_suites = names
+        })
+    };
+    // The key is ECDSA, so that this one leaves nothing for TLS 1.2.
+    let world = suites(&["TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256"]).await;
+    let error = old(&world).await;
+    assert!(error.contains("HandshakeFailure"), "{error}");
+    world.end().await;
+    let world = suites(&["TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256"]).await;
+    let error = old(&world).await;
+    assert!(
+        error.contains("UnknownIssuer"),
+        "only now the certificate: {error}"
+    );
+    world.end().await;
+}
