@@ -92,6 +92,7 @@ struct Control {
     on_call: OnCall,
     on_start: OnStart,
     on_exec: OnExec,
+    stream_url: Option<String>,
     events: bool,
     lose_events: usize,
     runtime_ready: bool,
@@ -124,6 +125,7 @@ impl FakeCri {
                 on_call: Arc::new(|_| None),
                 on_start: Arc::new(program::of_config),
                 on_exec: Arc::new(|_, command| program::exec(command)),
+                stream_url: None,
                 events: true,
                 lose_events: 0,
                 runtime_ready: true,
@@ -316,6 +318,11 @@ impl FakeCri {
     /// Sandboxes by creation.
     pub fn sandboxes(&self) -> Vec<v1::PodSandbox> {
         self.model().list_sandboxes(None)
+    }
+
+    /// The URL that exec, attach and port-forward are answered with; without one they are not offered.
+    pub fn stream_at(&self, url: &str) {
+        self.shared.control().stream_url = Some(url.to_owned());
     }
 
     /// The running containers of that name in the pod of that name.

@@ -40,6 +40,13 @@ fn container_name(config: Option<&v1::ContainerConfig>) -> String {
         .map_or_else(String::new, |m| m.name.clone())
 }
 
+impl Service {
+    fn stream_url(&self, method: &str) -> Result<String, Status> {
+        let url = self.0.control().stream_url.clone();
+        url.ok_or_else(|| not_offered(method))
+    }
+}
+
 fn not_offered(method: &str) -> Status {
     Status::unimplemented(format!("the fake runtime does not offer {method}"))
 }
@@ -412,16 +419,22 @@ impl RuntimeService for Service {
         &self,
         _: Request<v1::ExecRequest>,
     ) -> Result<Response<v1::ExecResponse>, Status> {
-        self.call("exec", "", async { Err(not_offered("exec")) })
-            .await
+        self.call("exec", "", async {
+            let url = self.stream_url("exec")?;
+            Ok(v1::ExecResponse { url })
+        })
+        .await
     }
 
     async fn attach(
         &self,
         _: Request<v1::AttachRequest>,
     ) -> Result<Response<v1::AttachResponse>, Status> {
-        self.call("attach", "", async { Err(not_offered("attach")) })
-            .await
+        self.call("attach", "", async {
+            let url = self.stream_url("attach")?;
+            Ok(v1::AttachResponse { url })
+        })
+        .await
     }
 
     async fn port_forward(
@@ -429,7 +442,8 @@ impl RuntimeService for Service {
         _: Request<v1::PortForwardRequest>,
     ) -> Result<Response<v1::PortForwardResponse>, Status> {
         self.call("port_forward", "", async {
-            Err(not_offered("port_forward"))
+            let url = self.stream_url("port_forward")?;
+            Ok(v1::PortForwardResponse { url })
         })
         .await
     }
