@@ -412,11 +412,16 @@ fn tell(peer: &Peer, ended: Result<(), hyper::Error>, log: &LogLimit) {
     let Err(error) = ended else {
         return;
     };
-    let mut sources = std::iter::successors(error.source(), |error| error.source());
+    let mut broken = false;
+    let mut source: Option<&(dyn Error + 'static)> = error.source();
+    while let Some(inner) = source {
+        broken |= inner.is::<std::io::Error>();
+        source = inner.source();
+    }
     let left = error.is_incomplete_message()
         || error.is_body_write_aborted()
         || error.is_canceled()
-        || sources.any(|source| source.is::<std::io::Error>());
+        || broken;
     let text = match error.source() {
         Some(source) => format!("{error}: {source}"),
         None => error.to_string(),
