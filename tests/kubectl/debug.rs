@@ -19,7 +19,7 @@ fn a_container_is_added_to_a_running_pod_and_attached_to() {
         "debug",
         "patient",
         "-i",
-        "-q",
+        "--quiet",
         "-c",
         "doctor",
         &image,
@@ -52,7 +52,7 @@ fn a_container_is_added_to_a_running_pod_and_attached_to() {
         after["status"]["containerStatuses"][0]["containerID"]
     );
     let mut more = node.start_kubectl(&[
-        "debug", "patient", "-q", "-c", "nurse", &image, "--", "sh", "-c", FOREVER,
+        "debug", "patient", "--quiet", "-c", "nurse", &image, "--", "sh", "-c", FOREVER,
     ]);
     eventually("a second one runs", || {
         let outcome = node.run_kubectl(&["exec", "patient", "-c", "nurse", "--", "echo", "here"]);
