@@ -15,9 +15,7 @@ const OK: StatusCode = StatusCode::OK;
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_user_is_known_by_certificate_or_token_and_reviewed_as_such() {
     let world = World::new().await;
-    let identity = world
-        .ca
-        .user("system:apiserver", &["system:masters", "ops"]);
+    let identity = world.ca.user("system:apiserver", Some("system:masters"));
     world.allow("system:apiserver", "get", "healthz");
     assert_eq!(
         world.ask("GET", "/healthz", None, Some(&identity)).await,
@@ -27,7 +25,7 @@ async fn a_user_is_known_by_certificate_or_token_and_reviewed_as_such() {
     assert_eq!(spec["user"], "system:apiserver");
     assert_eq!(
         spec["groups"],
-        serde_json::json!(["system:masters", "ops", "system:authenticated"])
+        serde_json::json!(["system:masters", "system:authenticated"])
     );
     assert_eq!(spec["resourceAttributes"]["version"], "v1");
 
@@ -44,7 +42,7 @@ async fn a_user_is_known_by_certificate_or_token_and_reviewed_as_such() {
     });
     assert_eq!(asked, ["healthz", "proxy"]);
     // A certificate of another CA does not stand in the way of a token.
-    let stranger = Ca::new("other").user("x", &[]);
+    let stranger = Ca::new("other").user("x", None);
     let (status, text) = world
         .ask("GET", "/healthz", Some("secret"), Some(&stranger))
         .await;
@@ -82,7 +80,7 @@ async fn answers_count_for_their_time_and_outlast_an_outage() {
         "the token's is over: {text}"
     );
 
-    let identity = world.ca.user("u", &[]);
+    let identity = world.ca.user("u", None);
     let (status, text) = world.ask("GET", "/healthz", None, Some(&identity)).await;
     assert_eq!(
         status,
@@ -191,7 +189,7 @@ async fn anonymous_is_a_user_like_others_where_it_is_let_in() {
         world.get("/healthz", Some("bad")).await.0,
         StatusCode::UNAUTHORIZED
     );
-    let stranger = Ca::new("other").user("x", &[]);
+    let stranger = Ca::new("other").user("x", None);
     let answer = world.ask("GET", "/healthz", None, Some(&stranger)).await.0;
     assert_eq!(answer, StatusCode::UNAUTHORIZED);
     world.end().await;
@@ -205,7 +203,7 @@ async fn always_allow_asks_nobody_and_still_wants_to_know_who_it_is() {
     })
     .await
     .unwrap();
-    let identity = world.ca.user("me", &[]);
+    let identity = world.ca.user("me", None);
     assert_eq!(
         world.ask("GET", "/healthz", None, Some(&identity)).await.0,
         OK
@@ -239,13 +237,13 @@ async fn without_an_api_server_to_ask_nothing_is_served() {
 async fn certificates_end_and_cas_change_without_a_restart() {
     let world = World::new().await;
     world.allow("me", "get", "healthz");
-    let identity = world.ca.user("me", &[]);
+    let identity = world.ca.user("me", None);
     assert_eq!(
         world.ask("GET", "/healthz", None, Some(&identity)).await.0,
         OK
     );
     let other = Ca::new("next");
-    let next = other.user("me", &[]);
+    let next = other.user("me", None);
     let file = world.path("client-ca.crt");
     std::fs::write(&file, &other.pem).unwrap();
     eventually("the new CA counts", async || {

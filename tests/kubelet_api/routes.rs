@@ -117,7 +117,7 @@ fn the_routes_of_the_sources_are_found() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn no_route_is_open_to_whoever_may_not_use_it() {
     let world = World::new().await;
-    let stranger = Ca::new("somebody else").user("admin", &["system:masters"]);
+    let stranger = Ca::new("somebody else").user("admin", Some("system:masters"));
     world.token("nothing", "nobody");
     world.token("masters", "someone");
     for subresource in SUBRESOURCES {
@@ -140,7 +140,7 @@ async fn no_route_is_open_to_whoever_may_not_use_it() {
     for path in &paths {
         for method in ["GET", "POST"] {
             let what = format!("{method} {path}");
-            let mut refused = async |client: &mut Client, token, expected| {
+            let refused = async |client: &mut Client, token: Option<&str>, expected| {
                 let (status, text) = client.ask(method, path, token).await;
                 assert_eq!(status, expected, "{what}: {text}");
                 text

@@ -56,7 +56,7 @@ impl Clock for Hand {
     fn now(&self) -> Stamp {
         let ms = self.0.load(Ordering::SeqCst);
         Stamp {
-            boot: BootId::default(),
+            boot: BootId(1),
             boottime_ms: ms,
             wall_ms: self.1 + ms,
         }
@@ -182,12 +182,12 @@ impl Ca {
     }
 
     /// A client's identity.
-    pub fn user(&self, name: &str, groups: &[&str]) -> Identity {
+    pub fn user(&self, name: &str, group: Option<&str>) -> Identity {
         let mut params = CertificateParams::default();
         let mut subject = DistinguishedName::new();
         subject.push(DnType::CommonName, name);
-        for group in groups {
-            subject.push(DnType::OrganizationName, *group);
+        if let Some(group) = group {
+            subject.push(DnType::OrganizationName, group);
         }
         params.distinguished_name = subject;
         params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
@@ -533,6 +533,8 @@ impl Client {
         &mut self,
         request: Request<Body>,
     ) -> Result<(StatusCode, String), hyper::Error> {
+        // The answer before may still be on its way out of the connection.
+        self.0.ready().await?;
         let answer = self.0.send_request(request);
         let answer = tokio::time::timeout(Duration::from_secs(30), answer)
             .await

@@ -9,6 +9,7 @@
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
 use std::pin::Pin;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll};
 use std::time::Duration;
@@ -24,12 +25,14 @@ pub(super) struct Connections(Arc<Mutex<Table>>);
 #[derive(Default)]
 struct Table {
     open: HashMap<u64, Entry>,
-    by_address: HashMap<IpAddr, usize>,
+    by_address: HashMap<IpAddr, Arc<AtomicUsize>>,
     next: u64,
 }
 
 struct Entry {
     address: IpAddr,
+    /// How many connections its address has.
+    neighbours: Arc<AtomicUsize>,
     /// Requests that were let in, and upgrades.
     busy: usize,
     /// Since when it is as idle or busy as it is.
@@ -107,11 +110,8 @@ impl Slot {
 impl Table {
     fn remove(&mut self, id: u64) -> Option<Entry> {
         let entry = self.open.remove(&id)?;
-        if let Some(count) = self.by_address.get_mut(&entry.address) {
-            *count -= 1;
-            if *count == 0 {
-                self.by_address.remove(&entry.address);
-            }
+        if entry.neighbours.fetch_sub(1, Relaxed) == 1 {
+            self.by_address.remove(&entry.address);
         }
         Some(entry)
     }
@@ -119,12 +119,10 @@ impl Table {
     /// Which idle one goes.
     fn victim(&self) -> Option<u64> {
         let idle = self.open.iter().filter(|(_, entry)| entry.busy == 0);
-        let of_address = |entry: &Entry| self.by_address.get(&entry.address).copied();
         idle.max_by_key(|(id, entry)| {
             (
-                of_address(entry),
-                std::cmp::Reverse(entry.since),
-                std::cmp::Reverse(**id),
+                entry.neighbours.load(Relaxed),
+                std::cmp::Reverse((entry.since, **id)),
             )
         })
         .map(|(id, _)| *id)
@@ -158,11 +156,13 @@ impl Connections {
         let id = table.next;
         table.next += 1;
         let address = peer.ip();
-        *table.by_address.entry(address).or_default() += 1;
+        let neighbours = Arc::clone(table.by_address.entry(address).or_default());
+        neighbours.fetch_add(1, Relaxed);
         table.open.insert(
             id,
             Entry {
                 address,
+                neighbours,
                 busy: 0,
                 since: Instant::now(),
                 served: false,

@@ -22,7 +22,7 @@ impl Clock for Hand {
     fn now(&self) -> Stamp {
         let ms = self.0.load(Ordering::SeqCst);
         Stamp {
-            boot: BootId::default(),
+            boot: BootId(1),
             boottime_ms: ms,
             wall_ms: ms,
         }

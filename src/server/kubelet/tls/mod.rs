@@ -192,7 +192,7 @@ pub(super) async fn open(node: &Shared) -> Result<(Serving, Keeper), TlsError> {
             }
             _ => {
                 let made = self_signed::SelfSigned::new(node);
-                let (made, certificate) = blocking::run(move || made.ensure())
+                let (made, certificate) = blocking::run(move || made.ensure(true))
                     .await
                     .map_err(|_| TlsError::Interrupted)??;
                 serving.set(certificate);

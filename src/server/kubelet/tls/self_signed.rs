@@ -42,15 +42,16 @@ impl SelfSigned {
         }
     }
 
-    /// The certificate that is there, or a new one. Blocking.
-    pub(super) fn ensure(self) -> Result<(Self, Certificate), TlsError> {
+    /// The certificate that is there, or a new one. One that cannot be written is used all the same where
+    /// `unkept`: a full disk does not keep the agent from starting. Blocking.
+    pub(super) fn ensure(self, unkept: bool) -> Result<(Self, Certificate), TlsError> {
         if let Some(certificate) = self.existing()? {
             if certificate.until - MARGIN > self.now {
                 return Ok((self, certificate));
             }
             tracing::info!(path = %self.certificate.display(), "the self-signed serving certificate ends, making another");
         }
-        let certificate = self.make()?;
+        let certificate = self.make(unkept)?;
         Ok((self, certificate))
     }
 
@@ -81,7 +82,7 @@ impl SelfSigned {
         }
     }
 
-    fn make(&self) -> Result<Certificate, TlsError> {
+    fn make(&self, unkept: bool) -> Result<Certificate, TlsError> {
         let key = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256).map_err(TlsError::Make)?;
         let mut params = CertificateParams::default();
         let mut subject = DistinguishedName::new();
@@ -112,10 +113,23 @@ impl SelfSigned {
             (&self.key, key_text.as_str()),
             (&self.certificate, &certificate),
         ] {
-            write_whole(path, text.as_bytes()).map_err(|source| TlsError::Write {
-                path: path.clone(),
-                source,
-            })?;
+            match write_whole(path, text.as_bytes()) {
+                Ok(()) => {}
+                Err(error) if unkept => {
+                    tracing::warn!(
+                        path = %path.display(),
+                        %error,
+                        "cannot keep the serving certificate, the next start makes another"
+                    );
+                    break;
+                }
+                Err(source) => {
+                    return Err(TlsError::Write {
+                        path: path.clone(),
+                        source,
+                    });
+                }
+            }
         }
         tracing::info!(path = %self.certificate.display(), "made a self-signed serving certificate");
         Certificate::parse(certificate.as_bytes(), key_text.as_bytes()).map_err(|problem| {
@@ -134,7 +148,7 @@ pub(super) async fn watch(mut made: SelfSigned, node: &Shared, serving: &Serving
         tokio::time::sleep(look).await;
         made.now = wall_seconds(node);
         let again = SelfSigned::new(node);
-        let Ok(found) = blocking::run(move || again.ensure()).await else {
+        let Ok(found) = blocking::run(move || again.ensure(false)).await else {
             return;
         };
         match found {
