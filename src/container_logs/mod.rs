@@ -12,6 +12,7 @@
 //! KiB; it follows names that are regular files only, never a link. The rotator never overwrites a file and removes a
 //! file only when its compressed copy is on the disk or there are more files than may be kept.
 
+mod chain;
 mod entry;
 mod files;
 mod follow;

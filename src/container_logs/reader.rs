@@ -8,15 +8,15 @@
 
 use std::collections::VecDeque;
 use std::fs::File;
-use std::io::{self, BufReader, Read, Seek, SeekFrom};
-use std::os::unix::fs::{FileExt, MetadataExt};
+use std::io::{self, BufReader, Read};
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::time::Duration;
 
-use flate2::read::MultiGzDecoder;
 use tokio::time::Instant;
 use tracing::{debug, warn};
 
+use super::chain::{Current, Late, Position, Source, decoder, read_at};
 use super::entry::{Assembler, Filter, LogOptions};
 use super::files::{LogPath, RotatedFile, identity, open};
 use super::tail::{self, Tail, is_damage};
@@ -41,42 +41,6 @@ pub enum Step {
     Wait(Option<Duration>),
     /// There will be nothing more.
     End,
-}
-
-/// A place in the chain of files.
-#[derive(Debug)]
-enum Position {
-    Rotated(String),
-    /// The file the runtime wrote when it was opened; rotated ones up to `after` are older.
-    Base {
-        after: Option<String>,
-    },
-}
-
-#[derive(Debug)]
-enum Source {
-    Plain {
-        file: File,
-        offset: u64,
-        end: Option<u64>,
-    },
-    Packed(Box<MultiGzDecoder<BufReader<File>>>),
-}
-
-#[derive(Debug)]
-struct Current {
-    source: Source,
-    assembler: Assembler,
-    position: Position,
-}
-
-/// A file that was left and may get last lines.
-#[derive(Debug)]
-struct Late {
-    file: File,
-    offset: u64,
-    assembler: Assembler,
-    until: Instant,
 }
 
 enum Segment {
@@ -438,102 +402,6 @@ fn newer(log: &LogPath, stamp: Option<&str>) -> io::Result<Option<String>> {
 fn current_position(current: &mut Option<Current>, position: Position) {
     if let Some(current) = current {
         current.position = position;
-    }
-}
-
-impl Current {
-    fn plain(file: File, end: Option<u64>, position: Position) -> Self {
-        Self {
-            source: Source::Plain {
-                file,
-                offset: 0,
-                end,
-            },
-            assembler: Assembler::default(),
-            position,
-        }
-    }
-
-    fn rotated((file, compressed): (File, bool), skip: u64, position: Position) -> Self {
-        if !compressed {
-            let mut current = Self::plain(file, None, position);
-            if let Source::Plain { offset, .. } = &mut current.source {
-                *offset = skip;
-            }
-            return current;
-        }
-        let mut decoder = decoder(file);
-        if skip > 0 {
-            let skipped = io::copy(&mut decoder.by_ref().take(skip), &mut io::sink());
-            if let Err(error) = skipped {
-                debug!(%error, "a rotated log is damaged");
-            }
-        }
-        Self {
-            source: Source::Packed(Box::new(decoder)),
-            assembler: Assembler::default(),
-            position,
-        }
-    }
-
-    /// Whether this is that very file.
-    fn is_file(&self, other: &File) -> io::Result<bool> {
-        Ok(match &self.source {
-            Source::Plain { file, .. } => {
-                identity(&file.metadata()?) == identity(&other.metadata()?)
-            }
-            Source::Packed(_) => false,
-        })
-    }
-
-    /// Whether a compressed file holds what this one holds: no two logs begin with the same time.
-    fn begins_like(&self, compressed: &File) -> io::Result<bool> {
-        let Source::Plain { file, .. } = &self.source else {
-            return Ok(false);
-        };
-        let mut own = [0; 512];
-        let read = read_at(file, &mut own, 0)?;
-        let mut theirs = Vec::new();
-        let mut compressed = compressed.try_clone()?;
-        compressed.seek(SeekFrom::Start(0))?;
-        let unpacked = decoder(compressed)
-            .take(read as u64)
-            .read_to_end(&mut theirs);
-        match unpacked {
-            Err(error) if !is_damage(&error) => Err(error),
-            _ => Ok(own[..read] == theirs),
-        }
-    }
-}
-
-impl Late {
-    fn drain(&mut self, filter: &mut Filter, out: &mut Vec<u8>) -> io::Result<()> {
-        let mut chunk = vec![0; 4096];
-        // What one pass cannot finish waits for the next: the output stays bounded.
-        let mut rounds = BUDGET / chunk.len();
-        while rounds > 0 {
-            let read = read_at(&self.file, &mut chunk, self.offset)?;
-            if read == 0 {
-                break;
-            }
-            self.offset += read as u64;
-            self.assembler.feed(&chunk[..read], filter, out);
-            rounds -= 1;
-        }
-        Ok(())
-    }
-}
-
-fn decoder(file: File) -> MultiGzDecoder<BufReader<File>> {
-    MultiGzDecoder::new(BufReader::with_capacity(8 * 1024, file))
-}
-
-fn read_at(file: &File, buffer: &mut [u8], offset: u64) -> io::Result<usize> {
-    loop {
-        match file.read_at(buffer, offset) {
-            Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
-            other => return other,
-        }
     }
 }
 
