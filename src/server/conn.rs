@@ -23,8 +23,7 @@ where
         .timer(TokioTimer::new())
         .header_read_timeout(HEADER_TIMEOUT)
         .max_buf_size(64 * 1024)
-        .serve_connection(TokioIo::new(io), TowerToHyperService::new(routes))
-        .with_upgrades();
+        .serve_connection(TokioIo::new(io), TowerToHyperService::new(routes));
     tokio::pin!(connection);
     let result = tokio::select! {
         result = connection.as_mut() => Ok(result),

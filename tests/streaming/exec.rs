@@ -149,7 +149,8 @@ async fn a_hundred_mebibytes_go_both_ways_by_spdy() {
         writer.finish(stdin).await.unwrap();
         (sum.finalize(), writer)
     });
-    let (mut sum, mut length, mut stderr, mut status) = (Sha256::new(), 0, Vec::new(), Vec::new());
+    let (mut sum, mut length, mut stderr, mut status) =
+        (Sha256::new(), 0, Vec::<u8>::new(), Vec::<u8>::new());
     while let Some(frame) = reader.next().await.unwrap() {
         match frame {
             Frame::Data {
@@ -197,7 +198,8 @@ async fn a_hundred_mebibytes_go_both_ways_by_websocket() {
             .unwrap();
         (sum.finalize(), send)
     });
-    let (mut sum, mut length, mut stderr, mut status) = (Sha256::new(), 0, Vec::new(), Vec::new());
+    let (mut sum, mut length, mut stderr, mut status) =
+        (Sha256::new(), 0, Vec::<u8>::new(), Vec::<u8>::new());
     while let Some(Ok(message)) = receive.next().await {
         let Message::Binary(bytes) = message else {
             continue;

@@ -6,6 +6,9 @@ use crate::kuberuntime::cri::Streams;
 /// Ports of one WebSocket connection: each has two channels.
 const MAX_PORTS: usize = 32;
 
+/// Channels of no port.
+pub(super) const NO_PORT: &str = "query parameter \"port\" is required";
+
 /// Every value of a parameter, in order.
 pub(super) fn all(query: &str, name: &str) -> Vec<String> {
     form_urlencoded::parse(query.as_bytes())
@@ -44,7 +47,7 @@ pub(super) fn ports(query: &str) -> Result<Vec<u16>, StreamError> {
     let mut values = all(query, "port");
     values.extend(all(query, "ports"));
     if values.is_empty() {
-        return bad("query parameter \"port\" is required".to_owned());
+        return bad(NO_PORT.to_owned());
     }
     let mut ports = Vec::new();
     for value in &values {

@@ -18,7 +18,7 @@ use super::relay::{End, relay};
 use super::translate::{Plan, Stream, translate};
 use super::tunnel::tunnel;
 use super::websocket::{self, Agreed, Channels};
-use super::{Slots, Streaming};
+use super::{Slots, Streaming, parameters};
 use crate::kuberuntime::cri::Streams;
 
 /// How long a client may take from our answer to the end of its upgrade.
@@ -87,6 +87,11 @@ pub(super) async fn open(
             Call::PortForward(_) => websocket::forward(&parts.headers)?,
             _ => websocket::channels(&parts.headers)?,
         };
+        if let (Call::PortForward(ports), Agreed::Channels(_)) = (&call, agreed)
+            && ports.is_empty()
+        {
+            return Err(StreamError::BadRequest(parameters::NO_PORT.to_owned()));
+        }
         accepted = Some(websocket::accept(
             &parts.method,
             &parts.headers,

@@ -15,11 +15,11 @@ use tokio_tungstenite::tungstenite::protocol::frame::coding::CloseCode;
 
 use super::channels::{Encoding, Incoming};
 use super::relay::{End, relay};
-use super::session::{Limits, plan};
+use super::session::Limits;
 use super::spdy::{Frame, Reader, Writer};
-use super::translate::{Plan, translate};
+use super::translate::{Plan, Stream, translate};
 use super::tunnel::tunnel;
-use super::websocket::{Agreed, Channels};
+use super::websocket::Agreed;
 use super::*;
 use crate::kuberuntime::cri::Streams;
 
@@ -177,40 +177,28 @@ fn messages_name_their_channel_first() {
     }
 }
 
-const ALL: Streams = Streams {
-    stdin: true,
-    stdout: true,
-    stderr: true,
-    tty: false,
-};
-
-const V5: Channels = Channels {
-    encoding: Encoding::Binary,
-    streams: "v4.channel.k8s.io",
-    half_close: true,
-};
-
-#[test]
-fn streams_are_those_that_were_asked_for() {
-    let kinds = |streams, channels| -> Vec<String> {
-        plan(&Call::Exec(streams, Vec::new()), channels)
-            .streams
-            .into_iter()
-            .map(|stream| stream.headers[0].1.clone())
-            .collect()
-    };
-    assert_eq!(kinds(ALL, V5), ["error", "stdin", "stdout", "stderr"]);
-    let tty = Streams {
-        stderr: false,
-        tty: true,
-        ..ALL
-    };
-    assert_eq!(kinds(tty, V5), ["error", "stdin", "stdout", "resize"]);
-    let v2 = Channels {
-        streams: "v2.channel.k8s.io",
-        ..V5
-    };
-    assert_eq!(kinds(tty, v2), ["error", "stdin", "stdout"]);
+/// What an exec of everything but a terminal becomes.
+fn exec_plan() -> Plan {
+    let streams = [
+        ("error", 3, false),
+        ("stdin", 0, true),
+        ("stdout", 1, false),
+        ("stderr", 2, false),
+    ];
+    Plan {
+        streams: streams
+            .map(|(kind, channel, input)| Stream {
+                headers: vec![("streamtype", kind.to_owned())],
+                channel,
+                input,
+                output: !input,
+            })
+            .into(),
+        encoding: Encoding::Binary,
+        half_close: true,
+        greeting: vec![(1, Vec::new())],
+        status: Some(3),
+    }
 }
 
 /// A client, the runtime's end, and what is between them.
@@ -249,10 +237,9 @@ async fn rig(plan: Plan) -> Rig {
     }
 }
 
-async fn exec_rig(streams: Streams) -> Rig {
-    let mut rig = rig(plan(&Call::Exec(streams, Vec::new()), V5)).await;
-    let streams = [true, streams.stdin, streams.stdout, streams.stderr];
-    for _ in streams.iter().filter(|wanted| **wanted) {
+async fn exec_rig() -> Rig {
+    let mut rig = rig(exec_plan()).await;
+    for _ in 0..4 {
         let frame = rig.from.next().await.unwrap().unwrap();
         assert!(matches!(frame, Frame::SynStream { .. }), "{frame:?}");
     }
@@ -301,7 +288,7 @@ fn data(stream: u32, payload: &'static [u8], fin: bool) -> Frame {
 
 #[tokio::test]
 async fn channels_become_streams_and_streams_channels() {
-    let mut rig = exec_rig(ALL).await;
+    let mut rig = exec_rig().await;
     rig.send(&[0, b'i', b'n']).await;
     assert_eq!(rig.frame().await, data(3, b"in", false));
     // Channels that are not the client's to write on.
@@ -327,7 +314,7 @@ async fn channels_become_streams_and_streams_channels() {
 
 #[tokio::test]
 async fn an_end_the_runtime_does_not_tell_is_a_failure() {
-    let mut rig = exec_rig(ALL).await;
+    let mut rig = exec_rig().await;
     rig.to.shutdown().await.unwrap();
     let status = rig.message().await;
     assert_eq!(status[0], 3);
@@ -339,7 +326,7 @@ async fn an_end_the_runtime_does_not_tell_is_a_failure() {
 
 #[tokio::test]
 async fn the_agents_end_is_told() {
-    let mut rig = exec_rig(ALL).await;
+    let mut rig = exec_rig().await;
     rig.limits.stop.cancel();
     assert_eq!(rig.message().await[0], 3);
     assert_eq!(rig.closed().await, CloseCode::Away);
@@ -355,7 +342,7 @@ async fn a_client_that_does_not_read_stops_the_runtime_and_not_the_end() {
         limits,
         task,
         ..
-    } = exec_rig(ALL).await;
+    } = exec_rig().await;
     let sent = tokio::spawn(async move {
         let (chunk, mut sent) = (vec![7; 8 * 1024], 0);
         while let Ok(Ok(())) =
@@ -374,7 +361,7 @@ async fn a_client_that_does_not_read_stops_the_runtime_and_not_the_end() {
     limits.stop.cancel();
     let before = tokio::time::Instant::now();
     assert_eq!(task.await.unwrap(), End::Stopped);
-    assert!(before.elapsed() <= Duration::from_secs(1));
+    assert!(before.elapsed() < Duration::from_secs(2));
     drop(client);
 }
 
@@ -387,7 +374,7 @@ async fn a_runtime_that_takes_no_input_stops_the_client_and_not_the_output() {
         limits: _limits,
         task: _task,
         ..
-    } = exec_rig(ALL).await;
+    } = exec_rig().await;
     let (mut send, mut receive) = client.split();
     let writer = tokio::spawn(async move {
         let mut sent = 0;
@@ -420,7 +407,7 @@ async fn a_runtime_that_takes_no_input_stops_the_client_and_not_the_output() {
 
 #[tokio::test(start_paused = true)]
 async fn silence_ends_a_stream_and_data_keeps_it() {
-    let mut rig = exec_rig(ALL).await;
+    let mut rig = exec_rig().await;
     for _ in 0..3 {
         tokio::time::sleep(IDLE_TIMEOUT - Duration::from_secs(60)).await;
         rig.to.data(5, b"x").await.unwrap();
@@ -434,7 +421,7 @@ async fn silence_ends_a_stream_and_data_keeps_it() {
 
 #[tokio::test]
 async fn a_message_that_is_too_long_is_refused() {
-    let mut rig = exec_rig(ALL).await;
+    let mut rig = exec_rig().await;
     let (mut send, mut receive) = rig.client.split();
     let huge = Message::Binary(vec![0; (4 << 20) + 1].into());
     let sending = tokio::spawn(async move { send.send(huge).await });
@@ -449,48 +436,6 @@ async fn a_message_that_is_too_long_is_refused() {
     drop(sending);
     rig.limits.stop.cancel();
     assert!(rig.from.next().await.is_ok_and(|frame| frame.is_none()));
-}
-
-#[tokio::test]
-async fn ports_have_two_channels_each() {
-    let channels = Channels {
-        encoding: Encoding::Binary,
-        streams: "portforward.k8s.io",
-        half_close: false,
-    };
-    let mut rig = rig(plan(&Call::PortForward(vec![80, 8080]), channels)).await;
-    let mut opened = Vec::new();
-    for _ in 0..4 {
-        let Frame::SynStream {
-            stream, headers, ..
-        } = rig.frame().await
-        else {
-            panic!("not opened");
-        };
-        let values: Vec<_> = headers.into_iter().map(|(_, value)| value).collect();
-        opened.push((stream, values.join(" ")));
-    }
-    let expected = [
-        (1, "error 80 0"),
-        (3, "data 80 0"),
-        (5, "error 8080 1"),
-        (7, "data 8080 1"),
-    ];
-    assert_eq!(opened, expected.map(|(id, text)| (id, text.to_owned())));
-    assert_eq!(rig.message().await, [0, 80, 0]);
-    assert_eq!(rig.message().await, [1, 80, 0]);
-    assert_eq!(rig.message().await, [2, 0x90, 0x1f]);
-    assert_eq!(rig.message().await, [3, 0x90, 0x1f]);
-    rig.send(&[2, b'x']).await;
-    assert_eq!(rig.frame().await, data(7, b"x", false));
-    rig.to.data(3, b"y").await.unwrap();
-    assert_eq!(rig.message().await, [0, b'y']);
-    rig.to.data(5, b"refused").await.unwrap();
-    assert_eq!(rig.message().await, b"\x03refused");
-    for stream in [1, 3, 5, 7] {
-        rig.to.finish(stream).await.unwrap();
-    }
-    assert_eq!(rig.closed().await, CloseCode::Normal);
 }
 
 #[tokio::test]

@@ -238,12 +238,10 @@ proptest! {
         let [.., hi, lo] = bytes.len().to_be_bytes();
         let mut frame = vec![0x80, 3, 0, 1, 0, 0, hi, lo];
         frame.append(&mut bytes);
-        for result in decode_all(&frame) {
-            for frame in result {
-                if let Frame::SynStream { headers, .. } = frame {
-                    let size: usize = headers.iter().map(|(n, v)| n.len() + v.len()).sum();
-                    prop_assert!(size <= super::header::MAX_BLOCK);
-                }
+        for frame in decode_all(&frame).unwrap_or_default() {
+            if let Frame::SynStream { headers, .. } = frame {
+                let size: usize = headers.iter().map(|(n, v)| n.len() + v.len()).sum();
+                prop_assert!(size <= super::header::MAX_BLOCK);
             }
         }
     }
