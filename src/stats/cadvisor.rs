@@ -3,10 +3,8 @@
 //! Of a pod there are three kinds of series: its cgroup (`container` and `name` empty), its sandbox, which has the network
 //! (`container` empty), and its containers. The machine is `id="/"`.
 
-use std::collections::BTreeMap;
-
 use super::exposition::{Exposition, Kind};
-use super::model::{Interface, Psi, Snapshot, Traffic, Usage};
+use super::model::{Interface, PodUsage, Psi, Snapshot, Traffic, Usage};
 use super::resource::{number, seconds_of_ms, seconds_of_ns};
 use super::storage::{ContainerStorage, Storage};
 use crate::nodestatus;
@@ -467,30 +465,36 @@ fn disks(text: &mut Exposition, series: &[Series<'_>], storage: Option<&Storage>
     }
 }
 
+/// Interfaces of one network namespace.
+struct Namespace<'a> {
+    labels: [(&'static str, &'a str); 6],
+    interfaces: &'a [Interface],
+    at_ms: i64,
+}
+
 fn network(text: &mut Exposition, snapshot: &Snapshot) {
-    // The machine's interfaces, and those of sandboxes.
-    let mut all: BTreeMap<String, ([(&'static str, &str); 6], &[Interface], i64)> = BTreeMap::new();
-    let node = &snapshot.node;
-    let of_node = labels("", "/", "", "", "", "");
-    all.insert("/".to_owned(), (of_node, &node.network, node.usage.at_ms));
-    let ids: Vec<String> = snapshot
-        .pods
-        .iter()
-        .map(|pod| {
-            let sandbox = pod.sandbox.as_ref().map_or("", |id| id.as_str());
-            match pod.cgroup.as_str() {
-                "" => sandbox.to_owned(),
-                cgroup => format!("{cgroup}/{sandbox}"),
-            }
+    let sandbox_of = |pod: &'_ PodUsage| pod.sandbox.as_ref().map(ToString::to_string);
+    let sandboxes: Vec<String> = (snapshot.pods.iter())
+        .map(|pod| sandbox_of(pod).unwrap_or_default())
+        .collect();
+    let ids: Vec<String> = (snapshot.pods.iter().zip(&sandboxes))
+        .map(|(pod, sandbox)| match pod.cgroup.as_str() {
+            "" => sandbox.clone(),
+            cgroup => format!("{cgroup}/{sandbox}"),
         })
         .collect();
-    for (pod, id) in snapshot.pods.iter().zip(&ids) {
-        let sandbox = pod.sandbox.as_ref().map_or("", |id| id.as_str());
-        let labels = labels("", id, "", sandbox, &pod.namespace, &pod.name);
-        all.insert(
-            format!("{}/{}/{}", pod.namespace, pod.name, pod.uid),
-            (labels, &pod.network, pod.usage.at_ms),
-        );
+    let node = &snapshot.node;
+    let mut all = vec![Namespace {
+        labels: labels("", "/", "", "", "", ""),
+        interfaces: &node.network,
+        at_ms: node.usage.at_ms,
+    }];
+    for ((pod, id), sandbox) in snapshot.pods.iter().zip(&ids).zip(&sandboxes) {
+        all.push(Namespace {
+            labels: labels("", id, "", sandbox, &pod.namespace, &pod.name),
+            interfaces: &pod.network,
+            at_ms: pod.usage.at_ms,
+        });
     }
     type Read = (&'static str, &'static str, fn(&Traffic) -> u64);
     const READS: [Read; 4] = [
@@ -517,11 +521,11 @@ fn network(text: &mut Exposition, snapshot: &Snapshot) {
             let name = format!("container_network_{way}_{what}");
             let help = format!("{help} {done}");
             let mut family = text.family(&name, Kind::Counter, &help);
-            for (labels, interfaces, at_ms) in all.values() {
-                for interface in *interfaces {
-                    let labels = with(labels, &[("interface", &interface.name)]);
+            for of in &all {
+                for interface in of.interfaces {
+                    let labels = with(&of.labels, &[("interface", &interface.name)]);
                     let value = number(read(traffic(interface)));
-                    family.sample_at(&labels, value, Some(*at_ms));
+                    family.sample_at(&labels, value, Some(of.at_ms));
                 }
             }
         }

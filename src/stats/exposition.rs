@@ -144,7 +144,12 @@ impl Family<'_> {
         if !labels.is_empty() {
             self.text.push('}');
         }
-        self.push(format_args!(" {value}"));
+        if value.is_infinite() {
+            let sign = if value > 0.0 { '+' } else { '-' };
+            self.push(format_args!(" {sign}Inf"));
+        } else {
+            self.push(format_args!(" {value}"));
+        }
         if let Some(at) = at_ms {
             let (seconds, milliseconds) = (at.div_euclid(1000), at.rem_euclid(1000));
             self.push(format_args!(" {seconds}.{milliseconds:03}"));

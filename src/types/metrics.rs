@@ -199,6 +199,11 @@ macro_rules! metrics {
             )+
         }
 
+        impl Metrics {
+            /// Every registered name, without the suffixes of units and types.
+            pub const NAMES: &'static [&'static str] = &[$($name),+];
+        }
+
         impl Default for Metrics {
             fn default() -> Self {
                 let mut registry = Registry::default();
@@ -282,7 +287,7 @@ metrics! {
     http_refused: Family<ReasonLabel, Counter> = Family::default(), "holdfast_http_requests_refused", "Requests to the kubelet's API that were refused, by why";
     server_certificate_ttl: Gauge<f64, AtomicU64> = Gauge::default(), "kubelet_certificate_manager_server_ttl", "Time until the serving certificate expires; negative when it has", Unit::Seconds;
     server_certificate_rotation: Histogram = Histogram::new(exponential_buckets(3600.0, 2.0, 14)), "kubelet_certificate_manager_server_rotation", "How long the serving certificate before was in use", Unit::Seconds;
-    server_certificate_errors: Counter = Counter::default(), "kubelet_server_expiration_renew_errors", "Times the serving certificate could not be renewed";
+    server_certificate_errors: Tally = Tally::default(), "kubelet_server_expiration_renew_errors", "Times the serving certificate could not be renewed";
     store_commit_duration: Histogram = fine_histogram(), "holdfast_store_commit_duration", "From a durable commit's arrival at the writer to its answer", Unit::Seconds;
     store_batch_size: Histogram = Histogram::new(exponential_buckets(1.0, 2.0, 12)), "holdfast_store_batch_transactions", "Transactions written in one batch";
     store_commits: Counter = Counter::default(), "holdfast_store_commits", "Transactions committed";

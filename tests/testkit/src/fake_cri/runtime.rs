@@ -388,6 +388,8 @@ impl RuntimeService for Service {
                 ..Default::default()
             });
             let containers = shared.model().list_containers(filter.as_ref());
+            let timestamp = shared.model().now_ns();
+            let value = |value| Some(v1::UInt64Value { value });
             let stats = containers
                 .into_iter()
                 .map(|c| v1::ContainerStats {
@@ -396,6 +398,17 @@ impl RuntimeService for Service {
                         metadata: c.metadata,
                         labels: c.labels,
                         annotations: c.annotations,
+                    }),
+                    // Every container has used a second of processor time and a MiB of memory.
+                    cpu: Some(v1::CpuUsage {
+                        timestamp,
+                        usage_core_nano_seconds: value(1_000_000_000),
+                        ..Default::default()
+                    }),
+                    memory: Some(v1::MemoryUsage {
+                        timestamp,
+                        working_set_bytes: value(1 << 20),
+                        ..Default::default()
                     }),
                     ..Default::default()
                 })

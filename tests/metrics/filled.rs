@@ -1,0 +1,195 @@
+//! What every endpoint shows when all there is to show is there.
+
+use holdfast::stats::cadvisor::{self, MachineFacts};
+use holdfast::stats::exposition::Format;
+use holdfast::stats::{Depth, own, resource};
+use holdfast::types::Clock as _;
+use holdfast::types::metrics::*;
+use prometheus_client::metrics::family::MetricConstructor;
+
+use crate::world::World;
+
+/// The texts in OpenMetrics, by endpoint.
+pub struct Filled {
+    pub agent: String,
+    pub resource: String,
+    pub cadvisor: String,
+    pub probes: String,
+}
+
+impl Filled {
+    pub async fn new() -> Self {
+        let world = World::new();
+        let (sandbox, container) = world.run_pod(1).await;
+        let stats = world.stats(world.cgroups(1, &sandbox, &container));
+        let snapshot = stats.snapshot(Depth::Full).await;
+        // The fake runtime tells nothing of writable layers; a real one does.
+        let mut snapshot = (*snapshot).clone();
+        let mut storage = snapshot.storage.as_deref().cloned().unwrap_or_default();
+        let of = storage
+            .containers
+            .entry(container.as_str().into())
+            .or_default();
+        of.rootfs = Some((4096, Some(3)));
+        storage.images.get_or_insert_default().capacity = Some(1 << 30);
+        snapshot.storage = Some(std::sync::Arc::new(storage));
+        touch(&world.metrics);
+        Self {
+            agent: own::encode(&world.metrics, world.clock.now()).unwrap(),
+            resource: resource::encode(&snapshot),
+            cadvisor: cadvisor::encode(&snapshot, &MachineFacts::read()),
+            probes: world.metrics.encode_probes().unwrap(),
+        }
+    }
+
+    /// Endpoints with their texts.
+    pub fn all(&self) -> [(&'static str, &str); 4] {
+        [
+            ("/metrics", &self.agent),
+            ("/metrics/resource", &self.resource),
+            ("/metrics/cadvisor", &self.cadvisor),
+            ("/metrics/probes", &self.probes),
+        ]
+    }
+
+    /// The same in the text format.
+    pub fn as_text(&self) -> Vec<(&'static str, String)> {
+        let all = self.all().into_iter();
+        all.map(|(endpoint, text)| (endpoint, Format::Text.of(text.to_owned())))
+            .collect()
+    }
+}
+
+/// A series of a family, with the same value for each label.
+fn one<L, M, C>(family: &prometheus_client::metrics::family::Family<L, M, C>, label: L)
+where
+    L: Clone + std::hash::Hash + Eq,
+    M: Clone,
+    C: MetricConstructor<M>,
+{
+    drop(family.get_or_create_owned(&label));
+}
+
+macro_rules! label {
+    ($name:ident { $($field:ident),+ }) => {
+        $name { $($field: "x \"quoted\\ \n".to_owned()),+ }
+    };
+}
+
+/// Makes a series of each family with labels. Labels hold what has to be escaped.
+fn touch(m: &Metrics) {
+    one(&m.node_name, label!(NodeLabel { node }));
+    one(
+        &m.running_containers,
+        label!(ContainerStateLabel { container_state }),
+    );
+    one(&m.desired_pods, label!(StaticLabel { r#static }));
+    one(&m.active_pods, label!(StaticLabel { r#static }));
+    one(&m.working_pods, label!(WorkLabel { operation_type }));
+    one(&m.restarted_pods, label!(StaticLabel { r#static }));
+    one(&m.pod_worker_duration, label!(WorkLabel { operation_type }));
+    one(
+        &m.runtime_operations,
+        label!(OperationLabel { operation_type }),
+    );
+    one(
+        &m.runtime_operations_errors,
+        label!(OperationLabel { operation_type }),
+    );
+    one(
+        &m.runtime_operations_duration,
+        label!(OperationLabel { operation_type }),
+    );
+    one(
+        &m.run_podsandbox_duration,
+        label!(RuntimeHandlerLabel { runtime_handler }),
+    );
+    one(
+        &m.run_podsandbox_errors,
+        label!(RuntimeHandlerLabel { runtime_handler }),
+    );
+    one(
+        &m.started_containers,
+        label!(ContainerTypeLabel { container_type }),
+    );
+    one(
+        &m.started_containers_errors,
+        label!(ContainerErrorLabel {
+            container_type,
+            code
+        }),
+    );
+    one(
+        &m.image_pull_duration,
+        label!(ImageSizeLabel {
+            image_size_in_bytes
+        }),
+    );
+    one(&m.events_unsent, label!(ReasonLabel { reason }));
+    one(
+        &m.rest_client_requests,
+        label!(RequestLabel { code, host, method }),
+    );
+    one(
+        &m.rest_client_request_duration,
+        label!(RequestTimeLabel { verb, host }),
+    );
+    one(
+        &m.rest_client_rate_limiter_duration,
+        label!(RequestTimeLabel { verb, host }),
+    );
+    one(&m.evictions, label!(EvictionLabel { eviction_signal }));
+    one(
+        &m.preemptions,
+        label!(PreemptionLabel { preemption_signal }),
+    );
+    one(
+        &m.storage_operation_duration,
+        label!(StorageLabel {
+            migrated,
+            operation_name,
+            status,
+            volume_plugin
+        }),
+    );
+    one(
+        &m.volume_manager_total_volumes,
+        label!(VolumeStateLabel { plugin_name, state }),
+    );
+    one(&m.admission_rejections, label!(ReasonLabel { reason }));
+    one(
+        &m.probes,
+        label!(ProbeLabel {
+            probe_type,
+            result,
+            container,
+            pod,
+            namespace,
+            pod_uid
+        }),
+    );
+    one(
+        &m.probe_duration,
+        label!(ProbeTimeLabel {
+            probe_type,
+            container,
+            pod,
+            namespace
+        }),
+    );
+    let request = || {
+        label!(HttpRequestLabel {
+            method,
+            path,
+            server_type,
+            long_running
+        })
+    };
+    one(&m.http_requests, request());
+    one(&m.http_requests_duration, request());
+    one(&m.http_inflight_requests, request());
+    one(&m.http_connections_closed, label!(ReasonLabel { reason }));
+    one(&m.http_refused, label!(ReasonLabel { reason }));
+    one(&m.store_records, label!(TableLabel { table }));
+    one(&m.restore_pods, label!(OutcomeLabel { outcome }));
+}

@@ -1,0 +1,211 @@
+//! Names: what dashboards rely on is there, and what is there is documented.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write as _;
+
+use holdfast::types::metrics::Metrics;
+
+use crate::families::{Family, families, samples};
+use crate::filled::Filled;
+use crate::tools::root;
+
+/// What dashboards of kubelets ask for, below `kubelet_`.
+const KUBELET: &[&str] = &[
+    "node_name",
+    "running_pods",
+    "running_containers",
+    "desired_pods",
+    "active_pods",
+    "mirror_pods",
+    "working_pods",
+    "orphaned_runtime_pods_total",
+    "restarted_pods_total",
+    "pod_start_duration_seconds",
+    "pod_start_sli_duration_seconds",
+    "pod_worker_duration_seconds",
+    "pod_worker_start_duration_seconds",
+    "pod_status_sync_duration_seconds",
+    "pleg_relist_duration_seconds",
+    "pleg_relist_interval_seconds",
+    "pleg_last_seen_seconds",
+    "pleg_discard_events",
+    "runtime_operations_total",
+    "runtime_operations_duration_seconds",
+    "runtime_operations_errors_total",
+    "run_podsandbox_duration_seconds",
+    "started_pods_total",
+    "started_pods_errors_total",
+    "started_containers_total",
+    "started_containers_errors_total",
+    "image_pull_duration_seconds",
+    "image_garbage_collected_total",
+    "evictions",
+    "preemptions",
+    "admission_rejections_total",
+    "volume_stats_used_bytes",
+    "volume_stats_capacity_bytes",
+    "volume_stats_available_bytes",
+    "volume_stats_inodes",
+    "http_requests_total",
+    "http_requests_duration_seconds",
+];
+
+/// The same without the prefix.
+const OTHERS: &[&str] = &[
+    "prober_probe_total",
+    "prober_probe_duration_seconds",
+    "storage_operation_duration_seconds",
+    "volume_manager_total_volumes",
+    "node_cpu_usage_seconds_total",
+    "node_memory_working_set_bytes",
+    "node_swap_usage_bytes",
+    "pod_cpu_usage_seconds_total",
+    "pod_memory_working_set_bytes",
+    "pod_swap_usage_bytes",
+    "container_cpu_usage_seconds_total",
+    "container_cpu_cfs_periods_total",
+    "container_cpu_cfs_throttled_periods_total",
+    "container_memory_working_set_bytes",
+    "container_memory_rss",
+    "container_memory_cache",
+    "container_memory_usage_bytes",
+    "container_network_receive_bytes_total",
+    "container_network_transmit_bytes_total",
+    "container_fs_usage_bytes",
+    "container_fs_limit_bytes",
+    "container_processes",
+    "container_spec_cpu_quota",
+    "container_spec_memory_limit_bytes",
+    "container_start_time_seconds",
+    "container_last_seen",
+    "container_oom_events_total",
+    "container_swap_usage_bytes",
+    "machine_cpu_cores",
+    "machine_memory_bytes",
+    "cadvisor_version_info",
+    "resource_scrape_error",
+    "process_cpu_seconds_total",
+    "process_resident_memory_bytes",
+    "process_open_fds",
+    "process_start_time_seconds",
+    "kubernetes_build_info",
+    "rest_client_requests_total",
+    "rest_client_request_duration_seconds",
+    "kubelet_certificate_manager_client_ttl_seconds",
+];
+
+/// Not there, since what they count does not happen: images are not collected, and there are no persistent volumes.
+const ABSENT: &[&str] = &["image_garbage_collected_total", "volume_stats_"];
+
+#[tokio::test]
+async fn the_names_that_dashboards_rely_on_are_there() {
+    let filled = Filled::new().await;
+    let texts = filled.as_text();
+    let texts: Vec<&str> = texts.iter().map(|(_, text)| text.as_str()).collect();
+    let known = samples(&texts);
+    let there = |name: &str| known.contains(name) || known.contains(&format!("{name}_count"));
+    for name in KUBELET {
+        let full = format!("kubelet_{name}");
+        let absent = ABSENT.iter().any(|prefix| name.starts_with(prefix));
+        assert_eq!(there(&full), !absent, "{full}");
+    }
+    for name in OTHERS {
+        assert!(there(name), "{name}");
+    }
+}
+
+#[tokio::test]
+async fn probes_have_an_endpoint_of_their_own() {
+    let filled = Filled::new().await;
+    assert!(filled.probes.contains("prober_probe_total{"));
+    assert!(!filled.agent.contains("prober_"));
+    // One series per container is for them alone.
+    assert!(!filled.agent.contains("pod_uid"));
+}
+
+#[tokio::test]
+async fn every_registered_metric_is_among_those_that_are_judged() {
+    let filled = Filled::new().await;
+    let text = format!("{}{}", filled.agent, filled.probes);
+    let heads: Vec<&str> = text
+        .lines()
+        .filter_map(|line| line.strip_prefix("# TYPE ")?.split(' ').next())
+        .collect();
+    let texts = filled.as_text();
+    let texts: Vec<&str> = texts.iter().map(|(_, text)| text.as_str()).collect();
+    let known = samples(&texts);
+    for name in Metrics::NAMES {
+        let units = ["", "_seconds", "_bytes"].map(|unit| format!("{name}{unit}"));
+        assert!(
+            heads.iter().any(|h| units.iter().any(|u| u == h)),
+            "{name} is not shown"
+        );
+        let shown = known.iter().any(|sample| {
+            let rest = units
+                .iter()
+                .filter_map(|unit| sample.strip_prefix(unit.as_str()));
+            rest.into_iter()
+                .any(|rest| ["", "_total", "_count"].contains(&rest))
+        });
+        assert!(shown, "{name} has no series: give it one in `filled.rs`");
+    }
+}
+
+/// A table per endpoint.
+fn tables(texts: &[(&'static str, String)]) -> String {
+    let mut page = String::new();
+    for (endpoint, text) in texts {
+        writeln!(
+            page,
+            "### `{endpoint}`\n\n| name | type | labels | what |\n|---|---|---|---|"
+        )
+        .unwrap();
+        let families: BTreeMap<String, Family> = families(text);
+        for (name, family) in families {
+            let labels: Vec<String> = family.labels.iter().map(|l| format!("`{l}`")).collect();
+            let kind = match family.kind.as_str() {
+                "untyped" => "counter",
+                kind => kind,
+            };
+            let help = family.help.replace('|', "\\|");
+            writeln!(
+                page,
+                "| `{name}` | {kind} | {} | {help} |",
+                labels.join(" ")
+            )
+            .unwrap();
+        }
+        page.push('\n');
+    }
+    page
+}
+
+#[tokio::test]
+async fn every_metric_is_documented() {
+    const BEGIN: &str = "<!-- begin of the tables -->\n";
+    const END: &str = "<!-- end of the tables -->\n";
+    let filled = Filled::new().await;
+    let tables = tables(&filled.as_text());
+    let path = root().join("docs/metrics.md");
+    let page = std::fs::read_to_string(&path).unwrap();
+    let (head, rest) = page.split_once(BEGIN).unwrap();
+    let (documented, tail) = rest.split_once(END).unwrap();
+    if std::env::var_os("HOLDFAST_UPDATE_DOCS").is_some() {
+        std::fs::write(&path, format!("{head}{BEGIN}\n{tables}{END}{tail}")).unwrap();
+        return;
+    }
+    let lines = |text: &str| -> BTreeSet<String> {
+        text.lines()
+            .filter(|l| l.starts_with("| `"))
+            .map(str::to_owned)
+            .collect()
+    };
+    let (written, shown) = (lines(documented), lines(&tables));
+    let missing: Vec<_> = shown.difference(&written).collect();
+    let stale: Vec<_> = written.difference(&shown).collect();
+    assert!(
+        missing.is_empty() && stale.is_empty(),
+        "docs/metrics.md lacks {missing:#?} and has too much {stale:#?}; \
+         HOLDFAST_UPDATE_DOCS=1 cargo test --test metrics writes it anew"
+    );
+}
