@@ -64,6 +64,11 @@ impl Cluster {
         Self::on(Version::Installed, Arc::new(EnvTest::start()))
     }
 
+    /// On the API server of the caller's choice.
+    pub fn with(env: Arc<EnvTest>) -> Self {
+        Self::on(Version::Installed, env)
+    }
+
     fn on(version: Version, env: Arc<EnvTest>) -> Self {
         static SERIAL: AtomicU32 = AtomicU32::new(0);
         let serial = SERIAL.fetch_add(1, Ordering::Relaxed);

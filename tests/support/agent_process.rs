@@ -11,7 +11,7 @@ use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU16, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 pub use holdfast_testkit::ports::free_port;
@@ -54,6 +54,7 @@ pub struct Site {
     cgroup: String,
     endpoint: String,
     generation: AtomicU32,
+    api_port: AtomicU16,
 }
 
 impl Site {
@@ -71,12 +72,18 @@ impl Site {
             cgroup: format!("/{name}"),
             endpoint: runtime_endpoint.to_owned(),
             generation: AtomicU32::new(0),
+            api_port: AtomicU16::new(0),
         };
         for dir in [site.manifests(), site.starts()] {
             fs::create_dir_all(dir).expect("make a test directory");
         }
         site.configure("");
         site
+    }
+
+    /// Lets agents from now on serve the kubelet's API, on a port.
+    pub fn serve_api(&self, port: u16) {
+        self.api_port.store(port, Ordering::Relaxed);
     }
 
     /// Writes the configuration file: the directories, and `more` lines of YAML.
@@ -166,9 +173,12 @@ impl Site {
             .arg(self.container_logs())
             .args(["--hostname-override", NODE, "--v", "3"])
             .args(["--healthz-port", &port.to_string()])
-            // Several agents run side by side: a test that wants the API gives "--enable-server=true" and "--port".
-            .arg("--enable-server=false")
             .stdin(Stdio::null());
+        // Agents run side by side, and by default all would serve the kubelet's API on the same port.
+        match self.api_port.load(Ordering::Relaxed) {
+            0 => command.arg("--enable-server=false"),
+            port => command.args(["--enable-server=true", "--port", &port.to_string()]),
+        };
         command
     }
 

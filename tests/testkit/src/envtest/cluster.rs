@@ -46,6 +46,20 @@ impl EnvTest {
             for namespace in ["default", "kube-system", "kube-public", "kube-node-lease"] {
                 self.furnish(&client, namespace).await;
             }
+            let binding = json!({
+                "metadata": { "name": "envtest:kubelet-api-admin" },
+                "roleRef": {
+                    "apiGroup": "rbac.authorization.k8s.io",
+                    "kind": "ClusterRole",
+                    "name": "system:kubelet-api-admin",
+                },
+                "subjects": [{
+                    "apiGroup": "rbac.authorization.k8s.io",
+                    "kind": "User",
+                    "name": super::KUBELET_CLIENT,
+                }],
+            });
+            create::<ClusterRoleBinding>(&Api::all(client), binding).await;
         });
     }
 

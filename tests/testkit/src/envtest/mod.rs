@@ -22,6 +22,7 @@ use kube::Client;
 use nix::sys::signal::Signal;
 use serde_json::json;
 
+pub use crate::ports::free_port;
 pub use cluster::CsrSigner;
 pub use pki::{Authority, DAY, Identity};
 
@@ -39,8 +40,12 @@ pub struct EnvTest {
     port: u16,
     authority: Authority,
     admin: Identity,
+    verify_nodes: bool,
     servers: Mutex<Servers>,
 }
+
+/// The user as which the API server comes to nodes. Bound to `system:kubelet-api-admin`, as `kubeadm` does it.
+pub const KUBELET_CLIENT: &str = "kube-apiserver-kubelet-client";
 
 #[derive(Debug, Default)]
 struct Servers {
@@ -64,6 +69,18 @@ impl EnvTest {
     /// # Panics
     /// When there are no programs (`make envtest` provides them), or when they do not start.
     pub fn start() -> Self {
+        Self::start_with(false)
+    }
+
+    /// As [`EnvTest::start`]; the API server talks only to nodes whose serving certificate is of the authority.
+    ///
+    /// # Panics
+    /// As [`EnvTest::start`].
+    pub fn start_verifying_nodes() -> Self {
+        Self::start_with(true)
+    }
+
+    fn start_with(verify_nodes: bool) -> Self {
         let assets = programs::assets();
         let dir = process::directory().expect("make a directory for the cluster");
         let minor = programs::minor_version(&assets.join("kube-apiserver"));
@@ -72,6 +89,8 @@ impl EnvTest {
             .server("kube-apiserver")
             .write(&dir, "kube-apiserver");
         write(&dir.join("ca.crt"), &authority.pem());
+        let kubelet_client = authority.client(KUBELET_CLIENT, "nobody", DAY);
+        kubelet_client.write(&dir, "kubelet-client");
         let (private, public) = pki::service_account_key();
         write(&dir.join("service-account.key"), &private);
         write(&dir.join("service-account.pub"), &public);
@@ -84,6 +103,7 @@ impl EnvTest {
             port: 0,
             authority,
             admin,
+            verify_nodes,
             servers: Mutex::default(),
         };
         // Somebody else may take a port between our look and the server's.
@@ -143,13 +163,16 @@ impl EnvTest {
     /// # Panics
     /// When it cannot be run; not when it fails.
     pub fn kubectl_as(&self, kubeconfig: &Path, arguments: &[&str]) -> Output {
-        Command::new(self.assets.join("kubectl"))
-            .args(arguments)
-            .env("KUBECONFIG", kubeconfig)
-            .env("HOME", &self.dir)
-            .stdin(Stdio::null())
-            .output()
-            .expect("run kubectl")
+        let mut command = self.kubectl_command(kubeconfig);
+        command.args(arguments).stdin(Stdio::null());
+        command.output().expect("run kubectl")
+    }
+
+    /// A kubectl to be started with a kubeconfig.
+    pub fn kubectl_command(&self, kubeconfig: &Path) -> Command {
+        let mut command = Command::new(self.assets.join("kubectl"));
+        command.env("KUBECONFIG", kubeconfig).env("HOME", &self.dir);
+        command
     }
 
     /// Like [`EnvTest::kubectl`] with the output as text.
@@ -431,9 +454,30 @@ impl EnvTest {
                 file("service-account.key")
             ),
         ];
+        arguments.extend([
+            format!(
+                "--kubelet-client-certificate={}",
+                file("kubelet-client.crt")
+            ),
+            format!("--kubelet-client-key={}", file("kubelet-client.key")),
+            "--kubelet-preferred-address-types=InternalIP".to_owned(),
+        ]);
+        if self.verify_nodes {
+            arguments.push(format!(
+                "--kubelet-certificate-authority={}",
+                file("ca.crt")
+            ));
+        }
+        let mut gates = Vec::new();
         if self.minor <= 20 {
             // Else pods need a secret that the token controller would make.
-            arguments.push("--feature-gates=BoundServiceAccountTokenVolume=true".to_owned());
+            gates.push("BoundServiceAccountTokenVolume=true");
+        }
+        if self.minor <= 22 {
+            gates.push("EphemeralContainers=true");
+        }
+        if !gates.is_empty() {
+            arguments.push(format!("--feature-gates={}", gates.join(",")));
         }
         let program = self.assets.join("kube-apiserver");
         let process = Process::start(&program, &self.dir, "kube-apiserver", &arguments);
