@@ -447,7 +447,7 @@ impl Runtime {
         let fake = FakeCri::new();
         fake.add_image(IMAGE);
         fake.on_start(|_| Behaviour::RunForever);
-        fake.serve(&root.path("/srv/cri.sock")).unwrap();
+        fake.serve(root.path("/srv/cri.sock")).unwrap();
         drop(guard);
         Self {
             fake,
