@@ -21,6 +21,7 @@ pub mod objects;
 pub mod pleg;
 pub mod pod_manager;
 pub mod pod_workers;
+pub mod podresources;
 pub mod prober;
 pub mod runtime_state;
 pub mod server;

@@ -48,7 +48,7 @@ const RANKS: &[(u32, &[&str])] = &[
     ),
     (45, &["stats"]),
     (50, &["pod_workers"]),
-    (60, &["sync_loop", "server", "admin"]),
+    (60, &["sync_loop", "server", "admin", "podresources"]),
     (70, &["agent", "cli", "main", "lib"]),
 ];
 const SIBLINGS: &[u32] = &[60, 70];

@@ -229,7 +229,9 @@ async fn serve(
     );
     systemd.status("waiting for the container runtime");
     let cri = start::runtime_client(config, base)?;
-    let node = base.node_api(config, cri.clone(), token.clone());
+    let log = options.log.clone();
+    let set_verbosity = Arc::new(move |v| log.set_verbosity(v).map_err(|e| e.to_string()));
+    let node = base.node_api(config, cri.clone(), set_verbosity, token.clone());
     if let Some(server) = server::kubelet::Server::open(node, Limits::default()).await? {
         tasks.add("kubelet API", server.run());
     }

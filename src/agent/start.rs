@@ -33,9 +33,10 @@ use crate::nodestatus::NodeStatusHandle;
 use crate::pleg::{Pleg, PlegOptions};
 use crate::pod_manager::PodManager;
 use crate::pod_workers::{PodWorkers, StartGate, WorkQueue, WorkerContext};
+use crate::podresources::{self, PodResources};
 use crate::prober::{Prober, ProberContext};
 use crate::runtime_state::RuntimeState;
-use crate::server::kubelet::NodeApi;
+use crate::server::kubelet::{DebugHooks, NodeApi, SetVerbosity};
 use crate::server::{HealthChecks, TimedCheck, sync_loop_check};
 use crate::status::StatusManager;
 use crate::store::layout::Layout;
@@ -192,6 +193,7 @@ impl Base {
         &self,
         config: &AgentConfig,
         cri: CriClient,
+        set_verbosity: SetVerbosity,
         stop: CancellationToken,
     ) -> NodeApi {
         NodeApi {
@@ -207,6 +209,10 @@ impl Base {
             api: self.api.clone(),
             restored: Arc::clone(&self.restored),
             stop,
+            debug: DebugHooks {
+                started: Some(self.started),
+                set_verbosity: Some(set_verbosity),
+            },
         }
     }
 
@@ -460,6 +466,7 @@ pub(super) async fn start(
         ),
     );
     tasks.add("prober", prober.run(token.clone()));
+    pod_resources(config, base, &workers, tasks, token);
     Ok(Started {
         ready: source.ready(),
         config: source,
@@ -476,6 +483,25 @@ fn rotation_policy(config: &AgentConfig) -> RotationPolicy {
         max_files: kubelet.container_log_max_files,
         workers: usize::try_from(kubelet.container_log_max_workers).unwrap_or(usize::MAX),
         interval: kubelet.container_log_monitor_interval,
+    }
+}
+
+/// Monitoring agents ask this socket who has which devices. Pods do not need it.
+fn pod_resources(
+    config: &AgentConfig,
+    base: &Base,
+    workers: &PodWorkers,
+    tasks: &mut Tasks,
+    token: &CancellationToken,
+) {
+    let workers = workers.clone();
+    let pods = PodResources::new(Arc::new(move || workers.active()), Arc::clone(&base.clock));
+    match podresources::bind(&config.root_dir) {
+        Ok(socket) => tasks.add(
+            "pod resources",
+            podresources::serve(socket, pods, token.clone()),
+        ),
+        Err(error) => warn!(%error, "nobody can ask for the resources of pods"),
     }
 }
 

@@ -1,7 +1,8 @@
 //! Logs: text or JSON, to standard error or to a file that can be opened anew.
 //!
 //! klog's verbosity becomes tracing's levels: 0 to 3 info, 4 and 5 debug, from 6 trace; crates other than
-//! ours stay four steps quieter. `RUST_LOG` wins over the verbosity.
+//! ours stay four steps quieter. `RUST_LOG` wins over the verbosity, until that is changed while the agent runs.
+//! Spans may go to a collector besides: see `traces`.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
@@ -10,12 +11,17 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use arc_swap::ArcSwap;
+use opentelemetry_sdk::trace::SdkTracerProvider;
 use tracing::Subscriber;
-use tracing_subscriber::EnvFilter;
 use tracing_subscriber::fmt::MakeWriter;
 use tracing_subscriber::fmt::writer::BoxMakeWriter;
+use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::{EnvFilter, Layer, Registry, fmt, reload};
 
+use super::traces;
+pub use super::traces::TraceOptions;
 use crate::kubeletconfig::LogFormat;
+use crate::kuberuntime::cri::TRACE_TARGET;
 
 /// Where logs go, how they look and how many there are.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -26,6 +32,8 @@ pub struct LogOptions {
     pub verbosity: u32,
     /// A file instead of standard error.
     pub file: Option<PathBuf>,
+    /// Where spans go; `None` for nowhere.
+    pub traces: Option<TraceOptions>,
 }
 
 /// Why there are no logs.
@@ -49,6 +57,12 @@ pub enum LoggingError {
         #[source]
         source: tracing_subscriber::filter::ParseError,
     },
+    /// Traces cannot be exported as configured.
+    #[error("export traces: {0}; see tracing.endpoint")]
+    Traces(String),
+    /// The filter is gone.
+    #[error("change the verbosity of the logs")]
+    Reload(#[source] reload::Error),
     /// Something else set up logging before.
     #[error("set up logging")]
     AlreadySet(#[source] tracing::subscriber::SetGlobalDefaultError),
@@ -58,6 +72,8 @@ pub enum LoggingError {
 #[derive(Clone, Debug, Default)]
 pub struct LogHandle {
     file: Option<ReopenableFile>,
+    filter: Option<reload::Handle<EnvFilter, Registry>>,
+    traces: Option<SdkTracerProvider>,
 }
 
 impl LogHandle {
@@ -68,6 +84,25 @@ impl LogHandle {
     /// When it cannot be opened; logs go on into the old file then.
     pub fn reopen(&self) -> Result<(), LoggingError> {
         self.file.as_ref().map_or(Ok(()), ReopenableFile::reopen)
+    }
+
+    /// From now on as much is logged as klog's verbosity says, whatever `RUST_LOG` said at start.
+    ///
+    /// # Errors
+    /// When the logs are not this handle's any more.
+    pub fn set_verbosity(&self, verbosity: u32) -> Result<(), LoggingError> {
+        let filter = filter(verbosity, None)?;
+        match &self.filter {
+            Some(handle) => handle.reload(filter).map_err(LoggingError::Reload),
+            None => Ok(()),
+        }
+    }
+
+    /// Sends the spans that are left. Blocking, for two seconds at most.
+    pub fn end(&self) {
+        if let Some(provider) = &self.traces {
+            traces::end(provider);
+        }
     }
 }
 
@@ -83,7 +118,7 @@ pub fn init(options: &LogOptions) -> Result<LogHandle, LoggingError> {
 }
 
 /// What [`init`] installs, with `RUST_LOG` as an argument.
-fn subscriber(
+pub(super) fn subscriber(
     options: &LogOptions,
     rust_log: Option<&str>,
 ) -> Result<(Box<dyn Subscriber + Send + Sync>, LogHandle), LoggingError> {
@@ -95,15 +130,26 @@ fn subscriber(
         Some(file) => BoxMakeWriter::new(file.clone()),
         None => BoxMakeWriter::new(io::stderr),
     };
-    let builder = tracing_subscriber::fmt()
-        .with_env_filter(filter(options.verbosity, rust_log)?)
-        .with_writer(writer)
-        .with_ansi(false);
-    let subscriber: Box<dyn Subscriber + Send + Sync> = match options.format {
-        LogFormat::Text => Box::new(builder.finish()),
-        LogFormat::Json => Box::new(builder.json().flatten_event(true).finish()),
+    let (filter, handle) = reload::Layer::new(filter(options.verbosity, rust_log)?);
+    let lines = fmt::layer().with_writer(writer).with_ansi(false);
+    let lines: Box<dyn Layer<Registry> + Send + Sync> = match options.format {
+        LogFormat::Text => lines.boxed(),
+        LogFormat::Json => lines.json().flatten_event(true).boxed(),
     };
-    Ok((subscriber, LogHandle { file }))
+    // The filter belongs to the lines: spans are exported however little is logged.
+    let logged = Registry::default().with(lines.with_filter(filter));
+    let traces = options.traces.as_ref().map(traces::provider).transpose();
+    let traces = traces.map_err(LoggingError::Traces)?;
+    let subscriber: Box<dyn Subscriber + Send + Sync> = match &traces {
+        Some(provider) => Box::new(logged.with(traces::layer(provider))),
+        None => Box::new(logged),
+    };
+    let handle = LogHandle {
+        file,
+        filter: Some(handle),
+        traces,
+    };
+    Ok((subscriber, handle))
 }
 
 fn filter(verbosity: u32, rust_log: Option<&str>) -> Result<EnvFilter, LoggingError> {
@@ -117,7 +163,7 @@ fn filter(verbosity: u32, rust_log: Option<&str>) -> Result<EnvFilter, LoggingEr
     };
     // The API client's own messages tell of each try of a refused request, which we tell once, and may quote an
     // object, a secret too.
-    let all = format!("{directives},kube_client=error,kube_runtime=error");
+    let all = format!("{directives},kube_client=error,kube_runtime=error,{TRACE_TARGET}=off");
     EnvFilter::try_new(all).map_err(|source| LoggingError::Filter {
         value: directives,
         source,
@@ -273,6 +319,39 @@ mod tests {
         assert_eq!(lines(6, None), 4);
         assert_eq!(lines(9, Some("warn")), 0);
         assert_eq!(lines(8, Some(" ")), 4);
+    }
+
+    #[test]
+    fn the_verbosity_changes_while_the_agent_runs() {
+        let root = tempfile::tempdir().unwrap();
+        let path = root.path().join("log");
+        logged(&to_file(&path), Some("holdfast=warn"), |handle| {
+            let say = |text: &str| debug!(target: "holdfast::x", "{text}");
+            say("first");
+            handle.set_verbosity(4).unwrap();
+            say("second");
+            handle.set_verbosity(2).unwrap();
+            say("third");
+        });
+        let text = std::fs::read_to_string(&path).unwrap();
+        assert!(text.contains("second"), "{text}");
+        assert!(!text.contains("first") && !text.contains("third"), "{text}");
+    }
+
+    #[test]
+    fn spans_for_the_export_alone_are_never_made_for_the_logs() {
+        let root = tempfile::tempdir().unwrap();
+        let options = LogOptions {
+            verbosity: 10,
+            ..to_file(&root.path().join("log"))
+        };
+        logged(&options, None, |_| {
+            let span = tracing::info_span!(target: TRACE_TARGET, "x");
+            assert!(
+                span.is_disabled(),
+                "costs nothing while no traces are exported"
+            );
+        });
     }
 
     #[test]

@@ -17,6 +17,7 @@ mod output;
 mod restore;
 pub mod run;
 mod store;
+mod traces;
 mod version;
 
 use std::future::Future;

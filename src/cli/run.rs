@@ -6,7 +6,7 @@ use crate::agent::{self, RunOptions};
 use crate::kubeletconfig::flags::KubeletFlags;
 use crate::kubeletconfig::{AgentConfig, ConfigError, Warning, resolve};
 
-use super::logging::LogOptions;
+use super::logging::{LogOptions, TraceOptions};
 
 /// Arguments of `holdfast run`.
 #[derive(Clone, Debug, Default, clap::Args)]
@@ -35,6 +35,15 @@ pub fn log_options(config: &AgentConfig) -> LogOptions {
         format: config.kubelet.logging.format,
         verbosity: config.kubelet.logging.verbosity,
         file: config.log_file.clone(),
+        traces: config
+            .kubelet
+            .tracing
+            .clone()
+            .filter(|tracing| tracing.sampling_rate_per_million > 0)
+            .map(|tracing| TraceOptions {
+                tracing,
+                node_name: config.node_name.clone(),
+            }),
     }
 }
 
@@ -59,8 +68,10 @@ pub async fn run(args: RunArgs) -> anyhow::Result<()> {
     let log = super::logging::init(&log_options(&config))?;
     log_warnings(&warnings);
     let options = RunOptions {
-        log,
+        log: log.clone(),
         boot_id: args.boot_id,
     };
-    Ok(agent::run(config, options).await?)
+    let result = agent::run(config, options).await;
+    tokio::task::spawn_blocking(move || log.end()).await?;
+    Ok(result?)
 }

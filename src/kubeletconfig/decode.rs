@@ -10,7 +10,7 @@ use super::duration::parse_duration;
 use super::fields::{FIELDS, Field, Kind, Support, closest};
 use super::problem::{Origin, Problem, Warning};
 use super::quantity::parse_log_size;
-use super::types::KubeletConfiguration;
+use super::types::{KubeletConfiguration, Tracing};
 use super::yaml::{Entry, Node, Place, Value};
 use super::{API_VERSION, KIND};
 use crate::types::quantity::nanos;
@@ -87,6 +87,25 @@ pub(super) fn overlay(settings: &mut Settings, file: &Path, root: &Node) {
                 settings.config.logging = defaults.logging.clone();
                 settings.origins.remove("logging.format");
                 settings.origins.remove("logging.verbosity");
+            }
+            ("tracing", value) => {
+                let inner: &[Entry] = match value {
+                    Value::Map(inner) => inner,
+                    _ => &[],
+                };
+                if matches!(value, Value::Null) {
+                    settings.config.tracing = None;
+                } else {
+                    settings.config.tracing.get_or_insert_default();
+                }
+                for entry in inner {
+                    let path = match &*entry.key {
+                        "endpoint" => "tracing.endpoint",
+                        "samplingRatePerMillion" => "tracing.samplingRatePerMillion",
+                        _ => continue,
+                    };
+                    take(settings, &defaults, file, path, &entry.node);
+                }
             }
             ("crashLoopBackOff", Value::Map(inner)) => {
                 for entry in inner {
@@ -574,6 +593,17 @@ fn take(
         "logging.format" => c.logging.format = r.parsed(str::parse).unwrap_or(d.logging.format),
         "logging.verbosity" => {
             c.logging.verbosity = r.int("a number from 0").unwrap_or(d.logging.verbosity);
+        }
+        "tracing.endpoint" => {
+            let tracing = c.tracing.get_or_insert_default();
+            tracing.endpoint = match r.filled() {
+                Some(endpoint) => endpoint.to_owned(),
+                None => Tracing::default().endpoint,
+            };
+        }
+        "tracing.samplingRatePerMillion" => {
+            let rate = r.int("a number from 0 to 1000000").unwrap_or_default();
+            c.tracing.get_or_insert_default().sampling_rate_per_million = rate;
         }
         "eventRecordQPS" => {
             c.event_record_qps = r

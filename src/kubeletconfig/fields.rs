@@ -235,7 +235,7 @@ pub const FIELDS: &[Field] = &[
     later("memoryReservationPolicy", Kind::String),
     yes("registerWithTaints", Kind::Objects(TAINT)),
     yes("registerNode", Kind::Bool),
-    later("tracing", Kind::Object(TRACING)),
+    yes("tracing", Kind::Object(TRACING)),
     later("localStorageCapacityIsolation", Kind::Bool),
     yes("containerRuntimeEndpoint", Kind::String),
     yes("imageServiceEndpoint", Kind::String),
@@ -301,8 +301,8 @@ const TAINT: &[Field] = &[
 const CRASH_LOOP_BACK_OFF: &[Field] = &[yes("maxContainerRestartPeriod", Kind::Duration)];
 
 const TRACING: &[Field] = &[
-    later("endpoint", Kind::String),
-    later("samplingRatePerMillion", Kind::Int32),
+    yes("endpoint", Kind::String),
+    yes("samplingRatePerMillion", Kind::Int32),
 ];
 
 /// The known name closest to `given`, if one is close enough to be what was meant. Case does not count.

@@ -14,6 +14,7 @@
 mod cluster;
 mod decode;
 mod duration;
+mod encode;
 pub mod fields;
 pub mod flags;
 pub mod load;
@@ -27,6 +28,7 @@ mod validate;
 mod yaml;
 
 pub use duration::{format_duration, parse_duration};
+pub use encode::encode;
 pub use problem::{ConfigError, Origin, Problem, Warning};
 pub use resolve::{AgentConfig, ContainerGcPolicy, Endpoint, resolve};
 pub use server::{
@@ -34,7 +36,7 @@ pub use server::{
 };
 pub use types::{
     CgroupDriver, EvictionThreshold, ImageVerification, KubeletConfiguration, LogFormat, Logging,
-    NEVER_ROTATE, OfflineStart, Taint,
+    NEVER_ROTATE, OfflineStart, Taint, Tracing,
 };
 
 /// The only API version that is read.

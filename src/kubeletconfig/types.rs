@@ -200,6 +200,24 @@ pub struct Logging {
     pub verbosity: u32,
 }
 
+/// The `tracing` section: where spans are sent to, and how many.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Tracing {
+    /// `endpoint`: the collector (OTLP over gRPC, without TLS), as `host:port` or `unix:///path`.
+    pub endpoint: String,
+    /// `samplingRatePerMillion`: of a million traces that begin here so many are sent; 0 for none.
+    pub sampling_rate_per_million: u32,
+}
+
+impl Default for Tracing {
+    fn default() -> Self {
+        Self {
+            endpoint: "localhost:4317".to_owned(),
+            sampling_rate_per_million: 0,
+        }
+    }
+}
+
 /// The typed part of upstream's `KubeletConfiguration` (v1beta1). Field comments name the upstream
 /// field where the name differs; units are in the types. [`Default`] gives upstream's defaults except
 /// for `fail_cgroup_v1`.
@@ -272,6 +290,8 @@ pub struct KubeletConfiguration {
     pub seccomp_default: bool,
     /// The `logging` section.
     pub logging: Logging,
+    /// The `tracing` section; `None` when there is none.
+    pub tracing: Option<Tracing>,
     /// Events recorded per second; 0 for no limit.
     pub event_record_qps: u32,
     /// Burst of events above the rate.
@@ -389,6 +409,7 @@ impl Default for KubeletConfiguration {
             fail_cgroup_v1: false,
             seccomp_default: false,
             logging: Logging::default(),
+            tracing: None,
             event_record_qps: 50,
             event_burst: 100,
             max_container_restart_period: Duration::from_secs(300),

@@ -26,6 +26,7 @@ pub(super) fn validate(settings: &mut Settings) {
     paths(settings);
     names(settings);
     combinations(settings);
+    traces(settings);
     super::cluster::validate(settings);
     super::server::validate(settings);
 }
@@ -41,6 +42,41 @@ fn combinations(settings: &mut Settings) {
                 .to_owned(),
         });
     }
+}
+
+fn traces(settings: &mut Settings) {
+    let Some(tracing) = settings.config.tracing.clone() else {
+        return;
+    };
+    let rate = tracing.sampling_rate_per_million;
+    if rate > 1_000_000 {
+        let message = format!("is {rate}, allowed are 0 to 1000000");
+        settings.reject("tracing.samplingRatePerMillion", message);
+    }
+    if !is_collector(&tracing.endpoint) {
+        let message = format!(
+            "{:?} is not the address of a collector; write it like \"localhost:4317\" or \
+             \"unix:///run/otel.sock\"",
+            tracing.endpoint
+        );
+        settings.reject("tracing.endpoint", message);
+    }
+}
+
+/// `host:port`, `dns:///host:port` as gRPC has it, or an absolute `unix://` path.
+fn is_collector(endpoint: &str) -> bool {
+    if let Some(path) = endpoint.strip_prefix("unix://") {
+        return path.starts_with('/');
+    }
+    let address = endpoint.strip_prefix("dns:///").unwrap_or(endpoint);
+    let Some((host, port)) = address.rsplit_once(':') else {
+        return false;
+    };
+    let bracketed = host.starts_with('[') && host.ends_with(']');
+    port.parse::<u16>().is_ok_and(|port| port != 0)
+        && !host.is_empty()
+        && (bracketed || !host.contains(':'))
+        && !host.contains(|c: char| c.is_whitespace() || "/?#@".contains(c))
 }
 
 fn periods(settings: &mut Settings) {

@@ -13,6 +13,7 @@ use tonic::transport::Channel;
 
 use super::error::CriError;
 use super::operation::{Operation, count_call};
+use super::trace::{TracedChannel, traced};
 use super::{CriTimeouts, channel};
 use crate::store::{Committed, RemoveIntent, StartIntent, StopPermit};
 use crate::types::metrics::Metrics;
@@ -24,8 +25,8 @@ const MAX_MESSAGE: usize = 16 << 20;
 /// The client of one runtime. Cheap to clone; clones share the connections.
 #[derive(Clone)]
 pub struct CriClient {
-    runtime: RuntimeServiceClient<Channel>,
-    pub(super) images: ImageServiceClient<Channel>,
+    runtime: RuntimeServiceClient<TracedChannel>,
+    pub(super) images: ImageServiceClient<TracedChannel>,
     pub(super) runtime_endpoint: String,
     pub(super) image_endpoint: String,
     pub(super) timeouts: CriTimeouts,
@@ -91,7 +92,8 @@ impl CriClient {
             channel::lazy(image_endpoint)?
         };
         let mut client = Self::over(runtime, runtime_endpoint, timeouts, metrics);
-        client.images = ImageServiceClient::new(images).max_decoding_message_size(MAX_MESSAGE);
+        client.images =
+            ImageServiceClient::new(traced(images)).max_decoding_message_size(MAX_MESSAGE);
         client.image_endpoint = image_endpoint.to_owned();
         Ok(client)
     }
@@ -100,9 +102,9 @@ impl CriClient {
     /// without sockets.
     pub fn over(channel: Channel, endpoint: &str, timeouts: CriTimeouts, metrics: Metrics) -> Self {
         Self {
-            runtime: RuntimeServiceClient::new(channel.clone())
+            runtime: RuntimeServiceClient::new(traced(channel.clone()))
                 .max_decoding_message_size(MAX_MESSAGE),
-            images: ImageServiceClient::new(channel).max_decoding_message_size(MAX_MESSAGE),
+            images: ImageServiceClient::new(traced(channel)).max_decoding_message_size(MAX_MESSAGE),
             runtime_endpoint: endpoint.to_owned(),
             image_endpoint: endpoint.to_owned(),
             timeouts,
@@ -486,6 +488,30 @@ impl CriClient {
         Ok(())
     }
 
+    /// Has the state of a running container, its memory included, written to the file `location`. `timeout` comes on
+    /// top of `runtimeRequestTimeout`; zero leaves it to the runtime.
+    ///
+    /// # Errors
+    /// See [`super::CriErrorKind`]; `Unimplemented` when the runtime has no checkpoints (containerd before 2.0).
+    pub async fn checkpoint_container(
+        &self,
+        id: &ContainerId,
+        location: &str,
+        timeout: Duration,
+    ) -> Result<(), CriError> {
+        let request = v1::CheckpointContainerRequest {
+            container_id: id.to_string(),
+            location: location.to_owned(),
+            timeout: i64::try_from(timeout.as_secs()).unwrap_or(i64::MAX),
+        };
+        let mut client = self.runtime.clone();
+        self.operation("checkpoint_container", id.as_str())
+            .within(Some(self.timeouts.request.saturating_add(timeout)))
+            .once(client.checkpoint_container(request))
+            .await?;
+        Ok(())
+    }
+
     /// Resource use of containers; `None` = all.
     ///
     /// # Errors
@@ -558,7 +584,7 @@ impl CriClient {
         .boxed()
     }
 
-    pub(super) fn runtime(&self) -> RuntimeServiceClient<Channel> {
+    pub(super) fn runtime(&self) -> RuntimeServiceClient<TracedChannel> {
         self.runtime.clone()
     }
 

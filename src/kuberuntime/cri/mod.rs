@@ -21,6 +21,7 @@ mod images;
 mod operation;
 mod streams;
 mod termination;
+mod trace;
 
 use std::time::Duration;
 
@@ -28,6 +29,7 @@ pub use client::{ContainerEvent, ContainerEventKind, CriClient};
 pub use error::{CriError, CriErrorKind};
 pub use k8s_cri::v1;
 pub use streams::Streams;
+pub use trace::TRACE_TARGET;
 
 /// Deadlines of calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

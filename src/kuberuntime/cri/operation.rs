@@ -5,9 +5,11 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 use tonic::{Response, Status};
+use tracing::Instrument;
 
 use super::client::CriClient;
 use super::error::{CriError, CriErrorKind};
+use super::trace;
 use crate::types::metrics::{Metrics, OperationLabel};
 
 /// One operation: its names, its deadline, its metrics.
@@ -52,6 +54,18 @@ impl<'a> Operation<'a> {
     }
 
     async fn run<T>(
+        &self,
+        call: impl Future<Output = Result<Response<T>, Status>>,
+    ) -> Result<T, CriError> {
+        let span = trace::call_span(self.operation, self.object);
+        let answer = self.timed(call.instrument(span.clone())).await;
+        if let Err(error) = &answer {
+            trace::failed(&span, error);
+        }
+        answer
+    }
+
+    async fn timed<T>(
         &self,
         call: impl Future<Output = Result<Response<T>, Status>>,
     ) -> Result<T, CriError> {

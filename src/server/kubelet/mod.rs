@@ -17,15 +17,18 @@ mod pods;
 mod requests;
 mod stats;
 pub mod streaming;
+#[cfg(test)]
+mod testkit;
 mod tls;
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-use axum::{Extension, Router};
+use axum::{Extension, Router, middleware};
 use tokio_util::sync::CancellationToken;
 
 pub use self::auth::ClientCaError;
+pub use self::debug::{DebugHooks, SetVerbosity};
 pub use self::listener::{Limits, Server};
 pub use self::tls::TlsError;
 use super::HealthChecks;
@@ -65,6 +68,8 @@ pub struct NodeApi {
     pub restored: Arc<AtomicBool>,
     /// Cancelled when the agent ends: streams that are open are closed then.
     pub stop: CancellationToken,
+    /// For `/statusz` and `/debug`.
+    pub debug: DebugHooks,
 }
 
 /// As handlers have it: `State(node): State<Shared>`.
@@ -87,6 +92,10 @@ fn routes(node: Shared) -> Router {
         .merge(stats::routes().layer(Extension(stats.clone())))
         .merge(metrics::routes().layer(Extension(stats)))
         .merge(debug::routes())
+        .layer(middleware::from_fn_with_state(
+            Arc::clone(&node),
+            debug::gate,
+        ))
         .with_state(Arc::clone(&node))
         .merge(super::health_routes(node.health.clone()))
 }

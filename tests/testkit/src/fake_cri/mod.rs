@@ -94,6 +94,7 @@ struct Control {
     on_exec: OnExec,
     stream_url: Option<String>,
     events: bool,
+    checkpoints: bool,
     lose_events: usize,
     runtime_ready: bool,
     network_ready: bool,
@@ -127,6 +128,7 @@ impl FakeCri {
                 on_exec: Arc::new(|_, command| program::exec(command)),
                 stream_url: None,
                 events: true,
+                checkpoints: false,
                 lose_events: 0,
                 runtime_ready: true,
                 network_ready: true,
@@ -285,6 +287,11 @@ impl FakeCri {
     /// Whether the runtime offers container events.
     pub fn offer_events(&self, offer: bool) {
         self.control().events = offer;
+    }
+
+    /// Whether the runtime checkpoints containers: it writes a file where it is told to.
+    pub fn offer_checkpoints(&self, offer: bool) {
+        self.control().checkpoints = offer;
     }
 
     /// The next `count` events are lost.

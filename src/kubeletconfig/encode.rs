@@ -1,0 +1,237 @@
+//! The configuration in force, written as the file that says the same.
+//!
+//! What is secret is left out: the values of `staticPodURLHeader`, and a user with a password in `staticPodURL`.
+//! Everything else reads back as it was.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use serde_json::{Map, Value, json};
+
+use super::duration::format_duration;
+use super::types::{EvictionThreshold, KubeletConfiguration, LogFormat, Taint};
+use super::{API_VERSION, KIND};
+
+/// What stands for a secret.
+const REDACTED: &str = "<redacted>";
+/// Billionths.
+const BILLION: i128 = 1_000_000_000;
+
+/// `config` as a `KubeletConfiguration` object (v1beta1) with the fields this version acts on, defaults included.
+pub fn encode(config: &KubeletConfiguration) -> Value {
+    let c = config;
+    let mut out = Map::new();
+    let mut put = |name: &str, value: Value| {
+        if !value.is_null() {
+            out.insert(name.to_owned(), value);
+        }
+    };
+    let time = |duration| Value::from(format_duration(duration));
+    put("kind", json!(KIND));
+    put("apiVersion", json!(API_VERSION));
+    put("staticPodPath", path(c.static_pod_path.as_deref()));
+    put("podLogsDir", path(Some(&c.pod_logs_dir)));
+    put("syncFrequency", time(c.sync_frequency));
+    put("fileCheckFrequency", time(c.file_check_frequency));
+    put("httpCheckFrequency", time(c.http_check_frequency));
+    put(
+        "staticPodURL",
+        json!(c.static_pod_url.as_deref().map(without_user)),
+    );
+    put("staticPodURLHeader", headers(&c.static_pod_url_header));
+    put("port", json!(c.port));
+    put("rotateCertificates", json!(c.rotate_certificates));
+    put(
+        "imagePullCredentialsVerificationPolicy",
+        json!(c.image_pull_credentials_verification_policy.to_string()),
+    );
+    put(
+        "preloadedImagesVerificationAllowlist",
+        json!(c.preloaded_images_verification_allowlist),
+    );
+    put("eventRecordQPS", json!(c.event_record_qps));
+    put("eventBurst", json!(c.event_burst));
+    put("healthzPort", json!(c.healthz_port));
+    put(
+        "healthzBindAddress",
+        json!(c.healthz_bind_address.to_string()),
+    );
+    put("clusterDomain", json!(c.cluster_domain));
+    let servers: Vec<String> = c.cluster_dns.iter().map(ToString::to_string).collect();
+    put("clusterDNS", json!(servers));
+    put(
+        "nodeStatusUpdateFrequency",
+        time(c.node_status_update_frequency),
+    );
+    put(
+        "nodeStatusReportFrequency",
+        time(c.node_status_report_frequency),
+    );
+    put(
+        "nodeLeaseDurationSeconds",
+        json!(c.node_lease_duration_seconds),
+    );
+    put("cgroupRoot", json!(c.cgroup_root));
+    put("cgroupsPerQOS", json!(c.cgroups_per_qos));
+    put("cgroupDriver", json!(c.cgroup_driver.to_string()));
+    put("runtimeRequestTimeout", time(c.runtime_request_timeout));
+    put("maxPods", json!(c.max_pods));
+    put(
+        "podPidsLimit",
+        c.pod_pids_limit.map_or(json!(-1), |limit| json!(limit)),
+    );
+    put(
+        "resolvConf",
+        c.resolv_conf
+            .as_deref()
+            .map_or(json!(""), |p| path(Some(p))),
+    );
+    put("cpuCFSQuota", json!(c.cpu_cfs_quota));
+    put("cpuCFSQuotaPeriod", time(c.cpu_cfs_quota_period));
+    put(
+        "nodeStatusMaxImages",
+        c.node_status_max_images.map_or(json!(-1), |n| json!(n)),
+    );
+    put("contentType", json!(c.content_type));
+    put("kubeAPIQPS", json!(c.kube_api_qps));
+    put("kubeAPIBurst", json!(c.kube_api_burst));
+    put("serializeImagePulls", json!(c.serialize_image_pulls));
+    put("maxParallelImagePulls", json!(c.max_parallel_image_pulls));
+    put("evictionHard", map(&c.eviction_hard, |t| threshold(*t)));
+    put(
+        "mergeDefaultEvictionSettings",
+        json!(c.merge_default_eviction_settings),
+    );
+    put(
+        "containerLogMaxSize",
+        json!(bytes(c.container_log_max_size)),
+    );
+    put("containerLogMaxFiles", json!(c.container_log_max_files));
+    put(
+        "configMapAndSecretChangeDetectionStrategy",
+        json!(c.config_map_and_secret_change_detection_strategy),
+    );
+    put("systemReserved", map(&c.system_reserved, |n| quantity(*n)));
+    put("kubeReserved", map(&c.kube_reserved, |n| quantity(*n)));
+    put("enforceNodeAllocatable", json!(c.enforce_node_allocatable));
+    put("allowedUnsafeSysctls", json!(c.allowed_unsafe_sysctls));
+    put("providerID", json!(c.provider_id));
+    let format = match c.logging.format {
+        LogFormat::Text => "text",
+        LogFormat::Json => "json",
+    };
+    put(
+        "logging",
+        json!({"format": format, "verbosity": c.logging.verbosity}),
+    );
+    put(
+        "crashLoopBackOff",
+        json!({"maxContainerRestartPeriod": format_duration(c.max_container_restart_period)}),
+    );
+    put("seccompDefault", json!(c.seccomp_default));
+    put(
+        "registerWithTaints",
+        c.register_with_taints.iter().map(taint).collect(),
+    );
+    put("registerNode", json!(c.register_node));
+    if let Some(tracing) = &c.tracing {
+        put(
+            "tracing",
+            json!({
+                "endpoint": tracing.endpoint,
+                "samplingRatePerMillion": tracing.sampling_rate_per_million,
+            }),
+        );
+    }
+    put(
+        "containerRuntimeEndpoint",
+        json!(c.container_runtime_endpoint),
+    );
+    put("imageServiceEndpoint", json!(c.image_service_endpoint));
+    put("failCgroupV1", json!(c.fail_cgroup_v1));
+    Value::Object(out)
+}
+
+fn path(path: Option<&Path>) -> Value {
+    json!(path.map(Path::to_string_lossy))
+}
+
+fn map<T>(from: &BTreeMap<String, T>, value: impl Fn(&T) -> String) -> Value {
+    from.iter()
+        .map(|(key, item)| (key.clone(), Value::from(value(item))))
+        .collect::<Map<_, _>>()
+        .into()
+}
+
+fn headers(headers: &BTreeMap<String, Vec<String>>) -> Value {
+    let hidden = |values: &Vec<String>| json!(vec![REDACTED; values.len()]);
+    if headers.is_empty() {
+        return Value::Null;
+    }
+    headers
+        .iter()
+        .map(|(name, values)| (name.clone(), hidden(values)))
+        .collect::<Map<_, _>>()
+        .into()
+}
+
+/// A URL whose user and password, if it has them, are left out.
+fn without_user(url: &str) -> String {
+    let Some((scheme, rest)) = url.split_once("://") else {
+        return url.to_owned();
+    };
+    let end = rest.find(['/', '?', '#']).unwrap_or(rest.len());
+    let (authority, tail) = rest.split_at(end);
+    match authority.rsplit_once('@') {
+        Some((_, host)) => format!("{scheme}://{REDACTED}@{host}{tail}"),
+        None => url.to_owned(),
+    }
+}
+
+fn taint(taint: &Taint) -> Value {
+    json!({"key": taint.key, "value": taint.value, "effect": taint.effect})
+}
+
+fn bytes(amount: u64) -> String {
+    let units = [("Gi", 30), ("Mi", 20), ("Ki", 10)];
+    let fits = |shift: u32| amount != 0 && amount.trailing_zeros() >= shift;
+    match units.into_iter().find(|(_, shift)| fits(*shift)) {
+        Some((unit, shift)) => format!("{}{unit}", amount >> shift),
+        None => amount.to_string(),
+    }
+}
+
+/// A quantity of so many billionths.
+fn quantity(nanos: i128) -> String {
+    let whole = nanos / BILLION;
+    if nanos % BILLION != 0 {
+        let units = [("m", 1_000_000), ("u", 1_000), ("n", 1)];
+        let unit = units.into_iter().find(|(_, scale)| nanos % scale == 0);
+        let (unit, scale) = unit.unwrap_or(("n", 1));
+        return format!("{}{unit}", nanos / scale);
+    }
+    u64::try_from(whole).map_or_else(|_| whole.to_string(), bytes)
+}
+
+fn threshold(threshold: EvictionThreshold) -> String {
+    match threshold {
+        EvictionThreshold::Quantity(0) => "0%".to_owned(),
+        EvictionThreshold::Quantity(amount) => bytes(amount),
+        EvictionThreshold::Fraction(fraction) => percent(fraction),
+    }
+}
+
+/// The shortest percentage that reads back as `fraction`.
+fn percent(fraction: f32) -> String {
+    let percent = f64::from(fraction) * 100.0;
+    (0..=12)
+        .map(|digits| format!("{percent:.digits$}"))
+        .find(|text| {
+            text.parse::<f32>()
+                .is_ok_and(|percent| percent / 100.0 == fraction)
+        })
+        .map_or_else(|| format!("{percent}%"), |text| format!("{text}%"))
+}
+
+#[cfg(test)]
+mod tests;

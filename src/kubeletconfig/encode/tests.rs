@@ -1,0 +1,120 @@
+//! What is written reads back, and secrets are not written.
+
+use super::super::fields::{FIELDS, Support};
+use super::super::load::load;
+use super::*;
+
+fn read_back(config: &KubeletConfiguration) -> KubeletConfiguration {
+    let root = tempfile::tempdir().unwrap();
+    let file = root.path().join("config.yaml");
+    std::fs::write(&file, encode(config).to_string()).unwrap();
+    load(Some(&file), None).unwrap().config
+}
+
+fn parsed(yaml: &str) -> KubeletConfiguration {
+    let root = tempfile::tempdir().unwrap();
+    let file = root.path().join("config.yaml");
+    let text = format!("apiVersion: {API_VERSION}\nkind: {KIND}\n{yaml}");
+    std::fs::write(&file, text).unwrap();
+    load(Some(&file), None).unwrap().config
+}
+
+#[test]
+fn the_defaults_read_back() {
+    let config = KubeletConfiguration::default();
+    assert_eq!(read_back(&config), config);
+}
+
+#[test]
+fn every_kind_of_value_reads_back() {
+    let config = parsed(
+        r#"
+staticPodPath: /etc/kubernetes/manifests
+staticPodURL: https://example.com/pods?x=a@b
+syncFrequency: 1m30s
+healthzPort: 0
+healthzBindAddress: "::1"
+cgroupDriver: systemd
+cgroupRoot: /pods
+containerLogMaxSize: 1500k
+containerLogMaxFiles: 7
+maxParallelImagePulls: 3
+imagePullCredentialsVerificationPolicy: NeverVerifyAllowlistedImages
+preloadedImagesVerificationAllowlist: ["registry.example.com/a/*"]
+podPidsLimit: 4096
+cpuCFSQuotaPeriod: 50ms
+resolvConf: ""
+clusterDNS: [10.96.0.10, "fd00::10"]
+clusterDomain: cluster.local
+logging: {format: json, verbosity: 4}
+tracing: {endpoint: "collector:4317", samplingRatePerMillion: 250000}
+crashLoopBackOff: {maxContainerRestartPeriod: 30s}
+nodeStatusMaxImages: -1
+evictionHard:
+  memory.available: 100Mi
+  nodefs.available: 7.3%
+  imagefs.available: 33.33%
+  pid.available: "1001"
+  nodefs.inodesFree: 0%
+systemReserved: {cpu: 250m, memory: 1Gi, pid: "1000"}
+kubeReserved: {cpu: "0.1000005"}
+enforceNodeAllocatable: [none]
+allowedUnsafeSysctls: ["net.core.*"]
+providerID: cloud://x
+registerWithTaints: [{key: a, value: b, effect: NoSchedule}]
+"#,
+    );
+    assert_ne!(config, KubeletConfiguration::default());
+    assert_eq!(read_back(&config), config);
+    let written = encode(&config);
+    assert_eq!(written["evictionHard"]["nodefs.available"], "7.3%");
+    assert_eq!(written["systemReserved"]["cpu"], "250m");
+    assert_eq!(written["systemReserved"]["memory"], "1Gi");
+    assert_eq!(written["kubeReserved"]["cpu"], "100000500n");
+}
+
+#[test]
+fn secrets_are_not_written() {
+    let config = KubeletConfiguration {
+        static_pod_url: Some("https://me:hunter2@example.com/pods".to_owned()),
+        static_pod_url_header: [(
+            "Authorization".to_owned(),
+            vec!["Bearer s3cret".to_owned(), "s3cret".to_owned()],
+        )]
+        .into(),
+        ..KubeletConfiguration::default()
+    };
+    let written = encode(&config);
+    let text = written.to_string();
+    assert!(
+        !text.contains("s3cret") && !text.contains("hunter2"),
+        "{text}"
+    );
+    assert_eq!(
+        written["staticPodURLHeader"]["Authorization"],
+        json!([REDACTED, REDACTED])
+    );
+    assert_eq!(
+        written["staticPodURL"],
+        "https://<redacted>@example.com/pods"
+    );
+}
+
+/// A field that is acted on and not written would be a configuration that does not read back.
+#[test]
+fn every_supported_field_is_written() {
+    let set = parsed(
+        "staticPodPath: /m\nstaticPodURL: http://x/\nstaticPodURLHeader: {A: [b]}\nmaxParallelImagePulls: 2\n\
+         providerID: x\ntracing: {}\n",
+    );
+    let written = encode(&set);
+    let missing: Vec<_> = FIELDS
+        .iter()
+        .filter(|field| field.support == Support::Supported && written.get(field.name).is_none())
+        .map(|field| field.name)
+        .collect();
+    assert!(
+        missing.is_empty(),
+        "not in the answer of /configz: {missing:?}"
+    );
+}

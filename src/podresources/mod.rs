@@ -1,0 +1,271 @@
+//! Layer 6: the pod-resources API on `<root-dir>/pod-resources/kubelet.sock`: which container has which devices, CPUs
+//! and memory for itself. Monitoring agents (of GPUs, of topology) ask it. Upstream: `pkg/kubelet/apis/podresources`.
+//!
+//! In: the active pods, from whoever knows them. Out: gRPC, v1 whole and List of v1alpha1. Nothing gives a container
+//! devices or CPUs of its own here, so those lists are empty, as the kubelet's are with its policies of `none`.
+//!
+//! **Invariant:** a request is answered from memory, and no client keeps others from being answered: connections,
+//! requests of a connection and requests per second are bounded.
+
+mod authority;
+mod limit;
+pub mod proto;
+mod service;
+
+use std::fs;
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::Pod;
+use tokio::net::UnixListener;
+use tokio::sync::{Semaphore, mpsc};
+use tokio_stream::StreamExt;
+use tokio_stream::wrappers::ReceiverStream;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+use tonic::Status;
+use tonic::transport::Server;
+use tracing::{debug, warn};
+
+use self::limit::Limiter;
+use self::service::{Lister, V1, V1Alpha1};
+use crate::types::containers::{ContainerKind, containers_of};
+use crate::types::{Clock, PodExt};
+
+/// Connections at a time; more wait in the kernel's queue.
+const MAX_CONNECTIONS: usize = 64;
+/// A connection whose peer does not answer is closed.
+const KEEPALIVE: Duration = Duration::from_secs(30);
+/// A request that takes longer is given up.
+const TIMEOUT: Duration = Duration::from_secs(10);
+/// After an accept failed: no descriptors are left, most likely.
+const PAUSE: Duration = Duration::from_millis(100);
+/// Requests in flight may go on for so long after the end was asked for.
+const DRAIN: Duration = Duration::from_secs(2);
+
+/// The socket cannot be made.
+#[derive(Debug, thiserror::Error)]
+#[error("{action} {}", path.display())]
+pub struct SocketError {
+    action: &'static str,
+    path: PathBuf,
+    #[source]
+    source: io::Error,
+}
+
+/// Gives the active pods, in any order. Must not block.
+pub type ActivePods = Arc<dyn Fn() -> Vec<Arc<Pod>> + Send + Sync>;
+
+/// What is told. Cheap to clone.
+#[derive(Clone)]
+pub struct PodResources {
+    active: ActivePods,
+    limiter: Arc<Limiter>,
+}
+
+impl PodResources {
+    /// Tells of the pods that `active` gives; `clock` limits the rate.
+    pub fn new(active: ActivePods, clock: Arc<dyn Clock>) -> Self {
+        Self {
+            active,
+            limiter: Arc::new(Limiter::new(clock)),
+        }
+    }
+
+    fn list(
+        &self,
+        _: proto::ListPodResourcesRequest,
+    ) -> Result<proto::ListPodResourcesResponse, Status> {
+        let mut pods: Vec<_> = (self.active)().iter().map(|pod| resources(pod)).collect();
+        pods.sort_by(|a, b| (&a.namespace, &a.name).cmp(&(&b.namespace, &b.name)));
+        Ok(proto::ListPodResourcesResponse {
+            pod_resources: pods,
+        })
+    }
+
+    /// v1alpha1 knows devices only, without their topology.
+    fn list_alpha(
+        &self,
+        request: proto::ListPodResourcesRequest,
+    ) -> Result<proto::ListPodResourcesResponse, Status> {
+        let mut answer = self.list(request)?;
+        let containers = answer
+            .pod_resources
+            .iter_mut()
+            .flat_map(|p| &mut p.containers);
+        for container in containers {
+            for devices in &mut container.devices {
+                devices.topology = None;
+            }
+            *container = proto::ContainerResources {
+                name: std::mem::take(&mut container.name),
+                devices: std::mem::take(&mut container.devices),
+                ..Default::default()
+            };
+        }
+        Ok(answer)
+    }
+
+    fn get(
+        &self,
+        request: proto::GetPodResourcesRequest,
+    ) -> Result<proto::GetPodResourcesResponse, Status> {
+        let (name, namespace) = (request.pod_name, request.pod_namespace);
+        let active = (self.active)();
+        let pod = active
+            .iter()
+            .find(|pod| pod.name() == name && pod.namespace() == namespace);
+        let Some(pod) = pod else {
+            return Err(Status::not_found(format!(
+                "pod {name} in namespace {namespace} not found"
+            )));
+        };
+        Ok(proto::GetPodResourcesResponse {
+            pod_resources: Some(resources(pod)),
+        })
+    }
+
+    /// Nothing can be had by one container alone: there are no device plugins, and CPU and memory are shared.
+    fn allocatable(
+        &self,
+        _: proto::AllocatableResourcesRequest,
+    ) -> Result<proto::AllocatableResourcesResponse, Status> {
+        Ok(proto::AllocatableResourcesResponse::default())
+    }
+}
+
+/// A pod with its sidecars and main containers; other init containers are not told of, as upstream.
+fn resources(pod: &Pod) -> proto::PodResources {
+    let told = [ContainerKind::Sidecar, ContainerKind::Main];
+    proto::PodResources {
+        name: pod.name().to_owned(),
+        namespace: pod.namespace().to_owned(),
+        containers: containers_of(pod)
+            .filter(|c| told.contains(&c.kind))
+            .map(|c| proto::ContainerResources {
+                name: c.container.name.clone(),
+                ..Default::default()
+            })
+            .collect(),
+    }
+}
+
+/// The socket below `root_dir`.
+pub fn socket_path(root_dir: &Path) -> PathBuf {
+    root_dir.join("pod-resources/kubelet.sock")
+}
+
+/// Makes the socket, for root alone, in the place of that of an earlier agent: it appears whole. Blocking, shortly.
+/// Must be called inside a tokio runtime.
+///
+/// # Errors
+/// When directory or socket cannot be made; the path may be too long for a socket.
+pub fn bind(root_dir: &Path) -> Result<UnixListener, SocketError> {
+    let path = socket_path(root_dir);
+    let fresh = path.with_file_name("new.sock");
+    let failed = |action: &'static str, path: &Path| {
+        let path = path.to_owned();
+        move |source| SocketError {
+            action,
+            path,
+            source,
+        }
+    };
+    let directory = path.parent().unwrap_or(root_dir);
+    fs::DirBuilder::new()
+        .recursive(true)
+        .mode(0o750)
+        .create(directory)
+        .map_err(failed("create directory", directory))?;
+    match fs::remove_file(&fresh) {
+        Ok(()) => {}
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+        Err(error) => return Err(failed("remove the old socket", &fresh)(error)),
+    }
+    let listener = UnixListener::bind(&fresh).map_err(failed("listen on", &fresh))?;
+    fs::set_permissions(&fresh, fs::Permissions::from_mode(0o600))
+        .map_err(failed("set the mode of", &fresh))?;
+    fs::rename(&fresh, &path).map_err(failed("move the socket to", &path))?;
+    Ok(listener)
+}
+
+/// Serves until `stop` is cancelled; requests in flight may finish (at most two seconds).
+pub async fn serve(listener: UnixListener, pods: PodResources, stop: CancellationToken) {
+    let (accepted, connections) = mpsc::channel(1);
+    let tasks = TaskTracker::new();
+    let served = Server::builder()
+        .concurrency_limit_per_connection(16)
+        .timeout(TIMEOUT)
+        .max_concurrent_streams(64)
+        .http2_keepalive_interval(Some(KEEPALIVE))
+        .add_service(Lister::<V1>::new(pods.clone()))
+        .add_service(Lister::<V1Alpha1>::new(pods))
+        .serve_with_incoming_shutdown(
+            ReceiverStream::new(connections).map(Ok::<_, io::Error>),
+            stop.clone().cancelled_owned(),
+        );
+    let accept = accept(&listener, &accepted, &tasks, &stop);
+    let drained = async {
+        stop.cancelled().await;
+        tokio::time::sleep(DRAIN).await;
+    };
+    tokio::select! {
+        (served, ()) = async { tokio::join!(served, accept) } => {
+            if let Err(error) = served {
+                warn!(%error, "the pod-resources server ended");
+            }
+        }
+        () = drained => debug!("requests for pod resources were still open"),
+    }
+    drop(accepted);
+    tasks.close();
+}
+
+async fn accept(
+    listener: &UnixListener,
+    accepted: &mpsc::Sender<tokio::io::DuplexStream>,
+    tasks: &TaskTracker,
+    stop: &CancellationToken,
+) {
+    let slots = Arc::new(Semaphore::new(MAX_CONNECTIONS));
+    loop {
+        // Both are cancel-safe: a slot or a connection is had or not.
+        let next = async {
+            let slot = Arc::clone(&slots).acquire_owned().await.ok();
+            (slot, listener.accept().await)
+        };
+        let (slot, stream) = tokio::select! {
+            next = next => next,
+            () = stop.cancelled() => return,
+        };
+        match stream {
+            Ok((stream, _)) => {
+                let (ours, servers) = tokio::io::duplex(32 * 1024);
+                let relayed = authority::relay(stream, ours);
+                let stop = stop.clone();
+                tasks.spawn(async move {
+                    tokio::select! {
+                        result = relayed => if let Err(error) = result {
+                            debug!(%error, "connection for pod resources ended");
+                        },
+                        () = async { stop.cancelled().await; tokio::time::sleep(DRAIN).await } => {}
+                    }
+                    drop(slot);
+                });
+                if accepted.send(servers).await.is_err() {
+                    return;
+                }
+            }
+            Err(error) => {
+                warn!(%error, "cannot accept a connection for pod resources");
+                tokio::time::sleep(PAUSE).await;
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

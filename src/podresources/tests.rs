@@ -1,0 +1,284 @@
+//! The API over its real socket: a tonic client, and a client that speaks as those in Go do.
+
+use std::sync::Mutex;
+
+use hyper_util::rt::TokioIo;
+use serde_json::json;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::UnixStream;
+use tonic::transport::{Channel, Endpoint, Uri};
+use tonic::{Code, Request, client};
+use tonic_prost::ProstCodec;
+
+use super::*;
+use crate::types::{BootId, Stamp};
+
+struct FixedClock(Mutex<Stamp>);
+
+impl FixedClock {
+    fn new() -> Arc<Self> {
+        Arc::new(Self(Mutex::new(Stamp {
+            boot: BootId(1),
+            boottime_ms: 0,
+            wall_ms: 0,
+        })))
+    }
+
+    fn advance(&self, by: Duration) {
+        let mut now = self.0.lock().unwrap();
+        *now = now.plus(by);
+    }
+}
+
+impl Clock for FixedClock {
+    fn now(&self) -> Stamp {
+        *self.0.lock().unwrap()
+    }
+}
+
+fn pod(namespace: &str, name: &str) -> Arc<Pod> {
+    let pod = json!({
+        "metadata": {"name": name, "namespace": namespace},
+        "spec": {
+            "initContainers": [{"name": "once"}, {"name": "side", "restartPolicy": "Always"}],
+            "containers": [{"name": "main"}],
+            "ephemeralContainers": [{"name": "debug"}],
+        },
+    });
+    Arc::new(serde_json::from_value(pod).unwrap())
+}
+
+struct Served {
+    root: tempfile::TempDir,
+    clock: Arc<FixedClock>,
+    stop: CancellationToken,
+    task: tokio::task::JoinHandle<()>,
+}
+
+impl Served {
+    fn new(active: Vec<Arc<Pod>>) -> Self {
+        let root = tempfile::tempdir().unwrap();
+        Self::in_root(root, active)
+    }
+
+    fn in_root(root: tempfile::TempDir, active: Vec<Arc<Pod>>) -> Self {
+        let clock = FixedClock::new();
+        let pods = PodResources::new(Arc::new(move || active.clone()), Arc::clone(&clock) as _);
+        let stop = CancellationToken::new();
+        let listener = bind(root.path()).unwrap();
+        let task = tokio::spawn(serve(listener, pods, stop.clone()));
+        Self {
+            root,
+            clock,
+            stop,
+            task,
+        }
+    }
+
+    async fn connect(&self) -> Channel {
+        let path = socket_path(self.root.path());
+        Endpoint::from_static("http://localhost")
+            .connect_with_connector(tower::service_fn(move |_: Uri| {
+                let path = path.clone();
+                async move { UnixStream::connect(path).await.map(TokioIo::new) }
+            }))
+            .await
+            .unwrap()
+    }
+
+    async fn call<Req, Res>(&self, method: &'static str, request: Req) -> Result<Res, Status>
+    where
+        Req: prost::Message + Send + Sync + 'static,
+        Res: prost::Message + Default + Send + Sync + 'static,
+    {
+        call(self.connect().await, method, request).await
+    }
+}
+
+async fn call<Req, Res>(channel: Channel, method: &'static str, request: Req) -> Result<Res, Status>
+where
+    Req: prost::Message + Send + Sync + 'static,
+    Res: prost::Message + Default + Send + Sync + 'static,
+{
+    let mut client = client::Grpc::new(channel);
+    client.ready().await.unwrap();
+    let path = tonic::codegen::http::uri::PathAndQuery::from_static(method);
+    let codec = ProstCodec::<Req, Res>::default();
+    let answer = client.unary(Request::new(request), path, codec).await?;
+    Ok(answer.into_inner())
+}
+
+const LIST: &str = "/v1.PodResourcesLister/List";
+
+#[tokio::test]
+async fn active_pods_are_listed_with_sidecars_and_main_containers() {
+    let served = Served::new(vec![pod("b", "two"), pod("a", "one")]);
+    let answer: proto::ListPodResourcesResponse = served
+        .call(LIST, proto::ListPodResourcesRequest {})
+        .await
+        .unwrap();
+    let seen: Vec<_> = (answer.pod_resources.iter())
+        .map(|p| {
+            let containers: Vec<_> = p.containers.iter().map(|c| c.name.as_str()).collect();
+            (p.namespace.as_str(), p.name.as_str(), containers)
+        })
+        .collect();
+    let containers = vec!["side", "main"];
+    assert_eq!(
+        seen,
+        [("a", "one", containers.clone()), ("b", "two", containers)]
+    );
+    let alpha: proto::ListPodResourcesResponse = served
+        .call(
+            "/v1alpha1.PodResourcesLister/List",
+            proto::ListPodResourcesRequest {},
+        )
+        .await
+        .unwrap();
+    assert_eq!(alpha, answer);
+}
+
+#[tokio::test]
+async fn one_pod_is_got_by_name_and_nothing_is_allocatable() {
+    let served = Served::new(vec![pod("a", "one")]);
+    let get = |name: &str| proto::GetPodResourcesRequest {
+        pod_name: name.to_owned(),
+        pod_namespace: "a".to_owned(),
+    };
+    let answer: proto::GetPodResourcesResponse = served
+        .call("/v1.PodResourcesLister/Get", get("one"))
+        .await
+        .unwrap();
+    assert_eq!(answer.pod_resources.unwrap().name, "one");
+    let missing: Result<proto::GetPodResourcesResponse, _> =
+        served.call("/v1.PodResourcesLister/Get", get("two")).await;
+    let missing = missing.unwrap_err();
+    assert_eq!(missing.code(), Code::NotFound);
+    assert_eq!(missing.message(), "pod two in namespace a not found");
+    let answer: proto::AllocatableResourcesResponse = served
+        .call(
+            "/v1.PodResourcesLister/GetAllocatableResources",
+            proto::AllocatableResourcesRequest {},
+        )
+        .await
+        .unwrap();
+    assert_eq!(answer, proto::AllocatableResourcesResponse::default());
+    for method in [
+        "/v1.PodResourcesLister/Nothing",
+        "/v1alpha1.PodResourcesLister/Get",
+    ] {
+        let answer: Result<proto::GetPodResourcesResponse, _> =
+            served.call(method, get("one")).await;
+        assert_eq!(answer.unwrap_err().code(), Code::Unimplemented, "{method}");
+    }
+}
+
+#[tokio::test]
+async fn more_than_the_rate_is_refused_until_time_has_passed() {
+    let served = Served::new(Vec::new());
+    let channel = served.connect().await;
+    let list = || {
+        call::<_, proto::ListPodResourcesResponse>(
+            channel.clone(),
+            LIST,
+            proto::ListPodResourcesRequest {},
+        )
+    };
+    for _ in 0..10 {
+        list().await.unwrap();
+    }
+    let refused = list().await.unwrap_err();
+    assert_eq!(refused.code(), Code::ResourceExhausted);
+    assert_eq!(refused.message(), "rejected by rate limit");
+    served.clock.advance(Duration::from_millis(20));
+    list().await.unwrap();
+    list().await.unwrap();
+    assert_eq!(
+        list().await.unwrap_err().code(),
+        Code::ResourceExhausted,
+        "20 ms are worth two requests"
+    );
+}
+
+#[tokio::test]
+async fn a_new_agent_takes_the_place_of_the_old_socket() {
+    let first = Served::new(Vec::new());
+    let path = socket_path(first.root.path());
+    let mode = fs::metadata(&path).unwrap().permissions().mode();
+    assert_eq!(mode & 0o777, 0o600);
+    first.stop.cancel();
+    first.task.await.unwrap();
+    assert!(path.exists(), "as one that was killed would leave it");
+    let second = Served::in_root(first.root, vec![pod("a", "one")]);
+    let answer: proto::ListPodResourcesResponse = second
+        .call(LIST, proto::ListPodResourcesRequest {})
+        .await
+        .unwrap();
+    assert_eq!(answer.pod_resources.len(), 1);
+}
+
+/// What grpc-go sends when it was given the path of a socket: compressed headers with a table, and the path as the
+/// authority. Twice, so that the second block refers to the table of the first.
+#[tokio::test]
+async fn a_client_that_names_the_socket_as_authority_is_answered() {
+    let served = Served::new(vec![pod("a", "one")]);
+    let mut stream = UnixStream::connect(socket_path(served.root.path()))
+        .await
+        .unwrap();
+    let mut encoder = httlib_hpack::Encoder::with_dynamic_size(4096);
+    let mut sent = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_vec();
+    sent.extend_from_slice(&[0, 0, 0, 4, 0, 0, 0, 0, 0]);
+    for stream_id in [1, 3] {
+        let mut block = Vec::new();
+        for (name, value) in [
+            (":method", "POST"),
+            (":scheme", "http"),
+            (":path", LIST),
+            (":authority", "%2Frun%2Fpod-resources%2Fkubelet.sock"),
+            ("content-type", "application/grpc"),
+            ("te", "trailers"),
+        ] {
+            let flags = httlib_hpack::Encoder::WITH_INDEXING
+                | httlib_hpack::Encoder::HUFFMAN_VALUE
+                | httlib_hpack::Encoder::BEST_FORMAT;
+            let field = (name.as_bytes().to_vec(), value.as_bytes().to_vec(), flags);
+            encoder.encode(field, &mut block).unwrap();
+        }
+        let mut head = |kind: u8, flags: u8, payload: &[u8]| {
+            sent.extend_from_slice(&[0, 0, u8::try_from(payload.len()).unwrap(), kind, flags]);
+            sent.extend_from_slice(&[0, 0, 0, stream_id]);
+            sent.extend_from_slice(payload);
+        };
+        let (first, rest) = block.split_at(block.len() / 2);
+        head(1, 0, first);
+        head(9, 4, rest);
+        head(0, 1, &[0; 5]);
+    }
+    stream.write_all(&sent).await.unwrap();
+    // Frames until both streams have ended.
+    let mut answers = Vec::new();
+    let mut ended = 0;
+    while ended < 2 {
+        let mut head = [0; 9];
+        stream.read_exact(&mut head).await.expect("an answer");
+        let length = u32::from_be_bytes([0, head[0], head[1], head[2]]);
+        let mut payload = vec![0; usize::try_from(length).unwrap()];
+        stream.read_exact(&mut payload).await.unwrap();
+        let (kind, flags, id) = (head[3], head[4], head[8]);
+        assert!(
+            kind != 3 && kind != 7,
+            "the server gave up: {kind} {payload:?}"
+        );
+        if kind == 0 && !payload.is_empty() {
+            answers.push((id, payload));
+        }
+        ended += u32::from(matches!(kind, 0 | 1) && flags & 1 != 0);
+    }
+    answers.sort();
+    let ids: Vec<_> = answers.iter().map(|(id, _)| *id).collect();
+    assert_eq!(ids, [1, 3]);
+    for (_, data) in answers {
+        let answer: proto::ListPodResourcesResponse = prost::Message::decode(&data[5..]).unwrap();
+        assert_eq!(answer.pod_resources[0].name, "one");
+    }
+}

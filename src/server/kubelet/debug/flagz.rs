@@ -1,0 +1,156 @@
+//! `/flagz`: the flags in force. Those that the configuration file can say too have its value.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::path::Path;
+
+use axum::extract::State;
+use axum::http::HeaderMap;
+use axum::response::Response;
+use serde_json::{Value, json};
+
+use super::super::Shared;
+use super::zpage;
+use crate::kubeletconfig::{AgentConfig, OfflineStart, encode, format_duration};
+
+/// Flags, and the field of the configuration that each of them overrides.
+const FIELDS: &[(&str, &str)] = &[
+    ("cgroup-driver", "/cgroupDriver"),
+    ("cgroup-root", "/cgroupRoot"),
+    ("cgroups-per-qos", "/cgroupsPerQOS"),
+    ("cluster-dns", "/clusterDNS"),
+    ("cluster-domain", "/clusterDomain"),
+    ("container-log-max-files", "/containerLogMaxFiles"),
+    ("container-log-max-size", "/containerLogMaxSize"),
+    ("cpu-cfs-quota", "/cpuCFSQuota"),
+    ("cpu-cfs-quota-period", "/cpuCFSQuotaPeriod"),
+    ("event-burst", "/eventBurst"),
+    ("event-qps", "/eventRecordQPS"),
+    ("eviction-hard", "/evictionHard"),
+    ("file-check-frequency", "/fileCheckFrequency"),
+    ("healthz-bind-address", "/healthzBindAddress"),
+    ("healthz-port", "/healthzPort"),
+    ("http-check-frequency", "/httpCheckFrequency"),
+    ("kube-api-burst", "/kubeAPIBurst"),
+    ("kube-api-qps", "/kubeAPIQPS"),
+    ("kube-reserved", "/kubeReserved"),
+    ("logging-format", "/logging/format"),
+    ("manifest-url", "/staticPodURL"),
+    ("max-pods", "/maxPods"),
+    ("node-status-update-frequency", "/nodeStatusUpdateFrequency"),
+    ("pod-manifest-path", "/staticPodPath"),
+    ("pod-max-pids", "/podPidsLimit"),
+    ("port", "/port"),
+    ("provider-id", "/providerID"),
+    ("register-node", "/registerNode"),
+    ("resolv-conf", "/resolvConf"),
+    ("rotate-certificates", "/rotateCertificates"),
+    ("runtime-request-timeout", "/runtimeRequestTimeout"),
+    ("seccomp-default", "/seccompDefault"),
+    ("serialize-image-pulls", "/serializeImagePulls"),
+    ("sync-frequency", "/syncFrequency"),
+    ("system-reserved", "/systemReserved"),
+    ("v", "/logging/verbosity"),
+];
+
+pub(super) async fn flagz(State(node): State<Shared>, headers: HeaderMap) -> Response {
+    let flags = flags(&node.config);
+    zpage::answer(
+        &headers,
+        "Flagz",
+        || {
+            let mut text = String::new();
+            for (name, value) in &flags {
+                writeln!(text, "{name}={value}").unwrap_or_default();
+            }
+            text
+        },
+        || json!({"flags": flags}),
+    )
+}
+
+fn flags(config: &AgentConfig) -> BTreeMap<&'static str, String> {
+    let encoded = encode(&config.kubelet);
+    let mut flags: BTreeMap<&'static str, String> = FIELDS
+        .iter()
+        .map(|(flag, field)| (*flag, encoded.pointer(field).map(text).unwrap_or_default()))
+        .collect();
+    let path = |path: &Path| path.display().to_string();
+    let optional = |given: &Option<std::path::PathBuf>| given.as_deref().map(path);
+    let optional = |given| optional(given).unwrap_or_default();
+    let providers = config.image_credential_providers.clone().unzip();
+    let gc = &config.container_gc;
+    let limit = |limit: Option<u32>| limit.map_or_else(|| "-1".to_owned(), |n| n.to_string());
+    let labels = config.node_labels.iter();
+    let labels: Vec<String> = labels
+        .map(|(key, value)| format!("{key}={value}"))
+        .collect();
+    let ips: Vec<String> = config.node_ips.iter().map(ToString::to_string).collect();
+    flags.extend([
+        (
+            "bootstrap-kubeconfig",
+            optional(&config.bootstrap_kubeconfig),
+        ),
+        ("cert-dir", path(&config.cert_dir)),
+        (
+            "cloud-provider",
+            if config.external_cloud_provider {
+                "external".to_owned()
+            } else {
+                String::new()
+            },
+        ),
+        ("container-logs-dir", path(&config.container_logs_dir)),
+        (
+            "container-runtime-endpoint",
+            config.runtime_endpoint.to_string(),
+        ),
+        ("hostname-override", config.node_name.clone()),
+        ("image-credential-provider-bin-dir", optional(&providers.1)),
+        ("image-credential-provider-config", optional(&providers.0)),
+        ("image-service-endpoint", config.image_endpoint.to_string()),
+        ("kubeconfig", optional(&config.kubeconfig)),
+        ("log-file", optional(&config.log_file)),
+        ("maximum-dead-containers", limit(gc.max_total)),
+        (
+            "maximum-dead-containers-per-container",
+            limit(gc.max_per_container),
+        ),
+        (
+            "minimum-container-ttl-duration",
+            format_duration(gc.min_age),
+        ),
+        ("node-ip", ips.join(",")),
+        ("node-labels", labels.join(",")),
+        (
+            "offline-start",
+            match config.offline_start {
+                OfflineStart::All => "All",
+                OfflineStart::Safe => "Safe",
+                OfflineStart::None => "None",
+            }
+            .to_owned(),
+        ),
+        ("root-dir", path(&config.root_dir)),
+        ("runonce", config.run_once.to_string()),
+        ("secrets-key-file", optional(&config.secrets_key_file)),
+        ("state-dir", path(&config.state_dir)),
+    ]);
+    flags
+}
+
+/// A value as a flag would have it: lists and maps with commas.
+fn text(value: &Value) -> String {
+    match value {
+        Value::Null => String::new(),
+        Value::String(text) => text.clone(),
+        Value::Array(items) => items.iter().map(text).collect::<Vec<_>>().join(","),
+        Value::Object(map) => {
+            let pairs = map
+                .iter()
+                .map(|(key, value)| format!("{key}={}", text(value)));
+            pairs.collect::<Vec<_>>().join(",")
+        }
+        other => other.to_string(),
+    }
+}

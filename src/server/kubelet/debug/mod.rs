@@ -1,0 +1,63 @@
+//! What operators and support look at: `/configz`, `/statusz`, `/flagz`, `/checkpoint`, `/debug`.
+//!
+//! In: the configuration in force, and [`DebugHooks`] of the composition root. Nothing here changes what pods do;
+//! a checkpoint writes a file, a profile costs CPU while it is taken, and the verbosity of the logs can be set.
+//!
+//! **Invariant:** no answer holds a secret: header values and passwords in URLs are left out.
+
+mod checkpoint;
+mod configz;
+mod flagz;
+mod gate;
+mod loglevel;
+mod pprof;
+mod profile;
+mod statusz;
+mod zpage;
+
+use std::fmt;
+use std::sync::Arc;
+
+use axum::Router;
+use axum::routing::{any, get, post};
+
+pub(super) use self::gate::gate;
+use super::Shared;
+use crate::types::Stamp;
+
+/// Sets klog's verbosity; an error says what is wrong.
+pub type SetVerbosity = Arc<dyn Fn(u32) -> Result<(), String> + Send + Sync>;
+
+/// What the composition root knows and these handlers tell or do.
+#[derive(Clone, Default)]
+pub struct DebugHooks {
+    /// When the agent started.
+    pub started: Option<Stamp>,
+    /// Changes how much is logged, for the rest of the agent's life.
+    pub set_verbosity: Option<SetVerbosity>,
+}
+
+impl fmt::Debug for DebugHooks {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("DebugHooks")
+            .field("started", &self.started)
+            .finish_non_exhaustive()
+    }
+}
+
+/// The routes of this module.
+pub(super) fn routes() -> Router<Shared> {
+    Router::new()
+        .route("/configz", get(configz::configz))
+        .route("/statusz", get(statusz::statusz))
+        .route("/flagz", get(flagz::flagz))
+        .route(
+            "/checkpoint/{namespace}/{pod}/{container}",
+            post(checkpoint::checkpoint),
+        )
+        .route("/debug/flags/v", any(loglevel::verbosity))
+        .merge(profile::routes())
+}
+
+#[cfg(test)]
+mod tests;
