@@ -13,8 +13,10 @@ use super::client::{Spdy, Ws};
 use super::runtime::TestPod;
 use super::world::World;
 
-const ECHO: &str = "nc -ll -p 7000 -e cat & nc -ll -p 7001 -e sh -c 'read x; echo $x' & \
-    until [ \"$(netstat -ltn | grep -c ':700[01] ')\" = 2 ]; do sleep 0.05; done; echo up; sleep 1000";
+/// Port 7000 echoes, 7001 to 7008 answer a line with that line. Eight, because such a listener lets only two wait.
+const ECHO: &str = "nc -ll -p 7000 -e cat & \
+    for n in 1 2 3 4 5 6 7 8; do nc -ll -p 700$n -e sh -c 'read x; echo $x' & done; \
+    until [ \"$(netstat -ltn | grep -c ':700[0-8] ')\" = 9 ]; do sleep 0.05; done; echo up; sleep 1000";
 const PORT_FORWARD: &str = "portforward.k8s.io";
 const BULK: usize = 256 << 20;
 const BLOCK: usize = 1 << 16;
@@ -71,7 +73,8 @@ async fn a_thousand_short_connections_share_one_stream() {
     let (mut opened, mut done) = (0, 0);
     while done < CONNECTIONS {
         while opened < CONNECTIONS && opened - done < AT_ONCE {
-            let (_, data) = open(&mut writer, opened, "7001").await;
+            let port = (7001 + opened % 8).to_string();
+            let (_, data) = open(&mut writer, opened, &port).await;
             let text = format!("connection {opened}\n");
             writer.data(data, text.as_bytes()).await.unwrap();
             opened += 1;
