@@ -85,7 +85,8 @@ impl Booted {
         command.args([
             "--mount", "--uts", "--ipc", "--net", "--pid", "--cgroup", "--root", "--wd", "--",
         ]);
-        command.args(arguments);
+        // A start waits for the agent to be ready, however long that takes.
+        command.args(["timeout", "180"]).args(arguments);
         clean(&mut command);
         command
     }
