@@ -316,3 +316,45 @@ async fn the_server_ends_with_the_agent_whatever_is_open() {
     println!("ended after {:?}", started.elapsed());
     assert!(started.elapsed() < Duration::from_secs(5));
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn requests_that_wait_for_the_api_server_do_not_pile_up() {
+    let world = World::new().await;
+    let mut client = friendly(&world).await;
+    world.review(|reviews| reviews.delay = Duration::from_secs(2));
+    let before = resident_mib();
+    let mut answers = Vec::new();
+    for connection in 0..10 {
+        let stream = tls_from(HARM, world.address.unwrap(), None, &[b"h2"])
+            .await
+            .unwrap();
+        let mut sender = http2(stream).await;
+        for n in 0..90 {
+            let request = Request::get(format!("https://{}/healthz", crate::world::NODE))
+                .header("authorization", format!("Bearer bad-{connection}-{n}"))
+                .header("x-ballast", "x".repeat(32 << 10))
+                .body(Body::empty())
+                .unwrap();
+            answers.push(tokio::spawn(sender.send_request(request)));
+        }
+    }
+    let mut worst = Duration::ZERO;
+    for _ in 0..10 {
+        worst = worst.max(fine(&mut client).await);
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    let during = resident_mib();
+    let mut sent_away = 0;
+    for answer in answers {
+        let status = answer.await.unwrap().map(|answer| answer.status());
+        sent_away += usize::from(matches!(status, Ok(StatusCode::TOO_MANY_REQUESTS)));
+    }
+    let asked = world.review(|reviews| reviews.token_reviews);
+    println!(
+        "{sent_away} of 900 sent away, {asked} questions, worst request {worst:?}, {before} -> {during} MiB"
+    );
+    assert!(sent_away > 700, "{sent_away}");
+    assert!(asked < 40, "{asked} questions");
+    assert!(worst < Duration::from_secs(2), "{worst:?}");
+    world.end().await;
+}

@@ -10,6 +10,7 @@
 
 mod abuse;
 mod certificates;
+mod real;
 mod reviews;
 mod routes;
 mod world;

@@ -34,6 +34,9 @@ use super::tls::{self, Keeper, Serving};
 use super::{NodeApi, Shared};
 use crate::types::metrics::ReasonLabel;
 
+/// The smallest that HTTP/2 allows for a connection.
+const WINDOW: u32 = 65_535;
+
 /// How much clients may take of the node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Limits {
@@ -476,6 +479,10 @@ where
             .max_pending_accept_reset_streams(limits.resets)
             .max_local_error_reset_streams(1024)
             .max_header_list_size(limits.header_bytes)
+            // What a peer can have buffered here; the same for a connection as for one of its streams.
+            .initial_stream_window_size(WINDOW)
+            .initial_connection_window_size(WINDOW)
+            .max_send_buf_size(64 << 10)
             .keep_alive_interval(Duration::from_secs(30))
             .keep_alive_timeout(Duration::from_secs(15))
             .serve_connection(io, service);

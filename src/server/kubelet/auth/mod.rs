@@ -49,6 +49,8 @@ const BAD_TOKENS: u32 = 20;
 const BAD_TOKEN_EVERY: Duration = Duration::from_secs(1);
 /// Addresses that are watched for bad tokens.
 const ADDRESSES_KEPT: usize = 1024;
+/// Requests of one address that wait for a decision.
+const WAITING: usize = 512;
 
 /// Who sends a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -88,7 +90,7 @@ impl User {
 pub(super) enum Refusal {
     /// Nobody is known. With what an operator should know.
     Unauthorized(String),
-    /// Too many bad tokens from there.
+    /// Too many bad tokens from there, or too many requests that wait for a decision.
     TooMany,
     /// The user may not.
     Forbidden(String),
@@ -101,7 +103,7 @@ impl Refusal {
     pub(super) const fn reason(&self) -> &'static str {
         match self {
             Self::Unauthorized(_) => "unauthorized",
-            Self::TooMany => "too_many_bad_tokens",
+            Self::TooMany => "too_many",
             Self::Forbidden(_) => "forbidden",
             Self::Unanswered(_) => "unanswered",
         }
@@ -110,7 +112,7 @@ impl Refusal {
     /// For the log.
     pub(super) fn text(&self) -> &str {
         match self {
-            Self::TooMany => "too many bad tokens from this address",
+            Self::TooMany => "too many bad tokens, or undecided requests, from this address",
             Self::Unauthorized(text) | Self::Forbidden(text) | Self::Unanswered(text) => text,
         }
     }
@@ -123,7 +125,7 @@ impl IntoResponse for Refusal {
             Self::TooMany => (
                 StatusCode::TOO_MANY_REQUESTS,
                 [("retry-after", "1")],
-                "Too many bad tokens",
+                "Too many requests",
             )
                 .into_response(),
             Self::Forbidden(text) => (StatusCode::FORBIDDEN, text).into_response(),
@@ -143,6 +145,7 @@ pub(super) struct Auth {
     keys: Keys,
     tokens: Option<Tokens>,
     decisions: Option<Decisions>,
+    waiting: Waiting,
 }
 
 struct Tokens {
@@ -150,7 +153,7 @@ struct Tokens {
     ttl: Duration,
     cache: Arc<Cache<Option<Arc<User>>>>,
     once: Once<cache::Key, TokenAnswer>,
-    bad: BadTokens,
+    bad: Arc<BadTokens>,
 }
 
 struct Decisions {
@@ -180,7 +183,7 @@ impl Auth {
             ttl: k.authentication.webhook_cache_ttl,
             cache: Arc::new(Cache::new(Arc::clone(&clock), TOKENS_KEPT)),
             once: Once::new(),
-            bad: BadTokens::default(),
+            bad: Arc::default(),
         });
         let webhook = k.authorization.mode == AuthorizationMode::Webhook;
         let decisions = webhook.then(|| Decisions {
@@ -200,6 +203,7 @@ impl Auth {
             keys: Keys::new(),
             tokens,
             decisions,
+            waiting: Waiting::default(),
         })
     }
 
@@ -213,6 +217,14 @@ impl Auth {
 
     /// Who sends `request`, if they may. Takes the token out of it.
     pub(super) async fn admit(&self, request: &mut Request<Body>) -> Result<Arc<User>, Refusal> {
+        let address = request
+            .extensions()
+            .get::<Peer>()
+            .map(|peer| peer.address.ip());
+        let _waiting = match address.map(|address| self.waiting.enter(address)) {
+            Some(None) => return Err(Refusal::TooMany),
+            waiting => waiting,
+        };
         let user = self.authenticate(request).await?;
         let verb = attributes::verb(request.method());
         let subresources = attributes::subresources(request.uri().path());
@@ -308,19 +320,23 @@ impl Tokens {
             Arc::clone(&self.cache),
             self.ttl,
         );
-        let answer = self
-            .once
-            .ask(key, async move {
-                let answer = reviewer.token(&token).await?;
-                let answer = answer.map(|user| Arc::new(user.authenticated()));
-                cache.put(key, answer.clone(), ttl);
-                Ok(answer)
-            })
-            .await;
-        if let (Some(address), Ok(None) | Err(TokenFailure::Invalid(_))) = (address, &answer) {
-            self.bad.count(address, now);
-        }
-        answer
+        let bad = Arc::clone(&self.bad);
+        let question = async move {
+            // Bad until it is known to be good: what is not answered yet counts too.
+            if let Some(address) = address {
+                bad.count(address, now);
+            }
+            let answer = reviewer.token(&token).await;
+            if let (Some(address), Ok(Some(_)) | Err(TokenFailure::Unanswered(_))) =
+                (address, &answer)
+            {
+                bad.forgive(address);
+            }
+            let answer = answer?.map(|user| Arc::new(user.authenticated()));
+            cache.put(key, answer.clone(), ttl);
+            Ok(answer)
+        };
+        self.once.ask(key, question).await
     }
 }
 
@@ -423,5 +439,43 @@ impl BadTokens {
         let (count, since) = seen.entry(address).or_insert((0, now));
         *count = Self::left(*count, *since, now) + 1;
         *since = now;
+    }
+
+    fn forgive(&self, address: IpAddr) {
+        let mut seen = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((count, _)) = seen.get_mut(&address) {
+            *count = count.saturating_sub(1);
+        }
+    }
+}
+
+/// How many requests of an address wait for a decision: their heads are in memory for that long.
+#[derive(Clone, Default)]
+struct Waiting(Arc<Mutex<HashMap<IpAddr, usize>>>);
+
+/// One of them.
+struct WaitingOne(Waiting, IpAddr);
+
+impl Waiting {
+    fn enter(&self, address: IpAddr) -> Option<WaitingOne> {
+        let mut waiting = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let count = waiting.entry(address).or_default();
+        if *count >= WAITING {
+            return None;
+        }
+        *count += 1;
+        Some(WaitingOne(self.clone(), address))
+    }
+}
+
+impl Drop for WaitingOne {
+    fn drop(&mut self) {
+        let mut waiting = self.0.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(count) = waiting.get_mut(&self.1) {
+            *count -= 1;
+            if *count == 0 {
+                waiting.remove(&self.1);
+            }
+        }
     }
 }

@@ -182,6 +182,8 @@ fn an_address_may_show_so_many_bad_tokens() {
     assert!(!bad.exhausted(one, clock.now()));
     bad.count(one, clock.now());
     assert!(bad.exhausted(one, clock.now()));
+    bad.forgive(one);
+    assert!(!bad.exhausted(one, clock.now()), "it was good after all");
     for n in 0..10_000_u32 {
         bad.count(IpAddr::from(n.to_be_bytes()), clock.now());
         assert!(bad.0.lock().unwrap().len() <= ADDRESSES_KEPT);
@@ -231,4 +233,17 @@ async fn a_question_goes_on_while_somebody_waits_and_no_longer() {
     assert_eq!(second.await.unwrap(), 0);
     assert_eq!(asked.load(Ordering::SeqCst), 1);
     assert_eq!(spawn(1).await.unwrap(), 1, "later it is asked again");
+}
+
+#[test]
+fn only_so_many_requests_of_an_address_wait_for_a_decision() {
+    let waiting = Waiting::default();
+    let (one, two): (IpAddr, IpAddr) = ([10, 0, 0, 1].into(), [10, 0, 0, 2].into());
+    let mut inside: Vec<_> = (0..WAITING).map(|_| waiting.enter(one).unwrap()).collect();
+    assert!(waiting.enter(one).is_none());
+    assert!(waiting.enter(two).is_some());
+    inside.pop();
+    assert!(waiting.enter(one).is_some());
+    drop(inside);
+    assert!(waiting.0.lock().unwrap().is_empty());
 }
