@@ -104,11 +104,13 @@ impl Current {
         let mut own = [0; 512];
         let read = read_at(file, &mut own, 0)?;
         let mut theirs = Vec::new();
-        let mut compressed = compressed.try_clone()?;
-        compressed.seek(SeekFrom::Start(0))?;
-        let unpacked = decoder(compressed)
+        let mut at = compressed;
+        at.seek(SeekFrom::Start(0))?;
+        let unpacked = decoder(compressed.try_clone()?)
             .take(read as u64)
             .read_to_end(&mut theirs);
+        // The clone shares its place with the file that may be read next.
+        at.seek(SeekFrom::Start(0))?;
         match unpacked {
             Err(error) if !is_damage(&error) => Err(error),
             _ => Ok(own[..read] == theirs),

@@ -24,6 +24,9 @@ use crate::store::Store;
 use crate::types::runtime::ContainerState;
 use crate::types::{Clock, ContainerId, blocking};
 
+/// When logs are looked at first: by then the runtime has said what still runs.
+const FIRST: Duration = Duration::from_secs(3);
+
 /// When logs are rotated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RotationPolicy {
@@ -103,12 +106,14 @@ impl LogRotator {
 
     /// Works until `token` is cancelled; rotations that were begun are finished.
     pub async fn run(mut self, token: CancellationToken) {
+        let mut wait = self.policy.interval.min(FIRST);
         loop {
-            self.tick(&token).await;
             tokio::select! {
                 () = token.cancelled() => return,
-                () = tokio::time::sleep(self.policy.interval) => {}
+                () = tokio::time::sleep(wait) => {}
             }
+            self.tick(&token).await;
+            wait = self.policy.interval;
         }
     }
 

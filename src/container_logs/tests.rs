@@ -270,7 +270,7 @@ fn a_half_line_waits_for_its_end_while_it_is_followed() {
     let mut writer = Writer::new(dir.path());
     let half = &line(1)[..line(1).len() - 3];
     writer.write(half);
-    assert_eq!(read_now(&writer.path, &LogOptions::default()), b"lin");
+    assert_eq!(read_now(&writer.path, &LogOptions::default()), b"line");
     let mut reader = LogReader::open(&writer.path, &following()).unwrap();
     let mut out = Vec::new();
     read_some(&mut reader, &mut out, 10);
@@ -280,7 +280,7 @@ fn a_half_line_waits_for_its_end_while_it_is_followed() {
     assert_eq!(out, b"line 1\n");
     writer.write(half);
     read_all(&mut reader, &mut out);
-    assert_eq!(out, b"line 1\nlin", "nothing more comes");
+    assert_eq!(out, b"line 1\nline", "nothing more comes");
 }
 
 #[test]

@@ -47,6 +47,8 @@ where
 #[derive(Clone)]
 struct HostLogs {
     root: Arc<PathBuf>,
+    /// `enableDebuggingHandlers`.
+    enabled: bool,
     /// `enableSystemLogHandler`.
     handler: bool,
     /// `enableSystemLogQuery`.
@@ -59,8 +61,9 @@ impl FromRef<Shared> for HostLogs {
     fn from_ref(node: &Shared) -> Self {
         Self {
             root: Arc::new(PathBuf::from(ROOT)),
-            handler: true,
-            query: false,
+            enabled: node.config.kubelet.enable_debugging_handlers,
+            handler: node.config.kubelet.enable_system_log_handler,
+            query: node.config.kubelet.enable_system_log_query,
             journalctl: Arc::new(PathBuf::from(JOURNALCTL)),
             stop: node.stop.clone(),
         }
@@ -82,6 +85,12 @@ async fn logs(
     headers: HeaderMap,
     RawQuery(query): RawQuery,
 ) -> Response {
+    if !host.enabled {
+        return error(
+            StatusCode::METHOD_NOT_ALLOWED,
+            "Debug endpoints are disabled.",
+        );
+    }
     if !host.handler {
         return error(StatusCode::METHOD_NOT_ALLOWED, "logs endpoint is disabled.");
     }

@@ -53,6 +53,8 @@ struct Logs {
     pods: PodManager,
     clock: Arc<dyn Clock>,
     pod_logs_dir: PathBuf,
+    /// `enableDebuggingHandlers`.
+    enabled: bool,
     stop: CancellationToken,
 }
 
@@ -63,6 +65,7 @@ impl FromRef<Shared> for Logs {
             pods: node.pods.clone(),
             clock: Arc::clone(&node.clock),
             pod_logs_dir: node.config.pod_logs_dir().to_owned(),
+            enabled: node.config.kubelet.enable_debugging_handlers,
             stop: node.stop.clone(),
         }
     }
@@ -94,6 +97,10 @@ async fn container_logs(
     Path((namespace, pod, container)): Path<(String, String, String)>,
     RawQuery(query): RawQuery,
 ) -> Result<Response, Refusal> {
+    if !logs.enabled {
+        let text = "Debug endpoints are disabled.\n";
+        return Err(Refusal::new(StatusCode::METHOD_NOT_ALLOWED, text));
+    }
     let now = logs.clock.now();
     let Query { options, previous } = parse(query.as_deref().unwrap_or_default(), now)?;
     let target = find(&logs, &namespace, &pod, &container, previous)?;

@@ -68,7 +68,7 @@ struct Answer {
 enum Step {
     Begin,
     /// The journal is read; these services have files.
-    Journal(Child, ChildStdout, Vec<String>),
+    Journal(Box<Child>, ChildStdout, Vec<String>),
     Files(Vec<String>),
     /// A file is sent; others follow.
     File(BodyDataStream, Vec<String>),
@@ -90,7 +90,7 @@ impl Answer {
                         Step::Files(files)
                     } else {
                         match journal(&self.host.journalctl, &self.query.options, &native) {
-                            Ok((child, output)) => Step::Journal(child, output, files),
+                            Ok((child, output)) => Step::Journal(Box::new(child), output, files),
                             Err(error) => {
                                 self.step = Step::Files(files);
                                 let text = format!("\nfailed to get journal logs: {error}\n");

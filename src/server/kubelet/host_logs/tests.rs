@@ -34,6 +34,7 @@ impl Fixture {
         Self {
             host: HostLogs {
                 root: Arc::new(root),
+                enabled: true,
                 handler: true,
                 query: false,
                 journalctl: Arc::new(dir.path().join("journalctl")),
@@ -206,6 +207,15 @@ async fn a_handler_that_is_off_says_so() {
         let want = (405, "logs endpoint is disabled.\n");
         assert_eq!((answer.status, answer.text.as_str()), want, "{path}");
     }
+}
+
+#[tokio::test]
+async fn without_debugging_handlers_there_is_nothing() {
+    let mut host = Fixture::new();
+    host.host.enabled = false;
+    let answer = host.get("/logs/syslog").await;
+    let want = (405, "Debug endpoints are disabled.\n");
+    assert_eq!((answer.status, answer.text.as_str()), want);
 }
 
 #[tokio::test]

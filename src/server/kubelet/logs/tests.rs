@@ -62,6 +62,7 @@ impl Fixture {
                 pods: PodManager::default(),
                 clock,
                 pod_logs_dir: dir.path().to_owned(),
+                enabled: true,
                 stop: CancellationToken::new(),
             },
             hub: LogHub::default(),
@@ -292,6 +293,15 @@ async fn what_is_not_there_is_told_as_upstream_does() {
 
 fn ended_as(id: &str) -> Value {
     json!({"terminated": {"exitCode": 1, "containerID": format!("containerd://{id}")}})
+}
+
+#[tokio::test]
+async fn a_handler_that_is_off_says_so() {
+    let mut node = Fixture::new();
+    node.pod();
+    node.logs.enabled = false;
+    node.says("shop/web/main", 405, "Debug endpoints are disabled.\n")
+        .await;
 }
 
 #[tokio::test]
