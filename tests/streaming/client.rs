@@ -20,7 +20,7 @@ pub(crate) struct Answer {
     pub(crate) body: String,
 }
 
-/// Sends a request; reads the answer to the end of the connection, or to an upgrade.
+/// Sends a request; reads its answer.
 async fn send(stream: &mut TcpStream, head: &str, body: &str) -> Answer {
     let length = match body {
         "" => String::new(),
@@ -38,10 +38,13 @@ async fn send(stream: &mut TcpStream, head: &str, body: &str) -> Answer {
     }
     let head = String::from_utf8(bytes).unwrap();
     let status = head.split(' ').nth(1).unwrap().parse().unwrap();
-    let mut body = Vec::new();
-    if status != 101 {
-        stream.read_to_end(&mut body).await.unwrap();
-    }
+    let length = head
+        .lines()
+        .filter_map(|line| line.split_once(": "))
+        .find(|(name, _)| name.eq_ignore_ascii_case("content-length"))
+        .map_or(0, |(_, length)| length.parse().unwrap());
+    let mut body = vec![0; length];
+    stream.read_exact(&mut body).await.unwrap();
     Answer {
         status,
         head,

@@ -4,7 +4,9 @@ use std::time::Duration;
 
 use futures::{SinkExt, StreamExt};
 use holdfast::kuberuntime::cri::v1::ContainerState;
+use holdfast::server::kubelet::streaming::IDLE_TIMEOUT;
 use holdfast::server::kubelet::streaming::spdy::Frame;
+use holdfast_testkit::containerd::Version;
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 use tokio_tungstenite::tungstenite::Message;
@@ -29,7 +31,15 @@ fn exit_code(status: &Value) -> String {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn commands_end_as_they_end_by_every_protocol() {
-    let world = World::start().await;
+    commands(World::start().await).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn containerd_1_7_does_the_same() {
+    commands(World::on(Version::V1_7, IDLE_TIMEOUT).await).await;
+}
+
+async fn commands(world: World) {
     let (pod, _) = world.pod("sleep 1000").await;
     let fails = exec(&pod, OUT, "echo out; echo err >&2; exit 7");
     let succeeds = exec(&pod, OUT, "echo fine");
@@ -369,7 +379,7 @@ async fn the_agents_end_closes_streams_and_nothing_else() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_stream_that_carries_nothing_is_closed() {
-    let world = World::with_idle_timeout(Duration::from_secs(1)).await;
+    let world = World::on(Version::Installed, Duration::from_secs(1)).await;
     let (pod, _) = world.pod("sleep 1000").await;
     let path = exec(&pod, OUT, "sleep 1000");
     let seen = Ws::connect(world.addr(), &path, &[V5])

@@ -7,15 +7,16 @@ use futures::{SinkExt, StreamExt};
 use holdfast::server::kubelet::streaming::spdy::{Frame, Reader, StreamId, Writer};
 use sha2::{Digest, Sha256};
 use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream, duplex, split};
-use tokio::sync::mpsc;
 use tokio_tungstenite::tungstenite::Message;
 
 use super::client::{Spdy, Ws};
 use super::runtime::TestPod;
 use super::world::World;
 
-const ECHO: &str = "nc -ll -p 7000 -e cat & nc -ll -p 7001 -e cat & \
-    until [ \"$(netstat -ltn | grep -c ':700[01] ')\" = 2 ]; do sleep 0.05; done; echo up; sleep 1000";
+/// Port 7000 echoes, 7001 to 7008 answer a line with that line. Eight, because such a listener lets only two wait.
+const ECHO: &str = "nc -ll -p 7000 -e cat & \
+    for n in 1 2 3 4 5 6 7 8; do nc -ll -p 700$n -e sh -c 'read x; echo $x' & done; \
+    until [ \"$(netstat -ltn | grep -c ':700[0-8] ')\" = 9 ]; do sleep 0.05; done; echo up; sleep 1000";
 const PORT_FORWARD: &str = "portforward.k8s.io";
 const BULK: usize = 256 << 20;
 const BLOCK: usize = 1 << 16;
@@ -59,6 +60,7 @@ async fn open<W: tokio::io::AsyncWrite + Unpin>(
 #[tokio::test(flavor = "multi_thread")]
 async fn a_thousand_short_connections_share_one_stream() {
     const CONNECTIONS: u32 = 1000;
+    const AT_ONCE: u32 = 16;
     let world = World::start().await;
     let pod = echo_pod(&world).await;
     let spdy = Spdy::connect(world.addr(), &path(&pod, ""), PORT_FORWARD)
@@ -67,51 +69,45 @@ async fn a_thousand_short_connections_share_one_stream() {
         .unwrap();
     let (mut writer, mut reader) = (spdy.writer, spdy.reader);
     let started = tokio::time::Instant::now();
-    // Sixteen at a time: the reader says when one has ended.
-    let (ended, mut room) = mpsc::channel(16);
-    let reading = tokio::spawn(async move {
-        let mut carried: HashMap<StreamId, Vec<u8>> = HashMap::new();
-        let mut done = 0;
-        while done < CONNECTIONS {
-            let frame = reader.next().await.unwrap().unwrap();
-            let stream = match frame {
-                Frame::Data {
-                    stream,
-                    payload,
-                    fin,
-                } => {
-                    carried.entry(stream).or_default().extend(payload);
-                    if !fin || stream % 4 != 3 {
-                        continue;
-                    }
-                    stream
+    let mut carried: HashMap<StreamId, Vec<u8>> = HashMap::new();
+    let (mut opened, mut done) = (0, 0);
+    while done < CONNECTIONS {
+        while opened < CONNECTIONS && opened - done < AT_ONCE {
+            let port = (7001 + opened % 8).to_string();
+            let (_, data) = open(&mut writer, opened, &port).await;
+            let text = format!("connection {opened}\n");
+            writer.data(data, text.as_bytes()).await.unwrap();
+            opened += 1;
+        }
+        let stream = match reader.next().await.unwrap().unwrap() {
+            Frame::Data {
+                stream,
+                payload,
+                fin,
+            } => {
+                let seen = carried.entry(stream).or_default();
+                seen.extend(payload);
+                if seen.ends_with(b"\n") && !fin {
+                    writer.finish(stream).await.unwrap();
                 }
-                Frame::Reset { stream, status } if stream % 4 == 3 => {
-                    panic!("stream {stream} was reset: {status}")
+                if !fin {
+                    continue;
                 }
-                _ => continue,
-            };
-            let number = (stream - 3) / 4;
-            let expected = format!("connection {number}\n");
-            assert_eq!(carried.remove(&stream).unwrap(), expected.as_bytes());
-            assert!(carried.remove(&(stream - 2)).unwrap_or_default().is_empty());
+                stream
+            }
+            Frame::Reset { stream, .. } => stream,
+            _ => continue,
+        };
+        let seen = carried.remove(&stream).unwrap_or_default();
+        if stream % 4 == 3 && !seen.is_empty() {
+            let expected = format!("connection {}\n", (stream - 3) / 4);
+            assert_eq!(String::from_utf8_lossy(&seen), expected);
             done += 1;
-            ended.send(()).await.unwrap();
+        } else {
+            // The stream of errors, or the end of one whose end was seen.
+            assert!(seen.is_empty(), "{}", String::from_utf8_lossy(&seen));
         }
-    });
-    for number in 0..CONNECTIONS {
-        if number >= 16 {
-            room.recv().await.unwrap();
-        }
-        let (_, data) = open(&mut writer, number, "7000").await;
-        let text = format!("connection {number}\n");
-        writer.data(data, text.as_bytes()).await.unwrap();
-        writer.finish(data).await.unwrap();
     }
-    for _ in 0..16 {
-        room.recv().await.unwrap();
-    }
-    reading.await.unwrap();
     println!("{CONNECTIONS} connections in {:?}", started.elapsed());
 }
 
@@ -221,7 +217,7 @@ async fn channels_reach_several_ports() {
         }
     }
     ws.send(0, b"first").await;
-    ws.send(2, b"second").await;
+    ws.send(2, b"second\n").await;
     let mut seen: HashMap<u8, Vec<u8>> = HashMap::new();
     // Nobody listens on the third.
     while seen.len() < 3 {
@@ -229,7 +225,7 @@ async fn channels_reach_several_ports() {
         seen.entry(channel).or_default().extend(data);
     }
     assert_eq!(seen[&0], b"first");
-    assert_eq!(seen[&2], b"second");
+    assert_eq!(seen[&2], b"second\n");
     let error = String::from_utf8_lossy(&seen[&5]).into_owned();
     assert!(error.contains("7009"), "{error}");
 }

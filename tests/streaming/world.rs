@@ -92,11 +92,11 @@ pub(crate) struct World {
 
 impl World {
     pub(crate) async fn start() -> Self {
-        Self::with_idle_timeout(streaming::IDLE_TIMEOUT).await
+        Self::on(Version::Installed, streaming::IDLE_TIMEOUT).await
     }
 
-    pub(crate) async fn with_idle_timeout(idle_timeout: Duration) -> Self {
-        let runtime = runtime::World::containerd(Version::Installed);
+    pub(crate) async fn on(version: Version, idle_timeout: Duration) -> Self {
+        let runtime = runtime::World::containerd(version);
         let server = Server::start(runtime.cri.clone(), idle_timeout).await;
         Self { runtime, server }
     }

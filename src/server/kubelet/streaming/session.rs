@@ -20,6 +20,7 @@ use super::tunnel::tunnel;
 use super::websocket::{self, Agreed, Channels};
 use super::{Slots, Streaming, parameters};
 use crate::kuberuntime::cri::Streams;
+use crate::types::PodExt;
 
 /// How long a client may take from our answer to the end of its upgrade.
 const UPGRADE_PATIENCE: Duration = Duration::from_secs(10);
@@ -137,7 +138,7 @@ pub(super) async fn open(
     let stream = async move {
         let _slot = slot;
         let end = carry(upgrade, runtime.io, carrier, &limits).await;
-        tracing::debug!(?end, pod = %target.pod_name(), container = target.container, "a stream ended");
+        tracing::debug!(?end, pod = %target.pod.full_name(), container = target.container, "a stream ended");
     };
     match tasks {
         Some(tasks) => drop(tasks.spawn(stream)),
@@ -208,7 +209,7 @@ const ERROR: u8 = 3;
 const RESIZE: u8 = 4;
 
 /// Channels and streams of a call.
-fn plan(call: &Call, channels: Channels) -> Plan {
+pub(super) fn plan(call: &Call, channels: Channels) -> Plan {
     let (streams, greeting, status) = match call {
         Call::Exec(wanted, _) | Call::Attach(wanted) => {
             let mut streams = vec![stream("error", ERROR, false)];
@@ -265,12 +266,5 @@ fn stream(kind: &'static str, channel: u8, input: bool) -> Stream {
         channel,
         input,
         output: !input,
-    }
-}
-
-impl Target {
-    fn pod_name(&self) -> String {
-        use crate::types::PodExt;
-        self.pod.full_name().to_string()
     }
 }

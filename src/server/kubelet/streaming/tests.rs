@@ -15,11 +15,11 @@ use tokio_tungstenite::tungstenite::protocol::frame::coding::CloseCode;
 
 use super::channels::{Encoding, Incoming};
 use super::relay::{End, relay};
-use super::session::Limits;
+use super::session::{Limits, plan};
 use super::spdy::{Frame, Reader, Writer};
 use super::translate::{Plan, Stream, translate};
 use super::tunnel::tunnel;
-use super::websocket::Agreed;
+use super::websocket::{Agreed, Channels};
 use super::*;
 use crate::kuberuntime::cri::Streams;
 
@@ -436,6 +436,82 @@ async fn a_message_that_is_too_long_is_refused() {
     drop(sending);
     rig.limits.stop.cancel();
     assert!(rig.from.next().await.is_ok_and(|frame| frame.is_none()));
+}
+
+#[test]
+fn streams_are_those_that_were_asked_for() {
+    let v5 = Channels {
+        encoding: Encoding::Binary,
+        streams: "v4.channel.k8s.io",
+        half_close: true,
+    };
+    let kinds = |streams, channels| -> Vec<String> {
+        plan(&Call::Exec(streams, Vec::new()), channels)
+            .streams
+            .into_iter()
+            .map(|stream| stream.headers[0].1.clone())
+            .collect()
+    };
+    let tty = Streams {
+        stdin: true,
+        stdout: true,
+        stderr: false,
+        tty: true,
+    };
+    let no_tty = Streams {
+        stderr: true,
+        tty: false,
+        ..tty
+    };
+    assert_eq!(kinds(no_tty, v5), ["error", "stdin", "stdout", "stderr"]);
+    assert_eq!(kinds(tty, v5), ["error", "stdin", "stdout", "resize"]);
+    let v2 = Channels {
+        streams: "v2.channel.k8s.io",
+        ..v5
+    };
+    assert_eq!(kinds(tty, v2), ["error", "stdin", "stdout"]);
+}
+
+#[tokio::test]
+async fn ports_have_two_channels_each() {
+    let channels = Channels {
+        encoding: Encoding::Binary,
+        streams: "portforward.k8s.io",
+        half_close: false,
+    };
+    let mut rig = rig(plan(&Call::PortForward(vec![80, 8080]), channels)).await;
+    let mut opened = Vec::new();
+    for _ in 0..4 {
+        let Frame::SynStream {
+            stream, headers, ..
+        } = rig.frame().await
+        else {
+            panic!("not opened");
+        };
+        let values: Vec<_> = headers.into_iter().map(|(_, value)| value).collect();
+        opened.push((stream, values.join(" ")));
+    }
+    let expected = [
+        (1, "error 80 0"),
+        (3, "data 80 0"),
+        (5, "error 8080 1"),
+        (7, "data 8080 1"),
+    ];
+    assert_eq!(opened, expected.map(|(id, text)| (id, text.to_owned())));
+    for (channel, port) in [(0, 80u16), (1, 80), (2, 8080), (3, 8080)] {
+        let [low, high] = port.to_le_bytes();
+        assert_eq!(rig.message().await, [channel, low, high]);
+    }
+    rig.send(&[2, b'x']).await;
+    assert_eq!(rig.frame().await, data(7, b"x", false));
+    rig.to.data(3, b"y").await.unwrap();
+    assert_eq!(rig.message().await, [0, b'y']);
+    rig.to.data(5, b"refused").await.unwrap();
+    assert_eq!(rig.message().await, b"\x03refused");
+    for stream in [1, 3, 5, 7] {
+        rig.to.finish(stream).await.unwrap();
+    }
+    assert_eq!(rig.closed().await, CloseCode::Normal);
 }
 
 #[tokio::test]
