@@ -1,8 +1,11 @@
 //! Reading cgroups and `/proc`. All of it blocks, for some system calls per cgroup.
 
+use std::os::fd::AsRawFd;
 use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::Pod;
+use nix::sys::socket::sockopt::PeerCredentials;
+use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, connect, getsockopt, socket};
 
 use super::StatsOptions;
 use super::cgroup::Hierarchies;
@@ -193,10 +196,11 @@ impl Sources {
     }
 }
 
-/// The process that listens on the runtime's socket.
-fn runtime_pid(socket: &std::path::Path) -> Option<u32> {
-    use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
-    let stream = std::os::unix::net::UnixStream::connect(socket).ok()?;
+/// The process that listens on the runtime's socket. A runtime that accepts nothing is not waited for.
+fn runtime_pid(path: &std::path::Path) -> Option<u32> {
+    let flags = SockFlag::SOCK_NONBLOCK | SockFlag::SOCK_CLOEXEC;
+    let stream = socket(AddressFamily::Unix, SockType::Stream, flags, None).ok()?;
+    connect(stream.as_raw_fd(), &UnixAddr::new(path).ok()?).ok()?;
     let peer = getsockopt(&stream, PeerCredentials).ok()?;
     u32::try_from(peer.pid()).ok().filter(|pid| *pid != 0)
 }

@@ -44,7 +44,10 @@ fn metrics_of(expression: &str) -> BTreeSet<String> {
                 let end = rest.find(|c| !is_word(c)).unwrap_or(rest.len());
                 let word = &rest[..end];
                 rest = &rest[end..];
-                let is_function = rest.trim_start().starts_with('(');
+                let after = rest.trim_start();
+                let is_function = ["(", "by ", "without "]
+                    .iter()
+                    .any(|s| after.starts_with(s));
                 let number = word.chars().all(|c| c.is_ascii_digit());
                 let grouping = WORDS.contains(&word);
                 if !is_function && !number && !grouping {

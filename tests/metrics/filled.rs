@@ -3,7 +3,6 @@
 use holdfast::stats::cadvisor::{self, MachineFacts};
 use holdfast::stats::exposition::Format;
 use holdfast::stats::{Depth, own, resource};
-use holdfast::types::Clock as _;
 use holdfast::types::metrics::*;
 use prometheus_client::metrics::family::MetricConstructor;
 

@@ -8,7 +8,12 @@ async fn promtool_finds_nothing_wrong_with_any_endpoint() {
     let filled = Filled::new().await;
     for (endpoint, text) in filled.as_text() {
         let said = run("promtool", &["check", "metrics"], &text);
-        assert_eq!(said.as_deref(), Ok(""), "{endpoint}\n{text}");
+        // cAdvisor's labels, which dashboards know by these names.
+        let complaints = said.unwrap_or_else(|said| said);
+        let complaints: Vec<&str> = (complaints.lines())
+            .filter(|line| !line.starts_with("cadvisor_version_info label names should be"))
+            .collect();
+        assert!(complaints.is_empty(), "{endpoint}: {complaints:#?}\n{text}");
     }
     // It would say so.
     let wrong = "# TYPE a_milliseconds counter\na_milliseconds 1\n";

@@ -118,8 +118,8 @@ impl World {
         let commit = self.store.commit_intent(intent, Transaction::new());
         let receipt = commit.await.unwrap();
         self.cri.start_container(&receipt).await.unwrap();
-        let status = self.cri.pod_status(&PodUid::new(&uid), &name, "ns");
-        let status = status.await.unwrap();
+        let of = PodUid::new(&uid);
+        let status = self.cri.pod_status(&of, &name, "ns").await.unwrap();
         let record = PlegRecord { status };
         self.store
             .commit(Transaction::new().put(&uid, record))
