@@ -182,8 +182,11 @@ impl<E: SpanExporter> SpanExporter for Renaming<E> {
     }
 }
 
+/// Our name of an attribute, and the name it is exported with.
+type Attributes = &'static [(&'static str, &'static str)];
+
 /// Our name of a span, the name it is exported with, and the same of its attributes.
-const NAMES: &[(&str, &str, &[(&str, &str)])] = &[
+const NAMES: &[(&str, &str, Attributes)] = &[
     (
         "sync_pod",
         "syncPod",

@@ -66,7 +66,7 @@ pub(super) async fn checkpoint(
     match make(
         &node,
         &pod.uid(),
-        &pod.full_name().to_string(),
+        pod.full_name().as_ref(),
         &container,
         timeout,
     )
