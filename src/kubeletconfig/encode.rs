@@ -9,7 +9,8 @@ use std::path::Path;
 use serde_json::{Map, Value, json};
 
 use super::duration::format_duration;
-use super::types::{EvictionThreshold, KubeletConfiguration, LogFormat, Taint};
+use super::server::{Authentication, Authorization};
+use super::types::{EvictionThreshold, KubeletConfiguration, LogFormat, NEVER_ROTATE, Taint};
 use super::{API_VERSION, KIND};
 
 /// What stands for a secret.
@@ -39,7 +40,32 @@ pub fn encode(config: &KubeletConfiguration) -> Value {
         json!(c.static_pod_url.as_deref().map(without_user)),
     );
     put("staticPodURLHeader", headers(&c.static_pod_url_header));
+    put("enableServer", json!(c.enable_server));
+    put("address", json!(c.address.to_string()));
     put("port", json!(c.port));
+    put("readOnlyPort", json!(c.read_only_port));
+    put("tlsCertFile", path(c.tls_cert_file.as_deref()));
+    put("tlsPrivateKeyFile", path(c.tls_private_key_file.as_deref()));
+    put("tlsCipherSuites", json!(c.tls_cipher_suites));
+    put("tlsMinVersion", json!(c.tls_min_version.to_string()));
+    put("serverTLSBootstrap", json!(c.server_tls_bootstrap));
+    put("authentication", authentication(&c.authentication));
+    put("authorization", authorization(&c.authorization));
+    put(
+        "streamingConnectionIdleTimeout",
+        time(c.streaming_connection_idle_timeout),
+    );
+    put(
+        "enableDebuggingHandlers",
+        json!(c.enable_debugging_handlers),
+    );
+    put("enableProfilingHandler", json!(c.enable_profiling_handler));
+    put(
+        "enableDebugFlagsHandler",
+        json!(c.enable_debug_flags_handler),
+    );
+    put("enableSystemLogHandler", json!(c.enable_system_log_handler));
+    put("enableSystemLogQuery", json!(c.enable_system_log_query));
     put("rotateCertificates", json!(c.rotate_certificates));
     put(
         "imagePullCredentialsVerificationPolicy",
@@ -104,9 +130,17 @@ pub fn encode(config: &KubeletConfiguration) -> Value {
     );
     put(
         "containerLogMaxSize",
-        json!(bytes(c.container_log_max_size)),
+        match c.container_log_max_size {
+            NEVER_ROTATE => json!("-1"),
+            size => json!(bytes(size)),
+        },
     );
     put("containerLogMaxFiles", json!(c.container_log_max_files));
+    put("containerLogMaxWorkers", json!(c.container_log_max_workers));
+    put(
+        "containerLogMonitorInterval",
+        time(c.container_log_monitor_interval),
+    );
     put(
         "configMapAndSecretChangeDetectionStrategy",
         json!(c.config_map_and_secret_change_detection_strategy),
@@ -150,6 +184,31 @@ pub fn encode(config: &KubeletConfiguration) -> Value {
     put("imageServiceEndpoint", json!(c.image_service_endpoint));
     put("failCgroupV1", json!(c.fail_cgroup_v1));
     Value::Object(out)
+}
+
+fn authentication(authentication: &Authentication) -> Value {
+    let mut x509 = Map::new();
+    if let Some(file) = &authentication.client_ca_file {
+        x509.insert("clientCAFile".to_owned(), path(Some(file)));
+    }
+    json!({
+        "x509": x509,
+        "webhook": {
+            "enabled": authentication.webhook,
+            "cacheTTL": format_duration(authentication.webhook_cache_ttl),
+        },
+        "anonymous": {"enabled": authentication.anonymous},
+    })
+}
+
+fn authorization(authorization: &Authorization) -> Value {
+    json!({
+        "mode": authorization.mode.to_string(),
+        "webhook": {
+            "cacheAuthorizedTTL": format_duration(authorization.cache_authorized_ttl),
+            "cacheUnauthorizedTTL": format_duration(authorization.cache_unauthorized_ttl),
+        },
+    })
 }
 
 fn path(path: Option<&Path>) -> Value {

@@ -38,6 +38,19 @@ cgroupDriver: systemd
 cgroupRoot: /pods
 containerLogMaxSize: 1500k
 containerLogMaxFiles: 7
+containerLogMaxWorkers: 2
+containerLogMonitorInterval: 4s
+address: 127.0.0.1
+tlsMinVersion: VersionTLS13
+authentication:
+  x509: {clientCAFile: /etc/ca.crt}
+  webhook: {cacheTTL: 1m}
+authorization:
+  webhook: {cacheAuthorizedTTL: 1m, cacheUnauthorizedTTL: 7s}
+streamingConnectionIdleTimeout: 1h
+enableProfilingHandler: false
+enableDebugFlagsHandler: false
+enableSystemLogQuery: true
 maxParallelImagePulls: 3
 imagePullCredentialsVerificationPolicy: NeverVerifyAllowlistedImages
 preloadedImagesVerificationAllowlist: ["registry.example.com/a/*"]

@@ -33,11 +33,11 @@ struct Switches {
 }
 
 impl Switches {
-    fn of(_config: &KubeletConfiguration) -> Self {
+    fn of(config: &KubeletConfiguration) -> Self {
         Self {
-            debugging: true,
-            profiling: true,
-            flags: true,
+            debugging: config.enable_debugging_handlers,
+            profiling: config.enable_profiling_handler,
+            flags: config.enable_debug_flags_handler,
         }
     }
 

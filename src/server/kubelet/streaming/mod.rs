@@ -71,7 +71,7 @@ impl FromRef<Shared> for Streaming {
             cri: node.cri.clone(),
             restored: Arc::clone(&node.restored),
             stop: node.stop.clone(),
-            idle_timeout: IDLE_TIMEOUT,
+            idle_timeout: node.config.kubelet.streaming_connection_idle_timeout,
         }
     }
 }
