@@ -15,7 +15,7 @@ use holdfast::kuberuntime::cri::{CriClient, CriTimeouts};
 use holdfast::node_object::NodeObject;
 use holdfast::pod_manager::PodManager;
 use holdfast::server::HealthChecks;
-use holdfast::server::kubelet::{Limits, NodeApi, Server};
+use holdfast::server::kubelet::{DebugHooks, Limits, NodeApi, Server};
 use holdfast::store::backend::MemoryBackend;
 use holdfast::store::{Store, StoreOptions, codec};
 use holdfast::types::metrics::Metrics;
@@ -299,6 +299,7 @@ impl World {
             api,
             restored: Arc::default(),
             stop: stop.clone(),
+            debug: DebugHooks::default(),
         };
         let server = Server::open(api, limits).await.map_err(|error| {
             let mut text = error.to_string();

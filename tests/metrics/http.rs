@@ -9,7 +9,7 @@ use flate2::read::GzDecoder;
 use holdfast::kubeletconfig::flags::KubeletFlags;
 use holdfast::kubeletconfig::resolve;
 use holdfast::node_object::NodeObject;
-use holdfast::server::kubelet::{Limits, NodeApi, Server};
+use holdfast::server::kubelet::{DebugHooks, Limits, NodeApi, Server};
 use holdfast::server::{HealthChecks, sync_loop_check};
 use holdfast::types::events::MemoryRecorder;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
@@ -71,6 +71,7 @@ async fn readers_get_the_format_and_the_compression_they_ask_for() {
         api: None,
         restored: Arc::new(AtomicBool::new(true)),
         stop: stop.clone(),
+        debug: DebugHooks::default(),
     };
     let server = Server::open(node, Limits::default())
         .await

@@ -199,6 +199,11 @@ pub(super) fn encode(
 }
 
 #[cfg(test)]
+pub(super) fn read(bytes: &[u8]) -> Profile {
+    Profile::decode(bytes).unwrap()
+}
+
+#[cfg(test)]
 mod tests {
     use super::*;
 
@@ -216,9 +221,4 @@ mod tests {
         let read = Profile::decode(profile.encode_to_vec().as_slice()).unwrap();
         assert_eq!(read, profile);
     }
-}
-
-#[cfg(test)]
-pub(super) fn read(bytes: &[u8]) -> Profile {
-    Profile::decode(bytes).unwrap()
 }
