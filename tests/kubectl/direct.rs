@@ -110,7 +110,7 @@ impl Direct {
             User::Nobody | User::Token(_) => builder.with_no_client_auth(),
         };
         Self {
-            address: format!("{}:{}", node.address(), node.port),
+            address: format!("{}:{}", node.address, node.port),
             token: match user {
                 User::Token(token) => Some(token),
                 User::Nobody | User::Certificate(_) => None,

@@ -5,7 +5,7 @@ use std::net::TcpStream;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-use crate::client::{Kubectl, noise};
+use crate::client::{Kubectl, noise, sha256};
 use crate::node::{Node, shared};
 use crate::setup::script;
 
@@ -101,6 +101,8 @@ fn a_gibibyte_arrives_unharmed() {
     let arguments = ["exec", "-i", "giver", "--", "sh", "-c", "cat > /tmp/block"];
     let outcome = node.run_kubectl_with(&arguments, block.clone());
     assert_eq!(outcome.code, Some(0), "{outcome:?}");
+    let sum = node.ok(&["exec", "giver", "--", "sha256sum", "/tmp/block"]);
+    assert!(sum.starts_with(&sha256(&block)), "{sum}");
     let (_kubectl, ports) = forward(&node, "giver", &[":9000"]);
     let begin = Instant::now();
     let mut stream = connect(ports[0]);
@@ -109,8 +111,13 @@ fn a_gibibyte_arrives_unharmed() {
         stream.read_exact(&mut buffer).expect("a block");
         if buffer != block {
             let at = buffer.iter().zip(&block).position(|(a, b)| a != b);
-            let text = String::from_utf8_lossy(&buffer[..100]);
-            panic!("block {number} differs at {at:?}; it begins {text:?}");
+            let there = at.and_then(|at| {
+                let piece = &buffer[at..buffer.len().min(at + 64)];
+                block
+                    .windows(piece.len())
+                    .position(|window| window == piece)
+            });
+            panic!("block {number} differs at {at:?}; there comes what is at {there:?}");
         }
     }
     assert_eq!(

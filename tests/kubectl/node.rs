@@ -13,6 +13,8 @@ use crate::setup::Cluster;
 pub struct Node {
     agent: Mutex<Option<Agent>>,
     pub cluster: Cluster,
+    /// Where the API server finds the node.
+    pub address: String,
     pub port: u16,
 }
 
@@ -71,32 +73,27 @@ impl Node {
              {more}",
             authority.display()
         ));
-        let node = Self {
-            agent: Mutex::new(Some(cluster.join())),
-            cluster,
-            port,
-        };
-        let shown = node.get_node().expect("a node");
+        let agent = Mutex::new(Some(cluster.join()));
+        let shown = cluster.get_node().expect("a node");
+        let addresses = shown["status"]["addresses"].as_array();
+        let mut addresses = addresses.into_iter().flatten();
+        let internal = addresses.find(|a| a["type"] == "InternalIP");
+        let address = internal.and_then(|a| a["address"].as_str());
         assert_eq!(
             shown["status"]["daemonEndpoints"]["kubeletEndpoint"]["Port"], port,
             "the port that the API server is told"
         );
-        node
+        Self {
+            agent,
+            address: address.expect("an InternalIP").to_owned(),
+            cluster,
+            port,
+        }
     }
 
     /// The agent, to look at.
     pub fn agent(&self) -> MutexGuard<'_, Option<Agent>> {
         self.agent.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// The address at which the API server finds the node.
-    pub fn address(&self) -> String {
-        let node = self.get_node().expect("a node");
-        let addresses = node["status"]["addresses"].as_array().cloned();
-        let mut addresses = addresses.into_iter().flatten();
-        let internal = addresses.find(|a| a["type"] == "InternalIP");
-        let internal = internal.expect("an InternalIP");
-        internal["address"].as_str().expect("an address").to_owned()
     }
 
     /// Runs kubectl as administrator in the test's namespace, to its end.
