@@ -167,7 +167,9 @@ impl Server {
         );
         let (node, limits) = (self.node, self.limits);
         let log = Arc::new(LogLimit::default());
-        let routes = super::routes(Arc::clone(&node));
+        // Streams outlive the requests they began as; they end soon after `stop`.
+        let streams = TaskTracker::new();
+        let routes = super::routes(Arc::clone(&node)).layer(axum::Extension(streams.clone()));
         let gate = |auth, server_type| Gate {
             auth,
             metrics: node.metrics.clone(),
@@ -210,6 +212,8 @@ impl Server {
             }
         };
         tokio::join!(read_only, secure);
+        streams.close();
+        streams.wait().await;
     }
 }
 
