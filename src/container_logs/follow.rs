@@ -1,6 +1,7 @@
 //! A log as a stream of bytes, which reads only as fast as it is polled.
 
 use std::io;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -9,9 +10,19 @@ use futures::stream;
 use tokio_util::sync::CancellationToken;
 
 use super::TURNS;
+use super::entry::LogOptions;
 use super::hub::Subscription;
 use super::reader::{LogReader, Step};
 use crate::types::blocking;
+
+/// [`LogReader::open`] on a thread where it may block.
+///
+/// # Errors
+/// As [`LogReader::open`], and when the async runtime is shutting down.
+pub async fn open(path: PathBuf, options: LogOptions) -> io::Result<LogReader> {
+    let opened = blocking::run_in(&TURNS, move || LogReader::open(&path, &options));
+    opened.await.map_err(io::Error::other)?
+}
 
 struct Following {
     reader: LogReader,

@@ -5,6 +5,7 @@
 //! grow with what is written. Where a directory cannot be watched, its followers look each second.
 
 use std::collections::HashMap;
+use std::ffi::OsStr;
 use std::os::fd::{AsFd, AsRawFd, RawFd};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -206,16 +207,22 @@ impl Hub {
 
     /// Passes events on.
     fn tell(&mut self, events: &[InotifyEvent]) {
-        let mut wake: Vec<u64> = Vec::new();
+        // Busy logs are told of many times over.
+        let mut changes: HashMap<(WatchDescriptor, Option<&OsStr>), AddWatchFlags> = HashMap::new();
         for event in events {
-            if event.mask.contains(AddWatchFlags::IN_Q_OVERFLOW) {
+            let change = changes.entry((event.wd, event.name.as_deref()));
+            *change.or_insert(AddWatchFlags::empty()) |= event.mask;
+        }
+        let mut wake: Vec<u64> = Vec::new();
+        for ((watch, name), mask) in changes {
+            if mask.contains(AddWatchFlags::IN_Q_OVERFLOW) {
                 wake.extend(self.subscribers.keys());
                 continue;
             }
-            let Some(path) = self.by_watch.get(&event.wd) else {
+            let Some(path) = self.by_watch.get(&watch) else {
                 continue;
             };
-            let name = event.name.as_ref().map(|name| name.to_string_lossy());
+            let name = name.map(OsStr::to_string_lossy);
             let about = |subscriber: &Subscriber| {
                 subscriber.directory == *path
                     && name
@@ -224,8 +231,8 @@ impl Hub {
             };
             let told = self.subscribers.iter().filter(|(_, s)| about(s));
             wake.extend(told.map(|(id, _)| *id));
-            if event.mask.contains(AddWatchFlags::IN_IGNORED)
-                && let Some(path) = self.by_watch.remove(&event.wd)
+            if mask.contains(AddWatchFlags::IN_IGNORED)
+                && let Some(path) = self.by_watch.remove(&watch)
                 && let Some(directory) = self.directories.get_mut(&path)
             {
                 directory.watch = None;

@@ -30,7 +30,7 @@ mod tests;
 use tokio::sync::Semaphore;
 
 pub use self::entry::{LogOptions, Streams};
-pub use self::follow::{follow, snapshot};
+pub use self::follow::{follow, open, snapshot};
 pub use self::hub::{Ended, LogHub, Subscription};
 pub use self::reader::{LogReader, Step};
 pub use self::rotate::{RotateError, Rotated, clean_up, rename_away, rename_back};

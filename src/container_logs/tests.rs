@@ -160,7 +160,7 @@ fn ops() -> impl Strategy<Value = Vec<Op>> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(400))]
+    #![proptest_config(ProptestConfig::with_cases(200))]
 
     /// Bytes are written in pieces of any size, the log is renamed and reopened at any time, and older files are
     /// compressed: a follower that reads now and then has each byte once and in order.

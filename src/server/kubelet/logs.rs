@@ -23,10 +23,10 @@ use tracing::debug;
 use self::query::{Query, parse};
 use self::target::{Target, find, has_ended};
 use super::Shared;
-use crate::container_logs::{LogHub, LogOptions, LogReader, follow, snapshot};
+use crate::container_logs::{self, LogHub, LogOptions, LogReader, follow, snapshot};
 use crate::pod_manager::PodManager;
 use crate::store::Store;
-use crate::types::{Clock, blocking};
+use crate::types::Clock;
 
 /// The routes of this module.
 pub(super) fn routes() -> Router<Shared> {
@@ -123,17 +123,9 @@ async fn container_logs(
 async fn open(target: Target, options: LogOptions) -> Result<LogReader, Refusal> {
     let Target { path, id, .. } = target;
     let shown = path.display().to_string();
-    let opened = blocking::run(move || LogReader::open(&path, &options)).await;
-    match opened {
-        Ok(Ok(reader)) => Ok(reader),
-        Ok(Err(error)) => {
-            debug!(container = %id, path = shown, %error, "a log cannot be read");
-            let text = format!("failed to open log file {shown:?}: {error}");
-            Err(Refusal::new(StatusCode::BAD_REQUEST, text))
-        }
-        Err(_) => Err(Refusal::new(
-            StatusCode::INTERNAL_SERVER_ERROR,
-            "the agent stops",
-        )),
-    }
+    container_logs::open(path, options).await.map_err(|error| {
+        debug!(container = %id, path = shown, %error, "a log cannot be read");
+        let text = format!("failed to open log file {shown:?}: {error}");
+        Refusal::new(StatusCode::BAD_REQUEST, text)
+    })
 }

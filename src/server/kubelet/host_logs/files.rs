@@ -20,6 +20,7 @@ use bytes::Bytes;
 use futures::stream;
 use nix::fcntl::{OFlag, open, openat};
 use nix::sys::stat::Mode;
+use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 
 use super::error;
@@ -31,6 +32,9 @@ const CHUNK: u64 = 64 * 1024;
 const MAX_ENTRIES: usize = 20_000;
 /// Longest path.
 const MAX_PATH: usize = 4096;
+
+/// Reads at once; pods' own work has turns of its own.
+static TURNS: Semaphore = Semaphore::const_new(2);
 
 enum Found {
     File(File, fs::Metadata),
@@ -79,7 +83,7 @@ async fn serve_path(
         .file_name()
         .map(|n| n.to_string_lossy().into_owned());
     let root = root.to_owned();
-    let found = blocking::run(move || find(&root, &relative)).await;
+    let found = blocking::run_in(&TURNS, move || find(&root, &relative)).await;
     let found = match found {
         Ok(Ok(found)) => found,
         Ok(Err(problem)) => return refuse(&problem),
@@ -325,7 +329,9 @@ async fn piece(file: File, range: Range<u64>) -> io::Result<(File, Bytes)> {
         chunk.truncate(read);
         Ok((file, Bytes::from(chunk)))
     };
-    blocking::run(read).await.map_err(io::Error::other)?
+    blocking::run_in(&TURNS, read)
+        .await
+        .map_err(io::Error::other)?
 }
 
 fn seconds(time: SystemTime) -> u64 {
