@@ -58,7 +58,7 @@ use crate::prober::Prober;
 use crate::runtime_state::RuntimeState;
 use crate::status::StatusManager;
 use crate::store::Store;
-use crate::types::metrics::{Metrics, WorkLabel};
+use crate::types::metrics::{Metrics, WorkingPodLabel};
 use crate::types::{Clock, EventRecorder, PodExt, PodSource, PodSyncType, PodUid, blocking};
 use crate::volumemanager::VolumeManager;
 
@@ -483,20 +483,42 @@ impl PodWorkers {
     }
 
     fn count(&self) {
-        let mut phases: BTreeMap<&'static str, i64> =
-            BTreeMap::from([("sync", 0), ("terminating", 0), ("terminated", 0)]);
+        // Who wants them, and whether they are static; what only the runtime knows may be either.
+        const KINDS: [(&str, &str); 5] = [
+            ("desired", "true"),
+            ("desired", "false"),
+            ("orphan", "true"),
+            ("orphan", "false"),
+            ("runtime_only", "unknown"),
+        ];
+        let mut counts: BTreeMap<(&str, (&str, &str)), i64> = BTreeMap::new();
+        for lifecycle in ["sync", "terminating", "terminated"] {
+            counts.extend(KINDS.map(|kind| ((lifecycle, kind), 0)));
+        }
         for handle in self.handles().values() {
-            let name = match handle.record.phase {
+            let lifecycle = match handle.record.phase {
                 WorkerPhase::Sync => "sync",
                 WorkerPhase::Terminating { .. } => "terminating",
                 WorkerPhase::Terminated { .. } => "terminated",
                 WorkerPhase::Finished { .. } => continue,
             };
-            *phases.entry(name).or_default() += 1;
+            let is_static = if handle.source.is_static() {
+                "true"
+            } else {
+                "false"
+            };
+            let kind = match (handle.record.runtime_only, handle.record.deleted) {
+                (true, _) => ("runtime_only", "unknown"),
+                (false, true) => ("orphan", is_static),
+                (false, false) => ("desired", is_static),
+            };
+            *counts.entry((lifecycle, kind)).or_default() += 1;
         }
-        for (phase, n) in phases {
-            let label = WorkLabel {
-                operation_type: phase.to_owned(),
+        for ((lifecycle, (config, is_static)), n) in counts {
+            let label = WorkingPodLabel {
+                config: config.to_owned(),
+                lifecycle: lifecycle.to_owned(),
+                r#static: is_static.to_owned(),
             };
             self.0
                 .context

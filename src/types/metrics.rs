@@ -41,6 +41,10 @@ label! {
     WorkLabel { operation_type }
 }
 label! {
+    /// A worker: `desired`, `orphan` or `runtime_only`; its phase; whether its pod is static.
+    WorkingPodLabel { config, lifecycle, r#static }
+}
+label! {
     /// State of a container.
     ContainerStateLabel { container_state }
 }
@@ -242,7 +246,7 @@ metrics! {
     desired_pods: Family<StaticLabel, Gauge> = Family::default(), "kubelet_desired_pods", "Pods the sources want";
     active_pods: Family<StaticLabel, Gauge> = Family::default(), "kubelet_active_pods", "Pods that are admitted and not finished";
     mirror_pods: Gauge = Gauge::default(), "kubelet_mirror_pods", "Mirror pods of static pods in the API server";
-    working_pods: Family<WorkLabel, Gauge> = Family::default(), "kubelet_working_pods", "Pods by worker phase";
+    working_pods: Family<WorkingPodLabel, Gauge> = Family::default(), "kubelet_working_pods", "Pods that have a worker, by its phase and by who wants them";
     orphaned_runtime_pods: Counter = Counter::default(), "kubelet_orphaned_runtime_pods", "Pods found in the runtime that no source wants";
     restarted_pods: Family<StaticLabel, Counter> = Family::default(), "kubelet_restarted_pods", "Pods deleted and created again with the same UID";
     pod_start_duration: Histogram = pod_start_histogram(), "kubelet_pod_start_duration", "From first sight of a pod to its containers running", Unit::Seconds;

@@ -643,7 +643,7 @@ fn noticed(version: Version) {
             start.elapsed()
         );
         assert_eq!(
-            agent.metric("kubelet_evented_pleg_connection_error_count_total"),
+            agent.metric("kubelet_evented_pleg_connection_error_count"),
             0.0
         );
     }

@@ -84,7 +84,14 @@ fn touch(m: &Metrics) {
     );
     one(&m.desired_pods, label!(StaticLabel { r#static }));
     one(&m.active_pods, label!(StaticLabel { r#static }));
-    one(&m.working_pods, label!(WorkLabel { operation_type }));
+    one(
+        &m.working_pods,
+        label!(WorkingPodLabel {
+            config,
+            lifecycle,
+            r#static
+        }),
+    );
     one(&m.restarted_pods, label!(StaticLabel { r#static }));
     one(&m.pod_worker_duration, label!(WorkLabel { operation_type }));
     one(
