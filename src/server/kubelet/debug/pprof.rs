@@ -170,7 +170,13 @@ pub(super) fn encode(
     let period = 1_000_000_000 / i64::from(frequency);
     for (frames, count) in &report.data {
         let mut location_id = Vec::new();
-        for symbol in frames.frames.iter().flatten() {
+        let symbols = frames.frames.iter().flatten();
+        // The innermost frames are those of the sampling itself.
+        let own = symbols
+            .clone()
+            .position(|symbol| symbol.name().contains("pprof::backtrace"))
+            .map_or(0, |last| last + 1);
+        for symbol in symbols.skip(own) {
             location_id.push(builder.location(
                 &symbol.name(),
                 &symbol.sys_name(),

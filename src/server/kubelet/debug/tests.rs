@@ -232,4 +232,9 @@ async fn a_cpu_profile_shows_who_was_busy_and_is_taken_one_at_a_time() {
         .collect();
     assert_eq!(units, ["samples", "cpu"]);
     assert!(profile.sample.iter().any(|s| !s.location_id.is_empty()));
+    let names = &profile.string_table;
+    assert!(
+        !names.iter().any(|name| name.contains("pprof::backtrace")),
+        "the sampling itself is not in it"
+    );
 }
