@@ -298,6 +298,7 @@ impl World {
             recorder: Arc::new(Quiet),
             api,
             restored: Arc::default(),
+            debug: holdfast::server::kubelet::DebugHooks::default(),
             stop: stop.clone(),
         };
         let server = Server::open(api, limits).await.map_err(|error| {
