@@ -118,7 +118,7 @@ fn secrets_are_not_written() {
 fn every_supported_field_is_written() {
     let set = parsed(
         "staticPodPath: /m\nstaticPodURL: http://x/\nstaticPodURLHeader: {A: [b]}\nmaxParallelImagePulls: 2\n\
-         providerID: x\ntracing: {}\n",
+         providerID: x\ntracing: {}\ntlsCertFile: /c\ntlsPrivateKeyFile: /k\n",
     );
     let written = encode(&set);
     let missing: Vec<_> = FIELDS
