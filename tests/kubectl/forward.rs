@@ -98,8 +98,8 @@ fn a_gibibyte_arrives_unharmed() {
     let node = shared();
     serve(&node, "giver");
     let block = noise(9, BLOCK);
-    // With the shell after it: what is piped into a process that says nothing reaches it only in part on containerd
-    // 1.6, whoever the client is.
+    // With an `echo` after it: containerd closes standard input as soon as standard output is closed, which the
+    // redirection would do.
     let arguments = [
         "exec",
         "-i",
