@@ -51,6 +51,7 @@ for file in contrib/*/*; do
     case $file in contrib/debian/* | contrib/systemd/holdfast.service) continue ;; esac
     install -D -m 0644 "$file" "$doc/examples/${file#contrib/}"
 done
+sed -i "s|^ExecStart=/usr/bin/|ExecStart=$prefix/bin/|" "$doc/examples/systemd/kubeadm.conf"
 install -D -m 0644 contrib/debian/holdfast.logrotate "$doc/examples/logrotate"
 
 echo "installed $root/bin/holdfast, completions, manual pages, documents and $unit"

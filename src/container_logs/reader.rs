@@ -8,7 +8,7 @@
 
 use std::collections::VecDeque;
 use std::fs::File;
-use std::io::{self, BufReader, Read};
+use std::io::{self, BufReader, Read, Seek, SeekFrom};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::time::Duration;
@@ -451,7 +451,13 @@ fn begin(
                 }
                 match needed {
                     Some(lines) if compressed => {
-                        let reader = BufReader::with_capacity(32 * 1024, decoder(file));
+                        let reader = || -> io::Result<_> {
+                            (&file).seek(SeekFrom::Start(0))?;
+                            Ok(BufReader::with_capacity(
+                                32 * 1024,
+                                decoder(file.try_clone()?),
+                            ))
+                        };
                         Some(tail::of_stream(reader, lines)?)
                     }
                     Some(lines) => Some(tail::of_plain(&file, metadata.len(), lines)?),

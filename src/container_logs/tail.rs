@@ -2,7 +2,6 @@
 //!
 //! A plain file is read from its end, block by block; a compressed one from its start.
 
-use std::collections::VecDeque;
 use std::fs::File;
 use std::io::{self, BufRead};
 use std::os::unix::fs::FileExt;
@@ -95,13 +94,34 @@ pub(super) fn of_plain(file: &File, end: u64, lines: u64) -> io::Result<Tail> {
     })
 }
 
-/// The last `lines` lines of what a decoder gives. Where it finds damage, it ends.
+/// The last `lines` lines of what a decoder gives, which is read twice: where each line begins is not kept. Where it
+/// finds damage, it ends.
 ///
 /// # Errors
 /// When the file cannot be read.
-pub(super) fn of_stream(mut reader: impl BufRead, lines: u64) -> io::Result<Tail> {
-    // Starts of the newest lines; as many as are asked for, or as there are.
-    let mut starts: VecDeque<u64> = VecDeque::new();
+pub(super) fn of_stream<R: BufRead>(
+    mut open: impl FnMut() -> io::Result<R>,
+    lines: u64,
+) -> io::Result<Tail> {
+    let mut count = 0_u64;
+    let end = line_starts(open()?, |_| count += 1)?;
+    let lines = lines.min(count);
+    let skipped = count - lines;
+    let mut start = if lines == 0 { end } else { 0 };
+    if lines > 0 && skipped > 0 {
+        let mut seen = 0_u64;
+        line_starts(open()?, |at| {
+            if seen == skipped {
+                start = at;
+            }
+            seen += 1;
+        })?;
+    }
+    Ok(Tail { start, lines })
+}
+
+/// Tells where each line begins. Returns how many bytes there are.
+fn line_starts(mut reader: impl BufRead, mut each: impl FnMut(u64)) -> io::Result<u64> {
     let (mut at, mut entry) = (0_u64, 0_u64);
     let mut head: Vec<u8> = Vec::with_capacity(MAX_HEAD);
     let mut begins = true;
@@ -116,10 +136,7 @@ pub(super) fn of_stream(mut reader: impl BufRead, lines: u64) -> io::Result<Tail
         let newline = memchr(b'\n', data);
         let len = newline.map_or(data.len(), |newline| newline + 1);
         if at == entry && begins {
-            starts.push_back(entry);
-            if starts.len() as u64 > lines {
-                starts.pop_front();
-            }
+            each(entry);
         }
         let room = MAX_HEAD - head.len();
         head.extend_from_slice(&data[..len.min(room)]);
@@ -131,10 +148,7 @@ pub(super) fn of_stream(mut reader: impl BufRead, lines: u64) -> io::Result<Tail
             head.clear();
         }
     }
-    Ok(Tail {
-        start: starts.front().copied().unwrap_or(at),
-        lines: starts.len() as u64,
-    })
+    Ok(at)
 }
 
 #[cfg(test)]
@@ -190,7 +204,7 @@ mod tests {
             let want = naive(&log, lines);
             let file = File::open(&path).unwrap();
             proptest::prop_assert_eq!(of_plain(&file, log.len() as u64, lines).unwrap(), want);
-            let reader = BufReader::with_capacity(1000, log.as_slice());
+            let reader = || Ok(BufReader::with_capacity(1000, log.as_slice()));
             proptest::prop_assert_eq!(of_stream(reader, lines).unwrap(), want);
         }
     }

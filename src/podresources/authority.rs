@@ -99,7 +99,21 @@ fn invalid(text: &str) -> io::Error {
 /// The block with another authority, each header on its own: no later block depends on it.
 fn rewritten(decoder: &mut Decoder<'_>, mut block: Vec<u8>) -> io::Result<Vec<u8>> {
     let mut headers = Vec::new();
-    (decoder.decode(&mut block, &mut headers)).map_err(|_| invalid("a header block is damaged"))?;
+    // A block may name long headers by a byte each.
+    let mut size = 0;
+    while !block.is_empty() {
+        let mut one = Vec::with_capacity(1);
+        (decoder.decode_exact(&mut block, &mut one))
+            .map_err(|_| invalid("a header block is damaged"))?;
+        size += one
+            .iter()
+            .map(|(name, value, _)| name.len() + value.len() + 32)
+            .sum::<usize>();
+        if size > MAX_BLOCK {
+            return Err(invalid("a header block is too long"));
+        }
+        headers.append(&mut one);
+    }
     let mut written = Vec::new();
     for (name, value, _) in &headers {
         let value: &[u8] = match name.as_slice() {

@@ -125,7 +125,9 @@ impl Sources {
             path => self.hierarchies.children(path),
         };
         let below = |id: &ContainerId| -> Option<String> {
-            let child = children.iter().find(|name| name.contains(id.as_str()))?;
+            // CRI-O may keep a container's monitor beside it: crio-conmon-<id>.
+            let of = |name: &&String| name.contains(id.as_str()) && !name.contains("conmon");
+            let child = children.iter().find(of)?;
             Some(format!("{cgroup}/{child}"))
         };
         let containers: Vec<ContainerUsage> = subject

@@ -160,21 +160,25 @@ impl StatsProvider {
 
     async fn collect(&self, state: &mut State, depth: Depth) -> Snapshot {
         let this = &self.0;
-        let at_ms = this.clock.now().wall_ms;
         let sources = self.sources(state).await;
         let subjects = self.subjects();
-        let reading = Arc::clone(&sources);
-        let read = blocking::run(move || reading.read(subjects, at_ms, depth)).await;
-        let mut snapshot = read.unwrap_or_else(|error| {
+        let clock = Arc::clone(&this.clock);
+        // When it is its turn: rates are made of these times, here and by who scrapes.
+        let read = blocking::run(move || {
+            let (at_ms, at) = (clock.now().wall_ms, Instant::now());
+            (sources.read(subjects, at_ms, depth), at_ms, at)
+        });
+        let (mut snapshot, at_ms, at) = read.await.unwrap_or_else(|error| {
             warn!(%error, "cannot read figures of the node");
-            Snapshot {
+            let failed = Snapshot {
                 failed: true,
                 ..Snapshot::default()
-            }
+            };
+            (failed, this.clock.now().wall_ms, Instant::now())
         });
         snapshot.at_ms = at_ms;
         self.ask_runtime(&mut snapshot, depth).await;
-        state.rates.apply(&mut snapshot, Instant::now());
+        state.rates.apply(&mut snapshot, at);
         if depth == Depth::Full {
             let wanted = || self.disks_of(&snapshot);
             snapshot.storage = this.storage.get(at_ms, wanted).await;

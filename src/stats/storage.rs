@@ -205,7 +205,7 @@ fn volumes(at_ms: i64, wanted: &Wanted) -> Vec<VolumeUsage> {
             .volumes
             .join(plugin.replace('/', "~"))
             .join(&volume.name);
-        let (Some(mut fs), Some(used)) = (fs_of(&dir, at_ms), du(&dir)) else {
+        let (Some(mut fs), Some(used)) = (space_of(&dir, at_ms), du(&dir)) else {
             continue;
         };
         fs.used = Some(used.bytes);
@@ -248,12 +248,19 @@ fn of_runtime(at_ms: i64, told: &v1::FilesystemUsage) -> Fs {
 
 /// The file system that `path` is on; `None` when there is no such path. Blocking.
 pub(super) fn fs_of(path: &Path, at_ms: i64) -> Option<Fs> {
+    let mut fs = space_of(path, at_ms)?;
+    fs.device = device_of(path).unwrap_or_default();
+    Some(fs)
+}
+
+/// As [`fs_of`], without the device: that takes a look at all mounts.
+fn space_of(path: &Path, at_ms: i64) -> Option<Fs> {
     let stat = nix::sys::statvfs::statvfs(path).ok()?;
     let bytes = |blocks: u64| blocks.saturating_mul(stat.fragment_size());
     let (capacity, free) = (bytes(stat.blocks()), bytes(stat.blocks_free()));
     Some(Fs {
         at_ms,
-        device: device_of(path).unwrap_or_default(),
+        device: String::new(),
         available: Some(bytes(stat.blocks_available())),
         capacity: Some(capacity),
         used: Some(capacity.saturating_sub(free)),

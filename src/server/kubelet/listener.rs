@@ -261,7 +261,8 @@ impl Port {
             // Cancel-safe all three.
             let accepted = tokio::select! {
                 accepted = self.listener.accept() => accepted,
-                _ = sweep.tick() => {
+                // With none open there is nothing to sweep, and nothing to wake up for.
+                _ = sweep.tick(), if self.connections.count() > 0 => {
                     self.sweep();
                     continue;
                 }

@@ -60,23 +60,25 @@ async fn symbol() -> &'static str {
     "num_symbols: 0\n"
 }
 
-/// The command line; values of headers are left out.
+/// The command line; values of headers and of URLs, which may hold passwords, are left out.
 async fn cmdline() -> Vec<u8> {
     redacted(std::env::args_os().map(OsStringExt::into_vec)).join(&0)
 }
 
 fn redacted(arguments: impl Iterator<Item = Vec<u8>>) -> Vec<Vec<u8>> {
-    const HEADER: &[u8] = b"--manifest-url-header";
+    const HIDDEN: [&[u8]; 2] = [b"--manifest-url-header", b"--manifest-url"];
     let mut value_follows = false;
     arguments
         .map(|argument| {
             if std::mem::take(&mut value_follows) {
                 return b"<redacted>".to_vec();
             }
-            if argument == HEADER {
+            let name = argument.split(|b| *b == b'=').next().unwrap_or_default();
+            if let Some(flag) = HIDDEN.iter().find(|flag| **flag == name) {
+                if argument.len() > name.len() {
+                    return [*flag, b"=<redacted>".as_slice()].concat();
+                }
                 value_follows = true;
-            } else if argument.starts_with(HEADER) {
-                return [HEADER, b"=<redacted>"].concat();
             }
             argument
         })
@@ -165,12 +167,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_command_line_keeps_header_values_to_itself() {
+    fn the_command_line_keeps_headers_and_urls_to_itself() {
         let given = [
             "holdfast",
             "--manifest-url-header",
             "Authorization:x",
             "--manifest-url-header=A:b",
+            "--manifest-url=https://user:pw@host/",
+            "--manifest-url",
+            "https://user:pw@host/",
             "--v=4",
         ];
         let shown = redacted(given.iter().map(|a| a.as_bytes().to_vec()));
@@ -185,6 +190,9 @@ mod tests {
                 "--manifest-url-header",
                 "<redacted>",
                 "--manifest-url-header=<redacted>",
+                "--manifest-url=<redacted>",
+                "--manifest-url",
+                "<redacted>",
                 "--v=4"
             ]
         );

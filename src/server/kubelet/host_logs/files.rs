@@ -289,8 +289,8 @@ async fn send(
         .header(header::X_CONTENT_TYPE_OPTIONS, "nosniff")
         .header(header::ACCEPT_RANGES, "bytes")
         .header(header::CONTENT_LENGTH, range.end - range.start);
-    if let Some(modified) = modified {
-        response = response.header(header::LAST_MODIFIED, httpdate::fmt_http_date(modified));
+    if let Some(date) = modified.and_then(http_date) {
+        response = response.header(header::LAST_MODIFIED, date);
     }
     if status == StatusCode::PARTIAL_CONTENT {
         let content = format!("bytes {}-{}/{len}", range.start, range.end - 1);
@@ -378,6 +378,13 @@ fn range(header: &str, len: u64) -> Asked {
         }
         _ => Asked::Whole,
     }
+}
+
+/// `None` for what HTTP has no date for: httpdate panics on it.
+fn http_date(time: SystemTime) -> Option<String> {
+    const YEAR_10000: u64 = 253_402_300_800;
+    let since = time.duration_since(SystemTime::UNIX_EPOCH).ok()?;
+    (since.as_secs() < YEAR_10000).then(|| httpdate::fmt_http_date(time))
 }
 
 #[cfg(test)]

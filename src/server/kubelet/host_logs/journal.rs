@@ -12,11 +12,12 @@ use axum::body::{Body, BodyDataStream};
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
-use futures::{StreamExt, stream};
+use futures::StreamExt;
 use tokio::io::AsyncReadExt;
 use tokio::process::{Child, ChildStdout, Command};
-use tokio::sync::{Semaphore, SemaphorePermit};
+use tokio::sync::{Semaphore, SemaphorePermit, mpsc};
 use tokio::time::Instant;
+use tokio_stream::wrappers::ReceiverStream;
 
 use super::query::{NodeLogQuery, Options};
 use super::{HostLogs, error, files};
@@ -44,15 +45,28 @@ pub(super) fn serve(host: &HostLogs, query: NodeLogQuery) -> Response {
         step: Step::Begin,
         _turn: turn,
     };
-    let body = Body::from_stream(stream::unfold(answer, |answer| async move {
-        let stop = answer.host.stop.clone();
-        let until = answer.until;
+    let (send, receive) = mpsc::channel::<Piece>(1);
+    tokio::spawn(async move {
+        let (stop, until) = (answer.host.stop.clone(), answer.until);
+        let gone = send.clone();
+        let work = async move {
+            let mut next = answer.next().await;
+            while let Some((piece, answer)) = next {
+                if send.send(piece).await.is_err() {
+                    return;
+                }
+                next = answer.next().await;
+            }
+        };
+        // Who reads slowly, or not at all, holds the child no longer than others.
         tokio::select! {
-            next = answer.next() => next,
-            () = stop.cancelled() => None,
-            () = tokio::time::sleep_until(until) => None,
+            () = work => {}
+            () = gone.closed() => {}
+            () = stop.cancelled() => {}
+            () = tokio::time::sleep_until(until) => {}
         }
-    }));
+    });
+    let body = Body::from_stream(ReceiverStream::new(receive));
     let kind = "text/plain;charset=UTF-8";
     ([(header::CONTENT_TYPE, kind)], body).into_response()
 }

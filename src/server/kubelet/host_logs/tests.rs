@@ -199,6 +199,53 @@ async fn parts_and_unchanged_files() {
 }
 
 #[tokio::test]
+async fn a_file_from_before_1970_has_no_date() {
+    let host = Fixture::new();
+    let file = fs::File::options()
+        .write(true)
+        .open(host.root().join("syslog"))
+        .unwrap();
+    let old = std::time::SystemTime::UNIX_EPOCH - std::time::Duration::from_secs(86_400);
+    file.set_modified(old).unwrap();
+    let answer = host.get("/logs/syslog").await;
+    assert_eq!((answer.status, answer.text.as_str()), (200, "0123456789"));
+    assert!(!answer.headers.contains_key(header::LAST_MODIFIED));
+}
+
+#[tokio::test]
+async fn a_query_whose_client_does_not_read_ends_with_the_agent() {
+    let mut host = Fixture::new();
+    host.host.query = true;
+    let alive = host.dir.path().join("alive");
+    let script = format!(
+        "#!/bin/sh\nif [ \"$1\" = --field ]; then echo ssh.service; exit; fi\necho $$ > {}\n\
+         while :; do echo more; done\n",
+        alive.display()
+    );
+    fs::write(&*host.host.journalctl, script).unwrap();
+    fs::set_permissions(&*host.host.journalctl, fs::Permissions::from_mode(0o755)).unwrap();
+    let routes = routes_over::<HostLogs>().with_state(host.host.clone());
+    let request = Request::get("/logs/?query=ssh").body(Body::empty());
+    let unread = routes.oneshot(request.unwrap()).await.unwrap();
+    let child = loop {
+        match fs::read_to_string(&alive).map(|pid| pid.trim().to_owned()) {
+            Ok(pid) if !pid.is_empty() => break Path::new("/proc").join(pid),
+            _ => tokio::time::sleep(std::time::Duration::from_millis(10)).await,
+        }
+    };
+    assert!(child.join("cmdline").exists());
+    host.host.stop.cancel();
+    let gone = async {
+        while fs::read(child.join("cmdline")).is_ok_and(|line| !line.is_empty()) {
+            tokio::time::sleep(std::time::Duration::from_millis(10)).await;
+        }
+    };
+    let gone = tokio::time::timeout(std::time::Duration::from_secs(20), gone).await;
+    assert!(gone.is_ok(), "nobody polls the body, and the child is gone");
+    drop(unread);
+}
+
+#[tokio::test]
 async fn a_handler_that_is_off_says_so() {
     let mut host = Fixture::new();
     host.host.handler = false;
