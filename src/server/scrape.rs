@@ -6,12 +6,15 @@ use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use flate2::Compression;
 use flate2::write::GzEncoder;
+use tokio::sync::Semaphore;
 
 use crate::stats::exposition::Format;
 use crate::types::blocking;
 
 /// Shorter answers are not worth compressing.
 const MIN_GZIP: usize = 1024;
+/// Answers made at once; the others wait. Pods' own work must not wait behind them.
+static TURNS: Semaphore = Semaphore::const_new(2);
 
 /// Gives what `encode` writes in OpenMetrics as the request's headers ask for it. `encode` may block.
 pub(super) async fn answer<E: std::fmt::Display + Send + 'static>(
@@ -20,7 +23,12 @@ pub(super) async fn answer<E: std::fmt::Display + Send + 'static>(
 ) -> Response {
     let format = Format::negotiate(joined(headers, header::ACCEPT).as_deref());
     let gzip = accepts_gzip(joined(headers, header::ACCEPT_ENCODING).as_deref());
+    let Ok(turn) = TURNS.acquire().await else {
+        return failed("no more answers are made".to_owned());
+    };
     let work = move || -> Result<(Vec<u8>, bool), String> {
+        // Given back when the work ends, also when nobody waits for it any more.
+        let _turn = turn;
         let text = format.of(encode().map_err(|error| error.to_string())?);
         if !gzip || text.len() < MIN_GZIP {
             return Ok((text.into_bytes(), false));

@@ -94,6 +94,15 @@ impl Slot {
         Busy(self.clone())
     }
 
+    /// A request came that is not let in yet: a connection that was good before is not idle.
+    pub(super) fn asked(&self) {
+        self.change(|entry| {
+            if entry.served {
+                entry.since = Instant::now();
+            }
+        });
+    }
+
     /// A stream was made of the connection: it is busy until it is closed.
     pub(super) fn upgraded(&self) {
         self.change(|entry| entry.busy += 1);

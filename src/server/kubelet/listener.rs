@@ -7,6 +7,7 @@
 use std::net::SocketAddr;
 use std::os::fd::AsFd;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, Ordering::Relaxed};
 use std::time::Duration;
 
 use axum::Router;
@@ -36,6 +37,8 @@ use crate::types::metrics::ReasonLabel;
 
 /// The smallest that HTTP/2 allows for a connection.
 const WINDOW: u32 = 65_535;
+/// Most connections to the read-only port, where nobody is known.
+const READ_ONLY_CONNECTIONS: usize = 64;
 
 /// How much clients may take of the node.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -67,7 +70,8 @@ impl Default for Limits {
             handshake: Duration::from_secs(10),
             header: Duration::from_secs(30),
             idle: Duration::from_secs(90),
-            header_bytes: 64 << 10,
+            // The longest URI that can be parsed (64 KiB), and what comes with it.
+            header_bytes: 96 << 10,
             streams: 100,
             resets: 20,
             look: Duration::from_secs(10),
@@ -184,6 +188,7 @@ impl Server {
             limits: limits.clone(),
             log: Arc::clone(&log),
             connections: Connections::default(),
+            shown: AtomicI64::new(0),
         };
         let read_only = async {
             if let Some(listener) = self.read_only {
@@ -191,7 +196,10 @@ impl Server {
                 let routes = (routes.clone())
                     .layer(from_fn(only_reading))
                     .layer(from_fn_with_state(gate, pass));
-                port(listener, None, routes).run().await;
+                let mut open = port(listener, None, routes);
+                // An answer stays in memory until its reader has taken it, or has to go.
+                open.limits.connections = open.limits.connections.min(READ_ONLY_CONNECTIONS);
+                open.run().await;
             }
         };
         let secure = async {
@@ -243,6 +251,8 @@ struct Port {
     limits: Limits,
     log: Arc<LogLimit>,
     connections: Connections,
+    /// What this port has added to the metric of both.
+    shown: AtomicI64,
 }
 
 impl Port {
@@ -292,7 +302,8 @@ impl Port {
 
     fn show(&self) {
         let count = i64::try_from(self.connections.count()).unwrap_or(i64::MAX);
-        self.node.metrics.http_connections.set(count);
+        let before = self.shown.swap(count, Relaxed);
+        self.node.metrics.http_connections.inc_by(count - before);
     }
 
     fn sweep(&self) {

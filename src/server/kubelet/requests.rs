@@ -68,8 +68,15 @@ pub(super) async fn pass(
     let label = label(&request, gate.server_type);
     let count = Count::new(gate.metrics.clone(), label);
     let slot = request.extensions().get::<Slot>().cloned();
+    if let Some(slot) = &slot {
+        slot.asked();
+    }
     let busy = match &gate.auth {
-        None => slot.as_ref().map(Slot::busy),
+        // Everybody is let in here: the connection counts as used, and gives way to others all the same.
+        None => {
+            drop(slot.as_ref().map(Slot::busy));
+            None
+        }
         Some(auth) => match auth.admit(&mut request).await {
             Ok(user) => {
                 tracing::debug!(

@@ -47,6 +47,8 @@ const DECISIONS_KEPT: usize = 8192;
 /// Bad tokens one address may show at once, and how long it takes until it may show one more.
 const BAD_TOKENS: u32 = 20;
 const BAD_TOKEN_EVERY: Duration = Duration::from_secs(1);
+/// How long a token that was good is not held back for bad ones of its address.
+const GOOD_KEPT: Duration = Duration::from_secs(24 * 3600);
 /// Addresses that are watched for bad tokens.
 const ADDRESSES_KEPT: usize = 1024;
 /// Requests of one address that wait for a decision.
@@ -74,6 +76,9 @@ impl User {
     /// Upstream's `AuthenticatedGroupAdder`.
     fn authenticated(mut self) -> Self {
         const GROUPS: [&str; 2] = ["system:authenticated", "system:unauthenticated"];
+        if self.name == "system:anonymous" {
+            return self;
+        }
         if !self
             .groups
             .iter()
@@ -154,6 +159,8 @@ struct Tokens {
     cache: Arc<Cache<Option<Arc<User>>>>,
     once: Once<cache::Key, TokenAnswer>,
     bad: Arc<BadTokens>,
+    /// Tokens that were good: many may share an address.
+    good: Arc<Cache<()>>,
 }
 
 struct Decisions {
@@ -184,6 +191,7 @@ impl Auth {
             cache: Arc::new(Cache::new(Arc::clone(&clock), TOKENS_KEPT)),
             once: Once::new(),
             bad: Arc::default(),
+            good: Arc::new(Cache::new(Arc::clone(&clock), TOKENS_KEPT)),
         });
         let webhook = k.authorization.mode == AuthorizationMode::Webhook;
         let decisions = webhook.then(|| Decisions {
@@ -312,7 +320,8 @@ impl Tokens {
         if let Some(known) = self.cache.get(&key) {
             return Ok(known);
         }
-        if address.is_some_and(|address| self.bad.exhausted(address, now)) {
+        let was_good = self.good.get(&key).is_some();
+        if !was_good && address.is_some_and(|address| self.bad.exhausted(address, now)) {
             return Err(TokenFailure::TooMany);
         }
         let (reviewer, cache, ttl) = (
@@ -320,7 +329,7 @@ impl Tokens {
             Arc::clone(&self.cache),
             self.ttl,
         );
-        let bad = Arc::clone(&self.bad);
+        let (bad, good) = (Arc::clone(&self.bad), Arc::clone(&self.good));
         let question = async move {
             // Bad until it is known to be good: what is not answered yet counts too.
             if let Some(address) = address {
@@ -331,6 +340,9 @@ impl Tokens {
                 (address, &answer)
             {
                 bad.forgive(address);
+            }
+            if matches!(answer, Ok(Some(_))) {
+                good.put(key, (), GOOD_KEPT);
             }
             let answer = answer?.map(|user| Arc::new(user.authenticated()));
             cache.put(key, answer.clone(), ttl);

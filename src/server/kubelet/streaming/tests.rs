@@ -423,7 +423,7 @@ async fn silence_ends_a_stream_and_data_keeps_it() {
 async fn a_message_that_is_too_long_is_refused() {
     let mut rig = exec_rig().await;
     let (mut send, mut receive) = rig.client.split();
-    let huge = Message::Binary(vec![0; (4 << 20) + 1].into());
+    let huge = Message::Binary(vec![0; (32 << 20) + 1].into());
     let sending = tokio::spawn(async move { send.send(huge).await });
     let code = loop {
         match receive.next().await.unwrap().unwrap() {

@@ -107,7 +107,15 @@ where
     };
     let status = plan.status.filter(|_| !told);
     let goodbye = goodbye(to_client, from_client, end, plan.encoding, status);
-    if tokio::time::timeout(patience, goodbye).await.is_err() {
+    let stopped = async {
+        limits.stop.cancelled().await;
+        tokio::time::sleep(GOODBYE).await;
+    };
+    let in_time = tokio::select! {
+        done = tokio::time::timeout(patience, goodbye) => done.is_ok(),
+        () = stopped => false,
+    };
+    if !in_time {
         tracing::debug!("dropping a stream whose client does not read");
     }
     end
@@ -249,6 +257,11 @@ where
             }
             Ok(Some(_)) => None,
             Ok(None) => break,
+            // The status is written last: nothing is missing.
+            Err(error) if *told => {
+                tracing::debug!(%error, "the container runtime broke off after it had told the end");
+                break;
+            }
             Err(error) => return broken(&error),
         };
         let index = ended.and_then(|stream| plan.output(stream));
@@ -311,7 +324,7 @@ pub(super) fn close_reason(end: End) -> (CloseCode, &'static str) {
     match end {
         End::Finished | End::ClientGone => (CloseCode::Normal, ""),
         End::ClientBroken => (CloseCode::Protocol, "not the agreed protocol"),
-        End::TooBig => (CloseCode::Size, "a message is longer than 4 MiB"),
+        End::TooBig => (CloseCode::Size, "a message is longer than 32 MiB"),
         End::RuntimeBroken => (
             CloseCode::Error,
             "the container runtime ended the stream early",

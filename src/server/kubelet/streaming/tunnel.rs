@@ -46,7 +46,15 @@ where
             drop(socket.get_mut().shutdown().await);
         }
     };
-    if tokio::time::timeout(patience, goodbye).await.is_err() {
+    let stopped = async {
+        limits.stop.cancelled().await;
+        tokio::time::sleep(GOODBYE).await;
+    };
+    let in_time = tokio::select! {
+        done = tokio::time::timeout(patience, goodbye) => done.is_ok(),
+        () = stopped => false,
+    };
+    if !in_time {
         tracing::debug!("dropping a tunnel whose client does not read");
     }
     end

@@ -10,7 +10,7 @@ use super::channels::Encoding;
 use super::error::StreamError;
 
 /// The longest message a client may send. Clients send what they read at once: some 32 KiB.
-const MAX_MESSAGE: usize = 4 << 20;
+const MAX_MESSAGE: usize = 32 << 20;
 
 /// SPDY within WebSocket, for port-forward.
 const TUNNEL: &str = "SPDY/3.1+portforward.k8s.io";
@@ -38,10 +38,10 @@ const CHANNELS: [(&str, Channels); 7] = [
         "v2.channel.k8s.io",
         Channels::new(Encoding::Binary, V2, false),
     ),
-    ("channel.k8s.io", Channels::new(Encoding::Binary, V2, false)),
+    ("channel.k8s.io", Channels::new(Encoding::Binary, V3, false)),
     (
         "base64.channel.k8s.io",
-        Channels::new(Encoding::Base64, V2, false),
+        Channels::new(Encoding::Base64, V3, false),
     ),
 ];
 const CHANNEL_NAMES: &[&str] = &[
@@ -134,7 +134,7 @@ pub(super) fn channels(headers: &HeaderMap) -> Result<(Option<String>, Agreed), 
     agree(
         headers,
         CHANNEL_NAMES,
-        Channels::new(Encoding::Binary, V2, false),
+        Channels::new(Encoding::Binary, V3, false),
     )
 }
 

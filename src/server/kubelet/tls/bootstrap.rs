@@ -121,10 +121,13 @@ pub(super) async fn run(node: &Shared, serving: &Serving) {
             };
             match asked {
                 Ok(path) => {
-                    failures = 0;
                     let Some(fresh) = newest(node).await else {
+                        failures += 1;
+                        node.metrics.server_certificate_errors.inc();
+                        tokio::time::sleep(pause(failures, AGAIN.0, AGAIN.1)).await;
                         continue;
                     };
+                    failures = 0;
                     if let Some(old) = serving.current() {
                         let used = wall_seconds(node).saturating_sub(old.from).max(0);
                         #[expect(clippy::cast_precision_loss, reason = "seconds of a few years")]
