@@ -193,9 +193,16 @@ fn an_address_may_show_so_many_bad_tokens() {
 #[test]
 fn groups_of_users_are_upstreams() {
     let user = |groups: &[&str]| User {
+        name: "somebody".to_owned(),
         groups: groups.iter().map(|&group| group.to_owned()).collect(),
         ..User::anonymous()
     };
+    let anonymous = User::anonymous();
+    let anonymous = User {
+        groups: vec!["a".to_owned()],
+        ..anonymous
+    };
+    assert_eq!(anonymous.authenticated().groups, ["a"]);
     assert_eq!(
         user(&["a"]).authenticated().groups,
         ["a", "system:authenticated"]

@@ -105,7 +105,11 @@ fn the_first_protocol_of_the_clients_that_is_known_is_taken() {
         panic!("not channels");
     };
     assert_eq!(name, None);
-    assert!(!none.half_close && !none.resizes() && !none.has_status());
+    assert!(!none.half_close && none.resizes() && !none.has_status());
+    let (_, Agreed::Channels(v2)) = agreed(&["v2.channel.k8s.io"]) else {
+        panic!("not channels");
+    };
+    assert!(!v2.resizes());
     let (_, Agreed::Channels(v4)) = agreed(&["v4.base64.channel.k8s.io"]) else {
         panic!("not channels");
     };
