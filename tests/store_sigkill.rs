@@ -232,7 +232,11 @@ fn torture() -> (u64, u32) {
         let opened = load(&path);
         if mark.is_some() {
             // A killed process is no reason to doubt the store.
-            assert_eq!(opened.report.new_epoch, None, "round {round}: false alarm");
+            assert_eq!(
+                opened.report.new_epoch, None,
+                "round {round}: false alarm: {:?}, mark {mark:?}",
+                opened.report
+            );
             assert!(
                 matches!(
                     opened.report.outcome,
