@@ -165,6 +165,16 @@ async fn bad_tokens_of_one_address_do_not_flood_the_api_server() {
         StatusCode::UNAUTHORIZED
     );
     assert!(world.metric(&["holdfast_http_requests_refused", "too_many"]) > 100.0);
+
+    // Nor when what was known of them is to be asked again.
+    world.clock.advance(Duration::from_secs(121));
+    let mut last = OK;
+    for n in 0..30 {
+        let token = format!("worse-{n}");
+        last = client.ask("GET", "/healthz", Some(&token)).await.0;
+    }
+    assert_eq!(last, StatusCode::TOO_MANY_REQUESTS);
+    assert_eq!(world.get("/healthz", Some("good")).await.0, OK);
     world.end().await;
 }
 

@@ -12,9 +12,21 @@ use super::session::Limits;
 const BUFFER: usize = 32 * 1024;
 /// How long the client may go on sending after the runtime has ended its side: to end at once, with bytes unread,
 /// would cost the client what it has not read yet.
-pub(super) const LINGER: Duration = Duration::from_secs(10);
+const LINGER: Duration = Duration::from_secs(10);
 /// How long saying goodbye may take when the agent ends.
-pub(super) const GOODBYE: Duration = Duration::from_secs(1);
+const GOODBYE: Duration = Duration::from_secs(1);
+
+/// Says goodbye to a client; whether it was done in time. The end of the agent, before or meanwhile, leaves less of it.
+pub(super) async fn in_time(goodbye: impl Future<Output = ()>, limits: &Limits) -> bool {
+    let stopped = async {
+        limits.stop.cancelled().await;
+        tokio::time::sleep(GOODBYE).await;
+    };
+    tokio::select! {
+        done = tokio::time::timeout(LINGER, goodbye) => done.is_ok(),
+        () = stopped => false,
+    }
+}
 
 /// Why a stream ended, for the log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -15,7 +15,7 @@ use tokio_tungstenite::tungstenite::{Error as WsError, Message};
 
 use super::activity::Activity;
 use super::channels::{Encoding, Incoming};
-use super::relay::{End, GOODBYE, LINGER};
+use super::relay::{End, in_time};
 use super::session::Limits;
 use super::spdy::{Frame, Reader, SpdyError, StreamId, Writer};
 use super::websocket;
@@ -101,21 +101,9 @@ where
             () = limits.stop.cancelled() => End::Stopped,
         }
     };
-    let patience = match end {
-        End::Stopped => GOODBYE,
-        _ => LINGER,
-    };
     let status = plan.status.filter(|_| !told);
     let goodbye = goodbye(to_client, from_client, end, plan.encoding, status);
-    let stopped = async {
-        limits.stop.cancelled().await;
-        tokio::time::sleep(GOODBYE).await;
-    };
-    let in_time = tokio::select! {
-        done = tokio::time::timeout(patience, goodbye) => done.is_ok(),
-        () = stopped => false,
-    };
-    if !in_time {
+    if !in_time(goodbye, limits).await {
         tracing::debug!("dropping a stream whose client does not read");
     }
     end

@@ -9,7 +9,7 @@ use tokio_tungstenite::tungstenite::Message;
 use tokio_tungstenite::tungstenite::protocol::Role;
 
 use super::activity::Activity;
-use super::relay::{End, GOODBYE, LINGER};
+use super::relay::{End, in_time};
 use super::session::Limits;
 use super::translate::{client_error, close, close_reason};
 use super::websocket;
@@ -34,10 +34,6 @@ where
         () = activity.expired() => End::Idle,
         () = limits.stop.cancelled() => End::Stopped,
     };
-    let patience = match end {
-        End::Stopped => GOODBYE,
-        _ => LINGER,
-    };
     let goodbye = async {
         let (code, reason) = close_reason(end);
         close(&mut to_client, code, reason).await;
@@ -46,15 +42,7 @@ where
             drop(socket.get_mut().shutdown().await);
         }
     };
-    let stopped = async {
-        limits.stop.cancelled().await;
-        tokio::time::sleep(GOODBYE).await;
-    };
-    let in_time = tokio::select! {
-        done = tokio::time::timeout(patience, goodbye) => done.is_ok(),
-        () = stopped => false,
-    };
-    if !in_time {
+    if !in_time(goodbye, limits).await {
         tracing::debug!("dropping a tunnel whose client does not read");
     }
     end
