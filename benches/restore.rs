@@ -214,6 +214,8 @@ fn pod_records(n: usize, pod: &Arc<Pod>, status: &PodStatus) -> Vec<Transaction>
         reasons: &BTreeMap::new(),
         probes: &BTreeMap::new(),
         resize: &Default::default(),
+        recursive_read_only: Some(false),
+        volume_images: &BTreeMap::new(),
         host_ips: &["192.168.1.10".to_owned()],
         runtime_name: "containerd",
         stage: Stage::Syncing,

@@ -23,6 +23,7 @@ cp -r tests/core_model "$work/crate/tests/"
 cp Cargo.lock "$work/crate/"
 cat >"$work/crate/src/lib.rs" <<'LIB'
 //! The decisions of holdfast alone.
+#![cfg_attr(test, recursion_limit = "256")]
 pub mod core;
 pub mod kubeletconfig;
 pub mod types;
@@ -33,10 +34,10 @@ LIB
     echo 'name = "holdfast"'
     echo '[workspace]'
     awk '/^\[dependencies\]/ { on = 1; print; next } /^\[/ { on = 0 }
-        on && /^(clap|imbl|jiff|k8s-openapi|nix|procfs|prometheus-client|serde|serde-saphyr|serde_json|sha2|strsim|thiserror|tokio) =/' Cargo.toml
+        on && /^(clap|imbl|jiff|k8s-openapi|nix|procfs|prometheus-client|serde|serde-saphyr|serde_json|sha2|strsim|tempfile|thiserror|tokio) =/' Cargo.toml
     echo '[dev-dependencies]'
     awk '/^\[dev-dependencies\]/ { on = 1; next } /^\[/ { on = 0 } on && /^(insta|proptest) =/' Cargo.toml
-    printf '[profile.dev]\ndebug = false\n'
+    printf '[features]\nfailpoints = []\n[profile.dev]\ndebug = false\n'
 } >"$work/crate/Cargo.toml"
 
 status=0

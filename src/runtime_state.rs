@@ -1,11 +1,13 @@
 //! Layer 4: whether the node can work on pods at all. Upstream: `runtimeState`.
 //!
-//! Owns the moments at which the runtime, its network and the PLEG were last well. Errors here make the
+//! Owns the moments at which the runtime, its network and the PLEG were last well, and what its handlers can. Errors here make the
 //! sync loop skip its turn and show up in `/readyz`.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use crate::kuberuntime::container_mounts::handler_mounts_recursively;
+use crate::kuberuntime::cri::v1;
 use crate::types::Stamp;
 
 /// The runtime counts as down after not answering for this long.
@@ -22,6 +24,7 @@ struct Data {
     pleg_relist: Option<Stamp>,
     pleg_period: Duration,
     storage_error: Option<String>,
+    handlers: Option<Vec<v1::RuntimeHandler>>,
 }
 
 /// Shared handle.
@@ -64,6 +67,20 @@ impl RuntimeState {
     /// Directories or volumes could not be set up.
     pub fn set_storage(&self, storage: Result<(), String>) {
         self.with(|d| d.storage_error = storage.err());
+    }
+
+    /// What the runtime said its handlers can.
+    pub fn set_handlers(&self, handlers: Vec<v1::RuntimeHandler>) {
+        self.with(|d| d.handlers = Some(handlers));
+    }
+
+    /// Whether a handler of the runtime, empty = its default, can mount read-only recursively. `None` while the
+    /// runtime has not answered yet.
+    pub fn mounts_recursively(&self, handler: &str) -> Option<bool> {
+        self.with(|d| {
+            let handlers = d.handlers.as_deref()?;
+            Some(handler_mounts_recursively(handlers, handler))
+        })
     }
 
     /// Why pods on the pod network cannot be started, if so.
@@ -130,6 +147,23 @@ mod tests {
         assert!(state.errors(at(31))[0].contains("connection refused"));
         state.set_runtime_ok(at(32));
         assert!(state.errors(at(32)).is_empty());
+    }
+
+    #[test]
+    fn what_a_handler_can_is_known_once_the_runtime_has_said_so() {
+        let state = RuntimeState::default();
+        assert_eq!(state.mounts_recursively(""), None);
+        let handler = |name: &str, recursive_read_only_mounts| v1::RuntimeHandler {
+            name: name.to_owned(),
+            features: Some(v1::RuntimeHandlerFeatures {
+                recursive_read_only_mounts,
+                user_namespaces: false,
+            }),
+        };
+        state.set_handlers(vec![handler("", true), handler("kata", false)]);
+        for (name, can) in [("", true), ("kata", false), ("none", false)] {
+            assert_eq!(state.mounts_recursively(name), Some(can), "{name}");
+        }
     }
 
     #[test]

@@ -25,6 +25,8 @@ mod rich_pod;
 mod rows;
 #[path = "agent_child/running.rs"]
 mod running;
+#[path = "agent_child/sub_paths.rs"]
+mod sub_paths;
 #[path = "agent_child/wall_clock.rs"]
 mod wall_clock;
 

@@ -22,6 +22,8 @@ mod basics;
 mod hooks;
 #[path = "e2e/init.rs"]
 mod init;
+#[path = "e2e/mounts.rs"]
+mod mounts;
 #[path = "e2e/probes.rs"]
 mod probes;
 #[path = "e2e/restarts.rs"]
@@ -52,6 +54,7 @@ fn features() -> Vec<Feature> {
         hooks::FEATURES,
         probes::FEATURES,
         security::FEATURES,
+        mounts::FEATURES,
         bad::FEATURES,
     ];
     topics.concat()
@@ -90,6 +93,7 @@ fn every_feature_is_seen_by_users() {
         let text = fs::read_to_string(manifests().join(&file)).expect("read a manifest");
         world.write_manifest(&file, &bad::expand(&text.replace("@STARTS@", &starts)));
     }
+    let _shared = mounts::Shared::new(&world.starts());
     let agent = world.start();
     let mut failed = Vec::new();
     for (name, assertion) in chosen {

@@ -36,6 +36,8 @@ mod forward;
 mod load;
 #[path = "kubectl/logs.rs"]
 mod logs;
+#[path = "metrics/tools.rs"]
+mod metrics_tools;
 #[path = "kubectl/node.rs"]
 mod node;
 #[path = "kubectl/raw.rs"]

@@ -1213,7 +1213,7 @@ fn settings_of_the_api_come_from_files_and_flags() {
         "address: \"::\"\nport: 11250\nreadOnlyPort: 10255\ntlsCertFile: a.crt\ntlsPrivateKeyFile: a.key\n\
          tlsMinVersion: VersionTLS13\nauthentication: {x509: {clientCAFile: ca.crt}, webhook: {enabled: false, cacheTTL: 5s}, anonymous: {enabled: true}}\n\
          authorization: {mode: AlwaysAllow, webhook: {cacheAuthorizedTTL: 7s, cacheUnauthorizedTTL: 0s}}\n\
-         streamingConnectionIdleTimeout: 0s\nenableSystemLogQuery: true\n",
+         streamingConnectionIdleTimeout: 0s\nenableSystemLogQuery: true\ntlsCurvePreferences: [24, 23]\n",
     );
     let file = path.display().to_string();
     let (config, warnings) = run(&["--config", &file]).unwrap();
@@ -1240,6 +1240,7 @@ fn settings_of_the_api_come_from_files_and_flags() {
         Duration::from_secs(4 * 3600)
     );
     assert!(k.enable_system_log_query);
+    assert_eq!(k.tls_curve_preferences, [24, 23]);
 
     let (config, _) = run(&[
         "--config",
@@ -1249,8 +1250,10 @@ fn settings_of_the_api_come_from_files_and_flags() {
         "--authorization-mode=Webhook",
         "--streaming-connection-idle-timeout=0",
         "--tls-cipher-suites=TLS_AES_128_GCM_SHA256,TLS_ECDHE_RSA_WITH_CHACHA20_POLY1305",
+        "--tls-curve-preferences=29,23",
     ])
     .unwrap();
+    assert_eq!(config.kubelet.tls_curve_preferences, [29, 23]);
     assert_eq!(
         (config.server_address(), config.read_only_address()),
         (None, None)
@@ -1305,7 +1308,8 @@ fn mistakes_in_the_settings_of_the_api_are_told() {
     assert_eq!(
         files.errors(
             "readOnlyPort: 10250\ntlsCertFile: a\nenableSystemLogQuery: true\nenableSystemLogHandler: false\n\
-             authorization: {mode: RBAC}\ntlsCipherSuites: [TLS_NOTHING]\ntlsMinVersion: \"1.2\"\naddress: here\n"
+             authorization: {mode: RBAC}\ntlsCipherSuites: [TLS_NOTHING]\ntlsMinVersion: \"1.2\"\naddress: here\n\
+             tlsCurvePreferences: [22, 23]\n"
         ),
         [
             "DIR/config.yaml:7:23: authorization.mode: \"RBAC\" is neither \"AlwaysAllow\" nor \"Webhook\"",
@@ -1314,11 +1318,21 @@ fn mistakes_in_the_settings_of_the_api_are_told() {
             "DIR/config.yaml:3:15: readOnlyPort: is 10250, and so is port; choose another",
             "DIR/config.yaml:4:14: tlsCertFile: needs tlsPrivateKeyFile too",
             "DIR/config.yaml:8:18: tlsCipherSuites: \"TLS_NOTHING\" is not a cipher suite; possible are TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256, TLS_ECDHE_ECDSA_WITH_AES_256_GCM_SHA384, TLS_ECDHE_ECDSA_WITH_CHACHA20_POLY1305_SHA256, TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256, TLS_ECDHE_RSA_WITH_AES_256_GCM_SHA384, TLS_ECDHE_RSA_WITH_CHACHA20_POLY1305_SHA256",
+            "DIR/config.yaml:11:22: tlsCurvePreferences: 22 is not the number of a group for key exchange; possible are 23 (P-256), 24 (P-384) and 29 (X25519)",
             "DIR/config.yaml:5:23: enableSystemLogQuery: is true, but enableSystemLogHandler is false; set that to true",
         ]
     );
     let only_weak = run(&["--tls-cipher-suites=TLS_RSA_WITH_AES_128_CBC_SHA"]).unwrap_err();
     assert!(only_weak.to_string().contains("has none that can be used"));
+    let only_others = run(&["--tls-curve-preferences=25"]).unwrap_err();
+    assert!(
+        only_others
+            .to_string()
+            .contains("tlsCurvePreferences: has none that can be used")
+    );
+    let (config, warnings) = run(&["--tls-curve-preferences=4588,29"]).unwrap();
+    assert_eq!(config.kubelet.tls_curve_preferences, [29]);
+    assert_eq!(warnings.len(), 1, "{warnings:?}");
     let (config, warnings) = run(&[
         "--tls-cipher-suites=TLS_RSA_WITH_AES_128_CBC_SHA,TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256",
         "--tls-min-version=VersionTLS10",

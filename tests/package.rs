@@ -21,10 +21,20 @@ mod root;
 use std::collections::BTreeSet;
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::Path;
 use std::process::Command;
+use std::sync::Arc;
 
 use booted::{Booted, eventually};
+use holdfast::core::state::{ObjectRecord, Transaction};
 use holdfast::kuberuntime::cri::v1;
+use holdfast::objects::keyring::KeyFile;
+use holdfast::objects::vault::Vault;
+use holdfast::store::backend::SledOptions;
+use holdfast::store::recover::Identity;
+use holdfast::store::{Store, StoreOptions, open};
+use holdfast::types::metrics::Metrics;
+use holdfast::types::{BootId, BootIdentity, Clock, SystemClock};
 use holdfast_testkit::fake_cri::{Behaviour, FakeCri};
 use root::{NEWER, Packages, Root, attempt, run, script};
 
@@ -141,10 +151,7 @@ fn the_package_is_complete_on_a_clean_debian_and_starts_nothing() {
          _holdfast holdfast ba holdfast
          [ \"${COMPREPLY[*]}\" = backup ] || { echo \"${COMPREPLY[*]}\" >&2; exit 1; }",
     ]));
-    let zsh = root.read("/usr/share/zsh/vendor-completions/_holdfast");
-    assert!(zsh.starts_with("#compdef holdfast\n"), "{zsh:.80}");
-    let fish = root.read("/usr/share/fish/vendor_completions.d/holdfast.fish");
-    assert!(fish.contains("complete -c holdfast"), "{fish:.80}");
+    zsh_and_fish_complete(&root);
 
     // Every configuration that is shipped is one that the binary takes.
     for example in files
@@ -164,6 +171,60 @@ fn the_package_is_complete_on_a_clean_debian_and_starts_nothing() {
         !valid && said.contains("did you mean \"maxPods\""),
         "{said}"
     );
+}
+
+/// The shells of this machine read the installed completions, and complete a command that is typed.
+fn zsh_and_fish_complete(root: &Root) {
+    let home = tempfile::tempdir().unwrap();
+    let path = format!("{}:/usr/bin:/bin", root.path("/usr/bin").display());
+    let shell = |arguments: &[&str]| {
+        let mut command = Command::new("timeout");
+        command.arg("60").args(arguments).env_clear();
+        command
+            .env("PATH", &path)
+            .env("HOME", home.path())
+            .env("TERM", "dumb");
+        run(&mut command)
+    };
+    let zsh = root.path("/usr/share/zsh/vendor-completions/_holdfast");
+    let (file, dir) = (zsh.to_str().unwrap(), zsh.parent().unwrap());
+    shell(&["zsh", "-f", "-n", file]);
+    // Typed into a shell on a terminal of its own.
+    let script = home.path().join("type.zsh");
+    fs::write(
+        &script,
+        r#"zmodload zsh/zpty
+zpty shell zsh -f -i
+expect() { zpty -r -m shell said "*$1*" && print -r -- "$said" }
+zpty -w -n shell "PS1=READY'-'HERE; fpath=($1 \$fpath); autoload -Uz compinit; compinit -u -D"$'\n'
+expect READY-HERE
+zpty -w -n shell $'holdfast du\t'
+expect 'holdfast dump'
+zpty -w -n shell $'--histo\t'
+expect '--history'
+"#,
+    )
+    .unwrap();
+    let script = script.to_str().unwrap();
+    shell(&["zsh", "-f", script, dir.to_str().unwrap()]);
+
+    let fish = root.path("/usr/share/fish/vendor_completions.d/holdfast.fish");
+    let (file, dir) = (fish.to_str().unwrap(), fish.parent().unwrap());
+    shell(&["fish", "--no-config", "--no-execute", file]);
+    let complete = |typed: &str| {
+        let asked = format!(
+            "set -g fish_complete_path {}; complete -C '{typed}'",
+            dir.display()
+        );
+        shell(&["fish", "--no-config", "-c", &asked])
+    };
+    let said = complete("holdfast du");
+    assert!(
+        said.starts_with("dump\t") && said.lines().count() == 1,
+        "{said}"
+    );
+    let said = complete("holdfast dump --histo");
+    assert!(said.starts_with("--history\t"), "{said}");
 }
 
 #[test]
@@ -599,4 +660,156 @@ fn systemd_runs_the_agent_and_pods_outlive_crash_upgrade_and_removal() {
     assert_eq!(runtime.running(), running);
     assert_eq!(runtime.changes(), [""; 0]);
     assert!(machine.mounts().contains(mount));
+}
+
+/// Records a secret on a node whose agent does not run, encrypted with the key in `keys`.
+fn record_a_secret(state: &Path, keys: &Path) {
+    let tokio = tokio::runtime::Runtime::new().unwrap();
+    let _guard = tokio.enter();
+    let clock = Arc::new(SystemClock::new(BootId(1)));
+    let opened = open::open(&open::OpenOptions {
+        node_was_used: true,
+        dir: state.to_owned(),
+        identity: Identity {
+            node_name: "node-1".to_owned(),
+            // Not known: any.
+            machine_id: String::new(),
+            boot: BootIdentity::read(None, None),
+        },
+        sled: SledOptions::default(),
+        now: clock.now(),
+    })
+    .unwrap();
+    let store = Store::start(
+        opened.backend,
+        opened.loaded,
+        StoreOptions::default(),
+        Arc::clone(&clock) as _,
+        Metrics::default(),
+    )
+    .unwrap();
+    let vault = Vault::open(KeyFile::at(keys), clock.now());
+    // A kind of its own: secrets that no pod refers to are forgotten at the start.
+    let key = "sealed/default/login";
+    let record = ObjectRecord {
+        resource_version: "1".to_owned(),
+        encrypted: true,
+        data: vault.seal("objects", key, b"{}").unwrap(),
+        at: clock.now(),
+    };
+    let transaction = Transaction::new().put(key, record);
+    tokio.block_on(store.commit(transaction)).unwrap();
+    tokio.block_on(store.close()).unwrap();
+}
+
+#[test]
+fn systemd_hands_the_agent_its_key_as_a_credential() {
+    let machine = Booted::new();
+    let root = &machine.root;
+    let _runtime = Runtime::new(root);
+    machine.install(&Packages::get().current());
+    root.write(
+        CONFIG,
+        "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n\
+         containerRuntimeEndpoint: unix:///srv/cri.sock\ncgroupsPerQOS: false\n",
+    );
+    root.write(
+        "/etc/default/holdfast",
+        "HOLDFAST_FLAGS=--hostname-override=node-1\n",
+    );
+    let (made, source) = (
+        "/var/lib/holdfast/keys/secrets.key",
+        "/etc/holdfast/secrets.key",
+    );
+    machine.run(&["systemctl", "start", "holdfast"]);
+    assert!(root.path(made).exists(), "{}", machine.journal());
+    machine.run(&["systemctl", "stop", "holdfast"]);
+
+    // As the documents say; and a secret is on record.
+    machine.run(&["mv", made, source]);
+    record_a_secret(&root.path(STATE), &root.path(source));
+    let drop_in = "/etc/systemd/system/holdfast.service.d/key.conf";
+    let restart = |text: Option<&str>| {
+        match text {
+            Some(text) => root.write(drop_in, text),
+            None => fs::remove_file(root.path(drop_in)).unwrap(),
+        }
+        machine.run(&["systemctl", "daemon-reload"]);
+        attempt(&mut machine.inside(&["systemctl", "restart", "holdfast"]))
+    };
+    let loaded = "[Service]\nLoadCredential=holdfast.secrets-key:/etc/holdfast/secrets.key\n";
+    let unreadable = |wanted: &str| {
+        let line = format!("\nholdfast_secrets_unreadable_records {wanted}\n");
+        eventually(&line, || {
+            let asked = "exec 3<>/dev/tcp/127.0.0.1/10248; printf 'GET /metrics HTTP/1.0\\r\\n\\r\\n' >&3; cat <&3";
+            let (_, said) = attempt(&mut machine.inside(&["bash", "-c", asked]));
+            match said.contains(&line) {
+                true => Ok(()),
+                false => Err(machine.journal()),
+            }
+        });
+    };
+    let (started, said) = restart(Some(loaded));
+    assert!(started, "{said}{}", machine.journal());
+    let agent = machine.property("MainPID");
+    let environment = machine.run(&["cat", &format!("/proc/{agent}/environ")]);
+    let directory = environment
+        .split('\0')
+        .find_map(|line| line.strip_prefix("CREDENTIALS_DIRECTORY="))
+        .unwrap_or_else(|| panic!("{environment:?}"));
+    assert_eq!(
+        machine.run(&["cat", &format!("{directory}/holdfast.secrets-key")]),
+        root.read(source)
+    );
+    assert_eq!(
+        machine.run(&["readlink", &format!("/proc/{agent}/ns/mnt")]),
+        machine.run(&["readlink", "/proc/1/ns/mnt"]),
+        "its mounts are still the host's"
+    );
+    unreadable("0");
+    assert!(!root.path(made).exists(), "no other key is made");
+    let list = ["holdfast", "keys", "list", "--secrets-key-file", source];
+    let said = machine.run(&list);
+    assert!(said.contains("store in"), "the secret is on record: {said}");
+
+    // After a rotation a restart encrypts the record with the new key, for which it had to read it with the old one.
+    machine.run(&["holdfast", "keys", "rotate", "--secrets-key-file", source]);
+    machine.run(&["systemctl", "restart", "holdfast"]);
+    eventually("the record is encrypted anew", || {
+        let journal = machine.journal();
+        let done = journal.contains("encrypted recorded secrets with the active key");
+        if done { Ok(()) } else { Err(journal) }
+    });
+    unreadable("0");
+    machine.run(&["systemctl", "restart", "holdfast"]);
+    unreadable("0");
+
+    // Without the credential: another key is made, and it is told what is missing and what to do.
+    let (started, said) = restart(None);
+    assert!(started, "{said}{}", machine.journal());
+    unreadable("1");
+    assert!(root.path(made).exists());
+    let journal = machine.journal();
+    assert!(
+        journal.contains("LoadCredential=holdfast.secrets-key:FILE"),
+        "{journal}"
+    );
+    let (started, _) = restart(Some(loaded));
+    assert!(started);
+    unreadable("0");
+
+    // The file that is named is missing: the agent does not start without it, and starts by itself when it is back.
+    machine.run(&["mv", source, "/root/elsewhere"]);
+    let (started, said) = attempt(&mut machine.inside(&["systemctl", "restart", "holdfast"]));
+    assert!(!started, "{said}");
+    let journal = machine.journal();
+    assert!(journal.contains("CREDENTIALS"), "{journal}");
+    machine.run(&["mv", "/root/elsewhere", source]);
+    eventually("the agent starts", || {
+        match machine.property("ActiveState").as_str() {
+            "active" => Ok(()),
+            other => Err(format!("{other}: {}", machine.journal())),
+        }
+    });
+    unreadable("0");
 }

@@ -30,6 +30,7 @@ use crate::pod_workers::PodWorkers;
 use crate::status::{Spoken, StatusManager};
 use crate::types::metrics::Metrics;
 use crate::types::{Clock, PodSource};
+use crate::volumemanager::VolumeManager;
 
 /// Where systemd puts credentials.
 const CREDENTIALS_DIRECTORY: &str = "CREDENTIALS_DIRECTORY";
@@ -155,7 +156,7 @@ pub(super) fn node_status(
     tasks: &mut Tasks,
     token: &CancellationToken,
 ) -> NodeStatusHandle {
-    let (pressure, volumes) = (watch::Sender::default(), watch::Sender::new(None));
+    let pressure = watch::Sender::default();
     let (status, handle) = NodeStatus::new(NodeStatusOptions {
         settings: node_settings(config),
         root_dir: config.root_dir.clone(),
@@ -168,15 +169,34 @@ pub(super) fn node_status(
         node_object,
         recorder: Arc::clone(&base.recorder) as _,
         pressure: pressure.subscribe(),
-        volumes_in_use: volumes.subscribe(),
+        volumes_in_use: base.volumes_in_use.subscribe(),
     });
     let token = token.clone();
     tasks.add("node status", async move {
-        // Nothing measures pressure or attaches volumes yet: both stay as they are.
-        let _senders: (watch::Sender<Pressure>, _) = (pressure, volumes);
+        // Nothing measures pressure yet: it stays as it is.
+        let _sender: watch::Sender<Pressure> = pressure;
         status.run(token).await;
     });
     handle
+}
+
+/// Has the node tell which volumes are in use.
+pub(super) async fn tell_volumes_in_use(
+    volumes: VolumeManager,
+    told: watch::Sender<Option<Vec<String>>>,
+    token: CancellationToken,
+) {
+    let mut in_use = volumes.volumes_in_use();
+    loop {
+        let names = in_use.borrow_and_update().iter().cloned().collect();
+        told.send_replace(Some(names));
+        tokio::select! {
+            () = token.cancelled() => return,
+            changed = in_use.changed() => if changed.is_err() {
+                return token.cancelled().await;
+            },
+        }
+    }
 }
 
 /// Events go to the API server too.

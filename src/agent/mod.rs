@@ -16,6 +16,7 @@ mod start;
 pub mod systemd;
 mod takeover;
 mod tasks;
+mod volumes;
 
 use std::net::SocketAddr;
 use std::path::PathBuf;

@@ -9,6 +9,7 @@ use crate::cm::{CgroupConfig, CgroupDriver, CgroupManager, CgroupVersion};
 use crate::kubeletconfig::{self, AgentConfig, KubeletConfiguration};
 use crate::kuberuntime::dns::DnsConfigurer;
 use crate::kuberuntime::node_context::NodeContext;
+use crate::kuberuntime::selinux;
 use crate::nodestatus::cpus;
 
 /// Memory of the machine in bytes; 0 when it cannot be read.
@@ -141,8 +142,19 @@ pub(super) fn context(
     context.host_ips = host_ips(&config.node_ips);
     context.apparmor = has_apparmor();
     context.selinux = std::path::Path::new("/sys/fs/selinux/enforce").exists();
+    if context.selinux {
+        context.selinux_file_context = selinux_file_context();
+    }
     context.seccomp_default = kubelet.seccomp_default;
     Ok(context)
+}
+
+/// What the node's SELinux policy labels the files of containers with.
+fn selinux_file_context() -> Option<String> {
+    let etc = std::path::Path::new("/etc/selinux");
+    let policy = selinux::policy_name(&std::fs::read_to_string(etc.join("config")).ok()?)?;
+    let contexts = etc.join(policy).join(selinux::CONTEXTS_FILE);
+    selinux::file_context(&std::fs::read_to_string(contexts).ok()?)
 }
 
 /// Whether AppArmor is enabled in this kernel.

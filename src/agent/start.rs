@@ -8,12 +8,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use tokio::sync::mpsc;
+use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tracing::warn;
 
 use super::opening::backup_dir;
 use super::resume::{plan, reported_reasons, resume, tell_what_was_restored};
-use super::{AgentError, Tasks, api, node, tasks};
+use super::{AgentError, Tasks, api, node, tasks, volumes};
 use crate::admin::{AdminInfo, StoreHooks};
 use crate::apiserver::ApiClient;
 use crate::config::{
@@ -38,13 +39,13 @@ use crate::prober::{Prober, ProberContext};
 use crate::runtime_state::RuntimeState;
 use crate::server::kubelet::{DebugHooks, NodeApi, SetVerbosity};
 use crate::server::{HealthChecks, TimedCheck, sync_loop_check};
+use crate::stats::VolumesSlot;
 use crate::status::StatusManager;
 use crate::store::layout::Layout;
 use crate::store::{Store, StoreHealth};
 use crate::sync_loop::{Inputs, Janitor, LoopContext, Monitor, SyncLoop};
-use crate::types::metrics::{Metrics, NodeLabel};
+use crate::types::metrics::{Count, Metrics, NodeLabel};
 use crate::types::{BootIdentity, Clock, Event, EventRecorder, EventType, Stamp, probe};
-use crate::volumemanager::VolumeManager;
 
 /// Pods that are started at a time; the runtime itself is no faster with more.
 const STARTS_AT_ONCE: usize = 4;
@@ -84,8 +85,14 @@ pub(super) struct Base {
     pub(super) node: NodeObject,
     monitor: Monitor,
     pub(super) restored: Arc<AtomicBool>,
+    /// For who asks how full volumes are.
+    volumes: VolumesSlot,
     started: Stamp,
     sync_frequency: Duration,
+    /// Counts volumes for who reads the metrics.
+    _count: Arc<Count>,
+    /// What the node shows as in use; `None` until the volumes on record are known.
+    pub(super) volumes_in_use: watch::Sender<Option<Vec<String>>>,
 }
 
 /// What exists once the agent works.
@@ -111,16 +118,21 @@ impl Base {
             qps: config.kubelet.event_record_qps,
             burst: config.kubelet.event_burst,
         });
+        let pods = PodManager::default();
+        let count = volumes::counting(&parts, pods.clone());
         Self {
+            _count: count,
+            volumes_in_use: watch::Sender::new(None),
             recorder,
             api: parts.api,
             boot: parts.boot,
             meta: parts.meta,
             runtime_state: RuntimeState::default(),
-            pods: PodManager::default(),
+            pods,
             node: NodeObject::default(),
             monitor: Monitor::default(),
             restored: Arc::new(AtomicBool::new(false)),
+            volumes: VolumesSlot::default(),
             started: parts.clock.now(),
             sync_frequency: config.kubelet.sync_frequency,
             store: parts.store,
@@ -208,6 +220,7 @@ impl Base {
             recorder: Arc::clone(&self.recorder) as _,
             api: self.api.clone(),
             restored: Arc::clone(&self.restored),
+            volumes: Arc::clone(&self.volumes),
             stop,
             debug: DebugHooks {
                 started: Some(self.started),
@@ -302,16 +315,19 @@ pub(super) async fn start(
         as_of,
     );
     let queue = WorkQueue::new(base.store.clone());
-    let volumes = VolumeManager::new(
-        config.root_dir.clone(),
-        (node.memory_capacity > 0).then_some(node.memory_capacity),
-        base.store.clone(),
-        Arc::clone(&base.clock),
-    )
-    .measured(base.metrics.clone());
+    let drivers = volumes::csi_drivers(config, base);
+    tasks.add("csi drivers", drivers.clone().run(token.clone()));
+    let memory = (node.memory_capacity > 0).then_some(node.memory_capacity);
+    let volumes = volumes::volume_manager(config, base, drivers, memory);
     if let Err(error) = volumes.reconcile().await {
         warn!(%error, "volumes are not as recorded, their pods wait");
     }
+    tasks.add(
+        "volumes in use",
+        api::tell_volumes_in_use(volumes.clone(), base.volumes_in_use.clone(), token.clone()),
+    );
+    // Nobody else sets it.
+    drop(base.volumes.set(volumes.clone()));
     let (results, probe_results) = probe::channels();
     let prober = Prober::new(ProberContext {
         store: base.store.clone(),
@@ -337,6 +353,7 @@ pub(super) async fn start(
             node,
             recorder: Arc::clone(&base.recorder) as _,
             reasons: reported_reasons(&base.store.snapshot()),
+            volume_images: Default::default(),
             runtime_state: base.runtime_state.clone(),
             queue: queue.clone(),
             metrics: base.metrics.clone(),

@@ -52,6 +52,7 @@ pub(super) async fn update_runtime_up(cri: &CriClient, state: &RuntimeState, clo
                     },
                 )
             };
+            state.set_handlers(answer.runtime_handlers);
             state.set_network(problem("NetworkReady"));
             match problem("RuntimeReady") {
                 Ok(()) => state.set_runtime_ok(clock.now()),

@@ -182,6 +182,21 @@ mod tests {
     }
 
     #[test]
+    fn the_directories_of_logs_may_be_links() {
+        let dir = tempfile::tempdir().unwrap();
+        let elsewhere = dir.path().join("data/pods/web");
+        fs::create_dir_all(&elsewhere).unwrap();
+        std::os::unix::fs::symlink(dir.path().join("data/pods"), dir.path().join("pods")).unwrap();
+        for name in ["0.log", "0.log.20260102-000000"] {
+            fs::write(elsewhere.join(name), "").unwrap();
+        }
+        let base = dir.path().join("pods/web/0.log");
+        assert!(open(&base).unwrap().is_some());
+        let log = LogPath::new(&base).unwrap();
+        assert_eq!(log.list().unwrap().len(), 1);
+    }
+
+    #[test]
     fn only_regular_files_are_opened() {
         let dir = tempfile::tempdir().unwrap();
         let secret = dir.path().join("secret");

@@ -12,6 +12,7 @@ mod preemption;
 pub(crate) mod resources;
 mod sysctls;
 
+pub use matching::selects;
 use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::{ContainerPort, Node, Pod};

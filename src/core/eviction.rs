@@ -212,6 +212,7 @@ mod tests {
             "containers": [container("c", "1Mi")]});
         let none =
             json!({"volumes": [{"name": "x", "emptyDir": {}}], "containers": [{"name": "c"}]});
+        let overhead = json!({"overhead": {"ephemeral-storage": "1Mi"}, "containers": [container("c", "4Mi"), container("d", "4Mi")]});
         let zero = json!({"volumes": dir("0"), "containers": [container("c", "0")]});
         let volume = "Usage of EmptyDir volume \"x\" exceeds the limit \"1Mi\". ";
         let total = |n: &str| {
@@ -254,6 +255,18 @@ mod tests {
                 &two,
                 usage(&[], &[("c", MI, 1)]),
                 Some(own.to_owned()),
+            ),
+            (
+                "what the sandbox may use comes on top",
+                &overhead,
+                usage(&[], &[("c", 4 * MI, 0), ("d", 4 * MI, 0), ("e", MI, 0)]),
+                None,
+            ),
+            (
+                "and no more",
+                &overhead,
+                usage(&[], &[("c", 4 * MI, 0), ("d", 4 * MI, 0), ("e", MI, 1)]),
+                Some(total("9Mi")),
             ),
             (
                 "both together",

@@ -19,6 +19,9 @@ pub mod restore;
 pub mod state;
 pub mod status_patch;
 pub mod supported;
+pub mod trust;
+pub mod volume_mounts;
+pub mod volumes;
 
 #[cfg(test)]
 mod testkit;

@@ -4,8 +4,9 @@
 //! A pod waits when running it twice could do harm: its replacement may already run elsewhere while this node
 //! was away. An agent's restart without a reboot asks nobody: its pods were running.
 
-use k8s_openapi::api::core::v1::{Pod, Volume};
+use k8s_openapi::api::core::v1::Pod;
 
+use crate::core::volumes::claim_of;
 use crate::kubeletconfig::OfflineStart;
 use crate::types::PodExt;
 
@@ -62,15 +63,6 @@ fn safe(pod: &Pod, access_modes: &dyn Fn(&str) -> Option<Vec<String>>) -> Result
         }
     }
     Ok(())
-}
-
-/// The claim a volume stands for, a generic ephemeral volume's included.
-fn claim_of(pod: &Pod, volume: &Volume) -> Option<String> {
-    if let Some(claim) = &volume.persistent_volume_claim {
-        return Some(claim.claim_name.clone());
-    }
-    let generic = volume.ephemeral.is_some();
-    generic.then(|| format!("{}-{}", pod.name(), volume.name))
 }
 
 #[cfg(test)]

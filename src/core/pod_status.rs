@@ -66,6 +66,10 @@ pub struct StatusInput<'a> {
     pub probes: &'a BTreeMap<String, ProbeView>,
     /// Resources allocated and in force.
     pub resize: &'a ResizeView,
+    /// Whether the pod's runtime handler can mount read-only recursively; `None` = not known now, as told before.
+    pub recursive_read_only: Option<bool>,
+    /// What volumes of kind `image` stand for, by volume; one that is not there is as told before.
+    pub volume_images: &'a BTreeMap<String, String>,
     /// The node's addresses, primary first.
     pub host_ips: &'a [String],
     /// Scheme of container ids, as `containerd`.

@@ -57,7 +57,7 @@ pub enum Rule {
     Tree,
     /// A mapping or list whose members have rules of their own.
     Inside,
-    /// One of these strings.
+    /// One of these strings; one that ends with `-` allows all that begin so.
     Text(&'static [&'static str]),
     /// A mapping of resources, of these names; one that ends with `-` allows all that begin so.
     Amounts(&'static [&'static str]),
@@ -109,8 +109,8 @@ fn visit(value: &Value, pattern: &str, field: &str, refusals: &mut Vec<Refusal>)
         Some(Inside) => return walk(value, pattern, field, refusals),
         Some(Text(allowed)) => match value.as_str() {
             Some("") | None if !asks => return,
-            Some(text) if allowed.contains(&text) => return,
-            _ => format!("{value} is not supported, only {}", allowed.join(", ")),
+            Some(text) if is_one_of(text, allowed) => return,
+            _ => format!("{value} is not supported, only {}", shown(allowed)),
         },
         Some(Amounts(allowed)) => return amounts(value, allowed, field, refusals),
         Some(No(_)) | None if !asks && !parent_counts => return,
@@ -125,16 +125,24 @@ fn visit(value: &Value, pattern: &str, field: &str, refusals: &mut Vec<Refusal>)
 
 fn amounts(value: &Value, allowed: &[&str], field: &str, refusals: &mut Vec<Refusal>) {
     let names = value.as_object().into_iter().flat_map(|m| m.keys());
-    for name in names.filter(|name| !is_amount(name, allowed)) {
-        let list = allowed.join(", ");
+    for name in names.filter(|name| !is_one_of(name, allowed)) {
         refusals.push(Refusal {
             field: join(field, name),
-            why: format!("is not supported, only {}", list.replace("-,", "-<size>,")),
+            why: format!("is not supported, only {}", shown(allowed)),
         });
     }
 }
 
-fn is_amount(name: &str, allowed: &[&str]) -> bool {
+/// The list for users.
+fn shown(allowed: &[&str]) -> String {
+    let size = |name: &&str| match name.strip_suffix('-') {
+        Some(_) => format!("{name}<size>"),
+        None => (*name).to_owned(),
+    };
+    allowed.iter().map(size).collect::<Vec<_>>().join(", ")
+}
+
+fn is_one_of(name: &str, allowed: &[&str]) -> bool {
     allowed.iter().any(|a| match a.strip_suffix('-') {
         Some(_) => name.len() > a.len() && name.starts_with(a),
         None => *a == name,

@@ -407,6 +407,20 @@ impl Reader<'_> {
         }
     }
 
+    /// Those of a list that are whole numbers of 32 bits; the others were told about.
+    pub(super) fn ints(&self) -> Option<Vec<i32>> {
+        match &self.node.value {
+            Value::List(nodes) => {
+                let numbers = nodes.iter().filter_map(|node| match node.value {
+                    Value::Int(value) => i32::try_from(value).ok(),
+                    _ => None,
+                });
+                Some(numbers.collect())
+            }
+            _ => None,
+        }
+    }
+
     pub(super) fn strings(&self) -> Option<Vec<(Place, &str)>> {
         match &self.node.value {
             Value::List(nodes) => Some(strings_of(nodes)),

@@ -47,6 +47,7 @@ pub fn encode(config: &KubeletConfiguration) -> Value {
     put("tlsCertFile", path(c.tls_cert_file.as_deref()));
     put("tlsPrivateKeyFile", path(c.tls_private_key_file.as_deref()));
     put("tlsCipherSuites", json!(c.tls_cipher_suites));
+    put("tlsCurvePreferences", json!(c.tls_curve_preferences));
     put("tlsMinVersion", json!(c.tls_min_version.to_string()));
     put("serverTLSBootstrap", json!(c.server_tls_bootstrap));
     put("authentication", authentication(&c.authentication));

@@ -115,7 +115,7 @@ pub const FIELDS: &[Field] = &[
     yes("tlsCertFile", Kind::String),
     yes("tlsPrivateKeyFile", Kind::String),
     yes("tlsCipherSuites", Kind::Strings),
-    later("tlsCurvePreferences", Kind::Ints),
+    yes("tlsCurvePreferences", Kind::Ints),
     yes("tlsMinVersion", Kind::String),
     yes("rotateCertificates", Kind::Bool),
     yes("serverTLSBootstrap", Kind::Bool),

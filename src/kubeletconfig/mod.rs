@@ -32,7 +32,8 @@ pub use encode::encode;
 pub use problem::{ConfigError, Origin, Problem, Warning};
 pub use resolve::{AgentConfig, ContainerGcPolicy, Endpoint, resolve};
 pub use server::{
-    Authentication, Authorization, AuthorizationMode, CIPHER_SUITES, ServerFlags, TlsVersion,
+    Authentication, Authorization, AuthorizationMode, CIPHER_SUITES, CURVES, ServerFlags,
+    TlsVersion,
 };
 pub use types::{
     CgroupDriver, EvictionThreshold, ImageVerification, KubeletConfiguration, LogFormat, Logging,

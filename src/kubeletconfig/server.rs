@@ -88,6 +88,12 @@ const WEAK_CIPHER_SUITES: [&str; 16] = [
     "TLS_RSA_WITH_RC4_128_SHA",
 ];
 
+/// The groups that keys can be exchanged in, by their numbers in TLS, which Go calls curves.
+pub const CURVES: [i32; 3] = [23, 24, 29];
+
+/// Those that Go has too: P-521, and the ones that quantum computers do not break.
+const OTHER_CURVES: [i32; 4] = [25, 4587, 4588, 4589];
+
 /// The `authentication` section. With none of the three nobody is known.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Authentication {
@@ -197,6 +203,10 @@ pub struct ServerFlags {
     #[arg(long, value_name = "NAMES", value_delimiter = ',', action = clap::ArgAction::Append)]
     pub tls_cipher_suites: Vec<String>,
 
+    /// Groups that keys may be exchanged in, by their numbers in TLS: 23 (P-256), 24 (P-384), 29 (X25519), separated by commas; may be repeated [default: all]
+    #[arg(long, value_name = "NUMBERS", value_delimiter = ',', action = clap::ArgAction::Append)]
+    pub tls_curve_preferences: Vec<i32>,
+
     /// Ask the API server for the serving certificate and renew it [default: false]
     #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true", value_parser = parse_bool)]
     pub rotate_server_certificates: Option<bool>,
@@ -292,6 +302,7 @@ pub(super) fn take(
             let names = r.strings().unwrap_or_default().into_iter();
             c.tls_cipher_suites = names.map(|(_, name)| name.to_owned()).collect();
         }
+        "tlsCurvePreferences" => c.tls_curve_preferences = r.ints().unwrap_or_default(),
         "serverTLSBootstrap" => c.server_tls_bootstrap = flag(r, d.server_tls_bootstrap),
         "authentication.x509.clientCAFile" => c.authentication.client_ca_file = r.path(),
         "authentication.webhook.enabled" => {
@@ -357,6 +368,7 @@ pub(super) fn apply_flags(settings: &mut Settings, flags: &ServerFlags) {
         let names = f.tls_cipher_suites.iter();
         names.filter(|name| !name.is_empty()).cloned().collect()
     });
+    let curves = (!f.tls_curve_preferences.is_empty()).then(|| f.tls_curve_preferences.clone());
     over!("--enable-server", "enableServer", f.enable_server => enable_server);
     over!("--address", "address", f.address => address);
     over!("--read-only-port", "readOnlyPort", f.read_only_port => read_only_port);
@@ -364,6 +376,7 @@ pub(super) fn apply_flags(settings: &mut Settings, flags: &ServerFlags) {
     over!("--tls-private-key-file", "tlsPrivateKeyFile", f.tls_private_key_file.map(some_path) => tls_private_key_file);
     over!("--tls-min-version", "tlsMinVersion", f.tls_min_version => tls_min_version);
     over!("--tls-cipher-suites", "tlsCipherSuites", suites => tls_cipher_suites);
+    over!("--tls-curve-preferences", "tlsCurvePreferences", curves => tls_curve_preferences);
     over!("--rotate-server-certificates", "serverTLSBootstrap", f.rotate_server_certificates => server_tls_bootstrap);
     over!("--client-ca-file", "authentication.x509.clientCAFile", f.client_ca_file.map(some_path) => authentication.client_ca_file);
     over!("--anonymous-auth", "authentication.anonymous.enabled", f.anonymous_auth => authentication.anonymous);
@@ -401,6 +414,7 @@ pub(super) fn validate(settings: &mut Settings) {
         warn(settings, "tlsMinVersion", message);
     }
     cipher_suites(settings);
+    curves(settings);
     if k.enable_system_log_query && !k.enable_system_log_handler {
         settings.reject(
             "enableSystemLogQuery",
@@ -455,6 +469,38 @@ fn cipher_suites(settings: &mut Settings) {
         settings.config.tls_min_version = TlsVersion::Tls13;
     }
     settings.config.tls_cipher_suites = usable;
+}
+
+/// Leaves those that can be used. As upstream, the list says which, not which first.
+fn curves(settings: &mut Settings) {
+    let field = "tlsCurvePreferences";
+    let given = std::mem::take(&mut settings.config.tls_curve_preferences);
+    let mut usable = Vec::new();
+    let mut unknown = false;
+    for curve in &given {
+        if CURVES.contains(curve) {
+            usable.push(*curve);
+        } else if OTHER_CURVES.contains(curve) {
+            warn(
+                settings,
+                field,
+                format!("{curve} is not supported and has no effect"),
+            );
+        } else {
+            unknown = true;
+            let message = format!(
+                "{curve} is not the number of a group for key exchange; possible are 23 (P-256), 24 (P-384) and 29 (X25519)"
+            );
+            settings.reject(field, message);
+        }
+    }
+    if usable.is_empty() && !given.is_empty() && !unknown {
+        settings.reject(
+            field,
+            "has none that can be used; add 23 (P-256), 24 (P-384) or 29 (X25519)",
+        );
+    }
+    settings.config.tls_curve_preferences = usable;
 }
 
 fn ttls(settings: &mut Settings) {

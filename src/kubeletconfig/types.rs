@@ -314,6 +314,8 @@ pub struct KubeletConfiguration {
     pub tls_min_version: TlsVersion,
     /// `tlsCipherSuites`: Go's names of those of TLS 1.2 that may be used; empty for all.
     pub tls_cipher_suites: Vec<String>,
+    /// `tlsCurvePreferences`: the numbers of the groups that keys may be exchanged in; empty for all.
+    pub tls_curve_preferences: Vec<i32>,
     /// `serverTLSBootstrap`: the serving certificate is asked of the API server and renewed.
     pub server_tls_bootstrap: bool,
     /// How users of the kubelet's API prove who they are.
@@ -421,6 +423,7 @@ impl Default for KubeletConfiguration {
             tls_private_key_file: None,
             tls_min_version: TlsVersion::default(),
             tls_cipher_suites: Vec::new(),
+            tls_curve_preferences: Vec::new(),
             server_tls_bootstrap: false,
             authentication: Authentication::default(),
             authorization: Authorization::default(),

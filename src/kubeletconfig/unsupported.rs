@@ -182,7 +182,6 @@ pub const UNSUPPORTED_FLAGS: &[UnsupportedFlag] = &[
     value("storage-driver-user"),
     value("system-cgroups"),
     value("system-reserved-cgroup"),
-    value("tls-curve-preferences"),
     value("topology-manager-policy"),
     value("topology-manager-policy-options"),
     value("topology-manager-scope"),

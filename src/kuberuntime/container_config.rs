@@ -1,5 +1,5 @@
 //! The CRI message that makes a container, and the files it needs on the node; upstream's
-//! `generateContainerConfig`, `makeMounts` and `ensureHostsFile`.
+//! `generateContainerConfig` and `ensureHostsFile`.
 //!
 //! [`build`] is pure. [`prepare_files`] writes the managed hosts file and the termination message file
 //! before each create; both are below the pod's directory and replaced, never appended to.
@@ -16,13 +16,15 @@ use std::path::{Path, PathBuf};
 use k8s_cri::v1;
 use k8s_openapi::api::core::v1::{Container, HostAlias, Pod};
 
+use super::container_mounts::{self, absolute};
+use super::devices;
 use super::env;
 use super::labels;
 use super::node_context::{NodeContext, is_path_component};
 use super::resources;
 use super::sandbox_config::{self, ConfigError};
 use super::security::{self, Isolation};
-use super::sources;
+use crate::core::volumes::Remote;
 use crate::types::{PodExt, PodUid};
 
 /// Default of `terminationMessagePath`.
@@ -46,6 +48,12 @@ pub struct ContainerInputs<'a> {
     pub env: &'a env::Environment,
     /// Host paths of the pod's volumes by name.
     pub volumes: &'a BTreeMap<String, PathBuf>,
+    /// What volumes whose storage is elsewhere were resolved to, by name.
+    pub remotes: &'a BTreeMap<String, Remote>,
+    /// Host paths of the parts of volumes it mounts, by the place of the mount in its `volumeMounts`.
+    pub sub_paths: &'a BTreeMap<usize, PathBuf>,
+    /// Whether the pod's runtime handler can mount read-only recursively.
+    pub recursive_read_only: bool,
     /// Files on the node, see [`prepare_files`].
     pub files: &'a ContainerFiles,
     /// What its isolation depends on besides its spec.
@@ -112,6 +120,7 @@ pub fn build(
         args: expand(&container.args),
         working_dir: container.working_dir.clone().unwrap_or_default(),
         mounts: mounts(inputs, ctx)?,
+        devices: devices::devices(pod, container, inputs.volumes)?,
         labels: container_labels(pod, container),
         annotations: container_annotations(inputs),
         log_path: log_path(&container.name, attempt),
@@ -291,81 +300,14 @@ fn termination_path(container: &Container) -> &str {
 }
 
 fn mounts(inputs: &ContainerInputs<'_>, ctx: &NodeContext) -> Result<Vec<v1::Mount>, ConfigError> {
-    let container = inputs.container;
-    let mut mounts = Vec::new();
-    for mount in container.volume_mounts.iter().flatten() {
-        if is_image(inputs.pod, &mount.name) {
-            // The runtime mounts it; who pulls it adds the mount.
-            continue;
-        }
-        let error = |reason: String| ConfigError::Mount {
-            container: container.name.clone(),
-            volume: mount.name.clone(),
-            reason,
-        };
-        for (field, value) in [
-            ("subPath", mount.sub_path.as_deref()),
-            ("subPathExpr", mount.sub_path_expr.as_deref()),
-        ] {
-            if value.is_some_and(|v| !v.is_empty()) {
-                return Err(error(format!(
-                    "{field} is not supported; mount the whole volume"
-                )));
-            }
-        }
-        let host_path = inputs.volumes.get(&mount.name).ok_or_else(|| {
-            error("the pod has no such volume; add it to spec.volumes".to_owned())
-        })?;
-        let propagation = match mount.mount_propagation.as_deref() {
-            None | Some("" | "None") => v1::MountPropagation::PropagationPrivate,
-            Some("HostToContainer") => v1::MountPropagation::PropagationHostToContainer,
-            Some("Bidirectional") if security::is_privileged(container) => {
-                v1::MountPropagation::PropagationBidirectional
-            }
-            Some("Bidirectional") => {
-                return Err(error(
-                    "mountPropagation Bidirectional needs a privileged container".to_owned(),
-                ));
-            }
-            Some(other) => {
-                return Err(error(format!(
-                    "unknown mountPropagation {other:?}; use None, HostToContainer or Bidirectional"
-                )));
-            }
-        };
-        mounts.push(v1::Mount {
-            container_path: absolute(&mount.mount_path),
-            host_path: host_path.to_string_lossy().into_owned(),
-            // Only the agent writes what it keeps up to date.
-            readonly: mount.read_only.unwrap_or(false) || is_content(inputs.pod, &mount.name),
-            propagation: propagation.into(),
-            // What a hostPath leads to keeps the label that the node gave it.
-            selinux_relabel: ctx.selinux && !is_host_path(inputs.pod, &mount.name),
-            ..Default::default()
-        });
-    }
+    let mut mounts = container_mounts::of_volumes(inputs, ctx)?;
     if let Some(hosts) = &inputs.files.hosts {
         mounts.push(file_mount(hosts, HOSTS_FILE, ctx));
     }
     if let Some(log) = &inputs.files.termination_log {
-        mounts.push(file_mount(log, termination_path(container), ctx));
+        mounts.push(file_mount(log, termination_path(inputs.container), ctx));
     }
     Ok(mounts)
-}
-
-fn is_host_path(pod: &Pod, volume: &str) -> bool {
-    let mut volumes = pod.spec_ref().volumes.iter().flatten();
-    volumes.any(|v| v.name == volume && v.host_path.is_some())
-}
-
-fn is_image(pod: &Pod, volume: &str) -> bool {
-    let mut volumes = pod.spec_ref().volumes.iter().flatten();
-    volumes.any(|v| v.name == volume && v.image.is_some())
-}
-
-fn is_content(pod: &Pod, volume: &str) -> bool {
-    let mut volumes = pod.spec_ref().volumes.iter().flatten();
-    volumes.any(|v| v.name == volume && sources::is_content_volume(v))
 }
 
 fn file_mount(host: &Path, container: &str, ctx: &NodeContext) -> v1::Mount {
@@ -374,14 +316,6 @@ fn file_mount(host: &Path, container: &str, ctx: &NodeContext) -> v1::Mount {
         host_path: host.to_string_lossy().into_owned(),
         selinux_relabel: ctx.selinux,
         ..Default::default()
-    }
-}
-
-fn absolute(path: &str) -> String {
-    if path.starts_with('/') {
-        path.to_owned()
-    } else {
-        format!("/{path}")
     }
 }
 

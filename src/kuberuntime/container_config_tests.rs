@@ -36,12 +36,13 @@ fn config_on(
         hosts: Some("/r/pods/u1/etc-hosts".into()),
         termination_log: Some("/r/pods/u1/containers/c/00000002".into()),
     };
+    let sub_paths = BTreeMap::from([(1, PathBuf::from("/r/pods/u1/volume-subpaths/v/c/1"))]);
     let env = env::make_env(
         &env::EnvInputs {
             pod: &pod,
             container: &pod.containers()[0],
             pod_ips: &["10.0.0.2".to_owned()],
-            sources: &sources::Sources {
+            sources: &crate::kuberuntime::sources::Sources {
                 services: Some(Vec::new()),
                 ..Default::default()
             },
@@ -58,6 +59,9 @@ fn config_on(
             image_ref: "sha256:1",
             env: &env,
             volumes: &volumes,
+            remotes: &BTreeMap::new(),
+            sub_paths: &sub_paths,
+            recursive_read_only: false,
             files: &files,
             isolation: Isolation::default(),
         },
@@ -232,7 +236,12 @@ fn mounts_that_cannot_be_made_say_why() {
         ),
         (
             json!({"name": "v", "mountPath": "/a", "subPath": "x"}),
-            "subPath",
+            "subPath was not prepared",
+        ),
+        (json!({"name": "v", "mountPath": "/a:/b"}), "without ':'"),
+        (
+            json!({"name": "v", "mountPath": "/a", "readOnly": true, "recursiveReadOnly": "Enabled"}),
+            "not supported by the runtime",
         ),
         (
             json!({"name": "v", "mountPath": "/a", "mountPropagation": "Bidirectional"}),
@@ -246,6 +255,32 @@ fn mounts_that_cannot_be_made_say_why() {
         let error = config(json!({"name": "c", "volumeMounts": [mount]})).unwrap_err();
         assert!(error.to_string().contains(word), "{error}");
     }
+}
+
+#[test]
+fn mounts_keep_their_order_and_parts_of_volumes_are_what_was_bound() {
+    let config = config(json!({"name": "c", "workingDir": "/w", "volumeMounts": [
+        {"name": "v", "mountPath": "/deep/er/", "readOnly": true, "recursiveReadOnly": "IfPossible"},
+        {"name": "v", "mountPath": "part", "subPath": "p"},
+        {"name": "node", "mountPath": "/deep"},
+    ]}))
+    .unwrap();
+    let mounts: Vec<_> = config.mounts[..3]
+        .iter()
+        .map(|m| {
+            assert!(!m.recursive_read_only, "the runtime cannot");
+            (m.container_path.as_str(), m.host_path.as_str(), m.readonly)
+        })
+        .collect();
+    assert_eq!(
+        mounts,
+        [
+            ("/deep/er/", "/host/v", true),
+            ("/part", "/r/pods/u1/volume-subpaths/v/c/1", false),
+            ("/deep", "/node", false),
+        ]
+    );
+    assert_eq!(config.devices, []);
 }
 
 #[test]

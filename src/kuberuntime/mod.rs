@@ -1,7 +1,9 @@
 //! Layer 3: the container runtime over CRI v1.
 
 pub mod container_config;
+pub mod container_mounts;
 pub mod cri;
+mod devices;
 pub mod dns;
 pub mod downward;
 pub mod env;
@@ -14,6 +16,7 @@ pub mod node_context;
 pub mod resources;
 pub mod sandbox_config;
 pub mod security;
+pub mod selinux;
 pub mod service_env;
 pub mod sources;
 pub mod termination;

@@ -39,6 +39,8 @@ pub struct NodeContext {
     pub apparmor: bool,
     /// SELinux is enabled in the kernel: what the agent makes for a container needs its label.
     pub selinux: bool,
+    /// What the policy labels the files of containers with, as `system_u:object_r:container_file_t:s0`.
+    pub selinux_file_context: Option<String>,
     /// `singleProcessOOMKill`: kill one process instead of the whole container (cgroup v2).
     pub single_process_oom_kill: bool,
     /// Sizes of huge pages that the kernel has, in bytes.
@@ -66,6 +68,7 @@ impl NodeContext {
             seccomp_default: false,
             apparmor: false,
             selinux: false,
+            selinux_file_context: None,
             single_process_oom_kill: false,
             hugepage_sizes: Vec::new(),
             host_ips: Vec::new(),

@@ -14,6 +14,8 @@ use k8s_openapi::api::core::v1::{
 };
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
+use crate::core::trust::TrustBundles;
+use crate::core::volumes::Remote;
 use crate::types::PodExt;
 use crate::types::containers::containers_of;
 
@@ -49,6 +51,8 @@ pub struct PodToken {
     pub token: String,
     /// It has expired, and no newer one can be had.
     pub stale: bool,
+    /// When it expires, in milliseconds since the Unix epoch.
+    pub expires_ms: i64,
 }
 
 impl std::fmt::Debug for PodToken {
@@ -68,6 +72,8 @@ pub struct References {
     pub secrets: BTreeSet<String>,
     /// Tokens of the pod's service account.
     pub tokens: BTreeSet<TokenRef>,
+    /// ClusterTrustBundles.
+    pub trust_bundles: bool,
 }
 
 impl References {
@@ -106,7 +112,8 @@ impl References {
         all
     }
 
-    /// Whether a pod's volumes, environments or pulls refer to this configMap or secret.
+    /// Whether a pod's volumes, environments or pulls refer to this configMap or secret, or to any
+    /// ClusterTrustBundle.
     pub fn pod_uses(pod: &Pod, kind: &str, name: &str) -> bool {
         let mut all = Self::of_volumes(pod);
         for spec in containers_of(pod) {
@@ -116,6 +123,7 @@ impl References {
         }
         match kind {
             "ConfigMap" => all.config_maps.contains(name),
+            "ClusterTrustBundle" => all.trust_bundles,
             "Secret" => {
                 let pulls = pod.spec_ref().image_pull_secrets.iter().flatten();
                 all.secrets.contains(name) || pulls.map(|s| &s.name).any(|n| n == name)
@@ -137,12 +145,20 @@ impl References {
                 .extend(source.secret.iter().map(|s| s.name.clone()));
             self.tokens
                 .extend(source.service_account_token.iter().map(TokenRef::of));
+            self.trust_bundles |= source.cluster_trust_bundle.is_some();
         }
     }
 }
 
-/// Names of the volumes that a container of any kind mounts.
+/// Names of the volumes that a container of any kind mounts or has as a device.
 pub fn mounted_volumes(pod: &Pod) -> BTreeSet<&str> {
+    let mut all = volumes_as_files(pod);
+    all.extend(volumes_as_devices(pod));
+    all
+}
+
+/// Names of the volumes that a container of any kind mounts.
+pub fn volumes_as_files(pod: &Pod) -> BTreeSet<&str> {
     let ordinary = pod.init_containers().iter().chain(pod.containers());
     let ephemeral = pod.ephemeral_containers().iter();
     ordinary
@@ -150,6 +166,18 @@ pub fn mounted_volumes(pod: &Pod) -> BTreeSet<&str> {
         .chain(ephemeral.map(|c| &c.volume_mounts))
         .flat_map(|mounts| mounts.iter().flatten())
         .map(|m| m.name.as_str())
+        .collect()
+}
+
+/// Names of the volumes that a container of any kind has as a device.
+pub fn volumes_as_devices(pod: &Pod) -> BTreeSet<&str> {
+    let ordinary = pod.init_containers().iter().chain(pod.containers());
+    let ephemeral = pod.ephemeral_containers().iter();
+    ordinary
+        .map(|c| &c.volume_devices)
+        .chain(ephemeral.map(|c| &c.volume_devices))
+        .flat_map(|devices| devices.iter().flatten())
+        .map(|d| d.name.as_str())
         .collect()
 }
 
@@ -161,6 +189,32 @@ pub fn is_content_volume(volume: &Volume) -> bool {
         || volume.projected.is_some()
 }
 
+/// A volume whose storage is elsewhere, with the secrets that mounting it takes. These are never recorded
+/// with it.
+#[derive(Clone)]
+pub struct Resolved {
+    /// The volume.
+    pub remote: Remote,
+    /// Secrets its source refers to, by namespace and name.
+    pub secrets: BTreeMap<(String, String), Arc<Secret>>,
+    /// Tokens its driver asks for (`tokenRequests` of the CSIDriver).
+    pub tokens: BTreeMap<TokenRef, PodToken>,
+    /// `spec.capacity.storage` of the persistent volume, in bytes, when that is more than the claim's
+    /// `status.capacity.storage`: what it is to be grown to.
+    pub capacity: Option<u64>,
+}
+
+impl std::fmt::Debug for Resolved {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Resolved")
+            .field("remote", &self.remote)
+            .field("secrets", &self.secrets.keys())
+            .field("tokens", &self.tokens)
+            .field("capacity", &self.capacity)
+            .finish()
+    }
+}
+
 /// What was found.
 #[derive(Clone, Default)]
 pub struct Sources {
@@ -170,6 +224,10 @@ pub struct Sources {
     pub secrets: BTreeMap<String, Found<Secret>>,
     /// Tokens of the pod's service account.
     pub tokens: BTreeMap<TokenRef, Result<PodToken, String>>,
+    /// All ClusterTrustBundles of the cluster; `None` when they were not asked for.
+    pub trust_bundles: Option<Result<Arc<TrustBundles>, String>>,
+    /// Volumes whose storage is elsewhere, by the name the pod gives them; an error is the text for users.
+    pub remotes: BTreeMap<String, Result<Arc<Resolved>, String>>,
     /// All services of the cluster; `None` = the list is not known yet.
     pub services: Option<Vec<Arc<Service>>>,
     /// `status.allocatable` of the node: stands in for limits a container does not have.
@@ -182,6 +240,7 @@ impl std::fmt::Debug for Sources {
             .field("config_maps", &self.config_maps.keys())
             .field("secrets", &self.secrets.keys())
             .field("tokens", &self.tokens)
+            .field("remotes", &self.remotes)
             .field("services", &self.services.as_ref().map(Vec::len))
             .finish_non_exhaustive()
     }
@@ -294,6 +353,15 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+
+    #[test]
+    fn raw_devices_count_as_well() {
+        let pod: Pod = serde_json::from_value(json!({"spec": {"containers": [
+            {"name": "c", "volumeDevices": [{"name": "disk", "devicePath": "/dev/x"}]},
+        ]}}))
+        .unwrap();
+        assert_eq!(mounted_volumes(&pod), BTreeSet::from(["disk"]));
+    }
 
     #[test]
     fn containers_of_all_kinds_count() {

@@ -101,7 +101,7 @@ impl StatusTask {
             return std::future::pending().await;
         }
         let mut due = Instant::now();
-        let mut pressure_told = true;
+        let (mut pressure_told, mut facts_told) = (true, true);
         loop {
             if Instant::now() >= due || self.is_fast() && !self.failing {
                 due = Instant::now() + self.turn().await;
@@ -124,12 +124,30 @@ impl StatusTask {
                     Ok(()) => due = Instant::now(),
                     Err(_) => pressure_told = false,
                 },
+                changed = self.facts.changed(), if facts_told => match changed {
+                    // A volume waits until the API server knows that it is in use.
+                    Ok(()) if !self.failing && self.volumes_differ() => due = Instant::now(),
+                    Ok(()) => {}
+                    Err(_) => facts_told = false,
+                },
             }
             if self.registered && self.known.take_gone() {
                 self.registered = false;
                 due = Instant::now();
             }
         }
+    }
+
+    /// Whether the API server shows other volumes in use than there are.
+    fn volumes_differ(&self) -> bool {
+        let facts = self.facts.borrow();
+        let Some(in_use) = facts.as_ref().and_then(|f| f.volumes_in_use.as_ref()) else {
+            return false;
+        };
+        let node = self.known.get();
+        let status = node.as_ref().and_then(|node| node.status.as_ref());
+        let shown = status.and_then(|s| s.volumes_in_use.as_deref());
+        shown.unwrap_or_default() != in_use.as_slice()
     }
 
     /// The node is not Ready in the API server yet.

@@ -20,7 +20,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::runtime::watcher;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
 
 use super::context::Context;
@@ -42,7 +42,7 @@ const LOOK: Duration = Duration::from_millis(250);
 const BACKOFF_MIN: Duration = Duration::from_millis(100);
 const BACKOFF_MAX: Duration = Duration::from_secs(30);
 /// A watch is renewed after this many seconds, at random, as upstream's reflectors do.
-const WATCH_SECONDS: std::ops::RangeInclusive<u32> = 480..=600;
+pub(super) const WATCH_SECONDS: std::ops::RangeInclusive<u32> = 480..=600;
 
 /// A kind that is watched object by object.
 pub(super) trait Watched:
@@ -61,6 +61,11 @@ pub(super) trait Watched:
 
     fn is_immutable(&self) -> bool {
         false
+    }
+
+    /// Takes away what no pod sees.
+    fn reduce(&mut self) {
+        strip(self.meta_mut());
     }
 
     /// Whether a pod sees no difference between the two.
@@ -114,7 +119,7 @@ impl Watched for RuntimeClass {
 }
 
 /// Takes away what no pod sees: `kubectl apply` keeps a second copy of a secret in an annotation.
-fn strip(metadata: &mut ObjectMeta) {
+pub(super) fn strip(metadata: &mut ObjectMeta) {
     *metadata = ObjectMeta {
         name: metadata.name.take(),
         namespace: metadata.namespace.take(),
@@ -154,7 +159,7 @@ impl Trouble {
         }
     }
 
-    fn of_watch(error: &watcher::Error) -> Self {
+    pub(super) fn of_watch(error: &watcher::Error) -> Self {
         match error {
             watcher::Error::InitialListFailed(error)
             | watcher::Error::WatchStartFailed(error)
@@ -192,6 +197,8 @@ pub(super) struct Cell<T> {
     begun: Instant,
     /// A reader went away with an error, so whoever it was has to be told when there is an answer.
     missed: AtomicBool,
+    /// Somebody doubts what is known; for kinds that are not watched.
+    pub(super) doubt: Notify,
 }
 
 impl<T: Clone> Cell<T> {
@@ -205,6 +212,7 @@ impl<T: Clone> Cell<T> {
             }),
             begun: Instant::now(),
             missed: AtomicBool::new(false),
+            doubt: Notify::new(),
         }
     }
 
@@ -213,12 +221,12 @@ impl<T: Clone> Cell<T> {
         self.slot.borrow().known.clone()
     }
 
-    fn trouble(&self, trouble: Trouble) {
+    pub(super) fn trouble(&self, trouble: Trouble) {
         self.slot.send_modify(|slot| slot.trouble = Some(trouble));
     }
 
     /// Notes an answer; true when somebody has to be told, `differs` being asked what was known before.
-    fn answer(&self, value: T, differs: impl FnOnce(&Known<T>, &T) -> bool) -> bool {
+    pub(super) fn answer(&self, value: T, differs: impl FnOnce(&Known<T>, &T) -> bool) -> bool {
         let mut changed = false;
         self.slot.send_modify(|slot| {
             changed = differs(&slot.known, &value);
@@ -355,32 +363,43 @@ pub(super) async fn follow_object<K: Watched>(
             Ok(watcher::Event::Delete(_)) => None,
         };
         pause.reset();
-        let object = object.map(|mut object| {
-            strip(object.meta_mut());
-            Arc::new(object)
-        });
-        let is_final = object.as_ref().is_some_and(|object| object.is_immutable());
-        let tell = cell.answer(object, |before, now| match before {
-            Known::Nothing => false,
-            Known::Recorded(before) | Known::Live(before) => match (before, now) {
-                (Some(before), Some(now)) => !before.same(now),
-                (None, None) => false,
-                _ => true,
-            },
-        });
-        if remember {
-            ctx.mark(key.record_key());
-        }
-        if tell {
-            ctx.tell(ObjectChange {
-                kind: K::KIND.name(),
-                namespace: key.namespace.clone(),
-                name: key.name.clone(),
-            });
-        }
+        let is_final = object.as_ref().is_some_and(Watched::is_immutable);
+        take_answer(&ctx, &key, &cell, object, remember);
         if is_final {
             return;
         }
+    }
+}
+
+/// What the API server said of an object, for readers and for the record.
+pub(super) fn take_answer<K: Watched>(
+    ctx: &Context,
+    key: &ObjectKey,
+    cell: &ObjectCell<K>,
+    object: Option<K>,
+    remember: bool,
+) {
+    let object = object.map(|mut object| {
+        object.reduce();
+        Arc::new(object)
+    });
+    let tell = cell.answer(object, |before, now| match before {
+        Known::Nothing => false,
+        Known::Recorded(before) | Known::Live(before) => match (before, now) {
+            (Some(before), Some(now)) => !before.same(now),
+            (None, None) => false,
+            _ => true,
+        },
+    });
+    if remember {
+        ctx.mark(key.record_key());
+    }
+    if tell {
+        ctx.tell(ObjectChange {
+            kind: K::KIND.name(),
+            namespace: key.namespace.clone(),
+            name: key.name.clone(),
+        });
     }
 }
 
@@ -492,17 +511,17 @@ impl Cell<Services> {
 
 /// Pauses after failures: longer and longer, with jitter; over as soon as a lost connection is back.
 #[derive(Debug, Default)]
-struct Pause {
+pub(super) struct Pause {
     failures: u32,
     last: Option<Instant>,
 }
 
 impl Pause {
-    fn reset(&mut self) {
+    pub(super) fn reset(&mut self) {
         self.failures = 0;
     }
 
-    async fn wait(&mut self, api: &ApiClient) {
+    pub(super) async fn wait(&mut self, api: &ApiClient) {
         // A watch that begins again in good order sends nothing that would tell.
         let now = Instant::now();
         if self.last.is_some_and(|last| now > last + 2 * BACKOFF_MAX) {

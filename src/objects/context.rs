@@ -1,6 +1,6 @@
 //! What every part of the cache shares, and how objects become records and come back.
 //!
-//! A record of table `objects` has the key `<plural>/<namespace>/<name>` (`services` one per service), or
+//! A record of table `objects` has the key `<plural>/<namespace>/<name>` (`services` one per service, `clustertrustbundles` without namespace), or
 //! `tokens/<namespace>/<pod uid>/<hash>`. Its data is the object as JSON; of secrets and tokens what
 //! [`super::vault`] makes of that.
 //!

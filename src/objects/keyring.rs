@@ -351,6 +351,11 @@ impl KeyFile {
         &self.path
     }
 
+    /// Whether it is a credential of systemd's: a copy, made at the start of the agent.
+    pub fn is_credential(&self) -> bool {
+        self.credential
+    }
+
     /// What tells one version of the file from another; `None` when there is none.
     pub(super) fn fingerprint(&self) -> Option<(u64, i64, i64, u64)> {
         let found = fs::metadata(&self.path).ok()?;

@@ -1,7 +1,7 @@
 //! Layer 3½: API objects that pods refer to, with a memory on disk.
 //!
-//! In: the pods of this node. Out: their configMaps, secrets, runtime classes, the services of the cluster, tokens of
-//! their service accounts, and a word when one of them changes.
+//! In: the pods of this node. Out: their configMaps, secrets, runtime classes, claims and what these lead to
+//! ([`volumes`]), the services of the cluster, tokens of their service accounts, and a word when one of them changes.
 //!
 //! One list-watch per configMap, secret and runtime class that a registered pod refers to (the Node authoriser allows
 //! nothing wider), one for all services; an immutable object is read once. Everything is recorded (`context` says
@@ -20,7 +20,9 @@ mod refs;
 #[cfg(test)]
 mod tests;
 mod tokens;
+mod trust;
 pub mod vault;
+pub mod volumes;
 
 use std::collections::{BTreeSet, HashMap};
 use std::fmt;
@@ -29,8 +31,11 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use k8s_openapi::api::authentication::v1::TokenRequestSpec;
-use k8s_openapi::api::core::v1::{ConfigMap, Pod, Secret, Service};
+use k8s_openapi::api::core::v1::{
+    ConfigMap, PersistentVolume, PersistentVolumeClaim, Pod, Secret, Service,
+};
 use k8s_openapi::api::node::v1::RuntimeClass;
+use k8s_openapi::api::storage::v1::{CSIDriver, VolumeAttachment};
 use tokio::sync::broadcast;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
@@ -41,8 +46,11 @@ use self::cache::{
 use self::context::Context;
 use self::refs::{Kind, ObjectKey, references};
 use self::tokens::{TokenEntries, TokenEntry};
+use self::trust::TrustWatch;
 use self::vault::Vault;
+use self::volumes::{Polled, poll_object};
 use crate::apiserver::ApiClient;
+use crate::core::trust::TrustBundles;
 use crate::store::Store;
 use crate::types::metrics::Metrics;
 use crate::types::{Clock, EventRecorder, PodExt as _, PodUid};
@@ -83,12 +91,13 @@ pub enum ObjectError {
 /// An object that pods may depend on changed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ObjectChange {
-    /// `ConfigMap`, `Secret`, `RuntimeClass`, `Service` (the services can be had now), or `Token` (one of the pod's
-    /// tokens is to be replaced).
+    /// `ConfigMap`, `Secret`, `RuntimeClass`, `PersistentVolumeClaim`, `PersistentVolume`, `VolumeAttachment`,
+    /// `CSIDriver`, `Service` (the services can be had now), `ClusterTrustBundle` (any of them), or `Token` (one of
+    /// the pod's tokens is to be replaced).
     pub kind: &'static str,
     /// Namespace; empty for cluster-wide kinds.
     pub namespace: String,
-    /// Name; of a `Token` the UID of its pod; empty for `Service`.
+    /// Name; of a `Token` the UID of its pod; empty for `Service` and `ClusterTrustBundle`.
     pub name: String,
 }
 
@@ -132,6 +141,10 @@ enum Cells {
     ConfigMap(Arc<ObjectCell<ConfigMap>>),
     Secret(Arc<ObjectCell<Secret>>),
     RuntimeClass(Arc<ObjectCell<RuntimeClass>>),
+    Claim(Arc<ObjectCell<PersistentVolumeClaim>>),
+    PersistentVolume(Arc<ObjectCell<PersistentVolume>>),
+    VolumeAttachment(Arc<ObjectCell<VolumeAttachment>>),
+    CsiDriver(Arc<ObjectCell<CSIDriver>>),
 }
 
 struct ServiceWatch {
@@ -141,7 +154,12 @@ struct ServiceWatch {
 
 struct PodEntry {
     namespace: String,
+    /// What its spec names.
     refs: BTreeSet<ObjectKey>,
+    /// What its volumes lead to beyond that.
+    found: BTreeSet<ObjectKey>,
+    /// It mounts trust anchors.
+    trust: bool,
 }
 
 #[derive(Default)]
@@ -150,6 +168,8 @@ struct Tables {
     users: HashMap<ObjectKey, BTreeSet<PodUid>>,
     watches: HashMap<ObjectKey, Watch>,
     services: Option<ServiceWatch>,
+    /// As long as a pod mounts any.
+    trust: Option<TrustWatch>,
     tokens: TokenEntries,
 }
 
@@ -205,12 +225,19 @@ impl Objects {
         if tables.services.is_none() {
             tables.services = Some(inner.watch_services());
         }
+        let before = tables.pods.remove(&uid);
+        let (before, found) = before.map(|e| (e.refs, e.found)).unwrap_or_default();
         let entry = PodEntry {
             namespace: pod.namespace().to_owned(),
             refs: refs.clone(),
+            found: found.difference(&refs).cloned().collect(),
+            trust: trust::is_used_by(pod),
         };
-        let before = tables.pods.insert(uid.clone(), entry);
-        let before = before.map(|entry| entry.refs).unwrap_or_default();
+        if entry.trust && tables.trust.is_none() {
+            tables.trust = Some(inner.watch_trust(true));
+        }
+        let kept: BTreeSet<ObjectKey> = refs.union(&entry.found).cloned().collect();
+        tables.pods.insert(uid.clone(), entry);
         for key in refs.difference(&before) {
             let users = tables.users.entry(key.clone()).or_default();
             users.insert(uid.clone());
@@ -219,7 +246,10 @@ impl Objects {
                 tables.watches.insert(key.clone(), watch);
             }
         }
-        inner.release(&mut tables, &uid, before.difference(&refs));
+        inner.release(&mut tables, &uid, before.difference(&kept));
+        inner.release_trust(&mut tables);
+        let node = pod.spec_ref().node_name.as_deref().unwrap_or_default();
+        inner.find_recorded(&mut tables, &uid, node);
     }
 
     /// The pod is gone; what no other pod refers to is forgotten. Never waits.
@@ -229,7 +259,8 @@ impl Objects {
         let Some(entry) = tables.pods.remove(uid) else {
             return;
         };
-        inner.release(&mut tables, uid, entry.refs.iter());
+        inner.release(&mut tables, uid, entry.refs.iter().chain(&entry.found));
+        inner.release_trust(&mut tables);
         let prefix = tokens::record_prefix(&entry.namespace, uid);
         tables.tokens.retain(|key, _| !key.starts_with(&prefix));
         drop(tables);
@@ -242,8 +273,10 @@ impl Objects {
     pub fn sweep(&self) {
         let inner = &self.inner;
         let mut gone = Vec::new();
-        let kinds = ["configmaps/", "secrets/", "runtimeclasses/"];
-        let objects = kinds.map(|prefix| inner.ctx.recorded_keys(prefix)).concat();
+        let kinds = Kind::ALL.map(|kind| format!("{}/", kind.plural()));
+        let objects = kinds
+            .map(|prefix| inner.ctx.recorded_keys(&prefix))
+            .concat();
         let tokens = inner.ctx.recorded_keys("tokens/");
         let tables = lock(&inner.tables);
         gone.extend(objects.into_iter().filter(|key| {
@@ -253,6 +286,9 @@ impl Objects {
             let uid = key.split('/').nth(2).unwrap_or_default();
             !tables.pods.contains_key(&PodUid::new(uid))
         }));
+        if tables.trust.is_none() {
+            gone.extend(inner.ctx.recorded_keys(trust::RECORDS));
+        }
         drop(tables);
         inner.ctx.mark_all(gone);
     }
@@ -266,10 +302,11 @@ impl Objects {
     pub fn pods_referring(&self, change: &ObjectChange) -> Vec<PodUid> {
         let tables = lock(&self.inner.tables);
         let kind = match change.kind {
-            "ConfigMap" => Kind::ConfigMap,
-            "Secret" => Kind::Secret,
-            "RuntimeClass" => Kind::RuntimeClass,
             "Service" => return tables.pods.keys().cloned().collect(),
+            trust::KIND => {
+                let using = tables.pods.iter().filter(|(_, entry)| entry.trust);
+                return using.map(|(uid, _)| uid.clone()).collect();
+            }
             "Token" => {
                 let uid = PodUid::new(&change.name);
                 return match tables.pods.contains_key(&uid) {
@@ -277,7 +314,10 @@ impl Objects {
                     false => Vec::new(),
                 };
             }
-            _ => return Vec::new(),
+            kind => match Kind::of_name(kind) {
+                Some(kind) => kind,
+                None => return Vec::new(),
+            },
         };
         let key = ObjectKey::new(kind, &change.namespace, &change.name);
         let users = tables.users.get(&key);
@@ -334,6 +374,24 @@ impl Objects {
         };
         let services = cell.read(&self.inner.ctx).await?;
         Ok(services.values().cloned().collect())
+    }
+
+    /// The ClusterTrustBundles of the cluster. Waits as [`Objects::config_map`] does.
+    ///
+    /// # Errors
+    /// See [`ObjectError`]; `Refused` as well when the API server has no such objects.
+    pub async fn trust_bundles(&self) -> Result<Arc<TrustBundles>, ObjectError> {
+        let known = lock(&self.inner.tables)
+            .trust
+            .as_ref()
+            .map(|watch| Arc::clone(&watch.cell));
+        match known {
+            Some(cell) => cell.read(&self.inner.ctx).await,
+            None => {
+                let watch = self.inner.watch_trust(false);
+                watch.cell.read(&self.inner.ctx).await
+            }
+        }
     }
 
     /// A runtime class; `None` when the API server says that there is none. Waits as [`Objects::config_map`] does.
@@ -403,6 +461,9 @@ impl Objects {
         if let Some(services) = &mut tables.services {
             services.task = None;
         }
+        if let Some(trust) = &mut tables.trust {
+            trust.task = None;
+        }
     }
 
     /// The watch of an object; of one that nobody registered a passing one.
@@ -434,7 +495,34 @@ impl Inner {
                 let cells = Cells::RuntimeClass(cell);
                 Watch { cells, task }
             }
+            Kind::CsiDriver => {
+                let (cell, task) = self.watch_kind(key, remember);
+                let cells = Cells::CsiDriver(cell);
+                Watch { cells, task }
+            }
+            Kind::Claim => {
+                let (cell, task) = self.poll_kind(key, remember);
+                let cells = Cells::Claim(cell);
+                Watch { cells, task }
+            }
+            Kind::PersistentVolume => {
+                let (cell, task) = self.poll_kind(key, remember);
+                let cells = Cells::PersistentVolume(cell);
+                Watch { cells, task }
+            }
+            Kind::VolumeAttachment => {
+                let (cell, task) = self.poll_kind(key, remember);
+                let cells = Cells::VolumeAttachment(cell);
+                Watch { cells, task }
+            }
         }
+    }
+
+    fn poll_kind<K: Polled>(&self, key: &ObjectKey, remember: bool) -> (Arc<ObjectCell<K>>, Task) {
+        let cell = self.cell_of(key);
+        let (ctx, of) = (Arc::clone(&self.ctx), key.clone());
+        let task = self.spawn(poll_object::<K>(ctx, of, Arc::clone(&cell), remember));
+        (cell, task)
     }
 
     fn watch_kind<K: Watched>(
@@ -442,18 +530,18 @@ impl Inner {
         key: &ObjectKey,
         remember: bool,
     ) -> (Arc<ObjectCell<K>>, Task) {
+        let cell = self.cell_of(key);
+        let (ctx, of) = (Arc::clone(&self.ctx), key.clone());
+        let task = self.spawn(follow_object::<K>(ctx, of, Arc::clone(&cell), remember));
+        (cell, task)
+    }
+
+    fn cell_of<K: Watched>(&self, key: &ObjectKey) -> Arc<ObjectCell<K>> {
         let recorded = self
             .ctx
             .recorded::<K>(&key.record_key(), K::KIND.is_secret());
         let recorded = recorded.map(|object| Some(Arc::new(object)));
-        let cell = Arc::new(Cell::new(K::KIND.name(), key.object_name(), recorded));
-        let following = follow_object::<K>(
-            Arc::clone(&self.ctx),
-            key.clone(),
-            Arc::clone(&cell),
-            remember,
-        );
-        (cell, self.spawn(following))
+        Arc::new(Cell::new(K::KIND.name(), key.object_name(), recorded))
     }
 
     fn watch_services(&self) -> ServiceWatch {
@@ -477,6 +565,23 @@ impl Inner {
         ServiceWatch {
             cell,
             task: self.spawn(following),
+        }
+    }
+
+    fn watch_trust(&self, remember: bool) -> TrustWatch {
+        let cell = trust::cell(&self.ctx);
+        let following = trust::follow(Arc::clone(&self.ctx), Arc::clone(&cell), remember);
+        TrustWatch {
+            cell,
+            task: self.spawn(following),
+        }
+    }
+
+    /// Forgets trust anchors that no pod mounts any more.
+    fn release_trust(&self, tables: &mut Tables) {
+        if tables.trust.is_some() && !tables.pods.values().any(|pod| pod.trust) {
+            tables.trust = None;
+            self.ctx.mark_all(self.ctx.recorded_keys(trust::RECORDS));
         }
     }
 

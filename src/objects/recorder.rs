@@ -14,7 +14,7 @@ use super::cache::{Known, ObjectCell, Watched, lock, service_record_key};
 use super::context::{Context, TABLE};
 use super::refs::ObjectKey;
 use super::vault::{self, OpenError};
-use super::{Cells, Inner, Watch};
+use super::{Cells, Inner, Watch, trust};
 use crate::core::state::{ObjectRecord, Transaction};
 use crate::store::CommitError;
 use crate::types::{Event, EventType};
@@ -124,6 +124,10 @@ fn wanted(inner: &Inner, key: &str) -> Wanted {
             Some(Cells::ConfigMap(cell)) => wanted_object(ctx, key, &cell),
             Some(Cells::Secret(cell)) => wanted_object(ctx, key, &cell),
             Some(Cells::RuntimeClass(cell)) => wanted_object(ctx, key, &cell),
+            Some(Cells::Claim(cell)) => wanted_object(ctx, key, &cell),
+            Some(Cells::PersistentVolume(cell)) => wanted_object(ctx, key, &cell),
+            Some(Cells::VolumeAttachment(cell)) => wanted_object(ctx, key, &cell),
+            Some(Cells::CsiDriver(cell)) => wanted_object(ctx, key, &cell),
         };
     }
     if key.starts_with("services/") {
@@ -145,6 +149,17 @@ fn wanted(inner: &Inner, key: &str) -> Wanted {
         };
         let version = service.metadata.resource_version.as_deref();
         return put(ctx.record_of(key, version.unwrap_or_default(), &**service, false));
+    }
+    if let Some(name) = key.strip_prefix(trust::RECORDS) {
+        let known = lock(&inner.tables).trust.as_ref().map(|t| t.cell.known());
+        return match known {
+            None => Wanted::Gone,
+            Some(Known::Nothing | Known::Recorded(_)) => Wanted::Kept,
+            Some(Known::Live(all)) => match all.get(name) {
+                None => Wanted::Gone,
+                Some(bundle) => put(ctx.record_of(key, "", bundle, false)),
+            },
+        };
     }
     let token = lock(&inner.tables).tokens.get(key).map(Arc::clone);
     match token.map(|entry| entry.held()) {
@@ -237,13 +252,11 @@ fn tell_unreadable(ctx: &Context, before: usize) -> usize {
     if count > before {
         let why = ctx.vault.trouble().unwrap_or_else(|| match keys.len() {
             0 => "they are damaged".to_owned(),
-            _ => format!(
-                "they need the keys {}",
-                keys.iter()
-                    .map(ToString::to_string)
-                    .collect::<Vec<_>>()
-                    .join(", ")
-            ),
+            _ => {
+                let keys: Vec<_> = keys.iter().map(ToString::to_string).collect();
+                let (keys, place) = (keys.join(", "), ctx.vault.place());
+                format!("they need the keys {keys}, which {place}")
+            }
         });
         let message = format!(
             "{count} recorded secrets and tokens cannot be decrypted and are fetched again from the API server; pods \

@@ -2,8 +2,11 @@
 
 use std::collections::BTreeSet;
 
-use k8s_openapi::api::core::v1::{EnvFromSource, EnvVar, Pod, Volume};
+use k8s_openapi::api::core::v1::{
+    EnvFromSource, EnvVar, PersistentVolume, PersistentVolumeClaim, Pod, SecretReference, Volume,
+};
 
+use crate::core::volumes::claim_of;
 use crate::types::PodExt;
 
 /// Kinds that are watched object by object.
@@ -12,17 +15,37 @@ pub(super) enum Kind {
     ConfigMap,
     Secret,
     RuntimeClass,
+    Claim,
+    PersistentVolume,
+    VolumeAttachment,
+    CsiDriver,
 }
 
 impl Kind {
-    const ALL: [Kind; 3] = [Kind::ConfigMap, Kind::Secret, Kind::RuntimeClass];
+    pub(super) const ALL: [Kind; 7] = [
+        Kind::ConfigMap,
+        Kind::Secret,
+        Kind::RuntimeClass,
+        Kind::Claim,
+        Kind::PersistentVolume,
+        Kind::VolumeAttachment,
+        Kind::CsiDriver,
+    ];
 
     pub(super) fn name(self) -> &'static str {
         match self {
             Kind::ConfigMap => "ConfigMap",
             Kind::Secret => "Secret",
             Kind::RuntimeClass => "RuntimeClass",
+            Kind::Claim => "PersistentVolumeClaim",
+            Kind::PersistentVolume => "PersistentVolume",
+            Kind::VolumeAttachment => "VolumeAttachment",
+            Kind::CsiDriver => "CSIDriver",
         }
+    }
+
+    pub(super) fn of_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|kind| kind.name() == name)
     }
 
     pub(super) fn plural(self) -> &'static str {
@@ -30,6 +53,10 @@ impl Kind {
             Kind::ConfigMap => "configmaps",
             Kind::Secret => "secrets",
             Kind::RuntimeClass => "runtimeclasses",
+            Kind::Claim => "persistentvolumeclaims",
+            Kind::PersistentVolume => "persistentvolumes",
+            Kind::VolumeAttachment => "volumeattachments",
+            Kind::CsiDriver => "csidrivers",
         }
     }
 
@@ -96,6 +123,7 @@ pub(super) fn references(pod: &Pod) -> BTreeSet<ObjectKey> {
     }
     for volume in spec.volumes.iter().flatten() {
         found.volume(volume);
+        found.remote(pod, volume);
     }
     for secret in spec.image_pull_secrets.iter().flatten() {
         found.add(Kind::Secret, &secret.name);
@@ -146,6 +174,22 @@ impl Found<'_> {
         }
     }
 
+    fn remote(&mut self, pod: &Pod, volume: &Volume) {
+        if let Some(claim) = claim_of(pod, volume) {
+            self.add(Kind::Claim, &claim);
+        }
+        if let Some(csi) = &volume.csi {
+            let driver = ObjectKey::new(Kind::CsiDriver, "", &csi.driver);
+            self.keys.insert(driver);
+            if let Some(secret) = &csi.node_publish_secret_ref {
+                self.add(Kind::Secret, &secret.name);
+            }
+        }
+        if let Some(secret) = volume.iscsi.as_ref().and_then(|i| i.secret_ref.as_ref()) {
+            self.add(Kind::Secret, &secret.name);
+        }
+    }
+
     fn volume(&mut self, volume: &Volume) {
         if let Some(source) = &volume.config_map {
             self.add(Kind::ConfigMap, &source.name);
@@ -167,4 +211,44 @@ impl Found<'_> {
             }
         }
     }
+}
+
+/// What a claim leads to.
+pub(super) fn of_claim(claim: &PersistentVolumeClaim) -> BTreeSet<ObjectKey> {
+    let volume = claim.spec.as_ref().and_then(|s| s.volume_name.as_deref());
+    let volume = volume.filter(|name| !name.is_empty());
+    let key = volume.map(|name| ObjectKey::new(Kind::PersistentVolume, "", name));
+    key.into_iter().collect()
+}
+
+/// What a persistent volume leads to, attachments aside: whether there is one is for its driver to say.
+pub(super) fn of_persistent_volume(volume: &PersistentVolume) -> BTreeSet<ObjectKey> {
+    let mut keys = BTreeSet::new();
+    let Some(spec) = &volume.spec else {
+        return keys;
+    };
+    let mut secret = |reference: Option<&SecretReference>| {
+        if let Some(key) = reference.and_then(secret_key) {
+            keys.insert(key);
+        }
+    };
+    if let Some(csi) = &spec.csi {
+        secret(csi.node_stage_secret_ref.as_ref());
+        secret(csi.node_publish_secret_ref.as_ref());
+        secret(csi.node_expand_secret_ref.as_ref());
+    }
+    if let Some(iscsi) = &spec.iscsi {
+        secret(iscsi.secret_ref.as_ref());
+    }
+    if let Some(csi) = &spec.csi {
+        keys.insert(ObjectKey::new(Kind::CsiDriver, "", &csi.driver));
+    }
+    keys
+}
+
+fn secret_key(reference: &SecretReference) -> Option<ObjectKey> {
+    let namespace = reference.namespace.as_deref().unwrap_or_default();
+    let name = reference.name.as_deref().unwrap_or_default();
+    let given = !namespace.is_empty() && !name.is_empty();
+    given.then(|| ObjectKey::new(Kind::Secret, namespace, name))
 }

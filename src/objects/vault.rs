@@ -21,7 +21,7 @@ use chacha20poly1305::aead::{Aead as _, OsRng, Payload};
 use chacha20poly1305::{AeadCore as _, KeyInit as _, XChaCha20Poly1305, XNonce};
 use zeroize::Zeroizing;
 
-use super::keyring::{Key, KeyFile, KeyFileError, KeyId, Keyring};
+use super::keyring::{CREDENTIAL, Key, KeyFile, KeyFileError, KeyId, Keyring};
 use crate::types::Stamp;
 
 const VERSION: u8 = 1;
@@ -207,6 +207,24 @@ impl Vault {
     /// What is wrong with the key file.
     pub fn trouble(&self) -> Option<String> {
         self.loaded().trouble.clone()
+    }
+
+    /// Where keys that are missing are not, and how they get there.
+    pub fn place(&self) -> String {
+        let Some(file) = &self.file else {
+            return "are nowhere".to_owned();
+        };
+        let path = file.path().display();
+        if file.is_credential() {
+            return format!(
+                "are not in the credential {path}: add them to the file that LoadCredential= of the unit names, and \
+                 restart the agent"
+            );
+        }
+        format!(
+            "are not in {path}: add them there, or name the file that has them by LoadCredential={CREDENTIAL}:FILE in \
+             the unit, or by --secrets-key-file"
+        )
     }
 
     /// The key that encrypts now.

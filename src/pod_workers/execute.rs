@@ -17,7 +17,8 @@ use tracing::info;
 
 use super::start::{Failure, InPod, refused, sharing_processes, target_of};
 use super::{
-    Job, StartFailure, WorkerContext, image_volumes, isolation, resize, resolve, start, stop,
+    Job, StartFailure, WorkerContext, grow, image_volumes, isolation, mounts, resize, resolve,
+    start, stop,
 };
 use crate::core::container_history;
 use crate::core::pod_actions::{self, PodActions, StartContainer};
@@ -173,10 +174,12 @@ pub(super) async fn prepare(
     context.volumes.make_pod_dirs(&job.uid)?;
     logs::create_pod_log_dir(&context.node, pod)?;
     let sources = resolve::volumes(context, pod).await;
-    Ok(context
+    let paths = context
         .volumes
         .mount(pod, &sources, &*context.recorder)
-        .await?)
+        .await?;
+    grow::volumes(context, pod, &sources).await;
+    Ok(paths)
 }
 
 pub(super) async fn execute(
@@ -597,6 +600,13 @@ async fn create_container(
     for message in &env.skipped {
         warn(env::INVALID_NAMES, message);
     }
+    let mounts = match mounts::prepare(context, pod, container, &env, volumes).await {
+        Ok(mounts) => mounts,
+        Err(message) => {
+            warn("Failed", &format!("Error: {message}"));
+            return Ok(Err(Failure::new("CreateContainerConfigError", message)));
+        }
+    };
     let image_user = match isolation::image_user(context, pod, container, &image_ref).await {
         Ok(user) => user,
         Err(message) => {
@@ -612,6 +622,9 @@ async fn create_container(
         image_ref: &image_ref,
         env: &env,
         volumes,
+        remotes: &mounts.remotes,
+        sub_paths: &mounts.sub_paths,
+        recursive_read_only: mounts.recursive_read_only,
         files: &files,
         isolation: Isolation {
             image_user: image_user.as_ref(),

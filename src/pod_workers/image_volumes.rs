@@ -86,6 +86,7 @@ pub(super) async fn mounts(
                 retry_at: error.retry_at,
                 told: true,
             })?;
+        context.volume_images.set(&pod.uid(), &volume.name, &image);
         for mount in mounts_of(container, &volume.name) {
             let named = source.reference.as_deref().unwrap_or_default();
             all.push(mount_of(mount, &image, named).map_err(ImageVolumeError::config)?);
@@ -121,7 +122,7 @@ fn mount_of(mount: &VolumeMount, image: &str, named: &str) -> Result<v1::Mount, 
     let has = |text: &Option<String>| text.as_ref().is_some_and(|t| !t.is_empty());
     if has(&mount.sub_path) || has(&mount.sub_path_expr) {
         return Err(format!(
-            "volume {}: subPath of an image is not supported; mount the whole volume",
+            "volume {}: the runtime interface of this version cannot mount a part of an image (no image_sub_path); leave subPath out and mount the whole volume",
             mount.name
         ));
     }

@@ -13,12 +13,15 @@
 mod evict;
 mod execute;
 mod gate;
+mod grow;
 mod image_volumes;
 mod isolation;
+pub mod mounts;
 mod purge;
 pub mod queue;
 pub mod reason_cache;
 mod record;
+mod remotes;
 mod resize;
 mod resolve;
 mod start;
@@ -90,6 +93,8 @@ pub struct WorkerContext {
     pub recorder: Arc<dyn EventRecorder>,
     /// Why containers are not running.
     pub reasons: ReasonCache,
+    /// What volumes of kind `image` stand for.
+    pub volume_images: mounts::VolumeImages,
     /// Network readiness.
     pub runtime_state: RuntimeState,
     /// Due times.
@@ -358,11 +363,18 @@ impl PodWorkers {
     /// Wakes the pods that refer to an object that has changed; all that may refer to one when it is not
     /// known which (`None`). Never waits.
     pub fn object_changed(&self, change: Option<&ObjectChange>) {
+        // What volumes lead to is in no pod's spec.
+        let led: HashSet<PodUid> = change.map_or_else(HashSet::new, |change| {
+            let pods = self.0.context.objects.pods_referring(change);
+            pods.into_iter().collect()
+        });
         let mut handles = self.handles();
-        for handle in handles.values_mut() {
+        for (uid, handle) in handles.iter_mut() {
             let wake = handle.record.phase == WorkerPhase::Sync
                 && !handle.pod.is_static()
-                && change.is_none_or(|change| concerns(change, &handle.pod));
+                && change.is_none_or(|change| {
+                    concerns(change, &handle.pod) || (change.kind != "Service" && led.contains(uid))
+                });
             if wake {
                 handle.pending = true;
                 handle.notify.notify_one();
@@ -550,6 +562,9 @@ impl PodWorkers {
 fn concerns(change: &ObjectChange, pod: &Pod) -> bool {
     if change.kind == "RuntimeClass" {
         return pod.spec_ref().runtime_class_name.as_deref() == Some(&change.name);
+    }
+    if change.kind == "ClusterTrustBundle" {
+        return References::pod_uses(pod, change.kind, "");
     }
     if change.kind == "Token" {
         return pod.uid().as_str() == change.name;

@@ -40,6 +40,7 @@ pub(super) async fn purge(context: &WorkerContext, job: &Job) -> Result<(), Step
         context.pleg.request(uid);
     }
     context.volumes.unmount(uid).await?;
+    context.volume_images.remove(uid);
     context.objects.unregister(uid);
     context
         .images

@@ -14,6 +14,7 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use tracing::debug;
 
 use super::WorkerContext;
+use super::remotes::{self, Asker};
 use crate::images::PullSecrets;
 use crate::kuberuntime::sources::{PodToken, References, Sources, TokenRef};
 use crate::objects::ObjectError;
@@ -21,7 +22,9 @@ use crate::types::PodExt;
 
 /// What the volumes of a pod are made of.
 pub(super) async fn volumes(context: &WorkerContext, pod: &Pod) -> Sources {
-    find(context, pod, References::of_volumes(pod)).await
+    let mut sources = find(context, pod, References::of_volumes(pod)).await;
+    sources.remotes = remotes::find(&Asker::of(context), pod).await;
+    sources
 }
 
 /// What the environment of a container is made of.
@@ -85,20 +88,30 @@ async fn find(context: &WorkerContext, pod: &Pod, wanted: References) -> Sources
         let found = found.map(|t| PodToken {
             token: t.token,
             stale: t.stale,
+            expires_ms: t.expires_ms,
         });
         (wanted, found.map_err(|e| e.to_string()))
     }));
-    let (config_maps, secrets, tokens) = tokio::join!(config_maps, secrets, tokens);
+    let trust_bundles = async {
+        match wanted.trust_bundles {
+            true => Some(objects.trust_bundles().await.map_err(|e| e.to_string())),
+            false => None,
+        }
+    };
+    let (config_maps, secrets, tokens, trust_bundles) =
+        tokio::join!(config_maps, secrets, tokens, trust_bundles);
     Sources {
         config_maps: config_maps.into_iter().collect(),
         secrets: secrets.into_iter().collect(),
         tokens: tokens.into_iter().collect(),
+        trust_bundles,
+        remotes: BTreeMap::new(),
         services: None,
         allocatable: allocatable(context),
     }
 }
 
-fn token_request(pod: &Pod, wanted: &TokenRef) -> TokenRequestSpec {
+pub(super) fn token_request(pod: &Pod, wanted: &TokenRef) -> TokenRequestSpec {
     let audience = Some(wanted.audience.clone()).filter(|a| !a.is_empty());
     TokenRequestSpec {
         audiences: audience.map(|a| vec![a]),

@@ -320,7 +320,7 @@ mod tests {
             "ephemeralContainers": [
                 {"name": "good", "image": "i"},
                 {"name": "bad", "image": "i", "volumeMounts": [
-                    {"name": "v", "mountPath": "/v", "recursiveReadOnly": "Enabled"}]},
+                    {"name": "v", "mountPath": "/v", "recursiveReadOnly": "Always"}]},
             ],
         }}))
         .unwrap();

@@ -12,7 +12,7 @@ use tracing::{debug, info};
 
 use super::execute::{self, StepError};
 use super::worker::{StepFailure, StepOutcome};
-use super::{Job, StartFailure, WorkerContext, resize, resolve};
+use super::{Job, StartFailure, WorkerContext, grow, mounts, resize, resolve};
 use crate::core::backoff::SyncOutcome;
 use crate::core::container_history::{self, Records};
 use crate::core::deadline;
@@ -201,10 +201,13 @@ async fn refresh_volumes(
     job: &Job,
     status: &PodStatus,
 ) -> Result<(), StepError> {
-    if !status.any_running() || !VolumeManager::wants_refresh(&job.pod) {
+    let wanted =
+        VolumeManager::wants_refresh(&job.pod) || context.volumes.wants_republish(&job.uid);
+    if !status.any_running() || !(wanted || grow::may(&job.pod)) {
         return Ok(());
     }
     let sources = resolve::volumes(context, &job.pod).await;
+    grow::volumes(context, &job.pod, &sources).await;
     let refreshed = context
         .volumes
         .refresh(&job.pod, &sources, &*context.recorder);
@@ -376,6 +379,8 @@ pub(super) fn api_status(
         reasons: &reasons,
         probes: &context.prober.views(&job.pod, status),
         resize: &resize::view(state, job, status),
+        recursive_read_only: mounts::mounts_recursively(context, &job.pod),
+        volume_images: &context.volume_images.of(&job.uid),
         host_ips: &context.node.host_ips,
         runtime_name: &context.runtime_name,
         stage,

@@ -111,6 +111,7 @@ pub(super) async fn sync_terminated(
             .map_err(StepError::from)?;
     }
     context.reasons.remove(uid);
+    context.volume_images.remove(uid);
     context.objects.unregister(uid);
     context.prober.remove_pod(uid);
     Ok(StepOutcome::done(false))

@@ -234,6 +234,9 @@ impl From<StepError> for StepFailure {
     fn from(error: StepError) -> Self {
         let requeue = match &error {
             StepError::NetworkNotReady(_) => SyncOutcome::NetworkNotReady,
+            StepError::Volume(error) => SyncOutcome::Error {
+                earliest_backoff: error.retry_at(),
+            },
             _ => SyncOutcome::Error {
                 earliest_backoff: None,
             },

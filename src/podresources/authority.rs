@@ -4,7 +4,8 @@
 //!
 //! In: bytes of an HTTP/2 client on a unix socket. Out: the same requests.
 //!
-//! **Invariant:** a header block is at most [`MAX_BLOCK`] bytes; what is no HTTP/2 ends the connection.
+//! **Invariant:** a header block is at most [`MAX_BLOCK`] bytes; what is no HTTP/2 ends the connection, and the decoder
+//! sees no block that breaks off.
 
 use std::io;
 
@@ -98,6 +99,8 @@ fn invalid(text: &str) -> io::Error {
 
 /// The block with another authority, each header on its own: no later block depends on it.
 fn rewritten(decoder: &mut Decoder<'_>, mut block: Vec<u8>) -> io::Result<Vec<u8>> {
+    // The decoder takes it for granted that what has begun also ends.
+    whole(&block).ok_or_else(|| invalid("a header block is damaged"))?;
     let mut headers = Vec::new();
     // A block may name long headers by a byte each.
     let mut size = 0;
@@ -128,6 +131,52 @@ fn rewritten(decoder: &mut Decoder<'_>, mut block: Vec<u8>) -> io::Result<Vec<u8
         }
     }
     Ok(written)
+}
+
+/// Whether every header in the block is there to its end, whatever its indices and strings mean.
+fn whole(mut block: &[u8]) -> Option<()> {
+    while let Some(first) = block.first() {
+        // The bits of its first integer, and whether strings follow.
+        let (prefix, literal) = match first {
+            0x80.. => (7, false),
+            0x40..=0x7f => (6, true),
+            0x20..=0x3f => (5, false),
+            _ => (4, true),
+        };
+        let index = integer(&mut block, prefix)?;
+        let strings = match (literal, index) {
+            (false, _) => 0,
+            // The name is one of its own.
+            (true, 0) => 2,
+            (true, _) => 1,
+        };
+        for _ in 0..strings {
+            let length = integer(&mut block, 7)?;
+            block = block.get(length..)?;
+        }
+    }
+    Some(())
+}
+
+/// An integer of at most five bytes, which is what the decoder takes.
+fn integer(block: &mut &[u8], prefix: u32) -> Option<usize> {
+    let (first, mut rest) = block.split_first()?;
+    let most = (1_usize << prefix) - 1;
+    let mut value = usize::from(*first) & most;
+    if value == most {
+        for at in 0..4 {
+            let (next, after) = rest.split_first()?;
+            rest = after;
+            value += usize::from(next & 0x7f) << (7 * at);
+            if next & 0x80 == 0 {
+                *block = rest;
+                return Some(value);
+            }
+        }
+        return None;
+    }
+    *block = rest;
+    Some(value)
 }
 
 /// The length of a string that is not Huffman-encoded: an integer with a prefix of 7 bits.

@@ -229,21 +229,7 @@ async fn a_client_that_names_the_socket_as_authority_is_answered() {
     let mut sent = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_vec();
     sent.extend_from_slice(&[0, 0, 0, 4, 0, 0, 0, 0, 0]);
     for stream_id in [1, 3] {
-        let mut block = Vec::new();
-        for (name, value) in [
-            (":method", "POST"),
-            (":scheme", "http"),
-            (":path", LIST),
-            (":authority", "%2Frun%2Fpod-resources%2Fkubelet.sock"),
-            ("content-type", "application/grpc"),
-            ("te", "trailers"),
-        ] {
-            let flags = httlib_hpack::Encoder::WITH_INDEXING
-                | httlib_hpack::Encoder::HUFFMAN_VALUE
-                | httlib_hpack::Encoder::BEST_FORMAT;
-            let field = (name.as_bytes().to_vec(), value.as_bytes().to_vec(), flags);
-            encoder.encode(field, &mut block).unwrap();
-        }
+        let block = block_of_a_request(&mut encoder);
         let mut head = |kind: u8, flags: u8, payload: &[u8]| {
             sent.extend_from_slice(&[0, 0, u8::try_from(payload.len()).unwrap(), kind, flags]);
             sent.extend_from_slice(&[0, 0, 0, stream_id]);
@@ -280,5 +266,149 @@ async fn a_client_that_names_the_socket_as_authority_is_answered() {
     for (_, data) in answers {
         let answer: proto::ListPodResourcesResponse = prost::Message::decode(&data[5..]).unwrap();
         assert_eq!(answer.pod_resources[0].name, "one");
+    }
+}
+
+/// The header block of a request as grpc-go sends it.
+fn block_of_a_request(encoder: &mut httlib_hpack::Encoder<'_>) -> Vec<u8> {
+    let mut block = Vec::new();
+    for (name, value) in [
+        (":method", "POST"),
+        (":scheme", "http"),
+        (":path", LIST),
+        (":authority", "%2Frun%2Fpod-resources%2Fkubelet.sock"),
+        ("content-type", "application/grpc"),
+        ("te", "trailers"),
+    ] {
+        let flags = httlib_hpack::Encoder::WITH_INDEXING
+            | httlib_hpack::Encoder::HUFFMAN_VALUE
+            | httlib_hpack::Encoder::BEST_FORMAT;
+        let field = (name.as_bytes().to_vec(), value.as_bytes().to_vec(), flags);
+        encoder.encode(field, &mut block).unwrap();
+    }
+    block
+}
+
+/// A connection that sends one header block.
+fn connection_with(block: &[u8]) -> Vec<u8> {
+    let mut sent = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_vec();
+    sent.extend_from_slice(&[0, 0, 0, 4, 0, 0, 0, 0, 0]);
+    let [_, _, high, low] = u32::try_from(block.len()).unwrap().to_be_bytes();
+    sent.extend_from_slice(&[0, high, low, 1, 5, 0, 0, 0, 1]);
+    sent.extend_from_slice(block);
+    sent
+}
+
+/// What becomes of such a connection, in this task: a panic is one of the test.
+async fn relayed(block: &[u8]) -> Result<Vec<u8>, String> {
+    let (mut client, theirs) = tokio::io::duplex(1 << 20);
+    let (ours, mut server) = tokio::io::duplex(1 << 20);
+    client.write_all(&connection_with(block)).await.unwrap();
+    client.shutdown().await.unwrap();
+    let passed_on = async {
+        let mut passed_on = Vec::new();
+        server.read_to_end(&mut passed_on).await.unwrap();
+        drop(server);
+        passed_on
+    };
+    let relay = async { authority::relay(theirs, ours).await };
+    let (result, passed_on) = tokio::join!(relay, passed_on);
+    result
+        .map(|()| passed_on)
+        .map_err(|error| error.to_string())
+}
+
+#[tokio::test]
+async fn header_blocks_that_break_off_or_are_odd_end_the_connection() {
+    let block = block_of_a_request(&mut httlib_hpack::Encoder::default());
+    let passed_on = relayed(&block).await.unwrap();
+    let text = String::from_utf8_lossy(&passed_on).into_owned();
+    assert!(
+        text.contains("localhost") && !text.contains("%2F"),
+        "{text}"
+    );
+    // Broken off after each byte: whole headers pass, halves do not.
+    let mut damaged = 0;
+    for end in 0..block.len() {
+        if let Err(error) = relayed(&block[..end]).await {
+            assert_eq!(error, "a header block is damaged", "{end}");
+            damaged += 1;
+        }
+    }
+    assert!(damaged > block.len() - 10, "{damaged} of {}", block.len());
+    let odd: &[&[u8]] = &[
+        // A literal without name, without value.
+        &[0],
+        &[0, 1, b'a'],
+        &[0x40],
+        // Integers that do not end, or are too long.
+        &[0xff],
+        &[0x0f],
+        &[0x7f, 0x80],
+        &[0x3f, 0xff, 0xff, 0xff, 0xff, 0xff, 0x0f],
+        &[0x80],
+        // A string that is longer than the block.
+        &[0, 0x7f, 0xff, 0xff, 0xff, 0x7f],
+        &[0, 0xff, 0xff],
+        // An index that there is not, and a table that is too large.
+        &[0xbe],
+        &[0x3f, 0xff, 0xff, 0x7f],
+        // Huffman: nothing but ones is no character.
+        &[0, 0x84, 0xff, 0xff, 0xff, 0xff, 0],
+    ];
+    for block in odd {
+        let result = relayed(block).await;
+        assert_eq!(
+            result.unwrap_err(),
+            "a header block is damaged",
+            "{block:x?}"
+        );
+    }
+    // The same numbers at each run.
+    let mut state = 0x9e37_79b9_7f4a_7c15_u64;
+    let mut random = |below: usize| {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        usize::try_from(state % u64::try_from(below).unwrap()).unwrap()
+    };
+    for _ in 0..20_000 {
+        let mut changed = block.clone();
+        for _ in 0..=random(4) {
+            let at = random(changed.len());
+            changed[at] = u8::try_from(random(256)).unwrap();
+        }
+        changed.truncate(1 + random(changed.len()));
+        let said = relayed(&changed).await.err().unwrap_or_default();
+        assert!(
+            [
+                "",
+                "a header block is damaged",
+                "a header block is too long"
+            ]
+            .contains(&said.as_str()),
+            "{said}: {changed:x?}"
+        );
+    }
+}
+
+#[tokio::test]
+async fn a_damaged_header_block_harms_nobody_else() {
+    let served = Served::new(vec![pod("a", "one")]);
+    let channel = served.connect().await;
+    let block = block_of_a_request(&mut httlib_hpack::Encoder::default());
+    for end in [block.len() - 1, block.len() / 2, 1] {
+        let mut stream = UnixStream::connect(socket_path(served.root.path()))
+            .await
+            .unwrap();
+        let sent = connection_with(&block[..end]);
+        stream.write_all(&sent).await.unwrap();
+        let mut answer = Vec::new();
+        // A reset is an end, too.
+        stream.read_to_end(&mut answer).await.ok();
+        let request = proto::ListPodResourcesRequest {};
+        let answer: proto::ListPodResourcesResponse =
+            call(channel.clone(), LIST, request).await.unwrap();
+        assert_eq!(answer.pod_resources.len(), 1);
     }
 }

@@ -48,6 +48,7 @@ impl Sources {
             node,
             pods,
             storage: None,
+            remotes: Vec::new(),
         }
     }
 

@@ -11,6 +11,7 @@
 
 pub mod cadvisor;
 mod cgroup;
+mod claims;
 mod collect;
 pub mod exposition;
 pub mod model;
@@ -22,8 +23,8 @@ pub mod summary;
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use k8s_cri::v1;
@@ -32,10 +33,12 @@ use tokio::time::Instant;
 use tracing::{debug, warn};
 
 pub use self::cgroup::Hierarchies;
+pub use self::claims::{RemoteUsage, RemoteVolumes, VolumesSlot};
 pub use self::model::{Depth, Snapshot};
 pub use self::proc::Proc;
 pub use self::storage::{ContainerStorage, Storage, VolumeUsage};
 
+use self::claims::RemoteFigures;
 use self::collect::{Sources, Subject};
 use self::model::{ContainerUsage, Cpu, Interface, Memory, Swap, Traffic, Usage};
 use self::storage::{StorageCache, told};
@@ -109,6 +112,7 @@ struct Inner {
     cri: CriClient,
     clock: Arc<dyn Clock>,
     storage: StorageCache,
+    remotes: OnceLock<RemoteFigures>,
     /// The runtime has no statistics of sandboxes.
     no_sandbox_stats: AtomicBool,
     state: Mutex<State>,
@@ -136,11 +140,30 @@ impl StatsProvider {
             store,
             pods,
             storage: StorageCache::new(cri.clone()),
+            remotes: OnceLock::new(),
             cri,
             clock,
             no_sandbox_stats: AtomicBool::new(false),
             state: Mutex::default(),
         }))
+    }
+
+    /// With the figures of volumes whose storage is elsewhere.
+    #[must_use]
+    pub fn with_volumes(self, volumes: Arc<dyn RemoteVolumes>) -> Self {
+        let figures = RemoteFigures::new(volumes, Arc::clone(&self.0.clock));
+        // The first ones stay.
+        drop(self.0.remotes.set(figures));
+        self
+    }
+
+    /// What volumes use whose storage is elsewhere, as of the last minute. What does not answer soon is told as it was.
+    /// Cancel-safe.
+    pub async fn remote_volumes(&self) -> Vec<RemoteUsage> {
+        match self.0.remotes.get() {
+            Some(figures) => figures.get().await,
+            None => Vec::new(),
+        }
     }
 
     /// What is used now, or was up to [`MAX_AGE`] ago. What cannot be read is left out, and
@@ -181,7 +204,8 @@ impl StatsProvider {
         state.rates.apply(&mut snapshot, at);
         if depth == Depth::Full {
             let wanted = || self.disks_of(&snapshot);
-            snapshot.storage = this.storage.get(at_ms, wanted).await;
+            (snapshot.storage, snapshot.remotes) =
+                tokio::join!(this.storage.get(at_ms, wanted), self.remote_volumes());
         }
         snapshot
     }

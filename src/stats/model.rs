@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::Pod;
 
+use super::claims::RemoteUsage;
 use super::storage::Storage;
 use crate::types::{ContainerId, PodUid};
 
@@ -28,6 +29,8 @@ pub struct Snapshot {
     pub pods: Vec<PodUsage>,
     /// Disks; `None` unless asked for, and as long as they have not been measured for the first time.
     pub storage: Option<Arc<Storage>>,
+    /// Volumes whose storage is elsewhere.
+    pub remotes: Vec<RemoteUsage>,
     /// Something that should be there could not be read.
     pub failed: bool,
 }
@@ -44,6 +47,7 @@ impl Snapshot {
         };
         let mut snapshot = Self {
             storage: None,
+            remotes: Vec::new(),
             ..self.clone()
         };
         let node = &mut snapshot.node;

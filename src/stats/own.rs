@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use super::claims::{self, RemoteUsage};
 use super::exposition::{Exposition, Kind};
 use super::proc::Proc;
 use super::resource::{number, seconds_of_ms, seconds_of_ns};
@@ -16,11 +17,24 @@ const KUBERNETES: (&str, &str) = ("1", "36");
 /// # Errors
 /// Only when formatting into a string fails.
 pub fn encode(metrics: &Metrics, now: Stamp) -> Result<String, fmt::Error> {
+    encode_with(metrics, now, &[])
+}
+
+/// As [`encode`], with what volumes use that have claims.
+///
+/// # Errors
+/// As [`encode`].
+pub fn encode_with(
+    metrics: &Metrics,
+    now: Stamp,
+    volumes: &[RemoteUsage],
+) -> Result<String, fmt::Error> {
     let mut text = Exposition::default();
     text.append(&metrics.encode()?);
     build(&mut text);
     certificate(&mut text, metrics, now);
     process(&mut text, &Proc::default());
+    claims::encode(&mut text, volumes);
     Ok(text.finish())
 }
 

@@ -58,6 +58,10 @@ pub struct VolumeUsage {
     pub memory: bool,
     /// Its part of its file system.
     pub fs: Fs,
+    /// Namespace and name of its claim.
+    pub claim: Option<(String, String)>,
+    /// Whether something is wrong with it, if its driver tells such things.
+    pub abnormal: Option<bool>,
 }
 
 /// A pod to be measured.
@@ -219,6 +223,7 @@ fn volumes(at_ms: i64, wanted: &Wanted) -> Vec<VolumeUsage> {
             name: volume.name.clone(),
             memory,
             fs,
+            ..VolumeUsage::default()
         });
     }
     found
@@ -254,7 +259,7 @@ pub(super) fn fs_of(path: &Path, at_ms: i64) -> Option<Fs> {
 }
 
 /// As [`fs_of`], without the device: that takes a look at all mounts.
-fn space_of(path: &Path, at_ms: i64) -> Option<Fs> {
+pub(super) fn space_of(path: &Path, at_ms: i64) -> Option<Fs> {
     let stat = nix::sys::statvfs::statvfs(path).ok()?;
     let bytes = |blocks: u64| blocks.saturating_mul(stat.fragment_size());
     let (capacity, free) = (bytes(stat.blocks()), bytes(stat.blocks_free()));

@@ -2,6 +2,7 @@
 
 use serde::Serialize;
 
+use super::claims::RemoteUsage;
 use super::model::{Fs, Interface, NodeUsage, PodUsage, Psi, Snapshot, SystemUsage, Usage};
 use super::storage::{ContainerStorage, Storage, VolumeUsage};
 
@@ -207,10 +208,26 @@ struct FsStats {
 }
 
 #[derive(Clone, Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
 struct VolumeStats {
     #[serde(flatten)]
     fs: FsStats,
     name: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pvc_ref: Option<PvcReference>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    volume_health_stats: Option<VolumeHealthStats>,
+}
+
+#[derive(Clone, Debug, Serialize)]
+struct PvcReference {
+    name: String,
+    namespace: String,
+}
+
+#[derive(Clone, Debug, Serialize)]
+struct VolumeHealthStats {
+    abnormal: bool,
 }
 
 impl Summary {
@@ -221,7 +238,7 @@ impl Summary {
         Self {
             node: node(&snapshot.node, storage),
             pods: (snapshot.pods.iter())
-                .map(|pod| of_pod(pod, storage, node_fs))
+                .map(|pod| of_pod(pod, storage, node_fs, &snapshot.remotes))
                 .collect(),
         }
     }
@@ -266,7 +283,12 @@ fn system(part: &SystemUsage) -> ContainerStats {
     }
 }
 
-fn of_pod(pod: &PodUsage, storage: Option<&Storage>, node_fs: Option<&Fs>) -> PodStats {
+fn of_pod(
+    pod: &PodUsage,
+    storage: Option<&Storage>,
+    node_fs: Option<&Fs>,
+    remotes: &[RemoteUsage],
+) -> PodStats {
     let volumes = storage.and_then(|s| s.volumes.get(&pod.uid));
     let volumes = volumes.map_or(&[] as &[VolumeUsage], |v| v);
     let layers = storage.and_then(|s| s.containers_fs.as_ref().or(s.images.as_ref()));
@@ -301,10 +323,13 @@ fn of_pod(pod: &PodUsage, storage: Option<&Storage>, node_fs: Option<&Fs>) -> Po
         network: network(&pod.network, Some("eth0"), pod.usage.at_ms),
         volume: volumes
             .iter()
-            .map(|volume| VolumeStats {
-                fs: fs(&volume.fs),
-                name: volume.name.clone(),
-            })
+            .chain(
+                remotes
+                    .iter()
+                    .filter(|r| r.pod == pod.uid)
+                    .map(|r| &r.volume),
+            )
+            .map(volume)
             .collect(),
         ephemeral_storage: node_fs
             .filter(|_| storage.is_some())
@@ -313,6 +338,18 @@ fn of_pod(pod: &PodUsage, storage: Option<&Storage>, node_fs: Option<&Fs>) -> Po
             .usage
             .threads
             .map(|process_count| ProcessStats { process_count }),
+    }
+}
+
+fn volume(of: &VolumeUsage) -> VolumeStats {
+    VolumeStats {
+        fs: fs(&of.fs),
+        name: of.name.clone(),
+        pvc_ref: of.claim.as_ref().map(|(namespace, name)| PvcReference {
+            name: name.clone(),
+            namespace: namespace.clone(),
+        }),
+        volume_health_stats: of.abnormal.map(|abnormal| VolumeHealthStats { abnormal }),
     }
 }
 

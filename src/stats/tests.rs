@@ -530,10 +530,21 @@ impl World {
             name: name.to_owned(),
             memory,
             fs: fs(100),
+            ..VolumeUsage::default()
         };
         let volumes = vec![volume("cache", false), volume("token", true)];
         storage.volumes.insert(UID.into(), volumes);
         snapshot.storage = Some(Arc::new(storage));
+        snapshot.remotes = ["p0ther", UID]
+            .map(|pod| RemoteUsage {
+                pod: pod.into(),
+                volume: VolumeUsage {
+                    claim: Some(("shop".to_owned(), "claim".to_owned())),
+                    abnormal: Some(false),
+                    ..volume("data", false)
+                },
+            })
+            .to_vec();
         snapshot
     }
 }

@@ -8,7 +8,7 @@
 //! are removed, only when every source has spoken and could be read completely; a source that cannot be read
 //! is not an empty source.
 
-use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::collections::{BTreeSet, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -23,26 +23,27 @@ use super::{LoopContext, handlers, resizes};
 use crate::core::resize;
 use crate::core::state::{
     AdmissionRecord, ContainerRecord, ObjectRecord, PlegRecord, ProbeRecord, QueueRecord, State,
-    StatusRecord, Transaction, VolumePhase, VolumeRecord, WorkerRecord,
+    StatusRecord, Transaction, VolumeRecord, WorkerRecord,
 };
+use crate::core::volumes::keys;
 use crate::images::PULL_ERRORS;
-use crate::kuberuntime::sources::mounted_volumes;
 use crate::kuberuntime::{gc, logs, userns};
 use crate::pod_workers::{PodWorkers, UpdateOptions};
-use crate::types::metrics::{StaticLabel, VolumeStateLabel};
+use crate::types::metrics::StaticLabel;
 use crate::types::runtime::PodStatus;
 use crate::types::{PodExt, PodSyncType, PodUid};
-use crate::volumemanager;
+use crate::volumemanager::subpath;
 
 /// Containers are collected this often even when nothing died.
 const GC_PERIOD: Duration = Duration::from_secs(60);
 
 /// What is kept of each pod in table `objects`: the begin of the keys, and which part of a key is the pod's UID.
-const OBJECTS_OF_PODS: [(&str, usize); 4] = [
+const OBJECTS_OF_PODS: [(&str, usize); 5] = [
     (resize::RESIZES, 2),
     (resize::PENDING, 2),
     (userns::PREFIX, 2),
     (PULL_ERRORS, 1),
+    (subpath::PREFIX, 1),
 ];
 
 /// Compares sources, workers and runtime. Returns whether it changed something and should run again soon.
@@ -78,7 +79,6 @@ pub(super) fn pod_cleanups(context: &LoopContext) -> bool {
     let (statics, others, mirrors) = context.pods.counts();
     let mirrors = i64::try_from(mirrors).unwrap_or(i64::MAX);
     context.metrics.mirror_pods.set(mirrors);
-    count_volumes(context, &desired_pods);
     set_by_kind(&context.metrics.desired_pods, statics, others);
     let active = workers.active();
     let statics = active.iter().filter(|pod| pod.is_static()).count();
@@ -95,49 +95,6 @@ fn set_by_kind(metric: &Family<StaticLabel, Gauge>, statics: usize, others: usiz
         };
         let count = i64::try_from(count).unwrap_or(i64::MAX);
         metric.get_or_create(&label).set(count);
-    }
-}
-
-/// Volumes as they are on record, and as pods want them.
-fn count_volumes(context: &LoopContext, pods: &[Arc<Pod>]) {
-    let state = context.store.snapshot();
-    let mut counts: BTreeMap<(&'static str, &'static str), i64> = BTreeMap::new();
-    for plugin in volumemanager::PLUGINS {
-        for world in ["actual_state_of_world", "desired_state_of_world"] {
-            counts.insert((plugin, world), 0);
-        }
-    }
-    let mut count = |plugin: &str, world| {
-        let known = volumemanager::PLUGINS.iter().find(|p| **p == plugin);
-        if let Some(count) = known.and_then(|plugin| counts.get_mut(&(*plugin, world))) {
-            *count += 1;
-        }
-    };
-    for (_, record) in state.with_prefix::<VolumeRecord>("") {
-        if record.phase == VolumePhase::Mounted {
-            count(&record.plugin, "actual_state_of_world");
-        }
-    }
-    for pod in pods {
-        let mounted = mounted_volumes(pod);
-        for volume in pod.spec_ref().volumes.iter().flatten() {
-            if let Some(plugin) = volumemanager::plugin_of(volume)
-                && mounted.contains(volume.name.as_str())
-            {
-                count(plugin, "desired_state_of_world");
-            }
-        }
-    }
-    for ((plugin, world), count) in counts {
-        let label = VolumeStateLabel {
-            plugin_name: plugin.to_owned(),
-            state: world.to_owned(),
-        };
-        context
-            .metrics
-            .volume_manager_total_volumes
-            .get_or_create(&label)
-            .set(count);
     }
 }
 
@@ -359,6 +316,15 @@ fn left_over(state: &State, keep: &BTreeSet<PodUid>, complete: bool) -> Transact
             }
         }
     }
+    // How a volume was mounted is needed for as long as it is on record.
+    for prefix in [keys::VOLUMES, keys::MEDIA] {
+        for (key, _) in state.with_prefix::<ObjectRecord>(prefix) {
+            let of = &key[prefix.len()..];
+            if orphan(of) && state.record::<VolumeRecord>(of).is_none() {
+                transaction = transaction.delete::<ObjectRecord>(key);
+            }
+        }
+    }
     // Decisions about a pod go last: until then its source may bring it back.
     for key in state.workers.keys().filter(|k| orphan(k)) {
         transaction = transaction.delete::<WorkerRecord>(key);
@@ -375,7 +341,7 @@ fn left_over(state: &State, keep: &BTreeSet<PodUid>, complete: bool) -> Transact
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::core::state::Mutation;
+    use crate::core::state::{Mutation, VolumePhase};
     use crate::types::{BootId, Stamp};
 
     #[test]
@@ -398,6 +364,12 @@ mod tests {
             consecutive: 1,
             at,
         };
+        let volume = VolumeRecord {
+            plugin: "kubernetes.io/nfs".to_owned(),
+            path: "/x".to_owned(),
+            phase: VolumePhase::Mounted,
+            at,
+        };
         let mut state = State::default();
         for uid in ["gone", "here"] {
             let puts = Transaction::new()
@@ -405,6 +377,11 @@ mod tests {
                 .put(format!("resizes/ns/{uid}"), object.clone())
                 .put(format!("resizepending/ns/{uid}"), object.clone())
                 .put(format!("userns/ns/{uid}"), object.clone())
+                .put(format!("volumes/{uid}/forgotten"), object.clone())
+                .put(format!("volumes/{uid}/mounted"), object.clone())
+                .put(format!("{uid}/mounted"), volume.clone())
+                .put("devices//0", object.clone())
+                .put("device/0", volume.clone())
                 .put(format!("imagepullerrors/{uid}/abc"), object.clone())
                 .put(resizes::TURN, object.clone())
                 .put(format!("secrets/ns/{uid}"), object.clone());
@@ -430,6 +407,7 @@ mod tests {
                 "resizepending/ns/gone",
                 "userns/ns/gone",
                 "imagepullerrors/gone/abc",
+                "volumes/gone/forgotten",
             ]
         );
     }

@@ -7,8 +7,8 @@
 //! Probes have a registry of their own: they have a series per container, and an endpoint of their own.
 
 use std::fmt;
-use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use prometheus_client::encoding::{EncodeLabelSet, EncodeMetric, MetricEncoder};
 use prometheus_client::metrics::counter::Counter;
@@ -105,6 +105,10 @@ label! {
     StorageLabel { migrated, operation_name, status, volume_plugin }
 }
 label! {
+    /// A call to a CSI driver.
+    CsiLabel { driver_name, grpc_status_code, method_name, migrated }
+}
+label! {
     /// Volumes of a plugin: `actual_state_of_world` or `desired_state_of_world`.
     VolumeStateLabel { plugin_name, state }
 }
@@ -197,6 +201,7 @@ macro_rules! metrics {
         pub struct Metrics {
             registry: Arc<Registry>,
             probe_registry: Arc<Registry>,
+            counting: Arc<Mutex<Option<Weak<Count>>>>,
             $(
                 #[doc = $help]
                 pub $field: $type,
@@ -220,6 +225,7 @@ macro_rules! metrics {
                 Self {
                     registry: Arc::new(registry),
                     probe_registry: Arc::new(probe_registry),
+                    counting: Arc::default(),
                     $( $field, )+
                 }
             }
@@ -278,7 +284,9 @@ metrics! {
     client_certificate_renew_errors: Tally = Tally::default(), "kubelet_certificate_manager_client_expiration_renew_errors", "Renewals of the client certificate that failed";
     evictions: Family<EvictionLabel, Tally> = Family::default(), "kubelet_evictions", "Pods evicted, by what there was too little of";
     preemptions: Family<PreemptionLabel, Tally> = Family::default(), "kubelet_preemptions", "Pods stopped for a critical pod, by what that needed";
+    volume_content_writes: Counter = Counter::default(), "holdfast_volume_content_writes", "Times the files of a configMap, secret, downwardAPI or projected volume were written";
     storage_operation_duration: HistogramFamily<StorageLabel> = Family::new_with_constructor(storage_histogram), "storage_operation_duration", "Duration of mounting and unmounting volumes", Unit::Seconds;
+    csi_operations: HistogramFamily<CsiLabel> = Family::new_with_constructor(storage_histogram), "csi_operations", "Duration of calls to CSI drivers, by how they ended", Unit::Seconds;
     volume_manager_total_volumes: Family<VolumeStateLabel, Gauge> = Family::default(), "volume_manager_total_volumes", "Volumes by plugin, as they are and as pods want them";
     admission_rejections: Family<ReasonLabel, Counter> = Family::default(), "kubelet_admission_rejections", "Pods refused at first sight";
     probes: Family<ProbeLabel, Counter> = Family::default(), "prober_probe", "Probes of containers by result" => probes;
@@ -318,12 +326,28 @@ impl fmt::Debug for Metrics {
     }
 }
 
+/// Counts what is only counted when somebody asks.
+pub type Count = dyn Fn() + Send + Sync;
+
 impl Metrics {
+    /// Has `count` called before each [`Metrics::encode`], for as long as somebody holds it.
+    pub fn counting(&self, count: &Arc<Count>) {
+        let mut counting = self.counting.lock().unwrap_or_else(PoisonError::into_inner);
+        *counting = Some(Arc::downgrade(count));
+    }
+
     /// Everything but probes in the OpenMetrics text format.
     ///
     /// # Errors
     /// Only when formatting into a string fails.
     pub fn encode(&self) -> Result<String, fmt::Error> {
+        let count = {
+            let counting = self.counting.lock().unwrap_or_else(PoisonError::into_inner);
+            counting.as_ref().and_then(Weak::upgrade)
+        };
+        if let Some(count) = count {
+            count();
+        }
         let mut text = String::new();
         prometheus_client::encoding::text::encode(&mut text, &self.registry)?;
         Ok(text)

@@ -16,6 +16,7 @@ use std::path::Path;
 
 use super::ownership::{self, Access, ChangePolicy};
 use super::payload::{File, Files};
+use super::safety;
 
 const DATA: &str = "..data";
 const DATA_TMP: &str = "..data_tmp";
@@ -31,7 +32,12 @@ pub(super) fn write(
     group: Option<u32>,
     wall_ms: i64,
 ) -> io::Result<bool> {
-    write_in_steps(dir, files, group, wall_ms, &mut || Ok(()))
+    let written = write_in_steps(dir, files, group, wall_ms, &mut || Ok(()));
+    if written.is_err() {
+        // What was begun takes space that the next try needs. The first error is the one to tell.
+        drop(current(dir).and_then(|name| sweep(dir, name.as_deref(), &mut || Ok(()))));
+    }
+    written
 }
 
 /// `step` is called before each change; its error cuts the writer off there.
@@ -80,6 +86,11 @@ fn write_in_steps(
     link_names(dir, files, step)?;
     sweep(dir, Some(&name), step)?;
     Ok(true)
+}
+
+/// Whether a set was written into a directory.
+pub(super) fn is_written(dir: &Path) -> bool {
+    current(dir).is_ok_and(|name| name.is_some())
 }
 
 /// The directory `..data` leads to.
@@ -178,6 +189,12 @@ fn link_names(
                 fs::remove_file(&link)?;
             }
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) if error.kind() == io::ErrorKind::InvalidInput => {
+                return Err(io::Error::new(
+                    io::ErrorKind::AlreadyExists,
+                    format!("{name:?} is there, and is not a link of ours; remove it"),
+                ));
+            }
             Err(error) => return Err(error),
         }
         step()?;
@@ -196,7 +213,7 @@ fn link_names(
     Ok(())
 }
 
-/// Removes directories and links of the writer's that `..data` does not need.
+/// Removes directories and links of the writer's that `..data` does not need, and nothing through a mount.
 fn sweep(
     dir: &Path,
     keep: Option<&OsStr>,
@@ -211,7 +228,13 @@ fn sweep(
         }
         step()?;
         if entry.file_type()?.is_dir() {
-            fs::remove_dir_all(entry.path())?;
+            match safety::remove_tree(&entry.path()) {
+                Err(error) if error.kind() == io::ErrorKind::ResourceBusy => {
+                    // Teardown tells users of it; newer content does not wait for that.
+                    tracing::warn!(%error, "former content of a volume stays");
+                }
+                other => other?,
+            }
         } else {
             fs::remove_file(entry.path())?;
         }
@@ -220,174 +243,5 @@ fn sweep(
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn files(of: &[(&str, &str, u32)]) -> Files {
-        of.iter()
-            .map(|(path, data, mode)| {
-                let file = File {
-                    data: data.as_bytes().to_vec(),
-                    mode: *mode,
-                    owner: None,
-                };
-                ((*path).to_owned(), file)
-            })
-            .collect()
-    }
-
-    /// What a reader sees below a directory.
-    fn seen(dir: &Path) -> Files {
-        let mut paths = BTreeSet::new();
-        if dir.exists() {
-            list(dir, "", &mut paths).unwrap();
-        }
-        paths
-            .into_iter()
-            .map(|path| {
-                let at = dir.join(&path);
-                let file = File {
-                    data: fs::read(&at).unwrap(),
-                    mode: fs::metadata(&at).unwrap().permissions().mode() & 0o7777,
-                    owner: None,
-                };
-                (path, file)
-            })
-            .collect()
-    }
-
-    fn names(dir: &Path) -> Vec<String> {
-        let mut names: Vec<String> = fs::read_dir(dir)
-            .unwrap()
-            .map(|e| e.unwrap().file_name().into_string().unwrap())
-            .collect();
-        names.sort();
-        names
-    }
-
-    fn old() -> Files {
-        files(&[
-            ("both", "old", 0o644),
-            ("deep/gone", "x", 0o644),
-            ("same", "same", 0o400),
-        ])
-    }
-
-    fn new() -> Files {
-        files(&[
-            ("both", "new", 0o600),
-            ("added/deep/er", "y", 0o755),
-            ("same", "same", 0o400),
-        ])
-    }
-
-    #[test]
-    fn names_lead_to_the_newest_content() {
-        let dir = tempfile::tempdir().unwrap();
-        let dir = dir.path();
-        assert!(write(dir, &old(), None, 0).unwrap());
-        assert_eq!(seen(&dir.join(DATA)), old());
-        let first = names(dir);
-        assert!(first[0].starts_with("..1970_01_01_00_00_00."), "{first:?}");
-        assert_eq!(first[1..], ["..data", "both", "deep", "same"]);
-        assert_eq!(
-            fs::read_link(dir.join("deep")).unwrap(),
-            Path::new("..data/deep")
-        );
-
-        assert!(
-            !write(dir, &old(), None, 1_000).unwrap(),
-            "nothing has changed"
-        );
-        assert_eq!(names(dir), first);
-
-        assert!(write(dir, &new(), None, 1_000).unwrap());
-        assert_eq!(seen(&dir.join(DATA)), new());
-        assert_eq!(names(dir)[1..], ["..data", "added", "both", "same"]);
-        assert_eq!(fs::read_to_string(dir.join("both")).unwrap(), "new");
-        let mode = fs::metadata(dir.join("added/deep"))
-            .unwrap()
-            .permissions()
-            .mode();
-        assert_eq!(mode & 0o777, 0o755);
-
-        assert!(write(dir, &Files::new(), None, 2_000).unwrap());
-        assert_eq!(names(dir).len(), 2, "{:?}", names(dir));
-    }
-
-    #[test]
-    fn content_that_somebody_changed_is_written_again() {
-        let dir = tempfile::tempdir().unwrap();
-        let dir = dir.path();
-        type Change = fn(&Path);
-        let changes: [Change; 4] = [
-            |data| fs::write(data.join("both"), "odd").unwrap(),
-            |data| fs::write(data.join("more"), "odd").unwrap(),
-            |data| fs::remove_file(data.join("both")).unwrap(),
-            |data| {
-                fs::set_permissions(data.join("both"), fs::Permissions::from_mode(0o666)).unwrap();
-            },
-        ];
-        for change in changes {
-            write(dir, &old(), None, 0).unwrap();
-            change(&dir.join(DATA));
-            assert!(write(dir, &old(), None, 0).unwrap());
-            assert_eq!(seen(&dir.join(DATA)), old());
-        }
-        fs::remove_file(dir.join("both")).unwrap();
-        symlink("/etc/passwd", dir.join("both")).unwrap();
-        write(dir, &old(), None, 0).unwrap();
-        assert_eq!(fs::read_to_string(dir.join("both")).unwrap(), "old");
-    }
-
-    #[test]
-    fn cut_off_anywhere_a_reader_sees_the_old_set_or_the_new_one() {
-        let mut cut = 0;
-        let (mut saw_old, mut saw_new) = (false, false);
-        loop {
-            let dir = tempfile::tempdir().unwrap();
-            let dir = dir.path();
-            write(dir, &old(), None, 0).unwrap();
-            let mut left = cut;
-            let result = write_in_steps(dir, &new(), None, 1, &mut || {
-                if left == 0 {
-                    return Err(io::Error::other("cut off"));
-                }
-                left -= 1;
-                Ok(())
-            });
-            let seen_now = seen(&dir.join(DATA));
-            assert!(
-                seen_now == old() || seen_now == new(),
-                "cut {cut}: {seen_now:?}"
-            );
-            saw_old |= seen_now == old();
-            saw_new |= seen_now == new();
-            // What is in both sets can be read under its name at every moment.
-            assert_eq!(
-                fs::read_to_string(dir.join("same")).unwrap(),
-                "same",
-                "cut {cut}"
-            );
-            assert!(
-                ["old", "new"].contains(&fs::read_to_string(dir.join("both")).unwrap().as_str())
-            );
-            let done = result.is_ok();
-            // The next write, to the new set or back to the old one, leaves nothing over.
-            for (next, tops) in [
-                (new(), ["added", "both", "same"]),
-                (old(), ["both", "deep", "same"]),
-            ] {
-                write(dir, &next, None, 2).unwrap();
-                assert_eq!(seen(&dir.join(DATA)), next, "cut {cut}");
-                assert_eq!(names(dir)[1], DATA, "cut {cut}");
-                assert_eq!(names(dir)[2..], tops, "cut {cut}");
-            }
-            if done {
-                break;
-            }
-            cut += 1;
-        }
-        assert!(cut >= 8 && saw_old && saw_new, "{cut} steps");
-    }
-}
+#[path = "atomic_writer_tests.rs"]
+mod tests;

@@ -4,15 +4,18 @@
 //! last is remembered as a digest, so that a sync that finds nothing new does no I/O; after a restart the
 //! files themselves are compared once.
 
+use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::{Pod, Volume};
+use tokio::time::Instant;
 
 use super::error::{VolumeError, io_error};
 use super::ownership::{self, Access};
 use super::payload::{self, Payload};
 use super::plan::{Plan, set_up};
-use super::{VolumeManager, atomic_writer, run_blocking};
+use super::{VolumeManager, atomic_writer, mounts, run_blocking};
 use crate::core::state::{VolumePhase, VolumeRecord, child_key};
 use crate::kuberuntime::security;
 use crate::kuberuntime::sources::{Sources, is_content_volume, mounted_volumes};
@@ -68,11 +71,11 @@ impl VolumeManager {
             }
             let one = self.refresh_one(pod, volume, sources, recorder).await;
             if let Err(error) = &one {
-                recorder.record(error.event(pod, &volume.name));
+                error.tell(pod, &volume.name, recorder);
             }
             result = result.and(one);
         }
-        result
+        result.and(self.republish(pod, sources, recorder).await)
     }
 
     async fn refresh_one(
@@ -87,7 +90,74 @@ impl VolumeManager {
         if self.known_digest(&pod.uid(), &volume.name) == Some(payload.digest()) {
             return Ok(());
         }
-        self.mount_content(pod, volume, payload).await.map(drop)
+        let (manager, pod, volume) = (self.clone(), pod.clone(), volume.clone());
+        let (uid, name) = (pod.uid(), volume.name.clone());
+        self.operate(&uid, &name, "volume_mount", async move {
+            manager.mount_content(&pod, &volume, payload).await
+        })
+        .await
+        .map(drop)
+    }
+
+    /// Mounts a volume and makes it hold what it should. One that is mounted keeps its former content when that
+    /// cannot be: containers of the pod have it and may start again with it, and users are told.
+    pub(super) async fn mount_files(
+        &self,
+        pod: &Arc<Pod>,
+        volume: &Volume,
+        sources: &Sources,
+        recorder: &dyn EventRecorder,
+    ) -> Result<PathBuf, VolumeError> {
+        let newest = async {
+            let payload = collect(pod, volume, sources)?;
+            let stale = payload.stale_token;
+            let (manager, shared, of) = (self.clone(), Arc::clone(pod), volume.clone());
+            let path = self
+                .operate(&pod.uid(), &volume.name, "volume_mount", async move {
+                    manager.mount_content(&shared, &of, payload).await
+                })
+                .await?;
+            self.tell_stale(pod, volume, stale, recorder);
+            Ok(path)
+        };
+        match newest.await {
+            Err(error @ VolumeError::Commit { .. }) => Err(error),
+            Err(error) => match self.former(pod, volume).await {
+                Some(path) => {
+                    error.tell(pod, &volume.name, recorder);
+                    Ok(path)
+                }
+                None => Err(error),
+            },
+            mounted => mounted,
+        }
+    }
+
+    /// The path of a volume that holds what it was given since the machine was started.
+    async fn former(&self, pod: &Pod, volume: &Volume) -> Option<PathBuf> {
+        let key = child_key(&pod.uid(), &volume.name);
+        let plan = self.plan(pod, volume).ok()?;
+        let path = plan.path();
+        let known = self
+            .store
+            .snapshot()
+            .record::<VolumeRecord>(&key)
+            .cloned()?;
+        let is_ours = known.phase == VolumePhase::Mounted
+            && known.plugin == plan.plugin()
+            && Path::new(&known.path) == path;
+        let written_now = self
+            .known_digest(&pod.uid(), &volume.name)
+            .is_some_and(|d| d != [0; 32]);
+        if !is_ours || (!written_now && known.at.boot != self.clock.now().boot) {
+            return None;
+        }
+        let at = path.clone();
+        let whole = run_blocking(move || {
+            let set_up = mounts::Table::read().and_then(|table| plan.is_set_up(&table));
+            Ok(set_up.unwrap_or(false) && atomic_writer::is_written(&at))
+        });
+        whole.await.unwrap_or(false).then_some(path)
     }
 
     /// Mounts a volume, if it is not, and makes it hold the payload.
@@ -113,7 +183,8 @@ impl VolumeManager {
         let now = self.clock.now().wall_ms;
         let group = security::fs_group(pod);
         let (of, in_volume, at) = (uid.clone(), name.clone(), path.clone());
-        let written = run_blocking(move || {
+        let begun = Instant::now();
+        let done = run_blocking(move || {
             if !is_mounted {
                 set_up(&plan, &of, &in_volume)?;
             }
@@ -124,13 +195,18 @@ impl VolumeManager {
                     &at,
                 ))?;
             }
-            atomic_writer::write(&at, &payload.files, group, now).map_err(io_error(
-                "write volume",
-                &of,
-                &at,
-            ))
+            atomic_writer::write(&at, &payload.files, group, now)
+                .map_err(|error| explain_full(error, &at, &payload))
+                .map_err(io_error("write volume", &of, &at))
         })
-        .await?;
+        .await;
+        if !is_mounted {
+            self.observe("volume_mount", plugin, begun, done.is_ok());
+        }
+        let written = done?;
+        if written {
+            self.metrics.volume_content_writes.inc();
+        }
         if !is_mounted {
             self.record(&uid, &name, plugin, &path, VolumePhase::Mounted)
                 .await?;
@@ -149,12 +225,12 @@ impl VolumeManager {
         let Some(known) = known else { return Ok(false) };
         let path = plan.path();
         if known.plugin != plan.plugin() || Path::new(&known.path) != path {
-            self.unmount_one(uid, name, &known).await?;
+            self.tear_down_own(uid, name, &known).await?;
             return Ok(false);
         }
         Ok(known.phase == VolumePhase::Mounted
-            && plan
-                .is_set_up()
+            && mounts::Table::read()
+                .and_then(|table| plan.is_set_up(&table))
                 .map_err(io_error("look at volume", uid, &path))?)
     }
 
@@ -196,6 +272,25 @@ impl VolumeManager {
             written.digest = [0; 32];
         }
     }
+}
+
+/// Says what there is no space for.
+fn explain_full(error: io::Error, at: &Path, payload: &Payload) -> io::Error {
+    if error.kind() != io::ErrorKind::StorageFull {
+        return error;
+    }
+    let bytes: usize = payload.files.values().map(|file| file.data.len()).sum();
+    let size = nix::sys::statvfs::statvfs(at)
+        .map(|fs| fs.blocks().saturating_mul(fs.fragment_size()))
+        .unwrap_or_default();
+    io::Error::new(
+        error.kind(),
+        format!(
+            "{error}: the content takes {bytes} bytes, and its former version stays until it is written; the file \
+             system has {size} bytes in all; make it smaller, or raise the pod's memory limit if that is what it is \
+             limited by"
+        ),
+    )
 }
 
 /// The content of a volume, or an error that names it.

@@ -5,7 +5,7 @@ use super::*;
 use crate::kuberuntime::sources::{PodToken, TokenRef};
 use crate::volumemanager::TOKEN_EXPIRED;
 
-fn config_map(data: &[(&str, &str)]) -> Arc<ConfigMap> {
+pub(super) fn config_map(data: &[(&str, &str)]) -> Arc<ConfigMap> {
     Arc::new(ConfigMap {
         metadata: serde_json::from_value(json!({"namespace": "ns", "name": "m"})).unwrap(),
         data: Some(
@@ -18,19 +18,20 @@ fn config_map(data: &[(&str, &str)]) -> Arc<ConfigMap> {
     })
 }
 
-fn token(text: &str, stale: bool) -> Result<PodToken, String> {
+pub(super) fn token(text: &str, stale: bool) -> Result<PodToken, String> {
     Ok(PodToken {
         token: text.to_owned(),
         stale,
+        expires_ms: 0,
     })
 }
 
-const TOKEN: fn() -> TokenRef = || TokenRef {
+pub(super) const TOKEN: fn() -> TokenRef = || TokenRef {
     audience: String::new(),
     expiration_seconds: 3607,
 };
 
-fn sources() -> Sources {
+pub(super) fn sources() -> Sources {
     let mut sources = Sources::default();
     let map = config_map(&[("ca.crt", "CA"), ("other", "x")]);
     sources.config_maps.insert("m".to_owned(), Ok(Some(map)));
@@ -51,7 +52,7 @@ fn sources() -> Sources {
     sources
 }
 
-fn api_access() -> serde_json::Value {
+pub(super) fn api_access() -> serde_json::Value {
     json!({"name": "access", "projected": {"defaultMode": 420, "sources": [
         {"serviceAccountToken": {"expirationSeconds": 3607, "path": "token"}},
         {"configMap": {"name": "m", "items": [{"key": "ca.crt", "path": "ca.crt"}]}},
@@ -60,7 +61,7 @@ fn api_access() -> serde_json::Value {
 }
 
 /// Files of a volume with their content, as a container reads them.
-fn read(path: &Path) -> Vec<(String, String)> {
+pub(super) fn read(path: &Path) -> Vec<(String, String)> {
     let mut files: Vec<_> = fs::read_dir(path)
         .unwrap()
         .map(|e| e.unwrap().path())
@@ -84,7 +85,7 @@ fn pairs(of: &[(&str, &str)]) -> Vec<(String, String)> {
 }
 
 /// Unmounts what a test leaves.
-struct Cleanup<'a>(&'a World);
+pub(super) struct Cleanup<'a>(pub(super) &'a World);
 
 impl Drop for Cleanup<'_> {
     fn drop(&mut self) {
@@ -94,7 +95,7 @@ impl Drop for Cleanup<'_> {
     }
 }
 
-fn is_root() -> bool {
+pub(super) fn is_root() -> bool {
     nix::unistd::geteuid().is_root()
 }
 
@@ -279,7 +280,7 @@ async fn what_cannot_be_had_is_named_and_nothing_is_mounted() {
         ),
         (
             json!({"name": "v", "projected": {"sources": [{"clusterTrustBundle": {"path": "t"}}]}}),
-            "clusterTrustBundle is not supported",
+            "ClusterTrustBundles: they were not asked for",
         ),
         (items("/etc/passwd"), "relative"),
         (items("a/../../b"), "\"..\""),
@@ -343,7 +344,7 @@ async fn content_volumes_of_a_lost_store_are_adopted_and_removed() {
     let store = Store::in_memory(Arc::new(TestClock));
     let root = world.dir.path().join("root");
     let manager = VolumeManager::new(&root, None, store.clone(), Arc::new(TestClock));
-    assert_eq!(manager.reconcile().await.unwrap(), 3);
+    assert_eq!(manager.reconcile().await.unwrap().adopted, 3);
     let errors = manager.cleanup_orphan_dirs(&BTreeSet::new()).await;
     assert!(errors.is_empty(), "{errors:?}");
     assert!(!manager.pod_dirs_exist(&pod.uid()));

@@ -1,71 +1,111 @@
-//! Layer 4: volumes of pods, emptyDir, hostPath, and those whose files the agent writes (configMap, secret,
-//! downwardAPI, projected); upstream's volume manager for what needs no other node.
+//! Layer 4: volumes of pods. emptyDir, hostPath, those whose files the agent writes (configMap, secret, downwardAPI,
+//! projected), and those whose storage is elsewhere ([`remote`]); upstream's volume manager.
 //!
 //! Comes in: a pod, and the objects it refers to as they were found. Goes out: a host path per volume that
 //! a container mounts. Pod directories are `<root>/pods/<uid>/{volumes,plugins}` (0750), volumes
 //! `volumes/<plugin>/<name>`.
+//!
+//! What each step is, is decided by [`crate::core::volumes::planner`]; a step is a task of its own (`operations`)
+//! that ends whether or not somebody waits for it.
 //!
 //! **Invariant:** the phase of a volume is on disk before each mount and unmount, so a restart knows what
 //! may be half done. What is recorded as mounted and still is, is not touched.
 //!
 //! **Invariant:** removal goes by records alone, never through a mount, a link, or onto another file system;
 //! what a hostPath leads to is never removed.
+//!
+//! **Invariant:** no path is looked at that may lead to a server that is gone; what hangs holds up its own pod
+//! only.
 
+mod accounts;
 mod atomic_writer;
+mod block;
+pub mod command;
 mod content;
+pub mod csi;
+mod dirs;
+mod disk;
 mod error;
+mod fs_group;
 mod host_path;
+mod huge_pages;
+pub mod in_use;
+pub mod iscsi;
+pub mod local;
+mod medium;
+mod mount;
 mod mounts;
+pub mod nfs;
+mod operations;
 mod ownership;
 mod payload;
 mod plan;
+mod reconcile;
+pub mod remote;
+mod remotes;
+mod safety;
+#[cfg(test)]
+mod stand_in;
+mod steps;
+pub mod subpath;
+mod turns;
+mod unmount;
+mod usage;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
-use k8s_openapi::api::core::v1::{EmptyDirVolumeSource, Pod, Volume};
-
+use k8s_openapi::api::core::v1::Volume;
+use tokio::sync::watch;
 use tokio::time::Instant;
 
+pub use accounts::{RemoteVolume, count};
 pub use content::TOKEN_EXPIRED;
 pub use error::VolumeError;
+pub use fs_group::CHANGE_IN_PROGRESS;
 pub use host_path::HostPathError;
+pub use huge_pages::HugePagesError;
 pub use payload::PayloadError;
+pub use reconcile::Reconciled;
 
-use crate::core::state::{Transaction, VolumePhase, VolumeRecord, child_key};
-use crate::kuberuntime::security;
-use crate::kuberuntime::sources::{Sources, is_content_volume, mounted_volumes};
+use crate::core::volumes::{CSI, ISCSI, LOCAL, NFS};
 use crate::store::Store;
 use crate::types::events::EventRecorder;
 use crate::types::metrics::{Metrics, StorageLabel};
-use crate::types::{Clock, PodExt, PodUid, blocking};
-use error::io_error;
-use ownership::{Access, ChangePolicy};
-use plan::{Medium, Plan, make_dir, memory_size, set_up, tear_down};
+use crate::types::{Clock, PodUid, blocking};
+use operations::Operations;
+use remote::RemotePlugin;
 
 const EMPTY_DIR: &str = "kubernetes.io/empty-dir";
-const HOST_PATH: &str = "kubernetes.io/host-path";
+const HOST_PATH: &str = crate::core::volumes::HOST_PATH;
 const CONFIG_MAP: &str = "kubernetes.io/configmap";
 const SECRET: &str = "kubernetes.io/secret";
 const DOWNWARD_API: &str = "kubernetes.io/downward-api";
 const PROJECTED: &str = "kubernetes.io/projected";
 /// Plugins whose volumes lie in the pod's directory.
 const OWN: [&str; 5] = [EMPTY_DIR, CONFIG_MAP, SECRET, DOWNWARD_API, PROJECTED];
+/// How long a pod waits for its volumes at a time; upstream's `podAttachAndMountTimeout`.
+const POD_WAIT: Duration = Duration::from_secs(123);
 
 /// Names of the plugins, as in records and metrics.
-pub const PLUGINS: [&str; 6] = [
+pub const PLUGINS: [&str; 10] = [
     EMPTY_DIR,
     HOST_PATH,
     CONFIG_MAP,
     SECRET,
     DOWNWARD_API,
     PROJECTED,
+    CSI,
+    NFS,
+    ISCSI,
+    LOCAL,
 ];
 
-/// The plugin of a volume; `None` for one that the runtime mounts.
+/// The plugin of a volume by what the pod says of it; `None` for one that the runtime mounts, and for a claim.
 pub fn plugin_of(volume: &Volume) -> Option<&'static str> {
     match volume {
         Volume {
@@ -86,6 +126,14 @@ pub struct VolumeManager {
     store: Store,
     clock: Arc<dyn Clock>,
     metrics: Metrics,
+    recorder: Option<Arc<dyn EventRecorder>>,
+    mounts: mounts::Source,
+    plugins: Arc<BTreeMap<&'static str, Arc<dyn RemotePlugin>>>,
+    operations: Operations,
+    desk: Arc<Mutex<remotes::Desk>>,
+    in_use: watch::Sender<BTreeSet<String>>,
+    /// Since when pods wait for their volumes.
+    waiting: Arc<Mutex<HashMap<PodUid, mount::Waiting>>>,
     /// By `<uid>/<volume>`; gone with the volume.
     written: Arc<Mutex<HashMap<String, content::Written>>>,
 }
@@ -105,6 +153,13 @@ impl VolumeManager {
             store,
             clock,
             metrics: Metrics::default(),
+            recorder: None,
+            mounts: mounts::Source::default(),
+            plugins: Arc::default(),
+            operations: Operations::default(),
+            desk: Arc::default(),
+            in_use: watch::Sender::new(BTreeSet::new()),
+            waiting: Arc::default(),
             written: Arc::default(),
         }
     }
@@ -113,6 +168,28 @@ impl VolumeManager {
     #[must_use]
     pub fn measured(mut self, metrics: Metrics) -> Self {
         self.metrics = metrics;
+        self
+    }
+
+    /// Mounts volumes of the plugin `name` (see [`crate::core::volumes::Remote::plugin`]) with `plugin`.
+    #[must_use]
+    pub fn with_plugin(mut self, name: &'static str, plugin: Arc<dyn RemotePlugin>) -> Self {
+        Arc::make_mut(&mut self.plugins).insert(name, plugin);
+        self
+    }
+
+    /// Mounts NFS exports, iSCSI disks and disks and directories of this node with these tools.
+    #[must_use]
+    pub fn with_system_tools(self, tools: command::Tools) -> Self {
+        self.with_plugin(NFS, Arc::new(nfs::NfsPlugin::new(tools.clone())))
+            .with_plugin(ISCSI, Arc::new(iscsi::IscsiPlugin::new(tools.clone())))
+            .with_plugin(LOCAL, Arc::new(local::LocalPlugin::new(tools)))
+    }
+
+    /// Tells of unmounts that fail; of mounts those are told who wait for them.
+    #[must_use]
+    pub fn telling(mut self, recorder: Arc<dyn EventRecorder>) -> Self {
+        self.recorder = Some(recorder);
         self
     }
 
@@ -129,392 +206,14 @@ impl VolumeManager {
             .observe(begun.elapsed().as_secs_f64());
     }
 
+    fn waiting(&self) -> MutexGuard<'_, HashMap<PodUid, mount::Waiting>> {
+        // Entries are replaced whole.
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn written(&self) -> MutexGuard<'_, HashMap<String, content::Written>> {
         // Entries are replaced whole.
         self.written.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Makes sure that every volume a container mounts is there and holds what it should, and gives their
-    /// paths on the host; upstream's `WaitForAttachAndMount`. A failure is told by an event as well.
-    /// When dropped, a step that has begun is on record and is taken up by the next call.
-    ///
-    /// # Errors
-    /// The first volume that cannot be mounted.
-    pub async fn mount(
-        &self,
-        pod: &Pod,
-        sources: &Sources,
-        recorder: &dyn EventRecorder,
-    ) -> Result<BTreeMap<String, PathBuf>, VolumeError> {
-        let uid = pod.uid();
-        self.make_pod_dirs(&uid)?;
-        let used = mounted_volumes(pod);
-        let mut paths = BTreeMap::new();
-        for volume in pod.spec_ref().volumes.iter().flatten() {
-            // Images are mounted by the runtime.
-            if volume.image.is_some() || !used.contains(volume.name.as_str()) {
-                continue;
-            }
-            match self.mount_any(pod, volume, sources, recorder).await {
-                Ok(path) => {
-                    paths.insert(volume.name.clone(), path);
-                }
-                Err(error) => {
-                    recorder.record(error.event(pod, &volume.name));
-                    return Err(error);
-                }
-            }
-        }
-        Ok(paths)
-    }
-
-    async fn mount_any(
-        &self,
-        pod: &Pod,
-        volume: &Volume,
-        sources: &Sources,
-        recorder: &dyn EventRecorder,
-    ) -> Result<PathBuf, VolumeError> {
-        if !is_content_volume(volume) {
-            return self.mount_one(pod, volume).await;
-        }
-        let payload = content::collect(pod, volume, sources)?;
-        let stale = payload.stale_token;
-        let path = self.mount_content(pod, volume, payload).await?;
-        self.tell_stale(pod, volume, stale, recorder);
-        Ok(path)
-    }
-
-    async fn mount_one(&self, pod: &Pod, volume: &Volume) -> Result<PathBuf, VolumeError> {
-        let uid = pod.uid();
-        let plan = self.plan(pod, volume)?;
-        let path = plan.path();
-        let key = child_key(&uid, &volume.name);
-        let known = self.store.snapshot().record::<VolumeRecord>(&key).cloned();
-        if let Some(known) = &known {
-            if known.plugin != plan.plugin() || Path::new(&known.path) != path {
-                self.unmount_one(&uid, &volume.name, known).await?;
-            } else if known.phase == VolumePhase::Mounted
-                && plan
-                    .is_set_up()
-                    .map_err(io_error("look at volume", &uid, &path))?
-            {
-                return Ok(path);
-            }
-        }
-        self.record(
-            &uid,
-            &volume.name,
-            plan.plugin(),
-            &path,
-            VolumePhase::Mounting,
-        )
-        .await?;
-        let plugin = plan.plugin();
-        let (of, name) = (uid.clone(), volume.name.clone());
-        // What a hostPath leads to belongs to the node.
-        let group = security::fs_group(pod).filter(|_| plugin != HOST_PATH);
-        let policy = ChangePolicy::of(pod);
-        let at = path.clone();
-        let begun = Instant::now();
-        let done = run_blocking(move || {
-            set_up(&plan, &of, &name)?;
-            match group {
-                Some(group) => ownership::give(&at, group, Access::ReadWrite, policy)
-                    .map_err(io_error("give fsGroup volume", &of, &at)),
-                None => Ok(()),
-            }
-        })
-        .await;
-        self.observe("volume_mount", plugin, begun, done.is_ok());
-        done?;
-        tracing::info!(pod = %uid, volume = %volume.name, plugin, "mounted volume");
-        self.record(&uid, &volume.name, plugin, &path, VolumePhase::Mounted)
-            .await?;
-        Ok(path)
-    }
-
-    /// Unmounts and removes every volume on record of a pod; upstream's `WaitForUnmount`. Its containers
-    /// must have ended. Once it succeeds there is no record left.
-    ///
-    /// # Errors
-    /// The first volume that cannot be unmounted; the others were tried.
-    pub async fn unmount(&self, uid: &PodUid) -> Result<(), VolumeError> {
-        let prefix = child_key(uid, "");
-        let records: Vec<(String, VolumeRecord)> = self
-            .store
-            .snapshot()
-            .with_prefix::<VolumeRecord>(&prefix)
-            .map(|(key, record)| (key[prefix.len()..].to_owned(), record.clone()))
-            .collect();
-        let mut result = Ok(());
-        for (name, record) in records {
-            let one = self.unmount_one(uid, &name, &record).await;
-            result = result.and(one);
-        }
-        result
-    }
-
-    /// Whether a pod has volumes on record.
-    pub fn has_volumes(&self, uid: &PodUid) -> bool {
-        let seen = self.store.snapshot();
-        seen.with_prefix::<VolumeRecord>(&child_key(uid, ""))
-            .next()
-            .is_some()
-    }
-
-    async fn unmount_one(
-        &self,
-        uid: &PodUid,
-        name: &str,
-        record: &VolumeRecord,
-    ) -> Result<(), VolumeError> {
-        let path = PathBuf::from(&record.path);
-        if record.phase != VolumePhase::Unmounting {
-            self.record(uid, name, &record.plugin, &path, VolumePhase::Unmounting)
-                .await?;
-        }
-        match record.plugin.as_str() {
-            HOST_PATH => {}
-            plugin
-                if OWN.contains(&plugin) && path.starts_with(self.pod_dir(uid).join("volumes")) =>
-            {
-                let uid = uid.clone();
-                let begun = Instant::now();
-                let done = run_blocking(move || tear_down(&path, &uid)).await;
-                self.observe("volume_unmount", plugin, begun, done.is_ok());
-                done?;
-            }
-            other => {
-                return Err(VolumeError::Unsupported {
-                    pod: uid.clone(),
-                    volume: name.to_owned(),
-                    what: format!("removing {} at {} (on record)", other, record.path),
-                });
-            }
-        }
-        let key = child_key(uid, name);
-        self.written().remove(&key);
-        let why = format!("{name} ({})", record.plugin);
-        let transaction = Transaction::new().delete::<VolumeRecord>(&key).journal(
-            Some(uid),
-            "volume unmounted",
-            why,
-        );
-        self.commit(uid, name, transaction).await
-    }
-
-    /// Takes over volumes that are on disk but not on record, after the store was lost: they are recorded
-    /// as mounted, so that their pods' end removes them. Returns how many. Changes no volume.
-    ///
-    /// # Errors
-    /// When a directory cannot be read or a record not committed.
-    pub async fn reconcile(&self) -> Result<usize, VolumeError> {
-        let mut adopted = 0;
-        for uid in self.pods_on_disk()? {
-            for plugin in OWN {
-                adopted += self.adopt(&uid, plugin).await?;
-            }
-        }
-        Ok(adopted)
-    }
-
-    async fn adopt(&self, uid: &PodUid, plugin: &str) -> Result<usize, VolumeError> {
-        let dir = self.plugin_dir(uid, plugin);
-        let mut adopted = 0;
-        for name in dirs_in(&dir).map_err(io_error("list volumes in", uid, &dir))? {
-            let key = child_key(uid, &name);
-            if self.store.snapshot().record::<VolumeRecord>(&key).is_some() {
-                continue;
-            }
-            let path = dir.join(&name);
-            self.record(uid, &name, plugin, &path, VolumePhase::Mounted)
-                .await?;
-            adopted += 1;
-        }
-        Ok(adopted)
-    }
-
-    /// Makes a pod's directories; upstream's `makePodDataDirs`.
-    ///
-    /// # Errors
-    /// When one cannot be made.
-    pub fn make_pod_dirs(&self, uid: &PodUid) -> Result<(), VolumeError> {
-        check_name(uid, uid.as_str())?;
-        let pod = self.pod_dir(uid);
-        for dir in [pod.clone(), pod.join("volumes"), pod.join("plugins")] {
-            if dir.is_dir() {
-                continue;
-            }
-            make_dir(&dir, 0o750).map_err(io_error("create directory", uid, &dir))?;
-        }
-        Ok(())
-    }
-
-    /// Whether a pod has a directory.
-    pub fn pod_dirs_exist(&self, uid: &PodUid) -> bool {
-        is_component(uid.as_str()) && self.pod_dir(uid).is_dir()
-    }
-
-    /// Removes a pod's directory. Its volumes must be unmounted.
-    ///
-    /// # Errors
-    /// `InUse` when volumes are on record or on disk, or something is mounted there.
-    pub async fn remove_pod_dirs(&self, uid: &PodUid) -> Result<(), VolumeError> {
-        check_name(uid, uid.as_str())?;
-        let path = self.pod_dir(uid);
-        let in_use = |what: String| VolumeError::InUse {
-            pod: uid.clone(),
-            path: path.clone(),
-            what,
-        };
-        if self.has_volumes(uid) {
-            return Err(in_use("it has volumes that are mounted".to_owned()));
-        }
-        let volumes = path.join("volumes");
-        for plugin in dirs_in(&volumes).map_err(io_error("list volumes in", uid, &volumes))? {
-            let dir = volumes.join(&plugin);
-            let left = dirs_in(&dir).map_err(io_error("list volumes in", uid, &dir))?;
-            if let Some(volume) = left.first() {
-                return Err(in_use(format!(
-                    "volume {plugin}/{volume} is there but not on record"
-                )));
-            }
-        }
-        let (dir, of) = (path.clone(), uid.clone());
-        run_blocking(move || {
-            mounts::remove_tree(&dir).map_err(io_error("remove directory", &of, &dir))
-        })
-        .await
-    }
-
-    /// Unmounts the volumes and removes the directories of pods that are not `known`; upstream's
-    /// `cleanupOrphanedPodDirs`. Only to be called once every source has spoken. Returns what stayed.
-    pub async fn cleanup_orphan_dirs(&self, known: &BTreeSet<PodUid>) -> Vec<VolumeError> {
-        let mut orphans: BTreeSet<PodUid> = match self.pods_on_disk() {
-            Ok(pods) => pods,
-            Err(error) => return vec![error],
-        };
-        let seen = self.store.snapshot();
-        orphans.extend(
-            seen.with_prefix::<VolumeRecord>("")
-                .filter_map(|(key, _)| key.split_once('/'))
-                .map(|(uid, _)| PodUid::new(uid)),
-        );
-        let mut errors = Vec::new();
-        for uid in orphans.difference(known) {
-            let removed = match self.unmount(uid).await {
-                Ok(()) => self.remove_pod_dirs(uid).await,
-                Err(error) => Err(error),
-            };
-            match removed {
-                Ok(()) => tracing::info!(pod = %uid, "removed the directory of a pod that is gone"),
-                Err(error) => errors.push(error),
-            }
-        }
-        errors
-    }
-
-    fn pod_dir(&self, uid: &PodUid) -> PathBuf {
-        self.root.join("pods").join(uid.as_str())
-    }
-
-    fn plugin_dir(&self, uid: &PodUid, plugin: &str) -> PathBuf {
-        let dir = plugin.replace('/', "~");
-        self.pod_dir(uid).join("volumes").join(dir)
-    }
-
-    fn pods_on_disk(&self) -> Result<BTreeSet<PodUid>, VolumeError> {
-        let pods = self.root.join("pods");
-        let none = PodUid::new("");
-        let names = dirs_in(&pods).map_err(io_error("list pod directories in", &none, &pods))?;
-        Ok(names.into_iter().map(PodUid::from).collect())
-    }
-
-    fn plan(&self, pod: &Pod, volume: &Volume) -> Result<Plan, VolumeError> {
-        let uid = pod.uid();
-        check_name(&uid, &volume.name)?;
-        let unsupported = |what: String| VolumeError::Unsupported {
-            pod: uid.clone(),
-            volume: volume.name.clone(),
-            what,
-        };
-        if let Some(host) = &volume.host_path {
-            host_path::validate(&host.path).map_err(|source| VolumeError::HostPath {
-                pod: uid.clone(),
-                volume: volume.name.clone(),
-                source,
-            })?;
-            return Ok(Plan::Host {
-                path: host.path.clone(),
-                type_: host.type_.clone().unwrap_or_default(),
-            });
-        }
-        let path = |plugin| self.plugin_dir(&uid, plugin).join(&volume.name);
-        let quantity = |source| VolumeError::Quantity {
-            pod: uid.clone(),
-            volume: volume.name.clone(),
-            source,
-        };
-        if let Some(plugin) = content_plugin(volume) {
-            let medium = if plugin == CONFIG_MAP {
-                Medium::Disk
-            } else {
-                let no_limit = EmptyDirVolumeSource::default();
-                Medium::Memory(memory_size(pod, &no_limit, self.memory).map_err(quantity)?)
-            };
-            return Ok(Plan::Content {
-                plugin,
-                path: path(plugin),
-                medium,
-            });
-        }
-        let Some(empty) = &volume.empty_dir else {
-            return Err(unsupported("its kind".to_owned()));
-        };
-        let path = path(EMPTY_DIR);
-        match empty.medium.as_deref().unwrap_or_default() {
-            "" => Ok(Plan::Disk { path }),
-            "Memory" => {
-                let size = memory_size(pod, empty, self.memory).map_err(quantity)?;
-                Ok(Plan::Memory { path, size })
-            }
-            other => Err(unsupported(format!("emptyDir medium {other:?}"))),
-        }
-    }
-
-    async fn record(
-        &self,
-        uid: &PodUid,
-        name: &str,
-        plugin: &str,
-        path: &Path,
-        phase: VolumePhase,
-    ) -> Result<(), VolumeError> {
-        let record = VolumeRecord {
-            plugin: plugin.to_owned(),
-            path: path.to_string_lossy().into_owned(),
-            phase,
-            at: self.clock.now(),
-        };
-        let transaction = Transaction::new().put(child_key(uid, name), record);
-        self.commit(uid, name, transaction).await
-    }
-
-    async fn commit(
-        &self,
-        uid: &PodUid,
-        name: &str,
-        transaction: Transaction,
-    ) -> Result<(), VolumeError> {
-        match self.store.commit(transaction).await {
-            Ok(_) => Ok(()),
-            Err(source) => Err(VolumeError::Commit {
-                pod: uid.clone(),
-                volume: name.to_owned(),
-                source,
-            }),
-        }
     }
 }
 
@@ -591,5 +290,16 @@ async fn run_blocking<T: Send + 'static>(
     }
 }
 
+#[cfg(test)]
+#[allow(clippy::unwrap_used, clippy::expect_used, reason = "tests")]
+mod model_tests;
+#[cfg(test)]
+#[allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "tests"
+)]
+mod remote_tests;
 #[cfg(test)]
 mod tests;

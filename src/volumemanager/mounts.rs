@@ -1,11 +1,13 @@
-//! What is mounted, and removal of directories that stays on one file system.
+//! What is mounted, as the kernel tells it. No path is looked at that may lead to a server that is gone: a
+//! path is found by its name in a directory of the agent's own.
 
+use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::fs;
 use std::io;
 use std::os::unix::ffi::OsStringExt;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 /// A mount.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -16,9 +18,125 @@ pub(super) struct Mount {
     pub(super) fstype: String,
 }
 
-/// All mounts of this mount namespace.
-pub(super) fn list() -> io::Result<Vec<Mount>> {
-    Ok(parse(&fs::read("/proc/self/mountinfo")?))
+/// All mounts of this mount namespace at one moment.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Table(Vec<Mount>);
+
+impl Table {
+    /// Reads it.
+    pub(super) fn read() -> io::Result<Self> {
+        Ok(Self(parse(&fs::read("/proc/self/mountinfo")?)))
+    }
+
+    /// The mount on top of `path`, if `path` is a mount point. Its parent must be the agent's own.
+    pub(super) fn at(&self, path: &Path) -> io::Result<Option<&Mount>> {
+        let found = resolve(path)?;
+        Ok(found.and_then(|path| {
+            self.0
+                .iter()
+                .rfind(|m| m.point.as_os_str() == path.as_os_str())
+        }))
+    }
+
+    /// All mounts whose point is `path`, each over the one before.
+    fn all_at(&self, path: &Path) -> io::Result<Vec<&Mount>> {
+        let Some(path) = resolve(path)? else {
+            return Ok(Vec::new());
+        };
+        let is_it = |m: &&Mount| m.point.as_os_str() == path.as_os_str();
+        Ok(self.0.iter().filter(is_it).collect())
+    }
+
+    /// Where something is mounted below `root`, a directory of the agent's own, in terms of `root`.
+    pub(super) fn points_below(&self, root: &Path) -> io::Result<BTreeSet<PathBuf>> {
+        let resolved = match fs::canonicalize(root) {
+            Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(BTreeSet::new()),
+            other => other?,
+        };
+        let below = self
+            .0
+            .iter()
+            .filter_map(|m| m.point.strip_prefix(&resolved).ok());
+        Ok(below.map(|rest| root.join(rest)).collect())
+    }
+
+    /// Mounts at or below `path`, whose parent must be the agent's own.
+    pub(super) fn below(&self, path: &Path) -> io::Result<impl Iterator<Item = &Mount>> {
+        let path = resolve(path)?;
+        let all = self.0.iter();
+        Ok(all.filter(move |m| path.as_ref().is_some_and(|p| m.point.starts_with(p))))
+    }
+}
+
+/// Where the table is read from: the kernel, but in tests.
+#[derive(Clone)]
+pub(super) struct Source(Arc<dyn Fn() -> io::Result<Table> + Send + Sync>);
+
+impl Default for Source {
+    fn default() -> Self {
+        Self(Arc::new(Table::read))
+    }
+}
+
+impl Source {
+    /// A table of one's own.
+    #[cfg(test)]
+    pub(super) fn of(points: impl Fn() -> Vec<PathBuf> + Send + Sync + 'static) -> Self {
+        Self(Arc::new(move || {
+            let mounts = points().into_iter().map(|point| Mount {
+                point,
+                fstype: "fake".to_owned(),
+            });
+            Ok(Table(mounts.collect()))
+        }))
+    }
+
+    /// Reads it.
+    pub(super) fn read(&self) -> io::Result<Table> {
+        (self.0)()
+    }
+
+    /// As [`Table::at`], of the table as it is now.
+    pub(super) fn is_mounted(&self, path: &Path) -> io::Result<bool> {
+        Ok(self.read()?.at(path)?.is_some())
+    }
+}
+
+/// The path as the kernel knows it; the last part is taken as it is written and not looked at. `None` when the
+/// directory it is in is not there.
+fn resolve(path: &Path) -> io::Result<Option<PathBuf>> {
+    let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
+        return Ok(Some(path.to_owned()));
+    };
+    match fs::canonicalize(parent) {
+        Ok(parent) => Ok(Some(parent.join(name))),
+        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// As [`Table::all_at`], of the table as it is now.
+pub(super) fn all_at(path: &Path) -> io::Result<Vec<Mount>> {
+    Ok(Table::read()?.all_at(path)?.into_iter().cloned().collect())
+}
+
+/// A mount below `path`, if there is one, of the table as it is now.
+pub(super) fn inside(path: &Path) -> io::Result<Option<Mount>> {
+    let Some(path) = resolve(path)? else {
+        return Ok(None);
+    };
+    let is_inside = |m: &&Mount| m.point != path && m.point.starts_with(&path);
+    Ok(Table::read()?.0.iter().find(is_inside).cloned())
+}
+
+/// As [`Table::at`], of the table as it is now.
+pub(super) fn at(path: &Path) -> io::Result<Option<Mount>> {
+    Ok(Table::read()?.at(path)?.cloned())
+}
+
+/// As [`Table::below`], of the table as it is now.
+pub(super) fn below(path: &Path) -> io::Result<Vec<Mount>> {
+    Ok(Table::read()?.below(path)?.cloned().collect())
 }
 
 fn parse(table: &[u8]) -> Vec<Mount> {
@@ -61,83 +179,6 @@ fn unescape(field: &[u8]) -> Vec<u8> {
     out
 }
 
-/// The mount exactly at `path`, the topmost if there are several.
-pub(super) fn at(path: &Path) -> io::Result<Option<Mount>> {
-    let path = match fs::canonicalize(path) {
-        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
-        other => other?,
-    };
-    Ok(list()?.into_iter().rfind(|m| m.point == path))
-}
-
-/// Mounts at or below `path`.
-pub(super) fn below(path: &Path) -> io::Result<Vec<Mount>> {
-    let path = match fs::canonicalize(path) {
-        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
-        other => other?,
-    };
-    Ok(list()?
-        .into_iter()
-        .filter(|m| m.point.starts_with(&path))
-        .collect())
-}
-
-/// Removes a directory with all it holds. Refuses when anything is mounted at or below it, when it is a
-/// link, or when it lies on another file system than its parent. Links inside are removed, not followed.
-pub(super) fn remove_tree(dir: &Path) -> io::Result<()> {
-    let metadata = match fs::symlink_metadata(dir) {
-        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(()),
-        other => other?,
-    };
-    if !metadata.is_dir() {
-        return Err(io::Error::new(
-            io::ErrorKind::NotADirectory,
-            "it is not a directory",
-        ));
-    }
-    let parent = dir.parent().unwrap_or(dir);
-    if fs::metadata(parent)?.dev() != metadata.dev() {
-        return Err(io::Error::new(
-            io::ErrorKind::CrossesDevices,
-            "it lies on another file system; unmount it first",
-        ));
-    }
-    let mounts = below(dir)?;
-    if let Some(mount) = mounts.first() {
-        return Err(io::Error::new(
-            io::ErrorKind::ResourceBusy,
-            format!("{} is mounted; unmount it first", mount.point.display()),
-        ));
-    }
-    one_device(dir, metadata.dev())?;
-    // Opens each directory relative to its parent without following links.
-    match fs::remove_dir_all(dir) {
-        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(()),
-        other => other,
-    }
-}
-
-fn one_device(dir: &Path, device: u64) -> io::Result<()> {
-    for entry in fs::read_dir(dir)? {
-        let entry = entry?;
-        // Does not follow a link.
-        let metadata = match entry.metadata() {
-            Err(e) if e.kind() == io::ErrorKind::NotFound => continue,
-            other => other?,
-        };
-        if metadata.is_dir() {
-            if metadata.dev() != device {
-                return Err(io::Error::new(
-                    io::ErrorKind::CrossesDevices,
-                    format!("{} lies on another file system", entry.path().display()),
-                ));
-            }
-            one_device(&entry.path(), device)?;
-        }
-    }
-    Ok(())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -161,19 +202,26 @@ mod tests {
     }
 
     #[test]
-    fn removal_takes_links_but_not_what_they_lead_to() {
+    fn what_may_hang_is_not_looked_at() {
         let dir = tempfile::tempdir().unwrap();
-        let outside = dir.path().join("outside");
-        fs::create_dir(&outside).unwrap();
-        fs::write(outside.join("keep"), "").unwrap();
-        let tree = dir.path().join("tree");
-        fs::create_dir_all(tree.join("a/b")).unwrap();
-        std::os::unix::fs::symlink(&outside, tree.join("a/link")).unwrap();
-        remove_tree(&tree).unwrap();
-        assert!(!tree.exists() && outside.join("keep").exists());
-        remove_tree(&tree).unwrap();
-        std::os::unix::fs::symlink(&outside, &tree).unwrap();
-        assert!(remove_tree(&tree).is_err(), "a link in place of the tree");
-        assert!(outside.join("keep").exists());
+        let own = dir.path().canonicalize().unwrap();
+        // Whoever follows it fails.
+        let point = own.join("point");
+        std::os::unix::fs::symlink(&point, &point).unwrap();
+        let mount = |point: PathBuf| Mount {
+            point,
+            fstype: "nfs4".to_owned(),
+        };
+        let table = Table(vec![mount(point.clone()), mount(point.join("inside"))]);
+        // The agent's own directories may be reached through links.
+        let link = own.join("link");
+        std::os::unix::fs::symlink(&own, &link).unwrap();
+        for point in [point.clone(), link.join("point")] {
+            assert_eq!(table.at(&point).unwrap().unwrap().fstype, "nfs4");
+            assert_eq!(table.below(&point).unwrap().count(), 2);
+        }
+        let below = table.points_below(&link).unwrap();
+        assert!(below.contains(&link.join("point/inside")), "{below:?}");
+        assert!(table.at(&own.join("no/such")).unwrap().is_none());
     }
 }

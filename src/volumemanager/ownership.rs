@@ -12,15 +12,17 @@ use std::collections::BTreeSet;
 use std::ffi::{CStr, OsStr};
 use std::fs;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use k8s_openapi::api::core::v1::Pod;
 use nix::dir::Dir;
-use nix::fcntl::{AtFlags, OFlag, open, openat};
-use nix::sys::stat::{FileStat, Mode, SFlag, fstat};
+use nix::errno::Errno;
+use nix::fcntl::{AtFlags, OFlag, OpenHow, ResolveFlag, open, openat, openat2};
+use nix::sys::stat::{FileStat, Mode, SFlag, fstat, fstatat};
 use nix::unistd::{Gid, fchownat};
 
 use super::mounts;
@@ -71,25 +73,50 @@ impl ChangePolicy {
 /// # Errors
 /// When the file system refuses; part of it may be done.
 pub(super) fn give(dir: &Path, group: u32, access: Access, policy: ChangePolicy) -> io::Result<()> {
+    give_counting(dir, group, access, policy, &Counts::default())
+}
+
+/// What was done so far; others may look while it goes on.
+#[derive(Debug, Default)]
+pub(super) struct Counts {
+    /// Files and directories looked at.
+    pub(super) seen: AtomicU64,
+    /// Those that were not as they should be.
+    pub(super) changed: AtomicU64,
+}
+
+/// As [`give`]. What is as it should be costs one look and is not written.
+///
+/// # Errors
+/// As [`give`].
+pub(super) fn give_counting(
+    dir: &Path,
+    group: u32,
+    access: Access,
+    policy: ChangePolicy,
+    counts: &Counts,
+) -> io::Result<()> {
     let root = open_root(dir)?;
     let seen = fstat(&root)?;
     if policy == ChangePolicy::OnRootMismatch && is_given(&seen, group, access) {
         return Ok(());
     }
     let canonical = fs::canonicalize(dir)?;
+    let mounts = mounts::below(dir)?.into_iter();
     let walk = Walk {
         group,
         access,
         device: seen.st_dev,
-        mounts: mounts::below(dir)?
-            .into_iter()
-            .map(|m| m.point)
-            .filter(|point| *point != canonical)
+        mounts: mounts
+            .filter_map(|m| Some(m.point.strip_prefix(&canonical).ok()?.to_owned()))
+            .filter(|point| !point.as_os_str().is_empty())
             .collect(),
+        counts,
     };
-    walk.inside(root.as_fd(), &canonical)?;
+    walk.all(&root)?;
     // Last, as its state is what OnRootMismatch goes by.
-    change(&root, &seen, group, access)
+    counts.seen.fetch_add(1, Ordering::Relaxed);
+    walk.settle(&root, &seen)
 }
 
 /// Gives one directory to a group, and nothing in it. Blocking.
@@ -115,54 +142,142 @@ fn is_given(seen: &FileStat, group: u32, access: Access) -> bool {
     seen.st_gid == group && seen.st_mode & wanted == wanted
 }
 
-struct Walk {
+struct Walk<'a> {
     group: u32,
     access: Access,
     device: u64,
-    /// What is mounted below the volume.
+    /// What is mounted below the volume, relative to it.
     mounts: BTreeSet<PathBuf>,
+    counts: &'a Counts,
 }
 
-impl Walk {
-    /// Everything in a directory. `path` is where it was found, only to tell mounts.
-    fn inside(&self, dir: std::os::fd::BorrowedFd<'_>, path: &Path) -> io::Result<()> {
-        let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
-        let mut entries = Dir::openat(dir, c".", flags, Mode::empty())?;
-        let mut names = Vec::new();
-        for entry in entries.iter() {
-            let name = entry?.file_name().to_owned();
-            if name.as_c_str() != c"." && name.as_c_str() != c".." {
-                names.push(name);
+impl Walk<'_> {
+    /// Everything below the root, however deep: directories that are left are kept by name, not open.
+    fn all(&self, root: &OwnedFd) -> io::Result<()> {
+        let mut left = vec![PathBuf::new()];
+        while let Some(path) = left.pop() {
+            if let Some(dir) = descend(root, &path)? {
+                self.inside(&dir, &path, &mut left)?;
             }
         }
-        for name in names {
-            self.entry(dir, &name, path)?;
+        Ok(())
+    }
+
+    /// Everything in a directory; the directories among it are added to those that are left.
+    fn inside(&self, dir: &OwnedFd, path: &Path, left: &mut Vec<PathBuf>) -> io::Result<()> {
+        let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
+        let mut entries = Dir::openat(dir, c".", flags, Mode::empty())?;
+        for entry in entries.iter() {
+            let entry = entry?;
+            let name = entry.file_name();
+            if name == c"." || name == c".." {
+                continue;
+            }
+            self.entry(dir, name, path, left)?;
         }
         Ok(())
     }
 
     fn entry(
         &self,
-        dir: std::os::fd::BorrowedFd<'_>,
+        dir: &OwnedFd,
         name: &CStr,
         parent: &Path,
+        left: &mut Vec<PathBuf>,
     ) -> io::Result<()> {
-        let path = parent.join(OsStr::from_bytes(name.to_bytes()));
-        let flags = OFlag::O_PATH | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
-        let file = match openat(dir, name, flags, Mode::empty()) {
+        let seen = match fstatat(dir, name, AtFlags::AT_SYMLINK_NOFOLLOW) {
             // Removed since the directory was read.
-            Err(nix::errno::Errno::ENOENT) => return Ok(()),
+            Err(Errno::ENOENT) => return Ok(()),
             other => other?,
         };
-        let seen = fstat(&file)?;
-        if seen.st_dev != self.device || self.mounts.contains(&path) {
+        let path = || parent.join(OsStr::from_bytes(name.to_bytes()));
+        let is_mount = !self.mounts.is_empty() && self.mounts.contains(&path());
+        if seen.st_dev != self.device || is_mount {
             return Ok(());
         }
+        self.counts.seen.fetch_add(1, Ordering::Relaxed);
         if kind(&seen) == SFlag::S_IFDIR {
-            self.inside(file.as_fd(), &path)?;
+            left.push(path());
         }
-        change(&file, &seen, self.group, self.access)
+        if is_settled(&seen, self.group, self.access) {
+            return Ok(());
+        }
+        let flags = OFlag::O_PATH | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
+        let file = match openat(dir, name, flags, Mode::empty()) {
+            Err(Errno::ENOENT) => return Ok(()),
+            other => other?,
+        };
+        // It may be another one by now.
+        let seen = fstat(&file)?;
+        match seen.st_dev == self.device {
+            true => self.settle(&file, &seen),
+            false => Ok(()),
+        }
     }
+
+    fn settle(&self, file: &OwnedFd, seen: &FileStat) -> io::Result<()> {
+        if is_settled(seen, self.group, self.access) {
+            return Ok(());
+        }
+        self.counts.changed.fetch_add(1, Ordering::Relaxed);
+        change(file, seen, self.group, self.access)
+    }
+}
+
+/// Opens a directory below the root; `None` when it is gone, no directory any more, or on another mount.
+fn descend(root: &OwnedFd, path: &Path) -> io::Result<Option<OwnedFd>> {
+    let flags = OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
+    if path.as_os_str().is_empty() {
+        return Ok(Some(root.try_clone()?));
+    }
+    let how = OpenHow::new().flags(flags).resolve(
+        ResolveFlag::RESOLVE_BENEATH
+            | ResolveFlag::RESOLVE_NO_SYMLINKS
+            | ResolveFlag::RESOLVE_NO_XDEV,
+    );
+    let opened = loop {
+        match openat2(root, path, how) {
+            // Something was renamed in the meantime.
+            Err(Errno::EAGAIN) => {}
+            // Kernels before 5.6.
+            Err(Errno::ENOSYS) => break step_by_step(root, path, flags),
+            other => break other,
+        }
+    };
+    match opened {
+        Ok(dir) => Ok(Some(dir)),
+        Err(Errno::ENOENT | Errno::ENOTDIR | Errno::ELOOP | Errno::EXDEV) => Ok(None),
+        Err(error) => Err(io::Error::new(
+            io::Error::from(error).kind(),
+            format!("open directory {} in it: {error}", path.display()),
+        )),
+    }
+}
+
+fn step_by_step(root: &OwnedFd, path: &Path, flags: OFlag) -> nix::Result<OwnedFd> {
+    let mut components = path.components();
+    let first = components.next().ok_or(Errno::ENOENT)?;
+    let mut dir = openat(root, first.as_os_str(), flags, Mode::empty())?;
+    for component in components {
+        dir = openat(&dir, component.as_os_str(), flags, Mode::empty())?;
+    }
+    Ok(dir)
+}
+
+/// Whether nothing is to be changed.
+fn is_settled(seen: &FileStat, group: u32, access: Access) -> bool {
+    seen.st_gid == group && (kind(seen) == SFlag::S_IFLNK || wanted(seen, access) == own(seen))
+}
+
+fn own(seen: &FileStat) -> u32 {
+    seen.st_mode & PERMISSIONS
+}
+
+/// The mode it is to have.
+fn wanted(seen: &FileStat, access: Access) -> u32 {
+    let is_dir = kind(seen) == SFlag::S_IFDIR;
+    let setgid = if is_dir { SETGID } else { 0 };
+    own(seen) | access.mode(is_dir) | setgid
 }
 
 fn kind(seen: &FileStat) -> SFlag {
@@ -175,16 +290,9 @@ fn change(file: &OwnedFd, seen: &FileStat, group: u32, access: Access) -> io::Re
         let group = Some(Gid::from_raw(group));
         fchownat(file, c"", None, group, AtFlags::AT_EMPTY_PATH)?;
     }
-    let kind = kind(seen);
-    if kind == SFlag::S_IFLNK {
-        return Ok(());
-    }
-    let is_dir = kind == SFlag::S_IFDIR;
-    let own = seen.st_mode & PERMISSIONS;
-    let setgid = if is_dir { SETGID } else { 0 };
-    let wanted = own | access.mode(is_dir) | setgid;
+    let wanted = wanted(seen, access);
     // A change of the group takes setuid and setgid from files.
-    if wanted == own && seen.st_gid == group {
+    if kind(seen) == SFlag::S_IFLNK || (wanted == own(seen) && seen.st_gid == group) {
         return Ok(());
     }
     let handle = format!("/proc/self/fd/{}", file.as_raw_fd());

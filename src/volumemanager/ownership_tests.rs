@@ -155,3 +155,60 @@ fn the_policy_is_the_pods() {
         assert_eq!(ChangePolicy::of(&pod), want, "{written:?}");
     }
 }
+
+#[test]
+fn what_is_as_it_should_be_is_not_written() {
+    let (_base, volume, _) = volume();
+    dir_with(&volume.join("dir"), 0o755);
+    for n in 0..100 {
+        file_with(&volume.join(format!("dir/{n}")), 0o644);
+    }
+    symlink("nowhere", volume.join("link")).unwrap();
+    let give = || {
+        let counts = Counts::default();
+        give_counting(
+            &volume,
+            GROUP,
+            Access::ReadWrite,
+            ChangePolicy::Always,
+            &counts,
+        )
+        .unwrap();
+        (counts.seen.into_inner(), counts.changed.into_inner())
+    };
+    let changed_at = || {
+        let found = fs::symlink_metadata(volume.join("dir/7")).unwrap();
+        (found.ctime(), found.ctime_nsec())
+    };
+    assert_eq!(give(), (103, 103));
+    let before = changed_at();
+    assert_eq!(give(), (103, 0));
+    assert_eq!(changed_at(), before);
+    file_with(&volume.join("dir/7"), 0o600);
+    assert_eq!(give(), (103, 1));
+}
+
+#[test]
+fn a_tree_that_is_deeper_than_any_stack_is_done_or_refused_and_nothing_breaks() {
+    use nix::sys::stat::mkdirat;
+    for (depth, name, fits) in [(1500, "d", true), (30_000, "d", false)] {
+        let (_base, volume, _) = volume();
+        let mut dir = open_root(&volume).unwrap();
+        for _ in 0..depth {
+            mkdirat(&dir, name, Mode::from_bits_truncate(0o755)).unwrap();
+            let flags = OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
+            dir = openat(&dir, name, flags, Mode::empty()).unwrap();
+        }
+        let result = give(&volume, GROUP, Access::ReadWrite, ChangePolicy::Always);
+        assert_eq!(result.is_ok(), fits, "{depth}: {result:?}");
+        assert_eq!(fstat(&dir).unwrap().st_gid == GROUP, fits);
+        // The root is done last, so that another try is made.
+        assert_eq!(look(&volume).0 == GROUP, fits);
+        drop(dir);
+        let removed = std::process::Command::new("rm")
+            .arg("-rf")
+            .arg(&volume)
+            .status();
+        assert!(removed.unwrap().success());
+    }
+}

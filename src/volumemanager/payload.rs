@@ -9,8 +9,10 @@ use std::fmt;
 use k8s_openapi::api::core::v1::{
     ConfigMap, DownwardAPIVolumeFile, KeyToPath, Pod, ProjectedVolumeSource, Secret, Volume,
 };
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use sha2::{Digest, Sha256};
 
+use crate::core::trust::{self, TrustError};
 use crate::kuberuntime::sources::{SourceError, Sources, TokenRef};
 use crate::kuberuntime::{downward, security};
 use crate::types::PodExt;
@@ -22,6 +24,9 @@ const TOKEN_MODE: u32 = 0o600;
 const GROUP_READ: u32 = 0o440;
 const MAX_PATH: usize = 4096;
 const MAX_NAME: usize = 255;
+/// Most that the values of a configMap or secret may take together; upstream's `MaxSecretSize`.
+const MAX_OBJECT: usize = 1 << 20;
+const MAX_MODE: i32 = 0o777;
 
 /// Why a volume's content cannot be made.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -65,8 +70,45 @@ pub enum PayloadError {
         /// What is wrong.
         reason: &'static str,
     },
+    /// Trust anchors cannot be had.
+    #[error(transparent)]
+    Trust(#[from] TrustError),
+    /// The ClusterTrustBundles cannot be asked for.
+    #[error("failed to get ClusterTrustBundles: {why}")]
+    TrustUnavailable {
+        /// Why.
+        why: String,
+    },
+    /// An object is larger than the API allows.
+    #[error("{kind} {name} holds {bytes} bytes, and at most {MAX_OBJECT} are allowed; split it")]
+    TooLarge {
+        /// `configmap` or `secret`.
+        kind: &'static str,
+        /// `namespace/name`.
+        name: String,
+        /// Its size.
+        bytes: usize,
+    },
+    /// A mode that no file can have.
+    #[error("invalid mode {mode} ({mode:#o}) of {of}: must be between 0 and 0777 (octal)")]
+    Mode {
+        /// The file, or `defaultMode`.
+        of: String,
+        /// As written.
+        mode: i32,
+    },
+    /// Two sources that cannot both be there.
+    #[error("invalid path {path:?}: {parent:?} is a file as well; give one of them another path")]
+    Collision {
+        /// The file.
+        path: String,
+        /// What would have to be a directory.
+        parent: String,
+    },
     /// A source that is not supported.
-    #[error("{what} is not supported; use configMap, secret, downwardAPI or serviceAccountToken")]
+    #[error(
+        "{what} is not supported; use configMap, secret, downwardAPI, serviceAccountToken or clusterTrustBundle"
+    )]
     Unsupported {
         /// The source.
         what: &'static str,
@@ -124,8 +166,23 @@ impl Payload {
         Ok(())
     }
 
-    /// A token: for its owner and group alone where the pod names them.
-    fn put_token(
+    /// A file below another file cannot be.
+    fn check_collisions(&self) -> Result<(), PayloadError> {
+        for path in self.files.keys() {
+            for (at, _) in path.match_indices('/') {
+                if self.files.contains_key(&path[..at]) {
+                    return Err(PayloadError::Collision {
+                        path: path.clone(),
+                        parent: path[..at].to_owned(),
+                    });
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// A token or trust anchors: for owner and group alone where the pod names them.
+    fn put_private(
         &mut self,
         path: &str,
         data: Vec<u8>,
@@ -169,9 +226,14 @@ fn clean(path: &str) -> Result<String, PayloadError> {
     }
 }
 
-fn mode(own: Option<i32>, default: u32) -> u32 {
-    own.and_then(|mode| u32::try_from(mode).ok())
-        .map_or(default, |mode| mode & 0o777)
+/// `of` is what has the mode: a file, or `defaultMode`.
+fn mode(own: Option<i32>, default: u32, of: &str) -> Result<u32, PayloadError> {
+    let Some(mode) = own else { return Ok(default) };
+    let valid = u32::try_from(mode).ok().filter(|_| mode <= MAX_MODE);
+    valid.ok_or_else(|| PayloadError::Mode {
+        of: of.to_owned(),
+        mode,
+    })
 }
 
 /// The content of a volume of a kind the agent writes.
@@ -188,22 +250,23 @@ pub(super) fn collect(
     if let Some(source) = &volume.config_map {
         let optional = source.optional.unwrap_or(false);
         let found = sources.config_map(namespace, &source.name, optional)?;
-        let default = mode(source.default_mode, DEFAULT_MODE);
+        let default = mode(source.default_mode, DEFAULT_MODE, "defaultMode")?;
         let items = source.items.as_deref();
         add_config_map(&mut payload, found, items, default, optional)?;
     } else if let Some(source) = &volume.secret {
         let optional = source.optional.unwrap_or(false);
         let name = source.secret_name.as_deref().unwrap_or_default();
         let found = sources.secret(namespace, name, optional)?;
-        let default = mode(source.default_mode, DEFAULT_MODE);
+        let default = mode(source.default_mode, DEFAULT_MODE, "defaultMode")?;
         let items = source.items.as_deref();
         add_secret(&mut payload, found, items, default, optional)?;
     } else if let Some(source) = &volume.downward_api {
-        let default = mode(source.default_mode, DEFAULT_MODE);
+        let default = mode(source.default_mode, DEFAULT_MODE, "defaultMode")?;
         add_downward(&mut payload, pod, source.items.as_deref(), default, sources)?;
     } else if let Some(source) = &volume.projected {
         add_projected(&mut payload, pod, source, sources)?;
     }
+    payload.check_collisions()?;
     if security::fs_group(pod).is_some() {
         // The group may read what its pod mounts.
         for file in payload.files.values_mut() {
@@ -220,13 +283,8 @@ fn add_projected(
     sources: &Sources,
 ) -> Result<(), PayloadError> {
     let namespace = pod.namespace();
-    let default = mode(projected.default_mode, DEFAULT_MODE);
+    let default = mode(projected.default_mode, DEFAULT_MODE, "defaultMode")?;
     for source in projected.sources.iter().flatten() {
-        if source.cluster_trust_bundle.is_some() {
-            return Err(PayloadError::Unsupported {
-                what: "projected source clusterTrustBundle",
-            });
-        }
         if source.pod_certificate.is_some() {
             return Err(PayloadError::Unsupported {
                 what: "projected source podCertificate",
@@ -256,7 +314,19 @@ fn add_projected(
                 .map_err(|why| PayloadError::Token { why: why.clone() })?;
             payload.stale_token |= found.stale;
             let data = found.token.clone().into_bytes();
-            payload.put_token(&token.path, data, default, pod)?;
+            payload.put_private(&token.path, data, default, pod)?;
+        }
+        if let Some(bundle) = &source.cluster_trust_bundle {
+            let unavailable = |why: &str| PayloadError::TrustUnavailable {
+                why: why.to_owned(),
+            };
+            let all = sources.trust_bundles.as_ref();
+            let all = all
+                .ok_or_else(|| unavailable("they were not asked for"))?
+                .as_ref()
+                .map_err(|why| unavailable(why))?;
+            let data = trust::anchors(bundle, all)?.into_bytes();
+            payload.put_private(&bundle.path, data, default, pod)?;
         }
     }
     Ok(())
@@ -275,6 +345,7 @@ fn add_config_map(
     let data: BTreeMap<&String, &[u8]> = text
         .chain(binary.map(|(k, v)| (k, v.0.as_slice())))
         .collect();
+    check_size("configmap", &map.metadata, &data)?;
     add_keys(payload, &data, items, default, optional, |key| {
         PayloadError::NoKey {
             kind: "configmap",
@@ -295,6 +366,7 @@ fn add_secret(
     let Some(secret) = found else { return Ok(()) };
     let all = secret.data.iter().flatten();
     let data: BTreeMap<&String, &[u8]> = all.map(|(k, v)| (k, v.0.as_slice())).collect();
+    check_size("secret", &secret.metadata, &data)?;
     add_keys(payload, &data, items, default, optional, |key| {
         PayloadError::NoKey {
             kind: "secret",
@@ -305,7 +377,23 @@ fn add_secret(
     })
 }
 
-fn object_name(metadata: &k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta) -> String {
+fn check_size(
+    kind: &'static str,
+    metadata: &ObjectMeta,
+    data: &BTreeMap<&String, &[u8]>,
+) -> Result<(), PayloadError> {
+    let bytes: usize = data.values().map(|value| value.len()).sum();
+    if bytes <= MAX_OBJECT {
+        return Ok(());
+    }
+    Err(PayloadError::TooLarge {
+        kind,
+        name: object_name(metadata),
+        bytes,
+    })
+}
+
+fn object_name(metadata: &ObjectMeta) -> String {
     format!(
         "{}/{}",
         metadata.namespace.as_deref().unwrap_or_default(),
@@ -330,7 +418,10 @@ fn add_keys(
     }
     for item in items {
         match data.get(&item.key) {
-            Some(value) => payload.put(&item.path, value.to_vec(), mode(item.mode, default))?,
+            Some(value) => {
+                let mode = mode(item.mode, default, &item.path)?;
+                payload.put(&item.path, value.to_vec(), mode)?;
+            }
             None if optional => {}
             None => return Err(missing(item.key.clone())),
         }
@@ -358,7 +449,12 @@ fn add_downward(
         } else {
             return Err(error("give fieldRef or resourceFieldRef".to_owned()));
         };
-        payload.put(&item.path, value.into_bytes(), mode(item.mode, default))?;
+        let mode = mode(item.mode, default, &item.path)?;
+        payload.put(&item.path, value.into_bytes(), mode)?;
     }
     Ok(())
 }
+
+#[cfg(test)]
+#[path = "payload_tests.rs"]
+mod tests;

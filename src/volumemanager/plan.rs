@@ -10,7 +10,9 @@ use nix::errno::Errno;
 use nix::mount::{MntFlags, MsFlags};
 
 use super::error::{VolumeError, io_error};
-use super::{EMPTY_DIR, HOST_PATH, host_path, mounts};
+use super::huge_pages::{self, HugePagesError};
+use super::medium::Own;
+use super::{EMPTY_DIR, HOST_PATH, host_path, mounts, safety};
 use crate::kuberuntime::resources::{self, QuantityError};
 use crate::types::PodUid;
 
@@ -22,6 +24,13 @@ pub(super) enum Plan {
     },
     Memory {
         path: PathBuf,
+        size: Option<u64>,
+    },
+    /// A hugetlbfs of pages of so many bytes.
+    Huge {
+        path: PathBuf,
+        medium: String,
+        page: u64,
         size: Option<u64>,
     },
     Host {
@@ -47,7 +56,7 @@ pub(super) enum Medium {
 impl Plan {
     pub(super) fn plugin(&self) -> &'static str {
         match self {
-            Self::Disk { .. } | Self::Memory { .. } => EMPTY_DIR,
+            Self::Disk { .. } | Self::Memory { .. } | Self::Huge { .. } => EMPTY_DIR,
             Self::Host { .. } => HOST_PATH,
             Self::Content { plugin, .. } => plugin,
         }
@@ -55,25 +64,39 @@ impl Plan {
 
     pub(super) fn path(&self) -> PathBuf {
         match self {
-            Self::Disk { path } | Self::Memory { path, .. } | Self::Content { path, .. } => {
-                path.clone()
-            }
+            Self::Disk { path }
+            | Self::Memory { path, .. }
+            | Self::Huge { path, .. }
+            | Self::Content { path, .. } => path.clone(),
             Self::Host { path, .. } => PathBuf::from(path),
         }
     }
 
-    /// Whether it is there. A hostPath is checked once, when it is mounted.
-    pub(super) fn is_set_up(&self) -> io::Result<bool> {
+    /// Whether setting it up mounts something at its path.
+    pub(super) fn mounts(&self) -> bool {
+        match self {
+            Self::Memory { .. } | Self::Huge { .. } => true,
+            Self::Content { medium, .. } => *medium != Medium::Disk,
+            Self::Disk { .. } | Self::Host { .. } => false,
+        }
+    }
+
+    /// Whether it is there, by the mount table first. A hostPath is checked once per boot, when it is mounted.
+    pub(super) fn is_set_up(&self, table: &mounts::Table) -> io::Result<bool> {
         match self {
             Self::Disk { path }
             | Self::Content {
                 path,
                 medium: Medium::Disk,
                 ..
-            } => Ok(fs::symlink_metadata(path).is_ok_and(|m| m.is_dir())),
-            Self::Memory { path, .. } | Self::Content { path, .. } => {
-                Ok(mounts::at(path)?.is_some_and(|m| m.fstype == "tmpfs"))
+            } => {
+                Ok(table.at(path)?.is_some()
+                    || fs::symlink_metadata(path).is_ok_and(|m| m.is_dir()))
             }
+            Self::Memory { path, .. } | Self::Content { path, .. } => {
+                Ok(table.at(path)?.is_some_and(|m| m.fstype == "tmpfs"))
+            }
+            Self::Huge { path, .. } => Ok(table.at(path)?.is_some_and(|m| m.fstype == "hugetlbfs")),
             Self::Host { .. } => Ok(true),
         }
     }
@@ -99,6 +122,24 @@ pub(super) fn memory_size(
     Ok([node, of_pod, own].into_iter().flatten().min())
 }
 
+/// An emptyDir of huge pages.
+pub(super) fn huge_plan(
+    pod: &Pod,
+    empty: &EmptyDirVolumeSource,
+    path: PathBuf,
+) -> Result<Plan, HugePagesError> {
+    let medium = empty.medium.clone().unwrap_or_default();
+    let page = huge_pages::page_size(&medium, pod)?;
+    let limit = empty.size_limit.as_ref();
+    let size = limit.and_then(|l| u64::try_from(resources::value(l).ok()?).ok());
+    Ok(Plan::Huge {
+        path,
+        medium,
+        page,
+        size: size.filter(|s| *s > 0),
+    })
+}
+
 pub(super) fn set_up(plan: &Plan, uid: &PodUid, name: &str) -> Result<(), VolumeError> {
     match plan {
         Plan::Disk { path }
@@ -110,6 +151,24 @@ pub(super) fn set_up(plan: &Plan, uid: &PodUid, name: &str) -> Result<(), Volume
         Plan::Memory { path, size } => {
             make_dir(path, 0o777).map_err(io_error("create volume", uid, path))?;
             mount_tmpfs(path, *size, "").map_err(io_error("mount tmpfs on", uid, path))
+        }
+        Plan::Huge {
+            path,
+            medium,
+            page,
+            size,
+        } => {
+            huge_pages::check_node(medium, *page).map_err(|source| VolumeError::HugePages {
+                pod: uid.clone(),
+                volume: name.to_owned(),
+                source,
+            })?;
+            make_dir(path, 0o777).map_err(io_error("create volume", uid, path))?;
+            huge_pages::mount_at(path, *page, *size).map_err(io_error(
+                "mount hugetlbfs on",
+                uid,
+                path,
+            ))
         }
         Plan::Content {
             path,
@@ -161,16 +220,30 @@ fn mount_tmpfs(path: &Path, size: Option<u64>, more: &str) -> io::Result<()> {
     Ok(())
 }
 
-/// Removes a volume below the pod's directory. A tmpfs at its very path is unmounted first; any other mount keeps it.
-pub(super) fn tear_down(path: &Path, uid: &PodUid) -> Result<(), VolumeError> {
-    let mounted = mounts::at(path).map_err(io_error("look at volume", uid, path))?;
-    match mounted {
-        Some(mount) if mount.fstype == "tmpfs" => {
+/// File systems that hold nothing once they are unmounted: those the agent mounts itself.
+const OF_MEMORY: [&str; 2] = ["tmpfs", "hugetlbfs"];
+
+/// Removes a volume below the pod's directory. What the agent mounted at its very path is unmounted first; anything
+/// else that is mounted there or below keeps it.
+pub(super) fn tear_down(path: &Path, uid: &PodUid, own: Own) -> Result<(), VolumeError> {
+    fail::fail_point!("volumemanager::tear_down::begun");
+    let mounted = mounts::all_at(path).map_err(io_error("look at volume", uid, path))?;
+    match mounted.as_slice() {
+        [] => {}
+        [mount] if own != Own::Plain && OF_MEMORY.contains(&mount.fstype.as_str()) => {
+            if let Some(inside) = mounts::inside(path).map_err(io_error("look below", uid, path))? {
+                return Err(VolumeError::InUse {
+                    pod: uid.clone(),
+                    path: path.to_owned(),
+                    what: format!("{} is mounted; unmount it first", inside.point.display()),
+                });
+            }
             nix::mount::umount2(path, MntFlags::UMOUNT_NOFOLLOW)
                 .map_err(io::Error::from)
                 .map_err(io_error("unmount volume", uid, path))?;
+            fail::fail_point!("volumemanager::tear_down::unmounted");
         }
-        Some(mount) => {
+        [.., mount] => {
             return Err(VolumeError::InUse {
                 pod: uid.clone(),
                 path: path.to_owned(),
@@ -180,9 +253,10 @@ pub(super) fn tear_down(path: &Path, uid: &PodUid) -> Result<(), VolumeError> {
                 ),
             });
         }
-        None => {}
     }
-    mounts::remove_tree(path).map_err(io_error("remove volume", uid, path))
+    safety::remove_tree(path).map_err(io_error("remove volume", uid, path))?;
+    fail::fail_point!("volumemanager::tear_down::removed");
+    Ok(())
 }
 
 pub(super) fn make_dir(path: &Path, mode: u32) -> io::Result<()> {

@@ -3,9 +3,14 @@ use std::os::unix::fs::PermissionsExt;
 use nix::mount::MntFlags;
 use serde_json::json;
 
+use k8s_openapi::api::core::v1::Pod;
+
+use super::plan::memory_size;
 use super::*;
+use crate::core::state::{PodRecord, Transaction, VolumePhase, VolumeRecord};
+use crate::kuberuntime::sources::Sources;
 use crate::types::events::MemoryRecorder;
-use crate::types::{BootId, Stamp};
+use crate::types::{BootId, PodExt, PodSource, Stamp};
 
 struct TestClock;
 
@@ -159,6 +164,32 @@ async fn a_host_path_is_checked_once_and_never_removed() {
 }
 
 #[tokio::test]
+async fn a_host_path_is_made_again_after_a_reboot() {
+    let world = world();
+    let host = world.dir.path().join("run");
+    let pod = pod(
+        "u1",
+        json!([{"name": "h", "hostPath": {"path": host, "type": "FileOrCreate"}}]),
+    );
+    world.mount(&pod).await.unwrap();
+    fs::remove_file(&host).unwrap();
+    world.mount(&pod).await.unwrap();
+    assert!(!host.exists(), "it is looked at once");
+    let mut record = world
+        .store
+        .snapshot()
+        .record::<VolumeRecord>("u1/h")
+        .cloned()
+        .unwrap();
+    record.at.boot = BootId(0);
+    let before = Transaction::new().put("u1/h", record);
+    world.store.commit(before).await.unwrap();
+    world.mount(&pod).await.unwrap();
+    assert!(host.is_file());
+    assert_eq!(world.phase("u1/h"), Some(VolumePhase::Mounted));
+}
+
+#[tokio::test]
 async fn what_is_not_supported_is_refused_by_name() {
     let world = world();
     for (volume, word) in [
@@ -216,7 +247,8 @@ async fn volumes_of_a_lost_store_are_adopted_and_orphans_removed() {
     );
     let path = world.mount(&kept).await.unwrap()["d"].clone();
     fs::write(path.join("data"), "x").unwrap();
-    world.mount(&gone).await.unwrap();
+    let of_gone = world.mount(&gone).await.unwrap()["d"].clone();
+    fs::write(of_gone.join("data"), "x").unwrap();
 
     let store = Store::in_memory(Arc::new(TestClock));
     let manager = VolumeManager::new(
@@ -229,8 +261,8 @@ async fn volumes_of_a_lost_store_are_adopted_and_orphans_removed() {
         manager.remove_pod_dirs(&gone.uid()).await.is_err(),
         "an unrecorded volume is not removed"
     );
-    assert_eq!(manager.reconcile().await.unwrap(), 2);
-    assert_eq!(manager.reconcile().await.unwrap(), 0);
+    assert_eq!(manager.reconcile().await.unwrap().adopted, 2);
+    assert_eq!(manager.reconcile().await.unwrap().adopted, 0);
     let errors = manager
         .cleanup_orphan_dirs(&BTreeSet::from([kept.uid()]))
         .await;
@@ -244,6 +276,35 @@ async fn volumes_of_a_lost_store_are_adopted_and_orphans_removed() {
     assert!(path.join("data").exists());
 }
 
+/// The pods that are known were listed before the disk was looked at.
+#[tokio::test]
+async fn a_pod_that_came_in_the_meantime_is_no_orphan() {
+    let world = world();
+    let new = pod("new", json!([{"name": "d", "emptyDir": {}}]));
+    let record = PodRecord {
+        source: PodSource::Api,
+        origin: String::new(),
+        pod: Arc::new(new.clone()).into(),
+        first_seen: TestClock.now(),
+        confirmed_epoch: 1,
+    };
+    let store = &world.manager.store;
+    let transaction = Transaction::new().put("new", record);
+    store.commit(transaction).await.unwrap();
+    let path = world.mount(&new).await.unwrap()["d"].clone();
+    let errors = world.manager.cleanup_orphan_dirs(&BTreeSet::new()).await;
+    assert!(errors.is_empty(), "{errors:?}");
+    assert!(path.exists());
+    assert_eq!(world.phase("new/d"), Some(VolumePhase::Mounted));
+    store
+        .commit(Transaction::new().delete::<PodRecord>("new"))
+        .await
+        .unwrap();
+    let errors = world.manager.cleanup_orphan_dirs(&BTreeSet::new()).await;
+    assert!(errors.is_empty(), "{errors:?}");
+    assert!(!world.manager.pod_dirs_exist(&new.uid()));
+}
+
 #[tokio::test]
 async fn directories_of_unknown_plugins_stay() {
     let world = world();
@@ -252,12 +313,18 @@ async fn directories_of_unknown_plugins_stay() {
         .path()
         .join("root/pods/u9/volumes/kubernetes.io~nfs/share");
     fs::create_dir_all(&foreign).unwrap();
+    fs::write(foreign.join("theirs"), "x").unwrap();
     let errors = world.manager.cleanup_orphan_dirs(&BTreeSet::new()).await;
     assert!(
         errors[0].to_string().contains("kubernetes.io~nfs/share"),
         "{errors:?}"
     );
-    assert!(foreign.exists());
+    assert!(foreign.join("theirs").exists());
+    // An empty one is where something was to be mounted that never came.
+    fs::remove_file(foreign.join("theirs")).unwrap();
+    let errors = world.manager.cleanup_orphan_dirs(&BTreeSet::new()).await;
+    assert!(errors.is_empty(), "{errors:?}");
+    assert!(!world.manager.pod_dirs_exist(&PodUid::new("u9")));
 }
 
 #[tokio::test]
@@ -294,10 +361,10 @@ async fn a_memory_volume_is_mounted_once_and_never_deleted_through() {
     world.mount(&pod).await.unwrap();
     assert!(path.join("kept").exists());
     assert!(
-        mounts::remove_tree(&path).is_err(),
+        safety::remove_tree(&path).is_err(),
         "a mount is not deleted through"
     );
-    assert!(mounts::remove_tree(&world.manager.pod_dir(&pod.uid())).is_err());
+    assert!(safety::remove_tree(&world.manager.pod_dir(&pod.uid())).is_err());
     assert!(path.join("kept").exists());
 
     // As after a reboot: the record says mounted, the kernel says no.
@@ -321,7 +388,11 @@ impl Drop for Unmount {
 }
 
 #[path = "content_tests.rs"]
-mod content;
+mod content_tests;
+#[path = "refresh_tests.rs"]
+mod refresh_tests;
+#[path = "refusals_tests.rs"]
+mod refusals_tests;
 
 /// A pod whose volumes belong to a group and whose containers run as one user.
 fn pod_of_group(uid: &str, volumes: serde_json::Value) -> Pod {
@@ -360,6 +431,7 @@ async fn volumes_belong_to_the_group_of_their_pod() {
         let found = crate::kuberuntime::sources::PodToken {
             token: "secret".to_owned(),
             stale: false,
+            expires_ms: 0,
         };
         sources.tokens.insert(token, Ok(found));
     }

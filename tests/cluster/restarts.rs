@@ -329,6 +329,10 @@ fn restart_keeps_pods_running_after_a_reboot_without_the_api() {
         script("Always", "trap '' TERM; while :; do sleep 1; done"),
     );
     cluster.create_pod("done", script("Never", "exit 0"));
+    // No registry can be reached: the image that is there must not stand in for one that has to be asked for.
+    let mut always = script("Always", FOREVER);
+    always["containers"][0]["imagePullPolicy"] = json!("Always");
+    cluster.create_pod("always", always);
     for pod in ["edge", "db-0", "ending"] {
         cluster.wait_running(pod);
     }
@@ -342,12 +346,21 @@ fn restart_keeps_pods_running_after_a_reboot_without_the_api() {
             other => Err(format!("{other:?}")),
         }
     });
+    let first = cluster.try_one("edge", "main").unwrap();
+    let old_token = cluster.exec(&first.id, &["cat", "/access/token"]).1;
     agent.kill9();
     cluster.proxy.cut();
     cluster.wipe_runtime();
     cluster.unmount_all();
     let start = Instant::now();
-    let agent = cluster.start_with(&["--boot-id", "another-boot"]);
+    // Two hours later: the token has expired.
+    let reboot = || {
+        let later = [("HOLDFAST_WALL_OFFSET", "7200")];
+        let mut agent = cluster.spawn_agent_with(&["--boot-id", "another-boot"], &later);
+        agent.wait_ready();
+        agent
+    };
+    let agent = reboot();
     let edge = within(
         Duration::from_secs(60),
         "the pod runs without the API",
@@ -364,9 +377,11 @@ fn restart_keeps_pods_running_after_a_reboot_without_the_api() {
         "blue\nswordfishblue"
     );
     let token = cluster.exec(&edge.id, &["cat", "/access/token"]).1;
-    assert!(token.starts_with("eyJ"), "a token is there");
+    assert_eq!(token, old_token, "the expired token is there");
+    let journal = cluster.dump(&["journal"]).to_string();
+    assert!(journal.contains("ServiceAccountTokenExpired"), "{journal}");
     std::thread::sleep(Duration::from_secs(5));
-    for held in ["db-0", "ending", "done"] {
+    for held in ["db-0", "ending", "done", "always"] {
         assert!(
             cluster.try_one(held, "main").is_err(),
             "{held} is not started"
@@ -374,7 +389,7 @@ fn restart_keeps_pods_running_after_a_reboot_without_the_api() {
     }
     // A restart of the agent in the same boot holds back what was held back.
     agent.kill9();
-    let _agent = cluster.start_with(&["--boot-id", "another-boot"]);
+    let _agent = reboot();
     std::thread::sleep(Duration::from_secs(5));
     assert!(cluster.try_one("db-0", "main").is_err());
     assert_eq!(cluster.try_one("edge", "main"), Ok(edge.clone()));
@@ -383,8 +398,18 @@ fn restart_keeps_pods_running_after_a_reboot_without_the_api() {
         cluster.try_one("db-0", "main")
     });
     cluster.wait_gone("ending", Duration::from_secs(60));
+    within(
+        Duration::from_secs(90),
+        "the token is replaced",
+        || match cluster.exec(&edge.id, &["cat", "/access/token"]).1 {
+            token if token.starts_with("eyJ") && token != old_token => Ok(()),
+            _ => Err("the old one".to_owned()),
+        },
+    );
     assert_eq!(cluster.try_one("edge", "main"), Ok(edge));
-    assert!(cluster.try_one("done", "main").is_err());
+    for never in ["done", "always"] {
+        assert!(cluster.try_one(never, "main").is_err(), "{never}");
+    }
 }
 
 /// A lost store: running pods are adopted, nothing starts twice, and the API server fills it again.

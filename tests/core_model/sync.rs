@@ -228,6 +228,8 @@ impl World {
             reasons: &BTreeMap::new(),
             probes: &BTreeMap::new(),
             resize: &Default::default(),
+            recursive_read_only: Some(false),
+            volume_images: &BTreeMap::new(),
             host_ips: &["192.0.2.1".to_owned()],
             runtime_name: "containerd",
             stage: Stage::Syncing,

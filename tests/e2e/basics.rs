@@ -164,7 +164,7 @@ fn qos(world: &World) {
 fn refused(world: &World) {
     let failed = phase(world, "refused", "Failed");
     assert_eq!(failed["reason"], "UnsupportedField", "{failed}");
-    let field = "spec.containers[0].volumeMounts[0].subPath";
+    let field = "spec.containers[0].env[0].valueFrom.fileKeyRef";
     assert!(failed["message"].to_string().contains(field), "{failed}");
     event(world, "refused", "UnsupportedField", field);
 }

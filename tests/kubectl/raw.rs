@@ -3,6 +3,7 @@
 use serde_json::{Value, json};
 
 use crate::agent_process::eventually;
+use crate::metrics_tools;
 use crate::node::shared;
 use crate::setup::{FOREVER, script};
 
@@ -95,6 +96,22 @@ fn every_page_of_the_node_is_there() {
             "pod_memory_working_set_bytes{",
         ],
     );
+    // What a real node with real pods says is well-formed, too.
+    for path in [
+        "metrics",
+        "metrics/cadvisor",
+        "metrics/resource",
+        "metrics/probes",
+    ] {
+        let text = node.raw(path);
+        let said = metrics_tools::run("promtool", &["check", "metrics"], &text);
+        let said = said.unwrap_or_else(|said| said);
+        // cAdvisor's labels, which dashboards know by these names.
+        let complaints: Vec<&str> = (said.lines())
+            .filter(|line| !line.starts_with("cadvisor_version_info label names should be"))
+            .collect();
+        assert!(complaints.is_empty(), "{path}: {complaints:#?}\n{text}");
+    }
     eventually("probes are counted", || {
         let text = node.raw("metrics/probes");
         let found = text.lines().any(|l| {

@@ -1,13 +1,17 @@
 //! The serving certificate: given, made, asked for, changed.
 
 use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
 use holdfast::apiserver::ApiClient;
 use holdfast::kubeletconfig::TlsVersion;
+use holdfast::types::Clock;
 use holdfast_testkit::fake_api::{FakeApi, Identity};
-use k8s_openapi::api::certificates::v1::CertificateSigningRequest;
+use k8s_openapi::api::certificates::v1::{
+    CertificateSigningRequest, CertificateSigningRequestCondition,
+};
 use k8s_openapi::api::core::v1::{Node, NodeAddress, NodeStatus};
 use x509_parser::prelude::{FromDer, X509Certificate};
 
@@ -199,52 +203,189 @@ fn node(addresses: &[(&str, &str)]) -> Arc<Node> {
     })
 }
 
-/// Signs what is asked for, once.
-async fn sign(fake: &FakeApi, ca: &Ca, already: usize) -> CertificateSigningRequest {
-    let requests = || fake.list::<CertificateSigningRequest>("");
-    eventually("a request", async || requests().len() > already).await;
-    let unsigned = |request: &CertificateSigningRequest| {
-        request
-            .status
-            .as_ref()
-            .is_none_or(|status| status.certificate.is_none())
+const DAY: Duration = Duration::from_secs(86_400);
+
+fn requests(fake: &FakeApi) -> Vec<CertificateSigningRequest> {
+    fake.list("")
+}
+
+/// The one request that is not answered, when there are more than `already`.
+async fn asked(fake: &FakeApi, already: usize) -> CertificateSigningRequest {
+    eventually("a request", async || requests(fake).len() > already).await;
+    let unanswered = |request: &CertificateSigningRequest| {
+        let status = request.status.as_ref();
+        status.is_none_or(|status| status.certificate.is_none() && status.conditions.is_none())
     };
-    let request = requests().into_iter().find(unsigned).unwrap();
+    requests(fake).into_iter().find(unanswered).unwrap()
+}
+
+/// Signs what is asked for, once; for a hundred days from now.
+async fn sign(fake: &FakeApi, ca: &Ca, clock: &Hand, already: usize) -> CertificateSigningRequest {
+    let request = asked(fake, already).await;
     let pem = String::from_utf8(request.spec.request.0.clone()).unwrap();
-    fake.sign(
-        request.metadata.name.as_ref().unwrap(),
-        ca.sign_request(&pem).as_bytes(),
-    );
+    let now = u64::try_from(clock.now().wall_ms / 1000).unwrap();
+    let signed = ca.sign_request(&pem, now..now + 100 * DAY.as_secs());
+    fake.sign(request.metadata.name.as_ref().unwrap(), signed.as_bytes());
     request
+}
+
+/// A node that asks for its certificate and keeps it in `pki`.
+async fn asking(fake: &FakeApi, clock: &Hand, pki: &Path) -> World {
+    let api = ApiClient::over(
+        fake.service_as(Identity::Node(NODE.to_owned())),
+        (1000, 1000),
+        Arc::new(clock.clone()),
+    );
+    let reviews = SharedReviews::default();
+    let world = World::over(limits(), clock.clone(), reviews, Some(api), |config| {
+        config.kubelet.server_tls_bootstrap = true;
+        config.cert_dir = pki.to_owned();
+    });
+    world.await.unwrap()
+}
+
+/// Long enough for the end of the certificate to have been looked at some times.
+async fn some_looks() {
+    tokio::time::sleep(limits().look * 10).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_certificate_that_was_asked_for_is_renewed_in_time_and_kept_while_it_is_not_signed() {
+    let (fake, clock, ca) = (FakeApi::new(), Hand::new(), Ca::new("cluster"));
+    let pki = tempfile::tempdir().unwrap();
+    let world = asking(&fake, &clock, pki.path()).await;
+    world.node.set(node(&[("InternalIP", "10.1.2.3")]));
+    sign(&fake, &ca, &clock, 0).await;
+    eventually("the certificate", async || {
+        certificate(&world).await.is_some()
+    })
+    .await;
+    let first = certificate(&world).await.unwrap();
+    let mut client = world.connect().await;
+    client.ask("GET", "/healthz", None).await;
+
+    // Between 70 and 90 % of its life.
+    clock.advance(69 * DAY);
+    some_looks().await;
+    assert_eq!(requests(&fake).len(), 1, "it is too early");
+    clock.advance(22 * DAY);
+    let denied = asked(&fake, 1).await;
+    let name = denied.metadata.name.unwrap();
+    fake.modify("", &name, |request: &mut CertificateSigningRequest| {
+        let condition = CertificateSigningRequestCondition {
+            type_: "Denied".to_owned(),
+            status: "True".to_owned(),
+            ..CertificateSigningRequestCondition::default()
+        };
+        let status = request.status.get_or_insert_default();
+        status.conditions = Some(vec![condition]);
+    });
+    eventually("the refusal is counted", async || {
+        world.metric(&["kubelet_server_expiration_renew_errors"]) >= 1.0
+    })
+    .await;
+    assert_eq!(certificate(&world).await.unwrap(), first, "it is kept");
+    // Not even its end takes it away: a client that looks says so better than a handshake that fails.
+    clock.advance(10 * DAY);
+    some_looks().await;
+    assert_eq!(certificate(&world).await.unwrap(), first);
+    let ttl = || world.metric(&["kubelet_certificate_manager_server_ttl_seconds "]);
+    eventually("its end is in the metrics", async || ttl() < 0.0).await;
+
+    // Asked again with another key, and signed.
+    let again = sign(&fake, &ca, &clock, 2).await;
+    assert_ne!(again.metadata.name.as_deref(), Some(name.as_str()));
+    eventually("the new certificate", async || {
+        certificate(&world).await.unwrap() != first
+    })
+    .await;
+    let second = certificate(&world).await.unwrap();
+    assert_eq!(
+        second,
+        first_of(&pki.path().join("kubelet-server-current.pem"))
+    );
+    client.ask("GET", "/healthz", None).await;
+    assert!(!client.is_closed(), "open connections go on");
+    eventually("its time to live is told", async || {
+        (99.0..=100.0).contains(&(ttl() / DAY.as_secs_f64()))
+    })
+    .await;
+    let used = world.metric(&["kubelet_certificate_manager_server_rotation_seconds_sum"]);
+    assert!(
+        (100.0..=102.0).contains(&(used / DAY.as_secs_f64())),
+        "the first was in use for {used} s"
+    );
+    world.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_restart_keeps_the_certificate_and_takes_up_a_request_that_waits() {
+    let (fake, clock, ca) = (FakeApi::new(), Hand::new(), Ca::new("cluster"));
+    let pki = tempfile::tempdir().unwrap();
+    let address = || node(&[("InternalIP", "10.1.2.3")]);
+    let world = asking(&fake, &clock, pki.path()).await;
+    world.node.set(address());
+    sign(&fake, &ca, &clock, 0).await;
+    eventually("the certificate", async || {
+        certificate(&world).await.is_some()
+    })
+    .await;
+    let first = certificate(&world).await.unwrap();
+    world.end().await;
+
+    // Served from the start, before the node's object is there.
+    clock.advance(10 * DAY);
+    let world = asking(&fake, &clock, pki.path()).await;
+    assert_eq!(certificate(&world).await.unwrap(), first);
+    world.node.set(address());
+    some_looks().await;
+    assert_eq!(requests(&fake).len(), 1, "nothing is asked again");
+
+    // The agent ends while its request for the next one waits.
+    clock.advance(82 * DAY);
+    let waiting = asked(&fake, 1).await;
+    world.end().await;
+    let world = asking(&fake, &clock, pki.path()).await;
+    world.node.set(address());
+    assert_eq!(certificate(&world).await.unwrap(), first);
+    let signed = sign(&fake, &ca, &clock, 1).await;
+    assert_eq!(signed.metadata.name, waiting.metadata.name);
+    eventually("the second certificate", async || {
+        certificate(&world).await.unwrap() != first
+    })
+    .await;
+    assert_eq!(requests(&fake).len(), 2, "it was not asked twice");
+    let second = certificate(&world).await.unwrap();
+    world.end().await;
+
+    // Off for longer than a certificate lasts: it is of no use to anybody.
+    clock.advance(101 * DAY);
+    let world = asking(&fake, &clock, pki.path()).await;
+    assert_eq!(certificate(&world).await, None);
+    world.node.set(address());
+    sign(&fake, &ca, &clock, 2).await;
+    eventually("the third certificate", async || {
+        certificate(&world)
+            .await
+            .is_some_and(|third| third != second)
+    })
+    .await;
+    world.end().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_certificate_is_asked_of_the_api_server_for_the_addresses_of_the_node() {
     let fake = FakeApi::new();
     let clock = Hand::new();
-    let api = ApiClient::over(
-        fake.service_as(Identity::Node(NODE.to_owned())),
-        (1000, 1000),
-        Arc::new(clock.clone()),
-    );
-    let world = World::over(
-        limits(),
-        clock,
-        SharedReviews::default(),
-        Some(api),
-        |config| {
-            config.kubelet.server_tls_bootstrap = true;
-        },
-    )
-    .await
-    .unwrap();
+    let pki = tempfile::tempdir().unwrap();
+    let world = asking(&fake, &clock, pki.path()).await;
     assert_eq!(certificate(&world).await, None, "there is none yet");
-    assert!(!world.pki("kubelet.crt").exists(), "none is made");
+    assert!(!pki.path().join("kubelet.crt").exists(), "none is made");
     let ca = Ca::new("cluster");
     world
         .node
         .set(node(&[("Hostname", NODE), ("InternalIP", "10.1.2.3")]));
-    let request = sign(&fake, &ca, 0).await;
+    let request = sign(&fake, &ca, &clock, 0).await;
     assert_eq!(request.spec.signer_name, "kubernetes.io/kubelet-serving");
     let usages = request.spec.usages.clone().unwrap();
     assert_eq!(
@@ -256,7 +397,10 @@ async fn the_certificate_is_asked_of_the_api_server_for_the_addresses_of_the_nod
     })
     .await;
     let served = certificate(&world).await.unwrap();
-    assert_eq!(served, first_of(&world.pki("kubelet-server-current.pem")));
+    assert_eq!(
+        served,
+        first_of(&pki.path().join("kubelet-server-current.pem"))
+    );
     let (_, parsed) = X509Certificate::from_der(&served).unwrap();
     assert_eq!(
         parsed.subject().to_string(),
@@ -273,12 +417,45 @@ async fn the_certificate_is_asked_of_the_api_server_for_the_addresses_of_the_nod
     world
         .node
         .set(node(&[("Hostname", NODE), ("InternalIP", "10.1.2.4")]));
-    sign(&fake, &ca, 1).await;
+    sign(&fake, &ca, &clock, 1).await;
     eventually("another", async || {
         certificate(&world).await.unwrap() != served
     })
     .await;
     assert_eq!(fake.list::<CertificateSigningRequest>("").len(), 2);
+    world.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn keys_are_exchanged_in_the_groups_configured() {
+    let world = World::with(limits(), |config| {
+        config.kubelet.tls_curve_preferences = vec![24];
+    })
+    .await;
+    // A client that has all agrees on the one that is left; it is asked to begin anew with it.
+    let stream = world.tls(None, &[b"h2"]).await.unwrap();
+    let group = stream.get_ref().1.negotiated_key_exchange_group().unwrap();
+    assert_eq!(group.name(), rustls::NamedGroup::secp384r1);
+    // One that does not have it is refused, with either version.
+    for version in [&rustls::version::TLS12, &rustls::version::TLS13] {
+        let mut provider = rustls::crypto::ring::default_provider();
+        provider
+            .kx_groups
+            .retain(|group| group.name() != rustls::NamedGroup::secp384r1);
+        let config = rustls::ClientConfig::builder_with_provider(Arc::new(provider))
+            .with_protocol_versions(&[version])
+            .unwrap()
+            .with_root_certificates(rustls::RootCertStore::empty())
+            .with_no_client_auth();
+        let stream = tokio::net::TcpStream::connect(world.address.unwrap())
+            .await
+            .unwrap();
+        let name = rustls::pki_types::ServerName::try_from(NODE).unwrap();
+        let connector = tokio_rustls::TlsConnector::from(Arc::new(config));
+        let error = connector.connect(name, stream).await.unwrap_err();
+        let error = error.to_string();
+        assert!(error.contains("HandshakeFailure"), "{error}");
+    }
     world.end().await;
 }
 

@@ -358,6 +358,47 @@ async fn the_read_only_port_shows_some_things_to_everybody() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_read_only_port_keeps_64_connections_and_lets_the_next_one_in() {
+    let port = std::net::TcpListener::bind("127.0.0.1:0")
+        .unwrap()
+        .local_addr()
+        .unwrap()
+        .port();
+    let world = World::with(limits(), |config| config.kubelet.read_only_port = port).await;
+    let address = world.read_only.unwrap();
+    let from = async |last: u8| {
+        let socket = tokio::net::TcpSocket::new_v4().unwrap();
+        socket.bind(([127, 0, 0, last], 0).into()).unwrap();
+        let stream = socket.connect(address).await.unwrap();
+        crate::world::Client::over(stream).await
+    };
+    let open = || world.metric(&["holdfast_http_connections "]);
+    let crowded = || world.metric(&["holdfast_http_connections_closed_total", "crowded"]);
+    let mut lone = from(3).await;
+    assert_eq!(lone.ask("GET", "/healthz", None).await.0, OK);
+    let mut many = Vec::new();
+    for n in 1..64 {
+        let mut client = from(2).await;
+        let answer = client.ask("GET", "/healthz", None).await;
+        assert_eq!(answer, (OK, "ok".to_owned()), "connection {n}");
+        many.push(client);
+    }
+    eventually("64 are open", async || (open() - 64.0).abs() < 0.1).await;
+    assert!(crowded() < 0.1, "nobody had to go");
+    assert!(!many.iter().any(crate::world::Client::is_closed));
+
+    // One of the address that has most gives way, the one that was quiet for longest.
+    let mut next = from(4).await;
+    assert_eq!(next.ask("GET", "/healthz", None).await.0, OK);
+    eventually("one was closed", async || many[0].is_closed()).await;
+    assert!(!many[1..].iter().any(crate::world::Client::is_closed));
+    assert!((crowded() - 1.0).abs() < 0.1 && open() < 64.1);
+    assert_eq!(lone.ask("GET", "/healthz", None).await.0, OK);
+    assert_eq!(many[62].ask("GET", "/healthz", None).await.0, OK);
+    world.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn requests_are_counted_by_upstreams_labels() {
     let world = World::new().await;
     world.token("t", "u");

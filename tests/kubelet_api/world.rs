@@ -195,8 +195,12 @@ impl Ca {
         Identity { certificate, key }
     }
 
-    pub fn sign_request(&self, request: &str) -> String {
-        let request = rcgen::CertificateSigningRequestParams::from_pem(request).unwrap();
+    /// A certificate for what is asked for, good for these seconds since 1970.
+    pub fn sign_request(&self, request: &str, good: std::ops::Range<u64>) -> String {
+        let mut request = rcgen::CertificateSigningRequestParams::from_pem(request).unwrap();
+        let at = |seconds| rcgen::date_time_ymd(1970, 1, 1) + Duration::from_secs(seconds);
+        request.params.not_before = at(good.start);
+        request.params.not_after = at(good.end);
         request.signed_by(&self.issuer).unwrap().pem()
     }
 }
@@ -298,6 +302,7 @@ impl World {
             recorder: Arc::new(Quiet),
             api,
             restored: Arc::default(),
+            volumes: Arc::default(),
             stop: stop.clone(),
             debug: DebugHooks::default(),
         };

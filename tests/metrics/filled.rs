@@ -2,7 +2,8 @@
 
 use holdfast::stats::cadvisor::{self, MachineFacts};
 use holdfast::stats::exposition::Format;
-use holdfast::stats::{Depth, own, resource};
+use holdfast::stats::model::Fs;
+use holdfast::stats::{Depth, RemoteUsage, VolumeUsage, own, resource};
 use holdfast::types::metrics::*;
 use prometheus_client::metrics::family::MetricConstructor;
 
@@ -14,6 +15,29 @@ pub struct Filled {
     pub resource: String,
     pub cadvisor: String,
     pub probes: String,
+}
+
+/// A volume of which everything is known.
+fn claimed() -> RemoteUsage {
+    let n = Some(1);
+    RemoteUsage {
+        pod: "poduid-1".into(),
+        volume: VolumeUsage {
+            name: "data".to_owned(),
+            memory: false,
+            fs: Fs {
+                available: n,
+                capacity: n,
+                used: n,
+                inodes_free: n,
+                inodes: n,
+                inodes_used: n,
+                ..Fs::default()
+            },
+            claim: Some(("ns".to_owned(), "claim".to_owned())),
+            abnormal: Some(false),
+        },
+    }
 }
 
 impl Filled {
@@ -34,7 +58,7 @@ impl Filled {
         snapshot.storage = Some(std::sync::Arc::new(storage));
         touch(&world.metrics);
         Self {
-            agent: own::encode(&world.metrics, world.clock.now()).unwrap(),
+            agent: own::encode_with(&world.metrics, world.clock.now(), &[claimed()]).unwrap(),
             resource: resource::encode(&snapshot),
             cadvisor: cadvisor::encode(&snapshot, &MachineFacts::read()),
             probes: world.metrics.encode_probes().unwrap(),
@@ -156,6 +180,15 @@ fn touch(m: &Metrics) {
             operation_name,
             status,
             volume_plugin
+        }),
+    );
+    one(
+        &m.csi_operations,
+        label!(CsiLabel {
+            driver_name,
+            grpc_status_code,
+            method_name,
+            migrated
         }),
     );
     one(

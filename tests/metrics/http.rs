@@ -70,6 +70,7 @@ async fn readers_get_the_format_and_the_compression_they_ask_for() {
         recorder: Arc::new(MemoryRecorder::default()),
         api: None,
         restored: Arc::new(AtomicBool::new(true)),
+        volumes: Arc::default(),
         stop: stop.clone(),
         debug: DebugHooks::default(),
     };

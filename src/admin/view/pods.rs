@@ -4,6 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::core::state::{JournalRecord, State};
+use crate::core::volumes::keys;
 use crate::types::{PodExt, PodUid};
 
 /// What a pod is called.
@@ -44,7 +45,8 @@ impl PodIndex {
             index.learn(uid, "", "");
         }
         let children = state.containers.keys();
-        let children = children.chain(state.volumes.keys());
+        let volumes = state.volumes.keys();
+        let children = children.chain(volumes.filter(|key| keys::split(key).is_some()));
         for key in children.chain(state.probes.keys()) {
             let (uid, _) = key.split_once('/').unwrap_or((key, ""));
             index.learn(uid, "", "");

@@ -10,6 +10,7 @@ use crate::core::state::{
     ProbeRecord, SignalRecord, SourceRecord, State, StatusRecord, Table, TerminationCause,
     VolumePhase, VolumeRecord, WorkerPhase, WorkerRecord,
 };
+use crate::core::volumes::keys as volume_keys;
 use crate::types::runtime::{ContainerState, PodStatus, SandboxState};
 use crate::types::{PodExt, PodSource, Stamp};
 
@@ -428,9 +429,15 @@ fn probe(index: &PodIndex, key: &str, r: &ProbeRecord) -> Row {
 }
 
 fn volume(index: &PodIndex, key: &str, r: &VolumeRecord) -> Row {
-    let (uid, name) = key.split_once('/').unwrap_or((key, ""));
-    let mut row = about(index, key, uid);
-    put(&mut row, "volume", json!(name));
+    let mut row = match volume_keys::split(key) {
+        Some((uid, name)) => {
+            let mut row = about(index, key, uid);
+            put(&mut row, "volume", json!(name));
+            row
+        }
+        // Storage that is staged for all pods.
+        None => keyed(key),
+    };
     put(&mut row, "plugin", json!(r.plugin));
     put(&mut row, "path", json!(r.path));
     let phase = match r.phase {

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::{
-    Node, NodeSelectorRequirement, NodeSelectorTerm, Pod, Taint, Toleration,
+    Node, NodeSelector, NodeSelectorRequirement, NodeSelectorTerm, Pod, Taint, Toleration,
 };
 
 use super::{Refusal, predicate};
@@ -62,6 +62,16 @@ pub(super) fn mismatched(pod: &Pod, node: &Node, node_name: &str) -> Option<Refu
             "node(s) didn't match Pod's node affinity/selector",
         )
     })
+}
+
+/// Whether a node has one of the terms of a selector.
+pub fn selects(
+    selector: &NodeSelector,
+    labels: &BTreeMap<String, String>,
+    node_name: &str,
+) -> bool {
+    let mut terms = selector.node_selector_terms.iter();
+    terms.any(|term| term_matches(term, labels, node_name))
 }
 
 /// A term without requirements matches nothing.

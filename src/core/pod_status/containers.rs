@@ -14,6 +14,7 @@ use crate::core::pod_actions::{
     CRASH_LOOP_BACK_OFF, crash_wait, is_restartable, policy_restarts as restarts, sandbox_to_create,
 };
 use crate::core::state::ExitRecord;
+use crate::core::volume_mounts::recursive_read_only;
 use crate::types::containers::{ContainerSpec, containers_of, is_sidecar};
 use crate::types::pod::RestartPolicy;
 use crate::types::runtime::ContainerState as RuntimeState;
@@ -298,7 +299,7 @@ fn container_status(
         status.state = Some(waiting_for(&reason, &message));
     }
     probed(input, spec, &mut status);
-    described(input, container, &mut status);
+    described(input, container, old, &mut status);
     status
 }
 
@@ -459,19 +460,14 @@ fn probed(input: &StatusInput<'_>, spec: &ContainerSpec<'_>, status: &mut api::C
 
 /// What the spec and the resources say of the container. Volume mounts are told from the start, the rest once there
 /// is a container.
-fn described(input: &StatusInput<'_>, container: &Container, status: &mut api::ContainerStatus) {
-    // Whether the runtime can mount read-only recursively is not known, so nothing is said to be.
+fn described(
+    input: &StatusInput<'_>,
+    container: &Container,
+    old: Option<&api::ContainerStatus>,
+    status: &mut api::ContainerStatus,
+) {
     let mounts = container.volume_mounts.iter().flatten();
-    status.volume_mounts = some_if_any(mounts.map(|mount| {
-        let read_only = mount.read_only == Some(true);
-        api::VolumeMountStatus {
-            name: mount.name.clone(),
-            mount_path: mount.mount_path.clone(),
-            read_only: read_only.then_some(true),
-            recursive_read_only: read_only.then(|| "Disabled".to_owned()),
-            volume_status: None,
-        }
-    }));
+    status.volume_mounts = some_if_any(mounts.map(|mount| mounted(input, mount, old)));
     if status.container_id.is_none() && !is_unknown(status) {
         return;
     }
@@ -492,4 +488,37 @@ fn described(input: &StatusInput<'_>, container: &Container, status: &mut api::C
         claims: container.resources.as_ref().and_then(|r| r.claims.clone()),
         ..actual
     }));
+}
+
+fn mounted(
+    input: &StatusInput<'_>,
+    mount: &api::VolumeMount,
+    old: Option<&api::ContainerStatus>,
+) -> api::VolumeMountStatus {
+    let before = old.and_then(|o| o.volume_mounts.as_ref());
+    let before = before.and_then(|all| {
+        all.iter()
+            .find(|m| m.name == mount.name && m.mount_path == mount.mount_path)
+    });
+    let read_only = mount.read_only == Some(true);
+    let recursively = match input.recursive_read_only {
+        Some(supported) => recursive_read_only(mount, supported) == Ok(true),
+        None => before.is_some_and(|b| b.recursive_read_only.as_deref() == Some("Enabled")),
+    };
+    let mode = if recursively { "Enabled" } else { "Disabled" };
+    let image = input.volume_images.get(&mount.name);
+    api::VolumeMountStatus {
+        name: mount.name.clone(),
+        mount_path: mount.mount_path.clone(),
+        read_only: read_only.then_some(true),
+        recursive_read_only: read_only.then(|| mode.to_owned()),
+        volume_status: match image {
+            Some(image) => Some(api::VolumeStatus {
+                image: Some(api::ImageVolumeStatus {
+                    image_ref: image.clone(),
+                }),
+            }),
+            None => before.and_then(|b| b.volume_status.clone()),
+        },
+    }
 }

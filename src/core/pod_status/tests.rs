@@ -54,6 +54,8 @@ impl Setup {
             reasons: &self.reasons,
             probes: &self.probes,
             resize: &self.resize,
+            recursive_read_only: Some(false),
+            volume_images: &BTreeMap::new(),
             host_ips: &["192.0.2.1".to_owned()],
             runtime_name: "containerd",
             stage: self.stage,

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use super::Rule::{self, Amounts, Any, Inside, No, Text, Tree};
 
-const LATER: &str = "volumes of other nodes and drivers are not there yet";
+const LATER: &str = "Fibre Channel is not there yet; use a CSI driver";
 const DRIVER: &str = "Kubernetes has given this volume up for CSI drivers";
 const WINDOWS: &str = "this node runs Linux";
 const DEVICES: &str = "dynamic resource allocation is not there yet";
@@ -188,12 +188,23 @@ const POD: &[(&str, Rule)] = &[
     ("spec.volumes[].cephfs", No(DRIVER)),
     ("spec.volumes[].cinder", No(DRIVER)),
     ("spec.volumes[].configMap.defaultMode", Any),
-    ("spec.volumes[].csi", No(LATER)),
+    ("spec.volumes[].csi", Inside),
+    ("spec.volumes[].csi.driver", Any),
+    ("spec.volumes[].csi.fsType", Any),
+    ("spec.volumes[].csi.nodePublishSecretRef", Inside),
+    ("spec.volumes[].csi.nodePublishSecretRef.name", Any),
+    ("spec.volumes[].csi.readOnly", Any),
+    ("spec.volumes[].csi.volumeAttributes", Any),
     ("spec.volumes[].downwardAPI.defaultMode", Any),
     ("spec.volumes[].emptyDir", Inside),
-    ("spec.volumes[].emptyDir.medium", Text(&["Memory"])),
+    (
+        "spec.volumes[].emptyDir.medium",
+        Text(&["Memory", "HugePages", "HugePages-"]),
+    ),
     ("spec.volumes[].emptyDir.sizeLimit", Any),
-    ("spec.volumes[].ephemeral", No(LATER)),
+    ("spec.volumes[].ephemeral", Inside),
+    // A controller makes a claim of it; the node looks at the claim.
+    ("spec.volumes[].ephemeral.volumeClaimTemplate", Tree),
     ("spec.volumes[].fc", No(LATER)),
     ("spec.volumes[].flexVolume", No(DRIVER)),
     ("spec.volumes[].flocker", No(DRIVER)),
@@ -212,10 +223,27 @@ const POD: &[(&str, Rule)] = &[
         Text(&["Always", "IfNotPresent", "Never"]),
     ),
     ("spec.volumes[].image.reference", Any),
-    ("spec.volumes[].iscsi", No(LATER)),
+    ("spec.volumes[].iscsi", Inside),
+    ("spec.volumes[].iscsi.chapAuthDiscovery", Any),
+    ("spec.volumes[].iscsi.chapAuthSession", Any),
+    ("spec.volumes[].iscsi.fsType", Any),
+    ("spec.volumes[].iscsi.initiatorName", Any),
+    ("spec.volumes[].iscsi.iqn", Any),
+    ("spec.volumes[].iscsi.iscsiInterface", Any),
+    ("spec.volumes[].iscsi.lun", Any),
+    ("spec.volumes[].iscsi.portals", Any),
+    ("spec.volumes[].iscsi.readOnly", Any),
+    ("spec.volumes[].iscsi.secretRef", Inside),
+    ("spec.volumes[].iscsi.secretRef.name", Any),
+    ("spec.volumes[].iscsi.targetPortal", Any),
     ("spec.volumes[].name", Any),
-    ("spec.volumes[].nfs", No(LATER)),
-    ("spec.volumes[].persistentVolumeClaim", No(LATER)),
+    ("spec.volumes[].nfs", Inside),
+    ("spec.volumes[].nfs.path", Any),
+    ("spec.volumes[].nfs.readOnly", Any),
+    ("spec.volumes[].nfs.server", Any),
+    ("spec.volumes[].persistentVolumeClaim", Inside),
+    ("spec.volumes[].persistentVolumeClaim.claimName", Any),
+    ("spec.volumes[].persistentVolumeClaim.readOnly", Any),
     ("spec.volumes[].photonPersistentDisk", No(DRIVER)),
     ("spec.volumes[].portworxVolume", No(DRIVER)),
     ("spec.volumes[].projected", Inside),
@@ -224,11 +252,55 @@ const POD: &[(&str, Rule)] = &[
     ("spec.volumes[].projected.sources[]", Inside),
     (
         "spec.volumes[].projected.sources[].clusterTrustBundle",
-        No("trust bundles are not there yet"),
+        Inside,
+    ),
+    (
+        "spec.volumes[].projected.sources[].clusterTrustBundle.labelSelector",
+        Inside,
+    ),
+    (
+        "spec.volumes[].projected.sources[].clusterTrustBundle.labelSelector.matchExpressions",
+        Inside,
+    ),
+    (
+        "spec.volumes[].projected.sources[].clusterTrustBundle.labelSelector.matchExpressions[]",
+        Inside,
+    ),
+    (
+        "spec.volumes[].projected.sources[].clusterTrustBundle.labelSelector.matchExpressions[].key",
+        Any,
+    ),
+    (
+        "spec.volumes[].projected.sources[].clusterTrustBundle.labelSelector.matchExpressions[].operator",
+        Text(&["DoesNotExist", "Exists", "In", "NotIn"]),
+    ),
+    (
+        "spec.volumes[].projected.sources[].clusterTrustBundle.labelSelector.matchExpressions[].values",
+        Any,
+    ),
+    (
+        "spec.volumes[].projected.sources[].clusterTrustBundle.labelSelector.matchLabels",
+        Any,
+    ),
+    (
+        "spec.volumes[].projected.sources[].clusterTrustBundle.name",
+        Any,
+    ),
+    (
+        "spec.volumes[].projected.sources[].clusterTrustBundle.optional",
+        Any,
+    ),
+    (
+        "spec.volumes[].projected.sources[].clusterTrustBundle.path",
+        Any,
+    ),
+    (
+        "spec.volumes[].projected.sources[].clusterTrustBundle.signerName",
+        Any,
     ),
     (
         "spec.volumes[].projected.sources[].podCertificate",
-        No("certificates of pods are not there yet"),
+        No("certificates for pods are not there yet; mount one from a secret"),
     ),
     ("spec.volumes[].projected.sources[].secret.name", Any),
     (
@@ -315,7 +387,10 @@ const CONTAINER: &[(&str, Rule)] = &[
         Text(&["File", "FallbackToLogsOnError"]),
     ),
     (".tty", Any),
-    (".volumeDevices", No("block devices are not there yet")),
+    (".volumeDevices", Inside),
+    (".volumeDevices[]", Inside),
+    (".volumeDevices[].devicePath", Any),
+    (".volumeDevices[].name", Any),
     (".volumeMounts", Inside),
     (".volumeMounts[]", Inside),
     (".volumeMounts[].mountPath", Any),
@@ -325,15 +400,12 @@ const CONTAINER: &[(&str, Rule)] = &[
     ),
     (".volumeMounts[].name", Any),
     (".volumeMounts[].readOnly", Any),
-    (".volumeMounts[].recursiveReadOnly", Text(&["Disabled"])),
     (
-        ".volumeMounts[].subPath",
-        No("mount the whole volume; parts of volumes are not there yet"),
+        ".volumeMounts[].recursiveReadOnly",
+        Text(&["Disabled", "IfPossible", "Enabled"]),
     ),
-    (
-        ".volumeMounts[].subPathExpr",
-        No("mount the whole volume; parts of volumes are not there yet"),
-    ),
+    (".volumeMounts[].subPath", Any),
+    (".volumeMounts[].subPathExpr", Any),
     (".workingDir", Any),
 ];
 

@@ -32,7 +32,11 @@ fn everything_that_is_supported_passes() {
             "env": [{"name": "A", "value": "b"}, {"name": "EMPTY"}],
             "ports": [{"containerPort": 80, "hostPort": 8080, "hostIP": "127.0.0.1", "name": "web", "protocol": "TCP"}],
             "resources": {"limits": {"cpu": "1", "memory": "64Mi"}, "requests": {"cpu": "100m"}},
-            "volumeMounts": [{"name": "v", "mountPath": "/v", "readOnly": true, "mountPropagation": "HostToContainer"}],
+            "volumeMounts": [
+                {"name": "v", "mountPath": "/v", "readOnly": true, "mountPropagation": "HostToContainer"},
+                {"name": "v", "mountPath": "/w", "readOnly": true, "subPath": "a/b", "recursiveReadOnly": "IfPossible"},
+                {"name": "v", "mountPath": "/x", "readOnly": true, "subPathExpr": "$(A)", "recursiveReadOnly": "Enabled"},
+            ],
             "terminationMessagePath": "/dev/termination-log", "terminationMessagePolicy": "File",
             "securityContext": {"privileged": true, "readOnlyRootFilesystem": false, "capabilities": {"drop": []}},
             "stdin": true, "stdinOnce": true, "tty": true
@@ -96,7 +100,12 @@ fn what_an_api_server_adds_passes() {
             ]}},
             {"name": "m", "configMap": {"name": "m", "defaultMode": 420, "optional": true}},
             {"name": "s", "secret": {"secretName": "s", "items": [{"key": "k", "path": "p", "mode": 256}]}},
-            {"name": "d", "downwardAPI": {"items": [{"path": "labels", "fieldRef": {"fieldPath": "metadata.labels"}}]}}
+            {"name": "d", "downwardAPI": {"items": [{"path": "labels", "fieldRef": {"fieldPath": "metadata.labels"}}]}},
+            {"name": "claim", "persistentVolumeClaim": {"claimName": "c", "readOnly": true}},
+            {"name": "inline", "csi": {"driver": "d", "volumeAttributes": {"a": "b"}, "nodePublishSecretRef": {"name": "s"}}},
+            {"name": "own", "ephemeral": {"volumeClaimTemplate": {"spec": {"accessModes": ["ReadWriteOnce"]}}}},
+            {"name": "nfs", "nfs": {"server": "s", "path": "/", "readOnly": true}},
+            {"name": "iscsi", "iscsi": {"targetPortal": "t", "iqn": "i", "lun": 1, "secretRef": {"name": "s"}}}
         ]
     });
     assert_eq!(refused(&pod(spec)), []);
@@ -122,11 +131,7 @@ fn unsupported_fields_are_named() {
             "resources.claims",
         ),
         (
-            json!({"volumeMounts": [{"name": "v", "mountPath": "/v", "subPath": "s"}]}),
-            "volumeMounts[0].subPath",
-        ),
-        (
-            json!({"volumeMounts": [{"name": "v", "mountPath": "/v", "recursiveReadOnly": "Enabled"}]}),
+            json!({"volumeMounts": [{"name": "v", "mountPath": "/v", "recursiveReadOnly": "Always"}]}),
             "volumeMounts[0].recursiveReadOnly",
         ),
         (
@@ -140,10 +145,6 @@ fn unsupported_fields_are_named() {
         (
             json!({"restartPolicyRules": [{"action": "RestartAllContainers"}]}),
             "restartPolicyRules[0].action",
-        ),
-        (
-            json!({"volumeDevices": [{"name": "v", "devicePath": "/d"}]}),
-            "volumeDevices",
         ),
     ];
     for (extra, field) in container_cases {
@@ -182,29 +183,21 @@ fn unsupported_fields_are_named() {
             "spec.securityContext.windowsOptions",
         ),
         (
-            json!({"volumes": [{"name": "v", "persistentVolumeClaim": {"claimName": "c"}}]}),
-            "spec.volumes[0].persistentVolumeClaim",
+            json!({"volumes": [{"name": "v", "fc": {"lun": 1}}]}),
+            "spec.volumes[0].fc",
         ),
         (
-            json!({"volumes": [{"name": "v", "csi": {"driver": "d"}}]}),
-            "spec.volumes[0].csi",
-        ),
-        (
-            json!({"volumes": [{"name": "v", "ephemeral": {}}]}),
-            "spec.volumes[0].ephemeral",
+            json!({"volumes": [{"name": "v", "flexVolume": {"driver": "d"}}]}),
+            "spec.volumes[0].flexVolume",
         ),
         (json!({"os": {"name": "windows"}}), "spec.os.name"),
         (
             json!({"volumes": [{"name": "v", "projected": {"sources": [
-                {"configMap": {"name": "c"}}, {"clusterTrustBundle": {"path": "p"}}]}}]}),
-            "spec.volumes[0].projected.sources[1].clusterTrustBundle",
+                {"configMap": {"name": "c"}}, {"podCertificate": {"signerName": "s"}}]}}]}),
+            "spec.volumes[0].projected.sources[1].podCertificate",
         ),
         (
-            json!({"volumes": [{"name": "v", "nfs": {"server": "s", "path": "/"}}]}),
-            "spec.volumes[0].nfs",
-        ),
-        (
-            json!({"volumes": [{"name": "v", "emptyDir": {"medium": "HugePages"}}]}),
+            json!({"volumes": [{"name": "v", "emptyDir": {"medium": "Tape"}}]}),
             "spec.volumes[0].emptyDir.medium",
         ),
     ];
@@ -219,17 +212,19 @@ fn unsupported_fields_are_named() {
 
 #[test]
 fn summary_names_fields() {
-    let mounts = json!([{"name": "v", "mountPath": "/v", "recursiveReadOnly": "Enabled"}]);
+    let mounts = json!([{"name": "v", "mountPath": "/v", "recursiveReadOnly": "Always"}]);
     let refusals = refused(&pod(container(json!({"volumeMounts": mounts}))));
     assert_eq!(
         summary(&refusals),
         "not supported by this version: spec.containers[0].volumeMounts[0].recursiveReadOnly: \
-         \"Enabled\" is not supported, only Disabled"
+         \"Always\" is not supported, only Disabled, IfPossible, Enabled"
     );
-    let refusals = refused(&pod(container(json!({"volumeDevices": [{"name": "v"}]}))));
+    let tape = json!([{"name": "v", "emptyDir": {"medium": "Tape"}}]);
+    let mut spec = container(json!({}));
+    spec["volumes"] = tape;
     assert_eq!(
-        refusals[0].why,
-        "is not supported: block devices are not there yet"
+        refused(&pod(spec))[0].why,
+        "\"Tape\" is not supported, only Memory, HugePages, HugePages-<size>"
     );
 }
 
@@ -277,7 +272,7 @@ fn the_whole_life_of_a_pod_passes() {
 
 #[test]
 fn a_size_limit_is_taken_on_disk_and_in_memory() {
-    for medium in ["", "Memory"] {
+    for medium in ["", "Memory", "HugePages", "HugePages-2Mi"] {
         let pod: Pod = serde_json::from_value(serde_json::json!({
             "metadata": {"name": "a"},
             "spec": {

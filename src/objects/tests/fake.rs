@@ -44,6 +44,8 @@ struct Inner {
     tokens: u64,
     token_delay: Duration,
     token_requests: Vec<Value>,
+    /// The version of `certificates.k8s.io` that has trust bundles.
+    trust_version: Option<&'static str>,
 }
 
 #[derive(Clone)]
@@ -65,6 +67,7 @@ impl Default for Fake {
                 tokens: 0,
                 token_delay: Duration::ZERO,
                 token_requests: Vec::new(),
+                trust_version: None,
             })),
             connection: Connection::default(),
         }
@@ -104,6 +107,10 @@ impl Fake {
         if mode != Mode::Up {
             inner.watchers.clear();
         }
+    }
+
+    pub(super) fn trust_version(&self, version: Option<&'static str>) {
+        self.lock().trust_version = version;
     }
 
     pub(super) fn token_life(&self, seconds: i64) {
@@ -173,9 +180,12 @@ impl Fake {
                 .into_owned()
                 .collect();
         let is_watch = query.get("watch").is_some_and(|watch| watch == "true");
+        let one = one_of(&path);
         let verb = match (parts.method.as_str(), is_watch) {
             ("POST", _) => "POST",
+            ("PATCH", _) => "PATCH",
             (_, true) => "WATCH",
+            _ if one.is_some() => "GET",
             _ => "LIST",
         };
         let name = query
@@ -209,7 +219,58 @@ impl Fake {
             let body = body.collect_bytes().await.unwrap();
             return Ok(self.token(serde_json::from_slice(&body).unwrap()));
         }
+        if verb == "PATCH" {
+            let body = body.collect_bytes().await.unwrap();
+            let path = path.trim_end_matches("/status");
+            let patch: Value = serde_json::from_slice(&body).unwrap();
+            let (collection, name) = one_of(path).unwrap();
+            let known = self
+                .lock()
+                .objects
+                .get(&(collection.clone(), name))
+                .cloned();
+            let mut object = known.unwrap();
+            assert_eq!(
+                patch["metadata"]["resourceVersion"],
+                object["metadata"]["resourceVersion"]
+            );
+            for (field, value) in patch["status"].as_object().unwrap() {
+                merge(&mut object["status"][field], value);
+            }
+            self.put(&collection, object.clone());
+            return Ok(json_response(200, &object));
+        }
         let mut inner = self.lock();
+        if let Some(rest) = path.strip_prefix("/apis/certificates.k8s.io/") {
+            let version = rest.split('/').next().unwrap_or_default();
+            if inner.trust_version != Some(version) {
+                let status = json!({"kind": "Status", "apiVersion": "v1", "status": "Failure",
+                                    "message": "not found", "reason": "NotFound", "code": 404});
+                return Ok(json_response(404, &status));
+            }
+            if rest == version {
+                return Ok(json_response(
+                    200,
+                    &json!({
+                        "kind": "APIResourceList", "apiVersion": "v1",
+                        "groupVersion": format!("certificates.k8s.io/{version}"),
+                        "resources": [{"name": "clustertrustbundles", "singularName": "", "namespaced": false,
+                                       "kind": "ClusterTrustBundle", "verbs": ["list", "watch"]}],
+                    }),
+                ));
+            }
+        }
+        if verb == "GET" {
+            let found = one.and_then(|place| inner.objects.get(&place));
+            return Ok(match found {
+                Some(object) => json_response(200, object),
+                None => json_response(
+                    404,
+                    &json!({"kind": "Status", "apiVersion": "v1", "status": "Failure",
+                            "message": "there is none", "reason": "NotFound", "code": 404}),
+                ),
+            });
+        }
         let chosen = |object_name: &str| name.as_deref().is_none_or(|name| name == object_name);
         let objects = inner.objects.iter();
         let objects: Vec<Value> = objects
@@ -252,6 +313,35 @@ impl Fake {
             "expirationTimestamp": at.to_string(),
         });
         json_response(201, &request)
+    }
+}
+
+/// Collection and name, of kinds that are asked for one by one.
+fn one_of(path: &str) -> Option<(String, String)> {
+    let (collection, name) = path.rsplit_once('/')?;
+    let polled = [
+        "persistentvolumeclaims",
+        "persistentvolumes",
+        "volumeattachments",
+    ];
+    let kind = collection.rsplit('/').next()?;
+    polled
+        .contains(&kind)
+        .then(|| (collection.to_owned(), name.to_owned()))
+}
+
+/// A JSON merge patch.
+fn merge(into: &mut Value, patch: &Value) {
+    match (into, patch) {
+        (Value::Object(known), Value::Object(patch)) => {
+            for (field, value) in patch {
+                match value {
+                    Value::Null => drop(known.remove(field)),
+                    value => merge(known.entry(field.as_str()).or_insert(Value::Null), value),
+                }
+            }
+        }
+        (into, patch) => *into = patch.clone(),
     }
 }
 

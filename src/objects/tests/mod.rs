@@ -5,6 +5,8 @@ mod crypto;
 mod fake;
 mod keys;
 mod tokens;
+mod trust;
+mod volumes;
 
 use std::sync::Arc;
 use std::time::Duration;

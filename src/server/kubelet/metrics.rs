@@ -21,9 +21,14 @@ pub(super) fn routes() -> Router<Shared> {
         .route("/metrics/probes", get(probes))
 }
 
-async fn agent(State(node): State<Shared>, headers: HeaderMap) -> Response {
+async fn agent(
+    State(node): State<Shared>,
+    Extension(stats): Extension<StatsProvider>,
+    headers: HeaderMap,
+) -> Response {
+    let volumes = stats.remote_volumes().await;
     let (metrics, now) = (node.metrics.clone(), node.clock.now());
-    scrape::answer(&headers, move || own::encode(&metrics, now)).await
+    scrape::answer(&headers, move || own::encode_with(&metrics, now, &volumes)).await
 }
 
 async fn resources(Extension(stats): Extension<StatsProvider>, headers: HeaderMap) -> Response {

@@ -37,7 +37,7 @@ use crate::kubeletconfig::AgentConfig;
 use crate::kuberuntime::cri::CriClient;
 use crate::node_object::NodeObject;
 use crate::pod_manager::PodManager;
-use crate::stats::{StatsOptions, StatsProvider};
+use crate::stats::{StatsOptions, StatsProvider, VolumesSlot};
 use crate::store::Store;
 use crate::types::metrics::Metrics;
 use crate::types::{Clock, EventRecorder};
@@ -66,6 +66,8 @@ pub struct NodeApi {
     pub api: Option<ApiClient>,
     /// Whether the pods of the last run are back.
     pub restored: Arc<AtomicBool>,
+    /// The volumes of pods, once there are any to be looked at.
+    pub volumes: VolumesSlot,
     /// Cancelled when the agent ends: streams that are open are closed then.
     pub stop: CancellationToken,
     /// For `/statusz` and `/debug`.
@@ -83,7 +85,8 @@ fn routes(node: Shared) -> Router {
         node.pods.clone(),
         node.cri.clone(),
         Arc::clone(&node.clock),
-    );
+    )
+    .with_volumes(Arc::clone(&node.volumes) as _);
     Router::new()
         .merge(pods::routes())
         .merge(logs::routes())

@@ -98,6 +98,7 @@ impl TestNode {
             recorder: Arc::new(MemoryRecorder::default()),
             api: None,
             restored: Arc::new(AtomicBool::new(true)),
+            volumes: Arc::default(),
             stop: CancellationToken::new(),
             debug: DebugHooks::default(),
         };

@@ -2,11 +2,12 @@
 //! fault injection, and [`containerd::PrivateContainerd`], a real containerd of one's own. API servers:
 //! [`fake_api::FakeApi`], a kube-apiserver with an in-memory model and fault injection, [`envtest::EnvTest`], a real
 //! one of one's own, and [`fault_proxy::FaultProxy`], which stands before any API server, fails as it is told and
-//! counts the requests.
+//! counts the requests. Storage: [`csi::CsiDriver`], a CSI driver that mounts for real.
 //!
 //! Independent of the agent: what is tested here speaks CRI and the Kubernetes API, and nothing else.
 
 pub mod containerd;
+pub mod csi;
 pub mod envtest;
 pub mod fake_api;
 pub mod fake_cri;

@@ -3,10 +3,11 @@
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 
-use k8s_openapi::api::core::v1::Container;
+use k8s_openapi::api::core::v1::{Container, VolumeMount};
 
 use super::super::Problems;
 use super::names::{LABEL, is_label, is_port_name, one_of};
+use crate::core::volume_mounts::recursive_read_only;
 
 pub(super) fn fields(container: &Container, path: &str, problems: &mut Problems<'_>) {
     let name = container.name.as_str();
@@ -152,6 +153,7 @@ pub(super) fn mounts(
                 format!("{target:?} is used twice in this container"),
             );
         }
+        parts(mount, &path, problems);
         if mount.mount_propagation.is_some() {
             one_of(
                 &format!("{path}.mountPropagation"),
@@ -171,6 +173,41 @@ pub(super) fn mounts(
                 "Bidirectional is for privileged containers only",
             );
         }
+    }
+}
+
+/// What a mount takes of its volume, and how far it is read-only.
+fn parts(mount: &VolumeMount, path: &str, problems: &mut Problems<'_>) {
+    let has = |text: &Option<String>| text.as_ref().is_some_and(|t| !t.is_empty());
+    if has(&mount.sub_path) && has(&mount.sub_path_expr) {
+        problems.add(format!("{path}.subPathExpr"), "cannot stand beside subPath");
+    }
+    for (field, value) in [
+        ("subPath", &mount.sub_path),
+        ("subPathExpr", &mount.sub_path_expr),
+    ] {
+        let value = value.as_deref().unwrap_or_default();
+        if value.starts_with('/') || value.split('/').any(|item| item == "..") {
+            problems.add(
+                format!("{path}.{field}"),
+                format!("{value:?} has to be a relative path without '..'"),
+            );
+        }
+    }
+    let modes = ["Disabled", "IfPossible", "Enabled"];
+    let Some(mode) = mount.recursive_read_only.as_deref() else {
+        return;
+    };
+    one_of(
+        &format!("{path}.recursiveReadOnly"),
+        Some(mode),
+        &modes,
+        problems,
+    );
+    if modes[1..].contains(&mode)
+        && let Err(why) = recursive_read_only(mount, true)
+    {
+        problems.add(format!("{path}.recursiveReadOnly"), why);
     }
 }
 

@@ -247,3 +247,41 @@ fn volume_mounts_are_told_from_the_start_and_the_stop_signal_with_the_container(
     assert_eq!(running["volumeMounts"], want);
     assert_eq!(running["stopSignal"], "SIGUSR1");
 }
+
+#[test]
+fn what_a_mount_came_to_is_told_and_kept_while_nobody_can_say() {
+    let spec = serde_json::json!({"containers": [{
+        "name": "a", "image": "img:1",
+        "volumeMounts": [
+            {"name": "r", "mountPath": "/r", "readOnly": true},
+            {"name": "r", "mountPath": "/p", "readOnly": true, "recursiveReadOnly": "IfPossible"},
+            {"name": "i", "mountPath": "/i"},
+        ],
+    }]});
+    let mut setup = Setup::of(pod_of(spec), wiped());
+    setup.recursive_read_only = Some(true);
+    setup.volume_images = BTreeMap::from([("i".to_owned(), "sha256:1".to_owned())]);
+    let mounts = |status: &api::PodStatus| {
+        let containers = serde_json::to_value(&status.container_statuses).unwrap();
+        containers[0]["volumeMounts"].clone()
+    };
+    let told = setup.generate();
+    assert_eq!(
+        mounts(&told),
+        serde_json::json!([
+            {"name": "r", "mountPath": "/r", "readOnly": true, "recursiveReadOnly": "Disabled"},
+            {"name": "r", "mountPath": "/p", "readOnly": true, "recursiveReadOnly": "Enabled"},
+            {"name": "i", "mountPath": "/i", "volumeStatus": {"image": {"imageRef": "sha256:1"}}},
+        ])
+    );
+    // As after a restart of the agent.
+    setup.previous = Some(told.clone());
+    setup.recursive_read_only = None;
+    setup.volume_images.clear();
+    assert_eq!(mounts(&setup.generate()), mounts(&told));
+    setup.recursive_read_only = Some(false);
+    assert_eq!(
+        mounts(&setup.generate())[1]["recursiveReadOnly"],
+        "Disabled"
+    );
+}

@@ -51,8 +51,8 @@ pub(super) fn routes() -> Router<Shared> {
 async fn index() -> &'static str {
     "/debug/pprof/\n\n\
      profile    CPU profile for ?seconds= (30): go tool pprof reads it\n\
-     cmdline    command line, NUL between arguments\n\
-     goroutine  how many tasks there are\n"
+     cmdline    command line, NUL between arguments\n\n\
+     The others are answered 501 with the reason.\n"
 }
 
 /// Samples are symbolised already: there is nothing to ask.

@@ -186,7 +186,15 @@ async fn checkpoints_that_cannot_be_made_have_upstreams_status() {
 #[tokio::test]
 async fn what_there_is_no_profile_of_says_why() {
     let node = TestNode::new().serve();
-    for path in ["heap", "allocs", "goroutine", "block", "mutex", "trace"] {
+    for path in [
+        "heap",
+        "allocs",
+        "goroutine",
+        "block",
+        "mutex",
+        "threadcreate",
+        "trace",
+    ] {
         let answer = node.get(&format!("/debug/pprof/{path}")).await;
         assert_eq!(answer.status, 501, "{path}");
         assert!(answer.text().len() > 20, "{path}");

@@ -15,8 +15,6 @@ use crate::types::blocking;
 
 /// Between two attempts that failed.
 const AGAIN: (Duration, Duration) = (Duration::from_secs(10), Duration::from_secs(600));
-/// How often the end of the certificate is looked at.
-const LOOK: Duration = Duration::from_secs(30);
 
 /// Takes the certificate of the last run over, if it is good for anything.
 pub(super) async fn restore(node: &Shared, serving: &Serving) {
@@ -73,8 +71,8 @@ pub(super) fn names_of(node: &Node) -> (Vec<String>, Vec<IpAddr>) {
     (names, addresses)
 }
 
-/// Asks and renews for ever.
-pub(super) async fn run(node: &Shared, serving: &Serving) {
+/// Asks and renews for ever; whether it is time is looked at every `look`.
+pub(super) async fn run(node: &Shared, serving: &Serving, look: Duration) {
     let Some(api) = &node.api else {
         return;
     };
@@ -163,7 +161,7 @@ pub(super) async fn run(node: &Shared, serving: &Serving) {
         }
         tokio::select! {
             // Cancel-safe both.
-            () = tokio::time::sleep(LOOK) => {}
+            () = tokio::time::sleep(look) => {}
             changed = objects.changed() => {
                 if changed.is_err() {
                     std::future::pending::<()>().await;

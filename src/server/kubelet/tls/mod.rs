@@ -65,7 +65,7 @@ pub enum TlsError {
     #[error("make a serving certificate")]
     Make(#[source] rcgen::Error),
     /// The settings cannot be used together.
-    #[error("set up TLS with tlsMinVersion and tlsCipherSuites")]
+    #[error("set up TLS with tlsMinVersion, tlsCipherSuites and tlsCurvePreferences")]
     Settings(#[source] rustls::Error),
     /// The agent is ending.
     #[error("the agent is ending")]
@@ -211,7 +211,7 @@ async fn read(files: files::Files, serving: &Serving) -> Result<files::Files, Tl
     Ok(files)
 }
 
-/// Keeps the certificate good until [`super::NodeApi::stop`] is cancelled; files are looked at every `look`.
+/// Keeps the certificate good until [`super::NodeApi::stop`] is cancelled; files and dates are looked at every `look`.
 pub(super) async fn keep(node: Shared, serving: Serving, keeper: Keeper, look: Duration) {
     let metrics = async {
         loop {
@@ -227,7 +227,7 @@ pub(super) async fn keep(node: Shared, serving: Serving, keeper: Keeper, look: D
         match keeper {
             Keeper::Files(files) => files::watch(files, &serving, look).await,
             Keeper::SelfSigned(made) => self_signed::watch(made, &node, &serving, look).await,
-            Keeper::Bootstrap => bootstrap::run(&node, &serving).await,
+            Keeper::Bootstrap => bootstrap::run(&node, &serving, look).await,
         }
     };
     tokio::select! {
@@ -241,10 +241,10 @@ fn wall_seconds(node: &Shared) -> i64 {
     node.clock.now().wall_ms.div_euclid(1000)
 }
 
-/// How connections are secured: `tlsMinVersion`, `tlsCipherSuites`, and client certificates when asked for.
+/// How connections are secured: `tlsMinVersion`, `tlsCipherSuites`, `tlsCurvePreferences`, and client certificates when asked for.
 ///
 /// # Errors
-/// When no version or cipher suite is left.
+/// When no version, cipher suite or group is left.
 pub(super) fn server_config(
     k: &KubeletConfiguration,
     serving: Serving,
@@ -254,6 +254,12 @@ pub(super) fn server_config(
         provider.cipher_suites.retain(|suite| {
             let name = format!("{:?}", suite.suite());
             suite.tls13().is_some() || k.tls_cipher_suites.contains(&name)
+        });
+    }
+    if !k.tls_curve_preferences.is_empty() {
+        provider.kx_groups.retain(|group| {
+            k.tls_curve_preferences
+                .contains(&i32::from(u16::from(group.name())))
         });
     }
     let versions: &[&rustls::SupportedProtocolVersion] = match k.tls_min_version {

@@ -108,3 +108,24 @@ fn cipher_suites_go_by_their_names_in_go() {
         assert!(suites.len() > 1, "those of TLS 1.3 stay");
     }
 }
+
+#[test]
+fn groups_for_key_exchange_go_by_their_numbers() {
+    let groups = |curves: &[i32]| -> Vec<u16> {
+        let k = KubeletConfiguration {
+            tls_curve_preferences: curves.to_vec(),
+            ..KubeletConfiguration::default()
+        };
+        let config = server_config(&k, Serving::default()).unwrap();
+        let groups = config.crypto_provider().kx_groups.iter();
+        groups.map(|group| u16::from(group.name())).collect()
+    };
+    let all = groups(&[]);
+    // A new version of the library may bring more: they are then to be supported.
+    assert_eq!(all.len(), crate::kubeletconfig::CURVES.len(), "{all:?}");
+    for curve in crate::kubeletconfig::CURVES {
+        assert_eq!(groups(&[curve]), [u16::try_from(curve).unwrap()]);
+    }
+    let order: Vec<_> = all.iter().copied().filter(|one| *one != 24).collect();
+    assert_eq!(groups(&[23, 29]), order, "the library's order stays");
+}

@@ -1,0 +1,113 @@
+//! Where remote volumes are on record, and how far their storage got.
+//!
+//! A volume has a [`VolumeRecord`](crate::core::state::VolumeRecord) `<uid>/<volume>` and, in the same transaction, an
+//! [`ObjectRecord`] `volumes/<uid>/<volume>` that holds its [`Remote`]; staged storage (a device) has the same
+//! as `device/<id>` and `devices//<id>`. The `resource_version` of the object says what is known of the step
+//! its phase is about ([`Mark`]).
+
+use sha2::{Digest, Sha256};
+
+use super::Remote;
+use crate::core::state::ObjectRecord;
+use crate::types::{PodUid, Stamp};
+
+/// Begin of the keys of volumes' objects.
+pub const VOLUMES: &str = "volumes/";
+/// Begin of the keys of what is known of the pods' own volumes: whether they are mounts.
+pub const MEDIA: &str = "media/";
+/// Begin of the keys of devices' objects.
+pub const DEVICES: &str = "devices//";
+/// Begin of the keys of devices among the volume records; never the UID of a pod.
+pub const DEVICE: &str = "device/";
+
+/// Key of the object of a pod's volume.
+pub fn volume_object(uid: &PodUid, volume: &str) -> String {
+    format!("{VOLUMES}{uid}/{volume}")
+}
+
+/// Key of the object that belongs to a volume record, of a pod's volume or of a device.
+pub fn object_of(record: &str) -> String {
+    match record.strip_prefix(DEVICE) {
+        Some(id) => format!("{DEVICES}{id}"),
+        None => format!("{VOLUMES}{record}"),
+    }
+}
+
+/// The pod and the volume that a volume record is about; `None` for a device.
+pub fn split(record: &str) -> Option<(&str, &str)> {
+    match record.split_once('/') {
+        Some(_) if record.starts_with(DEVICE) => None,
+        found => found,
+    }
+}
+
+/// What is known of the step that a record's phase is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mark {
+    /// It is wanted; no step was ever begun.
+    Claimed,
+    /// A step was begun; nobody knows what it did.
+    Begun,
+    /// It is done, and there is a mount that proves it.
+    Mount,
+    /// It is done, and left nothing in the mount table.
+    Plain,
+}
+
+impl Mark {
+    fn text(self) -> &'static str {
+        match self {
+            Self::Claimed => "claimed",
+            Self::Begun => "begun",
+            Self::Mount => "mount",
+            Self::Plain => "plain",
+        }
+    }
+
+    /// The mark of an object; what is not understood counts as begun.
+    pub fn of(object: &ObjectRecord) -> Self {
+        let all = [Self::Claimed, Self::Mount, Self::Plain];
+        let found = all
+            .into_iter()
+            .find(|m| m.text() == object.resource_version);
+        found.unwrap_or(Self::Begun)
+    }
+}
+
+impl Remote {
+    /// Key of the volume record of its staged storage; `None` when each pod's mount stands for itself.
+    pub fn device_key(&self) -> Option<String> {
+        let device = self.device()?;
+        let mut hash = Sha256::new();
+        hash.update(self.plugin());
+        hash.update("\n");
+        hash.update(device);
+        Some(format!("{DEVICE}{}", hex(&hash.finalize())))
+    }
+
+    /// The object that describes it.
+    ///
+    /// # Errors
+    /// When it cannot be written as JSON.
+    pub fn object(&self, mark: Mark, at: Stamp) -> Result<ObjectRecord, serde_json::Error> {
+        Ok(ObjectRecord {
+            resource_version: mark.text().to_owned(),
+            encrypted: false,
+            data: serde_json::to_vec(self)?,
+            at,
+        })
+    }
+
+    /// The volume that an object describes.
+    ///
+    /// # Errors
+    /// When it is not one.
+    pub fn of(object: &ObjectRecord) -> Result<Self, serde_json::Error> {
+        serde_json::from_slice(&object.data)
+    }
+}
+
+/// Bytes as lower-case hexadecimal digits.
+pub fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|b| format!("{b:02x}")).collect()
+}

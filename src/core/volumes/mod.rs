@@ -1,0 +1,155 @@
+//! Volumes as plain data: what is to be mounted, as it was resolved, and what is to happen next.
+//!
+//! A [`Remote`] is everything that mounting and unmounting a volume takes, without secrets: it is recorded
+//! before the first step, so that a volume is torn down by its record alone, whatever became of its claim,
+//! its pod or its driver in the meantime.
+
+pub mod backoff;
+pub mod keys;
+pub mod planner;
+
+use k8s_openapi::api::core::v1::{
+    CSIPersistentVolumeSource, ISCSIPersistentVolumeSource, LocalVolumeSource, NFSVolumeSource,
+    Pod, Volume,
+};
+use serde::{Deserialize, Serialize};
+use sha2::{Digest as _, Sha256};
+
+use crate::types::PodExt;
+
+/// Name of the CSI plugin, in records, paths and metrics.
+pub const CSI: &str = "kubernetes.io/csi";
+/// Name of the NFS plugin.
+pub const NFS: &str = "kubernetes.io/nfs";
+/// Name of the iSCSI plugin.
+pub const ISCSI: &str = "kubernetes.io/iscsi";
+/// Name of the plugin for disks and directories of this node.
+pub const LOCAL: &str = "kubernetes.io/local-volume";
+/// Name of the plugin for persistent volumes that are paths of this node.
+pub const HOST_PATH: &str = "kubernetes.io/host-path";
+
+/// Whether containers get files or a device.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum VolumeMode {
+    /// A mounted file system.
+    #[default]
+    Filesystem,
+    /// A raw device.
+    Block,
+}
+
+/// A volume whose storage does not lie in its pod's directory, resolved through its claim if it has one.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Remote {
+    /// Its directory below `volumes/<plugin>`: the persistent volume's name, or for an inline one the name
+    /// the pod gives it. A valid path component.
+    pub name: String,
+    /// `namespace/name` of the claim; `None` for an inline volume.
+    pub claim: Option<String>,
+    /// Files or a device.
+    pub mode: VolumeMode,
+    /// Whether no container may write, by the volume, its claim or its source.
+    pub read_only: bool,
+    /// `spec.mountOptions` of the persistent volume.
+    pub mount_options: Vec<String>,
+    /// Name on the node object while in use (`status.volumesInUse`); `None` for what nobody attaches.
+    pub unique_name: Option<String>,
+    /// Where the storage is.
+    pub source: Source,
+}
+
+/// Where the storage of a volume is.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub enum Source {
+    /// A CSI driver's.
+    Csi(Box<Csi>),
+    /// An export.
+    Nfs(NFSVolumeSource),
+    /// A LUN.
+    Iscsi(Box<ISCSIPersistentVolumeSource>),
+    /// A disk or directory of this node.
+    Local(LocalVolumeSource),
+    /// A path of this node.
+    HostPath {
+        /// The path.
+        path: String,
+        /// `hostPath.type`.
+        type_: String,
+    },
+}
+
+/// A CSI driver's volume, with what its CSIDriver object and the attacher said.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Csi {
+    /// As in the persistent volume; of an ephemeral inline volume: made from the pod's, with a handle of its own.
+    pub source: CSIPersistentVolumeSource,
+    /// An inline volume that lives as long as its pod.
+    pub ephemeral: bool,
+    /// `status.attachmentMetadata` of the VolumeAttachment.
+    pub publish_context: std::collections::BTreeMap<String, String>,
+    /// Access modes of the persistent volume, as `ReadWriteOnce`.
+    pub access_modes: Vec<String>,
+    /// `fsGroupPolicy` of the CSIDriver: `ReadWriteOnceWithFSType`, `File` or `None`.
+    pub fs_group_policy: String,
+    /// `podInfoOnMount` of the CSIDriver.
+    pub pod_info: bool,
+    /// `requiresRepublish` of the CSIDriver.
+    pub requires_republish: bool,
+    /// It is mounted with the pod's SELinux label: `seLinuxMount` of the CSIDriver, and a claim of one pod alone.
+    pub selinux_mount: bool,
+    /// `serviceAccountTokenInSecrets` of the CSIDriver.
+    #[serde(default)]
+    pub tokens_in_secrets: bool,
+    /// `fsGroup` of the pod that is to get it; for drivers that see to it themselves.
+    #[serde(default)]
+    pub fs_group: Option<i64>,
+}
+
+impl Remote {
+    /// The plugin that mounts it.
+    pub fn plugin(&self) -> &'static str {
+        match &self.source {
+            Source::Csi(_) => CSI,
+            Source::Nfs(_) => NFS,
+            Source::Iscsi(_) => ISCSI,
+            Source::Local(_) => LOCAL,
+            Source::HostPath { .. } => HOST_PATH,
+        }
+    }
+
+    /// What tells storage apart that is prepared once for all pods of the node: `<driver>/<handle>` or
+    /// the like; `None` when each pod's mount stands for itself.
+    pub fn device(&self) -> Option<String> {
+        match &self.source {
+            Source::Csi(csi) if !csi.ephemeral => Some(format!(
+                "{}/{}",
+                csi.source.driver, csi.source.volume_handle
+            )),
+            Source::Iscsi(source) => Some(format!(
+                "{}/{}/{}",
+                source.target_portal, source.iqn, source.lun
+            )),
+            Source::Local(source) => Some(source.path.clone()),
+            Source::Csi(_) | Source::Nfs(_) | Source::HostPath { .. } => None,
+        }
+    }
+}
+
+/// Name of the claim a volume stands for, a generic ephemeral volume's included.
+pub fn claim_of(pod: &Pod, volume: &Volume) -> Option<String> {
+    if let Some(claim) = &volume.persistent_volume_claim {
+        return Some(claim.claim_name.clone());
+    }
+    let generic = volume.ephemeral.is_some();
+    generic.then(|| format!("{}-{}", pod.name(), volume.name))
+}
+
+/// SHA-256 of the parts one after the other, in hexadecimal digits.
+pub fn sha256_hex(parts: &[&str]) -> String {
+    let mut digest = Sha256::new();
+    for part in parts {
+        digest.update(part);
+    }
+    let digest: [u8; 32] = digest.finalize().into();
+    digest.iter().map(|byte| format!("{byte:02x}")).collect()
+}

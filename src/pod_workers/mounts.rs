@@ -1,0 +1,121 @@
+//! What the mounts of a container take besides its spec: the parts of volumes it asks for, what its volumes were
+//! resolved to, what its runtime handler can; and what is told of them in its status.
+
+use std::collections::{BTreeMap, HashMap};
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use futures::FutureExt;
+use k8s_openapi::api::core::v1::{Container, Pod};
+
+use super::{WorkerContext, resolve};
+use crate::core::state::ObjectRecord;
+use crate::core::volume_mounts::asks_recursive_read_only;
+use crate::core::volumes::{Remote, keys};
+use crate::kuberuntime::container_mounts;
+use crate::kuberuntime::env::Environment;
+use crate::types::{PodExt, PodUid};
+use crate::volumemanager::subpath::SubPath;
+
+/// What [`prepare`] found.
+#[derive(Default)]
+pub(super) struct Prepared {
+    pub(super) remotes: BTreeMap<String, Remote>,
+    pub(super) sub_paths: BTreeMap<usize, PathBuf>,
+    pub(super) recursive_read_only: bool,
+}
+
+/// Makes the parts of volumes ready that a container mounts, and looks up what else its mounts depend on.
+///
+/// # Errors
+/// What to tell when a mount cannot be had; the container then waits with `CreateContainerConfigError`.
+pub(super) async fn prepare(
+    context: &WorkerContext,
+    pod: &Pod,
+    container: &Container,
+    env: &Environment,
+    volumes: &BTreeMap<String, PathBuf>,
+) -> Result<Prepared, String> {
+    let uid = pod.uid();
+    let mut prepared = Prepared {
+        remotes: remotes(context, &uid)?,
+        ..Prepared::default()
+    };
+    if asks_recursive_read_only(container) {
+        let handler = resolve::runtime_handler(context, pod).await?;
+        let can = context.runtime_state.mounts_recursively(&handler);
+        prepared.recursive_read_only = can.unwrap_or(false);
+    }
+    for (index, mount) in container.volume_mounts.iter().flatten().enumerate() {
+        // Parts of images are the runtime's business, and a volume that is missing is told of later.
+        let Some(root) = volumes.get(&mount.name) else {
+            continue;
+        };
+        let Some(path) = container_mounts::sub_path(mount, env)? else {
+            continue;
+        };
+        let part = SubPath {
+            volume: mount.name.clone(),
+            root: root.clone(),
+            container: container.name.clone(),
+            index,
+            path,
+        };
+        let at = context.volumes.sub_path(&uid, part).await;
+        let at = at.map_err(|error| match std::error::Error::source(&error) {
+            Some(cause) => format!("{error}: {cause}"),
+            None => error.to_string(),
+        })?;
+        prepared.sub_paths.insert(index, at);
+    }
+    Ok(prepared)
+}
+
+/// What a pod's volumes were resolved to when they were mounted, by their names.
+fn remotes(context: &WorkerContext, uid: &PodUid) -> Result<BTreeMap<String, Remote>, String> {
+    let prefix = keys::volume_object(uid, "");
+    let seen = context.store.snapshot();
+    let mut all = BTreeMap::new();
+    for (key, record) in seen.with_prefix::<ObjectRecord>(&prefix) {
+        let remote = serde_json::from_slice(&record.data)
+            .map_err(|error| format!("read record {key} of table objects: {error}"))?;
+        all.insert(key[prefix.len()..].to_owned(), remote);
+    }
+    Ok(all)
+}
+
+/// Whether a pod's mounts can be read-only recursively; `None` while that is not known.
+pub(super) fn mounts_recursively(context: &WorkerContext, pod: &Pod) -> Option<bool> {
+    // A class that has to be asked for is known a moment later.
+    let handler = resolve::runtime_handler(context, pod)
+        .now_or_never()?
+        .ok()?;
+    context.runtime_state.mounts_recursively(&handler)
+}
+
+/// The images that volumes of kind `image` stand for, as they were resolved; told in statuses. Shared handle, kept in
+/// memory: a restarted agent goes on with what the recorded status says.
+#[derive(Clone, Debug, Default)]
+pub struct VolumeImages(Arc<Mutex<HashMap<PodUid, BTreeMap<String, String>>>>);
+
+impl VolumeImages {
+    fn with<T>(&self, f: impl FnOnce(&mut HashMap<PodUid, BTreeMap<String, String>>) -> T) -> T {
+        f(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    pub(super) fn set(&self, uid: &PodUid, volume: &str, image: &str) {
+        self.with(|all| {
+            let of_pod = all.entry(uid.clone()).or_default();
+            of_pod.insert(volume.to_owned(), image.to_owned());
+        });
+    }
+
+    /// By volume.
+    pub(super) fn of(&self, uid: &PodUid) -> BTreeMap<String, String> {
+        self.with(|all| all.get(uid).cloned().unwrap_or_default())
+    }
+
+    pub(super) fn remove(&self, uid: &PodUid) {
+        self.with(|all| all.remove(uid));
+    }
+}

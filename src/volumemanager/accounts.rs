@@ -1,0 +1,207 @@
+//! What others ask the manager: which volumes are in use, where they are, how many there are.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use k8s_openapi::api::core::v1::Pod;
+use tokio::sync::watch;
+
+use super::error::VolumeError;
+use super::{PLUGINS, VolumeManager};
+use crate::core::state::{ObjectRecord, State, VolumePhase, VolumeRecord, child_key};
+use crate::core::volumes::Remote;
+use crate::core::volumes::keys;
+use crate::kuberuntime::sources::{Resolved, mounted_volumes};
+use crate::types::metrics::{Metrics, VolumeStateLabel};
+use crate::types::{PodExt, PodUid};
+
+/// A volume of a pod whose storage is elsewhere, as it is on record.
+#[derive(Clone, Debug)]
+pub struct RemoteVolume {
+    /// UID of the pod.
+    pub pod: PodUid,
+    /// As the pod names it.
+    pub volume: String,
+    /// Name of the plugin.
+    pub plugin: &'static str,
+    /// `namespace/name` of the claim, if it has one.
+    pub claim: Option<String>,
+    /// What containers get.
+    pub path: PathBuf,
+    /// Where it is staged, if it is.
+    pub staged: Option<PathBuf>,
+    /// Phase.
+    pub phase: VolumePhase,
+    /// What it is.
+    pub remote: Arc<Remote>,
+}
+
+impl VolumeManager {
+    /// Names that are in use on this node (`status.volumesInUse`), from before the first step of a mount until after
+    /// the last one of its undoing. Whoever detaches must not touch them.
+    pub fn volumes_in_use(&self) -> watch::Receiver<BTreeSet<String>> {
+        self.tell_in_use();
+        self.in_use.subscribe()
+    }
+
+    pub(super) fn tell_in_use(&self) {
+        let mut names = BTreeSet::new();
+        // Under the lock of the desk, so that an older state never follows a newer one.
+        let mut desk = self.desk();
+        let seen = self.store.snapshot();
+        for prefix in [keys::VOLUMES, keys::DEVICES] {
+            for (key, _) in seen.with_prefix::<ObjectRecord>(prefix) {
+                let remote = desk.remote(&seen, key);
+                names.extend(remote.and_then(|r| r.unique_name.clone()));
+            }
+        }
+        self.in_use.send_if_modified(|told| {
+            let differs = *told != names;
+            *told = names;
+            differs
+        });
+    }
+
+    /// All volumes of pods whose storage is elsewhere, mounted or about to be, or about to go.
+    pub fn remote_volumes(&self) -> Vec<RemoteVolume> {
+        self.listed(keys::VOLUMES)
+    }
+
+    /// Those of one pod.
+    pub fn remote_volumes_of(&self, uid: &PodUid) -> Vec<RemoteVolume> {
+        self.listed(&keys::volume_object(uid, ""))
+    }
+
+    fn listed(&self, prefix: &str) -> Vec<RemoteVolume> {
+        let seen = self.store.snapshot();
+        let mut desk = self.desk();
+        let mut all = Vec::new();
+        for (key, _) in seen.with_prefix::<ObjectRecord>(prefix) {
+            let record = &key[keys::VOLUMES.len()..];
+            let (Some((uid, volume)), Some(found), Some(remote)) = (
+                keys::split(record),
+                seen.record::<VolumeRecord>(record),
+                desk.remote(&seen, key),
+            ) else {
+                continue;
+            };
+            all.push(RemoteVolume {
+                pod: PodUid::new(uid),
+                volume: volume.to_owned(),
+                plugin: remote.plugin(),
+                claim: remote.claim.clone(),
+                path: PathBuf::from(&found.path),
+                staged: self.staging(&remote),
+                phase: found.phase,
+                remote,
+            });
+        }
+        all
+    }
+
+    /// Has a mounted volume grown to `bytes`; `None` when there was nothing to do. Nothing else is done to it in the
+    /// meantime.
+    /// When dropped, the step goes on to its end.
+    ///
+    /// # Errors
+    /// When the volume is not mounted, or its plugin says so.
+    pub async fn expand(
+        &self,
+        uid: &PodUid,
+        volume: &str,
+        resolved: Arc<Resolved>,
+        bytes: u64,
+    ) -> Result<Option<u64>, VolumeError> {
+        let unresolved = |why: String| VolumeError::Unresolved {
+            pod: uid.clone(),
+            volume: volume.to_owned(),
+            why,
+        };
+        let remote = &resolved.remote;
+        let plugin = self.plugins.get(remote.plugin()).cloned();
+        let plugin = plugin.ok_or_else(|| {
+            unresolved(format!("this agent has no plugin for {}", remote.plugin()))
+        })?;
+        let device = remote.device_key();
+        let (staged, path) = (self.staging(remote), self.target(uid, remote));
+        let key = child_key(uid, volume);
+        let seen = self.store.snapshot();
+        let mounted = seen.record::<VolumeRecord>(&key);
+        if mounted.is_none_or(|r| r.phase != VolumePhase::Mounted) {
+            return Err(unresolved("it is not mounted".to_owned()));
+        }
+        let label = super::steps::label(remote);
+        let manager = self.clone();
+        let (of, name) = (uid.clone(), volume.to_owned());
+        self.operate(uid, volume, "expand_volume", async move {
+            let work = plugin.expand(Arc::clone(&resolved), staged, path, bytes);
+            let begun = tokio::time::Instant::now();
+            // One at a time for all pods that use it.
+            let done = match device {
+                Some(device) => {
+                    let running = manager.operations.run(&device, "expand_volume", work);
+                    running.await.map_err(|e| e.to_string())
+                }
+                None => Ok(work.await),
+            };
+            let done = done.and_then(|done| done.map_err(|e| e.to_string()));
+            manager.observe("expand_volume", &label, begun, done.is_ok());
+            manager.operations.wake();
+            done.map_err(|why| VolumeError::Unresolved {
+                pod: of,
+                volume: name,
+                why: format!("NodeExpandVolume failed: {why}"),
+            })
+        })
+        .await
+    }
+}
+
+const ACTUAL: &str = "actual_state_of_world";
+const DESIRED: &str = "desired_state_of_world";
+
+/// Counts volumes by plugin, as they are on record and as pods want them. For whoever is about to show the metrics.
+pub fn count(state: &State, pods: &[Arc<Pod>], metrics: &Metrics) {
+    let mut counts: BTreeMap<(String, &'static str), i64> = BTreeMap::new();
+    for plugin in PLUGINS {
+        for world in [ACTUAL, DESIRED] {
+            counts.insert((plugin.to_owned(), world), 0);
+        }
+    }
+    for (key, record) in state.with_prefix::<VolumeRecord>("") {
+        if record.phase == VolumePhase::Mounted && keys::split(key).is_some() {
+            let plugin = label_of(state, key).unwrap_or_else(|| record.plugin.clone());
+            *counts.entry((plugin, ACTUAL)).or_default() += 1;
+        }
+    }
+    for pod in pods {
+        let mounted = mounted_volumes(pod);
+        for volume in pod.spec_ref().volumes.iter().flatten() {
+            if !mounted.contains(volume.name.as_str()) {
+                continue;
+            }
+            let own = super::plugin_of(volume).map(str::to_owned);
+            // Which plugin a claim leads to is known once it was resolved.
+            let plugin = own.or_else(|| label_of(state, &child_key(&pod.uid(), &volume.name)));
+            if let Some(plugin) = plugin {
+                *counts.entry((plugin, DESIRED)).or_default() += 1;
+            }
+        }
+    }
+    let family = &metrics.volume_manager_total_volumes;
+    family.clear();
+    for ((plugin_name, world), count) in counts {
+        let label = VolumeStateLabel {
+            plugin_name,
+            state: world.to_owned(),
+        };
+        family.get_or_create(&label).set(count);
+    }
+}
+
+/// The plugin of a volume whose storage is elsewhere, as metrics name it.
+fn label_of(state: &State, key: &str) -> Option<String> {
+    let object = state.record::<ObjectRecord>(&keys::object_of(key))?;
+    Some(super::steps::label(&Remote::of(object).ok()?))
+}

@@ -1,0 +1,13 @@
+//! Storage of CSI drivers: the wire protocol, the drivers that registered, what the API server is told of them, and
+//! volumes ([`CsiPlugin`]).
+
+pub mod client;
+mod driver;
+mod node_info;
+pub mod proto;
+pub mod registry;
+mod rpc;
+mod volume;
+mod watch;
+
+pub use volume::CsiPlugin;

@@ -1,0 +1,370 @@
+//! What the API server is told of this node's drivers; upstream's `nodeinfomanager`.
+//!
+//! Comes in: the registered drivers, and those that went while the API server still has them. Goes out: CSINode
+//! `<node>` (owned by the node; made with the first driver), the node's annotation
+//! `csi.volume.kubernetes.io/nodeid`, and the drivers' topology as labels of the node, which stay when a driver goes.
+//!
+//! Written only when something changed, also after a restart; tried again while the API server is away. A node
+//! object that was made anew gets everything again.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::Node;
+use k8s_openapi::api::storage::v1::{CSINode, CSINodeDriver, CSINodeSpec, VolumeNodeResources};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
+use kube::Api;
+use kube::api::{DeleteParams, Patch, PatchParams, PostParams, Preconditions};
+use rand::Rng;
+use serde_json::{Value, json};
+
+use super::registry::{Driver, Drivers};
+use crate::apiserver::{ApiClient, Reachability};
+use crate::node_object::NodeObject;
+
+/// JSON: names of drivers, and what they call this node.
+pub(super) const NODE_ID_ANNOTATION: &str = "csi.volume.kubernetes.io/nodeid";
+const PAUSES: (Duration, Duration) = (Duration::from_millis(250), Duration::from_secs(60));
+const REQUEST: Duration = Duration::from_secs(10);
+
+/// Why it was not told.
+#[derive(Debug, thiserror::Error)]
+enum TellError {
+    /// The API server refused, or could not be reached.
+    #[error("{verb} {object}")]
+    Request {
+        verb: &'static str,
+        object: String,
+        #[source]
+        source: Box<kube::Error>,
+    },
+    /// There was no answer in time.
+    #[error("{verb} {object}: no answer within {} s", REQUEST.as_secs())]
+    Late { verb: &'static str, object: String },
+    /// The node is not the one that is known.
+    #[error("node {0} is not the one that was registered")]
+    OtherNode(String),
+    /// Two say different things of where the node is.
+    #[error(
+        "driver {driver} says that the node's {key} is {wanted:?}, but its label says {found:?}; remove the label, \
+         or configure the driver for this node"
+    )]
+    Topology {
+        driver: String,
+        key: String,
+        wanted: String,
+        found: String,
+    },
+}
+
+/// See the module.
+pub(super) struct NodeInfo {
+    api: ApiClient,
+    name: String,
+    node: NodeObject,
+    drivers: Drivers,
+    said: String,
+}
+
+impl NodeInfo {
+    pub(super) fn new(api: ApiClient, name: String, node: NodeObject, drivers: Drivers) -> Self {
+        Self {
+            api,
+            name,
+            node,
+            drivers,
+            said: String::new(),
+        }
+    }
+
+    /// For ever. Dropping it loses nothing that is not done again.
+    pub(super) async fn run(mut self) {
+        let mut changes = self.drivers.changes();
+        let mut nodes = self.node.subscribe();
+        let mut pause = PAUSES.0;
+        loop {
+            changes.mark_unchanged();
+            nodes.mark_unchanged();
+            let open = match self.pass().await {
+                Ok(()) => {
+                    pause = PAUSES.0;
+                    self.said.clear();
+                    false
+                }
+                Err(error) => {
+                    self.tell(&error);
+                    true
+                }
+            };
+            let wait = pause.mul_f64(rand::rng().random_range(0.8..1.0));
+            if open {
+                pause = (pause * 2).min(PAUSES.1);
+            }
+            let connection = self.api.connection().clone();
+            let came_up = async {
+                if connection.now() == Reachability::Up {
+                    return std::future::pending().await;
+                }
+                connection.up().await;
+            };
+            tokio::select! {
+                Ok(()) = changes.changed() => {}
+                Ok(()) = nodes.changed() => {}
+                () = tokio::time::sleep(wait), if open => {}
+                () = came_up, if open => {}
+            }
+        }
+    }
+
+    /// An outage is told by the connection; everything else once.
+    fn tell(&mut self, error: &TellError) {
+        let text = chain(error);
+        if self.api.connection().now() == Reachability::Up && self.said != text {
+            tracing::warn!(
+                error = text,
+                "the API server does not know all CSI drivers of this node"
+            );
+            self.said = text;
+        }
+    }
+
+    /// One try for everything that is not told yet.
+    async fn pass(&self) -> Result<(), TellError> {
+        let Some(uid) = self.node.get().and_then(|node| node.metadata.uid.clone()) else {
+            return Ok(());
+        };
+        let untold = |driver: &Driver| driver.gone || driver.told.as_ref() != Some(&uid);
+        let open: Vec<Driver> = self.drivers.all().into_iter().filter(untold).collect();
+        if open.is_empty() {
+            return Ok(());
+        }
+        let (accepted, refused) = self.tell_node(&uid, open).await?;
+        if !accepted.is_empty() {
+            self.tell_csi_node(&uid, &accepted).await?;
+        }
+        for driver in &accepted {
+            self.drivers.told(driver, &uid).await;
+        }
+        refused.map_or(Ok(()), Err)
+    }
+
+    /// Annotation and labels of the node. Gives the drivers that it agrees with, and why not with another.
+    async fn tell_node(
+        &self,
+        uid: &str,
+        open: Vec<Driver>,
+    ) -> Result<(Vec<Driver>, Option<TellError>), TellError> {
+        let nodes: Api<Node> = Api::all(self.api.kube());
+        let object = format!("node {}", self.name);
+        let node = request("get", &object, nodes.get(&self.name)).await?;
+        if node.metadata.uid.as_deref() != Some(uid) {
+            return Err(TellError::OtherNode(self.name.clone()));
+        }
+        let (change, accepted, refused) = node_change(&node, open);
+        if let Some(mut patch) = change {
+            patch["metadata"]["resourceVersion"] = json!(node.metadata.resource_version);
+            let params = PatchParams::default();
+            let patch = Patch::Merge(patch);
+            request("patch", &object, nodes.patch(&self.name, &params, &patch)).await?;
+        }
+        Ok((accepted, refused))
+    }
+
+    async fn tell_csi_node(&self, uid: &str, drivers: &[Driver]) -> Result<(), TellError> {
+        let api: Api<CSINode> = Api::all(self.api.kube());
+        let object = format!("csinode {}", self.name);
+        let mut found = request("get", &object, api.get_opt(&self.name)).await?;
+        if let Some(stale) = found.take_if(|found| !is_owned_by(found, uid)) {
+            // It belongs to a node that is no more, and goes with it some day.
+            let params = DeleteParams::default().preconditions(Preconditions {
+                uid: stale.metadata.uid,
+                resource_version: None,
+            });
+            request("delete", &object, api.delete(&self.name, &params)).await?;
+        }
+        let params = PostParams::default();
+        let Some(found) = found else {
+            let mut made = self.new_csi_node(uid);
+            if let Some((_, all)) = merged(&[], drivers) {
+                made.spec.drivers = all;
+                request("create", &object, api.create(&params, &made)).await?;
+            }
+            return Ok(());
+        };
+        let Some((without, all)) = merged(&found.spec.drivers, drivers) else {
+            return Ok(());
+        };
+        let mut wanted = found;
+        if let Some(without) = without {
+            wanted.spec.drivers = without;
+            wanted = request("update", &object, api.replace(&self.name, &params, &wanted)).await?;
+        }
+        if wanted.spec.drivers != all {
+            wanted.spec.drivers = all;
+            request("update", &object, api.replace(&self.name, &params, &wanted)).await?;
+        }
+        Ok(())
+    }
+
+    fn new_csi_node(&self, uid: &str) -> CSINode {
+        CSINode {
+            metadata: ObjectMeta {
+                name: Some(self.name.clone()),
+                owner_references: Some(vec![OwnerReference {
+                    api_version: "v1".to_owned(),
+                    kind: "Node".to_owned(),
+                    name: self.name.clone(),
+                    uid: uid.to_owned(),
+                    ..OwnerReference::default()
+                }]),
+                ..ObjectMeta::default()
+            },
+            spec: CSINodeSpec::default(),
+        }
+    }
+}
+
+fn is_owned_by(object: &CSINode, uid: &str) -> bool {
+    let mut owners = object.metadata.owner_references.iter().flatten();
+    object.metadata.owner_references.is_none() || owners.any(|owner| owner.uid == uid)
+}
+
+/// What is to change in the node's metadata, if anything; the drivers that can be told; and the first that cannot.
+fn node_change(node: &Node, open: Vec<Driver>) -> (Option<Value>, Vec<Driver>, Option<TellError>) {
+    let labels = node.metadata.labels.clone().unwrap_or_default();
+    let annotations = node.metadata.annotations.as_ref();
+    let before = annotations.and_then(|all| all.get(NODE_ID_ANNOTATION));
+    let mut ids: BTreeMap<String, String> = before
+        .and_then(|text| serde_json::from_str(text).ok())
+        .unwrap_or_default();
+    let known = ids.clone();
+    let mut new_labels: BTreeMap<String, String> = BTreeMap::new();
+    let (mut accepted, mut refused) = (Vec::new(), None);
+    for driver in open {
+        if driver.gone {
+            ids.remove(&driver.name);
+            accepted.push(driver);
+            continue;
+        }
+        let clash = driver.topology.iter().find_map(|(key, wanted)| {
+            let found = labels.get(key).or_else(|| new_labels.get(key))?;
+            (found != wanted).then(|| TellError::Topology {
+                driver: driver.name.clone(),
+                key: key.clone(),
+                wanted: wanted.clone(),
+                found: found.clone(),
+            })
+        });
+        if let Some(clash) = clash {
+            refused = refused.or(Some(clash));
+            continue;
+        }
+        for (key, value) in &driver.topology {
+            if !labels.contains_key(key) {
+                new_labels.insert(key.clone(), value.clone());
+            }
+        }
+        ids.insert(driver.name.clone(), driver.node_id.clone());
+        accepted.push(driver);
+    }
+    let mut metadata = json!({});
+    if ids != known || (before.is_some() && known.is_empty()) {
+        // An object of strings can always be written.
+        let text = serde_json::to_string(&ids).unwrap_or_default();
+        let value = (!ids.is_empty()).then_some(text);
+        metadata["annotations"] = json!({ NODE_ID_ANNOTATION: value });
+    }
+    if !new_labels.is_empty() {
+        metadata["labels"] = json!(new_labels);
+    }
+    let changed = metadata.as_object().is_some_and(|m| !m.is_empty());
+    (
+        changed.then(|| json!({ "metadata": metadata })),
+        accepted,
+        refused,
+    )
+}
+
+type DriverList = Vec<CSINodeDriver>;
+
+/// `spec.drivers` as it is to be; `None` when it is so already. An entry cannot be changed: before that list comes the
+/// one without it.
+fn merged(
+    before: &[CSINodeDriver],
+    drivers: &[Driver],
+) -> Option<(Option<DriverList>, DriverList)> {
+    let mut all = before.to_vec();
+    let mut replaced = false;
+    for driver in drivers {
+        let place = all.iter().position(|entry| entry.name == driver.name);
+        if driver.gone {
+            place.map(|at| all.remove(at));
+            continue;
+        }
+        let wanted = entry(driver);
+        match place {
+            Some(at) if is_same(&all[at], &wanted) => {}
+            Some(at) => {
+                replaced = true;
+                all[at] = wanted;
+            }
+            None => all.push(wanted),
+        }
+    }
+    if all == before {
+        return None;
+    }
+    let without = replaced.then(|| {
+        let stays = |e: &&CSINodeDriver| before.contains(e);
+        all.iter().filter(stays).cloned().collect()
+    });
+    Some((without, all))
+}
+
+fn is_same(one: &CSINodeDriver, other: &CSINodeDriver) -> bool {
+    let keys = |of: &CSINodeDriver| -> BTreeSet<String> {
+        of.topology_keys.iter().flatten().cloned().collect()
+    };
+    let count = |of: &CSINodeDriver| of.allocatable.as_ref().and_then(|a| a.count);
+    one.node_id == other.node_id && count(one) == count(other) && keys(one) == keys(other)
+}
+
+fn entry(driver: &Driver) -> CSINodeDriver {
+    let count = i32::try_from(driver.max_volumes).unwrap_or(i32::MAX);
+    let keys: Vec<String> = driver.topology.keys().cloned().collect();
+    CSINodeDriver {
+        name: driver.name.clone(),
+        node_id: driver.node_id.clone(),
+        topology_keys: (!keys.is_empty()).then_some(keys),
+        allocatable: (count > 0).then_some(VolumeNodeResources { count: Some(count) }),
+    }
+}
+
+async fn request<T>(
+    verb: &'static str,
+    object: &str,
+    call: impl Future<Output = kube::Result<T>>,
+) -> Result<T, TellError> {
+    match tokio::time::timeout(REQUEST, call).await {
+        Ok(Ok(answer)) => Ok(answer),
+        Ok(Err(source)) => Err(TellError::Request {
+            verb,
+            object: object.to_owned(),
+            source: Box::new(source),
+        }),
+        Err(_) => Err(TellError::Late {
+            verb,
+            object: object.to_owned(),
+        }),
+    }
+}
+
+fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        text = format!("{text}: {error}");
+        cause = error.source();
+    }
+    text
+}

@@ -1,0 +1,100 @@
+//! The directories of pods.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::io;
+use std::path::PathBuf;
+
+use super::error::{VolumeError, io_error};
+use super::plan::make_dir;
+use super::{VolumeManager, check_name, dirs_in, is_component, run_blocking, safety};
+use crate::core::state::{VolumeRecord, child_key};
+use crate::types::PodUid;
+
+impl VolumeManager {
+    /// Whether a pod has volumes on record.
+    pub fn has_volumes(&self, uid: &PodUid) -> bool {
+        let seen = self.store.snapshot();
+        seen.with_prefix::<VolumeRecord>(&child_key(uid, ""))
+            .next()
+            .is_some()
+    }
+
+    /// Makes a pod's directories; upstream's `makePodDataDirs`.
+    ///
+    /// # Errors
+    /// When one cannot be made.
+    pub fn make_pod_dirs(&self, uid: &PodUid) -> Result<(), VolumeError> {
+        check_name(uid, uid.as_str())?;
+        let pod = self.pod_dir(uid);
+        for dir in [pod.clone(), pod.join("volumes"), pod.join("plugins")] {
+            if dir.is_dir() {
+                continue;
+            }
+            make_dir(&dir, 0o750).map_err(io_error("create directory", uid, &dir))?;
+        }
+        Ok(())
+    }
+
+    /// Whether a pod has a directory.
+    pub fn pod_dirs_exist(&self, uid: &PodUid) -> bool {
+        is_component(uid.as_str()) && self.pod_dir(uid).is_dir()
+    }
+
+    /// Removes a pod's directory. Its volumes must be unmounted.
+    ///
+    /// # Errors
+    /// `InUse` when volumes are on record or on disk, or something is mounted there.
+    pub async fn remove_pod_dirs(&self, uid: &PodUid) -> Result<(), VolumeError> {
+        check_name(uid, uid.as_str())?;
+        let path = self.pod_dir(uid);
+        let in_use = |what: String| VolumeError::InUse {
+            pod: uid.clone(),
+            path: path.clone(),
+            what,
+        };
+        if self.has_volumes(uid) {
+            return Err(in_use("it has volumes that are mounted".to_owned()));
+        }
+        let volumes = path.join("volumes");
+        for plugin in dirs_in(&volumes).map_err(io_error("list volumes in", uid, &volumes))? {
+            let dir = volumes.join(&plugin);
+            let left = dirs_in(&dir).map_err(io_error("list volumes in", uid, &dir))?;
+            for volume in left {
+                // Where something was to be mounted that never came. What is mounted or holds something stays.
+                // It is not looked at: a server behind it may be gone.
+                match fs::remove_dir(dir.join(&volume)) {
+                    Ok(()) => {}
+                    Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                    Err(_) => {
+                        return Err(in_use(format!(
+                            "volume {plugin}/{volume} is there but not on record"
+                        )));
+                    }
+                }
+            }
+        }
+        fail::fail_point!("volumemanager::remove_pod_dirs::begun");
+        let (dir, of) = (path.clone(), uid.clone());
+        run_blocking(move || {
+            safety::remove_tree(&dir).map_err(io_error("remove directory", &of, &dir))
+        })
+        .await
+    }
+
+    pub(super) fn pod_dir(&self, uid: &PodUid) -> PathBuf {
+        self.root.join("pods").join(uid.as_str())
+    }
+
+    pub(super) fn plugin_dir(&self, uid: &PodUid, plugin: &str) -> PathBuf {
+        let dir = plugin.replace('/', "~");
+        self.pod_dir(uid).join("volumes").join(dir)
+    }
+
+    pub(super) fn pods_on_disk(&self) -> Result<BTreeSet<PodUid>, VolumeError> {
+        let pods = self.root.join("pods");
+        let none = PodUid::new("");
+        let names = dirs_in(&pods).map_err(io_error("list pod directories in", &none, &pods))?;
+        Ok(names.into_iter().map(PodUid::from).collect())
+    }
+}

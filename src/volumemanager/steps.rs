@@ -1,0 +1,519 @@
+//! One step of a volume whose storage is elsewhere: the record, the plugin, the record.
+//!
+//! **Invariant:** no plugin is called before the record of the step is on disk, and no record goes before the mount
+//! table shows that nothing is left.
+
+use std::collections::BTreeSet;
+use std::io;
+use std::panic::AssertUnwindSafe;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::FutureExt;
+use futures::future::BoxFuture;
+use tokio::time::Instant;
+use tracing::{info, warn};
+
+use super::operations::Taken;
+use super::ownership::Access;
+use super::plan::make_dir;
+use super::remote::{GroupBy, RemoteError, RemotePlugin, Target};
+use super::remotes::{Desk, Order};
+use super::{VolumeManager, chain, safety};
+use crate::core::state::{ObjectRecord, Transaction, VolumePhase, VolumeRecord};
+use crate::core::volumes::keys::{self, Mark};
+use crate::core::volumes::planner::{Facts, Recorded, Step, undo_key};
+use crate::core::volumes::{Remote, Source, VolumeMode};
+use crate::types::{PodUid, blocking};
+
+/// A step that takes longer than this is told of.
+const SLOW: Duration = Duration::from_secs(120);
+
+/// A step with all it takes.
+enum Task {
+    Claim(String, Order),
+    Stage(String, Order, Option<Recorded>),
+    Publish(String, Order, Recorded),
+    Share(String, Order),
+    Unpublish(String, Recorded, Arc<Remote>),
+    Drop(String, Recorded, Arc<Remote>),
+    Unstage(String, Recorded, Arc<Remote>),
+}
+
+impl Task {
+    fn key(&self) -> &str {
+        match self {
+            Self::Claim(key, ..)
+            | Self::Stage(key, ..)
+            | Self::Publish(key, ..)
+            | Self::Share(key, ..)
+            | Self::Unpublish(key, ..)
+            | Self::Drop(key, ..)
+            | Self::Unstage(key, ..) => key,
+        }
+    }
+
+    /// What the step is held back by once it failed.
+    fn held_by(&self) -> String {
+        match self {
+            Self::Unpublish(key, ..) | Self::Unstage(key, ..) => undo_key(key),
+            other => other.key().to_owned(),
+        }
+    }
+
+    /// Name for logs, and in metrics if it calls a plugin.
+    fn name(&self) -> &'static str {
+        match self {
+            Self::Claim(..) => "claim",
+            Self::Stage(..) => "mount_device",
+            Self::Publish(_, order, _) => match order.resolved.remote.mode {
+                VolumeMode::Filesystem => "volume_mount",
+                VolumeMode::Block => "map_volume",
+            },
+            Self::Share(..) => "share",
+            Self::Unpublish(_, _, remote) => match remote.mode {
+                VolumeMode::Filesystem => "volume_unmount",
+                VolumeMode::Block => "unmap_volume",
+            },
+            Self::Drop(..) => "drop",
+            Self::Unstage(..) => "unmount_device",
+        }
+    }
+
+    fn remote(&self) -> Option<&Remote> {
+        match self {
+            Self::Claim(_, order)
+            | Self::Stage(_, order, _)
+            | Self::Publish(_, order, _)
+            | Self::Share(_, order) => Some(&order.resolved.remote),
+            Self::Unpublish(_, _, remote)
+            | Self::Unstage(_, _, remote)
+            | Self::Drop(_, _, remote) => Some(remote),
+        }
+    }
+
+    fn calls_plugin(&self) -> bool {
+        matches!(
+            self,
+            Self::Stage(..) | Self::Publish(..) | Self::Unpublish(..) | Self::Unstage(..)
+        )
+    }
+}
+
+impl VolumeManager {
+    /// Begins a step of a plan.
+    pub(super) fn begin(&self, desk: &mut Desk, step: Step, facts: &Facts) {
+        let Some(task) = self.task(desk, step, facts) else {
+            return;
+        };
+        let key = task.key().to_owned();
+        let mut on: BTreeSet<&str> = BTreeSet::from([key.as_str()]);
+        let recorded = match &task {
+            Task::Publish(_, _, recorded) | Task::Unpublish(_, recorded, _) => Some(recorded),
+            _ => None,
+        };
+        if let Some(recorded) = recorded {
+            on.insert(&recorded.path);
+            on.extend(recorded.device.as_deref());
+        }
+        if let Task::Share(_, order) = &task {
+            on.extend(order.path.to_str());
+        }
+        let on: Vec<&str> = on.into_iter().collect();
+        // Taken by what no plan knows of: its end drives on.
+        let Some(taken) = self.operations.take(&on, task.name()) else {
+            return;
+        };
+        tokio::spawn(self.clone().carry_out(task, taken));
+    }
+
+    fn task(&self, desk: &mut Desk, step: Step, facts: &Facts) -> Option<Task> {
+        let seen = self.store.snapshot();
+        let mut remote = |key: &str| desk.remote(&seen, &keys::object_of(key));
+        Some(match step {
+            Step::Drop { volume } => {
+                let (recorded, remote) = (facts.volumes.get(&volume)?.clone(), remote(&volume)?);
+                Task::Drop(volume, recorded, remote)
+            }
+            Step::Unpublish { volume } => {
+                let (recorded, remote) = (facts.volumes.get(&volume)?.clone(), remote(&volume)?);
+                Task::Unpublish(volume, recorded, remote)
+            }
+            Step::Unstage { device } => {
+                let (recorded, remote) = (facts.devices.get(&device)?.clone(), remote(&device)?);
+                Task::Unstage(device, recorded, remote)
+            }
+            Step::Claim { volume } => {
+                let order = desk.order(&volume)?;
+                Task::Claim(volume, order)
+            }
+            Step::Share { volume } => {
+                let order = desk.order(&volume)?;
+                Task::Share(volume, order)
+            }
+            Step::Stage { device, volume } => {
+                let recorded = facts.devices.get(&device).cloned();
+                Task::Stage(device, desk.order(&volume)?, recorded)
+            }
+            Step::Publish { volume } => {
+                let recorded = facts.volumes.get(&volume)?.clone();
+                let order = desk.order(&volume)?;
+                Task::Publish(volume, order, recorded)
+            }
+        })
+    }
+
+    /// Does a step, and drives on.
+    fn carry_out(self, task: Task, taken: Taken) -> BoxFuture<'static, ()> {
+        Box::pin(async move {
+            let (key, name, held_by) = (task.key().to_owned(), task.name(), task.held_by());
+            let measured = (task.calls_plugin())
+                .then(|| task.remote().map(label))
+                .flatten();
+            let begun = Instant::now();
+            let work = AssertUnwindSafe(self.perform(task)).catch_unwind();
+            let mut work = std::pin::pin!(work);
+            let done = match tokio::time::timeout(SLOW, &mut work).await {
+                Ok(done) => done,
+                Err(_) => {
+                    warn!(
+                        volume = key,
+                        step = name,
+                        "a step on a volume takes long; what needs it waits until it ends"
+                    );
+                    work.await
+                }
+            };
+            let done = done.unwrap_or_else(|_| {
+                let text = "the step panicked; report this as a bug";
+                Err(RemoteError::Uncertain(text.to_owned()))
+            });
+            if let Some(plugin) = measured {
+                self.observe(name, &plugin, begun, done.is_ok());
+            }
+            match done {
+                Ok(()) => {
+                    self.operations.succeeded(&key);
+                    self.operations.succeeded(&undo_key(&key));
+                }
+                Err(error) => {
+                    let text = error.to_string();
+                    let backoff = self.operations.failed(&held_by, error, self.clock.now());
+                    warn!(
+                        volume = key,
+                        step = name,
+                        error = text,
+                        retry_in = ?backoff.wait,
+                        "a step on a volume failed"
+                    );
+                }
+            }
+            drop(taken);
+            self.drive();
+        })
+    }
+
+    async fn perform(&self, task: Task) -> Result<(), RemoteError> {
+        match task {
+            Task::Claim(key, order) => {
+                let (remote, path) = (&order.resolved.remote, &order.path);
+                self.put(&key, remote, path, VolumePhase::Mounting, Mark::Claimed)
+                    .await
+            }
+            Task::Share(key, order) => {
+                let mark = self.mark_of(&order.path)?;
+                let remote = &order.resolved.remote;
+                self.put(&key, remote, &order.path, VolumePhase::Mounted, mark)
+                    .await
+            }
+            Task::Drop(key, recorded, remote) => {
+                if !recorded.begun {
+                    self.sweep(&key, &recorded, &remote).await;
+                }
+                self.forget(&key, "volume dropped").await
+            }
+            Task::Stage(key, order, recorded) => self.stage(&key, order, recorded).await,
+            Task::Publish(key, order, recorded) => self.publish(&key, order, &recorded).await,
+            Task::Unpublish(key, recorded, remote) => self.unpublish(&key, &recorded, remote).await,
+            Task::Unstage(key, recorded, remote) => self.unstage(&key, &recorded, remote).await,
+        }
+    }
+
+    async fn stage(
+        &self,
+        key: &str,
+        order: Order,
+        recorded: Option<Recorded>,
+    ) -> Result<(), RemoteError> {
+        let resolved = &order.resolved;
+        let plugin = self.plugin(&resolved.remote)?;
+        let Some(at) = self.staging(&resolved.remote) else {
+            return Err(RemoteError::Failed("it is not staged".to_owned()));
+        };
+        let remote = &resolved.remote;
+        self.put(key, remote, &at, VolumePhase::Mounting, Mark::Begun)
+            .await?;
+        fail::fail_point!("volumemanager::stage::recorded");
+        make_parent(&at).await?;
+        match plugin.stage(Arc::clone(resolved), at.clone()).await {
+            Ok(()) => {}
+            Err(error) => {
+                if recorded.is_none() && !matches!(error, RemoteError::Uncertain(_)) {
+                    self.forget(key, "nothing was staged").await?;
+                }
+                return Err(error);
+            }
+        }
+        fail::fail_point!("volumemanager::stage::done");
+        let mark = self.mark_of(&at)?;
+        self.put(key, remote, &at, VolumePhase::Mounted, mark)
+            .await?;
+        info!(device = key, at = %at.display(), "staged a device");
+        Ok(())
+    }
+
+    /// Gives a volume to the pod's fsGroup.
+    async fn give(&self, key: &str, order: &Order) -> Result<(), RemoteError> {
+        let remote = &order.resolved.remote;
+        if remote.mode == VolumeMode::Block || remote.read_only {
+            return Ok(());
+        }
+        let name = key.split_once('/').map_or(key, |(_, name)| name);
+        let access = Access::ReadWrite;
+        self.give_to_group(&order.pod, name, remote.plugin(), &order.path, access)
+            .await
+            .map_err(|error| RemoteError::Uncertain(chain(&error)))
+    }
+
+    async fn publish(
+        &self,
+        key: &str,
+        order: Order,
+        recorded: &Recorded,
+    ) -> Result<(), RemoteError> {
+        let (resolved, path) = (&order.resolved, &order.path);
+        let remote = &resolved.remote;
+        let plugin = self.plugin(remote)?;
+        // What is mounted stays on record as such while it is published again.
+        let is_there = recorded.phase == VolumePhase::Mounted && order.again && {
+            let mark = self.mark_of(path)?;
+            recorded.this_boot && (!recorded.is_mount || mark == Mark::Mount)
+        };
+        if !is_there {
+            self.put(key, remote, path, VolumePhase::Mounting, Mark::Begun)
+                .await?;
+        }
+        fail::fail_point!("volumemanager::publish::recorded");
+        make_parent(path).await?;
+        let target = Target {
+            pod: Arc::clone(&order.pod),
+            staged: self.staging(remote),
+            path: path.clone(),
+        };
+        let published = plugin.publish(Arc::clone(resolved), target).await;
+        let group_by = match published {
+            Ok(group_by) => group_by,
+            Err(error) => {
+                if !recorded.begun && !matches!(error, RemoteError::Uncertain(_)) {
+                    self.put(key, remote, path, VolumePhase::Mounting, Mark::Claimed)
+                        .await?;
+                }
+                return Err(error);
+            }
+        };
+        fail::fail_point!("volumemanager::publish::done");
+        // Also of what is published again: the driver may have made new files.
+        if group_by == GroupBy::Agent {
+            self.give(key, &order).await?;
+        }
+        if !is_there {
+            let mark = self.mark_of(path)?;
+            self.put(key, remote, path, VolumePhase::Mounted, mark)
+                .await?;
+            info!(volume = key, at = %path.display(), "published a volume");
+        }
+        self.published(key, &order);
+        Ok(())
+    }
+
+    async fn unpublish(
+        &self,
+        key: &str,
+        recorded: &Recorded,
+        remote: Arc<Remote>,
+    ) -> Result<(), RemoteError> {
+        let path = PathBuf::from(&recorded.path);
+        if recorded.phase != VolumePhase::Unmounting {
+            self.put(key, &remote, &path, VolumePhase::Unmounting, Mark::Begun)
+                .await?;
+        }
+        fail::fail_point!("volumemanager::unpublish::recorded");
+        let plugin = self.plugin(&remote)?;
+        plugin.unpublish(Arc::clone(&remote), path.clone()).await?;
+        fail::fail_point!("volumemanager::unpublish::done");
+        self.clear(path, is_nested(&remote)).await?;
+        self.forget(key, "volume unmounted").await
+    }
+
+    async fn unstage(
+        &self,
+        key: &str,
+        recorded: &Recorded,
+        remote: Arc<Remote>,
+    ) -> Result<(), RemoteError> {
+        let at = PathBuf::from(&recorded.path);
+        if recorded.phase != VolumePhase::Unmounting {
+            self.put(key, &remote, &at, VolumePhase::Unmounting, Mark::Begun)
+                .await?;
+        }
+        fail::fail_point!("volumemanager::unstage::recorded");
+        let plugin = self.plugin(&remote)?;
+        plugin.unstage(Arc::clone(&remote), at.clone()).await?;
+        fail::fail_point!("volumemanager::unstage::done");
+        self.clear(at, matches!(remote.source, Source::Csi(_)))
+            .await?;
+        self.forget(key, "device unmounted").await
+    }
+
+    /// Removes the empty directories that a mount leaves behind, once nothing is mounted there any more.
+    async fn clear(&self, path: PathBuf, nested: bool) -> Result<(), RemoteError> {
+        let text = format!("remove {}", path.display());
+        let mounts = self.mounts.clone();
+        on_disk(text, move || {
+            if let Some(mount) = mounts.read()?.below(&path)?.next() {
+                return Err(io::Error::new(
+                    io::ErrorKind::ResourceBusy,
+                    format!("{} is still mounted", mount.point.display()),
+                ));
+            }
+            match std::fs::symlink_metadata(&path) {
+                Ok(found) if found.is_dir() => std::fs::remove_dir(&path)?,
+                Ok(_) => {
+                    let text = "something is in the place of the mount point";
+                    return Err(io::Error::new(io::ErrorKind::AlreadyExists, text));
+                }
+                Err(e) if e.kind() == io::ErrorKind::NotFound => {}
+                Err(error) => return Err(error),
+            }
+            match path.parent().filter(|_| nested) {
+                Some(parent) => safety::remove_empty(parent),
+                None => Ok(()),
+            }
+        })
+        .await
+    }
+
+    /// Removes the empty directory that a publish which failed may have left, unless it is another volume's.
+    async fn sweep(&self, key: &str, recorded: &Recorded, remote: &Remote) {
+        let seen = self.store.snapshot();
+        let shared = seen
+            .with_prefix::<VolumeRecord>("")
+            .any(|(other, r)| **other != *key && r.path == recorded.path);
+        if shared {
+            return;
+        }
+        let path = PathBuf::from(&recorded.path);
+        if let Err(error) = self.clear(path, is_nested(remote)).await {
+            // It keeps the directory of its pod, which tells.
+            warn!(volume = key, %error, "what a mount that failed left stays");
+        }
+    }
+
+    fn mark_of(&self, path: &Path) -> Result<Mark, RemoteError> {
+        match self.mounts.is_mounted(path) {
+            Ok(true) => Ok(Mark::Mount),
+            Ok(false) => Ok(Mark::Plain),
+            Err(error) => Err(RemoteError::Uncertain(format!(
+                "read the mount table: {error}"
+            ))),
+        }
+    }
+
+    fn plugin(&self, remote: &Remote) -> Result<Arc<dyn RemotePlugin>, RemoteError> {
+        let name = remote.plugin();
+        self.plugins.get(name).cloned().ok_or_else(|| {
+            RemoteError::Waiting(format!("this agent has no plugin for {name} volumes"))
+        })
+    }
+
+    /// Records a volume or a device with its description, as one.
+    async fn put(
+        &self,
+        key: &str,
+        remote: &Remote,
+        path: &Path,
+        phase: VolumePhase,
+        mark: Mark,
+    ) -> Result<(), RemoteError> {
+        let at = self.clock.now();
+        let object = remote
+            .object(mark, at)
+            .map_err(|e| RemoteError::Failed(format!("describe the volume: {e}")))?;
+        let record = VolumeRecord {
+            plugin: remote.plugin().to_owned(),
+            path: path.to_string_lossy().into_owned(),
+            phase,
+            at,
+        };
+        let transaction = Transaction::new()
+            .put(key, record)
+            .put(keys::object_of(key), object);
+        self.commit_step(transaction).await
+    }
+
+    async fn forget(&self, key: &str, what: &str) -> Result<(), RemoteError> {
+        let pod = keys::split(key).map(|(uid, _)| PodUid::new(uid));
+        let transaction = Transaction::new()
+            .delete::<VolumeRecord>(key)
+            .delete::<ObjectRecord>(keys::object_of(key))
+            .journal(pod.as_ref(), what, key);
+        self.commit_step(transaction).await
+    }
+
+    async fn commit_step(&self, transaction: Transaction) -> Result<(), RemoteError> {
+        match self.store.commit(transaction).await {
+            Ok(_) => Ok(()),
+            // The plugin is not called, or what it did is on record as begun.
+            Err(error) => Err(RemoteError::Failed(format!("record the volume: {error}"))),
+        }
+    }
+}
+
+/// Whether a volume has a directory of its own around its mount point.
+fn is_nested(remote: &Remote) -> bool {
+    matches!(remote.source, Source::Csi(_)) && remote.mode == VolumeMode::Filesystem
+}
+
+/// Name of a volume's plugin in metrics.
+pub(super) fn label(remote: &Remote) -> String {
+    match &remote.source {
+        Source::Csi(csi) => format!("{}:{}", remote.plugin(), csi.source.driver),
+        _ => remote.plugin().to_owned(),
+    }
+}
+
+async fn make_parent(path: &Path) -> Result<(), RemoteError> {
+    let Some(parent) = path.parent().map(Path::to_owned) else {
+        return Ok(());
+    };
+    let text = format!("create directory {}", parent.display());
+    on_disk(text, move || {
+        if std::fs::symlink_metadata(&parent).is_ok_and(|m| m.is_dir()) {
+            return Ok(());
+        }
+        make_dir(&parent, 0o750)
+    })
+    .await
+}
+
+async fn on_disk(
+    what: String,
+    work: impl FnOnce() -> io::Result<()> + Send + 'static,
+) -> Result<(), RemoteError> {
+    match blocking::run(work).await {
+        Ok(Ok(())) => Ok(()),
+        Ok(Err(error)) => Err(RemoteError::Uncertain(format!("{what}: {error}"))),
+        Err(error) => Err(RemoteError::Uncertain(format!("{what}: {error}"))),
+    }
+}

@@ -1,0 +1,193 @@
+//! Looking up a part of a volume, and making it where it is missing, without ever leaving the volume.
+
+use std::ffi::OsStr;
+use std::fs;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::path::{Component, Path, PathBuf};
+
+use nix::errno::Errno;
+use nix::fcntl::{OFlag, OpenHow, ResolveFlag, open, openat, openat2};
+use nix::sys::stat::{FileStat, Mode, SFlag, fstat, mkdirat};
+
+/// Tries when a lookup says that something was renamed meanwhile.
+const RACES: usize = 64;
+const SETGID: u32 = 0o2000;
+
+/// How names are looked up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Lookup {
+    /// By the kernel, below the volume's root; by hand where it cannot.
+    Kernel,
+    /// By hand.
+    #[cfg(test)]
+    Hand,
+}
+
+/// What went wrong, without paths of the node.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum Trouble {
+    #[error("the volume cannot be opened: {0}")]
+    Volume(Errno),
+    #[error("it leads out of the volume, which a link in it may not")]
+    Escapes,
+    #[error("it changed again and again while it was looked at")]
+    Races,
+    #[error("a part of it is a file or a link that leads nowhere")]
+    NotADirectory,
+    #[error("it does not exist and cannot be made: {0}")]
+    Make(Errno),
+    #[error("{0}: {1}")]
+    Io(&'static str, io::Error),
+}
+
+impl From<Errno> for Trouble {
+    fn from(error: Errno) -> Self {
+        match error {
+            Errno::EXDEV => Self::Escapes,
+            Errno::EAGAIN => Self::Races,
+            Errno::ENOTDIR | Errno::ELOOP => Self::NotADirectory,
+            other => Self::Io("look it up", other.into()),
+        }
+    }
+}
+
+pub(super) fn io(verb: &'static str) -> impl FnOnce(io::Error) -> Trouble {
+    move |error| Trouble::Io(verb, error)
+}
+
+/// Opens a part below the root of its volume, and makes it first when it is not there.
+pub(super) fn open_part(root: &Path, path: &Path, lookup: Lookup) -> Result<OwnedFd, Trouble> {
+    let flags = OFlag::O_PATH | OFlag::O_CLOEXEC;
+    let root = open(root, flags, Mode::empty()).map_err(Trouble::Volume)?;
+    let names: Vec<&OsStr> = path
+        .components()
+        .filter_map(|c| match c {
+            Component::Normal(name) => Some(name),
+            _ => None,
+        })
+        .collect();
+    for _ in 0..RACES {
+        if let Some(found) = find(root.as_fd(), &names, lookup)? {
+            return Ok(found);
+        }
+        match make(root.as_fd(), &names, lookup) {
+            // Removed again meanwhile, or a link took its place.
+            Err(Trouble::Races) => {}
+            other => return other,
+        }
+    }
+    Err(Trouble::Races)
+}
+
+/// What is there by these names; `None` when nothing is.
+fn find(
+    root: BorrowedFd<'_>,
+    names: &[&OsStr],
+    lookup: Lookup,
+) -> Result<Option<OwnedFd>, Trouble> {
+    let path: PathBuf = if names.is_empty() {
+        PathBuf::from(".")
+    } else {
+        names.iter().collect()
+    };
+    let by_kernel = match lookup {
+        Lookup::Kernel => beneath(root, &path),
+        #[cfg(test)]
+        Lookup::Hand => Err(Errno::ENOSYS),
+    };
+    match by_kernel {
+        Ok(found) => Ok(Some(found)),
+        Err(Errno::ENOENT) => Ok(None),
+        // A link with an absolute target may still lead to the volume itself; and some filters know no openat2.
+        Err(Errno::EXDEV | Errno::ELOOP | Errno::ENOSYS | Errno::EPERM | Errno::E2BIG) => {
+            by_hand(root, &path)
+        }
+        Err(other) => Err(other.into()),
+    }
+}
+
+fn beneath(root: BorrowedFd<'_>, path: &Path) -> Result<OwnedFd, Errno> {
+    let how = OpenHow::new()
+        .flags(OFlag::O_PATH | OFlag::O_CLOEXEC)
+        .resolve(ResolveFlag::RESOLVE_BENEATH | ResolveFlag::RESOLVE_NO_MAGICLINKS);
+    for _ in 0..RACES {
+        match openat2(root, path, how) {
+            // Something was renamed somewhere meanwhile.
+            Err(Errno::EAGAIN) => {}
+            other => return other,
+        }
+    }
+    Err(Errno::EAGAIN)
+}
+
+/// Resolves links first, then opens name by name and follows none.
+fn by_hand(root: BorrowedFd<'_>, path: &Path) -> Result<Option<OwnedFd>, Trouble> {
+    let looked = |error: io::Error| match error.raw_os_error().map(Errno::from_raw) {
+        Some(errno) => Trouble::from(errno),
+        None => Trouble::Io("look it up", error),
+    };
+    let base = fs::read_link(format!("/proc/self/fd/{}", root.as_raw_fd())).map_err(looked)?;
+    let full = match fs::canonicalize(base.join(path)) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        other => other.map_err(looked)?,
+    };
+    let Ok(inside) = full.strip_prefix(&base) else {
+        return Err(Trouble::Escapes);
+    };
+    let mut at = openat(root, ".", OFlag::O_PATH | OFlag::O_CLOEXEC, Mode::empty())?;
+    let flags = OFlag::O_PATH | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
+    for name in inside.components() {
+        at = match openat(&at, name.as_os_str(), flags, Mode::empty()) {
+            Err(Errno::ENOENT) => return Ok(None),
+            other => other?,
+        };
+        if kind(&fstat(&at)?) == SFlag::S_IFLNK {
+            // It was none when links were resolved.
+            return Err(Trouble::Races);
+        }
+    }
+    Ok(Some(at))
+}
+
+/// Makes the directories that are missing; upstream's `SafeMakeDir`. They get mode and group of the volume's root,
+/// so that with an fsGroup its members may use them.
+fn make(root: BorrowedFd<'_>, names: &[&OsStr], lookup: Lookup) -> Result<OwnedFd, Trouble> {
+    let seen = fstat(root)?;
+    let mode = seen.st_mode & (0o777 | SETGID);
+    let mut missing = names.len();
+    let mut at = loop {
+        missing = missing.checked_sub(1).ok_or(Trouble::Races)?;
+        if let Some(found) = find(root, &names[..missing], lookup)? {
+            break found;
+        }
+    };
+    for name in &names[missing..] {
+        let made = match mkdirat(&at, *name, Mode::from_bits_truncate(0o750)) {
+            Ok(()) => true,
+            Err(Errno::EEXIST) => false,
+            Err(Errno::ENOENT) => return Err(Trouble::Races),
+            Err(Errno::ENOTDIR) => return Err(Trouble::NotADirectory),
+            Err(error) => return Err(Trouble::Make(error)),
+        };
+        let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
+        let child = match openat(&at, *name, flags, Mode::empty()) {
+            Err(Errno::ENOENT) => return Err(Trouble::Races),
+            other => other?,
+        };
+        if made {
+            if mode & SETGID != 0 {
+                let group = nix::unistd::Gid::from_raw(seen.st_gid);
+                nix::unistd::fchown(&child, None, Some(group)).map_err(Trouble::Make)?;
+            }
+            let mode = Mode::from_bits_truncate(mode);
+            nix::sys::stat::fchmod(&child, mode).map_err(Trouble::Make)?;
+        }
+        at = child;
+    }
+    Ok(at)
+}
+
+pub(super) fn kind(seen: &FileStat) -> SFlag {
+    SFlag::from_bits_truncate(seen.st_mode) & SFlag::S_IFMT
+}

@@ -1,0 +1,195 @@
+//! Unmounting the volumes of a pod, by their records alone.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use futures::future::join_all;
+use tokio::time::Instant;
+use tracing::warn;
+
+use super::error::VolumeError;
+use super::plan::tear_down;
+use super::{HOST_PATH, OWN, POD_WAIT, VolumeManager, medium, run_blocking};
+use crate::core::state::{
+    ObjectRecord, PodRecord, Transaction, VolumePhase, VolumeRecord, child_key,
+};
+use crate::core::volumes::keys;
+use crate::types::PodUid;
+use crate::types::events::{Event, EventType};
+
+/// Upstream's reason of an unmount that failed.
+const FAILED: &str = "FailedUnMount";
+
+impl VolumeManager {
+    /// Unmounts and removes every volume on record of a pod; upstream's `WaitForUnmount`. Its containers
+    /// must have ended. Once it succeeds there is no record left. What was staged for it goes as well when no
+    /// other pod uses it, without anybody waiting. Waits for 2 min 3 s at most.
+    /// When dropped, steps that have begun go on to their ends and are taken up by the next call.
+    ///
+    /// # Errors
+    /// The first volume that cannot be unmounted; the others were tried.
+    pub async fn unmount(&self, uid: &PodUid) -> Result<(), VolumeError> {
+        self.unmount_within(uid, POD_WAIT).await
+    }
+
+    /// As [`VolumeManager::unmount`], with less patience.
+    pub(super) async fn unmount_within(
+        &self,
+        uid: &PodUid,
+        patience: Duration,
+    ) -> Result<(), VolumeError> {
+        let prefix = child_key(uid, "");
+        let records: Vec<(String, VolumeRecord)> = self
+            .store
+            .snapshot()
+            .with_prefix::<VolumeRecord>(&prefix)
+            .map(|(key, record)| (key[prefix.len()..].to_owned(), record.clone()))
+            .collect();
+        self.waiting().remove(uid);
+        // They hold the volumes they are parts of.
+        if let Err(error) = self.clean_sub_paths_within(uid, patience).await {
+            self.tell_unmount(uid, &error);
+            return Err(error);
+        }
+        if records.is_empty() {
+            return Ok(());
+        }
+        let (own, remote): (Vec<_>, Vec<_>) = records
+            .into_iter()
+            .partition(|(_, r)| r.plugin == HOST_PATH || OWN.contains(&r.plugin.as_str()));
+        let names: Vec<String> = (own.iter().chain(&remote))
+            .map(|(name, _)| name.clone())
+            .collect();
+        let own = own.into_iter().map(|(name, record)| {
+            let (manager, of, volume) = (self.clone(), uid.clone(), name.clone());
+            let work = async move { manager.tear_down_own(&of, &volume, &record).await };
+            async move { self.operate(uid, &name, "volume_unmount", work).await }
+        });
+        let leave = async {
+            if remote.is_empty() {
+                return Ok(());
+            }
+            self.leave(uid).await?;
+            self.none_lost(uid, &remote)
+        };
+        let all = async {
+            let (own, remote) = tokio::join!(join_all(own), leave);
+            let failed = own.into_iter().filter_map(Result::err);
+            failed.chain(remote.err()).collect()
+        };
+        let failed: Vec<VolumeError> = match tokio::time::timeout(patience, all).await {
+            Ok(failed) => failed,
+            Err(_) => vec![self.slow(uid, &names, patience)],
+        };
+        for error in &failed {
+            self.tell_unmount(uid, error);
+        }
+        failed.into_iter().next().map_or(Ok(()), Err)
+    }
+
+    /// What is on record without a description cannot be undone.
+    fn none_lost(
+        &self,
+        uid: &PodUid,
+        remote: &[(String, VolumeRecord)],
+    ) -> Result<(), VolumeError> {
+        let seen = self.store.snapshot();
+        let lost = (remote.iter())
+            .find(|(name, _)| seen.record::<VolumeRecord>(&child_key(uid, name)).is_some());
+        match lost {
+            None => Ok(()),
+            Some((name, record)) => Err(VolumeError::Lost {
+                pod: uid.clone(),
+                volume: name.clone(),
+                plugin: record.plugin.clone(),
+                path: record.path.clone(),
+            }),
+        }
+    }
+
+    fn slow(&self, uid: &PodUid, names: &[String], patience: Duration) -> VolumeError {
+        let seen = self.store.snapshot();
+        let what: Vec<String> = names
+            .iter()
+            .filter_map(|name| {
+                let key = child_key(uid, name);
+                seen.record::<VolumeRecord>(&key)?;
+                Some(match self.operations.running(&key) {
+                    Some((step, since)) => format!("{name} ({step} for {}s)", since.as_secs()),
+                    None => name.clone(),
+                })
+            })
+            .collect();
+        VolumeError::Slow {
+            pod: uid.clone(),
+            volumes: what.join(", "),
+            seconds: patience.as_secs(),
+        }
+    }
+
+    fn tell_unmount(&self, uid: &PodUid, error: &VolumeError) {
+        let Some(recorder) = &self.recorder else {
+            return;
+        };
+        if matches!(error, VolumeError::Unpublish { fresh: false, .. }) {
+            return;
+        }
+        let seen = self.store.snapshot();
+        // Of a pod that nobody knows any more there is only the log.
+        match seen.record::<PodRecord>(uid.as_str()) {
+            Some(pod) => {
+                let text = super::chain(error);
+                recorder.record(Event::pod(EventType::Warning, &pod.pod, FAILED, text));
+            }
+            None => warn!(%error, "cannot unmount the volumes of a pod"),
+        }
+    }
+
+    pub(super) async fn tear_down_own(
+        &self,
+        uid: &PodUid,
+        name: &str,
+        record: &VolumeRecord,
+    ) -> Result<(), VolumeError> {
+        let path = PathBuf::from(&record.path);
+        if record.phase != VolumePhase::Unmounting {
+            self.record(uid, name, &record.plugin, &path, VolumePhase::Unmounting)
+                .await?;
+        }
+        match record.plugin.as_str() {
+            HOST_PATH => {}
+            plugin
+                if OWN.contains(&plugin) && path.starts_with(self.pod_dir(uid).join("volumes")) =>
+            {
+                let own = medium::of(&self.store.snapshot(), uid, name, plugin);
+                let uid = uid.clone();
+                let begun = Instant::now();
+                let done = run_blocking(move || tear_down(&path, &uid, own)).await;
+                self.observe("volume_unmount", plugin, begun, done.is_ok());
+                done?;
+            }
+            other => {
+                return Err(VolumeError::Unsupported {
+                    pod: uid.clone(),
+                    volume: name.to_owned(),
+                    what: format!("removing {} at {} (on record)", other, record.path),
+                });
+            }
+        }
+        let key = child_key(uid, name);
+        self.written().remove(&key);
+        let why = format!("{name} ({})", record.plugin);
+        let mut transaction = Transaction::new().delete::<VolumeRecord>(&key).journal(
+            Some(uid),
+            "volume unmounted",
+            why,
+        );
+        let seen = self.store.snapshot();
+        for object in [keys::volume_object(uid, name), medium::key(uid, name)] {
+            if seen.record::<ObjectRecord>(&object).is_some() {
+                transaction = transaction.delete::<ObjectRecord>(object);
+            }
+        }
+        self.commit(uid, name, transaction).await
+    }
+}

@@ -1,0 +1,151 @@
+//! Volumes over restarts: what is mounted is not mounted again, what is written is not written again.
+
+use std::collections::BTreeMap;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use holdfast::core::state::{VolumePhase, VolumeRecord};
+use holdfast_testkit::fake_cri::Behaviour;
+
+use crate::restart::{assert_nothing_wrong, node};
+use crate::world::{IMAGE, World};
+
+const PODS: usize = 50;
+const VOLUMES: usize = 4;
+
+fn spec(host: &Path) -> String {
+    let mounts: Vec<String> = ["disk", "memory", "labels", "host"]
+        .iter()
+        .map(|name| format!(r#"{{"name":"{name}","mountPath":"/{name}"}}"#))
+        .collect();
+    format!(
+        r#"{{"restartPolicy":"Always","volumes":[
+            {{"name":"disk","emptyDir":{{}}}},
+            {{"name":"memory","emptyDir":{{"medium":"Memory","sizeLimit":"1Mi"}}}},
+            {{"name":"labels","downwardAPI":{{"items":[{{"path":"name","fieldRef":{{"fieldPath":"metadata.name"}}}}]}}}},
+            {{"name":"host","hostPath":{{"path":"{}","type":"Directory"}}}}
+        ],"containers":[{{"name":"main","image":"{IMAGE}","command":["sh"],"volumeMounts":[{}]}}]}}"#,
+        host.display(),
+        mounts.join(",")
+    )
+}
+
+/// Mount IDs by mount point, of what is mounted in the world's directory.
+fn mounts(world: &World) -> BTreeMap<PathBuf, u64> {
+    let dir = world.dir.path().canonicalize().unwrap();
+    let table = std::fs::read_to_string("/proc/self/mountinfo").unwrap();
+    let of_line = |line: &str| {
+        let fields: Vec<&str> = line.split(' ').collect();
+        (PathBuf::from(fields[4]), fields[0].parse().unwrap())
+    };
+    let all = table.lines().map(of_line);
+    all.filter(|(point, _)| point.starts_with(&dir)).collect()
+}
+
+/// Inode, size and times of everything in the pods' volumes.
+fn files(world: &World) -> BTreeMap<PathBuf, (u64, u64, i64, i64)> {
+    fn walk(dir: &Path, found: &mut BTreeMap<PathBuf, (u64, u64, i64, i64)>) {
+        for entry in std::fs::read_dir(dir).unwrap() {
+            let path = entry.unwrap().path();
+            let seen = std::fs::symlink_metadata(&path).unwrap();
+            let about = (
+                seen.ino(),
+                seen.size(),
+                seen.mtime_nsec(),
+                seen.ctime_nsec(),
+            );
+            found.insert(path.clone(), about);
+            if seen.is_dir() {
+                walk(&path, found);
+            }
+        }
+    }
+    let mut found = BTreeMap::new();
+    walk(&world.dir.path().join("root/pods"), &mut found);
+    found
+}
+
+/// A record that was written again tells another time.
+fn records(world: &World) -> BTreeMap<String, VolumeRecord> {
+    let state = world.state();
+    let all = state.with_prefix::<VolumeRecord>("");
+    all.map(|(key, record)| (key.to_string(), record.clone()))
+        .collect()
+}
+
+fn count(world: &World, phase: VolumePhase) -> usize {
+    let state = world.state();
+    let all = state.with_prefix::<VolumeRecord>("");
+    all.filter(|(_, r)| r.phase == phase).count()
+}
+
+async fn running() -> Option<World> {
+    if !nix::unistd::geteuid().is_root() {
+        return None;
+    }
+    let mut w = node(|_, _| Behaviour::RunForever).await;
+    let host = w.dir.path().join("host");
+    std::fs::create_dir(&host).unwrap();
+    std::fs::write(host.join("precious"), "x").unwrap();
+    for n in 0..PODS {
+        w.manifest(&format!("v{n:02}"), &spec(&host));
+    }
+    w.start().await;
+    w.until("all pods run", 120, |w| w.running("v").len() == PODS)
+        .await;
+    w.pass(100).await;
+    assert_eq!(count(&w, VolumePhase::Mounted), PODS * VOLUMES);
+    for n in 0..PODS {
+        let uid = w.uid(&format!("v{n:02}"));
+        let volumes = w.dir.path().join(format!("root/pods/{uid}/volumes"));
+        for volume in ["disk", "memory"] {
+            let dir = volumes.join("kubernetes.io~empty-dir").join(volume);
+            std::fs::write(dir.join("data"), volume).unwrap();
+        }
+    }
+    Some(w)
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_restart_mounts_nothing_and_writes_nothing() {
+    let Some(mut w) = running().await else { return };
+    let (mounts_before, files_before) = (mounts(&w), files(&w));
+    let records_before = records(&w);
+    assert_eq!(
+        mounts_before.len(),
+        PODS * 2,
+        "a tmpfs for memory and labels"
+    );
+    for orderly in [false, true] {
+        w.fake.clear_calls();
+        if orderly {
+            w.stop().await;
+            w.start().await;
+        } else {
+            w.restart().await;
+        }
+        w.pass(200).await;
+        assert_eq!(w.effects(), Vec::<String>::new(), "orderly: {orderly}");
+        assert_eq!(mounts(&w), mounts_before, "orderly: {orderly}");
+        assert_eq!(files(&w), files_before, "orderly: {orderly}");
+        assert_eq!(records(&w), records_before, "orderly: {orderly}");
+    }
+    // The end of the pods is the end of their volumes, and of nothing else.
+    for n in 0..PODS {
+        w.remove_manifest(&format!("v{n:02}"));
+    }
+    w.until("no volume is on record", 300, |w| {
+        w.state().volumes.is_empty()
+    })
+    .await;
+    w.until("no directory of a pod is left", 300, |w| {
+        std::fs::read_dir(w.dir.path().join("root/pods"))
+            .unwrap()
+            .next()
+            .is_none()
+    })
+    .await;
+    assert_eq!(mounts(&w), BTreeMap::new());
+    assert!(w.dir.path().join("host/precious").exists());
+    assert_nothing_wrong(&w);
+}

@@ -1,0 +1,280 @@
+//! What the API server is told.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use holdfast::apiserver::ApiClient;
+use holdfast_testkit::csi::CsiDriver;
+use holdfast_testkit::fake_api::{FakeApi, Fault, Identity};
+use k8s_openapi::api::core::v1::Node;
+use k8s_openapi::api::storage::v1::CSINode;
+use serde_json::{Value, json};
+
+use crate::world::{Agent, Dirs, NODE, clock, eventually, map};
+
+const ANNOTATION: &str = "csi.volume.kubernetes.io/nodeid";
+
+fn client(api: &FakeApi) -> ApiClient {
+    let service = api.service_as(Identity::Node(NODE.to_owned()));
+    ApiClient::over(service, (1000, 1000), clock())
+}
+
+fn make_node(api: &FakeApi) -> Arc<Node> {
+    api.create_json(json!({
+        "apiVersion": "v1", "kind": "Node",
+        "metadata": { "name": NODE, "labels": { "a": "b" }, "annotations": { "c": "d" } },
+    }));
+    node(api)
+}
+
+fn node(api: &FakeApi) -> Arc<Node> {
+    Arc::new(api.get::<Node>("", NODE).unwrap())
+}
+
+fn ids(api: &FakeApi) -> Option<Value> {
+    let annotations = node(api).metadata.annotations.clone()?;
+    annotations
+        .get(ANNOTATION)
+        .map(|text| serde_json::from_str(text).unwrap())
+}
+
+fn drivers(api: &FakeApi) -> Option<Value> {
+    let found = api.get::<CSINode>("", NODE)?;
+    Some(serde_json::to_value(found.spec.drivers).unwrap())
+}
+
+async fn until_drivers(api: &FakeApi, wanted: Value) {
+    eventually(&format!("CSINode has {wanted}"), || {
+        (drivers(api).as_ref() == Some(&wanted)).then_some(())
+    })
+    .await;
+}
+
+fn of_drivers(api: &FakeApi) -> usize {
+    api.count(|r| r.kind == "csinodes" || (r.kind == "nodes" && r.verb != "watch"))
+}
+
+#[tokio::test]
+async fn csi_node_annotation_and_labels_follow_the_drivers() {
+    let dirs = Dirs::new();
+    let mut options = dirs.options("d");
+    options.max_volumes = 7;
+    options.topology = map(&[("topology.d/zone", "z1"), ("topology.d/rack", "r1")]);
+    let mut driver = CsiDriver::start(options).unwrap();
+    let api = FakeApi::new();
+    let made = make_node(&api);
+    let mut agent = Agent::start(&dirs, Some(client(&api)));
+    agent.has("d").await;
+    // The node is not known yet.
+    assert_eq!(of_drivers(&api), 0);
+    agent.node.set(Arc::clone(&made));
+    let entry = json!({
+        "name": "d", "nodeID": "csi-node", "topologyKeys": ["topology.d/rack", "topology.d/zone"],
+        "allocatable": { "count": 7 },
+    });
+    until_drivers(&api, json!([entry])).await;
+    let csi_node = api.get::<CSINode>("", NODE).unwrap();
+    let owner = &csi_node.metadata.owner_references.unwrap()[0];
+    assert_eq!(
+        (owner.kind.as_str(), owner.api_version.as_str(), &owner.uid),
+        ("Node", "v1", made.metadata.uid.as_ref().unwrap())
+    );
+    let now = node(&api);
+    let labels = now.metadata.labels.clone().unwrap();
+    assert_eq!(labels["topology.d/zone"], "z1");
+    assert_eq!(labels["topology.d/rack"], "r1");
+    assert_eq!(labels["a"], "b");
+    assert_eq!(now.metadata.annotations.clone().unwrap()["c"], "d");
+    assert_eq!(ids(&api).unwrap(), json!({ "d": "csi-node" }));
+
+    let other = dirs.driver("e");
+    let plain = json!({ "name": "e", "nodeID": "csi-node" });
+    until_drivers(&api, json!([entry, plain])).await;
+    driver.stop();
+    until_drivers(&api, json!([plain])).await;
+    eventually("the annotation follows", || {
+        (ids(&api)? == json!({ "e": "csi-node" })).then_some(())
+    })
+    .await;
+    drop(other);
+    agent.end().await;
+}
+
+#[tokio::test]
+async fn nothing_is_written_again_by_a_driver_or_an_agent_that_restarts() {
+    let dirs = Dirs::new();
+    let mut driver = dirs.driver("d");
+    let api = FakeApi::new();
+    let made = make_node(&api);
+    let agent = Agent::start(&dirs, Some(client(&api)));
+    agent.node.set(Arc::clone(&made));
+    until_drivers(&api, json!([{ "name": "d", "nodeID": "csi-node" }])).await;
+    eventually("that is on record", || {
+        let record = agent.store.snapshot();
+        let record = record.record::<holdfast::core::state::ObjectRecord>("csiplugins//d")?;
+        let record: Value = serde_json::from_slice(&record.data).unwrap();
+        record["told"].is_string().then_some(())
+    })
+    .await;
+    eventually("the driver is told", || {
+        (crate::world::told(&driver).len() == 1).then_some(())
+    })
+    .await;
+    let before = of_drivers(&api);
+    driver.restart().unwrap();
+    eventually("it registers again", || {
+        (crate::world::told(&driver).len() == 2).then_some(())
+    })
+    .await;
+    let mut agent = agent.restarted(&dirs).await;
+    agent.node.set(made);
+    agent.run();
+    eventually("and again", || {
+        (crate::world::told(&driver).len() == 3).then_some(())
+    })
+    .await;
+    agent.end().await;
+    assert_eq!(of_drivers(&api), before, "{:?}", api.requests());
+}
+
+#[tokio::test]
+async fn what_a_driver_says_anew_replaces_its_entry() {
+    let dirs = Dirs::new();
+    let mut driver = dirs.driver("d");
+    let api = FakeApi::new();
+    let made = make_node(&api);
+    let mut agent = Agent::start(&dirs, Some(client(&api)));
+    agent.node.set(made);
+    until_drivers(&api, json!([{ "name": "d", "nodeID": "csi-node" }])).await;
+    driver.options_mut().node_id = "other".to_owned();
+    driver.options_mut().max_volumes = 3;
+    driver.restart().unwrap();
+    let entry = json!({ "name": "d", "nodeID": "other", "allocatable": { "count": 3 } });
+    until_drivers(&api, json!([entry])).await;
+    // An entry cannot be changed, only removed and made.
+    let updates = api.count(|r| r.kind == "csinodes" && r.verb == "update");
+    assert_eq!(updates, 2);
+    assert_eq!(ids(&api).unwrap(), json!({ "d": "other" }));
+    agent.end().await;
+}
+
+#[tokio::test]
+async fn an_outage_delays_it_and_a_crash_loses_nothing() {
+    let dirs = Dirs::new();
+    let mut driver = dirs.driver("d");
+    let api = FakeApi::new();
+    let made = make_node(&api);
+    api.set_down(Some("connection refused"));
+    let agent = Agent::start(&dirs, Some(client(&api)));
+    agent.node.set(Arc::clone(&made));
+    // It can be used all the same.
+    agent.has("d").await;
+    let mut agent = agent.restarted(&dirs).await;
+    agent.node.set(Arc::clone(&made));
+    api.set_down(None);
+    agent.run();
+    until_drivers(&api, json!([{ "name": "d", "nodeID": "csi-node" }])).await;
+    // The same for its end: the agent is restarted before the API server hears of it.
+    api.set_down(Some("connection refused"));
+    driver.stop();
+    agent.lost("d").await;
+    let mut agent = agent.restarted(&dirs).await;
+    assert!(agent.drivers.client("d").is_none());
+    agent.node.set(made);
+    api.set_down(None);
+    agent.run();
+    until_drivers(&api, json!([])).await;
+    eventually("the annotation goes", || ids(&api).is_none().then_some(())).await;
+    eventually("the record goes", || {
+        let state = agent.store.snapshot();
+        let record = state.record::<holdfast::core::state::ObjectRecord>("csiplugins//d");
+        record.is_none().then_some(())
+    })
+    .await;
+    agent.end().await;
+}
+
+#[tokio::test]
+async fn conflicts_and_lost_answers_are_tried_again() {
+    let dirs = Dirs::new();
+    let driver = dirs.driver("d");
+    let api = FakeApi::new();
+    let made = make_node(&api);
+    api.fail_next(|r| r.kind == "nodes" && r.verb == "patch", 409, 1);
+    api.fail_next(
+        |r| r.kind == "csinodes" && r.verb == "create",
+        Fault::LoseReply,
+        1,
+    );
+    let mut agent = Agent::start(&dirs, Some(client(&api)));
+    agent.node.set(made);
+    until_drivers(&api, json!([{ "name": "d", "nodeID": "csi-node" }])).await;
+    let other = dirs.driver("e");
+    api.fail_next(|r| r.kind == "csinodes" && r.verb == "update", 409, 2);
+    let both =
+        json!([{ "name": "d", "nodeID": "csi-node" }, { "name": "e", "nodeID": "csi-node" }]);
+    until_drivers(&api, both).await;
+    drop((driver, other));
+    agent.end().await;
+}
+
+#[tokio::test]
+async fn a_node_that_is_made_anew_is_told_everything_again() {
+    let dirs = Dirs::new();
+    let driver = dirs.driver("d");
+    let api = FakeApi::new();
+    let made = make_node(&api);
+    let mut agent = Agent::start(&dirs, Some(client(&api)));
+    agent.node.set(made);
+    let entries = json!([{ "name": "d", "nodeID": "csi-node" }]);
+    until_drivers(&api, entries.clone()).await;
+    api.remove::<Node>("", NODE);
+    // The garbage collector has not been there yet: the old CSINode is.
+    let made = make_node(&api);
+    let uid = made.metadata.uid.clone().unwrap();
+    agent.node.set(made);
+    eventually("the new node has it", || {
+        let owned = api.get::<CSINode>("", NODE)?;
+        let owner = owned.metadata.owner_references?.remove(0).uid;
+        (owner == uid && ids(&api).is_some()).then_some(())
+    })
+    .await;
+    assert_eq!(drivers(&api).unwrap(), entries);
+    drop(driver);
+    agent.end().await;
+}
+
+#[tokio::test]
+async fn a_topology_that_contradicts_the_node_is_not_written() {
+    let dirs = Dirs::new();
+    let mut options = dirs.options("d");
+    options.topology = map(&[("a", "not b")]);
+    let mut driver = CsiDriver::start(options).unwrap();
+    let good = dirs.driver("e");
+    let api = FakeApi::new();
+    let made = make_node(&api);
+    let mut agent = Agent::start(&dirs, Some(client(&api)));
+    agent.node.set(made);
+    agent.has("d").await;
+    until_drivers(&api, json!([{ "name": "e", "nodeID": "csi-node" }])).await;
+    assert_eq!(node(&api).metadata.labels.clone().unwrap()["a"], "b");
+    assert_eq!(ids(&api).unwrap(), json!({ "e": "csi-node" }));
+    driver.options_mut().topology = map(&[("a", "b")]);
+    driver.restart().unwrap();
+    let d = json!({ "name": "d", "nodeID": "csi-node", "topologyKeys": ["a"] });
+    until_drivers(&api, json!([{ "name": "e", "nodeID": "csi-node" }, d])).await;
+    drop(good);
+    agent.end().await;
+}
+
+#[tokio::test]
+async fn without_drivers_nobody_is_asked() {
+    let dirs = Dirs::new();
+    let api = FakeApi::new();
+    let made = make_node(&api);
+    let mut agent = Agent::start(&dirs, Some(client(&api)));
+    agent.node.set(made);
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    agent.end().await;
+    assert_eq!(of_drivers(&api), 0);
+}

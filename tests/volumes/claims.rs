@@ -1,0 +1,124 @@
+//! Claims on what the node has, and storage from elsewhere.
+
+use std::fs;
+
+use k8s_openapi::api::core::v1::PersistentVolume;
+use kube::api::{Api, PostParams};
+use serde_json::json;
+
+use crate::features::{Feature, host};
+use crate::seen::{deleted, said};
+use crate::setup::Cluster;
+
+pub const FEATURES: &[Feature] = &[
+    ("host-path-claim", host_path_claim),
+    ("local-claim", local_claim),
+    ("claim-read-only", claim_read_only),
+    ("claim-unbound", claim_unbound),
+    ("block-claim", block_claim),
+    ("nfs", nfs),
+    ("csi", csi),
+    ("csi-block", csi_block),
+    ("csi-inline", csi_inline),
+    ("csi-no-driver", csi_no_driver),
+];
+
+fn host_path_claim(cluster: &Cluster) {
+    cluster.wait_pod_phase("host-path-claim", "Succeeded");
+    deleted(cluster, "host-path-claim");
+    let word = fs::read_to_string(host(cluster).join("claimed/word"));
+    assert_eq!(word.unwrap(), "from the pod\n");
+}
+
+fn local_claim(cluster: &Cluster) {
+    let parts = [
+        "word=from the pod before=of the node",
+        "Read-only file system",
+    ];
+    said(cluster, "local-claim", "main", &parts);
+    deleted(cluster, "local-claim");
+    let word = fs::read_to_string(host(cluster).join("local/word"));
+    assert_eq!(word.unwrap(), "from the pod\n");
+}
+
+fn claim_read_only(cluster: &Cluster) {
+    let parts = ["of the node", "Read-only file system"];
+    said(cluster, "claim-read-only", "main", &parts);
+    assert!(!host(cluster).join("local/new").exists());
+}
+
+fn claim_unbound(cluster: &Cluster) {
+    for (pod, claim) in [
+        ("claim-unbound", "claim-unbound"),
+        ("claim-missing", "nowhere"),
+    ] {
+        let message = cluster.wait_event(pod, "FailedMount", claim);
+        assert!(message.contains("\"v\""), "{message}");
+        assert_eq!(cluster.pod(pod)["status"]["phase"], "Pending");
+    }
+    let volume = json!({
+        "apiVersion": "v1", "kind": "PersistentVolume",
+        "metadata": {"name": format!("{}-claim-unbound", cluster.namespace)},
+        "spec": {
+            "capacity": {"storage": "1Mi"}, "accessModes": ["ReadWriteOnce"],
+            "persistentVolumeReclaimPolicy": "Retain",
+            "hostPath": {"path": host(cluster).join("local")},
+        },
+    });
+    let volume: PersistentVolume = serde_json::from_value(volume).unwrap();
+    let volumes: Api<PersistentVolume> = Api::all(cluster.client());
+    cluster
+        .run(volumes.create(&PostParams::default(), &volume))
+        .expect("create a volume");
+    said(cluster, "claim-unbound", "main", &["of the node"]);
+}
+
+fn block_claim(cluster: &Cluster) {
+    let parts = ["block special file", "found=a disk of"];
+    said(cluster, "block-claim", "main", &parts);
+    cluster.wait_pod_phase("block-claim", "Succeeded");
+    deleted(cluster, "block-claim");
+    let disk = fs::read(host(cluster).join("disk")).unwrap();
+    assert_eq!(&disk[512..521], b"by a pod ");
+    let loops = std::process::Command::new("losetup")
+        .arg("-a")
+        .output()
+        .unwrap();
+    let loops = String::from_utf8_lossy(&loops.stdout).into_owned();
+    let own = host(cluster).display().to_string();
+    assert!(!loops.contains(&own), "{loops}");
+}
+
+fn nfs(cluster: &Cluster) {
+    let message = cluster.wait_event("nfs", "FailedMount", "127.0.0.1:/nobody/serves/this");
+    assert!(message.contains("\"v\""), "{message}");
+    assert_eq!(cluster.pod("nfs")["status"]["phase"], "Pending");
+    deleted(cluster, "nfs");
+}
+
+fn csi(cluster: &Cluster) {
+    said(cluster, "csi", "main", &["2000"]);
+    said(cluster, "csi-next", "main", &["written"]);
+    cluster.wait_pod_phase("csi", "Succeeded");
+}
+
+fn csi_block(cluster: &Cluster) {
+    let parts = ["block special file", "read=word"];
+    said(cluster, "csi-block", "main", &parts);
+}
+
+fn csi_inline(cluster: &Cluster) {
+    said(cluster, "csi-inline", "main", &["word"]);
+}
+
+fn csi_no_driver(cluster: &Cluster) {
+    for (pod, words) in [
+        ("csi-no-driver", "nobody.holdfast.io"),
+        ("csi-missing", "does not exist"),
+    ] {
+        let message = cluster.wait_event(pod, "FailedMount", words);
+        let volume = format!("volume \"{}-{pod}\"", cluster.namespace);
+        assert!(message.contains(&volume), "{message}");
+        assert_eq!(cluster.pod(pod)["status"]["phase"], "Pending");
+    }
+}
