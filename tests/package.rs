@@ -784,6 +784,26 @@ fn systemd_hands_the_agent_its_key_as_a_credential() {
     machine.run(&["systemctl", "restart", "holdfast"]);
     unreadable("0");
 
+    // Bound to the machine.
+    let sealed = "/etc/holdfast/secrets.key.cred";
+    machine.run(&[
+        "systemd-creds",
+        "encrypt",
+        "--with-key=host",
+        "--name=holdfast.secrets-key",
+        source,
+        sealed,
+    ]);
+    let keys = root.read(source);
+    let key = keys.lines().last().expect("a key");
+    assert!(!root.read(sealed).contains(key), "it is readable");
+    let (started, said) = restart(Some(&format!(
+        "[Service]\nLoadCredentialEncrypted=holdfast.secrets-key:{sealed}\n"
+    )));
+    assert!(started, "{said}{}", machine.journal());
+    unreadable("0");
+    assert!(!root.path(made).exists(), "no other key is made");
+
     // Without the credential: another key is made, and it is told what is missing and what to do.
     let (started, said) = restart(None);
     assert!(started, "{said}{}", machine.journal());

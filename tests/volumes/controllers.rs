@@ -123,7 +123,9 @@ async fn attach(client: &Client, namespace: &str, node: &str) -> kube::Result<()
             continue;
         }
         let name = attachment_name(&csi.volume_handle, &csi.driver, node);
-        if attachments.get_opt(&name).await?.is_some() {
+        let there = attachments.get_opt(&name).await?;
+        let is_attached = |a: &VolumeAttachment| a.status.as_ref().is_some_and(|s| s.attached);
+        if there.as_ref().is_some_and(is_attached) {
             continue;
         }
         let attachment = json!({
@@ -133,9 +135,11 @@ async fn attach(client: &Client, namespace: &str, node: &str) -> kube::Result<()
                 "source": {"persistentVolumeName": volume}},
         });
         let attachment = serde_json::from_value(attachment).expect("an attachment");
-        attachments
-            .create(&PostParams::default(), &attachment)
-            .await?;
+        if there.is_none() {
+            attachments
+                .create(&PostParams::default(), &attachment)
+                .await?;
+        }
         let attached = json!({"status": {"attached": true,
             "attachmentMetadata": {"devicePath": "/dev/fixture"}}});
         attachments

@@ -19,7 +19,7 @@ use super::proto::{
     NodeUnstageVolumeRequest, PluginInfo, ProbeResponse, RegistrationStatus, Topology, TypeOnly,
     UsageUnit, VolumeCondition, VolumeUsage,
 };
-use super::server::{Code, Program, Refused, die, encoded};
+use super::server::{Busy, Code, Program, Refused, die, encoded};
 use super::state::{self, Published, Staged, Truth};
 use super::{Call, mounts};
 
@@ -34,7 +34,7 @@ pub(super) struct Node<'a> {
 /// A call that is being worked on; ends with it.
 pub(super) struct Inside<'a> {
     program: &'a Program,
-    key: (String, String),
+    key: Busy,
 }
 
 impl Drop for Inside<'_> {
@@ -51,18 +51,26 @@ impl Drop for Inside<'_> {
 }
 
 impl Program {
-    /// At most one call for a volume that stages, and one for a target.
-    pub(super) fn enter(&self, call: &Call) -> Result<Inside<'_>, Refused> {
-        let key = (call.volume.clone(), call.target.clone());
-        let mut busy = self.busy.lock().unwrap_or_else(PoisonError::into_inner);
-        let overlaps = |other: &(String, String)| {
-            other.0 == key.0
-                && !key.0.is_empty()
-                && (other.1 == key.1 || other.1.is_empty() || key.1.is_empty())
+    /// At most one call for a volume that stages, and one for a target. A caller that was killed cannot know of its
+    /// former calls: it is refused while they last, as the contract has it, but has not broken it.
+    pub(super) fn enter(&self, call: &Call, caller: Option<i32>) -> Result<Inside<'_>, Refused> {
+        let key = Busy {
+            volume: call.volume.clone(),
+            target: call.target.clone(),
+            caller,
         };
-        if busy.iter().any(overlaps) {
+        let mut busy = self.busy.lock().unwrap_or_else(PoisonError::into_inner);
+        let overlaps = |other: &&Busy| {
+            other.volume == key.volume
+                && !key.volume.is_empty()
+                && (other.target == key.target || other.target.is_empty() || key.target.is_empty())
+        };
+        if let Some(other) = busy.iter().find(overlaps) {
             let text = "another call for the volume has not ended";
-            return Err(violation(Code::Aborted, text));
+            return Err(match other.caller == caller {
+                true => violation(Code::Aborted, text),
+                false => Refused::new(Code::Aborted, text),
+            });
         }
         busy.push(key.clone());
         Ok(Inside { program: self, key })

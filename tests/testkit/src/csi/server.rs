@@ -62,11 +62,20 @@ impl From<io::Error> for Refused {
     }
 }
 
+/// What a call is about that has not ended.
+#[derive(Clone, PartialEq, Eq)]
+pub(super) struct Busy {
+    pub(super) volume: String,
+    pub(super) target: String,
+    /// The caller's process.
+    pub(super) caller: Option<i32>,
+}
+
 /// What all connections share.
 pub(super) struct Program {
     pub(super) options: CsiOptions,
-    /// Volumes and targets that calls are about right now.
-    pub(super) busy: Mutex<Vec<(String, String)>>,
+    /// Volumes and targets that calls are about right now, and whose calls these are.
+    pub(super) busy: Mutex<Vec<Busy>>,
     /// Held while the state is read, changed and written.
     pub(super) turn: Mutex<()>,
     log: Mutex<()>,
@@ -158,8 +167,9 @@ fn listen(path: &Path) -> io::Result<UnixListener> {
 async fn accept(listener: UnixListener, program: Arc<Program>) {
     while let Ok((stream, _)) = listener.accept().await {
         let program = Arc::clone(&program);
+        let caller = stream.peer_cred().ok().and_then(|peer| peer.pid());
         tokio::spawn(async move {
-            let service = service_fn(move |request| answer(Arc::clone(&program), request));
+            let service = service_fn(move |request| answer(Arc::clone(&program), caller, request));
             hyper::server::conn::http2::Builder::new(TokioExecutor::new())
                 .serve_connection(TokioIo::new(stream), service)
                 .await
@@ -172,6 +182,7 @@ type Body = StreamBody<stream::Iter<std::vec::IntoIter<Result<Frame<Bytes>, Infa
 
 async fn answer(
     program: Arc<Program>,
+    caller: Option<i32>,
     request: Request<Incoming>,
 ) -> Result<Response<Body>, Infallible> {
     let path = request.uri().path().to_owned();
@@ -216,7 +227,7 @@ async fn answer(
         }
         _ => {}
     }
-    let result = match program.enter(&call) {
+    let result = match program.enter(&call, caller) {
         Ok(_inside) => node.perform(&path, &call, message),
         Err(refused) => Err(refused),
     };
