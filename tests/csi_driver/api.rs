@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use holdfast::apiserver::ApiClient;
 use holdfast_testkit::csi::CsiDriver;
-use holdfast_testkit::fake_api::{FakeApi, Fault, Identity};
+use holdfast_testkit::fake_api::{FakeApi, Fault, Identity, Request};
 use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::api::storage::v1::CSINode;
 use serde_json::{Value, json};
@@ -265,6 +265,38 @@ async fn a_topology_that_contradicts_the_node_is_not_written() {
     until_drivers(&api, json!([{ "name": "e", "nodeID": "csi-node" }, d])).await;
     drop(good);
     agent.end().await;
+}
+
+#[tokio::test]
+async fn a_driver_that_is_refused_keeps_no_other_one_out() {
+    for kind in ["nodes", "csinodes"] {
+        let dirs = Dirs::new();
+        let mut options = dirs.options("bad");
+        options.node_id = "too long".to_owned();
+        let mut bad = CsiDriver::start(options).unwrap();
+        let drivers_of = [dirs.driver("a"), dirs.driver("z")];
+        let api = FakeApi::new();
+        let made = make_node(&api);
+        let names_it = move |r: &Request| r.writes() && r.body.to_string().contains("too long");
+        api.fail_always(move |r| r.kind == kind && names_it(r), 422);
+        let mut agent = Agent::start(&dirs, Some(client(&api)));
+        for name in ["a", "bad", "z"] {
+            agent.has(name).await;
+        }
+        agent.node.set(made);
+        let entry = |name: &str| json!({ "name": name, "nodeID": "csi-node" });
+        until_drivers(&api, json!([entry("a"), entry("z")])).await;
+        let ids = ids(&api).unwrap();
+        assert_eq!(
+            (&ids["a"], &ids["z"]),
+            (&json!("csi-node"), &json!("csi-node"))
+        );
+        bad.options_mut().node_id = "csi-node".to_owned();
+        bad.restart().unwrap();
+        until_drivers(&api, json!([entry("a"), entry("z"), entry("bad")])).await;
+        drop(drivers_of);
+        agent.end().await;
+    }
 }
 
 #[tokio::test]
