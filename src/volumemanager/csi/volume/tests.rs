@@ -336,6 +336,7 @@ fn remote(csi: Csi) -> Remote {
         read_only: false,
         mount_options: vec!["noatime".to_owned()],
         unique_name: None,
+        terms: crate::core::volumes::Terms::default(),
         source: Source::Csi(Box::new(csi)),
     }
 }
