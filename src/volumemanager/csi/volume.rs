@@ -128,6 +128,7 @@ impl CsiPlugin {
                 .unwrap_or_default(),
         };
         let staged = call.client.node_stage_volume(request).await;
+        self.note_exhausted(&staged);
         if let Err(error) = &staged
             && error.is_final()
             && !existed
@@ -203,7 +204,9 @@ impl CsiPlugin {
             volume_context: context,
         };
         let prepared = self.prepare(remote, &call.csi, &target.path, &at).await?;
-        if let Err(error) = call.client.node_publish_volume(request).await {
+        let published = call.client.node_publish_volume(request).await;
+        self.note_exhausted(&published);
+        if let Err(error) = published {
             // What was published before stays, and so does what may have taken effect, now or earlier.
             if error.is_final() && prepared.fresh {
                 let removed = self.remove_published(remote, target.path, at).await;
@@ -263,6 +266,15 @@ impl CsiPlugin {
         run(move || files::remove_mount_dir(&at)).await
     }
 
+    /// A driver without a slot for the volume is asked how many it has.
+    fn note_exhausted(&self, done: &Result<(), CsiError>) {
+        if let Err(error) = done
+            && error.code == Code::ResourceExhausted
+        {
+            self.drivers.exhausted(&error.driver);
+        }
+    }
+
     /// A driver that does not know the volume any more has nothing mounted, if the mount table says so too.
     async fn undone(&self, done: Result<(), CsiError>, at: &Path) -> Result<(), RemoteError> {
         let at = at.to_owned();
@@ -320,8 +332,15 @@ impl CsiPlugin {
             )),
             secrets: request::secrets(&volume, secret)?,
         };
-        let grown = call.client.node_expand_volume(request).await?;
-        Ok(Some(grown.unwrap_or(bytes)))
+        let grown = call.client.node_expand_volume(request).await;
+        let grown = grown.map_err(|error| match error.code {
+            // Upstream: isInfeasibleError.
+            Code::InvalidArgument | Code::OutOfRange | Code::NotFound if error.is_final() => {
+                RemoteError::Infeasible(error.to_string())
+            }
+            _ => error.into(),
+        });
+        Ok(Some(grown?.unwrap_or(bytes)))
     }
 
     async fn usage(self, volume: Arc<Remote>, path: PathBuf) -> Result<Option<Usage>, RemoteError> {
