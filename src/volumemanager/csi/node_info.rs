@@ -254,6 +254,16 @@ impl NodeInfo {
             return Ok(());
         };
         let mut wanted = found;
+        if without.is_some() && only_counts(&wanted.spec.drivers, &all) {
+            // Servers from 1.33 on allow for that; nobody sees the node without the driver.
+            let mut counted = wanted.clone();
+            counted.spec.drivers.clone_from(&all);
+            let update = api.replace(&self.name, &params, &counted);
+            match request("update", &object, update).await {
+                Err(error) if error.is_refusal() => {}
+                other => return other.map(drop),
+            }
+        }
         if let Some(without) = without {
             wanted.spec.drivers = without;
             wanted = request("update", &object, api.replace(&self.name, &params, &wanted)).await?;
@@ -378,6 +388,18 @@ fn merged(
         all.iter().filter(stays).cloned().collect()
     });
     Some((without, all))
+}
+
+/// Whether entries differ in nothing but how many volumes they allow for.
+fn only_counts(before: &[CSINodeDriver], after: &[CSINodeDriver]) -> bool {
+    let uncounted = |of: &[CSINodeDriver]| -> DriverList {
+        let uncounted = of.iter().cloned().map(|mut entry| {
+            entry.allocatable = None;
+            entry
+        });
+        uncounted.collect()
+    };
+    uncounted(before) == uncounted(after)
 }
 
 fn is_same(one: &CSINodeDriver, other: &CSINodeDriver) -> bool {
