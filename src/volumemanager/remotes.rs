@@ -14,6 +14,7 @@ use k8s_openapi::api::core::v1::Pod;
 use sha2::{Digest, Sha256};
 use tracing::warn;
 
+use super::csi::CsiPlugin;
 use super::error::{RemoteFailure, VolumeError};
 use super::operations::Failure;
 use super::{HOST_PATH, VolumeManager, check_name};
@@ -140,12 +141,19 @@ impl VolumeManager {
         }
     }
 
-    /// Where the storage of a volume is staged; `None` for what is not.
+    /// Where the storage of a volume is staged; `None` for what is not. What is on record stays where it is.
     pub(super) fn staging(&self, remote: &Remote) -> Option<PathBuf> {
         let device = remote.device()?;
+        let seen = self.store.snapshot();
+        if let Some(record) = seen.record::<VolumeRecord>(&remote.device_key()?) {
+            return Some(PathBuf::from(&record.path));
+        }
         let plugins = self.root.join("plugins").join(remote.plugin());
         let hash = |text: &str| keys::hex(&Sha256::digest(text));
         Some(match &remote.source {
+            Source::Csi(_) if remote.mode == VolumeMode::Block => {
+                CsiPlugin::device_staging_path(&self.root, &remote.name)
+            }
             Source::Csi(csi) => plugins
                 .join(&csi.source.driver)
                 .join(hash(&csi.source.volume_handle))

@@ -386,8 +386,7 @@ impl VolumeManager {
         let plugin = self.plugin(&remote)?;
         plugin.unstage(Arc::clone(&remote), at.clone()).await?;
         fail::fail_point!("volumemanager::unstage::done");
-        self.clear(at, matches!(remote.source, Source::Csi(_)))
-            .await?;
+        self.clear(at, is_nested(&remote)).await?;
         self.forget(key, "device unmounted").await
     }
 
