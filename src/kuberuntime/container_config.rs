@@ -24,7 +24,7 @@ use super::node_context::{NodeContext, is_path_component};
 use super::resources;
 use super::sandbox_config::{self, ConfigError};
 use super::security::{self, Isolation};
-use crate::core::volumes::Remote;
+use crate::core::volumes::{Remote, extra_groups};
 use crate::types::{PodExt, PodUid};
 
 /// Default of `terminationMessagePath`.
@@ -98,6 +98,9 @@ pub fn build(
         ..
     } = *inputs;
     check_stop_signal(pod, container)?;
+    let mut security = security::container_context(pod, container, &inputs.isolation, ctx)?;
+    let groups = extra_groups(pod, inputs.remotes.values());
+    security.supplemental_groups.extend(groups);
     let env = &inputs.env.vars;
     let expand = |list: &Option<Vec<String>>| {
         let lookup = env::lookup_in(env);
@@ -136,12 +139,7 @@ pub fn build(
                     }
                 })?,
             ),
-            security_context: Some(security::container_context(
-                pod,
-                container,
-                &inputs.isolation,
-                ctx,
-            )?),
+            security_context: Some(security),
         }),
         envs: env
             .iter()

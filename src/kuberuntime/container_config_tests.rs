@@ -27,6 +27,14 @@ fn config_on(
     container: serde_json::Value,
     ctx: &NodeContext,
 ) -> Result<v1::ContainerConfig, ConfigError> {
+    config_with(container, &BTreeMap::new(), ctx)
+}
+
+fn config_with(
+    container: serde_json::Value,
+    remotes: &BTreeMap<String, Remote>,
+    ctx: &NodeContext,
+) -> Result<v1::ContainerConfig, ConfigError> {
     let pod = pod(container);
     let volumes = BTreeMap::from([
         ("v".to_owned(), PathBuf::from("/host/v")),
@@ -59,7 +67,7 @@ fn config_on(
             image_ref: "sha256:1",
             env: &env,
             volumes: &volumes,
-            remotes: &BTreeMap::new(),
+            remotes,
             sub_paths: &sub_paths,
             recursive_read_only: false,
             files: &files,
@@ -67,6 +75,18 @@ fn config_on(
         },
         ctx,
     )
+}
+
+#[test]
+fn a_container_gets_the_groups_of_its_pods_volumes() {
+    let remote = json!({"name": "pv", "claim": "ns/c", "mode": "Filesystem", "read_only": false,
+        "mount_options": [], "unique_name": null, "terms": {"gid": 5123, "alone": false},
+        "source": {"Nfs": {"path": "/", "server": "s"}}});
+    let remotes = BTreeMap::from([("x".to_owned(), serde_json::from_value(remote).unwrap())]);
+    let container = json!({"name": "c", "image": "busybox"});
+    let config = config_with(container, &remotes, &NodeContext::new("n", "/r")).unwrap();
+    let security = config.linux.unwrap().security_context.unwrap();
+    assert_eq!(security.supplemental_groups, [5123]);
 }
 
 #[test]

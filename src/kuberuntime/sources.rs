@@ -16,6 +16,7 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
 use crate::core::trust::TrustBundles;
 use crate::core::volumes::Remote;
+use crate::core::volumes::growth::Sizes;
 use crate::types::PodExt;
 use crate::types::containers::containers_of;
 
@@ -199,9 +200,8 @@ pub struct Resolved {
     pub secrets: BTreeMap<(String, String), Arc<Secret>>,
     /// Tokens its driver asks for (`tokenRequests` of the CSIDriver).
     pub tokens: BTreeMap<TokenRef, PodToken>,
-    /// `spec.capacity.storage` of the persistent volume, in bytes, when that is more than the claim's
-    /// `status.capacity.storage`: what it is to be grown to.
-    pub capacity: Option<u64>,
+    /// What is known of its size; `None` for what does not grow.
+    pub capacity: Option<Sizes>,
 }
 
 impl std::fmt::Debug for Resolved {

@@ -8,6 +8,7 @@
 //! record only if that is encrypted; no error or log line holds one.
 
 use std::collections::BTreeSet;
+use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Mutex};
 
 use serde::Serialize;
@@ -38,6 +39,8 @@ pub(super) struct Context {
     /// Keys of records that may differ from what is known.
     dirty: Mutex<BTreeSet<String>>,
     pub(super) wake: Notify,
+    /// How many claims are asked for.
+    pub(super) claims: AtomicUsize,
 }
 
 impl Context {
@@ -59,6 +62,7 @@ impl Context {
             changes: broadcast::Sender::new(256),
             dirty: Mutex::default(),
             wake: Notify::new(),
+            claims: AtomicUsize::new(0),
         }
     }
 

@@ -13,8 +13,10 @@
 //! [`Objects::sweep`], on disk; nothing here logs the content of an object.
 
 mod cache;
+mod claim_status;
 mod context;
 pub mod keyring;
+mod pace;
 mod recorder;
 mod refs;
 #[cfg(test)]
@@ -160,6 +162,8 @@ struct PodEntry {
     found: BTreeSet<ObjectKey>,
     /// It mounts trust anchors.
     trust: bool,
+    /// What users say of it, of a pod with claims.
+    version: Option<u64>,
 }
 
 #[derive(Default)]
@@ -226,12 +230,16 @@ impl Objects {
             tables.services = Some(inner.watch_services());
         }
         let before = tables.pods.remove(&uid);
-        let (before, found) = before.map(|e| (e.refs, e.found)).unwrap_or_default();
+        let before = before.map(|e| (e.refs, e.found, e.version));
+        let (before, found, said) = before.unwrap_or_default();
+        let claims = refs.iter().any(|key| key.kind == Kind::Claim);
+        let version = claims.then(|| pace::version_of(pod));
         let entry = PodEntry {
             namespace: pod.namespace().to_owned(),
             refs: refs.clone(),
             found: found.difference(&refs).cloned().collect(),
             trust: trust::is_used_by(pod),
+            version,
         };
         if entry.trust && tables.trust.is_none() {
             tables.trust = Some(inner.watch_trust(true));
@@ -250,6 +258,10 @@ impl Objects {
         inner.release_trust(&mut tables);
         let node = pod.spec_ref().node_name.as_deref().unwrap_or_default();
         inner.find_recorded(&mut tables, &uid, node);
+        if said.is_some() && said != version {
+            // Whoever changes a pod may wait for its volumes.
+            tables.refresh(&uid);
+        }
     }
 
     /// The pod is gone; what no other pod refers to is forgotten. Never waits.

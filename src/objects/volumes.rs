@@ -2,49 +2,37 @@
 //!
 //! In: names, from pods and from one another. Out: the objects. The Node authoriser lets a node get the claims of its
 //! pods, the volumes of those and the attachments to itself one by one, and neither list nor watch them: they are asked
-//! for again, soon while something is expected of them, now and then later on, and at once when somebody doubts what is
-//! known. CSI drivers are watched.
+//! for again, soon while something is expected of them, seldom later on (`pace`), and at once when somebody doubts what
+//! is known. CSI drivers are watched.
 //!
 //! **Invariant:** what a registered pod's volumes lead to is followed and on record like what its spec names, also
 //! before anybody has resolved them in this life of the agent.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim, Secret};
 use k8s_openapi::api::storage::v1::{CSIDriver, VolumeAttachment};
-use kube::api::{Patch, PatchParams};
-use serde_json::json;
 
 use super::cache::{ObjectCell, Pause, Trouble, Watched, strip, take_answer};
 use super::context::Context;
+use super::pace::{Counted, Expected, Pauses};
 use super::refs::{self, Kind, ObjectKey};
 use super::{Cells, Inner, ObjectError, Objects, PodEntry, Tables};
 use crate::apiserver::ApiClient;
+use crate::core::volumes::{Terms, growth};
 use crate::objects::cache::lock;
 use crate::types::PodUid;
 
-/// Pauses between questions while something is expected of an object: attached, bound.
-const SOON_MIN: Duration = Duration::from_millis(500);
-const SOON_MAX: Duration = Duration::from_secs(10);
-/// The same when nothing is, give or take a fifth.
-const LATER: Duration = Duration::from_secs(75);
 /// Least pause between two questions, however much is doubted.
 const APART: Duration = Duration::from_millis(500);
 /// How long an answer may take.
 const DEADLINE: Duration = Duration::from_secs(10);
-/// Conditions of a claim that end when its volume has grown.
-const RESIZING: [&str; 4] = [
-    "Resizing",
-    "FileSystemResizePending",
-    "ControllerResizeError",
-    "NodeResizeError",
-];
-
 /// A kind that is asked for object by object, because it may not be watched.
 pub(super) trait Polled: Watched {
-    /// Whether nothing is expected of it for now.
-    fn settled(&self) -> bool;
+    /// What is expected of it for now.
+    fn expected(&self) -> Expected;
 }
 
 impl Watched for PersistentVolumeClaim {
@@ -73,10 +61,14 @@ impl Watched for PersistentVolumeClaim {
 }
 
 impl Polled for PersistentVolumeClaim {
-    fn settled(&self) -> bool {
+    fn expected(&self) -> Expected {
         // One that is on its way out stays so until its last pod is gone. Who waits for another one doubts it.
         let phase = self.status.as_ref().and_then(|s| s.phase.as_deref());
-        phase == Some("Bound")
+        match phase == Some("Bound") {
+            false => Expected::Soon,
+            true if growth::is_expected(self) => Expected::Growth,
+            true => Expected::Nothing,
+        }
     }
 }
 
@@ -87,15 +79,27 @@ impl Watched for PersistentVolume {
         kube::Api::all(api.kube())
     }
 
+    fn reduce(&mut self) {
+        let annotations = self.metadata.annotations.take();
+        let gid = annotations.and_then(|mut all| all.remove_entry(Terms::GID));
+        strip(&mut self.metadata);
+        self.metadata.annotations = gid.map(|gid| BTreeMap::from([gid]));
+    }
+
     fn same(&self, other: &Self) -> bool {
-        self.metadata.uid == other.metadata.uid && self.spec == other.spec
+        self.metadata.uid == other.metadata.uid
+            && self.metadata.annotations == other.metadata.annotations
+            && self.spec == other.spec
     }
 }
 
 impl Polled for PersistentVolume {
-    fn settled(&self) -> bool {
+    fn expected(&self) -> Expected {
         let claim = self.spec.as_ref().and_then(|s| s.claim_ref.as_ref());
-        claim.is_some_and(|claim| claim.uid.is_some())
+        match claim.is_some_and(|claim| claim.uid.is_some()) {
+            false => Expected::Soon,
+            true => Expected::Nothing,
+        }
     }
 }
 
@@ -120,9 +124,12 @@ impl Watched for VolumeAttachment {
 }
 
 impl Polled for VolumeAttachment {
-    fn settled(&self) -> bool {
-        self.status.as_ref().is_some_and(|status| status.attached)
-            && self.metadata.deletion_timestamp.is_none()
+    fn expected(&self) -> Expected {
+        let attached = self.status.as_ref().is_some_and(|status| status.attached);
+        match attached && self.metadata.deletion_timestamp.is_none() {
+            false => Expected::Soon,
+            true => Expected::Nothing,
+        }
     }
 }
 
@@ -150,14 +157,15 @@ pub(super) async fn poll_object<K: Polled>(
     };
     let objects = K::api(&api, &key.namespace);
     let mut pause = Pause::default();
-    let mut soon = SOON_MIN;
+    let mut pauses = Pauses::default();
+    let _counted = (K::KIND == Kind::Claim).then(|| Counted::new(&ctx));
     loop {
         let answer = tokio::time::timeout(DEADLINE, objects.get_opt(&key.name)).await;
-        let settled = match answer {
+        let expected = match answer {
             Ok(Ok(object)) => {
-                let settled = object.as_ref().is_some_and(Polled::settled);
+                let expected = object.as_ref().map_or(Expected::Soon, Polled::expected);
                 take_answer(&ctx, &key, &cell, object, remember);
-                settled
+                expected
             }
             Ok(Err(error)) => {
                 let trouble = Trouble::of(&error);
@@ -168,7 +176,7 @@ pub(super) async fn poll_object<K: Polled>(
                     pause.wait(&api).await;
                     continue;
                 }
-                false
+                Expected::Soon
             }
             Err(_) => {
                 let why = format!("no answer within {} s", DEADLINE.as_secs());
@@ -178,21 +186,15 @@ pub(super) async fn poll_object<K: Polled>(
             }
         };
         pause.reset();
-        let wait = if settled {
-            soon = SOON_MIN;
-            LATER.mul_f64(rand::random_range(0.8..1.2))
-        } else {
-            let wait = soon.mul_f64(rand::random_range(0.8..1.2));
-            soon = soon.mul_f64(1.5).min(SOON_MAX);
-            wait
-        };
+        let claims = Counted::all(&ctx.claims);
+        let wait = pauses.after(expected, K::KIND, claims, rand::random());
         tokio::select! {
             () = tokio::time::sleep(wait) => {}
             // Cancel-safe: a doubt that is taken leads to a question.
             () = async {
                 tokio::time::sleep(APART).await;
                 cell.doubt.notified().await;
-            } => soon = SOON_MIN,
+            } => pauses.hurry(),
         }
     }
 }
@@ -294,63 +296,18 @@ impl Objects {
         }
     }
 
-    /// The claim's volume has `bytes` now: writes that into its status and ends the conditions of a resize. Upstream:
-    /// `MarkFSResizeFinished`. Takes at most 10 s. Cancel-safe.
-    ///
-    /// # Errors
-    /// See [`ObjectError`].
-    pub async fn claim_has_grown(
-        &self,
-        namespace: &str,
-        name: &str,
-        bytes: u64,
-    ) -> Result<(), ObjectError> {
-        let key = ObjectKey::new(Kind::Claim, namespace, name);
-        let Some(api) = &self.inner.ctx.api else {
-            return Err(ObjectError::Standalone {
-                kind: key.kind.name(),
-                key: key.object_name(),
-            });
-        };
-        let claims = PersistentVolumeClaim::api(api, namespace);
-        let write = async {
-            let Some(claim) = claims.get_opt(name).await? else {
-                return Ok(());
-            };
-            let status = claim.status.unwrap_or_default();
-            let mut conditions = status.conditions.unwrap_or_default();
-            conditions.retain(|c| !RESIZING.contains(&c.type_.as_str()));
-            let mut patch = json!({
-                "metadata": {"resourceVersion": claim.metadata.resource_version},
-                "status": {
-                    "capacity": {"storage": bytes_text(bytes)},
-                    "conditions": conditions,
-                },
-            });
-            if status.allocated_resource_statuses.is_some() {
-                patch["status"]["allocatedResourceStatuses"] = json!({"storage": null});
-            }
-            let params = PatchParams::default();
-            claims
-                .patch_status(name, &params, &Patch::Merge(patch))
-                .await?;
-            Ok(())
-        };
-        let trouble = match tokio::time::timeout(DEADLINE, write).await {
-            Ok(Ok(())) => {
-                if let Some(watch) = lock(&self.inner.tables).watches.get(&key) {
-                    watch.cells.doubt();
-                }
-                return Ok(());
-            }
-            Ok(Err(error)) => Trouble::of(&error),
-            Err(_) => Trouble::Unanswered(format!("no answer within {} s", DEADLINE.as_secs())),
-        };
-        let (kind, key) = (key.kind.name(), key.object_name());
-        Err(match trouble {
-            Trouble::Refused(why) => ObjectError::Refused { kind, key, why },
-            Trouble::Unanswered(why) => ObjectError::Unreachable { kind, key, why },
-        })
+    /// The claims, volumes and attachments of a pod should be up to date now: those that were not asked for in the last
+    /// ten seconds are. The pod is told when something differs. Never waits.
+    pub fn refresh(&self, of: &PodUid) {
+        lock(&self.inner.tables).refresh(of);
+    }
+
+    /// More is expected of a persistent volume than is known: it is asked for again. Never waits.
+    pub fn doubt_volume(&self, name: &str) {
+        let key = ObjectKey::new(Kind::PersistentVolume, "", name);
+        if let Some(watch) = lock(&self.inner.tables).watches.get(&key) {
+            watch.cells.doubt();
+        }
     }
 
     /// The watch of an object that a pod's volumes lead to; of a pod that is not registered a passing one.
@@ -367,22 +324,36 @@ impl Objects {
     }
 }
 
-/// As people write sizes: `10Gi`, or bytes when it is no whole number of anything.
-fn bytes_text(bytes: u64) -> String {
-    for (shift, unit) in [(40, "Ti"), (30, "Gi"), (20, "Mi"), (10, "Ki")] {
-        if bytes > 0 && bytes.trailing_zeros() >= shift {
-            return format!("{}{unit}", bytes >> shift);
+impl Tables {
+    /// See [`Objects::refresh`].
+    pub(super) fn refresh(&self, of: &PodUid) {
+        let Some(entry) = self.pods.get(of) else {
+            return;
+        };
+        for key in entry.refs.iter().chain(&entry.found) {
+            if let Some(watch) = self.watches.get(key) {
+                watch.cells.refresh();
+            }
         }
     }
-    bytes.to_string()
 }
 
 impl Cells {
-    fn doubt(&self) {
+    pub(super) fn doubt(&self) {
         match self {
             Self::Claim(cell) => cell.doubt.notify_one(),
             Self::PersistentVolume(cell) => cell.doubt.notify_one(),
             Self::VolumeAttachment(cell) => cell.doubt.notify_one(),
+            // The others are watched.
+            _ => {}
+        }
+    }
+
+    fn refresh(&self) {
+        match self {
+            Self::Claim(cell) => cell.refresh(),
+            Self::PersistentVolume(cell) => cell.refresh(),
+            Self::VolumeAttachment(cell) => cell.refresh(),
             // The others are watched.
             _ => {}
         }

@@ -1,18 +1,23 @@
 //! Mounted volumes whose claims have been given more: their file systems are grown, and the claims say so. Upstream:
-//! `NodeExpandVolume` of the operation executor.
+//! `NodeExpander` and `NodeExpandVolume` of the operation executor.
 //!
-//! **Invariant:** a volume that does not grow disturbs no pod; the next sync tries again.
+//! **Invariant:** a volume that does not grow disturbs no pod; the next sync tries again, unless its driver says that it
+//! never will.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Pod;
-use tracing::debug;
+use tracing::{debug, warn};
 
 use super::WorkerContext;
 use crate::core::volumes::Source;
-use crate::kuberuntime::sources::Sources;
+use crate::core::volumes::growth::{Growth, Turn};
+use crate::kuberuntime::sources::{Resolved, Sources};
+use crate::objects::ObjectError;
 use crate::types::PodExt;
 use crate::types::events::{Event, EventType};
+use crate::volumemanager::remote::RemoteError;
 
 /// How long a pod's sync waits for a volume to grow; what was begun goes on.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -25,50 +30,104 @@ pub(super) fn may(pod: &Pod) -> bool {
 
 /// Grows the volumes of a pod, which are mounted.
 pub(super) async fn volumes(context: &WorkerContext, pod: &Pod, sources: &Sources) {
-    let uid = pod.uid();
     for (name, found) in &sources.remotes {
         let Ok(resolved) = found else {
             continue;
         };
         let remote = &resolved.remote;
-        let (Some(bytes), Some(claim)) = (resolved.capacity, remote.claim.as_deref()) else {
+        let (Some(sizes), Some(claim)) = (resolved.capacity, remote.claim.as_deref()) else {
             continue;
         };
         if !matches!(remote.source, Source::Csi(_) | Source::Local(_)) {
             continue;
         }
-        let growing = context.volumes.expand(&uid, name, resolved.clone(), bytes);
+        let here = context.volumes.size_here(remote);
+        if sizes.shared && here.is_none() {
+            note(context, resolved, sizes.claim).await;
+        }
+        let Some(growth) = sizes.growth(here) else {
+            continue;
+        };
+        let (namespace, claim) = claim.split_once('/').unwrap_or((pod.namespace(), claim));
+        let one = One {
+            context,
+            pod,
+            name,
+            resolved,
+            claim: (namespace, claim),
+        };
+        if let Err(error) = one.grow(growth).await {
+            debug!(%error, volume = name, "the claim of a volume is told later");
+        }
+    }
+}
+
+async fn note(context: &WorkerContext, resolved: &Resolved, bytes: u64) {
+    if let Err(error) = context.volumes.note_size(&resolved.remote, bytes).await {
+        warn!(%error, volume = resolved.remote.name, "the size of a volume is not on record");
+    }
+}
+
+/// One volume that is to grow.
+struct One<'a> {
+    context: &'a WorkerContext,
+    pod: &'a Pod,
+    name: &'a str,
+    resolved: &'a Arc<Resolved>,
+    /// Namespace and name.
+    claim: (&'a str, &'a str),
+}
+
+impl One<'_> {
+    /// Grows it and tells the claim, if it is this node that tells it.
+    async fn grow(&self, growth: Growth) -> Result<(), ObjectError> {
+        let (objects, (namespace, claim)) = (&self.context.objects, self.claim);
+        if growth.turn == Some(Turn::Pending) {
+            objects.claim_grows(namespace, claim).await?;
+        }
+        let (uid, resolved) = (self.pod.uid(), Arc::clone(self.resolved));
+        let volumes = &self.context.volumes;
+        let growing = volumes.expand(&uid, self.name, resolved, growth.bytes);
         match tokio::time::timeout(PATIENCE, growing).await {
             Ok(Ok(Some(_))) => {}
-            Ok(Ok(None)) => continue,
+            Ok(Ok(None)) => return Ok(()),
             Ok(Err(error)) => {
-                let text = format!(
-                    "MountVolume.NodeExpandVolume failed for volume \"{}\" : {error}",
-                    remote.name
-                );
-                let event = Event::pod(EventType::Warning, pod, "VolumeResizeFailed", text);
-                context.recorder.record(event);
-                continue;
+                self.tell(EventType::Warning, "VolumeResizeFailed", |name| {
+                    format!("MountVolume.NodeExpandVolume failed for volume \"{name}\" : NodeExpandVolume failed: {error}")
+                });
+                if growth.turn.is_none() {
+                    return Ok(());
+                }
+                let never = matches!(error, RemoteError::Infeasible(_));
+                if !never && !matches!(error, RemoteError::Failed(_)) {
+                    return Ok(());
+                }
+                let why = error.to_string();
+                let told = objects.claim_does_not_grow(namespace, claim, never, &why);
+                return told.await;
             }
             Err(_) => {
-                debug!(volume = name, "a volume still grows");
-                continue;
+                debug!(volume = self.name, "a volume still grows");
+                return Ok(());
             }
         }
-        let (namespace, claim) = claim.split_once('/').unwrap_or((pod.namespace(), claim));
-        if let Err(error) = context
-            .objects
-            .claim_has_grown(namespace, claim, bytes)
-            .await
-        {
-            debug!(%error, "the claim of a volume that has grown is told later");
-            continue;
+        if self.resolved.capacity.is_some_and(|sizes| sizes.shared) {
+            note(self.context, self.resolved, growth.bytes).await;
         }
-        let text = format!(
-            "MountVolume.NodeExpandVolume succeeded for volume \"{}\" {}",
-            remote.name, context.node.node_name
-        );
-        let event = Event::pod(EventType::Normal, pod, "FileSystemResizeSuccessful", text);
-        context.recorder.record(event);
+        if growth.told {
+            let told = objects.claim_has_grown(namespace, claim, growth.bytes);
+            told.await?;
+        }
+        let node = &self.context.node.node_name;
+        self.tell(EventType::Normal, "FileSystemResizeSuccessful", |name| {
+            format!("MountVolume.NodeExpandVolume succeeded for volume \"{name}\" {node}")
+        });
+        Ok(())
+    }
+
+    fn tell(&self, kind: EventType, reason: &'static str, text: impl FnOnce(&str) -> String) {
+        let text = text(&self.resolved.remote.name);
+        let event = Event::pod(kind, self.pod, reason, text);
+        self.context.recorder.record(event);
     }
 }

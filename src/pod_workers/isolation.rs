@@ -1,5 +1,5 @@
-//! What a pod's isolation needs of the runtime and the store: the user namespace of its sandbox, the user
-//! of an image.
+//! What a pod's isolation needs of the runtime and the store: the user namespace of its sandbox and the groups of its
+//! volumes, the user of an image.
 //!
 //! **Invariant:** the users a pod has for its own are on record before its sandbox is made, and no other pod
 //! gets them until the pod is purged.
@@ -7,9 +7,10 @@
 use k8s_openapi::api::core::v1::{Container, Pod};
 use tokio::sync::Mutex;
 
-use super::WorkerContext;
 use super::execute::StepError;
+use super::{WorkerContext, mounts};
 use crate::core::state::{ObjectRecord, Transaction};
+use crate::core::volumes::extra_groups;
 use crate::kuberuntime::cri::{CriError, v1};
 use crate::kuberuntime::security::{Effective, ImageUser};
 use crate::kuberuntime::userns::{self, Range};
@@ -22,13 +23,18 @@ static ALLOCATING: Mutex<()> = Mutex::const_new(());
 /// sandbox is there already.
 ///
 /// # Errors
-/// `Sandbox` when the runtime cannot isolate the pod as it asks.
+/// `Sandbox` when the runtime cannot isolate the pod as it asks, or it is not known which volumes the pod has.
 pub(super) async fn complete(
     context: &WorkerContext,
     pod: &Pod,
     config: &mut v1::PodSandboxConfig,
     handler: Option<&str>,
 ) -> Result<(), StepError> {
+    let volumes = mounts::remotes(context, &pod.uid()).map_err(StepError::Sandbox)?;
+    if let Some(security) = security(config) {
+        let groups = extra_groups(pod, volumes.values());
+        security.supplemental_groups.extend(groups);
+    }
     let spec = pod.spec_ref();
     let own_users = spec.host_users == Some(false);
     let strict = spec
@@ -57,15 +63,16 @@ pub(super) async fn complete(
     }
     if own_users {
         let range = range(context, pod).await?;
-        let security = config
-            .linux
-            .as_mut()
-            .and_then(|l| l.security_context.as_mut());
-        if let Some(options) = security.and_then(|s| s.namespace_options.as_mut()) {
+        let options = security(config).and_then(|s| s.namespace_options.as_mut());
+        if let Some(options) = options {
             options.userns_options = Some(range.to_cri());
         }
     }
     Ok(())
+}
+
+fn security(config: &mut v1::PodSandboxConfig) -> Option<&mut v1::LinuxSandboxSecurityContext> {
+    config.linux.as_mut()?.security_context.as_mut()
 }
 
 /// The pod's users: those on record, else new ones, which are on record when this returns.

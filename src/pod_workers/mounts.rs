@@ -72,7 +72,10 @@ pub(super) async fn prepare(
 }
 
 /// What a pod's volumes were resolved to when they were mounted, by their names.
-fn remotes(context: &WorkerContext, uid: &PodUid) -> Result<BTreeMap<String, Remote>, String> {
+pub(super) fn remotes(
+    context: &WorkerContext,
+    uid: &PodUid,
+) -> Result<BTreeMap<String, Remote>, String> {
     let prefix = keys::volume_object(uid, "");
     let seen = context.store.snapshot();
     let mut all = BTreeMap::new();

@@ -17,15 +17,14 @@ use k8s_openapi::api::core::v1::{
     ISCSIPersistentVolumeSource, ISCSIVolumeSource, PersistentVolume, PersistentVolumeClaim, Pod,
     Secret, SecretReference, Volume,
 };
-use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use tracing::debug;
 
 use super::WorkerContext;
 use crate::core::admission;
 use crate::core::state::{ObjectRecord, VolumePhase, VolumeRecord, child_key};
-use crate::core::volumes::{Remote, Source, VolumeMode, claim_of, keys};
+use crate::core::volumes::growth::{self, Sizes};
+use crate::core::volumes::{Remote, Source, Terms, VolumeMode, claim_of, keys};
 use crate::kuberuntime::node_context::NodeContext;
-use crate::kuberuntime::resources;
 use crate::kuberuntime::sources::{
     PodToken, Resolved, TokenRef, mounted_volumes, volumes_as_devices, volumes_as_files,
 };
@@ -63,7 +62,7 @@ struct Draft {
     /// Secrets it refers to, by what they are for.
     secrets: Vec<(&'static str, SecretReference)>,
     tokens: BTreeSet<TokenRef>,
-    capacity: Option<u64>,
+    capacity: Option<Sizes>,
 }
 
 impl Draft {
@@ -85,13 +84,18 @@ pub(super) async fn find(
     let used = mounted_volumes(pod);
     let volumes = pod.spec_ref().volumes.iter().flatten();
     let wanted = volumes.filter(|v| used.contains(v.name.as_str()) && is_remote(v));
-    let found = join_all(wanted.map(|volume| async {
+    let wanted: Vec<&Volume> = wanted.collect();
+    let uid = pod.uid();
+    if (wanted.iter()).any(|volume| mounted(asker, &uid, &volume.name).is_none()) {
+        asker.objects.refresh(&uid);
+    }
+    let found = join_all(wanted.into_iter().map(|volume| async {
         let found = one(asker, pod, volume).await;
         (volume.name.clone(), found.map(Arc::new))
     }));
     let found: BTreeMap<_, _> = found.await.into_iter().collect();
     if found.values().any(Result::is_err) {
-        asker.objects.doubt(&pod.uid());
+        asker.objects.doubt(&uid);
     }
     found
 }
@@ -172,6 +176,7 @@ async fn draft(
         read_only: read_only.unwrap_or(false),
         mount_options: Vec::new(),
         unique_name: None,
+        terms: Terms::default(),
         source,
     };
     if let Some(nfs) = &volume.nfs {
@@ -257,8 +262,14 @@ async fn of_claim(
         read_only,
     };
     let mut draft = of_persistent_volume(asker, pod, &claimed, &persistent).await?;
-    draft.capacity = growth(&persistent, &claim).filter(|_| !draft.remote.read_only);
-    if draft.capacity.is_none() {
+    let sizes = Sizes::of(&persistent, &claim);
+    let behind = sizes.is_none_or(|sizes| sizes.volume <= sizes.claim);
+    if behind && growth::is_expected(&claim) {
+        // Its capacity comes first: what is known of it is from before.
+        objects.doubt_volume(volume_name);
+    }
+    draft.capacity = sizes.filter(|_| !draft.remote.read_only);
+    if !(draft.capacity).is_some_and(|sizes| sizes.shared || sizes.volume > sizes.claim) {
         draft
             .secrets
             .retain(|(what, _)| *what != csi::EXPAND_SECRET);
@@ -356,17 +367,6 @@ fn check_node(asker: &Asker<'_>, volume: &PersistentVolume) -> Result<(), String
     ))
 }
 
-/// What a volume is to be grown to, when that is more than the claim knows of.
-fn growth(volume: &PersistentVolume, claim: &PersistentVolumeClaim) -> Option<u64> {
-    let bytes = |of: Option<&BTreeMap<String, Quantity>>| {
-        let storage = of.and_then(|capacity| capacity.get("storage"))?;
-        u64::try_from(resources::value(storage).ok()?).ok()
-    };
-    let wanted = bytes(volume.spec.as_ref()?.capacity.as_ref())?;
-    let known = bytes(claim.status.as_ref()?.capacity.as_ref())?;
-    (wanted > known).then_some(wanted)
-}
-
 /// What a claim, and the pod's use of it, say of its volume.
 struct Claimed<'a> {
     claim: String,
@@ -393,6 +393,7 @@ async fn of_persistent_volume(
         read_only: claimed.read_only || read_only.unwrap_or(false),
         mount_options: spec.mount_options.clone().unwrap_or_default(),
         unique_name: None,
+        terms: Terms::of(volume),
         source,
     };
     if let Some(source) = &spec.csi {

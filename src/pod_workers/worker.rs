@@ -344,7 +344,10 @@ async fn forget(workers: &PodWorkers, job: &Job) -> Next {
     let context = &workers.0.context;
     if let Err(error) = purge::purge(context, job).await {
         warn!(%error, "cannot forget the pod yet");
-        requeue(workers, &job.uid, Duration::from_secs(10), "purge failed");
+        let failure = StepFailure::from(error);
+        let (now, jitter) = (context.clock.now(), rand::random::<f64>());
+        let delay = requeue_delay(failure.requeue, now, context.resync, jitter);
+        requeue(workers, &job.uid, delay, "purge failed");
         // Keep `forget` set: the next turn tries again.
         return Next::Wait;
     }
@@ -355,4 +358,31 @@ async fn forget(workers: &PodWorkers, job: &Job) -> Next {
     context.queue.remove(&job.uid);
     context.reasons.remove(&job.uid);
     Next::Gone
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::types::{BootId, Stamp};
+    use crate::volumemanager::VolumeError;
+    use crate::volumemanager::remote::RemoteError;
+
+    #[test]
+    fn an_unmount_that_failed_is_tried_again_when_its_back_off_ends() {
+        let at = |ms| Stamp {
+            boot: BootId(1),
+            boottime_ms: ms,
+            wall_ms: ms,
+        };
+        let error = VolumeError::Unpublish {
+            pod: PodUid::new("u"),
+            volume: "v".to_owned(),
+            fresh: true,
+            until: at(10_500),
+            source: RemoteError::Failed("busy".to_owned()),
+        };
+        let failure = StepFailure::from(StepError::from(error));
+        let delay = requeue_delay(failure.requeue, at(10_000), Duration::from_secs(60), 0.9);
+        assert_eq!(delay, Duration::from_millis(500));
+    }
 }

@@ -59,6 +59,7 @@ fn mounted(pod: &str, volume: &str, claim: Option<&str>, path: &Path) -> RemoteV
             read_only: false,
             mount_options: Vec::new(),
             unique_name: None,
+            terms: crate::core::volumes::Terms::default(),
             source: Source::HostPath {
                 path: String::new(),
                 type_: String::new(),

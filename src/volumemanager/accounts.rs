@@ -7,7 +7,7 @@ use std::sync::Arc;
 use k8s_openapi::api::core::v1::Pod;
 use tokio::sync::watch;
 
-use super::error::VolumeError;
+use super::remote::RemoteError;
 use super::{PLUGINS, VolumeManager};
 use crate::core::state::{ObjectRecord, State, VolumePhase, VolumeRecord, child_key};
 use crate::core::volumes::Remote;
@@ -112,16 +112,11 @@ impl VolumeManager {
         volume: &str,
         resolved: Arc<Resolved>,
         bytes: u64,
-    ) -> Result<Option<u64>, VolumeError> {
-        let unresolved = |why: String| VolumeError::Unresolved {
-            pod: uid.clone(),
-            volume: volume.to_owned(),
-            why,
-        };
+    ) -> Result<Option<u64>, RemoteError> {
         let remote = &resolved.remote;
         let plugin = self.plugins.get(remote.plugin()).cloned();
         let plugin = plugin.ok_or_else(|| {
-            unresolved(format!("this agent has no plugin for {}", remote.plugin()))
+            RemoteError::Waiting(format!("this agent has no plugin for {}", remote.plugin()))
         })?;
         let device = remote.device_key();
         let (staged, path) = (self.staging(remote), self.target(uid, remote));
@@ -129,32 +124,28 @@ impl VolumeManager {
         let seen = self.store.snapshot();
         let mounted = seen.record::<VolumeRecord>(&key);
         if mounted.is_none_or(|r| r.phase != VolumePhase::Mounted) {
-            return Err(unresolved("it is not mounted".to_owned()));
+            return Err(RemoteError::Waiting("it is not mounted".to_owned()));
         }
         let label = super::steps::label(remote);
         let manager = self.clone();
-        let (of, name) = (uid.clone(), volume.to_owned());
-        self.operate(uid, volume, "expand_volume", async move {
+        let ended = |error: String| RemoteError::Uncertain(error);
+        let work = async move {
             let work = plugin.expand(Arc::clone(&resolved), staged, path, bytes);
             let begun = tokio::time::Instant::now();
             // One at a time for all pods that use it.
             let done = match device {
                 Some(device) => {
                     let running = manager.operations.run(&device, "expand_volume", work);
-                    running.await.map_err(|e| e.to_string())
+                    running.await.unwrap_or_else(|e| Err(ended(e.to_string())))
                 }
-                None => Ok(work.await),
+                None => work.await,
             };
-            let done = done.and_then(|done| done.map_err(|e| e.to_string()));
             manager.observe("expand_volume", &label, begun, done.is_ok());
             manager.operations.wake();
-            done.map_err(|why| VolumeError::Unresolved {
-                pod: of,
-                volume: name,
-                why: format!("NodeExpandVolume failed: {why}"),
-            })
-        })
-        .await
+            done
+        };
+        let done = self.operations.run(&key, "expand_volume", work).await;
+        done.unwrap_or_else(|e| Err(ended(e.to_string())))
     }
 }
 

@@ -127,6 +127,8 @@ pub enum VolumeError {
         volume: String,
         /// It has just failed; else it is left alone after a former failure.
         fresh: bool,
+        /// Until when it is left alone; the first of them, if there are more.
+        until: Stamp,
         /// Why.
         #[source]
         source: RemoteError,
@@ -260,6 +262,7 @@ impl VolumeError {
     pub fn retry_at(&self) -> Option<Stamp> {
         match self {
             Self::Remote(failure) => Some(failure.backoff.until),
+            Self::Unpublish { until, .. } => Some(*until),
             _ => None,
         }
     }

@@ -18,6 +18,7 @@
 //! only.
 
 mod accounts;
+mod alone;
 mod atomic_writer;
 mod block;
 pub mod command;
@@ -44,6 +45,7 @@ mod reconcile;
 pub mod remote;
 mod remotes;
 mod safety;
+mod sizes;
 #[cfg(test)]
 mod stand_in;
 mod steps;

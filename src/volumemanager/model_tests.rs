@@ -318,6 +318,7 @@ fn csi(name: &str, handle: &str) -> Remote {
         read_only: false,
         mount_options: Vec::new(),
         unique_name: Some(format!("kubernetes.io/csi/d^{handle}")),
+        terms: crate::core::volumes::Terms::default(),
         source: Source::Csi(Box::new(Csi {
             source: CSIPersistentVolumeSource {
                 driver: "d".to_owned(),
@@ -337,6 +338,7 @@ fn nfs() -> Remote {
         read_only: false,
         mount_options: Vec::new(),
         unique_name: None,
+        terms: crate::core::volumes::Terms::default(),
         source: Source::Nfs(NFSVolumeSource {
             path: "/".to_owned(),
             server: "s".to_owned(),

@@ -21,6 +21,9 @@ pub enum RemoteError {
     /// It failed, and took no effect.
     #[error("{0}")]
     Failed(String),
+    /// It failed, took no effect, and never will: the storage cannot have that size. Of [`RemotePlugin::expand`] alone.
+    #[error("{0}")]
+    Infeasible(String),
     /// It failed, and nobody knows whether it took effect: it is undone when its pod goes.
     #[error("{0}")]
     Uncertain(String),

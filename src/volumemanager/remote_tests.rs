@@ -155,6 +155,7 @@ fn remote(source: Source) -> Remote {
         read_only: false,
         mount_options: Vec::new(),
         unique_name: Some("unique".to_owned()),
+        terms: crate::core::volumes::Terms::default(),
         source,
     }
 }
@@ -440,6 +441,9 @@ async fn a_busy_unmount_is_told_and_tried_again() {
     );
     assert!(told[0].message.contains("volume v") && told[0].message.contains("busy"));
     assert!(error.to_string().contains("unmount volume v"), "{error}");
+    let now = world.manager.clock.now();
+    let due = error.retry_at().map(|due| due.until(now).as_millis());
+    assert_eq!(due, Some(500));
     // At once again: left alone, and not told again.
     world.manager.unmount(&uid).await.unwrap_err();
     assert_eq!(world.recorder.events().len(), 1);
@@ -523,4 +527,57 @@ async fn a_restart_calls_no_plugin_and_an_orphan_device_is_unstaged() {
     let known = BTreeSet::from(["pod-a", "pod-b"].map(PodUid::new));
     assert!(world.manager.cleanup_orphan_dirs(&known).await.is_empty());
     assert!(world.phase("pod-b/v").is_some());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_volume_for_one_pod_goes_to_the_next_one_when_the_first_has_gone() {
+    for volume in [csi(), nfs()] {
+        let world = world();
+        let mut volume = volume;
+        volume.terms.alone = true;
+        world.mount("pod-a", volume.clone()).await.unwrap();
+        world.mount("pod-a", volume.clone()).await.unwrap();
+        world.script.calls();
+        let error = world.mount("pod-b", volume.clone()).await.unwrap_err();
+        let text =
+            "volume uses the ReadWriteOncePod access mode and is already in use by another pod";
+        assert!(error.to_string().contains(text), "{error}");
+        assert!(error.retry_at().is_some());
+        let told = (
+            "FailedMount".to_owned(),
+            format!("MountVolume.SetUp failed for volume \"pv\" : {text}"),
+        );
+        assert_eq!(world.told(), [told]);
+        assert_eq!(world.script.calls(), Vec::<String>::new());
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        world.mount("pod-b", volume.clone()).await.unwrap_err();
+
+        // It is not held back any longer than the first one is there.
+        world.manager.unmount(&"pod-a".into()).await.unwrap();
+        world.mount("pod-b", volume.clone()).await.unwrap();
+        assert_eq!(world.script.calls(), ["unpublish pod-a", "publish pod-b"]);
+        let error = world.mount("pod-a", volume.clone()).await.unwrap_err();
+        assert!(error.to_string().contains(text), "{error}");
+
+        // Many may have what is not for one alone.
+        volume.terms.alone = false;
+        volume.name = "shared".to_owned();
+        world.mount("pod-c", volume.clone()).await.unwrap();
+        world.mount("pod-d", volume).await.unwrap();
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn of_two_pods_that_come_at_once_one_has_the_volume() {
+    for volume in [csi(), nfs()] {
+        let world = world();
+        let mut volume = volume;
+        volume.terms.alone = true;
+        let both = tokio::join!(
+            world.mount("pod-a", volume.clone()),
+            world.mount("pod-b", volume.clone())
+        );
+        let mounted = [both.0.is_ok(), both.1.is_ok()];
+        assert!(mounted[0] != mounted[1], "{mounted:?}");
+    }
 }

@@ -14,6 +14,7 @@ use k8s_openapi::api::core::v1::Pod;
 use sha2::{Digest, Sha256};
 use tracing::warn;
 
+use super::csi::CsiPlugin;
 use super::error::{RemoteFailure, VolumeError};
 use super::operations::Failure;
 use super::{HOST_PATH, VolumeManager, check_name};
@@ -140,12 +141,19 @@ impl VolumeManager {
         }
     }
 
-    /// Where the storage of a volume is staged; `None` for what is not.
+    /// Where the storage of a volume is staged; `None` for what is not. What is on record stays where it is.
     pub(super) fn staging(&self, remote: &Remote) -> Option<PathBuf> {
         let device = remote.device()?;
+        let seen = self.store.snapshot();
+        if let Some(record) = seen.record::<VolumeRecord>(&remote.device_key()?) {
+            return Some(PathBuf::from(&record.path));
+        }
         let plugins = self.root.join("plugins").join(remote.plugin());
         let hash = |text: &str| keys::hex(&Sha256::digest(text));
         Some(match &remote.source {
+            Source::Csi(_) if remote.mode == VolumeMode::Block => {
+                CsiPlugin::device_staging_path(&self.root, &remote.name)
+            }
             Source::Csi(csi) => plugins
                 .join(&csi.source.driver)
                 .join(hash(&csi.source.volume_handle))
@@ -268,27 +276,20 @@ impl VolumeManager {
             if left.is_empty() {
                 return Ok(());
             }
-            let mut first = None;
-            for (key, recorded) in &left {
+            let held = left.iter().map(|(key, recorded)| {
                 let keys = [key.as_str(), &recorded.path];
-                let on = keys.into_iter().chain(recorded.device.as_deref());
-                let busy = on.clone().any(|k| self.operations.is_busy(k));
-                if let (false, Some((_, failure))) =
-                    (busy, self.held(std::iter::once(&*undo_key(key)), facts.now))
-                {
-                    first.get_or_insert((key[prefix.len()..].to_owned(), failure));
-                } else {
-                    first = None;
-                    break;
+                let mut on = keys.into_iter().chain(recorded.device.as_deref());
+                if on.any(|k| self.operations.is_busy(k)) {
+                    return None;
                 }
-            }
-            if let Some((volume, failure)) = first {
-                return Err(VolumeError::Unpublish {
-                    pod: uid.clone(),
-                    volume,
-                    fresh: failure.serial > since,
-                    source: failure.error,
-                });
+                let (_, failure) = self.held(std::iter::once(&*undo_key(key)), facts.now)?;
+                Some((&key[prefix.len()..], failure))
+            });
+            // Nothing is left that could go on by itself.
+            if let Some(held) = held.collect::<Option<Vec<_>>>()
+                && let Some(error) = unpublish_error(uid, since, held, facts.now)
+            {
+                return Err(error);
             }
             // The sender lives as long as `self`.
             drop(ends.changed().await);
@@ -425,6 +426,27 @@ impl VolumeManager {
     }
 }
 
+/// Why volumes of a pod are still there when each of them is held back after a failure: told is what failed last, and
+/// tried again when the first of them is due.
+fn unpublish_error(
+    uid: &PodUid,
+    since: u64,
+    held: Vec<(&str, Failure)>,
+    now: Stamp,
+) -> Option<VolumeError> {
+    let due = held.iter().map(|(_, failure)| failure.backoff.until);
+    let until = due.min_by_key(|due| due.until(now))?;
+    let newest = held.into_iter().max_by_key(|(_, failure)| failure.serial);
+    let (volume, failure) = newest?;
+    Some(VolumeError::Unpublish {
+        pod: uid.clone(),
+        volume: volume.to_owned(),
+        fresh: failure.serial > since,
+        until,
+        source: failure.error,
+    })
+}
+
 /// A volume or device as it is on record; `None` for what has no storage elsewhere.
 fn recorded(desk: &mut Desk, seen: &State, key: &str, now: Stamp) -> Option<Recorded> {
     let record = seen.record::<VolumeRecord>(key)?;
@@ -443,4 +465,44 @@ fn recorded(desk: &mut Desk, seen: &State, key: &str, now: Stamp) -> Option<Reco
         this_boot: record.at.boot == now.boot,
         is_mount: mark != Mark::Plain,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::core::volumes::backoff::BackOff;
+    use crate::types::BootId;
+    use crate::volumemanager::remote::RemoteError;
+
+    #[test]
+    fn of_several_volumes_that_stay_the_newest_failure_is_told_and_the_first_due_is_tried() {
+        let at = |ms| Stamp {
+            boot: BootId(1),
+            boottime_ms: ms,
+            wall_ms: ms,
+        };
+        let failure = |serial: u64, until| Failure {
+            error: RemoteError::Failed(serial.to_string()),
+            backoff: BackOff {
+                wait: std::time::Duration::from_secs(1),
+                until: at(until),
+            },
+            serial,
+        };
+        let held = || vec![("a", failure(3, 700)), ("b", failure(5, 900))];
+        for (since, is_fresh) in [(4, true), (5, false)] {
+            let error = unpublish_error(&PodUid::new("u"), since, held(), at(0));
+            let Some(VolumeError::Unpublish {
+                volume,
+                fresh,
+                until,
+                ..
+            }) = error
+            else {
+                unreachable!("two volumes are held back");
+            };
+            assert_eq!((volume.as_str(), fresh, until), ("b", is_fresh, at(700)));
+        }
+        assert!(unpublish_error(&PodUid::new("u"), 0, Vec::new(), at(0)).is_none());
+    }
 }

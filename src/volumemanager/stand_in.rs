@@ -107,6 +107,7 @@ pub(super) fn remote(source: crate::core::volumes::Source) -> crate::core::volum
         read_only: false,
         mount_options: Vec::new(),
         unique_name: None,
+        terms: crate::core::volumes::Terms::default(),
         source,
     }
 }

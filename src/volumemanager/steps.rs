@@ -20,7 +20,7 @@ use super::ownership::Access;
 use super::plan::make_dir;
 use super::remote::{GroupBy, RemoteError, RemotePlugin, Target};
 use super::remotes::{Desk, Order};
-use super::{VolumeManager, chain, safety};
+use super::{VolumeManager, alone, chain, safety};
 use crate::core::state::{ObjectRecord, Transaction, VolumePhase, VolumeRecord};
 use crate::core::volumes::keys::{self, Mark};
 use crate::core::volumes::planner::{Facts, Recorded, Step, undo_key};
@@ -120,6 +120,11 @@ impl VolumeManager {
         if let Task::Share(_, order) = &task {
             on.extend(order.path.to_str());
         }
+        // What one pod may use alone is given to one at a time.
+        let alone = (task.remote())
+            .filter(|_| task.calls_plugin())
+            .and_then(alone::key);
+        on.extend(alone.as_deref());
         let on: Vec<&str> = on.into_iter().collect();
         // Taken by what no plan knows of: its end drives on.
         let Some(taken) = self.operations.take(&on, task.name()) else {
@@ -168,6 +173,10 @@ impl VolumeManager {
     fn carry_out(self, task: Task, taken: Taken) -> BoxFuture<'static, ()> {
         Box::pin(async move {
             let (key, name, held_by) = (task.key().to_owned(), task.name(), task.held_by());
+            let given_back = match &task {
+                Task::Unpublish(_, _, remote) if remote.terms.alone => Some(Arc::clone(remote)),
+                _ => None,
+            };
             let measured = (task.calls_plugin())
                 .then(|| task.remote().map(label))
                 .flatten();
@@ -196,6 +205,11 @@ impl VolumeManager {
                 Ok(()) => {
                     self.operations.succeeded(&key);
                     self.operations.succeeded(&undo_key(&key));
+                    if let Some(remote) = given_back {
+                        for next in alone::others(&self.store.snapshot(), &key, &remote) {
+                            self.operations.succeeded(&next);
+                        }
+                    }
                 }
                 Err(error) => {
                     let text = error.to_string();
@@ -295,6 +309,7 @@ impl VolumeManager {
         let (resolved, path) = (&order.resolved, &order.path);
         let remote = &resolved.remote;
         let plugin = self.plugin(remote)?;
+        alone::check(&self.store.snapshot(), key, remote)?;
         // What is mounted stays on record as such while it is published again.
         let is_there = recorded.phase == VolumePhase::Mounted && order.again && {
             let mark = self.mark_of(path)?;
@@ -371,8 +386,7 @@ impl VolumeManager {
         let plugin = self.plugin(&remote)?;
         plugin.unstage(Arc::clone(&remote), at.clone()).await?;
         fail::fail_point!("volumemanager::unstage::done");
-        self.clear(at, matches!(remote.source, Source::Csi(_)))
-            .await?;
+        self.clear(at, is_nested(&remote)).await?;
         self.forget(key, "device unmounted").await
     }
 
@@ -464,10 +478,15 @@ impl VolumeManager {
 
     async fn forget(&self, key: &str, what: &str) -> Result<(), RemoteError> {
         let pod = keys::split(key).map(|(uid, _)| PodUid::new(uid));
-        let transaction = Transaction::new()
+        let mut transaction = Transaction::new()
             .delete::<VolumeRecord>(key)
             .delete::<ObjectRecord>(keys::object_of(key))
             .journal(pod.as_ref(), what, key);
+        let seen = self.store.snapshot();
+        let size = keys::size_of(key).filter(|k| seen.record::<ObjectRecord>(k).is_some());
+        if let Some(size) = size {
+            transaction = transaction.delete::<ObjectRecord>(size);
+        }
         self.commit_step(transaction).await
     }
 

@@ -27,7 +27,7 @@ impl VolumeManager {
     /// When dropped, steps that have begun go on to their ends and are taken up by the next call.
     ///
     /// # Errors
-    /// The first volume that cannot be unmounted; the others were tried.
+    /// A volume that cannot be unmounted, with the time to try again if it has one; the others were tried.
     pub async fn unmount(&self, uid: &PodUid) -> Result<(), VolumeError> {
         self.unmount_within(uid, POD_WAIT).await
     }
@@ -84,7 +84,9 @@ impl VolumeManager {
         for error in &failed {
             self.tell_unmount(uid, error);
         }
-        failed.into_iter().next().map_or(Ok(()), Err)
+        // What is tried again at a time of its own says when to come back for all of it.
+        let first = failed.into_iter().min_by_key(|e| e.retry_at().is_none());
+        first.map_or(Ok(()), Err)
     }
 
     /// What is on record without a description cannot be undone.

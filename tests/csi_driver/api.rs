@@ -1,11 +1,15 @@
 //! What the API server is told.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 use holdfast::apiserver::ApiClient;
-use holdfast_testkit::csi::CsiDriver;
-use holdfast_testkit::fake_api::{FakeApi, Fault, Identity};
+use holdfast::kuberuntime::sources::Resolved;
+use holdfast::volumemanager::csi::CsiPlugin;
+use holdfast::volumemanager::remote::RemotePlugin as _;
+use holdfast_testkit::csi::{CsiDriver, Fault as CsiFault};
+use holdfast_testkit::fake_api::{FakeApi, Fault, Identity, Request};
 use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::api::storage::v1::CSINode;
 use serde_json::{Value, json};
@@ -265,6 +269,128 @@ async fn a_topology_that_contradicts_the_node_is_not_written() {
     until_drivers(&api, json!([{ "name": "e", "nodeID": "csi-node" }, d])).await;
     drop(good);
     agent.end().await;
+}
+
+#[tokio::test]
+async fn a_driver_that_is_refused_keeps_no_other_one_out() {
+    for kind in ["nodes", "csinodes"] {
+        let dirs = Dirs::new();
+        let mut options = dirs.options("bad");
+        options.node_id = "too long".to_owned();
+        let mut bad = CsiDriver::start(options).unwrap();
+        let drivers_of = [dirs.driver("a"), dirs.driver("z")];
+        let api = FakeApi::new();
+        let made = make_node(&api);
+        let names_it = move |r: &Request| r.writes() && r.body.to_string().contains("too long");
+        api.fail_always(move |r| r.kind == kind && names_it(r), 422);
+        let mut agent = Agent::start(&dirs, Some(client(&api)));
+        for name in ["a", "bad", "z"] {
+            agent.has(name).await;
+        }
+        agent.node.set(made);
+        let entry = |name: &str| json!({ "name": name, "nodeID": "csi-node" });
+        until_drivers(&api, json!([entry("a"), entry("z")])).await;
+        let ids = ids(&api).unwrap();
+        assert_eq!(
+            (&ids["a"], &ids["z"]),
+            (&json!("csi-node"), &json!("csi-node"))
+        );
+        bad.options_mut().node_id = "csi-node".to_owned();
+        bad.restart().unwrap();
+        until_drivers(&api, json!([entry("a"), entry("z"), entry("bad")])).await;
+        drop(drivers_of);
+        agent.end().await;
+    }
+}
+
+fn counting(name: &str, count: i64) -> Value {
+    json!({ "name": name, "nodeID": "csi-node", "allocatable": { "count": count } })
+}
+
+#[tokio::test]
+async fn a_driver_is_asked_again_how_many_volumes_the_node_takes() {
+    let dirs = Dirs::new();
+    let drivers_of: Vec<CsiDriver> = (["d", "e"].into_iter())
+        .map(|name| {
+            let mut options = dirs.options(name);
+            options.max_volumes = 7;
+            CsiDriver::start(options).unwrap()
+        })
+        .collect();
+    let api = FakeApi::new();
+    let made = make_node(&api);
+    api.create_json(json!({
+        "apiVersion": "storage.k8s.io/v1", "kind": "CSIDriver", "metadata": { "name": "d" },
+        "spec": { "nodeAllocatableUpdatePeriodSeconds": 1 },
+    }));
+    let mut agent = Agent::start(&dirs, Some(client(&api)));
+    agent.node.set(made);
+    let has = |count| counting("d", count);
+    until_drivers(&api, json!([has(7), counting("e", 7)])).await;
+    for driver in &drivers_of {
+        driver.set_max_volumes(9).unwrap();
+    }
+    api.take_requests();
+    until_drivers(&api, json!([has(9), counting("e", 7)])).await;
+    let updates = api.count(|r| r.kind == "csinodes" && r.writes());
+    assert_eq!(updates, 1, "the entry stays while it changes");
+
+    // A server that does not let entries change.
+    let old = |r: &Request| {
+        let text = r.body["spec"]["drivers"].to_string();
+        r.kind == "csinodes" && r.verb == "update" && text.contains("11") && text.contains("\"d\"")
+    };
+    api.fail_next(old, 422, 1);
+    drivers_of[0].set_max_volumes(11).unwrap();
+    until_drivers(&api, json!([has(11), counting("e", 7)])).await;
+    drop(drivers_of);
+    agent.end().await;
+}
+
+#[tokio::test]
+async fn a_driver_without_slots_is_asked_before_its_period_is_over() {
+    let dirs = Dirs::new();
+    let mut options = dirs.options("d");
+    options.max_volumes = 7;
+    let driver = CsiDriver::start(options).unwrap();
+    let api = FakeApi::new();
+    let made = make_node(&api);
+    api.create_json(json!({
+        "apiVersion": "storage.k8s.io/v1", "kind": "CSIDriver", "metadata": { "name": "d" },
+        "spec": { "nodeAllocatableUpdatePeriodSeconds": 3600 },
+    }));
+    let mut agent = Agent::start(&dirs, Some(client(&api)));
+    agent.node.set(made);
+    until_drivers(&api, json!([counting("d", 7)])).await;
+    driver.set_max_volumes(2).unwrap();
+    let full = CsiFault::Fail(8, "no slot".to_owned());
+    driver.inject("NodeStageVolume", 1, &full).unwrap();
+    let plugin = CsiPlugin::new(agent.drivers.clone(), dirs.root(), NODE);
+    let at = CsiPlugin::staging_path(&dirs.root(), "d", "v");
+    std::fs::create_dir_all(at.parent().unwrap()).unwrap();
+    let staged = plugin.stage(persistent("d", "v"), at).await;
+    assert!(staged.unwrap_err().to_string().contains("no slot"));
+    until_drivers(&api, json!([counting("d", 2)])).await;
+    drop(driver);
+    agent.end().await;
+}
+
+fn persistent(driver: &str, handle: &str) -> Arc<Resolved> {
+    let remote = json!({
+        "name": "pv", "claim": "ns/c", "mode": "Filesystem", "read_only": false, "mount_options": [],
+        "unique_name": null,
+        "source": { "Csi": {
+            "source": { "driver": driver, "volumeHandle": handle }, "ephemeral": false, "publish_context": {},
+            "access_modes": ["ReadWriteOnce"], "fs_group_policy": "None", "pod_info": false,
+            "requires_republish": false, "selinux_mount": false,
+        } },
+    });
+    Arc::new(Resolved {
+        remote: serde_json::from_value(remote).unwrap(),
+        secrets: BTreeMap::new(),
+        tokens: BTreeMap::new(),
+        capacity: None,
+    })
 }
 
 #[tokio::test]

@@ -17,6 +17,8 @@ pub const VOLUMES: &str = "volumes/";
 pub const MEDIA: &str = "media/";
 /// Begin of the keys of devices' objects.
 pub const DEVICES: &str = "devices//";
+/// Begin of the keys of what sizes devices have on this node.
+pub const SIZES: &str = "sizes//";
 /// Begin of the keys of devices among the volume records; never the UID of a pod.
 pub const DEVICE: &str = "device/";
 
@@ -31,6 +33,12 @@ pub fn object_of(record: &str) -> String {
         Some(id) => format!("{DEVICES}{id}"),
         None => format!("{VOLUMES}{record}"),
     }
+}
+
+/// Key of the size that a device has on this node; `None` for the volume of a pod.
+pub fn size_of(record: &str) -> Option<String> {
+    let id = record.strip_prefix(DEVICE)?;
+    Some(format!("{SIZES}{id}"))
 }
 
 /// The pod and the volume that a volume record is about; `None` for a device.

@@ -5,12 +5,15 @@
 //! its pod or its driver in the meantime.
 
 pub mod backoff;
+pub mod growth;
 pub mod keys;
 pub mod planner;
 
+use std::collections::BTreeSet;
+
 use k8s_openapi::api::core::v1::{
     CSIPersistentVolumeSource, ISCSIPersistentVolumeSource, LocalVolumeSource, NFSVolumeSource,
-    Pod, Volume,
+    PersistentVolume, Pod, Volume,
 };
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
@@ -54,8 +57,50 @@ pub struct Remote {
     pub mount_options: Vec<String>,
     /// Name on the node object while in use (`status.volumesInUse`); `None` for what nobody attaches.
     pub unique_name: Option<String>,
+    /// What the persistent volume asks for beyond that.
+    #[serde(default)]
+    pub terms: Terms,
     /// Where the storage is.
     pub source: Source,
+}
+
+/// What a persistent volume asks of those who use it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Terms {
+    /// The group that its files belong to: containers of the pod get it (annotation `pv.beta.kubernetes.io/gid`).
+    pub gid: Option<i64>,
+    /// One pod at a time: its only access mode is `ReadWriteOncePod`.
+    pub alone: bool,
+}
+
+impl Terms {
+    /// Annotation of a persistent volume that names the group of its files.
+    pub const GID: &str = "pv.beta.kubernetes.io/gid";
+
+    /// Of a persistent volume. A group that is none counts as none.
+    pub fn of(volume: &PersistentVolume) -> Self {
+        let annotations = volume.metadata.annotations.as_ref();
+        let gid = annotations.and_then(|all| all.get(Self::GID));
+        let gid = gid.and_then(|text| text.parse().ok());
+        let modes = volume.spec.as_ref().and_then(|s| s.access_modes.as_deref());
+        Self {
+            gid: gid.filter(|gid| (0..=i64::from(i32::MAX)).contains(gid)),
+            alone: matches!(modes, Some([only]) if only == "ReadWriteOncePod"),
+        }
+    }
+}
+
+/// Groups that the containers of a pod get for its volumes, beyond those the pod itself asks for. Upstream:
+/// `GetExtraSupplementalGroupsForPod`.
+pub fn extra_groups<'a>(pod: &Pod, volumes: impl Iterator<Item = &'a Remote>) -> Vec<i64> {
+    let context = pod.spec_ref().security_context.as_ref();
+    let own = context.and_then(|context| context.supplemental_groups.as_deref());
+    let own = own.unwrap_or_default();
+    let wanted: BTreeSet<i64> = volumes.filter_map(|volume| volume.terms.gid).collect();
+    (wanted.into_iter())
+        .filter(|gid| !own.contains(gid))
+        .collect()
 }
 
 /// Where the storage of a volume is.
@@ -152,4 +197,65 @@ pub fn sha256_hex(parts: &[&str]) -> String {
     }
     let digest: [u8; 32] = digest.finalize().into();
     digest.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn what_a_persistent_volume_asks_for() {
+        let terms = |gid: Option<&str>, modes: &[&str]| {
+            let volume = json!({"metadata": {}, "spec": {"accessModes": modes}});
+            let mut volume: PersistentVolume = serde_json::from_value(volume).unwrap();
+            let annotation = gid.map(|gid| (Terms::GID.to_owned(), gid.to_owned()));
+            volume.metadata.annotations = annotation.map(|a| [a].into());
+            let terms = Terms::of(&volume);
+            (terms.gid, terms.alone)
+        };
+        assert_eq!(
+            terms(Some("5123"), &["ReadWriteOncePod"]),
+            (Some(5123), true)
+        );
+        for bad in ["", "x", "-1", "4294967296", "1 "] {
+            assert_eq!(terms(Some(bad), &["ReadWriteOnce"]), (None, false), "{bad}");
+        }
+        assert_eq!(
+            terms(None, &["ReadWriteOncePod", "ReadOnlyMany"]),
+            (None, false),
+            "nobody knows which one the pod uses"
+        );
+        assert_eq!(Terms::of(&PersistentVolume::default()), Terms::default());
+    }
+
+    #[test]
+    fn records_without_terms_are_read() {
+        let volume = json!({"name": "v", "claim": null, "mode": "Filesystem", "read_only": false, "mount_options": [],
+            "unique_name": null, "source": {"Nfs": {"path": "/", "server": "s"}}});
+        let volume: Remote = serde_json::from_value(volume).unwrap();
+        assert_eq!(volume.terms, Terms::default());
+    }
+
+    #[test]
+    fn a_pod_gets_the_groups_of_its_volumes_once() {
+        let pod: Pod = serde_json::from_value(json!({
+            "metadata": {"name": "p"},
+            "spec": {"containers": [], "securityContext": {"supplementalGroups": [7, 8]}},
+        }))
+        .unwrap();
+        let volume = |gid| Remote {
+            name: "v".to_owned(),
+            claim: None,
+            mode: VolumeMode::Filesystem,
+            read_only: false,
+            mount_options: Vec::new(),
+            unique_name: None,
+            terms: Terms { gid, alone: false },
+            source: Source::Nfs(NFSVolumeSource::default()),
+        };
+        let volumes = [Some(9), None, Some(7), Some(9), Some(1)].map(volume);
+        assert_eq!(extra_groups(&pod, volumes.iter()), [1, 9]);
+    }
 }

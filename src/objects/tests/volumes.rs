@@ -189,11 +189,185 @@ async fn an_attachment_is_seen_soon_and_its_pod_is_told() {
         std::slice::from_ref(&of)
     );
 
-    tokio::time::sleep(Duration::from_secs(600)).await;
+    tokio::time::sleep(Duration::from_secs(3000)).await;
     let asked = world.fake.requests();
     let asked = asked.iter().filter(|r| r.contains("volumeattachments"));
-    let asked = asked.count();
-    assert!((6..12).contains(&asked), "asked {asked} times in 600 s");
+    assert_eq!(asked.count(), 1, "that which showed it, and no more");
+    life.end().await;
+}
+
+/// A claim of which nothing is expected.
+fn at_rest(name: &str, volume: &str) -> Value {
+    let mut claim = claim(name, volume, "Bound");
+    claim["status"] = json!({"phase": "Bound", "capacity": {"storage": "1Gi"}});
+    claim
+}
+
+fn asked(world: &World, what: &str) -> usize {
+    let requests = world.fake.requests();
+    requests.iter().filter(|r| r.contains(what)).count()
+}
+
+#[tokio::test(start_paused = true)]
+async fn ten_claims_at_rest_cost_two_requests_a_minute() {
+    let world = world();
+    let life = world.start();
+    let of = PodUid::new("a");
+    let names: Vec<String> = (0..10).map(|n| format!("c{n}")).collect();
+    let volumes = names
+        .iter()
+        .map(|name| json!({"name": name, "persistentVolumeClaim": {"claimName": name}}));
+    let volumes: Vec<Value> = volumes.collect();
+    life.objects
+        .register(&pod("a", json!({"nodeName": "node", "volumes": volumes})));
+    for name in &names {
+        let (handle, on) = (format!("h-{name}"), format!("pv-{name}"));
+        world.fake.put(CLAIMS, at_rest(name, &on));
+        let mut persistent = volume(&on, name);
+        persistent["spec"]["csi"]["volumeHandle"] = json!(handle);
+        world.fake.put(VOLUMES, persistent);
+        let mut attached = attachment(true);
+        attached["metadata"]["name"] = json!(attachment_name(&handle, "d", "node"));
+        world.fake.put(ATTACHMENTS, attached);
+    }
+    for name in &names {
+        let objects = &life.objects;
+        objects.claim("ns", name).await.unwrap();
+        let volume = objects.persistent_volume(&of, &format!("pv-{name}")).await;
+        assert!(volume.unwrap().is_some());
+        let id = attachment_name(&format!("h-{name}"), "d", "node");
+        assert!(objects.volume_attachment(&of, &id).await.unwrap().is_some());
+    }
+    tokio::time::sleep(Duration::from_secs(60)).await;
+    world.fake.requests();
+    tokio::time::sleep(Duration::from_secs(10 * 3600)).await;
+    let requests = world.fake.requests();
+    let counts = |what: &str| requests.iter().filter(|r| r.contains(what)).count();
+    let all = counts("persistentvolume") + counts("volumeattachments");
+    let claims = counts("persistentvolumeclaims");
+    assert!(all <= 2 * 600, "{all} requests in 10 h");
+    assert!(
+        claims >= 10 * 10 * 4,
+        "each at least every 15 min, and not {claims} times in 10 h"
+    );
+    life.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_changes_a_pod_sees_its_claims_as_they_are_now() {
+    let world = world();
+    world.fake.put(CLAIMS, at_rest("data", "pv"));
+    let life = world.start();
+    let mut known = claiming("a");
+    life.objects.register(&known);
+    life.objects.claim("ns", "data").await.unwrap();
+    tokio::time::sleep(Duration::from_secs(60)).await;
+    assert!(asked(&world, "persistentvolumeclaims") >= 1);
+    // The same pod again, with another status.
+    known.status = Some(Default::default());
+    life.objects.register(&known);
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    assert_eq!(asked(&world, "persistentvolumeclaims"), 0);
+    for label in ["one", "two"] {
+        known.metadata.labels = Some([("l".to_owned(), label.to_owned())].into());
+        life.objects.register(&known);
+        tokio::time::sleep(Duration::from_secs(2)).await;
+    }
+    assert_eq!(
+        asked(&world, "persistentvolumeclaims"),
+        1,
+        "not twice in a moment"
+    );
+    tokio::time::sleep(Duration::from_secs(10)).await;
+    for _ in 0..5 {
+        life.objects.refresh(&PodUid::new("a"));
+    }
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    assert_eq!(asked(&world, "persistentvolumeclaims"), 1);
+    life.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_claim_that_is_to_grow_is_seen_in_minutes_and_then_followed() {
+    let world = world();
+    world.fake.put(CLAIMS, at_rest("data", "pv"));
+    let life = world.start();
+    let of = PodUid::new("a");
+    life.objects.register(&claiming("a"));
+    life.objects.claim("ns", "data").await.unwrap();
+    life.objects.persistent_volume(&of, "pv").await.unwrap();
+    tokio::time::sleep(Duration::from_secs(60)).await;
+    let mut changes = life.objects.changes();
+    let begun = Instant::now();
+    world.fake.put(CLAIMS, claim("data", "pv", "Bound"));
+    assert_eq!(
+        changes.recv().await.unwrap(),
+        change("PersistentVolumeClaim", "data")
+    );
+    assert!(begun.elapsed() <= Duration::from_secs(235));
+    world.fake.requests();
+    life.objects.doubt_volume("pv");
+    tokio::time::sleep(Duration::from_secs(600)).await;
+    let requests = world.fake.requests();
+    let counts = |what: &str| requests.iter().filter(|r| r.contains(what)).count();
+    assert_eq!(counts("/persistentvolumes/"), 1, "{requests:?}");
+    let claims = counts("persistentvolumeclaims");
+    assert!((8..25).contains(&claims), "asked {claims} times in 600 s");
+    life.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_claim_says_that_its_volume_does_not_grow() {
+    let world = world();
+    let life = world.start();
+    life.objects.register(&claiming("a"));
+    let objects = &life.objects;
+    let status = async || {
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        let claim = objects.claim("ns", "data").await.unwrap().unwrap();
+        let status = claim.status.clone().unwrap();
+        let turn = status.allocated_resource_statuses.unwrap()["storage"].clone();
+        let error = status.conditions.unwrap().into_iter();
+        let error = error.filter(|c| c.type_ == "NodeResizeError");
+        (turn, error.map(|c| c.message.unwrap()).collect::<Vec<_>>())
+    };
+    let patches = || asked(&world, "PATCH");
+    objects.claim_grows("ns", "data").await.unwrap();
+    assert_eq!(status().await, ("NodeResizeInProgress".to_owned(), vec![]));
+    assert_eq!(patches(), 1);
+    objects.claim_grows("ns", "data").await.unwrap();
+    assert_eq!(patches(), 0, "it says so already");
+
+    let fails = async |never| {
+        let told = objects
+            .claim_does_not_grow("ns", "data", never, "busy")
+            .await;
+        told.unwrap();
+        status().await
+    };
+    let busy = vec!["busy".to_owned()];
+    let wanted = ("NodeResizeInProgress".to_owned(), busy.clone());
+    assert_eq!(fails(false).await, wanted);
+    assert_eq!(patches(), 1);
+    assert_eq!(fails(false).await, wanted);
+    assert_eq!(patches(), 0, "it says so already");
+    let wanted = ("NodeResizeInfeasible".to_owned(), busy);
+    assert_eq!(fails(true).await, wanted);
+
+    // One whose controller keeps nothing there gets nothing there.
+    let mut plain = at_rest("data", "pv");
+    plain["status"]["conditions"] = json!([{"type": "ModifyingVolume", "status": "True"}]);
+    world.fake.put(CLAIMS, plain);
+    objects.claim_grows("ns", "data").await.unwrap();
+    objects
+        .claim_does_not_grow("ns", "data", true, "no")
+        .await
+        .unwrap();
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    let claim = objects.claim("ns", "data").await.unwrap().unwrap();
+    let status = claim.status.clone().unwrap();
+    assert_eq!(status.allocated_resource_statuses, None);
+    assert_eq!(status.conditions.unwrap().len(), 2, "those of others stay");
     life.end().await;
 }
 

@@ -6,7 +6,7 @@ use k8s_openapi::api::core::v1::{
 use k8s_openapi::api::storage::v1::{CSIDriverSpec, VolumeAttachment};
 
 use super::{Asker, Draft};
-use crate::core::volumes::{CSI, Csi, Remote, Source, VolumeMode, sha256_hex};
+use crate::core::volumes::{CSI, Csi, Remote, Source, Terms, VolumeMode, sha256_hex};
 use crate::kuberuntime::node_context::NodeContext;
 use crate::kuberuntime::sources::TokenRef;
 use crate::kuberuntime::{security, selinux};
@@ -159,6 +159,7 @@ pub(super) async fn inline(
         read_only: source.read_only.unwrap_or(false),
         mount_options: Vec::new(),
         unique_name: None,
+        terms: Terms::default(),
         source: Source::Csi(Box::default()),
     });
     draft

@@ -197,7 +197,7 @@ async fn a_claim_becomes_a_volume_of_its_driver() {
     assert!(!csi.selinux_mount, "there is no SELinux here");
     assert!(!csi.ephemeral && !csi.requires_republish);
     assert_eq!(found.secrets.len(), 1, "the one for growing is not needed");
-    assert_eq!(found.capacity, None);
+    assert_eq!(found.capacity.unwrap().growth(None), None);
 }
 
 #[tokio::test]
@@ -420,14 +420,15 @@ async fn growth_is_asked_for_once_the_volume_is_larger_than_its_claim_knows() {
     world
         .put_all(&claim(), &larger, true, Some(json!({})))
         .await;
-    assert_eq!(
-        world.one(&claiming()).await.unwrap().capacity,
-        Some(3 << 30)
-    );
+    let growth = async || {
+        let sizes = world.one(&claiming()).await.unwrap().capacity;
+        sizes?.growth(None).map(|growth| growth.bytes)
+    };
+    assert_eq!(growth().await, Some(3 << 30));
     let mut known = claim();
     known["status"]["capacity"]["storage"] = json!("3221225472");
     world.put("persistentvolumeclaims/ns/data", &known).await;
-    assert_eq!(world.one(&claiming()).await.unwrap().capacity, None);
+    assert_eq!(growth().await, None);
 }
 
 #[tokio::test]

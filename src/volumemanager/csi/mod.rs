@@ -1,6 +1,7 @@
 //! Storage of CSI drivers: the wire protocol, the drivers that registered, what the API server is told of them, and
 //! volumes ([`CsiPlugin`]).
 
+mod allocatable;
 pub mod client;
 mod driver;
 mod node_info;

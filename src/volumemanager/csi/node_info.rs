@@ -6,6 +6,9 @@
 //!
 //! Written only when something changed, also after a restart; tried again while the API server is away. A node
 //! object that was made anew gets everything again.
+//!
+//! **Invariant:** what the API server refuses of one driver keeps no other one out: all are told at once, and each by
+//! itself when that is refused.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -44,6 +47,13 @@ enum TellError {
     /// The node is not the one that is known.
     #[error("node {0} is not the one that was registered")]
     OtherNode(String),
+    /// What one driver says of the node is refused.
+    #[error("driver {driver}")]
+    Driver {
+        driver: String,
+        #[source]
+        source: Box<TellError>,
+    },
     /// Two say different things of where the node is.
     #[error(
         "driver {driver} says that the node's {key} is {wanted:?}, but its label says {found:?}; remove the label, \
@@ -57,13 +67,38 @@ enum TellError {
     },
 }
 
+impl TellError {
+    /// Whether the API server will not have what was written, however often it is tried.
+    fn is_refusal(&self) -> bool {
+        let Self::Request { verb, source, .. } = self else {
+            return false;
+        };
+        let code = match &**source {
+            kube::Error::Api(status) => status.code,
+            _ => return false,
+        };
+        *verb != "get" && (400..500).contains(&code) && ![404, 408, 409, 429].contains(&code)
+    }
+
+    /// Says which driver it is about.
+    fn of(self, driver: &str) -> Self {
+        match self {
+            Self::Topology { .. } => self,
+            other => Self::Driver {
+                driver: driver.to_owned(),
+                source: Box::new(other),
+            },
+        }
+    }
+}
+
 /// See the module.
 pub(super) struct NodeInfo {
     api: ApiClient,
     name: String,
     node: NodeObject,
     drivers: Drivers,
-    said: String,
+    said: BTreeSet<String>,
 }
 
 impl NodeInfo {
@@ -73,7 +108,7 @@ impl NodeInfo {
             name,
             node,
             drivers,
-            said: String::new(),
+            said: BTreeSet::new(),
         }
     }
 
@@ -85,17 +120,15 @@ impl NodeInfo {
         loop {
             changes.mark_unchanged();
             nodes.mark_unchanged();
-            let open = match self.pass().await {
-                Ok(()) => {
-                    pause = PAUSES.0;
-                    self.said.clear();
-                    false
-                }
-                Err(error) => {
-                    self.tell(&error);
-                    true
-                }
+            let errors = match self.pass().await {
+                Ok(errors) => errors,
+                Err(error) => vec![error],
             };
+            self.tell(&errors);
+            let open = !errors.is_empty();
+            if !open {
+                pause = PAUSES.0;
+            }
             let wait = pause.mul_f64(rand::rng().random_range(0.8..1.0));
             if open {
                 pause = (pause * 2).min(PAUSES.1);
@@ -117,43 +150,69 @@ impl NodeInfo {
     }
 
     /// An outage is told by the connection; everything else once.
-    fn tell(&mut self, error: &TellError) {
-        let text = chain(error);
-        if self.api.connection().now() == Reachability::Up && self.said != text {
+    fn tell(&mut self, errors: &[TellError]) {
+        let up = self.api.connection().now() == Reachability::Up;
+        let texts: BTreeSet<String> = errors.iter().map(|error| chain(error)).collect();
+        for error in texts.difference(&self.said).filter(|_| up) {
             tracing::warn!(
-                error = text,
+                error,
                 "the API server does not know all CSI drivers of this node"
             );
-            self.said = text;
+        }
+        if up || errors.is_empty() {
+            self.said = texts;
         }
     }
 
-    /// One try for everything that is not told yet.
-    async fn pass(&self) -> Result<(), TellError> {
+    /// One try for everything that is not told yet. Gives what is wrong with single drivers.
+    async fn pass(&self) -> Result<Vec<TellError>, TellError> {
         let Some(uid) = self.node.get().and_then(|node| node.metadata.uid.clone()) else {
-            return Ok(());
+            return Ok(Vec::new());
         };
         let untold = |driver: &Driver| driver.gone || driver.told.as_ref() != Some(&uid);
         let open: Vec<Driver> = self.drivers.all().into_iter().filter(untold).collect();
         if open.is_empty() {
-            return Ok(());
+            return Ok(Vec::new());
         }
-        let (accepted, refused) = self.tell_node(&uid, open).await?;
-        if !accepted.is_empty() {
-            self.tell_csi_node(&uid, &accepted).await?;
+        let names: Vec<String> = open.iter().map(|driver| driver.name.clone()).collect();
+        match (self.tell_of(&uid, open.clone()).await, &names[..]) {
+            (Err(error), [name]) if error.is_refusal() => Ok(vec![error.of(name)]),
+            (Err(error), _) if error.is_refusal() => self.tell_each(&uid, open).await,
+            (told, _) => told,
         }
-        for driver in &accepted {
-            self.drivers.told(driver, &uid).await;
-        }
-        refused.map_or(Ok(()), Err)
     }
 
-    /// Annotation and labels of the node. Gives the drivers that it agrees with, and why not with another.
+    /// Tells of each driver by itself.
+    async fn tell_each(&self, uid: &str, open: Vec<Driver>) -> Result<Vec<TellError>, TellError> {
+        let mut refused = Vec::new();
+        for driver in open {
+            let name = driver.name.clone();
+            match self.tell_of(uid, vec![driver]).await {
+                Ok(more) => refused.extend(more),
+                Err(error) if error.is_refusal() => refused.push(error.of(&name)),
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(refused)
+    }
+
+    async fn tell_of(&self, uid: &str, open: Vec<Driver>) -> Result<Vec<TellError>, TellError> {
+        let (accepted, refused) = self.tell_node(uid, open).await?;
+        if !accepted.is_empty() {
+            self.tell_csi_node(uid, &accepted).await?;
+        }
+        for driver in &accepted {
+            self.drivers.told(driver, uid).await;
+        }
+        Ok(refused)
+    }
+
+    /// Annotation and labels of the node. Gives the drivers that it agrees with, and why not with the others.
     async fn tell_node(
         &self,
         uid: &str,
         open: Vec<Driver>,
-    ) -> Result<(Vec<Driver>, Option<TellError>), TellError> {
+    ) -> Result<(Vec<Driver>, Vec<TellError>), TellError> {
         let nodes: Api<Node> = Api::all(self.api.kube());
         let object = format!("node {}", self.name);
         let node = request("get", &object, nodes.get(&self.name)).await?;
@@ -195,6 +254,16 @@ impl NodeInfo {
             return Ok(());
         };
         let mut wanted = found;
+        if without.is_some() && only_counts(&wanted.spec.drivers, &all) {
+            // Servers from 1.33 on allow for that; nobody sees the node without the driver.
+            let mut counted = wanted.clone();
+            counted.spec.drivers.clone_from(&all);
+            let update = api.replace(&self.name, &params, &counted);
+            match request("update", &object, update).await {
+                Err(error) if error.is_refusal() => {}
+                other => return other.map(drop),
+            }
+        }
         if let Some(without) = without {
             wanted.spec.drivers = without;
             wanted = request("update", &object, api.replace(&self.name, &params, &wanted)).await?;
@@ -229,8 +298,8 @@ fn is_owned_by(object: &CSINode, uid: &str) -> bool {
     object.metadata.owner_references.is_none() || owners.any(|owner| owner.uid == uid)
 }
 
-/// What is to change in the node's metadata, if anything; the drivers that can be told; and the first that cannot.
-fn node_change(node: &Node, open: Vec<Driver>) -> (Option<Value>, Vec<Driver>, Option<TellError>) {
+/// What is to change in the node's metadata, if anything; the drivers that can be told; and why others cannot.
+fn node_change(node: &Node, open: Vec<Driver>) -> (Option<Value>, Vec<Driver>, Vec<TellError>) {
     let labels = node.metadata.labels.clone().unwrap_or_default();
     let annotations = node.metadata.annotations.as_ref();
     let before = annotations.and_then(|all| all.get(NODE_ID_ANNOTATION));
@@ -239,7 +308,7 @@ fn node_change(node: &Node, open: Vec<Driver>) -> (Option<Value>, Vec<Driver>, O
         .unwrap_or_default();
     let known = ids.clone();
     let mut new_labels: BTreeMap<String, String> = BTreeMap::new();
-    let (mut accepted, mut refused) = (Vec::new(), None);
+    let (mut accepted, mut refused) = (Vec::new(), Vec::new());
     for driver in open {
         if driver.gone {
             ids.remove(&driver.name);
@@ -256,7 +325,7 @@ fn node_change(node: &Node, open: Vec<Driver>) -> (Option<Value>, Vec<Driver>, O
             })
         });
         if let Some(clash) = clash {
-            refused = refused.or(Some(clash));
+            refused.push(clash);
             continue;
         }
         for (key, value) in &driver.topology {
@@ -319,6 +388,18 @@ fn merged(
         all.iter().filter(stays).cloned().collect()
     });
     Some((without, all))
+}
+
+/// Whether entries differ in nothing but how many volumes they allow for.
+fn only_counts(before: &[CSINodeDriver], after: &[CSINodeDriver]) -> bool {
+    let uncounted = |of: &[CSINodeDriver]| -> DriverList {
+        let uncounted = of.iter().cloned().map(|mut entry| {
+            entry.allocatable = None;
+            entry
+        });
+        uncounted.collect()
+    };
+    uncounted(before) == uncounted(after)
 }
 
 fn is_same(one: &CSINodeDriver, other: &CSINodeDriver) -> bool {

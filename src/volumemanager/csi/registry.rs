@@ -18,9 +18,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tokio::net::UnixStream;
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 use tokio_util::sync::CancellationToken;
 
+use super::allocatable::Allocatable;
 use super::client::CsiClient;
 use super::driver::{CSI_PLUGIN, check_name};
 pub use super::driver::{Driver, Version};
@@ -72,6 +73,9 @@ struct Inner {
     changed: watch::Sender<u64>,
     /// Held from looking at a driver to having recorded what becomes of it.
     turn: tokio::sync::Mutex<()>,
+    /// Drivers that had no slot left for a volume, until somebody asks them how many they have.
+    exhausted: Mutex<BTreeSet<String>>,
+    exhaustion: Notify,
     /// `None` when the drivers were given.
     parts: Option<DriversOptions>,
 }
@@ -114,6 +118,8 @@ impl Drivers {
                 known: Mutex::new(known),
                 changed: watch::Sender::new(0),
                 turn: tokio::sync::Mutex::default(),
+                exhausted: Mutex::default(),
+                exhaustion: Notify::new(),
                 parts: Some(options),
             }),
         }
@@ -136,6 +142,8 @@ impl Drivers {
                 known: Mutex::new(clients.into_iter().map(entry).collect()),
                 changed: watch::Sender::new(0),
                 turn: tokio::sync::Mutex::default(),
+                exhausted: Mutex::default(),
+                exhaustion: Notify::new(),
                 parts: None,
             }),
         }
@@ -175,7 +183,8 @@ impl Drivers {
                         parts.node.clone(),
                         self.clone(),
                     );
-                    info.run().await;
+                    let allocatable = Allocatable::new(api.clone(), self.clone());
+                    tokio::join!(info.run(), allocatable.run());
                 }
                 None => std::future::pending().await,
             }
@@ -366,6 +375,52 @@ impl Drivers {
             self.inner.changed.send_modify(|n| *n = n.wrapping_add(1));
         }
         names
+    }
+
+    /// A driver had no slot left for a volume: what it said of their number does not hold any more. Never waits.
+    pub(super) fn exhausted(&self, name: &str) {
+        let exhausted = self.inner.exhausted.lock();
+        let mut exhausted = exhausted.unwrap_or_else(PoisonError::into_inner);
+        exhausted.insert(name.to_owned());
+        self.inner.exhaustion.notify_one();
+    }
+
+    /// Returns when there may be drivers to take. For one caller. Cancel-safe.
+    pub(super) async fn exhaustion(&self) {
+        self.inner.exhaustion.notified().await;
+    }
+
+    /// Those that said so since the last call.
+    pub(super) fn take_exhausted(&self) -> BTreeSet<String> {
+        let exhausted = self.inner.exhausted.lock();
+        std::mem::take(&mut *exhausted.unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Asks a driver how many volumes the node takes; what differs is on record, and told, when this returns.
+    ///
+    /// # Errors
+    /// It does not say, or that cannot be recorded.
+    pub(super) async fn ask_again(&self, name: &str) -> Result<(), String> {
+        let client = self.client(name).ok_or("it is not registered")?;
+        let node = client.node_get_info().await.map_err(|e| e.to_string())?;
+        let _turn = self.inner.turn.lock().await;
+        // Another one of that name may have registered meanwhile.
+        let Some(mut driver) = self.get(name).filter(|d| d.endpoint == client.socket()) else {
+            return Ok(());
+        };
+        if driver.gone || driver.max_volumes == node.max_volumes_per_node {
+            return Ok(());
+        }
+        driver.max_volumes = node.max_volumes_per_node;
+        driver.told = None;
+        tracing::info!(
+            driver = name,
+            volumes = driver.max_volumes,
+            "a CSI driver takes another number of volumes"
+        );
+        self.save(driver).await?;
+        self.inner.changed.send_modify(|n| *n = n.wrapping_add(1));
+        Ok(())
     }
 
     fn get(&self, name: &str) -> Option<Driver> {

@@ -7,6 +7,7 @@
 //! **Invariant:** nothing is removed that is not an empty directory, a link or an empty file of this module's own
 //! making, and nothing at all while it is mounted.
 
+mod device;
 mod files;
 mod request;
 #[cfg(test)]
@@ -20,6 +21,7 @@ use std::sync::Arc;
 use futures::future::BoxFuture;
 use tonic::Code;
 
+use self::device::Places;
 use super::client::{CsiClient, CsiError, NodeCapabilities};
 use super::proto::{
     CapacityRange, NodeExpandVolumeRequest, NodePublishVolumeRequest, NodeStageVolumeRequest,
@@ -29,6 +31,7 @@ use crate::core::volumes::{Csi, Remote, Source, VolumeMode, sha256_hex};
 use crate::kuberuntime::security;
 use crate::kuberuntime::sources::Resolved;
 use crate::types::blocking;
+use crate::volumemanager::command::Tools;
 use crate::volumemanager::remote::{GroupBy, RemoteError, RemotePlugin, Target, Usage};
 
 /// Mounts volumes of CSI drivers. Cheap to clone.
@@ -37,6 +40,7 @@ pub struct CsiPlugin {
     drivers: Drivers,
     root: Arc<Path>,
     node_name: Arc<str>,
+    tools: Tools,
 }
 
 /// A volume and its driver, ready to be called.
@@ -53,7 +57,13 @@ impl CsiPlugin {
             drivers,
             root: Arc::from(root.as_ref()),
             node_name: Arc::from(node_name),
+            tools: Tools::default(),
         }
+    }
+
+    /// Where a raw device is staged; `name` is its persistent volume's. Upstream: `getStagingPath`.
+    pub fn device_staging_path(root: &Path, name: &str) -> PathBuf {
+        Places::new(root, name).staging()
     }
 
     /// Where a volume with files is staged. Upstream: `makeDeviceMountPath`.
@@ -128,12 +138,14 @@ impl CsiPlugin {
                 .unwrap_or_default(),
         };
         let staged = call.client.node_stage_volume(request).await;
+        self.note_exhausted(&staged);
         if let Err(error) = &staged
             && error.is_final()
             && !existed
         {
             // It took no effect: nothing is left behind. What cannot be removed now is by the unstaging.
-            let removed = run(move || files::remove_mount_dir(&at)).await;
+            let mode = volume.remote.mode;
+            let removed = run(move || remove_staged(mode, &at)).await;
             note_leftover(removed);
         }
         Ok(staged?)
@@ -203,7 +215,9 @@ impl CsiPlugin {
             volume_context: context,
         };
         let prepared = self.prepare(remote, &call.csi, &target.path, &at).await?;
-        if let Err(error) = call.client.node_publish_volume(request).await {
+        let published = call.client.node_publish_volume(request).await;
+        self.note_exhausted(&published);
+        if let Err(error) = published {
             // What was published before stays, and so does what may have taken effect, now or earlier.
             if error.is_final() && prepared.fresh {
                 let removed = self.remove_published(remote, target.path, at).await;
@@ -238,6 +252,10 @@ impl CsiPlugin {
             return Ok(());
         }
         let client = self.client(&csi)?;
+        if volume.mode == VolumeMode::Block {
+            let bound = self.places(&volume).dev().join(pod_of(&path)?);
+            device::release(&self.tools, &bound).await?;
+        }
         let done = client
             .node_unpublish_volume(&csi.source.volume_handle, &text(&at)?)
             .await;
@@ -260,7 +278,16 @@ impl CsiPlugin {
             let done = call.client.node_unstage_volume(handle, &text(&at)?).await;
             self.undone(done, &at).await?;
         }
-        run(move || files::remove_mount_dir(&at)).await
+        run(move || remove_staged(volume.mode, &at)).await
+    }
+
+    /// A driver without a slot for the volume is asked how many it has.
+    fn note_exhausted(&self, done: &Result<(), CsiError>) {
+        if let Err(error) = done
+            && error.code == Code::ResourceExhausted
+        {
+            self.drivers.exhausted(&error.driver);
+        }
     }
 
     /// A driver that does not know the volume any more has nothing mounted, if the mount table says so too.
@@ -320,8 +347,15 @@ impl CsiPlugin {
             )),
             secrets: request::secrets(&volume, secret)?,
         };
-        let grown = call.client.node_expand_volume(request).await?;
-        Ok(Some(grown.unwrap_or(bytes)))
+        let grown = call.client.node_expand_volume(request).await;
+        let grown = grown.map_err(|error| match error.code {
+            // Upstream: isInfeasibleError.
+            Code::InvalidArgument | Code::OutOfRange | Code::NotFound if error.is_final() => {
+                RemoteError::Infeasible(error.to_string())
+            }
+            _ => error.into(),
+        });
+        Ok(Some(grown?.unwrap_or(bytes)))
     }
 
     async fn usage(self, volume: Arc<Remote>, path: PathBuf) -> Result<Option<Usage>, RemoteError> {
@@ -330,13 +364,13 @@ impl CsiPlugin {
             return Ok(None);
         }
         let source = &call.csi.source;
-        let staged = match call.can.stage && !call.csi.ephemeral {
-            true => text(&Self::staging_path(
-                &self.root,
-                &source.driver,
-                &source.volume_handle,
-            ))?,
-            false => String::new(),
+        let (driver, handle) = (&source.driver, &source.volume_handle);
+        let staged = match (call.can.stage && !call.csi.ephemeral, volume.mode) {
+            (true, VolumeMode::Filesystem) => {
+                text(&Self::staging_path(&self.root, driver, handle))?
+            }
+            (true, VolumeMode::Block) => text(&self.places(&volume).staging())?,
+            (false, _) => String::new(),
         };
         let at = self.published(&volume, &path)?;
         let stats = call
@@ -359,21 +393,17 @@ impl CsiPlugin {
         if volume.mode == VolumeMode::Filesystem {
             return Ok(path.to_owned());
         }
-        Ok(self
-            .block_dir()
-            .join("publish")
-            .join(&volume.name)
-            .join(pod_of(path)?))
+        Ok(self.places(volume).published().join(pod_of(path)?))
     }
 
-    fn block_dir(&self) -> PathBuf {
-        self.root.join("plugins/kubernetes.io/csi/volumeDevices")
+    fn places(&self, volume: &Remote) -> Places {
+        Places::new(&self.root, &volume.name)
     }
 
     /// Where the data of a published volume lies.
     fn data_dir(&self, volume: &Remote, path: &Path) -> Result<PathBuf, RemoteError> {
         if volume.mode == VolumeMode::Block {
-            return Ok(self.block_dir().join(&volume.name).join("data"));
+            return Ok(self.places(volume).data());
         }
         let parent = path.parent().map(Path::to_owned);
         parent.ok_or_else(|| bad_path(path))
@@ -389,8 +419,13 @@ impl CsiPlugin {
         let data = files::volume_data(volume, csi, &self.node_name);
         let dir = self.data_dir(volume, path)?;
         let at = at.to_owned();
+        let dev = self.places(volume).dev();
+        let dev = (volume.mode == VolumeMode::Block).then_some(dev);
         run(move || {
             files::make_dir(&dir)?;
+            if let Some(dev) = dev {
+                files::make_dir(&dev)?;
+            }
             if let Some(parent) = at.parent() {
                 files::make_dir(parent)?;
             }
@@ -410,8 +445,8 @@ impl CsiPlugin {
         if volume.mode == VolumeMode::Filesystem {
             return run(move || files::remove_mount_dir(&at)).await;
         }
-        let dir = self.block_dir().join(&volume.name);
-        run(move || files::remove_device(&path, &at, &dir)).await
+        let places = self.places(volume);
+        run(move || device::remove(&path, &at, &places)).await
     }
 }
 
@@ -468,6 +503,14 @@ impl RemotePlugin for CsiPlugin {
         path: PathBuf,
     ) -> BoxFuture<'static, Result<Option<Usage>, RemoteError>> {
         Box::pin(self.clone().usage(volume, path))
+    }
+}
+
+/// Removes what a volume was staged at.
+fn remove_staged(mode: VolumeMode, at: &Path) -> io::Result<()> {
+    match mode {
+        VolumeMode::Filesystem => files::remove_mount_dir(at),
+        VolumeMode::Block => device::remove_staging(at),
     }
 }
 

@@ -135,42 +135,7 @@ pub(super) fn link(link: &Path, device: &Path) -> io::Result<()> {
     std::os::unix::fs::symlink(device, link).map_err(named("create link", link))
 }
 
-/// Removes the link to a device, the file that the driver has bound it on, and what lies in `dir` (of the volume)
-/// when no other pod has it.
-pub(super) fn remove_device(link: &Path, at: &Path, dir: &Path) -> io::Result<()> {
-    check_unmounted(at)?;
-    if fs::symlink_metadata(link).is_ok_and(|m| m.is_symlink()) {
-        gone(fs::remove_file(link)).map_err(named("remove", link))?;
-    }
-    match fs::symlink_metadata(at) {
-        Ok(found) if found.is_dir() => gone(fs::remove_dir(at)).map_err(named("remove", at))?,
-        Ok(found) if found.is_file() && found.len() == 0 => {
-            gone(fs::remove_file(at)).map_err(named("remove", at))?;
-        }
-        Ok(_) => {
-            let path = at.display();
-            return Err(io::Error::other(format!(
-                "{path} is no empty file: it is left alone"
-            )));
-        }
-        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-        Err(error) => return Err(named("look at", at)(error)),
-    }
-    let Some(of_volume) = at.parent() else {
-        return Ok(());
-    };
-    match fs::remove_dir(of_volume) {
-        // Another pod has it.
-        Err(error) if error.kind() == io::ErrorKind::DirectoryNotEmpty => return Ok(()),
-        other => gone(other).map_err(named("remove", of_volume))?,
-    }
-    let data = dir.join("data");
-    remove_data(&data)?;
-    gone(fs::remove_dir(&data)).map_err(named("remove", &data))?;
-    gone(fs::remove_dir(dir)).map_err(named("remove", dir))
-}
-
-fn remove_data(dir: &Path) -> io::Result<()> {
+pub(super) fn remove_data(dir: &Path) -> io::Result<()> {
     for name in [DATA, ".vol_data.json"] {
         let path = dir.join(name);
         gone(fs::remove_file(&path)).map_err(named("remove", &path))?;
@@ -178,7 +143,7 @@ fn remove_data(dir: &Path) -> io::Result<()> {
     Ok(())
 }
 
-fn check_unmounted(path: &Path) -> io::Result<()> {
+pub(super) fn check_unmounted(path: &Path) -> io::Result<()> {
     match is_mounted(path)? {
         false => Ok(()),
         true => Err(io::Error::other(format!(
@@ -189,14 +154,17 @@ fn check_unmounted(path: &Path) -> io::Result<()> {
 }
 
 /// Whoever was there before us does no harm.
-fn gone(removed: io::Result<()>) -> io::Result<()> {
+pub(super) fn gone(removed: io::Result<()>) -> io::Result<()> {
     match removed {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
         other => other,
     }
 }
 
-fn named(verb: &'static str, path: &Path) -> impl FnOnce(io::Error) -> io::Error + use<> {
+pub(super) fn named(
+    verb: &'static str,
+    path: &Path,
+) -> impl FnOnce(io::Error) -> io::Error + use<> {
     let path = path.display().to_string();
     move |error| io::Error::new(error.kind(), format!("{verb} {path}: {error}"))
 }

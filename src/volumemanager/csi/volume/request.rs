@@ -192,6 +192,7 @@ mod tests {
                 read_only,
                 mount_options: Vec::new(),
                 unique_name: None,
+                terms: crate::core::volumes::Terms::default(),
                 source: crate::core::volumes::Source::Csi(Box::new(csi.clone())),
             };
             assert!(!wants_group(&remote, &csi, None), "nobody asks");

@@ -336,6 +336,7 @@ fn remote(csi: Csi) -> Remote {
         read_only: false,
         mount_options: vec!["noatime".to_owned()],
         unique_name: None,
+        terms: crate::core::volumes::Terms::default(),
         source: Source::Csi(Box::new(csi)),
     }
 }
@@ -529,6 +530,10 @@ async fn a_device_is_a_link_that_goes_with_the_last_pod() {
     let mut of = remote(csi());
     of.mode = VolumeMode::Block;
     let volume = resolved(of.clone());
+    // As upstream has it.
+    let below = "plugins/kubernetes.io/csi/volumeDevices";
+    let staging = CsiPlugin::device_staging_path(world.dir.path(), "pv-1");
+    assert_eq!(staging, world.dir.path().join(below).join("staging/pv-1"));
     let target = |uid: &str| {
         let dir = world
             .dir
@@ -537,24 +542,28 @@ async fn a_device_is_a_link_that_goes_with_the_last_pod() {
         fs::create_dir_all(&dir).unwrap();
         Target {
             pod: Arc::new(pod()),
-            staged: Some(world.staging()),
+            staged: Some(staging.clone()),
             path: dir.join("pv-1"),
         }
     };
+    RemotePlugin::stage(&world.plugin, Arc::clone(&volume), staging.clone())
+        .await
+        .unwrap();
     for uid in ["uid-1", "uid-2"] {
         let by = RemotePlugin::publish(&world.plugin, Arc::clone(&volume), target(uid))
             .await
             .unwrap();
         assert_eq!(by, GroupBy::Nobody, "nobody owns a device's files");
         let device = fs::read_link(target(uid).path).unwrap();
-        assert_eq!(
-            device,
-            world.dir.path().join(format!(
-                "plugins/kubernetes.io/csi/volumeDevices/publish/pv-1/{uid}"
-            ))
-        );
+        let published = format!("{below}/publish/pv-1/{uid}");
+        assert_eq!(device, world.dir.path().join(published));
         assert!(device.is_file());
     }
+    let made = |path: &str| world.dir.path().join(below).join(path);
+    assert!(made("pv-1/data/vol_data.json").is_file());
+    assert!(made("pv-1/dev").is_dir());
+    // What a kubelet leaves there when its mounts are gone.
+    fs::write(made("pv-1/dev/uid-1"), "").unwrap();
     let of = Arc::new(of);
     RemotePlugin::unpublish(&world.plugin, Arc::clone(&of), target("uid-1").path)
         .await
@@ -564,13 +573,55 @@ async fn a_device_is_a_link_that_goes_with_the_last_pod() {
         "the other pod's is untouched"
     );
     assert!(!target("uid-1").path.is_symlink());
+    assert!(!made("pv-1/dev/uid-1").exists());
     RemotePlugin::unpublish(&world.plugin, Arc::clone(&of), target("uid-2").path)
         .await
         .unwrap();
-    assert_eq!(
-        world.left("plugins/kubernetes.io/csi/volumeDevices"),
-        ["plugins/kubernetes.io/csi/volumeDevices/publish"]
-    );
+    // Another one's lies beside it.
+    fs::create_dir(made("staging/pv-2")).unwrap();
+    RemotePlugin::unstage(&world.plugin, Arc::clone(&of), staging)
+        .await
+        .unwrap();
+    let mut left = world.left(below);
+    left.sort();
+    let wanted = ["publish", "staging", "staging/pv-2"].map(|dir| format!("{below}/{dir}"));
+    assert_eq!(left, wanted);
+}
+
+#[tokio::test]
+async fn what_a_kubelet_bound_for_a_pod_is_undone_with_the_device() {
+    let world = world(&[NodeRpc::StageUnstageVolume]);
+    let mut of = remote(csi());
+    of.mode = VolumeMode::Block;
+    let below = "plugins/kubernetes.io/csi/volumeDevices/pv-1/dev";
+    let bound = world.dir.path().join(below).join("uid-1");
+    let dir = world
+        .dir
+        .path()
+        .join("pods/uid-1/volumeDevices/kubernetes.io~csi");
+    fs::create_dir_all(&dir).unwrap();
+    let target = Target {
+        pod: Arc::new(pod()),
+        staged: None,
+        path: dir.join("pv-1"),
+    };
+    let volume = resolved(of.clone());
+    RemotePlugin::publish(&world.plugin, volume, target.clone())
+        .await
+        .unwrap();
+    fs::write(&bound, "").unwrap();
+    let device = world.dir.path().join("device");
+    fs::write(&device, "of the node").unwrap();
+    let flags = nix::mount::MsFlags::MS_BIND;
+    if nix::mount::mount(Some(&device), &bound, None::<&str>, flags, None::<&str>).is_err() {
+        return;
+    }
+    let of = Arc::new(of);
+    RemotePlugin::unpublish(&world.plugin, of, target.path)
+        .await
+        .unwrap();
+    assert!(!world.dir.path().join(below).exists());
+    assert_eq!(fs::read_to_string(&device).unwrap(), "of the node");
 }
 
 #[tokio::test]

@@ -39,6 +39,8 @@ pub use state::{Published, Staged, Truth};
 /// Tells the process what it is to serve.
 const OPTIONS: &str = "HOLDFAST_CSI_DRIVER";
 const TEST: &str = "csi_driver_process";
+/// File in the driver's directory with what it answers instead of [`CsiOptions::max_volumes`].
+const MAX_VOLUMES: &str = "max_volumes";
 const START: Duration = Duration::from_secs(60);
 
 /// Makes the test binary able to be the driver's process.
@@ -213,6 +215,14 @@ impl CsiDriver {
     /// What it was started with.
     pub fn options(&self) -> &CsiOptions {
         &self.options
+    }
+
+    /// From now on it says so when it is asked, also while it runs.
+    ///
+    /// # Errors
+    /// Of its directory.
+    pub fn set_max_volumes(&self, count: i64) -> io::Result<()> {
+        fs::write(self.options.state.join(MAX_VOLUMES), count.to_string())
     }
 
     /// Its name.

@@ -164,7 +164,7 @@ impl Node<'_> {
             "/csi.v1.Identity/Probe" => Ok(encoded(&ProbeResponse { ready: Some(true) })),
             "/csi.v1.Node/NodeGetInfo" => Ok(encoded(&NodeGetInfoResponse {
                 node_id: options.node_id.clone(),
-                max_volumes_per_node: options.max_volumes,
+                max_volumes_per_node: self.max_volumes(),
                 accessible_topology: (!options.topology.is_empty()).then(|| Topology {
                     segments: options.topology.clone(),
                 }),
@@ -172,6 +172,14 @@ impl Node<'_> {
             "/csi.v1.Node/NodeGetCapabilities" => Ok(encoded(&self.capabilities())),
             _ => self.volume_call(path, call),
         }
+    }
+
+    /// What the test said last.
+    fn max_volumes(&self) -> i64 {
+        let options = &self.program.options;
+        let said = fs::read_to_string(options.state.join(super::MAX_VOLUMES)).ok();
+        let said = said.and_then(|text| text.parse().ok());
+        said.unwrap_or(options.max_volumes)
     }
 
     fn capabilities(&self) -> NodeGetCapabilitiesResponse {

@@ -1,0 +1,222 @@
+//! Volumes that grow: what their claims and persistent volumes say of it, and what this node has to do. Upstream:
+//! `NodeExpander`, `desiredStateOfWorldPopulator.checkVolumeFSResize`.
+//!
+//! In: a claim, its persistent volume, the size that the volume has on this node. Out: whether to grow it, and what the
+//! claim is told. The claim's `status.allocatedResourceStatuses` says whose turn it is, where the controller keeps it
+//! (external-resizer 1.12 and later); else the sizes alone do.
+
+use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+
+use crate::types::quantity;
+
+const STORAGE: &str = "storage";
+/// Conditions of a claim whose volume grows.
+const GROWING: [&str; 2] = ["Resizing", "FileSystemResizePending"];
+/// Conditions of a claim that end when its volume has grown.
+pub const CONDITIONS: [&str; 4] = [GROWING[0], GROWING[1], "ControllerResizeError", NODE_ERROR];
+/// The condition of a claim whose volume could not be grown here.
+pub const NODE_ERROR: &str = "NodeResizeError";
+/// `status.allocatedResourceStatuses.storage` while the node grows the volume.
+pub const IN_PROGRESS: &str = "NodeResizeInProgress";
+/// The same once it is known that it never will.
+pub const INFEASIBLE: &str = "NodeResizeInfeasible";
+const PENDING: &str = "NodeResizePending";
+
+/// Whose turn it is to grow a volume.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Turn {
+    /// Nobody says.
+    Unsaid,
+    /// This node's.
+    Pending,
+    /// This node's, which has begun.
+    InProgress,
+    /// Somebody else's: the controller's, or the user's, who asked for more than there is.
+    Others,
+}
+
+/// What is known of the size of a volume.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Sizes {
+    /// `spec.capacity` of the persistent volume, in bytes.
+    pub volume: u64,
+    /// `status.capacity` of the claim, in bytes.
+    pub claim: u64,
+    /// Whose turn it is.
+    pub turn: Turn,
+    /// Several nodes may have it mounted for writing: each grows it for itself.
+    pub shared: bool,
+}
+
+/// What is to be done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Growth {
+    /// To how many bytes.
+    pub bytes: u64,
+    /// Whether the claim is told of the end; else another node has done so.
+    pub told: bool,
+    /// Whether the claim says whose turn it is, and has to be told of the beginning, or of a failure.
+    pub turn: Option<Turn>,
+}
+
+impl Sizes {
+    /// `None` when one of them is not known.
+    pub fn of(volume: &PersistentVolume, claim: &PersistentVolumeClaim) -> Option<Self> {
+        let spec = volume.spec.as_ref()?;
+        let status = claim.status.as_ref()?;
+        let modes = spec.access_modes.iter().flatten();
+        let turn = status.allocated_resource_statuses.as_ref();
+        let turn = turn.and_then(|all| all.get(STORAGE)).map(String::as_str);
+        Some(Self {
+            volume: bytes(spec.capacity.as_ref()?.get(STORAGE)?)?,
+            claim: bytes(status.capacity.as_ref()?.get(STORAGE)?)?,
+            turn: match turn {
+                None | Some("") => Turn::Unsaid,
+                Some(PENDING) => Turn::Pending,
+                Some(IN_PROGRESS) => Turn::InProgress,
+                Some(_) => Turn::Others,
+            },
+            shared: modes.into_iter().any(|mode| mode == "ReadWriteMany"),
+        })
+    }
+
+    /// What is to be done here, where the volume has `here` bytes as far as is known.
+    pub fn growth(self, here: Option<u64>) -> Option<Growth> {
+        let bytes = self.volume;
+        if self.claim >= bytes && self.turn == Turn::Unsaid {
+            let behind = self.shared && here.is_some_and(|here| here < bytes);
+            return behind.then_some(Growth {
+                bytes,
+                told: false,
+                turn: None,
+            });
+        }
+        let ours = self.turn != Turn::Others && self.claim < bytes;
+        ours.then_some(Growth {
+            bytes,
+            told: true,
+            turn: Some(self.turn).filter(|turn| *turn != Turn::Unsaid),
+        })
+    }
+}
+
+/// Whether a claim's volume is about to have more than the claim says.
+pub fn is_expected(claim: &PersistentVolumeClaim) -> bool {
+    let Some(status) = claim.status.as_ref() else {
+        return false;
+    };
+    let turn = status.allocated_resource_statuses.as_ref();
+    if let Some(turn) = turn.and_then(|all| all.get(STORAGE)) {
+        // Nothing more comes until somebody asks for less.
+        return !turn.ends_with("Infeasible");
+    }
+    let mut conditions = status.conditions.iter().flatten();
+    if conditions.any(|c| GROWING.contains(&c.type_.as_str()) && c.status == "True") {
+        return true;
+    }
+    let wanted = claim.spec.as_ref().and_then(|s| s.resources.as_ref());
+    let wanted = wanted.and_then(|r| r.requests.as_ref()?.get(STORAGE));
+    let has = status.capacity.as_ref().and_then(|c| c.get(STORAGE));
+    let (wanted, has) = (wanted.and_then(bytes), has.and_then(bytes));
+    wanted.zip(has).is_some_and(|(wanted, has)| wanted > has)
+}
+
+/// Whole bytes, rounded up.
+fn bytes(of: &Quantity) -> Option<u64> {
+    const NANO: i128 = 1_000_000_000;
+    let nanos = quantity::nanos(&of.0).ok()?;
+    let whole = nanos.div_euclid(NANO) + i128::from(nanos.rem_euclid(NANO) != 0);
+    u64::try_from(whole).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn volume(storage: &str, mode: &str) -> PersistentVolume {
+        let volume = json!({"metadata": {}, "spec": {"capacity": {"storage": storage}, "accessModes": [mode]}});
+        serde_json::from_value(volume).unwrap()
+    }
+
+    fn claim(status: Value) -> PersistentVolumeClaim {
+        let spec = json!({"resources": {"requests": {"storage": "2Gi"}}});
+        serde_json::from_value(json!({"metadata": {}, "spec": spec, "status": status})).unwrap()
+    }
+
+    fn has(storage: &str, turn: Option<&str>) -> PersistentVolumeClaim {
+        let turns = turn.map(|turn| json!({"storage": turn}));
+        claim(json!({"capacity": {"storage": storage}, "allocatedResourceStatuses": turns}))
+    }
+
+    #[test]
+    fn a_volume_grows_when_it_is_this_nodes_turn() {
+        const GI: u64 = 1 << 30;
+        let grow = |claim: &PersistentVolumeClaim| {
+            let sizes = Sizes::of(&volume("2Gi", "ReadWriteOnce"), claim)?;
+            sizes.growth(Some(GI)).map(|g| (g.bytes, g.told, g.turn))
+        };
+        assert_eq!(grow(&has("1Gi", None)), Some((2 * GI, true, None)));
+        for (turn, says) in [
+            ("NodeResizePending", Turn::Pending),
+            ("NodeResizeInProgress", Turn::InProgress),
+        ] {
+            let wanted = (2 * GI, true, Some(says));
+            assert_eq!(grow(&has("1Gi", Some(turn))), Some(wanted));
+        }
+        for others in [
+            "ControllerResizeInProgress",
+            "ControllerResizeInfeasible",
+            "NodeResizeInfeasible",
+        ] {
+            assert_eq!(grow(&has("1Gi", Some(others))), None, "{others}");
+        }
+        assert_eq!(grow(&has("2Gi", None)), None, "one node has it, this one");
+        assert_eq!(grow(&claim(json!({}))), None);
+    }
+
+    #[test]
+    fn a_shared_volume_grows_here_too_when_another_node_was_first() {
+        let grow = |mode: &str, here: Option<u64>| {
+            let sizes = Sizes::of(&volume("2Gi", mode), &has("2Gi", None)).unwrap();
+            sizes.growth(here).map(|growth| growth.told)
+        };
+        assert_eq!(grow("ReadWriteMany", Some(1 << 30)), Some(false));
+        assert_eq!(grow("ReadWriteMany", Some(2 << 30)), None);
+        assert_eq!(grow("ReadWriteMany", None), None, "mounted with all it has");
+        assert_eq!(grow("ReadWriteOnce", Some(1 << 30)), None);
+    }
+
+    #[test]
+    fn growth_is_expected_from_the_request_to_the_end() {
+        for (status, expected) in [
+            (json!({"capacity": {"storage": "1Gi"}}), true),
+            (json!({"capacity": {"storage": "2048Mi"}}), false),
+            (
+                json!({"capacity": {"storage": "2Gi"}, "conditions": [{"type": "Resizing", "status": "True"}]}),
+                true,
+            ),
+            (
+                json!({"capacity": {"storage": "2Gi"}, "conditions": [{"type": "Resizing", "status": "False"}]}),
+                false,
+            ),
+            (
+                json!({"capacity": {"storage": "2Gi"}, "conditions": [{"type": "Other", "status": "True"}]}),
+                false,
+            ),
+            (
+                json!({"allocatedResourceStatuses": {"storage": "NodeResizePending"}}),
+                true,
+            ),
+            (
+                json!({"capacity": {"storage": "1Gi"}, "allocatedResourceStatuses": {"storage": "NodeResizeInfeasible"}}),
+                false,
+            ),
+            (json!({}), false),
+        ] {
+            assert_eq!(is_expected(&claim(status.clone())), expected, "{status}");
+        }
+    }
+}

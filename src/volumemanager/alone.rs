@@ -1,0 +1,58 @@
+//! Volumes that one pod may use at a time (`ReadWriteOncePod`). The scheduler sees to it; pods that it has not placed,
+//! and two of the same name one after the other, meet on the node. Upstream: the check in `GenerateMountVolumeFunc`.
+//!
+//! **Invariant:** of two pods with such a volume the second one has nothing mounted before the first one's record is
+//! gone.
+
+use super::remote::RemoteError;
+use crate::core::state::{ObjectRecord, State};
+use crate::core::volumes::Remote;
+use crate::core::volumes::keys::{self, Mark};
+
+/// What users are told, in upstream's words.
+const IN_USE: &str =
+    "volume uses the ReadWriteOncePod access mode and is already in use by another pod";
+
+/// What is taken while such a volume is given to a pod or taken away from it.
+pub(super) fn key(remote: &Remote) -> Option<String> {
+    (remote.terms.alone).then(|| format!("alone/{}/{}", remote.plugin(), remote.name))
+}
+
+/// Whether a pod may have the volume now.
+///
+/// # Errors
+/// Another one has it, or nobody knows whether it does.
+pub(super) fn check(seen: &State, volume: &str, remote: &Remote) -> Result<(), RemoteError> {
+    if !remote.terms.alone {
+        return Ok(());
+    }
+    let in_use = sharers(seen, volume, remote).any(|(_, mark)| mark != Mark::Claimed);
+    match in_use {
+        true => Err(RemoteError::Waiting(IN_USE.to_owned())),
+        false => Ok(()),
+    }
+}
+
+/// Volumes of other pods with the same storage.
+pub(super) fn others(seen: &State, volume: &str, remote: &Remote) -> Vec<String> {
+    sharers(seen, volume, remote).map(|(key, _)| key).collect()
+}
+
+fn sharers<'a>(
+    seen: &'a State,
+    volume: &'a str,
+    remote: &'a Remote,
+) -> impl Iterator<Item = (String, Mark)> + 'a {
+    let pod = |key: &str| keys::split(key).map(|(uid, _)| uid.to_owned());
+    let own = pod(volume);
+    let all = seen.with_prefix::<ObjectRecord>(keys::VOLUMES);
+    all.filter_map(move |(key, record)| {
+        let key = &key[keys::VOLUMES.len()..];
+        if pod(key) == own {
+            return None;
+        }
+        let other = Remote::of(record).ok()?;
+        let same = (other.plugin(), &other.name) == (remote.plugin(), &remote.name);
+        same.then(|| (key.to_owned(), Mark::of(record)))
+    })
+}
