@@ -95,13 +95,9 @@ impl One<'_> {
                 self.tell(EventType::Warning, "VolumeResizeFailed", |name| {
                     format!("MountVolume.NodeExpandVolume failed for volume \"{name}\" : NodeExpandVolume failed: {error}")
                 });
-                if growth.turn.is_none() {
+                let Some(never) = is_told(growth, &error) else {
                     return Ok(());
-                }
-                let never = matches!(error, RemoteError::Infeasible(_));
-                if !never && !matches!(error, RemoteError::Failed(_)) {
-                    return Ok(());
-                }
+                };
                 let why = error.to_string();
                 let told = objects.claim_does_not_grow(namespace, claim, never, &why);
                 return told.await;
@@ -129,5 +125,44 @@ impl One<'_> {
         let text = text(&self.resolved.remote.name);
         let event = Event::pod(kind, self.pod, reason, text);
         self.context.recorder.record(event);
+    }
+}
+
+/// Whether a claim hears of a failure, and if so, whether it is for ever. It does when it says that it is this node's
+/// turn, and the failure is certain.
+fn is_told(growth: Growth, error: &RemoteError) -> Option<bool> {
+    growth.turn?;
+    match error {
+        RemoteError::Infeasible(_) => Some(true),
+        RemoteError::Failed(_) => Some(false),
+        // The driver may still be at work, or was not asked.
+        RemoteError::Uncertain(_) | RemoteError::Waiting(_) => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_claim_hears_of_what_is_certain_when_it_says_whose_turn_it_is() {
+        let why = || "no".to_owned();
+        let hears = |turn, error: RemoteError| {
+            let growth = Growth {
+                bytes: 1,
+                told: true,
+                turn,
+            };
+            is_told(growth, &error)
+        };
+        for turn in [Turn::Pending, Turn::InProgress] {
+            let turn = Some(turn);
+            assert_eq!(hears(turn, RemoteError::Infeasible(why())), Some(true));
+            assert_eq!(hears(turn, RemoteError::Failed(why())), Some(false));
+            assert_eq!(hears(turn, RemoteError::Uncertain(why())), None);
+            assert_eq!(hears(turn, RemoteError::Waiting(why())), None);
+        }
+        assert_eq!(hears(None, RemoteError::Infeasible(why())), None);
+        assert_eq!(hears(None, RemoteError::Failed(why())), None);
     }
 }

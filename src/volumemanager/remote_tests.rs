@@ -581,3 +581,27 @@ async fn of_two_pods_that_come_at_once_one_has_the_volume() {
         assert!(mounted[0] != mounted[1], "{mounted:?}");
     }
 }
+
+#[tokio::test(start_paused = true)]
+async fn the_size_of_a_device_is_on_record_as_long_as_the_device() {
+    let world = world();
+    let device = csi();
+    world.manager.note_size(&device, 5).await.unwrap();
+    assert_eq!(world.manager.size_here(&device), None, "it is not staged");
+    for uid in ["pod-a", "pod-b"] {
+        world.mount(uid, device.clone()).await.unwrap();
+    }
+    world.manager.note_size(&device, 5).await.unwrap();
+    world.manager.note_size(&device, 7).await.unwrap();
+    world.manager.unmount(&"pod-a".into()).await.unwrap();
+    assert_eq!(world.manager.size_here(&device), Some(7));
+    world.manager.unmount(&"pod-b".into()).await.unwrap();
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    assert_eq!(world.manager.size_here(&device), None);
+    let seen = world.store.snapshot();
+    assert_eq!(seen.with_prefix::<ObjectRecord>("").count(), 0);
+    // What is mounted for each pod by itself has no size of its own.
+    world.mount("pod-a", nfs()).await.unwrap();
+    world.manager.note_size(&nfs(), 5).await.unwrap();
+    assert_eq!(world.manager.size_here(&nfs()), None);
+}

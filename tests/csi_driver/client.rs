@@ -108,7 +108,7 @@ async fn codes_tell_whether_a_call_may_have_taken_effect() {
         match RemoteError::from(error) {
             RemoteError::Failed(_) => assert!(!unsure.contains(&code), "{code}"),
             RemoteError::Uncertain(_) => assert!(unsure.contains(&code), "{code}"),
-            RemoteError::Waiting(_) => panic!("{code}"),
+            other => panic!("{code}: {other}"),
         }
     }
 }

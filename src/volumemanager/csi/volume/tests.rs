@@ -787,6 +787,35 @@ async fn secrets_are_told_whole_or_not_at_all() {
 }
 
 #[tokio::test]
+async fn a_size_that_a_driver_never_has_is_told_from_one_it_does_not_have_now() {
+    let world = world(&[NodeRpc::ExpandVolume]);
+    let (volume, target) = (resolved(remote(csi())), world.target(false));
+    let fails = async |code| {
+        world.fail("NodeExpandVolume", code);
+        let (volume, path) = (Arc::clone(&volume), target.path.clone());
+        RemotePlugin::expand(&world.plugin, volume, None, path, 5).await
+    };
+    for code in [Code::OutOfRange, Code::InvalidArgument, Code::NotFound] {
+        let failed = fails(code).await;
+        assert!(
+            matches!(failed, Err(RemoteError::Infeasible(_))),
+            "{failed:?}"
+        );
+    }
+    for code in [Code::Internal, Code::FailedPrecondition] {
+        let failed = fails(code).await;
+        assert!(matches!(failed, Err(RemoteError::Failed(_))), "{failed:?}");
+    }
+    for code in [Code::Aborted, Code::DeadlineExceeded] {
+        let failed = fails(code).await;
+        assert!(
+            matches!(failed, Err(RemoteError::Uncertain(_))),
+            "{failed:?}"
+        );
+    }
+}
+
+#[tokio::test]
 async fn volumes_grow_and_are_measured_by_drivers_that_can() {
     let world = world(&[]);
     let volume = resolved(remote(csi()));
