@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use k8s_openapi::api::core::v1::{EmptyDirVolumeSource, Pod};
 use nix::errno::Errno;
-use nix::mount::{MntFlags, MsFlags};
+use nix::mount::MsFlags;
 
 use super::error::{VolumeError, io_error};
 use super::huge_pages::{self, HugePagesError};
@@ -227,20 +227,21 @@ const OF_MEMORY: [&str; 2] = ["tmpfs", "hugetlbfs"];
 /// else that is mounted there or below keeps it.
 pub(super) fn tear_down(path: &Path, uid: &PodUid, own: Own) -> Result<(), VolumeError> {
     fail::fail_point!("volumemanager::tear_down::begun");
-    let mounted = mounts::all_at(path).map_err(io_error("look at volume", uid, path))?;
+    let table = mounts::Table::read().map_err(io_error("look at volume", uid, path))?;
+    let mounted = table
+        .all_at(path)
+        .map_err(io_error("look at volume", uid, path))?;
     match mounted.as_slice() {
         [] => {}
         [mount] if own != Own::Plain && OF_MEMORY.contains(&mount.fstype.as_str()) => {
-            if let Some(inside) = mounts::inside(path).map_err(io_error("look below", uid, path))? {
-                return Err(VolumeError::InUse {
+            table
+                .check_alone(path)
+                .map_err(|error| VolumeError::InUse {
                     pod: uid.clone(),
                     path: path.to_owned(),
-                    what: format!("{} is mounted; unmount it first", inside.point.display()),
-                });
-            }
-            nix::mount::umount2(path, MntFlags::UMOUNT_NOFOLLOW)
-                .map_err(io::Error::from)
-                .map_err(io_error("unmount volume", uid, path))?;
+                    what: error.to_string(),
+                })?;
+            mounts::unmount_own(path).map_err(io_error("unmount volume", uid, path))?;
             fail::fail_point!("volumemanager::tear_down::unmounted");
         }
         [.., mount] => {

@@ -389,6 +389,8 @@ impl Drop for Unmount {
 
 #[path = "content_tests.rs"]
 mod content_tests;
+#[path = "copies_tests.rs"]
+mod copies_tests;
 #[path = "refresh_tests.rs"]
 mod refresh_tests;
 #[path = "refusals_tests.rs"]
