@@ -342,12 +342,18 @@ fn requeue(workers: &PodWorkers, uid: &PodUid, delay: Duration, why: &str) {
 
 async fn forget(workers: &PodWorkers, job: &Job) -> Next {
     let context = &workers.0.context;
+    let (pace, what) = (context.volumes.pace(), format!("records of {}", job.uid));
     if let Err(error) = purge::purge(context, job).await {
-        warn!(%error, "cannot forget the pod yet");
+        if pace.is_due(&what, &error.to_string(), context.clock.now()) {
+            warn!(%error, "cannot forget the pod yet");
+        } else {
+            debug!(%error, "still cannot forget the pod");
+        }
         requeue(workers, &job.uid, Duration::from_secs(10), "purge failed");
         // Keep `forget` set: the next turn tries again.
         return Next::Wait;
     }
+    pace.over(&what);
     let mut handles = workers.handles();
     handles.remove(&job.uid);
     drop(handles);

@@ -76,7 +76,8 @@ use crate::core::volumes::{CSI, ISCSI, LOCAL, NFS};
 use crate::store::Store;
 use crate::types::events::EventRecorder;
 use crate::types::metrics::{Metrics, StorageLabel};
-use crate::types::{Clock, PodUid, blocking};
+use crate::types::{Clock, Pace, PodUid, blocking};
+use attached::Attached;
 use operations::Operations;
 use remote::RemotePlugin;
 
@@ -136,6 +137,7 @@ pub struct VolumeManager {
     waiting: Arc<Mutex<HashMap<PodUid, mount::Waiting>>>,
     /// By `<uid>/<volume>`; gone with the volume.
     written: Arc<Mutex<HashMap<String, content::Written>>>,
+    pace: Pace,
 }
 
 impl VolumeManager {
@@ -161,6 +163,7 @@ impl VolumeManager {
             in_use: watch::Sender::new(BTreeSet::new()),
             waiting: Arc::default(),
             written: Arc::default(),
+            pace: Pace::default(),
         }
     }
 
@@ -191,6 +194,11 @@ impl VolumeManager {
     pub fn telling(mut self, recorder: Arc<dyn EventRecorder>) -> Self {
         self.recorder = Some(recorder);
         self
+    }
+
+    /// How often is told of pods that cannot go.
+    pub fn pace(&self) -> &Pace {
+        &self.pace
     }
 
     fn observe(&self, operation: &str, plugin: &str, begun: Instant, ok: bool) {
