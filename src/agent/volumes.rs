@@ -2,9 +2,12 @@
 
 use std::sync::Arc;
 
+use k8s_openapi::api::core::v1::Node;
+
 use super::start::{Base, Parts};
 use crate::core::volumes::CSI;
 use crate::kubeletconfig::AgentConfig;
+use crate::kuberuntime::resources::value;
 use crate::pod_manager::PodManager;
 use crate::types::metrics::Count;
 use crate::volumemanager::command::Tools;
@@ -13,6 +16,16 @@ use crate::volumemanager::csi::registry::{Drivers, DriversOptions};
 use crate::volumemanager::in_use::Reported;
 use crate::volumemanager::remote::RemotePlugin;
 use crate::volumemanager::{self, VolumeManager};
+
+/// The most a tmpfs may hold, in bytes: what the node has for pods (`status.allocatable`), or all of its memory
+/// where nothing is left for them or nothing is known.
+pub(super) fn memory_for_pods(node: &Node, capacity: u64) -> Option<u64> {
+    let status = node.status.as_ref();
+    let allocatable = status.and_then(|s| s.allocatable.as_ref()?.get("memory"));
+    let bytes = allocatable.and_then(|quantity| value(quantity).ok());
+    let bytes = bytes.and_then(|bytes| u64::try_from(bytes).ok());
+    bytes.into_iter().chain([capacity]).find(|bytes| *bytes > 0)
+}
 
 /// The volume manager with what mounts storage from elsewhere.
 pub(super) fn volume_manager(
@@ -58,4 +71,29 @@ pub(super) fn counting(parts: &Parts, pods: PodManager) -> Arc<Count> {
         Arc::new(move || volumemanager::count(&store.snapshot(), &pods.all(), &metrics));
     parts.metrics.counting(&count);
     count
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn no_tmpfs_holds_more_than_pods_may_have_of_the_node() {
+        let node = |status: serde_json::Value| -> Node {
+            serde_json::from_value(json!({"metadata": {}, "status": status})).unwrap()
+        };
+        for (status, bytes) in [
+            (
+                json!({"capacity": {"memory": "4Gi"}, "allocatable": {"memory": "3Gi"}}),
+                Some(3 << 30),
+            ),
+            (json!({"allocatable": {"memory": "0"}}), Some(8)),
+            (json!({}), Some(8)),
+        ] {
+            assert_eq!(memory_for_pods(&node(status), 8), bytes);
+        }
+        assert_eq!(memory_for_pods(&node(json!({})), 0), None);
+    }
 }

@@ -102,15 +102,15 @@ impl Plan {
     }
 }
 
-/// Size of a tmpfs: the least of what the node has, what the pod's containers may use together, and what
-/// the volume says; upstream's `calculateEmptyDirMemorySize`.
+/// Size of a tmpfs: the least of what the node has for pods, what the pod may use with its overhead, as its cgroup has
+/// it, and what the volume says; upstream's `calculateEmptyDirMemorySize`.
 pub(super) fn memory_size(
     pod: &Pod,
     empty: &EmptyDirVolumeSource,
     node: Option<u64>,
 ) -> Result<Option<u64>, QuantityError> {
     let positive = |v: i64| u64::try_from(v).ok().filter(|v| *v > 0);
-    let of_pod = resources::pod_resources(pod)?
+    let of_pod = resources::pod_resources_with_overhead(pod)?
         .memory_limit
         .and_then(positive);
     let own = empty
