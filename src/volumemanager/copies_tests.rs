@@ -1,9 +1,11 @@
-//! Mounts that the kernel lists more than once, as what they are in is shared.
+//! Mounts that the kernel lists more than once, as what they are in is shared, and mounts of others.
 
 use nix::mount::{MsFlags, mount};
 
 use super::*;
-use crate::volumemanager::stand_in::{Swept, can_mount};
+use crate::core::volumes::Source;
+use crate::volumemanager::stand_in::{Swept, can_mount, remote, resolved};
+use k8s_openapi::api::core::v1::LocalVolumeSource;
 
 fn bind(from: &Path, at: &Path) {
     let none: Option<&str> = None;
@@ -97,4 +99,113 @@ async fn a_mount_that_came_by_propagation_keeps_no_pod_and_stays_where_it_came_f
     );
     assert_eq!(fs::read_to_string(own.join("data")).unwrap(), "kept");
     assert_eq!(fs::read_to_string(usb.join("data")).unwrap(), "kept");
+}
+
+#[tokio::test]
+async fn what_somebody_mounted_in_the_place_of_a_volume_is_not_unmounted() {
+    if !can_mount() {
+        return;
+    }
+    let world = world();
+    let dir = world.dir.path().canonicalize().unwrap();
+    let _swept = Swept(dir.clone());
+    let users = dir.join("users");
+    fs::create_dir(&users).unwrap();
+    let tools = crate::volumemanager::command::Tools::default();
+    let manager = world.manager.clone().with_system_tools(tools);
+    let pod = pod(
+        "u1",
+        json!([{"name": "v", "persistentVolumeClaim": {"claimName": "c"}}]),
+    );
+    let local = LocalVolumeSource {
+        path: users.to_string_lossy().into_owned(),
+        fs_type: None,
+    };
+    let mut sources = Sources::default();
+    let found = resolved(remote(Source::Local(local)));
+    sources.remotes.insert("v".to_owned(), Ok(found));
+    let mounting = manager.mount(&pod, &sources, &world.recorder);
+    let at = mounting.await.unwrap()["v"].clone();
+    assert!(mounts::at(&at).unwrap().is_some());
+    let none: Option<&str> = None;
+    nix::mount::umount(&at).unwrap();
+    mount(Some("theirs"), &at, Some("tmpfs"), MsFlags::empty(), none).unwrap();
+    fs::write(at.join("data"), "kept").unwrap();
+    let error = manager.unmount(&pod.uid()).await.unwrap_err();
+    let text = chain(&error);
+    assert!(
+        text.contains("theirs (tmpfs) is mounted at") && text.contains("instead of it"),
+        "{text}"
+    );
+    assert_eq!(fs::read_to_string(at.join("data")).unwrap(), "kept");
+    nix::mount::umount(&at).unwrap();
+    // Which knows of no back-off.
+    let tools = crate::volumemanager::command::Tools::default();
+    let next = world.restarted().with_system_tools(tools);
+    next.unmount(&pod.uid()).await.unwrap();
+    next.remove_pod_dirs(&pod.uid()).await.unwrap();
+    let left = world.store.snapshot();
+    let mut left = left.with_prefix::<crate::core::state::ObjectRecord>("mounts/u1");
+    assert_eq!(left.next().map(|(key, _)| key.to_string()), None);
+}
+
+#[tokio::test]
+async fn what_keeps_a_pod_is_told_once_for_each_reason() {
+    if !can_mount() {
+        return;
+    }
+    let world = world();
+    let _swept = Swept(world.dir.path().canonicalize().unwrap());
+    let recorder = Arc::new(MemoryRecorder::default());
+    let manager = world.manager.clone().telling(Arc::clone(&recorder) as _);
+    let pod = pod(
+        "u1",
+        json!([{"name": "a", "emptyDir": {}}, {"name": "b", "emptyDir": {}}]),
+    );
+    let record = PodRecord {
+        source: PodSource::Api,
+        origin: String::new(),
+        pod: Arc::new(pod.clone()).into(),
+        first_seen: TestClock.now(),
+        confirmed_epoch: 1,
+    };
+    let known = Transaction::new().put("u1", record);
+    world.store.commit(known).await.unwrap();
+    let paths = world.mount(&pod).await.unwrap();
+    let over = |name: &str| {
+        let none: Option<&str> = None;
+        mount(
+            Some("x"),
+            &paths[name],
+            Some("tmpfs"),
+            MsFlags::empty(),
+            none,
+        )
+        .unwrap();
+    };
+    over("a");
+    over("b");
+    let told = |reasons: usize| {
+        let events = recorder.events();
+        assert!(events.iter().all(|e| e.reason == "FailedUnMount"));
+        assert_eq!(events.len(), reasons, "{events:?}");
+    };
+    for _ in 0..3 {
+        manager.unmount(&pod.uid()).await.unwrap_err();
+        told(2);
+    }
+    nix::mount::umount(&paths["a"]).unwrap();
+    manager.unmount(&pod.uid()).await.unwrap_err();
+    told(2);
+    nix::mount::umount(&paths["b"]).unwrap();
+    manager.unmount(&pod.uid()).await.unwrap();
+    // Of the directory, too.
+    let stray = manager.pod_dir(&pod.uid()).join("volumes/theirs/volume");
+    fs::create_dir_all(&stray).unwrap();
+    fs::write(stray.join("data"), "kept").unwrap();
+    for _ in 0..3 {
+        manager.remove_pod_dirs(&pod.uid()).await.unwrap_err();
+        told(3);
+    }
+    assert!(stray.join("data").exists());
 }

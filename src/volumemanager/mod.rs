@@ -19,6 +19,7 @@
 
 mod accounts;
 mod atomic_writer;
+pub mod attached;
 mod block;
 pub mod command;
 mod content;
@@ -37,6 +38,7 @@ mod mount;
 mod mounts;
 pub mod nfs;
 mod operations;
+mod own_mounts;
 mod ownership;
 mod payload;
 mod plan;
@@ -184,9 +186,11 @@ impl VolumeManager {
     /// Mounts NFS exports, iSCSI disks and disks and directories of this node with these tools.
     #[must_use]
     pub fn with_system_tools(self, tools: command::Tools) -> Self {
+        let attached = Attached::new(self.store.clone(), Arc::clone(&self.clock));
+        let iscsi = iscsi::IscsiPlugin::new(tools.clone(), attached.clone());
         self.with_plugin(NFS, Arc::new(nfs::NfsPlugin::new(tools.clone())))
-            .with_plugin(ISCSI, Arc::new(iscsi::IscsiPlugin::new(tools.clone())))
-            .with_plugin(LOCAL, Arc::new(local::LocalPlugin::new(tools)))
+            .with_plugin(ISCSI, Arc::new(iscsi))
+            .with_plugin(LOCAL, Arc::new(local::LocalPlugin::new(tools, attached)))
     }
 
     /// Tells of unmounts that fail; of mounts those are told who wait for them.
