@@ -5,15 +5,17 @@ use std::sync::Arc;
 use k8s_openapi::api::core::v1::Node;
 
 use super::start::{Base, Parts};
-use crate::core::volumes::CSI;
+use crate::core::volumes::{CSI, ISCSI};
 use crate::kubeletconfig::AgentConfig;
 use crate::kuberuntime::resources::value;
 use crate::pod_manager::PodManager;
 use crate::types::metrics::Count;
+use crate::volumemanager::attached::Attached;
 use crate::volumemanager::command::Tools;
 use crate::volumemanager::csi::CsiPlugin;
 use crate::volumemanager::csi::registry::{Drivers, DriversOptions};
 use crate::volumemanager::in_use::Reported;
+use crate::volumemanager::iscsi::IscsiPlugin;
 use crate::volumemanager::remote::RemotePlugin;
 use crate::volumemanager::{self, VolumeManager};
 
@@ -35,16 +37,19 @@ pub(super) fn volume_manager(
     memory: Option<u64>,
 ) -> VolumeManager {
     let (root, clock) = (config.root_dir.clone(), Arc::clone(&base.clock));
+    let csi = CsiPlugin::new(drivers, &config.root_dir, &config.node_name);
+    let known = Attached::new(base.store.clone(), Arc::clone(&clock));
+    let iscsi = IscsiPlugin::new(Tools::default(), known);
     VolumeManager::new(root, memory, base.store.clone(), clock)
         .measured(base.metrics.clone())
         .telling(Arc::clone(&base.recorder) as _)
-        .with_plugin(CSI, csi_plugin(config, base, drivers))
         .with_system_tools(Tools::default())
+        .with_plugin(CSI, attached(base, Arc::new(csi)))
+        .with_plugin(ISCSI, attached(base, Arc::new(iscsi)))
 }
 
-/// Mounts volumes of CSI drivers; with an API server only what it knows to be in use.
-fn csi_plugin(config: &AgentConfig, base: &Base, drivers: Drivers) -> Arc<dyn RemotePlugin> {
-    let plugin = Arc::new(CsiPlugin::new(drivers, &config.root_dir, &config.node_name));
+/// A plugin for what is attached: with an API server it mounts only what that knows to be in use.
+fn attached(base: &Base, plugin: Arc<dyn RemotePlugin>) -> Arc<dyn RemotePlugin> {
     match base.api {
         Some(_) => Arc::new(Reported::new(plugin, base.node.clone())),
         None => plugin,
