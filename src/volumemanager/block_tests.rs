@@ -68,7 +68,10 @@ async fn a_file_has_one_loop_device_until_it_is_left() {
     for _ in 0..2 {
         let done = detach_loop(&tools, &attached, &file, &at).await;
         done.unwrap();
-        assert_eq!(loop_of(&tools, &file).await.unwrap(), None);
+        // Who happens to look at all devices of the machine holds it for that moment.
+        while loop_of(&tools, &file).await.unwrap().is_some() {
+            tokio::time::sleep(std::time::Duration::from_millis(10)).await;
+        }
     }
 }
 
