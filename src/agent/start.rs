@@ -317,7 +317,7 @@ pub(super) async fn start(
     let queue = WorkQueue::new(base.store.clone());
     let drivers = volumes::csi_drivers(config, base);
     tasks.add("csi drivers", drivers.clone().run(token.clone()));
-    let memory = (node.memory_capacity > 0).then_some(node.memory_capacity);
+    let memory = volumes::memory_for_pods(&local_node, node.memory_capacity);
     let volumes = volumes::volume_manager(config, base, drivers, memory);
     if let Err(error) = volumes.reconcile().await {
         warn!(%error, "volumes are not as recorded, their pods wait");

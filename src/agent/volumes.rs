@@ -2,17 +2,32 @@
 
 use std::sync::Arc;
 
+use k8s_openapi::api::core::v1::Node;
+
 use super::start::{Base, Parts};
-use crate::core::volumes::CSI;
+use crate::core::volumes::{CSI, ISCSI};
 use crate::kubeletconfig::AgentConfig;
+use crate::kuberuntime::resources::value;
 use crate::pod_manager::PodManager;
 use crate::types::metrics::Count;
+use crate::volumemanager::attached::Attached;
 use crate::volumemanager::command::Tools;
 use crate::volumemanager::csi::CsiPlugin;
 use crate::volumemanager::csi::registry::{Drivers, DriversOptions};
 use crate::volumemanager::in_use::Reported;
+use crate::volumemanager::iscsi::IscsiPlugin;
 use crate::volumemanager::remote::RemotePlugin;
 use crate::volumemanager::{self, VolumeManager};
+
+/// The most a tmpfs may hold, in bytes: what the node has for pods (`status.allocatable`), or all of its memory
+/// where nothing is left for them or nothing is known.
+pub(super) fn memory_for_pods(node: &Node, capacity: u64) -> Option<u64> {
+    let status = node.status.as_ref();
+    let allocatable = status.and_then(|s| s.allocatable.as_ref()?.get("memory"));
+    let bytes = allocatable.and_then(|quantity| value(quantity).ok());
+    let bytes = bytes.and_then(|bytes| u64::try_from(bytes).ok());
+    bytes.into_iter().chain([capacity]).find(|bytes| *bytes > 0)
+}
 
 /// The volume manager with what mounts storage from elsewhere.
 pub(super) fn volume_manager(
@@ -22,16 +37,19 @@ pub(super) fn volume_manager(
     memory: Option<u64>,
 ) -> VolumeManager {
     let (root, clock) = (config.root_dir.clone(), Arc::clone(&base.clock));
+    let csi = CsiPlugin::new(drivers, &config.root_dir, &config.node_name);
+    let known = Attached::new(base.store.clone(), Arc::clone(&clock));
+    let iscsi = IscsiPlugin::new(Tools::default(), known);
     VolumeManager::new(root, memory, base.store.clone(), clock)
         .measured(base.metrics.clone())
         .telling(Arc::clone(&base.recorder) as _)
-        .with_plugin(CSI, csi_plugin(config, base, drivers))
         .with_system_tools(Tools::default())
+        .with_plugin(CSI, attached(base, Arc::new(csi)))
+        .with_plugin(ISCSI, attached(base, Arc::new(iscsi)))
 }
 
-/// Mounts volumes of CSI drivers; with an API server only what it knows to be in use.
-fn csi_plugin(config: &AgentConfig, base: &Base, drivers: Drivers) -> Arc<dyn RemotePlugin> {
-    let plugin = Arc::new(CsiPlugin::new(drivers, &config.root_dir, &config.node_name));
+/// A plugin for what is attached: with an API server it mounts only what that knows to be in use.
+fn attached(base: &Base, plugin: Arc<dyn RemotePlugin>) -> Arc<dyn RemotePlugin> {
     match base.api {
         Some(_) => Arc::new(Reported::new(plugin, base.node.clone())),
         None => plugin,
@@ -58,4 +76,29 @@ pub(super) fn counting(parts: &Parts, pods: PodManager) -> Arc<Count> {
         Arc::new(move || volumemanager::count(&store.snapshot(), &pods.all(), &metrics));
     parts.metrics.counting(&count);
     count
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn no_tmpfs_holds_more_than_pods_may_have_of_the_node() {
+        let node = |status: serde_json::Value| -> Node {
+            serde_json::from_value(json!({"metadata": {}, "status": status})).unwrap()
+        };
+        for (status, bytes) in [
+            (
+                json!({"capacity": {"memory": "4Gi"}, "allocatable": {"memory": "3Gi"}}),
+                Some(3 << 30),
+            ),
+            (json!({"allocatable": {"memory": "0"}}), Some(8)),
+            (json!({}), Some(8)),
+        ] {
+            assert_eq!(memory_for_pods(&node(status), 8), bytes);
+        }
+        assert_eq!(memory_for_pods(&node(json!({})), 0), None);
+    }
 }

@@ -342,8 +342,13 @@ fn requeue(workers: &PodWorkers, uid: &PodUid, delay: Duration, why: &str) {
 
 async fn forget(workers: &PodWorkers, job: &Job) -> Next {
     let context = &workers.0.context;
+    let (pace, what) = (context.volumes.pace(), format!("records of {}", job.uid));
     if let Err(error) = purge::purge(context, job).await {
-        warn!(%error, "cannot forget the pod yet");
+        if pace.is_due(&what, &error.to_string(), context.clock.now()) {
+            warn!(%error, "cannot forget the pod yet");
+        } else {
+            debug!(%error, "still cannot forget the pod");
+        }
         let failure = StepFailure::from(error);
         let (now, jitter) = (context.clock.now(), rand::random::<f64>());
         let delay = requeue_delay(failure.requeue, now, context.resync, jitter);
@@ -351,6 +356,7 @@ async fn forget(workers: &PodWorkers, job: &Job) -> Next {
         // Keep `forget` set: the next turn tries again.
         return Next::Wait;
     }
+    pace.over(&what);
     let mut handles = workers.handles();
     handles.remove(&job.uid);
     drop(handles);

@@ -200,7 +200,12 @@ impl Janitor {
         let keep: BTreeSet<PodUid> = known.union(&running).cloned().collect();
         if complete {
             // The data of a pod that only a source out of reach knows is not its to lose.
-            for error in context.volumes.cleanup_orphan_dirs(&keep).await {
+            let errors = context.volumes.cleanup_orphan_dirs(&keep).await;
+            let texts: Vec<String> = errors.iter().map(ToString::to_string).collect();
+            let reasons: Vec<&str> = texts.iter().map(String::as_str).collect();
+            let pace = context.volumes.pace();
+            let due = pace.due("orphan directories", &reasons, context.clock.now());
+            for (error, _) in errors.iter().zip(due).filter(|(_, is_due)| *is_due) {
                 warn!(%error, "cannot remove an orphan pod directory");
             }
         }

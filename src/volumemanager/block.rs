@@ -4,13 +4,15 @@
 //! In: a device or a file, and the path of the link. Out: the link, which the container's configuration hands to
 //! the runtime. What a link leads to is looked up again each time it is made: device numbers change with a reboot.
 //!
-//! **Invariant:** a loop device is only ever detached when the kernel says that it is of the very file.
+//! **Invariant:** a loop device is detached only when it is on record that the agent has attached it, and the kernel
+//! says that it is of the very file.
 
 use std::fs;
 use std::io;
 use std::os::unix::fs::{MetadataExt, symlink};
 use std::path::{Path, PathBuf};
 
+use super::attached::Attached;
 use super::command::{Call, Tools};
 use super::disk::{device_number, failed, is_block_device, run, tool_failed};
 use super::remote::RemoteError;
@@ -74,22 +76,35 @@ pub(super) fn unlink(link: &Path) -> Result<(), RemoteError> {
     remove().map_err(failed("remove the link at", link))
 }
 
-/// The loop device of a file: the one there is, else a new one. Upstream's `AttachFileDevice`.
+/// The loop device of a file: the one there is, else a new one, which is noted as the agent's own. Upstream's
+/// `AttachFileDevice`.
 ///
 /// # Errors
 /// No loop device can be had.
-pub(super) async fn attach_loop(tools: &Tools, file: &Path) -> Result<PathBuf, RemoteError> {
-    if let Some(device) = loop_of(file).await? {
+pub(super) async fn attach_loop(
+    tools: &Tools,
+    attached: &Attached,
+    file: &Path,
+) -> Result<PathBuf, RemoteError> {
+    if let Some(device) = loop_of(tools, file).await? {
         return Ok(device);
     }
     let what = format!("attach {} to a loop device", file.display());
+    attached.note(&name_of(file)).await?;
     let call = Call::new("losetup")
         .flags(["-f", "--show", "--"])
         .path(file);
-    let output = tools
-        .succeed(call)
-        .await
-        .map_err(|e| tool_failed(&what, &e))?;
+    let output = match tools.succeed(call).await {
+        Ok(output) => output,
+        Err(error) => {
+            let error = tool_failed(&what, &error);
+            // What may have taken effect stays on record.
+            if matches!(error, RemoteError::Failed(_)) {
+                attached.forget(&name_of(file)).await?;
+            }
+            return Err(error);
+        }
+    };
     let device = PathBuf::from(output.stdout.trim());
     if !device.starts_with("/dev") {
         return Err(RemoteError::Uncertain(format!(
@@ -101,22 +116,57 @@ pub(super) async fn attach_loop(tools: &Tools, file: &Path) -> Result<PathBuf, R
     Ok(device)
 }
 
-/// Detaches the loop device of a file; `Ok` when there is none.
+/// Detaches the loop device of a file, which `link` leads to if it was handed out. `Ok` when there is none, and when it
+/// is not the agent's own: somebody else has attached it, or it is of another file by now.
 ///
 /// # Errors
 /// It is in use.
-pub(super) async fn detach_loop(tools: &Tools, file: &Path) -> Result<(), RemoteError> {
-    let Some(device) = loop_of(file).await? else {
-        return Ok(());
+pub(super) async fn detach_loop(
+    tools: &Tools,
+    attached: &Attached,
+    file: &Path,
+    link: &Path,
+) -> Result<(), RemoteError> {
+    let name = name_of(file);
+    if !attached.is_ours(&name) {
+        return attached.forget(&name).await;
+    }
+    let link = link.to_owned();
+    let linked = run(move || match fs::read_link(&link) {
+        Ok(device) => Ok(Some(device)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(failed("follow", &link)(error)),
+    });
+    let linked = linked.await?;
+    let found = loop_of(tools, file).await?;
+    let Some(device) = found.filter(|found| linked.as_ref().is_none_or(|l| l == found)) else {
+        return attached.forget(&name).await;
     };
+    detach(tools, file, &device).await?;
+    attached.forget(&name).await
+}
+
+/// Detaches the loop device of a file in a directory of the agent's own, where a kubelet was before: whatever is attached
+/// there is of that volume. `Ok` when there is none.
+///
+/// # Errors
+/// It is in use.
+pub(super) async fn detach_former_loop(tools: &Tools, file: &Path) -> Result<(), RemoteError> {
+    match loop_of(tools, file).await? {
+        Some(device) => detach(tools, file, &device).await,
+        None => Ok(()),
+    }
+}
+
+async fn detach(tools: &Tools, file: &Path, device: &Path) -> Result<(), RemoteError> {
     let what = format!("detach {} from {}", file.display(), device.display());
-    let of = device.clone();
+    let of = device.to_owned();
     if run(move || is_used(&of).map_err(failed("look at", &of))).await? {
         return Err(RemoteError::Failed(format!(
             "{what}: it is mounted, or another device is made of it"
         )));
     }
-    let call = Call::new("losetup").flags(["-d"]).path(&device);
+    let call = Call::new("losetup").flags(["-d"]).path(device);
     tools
         .succeed(call)
         .await
@@ -125,35 +175,69 @@ pub(super) async fn detach_loop(tools: &Tools, file: &Path) -> Result<(), Remote
     Ok(())
 }
 
-/// The loop device of a file, as the kernel tells it.
-async fn loop_of(file: &Path) -> Result<Option<PathBuf>, RemoteError> {
-    let file = file.to_owned();
-    run(move || {
-        let dir = Path::new("/sys/block");
-        // A file that is gone may still have one.
-        let wanted = fs::canonicalize(&file).unwrap_or(file);
-        let find = || {
-            for entry in fs::read_dir(dir)? {
-                let name = entry?.file_name();
-                let told = dir.join(&name).join("loop/backing_file");
-                match fs::read_to_string(told) {
-                    Ok(told) => {
-                        let told = told.trim_end_matches('\n');
-                        let told = told.strip_suffix(" (deleted)").unwrap_or(told);
-                        if Path::new(told) == wanted {
-                            return Ok(Some(Path::new("/dev").join(name)));
-                        }
-                    }
-                    // Free, or no loop device at all.
-                    Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-                    Err(error) => return Err(error),
+/// What the loop device of a file is noted as.
+fn name_of(file: &Path) -> String {
+    format!("loop device of {}", file.display())
+}
+
+/// The loop device of a file: of that very one, or when there is none any more, of the one that was there.
+async fn loop_of(tools: &Tools, file: &Path) -> Result<Option<PathBuf>, RemoteError> {
+    let of = file.to_owned();
+    let (candidates, identity) = run(move || {
+        let look = || Ok((loops_named(&of)?, identity(&of)?));
+        look().map_err(failed("list loop devices of", &of))
+    })
+    .await?;
+    for device in candidates {
+        let Some(identity) = &identity else {
+            return Ok(Some(device));
+        };
+        // Names alone do not tell: the file may have been replaced, or its file system be covered by another one.
+        let call = Call::new("losetup")
+            .flags(["-l", "-n", "-O", "BACK-INO,BACK-MAJ:MIN"])
+            .path(&device);
+        let what = format!("look at loop device {}", device.display());
+        let told = tools.succeed(call).await;
+        let told = told.map_err(|e| tool_failed(&what, &e))?;
+        let told: Vec<&str> = told.stdout.split_whitespace().collect();
+        if told == [identity.0.as_str(), identity.1.as_str()] {
+            return Ok(Some(device));
+        }
+    }
+    Ok(None)
+}
+
+/// Number of a file, and of the file system it is in; `None` when it is not there.
+fn identity(file: &Path) -> io::Result<Option<(String, String)>> {
+    match fs::metadata(file) {
+        Ok(found) => Ok(Some((found.ino().to_string(), device_number(found.dev())))),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// Loop devices whose file has this name, as the kernel tells it, or had it before it was removed.
+fn loops_named(file: &Path) -> io::Result<Vec<PathBuf>> {
+    let dir = Path::new("/sys/block");
+    // A file that is gone may still have one.
+    let wanted = fs::canonicalize(file).unwrap_or_else(|_| file.to_owned());
+    let mut found = Vec::new();
+    for entry in fs::read_dir(dir)? {
+        let name = entry?.file_name();
+        match fs::read_to_string(dir.join(&name).join("loop/backing_file")) {
+            Ok(told) => {
+                let told = told.trim_end_matches('\n');
+                let told = told.strip_suffix(" (deleted)").unwrap_or(told);
+                if Path::new(told) == wanted {
+                    found.push(Path::new("/dev").join(name));
                 }
             }
-            Ok(None)
-        };
-        find().map_err(failed("list loop devices in", dir))
-    })
-    .await
+            // Free, or no loop device at all.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(found)
 }
 
 /// Whether a device is mounted, or another one is made of it. Blocking.

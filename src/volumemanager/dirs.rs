@@ -44,8 +44,18 @@ impl VolumeManager {
     /// Removes a pod's directory. Its volumes must be unmounted.
     ///
     /// # Errors
-    /// `InUse` when volumes are on record or on disk, or something is mounted there.
+    /// `InUse` when volumes are on record or on disk, or something is mounted there. Users are told.
     pub async fn remove_pod_dirs(&self, uid: &PodUid) -> Result<(), VolumeError> {
+        let done = self.remove_dirs(uid).await;
+        let what = format!("directory of {uid}");
+        match &done {
+            Ok(()) => self.pace.over(&what),
+            Err(error) => self.tell_stuck(uid, &what, &[error]),
+        }
+        done
+    }
+
+    async fn remove_dirs(&self, uid: &PodUid) -> Result<(), VolumeError> {
         check_name(uid, uid.as_str())?;
         let path = self.pod_dir(uid);
         let in_use = |what: String| VolumeError::InUse {

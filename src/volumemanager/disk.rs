@@ -10,18 +10,17 @@
 //! **Invariant:** what is mounted is asked of the mount table, by names alone: a dead server behind a mount point
 //! is never looked at. What is taken away is a mount, then an empty directory or a link, never a file.
 
-use std::ffi::OsString;
 use std::fs;
 use std::io::{self, Read};
-use std::os::unix::ffi::OsStringExt;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Duration;
 
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sys::statvfs::{FsFlags, statvfs};
 
 use super::command::{self, Call, CommandError, Tools};
+use super::mounts::{self, Mount, Table};
 use super::remote::RemoteError;
 use crate::types::blocking;
 
@@ -35,99 +34,14 @@ const NOTHING_FOUND: i32 = 2;
 /// Bit of the exit code of `fsck` that has left errors.
 const UNCORRECTED: i32 = 4;
 
-/// A line of the mount table.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Entry {
-    /// Number of the mount.
-    pub(super) id: String,
-    /// Number of the mount it is mounted on.
-    pub(super) parent: String,
-    /// `major:minor` of the file system.
-    pub(super) device: String,
-    /// The directory of it that is mounted.
-    pub(super) root: PathBuf,
-    /// Where.
-    pub(super) point: PathBuf,
-    /// File system type.
-    pub(super) fstype: String,
-    /// A device, `server:path`, or whatever the file system goes by.
-    pub(super) source: String,
-    /// Whether this mount, or the file system itself, can only be read.
-    pub(super) read_only: bool,
-}
-
-/// All mounts of this mount namespace, the latest last.
-pub(super) fn table() -> io::Result<Vec<Entry>> {
-    Ok(parse(&fs::read("/proc/self/mountinfo")?))
-}
-
-fn parse(table: &[u8]) -> Vec<Entry> {
-    let line = |line: &[u8]| {
-        let text = |field: &[u8]| String::from_utf8_lossy(&unescape(field)).into_owned();
-        let path = |field: &[u8]| PathBuf::from(OsString::from_vec(unescape(field)));
-        let fields: Vec<&[u8]> = line.split(|b| *b == b' ').collect();
-        let dash = fields.iter().position(|f| *f == b"-")?;
-        let read_only = |options: &[u8]| options.split(|b| *b == b',').any(|o| o == b"ro");
-        Some(Entry {
-            id: text(fields.first()?),
-            parent: text(fields.get(1)?),
-            device: text(fields.get(2)?),
-            root: path(fields.get(3)?),
-            point: path(fields.get(4)?),
-            fstype: text(fields.get(dash + 1)?),
-            source: text(fields.get(dash + 2)?),
-            read_only: read_only(fields.get(5)?) || read_only(fields.get(dash + 3)?),
-        })
-    };
-    table.split(|b| *b == b'\n').filter_map(line).collect()
-}
-
-/// Spaces, tabs, line feeds and backslashes are written as `\` and three octal digits.
-fn unescape(field: &[u8]) -> Vec<u8> {
-    let mut out = Vec::with_capacity(field.len());
-    let mut rest = field.iter();
-    while let Some(byte) = rest.next() {
-        let digits = rest.as_slice().get(..3).filter(|_| *byte == b'\\');
-        let digits = digits.and_then(|d| std::str::from_utf8(d).ok());
-        match digits.and_then(|d| u8::from_str_radix(d, 8).ok()) {
-            Some(value) => {
-                out.push(value);
-                rest = rest.as_slice()[3..].iter();
-            }
-            None => out.push(*byte),
-        }
-    }
-    out
+/// All mounts of this mount namespace.
+pub(super) fn table() -> io::Result<Vec<Mount>> {
+    Ok(Table::read()?.into_all())
 }
 
 /// What is mounted exactly at `path`, the topmost. The path itself is not looked at, only what leads to it.
-pub(super) fn mounted_at(path: &Path) -> io::Result<Option<Entry>> {
-    Ok(all_at(path)?.pop())
-}
-
-/// All that is mounted exactly at `path`, the latest last; as [`mounted_at`].
-fn all_at(path: &Path) -> io::Result<Vec<Entry>> {
-    let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
-        return Err(io::Error::new(
-            io::ErrorKind::InvalidInput,
-            "not a path of a volume",
-        ));
-    };
-    let parent = match fs::canonicalize(parent) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
-        other => other?,
-    };
-    let path = parent.join(name);
-    let mut all = table()?;
-    all.retain(|entry| entry.point.as_os_str() == path.as_os_str());
-    Ok(all)
-}
-
-/// The one that is mounted over another one of these, which are all at one path. Copies of one mount, in mounts
-/// that share what happens in them, are beside each other.
-fn over(all: &[Entry]) -> Option<&Entry> {
-    let is_over = |entry: &&Entry| all.iter().any(|below| below.id == entry.parent);
-    all.iter().rfind(is_over)
+pub(super) fn mounted_at(path: &Path) -> io::Result<Option<Mount>> {
+    mounts::at(path)
 }
 
 /// Runs file system work on a thread of its own; it goes on when the future is dropped.
@@ -272,28 +186,37 @@ fn remount_read_only(at: &Path) -> Result<(), RemoteError> {
 }
 
 /// Unmounts what is mounted at `path` by `umount`, and removes the empty directory. `Ok` when there is nothing.
-/// Nothing behind the mount is looked at, nor is its server told.
+/// Nothing behind the mount is looked at, nor is its server told. Copies of mounts elsewhere that have come into it
+/// by propagation go with it.
 ///
 /// # Errors
-/// It is busy, or does not answer: `about` names whose it is. Something is mounted over it, by somebody else:
-/// then nothing is unmounted.
+/// It is busy, or does not answer: `about` names whose it is. Something is mounted over it or in it, by somebody
+/// else: then nothing is unmounted.
 pub(super) async fn unmount(tools: &Tools, path: &Path, about: &str) -> Result<(), RemoteError> {
     let what = format!("unmount {about} from {}", path.display());
-    if !is_single(path, &what).await? {
+    if !is_alone(path, &what).await? {
         return remove_mount_point_of(path).await;
     }
     let call = Call::new("umount").flags(["-c", "-i", "--"]).path(path);
-    if let Err(error) = tools.succeed(call).await {
-        return Err(match error {
-            CommandError::Late { .. } | CommandError::StillRuns { .. } => {
-                RemoteError::Uncertain(format!(
-                    "{what}: {about} does not answer; it is tried again until it does or is unmounted by force: {error}"
-                ))
+    match tools.succeed(call).await {
+        Ok(_) => {}
+        Err(error @ (CommandError::Late { .. } | CommandError::StillRuns { .. })) => {
+            return Err(RemoteError::Uncertain(format!(
+                "{what}: {about} does not answer; it is tried again until it does or is unmounted by force: {error}"
+            )));
+        }
+        Err(error) => {
+            let (at, step) = (path.to_owned(), what.clone());
+            let detach = move || {
+                let detached = mounts::detach_with_copies(&at);
+                detached.map_err(|error| RemoteError::Failed(format!("{step}: {error}")))
+            };
+            if !run(detach).await? {
+                return Err(tool_failed(&what, &error));
             }
-            _ => tool_failed(&what, &error),
-        });
+        }
     }
-    if is_single(path, &what).await? {
+    if is_alone(path, &what).await? {
         return Err(RemoteError::Failed(format!(
             "{what}: something else is mounted there meanwhile; whoever mounted it is to unmount it"
         )));
@@ -301,17 +224,18 @@ pub(super) async fn unmount(tools: &Tools, path: &Path, about: &str) -> Result<(
     remove_mount_point_of(path).await
 }
 
-/// Whether there is a mount at `path`, with nothing mounted over it.
-async fn is_single(path: &Path, what: &str) -> Result<bool, RemoteError> {
-    let at = path.to_owned();
-    let all = run(move || all_at(&at).map_err(failed("look for mounts at", &at))).await?;
-    match over(&all) {
-        None => Ok(!all.is_empty()),
-        Some(top) => Err(RemoteError::Failed(format!(
-            "{what}: {} ({}) is mounted over it; whoever mounted that is to unmount it",
-            top.source, top.fstype
-        ))),
-    }
+/// Whether there is a mount at `path`; an error when somebody has mounted something over it or in it.
+async fn is_alone(path: &Path, what: &str) -> Result<bool, RemoteError> {
+    let (at, what) = (path.to_owned(), what.to_owned());
+    run(move || {
+        let look = || {
+            let table = Table::read()?;
+            table.check_alone(&at)?;
+            Ok::<_, io::Error>(table.at(&at)?.is_some())
+        };
+        look().map_err(|error| RemoteError::Failed(format!("{what}: {error}")))
+    })
+    .await
 }
 
 async fn remove_mount_point_of(path: &Path) -> Result<(), RemoteError> {

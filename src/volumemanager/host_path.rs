@@ -1,9 +1,15 @@
 //! What a hostPath volume asks of its path; upstream's `hostPathTypeChecker`.
 
+use std::ffi::OsStr;
 use std::fs;
 use std::io;
-use std::os::unix::fs::{FileTypeExt, PermissionsExt};
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::FileTypeExt;
 use std::path::{Component, Path};
+
+use nix::errno::Errno;
+use nix::fcntl::{OFlag, open, openat};
+use nix::sys::stat::{Mode, fchmod, mkdirat};
 
 /// A path that is not what the volume says.
 #[derive(Debug, thiserror::Error)]
@@ -113,22 +119,87 @@ fn check(
     }
 }
 
+/// Makes a directory and those it lies in. What is there is followed, links too; what is missing is made by its name in
+/// the opened directory it belongs in. So nothing is made through a link that leads nowhere, nor through one that takes
+/// the place of a directory meanwhile, and modes are given to what was made and nothing else.
 fn make_dir(path: &str) -> io::Result<()> {
-    fs::create_dir_all(path)?;
-    fs::set_permissions(path, fs::Permissions::from_mode(0o755))
+    let names = names(path);
+    let (mut at, there) = deepest(&names)?;
+    for name in &names[there..] {
+        let made = match mkdirat(&at, *name, Mode::from_bits_truncate(0o755)) {
+            Ok(()) => true,
+            // Another pod makes it at the same moment, or it is a link.
+            Err(Errno::EEXIST) => false,
+            Err(error) => return Err(error.into()),
+        };
+        let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
+        at = match openat(&at, *name, flags, Mode::empty()) {
+            Err(Errno::ELOOP | Errno::ENOTDIR) => return Err(in_its_place(name)),
+            other => other?,
+        };
+        if made {
+            // Whatever the umask is.
+            fchmod(&at, Mode::from_bits_truncate(0o755))?;
+        }
+    }
+    Ok(())
 }
 
+/// Makes an empty file in a directory that is there; as [`make_dir`]. What another pod has made at the same moment stays.
 fn make_file(path: &str) -> io::Result<()> {
-    // Another pod may make it at the same moment; what it wrote stays.
-    let file = fs::OpenOptions::new()
-        .append(true)
-        .create(true)
-        .open(path)?;
-    file.set_permissions(fs::Permissions::from_mode(0o644))
+    let names = names(path);
+    let Some((name, dirs)) = names.split_last() else {
+        return Ok(());
+    };
+    let (at, there) = deepest(dirs)?;
+    if there < dirs.len() {
+        return Err(Errno::ENOENT.into());
+    }
+    let flags = OFlag::O_WRONLY | OFlag::O_CREAT | OFlag::O_EXCL | OFlag::O_CLOEXEC;
+    let mode = Mode::from_bits_truncate(0o644);
+    match openat(&at, *name, flags, mode) {
+        Ok(file) => Ok(fchmod(&file, mode)?),
+        Err(Errno::EEXIST) => Ok(()),
+        Err(error) => Err(error.into()),
+    }
+}
+
+fn names(path: &str) -> Vec<&OsStr> {
+    let all = Path::new(path).components();
+    all.filter_map(|c| match c {
+        Component::Normal(name) => Some(name),
+        _ => None,
+    })
+    .collect()
+}
+
+/// The deepest directory of a path that is there, and how many names lead to it.
+fn deepest(names: &[&OsStr]) -> io::Result<(OwnedFd, usize)> {
+    let flags = OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
+    let mut at = open("/", flags, Mode::empty())?;
+    for (index, name) in names.iter().enumerate() {
+        at = match openat(&at, *name, flags, Mode::empty()) {
+            Err(Errno::ENOENT) => return Ok((at, index)),
+            other => other?,
+        };
+    }
+    Ok((at, names.len()))
+}
+
+fn in_its_place(name: &OsStr) -> io::Error {
+    let text = format!(
+        "{} is a link that leads nowhere, or no directory",
+        Path::new(name).display()
+    );
+    io::Error::new(io::ErrorKind::NotADirectory, text)
 }
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::{PermissionsExt, symlink};
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicBool, Ordering};
+
     use super::*;
 
     #[test]
@@ -180,6 +251,62 @@ mod tests {
         assert_eq!((mode("a/b"), mode("f")), (0o755, 0o644));
         let error = prepare(&at("no/such/dir/f"), "FileOrCreate").unwrap_err();
         assert!(error.to_string().contains("create file"), "{error}");
+    }
+
+    #[test]
+    fn links_that_are_there_are_followed_and_nothing_is_made_through_one_that_leads_nowhere() {
+        let dir = tempfile::tempdir().unwrap();
+        let at = |name: &str| dir.path().join(name).to_string_lossy().into_owned();
+        fs::create_dir(at("real")).unwrap();
+        symlink("real", at("link")).unwrap();
+        prepare(&at("link/new/dir"), "DirectoryOrCreate").unwrap();
+        prepare(&at("link/file"), "FileOrCreate").unwrap();
+        assert!(Path::new(&at("real/new/dir")).is_dir() && Path::new(&at("real/file")).is_file());
+        prepare(&at("link"), "DirectoryOrCreate").unwrap();
+
+        symlink(at("outside"), at("dangling")).unwrap();
+        for (path, type_) in [
+            ("dangling", "FileOrCreate"),
+            ("dangling", "DirectoryOrCreate"),
+            ("dangling/x", "FileOrCreate"),
+            ("dangling/x", "DirectoryOrCreate"),
+        ] {
+            prepare(&at(path), type_).unwrap_err();
+            assert!(!Path::new(&at("outside")).exists(), "{path} {type_}");
+        }
+    }
+
+    /// A thread exchanges a directory and a link that leads nowhere, or to what is not to be touched, as fast as it can.
+    #[test]
+    fn what_is_made_is_never_made_through_a_link_that_takes_its_place() {
+        let dir = tempfile::tempdir().unwrap();
+        let outside = dir.path().join("outside");
+        fs::create_dir(&outside).unwrap();
+        fs::set_permissions(&outside, fs::Permissions::from_mode(0o700)).unwrap();
+        let place = dir.path().join("place");
+        let stop = Arc::new(AtomicBool::new(false));
+        let swapper = {
+            let (place, outside, stop) = (place.clone(), outside.clone(), Arc::clone(&stop));
+            std::thread::spawn(move || {
+                while !stop.load(Ordering::Relaxed) {
+                    // Whatever of it succeeds.
+                    drop(fs::remove_dir(&place));
+                    drop(fs::remove_file(&place));
+                    drop(symlink(outside.join("none"), &place));
+                    drop(fs::remove_file(&place));
+                }
+            })
+        };
+        let path = place.to_string_lossy().into_owned();
+        let mut made = 0;
+        for round in 0..4000 {
+            let type_ = ["DirectoryOrCreate", "FileOrCreate"][round % 2];
+            made += usize::from(prepare(&path, type_).is_ok());
+        }
+        stop.store(true, Ordering::Relaxed);
+        swapper.join().unwrap();
+        println!("{made} made");
+        assert_eq!(fs::read_dir(&outside).unwrap().count(), 0);
     }
 
     #[test]

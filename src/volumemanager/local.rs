@@ -15,6 +15,7 @@ use futures::FutureExt;
 use futures::future::BoxFuture;
 use k8s_openapi::api::core::v1::LocalVolumeSource;
 
+use super::attached::Attached;
 use super::block;
 use super::command::{Call, Tools};
 use super::disk::{self, Wanted, begun, bind, failed, join_options, mounted_at, run, tool_failed};
@@ -27,6 +28,7 @@ use crate::kuberuntime::sources::Resolved;
 #[derive(Clone, Debug)]
 pub struct LocalPlugin {
     tools: Tools,
+    attached: Attached,
     turns: Turns,
 }
 
@@ -40,10 +42,11 @@ enum Kind {
 }
 
 impl LocalPlugin {
-    /// Formats and mounts by these tools.
-    pub fn new(tools: Tools) -> Self {
+    /// Formats and mounts by these tools; `attached` knows its loop devices.
+    pub fn new(tools: Tools, attached: Attached) -> Self {
         Self {
             tools,
+            attached,
             turns: Turns::default(),
         }
     }
@@ -77,7 +80,7 @@ impl LocalPlugin {
     async fn device(&self, path: &Path, kind: Kind) -> Result<PathBuf, RemoteError> {
         match kind {
             Kind::Disk => Ok(path.to_owned()),
-            Kind::File => block::attach_loop(&self.tools, path).await,
+            Kind::File => block::attach_loop(&self.tools, &self.attached, path).await,
             Kind::Directory | Kind::Other => Err(not_a_device(path)),
         }
     }
@@ -85,12 +88,15 @@ impl LocalPlugin {
     async fn publish_here(&self, volume: &Remote, target: &Target) -> Result<GroupBy, RemoteError> {
         let to = target.path.clone();
         let path = path_of(local_of(volume)?)?;
-        let kind = kind_of(path.clone()).await?;
-        if volume.mode == VolumeMode::Block {
-            let device = self.device(&path, kind).await?;
-            run(move || block::link(&device, &to)).await?;
+        if let (VolumeMode::Block, Some(staged)) = (volume.mode, target.staged.clone()) {
+            let done = run(move || {
+                let device = fs::read_link(&staged).map_err(failed("follow", &staged))?;
+                block::link(&device, &to)
+            });
+            done.await?;
             return Ok(GroupBy::Nobody);
         }
+        let kind = kind_of(path.clone()).await?;
         let staged = target.staged.clone();
         let read_only = volume.read_only;
         let options = join_options(&volume.mount_options, &[])?;
@@ -144,13 +150,13 @@ impl LocalPlugin {
         if volume.mode == VolumeMode::Filesystem {
             return disk::unmount(&self.tools, &at, &format!("volume {}", volume.name)).await;
         }
-        run(move || block::unlink(&at)).await?;
         let path = path_of(local_of(volume)?)?;
         // A file that is gone may still have a loop device; a disk never has one of ours.
-        match kind_of(path.clone()).await {
-            Ok(Kind::Disk) => Ok(()),
-            _ => block::detach_loop(&self.tools, &path).await,
+        let kind = kind_of(path.clone()).await;
+        if !matches!(kind, Ok(Kind::Disk)) {
+            block::detach_loop(&self.tools, &self.attached, &path, &at).await?;
         }
+        run(move || block::unlink(&at)).await
     }
 
     /// Grows a file system to its device's size; upstream's `resizefs`.

@@ -1,6 +1,7 @@
 use std::os::unix::fs::MetadataExt;
 
 use super::*;
+use crate::volumemanager::attached::tests::nothing;
 use crate::volumemanager::block::tests::loops;
 use crate::volumemanager::stand_in::{StandIns, Swept, can_mount, remote, resolved, target};
 
@@ -14,7 +15,7 @@ fn volume(path: &Path, fs_type: Option<&str>, mode: VolumeMode) -> Remote {
 }
 
 fn plugin() -> LocalPlugin {
-    LocalPlugin::new(Tools::default())
+    LocalPlugin::new(Tools::default(), nothing())
 }
 
 #[tokio::test]
@@ -168,7 +169,9 @@ impl Disk {
         let file = dir.path().join("image");
         fs::File::create(&file).unwrap().set_len(32 << 20).unwrap();
         Self {
-            device: block::attach_loop(&Tools::default(), &file).await.unwrap(),
+            device: block::attach_loop(&Tools::default(), &nothing(), &file)
+                .await
+                .unwrap(),
             _swept: Swept(dir.path().to_owned()),
             dir,
         }
@@ -289,26 +292,24 @@ async fn a_disk_can_be_had_raw_as_a_device_or_a_file() {
     let number = |p: &Path| fs::metadata(p).unwrap().rdev();
     let file = disk.path("second image");
     fs::File::create(&file).unwrap().set_len(1 << 20).unwrap();
+    let plugin = plugin();
     for path in [disk.device.clone(), file.clone()] {
         let (staged, at) = (disk.path("staged"), disk.path("volumeDevices/pv"));
         let of = volume(&path, None, VolumeMode::Block);
-        plugin()
+        plugin
             .stage(resolved(of.clone()), staged.clone())
             .await
             .unwrap();
         // Twice, as after a restart.
         for _ in 0..2 {
-            let done = plugin().publish(resolved(of.clone()), target(&at, Some(staged.clone())));
+            let done = plugin.publish(resolved(of.clone()), target(&at, Some(staged.clone())));
             assert_eq!(done.await, Ok(GroupBy::Nobody));
         }
         assert_eq!(number(&at), number(&staged));
         fs::OpenOptions::new().write(true).open(&at).unwrap();
         let of = Arc::new(of);
-        plugin()
-            .unpublish(Arc::clone(&of), at.clone())
-            .await
-            .unwrap();
-        plugin().unstage(of, staged.clone()).await.unwrap();
+        plugin.unpublish(Arc::clone(&of), at.clone()).await.unwrap();
+        plugin.unstage(of, staged.clone()).await.unwrap();
         assert!(!at.is_symlink() && !staged.is_symlink());
     }
     let told = fs::read_dir("/sys/block").unwrap().flatten();
@@ -387,7 +388,7 @@ async fn a_dropped_stage_goes_on_and_the_next_waits_for_it() {
             may.display()
         ),
     );
-    let plugin = LocalPlugin::new(tools.tools());
+    let plugin = LocalPlugin::new(tools.tools(), nothing());
     let of = volume(&disk.device, None, VolumeMode::Filesystem);
     let stage = || plugin.stage(resolved(of.clone()), disk.path("staged"));
     let first = tokio::spawn(stage());

@@ -20,6 +20,7 @@
 mod accounts;
 mod alone;
 mod atomic_writer;
+pub mod attached;
 mod block;
 pub mod command;
 mod content;
@@ -38,6 +39,7 @@ mod mount;
 mod mounts;
 pub mod nfs;
 mod operations;
+mod own_mounts;
 mod ownership;
 mod payload;
 mod plan;
@@ -78,7 +80,8 @@ use crate::core::volumes::{CSI, ISCSI, LOCAL, NFS};
 use crate::store::Store;
 use crate::types::events::EventRecorder;
 use crate::types::metrics::{Metrics, StorageLabel};
-use crate::types::{Clock, PodUid, blocking};
+use crate::types::{Clock, Pace, PodUid, blocking};
+use attached::Attached;
 use operations::Operations;
 use remote::RemotePlugin;
 
@@ -138,6 +141,7 @@ pub struct VolumeManager {
     waiting: Arc<Mutex<HashMap<PodUid, mount::Waiting>>>,
     /// By `<uid>/<volume>`; gone with the volume.
     written: Arc<Mutex<HashMap<String, content::Written>>>,
+    pace: Pace,
 }
 
 impl VolumeManager {
@@ -163,6 +167,7 @@ impl VolumeManager {
             in_use: watch::Sender::new(BTreeSet::new()),
             waiting: Arc::default(),
             written: Arc::default(),
+            pace: Pace::default(),
         }
     }
 
@@ -183,9 +188,11 @@ impl VolumeManager {
     /// Mounts NFS exports, iSCSI disks and disks and directories of this node with these tools.
     #[must_use]
     pub fn with_system_tools(self, tools: command::Tools) -> Self {
+        let attached = Attached::new(self.store.clone(), Arc::clone(&self.clock));
+        let iscsi = iscsi::IscsiPlugin::new(tools.clone(), attached.clone());
         self.with_plugin(NFS, Arc::new(nfs::NfsPlugin::new(tools.clone())))
-            .with_plugin(ISCSI, Arc::new(iscsi::IscsiPlugin::new(tools.clone())))
-            .with_plugin(LOCAL, Arc::new(local::LocalPlugin::new(tools)))
+            .with_plugin(ISCSI, Arc::new(iscsi))
+            .with_plugin(LOCAL, Arc::new(local::LocalPlugin::new(tools, attached)))
     }
 
     /// Tells of unmounts that fail; of mounts those are told who wait for them.
@@ -193,6 +200,11 @@ impl VolumeManager {
     pub fn telling(mut self, recorder: Arc<dyn EventRecorder>) -> Self {
         self.recorder = Some(recorder);
         self
+    }
+
+    /// How often is told of pods that cannot go.
+    pub fn pace(&self) -> &Pace {
+        &self.pace
     }
 
     fn observe(&self, operation: &str, plugin: &str, begun: Instant, ok: bool) {

@@ -13,6 +13,7 @@ use k8s_openapi::api::core::v1::NFSVolumeSource;
 
 use super::command::{Call, Tools};
 use super::disk::{self, failed, join_options, make_mount_point, mounted_at, tool_failed};
+use super::mounts::Mount;
 use super::remote::{GroupBy, RemoteError, RemotePlugin, Target};
 use crate::core::volumes::{Remote, Source};
 use crate::kuberuntime::sources::Resolved;
@@ -77,7 +78,7 @@ impl NfsPlugin {
     }
 }
 
-fn is_same(found: &disk::Entry, export: &str) -> bool {
+fn is_same(found: &Mount, export: &str) -> bool {
     let trimmed = |s: &str| s.trim_end_matches('/').to_owned();
     found.fstype.starts_with("nfs") && trimmed(&found.source) == trimmed(export)
 }

@@ -175,15 +175,11 @@ async fn a_directory_that_holds_something_is_never_removed() {
 
 #[test]
 fn a_mount_of_the_same_export_is_recognised() {
-    let entry = |fstype: &str, source: &str| disk::Entry {
-        id: "36".to_owned(),
-        parent: "35".to_owned(),
-        device: "0:50".to_owned(),
-        root: "/".into(),
+    let entry = |fstype: &str, source: &str| Mount {
         point: "/m".into(),
         fstype: fstype.to_owned(),
         source: source.to_owned(),
-        read_only: false,
+        ..Mount::default()
     };
     assert!(is_same(&entry("nfs4", "s:/a"), "s:/a/"));
     assert!(is_same(&entry("nfs", "s:/"), "s:/"));

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use k8s_openapi::api::core::v1::{EmptyDirVolumeSource, Pod};
 use nix::errno::Errno;
-use nix::mount::{MntFlags, MsFlags};
+use nix::mount::MsFlags;
 
 use super::error::{VolumeError, io_error};
 use super::huge_pages::{self, HugePagesError};
@@ -102,15 +102,15 @@ impl Plan {
     }
 }
 
-/// Size of a tmpfs: the least of what the node has, what the pod's containers may use together, and what
-/// the volume says; upstream's `calculateEmptyDirMemorySize`.
+/// Size of a tmpfs: the least of what the node has for pods, what the pod may use with its overhead, as its cgroup has
+/// it, and what the volume says; upstream's `calculateEmptyDirMemorySize`.
 pub(super) fn memory_size(
     pod: &Pod,
     empty: &EmptyDirVolumeSource,
     node: Option<u64>,
 ) -> Result<Option<u64>, QuantityError> {
     let positive = |v: i64| u64::try_from(v).ok().filter(|v| *v > 0);
-    let of_pod = resources::pod_resources(pod)?
+    let of_pod = resources::pod_resources_with_overhead(pod)?
         .memory_limit
         .and_then(positive);
     let own = empty
@@ -227,20 +227,21 @@ const OF_MEMORY: [&str; 2] = ["tmpfs", "hugetlbfs"];
 /// else that is mounted there or below keeps it.
 pub(super) fn tear_down(path: &Path, uid: &PodUid, own: Own) -> Result<(), VolumeError> {
     fail::fail_point!("volumemanager::tear_down::begun");
-    let mounted = mounts::all_at(path).map_err(io_error("look at volume", uid, path))?;
+    let table = mounts::Table::read().map_err(io_error("look at volume", uid, path))?;
+    let mounted = table
+        .all_at(path)
+        .map_err(io_error("look at volume", uid, path))?;
     match mounted.as_slice() {
         [] => {}
         [mount] if own != Own::Plain && OF_MEMORY.contains(&mount.fstype.as_str()) => {
-            if let Some(inside) = mounts::inside(path).map_err(io_error("look below", uid, path))? {
-                return Err(VolumeError::InUse {
+            table
+                .check_alone(path)
+                .map_err(|error| VolumeError::InUse {
                     pod: uid.clone(),
                     path: path.to_owned(),
-                    what: format!("{} is mounted; unmount it first", inside.point.display()),
-                });
-            }
-            nix::mount::umount2(path, MntFlags::UMOUNT_NOFOLLOW)
-                .map_err(io::Error::from)
-                .map_err(io_error("unmount volume", uid, path))?;
+                    what: error.to_string(),
+                })?;
+            mounts::unmount_own(path).map_err(io_error("unmount volume", uid, path))?;
             fail::fail_point!("volumemanager::tear_down::unmounted");
         }
         [.., mount] => {

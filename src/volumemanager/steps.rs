@@ -20,7 +20,7 @@ use super::ownership::Access;
 use super::plan::make_dir;
 use super::remote::{GroupBy, RemoteError, RemotePlugin, Target};
 use super::remotes::{Desk, Order};
-use super::{VolumeManager, alone, chain, safety};
+use super::{VolumeManager, alone, chain, own_mounts, safety};
 use crate::core::state::{ObjectRecord, Transaction, VolumePhase, VolumeRecord};
 use crate::core::volumes::keys::{self, Mark};
 use crate::core::volumes::planner::{Facts, Recorded, Step, undo_key};
@@ -364,6 +364,7 @@ impl VolumeManager {
                 .await?;
         }
         fail::fail_point!("volumemanager::unpublish::recorded");
+        self.check_own(key, &path)?;
         let plugin = self.plugin(&remote)?;
         plugin.unpublish(Arc::clone(&remote), path.clone()).await?;
         fail::fail_point!("volumemanager::unpublish::done");
@@ -383,6 +384,7 @@ impl VolumeManager {
                 .await?;
         }
         fail::fail_point!("volumemanager::unstage::recorded");
+        self.check_own(key, &at)?;
         let plugin = self.plugin(&remote)?;
         plugin.unstage(Arc::clone(&remote), at.clone()).await?;
         fail::fail_point!("volumemanager::unstage::done");
@@ -438,9 +440,55 @@ impl VolumeManager {
         match self.mounts.is_mounted(path) {
             Ok(true) => Ok(Mark::Mount),
             Ok(false) => Ok(Mark::Plain),
-            Err(error) => Err(RemoteError::Uncertain(format!(
-                "read the mount table: {error}"
-            ))),
+            Err(error) => Err(unread(&error)),
+        }
+    }
+
+    /// Whether what is mounted at the path of a volume or device is what was mounted for it.
+    fn check_own(&self, key: &str, path: &Path) -> Result<(), RemoteError> {
+        let seen = self.store.snapshot();
+        let Some(noted) = seen.record::<ObjectRecord>(&own_mounts::key(key)) else {
+            return Ok(());
+        };
+        let table = self.mounts.read();
+        let stack = table.as_ref().map_err(unread)?.all_at(path);
+        // What is over it is for the plugin to find.
+        match stack.map_err(|error| unread(&error))?.first() {
+            Some(found) if !own_mounts::is_it(noted, found, self.clock.now()) => {
+                Err(RemoteError::Failed(format!(
+                    "{} ({}) is mounted at {} instead of it; whoever mounted that is to unmount it",
+                    found.source,
+                    found.fstype,
+                    path.display()
+                )))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Notes what is mounted for a volume or device, once it is.
+    fn noting(
+        &self,
+        transaction: Transaction,
+        key: &str,
+        remote: &Remote,
+        path: &Path,
+        (phase, mark): (VolumePhase, Mark),
+    ) -> Result<Transaction, RemoteError> {
+        let own = own_mounts::key(key);
+        let is_known = self.store.snapshot().record::<ObjectRecord>(&own).is_some();
+        match phase {
+            VolumePhase::Mounted if mark == Mark::Mount && own_mounts::is_noted(remote) => {
+                let table = self.mounts.read().map_err(|error| unread(&error))?;
+                let Some(mount) = table.at(path).map_err(|error| unread(&error))? else {
+                    return Ok(transaction);
+                };
+                own_mounts::note(transaction, key, mount, self.clock.now())
+                    .map_err(|error| RemoteError::Uncertain(format!("describe the mount: {error}")))
+            }
+            // Nobody knows yet what it will be.
+            VolumePhase::Mounting if is_known => Ok(transaction.delete::<ObjectRecord>(own)),
+            _ => Ok(transaction),
         }
     }
 
@@ -473,6 +521,7 @@ impl VolumeManager {
         let transaction = Transaction::new()
             .put(key, record)
             .put(keys::object_of(key), object);
+        let transaction = self.noting(transaction, key, remote, path, (phase, mark))?;
         self.commit_step(transaction).await
     }
 
@@ -483,9 +532,11 @@ impl VolumeManager {
             .delete::<ObjectRecord>(keys::object_of(key))
             .journal(pod.as_ref(), what, key);
         let seen = self.store.snapshot();
-        let size = keys::size_of(key).filter(|k| seen.record::<ObjectRecord>(k).is_some());
-        if let Some(size) = size {
-            transaction = transaction.delete::<ObjectRecord>(size);
+        let others = [keys::size_of(key), Some(own_mounts::key(key))];
+        for other in others.into_iter().flatten() {
+            if seen.record::<ObjectRecord>(&other).is_some() {
+                transaction = transaction.delete::<ObjectRecord>(other);
+            }
         }
         self.commit_step(transaction).await
     }
@@ -497,6 +548,10 @@ impl VolumeManager {
             Err(error) => Err(RemoteError::Failed(format!("record the volume: {error}"))),
         }
     }
+}
+
+fn unread(error: &io::Error) -> RemoteError {
+    RemoteError::Uncertain(format!("read the mount table: {error}"))
 }
 
 /// Whether a volume has a directory of its own around its mount point.

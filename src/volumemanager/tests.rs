@@ -236,6 +236,17 @@ fn a_tmpfs_gets_the_least_of_node_pod_and_volume() {
     assert_eq!(with(Some("8"), None, Some(10)), Some(8));
     assert_eq!(with(Some("8"), Some("4"), Some(10)), Some(4));
     assert_eq!(with(Some("8"), Some("20"), None), Some(8));
+
+    // As the pod's cgroup has it.
+    let mut pod = pod("u", json!([]));
+    if let Some(spec) = pod.spec.as_mut() {
+        spec.containers[0].resources =
+            serde_json::from_value(json!({"limits": {"memory": "8"}})).unwrap();
+        spec.overhead = serde_json::from_value(json!({"memory": "2"})).unwrap();
+    }
+    let no_limit = Default::default();
+    assert_eq!(memory_size(&pod, &no_limit, Some(64)).unwrap(), Some(10));
+    assert_eq!(memory_size(&pod, &no_limit, Some(9)).unwrap(), Some(9));
 }
 
 #[tokio::test]
@@ -389,6 +400,8 @@ impl Drop for Unmount {
 
 #[path = "content_tests.rs"]
 mod content_tests;
+#[path = "copies_tests.rs"]
+mod copies_tests;
 #[path = "refresh_tests.rs"]
 mod refresh_tests;
 #[path = "refusals_tests.rs"]

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use futures::future::join_all;
 use tokio::time::Instant;
-use tracing::warn;
+use tracing::{debug, warn};
 
 use super::error::VolumeError;
 use super::plan::tear_down;
@@ -48,10 +48,11 @@ impl VolumeManager {
         self.waiting().remove(uid);
         // They hold the volumes they are parts of.
         if let Err(error) = self.clean_sub_paths_within(uid, patience).await {
-            self.tell_unmount(uid, &error);
+            self.tell_stuck(uid, uid.as_str(), &[&error]);
             return Err(error);
         }
         if records.is_empty() {
+            self.pace.over(uid.as_str());
             return Ok(());
         }
         let (own, remote): (Vec<_>, Vec<_>) = records
@@ -81,9 +82,7 @@ impl VolumeManager {
             Ok(failed) => failed,
             Err(_) => vec![self.slow(uid, &names, patience)],
         };
-        for error in &failed {
-            self.tell_unmount(uid, error);
-        }
+        self.tell_stuck(uid, uid.as_str(), &failed.iter().collect::<Vec<_>>());
         // What is tried again at a time of its own says when to come back for all of it.
         let first = failed.into_iter().min_by_key(|e| e.retry_at().is_none());
         first.map_or(Ok(()), Err)
@@ -129,21 +128,23 @@ impl VolumeManager {
         }
     }
 
-    fn tell_unmount(&self, uid: &PodUid, error: &VolumeError) {
-        let Some(recorder) = &self.recorder else {
-            return;
-        };
-        if matches!(error, VolumeError::Unpublish { fresh: false, .. }) {
-            return;
-        }
+    /// Tells why something of a pod stays, each reason at its pace: `what` is what cannot go.
+    pub(super) fn tell_stuck(&self, uid: &PodUid, what: &str, errors: &[&VolumeError]) {
+        let texts: Vec<String> = errors.iter().map(|error| super::chain(error)).collect();
+        let reasons: Vec<&str> = texts.iter().map(String::as_str).collect();
+        let due = self.pace.due(what, &reasons, self.clock.now());
         let seen = self.store.snapshot();
-        // Of a pod that nobody knows any more there is only the log.
-        match seen.record::<PodRecord>(uid.as_str()) {
-            Some(pod) => {
-                let text = super::chain(error);
-                recorder.record(Event::pod(EventType::Warning, &pod.pod, FAILED, text));
+        let pod = seen.record::<PodRecord>(uid.as_str());
+        for (text, is_due) in texts.iter().zip(due) {
+            match (&self.recorder, pod) {
+                _ if !is_due => debug!(pod = %uid, error = text, "volumes of a pod still stay"),
+                (Some(recorder), Some(pod)) => {
+                    let event = Event::pod(EventType::Warning, &pod.pod, FAILED, text.clone());
+                    recorder.record(event);
+                }
+                // Of a pod that nobody knows any more there is only the log.
+                _ => warn!(pod = %uid, error = text, "volumes of a pod stay"),
             }
-            None => warn!(%error, "cannot unmount the volumes of a pod"),
         }
     }
 

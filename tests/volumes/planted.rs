@@ -62,6 +62,13 @@ impl Planted {
         self.mounted(&tree, at);
     }
 
+    /// Has a mount share nothing: what users mount in it is there alone. Elsewhere it is a copy, which goes with the
+    /// volume, of what stays where the volume comes from.
+    pub fn set_apart(&self, at: &Path) {
+        let none = None::<&str>;
+        mount(none, at, none, MsFlags::MS_PRIVATE, none).expect("make a mount private");
+    }
+
     /// Binds a single file of users somewhere.
     pub fn bind_file(&mut self, name: &str, at: &Path) {
         let file = self.dir.join(name);

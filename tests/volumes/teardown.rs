@@ -151,6 +151,7 @@ fn teardown_killed_at_each_step_keeps_what_users_mounted_and_linked() {
     planted.bind("in-all", &at("projected", "all").join("bound"));
     let volume = |name: &str| format!("{}-{name}", cluster.namespace);
     let local = at("local-volume", &volume("local"));
+    planted.set_apart(&local);
     planted.bind("in-local", &local.join("bound"));
     let csi = at("csi", &volume("csi")).join("mount");
     planted.bind("in-csi", &csi.join("bound"));

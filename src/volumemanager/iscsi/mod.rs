@@ -6,7 +6,8 @@
 //!
 //! **Invariant:** work on one target is done one step at a time: nobody logs out while somebody logs in.
 //!
-//! **Invariant:** a session is not ended while any disk of it is mounted, linked for a pod, or part of another device.
+//! **Invariant:** a session is not ended while any disk of it is mounted, used for swapping, linked for a pod, or part of
+//! another device; and neither it is, nor a disk of it forgotten, when it was there before the agent logged in.
 //!
 //! Names and passwords for CHAP reach `iscsiadm` as arguments, as it takes them in no other way: for that moment
 //! they can be seen in the list of processes of the node. They are in no log and no error.
@@ -14,7 +15,7 @@
 mod disk;
 mod sysfs;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -26,6 +27,7 @@ use futures::future::BoxFuture;
 
 use self::disk::Disk;
 use self::sysfs::{Machine, Session};
+use super::attached::Attached;
 use super::block;
 use super::command::{Call, CommandError, Tools};
 use super::disk::{self as filesystems, Wanted, begun, bind, failed, mounted_at, run, tool_failed};
@@ -56,16 +58,18 @@ const NOTHING: i32 = 21;
 #[derive(Clone, Debug)]
 pub struct IscsiPlugin {
     tools: Tools,
+    attached: Attached,
     machine: Machine,
     turns: Turns,
     appearing: Duration,
 }
 
 impl IscsiPlugin {
-    /// Logs in by these tools.
-    pub fn new(tools: Tools) -> Self {
+    /// Logs in by these tools; `attached` knows its sessions.
+    pub fn new(tools: Tools, attached: Attached) -> Self {
         Self {
             tools: tools.patient(PATIENCE),
+            attached,
             machine: Machine::default(),
             turns: Turns::default(),
             appearing: APPEARING,
@@ -228,7 +232,14 @@ impl IscsiPlugin {
         transport: &str,
     ) -> Result<PathBuf, RemoteError> {
         if self.session(disk, portal).await?.is_none() {
-            self.login(disk, portal).await?;
+            let name = name_of(disk, portal);
+            self.attached.note(&name).await?;
+            let done = self.login(disk, portal).await;
+            // What may have taken effect stays on record.
+            if matches!(done, Ok(false) | Err(RemoteError::Failed(_))) {
+                self.attached.forget(&name).await?;
+            }
+            done?;
         }
         self.appear(disk, portal, transport).await.map_err(begun)
     }
@@ -272,8 +283,8 @@ impl IscsiPlugin {
         .await
     }
 
-    /// Finds the target at a portal and logs in.
-    async fn login(&self, disk: &Disk, portal: &str) -> Result<(), RemoteError> {
+    /// Finds the target at a portal and logs in. Whether there was no session before.
+    async fn login(&self, disk: &Disk, portal: &str) -> Result<bool, RemoteError> {
         let name = disk.own_iface();
         let at = || {
             Call::new("iscsiadm")
@@ -310,10 +321,10 @@ impl IscsiPlugin {
                 .map_err(failed("update node with CHAP for"))?;
         }
         match self.tools.succeed(node().flags(["--login"])).await {
-            Ok(_)
-            | Err(CommandError::Failed {
+            Ok(_) => {}
+            Err(CommandError::Failed {
                 code: Some(EXISTS), ..
-            }) => {}
+            }) => return Ok(false),
             Err(error) => {
                 self.tidy(node().flags(["-o", "delete"])).await;
                 return Err(failed("log in to")(error));
@@ -330,7 +341,7 @@ impl IscsiPlugin {
         ]);
         self.tidy(manual).await;
         tracing::info!(portal, iqn = disk.iqn, "logged in to an iSCSI target");
-        Ok(())
+        Ok(true)
     }
 
     /// Turns CHAP on for a record, with these settings.
@@ -449,8 +460,21 @@ impl IscsiPlugin {
         Ok(())
     }
 
-    /// Makes the kernel forget the disks of a LUN, if nobody uses them. Whether nobody uses any other of the target.
+    /// Numbers of the hosts of the sessions with a target that the agent has logged in to.
+    async fn own_hosts(&self, disk: &Disk) -> Result<BTreeSet<u32>, RemoteError> {
+        let mut hosts = BTreeSet::new();
+        for portal in &disk.portals {
+            if self.attached.is_ours(&name_of(disk, portal)) {
+                hosts.extend(self.session(disk, portal).await?.map(|s| s.host));
+            }
+        }
+        Ok(hosts)
+    }
+
+    /// Makes the kernel forget the disks of a LUN in the agent's own sessions, if nobody uses them. Whether nobody uses any
+    /// other of the target.
     async fn leave_lun(&self, disk: &Disk, at: &Path) -> Result<bool, RemoteError> {
+        let own = self.own_hosts(disk).await?;
         let (machine, iqn, lun) = (self.machine.clone(), disk.iqn.clone(), disk.lun);
         let dir = at.parent().map(Path::to_owned);
         let (ours, mapped, others) = run(move || {
@@ -464,13 +488,23 @@ impl IscsiPlugin {
                             others |= used;
                             continue;
                         }
-                        mapped.extend(machine.multipath_of(&found.name)?);
-                        ours.push(found.name);
+                        if own.contains(&session.host) {
+                            mapped.extend(machine.multipath_of(&found.name)?);
+                            ours.push(found.name);
+                        }
                     }
                 }
                 mapped.sort();
                 mapped.dedup();
-                Ok((ours, mapped, others))
+                // One that has paths of somebody else's is theirs too.
+                let mut whole = Vec::new();
+                for name in mapped {
+                    let paths = machine.paths_of(&name)?;
+                    if paths.iter().all(|path| ours.contains(path)) {
+                        whole.push(name);
+                    }
+                }
+                Ok((ours, whole, others))
             };
             look().map_err(failed("list disks of", Path::new(&iqn)))
         })
@@ -494,11 +528,16 @@ impl IscsiPlugin {
         Ok(!others)
     }
 
-    /// Ends the sessions with a target; upstream's `detachISCSIDisk`.
+    /// Ends the agent's own sessions with a target; upstream's `detachISCSIDisk`.
     async fn logout(&self, disk: &Disk) -> Result<(), RemoteError> {
         let name = disk.own_iface();
         let mut result = Ok(());
         for portal in &disk.portals {
+            let session = name_of(disk, portal);
+            if !self.attached.is_ours(&session) {
+                self.attached.forget(&session).await?;
+                continue;
+            }
             let of = |call: Call| call.flags(["-I"]).data("iscsiInterface", &name);
             let ended = self
                 .tools
@@ -528,6 +567,7 @@ impl IscsiPlugin {
                 }) => {}
                 Err(error) => tracing::warn!(portal, %error, "cannot delete an iSCSI node record"),
             }
+            self.attached.forget(&session).await?;
         }
         result?;
         if disk.initiator.is_some() {
@@ -535,6 +575,11 @@ impl IscsiPlugin {
         }
         Ok(())
     }
+}
+
+/// What a session is noted as.
+fn name_of(disk: &Disk, portal: &str) -> String {
+    format!("session with {} through {portal}", disk.iqn)
 }
 
 fn iface(name: &str) -> Call {

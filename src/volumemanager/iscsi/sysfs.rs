@@ -12,6 +12,7 @@ use crate::volumemanager::disk;
 pub(super) struct Machine {
     sys: PathBuf,
     dev: PathBuf,
+    pub(super) swaps: PathBuf,
 }
 
 impl Default for Machine {
@@ -43,6 +44,7 @@ impl Machine {
         Self {
             sys: sys.into(),
             dev: dev.into(),
+            swaps: PathBuf::from("/proc/swaps"),
         }
     }
 
@@ -131,6 +133,23 @@ impl Machine {
         Ok(None)
     }
 
+    /// The disks that a multipath device has for paths.
+    pub(super) fn paths_of(&self, multipath: &str) -> io::Result<Vec<String>> {
+        names(&self.sys.join("block").join(multipath).join("slaves"))
+    }
+
+    /// Whether a file system over several devices has any of these.
+    fn is_in_btrfs(&self, devices: &BTreeSet<String>) -> io::Result<bool> {
+        let all = self.sys.join("fs/btrfs");
+        for id in names(&all)? {
+            let members = names(&all.join(id).join("devices"))?;
+            if members.iter().any(|name| devices.contains(name)) {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
     /// The device of a LUN behind a portal as `udev` names it; `None` as long as there is none. Through
     /// other transports than TCP there is the address of a card in the name.
     pub(super) fn by_path(
@@ -155,19 +174,20 @@ impl Machine {
         Ok(found.map(|n| dir.join(n)))
     }
 
-    /// Whether a disk is mounted, wholly or a partition of it, or something other than a multipath device
+    /// Whether a disk is mounted or swapped to, wholly or a partition of it, or something other than a multipath device
     /// is made of it, or one of `links` leads to it.
     pub(super) fn is_used(&self, name: &str, links: &[PathBuf]) -> io::Result<bool> {
         let block = self.sys.join("block");
         let mut numbers = BTreeSet::new();
         let mut left = vec![name.to_owned()];
-        let mut devices = BTreeSet::new();
+        let mut all = BTreeSet::new();
         while let Some(name) = left.pop() {
             let dir = block.join(&name);
             numbers.extend(read(&dir.join("dev"))?);
             for part in names(&dir)? {
                 if part.starts_with(&name) {
                     numbers.extend(read(&dir.join(&part).join("dev"))?);
+                    all.insert(part.clone());
                     if !names(&dir.join(&part).join("holders"))?.is_empty() {
                         return Ok(true);
                     }
@@ -180,15 +200,26 @@ impl Machine {
                 }
                 left.push(holder);
             }
-            devices.insert(self.device(&name));
+            all.insert(name);
         }
+        let devices: BTreeSet<PathBuf> = all.iter().map(|name| self.device(name)).collect();
         let leads_here =
             |link: &PathBuf| fs::canonicalize(link).is_ok_and(|t| devices.contains(&t));
         if links.iter().any(leads_here) {
             return Ok(true);
         }
+        if self.is_in_btrfs(&all)? {
+            return Ok(true);
+        }
+        let swaps = fs::read_to_string(&self.swaps).unwrap_or_default();
         let table = disk::table()?;
-        Ok(table.iter().any(|m| numbers.contains(&m.device)))
+        // Some file systems have numbers of their own.
+        let sources = table.iter().map(|m| m.source.as_str());
+        let mut named = sources.chain(swaps.lines().filter_map(|l| l.split_whitespace().next()));
+        let is_named = named.any(|name| {
+            name.starts_with('/') && (devices.contains(Path::new(name)) || leads_here(&name.into()))
+        });
+        Ok(is_named || table.iter().any(|m| numbers.contains(&m.device)))
     }
 }
 

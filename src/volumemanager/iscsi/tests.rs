@@ -4,6 +4,7 @@ use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::{ISCSIPersistentVolumeSource, Secret, SecretReference};
 
 use super::*;
+use crate::volumemanager::attached::tests::nothing;
 use crate::volumemanager::stand_in::{StandIns, Swept, can_mount, remote, resolved, target};
 
 const IQN: &str = "iqn.2003-01.org.example:disk";
@@ -24,6 +25,7 @@ fn volume(source: ISCSIPersistentVolumeSource) -> Remote {
 /// A node with stand-ins for its tools, and `/sys` and `/dev` of its own.
 struct Node {
     tools: StandIns,
+    attached: Attached,
 }
 
 impl Node {
@@ -31,7 +33,10 @@ impl Node {
     fn new(portals: &[&str]) -> Self {
         let tools = StandIns::new(&["mount", "mkfs.ext4", "fsck", "multipath"]);
         tools.script("blkid", "exit 2");
-        let this = Self { tools };
+        let this = Self {
+            tools,
+            attached: nothing(),
+        };
         let mut login = String::new();
         for (index, portal) in portals.iter().enumerate() {
             let host = index + 3;
@@ -120,11 +125,18 @@ impl Node {
     }
 
     fn plugin(&self) -> IscsiPlugin {
-        IscsiPlugin::new(self.tools.tools()).on(
+        IscsiPlugin::new(self.tools.tools(), self.attached.clone()).on(
             &self.tools.path("sys"),
             &self.tools.path("dev"),
             Duration::from_millis(300),
         )
+    }
+
+    /// As if the agent had logged in.
+    async fn logged_in(&self) {
+        let disk = Disk::of(&volume(source())).unwrap();
+        let name = name_of(&disk, &disk.portals[0]);
+        self.attached.note(&name).await.unwrap();
     }
 
     fn at(&self) -> PathBuf {
@@ -377,6 +389,7 @@ async fn a_target_is_not_left_while_another_lun_of_it_is_used() {
     for way in ways {
         let node = Node::new(&[]);
         node.session(3, "10.0.0.1:3260", IQN, &[(2, "sdb"), (5, "sdx")]);
+        node.logged_in().await;
         way(&node);
         node.unstage(volume(source())).await.unwrap();
         assert_eq!(node.calls(), [""; 0]);
@@ -389,6 +402,7 @@ async fn a_target_is_not_left_while_another_lun_of_it_is_used() {
     }
     let node = Node::new(&[]);
     node.session(3, "10.0.0.1:3260", IQN, &[(2, "sdb"), (5, "sdx")]);
+    node.logged_in().await;
     node.unstage(volume(source())).await.unwrap();
     assert!(
         node.calls()[0].contains("--logout"),
@@ -400,6 +414,7 @@ async fn a_target_is_not_left_while_another_lun_of_it_is_used() {
 async fn a_mounted_lun_keeps_its_session() {
     let node = Node::new(&[]);
     node.session(3, "10.0.0.1:3260", IQN, &[(2, "sdb"), (5, "sdx")]);
+    node.logged_in().await;
     // The number of a file system that is mounted for sure.
     let root = filesystems::table().unwrap().remove(0).device;
     fs::write(node.sys("block/sdx/dev"), root).unwrap();
@@ -408,9 +423,96 @@ async fn a_mounted_lun_keeps_its_session() {
 }
 
 #[tokio::test]
+async fn what_is_used_without_the_number_of_a_disk_keeps_the_session_too() {
+    let swapped = |node: &Node| {
+        let swaps = node.tools.path("swaps");
+        let disk = node.dev("sdx");
+        fs::write(
+            &swaps,
+            format!("Filename Type\n{} partition 1 0 -2\n", disk.display()),
+        )
+        .unwrap();
+        swaps
+    };
+    let in_btrfs = |node: &Node| {
+        fs::create_dir_all(node.sys("fs/btrfs/uuid/devices/sdx")).unwrap();
+        node.tools.path("none")
+    };
+    let ways: [&dyn Fn(&Node) -> PathBuf; 2] = [&swapped, &in_btrfs];
+    for way in ways {
+        let node = Node::new(&[]);
+        node.session(3, "10.0.0.1:3260", IQN, &[(2, "sdb"), (5, "sdx")]);
+        node.logged_in().await;
+        let mut plugin = node.plugin();
+        plugin.machine.swaps = way(&node);
+        let done = plugin.unstage(Arc::new(volume(source())), node.at());
+        done.await.unwrap();
+        assert_eq!(node.calls(), [""; 0]);
+        assert_eq!(node.told("block/sdx/device/delete"), "");
+    }
+}
+
+#[tokio::test]
+async fn a_session_that_was_there_before_is_used_and_left_as_it_was() {
+    let node = Node::new(&[]);
+    node.session(3, "10.0.0.1:3260", IQN, &[(2, "sdb")]);
+    node.holder("sdb", "dm-0", "mpath-36001405");
+    node.stage(volume(source())).await.unwrap();
+    node.tools.forget();
+    node.unstage(volume(source())).await.unwrap();
+    assert_eq!(node.calls(), [""; 0], "neither logged out nor taken apart");
+    assert_eq!(node.told("block/sdb/device/delete"), "");
+
+    // By somebody else, at the very moment of the login.
+    let node = Node::new(&[]);
+    node.session(3, "10.0.0.1:3260", IQN, &[(2, "sdb")]);
+    let (dir, hidden) = (
+        node.sys("class/iscsi_host/host3"),
+        node.tools.path("hidden"),
+    );
+    fs::rename(&dir, &hidden).unwrap();
+    node.iscsiadm(&format!(
+        "*--login) mv {} {}; exit 15 ;;",
+        hidden.display(),
+        dir.display()
+    ));
+    node.stage(volume(source())).await.unwrap();
+    node.tools.forget();
+    node.unstage(volume(source())).await.unwrap();
+    assert_eq!(node.calls(), [""; 0]);
+
+    // The agent's own path beside one of somebody else's: that keeps the device of both.
+    let both = || ISCSIPersistentVolumeSource {
+        portals: Some(vec!["10.0.0.2".to_owned()]),
+        ..source()
+    };
+    let node = Node::new(&["10.0.0.1:3260"]);
+    node.session(7, "10.0.0.2:3260", IQN, &[(2, "sdc")]);
+    for disk in ["sdb", "sdc"] {
+        node.holder(disk, "dm-0", "mpath-36001405");
+        fs::create_dir_all(node.sys("block/dm-0/slaves").join(disk)).unwrap();
+    }
+    node.stage(volume(both())).await.unwrap();
+    node.tools.forget();
+    node.unstage(volume(both())).await.unwrap();
+    let calls = node.calls().join("\n");
+    assert!(
+        !calls.contains("multipath") && !calls.contains("10.0.0.2"),
+        "{calls}"
+    );
+    assert!(
+        calls.contains("-p 10.0.0.1:3260") && calls.contains("--logout"),
+        "{calls}"
+    );
+    assert_eq!(node.told("block/sdb/device/delete"), "1");
+    assert_eq!(node.told("block/sdc/device/delete"), "");
+}
+
+#[tokio::test]
 async fn a_logout_that_fails_is_made_again() {
     let node = Node::new(&[]);
     node.session(3, "10.0.0.1:3260", IQN, &[(2, "sdb")]);
+    node.logged_in().await;
     node.iscsiadm("*--logout*) echo 'iscsid is not running' >&2; exit 20 ;;");
     let error = node.unstage(volume(source())).await.unwrap_err();
     assert!(

@@ -1,23 +1,24 @@
 //! Where parts of volumes are bound to, and how they go.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::io;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use nix::errno::Errno;
 use nix::fcntl::{OFlag, open};
-use nix::mount::{MntFlags, MsFlags, mount, umount2};
+use nix::mount::{MsFlags, mount};
 use nix::sys::stat::{FileStat, Mode, SFlag, fstat};
 
 use super::dir_of;
 use super::lookup::{Lookup, Trouble, io, kind, open_part};
 use crate::types::PodUid;
-use crate::volumemanager::mounts;
+use crate::volumemanager::mounts::{self, Table};
 
-/// Mounts on top of each other at one place that are undone.
-const STACKED: usize = 64;
+/// A place is `<volume>/<container>/<index>` below the pod's directory of places.
+const DEPTH: usize = 3;
 
 /// Binds a part of the volume at `root` to `target`. Blocking.
 pub(super) fn prepare(
@@ -40,7 +41,7 @@ pub(super) fn prepare(
         if is_same(&target, &seen)? {
             return Ok(());
         }
-        unmount_all(&target).map_err(io("unmount what was there"))?;
+        unmount(&target, "unmount what was there")?;
     }
     make_target(&target, &seen).map_err(io("make a place for it"))?;
     let source = format!("/proc/self/fd/{}", part.as_raw_fd());
@@ -55,7 +56,7 @@ pub(super) fn prepare(
     if is_same(&target, &seen)? {
         return Ok(());
     }
-    unmount_all(&target).map_err(io("unmount what was mounted instead of it"))?;
+    unmount(&target, "unmount what was mounted instead of it")?;
     Err(Trouble::Races)
 }
 
@@ -101,51 +102,59 @@ fn remove_empty_file(path: &Path) -> io::Result<()> {
     fs::remove_file(path)
 }
 
-/// Unmounts what is mounted at places at a path or below it, and returns how many there were. Storage that is
-/// mounted elsewhere as well stays mounted there.
-fn unmount_all(at: &Path) -> io::Result<usize> {
-    let mut count = 0;
-    for _ in 0..STACKED {
-        let points: Vec<PathBuf> = mounts::below(at)?.into_iter().map(|m| m.point).collect();
-        if points.is_empty() {
-            return Ok(count);
-        }
-        // What lies inside of a place is named by whoever writes there: no path may lead through it.
-        let is_place = |point: &&PathBuf| {
-            let inside = |of: &PathBuf| point.starts_with(of) && *point != of;
-            !points.iter().any(inside)
-        };
-        for point in points.iter().filter(is_place) {
-            unmount(point)?;
-            count += 1;
+/// Unmounts what the agent has bound at the places of a pod, and returns how many there were. All are tried. What
+/// somebody else has mounted there, over a place or inside of it, stays, and keeps it.
+fn unmount_places(dir: &Path) -> io::Result<usize> {
+    let table = Table::read()?;
+    let is_place = |point: &Path| {
+        let rest = point.strip_prefix(dir);
+        rest.is_ok_and(|rest| rest.components().count() == DEPTH)
+    };
+    let places: BTreeSet<&Path> = (table.below(dir)?)
+        .map(|m| m.point.as_path())
+        .filter(|point| is_place(point))
+        .collect();
+    let (mut count, mut failed) = (0, None);
+    for place in places {
+        match mounts::unmount_own(place) {
+            Ok(was) => count += usize::from(was),
+            Err(error) => {
+                let text = format!("{}: {error}", place.display());
+                failed.get_or_insert(io::Error::new(error.kind(), text));
+            }
         }
     }
-    Err(io::Error::new(
-        io::ErrorKind::ResourceBusy,
-        "mounts come back as often as they are unmounted",
-    ))
-}
-
-fn unmount(point: &Path) -> io::Result<()> {
-    match umount2(point, MntFlags::UMOUNT_NOFOLLOW) {
-        Ok(()) => return Ok(()),
-        Err(Errno::EBUSY) => {}
-        Err(error) => return Err(error.into()),
+    if let Some(error) = failed {
+        return Err(error);
     }
-    // Mounts have appeared inside, by propagation. They go along, and are cut off from their peers first, so that
-    // nothing is unmounted where they came from.
-    let none = None::<&str>;
-    let private = MsFlags::MS_PRIVATE | MsFlags::MS_REC;
-    mount(none, point, none, private, none)?;
-    umount2(point, MntFlags::UMOUNT_NOFOLLOW | MntFlags::MNT_DETACH)?;
-    Ok(())
+    match mounts::below(dir)?.first() {
+        Some(left) => Err(io::Error::new(
+            io::ErrorKind::ResourceBusy,
+            format!("{} is mounted; unmount it first", left.point.display()),
+        )),
+        None => Ok(count),
+    }
 }
 
-/// Unmounts all parts of volumes that are mounted for a pod and removes their empty places. Returns how many mounts
+/// What is mounted at a place, without the paths that only operators may know.
+fn unmount(target: &Path, verb: &'static str) -> Result<(), Trouble> {
+    match mounts::unmount_own(target) {
+        Ok(_) => Ok(()),
+        Err(error) if error.kind() == io::ErrorKind::ResourceBusy => {
+            tracing::warn!(place = %target.display(), %error, "a part of a volume cannot be replaced");
+            let text = "something else is mounted there, or somebody uses it";
+            Err(Trouble::Io(verb, io::Error::new(error.kind(), text)))
+        }
+        Err(error) => Err(Trouble::Io(verb, error)),
+    }
+}
+
+/// Unmounts all parts of volumes that are bound for a pod and removes their empty places. Returns how many mounts
 /// there were. Blocking.
 ///
 /// # Errors
-/// When something cannot be unmounted, or a place is not empty; nothing that has content is removed.
+/// When something cannot be unmounted, somebody has mounted something there, or a place is not empty; nothing that
+/// has content is removed.
 pub fn clean(root: &Path, uid: &PodUid) -> io::Result<usize> {
     let place = dir_of(root, uid);
     let (Some(pod), Some(name)) = (place.parent(), place.file_name()) else {
@@ -166,8 +175,8 @@ pub fn clean(root: &Path, uid: &PodUid) -> io::Result<usize> {
         }
         Err(error) => return Err(error),
     };
-    let count = unmount_all(&dir)?;
-    remove_places(&dir, device, 3)?;
+    let count = unmount_places(&dir)?;
+    remove_places(&dir, device, DEPTH)?;
     Ok(count)
 }
 

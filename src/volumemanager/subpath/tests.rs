@@ -321,6 +321,53 @@ fn what_is_mounted_elsewhere_stays_mounted_there() {
     assert!(!dir_of(&world.root(), &uid()).exists());
 }
 
+/// What somebody mounts at a place, and nowhere else, stays and is told: inside of it, over it, and beside it.
+#[tokio::test]
+async fn what_somebody_mounted_at_a_place_stays_and_keeps_it() {
+    let none = None::<&str>;
+    let tmpfs = |at: &Path| {
+        mount(Some("theirs"), at, Some("tmpfs"), MsFlags::empty(), none).unwrap();
+        fs::write(at.join("user"), "data").unwrap();
+    };
+    for (at, said) in [
+        ("v/c/0/inside", "v/c/0/inside is mounted; unmount it first"),
+        ("v/c/0", "theirs (tmpfs) is mounted over it"),
+        ("v/other", "v/other is mounted; unmount it first"),
+    ] {
+        let world = World::new();
+        // Nothing is propagated, whatever this machine does.
+        let dir = world.dir.path();
+        mount(Some(dir), dir, none, MsFlags::MS_BIND, none).unwrap();
+        mount(none, dir, none, MsFlags::MS_PRIVATE, none).unwrap();
+        fs::create_dir_all(world.volume().join("part/inside")).unwrap();
+        let store = Store::in_memory(Arc::new(TestClock));
+        let manager = world.manager(&store);
+        manager
+            .sub_path(&uid(), part(&world, 0, "part"))
+            .await
+            .unwrap();
+        manager
+            .sub_path(&uid(), part(&world, 1, "part"))
+            .await
+            .unwrap();
+        let stranger = dir_of(&world.root(), &uid()).join(at);
+        fs::create_dir_all(&stranger).unwrap();
+        tmpfs(&stranger);
+        for _ in 0..2 {
+            let error = manager.unmount(&uid()).await.unwrap_err();
+            let text = crate::volumemanager::chain(&error);
+            assert!(text.contains(said), "{text}");
+            assert_eq!(fs::read_to_string(stranger.join("user")).unwrap(), "data");
+        }
+        let place = world.target("1");
+        assert_eq!(mounts::at(&place).unwrap(), None, "the others go");
+        nix::mount::umount(&stranger).unwrap();
+        manager.unmount(&uid()).await.unwrap();
+        assert!(!dir_of(&world.root(), &uid()).exists());
+        nix::mount::umount2(dir, nix::mount::MntFlags::MNT_DETACH).unwrap();
+    }
+}
+
 #[test]
 fn content_in_place_of_a_place_is_never_removed() {
     let world = World::new();

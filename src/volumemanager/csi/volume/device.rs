@@ -59,7 +59,7 @@ pub(super) async fn release(tools: &Tools, at: &Path) -> Result<(), RemoteError>
     if !run(move || Ok(files::exists(&looked))).await? {
         return Ok(());
     }
-    block::detach_loop(tools, at).await?;
+    block::detach_former_loop(tools, at).await?;
     let looked = at.to_owned();
     if run(move || files::is_mounted(&looked)).await? {
         let shown = text(at)?;

@@ -1,0 +1,134 @@
+//! What this agent has attached to the node itself: sessions with iSCSI targets, loop devices. Whatever else is there of
+//! the kind belongs to somebody else: it is used, and left as it was.
+//!
+//! Comes in: a name that tells one from the other. What is known of it is an [`ObjectRecord`] `attached//<hash>`, for one
+//! boot: nothing that is attached outlives it.
+//!
+//! **Invariant:** it is on disk before the system is told to attach, and goes after that was undone.
+
+use std::fmt;
+use std::sync::Arc;
+
+use super::remote::RemoteError;
+use crate::core::state::{ObjectRecord, Transaction};
+use crate::core::volumes::sha256_hex;
+use crate::store::{CommitError, Store};
+use crate::types::Clock;
+
+/// Begin of the keys of what is known.
+const PREFIX: &str = "attached//";
+
+/// What was attached. Cheap to clone.
+#[derive(Clone)]
+pub struct Attached {
+    store: Store,
+    clock: Arc<dyn Clock>,
+}
+
+impl fmt::Debug for Attached {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Attached")
+    }
+}
+
+impl Attached {
+    /// Remembers in `store`.
+    pub fn new(store: Store, clock: Arc<dyn Clock>) -> Self {
+        Self { store, clock }
+    }
+
+    /// Notes that it is about to be attached.
+    pub(super) async fn note(&self, what: &str) -> Result<(), RemoteError> {
+        if self.is_ours(what) {
+            return Ok(());
+        }
+        let record = ObjectRecord {
+            resource_version: String::new(),
+            encrypted: false,
+            data: serde_json::json!({ "attached": what })
+                .to_string()
+                .into_bytes(),
+            at: self.clock.now(),
+        };
+        let transaction = Transaction::new().put(key(what), record);
+        let noted = async {
+            self.store.commit(transaction).await?;
+            // Relaxed by its table, and nothing may be attached before it.
+            self.store.sync().await
+        };
+        noted.await.map_err(|error| failed(what, &error))
+    }
+
+    /// Whether it was attached by this agent, and in this boot.
+    pub(super) fn is_ours(&self, what: &str) -> bool {
+        let seen = self.store.snapshot();
+        let known = seen.record::<ObjectRecord>(&key(what));
+        known.is_some_and(|known| known.at.boot == self.clock.now().boot)
+    }
+
+    /// It is attached no more, or never was.
+    pub(super) async fn forget(&self, what: &str) -> Result<(), RemoteError> {
+        let key = key(what);
+        let seen = self.store.snapshot();
+        if seen.record::<ObjectRecord>(&key).is_none() {
+            return Ok(());
+        }
+        let transaction = Transaction::new().delete::<ObjectRecord>(key);
+        let gone = self.store.commit(transaction).await;
+        gone.map(drop).map_err(|error| failed(what, &error))
+    }
+}
+
+fn key(what: &str) -> String {
+    format!("{PREFIX}{}", sha256_hex(&[what]))
+}
+
+fn failed(what: &str, error: &CommitError) -> RemoteError {
+    RemoteError::Failed(format!("record that {what} is attached: {error}"))
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use std::sync::atomic::{AtomicU64, Ordering};
+
+    use super::*;
+    use crate::types::{BootId, Stamp};
+
+    struct Boots(AtomicU64);
+
+    impl Clock for Boots {
+        fn now(&self) -> Stamp {
+            Stamp {
+                boot: BootId(self.0.load(Ordering::Relaxed)),
+                boottime_ms: 1,
+                wall_ms: 1,
+            }
+        }
+    }
+
+    /// A node on which nothing was attached yet.
+    pub(in crate::volumemanager) fn nothing() -> Attached {
+        let clock: Arc<dyn Clock> = Arc::new(Boots(AtomicU64::new(1)));
+        Attached::new(Store::in_memory(Arc::clone(&clock)), clock)
+    }
+
+    #[tokio::test]
+    async fn what_was_attached_is_known_until_it_is_forgotten_or_the_machine_boots() {
+        let clock = Arc::new(Boots(AtomicU64::new(1)));
+        let store = Store::in_memory(Arc::clone(&clock) as _);
+        let attached = Attached::new(store.clone(), Arc::clone(&clock) as _);
+        assert!(!attached.is_ours("session a"));
+        attached.note("session a").await.unwrap();
+        attached.note("session a").await.unwrap();
+        let next = Attached::new(store.clone(), Arc::clone(&clock) as _);
+        assert!(next.is_ours("session a") && !next.is_ours("session b"));
+        clock.0.store(2, Ordering::Relaxed);
+        assert!(!next.is_ours("session a"), "nothing outlives a boot");
+        next.note("session a").await.unwrap();
+        assert!(next.is_ours("session a"));
+        next.forget("session a").await.unwrap();
+        next.forget("session a").await.unwrap();
+        assert!(!next.is_ours("session a"));
+        assert_eq!(store.snapshot().objects.len(), 0);
+    }
+}
