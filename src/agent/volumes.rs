@@ -23,6 +23,7 @@ pub(super) fn volume_manager(
 ) -> VolumeManager {
     let (root, clock) = (config.root_dir.clone(), Arc::clone(&base.clock));
     VolumeManager::new(root, memory, base.store.clone(), clock)
+        .taking_over()
         .measured(base.metrics.clone())
         .telling(Arc::clone(&base.recorder) as _)
         .with_plugin(CSI, csi_plugin(config, base, drivers))

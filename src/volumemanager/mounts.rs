@@ -16,6 +16,12 @@ pub(super) struct Mount {
     pub(super) point: PathBuf,
     /// File system type.
     pub(super) fstype: String,
+    /// A device, `server:path`, or whatever the file system goes by.
+    pub(super) source: String,
+    /// `major:minor` of the file system.
+    pub(super) device: String,
+    /// The directory of it that is mounted.
+    pub(super) root: PathBuf,
 }
 
 /// All mounts of this mount namespace at one moment.
@@ -60,6 +66,21 @@ impl Table {
         Ok(below.map(|rest| root.join(rest)).collect())
     }
 
+    /// Whether what is mounted at `path` is also mounted, whole or in part, at or below one of `dirs`, directories of
+    /// the agent's own. Upstream: `GetDeviceMountRefs`.
+    pub(super) fn is_shown_below(&self, path: &Path, dirs: &[PathBuf]) -> io::Result<bool> {
+        let Some(here) = self.at(path)? else {
+            return Ok(false);
+        };
+        let of_it = |m: &Mount| m.device == here.device && m.root.starts_with(&here.root);
+        for dir in dirs {
+            if self.below(dir)?.any(of_it) {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
     /// Mounts at or below `path`, whose parent must be the agent's own.
     pub(super) fn below(&self, path: &Path) -> io::Result<impl Iterator<Item = &Mount>> {
         let path = resolve(path)?;
@@ -84,11 +105,20 @@ impl Source {
     pub(super) fn of(points: impl Fn() -> Vec<PathBuf> + Send + Sync + 'static) -> Self {
         Self(Arc::new(move || {
             let mounts = points().into_iter().map(|point| Mount {
-                point,
                 fstype: "fake".to_owned(),
+                source: "fake".to_owned(),
+                device: "0:1".to_owned(),
+                root: point.clone(),
+                point,
             });
             Ok(Table(mounts.collect()))
         }))
+    }
+
+    /// The same, with all there is to a mount.
+    #[cfg(test)]
+    pub(super) fn of_mounts(mounts: impl Fn() -> Vec<Mount> + Send + Sync + 'static) -> Self {
+        Self(Arc::new(move || Ok(Table(mounts()))))
     }
 
     /// Reads it.
@@ -144,11 +174,17 @@ fn parse(table: &[u8]) -> Vec<Mount> {
         .split(|b| *b == b'\n')
         .filter_map(|line| {
             let mut fields = line.split(|b| *b == b' ');
-            let point = unescape(fields.nth(4)?);
-            let fstype = fields.skip_while(|f| *f != b"-").nth(1)?;
+            let path = |field: &[u8]| PathBuf::from(OsString::from_vec(unescape(field)));
+            let text = |field: &[u8]| String::from_utf8_lossy(field).into_owned();
+            let device = text(fields.nth(2)?);
+            let (root, point) = (path(fields.next()?), path(fields.next()?));
+            let mut about = fields.skip_while(|f| *f != b"-").skip(1);
             Some(Mount {
-                point: PathBuf::from(OsString::from_vec(point)),
-                fstype: String::from_utf8_lossy(fstype).into_owned(),
+                point,
+                fstype: text(about.next()?),
+                source: text(&unescape(about.next()?)),
+                device,
+                root,
             })
         })
         .collect()
@@ -191,11 +227,17 @@ mod tests {
             [
                 Mount {
                     point: "/mnt 2/a\\b".into(),
-                    fstype: "ext3".to_owned()
+                    fstype: "ext3".to_owned(),
+                    source: "/dev/root".to_owned(),
+                    device: "98:0".to_owned(),
+                    root: "/mnt1".into(),
                 },
                 Mount {
                     point: "/sys".into(),
-                    fstype: "tmpfs".to_owned()
+                    fstype: "tmpfs".to_owned(),
+                    source: "tmpfs".to_owned(),
+                    device: "0:28".to_owned(),
+                    root: "/".into(),
                 },
             ]
         );
@@ -211,6 +253,9 @@ mod tests {
         let mount = |point: PathBuf| Mount {
             point,
             fstype: "nfs4".to_owned(),
+            source: "server:/".to_owned(),
+            device: "0:7".to_owned(),
+            root: "/".into(),
         };
         let table = Table(vec![mount(point.clone()), mount(point.join("inside"))]);
         // The agent's own directories may be reached through links.

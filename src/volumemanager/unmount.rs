@@ -9,6 +9,7 @@ use tracing::warn;
 
 use super::error::VolumeError;
 use super::plan::tear_down;
+use super::takeover::Trace;
 use super::{HOST_PATH, OWN, POD_WAIT, VolumeManager, medium, run_blocking};
 use crate::core::state::{
     ObjectRecord, PodRecord, Transaction, VolumePhase, VolumeRecord, child_key,
@@ -21,8 +22,8 @@ use crate::types::events::{Event, EventType};
 const FAILED: &str = "FailedUnMount";
 
 impl VolumeManager {
-    /// Unmounts and removes every volume on record of a pod; upstream's `WaitForUnmount`. Its containers
-    /// must have ended. Once it succeeds there is no record left. What was staged for it goes as well when no
+    /// Unmounts and removes every volume on record of a pod, and what is not on record but surely one of its volumes;
+    /// upstream's `WaitForUnmount`. Its containers must have ended. Once it succeeds there is no record left. What was staged for it goes as well when no
     /// other pod uses it, without anybody waiting. Waits for 2 min 3 s at most.
     /// When dropped, steps that have begun go on to their ends and are taken up by the next call.
     ///
@@ -38,6 +39,7 @@ impl VolumeManager {
         uid: &PodUid,
         patience: Duration,
     ) -> Result<(), VolumeError> {
+        let unknown = self.take_over_what_is_left(uid).await;
         let prefix = child_key(uid, "");
         let records: Vec<(String, VolumeRecord)> = self
             .store
@@ -52,7 +54,7 @@ impl VolumeManager {
             return Err(error);
         }
         if records.is_empty() {
-            return Ok(());
+            return self.none_unknown(uid, &unknown);
         }
         let (own, remote): (Vec<_>, Vec<_>) = records
             .into_iter()
@@ -84,7 +86,27 @@ impl VolumeManager {
         for error in &failed {
             self.tell_unmount(uid, error);
         }
-        failed.into_iter().next().map_or(Ok(()), Err)
+        match failed.into_iter().next() {
+            Some(error) => Err(error),
+            None => self.none_unknown(uid, &unknown),
+        }
+    }
+
+    /// What is there and nobody knows what it is cannot be undone, and must not be taken for undone.
+    fn none_unknown(&self, uid: &PodUid, unknown: &[Trace]) -> Result<(), VolumeError> {
+        let Some(trace) = unknown.first() else {
+            return Ok(());
+        };
+        let error = VolumeError::InUse {
+            pod: uid.clone(),
+            path: trace.path.clone(),
+            what: format!(
+                "volume {}/{} is there but not on record; unmount it",
+                trace.plugin, trace.name
+            ),
+        };
+        self.tell_unmount(uid, &error);
+        Err(error)
     }
 
     /// What is on record without a description cannot be undone.

@@ -6,6 +6,7 @@
 
 pub mod backoff;
 pub mod keys;
+pub mod known;
 pub mod planner;
 
 use k8s_openapi::api::core::v1::{
