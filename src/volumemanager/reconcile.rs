@@ -1,7 +1,7 @@
 //! What is there when the agent starts, and what is left over later.
 //!
 //! Nothing that is on record is touched here: a mount that is missing (after a reboot) or was cut off is
-//! taken up by the next sync of its pod, a device that no volume uses is unstaged at once.
+//! taken up by the next sync of its pod, a device that no volume uses is unstaged once the volumes of all pods are known.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
