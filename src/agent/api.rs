@@ -14,6 +14,7 @@ use super::start::Base;
 use super::{AgentError, Tasks};
 use crate::apiserver::{self, ApiClient, Credentials};
 use crate::config::{self, SourcesReady};
+use crate::core::volumes::known::InUse;
 use crate::events::{EventRate, api_events};
 use crate::images::{CredentialProviders, CredentialSettings};
 use crate::kubeletconfig::{AgentConfig, EvictionThreshold};
@@ -183,13 +184,13 @@ pub(super) fn node_status(
 /// Has the node tell which volumes are in use.
 pub(super) async fn tell_volumes_in_use(
     volumes: VolumeManager,
-    told: watch::Sender<Option<Vec<String>>>,
+    told: watch::Sender<Option<InUse>>,
     token: CancellationToken,
 ) {
     let mut in_use = volumes.volumes_in_use();
     loop {
-        let names = in_use.borrow_and_update().iter().cloned().collect();
-        told.send_replace(Some(names));
+        let known = in_use.borrow_and_update().clone();
+        told.send_replace(Some(known));
         tokio::select! {
             () = token.cancelled() => return,
             changed = in_use.changed() => if changed.is_err() {

@@ -23,6 +23,7 @@ use crate::config::{
 };
 use crate::container_logs::{LogRotator, RotationPolicy};
 use crate::core::state::MetaRecord;
+use crate::core::volumes::known::InUse;
 use crate::events::{EventRate, JournalRecorder};
 use crate::eviction::LocalStorage;
 use crate::images::{ImageConfig, ImageManager, VerificationPolicy, run_pruning};
@@ -33,6 +34,7 @@ use crate::node_object::NodeObject;
 use crate::nodestatus::NodeStatusHandle;
 use crate::pleg::{Pleg, PlegOptions};
 use crate::pod_manager::PodManager;
+use crate::pod_workers::take_over::take_over;
 use crate::pod_workers::{PodWorkers, StartGate, WorkQueue, WorkerContext};
 use crate::podresources::{self, PodResources};
 use crate::prober::{Prober, ProberContext};
@@ -92,7 +94,7 @@ pub(super) struct Base {
     /// Counts volumes for who reads the metrics.
     _count: Arc<Count>,
     /// What the node shows as in use; `None` until the volumes on record are known.
-    pub(super) volumes_in_use: watch::Sender<Option<Vec<String>>>,
+    pub(super) volumes_in_use: watch::Sender<Option<InUse>>,
 }
 
 /// What exists once the agent works.
@@ -393,6 +395,10 @@ pub(super) async fn start(
         source.ready(),
         tasks,
         token,
+    );
+    tasks.add(
+        "volumes without a record",
+        take_over(workers.clone(), source.ready(), token.clone()),
     );
     tasks.add(
         "objects",

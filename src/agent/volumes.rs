@@ -41,6 +41,7 @@ pub(super) fn volume_manager(
     let known = Attached::new(base.store.clone(), Arc::clone(&clock));
     let iscsi = IscsiPlugin::new(Tools::default(), known);
     VolumeManager::new(root, memory, base.store.clone(), clock)
+        .taking_over()
         .measured(base.metrics.clone())
         .telling(Arc::clone(&base.recorder) as _)
         .with_system_tools(Tools::default())

@@ -30,6 +30,7 @@ use serde_json::Value;
 pub use conditions::{Pressure, Readiness};
 pub use patch::{Change, Due, change, needs_update};
 
+use crate::core::volumes::known::InUse;
 use crate::kubeletconfig::EvictionThreshold;
 use crate::types::{Event, EventType, Stamp};
 
@@ -199,7 +200,7 @@ pub struct Facts {
     /// The node's addresses, the main one first; empty when they are not known.
     pub addresses: Vec<IpAddr>,
     /// Volumes that are in use.
-    pub volumes_in_use: Option<Vec<String>>,
+    pub volumes_in_use: Option<InUse>,
 }
 
 /// What is remembered beside the node itself, also across restarts.
@@ -355,8 +356,8 @@ pub fn compute(
             port: i32::from(settings.kubelet_port),
         }),
     });
-    if let Some(volumes) = &facts.volumes_in_use {
-        status.volumes_in_use = filled(volumes.clone());
+    if let Some(in_use) = &facts.volumes_in_use {
+        status.volumes_in_use = filled(in_use.shown(status.volumes_in_use.as_deref()));
     }
 
     let told = conditions::set(status, pressure, readiness, &memory.pending, time(now));

@@ -18,6 +18,7 @@ use tokio::time::Instant;
 use tracing::{debug, warn};
 
 use crate::core::node_status::{Facts, Image, Machine, NodeSettings, RuntimeFacts, image_list};
+use crate::core::volumes::known::InUse;
 use crate::kuberuntime::cri::{CriClient, CriError};
 use crate::types::{Event, EventRecorder, EventType, boot};
 
@@ -36,7 +37,7 @@ pub(super) struct FactsTask {
     pub(super) cri: CriClient,
     pub(super) recorder: Arc<dyn EventRecorder>,
     pub(super) images: Arc<Notify>,
-    pub(super) volumes_in_use: watch::Receiver<Option<Vec<String>>>,
+    pub(super) volumes_in_use: watch::Receiver<Option<InUse>>,
     pub(super) facts: watch::Sender<Option<Facts>>,
 }
 

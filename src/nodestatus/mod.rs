@@ -45,6 +45,7 @@ pub use crate::core::node_status::{KUBELET_VERSION, NodeSettings, Pressure, init
 
 use crate::apiserver::{ApiClient, Connection, Reachability};
 use crate::core::node_status::{self, Facts, Memory, Readiness};
+use crate::core::volumes::known::InUse;
 use crate::kuberuntime::cri::CriClient;
 use crate::node_object::NodeObject;
 use crate::runtime_state::RuntimeState;
@@ -83,7 +84,7 @@ pub struct NodeStatusOptions {
     /// What the node is short of.
     pub pressure: watch::Receiver<Pressure>,
     /// Volumes in use; `None` while that is not known: the API server's list stays.
-    pub volumes_in_use: watch::Receiver<Option<Vec<String>>>,
+    pub volumes_in_use: watch::Receiver<Option<InUse>>,
 }
 
 /// Tells the node's status that something changed. Cheap to clone.

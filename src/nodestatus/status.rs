@@ -147,7 +147,7 @@ impl StatusTask {
         let node = self.known.get();
         let status = node.as_ref().and_then(|node| node.status.as_ref());
         let shown = status.and_then(|s| s.volumes_in_use.as_deref());
-        shown.unwrap_or_default() != in_use.as_slice()
+        shown.unwrap_or_default() != in_use.shown(shown)
     }
 
     /// The node is not Ready in the API server yet.

@@ -27,6 +27,7 @@ mod resolve;
 mod start;
 mod stop;
 mod sync_pod;
+pub mod take_over;
 mod terminate;
 mod worker;
 
@@ -420,6 +421,13 @@ impl PodWorkers {
                 (uid.clone(), finished)
             })
             .collect()
+    }
+
+    /// A pod that has a worker; `None` for one that only the runtime knows.
+    fn pod_of(&self, uid: &PodUid) -> Option<Arc<Pod>> {
+        let handles = self.handles();
+        let handle = handles.get(uid).filter(|h| !h.record.runtime_only);
+        handle.map(|h| Arc::clone(&h.pod))
     }
 
     /// Pods that are neither finished nor on their way out: what admission reckons with.

@@ -41,6 +41,8 @@ pub(super) struct Asker<'a> {
     pub(super) node_object: &'a NodeObject,
     pub(super) node_name: &'a str,
     pub(super) node: &'a NodeContext,
+    /// It is about volumes that are mounted: what only mounting takes may be missing.
+    pub(super) mounted: bool,
 }
 
 impl<'a> Asker<'a> {
@@ -52,6 +54,7 @@ impl<'a> Asker<'a> {
             node_object: &context.node_object,
             node_name: &context.node.node_name,
             node: &context.node,
+            mounted: false,
         }
     }
 }
@@ -96,6 +99,31 @@ pub(super) async fn find(
     let found: BTreeMap<_, _> = found.await.into_iter().collect();
     if found.values().any(Result::is_err) {
         asker.objects.doubt(&uid);
+    }
+    found
+}
+
+/// What the volumes of a pod lead to that a container uses and whose storage is elsewhere, for a pod that has them
+/// mounted: neither secrets nor an attachment are asked for. Waits as [`Objects`] does.
+pub(super) async fn identify(
+    asker: &Asker<'_>,
+    pod: &Pod,
+) -> BTreeMap<String, Result<Remote, String>> {
+    let used = mounted_volumes(pod);
+    let volumes = pod.spec_ref().volumes.iter().flatten();
+    let wanted = volumes.filter(|v| used.contains(v.name.as_str()) && is_remote(v));
+    let found = join_all(wanted.map(|volume| async {
+        let mut found = draft(asker, pod, volume, None).await.map(|d| d.remote);
+        if let Ok(remote) = &mut found
+            && let Err(why) = csi::label(pod, &volume.name, asker.node, remote)
+        {
+            debug!(pod = %pod.uid(), volume = volume.name, why, "a mounted volume has no label");
+        }
+        (volume.name.clone(), found)
+    }));
+    let found: BTreeMap<_, _> = found.await.into_iter().collect();
+    if found.values().any(Result::is_err) {
+        asker.objects.doubt(&pod.uid());
     }
     found
 }
@@ -230,7 +258,8 @@ async fn of_claim(
             )));
         }
     };
-    let volume_name = bound_volume(&claim, mounted.is_some()).map_err(process)?;
+    let is_mounted = asker.mounted || mounted.is_some();
+    let volume_name = bound_volume(&claim, is_mounted).map_err(process)?;
     if volume.ephemeral.is_some() && !is_owner(pod, &claim) {
         return Err(format!(
             "PVC {namespace}/{name} was not created for pod {namespace}/{} (pod is not owner)",
@@ -252,7 +281,9 @@ async fn of_claim(
     };
     check_bound(&persistent, volume_name, &claim).map_err(process)?;
     let mode = check_mode(&persistent, pod, &volume.name)?;
-    check_node(asker, &persistent)?;
+    if !asker.mounted {
+        check_node(asker, &persistent)?;
+    }
     let of_pod = volume.persistent_volume_claim.as_ref();
     let read_only = of_pod.and_then(|c| c.read_only).unwrap_or(false);
     let claimed = Claimed {

@@ -7,11 +7,13 @@ use std::sync::Arc;
 use k8s_openapi::api::core::v1::Pod;
 use tokio::sync::watch;
 
+use super::known::Damaged;
 use super::remote::RemoteError;
 use super::{PLUGINS, VolumeManager};
 use crate::core::state::{ObjectRecord, State, VolumePhase, VolumeRecord, child_key};
 use crate::core::volumes::Remote;
 use crate::core::volumes::keys;
+use crate::core::volumes::known::InUse;
 use crate::kuberuntime::sources::{Resolved, mounted_volumes};
 use crate::types::metrics::{Metrics, VolumeStateLabel};
 use crate::types::{PodExt, PodUid};
@@ -39,8 +41,9 @@ pub struct RemoteVolume {
 
 impl VolumeManager {
     /// Names that are in use on this node (`status.volumesInUse`), from before the first step of a mount until after
-    /// the last one of its undoing. Whoever detaches must not touch them.
-    pub fn volumes_in_use(&self) -> watch::Receiver<BTreeSet<String>> {
+    /// the last one of its undoing. Whoever detaches must not touch them. The list is not whole while volumes of pods
+    /// that live are not known ([`VolumeManager::know`]), or a record of one cannot be read.
+    pub fn volumes_in_use(&self) -> watch::Receiver<InUse> {
         self.tell_in_use();
         self.in_use.subscribe()
     }
@@ -56,9 +59,14 @@ impl VolumeManager {
                 names.extend(remote.and_then(|r| r.unique_name.clone()));
             }
         }
+        let damaged = self.damaged(&mut desk, &seen);
+        let now = InUse {
+            names,
+            whole: desk.known.is_whole() && damaged == Damaged::default(),
+        };
         self.in_use.send_if_modified(|told| {
-            let differs = *told != names;
-            *told = names;
+            let differs = *told != now;
+            *told = now;
             differs
         });
     }

@@ -31,8 +31,10 @@ mod error;
 mod fs_group;
 mod host_path;
 mod huge_pages;
+mod identity;
 pub mod in_use;
 pub mod iscsi;
+mod known;
 pub mod local;
 mod medium;
 mod mount;
@@ -52,11 +54,12 @@ mod sizes;
 mod stand_in;
 mod steps;
 pub mod subpath;
+mod takeover;
 mod turns;
 mod unmount;
 mod usage;
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, HashMap};
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -75,7 +78,9 @@ pub use host_path::HostPathError;
 pub use huge_pages::HugePagesError;
 pub use payload::PayloadError;
 pub use reconcile::Reconciled;
+pub use takeover::Trace;
 
+use crate::core::volumes::known::{InUse, Known};
 use crate::core::volumes::{CSI, ISCSI, LOCAL, NFS};
 use crate::store::Store;
 use crate::types::events::EventRecorder;
@@ -136,7 +141,7 @@ pub struct VolumeManager {
     plugins: Arc<BTreeMap<&'static str, Arc<dyn RemotePlugin>>>,
     operations: Operations,
     desk: Arc<Mutex<remotes::Desk>>,
-    in_use: watch::Sender<BTreeSet<String>>,
+    in_use: watch::Sender<InUse>,
     /// Since when pods wait for their volumes.
     waiting: Arc<Mutex<HashMap<PodUid, mount::Waiting>>>,
     /// By `<uid>/<volume>`; gone with the volume.
@@ -164,11 +169,19 @@ impl VolumeManager {
             plugins: Arc::default(),
             operations: Operations::default(),
             desk: Arc::default(),
-            in_use: watch::Sender::new(BTreeSet::new()),
+            in_use: watch::Sender::new(InUse::default()),
             waiting: Arc::default(),
             written: Arc::default(),
             pace: Pace::default(),
         }
+    }
+
+    /// For a node on which pods may run already: nothing is unstaged, and the list of what is in use not whole, until it
+    /// is told that the volumes of all pods are known ([`VolumeManager::know`]).
+    #[must_use]
+    pub fn taking_over(self) -> Self {
+        self.desk().known = Known::Nothing;
+        self
     }
 
     /// Counts in `metrics`.

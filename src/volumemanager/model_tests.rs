@@ -643,7 +643,9 @@ impl Model {
         let described = [keys::VOLUMES, keys::DEVICES]
             .map(|prefix| seen.with_prefix::<ObjectRecord>(prefix).count());
         assert_eq!(described, [self.pods.len() * 4, devices.len()]);
-        assert_eq!(*life.manager.volumes_in_use().borrow(), names);
+        let in_use = life.manager.volumes_in_use();
+        assert_eq!(in_use.borrow().names, names);
+        assert!(in_use.borrow().whole);
         assert!(life.manager.operations.busy().is_empty());
     }
 

@@ -93,6 +93,21 @@ impl Table {
         Ok(below.map(|(_, rest)| root.join(rest)).collect())
     }
 
+    /// Whether what is mounted at `path` is also mounted, whole or in part, at or below one of `dirs`, directories of
+    /// the agent's own. Upstream: `GetDeviceMountRefs`.
+    pub(super) fn is_shown_below(&self, path: &Path, dirs: &[PathBuf]) -> io::Result<bool> {
+        let Some(here) = self.at(path)? else {
+            return Ok(false);
+        };
+        let of_it = |m: &Mount| m.device == here.device && m.root.starts_with(&here.root);
+        for dir in dirs {
+            if self.below(dir)?.any(of_it) {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
     /// Mounts at or below `path`, whose parent must be the agent's own. What is covered there by another file system
     /// is not below it; what is covered by a copy of the same one still holds its directories.
     pub(super) fn below(&self, path: &Path) -> io::Result<impl Iterator<Item = &Mount>> {
@@ -228,12 +243,20 @@ impl Source {
     pub(super) fn of(points: impl Fn() -> Vec<PathBuf> + Send + Sync + 'static) -> Self {
         Self(Arc::new(move || {
             let mounts = points().into_iter().map(|point| Mount {
-                point,
                 fstype: "fake".to_owned(),
+                device: "0:1".to_owned(),
+                root: point.clone(),
+                point,
                 ..Mount::default()
             });
             Ok(Table(mounts.collect()))
         }))
+    }
+
+    /// The same, with all there is to a mount.
+    #[cfg(test)]
+    pub(super) fn of_mounts(mounts: impl Fn() -> Vec<Mount> + Send + Sync + 'static) -> Self {
+        Self(Arc::new(move || Ok(Table(mounts()))))
     }
 
     /// Reads it.

@@ -1,7 +1,7 @@
 //! What is there when the agent starts, and what is left over later.
 //!
 //! Nothing that is on record is touched here: a mount that is missing (after a reboot) or was cut off is
-//! taken up by the next sync of its pod, a device that no volume uses is unstaged at once.
+//! taken up by the next sync of its pod, a device that no volume uses is unstaged once the volumes of all pods are known.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -32,14 +32,15 @@ pub struct Reconciled {
     pub cut_off: usize,
     /// Volumes on disk that were not on record and are now.
     pub adopted: usize,
-    /// Mounts in the directories of pods that are not on record; they stay.
+    /// Mounts in the directories of pods that are not on record.
     pub foreign: Vec<String>,
 }
 
 impl VolumeManager {
     /// Compares what is on record with the mount table and the disk. The agent's own volumes that are on disk but not
-    /// on record, after the store was lost, are recorded as mounted, so that their pods' end removes them. Changes
-    /// no volume, and reads the mount table once.
+    /// on record, after the store was lost, are recorded as mounted, so that their pods' end removes them; records that
+    /// are damaged are made whole where that can be. Changes no volume. What else is mounted without a record is for
+    /// [`VolumeManager::take_over`].
     ///
     /// # Errors
     /// When a directory cannot be read or a record not committed.
@@ -47,11 +48,13 @@ impl VolumeManager {
         let mut found = Reconciled::default();
         let seen = self.store.snapshot();
         let transaction = self.adopt(&seen, &mut found)?;
-        if found.adopted > 0 {
+        let (transaction, mended) = self.mend(&seen, transaction)?;
+        let (transaction, staged) = self.add_staged(&seen, transaction)?;
+        if found.adopted + mended + staged > 0 {
             self.commit(&PodUid::new(""), "on disk", transaction)
                 .await?;
         }
-        self.compare(&seen, &mut found)?;
+        self.compare(&self.store.snapshot(), &mut found)?;
         if found.missing + found.cut_off + found.adopted + found.foreign.len() > 0 {
             info!(
                 mounted = found.mounted,
@@ -64,7 +67,7 @@ impl VolumeManager {
         for point in &found.foreign {
             warn!(
                 point,
-                "something is mounted as a pod's volume that is not on record; it stays until somebody unmounts it"
+                "something is mounted as a pod's volume that is not on record; it is taken over once it is known what it is"
             );
         }
         if !self.plugins.is_empty() {

@@ -1,6 +1,6 @@
 //! Storage that hangs, fails, is busy, is shared, and what users are told of it.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::sync::Mutex;
 
 use futures::future::BoxFuture;
@@ -227,7 +227,7 @@ impl World {
 
     fn in_use(&self) -> Vec<String> {
         let names = self.manager.volumes_in_use();
-        names.borrow().iter().cloned().collect()
+        names.borrow().names.iter().cloned().collect()
     }
 
     fn phase(&self, key: &str) -> Option<VolumePhase> {

@@ -20,6 +20,7 @@ use super::operations::Failure;
 use super::{HOST_PATH, VolumeManager, check_name};
 use crate::core::state::{ObjectRecord, State, Version, VolumePhase, VolumeRecord, child_key};
 use crate::core::volumes::keys::{self, Mark};
+use crate::core::volumes::known::Known;
 use crate::core::volumes::planner::{self, Facts, Recorded, Wanted, undo_key};
 use crate::core::volumes::{Remote, Source, VolumeMode};
 use crate::kuberuntime::sources::Resolved;
@@ -40,7 +41,6 @@ pub(super) struct Order {
 }
 
 /// What only this process knows.
-#[derive(Default)]
 pub(super) struct Desk {
     orders: BTreeMap<String, Order>,
     /// Pods that have ended, with the number of those who wait for that.
@@ -50,6 +50,21 @@ pub(super) struct Desk {
     /// When [`VolumeManager::drive`] is called by itself.
     alarm: Option<Stamp>,
     serial: u64,
+    /// Which volumes of pods are on record.
+    pub(super) known: Known,
+}
+
+impl Default for Desk {
+    fn default() -> Self {
+        Self {
+            orders: BTreeMap::new(),
+            leaving: BTreeMap::new(),
+            read: HashMap::new(),
+            alarm: None,
+            serial: 0,
+            known: Known::All { strays: false },
+        }
+    }
 }
 
 impl Desk {
@@ -342,17 +357,11 @@ impl VolumeManager {
         let seen = self.store.snapshot();
         desk.forget(&seen);
         let now = self.clock.now();
-        let (mut volumes, mut unreadable) = (BTreeMap::new(), false);
+        let mut volumes = BTreeMap::new();
         for (key, _) in seen.with_prefix::<ObjectRecord>(keys::VOLUMES) {
             let record = &key[keys::VOLUMES.len()..];
-            match recorded(desk, &seen, record, now) {
-                Some(recorded) => {
-                    volumes.insert(record.to_owned(), recorded);
-                }
-                None => {
-                    let kept = seen.record::<VolumeRecord>(record);
-                    unreadable |= kept.is_some_and(|r| r.plugin != HOST_PATH);
-                }
+            if let Some(recorded) = recorded(desk, &seen, record, now) {
+                volumes.insert(record.to_owned(), recorded);
             }
         }
         let mut devices = BTreeMap::new();
@@ -380,12 +389,15 @@ impl VolumeManager {
             .cloned()
             .collect();
         let mounted = self.mounted(&wanted, &volumes, &devices);
+        let in_use = self.shown_in_use(&volumes, &devices);
+        let unreadable = !desk.known.is_settled() || self.damaged(desk, &seen).volumes;
         Facts {
             wanted,
             leaving,
             volumes,
             devices,
             unreadable,
+            in_use,
             mounted,
             busy: self.operations.busy(),
             held: self.operations.held(),

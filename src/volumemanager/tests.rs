@@ -1,3 +1,4 @@
+use std::collections::BTreeSet;
 use std::os::unix::fs::PermissionsExt;
 
 use nix::mount::MntFlags;

@@ -9,6 +9,7 @@ use tracing::{debug, warn};
 
 use super::error::VolumeError;
 use super::plan::tear_down;
+use super::takeover::Trace;
 use super::{HOST_PATH, OWN, POD_WAIT, VolumeManager, medium, run_blocking};
 use crate::core::state::{
     ObjectRecord, PodRecord, Transaction, VolumePhase, VolumeRecord, child_key,
@@ -21,8 +22,8 @@ use crate::types::events::{Event, EventType};
 const FAILED: &str = "FailedUnMount";
 
 impl VolumeManager {
-    /// Unmounts and removes every volume on record of a pod; upstream's `WaitForUnmount`. Its containers
-    /// must have ended. Once it succeeds there is no record left. What was staged for it goes as well when no
+    /// Unmounts and removes every volume on record of a pod, and what is not on record but surely one of its volumes;
+    /// upstream's `WaitForUnmount`. Its containers must have ended. Once it succeeds there is no record left. What was staged for it goes as well when no
     /// other pod uses it, without anybody waiting. Waits for 2 min 3 s at most.
     /// When dropped, steps that have begun go on to their ends and are taken up by the next call.
     ///
@@ -38,6 +39,7 @@ impl VolumeManager {
         uid: &PodUid,
         patience: Duration,
     ) -> Result<(), VolumeError> {
+        let unknown = self.take_over_what_is_left(uid).await;
         let prefix = child_key(uid, "");
         let records: Vec<(String, VolumeRecord)> = self
             .store
@@ -52,8 +54,10 @@ impl VolumeManager {
             return Err(error);
         }
         if records.is_empty() {
-            self.pace.over(uid.as_str());
-            return Ok(());
+            if unknown.is_empty() {
+                self.pace.over(uid.as_str());
+            }
+            return self.none_unknown(uid, &unknown);
         }
         let (own, remote): (Vec<_>, Vec<_>) = records
             .into_iter()
@@ -82,10 +86,31 @@ impl VolumeManager {
             Ok(failed) => failed,
             Err(_) => vec![self.slow(uid, &names, patience)],
         };
-        self.tell_stuck(uid, uid.as_str(), &failed.iter().collect::<Vec<_>>());
+        if !failed.is_empty() || unknown.is_empty() {
+            self.tell_stuck(uid, uid.as_str(), &failed.iter().collect::<Vec<_>>());
+        }
         // What is tried again at a time of its own says when to come back for all of it.
-        let first = failed.into_iter().min_by_key(|e| e.retry_at().is_none());
-        first.map_or(Ok(()), Err)
+        match failed.into_iter().min_by_key(|e| e.retry_at().is_none()) {
+            Some(error) => Err(error),
+            None => self.none_unknown(uid, &unknown),
+        }
+    }
+
+    /// What is there and nobody knows what it is cannot be undone, and must not be taken for undone.
+    fn none_unknown(&self, uid: &PodUid, unknown: &[Trace]) -> Result<(), VolumeError> {
+        let Some(trace) = unknown.first() else {
+            return Ok(());
+        };
+        let error = VolumeError::InUse {
+            pod: uid.clone(),
+            path: trace.path.clone(),
+            what: format!(
+                "volume {}/{} is there but not on record; unmount it",
+                trace.plugin, trace.name
+            ),
+        };
+        self.tell_stuck(uid, uid.as_str(), &[&error]);
+        Err(error)
     }
 
     /// What is on record without a description cannot be undone.

@@ -28,6 +28,7 @@ mod rich_pod;
 mod rows;
 mod rows_ends;
 mod rows_steps;
+mod takeover;
 mod trouble;
 mod volumes;
 mod watch;

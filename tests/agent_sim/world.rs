@@ -384,6 +384,11 @@ impl World {
         self.clock.reboot();
     }
 
+    /// What ran is gone from the runtime, and nothing else. The agent is not started.
+    pub fn reboot_runtime(&self) {
+        self.fake.restart(Restart::Wipe).unwrap();
+    }
+
     pub fn agent(&self) -> &Embedded {
         self.agent.as_ref().unwrap()
     }

@@ -41,6 +41,14 @@ pub fn size_of(record: &str) -> Option<String> {
     Some(format!("{SIZES}{id}"))
 }
 
+/// Key of the volume record that an object belongs to; `None` for an object of another kind.
+pub fn record_of(object: &str) -> Option<String> {
+    match object.strip_prefix(DEVICES) {
+        Some(id) => Some(format!("{DEVICE}{id}")),
+        None => object.strip_prefix(VOLUMES).map(str::to_owned),
+    }
+}
+
 /// The pod and the volume that a volume record is about; `None` for a device.
 pub fn split(record: &str) -> Option<(&str, &str)> {
     match record.split_once('/') {

@@ -7,6 +7,7 @@
 pub mod backoff;
 pub mod growth;
 pub mod keys;
+pub mod known;
 pub mod planner;
 
 use std::collections::BTreeSet;

@@ -7,15 +7,20 @@
 //! **Invariants:**
 //! - No step without its record: a volume is claimed before its device is staged, and what is to be undone
 //!   is found by its record alone.
-//! - A device that a record uses is not unstaged; one whose unstaging was begun is unstaged to its end before it
+//! - A device that a record uses, or that is mounted for a pod, is not unstaged, and none while a pod may have
+//!   volumes that nobody knows; one whose unstaging was begun is unstaged to its end before it
 //!   is staged again.
 //! - One target is published once, whichever volumes of the pod lead to it.
 //! - Two steps of one plan, and of one and what is under way, have no volume, target or device in common.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 
 use crate::core::state::VolumePhase;
 use crate::types::Stamp;
+
+/// How soon a device is looked at again that is mounted for a pod without a record.
+const RECHECK: Duration = Duration::from_secs(60);
 
 /// A volume that a pod waits for.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -65,8 +70,10 @@ pub struct Facts {
     pub volumes: BTreeMap<String, Recorded>,
     /// Devices on record.
     pub devices: BTreeMap<String, Recorded>,
-    /// A volume is on record whose description cannot be read: any device may be its own.
+    /// A pod may have a volume that is not on record, or whose record cannot be read: any device may be its own.
     pub unreadable: bool,
+    /// Devices that no volume on record uses, and that are mounted for a pod all the same.
+    pub in_use: BTreeSet<String>,
     /// Where something is mounted.
     pub mounted: BTreeSet<String>,
     /// Volumes, devices and targets that an operation works on.
@@ -254,6 +261,7 @@ impl Planner<'_> {
             return true;
         }
         let used = (self.users.devices.get(device).into_iter().flatten()).any(|v| v.begun);
+        let used = used || self.facts.unreadable || self.facts.in_use.contains(device);
         let (step, held_by) = match found {
             Some(d) if d.phase == VolumePhase::Unmounting && !used => {
                 let held_by = undo_key(device);
@@ -301,6 +309,10 @@ impl Planner<'_> {
         if self.busy.contains(key) || wanted || used {
             return;
         }
+        if self.facts.in_use.contains(key) {
+            // Nobody tells when it is unmounted.
+            return self.look_again(self.facts.now.plus(RECHECK));
+        }
         if self.holds(&undo_key(key)) {
             return;
         }
@@ -313,14 +325,18 @@ impl Planner<'_> {
         let Some(until) = until.filter(|until| !until.reached(self.facts.now)) else {
             return false;
         };
+        self.look_again(until);
+        true
+    }
+
+    fn look_again(&mut self, at: Stamp) {
         let sooner = self
             .plan
             .due
-            .is_none_or(|due| until.until(self.facts.now) < due.until(self.facts.now));
+            .is_none_or(|due| at.until(self.facts.now) < due.until(self.facts.now));
         if sooner {
-            self.plan.due = Some(until);
+            self.plan.due = Some(at);
         }
-        true
     }
 
     fn begin_with(&mut self, step: Step, key: &str, path: &str, device: Option<&str>) {

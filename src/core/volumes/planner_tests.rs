@@ -78,6 +78,7 @@ impl World {
             volumes: self.volumes.clone(),
             devices: self.devices.clone(),
             unreadable: false,
+            in_use: BTreeSet::new(),
             mounted: mounted.chain(staged).collect(),
             busy: self.running.iter().flat_map(|r| r.on.clone()).collect(),
             held: self.held.clone(),
@@ -455,4 +456,49 @@ fn nothing_is_unstaged_while_a_description_cannot_be_read() {
     assert_eq!(plan(&facts).steps, [Step::Unstage { device }]);
     facts.unreadable = true;
     assert_eq!(plan(&facts).steps, []);
+}
+
+#[test]
+fn a_device_that_is_mounted_for_a_pod_is_not_unstaged_and_looked_at_again() {
+    let mut world = World::default();
+    let staged = record("/staged", None, VolumePhase::Mounted, true);
+    world.devices.insert("device/d".to_owned(), staged);
+    let mut facts = world.facts();
+    facts.in_use.insert("device/d".to_owned());
+    let found = plan(&facts);
+    assert_eq!(found.steps, []);
+    assert_eq!(found.due, Some(facts.now.plus(RECHECK)));
+}
+
+#[test]
+fn a_device_whose_unstaging_was_begun_is_staged_again_when_somebody_may_use_it() {
+    let mut world = World::default();
+    let (key, mut wanted) = volume(0, 0);
+    wanted.device = Some("device/d".to_owned());
+    let device = wanted.device.clone();
+    let claimed = record(
+        &wanted.path,
+        device.as_deref(),
+        VolumePhase::Mounting,
+        false,
+    );
+    world.volumes.insert(key.clone(), claimed);
+    world.wanted.insert(key.clone(), wanted);
+    let staged = record("/staged", None, VolumePhase::Unmounting, true);
+    world.devices.insert("device/d".to_owned(), staged);
+    let mut facts = world.facts();
+    let device = "device/d".to_owned();
+    let unstage = Step::Unstage {
+        device: device.clone(),
+    };
+    assert_eq!(plan(&facts).steps, [unstage]);
+    let stage = [Step::Stage {
+        device: device.clone(),
+        volume: key,
+    }];
+    facts.in_use.insert(device);
+    assert_eq!(plan(&facts).steps, stage);
+    facts.in_use.clear();
+    facts.unreadable = true;
+    assert_eq!(plan(&facts).steps, stage);
 }

@@ -178,13 +178,18 @@ pub(super) async fn persistent(
 ) -> Result<Draft, String> {
     let (driver, handle) = (&source.driver, &source.volume_handle);
     let spec = driver_of(asker, pod, driver, Lifecycle::Persistent).await?;
+    let name = format!("{CSI}/{driver}^{handle}");
     let mut csi = new_csi(pod, source.clone());
     csi.access_modes = access_modes;
     if let Some(spec) = &spec {
         describe(&mut csi, spec);
     }
     let attaches = spec.as_ref().and_then(|spec| spec.attach_required);
-    if attaches.unwrap_or(true) {
+    let attaches = attaches.unwrap_or(true);
+    if attaches && asker.mounted {
+        // It may be on its way out already; what is mounted stays.
+        remote.unique_name = Some(name);
+    } else if attaches {
         let id = attachment_name(handle, driver, asker.node_name);
         let attachment = asker.objects.volume_attachment(&pod.uid(), &id).await;
         let error = |why: String| {
@@ -197,7 +202,7 @@ pub(super) async fn persistent(
             )));
         };
         csi.publish_context = attached(&attachment, handle, driver, &id)?;
-        remote.unique_name = Some(format!("{CSI}/{driver}^{handle}"));
+        remote.unique_name = Some(name);
     }
     let mut draft = Draft::of(remote);
     let secrets = [

@@ -102,6 +102,7 @@ impl World {
         );
         objects.register(pod);
         let asker = Asker {
+            mounted: false,
             objects: &objects,
             store: &self.store,
             clock: &TestClock,

@@ -1,0 +1,87 @@
+//! What is known of the volumes of the pods that live, and what follows for those that others may detach.
+//!
+//! **Invariant:** what is not known is in use: as long as a pod may have volumes that nobody knows, no list of what is
+//! in use is whole.
+
+use std::collections::BTreeSet;
+
+use crate::types::PodUid;
+
+/// How much is known.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Known {
+    /// Nobody has looked yet.
+    Nothing,
+    /// These pods have, or may have, volumes that are not on record.
+    Living(BTreeSet<PodUid>),
+    /// Every volume of a pod that lives is on record.
+    All {
+        /// Something is mounted for pods that are gone, and nobody can tell what storage it is.
+        strays: bool,
+    },
+}
+
+impl Known {
+    /// Whether a device that no record uses is used by nobody, but for what the mount table shows.
+    pub fn is_settled(&self) -> bool {
+        matches!(self, Self::All { .. })
+    }
+
+    /// Whether the names on record are all that are in use.
+    pub fn is_whole(&self) -> bool {
+        *self == Self::All { strays: false }
+    }
+}
+
+/// Names of volumes that must not be detached from this node (`status.volumesInUse`).
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct InUse {
+    /// Those that are known.
+    pub names: BTreeSet<String>,
+    /// There are no others. Else what the node has shown so far stays as well.
+    pub whole: bool,
+}
+
+impl InUse {
+    /// What the node is to show that shows `so_far`.
+    pub fn shown(&self, so_far: Option<&[String]>) -> Vec<String> {
+        let mut names = self.names.clone();
+        if !self.whole {
+            names.extend(so_far.into_iter().flatten().cloned());
+        }
+        names.into_iter().collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_list_shrinks_only_when_it_is_whole() {
+        let names = BTreeSet::from(["b".to_owned()]);
+        let so_far = ["c".to_owned(), "a".to_owned()];
+        let mut in_use = InUse {
+            names,
+            whole: false,
+        };
+        assert_eq!(in_use.shown(Some(&so_far)), ["a", "b", "c"]);
+        assert_eq!(in_use.shown(None), ["b"]);
+        in_use.whole = true;
+        assert_eq!(in_use.shown(Some(&so_far)), ["b"]);
+    }
+
+    #[test]
+    fn what_nobody_can_tell_keeps_the_list_and_not_the_devices() {
+        let living = Known::Living(BTreeSet::from([PodUid::new("u")]));
+        for (known, settled, whole) in [
+            (Known::Nothing, false, false),
+            (living, false, false),
+            (Known::All { strays: true }, true, false),
+            (Known::All { strays: false }, true, true),
+        ] {
+            let found = (known.is_settled(), known.is_whole());
+            assert_eq!(found, (settled, whole), "{known:?}");
+        }
+    }
+}

@@ -1,0 +1,230 @@
+//! What is known of the volumes that there are: which records cannot be read, which devices are in use whatever the
+//! records say, and what a record that is left tells of one that is lost.
+//!
+//! A volume has two records, made and deleted as one: the phase, and the description. Where one of them cannot be read any
+//! more, the other one is made whole again if it can be; until then the volume counts as one that may use any device.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+
+use tracing::{info, warn};
+
+use super::error::{VolumeError, io_error};
+use super::remotes::Desk;
+use super::{HOST_PATH, OWN, VolumeManager, identity, mounts};
+use crate::core::state::{ObjectRecord, State, Transaction, VolumePhase, VolumeRecord};
+use crate::core::volumes::keys::{self, Mark};
+use crate::core::volumes::known::Known;
+use crate::core::volumes::planner::Recorded;
+use crate::core::volumes::{Remote, Source};
+use crate::types::PodUid;
+
+/// Records that lack what tells what they are about.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Damaged {
+    /// Of a volume: any device may be its own.
+    pub(super) volumes: bool,
+    /// Of a device: it is not unstaged, and its name is not known.
+    pub(super) devices: bool,
+}
+
+impl VolumeManager {
+    /// Tells how much is known of the volumes of the pods that live. What waited for that is begun.
+    pub fn know(&self, known: Known) {
+        {
+            let mut desk = self.desk();
+            if desk.known == known {
+                return;
+            }
+            match &known {
+                Known::Nothing => {}
+                Known::Living(pods) => {
+                    info!(
+                        pods = pods.len(),
+                        "volumes of pods are not on record yet; nothing is detached meanwhile"
+                    );
+                }
+                Known::All { strays } => info!(strays, "the volumes of all pods are on record"),
+            }
+            desk.known = known;
+        }
+        self.operations.wake();
+        if self.plugins.is_empty() {
+            self.tell_in_use();
+        } else {
+            self.drive();
+        }
+    }
+
+    pub(super) fn damaged(&self, desk: &mut Desk, seen: &State) -> Damaged {
+        let mut damaged = Damaged::default();
+        for (key, record) in seen.with_prefix::<VolumeRecord>("") {
+            if !is_elsewhere(record) || desk.remote(seen, &keys::object_of(key)).is_some() {
+                continue;
+            }
+            match keys::split(key) {
+                Some(_) => damaged.volumes = true,
+                None => damaged.devices = true,
+            }
+        }
+        for (key, _) in seen.with_prefix::<ObjectRecord>(keys::VOLUMES) {
+            let record = &key[keys::VOLUMES.len()..];
+            damaged.volumes |= seen.record::<VolumeRecord>(record).is_none();
+        }
+        damaged
+    }
+
+    /// Devices that no volume on record uses and that are mounted for a pod all the same; all that no volume uses when
+    /// the mount table cannot be read.
+    pub(super) fn shown_in_use(
+        &self,
+        volumes: &BTreeMap<String, Recorded>,
+        devices: &BTreeMap<String, Recorded>,
+    ) -> BTreeSet<String> {
+        let used: BTreeSet<&str> = volumes
+            .values()
+            .filter_map(|v| v.device.as_deref())
+            .collect();
+        let idle = devices.iter().filter(|(key, _)| !used.contains(&***key));
+        let idle: Vec<(&String, &Recorded)> = idle.collect();
+        if idle.is_empty() {
+            return BTreeSet::new();
+        }
+        let for_pods = self.mounted_for_pods();
+        let table = self.mounts.read();
+        let is_used = |at: &Path| match &table {
+            Ok(table) => table.is_shown_below(at, &for_pods),
+            Err(error) => Err(std::io::Error::new(error.kind(), error.to_string())),
+        };
+        let shown = idle.into_iter().filter(|(key, device)| {
+            is_used(Path::new(&device.path)).unwrap_or_else(|error| {
+                warn!(%error, device = key, "nobody can tell whether a device is in use; it stays");
+                true
+            })
+        });
+        shown.map(|(key, _)| key.clone()).collect()
+    }
+
+    /// Where pods have what is staged: their directories, and where drivers publish devices.
+    fn mounted_for_pods(&self) -> [PathBuf; 2] {
+        [
+            self.root.join("pods"),
+            self.root
+                .join("plugins/kubernetes.io/csi/volumeDevices/publish"),
+        ]
+    }
+
+    /// Makes records whole again whose other half is lost, and drops those of which nothing is there.
+    pub(super) fn mend(
+        &self,
+        seen: &State,
+        mut transaction: Transaction,
+    ) -> Result<(Transaction, usize), VolumeError> {
+        let mut count = 0;
+        let table = self.mounts.read();
+        let none = PodUid::new("");
+        let table = table.map_err(io_error("read the mounts below", &none, &self.root))?;
+        let mut desk = self.desk();
+        for prefix in [keys::VOLUMES, keys::DEVICES] {
+            for (object, found) in seen.with_prefix::<ObjectRecord>(prefix) {
+                let Some(key) = keys::record_of(object) else {
+                    continue;
+                };
+                if seen.record::<VolumeRecord>(&key).is_some() {
+                    continue;
+                }
+                let Some(remote) = desk.remote(seen, object) else {
+                    continue;
+                };
+                let Some(record) = self.record_from(&key, &remote, found) else {
+                    continue;
+                };
+                info!(
+                    volume = key,
+                    "the lost record of a volume is made from its description"
+                );
+                transaction = transaction.put(key, record);
+                count += 1;
+            }
+        }
+        for (key, record) in seen.with_prefix::<VolumeRecord>("") {
+            if !is_elsewhere(record) || desk.remote(seen, &keys::object_of(key)).is_some() {
+                continue;
+            }
+            let at = Path::new(&record.path);
+            if keys::split(key).is_some() {
+                if is_nothing(&table, at).unwrap_or(false) {
+                    info!(volume = %key, "a volume whose description is lost is not there; its record goes");
+                    transaction = transaction
+                        .delete::<VolumeRecord>(key)
+                        .delete::<ObjectRecord>(keys::object_of(key));
+                    count += 1;
+                }
+                continue;
+            }
+            let of_volume = seen
+                .with_prefix::<ObjectRecord>(keys::VOLUMES)
+                .filter_map(|(object, _)| desk.remote(seen, object))
+                .find(|remote| remote.device_key().as_deref() == Some(key))
+                .map(|remote| (*remote).clone());
+            let Some(remote) = of_volume.or_else(|| identity::device_at(&self.root, at)) else {
+                warn!(device = %key, path = record.path, "what is staged there is not on record any more; it stays");
+                continue;
+            };
+            if remote.device_key().as_deref() != Some(key) {
+                continue;
+            }
+            let mark = match table.at(at) {
+                Ok(Some(_)) => Mark::Mount,
+                _ => Mark::Begun,
+            };
+            if let Ok(object) = remote.object(mark, record.at) {
+                info!(device = %key, "the lost description of a device is made anew");
+                transaction = transaction.put(keys::object_of(key), object);
+                count += 1;
+            }
+        }
+        Ok((transaction, count))
+    }
+
+    /// The record that a description was made with. The phase is as far as its mark tells.
+    fn record_from(
+        &self,
+        key: &str,
+        remote: &Remote,
+        object: &ObjectRecord,
+    ) -> Option<VolumeRecord> {
+        let path = match (keys::split(key), &remote.source) {
+            (Some(_), Source::HostPath { path, .. }) => PathBuf::from(path),
+            (Some((uid, _)), _) => self.target(&PodUid::new(uid), remote),
+            (None, _) => self.staging(remote)?,
+        };
+        let phase = match Mark::of(object) {
+            Mark::Claimed | Mark::Begun => VolumePhase::Mounting,
+            Mark::Mount | Mark::Plain => VolumePhase::Mounted,
+        };
+        Some(VolumeRecord {
+            plugin: remote.plugin().to_owned(),
+            path: path.to_string_lossy().into_owned(),
+            phase,
+            at: object.at,
+        })
+    }
+}
+
+/// Whether a record is of a volume that has a description.
+pub(super) fn is_elsewhere(record: &VolumeRecord) -> bool {
+    record.plugin != HOST_PATH && !OWN.contains(&record.plugin.as_str())
+}
+
+/// Whether no trace of a volume is at its place.
+fn is_nothing(table: &mounts::Table, at: &Path) -> std::io::Result<bool> {
+    if table.below(at)?.next().is_some() || identity::has_data(at) {
+        return Ok(false);
+    }
+    match std::fs::symlink_metadata(at) {
+        Ok(found) => Ok(found.is_dir()),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(true),
+        Err(error) => Err(error),
+    }
+}
