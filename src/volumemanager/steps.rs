@@ -33,7 +33,8 @@ const SLOW: Duration = Duration::from_secs(120);
 /// A step with all it takes.
 enum Task {
     Claim(String, Order),
-    Stage(String, Order, Option<Recorded>),
+    /// Of a device, for a volume.
+    Stage(String, Order, Option<Recorded>, String),
     Publish(String, Order, Recorded),
     Share(String, Order),
     Unpublish(String, Recorded, Arc<Remote>),
@@ -84,7 +85,7 @@ impl Task {
     fn remote(&self) -> Option<&Remote> {
         match self {
             Self::Claim(_, order)
-            | Self::Stage(_, order, _)
+            | Self::Stage(_, order, ..)
             | Self::Publish(_, order, _)
             | Self::Share(_, order) => Some(&order.resolved.remote),
             Self::Unpublish(_, _, remote)
@@ -159,7 +160,7 @@ impl VolumeManager {
             }
             Step::Stage { device, volume } => {
                 let recorded = facts.devices.get(&device).cloned();
-                Task::Stage(device, desk.order(&volume)?, recorded)
+                Task::Stage(device, desk.order(&volume)?, recorded, volume)
             }
             Step::Publish { volume } => {
                 let recorded = facts.volumes.get(&volume)?.clone();
@@ -247,7 +248,9 @@ impl VolumeManager {
                 }
                 self.forget(&key, "volume dropped").await
             }
-            Task::Stage(key, order, recorded) => self.stage(&key, order, recorded).await,
+            Task::Stage(key, order, recorded, volume) => {
+                self.stage(&key, order, recorded, &volume).await
+            }
             Task::Publish(key, order, recorded) => self.publish(&key, order, &recorded).await,
             Task::Unpublish(key, recorded, remote) => self.unpublish(&key, &recorded, remote).await,
             Task::Unstage(key, recorded, remote) => self.unstage(&key, &recorded, remote).await,
@@ -259,6 +262,7 @@ impl VolumeManager {
         key: &str,
         order: Order,
         recorded: Option<Recorded>,
+        volume: &str,
     ) -> Result<(), RemoteError> {
         let resolved = &order.resolved;
         let plugin = self.plugin(&resolved.remote)?;
@@ -270,6 +274,18 @@ impl VolumeManager {
             .await?;
         fail::fail_point!("volumemanager::stage::recorded");
         make_parent(&at).await?;
+        if self
+            .store
+            .snapshot()
+            .record::<VolumeRecord>(volume)
+            .is_none()
+        {
+            // Its pod has gone meanwhile. What is on record from before is undone as what nobody uses.
+            return match recorded {
+                Some(_) => Ok(()),
+                None => self.forget(key, "nothing was staged").await,
+            };
+        }
         match plugin.stage(Arc::clone(resolved), at.clone()).await {
             Ok(()) => {}
             Err(error) => {
