@@ -24,7 +24,6 @@ use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
 
 use super::context::Context;
-use super::pace::FRESH;
 use super::refs::{Kind, ObjectKey};
 use super::{ObjectChange, ObjectError};
 use crate::apiserver::{ApiClient, Reachability};
@@ -187,8 +186,6 @@ pub(super) enum Known<T> {
 struct Slot<T> {
     known: Known<T>,
     trouble: Option<Trouble>,
-    /// When the API server last said what is known, or was asked to for somebody who wants it fresh.
-    answered: Option<Instant>,
 }
 
 /// What readers wait on.
@@ -202,6 +199,8 @@ pub(super) struct Cell<T> {
     missed: AtomicBool,
     /// Somebody doubts what is known; for kinds that are not watched.
     pub(super) doubt: Notify,
+    /// Somebody would like it fresh; for kinds that are not watched.
+    pub(super) stale: Notify,
 }
 
 impl<T: Clone> Cell<T> {
@@ -212,33 +211,17 @@ impl<T: Clone> Cell<T> {
             slot: watch::Sender::new(Slot {
                 known: recorded.map_or(Known::Nothing, Known::Recorded),
                 trouble: None,
-                answered: None,
             }),
             begun: Instant::now(),
             missed: AtomicBool::new(false),
             doubt: Notify::new(),
+            stale: Notify::new(),
         }
     }
 
     /// What is known, at once.
     pub(super) fn known(&self) -> Known<T> {
         self.slot.borrow().known.clone()
-    }
-
-    /// Has it asked for again, unless it was a moment ago.
-    pub(super) fn refresh(&self) {
-        let mut due = false;
-        // Who reads is not told.
-        self.slot.send_if_modified(|slot| {
-            due = slot.answered.is_some_and(|at| at.elapsed() >= FRESH);
-            if due {
-                slot.answered = Some(Instant::now());
-            }
-            false
-        });
-        if due {
-            self.doubt.notify_one();
-        }
     }
 
     pub(super) fn trouble(&self, trouble: Trouble) {
@@ -252,7 +235,6 @@ impl<T: Clone> Cell<T> {
             changed = differs(&slot.known, &value);
             slot.known = Known::Live(value);
             slot.trouble = None;
-            slot.answered = Some(Instant::now());
         });
         self.missed.swap(false, Ordering::SeqCst) || changed
     }

@@ -28,7 +28,7 @@ const CLAIM_MIN: Duration = Duration::from_secs(180);
 const CLAIM_MAX: Duration = Duration::from_secs(900);
 /// Pause for everything else at rest: what matters of it, its claim tells.
 const SELDOM: Duration = Duration::from_secs(3600);
-/// What is younger is not asked for anew when somebody would like it fresh.
+/// How old it is at least before it is asked for anew because somebody would like it fresh.
 pub(super) const FRESH: Duration = Duration::from_secs(10);
 
 /// What is expected of an object.

@@ -12,12 +12,14 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures::FutureExt;
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim, Secret};
 use k8s_openapi::api::storage::v1::{CSIDriver, VolumeAttachment};
+use tokio::time::Instant;
 
 use super::cache::{ObjectCell, Pause, Trouble, Watched, strip, take_answer};
 use super::context::Context;
-use super::pace::{Counted, Expected, Pauses};
+use super::pace::{Counted, Expected, FRESH, Pauses};
 use super::refs::{self, Kind, ObjectKey};
 use super::{Cells, Inner, ObjectError, Objects, PodEntry, Tables};
 use crate::apiserver::ApiClient;
@@ -160,6 +162,9 @@ pub(super) async fn poll_object<K: Polled>(
     let mut pauses = Pauses::default();
     let _counted = (K::KIND == Kind::Claim).then(|| Counted::new(&ctx));
     loop {
+        // Who asked for it before now is answered by this.
+        cell.stale.notified().now_or_never();
+        let asked = Instant::now();
         let answer = tokio::time::timeout(DEADLINE, objects.get_opt(&key.name)).await;
         let expected = match answer {
             Ok(Ok(object)) => {
@@ -194,6 +199,10 @@ pub(super) async fn poll_object<K: Polled>(
             () = async {
                 tokio::time::sleep(APART).await;
                 cell.doubt.notified().await;
+            } => pauses.hurry(),
+            () = async {
+                cell.stale.notified().await;
+                tokio::time::sleep_until(asked + FRESH).await;
             } => pauses.hurry(),
         }
     }
@@ -296,8 +305,8 @@ impl Objects {
         }
     }
 
-    /// The claims, volumes and attachments of a pod should be up to date now: those that were not asked for in the last
-    /// ten seconds are. The pod is told when something differs. Never waits.
+    /// The claims, volumes and attachments of a pod should be up to date: they are asked for again, each ten seconds after
+    /// it was last. The pod is told when something differs. Never waits.
     pub fn refresh(&self, of: &PodUid) {
         lock(&self.inner.tables).refresh(of);
     }
@@ -351,9 +360,9 @@ impl Cells {
 
     fn refresh(&self) {
         match self {
-            Self::Claim(cell) => cell.refresh(),
-            Self::PersistentVolume(cell) => cell.refresh(),
-            Self::VolumeAttachment(cell) => cell.refresh(),
+            Self::Claim(cell) => cell.stale.notify_one(),
+            Self::PersistentVolume(cell) => cell.stale.notify_one(),
+            Self::VolumeAttachment(cell) => cell.stale.notify_one(),
             // The others are watched.
             _ => {}
         }

@@ -553,6 +553,14 @@ fn restart_keeps_the_image_pull_back_off() {
     };
     let (duration, until) = eventually("the pull fails", backoff);
     assert_eq!(duration, 10_000);
+    eventually("its status says so", || {
+        let status = world.container_status("pulls", "only")?;
+        match status["state"]["waiting"]["reason"].as_str() {
+            Some("ErrImagePull" | "ImagePullBackOff") => Ok(()),
+            _ => Err(status.to_string()),
+        }
+    });
+    world.site.recorded();
     agent.kill9();
     let agent = world.start();
     let pulled_at = eventually("the pull is tried again", || {

@@ -2,10 +2,11 @@
 
 use std::fs;
 
-use k8s_openapi::api::core::v1::PersistentVolume;
-use kube::api::{Api, PostParams};
+use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
+use kube::api::{Api, Patch, PatchParams, PostParams};
 use serde_json::json;
 
+use crate::agent_process::eventually;
 use crate::features::{Feature, host};
 use crate::seen::{deleted, said};
 use crate::setup::Cluster;
@@ -21,6 +22,8 @@ pub const FEATURES: &[Feature] = &[
     ("csi-block", csi_block),
     ("csi-inline", csi_inline),
     ("csi-no-driver", csi_no_driver),
+    ("csi-expand", csi_expand),
+    ("volume-group", volume_group),
 ];
 
 fn host_path_claim(cluster: &Cluster) {
@@ -121,4 +124,37 @@ fn csi_no_driver(cluster: &Cluster) {
         assert!(message.contains(&volume), "{message}");
         assert_eq!(cluster.pod(pod)["status"]["phase"], "Pending");
     }
+}
+
+fn csi_expand(cluster: &Cluster) {
+    said(cluster, "csi-expand", "main", &["word"]);
+    let claims: Api<PersistentVolumeClaim> = Api::namespaced(cluster.client(), &cluster.namespace);
+    // What a resizer does once the storage has grown.
+    let volume = format!("{}-csi-expand", cluster.namespace);
+    let more = json!({"spec": {"capacity": {"storage": "2Mi"}}}).to_string();
+    cluster.kubectl(&["patch", "pv", &volume, "-p", &more]);
+    let waits = json!({"status": {"conditions": [
+        {"type": "FileSystemResizePending", "status": "True"},
+    ]}});
+    let (parameters, waits) = (PatchParams::default(), Patch::Merge(waits));
+    cluster
+        .run(claims.patch_status("csi-expand", &parameters, &waits))
+        .expect("tell the claim");
+    // And its user hurries.
+    cluster.kubectl(&["annotate", "pod", "csi-expand", "grown=please"]);
+    cluster.wait_event("csi-expand", "FileSystemResizeSuccessful", "");
+    eventually("the claim has what its volume has", || {
+        let claim = cluster.run(claims.get("csi-expand"));
+        let status = claim.map_err(|e| e.to_string())?.status.unwrap_or_default();
+        let capacity = status.capacity.unwrap_or_default();
+        let conditions = status.conditions.unwrap_or_default();
+        match (capacity.get("storage"), conditions.as_slice()) {
+            (Some(has), []) if has.0 == "2Mi" => Ok(()),
+            _ => Err(format!("{capacity:?} {conditions:?}")),
+        }
+    });
+}
+
+fn volume_group(cluster: &Cluster) {
+    said(cluster, "volume-group", "main", &["groups=1000 2345"]);
 }
