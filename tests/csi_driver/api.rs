@@ -47,9 +47,20 @@ fn drivers(api: &FakeApi) -> Option<Value> {
     Some(serde_json::to_value(found.spec.drivers).unwrap())
 }
 
+/// In whichever order: drivers that come at once are told in the one in which they were heard.
 async fn until_drivers(api: &FakeApi, wanted: Value) {
-    eventually(&format!("CSINode has {wanted}"), || {
-        (drivers(api).as_ref() == Some(&wanted)).then_some(())
+    let by_name = |value: Value| -> BTreeMap<String, Value> {
+        let entries = value.as_array().cloned().unwrap_or_default();
+        let named = |entry: Value| (entry["name"].as_str().unwrap_or_default().to_owned(), entry);
+        entries.into_iter().map(named).collect()
+    };
+    let what = format!("CSINode has {wanted}");
+    let wanted = by_name(wanted);
+    let count = wanted.len();
+    eventually(&what, || {
+        let found = drivers(api)?;
+        let whole = found.as_array().is_some_and(|all| all.len() == count);
+        (whole && by_name(found) == wanted).then_some(())
     })
     .await;
 }
