@@ -15,7 +15,7 @@ use k8s_openapi::api::core::v1::Container;
 use tokio::time::Instant;
 use tracing::info;
 
-use super::start::{Failure, InPod, refused, sharing_processes, target_of};
+use super::start::{Failure, InPod, refused, sharing_processes, target_of, under_way};
 use super::{
     Job, StartFailure, WorkerContext, grow, image_volumes, isolation, mounts, resize, resolve,
     start, stop,
@@ -71,6 +71,8 @@ pub(super) enum StepError {
     NetworkNotReady(String),
     #[error("container {0} still runs")]
     StillRunning(String),
+    #[error("the start of container {0} that was under way has ended without a running container")]
+    StartUndone(ContainerId),
     #[error("{0}")]
     Start(String),
 }
@@ -449,7 +451,11 @@ pub(super) async fn start_container(
         )
         .await?;
     fail::fail_point!("pod_workers::start::after_intent");
-    match context.cri.start_container(&receipt).await {
+    let started = match context.cri.start_container(&receipt).await {
+        Err(error) if start.adopt.is_some() => under_way(context, &receipt, error).await?,
+        started => started,
+    };
+    match started {
         Ok(()) => {}
         Err(error) => {
             let message = error.to_string();

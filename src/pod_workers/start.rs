@@ -18,10 +18,10 @@ use super::{Job, WorkerContext};
 use crate::core::pod_actions::StartContainer;
 use crate::core::state::Transaction;
 use crate::core::supported;
-use crate::kuberuntime::cri::v1;
+use crate::kuberuntime::cri::{CriError, convert, v1};
 use crate::kuberuntime::hooks::{self, Hook, HookTarget};
 use crate::kuberuntime::kill::{self, Condemned, Killer};
-use crate::store::CommitError;
+use crate::store::{CommitError, Committed, StartIntent};
 use crate::types::runtime::{ContainerState, ContainerStatus, PodStatus};
 use crate::types::{
     ContainerId, ContainerKind, ContainerSpec, Event, EventRecorder, EventType, PodExt, PodUid,
@@ -30,6 +30,8 @@ use crate::types::{
 
 /// Longest message of a failure.
 const MAX_MESSAGE: usize = 4096;
+/// How long the start of a container that another life of the agent asked for may take.
+const UNDER_WAY: Duration = Duration::from_secs(10);
 /// Waiting reason and upstream's error of a container whose postStart hook failed.
 const POST_START_HOOK_ERROR: &str = "PostStartHookError";
 
@@ -109,6 +111,39 @@ pub(super) async fn container(
         post_start(context, job, spec, &id, start.attempt, &sandbox.ips).await
     };
     work.instrument(span).await
+}
+
+/// What becomes of a container that is there since before, when its start is refused with `error`. The start that an
+/// agent asked for before it died may still be under way; until the runtime has gone through with it, or has undone
+/// it, it starts that container for nobody else. Waits for that, at most [`UNDER_WAY`]. `Ok(Ok(()))` when it runs.
+///
+/// # Errors
+/// [`StepError::StartUndone`]: it has not run, never will, and another one may be made at once.
+pub(super) async fn under_way(
+    context: &WorkerContext,
+    receipt: &Committed<StartIntent>,
+    mut error: CriError,
+) -> Result<Result<(), CriError>, StepError> {
+    let id = &receipt.get().container_id;
+    let end = Instant::now() + UNDER_WAY;
+    let mut pause = Duration::from_millis(50);
+    loop {
+        let status = context.cri.container_status(id).await?;
+        match status.state() {
+            v1::ContainerState::ContainerRunning => return Ok(Ok(())),
+            v1::ContainerState::ContainerCreated if Instant::now() < end => {}
+            _ if convert::start_was_cut_off(&status) => {
+                return Err(StepError::StartUndone(id.clone()));
+            }
+            _ => return Ok(Err(error)),
+        }
+        tokio::time::sleep(pause).await;
+        pause = (pause * 2).min(Duration::from_secs(1));
+        match context.cri.start_container(receipt).await {
+            Ok(()) => return Ok(Ok(())),
+            Err(again) => error = again,
+        }
+    }
 }
 
 /// What an ephemeral container asks for and this agent does not do. It was added after its pod was admitted, so

@@ -234,6 +234,7 @@ impl From<StepError> for StepFailure {
     fn from(error: StepError) -> Self {
         let requeue = match &error {
             StepError::NetworkNotReady(_) => SyncOutcome::NetworkNotReady,
+            StepError::StartUndone(_) => SyncOutcome::PhaseTransition,
             StepError::Volume(error) => SyncOutcome::Error {
                 earliest_backoff: error.retry_at(),
             },

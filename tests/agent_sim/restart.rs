@@ -1,5 +1,6 @@
 //! What a restart of the agent keeps, row by row.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use holdfast::core::pod_worker::KillRequest;
@@ -56,6 +57,44 @@ pub fn evict(world: &World, pod: &str) {
         grace_override: Some(1),
     });
     world.agent().workers().update(options);
+}
+
+/// A pod whose container is being started when the agent dies, for `takes` longer.
+async fn dies_while_the_runtime_starts(takes: u64, undone: bool) -> World {
+    let mut w = World::new();
+    let first = AtomicBool::new(true);
+    w.behave(move |_, _| match first.swap(false, Ordering::Relaxed) {
+        true => Behaviour::SlowStart {
+            takes: Duration::from_secs(1 + takes),
+            undone,
+        },
+        false => Behaviour::RunForever,
+    });
+    w.manifest("a", &spec("Always", ""));
+    w.start().await;
+    w.until("it is being started", 10, |w| w.starts("a").len() == 1)
+        .await;
+    w.pass(1).await;
+    w.crash().await;
+    w.start().await;
+    w
+}
+
+// ------------------------------------------------------------------------------------------------ R1
+
+#[tokio::test(start_paused = true)]
+async fn restart_keeps_the_start_of_a_container_that_is_under_way() {
+    let w = dies_while_the_runtime_starts(3, false).await;
+    w.until("it runs", 5, |w| w.phase("a") == "Running").await;
+    assert_eq!(w.of_pod("a").len(), 1, "{}", w.describe());
+    assert_eq!(w.restarts("a"), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn restart_keeps_no_pod_waiting_for_a_start_that_is_undone() {
+    let w = dies_while_the_runtime_starts(3, true).await;
+    w.until("it runs", 5, |w| w.phase("a") == "Running").await;
+    assert_eq!(w.restarts("a"), 0, "it has not run before");
 }
 
 // ------------------------------------------------------------------------------------------------ R2

@@ -190,9 +190,10 @@ pub fn inspected_container(
     as_inspected(status, sandbox_id)
 }
 
-/// containerd ends the start of a container when its client goes away, and then shows a container that
-/// has exited. Before the task exists no process of it can have run; after that it may have.
-fn start_was_cut_off(status: &v1::ContainerStatus) -> bool {
+/// Whether the start of a container ended before its process was made. containerd ends a start when its client goes
+/// away, and then shows a container that has exited. Before the task exists no process of it can have run; after that
+/// it may have.
+pub fn start_was_cut_off(status: &v1::ContainerStatus) -> bool {
     status.state() == v1::ContainerState::ContainerExited
         && status.started_at == 0
         && status.reason == "StartError"

@@ -42,6 +42,9 @@ struct Container {
     finished_at: i64,
     exit_code: i32,
     reason: String,
+    message: String,
+    /// A start of it is under way.
+    starting: bool,
 }
 
 type Event = v1::ContainerEventResponse;
@@ -275,6 +278,8 @@ impl Model {
                 finished_at: 0,
                 exit_code: 0,
                 reason: String::new(),
+                message: String::new(),
+                starting: false,
             },
         );
         let event = self.event(
@@ -283,6 +288,34 @@ impl Model {
             v1::ContainerEventType::ContainerCreatedEvent,
         );
         Ok((id, event))
+    }
+
+    /// A start of a created container that takes its time begins; `false` when it cannot.
+    pub(super) fn begin_start(&mut self, id: &str) -> bool {
+        let created = v1::ContainerState::ContainerCreated;
+        let container = self.containers.get_mut(id);
+        let container = container.filter(|c| c.state == created && !c.starting);
+        container.map(|c| c.starting = true).is_some()
+    }
+
+    /// Such a start ends: in a running container, or undone.
+    pub(super) fn end_start(&mut self, id: &str, undone: bool) -> Result<Event, Status> {
+        let now = self.now_ns();
+        let container = self
+            .containers
+            .get_mut(id)
+            .ok_or_else(|| not_found("container", id))?;
+        container.starting = false;
+        if undone {
+            let why = "failed to create containerd task: failed to create shim task: context canceled: unknown";
+            container.state = v1::ContainerState::ContainerExited;
+            container.finished_at = now;
+            container.exit_code = 128;
+            container.reason = "StartError".to_owned();
+            container.message = why.to_owned();
+            return Err(Status::unknown(why));
+        }
+        Ok(self.start_container(id, Behaviour::RunForever)?.0)
     }
 
     /// Starts a created container; the event and, for one that ends by itself, code and run time.
@@ -300,6 +333,11 @@ impl Model {
             return Err(Status::unknown(format!(
                 "container \"{id}\" is in {} state",
                 container.state.as_str_name()
+            )));
+        }
+        if container.starting {
+            return Err(Status::unknown(format!(
+                "failed to set starting state for container \"{id}\": container is already in starting state"
             )));
         }
         if let Behaviour::FailToStart(why) = &behaviour {
@@ -384,6 +422,7 @@ impl Model {
             image: config.image.clone(),
             image_ref: container.image_ref.clone(),
             reason: container.reason.clone(),
+            message: container.message.clone(),
             labels: config.labels.clone(),
             annotations: config.annotations.clone(),
             mounts: config.mounts.clone(),

@@ -22,6 +22,14 @@ pub enum Behaviour {
     },
     /// Cannot be started.
     FailToStart(String),
+    /// Its start takes this long, whether or not anybody waits for it; other starts are refused meanwhile. Then it runs
+    /// for ever, or the start is undone as one that nobody waits for any more.
+    SlowStart {
+        /// How long.
+        takes: Duration,
+        /// It is undone.
+        undone: bool,
+    },
 }
 
 impl Behaviour {

@@ -215,7 +215,20 @@ impl RuntimeService for Service {
             let id = request.container_id;
             let config = shared.model().config(&id).unwrap_or_default();
             let on_start = shared.control().on_start.clone();
-            let (event, end) = shared.model().start_container(&id, on_start(&config))?;
+            let behaviour = on_start(&config);
+            if let Behaviour::SlowStart { takes, undone } = behaviour
+                && shared.model().begin_start(&id)
+            {
+                let (shared, id) = (shared.clone(), id.clone());
+                let start = tokio::spawn(async move {
+                    tokio::time::sleep(takes).await;
+                    let event = shared.model().end_start(&id, undone)?;
+                    shared.announce(Some(event));
+                    Ok(v1::StartContainerResponse {})
+                });
+                return start.await.map_err(|e| Status::internal(e.to_string()))?;
+            }
+            let (event, end) = shared.model().start_container(&id, behaviour)?;
             shared.announce(Some(event));
             if let Some((code, after)) = end {
                 let shared = shared.clone();
