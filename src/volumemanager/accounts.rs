@@ -134,27 +134,33 @@ impl VolumeManager {
         let label = super::steps::label(remote);
         let manager = self.clone();
         let (of, name) = (uid.clone(), volume.to_owned());
-        self.operate(uid, volume, "expand_volume", async move {
+        let work = async move {
             let work = plugin.expand(Arc::clone(&resolved), staged, path, bytes);
             let begun = tokio::time::Instant::now();
             // One at a time for all pods that use it.
             let done = match device {
                 Some(device) => {
-                    let running = manager.operations.run(&device, "expand_volume", work);
+                    let freed = manager.clone();
+                    let running = manager.operations.run_then(
+                        &device,
+                        "expand_volume",
+                        work,
+                        // Any pod's volume may wait for it.
+                        move || freed.drive(),
+                    );
                     running.await.map_err(|e| e.to_string())
                 }
                 None => Ok(work.await),
             };
             let done = done.and_then(|done| done.map_err(|e| e.to_string()));
             manager.observe("expand_volume", &label, begun, done.is_ok());
-            manager.operations.wake();
             done.map_err(|why| VolumeError::Unresolved {
                 pod: of,
                 volume: name,
                 why: format!("NodeExpandVolume failed: {why}"),
             })
-        })
-        .await
+        };
+        self.operate(uid, volume, "expand_volume", work).await
     }
 }
 

@@ -102,11 +102,14 @@ impl Task {
 }
 
 impl VolumeManager {
-    /// Begins a step of a plan.
-    pub(super) fn begin(&self, desk: &mut Desk, step: Step, facts: &Facts) {
-        let Some(task) = self.task(desk, step, facts) else {
-            return;
-        };
+    /// Takes the keys of a step of a plan, and gives the step; its end drives on.
+    pub(super) fn begin(
+        &self,
+        desk: &mut Desk,
+        step: Step,
+        facts: &Facts,
+    ) -> Option<BoxFuture<'static, ()>> {
+        let task = self.task(desk, step, facts)?;
         let key = task.key().to_owned();
         let mut on: BTreeSet<&str> = BTreeSet::from([key.as_str()]);
         let recorded = match &task {
@@ -121,11 +124,11 @@ impl VolumeManager {
             on.extend(order.path.to_str());
         }
         let on: Vec<&str> = on.into_iter().collect();
-        // Taken by what no plan knows of: its end drives on.
-        let Some(taken) = self.operations.take(&on, task.name()) else {
-            return;
-        };
-        tokio::spawn(self.clone().carry_out(task, taken));
+        // None: taken by what no plan knows of, whose end drives on.
+        let taken = self.operations.take(&on, task.name())?;
+        let manager = self.clone();
+        let taken = taken.then(move || manager.drive());
+        Some(self.clone().carry_out(task, taken))
     }
 
     fn task(&self, desk: &mut Desk, step: Step, facts: &Facts) -> Option<Task> {
@@ -164,7 +167,7 @@ impl VolumeManager {
         })
     }
 
-    /// Does a step, and drives on.
+    /// Does a step; its keys are free when it has ended.
     fn carry_out(self, task: Task, taken: Taken) -> BoxFuture<'static, ()> {
         Box::pin(async move {
             let (key, name, held_by) = (task.key().to_owned(), task.name(), task.held_by());
@@ -210,7 +213,6 @@ impl VolumeManager {
                 }
             }
             drop(taken);
-            self.drive();
         })
     }
 
@@ -222,7 +224,7 @@ impl VolumeManager {
                     .await
             }
             Task::Share(key, order) => {
-                let mark = self.mark_of(&order.path)?;
+                let mark = self.mark_of(&order.path).await?;
                 let remote = &order.resolved.remote;
                 self.put(&key, remote, &order.path, VolumePhase::Mounted, mark)
                     .await
@@ -266,7 +268,7 @@ impl VolumeManager {
             }
         }
         fail::fail_point!("volumemanager::stage::done");
-        let mark = self.mark_of(&at)?;
+        let mark = self.mark_of(&at).await?;
         self.put(key, remote, &at, VolumePhase::Mounted, mark)
             .await?;
         info!(device = key, at = %at.display(), "staged a device");
@@ -297,7 +299,7 @@ impl VolumeManager {
         let plugin = self.plugin(remote)?;
         // What is mounted stays on record as such while it is published again.
         let is_there = recorded.phase == VolumePhase::Mounted && order.again && {
-            let mark = self.mark_of(path)?;
+            let mark = self.mark_of(path).await?;
             recorded.this_boot && (!recorded.is_mount || mark == Mark::Mount)
         };
         if !is_there {
@@ -328,7 +330,7 @@ impl VolumeManager {
             self.give(key, &order).await?;
         }
         if !is_there {
-            let mark = self.mark_of(path)?;
+            let mark = self.mark_of(path).await?;
             self.put(key, remote, path, VolumePhase::Mounted, mark)
                 .await?;
             info!(volume = key, at = %path.display(), "published a volume");
@@ -420,10 +422,10 @@ impl VolumeManager {
         }
     }
 
-    fn mark_of(&self, path: &Path) -> Result<Mark, RemoteError> {
-        match self.mounts.is_mounted(path) {
-            Ok(true) => Ok(Mark::Mount),
-            Ok(false) => Ok(Mark::Plain),
+    async fn mark_of(&self, path: &Path) -> Result<Mark, RemoteError> {
+        match self.mounts.current().await {
+            Ok(mounted) if mounted.mount_at(path).is_some() => Ok(Mark::Mount),
+            Ok(_) => Ok(Mark::Plain),
             Err(error) => Err(RemoteError::Uncertain(format!(
                 "read the mount table: {error}"
             ))),
