@@ -143,16 +143,25 @@ impl VolumeManager {
             // One at a time for all pods that use it.
             let done = match device {
                 Some(device) => {
-                    let running = manager.operations.run(&device, "expand_volume", work);
+                    let freed = manager.clone();
+                    let running = manager.operations.run_then(
+                        &device,
+                        "expand_volume",
+                        work,
+                        // Any pod's volume may wait for it.
+                        move || freed.drive(),
+                    );
                     running.await.unwrap_or_else(|e| Err(ended(e.to_string())))
                 }
                 None => work.await,
             };
             manager.observe("expand_volume", &label, begun, done.is_ok());
-            manager.operations.wake();
             done
         };
-        let done = self.operations.run(&key, "expand_volume", work).await;
+        let freed = self.clone();
+        let after = move || freed.drive();
+        let running = (self.operations).run_then(&key, "expand_volume", work, after);
+        let done = running.await;
         done.unwrap_or_else(|e| Err(ended(e.to_string())))
     }
 }

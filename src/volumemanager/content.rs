@@ -6,16 +6,16 @@
 
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::{Pod, Volume};
 use tokio::time::Instant;
 
 use super::error::{VolumeError, io_error};
+use super::mount::At;
 use super::ownership::{self, Access};
 use super::payload::{self, Payload};
 use super::plan::{Plan, set_up};
-use super::{VolumeManager, atomic_writer, mounts, run_blocking};
+use super::{VolumeManager, atomic_writer, run_blocking};
 use crate::core::state::{VolumePhase, VolumeRecord, child_key};
 use crate::kuberuntime::security;
 use crate::kuberuntime::sources::{Sources, is_content_volume, mounted_volumes};
@@ -103,15 +103,20 @@ impl VolumeManager {
     /// cannot be: containers of the pod have it and may start again with it, and users are told.
     pub(super) async fn mount_files(
         &self,
-        pod: &Arc<Pod>,
+        at: At<'_>,
         volume: &Volume,
         sources: &Sources,
         recorder: &dyn EventRecorder,
     ) -> Result<PathBuf, VolumeError> {
+        let pod = at.pod;
         let newest = async {
             let payload = collect(pod, volume, sources)?;
             let stale = payload.stale_token;
-            let (manager, shared, of) = (self.clone(), Arc::clone(pod), volume.clone());
+            if let Some(path) = self.settled(at, volume, &payload).await? {
+                self.tell_stale(pod, volume, stale, recorder);
+                return Ok(path);
+            }
+            let (manager, shared, of) = (self.clone(), at.shared(), volume.clone());
             let path = self
                 .operate(&pod.uid(), &volume.name, "volume_mount", async move {
                     manager.mount_content(&shared, &of, payload).await
@@ -133,6 +138,37 @@ impl VolumeManager {
         }
     }
 
+    /// The path of a volume that holds a payload already, and on which nothing is done. All volumes of a pod are looked for
+    /// in one mount table.
+    async fn settled(
+        &self,
+        at: At<'_>,
+        volume: &Volume,
+        payload: &Payload,
+    ) -> Result<Option<PathBuf>, VolumeError> {
+        let (uid, name) = (at.pod.uid(), &volume.name);
+        let key = child_key(&uid, name);
+        if self.known_digest(&uid, name) != Some(payload.digest()) || self.operations.is_busy(&key)
+        {
+            return Ok(None);
+        }
+        let plan = self.plan(at.pod, volume)?;
+        let path = plan.path();
+        let seen = self.store.snapshot();
+        let known = seen.record::<VolumeRecord>(&key);
+        let on_record = known.is_some_and(|known| {
+            known.phase == VolumePhase::Mounted
+                && known.plugin == plan.plugin()
+                && Path::new(&known.path) == path
+        });
+        if !on_record {
+            return Ok(None);
+        }
+        let mounted = at.table.get().await;
+        let mounted = mounted.map_err(io_error("look at volume", &uid, &path))?;
+        Ok(plan.is_set_up(mounted).then_some(path))
+    }
+
     /// The path of a volume that holds what it was given since the machine was started.
     async fn former(&self, pod: &Pod, volume: &Volume) -> Option<PathBuf> {
         let key = child_key(&pod.uid(), &volume.name);
@@ -152,9 +188,9 @@ impl VolumeManager {
         if !is_ours || (!written_now && known.at.boot != self.clock.now().boot) {
             return None;
         }
-        let at = path.clone();
+        let (at, mounts) = (path.clone(), self.mounts.clone());
         let whole = run_blocking(move || {
-            let set_up = mounts::Table::read().and_then(|table| plan.is_set_up(&table));
+            let set_up = mounts.read().map(|mounted| plan.is_set_up(&mounted));
             Ok(set_up.unwrap_or(false) && atomic_writer::is_written(&at))
         });
         whole.await.unwrap_or(false).then_some(path)
@@ -229,8 +265,11 @@ impl VolumeManager {
             return Ok(false);
         }
         Ok(known.phase == VolumePhase::Mounted
-            && mounts::Table::read()
-                .and_then(|table| plan.is_set_up(&table))
+            && self
+                .mounts
+                .current()
+                .await
+                .map(|mounted| plan.is_set_up(&mounted))
                 .map_err(io_error("look at volume", uid, &path))?)
     }
 

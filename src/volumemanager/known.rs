@@ -48,7 +48,6 @@ impl VolumeManager {
             }
             desk.known = known;
         }
-        self.operations.wake();
         if self.plugins.is_empty() {
             self.tell_in_use();
         } else {
@@ -75,9 +74,10 @@ impl VolumeManager {
     }
 
     /// Devices that no volume on record uses and that are mounted for a pod all the same; all that no volume uses when
-    /// the mount table cannot be read.
+    /// nobody knows what is mounted.
     pub(super) fn shown_in_use(
         &self,
+        view: Option<&mounts::View>,
         volumes: &BTreeMap<String, Recorded>,
         devices: &BTreeMap<String, Recorded>,
     ) -> BTreeSet<String> {
@@ -91,17 +91,10 @@ impl VolumeManager {
             return BTreeSet::new();
         }
         let for_pods = self.mounted_for_pods();
-        let table = self.mounts.read();
-        let is_used = |at: &Path| match &table {
-            Ok(table) => table.is_shown_below(at, &for_pods),
-            Err(error) => Err(std::io::Error::new(error.kind(), error.to_string())),
+        let is_used = |device: &Recorded| {
+            view.is_none_or(|view| view.is_shown_below(Path::new(&device.path), &for_pods))
         };
-        let shown = idle.into_iter().filter(|(key, device)| {
-            is_used(Path::new(&device.path)).unwrap_or_else(|error| {
-                warn!(%error, device = key, "nobody can tell whether a device is in use; it stays");
-                true
-            })
-        });
+        let shown = idle.into_iter().filter(|(_, device)| is_used(device));
         shown.map(|(key, _)| key.clone()).collect()
     }
 

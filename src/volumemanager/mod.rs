@@ -5,8 +5,8 @@
 //! a container mounts. Pod directories are `<root>/pods/<uid>/{volumes,plugins}` (0750), volumes
 //! `volumes/<plugin>/<name>`.
 //!
-//! What each step is, is decided by [`crate::core::volumes::planner`]; a step is a task of its own (`operations`)
-//! that ends whether or not somebody waits for it.
+//! What each step is, is decided by [`crate::core::volumes::planner`], for which one task looks at what there is (`driver`);
+//! a step is a task of its own (`operations`) that ends whether or not somebody waits for it.
 //!
 //! **Invariant:** the phase of a volume is on disk before each mount and unmount, so a restart knows what
 //! may be half done. What is recorded as mounted and still is, is not touched.
@@ -27,6 +27,7 @@ mod content;
 pub mod csi;
 mod dirs;
 mod disk;
+mod driver;
 mod error;
 mod fs_group;
 mod host_path;
@@ -158,14 +159,15 @@ impl VolumeManager {
         store: Store,
         clock: Arc<dyn Clock>,
     ) -> Self {
+        let root = root.into();
         Self {
-            root: root.into(),
+            mounts: mounts::Source::new(&root),
+            root,
             memory,
             store,
             clock,
             metrics: Metrics::default(),
             recorder: None,
-            mounts: mounts::Source::default(),
             plugins: Arc::default(),
             operations: Operations::default(),
             desk: Arc::default(),
@@ -317,6 +319,9 @@ async fn run_blocking<T: Send + 'static>(
     }
 }
 
+#[cfg(test)]
+#[allow(clippy::unwrap_used, clippy::expect_used, reason = "tests")]
+mod driver_tests;
 #[cfg(test)]
 #[allow(clippy::unwrap_used, clippy::expect_used, reason = "tests")]
 mod model_tests;

@@ -265,6 +265,39 @@ impl RemotePlugin for Fake {
     }
 }
 
+/// The mount table.
+struct Shown {
+    kernel: Arc<Mutex<Kernel>>,
+    /// Whether staging shows in it.
+    staged: bool,
+    /// Whether it says when it has changed, and what it was when it did so.
+    tells: bool,
+    told: Mutex<Vec<PathBuf>>,
+}
+
+impl Shown {
+    fn points(&self) -> Vec<PathBuf> {
+        let k = self.kernel.lock().unwrap();
+        let staged = k.staged.keys().filter(|_| self.staged);
+        k.published.keys().chain(staged).cloned().collect()
+    }
+}
+
+impl mounts::Kernel for Shown {
+    fn read(&self) -> io::Result<mounts::Table> {
+        let points = self.points().into_iter();
+        Ok(mounts::Table::of(points.map(mounts::Mount::fake).collect()))
+    }
+
+    fn changed(&self) -> Option<bool> {
+        let now = self.points();
+        let mut told = self.told.lock().unwrap();
+        let changed = now != *told;
+        *told = now;
+        self.tells.then_some(changed)
+    }
+}
+
 /// Time that goes on with that of the runtime, and over its end.
 struct ModelClock {
     base: Mutex<(i64, Option<Instant>)>,
@@ -286,7 +319,9 @@ impl Clock for ModelClock {
 #[derive(Clone, Debug)]
 enum Action {
     Add(usize),
-    /// Nobody waits for the mounts of a pod any more.
+    /// One more waits for the mounts of a pod.
+    Join(usize),
+    /// Who waited first for the mounts of a pod does so no more, and comes back.
     Abandon(usize),
     Remove(usize),
     Yield(u8),
@@ -299,6 +334,7 @@ enum Action {
 fn actions() -> impl Strategy<Value = Vec<Action>> {
     let one = prop_oneof![
         5 => (0..4_usize).prop_map(Action::Add),
+        2 => (0..4_usize).prop_map(Action::Join),
         1 => (0..4_usize).prop_map(Action::Abandon),
         4 => (0..4_usize).prop_map(Action::Remove),
         6 => (1..30_u8).prop_map(Action::Yield),
@@ -399,6 +435,7 @@ struct Model {
     store: Store,
     kernel: Arc<Mutex<Kernel>>,
     mounts: bool,
+    tells: bool,
     /// Generation of each pod that is wanted.
     pods: BTreeMap<usize, String>,
     gone: BTreeSet<String>,
@@ -410,13 +447,14 @@ struct Model {
 struct Life {
     runtime: tokio::runtime::Runtime,
     manager: VolumeManager,
-    mounting: BTreeMap<String, tokio::task::JoinHandle<()>>,
+    /// Those who wait for the mounts of each pod.
+    mounting: BTreeMap<String, Vec<tokio::task::JoinHandle<()>>>,
     mounted: Arc<Mutex<BTreeSet<String>>>,
     leaving: BTreeMap<String, tokio::task::JoinHandle<()>>,
 }
 
 impl Model {
-    fn new(seed: u64, mounts: bool) -> Self {
+    fn new(seed: u64, mounts: bool, tells: bool) -> Self {
         let clock = Arc::new(ModelClock {
             base: Mutex::new((1, None)),
             boot: Mutex::new(1),
@@ -431,6 +469,7 @@ impl Model {
             clock,
             kernel: Arc::new(Mutex::new(kernel)),
             mounts,
+            tells,
             pods: BTreeMap::new(),
             gone: BTreeSet::new(),
             generation: 0,
@@ -459,11 +498,13 @@ impl Model {
                 .with_plugin(CSI, Arc::clone(&fake) as _)
                 .with_plugin(NFS, Arc::clone(&fake) as _);
         let kernel = Arc::clone(&self.kernel);
-        manager.mounts = mounts::Source::of(move || {
-            let k = kernel.lock().unwrap();
-            let staged = k.staged.keys().filter(|_| fake.mounts);
-            k.published.keys().chain(staged).cloned().collect()
-        });
+        let shown = Shown {
+            kernel,
+            staged: fake.mounts,
+            tells: self.tells,
+            told: Mutex::default(),
+        };
+        manager.mounts = mounts::Source::with(&manager.root, shown);
         runtime.block_on(manager.reconcile()).unwrap();
         drop(_in);
         self.life = Some(Life {
@@ -492,7 +533,7 @@ impl Model {
             }
             mounted.lock().unwrap().insert(of);
         });
-        life.mounting.insert(uid.to_owned(), task);
+        life.mounting.entry(uid.to_owned()).or_default().push(task);
     }
 
     fn unmount(&mut self, uid: &str) {
@@ -522,11 +563,17 @@ impl Model {
                 self.pods.insert(*index, uid.clone());
                 self.mount(*index, &uid);
             }
+            Action::Join(index) => {
+                if let Some(uid) = self.pods.get(index).cloned() {
+                    self.mount(*index, &uid);
+                }
+            }
             Action::Abandon(index) => {
                 let life = self.life.as_mut().unwrap();
                 if let Some(uid) = self.pods.get(index)
-                    && let Some(task) = life.mounting.remove(uid)
+                    && let Some(tasks) = life.mounting.get_mut(uid)
                 {
+                    let task = tasks.remove(0);
                     task.abort();
                     life.runtime.block_on(async { task.await.ok() });
                     let uid = uid.clone();
@@ -538,7 +585,7 @@ impl Model {
                     return;
                 };
                 let life = self.life.as_mut().unwrap();
-                if let Some(task) = life.mounting.remove(&uid) {
+                for task in life.mounting.remove(&uid).into_iter().flatten() {
                     task.abort();
                     life.runtime.block_on(async { task.await.ok() });
                 }
@@ -594,7 +641,8 @@ impl Model {
         let (mounting, leaving) = (&mut life.mounting, &mut life.leaving);
         life.runtime.block_on(async {
             let all = async {
-                for task in mounting.values_mut().chain(leaving.values_mut()) {
+                let mounting = mounting.values_mut().flatten();
+                for task in mounting.chain(leaving.values_mut()) {
                     task.await.unwrap();
                 }
             };
@@ -663,8 +711,8 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: cases(), ..ProptestConfig::default() })]
 
     #[test]
-    fn whatever_happens_it_converges(actions in actions(), seed in any::<u64>(), mounts in any::<bool>()) {
-        let mut model = Model::new(seed, mounts);
+    fn whatever_happens_it_converges(actions in actions(), seed in any::<u64>(), mounts in any::<bool>(), tells in any::<bool>()) {
+        let mut model = Model::new(seed, mounts, tells);
         for action in &actions {
             model.apply(action);
         }

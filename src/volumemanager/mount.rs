@@ -8,6 +8,7 @@ use std::time::Duration;
 use futures::StreamExt;
 use futures::stream::FuturesUnordered;
 use k8s_openapi::api::core::v1::{EmptyDirVolumeSource, Pod, Volume};
+use tokio::sync::OnceCell;
 use tokio::time::Instant;
 use tracing::info;
 
@@ -37,16 +38,12 @@ pub(super) struct Waiting {
     told: bool,
 }
 
-/// The mount table, read when it is first asked for.
-struct Mounts<'a>(&'a mounts::Source, OnceLock<mounts::Table>);
+/// What is mounted, looked at when it is first asked for.
+pub(super) struct Mounts<'a>(&'a mounts::Source, OnceCell<mounts::View>);
 
 impl Mounts<'_> {
-    fn get(&self) -> std::io::Result<&mounts::Table> {
-        if let Some(table) = self.1.get() {
-            return Ok(table);
-        }
-        let table = self.0.read()?;
-        Ok(self.1.get_or_init(|| table))
+    pub(super) async fn get(&self) -> std::io::Result<&mounts::View> {
+        self.1.get_or_try_init(|| self.0.current()).await
     }
 }
 
@@ -68,7 +65,7 @@ impl VolumeManager {
         let uid = pod.uid();
         self.make_pod_dirs(&uid)?;
         let used = mounted_volumes(pod);
-        let (table, shared) = (Mounts(&self.mounts, OnceLock::new()), OnceLock::new());
+        let (table, shared) = (Mounts(&self.mounts, OnceCell::new()), OnceLock::new());
         let mut jobs = FuturesUnordered::new();
         // Images are mounted by the runtime.
         let volumes = pod.spec_ref().volumes.iter().flatten();
@@ -190,8 +187,7 @@ impl VolumeManager {
     ) -> Result<PathBuf, VolumeError> {
         let pod = at.pod;
         if is_content_volume(volume) {
-            let shared = at.shared();
-            return self.mount_files(&shared, volume, sources, recorder).await;
+            return self.mount_files(at, volume, sources, recorder).await;
         }
         match sources.remotes.get(&volume.name) {
             None => self.mount_own(at, volume, None).await,
@@ -273,7 +269,9 @@ impl VolumeManager {
         work: impl Future<Output = Result<T, VolumeError>> + Send + 'static,
     ) -> Result<T, VolumeError> {
         let key = child_key(uid, name);
-        match self.operations.run(&key, what, work).await {
+        let (manager, freed) = (self.clone(), key.clone());
+        let after = move || manager.freed(&freed);
+        match self.operations.run_then(&key, what, work, after).await {
             Ok(done) => done,
             Err(error) => Err(VolumeError::Io {
                 verb: "finish work on volumes",
@@ -313,7 +311,8 @@ impl VolumeManager {
             && at
                 .table
                 .get()
-                .and_then(|table| plan.is_set_up(table))
+                .await
+                .map(|mounted| plan.is_set_up(mounted))
                 .map_err(io_error("look at volume", &uid, &path))?
         {
             return Ok(path);
@@ -467,15 +466,15 @@ impl VolumeManager {
 
 /// What mounting one volume looks at.
 #[derive(Clone, Copy)]
-struct At<'a> {
-    pod: &'a Pod,
+pub(super) struct At<'a> {
+    pub(super) pod: &'a Pod,
     /// The pod for what outlives the caller, made when it is first needed.
     shared: &'a OnceLock<Arc<Pod>>,
-    table: &'a Mounts<'a>,
+    pub(super) table: &'a Mounts<'a>,
 }
 
 impl At<'_> {
-    fn shared(&self) -> Arc<Pod> {
+    pub(super) fn shared(&self) -> Arc<Pod> {
         Arc::clone(self.shared.get_or_init(|| Arc::new(self.pod.clone())))
     }
 }

@@ -1,13 +1,33 @@
 //! What is mounted, as the kernel tells it. No path is looked at that may lead to a server that is gone: a
 //! path is found by its name in a directory of the agent's own.
+//!
+//! Reading the table costs more with each mount of the node, and the kernel tells for nothing whether it has changed
+//! (`poll` on it). So the last one is kept, and read again when it is not the newest any more; see [`Source`].
 
+use std::borrow::Cow;
 use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::fs;
 use std::io;
+use std::ops::Deref;
+use std::os::fd::AsFd;
 use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use tokio::sync::Semaphore;
+
+use crate::types::blocking;
+
+/// Where the kernel tells of mounts.
+const TABLE: &str = "/proc/self/mountinfo";
+/// Directories of the agent that volumes are mounted in; each may be a link to another disk.
+const BASES: [&str; 3] = ["pods", "plugins", ""];
+
+/// Reading the table takes the place of no other work, and none that hangs holds it up.
+static TURNS: Semaphore = Semaphore::const_new(2);
 
 use nix::errno::Errno;
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
@@ -37,19 +57,70 @@ pub(super) struct Mount {
     pub(super) master: Option<String>,
 }
 
+#[cfg(test)]
+impl Mount {
+    /// One that is known by its point only.
+    pub(super) fn fake(point: PathBuf) -> Self {
+        Self {
+            fstype: "fake".to_owned(),
+            device: "0:1".to_owned(),
+            root: point.clone(),
+            point,
+            ..Self::default()
+        }
+    }
+}
+
 /// All mounts of this mount namespace at one moment.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Table(Vec<Mount>);
+pub(super) struct Table {
+    mounts: Vec<Mount>,
+    /// Places in `mounts`, by mount point, and of one point in the order of the kernel.
+    by_point: Vec<usize>,
+    /// Places in `mounts`, by number.
+    by_id: Vec<usize>,
+}
 
 impl Table {
     /// Reads it.
     pub(super) fn read() -> io::Result<Self> {
-        Ok(Self(parse(&fs::read("/proc/self/mountinfo")?)))
+        Ok(Self::of(parse(&fs::read(TABLE)?)))
+    }
+
+    pub(super) fn of(mounts: Vec<Mount>) -> Self {
+        let mut by_point: Vec<usize> = (0..mounts.len()).collect();
+        let mut by_id = by_point.clone();
+        // Stable, so that mounts of one point stay in order.
+        by_point.sort_by(|a, b| {
+            let [a, b] = [a, b].map(|place| mounts[*place].point.as_os_str());
+            a.cmp(b)
+        });
+        by_id.sort_by(|a, b| mounts[*a].id.cmp(&mounts[*b].id));
+        Self {
+            mounts,
+            by_point,
+            by_id,
+        }
     }
 
     /// All of them, in the kernel's order.
     pub(super) fn into_all(self) -> Vec<Mount> {
-        self.0
+        self.mounts
+    }
+
+    /// Those whose point is this one, seen or not, in the kernel's order.
+    fn points(&self, point: &Path) -> impl Iterator<Item = &Mount> {
+        let name = point.as_os_str();
+        let point_of = |place: &usize| self.mounts[*place].point.as_os_str();
+        let from = self.by_point.partition_point(|at| point_of(at) < name);
+        let from = self.by_point[from..].iter().map(|at| &self.mounts[*at]);
+        from.take_while(move |m| m.point.as_os_str() == name)
+    }
+
+    fn by_id(&self, id: &str) -> Option<&Mount> {
+        let after = (self.by_id).partition_point(|at| *self.mounts[*at].id < *id);
+        let mount = &self.mounts[*self.by_id.get(after)?];
+        (mount.id == id).then_some(mount)
     }
 
     /// The mount on top of `path`, if `path` is a mount point. Its parent must be the agent's own.
@@ -65,8 +136,7 @@ impl Table {
 
     /// As [`Table::all_at`], of a path as the kernel knows it.
     fn stack(&self, path: &Path) -> Vec<&Mount> {
-        let is_it = |m: &&Mount| m.point.as_os_str() == path.as_os_str() && self.is_seen(m);
-        let mut left: Vec<&Mount> = self.0.iter().filter(is_it).collect();
+        let mut left: Vec<&Mount> = self.points(path).filter(|m| self.is_seen(m)).collect();
         let mut stack: Vec<&Mount> = Vec::with_capacity(left.len());
         let next = |left: &[&Mount], top: Option<&Mount>| match top {
             Some(top) => left.iter().position(|m| m.parent == top.id),
@@ -87,25 +157,10 @@ impl Table {
             Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(BTreeSet::new()),
             other => other?,
         };
-        let below = (self.0.iter())
+        let below = (self.mounts.iter())
             .filter_map(|m| Some((m, m.point.strip_prefix(&resolved).ok()?)))
             .filter(|(m, _)| self.is_seen(m));
         Ok(below.map(|(_, rest)| root.join(rest)).collect())
-    }
-
-    /// Whether what is mounted at `path` is also mounted, whole or in part, at or below one of `dirs`, directories of
-    /// the agent's own. Upstream: `GetDeviceMountRefs`.
-    pub(super) fn is_shown_below(&self, path: &Path, dirs: &[PathBuf]) -> io::Result<bool> {
-        let Some(here) = self.at(path)? else {
-            return Ok(false);
-        };
-        let of_it = |m: &Mount| m.device == here.device && m.root.starts_with(&here.root);
-        for dir in dirs {
-            if self.below(dir)?.any(of_it) {
-                return Ok(true);
-            }
-        }
-        Ok(false)
     }
 
     /// Mounts at or below `path`, whose parent must be the agent's own. What is covered there by another file system
@@ -119,7 +174,7 @@ impl Table {
     fn holding(&self, path: PathBuf) -> impl Iterator<Item = &Mount> {
         let holder = path.parent().and_then(|parent| self.holder(parent));
         let device = holder.map(|holder| holder.device.as_str());
-        self.0.iter().filter(move |m| {
+        self.mounts.iter().filter(move |m| {
             let is_held = || self.by_id(&m.parent).map(|parent| parent.device.as_str()) == device;
             m.point.starts_with(&path) && (self.is_seen(m) || is_held())
         })
@@ -156,7 +211,10 @@ impl Table {
     /// What is mounted inside of what is mounted at a path.
     fn inside(&self, path: &Path) -> impl Iterator<Item = &Mount> {
         let is_inside = move |m: &&Mount| m.point != path && m.point.starts_with(path);
-        self.0.iter().filter(is_inside).filter(|m| self.is_seen(m))
+        self.mounts
+            .iter()
+            .filter(is_inside)
+            .filter(|m| self.is_seen(m))
     }
 
     /// Whether the very same is mounted outside of a path too, at the same directory: by propagation, as they are
@@ -169,7 +227,7 @@ impl Table {
             o.shared.is_some() && (o.shared == mount.shared || o.shared == mount.master)
         };
         let is_same = |o: &&Mount| (&o.device, &o.root) == (&mount.device, &mount.root);
-        (self.0.iter())
+        (self.mounts.iter())
             .filter(|o| !o.point.starts_with(path))
             .filter(is_same)
             .filter(is_peer)
@@ -183,20 +241,12 @@ impl Table {
         Some((&parent.device, parent.root.join(rest)))
     }
 
-    fn by_id(&self, id: &str) -> Option<&Mount> {
-        self.0.iter().find(|m| m.id == id)
-    }
-
     /// The mount that holds a path without links.
     fn holder(&self, path: &Path) -> Option<&Mount> {
-        let holding = self.0.iter().filter(|m| path.starts_with(&m.point));
-        // Of those at one point the one that no other one covers.
-        (holding.filter(|m| self.is_seen(m))).max_by_key(|m| {
-            let covers = self
-                .0
-                .iter()
-                .any(|o| o.parent == m.id && o.point == m.point);
-            (m.point.components().count(), !covers)
+        path.ancestors().find_map(|dir| {
+            let here = self.points(dir).filter(|m| self.is_seen(m));
+            // Of those at one point the one that no other one covers.
+            here.max_by_key(|m| !self.points(dir).any(|o| o.parent == m.id))
         })
     }
 
@@ -204,14 +254,10 @@ impl Table {
     fn is_seen(&self, mount: &Mount) -> bool {
         let mut mount = mount;
         // No longer than the table, whatever it says.
-        for _ in 0..self.0.len() {
-            let covers = |o: &&Mount| {
-                o.parent == mount.parent
-                    && o.id != mount.id
-                    && o.point != mount.point
-                    && mount.point.starts_with(&o.point)
-            };
-            if self.0.iter().any(|o| covers(&o)) {
+        for _ in 0..self.mounts.len() {
+            let is_beside = |o: &Mount| o.parent == mount.parent && o.id != mount.id;
+            let covers = |dir: &Path| self.points(dir).any(is_beside);
+            if mount.point.ancestors().skip(1).any(covers) {
                 return false;
             }
             match self.by_id(&mount.parent) {
@@ -228,46 +274,236 @@ fn busy(text: String) -> io::Error {
 }
 
 /// Where the table is read from: the kernel, but in tests.
-#[derive(Clone)]
-pub(super) struct Source(Arc<dyn Fn() -> io::Result<Table> + Send + Sync>);
+/// A table, and what the kernel calls the agent's directories. Cheap to clone, and looks at no path.
+#[derive(Clone, Debug, Default)]
+pub(super) struct View {
+    table: Arc<Table>,
+    bases: Bases,
+}
 
-impl Default for Source {
-    fn default() -> Self {
-        Self(Arc::new(Table::read))
+/// Directories as they are written, and as the kernel knows them.
+type Bases = Arc<[(PathBuf, PathBuf)]>;
+
+impl View {
+    /// As [`Table::at`], and nothing is looked up.
+    pub(super) fn mount_at(&self, path: &Path) -> Option<&Mount> {
+        self.table.stack(&self.known(path)).pop()
+    }
+
+    /// Whether what is mounted at `path` is also mounted, whole or in part, at or below one of `dirs`, directories of
+    /// the agent's own. Nothing is looked up. Upstream: `GetDeviceMountRefs`.
+    pub(super) fn is_shown_below(&self, path: &Path, dirs: &[PathBuf]) -> bool {
+        let Some(here) = self.mount_at(path) else {
+            return false;
+        };
+        let of_it = |m: &Mount| m.device == here.device && m.root.starts_with(&here.root);
+        let mut dirs = dirs.iter().map(|dir| self.known(dir).into_owned());
+        dirs.any(|dir| self.table.holding(dir).any(of_it))
+    }
+
+    /// The kernel's name of a path.
+    fn known<'p>(&self, path: &'p Path) -> Cow<'p, Path> {
+        let mut bases = self.bases.iter();
+        let below =
+            bases.find_map(|(written, known)| Some((known, path.strip_prefix(written).ok()?)));
+        match below {
+            Some((known, rest)) if rest.as_os_str().is_empty() => known.clone().into(),
+            Some((known, rest)) => known.join(rest).into(),
+            None => path.into(),
+        }
+    }
+}
+
+impl Deref for View {
+    type Target = Table;
+
+    fn deref(&self) -> &Table {
+        &self.table
+    }
+}
+
+/// What knows of mounts.
+pub(super) trait Kernel: Send + Sync {
+    /// All of them, now.
+    ///
+    /// # Errors
+    /// When it does not tell.
+    fn read(&self) -> io::Result<Table>;
+
+    /// Whether any has come or gone since this was asked last; `None` when it cannot tell.
+    fn changed(&self) -> Option<bool>;
+}
+
+/// The kernel itself.
+struct Proc(Option<fs::File>);
+
+impl Kernel for Proc {
+    fn read(&self) -> io::Result<Table> {
+        Table::read()
+    }
+
+    fn changed(&self) -> Option<bool> {
+        // As long as it is open, the file remembers which change it told of last.
+        let mut asked = [PollFd::new(self.0.as_ref()?.as_fd(), PollFlags::POLLPRI)];
+        poll(&mut asked, PollTimeout::ZERO).ok()?;
+        let told = asked[0].revents()?;
+        Some(told.intersects(PollFlags::POLLPRI | PollFlags::POLLERR))
+    }
+}
+
+/// Where the table is had from, never older than the question. Cheap to clone; clones share what was read.
+///
+/// What was read answers all who asked before the reading began, and those who ask later as long as the kernel says
+/// that nothing has changed. It is believed once it has told of a change: what only looks like Linux may never do so,
+/// and is read each time.
+#[derive(Clone)]
+pub(super) struct Source(Arc<Shared>);
+
+struct Shared {
+    kernel: Box<dyn Kernel>,
+    root: PathBuf,
+    asked: AtomicU64,
+    reads: AtomicU64,
+    kept: Mutex<Kept>,
+}
+
+#[derive(Default)]
+struct Kept {
+    view: Option<View>,
+    bases: Bases,
+    /// How many had asked when its reading began.
+    answers: u64,
+    /// The kernel has told of a change.
+    tells: bool,
+}
+
+impl Kept {
+    /// What can be answered without reading.
+    fn answer(&mut self, asked: u64, kernel: &dyn Kernel) -> Option<View> {
+        if asked < self.answers
+            && let Some(view) = &self.view
+        {
+            return Some(view.clone());
+        }
+        match kernel.changed() {
+            Some(true) => {
+                self.tells = true;
+                // It is told once.
+                self.view = None;
+                None
+            }
+            Some(false) if self.tells => self.view.clone(),
+            _ => None,
+        }
     }
 }
 
 impl Source {
-    /// A table of one's own.
-    #[cfg(test)]
-    pub(super) fn of(points: impl Fn() -> Vec<PathBuf> + Send + Sync + 'static) -> Self {
-        Self(Arc::new(move || {
-            let mounts = points().into_iter().map(|point| Mount {
-                fstype: "fake".to_owned(),
-                device: "0:1".to_owned(),
-                root: point.clone(),
-                point,
-                ..Mount::default()
-            });
-            Ok(Table(mounts.collect()))
+    /// What the kernel says. `root` is the directory that pods' and plugins' are in.
+    pub(super) fn new(root: &Path) -> Self {
+        Self::with(root, Proc(fs::File::open(TABLE).ok()))
+    }
+
+    /// What somebody else says.
+    pub(super) fn with(root: &Path, kernel: impl Kernel + 'static) -> Self {
+        Self(Arc::new(Shared {
+            kernel: Box::new(kernel),
+            root: root.to_owned(),
+            asked: AtomicU64::new(0),
+            reads: AtomicU64::new(0),
+            kept: Mutex::default(),
         }))
     }
 
-    /// The same, with all there is to a mount.
+    /// A table of one's own.
     #[cfg(test)]
     pub(super) fn of_mounts(mounts: impl Fn() -> Vec<Mount> + Send + Sync + 'static) -> Self {
-        Self(Arc::new(move || Ok(Table(mounts()))))
+        struct Given<F>(F);
+        impl<F: Fn() -> Vec<Mount> + Send + Sync> Kernel for Given<F> {
+            fn read(&self) -> io::Result<Table> {
+                Ok(Table::of(self.0()))
+            }
+
+            fn changed(&self) -> Option<bool> {
+                None
+            }
+        }
+        Self::with(Path::new("/does/not/exist"), Given(mounts))
     }
 
-    /// Reads it.
-    pub(super) fn read(&self) -> io::Result<Table> {
-        (self.0)()
+    /// How often the table was read.
+    #[cfg(test)]
+    pub(super) fn reads(&self) -> u64 {
+        self.0.reads.load(SeqCst)
     }
 
-    /// As [`Table::at`], of the table as it is now.
-    pub(super) fn is_mounted(&self, path: &Path) -> io::Result<bool> {
-        Ok(self.read()?.at(path)?.is_some())
+    /// What is mounted now. Blocking.
+    ///
+    /// # Errors
+    /// When the table cannot be read.
+    pub(super) fn read(&self) -> io::Result<View> {
+        self.answer(self.ask())
     }
+
+    /// As [`Source::read`], on a thread where it may block, if it has to.
+    ///
+    /// # Errors
+    /// When the table cannot be read.
+    pub(super) async fn current(&self) -> io::Result<View> {
+        let asked = self.ask();
+        if let Ok(mut kept) = self.0.kept.try_lock()
+            && let Some(view) = kept.answer(asked, &*self.0.kernel)
+        {
+            return Ok(view);
+        }
+        let source = self.clone();
+        match blocking::run_in(&TURNS, move || source.answer(asked)).await {
+            Ok(view) => view,
+            Err(error) => Err(io::Error::other(error)),
+        }
+    }
+
+    fn ask(&self) -> u64 {
+        self.0.asked.fetch_add(1, SeqCst)
+    }
+
+    fn answer(&self, asked: u64) -> io::Result<View> {
+        let shared = &*self.0;
+        // What is kept is replaced whole.
+        let mut kept = shared.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(view) = kept.answer(asked, &*shared.kernel) {
+            return Ok(view);
+        }
+        let answers = shared.asked.load(SeqCst);
+        shared.reads.fetch_add(1, SeqCst);
+        let table = Arc::new(shared.kernel.read()?);
+        if kept.bases.len() < BASES.len() {
+            kept.bases = bases(&shared.root)?.into();
+        }
+        let bases = Arc::clone(&kept.bases);
+        let view = View { table, bases };
+        kept.answers = answers;
+        kept.view = Some(view.clone());
+        Ok(view)
+    }
+}
+
+/// What the kernel calls the directories that volumes are mounted in. What is not there yet holds no mount, and is
+/// looked for when the table has changed.
+fn bases(root: &Path) -> io::Result<Vec<(PathBuf, PathBuf)>> {
+    let mut bases = Vec::new();
+    for name in BASES {
+        let written = match name {
+            "" => root.to_owned(),
+            name => root.join(name),
+        };
+        match fs::canonicalize(&written) {
+            Ok(known) => bases.push((written, known)),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(bases)
 }
 
 /// The path as the kernel knows it; the last part is taken as it is written and not looked at. `None` when the
@@ -420,7 +656,7 @@ mod tests {
     /// A table with `/` (1), its agent's directory bound on itself (2), and these.
     fn table(more: &str) -> Table {
         let base = "1 0 8:1 / / rw shared:1 - ext4 /dev/sda rw\n2 1 8:1 /k /k rw shared:1 - ext4 /dev/sda rw\n";
-        Table(parse(format!("{base}{more}").as_bytes()))
+        Table::of(parse(format!("{base}{more}").as_bytes()))
     }
 
     fn ids(mounts: &[&Mount]) -> Vec<String> {
@@ -450,7 +686,7 @@ mod tests {
 
     #[test]
     fn what_another_file_system_covers_is_not_there() {
-        let covered = Table(parse(
+        let covered = Table::of(parse(
             b"1 0 8:1 / / rw - ext4 /dev/sda rw\n5 1 0:9 / /k/v rw - tmpfs x rw\n2 1 8:2 / /k rw - ext4 /dev/sdb rw\n",
         ));
         assert_eq!(ids(&covered.stack(Path::new("/k/v"))), [""; 0]);
@@ -502,7 +738,7 @@ mod tests {
             fstype: "nfs4".to_owned(),
             ..Mount::default()
         };
-        let table = Table(vec![mount(point.clone()), mount(point.join("inside"))]);
+        let table = Table::of(vec![mount(point.clone()), mount(point.join("inside"))]);
         // The agent's own directories may be reached through links.
         let link = own.join("link");
         std::os::unix::fs::symlink(&own, &link).unwrap();
@@ -513,5 +749,168 @@ mod tests {
         let below = table.points_below(&link).unwrap();
         assert!(below.contains(&link.join("point/inside")), "{below:?}");
         assert!(table.at(&own.join("no/such")).unwrap().is_none());
+    }
+
+    /// A kernel by hand: what it has mounted, and whether it says so.
+    #[derive(Default)]
+    struct Fake {
+        points: Mutex<Vec<PathBuf>>,
+        changed: Mutex<Option<bool>>,
+        /// Held while the table is read.
+        reading: Mutex<()>,
+    }
+
+    impl Kernel for Arc<Fake> {
+        fn read(&self) -> io::Result<Table> {
+            let _reading = self.reading.lock().unwrap();
+            let points = self.points.lock().unwrap();
+            Ok(Table::of(points.iter().cloned().map(Mount::fake).collect()))
+        }
+
+        fn changed(&self) -> Option<bool> {
+            let mut changed = self.changed.lock().unwrap();
+            let told = *changed;
+            // It is told once.
+            *changed = told.map(|_| false);
+            told
+        }
+    }
+
+    fn fake(root: &Path) -> (Arc<Fake>, Source) {
+        let fake = Arc::new(Fake::default());
+        (Arc::clone(&fake), Source::with(root, fake))
+    }
+
+    #[test]
+    fn a_table_is_kept_as_long_as_the_kernel_says_that_it_is_the_newest() {
+        let (kernel, source) = fake(Path::new("/"));
+        let point = Path::new("/a");
+        let look = || {
+            (
+                source.read().unwrap().mount_at(point).is_some(),
+                source.reads(),
+            )
+        };
+        let says = |changed| *kernel.changed.lock().unwrap() = changed;
+        // It cannot tell.
+        assert_eq!((look(), look()), ((false, 1), (false, 2)));
+        // It says nothing has changed, but never told of anything: nobody knows that it would.
+        says(Some(false));
+        assert_eq!((look(), look()), ((false, 3), (false, 4)));
+        kernel.points.lock().unwrap().push(point.into());
+        assert_eq!(look(), (true, 5));
+        says(Some(true));
+        assert_eq!((look(), look(), look()), ((true, 6), (true, 6), (true, 6)));
+        kernel.points.lock().unwrap().clear();
+        says(Some(true));
+        assert_eq!((look(), look()), ((false, 7), (false, 7)));
+        // It cannot tell any more.
+        says(None);
+        assert_eq!((look(), look()), ((false, 8), (false, 9)));
+    }
+
+    #[test]
+    fn a_table_answers_all_who_asked_before_it_was_read() {
+        let (kernel, source) = fake(Path::new("/"));
+        let reading = kernel.reading.lock().unwrap();
+        let ask = || {
+            let source = source.clone();
+            let is_there = move || source.read().unwrap().mount_at(Path::new("/a")).is_some();
+            std::thread::spawn(is_there)
+        };
+        let first = ask();
+        while source.reads() < 1 {
+            std::thread::yield_now();
+        }
+        // What was read before it came does not answer these.
+        kernel.points.lock().unwrap().push("/a".into());
+        let others: Vec<_> = (0..20).map(|_| ask()).collect();
+        while source.0.asked.load(SeqCst) < 21 {
+            std::thread::yield_now();
+        }
+        drop(reading);
+        first.join().unwrap();
+        for other in others {
+            assert!(other.join().unwrap());
+        }
+        assert_eq!(source.reads(), 2);
+    }
+
+    #[test]
+    fn the_directories_of_the_agent_are_looked_up_once_and_may_be_links() {
+        let dir = tempfile::tempdir().unwrap();
+        let own = dir.path().canonicalize().unwrap();
+        let (root, disk) = (own.join("root"), own.join("disk"));
+        let (kernel, source) = fake(&root);
+        assert!(
+            source
+                .read()
+                .unwrap()
+                .mount_at(&root.join("pods/p/v"))
+                .is_none()
+        );
+        for dir in [&root, &disk, &root.join("plugins")] {
+            fs::create_dir(dir).unwrap();
+        }
+        std::os::unix::fs::symlink(&disk, root.join("pods")).unwrap();
+        let points = [disk.join("p/v"), root.join("plugins/d"), own.join("other")];
+        kernel.points.lock().unwrap().extend(points);
+        let seen = source.read().unwrap();
+        for path in [
+            root.join("pods/p/v"),
+            root.join("plugins/d"),
+            own.join("other"),
+        ] {
+            assert!(seen.mount_at(&path).is_some(), "{}", path.display());
+        }
+        assert!(seen.mount_at(&root.join("pods/p")).is_none());
+        // No path is looked at any more.
+        fs::remove_file(root.join("pods")).unwrap();
+        assert!(
+            source
+                .read()
+                .unwrap()
+                .mount_at(&root.join("pods/p/v"))
+                .is_some()
+        );
+    }
+
+    #[test]
+    fn the_kernel_tells_of_mounts() {
+        if !nix::unistd::geteuid().is_root() {
+            return;
+        }
+        use nix::mount::{MntFlags, MsFlags, mount, umount2};
+        let dir = tempfile::tempdir().unwrap();
+        let point = dir.path().canonicalize().unwrap();
+        let source = Source::new(&point);
+        let is_there = || source.read().unwrap().mount_at(&point).is_some();
+        assert!(!is_there());
+        for _ in 0..3 {
+            let none: Option<&str> = None;
+            mount(Some("tmpfs"), &point, Some("tmpfs"), MsFlags::empty(), none).unwrap();
+            let mounted = is_there();
+            umount2(&point, MntFlags::MNT_DETACH).unwrap();
+            assert!(mounted && !is_there());
+        }
+        assert!(source.0.kept.lock().unwrap().tells);
+    }
+
+    #[test]
+    fn the_topmost_of_several_mounts_at_one_point_counts() {
+        let table = table(
+            "4 3 0:4 / /b rw - upper x rw\n3 1 0:3 / /b rw - lower x rw\n5 1 0:5 / /a rw - a x rw\n\
+             6 4 0:6 / /b/c rw - c x rw\n7 3 0:7 / /b/d rw - covered x rw\n",
+        );
+        let view = View {
+            table: Arc::new(table),
+            bases: Bases::default(),
+        };
+        let top = |point: &str| view.mount_at(Path::new(point)).map(|m| m.fstype.as_str());
+        assert_eq!(
+            [top("/a"), top("/b"), top("/b/c"), top("/")],
+            [Some("a"), Some("upper"), Some("c"), Some("ext4")]
+        );
+        assert_eq!([top("/b/d"), top("/aa"), top("/c")], [None; 3]);
     }
 }

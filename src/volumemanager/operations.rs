@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use tokio::sync::watch;
+use tokio::sync::Notify;
 use tokio::time::Instant;
 
 use crate::core::volumes::backoff::{BackOff, MAX};
@@ -27,40 +27,40 @@ pub(super) struct Failure {
 struct Running {
     what: &'static str,
     since: Instant,
+    /// Tells those who wait for the key.
+    free: Arc<Notify>,
 }
 
 #[derive(Debug, Default)]
 struct Table {
     running: BTreeMap<String, Running>,
+    /// Keys that were taken at any time since [`Operations::look`].
+    touched: BTreeSet<String>,
     failures: BTreeMap<String, Failure>,
     serial: u64,
 }
 
-#[derive(Debug)]
-struct Shared {
-    table: Mutex<Table>,
-    /// Changes whenever an operation ends.
-    ended: watch::Sender<u64>,
-}
-
 /// Shared handle.
-#[derive(Clone, Debug)]
-pub(super) struct Operations(Arc<Shared>);
+#[derive(Clone, Debug, Default)]
+pub(super) struct Operations(Arc<Mutex<Table>>);
 
-impl Default for Operations {
-    fn default() -> Self {
-        Self(Arc::new(Shared {
-            table: Mutex::default(),
-            ended: watch::Sender::new(0),
-        }))
-    }
-}
+/// What is done when keys are free again.
+type After = Box<dyn FnOnce() + Send>;
 
 /// Keys that are taken; given back when dropped.
-#[derive(Debug)]
 pub(super) struct Taken {
     keys: Vec<String>,
     of: Operations,
+    free: Arc<Notify>,
+    after: Option<After>,
+}
+
+impl Taken {
+    /// Has something done once the keys are free, however the operation ends. It must not wait.
+    pub(super) fn then(mut self, after: impl FnOnce() + Send + 'static) -> Self {
+        self.after = Some(Box::new(after));
+        self
+    }
 }
 
 impl Drop for Taken {
@@ -71,7 +71,10 @@ impl Drop for Taken {
                 table.running.remove(key);
             }
         }
-        self.of.0.ended.send_modify(|count| *count += 1);
+        self.free.notify_waiters();
+        if let Some(after) = self.after.take() {
+            after();
+        }
     }
 }
 
@@ -83,7 +86,7 @@ pub(super) struct Ended(#[source] tokio::task::JoinError);
 impl Operations {
     fn table(&self) -> MutexGuard<'_, Table> {
         // Entries are put and removed whole.
-        self.0.table.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Takes all of the keys, or none when one of them is taken.
@@ -92,25 +95,43 @@ impl Operations {
         if keys.iter().any(|key| table.running.contains_key(*key)) {
             return None;
         }
-        let since = Instant::now();
+        Some(self.put(&mut table, keys, what))
+    }
+
+    fn put(&self, table: &mut Table, keys: &[&str], what: &'static str) -> Taken {
+        let (since, free) = (Instant::now(), Arc::new(Notify::new()));
         for key in keys {
-            let running = Running { what, since };
+            let running = Running {
+                what,
+                since,
+                free: Arc::clone(&free),
+            };
             table.running.insert((*key).to_owned(), running);
+            table.touched.insert((*key).to_owned());
         }
-        Some(Taken {
+        Taken {
             keys: keys.iter().map(|key| (*key).to_owned()).collect(),
             of: self.clone(),
-        })
+            free,
+            after: None,
+        }
     }
 
-    /// Tells when operations end.
-    pub(super) fn ends(&self) -> watch::Receiver<u64> {
-        self.0.ended.subscribe()
+    /// Begins to note which keys are taken. For the one who looks at what there is, before the looking.
+    pub(super) fn look(&self) {
+        let mut table = self.table();
+        table.touched = table.running.keys().cloned().collect();
     }
 
-    /// Has those who wait look again.
-    pub(super) fn wake(&self) {
-        self.0.ended.send_modify(|count| *count += 1);
+    /// Keys that are taken, or were since [`Operations::look`]: of these, what was seen may not be so any more.
+    pub(super) fn touched(&self) -> BTreeSet<String> {
+        self.table().touched.clone()
+    }
+
+    /// Keys that are taken.
+    #[cfg(test)]
+    pub(super) fn busy(&self) -> BTreeSet<String> {
+        self.table().running.keys().cloned().collect()
     }
 
     /// Whether a key is taken.
@@ -118,16 +139,26 @@ impl Operations {
         self.table().running.contains_key(key)
     }
 
-    /// Keys that are taken.
-    pub(super) fn busy(&self) -> BTreeSet<String> {
-        self.table().running.keys().cloned().collect()
-    }
-
     /// What is done on a key, and for how long.
     pub(super) fn running(&self, key: &str) -> Option<(&'static str, Duration)> {
         let table = self.table();
         let running = table.running.get(key)?;
         Some((running.what, running.since.elapsed()))
+    }
+
+    /// Takes all of the keys as soon as they are free.
+    pub(super) async fn taken(&self, keys: &[&str], what: &'static str) -> Taken {
+        loop {
+            let free = {
+                let mut table = self.table();
+                match keys.iter().find_map(|key| table.running.get(*key)) {
+                    // Made under the lock, so it hears of this operation's end.
+                    Some(running) => Arc::clone(&running.free).notified_owned(),
+                    None => return self.put(&mut table, keys, what),
+                }
+            };
+            free.await;
+        }
     }
 
     /// Does `work` as a task of its own once the key is free. When dropped before that, nothing was begun;
@@ -141,15 +172,21 @@ impl Operations {
         what: &'static str,
         work: impl Future<Output = T> + Send + 'static,
     ) -> Result<T, Ended> {
-        let mut ends = self.ends();
-        let taken = loop {
-            ends.mark_unchanged();
-            if let Some(taken) = self.take(&[key], what) {
-                break taken;
-            }
-            // The sender lives as long as `self`.
-            drop(ends.changed().await);
-        };
+        self.run_then(key, what, work, || {}).await
+    }
+
+    /// As [`Operations::run`]; does `after` once the key is free again, whether or not anybody waits.
+    ///
+    /// # Errors
+    /// As [`Operations::run`].
+    pub(super) async fn run_then<T: Send + 'static>(
+        &self,
+        key: &str,
+        what: &'static str,
+        work: impl Future<Output = T> + Send + 'static,
+        after: impl FnOnce() + Send + 'static,
+    ) -> Result<T, Ended> {
+        let taken = self.taken(&[key], what).await.then(after);
         let task = tokio::spawn(async move {
             let done = work.await;
             drop(taken);
@@ -206,5 +243,95 @@ impl Operations {
         failures
             .map(|(key, failure)| (key.clone(), failure.backoff.until))
             .collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+
+    use super::*;
+
+    #[tokio::test]
+    async fn who_waits_for_a_key_is_woken_by_its_end_alone() {
+        let operations = Operations::default();
+        let first = operations.take(&["a", "b"], "first").unwrap();
+        let other = operations.take(&["c"], "other").unwrap();
+        assert!(operations.take(&["d", "b"], "second").is_none());
+        let mut second = task_of(operations.taken(&["d", "b"], "second"));
+        assert!(second.poll().is_none());
+        drop(other);
+        assert!(!second.is_woken(), "by the end of another operation");
+        let told = Arc::new(AtomicBool::new(false));
+        let (tell, of) = (Arc::clone(&told), operations.clone());
+        let first = first.then(move || tell.store(!of.is_busy("a"), SeqCst));
+        drop(first);
+        assert!(told.load(SeqCst), "once the keys are free");
+        assert!(second.is_woken());
+        let second = second.poll().unwrap();
+        assert_eq!(
+            operations.busy(),
+            BTreeSet::from(["b", "d"].map(str::to_owned))
+        );
+        drop(second);
+        assert!(operations.busy().is_empty());
+    }
+
+    #[test]
+    fn what_had_a_key_since_the_look_is_remembered() {
+        let operations = Operations::default();
+        let touched = || {
+            operations
+                .touched()
+                .into_iter()
+                .collect::<Vec<_>>()
+                .concat()
+        };
+        let [a, b] = ["a", "b"].map(|key| operations.take(&[key], "x").unwrap());
+        drop(a);
+        operations.look();
+        assert_eq!(touched(), "b", "what had ended can be seen");
+        drop(b);
+        drop(operations.take(&["c"], "x"));
+        assert_eq!(touched(), "bc");
+        operations.look();
+        assert_eq!(touched(), "");
+    }
+
+    /// A future with a waker of its own.
+    struct Task<F: Future> {
+        future: std::pin::Pin<Box<F>>,
+        woken: Arc<Woken>,
+    }
+
+    #[derive(Default)]
+    struct Woken(AtomicBool);
+
+    impl std::task::Wake for Woken {
+        fn wake(self: Arc<Self>) {
+            self.0.store(true, SeqCst);
+        }
+    }
+
+    fn task_of<F: Future>(future: F) -> Task<F> {
+        Task {
+            future: Box::pin(future),
+            woken: Arc::default(),
+        }
+    }
+
+    impl<F: Future> Task<F> {
+        fn poll(&mut self) -> Option<F::Output> {
+            let waker = Arc::clone(&self.woken).into();
+            let mut context = std::task::Context::from_waker(&waker);
+            match self.future.as_mut().poll(&mut context) {
+                std::task::Poll::Ready(done) => Some(done),
+                std::task::Poll::Pending => None,
+            }
+        }
+
+        fn is_woken(&self) -> bool {
+            self.woken.0.load(SeqCst)
+        }
     }
 }

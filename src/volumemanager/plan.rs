@@ -82,7 +82,7 @@ impl Plan {
     }
 
     /// Whether it is there, by the mount table first. A hostPath is checked once per boot, when it is mounted.
-    pub(super) fn is_set_up(&self, table: &mounts::Table) -> io::Result<bool> {
+    pub(super) fn is_set_up(&self, mounted: &mounts::View) -> bool {
         match self {
             Self::Disk { path }
             | Self::Content {
@@ -90,14 +90,16 @@ impl Plan {
                 medium: Medium::Disk,
                 ..
             } => {
-                Ok(table.at(path)?.is_some()
-                    || fs::symlink_metadata(path).is_ok_and(|m| m.is_dir()))
+                mounted.mount_at(path).is_some()
+                    || fs::symlink_metadata(path).is_ok_and(|m| m.is_dir())
             }
             Self::Memory { path, .. } | Self::Content { path, .. } => {
-                Ok(table.at(path)?.is_some_and(|m| m.fstype == "tmpfs"))
+                mounted.mount_at(path).is_some_and(|m| m.fstype == "tmpfs")
             }
-            Self::Huge { path, .. } => Ok(table.at(path)?.is_some_and(|m| m.fstype == "hugetlbfs")),
-            Self::Host { .. } => Ok(true),
+            Self::Huge { path, .. } => mounted
+                .mount_at(path)
+                .is_some_and(|m| m.fstype == "hugetlbfs"),
+            Self::Host { .. } => true,
         }
     }
 }

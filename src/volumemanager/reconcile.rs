@@ -54,7 +54,7 @@ impl VolumeManager {
             self.commit(&PodUid::new(""), "on disk", transaction)
                 .await?;
         }
-        self.compare(&self.store.snapshot(), &mut found)?;
+        self.compare(&self.store.snapshot(), &mut found).await?;
         if found.missing + found.cut_off + found.adopted + found.foreign.len() > 0 {
             info!(
                 mounted = found.mounted,
@@ -76,12 +76,10 @@ impl VolumeManager {
         Ok(found)
     }
 
-    fn compare(&self, seen: &State, found: &mut Reconciled) -> Result<(), VolumeError> {
+    async fn compare(&self, seen: &State, found: &mut Reconciled) -> Result<(), VolumeError> {
         let root = &self.root;
-        let points = self
-            .mounts
-            .read()
-            .and_then(|table| table.points_below(root));
+        let mounted = self.mounts.current().await;
+        let points = mounted.and_then(|mounted| mounted.points_below(root));
         let none = PodUid::new("");
         let points = points.map_err(io_error("read the mounts below", &none, root))?;
         let now = self.clock.now();

@@ -292,3 +292,52 @@ async fn a_container_that_starts_again_has_the_former_content_when_there_is_no_n
         .await;
     mounted.unwrap_err();
 }
+
+/// The kernel's table; whether it has changed, the test says.
+struct Told(Arc<std::sync::Mutex<Option<bool>>>);
+
+impl mounts::Kernel for Told {
+    fn read(&self) -> io::Result<mounts::Table> {
+        mounts::Table::read()
+    }
+
+    fn changed(&self) -> Option<bool> {
+        let mut changed = self.0.lock().unwrap();
+        let told = *changed;
+        *changed = told.map(|_| false);
+        told
+    }
+}
+
+#[tokio::test]
+async fn a_sync_of_a_settled_pod_reads_the_mount_table_once_or_not_at_all() {
+    if !is_root() {
+        return;
+    }
+    let mut world = world();
+    let told = Arc::new(std::sync::Mutex::new(None));
+    let root = world.manager.root.clone();
+    world.manager.mounts = mounts::Source::with(&root, Told(Arc::clone(&told)));
+    let world = world;
+    let _cleanup = Cleanup(&world);
+    let pod = pod("u1", all_kinds());
+    world.mount_with(&pod, &sources()).await.unwrap();
+    let cost = async || {
+        let before = world.manager.mounts.reads();
+        world.mount_with(&pod, &sources()).await.unwrap();
+        let sources = sources();
+        let refreshing = world.manager.refresh(&pod, &sources, &world.recorder);
+        refreshing.await.unwrap();
+        world.manager.mounts.reads() - before
+    };
+    // A kernel that cannot tell; one that has just told of a change; and one that tells of none since.
+    assert_eq!((cost().await, cost().await), (1, 1));
+    *told.lock().unwrap() = Some(true);
+    assert_eq!((cost().await, cost().await), (1, 0));
+    // What is gone is found, and all that is there is left alone.
+    let path = world.manager.plugin_dir(&pod.uid(), SECRET).join("s");
+    nix::mount::umount2(&path, nix::mount::MntFlags::MNT_DETACH).unwrap();
+    *told.lock().unwrap() = Some(true);
+    assert!(cost().await > 0);
+    assert_eq!(mounts::at(&path).unwrap().unwrap().fstype, "tmpfs");
+}

@@ -1,27 +1,28 @@
-//! Volumes whose storage is elsewhere: what pods wait for, what there is, and what is begun next.
+//! Volumes whose storage is elsewhere: what pods wait for, and the waiting.
 //!
-//! The desk holds what only this process knows; everything else is read from the store and the mount table.
-//! [`VolumeManager::drive`] has the planner decide, and begins each step as a task that drives on when it has
-//! ended. It is called whenever something changes, and when a back-off ends; nobody polls.
+//! The desk holds what only this process knows; everything else is read from the store and the mount table. Who wants a
+//! volume, or its end, puts that on the desk, has the driver look ([`VolumeManager::drive`]), and is answered by it.
 //!
 //! **Invariant:** secrets of a volume are held as long as somebody waits for it, and no longer.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::path::{Path, PathBuf};
+use std::collections::{BTreeMap, HashMap};
+use std::path::PathBuf;
 use std::sync::{Arc, MutexGuard, PoisonError};
 
 use k8s_openapi::api::core::v1::Pod;
 use sha2::{Digest, Sha256};
+use tokio::sync::oneshot;
 use tracing::warn;
 
 use super::csi::CsiPlugin;
+use super::driver::{Answer, Gone};
 use super::error::{RemoteFailure, VolumeError};
 use super::operations::Failure;
-use super::{HOST_PATH, VolumeManager, check_name};
-use crate::core::state::{ObjectRecord, State, Version, VolumePhase, VolumeRecord, child_key};
-use crate::core::volumes::keys::{self, Mark};
+use super::{VolumeManager, check_name};
+use crate::core::state::{ObjectRecord, State, Version, VolumeRecord, child_key};
+use crate::core::volumes::keys;
 use crate::core::volumes::known::Known;
-use crate::core::volumes::planner::{self, Facts, Recorded, Wanted, undo_key};
+use crate::core::volumes::planner::Wanted;
 use crate::core::volumes::{Remote, Source, VolumeMode};
 use crate::kuberuntime::sources::Resolved;
 use crate::types::{PodExt, PodUid, Stamp};
@@ -33,6 +34,8 @@ pub(super) struct Order {
     /// As the pod names it.
     pub(super) volume: String,
     pub(super) resolved: Arc<Resolved>,
+    /// Key of its device, for what is staged.
+    device: Option<String>,
     /// Where it is to appear.
     pub(super) path: PathBuf,
     /// Publish it even if it is there.
@@ -40,16 +43,40 @@ pub(super) struct Order {
     serial: u64,
 }
 
+/// Those who wait for the same thing, by number.
+type Waiters<T> = Vec<(u64, oneshot::Sender<T>)>;
+
+/// An order with those who wait for it.
+struct Placed {
+    order: Order,
+    waiters: Waiters<Answer>,
+}
+
+/// An object that was read.
+pub(super) struct Read {
+    version: Version,
+    /// `None` when it cannot be read.
+    remote: Option<Arc<Remote>>,
+    /// Key of its device.
+    pub(super) device: Option<String>,
+}
+
 /// What only this process knows.
 pub(super) struct Desk {
-    orders: BTreeMap<String, Order>,
-    /// Pods that have ended, with the number of those who wait for that.
-    leaving: BTreeMap<PodUid, usize>,
-    /// Objects that were read, by key and version.
-    read: HashMap<Arc<str>, (Version, Option<Arc<Remote>>)>,
+    orders: BTreeMap<String, Placed>,
+    /// Pods that have ended, with those who wait for the end of their volumes.
+    pub(super) leaving: BTreeMap<PodUid, Waiters<Gone>>,
+    /// Objects, by key.
+    read: HashMap<Arc<str>, Read>,
     /// When [`VolumeManager::drive`] is called by itself.
     alarm: Option<Stamp>,
     serial: u64,
+    /// How often [`VolumeManager::drive`] was called.
+    pub(super) asked: u64,
+    /// The driver is there.
+    pub(super) driving: bool,
+    /// How often it has looked.
+    pub(super) rounds: u64,
     /// Which volumes of pods are on record.
     pub(super) known: Known,
 }
@@ -62,6 +89,9 @@ impl Default for Desk {
             read: HashMap::new(),
             alarm: None,
             serial: 0,
+            asked: 0,
+            driving: false,
+            rounds: 0,
             known: Known::All { strays: false },
         }
     }
@@ -70,34 +100,97 @@ impl Default for Desk {
 impl Desk {
     /// The order of a volume.
     pub(super) fn order(&self, key: &str) -> Option<Order> {
-        self.orders.get(key).cloned()
+        self.orders.get(key).map(|placed| placed.order.clone())
+    }
+
+    /// What pods wait for.
+    pub(super) fn wanted(&self) -> BTreeMap<String, Wanted> {
+        let orders = self.orders.iter();
+        orders
+            .map(|(key, Placed { order, .. })| {
+                let wanted = Wanted {
+                    path: order.path.to_string_lossy().into_owned(),
+                    device: order.device.clone(),
+                    again: order.again,
+                };
+                (key.clone(), wanted)
+            })
+            .collect()
+    }
+
+    /// Whether somebody waits for a volume, so that it matters what is mounted.
+    pub(super) fn waits_for_mounts(&self) -> bool {
+        !self.orders.is_empty()
+    }
+
+    /// Whether somebody waits for something that a volume or device takes part in.
+    pub(super) fn waits_for(&self, key: &str) -> bool {
+        self.orders.contains_key(key)
+            || keys::split(key).is_some_and(|(uid, _)| self.leaving.contains_key(&PodUid::new(uid)))
+    }
+
+    /// Tells those who wait for a volume, whose order is done.
+    pub(super) fn answer(&mut self, key: &str, answer: &Answer) {
+        let waiters = self.orders.remove(key).map(|placed| placed.waiters);
+        for (_, waiter) in waiters.into_iter().flatten() {
+            // Who does not wait any more need not know.
+            drop(waiter.send(answer.clone()));
+        }
+    }
+
+    /// An object, and what it says; `None` when there is none.
+    pub(super) fn read(&mut self, seen: &State, key: &str) -> Option<&Read> {
+        let found = seen.get::<ObjectRecord>(key)?;
+        if self
+            .read
+            .get(key)
+            .is_none_or(|read| read.version != found.version)
+        {
+            let remote = match Remote::of(&found.record) {
+                Ok(remote) => Some(Arc::new(remote)),
+                Err(error) => {
+                    warn!(%error, key, "the description of a volume on record cannot be read");
+                    None
+                }
+            };
+            let read = Read {
+                version: found.version,
+                device: remote.as_ref().and_then(|remote| remote.device_key()),
+                remote,
+            };
+            self.read.insert(Arc::from(key), read);
+        }
+        self.read.get(key).filter(|read| read.remote.is_some())
     }
 
     /// What an object says; `None`, told once, when it cannot be read.
     pub(super) fn remote(&mut self, seen: &State, key: &str) -> Option<Arc<Remote>> {
-        let found = seen.get::<ObjectRecord>(key)?;
-        if let Some((version, remote)) = self.read.get(key)
-            && *version == found.version
-        {
-            return remote.clone();
-        }
-        let remote = match Remote::of(&found.record) {
-            Ok(remote) => Some(Arc::new(remote)),
-            Err(error) => {
-                warn!(%error, key, "the description of a volume on record cannot be read");
-                None
-            }
-        };
-        self.read
-            .insert(Arc::from(key), (found.version, remote.clone()));
-        remote
+        self.read(seen, key)?.remote.clone()
     }
 
     /// Gives up descriptions that are not on record any more.
-    fn forget(&mut self, seen: &State) {
+    pub(super) fn forget(&mut self, seen: &State) {
         if self.read.len() > 2 * seen.volumes.len() + 16 {
             self.read
                 .retain(|key, _| seen.record::<ObjectRecord>(key).is_some());
+        }
+    }
+
+    /// Whether it has to be woken for a time, since it will not be before.
+    pub(super) fn set_alarm(&mut self, due: Stamp, now: Stamp) -> bool {
+        let sooner = |alarm: Stamp| alarm.until(now) <= due.until(now) && !alarm.reached(now);
+        if self.alarm.is_some_and(sooner) {
+            return false;
+        }
+        self.alarm = Some(due);
+        true
+    }
+
+    /// An alarm has rung.
+    pub(super) fn rang(&mut self, due: Stamp) {
+        // Another one may have been set for an earlier time, and has rung.
+        if self.alarm == Some(due) {
+            self.alarm = None;
         }
     }
 }
@@ -112,8 +205,11 @@ struct Ordered<'a> {
 impl Drop for Ordered<'_> {
     fn drop(&mut self) {
         let mut desk = self.manager.desk();
-        if desk.orders.get(&self.key).map(|o| o.serial) == Some(self.serial) {
-            desk.orders.remove(&self.key);
+        if let Some(placed) = desk.orders.get_mut(&self.key) {
+            placed.waiters.retain(|(serial, _)| *serial != self.serial);
+            if placed.waiters.is_empty() {
+                desk.orders.remove(&self.key);
+            }
         }
     }
 }
@@ -122,14 +218,15 @@ impl Drop for Ordered<'_> {
 struct Leaving<'a> {
     manager: &'a VolumeManager,
     uid: PodUid,
+    serial: u64,
 }
 
 impl Drop for Leaving<'_> {
     fn drop(&mut self) {
         let mut desk = self.manager.desk();
-        if let Some(count) = desk.leaving.get_mut(&self.uid) {
-            *count -= 1;
-            if *count == 0 {
+        if let Some(waiters) = desk.leaving.get_mut(&self.uid) {
+            waiters.retain(|(serial, _)| *serial != self.serial);
+            if waiters.is_empty() {
                 desk.leaving.remove(&self.uid);
             }
         }
@@ -192,76 +289,67 @@ impl VolumeManager {
             check_name(&uid, &csi.source.driver)?;
         }
         let path = self.target(&uid, &resolved.remote);
-        let key = child_key(&uid, volume);
         let device = resolved.remote.device_key();
         let remote = resolved.remote.clone();
-        let _ordered = self.order(Order {
+        let since = self.operations.serial();
+        let (_ordered, answer) = self.order(Order {
             pod: Arc::clone(pod),
             volume: volume.to_owned(),
             resolved,
+            device: device.clone(),
             path: path.clone(),
             again,
             serial: 0,
         });
-        let since = self.operations.serial();
-        let mut ends = self.operations.ends();
-        loop {
-            ends.mark_unchanged();
-            let facts = self.drive();
-            let again = self.desk().orders.get(&key).is_some_and(|o| o.again);
-            let there = (facts.volumes.get(&key))
-                .is_some_and(|v| v.path == path.to_string_lossy() && v.is_there(&facts.mounted));
-            if there && !again {
-                return Ok(path);
-            }
-            let on = [Some(key.as_str()), device.as_deref()];
-            let on = on.into_iter().flatten();
-            let busy = (on.clone().chain(path.to_str())).any(|k| self.operations.is_busy(k));
-            if !busy && let Some((on, failure)) = self.held(on, facts.now) {
+        self.drive();
+        match answer.await {
+            Ok(Answer::There) => Ok(path),
+            Ok(Answer::Held { on, failure }) => {
                 let failure = RemoteFailure {
                     pod: uid,
                     volume: volume.to_owned(),
                     name: remote.name.clone(),
                     mode: remote.mode,
-                    staging: device.as_deref() == Some(on),
+                    staging: device.as_deref() == Some(&*on),
                     fresh: failure.serial > since,
                     backoff: failure.backoff,
                     source: failure.error,
                 };
-                return Err(VolumeError::Remote(Box::new(failure)));
+                Err(VolumeError::Remote(Box::new(failure)))
             }
-            // The sender lives as long as `self`.
-            drop(ends.changed().await);
+            // Somebody wants it elsewhere now; here it does not come.
+            Err(_) => std::future::pending().await,
         }
     }
 
-    /// The first of the keys that is left alone after a failure.
-    fn held<'k>(
-        &self,
-        keys: impl Iterator<Item = &'k str>,
-        now: Stamp,
-    ) -> Option<(&'k str, Failure)> {
-        keys.filter_map(|key| Some((key, self.operations.failure(key)?)))
-            .find(|(_, failure)| !failure.backoff.until.reached(now))
-    }
-
-    fn order(&self, mut order: Order) -> Ordered<'_> {
+    fn order(&self, mut order: Order) -> (Ordered<'_>, oneshot::Receiver<Answer>) {
         let key = child_key(&order.pod.uid(), &order.volume);
+        let (waiter, answer) = oneshot::channel();
         let mut desk = self.desk();
         desk.serial += 1;
-        order.serial = desk.serial;
+        let serial = desk.serial;
+        order.serial = serial;
+        let mut waiters = Waiters::new();
+        if let Some(former) = desk.orders.remove(&key)
+            && former.order.path == order.path
+        {
+            order.again |= former.order.again;
+            waiters = former.waiters;
+        }
+        waiters.push((serial, waiter));
+        desk.orders.insert(key.clone(), Placed { order, waiters });
+        drop(desk);
         let ordered = Ordered {
             manager: self,
-            key: key.clone(),
-            serial: order.serial,
+            key,
+            serial,
         };
-        desk.orders.insert(key, order);
-        ordered
+        (ordered, answer)
     }
 
     /// A volume was published as its order wanted it.
     pub(super) fn published(&self, key: &str, order: &Order) {
-        if let Some(now) = self.desk().orders.get_mut(key)
+        if let Some(Placed { order: now, .. }) = self.desk().orders.get_mut(key)
             && now.serial == order.serial
         {
             now.again = false;
@@ -270,171 +358,33 @@ impl VolumeManager {
 
     /// Undoes what a pod has of remote volumes, and waits for it.
     pub(super) async fn leave(&self, uid: &PodUid) -> Result<(), VolumeError> {
+        let since = self.operations.serial();
+        let (waiter, gone) = oneshot::channel();
         let _leaving = {
-            *self.desk().leaving.entry(uid.clone()).or_default() += 1;
+            let mut desk = self.desk();
+            desk.serial += 1;
+            let serial = desk.serial;
+            let waiters = desk.leaving.entry(uid.clone()).or_default();
+            waiters.push((serial, waiter));
             Leaving {
                 manager: self,
                 uid: uid.clone(),
+                serial,
             }
         };
-        let prefix = child_key(uid, "");
-        let since = self.operations.serial();
-        let mut ends = self.operations.ends();
-        loop {
-            ends.mark_unchanged();
-            let facts = self.drive();
-            let left: Vec<(&String, &Recorded)> = facts
-                .volumes
-                .range(prefix.clone()..)
-                .take_while(|(key, _)| key.starts_with(&prefix))
-                .collect();
-            if left.is_empty() {
-                return Ok(());
-            }
-            let held = left.iter().map(|(key, recorded)| {
-                let keys = [key.as_str(), &recorded.path];
-                let mut on = keys.into_iter().chain(recorded.device.as_deref());
-                if on.any(|k| self.operations.is_busy(k)) {
-                    return None;
-                }
-                let (_, failure) = self.held(std::iter::once(&*undo_key(key)), facts.now)?;
-                Some((&key[prefix.len()..], failure))
-            });
-            // Nothing is left that could go on by itself.
-            if let Some(held) = held.collect::<Option<Vec<_>>>()
-                && let Some(error) = unpublish_error(uid, since, held, facts.now)
-            {
-                return Err(error);
-            }
-            // The sender lives as long as `self`.
-            drop(ends.changed().await);
-        }
-    }
-
-    /// Begins whatever can be begun now, and gives what was found. Never waits.
-    pub(super) fn drive(&self) -> Facts {
-        let mut desk = self.desk();
-        let facts = self.facts(&mut desk);
-        let plan = planner::plan(&facts);
-        for step in plan.steps {
-            self.begin(&mut desk, step, &facts);
-        }
-        if let Some(due) = plan.due {
-            self.wake_at(&mut desk, due, facts.now);
-        }
-        drop(desk);
-        self.tell_in_use();
-        facts
-    }
-
-    fn wake_at(&self, desk: &mut Desk, due: Stamp, now: Stamp) {
-        if desk
-            .alarm
-            .is_some_and(|alarm| alarm.until(now) <= due.until(now) && !alarm.reached(now))
-        {
-            return;
-        }
-        desk.alarm = Some(due);
-        let manager = self.clone();
-        tokio::spawn(async move {
-            tokio::time::sleep(due.until(now)).await;
-            manager.ring(due);
-        });
-    }
-
-    fn ring(&self, due: Stamp) {
-        let mut desk = self.desk();
-        // Another one may have been set for an earlier time, and has rung.
-        if desk.alarm == Some(due) {
-            desk.alarm = None;
-        }
-        drop(desk);
-        self.operations.wake();
         self.drive();
-    }
-
-    fn facts(&self, desk: &mut Desk) -> Facts {
-        let seen = self.store.snapshot();
-        desk.forget(&seen);
-        let now = self.clock.now();
-        let mut volumes = BTreeMap::new();
-        for (key, _) in seen.with_prefix::<ObjectRecord>(keys::VOLUMES) {
-            let record = &key[keys::VOLUMES.len()..];
-            if let Some(recorded) = recorded(desk, &seen, record, now) {
-                volumes.insert(record.to_owned(), recorded);
+        match gone.await {
+            Ok(Ok(())) => Ok(()),
+            Ok(Err(held)) => {
+                let held = held
+                    .iter()
+                    .map(|(volume, failure)| (volume.as_str(), failure.clone()));
+                let error = unpublish_error(uid, since, held.collect(), self.clock.now());
+                error.map_or(Ok(()), Err)
             }
+            // The sender goes with `_leaving`, or after it was used.
+            Err(_) => std::future::pending().await,
         }
-        let mut devices = BTreeMap::new();
-        for (key, _) in seen.with_prefix::<VolumeRecord>(keys::DEVICE) {
-            if let Some(recorded) = recorded(desk, &seen, key, now) {
-                devices.insert((**key).to_owned(), recorded);
-            }
-        }
-        let orders = desk.orders.iter();
-        let wanted: BTreeMap<String, Wanted> = orders
-            .map(|(key, order)| {
-                let wanted = Wanted {
-                    path: order.path.to_string_lossy().into_owned(),
-                    device: order.resolved.remote.device_key(),
-                    again: order.again,
-                };
-                (key.clone(), wanted)
-            })
-            .collect();
-        let leaving = (volumes.keys())
-            .filter(|key| {
-                keys::split(key)
-                    .is_some_and(|(uid, _)| desk.leaving.contains_key(&PodUid::new(uid)))
-            })
-            .cloned()
-            .collect();
-        let mounted = self.mounted(&wanted, &volumes, &devices);
-        let in_use = self.shown_in_use(&volumes, &devices);
-        let unreadable = !desk.known.is_settled() || self.damaged(desk, &seen).volumes;
-        Facts {
-            wanted,
-            leaving,
-            volumes,
-            devices,
-            unreadable,
-            in_use,
-            mounted,
-            busy: self.operations.busy(),
-            held: self.operations.held(),
-            now,
-        }
-    }
-
-    /// Which of the mounts are there that a wanted volume relies on.
-    fn mounted(
-        &self,
-        wanted: &BTreeMap<String, Wanted>,
-        volumes: &BTreeMap<String, Recorded>,
-        devices: &BTreeMap<String, Recorded>,
-    ) -> BTreeSet<String> {
-        let mut asked: BTreeSet<&str> = BTreeSet::new();
-        let relies = |r: &&Recorded| r.phase == VolumePhase::Mounted && r.is_mount && r.this_boot;
-        for (key, wanted) in wanted {
-            let device = wanted.device.as_ref().and_then(|d| devices.get(d));
-            let found = volumes.get(key).into_iter().chain(device).filter(relies);
-            asked.extend(found.map(|r| &*r.path));
-            // Another volume of the pod may lead there.
-            asked.insert(&wanted.path);
-        }
-        if asked.is_empty() {
-            return BTreeSet::new();
-        }
-        let table = match self.mounts.read() {
-            Ok(table) => table,
-            Err(error) => {
-                warn!(%error, "the mount table cannot be read, volumes count as not mounted");
-                return BTreeSet::new();
-            }
-        };
-        let is_mount = |path: &&str| matches!(table.at(Path::new(path)), Ok(Some(_)));
-        (asked.into_iter().filter(is_mount))
-            .map(str::to_owned)
-            .collect()
     }
 }
 
@@ -456,26 +406,6 @@ fn unpublish_error(
         fresh: failure.serial > since,
         until,
         source: failure.error,
-    })
-}
-
-/// A volume or device as it is on record; `None` for what has no storage elsewhere.
-fn recorded(desk: &mut Desk, seen: &State, key: &str, now: Stamp) -> Option<Recorded> {
-    let record = seen.record::<VolumeRecord>(key)?;
-    if record.plugin == HOST_PATH {
-        return None;
-    }
-    let object = keys::object_of(key);
-    let mark = Mark::of(seen.record::<ObjectRecord>(&object)?);
-    let remote = desk.remote(seen, &object)?;
-    let is_device = key.starts_with(keys::DEVICE);
-    Some(Recorded {
-        phase: record.phase,
-        path: record.path.clone(),
-        device: (!is_device).then(|| remote.device_key()).flatten(),
-        begun: mark != Mark::Claimed,
-        this_boot: record.at.boot == now.boot,
-        is_mount: mark != Mark::Plain,
     })
 }
 

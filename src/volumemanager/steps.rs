@@ -103,11 +103,14 @@ impl Task {
 }
 
 impl VolumeManager {
-    /// Begins a step of a plan.
-    pub(super) fn begin(&self, desk: &mut Desk, step: Step, facts: &Facts) {
-        let Some(task) = self.task(desk, step, facts) else {
-            return;
-        };
+    /// Takes the keys of a step of a plan, and gives the step; its end drives on.
+    pub(super) fn begin(
+        &self,
+        desk: &mut Desk,
+        step: Step,
+        facts: &Facts,
+    ) -> Option<BoxFuture<'static, ()>> {
+        let task = self.task(desk, step, facts)?;
         let key = task.key().to_owned();
         let mut on: BTreeSet<&str> = BTreeSet::from([key.as_str()]);
         let recorded = match &task {
@@ -127,11 +130,11 @@ impl VolumeManager {
             .and_then(alone::key);
         on.extend(alone.as_deref());
         let on: Vec<&str> = on.into_iter().collect();
-        // Taken by what no plan knows of: its end drives on.
-        let Some(taken) = self.operations.take(&on, task.name()) else {
-            return;
-        };
-        tokio::spawn(self.clone().carry_out(task, taken));
+        // None: taken by what no plan knows of, whose end drives on.
+        let taken = self.operations.take(&on, task.name())?;
+        let manager = self.clone();
+        let taken = taken.then(move || manager.drive());
+        Some(self.clone().carry_out(task, taken))
     }
 
     fn task(&self, desk: &mut Desk, step: Step, facts: &Facts) -> Option<Task> {
@@ -170,7 +173,7 @@ impl VolumeManager {
         })
     }
 
-    /// Does a step, and drives on.
+    /// Does a step; its keys are free when it has ended.
     fn carry_out(self, task: Task, taken: Taken) -> BoxFuture<'static, ()> {
         Box::pin(async move {
             let (key, name, held_by) = (task.key().to_owned(), task.name(), task.held_by());
@@ -225,7 +228,6 @@ impl VolumeManager {
                 }
             }
             drop(taken);
-            self.drive();
         })
     }
 
@@ -237,7 +239,7 @@ impl VolumeManager {
                     .await
             }
             Task::Share(key, order) => {
-                let mark = self.mark_of(&order.path)?;
+                let mark = self.mark_of(&order.path).await?;
                 let remote = &order.resolved.remote;
                 self.put(&key, remote, &order.path, VolumePhase::Mounted, mark)
                     .await
@@ -296,7 +298,7 @@ impl VolumeManager {
             }
         }
         fail::fail_point!("volumemanager::stage::done");
-        let mark = self.mark_of(&at)?;
+        let mark = self.mark_of(&at).await?;
         self.put(key, remote, &at, VolumePhase::Mounted, mark)
             .await?;
         info!(device = key, at = %at.display(), "staged a device");
@@ -328,7 +330,7 @@ impl VolumeManager {
         alone::check(&self.store.snapshot(), key, remote)?;
         // What is mounted stays on record as such while it is published again.
         let is_there = recorded.phase == VolumePhase::Mounted && order.again && {
-            let mark = self.mark_of(path)?;
+            let mark = self.mark_of(path).await?;
             recorded.this_boot && (!recorded.is_mount || mark == Mark::Mount)
         };
         if !is_there {
@@ -359,7 +361,7 @@ impl VolumeManager {
             self.give(key, &order).await?;
         }
         if !is_there {
-            let mark = self.mark_of(path)?;
+            let mark = self.mark_of(path).await?;
             self.put(key, remote, path, VolumePhase::Mounted, mark)
                 .await?;
             info!(volume = key, at = %path.display(), "published a volume");
@@ -380,7 +382,7 @@ impl VolumeManager {
                 .await?;
         }
         fail::fail_point!("volumemanager::unpublish::recorded");
-        self.check_own(key, &path)?;
+        self.check_own(key, &path).await?;
         let plugin = self.plugin(&remote)?;
         plugin.unpublish(Arc::clone(&remote), path.clone()).await?;
         fail::fail_point!("volumemanager::unpublish::done");
@@ -400,7 +402,7 @@ impl VolumeManager {
                 .await?;
         }
         fail::fail_point!("volumemanager::unstage::recorded");
-        self.check_own(key, &at)?;
+        self.check_own(key, &at).await?;
         let plugin = self.plugin(&remote)?;
         plugin.unstage(Arc::clone(&remote), at.clone()).await?;
         fail::fail_point!("volumemanager::unstage::done");
@@ -452,21 +454,21 @@ impl VolumeManager {
         }
     }
 
-    fn mark_of(&self, path: &Path) -> Result<Mark, RemoteError> {
-        match self.mounts.is_mounted(path) {
-            Ok(true) => Ok(Mark::Mount),
-            Ok(false) => Ok(Mark::Plain),
+    async fn mark_of(&self, path: &Path) -> Result<Mark, RemoteError> {
+        match self.mounts.current().await {
+            Ok(mounted) if mounted.mount_at(path).is_some() => Ok(Mark::Mount),
+            Ok(_) => Ok(Mark::Plain),
             Err(error) => Err(unread(&error)),
         }
     }
 
     /// Whether what is mounted at the path of a volume or device is what was mounted for it.
-    fn check_own(&self, key: &str, path: &Path) -> Result<(), RemoteError> {
+    async fn check_own(&self, key: &str, path: &Path) -> Result<(), RemoteError> {
         let seen = self.store.snapshot();
         let Some(noted) = seen.record::<ObjectRecord>(&own_mounts::key(key)) else {
             return Ok(());
         };
-        let table = self.mounts.read();
+        let table = self.mounts.current().await;
         let stack = table.as_ref().map_err(unread)?.all_at(path);
         // What is over it is for the plugin to find.
         match stack.map_err(|error| unread(&error))?.first() {
@@ -483,7 +485,7 @@ impl VolumeManager {
     }
 
     /// Notes what is mounted for a volume or device, once it is.
-    fn noting(
+    async fn noting(
         &self,
         transaction: Transaction,
         key: &str,
@@ -495,7 +497,11 @@ impl VolumeManager {
         let is_known = self.store.snapshot().record::<ObjectRecord>(&own).is_some();
         match phase {
             VolumePhase::Mounted if mark == Mark::Mount && own_mounts::is_noted(remote) => {
-                let table = self.mounts.read().map_err(|error| unread(&error))?;
+                let table = self
+                    .mounts
+                    .current()
+                    .await
+                    .map_err(|error| unread(&error))?;
                 let Some(mount) = table.at(path).map_err(|error| unread(&error))? else {
                     return Ok(transaction);
                 };
@@ -537,7 +543,9 @@ impl VolumeManager {
         let transaction = Transaction::new()
             .put(key, record)
             .put(keys::object_of(key), object);
-        let transaction = self.noting(transaction, key, remote, path, (phase, mark))?;
+        let transaction = self
+            .noting(transaction, key, remote, path, (phase, mark))
+            .await?;
         self.commit_step(transaction).await
     }
 

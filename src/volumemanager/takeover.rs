@@ -126,23 +126,16 @@ impl VolumeManager {
         drop(taken);
         if self.plugins.is_empty() {
             self.tell_in_use();
-        } else {
-            self.drive();
         }
         Ok(recorded)
     }
 
-    /// Waits until nobody else works on any of these.
+    /// Waits until nobody else works on any of these; their end drives on.
     async fn taken(&self, on: &[&str]) -> Taken {
-        let mut ends = self.operations.ends();
-        loop {
-            ends.mark_unchanged();
-            if let Some(taken) = self.operations.take(on, "take_over") {
-                return taken;
-            }
-            // The sender lives as long as `self`.
-            drop(ends.changed().await);
-        }
+        let taken = self.operations.taken(on, "take_over").await;
+        let manager = self.clone();
+        // What is taken over may be what others wait for.
+        taken.then(move || manager.drive())
     }
 
     fn taking(

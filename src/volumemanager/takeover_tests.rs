@@ -212,9 +212,9 @@ impl World {
 
     /// What was begun has come to its end.
     async fn settle(&self) {
-        let mut ends = self.manager.operations.ends();
-        while !self.manager.operations.busy().is_empty() {
-            ends.changed().await.unwrap();
+        let manager = &self.manager;
+        while manager.desk().driving || !manager.operations.busy().is_empty() {
+            tokio::time::sleep(Duration::from_millis(1)).await;
         }
     }
 
