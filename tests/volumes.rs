@@ -24,6 +24,8 @@ mod content;
 mod controllers;
 #[path = "volumes/features.rs"]
 mod features;
+#[path = "volumes/kinds.rs"]
+mod kinds;
 #[path = "volumes/node_local.rs"]
 mod node_local;
 #[path = "volumes/planted.rs"]

@@ -81,6 +81,7 @@ pub(super) async fn sync_terminated(
         .unmount(uid)
         .await
         .map_err(StepError::from)?;
+    fail::fail_point!("pod_workers::terminated::unmounted");
     let pod = uid.clone();
     context
         .with_cgroups(move |cgroups| cgroups.destroy(&pod))

@@ -143,6 +143,7 @@ pub(super) async fn detach_loop(
         return attached.forget(&name).await;
     };
     detach(tools, file, &device).await?;
+    fail::fail_point!("volumemanager::block::detached");
     attached.forget(&name).await
 }
 

@@ -89,7 +89,9 @@ impl VolumeManager {
         run_blocking(move || {
             safety::remove_tree(&dir).map_err(io_error("remove directory", &of, &dir))
         })
-        .await
+        .await?;
+        fail::fail_point!("volumemanager::remove_pod_dirs::removed");
+        Ok(())
     }
 
     pub(super) fn pod_dir(&self, uid: &PodUid) -> PathBuf {

@@ -216,6 +216,7 @@ pub(super) async fn unmount(tools: &Tools, path: &Path, about: &str) -> Result<(
             }
         }
     }
+    fail::fail_point!("volumemanager::disk::unmounted");
     if is_alone(path, &what).await? {
         return Err(RemoteError::Failed(format!(
             "{what}: something else is mounted there meanwhile; whoever mounted it is to unmount it"

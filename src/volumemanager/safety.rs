@@ -166,6 +166,7 @@ impl Removal {
             Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(()),
             other => other.map_err(here)?,
         };
+        fail::fail_point!("volumemanager::remove_tree::entered");
         if depth >= DEPTH {
             drop(below);
             return self.move_up(dir, name).map_err(here);

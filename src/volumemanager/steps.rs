@@ -387,6 +387,7 @@ impl VolumeManager {
         plugin.unpublish(Arc::clone(&remote), path.clone()).await?;
         fail::fail_point!("volumemanager::unpublish::done");
         self.clear(path, is_nested(&remote)).await?;
+        fail::fail_point!("volumemanager::unpublish::cleared");
         self.forget(key, "volume unmounted").await
     }
 
@@ -407,6 +408,7 @@ impl VolumeManager {
         plugin.unstage(Arc::clone(&remote), at.clone()).await?;
         fail::fail_point!("volumemanager::unstage::done");
         self.clear(at, is_nested(&remote)).await?;
+        fail::fail_point!("volumemanager::unstage::cleared");
         self.forget(key, "device unmounted").await
     }
 

@@ -145,7 +145,13 @@ impl Cluster {
 
     /// Starts an agent and waits until its node is Ready in the API.
     pub fn join(&self) -> Agent {
-        let agent = self.start();
+        self.join_with(&[])
+    }
+
+    /// As [`Self::join`] with more environment variables.
+    pub fn join_with(&self, environment: &[(&str, &str)]) -> Agent {
+        let mut agent = self.spawn_agent_with(&[], environment);
+        agent.wait_ready();
         self.wait_node_ready();
         eventually("the node's status is on record", || {
             let dump = self.try_dump(&["node"])?;

@@ -141,6 +141,7 @@ pub fn claim(cluster: &Cluster, name: &str, source: Value) {
         "metadata": {"name": name},
         "spec": {
             "storageClassName": "", "volumeName": volume, "accessModes": ["ReadWriteOnce"],
+            "volumeMode": source["volumeMode"],
             "resources": {"requests": {"storage": "1Mi"}},
         },
     }));

@@ -260,6 +260,7 @@ impl CsiPlugin {
             .node_unpublish_volume(&csi.source.volume_handle, &text(&at)?)
             .await;
         self.undone(done, &at).await?;
+        fail::fail_point!("volumemanager::csi::unpublished");
         self.remove_published(&volume, path, at).await
     }
 
@@ -277,6 +278,7 @@ impl CsiPlugin {
             let handle = &call.csi.source.volume_handle;
             let done = call.client.node_unstage_volume(handle, &text(&at)?).await;
             self.undone(done, &at).await?;
+            fail::fail_point!("volumemanager::csi::unstaged");
         }
         run(move || remove_staged(volume.mode, &at)).await
     }

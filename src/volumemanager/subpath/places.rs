@@ -117,7 +117,10 @@ fn unmount_places(dir: &Path) -> io::Result<usize> {
     let (mut count, mut failed) = (0, None);
     for place in places {
         match mounts::unmount_own(place) {
-            Ok(was) => count += usize::from(was),
+            Ok(was) => {
+                count += usize::from(was);
+                fail::fail_point!("volumemanager::subpath::unmounted");
+            }
             Err(error) => {
                 let text = format!("{}: {error}", place.display());
                 failed.get_or_insert(io::Error::new(error.kind(), text));
