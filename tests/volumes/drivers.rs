@@ -46,7 +46,7 @@ pub fn start(cluster: &Cluster) -> BTreeMap<&'static str, Mutex<CsiDriver>> {
         ),
         (
             "mute.",
-            json!({"attachRequired": false, "volumeLifecycleModes": lives}),
+            json!({"attachRequired": false, "podInfoOnMount": true, "volumeLifecycleModes": lives}),
         ),
         ("garbled.", json!({"attachRequired": false})),
     ];

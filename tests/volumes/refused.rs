@@ -100,7 +100,7 @@ fn csi_garbled(cluster: &Scene) {
 fn csi_mute(cluster: &Scene) {
     let message = cluster.wait_event("csi-mute", "WaitingForVolumes", "");
     println!("a driver that does not answer: {message}");
-    assert!(message.contains("v ("), "{message}");
+    assert!(message.contains("v (mount_device for "), "{message}");
     assert_eq!(cluster.pod("csi-mute")["status"]["phase"], "Pending");
     // One volume waits, and not the driver's other ones.
     said(cluster, "csi-mute-other", "main", &["word"]);
