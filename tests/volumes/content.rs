@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
-use k8s_openapi::api::core::v1::{ConfigMap, Pod};
+use k8s_openapi::api::core::v1::{ConfigMap, Pod, Secret};
 use kube::api::{Patch, PatchParams};
 use serde_json::{Value, json};
 
@@ -20,6 +20,7 @@ pub const FEATURES: &[Feature] = &[
     ("config-map-update", config_map_update),
     ("config-map-immutable", config_map_immutable),
     ("secret", secret),
+    ("secret-update", secret_update),
     ("downward-api", downward_api),
     ("projected", projected),
     ("token", token),
@@ -93,6 +94,30 @@ fn secret(cluster: &Scene) {
     said(cluster, "secret", "main", &parts);
     let store = cluster.dump(&["objects"]).to_string();
     assert!(!store.contains("swordfish"), "secrets are not shown");
+}
+
+fn secret_update(cluster: &Scene) {
+    said(
+        cluster,
+        "secret-update",
+        "main",
+        &["seen=1-1 stone=forever"],
+    );
+    let begin = Instant::now();
+    let data = json!({"stringData": {"one": "2", "two": "2"}});
+    let (secrets, parameters) = (cluster.api::<Secret>(), PatchParams::default());
+    let patched = cluster.run(secrets.patch("alive", &parameters, &Patch::Merge(data)));
+    patched.expect("patch a secret");
+    said(
+        cluster,
+        "secret-update",
+        "main",
+        &["seen=2-2 stone=forever"],
+    );
+    println!("a changed secret was read after {:?}", begin.elapsed());
+    let lines = logs(cluster, "secret-update", "main");
+    let mixed = |line: &String| line.contains("1-2") || line.contains("2-1");
+    assert!(!lines.iter().any(mixed), "{lines:?}");
 }
 
 fn downward_api(cluster: &Scene) {

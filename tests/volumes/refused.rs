@@ -1,19 +1,16 @@
 //! What cannot be had: the pod waits, its event names the volume and the reason, and it goes on when the reason goes.
 
-use std::time::Instant;
-
 use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::Secret;
 use kube::api::{Patch, PatchParams};
 use serde_json::json;
 
 use crate::features::{Feature, Scene};
-use crate::seen::{deleted, logs, said};
+use crate::seen::{deleted, said};
 
 pub const FEATURES: &[Feature] = &[
     ("secret-missing", secret_missing),
     ("secret-too-large", secret_too_large),
-    ("secret-update", secret_update),
     ("empty-dir-full", empty_dir_full),
     ("csi-garbled", csi_garbled),
     ("csi-mute", csi_mute),
@@ -51,30 +48,6 @@ fn secret_too_large(cluster: &Scene) {
     let patched = cluster.run(secrets.patch("large", &parameters, &smaller));
     patched.expect("patch a secret");
     said(cluster, "secret-too-large", "main", &["files=13 of 1000"]);
-}
-
-fn secret_update(cluster: &Scene) {
-    said(
-        cluster,
-        "secret-update",
-        "main",
-        &["seen=1-1 stone=forever"],
-    );
-    let begin = Instant::now();
-    let data = json!({"stringData": {"one": "2", "two": "2"}});
-    let (secrets, parameters) = (cluster.api::<Secret>(), PatchParams::default());
-    let patched = cluster.run(secrets.patch("alive", &parameters, &Patch::Merge(data)));
-    patched.expect("patch a secret");
-    said(
-        cluster,
-        "secret-update",
-        "main",
-        &["seen=2-2 stone=forever"],
-    );
-    println!("a changed secret was read after {:?}", begin.elapsed());
-    let lines = logs(cluster, "secret-update", "main");
-    let mixed = |line: &String| line.contains("1-2") || line.contains("2-1");
-    assert!(!lines.iter().any(mixed), "{lines:?}");
 }
 
 fn empty_dir_full(cluster: &Scene) {
