@@ -22,6 +22,8 @@ mod claims;
 mod content;
 #[path = "volumes/controllers.rs"]
 mod controllers;
+#[path = "volumes/drivers.rs"]
+mod drivers;
 #[path = "volumes/features.rs"]
 mod features;
 #[path = "volumes/kinds.rs"]
@@ -30,6 +32,8 @@ mod kinds;
 mod node_local;
 #[path = "volumes/planted.rs"]
 mod planted;
+#[path = "volumes/refused.rs"]
+mod refused;
 #[path = "volumes/seen.rs"]
 mod seen;
 #[path = "cluster/setup.rs"]

@@ -99,7 +99,7 @@ impl VolumeManager {
                 Ok(None) => break,
                 Err(_) if begun.elapsed() >= POD_WAIT => break,
                 Err(_) => {
-                    self.tell_waiting(pod, &used, &paths, recorder);
+                    self.tell_waiting(pod, &used, &paths, sources, recorder);
                     told_at = begun + POD_WAIT;
                 }
             }
@@ -147,6 +147,7 @@ impl VolumeManager {
         pod: &Pod,
         used: &std::collections::BTreeSet<&str>,
         there: &BTreeMap<String, PathBuf>,
+        sources: &Sources,
         recorder: &dyn EventRecorder,
     ) {
         let uid = pod.uid();
@@ -164,13 +165,19 @@ impl VolumeManager {
             }
         }
         let left = used.iter().filter(|name| !there.contains_key(**name));
+        // Its own step, or one of what is staged for it and for others.
+        let running = |name: &str| {
+            let own = self.operations.running(&child_key(&uid, name));
+            own.or_else(|| {
+                let resolved = sources.remotes.get(name)?.as_ref().ok()?;
+                self.operations.running(&resolved.remote.device_key()?)
+            })
+        };
         let what: Vec<String> = left
-            .map(
-                |name| match self.operations.running(&child_key(&uid, name)) {
-                    Some((step, since)) => format!("{name} ({step} for {}s)", since.as_secs()),
-                    None => (*name).to_owned(),
-                },
-            )
+            .map(|name| match running(name) {
+                Some((step, since)) => format!("{name} ({step} for {}s)", since.as_secs()),
+                None => (*name).to_owned(),
+            })
             .collect();
         let what = what.join(", ");
         info!(pod = %uid, volumes = what, "a pod waits for its volumes");

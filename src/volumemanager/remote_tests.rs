@@ -286,6 +286,22 @@ async fn what_hangs_holds_up_its_own_pod_only() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn who_waits_for_what_is_staged_is_told_for_which_step() {
+    let world = world();
+    let gate = world.script.hang();
+    let (one, other) = tokio::join!(world.mount("pod-a", csi()), world.mount("pod-b", csi()));
+    one.unwrap_err();
+    other.unwrap_err();
+    let mut told = world.told();
+    told.retain(|(reason, _)| reason == "WaitingForVolumes");
+    let expected = "Waiting for volumes: v (mount_device for 10s)";
+    assert_eq!(told.len(), 2, "{told:?}");
+    assert!(told.iter().all(|(_, text)| text == expected), "{told:?}");
+    gate.add_permits(1);
+    world.mount("pod-a", csi()).await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
 async fn what_fails_is_told_once_and_left_alone_for_a_while() {
     let world = world();
     let failed = |text: &str| Answer::Fails(RemoteError::Failed(text.to_owned()));

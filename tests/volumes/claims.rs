@@ -7,9 +7,8 @@ use kube::api::{Api, Patch, PatchParams, PostParams};
 use serde_json::json;
 
 use crate::agent_process::eventually;
-use crate::features::{Feature, host};
+use crate::features::{Feature, Scene, host};
 use crate::seen::{deleted, said};
-use crate::setup::Cluster;
 
 pub const FEATURES: &[Feature] = &[
     ("host-path-claim", host_path_claim),
@@ -26,14 +25,14 @@ pub const FEATURES: &[Feature] = &[
     ("volume-group", volume_group),
 ];
 
-fn host_path_claim(cluster: &Cluster) {
+fn host_path_claim(cluster: &Scene) {
     cluster.wait_pod_phase("host-path-claim", "Succeeded");
     deleted(cluster, "host-path-claim");
     let word = fs::read_to_string(host(cluster).join("claimed/word"));
     assert_eq!(word.unwrap(), "from the pod\n");
 }
 
-fn local_claim(cluster: &Cluster) {
+fn local_claim(cluster: &Scene) {
     let parts = [
         "word=from the pod before=of the node",
         "Read-only file system",
@@ -44,13 +43,13 @@ fn local_claim(cluster: &Cluster) {
     assert_eq!(word.unwrap(), "from the pod\n");
 }
 
-fn claim_read_only(cluster: &Cluster) {
+fn claim_read_only(cluster: &Scene) {
     let parts = ["of the node", "Read-only file system"];
     said(cluster, "claim-read-only", "main", &parts);
     assert!(!host(cluster).join("local/new").exists());
 }
 
-fn claim_unbound(cluster: &Cluster) {
+fn claim_unbound(cluster: &Scene) {
     for (pod, claim) in [
         ("claim-unbound", "claim-unbound"),
         ("claim-missing", "nowhere"),
@@ -76,7 +75,7 @@ fn claim_unbound(cluster: &Cluster) {
     said(cluster, "claim-unbound", "main", &["of the node"]);
 }
 
-fn block_claim(cluster: &Cluster) {
+fn block_claim(cluster: &Scene) {
     let parts = ["block special file", "found=a disk of"];
     said(cluster, "block-claim", "main", &parts);
     cluster.wait_pod_phase("block-claim", "Succeeded");
@@ -92,29 +91,29 @@ fn block_claim(cluster: &Cluster) {
     assert!(!loops.contains(&own), "{loops}");
 }
 
-fn nfs(cluster: &Cluster) {
+fn nfs(cluster: &Scene) {
     let message = cluster.wait_event("nfs", "FailedMount", "127.0.0.1:/nobody/serves/this");
     assert!(message.contains("\"v\""), "{message}");
     assert_eq!(cluster.pod("nfs")["status"]["phase"], "Pending");
     deleted(cluster, "nfs");
 }
 
-fn csi(cluster: &Cluster) {
+fn csi(cluster: &Scene) {
     said(cluster, "csi", "main", &["2000"]);
     said(cluster, "csi-next", "main", &["written"]);
     cluster.wait_pod_phase("csi", "Succeeded");
 }
 
-fn csi_block(cluster: &Cluster) {
+fn csi_block(cluster: &Scene) {
     let parts = ["block special file", "read=word"];
     said(cluster, "csi-block", "main", &parts);
 }
 
-fn csi_inline(cluster: &Cluster) {
+fn csi_inline(cluster: &Scene) {
     said(cluster, "csi-inline", "main", &["word"]);
 }
 
-fn csi_no_driver(cluster: &Cluster) {
+fn csi_no_driver(cluster: &Scene) {
     for (pod, words) in [
         ("csi-no-driver", "nobody.holdfast.io"),
         ("csi-missing", "does not exist"),
@@ -126,7 +125,7 @@ fn csi_no_driver(cluster: &Cluster) {
     }
 }
 
-fn csi_expand(cluster: &Cluster) {
+fn csi_expand(cluster: &Scene) {
     said(cluster, "csi-expand", "main", &["word"]);
     let claims: Api<PersistentVolumeClaim> = Api::namespaced(cluster.client(), &cluster.namespace);
     // What a resizer does once the storage has grown.
@@ -155,6 +154,6 @@ fn csi_expand(cluster: &Cluster) {
     });
 }
 
-fn volume_group(cluster: &Cluster) {
+fn volume_group(cluster: &Scene) {
     said(cluster, "volume-group", "main", &["groups=1000 2345"]);
 }

@@ -4,12 +4,12 @@ use std::time::Instant;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
-use k8s_openapi::api::core::v1::{ConfigMap, Pod};
+use k8s_openapi::api::core::v1::{ConfigMap, Pod, Secret};
 use kube::api::{Patch, PatchParams};
 use serde_json::{Value, json};
 
 use crate::agent_process::eventually;
-use crate::features::Feature;
+use crate::features::{Feature, Scene};
 use crate::seen::{logs, said};
 use crate::setup::Cluster;
 
@@ -20,12 +20,13 @@ pub const FEATURES: &[Feature] = &[
     ("config-map-update", config_map_update),
     ("config-map-immutable", config_map_immutable),
     ("secret", secret),
+    ("secret-update", secret_update),
     ("downward-api", downward_api),
     ("projected", projected),
     ("token", token),
 ];
 
-fn config_map(cluster: &Cluster) {
+fn config_map(cluster: &Scene) {
     let parts = [
         "all=color raw size ",
         "color=blue size=9 raw=0001ff",
@@ -48,21 +49,21 @@ fn patch_map(cluster: &Cluster, name: &str, data: Value) {
         .expect("patch a configMap");
 }
 
-fn config_map_missing(cluster: &Cluster) {
+fn config_map_missing(cluster: &Scene) {
     let message = cluster.wait_event("config-map-missing", "FailedMount", "later");
     assert!(message.contains("volume \"v\""), "{message}");
     cluster.create::<ConfigMap>(json!({"metadata": {"name": "later"}, "data": {"word": "come"}}));
     said(cluster, "config-map-missing", "main", &["come"]);
 }
 
-fn config_map_missing_key(cluster: &Cluster) {
+fn config_map_missing_key(cluster: &Scene) {
     let message = cluster.wait_event("config-map-missing-key", "FailedMount", "there");
     assert!(message.contains("incomplete"), "{message}");
     patch_map(cluster, "incomplete", json!({"there": "complete"}));
     said(cluster, "config-map-missing-key", "main", &["complete"]);
 }
 
-fn config_map_update(cluster: &Cluster) {
+fn config_map_update(cluster: &Scene) {
     said(cluster, "config-map-update", "main", &["seen=1-1"]);
     let begin = Instant::now();
     patch_map(cluster, "live", json!({"one": "2", "two": "2"}));
@@ -76,11 +77,11 @@ fn config_map_update(cluster: &Cluster) {
     assert!(!lines.iter().any(mixed), "{lines:?}");
 }
 
-fn config_map_immutable(cluster: &Cluster) {
+fn config_map_immutable(cluster: &Scene) {
     said(cluster, "config-map-immutable", "main", &["forever"]);
 }
 
-fn secret(cluster: &Cluster) {
+fn secret(cluster: &Scene) {
     let parts = [
         "type=tmpfs",
         "user=admin length=9",
@@ -95,7 +96,31 @@ fn secret(cluster: &Cluster) {
     assert!(!store.contains("swordfish"), "secrets are not shown");
 }
 
-fn downward_api(cluster: &Cluster) {
+fn secret_update(cluster: &Scene) {
+    said(
+        cluster,
+        "secret-update",
+        "main",
+        &["seen=1-1 stone=forever"],
+    );
+    let begin = Instant::now();
+    let data = json!({"stringData": {"one": "2", "two": "2"}});
+    let (secrets, parameters) = (cluster.api::<Secret>(), PatchParams::default());
+    let patched = cluster.run(secrets.patch("alive", &parameters, &Patch::Merge(data)));
+    patched.expect("patch a secret");
+    said(
+        cluster,
+        "secret-update",
+        "main",
+        &["seen=2-2 stone=forever"],
+    );
+    println!("a changed secret was read after {:?}", begin.elapsed());
+    let lines = logs(cluster, "secret-update", "main");
+    let mixed = |line: &String| line.contains("1-2") || line.contains("2-1");
+    assert!(!lines.iter().any(mixed), "{lines:?}");
+}
+
+fn downward_api(cluster: &Scene) {
     let namespace = format!("namespace={}", cluster.namespace);
     let uid = cluster.pod("downward-api")["metadata"]["uid"].clone();
     let uid = format!("uid={}", uid.as_str().expect("a UID"));
@@ -119,7 +144,7 @@ fn downward_api(cluster: &Cluster) {
     said(cluster, "downward-api", "main", &["labels=color=\"red\""]);
 }
 
-fn projected(cluster: &Cluster) {
+fn projected(cluster: &Scene) {
     let parts = [
         "map=map secret=hidden labels=color=\"blue\"",
         "token=eyJ absent=0",
@@ -131,7 +156,7 @@ fn projected(cluster: &Cluster) {
     said(cluster, "projected", "main", &parts);
 }
 
-fn token(cluster: &Cluster) {
+fn token(cluster: &Scene) {
     let claims = eventually("the token is there", || {
         let lines = logs(cluster, "token", "main");
         let token = lines.first().ok_or("nothing was said")?;

@@ -1,5 +1,5 @@
-//! What the controllers of a whole cluster do for volumes: claims are bound to the volumes they name, and volumes
-//! of drivers attached.
+//! What the controllers of a whole cluster do for volumes: pods get the claims that live as long as they do, claims
+//! are bound to the volumes they name, and volumes of drivers attached.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -31,6 +31,7 @@ impl Controllers {
         Self(cluster.spawn(async move {
             loop {
                 for work in [
+                    claim(&client, &namespace).await,
                     bind(&client, &namespace).await,
                     attach(&client, &namespace, &node).await,
                 ] {
@@ -42,6 +43,38 @@ impl Controllers {
             }
         }))
     }
+}
+
+/// Makes the claims of volumes that live as long as their pods, and never touches one that is there.
+async fn claim(client: &Client, namespace: &str) -> kube::Result<()> {
+    let pods: Api<Pod> = Api::namespaced(client.clone(), namespace);
+    let claims: Api<PersistentVolumeClaim> = Api::namespaced(client.clone(), namespace);
+    for pod in pods.list(&ListParams::default()).await? {
+        let volumes = pod
+            .spec
+            .iter()
+            .flat_map(|spec| spec.volumes.iter().flatten());
+        for volume in volumes {
+            let template = volume.ephemeral.as_ref();
+            let Some(template) = template.and_then(|e| e.volume_claim_template.as_ref()) else {
+                continue;
+            };
+            let name = format!("{}-{}", pod.name_any(), volume.name);
+            if claims.get_opt(&name).await?.is_some() {
+                continue;
+            }
+            let owner = json!({
+                "apiVersion": "v1", "kind": "Pod", "name": pod.name_any(), "uid": pod.uid(),
+                "controller": true, "blockOwnerDeletion": true,
+            });
+            let claim = json!({
+                "metadata": {"name": name, "ownerReferences": [owner]}, "spec": template.spec,
+            });
+            let claim = serde_json::from_value(claim).expect("a claim");
+            claims.create(&PostParams::default(), &claim).await?;
+        }
+    }
+    Ok(())
 }
 
 async fn bind(client: &Client, namespace: &str) -> kube::Result<()> {
@@ -99,11 +132,12 @@ async fn attach(client: &Client, namespace: &str, node: &str) -> kube::Result<()
     let attachments: Api<VolumeAttachment> = Api::all(client.clone());
     let mut names = BTreeSet::new();
     for pod in pods.list(&ListParams::default()).await? {
+        let of = pod.name_any();
         let volumes = pod.spec.and_then(|spec| spec.volumes).unwrap_or_default();
-        let sources = volumes
-            .into_iter()
-            .filter_map(|v| v.persistent_volume_claim);
-        names.extend(sources.map(|source| source.claim_name));
+        names.extend(volumes.into_iter().filter_map(|v| {
+            let own = v.ephemeral.map(|_| format!("{of}-{}", v.name));
+            own.or(v.persistent_volume_claim.map(|source| source.claim_name))
+        }));
     }
     for name in names {
         let Some(claim) = claims.get_opt(&name).await? else {

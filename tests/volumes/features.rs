@@ -1,23 +1,54 @@
 //! All manifests on one node at the same time, and at the end nothing of them.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
+use std::ops::Deref;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use holdfast_testkit::csi::CsiDriver;
 use nix::sys::stat::{Mode, SFlag, makedev, mknod};
 
 use crate::agent_process::eventually;
 use crate::controllers::Controllers;
 use crate::setup::Cluster;
-use crate::torture::driver;
-use crate::{claims, content, node_local};
+use crate::{claims, content, drivers, node_local, refused};
 
 /// Name of the manifest, and what has to be seen of it.
-pub type Feature = (&'static str, fn(&Cluster));
+pub type Feature = (&'static str, fn(&Scene));
+
+/// The cluster with its drivers.
+pub struct Scene {
+    drivers: BTreeMap<&'static str, Mutex<CsiDriver>>,
+    cluster: Cluster,
+}
+
+impl Deref for Scene {
+    type Target = Cluster;
+
+    fn deref(&self) -> &Cluster {
+        &self.cluster
+    }
+}
+
+impl Scene {
+    /// A driver by what its name begins with; `""` is the one of most manifests.
+    pub fn driver(&self, prefix: &str) -> MutexGuard<'_, CsiDriver> {
+        let driver = &self.drivers[prefix];
+        driver.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
 
 fn features() -> Vec<Feature> {
-    [node_local::FEATURES, content::FEATURES, claims::FEATURES].concat()
+    [
+        node_local::FEATURES,
+        content::FEATURES,
+        claims::FEATURES,
+        drivers::FEATURES,
+        refused::FEATURES,
+    ]
+    .concat()
 }
 
 fn manifests() -> PathBuf {
@@ -44,21 +75,23 @@ fn every_type_and_semantic_of_volumes_is_seen_by_users() {
     chosen.retain(|(name, _)| wanted.is_empty() || wanted.contains(name));
     assert!(!chosen.is_empty(), "no such feature: {wanted:?}");
 
-    let cluster = Cluster::new();
-    furnish(&host(&cluster));
-    let agent = cluster.join();
-    let _controllers = Controllers::start(&cluster);
-    let lives = serde_json::json!(["Persistent", "Ephemeral"]);
-    let spec = serde_json::json!({"podInfoOnMount": true, "volumeLifecycleModes": lives});
-    let csi = driver(&cluster, &driver_name(&cluster), spec);
+    let mut scene = Scene {
+        drivers: BTreeMap::new(),
+        cluster: Cluster::new(),
+    };
+    furnish(&host(&scene));
+    let agent = scene.join();
+    scene.drivers = drivers::start(&scene);
+    let cluster = &scene.cluster;
+    let _controllers = Controllers::start(cluster);
     for (name, _) in &chosen {
         let path = manifests().join(format!("{name}.yaml"));
         let text = fs::read_to_string(path).expect("read a manifest");
-        apply(&cluster, name, &text);
+        apply(cluster, name, &text);
     }
     let mut failed = Vec::new();
     for (name, assertion) in chosen {
-        if catch_unwind(AssertUnwindSafe(|| assertion(&cluster))).is_err() {
+        if catch_unwind(AssertUnwindSafe(|| assertion(&scene))).is_err() {
             let events = cluster.kubectl(&["get", "events", "--sort-by=.lastTimestamp"]);
             let told: Vec<&str> = events.lines().filter(|l| l.contains(name)).collect();
             eprintln!("{name} failed; its events:\n{}", told.join("\n"));
@@ -66,17 +99,17 @@ fn every_type_and_semantic_of_volumes_is_seen_by_users() {
         }
     }
     cluster.kubectl(&["delete", "pods", "--all", "--wait=false"]);
-    eventually("nothing is left of any volume", || left(&cluster));
+    eventually("nothing is left of any volume", || left(cluster));
     agent.kill9();
     assert!(failed.is_empty(), "failed: {failed:?}");
-    assert_eq!(
-        csi.violations(),
-        Vec::<String>::new(),
-        "of the driver's contract"
-    );
-    let truth = csi.truth().expect("what the driver remembers");
-    assert!(truth.is_clean(), "{truth:?}");
-    let kept = fs::read_to_string(host(&cluster).join("dir/inside")).expect("the node's file");
+    for (prefix, driver) in &scene.drivers {
+        let driver = driver.lock().unwrap_or_else(PoisonError::into_inner);
+        let broken = driver.violations();
+        assert_eq!(broken, Vec::<String>::new(), "of driver {prefix:?}");
+        let truth = driver.truth().expect("what the driver remembers");
+        assert!(truth.is_clean(), "{prefix:?}: {truth:?}");
+    }
+    let kept = fs::read_to_string(host(cluster).join("dir/inside")).expect("the node's file");
     assert_eq!(kept, "kept\n", "what a hostPath leads to stays");
 }
 
@@ -85,12 +118,14 @@ pub fn host(cluster: &Cluster) -> PathBuf {
     cluster.dir().join("host")
 }
 
-fn driver_name(cluster: &Cluster) -> String {
+/// Name of the driver of most manifests, and what the names of the others end with.
+pub fn driver_name(cluster: &Cluster) -> String {
     format!("{}.holdfast.io", cluster.namespace)
 }
 
 fn furnish(host: &Path) {
     fs::create_dir_all(host.join("local")).expect("make a directory");
+    fs::create_dir_all(host.join("options")).expect("make a directory");
     fs::write(host.join("local/before"), "of the node\n").expect("write a file");
     let mut disk = b"a disk of the node".to_vec();
     disk.resize(1 << 20, 0);

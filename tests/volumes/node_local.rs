@@ -2,9 +2,8 @@
 
 use std::fs;
 
-use crate::features::{Feature, host};
+use crate::features::{Feature, Scene, host};
 use crate::seen::{deleted, said};
-use crate::setup::Cluster;
 
 pub const FEATURES: &[Feature] = &[
     ("empty-dir-disk", empty_dir_disk),
@@ -16,13 +15,13 @@ pub const FEATURES: &[Feature] = &[
     ("unused", unused),
 ];
 
-fn empty_dir_disk(cluster: &Cluster) {
+fn empty_dir_disk(cluster: &Scene) {
     let parts = ["mode=777", "first=kept", "other=shared"];
     said(cluster, "empty-dir-disk", "main", &parts);
     cluster.wait_pod_phase("empty-dir-disk", "Succeeded");
 }
 
-fn empty_dir_memory(cluster: &Cluster) {
+fn empty_dir_memory(cluster: &Scene) {
     let parts = [
         "type=tmpfs",
         "size=1024k",
@@ -33,7 +32,7 @@ fn empty_dir_memory(cluster: &Cluster) {
     said(cluster, "empty-dir-memory", "main", &parts);
 }
 
-fn host_path_types(cluster: &Cluster) {
+fn host_path_types(cluster: &Scene) {
     let parts = [
         "/at/any is directory,",
         "/at/dir is directory,",
@@ -54,7 +53,7 @@ fn host_path_types(cluster: &Cluster) {
     assert!(host(cluster).join("made/dir/word").exists());
 }
 
-fn host_path_wrong(cluster: &Cluster) {
+fn host_path_wrong(cluster: &Scene) {
     let at = host(cluster);
     for (pod, file, wanted) in [
         ("directory", "file", "directory"),
@@ -85,7 +84,7 @@ fn host_path_wrong(cluster: &Cluster) {
     assert_eq!(kept, "a file of the node\n");
 }
 
-fn fs_group(cluster: &Cluster) {
+fn fs_group(cluster: &Scene) {
     let parts = [
         "groups=1000 2000",
         "/disk 2000",
@@ -98,7 +97,7 @@ fn fs_group(cluster: &Cluster) {
     said(cluster, "fs-group", "main", &parts);
 }
 
-fn read_only_mounts(cluster: &Cluster) {
+fn read_only_mounts(cluster: &Scene) {
     let parts = [
         "read=one-two-kept",
         "disk is read-only",
@@ -110,6 +109,6 @@ fn read_only_mounts(cluster: &Cluster) {
     assert!(!host(cluster).join("dir/new").exists());
 }
 
-fn unused(cluster: &Cluster) {
+fn unused(cluster: &Scene) {
     cluster.wait_pod_phase("unused", "Succeeded");
 }

@@ -472,6 +472,9 @@ impl EnvTest {
         if self.minor <= 20 {
             // Else pods need a secret that the token controller would make.
             gates.push("BoundServiceAccountTokenVolume=true");
+            // Tokens for drivers, and claims that live as long as their pod.
+            gates.push("CSIServiceAccountToken=true");
+            gates.push("GenericEphemeralVolume=true");
         }
         if self.minor <= 22 {
             gates.push("EphemeralContainers=true");
