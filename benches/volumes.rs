@@ -17,7 +17,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures::future::{BoxFuture, join_all};
-use holdfast::core::volumes::{NFS, Remote, Source, VolumeMode};
+use holdfast::core::volumes::{NFS, Remote, Source, Terms, VolumeMode};
 use holdfast::kuberuntime::sources::{Resolved, Sources};
 use holdfast::store::Store;
 use holdfast::types::events::MemoryRecorder;
@@ -164,6 +164,7 @@ fn remote_pod(n: usize) -> (Pod, Sources) {
                 read_only: false,
                 mount_options: Vec::new(),
                 unique_name: None,
+                terms: Terms::default(),
                 source: Source::Nfs(source),
             },
             secrets: BTreeMap::new(),
