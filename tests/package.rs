@@ -642,8 +642,11 @@ fn systemd_runs_the_agent_and_pods_outlive_crash_upgrade_and_removal() {
     machine.run(&["systemctl", "start", "kubelet"]);
     machine.run(&["systemctl", "start", "holdfast"]);
     assert_eq!(machine.property("ActiveState"), "inactive");
-    let journal = machine.journal();
-    assert!(journal.contains("kubelet.service is active"), "{journal}");
+    eventually("it is told why", || {
+        let journal = machine.journal();
+        let told = journal.contains("kubelet.service is active");
+        if told { Ok(()) } else { Err(journal) }
+    });
     machine.run(&["systemctl", "stop", "kubelet"]);
     machine.run(&["systemctl", "start", "holdfast"]);
     assert_eq!(
@@ -809,11 +812,11 @@ fn systemd_hands_the_agent_its_key_as_a_credential() {
     assert!(started, "{said}{}", machine.journal());
     unreadable("1");
     assert!(root.path(made).exists());
-    let journal = machine.journal();
-    assert!(
-        journal.contains("LoadCredential=holdfast.secrets-key:FILE"),
-        "{journal}"
-    );
+    eventually("it is told what is missing", || {
+        let journal = machine.journal();
+        let told = journal.contains("LoadCredential=holdfast.secrets-key:FILE");
+        if told { Ok(()) } else { Err(journal) }
+    });
     let (started, _) = restart(Some(loaded));
     assert!(started);
     unreadable("0");
@@ -822,8 +825,11 @@ fn systemd_hands_the_agent_its_key_as_a_credential() {
     machine.run(&["mv", source, "/root/elsewhere"]);
     let (started, said) = attempt(&mut machine.inside(&["systemctl", "restart", "holdfast"]));
     assert!(!started, "{said}");
-    let journal = machine.journal();
-    assert!(journal.contains("CREDENTIALS"), "{journal}");
+    eventually("it is told why", || {
+        let journal = machine.journal();
+        let told = journal.contains("CREDENTIALS");
+        if told { Ok(()) } else { Err(journal) }
+    });
     machine.run(&["mv", "/root/elsewhere", source]);
     eventually("the agent starts", || {
         match machine.property("ActiveState").as_str() {
