@@ -128,7 +128,10 @@ pub(super) async fn under_way(
     let end = Instant::now() + UNDER_WAY;
     let mut pause = Duration::from_millis(50);
     loop {
-        let status = context.cri.container_status(id).await?;
+        // What became of it is for the next sync to find; why it was not started is known.
+        let Ok(status) = context.cri.container_status(id).await else {
+            return Ok(Err(error));
+        };
         match status.state() {
             v1::ContainerState::ContainerRunning => return Ok(Ok(())),
             v1::ContainerState::ContainerCreated if Instant::now() < end => {}

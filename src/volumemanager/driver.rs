@@ -73,7 +73,9 @@ impl Driving {
             tokio::task::yield_now().await;
             let begun = Instant::now();
             let asked = self.manager.desk().asked;
+            self.manager.operations.look();
             self.manager.round().await;
+            self.manager.operations.looked();
             let took = begun.elapsed();
             {
                 let mut desk = self.manager.desk();
@@ -119,9 +121,8 @@ impl VolumeManager {
         }
     }
 
-    /// Looks, begins and answers, once.
+    /// Looks, begins and answers, once; between `look` and `looked` of the operations.
     async fn round(&self) {
-        self.operations.look();
         let seen = self.store.snapshot();
         let has_devices = seen
             .with_prefix::<VolumeRecord>(keys::DEVICE)

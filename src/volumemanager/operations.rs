@@ -34,8 +34,8 @@ struct Running {
 #[derive(Debug, Default)]
 struct Table {
     running: BTreeMap<String, Running>,
-    /// Keys that were taken at any time since [`Operations::look`].
-    touched: BTreeSet<String>,
+    /// Keys that were taken at any time since [`Operations::look`]; `None` while nobody looks.
+    touched: Option<BTreeSet<String>>,
     failures: BTreeMap<String, Failure>,
     serial: u64,
 }
@@ -107,7 +107,9 @@ impl Operations {
                 free: Arc::clone(&free),
             };
             table.running.insert((*key).to_owned(), running);
-            table.touched.insert((*key).to_owned());
+            if let Some(touched) = &mut table.touched {
+                touched.insert((*key).to_owned());
+            }
         }
         Taken {
             keys: keys.iter().map(|key| (*key).to_owned()).collect(),
@@ -120,12 +122,19 @@ impl Operations {
     /// Begins to note which keys are taken. For the one who looks at what there is, before the looking.
     pub(super) fn look(&self) {
         let mut table = self.table();
-        table.touched = table.running.keys().cloned().collect();
+        table.touched = Some(table.running.keys().cloned().collect());
+    }
+
+    /// Ends what [`Operations::look`] began.
+    pub(super) fn looked(&self) {
+        self.table().touched = None;
     }
 
     /// Keys that are taken, or were since [`Operations::look`]: of these, what was seen may not be so any more.
     pub(super) fn touched(&self) -> BTreeSet<String> {
-        self.table().touched.clone()
+        let table = self.table();
+        let running = || table.running.keys().cloned().collect();
+        table.touched.clone().unwrap_or_else(running)
     }
 
     /// Keys that are taken.
@@ -296,6 +305,12 @@ mod tests {
         assert_eq!(touched(), "bc");
         operations.look();
         assert_eq!(touched(), "");
+        operations.looked();
+        drop(operations.take(&["d"], "x"));
+        let e = operations.take(&["e"], "x").unwrap();
+        assert_eq!(touched(), "e", "nothing is kept for nobody");
+        drop(e);
+        assert_eq!(operations.table().touched, None);
     }
 
     /// A future with a waker of its own.
