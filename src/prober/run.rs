@@ -1,6 +1,7 @@
 //! The task: due times, what waits for its turn, what is under way, results that wait for room.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures::FutureExt as _;
@@ -44,7 +45,7 @@ struct Lane {
 
 struct Task<'a> {
     inner: &'a Inner,
-    handlers: Handlers,
+    handlers: Arc<Handlers>,
     schedule: BTreeSet<(Instant, ProbeId)>,
     due: HashMap<ProbeId, Instant>,
     net: Lane,
@@ -62,7 +63,7 @@ struct Task<'a> {
 pub(super) async fn run(inner: &Inner, token: CancellationToken) {
     let mut task = Task {
         inner,
-        handlers: Handlers::new(inner.context.cri.clone()),
+        handlers: Arc::new(Handlers::new(inner.context.cri.clone())),
         schedule: BTreeSet::new(),
         due: HashMap::new(),
         net: Lane::default(),
@@ -172,7 +173,7 @@ impl Task<'_> {
                 };
                 self.lane(exec).running += 1;
                 let at = self.context().clock.now();
-                let handlers = self.handlers.clone();
+                let handlers = Arc::clone(&self.handlers);
                 let flight = async move {
                     let start = Instant::now();
                     let outcome = handlers.probe(&job).await;

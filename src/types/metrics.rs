@@ -1,12 +1,13 @@
 //! The metrics of the agent, by upstream's names where upstream has them.
 //!
-//! One value, cloned freely (every family is shared inside). Names are registered without the suffixes
+//! One value, cloned freely. Names are registered without the suffixes
 //! that the text format adds (`_total` for counters). What upstream counts under a name without that suffix is a
 //! [`Tally`], so that the name stays upstream's.
 //!
 //! Probes have a registry of their own: they have a series per container, and an endpoint of their own.
 
 use std::fmt;
+use std::ops::Deref;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
@@ -196,12 +197,11 @@ fn storage_histogram() -> Histogram {
 
 macro_rules! metrics {
     ($( $field:ident : $type:ty = $init:expr, $name:literal, $help:literal $(, $unit:expr)? $(=> $to:ident)? ; )+) => {
-        /// Every metric of the agent.
-        #[derive(Clone)]
-        pub struct Metrics {
-            registry: Arc<Registry>,
-            probe_registry: Arc<Registry>,
-            counting: Arc<Mutex<Option<Weak<Count>>>>,
+        /// What [`Metrics`] share.
+        pub struct Series {
+            registry: Registry,
+            probe_registry: Registry,
+            counting: Mutex<Option<Weak<Count>>>,
             $(
                 #[doc = $help]
                 pub $field: $type,
@@ -222,12 +222,12 @@ macro_rules! metrics {
                     let target = metrics!(@registry registry probe_registry $($to)?);
                     metrics!(@register target, $name, $help, $field $(, $unit)?);
                 )+
-                Self {
-                    registry: Arc::new(registry),
-                    probe_registry: Arc::new(probe_registry),
-                    counting: Arc::default(),
+                Self(Arc::new(Series {
+                    registry,
+                    probe_registry,
+                    counting: Mutex::default(),
                     $( $field, )+
-                }
+                }))
             }
         }
     };
@@ -328,6 +328,18 @@ impl fmt::Debug for Metrics {
 
 /// Counts what is only counted when somebody asks.
 pub type Count = dyn Fn() + Send + Sync;
+
+/// Every metric of the agent; cheap to clone, and clones count together.
+#[derive(Clone)]
+pub struct Metrics(Arc<Series>);
+
+impl Deref for Metrics {
+    type Target = Series;
+
+    fn deref(&self) -> &Series {
+        &self.0
+    }
+}
 
 impl Metrics {
     /// Has `count` called before each [`Metrics::encode`], for as long as somebody holds it.

@@ -2,12 +2,13 @@
 
 use std::fs;
 use std::io;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use k8s_openapi::api::core::v1::{EmptyDirVolumeSource, Pod};
 use nix::errno::Errno;
 use nix::mount::MsFlags;
+use nix::sys::statfs::{TMPFS_MAGIC, statfs};
 
 use super::error::{VolumeError, io_error};
 use super::huge_pages::{self, HugePagesError};
@@ -81,7 +82,28 @@ impl Plan {
         }
     }
 
-    /// Whether it is there, by the mount table first. A hostPath is checked once per boot, when it is mounted.
+    /// Whether it is seen to be there without the mount table, which is long on a node with many pods. What is not may be
+    /// there all the same. Upstream: `IsLikelyNotMountPoint`.
+    pub(super) fn is_plainly_set_up(&self) -> bool {
+        match self {
+            Self::Disk { path }
+            | Self::Content {
+                path,
+                medium: Medium::Disk,
+                ..
+            } => fs::symlink_metadata(path).is_ok_and(|m| m.is_dir()),
+            Self::Memory { path, .. } | Self::Content { path, .. } => {
+                let device = |path: &Path| fs::symlink_metadata(path).map(|m| m.dev());
+                let (own, around) = (device(path), path.parent().map(device));
+                matches!((own, around), (Ok(own), Some(Ok(around))) if own != around)
+                    && statfs(path).is_ok_and(|fs| fs.filesystem_type() == TMPFS_MAGIC)
+            }
+            Self::Huge { .. } => false,
+            Self::Host { .. } => true,
+        }
+    }
+
+    /// Whether it is there, by the mount table. A hostPath is checked once per boot, when it is mounted.
     pub(super) fn is_set_up(&self, mounted: &mounts::View) -> bool {
         match self {
             Self::Disk { path }
@@ -89,10 +111,7 @@ impl Plan {
                 path,
                 medium: Medium::Disk,
                 ..
-            } => {
-                mounted.mount_at(path).is_some()
-                    || fs::symlink_metadata(path).is_ok_and(|m| m.is_dir())
-            }
+            } => mounted.mount_at(path).is_some() || self.is_plainly_set_up(),
             Self::Memory { path, .. } | Self::Content { path, .. } => {
                 mounted.mount_at(path).is_some_and(|m| m.fstype == "tmpfs")
             }

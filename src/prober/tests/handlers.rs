@@ -174,6 +174,24 @@ async fn nobody_there_is_a_failure_that_names_the_address() {
     assert_eq!(got, Ok(Raw::Failure(refused)));
 }
 
+#[tokio::test]
+async fn who_does_not_answer_at_once_is_waited_for() {
+    let socket = tokio::net::TcpSocket::new_v4().unwrap();
+    socket.bind("127.0.0.1:0".parse().unwrap()).unwrap();
+    let listener = socket.listen(0).unwrap();
+    let address = listener.local_addr().unwrap();
+    let probe =
+        |seconds: u32| json!({"tcpSocket": {"port": address.port()}, "timeoutSeconds": seconds});
+    assert_eq!(job(probe(1), "127.0.0.1").await, Ok(Raw::Success));
+    // One waits to be accepted, and there is no room for another.
+    let got = job(probe(1), "127.0.0.1").await;
+    let want = format!("dial tcp {address}: i/o timeout");
+    assert_eq!(got, Ok(Raw::Failure(want)));
+    let accepting = async { listener.accept().await.unwrap() };
+    let (got, _) = tokio::join!(job(probe(20), "127.0.0.1"), accepting);
+    assert_eq!(got, Ok(Raw::Success));
+}
+
 /// Makes a probe of a container with the port `web` = 8080.
 async fn job(probe: Value, ip: &str) -> Result<Raw, String> {
     let pod = json!({
