@@ -17,6 +17,7 @@ use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use rustix::fs::{AtFlags, CWD, StatxAttributes, StatxFlags, statx};
 use tokio::sync::Semaphore;
 
 use crate::types::blocking;
@@ -563,8 +564,22 @@ pub(super) fn detach_with_copies(path: &Path) -> io::Result<bool> {
     Ok(true)
 }
 
-/// As [`Table::at`], of the table as it is now.
+/// Whether anything is mounted at `path` itself, by one look at it: the table is long on a node with many pods. `None`
+/// when the kernel does not say (before 5.8), or there is nothing.
+pub(super) fn is_point(path: &Path) -> Option<bool> {
+    let flags = AtFlags::SYMLINK_NOFOLLOW | AtFlags::NO_AUTOMOUNT;
+    let seen = statx(CWD, path, flags, StatxFlags::empty()).ok()?;
+    let says = seen
+        .stx_attributes_mask
+        .contains(StatxAttributes::MOUNT_ROOT);
+    says.then(|| seen.stx_attributes.contains(StatxAttributes::MOUNT_ROOT))
+}
+
+/// As [`Table::at`], of the table as it is now, which is read if there may be something.
 pub(super) fn at(path: &Path) -> io::Result<Option<Mount>> {
+    if is_point(path) == Some(false) {
+        return Ok(None);
+    }
     Ok(Table::read()?.at(path)?.cloned())
 }
 

@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::io;
-use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 use k8s_openapi::api::core::v1::{EmptyDirVolumeSource, Pod};
@@ -93,9 +93,7 @@ impl Plan {
                 ..
             } => fs::symlink_metadata(path).is_ok_and(|m| m.is_dir()),
             Self::Memory { path, .. } | Self::Content { path, .. } => {
-                let device = |path: &Path| fs::symlink_metadata(path).map(|m| m.dev());
-                let (own, around) = (device(path), path.parent().map(device));
-                matches!((own, around), (Ok(own), Some(Ok(around))) if own != around)
+                mounts::is_point(path) == Some(true)
                     && statfs(path).is_ok_and(|fs| fs.filesystem_type() == TMPFS_MAGIC)
             }
             Self::Huge { .. } => false,

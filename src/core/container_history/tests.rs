@@ -341,6 +341,97 @@ fn an_end_belongs_to_the_sandbox_it_was_decided_or_seen_in() {
 }
 
 #[test]
+fn the_newest_that_is_known_has_the_say() {
+    let of = |containers: Vec<ContainerStatus>, record: Option<ContainerRecord>, listed: i64| {
+        let status = runtime(containers);
+        let history = History::of("a", &status, record.as_ref(), at(listed), at(70));
+        let latest = match &history.latest {
+            Latest::NeverRan => "never ran".to_owned(),
+            Latest::Starting => "starting".to_owned(),
+            Latest::Running(c) => format!("running {}", c.attempt),
+            Latest::Unknown(c) => format!("unknown {}", c.attempt),
+            Latest::Exited(e) => format!("exited {}", e.attempt),
+        };
+        let previous = history.previous_exit.as_ref().map(|e| e.attempt);
+        (
+            latest,
+            previous,
+            history.duplicates.len(),
+            history.next_attempt,
+        )
+    };
+    let counted = ContainerRecord {
+        restart_count: 3,
+        ..ContainerRecord::new()
+    };
+    let rows = [
+        (
+            vec![unknown("a", 1), exited("a", 2, 0)],
+            None,
+            60,
+            "exited 2",
+            None,
+            0,
+            3,
+        ),
+        (
+            vec![unknown("a", 2), exited("a", 1, 0)],
+            None,
+            60,
+            "unknown 2",
+            Some(1),
+            0,
+            3,
+        ),
+        (
+            vec![unknown("a", 1), exited("a", 1, 0)],
+            None,
+            60,
+            "unknown 1",
+            Some(1),
+            0,
+            2,
+        ),
+        (
+            vec![exited("a", 1, 0), exited("a", 3, 0)],
+            None,
+            60,
+            "exited 3",
+            Some(1),
+            0,
+            4,
+        ),
+        (
+            vec![running("a", 1), running("a", 2)],
+            None,
+            60,
+            "running 2",
+            None,
+            1,
+            3,
+        ),
+        (
+            vec![running("a", 2), exited("a", 1, 0)],
+            None,
+            60,
+            "running 2",
+            Some(1),
+            0,
+            3,
+        ),
+        (vec![], Some(started("a", 0)), 50, "starting", None, 0, 1),
+        (vec![], Some(started("a", 0)), 60, "exited 0", None, 0, 1),
+        (vec![], Some(counted), 60, "never ran", None, 0, 4),
+        (vec![created("a", 0)], None, 60, "never ran", None, 0, 0),
+    ];
+    for (containers, record, listed, latest, previous, duplicates, next) in rows {
+        let name = format!("{containers:?} {record:?}");
+        let want = (latest.to_owned(), previous, duplicates, next);
+        assert_eq!(of(containers, record, listed), want, "{name}");
+    }
+}
+
+#[test]
 fn a_start_keeps_completed_hooks_of_its_own_container_alone() {
     let mut old = ended("a", 0, 1);
     old.hooks_done = vec!["a-0/postStart".into(), "a-1/postStart".into()];
