@@ -15,6 +15,8 @@
 
 #[path = "support/agent_process.rs"]
 mod agent_process;
+#[path = "cluster/events.rs"]
+mod events;
 #[path = "cluster/figures.rs"]
 mod figures;
 #[path = "cluster/kubectl.rs"]
