@@ -17,6 +17,8 @@
 mod agent_process;
 #[path = "cluster/bare.rs"]
 mod bare;
+#[path = "cluster/events.rs"]
+mod events;
 #[path = "cluster/figures.rs"]
 mod figures;
 #[path = "cluster/kubectl.rs"]

@@ -216,6 +216,7 @@ pub(super) fn forward_events(
         api,
         config.node_name.clone(),
         rate,
+        base.store.clone(),
         Arc::clone(&base.clock),
         base.metrics.clone(),
     );

@@ -24,7 +24,7 @@ use crate::config::{
 use crate::container_logs::{LogRotator, RotationPolicy};
 use crate::core::state::MetaRecord;
 use crate::core::volumes::known::InUse;
-use crate::events::{EventRate, JournalRecorder};
+use crate::events::{self, EventRate, JournalRecorder};
 use crate::eviction::LocalStorage;
 use crate::images::{ImageConfig, ImageManager, VerificationPolicy, run_pruning};
 use crate::kubeletconfig::{AgentConfig, NEVER_ROTATE};
@@ -278,6 +278,11 @@ pub(super) async fn start(
             token,
         )
     });
+    if base.api.is_none()
+        && let Err(error) = events::forget_waiting(&base.store).await
+    {
+        warn!(%error, "events of the time with an API server stay on record until the next start");
+    }
     let cgroups = node::cgroups(config)?;
     if let Err(error) = cgroups.limit_all() {
         warn!(%error, "pods may use what is reserved");

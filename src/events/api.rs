@@ -1,13 +1,15 @@
 //! Events as objects of the API server. Upstream: client-go's event broadcaster and `recordToSink`.
 //!
 //! In: the events that [`super::JournalRecorder`] forwards. Out: `v1.Event` objects, made or counted up. What was
-//! not written yet waits in memory, in the order in which it happened: at most [`QUEUE`] objects, of which the oldest
-//! goes first when there are more; a restart of the agent forgets them (the journal has them). The newest state of an object is written, so
-//! that what repeats during an outage takes one place and one request.
+//! not written yet waits, in the order in which it happened ([`super::queue`]), and is on record, with the name of its
+//! object and with what is needed to count repetitions in it ([`super::keep`]): a later agent goes on where this one
+//! ended, in the same objects. The newest state of an object is written, so that what repeats during an outage takes one
+//! place and one request.
 //!
 //! **Invariant:** recording never waits.
+//! **Invariant:** an event is not told twice, whenever the agent is killed: what is on record is sent again under the
+//! name it had, and one that exists is what it was to become.
 
-use std::collections::{HashSet, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -19,24 +21,24 @@ use serde_json::json;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
-use tracing::{debug, warn};
+use tracing::{debug, info, warn};
 
 use super::EventRate;
-use super::correlate::{Correlator, Key, Told};
+use super::correlate::{Correlator, Told};
+use super::keep::Keeper;
+use super::queue::{Next, Queue, Restored};
+use super::record::{Kept, NODE_NAMESPACE};
 use crate::apiserver::{ApiClient, Failure, Reachability, pause};
+use crate::store::Store;
 use crate::types::metrics::{Metrics, ReasonLabel};
 use crate::types::{Clock, Event, Stamp};
 
-/// Objects that wait to be written.
-const QUEUE: usize = 1000;
 /// First and longest pause after a failure.
 const PAUSE: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
 /// Longest wait for one answer.
 const ANSWER: Duration = Duration::from_secs(30);
 /// `source.component` and `reportingComponent`.
 const COMPONENT: &str = "kubelet";
-/// Namespace of events about the node.
-const NODE_NAMESPACE: &str = "default";
 
 /// An event could not be written.
 #[derive(Debug, thiserror::Error)]
@@ -66,31 +68,48 @@ impl SinkError {
     }
 }
 
-struct Shared {
-    waiting: Mutex<Waiting>,
+/// What those share who take events, tell and keep them.
+pub(super) struct Shared {
+    queue: Mutex<Queue>,
+    /// Something waits.
     woken: Notify,
-    clock: Arc<dyn Clock>,
+    /// Records may differ.
+    pub(super) changed: Notify,
+    pub(super) clock: Arc<dyn Clock>,
     metrics: Metrics,
 }
 
-#[derive(Default)]
-struct Waiting {
-    correlator: Correlator,
-    queue: VecDeque<Key>,
-    queued: HashSet<Key>,
-}
-
 impl Shared {
-    fn lock(&self) -> MutexGuard<'_, Waiting> {
-        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    pub(super) fn lock(&self) -> MutexGuard<'_, Queue> {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn unsent(&self, reason: &str) {
+    fn unsent(&self, reason: &str, count: u64) {
+        if count == 0 {
+            return;
+        }
         let metrics = &self.metrics;
         let label = ReasonLabel {
             reason: reason.to_owned(),
         };
-        metrics.events_unsent.get_or_create(&label).inc();
+        metrics.events_unsent.get_or_create(&label).inc_by(count);
+    }
+
+    /// The oldest had to go.
+    fn dropped(&self, count: u64) {
+        if count == 0 {
+            return;
+        }
+        self.unsent("queue_full", count);
+        let before = self.metrics.events_discarded.inc_by(count);
+        let dropped = before + count;
+        // Told at powers of two.
+        if before.checked_ilog2() != dropped.checked_ilog2() {
+            warn!(
+                dropped,
+                "too many events wait for the API server, the oldest are left out"
+            );
+        }
     }
 }
 
@@ -102,28 +121,14 @@ impl ApiEvents {
     /// Takes one event. Never waits.
     pub(super) fn take(&self, event: Event) {
         let now = self.0.clock.now();
-        let mut reasons = Vec::new();
-        {
-            let mut waiting = self.0.lock();
-            match waiting.correlator.take(event, now) {
-                None => reasons.push("spam"),
-                Some(key) => {
-                    if waiting.queued.insert(key.clone()) {
-                        waiting.queue.push_back(key);
-                    }
-                    while waiting.queue.len() > QUEUE
-                        && let Some(oldest) = waiting.queue.pop_front()
-                    {
-                        waiting.queued.remove(&oldest);
-                        reasons.push("queue_full");
-                    }
-                }
-            }
+        let dropped = self.0.lock().take(event, now);
+        if dropped.spam {
+            self.0.unsent("spam", 1);
+        } else {
+            self.0.woken.notify_one();
+            self.0.changed.notify_one();
         }
-        for reason in reasons {
-            self.0.unsent(reason);
-        }
-        self.0.woken.notify_one();
+        self.0.dropped(dropped.full);
     }
 }
 
@@ -133,27 +138,47 @@ pub struct EventSink {
     api: ApiClient,
     node_name: String,
     rate: EventRate,
+    keeper: Keeper,
 }
 
 /// The two ends of the way to the API server: what takes events, for [`super::JournalRecorder::forward`], and what
-/// writes them.
+/// writes them. What `store` has of an earlier agent comes first.
 pub fn api_events(
     api: ApiClient,
     node_name: impl Into<String>,
     rate: EventRate,
+    store: Store,
     clock: Arc<dyn Clock>,
     metrics: Metrics,
 ) -> (ApiEvents, EventSink) {
+    let node_name = node_name.into();
+    let mut queue = Queue::new(Correlator::new(&*node_name, rand::random()));
+    let mut kept = Kept::read(&store.snapshot());
+    let damaged = std::mem::take(&mut kept.damaged);
+    let restored = queue.restore(kept, clock.now());
+    if restored != Restored::default() {
+        info!(
+            waiting = restored.waiting,
+            too_old = restored.too_old,
+            "events of before the restart are told to the API server"
+        );
+    }
     let shared = Arc::new(Shared {
-        waiting: Mutex::default(),
+        queue: Mutex::new(queue),
         woken: Notify::new(),
+        changed: Notify::new(),
         clock,
         metrics,
     });
+    shared.unsent("too_old", restored.too_old);
+    shared.dropped(restored.full);
+    // What was taken over is looked at first.
+    shared.changed.notify_one();
     let sink = EventSink {
+        keeper: Keeper::new(Arc::clone(&shared), store, damaged),
         shared: Arc::clone(&shared),
         api,
-        node_name: node_name.into(),
+        node_name,
         rate,
     };
     (ApiEvents(shared), sink)
@@ -167,73 +192,93 @@ enum Written {
 }
 
 impl EventSink {
-    /// Writes until `token` is cancelled; what waits then is forgotten.
+    /// Writes until `token` is cancelled; what waits then is on record.
     pub async fn run(self, token: CancellationToken) {
-        tokio::select! {
-            () = token.cancelled() => {}
-            never = self.write() => match never {},
-        }
+        let Self {
+            shared,
+            api,
+            node_name,
+            rate,
+            keeper,
+        } = self;
+        let teller = Teller {
+            shared,
+            api,
+            node_name,
+        };
+        let tell = async {
+            tokio::select! {
+                () = token.cancelled() => {}
+                never = teller.run(rate) => match never {},
+            }
+        };
+        tokio::join!(tell, keeper.run(&token));
     }
+}
 
-    async fn write(&self) -> std::convert::Infallible {
-        let mut bucket = Bucket::new(self.rate);
+/// Tells the API server.
+struct Teller {
+    shared: Arc<Shared>,
+    api: ApiClient,
+    node_name: String,
+}
+
+impl Teller {
+    async fn run(&self, rate: EventRate) -> std::convert::Infallible {
+        let mut bucket = Bucket::new(rate);
         let mut failures = 0_u32;
-        let mut sequence = 0_u32;
+        let mut too_old = 0_u64;
         loop {
-            let next = self.shared.lock().queue.front().cloned();
-            let Some(key) = next else {
-                self.shared.woken.notified().await;
-                continue;
+            let now = self.shared.clock.now();
+            let next = self.shared.lock().next(now);
+            if too_old > 0 && !matches!(next, Next::TooOld) {
+                info!(
+                    events = too_old,
+                    "what happened too long ago is not told to the API server"
+                );
+                self.shared.unsent("too_old", too_old);
+                self.shared.changed.notify_one();
+                too_old = 0;
+            }
+            let key = match next {
+                Next::Object(key) => key,
+                Next::TooOld => {
+                    too_old += 1;
+                    continue;
+                }
+                Next::Nothing => {
+                    self.shared.woken.notified().await;
+                    continue;
+                }
             };
             bucket.wait().await;
-            // From here on a repetition is another change of the object, to be written after this one.
-            let told = {
-                let mut waiting = self.shared.lock();
-                waiting.queued.remove(&key);
-                if waiting.queue.front() == Some(&key) {
-                    waiting.queue.pop_front();
-                }
-                waiting.correlator.told(&key)
-            };
-            let Some(told) = told else {
-                self.shared.unsent("queue_full");
+            let Some(told) = self.shared.lock().begin(&key) else {
                 continue;
             };
-            match self.write_one(&key, &told, sequence).await {
+            let written = self.write_one(&told).await;
+            {
+                let mut queue = self.shared.lock();
+                match &written {
+                    Written::Yes => queue.sent(),
+                    Written::Dropped => queue.refused(),
+                    Written::Later(_) => queue.failed(),
+                }
+            }
+            match written {
                 Written::Yes => {
                     failures = 0;
-                    sequence = sequence.wrapping_add(1);
+                    self.shared.changed.notify_one();
                 }
                 Written::Dropped => {
                     failures = 0;
-                    sequence = sequence.wrapping_add(1);
-                    self.shared.unsent("refused");
+                    self.shared.unsent("refused", 1);
+                    self.shared.changed.notify_one();
                 }
                 Written::Later(error) => {
                     failures = failures.saturating_add(1);
-                    self.put_back(key);
                     self.back_off(failures, &error).await;
                 }
             }
-        }
-    }
-
-    /// Back to where it was, unless there is no room any more.
-    fn put_back(&self, key: Key) {
-        let dropped = {
-            let mut waiting = self.shared.lock();
-            let is_full = waiting.queue.len() >= QUEUE;
-            if is_full {
-                !waiting.queued.contains(&key)
-            } else {
-                if waiting.queued.insert(key.clone()) {
-                    waiting.queue.push_front(key);
-                }
-                false
-            }
-        };
-        if dropped {
-            self.shared.unsent("queue_full");
         }
     }
 
@@ -252,45 +297,41 @@ impl EventSink {
         }
     }
 
-    async fn write_one(&self, key: &Key, told: &Told, sequence: u32) -> Written {
-        let object = self.object(told, sequence);
+    async fn write_one(&self, told: &Told) -> Written {
+        let object = self.object(told);
         let namespace = object.metadata.namespace.clone().unwrap_or_default();
         let api: Api<core::Event> = Api::namespaced(self.api.kube(), &namespace);
-        if let Some(name) = &told.name {
-            let patch = Patch::Strategic(json!({
-                "count": object.count,
-                "lastTimestamp": object.last_timestamp,
-                "message": object.message,
-            }));
-            let parameters = PatchParams::default();
-            let request = api.patch(name, &parameters, &patch);
-            match answer("patch", &namespace, name, request).await {
+        let mut made = told.made;
+        let mut turns = 0;
+        loop {
+            let result = if made {
+                let patch = Patch::Strategic(json!({
+                    "count": object.count,
+                    "lastTimestamp": object.last_timestamp,
+                    "message": object.message,
+                }));
+                let parameters = PatchParams::default();
+                let request = api.patch(&told.name, &parameters, &patch);
+                answer("patch", &namespace, &told.name, request).await
+            } else {
+                let parameters = PostParams::default();
+                let request = api.create(&parameters, &object);
+                answer("create", &namespace, &told.name, request).await
+            };
+            turns += 1;
+            match result.map_err(|error| (error.failure(), error)) {
                 Ok(_) => return Written::Yes,
                 // Events do not live long in the API server: it is made again.
-                Err(error) if error.failure() == Failure::NotFound => {
-                    self.shared.lock().correlator.named(key, None);
-                }
-                Err(error) => return refused_or_later(error),
+                Err((Failure::NotFound, _)) if made && turns < 3 => made = false,
+                // Made by an attempt whose answer got lost, maybe of a former agent; it may be counted up since.
+                Err((Failure::Conflict, _)) if !made && told.count == 1 => return Written::Yes,
+                Err((Failure::Conflict, _)) if !made && turns < 3 => made = true,
+                Err((_, error)) => return refused_or_later(error),
             }
-        }
-        let name = object.metadata.name.clone().unwrap_or_default();
-        let parameters = PostParams::default();
-        let request = api.create(&parameters, &object);
-        match answer("create", &namespace, &name, request).await {
-            Ok(_) => {
-                self.shared.lock().correlator.named(key, Some(name));
-                Written::Yes
-            }
-            // Made by an attempt whose answer got lost.
-            Err(error) if error.failure() == Failure::Conflict => {
-                self.shared.lock().correlator.named(key, Some(name));
-                Written::Yes
-            }
-            Err(error) => refused_or_later(error),
         }
     }
 
-    fn object(&self, told: &Told, sequence: u32) -> core::Event {
+    fn object(&self, told: &Told) -> core::Event {
         let event = &told.event;
         let (namespace, involved) = match &event.pod {
             Some(pod) => (
@@ -316,13 +357,9 @@ impl EventSink {
                 },
             ),
         };
-        let about = involved.name.as_deref().unwrap_or_default();
-        // Unique as well when many events have the same millisecond.
-        let nanoseconds =
-            told.last.wall_ms.saturating_mul(1_000_000) + i64::from(sequence % 1_000_000);
         core::Event {
             metadata: ObjectMeta {
-                name: Some(format!("{about}.{nanoseconds:x}")),
+                name: Some(told.name.clone()),
                 namespace: Some(namespace.to_owned()),
                 ..ObjectMeta::default()
             },

@@ -1,24 +1,29 @@
 //! Layer 4: the event recorder.
 //!
 //! In: [`Event`]s from every layer below. Out: a log line and a journal line for each event that is told, and,
-//! with an API server, its Event object (see [`api_events`], which correlates and bounds on its own). In log and
-//! journal, events that repeat within ten minutes are counted and told at the 1st, 2nd, 4th, 8th, … time; the rate
-//! of what is told is bounded. What is left out is counted (`holdfast_events_discarded_total`), never queued.
+//! with an API server, its Event object (see [`api_events`], which correlates and bounds on its own, and keeps what
+//! waits in table `objects`). In log and journal, events that repeat within ten minutes are counted and told at the 1st,
+//! 2nd, 4th, 8th, … time; the rate of what is told is bounded. What is left out there is counted
+//! (`holdfast_events_discarded_total`), never queued.
 //!
 //! **Invariant:** [`JournalRecorder::record`] never waits: its memory and its time are bounded.
 
 mod aggregate;
 mod api;
 mod correlate;
+mod keep;
+mod queue;
+mod record;
 
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use aggregate::Aggregator;
 pub use aggregate::EventRate;
 pub use api::{ApiEvents, EventSink, api_events};
+pub use record::{KeptEvent, kept_events};
 
-use crate::core::state::Transaction;
-use crate::store::Store;
+use crate::core::state::{ObjectRecord, Transaction};
+use crate::store::{CommitError, Store};
 use crate::types::metrics::Metrics;
 use crate::types::{Clock, Event, EventRecorder, EventType};
 
@@ -135,6 +140,26 @@ impl JournalRecorder {
             Err(poisoned) => poisoned.into_inner().limit(rate),
         }
     }
+}
+
+/// Forgets what waits for an API server, on a node that has none any more.
+///
+/// # Errors
+/// When the store takes no commits.
+pub async fn forget_waiting(store: &Store) -> Result<(), CommitError> {
+    let state = store.snapshot();
+    let prefixes = [record::EVENTS, record::SOURCES];
+    let keys = prefixes.map(|prefix| state.with_prefix::<ObjectRecord>(prefix));
+    let gone = keys
+        .into_iter()
+        .flatten()
+        .fold(Transaction::new(), |gone, (key, _)| {
+            gone.delete::<ObjectRecord>(key)
+        });
+    if !gone.is_empty() {
+        store.commit(gone).await?;
+    }
+    Ok(())
 }
 
 /// Cuts a message at the last whole character that fits.

@@ -1,7 +1,12 @@
-//! How many events are told is what the configuration says.
+//! How many events are told is what the configuration says; what the API server was not told in an outage it is told
+//! afterwards, by whichever agent.
+
+use std::collections::BTreeMap;
 
 use holdfast_testkit::fake_cri::Behaviour;
+use serde_json::Value;
 
+use crate::api_restart::cluster;
 use crate::world::{World, spec};
 
 const PODS: usize = 20;
@@ -38,4 +43,101 @@ async fn events_are_limited_to_the_configured_rate_and_burst() {
         (5..=6 + seconds).contains(&few) && few < all,
         "{few} of {all} events in {seconds} s"
     );
+}
+
+/// Event objects of the API server, by what they are about and what they say.
+fn objects(w: &World) -> BTreeMap<(String, String, String), Vec<Value>> {
+    let mut objects = BTreeMap::<_, Vec<Value>>::new();
+    for object in w.api().list_json("events", "") {
+        let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+        let key = (
+            text(&object["involvedObject"]["name"]),
+            text(&object["reason"]),
+            text(&object["message"]),
+        );
+        objects.entry(key).or_default().push(object);
+    }
+    objects
+}
+
+/// The one object about something, with a reason; null when there is none.
+fn object(w: &World, about: &str, reason: &str) -> Value {
+    let all = objects(w);
+    let mut found = all
+        .iter()
+        .filter(|((name, r, _), _)| name == about && r == reason);
+    found.next().map_or(Value::Null, |(_, all)| all[0].clone())
+}
+
+fn assert_no_event_twice(w: &World) {
+    for (key, all) in objects(w) {
+        assert_eq!(all.len(), 1, "{key:?}: {all:#?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_event_told_during_an_outage_reaches_the_server_after_a_restart() {
+    for reboot in [false, true] {
+        let mut w = cluster(|_, _| Behaviour::RunForever).await;
+        w.start().await;
+        w.joined().await;
+        w.pass(10).await;
+        w.set_api(false);
+        w.manifest("web", &spec("Always", ""));
+        w.until("it runs", 60, |w| w.running("web").len() == 1)
+            .await;
+        w.pass(5).await;
+        assert_eq!(object(&w, "web-sim", "Started"), Value::Null);
+        w.remove_manifest("web");
+        w.until("its end is done", 120, |w| !w.has_record("web"))
+            .await;
+        w.pass(5).await;
+        if reboot {
+            w.reboot().await;
+            w.start().await;
+        } else {
+            w.restart().await;
+        }
+        let restarted = w.began.elapsed().as_secs();
+        w.pass(300).await;
+        // The pod is long gone.
+        w.restart().await;
+        w.set_api(true);
+        w.until("it is told", 60, |w| {
+            object(w, "web-sim", "Killing") != Value::Null
+        })
+        .await;
+        let (started, killed) = (
+            object(&w, "web-sim", "Started"),
+            object(&w, "web-sim", "Killing"),
+        );
+        let time = |event: &Value, field: &str| -> jiff::Timestamp {
+            let text = event[field].as_str().unwrap();
+            text.parse().unwrap()
+        };
+        let first = time(&started, "firstTimestamp");
+        assert_eq!(first, time(&started, "lastTimestamp"));
+        let between = time(&killed, "firstTimestamp").duration_since(first);
+        assert!(between.as_secs() >= 5, "{started} {killed}");
+        assert!(between.as_secs() <= i64::try_from(restarted).unwrap());
+        assert_eq!(started["eventTime"], Value::Null);
+        assert_no_event_twice(&w);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_restart_counts_in_the_event_there_is() {
+    let mut w = cluster(|_, _| Behaviour::RunForever).await;
+    w.start().await;
+    w.joined().await;
+    w.create("web", &spec("Always", ""));
+    w.until("it runs", 60, |w| w.running("web").len() == 1)
+        .await;
+    w.pass(10).await;
+    for starts in [2, 3] {
+        w.restart().await;
+        w.pass(10).await;
+        assert_eq!(object(&w, "sim", "Starting")["count"], starts);
+    }
+    assert_no_event_twice(&w);
 }

@@ -1,9 +1,14 @@
-//! Tables that are read off others: the node object, and the events out of the journal.
+//! Tables that are read off others: the node object, and the events out of the journal, with what the API server knows
+//! of them.
+
+use std::collections::HashMap;
 
 use serde_json::{Value, json};
 
 use super::{PodIndex, Row, rows};
 use crate::core::state::{ObjectRecord, State, Table};
+use crate::events::{KeptEvent, kept_events};
+use crate::types::{Event, EventType, PodUid};
 
 /// How the journal names an event.
 const EVENT: &str = "event ";
@@ -23,28 +28,104 @@ pub(super) fn node(state: &State, index: &PodIndex) -> Vec<Row> {
     vec![row]
 }
 
-/// The events among the lines of the journal, oldest first.
+/// The events among the lines of the journal, oldest first. The newest line of an event has what is on record of its
+/// object in the API server; what is on record and in no line follows.
 pub(super) fn events(state: &State, index: &PodIndex) -> Vec<Row> {
-    let lines = state.journal.iter();
-    lines
+    let kept = kept_events(state);
+    let mut objects: HashMap<_, &KeptEvent> = HashMap::new();
+    for one in &kept {
+        objects.entry(identity(&one.event)).or_insert(one);
+    }
+    let lines = state.journal.iter().rev();
+    let mut rows: Vec<Row> = lines
         .filter_map(|(key, line)| Some((key, &line.record, line.record.what.strip_prefix(EVENT)?)))
         .map(|(key, line, reason)| {
             let mut row = rows::journal(index, key, line);
             row.remove("what");
             row.remove("why");
             let told = Told::read(&line.why);
-            for (field, value) in [
-                ("type", json!(told.kind)),
-                ("reason", json!(reason)),
-                ("container", json!(told.container)),
-                ("message", json!(told.message)),
-                ("count", json!(told.count)),
-            ] {
-                row.insert(field.to_owned(), value);
-            }
+            let uid = line.pod.as_ref().map(PodUid::as_str);
+            let own = objects.remove(&(uid, told.kind, told.container, reason, told.message));
+            fill(&mut row, &told, reason, own.map(object));
             row
         })
-        .collect()
+        .collect();
+    rows.reverse();
+    let mut unlisted: Vec<_> = objects.into_values().collect();
+    unlisted.sort_by_key(|kept| (kept.last.wall_ms, &kept.key));
+    rows.extend(unlisted.into_iter().map(unlisted_row));
+    rows
+}
+
+/// What makes a line of the journal and an Event object the same event: pod, type, container, reason, message.
+type Identity<'a> = (Option<&'a str>, &'a str, Option<&'a str>, &'a str, &'a str);
+
+fn identity(event: &Event) -> Identity<'_> {
+    (
+        event.pod.as_ref().map(|pod| pod.uid.as_str()),
+        kind_name(event.kind),
+        event.container.as_deref(),
+        &event.reason,
+        &event.message,
+    )
+}
+
+/// The fields of an event after those that say where it is from.
+fn fill(row: &mut Row, told: &Told<'_>, reason: &str, api_server: Option<Value>) {
+    for (field, value) in [
+        ("type", json!(told.kind)),
+        ("reason", json!(reason)),
+        ("container", json!(told.container)),
+        ("message", json!(told.message)),
+        ("count", json!(told.count)),
+        ("apiServer", json!(api_server)),
+    ] {
+        row.insert(field.to_owned(), value);
+    }
+}
+
+/// What is on record of an Event object.
+fn object(kept: &KeptEvent) -> Value {
+    json!({
+        "state": if kept.waiting { "Waiting" } else { "Told" },
+        "namespace": kept.namespace,
+        "name": kept.name,
+        "count": kept.count,
+        "first": rows::time(kept.first),
+        "last": rows::time(kept.last),
+    })
+}
+
+/// The row of an event that no line of the journal tells of (any more).
+fn unlisted_row(kept: &KeptEvent) -> Row {
+    let mut row = Row::new();
+    let (event, pod) = (&kept.event, kept.event.pod.as_ref());
+    for (field, value) in [
+        ("key", json!(kept.key)),
+        ("uid", json!(pod.map(|pod| &pod.uid))),
+        ("namespace", json!(pod.map(|pod| &pod.namespace))),
+        ("name", json!(pod.map(|pod| &pod.name))),
+        ("sequence", Value::Null),
+        ("at", rows::time(kept.last)),
+        ("generation", Value::Null),
+    ] {
+        row.insert(field.to_owned(), value);
+    }
+    let told = Told {
+        kind: kind_name(event.kind),
+        container: event.container.as_deref(),
+        message: &event.message,
+        count: kept.count.into(),
+    };
+    fill(&mut row, &told, &event.reason, Some(object(kept)));
+    row
+}
+
+fn kind_name(kind: EventType) -> &'static str {
+    match kind {
+        EventType::Normal => "Normal",
+        EventType::Warning => "Warning",
+    }
 }
 
 /// The text the recorder writes: `Warning web: message (x4)`.

@@ -306,13 +306,17 @@ pub fn changes(before: &State, after: &State, query: &Query) -> Vec<Change> {
                 row,
             });
         }
-        if !matches!(view, View::Table(Table::Journal) | View::Events) {
-            out.extend(old.into_values().map(|row| Change {
-                change: ChangeType::Deleted,
-                table: view.name().to_owned(),
-                row,
-            }));
-        }
+        let is_line = |row: &Row| match view {
+            View::Table(Table::Journal) => true,
+            View::Events => row.get("sequence").is_some_and(Value::is_number),
+            _ => false,
+        };
+        let gone = old.into_values().filter(|row| !is_line(row));
+        out.extend(gone.map(|row| Change {
+            change: ChangeType::Deleted,
+            table: view.name().to_owned(),
+            row,
+        }));
     }
     out
 }

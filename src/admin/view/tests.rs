@@ -458,3 +458,103 @@ fn rows_say_who_confirmed_them_and_events_are_read_off_the_journal() {
         assert!(statuses.iter().all(|by| by == "checkpoint"), "{statuses:?}");
     }
 }
+
+#[test]
+fn events_say_what_the_api_server_knows_and_what_waits() {
+    let record = |reason: &str, message: &str, combined: bool, place: Option<u64>| {
+        ObjectRecord {
+        resource_version: String::new(),
+        encrypted: false,
+        data: serde_json::to_vec(&json!({
+            "name": format!("web.{reason}"),
+            "event": {
+                "pod": {"uid": WEB, "name": "web", "namespace": "default"},
+                "container": "main", "kind": "Warning", "reason": reason, "message": message,
+            },
+            "combined": combined, "count": 3, "first": at(1, 5), "last": at(1, 7), "made": true, "place": place,
+        }))
+        .unwrap(),
+        at: at(1, 7),
+    }
+    };
+    let before = {
+        let mut builder = Builder(state(), 99);
+        for (sequence, why) in [
+            (900, "Warning main: again"),
+            (901, "Warning main: again (x2)"),
+            (902, "Warning main: m9"),
+        ] {
+            builder.put(
+                &journal_key(sequence),
+                JournalRecord {
+                    at: at(1, 6),
+                    generation: 1,
+                    pod: Some(PodUid::new(WEB)),
+                    what: "event BackOff".to_owned(),
+                    why: why.to_owned(),
+                },
+            );
+        }
+        builder.put("events/default/1", record("BackOff", "again", false, None));
+        let combined = "(combined from similar events): m9";
+        builder.put(
+            "events/default/2",
+            record("BackOff", combined, true, Some(7)),
+        );
+        builder.put("events/default/3", record("Failed", "why", false, Some(8)));
+        let mut damaged = record("Failed", "", false, None);
+        damaged.data.truncate(20);
+        builder.put("events/default/4", damaged);
+        builder.0
+    };
+    let dump = dump(
+        &before,
+        Vec::new(),
+        &query(&[View::Events], Selector::default()),
+    );
+    let dump = dump.unwrap();
+    let rows: Vec<_> = dump.rows(View::Events).collect();
+    let rows: Vec<_> = rows[rows.len() - 4..]
+        .iter()
+        .map(|row| {
+            let object = &row["apiServer"];
+            [
+                &row["message"],
+                &object["state"],
+                &object["name"],
+                &row["uid"],
+                &row["name"],
+            ]
+            .map(|value| value.as_str().unwrap_or_default().to_owned())
+        })
+        .collect();
+    assert_eq!(
+        rows,
+        [
+            ["again", "", "", WEB, "web"],
+            ["again", "Told", "web.BackOff", WEB, "web"],
+            ["m9", "Waiting", "web.BackOff", WEB, "web"],
+            ["why", "Waiting", "web.Failed", WEB, "web"],
+        ]
+    );
+    // What was no line of the journal is said to be gone when it goes.
+    let mut after = Builder(before.clone(), 200);
+    for key in ["events/default/2", "events/default/3"] {
+        let table = Table::Objects;
+        let key = key.into();
+        after.0.apply(&Mutation::Delete { table, key }, 201);
+    }
+    let told = changes(
+        &before,
+        &after.0,
+        &query(&[View::Events], Selector::default()),
+    );
+    let told: Vec<_> = told
+        .iter()
+        .map(|c| (c.change, c.row["message"].as_str().unwrap_or_default()))
+        .collect();
+    assert_eq!(
+        told,
+        [(ChangeType::Modified, "m9"), (ChangeType::Deleted, "why")]
+    );
+}

@@ -92,9 +92,11 @@ pub(super) fn columns(view: View, with_wide: bool) -> Vec<Column> {
             column("LAST-SEEN", "at", Age),
             column("TYPE", "type", Text),
             column("REASON", "reason", Text),
+            column("API-SERVER", "apiServer.state", Text),
             column("MESSAGE", "message", Text),
             wide("CONTAINER", "container", Text),
             wide("COUNT", "count", Text),
+            wide("OBJECT", "apiServer.name", Text),
             UID,
         ],
         View::Table(Table::Meta) => &[

@@ -33,6 +33,7 @@ impl Rig {
             api.client.clone(),
             "n1",
             rate,
+            Store::in_memory(Arc::clone(&clock) as Arc<dyn Clock>),
             Arc::clone(&clock) as Arc<dyn Clock>,
             metrics.clone(),
         );
@@ -120,7 +121,7 @@ async fn an_event_is_made_once_and_counted_after() {
             .name
             .as_ref()
             .unwrap()
-            .starts_with("web.17979cfe362a0000"),
+            .starts_with("web.17979cfe36"),
         "{told:?}"
     );
     assert_eq!(told.count, Some(2));

@@ -1,0 +1,230 @@
+//! Keeps table `objects` in step with the queue of events.
+//!
+//! In: what the queue says may differ. Out: relaxed commits, each of all that has changed within [`SETTLE`]: what is
+//! told at once is written once, with the object's name in the API server, and what is only counted is not written at
+//! all. Records go a while after they were told, when nothing is counted in them any more; a node on which nothing
+//! happens writes nothing.
+//!
+//! One task writes all of it, and what a record should be is looked up when it is written, so none overtakes another.
+
+use std::collections::{BTreeMap, HashSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+use tracing::{debug, error};
+
+use super::api::Shared;
+use super::correlate::Key;
+use super::record::{room_key, told_key};
+use crate::core::state::{ObjectRecord, State, Transaction};
+use crate::store::{CommitError, Store};
+use crate::types::PodRef;
+
+/// How long changes are collected.
+const SETTLE: Duration = Duration::from_millis(100);
+/// How often it is looked for what is not worth keeping any more.
+const SWEEP: Duration = Duration::from_secs(60);
+/// Pause after a commit that failed.
+const PAUSE: Duration = Duration::from_secs(1);
+/// Most objects, and most pods, of one commit.
+const BATCH: usize = 256;
+/// Most objects that are kept for what is counted in them, and most pods that are kept for what they have caused.
+const KEPT: usize = 512;
+
+/// Writes what is to be remembered.
+pub(super) struct Keeper {
+    shared: Arc<Shared>,
+    store: Store,
+    /// Of these there are records.
+    told: HashSet<Key>,
+    rooms: HashSet<Option<PodRef>>,
+    /// Records that say nothing.
+    damaged: Vec<String>,
+}
+
+/// What one commit writes.
+#[derive(Default)]
+struct Batch {
+    transaction: Transaction,
+    keys: Vec<Key>,
+    pods: Vec<Option<PodRef>>,
+    damaged: Vec<String>,
+}
+
+impl Keeper {
+    pub(super) fn new(shared: Arc<Shared>, store: Store, damaged: Vec<String>) -> Self {
+        Self {
+            shared,
+            store,
+            told: HashSet::new(),
+            rooms: HashSet::new(),
+            damaged,
+        }
+    }
+
+    /// Runs until `token` is cancelled; then writes what is left.
+    pub(super) async fn run(mut self, token: &CancellationToken) {
+        let mut sweep = Instant::now() + SWEEP;
+        loop {
+            let is_kept = !self.told.is_empty() || !self.rooms.is_empty();
+            let pause = tokio::select! {
+                () = token.cancelled() => break,
+                // Cancel-safe: a permit that was taken leads to a look at every mark.
+                () = self.shared.changed.notified() => SETTLE,
+                () = tokio::time::sleep_until(sweep), if is_kept => Duration::ZERO,
+            };
+            tokio::select! {
+                () = token.cancelled() => break,
+                () = tokio::time::sleep(pause) => {}
+            }
+            let now = Instant::now();
+            if now >= sweep {
+                self.sweep();
+                sweep = now + SWEEP;
+            }
+            if !self.flush().await {
+                tokio::select! {
+                    () = token.cancelled() => break,
+                    () = tokio::time::sleep(PAUSE) => {}
+                }
+                self.shared.changed.notify_one();
+            }
+        }
+        self.flush().await;
+    }
+
+    /// Marks what is not worth keeping any more.
+    fn sweep(&self) {
+        let now = self.shared.clock.now();
+        let mut queue = self.shared.lock();
+        let memory = queue.memory();
+        let told = self.told.iter();
+        let over: Vec<_> = told
+            .filter(|key| memory.record(key, now).is_none())
+            .cloned()
+            .collect();
+        let rooms = self.rooms.iter();
+        let full: Vec<_> = rooms
+            .filter(|pod| memory.room(pod, now).is_none())
+            .cloned()
+            .collect();
+        queue.mark(over, full);
+    }
+
+    /// Writes what was marked. False when the store refuses; what is left stays marked.
+    async fn flush(&mut self) -> bool {
+        loop {
+            let batch = self.batch();
+            let is_last = batch.keys.len() < BATCH && batch.pods.len() < BATCH;
+            if !batch.transaction.is_empty() {
+                match self.store.commit(batch.transaction).await {
+                    Ok(_) => {}
+                    // Never for what is built here, and no better the next time.
+                    Err(why @ (CommitError::Invalid { .. } | CommitError::Stale { .. })) => {
+                        error!(error = %why, "events cannot be recorded");
+                    }
+                    Err(CommitError::Closed) => return true,
+                    Err(why @ (CommitError::Unavailable { .. } | CommitError::Unknown { .. })) => {
+                        // The store itself logs its troubles.
+                        debug!(error = %why, "events are recorded later");
+                        self.damaged.extend(batch.damaged);
+                        self.shared.lock().mark(batch.keys, batch.pods);
+                        return false;
+                    }
+                }
+            }
+            if is_last {
+                return true;
+            }
+        }
+    }
+
+    /// What is to be written next, and what is on record then.
+    fn batch(&mut self) -> Batch {
+        let now = self.shared.clock.now();
+        let state = self.store.snapshot();
+        let mut queue = self.shared.lock();
+        let mut batch = Batch {
+            keys: queue.take_changed(BATCH),
+            pods: queue.take_spent(BATCH),
+            damaged: std::mem::take(&mut self.damaged),
+            ..Batch::default()
+        };
+        let memory = queue.memory();
+        let mut writes = Writes::default();
+        for key in &batch.damaged {
+            writes.set(key, None);
+        }
+        // What is made of texts and numbers always is JSON.
+        for key in &batch.keys {
+            let record = memory.record(key, now).and_then(|r| r.object().ok());
+            match record.is_some() {
+                true => self.told.insert(key.clone()),
+                false => self.told.remove(key),
+            };
+            writes.set(&told_key(key), record);
+        }
+        for pod in &batch.pods {
+            let record = memory.room(pod, now).and_then(|r| r.object().ok());
+            match record.is_some() {
+                true => self.rooms.insert(pod.clone()),
+                false => self.rooms.remove(pod),
+            };
+            writes.set(&room_key(pod), record);
+        }
+        let counting = self.told.iter().filter_map(|key| {
+            let told = memory.told(key)?;
+            told.place.is_none().then_some((told.last.wall_ms, key))
+        });
+        for key in surplus(counting) {
+            writes.set(&told_key(&key), None);
+            self.told.remove(&key);
+        }
+        let pods = self.rooms.iter();
+        let pods = pods.filter_map(|pod| Some((memory.room(pod, now)?.at.wall_ms, pod)));
+        for pod in surplus(pods) {
+            writes.set(&room_key(&pod), None);
+            self.rooms.remove(&pod);
+        }
+        batch.transaction = writes.transaction(&state);
+        batch
+    }
+}
+
+/// What records should be; the last word counts.
+#[derive(Default)]
+struct Writes(BTreeMap<String, Option<ObjectRecord>>);
+
+impl Writes {
+    fn set(&mut self, key: &str, record: Option<ObjectRecord>) {
+        self.0.insert(key.to_owned(), record);
+    }
+
+    /// Of what is not so already.
+    fn transaction(self, state: &State) -> Transaction {
+        let differ = self
+            .0
+            .into_iter()
+            .filter(|(key, record)| state.record::<ObjectRecord>(key) != record.as_ref());
+        differ.fold(Transaction::new(), |all, (key, record)| match record {
+            Some(record) => all.put(key, record),
+            None => all.delete::<ObjectRecord>(key),
+        })
+    }
+}
+
+/// The oldest of those that are more than [`KEPT`].
+fn surplus<'a, K: Clone + 'a>(all: impl Iterator<Item = (i64, &'a K)>) -> Vec<K> {
+    let mut all: Vec<_> = all.collect();
+    let Some(more) = all.len().checked_sub(KEPT).filter(|more| *more > 0) else {
+        return Vec::new();
+    };
+    all.sort_by_key(|(last, _)| *last);
+    all.truncate(more);
+    all.into_iter().map(|(_, key)| key.clone()).collect()
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,237 @@
+//! What is kept of Event objects across restarts, in table `objects`: `events/<namespace>/<hash>` an object that waits
+//! to be written, or in which the API server counts repetitions; `eventsources/<namespace>/<hash>` how many more a pod
+//! (or the node) may cause. JSON, with nothing in it but what the event itself says. No part of a key is a pod's UID:
+//! what happened to a pod is told after the pod is gone, too.
+
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+
+use super::correlate::{COMBINED, Key, Told};
+use crate::core::state::{ObjectRecord, State};
+use crate::types::{Event, PodRef, Stamp};
+
+/// Begin of the keys of Event objects.
+pub(super) const EVENTS: &str = "events/";
+/// Begin of the keys of how many events there may be.
+pub(super) const SOURCES: &str = "eventsources/";
+/// Namespace of events about the node.
+pub(super) const NODE_NAMESPACE: &str = "default";
+
+/// An Event object.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct ToldRecord {
+    /// Name of the object in the API server.
+    name: String,
+    event: Event,
+    /// Whether it stands for similar ones.
+    combined: bool,
+    count: u32,
+    first: Stamp,
+    last: Stamp,
+    /// Whether the API server has it.
+    made: bool,
+    /// Its place among those that wait; `null` when the API server knows all of it.
+    place: Option<u64>,
+}
+
+impl ToldRecord {
+    pub(super) fn new(key: &Key, told: &Told) -> Self {
+        Self {
+            name: told.name.clone(),
+            event: told.event.clone(),
+            combined: key.is_combined(),
+            count: told.count,
+            first: told.first,
+            last: told.last,
+            made: told.made,
+            place: told.place,
+        }
+    }
+
+    pub(super) fn is_waiting(&self) -> bool {
+        self.place.is_some()
+    }
+
+    pub(super) fn last(&self) -> Stamp {
+        self.last
+    }
+
+    /// The record for the store.
+    pub(super) fn object(&self) -> Result<ObjectRecord, serde_json::Error> {
+        object(self, self.last)
+    }
+
+    pub(super) fn into_told(self) -> (Key, Told) {
+        let key = self.key();
+        let told = Told {
+            event: self.event,
+            count: self.count,
+            first: self.first,
+            last: self.last,
+            name: self.name,
+            made: self.made,
+            place: self.place,
+        };
+        (key, told)
+    }
+
+    fn key(&self) -> Key {
+        match self.combined {
+            true => Key::combined(&self.event),
+            false => Key::of(&self.event),
+        }
+    }
+}
+
+/// How many more events a pod, or the node, may cause.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(super) struct RoomRecord {
+    /// `None` for the node.
+    pub(super) pod: Option<PodRef>,
+    pub(super) tokens: f64,
+    pub(super) at: Stamp,
+}
+
+impl RoomRecord {
+    /// The record for the store.
+    pub(super) fn object(&self) -> Result<ObjectRecord, serde_json::Error> {
+        object(self, self.at)
+    }
+}
+
+fn object<T: Serialize>(value: &T, at: Stamp) -> Result<ObjectRecord, serde_json::Error> {
+    Ok(ObjectRecord {
+        resource_version: String::new(),
+        encrypted: false,
+        data: serde_json::to_vec(value)?,
+        at,
+    })
+}
+
+/// Where an Event object is on record.
+pub(super) fn told_key(key: &Key) -> String {
+    place_of(EVENTS, key.pod.as_ref(), key)
+}
+
+/// Where it is on record how many events a pod may cause.
+pub(super) fn room_key(pod: &Option<PodRef>) -> String {
+    place_of(SOURCES, pod.as_ref(), pod)
+}
+
+fn place_of(prefix: &str, pod: Option<&PodRef>, of: &impl Serialize) -> String {
+    let namespace = pod.map_or(NODE_NAMESPACE, |pod| &pod.namespace);
+    // What is made of strings and choices always is JSON.
+    let text = serde_json::to_vec(of).unwrap_or_default();
+    let hash = Sha256::digest(text);
+    let name: String = hash[..16].iter().map(|b| format!("{b:02x}")).collect();
+    format!("{prefix}{namespace}/{name}")
+}
+
+/// Everything that was kept.
+#[derive(Debug, Default)]
+pub(super) struct Kept {
+    /// Event objects, in no order.
+    pub(super) told: Vec<ToldRecord>,
+    pub(super) rooms: Vec<RoomRecord>,
+    /// Keys of records that say nothing.
+    pub(super) damaged: Vec<String>,
+}
+
+impl Kept {
+    /// Reads what is on record. What is damaged is told and left out.
+    pub(super) fn read(state: &State) -> Self {
+        let mut kept = Self::default();
+        for (key, record) in state.with_prefix::<ObjectRecord>(EVENTS) {
+            let whole = |told: &ToldRecord| told_key(&told.key()) == **key;
+            match parse(record, whole) {
+                Ok(told) => kept.told.push(told),
+                Err(why) => kept.damaged(key, &why),
+            }
+        }
+        for (key, record) in state.with_prefix::<ObjectRecord>(SOURCES) {
+            let whole = |room: &RoomRecord| room_key(&room.pod) == **key;
+            match parse(record, whole) {
+                Ok(room) => kept.rooms.push(room),
+                Err(why) => kept.damaged(key, &why),
+            }
+        }
+        kept
+    }
+
+    fn damaged(&mut self, key: &str, why: &str) {
+        tracing::warn!(
+            key,
+            why,
+            "a record of an event cannot be read, it is left out"
+        );
+        self.damaged.push(key.to_owned());
+    }
+}
+
+fn parse<T: DeserializeOwned>(
+    record: &ObjectRecord,
+    whole: impl Fn(&T) -> bool,
+) -> Result<T, String> {
+    let value = serde_json::from_slice(&record.data).map_err(|error| error.to_string())?;
+    match whole(&value) {
+        true => Ok(value),
+        false => Err("it is another one's".to_owned()),
+    }
+}
+
+/// An Event object that is on record, for those who look.
+#[derive(Clone, Debug, PartialEq)]
+pub struct KeptEvent {
+    /// Key of the record.
+    pub key: String,
+    /// What it says; of combined ones the newest, without the words that say that it is combined.
+    pub event: Event,
+    /// Namespace of the object in the API server.
+    pub namespace: String,
+    /// Name of the object in the API server.
+    pub name: String,
+    /// How often it happened, as of the record.
+    pub count: u32,
+    /// The first time.
+    pub first: Stamp,
+    /// The last time, as of the record.
+    pub last: Stamp,
+    /// Whether the API server is still to be told.
+    pub waiting: bool,
+}
+
+/// The Event objects on record; those that wait first, in the order in which they are told.
+pub fn kept_events(state: &State) -> Vec<KeptEvent> {
+    let records = state.with_prefix::<ObjectRecord>(EVENTS);
+    let mut found: Vec<_> = records
+        .filter_map(|(key, record)| {
+            let told: ToldRecord = serde_json::from_slice(&record.data).ok()?;
+            Some((key.to_string(), told))
+        })
+        .collect();
+    found.sort_by_key(|(_, told)| (told.place.is_none(), told.place, told.last.wall_ms));
+    found
+        .into_iter()
+        .map(|(key, told)| {
+            let waiting = told.is_waiting();
+            let mut event = told.event;
+            if let Some(own) = event.message.strip_prefix(COMBINED) {
+                event.message = own.to_owned();
+            }
+            let pod = event.pod.as_ref();
+            let namespace = pod.map_or(NODE_NAMESPACE, |pod| &pod.namespace).to_owned();
+            KeptEvent {
+                key,
+                namespace,
+                name: told.name,
+                count: told.count,
+                first: told.first,
+                last: told.last,
+                waiting,
+                event,
+            }
+        })
+        .collect()
+}
