@@ -323,13 +323,20 @@ pub(super) fn explain(error: &(dyn StdError + 'static), names: &str, now: i64) -
         }
         cause = error.source();
     }
-    let hint = if text.contains("UnknownIssuer") || text.contains("BadSignature") {
+    // As rustls words its errors; some of them with the cause, some with their name.
+    let says = |words: &[&str]| words.iter().any(|word| text.contains(word));
+    let hint = if says(&["UnknownIssuer", "BadSignature"]) {
         "the server's certificate is not signed by the certificate-authority of the kubeconfig; take the one of this cluster"
-    } else if text.contains("NotValidForName") {
+    } else if says(&["NotValidForName", "certificate not valid for name"]) {
         "the server's certificate is not for this address; use another server: or give tls-server-name"
-    } else if text.contains("NotValidYet") || text.contains("Expired") {
+    } else if says(&[
+        "NotValidYet",
+        "certificate not valid yet",
+        "Expired",
+        "certificate expired",
+    ]) {
         "a certificate is out of its time; renew it, or set this machine's clock"
-    } else if text.contains("AlertReceived") || text.contains("received fatal alert") {
+    } else if says(&["AlertReceived", "received fatal alert"]) {
         "the server does not accept the node's certificate; is it from this cluster and still good?"
     } else {
         return text;
@@ -408,6 +415,63 @@ mod tests {
         ] {
             assert_eq!(resource(path), name, "{path}");
         }
+    }
+
+    #[test]
+    fn what_is_wrong_with_a_certificate_is_told_with_the_way_out() {
+        use rustls::pki_types::{ServerName, UnixTime};
+        use rustls::{AlertDescription, CertificateError};
+        let at = |seconds| UnixTime::since_unix_epoch(Duration::from_secs(seconds));
+        let certificate = rustls::Error::InvalidCertificate;
+        for (error, says) in [
+            (
+                certificate(CertificateError::UnknownIssuer),
+                "certificate-authority",
+            ),
+            (
+                certificate(CertificateError::BadSignature),
+                "certificate-authority",
+            ),
+            (
+                certificate(CertificateError::NotValidForNameContext {
+                    expected: ServerName::try_from("api").unwrap(),
+                    presented: Vec::new(),
+                }),
+                "tls-server-name",
+            ),
+            (
+                certificate(CertificateError::NotValidForName),
+                "tls-server-name",
+            ),
+            (
+                certificate(CertificateError::ExpiredContext {
+                    time: at(2),
+                    not_after: at(1),
+                }),
+                "this machine's clock",
+            ),
+            (
+                certificate(CertificateError::NotValidYetContext {
+                    time: at(1),
+                    not_before: at(2),
+                }),
+                "this machine's clock",
+            ),
+            (
+                rustls::Error::AlertReceived(AlertDescription::CertificateExpired),
+                "this machine's clock",
+            ),
+            (
+                rustls::Error::AlertReceived(AlertDescription::UnknownCA),
+                "the node's certificate",
+            ),
+        ] {
+            let told = explain(&error, "the-kubeconfig", 0);
+            assert!(told.contains(says), "{told}");
+            assert!(told.contains("the-kubeconfig; now 1970"), "{told}");
+        }
+        let other = std::io::Error::other("a cable");
+        assert_eq!(explain(&other, "the-kubeconfig", 0), "a cable");
     }
 
     #[test]
