@@ -9,18 +9,22 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
+use arc_swap::ArcSwapOption;
 use futures::future::BoxFuture;
 use hyper::body::{Body as HttpBody, Bytes, Frame, Incoming, SizeHint};
-use hyper::http::{Request, Response, Uri};
+use hyper::http::header::AUTHORIZATION;
+use hyper::http::{HeaderValue, Request, Response, Uri};
 use hyper::rt::{Read, Write};
 use hyper_util::client::legacy::Client as HttpClient;
-use hyper_util::client::legacy::connect::proxy::{SocksV5, Tunnel};
 use hyper_util::client::legacy::connect::{Connection, HttpConnector};
 use hyper_util::rt::{TokioExecutor, TokioTimer};
 use kube::client::{Body, ClientBuilder, ConfigExt};
 use tokio::time::{Instant, Sleep};
 use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 use tower::{BoxError, Service};
+
+use super::kubeconfig::Loaded;
+use super::tunnel::Dialer;
 
 /// Streams of one connection that watches may take; servers allow 100 or more.
 const WATCHES_PER_CONNECTION: usize = 80;
@@ -33,15 +37,21 @@ const BODY_TIMEOUT: Duration = Duration::from_secs(30);
 /// How long a watch lasts when the request does not say.
 const WATCH_TIMEOUT: Duration = Duration::from_secs(600);
 
-/// Builds the client for `config`. May block: an exec plugin is run. What it has in flight fails when `closed` is
+/// The header with the token of the moment, which can be exchanged while requests go on; empty when the credentials
+/// are others.
+pub(super) type Bearer = Arc<ArcSwapOption<HeaderValue>>;
+
+/// Builds the client for `loaded`, which takes its token from `bearer`. What it has in flight fails when `closed` is
 /// cancelled.
 ///
 /// # Errors
-/// When the certificates, the proxy or the plugin cannot be used.
+/// When the certificates or keys cannot be used.
 pub(super) fn build(
-    config: &kube::Config,
+    loaded: &Loaded,
+    bearer: &Bearer,
     closed: &CancellationToken,
 ) -> Result<kube::Client, kube::Error> {
+    let config = &loaded.config;
     let mut tcp = HttpConnector::new();
     tcp.enforce_http(false);
     tcp.set_nodelay(true);
@@ -50,68 +60,8 @@ pub(super) fn build(
     tcp.set_keepalive_interval(Some(PING_TIMEOUT / 3));
     tcp.set_keepalive_retries(Some(3));
     tcp.set_tcp_user_timeout(Some(PING_INTERVAL + PING_TIMEOUT));
-    let Some(proxy) = config.proxy_url.clone() else {
-        return with_connector(config, tcp, closed);
-    };
-    let credentials = proxy
-        .authority()
-        .and_then(|authority| authority.as_str().rsplit_once('@'))
-        .map(|(user, _)| user.to_owned());
-    match proxy.scheme_str() {
-        Some("socks5") => {
-            let mut socks = SocksV5::new(proxy, tcp);
-            if let Some(credentials) = credentials {
-                let (user, pass) = credentials.split_once(':').unwrap_or((&credentials, ""));
-                socks = socks.with_auth(decoded(user), decoded(pass));
-            }
-            with_connector(config, socks, closed)
-        }
-        Some("http") => {
-            let tunnel = tunnel(proxy, tcp, credentials.as_deref());
-            with_connector(config, tunnel, closed)
-        }
-        Some("https") => {
-            let tls = config.rustls_https_connector_with_connector(tcp)?;
-            let tunnel = tunnel(proxy, tls, credentials.as_deref());
-            with_connector(config, tunnel, closed)
-        }
-        _ => Err(kube::Error::ProxyProtocolUnsupported {
-            proxy_url: Box::new(proxy),
-        }),
-    }
-}
-
-fn tunnel<C>(proxy: Uri, connector: C, credentials: Option<&str>) -> Tunnel<C> {
-    use base64::Engine as _;
-    let tunnel = Tunnel::new(proxy, connector);
-    let header = credentials.map(|credentials| {
-        let plain = base64::engine::general_purpose::STANDARD.encode(decoded(credentials));
-        hyper::http::HeaderValue::from_str(&format!("Basic {plain}"))
-    });
-    match header {
-        Some(Ok(header)) => tunnel.with_auth(header),
-        _ => tunnel,
-    }
-}
-
-/// Without percent escapes.
-fn decoded(text: &str) -> String {
-    let pair = format!("x={}", text.replace('+', "%2B"));
-    let decoded = form_urlencoded::parse(pair.as_bytes()).next();
-    decoded.map_or_else(|| text.to_owned(), |(_, value)| value.into_owned())
-}
-
-fn with_connector<C>(
-    config: &kube::Config,
-    connector: C,
-    closed: &CancellationToken,
-) -> Result<kube::Client, kube::Error>
-where
-    C: Service<Uri> + Clone + Send + Sync + 'static,
-    C::Response: Connection + Read + Write + Send + Unpin + 'static,
-    C::Future: Send + 'static,
-    C::Error: Into<BoxError>,
-{
+    // As upstream, a proxy is trusted as the server is; its name is its own, whatever tls-server-name says.
+    let dialer = Dialer::new(tcp, loaded.proxy.clone(), || config.rustls_client_config())?;
     let mut tls = config.rustls_client_config()?;
     // The builder writes what it offers here itself.
     tls.alpn_protocols.clear();
@@ -126,7 +76,7 @@ where
         builder =
             builder.with_server_name_resolver(hyper_rustls::FixedServerNameResolver::new(name));
     }
-    let connector = builder.enable_all_versions().wrap_connector(connector);
+    let connector = builder.enable_all_versions().wrap_connector(dialer);
     let make = move || {
         HttpClient::builder(TokioExecutor::new())
             .timer(TokioTimer::new())
@@ -140,6 +90,7 @@ where
         main: make(),
         watches: Arc::default(),
         make: Arc::new(make),
+        bearer: bearer.clone(),
         closed: closed.clone(),
     };
     let stack = ClientBuilder::new(lanes, config.default_namespace.clone())
@@ -206,6 +157,7 @@ struct Lanes<C> {
     main: HttpClient<C, Body>,
     watches: Arc<Mutex<Vec<Lane<C>>>>,
     make: Arc<dyn Fn() -> HttpClient<C, Body> + Send + Sync>,
+    bearer: Bearer,
     closed: CancellationToken,
 }
 
@@ -242,7 +194,11 @@ where
         Poll::Ready(Ok(()))
     }
 
-    fn call(&mut self, request: Request<Body>) -> Self::Future {
+    fn call(&mut self, mut request: Request<Body>) -> Self::Future {
+        if let Some(bearer) = self.bearer.load().as_deref() {
+            let headers = request.headers_mut();
+            headers.insert(AUTHORIZATION, bearer.clone());
+        }
         let query = request.uri().query().unwrap_or_default();
         let (client, seat, patience) = match watch_timeout(query) {
             Some(patience) => {

@@ -9,16 +9,23 @@ use rand::Rng;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
+use super::connector::Bearer;
 use super::csr;
 use super::failure::pause;
 use super::kubeconfig::{Life, Loaded, Seen, date, fingerprint, load};
+use super::plugin::{Given, Identity};
 use super::transport::{Transport, explain};
+use super::turns::Turns;
 use super::{ApiError, ApiSettings, connector};
 use crate::types::blocking;
+use crate::types::pace::Pace;
 use crate::types::time::Clock;
 
 /// How often the files are looked at.
 const LOOK: Duration = Duration::from_secs(10);
+
+/// What is told at a pace of its own.
+const PLUGIN: &str = "exec plugin";
 
 /// Between two attempts that the server has answered with a no.
 const AGAIN: (Duration, Duration) = (Duration::from_secs(10), Duration::from_secs(600));
@@ -31,8 +38,18 @@ pub struct Credentials {
     clock: Arc<dyn Clock>,
     loaded: Option<Loaded>,
     seen: Seen,
-    /// The exec plugin is to be run.
-    plugin_due: bool,
+    /// What the files looked like whose credentials are used; empty when they are not.
+    taken: Seen,
+    /// When the exec plugin is run.
+    turns: Turns,
+    /// The client certificate of the plugin with which connections are made now.
+    installed: Option<Option<Identity>>,
+    /// The credentials of files that were refused and looked for again.
+    looked_for: u64,
+    /// How often a plugin that fails is told.
+    pace: Pace,
+    /// It was said that the server is not verified.
+    insecure_told: bool,
     /// When the certificate is to be renewed, in seconds since 1970.
     renewal: Option<i64>,
     failures: u32,
@@ -66,7 +83,12 @@ impl Credentials {
             clock,
             loaded: None,
             seen: Vec::new(),
-            plugin_due: false,
+            taken: Vec::new(),
+            turns: Turns::none(),
+            installed: None,
+            looked_for: 0,
+            pace: Pace::default(),
+            insecure_told: false,
             renewal: None,
             failures: 0,
             not_before: Instant::now(),
@@ -103,14 +125,21 @@ impl Credentials {
 
     /// Until there may be something to do.
     async fn pause(&mut self) {
-        let watch = self.loaded.as_ref().is_some_and(has_plugin) && !self.plugin_due;
-        let refused = tokio::select! {
-            // Cancel-safe both.
-            () = tokio::time::sleep(LOOK) => false,
-            // What the plugin gave may have run out.
-            () = self.transport.refused(), if watch => true,
+        let plugin = self.loaded.as_ref().is_some_and(has_plugin);
+        let watch = match plugin {
+            true => !self.turns.wanted(),
+            false => self.looked_for != self.transport.serial(),
         };
-        self.plugin_due |= refused;
+        let rest = LOOK.min(self.turns.rest(Instant::now(), self.now()));
+        tokio::select! {
+            // Cancel-safe both.
+            () = tokio::time::sleep(rest) => {}
+            () = self.transport.refused(), if watch => match plugin {
+                true => self.turns.refused(Instant::now()),
+                // Others may be there already.
+                false => self.looked_for = self.transport.serial(),
+            },
+        }
     }
 
     /// Does what is due.
@@ -120,6 +149,9 @@ impl Credentials {
                 error = explain(&error, &self.kubeconfig.display().to_string(), self.now()),
                 "cannot use the kubeconfig that has changed, going on with what there was"
             );
+        }
+        if self.turns.due(Instant::now(), self.now()) {
+            self.use_plugin().await;
         }
         if Instant::now() < self.not_before {
             return;
@@ -132,12 +164,9 @@ impl Credentials {
                 self.transport.renewal_failed();
             }
             renewed
-        } else if self.plugin_due {
-            self.use_plugin().await
         } else {
             return;
         };
-        // A plugin that is asked again at once says the same again.
         let mut wait = LOOK;
         match result {
             Ok(()) => self.failures = 0,
@@ -195,12 +224,38 @@ impl Credentials {
             return Ok(());
         }
         self.seen = seen;
-        match self.read().await {
-            Ok(loaded) => self.take(loaded).await,
+        let loaded = match self.read().await {
+            Ok(loaded) => loaded,
             // It comes with the bootstrap.
-            Err(ApiError::Read { .. }) if self.loaded.is_none() => Ok(()),
-            Err(error) => Err(error),
+            Err(ApiError::Read { .. }) if self.loaded.is_none() => return Ok(()),
+            Err(error) => return Err(error),
+        };
+        if self.is_token_only(&loaded) {
+            self.transport.exchange(loaded.bearer.clone());
+            self.taken = self.seen.clone();
+            self.loaded = Some(loaded);
+            return Ok(());
         }
+        self.take(loaded).await
+    }
+
+    /// Whether only the token of a file is another than when the credentials were taken.
+    fn is_token_only(&self, loaded: &Loaded) -> bool {
+        let Some(old) = &self.loaded else {
+            return false;
+        };
+        let others = |seen: &Seen| {
+            let kept = seen.iter().enumerate();
+            kept.filter(|(index, _)| Some(*index) != old.token_file)
+                .map(|(_, file)| *file)
+                .collect::<Vec<_>>()
+        };
+        old.token_file.is_some()
+            && old.files == loaded.files
+            // Without one, the token is that of the kubeconfig.
+            && old.bearer.is_some()
+            && loaded.bearer.is_some()
+            && others(&self.taken) == others(&self.seen)
     }
 
     /// Returns when the credentials' files have changed.
@@ -213,12 +268,66 @@ impl Credentials {
         }
     }
 
-    /// Runs the exec plugin and uses what it gives.
-    async fn use_plugin(&mut self) -> Result<(), ApiError> {
-        if let Some(loaded) = self.loaded.clone() {
-            self.install(loaded).await?;
+    /// Runs the exec plugin and uses what it gives. Tells when that fails, at the pace at which it is worth telling.
+    async fn use_plugin(&mut self) {
+        let Some((loaded, plugin)) = self
+            .loaded
+            .as_ref()
+            .and_then(|loaded| Some((loaded.clone(), loaded.plugin.clone()?)))
+        else {
+            self.turns = Turns::none();
+            return;
+        };
+        let given = match plugin.run().await {
+            Ok(given) => given,
+            Err(error) => {
+                let wait = self.turns.failed(Instant::now());
+                if self.pace.is_due(PLUGIN, &error.what, self.clock.now()) {
+                    tracing::error!(
+                        error = explain(&error, &loaded.names, self.now()),
+                        kubeconfig = loaded.names,
+                        again_in_seconds = wait.as_secs(),
+                        "the node has no new credentials: its exec plugin fails"
+                    );
+                }
+                return;
+            }
+        };
+        let until = given.until;
+        if let Err(error) = self.use_given(&loaded, given).await {
+            let wait = self.turns.failed(Instant::now());
+            let what = explain(&error, &loaded.names, self.now());
+            if self.pace.is_due(PLUGIN, &what, self.clock.now()) {
+                tracing::error!(
+                    error = what,
+                    again_in_seconds = wait.as_secs(),
+                    "what the exec plugin gives cannot be used"
+                );
+            }
+            return;
         }
-        self.plugin_due = false;
+        let now = self.now();
+        self.turns.gave(Instant::now(), now, until);
+        if let Some(until) = until.filter(|until| *until <= now) {
+            let what = "what the exec plugin gives has expired; is this machine's clock wrong?";
+            if self.pace.is_due(PLUGIN, what, self.clock.now()) {
+                let (until, now) = (date(until), date(now));
+                tracing::warn!(kubeconfig = loaded.names, until, now, "{what}");
+            }
+            return;
+        }
+        self.pace.over(PLUGIN);
+    }
+
+    /// Makes connections with another certificate; another token goes over those that there are.
+    async fn use_given(&mut self, loaded: &Loaded, given: Given) -> Result<(), ApiError> {
+        if self.installed.as_ref() == Some(&given.identity) {
+            self.transport.exchange(given.bearer);
+            return Ok(());
+        }
+        let identity = given.identity.clone();
+        self.install(loaded.with(given)).await?;
+        self.installed = Some(identity);
         Ok(())
     }
 
@@ -234,16 +343,34 @@ impl Credentials {
         }
         let files = loaded.files.clone();
         self.seen = run(move || Ok(fingerprint(&files))).await?;
+        self.taken.clear();
         self.renewal = loaded
             .life
             .filter(|_| self.settings.rotate_certificates)
             .map(renewal);
         self.loaded = Some(loaded.clone());
-        self.plugin_due = has_plugin(&loaded);
-        if self.plugin_due {
+        self.installed = None;
+        self.warn_of_insecure(&loaded);
+        if has_plugin(&loaded) {
+            self.turns = Turns::first();
             return Ok(());
         }
-        self.install(loaded).await
+        self.turns = Turns::none();
+        self.install(loaded).await?;
+        self.taken = self.seen.clone();
+        Ok(())
+    }
+
+    /// Says once that anybody may be the API server.
+    fn warn_of_insecure(&mut self, loaded: &Loaded) {
+        let insecure = loaded.config.accept_invalid_certs;
+        if insecure && !self.insecure_told {
+            tracing::warn!(
+                kubeconfig = loaded.names,
+                "the API server's certificate is not verified (insecure-skip-tls-verify): whoever is between the node and the server can be the server; give its certificate-authority"
+            );
+        }
+        self.insecure_told = insecure;
     }
 
     async fn install(&self, loaded: Loaded) -> Result<(), ApiError> {
@@ -267,17 +394,38 @@ impl Credentials {
             node = self.settings.node_name,
             "asking for a client certificate"
         );
+        self.warn_of_insecure(&bootstrap);
+        let mut until = None;
+        let bootstrap = match &bootstrap.plugin {
+            None => bootstrap,
+            Some(plugin) => {
+                let given = plugin.run().await.map_err(|source| ApiError::Plugin {
+                    names: bootstrap.names.clone(),
+                    source: Box::new(source),
+                })?;
+                until = given.until;
+                bootstrap.with(given)
+            }
+        };
         let open = CancellationToken::new();
         let _open = open.clone().drop_guard();
-        let (config, names) = (bootstrap.config.clone(), bootstrap.names.clone());
+        let (loaded, names) = (bootstrap.clone(), bootstrap.names.clone());
         let client = run(move || {
-            connector::build(&config, &open).map_err(|source| ApiError::Client {
+            let bearer = Bearer::default();
+            bearer.store(loaded.bearer.clone().map(Arc::new));
+            connector::build(&loaded, &bearer, &open).map_err(|source| ApiError::Client {
                 names,
                 source: Box::new(source),
             })
         })
         .await?;
-        let Some(path) = self.obtain(&client).await? else {
+        // With a plugin's credentials no longer than these last: they are asked for again then.
+        let lasts = until.map_or(Duration::MAX, |until| {
+            let seconds = u64::try_from(until.saturating_sub(self.now()));
+            Duration::from_secs(seconds.unwrap_or(0)).max(LOOK)
+        });
+        let obtained = tokio::time::timeout(lasts, self.obtain(&client)).await;
+        let Some(path) = obtained.unwrap_or(Ok(None))? else {
             return Ok(());
         };
         let (kubeconfig, cluster) = (self.kubeconfig.clone(), bootstrap.cluster);
@@ -332,7 +480,7 @@ impl Credentials {
 }
 
 fn has_plugin(loaded: &Loaded) -> bool {
-    loaded.config.auth_info.exec.is_some()
+    loaded.plugin.is_some()
 }
 
 /// A random moment between 70 and 90 % of `life`, as upstream.

@@ -4,14 +4,22 @@ use std::path::{Path, PathBuf};
 use std::time::UNIX_EPOCH;
 
 use base64::Engine as _;
+use hyper::http::{HeaderValue, Uri};
 use kube::config::{AuthInfo, Cluster, Kubeconfig, KubeconfigError};
 
 use super::ApiError;
+use super::plugin::{Given, Plugin};
+use super::proxy::{self, Proxy};
 
-/// What a kubeconfig says.
-#[derive(Clone, Debug)]
+/// What a kubeconfig says. Printed without secrets.
+#[derive(Clone)]
 pub(super) struct Loaded {
+    /// Without what is beside it: proxy, plugin, and the token of a file.
     pub(super) config: kube::Config,
+    pub(super) proxy: Option<Proxy>,
+    pub(super) plugin: Option<Plugin>,
+    /// The token of a file or of the plugin.
+    pub(super) bearer: Option<HeaderValue>,
     /// The cluster as it is written, with absolute paths.
     pub(super) cluster: Cluster,
     /// The names in it, for messages.
@@ -20,6 +28,46 @@ pub(super) struct Loaded {
     pub(super) life: Option<Life>,
     /// What changes when the credentials change.
     pub(super) files: Vec<PathBuf>,
+    /// Which of them has the token.
+    pub(super) token_file: Option<usize>,
+}
+
+impl std::fmt::Debug for Loaded {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Loaded")
+            .field("names", &self.names)
+            .field("proxy", &self.proxy)
+            .field("plugin", &self.plugin)
+            .field("life", &self.life)
+            .field("files", &self.files)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Loaded {
+    /// With what the plugin has given.
+    pub(super) fn with(&self, given: Given) -> Self {
+        let mut loaded = self.clone();
+        loaded.bearer = given.bearer;
+        if let Some(identity) = given.identity {
+            let base64 = |pem: &str| base64::engine::general_purpose::STANDARD.encode(pem);
+            let auth = &mut loaded.config.auth_info;
+            auth.client_certificate_data = Some(base64(&identity.certificate));
+            auth.client_key_data = Some(base64(&identity.key).into());
+            auth.client_certificate = None;
+            auth.client_key = None;
+            loaded.life = Some(identity.life);
+        }
+        loaded
+    }
+}
+
+/// The header of a token; `None` when it has characters that no header may have.
+pub(super) fn bearer(token: &str) -> Option<HeaderValue> {
+    let mut header = HeaderValue::from_str(&format!("Bearer {token}")).ok()?;
+    // Not printed.
+    header.set_sensitive(true);
+    Some(header)
 }
 
 /// When a certificate is good, in seconds since 1970.
@@ -89,9 +137,9 @@ pub(super) fn load(path: &Path, newer: Option<&Path>) -> Result<Loaded, ApiError
     }
     let parse = |source: KubeconfigError| ApiError::Parse {
         path: path.to_owned(),
-        source: Box::new(source),
+        source: Box::new(without_content(source)),
     };
-    let mut file = Kubeconfig::read_from(path).map_err(parse)?;
+    let file = Kubeconfig::read_from(path).map_err(parse)?;
     let context = match file.current_context.clone().filter(|name| !name.is_empty()) {
         Some(context) => context,
         None => {
@@ -135,51 +183,138 @@ pub(super) fn load(path: &Path, newer: Option<&Path>) -> Result<Loaded, ApiError
         names: names.clone(),
         problem,
     };
-    if cluster.insecure_skip_tls_verify == Some(true)
-        && (cluster.certificate_authority.is_some() || cluster.certificate_authority_data.is_some())
-    {
-        let problem =
-            "insecure-skip-tls-verify and a certificate-authority exclude each other; remove one";
-        return Err(unusable(problem.to_owned()));
+    let server = cluster.server.as_deref().unwrap_or_default();
+    let server: Uri = server
+        .parse()
+        .map_err(|error| unusable(format!("server {server:?} is no URL: {error}")))?;
+    if !matches!(server.scheme_str(), Some("https" | "http")) {
+        let problem = format!("server {server:?} is no URL; write https://host:port");
+        return Err(unusable(problem));
     }
+    let env = |name: &str| std::env::var(name).ok();
+    let proxy = proxy::choose(cluster.proxy_url.as_deref(), &server, env).map_err(unusable)?;
     let mut files = vec![path.to_owned()];
     files.extend(cluster.certificate_authority.as_ref().map(PathBuf::from));
-    let mut life = None;
-    if let Some(auth) = file
-        .auth_infos
-        .iter_mut()
-        .find(|one| one.name == user)
-        .and_then(|one| one.auth_info.as_mut())
-    {
-        life = identity(auth, newer, &mut files).map_err(unusable)?;
-        token(auth, &mut files).map_err(unusable)?;
-    } else if !user.is_empty() {
-        return Err(unusable(format!("it has no user {user:?}")));
-    }
-    let config = config(file).map_err(|source| ApiError::Load {
-        names: names.clone(),
-        source: Box::new(source),
-    })?;
-    if config.accept_invalid_certs {
-        tracing::warn!(
-            kubeconfig = names,
-            "the API server's certificate is not verified: insecure-skip-tls-verify"
-        );
-    }
+    let found = file.auth_infos.into_iter().find(|one| one.name == user);
+    let mut auth = match found {
+        Some(found) => found.auth_info.unwrap_or_default(),
+        None if user.is_empty() => AuthInfo::default(),
+        None => return Err(unusable(format!("it has no user {user:?}"))),
+    };
+    let user = User::of(&mut auth, newer, &cluster, &mut files).map_err(unusable)?;
+    // Made by hand: the client's own reading of the environment takes exceptions for the proxy's name, not the server's.
+    let mut config = kube::Config::new(server);
+    config.default_namespace = chosen.namespace.unwrap_or_else(|| "default".to_owned());
+    config.root_cert = authority(&cluster).map_err(unusable)?;
+    config.accept_invalid_certs = cluster.insecure_skip_tls_verify == Some(true);
+    config.tls_server_name = cluster
+        .tls_server_name
+        .clone()
+        .filter(|name| !name.is_empty());
+    config.auth_info = auth;
+    // Retries are the callers': they know what may be done twice.
+    config.default_retry = false;
     Ok(Loaded {
         config,
+        proxy,
+        plugin: user.plugin,
+        bearer: user.bearer,
         cluster,
         names,
-        life,
+        life: user.life,
         files,
+        token_file: user.token_file,
     })
 }
 
-fn config(file: Kubeconfig) -> Result<kube::Config, KubeconfigError> {
-    let mut config = kube::Config::try_from(file)?;
-    // Retries are the callers': they know what may be done twice.
-    config.default_retry = false;
-    Ok(config)
+/// Who the node is, as far as the client does not see to it.
+struct User {
+    life: Option<Life>,
+    plugin: Option<Plugin>,
+    bearer: Option<HeaderValue>,
+    token_file: Option<usize>,
+}
+
+impl User {
+    /// Takes out of `auth` what it is itself, and adds to `files` those that matter.
+    fn of(
+        auth: &mut AuthInfo,
+        newer: Option<&Path>,
+        cluster: &Cluster,
+        files: &mut Vec<PathBuf>,
+    ) -> Result<Self, String> {
+        if auth.auth_provider.is_some() {
+            return Err(
+                "auth-provider is not supported; use an exec plugin in its place".to_owned(),
+            );
+        }
+        let life = identity(auth, newer, files)?;
+        let bearer = token(auth)?;
+        let token_file = auth.token_file.take().map(|path| {
+            files.push(PathBuf::from(path));
+            files.len() - 1
+        });
+        let exec = auth.exec.take();
+        // As upstream, one who has a token needs no plugin.
+        let needed = bearer.is_none() && auth.token.is_none() && auth.username.is_none();
+        let plugin = exec
+            .filter(|_| needed)
+            .map(|exec| Plugin::new(exec, cluster))
+            .transpose()?;
+        Ok(Self {
+            life,
+            plugin,
+            bearer,
+            token_file,
+        })
+    }
+}
+
+/// `error` without the lines of the file around it, in which secrets are.
+fn without_content(error: KubeconfigError) -> KubeconfigError {
+    match error {
+        KubeconfigError::Parse(error) => {
+            let what = error.without_snippet().to_string();
+            KubeconfigError::Parse(Box::new(serde::de::Error::custom(what)))
+        }
+        error => error,
+    }
+}
+
+/// The certificates that the server's is verified with; `None` for those of the system.
+fn authority(cluster: &Cluster) -> Result<Option<Vec<Vec<u8>>>, String> {
+    let set = |text: &Option<String>| text.clone().filter(|text| !text.is_empty());
+    let data = set(&cluster.certificate_authority_data);
+    let file = set(&cluster.certificate_authority);
+    let insecure = cluster.insecure_skip_tls_verify == Some(true);
+    if insecure && (data.is_some() || file.is_some()) {
+        let problem =
+            "insecure-skip-tls-verify and a certificate-authority exclude each other; remove one";
+        return Err(problem.to_owned());
+    }
+    let (pem, from) = match (data, file) {
+        (Some(data), _) => {
+            let from = "certificate-authority-data".to_owned();
+            let decoded = base64::engine::general_purpose::STANDARD.decode(data.trim());
+            let pem = decoded.map_err(|error| format!("{from} is not base64: {error}"))?;
+            (pem, from)
+        }
+        (None, Some(path)) => {
+            let from = format!("certificate-authority {path}");
+            let pem = std::fs::read(&path).map_err(|error| format!("{from}: {error}"))?;
+            (pem, from)
+        }
+        (None, None) => return Ok(None),
+    };
+    let certificates: Vec<_> = x509_parser::pem::Pem::iter_from_buffer(&pem)
+        .filter_map(Result::ok)
+        .filter(|block| block.label == "CERTIFICATE")
+        .map(|block| block.contents)
+        .collect();
+    if certificates.is_empty() {
+        return Err(format!("{from} has no certificate in PEM"));
+    }
+    Ok(Some(certificates))
 }
 
 fn names<'a>(names: impl Iterator<Item = &'a String>) -> String {
@@ -235,20 +370,30 @@ fn identity(
     }
 }
 
-/// Reads the token file; it is read again when it changes.
-fn token(auth: &mut AuthInfo, files: &mut Vec<PathBuf>) -> Result<(), String> {
-    let Some(path) = auth.token_file.clone().filter(|_| auth.token.is_none()) else {
-        return Ok(());
+/// The header with the token of a file, which is read again when that changes. As upstream, it wins over a token in
+/// the kubeconfig, which is for the time when it cannot be read.
+fn token(auth: &mut AuthInfo) -> Result<Option<HeaderValue>, String> {
+    let Some(path) = auth.token_file.as_deref().filter(|path| !path.is_empty()) else {
+        auth.token_file = None;
+        return Ok(None);
     };
-    let text =
-        std::fs::read_to_string(&path).map_err(|error| format!("tokenFile {path}: {error}"))?;
-    let text = text.trim();
-    if text.is_empty() {
-        return Err(format!("tokenFile {path} is empty"));
+    let read = || {
+        let text =
+            std::fs::read_to_string(path).map_err(|error| format!("tokenFile {path}: {error}"))?;
+        match text.trim() {
+            "" => Err(format!("tokenFile {path} is empty")),
+            text => bearer(text)
+                .ok_or_else(|| format!("tokenFile {path} has characters that no token has")),
+        }
+    };
+    match read() {
+        Ok(header) => {
+            auth.token = None;
+            Ok(Some(header))
+        }
+        Err(_) if auth.token.is_some() => Ok(None),
+        Err(error) => Err(error),
     }
-    auth.token = Some(text.to_owned().into());
-    files.push(PathBuf::from(path));
-    Ok(())
 }
 
 /// What distinguishes one state of some files from another: time, size and number of each.

@@ -7,8 +7,9 @@
 //! - Neither a server that is away nor an expired certificate keeps the agent from starting.
 //! - Every request reports whether the server answered to [`Connection`]; an outage is logged once.
 //! - Leases never wait behind other requests, and no request waits behind watches.
-//! - Credentials that change on disk or are renewed are used without a restart; what was in flight with the old
-//!   ones fails then.
+//! - Credentials that change on disk or are renewed are used without a restart. What was in flight with the old
+//!   ones fails then, unless only the token is another: that is exchanged under what is in flight.
+//! - An exec plugin is run by one task, not by requests: never twice at once, however many of them are refused.
 
 mod connection;
 mod connector;
@@ -17,9 +18,13 @@ pub mod csr;
 mod failure;
 mod kubeconfig;
 mod limit;
+mod plugin;
+mod proxy;
 #[cfg(test)]
 pub(crate) mod testkit;
 mod transport;
+mod tunnel;
+mod turns;
 
 use std::io;
 use std::path::PathBuf;
@@ -175,16 +180,16 @@ pub enum ApiError {
         /// What is wrong.
         problem: String,
     },
-    /// A certificate or address in it cannot be used.
-    #[error("load kubeconfig {names}")]
-    Load {
+    /// Its exec plugin gives no credentials.
+    #[error("get credentials for kubeconfig {names}")]
+    Plugin {
         /// File, context, cluster and user.
         names: String,
         /// Why.
         #[source]
-        source: Box<kube::config::KubeconfigError>,
+        source: Box<dyn std::error::Error + Send + Sync>,
     },
-    /// No connection can be made of it: keys, proxy or exec plugin.
+    /// No connection can be made of it: keys or certificates.
     #[error("make a client of kubeconfig {names}")]
     Client {
         /// File, context, cluster and user.

@@ -1,6 +1,7 @@
 //! The client against small servers of the tests' own: what it says about bad kubeconfigs, how it reports, and
 //! how it gets and renews its certificate.
 
+mod introduced;
 mod told;
 
 use std::collections::BTreeMap;
@@ -20,6 +21,7 @@ use kube::api::{Api, ListParams};
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 
+use super::connector::Bearer;
 use super::*;
 use crate::types::boot::BootId;
 use crate::types::time::Stamp;
@@ -427,13 +429,16 @@ impl Signer {
         standard.encode(signed.pem())
     }
 
-    async fn serve(&self) -> String {
+    fn router(&self) -> Router {
         const PATH: &str = "/apis/certificates.k8s.io/v1/certificatesigningrequests";
-        let router = Router::new()
+        Router::new()
             .route(PATH, post(Self::create))
             .route(&format!("{PATH}/{{name}}"), get(Self::get))
-            .with_state(self.clone());
-        serve(router).await
+            .with_state(self.clone())
+    }
+
+    async fn serve(&self) -> String {
+        serve(self.router()).await
     }
 
     async fn create(State(signer): State<Self>, body: String) -> impl IntoResponse {
@@ -520,10 +525,7 @@ async fn a_node_gets_its_first_certificate_and_renews_it() {
         .list(&ListParams::default())
         .await
         .unwrap_err();
-    assert!(
-        early.to_string().contains("no client certificate yet"),
-        "{early}"
-    );
+    assert!(early.to_string().contains("no credentials yet"), "{early}");
     assert_eq!(client.connection().now(), Reachability::Untried);
     eventually("a request", || signer.creations() == 1).await;
     token.cancel();
@@ -598,7 +600,7 @@ async fn a_denied_request_is_told_and_its_key_forgotten() {
     let path = dir.path().join("config");
     write_config(&path, &server, json!({"token": "t"}));
     let loaded = kubeconfig::load(&path, None).unwrap();
-    let client = connector::build(&loaded.config, &CancellationToken::new()).unwrap();
+    let client = connector::build(&loaded, &Bearer::default(), &CancellationToken::new()).unwrap();
     let cert_dir = dir.path().join("pki");
     let error = csr::obtain(&client, &csr::Purpose::Client, "n1", &cert_dir, || now)
         .await

@@ -3,6 +3,7 @@
 
 use std::collections::BTreeSet;
 use std::error::Error as StdError;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll};
 use std::time::Duration;
@@ -13,13 +14,13 @@ use hyper::body::{Body as HttpBody, Bytes};
 use hyper::http::header::{CONTENT_TYPE, DATE, RETRY_AFTER};
 use hyper::http::{HeaderValue, Request, Response, StatusCode};
 use kube::client::Body;
-use tokio::sync::Notify;
+use tokio::sync::watch;
 use tokio::time::Instant;
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tower::{BoxError, Service};
 
 use super::Connection;
-use super::connector;
+use super::connector::{self, Bearer};
 use super::kubeconfig::{Life, Loaded, date};
 use super::limit::Limiter;
 use crate::types::metrics::{Metrics, RequestLabel, RequestTimeLabel};
@@ -35,7 +36,7 @@ const MAX_REFUSALS: usize = 64;
 /// Why a request did not reach the server.
 #[derive(Debug, thiserror::Error)]
 enum SendError {
-    #[error("the node has no client certificate yet")]
+    #[error("the node has no credentials yet")]
     NoCredentials,
     #[error("the API server did not answer within {ANSWER_TIMEOUT:?}")]
     Timeout,
@@ -45,6 +46,7 @@ enum SendError {
 struct Generation {
     client: kube::Client,
     origin: Origin,
+    bearer: Bearer,
     // What is in flight fails when this goes.
     _open: DropGuard,
 }
@@ -73,7 +75,10 @@ pub(super) struct Transport {
     clock: Arc<dyn Clock>,
     metrics: Metrics,
     told: Mutex<Told>,
-    refused: Notify,
+    /// Counts credentials; that of the current ones.
+    serial: AtomicU64,
+    /// The newest credentials that were refused.
+    refused: watch::Sender<u64>,
 }
 
 impl Transport {
@@ -90,7 +95,8 @@ impl Transport {
             clock,
             metrics,
             told: Mutex::default(),
-            refused: Notify::new(),
+            serial: AtomicU64::new(0),
+            refused: watch::Sender::new(0),
         })
     }
 
@@ -99,14 +105,16 @@ impl Transport {
         kube::Client::new(Front(self.clone()), "default")
     }
 
-    /// Uses these credentials from now on. What is in flight with the ones before fails. Blocking when a plugin
-    /// gives the credentials. Needs an async runtime around it.
+    /// Uses these credentials from now on. What is in flight with the ones before fails. May block: certificates are
+    /// read. Needs an async runtime around it.
     ///
     /// # Errors
     /// When no client can be made of them; the ones before stay.
     pub(super) fn install(&self, loaded: &Loaded) -> Result<(), kube::Error> {
         let open = CancellationToken::new();
-        let client = connector::build(&loaded.config, &open)?;
+        let bearer = Bearer::default();
+        bearer.store(loaded.bearer.clone().map(Arc::new));
+        let client = connector::build(loaded, &bearer, &open)?;
         let host = loaded.config.cluster_url.authority();
         let origin = Origin {
             names: loaded.names.clone(),
@@ -115,11 +123,20 @@ impl Transport {
         };
         let until = origin.life.map_or(0, |life| life.until);
         self.metrics.client_certificate_expiry.set(until);
-        self.adopt(client, origin, open);
+        self.adopt(client, origin, bearer, open);
         let mut told = self.told();
         told.unauthorized = false;
         told.refusals.clear();
         Ok(())
+    }
+
+    /// Sends another token from now on. What is in flight goes on, and what was told is not told again: a server that
+    /// refuses one token after the other is told of once.
+    pub(super) fn exchange(&self, bearer: Option<HeaderValue>) {
+        if let Some(generation) = self.current.load_full() {
+            generation.bearer.store(bearer.map(Arc::new));
+        }
+        self.serial.fetch_add(1, Ordering::SeqCst);
     }
 
     /// Sends through `service` from now on.
@@ -138,15 +155,17 @@ impl Transport {
             host: String::new(),
             life: None,
         };
-        self.adopt(client, origin, open);
+        self.adopt(client, origin, Bearer::default(), open);
     }
 
-    fn adopt(&self, client: kube::Client, origin: Origin, open: CancellationToken) {
+    fn adopt(&self, client: kube::Client, origin: Origin, bearer: Bearer, open: CancellationToken) {
         self.current.store(Some(Arc::new(Generation {
             client,
             origin,
+            bearer,
             _open: open.drop_guard(),
         })));
+        self.serial.fetch_add(1, Ordering::SeqCst);
     }
 
     /// Counts a renewal of the client certificate that failed.
@@ -154,9 +173,17 @@ impl Transport {
         self.metrics.client_certificate_renew_errors.inc();
     }
 
-    /// Waits until the server has refused the credentials. Cancel-safe.
+    /// Waits until the server has refused the credentials of the moment. Cancel-safe.
     pub(super) async fn refused(&self) {
-        self.refused.notified().await;
+        let mut refused = self.refused.subscribe();
+        let current = |refused: &u64| *refused != 0 && *refused == self.serial();
+        // The sender lives as long as `self`.
+        drop(refused.wait_for(current).await);
+    }
+
+    /// Which credentials these are; others have another number.
+    pub(super) fn serial(&self) -> u64 {
+        self.serial.load(Ordering::SeqCst)
     }
 
     fn told(&self) -> MutexGuard<'_, Told> {
@@ -179,15 +206,18 @@ impl Transport {
             Some(begun.elapsed())
         };
         let begun = Instant::now();
-        let (sent, origin) = {
+        let (sent, origin, serial) = {
             let Some(generation) = self.current.load_full() else {
                 return Err(SendError::NoCredentials.into());
             };
+            // Read before the request takes its token: one that is exchanged meanwhile is not taken for refused.
+            let serial = self.serial();
             // Not held while the request runs: exchanged credentials must let go of their connections.
             let (client, origin) = (generation.client.clone(), generation.origin.clone());
             drop(generation);
             let sent = async move { client.send(request).await };
-            (tokio::time::timeout(ANSWER_TIMEOUT, sent).await, origin)
+            let sent = tokio::time::timeout(ANSWER_TIMEOUT, sent).await;
+            (sent, origin, serial)
         };
         let code = match &sent {
             Ok(Ok(response)) => response.status().as_str().to_owned(),
@@ -227,11 +257,18 @@ impl Transport {
                 return Err(SendError::Timeout.into());
             }
         };
-        self.observe(&response, method.as_str(), &path, &origin);
+        self.observe(&response, method.as_str(), &path, &origin, serial);
         Ok(with_retry_after(response))
     }
 
-    fn observe(&self, response: &Response<Body>, method: &str, path: &str, origin: &Origin) {
+    fn observe(
+        &self,
+        response: &Response<Body>,
+        method: &str,
+        path: &str,
+        origin: &Origin,
+        serial: u64,
+    ) {
         let status = response.status();
         if matches!(status.as_u16(), 502..=504) {
             // A load balancer without a server behind it, or a server that is not ready.
@@ -254,7 +291,11 @@ impl Transport {
                     );
                 }
                 drop(told);
-                self.refused.notify_waiters();
+                self.refused.send_if_modified(|refused| {
+                    let newer = serial > *refused;
+                    *refused = serial.max(*refused);
+                    newer
+                });
             }
             StatusCode::FORBIDDEN => {
                 let what = format!("{method} {}", resource(path));
@@ -323,13 +364,20 @@ pub(super) fn explain(error: &(dyn StdError + 'static), names: &str, now: i64) -
         }
         cause = error.source();
     }
-    let hint = if text.contains("UnknownIssuer") || text.contains("BadSignature") {
+    // As rustls words its errors; some of them with the cause, some with their name.
+    let says = |words: &[&str]| words.iter().any(|word| text.contains(word));
+    let hint = if says(&["UnknownIssuer", "BadSignature"]) {
         "the server's certificate is not signed by the certificate-authority of the kubeconfig; take the one of this cluster"
-    } else if text.contains("NotValidForName") {
+    } else if says(&["NotValidForName", "certificate not valid for name"]) {
         "the server's certificate is not for this address; use another server: or give tls-server-name"
-    } else if text.contains("NotValidYet") || text.contains("Expired") {
+    } else if says(&[
+        "NotValidYet",
+        "certificate not valid yet",
+        "Expired",
+        "certificate expired",
+    ]) {
         "a certificate is out of its time; renew it, or set this machine's clock"
-    } else if text.contains("AlertReceived") || text.contains("received fatal alert") {
+    } else if says(&["AlertReceived", "received fatal alert"]) {
         "the server does not accept the node's certificate; is it from this cluster and still good?"
     } else {
         return text;
@@ -408,6 +456,63 @@ mod tests {
         ] {
             assert_eq!(resource(path), name, "{path}");
         }
+    }
+
+    #[test]
+    fn what_is_wrong_with_a_certificate_is_told_with_the_way_out() {
+        use rustls::pki_types::{ServerName, UnixTime};
+        use rustls::{AlertDescription, CertificateError};
+        let at = |seconds| UnixTime::since_unix_epoch(Duration::from_secs(seconds));
+        let certificate = rustls::Error::InvalidCertificate;
+        for (error, says) in [
+            (
+                certificate(CertificateError::UnknownIssuer),
+                "certificate-authority",
+            ),
+            (
+                certificate(CertificateError::BadSignature),
+                "certificate-authority",
+            ),
+            (
+                certificate(CertificateError::NotValidForNameContext {
+                    expected: ServerName::try_from("api").unwrap(),
+                    presented: Vec::new(),
+                }),
+                "tls-server-name",
+            ),
+            (
+                certificate(CertificateError::NotValidForName),
+                "tls-server-name",
+            ),
+            (
+                certificate(CertificateError::ExpiredContext {
+                    time: at(2),
+                    not_after: at(1),
+                }),
+                "this machine's clock",
+            ),
+            (
+                certificate(CertificateError::NotValidYetContext {
+                    time: at(1),
+                    not_before: at(2),
+                }),
+                "this machine's clock",
+            ),
+            (
+                rustls::Error::AlertReceived(AlertDescription::CertificateExpired),
+                "this machine's clock",
+            ),
+            (
+                rustls::Error::AlertReceived(AlertDescription::UnknownCA),
+                "the node's certificate",
+            ),
+        ] {
+            let told = explain(&error, "the-kubeconfig", 0);
+            assert!(told.contains(says), "{told}");
+            assert!(told.contains("the-kubeconfig; now 1970"), "{told}");
+        }
+        let other = std::io::Error::other("a cable");
+        assert_eq!(explain(&other, "the-kubeconfig", 0), "a cable");
     }
 
     #[test]
