@@ -303,7 +303,10 @@ pub(super) async fn start(
             part: "waiting for the container runtime".to_owned(),
         });
     };
-    tasks::update_runtime_up(&cri, &base.runtime_state, &*base.clock).await;
+    tokio::join!(
+        tasks::update_runtime_up(&cri, &base.runtime_state, &*base.clock),
+        tasks::check_cgroup_driver(&cri, config.kubelet.cgroup_driver, &*base.recorder),
+    );
 
     let (plan, statics, as_of) = plan(config, base, &cri).await?;
     // A degraded store holds this: a full disk must not keep pods from being looked after.

@@ -4,7 +4,8 @@
 //!
 //! Two modes. *Generic* lists everything each second and inspects what changed. *Evented* listens to
 //! GetContainerEvents and lists everything rarely: every 300 s, or every 10 s on containerd before 2.0, whose
-//! one shared event channel replays stale events and loses others to a dead subscriber.
+//! one shared event channel replays stale events and loses others to a dead subscriber. A pod that could not be
+//! inspected is looked at again after a second in both.
 //!
 //! **Invariant:** events are hints. An event makes its pod be looked at; no status that an event carries is
 //! ever stored. **Invariant:** what a worker must act on is computed from the cache and the records, never
@@ -172,12 +173,14 @@ impl Pleg {
                         pods.insert(uid);
                     }
                     self.relist_pods(pods).await;
+                    next_relist = self.retry_by(next_relist);
                 }
                 item = next_event(&mut stream) => match item {
                     Some(Ok(event)) => {
                         stream_errors = 0;
                         if let Some(uid) = event.pod_uid {
                             self.relist_pods(BTreeSet::from([uid])).await;
+                            next_relist = self.retry_by(next_relist);
                         } else {
                             next_relist = Instant::now();
                         }
@@ -218,10 +221,19 @@ impl Pleg {
                     if ok {
                         self.options.runtime_state.set_pleg_period(period);
                     }
-                    next_relist = Instant::now() + period;
+                    next_relist = self.retry_by(Instant::now() + period);
                 }
             }
         }
+    }
+
+    /// When to list, where `planned` was meant: a pod that could not be inspected is not told of a second time, so it
+    /// does not wait for a plan of minutes.
+    fn retry_by(&self, planned: Instant) -> Instant {
+        if self.retry.is_empty() {
+            return planned;
+        }
+        planned.min(Instant::now() + GENERIC_PERIOD)
     }
 
     /// Lists everything, inspects what changed, tells the sync loop. Returns whether the runtime answered.

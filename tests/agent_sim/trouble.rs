@@ -321,3 +321,25 @@ async fn a_source_that_cannot_be_read_is_not_an_empty_source() {
         "a-sim"
     );
 }
+
+// ------------------------------------------------------------------------------- a look that fails
+
+#[tokio::test(start_paused = true)]
+async fn a_death_is_noticed_though_the_look_at_it_failed_and_the_runtime_tells_once() {
+    let mut w = node(|_, _| Behaviour::RunForever).await;
+    w.manifest("dies", &spec("Always", ""));
+    w.start().await;
+    w.until("it runs", 30, |w| w.phase("dies") == "Running")
+        .await;
+    // The first full looks are over; the next one, and the next sync of the pod, are far away.
+    w.pass(20).await;
+    let broken = Fault::Error(tonic::Code::Internal, "broken".to_owned());
+    w.fail_once("container_status", broken);
+    let dying = w.running("dies")[0].clone();
+    assert!(w.fake.exit(&dying, 1));
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    assert_eq!(w.starts("dies").len(), 1, "the look failed");
+    w.until("it runs again", 3, |w| w.starts("dies").len() == 2)
+        .await;
+    assert_nothing_wrong(&w);
+}
