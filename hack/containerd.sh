@@ -6,7 +6,7 @@
 #   hack/containerd.sh stop DIR         stop containers and daemon, unmount, delete the bridge and DIR
 #
 # The socket is DIR/containerd.sock. Environment:
-#   CONTAINERD_BIN  directory of containerd, ctr and the shim, when it is not the installed one
+#   CONTAINERD_BIN  directory of containerd, ctr and the shim, when it is not the installed one (hack/debian.sh)
 #   CONTAINERD_SNAPSHOTTER  overlayfs (default) or native
 set -eu
 
@@ -100,24 +100,45 @@ configure() {
   {"type": "portmap", "capabilities": {"portMappings": true}}
 ]}
 EOF
-    cat >"$dir/config.toml" <<EOF
-version = 2
+    said=$(containerd --version)
+    major=$(echo "$said" | sed -n 's/^[^ ]* [^ ]* v\{0,1\}\([0-9][0-9]*\)\..*/\1/p')
+    [ -n "$major" ] || fail "which version is \"$said\"?"
+    if [ "$major" -ge 2 ]; then
+        configuration_3 >"$dir/config.toml"
+    else
+        configuration_2 >"$dir/config.toml"
+    fi
+}
+
+# What all versions share. It comes before what is in tables of plugins.
+common() {
+    cat <<EOF
 root = "$dir/root"
 state = "$dir/state"
 disabled_plugins = [
+  "io.containerd.differ.v1.erofs",
   "io.containerd.internal.v1.opt",
+  "io.containerd.internal.v1.tracing",
+  "io.containerd.nri.v1.nri",
   "io.containerd.snapshotter.v1.aufs",
   "io.containerd.snapshotter.v1.blockfile",
   "io.containerd.snapshotter.v1.btrfs",
   "io.containerd.snapshotter.v1.devmapper",
+  "io.containerd.snapshotter.v1.erofs",
   "io.containerd.snapshotter.v1.zfs",
   "io.containerd.tracing.processor.v1.otlp",
-  "io.containerd.internal.v1.tracing",
-  "io.containerd.nri.v1.nri",
 ]
 
 [grpc]
   address = "$sock"
+EOF
+}
+
+# Of containerd 1.6 and 1.7.
+configuration_2() {
+    echo 'version = 2'
+    common
+    cat <<EOF
 
 [plugins."io.containerd.grpc.v1.cri"]
   sandbox_image = "holdfast.local/pause:1"
@@ -136,6 +157,42 @@ disabled_plugins = [
   [plugins."io.containerd.grpc.v1.cri".cni]
     bin_dir = "/usr/lib/cni"
     conf_dir = "$dir/cni"
+EOF
+}
+
+# Of containerd from 2.0 on.
+configuration_3() {
+    # Newer ones take several directories, and no single one beside them.
+    cni_programs='bin_dir = "/usr/lib/cni"'
+    if containerd config default | grep -q '^ *bin_dirs *='; then
+        cni_programs='bin_dirs = ["/usr/lib/cni"]'
+    fi
+    echo 'version = 3'
+    common
+    cat <<EOF
+
+[plugins."io.containerd.cri.v1.images"]
+  snapshotter = "${CONTAINERD_SNAPSHOTTER:-overlayfs}"
+  [plugins."io.containerd.cri.v1.images".pinned_images]
+    sandbox = "holdfast.local/pause:1"
+
+[plugins."io.containerd.cri.v1.runtime"]
+  # A machine without CAP_SYS_RESOURCE cannot lower a score.
+  restrict_oom_score_adj = true
+  [plugins."io.containerd.cri.v1.runtime".containerd]
+    default_runtime_name = "runc"
+    [plugins."io.containerd.cri.v1.runtime".containerd.runtimes.runc]
+      runtime_type = "io.containerd.runc.v2"
+      [plugins."io.containerd.cri.v1.runtime".containerd.runtimes.runc.options]
+        SystemdCgroup = false
+  [plugins."io.containerd.cri.v1.runtime".cni]
+    $cni_programs
+    conf_dir = "$dir/cni"
+
+[plugins."io.containerd.grpc.v1.cri"]
+  disable_tcp_service = true
+  stream_server_address = "127.0.0.1"
+  stream_server_port = "0"
 EOF
 }
 

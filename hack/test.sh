@@ -2,7 +2,7 @@
 # Runs all tests and closes with one line that counts them. Arguments are handed to `cargo test`.
 # Tests of the runtime use a private containerd, which needs root and Linux; tests of the node use a private
 # etcd and kube-apiserver, which hack/envtest.sh provides; tests of the package use clean Debian roots, which hack/debroot.sh
-# provides.
+# provides; tests of other versions of containerd and kubectl use those of later Debian releases, which hack/debian.sh provides.
 set -eu
 cd "$(dirname "$0")/.."
 
@@ -29,6 +29,10 @@ export HOLDFAST_ENVTEST
 # What the package is made and tested with; minutes the first time, so not while tests wait for it.
 if ! { hack/deb.sh tools && hack/debroot.sh minbase && hack/debroot.sh systemd; } >/dev/null; then
     echo "make test: THE DEBIAN PACKAGE CANNOT BE TESTED (see above); nothing was tested" >&2
+    exit 1
+fi
+if ! { hack/debian.sh trixie containerd && hack/debian.sh forky containerd kubectl; } >/dev/null; then
+    echo "make test: OTHER VERSIONS OF containerd AND kubectl CANNOT BE TESTED (see above); nothing was tested" >&2
     exit 1
 fi
 

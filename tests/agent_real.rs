@@ -15,6 +15,8 @@
 
 #[path = "support/agent_process.rs"]
 mod agent_process;
+#[path = "agent_real/containerd_2.rs"]
+mod containerd_2;
 #[cfg(feature = "failpoints")]
 #[path = "agent_real/crash_points.rs"]
 mod crash_points;

@@ -1,5 +1,5 @@
-//! One contract of the runtime client, met on the fake runtime, on the installed containerd and on
-//! containerd 1.7; and what only a runtime with faults can show.
+//! One contract of the runtime client, met on the fake runtime, on the installed containerd, on 1.7 and on
+//! containerd 2; and what only a runtime with faults can show.
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,
@@ -38,6 +38,11 @@ async fn installed_containerd_meets_the_contract() {
 #[tokio::test(flavor = "multi_thread")]
 async fn containerd_1_7_meets_the_contract() {
     contract::run(World::containerd(Version::V1_7)).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn containerd_2_meets_the_contract() {
+    contract::run(World::containerd(Version::V2)).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -38,6 +38,8 @@ mod load;
 mod logs;
 #[path = "metrics/tools.rs"]
 mod metrics_tools;
+#[path = "kubectl/newest.rs"]
+mod newest;
 #[path = "kubectl/node.rs"]
 mod node;
 #[path = "kubectl/raw.rs"]

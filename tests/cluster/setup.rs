@@ -59,6 +59,11 @@ impl Cluster {
         Self::on(Version::Installed, shared_env())
     }
 
+    /// With a runtime of the caller's choice.
+    pub fn on_runtime(version: Version) -> Self {
+        Self::on(version, shared_env())
+    }
+
     /// With an API server of its own, for tests that stop it or turn it back.
     pub fn alone() -> Self {
         Self::on(Version::Installed, Arc::new(EnvTest::start()))

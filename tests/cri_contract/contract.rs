@@ -7,7 +7,7 @@ use futures::StreamExt;
 use holdfast::kuberuntime::cri::{ContainerEventKind, CriErrorKind, v1};
 use holdfast::types::runtime::{ContainerState, SandboxState};
 use holdfast::types::{ContainerId, PodUid};
-use holdfast_testkit::containerd::BUSYBOX;
+use holdfast_testkit::containerd::{BUSYBOX, Version};
 use tokio::time::Instant;
 
 use super::world::{UNREACHABLE, World};
@@ -32,6 +32,7 @@ macro_rules! contracts {
 pub(crate) async fn run(world: World) {
     contracts!(world:
         says_who_and_how_it_is,
+        newer_ones_say_what_they_can,
         sandbox_has_an_address_until_it_is_stopped,
         sandbox_on_the_nodes_network_has_no_address,
         same_sandbox_is_not_made_twice,
@@ -57,8 +58,29 @@ async fn says_who_and_how_it_is(world: &World) {
         let found = status.conditions.iter().find(|c| c.r#type == condition);
         assert!(found.unwrap().status, "{condition}: {found:?}");
     }
-    assert_eq!(world.cri.runtime_config().await.unwrap(), None);
     world.cri.update_runtime_config("").await.unwrap();
+}
+
+async fn newer_ones_say_what_they_can(world: &World) {
+    let status = world.cri.status(false).await.unwrap();
+    let config = world.cri.runtime_config().await.unwrap();
+    if world.version != Some(Version::V2) {
+        assert_eq!(config, None);
+        assert_eq!((status.runtime_handlers, status.features), (vec![], None));
+        return;
+    }
+    let linux = config.and_then(|c| c.linux).unwrap();
+    assert_eq!(linux.cgroup_driver(), v1::CgroupDriver::Cgroupfs);
+    assert!(status.features.unwrap().supplemental_groups_policy);
+    // The default has no name, and its own besides.
+    let mut handlers = status.runtime_handlers;
+    handlers.sort_by(|a, b| a.name.cmp(&b.name));
+    let names: Vec<_> = handlers.iter().map(|h| h.name.as_str()).collect();
+    assert_eq!(names, ["", "runc"]);
+    for handler in handlers {
+        let features = handler.features.unwrap();
+        assert!(features.recursive_read_only_mounts, "{features:?}");
+    }
 }
 
 async fn sandbox_has_an_address_until_it_is_stopped(world: &World) {

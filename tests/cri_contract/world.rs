@@ -25,6 +25,8 @@ pub(crate) struct World {
     pub(crate) clock: SystemClock,
     pub(crate) dir: tempfile::TempDir,
     pub(crate) offers_events: bool,
+    /// Which containerd, if it is one.
+    pub(crate) version: Option<Version>,
     _fake: Option<FakeCri>,
     pub(crate) containerd: Option<PrivateContainerd>,
     serial: AtomicU32,
@@ -50,7 +52,9 @@ impl World {
             panic!("this test needs root and a containerd (hack/deps.sh installs it): {error}")
         });
         let mut world = Self::on(&containerd.endpoint(), tempfile::tempdir().unwrap());
-        world.offers_events = version == Version::V1_7;
+        let version = version.resolved().unwrap();
+        world.offers_events = version != Version::Installed;
+        world.version = Some(version);
         world.containerd = Some(containerd);
         world
     }
@@ -64,6 +68,7 @@ impl World {
             clock,
             dir,
             offers_events: true,
+            version: None,
             _fake: None,
             containerd: None,
             serial: AtomicU32::new(0),

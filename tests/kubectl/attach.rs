@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::node::shared;
+use crate::node::{Node, shared};
 use crate::setup::{FOREVER, script};
 
 /// Answers each line it reads.
@@ -17,7 +17,10 @@ fn answers(policy: &str) -> Value {
 
 #[test]
 fn one_may_come_go_and_come_again() {
-    let node = shared();
+    come_and_go(&shared());
+}
+
+pub fn come_and_go(node: &Node) {
     node.create_pod("answers", answers("Always"));
     node.wait_running("answers");
     for word in ["first", "second"] {
@@ -35,7 +38,10 @@ fn one_may_come_go_and_come_again() {
 
 #[test]
 fn the_end_of_input_given_once_ends_the_container_and_the_client() {
-    let node = shared();
+    given_once(&shared());
+}
+
+pub fn given_once(node: &Node) {
     let mut spec = answers("Never");
     spec["containers"][0]["stdinOnce"] = json!(true);
     node.create_pod("given-once", spec);
@@ -51,7 +57,10 @@ fn the_end_of_input_given_once_ends_the_container_and_the_client() {
 
 #[test]
 fn output_is_seen_until_the_container_ends() {
-    let node = shared();
+    until_its_end(&shared());
+}
+
+pub fn until_its_end(node: &Node) {
     let ticks =
         "trap 'echo ended; exit 0' TERM; while :; do echo tick; echo tock >&2; sleep 0.5; done";
     node.create_pod("ticks", script("Never", ticks));
@@ -67,7 +76,10 @@ fn output_is_seen_until_the_container_ends() {
 
 #[test]
 fn a_container_with_a_terminal_is_used_like_one() {
-    let node = shared();
+    console(&shared());
+}
+
+pub fn console(node: &Node) {
     let mut spec = script("Always", "exec sh");
     spec["containers"][0]["stdin"] = json!(true);
     spec["containers"][0]["tty"] = json!(true);

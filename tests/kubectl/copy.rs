@@ -4,12 +4,15 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 
 use crate::client::noise;
-use crate::node::shared;
+use crate::node::{Node, shared};
 use crate::setup::{FOREVER, script};
 
 #[test]
 fn directories_are_copied_there_and_back() {
-    let node = shared();
+    there_and_back(&shared());
+}
+
+pub fn there_and_back(node: &Node) {
     node.create_pod("store", script("Always", FOREVER));
     node.wait_running("store");
     let here = node.dir().join("there");

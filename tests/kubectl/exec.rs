@@ -3,12 +3,15 @@
 use serde_json::json;
 
 use crate::client::{noise, sha256};
-use crate::node::shared;
+use crate::node::{Node, shared};
 use crate::setup::{FOREVER, container, script};
 
 #[test]
 fn exit_codes_and_both_outputs_come_back() {
-    let node = shared();
+    codes_and_outputs(&shared());
+}
+
+pub fn codes_and_outputs(node: &Node) {
     let mut spec = script("Always", FOREVER);
     spec["containers"]
         .as_array_mut()
@@ -42,7 +45,10 @@ fn exit_codes_and_both_outputs_come_back() {
 
 #[test]
 fn what_cannot_be_run_is_told() {
-    let node = shared();
+    cannot_be_run(&shared());
+}
+
+pub fn cannot_be_run(node: &Node) {
     node.create_pod("lacks", script("Always", FOREVER));
     node.wait_running("lacks");
     let outcome = node.run_kubectl(&["exec", "lacks", "--", "/no/such/program"]);
@@ -107,7 +113,10 @@ fn a_hundred_mebibytes_go_through_unharmed_both_ways() {
 
 #[test]
 fn a_shell_in_a_terminal_knows_its_size_and_ends_with_its_code() {
-    let node = shared();
+    shell(&shared());
+}
+
+pub fn shell(node: &Node) {
     node.create_pod("shell", script("Always", FOREVER));
     node.wait_running("shell");
     let mut terminal = node.start_in_terminal(&["exec", "-it", "shell", "--", "sh"], 30, 90);
@@ -128,12 +137,14 @@ fn a_shell_in_a_terminal_knows_its_size_and_ends_with_its_code() {
 
 #[test]
 fn many_at_once_do_not_mix() {
-    let node = shared();
+    many(&shared());
+}
+
+pub fn many(node: &Node) {
     node.create_pod("crowd", script("Always", FOREVER));
     node.wait_running("crowd");
     std::thread::scope(|scope| {
         for n in 0..8 {
-            let node = &node;
             scope.spawn(move || {
                 let data = noise(n + 100, 300_000);
                 let arguments = ["exec", "-i", "crowd", "--", "cat"];

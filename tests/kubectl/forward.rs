@@ -156,11 +156,26 @@ fn a_gibibyte_arrives_unharmed() {
 #[test]
 fn connections_at_the_same_time_do_not_mix() {
     let node = shared();
-    serve(&node, "echo");
+    let (mut kubectl, page_port, nobody) = side_by_side(&node);
+    // That connection ends, others go on. A newer kubectl gives up then.
+    let mut refused = connect(nobody);
+    let mut nothing = Vec::new();
+    drop(refused.write_all(b"anybody?"));
+    drop(refused.read_to_end(&mut nothing));
+    assert!(nothing.is_empty(), "{nothing:?}");
+    assert!(!kubectl.ended(), "{}", kubectl.stderr());
+    let answer = page(page_port);
+    assert!(answer.ends_with(PAGE), "{answer:?}");
+    assert!(kubectl.stderr().contains("refused"), "{}", kubectl.stderr());
+}
+
+/// Leaves a kubectl that forwards, and its ports for the page and for one on which nobody listens.
+pub fn side_by_side(node: &Node) -> (Kubectl, u16, u16) {
+    serve(node, "echo");
     let echoes: Vec<String> = (7000..7016).map(|port| format!(":{port}")).collect();
     let mut wanted: Vec<&str> = echoes.iter().map(String::as_str).collect();
     wanted.extend([":8080", ":1"]);
-    let (mut kubectl, ports) = forward(&node, "echo", &wanted);
+    let (kubectl, ports) = forward(node, "echo", &wanted);
     let (echoes, others) = ports.split_at(echoes.len());
     std::thread::scope(|scope| {
         for (n, port) in (0..).zip(echoes) {
@@ -180,14 +195,7 @@ fn connections_at_the_same_time_do_not_mix() {
             });
         }
     });
-    // Nobody listens on port 1: that connection ends, others go on.
-    let mut refused = connect(others[1]);
-    let mut nothing = Vec::new();
-    drop(refused.write_all(b"anybody?"));
-    drop(refused.read_to_end(&mut nothing));
-    assert!(nothing.is_empty(), "{nothing:?}");
-    assert!(!kubectl.ended(), "{}", kubectl.stderr());
     let answer = page(others[0]);
     assert!(answer.ends_with(PAGE), "{answer:?}");
-    assert!(kubectl.stderr().contains("refused"), "{}", kubectl.stderr());
+    (kubectl, others[0], others[1])
 }

@@ -23,7 +23,10 @@ fn wait_written(node: &Node, pod: &str, word: &str) -> String {
 
 #[test]
 fn following_shows_each_line_once_and_ends_with_the_container() {
-    let node = shared();
+    followed(&shared());
+}
+
+pub fn followed(node: &Node) {
     let counts =
         "i=1; while [ $i -le 6 ]; do echo line $i; sleep 0.7; i=$((i+1)); done; echo done >&2";
     node.create_pod("counts", script("Never", counts));
@@ -39,7 +42,10 @@ fn following_shows_each_line_once_and_ends_with_the_container() {
 
 #[test]
 fn the_logs_of_the_run_before_are_kept() {
-    let node = shared();
+    run_before(&shared());
+}
+
+pub fn run_before(node: &Node) {
     let mut spec = script(
         "OnFailure",
         &format!(
@@ -50,7 +56,7 @@ fn the_logs_of_the_run_before_are_kept() {
     spec["containers"][0]["volumeMounts"] = json!([{"name": "once", "mountPath": "/once"}]);
     node.create_pod("again", spec);
     node.create_pod("once", script("Always", FOREVER));
-    wait_written(&node, "again", "second");
+    wait_written(node, "again", "second");
     assert_eq!(node.ok(&["logs", "again"]), "second\n");
     assert_eq!(node.ok(&["logs", "-p", "again"]), "first\n");
     node.wait_running("once");
@@ -189,7 +195,10 @@ fn a_static_pod_has_logs_under_its_mirrors_name() {
 
 #[test]
 fn following_goes_on_over_rotated_files() {
-    let node = shared();
+    over_rotations(&shared());
+}
+
+pub fn over_rotations(node: &Node) {
     // 3000 lines of 120 bytes in more than ten seconds: several files of 100 KiB.
     let padding = "x".repeat(100);
     let writes = format!(

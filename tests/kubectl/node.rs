@@ -1,9 +1,13 @@
 //! A node whose kubelet API the API server reaches.
 
 use std::ops::Deref;
+use std::path::PathBuf;
+use std::process::Command;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
+use holdfast_testkit::containerd::Version;
 use holdfast_testkit::envtest::{self, EnvTest};
+use holdfast_testkit::programs::newest_kubectl;
 
 use crate::agent_process::{Agent, eventually};
 use crate::client::{Kubectl, Outcome, Terminal};
@@ -16,6 +20,8 @@ pub struct Node {
     /// Where the API server finds the node.
     pub address: String,
     pub port: u16,
+    /// Another kubectl than that of the cluster.
+    kubectl: Option<PathBuf>,
 }
 
 impl Deref for Node {
@@ -25,6 +31,9 @@ impl Deref for Node {
         &self.cluster
     }
 }
+
+const EARLY_ROTATION: &str =
+    "containerLogMaxSize: 100Ki\ncontainerLogMaxFiles: 3\ncontainerLogMonitorInterval: 3s\n";
 
 /// One node for all tests that run at the same time and only look.
 pub fn shared() -> Arc<Node> {
@@ -41,10 +50,16 @@ pub fn shared() -> Arc<Node> {
 impl Node {
     /// With an agent that has joined, certificates of its own making, and logs that are rotated early.
     pub fn new() -> Self {
-        Self::on(
-            Cluster::new(),
-            "containerLogMaxSize: 100Ki\ncontainerLogMaxFiles: 3\ncontainerLogMonitorInterval: 3s\n",
-        )
+        Self::on(Cluster::new(), EARLY_ROTATION)
+    }
+
+    /// As [`Self::new`] with the newest runtime there is for tests, whose users have the newest kubectl.
+    pub fn newest() -> Self {
+        let kubectl = newest_kubectl().expect("fetch the newest kubectl");
+        Self {
+            kubectl: Some(kubectl),
+            ..Self::on(Cluster::on_runtime(Version::V2), EARLY_ROTATION)
+        }
     }
 
     /// As [`Self::new`] with the logs of a node as it is installed.
@@ -88,6 +103,7 @@ impl Node {
             address: address.expect("an InternalIP").to_owned(),
             cluster,
             port,
+            kubectl: None,
         }
     }
 
@@ -120,16 +136,22 @@ impl Node {
 
     /// Starts kubectl beside the test.
     pub fn start_kubectl(&self, arguments: &[&str]) -> Kubectl {
-        let mut command = self.env.kubectl_command(&self.env.admin_kubeconfig());
-        command.args(["-n", &self.namespace]).args(arguments);
-        Kubectl::start(command)
+        Kubectl::start(self.kubectl_command(arguments))
     }
 
     /// Starts kubectl in a terminal of that many rows and columns.
     pub fn start_in_terminal(&self, arguments: &[&str], rows: u16, columns: u16) -> Terminal {
-        let mut command = self.env.kubectl_command(&self.env.admin_kubeconfig());
+        Terminal::start(&self.kubectl_command(arguments), rows, columns)
+    }
+
+    fn kubectl_command(&self, arguments: &[&str]) -> Command {
+        let admin = self.env.admin_kubeconfig();
+        let mut command = match &self.kubectl {
+            Some(program) => self.env.kubectl_command_of(program, &admin),
+            None => self.env.kubectl_command(&admin),
+        };
         command.args(["-n", &self.namespace]).args(arguments);
-        Terminal::start(&command, rows, columns)
+        command
     }
 
     /// `kubectl get --raw` below the node's proxy: `/api/v1/nodes/<node>/proxy/<path>`.

@@ -60,7 +60,10 @@ fn limited(script_text: &str) -> Value {
 
 #[test]
 fn use_of_processor_and_memory_is_what_the_containers_use() {
-    let node = shared();
+    what_is_used(&shared());
+}
+
+pub fn what_is_used(node: &Node) {
     node.create_pod("burns", limited("while :; do :; done"));
     node.create_pod(
         "holds",
@@ -87,18 +90,18 @@ fn use_of_processor_and_memory_is_what_the_containers_use() {
         )
     };
     eventually("memory is held", || {
-        let all = scrape(&node);
+        let all = scrape(node);
         match memory(&all, "holds") {
             Some((bytes, _)) if bytes > 30e6 => Ok(()),
             other => Err(format!("{other:?}")),
         }
     });
-    let before = scrape(&node);
+    let before = scrape(node);
     let (used_before, at_before) = cpu(&before, "burns").expect("a counter");
     assert!(at_before > 1.7e9, "samples carry their time: {at_before}");
     // A rate needs two samples that lie apart.
     let after = within(Duration::from_secs(60), "another sample, 4 s later", || {
-        let all = scrape(&node);
+        let all = scrape(node);
         match cpu(&all, "burns") {
             Some((_, at)) if at > at_before + 4.0 => Ok(all),
             other => Err(format!("{other:?} after {at_before}")),

@@ -39,6 +39,11 @@ async fn containerd_1_7_does_the_same() {
     commands(World::on(Version::V1_7, IDLE_TIMEOUT).await).await;
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn containerd_2_does_the_same() {
+    commands(World::on(Version::V2, IDLE_TIMEOUT).await).await;
+}
+
 async fn commands(world: World) {
     let (pod, _) = world.pod("sleep 1000").await;
     let fails = exec(&pod, OUT, "echo out; echo err >&2; exit 7");

@@ -3,11 +3,13 @@
 
 use std::io;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
+use std::process::{Command, Output};
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
+
+use crate::programs::{self, hack, run};
 
 /// An image with busybox, in every private containerd.
 pub const BUSYBOX: &str = "holdfast.local/busybox:1";
@@ -17,10 +19,42 @@ pub const PAUSE: &str = "holdfast.local/pause:1";
 /// Which containerd.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Version {
-    /// The installed one: 1.6 on Debian 12.
+    /// The installed one: 1.6 on Debian 12. Another one where `HOLDFAST_CONTAINERD` says `1.7` or `2`, to run tests of
+    /// everything on it.
     Installed,
-    /// 1.7 of Debian 13, unpacked into a cache by `hack/containerd-1.7.sh`: offers container events.
+    /// 1.7 of Debian 13, unpacked into a cache by `hack/debian.sh`: offers container events.
     V1_7,
+    /// 2.1 or later of Debian 14, unpacked likewise: mounts images, and says what it can.
+    V2,
+}
+
+impl Version {
+    /// What it stands for here.
+    ///
+    /// # Errors
+    /// When `HOLDFAST_CONTAINERD` says something else than it may.
+    pub fn resolved(self) -> io::Result<Self> {
+        if self != Self::Installed {
+            return Ok(self);
+        }
+        match std::env::var("HOLDFAST_CONTAINERD").as_deref() {
+            Err(_) | Ok("") => Ok(self),
+            Ok("1.7") => Ok(Self::V1_7),
+            Ok("2") => Ok(Self::V2),
+            Ok(other) => Err(io::Error::other(format!(
+                "HOLDFAST_CONTAINERD is {other:?}; it may be 1.7 or 2"
+            ))),
+        }
+    }
+
+    /// Where its programs are, when they are not those in the `PATH`.
+    fn programs(self) -> io::Result<Option<PathBuf>> {
+        match self.resolved()? {
+            Self::Installed => Ok(None),
+            Self::V1_7 => programs::of_debian("trixie", "containerd").map(Some),
+            Self::V2 => programs::of_debian("forky", "containerd").map(Some),
+        }
+    }
 }
 
 /// A running containerd. Dropped, it takes its containers, mounts and bridge along.
@@ -49,17 +83,9 @@ impl PrivateContainerd {
     /// # Errors
     /// As [`Self::start`].
     pub fn start_in(dir: &Path, version: Version) -> io::Result<Self> {
-        let bin = match version {
-            Version::Installed => None,
-            Version::V1_7 => {
-                let output = run(&mut Command::new(hack("containerd-1.7.sh")))?;
-                let path = String::from_utf8_lossy(&output.stdout).trim().to_owned();
-                Some(PathBuf::from(path))
-            }
-        };
         let containerd = Self {
             dir: dir.to_owned(),
-            bin,
+            bin: version.programs()?,
         };
         containerd.start_daemon()?;
         Ok(containerd)
@@ -196,26 +222,4 @@ fn sweep() {
             }
         }
     }
-}
-
-fn hack(script: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR"))
-        .join("../../hack")
-        .join(script)
-}
-
-fn run(command: &mut Command) -> io::Result<Output> {
-    let output = command.stdin(Stdio::null()).output();
-    let name = command.get_program().to_string_lossy().into_owned();
-    let output =
-        output.map_err(|error| io::Error::new(error.kind(), format!("run {name}: {error}")))?;
-    if output.status.success() {
-        return Ok(output);
-    }
-    let said = String::from_utf8_lossy(&output.stderr);
-    Err(io::Error::other(format!(
-        "{name} failed ({}): {}",
-        output.status,
-        said.trim()
-    )))
 }

@@ -13,3 +13,4 @@ pub mod fake_api;
 pub mod fake_cri;
 pub mod fault_proxy;
 pub mod ports;
+pub mod programs;

@@ -168,9 +168,16 @@ impl EnvTest {
         command.output().expect("run kubectl")
     }
 
-    /// A kubectl to be started with a kubeconfig.
+    /// A kubectl to be started with a kubeconfig: that of the assets, or the one that `HOLDFAST_KUBECTL` names.
     pub fn kubectl_command(&self, kubeconfig: &Path) -> Command {
-        let mut command = Command::new(self.assets.join("kubectl"));
+        let named = std::env::var_os("HOLDFAST_KUBECTL").filter(|path| !path.is_empty());
+        let program = named.map_or_else(|| self.assets.join("kubectl"), PathBuf::from);
+        self.kubectl_command_of(&program, kubeconfig)
+    }
+
+    /// As [`EnvTest::kubectl_command`] with a kubectl of the caller's choice.
+    pub fn kubectl_command_of(&self, program: &Path, kubeconfig: &Path) -> Command {
+        let mut command = Command::new(program);
         command.env("KUBECONFIG", kubeconfig).env("HOME", &self.dir);
         command
     }
