@@ -11,13 +11,16 @@ use crate::node::Node;
 use crate::setup::{FOREVER, script};
 use crate::{attach, copy, exec, forward, logs, top};
 
+/// What users do, by its name.
+type Doing = (&'static str, fn(&Node));
+
 #[test]
 fn the_newest_kubectl_and_runtime_do_the_same() {
     let node = Node::newest();
     let node = &node;
     who_is_who(node);
     // Beside each other: most of them wait.
-    let paths: [(&str, fn(&Node)); 12] = [
+    let paths: [Doing; 12] = [
         ("attach::come_and_go", attach::come_and_go),
         ("attach::given_once", attach::given_once),
         ("attach::console", attach::console),
