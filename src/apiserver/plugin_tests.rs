@@ -43,7 +43,7 @@ fn identity() -> (String, String, i64) {
 
 /// Everything that could be logged of an error.
 fn told(error: &PluginError) -> String {
-    let text = super::super::transport::explain(error, "", 0);
+    let text = crate::apiserver::transport::explain(error, "", 0);
     format!("{text} {error:?}")
 }
 
