@@ -71,18 +71,19 @@ impl Handlers {
         answer
     }
 
+    /// What is large is put aside, so that the rest of it stays small.
     async fn once(&self, job: &Job) -> Result<Raw, String> {
         let probe = &job.target.probe;
         let container = &job.target.container;
         let timeout = job.target.spec.timeout;
         if let Some(exec) = &probe.exec {
-            return self.exec(job, exec, timeout).await;
+            return Box::pin(self.exec(job, exec, timeout)).await;
         }
         if let Some(get) = &probe.http_get {
             let host = host(get.host.as_deref(), &job.ip)?;
             let port = port(&get.port, container)?;
             let client = self.http.get_or_init(http::client).as_ref()?;
-            return http::get(client, get, &host, port, timeout).await;
+            return Box::pin(http::get(client, get, &host, port, timeout)).await;
         }
         if let Some(socket) = &probe.tcp_socket {
             return tcp(socket, container, &job.ip, timeout).await;
@@ -91,7 +92,7 @@ impl Handlers {
             let host = host(None, &job.ip)?;
             let port = number(i64::from(action.port))?;
             let service = action.service.as_deref().unwrap_or_default();
-            return Ok(grpc::check(&host_port(&host, port), service, timeout).await);
+            return Ok(Box::pin(grpc::check(&host_port(&host, port), service, timeout)).await);
         }
         Err(format!(
             "the probe of container {} has no handler that is known",

@@ -22,6 +22,9 @@ use crate::types::{Event, EventType, PodExt, ProbeKind, ProbeUpdate, Stamp};
 pub(super) const NET_LIMIT: usize = 64;
 /// Commands of probes at once; each costs the runtime a process or two.
 pub(super) const EXEC_LIMIT: usize = 16;
+/// A further run of a probe may be this much too early when the task is awake anyway: with hundreds of probes that is
+/// most of its wake-ups. Never the first run of a container, which has its initial delay.
+const EARLY: Duration = Duration::from_millis(50);
 /// Longest message of an event that the API server takes.
 const MESSAGE_LIMIT: usize = 1024;
 
@@ -43,11 +46,19 @@ struct Lane {
     running: usize,
 }
 
+/// When a probe is to be run.
+#[derive(Clone, Copy)]
+struct Due {
+    at: Instant,
+    /// After another run.
+    again: bool,
+}
+
 struct Task<'a> {
     inner: &'a Inner,
     handlers: Arc<Handlers>,
     schedule: BTreeSet<(Instant, ProbeId)>,
-    due: HashMap<ProbeId, Instant>,
+    due: HashMap<ProbeId, Due>,
     net: Lane,
     exec: Lane,
     /// Probes that wait for a turn or are under way.
@@ -114,7 +125,9 @@ impl Task<'_> {
         let commands = self.inner.table().take_commands();
         for command in commands {
             match command {
-                Command::Schedule(id, wait) => self.schedule_at(id, Instant::now() + wait),
+                Command::Schedule(id, wait) => {
+                    self.schedule_at(id, Instant::now() + wait, false);
+                }
                 Command::Cancel(id) => self.cancel(id),
                 Command::Send(kind, id, update) => {
                     self.outbox.insert((kind, id), update);
@@ -123,25 +136,35 @@ impl Task<'_> {
         }
     }
 
-    fn schedule_at(&mut self, id: ProbeId, at: Instant) {
+    fn schedule_at(&mut self, id: ProbeId, at: Instant, again: bool) {
         self.cancel(id);
         self.schedule.insert((at, id));
-        self.due.insert(id, at);
+        self.due.insert(id, Due { at, again });
     }
 
     fn cancel(&mut self, id: ProbeId) {
-        if let Some(at) = self.due.remove(&id) {
-            self.schedule.remove(&(at, id));
+        if let Some(due) = self.due.remove(&id) {
+            self.schedule.remove(&(due.at, id));
         }
         self.again.remove(&id);
     }
 
-    /// Moves what is due to the queues.
+    /// Moves what is due to the queues, and with it what soon will be.
     fn enqueue_due(&mut self) {
         let now = Instant::now();
-        while let Some((at, id)) = self.schedule.first().copied()
-            && at <= now
-        {
+        if self.schedule.first().is_none_or(|(at, _)| *at > now) {
+            return;
+        }
+        let is_soon = |id: &ProbeId| self.due.get(id).is_some_and(|due| due.again);
+        let near = self
+            .schedule
+            .iter()
+            .take_while(|(at, _)| *at <= now + EARLY);
+        let due: Vec<_> = near
+            .filter(|(at, id)| *at <= now || is_soon(id))
+            .copied()
+            .collect();
+        for (at, id) in due {
             self.schedule.remove(&(at, id));
             self.due.remove(&id);
             self.enqueue(id, at);
@@ -213,9 +236,9 @@ impl Task<'_> {
             }
             if applied.goes_on && !self.due.contains_key(&job.id) {
                 // On the phase of the series: what was missed meanwhile is not made up for.
-                let now = Instant::now();
+                let now = Instant::now().max(due);
                 let rest = job.target.spec.rest_of_period(now - due);
-                self.schedule_at(job.id, now + rest);
+                self.schedule_at(job.id, now + rest, true);
             }
         }
         self.idle(job.id);

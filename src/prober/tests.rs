@@ -278,6 +278,28 @@ async fn readiness_follows_the_probe_with_its_thresholds() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn runs_that_are_due_at_about_the_same_time_are_made_together_and_keep_their_phases() {
+    let mut world = World::new().await;
+    for (uid, command, later) in [("u1", "a", 0), ("u2", "b", 30), ("u3", "c", 200)] {
+        tokio::time::sleep(Duration::from_millis(later)).await;
+        let container = world.container("c").await;
+        let pod = pod(uid, json!({"readinessProbe": exec(command)}));
+        let status = status(&pod, &[&container]);
+        world.prober().observe(&pod, &status, None);
+    }
+    seconds(55).await;
+    let runs = world.script.runs.lock().unwrap().clone();
+    let times = |command: &str| -> Vec<u128> {
+        let of = runs.iter().filter(|(name, _)| name == command);
+        of.map(|(_, at)| (*at - runs[0].1).as_millis()).collect()
+    };
+    assert_eq!(times("a"), [0, 10_000, 20_000, 30_000, 40_000, 50_000]);
+    // The first one has its delay, the others are no reason to wake up.
+    assert_eq!(times("b"), [30, 10_000, 20_000, 30_000, 40_000, 50_000]);
+    assert_eq!(times("c"), [230, 10_230, 20_230, 30_230, 40_230, 50_230]);
+}
+
+#[tokio::test(start_paused = true)]
 async fn the_startup_probe_gates_the_others_and_then_ends() {
     let mut world = World::new().await;
     let container = world.container("c").await;
