@@ -140,6 +140,15 @@ fn measure(count: usize, probes: bool) {
     };
     let asked = std::env::var_os("HOLDFAST_FIGURES").is_some();
     let bare = asked.then(|| {
+        let mut one: Vec<_> = (0..5)
+            .flat_map(|_| bare::start_pods(&cluster, 1, program))
+            .collect();
+        one.sort();
+        println!(
+            "the runtime alone, straight over CRI: one pod {:.2} s (median of {})",
+            one[one.len() / 2].as_secs_f64(),
+            one.len()
+        );
         let times = bare::start_pods(&cluster, count, program);
         // ext4 looks longer for a free inode as long as others nearby were freed less than a minute ago.
         std::thread::sleep(Duration::from_secs(65));
