@@ -211,4 +211,6 @@ fn log(event: &Event, count: u64) {
 }
 
 #[cfg(test)]
+mod testkit;
+#[cfg(test)]
 mod tests;

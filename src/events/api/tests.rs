@@ -2,7 +2,8 @@
 
 use super::*;
 use crate::apiserver::testkit::FakeApi;
-use crate::types::{BootId, EventRecorder, EventType, PodRef};
+use crate::events::testkit::{event, pass};
+use crate::types::{BootId, EventRecorder, EventType};
 
 struct ManualClock(Mutex<i64>);
 
@@ -63,24 +64,6 @@ impl Rig {
             .get_or_create(&ReasonLabel { reason })
             .get()
     }
-}
-
-fn event(pod: &str, message: &str) -> Event {
-    Event {
-        pod: Some(PodRef {
-            uid: format!("uid-{pod}").into(),
-            name: pod.into(),
-            namespace: "shop".into(),
-        }),
-        container: Some("main".into()),
-        kind: EventType::Warning,
-        reason: "BackOff".into(),
-        message: message.into(),
-    }
-}
-
-async fn pass(ms: u64) {
-    tokio::time::sleep(Duration::from_millis(ms)).await;
 }
 
 #[tokio::test(start_paused = true)]

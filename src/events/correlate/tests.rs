@@ -1,29 +1,7 @@
 //! What becomes one Event object, and what is left out.
 
 use super::*;
-use crate::types::BootId;
-
-fn at(seconds: i64) -> Stamp {
-    Stamp {
-        boot: BootId(1),
-        boottime_ms: seconds * 1000,
-        wall_ms: seconds * 1000,
-    }
-}
-
-fn event(pod: &str, message: &str) -> Event {
-    Event {
-        pod: Some(PodRef {
-            uid: pod.into(),
-            name: pod.into(),
-            namespace: "default".into(),
-        }),
-        container: Some("main".into()),
-        kind: EventType::Warning,
-        reason: "BackOff".into(),
-        message: message.into(),
-    }
-}
+use crate::events::testkit::{at, event};
 
 fn correlator() -> Correlator {
     Correlator::new("n1", 0)

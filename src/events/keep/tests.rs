@@ -9,12 +9,13 @@ use tokio::task::JoinHandle;
 use super::*;
 use crate::apiserver::testkit::FakeApi;
 use crate::events::record::{EVENTS, SOURCES};
+use crate::events::testkit::{event, pass};
 use crate::events::{ApiEvents, EventRate, api_events, forget_waiting, kept_events};
 use crate::store::StoreOptions;
 use crate::store::backend::MemoryBackend;
 use crate::store::codec::Loaded;
 use crate::types::metrics::{Metrics, ReasonLabel};
-use crate::types::{BootId, Clock, Event, EventType, Stamp};
+use crate::types::{BootId, Clock, Stamp};
 
 const START: i64 = 1_700_000_000_000;
 
@@ -148,24 +149,6 @@ impl Rig {
         let label = ReasonLabel { reason };
         self.metrics.events_unsent.get_or_create(&label).get()
     }
-}
-
-fn event(pod: &str, message: &str) -> Event {
-    Event {
-        pod: Some(PodRef {
-            uid: format!("uid-{pod}").into(),
-            name: pod.into(),
-            namespace: "shop".into(),
-        }),
-        container: Some("main".into()),
-        kind: EventType::Warning,
-        reason: "BackOff".into(),
-        message: message.into(),
-    }
-}
-
-async fn pass(ms: u64) {
-    tokio::time::sleep(Duration::from_millis(ms)).await;
 }
 
 #[tokio::test(start_paused = true)]

@@ -1,29 +1,8 @@
 //! What waits, in which order, and what has to go.
 
 use super::*;
-use crate::types::{BootId, EventType};
-
-fn at(seconds: i64) -> Stamp {
-    Stamp {
-        boot: BootId(1),
-        boottime_ms: seconds * 1000,
-        wall_ms: seconds * 1000,
-    }
-}
-
-fn event(pod: &str, message: &str) -> Event {
-    Event {
-        pod: Some(PodRef {
-            uid: pod.into(),
-            name: pod.into(),
-            namespace: "default".into(),
-        }),
-        container: None,
-        kind: EventType::Warning,
-        reason: "BackOff".into(),
-        message: message.into(),
-    }
-}
+use crate::events::testkit::{at, event};
+use crate::types::BootId;
 
 fn queue() -> Queue {
     Queue::new(Correlator::new("n1", 0))

@@ -1,0 +1,33 @@
+//! What tests of events share.
+
+use std::time::Duration;
+
+use crate::types::{BootId, Event, EventType, PodRef, Stamp};
+
+/// So many seconds after the boot, which was when time began.
+pub(super) fn at(seconds: i64) -> Stamp {
+    Stamp {
+        boot: BootId(1),
+        boottime_ms: seconds * 1000,
+        wall_ms: seconds * 1000,
+    }
+}
+
+/// A container of a pod is restarted slowly.
+pub(super) fn event(pod: &str, message: &str) -> Event {
+    Event {
+        pod: Some(PodRef {
+            uid: format!("uid-{pod}").into(),
+            name: pod.into(),
+            namespace: "shop".into(),
+        }),
+        container: Some("main".into()),
+        kind: EventType::Warning,
+        reason: "BackOff".into(),
+        message: message.into(),
+    }
+}
+
+pub(super) async fn pass(ms: u64) {
+    tokio::time::sleep(Duration::from_millis(ms)).await;
+}
