@@ -228,7 +228,11 @@ impl Credentials {
             Ok(loaded) => loaded,
             // It comes with the bootstrap.
             Err(ApiError::Read { .. }) if self.loaded.is_none() => return Ok(()),
-            Err(error) => return Err(error),
+            Err(error) => {
+                // What it names may come later: it is read again at the next look.
+                self.seen.clear();
+                return Err(error);
+            }
         };
         if self.is_token_only(&loaded) {
             self.transport.exchange(loaded.bearer.clone());

@@ -6,6 +6,7 @@ use std::time::UNIX_EPOCH;
 use base64::Engine as _;
 use hyper::http::{HeaderValue, Uri};
 use kube::config::{AuthInfo, Cluster, Kubeconfig, KubeconfigError};
+use secrecy::ExposeSecret as _;
 
 use super::ApiError;
 use super::plugin::{Given, Plugin};
@@ -248,6 +249,7 @@ impl User {
                 "auth-provider is not supported; use an exec plugin in its place".to_owned(),
             );
         }
+        forget_empty(auth);
         let life = identity(auth, newer, files)?;
         let bearer = token(auth)?;
         let token_file = auth.token_file.take().map(|path| {
@@ -267,6 +269,28 @@ impl User {
             bearer,
             token_file,
         })
+    }
+}
+
+/// As upstream, what is empty is not given: templates leave such fields.
+fn forget_empty(auth: &mut AuthInfo) {
+    let texts = [
+        &mut auth.username,
+        &mut auth.token_file,
+        &mut auth.client_certificate,
+        &mut auth.client_certificate_data,
+        &mut auth.client_key,
+    ];
+    for text in texts {
+        text.take_if(|text| text.is_empty());
+    }
+    let secrets = [
+        &mut auth.password,
+        &mut auth.token,
+        &mut auth.client_key_data,
+    ];
+    for secret in secrets {
+        secret.take_if(|secret| secret.expose_secret().is_empty());
     }
 }
 

@@ -24,6 +24,8 @@ use super::kubeconfig::{Life, bearer};
 
 /// How long a plugin may take.
 const TIMEOUT: Duration = Duration::from_secs(60);
+/// What is read of its standard error once it has ended and somebody else holds it open.
+const LAST_WORDS: Duration = Duration::from_millis(100);
 /// Most that it may print.
 const LONGEST_ANSWER: u64 = 1 << 20;
 /// Most of its error output that is told.
@@ -221,12 +223,38 @@ impl Plugin {
         let (out, err) = (child.stdout.take(), child.stderr.take());
         let mut stdout = Vec::new();
         let failed = |error| ("its output cannot be read".to_owned(), Some(error));
-        let (printed, _) =
-            tokio::try_join!(all(out, &mut stdout), all(err, stderr)).map_err(failed)?;
-        if printed > LONGEST_ANSWER {
+        let status = {
+            let ended = async {
+                let printed = all(out, &mut stdout).await?;
+                let status = match printed > LONGEST_ANSWER {
+                    true => None,
+                    false => Some(child.wait().await?),
+                };
+                Ok(status)
+            };
+            let told = all(err, stderr);
+            tokio::pin!(ended, told);
+            // What it has left behind may keep its standard error open: its answer does not wait for that.
+            let mut is_told = false;
+            let status = loop {
+                tokio::select! {
+                    biased;
+                    answer = &mut told, if !is_told => {
+                        answer.map_err(failed)?;
+                        is_told = true;
+                    }
+                    answer = &mut ended => break answer.map_err(failed)?,
+                }
+            };
+            if !is_told {
+                // Its last words are in the pipe already.
+                drop(tokio::time::timeout(LAST_WORDS, told).await);
+            }
+            status
+        };
+        let Some(status) = status else {
             return Err((format!("it prints more than {LONGEST_ANSWER} bytes"), None));
-        }
-        let status = child.wait().await.map_err(failed)?;
+        };
         group.0 = None;
         if status.success() {
             return Ok(stdout);

@@ -81,8 +81,14 @@ impl Proxy {
             return Err("it has no scheme; write http://host:port".to_owned());
         };
         let Some(kind) = Kind::of(&scheme.to_ascii_lowercase()) else {
+            // Without the slashes it may be anything, a password too.
+            let is_scheme = |c: char| c.is_ascii_alphanumeric() || "+.-".contains(c);
+            let shown = match scheme.chars().all(is_scheme) {
+                true => format!("the scheme {scheme:?}"),
+                false => "what stands before ://".to_owned(),
+            };
             return Err(format!(
-                "the scheme {scheme:?} is not supported; use http, https or socks5"
+                "{shown} is not supported; use http, https or socks5"
             ));
         };
         let uri: Uri = url
@@ -104,7 +110,19 @@ impl Proxy {
                 "its user or password is longer than {SOCKS_LONGEST} bytes, the most SOCKS allows"
             ));
         }
-        let port = authority.port_u16().unwrap_or(kind.default_port());
+        let named = authority.as_str();
+        let named = named.rsplit_once('@').map_or(named, |(_, host)| host);
+        let port = match authority.port_u16() {
+            Some(port) => port,
+            None if matches!(named.strip_prefix(authority.host()), Some("" | ":")) => {
+                kind.default_port()
+            }
+            None => {
+                return Err(
+                    "its port is no number up to 65535; escape special characters of user and password as %40".to_owned(),
+                );
+            }
+        };
         let bare = format!("{}://{}:{port}/", kind.scheme(), authority.host());
         let address = bare.parse().map_err(|error| format!("{error}"))?;
         Ok(Self {
@@ -438,6 +456,10 @@ mod tests {
             ),
             ("socks4://me:secret@proxy", "not supported"),
             ("me:secret@proxy:3128", "no scheme"),
+            ("me:secret@http://proxy:3128", "what stands before ://"),
+            ("http://proxy:99999", "its port is no number"),
+            ("http://me:secret#x@proxy:3128", "its port is no number"),
+            ("http://me:secret/x@proxy:3128", "its port is no number"),
             ("http://me:sec ret@proxy", "it is no URL"),
             ("http:///secret", "it is no URL"),
             (

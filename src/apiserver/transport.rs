@@ -207,11 +207,11 @@ impl Transport {
         };
         let begun = Instant::now();
         let (sent, origin, serial) = {
+            // Read before the credentials: those that come meanwhile are not taken for refused.
+            let serial = self.serial();
             let Some(generation) = self.current.load_full() else {
                 return Err(SendError::NoCredentials.into());
             };
-            // Read before the request takes its token: one that is exchanged meanwhile is not taken for refused.
-            let serial = self.serial();
             // Not held while the request runs: exchanged credentials must let go of their connections.
             let (client, origin) = (generation.client.clone(), generation.origin.clone());
             drop(generation);

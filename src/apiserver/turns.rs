@@ -93,7 +93,10 @@ impl Turns {
 
     /// It has given something that is good until then.
     pub(super) fn gave(&mut self, now: Instant, wall: i64, until: Option<i64>) {
-        self.wanted = false;
+        // Renewed in time: nobody has refused what it gave before.
+        if !std::mem::take(&mut self.wanted) {
+            self.refusals = 0;
+        }
         self.ran = Some(now);
         let left = until.map(|until| until.saturating_sub(wall));
         let wait = if left.is_some_and(|left| left <= 0) {

@@ -1,8 +1,8 @@
 //! Keeps table `objects` in step with the queue of events.
 //!
 //! In: what the queue says may differ. Out: relaxed commits, each of all that has changed within [`SETTLE`]: what is
-//! told at once is written once, with the object's name in the API server, and what is only counted is not written at
-//! all. Records go a while after they were told, when nothing is counted in them any more; a node on which nothing
+//! told at once is written once, with the object's name in the API server, and what is held back as spam is not written
+//! at all. Records go a while after they were told, when nothing is counted in them any more; a node on which nothing
 //! happens writes nothing.
 //!
 //! One task writes all of it, and what a record should be is looked up when it is written, so none overtakes another.
@@ -51,6 +51,8 @@ struct Batch {
     keys: Vec<Key>,
     pods: Vec<Option<PodRef>>,
     damaged: Vec<String>,
+    /// There may be more to write.
+    more: bool,
 }
 
 impl Keeper {
@@ -117,7 +119,7 @@ impl Keeper {
     async fn flush(&mut self) -> bool {
         loop {
             let batch = self.batch();
-            let is_last = batch.keys.len() < BATCH && batch.pods.len() < BATCH;
+            let is_last = !batch.more;
             if !batch.transaction.is_empty() {
                 match self.store.commit(batch.transaction).await {
                     Ok(_) => {}
@@ -152,6 +154,7 @@ impl Keeper {
             damaged: std::mem::take(&mut self.damaged),
             ..Batch::default()
         };
+        batch.more = batch.keys.len() >= BATCH || batch.pods.len() >= BATCH;
         let memory = queue.memory();
         let mut writes = Writes::default();
         for key in &batch.damaged {
@@ -181,12 +184,15 @@ impl Keeper {
         for key in surplus(counting) {
             writes.set(&told_key(&key), None);
             self.told.remove(&key);
+            // If it cannot be written now, it is looked at again.
+            batch.keys.push(key);
         }
         let pods = self.rooms.iter();
         let pods = pods.filter_map(|pod| Some((memory.room(pod, now)?.at.wall_ms, pod)));
         for pod in surplus(pods) {
             writes.set(&room_key(&pod), None);
             self.rooms.remove(&pod);
+            batch.pods.push(pod);
         }
         batch.transaction = writes.transaction(&state);
         batch

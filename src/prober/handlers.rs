@@ -198,8 +198,10 @@ fn connect(address: SocketAddr) -> io::Result<Connect> {
         Err(errno) => return Err(errno.into()),
     }
     let mut asked = [PollFd::new(socket.as_fd(), PollFlags::POLLOUT)];
-    if poll(&mut asked, PollTimeout::ZERO)? == 0 {
-        return Ok(Connect::Pending(socket.into()));
+    match poll(&mut asked, PollTimeout::ZERO) {
+        Ok(0) | Err(Errno::EINTR) => return Ok(Connect::Pending(socket.into())),
+        Ok(_) => {}
+        Err(errno) => return Err(errno.into()),
     }
     match socket::getsockopt(&socket, sockopt::SocketError)? {
         0 => Ok(Connect::Done),

@@ -164,9 +164,6 @@ impl VolumeManager {
         if !on_record {
             return Ok(None);
         }
-        if plan.is_plainly_set_up() {
-            return Ok(Some(path));
-        }
         let mounted = at.table.get().await;
         let mounted = mounted.map_err(io_error("look at volume", &uid, &path))?;
         Ok(plan.is_set_up(mounted).then_some(path))
@@ -193,9 +190,8 @@ impl VolumeManager {
         }
         let (at, mounts) = (path.clone(), self.mounts.clone());
         let whole = run_blocking(move || {
-            let set_up = plan.is_plainly_set_up()
-                || mounts.read().is_ok_and(|mounted| plan.is_set_up(&mounted));
-            Ok(set_up && atomic_writer::is_written(&at))
+            let set_up = mounts.read().map(|mounted| plan.is_set_up(&mounted));
+            Ok(set_up.unwrap_or(false) && atomic_writer::is_written(&at))
         });
         whole.await.unwrap_or(false).then_some(path)
     }
@@ -269,13 +265,12 @@ impl VolumeManager {
             return Ok(false);
         }
         Ok(known.phase == VolumePhase::Mounted
-            && (plan.is_plainly_set_up()
-                || self
-                    .mounts
-                    .current()
-                    .await
-                    .map(|mounted| plan.is_set_up(&mounted))
-                    .map_err(io_error("look at volume", uid, &path))?))
+            && self
+                .mounts
+                .current()
+                .await
+                .map(|mounted| plan.is_set_up(&mounted))
+                .map_err(io_error("look at volume", uid, &path))?)
     }
 
     /// Tells once that a token has expired; again when a newer one has expired as well.

@@ -203,38 +203,6 @@ async fn a_tmpfs_that_is_gone_after_a_reboot_is_set_up_again() {
 }
 
 #[tokio::test]
-async fn what_is_plainly_there_needs_no_look_at_the_mount_table() {
-    if !is_root() {
-        return;
-    }
-    let world = world();
-    let _cleanup = Cleanup(&world);
-    let volumes = json!([
-        api_access(),
-        {"name": "disk", "emptyDir": {}},
-        {"name": "memory", "emptyDir": {"medium": "Memory"}},
-        {"name": "host", "hostPath": {"path": "/tmp"}},
-    ]);
-    let pod = pod("u1", volumes);
-    let paths = world.mount_with(&pod, &sources()).await.unwrap();
-    let before = world.manager.mounts.reads();
-    for manager in [world.manager.clone(), world.restarted()] {
-        let again = manager.mount(&pod, &sources(), &world.recorder).await;
-        assert_eq!(again.unwrap(), paths);
-    }
-    assert_eq!(world.manager.mounts.reads(), before);
-
-    nix::mount::umount(&paths["memory"]).unwrap();
-    world.mount_with(&pod, &sources()).await.unwrap();
-    let there = mounts::at(&paths["memory"]).unwrap();
-    assert_eq!(there.unwrap().fstype, "tmpfs");
-    assert!(
-        world.manager.mounts.reads() > before,
-        "what is not is looked for"
-    );
-}
-
-#[tokio::test]
 async fn an_expired_token_is_mounted_told_once_and_replaced() {
     if !is_root() {
         return;

@@ -315,13 +315,12 @@ impl VolumeManager {
         if is_it
             && is_checked
             && known.is_some_and(|k| k.phase == VolumePhase::Mounted)
-            && (plan.is_plainly_set_up()
-                || at
-                    .table
-                    .get()
-                    .await
-                    .map(|mounted| plan.is_set_up(mounted))
-                    .map_err(io_error("look at volume", &uid, &path))?)
+            && at
+                .table
+                .get()
+                .await
+                .map(|mounted| plan.is_set_up(mounted))
+                .map_err(io_error("look at volume", &uid, &path))?
         {
             return Ok(path);
         }

@@ -564,10 +564,10 @@ pub(super) fn detach_with_copies(path: &Path) -> io::Result<bool> {
     Ok(true)
 }
 
-/// Whether anything is mounted at `path` itself, by one look at it: the table is long on a node with many pods. `None`
-/// when the kernel does not say (before 5.8), or there is nothing.
+/// Whether anything is mounted at `path` itself, by one look at it: the table is long on a node with many pods. Nobody
+/// is asked who may not answer. `None` when the kernel does not say (before 5.8), or nothing is there.
 pub(super) fn is_point(path: &Path) -> Option<bool> {
-    let flags = AtFlags::SYMLINK_NOFOLLOW | AtFlags::NO_AUTOMOUNT;
+    let flags = AtFlags::SYMLINK_NOFOLLOW | AtFlags::NO_AUTOMOUNT | AtFlags::STATX_DONT_SYNC;
     let seen = statx(CWD, path, flags, StatxFlags::empty()).ok()?;
     let says = seen
         .stx_attributes_mask
@@ -575,11 +575,8 @@ pub(super) fn is_point(path: &Path) -> Option<bool> {
     says.then(|| seen.stx_attributes.contains(StatxAttributes::MOUNT_ROOT))
 }
 
-/// As [`Table::at`], of the table as it is now, which is read if there may be something.
+/// As [`Table::at`], of the table as it is now.
 pub(super) fn at(path: &Path) -> io::Result<Option<Mount>> {
-    if is_point(path) == Some(false) {
-        return Ok(None);
-    }
     Ok(Table::read()?.at(path)?.cloned())
 }
 

@@ -8,7 +8,6 @@ use std::path::{Path, PathBuf};
 use k8s_openapi::api::core::v1::{EmptyDirVolumeSource, Pod};
 use nix::errno::Errno;
 use nix::mount::MsFlags;
-use nix::sys::statfs::{TMPFS_MAGIC, statfs};
 
 use super::error::{VolumeError, io_error};
 use super::huge_pages::{self, HugePagesError};
@@ -82,26 +81,7 @@ impl Plan {
         }
     }
 
-    /// Whether it is seen to be there without the mount table, which is long on a node with many pods. What is not may be
-    /// there all the same. Upstream: `IsLikelyNotMountPoint`.
-    pub(super) fn is_plainly_set_up(&self) -> bool {
-        match self {
-            Self::Disk { path }
-            | Self::Content {
-                path,
-                medium: Medium::Disk,
-                ..
-            } => fs::symlink_metadata(path).is_ok_and(|m| m.is_dir()),
-            Self::Memory { path, .. } | Self::Content { path, .. } => {
-                mounts::is_point(path) == Some(true)
-                    && statfs(path).is_ok_and(|fs| fs.filesystem_type() == TMPFS_MAGIC)
-            }
-            Self::Huge { .. } => false,
-            Self::Host { .. } => true,
-        }
-    }
-
-    /// Whether it is there, by the mount table. A hostPath is checked once per boot, when it is mounted.
+    /// Whether it is there, by the mount table first. A hostPath is checked once per boot, when it is mounted.
     pub(super) fn is_set_up(&self, mounted: &mounts::View) -> bool {
         match self {
             Self::Disk { path }
@@ -109,7 +89,10 @@ impl Plan {
                 path,
                 medium: Medium::Disk,
                 ..
-            } => mounted.mount_at(path).is_some() || self.is_plainly_set_up(),
+            } => {
+                mounted.mount_at(path).is_some()
+                    || fs::symlink_metadata(path).is_ok_and(|m| m.is_dir())
+            }
             Self::Memory { path, .. } | Self::Content { path, .. } => {
                 mounted.mount_at(path).is_some_and(|m| m.fstype == "tmpfs")
             }
@@ -214,7 +197,12 @@ pub(super) fn set_up(plan: &Plan, uid: &PodUid, name: &str) -> Result<(), Volume
 }
 
 fn mount_tmpfs(path: &Path, size: Option<u64>, more: &str) -> io::Result<()> {
-    match mounts::at(path)? {
+    // Mostly the directory was just made.
+    let there = match mounts::is_point(path) {
+        Some(false) => None,
+        _ => mounts::at(path)?,
+    };
+    match there {
         // Mounted by a step that was cut off before it could be recorded.
         Some(mount) if mount.fstype == "tmpfs" => return Ok(()),
         Some(mount) => {

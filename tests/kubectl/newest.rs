@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
+use crate::agent_process::eventually;
 use crate::direct::Direct;
 use crate::node::Node;
 use crate::setup::{FOREVER, script};
@@ -20,7 +21,7 @@ fn the_newest_kubectl_and_runtime_do_the_same() {
     let node = &node;
     who_is_who(node);
     // Beside each other: most of them wait.
-    let paths: [Doing; 12] = [
+    let paths: [Doing; 11] = [
         ("attach::come_and_go", attach::come_and_go),
         ("attach::given_once", attach::given_once),
         ("attach::console", attach::console),
@@ -34,7 +35,6 @@ fn the_newest_kubectl_and_runtime_do_the_same() {
         }),
         ("logs::followed", logs::followed),
         ("logs::run_before", logs::run_before),
-        ("top::what_is_used", top::what_is_used),
     ];
     let failed: Vec<&str> = std::thread::scope(|scope| {
         let running = paths.map(|(name, path)| {
@@ -50,6 +50,8 @@ fn the_newest_kubectl_and_runtime_do_the_same() {
         failed.map(|(name, _)| name).collect()
     });
     assert!(failed.is_empty(), "failed: {failed:?}");
+    // It measures what a container uses: alone.
+    top::what_is_used(node);
     by_websocket(node);
     a_checkpoint_takes_criu(node);
     shown_and_drained(node);
@@ -83,7 +85,12 @@ fn by_websocket(node: &Node) {
     spoken(&outcome.stderr(), "v5.channel.k8s.io");
     let mut forwarding = node.start_kubectl(&["port-forward", "-v=8", "sockets", ":80"]);
     forwarding.wait_stdout("Forwarding from 127.0.0.1");
-    spoken(&forwarding.stderr(), "SPDY/3.1+portforward.k8s.io");
+    let protocol = "SPDY/3.1+portforward.k8s.io";
+    eventually("the protocol is told", || {
+        let said = forwarding.stderr();
+        said.contains(protocol).then_some(()).ok_or(said)
+    });
+    spoken(&forwarding.stderr(), protocol);
 }
 
 /// This containerd makes checkpoints, with a program that is not installed; which is what it says.
