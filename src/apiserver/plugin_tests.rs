@@ -338,6 +338,19 @@ async fn a_plugin_that_hangs_is_ended_with_what_it_has_started() {
     assert_eq!(reading.join().unwrap(), "up\n");
 }
 
+#[tokio::test]
+async fn what_a_plugin_leaves_running_does_not_hold_up_its_answer() {
+    let mut plugin = printing(&answer(json!({ "token": SECRET })));
+    plugin.args = vec![
+        "-c".to_owned(),
+        "sleep 100 >/dev/null & printf %s \"$ANSWER\"".to_owned(),
+    ];
+    let begun = std::time::Instant::now();
+    plugin.run().await.unwrap();
+    // By far less than it runs, and than a plugin may take.
+    assert!(begun.elapsed() < Duration::from_secs(30));
+}
+
 #[test]
 fn arguments_and_environment_are_not_printed() {
     let mut plugin = script(SECRET);
