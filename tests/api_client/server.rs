@@ -209,20 +209,30 @@ pub(crate) fn certificates(pem: &str) -> Vec<CertificateDer<'static>> {
 
 /// Serves as `own` and takes clients of `authority`, and those without a certificate.
 pub(crate) fn server_tls(own: &Identity, authority: &Authority) -> rustls::ServerConfig {
-    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let clients = clients_of(authority).allow_unauthenticated().build();
+    serving(own, clients.unwrap())
+}
+
+pub(crate) fn clients_of(authority: &Authority) -> rustls::server::ClientCertVerifierBuilder {
     let mut roots = rustls::RootCertStore::empty();
     for certificate in certificates(&authority.pem()) {
         roots.add(certificate).unwrap();
     }
-    let verifier = rustls::server::WebPkiClientVerifier::builder_with_provider(
-        Arc::new(roots),
-        provider.clone(),
-    );
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    rustls::server::WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider)
+}
+
+/// Serves as `own` and takes these clients.
+pub(crate) fn serving(
+    own: &Identity,
+    clients: Arc<dyn rustls::server::danger::ClientCertVerifier>,
+) -> rustls::ServerConfig {
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
     let key = PrivateKeyDer::from_pem_slice(own.key_pem.as_bytes()).unwrap();
     rustls::ServerConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()
         .unwrap()
-        .with_client_cert_verifier(verifier.allow_unauthenticated().build().unwrap())
+        .with_client_cert_verifier(clients)
         .with_single_cert(certificates(&own.cert_pem), key)
         .unwrap()
 }

@@ -4,37 +4,20 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use futures::StreamExt;
-use holdfast_testkit::envtest::{Authority, DAY, Identity};
+use holdfast_testkit::envtest::{Authority, DAY};
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::{Api, WatchParams};
-use rustls::pki_types::PrivateKeyDer;
-use rustls::pki_types::pem::PemObject;
 use serde_json::json;
 
 use crate::server::{
-    Kept, Log, Server, base64, certificates, client, client_of, let_in, list, why_down, within,
-    write_kubeconfig,
+    Kept, Log, Server, base64, client, client_of, clients_of, let_in, list, serving, why_down,
+    within, write_kubeconfig,
 };
 
 /// A server that wants a good client certificate; says in an alert what it thinks of each.
 fn strict_server(authority: &Authority) -> SocketAddr {
-    let provider = Arc::new(rustls::crypto::ring::default_provider());
-    let mut roots = rustls::RootCertStore::empty();
-    for certificate in certificates(&authority.pem()) {
-        roots.add(certificate).unwrap();
-    }
-    let verifier = rustls::server::WebPkiClientVerifier::builder_with_provider(
-        Arc::new(roots),
-        provider.clone(),
-    );
-    let own: Identity = authority.server("kube-apiserver");
-    let key = PrivateKeyDer::from_pem_slice(own.key_pem.as_bytes()).unwrap();
-    let config = rustls::ServerConfig::builder_with_provider(provider)
-        .with_safe_default_protocol_versions()
-        .unwrap()
-        .with_client_cert_verifier(verifier.build().unwrap())
-        .with_single_cert(certificates(&own.cert_pem), key)
-        .unwrap();
+    let own = authority.server("kube-apiserver");
+    let config = serving(&own, clients_of(authority).build().unwrap());
     let config = Arc::new(config);
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
