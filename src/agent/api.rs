@@ -201,13 +201,7 @@ pub(super) async fn tell_volumes_in_use(
 }
 
 /// Events go to the API server too.
-pub(super) fn forward_events(
-    config: &AgentConfig,
-    base: &Base,
-    api: ApiClient,
-    tasks: &mut Tasks,
-    token: &CancellationToken,
-) {
+pub(super) fn forward_events(config: &AgentConfig, base: &Base, api: ApiClient, tasks: &mut Tasks) {
     let rate = EventRate {
         qps: config.kubelet.event_record_qps,
         burst: config.kubelet.event_burst,
@@ -221,7 +215,8 @@ pub(super) fn forward_events(
         base.metrics.clone(),
     );
     base.recorder.forward(events);
-    tasks.add("events", sink.run(token.clone()));
+    let last = tasks.last.clone();
+    tasks.add("events", sink.run(last));
 }
 
 /// What the API server is called in records and messages: its URL, as far as the kubeconfig tells it now.

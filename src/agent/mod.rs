@@ -314,6 +314,8 @@ async fn close(base: &start::Base) -> Result<(), CommitError> {
 #[derive(Default)]
 struct Tasks {
     set: JoinSet<String>,
+    /// Cancelled when the workers have ended: for what takes in until then what they tell.
+    last: CancellationToken,
 }
 
 impl Tasks {
@@ -341,6 +343,7 @@ impl Tasks {
 
     /// Waits for all of them to end after cancellation; those that take too long are aborted.
     async fn end(mut self) {
+        self.last.cancel();
         let all = async { while self.set.join_next().await.is_some() {} };
         if tokio::time::timeout(DRAIN, all).await.is_err() {
             warn!("some tasks did not end in time");

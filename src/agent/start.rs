@@ -267,7 +267,7 @@ pub(super) async fn start(
     let node_object = base.node.clone();
     // The node lives on in the API server while the runtime is away.
     let node_status = base.api.clone().map(|api| {
-        api::forward_events(config, base, api.clone(), tasks, token);
+        api::forward_events(config, base, api.clone(), tasks);
         api::node_status(
             config,
             base,

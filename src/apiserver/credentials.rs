@@ -234,6 +234,7 @@ impl Credentials {
                 return Err(error);
             }
         };
+        self.seen = loaded.seen.clone();
         if self.is_token_only(&loaded) {
             self.transport.exchange(loaded.bearer.clone());
             self.taken = self.seen.clone();
@@ -345,8 +346,7 @@ impl Credentials {
                 "the node's client certificate is not good"
             );
         }
-        let files = loaded.files.clone();
-        self.seen = run(move || Ok(fingerprint(&files))).await?;
+        self.seen = loaded.seen.clone();
         self.taken.clear();
         self.renewal = loaded
             .life

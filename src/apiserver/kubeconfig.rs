@@ -31,6 +31,8 @@ pub(super) struct Loaded {
     pub(super) files: Vec<PathBuf>,
     /// Which of them has the token.
     pub(super) token_file: Option<usize>,
+    /// What they looked like before they were read; empty when they changed all the while.
+    pub(super) seen: Seen,
 }
 
 impl std::fmt::Debug for Loaded {
@@ -130,6 +132,21 @@ pub(super) fn date(seconds: i64) -> String {
 /// # Errors
 /// When it cannot be used, whatever the server says.
 pub(super) fn load(path: &Path, newer: Option<&Path>) -> Result<Loaded, ApiError> {
+    let mut loaded = read(path, newer)?;
+    for _ in 0..3 {
+        // Which files there are is known when they are read, what they looked like has to be of before: what is written
+        // between the two is another state, to be read at the next look.
+        let seen = fingerprint(&loaded.files);
+        let files = std::mem::replace(&mut loaded, read(path, newer)?).files;
+        if files == loaded.files {
+            loaded.seen = seen;
+            break;
+        }
+    }
+    Ok(loaded)
+}
+
+fn read(path: &Path, newer: Option<&Path>) -> Result<Loaded, ApiError> {
     if let Err(source) = std::fs::File::open(path) {
         return Err(ApiError::Read {
             path: path.to_owned(),
@@ -225,6 +242,7 @@ pub(super) fn load(path: &Path, newer: Option<&Path>) -> Result<Loaded, ApiError
         life: user.life,
         files,
         token_file: user.token_file,
+        seen: Seen::new(),
     })
 }
 

@@ -23,6 +23,8 @@ pub(crate) struct Model {
     pub(crate) drops: Vec<&'static str>,
     /// Every request is answered with this code.
     pub(crate) fails: Option<u16>,
+    /// Requests whose body says this are answered with 500.
+    pub(crate) fails_on: Option<&'static str>,
     /// No request is answered.
     pub(crate) down: bool,
     version: u64,
@@ -103,6 +105,12 @@ impl Model {
     fn answer(&mut self, method: &Method, path: &str, body: Value) -> (u16, Value) {
         if let Some(code) = self.fails {
             return failure(code, "injected");
+        }
+        if self
+            .fails_on
+            .is_some_and(|text| body.to_string().contains(text))
+        {
+            return failure(500, "injected");
         }
         let (path, is_status) = match path.strip_suffix("/status") {
             Some(path) => (path, true),

@@ -6,7 +6,7 @@ mod told;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicI64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -645,4 +645,46 @@ async fn what_is_in_flight_with_exchanged_credentials_ends() {
         .unwrap()
         .unwrap();
     assert!(ended.is_none_or(|event| event.is_err()), "the watch ended");
+}
+
+/// What is written while the credentials are read is never missed: what they looked like is of before.
+#[test]
+fn what_the_files_looked_like_is_of_before_they_were_read() {
+    let dir = tempfile::tempdir().unwrap();
+    let (path, token) = (dir.path().join("config"), dir.path().join("token"));
+    write_config(&path, "https://127.0.0.1:1", json!({"tokenFile": token}));
+    let text = |n: usize| "t".repeat(1 + n % 500);
+    let write = |n: usize| {
+        // Beside it first: it is never seen half.
+        let new = dir.path().join("new");
+        std::fs::write(&new, text(n)).unwrap();
+        std::fs::rename(&new, &token).unwrap();
+    };
+    write(0);
+    let over = AtomicBool::new(false);
+    let mut told = 0;
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            // An end of its own, for a test that fails.
+            for n in 1..20_000 {
+                if over.load(Ordering::SeqCst) {
+                    return;
+                }
+                write(n);
+                std::thread::sleep(Duration::from_micros(200));
+            }
+        });
+        for _ in 0..2000 {
+            let loaded = kubeconfig::load(&path, None).unwrap();
+            let now = kubeconfig::fingerprint(&loaded.files);
+            let text = std::fs::read_to_string(&token).unwrap();
+            if loaded.seen == now && now == kubeconfig::fingerprint(&loaded.files) {
+                told += 1;
+                let bearer = loaded.bearer.unwrap();
+                assert_eq!(bearer.to_str().unwrap(), format!("Bearer {text}"));
+            }
+        }
+        over.store(true, Ordering::SeqCst);
+    });
+    assert_ne!(told, 0, "the files were never at rest");
 }

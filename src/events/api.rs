@@ -66,6 +66,16 @@ impl SinkError {
             Self::Timeout { .. } => Failure::Transient,
         }
     }
+
+    /// Whether the server itself, or an admission webhook of it, failed on this event.
+    fn is_of_server(&self) -> bool {
+        match self {
+            Self::Request { source, .. } => {
+                matches!(&**source, kube::Error::Api(status) if status.code >= 500)
+            }
+            Self::Timeout { .. } => true,
+        }
+    }
 }
 
 /// What those share who take events, tell and keep them.
@@ -188,6 +198,9 @@ pub fn api_events(
 enum Written {
     Yes,
     Dropped,
+    /// Not now; maybe others are written.
+    Postponed(SinkError),
+    /// Nothing is written now.
     Later(SinkError),
 }
 
@@ -261,6 +274,10 @@ impl Teller {
                 match &written {
                     Written::Yes => queue.sent(),
                     Written::Dropped => queue.refused(),
+                    Written::Postponed(_) => {
+                        queue.postponed();
+                        self.shared.changed.notify_one();
+                    }
                     Written::Later(_) => queue.failed(),
                 }
             }
@@ -274,7 +291,7 @@ impl Teller {
                     self.shared.unsent("refused", 1);
                     self.shared.changed.notify_one();
                 }
-                Written::Later(error) => {
+                Written::Postponed(error) | Written::Later(error) => {
                     failures = failures.saturating_add(1);
                     self.back_off(failures, &error).await;
                 }
@@ -397,7 +414,10 @@ fn tell(failures: u32, is_down: bool, error: &SinkError) {
 
 fn refused_or_later(error: SinkError) -> Written {
     if error.failure() == Failure::Transient {
-        return Written::Later(error);
+        return match error.is_of_server() {
+            true => Written::Postponed(error),
+            false => Written::Later(error),
+        };
     }
     let why = &error as &dyn std::error::Error;
     warn!(

@@ -169,24 +169,36 @@ impl Queue {
 
     /// The API server has what was begun.
     pub(super) fn sent(&mut self) {
-        self.end(Some(true));
+        self.end(true);
     }
 
     /// The API server will not have what was begun.
     pub(super) fn refused(&mut self) {
-        self.end(Some(false));
+        self.end(false);
     }
 
     /// What was begun has come to nothing; it is where it was.
     pub(super) fn failed(&mut self) {
-        self.end(None);
+        self.sending = None;
     }
 
-    fn end(&mut self, taken: Option<bool>) {
+    /// The API server has failed on what was begun, maybe on nothing else: it waits behind the others.
+    pub(super) fn postponed(&mut self) {
         let Some(sending) = self.sending.take() else {
             return;
         };
-        let Some(made) = taken else {
+        let told = self.correlator.told_mut(&sending.key);
+        // What had to go meanwhile has no place.
+        let Some(place) = told.and_then(|told| told.place.take()) else {
+            return;
+        };
+        self.leave(place);
+        self.changed.insert(sending.key.clone());
+        self.put(sending.key, self.next);
+    }
+
+    fn end(&mut self, made: bool) {
+        let Some(sending) = self.sending.take() else {
             return;
         };
         let Some(told) = self.correlator.told_mut(&sending.key) else {

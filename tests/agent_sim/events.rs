@@ -2,8 +2,9 @@
 //! afterwards, by whichever agent.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
-use holdfast_testkit::fake_cri::Behaviour;
+use holdfast_testkit::fake_cri::{Behaviour, Fault};
 use serde_json::Value;
 
 use crate::api_restart::cluster;
@@ -140,4 +141,33 @@ async fn a_restart_counts_in_the_event_there_is() {
         assert_eq!(object(&w, "sim", "Starting")["count"], starts);
     }
     assert_no_event_twice(&w);
+}
+
+/// A step that is under way when the agent is asked to stop is ended, and what it tells is told.
+#[tokio::test(start_paused = true)]
+async fn what_is_told_while_the_agent_stops_reaches_the_server() {
+    for outage in [false, true] {
+        let mut w = cluster(|_, _| Behaviour::RunForever).await;
+        w.start().await;
+        w.joined().await;
+        w.pass(5).await;
+        w.set_api(!outage);
+        w.fail_once("start_container", Fault::Delay(Duration::from_secs(3)));
+        w.manifest("web", &spec("Always", ""));
+        w.until("it is being started", 60, |w| w.has_record("web"))
+            .await;
+        w.pass(2).await;
+        assert_eq!(object(&w, "web-sim", "Started"), Value::Null);
+        w.stop().await;
+        assert_eq!(w.running("web").len(), 1, "the step was ended");
+        w.set_api(true);
+        w.start().await;
+        w.until("it is told", 60, |w| {
+            object(w, "web-sim", "Started") != Value::Null
+        })
+        .await;
+        assert_eq!(object(&w, "web-sim", "Started")["count"], 1);
+        assert_no_event_twice(&w);
+        w.stop().await;
+    }
 }

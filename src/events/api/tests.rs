@@ -194,6 +194,29 @@ async fn a_refused_event_is_dropped_and_the_next_goes_on() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn an_event_that_the_server_fails_on_does_not_hold_up_the_others() {
+    let rig = Rig::new(EventRate { qps: 0, burst: 0 });
+    rig.api.with(|model| model.fails_on = Some("poison"));
+    rig.events.take(event("a", "poison"));
+    for n in 0..50 {
+        rig.events.take(event(&format!("p{n}"), "x"));
+    }
+    pass(5_000).await;
+    assert_eq!(rig.objects().len(), 50);
+    pass(600_000).await;
+    let tried = rig.api.count("POST") - 50;
+    assert!((20..=40).contains(&tried), "every half a minute: {tried}");
+    rig.events.take(event("late", "x"));
+    // After the pause, and the other's turn, and its pause.
+    pass(61_000).await;
+    assert_eq!(rig.objects().len(), 51);
+    rig.api.with(|model| model.fails_on = None);
+    pass(61_000).await;
+    assert_eq!(rig.objects().len(), 52, "nothing was left out");
+    assert_eq!(rig.unsent("refused"), 0);
+}
+
+#[tokio::test(start_paused = true)]
 async fn the_rate_of_requests_is_bounded() {
     let rig = Rig::new(EventRate { qps: 5, burst: 10 });
     for n in 0..100 {

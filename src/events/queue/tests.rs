@@ -71,6 +71,38 @@ fn what_fails_stays_first_and_what_changed_meanwhile_is_told_again() {
 }
 
 #[test]
+fn what_the_server_fails_on_goes_behind_the_others_and_keeps_what_changed() {
+    let mut queue = queue();
+    for pod in ["a", "b"] {
+        queue.take(event(pod, "x"), at(1));
+    }
+    let Next::Object(a) = queue.next(at(1)) else {
+        panic!("something waits")
+    };
+    queue.begin(&a).unwrap();
+    queue.take(event("a", "x"), at(2));
+    queue.postponed();
+    queue.take(event("c", "x"), at(2));
+    let waiting = queue.waiting();
+    assert_eq!(waiting.0, 3);
+    // On record as well.
+    let mut later = self::queue();
+    later.restore(kept(&queue, at(2)), at(2));
+    assert_eq!(later.waiting(), waiting);
+    for queue in [&mut queue, &mut later] {
+        let Next::Object(b) = queue.next(at(2)) else {
+            panic!("something waits")
+        };
+        queue.begin(&b).unwrap();
+        queue.sent();
+        assert_eq!(queue.begin(&a).unwrap().count, 2);
+        queue.postponed();
+        assert_eq!(drain(queue, at(2)), ["c", "a"]);
+        assert_eq!(queue.waiting(), (0, 0));
+    }
+}
+
+#[test]
 fn the_oldest_go_first_by_number_and_by_size() {
     let mut queue = queue();
     let mut full = 0;
