@@ -468,4 +468,52 @@ mod tests {
         assert!(merged.adds.is_empty());
         assert!(merged.duplicates[0].message.contains("UID"));
     }
+
+    #[test]
+    fn an_equal_copy_is_nothing_new_and_is_not_copied_again() {
+        let mut reported = pod("a", "1");
+        reported.status = Some(PodStatus::default());
+        let known = SourcePods::seeded([from("", reported.clone())]);
+        let merged = merge(&known, &set(vec![from("", reported.clone())]), &free);
+        assert_eq!(merged.pods, known);
+        assert!(merged.updates.is_empty() && merged.reconciles.is_empty());
+        assert!(same_desired_state(&reported, &pod("a", "1")));
+
+        let mut wanted = from("", reported);
+        Arc::make_mut(&mut wanted.pod).metadata.labels =
+            Some([("k".to_owned(), "v".to_owned())].into());
+        let merged = merge(&known, &set(vec![wanted.clone()]), &free);
+        assert!(Arc::ptr_eq(&merged.updates[0], &wanted.pod));
+    }
+
+    /// What a source says of a static pod's status is nobody's wish.
+    #[test]
+    fn the_status_in_a_manifest_is_nothing_new() {
+        let mut manifest = pod("a", "1");
+        manifest.metadata.annotations =
+            Some([(CONFIG_SOURCE.to_owned(), "file".to_owned())].into());
+        let known = SourcePods::seeded([from("/m/a", manifest.clone())]);
+        manifest.status = Some(PodStatus::default());
+        let merged = merge(&known, &set(vec![from("/m/a", manifest)]), &free);
+        assert!(merged.reconciles.is_empty() && merged.updates.is_empty());
+    }
+
+    #[test]
+    fn each_part_of_the_wish_makes_a_difference_alone() {
+        let changes: [fn(&mut Pod); 5] = [
+            |pod| pod.spec.as_mut().unwrap().priority = Some(1),
+            |pod| pod.metadata.labels = Some([("k".to_owned(), "v".to_owned())].into()),
+            |pod| {
+                let epoch = k8s_openapi::jiff::Timestamp::UNIX_EPOCH;
+                pod.metadata.deletion_timestamp = Some(Time(epoch));
+            },
+            |pod| pod.metadata.deletion_grace_period_seconds = Some(5),
+            |pod| pod.metadata.annotations = Some([("k".to_owned(), "v".to_owned())].into()),
+        ];
+        for (n, change) in changes.iter().enumerate() {
+            let mut changed = pod("a", "1");
+            change(&mut changed);
+            assert!(!same_desired_state(&pod("a", "1"), &changed), "change {n}");
+        }
+    }
 }

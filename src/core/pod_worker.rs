@@ -546,4 +546,23 @@ mod tests {
         };
         assert!(may_start_static(&b, &second, [(&a, &first)].into_iter()));
     }
+
+    #[test]
+    fn a_finished_pod_notes_what_changes_it_and_nothing_else() {
+        let p = pod(30);
+        let first = update(None, &up(&p, PodSyncType::Create), at(0)).record;
+        let over = complete_sync(&first, &p, at(1));
+        let done = complete_terminated(&complete_terminating(&over, at(2)), at(3));
+        let told = |record: &WorkerRecord, sync_type| {
+            let decided = update(Some(record), &up(&p, sync_type), at(4));
+            (decided.changed, decided.record.restart_requested)
+        };
+        assert_eq!(told(&done, PodSyncType::Create), (false, false));
+        assert_eq!(told(&done, PodSyncType::Update), (false, false));
+        let removed = update(Some(&done), &up(&p, PodSyncType::Kill), at(4));
+        assert!(removed.changed && removed.record.deleted);
+        // An update is not its coming back.
+        assert_eq!(told(&removed.record, PodSyncType::Update), (false, false));
+        assert_eq!(told(&removed.record, PodSyncType::Create), (true, true));
+    }
 }

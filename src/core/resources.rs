@@ -201,3 +201,6 @@ fn raise(to: &mut Amounts, floor: &Amounts) {
         *entry = (*entry).max(*amount);
     }
 }
+
+#[cfg(test)]
+mod tests;

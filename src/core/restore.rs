@@ -431,8 +431,6 @@ fn rebase(state: &State, heartbeat: Stamp, listed_at: Stamp, now: Stamp) -> (Sta
     (rebased, transaction)
 }
 
-/// A container that ran when the machine went down starts without a back-off; one that had ended before
-/// keeps what is left of its own.
 /// Whether a record has a stamp of another boot than `now`: only such a record moves.
 fn has_foreign_stamp(record: &ContainerRecord, now: Stamp) -> bool {
     let intent = record.intent.as_ref().map(|intent| intent.at);
@@ -444,6 +442,8 @@ fn has_foreign_stamp(record: &ContainerRecord, now: Stamp) -> bool {
         .any(|stamp| stamp.boot != now.boot)
 }
 
+/// A container that ran when the machine went down starts without a back-off; one that had ended before
+/// keeps what is left of its own.
 fn rebase_container(
     record: &ContainerRecord,
     move_stamp: impl Fn(Stamp) -> Stamp,

@@ -440,6 +440,11 @@ fn an_ordinary_pod_preempts_nothing_and_a_critical_one_only_for_resources() {
     );
     assert!(verdict.preempt.is_empty());
     assert_eq!(outcome(verdict).0, "NodeAffinity");
+
+    let mut ordinary = asking("4", json!({"cpu": "1"}));
+    ordinary.spec.as_mut().unwrap().node_selector = Some([("a".to_owned(), "b".to_owned())].into());
+    let (reason, _) = on(&small_node(), &ordinary, &[&other]);
+    assert_eq!(reason, "OutOfcpu", "what it lacks comes first");
 }
 
 #[test]

@@ -438,3 +438,36 @@ fn a_start_keeps_completed_hooks_of_its_own_container_alone() {
     let next = start_record(Some(&old), started("a", 1).intent.unwrap(), None);
     assert_eq!(next.hooks_done, ["a-1/postStart"]);
 }
+
+#[test]
+fn an_end_of_a_clock_that_went_back_is_after_the_start_of_its_own_container_alone() {
+    let mut status = exited("a", 0, 1);
+    // Long before it was decided to start it.
+    status.finished_at_ns = (EPOCH - 9_000) * 1_000_000_000;
+    let own = started("a", 0);
+    let intended = own.intent.as_ref().unwrap().at;
+    assert_eq!(observed(&status, Some(&own), at(70)).finished, intended);
+    let other = started("a", 1);
+    assert!(observed(&status, Some(&other), at(70)).finished.boottime_ms < intended.boottime_ms);
+}
+
+#[test]
+fn a_later_end_than_the_start_stands_for_it() {
+    let mut record = started("i", 2);
+    for (attempt, want) in [(1, 2), (2, 2), (3, 3)] {
+        let mut exit = ended("i", attempt, 0).last_exit.unwrap();
+        exit.container_id = "of another".into();
+        record.last_exit = Some(exit);
+        let state = state_with(&[("i", record.clone())].into());
+        let state = apply(
+            &state,
+            &forget_init(&state, &"u1".into(), &["i".to_owned()]),
+        );
+        let exit = self::record(&state, "i").last_exit.as_ref().unwrap();
+        assert_eq!(
+            (exit.attempt, exit.inferred),
+            (want, attempt < 2),
+            "{attempt}"
+        );
+    }
+}

@@ -507,3 +507,14 @@ fn the_largest_images_are_listed_with_at_most_five_names() {
     assert_eq!(listed[1].size_bytes, Some(5));
     assert_eq!(image_list(images, None).len(), 3);
 }
+
+#[test]
+fn the_architecture_has_the_name_that_go_gives_it() {
+    let want = match std::env::consts::ARCH {
+        "x86_64" => "amd64",
+        "aarch64" => "arm64",
+        "powerpc64" if cfg!(target_endian = "little") => "ppc64le",
+        same => same,
+    };
+    assert_eq!(architecture(), want);
+}

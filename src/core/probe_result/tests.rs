@@ -372,4 +372,8 @@ fn spreading_uses_the_whole_period() {
     seconds.sort_unstable();
     seconds.dedup();
     assert!(seconds.len() >= 9, "{seconds:?}");
+    // In every release: whoever starts again probes when the agent before would have.
+    for (key, millis) in [("", 5890), ("a", 5665), ("u1/c/Readiness", 5502)] {
+        assert_eq!(spec.spread(key), Duration::from_millis(millis), "{key}");
+    }
 }

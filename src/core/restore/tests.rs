@@ -630,3 +630,32 @@ fn after_a_reboot_pods_of_the_api_wait_as_the_policy_says_until_it_was_read() {
     start.now = in_boot(2, 20);
     assert_eq!(start.plan().pods[0].held, None);
 }
+
+#[test]
+fn the_boot_of_a_start_is_on_record_after_it() {
+    let mut start = Start::new();
+    start.boot = boot(2);
+    let plan = start.plan();
+    let mut state = State::default();
+    for mutation in &plan.transaction.mutations {
+        state.apply(mutation, 1);
+    }
+    let meta = state.meta().unwrap();
+    assert_eq!((&meta.boot, meta.generation), (&boot(2), 5));
+    assert!(!meta.clean_shutdown);
+}
+
+#[test]
+fn only_what_was_counted_in_another_boot_moves() {
+    let backoff = |boot| crate::core::state::BackoffRecord {
+        duration_ms: 300_000,
+        since: in_boot(boot, 100),
+    };
+    let record = |boot| ContainerRecord {
+        backoff: Some(backoff(boot)),
+        ..ContainerRecord::new()
+    };
+    assert!(has_foreign_stamp(&record(1), in_boot(2, 5)));
+    assert!(!has_foreign_stamp(&record(2), in_boot(2, 5)));
+    assert!(!has_foreign_stamp(&ContainerRecord::new(), in_boot(2, 5)));
+}

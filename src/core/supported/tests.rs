@@ -284,3 +284,31 @@ fn a_size_limit_is_taken_on_disk_and_in_memory() {
         assert_eq!(refused(&pod), [], "{medium}");
     }
 }
+
+#[test]
+fn an_empty_wish_counts_where_being_there_is_the_wish() {
+    let volume = |volume: Value| json!({"containers": [], "volumes": [volume]});
+    let source = |source: Value| volume(json!({"name": "v", "projected": {"sources": [source]}}));
+    let value = |from: Value| container(json!({"env": [{"name": "A", "valueFrom": from}]}));
+    for (spec, want) in [
+        (
+            volume(json!({"name": "v", "flocker": {}})),
+            "spec.volumes[0].flocker",
+        ),
+        (
+            source(json!({"podCertificate": {}})),
+            "spec.volumes[0].projected.sources[0].podCertificate",
+        ),
+        (
+            value(json!({"fileKeyRef": {}})),
+            "spec.containers[0].env[0].valueFrom.fileKeyRef",
+        ),
+    ] {
+        assert_eq!(fields(spec), [want]);
+    }
+    assert_eq!(
+        fields(json!({"containers": [], "schedulingGates": []})),
+        [""; 0],
+        "nothing is asked for"
+    );
+}

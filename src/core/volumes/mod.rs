@@ -259,4 +259,51 @@ mod tests {
         let volumes = [Some(9), None, Some(7), Some(9), Some(1)].map(volume);
         assert_eq!(extra_groups(&pod, volumes.iter()), [1, 9]);
     }
+
+    #[test]
+    fn each_kind_of_storage_has_its_plugin_and_its_device() {
+        let remote = |source: Source| {
+            let volume = json!({"name": "v", "claim": null, "mode": "Filesystem", "read_only": false,
+                "mount_options": [], "unique_name": null, "source": {"Nfs": {"path": "/", "server": "s"}}});
+            let volume: Remote = serde_json::from_value(volume).unwrap();
+            Remote { source, ..volume }
+        };
+        let csi = |ephemeral| {
+            let source = json!({"driver": "d.example", "volumeHandle": "h1"});
+            Source::Csi(Box::new(Csi {
+                source: serde_json::from_value(source).unwrap(),
+                ephemeral,
+                ..Csi::default()
+            }))
+        };
+        let other = |source| serde_json::from_value(source).unwrap();
+        for (source, plugin, device) in [
+            (csi(false), CSI, Some("d.example/h1")),
+            (csi(true), CSI, None),
+            (
+                other(json!({"Nfs": {"path": "/", "server": "s"}})),
+                NFS,
+                None,
+            ),
+            (
+                other(json!({"Iscsi": {"targetPortal": "p:1", "iqn": "iqn.x", "lun": 2}})),
+                ISCSI,
+                Some("p:1/iqn.x/2"),
+            ),
+            (
+                other(json!({"Local": {"path": "/disk"}})),
+                LOCAL,
+                Some("/disk"),
+            ),
+            (
+                other(json!({"HostPath": {"path": "/", "type_": ""}})),
+                HOST_PATH,
+                None,
+            ),
+        ] {
+            let volume = remote(source);
+            assert_eq!(volume.plugin(), plugin, "{volume:?}");
+            assert_eq!(volume.device().as_deref(), device, "{volume:?}");
+        }
+    }
 }

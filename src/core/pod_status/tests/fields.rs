@@ -285,3 +285,33 @@ fn what_a_mount_came_to_is_told_and_kept_while_nobody_can_say() {
         "Disabled"
     );
 }
+
+#[test]
+fn what_others_own_is_carried_over() {
+    let theirs: api::PodStatus = serde_json::from_value(serde_json::json!({
+        "nominatedNodeName": "n2",
+        "resourceClaimStatuses": [{"name": "gpu", "resourceClaimName": "gpu-1"}],
+        "extendedResourceClaimStatus": {"resourceClaimName": "extended-1", "requestMappings": []},
+    }))
+    .unwrap();
+    let of_others = |status: &api::PodStatus| {
+        (
+            status.nominated_node_name.clone(),
+            status.resource_claim_statuses.clone(),
+            status.extended_resource_claim_status.clone(),
+        )
+    };
+    let mut setup = Setup::of(pod("Always", &["a"]), runtime(vec![]));
+    setup.previous = Some(theirs.clone());
+    assert_eq!(
+        of_others(&setup.generate()),
+        of_others(&theirs),
+        "as it was told"
+    );
+    setup.pod.status = Some(api::PodStatus::default());
+    assert_eq!(
+        of_others(&setup.generate()),
+        (None, None, None),
+        "the API server has the say"
+    );
+}
