@@ -263,6 +263,15 @@ fn taints_that_evict_refuse_pods_that_do_not_tolerate_them() {
             "TaintToleration",
         ),
         (json!([{"value": "v"}]), "TaintToleration"),
+        (json!([{"key": "other", "value": "v"}]), "TaintToleration"),
+        (
+            json!([{"key": "other", "operator": "Exists"}]),
+            "TaintToleration",
+        ),
+        (
+            json!([{"key": "k", "operator": "Lt", "value": "v"}]),
+            "TaintToleration",
+        ),
     ] {
         let (reason, _) = on(&tainted("NoExecute"), &tolerating(tolerations.clone()), &[]);
         assert_eq!(reason, want, "{tolerations}");
@@ -410,6 +419,21 @@ fn a_critical_pod_takes_the_place_of_what_lacks_least_in_proportion() {
     );
 }
 
+/// The squares of the proportions count: a little of two things is nearer than all of one.
+#[test]
+fn a_critical_pod_takes_the_place_of_what_lacks_a_little_of_each() {
+    let others = [
+        asking("half", json!({"cpu": "1", "memory": "1Gi"})),
+        asking("one", json!({"cpu": "200m", "memory": "2Gi"})),
+        asking("rest", json!({"cpu": "800m", "memory": "1Gi"})),
+    ];
+    let others: Vec<&Pod> = others.iter().collect();
+    let pod = critical(asking("x", json!({"cpu": "2", "memory": "2Gi"})));
+    let verdict = admit(&pod, &others, &context(&small_node(), 110, &[], &[]));
+    // One half of each lacks with the first, 0.9 and nothing with the second: 0.5 against 0.81.
+    assert_eq!(verdict.preempt[0], PodUid::new("half"));
+}
+
 #[test]
 fn a_static_pod_without_a_priority_ranks_as_node_critical() {
     let mut pod = pod("1", json!({"containers": []}));
@@ -554,6 +578,12 @@ fn a_full_node_and_a_taken_name_refuse() {
     let one = pod("1", json!({"containers": []}));
     let mut two = pod("2", json!({"containers": []}));
     assert_eq!(reason(&two, &[&one], 1, &[]), "OutOfpods");
+    let node = Node::default();
+    let full = outcome(admit(&two, &[&one], &context(&node, 1, &[], &[]))).1;
+    assert!(
+        full.ends_with("pods, requested: 1, used: 1, capacity: 1"),
+        "{full}"
+    );
     two.metadata.name = one.metadata.name.clone();
     assert_eq!(reason(&two, &[&one], 10, &[]), "DuplicateName");
     let mut leaving = one.clone();
@@ -578,4 +608,19 @@ fn allocation_is_requests_over_limits_and_limits_beside_them() {
     assert_eq!(of["a"]["limits.memory"], "1Gi");
     assert_eq!(of["b"].len(), 2);
     assert!(of["b"].values().all(|limit| limit == "0"), "none is 0");
+}
+
+#[test]
+fn who_asks_for_nothing_has_room_on_a_node_that_has_shrunk() {
+    let other = asking("1", json!({"cpu": "3"}));
+    assert_eq!(
+        on(&small_node(), &asking("2", json!({"cpu": "1m"})), &[&other]).0,
+        "OutOfcpu"
+    );
+    for nothing in [json!({"cpu": "0"}), json!({})] {
+        assert_eq!(
+            on(&small_node(), &asking("2", nothing), &[&other]).0,
+            "Admitted"
+        );
+    }
 }

@@ -244,3 +244,30 @@ fn put_object<T: Serialize + PartialEq>(
     };
     into.insert(name.to_owned(), differs);
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_object_is_merged_field_by_field() {
+        let patched = |old: Value, new: Value| {
+            let mut into = Map::new();
+            let of = |value: Value| (!value.is_null()).then_some(value);
+            put_object(&mut into, "x", &of(old), &of(new));
+            Value::Object(into)
+        };
+        for (old, new, want) in [
+            (json!({"a": 1}), json!({"a": 1}), json!({})),
+            (json!(null), json!({"a": 1}), json!({"x": {"a": 1}})),
+            (json!({"a": 1}), json!(null), json!({"x": null})),
+            (
+                json!({"a": 1, "b": 2, "c": 3}),
+                json!({"a": 1, "b": 5, "d": 4}),
+                json!({"x": {"b": 5, "c": null, "d": 4}}),
+            ),
+        ] {
+            assert_eq!(patched(old.clone(), new.clone()), want, "{old} to {new}");
+        }
+    }
+}

@@ -101,3 +101,33 @@ fn binary(mut bytes: i128) -> Quantity {
     }
     Quantity(format!("{bytes}{}", SUFFIXES[suffix]))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn amounts_are_written_as_the_api_server_writes_them() {
+        for (milli, want) in [
+            (0, "0"),
+            (2000, "2"),
+            (1500, "1500m"),
+            (999, "999m"),
+            (64_000, "64"),
+        ] {
+            assert_eq!(cpu(milli * 1_000_000).0, want);
+        }
+        for (bytes, want) in [
+            (0, "0"),
+            (1000, "1000"),
+            (1024, "1Ki"),
+            (1536, "1536"),
+            (3 << 20, "3Mi"),
+            (5 << 30, "5Gi"),
+            (1 << 60, "1Ei"),
+            (1 << 70, "1024Ei"),
+        ] {
+            assert_eq!(binary(bytes).0, want);
+        }
+    }
+}

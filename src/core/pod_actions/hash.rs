@@ -92,5 +92,9 @@ mod tests {
             go_json_string("a\"<b>&\n\u{1}"),
             r#""a\"\u003cb\u003e\u0026\n\u0001""#
         );
+        assert_eq!(
+            go_json_string("\\\t\r\u{8}\u{c}\u{1f}\u{2028}\u{2029}ä"),
+            r#""\\\t\r\b\f\u001f\u2028\u2029ä""#
+        );
     }
 }

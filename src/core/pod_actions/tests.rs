@@ -607,3 +607,125 @@ fn an_adopted_start_keeps_the_back_off_that_was_decided_with_it() {
     let actions = decide(&pod("Always", &["a"]), &status, &[("a", record)].into(), 61);
     assert_eq!(actions.start[0].backoff, before);
 }
+
+#[test]
+fn each_thing_to_do_counts_alone() {
+    let nothing = PodActions::default();
+    assert!(nothing.is_empty() && nothing.is_done());
+    let fresh = decide(&pod("Always", &["a"]), &runtime(vec![]), &none(), 70);
+    let start = fresh.start.clone();
+    let to_do: [(&str, PodActions, bool, bool); 8] = [
+        (
+            "sandbox",
+            PodActions {
+                create_sandbox: Some(0),
+                ..PodActions::default()
+            },
+            false,
+            true,
+        ),
+        (
+            "remove",
+            PodActions {
+                remove_created: vec!["a-0".into()],
+                ..PodActions::default()
+            },
+            false,
+            true,
+        ),
+        (
+            "forget",
+            PodActions {
+                forget_init: vec!["i".into()],
+                ..PodActions::default()
+            },
+            false,
+            true,
+        ),
+        (
+            "start",
+            PodActions {
+                start,
+                ..PodActions::default()
+            },
+            false,
+            false,
+        ),
+        (
+            "hook",
+            PodActions {
+                post_start: vec![PostStart {
+                    id: "a-0".into(),
+                    name: "a".into(),
+                }],
+                ..PodActions::default()
+            },
+            false,
+            true,
+        ),
+        (
+            "keep",
+            PodActions {
+                keep: vec!["a".into()],
+                ..PodActions::default()
+            },
+            true,
+            false,
+        ),
+        (
+            "wait",
+            PodActions {
+                waiting: vec![Waiting {
+                    name: "a".into(),
+                    reason: String::new(),
+                    message: String::new(),
+                    until: at(80),
+                }],
+                ..PodActions::default()
+            },
+            true,
+            false,
+        ),
+        (
+            "where",
+            PodActions {
+                sandbox_id: Some("s0".into()),
+                ..PodActions::default()
+            },
+            true,
+            true,
+        ),
+    ];
+    for (name, actions, is_empty, is_done) in to_do {
+        assert_eq!(
+            (actions.is_empty(), actions.is_done()),
+            (is_empty, is_done),
+            "{name}"
+        );
+    }
+}
+
+#[test]
+fn why_a_container_is_started_again_is_said() {
+    let exit = ended("a", 0, 3).last_exit.unwrap();
+    let again = decide(
+        &pod("Always", &["a"]),
+        &runtime(vec![exited("a", 0, 3)]),
+        &Owned::from([("a", ended("a", 0, 3))]),
+        10_000,
+    );
+    assert_eq!(
+        again.start[0].why,
+        format!("ended with 3 ({})", exit.reason)
+    );
+}
+
+#[test]
+fn what_never_ran_is_not_started_in_a_pod_that_goes() {
+    let mut leaving = pod("Always", &["a", "b"]);
+    let now = serde_json::from_value(serde_json::json!("2026-01-01T00:00:00Z")).unwrap();
+    leaving.metadata.deletion_timestamp = Some(now);
+    let owned = Owned::from([("a", started("a", 0))]);
+    let actions = decide(&leaving, &runtime(vec![running("a", 0)]), &owned, 70);
+    assert!(actions.start.is_empty(), "{}", brief(&actions, at(70)));
+}
