@@ -1,6 +1,7 @@
 //! Rules of single main containers; the other kinds are in the submodules.
 
 mod conditions;
+mod ends;
 mod fields;
 mod golden;
 mod history;
@@ -811,6 +812,25 @@ fn qos_table() {
             container.resources = Some(serde_json::from_str(resources).unwrap());
         }
         assert_eq!(qos_class(&pod).as_str(), want, "{containers:?}");
+    }
+}
+
+#[test]
+fn qos_of_what_the_pod_asks_for_as_a_whole() {
+    for (resources, want) in [
+        (r#"{"limits": {"cpu": "1", "memory": "1Gi"}}"#, "Guaranteed"),
+        (
+            r#"{"limits": {"cpu": "1", "memory": "1Gi"}, "requests": {"cpu": "500m"}}"#,
+            "Burstable",
+        ),
+        (r#"{"limits": {"cpu": "1"}}"#, "Burstable"),
+        (r#"{"requests": {"memory": "1"}}"#, "Burstable"),
+        (r#"{"requests": {"cpu": "0"}}"#, "BestEffort"),
+        (r#"{"limits": {"cpu": "0", "memory": "0"}}"#, "BestEffort"),
+    ] {
+        let mut pod = pod("Always", &["a"]);
+        pod.spec.as_mut().unwrap().resources = Some(serde_json::from_str(resources).unwrap());
+        assert_eq!(qos_class(&pod).as_str(), want, "{resources}");
     }
 }
 
