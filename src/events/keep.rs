@@ -32,6 +32,8 @@ const PAUSE: Duration = Duration::from_secs(1);
 const BATCH: usize = 256;
 /// Most objects that are kept for what is counted in them, and most pods that are kept for what they have caused.
 const KEPT: usize = 512;
+/// How many more there may be until the oldest are looked for again: a look is at all of them.
+const SLACK: usize = 128;
 
 /// Writes what is to be remembered.
 pub(super) struct Keeper {
@@ -42,6 +44,8 @@ pub(super) struct Keeper {
     rooms: HashSet<Option<PodRef>>,
     /// Records that say nothing.
     damaged: Vec<String>,
+    /// So many objects and pods may be on record until the oldest are looked for.
+    look_at: (usize, usize),
 }
 
 /// What one commit writes.
@@ -63,6 +67,7 @@ impl Keeper {
             told: HashSet::new(),
             rooms: HashSet::new(),
             damaged,
+            look_at: (KEPT, KEPT),
         }
     }
 
@@ -98,7 +103,8 @@ impl Keeper {
     }
 
     /// Marks what is not worth keeping any more.
-    fn sweep(&self) {
+    fn sweep(&mut self) {
+        self.look_at = (KEPT, KEPT);
         let now = self.shared.clock.now();
         let mut queue = self.shared.lock();
         let memory = queue.memory();
@@ -177,22 +183,29 @@ impl Keeper {
             };
             writes.set(&room_key(pod), record);
         }
-        let counting = self.told.iter().filter_map(|key| {
-            let told = memory.told(key)?;
-            told.place.is_none().then_some((told.last.wall_ms, key))
-        });
-        for key in surplus(counting) {
-            writes.set(&told_key(&key), None);
-            self.told.remove(&key);
-            // If it cannot be written now, it is looked at again.
-            batch.keys.push(key);
+        if self.told.len() > self.look_at.0 {
+            // What waits has to be kept.
+            let counting = self.told.iter().filter_map(|key| {
+                let told = memory.told(key)?;
+                told.place.is_none().then_some((told.last.wall_ms, key))
+            });
+            for key in surplus(counting) {
+                writes.set(&told_key(&key), None);
+                self.told.remove(&key);
+                // If it cannot be written now, it is looked at again.
+                batch.keys.push(key);
+            }
+            self.look_at.0 = self.told.len() + SLACK;
         }
-        let pods = self.rooms.iter();
-        let pods = pods.filter_map(|pod| Some((memory.room(pod, now)?.at.wall_ms, pod)));
-        for pod in surplus(pods) {
-            writes.set(&room_key(&pod), None);
-            self.rooms.remove(&pod);
-            batch.pods.push(pod);
+        if self.rooms.len() > self.look_at.1 {
+            let pods = self.rooms.iter();
+            let pods = pods.filter_map(|pod| Some((memory.room(pod, now)?.at.wall_ms, pod)));
+            for pod in surplus(pods) {
+                writes.set(&room_key(&pod), None);
+                self.rooms.remove(&pod);
+                batch.pods.push(pod);
+            }
+            self.look_at.1 = self.rooms.len() + SLACK;
         }
         batch.transaction = writes.transaction(&state);
         batch
