@@ -151,7 +151,7 @@ impl Mux {
         for update in &updates {
             let gone = update.op == PodOp::Remove;
             for uid in update.pods.iter().map(|p| p.uid()).filter(|_| !gone) {
-                if let Some(sourced) = merged.pods.get(&uid) {
+                if let Some(sourced) = merged.pods.get(uid.as_str()) {
                     self.origins.insert(uid, sourced.origin.clone());
                 }
             }
@@ -191,7 +191,7 @@ impl Mux {
     fn merge(&self, set: &SourceSet) -> Merged {
         let nothing = SourcePods::default();
         let known = self.known.get(&set.source).unwrap_or(&nothing);
-        let taken = |uid: &crate::types::PodUid| {
+        let taken = |uid: &str| {
             self.known
                 .iter()
                 .any(|(source, pods)| *source != set.source && pods.get(uid).is_some())

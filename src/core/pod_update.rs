@@ -8,13 +8,14 @@
 //! origin: what is broken or cannot be read freezes the pods recorded from it. A pod that is known never
 //! comes out as an addition, so seeding [`SourcePods`] from the store makes a restart invisible.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 
+use imbl::OrdMap;
 use k8s_openapi::api::core::v1::Pod;
 
 use crate::types::pod::{CONFIG_HASH, CONFIG_MIRROR, CONFIG_SEEN, CONFIG_SOURCE, MANIFEST_HASH};
-use crate::types::{FullName, PodExt, PodSource, PodUid};
+use crate::types::{PodExt, PodSource, PodUid};
 
 /// Annotations that belong to this node; a change of them is not a change of the pod.
 const LOCAL_ANNOTATIONS: [&str; 5] = [
@@ -34,9 +35,9 @@ pub struct SourcedPod {
     pub pod: Arc<Pod>,
 }
 
-/// The pods known of one source, by UID.
+/// The pods known of one source, by UID. Cheap to clone.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct SourcePods(BTreeMap<PodUid, SourcedPod>);
+pub struct SourcePods(OrdMap<PodUid, SourcedPod>);
 
 impl SourcePods {
     /// Pods as recorded in the store.
@@ -45,7 +46,7 @@ impl SourcePods {
     }
 
     /// One pod.
-    pub fn get(&self, uid: &PodUid) -> Option<&SourcedPod> {
+    pub fn get(&self, uid: &str) -> Option<&SourcedPod> {
         self.0.get(uid)
     }
 
@@ -137,7 +138,7 @@ pub struct Merged {
 }
 
 /// Computes the difference. `taken` tells UIDs that pods of *other* sources have.
-pub fn merge(known: &SourcePods, set: &SourceSet, taken: &dyn Fn(&PodUid) -> bool) -> Merged {
+pub fn merge(known: &SourcePods, set: &SourceSet, taken: &dyn Fn(&str) -> bool) -> Merged {
     let frozen = match &set.reading {
         Reading::Complete => None,
         Reading::Absent if known.any_from(&set.location) => Some(format!(
@@ -156,68 +157,84 @@ pub fn merge(known: &SourcePods, set: &SourceSet, taken: &dyn Fn(&PodUid) -> boo
         };
     }
     let mut merged = Merged {
+        pods: known.clone(),
         ready: true,
         ..Merged::default()
     };
-    for candidate in wanted(known, set, taken, &mut merged.duplicates) {
-        let uid = candidate.pod.uid();
-        let kept = match known.0.get(&uid) {
+    let wanted = wanted(known, set, taken, &mut merged.duplicates);
+    let mut found = HashSet::with_capacity(known.0.len());
+    for candidate in wanted {
+        let uid = uid(candidate);
+        let kept = match known.0.get(uid) {
             None => {
                 merged.adds.push(Arc::clone(&candidate.pod));
-                candidate
+                candidate.clone()
             }
-            Some(recorded) => update(recorded, candidate, &mut merged),
+            Some(recorded) => {
+                found.insert(uid);
+                if is_same(recorded, candidate) {
+                    continue;
+                }
+                update(recorded, candidate, &mut merged)
+            }
         };
-        merged.pods.0.insert(uid, kept);
+        merged.pods.0.insert(PodUid::new(uid), kept);
     }
-    merged.removes = known
-        .0
-        .iter()
-        .filter(|(uid, _)| !merged.pods.0.contains_key(*uid))
-        .map(|(_, p)| Arc::clone(&p.pod))
-        .collect();
+    if found.len() < known.0.len() {
+        let gone = known.0.iter();
+        for (uid, pod) in gone.filter(|(uid, _)| !found.contains(uid.as_str())) {
+            merged.removes.push(Arc::clone(&pod.pod));
+            merged.pods.0.remove(uid);
+        }
+    }
     merged
 }
 
+fn uid(sourced: &SourcedPod) -> &str {
+    sourced.pod.metadata.uid.as_deref().unwrap_or_default()
+}
+
+/// Whether a source has sent again what it had sent. That is so for nearly all pods of a set, so it is seen without a
+/// look at what they say.
+fn is_same(recorded: &SourcedPod, sent: &SourcedPod) -> bool {
+    Arc::ptr_eq(&recorded.pod, &sent.pod) && recorded.origin == sent.origin
+}
+
 /// What the source wants: its pods and the frozen ones, by origin, without duplicates.
-fn wanted(
-    known: &SourcePods,
-    set: &SourceSet,
-    taken: &dyn Fn(&PodUid) -> bool,
+fn wanted<'a>(
+    known: &'a SourcePods,
+    set: &'a SourceSet,
+    taken: &dyn Fn(&str) -> bool,
     duplicates: &mut Vec<Duplicate>,
-) -> Vec<SourcedPod> {
+) -> Vec<&'a SourcedPod> {
     let frozen = known
         .0
         .values()
         .filter(|p| set.broken.contains_key(&p.origin));
-    let mut candidates: Vec<SourcedPod> = frozen.chain(&set.pods).cloned().collect();
+    let mut candidates: Vec<&SourcedPod> = frozen.chain(&set.pods).collect();
     candidates.sort_by(|a, b| a.origin.cmp(&b.origin));
 
-    let mut names: BTreeMap<FullName, String> = BTreeMap::new();
-    let mut uids: BTreeSet<PodUid> = BTreeSet::new();
+    let mut names = HashMap::with_capacity(candidates.len());
+    let mut uids = HashSet::with_capacity(candidates.len());
     candidates.retain(|candidate| {
-        let (name, uid) = (candidate.pod.full_name(), candidate.pod.uid());
-        let message = if let Some(first) = names.get(&name) {
+        let uid = uid(candidate);
+        let (namespace, name) = (candidate.pod.namespace(), candidate.pod.name());
+        let origin = &candidate.origin;
+        let message = if let Some(first) = names.get(&(namespace, name)) {
             format!(
-                "pod {}/{} of {} is already defined by {first}; remove one of the two or rename it",
-                candidate.pod.namespace(),
-                candidate.pod.name(),
-                candidate.origin,
+                "pod {namespace}/{name} of {origin} is already defined by {first}; remove one of the two or rename it",
             )
-        } else if uids.contains(&uid) || taken(&uid) {
+        } else if uids.contains(uid) || taken(uid) {
             format!(
-                "pod {}/{} of {} has the UID {uid} of another pod; change or remove metadata.uid",
-                candidate.pod.namespace(),
-                candidate.pod.name(),
-                candidate.origin,
+                "pod {namespace}/{name} of {origin} has the UID {uid} of another pod; change or remove metadata.uid",
             )
         } else {
-            names.insert(name, candidate.origin.clone());
+            names.insert((namespace, name), origin.as_str());
             uids.insert(uid);
             return true;
         };
         duplicates.push(Duplicate {
-            origin: candidate.origin.clone(),
+            origin: origin.clone(),
             pod: Arc::clone(&candidate.pod),
             message,
         });
@@ -227,10 +244,7 @@ fn wanted(
 }
 
 /// Sorts a pod that was known already into its operation, and says what is known of it from now on.
-fn update(recorded: &SourcedPod, wanted: SourcedPod, merged: &mut Merged) -> SourcedPod {
-    if Arc::ptr_eq(&recorded.pod, &wanted.pod) && recorded.origin == wanted.origin {
-        return wanted;
-    }
+fn update(recorded: &SourcedPod, wanted: &SourcedPod, merged: &mut Merged) -> SourcedPod {
     let changed = differs(&recorded.pod, &wanted.pod);
     let moved = recorded.origin != wanted.origin;
     let status_changed = recorded.pod.status != wanted.pod.status && !wanted.pod.is_static();
@@ -249,7 +263,7 @@ fn update(recorded: &SourcedPod, wanted: SourcedPod, merged: &mut Merged) -> Sou
     };
     operation.push(Arc::clone(&pod));
     SourcedPod {
-        origin: wanted.origin,
+        origin: wanted.origin.clone(),
         pod,
     }
 }
@@ -331,7 +345,7 @@ mod tests {
         }
     }
 
-    fn free(_: &PodUid) -> bool {
+    fn free(_: &str) -> bool {
         false
     }
 
@@ -402,7 +416,7 @@ mod tests {
         let merged = merge(&known, &set(vec![from("/m/b", pod("a", "1"))]), &free);
         assert_eq!(names(&merged.updates), ["a"]);
         assert!(merged.removes.is_empty() && merged.adds.is_empty());
-        assert_eq!(merged.pods.get(&"1".into()).unwrap().origin, "/m/b");
+        assert_eq!(merged.pods.get("1").unwrap().origin, "/m/b");
     }
 
     #[test]
@@ -413,7 +427,7 @@ mod tests {
         let merged = merge(&known, &sent, &free);
         assert_eq!(names(&merged.removes), ["b"]);
         assert_eq!(names(&merged.adds), ["c"]);
-        assert!(merged.pods.get(&"1".into()).is_some());
+        assert!(merged.pods.get("1").is_some());
     }
 
     #[test]
@@ -459,7 +473,7 @@ mod tests {
 
     #[test]
     fn uid_of_another_source_is_refused() {
-        let taken = |uid: &PodUid| uid.as_str() == "1";
+        let taken = |uid: &str| uid == "1";
         let merged = merge(
             &SourcePods::default(),
             &set(vec![from("/m/a", pod("a", "1"))]),

@@ -151,3 +151,12 @@ pub(super) type Owned = BTreeMap<&'static str, ContainerRecord>;
 pub(super) fn borrowed(owned: &Owned) -> Records<'_> {
     owned.iter().map(|(name, record)| (*name, record)).collect()
 }
+
+/// The volume `v` of a pod: an NFS export.
+pub(super) fn export() -> super::volumes::Remote {
+    serde_json::from_value(
+        serde_json::json!({"name": "v", "claim": null, "mode": "Filesystem", "read_only": false,
+        "mount_options": [], "unique_name": null, "source": {"Nfs": {"path": "/", "server": "s"}}}),
+    )
+    .unwrap()
+}

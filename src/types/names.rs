@@ -47,6 +47,13 @@ macro_rules! string_newtype {
             }
         }
 
+        // Equal, ordered and hashed as its string is.
+        impl std::borrow::Borrow<str> for $name {
+            fn borrow(&self) -> &str {
+                &self.0
+            }
+        }
+
         impl AsRef<str> for $name {
             fn as_ref(&self) -> &str {
                 &self.0

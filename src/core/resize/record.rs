@@ -92,3 +92,40 @@ fn object<T: Serialize>(of: &T, at: Stamp) -> ObjectRecord {
         at,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::core::state::Transaction;
+    use crate::core::testkit::{at, pod};
+
+    /// Keys are on disk: what one release has written the next one finds.
+    #[test]
+    fn what_is_remembered_is_found_again() {
+        let pod = pod("Always", &["a"]);
+        assert_eq!(resize_key(&pod), "resizes/ns/u1");
+        assert_eq!(pending_key(&pod), "resizepending/ns/u1");
+        let of: Allocation = [("cpu".to_owned(), "1".to_owned())].into();
+        let record = ResizeRecord {
+            error: Some("why".to_owned()),
+            ..ResizeRecord::default()
+        };
+        let record = record.with("a", of.clone());
+        assert_eq!(record.actuated, [("a".to_owned(), of)].into());
+        assert_eq!(record.error.as_deref(), Some("why"));
+        let pending = PendingRecord {
+            reason: "Deferred".to_owned(),
+            message: "later".to_owned(),
+        };
+        let mut state = State::default();
+        assert_eq!(ResizeRecord::of(&state, &pod), None);
+        let put = Transaction::new()
+            .put("resizes/ns/u1", record.to_object(at(1)))
+            .put("resizepending/ns/u1", pending.to_object(at(1)));
+        for mutation in &put.mutations {
+            state.apply(mutation, 1);
+        }
+        assert_eq!(ResizeRecord::of(&state, &pod), Some(record));
+        assert_eq!(PendingRecord::of(&state, &pod), Some(pending));
+    }
+}

@@ -1,3 +1,7 @@
+use std::collections::BTreeMap;
+
+use k8s_openapi::api::core::v1 as api;
+
 use super::*;
 use crate::core::testkit::started;
 
@@ -40,4 +44,101 @@ fn a_record_has_the_version_it_was_written_at() {
     state.apply(&put.mutations[0], 9);
     assert_eq!(version(&state, "u1/a"), Some(9));
     assert_eq!(version(&state, "u1/c"), None);
+}
+
+/// What has to be on the disk before it has an effect, and what may be lost with the last second before a power cut.
+#[test]
+fn what_must_survive_a_power_cut_is_durable_and_what_is_found_again_is_not() {
+    use Durability::{Durable, Relaxed};
+    let at = crate::core::testkit::at;
+    let meta = MetaRecord {
+        schema: 1,
+        node_name: "n".to_owned(),
+        machine_id: String::new(),
+        boot: crate::types::boot::BootIdentity {
+            kernel_boot_id: "b".to_owned(),
+            pid1_start: 1,
+            runtime_state: String::new(),
+        },
+        generation: 1,
+        clean_shutdown: false,
+        heartbeat: at(1),
+        epoch: EpochRecord {
+            number: 1,
+            since: at(0),
+            reason: EpochReason::Fresh,
+        },
+    };
+    let beaten = MetaRecord {
+        heartbeat: at(2),
+        ..meta.clone()
+    };
+    let ended = MetaRecord {
+        clean_shutdown: true,
+        ..beaten.clone()
+    };
+    assert_eq!(MetaRecord::durability(None, Some(&meta)), Durable);
+    assert_eq!(MetaRecord::durability(Some(&meta), Some(&beaten)), Relaxed);
+    assert_eq!(MetaRecord::durability(Some(&meta), Some(&ended)), Durable);
+    assert_eq!(MetaRecord::durability(Some(&meta), None), Durable);
+
+    let image = ImageRecord {
+        pulled_ref: None,
+        backoffs: BTreeMap::new(),
+        first_seen: at(1),
+        last_used: at(1),
+    };
+    let used = ImageRecord {
+        last_used: at(2),
+        ..image.clone()
+    };
+    let pulled = ImageRecord {
+        pulled_ref: Some("sha256:1".to_owned()),
+        ..image.clone()
+    };
+    let backoff = BackoffRecord {
+        duration_ms: 10_000,
+        since: at(1),
+    };
+    let waiting = ImageRecord {
+        backoffs: [("u1".into(), backoff)].into(),
+        ..image.clone()
+    };
+    for (before, after, want) in [
+        (None, Some(&image), Relaxed),
+        (None, Some(&pulled), Durable),
+        (None, Some(&waiting), Durable),
+        (Some(&image), Some(&used), Relaxed),
+        (Some(&image), Some(&pulled), Durable),
+        (Some(&image), Some(&waiting), Durable),
+        (Some(&waiting), Some(&image), Durable),
+        (Some(&pulled), None, Relaxed),
+    ] {
+        let got = ImageRecord::durability(before, after);
+        assert_eq!(got, want, "{before:?} to {after:?}");
+    }
+
+    let status = |phase: &str, finished| StatusRecord {
+        name: "web".to_owned(),
+        namespace: "ns".to_owned(),
+        status: crate::types::Json(std::sync::Arc::new(api::PodStatus {
+            phase: Some(phase.to_owned()),
+            ..api::PodStatus::default()
+        })),
+        version: 1,
+        acknowledged: 0,
+        at: at(1),
+        finished,
+    };
+    for (phase, finished, want) in [
+        ("Running", false, Relaxed),
+        ("Running", true, Durable),
+        ("Succeeded", false, Durable),
+        ("Failed", false, Durable),
+    ] {
+        let new = status(phase, finished);
+        assert_eq!(StatusRecord::durability(None, Some(&new)), want, "{phase}");
+    }
+    let last = status("Failed", true);
+    assert_eq!(StatusRecord::durability(Some(&last), None), Relaxed);
 }

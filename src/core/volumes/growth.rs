@@ -219,4 +219,19 @@ mod tests {
             assert_eq!(is_expected(&claim(status.clone())), expected, "{status}");
         }
     }
+
+    #[test]
+    fn sizes_are_whole_bytes_rounded_up() {
+        for (text, want) in [
+            ("0", Some(0)),
+            ("7", Some(7)),
+            ("1500m", Some(2)),
+            ("1n", Some(1)),
+            ("2Ki", Some(2048)),
+            ("-1", None),
+            ("x", None),
+        ] {
+            assert_eq!(bytes(&Quantity(text.to_owned())), want, "{text}");
+        }
+    }
 }

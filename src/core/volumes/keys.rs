@@ -127,3 +127,60 @@ impl Remote {
 pub fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|b| format!("{b:02x}")).collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::core::testkit::{at, export};
+
+    /// Keys are on disk: what one release has written the next one finds.
+    #[test]
+    fn keys_stay_as_they_are() {
+        assert_eq!(volume_object(&"u1".into(), "data"), "volumes/u1/data");
+        for (record, object, size, parts) in [
+            ("u1/data", "volumes/u1/data", None, Some(("u1", "data"))),
+            ("device/5a", "devices//5a", Some("sizes//5a"), None),
+        ] {
+            assert_eq!(object_of(record), object);
+            assert_eq!(record_of(object).as_deref(), Some(record));
+            assert_eq!(size_of(record).as_deref(), size);
+            assert_eq!(split(record), parts);
+        }
+        assert_eq!(record_of("media/u1"), None);
+        assert_eq!(split("nothing"), None);
+    }
+
+    #[test]
+    fn the_key_of_a_device_is_made_of_its_plugin_and_its_name() {
+        let source = serde_json::json!({"driver": "d.example", "volumeHandle": "h1"});
+        let csi = crate::core::volumes::Csi {
+            source: serde_json::from_value(source).unwrap(),
+            ..Default::default()
+        };
+        let mut volume = export();
+        assert_eq!(volume.device_key(), None);
+        volume.source = crate::core::volumes::Source::Csi(Box::new(csi));
+        // SHA-256 of "kubernetes.io/csi\nd.example/h1".
+        assert_eq!(
+            volume.device_key().as_deref(),
+            Some("device/04439520df76bc7182fa08b0cb52ed834bea8ff1817e176a243e2c327cdc28c6")
+        );
+    }
+
+    #[test]
+    fn marks_are_read_as_they_were_written() {
+        let volume = export();
+        for (mark, text) in [
+            (Mark::Claimed, "claimed"),
+            (Mark::Begun, "begun"),
+            (Mark::Mount, "mount"),
+            (Mark::Plain, "plain"),
+        ] {
+            let object = volume.object(mark, at(0)).unwrap();
+            assert_eq!((&*object.resource_version, Mark::of(&object)), (text, mark));
+        }
+        let mut object = volume.object(Mark::Mount, at(0)).unwrap();
+        object.resource_version = "of a later release".to_owned();
+        assert_eq!(Mark::of(&object), Mark::Begun);
+    }
+}

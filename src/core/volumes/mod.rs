@@ -262,11 +262,9 @@ mod tests {
 
     #[test]
     fn each_kind_of_storage_has_its_plugin_and_its_device() {
-        let remote = |source: Source| {
-            let volume = json!({"name": "v", "claim": null, "mode": "Filesystem", "read_only": false,
-                "mount_options": [], "unique_name": null, "source": {"Nfs": {"path": "/", "server": "s"}}});
-            let volume: Remote = serde_json::from_value(volume).unwrap();
-            Remote { source, ..volume }
+        let remote = |source| Remote {
+            source,
+            ..crate::core::testkit::export()
         };
         let csi = |ephemeral| {
             let source = json!({"driver": "d.example", "volumeHandle": "h1"});

@@ -502,3 +502,80 @@ fn a_device_whose_unstaging_was_begun_is_staged_again_when_somebody_may_use_it()
     facts.unreadable = true;
     assert_eq!(plan(&facts).steps, stage);
 }
+
+/// Two volumes of a pod that lead to one target, without a device, in this phase.
+fn twins(phase: VolumePhase, begun: bool) -> World {
+    let mut world = World::default();
+    for name in [1, 3] {
+        let (key, mut wanted) = volume(0, name);
+        wanted.device = None;
+        let recorded = record(&wanted.path, None, phase, begun);
+        world.volumes.insert(key.clone(), recorded);
+        world.wanted.insert(key, wanted);
+    }
+    world
+}
+
+#[test]
+fn of_two_that_lead_to_one_target_the_first_does_the_work() {
+    let [first, second] = ["u0/1", "u0/3"].map(str::to_owned);
+    let world = twins(VolumePhase::Mounting, false);
+    let publish = Step::Publish {
+        volume: first.clone(),
+    };
+    assert_eq!(plan(&world.facts()).steps, [publish]);
+
+    let mut world = twins(VolumePhase::Mounted, true);
+    world.leaving = [first.clone(), second.clone()].into();
+    world.wanted.clear();
+    let last = [
+        Step::Unpublish {
+            volume: first.clone(),
+        },
+        Step::Drop { volume: second },
+    ];
+    let mut steps = plan(&world.facts()).steps;
+    steps.sort_unstable_by_key(|step| matches!(step, Step::Drop { .. }));
+    assert_eq!(steps, last);
+
+    // While the other one stays, the target does.
+    let mut world = twins(VolumePhase::Mounted, true);
+    world.leaving = [first.clone()].into();
+    world.wanted.remove(&first);
+    let mut facts = world.facts();
+    facts.mounted.insert("/pods/u0/b".to_owned());
+    assert_eq!(plan(&facts).steps, [Step::Drop { volume: first }]);
+}
+
+#[test]
+fn an_end_is_held_up_by_its_own_failures_alone() {
+    let (key, wanted) = volume(0, 2);
+    let mut world = World::default();
+    let leaving = record(&wanted.path, None, VolumePhase::Unmounting, true);
+    world.volumes.insert(key.clone(), leaving);
+    world.leaving.insert(key.clone());
+    let end = [Step::Unpublish {
+        volume: key.clone(),
+    }];
+    for other in [key.clone(), "u1/2 undo".to_owned()] {
+        world.held = [(other, stamp(500))].into();
+        assert_eq!(plan(&world.facts()).steps, end);
+    }
+    world.held = [(format!("{key} undo"), stamp(500))].into();
+    assert_eq!(plan(&world.facts()).steps, []);
+}
+
+#[test]
+fn the_next_look_is_when_the_first_of_those_that_are_held_may_go_on() {
+    for times in [[300, 500], [500, 300]] {
+        let mut world = World::default();
+        for (pod, at) in times.into_iter().enumerate() {
+            let (key, wanted) = volume(pod, 2);
+            let claimed = record(&wanted.path, None, VolumePhase::Mounting, false);
+            world.volumes.insert(key.clone(), claimed);
+            world.wanted.insert(key.clone(), wanted);
+            world.held.insert(key, stamp(at));
+        }
+        assert_eq!(plan(&world.facts()).due, Some(stamp(300)));
+    }
+}
