@@ -431,6 +431,7 @@ fn a_critical_pod_takes_the_place_of_what_lacks_a_little_of_each() {
     let pod = critical(asking("x", json!({"cpu": "2", "memory": "2Gi"})));
     let verdict = admit(&pod, &others, &context(&small_node(), 110, &[], &[]));
     // One half of each lacks with the first, 0.9 and nothing with the second: 0.5 against 0.81.
+    assert_eq!(verdict.lacking, "cpu", "what the event is told with");
     assert_eq!(verdict.preempt[0], PodUid::new("half"));
 }
 

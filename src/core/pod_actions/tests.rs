@@ -729,3 +729,16 @@ fn what_never_ran_is_not_started_in_a_pod_that_goes() {
     let actions = decide(&leaving, &runtime(vec![running("a", 0)]), &owned, 70);
     assert!(actions.start.is_empty(), "{}", brief(&actions, at(70)));
 }
+
+#[test]
+fn a_pod_that_is_done_still_has_its_sandbox() {
+    let owned = Owned::from([("a", ended("a", 0, 0))]);
+    let done = decide(
+        &pod("Never", &["a"]),
+        &runtime(vec![exited("a", 0, 0)]),
+        &owned,
+        70,
+    );
+    assert!(done.is_done());
+    assert_eq!(done.sandbox_id, Some("s0".into()));
+}

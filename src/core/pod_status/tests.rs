@@ -780,7 +780,20 @@ fn a_rejected_pod_is_failed_with_the_reason() {
     assert_eq!(status.reason.as_deref(), Some("OutOfcpu"));
     assert_eq!(status.message.as_deref(), Some("Pod was rejected: no cpu"));
     assert_eq!(status.start_time, Some(time(at(5))));
+    assert_eq!(status.qos_class.as_deref(), Some("BestEffort"));
     assert!(is_terminal(&status));
+
+    let mut told = pod("Always", &["a"]);
+    told.metadata.generation = Some(3);
+    let scheduled = serde_json::json!({
+        "startTime": "2026-01-01T00:00:00Z", "conditions": [{"type": "PodScheduled", "status": "True"}],
+    });
+    told.status = Some(serde_json::from_value(scheduled).unwrap());
+    let status = rejected(&told, None, "OutOfcpu", "no cpu", at(5));
+    let before = told.status.as_ref().unwrap();
+    assert_eq!(status.conditions, before.conditions);
+    assert_eq!(status.start_time, before.start_time);
+    assert_eq!(status.observed_generation, Some(3));
 }
 
 #[test]

@@ -635,6 +635,7 @@ fn after_a_reboot_pods_of_the_api_wait_as_the_policy_says_until_it_was_read() {
 fn the_boot_of_a_start_is_on_record_after_it() {
     let mut start = Start::new();
     start.boot = boot(2);
+    start.meta.clean_shutdown = true;
     let plan = start.plan();
     let mut state = State::default();
     for mutation in &plan.transaction.mutations {
@@ -643,6 +644,7 @@ fn the_boot_of_a_start_is_on_record_after_it() {
     let meta = state.meta().unwrap();
     assert_eq!((&meta.boot, meta.generation), (&boot(2), 5));
     assert!(!meta.clean_shutdown);
+    assert_eq!(meta.heartbeat, start.now);
 }
 
 #[test]

@@ -307,7 +307,7 @@ fn an_empty_wish_counts_where_being_there_is_the_wish() {
         assert_eq!(fields(spec), [want]);
     }
     assert_eq!(
-        fields(json!({"containers": [], "schedulingGates": []})),
+        fields(json!({"containers": [], "resourceClaims": []})),
         [""; 0],
         "nothing is asked for"
     );
