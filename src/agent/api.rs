@@ -215,8 +215,8 @@ pub(super) fn forward_events(config: &AgentConfig, base: &Base, api: ApiClient, 
         base.metrics.clone(),
     );
     base.recorder.forward(events);
-    let last = tasks.last.clone();
-    tasks.add("events", sink.run(last));
+    // What the others tell until they have ended is told, or kept.
+    tasks.add_last("events", |token| sink.run(token));
 }
 
 /// What the API server is called in records and messages: its URL, as far as the kubeconfig tells it now.

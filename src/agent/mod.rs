@@ -314,41 +314,67 @@ async fn close(base: &start::Base) -> Result<(), CommitError> {
 #[derive(Default)]
 struct Tasks {
     set: JoinSet<String>,
-    /// Cancelled when the workers have ended: for what takes in until then what they tell.
-    last: CancellationToken,
+    /// Those that take in what the others tell, to their end.
+    last: JoinSet<String>,
+    ending: CancellationToken,
 }
 
 impl Tasks {
     fn add(&mut self, name: &str, task: impl Future<Output = ()> + Send + 'static) {
-        let name = name.to_owned();
-        self.set.spawn(async move {
-            task.await;
-            name
-        });
+        self.set.spawn(named(name, task));
+    }
+
+    /// As [`Self::add`], of one that goes on until those have ended. It is to end when its token is cancelled.
+    fn add_last<F>(&mut self, name: &str, task: impl FnOnce(CancellationToken) -> F)
+    where
+        F: Future<Output = ()> + Send + 'static,
+    {
+        self.last.spawn(named(name, task(self.ending.clone())));
     }
 
     /// Waits until one of them ends, which none should. Cancel-safe.
     async fn ended(&mut self) -> String {
-        match self.set.join_next().await {
-            Some(Ok(name)) => name,
-            Some(Err(error)) => error.to_string(),
-            None => std::future::pending().await,
+        tokio::select! {
+            Some(ended) = self.set.join_next() => name_of(ended),
+            Some(ended) = self.last.join_next() => name_of(ended),
+            else => std::future::pending().await,
         }
     }
 
     /// Drops all of them where they are.
     fn abort(&mut self) {
         self.set.abort_all();
+        self.last.abort_all();
     }
 
     /// Waits for all of them to end after cancellation; those that take too long are aborted.
     async fn end(mut self) {
-        self.last.cancel();
-        let all = async { while self.set.join_next().await.is_some() {} };
-        if tokio::time::timeout(DRAIN, all).await.is_err() {
-            warn!("some tasks did not end in time");
-            self.set.abort_all();
-        }
+        join(&mut self.set).await;
+        self.ending.cancel();
+        join(&mut self.last).await;
+    }
+}
+
+fn named(
+    name: &str,
+    task: impl Future<Output = ()> + Send + 'static,
+) -> impl Future<Output = String> + Send + 'static {
+    let name = name.to_owned();
+    async move {
+        task.await;
+        name
+    }
+}
+
+fn name_of(ended: Result<String, tokio::task::JoinError>) -> String {
+    ended.unwrap_or_else(|error| error.to_string())
+}
+
+async fn join(tasks: &mut JoinSet<String>) {
+    let all = async { while tasks.join_next().await.is_some() {} };
+    if tokio::time::timeout(DRAIN, all).await.is_err() {
+        warn!("some tasks did not end in time");
+        tasks.abort_all();
     }
 }
 

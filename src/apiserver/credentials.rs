@@ -256,6 +256,7 @@ impl Credentials {
                 .collect::<Vec<_>>()
         };
         old.token_file.is_some()
+            && !self.taken.is_empty()
             && old.files == loaded.files
             // Without one, the token is that of the kubeconfig.
             && old.bearer.is_some()

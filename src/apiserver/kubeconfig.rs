@@ -31,7 +31,7 @@ pub(super) struct Loaded {
     pub(super) files: Vec<PathBuf>,
     /// Which of them has the token.
     pub(super) token_file: Option<usize>,
-    /// What they looked like before they were read; empty when they changed all the while.
+    /// What they looked like before they were read; empty when they were other files each time.
     pub(super) seen: Seen,
 }
 

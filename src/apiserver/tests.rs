@@ -671,7 +671,9 @@ fn what_the_files_looked_like_is_of_before_they_were_read() {
                     return;
                 }
                 write(n);
-                std::thread::sleep(Duration::from_micros(200));
+                // Now and then they are at rest.
+                let rest = if n % 20 == 0 { 5_000 } else { 200 };
+                std::thread::sleep(Duration::from_micros(rest));
             }
         });
         for _ in 0..2000 {

@@ -172,10 +172,13 @@ pub fn merge(known: &SourcePods, set: &SourceSet, taken: &dyn Fn(&str) -> bool) 
             }
             Some(recorded) => {
                 found.insert(uid);
-                if is_same(recorded, candidate) {
+                let changed = (!is_same(recorded, candidate))
+                    .then(|| update(recorded, candidate, &mut merged))
+                    .flatten();
+                let Some(changed) = changed else {
                     continue;
-                }
-                update(recorded, candidate, &mut merged)
+                };
+                changed
             }
         };
         merged.pods.0.insert(PodUid::new(uid), kept);
@@ -243,13 +246,14 @@ fn wanted<'a>(
     candidates
 }
 
-/// Sorts a pod that was known already into its operation, and says what is known of it from now on.
-fn update(recorded: &SourcedPod, wanted: &SourcedPod, merged: &mut Merged) -> SourcedPod {
+/// Sorts a pod that was known already into its operation, and says what is known of it from now on; `None` when nothing
+/// of it has changed.
+fn update(recorded: &SourcedPod, wanted: &SourcedPod, merged: &mut Merged) -> Option<SourcedPod> {
     let changed = differs(&recorded.pod, &wanted.pod);
     let moved = recorded.origin != wanted.origin;
     let status_changed = recorded.pod.status != wanted.pod.status && !wanted.pod.is_static();
     if !changed && !moved && !status_changed {
-        return recorded.clone();
+        return None;
     }
     let pod = if same_local_annotations(&wanted.pod, &recorded.pod) {
         Arc::clone(&wanted.pod)
@@ -262,10 +266,10 @@ fn update(recorded: &SourcedPod, wanted: &SourcedPod, merged: &mut Merged) -> So
         _ => &mut merged.updates,
     };
     operation.push(Arc::clone(&pod));
-    SourcedPod {
+    Some(SourcedPod {
         origin: wanted.origin.clone(),
         pod,
-    }
+    })
 }
 
 /// Whether two pods want the same of this node; only annotations that the node itself sets may differ.
@@ -490,6 +494,8 @@ mod tests {
         let known = SourcePods::seeded([from("", reported.clone())]);
         let merged = merge(&known, &set(vec![from("", reported.clone())]), &free);
         assert_eq!(merged.pods, known);
+        let of = |pods: &SourcePods| Arc::clone(&pods.get("1").unwrap().pod);
+        assert!(Arc::ptr_eq(&of(&merged.pods), &of(&known)));
         assert!(merged.updates.is_empty() && merged.reconciles.is_empty());
         assert!(same_desired_state(&reported, &pod("a", "1")));
 
@@ -528,6 +534,30 @@ mod tests {
             let mut changed = pod("a", "1");
             change(&mut changed);
             assert!(!same_desired_state(&pod("a", "1"), &changed), "change {n}");
+        }
+    }
+
+    /// What is frozen at its origin is also sent from another one, which comes before or after it.
+    #[test]
+    fn a_frozen_pod_that_another_origin_sends_is_taken_from_the_first() {
+        for (other, want) in [("/m/a", "/m/a"), ("/m/z", "/m/b")] {
+            let known =
+                SourcePods::seeded([from("/m/b", pod("p", "1")), from("/m/c", pod("q", "2"))]);
+            let mut sent = set(vec![from(other, pod("p", "1"))]);
+            sent.broken.insert("/m/b".into(), "bad".into());
+            let merged = merge(&known, &sent, &free);
+            assert_eq!(names(&merged.removes), ["q"], "{other}");
+            assert_eq!(merged.pods.get("1").unwrap().origin, want);
+            assert_eq!(
+                (merged.pods.get("2"), merged.pods.iter().count()),
+                (None, 1)
+            );
+            assert_eq!(merged.duplicates.len(), 1, "{other}");
+            assert_eq!(
+                names(&merged.updates).len(),
+                usize::from(other == want),
+                "{other}"
+            );
         }
     }
 }

@@ -1,7 +1,8 @@
 //! Events as objects of the API server. Upstream: client-go's event broadcaster and `recordToSink`.
 //!
 //! In: the events that [`super::JournalRecorder`] forwards. Out: `v1.Event` objects, made or counted up. What was
-//! not written yet waits, in the order in which it happened ([`super::queue`]), and is on record, with the name of its
+//! not written yet waits, in the order in which it happened but for those that the server fails on, which hold up no
+//! others ([`super::queue`]), and is on record, with the name of its
 //! object and with what is needed to count repetitions in it ([`super::keep`]): a later agent goes on where this one
 //! ended, in the same objects. The newest state of an object is written, so that what repeats during an outage takes one
 //! place and one request.
@@ -31,10 +32,13 @@ use super::record::{Kept, NODE_NAMESPACE};
 use crate::apiserver::{ApiClient, Failure, Reachability, pause};
 use crate::store::Store;
 use crate::types::metrics::{Metrics, ReasonLabel};
+use crate::types::pace::Pace;
 use crate::types::{Clock, Event, Stamp};
 
 /// First and longest pause after a failure.
 const PAUSE: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
+/// How long an event is left alone that the server fails on, at first and at most.
+const HOLD: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(300));
 /// Longest wait for one answer.
 const ANSWER: Duration = Duration::from_secs(30);
 /// `source.component` and `reportingComponent`.
@@ -67,14 +71,13 @@ impl SinkError {
         }
     }
 
-    /// Whether the server itself, or an admission webhook of it, failed on this event.
+    /// Whether the server is there and fails, maybe on this event alone, as when an admission webhook of it does. What
+    /// answers without a server behind it (502 to 504) and what does not answer fails on all of them.
     fn is_of_server(&self) -> bool {
-        match self {
-            Self::Request { source, .. } => {
-                matches!(&**source, kube::Error::Api(status) if status.code >= 500)
-            }
-            Self::Timeout { .. } => true,
-        }
+        let Self::Request { source, .. } = self else {
+            return false;
+        };
+        matches!(&**source, kube::Error::Api(status) if status.code >= 500 && !(502..=504).contains(&status.code))
     }
 }
 
@@ -198,7 +201,7 @@ pub fn api_events(
 enum Written {
     Yes,
     Dropped,
-    /// Not now; maybe others are written.
+    /// Not this one now; maybe others are.
     Postponed(SinkError),
     /// Nothing is written now.
     Later(SinkError),
@@ -218,6 +221,7 @@ impl EventSink {
             shared,
             api,
             node_name,
+            pace: Pace::default(),
         };
         let tell = async {
             tokio::select! {
@@ -234,6 +238,7 @@ struct Teller {
     shared: Arc<Shared>,
     api: ApiClient,
     node_name: String,
+    pace: Pace,
 }
 
 impl Teller {
@@ -263,6 +268,14 @@ impl Teller {
                     self.shared.woken.notified().await;
                     continue;
                 }
+                Next::Held(wait) => {
+                    // Cancel-safe: whatever woke it, it is looked at what is next.
+                    tokio::select! {
+                        () = self.shared.woken.notified() => {}
+                        () = tokio::time::sleep(wait.max(PAUSE.0)) => {}
+                    }
+                    continue;
+                }
             };
             bucket.wait().await;
             let Some(told) = self.shared.lock().begin(&key) else {
@@ -275,8 +288,8 @@ impl Teller {
                     Written::Yes => queue.sent(),
                     Written::Dropped => queue.refused(),
                     Written::Postponed(_) => {
-                        queue.postponed();
-                        self.shared.changed.notify_one();
+                        let now = self.shared.clock.now();
+                        queue.postponed(|failures| now.plus(pause(failures, HOLD.0, HOLD.1)));
                     }
                     Written::Later(_) => queue.failed(),
                 }
@@ -291,11 +304,30 @@ impl Teller {
                     self.shared.unsent("refused", 1);
                     self.shared.changed.notify_one();
                 }
-                Written::Postponed(error) | Written::Later(error) => {
+                Written::Postponed(error) => {
+                    failures = 0;
+                    self.tell_of_server(&error);
+                    tokio::time::sleep(PAUSE.0).await;
+                }
+                Written::Later(error) => {
                     failures = failures.saturating_add(1);
                     self.back_off(failures, &error).await;
                 }
             }
+        }
+    }
+
+    /// Says what the server fails with, now and then.
+    fn tell_of_server(&self, error: &SinkError) {
+        let why = error as &dyn std::error::Error;
+        let reason = why.source().map(ToString::to_string).unwrap_or_default();
+        if self.pace.is_due("events", &reason, self.shared.clock.now()) {
+            warn!(
+                error = why,
+                "the API server fails on an event, it is tried again after others"
+            );
+        } else {
+            debug!(error = why, "the API server fails on an event");
         }
     }
 

@@ -23,6 +23,9 @@ pub(super) const TOO_OLD: Duration = Duration::from_secs(3600);
 struct Place {
     key: Key,
     bytes: usize,
+    /// How often the API server failed on it, and until when it is left alone since. Not on record.
+    failures: u32,
+    held: Option<Stamp>,
 }
 
 /// The object that is being written.
@@ -70,6 +73,8 @@ pub(super) enum Next {
     Nothing,
     /// It happened too long ago; it does not wait any more.
     TooOld,
+    /// All that waits is left alone for so long.
+    Held(Duration),
     Object(Key),
 }
 
@@ -142,18 +147,38 @@ impl Queue {
 
     /// The object to be written next.
     pub(super) fn next(&mut self, now: Stamp) -> Next {
-        let Some(place) = self.places.first_entry() else {
-            return Next::Nothing;
-        };
-        let key = place.get().key.clone();
-        match self.correlator.told(&key) {
-            Some(told) if now.since(told.last) <= TOO_OLD => Next::Object(key),
-            _ => {
-                let place = *place.key();
-                self.drop_at(place);
-                Next::TooOld
+        let mut held: Option<Duration> = None;
+        let mut too_old = None;
+        // What the server has not failed on comes first.
+        let mut due: Option<(u32, &Key)> = None;
+        for (place, waits) in &self.places {
+            let told = self.correlator.told(&waits.key);
+            if told.is_none_or(|told| now.since(told.last) > TOO_OLD) {
+                too_old = Some(*place);
+                break;
+            }
+            match waits.held.filter(|until| !until.reached(now)) {
+                None if due.is_none_or(|(failures, _)| waits.failures < failures) => {
+                    due = Some((waits.failures, &waits.key));
+                }
+                None => {}
+                Some(until) => {
+                    let rest = until.until(now);
+                    held = Some(held.map_or(rest, |least| least.min(rest)));
+                }
+            }
+            if matches!(due, Some((0, _))) {
+                break;
             }
         }
+        if let Some(place) = too_old {
+            self.drop_at(place);
+            return Next::TooOld;
+        }
+        if let Some((_, key)) = due {
+            return Next::Object(key.clone());
+        }
+        held.map_or(Next::Nothing, Next::Held)
     }
 
     /// Begins to write an object, unless it waits no more. From here on a repetition is another change of it, to be written after this one.
@@ -179,22 +204,28 @@ impl Queue {
 
     /// What was begun has come to nothing; it is where it was.
     pub(super) fn failed(&mut self) {
-        self.sending = None;
+        self.put_back();
     }
 
-    /// The API server has failed on what was begun, maybe on nothing else: it waits behind the others.
-    pub(super) fn postponed(&mut self) {
-        let Some(sending) = self.sending.take() else {
-            return;
-        };
-        let told = self.correlator.told_mut(&sending.key);
+    /// The API server has failed on what was begun, maybe on nothing else: it is where it was, and left alone until
+    /// what `hold` says of how often that was so.
+    pub(super) fn postponed(&mut self, hold: impl FnOnce(u32) -> Stamp) {
+        let key = self.put_back();
+        let told = key.and_then(|key| self.correlator.told(&key)?.place);
         // What had to go meanwhile has no place.
-        let Some(place) = told.and_then(|told| told.place.take()) else {
-            return;
-        };
-        self.leave(place);
-        self.changed.insert(sending.key.clone());
-        self.put(sending.key, self.next);
+        if let Some(waits) = told.and_then(|place| self.places.get_mut(&place)) {
+            waits.failures = waits.failures.saturating_add(1);
+            waits.held = Some(hold(waits.failures));
+        }
+    }
+
+    fn put_back(&mut self) -> Option<Key> {
+        let sending = self.sending.take()?;
+        if sending.again {
+            // It had to go, and has happened again.
+            self.join(sending.key.clone());
+        }
+        Some(sending.key)
     }
 
     fn end(&mut self, made: bool) {
@@ -230,7 +261,13 @@ impl Queue {
         let bytes = size(&told.event);
         self.next = self.next.max(place.saturating_add(1));
         self.bytes += bytes;
-        self.places.insert(place, Place { key, bytes });
+        let waits = Place {
+            key,
+            bytes,
+            failures: 0,
+            held: None,
+        };
+        self.places.insert(place, waits);
     }
 
     fn leave(&mut self, place: u64) {

@@ -13,7 +13,7 @@ fn drain(queue: &mut Queue, now: Stamp) -> Vec<String> {
     let mut pods = Vec::new();
     loop {
         match queue.next(now) {
-            Next::Nothing => return pods,
+            Next::Nothing | Next::Held(_) => return pods,
             Next::TooOld => pods.push("too old".to_owned()),
             Next::Object(key) => {
                 pods.push(key.pod.clone().unwrap().name);
@@ -71,34 +71,84 @@ fn what_fails_stays_first_and_what_changed_meanwhile_is_told_again() {
 }
 
 #[test]
-fn what_the_server_fails_on_goes_behind_the_others_and_keeps_what_changed() {
+fn what_the_server_fails_on_is_left_alone_for_a_while_and_keeps_its_place() {
     let mut queue = queue();
     for pod in ["a", "b"] {
         queue.take(event(pod, "x"), at(1));
     }
+    let waiting = queue.waiting();
+    let hold =
+        |from: Stamp| move |failures: u32| from.plus(Duration::from_secs(10 * u64::from(failures)));
+    let next = |queue: &mut Queue, now| match queue.next(now) {
+        Next::Object(key) => key,
+        _ => panic!("something waits"),
+    };
+    let a = next(&mut queue, at(1));
+    queue.begin(&a).unwrap();
+    queue.take(event("a", "x"), at(2));
+    queue.postponed(hold(at(2)));
+    assert_eq!(queue.waiting(), waiting);
+    let b = next(&mut queue, at(2));
+    assert_ne!(a, b);
+    queue.begin(&b).unwrap();
+    queue.postponed(hold(at(4)));
+    let Next::Held(wait) = queue.next(at(5)) else {
+        panic!("both are left alone")
+    };
+    assert_eq!(wait, Duration::from_secs(7));
+    // The second time it takes twice as long; what is on record knows nothing of it.
+    assert_eq!(next(&mut queue, at(12)), a);
+    assert_eq!(queue.begin(&a).unwrap().count, 2);
+    queue.postponed(hold(at(12)));
+    assert!(matches!(queue.next(at(13)), Next::Held(wait) if wait == Duration::from_secs(1)));
+    queue.take(event("c", "x"), at(13));
+    assert!(
+        matches!(queue.next(at(13)), Next::Object(_)),
+        "another one is told at once"
+    );
+    let mut later = self::queue();
+    later.restore(kept(&queue, at(13)), at(13));
+    assert_eq!(drain(&mut later, at(13)), ["a", "b", "c"]);
+    assert_eq!(
+        drain(&mut queue, at(32)),
+        ["c", "b", "a"],
+        "the fewest failures first"
+    );
+    assert_eq!(queue.waiting(), (0, 0));
+}
+
+#[test]
+fn what_is_left_alone_is_too_old_one_day() {
+    let mut queue = queue();
+    queue.take(event("a", "x"), at(1));
     let Next::Object(a) = queue.next(at(1)) else {
         panic!("something waits")
     };
     queue.begin(&a).unwrap();
-    queue.take(event("a", "x"), at(2));
-    queue.postponed();
-    queue.take(event("c", "x"), at(2));
-    let waiting = queue.waiting();
-    assert_eq!(waiting.0, 3);
-    // On record as well.
-    let mut later = self::queue();
-    later.restore(kept(&queue, at(2)), at(2));
-    assert_eq!(later.waiting(), waiting);
-    for queue in [&mut queue, &mut later] {
-        let Next::Object(b) = queue.next(at(2)) else {
+    queue.postponed(|_| at(100_000));
+    assert!(matches!(queue.next(at(10_000)), Next::TooOld));
+    assert!(matches!(queue.next(at(10_000)), Next::Nothing));
+}
+
+/// It had to go while it was being written, and happened again.
+#[test]
+fn what_had_to_go_and_comes_back_waits_again() {
+    for postponed in [false, true] {
+        let mut queue = queue();
+        queue.take(event("a", "x"), at(1));
+        let Next::Object(a) = queue.next(at(1)) else {
             panic!("something waits")
         };
-        queue.begin(&b).unwrap();
-        queue.sent();
-        assert_eq!(queue.begin(&a).unwrap().count, 2);
-        queue.postponed();
-        assert_eq!(drain(queue, at(2)), ["c", "a"]);
-        assert_eq!(queue.waiting(), (0, 0));
+        queue.begin(&a).unwrap();
+        let place = queue.correlator.told(&a).unwrap().place.unwrap();
+        queue.drop_at(place);
+        queue.take(event("a", "x"), at(2));
+        if postponed {
+            queue.postponed(|_| at(2));
+        } else {
+            queue.failed();
+        }
+        assert_eq!(drain(&mut queue, at(3)), ["a"]);
     }
 }
 
