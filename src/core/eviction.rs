@@ -348,6 +348,11 @@ mod tests {
                 false,
             ),
             (
+                json!({"containers": c, "volumes": [{"name": "x", "emptyDir": {"sizeLimit": "0"}}]}),
+                vec![],
+                false,
+            ),
+            (
                 json!({"containers": [container("c", "1Mi")], "volumes": [{"name": "y", "emptyDir": {}}, {"name": "m", "emptyDir": {"medium": "Memory"}}]}),
                 vec!["y"],
                 true,

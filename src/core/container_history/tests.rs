@@ -150,6 +150,14 @@ fn before_a_removal_its_end_is_recorded_and_a_useless_intent_dropped() {
     );
     assert!(end(&state, &runtime(vec![running("a", 1)]), "a-1").is_empty());
     assert!(end(&state, &older, "nobody").is_empty());
+
+    // What was concluded gives way to what the runtime says.
+    let mut concluded = ended("a", 1, 137);
+    concluded.last_exit.as_mut().unwrap().inferred = true;
+    let state = state_with(&[("a", concluded)].into());
+    let after = apply(&state, &end(&state, &exited_one, "a-1"));
+    let exit = record(&after, "a").last_exit.as_ref().unwrap();
+    assert_eq!((exit.exit_code, exit.inferred), (9, false));
 }
 
 #[test]
