@@ -84,6 +84,9 @@ struct Sequence {
     snapshot: Option<Snapshot>,
     /// The API server was set back: what it forgot may happen again.
     set_back: bool,
+    /// Pods that were deleted with a grace period, by name; and those of them whose deletion may have been taken back.
+    deleted: BTreeSet<String>,
+    undeleted: BTreeSet<String>,
     rebooted: bool,
     is_static: bool,
     alive: bool,
@@ -103,6 +106,8 @@ impl Sequence {
             random: StdRng::seed_from_u64(seed),
             snapshot: None,
             set_back: false,
+            deleted: BTreeSet::new(),
+            undeleted: BTreeSet::new(),
             rebooted: false,
             is_static: false,
             alive: false,
@@ -182,6 +187,7 @@ impl Sequence {
                 };
                 self.say(format!("delete {name} {grace:?}"));
                 self.w.delete(name, grace);
+                self.deleted.insert(name.to_owned());
             }
             2 => {
                 self.say(format!("force delete {name}"));
@@ -333,6 +339,7 @@ impl Sequence {
                     self.say("set back");
                     api.restore(snapshot);
                     self.set_back = true;
+                    self.undeleted.append(&mut self.deleted);
                 }
             }
         }
@@ -483,6 +490,8 @@ impl Sequence {
             running == 0 && (as_usual || rebooted || again)
         };
         let holds = match name {
+            // The node had heard of it and did as it was told: an end that was begun is not taken back.
+            _ if self.undeleted.contains(name) && phase == "Failed" => running == 0,
             "job" => ended("Succeeded", 0),
             "failed" => ended("Failed", 4),
             "loop" => phase == "Running" && running <= 1 && starts > 0,
