@@ -30,7 +30,8 @@ const SWEEP: Duration = Duration::from_secs(60);
 const PAUSE: Duration = Duration::from_secs(1);
 /// Most objects, and most pods, of one commit.
 const BATCH: usize = 256;
-/// Most objects that are kept for what is counted in them, and most pods that are kept for what they have caused.
+/// Most objects that are kept for what is counted in them, and most pods that are kept for what they have caused; there
+/// may be up to [`SLACK`] more until the next sweep.
 const KEPT: usize = 512;
 /// How many more there may be until the oldest are looked for again: a look is at all of them.
 const SLACK: usize = 128;
