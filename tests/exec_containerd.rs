@@ -174,7 +174,7 @@ impl World {
                 container,
                 attempt: 0,
                 hash: "1",
-                image_ref: &image_ref,
+                image_ref: &image_ref.reference,
                 env: &env,
                 volumes: &volumes,
                 remotes: &BTreeMap::new(),

@@ -382,6 +382,7 @@ impl World {
                 &self.recorder,
             )
             .await
+            .map(|present| present.reference)
     }
 
     async fn open(&self, uid: &str, image: &str, policy: &str) -> Result<String, ImageError> {

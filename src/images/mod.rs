@@ -39,6 +39,7 @@ use crate::core::backoff;
 use crate::core::state::{BackoffRecord, ImageRecord, State, Transaction};
 use crate::kubeletconfig::format_duration;
 use crate::kuberuntime::cri::{CriClient, CriError};
+use crate::kuberuntime::security::ImageUser;
 use crate::store::{CommitError, Store};
 use crate::types::events::{Event, EventRecorder, EventType};
 use crate::types::metrics::{ImageSizeLabel, Metrics};
@@ -112,6 +113,15 @@ pub struct ImageManager {
     metrics: Metrics,
 }
 
+/// An image that is there.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Present {
+    /// What to create the container from.
+    pub reference: String,
+    /// The user that it is made for, where the runtime told while it was looked for.
+    pub user: Option<ImageUser>,
+}
+
 /// An image as a pod asks for it.
 #[derive(Clone, Copy)]
 struct Asked<'a> {
@@ -178,8 +188,8 @@ impl ImageManager {
         self
     }
 
-    /// Makes sure the image is there; upstream's `EnsureImageExists`. Returns what to create the container
-    /// from. When dropped, the pull goes on as long as another container waits for it.
+    /// Makes sure the image is there; upstream's `EnsureImageExists`. When dropped, the pull goes on as long as
+    /// another container waits for it.
     ///
     /// # Errors
     /// See [`ImageErrorReason`]. A failed pull has been recorded, unless [`ImageError::store`] says why not.
@@ -191,7 +201,7 @@ impl ImageManager {
         service: &S,
         store: &Store,
         recorder: &dyn EventRecorder,
-    ) -> Result<String, ImageError> {
+    ) -> Result<Present, ImageError> {
         let asked = Asked {
             image: container.image.as_deref().unwrap_or_default(),
             policy: container.image_pull_policy.as_deref(),
@@ -229,6 +239,7 @@ impl ImageManager {
         };
         self.ensure_asked(asked, inputs, service, store, &report)
             .await
+            .map(|present| present.reference)
     }
 
     async fn ensure_asked<S: ImageService>(
@@ -238,7 +249,7 @@ impl ImageManager {
         service: &S,
         store: &Store,
         report: &Reporter<'_>,
-    ) -> Result<String, ImageError> {
+    ) -> Result<Present, ImageError> {
         let named = asked.image;
         let image = normalize(named).map_err(|error| {
             let message = format!("Failed to apply default image tag \"{named}\": {error}");
@@ -283,7 +294,10 @@ impl ImageManager {
                         None => transaction,
                     })
                     .await?;
-                    return Ok(found.id);
+                    return Ok(Present {
+                        user: Some(ImageUser::of(&found)),
+                        reference: found.id,
+                    });
                 }
                 tracing::info!(
                     image,
@@ -397,7 +411,7 @@ impl ImageManager {
         service: &S,
         store: &Store,
         report: &Reporter<'_>,
-    ) -> Result<String, ImageError> {
+    ) -> Result<Present, ImageError> {
         let (image, credentials) = (want.image.clone(), want.credentials.clone());
         let image = image.as_str();
         let begun = tokio::time::Instant::now();
@@ -439,7 +453,10 @@ impl ImageManager {
                 if let Some(tell) = &self.pulled {
                     tell();
                 }
-                Ok(pulled.reference)
+                Ok(Present {
+                    reference: pulled.reference,
+                    user: None,
+                })
             }
             Err(error) => {
                 let (reason, message) = classify(image, &error);

@@ -160,6 +160,7 @@ impl World {
                 &self.recorder,
             )
             .await
+            .map(|present| present.reference)
     }
 
     fn reasons(&self) -> Vec<String> {

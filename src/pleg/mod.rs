@@ -261,22 +261,20 @@ impl Pleg {
             info!("the runtime answers again");
             self.down = false;
         }
-        let mut changed = Vec::new();
-        for (uid, status) in &listed {
+        let mut changed: Vec<_> = self
+            .known
+            .keys()
+            .chain(&self.retry)
+            .filter(|uid| !listed.contains_key(*uid))
+            .map(|uid| (uid.clone(), Look::Gone))
+            .collect();
+        for (uid, status) in listed {
             let same = self
                 .known
-                .get(uid)
-                .is_some_and(|known| pleg_diff::same_summary(known, status));
-            if !same || self.retry.contains(uid) {
-                changed.push((
-                    uid.clone(),
-                    Some((status.name.clone(), status.namespace.clone())),
-                ));
-            }
-        }
-        for uid in self.known.keys().chain(&self.retry) {
-            if !listed.contains_key(uid) {
-                changed.push((uid.clone(), None));
+                .get(&uid)
+                .is_some_and(|known| pleg_diff::same_summary(known, &status));
+            if !same || self.retry.contains(&uid) {
+                changed.push((uid, Look::At(status)));
             }
         }
         self.inspect(changed, as_of).await;
@@ -297,27 +295,28 @@ impl Pleg {
         let pods = pods
             .into_iter()
             .map(|uid| {
-                let names = self
+                let (name, namespace) = self
                     .known
                     .get(&uid)
                     .map(|s| (s.name.clone(), s.namespace.clone()))
                     .unwrap_or_default();
-                (uid, Some(names))
+                (uid, Look::For(name, namespace))
             })
             .collect();
         self.inspect(pods, as_of).await;
     }
 
-    async fn inspect(&mut self, pods: Vec<(PodUid, Option<(String, String)>)>, as_of: Instant) {
+    async fn inspect(&mut self, pods: Vec<(PodUid, Look)>, as_of: Instant) {
         if pods.is_empty() {
             return;
         }
         let cri = &self.options.cri;
         let answers: Vec<_> = futures::stream::iter(pods)
-            .map(|(uid, names)| async move {
-                let answer = match &names {
-                    None => Ok(PodStatus::empty(uid.clone())),
-                    Some((name, namespace)) => cri.pod_status(&uid, name, namespace).await,
+            .map(|(uid, look)| async move {
+                let answer = match &look {
+                    Look::Gone => Ok(PodStatus::empty(uid.clone())),
+                    Look::At(listed) => cri.pod_status_of(listed).await,
+                    Look::For(name, namespace) => cri.pod_status(&uid, name, namespace).await,
                 };
                 (uid, answer)
             })
@@ -422,6 +421,16 @@ impl Pleg {
             Err(_) => EVENTED_PERIOD_LOSSY,
         }
     }
+}
+
+/// How a pod is inspected.
+enum Look {
+    /// No list shows it any more.
+    Gone,
+    /// What a list has just shown of it; not listed again.
+    At(PodStatus),
+    /// By its UID; name and namespace, empty when not known.
+    For(String, String),
 }
 
 /// containerd before 2.0 serves all subscribers from one channel.

@@ -549,8 +549,8 @@ async fn create_container(
         .await;
     let took = u64::try_from(begun.elapsed().as_millis()).unwrap_or(u64::MAX);
     sandbox.pull_ms.fetch_add(took, Ordering::Relaxed);
-    let image_ref = match ensured {
-        Ok(image_ref) => image_ref,
+    let image = match ensured {
+        Ok(image) => image,
         Err(error) => {
             return Ok(Err(Failure {
                 reason: error.reason.as_str().to_owned(),
@@ -613,7 +613,8 @@ async fn create_container(
             return Ok(Err(Failure::new("CreateContainerConfigError", message)));
         }
     };
-    let image_user = match isolation::image_user(context, pod, container, &image_ref).await {
+    let image_ref = image.reference.clone();
+    let image_user = match isolation::image_user(context, pod, container, image).await {
         Ok(user) => user,
         Err(message) => {
             warn("Failed", &format!("Error: {message}"));

@@ -11,6 +11,7 @@ use super::execute::StepError;
 use super::{WorkerContext, mounts};
 use crate::core::state::{ObjectRecord, Transaction};
 use crate::core::volumes::extra_groups;
+use crate::images::Present;
 use crate::kuberuntime::cri::{CriError, v1};
 use crate::kuberuntime::security::{Effective, ImageUser};
 use crate::kuberuntime::userns::{self, Range};
@@ -119,7 +120,8 @@ pub(super) fn user_namespace(config: &v1::PodSandboxConfig) -> Option<&v1::UserN
     security.namespace_options.as_ref()?.userns_options.as_ref()
 }
 
-/// The user an image is made for; `None` when the spec says who the container runs as.
+/// The user an image is made for; `None` when the spec says who the container runs as. The runtime is asked unless it
+/// told when the image was looked for.
 ///
 /// # Errors
 /// When the runtime does not tell, or does not have the image (any more).
@@ -127,7 +129,7 @@ pub(super) async fn image_user(
     context: &WorkerContext,
     pod: &Pod,
     container: &Container,
-    image_ref: &str,
+    image: Present,
 ) -> Result<Option<ImageUser>, String> {
     if let Some(uid) = Effective::of(pod, container).run_as_user {
         return Ok(Some(ImageUser {
@@ -135,6 +137,10 @@ pub(super) async fn image_user(
             username: String::new(),
         }));
     }
+    if let Some(user) = image.user {
+        return Ok(Some(user));
+    }
+    let image_ref = &image.reference;
     let found: Result<_, CriError> = context.cri.image_status(image_ref).await;
     match found {
         Ok(Some(image)) => Ok(Some(ImageUser::of(&image))),

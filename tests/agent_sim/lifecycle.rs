@@ -355,6 +355,49 @@ async fn a_pod_of_200_containers_starts_and_stops_with_few_calls_each() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn what_ends_in_many_pods_at_once_is_found_with_the_lists_of_each_second() {
+    const PODS: usize = 50;
+    let mut w = node(|_, _| Behaviour::RunForever).await;
+    w.fake.offer_events(false);
+    let names: Vec<String> = (0..PODS).map(|n| format!("p{n:02}")).collect();
+    let container = |name: &str| format!(r#"{{"name":"{name}","image":"{IMAGE}"}}"#);
+    let (ends, stays) = (container("ends"), container("stays"));
+    let spec = format!(r#"{{"restartPolicy":"Never","containers":[{ends},{stays}]}}"#);
+    for name in &names {
+        w.manifest(name, &spec);
+    }
+    w.start().await;
+    let each_runs = |w: &World, containers| {
+        let mut names = names.iter();
+        names.all(|name| w.running(name).len() == containers)
+    };
+    w.until("all run", 120, |w| each_runs(w, 2)).await;
+    w.pass(5).await;
+    // Who they are made for was told when they were looked for.
+    assert_eq!(w.fake.count("image_status"), 2 * PODS);
+    w.fake.clear_calls();
+    for name in &names {
+        let pod = w.of_pod(name);
+        let ends = pod
+            .iter()
+            .find(|c| c.metadata.as_ref().unwrap().name == "ends");
+        assert!(w.fake.exit(&ends.unwrap().id, 3));
+    }
+    w.pass(4).await;
+    assert!(each_runs(&w, 1));
+    for name in &names {
+        let end = w.container_of(name, "ends").last_exit;
+        assert_eq!(end.map(|end| end.exit_code), Some(3), "{name}");
+    }
+    for operation in ["list_podsandbox", "list_containers"] {
+        let calls = w.fake.count(operation);
+        assert!((3..=5).contains(&calls), "{calls} times {operation}");
+    }
+    assert_eq!(w.fake.count("podsandbox_status"), PODS);
+    assert_nothing_wrong(&w);
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_megabyte_of_environment_arrives() {
     let mut w = node(|_, _| Behaviour::RunForever).await;
     let value = "x".repeat(1 << 20);

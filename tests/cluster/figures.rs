@@ -54,6 +54,25 @@ fn between(before: &BTreeMap<String, u64>, after: &BTreeMap<String, u64>, names:
     of(after) - of(before)
 }
 
+/// What was counted since, in all and by name.
+fn since<K: Ord>(
+    before: &BTreeMap<K, u64>,
+    after: BTreeMap<K, u64>,
+    name: impl Fn(&K) -> String,
+) -> String {
+    let grown: Vec<(String, u64)> = after
+        .iter()
+        .map(|(key, count)| (name(key), count - before.get(key).unwrap_or(&0)))
+        .filter(|(_, count)| *count > 0)
+        .collect();
+    let all: u64 = grown.iter().map(|(_, count)| count).sum();
+    let each: Vec<String> = grown
+        .iter()
+        .map(|(name, count)| format!("{name} {count}"))
+        .collect();
+    format!("{all} ({})", each.join(", "))
+}
+
 const INSPECT: &[&str] = &["container_status", "podsandbox_status"];
 const LIST: &[&str] = &["list_containers", "list_podsandbox"];
 
@@ -160,6 +179,7 @@ fn measure(count: usize, probes: bool) {
         )
     });
     let agent = cluster.join();
+    let (calls, requests) = (operations(&agent), cluster.proxy.counts());
     let busy = cpu(&agent);
     let times = start_pods(&cluster, count, spec);
     let (all, half) = (
@@ -177,6 +197,16 @@ fn measure(count: usize, probes: bool) {
             half / bare_half,
         );
     }
+    println!(
+        "for it calls of the runtime: {}",
+        since(&calls, operations(&agent), Clone::clone)
+    );
+    println!(
+        "for it requests to the API server: {}",
+        since(&requests, cluster.proxy.counts(), |(verb, resource)| {
+            format!("{verb} {resource}")
+        })
+    );
     let told = || {
         let dump = cluster.try_dump(&["statuses"])?;
         let rows = dump["tables"]["statuses"].as_array().unwrap().clone();
@@ -226,6 +256,8 @@ fn measure(count: usize, probes: bool) {
             start.elapsed() < Duration::from_secs(60),
             "{ran:?} {gone:?}"
         );
+        // Who asks without pause takes a core from those who are measured.
+        std::thread::sleep(Duration::from_millis(10));
         if ran.is_none() && cluster.pod("meanwhile")["status"]["phase"] == "Running" {
             ran = Some(start.elapsed());
         }

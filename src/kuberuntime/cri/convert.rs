@@ -66,29 +66,42 @@ impl CriClient {
                 ..Default::default()
             }))
             .await?;
-        let mut pod = PodStatus {
+        let mut listed = PodStatus {
             name: name.to_owned(),
             namespace: namespace.to_owned(),
+            sandboxes: sandboxes.iter().map(listed_sandbox).collect(),
+            containers: containers.iter().map(listed_container).collect(),
             ..PodStatus::empty(uid.clone())
         };
-        for sandbox in sandboxes {
-            if pod.name.is_empty() {
-                let label = |key| sandbox.labels.get(key).cloned().unwrap_or_default();
-                pod.name = label(labels::POD_NAME);
-                pod.namespace = label(labels::POD_NAMESPACE);
-            }
-            let id = ContainerId::from(sandbox.id);
-            match self.pod_sandbox_status(&id).await {
+        if let (true, Some(sandbox)) = (name.is_empty(), sandboxes.first()) {
+            listed.name = annotation(&sandbox.labels, labels::POD_NAME);
+            listed.namespace = annotation(&sandbox.labels, labels::POD_NAMESPACE);
+        }
+        self.pod_status_of(&listed).await
+    }
+
+    /// As [`Self::pod_status`], of the sandboxes and containers that a list has just shown: what came to be since is
+    /// left out.
+    ///
+    /// # Errors
+    /// See [`super::CriErrorKind`].
+    pub async fn pod_status_of(&self, listed: &PodStatus) -> Result<PodStatus, CriError> {
+        let mut pod = PodStatus {
+            name: listed.name.clone(),
+            namespace: listed.namespace.clone(),
+            ..PodStatus::empty(listed.uid.clone())
+        };
+        for sandbox in &listed.sandboxes {
+            match self.pod_sandbox_status(&sandbox.id).await {
                 Ok(status) => pod.sandboxes.push(inspected_sandbox(&status)),
                 Err(error) if error.is_not_found() => {}
                 Err(error) => return Err(error),
             }
         }
-        for container in containers {
-            let id = ContainerId::from(container.id);
-            match self.container_status(&id).await {
+        for container in &listed.containers {
+            match self.container_status(&container.id).await {
                 Ok(status) => {
-                    let sandbox = ContainerId::from(container.pod_sandbox_id);
+                    let sandbox = container.sandbox_id.clone();
                     let mut converted = inspected_container(&status, sandbox);
                     termination::enrich(&mut converted, &status).await;
                     pod.containers.push(converted);
