@@ -137,7 +137,7 @@ impl World {
         let sandbox = Box::pin(self.cri.run_pod_sandbox(sandbox_config.clone(), ""))
             .await
             .unwrap();
-        let image_ref = Box::pin(self.images.ensure(
+        let image = Box::pin(self.images.ensure(
             pod,
             container,
             PullInputs {
@@ -174,7 +174,7 @@ impl World {
                 container,
                 attempt: 0,
                 hash: "1",
-                image_ref: &image_ref.reference,
+                image_ref: &image.reference,
                 env: &env,
                 volumes: &volumes,
                 remotes: &BTreeMap::new(),
