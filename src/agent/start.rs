@@ -526,7 +526,10 @@ fn pod_resources(
     token: &CancellationToken,
 ) {
     let workers = workers.clone();
-    let pods = PodResources::new(Arc::new(move || workers.active()), Arc::clone(&base.clock));
+    let pods = PodResources::new(
+        Arc::new(move || workers.counted_by_admission()),
+        Arc::clone(&base.clock),
+    );
     match podresources::bind(&config.root_dir) {
         Ok(socket) => tasks.add(
             "pod resources",

@@ -34,8 +34,8 @@ const CONTAINER_NAME: &str = "io.kubernetes.container.name";
 
 /// Whose pods are watched, and who stops them.
 pub trait ActivePods: Send + Sync {
-    /// Pods that run or are to run; none that is being stopped.
-    fn active(&self) -> Vec<Arc<Pod>>;
+    /// Returns the pods that run or are to run, without those that are being stopped.
+    fn running(&self) -> Vec<Arc<Pod>>;
     /// Stops a pod for good, soon: its grace period is a second. Does not wait; may be repeated.
     fn evict(&self, pod: &Arc<Pod>, reason: &str, message: &str);
 }
@@ -82,7 +82,7 @@ impl LocalStorage {
 
     /// One look at all pods; several may be evicted.
     pub async fn look(&self) {
-        for pod in self.pods.active() {
+        for pod in self.pods.running() {
             let wanted = eviction::wanted(&pod);
             if wanted.is_empty() || pod.is_deleting() {
                 continue;

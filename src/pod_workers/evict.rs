@@ -15,7 +15,7 @@ use crate::types::{Event, EventType, PodSyncType};
 const GRACE: i64 = 1;
 
 impl ActivePods for PodWorkers {
-    fn active(&self) -> Vec<Arc<Pod>> {
+    fn running(&self) -> Vec<Arc<Pod>> {
         let handles = self.handles();
         let wanted = handles
             .values()

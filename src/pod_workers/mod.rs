@@ -49,7 +49,9 @@ pub use reason_cache::{ReasonCache, StartFailure};
 
 use crate::cm::{CgroupError, CgroupManager};
 use crate::core::pod_worker::{self, KillRequest, KnownPod, WorkerUpdate};
-use crate::core::state::{AdmissionRecord, EpochRecord, WorkerPhase, WorkerRecord};
+use crate::core::state::{
+    AdmissionDecision, AdmissionRecord, EpochRecord, State, WorkerPhase, WorkerRecord,
+};
 use crate::images::ImageManager;
 use crate::kuberuntime::cri::CriClient;
 use crate::kuberuntime::gc::Remover;
@@ -195,6 +197,17 @@ struct Handle {
     acted: Option<Instant>,
     /// First sight, for the start latency.
     seen: Instant,
+}
+
+impl Handle {
+    /// Whether admission has refused the pod. The record counts, or the decision that is not committed yet; a pod of which
+    /// neither is known was admitted by an earlier life.
+    fn is_refused(&self, state: &State, uid: &PodUid) -> bool {
+        let recorded = state.record::<AdmissionRecord>(uid.as_str());
+        recorded
+            .or(self.admission.as_ref())
+            .is_some_and(|record| record.decision != AdmissionDecision::Admitted)
+    }
 }
 
 /// What one step works on.
@@ -430,19 +443,20 @@ impl PodWorkers {
         handle.map(|h| Arc::clone(&h.pod))
     }
 
-    /// Pods that are neither finished nor on their way out: what admission reckons with.
-    pub fn active(&self) -> Vec<Arc<Pod>> {
-        self.handles()
-            .values()
-            .filter(|h| !h.record.runtime_only)
-            .filter(|h| {
-                matches!(
-                    h.record.phase,
+    /// Returns the pods that hold resources of this node: admitted, and running, to run or being stopped. A pod that was
+    /// refused holds none, even while its worker still reports that. Upstream: `GetActivePods`.
+    pub fn counted_by_admission(&self) -> Vec<Arc<Pod>> {
+        let state = self.0.context.store.snapshot();
+        let handles = self.handles();
+        let counted = handles.iter().filter(|(uid, handle)| {
+            !handle.record.runtime_only
+                && matches!(
+                    handle.record.phase,
                     WorkerPhase::Sync | WorkerPhase::Terminating { .. }
                 )
-            })
-            .map(|h| Arc::clone(&h.pod))
-            .collect()
+                && !handle.is_refused(&state, uid)
+        });
+        counted.map(|(_, handle)| Arc::clone(&handle.pod)).collect()
     }
 
     /// Compares all workers with the UIDs the sources want: stops what is gone, forgets what is finished.

@@ -80,7 +80,7 @@ pub(super) fn pod_cleanups(context: &LoopContext) -> bool {
     let mirrors = i64::try_from(mirrors).unwrap_or(i64::MAX);
     context.metrics.mirror_pods.set(mirrors);
     set_by_kind(&context.metrics.desired_pods, statics, others);
-    let active = workers.active();
+    let active = workers.counted_by_admission();
     let statics = active.iter().filter(|pod| pod.is_static()).count();
     let others = active.len() - statics;
     set_by_kind(&context.metrics.active_pods, statics, others);
@@ -209,7 +209,7 @@ impl Janitor {
                 warn!(%error, "cannot remove an orphan pod directory");
             }
         }
-        let (kept, active) = (keep.clone(), self.workers.active());
+        let (kept, active) = (keep.clone(), self.workers.counted_by_admission());
         let cgroups = context
             .with_cgroups(move |cgroups| {
                 // Whatever runs in it would be killed: a pod that only a source out of reach knows.

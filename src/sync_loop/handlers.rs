@@ -72,7 +72,7 @@ fn decide(context: &LoopContext, pod: &Pod) -> AdmissionRecord {
     // replaces it is not refused for it.
     let active: Vec<Arc<Pod>> = context
         .workers
-        .active()
+        .counted_by_admission()
         .into_iter()
         .filter(|other| other.uid() != uid && context.pods.get(&other.uid()).is_some())
         .collect();

@@ -50,7 +50,7 @@ pub(super) fn consider(context: &LoopContext, pod: &Arc<Pod>) {
     if pending.is_none() && !resize::is_wanted(pod, &record.allocated) {
         return;
     }
-    let active = context.workers.active();
+    let active = context.workers.counted_by_admission();
     let active: Vec<Arc<Pod>> = active.into_iter().filter(|p| p.uid() != uid).collect();
     let others = as_allocated(&state, &active);
     let others: Vec<&Pod> = others.iter().map(|p| &**p).collect();

@@ -8,6 +8,7 @@
     reason = "a test fails by panicking"
 )]
 
+mod admission;
 mod api_crash;
 mod api_random;
 mod api_restart;
