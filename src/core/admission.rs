@@ -55,7 +55,7 @@ pub struct Verdict {
     pub lacking: String,
 }
 
-/// Decides. The order is: unsupported fields, sysctls, name, operating system, then upstream's predicates:
+/// Decides. The order is: operating system, unsupported fields, sysctls, name, then upstream's predicates:
 /// resources, node selector and affinity, node name, host ports, taints; then AppArmor. A critical pod that lacks nothing
 /// but resources gets those of pods that may be preempted. Upstream: `predicateAdmitHandler.Admit` and
 /// `CriticalPodAdmissionHandler`.
@@ -65,10 +65,10 @@ pub fn admit(pod: &Pod, others: &[&Pod], ctx: &AdmissionContext<'_>) -> Verdict 
         .copied()
         .filter(|other| other.uid() != pod.uid())
         .collect();
-    let refused = unsupported(ctx)
+    let refused = matching::wrong_os(pod)
+        .or_else(|| unsupported(ctx))
         .or_else(|| sysctls::forbidden(pod, ctx.unsafe_sysctls))
-        .or_else(|| duplicate(pod, &others))
-        .or_else(|| matching::wrong_os(pod));
+        .or_else(|| duplicate(pod, &others));
     if let Some(refusal) = refused {
         return rejected(refusal);
     }

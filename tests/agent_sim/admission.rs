@@ -173,3 +173,41 @@ async fn restart_keeps_refused_pods_from_taking_resources_whenever_the_agent_die
         assert_nothing_wrong(&w);
     }
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_pod_for_another_system_is_refused_for_that_and_for_nothing_else() {
+    let mut w = node();
+    w.start().await;
+    w.joined().await;
+    let mut foreign = asking("10m");
+    foreign["os"] = json!({"name": "windows"});
+    // What this node does not do is no reason of its own where nothing of the pod concerns it.
+    foreign["volumes"] =
+        json!([{"name": "share", "flexVolume": {"driver": "microsoft.com/smb.cmd"}}]);
+    create(&w, "foreign", &foreign);
+    settled(&w, &[], &["foreign"]).await;
+    assert_eq!(refusal(&w, "foreign"), "PodOSNotSupported");
+    let message = w.shown("foreign")["status"]["message"].clone();
+    assert_eq!(
+        message,
+        "Pod was rejected: Failed to admit pod as the OS field doesn't match node OS"
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn options_for_windows_are_ignored() {
+    let mut w = node();
+    w.start().await;
+    w.joined().await;
+    let mut spec = asking("10m");
+    let options =
+        json!({"windowsOptions": {"runAsUserName": "ContainerUser", "hostProcess": false}});
+    spec["securityContext"] = options.clone();
+    spec["containers"][0]["securityContext"] = options.clone();
+    spec["initContainers"] = json!([{
+        "name": "sidecar", "image": IMAGE, "command": ["sh"], "restartPolicy": "Always", "securityContext": options,
+    }]);
+    create(&w, "web", &spec);
+    settled(&w, &["web"], &[]).await;
+    assert_eq!(w.running("web").len(), 2);
+}

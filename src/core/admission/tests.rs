@@ -337,6 +337,9 @@ fn sysctls_are_safe_or_allowed() {
 fn pods_for_another_operating_system_are_refused() {
     let windows = pod("1", json!({"containers": [], "os": {"name": "windows"}}));
     assert_eq!(on(&Node::default(), &windows, &[]).0, "PodOSNotSupported");
+    // Whatever else it asks for that this node does not do.
+    let refusals = ["spec.volumes[0].flexVolume: is not supported".to_owned()];
+    assert_eq!(reason(&windows, &[], 110, &refusals), "PodOSNotSupported");
     let mut labelled = pod("1", json!({"containers": []}));
     labelled.metadata.labels = Some([("kubernetes.io/os".to_owned(), "windows".to_owned())].into());
     assert_eq!(

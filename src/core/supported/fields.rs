@@ -7,7 +7,6 @@ use super::Rule::{self, Amounts, Any, Inside, No, Text, Tree};
 
 const LATER: &str = "Fibre Channel is not there yet; use a CSI driver";
 const DRIVER: &str = "Kubernetes has given this volume up for CSI drivers";
-const WINDOWS: &str = "this node runs Linux";
 const DEVICES: &str = "dynamic resource allocation is not there yet";
 const SIGNAL: &str =
     "the runtime interface of this version has no field for it; set STOPSIGNAL in the image";
@@ -110,7 +109,8 @@ const POD: &[(&str, Rule)] = &[
     // Admission looks at it.
     ("spec.nodeSelector", Any),
     ("spec.os", Inside),
-    ("spec.os.name", Text(&["linux"])),
+    // Admission refuses other systems, with a reason of their own.
+    ("spec.os.name", Any),
     // Given by the RuntimeClass.
     ("spec.overhead", Any),
     // The scheduler's business; the node never acts on it.
@@ -534,7 +534,8 @@ const SECURITY: &[(&str, Rule)] = &[
         ".seccompProfile.type",
         Text(&["RuntimeDefault", "Localhost", "Unconfined"]),
     ),
-    (".windowsOptions", No(WINDOWS)),
+    // Only a node that runs Windows acts on it.
+    (".windowsOptions", Tree),
 ];
 
 /// What a volume and a source of a projected volume have in common.

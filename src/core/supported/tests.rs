@@ -135,10 +135,6 @@ fn unsupported_fields_are_named() {
             "volumeMounts[0].recursiveReadOnly",
         ),
         (
-            json!({"securityContext": {"windowsOptions": {"hostProcess": false}}}),
-            "securityContext.windowsOptions",
-        ),
-        (
             json!({"lifecycle": {"preStop": {"tcpSocket": {"port": 1}}}}),
             "lifecycle.preStop.tcpSocket",
         ),
@@ -179,10 +175,6 @@ fn unsupported_fields_are_named() {
             "spec.schedulingGroup",
         ),
         (
-            json!({"securityContext": {"windowsOptions": {"runAsUserName": "u"}}}),
-            "spec.securityContext.windowsOptions",
-        ),
-        (
             json!({"volumes": [{"name": "v", "fc": {"lun": 1}}]}),
             "spec.volumes[0].fc",
         ),
@@ -190,7 +182,6 @@ fn unsupported_fields_are_named() {
             json!({"volumes": [{"name": "v", "flexVolume": {"driver": "d"}}]}),
             "spec.volumes[0].flexVolume",
         ),
-        (json!({"os": {"name": "windows"}}), "spec.os.name"),
         (
             json!({"volumes": [{"name": "v", "projected": {"sources": [
                 {"configMap": {"name": "c"}}, {"podCertificate": {"signerName": "s"}}]}}]}),
@@ -208,6 +199,20 @@ fn unsupported_fields_are_named() {
         }
         assert_eq!(fields(spec), [field]);
     }
+}
+
+#[test]
+fn what_concerns_windows_alone_is_no_reason_to_refuse_a_pod() {
+    let options = json!({"windowsOptions": {
+        "gmsaCredentialSpec": "{}", "gmsaCredentialSpecName": "g", "hostProcess": true, "runAsUserName": "u",
+    }});
+    let mut spec = container(json!({"securityContext": options}));
+    spec["initContainers"] = json!([{"name": "i", "image": "i", "securityContext": options}]);
+    spec["ephemeralContainers"] = json!([{"name": "e", "image": "i", "securityContext": options}]);
+    spec["securityContext"] = options;
+    // Admission refuses it, by a reason of its own.
+    spec["os"] = json!({"name": "windows"});
+    assert_eq!(fields(spec), Vec::<String>::new());
 }
 
 #[test]
