@@ -26,6 +26,7 @@ macro_rules! meets_the_contract {
                 order_of_a_merged_list_is_that_of_the_patch
                 status_and_spec_are_written_apart
                 write_that_changes_nothing_is_none
+                end_that_is_final_is_not_taken_back
                 other_uid_is_refused
                 update_needs_the_newest_version
                 pod_on_a_node_is_deleted_gracefully
@@ -35,6 +36,7 @@ macro_rules! meets_the_contract {
                 watch_ends_after_its_timeout_with_a_bookmark
                 list_in_pages_is_of_one_moment
                 node_object_is_patched_by_its_node
+                node_with_a_swap_of_nothing_is_not_kept
                 node_touches_nothing_of_other_nodes
                 node_reads_only_what_its_pods_refer_to
                 node_creates_only_mirror_pods_of_its_own

@@ -686,6 +686,25 @@ fn node_name_is_trimmed_and_lowercase() {
 }
 
 #[test]
+fn an_ipv4_address_of_the_node_is_written_as_one() {
+    for (given, node_ips) in [
+        ("::ffff:10.0.0.1", &["10.0.0.1"][..]),
+        ("fd00::1,::ffff:10.0.0.1", &["fd00::1", "10.0.0.1"]),
+        ("fd00:0::0:1", &["fd00::1"]),
+    ] {
+        let flags = flags(&["--node-ip", given]).unwrap();
+        let ips = resolve(&flags).unwrap().0.node_ips;
+        let ips: Vec<String> = ips.iter().map(ToString::to_string).collect();
+        assert_eq!(ips, node_ips, "{given}");
+    }
+    let error = run(&["--node-ip=10.0.0.1,::ffff:10.0.0.2"]).unwrap_err();
+    assert!(
+        error.to_string().contains("--node-ip"),
+        "two of one family: {error}"
+    );
+}
+
+#[test]
 fn booleans_repeats_and_short_flags_follow_pflag() {
     assert_eq!(flags(&["--runonce"]).unwrap().runonce, Some(true));
     assert_eq!(flags(&["--runonce=F"]).unwrap().runonce, Some(false));

@@ -41,11 +41,13 @@ fn hugepage_sizes() -> Vec<u64> {
     sizes
 }
 
-/// The node's addresses: those given, else the one that packets to other networks leave from. Nothing is
-/// sent to find out.
+/// Returns the node's addresses: those given, else the one that packets to other networks leave from. An unspecified
+/// address (`0.0.0.0`, `::`) names none. Sends nothing to find out.
 pub(super) fn host_ips(given: &[IpAddr]) -> Vec<String> {
-    if !given.is_empty() {
-        return given.iter().map(ToString::to_string).collect();
+    let named = given.iter().filter(|ip| !ip.is_unspecified());
+    let named: Vec<String> = named.map(ToString::to_string).collect();
+    if !named.is_empty() {
+        return named;
     }
     // TEST-NET-1 and the prefix for documentation: never assigned to a host.
     let v4 = SocketAddr::from((Ipv4Addr::new(192, 0, 2, 1), 9));
@@ -170,6 +172,23 @@ fn micros(period: std::time::Duration) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_unspecified_address_is_no_address_of_the_node() {
+        let ips =
+            |texts: &[&str]| -> Vec<IpAddr> { texts.iter().map(|t| t.parse().unwrap()).collect() };
+        assert_eq!(
+            host_ips(&ips(&["10.0.0.1", "fd00::1"])),
+            ["10.0.0.1", "fd00::1"]
+        );
+        assert_eq!(host_ips(&ips(&["0.0.0.0", "fd00::1"])), ["fd00::1"]);
+        for none in [&["::"][..], &["0.0.0.0"], &["0.0.0.0", "::"], &[]] {
+            let found = host_ips(&ips(none));
+            let found: Vec<IpAddr> = found.iter().map(|ip| ip.parse().unwrap()).collect();
+            assert_eq!(found.len(), 1, "{none:?}");
+            assert!(!found[0].is_unspecified(), "{none:?} gives {found:?}");
+        }
+    }
 
     #[test]
     fn pods_together_get_what_is_not_reserved() {

@@ -435,13 +435,22 @@ fn node_info(known: NodeSystemInfo, facts: &Facts) -> NodeSystemInfo {
         kube_proxy_version: String::new(),
         operating_system: "linux".to_owned(),
         architecture: architecture().to_owned(),
-        swap: match machine.swap {
-            Some(bytes) => Some(NodeSwapStatus {
-                capacity: i64::try_from(bytes).ok(),
-            }),
-            None => known.swap,
-        },
+        swap: swap_status(machine.swap, known.swap),
     }
+}
+
+/// Returns the swap of the node, or what is `known` of it while `total` (bytes) cannot be read. A machine without swap has
+/// none: servers refuse a capacity that is not positive. Upstream: `MachineInfo`, which never takes it back.
+fn swap_status(total: Option<u64>, known: Option<NodeSwapStatus>) -> Option<NodeSwapStatus> {
+    let capacity = match total {
+        Some(bytes) => i64::try_from(bytes).ok(),
+        None => known.and_then(|swap| swap.capacity),
+    };
+    capacity
+        .filter(|bytes| *bytes > 0)
+        .map(|bytes| NodeSwapStatus {
+            capacity: Some(bytes),
+        })
 }
 
 /// Upstream: `NodeAddress` without a cloud provider of its own.

@@ -48,7 +48,7 @@ pub use actions::{
     KillContainer, KillPod, KillReason, PodActions, PostStart, StartContainer, Waiting,
 };
 pub use hash::container_hash;
-pub use policy::{is_restartable, policy_of, policy_restarts, restarts};
+pub use policy::{is_restartable, may_leave_its_end, policy_of, policy_restarts, restarts};
 pub use view::post_start_key;
 
 use super::backoff::{crash, go_duration};

@@ -7,9 +7,14 @@
 //! patch is made it carries the newer fields as well.
 
 use k8s_openapi::api::core::v1 as api;
+use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use serde_json::{Map, Value, json};
 
+use super::pod_actions::may_leave_its_end;
 use super::pod_status::is_terminal;
+use super::resources::amount;
+use crate::types::containers::container_of;
 
 const SCHEDULED: &str = "PodScheduled";
 const DISRUPTION_TARGET: &str = "DisruptionTarget";
@@ -80,11 +85,16 @@ const KEPT_BY_ALL: [&str; 30] = [
     "conditions",
 ];
 
+/// Mappings of quantities. The server writes them in its own way, `500m` for `0.5`.
+const AMOUNTS: [&str; 3] = ["allocatedResources", "limits", "requests"];
+
 /// What is to be told.
 #[derive(Clone, Copy, Debug)]
 pub struct PatchInput<'a> {
     /// The UID the API server has for the pod: the mirror pod's for a static pod. The patch applies to no other.
     pub uid: &'a str,
+    /// The pod as this node runs it.
+    pub pod: &'a Pod,
     /// The newest status the API server is known to have.
     pub shown: Option<&'a api::PodStatus>,
     /// This node's status.
@@ -159,7 +169,29 @@ fn told(input: &PatchInput<'_>) -> Map<String, Value> {
             }
         }
     }
+    keep_final_ends(input, &mut ours);
     object(Some(&ours))
+}
+
+/// Shows an init container as ended for as long as the API server would refuse anything else: it ended for good by its
+/// restart policy, and runs again in another sandbox. A single such state would make it refuse the whole status. Upstream
+/// (`checkContainerStateTransition`) keeps the whole status back instead.
+fn keep_final_ends(input: &PatchInput<'_>, ours: &mut api::PodStatus) {
+    let shown = input.shown.and_then(|s| s.init_container_statuses.as_ref());
+    for old in shown.into_iter().flatten() {
+        let end = old.state.as_ref().and_then(|s| s.terminated.as_ref());
+        let is_final = end.is_some_and(|end| {
+            container_of(input.pod, &old.name)
+                .is_some_and(|spec| !may_leave_its_end(input.pod, &spec, end.exit_code))
+        });
+        let mut new = ours.init_container_statuses.iter_mut().flatten();
+        if is_final
+            && let Some(new) = new.find(|new| new.name == old.name)
+            && new.state.as_ref().is_none_or(|s| s.terminated.is_none())
+        {
+            new.state.clone_from(&old.state);
+        }
+    }
 }
 
 /// The elements of `conditions` that differ and are ours to write.
@@ -275,12 +307,26 @@ fn same(old: Option<&Value>, new: Option<&Value>) -> bool {
     old == new || (absent(old) && absent(new))
 }
 
+/// Billionths; `None` of what is no quantity.
+fn amount_of(value: &Value) -> Option<i128> {
+    value
+        .as_str()
+        .map(|text| amount(&Quantity(text.to_owned())))
+}
+
 /// Whether a difference is worth a request; see the module.
 fn matters(field: &str, old: Option<&Value>, new: Option<&Value>) -> bool {
     let Some((old_value, new_value)) = old.zip(new) else {
         return !(absent(old) && absent(new)) && KEPT_BY_ALL.contains(&field);
     };
     match (old_value, new_value) {
+        (Value::Object(old), Value::Object(new)) if AMOUNTS.contains(&field) => {
+            old.len() != new.len()
+                || old.iter().any(|(name, old)| {
+                    new.get(name)
+                        .is_none_or(|new| amount_of(old) != amount_of(new))
+                })
+        }
         (Value::Object(old), Value::Object(new)) => {
             let keys = old
                 .keys()

@@ -413,7 +413,9 @@ fn credential_providers(
 fn node_ips(settings: &mut Settings, given: Option<&str>) -> Vec<IpAddr> {
     let parts = given.unwrap_or_default().split(',').map(str::trim);
     let parts = parts.filter(|part| !part.is_empty());
-    match parts.map(parse_ip).collect::<Result<Vec<_>, _>>() {
+    // The API server refuses an IPv4 address that is written as an IPv6 address.
+    let ips = parts.map(|part| parse_ip(part).map(|ip| ip.to_canonical()));
+    match ips.collect::<Result<Vec<_>, _>>() {
         Err(message) => settings.reject_flag("--node-ip", message),
         Ok(ips) if ips.len() > 2 || (ips.len() == 2 && ips[0].is_ipv4() == ips[1].is_ipv4()) => {
             let message = "expected one address, or one IPv4 and one IPv6 address";

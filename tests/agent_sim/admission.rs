@@ -4,8 +4,10 @@ use std::time::Duration;
 
 use holdfast::core::state::{AdmissionDecision, AdmissionRecord};
 use holdfast_testkit::fake_cri::Behaviour;
+use k8s_openapi::api::core::v1::{Node, NodeSwapStatus};
 use serde_json::{Value, json};
 
+use crate::cluster::NODE;
 use crate::node::{Crash, When};
 use crate::restart::assert_nothing_wrong;
 use crate::world::{IMAGE, World};
@@ -210,4 +212,28 @@ async fn options_for_windows_are_ignored() {
     create(&w, "web", &spec);
     settled(&w, &["web"], &[]).await;
     assert_eq!(w.running("web").len(), 2);
+}
+
+/// A current server refuses a node that says it has a swap of nothing. One that an older agent has told so is healed.
+#[tokio::test(start_paused = true)]
+async fn a_node_is_registered_whatever_swap_its_machine_has() {
+    let mut w = node();
+    w.start().await;
+    w.joined().await;
+    let swap = |w: &World| {
+        w.api().get_json("nodes", "", NODE).unwrap()["status"]["nodeInfo"]["swap"].clone()
+    };
+    let is_valid =
+        |swap: &Value| swap.is_null() || swap["capacity"].as_i64().is_some_and(|bytes| bytes > 0);
+    assert!(is_valid(&swap(&w)), "{}", swap(&w));
+    w.crash().await;
+    w.api().modify("", NODE, |node: &mut Node| {
+        let info = node.status.as_mut().unwrap().node_info.as_mut().unwrap();
+        info.swap = Some(NodeSwapStatus { capacity: Some(0) });
+    });
+    w.start().await;
+    w.until("the swap of nothing is taken back", 60, |w| {
+        is_valid(&swap(w))
+    })
+    .await;
 }

@@ -100,6 +100,59 @@ async fn restart_keeps_100_pods_of_the_api_without_a_single_call_or_status_patch
     assert_nothing_wrong(&w);
 }
 
+// ----------------------------------------------------------------------------- what a server refuses
+
+/// A server takes an end for final when the restart policy says so. That init containers run again in a new sandbox keeps
+/// nothing else of the pod from it.
+#[tokio::test(start_paused = true)]
+async fn a_pod_whose_init_container_runs_again_is_shown_not_ready_meanwhile() {
+    for policy in ["OnFailure", "Never"] {
+        let mut w = World::with_api();
+        w.behave_each(|_, container, attempt| match (container, attempt) {
+            ("init", 0) => Behaviour::Exit {
+                code: 0,
+                after: Duration::from_secs(1),
+            },
+            ("init", _) => Behaviour::Exit {
+                code: 0,
+                after: Duration::from_secs(300),
+            },
+            _ => Behaviour::RunForever,
+        });
+        w.start().await;
+        let mut spec: Value = serde_json::from_str(&spec(policy, "")).unwrap();
+        spec["initContainers"] = json!([{"name": "init", "image": IMAGE, "command": ["sh"]}]);
+        // Else a pod of policy Never gets no other sandbox.
+        spec["containers"][0]["restartPolicy"] = "Always".into();
+        w.create("web", &spec.to_string());
+        let ready = |w: &World| condition(&w.shown("web"), "Ready")["status"].clone();
+        w.until("it is Ready", 60, |w| ready(w) == "True").await;
+        let sandbox = w.fake.sandboxes()[0].id.clone();
+        assert!(w.fake.kill_sandbox(&sandbox));
+        w.until("its init container runs again", 120, |w| {
+            w.starts("web")
+                .iter()
+                .filter(|s| s.container == "init")
+                .count()
+                == 2
+        })
+        .await;
+        w.until("it is shown not to be Ready", 30, |w| ready(w) == "False")
+            .await;
+        let init =
+            |w: &World| w.shown("web")["status"]["initContainerStatuses"][0]["state"].clone();
+        assert!(init(&w)["terminated"].is_object(), "{policy}: {}", init(&w));
+        let first = init(&w)["terminated"]["containerID"].clone();
+        w.until("it is Ready again", 400, |w| ready(w) == "True")
+            .await;
+        assert_ne!(init(&w)["terminated"]["containerID"], first);
+        let requests = w.api().requests();
+        let refused: Vec<_> = requests.iter().filter(|r| r.status == 422).collect();
+        assert!(refused.is_empty(), "{policy}: {refused:?}");
+        assert_nothing_wrong(&w);
+    }
+}
+
 // ------------------------------------------------------------------------------------------------ R3
 
 #[tokio::test(start_paused = true)]

@@ -219,6 +219,83 @@ pub(crate) async fn write_that_changes_nothing_is_none(w: &World) {
     assert_eq!(first, second);
 }
 
+/// What of a pod that ran may run again is what the server has by the restart policies.
+pub(crate) async fn end_that_is_final_is_not_taken_back(w: &World) {
+    let pods: Api<Pod> = w.api(&w.node_client);
+    let cases = [
+        ("init", "Always", json!({}), 0, true),
+        ("init", "OnFailure", json!({}), 0, false),
+        ("init", "OnFailure", json!({}), 1, true),
+        ("init", "Never", json!({}), 1, false),
+        (
+            "init",
+            "Never",
+            json!({ "restartPolicy": "Always" }),
+            0,
+            true,
+        ),
+        (
+            "init",
+            "Always",
+            json!({ "restartPolicy": "Never" }),
+            1,
+            false,
+        ),
+        (
+            "init",
+            "Always",
+            json!({ "restartPolicy": "OnFailure" }),
+            0,
+            false,
+        ),
+        ("main", "Always", json!({}), 0, true),
+        ("main", "OnFailure", json!({}), 0, false),
+        (
+            "main",
+            "Never",
+            json!({ "restartPolicy": "OnFailure" }),
+            1,
+            true,
+        ),
+    ];
+    for (number, (kind, policy, own, code, allowed)) in cases.into_iter().enumerate() {
+        let name = format!("p{number}");
+        let mut given = pod(&name, &w.node);
+        given["spec"]["restartPolicy"] = policy.into();
+        given["spec"]["initContainers"] = json!([{ "name": "init", "image": "busybox:1" }]);
+        let (list, statuses) = match kind {
+            "init" => ("initContainers", "initContainerStatuses"),
+            _ => ("containers", "containerStatuses"),
+        };
+        for (key, value) in own.as_object().unwrap() {
+            given["spec"][list][0][key] = value.clone();
+        }
+        let created = json_of(w.create::<Pod>(given).await);
+        if own["restartPolicy"] != created["spec"][list][0]["restartPolicy"] {
+            // An older server does not know that a container may have a policy of its own.
+            continue;
+        }
+        let told = |state: Value| {
+            patch_status(
+                &pods,
+                &name,
+                json!({ "status": { statuses: [{
+                    "name": kind, "image": "i", "imageID": "i", "ready": false, "restartCount": 0, "state": state,
+                }]}}),
+            )
+        };
+        told(json!({ "terminated": { "exitCode": code } }))
+            .await
+            .unwrap();
+        let back = told(json!({ "waiting": { "reason": "PodInitializing" } })).await;
+        if allowed {
+            back.unwrap();
+        } else {
+            assert_eq!(refusal(back), 422, "{kind} {policy} {own} {code}");
+        }
+    }
+}
+
 pub(crate) async fn other_uid_is_refused(w: &World) {
     let created: Pod = w.create(pod("p", &w.node)).await;
     let pods: Api<Pod> = w.api(&w.node_client);
@@ -484,6 +561,35 @@ pub(crate) async fn node_object_is_patched_by_its_node(w: &World) {
     let taints = json_of(patched)["spec"]["taints"].clone();
     let one = json!([{ "key": "k", "effect": "NoSchedule" }]);
     assert_eq!(taints, one, "taints are replaced as a whole");
+}
+
+/// Older servers do not know the field, current ones refuse the node, or what is written to it later.
+pub(crate) async fn node_with_a_swap_of_nothing_is_not_kept(w: &World) {
+    let nodes: Api<Node> = Api::all(w.admin.clone());
+    let swap = json!({ "nodeInfo": {
+        "architecture": "", "bootID": "", "containerRuntimeVersion": "", "kernelVersion": "", "kubeProxyVersion": "",
+        "kubeletVersion": "", "machineID": "", "operatingSystem": "", "osImage": "", "systemUUID": "",
+        "swap": { "capacity": 0 },
+    }});
+    let name = format!("{}-swap", w.node);
+    let node = json!({ "metadata": { "name": name }, "status": swap });
+    let created = nodes.create(&PostParams::default(), &object(node)).await;
+    let pp = PatchParams::default();
+    let label = Patch::Strategic(json!({ "metadata": { "labels": { "a": "b" } } }));
+    match created {
+        Ok(node) => assert_eq!(json_of(node)["status"]["nodeInfo"]["swap"], Value::Null),
+        Err(_) => {
+            assert_eq!(refusal(created), 422);
+            let status = Patch::Strategic(json!({ "status": swap }));
+            nodes.patch_status(&w.node, &pp, &status).await.unwrap();
+            let labelled = nodes.patch(&w.node, &pp, &label).await;
+            assert_eq!(refusal(labelled), 422, "it keeps everybody from the node");
+            let healed = json!({ "status": { "nodeInfo": { "swap": null } } });
+            let healed = Patch::Strategic(healed);
+            nodes.patch_status(&w.node, &pp, &healed).await.unwrap();
+        }
+    }
+    nodes.patch(&w.node, &pp, &label).await.unwrap();
 }
 
 pub(crate) async fn node_touches_nothing_of_other_nodes(w: &World) {

@@ -175,6 +175,8 @@ const REFERENCES: &[(&str, &str)] = &[
     ("configMap", "ConfigMap"),
     ("configMapKeyRef", "ConfigMap"),
     ("configMapRef", "ConfigMap"),
+    // Its driver is one, and the API server takes no mirror pod that names it.
+    ("csi", "CSIDriver"),
     ("ephemeral", "PersistentVolumeClaim"),
     ("imagePullSecrets", "Secret"),
     ("nodePublishSecretRef", "Secret"),

@@ -505,6 +505,11 @@ fn references_to_api_objects_are_rejected() {
             "PersistentVolumeClaim",
         ),
         (
+            spec("volumes: [{name: v, csi: {driver: d}}]"),
+            "spec.volumes[0].csi",
+            "CSIDriver",
+        ),
+        (
             spec("volumes: [{name: v, projected: {sources: [{serviceAccountToken: {path: t}}]}}]"),
             "spec.volumes[0].projected.sources[0].serviceAccountToken",
             "ServiceAccount",

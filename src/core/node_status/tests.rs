@@ -442,6 +442,50 @@ fn the_patch_holds_what_changed_and_replaces_addresses() {
 }
 
 #[test]
+fn a_machine_without_swap_has_no_swap_status() {
+    // Kubernetes 1.36 refuses a capacity of zero: `metadata.nodeSwapStatus.capacity: must be greater than zero`.
+    for (machine, shown, wanted) in [
+        (Some(0), None, None),
+        (Some(0), Some(4096), None),
+        (Some(4096), None, Some(4096)),
+        (Some(4096), Some(0), Some(4096)),
+        // What could not be read stays as it is, unless it could never be written.
+        (None, Some(4096), Some(4096)),
+        (None, Some(0), None),
+        (Some(u64::MAX), Some(4096), None),
+    ] {
+        let mut base = ready_node();
+        let info = base.status.as_mut().unwrap().node_info.as_mut().unwrap();
+        info.swap = shown.map(|capacity| NodeSwapStatus {
+            capacity: Some(capacity),
+        });
+        let mut facts = facts();
+        facts.machine.swap = machine;
+        let computed = compute(
+            &base,
+            &settings(),
+            &facts,
+            Pressure::default(),
+            &Readiness::default(),
+            &Memory::default(),
+            at(5),
+        );
+        let info = status(&computed.node).node_info.as_ref().unwrap();
+        let swap = info.swap.as_ref();
+        assert_eq!(
+            swap.map(|swap| swap.capacity.unwrap()),
+            wanted,
+            "{machine:?} {shown:?}"
+        );
+        let change = change(&base, &computed.node);
+        let patch = &change.body["status"]["nodeInfo"];
+        if wanted.is_none() && shown.is_some() {
+            assert_eq!(*patch, json!({"swap": null}));
+        }
+    }
+}
+
+#[test]
 fn what_an_old_server_drops_is_not_sent_again_and_again() {
     let base = ready_node();
     let mut facts = facts();

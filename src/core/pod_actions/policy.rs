@@ -44,6 +44,15 @@ pub fn policy_restarts(pod: &Pod, spec: &ContainerSpec<'_>, exit_code: i32) -> b
         }
 }
 
+/// Whether the API server lets a status take back that a container ended with `exit_code`. It judges an init container by
+/// the policy alone: after an end with 0 as well, where that is Always. Upstream: `ContainerShouldRestart`, as
+/// `ValidateInitContainerStateTransition` uses it.
+pub fn may_leave_its_end(pod: &Pod, spec: &ContainerSpec<'_>, exit_code: i32) -> bool {
+    let plain = own_policy(&spec.container).unwrap_or_else(|| pod.restart_policy());
+    let always = spec.kind == ContainerKind::Init && plain == RestartPolicy::Always;
+    always || policy_restarts(pod, spec, exit_code)
+}
+
 /// Whether there is an exit code after which a container runs again; upstream's
 /// `IsContainerRestartable`.
 pub fn is_restartable(pod: &Pod, spec: &ContainerSpec<'_>) -> bool {

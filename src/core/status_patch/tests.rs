@@ -27,9 +27,14 @@ fn running() -> Value {
 }
 
 fn patch_of(shown: Option<Value>, ours: Value) -> Option<Value> {
+    patch_for(&Pod::default(), shown, ours)
+}
+
+fn patch_for(pod: &Pod, shown: Option<Value>, ours: Value) -> Option<Value> {
     let (shown, ours) = (shown.map(status), status(ours));
     status_patch(&PatchInput {
         uid: "u1",
+        pod,
         shown: shown.as_ref(),
         ours: &ours,
         has_ephemeral: false,
@@ -162,8 +167,10 @@ fn a_terminal_phase_is_held_back_while_containers_may_run() {
     evicted["reason"] = json!("Evicted");
     evicted["conditions"] = json!([ready("False"), {"type": "DisruptionTarget", "status": "True"}]);
     let ours = status(evicted);
+    let pod = Pod::default();
     let input = PatchInput {
         uid: "u1",
+        pod: &pod,
         shown: Some(&shown),
         ours: &ours,
         has_ephemeral: false,
@@ -251,6 +258,7 @@ fn ephemeral_statuses_are_told_to_a_server_that_has_ephemeral_containers() {
     let told = |has_ephemeral| {
         status_patch(&PatchInput {
             uid: "u1",
+            pod: &Pod::default(),
             shown: Some(&shown),
             ours: &ours,
             has_ephemeral,
@@ -262,4 +270,83 @@ fn ephemeral_statuses_are_told_to_a_server_that_has_ephemeral_containers() {
         json!({field: listed("debug")})
     );
     assert_eq!(told(false), None, "it would be dropped again and again");
+}
+
+/// Of an init container; the server shows that it ended with 0.
+fn init(pod_policy: &str, own: Value, now: Value) -> (Pod, Value, Value) {
+    let mut container = json!({"name": "init", "image": "i"});
+    for (key, value) in own.as_object().unwrap() {
+        container[key] = value.clone();
+    }
+    let main = json!({"name": "main", "image": "i", "restartPolicy": "Always"});
+    let pod = serde_json::from_value(json!({"spec": {
+        "restartPolicy": pod_policy, "initContainers": [container], "containers": [main],
+    }}));
+    let of = |state: Value| {
+        let status = json!([{
+            "name": "init", "image": "i", "imageID": "id", "ready": false, "restartCount": 0, "state": state,
+        }]);
+        with(running(), "initContainerStatuses", status)
+    };
+    let ended = json!({"terminated": {"exitCode": 0, "containerID": "containerd://a", "reason": "Completed"}});
+    (pod.unwrap(), of(ended), of(now))
+}
+
+#[test]
+fn an_init_container_that_ended_for_good_is_shown_so_while_it_runs_again() {
+    let waiting = || json!({"waiting": {"reason": "PodInitializing"}});
+    let again = || json!({"terminated": {"exitCode": 0, "containerID": "containerd://b"}});
+    // The pod's policy, the container's own, and whether Kubernetes 1.36 lets it leave its end.
+    for (policy, own, allowed) in [
+        ("Always", json!({}), true),
+        ("Always", json!({"restartPolicy": "OnFailure"}), false),
+        ("Always", json!({"restartPolicy": "Never"}), false),
+        ("OnFailure", json!({}), false),
+        ("Never", json!({}), false),
+        ("Never", json!({"restartPolicy": "Always"}), true),
+    ] {
+        let state = |now: Value| {
+            let (pod, shown, mut ours) = init(policy, own.clone(), now);
+            // Something else there is to tell.
+            ours["podIP"] = json!("10.1.0.9");
+            let patch = patch_for(&pod, Some(shown), ours).unwrap();
+            assert_eq!(patch["status"]["podIP"], "10.1.0.9");
+            patch["status"]["initContainerStatuses"][0]["state"].clone()
+        };
+        let told = state(waiting());
+        let expected = if allowed { waiting() } else { Value::Null };
+        assert_eq!(told, expected, "{policy} {own}");
+        // Its next end is told.
+        assert_eq!(state(again()), again(), "{policy} {own}");
+    }
+    // After a failure it may run again where the policy says so.
+    let (pod, mut shown, ours) = init("OnFailure", json!({}), waiting());
+    shown["initContainerStatuses"][0]["state"]["terminated"]["exitCode"] = json!(1);
+    let patch = patch_for(&pod, Some(shown), ours).unwrap();
+    assert_eq!(
+        patch["status"]["initContainerStatuses"][0]["state"],
+        waiting()
+    );
+}
+
+#[test]
+fn an_amount_that_the_server_writes_otherwise_is_not_told_again_and_again() {
+    let sized = |cpu: &str, memory: &str| {
+        let mut status = running();
+        let container = &mut status["containerStatuses"][0];
+        container["allocatedResources"] = json!({"cpu": cpu});
+        container["resources"] =
+            json!({"requests": {"cpu": cpu, "memory": memory}, "limits": {"memory": memory}});
+        status
+    };
+    assert_eq!(
+        patch_of(Some(sized("500m", "64Mi")), sized("0.5", "65536Ki")),
+        None
+    );
+    for other in [sized("0.6", "64Mi"), sized("0.5", "65Mi")] {
+        assert!(patch_of(Some(sized("500m", "64Mi")), other).is_some());
+    }
+    let mut fewer = sized("500m", "64Mi");
+    fewer["containerStatuses"][0]["resources"]["requests"] = json!({"cpu": "500m"});
+    assert!(patch_of(Some(sized("500m", "64Mi")), fewer).is_some());
 }

@@ -20,6 +20,7 @@ mod reviews;
 mod select;
 mod server;
 mod state;
+mod validation;
 mod verbs;
 mod watch;
 

@@ -14,6 +14,7 @@ use super::resource::{self, EVENTS_GROUP, RESOURCES, Resource};
 use super::reviews;
 use super::select::Selector;
 use super::state::{Key, Page, State};
+use super::validation;
 
 /// HTTP status and body.
 pub(super) type Answer = Result<(u16, Value), Failure>;
@@ -256,7 +257,7 @@ impl Write<'_> {
             object["spec"]["groups"] = json!(self.request.identity.groups());
         }
         let object = self.normalized(object)?;
-        self.valid(&object)?;
+        self.valid(None, &object)?;
         auth::restrict(self.state, self.request, resource, None, Some(&object))?;
         if self.state.get(&self.key).is_some() {
             return Err(Failure::already_exists(resource, &name));
@@ -283,13 +284,25 @@ impl Write<'_> {
         }
     }
 
-    /// What no server takes and an agent might send.
-    fn valid(&self, object: &Value) -> Result<(), Failure> {
-        if self.resource.is("pods") && object["spec"]["containers"].as_array().is_none() {
-            let (field, why) = ("spec.containers", "Required value");
-            return Err(Failure::invalid(self.resource, &self.key.2, field, why));
+    /// Refuses what a server does not take and an agent might send.
+    fn valid(&self, old: Option<&Value>, object: &Value) -> Result<(), Failure> {
+        let resource = self.resource;
+        let violation = if resource.is("pods") && object["spec"]["containers"].as_array().is_none()
+        {
+            Some(("spec.containers".to_owned(), "Required value".to_owned()))
+        } else if self.direct {
+            None
+        } else {
+            match (resource.plural, self.request.subresource.as_str(), old) {
+                ("nodes", "", _) => validation::node(object),
+                ("pods", "status", Some(old)) => validation::pod_status(old, object),
+                _ => None,
+            }
+        };
+        match violation {
+            Some((field, why)) => Err(Failure::invalid(resource, &self.key.2, &field, &why)),
+            None => Ok(()),
         }
-        Ok(())
     }
 
     /// Writes `new` over `old`, through the subresource of the request.
@@ -327,6 +340,7 @@ impl Write<'_> {
         if new == **old {
             return Ok(shown(resource, old));
         }
+        self.valid(Some(old), &new)?;
         // The last finalizer of what is deleted already.
         let metadata = &new["metadata"];
         let dead = metadata["deletionTimestamp"].is_string()
