@@ -697,11 +697,17 @@ fn an_ipv4_address_of_the_node_is_written_as_one() {
         let ips: Vec<String> = ips.iter().map(ToString::to_string).collect();
         assert_eq!(ips, node_ips, "{given}");
     }
-    let error = run(&["--node-ip=10.0.0.1,::ffff:10.0.0.2"]).unwrap_err();
-    assert!(
-        error.to_string().contains("--node-ip"),
-        "two of one family: {error}"
-    );
+    for (wrong, why) in [
+        ("10.0.0.1,::ffff:10.0.0.2", "one IPv4 and one IPv6 address"),
+        ("0.0.0.0,fd00::1", "name both"),
+        ("10.0.0.1,::", "name both"),
+    ] {
+        let error = run(&["--node-ip", wrong]).unwrap_err().to_string();
+        assert!(
+            error.contains("--node-ip") && error.contains(why),
+            "{wrong}: {error}"
+        );
+    }
 }
 
 #[test]

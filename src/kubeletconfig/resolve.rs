@@ -421,6 +421,10 @@ fn node_ips(settings: &mut Settings, given: Option<&str>) -> Vec<IpAddr> {
             let message = "expected one address, or one IPv4 and one IPv6 address";
             settings.reject_flag("--node-ip", message);
         }
+        Ok(ips) if ips.len() == 2 && ips.iter().any(IpAddr::is_unspecified) => {
+            let message = "two addresses cannot include 0.0.0.0 or ::, name both";
+            settings.reject_flag("--node-ip", message);
+        }
         Ok(ips) => return ips,
     }
     Vec::new()

@@ -312,6 +312,14 @@ pub(super) fn addresses(given: &[IpAddr]) -> Result<Vec<IpAddr>, String> {
         }
         return Ok(named);
     }
+    outgoing_address(given).map(|ip| vec![ip]).ok_or_else(|| {
+        "the machine has no route to other networks; name its address with --node-ip".to_owned()
+    })
+}
+
+/// Returns the address that packets to other networks leave from, IPv4 before IPv6 unless `::` was given. Sends nothing
+/// to find out.
+pub fn outgoing_address(given: &[IpAddr]) -> Option<IpAddr> {
     // Documentation networks: never assigned to a host.
     let v4 = SocketAddr::from((Ipv4Addr::new(192, 0, 2, 1), 9));
     let v6 = SocketAddr::from((Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1), 9));
@@ -319,10 +327,7 @@ pub(super) fn addresses(given: &[IpAddr]) -> Result<Vec<IpAddr>, String> {
         Some(IpAddr::V6(_)) => [v6, v4],
         _ => [v4, v6],
     };
-    let found = order.into_iter().find_map(leaves_from);
-    found.map(|ip| vec![ip]).ok_or_else(|| {
-        "the machine has no route to other networks; name its address with --node-ip".to_owned()
-    })
+    order.into_iter().find_map(leaves_from)
 }
 
 fn leaves_from(elsewhere: SocketAddr) -> Option<IpAddr> {

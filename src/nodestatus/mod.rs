@@ -39,7 +39,7 @@ use rand::Rng;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-pub use facts::{Identity, cpus, identity};
+pub use facts::{Identity, cpus, identity, outgoing_address};
 
 pub use crate::core::node_status::{KUBELET_VERSION, NodeSettings, Pressure, initial_node};
 

@@ -200,8 +200,8 @@ struct Handle {
 }
 
 impl Handle {
-    /// Whether admission has refused the pod. The record counts, or the decision that is not committed yet; a pod of which
-    /// neither is known was admitted by an earlier life.
+    /// Returns whether admission refused the pod. Uses the record, else the decision that is not committed yet. Without
+    /// either, the pod counts as admitted.
     fn is_refused(&self, state: &State, uid: &PodUid) -> bool {
         let recorded = state.record::<AdmissionRecord>(uid.as_str());
         recorded
@@ -444,9 +444,17 @@ impl PodWorkers {
     }
 
     /// Returns the pods that hold resources of this node: admitted, and running, to run or being stopped. A pod that was
-    /// refused holds none, even while its worker still reports that. Upstream: `GetActivePods`.
+    /// refused holds none, even while its worker still reports that; nor does one that is over by its source and of which
+    /// the runtime runs nothing. Upstream: `GetActivePods`.
     pub fn counted_by_admission(&self) -> Vec<Arc<Pod>> {
         let state = self.0.context.store.snapshot();
+        let cache = self.0.context.pleg.cache();
+        let is_over = |handle: &Handle, uid: &PodUid| {
+            handle.pod.phase_is_terminal() && {
+                let status = cache.get(uid);
+                !status.any_running() && status.ready_sandbox().is_none()
+            }
+        };
         let handles = self.handles();
         let counted = handles.iter().filter(|(uid, handle)| {
             !handle.record.runtime_only
@@ -455,6 +463,7 @@ impl PodWorkers {
                     WorkerPhase::Sync | WorkerPhase::Terminating { .. }
                 )
                 && !handle.is_refused(&state, uid)
+                && !is_over(handle, uid)
         });
         counted.map(|(_, handle)| Arc::clone(&handle.pod)).collect()
     }

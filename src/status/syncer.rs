@@ -264,7 +264,7 @@ impl Syncer {
         let withheld = loop {
             let input = PatchInput {
                 uid: api_uid.as_str(),
-                pod: &pod,
+                pod: &shown,
                 shown: shown.status.as_ref(),
                 ours: &record.status,
                 has_ephemeral: !shown.ephemeral_containers().is_empty(),

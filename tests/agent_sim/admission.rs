@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use holdfast::core::state::{AdmissionDecision, AdmissionRecord};
 use holdfast_testkit::fake_cri::Behaviour;
-use k8s_openapi::api::core::v1::{Node, NodeSwapStatus};
+use k8s_openapi::api::core::v1::{Node, NodeSwapStatus, Pod};
 use serde_json::{Value, json};
 
 use crate::cluster::NODE;
@@ -134,6 +134,27 @@ async fn a_refused_pod_makes_no_room_for_a_critical_one() {
     let events = w.api().list_json("events", "");
     let preempted = events.iter().filter(|e| e["reason"] == "Preempting");
     assert_eq!(preempted.collect::<Vec<_>>(), Vec::<&Value>::new());
+}
+
+/// As after the store was lost: the API server still lists pods that have run here.
+#[tokio::test(start_paused = true)]
+async fn pods_that_are_over_take_nothing_from_those_that_come_with_them() {
+    let mut w = node();
+    for n in 0..3 {
+        let name = format!("done-{n}");
+        let spec = with_priority(on_host_port(asking(TOO_MANY), 8080), 100);
+        create(&w, &name, &spec);
+        w.api().modify("default", &name, |pod: &mut Pod| {
+            pod.status.get_or_insert_default().phase = Some("Succeeded".to_owned());
+        });
+    }
+    create(&w, "web", &on_host_port(asking("10m"), 8080));
+    w.start().await;
+    settled(&w, &["web"], &[]).await;
+    for n in 0..3 {
+        assert_eq!(w.shown_phase(&format!("done-{n}")), "Succeeded");
+    }
+    assert_nothing_wrong(&w);
 }
 
 /// The agent dies at one write after the other, from its first sight of the pods on. What the next life resumes counts

@@ -273,9 +273,15 @@ pub(crate) async fn end_that_is_final_is_not_taken_back(w: &World) {
         for (key, value) in own.as_object().unwrap() {
             given["spec"][list][0][key] = value.clone();
         }
-        let created = json_of(w.create::<Pod>(given).await);
+        let admin: Api<Pod> = w.api(&w.admin);
+        let created = admin.create(&PostParams::default(), &object(given)).await;
+        let is_own = !own["restartPolicy"].is_null();
+        let created = match created {
+            // Servers that know this of sidecars alone refuse it, older ones do not know it at all.
+            Err(kube::Error::Api(status)) if is_own && status.code == 422 => continue,
+            created => json_of(created.unwrap()),
+        };
         if own["restartPolicy"] != created["spec"][list][0]["restartPolicy"] {
-            // An older server does not know that a container may have a policy of its own.
             continue;
         }
         let told = |state: Value| {

@@ -44,13 +44,14 @@ pub fn policy_restarts(pod: &Pod, spec: &ContainerSpec<'_>, exit_code: i32) -> b
         }
 }
 
-/// Whether the API server lets a status take back that a container ended with `exit_code`. It judges an init container by
-/// the policy alone: after an end with 0 as well, where that is Always. Upstream: `ContainerShouldRestart`, as
-/// `ValidateInitContainerStateTransition` uses it.
+/// Returns whether the API server takes a status that reverts the end of a container with `exit_code`. It has one rule
+/// for all containers: an init container may leave an end with 0 where its policy is Always or a rule says so. Upstream:
+/// `ContainerShouldRestart`, as `ValidateInitContainerStateTransition` uses it.
 pub fn may_leave_its_end(pod: &Pod, spec: &ContainerSpec<'_>, exit_code: i32) -> bool {
-    let plain = own_policy(&spec.container).unwrap_or_else(|| pod.restart_policy());
-    let always = spec.kind == ContainerKind::Init && plain == RestartPolicy::Always;
-    always || policy_restarts(pod, spec, exit_code)
+    let policy = own_policy(&spec.container).unwrap_or_else(|| pod.restart_policy());
+    let by_the_one_rule = spec.kind == ContainerKind::Init
+        && (policy == RestartPolicy::Always || matches_rule(&spec.container, exit_code));
+    by_the_one_rule || policy_restarts(pod, spec, exit_code)
 }
 
 /// Whether there is an exit code after which a container runs again; upstream's

@@ -304,6 +304,13 @@ fn an_init_container_that_ended_for_good_is_shown_so_while_it_runs_again() {
         ("OnFailure", json!({}), false),
         ("Never", json!({}), false),
         ("Never", json!({"restartPolicy": "Always"}), true),
+        (
+            "Always",
+            json!({"restartPolicy": "Never", "restartPolicyRules": [
+                {"action": "Restart", "exitCodes": {"operator": "In", "values": [0]}},
+            ]}),
+            true,
+        ),
     ] {
         let state = |now: Value| {
             let (pod, shown, mut ours) = init(policy, own.clone(), now);
@@ -319,6 +326,13 @@ fn an_init_container_that_ended_for_good_is_shown_so_while_it_runs_again() {
         // Its next end is told.
         assert_eq!(state(again()), again(), "{policy} {own}");
     }
+    // An end that nobody was told of is told before what follows it.
+    let looping = json!({"waiting": {"reason": "CrashLoopBackOff"}});
+    let failed = json!({"terminated": {"exitCode": 1, "containerID": "containerd://b"}});
+    let (pod, shown, mut ours) = init("OnFailure", json!({}), looping);
+    ours["initContainerStatuses"][0]["lastState"] = failed.clone();
+    let patch = patch_for(&pod, Some(shown), ours).unwrap();
+    assert_eq!(patch["status"]["initContainerStatuses"][0]["state"], failed);
     // After a failure it may run again where the policy says so.
     let (pod, mut shown, ours) = init("OnFailure", json!({}), waiting());
     shown["initContainerStatuses"][0]["state"]["terminated"]["exitCode"] = json!(1);
@@ -327,6 +341,35 @@ fn an_init_container_that_ended_for_good_is_shown_so_while_it_runs_again() {
         patch["status"]["initContainerStatuses"][0]["state"],
         waiting()
     );
+}
+
+/// Servers before 1.35 drop a container's own policy from the mirror pod, and judge the status by the pod's.
+#[test]
+fn a_container_that_runs_again_by_a_policy_that_the_server_does_not_know_is_shown_as_ended() {
+    let end = json!({"terminated": {"exitCode": 1, "containerID": "containerd://a"}});
+    let mut shown = running();
+    shown["containerStatuses"][0]["state"] = end.clone();
+    let mut ours = running();
+    ours["podIP"] = json!("10.1.0.9");
+    for (own, told) in [
+        (json!(null), end),
+        (
+            json!("Always"),
+            running()["containerStatuses"][0]["state"].clone(),
+        ),
+    ] {
+        let pod: Pod = serde_json::from_value(json!({"spec": {
+            "restartPolicy": "Never", "containers": [{"name": "main", "restartPolicy": own}],
+        }}))
+        .unwrap();
+        let patch = patch_for(&pod, Some(shown.clone()), ours.clone()).unwrap();
+        let mut status = shown.clone();
+        for (field, value) in patch["status"].as_object().unwrap() {
+            status[field] = value.clone();
+        }
+        assert_eq!(status["containerStatuses"][0]["state"], told, "{own}");
+        assert_eq!(status["podIP"], "10.1.0.9");
+    }
 }
 
 #[test]
@@ -341,6 +384,10 @@ fn an_amount_that_the_server_writes_otherwise_is_not_told_again_and_again() {
     };
     assert_eq!(
         patch_of(Some(sized("500m", "64Mi")), sized("0.5", "65536Ki")),
+        None
+    );
+    assert_eq!(
+        patch_of(Some(sized("1m", "64Mi")), sized("100u", "64Mi")),
         None
     );
     for other in [sized("0.6", "64Mi"), sized("0.5", "65Mi")] {

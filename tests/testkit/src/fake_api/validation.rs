@@ -1,7 +1,7 @@
-//! What kube-apiserver 1.36 refuses of what a node agent writes. Older servers refuse less of it.
+//! What kube-apiserver 1.36 refuses of what a node agent writes.
 //!
-//! In: the object as it would be stored. Out: the field and the reason of the first violation. An agent that passes here
-//! is understood by servers of every supported version; what is not an agent's to get wrong is not checked.
+//! In: the object as it would be stored. Out: the field and the reason of the first violation. What an agent cannot get
+//! wrong is not checked.
 
 use serde_json::Value;
 
