@@ -116,6 +116,19 @@ async fn a_refused_pod_takes_no_host_port() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_refused_pod_takes_no_place_of_max_pods() {
+    let mut w = node();
+    w.config.kubelet.max_pods = 1;
+    create(&w, "greedy", &with_priority(asking(TOO_MANY), 100));
+    create(&w, "web", &asking("10m"));
+    create(&w, "second", &with_priority(asking("10m"), -100));
+    w.start().await;
+    settled(&w, &["web"], &["greedy", "second"]).await;
+    assert_eq!(refusal(&w, "greedy"), "OutOfcpu");
+    assert_eq!(refusal(&w, "second"), "OutOfpods");
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_refused_pod_makes_no_room_for_a_critical_one() {
     let mut w = node();
     w.start().await;
