@@ -43,12 +43,10 @@ daemon() {
 
 # Pids of the shims that serve our socket.
 shims() {
-    for entry in /proc/[0-9]*; do
-        { read -r name <"$entry/comm"; } 2>/dev/null || continue
-        case $name in containerd-shim*) ;; *) continue ;; esac
-        if { tr '\0' '\n' <"$entry/cmdline"; } 2>/dev/null | grep -qxF -- "$sock"; then
-            echo "${entry#/proc/}"
-        fi
+    # One program for all processes, of which there may be hundreds.
+    grep -lzxF -- "$sock" /proc/[0-9]*/cmdline 2>/dev/null | while IFS=/ read -r _ _ pid _; do
+        { read -r name <"/proc/$pid/comm"; } 2>/dev/null || continue
+        case $name in containerd-shim*) echo "$pid" ;; esac
     done
 }
 
@@ -87,6 +85,8 @@ configure() {
         [ $tries -lt 1000 ] || fail "no free subnet in 10.64.0.0/10"
     done
     ip link add name "$bridge" type bridge
+    # Whose it is, for those who clean up after us.
+    ip link set "$bridge" alias "$dir"
     ip addr add "$subnet.1/24" dev "$bridge"
     ip link set "$bridge" up
     flock -u 8
@@ -217,18 +217,17 @@ start() {
     logged=$(stat -c %s "$dir/containerd.log")
     setsid containerd --config "$dir/config.toml" >>"$dir/containerd.log" 2>&1 </dev/null &
     echo $! >"$dir/containerd.pid"
-    if ! until_fails 300 silent; then
-        tail -5 "$dir/containerd.log" >&2
-        fail "containerd does not answer on $sock; see $dir/containerd.log"
-    fi
     # CRI answers a little later than the rest; its streaming server comes last.
-    if ! until_fails 300 initializing; then
+    if ! until_fails 600 initializing; then
+        tail -5 "$dir/containerd.log" >&2
         fail "the CRI plugin does not start; see $dir/containerd.log"
     fi
+    if ! until_fails 300 silent; then
+        fail "containerd does not answer on $sock; see $dir/containerd.log"
+    fi
     if [ -n "$first" ]; then
-        "$hack/pack-image.sh" "$dir/image.tar"
-        ctr_ images import "$dir/image.tar" >/dev/null
-        rm -f "$dir/image.tar"
+        image=$("$hack/pack-image.sh")
+        ctr_ images import "$image" >/dev/null
         ctr_ images label holdfast.local/pause:1 io.cri-containerd.pinned=pinned >/dev/null
         # CRI takes notice of imported images a moment later.
         if ! until_fails 100 unnoticed; then
@@ -285,9 +284,7 @@ stop() {
         until_fails 50 kill -0 "$shim" || true
     done
     own=$(stat -Lc %i /proc/self/ns/net)
-    for file in /run/netns/cni-*; do
-        [ -e "$file" ] || continue
-        inode=$(stat -Lc %i "$file" 2>/dev/null || true)
+    stat -Lc '%i %n' /run/netns/cni-* 2>/dev/null | while read -r inode file; do
         [ "$inode" != "$own" ] || continue
         case " $spaces " in *" $inode "*)
             umount "$file" 2>/dev/null || true
@@ -322,7 +319,7 @@ stop() {
     fi
     # Not all of DIR: a test's own files may lie beside.
     rm -rf "$dir/root" "$dir/state" "$dir/cni" "$dir/cni-data" "$dir/config.toml" "$dir/bridge" \
-        "$dir/containerd.pid" "$dir/containerd.sock" "$dir/containerd.sock.ttrpc" "$dir/image.tar"
+        "$dir/containerd.pid" "$dir/containerd.sock" "$dir/containerd.sock.ttrpc"
     rm -f "$dir/containerd.log"
     rmdir "$dir" 2>/dev/null || true
 }

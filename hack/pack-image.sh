@@ -1,10 +1,9 @@
 #!/bin/sh
 # Packs busybox into an image that needs no registry. Two names, one content:
 # holdfast.local/busybox:1 to run things, holdfast.local/pause:1 to hold sandboxes.
-# usage: hack/pack-image.sh OUT.tar
+# Prints the archive, which is in the cache, and packed anew when busybox or this script has changed.
 set -eu
 
-out=${1:?usage: hack/pack-image.sh OUT.tar}
 busybox=$(command -v busybox) || {
     echo "hack/pack-image.sh: no busybox; run hack/deps.sh runtime" >&2
     exit 1
@@ -14,7 +13,14 @@ if ldd "$busybox" >/dev/null 2>&1; then
     exit 1
 fi
 
-work=$(mktemp -d)
+cache=${HOLDFAST_CACHE:-${XDG_CACHE_HOME:-${HOME:-/root}/.cache}/holdfast}/images
+out=$cache/busybox-$(cat "$busybox" "$0" | sha256sum | cut -c -16).tar
+if [ -f "$out" ]; then
+    echo "$out"
+    exit
+fi
+mkdir -p "$cache"
+work=$(mktemp -d "$cache/packing-XXXXXX")
 trap 'rm -rf "$work"' EXIT
 root=$work/root
 mkdir -p "$root/bin" "$root/etc" "$root/tmp" "$root/proc" "$root/sys" "$root/dev" "$root/root"
@@ -55,3 +61,4 @@ cat >"$work/image/manifest.json" <<EOF
 EOF
 pack "$work/image" "$work/image.tar"
 mv "$work/image.tar" "$out"
+echo "$out"
