@@ -583,7 +583,10 @@ async fn a_node_gets_its_first_certificate_and_renews_it() {
     clock.0.store(now + 400 * DAY, Ordering::SeqCst);
     let (_client, token, running) = start(&settings, &clock).await;
     eventually("a third certificate", || {
-        signer.creations() == 3 && pems(&settings.cert_dir).len() == 3
+        signer.creations() == 3
+            && pems(&settings.cert_dir).len() == 3
+            && kubeconfig.exists()
+            && !pending.exists()
     })
     .await;
     token.cancel();

@@ -347,11 +347,12 @@ mod tests {
 
     #[test]
     fn orphan_logs_of_other_shapes_are_left() {
-        let Fixture { ctx, .. } = fixture();
+        let fixture = fixture();
+        let ctx = &fixture.ctx;
         for name in ["a_b", "a_b_c_d", "plain"] {
             fs::create_dir_all(ctx.pod_log_root.join(name)).unwrap();
         }
-        assert_eq!(remove_orphan_pod_logs(&ctx, &|_| false).unwrap(), 0);
+        assert_eq!(remove_orphan_pod_logs(ctx, &|_| false).unwrap(), 0);
     }
 
     #[test]

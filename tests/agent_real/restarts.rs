@@ -48,7 +48,8 @@ fn restart_count(world: &World, pod: &str) -> Result<u64, String> {
 
 #[test]
 fn restart_keeps_running_pods_untouched() {
-    const PODS: usize = 100;
+    // A hundred are in `agent_child`, on a runtime that costs nothing.
+    const PODS: usize = 30;
     let world = World::new(Version::Installed);
     let names: Vec<String> = (0..PODS).map(|n| format!("pod-{n}")).collect();
     for name in &names {

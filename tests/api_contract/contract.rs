@@ -480,7 +480,8 @@ pub(crate) async fn watch_tells_what_enters_and_leaves_its_selection(w: &World) 
 pub(crate) async fn watch_ends_after_its_timeout_with_a_bookmark(w: &World) {
     let pods: Api<Pod> = w.api(&w.admin);
     w.create::<Pod>(pod("p", &w.node)).await;
-    let params = WatchParams::default().timeout(3);
+    // The server looks once a second whether a bookmark is due, which is so two seconds before the end.
+    let params = WatchParams::default().timeout(8);
     let seen = events(w, &params, "0", usize::MAX).await;
     assert_eq!(seen.first().unwrap(), "ADDED p");
     assert_eq!(seen.last().unwrap(), "BOOKMARK");

@@ -306,7 +306,7 @@ fn measure(count: usize, probes: bool) {
 
 /// Numbers of pods, comma-separated, from the environment.
 fn counts() -> Vec<usize> {
-    let counts = std::env::var("HOLDFAST_FIGURES").unwrap_or_else(|_| "100".to_owned());
+    let counts = std::env::var("HOLDFAST_FIGURES").unwrap_or_else(|_| "25".to_owned());
     let number = |count: &str| count.parse().expect("numbers of pods, comma-separated");
     counts.split(',').map(number).collect()
 }

@@ -221,6 +221,7 @@ async fn a_driver_goes_with_its_socket_and_comes_back() {
     let mut agent = Agent::start(&dirs, None);
     let mut changes = agent.drivers.changes();
     agent.has("d").await;
+    eventually("it is told", || (told(&driver).len() == 1).then_some(())).await;
     changes.changed().await.unwrap();
     driver.stop();
     agent.lost("d").await;
@@ -233,9 +234,12 @@ async fn a_driver_goes_with_its_socket_and_comes_back() {
     let client = agent.has("d").await;
     client.node_get_info().await.unwrap();
     // Killed and started again, it registers again: the socket is another one.
-    eventually("it is told", || (told(&driver).len() == 2).then_some(())).await;
-    driver.restart().unwrap();
     eventually("it is told again", || {
+        (told(&driver).len() == 2).then_some(())
+    })
+    .await;
+    driver.restart().unwrap();
+    eventually("it is told a third time", || {
         (told(&driver).len() == 3).then_some(())
     })
     .await;
