@@ -11,7 +11,7 @@ export HOLDFAST_CACHE
 target = $(shell $(CARGO) metadata --format-version 1 --no-deps --offline 2>/dev/null | sed -n 's/.*"target_directory":"\([^"]*\)".*/\1/p')
 
 .DEFAULT_GOAL := help
-.PHONY: help build check fmt clippy doc deny test envtest bench mutants figures demo demo-stop install uninstall deb clean
+.PHONY: help build check fmt clippy doc deny quick test envtest bench mutants figures demo demo-stop install uninstall deb clean
 
 help: ## List the tasks
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -36,6 +36,9 @@ doc:
 
 deny:
 	@hack/deny.sh
+
+quick: ## Every pure and simulated test: before each commit
+	@hack/quick.sh
 
 test: ## All tests, on real containerd and kube-apiserver; installs what they need (root)
 	@hack/test.sh

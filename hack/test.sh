@@ -1,5 +1,6 @@
 #!/bin/sh
-# Runs all tests and closes with one line that counts them. Arguments are handed to `cargo test`.
+# Runs all tests side by side (.config/nextest.toml) and closes with one line that counts them. Arguments are handed to
+# `cargo nextest run`: hack/test.sh -E 'binary(cli)'.
 # Tests of the runtime use a private containerd, which needs root and Linux; tests of the node use a private
 # etcd and kube-apiserver, which hack/envtest.sh provides; tests of the package use clean Debian roots, which hack/debroot.sh
 # provides; tests of other versions of containerd and kubectl use those of later Debian releases, which hack/debian.sh provides.
@@ -12,7 +13,7 @@ if [ "$(uname -s)" != Linux ]; then
 fi
 if [ "$(id -u)" != 0 ]; then
     echo "make test: needs root, since it runs containers on a private containerd: sudo make test" \
-        "(what needs no containers: cargo test --lib)" >&2
+        "(what needs no containers: make quick)" >&2
     exit 1
 fi
 if ! command -v cargo >/dev/null; then
@@ -36,38 +37,13 @@ if ! { hack/debian.sh trixie containerd && hack/debian.sh forky containerd kubec
     exit 1
 fi
 
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
-# The status of a pipe is that of its end: the status of the tests goes through a file.
-{
-    status=0
-    cargo test --workspace --all-features --locked --no-fail-fast "$@" 2>&1 || status=$?
-    echo "$status" >"$work/status"
-} | tee "$work/log"
+PATH=$(hack/nextest.sh):$PATH
+export PATH
 
-awk '
-    /^test result: / {
-        for (i = 1; i < NF; i++) {
-            if ($(i + 1) ~ /^passed/) passed += $i
-            if ($(i + 1) ~ /^failed/) failed += $i
-            if ($(i + 1) ~ /^ignored/) skipped += $i
-        }
-    }
-    END { printf "%d %d %d\n", passed, failed, skipped }
-' "$work/log" >"$work/count"
-read -r passed failed skipped <"$work/count"
-status=$(cat "$work/status")
-if [ "$failed" -gt 0 ]; then
-    echo
-    echo "failed:"
-    sed -n 's/^test \(.*\) \.\.\. FAILED$/  \1/p' "$work/log" | sort -u
-elif [ "$status" != 0 ]; then
-    echo
-    echo "the tests did not all run: cargo test ended with status $status"
-elif [ "$passed" = 0 ]; then
-    echo
-    echo "no test ran"
-    status=1
-fi
-echo "$passed passed, $failed failed, $skipped skipped"
-exit "$status"
+# All at once, with the programs that tests and runner start. The same selection as the runner's, or cargo would build
+# dependencies twice, for two sets of features.
+begin=$(date +%s)
+cargo build --workspace --all-features --locked --bins --tests
+echo "building took $(($(date +%s) - begin)) s"
+target=$(cargo metadata --format-version 1 --no-deps --offline | sed -n 's/.*"target_directory":"\([^"]*\)".*/\1/p')
+exec "$target/debug/test-runner" run "$@"

@@ -3,7 +3,6 @@
 
 use std::collections::BTreeMap;
 use std::ops::Deref;
-use std::sync::{Condvar, Mutex, PoisonError};
 
 use holdfast::kuberuntime::cri::v1;
 use holdfast_testkit::containerd::{BUSYBOX, PrivateContainerd, Version};
@@ -13,38 +12,11 @@ use v1::runtime_service_client::RuntimeServiceClient;
 
 use crate::agent_process::{NODE, Site, eventually};
 
-/// Worlds that exist at the same time; more would only make each other slow.
-const LANES: usize = 3;
-static TAKEN: Mutex<usize> = Mutex::new(0);
-static FREED: Condvar = Condvar::new();
-
-/// Room for one world.
-struct Lane;
-
-impl Lane {
-    fn take() -> Self {
-        let mut taken = TAKEN.lock().unwrap_or_else(PoisonError::into_inner);
-        while *taken >= LANES {
-            taken = FREED.wait(taken).unwrap_or_else(PoisonError::into_inner);
-        }
-        *taken += 1;
-        Self
-    }
-}
-
-impl Drop for Lane {
-    fn drop(&mut self) {
-        *TAKEN.lock().unwrap_or_else(PoisonError::into_inner) -= 1;
-        FREED.notify_one();
-    }
-}
-
 /// Fields are dropped in this order: containers end before their directories and cgroups go.
 pub struct World {
     rt: tokio::runtime::Runtime,
     pub runtime: PrivateContainerd,
     pub site: Site,
-    _lane: Lane,
 }
 
 impl Deref for World {
@@ -73,7 +45,6 @@ impl World {
             nix::unistd::Uid::effective().is_root(),
             "these tests run containers: run them as root"
         );
-        let lane = Lane::take();
         let runtime = PrivateContainerd::start(version)
             .expect("these tests need containerd; hack/deps.sh runtime installs it");
         Self {
@@ -83,7 +54,6 @@ impl World {
                 .expect("a runtime for the outsider"),
             site: Site::new(&runtime.endpoint()),
             runtime,
-            _lane: lane,
         }
     }
 

@@ -1,9 +1,8 @@
 //! A server and the clients of one test.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::Arc;
 
-use holdfast_testkit::envtest::EnvTest;
+use holdfast_testkit::envtest::{EnvTest, unique_name};
 use holdfast_testkit::fake_api::FakeApi;
 use k8s_openapi::api::core::v1::{Namespace, Node};
 use kube::api::{Api, PostParams};
@@ -25,21 +24,6 @@ pub(crate) struct World {
     env: Option<Arc<EnvTest>>,
 }
 
-/// One server for all tests that run at the same time.
-static ENV: Mutex<Weak<EnvTest>> = Mutex::new(Weak::new());
-
-fn shared_env() -> Arc<EnvTest> {
-    let mut shared = ENV.lock().unwrap_or_else(PoisonError::into_inner);
-    if let Some(env) = shared.upgrade() {
-        return env;
-    }
-    let env = Arc::new(EnvTest::start());
-    *shared = Arc::downgrade(&env);
-    env
-}
-
-static WORLDS: AtomicUsize = AtomicUsize::new(1);
-
 impl World {
     pub(crate) async fn fake() -> Self {
         let api = FakeApi::new();
@@ -48,7 +32,7 @@ impl World {
 
     /// On a real server (`make envtest`).
     pub(crate) async fn real() -> Self {
-        let env = shared_env();
+        let env = EnvTest::shared();
         let mut world = Self::of(env.admin_client(), |node| env.node_client(node)).await;
         // Its service account: no controller makes one.
         env.namespace(&world.namespace);
@@ -61,8 +45,7 @@ impl World {
         admin: kube::Client,
         client_as_node: impl Fn(&str) -> kube::Client,
     ) -> Self {
-        let number = WORLDS.fetch_add(1, Ordering::Relaxed);
-        let id = format!("{}-{number}", std::process::id());
+        let id = unique_name();
         let world = Self {
             node: format!("node-{id}"),
             other: format!("other-{id}"),

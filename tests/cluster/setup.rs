@@ -3,13 +3,12 @@
 use std::fmt::Debug;
 use std::ops::Deref;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use futures::StreamExt;
 use holdfast_testkit::containerd::{BUSYBOX, Version};
-use holdfast_testkit::envtest::{DAY, EnvTest};
+use holdfast_testkit::envtest::{DAY, EnvTest, unique_name};
 use holdfast_testkit::fault_proxy::FaultProxy;
 use k8s_openapi::NamespaceResourceScope;
 use k8s_openapi::api::core::v1::{Event, Node, Pod};
@@ -20,19 +19,6 @@ use serde_json::{Value, json};
 
 use crate::agent_process::{Agent, eventually, within};
 use crate::world::{Seen, World};
-
-/// One cluster for all tests that run at the same time; each has a node and a namespace of its own.
-static ENV: Mutex<Weak<EnvTest>> = Mutex::new(Weak::new());
-
-fn shared_env() -> Arc<EnvTest> {
-    let mut shared = ENV.lock().unwrap_or_else(PoisonError::into_inner);
-    if let Some(env) = shared.upgrade() {
-        return env;
-    }
-    let env = Arc::new(EnvTest::start());
-    *shared = Arc::downgrade(&env);
-    env
-}
 
 /// Fields are dropped in this order: the agents of a test are its own, then runtime, proxy and cluster go.
 pub struct Cluster {
@@ -56,12 +42,12 @@ impl Deref for Cluster {
 
 impl Cluster {
     pub fn new() -> Self {
-        Self::on(Version::Installed, shared_env())
+        Self::on(Version::Installed, EnvTest::shared())
     }
 
     /// With a runtime of the caller's choice.
     pub fn on_runtime(version: Version) -> Self {
-        Self::on(version, shared_env())
+        Self::on(version, EnvTest::shared())
     }
 
     /// With an API server of its own, for tests that stop it or turn it back.
@@ -75,9 +61,8 @@ impl Cluster {
     }
 
     fn on(version: Version, env: Arc<EnvTest>) -> Self {
-        static SERIAL: AtomicU32 = AtomicU32::new(0);
-        let serial = SERIAL.fetch_add(1, Ordering::Relaxed);
-        let (node, namespace) = (format!("node-{serial}"), format!("test-{serial}"));
+        let unique = unique_name();
+        let (node, namespace) = (format!("node-{unique}"), format!("test-{unique}"));
         let world = World::new(version);
         env.namespace(&namespace);
         let proxy = env.fault_proxy(&node);

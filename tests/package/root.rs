@@ -4,10 +4,13 @@ use std::ffi::OsStr;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
-use std::sync::OnceLock;
+
+use holdfast_testkit::fixture::{self, Fixture};
 
 /// The binary under test; crash-test build, so that it can play one with a newer schema.
 pub const BINARY: &str = env!("CARGO_BIN_EXE_holdfast");
+const CURRENT: &str = "holdfast_0.1.0-1.deb";
+const LATER: &str = "holdfast_0.2.0-1.deb";
 /// What [`Packages::newer`] says it is.
 pub const NEWER: &str = "0.2.0-1";
 
@@ -42,25 +45,21 @@ pub fn script(name: &str) -> Command {
 
 /// The package, and the same under a later version whose binary writes schema 2 (with `HOLDFAST_NEWER_SCHEMA`).
 pub struct Packages {
-    dir: tempfile::TempDir,
+    fixture: Fixture,
 }
 
 impl Packages {
     /// Makes them, once.
-    pub fn get() -> &'static Self {
-        static PACKAGES: OnceLock<Packages> = OnceLock::new();
-        PACKAGES.get_or_init(|| {
-            let packages = Packages {
-                dir: tempfile::tempdir().unwrap(),
-            };
+    pub fn get() -> Self {
+        let fixture = fixture::once("packages", |dir| {
             run(script("hack/deb.sh")
                 .arg(BINARY)
-                .arg(packages.current())
+                .arg(dir.join(CURRENT))
                 .env("FAST", "1"));
-            let tree = packages.dir.path().join("tree");
+            let tree = dir.join("tree");
             run(Command::new("dpkg-deb")
                 .arg("--raw-extract")
-                .args([&packages.current(), &tree]));
+                .args([&dir.join(CURRENT), &tree]));
             let edit = |file: &str, from: &str, to: &str| {
                 let path = tree.join("DEBIAN").join(file);
                 let text = fs::read_to_string(&path).unwrap();
@@ -75,18 +74,20 @@ impl Packages {
             edit("preinst", "\nschema=1\n", "\nschema=2\n");
             run(Command::new("dpkg-deb")
                 .args(["--root-owner-group", "-Zgzip", "-z1", "--build"])
-                .args([&tree, &packages.newer()]));
+                .args([&tree, &dir.join(LATER)]));
             fs::remove_dir_all(&tree).unwrap();
-            packages
-        })
+        });
+        Self {
+            fixture: fixture.expect("make a directory for the packages"),
+        }
     }
 
     pub fn current(&self) -> PathBuf {
-        self.dir.path().join("holdfast_0.1.0-1.deb")
+        self.fixture.path().join(CURRENT)
     }
 
     pub fn newer(&self) -> PathBuf {
-        self.dir.path().join("holdfast_0.2.0-1.deb")
+        self.fixture.path().join(LATER)
     }
 }
 

@@ -30,14 +30,17 @@ const PREFIX: &str = "hf-test-";
 #[track_caller]
 pub fn within<T>(patience: Duration, what: &str, mut ask: impl FnMut() -> Result<T, String>) -> T {
     let start = Instant::now();
+    // Most questions start a process: who waits for long asks less often.
+    let mut pause = Duration::from_millis(50);
     loop {
         match ask() {
             Ok(answer) => return answer,
             Err(refusal) if start.elapsed() > patience => {
                 panic!("{what}: not within {patience:?}: {refusal}")
             }
-            Err(_) => std::thread::sleep(Duration::from_millis(50)),
+            Err(_) => std::thread::sleep(pause),
         }
+        pause = (pause * 5 / 4).min(Duration::from_millis(400));
     }
 }
 
@@ -62,13 +65,17 @@ impl Site {
     pub fn new(runtime_endpoint: &str) -> Self {
         static SERIAL: AtomicU32 = AtomicU32::new(0);
         sweep();
-        let name = format!(
-            "{PREFIX}{}-{}",
-            std::process::id(),
-            SERIAL.fetch_add(1, Ordering::Relaxed)
-        );
+        let serial = SERIAL.fetch_add(1, Ordering::Relaxed);
+        let name = format!("{PREFIX}{}-{serial}", std::process::id());
+        // In a test run the temporary directory is this test's, and sockets need short paths.
+        let of_run = std::env::var_os("HOLDFAST_TEST_RUN").is_some();
+        let dir = if of_run {
+            format!("s{serial}")
+        } else {
+            name.clone()
+        };
         let site = Self {
-            dir: std::env::temp_dir().join(&name),
+            dir: std::env::temp_dir().join(dir),
             cgroup: format!("/{name}"),
             endpoint: runtime_endpoint.to_owned(),
             generation: AtomicU32::new(0),
@@ -327,7 +334,11 @@ impl Site {
 impl Drop for Site {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            let keep = std::env::temp_dir().join("hf-test-failed");
+            // A test run has a place that outlives the test's own directory.
+            let keep = std::env::var_os("HOLDFAST_TEST_KEEP").map_or_else(
+                || std::env::temp_dir().join("hf-test-failed"),
+                PathBuf::from,
+            );
             let copy = keep.join(self.dir.file_name().unwrap_or_default());
             drop(fs::create_dir_all(&copy));
             drop(fs::write(copy.join("agent.log"), self.logs()));

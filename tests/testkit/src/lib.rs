@@ -4,6 +4,8 @@
 //! one of one's own, and [`fault_proxy::FaultProxy`], which stands before any API server, fails as it is told and
 //! counts the requests. Storage: [`csi::CsiDriver`], a CSI driver that mounts for real.
 //!
+//! What several tests need and is slow to make is made once: [`fixture::once`].
+//!
 //! Independent of the agent: what is tested here speaks CRI and the Kubernetes API, and nothing else.
 
 pub mod containerd;
@@ -12,5 +14,6 @@ pub mod envtest;
 pub mod fake_api;
 pub mod fake_cri;
 pub mod fault_proxy;
+pub mod fixture;
 pub mod ports;
 pub mod programs;

@@ -2,6 +2,7 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::net::TcpListener;
+use std::path::Path;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, PoisonError};
 
@@ -19,8 +20,9 @@ static SERIAL: AtomicU32 = AtomicU32::new(0);
 /// # Panics
 /// When the files in the temporary directory by which tests share the ports cannot be made.
 pub fn free_port() -> u16 {
-    let dir = std::env::temp_dir().join("hf-ports");
-    fs::create_dir_all(&dir).expect("make the directory of ports in use");
+    // The same for all tests of the machine, whatever directory they have for themselves.
+    let dir = Path::new("/tmp/hf-ports");
+    fs::create_dir_all(dir).expect("make the directory of ports in use");
     let mut seed = u64::from(std::process::id()) << 20
         ^ u64::from(SERIAL.fetch_add(1, Ordering::Relaxed)) << 40
         ^ u64::from(jiff::Timestamp::now().subsec_nanosecond().unsigned_abs());

@@ -14,7 +14,8 @@ mod programs;
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use jiff::SignedDuration;
@@ -42,6 +43,8 @@ pub struct EnvTest {
     admin: Identity,
     verify_nodes: bool,
     servers: Mutex<Servers>,
+    /// Other processes' tests use it too; it ends without us.
+    shared: bool,
 }
 
 /// The user as which the API server comes to nodes. Bound to `system:kubelet-api-admin`, as `kubeadm` does it.
@@ -60,6 +63,10 @@ pub struct EtcdSnapshot(PathBuf);
 /// How long a server may take to answer on a machine that does other work too.
 const PATIENCE: Duration = Duration::from_secs(120);
 const POLL: Duration = Duration::from_millis(25);
+/// The environment variable that names the directory of the run's cluster.
+const SHARED_DIR: &str = "HOLDFAST_TEST_CLUSTER";
+/// In that directory, once the cluster is ready.
+const PORT_FILE: &str = "port";
 
 impl EnvTest {
     /// Starts a cluster and waits until it is ready: the four namespaces exist, `default` with its service
@@ -72,6 +79,67 @@ impl EnvTest {
         Self::start_with(false)
     }
 
+    /// The cluster that tests share which neither stop it nor turn it back: nodes and namespaces of such tests have
+    /// names of their own ([`unique_name`]). It is the one of the test run where there is one
+    /// (`HOLDFAST_TEST_CLUSTER` names its directory), else one for the tests of this process that run at the same
+    /// time.
+    ///
+    /// # Panics
+    /// As [`EnvTest::start`], and when the run's cluster does not become ready.
+    pub fn shared() -> Arc<Self> {
+        static SHARED: Mutex<Weak<EnvTest>> = Mutex::new(Weak::new());
+        let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(env) = shared.upgrade() {
+            return env;
+        }
+        let of_run = std::env::var_os(SHARED_DIR).filter(|dir| !dir.is_empty());
+        let env = Arc::new(of_run.map_or_else(Self::start, |dir| Self::attach(Path::new(&dir))));
+        *shared = Arc::downgrade(&env);
+        env
+    }
+
+    /// Starts a cluster in a directory that [`EnvTest::shared`] of other processes is told. It is ready when this
+    /// returns.
+    ///
+    /// # Panics
+    /// As [`EnvTest::start`].
+    pub fn start_to_be_shared(dir: &Path) -> Self {
+        std::fs::create_dir_all(dir).expect("make a directory for the cluster");
+        let env = Self::start_in(dir.to_owned(), false);
+        let hidden = dir.join(".port");
+        write(&hidden, &env.port.to_string());
+        std::fs::rename(&hidden, dir.join(PORT_FILE)).expect("say that the cluster is ready");
+        env
+    }
+
+    fn attach(dir: &Path) -> Self {
+        let port_file = dir.join(PORT_FILE);
+        let begin = tokio::time::Instant::now();
+        while !port_file.exists() {
+            assert!(
+                begin.elapsed() < PATIENCE,
+                "{SHARED_DIR} is {}, where no cluster becomes ready; is there a cluster.log beside it?",
+                dir.display()
+            );
+            std::thread::sleep(POLL);
+        }
+        let assets = programs::assets();
+        let port = std::fs::read_to_string(&port_file).expect("read the cluster's port");
+        let authority = Authority::read(dir);
+        Self {
+            minor: programs::minor_version(&assets.join("kube-apiserver")),
+            dir: dir.to_owned(),
+            assets,
+            etcd_port: 0,
+            port: port.trim().parse().expect("a port"),
+            admin: authority.client("admin", "system:masters", DAY),
+            authority,
+            verify_nodes: false,
+            servers: Mutex::default(),
+            shared: true,
+        }
+    }
+
     /// As [`EnvTest::start`]; the API server talks only to nodes whose serving certificate is of the authority.
     ///
     /// # Panics
@@ -81,14 +149,18 @@ impl EnvTest {
     }
 
     fn start_with(verify_nodes: bool) -> Self {
-        let assets = programs::assets();
         let dir = process::directory().expect("make a directory for the cluster");
+        Self::start_in(dir, verify_nodes)
+    }
+
+    fn start_in(dir: PathBuf, verify_nodes: bool) -> Self {
+        let assets = programs::assets();
         let minor = programs::minor_version(&assets.join("kube-apiserver"));
         let authority = Authority::new("holdfast-envtest-ca");
         authority
             .server("kube-apiserver")
             .write(&dir, "kube-apiserver");
-        write(&dir.join("ca.crt"), &authority.pem());
+        authority.write(&dir);
         let kubelet_client = authority.client(KUBELET_CLIENT, "nobody", DAY);
         kubelet_client.write(&dir, "kubelet-client");
         let (private, public) = pki::service_account_key();
@@ -105,6 +177,7 @@ impl EnvTest {
             admin,
             verify_nodes,
             servers: Mutex::default(),
+            shared: false,
         };
         // Somebody else may take a port between our look and the server's.
         for attempt in 1.. {
@@ -315,7 +388,11 @@ impl EnvTest {
     }
 
     /// Kills the API server; connections break, new ones are refused.
+    ///
+    /// # Panics
+    /// When other tests use it.
     pub fn stop_apiserver(&self) {
+        self.assert_own();
         self.servers().apiserver = None;
     }
 
@@ -361,6 +438,10 @@ impl EnvTest {
 
     /// The pid of kube-apiserver, while it runs.
     pub fn apiserver_pid(&self) -> Option<u32> {
+        if self.shared {
+            let pid = std::fs::read_to_string(self.dir.join("kube-apiserver.pid")).ok()?;
+            return pid.trim().parse().ok();
+        }
         self.servers().apiserver.as_ref().map(Process::pid)
     }
 
@@ -369,6 +450,7 @@ impl EnvTest {
     /// # Panics
     /// When the copy or the restart fails.
     pub fn snapshot_etcd(&self) -> EtcdSnapshot {
+        self.assert_own();
         let copy = self.unique("snapshot", "etcd");
         let running = self.servers().apiserver.is_some();
         if running {
@@ -403,7 +485,12 @@ impl EnvTest {
         self.servers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    fn assert_own(&self) {
+        assert!(!self.shared, "other tests use this API server: start one");
+    }
+
     fn signal_apiserver(&self, signal: Signal) {
+        self.assert_own();
         let servers = self.servers();
         let apiserver = servers.apiserver.as_ref().expect("the API server runs");
         apiserver.signal(signal).expect("signal the API server");
@@ -550,9 +637,13 @@ impl EnvTest {
     }
 
     fn unique_stem(&self, stem: &str) -> String {
-        use std::sync::atomic::{AtomicU32, Ordering};
         static SERIAL: AtomicU32 = AtomicU32::new(0);
-        format!("{stem}-{}", SERIAL.fetch_add(1, Ordering::Relaxed))
+        let serial = SERIAL.fetch_add(1, Ordering::Relaxed);
+        if self.shared {
+            // Other processes write into the same directory.
+            return format!("{stem}-{}-{serial}", unique_name());
+        }
+        format!("{stem}-{serial}")
     }
 
     fn unique(&self, stem: &str, extension: &str) -> PathBuf {
@@ -583,6 +674,9 @@ impl EnvTest {
 
 impl Drop for EnvTest {
     fn drop(&mut self) {
+        if self.shared {
+            return;
+        }
         if std::thread::panicking() {
             eprintln!("the cluster's logs are deleted with {}", self.dir.display());
         }
@@ -591,6 +685,15 @@ impl Drop for EnvTest {
         self.servers().etcd = None;
         drop(std::fs::remove_dir_all(&self.dir));
     }
+}
+
+/// A part of a name that no other test uses on a shared cluster, in this process or another: letters, digits and `-`.
+pub fn unique_name() -> String {
+    static SERIAL: AtomicU32 = AtomicU32::new(0);
+    let serial = SERIAL.fetch_add(1, Ordering::Relaxed);
+    // Process ids come again within a run.
+    let time = jiff::Timestamp::now().as_microsecond() & 0xff_ffff;
+    format!("{}-{time:x}-{serial}", std::process::id())
 }
 
 /// The client of a kubeconfig, for the current tokio runtime.

@@ -6,9 +6,11 @@ use std::time::Duration;
 
 use jiff::{SignedDuration, Timestamp};
 use rcgen::{
-    BasicConstraints, CertificateParams, CertificateSigningRequestParams, CertifiedIssuer,
-    DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa, KeyPair, KeyUsagePurpose,
+    BasicConstraints, CertificateParams, CertificateSigningRequestParams, DistinguishedName,
+    DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair, KeyUsagePurpose,
 };
+use rustls::pki_types::CertificateDer;
+use rustls::pki_types::pem::PemObject as _;
 
 /// A certificate with its key, in PEM.
 #[derive(Clone, Debug)]
@@ -34,7 +36,11 @@ impl Identity {
 
 /// A certificate authority.
 #[derive(Debug)]
-pub struct Authority(CertifiedIssuer<'static, KeyPair>);
+pub struct Authority {
+    own: Identity,
+    der: Vec<u8>,
+    issuer: Issuer<'static, KeyPair>,
+}
 
 /// A day, what certificates of the tests are valid for when nothing else is asked.
 pub const DAY: SignedDuration = SignedDuration::from_hours(24);
@@ -52,16 +58,51 @@ impl Authority {
             KeyUsagePurpose::CrlSign,
             KeyUsagePurpose::DigitalSignature,
         ];
-        Self(CertifiedIssuer::self_signed(params, key()).expect("sign the authority"))
+        let key = key();
+        let certificate = params.self_signed(&key).expect("sign the authority");
+        Self {
+            own: Identity {
+                cert_pem: certificate.pem(),
+                key_pem: key.serialize_pem(),
+            },
+            der: certificate.der().to_vec(),
+            issuer: Issuer::new(params, key),
+        }
+    }
+
+    /// The one that [`Authority::write`] wrote there.
+    pub(super) fn read(dir: &Path) -> Self {
+        let read = |name: &str| {
+            let path = dir.join(name);
+            std::fs::read_to_string(&path)
+                .unwrap_or_else(|error| panic!("read {}: {error}", path.display()))
+        };
+        let own = Identity {
+            cert_pem: read("ca.crt"),
+            key_pem: read("ca.key"),
+        };
+        let key = KeyPair::from_pem(&own.key_pem).expect("read the authority's key");
+        let der = CertificateDer::from_pem_slice(own.cert_pem.as_bytes());
+        let issuer = Issuer::from_ca_cert_pem(&own.cert_pem, key);
+        Self {
+            issuer: issuer.expect("read the authority's certificate"),
+            der: der.expect("the authority's certificate is PEM").to_vec(),
+            own,
+        }
+    }
+
+    /// Writes `ca.crt` and `ca.key`.
+    pub(super) fn write(&self, dir: &Path) {
+        self.own.write(dir, "ca");
     }
 
     /// Its certificate in PEM.
     pub fn pem(&self) -> String {
-        self.0.pem()
+        self.own.cert_pem.clone()
     }
 
     pub(super) fn der(&self) -> Vec<u8> {
-        self.0.der().to_vec()
+        self.der.clone()
     }
 
     /// A serving certificate for 127.0.0.1 and localhost.
@@ -118,7 +159,7 @@ impl Authority {
             KeyUsagePurpose::KeyEncipherment,
         ];
         request.params.extended_key_usages = vec![usage];
-        let signed = request.signed_by(&self.0);
+        let signed = request.signed_by(&self.issuer);
         signed.expect("sign the certificate request").pem()
     }
 
@@ -128,7 +169,7 @@ impl Authority {
             KeyUsagePurpose::KeyEncipherment,
         ];
         let key = key();
-        let certificate = params.signed_by(&key, &self.0);
+        let certificate = params.signed_by(&key, &self.issuer);
         Identity {
             cert_pem: certificate.expect("sign a certificate").pem(),
             key_pem: key.serialize_pem(),
