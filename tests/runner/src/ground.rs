@@ -16,6 +16,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result};
 use nix::mount::{MntFlags, umount2};
 use nix::sys::signal::{Signal, kill};
+use nix::sys::statfs::{TMPFS_MAGIC, statfs};
 use nix::unistd::Pid;
 
 /// In the directory of a run: what guards note.
@@ -24,6 +25,8 @@ pub(crate) const RECORDS: &str = "records";
 pub(crate) const SHARED: &str = "shared";
 /// In the directory of a run: locked while the run lives.
 const LOCK: &str = "lock";
+/// A file system in memory, on most machines.
+const MEMORY: &str = "/dev/shm";
 const RUN_PREFIX: &str = "hfrun-";
 /// Directories and cgroups that carry the process id of their test.
 const PID_PREFIXES: [&str; 3] = ["hf-test-", "holdfast-ctrd-", "holdfast-envtest-"];
@@ -35,6 +38,8 @@ const CNI_RESULTS: &str = "/var/lib/cni/results";
 #[derive(Debug)]
 pub(crate) struct RunDir {
     pub(crate) path: PathBuf,
+    /// A second one in memory, for tests to which no disk matters; where there is such a place.
+    pub(crate) in_memory: Option<PathBuf>,
     _lock: File,
 }
 
@@ -53,28 +58,37 @@ impl RunDir {
         };
         let lock =
             make().with_context(|| format!("make the run's directory {}", path.display()))?;
-        Ok(Self { path, _lock: lock })
+        let in_memory = path
+            .file_name()
+            .map(|name| Path::new(MEMORY).join(name))
+            .filter(|_| is_memory(Path::new(MEMORY)));
+        if let Some(dir) = &in_memory {
+            fs::create_dir_all(dir).with_context(|| format!("make {}", dir.display()))?;
+        }
+        Ok(Self {
+            path,
+            in_memory,
+            _lock: lock,
+        })
     }
 }
 
 /// Removes what runs and test processes left that do not live any more. Returns what was found.
-///
-/// # Errors
-/// When the temporary directory cannot be listed.
-pub(crate) fn sweep() -> Result<Vec<String>> {
+pub(crate) fn sweep() -> Vec<String> {
     let mut found = Vec::new();
     let temp = temp_dir();
-    let entries = fs::read_dir(&temp).with_context(|| format!("list {}", temp.display()))?;
     let mut dead: BTreeSet<PathBuf> = BTreeSet::new();
-    for entry in entries.flatten() {
-        let name = entry.file_name().to_string_lossy().into_owned();
-        let gone = if name.starts_with(RUN_PREFIX) {
-            !is_run_alive(&entry.path(), &name)
-        } else {
-            owner(&name).is_some_and(|pid| !lives(pid))
-        };
-        if gone {
-            dead.insert(entry.path());
+    for place in [temp.as_path(), Path::new(MEMORY)] {
+        for entry in fs::read_dir(place).into_iter().flatten().flatten() {
+            let name = entry.file_name().to_string_lossy().into_owned();
+            let gone = if name.starts_with(RUN_PREFIX) {
+                !is_run_alive(&entry.path(), &name)
+            } else {
+                owner(&name).is_some_and(|pid| !lives(pid))
+            };
+            if gone {
+                dead.insert(entry.path());
+            }
         }
     }
     // A process may have outlived its directory.
@@ -86,7 +100,7 @@ pub(crate) fn sweep() -> Result<Vec<String>> {
         found.extend(clear(dir));
     }
     found.extend(clear_cgroups());
-    Ok(found)
+    found
 }
 
 /// Removes a directory and all that lives in it or on it. Returns what there was besides files.
@@ -421,6 +435,10 @@ fn is_run_alive(run: &Path, name: &str) -> bool {
             .and_then(|pid| pid.parse().ok())
             .is_some_and(lives),
     }
+}
+
+fn is_memory(dir: &Path) -> bool {
+    statfs(dir).is_ok_and(|system| system.filesystem_type() == TMPFS_MAGIC)
 }
 
 fn temp_dir() -> PathBuf {

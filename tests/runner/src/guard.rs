@@ -23,6 +23,8 @@ use crate::records::{self, TestName};
 
 /// Names the directory of the run; set by [`crate::run`].
 pub(crate) const RUN_DIR: &str = "HOLDFAST_TEST_RUN";
+/// Names the directory in memory for tests of the group [`PURE`]; set by [`crate::run`].
+pub(crate) const MEMORY_DIR: &str = "HOLDFAST_TEST_MEMORY";
 /// The group of tests that use nothing but the processor. They give way a little to those that wait for real parts,
 /// whose deadlines go by the clock.
 pub(crate) const PURE: &str = "pure";
@@ -56,14 +58,17 @@ struct Test {
 impl Test {
     fn of_environment() -> Option<Self> {
         let run = PathBuf::from(std::env::var_os(RUN_DIR)?);
+        let group = std::env::var("NEXTEST_TEST_GROUP").unwrap_or_default();
+        let in_memory = std::env::var_os(MEMORY_DIR).filter(|_| group == PURE);
+        let place = in_memory.map_or_else(|| run.clone(), PathBuf::from);
         Some(Self {
             name: TestName {
                 binary: std::env::var("NEXTEST_BINARY_ID").ok()?,
                 test: std::env::var("NEXTEST_TEST_NAME").ok()?,
             },
-            group: std::env::var("NEXTEST_TEST_GROUP").unwrap_or_default(),
+            group,
             // Short: sockets are made below it.
-            dir: run.join(std::process::id().to_string()),
+            dir: place.join(std::process::id().to_string()),
             records: run.join(ground::RECORDS),
         })
     }

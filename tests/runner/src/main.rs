@@ -26,10 +26,10 @@ fn main() -> ExitCode {
     let done = match action.to_str() {
         Some("run") => run::run(&rest),
         Some("guard") => guard::guard(&rest),
-        Some("sweep") => ground::sweep().map(|found| {
-            report::print_found("removed", &found);
-            ExitCode::SUCCESS
-        }),
+        Some("sweep") => {
+            report::print_found("removed", &ground::sweep());
+            Ok(ExitCode::SUCCESS)
+        }
         _ => Err(anyhow::anyhow!(
             "usage: test-runner run [ARGUMENTS OF cargo nextest run]... | sweep | guard PROGRAM [ARGUMENTS]..."
         )),

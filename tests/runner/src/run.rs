@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use anyhow::{Context as _, Result, bail, ensure};
 
 use crate::ground::{self, RunDir};
-use crate::guard::{CLOCK, PURE, RUN_DIR};
+use crate::guard::{CLOCK, MEMORY_DIR, PURE, RUN_DIR};
 use crate::records::{self, TestName};
 use crate::report::{self, Report, SecondRun};
 use crate::results::{self, Counts, Outcome, TestRun};
@@ -44,13 +44,14 @@ pub(crate) fn run(arguments: &[OsString]) -> Result<ExitCode> {
         &arguments[1..]
     };
 
-    report::print_found("cleared the ground of", &ground::sweep()?);
+    report::print_found("cleared the ground of", &ground::sweep());
     let run_dir = RunDir::new()?;
     let keep = std::path::absolute(STORE)?.join("failed");
     remove(&keep)?;
     fs::create_dir_all(&keep).with_context(|| format!("make {}", keep.display()))?;
     let nextest = Nextest {
         run_dir: run_dir.path.clone(),
+        in_memory: run_dir.in_memory.clone(),
         keep: keep.clone(),
         triple: host_triple()?,
     };
@@ -65,12 +66,19 @@ pub(crate) fn run(arguments: &[OsString]) -> Result<ExitCode> {
         .transpose()?;
     let outcome = nextest.run_all(arguments);
     let second = match &outcome {
-        Ok(all) if !interrupted.load(Ordering::Relaxed) => nextest.run_failed_again(&all.runs),
+        Ok(all) if !interrupted.load(Ordering::Relaxed) => {
+            // A test that was ended at its deadline could not remove its cgroups.
+            if all.runs.values().any(|run| run.outcome != Outcome::Passed) {
+                report::print_found("removed", &ground::clear_cgroups());
+            }
+            nextest.run_failed_again(&all.runs)
+        }
         _ => Ok(BTreeMap::new()),
     };
     drop(cluster);
     let records = records::read(&run_dir.path.join(ground::RECORDS));
     let mut left = ground::clear(&run_dir.path);
+    left.extend(run_dir.in_memory.iter().flat_map(|dir| ground::clear(dir)));
     left.extend(ground::clear_cgroups());
 
     let all = outcome?;
@@ -97,6 +105,7 @@ struct All {
 
 struct Nextest {
     run_dir: PathBuf,
+    in_memory: Option<PathBuf>,
     keep: PathBuf,
     triple: String,
 }
@@ -161,6 +170,9 @@ impl Nextest {
             .env(KEEP, &self.keep)
             .stdin(Stdio::null())
             .stderr(Stdio::piped());
+        if let Some(dir) = &self.in_memory {
+            command.env(MEMORY_DIR, dir);
+        }
         let mut child = command.spawn().context(
             "run cargo nextest; hack/tool.sh builds it, or: cargo install --locked cargo-nextest",
         )?;
