@@ -27,12 +27,11 @@ fn a_container_is_added_to_a_running_pod_and_attached_to() {
         "--",
         "sh",
         "-c",
-        "read x; echo \"saw $x\"; tr '\\0' ' ' < /proc/1/cmdline; echo; hostname; read y; exit 4",
+        "read x; echo \"saw $x\"; tr '\\0' ' ' < /proc/1/cmdline; echo; hostname; exit 4",
     ]);
     kubectl.write("the patient\n");
     // Input stays open until then: its end would detach the client.
     kubectl.wait_stdout("\npatient\n");
-    kubectl.write("thanks\n");
     let outcome = kubectl.wait();
     let text = outcome.stdout();
     assert!(text.contains("saw the patient\n"), "{outcome:?}");
