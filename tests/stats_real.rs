@@ -89,11 +89,25 @@ fn series(text: &str, parts: &[&str]) -> Option<f64> {
     values.split_whitespace().next()?.parse().ok()
 }
 
+/// Waits until the series of `/metrics/cadvisor` that has all of these in it is as great.
+#[track_caller]
+fn at_least(port: u16, parts: &[&str], least: f64) {
+    eventually(&format!("{parts:?} of at least {least}"), || {
+        let cadvisor = get(port, "/metrics/cadvisor")?;
+        match series(&cadvisor, parts) {
+            Some(value) if value >= least => Ok(()),
+            value => Err(format!("{value:?}")),
+        }
+    });
+}
+
 #[test]
 fn busy_containers_show_what_they_use() {
     let runtime =
         PrivateContainerd::start(Version::Installed).expect("hack/deps.sh runtime installs it");
     let site = Site::new(&runtime.endpoint());
+    // Dropped before the site: its cgroups go when nothing is in them any more.
+    let _runtime = runtime;
     let port = free_port();
     site.configure(&format!("address: 127.0.0.1\nreadOnlyPort: {port}\n"));
     let pod = json!({
@@ -217,30 +231,23 @@ fn busy_containers_show_what_they_use() {
     )
     .unwrap();
     assert!(memory >= f64::from(24 << 20), "{resource}");
-    let cadvisor = get(port, "/metrics/cadvisor").unwrap();
     let spins = ["container=\"spins\"", "pod=\"busy"];
     for (name, least) in [
         ("container_cpu_usage_seconds_total{", 0.01),
+        // On a machine that is busy the container seldom gets as much as it may have.
         ("container_cpu_cfs_throttled_periods_total{", 1.0),
         ("container_spec_memory_limit_bytes{", f64::from(64 << 20)),
         ("container_spec_cpu_quota{", 20_000.0),
         ("container_processes{", 1.0),
     ] {
-        let value = series(&cadvisor, &[&[name], &spins[..]].concat());
-        assert!(
-            value.is_some_and(|value| value >= least),
-            "{name} {value:?}\n{cadvisor}"
-        );
+        at_least(port, &[&[name], &spins[..]].concat(), least);
     }
     let traffic = [
         "container_network_transmit_bytes_total{",
         "interface=\"eth0\"",
         "pod=\"busy",
     ];
-    assert!(
-        series(&cadvisor, &traffic).is_some_and(|bytes| bytes > 0.0),
-        "{cadvisor}"
-    );
+    at_least(port, &traffic, 1.0);
 
     let begun = Instant::now();
     std::thread::sleep(Duration::from_millis(1100));

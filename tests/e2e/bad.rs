@@ -1,10 +1,8 @@
 //! Bad input: what it comes to is clear, and nothing gets stuck on it.
 
-use std::time::Instant;
-
 use crate::agent_process::NODE;
 use crate::seen::{
-    Feature, container, deleted, event, logs, marks, phase, restarts, said, soon, status,
+    ENDLESS, Feature, container, deleted, event, logs, marks, phase, restarts, said, soon, status,
 };
 use crate::world::World;
 
@@ -67,10 +65,10 @@ fn gone_at_once(world: &World) {
 
 fn pre_stop_hangs(world: &World) {
     marks(world, "pre-stop-hangs", &["up"]);
-    let begin = Instant::now();
+    let begin = jiff::Timestamp::now().as_second();
     deleted(world, "pre-stop-hangs");
-    let took = begin.elapsed().as_secs();
-    assert!((3..30).contains(&took), "{took} s");
+    let took = jiff::Timestamp::now().as_second() - begin;
+    assert!((3..ENDLESS).contains(&took), "{took} s");
     assert_eq!(world.lines("pre-stop-hangs"), ["up", "hook", "term"]);
 }
 

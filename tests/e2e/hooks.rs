@@ -1,6 +1,6 @@
 //! Lifecycle hooks and the way a container ends.
 
-use crate::seen::{Feature, container, deleted, event, marks, phase, soon, status};
+use crate::seen::{ENDLESS, Feature, container, deleted, event, marks, phase, soon, status};
 use crate::world::World;
 
 pub const FEATURES: &[Feature] = &[
@@ -37,15 +37,18 @@ fn pre_stop_sleep(world: &World) {
     deleted(world, "pre-stop-sleep");
     let lines = world.lines("pre-stop-sleep");
     let term: i64 = lines.last().and_then(|l| l.parse().ok()).expect("a time");
-    assert!((3..30).contains(&(term - before)), "{before}, {lines:?}");
+    assert!(
+        (3..ENDLESS).contains(&(term - before)),
+        "{before}, {lines:?}"
+    );
 }
 
 fn grace(world: &World) {
     marks(world, "grace", &["up"]);
     let seen = soon("the container runs", || world.try_one("grace", "main"));
-    let begin = std::time::Instant::now();
+    let begin = jiff::Timestamp::now().as_second();
     deleted(world, "grace");
-    let took = begin.elapsed().as_secs();
-    assert!((2..30).contains(&took), "{took} s, {seen:?}");
+    let took = jiff::Timestamp::now().as_second() - begin;
+    assert!((2..ENDLESS).contains(&took), "{took} s, {seen:?}");
     assert_eq!(world.lines("grace"), ["up", "term"]);
 }

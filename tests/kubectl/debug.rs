@@ -27,11 +27,13 @@ fn a_container_is_added_to_a_running_pod_and_attached_to() {
         "--",
         "sh",
         "-c",
-        "read x; echo \"saw $x\"; tr '\\0' ' ' < /proc/1/cmdline; echo; hostname; exit 4",
+        "read x; echo \"saw $x\"; tr '\\0' ' ' < /proc/1/cmdline; echo; hostname; read y; exit 4",
     ]);
     kubectl.write("the patient\n");
-    // Input stays open until then: its end would detach the client.
+    // Input stays open until then: its end would detach the client. The container waits as well: containerd may lose
+    // what it writes right before its end (docs/streaming.md).
     kubectl.wait_stdout("\npatient\n");
+    kubectl.write("it is well\n");
     let outcome = kubectl.wait();
     let text = outcome.stdout();
     assert!(text.contains("saw the patient\n"), "{outcome:?}");

@@ -312,6 +312,30 @@ async fn attaching_joins_the_first_process() {
     assert!(out.contains("/dev/"), "{out}");
 }
 
+/// With input as well, containerd ends all of an attachment when the container closes its errors (docs/streaming.md).
+#[tokio::test(flavor = "multi_thread")]
+async fn who_only_listens_sees_what_is_written_last() {
+    let world = World::start().await;
+    let script =
+        "until [ -e /go ]; do echo ready; sleep 0.1; done; exec 2>&-; sleep 1; echo the end";
+    let (pod, _) = world.pod(script).await;
+    let path = format!("/attach/default/{}/main?{OUT}", pod.name);
+    let mut spdy = Spdy::connect(world.addr(), &path, V4).await.ok().unwrap();
+    let streams = spdy.open_all(&["error", "stdout", "stderr"]).await;
+    while !matches!(spdy.reader.next().await, Ok(Some(Frame::Data { .. }))) {}
+    let mut ws = Ws::connect(world.addr(), &path, &[V5]).await.unwrap();
+    assert_eq!(ws.next().await.unwrap().0, 1);
+
+    let go = exec(&pod, OUT, "touch /go");
+    let go = Ws::connect(world.addr(), &go, &[V5]).await.unwrap();
+    go.rest().await;
+    let carried = spdy.rest(&streams).await;
+    let by_spdy = &carried[&streams[1]];
+    assert!(by_spdy.ends_with(b"the end\n"), "{by_spdy:?}");
+    let by_ws = ws.rest().await;
+    assert!(by_ws.stdout.ends_with(b"the end\n"), "{by_ws:?}");
+}
+
 fn resident_bytes() -> usize {
     let statm = std::fs::read_to_string("/proc/self/statm").unwrap();
     statm.split(' ').nth(1).unwrap().parse::<usize>().unwrap() * 4096

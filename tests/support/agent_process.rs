@@ -22,7 +22,9 @@ use serde_json::Value;
 /// Name of the node of every agent here.
 pub const NODE: &str = "node1";
 /// How long anything may take that is not under test itself: the machine may be busy.
-pub const PATIENCE: Duration = Duration::from_secs(90);
+pub const PATIENCE: Duration = Duration::from_secs(180);
+/// How long what was killed may take to end.
+const PARTING: Duration = Duration::from_secs(10);
 /// Prefix of directories in the temporary directory, and of cgroups.
 const PREFIX: &str = "hf-test-";
 
@@ -548,18 +550,29 @@ fn remove_tree(dir: &Path) {
     }
 }
 
-/// Removes a tree of cgroups from every hierarchy. What lives in it must be gone already.
+/// Removes a tree of cgroups from every hierarchy. What lives in it must have been killed already.
 fn remove_cgroups(cgroup: &str) {
-    fn remove(dir: &Path) {
+    fn remove(dir: &Path, begin: Instant) {
         for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
             if entry.file_type().is_ok_and(|t| t.is_dir()) {
-                remove(&entry.path());
+                remove(&entry.path(), begin);
             }
         }
-        drop(fs::remove_dir(dir));
+        // A process that was killed is in its cgroup until it has ended.
+        while let Err(error) = fs::remove_dir(dir) {
+            let is_busy = error.kind() == io::ErrorKind::ResourceBusy;
+            if !is_busy || begin.elapsed() > PARTING {
+                if error.kind() != io::ErrorKind::NotFound {
+                    eprintln!("cannot remove {}: {error}", dir.display());
+                }
+                break;
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
     }
+    let begin = Instant::now();
     for dir in cgroup_dirs(cgroup) {
-        remove(&dir);
+        remove(&dir, begin);
     }
 }
 

@@ -317,6 +317,11 @@ fn spaces_on(bridge: &str) -> Vec<(PathBuf, PathBuf)> {
 
 /// Removes the cgroups of tests that are gone, and ends what is in them.
 pub(crate) fn clear_cgroups() -> Vec<String> {
+    clear_cgroups_of(|pid| !lives(pid))
+}
+
+/// Removes the cgroups of those tests that are chosen by their process id, and ends what is in them.
+pub(crate) fn clear_cgroups_of(chosen: impl Fn(i32) -> bool) -> Vec<String> {
     let mut found = Vec::new();
     let top = Path::new(CGROUPS);
     let hierarchies = fs::read_dir(top).into_iter().flatten().flatten();
@@ -326,7 +331,7 @@ pub(crate) fn clear_cgroups() -> Vec<String> {
         for entry in fs::read_dir(&root).into_iter().flatten().flatten() {
             let name = entry.file_name().to_string_lossy().into_owned();
             if entry.file_type().is_ok_and(|kind| kind.is_dir())
-                && owner(&name).is_some_and(|pid| !lives(pid))
+                && owner(&name).is_some_and(&chosen)
             {
                 found.push(format!("cgroup {}", entry.path().display()));
                 if let Err(error) = remove_cgroup(&entry.path()) {

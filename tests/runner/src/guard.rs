@@ -102,7 +102,8 @@ impl Test {
             .env("TMPDIR", &self.dir)
             .spawn()
             .with_context(|| format!("start {}", program.to_string_lossy()))?;
-        let status = wait_for(Pid::from_raw(i32::try_from(child.id())?))?;
+        let pid = i32::try_from(child.id())?;
+        let status = wait_for(Pid::from_raw(pid))?;
 
         let parting = if asked.load(Ordering::Relaxed) {
             Duration::ZERO
@@ -111,6 +112,7 @@ impl Test {
         };
         let mut left = end_adopted(parting);
         left.extend(ground::clear(&self.dir));
+        left.extend(ground::clear_cgroups_of(|owner| owner == pid));
         for found in &left {
             eprintln!("left behind: {found}");
         }

@@ -106,9 +106,10 @@ impl Report {
     /// Prints all of it.
     pub(crate) fn print(&self) {
         println!(
-            "\n{}\n{}\n{}",
+            "\n{}\n{}\n{}{}",
             self.suites(),
             self.slowest(),
+            self.reasons(),
             self.verdict()
         );
     }
@@ -150,6 +151,26 @@ impl Report {
             lines.push(format!("{took:>9.1} {processor:>9.1}  {name}"));
         }
         lines.join("\n") + "\n"
+    }
+
+    /// Where and how each test failed, in a line or two: whoever reads only the end of a run knows that much.
+    fn reasons(&self) -> String {
+        let mut lines = Vec::new();
+        for (name, run) in &self.runs {
+            if run.outcome == Outcome::Passed {
+                continue;
+            }
+            let second = self.second.get(name).map(|second| &second.0);
+            for (which, run) in [("", Some(run)), (", alone", second)] {
+                if let Some(reason) = run.and_then(TestRun::reason) {
+                    lines.push(format!("{name}{which}: {reason}\n"));
+                }
+            }
+        }
+        if !lines.is_empty() {
+            lines.push("\n".to_owned());
+        }
+        lines.concat()
     }
 
     fn processor(&self, name: &TestName) -> Duration {
@@ -261,6 +282,19 @@ mod tests {
         assert_eq!(
             report.verdict(),
             "FAILED holdfast::cluster b, and failed again alone\n1 passed, 1 failed, 0 skipped"
+        );
+    }
+
+    #[test]
+    fn the_reasons_of_both_runs_are_told() {
+        let mut report = report(&[("a", Passed), ("b", Failed)], &[("b", Failed)]);
+        assert_eq!(report.reasons(), "", "nothing is known");
+        let panic = |n| format!("thread 'b' panicked at b.rs:{n}:1:\nno");
+        report.runs.get_mut(&name("b")).unwrap().output = panic(1);
+        report.second.get_mut(&name("b")).unwrap().0.output = panic(2);
+        assert_eq!(
+            report.reasons(),
+            "holdfast::cluster b: b.rs:1:1: no\nholdfast::cluster b, alone: b.rs:2:1: no\n\n"
         );
     }
 

@@ -28,6 +28,25 @@ pub(crate) struct TestRun {
     pub(crate) output: String,
 }
 
+impl TestRun {
+    /// The first panic in the output: where, and how its message begins.
+    pub(crate) fn reason(&self) -> Option<String> {
+        const LONGEST: usize = 400;
+        let mut lines = self
+            .output
+            .lines()
+            .skip_while(|line| !(line.starts_with("thread '") && line.contains(" panicked at ")))
+            .map(str::trim);
+        let place = lines.next()?.split("panicked at ").nth(1)?;
+        let message: Vec<&str> = lines
+            .take_while(|line| !line.starts_with("note: ") && !line.starts_with("stack backtrace"))
+            .take(4)
+            .collect();
+        let text = format!("{place} {}", message.join(" "));
+        Some(text.chars().take(LONGEST).collect())
+    }
+}
+
 /// What nextest says beside its report.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Counts {
@@ -145,6 +164,27 @@ mod tests {
         assert_eq!(of("m::bad").outcome, Outcome::Failed);
         assert_eq!(of("m::bad").output, "out\nerr");
         assert_eq!(of("slow").outcome, Outcome::Hung);
+    }
+
+    #[test]
+    fn a_failure_has_a_reason_of_some_lines() {
+        let of = |output: &str| {
+            let run = TestRun {
+                outcome: Outcome::Failed,
+                took: Duration::ZERO,
+                output: output.to_owned(),
+            };
+            run.reason()
+        };
+        let output = "some\noutput\nthread 'a::b' (17) panicked at tests/a.rs:7:5:\nassertion failed\n  left: 1\n right: 2\n\
+                      note: run with `RUST_BACKTRACE=1`";
+        assert_eq!(
+            of(output).as_deref(),
+            Some("tests/a.rs:7:5: assertion failed left: 1 right: 2")
+        );
+        let long = format!("thread 'a' panicked at x.rs:1:1:\n{}", "y".repeat(9000));
+        assert_eq!(of(&long).map(|reason| reason.len()), Some(400));
+        assert_eq!(of("error: it was killed"), None);
     }
 
     #[test]
