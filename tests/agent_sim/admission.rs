@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use holdfast::core::state::{AdmissionDecision, AdmissionRecord};
+use holdfast_testkit::exploration::stride;
 use holdfast_testkit::fake_cri::Behaviour;
 use k8s_openapi::api::core::v1::{Node, NodeSwapStatus, Pod};
 use serde_json::{Value, json};
@@ -174,7 +175,7 @@ async fn pods_that_are_over_take_nothing_from_those_that_come_with_them() {
 /// what the former one refused as little as what it refuses itself.
 #[tokio::test(start_paused = true)]
 async fn restart_keeps_refused_pods_from_taking_resources_whenever_the_agent_dies() {
-    for at in 1.. {
+    for at in (1..).step_by(stride()) {
         let mut w = node();
         w.start().await;
         w.joined().await;

@@ -7,6 +7,7 @@
 
 use std::time::Duration;
 
+use holdfast_testkit::exploration::{every_point, is_whole, stride};
 use holdfast_testkit::fake_cri::{Behaviour, Fault};
 use tokio::time::Instant;
 
@@ -209,18 +210,12 @@ fn wrong_with(w: &World) -> Vec<String> {
 /// Each of the points, or one of `step`, until a run is over before it comes to it. `power`: whether the
 /// death of number n takes along what was not synced.
 fn every(point: impl Fn(usize) -> Crash, step: usize, power: impl Fn(usize) -> bool) -> usize {
-    let mut points = 0;
-    for n in (1..).step_by(step) {
+    let points = every_point(|count| {
+        let n = 1 + (count - 1) * step;
         let crash = point(n);
-        let outcome = run(
-            |life| if life == 0 { crash } else { Crash::Never },
-            power(n),
-        );
-        if !outcome.died {
-            break;
-        }
-        points += 1;
-    }
+        let at = |life| if life == 0 { crash } else { Crash::Never };
+        run(at, power(n)).died
+    });
     println!("{points} crash points");
     points
 }
@@ -236,26 +231,26 @@ fn without_a_crash_everything_comes_to_be_as_wanted() {
 #[test]
 fn a_crash_before_any_call_of_the_runtime_changes_nothing() {
     let points = every(|n| Crash::Call(n, When::Before), 1, |n| n.is_multiple_of(2));
-    assert!(points > 40);
+    assert!(!is_whole() || points > 40);
 }
 
 #[test]
 fn a_crash_after_any_call_of_the_runtime_changes_nothing() {
     let points = every(|n| Crash::Call(n, When::After), 1, |n| !n.is_multiple_of(2));
-    assert!(points > 40);
+    assert!(!is_whole() || points > 40);
 }
 
 #[test]
 fn a_loss_of_power_before_any_write_to_the_disk_changes_nothing() {
     let points = every(|n| Crash::Write(n, When::Before), 1, |_| true);
-    assert!(points > 70);
+    assert!(!is_whole() || points > 70);
 }
 
 /// A death between a write and the next step is much like one before the next step: some stand for all.
 #[test]
 fn a_crash_after_a_write_to_the_disk_changes_nothing() {
     let points = every(|n| Crash::Write(n, When::After), 3, |_| false);
-    assert!(points > 20);
+    assert!(!is_whole() || points > 20);
 }
 
 /// It gets one thing done in each life.
@@ -280,7 +275,7 @@ fn an_agent_that_dies_after_each_call_still_gets_everything_done() {
 #[test]
 fn a_crash_while_coming_back_from_a_crash_changes_nothing() {
     let mut points = 0;
-    for n in (1..40).step_by(6) {
+    for n in (1..40).step_by(6 * stride()) {
         for again in 1..=4 {
             let outcome = run(
                 |life| match life {
@@ -296,5 +291,5 @@ fn a_crash_while_coming_back_from_a_crash_changes_nothing() {
         }
     }
     println!("{points} crash points");
-    assert!(points > 20);
+    assert!(!is_whole() || points > 20);
 }

@@ -4,6 +4,7 @@
 use std::time::Duration;
 
 use holdfast::core::state::WorkerPhase;
+use holdfast_testkit::exploration::{every_point, is_whole};
 use holdfast_testkit::fake_cri::{Behaviour, Restart};
 use k8s_openapi::api::core::v1::PodStatus;
 use serde_json::{Value, json};
@@ -39,13 +40,7 @@ fn points(n: usize) -> [Crash; 4] {
 fn at_every_point(run: impl AsyncFn(Crash) -> bool) -> usize {
     let mut count = 0;
     for kind in 0..4 {
-        for n in 1.. {
-            let died = alone(run(points(n)[kind]));
-            if !died {
-                break;
-            }
-            count += 1;
-        }
+        count += every_point(|n| alone(run(points(n)[kind])));
     }
     println!("{count} points");
     count
@@ -129,7 +124,10 @@ fn restart_keeps_a_pod_that_runs_once_from_running_again_wherever_its_end_is_cut
     });
     let [lost, recorded] = outcomes.into_inner();
     println!("{lost} ends were lost, {recorded} recorded");
-    assert!(lost >= 2 && recorded >= 10, "{lost} {recorded}");
+    assert!(
+        !is_whole() || lost >= 2 && recorded >= 10,
+        "{lost} {recorded}"
+    );
 }
 
 /// R5: the runtime has forgotten the pod with its sandbox, and nobody has seen how it ended.
@@ -417,7 +415,7 @@ async fn removed(crash: Crash) -> bool {
 #[test]
 fn restart_keeps_the_grace_of_a_pod_wherever_its_stop_is_cut_off() {
     let points = at_every_point(removed);
-    assert!(points >= 20, "{points}");
+    assert!(!is_whole() || points >= 20, "{points}");
 }
 
 // ----------------------------------------------------------------------------------------------- R20
@@ -475,7 +473,7 @@ async fn evicted(crash: Crash) -> bool {
 #[test]
 fn restart_keeps_a_pod_with_a_sidecar_evicted_wherever_its_eviction_is_cut_off() {
     let points = at_every_point(evicted);
-    assert!(points >= 10, "{points}");
+    assert!(!is_whole() || points >= 10, "{points}");
 }
 
 /// R20: not after a reboot either, until the manifest is another one. What is told is what the containers ended with,

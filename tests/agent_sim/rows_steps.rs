@@ -4,6 +4,7 @@
 use std::time::Duration;
 
 use holdfast::kuberuntime::cri::v1::PodSandboxState;
+use holdfast_testkit::exploration::{every_point, is_whole};
 use holdfast_testkit::fake_cri::{Behaviour, Restart};
 use serde_json::Value;
 use tokio::time::Instant;
@@ -158,14 +159,10 @@ fn without_a_death_a_pod_with_a_sidecar_comes_to_its_end_state() {
 
 /// One of `step` points, beginning with `first`, until a run is over before it.
 fn every(api: bool, first: usize, step: usize, point: impl Fn(usize) -> Crash) -> usize {
-    let mut points = 0;
-    for n in (first..).step_by(step) {
-        let power = points % 2 == 1;
-        if !alone(live(api, point(n), power)).died {
-            break;
-        }
-        points += 1;
-    }
+    let points = every_point(|count| {
+        let n = first + (count - 1) * step;
+        alone(live(api, point(n), count % 2 == 0)).died
+    });
     println!("{points} points");
     points
 }
@@ -174,28 +171,28 @@ fn every(api: bool, first: usize, step: usize, point: impl Fn(usize) -> Crash) -
 #[test]
 fn restart_keeps_a_pod_with_a_sidecar_in_order_whichever_call_the_agent_dies_before() {
     let points = every(false, 1, 1, |n| Crash::Call(n, When::Before));
-    assert_eq!(points, CALLS);
+    assert!(!is_whole() || points == CALLS, "{points}");
 }
 
 /// R12, R1.
 #[test]
 fn restart_keeps_a_pod_with_a_sidecar_in_order_whichever_call_the_agent_dies_after() {
     let points = every(false, 1, 1, |n| Crash::Call(n, When::After));
-    assert_eq!(points, CALLS);
+    assert!(!is_whole() || points == CALLS, "{points}");
 }
 
 /// R12, R1.
 #[test]
 fn restart_keeps_a_pod_with_a_sidecar_in_order_whichever_write_the_agent_dies_before() {
     let points = every(false, 1, 1, |n| Crash::Write(n, When::Before));
-    assert!(points > 30, "{points}");
+    assert!(!is_whole() || points > 30, "{points}");
 }
 
 /// R12, R1.
 #[test]
 fn restart_keeps_a_pod_with_a_sidecar_in_order_whichever_write_the_agent_dies_after() {
     let points = every(false, 1, 1, |n| Crash::Write(n, When::After));
-    assert!(points > 30, "{points}");
+    assert!(!is_whole() || points > 30, "{points}");
 }
 
 /// R12, R1.
@@ -203,7 +200,7 @@ fn restart_keeps_a_pod_with_a_sidecar_in_order_whichever_write_the_agent_dies_af
 fn restart_keeps_a_pod_with_a_sidecar_as_the_api_has_it_whichever_request_the_agent_dies_at() {
     let before = every(true, 1, 1, |n| Crash::Request(n, When::Before));
     let after = every(true, 1, 1, |n| Crash::Request(n, When::After));
-    assert!(before >= 5 && after >= 5, "{before} {after}");
+    assert!(!is_whole() || before >= 5 && after >= 5, "{before} {after}");
 }
 
 /// What has happened to a pod while the agent was away.
@@ -283,13 +280,7 @@ fn every_recovery(loss: Loss) -> usize {
     let mut points = 0;
     for point in [Crash::Call, Crash::Write] {
         for when in [When::Before, When::After] {
-            for n in 1.. {
-                let power = n % 2 == 1;
-                if !alone(recover(loss, point(n, when), power)) {
-                    break;
-                }
-                points += 1;
-            }
+            points += every_point(|n| alone(recover(loss, point(n, when), n % 2 == 1)));
         }
     }
     println!("{loss:?}: {points} points");
@@ -301,12 +292,12 @@ fn every_recovery(loss: Loss) -> usize {
 #[test]
 fn restart_keeps_counts_and_order_wherever_the_recovery_of_a_wiped_pod_is_cut_off() {
     let points = every_recovery(Loss::Wiped);
-    assert!(points >= 50, "{points}");
+    assert!(!is_whole() || points >= 50, "{points}");
 }
 
 /// R11, R12: the same of a pod whose sandbox has died.
 #[test]
 fn restart_keeps_counts_and_order_wherever_the_recovery_of_a_dead_sandbox_is_cut_off() {
     let points = every_recovery(Loss::Sandbox);
-    assert!(points >= 50, "{points}");
+    assert!(!is_whole() || points >= 50, "{points}");
 }

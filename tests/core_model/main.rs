@@ -15,13 +15,19 @@ mod judge;
 mod sync;
 mod world;
 
+use holdfast_testkit::exploration::stride;
 use proptest::prelude::*;
 
 use crate::case::{Case, Event, Kind, Spec, case, rich_case};
 use crate::world::World;
 
+/// Of so many cases in a whole run.
+fn cases(whole: u32) -> u32 {
+    whole / u32::try_from(stride()).unwrap()
+}
+
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 3000, rng_seed: proptest::test_runner::RngSeed::Fixed(36), failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: cases(3000), rng_seed: proptest::test_runner::RngSeed::Fixed(36), failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
     fn decisions_survive_crashes_and_never_break_the_restart_policy(case in case()) {
@@ -90,7 +96,7 @@ fn a_start_that_was_decided_and_not_made_is_made_whatever_is_crashed_into() {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 5000, rng_seed: proptest::test_runner::RngSeed::Fixed(38), failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: cases(5000), rng_seed: proptest::test_runner::RngSeed::Fixed(38), failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
     fn all_kinds_of_containers_survive_crashes_in_order_and_as_their_policies_say(case in rich_case()) {
@@ -99,7 +105,7 @@ proptest! {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 3000, rng_seed: proptest::test_runner::RngSeed::Fixed(39), failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: cases(3000), rng_seed: proptest::test_runner::RngSeed::Fixed(39), failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
     fn actions_alone_bring_a_pod_to_rest_when_no_status_says_that_it_is_finished(case in rich_case()) {

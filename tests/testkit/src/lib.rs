@@ -4,13 +4,15 @@
 //! one of one's own, and [`fault_proxy::FaultProxy`], which stands before any API server, fails as it is told and
 //! counts the requests. Storage: [`csi::CsiDriver`], a CSI driver that mounts for real.
 //!
-//! What several tests need and is slow to make is made once: [`fixture::once`].
+//! What several tests need and is slow to make is made once: [`fixture::once`]. Tests that try every point at which something may
+//! fail ask [`exploration`] how many of them.
 //!
 //! Independent of the agent: what is tested here speaks CRI and the Kubernetes API, and nothing else.
 
 pub mod containerd;
 pub mod csi;
 pub mod envtest;
+pub mod exploration;
 pub mod fake_api;
 pub mod fake_cri;
 pub mod fault_proxy;
