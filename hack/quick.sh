@@ -15,6 +15,7 @@ done
 # Of the points at which something may fail, and of random cases, one in seven: whole runs try all. Odd, since power is lost at
 # every other point.
 export HOLDFAST_TEST_STRIDE="${HOLDFAST_TEST_STRIDE:-7}"
-cargo build --workspace --all-features --locked --bin test-runner "$@"
+# The same selection of packages and features as nextest's, which then builds all the tests side by side.
+cargo build --workspace --all-features --locked --bin test-runner
 target=$(cargo metadata --format-version 1 --no-deps --offline | sed -n 's/.*"target_directory":"\([^"]*\)".*/\1/p')
 exec "$target/debug/test-runner" run --no-cluster "$@"
