@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures::StreamExt;
-use holdfast_testkit::envtest::{Authority, DAY, EnvTest, client_of};
+use holdfast_testkit::envtest::{Authority, DAY, EnvTest, client_of, unique_name};
 use holdfast_testkit::fault_proxy::{Fault, FaultProxy, ProxyConfig};
 use jiff::SignedDuration;
 use k8s_openapi::api::authentication::v1::TokenRequest;
@@ -62,15 +62,17 @@ where
 
 #[tokio::test]
 async fn a_server_writes_maps_as_people_want_to_read_them() {
-    let env = EnvTest::start();
+    let env = EnvTest::shared();
     let client = env.admin_client();
-    let maps: Api<ConfigMap> = Api::default_namespaced(client.clone());
+    let namespace = format!("maps-{}", unique_name());
+    env.namespace(&namespace);
+    let maps: Api<ConfigMap> = Api::namespaced(client.clone(), &namespace);
     create(&maps, &config_map("read")).await;
     for (query, accept, line) in [
         ("?pretty=true", "application/json", "\n    \"a\": \"b\"\n"),
         ("", "application/yaml", "\n  a: b\n"),
     ] {
-        let path = format!("/api/v1/namespaces/default/configmaps/read{query}");
+        let path = format!("/api/v1/namespaces/{namespace}/configmaps/read{query}");
         let request = axum::http::Request::get(path).header("accept", accept);
         let answer = client.request_text(request.body(Vec::new()).unwrap()).await;
         let answer = answer.unwrap_or_else(|error| panic!("{accept}: {error}"));
@@ -290,29 +292,31 @@ async fn processes_and_files_end_with_the_cluster() {
     assert!(!dir.exists());
 }
 
-/// A cluster, a proxy for node n1 before it, and a client through that.
-async fn proxied() -> (EnvTest, FaultProxy, Client) {
-    let env = EnvTest::start();
-    create(&Api::<Node>::all(env.admin_client()), &node("n1")).await;
-    let proxy = env.fault_proxy("n1");
-    // Whoever connects is n1 upstream.
+/// A proxy for a node before a cluster, and a client through that.
+async fn proxied(env: &EnvTest, of: &str) -> (FaultProxy, Client) {
+    create(&Api::<Node>::all(env.admin_client()), &node(of)).await;
+    let proxy = env.fault_proxy(of);
+    // Whoever connects is that node upstream.
     let client = client_of(&env.node_kubeconfig_with("anybody", &proxy.url(), DAY)).await;
-    (env, proxy, client)
+    (proxy, client)
 }
 
 #[tokio::test]
 async fn the_proxy_counts_and_answers_as_it_is_told() {
-    let (env, proxy, client) = proxied().await;
+    let env = EnvTest::shared();
+    let name = format!("proxied-{}", unique_name());
+    let (proxy, client) = proxied(&env, &name).await;
+    env.namespace(&name);
     let nodes: Api<Node> = Api::all(client.clone());
-    let pods: Api<Pod> = Api::namespaced(client, "default");
+    let pods: Api<Pod> = Api::namespaced(client, &name);
     create(
-        &Api::namespaced(env.admin_client(), "default"),
-        &pod("p", "n1"),
+        &Api::namespaced(env.admin_client(), &name),
+        &pod("p", &name),
     )
     .await;
 
-    nodes.get("n1").await.unwrap();
-    let of_node = ListParams::default().fields("spec.nodeName=n1");
+    nodes.get(&name).await.unwrap();
+    let of_node = ListParams::default().fields(&format!("spec.nodeName={name}"));
     assert_eq!(pods.list(&of_node).await.unwrap().items.len(), 1);
     let status = Patch::Strategic(json!({ "status": { "message": "seen" } }));
     pods.patch_status("p", &PatchParams::default(), &status)
@@ -338,8 +342,8 @@ async fn the_proxy_counts_and_answers_as_it_is_told() {
         (Fault::status(500), 500),
     ] {
         proxy.inject_on(1, fault, "GET", "nodes");
-        assert_eq!(code(nodes.get("n1").await), expected);
-        nodes.get("n1").await.unwrap();
+        assert_eq!(code(nodes.get(&name).await), expected);
+        nodes.get(&name).await.unwrap();
     }
     assert_eq!(proxy.count("GET", "nodes"), 6);
     let slow_down = Fault::Status {
@@ -348,40 +352,40 @@ async fn the_proxy_counts_and_answers_as_it_is_told() {
         retry_after: Some(1),
     };
     proxy.inject_on(2, slow_down, "GET", "nodes");
-    let raw = raw_get(&proxy.url(), &env, "/api/v1/nodes/n1").await;
+    let raw = raw_get(&proxy.url(), &env, &format!("/api/v1/nodes/{name}")).await;
     assert_eq!(raw.status(), 429);
     assert_eq!(raw.headers()["retry-after"], "1");
     let body: serde_json::Value = serde_json::from_slice(&raw.bytes().await.unwrap()).unwrap();
     assert_eq!(body["details"]["retryAfterSeconds"], 1);
     assert_eq!(proxy.rules_left(), 1);
     proxy.clear_rules();
-    nodes.get("n1").await.unwrap();
+    nodes.get(&name).await.unwrap();
 
     // The answer breaks off in the middle.
     proxy.inject_on(1, Fault::Truncate(20), "GET", "nodes");
-    let raw = raw_get(&proxy.url(), &env, "/api/v1/nodes/n1").await;
+    let raw = raw_get(&proxy.url(), &env, &format!("/api/v1/nodes/{name}")).await;
     assert_eq!(raw.status(), 200);
     assert!(raw.bytes().await.is_err());
     // Done, but nobody is told.
     proxy.inject_on(1, Fault::LoseAnswer, "PATCH", "nodes");
     let params = PatchParams::default();
-    let lost = nodes.patch("n1", &params, &label("example.org/x")).await;
+    let lost = nodes.patch(&name, &params, &label("example.org/x")).await;
     assert!(!matches!(lost, Ok(_) | Err(Error::Api(_))), "{lost:?}");
-    let labels = nodes.get("n1").await.unwrap().metadata.labels.unwrap();
+    let labels = nodes.get(&name).await.unwrap().metadata.labels.unwrap();
     assert_eq!(labels["example.org/x"], "true");
     // Not done.
     proxy.inject_on(1, Fault::Refuse, "PATCH", "nodes");
-    let refused = nodes.patch("n1", &params, &label("example.org/y")).await;
+    let refused = nodes.patch(&name, &params, &label("example.org/y")).await;
     assert!(
         !matches!(refused, Ok(_) | Err(Error::Api(_))),
         "{refused:?}"
     );
-    let labels = nodes.get("n1").await.unwrap().metadata.labels.unwrap();
+    let labels = nodes.get(&name).await.unwrap().metadata.labels.unwrap();
     assert!(!labels.contains_key("example.org/y"));
 
     let begin = tokio::time::Instant::now();
     proxy.delay(Duration::from_millis(300));
-    nodes.get("n1").await.unwrap();
+    nodes.get(&name).await.unwrap();
     assert!(begin.elapsed() >= Duration::from_millis(300));
     proxy.heal();
 }
@@ -398,7 +402,8 @@ async fn raw_get(url: &str, env: &EnvTest, path: &str) -> reqwest::Response {
 
 #[tokio::test]
 async fn the_proxy_hands_watches_on_at_once_stalls_them_and_cuts() {
-    let (env, proxy, client) = proxied().await;
+    let env = EnvTest::start();
+    let (proxy, client) = proxied(&env, "n1").await;
     let pods: Api<Pod> = Api::all(client);
     let params = WatchParams::default()
         .fields("spec.nodeName=n1")
