@@ -484,6 +484,13 @@ fn restart_keeps_pods_and_records_through_an_upgrade_and_a_downgrade_of_the_sche
     node.fake.exit(&once, 0);
     node.site.wait_phase("a", "Running");
     node.site.wait_phase("once", "Succeeded");
+    // A phase is told before the sandbox is stopped.
+    eventually("the job is over", || {
+        let journal = node.site.journal("once");
+        let over = journal.iter().any(|(what, _)| what == "worker terminated");
+        over.then_some(()).ok_or_else(|| format!("{journal:?}"))
+    });
+    node.site.recorded();
     let running = node.running();
     agent.kill9();
     let tables = ["pods", "admissions", "workers", "containers", "statuses"];

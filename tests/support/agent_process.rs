@@ -8,14 +8,12 @@ use std::fmt::Write as _;
 use std::fs;
 use std::io::{self, Read, Write as _};
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
-use std::os::unix::net::UnixStream;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicU16, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-use holdfast::admin::SOCKET_NAME;
 pub use holdfast_testkit::ports::free_port;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -233,11 +231,7 @@ impl Site {
         self.try_dump(tables).expect("dump the store")
     }
 
-    /// Tables as `holdfast dump` shows them: all of them where none is named.
     pub fn try_dump(&self, tables: &[&str]) -> Result<Value, String> {
-        if let Some(answer) = self.ask_agent(tables, "") {
-            return answer;
-        }
         let output = Command::new(env!("CARGO_BIN_EXE_holdfast"))
             .arg("dump")
             .args(tables)
@@ -249,28 +243,6 @@ impl Site {
             return Err(String::from_utf8_lossy(&output.stderr).into_owned());
         }
         serde_json::from_slice(&output.stdout).map_err(|e| format!("dump is no JSON: {e}"))
-    }
-
-    /// The same from the live agent itself, at a fraction of what a process costs: most tests ask again and again. `selector` goes
-    /// to the end of the query. `None` when no agent answers.
-    fn ask_agent(&self, tables: &[&str], selector: &str) -> Option<Result<Value, String>> {
-        if tables.is_empty() {
-            return None;
-        }
-        let socket = self.state_dir().join(SOCKET_NAME);
-        let mut stream = UnixStream::connect(socket).ok()?;
-        stream.set_read_timeout(Some(PARTING)).ok()?;
-        let tables = tables.join(",");
-        let head = format!("GET /v1/dump?tables={tables}{selector} HTTP/1.1");
-        write!(stream, "{head}\r\nHost: agent\r\nConnection: close\r\n\r\n").ok()?;
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer).ok()?;
-        let (head, body) = answer.split_once("\r\n\r\n")?;
-        Some(if head.starts_with("HTTP/1.1 200") {
-            serde_json::from_str(body).map_err(|e| format!("dump is no JSON: {e}"))
-        } else {
-            Err(body.to_owned())
-        })
     }
 
     /// Waits until all that the live agent shows is on the disk. What is relaxed (probes, statuses that are not final,
@@ -291,11 +263,8 @@ impl Site {
 
     /// The only row of a table about a pod, by the name in its manifest.
     pub fn row(&self, table: &str, pod: &str) -> Result<Value, String> {
+        let dump = self.try_dump(&[table])?;
         let name = format!("{pod}-{NODE}");
-        let dump = match self.ask_agent(&[table], &format!("&name={name}")) {
-            Some(answer) => answer?,
-            None => self.try_dump(&[table])?,
-        };
         let mut rows = dump["tables"][table]
             .as_array()
             .ok_or("no such table")?
