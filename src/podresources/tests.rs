@@ -403,8 +403,8 @@ async fn a_damaged_header_block_harms_nobody_else() {
             .unwrap();
         let sent = connection_with(&block[..end]);
         stream.write_all(&sent).await.unwrap();
-        // The server hangs up when it has read this far, not when it asks whether somebody is there.
-        stream.shutdown().await.unwrap();
+        // So the server hangs up at once, and not only when it asks whether somebody is there. It may have done so already.
+        stream.shutdown().await.ok();
         let mut answer = Vec::new();
         // A reset is an end, too.
         stream.read_to_end(&mut answer).await.ok();

@@ -23,7 +23,7 @@ use crate::world::World;
 
 /// Of so many cases in a whole run.
 fn cases(whole: u32) -> u32 {
-    whole / u32::try_from(stride()).unwrap()
+    whole.div_ceil(u32::try_from(stride()).unwrap())
 }
 
 proptest! {

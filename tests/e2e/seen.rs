@@ -17,8 +17,8 @@ pub type Feature = (&'static str, fn(&World));
 const PATIENCE: Duration = Duration::from_secs(8 * 60);
 /// How long each assertion may wait after that, for what it did itself.
 const AFTERWARDS: Duration = Duration::from_secs(4 * 60);
-/// What takes longer than this has not ended by itself.
-pub const ENDLESS: i64 = 240;
+/// In seconds. What takes longer than this has not ended by itself.
+pub const ENDLESS: u64 = 240;
 
 /// As `agent_process::eventually`, with the patience of all assertions together.
 #[track_caller]

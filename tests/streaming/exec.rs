@@ -322,7 +322,10 @@ async fn who_only_listens_sees_what_is_written_last() {
     let path = format!("/attach/default/{}/main?{OUT}", pod.name);
     let mut spdy = Spdy::connect(world.addr(), &path, V4).await.ok().unwrap();
     let streams = spdy.open_all(&["error", "stdout", "stderr"]).await;
-    while !matches!(spdy.reader.next().await, Ok(Some(Frame::Data { .. }))) {}
+    while !matches!(
+        spdy.reader.next().await.unwrap().unwrap(),
+        Frame::Data { .. }
+    ) {}
     let mut ws = Ws::connect(world.addr(), &path, &[V5]).await.unwrap();
     assert_eq!(ws.next().await.unwrap().0, 1);
 
