@@ -102,6 +102,11 @@ fn restart_keeps_what_a_full_disk_held_back_and_the_agent_recovers_without_one()
     let held = fs::File::open(&ballast).unwrap();
 
     let hog = Hog::on(&disk.0);
+    eventually("the disk is full", || {
+        (disk.free() == 0)
+            .then_some(())
+            .ok_or_else(|| format!("{} bytes are free", disk.free()))
+    });
     // Its record needs room that is not there.
     let big = "x".repeat(240 * 1024);
     let text = Node::manifest_text("new", "Always").replace(
