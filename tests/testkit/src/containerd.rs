@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use nix::sys::signal::{Signal, kill};
+use nix::sys::signal::Signal;
 use nix::unistd::Pid;
 
 use crate::programs::{self, hack, run};
@@ -144,12 +144,13 @@ impl PrivateContainerd {
         self.script("stop-daemon").map(drop)
     }
 
-    /// Sends the daemon a signal: SIGKILL for a crash, SIGSTOP for a hang, SIGCONT for its end.
+    /// Sends the daemon a signal: SIGKILL for a crash, SIGSTOP for a hang (it stands still on return),
+    /// SIGCONT for its end.
     ///
     /// # Errors
     /// When it does not run.
     pub fn signal_daemon(&self, signal: Signal) -> io::Result<()> {
-        kill(Pid::from_raw(self.pid()?), signal).map_err(io::Error::from)
+        programs::signal(Pid::from_raw(self.pid()?), signal)
     }
 
     /// Runs `ctr` in the CRI namespace, for what an outsider does to containers.

@@ -29,9 +29,11 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use nix::sys::signal::{Signal, kill};
+use nix::sys::signal::Signal;
 use nix::unistd::Pid;
 use serde::{Deserialize, Serialize};
+
+use crate::programs;
 
 pub use faults::Fault;
 pub use state::{Published, Staged, Truth};
@@ -327,7 +329,7 @@ impl CsiDriver {
             return Err(io::Error::other("the driver does not run"));
         };
         let pid = i32::try_from(child.id()).map_err(io::Error::other)?;
-        kill(Pid::from_raw(pid), signal).map_err(io::Error::from)
+        programs::signal(Pid::from_raw(pid), signal)
     }
 
     /// The next `times` calls of `rpc` go wrong so, also across restarts.

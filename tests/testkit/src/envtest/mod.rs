@@ -412,20 +412,6 @@ impl EnvTest {
     /// When it does not run.
     pub fn pause(&self) {
         self.signal_apiserver(Signal::SIGSTOP);
-        // The signal is sent; each of its threads stops when it comes to it.
-        let pid = self.apiserver_pid().expect("the API server runs");
-        let stopped = || {
-            let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).ok()?;
-            let mut states = tasks.flatten().filter_map(|task| {
-                let stat = std::fs::read_to_string(task.path().join("stat")).ok()?;
-                let state = stat.rsplit_once(") ")?.1.chars().next()?;
-                Some(state)
-            });
-            states.all(|state| state == 'T').then_some(())
-        };
-        while stopped().is_none() {
-            std::thread::sleep(POLL);
-        }
     }
 
     /// Lets it go on.

@@ -10,6 +10,8 @@ use std::sync::{Mutex, OnceLock, PoisonError, mpsc};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
+use crate::programs;
+
 const PREFIX: &str = "holdfast-envtest-";
 static SERIAL: AtomicU32 = AtomicU32::new(0);
 
@@ -60,7 +62,7 @@ impl Process {
 
     pub(super) fn signal(&self, signal: Signal) -> io::Result<()> {
         let pid = i32::try_from(self.child.id()).map_err(io::Error::other)?;
-        kill(Pid::from_raw(pid), signal).map_err(io::Error::from)
+        programs::signal(Pid::from_raw(pid), signal)
     }
 
     /// Whether it ended by itself.
