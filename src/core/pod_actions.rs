@@ -22,6 +22,8 @@
 //! 6. `create_sandbox`.
 //! 7. `start`: ephemeral, init and sidecar, main containers. The same hook record after each start.
 //!
+//! With `look_again`, another sync follows at once, on a status that is newer than this one.
+//!
 //! **Invariants:** the same input gives the same actions; nothing is started while it may still run;
 //! a policy of Never starts a container at most once, even when records are all that is left of it; no
 //! main container starts before every init container has completed, and every sidecar has started, in the
@@ -127,6 +129,7 @@ fn with_new_sandbox(input: &PodActionInput<'_>, attempt: u32) -> PodActions {
     let mut sync = Sync::new(input);
     if views.iter().any(|v| v.history.latest == Latest::Starting) {
         // The listing is older than the newest start, and so is what it says of the sandbox.
+        sync.actions.look_again = true;
         sync.actions.keep = pod.containers().iter().map(|c| c.name.clone()).collect();
         return sync.actions;
     }
@@ -202,6 +205,7 @@ fn in_current_sandbox(input: &PodActionInput<'_>) -> PodActions {
     };
     let mut sync = Sync::new(input);
     sync.actions.sandbox_id = input.status.sandboxes.first().map(|s| s.id.clone());
+    sync.actions.look_again = views.iter().any(|v| v.history.latest == Latest::Starting);
     for view in of_kind(|kind| kind == ContainerKind::Ephemeral) {
         sync.decide_ephemeral(view);
     }

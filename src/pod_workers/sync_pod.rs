@@ -275,11 +275,17 @@ fn finish(
         ))
     });
     context.reasons.set(&job.uid, failures);
+    // Nothing may change in the runtime that would bring the pod back here.
+    let acted = acted || actions.look_again;
     match first {
         None => Ok(StepOutcome {
             done: false,
             acted,
-            requeue: SyncOutcome::Success,
+            requeue: if actions.look_again {
+                SyncOutcome::PhaseTransition
+            } else {
+                SyncOutcome::Success
+            },
         }),
         Some(error) => {
             let earliest_backoff = match (actions.next_due, retry_at) {

@@ -26,6 +26,8 @@ pub struct Dial {
     pub booted: Instant,
     pub wall_ms: i64,
     pub wall_at: Instant,
+    /// How much later than this clock tokio's is read: the thread is held up in between.
+    pub held_up: Duration,
 }
 
 impl SimClock {
@@ -43,12 +45,18 @@ impl SimClock {
             booted: now - Duration::from_secs(100),
             wall_ms: i64::try_from(wall.as_millis()).unwrap(),
             wall_at: now,
+            held_up: Duration::ZERO,
         })))
     }
 
     /// The wall clock jumps.
     pub fn jump_wall(&self, by_ms: i64) {
         self.0.lock().unwrap().wall_ms += by_ms;
+    }
+
+    /// From now on, whoever reads this clock and then tokio's is held up for so long in between.
+    pub fn hold_up(&self, readers: Duration) {
+        self.0.lock().unwrap().held_up = readers;
     }
 
     pub fn boot(&self) -> BootIdentity {
@@ -76,8 +84,8 @@ impl Clock for SimClock {
         let ms = |d: Duration| i64::try_from(d.as_millis()).unwrap();
         Stamp {
             boot: dial.boot.id(),
-            boottime_ms: ms(dial.booted.elapsed()),
-            wall_ms: dial.wall_ms + ms(dial.wall_at.elapsed()),
+            boottime_ms: ms(dial.booted.elapsed().saturating_sub(dial.held_up)),
+            wall_ms: dial.wall_ms + ms(dial.wall_at.elapsed().saturating_sub(dial.held_up)),
         }
     }
 }

@@ -8,7 +8,7 @@ use holdfast::core::state::{TerminationCause, WorkerPhase};
 use holdfast::pod_workers::UpdateOptions;
 use holdfast::store::recover::Integrity;
 use holdfast::types::PodSyncType;
-use holdfast_testkit::fake_cri::{Behaviour, Pull, Restart};
+use holdfast_testkit::fake_cri::{Behaviour, Fault, Pull, Restart};
 use tokio::time::Instant;
 
 use crate::node::{Crash, Disk, When};
@@ -553,5 +553,31 @@ async fn restart_keeps_an_evicted_pod_evicted_until_its_manifest_changes() {
         w.running("victim").len() == 1
     })
     .await;
+    assert_nothing_wrong(&w);
+}
+
+/// The listing that a start begins with is newer than all that was decided before it. A thread that is held up between two
+/// looks at clocks may think otherwise, which must not cost the pod a minute.
+#[tokio::test(start_paused = true)]
+async fn restart_keeps_a_pod_that_started_just_before_a_reboot_from_waiting_on_a_busy_machine() {
+    let mut w = node(|_, _| Behaviour::RunForever).await;
+    w.start().await;
+    // The last sign of life is older than the start.
+    w.pass(13).await;
+    w.manifest("late", &spec("Always", ""));
+    w.until("it runs", 5, |w| w.running("late").len() == 1)
+        .await;
+    w.reboot().await;
+
+    w.fail_once("list_podsandbox", Fault::Delay(Duration::from_secs(1)));
+    let clock = w.clock.clone();
+    let busy = async {
+        tokio::time::sleep(Duration::from_millis(500)).await;
+        clock.hold_up(Duration::from_millis(5));
+    };
+    tokio::join!(w.start(), busy);
+    w.until("it runs again", 10, |w| w.running("late").len() == 1)
+        .await;
+    assert_eq!(w.starts("late").len(), 2, "{}", w.describe());
     assert_nothing_wrong(&w);
 }

@@ -109,6 +109,9 @@ pub struct PodActions {
     pub waiting: Vec<Waiting>,
     /// When the first of `waiting` may start.
     pub next_due: Option<Stamp>,
+    /// The status may be older than a start that is on record, so that nothing was decided about that container: inspect the
+    /// pod again and decide anew at once.
+    pub look_again: bool,
 }
 
 impl PodActions {

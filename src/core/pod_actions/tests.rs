@@ -609,6 +609,19 @@ fn an_adopted_start_keeps_the_back_off_that_was_decided_with_it() {
 }
 
 #[test]
+fn a_status_that_may_be_older_than_a_start_is_asked_for_again() {
+    let pod = pod("Always", &["a", "b"]);
+    let owned: Owned = [("a", started("a", 0))].into();
+    for status in [runtime(vec![]), with(vec![], vec![])] {
+        let early = decide(&pod, &status, &owned, 50);
+        assert!(early.look_again, "{early:?}");
+        assert!(!early.start.iter().any(|s| s.name == "a"), "{early:?}");
+        let later = decide(&pod, &status, &owned, 60);
+        assert!(!later.look_again && !later.is_empty(), "{later:?}");
+    }
+}
+
+#[test]
 fn each_thing_to_do_counts_alone() {
     let nothing = PodActions::default();
     assert!(nothing.is_empty() && nothing.is_done());
