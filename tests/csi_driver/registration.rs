@@ -4,13 +4,17 @@ use std::fs;
 use std::os::unix::net::UnixListener;
 use std::time::Duration;
 
-use holdfast::core::state::ObjectRecord;
+use holdfast::core::state::{ObjectRecord, Transaction};
+use holdfast::store::backend::{Faults, FaultyBackend, MemoryBackend};
+use holdfast::store::codec::Loaded;
+use holdfast::store::{Store, StoreOptions};
+use holdfast::types::Clock as _;
 use holdfast::types::metrics::Metrics;
 use holdfast::volumemanager::csi::client::CsiClient;
 use holdfast::volumemanager::csi::registry::Drivers;
 use holdfast_testkit::csi::{CsiDriver, Fault};
 
-use crate::world::{Agent, Dirs, eventually, told};
+use crate::world::{Agent, Dirs, clock, eventually, told};
 
 fn recorded(agent: &Agent) -> Vec<String> {
     let state = agent.store.snapshot();
@@ -42,6 +46,61 @@ async fn a_driver_that_is_there_and_one_that_comes_later_register() {
     let known = agent.drivers.registered();
     assert_eq!(known[0].version.to_string(), "1.0.0");
     assert_eq!(known[0].node_id, "csi-node");
+    agent.end().await;
+}
+
+/// While one driver is being recorded, the directory is looked through again.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_driver_that_comes_while_another_is_being_recorded_keeps_neither_from_registering() {
+    let dirs = Dirs::new();
+    let faults = Faults::new();
+    let backend = FaultyBackend::new(MemoryBackend::new(), faults.clone());
+    let (options, metrics) = (StoreOptions::default(), Metrics::default());
+    let store = Store::start(
+        Box::new(backend),
+        Loaded::default(),
+        options,
+        clock(),
+        metrics,
+    );
+    let store = store.unwrap();
+    let mut agent = Agent::idle(&dirs, None, store);
+    agent.run();
+
+    // The disk takes its time over something else.
+    faults.set_hang(true);
+    let record = ObjectRecord {
+        resource_version: String::new(),
+        encrypted: false,
+        data: Vec::new(),
+        at: clock().now(),
+    };
+    let other = Transaction::new().put("other//1", record);
+    let other = tokio::spawn({
+        let store = agent.store.clone();
+        async move {
+            store.commit(other).await.unwrap();
+            store.sync().await.unwrap();
+        }
+    });
+    let hanging = faults.clone();
+    tokio::task::spawn_blocking(move || hanging.wait_until_hanging())
+        .await
+        .unwrap();
+    let first = dirs.driver("first");
+    eventually("it was asked who it is", || {
+        (!first.calls_of("NodeGetInfo").is_empty()).then_some(())
+    })
+    .await;
+    let _second = dirs.driver("second");
+    // Long enough for a look at the directory to begin, which nobody is told of.
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    assert_eq!(recorded(&agent), [""; 0]);
+
+    faults.set_hang(false);
+    other.await.unwrap();
+    agent.has("first").await;
+    agent.has("second").await;
     agent.end().await;
 }
 

@@ -7,12 +7,10 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use futures::StreamExt;
-use futures::future::{AbortHandle, Abortable, BoxFuture};
-use futures::stream::FuturesUnordered;
 use notify::{EventKind, RecommendedWatcher, RecursiveMode, Watcher};
 use rand::Rng;
 use tokio::sync::mpsc;
+use tokio::task::{AbortHandle, JoinError, JoinSet};
 use tokio::time::Instant;
 
 use super::registry::{Drivers, Refusal};
@@ -27,14 +25,16 @@ const DEPTH: usize = 8;
 
 /// What makes a socket another one: file system, inode, time it was made.
 type Identity = (u64, u64, i64, i64);
-type Attempt = BoxFuture<'static, (PathBuf, Identity, Result<String, Refusal>)>;
+/// What became of an attempt to register the plugin behind a socket.
+type Attempt = (PathBuf, Identity, Result<String, Refusal>);
 
 /// See the module.
 pub(super) struct Watch {
     drivers: Drivers,
     dir: PathBuf,
     sockets: BTreeMap<PathBuf, Known>,
-    attempts: FuturesUnordered<Abortable<Attempt>>,
+    /// Tasks of their own: one may hold the registry's turn while [`Self::look`] waits for it.
+    attempts: JoinSet<Attempt>,
     watcher: Option<(RecommendedWatcher, (u64, u64))>,
     hint: mpsc::Sender<()>,
     hints: mpsc::Receiver<()>,
@@ -65,7 +65,7 @@ impl Watch {
             drivers,
             dir,
             sockets: BTreeMap::new(),
-            attempts: FuturesUnordered::new(),
+            attempts: JoinSet::new(),
             watcher: None,
             hint,
             hints,
@@ -91,9 +91,7 @@ impl Watch {
                     self.look().await;
                 }
                 Some(()) = self.hints.recv() => self.look().await,
-                Some(done) = self.attempts.next() => if let Ok((path, identity, result)) = done {
-                    self.settle(&path, identity, result);
-                },
+                Some(done) = self.attempts.join_next() => self.ended(done),
                 () = wake => {}
             }
             self.try_due();
@@ -212,14 +210,21 @@ impl Watch {
             if !matches!(socket.state, State::Due(at) if at <= now) {
                 continue;
             }
-            let (handle, registration) = AbortHandle::new_pair();
             let (drivers, path, identity) = (self.drivers.clone(), path.clone(), socket.identity);
-            let attempt: Attempt = Box::pin(async move {
+            let attempt = self.attempts.spawn(async move {
                 let result = drivers.register(&path).await;
                 (path, identity, result)
             });
-            self.attempts.push(Abortable::new(attempt, registration));
-            socket.state = State::Trying(handle);
+            socket.state = State::Trying(attempt);
+        }
+    }
+
+    fn ended(&mut self, done: Result<Attempt, JoinError>) {
+        match done.map_err(JoinError::try_into_panic) {
+            Ok((path, identity, result)) => self.settle(&path, identity, result),
+            Err(Ok(panic)) => std::panic::resume_unwind(panic),
+            // Called off, since its socket is gone or another one.
+            Err(Err(_)) => {}
         }
     }
 
