@@ -275,17 +275,20 @@ fn finish(
         ))
     });
     context.reasons.set(&job.uid, failures);
-    // Nothing may change in the runtime that would bring the pod back here.
-    let acted = acted || actions.look_again;
+    if actions.look_again {
+        // Nothing may change in the runtime that would bring the pod back here, and a back-off of another container is
+        // no reason to wait.
+        return Ok(StepOutcome {
+            done: false,
+            acted: true,
+            requeue: SyncOutcome::PhaseTransition,
+        });
+    }
     match first {
         None => Ok(StepOutcome {
             done: false,
             acted,
-            requeue: if actions.look_again {
-                SyncOutcome::PhaseTransition
-            } else {
-                SyncOutcome::Success
-            },
+            requeue: SyncOutcome::Success,
         }),
         Some(error) => {
             let earliest_backoff = match (actions.next_due, retry_at) {

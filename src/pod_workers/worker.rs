@@ -199,7 +199,7 @@ async fn step(workers: &PodWorkers, job: Job) -> Next {
 pub(super) struct StepOutcome {
     /// The phase is complete.
     pub(super) done: bool,
-    /// The runtime was changed.
+    /// The runtime was changed, or its status may be too old: the next step wants a newer one.
     pub(super) acted: bool,
     /// When to look again.
     pub(super) requeue: SyncOutcome,
