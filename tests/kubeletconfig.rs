@@ -146,13 +146,58 @@ fn defaults_are_upstreams() {
 fn typo_names_file_line_field_and_suggestion() {
     let files = Files::new();
     assert_eq!(
-        files.errors("maxPods: 50\nsyncFrequncy: 10s\nlogging:\n  verbosty: 2\nnonsense: 1\n"),
+        files.errors("maxPods: 50\nsyncFrequncy: 10s\nlogging:\n  verbosty: 2\nMaxPods: 1\n"),
         [
             "DIR/config.yaml:4:1: syncFrequncy: unknown field; did you mean \"syncFrequency\"?",
             "DIR/config.yaml:6:3: logging.verbosty: unknown field; did you mean \"verbosity\"?",
-            "DIR/config.yaml:7:1: nonsense: unknown field",
+            "DIR/config.yaml:7:1: MaxPods: unknown field; did you mean \"maxPods\"?",
         ]
     );
+}
+
+#[test]
+fn a_field_of_a_newer_release_is_warned_about_by_name_and_place() {
+    let files = Files::new();
+    let path = files.config(
+        "c.yaml",
+        "maxPods: 50\nquantumManagerPolicy: static\nlogging: {verbosity: 2, color: [a, {b: c}]}\n\
+         registerWithTaints: [{key: a, effect: NoSchedule, expiresAfter: 1h}]\n\
+         authentication: {webhook: {enabled: false}, oidc: {issuer: {url: https://x}}}\n",
+    );
+    files.config("d/x.conf", "futureThing: null\n");
+    let loaded = load::load(Some(&path), Some(&files.path("d"))).unwrap();
+    let told: Vec<_> = loaded
+        .warnings
+        .iter()
+        .map(|warning| {
+            let text = files.plain(&warning.to_string());
+            let place = text.strip_suffix(
+                ": is not a field of Kubernetes 1.36, which this version knows, and has no effect",
+            );
+            place.unwrap_or(&text).to_owned()
+        })
+        .collect();
+    assert_eq!(
+        told,
+        [
+            "DIR/c.yaml:4:1: quantumManagerPolicy",
+            "DIR/c.yaml:5:25: logging.color",
+            "DIR/c.yaml:6:51: registerWithTaints[0].expiresAfter",
+            "DIR/c.yaml:7:45: authentication.oidc",
+            "DIR/d/x.conf:3:1: futureThing",
+        ]
+    );
+    // What stands beside it counts.
+    let config = loaded.config;
+    assert_eq!((config.max_pods, config.logging.verbosity), (50, 2));
+    assert_eq!(config.register_with_taints[0].effect, "NoSchedule");
+    assert!(!config.authentication.webhook);
+}
+
+#[test]
+fn the_fields_are_of_the_release_that_the_node_reports() {
+    let release = format!("v{}.", holdfast::kubeletconfig::fields::RELEASE);
+    assert!(holdfast::core::node_status::KUBELET_VERSION.starts_with(&release));
 }
 
 #[test]
@@ -206,8 +251,8 @@ fn objects_in_lists_are_checked_too() {
             "registerWithTaints:\n- {key: a, efect: NoSchedule}\n- dedicated\n\
              reservedMemory:\n- numaNode: zero\n  limits: {memory: 1Gi, hugepages-1Gi: 2, cpu: many}\n\
              logging:\n  flushFrequency: often\n  vmodule: [{filePattern: a, verbosity: high}]\n  \
-             options: {json: {infoBufferSize: true}, text: {split: true}}\n\
-             shutdownGracePeriodByPodPriority: [{priority: 1, seconds: 10}]\n"
+             options: {json: {infoBufferSize: true}, text: {splitSteam: true}}\n\
+             shutdownGracePeriodByPodPriority: [{priority: 1, shutdownGracePeriodSecond: 10}]\n"
         ),
         [
             "DIR/config.yaml:4:12: registerWithTaints[0].efect: unknown field; did you mean \"effect\"?",
@@ -217,8 +262,8 @@ fn objects_in_lists_are_checked_too() {
             "DIR/config.yaml:10:19: logging.flushFrequency: \"often\" is not a duration; write it like \"20s\", \"1m30s\" or \"2h\"",
             "DIR/config.yaml:11:41: logging.vmodule[0].verbosity: expected a whole number, found the string \"high\"",
             "DIR/config.yaml:12:36: logging.options.json.infoBufferSize: expected a quantity, like \"1Gi\", found the boolean true",
-            "DIR/config.yaml:12:50: logging.options.text.split: unknown field",
-            "DIR/config.yaml:13:50: shutdownGracePeriodByPodPriority[0].seconds: unknown field",
+            "DIR/config.yaml:12:50: logging.options.text.splitSteam: unknown field; did you mean \"splitStream\"?",
+            "DIR/config.yaml:13:50: shutdownGracePeriodByPodPriority[0].shutdownGracePeriodSecond: unknown field; did you mean \"shutdownGracePeriodSeconds\"?",
         ]
     );
     let path = files.config(

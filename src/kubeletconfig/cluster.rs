@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::decode::{Reader, Settings};
+use super::fields::misspelt;
 use super::flags::{KubeletFlags, Labels, Reserved, Taints, Thresholds};
 use super::problem::{Origin, Warning};
 use super::types::{EvictionThreshold, KubeletConfiguration, Taint, default_eviction_hard};
@@ -275,8 +276,9 @@ fn taints(r: &mut Reader<'_>) -> Vec<Taint> {
             continue;
         };
         let known = ["key", "value", "effect", "timeAdded"];
-        if entries.iter().any(|entry| !known.contains(&&*entry.key)) {
-            // Told about as an unknown field.
+        let refused = |key: &str| !known.contains(&key) && misspelt(key, known).is_some();
+        if entries.iter().any(|entry| refused(&entry.key)) {
+            // The misspelt field is reported already.
             continue;
         }
         let text = |name: &str| {

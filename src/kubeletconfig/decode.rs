@@ -7,7 +7,7 @@ use std::path::{Component, Path, PathBuf};
 use std::time::Duration;
 
 use super::duration::parse_duration;
-use super::fields::{FIELDS, Field, Kind, Support, closest};
+use super::fields::{FIELDS, Field, Kind, RELEASE, Support, misspelt};
 use super::problem::{Origin, Problem, Warning};
 use super::quantity::parse_log_size;
 use super::types::{KubeletConfiguration, Tracing};
@@ -189,15 +189,24 @@ impl Checker<'_> {
         }
     }
 
+    /// Refuses a misspelt field and warns of one that only a newer release can know.
     fn unknown(&mut self, path: &str, fields: &'static [Field], entry: &Entry) {
-        let mut message = "unknown field".to_owned();
-        if let Some(name) = closest(&entry.key, fields.iter().map(|field| field.name)) {
-            message.push_str(&format!("; did you mean {name:?}?"));
-        }
         let origin = at(self.file, entry.place);
-        self.settings
-            .problems
-            .push(Problem::new(origin, path, message));
+        match misspelt(&entry.key, fields.iter().map(|field| field.name)) {
+            Some(name) => {
+                let message = format!("unknown field; did you mean {name:?}?");
+                self.settings
+                    .problems
+                    .push(Problem::new(origin, path, message));
+            }
+            None => self.settings.warnings.push(Warning {
+                origin,
+                field: path.to_owned(),
+                message: format!(
+                    "is not a field of Kubernetes {RELEASE}, which this version knows, and has no effect"
+                ),
+            }),
+        }
     }
 
     fn field(&mut self, path: &str, field: &Field, entry: &Entry) {

@@ -1,6 +1,9 @@
 //! Every field of upstream's `KubeletConfiguration` (v1beta1 at Kubernetes 1.36): its name, its type and
 //! what this version does with it.
 
+/// The Kubernetes release whose fields these are.
+pub const RELEASE: &str = "1.36";
+
 /// What becomes of a field that is set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Support {
@@ -305,20 +308,50 @@ const TRACING: &[Field] = &[
     yes("samplingRatePerMillion", Kind::Int32),
 ];
 
-/// The known name closest to `given`, if one is close enough to be what was meant. Case does not count.
-pub(super) fn closest<'a>(
+/// Returns the known name that `given` is a misspelling of; the closest, if there are several. A name that is
+/// like none is one that a newer release may have.
+///
+/// Letter case does not count. Further edits are counted as in a Damerau–Levenshtein distance: one anywhere
+/// makes a misspelling, and up to three if the names have the same words and no word has more than one edit
+/// for every four letters. So `imageMedianGCAge` is not taken for `imageMinimumGCAge`, of which it differs by
+/// another word.
+pub(super) fn misspelt<'a>(
     given: &str,
     known: impl IntoIterator<Item = &'a str>,
 ) -> Option<&'a str> {
-    let wanted = given.to_ascii_lowercase();
-    let limit = (wanted.chars().count() / 3).clamp(1, 3);
-    known
-        .into_iter()
-        .map(|name| {
-            let distance = strsim::damerau_levenshtein(&wanted, &name.to_ascii_lowercase());
-            (distance, name)
-        })
-        .filter(|(distance, _)| *distance <= limit)
-        .min_by_key(|(distance, _)| *distance)
-        .map(|(_, name)| name)
+    let near = |name: &'a str| distance(given, name).map(|edits| (edits, name));
+    let nearest = known.into_iter().filter_map(near).min_by_key(|near| near.0);
+    nearest.map(|(_, name)| name)
+}
+
+/// Returns how many edits make `given` of `name`; `None` if they are too many for a misspelling.
+fn distance(given: &str, name: &str) -> Option<usize> {
+    let (given_lower, name_lower) = (given.to_ascii_lowercase(), name.to_ascii_lowercase());
+    let edits = strsim::damerau_levenshtein(&given_lower, &name_lower);
+    if edits <= 1 {
+        // Two short names are soon one edit apart.
+        return (edits == 0 || name.chars().count() >= 3).then_some(edits);
+    }
+    let (given, name) = (words(given), words(name));
+    let slips = |(given, name): (&String, &String)| {
+        let edits = strsim::damerau_levenshtein(given, name);
+        edits <= (name.chars().count() / 4).max(1)
+    };
+    (edits <= 3 && given.len() == name.len() && given.iter().zip(&name).all(slips)).then_some(edits)
+}
+
+/// Returns the words of a name in camel case, in lower case. An acronym is one word.
+fn words(name: &str) -> Vec<String> {
+    let letters: Vec<char> = name.chars().collect();
+    let mut words: Vec<String> = Vec::new();
+    for (at, letter) in letters.iter().enumerate() {
+        let upper = |at: usize| letters.get(at).is_some_and(|c| !c.is_lowercase());
+        let begins =
+            at == 0 || (upper(at) && (!upper(at - 1) || !upper(at + 1)) && at + 1 < letters.len());
+        match words.last_mut().filter(|_| !begins) {
+            Some(word) => word.push(letter.to_ascii_lowercase()),
+            None => words.push(letter.to_ascii_lowercase().to_string()),
+        }
+    }
+    words
 }

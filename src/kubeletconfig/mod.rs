@@ -7,8 +7,8 @@
 //!
 //! Invariants:
 //! - Precedence is flag > drop-in > file > default, and a flag counts only when it was given.
-//! - Nothing is ignored silently: an unknown field or flag is an error, one that upstream knows and
-//!   this version does not act on is a warning that names it.
+//! - Nothing is ignored silently: a misspelt field and an unknown flag are errors. A field that is newer
+//!   than this version, or that upstream knows and this version does not act on, is a warning that names it.
 //! - All problems are reported at once, each with the file, line and column or the flag it came from.
 
 mod cluster;

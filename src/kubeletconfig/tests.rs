@@ -131,19 +131,45 @@ fn endpoints() {
 }
 
 #[test]
-fn suggestions_are_close_names_only() {
+fn a_slip_is_a_misspelling_and_another_word_is_not() {
     let known = || fields::FIELDS.iter().map(|field| field.name);
+    for (given, meant) in [
+        ("staticpodpath", Some("staticPodPath")),
+        ("CLUSTERDNS", Some("clusterDNS")),
+        ("clusterDns", Some("clusterDNS")),
+        ("maxPod", Some("maxPods")),
+        ("sycnFrequency", Some("syncFrequency")),
+        ("syncFrequncy", Some("syncFrequency")),
+        ("sycnFrequncy", Some("syncFrequency")),
+        ("imageMinimunGCAge", Some("imageMinimumGCAge")),
+        ("tlsCiperSuits", Some("tlsCipherSuites")),
+        ("nothingLikeIt", None),
+        ("x", None),
+        ("", None),
+        // Words that a newer release may well have beside those there are.
+        ("imageMedianGCAge", None),
+        ("maxNodes", None),
+        ("evictionHardV2", None),
+        ("topologyManagerScopes2", None),
+        ("podLogsQPS", None),
+    ] {
+        assert_eq!(fields::misspelt(given, known()), meant, "{given}");
+    }
+    // The release that brought the one knew the other: they are two fields and not one misspelt.
     assert_eq!(
-        fields::closest("staticpodpath", known()),
-        Some("staticPodPath")
+        fields::misspelt("imageMaximumGCAge", ["imageMinimumGCAge"]),
+        None
     );
-    assert_eq!(fields::closest("maxPod", known()), Some("maxPods"));
-    assert_eq!(
-        fields::closest("sycnFrequency", known()),
-        Some("syncFrequency")
-    );
-    assert_eq!(fields::closest("nothingLikeIt", known()), None);
-    assert_eq!(fields::closest("x", known()), None);
+}
+
+/// Each field of upstream's would be known as newer by an agent that knew all fields but this one.
+#[test]
+fn no_field_of_upstreams_is_taken_for_another_misspelt() {
+    for field in fields::FIELDS {
+        let others = fields::FIELDS.iter().map(|other| other.name);
+        let others = others.filter(|other| *other != field.name);
+        assert_eq!(fields::misspelt(field.name, others), None, "{}", field.name);
+    }
 }
 
 #[test]
