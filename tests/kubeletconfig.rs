@@ -269,7 +269,7 @@ fn objects_in_lists_are_checked_too() {
     let path = files.config(
         "good.yaml",
         "registerWithTaints: [{key: a, value: b, effect: NoSchedule, timeAdded: null}]\n\
-         logging: {flushFrequency: 5000000000, options: {json: {infoBufferSize: 0}}}\n\
+         logging: {flushFrequency: 7000000000, options: {json: {infoBufferSize: 1}}}\n\
          reservedMemory: [{numaNode: 0, limits: {memory: 1Gi, hugepages-2Mi: 64}}]\n",
     );
     let warned: Vec<_> = load::load(Some(&path), None)
@@ -588,7 +588,7 @@ fn fields_without_effect_are_warned_about_by_name_and_place() {
     let path = files.config(
         "c.yaml",
         "maxPods: 5\nimageMinimumGCAge: 5m\nauthentication:\n  webhook: {enabled: false}\n\
-         logging: {format: text, flushFrequency: 5s}\nprotectKernelDefaults: true\n",
+         logging: {format: text, flushFrequency: 7s}\nprotectKernelDefaults: true\n",
     );
     let loaded = load::load(Some(&path), None).unwrap();
     let told: Vec<_> = loaded
@@ -608,6 +608,112 @@ fn fields_without_effect_are_warned_about_by_name_and_place() {
             "DIR/c.yaml:8:1: protectKernelDefaults",
         ]
     );
+}
+
+/// What `kubeadm init` of Kubernetes 1.36 writes to `/var/lib/kubelet/config.yaml`.
+const KUBEADM: &str = r#"
+authentication:
+  anonymous:
+    enabled: false
+  webhook:
+    cacheTTL: 0s
+    enabled: true
+  x509:
+    clientCAFile: /etc/kubernetes/pki/ca.crt
+authorization:
+  mode: Webhook
+  webhook:
+    cacheAuthorizedTTL: 0s
+    cacheUnauthorizedTTL: 0s
+cgroupDriver: systemd
+clusterDNS:
+- 10.96.0.10
+clusterDomain: cluster.local
+containerRuntimeEndpoint: ""
+cpuManagerReconcilePeriod: 0s
+crashLoopBackOff: {}
+evictionPressureTransitionPeriod: 0s
+fileCheckFrequency: 0s
+healthzBindAddress: 127.0.0.1
+healthzPort: 10248
+httpCheckFrequency: 0s
+imageMaximumGCAge: 0s
+imageMinimumGCAge: 0s
+logging:
+  flushFrequency: 0
+  options:
+    json:
+      infoBufferSize: "0"
+    text:
+      infoBufferSize: "0"
+  verbosity: 0
+memorySwap: {}
+nodeStatusReportFrequency: 0s
+nodeStatusUpdateFrequency: 0s
+resolvConf: /run/systemd/resolve/resolv.conf
+rotateCertificates: true
+runtimeRequestTimeout: 0s
+shutdownGracePeriod: 0s
+shutdownGracePeriodCriticalPods: 0s
+staticPodPath: /etc/kubernetes/manifests
+streamingConnectionIdleTimeout: 0s
+syncFrequency: 0s
+volumeStatsAggPeriod: 0s
+"#;
+
+#[test]
+fn the_file_that_kubeadm_writes_gives_no_warning() {
+    let files = Files::new();
+    let path = files.config("c.yaml", KUBEADM);
+    let loaded = load::load(Some(&path), None).unwrap();
+    assert_eq!(loaded.warnings, []);
+    let default = KubeletConfiguration::default();
+    let k = loaded.config;
+    assert_eq!(k.sync_frequency, default.sync_frequency);
+    assert_eq!(k.runtime_request_timeout, default.runtime_request_timeout);
+    assert_eq!(
+        k.node_status_report_frequency,
+        default.node_status_report_frequency
+    );
+    assert!(k.rotate_certificates);
+}
+
+#[test]
+fn a_field_without_effect_that_is_set_to_its_default_is_not_warned_about() {
+    let files = Files::new();
+    let warned = |body: &str| -> Vec<String> {
+        let path = files.config("c.yaml", body);
+        let loaded = load::load(Some(&path), None).unwrap();
+        loaded.warnings.into_iter().map(|w| w.field).collect()
+    };
+    for body in [
+        "imageMinimumGCAge: 120s\nimageGCHighThresholdPercent: 85\nimageGCLowThresholdPercent: 80\n",
+        "cpuManagerPolicy: none\nmemoryManagerPolicy: None\ntopologyManagerPolicy: none\n",
+        "failSwapOn: true\nprotectKernelDefaults: false\nmemoryThrottlingFactor: 0.9\n",
+        "featureGates: {}\nevictionSoft: {}\nshutdownGracePeriodByPodPriority: []\nkubeletCgroups: \"\"\n",
+        "logging: {flushFrequency: 5s, vmodule: []}\nuserNamespaces: {idsPerPod: 65536}\n",
+        "logging: {flushFrequency: 5000000000}\nregistryPullQPS: 5\noomScoreAdj: -999\n",
+        "contentType: application/vnd.kubernetes.protobuf\nmaxOpenFiles: 1000000\n",
+    ] {
+        assert_eq!(warned(body), [""; 0], "{body}");
+    }
+    // Zeros that upstream does not take for the default, and other values.
+    for (body, field) in [
+        ("registryPullQPS: 0\n", "registryPullQPS"),
+        (
+            "imageGCHighThresholdPercent: 0\n",
+            "imageGCHighThresholdPercent",
+        ),
+        ("failSwapOn: false\n", "failSwapOn"),
+        ("imageMaximumGCAge: 1s\n", "imageMaximumGCAge"),
+        ("cpuManagerPolicy: static\n", "cpuManagerPolicy"),
+        ("featureGates: {A: false}\n", "featureGates"),
+        ("oomScoreAdj: 0\n", "oomScoreAdj"),
+        ("memoryThrottlingFactor: 1\n", "memoryThrottlingFactor"),
+        ("singleProcessOOMKill: false\n", "singleProcessOOMKill"),
+    ] {
+        assert_eq!(warned(body), [field], "{body}");
+    }
 }
 
 #[test]
@@ -1226,7 +1332,7 @@ fn what_the_cluster_settings_cannot_do_is_warned_about() {
     let files = Files::new();
     let path = files.config(
         "c.yaml",
-        "contentType: application/vnd.kubernetes.protobuf\nenforceNodeAllocatable: [pods, kube-reserved]\n\
+        "contentType: application/cbor\nenforceNodeAllocatable: [pods, kube-reserved]\n\
          configMapAndSecretChangeDetectionStrategy: Cache\n",
     );
     let told: Vec<_> = load::load(Some(&path), None)
@@ -1239,7 +1345,7 @@ fn what_the_cluster_settings_cannot_do_is_warned_about() {
         told,
         [
             "DIR/c.yaml:4:25: enforceNodeAllocatable: \"kube-reserved\" is not supported in this version and has no effect",
-            "DIR/c.yaml:3:14: contentType: is \"application/vnd.kubernetes.protobuf\", but the API server is spoken to in application/json",
+            "DIR/c.yaml:3:14: contentType: is \"application/cbor\", but the API server is spoken to in application/json",
             "DIR/c.yaml:5:44: configMapAndSecretChangeDetectionStrategy: is \"Cache\", but configMaps and secrets are watched",
         ]
     );

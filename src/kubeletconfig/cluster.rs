@@ -458,7 +458,8 @@ pub(super) fn validate(settings: &mut Settings) {
     sysctls(settings);
     duplicate_taints(settings);
     let content = settings.config.content_type.clone();
-    if content != "application/json" && settings.origins.contains_key("contentType") {
+    let default = KubeletConfiguration::default().content_type;
+    if content != "application/json" && content != default {
         warn(
             settings,
             "contentType",

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use super::duration::parse_duration;
 use super::fields::{FIELDS, Field, Kind, RELEASE, Support, misspelt};
+use super::given::is_unset;
 use super::problem::{Origin, Problem, Warning};
 use super::quantity::parse_log_size;
 use super::types::{KubeletConfiguration, Tracing};
@@ -215,7 +216,7 @@ impl Checker<'_> {
             self.object(&format!("{path}."), fields, entries.iter());
             return;
         }
-        if field.support == Support::NotYet && !matches!(node.value, Value::Null) {
+        if field.support == Support::NotYet && !is_unset(field, &node.value) {
             self.settings.warnings.push(Warning {
                 origin: at(self.file, entry.place),
                 field: path.to_owned(),

@@ -17,6 +17,7 @@ mod duration;
 mod encode;
 pub mod fields;
 pub mod flags;
+mod given;
 pub mod load;
 mod problem;
 mod quantity;
