@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use super::duration::parse_duration;
 use super::fields::{FIELDS, Field, Kind, RELEASE, Support, misspelt};
-use super::given::is_unset;
+use super::given::{self, is_unset};
 use super::problem::{Origin, Problem, Warning};
 use super::quantity::parse_log_size;
 use super::types::{KubeletConfiguration, Tracing};
@@ -71,6 +71,11 @@ pub(super) fn overlay(settings: &mut Settings, file: &Path, root: &Node) {
         settings: &mut *settings,
     };
     checker.object("", FIELDS, body.iter().copied());
+    given::record(
+        &mut settings.config.without_effect,
+        FIELDS,
+        body.iter().copied(),
+    );
     let defaults = KubeletConfiguration::default();
     for entry in body {
         match (&*entry.key, &entry.node.value) {

@@ -18,7 +18,8 @@ const REDACTED: &str = "<redacted>";
 /// Billionths.
 const BILLION: i128 = 1_000_000_000;
 
-/// `config` as a `KubeletConfiguration` object (v1beta1) with the fields this version acts on, defaults included.
+/// Returns `config` as a `KubeletConfiguration` object (v1beta1): the fields this version acts on, defaults included,
+/// and those without effect that were given.
 pub fn encode(config: &KubeletConfiguration) -> Value {
     let c = config;
     let mut out = Map::new();
@@ -184,7 +185,20 @@ pub fn encode(config: &KubeletConfiguration) -> Value {
     );
     put("imageServiceEndpoint", json!(c.image_service_endpoint));
     put("failCgroupV1", json!(c.fail_cgroup_v1));
+    merge(&mut out, &c.without_effect);
     Value::Object(out)
+}
+
+/// Adds what `more` has to `out`, object by object.
+fn merge(out: &mut Map<String, Value>, more: &Map<String, Value>) {
+    for (name, value) in more {
+        match (out.get_mut(name), value) {
+            (Some(Value::Object(inner)), Value::Object(more)) => merge(inner, more),
+            _ => {
+                out.insert(name.clone(), value.clone());
+            }
+        }
+    }
 }
 
 fn authentication(authentication: &Authentication) -> Value {

@@ -373,6 +373,8 @@ pub struct KubeletConfiguration {
     pub register_with_taints: Vec<Taint>,
     /// Whether the node's object is created when there is none.
     pub register_node: bool,
+    /// Fields that were given and that nothing acts on, by their names in the file. For `/configz` alone.
+    pub without_effect: serde_json::Map<String, serde_json::Value>,
 }
 
 impl Default for KubeletConfiguration {
@@ -451,6 +453,7 @@ impl Default for KubeletConfiguration {
             provider_id: None,
             register_with_taints: Vec::new(),
             register_node: true,
+            without_effect: serde_json::Map::new(),
         }
     }
 }

@@ -1,6 +1,6 @@
 //! What is written reads back, and secrets are not written.
 
-use super::super::fields::{FIELDS, Support};
+use super::super::fields::{FIELDS, Field, Kind, Support};
 use super::super::load::load;
 use super::*;
 
@@ -129,5 +129,113 @@ fn every_supported_field_is_written() {
     assert!(
         missing.is_empty(),
         "not in the answer of /configz: {missing:?}"
+    );
+}
+
+/// A document with every field without effect, each with a value that is not its default.
+fn without_effect(fields: &[Field]) -> Map<String, Value> {
+    let sample = |field: &Field| match field.kind {
+        Kind::Bool => json!(field.unset != ["true"]),
+        Kind::Int32 | Kind::Uint32 | Kind::Int64 => json!(7),
+        Kind::Number => json!(0.5),
+        Kind::String => json!("x"),
+        Kind::Duration | Kind::DurationOrNanos => json!("1m30s"),
+        Kind::Quantity => json!("1Mi"),
+        Kind::Strings => json!(["x"]),
+        Kind::Ints => json!([7]),
+        Kind::StringMap => json!({"a": "x"}),
+        Kind::StringsMap => json!({"a": ["x"]}),
+        Kind::BoolMap => json!({"A": true, "B": false}),
+        Kind::QuantityMap => json!({"a": "1Mi"}),
+        Kind::Objects(fields) => json!([without_effect(fields)]),
+        Kind::Object(fields) => Value::Object(without_effect(fields)),
+    };
+    fields
+        .iter()
+        .filter(|field| field.support == Support::NotYet || matches!(field.kind, Kind::Object(_)))
+        .map(|field| (field.name.to_owned(), sample(field)))
+        .filter(|(_, value)| *value != json!({}))
+        .collect()
+}
+
+/// Whether `whole` has all that `part` has.
+fn contains(whole: &Value, part: &Value) -> bool {
+    match (whole, part) {
+        (Value::Object(whole), Value::Object(part)) => part
+            .iter()
+            .all(|(key, part)| whole.get(key).is_some_and(|whole| contains(whole, part))),
+        (whole, part) => whole == part,
+    }
+}
+
+#[test]
+fn every_field_without_effect_that_was_given_is_written() {
+    let given = without_effect(FIELDS);
+    for name in [
+        "cpuManagerReconcilePeriod",
+        "featureGates",
+        "shutdownGracePeriodByPodPriority",
+    ] {
+        assert!(given.contains_key(name), "{name}");
+    }
+    let lines: String = given
+        .iter()
+        .map(|(name, value)| format!("{name}: {value}\n"))
+        .collect();
+    let config = parsed(&lines);
+    let written = encode(&config);
+    for (name, value) in &given {
+        let shown = written.get(name).unwrap_or(&Value::Null);
+        assert!(contains(shown, value), "{name}: {value}, shown {shown}");
+    }
+    assert_eq!(written["logging"]["format"], "text", "beside the others");
+    assert_eq!(read_back(&config), config);
+    assert_eq!(encode(&parsed("")).get("featureGates"), None, "not given");
+}
+
+#[test]
+fn a_zero_that_stands_for_the_default_is_written_as_the_default() {
+    let written = encode(&parsed(
+        "cpuManagerReconcilePeriod: 0s\ncpuManagerPolicy: \"\"\nmaxOpenFiles: 0\nfailSwapOn: true\n\
+         memorySwap: {}\nlogging: {flushFrequency: 0, options: {json: {infoBufferSize: 0}}}\n",
+    ));
+    assert_eq!(written["cpuManagerReconcilePeriod"], "10s");
+    assert_eq!(written["cpuManagerPolicy"], "none");
+    assert_eq!(written["maxOpenFiles"], 1_000_000);
+    assert_eq!(written["failSwapOn"], true);
+    assert_eq!(written["memorySwap"], json!({}));
+    assert_eq!(written["logging"]["flushFrequency"], "5s");
+    assert_eq!(written["logging"]["options"]["json"]["infoBufferSize"], "0");
+}
+
+#[test]
+fn fields_without_effect_are_merged_as_drop_ins_are() {
+    let root = tempfile::tempdir().unwrap();
+    let write = |name: &str, body: &str| {
+        let path = root.path().join(name);
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        let text = format!("apiVersion: {API_VERSION}\nkind: {KIND}\n{body}");
+        std::fs::write(&path, text).unwrap();
+        path
+    };
+    let file = write(
+        "c.yaml",
+        "featureGates: {A: true, B: false}\nhairpinMode: none\nmemorySwap: {swapBehavior: LimitedSwap}\n\
+         reservedMemory: [{numaNode: 0, limits: {memory: 1}}, {numaNode: 1}]\nfutureField: 1\n",
+    );
+    write(
+        "d/x.conf",
+        "featureGates: {B: true, A: null, C: true}\nhairpinMode: null\nmemorySwap: null\n\
+         reservedMemory: [{numaNode: 2, limits: {memory: 1Gi}, future: 1}]\n",
+    );
+    let config = load(Some(&file), Some(&root.path().join("d")))
+        .unwrap()
+        .config;
+    assert_eq!(
+        Value::Object(config.without_effect),
+        json!({
+            "featureGates": {"B": true, "C": true},
+            "reservedMemory": [{"numaNode": 2, "limits": {"memory": "1Gi"}}],
+        })
     );
 }
