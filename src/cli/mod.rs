@@ -4,6 +4,9 @@
 //! the command itself to stderr. In: arguments. Out: an exit code: 0 done, 1 failed, 2 wrong usage, 3 what
 //! was named does not exist.
 //!
+//! Under the name `kubelet`, of a link for example, the program is `holdfast run`: whoever starts the kubelet needs no
+//! wrapper.
+//!
 //! **Invariant:** a reader that closes stdout early ends a command quietly.
 
 mod backup;
@@ -20,8 +23,9 @@ mod store;
 mod traces;
 mod version;
 
+use std::ffi::{OsStr, OsString};
 use std::future::Future;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::Context;
@@ -31,6 +35,8 @@ use output::StdoutClosed;
 
 /// Most worker threads of the agent, however large the machine is.
 const AGENT_THREADS: usize = 4;
+/// The name under which the program is the kubelet.
+const KUBELET: &str = "kubelet";
 /// Exit code of a failure.
 const FAILED: u8 = 1;
 /// Exit code of a wrong usage; clap's own.
@@ -77,6 +83,18 @@ enum Command {
     Man(man::ManArgs),
 }
 
+/// The command line of the program under the name `kubelet`.
+#[derive(Debug, Parser)]
+#[command(
+    name = KUBELET,
+    about = "The kubelet that holdfast is: `holdfast run` under the kubelet's name",
+    max_term_width = 100
+)]
+struct Kubelet {
+    #[command(flatten)]
+    run: run::RunArgs,
+}
+
 /// `--state-dir`
 #[derive(Clone, Debug, Args)]
 struct StateDir {
@@ -103,8 +121,12 @@ enum CliError {
 
 /// Runs the command of this process' arguments.
 pub fn main() -> ExitCode {
-    let cli = Cli::parse();
-    match execute(cli.command) {
+    let command = if is_kubelet(std::env::args_os().next()) {
+        Command::Run(Box::new(Kubelet::parse().run))
+    } else {
+        Cli::parse().command
+    };
+    match execute(command) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) if error.downcast_ref::<StdoutClosed>().is_some() => ExitCode::SUCCESS,
         Err(error) => {
@@ -112,6 +134,11 @@ pub fn main() -> ExitCode {
             ExitCode::from(exit_code(&error))
         }
     }
+}
+
+/// Whether the program was started as the kubelet. `program`: its name as it was started, the first argument.
+fn is_kubelet(program: Option<OsString>) -> bool {
+    program.is_some_and(|program| Path::new(&program).file_name() == Some(OsStr::new(KUBELET)))
 }
 
 fn exit_code(error: &anyhow::Error) -> u8 {
@@ -162,6 +189,23 @@ mod tests {
     #[test]
     fn the_command_tree_is_consistent() {
         Cli::command().debug_assert();
+        Kubelet::command().debug_assert();
+    }
+
+    #[test]
+    fn only_the_name_of_the_kubelet_makes_one() {
+        for (program, kubelet) in [
+            ("kubelet", true),
+            ("/usr/bin/kubelet", true),
+            ("./kubelet", true),
+            ("holdfast", false),
+            ("/opt/kubelet/holdfast", false),
+            ("kubelet-1.36", false),
+            ("", false),
+        ] {
+            assert_eq!(is_kubelet(Some(program.into())), kubelet, "{program}");
+        }
+        assert!(!is_kubelet(None));
     }
 
     #[test]

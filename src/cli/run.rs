@@ -3,7 +3,8 @@
 use tracing::warn;
 
 use crate::agent::{self, RunOptions};
-use crate::kubeletconfig::flags::KubeletFlags;
+use crate::core::node_status::KUBELET_VERSION;
+use crate::kubeletconfig::flags::{KubeletFlags, parse_bool};
 use crate::kubeletconfig::{AgentConfig, ConfigError, Warning, resolve};
 
 use super::logging::{LogOptions, TraceOptions};
@@ -19,6 +20,10 @@ pub struct RunArgs {
     /// Check flags and configuration, say what is wrong with them, and end
     #[arg(long)]
     pub validate: bool,
+
+    /// Print the Kubernetes release whose kubelet this is, as the kubelet does, and end
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true", value_parser = parse_bool)]
+    pub version: Option<bool>,
 
     /// Replaces the kernel's boot id, to rehearse a reboot.
     #[arg(long, hide = true, value_name = "ID")]
@@ -69,6 +74,10 @@ pub fn log_warnings(warnings: &[Warning]) {
 /// # Errors
 /// When the configuration is wrong or the agent cannot be started.
 pub async fn run(args: RunArgs) -> anyhow::Result<()> {
+    if args.version == Some(true) {
+        // kubeadm reads this line, and the node's status has the same version.
+        return print(&format!("Kubernetes {KUBELET_VERSION}\n"));
+    }
     let (config, warnings) = load(&args)?;
     if args.validate {
         for warning in &warnings {

@@ -319,7 +319,7 @@ pub struct Reserved(pub BTreeMap<String, i128>);
 pub struct Thresholds(pub BTreeMap<String, EvictionThreshold>);
 
 /// Reads a boolean as pflag does.
-pub(super) fn parse_bool(text: &str) -> Result<bool, String> {
+pub(crate) fn parse_bool(text: &str) -> Result<bool, String> {
     match text {
         "1" | "t" | "T" | "true" | "TRUE" | "True" => Ok(true),
         "0" | "f" | "F" | "false" | "FALSE" | "False" => Ok(false),

@@ -56,3 +56,69 @@ fn version_completions_and_manual_pages_are_made() {
         assert!(dir.path().join(page).exists(), "{page}");
     }
 }
+
+/// The binary under another name.
+fn linked(name: &str, args: &[&str]) -> std::process::Output {
+    let dir = tempfile::tempdir().unwrap();
+    let link = dir.path().join(name);
+    std::os::unix::fs::symlink(env!("CARGO_BIN_EXE_holdfast"), &link).unwrap();
+    std::process::Command::new(link)
+        .args(args)
+        .output()
+        .unwrap()
+}
+
+/// The release in what `kubelet --version` says, as kubeadm reads it: one line, `Kubernetes v` and a semantic version
+/// without leading zeros, then anything of `-0-9a-zA-Z_.+`.
+fn release(said: &str) -> Option<Vec<u32>> {
+    let version = said.trim().strip_prefix("Kubernetes v")?;
+    let end = version.find(|c: char| !c.is_ascii_digit() && c != '.');
+    let (release, rest) = version.split_at(end.unwrap_or(version.len()));
+    let allowed = |c: char| c.is_ascii_alphanumeric() || "-_.+".contains(c);
+    let parts: Option<Vec<u32>> = release.split('.').map(|part| part.parse().ok()).collect();
+    parts.filter(|parts| parts.len() == 3 && rest.chars().all(allowed))
+}
+
+#[test]
+fn under_the_name_kubelet_it_takes_the_kubelets_command_line() {
+    let version = linked("kubelet", &["--version"]);
+    assert!(version.status.success(), "{}", text(&version.stderr));
+    let said = text(&version.stdout);
+    assert_eq!(release(said), Some(vec![1, 36, 0]), "{said}");
+    assert_eq!(stdout_of(&["run", "--version"]), said, "the same program");
+    assert_eq!(
+        text(&linked("holdfast", &["version"]).stdout),
+        stdout_of(&["version"])
+    );
+
+    // As the unit of kubeadm starts it, with a configuration of its own.
+    let dir = tempfile::tempdir().unwrap();
+    let config = dir.path().join("config.yaml");
+    std::fs::write(
+        &config,
+        "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\ncgroupDriver: systemd\n",
+    )
+    .unwrap();
+    let config = format!("--config={}", config.display());
+    let given = [
+        "--bootstrap-kubeconfig=/etc/kubernetes/bootstrap-kubelet.conf",
+        "--kubeconfig=/etc/kubernetes/kubelet.conf",
+        &config,
+        "--container-runtime-endpoint=unix:///var/run/containerd/containerd.sock",
+        "--node-ip=192.0.2.1",
+        "--validate",
+    ];
+    let checked = linked("kubelet", &given);
+    assert!(checked.status.success(), "{}", text(&checked.stderr));
+    assert_eq!(text(&checked.stdout), "the configuration is valid\n");
+
+    let wrong = linked("kubelet", &["--max-pod=1"]);
+    assert_eq!(wrong.status.code(), Some(2));
+    assert!(
+        text(&wrong.stderr).contains("--max-pods"),
+        "{}",
+        text(&wrong.stderr)
+    );
+    let help = linked("kubelet", &["--help"]);
+    assert!(text(&help.stdout).contains("Usage: kubelet [OPTIONS]"));
+}
