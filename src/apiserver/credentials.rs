@@ -4,8 +4,10 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use base64::Engine as _;
 use kube::config::Cluster;
 use rand::Rng;
+use secrecy::ExposeSecret as _;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
@@ -361,9 +363,56 @@ impl Credentials {
             return Ok(());
         }
         self.turns = Turns::none();
-        self.install(loaded).await?;
+        self.install(loaded.clone()).await?;
         self.taken = self.seen.clone();
+        if self.settings.rotate_certificates {
+            self.keep_embedded(&loaded).await;
+        }
         Ok(())
+    }
+
+    /// Keeps the certificate and key that the kubeconfig embeds where renewed ones are kept: kubeadm makes the
+    /// kubeconfig of a control plane name that file once it is there, and a kubelet that comes back finds in it
+    /// what was renewed since. A failure is logged: the kubeconfig's own pair is in use.
+    async fn keep_embedded(&self, loaded: &Loaded) {
+        let auth = &loaded.config.auth_info;
+        let (Some(certificate), Some(key)) = (
+            auth.client_certificate_data.clone(),
+            auth.client_key_data.clone(),
+        ) else {
+            return;
+        };
+        let now = self.now();
+        if loaded.life.is_none_or(|life| life.expired(now)) {
+            return;
+        }
+        let directory = self.settings.cert_dir.clone();
+        let kept = run(move || {
+            let decode = |data: &str| {
+                let decoded = base64::engine::general_purpose::STANDARD.decode(data.trim());
+                decoded.ok()
+            };
+            let key = decode(key.expose_secret()).and_then(|key| String::from_utf8(key).ok());
+            let (Some(certificate), Some(key)) = (decode(&certificate), key) else {
+                // The client was made of them, so they can be read.
+                return Ok(None);
+            };
+            csr::adopt(&csr::Purpose::Client, &directory, &certificate, &key, now)
+                .map_err(|source| ApiError::Certificate(Box::new(source)))
+        });
+        match kept.await {
+            Ok(Some(path)) => tracing::info!(
+                certificate = %path.display(),
+                kubeconfig = loaded.names,
+                "keeping the client certificate of the kubeconfig where renewed ones are kept"
+            ),
+            Ok(None) => {}
+            Err(error) => tracing::warn!(
+                error = explain(&error, &loaded.names, now),
+                kubeconfig = loaded.names,
+                "cannot keep the client certificate of the kubeconfig where renewed ones are kept"
+            ),
+        }
     }
 
     /// Says once that anybody may be the API server.

@@ -184,7 +184,7 @@ pub async fn obtain(
             return Err(other.err().unwrap_or(CsrError::Wrong { name }));
         }
     };
-    let path = keep(purpose, directory, &chain, &key, now())?;
+    let path = keep(purpose, directory, &chain, &key.serialize_pem(), now())?;
     forget(&pending)?;
     Ok(path)
 }
@@ -377,12 +377,43 @@ fn certifies(chain: &[u8], key: &KeyPair) -> bool {
         .unwrap_or(false)
 }
 
+/// Keeps a pair that was given, in PEM, as if it had been obtained, so that whoever looks for the current pair finds
+/// it. Returns its file; `None` when its certificate is the current one already. `now` is in seconds since 1970 and
+/// names the file. Blocking.
+///
+/// As upstream's `getCurrentCertificateOrBootstrap` does with the pair of a kubeconfig.
+///
+/// # Errors
+/// When it cannot be written.
+pub(super) fn adopt(
+    purpose: &Purpose,
+    directory: &Path,
+    chain: &[u8],
+    key: &str,
+    now: i64,
+) -> Result<Option<PathBuf>, CsrError> {
+    let current = fs::read(purpose.current(directory)).ok();
+    let current = current.and_then(|pem| first_certificate(&pem));
+    if current.is_some() && current == first_certificate(chain) {
+        return Ok(None);
+    }
+    keep(purpose, directory, chain, key, now).map(Some)
+}
+
+/// Returns the first certificate in `pem`, in DER.
+fn first_certificate(pem: &[u8]) -> Option<Vec<u8>> {
+    x509_parser::pem::Pem::iter_from_buffer(pem)
+        .filter_map(Result::ok)
+        .find(|block| block.label == "CERTIFICATE")
+        .map(|block| block.contents)
+}
+
 /// Writes certificate and key, and points the link at them.
 fn keep(
     purpose: &Purpose,
     directory: &Path,
     chain: &[u8],
-    key: &KeyPair,
+    key: &str,
     now: i64,
 ) -> Result<PathBuf, CsrError> {
     let at = jiff::Timestamp::from_second(now).unwrap_or_default();
@@ -397,7 +428,7 @@ fn keep(
     if !pem.ends_with(b"\n") {
         pem.push(b'\n');
     }
-    pem.extend_from_slice(key.serialize_pem().as_bytes());
+    pem.extend_from_slice(key.as_bytes());
     write_whole(&path, &pem).map_err(failed(&path))?;
     let (link, fresh) = (
         purpose.current(directory),

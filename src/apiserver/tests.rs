@@ -593,6 +593,79 @@ async fn a_node_gets_its_first_certificate_and_renews_it() {
     running.await.unwrap();
 }
 
+/// The user of a kubeconfig that embeds certificate and key, as `kubeadm init` writes it.
+fn embedded(pem: &str) -> Value {
+    let key = pem.find("-----BEGIN PRIVATE KEY-----").unwrap();
+    let base64 = |pem: &str| base64::engine::general_purpose::STANDARD.encode(pem);
+    json!({
+        "client-certificate-data": base64(&pem[..key]),
+        "client-key-data": base64(&pem[key..]),
+    })
+}
+
+#[tokio::test]
+async fn an_embedded_certificate_is_kept_where_renewed_ones_are() {
+    let now = today();
+    let clock = hand(now);
+    let dir = tempfile::tempdir().unwrap();
+    let settings = settings(dir.path());
+    let (kubeconfig, server) = (settings.kubeconfig.clone().unwrap(), "http://127.0.0.1:1");
+    let first = identity(now - DAY, now + 99 * DAY);
+    write_config(&kubeconfig, server, embedded(&first));
+    let start = async |settings: &ApiSettings| {
+        let connected = connect(settings, Arc::new(clock.clone()), Metrics::default()).await;
+        connected.unwrap().unwrap()
+    };
+
+    // Without rotation nothing looks for it.
+    let mut fixed = settings.clone();
+    fixed.rotate_certificates = false;
+    drop(start(&fixed).await);
+    assert!(!settings.cert_dir.exists());
+
+    drop(start(&settings).await);
+    let current = settings.cert_dir.join("kubelet-client-current.pem");
+    assert!(std::fs::symlink_metadata(&current).unwrap().is_symlink());
+    assert_eq!(std::fs::read_to_string(&current).unwrap(), first);
+    assert_eq!(mode(&current), 0o600);
+
+    // A restart writes nothing, and kubeadm makes the kubeconfig name the file.
+    clock.0.store(now + 60, Ordering::SeqCst);
+    drop(start(&settings).await);
+    assert_eq!(pems(&settings.cert_dir).len(), 1);
+    let file = json!({"client-certificate": current, "client-key": current});
+    write_config(&kubeconfig, server, file);
+    drop(start(&settings).await);
+    assert_eq!(pems(&settings.cert_dir).len(), 1);
+
+    // What is good for longer than the embedded pair stays the current one; what is not gives way to it.
+    write_config(
+        &kubeconfig,
+        server,
+        embedded(&identity(now - DAY, now + 50 * DAY)),
+    );
+    drop(start(&settings).await);
+    assert_eq!(std::fs::read_to_string(&current).unwrap(), first);
+    let longer = identity(now - DAY, now + 200 * DAY);
+    write_config(&kubeconfig, server, embedded(&longer));
+    clock.0.store(now + 120, Ordering::SeqCst);
+    drop(start(&settings).await);
+    assert_eq!(std::fs::read_to_string(&current).unwrap(), longer);
+}
+
+#[tokio::test]
+async fn an_embedded_certificate_that_has_expired_is_not_kept() {
+    let now = today();
+    let dir = tempfile::tempdir().unwrap();
+    let settings = settings(dir.path());
+    let kubeconfig = settings.kubeconfig.clone().unwrap();
+    let expired = identity(now - 9 * DAY, now - 2 * DAY);
+    write_config(&kubeconfig, "http://127.0.0.1:1", embedded(&expired));
+    let connected = connect(&settings, Arc::new(hand(now)), Metrics::default()).await;
+    assert!(connected.unwrap().is_some());
+    assert!(!settings.cert_dir.exists());
+}
+
 #[tokio::test]
 async fn a_denied_request_is_told_and_its_key_forgotten() {
     let now = today();
