@@ -20,6 +20,7 @@ mod kubeconfig;
 mod limit;
 mod plugin;
 mod proxy;
+mod refusals;
 #[cfg(test)]
 pub(crate) mod testkit;
 mod transport;

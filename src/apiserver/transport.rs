@@ -1,7 +1,6 @@
 //! What every request passes: the rate limit, the deadline, the report whether the server answered, and the
 //! connections of the credentials of the moment, which can be exchanged while requests go on.
 
-use std::collections::BTreeSet;
 use std::error::Error as StdError;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -23,6 +22,7 @@ use super::Connection;
 use super::connector::{self, Bearer};
 use super::kubeconfig::{Life, Loaded, date};
 use super::limit::Limiter;
+use super::refusals::{Asked, Refusals, Report};
 use crate::types::metrics::{Metrics, RequestLabel, RequestTimeLabel};
 use crate::types::time::Clock;
 
@@ -30,8 +30,6 @@ use crate::types::time::Clock;
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
 /// How far the clocks of server and node may be apart.
 const MAX_SKEW_SECONDS: i64 = 300;
-/// How many refusals are told apart.
-const MAX_REFUSALS: usize = 64;
 
 /// Why a request did not reach the server.
 #[derive(Debug, thiserror::Error)]
@@ -64,7 +62,7 @@ struct Origin {
 struct Told {
     unauthorized: bool,
     skewed: bool,
-    refusals: BTreeSet<String>,
+    refusals: Refusals,
 }
 
 /// See the module.
@@ -197,6 +195,7 @@ impl Transport {
     async fn send(&self, request: Request<Body>) -> Result<Response<Body>, BoxError> {
         let path = request.uri().path().to_owned();
         let method = request.method().clone();
+        let asked = Asked::new(method.as_str(), request.uri());
         // A lease that is late costs the node its pods: it never waits behind others.
         let waited = if path.starts_with("/apis/coordination.k8s.io/") {
             None
@@ -257,15 +256,16 @@ impl Transport {
                 return Err(SendError::Timeout.into());
             }
         };
-        self.observe(&response, method.as_str(), &path, &origin, serial);
+        let what = format!("{method} {}", resource(&path));
+        self.observe(&response, &what, asked, &origin, serial);
         Ok(with_retry_after(response))
     }
 
     fn observe(
         &self,
         response: &Response<Body>,
-        method: &str,
-        path: &str,
+        what: &str,
+        asked: Asked,
         origin: &Origin,
         serial: u64,
     ) {
@@ -279,6 +279,9 @@ impl Transport {
         self.connection.answered();
         self.check_clock(response);
         let mut told = self.told();
+        if status != StatusCode::FORBIDDEN {
+            told.refusals.answered(&asked);
+        }
         match status {
             StatusCode::UNAUTHORIZED => {
                 if !told.unauthorized {
@@ -297,16 +300,18 @@ impl Transport {
                     newer
                 });
             }
-            StatusCode::FORBIDDEN => {
-                let what = format!("{method} {}", resource(path));
-                if told.refusals.len() < MAX_REFUSALS && told.refusals.insert(what.clone()) {
-                    tracing::error!(
-                        request = what,
-                        kubeconfig = origin.names,
-                        "the API server refuses the node this request (403): its user must be system:node:<name of the node> in the group system:nodes, and the name the one the node was started with"
-                    );
-                }
-            }
+            StatusCode::FORBIDDEN => match told.refusals.refused(what, asked, self.clock.now()) {
+                Report::Error => tracing::error!(
+                    request = what,
+                    kubeconfig = origin.names,
+                    "the API server refuses the node this request (403): its user must be system:node:<name of the node> in the group system:nodes, and the name the one the node was started with"
+                ),
+                Report::Early => tracing::info!(
+                    request = what,
+                    "the API server does not let the node have this object yet (403); it does when it has seen the pod that refers to it"
+                ),
+                Report::Nothing => {}
+            },
             status if status.as_u16() < 400 => told.unauthorized = false,
             _ => {}
         }

@@ -37,7 +37,10 @@ impl Log {
 }
 
 /// A client of a server that answers everything with the code of the moment.
-async fn client(dir: &Path, clock: &Hand) -> (ApiClient, Arc<AtomicUsize>) {
+async fn client<C: Clock + Clone + 'static>(
+    dir: &Path,
+    clock: &C,
+) -> (ApiClient, Arc<AtomicUsize>) {
     let code = Arc::new(AtomicUsize::new(200));
     let served = code.clone();
     let answer = move || {
@@ -83,15 +86,15 @@ async fn each_request_that_is_refused_is_told_once_with_what_to_do() {
     let dir = tempfile::tempdir().unwrap();
     let (client, code) = client(dir.path(), &hand(today())).await;
     let pods: Api<Pod> = Api::all(client.kube());
-    let maps: Api<k8s_openapi::api::core::v1::ConfigMap> = Api::all(client.kube());
+    let services: Api<k8s_openapi::api::core::v1::Service> = Api::all(client.kube());
     code.store(403, Ordering::SeqCst);
     for _ in 0..5 {
         pods.list(&ListParams::default()).await.unwrap_err();
-        maps.list(&ListParams::default()).await.unwrap_err();
+        services.list(&ListParams::default()).await.unwrap_err();
     }
     let told = log.lines("(403)");
     assert_eq!(told.len(), 2, "{told:?}");
-    for (line, request) in told.iter().zip(["GET pods", "GET configmaps"]) {
+    for (line, request) in told.iter().zip(["GET pods", "GET services"]) {
         for part in ["ERROR", "system:node:", "system:nodes", request] {
             assert!(line.contains(part), "{part}: {line}");
         }
@@ -101,4 +104,55 @@ async fn each_request_that_is_refused_is_told_once_with_what_to_do() {
         pods.list(&ListParams::default()).await.unwrap_err();
     }
     assert_eq!(log.lines("(401)").len(), 1);
+}
+
+/// A clock whose boot-time clock goes as it is told, in seconds.
+#[derive(Clone, Default)]
+struct Passing(Arc<AtomicI64>);
+
+impl Clock for Passing {
+    fn now(&self) -> Stamp {
+        let seconds = self.0.load(Ordering::SeqCst);
+        Stamp {
+            boot: BootId(1),
+            boottime_ms: seconds * 1000,
+            wall_ms: (today() + seconds) * 1000,
+        }
+    }
+}
+
+#[tokio::test]
+async fn an_object_that_the_server_withholds_for_a_moment_is_no_error() {
+    let log = Log::default();
+    let _guard = log.begin();
+    let dir = tempfile::tempdir().unwrap();
+    let clock = Passing::default();
+    let (client, code) = client(dir.path(), &clock).await;
+    let maps: Api<k8s_openapi::api::core::v1::ConfigMap> =
+        Api::namespaced(client.kube(), "kube-system");
+    let named = ListParams::default().fields("metadata.name=kube-proxy");
+    let told = || {
+        let early = log.lines("does not let the node have this object yet");
+        (early.len(), log.lines("ERROR").len())
+    };
+
+    // The node has joined, and the authoriser has not seen its pods yet.
+    code.store(403, Ordering::SeqCst);
+    for second in 0..9 {
+        clock.0.store(second, Ordering::SeqCst);
+        maps.list(&named).await.unwrap_err();
+    }
+    assert_eq!(told(), (1, 0), "once, and not as an error");
+    code.store(200, Ordering::SeqCst);
+    maps.list(&named).await.unwrap();
+
+    // Much later it is refused for good.
+    code.store(403, Ordering::SeqCst);
+    for second in [100, 105, 110, 120] {
+        clock.0.store(second, Ordering::SeqCst);
+        maps.list(&named).await.unwrap_err();
+    }
+    let errors = log.lines("ERROR");
+    assert_eq!(errors.len(), 1, "{errors:?}");
+    assert!(errors[0].contains("GET configmaps"), "{errors:?}");
 }
