@@ -323,7 +323,7 @@ fn three_running() -> (Node, Agent, Vec<String>) {
 fn restart_keeps_pods_running_when_the_store_is_gone_or_damaged() {
     let (node, mut agent, running) = three_running();
     let db = node.site.state_dir().join("db");
-    let damages: [(&str, &str, &dyn Fn()); 5] = [
+    let damages: [(&str, &str, &dyn Fn()); 6] = [
         ("all gone", "StoreRebuilt", &|| {
             fs::remove_dir_all(node.site.state_dir()).unwrap()
         }),
@@ -340,6 +340,9 @@ fn restart_keeps_pods_running_when_the_store_is_gone_or_damaged() {
         }),
         ("unconfigured", "StoreSalvaged", &|| {
             fs::write(db.join("conf"), "nonsense").unwrap()
+        }),
+        ("of another root directory", "StoreSetAside", &|| {
+            fs::remove_dir_all(node.site.root_dir()).unwrap()
         }),
     ];
     for (what, told, damage) in damages {

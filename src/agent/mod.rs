@@ -11,6 +11,7 @@ pub mod lock;
 mod node;
 mod opening;
 mod resume;
+mod root_dir;
 mod run_once;
 mod start;
 pub mod systemd;

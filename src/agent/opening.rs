@@ -6,7 +6,7 @@ use std::sync::Arc;
 use tracing::{info, warn};
 
 use super::start::{Base, Parts};
-use super::{AgentError, RunOptions, tasks};
+use super::{AgentError, RunOptions, root_dir, tasks};
 use crate::apiserver::ApiClient;
 use crate::core::state::EpochReason;
 use crate::kubeletconfig::AgentConfig;
@@ -33,7 +33,7 @@ pub(super) async fn open(
     boot: BootIdentity,
     metrics: Metrics,
 ) -> Result<Base, AgentError> {
-    let root_dir = config.root_dir.clone();
+    let node_root = config.root_dir.clone();
     let mut open_options = OpenOptions {
         node_was_used: false,
         dir: config.state_dir.clone(),
@@ -45,14 +45,19 @@ pub(super) async fn open(
         sled: crate::store::backend::SledOptions::default(),
         now: clock.now(),
     };
-    let Opened {
-        backend,
-        loaded,
-        report,
-    } = tasks::patiently(
+    let (
+        former,
+        Opened {
+            backend,
+            loaded,
+            report,
+        },
+    ) = tasks::patiently(
         tokio::task::spawn_blocking(move || {
-            open_options.node_was_used = has_pod_directories(&root_dir);
-            open_store::open(&open_options)
+            let former = root_dir::claim(&node_root, &open_options.dir, open_options.now);
+            // A directory that cannot be read says nothing.
+            open_options.node_was_used = root_dir::has_pods(&node_root).unwrap_or(false);
+            open_store::open(&open_options).map(|opened| (former, opened))
         }),
         || {
             let dir = config.state_dir.display();
@@ -96,17 +101,20 @@ pub(super) async fn open(
         api,
     };
     let base = Base::new(config, parts);
-    tell_how_it_opened(&open_report, &*base.recorder);
+    tell_how_it_opened(&open_report, former.as_deref(), &*base.recorder);
     Ok(base)
 }
 
-/// Whether pods have run on this node: a missing state directory was lost then. A directory that cannot be read
-/// says nothing.
-fn has_pod_directories(root_dir: &Path) -> bool {
-    std::fs::read_dir(root_dir.join("pods")).is_ok_and(|mut entries| entries.next().is_some())
-}
-
-fn tell_how_it_opened(report: &OpenReport, recorder: &dyn EventRecorder) {
+/// `former`: where the store of the node that this one was is, if it was set aside.
+fn tell_how_it_opened(report: &OpenReport, former: Option<&Path>, recorder: &dyn EventRecorder) {
+    if let Some(former) = former {
+        let message = format!(
+            "the root directory was wiped or replaced, so another store was begun; the former one is {}",
+            former.display()
+        );
+        recorder.record(Event::node(EventType::Normal, "StoreSetAside", message));
+        return;
+    }
     let (kind, reason) = match &report.outcome {
         OpenOutcome::Created if report.new_epoch == Some(EpochReason::Rebuilt) => {
             (EventType::Warning, "StoreRebuilt")

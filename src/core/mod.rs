@@ -5,6 +5,7 @@ pub mod backoff;
 pub mod container_history;
 pub mod deadline;
 pub mod eviction;
+pub mod node_root;
 pub mod node_status;
 pub mod offline;
 pub mod pleg_diff;

@@ -9,6 +9,7 @@
 //!   mark                  the newest batch known to be on the disk, see [`super::mark`]
 //!   backups/              automatic backups and those before a migration
 //!   quarantine/           what was moved aside, newest [`QUARANTINE_KEPT`] kept
+//!   root-dir              the root directory that the store is kept for, see `agent::root_dir`
 //!   ballast               space to give back when the disk is full
 //! ```
 //!

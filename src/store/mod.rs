@@ -24,6 +24,7 @@ pub mod ballast;
 mod closed;
 pub mod codec;
 mod engine;
+pub mod former;
 mod handle;
 mod health;
 pub mod layout;

@@ -1,0 +1,92 @@
+//! Whether a store still belongs to the node's root directory.
+//!
+//! `kubeadm reset` wipes the root directory and stops everything that ran, and leaves the state directory alone: what a
+//! store remembers of the node is of no node any more. So both have the same random identity, the root directory in a
+//! file of its own and the store on record. In: what was found of both. Out: what follows. Pure.
+
+/// What is on record of the root directory that a store is kept for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Recorded {
+    /// The identity that its marker has.
+    pub identity: String,
+    /// Its path.
+    pub path: String,
+}
+
+/// What follows for the store.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// It belongs to the root directory.
+    Same,
+    /// It belongs to the root directory from now on, by this identity or else a new one. Nothing that it remembers
+    /// is in doubt.
+    Claim(Option<String>),
+    /// It was kept for a root directory that is gone. Another store begins, for this one, by this identity or else a
+    /// new one.
+    Replaced(Option<String>),
+}
+
+/// Judges by what is on record, if anything is, the identity in the marker of the root directory `path`, if it has
+/// one, and whether the root directory has directories of pods.
+///
+/// Only what is certain takes a store away from its node. A root directory at another path was configured, and a
+/// marker alone that is gone says nothing while there are pods.
+pub fn judge(
+    recorded: Option<&Recorded>,
+    marker: Option<&str>,
+    path: &str,
+    has_pods: bool,
+) -> Verdict {
+    let owned = |identity: &str| Some(identity.to_owned());
+    let Some(recorded) = recorded else {
+        return Verdict::Claim(marker.and_then(owned));
+    };
+    match marker {
+        Some(found) if found == recorded.identity && path == recorded.path => Verdict::Same,
+        _ if path != recorded.path => Verdict::Claim(owned(marker.unwrap_or(&recorded.identity))),
+        None if has_pods => Verdict::Claim(owned(&recorded.identity)),
+        other => Verdict::Replaced(other.and_then(owned)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_root_directory_that_is_gone_takes_its_store_along() {
+        let recorded = Recorded {
+            identity: "a".to_owned(),
+            path: "/root".to_owned(),
+        };
+        let some = |identity: &str| Some(identity.to_owned());
+        for (is_recorded, marker, path, has_pods, verdict) in [
+            // The first start, and the first one of an agent that knows of markers.
+            (false, None, "/root", false, Verdict::Claim(None)),
+            (false, None, "/root", true, Verdict::Claim(None)),
+            // The store was lost or moved away.
+            (false, Some("a"), "/root", true, Verdict::Claim(some("a"))),
+            (true, Some("a"), "/root", true, Verdict::Same),
+            (true, Some("a"), "/root", false, Verdict::Same),
+            // Wiped; and wiped and used by another store since.
+            (true, None, "/root", false, Verdict::Replaced(None)),
+            (
+                true,
+                Some("b"),
+                "/root",
+                false,
+                Verdict::Replaced(some("b")),
+            ),
+            (true, Some("b"), "/root", true, Verdict::Replaced(some("b"))),
+            // The marker alone is gone.
+            (true, None, "/root", true, Verdict::Claim(some("a"))),
+            // Another --root-dir.
+            (true, None, "/other", false, Verdict::Claim(some("a"))),
+            (true, Some("b"), "/other", true, Verdict::Claim(some("b"))),
+            (true, Some("a"), "/other", true, Verdict::Claim(some("a"))),
+        ] {
+            let found = judge(is_recorded.then_some(&recorded), marker, path, has_pods);
+            assert_eq!(found, verdict, "{is_recorded} {marker:?} {path} {has_pods}");
+        }
+    }
+}
