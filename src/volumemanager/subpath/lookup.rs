@@ -13,6 +13,8 @@ use nix::sys::stat::{FileStat, Mode, SFlag, fstat, mkdirat};
 /// Tries when a lookup says that something was renamed meanwhile.
 const RACES: usize = 64;
 const SETGID: u32 = 0o2000;
+/// Permissions, set-user-ID, set-group-ID and sticky bit.
+const MODE_BITS: u32 = 0o7777;
 
 /// How names are looked up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -150,11 +152,12 @@ fn by_hand(root: BorrowedFd<'_>, path: &Path) -> Result<Option<OwnedFd>, Trouble
     Ok(Some(at))
 }
 
-/// Makes the directories that are missing; upstream's `SafeMakeDir`. They get mode and group of the volume's root,
-/// so that with an fsGroup its members may use them.
+/// Makes the directories that are missing; upstream's `SafeMakeDir`. They get all mode bits of the volume's root
+/// (permissions, set-user-ID, set-group-ID, sticky), whatever the umask, and its group where that is inherited:
+/// members of an fsGroup may use them, and may not remove each other's files where the root forbids it.
 fn make(root: BorrowedFd<'_>, names: &[&OsStr], lookup: Lookup) -> Result<OwnedFd, Trouble> {
     let seen = fstat(root)?;
-    let mode = seen.st_mode & (0o777 | SETGID);
+    let mode = seen.st_mode & MODE_BITS;
     let mut missing = names.len();
     let mut at = loop {
         missing = missing.checked_sub(1).ok_or(Trouble::Races)?;

@@ -136,17 +136,25 @@ fn directories_files_and_links_inside_are_bound() {
 }
 
 #[test]
-fn what_is_missing_is_made_with_mode_and_group_of_the_volume() {
+fn what_is_missing_is_made_with_all_mode_bits_and_the_group_of_the_volume() {
     for lookup in BOTH {
         let world = World::new();
         let volume = world.volume();
-        for (mode, group, made) in [(0o750, 0, (0o750, 0)), (0o2775, 4711, (0o2775, 4711))] {
+        // The last but one is an emptyDir in memory with an fsGroup.
+        for (mode, group) in [
+            (0o750, 0),
+            (0o1777, 0),
+            (0o2775, 4711),
+            (0o3777, 4711),
+            (0o4755, 0),
+        ] {
             std::os::unix::fs::chown(&volume, None, Some(group)).unwrap();
             fs::set_permissions(&volume, fs::Permissions::from_mode(mode)).unwrap();
-            let path = format!("for-{group}/x/y");
+            let path = format!("for-{mode:o}/x/y");
             let at = world.prepare(&path, lookup).unwrap();
+            let made = (mode, group);
             assert_eq!(permissions(&at), made, "{lookup:?}");
-            assert_eq!(permissions(&volume.join(format!("for-{group}"))), made);
+            assert_eq!(permissions(&volume.join(format!("for-{mode:o}"))), made);
         }
     }
 }
