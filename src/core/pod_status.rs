@@ -146,7 +146,7 @@ pub fn generate(input: &StatusInput<'_>) -> api::PodStatus {
     }
 
     let conditions = conditions::generate(input, previous, &statuses, &phase);
-    let pod_ips = addresses::of_pod(input, previous);
+    let pod_ips = addresses::of_pod(pod, &input.status.ips, input.host_ips, previous);
     let host_ips = || input.host_ips.iter().take(2);
     api::PodStatus {
         phase: Some(phase),
@@ -159,7 +159,7 @@ pub fn generate(input: &StatusInput<'_>) -> api::PodStatus {
         host_ip: host_ips().next().cloned(),
         host_ips: some_if_any(host_ips().map(|ip| api::HostIP { ip: ip.clone() })),
         pod_ip: pod_ips.first().cloned(),
-        pod_ips: some_if_any(pod_ips.into_iter().map(|ip| api::PodIP { ip })),
+        pod_ips: listed(pod_ips),
         start_time: previous
             .and_then(|p| p.start_time.clone())
             .or_else(|| Some(time(input.now))),
@@ -167,6 +167,31 @@ pub fn generate(input: &StatusInput<'_>) -> api::PodStatus {
         observed_generation: pod.metadata.generation,
         ..carried_over(pod, previous)
     }
+}
+
+fn listed(pod_ips: Vec<String>) -> Option<Vec<api::PodIP>> {
+    some_if_any(pod_ips.into_iter().map(|ip| api::PodIP { ip }))
+}
+
+/// The status of a pod whose sandbox has just become ready, with these addresses, and whose volumes are mounted: `told`
+/// with the condition PodReadyToStartContainers and the addresses; `None` when the condition says so already. Upstream:
+/// `OnPodSandboxReady`, which leaves the addresses to a later status.
+pub fn sandbox_became_ready(
+    pod: &Pod,
+    told: &api::PodStatus,
+    ips: &[String],
+    host_ips: &[String],
+    now: Stamp,
+) -> Option<api::PodStatus> {
+    let mut status = told.clone();
+    let conditions = status.conditions.get_or_insert_default();
+    if !conditions::set_ready_to_start(conditions, pod, now) {
+        return None;
+    }
+    let pod_ips = addresses::of_pod(pod, ips, host_ips, Some(told));
+    status.pod_ip = pod_ips.first().cloned();
+    status.pod_ips = listed(pod_ips);
+    Some(status)
 }
 
 /// The status of a pod that was refused at admission; upstream's `rejectPod`.

@@ -22,6 +22,7 @@ use super::{
 };
 use crate::core::container_history;
 use crate::core::pod_actions::{self, PodActions, StartContainer};
+use crate::core::pod_status;
 use crate::core::state::{ContainerRecord, IntentRecord, Transaction, child_key};
 use crate::images::PullInputs;
 use crate::kuberuntime::container_config::{self, ContainerInputs};
@@ -30,7 +31,7 @@ use crate::kuberuntime::env::{self, EnvInputs};
 use crate::kuberuntime::security::Isolation;
 use crate::kuberuntime::{gc, kill, logs, sandbox_config};
 use crate::pleg::InspectError;
-use crate::status::StatusError;
+use crate::status::{CommitMode, StatusError};
 use crate::store::{CommitError, RemoveIntent, StartIntent};
 use crate::types::containers::container_of;
 use crate::types::metrics::{ContainerErrorLabel, ContainerTypeLabel, RuntimeHandlerLabel};
@@ -234,6 +235,11 @@ pub(super) async fn execute(
         return Ok(executed);
     }
     let sandbox = sandbox(context, job, status, actions).await?;
+    // One without an address is to be replaced.
+    let has_address = job.pod.host_network() || !sandbox.ips.is_empty();
+    if actions.create_sandbox.is_some() && has_address {
+        report_sandbox(context, job, &sandbox.ips).await?;
+    }
     for start in in_order(&actions.start) {
         let Some(spec) = container_of(&job.pod, &start.name) else {
             continue;
@@ -253,6 +259,24 @@ pub(super) async fn execute(
     }
     executed.pulling = Duration::from_millis(sandbox.pull_ms.load(Ordering::Relaxed));
     Ok(executed)
+}
+
+/// Reports that the pod has what its containers start in, before their images are pulled: that may take long.
+async fn report_sandbox(
+    context: &WorkerContext,
+    job: &Job,
+    ips: &[String],
+) -> Result<(), StepError> {
+    let told = context.status.get(&job.uid);
+    let (host_ips, now) = (&context.node.host_ips, context.clock.now());
+    let ready = told.and_then(|told| {
+        pod_status::sandbox_became_ready(&job.pod, &told.status, ips, host_ips, now)
+    });
+    if let Some(status) = ready {
+        let mode = CommitMode::Normal;
+        context.status.set(&job.pod, status, mode).await?;
+    }
+    Ok(())
 }
 
 /// Ephemeral containers first, then init containers and sidecars, then the others.

@@ -66,6 +66,40 @@ async fn restart_keeps_a_pod_ready_in_the_api() {
     assert_nothing_wrong(&w);
 }
 
+#[tokio::test(start_paused = true)]
+async fn a_ready_sandbox_is_told_once_while_the_image_is_still_pulled() {
+    let image = "holdfast.local/large:1";
+    let mut w = cluster(|_, _| Behaviour::RunForever).await;
+    w.fake.pull(image, Pull::Hangs);
+    w.start().await;
+    w.joined().await;
+    w.create("web", &spec("Always", "").replace(IMAGE, image));
+    let is_told =
+        |w: &World| condition(&w.shown("web"), "PodReadyToStartContainers")["status"] == "True";
+    w.until("its image is pulled", 30, |w| {
+        w.fake.count("pull_image") == 1
+    })
+    .await;
+    w.until("its sandbox is told", 2, is_told).await;
+    let shown = w.shown("web");
+    assert_eq!(shown["status"]["phase"], "Pending");
+    assert!(shown["status"]["podIP"].is_string());
+    assert_eq!(condition(&shown, "ContainersReady")["status"], "False");
+    let writes = w.api().count(tells_status);
+    assert_eq!(writes, 2, "that it is here, and that its sandbox is ready");
+
+    w.api().take_requests();
+    w.restart().await;
+    w.until("its image is pulled again", 30, |w| {
+        w.fake.count("pull_image") == 2
+    })
+    .await;
+    w.pass(30).await;
+    assert!(is_told(&w));
+    no_writes(&w, tells_status);
+    assert_nothing_wrong(&w);
+}
+
 // ------------------------------------------------------------------------------------------------ R2
 
 #[tokio::test(start_paused = true)]

@@ -3,14 +3,19 @@
 use ::core::net::IpAddr;
 
 use k8s_openapi::api::core::v1 as api;
+use k8s_openapi::api::core::v1::Pod;
 
-use super::StatusInput;
 use crate::types::PodExt;
 
-/// At most one address of each family, that of the node's first address first. While the runtime tells none, those
-/// told before stay. A pod on the node's network keeps its address once told; only a second one is added.
-pub(super) fn of_pod(input: &StatusInput<'_>, previous: Option<&api::PodStatus>) -> Vec<String> {
-    let found = sorted(&input.status.ips, input.host_ips);
+/// At most one address of each family, that of the node's first address first. While the runtime tells none (`ips`),
+/// those told before stay. A pod on the node's network keeps its address once told; only a second one is added.
+pub(super) fn of_pod(
+    pod: &Pod,
+    ips: &[String],
+    host_ips: &[String],
+    previous: Option<&api::PodStatus>,
+) -> Vec<String> {
+    let found = sorted(ips, host_ips);
     if !found.is_empty() {
         return found;
     }
@@ -18,8 +23,8 @@ pub(super) fn of_pod(input: &StatusInput<'_>, previous: Option<&api::PodStatus>)
         .and_then(|p| p.pod_ips.as_ref())
         .map(|ips| ips.iter().map(|ip| ip.ip.clone()).collect())
         .unwrap_or_default();
-    if input.pod.host_network() {
-        let node = sorted(input.host_ips, input.host_ips);
+    if pod.host_network() {
+        let node = sorted(host_ips, host_ips);
         if told.is_empty() {
             return node;
         }

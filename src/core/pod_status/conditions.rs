@@ -1,13 +1,14 @@
 //! The conditions a kubelet owns; upstream's `status.Generate*Condition`.
 
 use k8s_openapi::api::core::v1 as api;
+use k8s_openapi::api::core::v1::Pod;
 
 use super::StatusInput;
 use super::containers::Statuses;
 use super::states::{last_end, some_if, state, time};
 use crate::core::pod_actions::sandbox_to_create;
-use crate::types::PodExt;
 use crate::types::containers::is_sidecar;
+use crate::types::{PodExt, Stamp};
 
 const READY_TO_START: &str = "PodReadyToStartContainers";
 const INITIALIZED: &str = "Initialized";
@@ -135,6 +136,27 @@ pub(super) fn generate(
     conditions.push(make(CONTAINERS_READY, containers_ready));
     conditions.push(make(SCHEDULED, Verdict::TRUE));
     conditions
+}
+
+/// `conditions` with PodReadyToStartContainers as true; `false` = it was so already.
+pub(super) fn set_ready_to_start(
+    conditions: &mut Vec<api::PodCondition>,
+    pod: &Pod,
+    now: Stamp,
+) -> bool {
+    let ready = api::PodCondition {
+        type_: READY_TO_START.to_owned(),
+        status: "True".to_owned(),
+        last_transition_time: Some(time(now)),
+        observed_generation: pod.metadata.generation,
+        ..api::PodCondition::default()
+    };
+    match conditions.iter_mut().find(|c| c.type_ == READY_TO_START) {
+        Some(condition) if condition.status == ready.status => return false,
+        Some(condition) => *condition = ready,
+        None => conditions.push(ready),
+    }
+    true
 }
 
 /// Upstream's `GeneratePodInitializedCondition`: true for good once a main container has started, since sidecars may

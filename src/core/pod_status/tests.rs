@@ -462,6 +462,32 @@ fn an_eviction_shows_failed_only_once_nothing_runs() {
     assert_eq!(condition(&later, "DisruptionTarget").status, "True");
 }
 
+#[test]
+fn a_sandbox_that_becomes_ready_changes_its_condition_and_the_addresses_and_nothing_else() {
+    let setup = Setup::new("Always", &["a"], wiped());
+    let told = setup.generate();
+    let ready_to_start = "PodReadyToStartContainers";
+    assert_eq!(condition(&told, ready_to_start).status, "False");
+    let ips = ["10.0.0.7".to_owned()];
+    let ready = |told: &api::PodStatus, now| {
+        sandbox_became_ready(&setup.pod, told, &ips, &["192.0.2.1".to_owned()], at(now))
+    };
+    let status = ready(&told, 80).unwrap();
+    let now = condition(&status, ready_to_start).clone();
+    assert_eq!(now.status, "True");
+    assert_eq!(now.last_transition_time, Some(time(at(80))));
+    let mut expected = told.clone();
+    let mut conditions = expected.conditions.iter_mut().flatten();
+    *conditions.find(|c| c.type_ == ready_to_start).unwrap() = now;
+    expected.pod_ip = Some(ips[0].clone());
+    expected.pod_ips = Some(vec![api::PodIP { ip: ips[0].clone() }]);
+    assert_eq!(status, expected);
+    assert_eq!(ready(&status, 90), None);
+
+    let bare = ready(&api::PodStatus::default(), 80).unwrap();
+    assert_eq!(bare.conditions.unwrap().len(), 1);
+}
+
 fn condition<'a>(status: &'a api::PodStatus, type_: &str) -> &'a api::PodCondition {
     let mut all = status.conditions.iter().flatten();
     all.find(|c| c.type_ == type_).unwrap()
