@@ -272,6 +272,51 @@ async fn watcher_notices_new_changed_and_deleted_files() {
 }
 
 #[tokio::test]
+async fn a_manifest_that_is_put_back_at_once_is_removed_and_added() {
+    let (parent, dir) = directory();
+    let (path, aside) = (dir.join("a.yaml"), parent.path().join("a.yaml"));
+    put(&path, &pod("a", "1"));
+    put(&dir.join("b.yaml"), &pod("b", "1"));
+    let mut agent = Agent::start(in_dir(&dir, RARELY));
+    assert_eq!(agent.next().await, (PodOp::Add, names(&["a", "b"])));
+    let uid = agent.seeds[0].pod.uid();
+    let moved_away_and_back = || {
+        fs::rename(&path, &aside).unwrap();
+        fs::rename(&aside, &path).unwrap();
+    };
+    let deleted_and_written = || {
+        fs::remove_file(&path).unwrap();
+        fs::write(&path, pod("a", "1")).unwrap();
+    };
+    for put_back in [&moved_away_and_back as &dyn Fn(), &deleted_and_written] {
+        put_back();
+        assert_eq!(agent.next().await, (PodOp::Remove, names(&["a"])));
+        assert_eq!(agent.next().await, (PodOp::Add, names(&["a"])));
+        assert!(agent.seeds.iter().any(|seed| seed.pod.uid() == uid));
+    }
+    // As careful editors do: the file is never away. What comes next shows that this said nothing.
+    put(&path, &pod("a", "1"));
+    put(&dir.join("c.yaml"), &pod("c", "1"));
+    assert_eq!(agent.next().await, (PodOp::Add, names(&["c"])));
+    agent.expect_nothing();
+}
+
+#[tokio::test]
+async fn a_single_manifest_that_is_put_back_keeps_its_pod() {
+    let (parent, dir) = directory();
+    let (path, aside) = (dir.join("a.yaml"), parent.path().join("a.yaml"));
+    put(&path, &pod("a", "1"));
+    let mut agent = Agent::start(in_dir(&path, OFTEN));
+    assert_eq!(agent.next().await, (PodOp::Add, names(&["a"])));
+    fs::rename(&path, &aside).unwrap();
+    fs::rename(&aside, &path).unwrap();
+    put(&path, &pod("b", "1"));
+    assert_eq!(agent.next().await, (PodOp::Remove, names(&["a"])));
+    assert_eq!(agent.next().await, (PodOp::Add, names(&["b"])));
+    agent.expect_nothing();
+}
+
+#[tokio::test]
 async fn pod_with_its_own_uid_is_updated_in_place() {
     let (_parent, dir) = directory();
     let with_uid = |argument| pod("a", argument).replace("name: a\n", "name: a\n  uid: abc\n");

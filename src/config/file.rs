@@ -4,18 +4,20 @@
 //! reload; a file whose inode, size and times are unchanged is not read again. Only regular files (or
 //! symlinks to them) whose names do not begin with a dot are manifests. Upstream's `sourceFile`.
 //!
-//! **Invariant:** events of the watcher are hints; what counts is the listing.
+//! **Invariant:** what there is, the listing says; events of the watcher are hints to list. They say one thing more: that a
+//! file was deleted or moved away, although it is back when the path is listed. Its pods were gone for a moment, so a
+//! set without them is sent first, as upstream does. A file that another one is renamed onto was never away.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{File, Metadata, OpenOptions};
 use std::io::{ErrorKind, Read};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Pod;
-use notify::event::{AccessKind, AccessMode};
+use notify::event::{AccessKind, AccessMode, ModifyKind, RenameMode};
 use notify::{EventKind, RecommendedWatcher, RecursiveMode, Watcher};
 use sha2::{Digest, Sha256};
 use tokio::sync::{mpsc, watch};
@@ -37,8 +39,6 @@ const REWATCH: (Duration, Duration) = (Duration::from_secs(1), Duration::from_se
 const QUIET: Duration = Duration::from_millis(50);
 /// … or after this long.
 const BURST: Duration = Duration::from_millis(500);
-/// Editors replace files by removing and creating them: a removal counts when it still holds after this.
-const CONFIRM_REMOVAL: Duration = Duration::from_millis(250);
 /// A file changed this shortly before it was read may change again without its times telling.
 const RACY_MS: i64 = 1_000;
 
@@ -144,24 +144,23 @@ impl FileSource {
         let mut sent: Option<SourceSet> = None;
         loop {
             // Dropping these half-way loses what is cached, which matters to nobody after cancellation.
-            let mut set = tokio::select! {
+            let (removed, set) = tokio::select! {
                 () = cancel.cancelled() => return,
-                (renewed, set) = async { (watch.renewed().await, self.read().await) } => {
+                (renewed, removed, set) = async {
+                    let watch = watch.renewed().await;
+                    // What is removed from now on is left for the next listing, which its hint asks for.
+                    let removed = watch.take_removed();
+                    (watch, removed, self.read().await)
+                } => {
                     watch = renewed;
-                    set
+                    (removed, set)
                 }
             };
-            if sent.as_ref().is_some_and(|sent| lacks_origin(&set, sent)) {
-                let again = async {
-                    tokio::time::sleep(CONFIRM_REMOVAL).await;
-                    self.read().await
-                };
-                set = tokio::select! {
-                    () = cancel.cancelled() => return,
-                    set = again => set,
-                };
-            }
-            if sent.as_ref() != Some(&set) {
+            let before = before_return(&set, &removed, sent.as_ref());
+            for set in before.into_iter().chain([set]) {
+                if sent.as_ref() == Some(&set) {
+                    continue;
+                }
                 debug!(path = %self.path.display(), pods = set.pods.len(), "manifests changed");
                 sent = Some(set.clone());
                 tokio::select! {
@@ -237,17 +236,25 @@ impl FileSource {
     }
 }
 
-/// Whether an origin that was sent is no longer there.
-fn lacks_origin(set: &SourceSet, sent: &SourceSet) -> bool {
-    let has = |origin: &String| {
-        set.broken.contains_key(origin) || set.pods.iter().any(|p| p.origin == *origin)
+/// The set of a moment ago, without the files that were removed and are back; `None` when there are none, or what was
+/// sent last lacked them already. The path itself is no such file: pods of a path that vanishes stay.
+fn before_return(
+    set: &SourceSet,
+    removed: &BTreeSet<String>,
+    sent: Option<&SourceSet>,
+) -> Option<SourceSet> {
+    let had = |sent: &SourceSet, origin: &String| {
+        sent.broken.contains_key(origin) || sent.pods.iter().any(|p| p.origin == *origin)
     };
-    let origins = sent
-        .pods
-        .iter()
-        .map(|p| &p.origin)
-        .chain(sent.broken.keys());
-    origins.into_iter().any(|origin| !has(origin))
+    let is_back = |origin: &String| {
+        removed.contains(origin)
+            && *origin != set.location
+            && sent.is_none_or(|sent| had(sent, origin))
+    };
+    let mut without = set.clone();
+    without.pods.retain(|sourced| !is_back(&sourced.origin));
+    without.broken.retain(|origin, _| !is_back(origin));
+    (without != *set).then_some(without)
 }
 
 /// What a listing found.
@@ -425,6 +432,8 @@ struct Watch {
     path: PathBuf,
     hints: mpsc::Receiver<()>,
     hint: mpsc::Sender<()>,
+    /// Files that were deleted or moved away since [`Watch::take_removed`].
+    removed: Arc<Mutex<BTreeSet<String>>>,
     watcher: Option<(RecommendedWatcher, PathBuf, (u64, u64))>,
     pause: Duration,
     retry_at: Option<Instant>,
@@ -437,6 +446,7 @@ impl Watch {
             path: path.to_owned(),
             hints,
             hint,
+            removed: Arc::default(),
             watcher: None,
             pause: REWATCH.0,
             retry_at: None,
@@ -446,6 +456,12 @@ impl Watch {
     /// When to try again to watch, while nothing is watched.
     fn retry_at(&self) -> Option<Instant> {
         self.retry_at
+    }
+
+    /// The files that were deleted or moved away since this was asked last, whether or not they are back.
+    fn take_removed(&self) -> BTreeSet<String> {
+        let mut removed = self.removed.lock().unwrap_or_else(PoisonError::into_inner);
+        std::mem::take(&mut removed)
     }
 
     /// [`Watch::renew`] on a blocking thread, since the path may be on a file system that hangs.
@@ -503,8 +519,18 @@ impl Watch {
     fn watch(&mut self) -> notify::Result<()> {
         let target = self.target();
         let hint = self.hint.clone();
+        let removed = Arc::clone(&self.removed);
         let mut watcher =
             notify::recommended_watcher(move |event: notify::Result<notify::Event>| {
+                // Before the hint, so that the listing it asks for knows.
+                if let Ok(event) = event.as_ref()
+                    && is_removal(event.kind)
+                {
+                    let paths = event.paths.iter();
+                    let origins = paths.map(|path| path.to_string_lossy().into_owned());
+                    let mut removed = removed.lock().unwrap_or_else(PoisonError::into_inner);
+                    removed.extend(origins);
+                }
                 let matters = event.map_or(true, |e| match e.kind {
                     EventKind::Access(AccessKind::Close(AccessMode::Write)) => true,
                     EventKind::Access(_) => false,
@@ -536,6 +562,14 @@ impl Watch {
             }
         }
     }
+}
+
+/// Whether a file was deleted or moved away. Upstream: `produceWatchEvent`.
+fn is_removal(kind: EventKind) -> bool {
+    matches!(
+        kind,
+        EventKind::Remove(_) | EventKind::Modify(ModifyKind::Name(RenameMode::From))
+    )
 }
 
 fn identity(path: &Path) -> Option<(u64, u64)> {
