@@ -492,7 +492,7 @@ pub(super) async fn start(
     tasks.add(
         "sync loop",
         sync_loop.run(
-            Inputs::new(updates, pleg_events, probe_results),
+            Inputs::new(updates, pleg_events, probe_results, workers.forgot()),
             token.clone(),
         ),
     );

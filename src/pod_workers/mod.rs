@@ -65,6 +65,7 @@ use crate::runtime_state::RuntimeState;
 use crate::status::StatusManager;
 use crate::store::Store;
 use crate::types::metrics::{Metrics, WorkingPodLabel};
+use crate::types::runtime::PodStatus;
 use crate::types::{Clock, EventRecorder, PodExt, PodSource, PodSyncType, PodUid, blocking};
 use crate::volumemanager::VolumeManager;
 
@@ -208,6 +209,27 @@ impl Handle {
             .or(self.admission.as_ref())
             .is_some_and(|record| record.decision != AdmissionDecision::Admitted)
     }
+
+    /// Has a static pod forgotten that is finished and whose manifest was removed and is back: a new life of the same UID
+    /// begins when nothing is left of the former one. Returns whether it did.
+    fn forget_for_next_life(&mut self) -> bool {
+        let is_due = self.source.is_static()
+            && matches!(self.record.phase, WorkerPhase::Finished { .. })
+            && self.record.restart_requested
+            && !self.forget;
+        if is_due {
+            self.forget = true;
+            self.pending = true;
+        }
+        is_due
+    }
+
+    /// Whether the worker of a static pod has to wait for others of its name.
+    fn waits_for_its_name(&self) -> bool {
+        self.source.is_static()
+            && self.record.phase == WorkerPhase::Sync
+            && self.record.started.is_none()
+    }
 }
 
 /// What one step works on.
@@ -233,6 +255,10 @@ struct Inner {
     abort: CancellationToken,
     /// A worker came to another phase, or went away, since this was last taken.
     moved: AtomicBool,
+    /// Pods whose workers went away since this was last taken.
+    forgotten: Mutex<Vec<PodUid>>,
+    /// Something was added to `forgotten`.
+    forgot: Arc<Notify>,
 }
 
 /// The workers. Cheap to clone.
@@ -249,6 +275,8 @@ impl PodWorkers {
             stop,
             abort: CancellationToken::new(),
             moved: AtomicBool::new(true),
+            forgotten: Mutex::default(),
+            forgot: Arc::default(),
         }))
     }
 
@@ -297,6 +325,10 @@ impl PodWorkers {
             },
             now,
         );
+        // What was seen last of a pod without records may be what was just removed of its former life.
+        let is_left =
+            |status: &PodStatus| !(status.containers.is_empty() && status.sandboxes.is_empty());
+        let acted = (old.is_none() && cached.as_deref().is_some_and(is_left)).then(Instant::now);
         match handles.get_mut(&uid) {
             Some(handle) => {
                 handle.record = decision.record;
@@ -309,6 +341,7 @@ impl PodWorkers {
                 if decision.cancel {
                     handle.cancel.cancel();
                 }
+                handle.forget_for_next_life();
                 if handle.pending {
                     handle.notify.notify_one();
                 }
@@ -325,7 +358,7 @@ impl PodWorkers {
                     forget: false,
                     cancel: CancellationToken::new(),
                     notify: Arc::new(Notify::new()),
-                    acted: None,
+                    acted,
                     seen: Instant::now(),
                 };
                 self.spawn(&mut handles, uid, handle);
@@ -418,6 +451,54 @@ impl PodWorkers {
 
     fn mark_moved(&self) {
         self.0.moved.store(true, Ordering::Relaxed);
+    }
+
+    /// Tells when [`PodWorkers::take_forgotten`] has something.
+    pub fn forgot(&self) -> Arc<Notify> {
+        Arc::clone(&self.0.forgot)
+    }
+
+    /// The pods whose workers went away since this was asked last: one that its source wants is to get another.
+    pub fn take_forgotten(&self) -> Vec<PodUid> {
+        let forgotten = self.0.forgotten.lock();
+        std::mem::take(&mut *forgotten.unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// A pod is finished, on record: whoever waits for that goes on. That is its own next life, static pods of its name
+    /// and the mirror pod of the one that comes next.
+    fn pod_finished(&self, uid: &PodUid) {
+        let mut handles = self.handles();
+        let Some(handle) = handles.get_mut(uid) else {
+            return;
+        };
+        if handle.forget_for_next_life() {
+            handle.notify.notify_one();
+        }
+        let (full_name, is_static) = (handle.record.full_name.clone(), handle.source.is_static());
+        wake_name(&mut handles, &full_name);
+        drop(handles);
+        if is_static {
+            self.0.context.status.wake_mirrors();
+        }
+    }
+
+    /// Removes the worker of a pod that is forgotten, and tells whoever waits for that.
+    fn remove(&self, uid: &PodUid) {
+        let mut handles = self.handles();
+        let removed = handles.remove(uid);
+        if let Some(handle) = &removed {
+            wake_name(&mut handles, &handle.record.full_name);
+        }
+        drop(handles);
+        self.mark_moved();
+        let forgotten = self.0.forgotten.lock();
+        forgotten
+            .unwrap_or_else(PoisonError::into_inner)
+            .push(uid.clone());
+        self.0.forgot.notify_one();
+        if removed.is_some_and(|handle| handle.source.is_static()) {
+            self.0.context.status.wake_mirrors();
+        }
     }
 
     /// Whether there is a worker for the pod, in whatever phase.
@@ -586,6 +667,16 @@ impl PodWorkers {
                 .run_until_cancelled(worker::run(workers, uid, notify))
                 .await
         });
+    }
+}
+
+/// Wakes the workers of static pods of this name that have not started: it may be their turn.
+fn wake_name(handles: &mut HashMap<PodUid, Handle>, full_name: &str) {
+    for handle in handles.values_mut() {
+        if handle.waits_for_its_name() && handle.record.full_name == full_name {
+            handle.pending = true;
+            handle.notify.notify_one();
+        }
     }
 }
 

@@ -17,7 +17,7 @@ use crate::store::{CommitError, StopPermit};
 use crate::types::metrics::WorkLabel;
 use crate::types::{PodExt, PodUid};
 
-/// A static pod that has to wait for another of its name asks again after this long.
+/// A static pod that has to wait for another of its name is woken when that one is over, and asks again after this long.
 const STATIC_POD_WAIT: Duration = Duration::from_secs(10);
 /// A refused commit is tried again after this long.
 const STORE_RETRY: Duration = Duration::from_secs(1);
@@ -124,6 +124,7 @@ async fn step(workers: &PodWorkers, job: Job) -> Next {
     if matches!(job.record.phase, WorkerPhase::Finished { .. }) {
         // Nothing is due any more; the store was told with the phase.
         context.queue.remove(&job.uid);
+        workers.pod_finished(&job.uid);
         return Next::Wait;
     }
     let start = Instant::now();
@@ -358,12 +359,9 @@ async fn forget(workers: &PodWorkers, job: &Job) -> Next {
         return Next::Wait;
     }
     pace.over(&what);
-    let mut handles = workers.handles();
-    handles.remove(&job.uid);
-    drop(handles);
-    workers.mark_moved();
     context.queue.remove(&job.uid);
     context.reasons.remove(&job.uid);
+    workers.remove(&job.uid);
     Next::Gone
 }
 

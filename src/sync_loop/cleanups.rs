@@ -54,15 +54,7 @@ pub(super) fn pod_cleanups(context: &LoopContext) -> bool {
     workers.sync_known_pods(&desired, |source| context.ready.ready(source));
     let mut changed = false;
     for pod in &desired_pods {
-        if !workers.knows(&pod.uid()) {
-            debug!(pod = %pod.uid(), "re-creating the worker of a wanted pod");
-            let label = StaticLabel {
-                r#static: pod.is_static().to_string(),
-            };
-            context.metrics.restarted_pods.get_or_create(&label).inc();
-            handlers::add(context, Arc::clone(pod));
-            changed = true;
-        }
+        changed |= recreate(context, pod);
     }
     let confirmed: Vec<PodUid> = desired_pods
         .iter()
@@ -85,6 +77,30 @@ pub(super) fn pod_cleanups(context: &LoopContext) -> bool {
     let others = active.len() - statics;
     set_by_kind(&context.metrics.active_pods, statics, others);
     changed
+}
+
+/// Gives those of the pods whose workers went away another worker that their sources want, without waiting for the next
+/// housekeeping: their next life begins as soon as the former one has left nothing.
+pub(super) fn recreate_forgotten(context: &LoopContext) {
+    for uid in context.workers.take_forgotten() {
+        if let Some(pod) = context.pods.get(&uid) {
+            recreate(context, &pod);
+        }
+    }
+}
+
+/// Gives a wanted pod a worker if it has none. Returns whether it had none.
+fn recreate(context: &LoopContext, pod: &Arc<Pod>) -> bool {
+    if context.workers.knows(&pod.uid()) {
+        return false;
+    }
+    debug!(pod = %pod.uid(), "re-creating the worker of a wanted pod");
+    let label = StaticLabel {
+        r#static: pod.is_static().to_string(),
+    };
+    context.metrics.restarted_pods.get_or_create(&label).inc();
+    handlers::add(context, Arc::clone(pod));
+    true
 }
 
 /// Sets a metric of static pods and of others.

@@ -1,8 +1,9 @@
 //! Selecting: what may happen next. Dispatching is in `mod.rs`.
 
+use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::mpsc;
+use tokio::sync::{Notify, mpsc};
 use tokio::time::{Interval, MissedTickBehavior};
 
 use crate::core::pleg_diff::PodLifecycleEvent;
@@ -23,6 +24,8 @@ pub enum LoopEvent {
     SyncTick,
     /// A probe has a new result.
     Probe(ProbeKind, ProbeUpdate),
+    /// Workers went away: a pod that is wanted again gets another.
+    Forgotten,
     /// Time to look for what is left over.
     Housekeeping,
     /// The config channel is closed: the agent ends.
@@ -35,16 +38,18 @@ pub struct Inputs {
     updates: mpsc::Receiver<PodUpdate>,
     pleg: mpsc::Receiver<PodLifecycleEvent>,
     probes: ProbeReceivers,
+    forgot: Arc<Notify>,
     sync_tick: Interval,
     housekeeping_tick: Interval,
 }
 
 impl Inputs {
-    /// Over the given channels.
+    /// Over the given channels; `forgot` is that of the pod workers.
     pub fn new(
         updates: mpsc::Receiver<PodUpdate>,
         pleg: mpsc::Receiver<PodLifecycleEvent>,
         probes: ProbeReceivers,
+        forgot: Arc<Notify>,
     ) -> Self {
         let ticks = |period| {
             let mut interval = tokio::time::interval(period);
@@ -55,13 +60,14 @@ impl Inputs {
             updates,
             pleg,
             probes,
+            forgot,
             sync_tick: ticks(SYNC_TICK),
             housekeeping_tick: ticks(HOUSEKEEPING_TICK),
         }
     }
 
-    /// Waits for the next event. Cancel-safe: every arm receives from a channel or an interval, which lose
-    /// nothing when another arm wins or the future is dropped. Events of several channels that are ready
+    /// Waits for the next event. Cancel-safe: every arm receives from a channel, a notification or an interval, which
+    /// lose nothing when another arm wins or the future is dropped. Events of several channels that are ready
     /// at once are taken in no order, as upstream.
     pub async fn next(&mut self) -> LoopEvent {
         tokio::select! {
@@ -74,6 +80,7 @@ impl Inputs {
             Some(result) = self.probes.liveness.recv() => LoopEvent::Probe(ProbeKind::Liveness, result),
             Some(result) = self.probes.readiness.recv() => LoopEvent::Probe(ProbeKind::Readiness, result),
             Some(result) = self.probes.startup.recv() => LoopEvent::Probe(ProbeKind::Startup, result),
+            () = self.forgot.notified() => LoopEvent::Forgotten,
             _ = self.housekeeping_tick.tick() => LoopEvent::Housekeeping,
         }
     }

@@ -171,6 +171,7 @@ impl SyncLoop {
                     self.context.workers.sync(&result.pod);
                 }
             }
+            LoopEvent::Forgotten => cleanups::recreate_forgotten(&self.context),
             LoopEvent::Housekeeping => self.housekeeping(),
             LoopEvent::Closed => {}
         }

@@ -21,6 +21,7 @@ mod events;
 mod lifecycle;
 mod node;
 mod probes;
+mod replace;
 mod resize;
 mod restart;
 mod rich;

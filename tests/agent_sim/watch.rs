@@ -41,6 +41,11 @@ impl Watch {
         self.starts.push(start);
     }
 
+    /// The pod was removed: should it come back, its counts begin anew.
+    pub fn forget(&mut self, uid: &str) {
+        self.counts.retain(|(pod, _), _| pod != uid);
+    }
+
     /// Before a container is started: its intent is on the disk, nothing else of its name runs.
     pub fn check_start(&mut self, fake: &FakeCri, disk: &Disk, id: &str) {
         let Some(config) = fake.config(id) else {

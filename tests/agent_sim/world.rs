@@ -544,6 +544,11 @@ impl World {
         starts.cloned().collect()
     }
 
+    /// The pod was removed: should it come back, its restart counts begin anew.
+    pub fn begins_anew(&self, uid: &PodUid) {
+        self.watch.lock().unwrap().forget(uid.as_str());
+    }
+
     /// Calls since the last `clear_calls` that change something.
     pub fn effects(&self) -> Vec<String> {
         self.fake
