@@ -7,7 +7,8 @@
 //! Orphans are left alone until every source has spoken: a static pod that was not read yet is not gone.
 //!
 //! **Invariants:** a mirror pod is deleted with its UID as a precondition only; it is an orphan only when neither a
-//! source wants its static pod nor a worker is still stopping it.
+//! source wants its static pod nor a worker is still stopping it. The mirror pod of a static pod that follows another of
+//! its name is made, and that of the former one deleted, when the former one is over.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
@@ -23,7 +24,7 @@ use tracing::{debug, info, warn};
 
 use super::StatusManager;
 use crate::apiserver::{ApiClient, Failure, Reachability, pause};
-use crate::core::state::{MirrorRecord, Transaction, WorkerPhase, WorkerRecord};
+use crate::core::state::{MirrorRecord, PodRecord, Transaction, WorkerPhase, WorkerRecord};
 use crate::node_object::NodeObject;
 use crate::pod_manager::PodManager;
 use crate::store::CommitError;
@@ -32,7 +33,7 @@ use crate::types::{FullName, PodExt, PodUid};
 
 /// How often everything is looked at again, without a change.
 const CATCH_UP: Duration = Duration::from_secs(10);
-/// How often an orphan whose static pod is still being stopped is looked at again.
+/// How often a mirror pod whose static pod is still being stopped is looked at again, though nobody says that it is over.
 const STOPPING: Duration = Duration::from_secs(1);
 /// How long a mirror pod that was made may take to be shown by the API source.
 const SHOWN: Duration = Duration::from_secs(60);
@@ -118,7 +119,7 @@ enum Step {
     Delete,
     /// The mirror pod does not stand for the static pod (any more).
     Replace,
-    /// An orphan whose static pod is still being stopped, or was not read yet.
+    /// The static pod that the mirror pod stands for is still being stopped, or was not read yet.
     Wait,
 }
 
@@ -204,15 +205,18 @@ impl Mirrors {
             let is_awaited = now.duration_since(*at) < SHOWN;
             is_awaited && !shown.contains(uid) && !gone.contains(uid)
         });
-        let stopping = self.stopping();
+        let alive = self.alive();
         let mut next = CATCH_UP;
         for (name, (pod, mirror)) in names {
             let name = FullName::from(name);
-            let step = decide(
-                pod.as_deref(),
-                mirror.as_deref(),
-                !spoken.all || stopping.contains(&name),
-            );
+            let lives = Lives {
+                unread: !spoken.all,
+                other: alive.get(&name).is_some_and(|uids| {
+                    let own = pod.as_ref().map(|pod| pod.uid());
+                    uids.iter().any(|uid| own.as_ref() != Some(uid))
+                }),
+            };
+            let step = decide(pod.as_deref(), mirror.as_deref(), lives);
             if step == Step::Wait {
                 next = next.min(STOPPING);
             }
@@ -239,16 +243,20 @@ impl Mirrors {
         next
     }
 
-    /// Full names whose static pod is on its way out.
-    fn stopping(&self) -> HashSet<FullName> {
+    /// The static pods that are not over, by full name.
+    fn alive(&self) -> HashMap<FullName, Vec<PodUid>> {
         let state = self.status.store.snapshot();
-        let workers = state.workers.values().map(|v| &v.record);
-        workers
-            .filter(|w: &&WorkerRecord| {
-                !w.runtime_only && !matches!(w.phase, WorkerPhase::Finished { .. })
-            })
-            .map(|w| FullName::from(w.full_name.as_str()))
-            .collect()
+        let mut alive: HashMap<FullName, Vec<PodUid>> = HashMap::new();
+        for (uid, worker) in &state.workers {
+            let worker: &WorkerRecord = &worker.record;
+            let is_static = (state.record::<PodRecord>(uid)).is_none_or(|p| p.source.is_static());
+            let is_over = matches!(worker.phase, WorkerPhase::Finished { .. });
+            if is_static && !is_over && !worker.runtime_only {
+                let name = FullName::from(worker.full_name.as_str());
+                alive.entry(name).or_default().push(PodUid::new(uid));
+            }
+        }
+        alive
     }
 
     async fn act(
@@ -370,10 +378,21 @@ impl Mirrors {
     }
 }
 
-fn decide(pod: Option<&Pod>, mirror: Option<&Pod>, wanted_maybe: bool) -> Step {
-    match (pod, mirror) {
+/// What may still need a mirror pod beside the static pod that is wanted.
+#[derive(Clone, Copy, Debug)]
+struct Lives {
+    /// A static pod of a source that has not spoken yet.
+    unread: bool,
+    /// Another static pod of the name, which is not over.
+    other: bool,
+}
+
+/// Upstream: `tryReconcileMirrorPods`, which the sync of a static pod calls and so not before the former pod of its name
+/// is over, and `deleteOrphanedMirrorPods` with `IsPodForMirrorPodTerminatingByFullName`.
+fn decide(pod: Option<&Pod>, mirror: Option<&Pod>, lives: Lives) -> Step {
+    let step = match (pod, mirror) {
         (None, None) => Step::Nothing,
-        (None, Some(_)) if wanted_maybe => Step::Wait,
+        (None, Some(_)) if lives.unread => Step::Wait,
         (None, Some(_)) => Step::Delete,
         (Some(_), None) => Step::Create,
         (Some(pod), Some(mirror)) => {
@@ -383,7 +402,11 @@ fn decide(pod: Option<&Pod>, mirror: Option<&Pod>, wanted_maybe: bool) -> Step {
                 Step::Nothing
             }
         }
+    };
+    if lives.other && step != Step::Nothing {
+        return Step::Wait;
     }
+    step
 }
 
 fn hash_of(pod: &Pod) -> Option<&str> {

@@ -98,3 +98,36 @@ async fn restart_keeps_a_manifest_that_was_put_back_to_be_started_again() {
         assert_eq!(w.uid("web"), uid);
     }
 }
+
+#[tokio::test(start_paused = true)]
+async fn the_mirror_pod_of_a_changed_manifest_comes_after_the_end_of_the_former_pod() {
+    let mut w = World::with_api();
+    w.behave(|_, _| Behaviour::SlowTerm(TERM));
+    w.manifest("web", &spec("Always", ""));
+    w.start().await;
+    w.joined().await;
+    let mirror = |w: &World| w.shown("web-sim")["metadata"]["uid"].clone();
+    w.until("its mirror pod is Running", 60, |w| {
+        w.shown_phase("web-sim") == "Running"
+    })
+    .await;
+    let (former, shown) = (up(&w).await, mirror(&w));
+    w.manifest(
+        "web",
+        &spec("Always", r#","terminationGracePeriodSeconds":31"#),
+    );
+    terminating(&w).await;
+    w.pass(TERM.as_secs() - 5).await;
+    assert_eq!(mirror(&w), shown, "the former pod is still there");
+    w.until("it has another mirror pod", 30, |w| {
+        let mirror = mirror(w);
+        mirror.is_string() && mirror != shown
+    })
+    .await;
+    assert!(!w.running("web").contains(&former));
+    w.until("that is Running", 30, |w| {
+        w.shown_phase("web-sim") == "Running"
+    })
+    .await;
+    assert_nothing_wrong(&w);
+}

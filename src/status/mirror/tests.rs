@@ -220,6 +220,60 @@ async fn an_orphan_is_deleted_once_its_static_pod_is_stopped() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn the_mirror_pod_of_a_changed_manifest_comes_when_the_former_pod_is_over() {
+    let rig = Rig::new();
+    rig.want("h1");
+    pass(100).await;
+    let mirror = rig.show();
+    rig.log();
+    let worker = |uid: &str, phase| {
+        let record = WorkerRecord {
+            full_name: "web-n1_default".into(),
+            queued: stamp(),
+            started: Some(stamp()),
+            phase,
+            deleted: true,
+            restart_requested: false,
+            runtime_only: false,
+        };
+        Transaction::new().put(uid, record)
+    };
+    let cause = crate::core::state::TerminationCause::Deleted;
+    let terminating = WorkerPhase::Terminating {
+        since: stamp(),
+        grace_seconds: 30,
+        deadline: stamp(),
+        cause: cause.clone(),
+    };
+    let since = stamp();
+    rig.store.commit(worker("h1", terminating)).await.unwrap();
+    rig.pods.remove(&static_pod("h1"));
+    rig.want("h2");
+    pass(120_000).await;
+    assert_eq!(rig.log(), Vec::<String>::new(), "it is being stopped");
+
+    // Nor is one made anew that a user deletes meanwhile.
+    rig.api.with(|model| model.objects.clear());
+    rig.gone(mirror);
+    pass(120_000).await;
+    assert_eq!(rig.log(), Vec::<String>::new());
+
+    let finished = WorkerPhase::Finished { since, cause };
+    rig.store.commit(worker("h1", finished)).await.unwrap();
+    rig.store
+        .commit(worker("h2", WorkerPhase::Sync))
+        .await
+        .unwrap();
+    rig.status.wake_mirrors();
+    pass(100).await;
+    assert_eq!(rig.log(), ["POST"]);
+    assert_eq!(
+        rig.api.pod("web-n1").unwrap().annotation(CONFIG_MIRROR),
+        Some("h2")
+    );
+}
+
+#[tokio::test(start_paused = true)]
 async fn orphans_stay_until_every_source_has_spoken() {
     let rig = Rig::idle();
     rig.all.store(false, Ordering::SeqCst);
