@@ -530,8 +530,9 @@ fn with_pre_stop() -> Pod {
 
 #[tokio::test(start_paused = true)]
 async fn a_pre_stop_hook_takes_its_time_from_the_grace_period_and_runs_once() {
-    // How long the hook takes, how long the container lives that ignores its stop signal.
-    for (takes, lives, done) in [(4, 10, true), (3600, 12, false)] {
+    // How long the hook takes, how long the container lives that ignores its stop signal. One that has used up the
+    // grace period goes on for the two seconds that the container still gets.
+    for (takes, lives, done) in [(4, 10, true), (11, 12, true), (3600, 12, false)] {
         let world = world();
         world.fake.on_start(|_| Behaviour::IgnoreTerm);
         world.fake.on_exec(move |_, command| {
@@ -553,6 +554,9 @@ async fn a_pre_stop_hook_takes_its_time_from_the_grace_period_and_runs_once() {
         let state = world.store.snapshot();
         let hooks = &state.record::<ContainerRecord>(&key).unwrap().hooks_done;
         assert_eq!(hooks.contains(&format!("{id}/preStop")), done);
+        let events = world.recorder.events();
+        let failed = events.iter().filter(|e| e.reason == "FailedPreStopHook");
+        assert_eq!(failed.count(), usize::from(!done), "hook of {takes} s");
         // As after a restart of the agent that knows nothing of the stop.
         world.kill(Some(&pod), &status, grace).await.unwrap();
         let times = if done { 1 } else { 2 };

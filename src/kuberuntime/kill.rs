@@ -3,11 +3,13 @@
 //! Comes in: what the runtime shows, the pod's spec where it is known, the grace that is left, the store's
 //! permit to stop. Goes out: an event per container, its preStop hook, StopContainer, at last StopPodSandbox.
 //! Containers are stopped side by side, but a sidecar waits until the main containers and the sidecars after it
-//! have ended. Hooks and waiting take their time from the grace period. Every call may be repeated: stopping
-//! what is stopped succeeds, and a preStop hook that has come to its end is not run again. Removal is left to
-//! [`super::gc`].
+//! have ended. Hooks and waiting take their time from the grace period. A hook that has used it up goes on beside
+//! StopContainer, which gives the container the two seconds that each one gets, and ends with the container. Every
+//! call may be repeated: stopping what is stopped succeeds, and a preStop hook that has come to its end is not run
+//! again. Removal is left to [`super::gc`].
 
 use std::collections::{BTreeMap, HashMap};
+use std::pin::pin;
 use std::time::Duration;
 
 use futures::future::join_all;
@@ -226,12 +228,60 @@ impl Killer<'_> {
         let name = &container.name;
         let text = message.map_or_else(|| format!("Stopping container {name}"), str::to_owned);
         self.tell(of, name, EventType::Normal, "Killing", &text);
-        let mut remembered = Ok(());
-        if !grace.is_zero()
-            && let Some(hook) = self.pre_stop(of, container).await
-        {
-            remembered = self.run_pre_stop(of, container, &hook, left()).await;
+        let hook = if grace.is_zero() {
+            None
+        } else {
+            self.pre_stop(of, container).await
+        };
+        let mut hooked = pin!(async {
+            match &hook {
+                Some(hook) => self.run_pre_stop(of, container, hook).await,
+                None => Ok(()),
+            }
+        });
+        let mut remembered = tokio::time::timeout(left(), &mut hooked).await.ok();
+        let stop = self.stop_in_turn(of, container, left, turns);
+        let stopped = if remembered.is_some() {
+            stop.await
+        } else {
+            tracing::info!(
+                "the preStop hook has used up the grace period, the container is stopped beside it"
+            );
+            // The call stays: to give it up would end the command at once, before the container has to.
+            let mut stop = pin!(stop);
+            tokio::select! {
+                biased;
+                outcome = &mut hooked => {
+                    remembered = Some(outcome);
+                    stop.await
+                }
+                stopped = &mut stop => stopped,
+            }
+        };
+        stopped?;
+        if remembered.is_none() && hook.as_ref().is_some_and(PreStop::ends_with_its_container) {
+            tracing::info!("the preStop hook ended with its container");
+            self.tell_failed_pre_stop(of, name);
         }
+        // A store that refuses is told of, and has not kept the container running.
+        remembered
+            .unwrap_or(Ok(()))
+            .map_err(|source| KillError::Commit {
+                pod: format!("{}/{}", of.status.namespace, of.status.name),
+                container: name.clone(),
+                source,
+            })
+    }
+
+    /// Waits for the container's turn as long as there is grace, then stops it. `left` tells the grace that is left.
+    async fn stop_in_turn(
+        &self,
+        of: Condemned<'_>,
+        container: &ContainerStatus,
+        left: impl Fn() -> Duration,
+        turns: Option<&Turns<'_>>,
+    ) -> Result<(), KillError> {
+        let name = &container.name;
         if let Some(turns) = turns
             && tokio::time::timeout(left(), turns.come(name))
                 .await
@@ -241,24 +291,18 @@ impl Killer<'_> {
         }
         let timeout = stop_timeout(left());
         tracing::info!(timeout, "stopping container");
-        let pod = || format!("{}/{}", of.status.namespace, of.status.name);
         self.cri
             .stop_container(&container.id, timeout, self.permit)
             .await
             .map_err(|source| KillError::Container {
-                pod: pod(),
+                pod: format!("{}/{}", of.status.namespace, of.status.name),
                 container: name.clone(),
                 source,
             })?;
         if let Some(turns) = turns {
             turns.ended(name);
         }
-        // A store that refuses is told of, and has not kept the container running.
-        remembered.map_err(|source| KillError::Commit {
-            pod: pod(),
-            container: name.clone(),
-            source,
-        })
+        Ok(())
     }
 
     fn tell(&self, of: Condemned<'_>, name: &str, kind: EventType, reason: &str, text: &str) {
@@ -273,6 +317,12 @@ impl Killer<'_> {
             Some(pod) => event.container_of(pod, name),
             None => event.container(name),
         });
+    }
+
+    /// Without what went wrong, which may tell secrets.
+    fn tell_failed_pre_stop(&self, of: Condemned<'_>, name: &str) {
+        let (reason, text) = ("FailedPreStopHook", "PreStopHook failed");
+        self.tell(of, name, EventType::Warning, reason, text);
     }
 
     /// The preStop hook that is still to be run.
@@ -306,7 +356,6 @@ impl Killer<'_> {
         of: Condemned<'_>,
         container: &ContainerStatus,
         hook: &PreStop,
-        limit: Duration,
     ) -> Result<(), CommitError> {
         let name = &container.name;
         let pod = of.full_name();
@@ -317,22 +366,11 @@ impl Killer<'_> {
             ports: &hook.ports,
             ip: of.ip(),
         };
-        tracing::debug!(?limit, "running the preStop hook");
-        let run = hooks::run(&hook.handler, target, self.cri);
-        let Ok(outcome) = tokio::time::timeout(limit, run).await else {
-            tracing::info!(?limit, "the preStop hook has used up the grace period");
-            return Ok(());
-        };
+        tracing::debug!("running the preStop hook");
+        let outcome = hooks::run(&hook.handler, target, self.cri).await;
         if let Err(error) = &outcome {
             tracing::warn!(%error, "preStop hook failed");
-            // Without the message, which may tell secrets.
-            self.tell(
-                of,
-                name,
-                EventType::Warning,
-                "FailedPreStopHook",
-                "PreStopHook failed",
-            );
+            self.tell_failed_pre_stop(of, name);
         }
         if of.pod.is_none() {
             return Ok(());
@@ -368,6 +406,11 @@ struct PreStop {
 }
 
 impl PreStop {
+    /// Whether it fails when the container ends: a command does, and so does a request that the container has to answer.
+    fn ends_with_its_container(&self) -> bool {
+        self.handler.sleep.is_none()
+    }
+
     /// Upstream: `restoreSpecsFromContainerLabels`.
     fn of_annotations(annotations: &HashMap<String, String>) -> Option<Self> {
         let text = annotations.get(labels::CONTAINER_PRE_STOP_HANDLER)?;
