@@ -36,6 +36,9 @@ use crate::types::{PodExt, Stamp};
 pub use states::{CONTAINER_CREATING, POD_INITIALIZING};
 use states::{some_if_any, time};
 
+/// Reason of a pod that makes room for a critical one.
+pub const PREEMPTING: &str = "Preempting";
+
 /// Where the pod's worker stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stage {
@@ -76,7 +79,8 @@ pub struct StatusInput<'a> {
     pub runtime_name: &'a str,
     /// Where the worker stands.
     pub stage: Stage,
-    /// Reason and message of an eviction.
+    /// Reason and message of an eviction or a preemption. An evicted pod fails. A preempted one ([`PREEMPTING`])
+    /// succeeds when all its containers end well, and then shows neither reason nor message.
     pub evicted: Option<(&'a str, &'a str)>,
     /// `activeDeadlineSeconds` has passed; see [`deadline::exceeded`].
     pub deadline_exceeded: bool,
@@ -122,10 +126,18 @@ pub fn generate(input: &StatusInput<'_>) -> api::PodStatus {
         .find(|p| is_terminal_phase(Some(p)));
     let (mut reason, mut message) = (None, None);
     if let Some((why, text)) = input.evicted {
-        (reason, message) = (Some(why.to_owned()), Some(text.to_owned()));
-        // Withheld while something may still run: others may reuse what a terminal pod has freed.
-        if input.stage == Stage::Terminated || !statuses.any_running() {
+        let over = input.stage == Stage::Terminated;
+        let stopped = if why == PREEMPTING {
+            // The override of a preemption precedes the kill. A pod whose containers then all end well has succeeded.
+            over && phase != "Succeeded"
+        } else {
+            (reason, message) = (Some(why.to_owned()), Some(text.to_owned()));
+            // Withheld while something may still run: others may reuse what a terminal pod has freed.
+            over || !statuses.any_running()
+        };
+        if stopped {
             phase = "Failed".to_owned();
+            (reason, message) = (Some(why.to_owned()), Some(text.to_owned()));
         }
     } else if input.deadline_exceeded && settled.is_none() && !is_terminal_phase(Some(&phase)) {
         // A pod that came to its own end is active no longer, however late that was found out.
@@ -138,7 +150,7 @@ pub fn generate(input: &StatusInput<'_>) -> api::PodStatus {
     if let Some(settled) = settled {
         phase = settled.to_owned();
     }
-    if input.evicted.is_none()
+    if (input.evicted.is_none() || reason.is_none())
         && let Some(previous) = previous.filter(|p| p.phase.as_deref() == Some(&phase))
     {
         reason = previous.reason.clone();

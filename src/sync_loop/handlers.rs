@@ -9,6 +9,7 @@ use tracing::{debug, info, warn};
 
 use super::{LoopContext, Observed, resizes};
 use crate::core::admission::{self, AdmissionContext};
+use crate::core::pod_status::PREEMPTING;
 use crate::core::pod_worker::KillRequest;
 use crate::core::state::{
     AdmissionDecision, AdmissionRecord, ContainerRecord, State, TerminationCause, Transaction,
@@ -19,8 +20,8 @@ use crate::pod_workers::UpdateOptions;
 use crate::types::metrics::{PreemptionLabel, ReasonLabel};
 use crate::types::{Event, EventType, PodExt, PodSyncType};
 
-/// Reason and message of a pod that makes room for a critical one.
-const PREEMPTING: (&str, &str) = ("Preempting", "Preempted in order to admit critical pod");
+/// Message of a pod that makes room for a critical one.
+const PREEMPTED: &str = "Preempted in order to admit critical pod";
 
 /// New pods: by priority, then oldest first.
 pub(super) fn additions(context: &LoopContext, mut pods: Vec<Arc<Pod>>) {
@@ -138,7 +139,7 @@ fn tell_rejected(context: &LoopContext, pod: &Pod, reason: &str, message: &str) 
 
 /// Evicts a pod for a critical one, which does not wait for it. Upstream: `evictPodsToFreeRequests`.
 fn preempt(context: &LoopContext, victim: &Arc<Pod>, critical: &Pod) {
-    let (reason, message) = PREEMPTING;
+    let (reason, message) = (PREEMPTING, PREEMPTED);
     info!(pod = %victim.uid(), name = victim.name(), critical = critical.name(), "preempting pod");
     let event = Event::pod(EventType::Warning, victim, reason, message);
     context.recorder.record(event);

@@ -3,9 +3,9 @@
 use k8s_openapi::api::core::v1 as api;
 use k8s_openapi::api::core::v1::Pod;
 
-use super::StatusInput;
 use super::containers::Statuses;
 use super::states::{last_end, some_if, state, time};
+use super::{PREEMPTING, StatusInput};
 use crate::core::pod_actions::sandbox_to_create;
 use crate::types::containers::is_sidecar;
 use crate::types::{PodExt, Stamp};
@@ -16,6 +16,8 @@ const READY: &str = "Ready";
 const CONTAINERS_READY: &str = "ContainersReady";
 const SCHEDULED: &str = "PodScheduled";
 const DISRUPTION_TARGET: &str = "DisruptionTarget";
+/// Message of the condition of a preempted pod; that of its status is another one.
+const PREEMPTED: &str = "Pod was preempted by Kubelet to accommodate a critical pod.";
 const RESIZE_PENDING: &str = "PodResizePending";
 const RESIZE_IN_PROGRESS: &str = "PodResizeInProgress";
 
@@ -111,7 +113,12 @@ pub(super) fn generate(
             conditions.extend(verdict.map(|verdict| make(type_, verdict)));
         }
     }
-    if let Some((_, message)) = input.evicted {
+    if let Some((reason, message)) = input.evicted {
+        let message = if reason == PREEMPTING {
+            PREEMPTED
+        } else {
+            message
+        };
         let verdict = Verdict::holds("TerminationByKubelet", message);
         conditions.push(make(DISRUPTION_TARGET, verdict));
     } else {

@@ -462,6 +462,45 @@ fn an_eviction_shows_failed_only_once_nothing_runs() {
     assert_eq!(condition(&later, "DisruptionTarget").status, "True");
 }
 
+/// What upstream makes of a preempted pod after its containers have ended: `Failed` was a matter of the kill alone.
+#[test]
+fn a_preempted_pod_succeeds_when_all_containers_end_well_and_fails_else() {
+    for (code, phase, reason) in [(0, "Succeeded", None), (143, "Failed", Some("Preempting"))] {
+        let mut setup = Setup::new("Always", &["a"], runtime(vec![running("a", 0)]));
+        setup.evicted = Some(("Preempting", "Preempted in order to admit critical pod"));
+        setup.stage = Stage::Terminating;
+        let before = setup.generate();
+        setup.previous = Some(before.clone());
+        setup.status = runtime(vec![exited("a", 0, code)]);
+        let stopped = setup.generate();
+        for status in [&before, &stopped] {
+            assert_eq!(
+                (status.phase.as_deref(), status.reason.as_deref()),
+                (Some("Running"), None),
+                "not over before all of it is"
+            );
+        }
+        setup.stage = Stage::Terminated;
+        for _ in 0..2 {
+            let status = setup.generate();
+            assert_eq!(
+                (status.phase.as_deref(), status.reason.as_deref()),
+                (Some(phase), reason)
+            );
+            assert_eq!(status.message.is_some(), reason.is_some());
+            let disruption = condition(&status, "DisruptionTarget");
+            assert_eq!(
+                (disruption.status.as_str(), disruption.message.as_deref()),
+                (
+                    "True",
+                    Some("Pod was preempted by Kubelet to accommodate a critical pod.")
+                )
+            );
+            setup.previous = Some(status);
+        }
+    }
+}
+
 #[test]
 fn a_sandbox_that_becomes_ready_changes_its_condition_and_the_addresses_and_nothing_else() {
     let setup = Setup::new("Always", &["a"], wiped());
