@@ -4,7 +4,9 @@
 //! name that decisions are made on, and the mutations that keep ends which the runtime may forget.
 //!
 //! **Invariants:** a container that was `Created` and has no start intent never ran; an intent whose
-//! container is gone from the runtime may have run and counts as ended with 137; restart counts only
+//! container is gone from the runtime may have run and counts as ended with 137; so does an intent of an
+//! earlier boot whose container is `Created`, for a power cut may turn the runtime's state back, never the
+//! intent; what has an end on record is not started, whatever the runtime shows; restart counts only
 //! grow; an init container's end counts for the sandbox it ran in only; a number whose container is known never to have run is given to the next start, so that no number
 //! is left out; each end is recorded once per container id.
 
@@ -20,6 +22,11 @@ use crate::types::{ContainerId, PodUid, Stamp};
 pub const STATUS_UNKNOWN: &str = "ContainerStatusUnknown";
 /// Exit code of an end that nobody saw.
 pub const STATUS_UNKNOWN_EXIT_CODE: i32 = 137;
+/// Message of the end of a container that is gone.
+const LOST: &str =
+    "The container could not be located in the runtime. The container used to be Running";
+/// Message of the end of a container whose start the runtime has forgotten.
+const TURNED_BACK: &str = "The node was restarted after the container's start, and the runtime does not know of that start";
 
 /// The container records of one pod, by container name.
 #[derive(Clone, Debug, Default)]
@@ -79,6 +86,9 @@ pub struct History<'a> {
     pub previous_exit: Option<ExitRecord>,
     /// Containers that were created and never started, newest first, without those that cannot be removed.
     pub created: Vec<&'a ContainerStatus>,
+    /// Containers that the runtime shows as created although their end is on record. They are removed and never
+    /// started.
+    pub stale: Vec<&'a ContainerStatus>,
     /// Running containers besides `latest`; there should be none.
     pub duplicates: Vec<&'a ContainerStatus>,
     /// Restart count as of now.
@@ -101,6 +111,8 @@ impl<'a> History<'a> {
         let (stuck, created): (Vec<_>, Vec<_>) = named(status, name)
             .filter(|c| c.state == ContainerState::Created)
             .partition(|c| c.is_stuck());
+        let (stale, created): (Vec<_>, Vec<_>) =
+            created.into_iter().partition(|c| has_ended(record, &c.id));
         let mut running: Vec<_> = named(status, name)
             .filter(|c| c.state == ContainerState::Running)
             .collect();
@@ -151,6 +163,7 @@ impl<'a> History<'a> {
             latest,
             previous_exit,
             created,
+            stale,
             duplicates: running.into_iter().skip(1).collect(),
             restart_count,
             next_attempt,
@@ -225,7 +238,10 @@ fn exits(
         })
         .collect();
     if let Some(exit) = recorded
-        && !status.containers.iter().any(|c| c.id == exit.container_id)
+        && !status
+            .containers
+            .iter()
+            .any(|c| c.id == exit.container_id && c.state != ContainerState::Created)
     {
         exits.push(exit.clone());
     }
@@ -282,11 +298,14 @@ fn is_undecided(
     }
 }
 
+/// Whether the end of container `id` is on record.
+fn has_ended(record: Option<&ContainerRecord>, id: &ContainerId) -> bool {
+    let exit = record.and_then(|r| r.last_exit.as_ref());
+    exit.is_some_and(|exit| exit.container_id == *id)
+}
+
 fn is_missing(intent: &IntentRecord, status: &PodStatus, record: Option<&ContainerRecord>) -> bool {
-    let ended = record
-        .and_then(|r| r.last_exit.as_ref())
-        .is_some_and(|e| e.container_id == intent.container_id);
-    !ended
+    !has_ended(record, &intent.container_id)
         && !status
             .containers
             .iter()
@@ -304,10 +323,31 @@ fn vanished(
     if !is_missing(intent, status, record) || is_undecided(intent, status, record, listed_at) {
         return None;
     }
-    Some(unseen_end(intent, now))
+    Some(unseen_end(intent, now, LOST))
 }
 
-fn unseen_end(intent: &IntentRecord, finished: Stamp) -> ExitRecord {
+/// Returns the end of a container that was to be started in an earlier boot and that the runtime shows as created
+/// in this one. The intent is on the disk before the start is asked for, the runtime's own state may not have got
+/// there before the power went: the container may have run, and whatever it was ended with its boot. `None` when
+/// the intent is of the boot of `now`, when its end is on record, or when the runtime shows anything else.
+///
+/// `record` must still have its stamps of that boot: [`Stamp::rebase`] makes them look like those of this one.
+pub fn end_before_reboot(
+    record: &ContainerRecord,
+    status: &PodStatus,
+    now: Stamp,
+) -> Option<ExitRecord> {
+    let intent = record.intent.as_ref()?;
+    let turned_back = |c: &ContainerStatus| {
+        c.id == intent.container_id && c.state == ContainerState::Created && !c.is_stuck()
+    };
+    let is_cut_off = intent.at.boot != now.boot
+        && !has_ended(Some(record), &intent.container_id)
+        && status.containers.iter().any(turned_back);
+    is_cut_off.then(|| unseen_end(intent, now, TURNED_BACK))
+}
+
+fn unseen_end(intent: &IntentRecord, finished: Stamp, message: &str) -> ExitRecord {
     ExitRecord {
         container_id: intent.container_id.clone(),
         attempt: intent.attempt,
@@ -318,9 +358,7 @@ fn unseen_end(intent: &IntentRecord, finished: Stamp) -> ExitRecord {
         finished,
         exit_code: STATUS_UNKNOWN_EXIT_CODE,
         reason: STATUS_UNKNOWN.to_owned(),
-        message:
-            "The container could not be located in the runtime. The container used to be Running"
-                .to_owned(),
+        message: message.to_owned(),
         inferred: true,
     }
 }
@@ -376,7 +414,7 @@ pub fn observe_exits(
 }
 
 /// What has to be recorded before container `id` is removed from the runtime: the end of an exited one;
-/// that a created one with a start intent never ran. Empty when there is nothing to keep. The restart count
+/// that a created one with a start intent never ran, unless its end is on record. Empty when there is nothing to keep. The restart count
 /// stays, for it was told already; the next start has the same.
 pub fn record_end(
     seen: &State,
@@ -392,7 +430,10 @@ pub fn record_end(
     let record = seen.record::<ContainerRecord>(&key);
     match container.state {
         ContainerState::Created => match record {
-            Some(old) if old.intent.as_ref().is_some_and(|i| i.container_id == *id) => {
+            Some(old)
+                if old.intent.as_ref().is_some_and(|i| i.container_id == *id)
+                    && !has_ended(record, id) =>
+            {
                 let mut new = old.clone();
                 new.intent = None;
                 Transaction::new()
@@ -464,7 +505,7 @@ pub fn forget_init(seen: &State, pod: &PodUid, names: &[String]) -> Transaction 
             .is_some_and(|e| e.container_id == intent.container_id || e.attempt >= intent.attempt);
         if !ended {
             // The last moment at which it is known to have been alive.
-            next.last_exit = Some(unseen_end(intent, intent.at));
+            next.last_exit = Some(unseen_end(intent, intent.at, LOST));
         }
         transaction = transaction
             .expect::<ContainerRecord>(seen, &key)

@@ -19,9 +19,9 @@ use super::pleg_diff;
 use super::pod_actions::{self, PodActionInput};
 use super::pod_worker::{self, WorkerUpdate};
 use super::state::{
-    AdmissionDecision, AdmissionRecord, ContainerRecord, EpochRecord, ImageRecord, META_KEY,
-    MetaRecord, ObjectRecord, PlegRecord, PodRecord, QueueRecord, SignalRecord, SourceRecord,
-    State, StatusRecord, Transaction, WorkerPhase, WorkerRecord,
+    AdmissionDecision, AdmissionRecord, ContainerRecord, EpochRecord, ExitRecord, ImageRecord,
+    META_KEY, MetaRecord, ObjectRecord, PlegRecord, PodRecord, QueueRecord, SignalRecord,
+    SourceRecord, State, StatusRecord, Transaction, WorkerPhase, WorkerRecord,
 };
 use crate::kubeletconfig::OfflineStart;
 use crate::types::runtime::PodStatus as RuntimePodStatus;
@@ -135,7 +135,13 @@ pub fn plan_restore(input: &RestoreInput<'_>) -> RestorePlan {
     let rebooted = !first && !input.boot.same_boot(&meta.boot);
     let epoch = meta.epoch.clone();
     let heartbeat = meta.heartbeat;
-    let (state, mut transaction) = rebase(input.state, heartbeat, input.listed_at, input.now);
+    let (state, mut transaction) = rebase(
+        input.state,
+        input.runtime,
+        heartbeat,
+        input.listed_at,
+        input.now,
+    );
 
     let mut pods = Vec::new();
     let mut current = Vec::new();
@@ -353,7 +359,16 @@ fn sync_outcome(
 /// Moves every stamp that something is counted from or to onto the boot of `now`. Stamps that only tell
 /// when something was stay as they are. What happened after the last heartbeat of an earlier boot happened
 /// before the runtime was listed in this one, however it is moved.
-fn rebase(state: &State, heartbeat: Stamp, listed_at: Stamp, now: Stamp) -> (State, Transaction) {
+///
+/// Containers whose start the runtime has forgotten get their end here, where their records still tell in which boot
+/// that start was decided.
+fn rebase(
+    state: &State,
+    runtime: &BTreeMap<PodUid, RuntimePodStatus>,
+    heartbeat: Stamp,
+    listed_at: Stamp,
+    now: Stamp,
+) -> (State, Transaction) {
     let mut transaction = Transaction::new();
     let move_due = |s: Stamp| s.rebase(heartbeat, now);
     let before_listing = listed_at.minus(Duration::from_millis(1));
@@ -391,7 +406,18 @@ fn rebase(state: &State, heartbeat: Stamp, listed_at: Stamp, now: Stamp) -> (Sta
         if !has_foreign_stamp(&v.record, now) {
             continue;
         }
-        let record = rebase_container(&v.record, move_stamp);
+        let mut record = rebase_container(&v.record, move_stamp);
+        if let Some((pod, end)) = end_before_reboot(runtime, key, &v.record, now) {
+            transaction = transaction.journal(
+                Some(&pod),
+                "container ended",
+                format!(
+                    "{key} attempt {}: it may have run before the machine was started anew",
+                    end.attempt
+                ),
+            );
+            record.last_exit = Some(end);
+        }
         if record != v.record {
             transaction = transaction.put(key, record);
         }
@@ -429,6 +455,20 @@ fn rebase(state: &State, heartbeat: Stamp, listed_at: Stamp, now: Stamp) -> (Sta
         rebased.apply(mutation, 0);
     }
     (rebased, transaction)
+}
+
+/// [`container_history::end_before_reboot`] of the container with record `key`, with its pod.
+fn end_before_reboot(
+    runtime: &BTreeMap<PodUid, RuntimePodStatus>,
+    key: &str,
+    record: &ContainerRecord,
+    now: Stamp,
+) -> Option<(PodUid, ExitRecord)> {
+    let (pod, _) = key.rsplit_once('/')?;
+    let pod = PodUid::new(pod);
+    let listed = runtime.get(&pod)?;
+    let end = container_history::end_before_reboot(record, listed, now)?;
+    Some((pod, end))
 }
 
 /// Whether a record has a stamp of another boot than `now`: only such a record moves.

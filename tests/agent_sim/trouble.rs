@@ -8,8 +8,9 @@ use holdfast::types::PodExt;
 use holdfast_testkit::fake_cri::{Behaviour, Fault};
 use tokio::time::Instant;
 
+use crate::node::{Crash, When};
 use crate::restart::{assert_nothing_wrong, evict, exits, make_unreadable, node};
-use crate::world::{World, spec};
+use crate::world::{IMAGE, World, spec};
 
 // ----------------------------------------------------------------------------------------------- R21
 
@@ -222,6 +223,110 @@ async fn a_reboot_starts_every_pod_again_but_not_what_ran_once() {
     assert_eq!(w.starts("never").len(), 1);
     assert_eq!(w.starts("always")[1].attempt, 1);
     assert_nothing_wrong(&w);
+}
+
+fn with_init(restart: &str, init: &str) -> String {
+    let init = format!(
+        r#","initContainers":[{{"name":"init","image":"{IMAGE}","command":["sh"]{init}}}]"#
+    );
+    spec(restart, &init)
+}
+
+/// containerd writes what it knows of a container without a sync: after a loss of power it may show one as created
+/// that has done its work.
+#[tokio::test(start_paused = true)]
+async fn after_a_power_cut_a_start_that_the_runtime_forgot_counts_as_one() {
+    let mut w = node(|_, _| Behaviour::RunForever).await;
+    let sidecar = r#","restartPolicy":"Always""#;
+    for (pod, spec) in [
+        ("once", spec("Never", "")),
+        ("failure", spec("OnFailure", "")),
+        ("always", spec("Always", "")),
+        ("init-once", with_init("Never", "")),
+        ("init-always", with_init("Always", "")),
+        ("side", with_init("Never", sidecar)),
+    ] {
+        w.manifest(pod, &spec);
+    }
+    w.start().await;
+    w.until("all run", 60, |w| {
+        let one = |pod: &&str| w.running(pod).len() == 1;
+        let single = ["once", "failure", "always", "init-once", "init-always"];
+        single.iter().all(one) && w.running("side").len() == 2
+    })
+    .await;
+    // What is told of it is on the disk.
+    w.pass(30).await;
+    let before: Vec<_> = w.fake.containers().into_iter().map(|c| c.id).collect();
+    w.cut_power(|pod, container| pod != "side" || container == "init")
+        .await;
+    // Nor does it matter how often the agent begins to look at that.
+    w.start_until(Crash::Write(2, When::After)).await;
+    w.until("it dies", 60, |w| w.life.is_over()).await;
+    w.crash().await;
+    w.start().await;
+
+    w.until("those that may run again do", 120, |w| {
+        let one = |pod: &&str| w.running(pod).len() == 1;
+        ["failure", "always", "init-always"].iter().all(one)
+    })
+    .await;
+    w.until("the others failed", 120, |w| {
+        w.phase("once") == "Failed" && w.phase("init-once") == "Failed"
+    })
+    .await;
+    w.pass(120).await;
+    let attempts = |pod: &str, container: &str| -> Vec<u32> {
+        let starts = w.starts(pod).into_iter();
+        let starts = starts.filter(|start| start.container == container);
+        starts.map(|start| start.attempt).collect()
+    };
+    for (pod, container, want) in [
+        ("once", "main", vec![0]),
+        ("failure", "main", vec![0, 1]),
+        ("always", "main", vec![0, 1]),
+        ("init-once", "init", vec![0]),
+        ("init-once", "main", vec![]),
+        ("init-always", "init", vec![0, 1]),
+    ] {
+        assert_eq!(attempts(pod, container), want, "{pod} {container}");
+    }
+    assert!(attempts("side", "init").len() <= 2, "{}", w.describe());
+    assert_eq!(w.restarts("always"), 1);
+    for pod in ["failure", "always", "init-always"] {
+        let now = w.running(pod);
+        assert!(now.iter().all(|id| !before.contains(id)), "{pod}: {now:?}");
+    }
+    let status = w.status("once").unwrap().status;
+    let statuses = status.container_statuses.clone().unwrap();
+    let end = statuses[0].state.clone().unwrap().terminated.unwrap();
+    assert_eq!(
+        (end.exit_code, end.reason.as_deref()),
+        (137, Some("ContainerStatusUnknown"))
+    );
+    assert_nothing_wrong(&w);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_start_that_was_decided_and_not_made_in_this_boot_is_made_by_the_next_agent() {
+    for policy in ["Never", "OnFailure", "Always"] {
+        let mut w = node(|_, _| Behaviour::RunForever).await;
+        w.manifest("pod", &spec(policy, ""));
+        // Sandbox, container, start.
+        w.start_until(Crash::Call(3, When::Before)).await;
+        w.until("it dies before the start", 60, |w| w.life.is_over())
+            .await;
+        w.crash().await;
+        let created = w.of_pod("pod");
+        assert_eq!(created.len(), 1);
+        assert_eq!(w.container("pod").intent.unwrap().attempt, 0, "{policy}");
+        w.start().await;
+        w.until("it runs", 60, |w| w.running("pod").len() == 1)
+            .await;
+        assert_eq!(w.running("pod")[0], created[0].id, "{policy}");
+        assert_eq!(w.starts("pod").len(), 1, "{policy}");
+        assert_nothing_wrong(&w);
+    }
 }
 
 // ------------------------------------------------------------------------------------ other decisions

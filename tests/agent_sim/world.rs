@@ -384,6 +384,18 @@ impl World {
         self.clock.reboot();
     }
 
+    /// The power fails and comes back: the boot is another one, and the runtime has forgotten the starts of the
+    /// containers that `forgets` names, by pod without the node's name and container. The agent is not started.
+    pub async fn cut_power(&mut self, forgets: impl Fn(&str, &str) -> bool) {
+        self.lose_power().await;
+        let of_pod = |pod: &str, container: &str| {
+            forgets(pod.strip_suffix("-sim").unwrap_or(pod), container)
+        };
+        self.fake.lose_power(of_pod).unwrap();
+        self.mounts.unmount();
+        self.clock.reboot();
+    }
+
     /// What ran is gone from the runtime, and nothing else. The agent is not started.
     pub fn reboot_runtime(&self) {
         self.fake.restart(Restart::Wipe).unwrap();

@@ -199,6 +199,46 @@ fn a_container_that_never_ran_takes_no_number() {
 }
 
 #[test]
+fn what_ended_is_not_started_though_the_runtime_shows_it_as_created() {
+    let uid = PodUid::new("u1");
+    let status = runtime(vec![created("a", 1), exited("a", 0, 1)]);
+    let mut cut_off = started("a", 1);
+    let mut now = at(70);
+    now.boot = crate::types::BootId(2);
+    let end = end_before_reboot(&cut_off, &status, now).unwrap();
+    assert_eq!(
+        (end.exit_code, end.reason.as_str(), end.inferred),
+        (137, STATUS_UNKNOWN, true)
+    );
+    assert_eq!(
+        end_before_reboot(&cut_off, &status, at(70)),
+        None,
+        "same boot"
+    );
+    cut_off.last_exit = Some(end);
+    for record in [cut_off, ended("a", 1, 0)] {
+        assert_eq!(
+            end_before_reboot(&record, &status, now),
+            None,
+            "it is known"
+        );
+        let history = History::of("a", &status, Some(&record), at(70), at(70));
+        let Latest::Exited(exit) = &history.latest else {
+            panic!("{:?}", history.latest);
+        };
+        assert_eq!(Some(exit), record.last_exit.as_ref());
+        assert_eq!(history.previous_exit.as_ref().map(|e| e.attempt), Some(0));
+        assert_eq!((history.created.len(), history.stale.len()), (0, 1));
+        assert_eq!((history.restart_count, history.next_attempt), (1, 2));
+
+        // It is recorded once, and stays on record when the container is removed.
+        let state = state_with(&[("a", record)].into());
+        assert!(observe_exits(&state, &uid, &status, at(70), at(70)).is_empty());
+        assert!(record_end(&state, &uid, &status, &"a-1".into(), at(70)).is_empty());
+    }
+}
+
+#[test]
 fn a_container_that_cannot_be_removed_keeps_its_number_and_is_left_alone() {
     let stuck = ContainerStatus {
         reason: "StartError".to_owned(),

@@ -315,6 +315,13 @@ impl<'i, 'a> Sync<'i, 'a> {
     pub(super) fn drop_created(&mut self, view: &View<'_>) {
         let created = view.history.created.iter().map(|c| c.id.clone());
         self.actions.remove_created.extend(created);
+        self.drop_stale(view);
+    }
+
+    /// Removes what the runtime takes for created and has ended.
+    fn drop_stale(&mut self, view: &View<'_>) {
+        let stale = view.history.stale.iter().map(|c| c.id.clone());
+        self.actions.remove_created.extend(stale);
     }
 
     /// Starts the container, with the created one that fits if there is one; the others are removed.
@@ -325,6 +332,7 @@ impl<'i, 'a> Sync<'i, 'a> {
         let others = created.iter().filter(|c| fits.is_none_or(|f| f.id != c.id));
         let others = others.map(|c| c.id.clone());
         self.actions.remove_created.extend(others);
+        self.drop_stale(view);
         self.start(view, fits, why);
     }
 

@@ -3,7 +3,9 @@
 use super::super::state::{
     BackoffRecord, EpochReason, IntentRecord, Mutation, ProbeRecord, Table, TerminationCause,
 };
-use super::super::testkit::{at, ended, exited, pod, running, runtime, started, with_backoff};
+use super::super::testkit::{
+    at, created, ended, exited, pod, running, runtime, started, with_backoff,
+};
 use super::*;
 use crate::types::{BootId, ContainerId, Json};
 
@@ -516,13 +518,19 @@ fn a_start_after_the_last_heartbeat_of_another_boot_comes_before_the_listing_of_
         record.intent.as_ref().unwrap().at
     };
 
-    let (rebased, transaction) = rebase(&state, heartbeat, listed_at, now);
+    let (rebased, transaction) = rebase(&state, &BTreeMap::new(), heartbeat, listed_at, now);
     assert!(moved(&rebased).boottime_ms < listed_at.boottime_ms);
     assert_eq!(moved(&rebased).boot, now.boot);
     assert!(!transaction.is_empty(), "the moved stamp is committed");
 
     // Within one boot nothing is moved.
-    let (rebased, transaction) = rebase(&state, heartbeat, in_boot(1, 110), in_boot(1, 111));
+    let (rebased, transaction) = rebase(
+        &state,
+        &BTreeMap::new(),
+        heartbeat,
+        in_boot(1, 110),
+        in_boot(1, 111),
+    );
     assert_eq!(moved(&rebased), intended);
     assert!(transaction.is_empty());
 }
@@ -571,6 +579,59 @@ fn a_reboot_is_no_crash_of_what_ran_and_shortens_no_back_off_of_what_had_ended()
     );
     let same_boot = |s: Stamp| s;
     assert_eq!(rebase_container(&running, same_boot).backoff, Some(backoff));
+}
+
+#[test]
+fn after_a_reboot_a_start_on_record_outweighs_a_runtime_that_shows_it_as_created() {
+    let start = |record: ContainerRecord, shown: RuntimePodStatus| {
+        let mut start = Start::with_pod("Never", WorkerPhase::Sync)
+            .put("u1/a", record)
+            .showing(shown, true);
+        start.boot = boot(2);
+        start.now = in_boot(2, 1_000);
+        start
+    };
+    let end_of = |start: &Start| {
+        let mut state = start.state.clone();
+        let plan = start.plan();
+        for mutation in &plan.transaction.mutations {
+            state.apply(mutation, 2);
+        }
+        let record = state.record::<ContainerRecord>("u1/a").unwrap();
+        let told = plan.transaction.journal.iter();
+        let told = told.filter(|line| line.what == "container ended").count();
+        let end = record.last_exit.as_ref();
+        let end = end.map(|end| (end.container_id.to_string(), end.exit_code, end.inferred));
+        (end, told, plan.pods[0].outcome)
+    };
+    let concluded = Some(("a-1".to_owned(), 137, true));
+
+    let cut_off = start(
+        with_backoff(started("a", 1), 80),
+        runtime(vec![created("a", 1)]),
+    );
+    assert_eq!(end_of(&cut_off), (concluded, 1, Outcome::Repaired));
+
+    // Nothing is concluded in the boot of the intent, nor of a container that is not the intended one, that is
+    // shown as more than created, or whose end is on record.
+    let mut same_boot = cut_off;
+    same_boot.boot = boot(1);
+    same_boot.now = at(100);
+    assert_eq!(end_of(&same_boot).0, None);
+    for (shown, record, want) in [
+        (created("a", 2), started("a", 1), None),
+        (exited("a", 1, 0), started("a", 1), None),
+        (
+            created("a", 1),
+            ended("a", 1, 3),
+            Some(("a-1".to_owned(), 3, false)),
+        ),
+    ] {
+        let name = format!("{shown:?}");
+        let (end, told, outcome) = end_of(&start(record, runtime(vec![shown])));
+        assert_eq!((end, told), (want, 0), "{name}");
+        assert_eq!(outcome, Outcome::Repaired, "{name}");
+    }
 }
 
 #[test]

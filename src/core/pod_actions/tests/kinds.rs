@@ -770,3 +770,108 @@ fn a_new_sandbox_begins_with_the_first_init_container() {
         .collect(),
     );
 }
+
+/// A power cut turned the runtime's state back to before the start that is on record, whose end is concluded.
+#[test]
+fn what_may_have_run_before_a_power_cut_is_started_as_another_attempt_or_not_at_all() {
+    let cut_off = |name: &'static str| {
+        let mut record = ended(name, 0, 137);
+        let exit = record.last_exit.as_mut().unwrap();
+        (exit.inferred, exit.reason) = (true, "ContainerStatusUnknown".into());
+        Owned::from([(name, record)])
+    };
+    let init = |policy| spec(policy, &["i"], false);
+    let dead = |name| with(vec![sandbox(0, NotReady)], vec![created(name, 0)]);
+    let there = |name| runtime(vec![created(name, 0)]);
+    let rows = [
+        ("Never", dead("a"), pod("Never", &["a"]), "a", "remove a-0"),
+        (
+            "Never",
+            there("a"),
+            pod("Never", &["a"]),
+            "a",
+            "kill-pod, remove a-0",
+        ),
+        (
+            "Always",
+            dead("a"),
+            pod("Always", &["a"]),
+            "a",
+            "kill-pod, remove a-0, sandbox 1, start a#1",
+        ),
+        (
+            "Always",
+            there("a"),
+            pod("Always", &["a"]),
+            "a",
+            "remove a-0, start a#1",
+        ),
+        (
+            "OnFailure",
+            dead("a"),
+            pod("OnFailure", &["a"]),
+            "a",
+            "kill-pod, remove a-0, sandbox 1, start a#1",
+        ),
+        (
+            "OnFailure",
+            there("a"),
+            pod("OnFailure", &["a"]),
+            "a",
+            "remove a-0, start a#1",
+        ),
+        ("init, Never", dead("i"), init("Never"), "i", "remove i-0"),
+        (
+            "init, Never",
+            there("i"),
+            init("Never"),
+            "i",
+            "kill-pod, remove i-0",
+        ),
+        (
+            "init, Always",
+            dead("i"),
+            init("Always"),
+            "i",
+            "kill-pod, remove i-0, forget i, sandbox 1, start i#1",
+        ),
+        (
+            "init, Always",
+            there("i"),
+            init("Always"),
+            "i",
+            "remove i-0, start i#1",
+        ),
+        (
+            "sidecar",
+            dead("s"),
+            side("Always"),
+            "s",
+            "kill-pod, remove s-0, forget s, sandbox 1, start s#1",
+        ),
+        (
+            "sidecar",
+            there("s"),
+            side("Never"),
+            "s",
+            "remove s-0, start s#1",
+        ),
+        (
+            "ephemeral",
+            there("e"),
+            spec("Always", &[], true),
+            "e",
+            "remove e-0, start a#0",
+        ),
+    ];
+    for (name, status, pod, container, want) in rows {
+        let actions = decide(&pod, &status, &cut_off(container), 70);
+        assert_eq!(brief(&actions, at(70)), want, "{name} {status:?}");
+    }
+    // A start that is on record and has no end is made up for under its own number.
+    for policy in ["Always", "OnFailure", "Never"] {
+        let owned = Owned::from([("a", started("a", 0))]);
+        let actions = decide(&pod(policy, &["a"]), &there("a"), &owned, 70);
+        assert_eq!(brief(&actions, at(70)), "adopt a-0#0", "{policy}");
+    }
+}

@@ -189,6 +189,18 @@ impl FakeCri {
         self.start()
     }
 
+    /// The machine loses its power and comes back. Sandboxes are not ready, what ran has ended with 255. The state of
+    /// the containers that `forgets` names, by pod and container, had not got to the disk: they are as they were
+    /// before their start, as containerd shows them then.
+    ///
+    /// # Errors
+    /// When the socket cannot be bound again.
+    pub fn lose_power(&self, forgets: impl Fn(&str, &str) -> bool) -> io::Result<()> {
+        self.stop();
+        self.model().lose_power(&forgets);
+        self.start()
+    }
+
     /// Every call so far.
     pub fn calls(&self) -> Vec<Call> {
         self.control().calls.clone()

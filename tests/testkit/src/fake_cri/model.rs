@@ -75,6 +75,36 @@ impl Model {
         self.containers.clear();
     }
 
+    /// No sandbox is ready any more, what ran has ended unseen, and what `forgets` names (pod, container) is as it was
+    /// before its start.
+    pub(super) fn lose_power(&mut self, forgets: &dyn Fn(&str, &str) -> bool) {
+        let now = self.now_ns();
+        for sandbox in self.sandboxes.values_mut() {
+            sandbox.ready = false;
+        }
+        for container in self.containers.values_mut() {
+            let labels = &container.config.labels;
+            let label = |name: &str| labels.get(name).map_or("", String::as_str);
+            let (pod, name) = (
+                label("io.kubernetes.pod.name"),
+                label("io.kubernetes.container.name"),
+            );
+            if forgets(pod, name) {
+                container.state = v1::ContainerState::ContainerCreated;
+                (container.started_at, container.finished_at) = (0, 0);
+                container.exit_code = 0;
+                container.reason.clear();
+                container.message.clear();
+            } else if container.state == v1::ContainerState::ContainerRunning {
+                container.state = v1::ContainerState::ContainerExited;
+                container.finished_at = now;
+                container.exit_code = 255;
+                container.reason = "Unknown".to_owned();
+            }
+            container.starting = false;
+        }
+    }
+
     /// Strictly rising, so that creation order shows.
     pub(super) fn now_ns(&mut self) -> i64 {
         let passed = i64::try_from(self.started.elapsed().as_nanos()).unwrap_or(i64::MAX);
