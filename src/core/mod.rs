@@ -21,6 +21,7 @@ pub mod state;
 pub mod status_patch;
 pub mod supported;
 pub mod trust;
+pub mod turns;
 pub mod volume_mounts;
 pub mod volumes;
 

@@ -5,8 +5,9 @@
 //! [`Prober::failures`]).
 //!
 //! One task ([`Prober::run`]) owns all due times and everything that is under way; a probe that waits costs
-//! an entry in a sorted set. A bounded number of probes runs at once, first come first served, exec probes
-//! apart from the others; each probe has at most one run under way.
+//! an entry in a sorted set. A bounded number of probes runs at once, exec probes apart from the others; the pods have
+//! turns one after the other, and a slow probe goes on in its pod's own share ([`crate::core::turns`]), so that no pod
+//! keeps the probes of another one waiting. Each probe has at most one run under way.
 //!
 //! Results are recorded (relaxed) when the result in force or a count changes, never for a probe that only
 //! confirms. A new life of the agent goes on where the record of the same container stands, on the phase it

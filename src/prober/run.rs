@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures::FutureExt as _;
-use futures::future::BoxFuture;
+use futures::future::{AbortHandle, Abortable, BoxFuture};
 use futures::stream::{FuturesUnordered, StreamExt as _};
 use tokio::sync::mpsc;
 use tokio::time::Instant;
@@ -15,13 +15,23 @@ use tracing::debug;
 use super::handlers::{Handlers, Raw};
 use super::table::{Command, Job, ProbeId};
 use super::{Inner, ProberContext};
+use crate::core::turns::Turns;
 use crate::store::CommitError;
-use crate::types::{Event, EventType, PodExt, ProbeKind, ProbeUpdate, Stamp};
+use crate::types::{Event, EventType, PodExt, PodUid, ProbeKind, ProbeUpdate, Stamp};
 
-/// Connections of probes at once.
-pub(super) const NET_LIMIT: usize = 64;
-/// Commands of probes at once; each costs the runtime a process or two.
+/// Connections of probes at once, without slow ones.
+const NET_LIMIT: usize = 64;
+/// Slow connections at once of one pod; each costs a descriptor.
+const NET_SHARE: usize = 8;
+/// Commands of probes at once, without slow ones; each costs the runtime a process or two.
 pub(super) const EXEC_LIMIT: usize = 16;
+/// Slow commands at once of one pod. As a node has at most `maxPods` pods of the API server, the runtime has no more
+/// than 16 and four for each of them: 456 on a node of 110 pods, if every pod wants it so. Their processes count
+/// within the limits of their own pods.
+pub(super) const EXEC_SHARE: usize = 4;
+/// A probe that takes longer than this is slow. Two hundred pods that have a slow one each at the same moment keep a
+/// command of another pod waiting for 6.25 s the first time, and not at all from then on.
+const PATIENCE: Duration = Duration::from_millis(500);
 /// A further run of a probe may be this much too early when the task is awake anyway: with hundreds of probes that is
 /// most of its wake-ups. Never the first run of a container, which has its initial delay.
 const EARLY: Duration = Duration::from_millis(50);
@@ -39,11 +49,29 @@ struct Landed {
     outcome: Result<Raw, String>,
 }
 
-/// Runs that compete for the same turns.
-#[derive(Default)]
-struct Lane {
-    waiting: VecDeque<(ProbeId, Instant)>,
-    running: usize,
+/// What probes compete for.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Lane {
+    /// Connections.
+    Net,
+    /// Commands.
+    Exec,
+}
+
+/// A probe that waits for a turn or is under way.
+struct Busy {
+    lane: Lane,
+    pod: PodUid,
+    due: Instant,
+    /// Of a run that is under way.
+    flight: Option<Flight>,
+}
+
+struct Flight {
+    began: Instant,
+    call_off: AbortHandle,
+    /// The probe is not to be run any more.
+    withdrawn: bool,
 }
 
 /// When a probe is to be run.
@@ -59,13 +87,15 @@ struct Task<'a> {
     handlers: Arc<Handlers>,
     schedule: BTreeSet<(Instant, ProbeId)>,
     due: HashMap<ProbeId, Due>,
-    net: Lane,
-    exec: Lane,
-    /// Probes that wait for a turn or are under way.
-    busy: HashSet<ProbeId>,
+    net: Turns<PodUid, ProbeId>,
+    exec: Turns<PodUid, ProbeId>,
+    busy: HashMap<ProbeId, Busy>,
+    /// Runs in the order in which they began, as long as they were not looked at for being slow.
+    young: VecDeque<(Instant, ProbeId)>,
     /// Of those, the ones that became due again: their container is another one.
     again: HashSet<ProbeId>,
-    flights: FuturesUnordered<BoxFuture<'static, Landed>>,
+    /// `None` of a run that was called off.
+    flights: FuturesUnordered<BoxFuture<'static, (ProbeId, Option<Landed>)>>,
     commits: FuturesUnordered<BoxFuture<'static, (ProbeId, Result<(), CommitError>)>>,
     /// Results that found no room, the newest of each probe.
     outbox: BTreeMap<(ProbeKind, ProbeId), ProbeUpdate>,
@@ -77,9 +107,10 @@ pub(super) async fn run(inner: &Inner, token: CancellationToken) {
         handlers: Arc::new(Handlers::new(inner.context.cri.clone())),
         schedule: BTreeSet::new(),
         due: HashMap::new(),
-        net: Lane::default(),
-        exec: Lane::default(),
-        busy: HashSet::new(),
+        net: Turns::new(NET_LIMIT, NET_SHARE),
+        exec: Turns::new(EXEC_LIMIT, EXEC_SHARE),
+        busy: HashMap::new(),
+        young: VecDeque::new(),
         again: HashSet::new(),
         flights: FuturesUnordered::new(),
         commits: FuturesUnordered::new(),
@@ -89,9 +120,11 @@ pub(super) async fn run(inner: &Inner, token: CancellationToken) {
     loop {
         task.obey();
         task.enqueue_due();
+        task.part_with_the_slow();
         task.take_off();
         task.flush();
         let next = task.schedule.first().map(|(at, _)| *at);
+        let next = next.into_iter().chain(task.slow_at()).min();
         let waits = |kind| task.outbox.keys().any(|(k, _)| *k == kind);
         let liveness = waits(ProbeKind::Liveness);
         let readiness = waits(ProbeKind::Readiness);
@@ -102,7 +135,7 @@ pub(super) async fn run(inner: &Inner, token: CancellationToken) {
         tokio::select! {
             () = token.cancelled() => return,
             () = inner.changed.notified() => {}
-            Some(landed) = task.flights.next() => task.land(landed),
+            Some((id, landed)) = task.flights.next() => task.land(id, landed),
             Some((id, answer)) = task.commits.next() => task.committed(id, answer),
             () = tokio::time::sleep_until(next.unwrap_or_else(Instant::now)), if next.is_some() => {}
             room = results.liveness.reserve(), if liveness => drop(room),
@@ -117,8 +150,11 @@ impl Task<'_> {
         &self.inner.context
     }
 
-    fn lane(&mut self, exec: bool) -> &mut Lane {
-        if exec { &mut self.exec } else { &mut self.net }
+    fn turns(&mut self, lane: Lane) -> &mut Turns<PodUid, ProbeId> {
+        match lane {
+            Lane::Net => &mut self.net,
+            Lane::Exec => &mut self.exec,
+        }
     }
 
     fn obey(&mut self) {
@@ -128,7 +164,10 @@ impl Task<'_> {
                 Command::Schedule(id, wait) => {
                     self.schedule_at(id, Instant::now() + wait, false);
                 }
-                Command::Cancel(id) => self.cancel(id),
+                Command::Cancel(id) => {
+                    self.cancel(id);
+                    self.withdraw(id);
+                }
                 Command::Send(kind, id, update) => {
                     self.outbox.insert((kind, id), update);
                 }
@@ -147,6 +186,26 @@ impl Task<'_> {
             self.schedule.remove(&(due.at, id));
         }
         self.again.remove(&id);
+    }
+
+    /// A probe is not to be run any more: it gives up its turn, or its place among those that wait.
+    fn withdraw(&mut self, id: ProbeId) {
+        self.net.forget(id);
+        self.exec.forget(id);
+        let Some(busy) = self.busy.get_mut(&id) else {
+            return;
+        };
+        let (lane, pod) = (busy.lane, busy.pod.clone());
+        match &mut busy.flight {
+            Some(flight) => {
+                flight.withdrawn = true;
+                flight.call_off.abort();
+            }
+            None => {
+                self.busy.remove(&id);
+            }
+        }
+        self.turns(lane).withdraw(&pod, id);
     }
 
     /// Moves what is due to the queues, and with it what soon will be.
@@ -172,56 +231,114 @@ impl Task<'_> {
     }
 
     fn enqueue(&mut self, id: ProbeId, due: Instant) {
-        if self.busy.contains(&id) {
+        if self.busy.contains_key(&id) {
             self.again.insert(id);
             return;
         }
-        let Some(exec) = self.inner.table().job(id).map(|job| is_exec(&job)) else {
+        let Some(job) = self.inner.table().job(id) else {
             return;
         };
-        self.busy.insert(id);
-        self.lane(exec).waiting.push_back((id, due));
+        let (lane, pod) = (lane_of(&job), job.target.pod.uid());
+        let busy = Busy {
+            lane,
+            pod: pod.clone(),
+            due,
+            flight: None,
+        };
+        self.busy.insert(id, busy);
+        self.turns(lane).wait(pod, id);
     }
 
-    /// Starts what has a turn.
-    fn take_off(&mut self) {
-        for (exec, limit) in [(false, NET_LIMIT), (true, EXEC_LIMIT)] {
-            while self.lane(exec).running < limit
-                && let Some((id, due)) = self.lane(exec).waiting.pop_front()
+    /// When the oldest run that is not slow yet will be. Forgets those that have ended.
+    fn slow_at(&mut self) -> Option<Instant> {
+        while let Some((began, id)) = self.young.front().copied() {
+            let flight = self.busy.get(&id).and_then(|busy| busy.flight.as_ref());
+            if flight.is_some_and(|flight| flight.began == began) {
+                return Some(began + PATIENCE);
+            }
+            self.young.pop_front();
+        }
+        None
+    }
+
+    /// Takes their common turns from runs that have become slow.
+    fn part_with_the_slow(&mut self) {
+        let now = Instant::now();
+        while self.slow_at().is_some_and(|at| at <= now)
+            && let Some((_, id)) = self.young.pop_front()
+        {
+            let Some(lane) = self.busy.get(&id).map(|busy| busy.lane) else {
+                continue;
+            };
+            if !self.turns(lane).overstay(id)
+                && let Some(flight) = self.busy.get(&id).and_then(|busy| busy.flight.as_ref())
             {
-                let job = self.inner.table().job(id);
-                let Some(job) = job else {
-                    self.idle(id);
-                    continue;
-                };
-                self.lane(exec).running += 1;
-                let at = self.context().clock.now();
-                let handlers = Arc::clone(&self.handlers);
-                let flight = async move {
-                    let start = Instant::now();
-                    let outcome = handlers.probe(&job).await;
-                    Landed {
-                        at,
-                        due,
-                        took: start.elapsed(),
-                        outcome,
-                        job,
-                    }
-                };
-                self.flights.push(flight.boxed());
+                flight.call_off.abort();
             }
         }
     }
 
-    fn land(&mut self, landed: Landed) {
-        let Landed {
+    /// Starts what has a turn.
+    fn take_off(&mut self) {
+        for lane in [Lane::Net, Lane::Exec] {
+            while let Some(id) = self.turns(lane).next_turn() {
+                let job = self.inner.table().job(id);
+                let (Some(job), Some(busy)) = (job, self.busy.get_mut(&id)) else {
+                    self.turns(lane).end(id, true);
+                    self.idle(id);
+                    continue;
+                };
+                let (began, due) = (Instant::now(), busy.due);
+                let (call_off, registration) = AbortHandle::new_pair();
+                busy.flight = Some(Flight {
+                    began,
+                    call_off,
+                    withdrawn: false,
+                });
+                self.young.push_back((began, id));
+                let at = self.context().clock.now();
+                let handlers = Arc::clone(&self.handlers);
+                let flight = async move {
+                    let outcome = handlers.probe(&job).await;
+                    Landed {
+                        at,
+                        due,
+                        took: began.elapsed(),
+                        outcome,
+                        job,
+                    }
+                };
+                let flight = Abortable::new(flight, registration);
+                self.flights
+                    .push(flight.map(move |landed| (id, landed.ok())).boxed());
+            }
+        }
+    }
+
+    fn land(&mut self, id: ProbeId, landed: Option<Landed>) {
+        let Some(busy) = self.busy.get_mut(&id) else {
+            return;
+        };
+        let (lane, pod) = (busy.lane, busy.pod.clone());
+        let withdrawn = busy.flight.take().is_some_and(|flight| flight.withdrawn);
+        let Some(Landed {
             job,
             at,
             due,
             took,
             outcome,
-        } = landed;
-        self.lane(is_exec(&job)).running -= 1;
+        }) = landed
+        else {
+            self.turns(lane).end(id, false);
+            if withdrawn {
+                self.idle(id);
+            } else {
+                // It has said nothing, and is run again when its pod's other slow ones leave room.
+                self.turns(lane).wait(pod, id);
+            }
+            return;
+        };
+        self.turns(lane).end(id, took <= PATIENCE);
         let success = outcome.as_ref().ok().map(Raw::success);
         let applied = {
             let mut table = self.inner.table();
@@ -230,18 +347,19 @@ impl Task<'_> {
         if let Some(mut applied) = applied {
             self.tell(&job, &outcome);
             if let Some(commit) = applied.commit.take() {
-                let id = job.id;
                 let answer = async move { (id, commit.wait().await.map(drop)) };
                 self.commits.push(answer.boxed());
             }
-            if applied.goes_on && !self.due.contains_key(&job.id) {
+            if applied.goes_on && !self.due.contains_key(&id) {
                 // On the phase of the series: what was missed meanwhile is not made up for.
                 let now = Instant::now().max(due);
                 let rest = job.target.spec.rest_of_period(now - due);
-                self.schedule_at(job.id, now + rest, true);
+                self.schedule_at(id, now + rest, true);
             }
+        } else {
+            self.turns(lane).forget(id);
         }
-        self.idle(job.id);
+        self.idle(id);
     }
 
     /// A probe is neither waiting nor under way any more.
@@ -302,8 +420,11 @@ impl Task<'_> {
     }
 }
 
-fn is_exec(job: &Job) -> bool {
-    job.target.probe.exec.is_some()
+fn lane_of(job: &Job) -> Lane {
+    match job.target.probe.exec {
+        Some(_) => Lane::Exec,
+        None => Lane::Net,
+    }
 }
 
 /// The text, cut to at most `limit` bytes.

@@ -588,6 +588,103 @@ async fn a_slow_probe_delays_no_other_and_is_under_way_once() {
     assert_eq!(ready(&world, &last, &last_status), Some(true));
 }
 
+/// Two hundred of ten pods, of one pod, of two hundred pods; commands and silent servers.
+#[tokio::test(start_paused = true)]
+async fn two_hundred_probes_that_hang_keep_no_other_pod_waiting_for_longer_than_a_period() {
+    for (pods, each) in [(10, 20), (1, 200), (200, 1)] {
+        let mut world = World::new().await;
+        let container = world.container("c").await;
+        world.script.slow("hangs", 0, Duration::from_secs(100_000));
+        let hanging = json!({"exec": {"command": ["hangs"]}, "timeoutSeconds": 3600});
+        for n in 0..pods {
+            let containers: Vec<_> = (0..each)
+                .map(|c| json!({"name": format!("c{c}"), "readinessProbe": hanging}))
+                .collect();
+            let pod: Pod = serde_json::from_value(json!({
+                "metadata": {"name": format!("h{n}"), "namespace": "ns", "uid": format!("h{n}")},
+                "spec": {"containers": containers},
+            }))
+            .unwrap();
+            let mut status = PodStatus::empty(pod.uid());
+            status.containers = (0..each)
+                .map(|c| ContainerStatus {
+                    name: format!("c{c}"),
+                    ..container.clone()
+                })
+                .collect();
+            world.prober().observe(&Arc::new(pod), &status, None);
+        }
+        seconds(1).await;
+        let quick = pod("quick", json!({"readinessProbe": exec("quick")}));
+        let quick_status = status(&quick, &[&container]);
+        let asked = Instant::now();
+        world.prober().observe(&quick, &quick_status, None);
+        seconds(300).await;
+        let runs = world.script.runs.lock().unwrap().clone();
+        let runs: Vec<_> = runs
+            .into_iter()
+            .filter(|(name, _)| name == "quick")
+            .collect();
+        assert_eq!(ready(&world, &quick, &quick_status), Some(true));
+        assert!((29..=31).contains(&runs.len()), "{}: {pods}", runs.len());
+        for (n, (_, at)) in runs.iter().enumerate() {
+            let due = asked + Duration::from_secs(10) * u32::try_from(n).unwrap();
+            let late = at.saturating_duration_since(due);
+            assert!(late <= Duration::from_secs(10), "run {n} is {late:?} late");
+        }
+        let at_once = world.fake.count("exec_sync") - runs.len();
+        let bound = run::EXEC_LIMIT + pods * run::EXEC_SHARE;
+        // Each that was called off has begun once.
+        assert!(at_once <= 200 + bound, "{at_once}");
+        world.kill();
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn slow_probes_of_a_pod_wait_for_each_other_and_all_of_them_come_to_their_end() {
+    let mut world = World::new().await;
+    let mut containers = Vec::new();
+    for n in 0..10 {
+        containers.push(world.container(&format!("c{n}")).await);
+    }
+    world.script.slow("slow", 0, Duration::from_secs(20));
+    let spec: Vec<_> = containers
+        .iter()
+        .map(|c| {
+            json!({"name": c.name, "readinessProbe": {
+                "exec": {"command": ["slow"]}, "timeoutSeconds": 30, "periodSeconds": 600,
+            }, "livenessProbe": {"exec": {"command": ["quick"]}}})
+        })
+        .collect();
+    let pod: Pod = serde_json::from_value(json!({
+        "metadata": {"name": "p", "namespace": "ns", "uid": "u1"},
+        "spec": {"containers": spec},
+    }))
+    .unwrap();
+    let pod = Arc::new(pod);
+    let containers: Vec<_> = containers.iter().collect();
+    let status = status(&pod, &containers);
+    world.prober().observe(&pod, &status, None);
+    // Four at a time, 20 s each.
+    seconds(19).await;
+    assert_eq!(world.script.runs("quick"), 20, "its quick ones do not wait");
+    seconds(45).await;
+    let views = world.prober().views(&pod, &status);
+    assert_eq!(views.len(), 10);
+    assert!(
+        views.values().all(|view| view.ready == Some(true)),
+        "{views:?}"
+    );
+    assert!(world.events("Unhealthy").is_empty());
+
+    // A pod that goes leaves nothing that runs or waits.
+    seconds(560).await;
+    world.prober().remove_pod(&pod.uid());
+    let begun = world.script.runs("slow");
+    seconds(600).await;
+    assert_eq!(world.script.runs("slow"), begun);
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_probe_that_cannot_be_made_is_tried_three_times_and_counts_for_nothing() {
     let mut world = World::new().await;
