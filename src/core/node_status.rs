@@ -43,6 +43,8 @@ const MAX_IMAGE_NAMES: usize = 5;
 const LABEL_HOSTNAME: &str = "kubernetes.io/hostname";
 const LABEL_OS: &str = "kubernetes.io/os";
 const LABEL_ARCH: &str = "kubernetes.io/arch";
+const LABEL_BETA_OS: &str = "beta.kubernetes.io/os";
+const LABEL_BETA_ARCH: &str = "beta.kubernetes.io/arch";
 const ATTACH_DETACH: &str = "volumes.kubernetes.io/controller-managed-attach-detach";
 const PROVIDED_IP: &str = "alpha.kubernetes.io/provided-node-ip";
 const TAINT_UNSCHEDULABLE: &str = "node.kubernetes.io/unschedulable";
@@ -59,6 +61,17 @@ const DEFAULT_LABELS: &[&str] = &[
     "failure-domain.beta.kubernetes.io/region",
     "node.kubernetes.io/instance-type",
     "beta.kubernetes.io/instance-type",
+    LABEL_BETA_OS,
+    LABEL_BETA_ARCH,
+];
+
+/// Labels that are the agent's own: it knows better than anybody else what they have to be.
+const OWN_LABELS: &[&str] = &[
+    LABEL_HOSTNAME,
+    LABEL_OS,
+    LABEL_ARCH,
+    LABEL_BETA_OS,
+    LABEL_BETA_ARCH,
 ];
 
 /// What the configuration says about the node.
@@ -317,6 +330,40 @@ pub fn reconcile(settings: &NodeSettings, existing: &Node) -> Node {
         None => drop(annotations.remove(ATTACH_DETACH)),
     }
     node
+}
+
+/// A label of the agent's own that somebody else has changed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CorrectedLabel {
+    /// The label.
+    pub name: String,
+    /// What the API server shows; `None` when it is gone.
+    pub shown: Option<String>,
+    /// What it is.
+    pub wanted: String,
+}
+
+/// Gives `node` back the labels that are the agent's own, and returns those that were not as they have to be: system,
+/// architecture and host name; their beta names only where `--node-labels` gives them. Upstream does this when the node
+/// registers only ([`reconcile`]), as this agent does with all other labels.
+pub fn correct_labels(settings: &NodeSettings, node: &mut Node) -> Vec<CorrectedLabel> {
+    let desired = initial_node(settings).metadata.labels.unwrap_or_default();
+    let labels = node.metadata.labels.get_or_insert_default();
+    let mut corrected = Vec::new();
+    for name in OWN_LABELS {
+        let Some(wanted) = desired.get(*name).filter(|wanted| !wanted.is_empty()) else {
+            continue;
+        };
+        let shown = labels.insert((*name).to_owned(), wanted.clone());
+        if shown.as_ref() != Some(wanted) {
+            corrected.push(CorrectedLabel {
+                name: (*name).to_owned(),
+                shown,
+                wanted: wanted.clone(),
+            });
+        }
+    }
+    corrected
 }
 
 /// The node with the status it should have, from the node as it is. Upstream: `setNodeStatus`.

@@ -15,6 +15,9 @@
 //! **Invariant:** a start writes nothing that did not change. Conditions go on from the checkpoint, with their times,
 //! and nothing about the runtime is concluded in the first 30 s except that it is ready.
 //!
+//! Labels that are the agent's own (system, architecture, host name) are corrected with the status: at most one patch
+//! each period, and none while the API server takes such a patch and keeps its own value.
+//!
 //! **Invariant:** the lease waits for neither the store nor the runtime.
 //!
 //! A node name that another machine uses as well is told (event `NodeNameConflict`, at most once a minute) and not

@@ -264,8 +264,11 @@ impl StatusTask {
             return Ok(());
         };
         self.check_overwritten(&base);
+        let mut corrected = Vec::new();
         if !self.reconciled {
             computed.node = node_status::reconcile(&self.settings, &computed.node);
+        } else if self.settings.register {
+            corrected = node_status::correct_labels(&self.settings, &mut computed.node);
         }
         let change = node_status::change(&base, &computed.node);
         let now = self.clock.now();
@@ -278,6 +281,15 @@ impl StatusTask {
         debug!(?due, substance = %change.substance, "writing the node's status");
         let answer = self.patch(&change).await?;
         self.reconciled = true;
+        for label in corrected.iter().filter(|_| due == Due::Changed) {
+            info!(
+                node = self.settings.name,
+                label = label.name,
+                shown = label.shown,
+                wanted = label.wanted,
+                "corrected a label of the node that is the agent's own"
+            );
+        }
         self.interval = match due {
             // Nodes that change together do not report together for ever.
             Due::Changed => {

@@ -41,6 +41,8 @@ struct Server {
     log: Vec<String>,
     patches: Vec<Value>,
     down: bool,
+    /// What the label `kubernetes.io/os` always is.
+    forced: Option<&'static str>,
     /// Watches see the node this often, and end.
     watch: Option<tokio::sync::watch::Sender<u64>>,
 }
@@ -153,6 +155,9 @@ impl Server {
                     .as_object_mut()
                     .unwrap()
                     .remove("swap");
+                if let Some(forced) = self.forced {
+                    known["metadata"]["labels"]["kubernetes.io/os"] = json!(forced);
+                }
                 known["metadata"]["resourceVersion"] = json!(self.version.to_string());
                 let answer = known.clone();
                 self.tell();
@@ -534,6 +539,71 @@ async fn an_existing_node_is_taken_over_with_what_its_owner_set() {
     assert_eq!(node["status"]["conditions"].as_array().unwrap().len(), 5);
     assert_eq!(world.count("NodeNotSchedulable"), 1);
     assert_eq!(world.count("NodeNameConflict"), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn labels_of_the_agents_own_are_corrected_with_the_next_status_and_no_others() {
+    let mut world = World::new();
+    let given = |name: &str| (name.to_owned(), "given".to_owned());
+    world.settings.labels = BTreeMap::from([
+        given("topology.kubernetes.io/zone"),
+        given("beta.kubernetes.io/os"),
+        given("mine"),
+    ]);
+    world.start();
+    world.pass(30).await;
+    let patches = world.fake.patches();
+    world.fake.edit(|node| {
+        let labels = node["metadata"]["labels"].as_object_mut().unwrap();
+        labels.insert("kubernetes.io/os".into(), json!("windows"));
+        labels.insert("beta.kubernetes.io/os".into(), json!("windows"));
+        labels.remove("kubernetes.io/hostname");
+        labels.insert("topology.kubernetes.io/zone".into(), json!("other"));
+        labels.insert("beta.kubernetes.io/arch".into(), json!("other"));
+        labels.insert("mine".into(), json!("other"));
+    });
+    world.pass(11).await;
+    let labels = world.fake.with(|s| s.node.clone()).unwrap()["metadata"]["labels"].clone();
+    assert_eq!(labels["kubernetes.io/os"], "linux");
+    assert_eq!(labels["beta.kubernetes.io/os"], "given");
+    assert_eq!(labels["kubernetes.io/hostname"], "n1");
+    for name in [
+        "topology.kubernetes.io/zone",
+        "beta.kubernetes.io/arch",
+        "mine",
+    ] {
+        assert_eq!(labels[name], "other", "{name}");
+    }
+    assert_eq!(world.fake.patches(), patches + 1, "all at once");
+    let patch = world.fake.with(|s| s.patches[patches].clone());
+    assert_eq!(patch["metadata"]["labels"].as_object().unwrap().len(), 3);
+    world.pass(60).await;
+    assert_eq!(world.fake.patches(), patches + 1);
+
+    // Somebody who changes it all the time is answered once a period.
+    for _ in 0..60 {
+        world
+            .fake
+            .edit(|node| node["metadata"]["labels"]["kubernetes.io/os"] = json!("windows"));
+        world.pass(1).await;
+    }
+    let fought = world.fake.patches() - patches - 1;
+    assert!((5..=6).contains(&fought), "{fought}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_api_server_that_keeps_its_own_value_of_a_label_is_not_asked_again_and_again() {
+    let mut world = World::new();
+    world.start();
+    world.pass(30).await;
+    let patches = world.fake.patches();
+    // As a webhook does.
+    world.fake.with(|s| s.forced = Some("windows"));
+    world
+        .fake
+        .edit(|node| node["metadata"]["labels"]["kubernetes.io/os"] = json!("windows"));
+    world.pass(120).await;
+    assert_eq!(world.fake.patches(), patches + 1);
 }
 
 #[tokio::test(start_paused = true)]
