@@ -529,6 +529,7 @@ fn pod_resources(
     let pods = PodResources::new(
         Arc::new(move || workers.counted_by_admission()),
         Arc::clone(&base.clock),
+        base.metrics.clone(),
     );
     match podresources::bind(&config.root_dir) {
         Ok(socket) => tasks.add(

@@ -64,8 +64,7 @@ use crate::prober::Prober;
 use crate::runtime_state::RuntimeState;
 use crate::status::StatusManager;
 use crate::store::Store;
-use crate::types::metrics::{Metrics, WorkingPodLabel};
-use crate::types::runtime::PodStatus;
+use crate::types::metrics::{Metrics, WorkingPodLabel, static_value};
 use crate::types::{Clock, EventRecorder, PodExt, PodSource, PodSyncType, PodUid, blocking};
 use crate::volumemanager::VolumeManager;
 
@@ -608,16 +607,16 @@ impl PodWorkers {
 
     fn count(&self) {
         // Who wants them, and whether they are static; what only the runtime knows may be either.
-        const KINDS: [(&str, &str); 5] = [
-            ("desired", "true"),
-            ("desired", "false"),
-            ("orphan", "true"),
-            ("orphan", "false"),
+        let kinds = [
+            ("desired", static_value(true)),
+            ("desired", static_value(false)),
+            ("orphan", static_value(true)),
+            ("orphan", static_value(false)),
             ("runtime_only", "unknown"),
         ];
         let mut counts: BTreeMap<(&str, (&str, &str)), i64> = BTreeMap::new();
         for lifecycle in ["sync", "terminating", "terminated"] {
-            counts.extend(KINDS.map(|kind| ((lifecycle, kind), 0)));
+            counts.extend(kinds.map(|kind| ((lifecycle, kind), 0)));
         }
         for handle in self.handles().values() {
             let lifecycle = match handle.record.phase {
@@ -626,11 +625,7 @@ impl PodWorkers {
                 WorkerPhase::Terminated { .. } => "terminated",
                 WorkerPhase::Finished { .. } => continue,
             };
-            let is_static = if handle.source.is_static() {
-                "true"
-            } else {
-                "false"
-            };
+            let is_static = static_value(handle.source.is_static());
             let kind = match (handle.record.runtime_only, handle.record.deleted) {
                 (true, _) => ("runtime_only", "unknown"),
                 (false, true) => ("orphan", is_static),

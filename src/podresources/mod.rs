@@ -33,6 +33,7 @@ use tracing::{debug, warn};
 use self::limit::Limiter;
 use self::service::{Lister, V1, V1Alpha1};
 use crate::types::containers::{ContainerKind, containers_of};
+use crate::types::metrics::Metrics;
 use crate::types::{Clock, PodExt};
 
 /// Connections at a time; more wait in the kernel's queue.
@@ -64,14 +65,16 @@ pub type ActivePods = Arc<dyn Fn() -> Vec<Arc<Pod>> + Send + Sync>;
 pub struct PodResources {
     active: ActivePods,
     limiter: Arc<Limiter>,
+    metrics: Metrics,
 }
 
 impl PodResources {
-    /// Tells of the pods that `active` gives; `clock` limits the rate.
-    pub fn new(active: ActivePods, clock: Arc<dyn Clock>) -> Self {
+    /// Tells of the pods that `active` gives; `clock` limits the rate. What is answered is counted in `metrics`.
+    pub fn new(active: ActivePods, clock: Arc<dyn Clock>, metrics: Metrics) -> Self {
         Self {
             active,
             limiter: Arc::new(Limiter::new(clock)),
+            metrics,
         }
     }
 

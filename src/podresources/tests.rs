@@ -51,6 +51,7 @@ fn pod(namespace: &str, name: &str) -> Arc<Pod> {
 struct Served {
     root: tempfile::TempDir,
     clock: Arc<FixedClock>,
+    metrics: Metrics,
     stop: CancellationToken,
     task: tokio::task::JoinHandle<()>,
 }
@@ -63,13 +64,16 @@ impl Served {
 
     fn in_root(root: tempfile::TempDir, active: Vec<Arc<Pod>>) -> Self {
         let clock = FixedClock::new();
-        let pods = PodResources::new(Arc::new(move || active.clone()), Arc::clone(&clock) as _);
+        let metrics = Metrics::default();
+        let active: ActivePods = Arc::new(move || active.clone());
+        let pods = PodResources::new(active, Arc::clone(&clock) as _, metrics.clone());
         let stop = CancellationToken::new();
         let listener = bind(root.path()).unwrap();
         let task = tokio::spawn(serve(listener, pods, stop.clone()));
         Self {
             root,
             clock,
+            metrics,
             stop,
             task,
         }
@@ -109,6 +113,50 @@ where
 }
 
 const LIST: &str = "/v1.PodResourcesLister/List";
+
+#[tokio::test]
+async fn requests_are_counted_by_version_and_method_as_upstream_counts_them() {
+    let served = Served::new(vec![pod("a", "one")]);
+    for method in [LIST, LIST, "/v1alpha1.PodResourcesLister/List"] {
+        let _: proto::ListPodResourcesResponse = served
+            .call(method, proto::ListPodResourcesRequest {})
+            .await
+            .unwrap();
+    }
+    for (name, found) in [("one", true), ("two", false)] {
+        let request = proto::GetPodResourcesRequest {
+            pod_name: name.to_owned(),
+            pod_namespace: "a".to_owned(),
+        };
+        let answer: Result<proto::GetPodResourcesResponse, _> =
+            served.call("/v1.PodResourcesLister/Get", request).await;
+        assert_eq!(answer.is_ok(), found, "{name}");
+    }
+    let _: proto::AllocatableResourcesResponse = served
+        .call(
+            "/v1.PodResourcesLister/GetAllocatableResources",
+            proto::AllocatableResourcesRequest {},
+        )
+        .await
+        .unwrap();
+    let text = served.metrics.encode().unwrap();
+    let mut seen: Vec<_> = text
+        .lines()
+        .filter_map(|line| line.strip_prefix("kubelet_pod_resources_endpoint_"))
+        .collect();
+    seen.sort_unstable();
+    assert_eq!(
+        seen,
+        [
+            "errors_get{server_api_version=\"v1\"} 1",
+            "requests_get_allocatable{server_api_version=\"v1\"} 1",
+            "requests_get{server_api_version=\"v1\"} 2",
+            "requests_list{server_api_version=\"v1\"} 2",
+            "requests_total{server_api_version=\"v1\"} 5",
+            "requests_total{server_api_version=\"v1alpha1\"} 1",
+        ]
+    );
+}
 
 #[tokio::test]
 async fn active_pods_are_listed_with_sidecars_and_main_containers() {

@@ -66,6 +66,20 @@ impl Hierarchies {
         Some(usage)
     }
 
+    /// Swap in bytes that the root cgroup of version 1 is charged for; `None` on version 2, which charges nothing to
+    /// it, and without a memory controller. Blocking, for two system calls. Upstream: `setMemoryStats` of cAdvisor.
+    pub fn swap_of_root(&self) -> Option<u64> {
+        if self.v2 {
+            return None;
+        }
+        let dir = self.dir("memory", "/")?;
+        let stat = Flat::read(&dir, "memory.stat")?;
+        let of_all = number(&dir, "memory.use_hierarchy") == Some(1);
+        let key = if of_all { "total_swap" } else { "swap" };
+        // A kernel that does not account swap has neither.
+        Some(stat.get(key).unwrap_or(0))
+    }
+
     fn read_v1(&self, cgroup: &str, full: bool) -> Usage {
         let mut usage = Usage::default();
         if let Some(dir) = self.dir("cpuacct", cgroup)

@@ -54,7 +54,12 @@ impl Sources {
 
     fn node(&self, at_ms: i64, full: bool) -> NodeUsage {
         let proc = &self.options.proc;
-        let machine = proc.machine(at_ms, full).unwrap_or_default();
+        let mut machine = proc.machine(at_ms, full).unwrap_or_default();
+        if let (Some(swap), Some(charged)) =
+            (&mut machine.usage.swap, self.hierarchies.swap_of_root())
+        {
+            swap.usage = charged;
+        }
         let mut node = NodeUsage {
             name: self.options.node_name.clone(),
             boot_ms: machine.boot_ms,

@@ -289,6 +289,29 @@ fn a_cgroup_of_version_1_is_read() {
 }
 
 #[test]
+fn the_nodes_swap_is_what_the_root_cgroup_of_version_1_is_charged_for() {
+    let dir = tempfile::tempdir().unwrap();
+    let tree = v1(dir.path());
+    assert_eq!(tree.swap_of_root(), None, "no figures");
+    let root = |name: &str, text: &str| {
+        std::fs::write(dir.path().join("memory").join(name), text).unwrap();
+    };
+    root("memory.stat", "swap 4096\ntotal_swap 12288\n");
+    root("memory.use_hierarchy", "0\n");
+    assert_eq!(tree.swap_of_root(), Some(4096));
+    root("memory.use_hierarchy", "1\n");
+    assert_eq!(tree.swap_of_root(), Some(12288));
+    root("memory.stat", "total_rss 1\n");
+    assert_eq!(
+        tree.swap_of_root(),
+        Some(0),
+        "the kernel does not account it"
+    );
+    let dir = tempfile::tempdir().unwrap();
+    assert_eq!(v2(dir.path()).swap_of_root(), None, "by /proc/meminfo");
+}
+
+#[test]
 fn the_machine_is_read_from_proc() {
     let dir = tempfile::tempdir().unwrap();
     let proc = proc(dir.path());

@@ -54,7 +54,13 @@ pub(super) fn pod_cleanups(context: &LoopContext) -> bool {
     workers.sync_known_pods(&desired, |source| context.ready.ready(source));
     let mut changed = false;
     for pod in &desired_pods {
-        changed |= recreate(context, pod);
+        if !workers.knows(&pod.uid()) {
+            debug!(pod = %pod.uid(), "re-creating the worker of a wanted pod");
+            let label = StaticLabel::of(pod.is_static());
+            context.metrics.restarted_pods.get_or_create(&label).inc();
+            handlers::add(context, Arc::clone(pod));
+            changed = true;
+        }
     }
     let confirmed: Vec<PodUid> = desired_pods
         .iter()
@@ -106,9 +112,7 @@ fn recreate(context: &LoopContext, pod: &Arc<Pod>) -> bool {
 /// Sets a metric of static pods and of others.
 fn set_by_kind(metric: &Family<StaticLabel, Gauge>, statics: usize, others: usize) {
     for (is_static, count) in [(true, statics), (false, others)] {
-        let label = StaticLabel {
-            r#static: is_static.to_string(),
-        };
+        let label = StaticLabel::of(is_static);
         let count = i64::try_from(count).unwrap_or(i64::MAX);
         metric.get_or_create(&label).set(count);
     }

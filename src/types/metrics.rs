@@ -53,6 +53,24 @@ label! {
     /// Static or not.
     StaticLabel { r#static }
 }
+impl StaticLabel {
+    /// Of static pods, or of others. Upstream: `stringIfTrue`.
+    pub fn of(is_static: bool) -> Self {
+        Self {
+            r#static: static_value(is_static).to_owned(),
+        }
+    }
+}
+
+/// Returns the value of a label `static`: `true`, or empty for pods of the API server, as upstream has it.
+pub fn static_value(is_static: bool) -> &'static str {
+    if is_static { "true" } else { "" }
+}
+
+label! {
+    /// Version of the pod-resources API.
+    ServerApiVersionLabel { server_api_version }
+}
 label! {
     /// Table of the store.
     TableLabel { table }
@@ -286,6 +304,13 @@ metrics! {
     preemptions: Family<PreemptionLabel, Tally> = Family::default(), "kubelet_preemptions", "Pods stopped for a critical pod, by what that needed";
     volume_content_writes: Counter = Counter::default(), "holdfast_volume_content_writes", "Times the files of a configMap, secret, downwardAPI or projected volume were written";
     storage_operation_duration: HistogramFamily<StorageLabel> = Family::new_with_constructor(storage_histogram), "storage_operation_duration", "Duration of mounting and unmounting volumes", Unit::Seconds;
+    pod_resources_requests: Family<ServerApiVersionLabel, Counter> = Family::default(), "kubelet_pod_resources_endpoint_requests", "Requests to the pod-resources API";
+    pod_resources_requests_list: Family<ServerApiVersionLabel, Tally> = Family::default(), "kubelet_pod_resources_endpoint_requests_list", "Requests to List of the pod-resources API";
+    pod_resources_requests_get: Family<ServerApiVersionLabel, Tally> = Family::default(), "kubelet_pod_resources_endpoint_requests_get", "Requests to Get of the pod-resources API";
+    pod_resources_requests_get_allocatable: Family<ServerApiVersionLabel, Tally> = Family::default(), "kubelet_pod_resources_endpoint_requests_get_allocatable", "Requests to GetAllocatableResources of the pod-resources API";
+    pod_resources_errors_list: Family<ServerApiVersionLabel, Tally> = Family::default(), "kubelet_pod_resources_endpoint_errors_list", "Requests to List of the pod-resources API that failed";
+    pod_resources_errors_get: Family<ServerApiVersionLabel, Tally> = Family::default(), "kubelet_pod_resources_endpoint_errors_get", "Requests to Get of the pod-resources API that failed";
+    pod_resources_errors_get_allocatable: Family<ServerApiVersionLabel, Tally> = Family::default(), "kubelet_pod_resources_endpoint_errors_get_allocatable", "Requests to GetAllocatableResources of the pod-resources API that failed";
     csi_operations: HistogramFamily<CsiLabel> = Family::new_with_constructor(storage_histogram), "csi_operations", "Duration of calls to CSI drivers, by how they ended", Unit::Seconds;
     volume_manager_total_volumes: Family<VolumeStateLabel, Gauge> = Family::default(), "volume_manager_total_volumes", "Volumes by plugin, as they are and as pods want them";
     admission_rejections: Family<ReasonLabel, Counter> = Family::default(), "kubelet_admission_rejections", "Pods refused at first sight";
@@ -373,5 +398,26 @@ impl Metrics {
         let mut text = String::new();
         prometheus_client::encoding::text::encode(&mut text, &self.probe_registry)?;
         Ok(text)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pods_of_the_api_server_have_an_empty_label_static_as_upstream() {
+        let metrics = Metrics::default();
+        for (is_static, count) in [(true, 2), (false, 3)] {
+            let label = StaticLabel::of(is_static);
+            metrics.desired_pods.get_or_create(&label).set(count);
+        }
+        let text = metrics.encode().unwrap();
+        for line in [
+            "kubelet_desired_pods{static=\"true\"} 2",
+            "kubelet_desired_pods{static=\"\"} 3",
+        ] {
+            assert!(text.lines().any(|l| l == line), "{line}: {text}");
+        }
     }
 }

@@ -168,6 +168,20 @@ fn touch(m: &Metrics) {
         &m.rest_client_rate_limiter_duration,
         label!(RequestTimeLabel { verb, host }),
     );
+    for family in [
+        &m.pod_resources_requests_list,
+        &m.pod_resources_requests_get,
+        &m.pod_resources_requests_get_allocatable,
+        &m.pod_resources_errors_list,
+        &m.pod_resources_errors_get,
+        &m.pod_resources_errors_get_allocatable,
+    ] {
+        one(family, label!(ServerApiVersionLabel { server_api_version }));
+    }
+    one(
+        &m.pod_resources_requests,
+        label!(ServerApiVersionLabel { server_api_version }),
+    );
     one(&m.evictions, label!(EvictionLabel { eviction_signal }));
     one(
         &m.preemptions,
