@@ -38,7 +38,6 @@ use crate::admin::{self, AdminError};
 use crate::cli::logging::LogHandle;
 use crate::cm::CgroupError;
 use crate::config::SourceError;
-use crate::core::state::{META_KEY, MetaRecord, Transaction};
 use crate::kubeletconfig::AgentConfig;
 use crate::kuberuntime::cri::CriError;
 use crate::kuberuntime::dns::DnsError;
@@ -293,20 +292,15 @@ async fn serve_health(
 
 /// Marks the end as orderly and closes the store.
 async fn close(base: &start::Base) -> Result<(), CommitError> {
-    let state = base.store.snapshot();
-    if let Some(meta) = state.meta() {
-        let meta = MetaRecord {
-            clean_shutdown: true,
-            heartbeat: base.clock.now(),
-            ..meta.clone()
-        };
-        base.store
-            .commit(Transaction::new().put(META_KEY, meta).journal(
-                None,
-                "agent stopped",
-                "in order",
-            ))
-            .await?;
+    while let Some(end) = tasks::orderly_end(&base.store.snapshot(), base.clock.now()) {
+        match base.store.commit(end).await {
+            // A last sign of life was on its way.
+            Err(CommitError::Stale { .. }) => {}
+            answer => {
+                answer?;
+                break;
+            }
+        }
     }
     base.store.clone().close().await
 }

@@ -157,7 +157,9 @@ pub(super) async fn wait_for_runtime(
     }
 }
 
-/// Writes a sign of life every 10 s: what deadlines are measured by after a reboot.
+/// Writes a sign of life every 10 s: what deadlines are measured by after a reboot. After one, nothing is written
+/// until the plan of this start is committed: what was decided in the earlier boot is measured by its last sign of
+/// life, and an agent that ends before the plan must leave that one to the next.
 pub(super) async fn heartbeat(store: Store, clock: Arc<dyn Clock>, token: CancellationToken) {
     loop {
         tokio::select! {
@@ -172,14 +174,35 @@ pub(super) async fn heartbeat(store: Store, clock: Arc<dyn Clock>, token: Cancel
 }
 
 fn alive(state: &State, now: Stamp) -> Option<Transaction> {
-    let meta = state.meta()?.clone();
-    Some(Transaction::new().put(
-        META_KEY,
-        MetaRecord {
-            heartbeat: now,
-            ..meta
-        },
-    ))
+    let meta = state
+        .meta()
+        .filter(|meta| meta.heartbeat.boot == now.boot)?;
+    let next = MetaRecord {
+        heartbeat: now,
+        ..meta.clone()
+    };
+    // The plan of a start may be on its way.
+    Some(
+        Transaction::new()
+            .expect::<MetaRecord>(state, META_KEY)
+            .put(META_KEY, next),
+    )
+}
+
+/// Marks the end as orderly. The last sign of life of an earlier boot stays, as for [`heartbeat`].
+pub(super) fn orderly_end(state: &State, now: Stamp) -> Option<Transaction> {
+    let meta = state.meta()?;
+    let mut next = meta.clone();
+    next.clean_shutdown = true;
+    if meta.heartbeat.boot == now.boot {
+        next.heartbeat = now;
+    }
+    Some(
+        Transaction::new()
+            .expect::<MetaRecord>(state, META_KEY)
+            .put(META_KEY, next)
+            .journal(None, "agent stopped", "in order"),
+    )
 }
 
 /// Writes a backup every 10 minutes if something changed, and keeps three. The 10 minutes go on across
@@ -366,13 +389,8 @@ mod tests {
         }
     }
 
-    #[tokio::test(start_paused = true)]
-    async fn restarts_do_not_put_off_the_backup() {
-        let dir = tempfile::tempdir().unwrap();
-        let clock: Arc<dyn Clock> = Arc::new(TokioClock(tokio::time::Instant::now()));
-        let store = Store::in_memory(Arc::clone(&clock));
-        let now = clock.now();
-        let meta = MetaRecord {
+    fn meta(heartbeat: Stamp) -> MetaRecord {
+        MetaRecord {
             schema: 1,
             node_name: "node".to_owned(),
             machine_id: String::new(),
@@ -383,14 +401,62 @@ mod tests {
             },
             generation: 1,
             clean_shutdown: false,
-            heartbeat: now,
+            heartbeat,
             epoch: crate::core::state::EpochRecord {
                 number: 1,
-                since: now,
+                since: heartbeat,
                 reason: crate::core::state::EpochReason::Fresh,
             },
+        }
+    }
+
+    fn in_boot(boot: u64, boottime_ms: i64) -> Stamp {
+        Stamp {
+            boot: crate::types::BootId(boot),
+            boottime_ms,
+            wall_ms: boottime_ms,
+        }
+    }
+
+    #[test]
+    fn the_last_sign_of_life_of_an_earlier_boot_stays_until_the_plan_is_committed() {
+        let state = |meta: MetaRecord| {
+            let mut state = State::default();
+            let put = Transaction::new().put(META_KEY, meta);
+            state.apply(&put.mutations[0], 1);
+            state
         };
-        let transaction = Transaction::new().put(META_KEY, meta);
+        let after = |state: &State, transaction: Transaction| {
+            let mut next = state.clone();
+            next.apply(&transaction.mutations[0], 2);
+            next.meta().unwrap().clone()
+        };
+        let old = state(meta(in_boot(1, 90_000)));
+        assert!(alive(&old, in_boot(2, 15_000)).is_none());
+        let ended = after(&old, orderly_end(&old, in_boot(2, 15_000)).unwrap());
+        assert!(ended.clean_shutdown);
+        assert_eq!(ended.heartbeat, in_boot(1, 90_000));
+
+        let now = in_boot(1, 100_000);
+        assert_eq!(after(&old, alive(&old, now).unwrap()).heartbeat, now);
+        let ended = after(&old, orderly_end(&old, now).unwrap());
+        assert_eq!((ended.clean_shutdown, ended.heartbeat), (true, now));
+
+        // Neither overwrites a plan that was committed meanwhile.
+        let mut planned = old.clone();
+        let put = Transaction::new().put(META_KEY, meta(in_boot(1, 95_000)));
+        planned.apply(&put.mutations[0], 2);
+        for late in [alive(&old, now), orderly_end(&old, now)] {
+            assert!(late.unwrap().stale_on(&planned).is_some());
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn restarts_do_not_put_off_the_backup() {
+        let dir = tempfile::tempdir().unwrap();
+        let clock: Arc<dyn Clock> = Arc::new(TokioClock(tokio::time::Instant::now()));
+        let store = Store::in_memory(Arc::clone(&clock));
+        let transaction = Transaction::new().put(META_KEY, meta(clock.now()));
         store.commit(transaction).await.unwrap();
         // Each life lasts a minute.
         let mut written = Vec::new();

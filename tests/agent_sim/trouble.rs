@@ -196,6 +196,37 @@ async fn wall_clock_jumps_across_a_reboot_expire_nothing() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn an_agent_that_dies_before_the_runtime_answers_charges_no_time_that_the_machine_was_off() {
+    let mut w = node(|_, _| exits(3, 1)).await;
+    w.manifest("crash", &spec("Always", ""));
+    w.start().await;
+    w.until("160 s of back-off", 900, |w| {
+        w.waiting("crash") == "CrashLoopBackOff"
+            && w.container("crash").backoff.unwrap().duration_ms == 160_000
+    })
+    .await;
+    let before = w.starts("crash").len();
+    w.pass(60).await;
+    w.reboot().await;
+    // Off for longer than the whole back-off, then for a minute without a runtime.
+    w.pass(1000).await;
+    w.fail_once("version", Fault::Hang);
+    let minute = Duration::from_secs(60);
+    let started = tokio::time::timeout(minute, w.start_until(Crash::Never)).await;
+    assert!(started.is_err(), "it waits for the runtime");
+    w.crash().await;
+    w.start().await;
+    let up = Instant::now();
+    w.pass(80).await;
+    assert_eq!(w.starts("crash").len(), before, "{}", w.describe());
+    w.until("the next start", 60, |w| w.starts("crash").len() > before)
+        .await;
+    let took = up.elapsed().as_secs();
+    assert!((90..=125).contains(&took), "started after {took} s");
+    assert_nothing_wrong(&w);
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_reboot_starts_every_pod_again_but_not_what_ran_once() {
     let mut w = node(|_, _| Behaviour::RunForever).await;
     for (pod, policy) in [
