@@ -1,8 +1,12 @@
 //! A model of the API server's pods and events, behind a `kube::Client`, for unit tests.
+//!
+//! Statuses of pods and events meet the rules of a current server. Mirror pods do not, since this model gives them none of a
+//! server's defaults; those of the simulated agents do.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
+use holdfast_testkit::validation::{InvalidWrites, NoInvalidWrites, Write};
 use hyper::{Method, Request, Response};
 use k8s_openapi::api::core::v1::Pod;
 use kube::client::Body;
@@ -28,17 +32,24 @@ pub(crate) struct Model {
     /// No request is answered.
     pub(crate) down: bool,
     version: u64,
+    invalid: InvalidWrites,
 }
 
 #[derive(Clone)]
 pub(crate) struct FakeApi {
     pub(crate) model: Arc<Mutex<Model>>,
     pub(crate) client: ApiClient,
+    /// Fails the test at its end when there are any.
+    _invalid: NoInvalidWrites,
 }
 
 impl FakeApi {
     pub(crate) fn new() -> Self {
-        let model = Arc::new(Mutex::new(Model::default()));
+        let invalid = NoInvalidWrites::default();
+        let model = Arc::new(Mutex::new(Model {
+            invalid: invalid.writes(),
+            ..Model::default()
+        }));
         let connection = Connection::default();
         let service = tower::service_fn({
             let (model, connection) = (Arc::clone(&model), connection.clone());
@@ -48,7 +59,11 @@ impl FakeApi {
             }
         });
         let client = ApiClient::new(kube::Client::new(service, "default"), connection);
-        Self { model, client }
+        Self {
+            model,
+            client,
+            _invalid: invalid,
+        }
     }
 
     pub(crate) fn with<T>(&self, f: impl FnOnce(&mut Model) -> T) -> T {
@@ -102,6 +117,35 @@ impl Model {
         object
     }
 
+    /// The refusal of a write that a current server does not take.
+    fn refusal(
+        &self,
+        path: &str,
+        is_status: bool,
+        old: Option<&Value>,
+        new: &Value,
+    ) -> Option<(u16, Value)> {
+        let mut steps = path.trim_start_matches("/api/v1/namespaces/").split('/');
+        let namespace = steps.next().unwrap_or_default();
+        let (resource, subresource) = match (steps.next()?, is_status) {
+            ("events", false) => ("events", ""),
+            ("pods", true) => ("pods", "status"),
+            _ => return None,
+        };
+        let write = Write {
+            group: "",
+            resource,
+            subresource,
+            namespace,
+            name: steps.next().unwrap_or_default(),
+            old,
+            new,
+        };
+        let found = self.invalid.check(path, &write);
+        let first = found.first()?;
+        Some(failure(422, &first.to_string()))
+    }
+
     fn answer(&mut self, method: &Method, path: &str, body: Value) -> (u16, Value) {
         if let Some(code) = self.fails {
             return failure(code, "injected");
@@ -125,6 +169,9 @@ impl Model {
                 }
                 let mut object = body;
                 object["metadata"]["uid"] = json!(format!("made-{}", self.version));
+                if let Some(refusal) = self.refusal(&path, is_status, None, &object) {
+                    return refusal;
+                }
                 (201, self.store(&path, object))
             }
             Method::GET => match self.objects.get(path) {
@@ -132,9 +179,10 @@ impl Model {
                 None => failure(404, "not found"),
             },
             Method::PATCH => {
-                let Some(mut object) = self.objects.get(path).cloned() else {
+                let Some(old) = self.objects.get(path).cloned() else {
                     return failure(404, "not found");
                 };
+                let mut object = old.clone();
                 let wanted = &body["metadata"]["uid"];
                 if !wanted.is_null() && *wanted != object["metadata"]["uid"] {
                     return failure(409, "Precondition failed: UID");
@@ -146,6 +194,9 @@ impl Model {
                     merge(&mut object["status"], &body["status"]);
                 } else {
                     merge(&mut object, &body);
+                }
+                if let Some(refusal) = self.refusal(path, is_status, Some(&old), &object) {
+                    return refusal;
                 }
                 (200, self.store(path, object))
             }

@@ -16,6 +16,7 @@ use axum::http::{HeaderMap, StatusCode};
 use axum::response::IntoResponse;
 use axum::routing::{get, post};
 use base64::Engine as _;
+use holdfast_testkit::validation::{Write, violations};
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::{Api, ListParams};
 use serde_json::{Value, json};
@@ -443,6 +444,16 @@ impl Signer {
 
     async fn create(State(signer): State<Self>, body: String) -> impl IntoResponse {
         let object: Value = serde_json::from_str(&body).unwrap();
+        let found = violations(&Write {
+            group: "certificates.k8s.io",
+            resource: "certificatesigningrequests",
+            subresource: "",
+            namespace: "",
+            name: "",
+            old: None,
+            new: &object,
+        });
+        assert_eq!(found, [], "a current server refuses it");
         let spec = &object["spec"];
         assert_eq!(
             spec["signerName"],

@@ -4,6 +4,7 @@ use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
+use holdfast_testkit::validation::{InvalidWrites, NoInvalidWrites, Write};
 use hyper::{Request, Response};
 use k8s_openapi::api::core::v1::Node;
 use kube::client::Body;
@@ -48,7 +49,7 @@ struct Server {
 }
 
 #[derive(Clone, Default)]
-struct Fake(Arc<Mutex<Server>>);
+struct Fake(Arc<Mutex<Server>>, NoInvalidWrites);
 
 fn refusal(code: u16, reason: &str) -> (u16, Value) {
     let status = json!({
@@ -106,8 +107,30 @@ impl Server {
         watch.send_replace(version);
     }
 
-    fn answer(&mut self, method: &str, path: &str, body: Value) -> (u16, Value) {
+    fn answer(
+        &mut self,
+        method: &str,
+        path: &str,
+        body: Value,
+        invalid: &InvalidWrites,
+    ) -> (u16, Value) {
         let is_lease = path.contains("/leases");
+        let refused = |old: Option<&Value>, new: &Value| {
+            let write = Write {
+                group: if is_lease { "coordination.k8s.io" } else { "" },
+                resource: if is_lease { "leases" } else { "nodes" },
+                subresource: if path.ends_with("/status") {
+                    "status"
+                } else {
+                    ""
+                },
+                namespace: if is_lease { "kube-node-lease" } else { "" },
+                name: "n1",
+                old,
+                new,
+            };
+            !invalid.check(path, &write).is_empty()
+        };
         let slot = if is_lease {
             &mut self.lease
         } else {
@@ -124,6 +147,9 @@ impl Server {
                 let mut object = body;
                 object["metadata"]["uid"] = json!(format!("uid-{}", self.version));
                 object["metadata"]["resourceVersion"] = json!(self.version.to_string());
+                if refused(None, &object) {
+                    return refusal(422, "Invalid");
+                }
                 *slot = Some(object.clone());
                 if !is_lease {
                     self.tell();
@@ -137,6 +163,9 @@ impl Server {
                 if known["metadata"]["resourceVersion"] != body["metadata"]["resourceVersion"] {
                     return refusal(409, "Conflict");
                 }
+                if refused(Some(&*known), &body) {
+                    return refusal(422, "Invalid");
+                }
                 self.version += 1;
                 let mut object = body;
                 object["metadata"]["resourceVersion"] = json!(self.version.to_string());
@@ -149,7 +178,12 @@ impl Server {
                 };
                 self.patches.push(body.clone());
                 self.version += 1;
-                merge(known, &body);
+                let mut patched = known.clone();
+                merge(&mut patched, &body);
+                if refused(Some(&*known), &patched) {
+                    return refusal(422, "Invalid");
+                }
+                *known = patched;
                 // What an old server does not know.
                 known["status"]["nodeInfo"]
                     .as_object_mut()
@@ -254,7 +288,7 @@ impl tower::Service<Request<Body>> for Fake {
                 }
                 _ => {
                     let body = serde_json::from_slice(&bytes).unwrap_or(Value::Null);
-                    let (code, answer) = fake.with(|s| s.answer(&method, &path, body));
+                    let (code, answer) = fake.with(|s| s.answer(&method, &path, body, &fake.1));
                     Ok(respond(code, serde_json::to_vec(&answer).unwrap()))
                 }
             }

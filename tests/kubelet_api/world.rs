@@ -20,6 +20,7 @@ use holdfast::store::backend::MemoryBackend;
 use holdfast::store::{Store, StoreOptions, codec};
 use holdfast::types::metrics::Metrics;
 use holdfast::types::{BootId, Clock, Event, EventRecorder, Stamp};
+use holdfast_testkit::validation::{Write, violations};
 use hyper::{Request, Response, StatusCode};
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use rcgen::{
@@ -89,7 +90,21 @@ impl Reviews {
         if self.down {
             return None;
         }
-        if path.ends_with("/tokenreviews") {
+        let (group, resource) = match path.ends_with("/tokenreviews") {
+            true => ("authentication.k8s.io", "tokenreviews"),
+            false => ("authorization.k8s.io", "subjectaccessreviews"),
+        };
+        let found = violations(&Write {
+            group,
+            resource,
+            subresource: "",
+            namespace: "",
+            name: "",
+            old: None,
+            new: &review,
+        });
+        assert_eq!(found, [], "a current server refuses it");
+        if resource == "tokenreviews" {
             self.token_reviews += 1;
             let token = review["spec"]["token"].as_str().unwrap();
             review["status"] = match self.tokens.get(token) {

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use axum::body::{Body, Bytes};
 use axum::http::{Request, Response};
+use holdfast_testkit::validation::{NoInvalidWrites, Write};
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::UnboundedReceiverStream;
@@ -52,6 +53,8 @@ struct Inner {
 pub(super) struct Fake {
     inner: Arc<Mutex<Inner>>,
     connection: Connection,
+    /// Fails the test at its end when there are any.
+    invalid: NoInvalidWrites,
 }
 
 impl Default for Fake {
@@ -70,6 +73,7 @@ impl Default for Fake {
                 trust_version: None,
             })),
             connection: Connection::default(),
+            invalid: NoInvalidWrites::default(),
         }
     }
 }
@@ -217,7 +221,11 @@ impl Fake {
             let delay = self.lock().token_delay;
             tokio::time::sleep(delay).await;
             let body = body.collect_bytes().await.unwrap();
-            return Ok(self.token(serde_json::from_slice(&body).unwrap()));
+            let request = serde_json::from_slice(&body).unwrap();
+            if self.refuses(&path, None, &request) {
+                return Ok(json_response(422, &invalid()));
+            }
+            return Ok(self.token(request));
         }
         if verb == "PATCH" {
             let body = body.collect_bytes().await.unwrap();
@@ -229,13 +237,17 @@ impl Fake {
                 .objects
                 .get(&(collection.clone(), name))
                 .cloned();
-            let mut object = known.unwrap();
+            let old = known.unwrap();
+            let mut object = old.clone();
             assert_eq!(
                 patch["metadata"]["resourceVersion"],
                 object["metadata"]["resourceVersion"]
             );
             for (field, value) in patch["status"].as_object().unwrap() {
                 merge(&mut object["status"][field], value);
+            }
+            if self.refuses(path, Some(&old), &object) {
+                return Ok(json_response(422, &invalid()));
             }
             self.put(&collection, object.clone());
             return Ok(json_response(200, &object));
@@ -302,6 +314,27 @@ impl Fake {
         )))
     }
 
+    /// Whether a current server does not take a write.
+    fn refuses(&self, path: &str, old: Option<&Value>, new: &Value) -> bool {
+        let mut steps = path.trim_start_matches("/api/v1/namespaces/").split('/');
+        let mut next = || steps.next().unwrap_or_default();
+        let (namespace, resource, name) = (next(), next(), next());
+        let subresource = match old {
+            Some(_) => "status",
+            None => next(),
+        };
+        let write = Write {
+            group: "",
+            resource,
+            subresource,
+            namespace,
+            name,
+            old,
+            new,
+        };
+        !self.invalid.check(path, &write).is_empty()
+    }
+
     fn token(&self, mut request: Value) -> Response<Body> {
         let mut inner = self.lock();
         inner.tokens += 1;
@@ -314,6 +347,11 @@ impl Fake {
         });
         json_response(201, &request)
     }
+}
+
+fn invalid() -> Value {
+    json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "message": "invalid", "reason": "Invalid",
+           "code": 422})
 }
 
 /// Collection and name, of kinds that are asked for one by one.

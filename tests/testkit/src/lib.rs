@@ -2,7 +2,8 @@
 //! fault injection, and [`containerd::PrivateContainerd`], a real containerd of one's own. API servers:
 //! [`fake_api::FakeApi`], a kube-apiserver with an in-memory model and fault injection, [`envtest::EnvTest`], a real
 //! one of one's own, and [`fault_proxy::FaultProxy`], which stands before any API server, fails as it is told and
-//! counts the requests. Storage: [`csi::CsiDriver`], a CSI driver that mounts for real.
+//! counts the requests. [`validation`] has the rules of a current API server. Storage: [`csi::CsiDriver`], a CSI driver
+//! that mounts for real.
 //!
 //! What several tests need and is slow to make is made once: [`fixture::once`]. Tests that try every point at which something may
 //! fail ask [`exploration`] how many of them.
@@ -19,3 +20,4 @@ pub mod fault_proxy;
 pub mod fixture;
 pub mod ports;
 pub mod programs;
+pub mod validation;

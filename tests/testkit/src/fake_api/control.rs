@@ -375,6 +375,17 @@ impl FakeApi {
         self.shared.inner().refused
     }
 
+    /// Writes that were refused by the rules of [`crate::validation`], in the server's whole life. They fail the test when
+    /// this server is dropped.
+    pub fn invalid_writes(&self) -> Vec<String> {
+        self.invalid.list()
+    }
+
+    /// [`FakeApi::invalid_writes`], which are forgotten: for tests that make them on purpose.
+    pub fn take_invalid_writes(&self) -> Vec<String> {
+        self.invalid.take()
+    }
+
     /// Version of the newest write.
     pub fn resource_version(&self) -> u64 {
         self.shared.inner().state.rv

@@ -12,12 +12,16 @@ use super::state::State;
 /// # Errors
 /// It is not of the type.
 pub(super) fn normalize(resource: &Resource, object: Value) -> Result<Value, String> {
-    let mut object = (resource.typed)(object)?;
-    prune(&mut object, "");
+    Ok(tidy(resource, (resource.typed)(object)?))
+}
+
+/// The second half of [`normalize`], for an object that went through its type.
+pub(super) fn tidy(resource: &Resource, mut typed: Value) -> Value {
+    prune(&mut typed, "");
     if resource.is("pods") {
-        pod_ips(&mut object);
+        pod_ips(&mut typed);
     }
-    Ok(object)
+    typed
 }
 
 /// `Convert_v1_PodStatus_To_core_PodStatus` and back: podIP is the first of podIPs, and wins.

@@ -3,6 +3,7 @@
 use serde_json::{Value, json};
 
 use super::resource::Resource;
+use crate::validation::Violation;
 
 /// A refusal.
 #[derive(Clone, Debug)]
@@ -11,6 +12,8 @@ pub(super) struct Failure {
     pub(super) reason: &'static str,
     pub(super) message: String,
     pub(super) details: Value,
+    /// The object breaks rules of [`crate::validation`].
+    is_violation: bool,
 }
 
 impl Failure {
@@ -20,6 +23,7 @@ impl Failure {
             reason,
             message: message.into(),
             details: Value::Null,
+            is_violation: false,
         }
     }
 
@@ -77,6 +81,53 @@ impl Failure {
         failure.details["causes"] =
             json!([{ "reason": "FieldValueInvalid", "message": why, "field": field }]);
         failure
+    }
+
+    /// The object breaks rules: `NewInvalid`. `kind` is qualified with its group.
+    pub(super) fn violates(kind: &str, group: &str, name: &str, violations: &[Violation]) -> Self {
+        let texts: Vec<String> = violations.iter().map(ToString::to_string).collect();
+        let why = match &texts[..] {
+            [one] => one.clone(),
+            several => format!("[{}]", several.join(", ")),
+        };
+        let qualified = match group {
+            "" => kind.to_owned(),
+            group => format!("{kind}.{group}"),
+        };
+        let message = format!("{qualified} \"{name}\" is invalid: {why}");
+        let causes: Vec<Value> = violations.iter().map(Violation::cause).collect();
+        let mut failure = Self::new(422, "Invalid", message);
+        failure.details = json!({ "name": name, "kind": kind, "causes": causes });
+        if !group.is_empty() {
+            failure.details["group"] = group.into();
+        }
+        failure.is_violation = true;
+        failure
+    }
+
+    /// The body has fields that its type does not have, as with `fieldValidation=Strict`.
+    pub(super) fn unknown_fields(violations: &[Violation]) -> Self {
+        let fields: Vec<String> = (violations.iter())
+            .map(|violation| format!("unknown field \"{}\"", violation.field))
+            .collect();
+        let mut failure =
+            Self::bad_request(format!("strict decoding error: {}", fields.join(", ")));
+        failure.is_violation = true;
+        failure
+    }
+
+    /// What is wrong with the object, where that is the reason: a line for each rule.
+    pub(super) fn violations(&self) -> Vec<String> {
+        if !self.is_violation {
+            return Vec::new();
+        }
+        let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+        match self.details["causes"].as_array() {
+            Some(causes) => (causes.iter())
+                .map(|cause| format!("{}: {}", text(&cause["field"]), text(&cause["message"])))
+                .collect(),
+            None => vec![self.message.clone()],
+        }
     }
 
     pub(super) fn bad_request(message: impl Into<String>) -> Self {

@@ -7,7 +7,7 @@
 //! fail, hang or lose their answers.
 //!
 //! Not here: server-side apply, protobuf, tables, managedFields, validation beyond what an agent could
-//! get wrong, controllers (nobody sets a lost node's conditions, deletes orphans or collects namespaces).
+//! get wrong ([`crate::validation`]), controllers (nobody sets a lost node's conditions, deletes orphans or collects namespaces).
 
 mod auth;
 mod control;
@@ -20,7 +20,6 @@ mod reviews;
 mod select;
 mod server;
 mod state;
-mod validation;
 mod verbs;
 mod watch;
 
@@ -40,6 +39,7 @@ pub use request::Request;
 pub use server::{ApiBody, ApiService, Served};
 pub use state::Snapshot;
 
+use crate::validation::{InvalidWrites, NoInvalidWrites};
 use failure::Failure;
 use state::State;
 
@@ -93,6 +93,7 @@ struct Inner {
     watches: u64,
     closed_watches: u64,
     hung_watches: u64,
+    invalid: InvalidWrites,
 }
 
 impl Inner {
@@ -167,9 +168,13 @@ impl Shared {
 }
 
 /// A fake API server. Cheap to clone; clones are the same server.
+///
+/// Every write of a client meets the rules of [`crate::validation`], and what breaks one is refused. Dropping this while
+/// there are such writes fails the test; one that makes them on purpose takes them ([`FakeApi::take_invalid_writes`]).
 #[derive(Clone)]
 pub struct FakeApi {
     shared: Arc<Shared>,
+    invalid: NoInvalidWrites,
 }
 
 impl std::fmt::Debug for FakeApi {
@@ -192,6 +197,7 @@ impl Default for FakeApi {
 impl FakeApi {
     /// A server with the namespaces every cluster has. Must be called inside a tokio runtime.
     pub fn new() -> Self {
+        let invalid = NoInvalidWrites::default();
         let (began, wall) = (Instant::now(), Timestamp::now());
         let elapsed = move || {
             let elapsed = jiff::SignedDuration::try_from(began.elapsed());
@@ -213,10 +219,11 @@ impl FakeApi {
                 watches: 0,
                 closed_watches: 0,
                 hung_watches: 0,
+                invalid: invalid.writes(),
             }),
             changed: tokio::sync::watch::Sender::new(0),
         });
-        let api = Self { shared };
+        let api = Self { shared, invalid };
         for name in ["default", "kube-system", "kube-public", "kube-node-lease"] {
             api.create_json(json!({
                 "apiVersion": "v1", "kind": "Namespace", "metadata": { "name": name },

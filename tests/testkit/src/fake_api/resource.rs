@@ -70,7 +70,8 @@ pub(super) fn stored_as(resource: usize) -> usize {
     }
 }
 
-fn typed<K: Serialize + DeserializeOwned>(value: Value) -> Result<Value, String> {
+/// Reads an object as its type, and writes it again.
+pub(super) fn typed<K: Serialize + DeserializeOwned>(value: Value) -> Result<Value, String> {
     let object: K = serde_json::from_value(value).map_err(|error| error.to_string())?;
     serde_json::to_value(object).map_err(|error| error.to_string())
 }

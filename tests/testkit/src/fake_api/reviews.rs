@@ -1,14 +1,17 @@
 //! Requests that are answered and not stored: tokens, reviews, version, discovery.
 
 use jiff::Timestamp;
+use k8s_openapi::api::authentication::v1::{TokenRequest, TokenReview};
+use k8s_openapi::api::authorization::v1::{SelfSubjectAccessReview, SubjectAccessReview};
 use serde_json::{Value, json};
 
 use super::auth::Identity;
 use super::failure::Failure;
 use super::request::Request;
-use super::resource::{self, RESOURCES};
+use super::resource::{self, RESOURCES, typed};
 use super::state::{IssuedToken, State};
 use super::verbs::{Answer, seconds};
+use crate::validation::{self, Write};
 
 /// TokenRequest.
 pub(super) fn token(
@@ -26,11 +29,8 @@ pub(super) fn token(
     if state.get(&key).is_none() {
         return Err(Failure::not_found(accounts, &request.name));
     }
+    valid(request, "TokenRequest", &asked)?;
     let seconds_asked = asked["spec"]["expirationSeconds"].as_i64().unwrap_or(3600);
-    if seconds_asked < 600 {
-        let message = "TokenRequest.authentication.k8s.io \"\" is invalid: spec.expirationSeconds: may not specify a duration less than 10 minutes";
-        return Err(Failure::new(422, "Invalid", message));
-    }
     let mut bound = None;
     let reference = &asked["spec"]["boundObjectRef"];
     if let Some(name) = reference["name"].as_str() {
@@ -98,6 +98,47 @@ pub(super) fn token(
     Ok((201, asked))
 }
 
+/// Refuses what a server does not take.
+fn valid(request: &Request, kind: &str, asked: &Value) -> Result<(), Failure> {
+    let (group, known) = match kind {
+        "TokenRequest" => (
+            "authentication.k8s.io",
+            typed::<TokenRequest>(asked.clone()),
+        ),
+        "TokenReview" => ("authentication.k8s.io", typed::<TokenReview>(asked.clone())),
+        "SubjectAccessReview" => {
+            let known = typed::<SubjectAccessReview>(asked.clone());
+            ("authorization.k8s.io", known)
+        }
+        _ => {
+            let known = typed::<SelfSubjectAccessReview>(asked.clone());
+            ("authorization.k8s.io", known)
+        }
+    };
+    let known = known.map_err(|error| {
+        Failure::bad_request(format!(
+            "{kind} in version \"v1\" cannot be handled as a {kind}: {error}"
+        ))
+    })?;
+    let unknown = validation::unknown_fields(asked, &known);
+    if !unknown.is_empty() {
+        return Err(Failure::unknown_fields(&unknown));
+    }
+    let found = validation::violations(&Write {
+        group,
+        resource: &request.kind,
+        subresource: &request.subresource,
+        namespace: &request.namespace,
+        name: &request.name,
+        old: None,
+        new: asked,
+    });
+    match found.is_empty() {
+        true => Ok(()),
+        false => Err(Failure::violates(kind, group, "", &found)),
+    }
+}
+
 /// Whether a token is good now, and whose it is.
 pub(super) fn owner_of(
     state: &State,
@@ -127,6 +168,7 @@ pub(super) fn other(state: &State, request: &Request, now: Timestamp) -> Answer 
     match (request.verb.as_str(), request.kind.as_str()) {
         ("create", "tokenreviews") => {
             may_review(request)?;
+            valid(request, "TokenReview", &request.body)?;
             let mut review = request.body.clone();
             let token = review["spec"]["token"].as_str().unwrap_or_default();
             review["status"] = match owner_of(state, token, now) {
@@ -142,6 +184,11 @@ pub(super) fn other(state: &State, request: &Request, now: Timestamp) -> Answer 
         }
         ("create", "subjectaccessreviews" | "selfsubjectaccessreviews") => {
             may_review(request)?;
+            let kind = match request.kind.starts_with("self") {
+                true => "SelfSubjectAccessReview",
+                false => "SubjectAccessReview",
+            };
+            valid(request, kind, &request.body)?;
             let mut review = request.body.clone();
             let groups = review["spec"]["groups"].as_array().cloned();
             let allowed = review["spec"]["user"] == "kubernetes-admin"

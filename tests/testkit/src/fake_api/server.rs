@@ -135,6 +135,9 @@ fn serve(shared: &Arc<Shared>, request: &Request) -> http::Response<ApiBody> {
         verbs::answer(&mut inner.state, request, now)
     };
     let rv = inner.state.rv;
+    if let Err(failure) = &answer {
+        inner.invalid.record(&request.line(), &failure.violations());
+    }
     drop(inner);
     if rv != before {
         shared.tell();

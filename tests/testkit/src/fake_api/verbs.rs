@@ -14,7 +14,7 @@ use super::resource::{self, EVENTS_GROUP, RESOURCES, Resource};
 use super::reviews;
 use super::select::Selector;
 use super::state::{Key, Page, State};
-use super::validation;
+use crate::validation;
 
 /// HTTP status and body.
 pub(super) type Answer = Result<(u16, Value), Failure>;
@@ -257,8 +257,8 @@ impl Write<'_> {
             object["spec"]["groups"] = json!(self.request.identity.groups());
         }
         let object = self.normalized(object)?;
-        self.valid(None, &object)?;
         auth::restrict(self.state, self.request, resource, None, Some(&object))?;
+        self.valid(None, &object)?;
         if self.state.get(&self.key).is_some() {
             return Err(Failure::already_exists(resource, &name));
         }
@@ -284,25 +284,34 @@ impl Write<'_> {
         }
     }
 
-    /// Refuses what a server does not take and an agent might send.
+    /// Refuses what a server does not take.
     fn valid(&self, old: Option<&Value>, object: &Value) -> Result<(), Failure> {
-        let resource = self.resource;
-        let violation = if resource.is("pods") && object["spec"]["containers"].as_array().is_none()
-        {
-            Some(("spec.containers".to_owned(), "Required value".to_owned()))
-        } else if self.direct {
-            None
-        } else {
-            match (resource.plural, self.request.subresource.as_str(), old) {
-                ("nodes", "", _) => validation::node(object),
-                ("pods", "status", Some(old)) => validation::pod_status(old, object),
-                _ => None,
+        let (resource, name) = (self.resource, &self.key.2);
+        if self.direct {
+            if resource.is("pods") && object["spec"]["containers"].as_array().is_none() {
+                let field = "spec.containers";
+                return Err(Failure::invalid(resource, name, field, "Required value"));
             }
-        };
-        match violation {
-            Some((field, why)) => Err(Failure::invalid(resource, &self.key.2, &field, &why)),
-            None => Ok(()),
+            return Ok(());
         }
+        let found = validation::violations(&validation::Write {
+            group: resource.group,
+            resource: resource.plural,
+            subresource: &self.request.subresource,
+            namespace: &self.key.1,
+            name: &self.request.name,
+            old,
+            new: object,
+        });
+        if found.is_empty() {
+            return Ok(());
+        }
+        Err(Failure::violates(
+            resource.kind,
+            resource.group,
+            name,
+            &found,
+        ))
     }
 
     /// Writes `new` over `old`, through the subresource of the request.
@@ -325,6 +334,11 @@ impl Write<'_> {
             new["metadata"] = metadata;
             new["metadata"]["ownerReferences"] = old["metadata"]["ownerReferences"].clone();
             new["status"] = state;
+            // Whoever leaves it out does not take it away.
+            let class = &old["status"]["qosClass"];
+            if resource.is("pods") && class.is_string() && new["status"]["qosClass"].is_null() {
+                new["status"]["qosClass"] = class.clone();
+            }
         } else if self.request.subresource == "approval" {
             let conditions = new["status"]["conditions"].take();
             new = Value::clone(old);
@@ -551,7 +565,18 @@ impl Write<'_> {
                 )));
             }
         }
-        let object = normalize(self.resource, object).map_err(|error| self.malformed(&error))?;
+        let read = |object| (self.resource.typed)(object).map_err(|error| self.malformed(&error));
+        let known = if self.direct {
+            read(object)?
+        } else {
+            let known = read(object.clone())?;
+            let unknown = validation::unknown_fields(&object, &known);
+            if !unknown.is_empty() {
+                return Err(Failure::unknown_fields(&unknown));
+            }
+            known
+        };
+        let object = defaults::tidy(self.resource, known);
         let mut object = if self.resource.group == EVENTS_GROUP {
             defaults::convert_event(&object, true)
         } else {
