@@ -14,7 +14,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use k8s_openapi::api::core::v1::{Node, Pod};
+use k8s_openapi::api::core::v1::{Node, Pod, PodSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
 use kube::Api;
 use kube::api::{DeleteParams, PostParams, Preconditions};
@@ -430,6 +430,12 @@ fn mirror_of(pod: &Pod, node: &Node) -> Option<Pod> {
     };
     let mut annotations = pod.annotations().clone();
     annotations.insert(CONFIG_MIRROR.to_owned(), hash);
+    let spec = pod.spec.clone().map(|spec| PodSpec {
+        // The API server computes both from the priority class, and refuses others.
+        priority: None,
+        preemption_policy: None,
+        ..spec
+    });
     Some(Pod {
         metadata: ObjectMeta {
             name: pod.metadata.name.clone(),
@@ -439,7 +445,7 @@ fn mirror_of(pod: &Pod, node: &Node) -> Option<Pod> {
             owner_references: Some(vec![owner]),
             ..ObjectMeta::default()
         },
-        spec: pod.spec.clone(),
+        spec,
         status: None,
     })
 }

@@ -623,6 +623,19 @@ async fn restart_keeps_a_mirror_pod() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_static_pod_with_a_priority_of_its_own_has_a_mirror_pod() {
+    let mut w = cluster(|_, _| Behaviour::RunForever).await;
+    w.manifest("fixed", &spec("Always", r#","priority":1000"#));
+    w.start().await;
+    let mirror = format!("fixed-{NODE}");
+    w.until("its mirror pod is Running", 60, |w| {
+        w.shown_phase(&mirror) == "Running"
+    })
+    .await;
+    assert_eq!(w.shown(&mirror)["spec"]["priority"], 0);
+}
+
+#[tokio::test(start_paused = true)]
 async fn restart_keeps_a_mirror_pod_single_when_its_creation_was_not_answered() {
     let mut w = cluster(|_, _| Behaviour::RunForever).await;
     w.manifest("fixed", &spec("Always", ""));

@@ -694,6 +694,15 @@ pub(crate) async fn node_creates_only_mirror_pods_of_its_own(w: &World) {
         403,
         "gives itself rights"
     );
+    for (field, value) in [
+        ("priority", json!(1000)),
+        ("preemptionPolicy", json!("Never")),
+    ] {
+        let mut important = mirror.clone();
+        important["spec"][field] = value;
+        let refused = refusal(create(&important).await);
+        assert_eq!(refused, 403, "a {field} of its own");
+    }
     let mut theirs = mirror.clone();
     theirs["spec"]["nodeName"] = w.other.clone().into();
     assert_eq!(refusal(create(&theirs).await), 403, "of another node");

@@ -124,6 +124,24 @@ async fn pass(ms: u64) {
     tokio::time::sleep(Duration::from_millis(ms)).await;
 }
 
+#[test]
+fn a_mirror_pod_leaves_its_priority_to_the_api_server() {
+    let mut pod = static_pod("h1");
+    let spec = pod.spec.as_mut().unwrap();
+    spec.priority = Some(1000);
+    spec.preemption_policy = Some("Never".to_owned());
+    spec.priority_class_name = Some("system-node-critical".to_owned());
+    let mirror = mirror_of(&pod, &node().get().unwrap()).unwrap();
+    let shown = mirror.spec_ref();
+    assert_eq!(
+        (shown.priority, shown.preemption_policy.as_deref()),
+        (None, None)
+    );
+    let class = shown.priority_class_name.as_deref();
+    assert_eq!(class, Some("system-node-critical"));
+    assert_eq!(pod.spec_ref().priority, Some(1000));
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_static_pod_gets_one_mirror_pod_that_the_node_owns() {
     let rig = Rig::new();

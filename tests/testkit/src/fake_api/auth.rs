@@ -1,10 +1,11 @@
-//! Who asks, and whether he may: the Node authoriser and the NodeRestriction admission plugin.
+//! Who asks, and whether he may: the Node authoriser and the admission plugins NodeRestriction and Priority.
 //!
 //! As strict as the newest servers: a node sees no node but itself and no pods but its own, which servers
 //! before 1.32 did not enforce.
 
 use serde_json::Value;
 
+use super::defaults;
 use super::failure::Failure;
 use super::request::Request;
 use super::resource::{self, RESOURCES, Resource};
@@ -161,6 +162,28 @@ fn denied(request: &Request, resource: &Resource, why: &str) -> Failure {
         message.push_str(why);
     }
     Failure::forbidden(resource, &request.name, &message)
+}
+
+/// The Priority plugin: a pod that is made has the priority of its class, or says none.
+pub(super) fn restrict_priority(
+    state: &State,
+    resource: &Resource,
+    pod: &Value,
+) -> Result<(), Failure> {
+    let spec = &pod["spec"];
+    let (value, policy) = defaults::priority_of(state, spec);
+    let name = pod["metadata"]["name"].as_str().unwrap_or_default();
+    for (field, computed) in [("priority", value), ("preemptionPolicy", policy)] {
+        let given = &spec[field];
+        if !given.is_null() && *given != computed {
+            let why = format!(
+                "the value of {field} ({given}) must not be provided in pod spec; priority admission controller computed \
+                 {computed} from the given PriorityClass name"
+            );
+            return Err(Failure::forbidden(resource, name, &why));
+        }
+    }
+    Ok(())
 }
 
 /// Whether one of the node's pods refers to the object. Mirror pods give no rights.

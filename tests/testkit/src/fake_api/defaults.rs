@@ -195,6 +195,13 @@ fn pod(state: &State, pod: &mut Value) {
 }
 
 fn priority(state: &State, spec: &mut Value) {
+    let (value, policy) = priority_of(state, spec);
+    default(&mut spec["priority"], value);
+    default(&mut spec["preemptionPolicy"], policy);
+}
+
+/// What the priority class of a pod comes to: `spec.priority` and `spec.preemptionPolicy`.
+pub(super) fn priority_of(state: &State, spec: &Value) -> (Value, Value) {
     let (mut value, mut policy) = (json!(0), json!("PreemptLowerPriority"));
     if let Some(name) = spec["priorityClassName"].as_str() {
         let class = super::resource::find("scheduling.k8s.io", "v1", "priorityclasses")
@@ -211,8 +218,7 @@ fn priority(state: &State, spec: &mut Value) {
             _ => {}
         }
     }
-    default(&mut spec["priority"], value);
-    default(&mut spec["preemptionPolicy"], policy);
+    (value, policy)
 }
 
 fn container(container: &mut Value, host_network: bool) {

@@ -244,6 +244,9 @@ impl Write<'_> {
         ] {
             metadata[gone] = Value::Null;
         }
+        if resource.is("pods") && !self.direct {
+            auth::restrict_priority(self.state, resource, &object)?;
+        }
         let status = object["status"].clone();
         defaults::on_create(self.state, resource, &mut object);
         if self.direct && !status.is_null() {
