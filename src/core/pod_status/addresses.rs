@@ -7,7 +7,8 @@ use k8s_openapi::api::core::v1::Pod;
 
 use crate::types::PodExt;
 
-/// At most one address of each family, that of the node's first address first. While the runtime tells none (`ips`),
+/// At most one address of each family, that of the node's first address first. An IPv4 address in IPv6 form is shown as
+/// the IPv4 address that it is: servers refuse a status with such a one. While the runtime tells none (`ips`),
 /// those told before stay. A pod on the node's network keeps its address once told; only a second one is added.
 pub(super) fn of_pod(
     pod: &Pod,
@@ -42,6 +43,7 @@ fn sorted(ips: &[String], host_ips: &[String]) -> Vec<String> {
     let first_of = |v6: bool| {
         ips.iter()
             .filter_map(|ip| ip.parse::<IpAddr>().ok())
+            .map(|ip| ip.to_canonical())
             .find(|ip| ip.is_ipv6() == v6)
     };
     [first_of(v6_first), first_of(!v6_first)]

@@ -672,6 +672,21 @@ fn transition_times_start_time_and_ips_are_kept() {
 }
 
 #[test]
+fn addresses_are_shown_in_the_form_that_servers_take() {
+    let mut setup = Setup::new("Always", &["a"], runtime(vec![running("a", 0)]));
+    for (ips, shown) in [
+        (&["::ffff:10.0.0.7"][..], &["10.0.0.7"][..]),
+        (&["::ffff:10.0.0.7", "10.0.0.8"], &["10.0.0.7"]),
+        (&["FD00:0::1", "::ffff:10.0.0.7"], &["10.0.0.7", "fd00::1"]),
+    ] {
+        setup.status.ips = ips.iter().map(|ip| (*ip).to_owned()).collect();
+        let found = setup.generate().pod_ips.unwrap();
+        let found: Vec<_> = found.iter().map(|ip| ip.ip.as_str()).collect();
+        assert_eq!(found, shown, "{ips:?}");
+    }
+}
+
+#[test]
 fn host_network_pods_have_the_nodes_address() {
     let mut setup = Setup::new("Always", &["a"], wiped());
     setup.pod.spec.as_mut().unwrap().host_network = Some(true);
