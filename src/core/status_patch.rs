@@ -207,6 +207,10 @@ fn keep_final_ends(input: &PatchInput<'_>, ours: &mut api::PodStatus) {
         &mut ours.init_container_statuses,
     );
     keep(&shown.container_statuses, &mut ours.container_statuses);
+    keep(
+        &shown.ephemeral_container_statuses,
+        &mut ours.ephemeral_container_statuses,
+    );
 }
 
 /// The elements of `conditions` that differ and are ours to write.

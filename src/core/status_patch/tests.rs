@@ -272,6 +272,41 @@ fn ephemeral_statuses_are_told_to_a_server_that_has_ephemeral_containers() {
     assert_eq!(told(false), None, "it would be dropped again and again");
 }
 
+#[test]
+fn an_ephemeral_container_that_ended_is_never_shown_otherwise() {
+    let field = "ephemeralContainerStatuses";
+    let pod: Pod = serde_json::from_value(json!({"spec": {
+        "restartPolicy": "Always", "containers": [{"name": "main", "image": "i"}],
+        "ephemeralContainers": [{"name": "debug", "image": "i"}],
+    }}))
+    .unwrap();
+    let of = |state: Value| {
+        let mut list = listed("debug");
+        list[0]["state"] = state;
+        status(with(running(), field, list))
+    };
+    let shown = of(json!({"terminated": {"exitCode": 1, "containerID": "containerd://a"}}));
+    for now in [
+        json!({"waiting": {"reason": "ContainerCreating"}}),
+        json!({"running": {}}),
+    ] {
+        let mut ours = of(now);
+        // Something else there is to tell.
+        ours.pod_ip = Some("10.1.0.9".to_owned());
+        let patch = status_patch(&PatchInput {
+            uid: "u1",
+            pod: &pod,
+            shown: Some(&shown),
+            ours: &ours,
+            has_ephemeral: true,
+            may_run: false,
+        });
+        let patch = patch.unwrap();
+        assert_eq!(patch["status"]["podIP"], "10.1.0.9");
+        assert_eq!(patch["status"].get(field), None, "{patch}");
+    }
+}
+
 /// Of an init container; the server shows that it ended with 0.
 fn init(pod_policy: &str, own: Value, now: Value) -> (Pod, Value, Value) {
     let mut container = json!({"name": "init", "image": "i"});
