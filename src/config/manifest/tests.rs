@@ -461,6 +461,27 @@ fn what_an_api_server_refuses_is_refused() {
 }
 
 #[test]
+fn annotations_leave_room_for_those_of_the_mirror_pod() {
+    let with = |bytes: usize| {
+        let long = "x".repeat(bytes - "long".len());
+        GOOD.replace(
+            "name: web",
+            &format!("name: web\n  annotations: {{long: {long}}}"),
+        )
+    };
+    let most = 256 * 1024 - 512;
+    let pod = one(&with(most));
+    let mirrors = (
+        "kubernetes.io/config.mirror",
+        pod.annotation(CONFIG_HASH).unwrap(),
+    );
+    let own = pod.annotations().iter().map(|(k, v)| k.len() + v.len());
+    let size = own.sum::<usize>() + mirrors.0.len() + mirrors.1.len();
+    assert!(size <= 256 * 1024, "{size}");
+    assert_says(&error(&with(most + 1)), &["metadata.annotations"]);
+}
+
+#[test]
 fn problems_are_told_together() {
     let text = GOOD
         .replace("name: web", "name: Web")

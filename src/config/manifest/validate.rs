@@ -20,6 +20,11 @@ use names::{
     LABEL, SUBDOMAIN, is_label, is_name_part, is_qualified_name, is_subdomain, is_uid, one_of,
 };
 
+/// Most bytes of all annotations together.
+const ANNOTATIONS: usize = 256 * 1024;
+/// Bytes that the annotations have which the agent adds to a static pod and to its mirror pod.
+const OWN_ANNOTATIONS: usize = 512;
+
 /// Checks names, labels and annotations, before the node's name is appended.
 pub(super) fn metadata(pod: &Pod, origin: &StaticOrigin<'_>, problems: &mut Problems<'_>) {
     let metadata = &pod.metadata;
@@ -76,8 +81,14 @@ pub(super) fn metadata(pod: &Pod, origin: &StaticOrigin<'_>, problems: &mut Prob
         .flatten()
         .map(|(k, v)| k.len() + v.len())
         .sum();
-    if size > 256 * 1024 {
-        problems.add("metadata.annotations", "are larger than 256 KiB together");
+    if size > ANNOTATIONS - OWN_ANNOTATIONS {
+        problems.add(
+            "metadata.annotations",
+            format!(
+                "have {size} bytes together, at most {} are possible beside those that are added",
+                ANNOTATIONS - OWN_ANNOTATIONS
+            ),
+        );
     }
 }
 
