@@ -14,6 +14,7 @@ use super::start::Base;
 use super::{AgentError, Tasks};
 use crate::apiserver::{self, ApiClient, Credentials};
 use crate::config::{self, SourcesReady};
+use crate::core::node_status::has_hostname_label;
 use crate::core::volumes::known::InUse;
 use crate::events::{EventRate, api_events};
 use crate::images::{CredentialProviders, CredentialSettings};
@@ -158,8 +159,15 @@ pub(super) fn node_status(
     token: &CancellationToken,
 ) -> NodeStatusHandle {
     let pressure = watch::Sender::default();
+    let settings = node_settings(config);
+    if !has_hostname_label(&settings.hostname) {
+        warn!(
+            node = settings.name,
+            "the node's name is too long for a label, the node has no label kubernetes.io/hostname"
+        );
+    }
     let (status, handle) = NodeStatus::new(NodeStatusOptions {
-        settings: node_settings(config),
+        settings,
         root_dir: config.root_dir.clone(),
         boot_id: base.boot.kernel_boot_id.clone(),
         api,

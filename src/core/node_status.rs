@@ -37,6 +37,9 @@ use crate::types::{Event, EventType, Stamp};
 /// What the node says its version is: the Kubernetes release whose behaviour it has, and the agent's own version.
 pub const KUBELET_VERSION: &str = concat!("v1.36.0-holdfast.", env!("CARGO_PKG_VERSION"));
 
+/// Most bytes of a label's value.
+const LABEL_VALUE: usize = 63;
+
 /// Most names of one image that are listed.
 const MAX_IMAGE_NAMES: usize = 5;
 
@@ -257,13 +260,21 @@ pub fn image_list(mut images: Vec<Image>, max: Option<usize>) -> Vec<ContainerIm
     listed.collect()
 }
 
+/// Returns whether a host name fits into a label. A node with a longer one goes without the label: servers refuse the whole
+/// node otherwise, which is what becomes of it upstream.
+pub fn has_hostname_label(hostname: &str) -> bool {
+    hostname.len() <= LABEL_VALUE
+}
+
 /// The node as it is registered, without its status. Upstream: the first half of `initialNode`.
 pub fn initial_node(settings: &NodeSettings) -> Node {
     let mut labels = BTreeMap::from([
-        (LABEL_HOSTNAME.to_owned(), settings.hostname.clone()),
         (LABEL_OS.to_owned(), "linux".to_owned()),
         (LABEL_ARCH.to_owned(), architecture().to_owned()),
     ]);
+    if has_hostname_label(&settings.hostname) {
+        labels.insert(LABEL_HOSTNAME.to_owned(), settings.hostname.clone());
+    }
     labels.extend(settings.labels.clone());
     let mut taints = settings.taints.clone();
     let mut taint = |key: &str, value: Option<&str>| {

@@ -122,6 +122,21 @@ fn a_node_is_registered_with_labels_taints_and_annotation() {
 }
 
 #[test]
+fn a_host_name_that_fits_into_no_label_keeps_nobody_from_the_node() {
+    for (length, label) in [(63, true), (64, false)] {
+        let name = "n".repeat(length);
+        let settings = NodeSettings::new(name.clone());
+        let made = initial_node(&settings);
+        let labels = made.metadata.labels.clone().unwrap();
+        let wanted = label.then_some(&name);
+        assert_eq!(labels.get("kubernetes.io/hostname"), wanted, "{length}");
+        // Nor is it put there later.
+        assert_eq!(reconcile(&settings, &made).metadata.labels, Some(labels));
+        assert_eq!(correct_labels(&settings, &mut made.clone()), []);
+    }
+}
+
+#[test]
 fn a_taint_that_was_given_is_not_added_twice_and_others_do_not_count_for_it() {
     let taint = |key: &str, effect: &str| Taint {
         key: key.to_owned(),
