@@ -461,7 +461,8 @@ async fn the_proxy_hands_watches_on_at_once_stalls_them_and_cuts() {
     // A watch from a time that is forgotten.
     proxy.inject_on(1, Fault::WatchExpired, "WATCH", "pods");
     let mut expired = Box::pin(pods.watch(&params, "1").await.unwrap());
-    match expired.next().await {
+    let told = timeout(SOON, expired.next()).await;
+    match told.expect("an event in time") {
         Some(Ok(WatchEvent::Error(status))) => assert_eq!(status.code, 410),
         other => panic!("{other:?}"),
     }

@@ -15,6 +15,12 @@ use crate::world::{World, object, pod, refusal};
 /// How long a server may take to hear of what it has been told.
 const SOON: std::time::Duration = std::time::Duration::from_secs(60);
 
+/// Fails a test that would wait longer than [`SOON`].
+async fn within<T>(what: &str, doing: impl Future<Output = T>) -> T {
+    let done = tokio::time::timeout(SOON, doing).await;
+    done.unwrap_or_else(|_| panic!("{what} within {SOON:?}"))
+}
+
 fn at_once() -> DeleteParams {
     DeleteParams::default().grace_period(0)
 }
@@ -356,7 +362,7 @@ pub(crate) async fn update_needs_the_newest_version(w: &World) {
 async fn events(w: &World, params: &WatchParams, version: &str, count: usize) -> Vec<String> {
     let pods: Api<Pod> = w.api(&w.admin);
     let stream = pods.watch(params, version).await.unwrap();
-    stream
+    let seen = stream
         .take(count)
         .map_ok(|event| match event {
             WatchEvent::Added(pod) => line("ADDED", &pod),
@@ -365,9 +371,8 @@ async fn events(w: &World, params: &WatchParams, version: &str, count: usize) ->
             WatchEvent::Bookmark(_) => "BOOKMARK".to_owned(),
             WatchEvent::Error(status) => format!("ERROR {}", status.code),
         })
-        .try_collect()
-        .await
-        .unwrap()
+        .try_collect();
+    within("what a watch shows", seen).await.unwrap()
 }
 
 fn line(kind: &str, pod: &Pod) -> String {
@@ -643,15 +648,18 @@ pub(crate) async fn node_reads_only_what_its_pods_refer_to(w: &World) {
     w.create::<Pod>(given).await;
     let secrets: Api<Secret> = w.api(&w.node_client);
     // A real authoriser hears of a pod a moment later.
-    let used = loop {
-        match secrets.get("used").await {
-            Ok(used) => break used,
-            Err(kube::Error::Api(status)) if status.code == 403 => {
-                tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+    let reading = async {
+        loop {
+            match secrets.get("used").await {
+                Ok(used) => break used,
+                Err(kube::Error::Api(status)) if status.code == 403 => {
+                    tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+                }
+                Err(error) => panic!("{error}"),
             }
-            Err(error) => panic!("{error}"),
         }
     };
+    let used = within("the node may read its pod's secret", reading).await;
     assert_eq!(used.data.unwrap()["a"].0, b"b");
     assert_eq!(refusal(secrets.get("unused").await), 403);
     assert_eq!(refusal(secrets.list(&ListParams::default()).await), 403);
@@ -752,17 +760,19 @@ pub(crate) async fn token_is_bound_to_a_pod_of_the_node(w: &World) {
         let (accounts, pp) = (accounts.clone(), pp.clone());
         async move { accounts.create_token_request("app", &pp, &request).await }
     };
-    let asked = tokio::time::Instant::now();
-    let given = loop {
-        match ask(request(600, own.clone())).await {
-            Ok(given) => break given,
-            // A real authoriser hears of a pod a moment later.
-            Err(kube::Error::Api(status)) if status.code == 403 && asked.elapsed() < SOON => {
-                tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+    let asking = async {
+        loop {
+            match ask(request(600, own.clone())).await {
+                Ok(given) => break given,
+                // A real authoriser hears of a pod a moment later.
+                Err(kube::Error::Api(status)) if status.code == 403 => {
+                    tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+                }
+                Err(error) => panic!("{error}"),
             }
-            Err(error) => panic!("{error}"),
         }
     };
+    let given = within("the node gets a token for its pod", asking).await;
     assert!(!given.status.unwrap().token.unwrap().is_empty());
     assert_eq!(refusal(ask(request(5, own)).await), 422);
     assert_eq!(

@@ -11,6 +11,9 @@ use serde_json::json;
 
 use crate::world::{object, pod, refusal};
 
+/// How long something may take that happens at once, in the paused time of these tests.
+const SOON: Duration = Duration::from_secs(600);
+
 fn server() -> (FakeApi, Api<Pod>) {
     let api = FakeApi::new();
     api.create::<Node>(&object(json!({ "metadata": { "name": "n1" } })));
@@ -211,7 +214,8 @@ async fn see(
     name: &str,
 ) {
     while !seen.iter().any(|seen| seen == name) {
-        let event = events.next().await.unwrap();
+        let event = tokio::time::timeout(SOON, events.next()).await;
+        let event = event.expect("an event in time").unwrap();
         if let Ok(watcher::Event::Apply(pod) | watcher::Event::InitApply(pod)) = event {
             seen.push(pod.metadata.name.unwrap());
         }
@@ -260,11 +264,11 @@ async fn latency_is_of_tokio_time_and_until_waits_for_a_write() {
             .await
             .unwrap();
     });
-    api.until(|api| {
+    let told = api.until(|api| {
         let pod = api.get::<Pod>("default", "p").unwrap();
         pod.status.unwrap().phase.as_deref() == Some("Running")
-    })
-    .await;
+    });
+    tokio::time::timeout(SOON, told).await.expect("it is told");
     assert_eq!(began.elapsed().as_secs(), 5);
     patch.await.unwrap();
 }

@@ -17,7 +17,7 @@ use kube::api::{
 };
 use serde_json::{Value, json};
 
-use crate::agent_process::{Agent, eventually, within};
+use crate::agent_process::{Agent, PATIENCE, eventually, within};
 use crate::world::{Seen, World};
 
 /// Fields are dropped in this order: the agents of a test are its own, then runtime, proxy and cluster go.
@@ -330,7 +330,8 @@ impl Cluster {
                 }
             }
         });
-        self.run(begun.notified());
+        let begins = async { tokio::time::timeout(PATIENCE, begun.notified()).await };
+        self.run(begins).expect("the watch begins in time");
         Followed { seen, task }
     }
 

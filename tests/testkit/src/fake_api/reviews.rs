@@ -230,7 +230,7 @@ fn fixed(path: &str) -> Option<Value> {
     };
     Some(match path {
         "/version" => json!({
-            "major": "1", "minor": "33", "gitVersion": "v1.33.0", "gitCommit": "", "gitTreeState": "clean",
+            "major": "1", "minor": "36", "gitVersion": "v1.36.0", "gitCommit": "", "gitTreeState": "clean",
             "buildDate": "1970-01-01T00:00:00Z", "goVersion": "go1.24", "compiler": "gc", "platform": "linux/amd64",
         }),
         "/readyz" | "/livez" | "/healthz" => json!("ok"),
