@@ -8,7 +8,6 @@ mod resources;
 mod security;
 
 use std::collections::BTreeSet;
-use std::net::IpAddr;
 
 use k8s_openapi::api::core::v1::{Pod, PodSpec, Volume};
 
@@ -17,7 +16,8 @@ use super::static_pod::{StaticOrigin, name_on_node};
 use crate::types::containers::{ContainerKind, ContainerSpec, containers_of};
 use container::HostPort;
 use names::{
-    LABEL, SUBDOMAIN, is_label, is_name_part, is_qualified_name, is_subdomain, is_uid, one_of,
+    LABEL, SUBDOMAIN, is_ip, is_label, is_label_value, is_qualified_name, is_subdomain, is_uid,
+    one_of,
 };
 
 /// Most bytes of all annotations together.
@@ -63,7 +63,7 @@ pub(super) fn metadata(pod: &Pod, origin: &StaticOrigin<'_>, problems: &mut Prob
         if !is_qualified_name(key) {
             problems.add(&field, "is not a valid label key");
         }
-        if !value.is_empty() && !is_name_part(value) {
+        if !is_label_value(value) {
             problems.add(&field, format!("{value:?} is not a valid label value: at most 63 letters, digits, '-', '_', '.', beginning and ending with a letter or digit"));
         }
     }
@@ -219,10 +219,10 @@ fn pod_fields(spec: &PodSpec, problems: &mut Problems<'_>) {
         );
     }
     for (index, server) in nameservers.into_iter().flatten().enumerate() {
-        if server.parse::<IpAddr>().is_err() {
+        if !is_ip(server) {
             problems.add(
                 format!("spec.dnsConfig.nameservers[{index}]"),
-                format!("{server:?} is not an IP address"),
+                format!("{server:?} is not an IP address in its own form"),
             );
         }
     }
@@ -233,8 +233,72 @@ fn pod_fields(spec: &PodSpec, problems: &mut Problems<'_>) {
     if searches.is_some_and(|s| s.len() > 32) {
         problems.add("spec.dnsConfig.searches", "has more than 32 entries");
     }
+    for (index, search) in searches.into_iter().flatten().enumerate() {
+        // Underscores are no DNS names, but they are resolved.
+        let plain = search.strip_suffix('.').unwrap_or(search).replace('_', "a");
+        if search != "." && !is_subdomain(&plain) {
+            problems.add(
+                format!("spec.dnsConfig.searches[{index}]"),
+                format!("{search:?} {SUBDOMAIN}"),
+            );
+        }
+    }
+    let options = spec.dns_config.as_ref().and_then(|c| c.options.as_ref());
+    for (index, option) in options.into_iter().flatten().enumerate() {
+        if option.name.as_deref().is_none_or(str::is_empty) {
+            problems.add(
+                format!("spec.dnsConfig.options[{index}].name"),
+                "is missing",
+            );
+        }
+    }
+    placement(spec, problems);
+}
+
+/// What a scheduler would go by.
+fn placement(spec: &PodSpec, problems: &mut Problems<'_>) {
+    for (key, value) in spec.node_selector.iter().flatten() {
+        if !is_qualified_name(key) || !is_label_value(value) {
+            problems.add(
+                format!("spec.nodeSelector[{key}]"),
+                format!("{key:?}: {value:?} is not a label that a node can have"),
+            );
+        }
+    }
+    if spec
+        .scheduling_gates
+        .as_ref()
+        .is_some_and(|g| !g.is_empty())
+    {
+        problems.add(
+            "spec.schedulingGates",
+            "make no sense for a pod that has its node; remove them",
+        );
+    }
     for (index, toleration) in spec.tolerations.iter().flatten().enumerate() {
         let path = format!("spec.tolerations[{index}]");
+        let key = toleration.key.as_deref().unwrap_or_default();
+        if !key.is_empty() && !is_qualified_name(key) {
+            problems.add(
+                format!("{path}.key"),
+                format!("{key:?} is not the key of a taint"),
+            );
+        }
+        let value = toleration.value.as_deref().unwrap_or_default();
+        if !is_label_value(value) {
+            problems.add(
+                format!("{path}.value"),
+                format!("{value:?} is not the value of a taint"),
+            );
+        }
+        if toleration.toleration_seconds.is_some()
+            && toleration.effect.as_deref() != Some("NoExecute")
+        {
+            problems.add(
+                format!("{path}.tolerationSeconds"),
+                "is for effect NoExecute only",
+            );
+        }
         let operator = toleration.operator.as_deref().unwrap_or("Equal");
         let text = |field: &Option<String>| field.as_deref().is_some_and(|s| !s.is_empty());
         if text(&toleration.effect) {
@@ -304,10 +368,10 @@ fn identity(spec: &PodSpec, problems: &mut Problems<'_>) {
     }
     for (index, alias) in spec.host_aliases.iter().flatten().enumerate() {
         let path = format!("spec.hostAliases[{index}]");
-        if alias.ip.parse::<IpAddr>().is_err() {
+        if !is_ip(&alias.ip) {
             problems.add(
                 format!("{path}.ip"),
-                format!("{:?} is not an IP address", alias.ip),
+                format!("{:?} is not an IP address in its own form", alias.ip),
             );
         }
         for (index, name) in alias.hostnames.iter().flatten().enumerate() {

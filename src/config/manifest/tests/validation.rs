@@ -635,3 +635,79 @@ fn probes_and_init_containers_get_their_defaults() {
         "the containers' request counts"
     );
 }
+
+#[test]
+fn what_keeps_the_mirror_pod_away_is_told_with_the_manifest() {
+    let toleration = |fields: &str| spec(&format!("tolerations: [{{{fields}}}]"));
+    let mapped = "::ffff:10.0.0.1";
+    let cases = [
+        (
+            spec("nodeSelector: {disk: a b}"),
+            "spec.nodeSelector[disk]",
+            "is not a label that a node can have",
+        ),
+        (
+            spec("schedulingGates: [{name: example.com/wait}]"),
+            "spec.schedulingGates",
+            "has its node; remove them",
+        ),
+        (
+            toleration("key: a b, operator: Exists"),
+            "spec.tolerations[0].key",
+            "is not the key of a taint",
+        ),
+        (
+            toleration("key: a, value: b c"),
+            "spec.tolerations[0].value",
+            "is not the value of a taint",
+        ),
+        (
+            toleration("key: a, operator: Exists, effect: NoSchedule, tolerationSeconds: 5"),
+            "spec.tolerations[0].tolerationSeconds",
+            "is for effect NoExecute only",
+        ),
+        (
+            spec(&format!("dnsConfig: {{nameservers: ['{mapped}']}}")),
+            "spec.dnsConfig.nameservers[0]",
+            "is not an IP address in its own form",
+        ),
+        (
+            spec("dnsConfig: {searches: [a b]}"),
+            "spec.dnsConfig.searches[0]",
+            "has to be a DNS-1123 subdomain",
+        ),
+        (
+            spec("dnsConfig: {options: [{value: '2'}]}"),
+            "spec.dnsConfig.options[0].name",
+            "is missing",
+        ),
+        (
+            spec(&format!(
+                "hostAliases: [{{ip: '{mapped}', hostnames: [a]}}]"
+            )),
+            "spec.hostAliases[0].ip",
+            "is not an IP address in its own form",
+        ),
+        (
+            container("env: [{name: A, valueFrom: {}}]"),
+            "spec.containers[0].env[0].valueFrom",
+            "has 0 sources; a value comes from exactly one",
+        ),
+        (
+            spec("os: {name: linux}\nsecurityContext: {windowsOptions: {hostProcess: false}}"),
+            "spec.securityContext.windowsOptions",
+            "cannot stand beside spec.os.name linux",
+        ),
+    ];
+    check(&cases);
+    // Taken by servers, too.
+    one(&toleration(
+        "key: a, operator: Exists, effect: NoExecute, tolerationSeconds: 5",
+    ));
+    one(&toleration(
+        "key: example.com/a, value: b, effect: NoSchedule",
+    ));
+    one(&spec(
+        "securityContext: {windowsOptions: {hostProcess: false}}",
+    ));
+}

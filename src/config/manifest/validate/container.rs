@@ -119,6 +119,18 @@ pub(super) fn environment(container: &Container, path: &str, problems: &mut Prob
         {
             problems.add(format!("{path}.valueFrom"), "cannot stand beside value");
         }
+        if let Some(from) = &variable.value_from {
+            let sources = match serde_json::to_value(from) {
+                Ok(serde_json::Value::Object(fields)) => fields.len(),
+                _ => 0,
+            };
+            if sources != 1 {
+                problems.add(
+                    format!("{path}.valueFrom"),
+                    format!("has {sources} sources; a value comes from exactly one"),
+                );
+            }
+        }
     }
 }
 

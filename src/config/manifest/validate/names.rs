@@ -1,5 +1,7 @@
 //! The shapes of names and values.
 
+use std::net::IpAddr;
+
 use super::super::Problems;
 
 pub(super) const LABEL: &str = "has to be a DNS-1123 label: lower-case letters, digits and '-', at most 63, beginning and ending with a letter or digit";
@@ -33,6 +35,16 @@ pub(super) fn is_subdomain(text: &str) -> bool {
                 .all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-')
                 && has_alphanumeric_ends(part)
         })
+}
+
+pub(super) fn is_label_value(text: &str) -> bool {
+    text.is_empty() || is_name_part(text)
+}
+
+/// Whether an API server takes it: an IPv4 address may not be written as an IPv6 address.
+pub(super) fn is_ip(text: &str) -> bool {
+    text.parse::<IpAddr>()
+        .is_ok_and(|ip| ip == ip.to_canonical())
 }
 
 pub(super) fn is_uid(text: &str) -> bool {

@@ -80,6 +80,7 @@ pub(super) fn pod(spec: &PodSpec, problems: &mut Problems<'_>) {
         return;
     };
     let path = "spec.securityContext";
+    windows(spec, context.windows_options.is_some(), path, problems);
     let ids = [
         ("fsGroup", context.fs_group),
         ("runAsGroup", context.run_as_group),
@@ -145,6 +146,7 @@ pub(super) fn container(
         return;
     };
     let path = format!("{path}.securityContext");
+    windows(spec, context.windows_options.is_some(), &path, problems);
     identity(
         context.run_as_group,
         &format!("{path}.runAsGroup"),
@@ -185,6 +187,17 @@ pub(super) fn container(
     }
     seccomp(context.seccomp_profile.as_ref(), &path, problems);
     app_armor(context.app_armor_profile.as_ref(), &path, problems);
+}
+
+/// A pod that says it is for Linux has no options of Windows. Without `spec.os` they do no harm.
+fn windows(spec: &PodSpec, has_options: bool, path: &str, problems: &mut Problems<'_>) {
+    let is_linux = spec.os.as_ref().is_some_and(|os| os.name == "linux");
+    if is_linux && has_options {
+        problems.add(
+            format!("{path}.windowsOptions"),
+            "cannot stand beside spec.os.name linux; remove one of the two",
+        );
+    }
 }
 
 fn capabilities(set: &Capabilities, path: &str, problems: &mut Problems<'_>) {
