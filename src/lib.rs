@@ -19,6 +19,7 @@ pub mod images;
 pub mod kubeletconfig;
 pub mod kuberuntime;
 pub mod node_object;
+pub mod nodeshutdown;
 pub mod nodestatus;
 pub mod objects;
 pub mod pleg;

@@ -6,6 +6,8 @@
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use tokio::sync::watch;
+
 use crate::kuberuntime::container_mounts::handler_mounts_recursively;
 use crate::kuberuntime::cri::v1;
 use crate::types::Stamp;
@@ -29,11 +31,31 @@ struct Data {
 
 /// Shared handle.
 #[derive(Clone, Debug, Default)]
-pub struct RuntimeState(Arc<Mutex<Data>>);
+pub struct RuntimeState {
+    data: Arc<Mutex<Data>>,
+    shutting_down: Arc<watch::Sender<bool>>,
+}
 
 impl RuntimeState {
     fn with<T>(&self, f: impl FnOnce(&mut Data) -> T) -> T {
-        f(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
+        f(&mut self.data.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Sets whether the node shuts down. It takes no new pods then and is not Ready; the sync loop goes on. Upstream:
+    /// `nodeShuttingDownNow`.
+    pub fn set_shutting_down(&self, is: bool) {
+        self.shutting_down
+            .send_if_modified(|was| std::mem::replace(was, is) != is);
+    }
+
+    /// Returns whether the node shuts down. Upstream: `ShutdownStatus`.
+    pub fn is_shutting_down(&self) -> bool {
+        *self.shutting_down.borrow()
+    }
+
+    /// Returns what changes when a shutdown begins or is cancelled.
+    pub fn shutting_down(&self) -> watch::Receiver<bool> {
+        self.shutting_down.subscribe()
     }
 
     /// The runtime answered at `now` and said it is ready.

@@ -717,6 +717,59 @@ fn a_field_without_effect_that_is_set_to_its_default_is_not_warned_about() {
 }
 
 #[test]
+fn the_periods_of_a_shutdown_are_read_and_checked() {
+    let files = Files::new();
+    let path = files.config(
+        "c.yaml",
+        "shutdownGracePeriod: 30s\nshutdownGracePeriodCriticalPods: 10s\n",
+    );
+    let loaded = load::load(Some(&path), None).unwrap();
+    assert_eq!(loaded.warnings, []);
+    assert_eq!(loaded.config.shutdown_grace_period.as_secs(), 30);
+    let critical = loaded.config.shutdown_grace_period_critical_pods;
+    assert_eq!(critical.as_secs(), 10);
+
+    let path = files.config(
+        "c.yaml",
+        "shutdownGracePeriodByPodPriority: [{priority: -5, shutdownGracePeriodSeconds: 20}, {priority: 7}]\n",
+    );
+    let loaded = load::load(Some(&path), None).unwrap();
+    assert_eq!(loaded.warnings, []);
+    let groups = loaded.config.shutdown_grace_period_by_pod_priority;
+    let groups: Vec<_> = groups.iter().map(|g| (g.priority, g.seconds)).collect();
+    assert_eq!(groups, [(-5, 20), (7, 0)]);
+
+    for (body, errors) in [
+        (
+            "shutdownGracePeriod: 500ms\n",
+            vec![
+                "DIR/config.yaml:3:22: shutdownGracePeriod: is shorter than a second; make it 0s or at least 1s",
+            ],
+        ),
+        (
+            "shutdownGracePeriod: 10s\nshutdownGracePeriodCriticalPods: 20s\n",
+            vec![
+                "DIR/config.yaml:4:34: shutdownGracePeriodCriticalPods: is longer than shutdownGracePeriod, of which it is a part",
+            ],
+        ),
+        (
+            "shutdownGracePeriod: 10s\nshutdownGracePeriodByPodPriority: [{priority: 1, shutdownGracePeriodSeconds: 1}]\n",
+            vec![
+                "DIR/config.yaml:4:35: shutdownGracePeriodByPodPriority: is set beside shutdownGracePeriod; leave one of them out",
+            ],
+        ),
+        (
+            "shutdownGracePeriodByPodPriority: [{priority: 1, shutdownGracePeriodSeconds: -1}]\n",
+            vec![
+                "DIR/config.yaml:3:36: shutdownGracePeriodByPodPriority: shutdownGracePeriodSeconds is -1, allowed are 0 and more",
+            ],
+        ),
+    ] {
+        assert_eq!(files.errors(body), errors, "{body}");
+    }
+}
+
+#[test]
 fn flags_without_effect_are_accepted_and_warned_about() {
     let (_, warnings) = run(&[
         "--pod-infra-container-image=registry/pause:3.9",

@@ -39,6 +39,7 @@ const RANKS: &[(u32, &[&str])] = &[
             "events",
             "eviction",
             "images",
+            "nodeshutdown",
             "nodestatus",
             "pleg",
             "prober",

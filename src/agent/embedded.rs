@@ -6,7 +6,7 @@ use std::sync::Arc;
 use tokio_util::sync::CancellationToken;
 
 use super::start::{self, Base, Parts, Started};
-use super::{AgentError, DRAIN, Tasks, close, tasks};
+use super::{AgentError, DRAIN, Tasks, close, shutdown, tasks};
 use crate::kubeletconfig::AgentConfig;
 use crate::kuberuntime::cri::CriClient;
 use crate::pod_workers::PodWorkers;
@@ -68,6 +68,19 @@ impl Embedded {
     pub async fn stop(self) -> Result<(), AgentError> {
         self.token.cancel();
         self.started.workers.drain(DRAIN).await;
+        self.tasks.end().await;
+        Ok(close(&self.base).await?)
+    }
+
+    /// Ends in order because the machine goes down, as after SIGTERM then.
+    ///
+    /// # Errors
+    /// When the store cannot record the end.
+    pub async fn power_off(self) -> Result<(), AgentError> {
+        self.token.cancel();
+        self.started.workers.drain(DRAIN).await;
+        let limit = shutdown::LAST_STOP;
+        self.started.workers.stop_containers(limit).await;
         self.tasks.end().await;
         Ok(close(&self.base).await?)
     }

@@ -13,6 +13,7 @@ mod opening;
 mod resume;
 mod root_dir;
 mod run_once;
+mod shutdown;
 mod start;
 pub mod systemd;
 mod takeover;
@@ -41,6 +42,7 @@ use crate::config::SourceError;
 use crate::kubeletconfig::AgentConfig;
 use crate::kuberuntime::cri::CriError;
 use crate::kuberuntime::dns::DnsError;
+use crate::nodeshutdown::logind::is_machine_going_down;
 use crate::server::kubelet::Limits;
 use crate::server::{self, ServerError};
 use crate::store::open::OpenError;
@@ -271,8 +273,12 @@ async fn serve(
             }
         }
     };
+    let goes_down = result.is_ok() && is_machine_going_down().await;
     token.cancel();
     started.workers.drain(DRAIN).await;
+    if goes_down {
+        started.workers.stop_containers(shutdown::LAST_STOP).await;
+    }
     result
 }
 

@@ -99,6 +99,7 @@ pub(super) async fn open(
         metrics,
         boot,
         api,
+        shutdown: None,
     };
     let base = Base::new(config, parts);
     tell_how_it_opened(&open_report, former.as_deref(), &*base.recorder);

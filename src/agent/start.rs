@@ -14,7 +14,7 @@ use tracing::warn;
 
 use super::opening::backup_dir;
 use super::resume::{plan, reported_reasons, resume, tell_what_was_restored};
-use super::{AgentError, Tasks, api, node, tasks, volumes};
+use super::{AgentError, Tasks, api, node, shutdown, tasks, volumes};
 use crate::admin::{AdminInfo, StoreHooks};
 use crate::apiserver::ApiClient;
 use crate::config::{
@@ -31,6 +31,7 @@ use crate::kubeletconfig::{AgentConfig, NEVER_ROTATE};
 use crate::kuberuntime::cri::{CriClient, CriTimeouts};
 use crate::kuberuntime::gc::GcPolicy;
 use crate::node_object::NodeObject;
+use crate::nodeshutdown::Link;
 use crate::nodestatus::NodeStatusHandle;
 use crate::pleg::{Pleg, PlegOptions};
 use crate::pod_manager::PodManager;
@@ -68,6 +69,8 @@ pub struct Parts {
     pub boot: BootIdentity,
     /// The API server; `None` for static pods only.
     pub api: Option<ApiClient>,
+    /// What announces shutdowns of the machine; `None` for the machine's `logind`.
+    pub shutdown: Option<Link>,
 }
 
 /// What exists before the runtime was reached.
@@ -85,6 +88,8 @@ pub(super) struct Base {
     pub(super) pods: PodManager,
     /// The node as the API server has it.
     pub(super) node: NodeObject,
+    /// What announces shutdowns, where that is not `logind`.
+    pub(super) shutdown: Option<Link>,
     monitor: Monitor,
     pub(super) restored: Arc<AtomicBool>,
     /// For who asks how full volumes are.
@@ -127,6 +132,7 @@ impl Base {
             volumes_in_use: watch::Sender::new(None),
             recorder,
             api: parts.api,
+            shutdown: parts.shutdown,
             boot: parts.boot,
             meta: parts.meta,
             runtime_state: RuntimeState::default(),
@@ -418,6 +424,7 @@ pub(super) async fn start(
         ),
     );
     tasks.add("object records", objects.run(token.clone()));
+    shutdown::watch(config, base, &workers, tasks, token);
     let (janitor_tx, janitor_rx) = mpsc::channel(JANITOR_CAPACITY);
     let policy = GcPolicy {
         max_per_container: config

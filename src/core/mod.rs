@@ -17,6 +17,7 @@ pub mod probe_result;
 pub mod resize;
 pub mod resources;
 pub mod restore;
+pub mod shutdown;
 pub mod state;
 pub mod status_patch;
 pub mod supported;

@@ -18,6 +18,7 @@ use super::offline;
 use super::pleg_diff;
 use super::pod_actions::{self, PodActionInput};
 use super::pod_worker::{self, WorkerUpdate};
+use super::shutdown::{self, AfterShutdown, ShutdownRecord};
 use super::state::{
     AdmissionDecision, AdmissionRecord, ContainerRecord, EpochRecord, ExitRecord, ImageRecord,
     META_KEY, MetaRecord, ObjectRecord, PlegRecord, PodRecord, QueueRecord, SignalRecord,
@@ -29,6 +30,8 @@ use crate::types::{BootIdentity, PodExt, PodSource, PodSyncType, PodUid, Stamp};
 
 /// A resumed pod is looked at again at the latest after this long, whatever was recorded.
 const LONGEST_PAUSE: Duration = Duration::from_secs(90);
+/// How far the runtime's times may be from the agent's.
+const CLOCK_SKEW: Duration = Duration::from_secs(1);
 
 /// What is known at start.
 #[derive(Clone, Copy, Debug)]
@@ -149,6 +152,20 @@ pub fn plan_restore(input: &RestoreInput<'_>) -> RestorePlan {
     for (key, versioned) in &state.pods {
         let uid = PodUid::new(key);
         let (restored, status) = restore_pod(input, &state, &epoch, &uid, &versioned.record);
+        let worker = state.record::<WorkerRecord>(key);
+        if restored.record.phase == WorkerPhase::Sync
+            && worker.is_some_and(|old| old.phase != WorkerPhase::Sync)
+        {
+            // Its terminal status would stay for good; what is on record of its containers counts.
+            transaction = transaction
+                .put(key, restored.record.clone())
+                .delete::<StatusRecord>(key)
+                .journal(
+                    Some(&uid),
+                    "worker sync",
+                    "the shutdown that stopped it is over",
+                );
+        }
         current.extend(status);
         if let Some(why) = &restored.held {
             transaction = transaction.journal(
@@ -252,6 +269,18 @@ fn restore_pod(
             pod_worker::update(None, &update, input.now).record
         }
     };
+    let after = shutdown::after_shutdown(
+        pod_record.source,
+        &record,
+        state.record::<AdmissionRecord>(uid.as_str()),
+        ShutdownRecord::of(state).as_ref(),
+        input.now,
+    );
+    match after {
+        Some(AfterShutdown::Resume) => record.phase = WorkerPhase::Sync,
+        Some(AfterShutdown::AdmitAgain) => record.restart_requested = true,
+        None => {}
+    }
     if let WorkerPhase::Finished { since, cause } = &record.phase
         && !record.runtime_only
         && state.record::<StatusRecord>(uid.as_str()).is_none()
@@ -265,6 +294,7 @@ fn restore_pod(
     let (outcome, due) = match &record.phase {
         WorkerPhase::Finished { .. } => (Outcome::Finished, None),
         WorkerPhase::Terminating { .. } | WorkerPhase::Terminated { .. } => (Outcome::Ending, None),
+        WorkerPhase::Sync if after.is_some() => (Outcome::Repaired, None),
         WorkerPhase::Sync => match &current {
             None => (Outcome::Repaired, None),
             Some(status) => sync_outcome(input, state, uid, &pod, &record, status),
@@ -402,11 +432,13 @@ fn rebase(
             transaction = transaction.put(key, record);
         }
     }
+    let shutdown = ShutdownRecord::of(state);
     for (key, v) in &state.containers {
         if !has_foreign_stamp(&v.record, now) {
             continue;
         }
-        let mut record = rebase_container(&v.record, move_stamp);
+        let is_stopped = shutdown.is_some_and(|shutdown| stopped_by(&shutdown, &v.record));
+        let mut record = rebase_container(&v.record, is_stopped, move_stamp);
         if let Some((pod, end)) = end_before_reboot(runtime, key, &v.record, now) {
             transaction = transaction.journal(
                 Some(&pod),
@@ -482,10 +514,19 @@ fn has_foreign_stamp(record: &ContainerRecord, now: Stamp) -> bool {
         .any(|stamp| stamp.boot != now.boot)
 }
 
-/// A container that ran when the machine went down starts without a back-off; one that had ended before
-/// keeps what is left of its own.
+/// Whether a container ended while the machine was shutting down. The end is by the runtime's clock: one that seems to be a
+/// moment before the shutdown counts as well.
+fn stopped_by(shutdown: &ShutdownRecord, record: &ContainerRecord) -> bool {
+    let end = record.last_exit.as_ref().map(|exit| exit.finished);
+    let from = shutdown.begun.minus(CLOCK_SKEW);
+    end.is_some_and(|end| shutdown.is_in_force(end) && end.boottime_ms >= from.boottime_ms)
+}
+
+/// A container that ran when the machine went down, or that was stopped for it, starts without a back-off; one that had
+/// ended before keeps what is left of its own.
 fn rebase_container(
     record: &ContainerRecord,
+    is_stopped: bool,
     move_stamp: impl Fn(Stamp) -> Stamp,
 ) -> ContainerRecord {
     let mut record = record.clone();
@@ -495,7 +536,7 @@ fn rebase_container(
             .last_exit
             .as_ref()
             .is_some_and(|exit| exit.container_id == intent.container_id);
-        if moved.boot != intent.at.boot && !ended {
+        if moved.boot != intent.at.boot && (!ended || is_stopped) {
             // It ran when the machine went down: that is no crash of its own.
             record.backoff = None;
         }

@@ -10,7 +10,9 @@ use serde_json::{Map, Value, json};
 
 use super::duration::format_duration;
 use super::server::{Authentication, Authorization};
-use super::types::{EvictionThreshold, KubeletConfiguration, LogFormat, NEVER_ROTATE, Taint};
+use super::types::{
+    EvictionThreshold, KubeletConfiguration, LogFormat, NEVER_ROTATE, PriorityPeriod, Taint,
+};
 use super::{API_VERSION, KIND};
 
 /// What stands for a secret.
@@ -170,6 +172,18 @@ pub fn encode(config: &KubeletConfiguration) -> Value {
         c.register_with_taints.iter().map(taint).collect(),
     );
     put("registerNode", json!(c.register_node));
+    put("shutdownGracePeriod", time(c.shutdown_grace_period));
+    put(
+        "shutdownGracePeriodCriticalPods",
+        time(c.shutdown_grace_period_critical_pods),
+    );
+    put(
+        "shutdownGracePeriodByPodPriority",
+        c.shutdown_grace_period_by_pod_priority
+            .iter()
+            .map(priority_period)
+            .collect(),
+    );
     if let Some(tracing) = &c.tracing {
         put(
             "tracing",
@@ -260,6 +274,10 @@ fn without_user(url: &str) -> String {
         Some((_, host)) => format!("{scheme}://{REDACTED}@{host}{tail}"),
         None => url.to_owned(),
     }
+}
+
+fn priority_period(group: &PriorityPeriod) -> Value {
+    json!({"priority": group.priority, "shutdownGracePeriodSeconds": group.seconds})
 }
 
 fn taint(taint: &Taint) -> Value {

@@ -228,15 +228,11 @@ pub const FIELDS: &[Field] = &[
     yes("logging", Kind::Object(LOGGING)),
     yes("enableSystemLogHandler", Kind::Bool),
     yes("enableSystemLogQuery", Kind::Bool),
-    later("shutdownGracePeriod", Kind::Duration, &["0s"]),
-    later("shutdownGracePeriodCriticalPods", Kind::Duration, &["0s"]),
-    later(
+    yes("shutdownGracePeriod", Kind::Duration),
+    yes("shutdownGracePeriodCriticalPods", Kind::Duration),
+    yes(
         "shutdownGracePeriodByPodPriority",
-        Kind::Objects(&[
-            later("priority", Kind::Int32, &[]),
-            later("shutdownGracePeriodSeconds", Kind::Int64, &[]),
-        ]),
-        &[],
+        Kind::Objects(PRIORITY_PERIOD),
     ),
     yes("crashLoopBackOff", Kind::Object(CRASH_LOOP_BACK_OFF)),
     later(
@@ -318,6 +314,11 @@ const TAINT: &[Field] = &[
     yes("value", Kind::String),
     yes("effect", Kind::String),
     yes("timeAdded", Kind::String),
+];
+
+const PRIORITY_PERIOD: &[Field] = &[
+    yes("priority", Kind::Int32),
+    yes("shutdownGracePeriodSeconds", Kind::Int64),
 ];
 
 const CRASH_LOOP_BACK_OFF: &[Field] = &[yes("maxContainerRestartPeriod", Kind::Duration)];

@@ -23,6 +23,7 @@ mod problem;
 mod quantity;
 mod resolve;
 mod server;
+mod shutdown;
 mod types;
 pub mod unsupported;
 mod validate;
@@ -38,7 +39,7 @@ pub use server::{
 };
 pub use types::{
     CgroupDriver, EvictionThreshold, ImageVerification, KubeletConfiguration, LogFormat, Logging,
-    NEVER_ROTATE, OfflineStart, Taint, Tracing,
+    NEVER_ROTATE, OfflineStart, PriorityPeriod, Taint, Tracing,
 };
 
 /// The only API version that is read.

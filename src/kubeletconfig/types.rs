@@ -148,6 +148,15 @@ pub struct Taint {
     pub effect: String,
 }
 
+/// How long pods of a priority have when the node shuts down.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PriorityPeriod {
+    /// The lowest priority of the group.
+    pub priority: i32,
+    /// Seconds for the whole group, not negative.
+    pub seconds: i64,
+}
+
 /// How much of a resource must be left before pods are evicted.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum EvictionThreshold {
@@ -373,6 +382,12 @@ pub struct KubeletConfiguration {
     pub register_with_taints: Vec<Taint>,
     /// Whether the node's object is created when there is none.
     pub register_node: bool,
+    /// How long all pods together have when the node shuts down; zero = the shutdown is not delayed.
+    pub shutdown_grace_period: Duration,
+    /// The part of it that is kept for critical pods, which are stopped last.
+    pub shutdown_grace_period_critical_pods: Duration,
+    /// The same by priority, instead of those two.
+    pub shutdown_grace_period_by_pod_priority: Vec<PriorityPeriod>,
     /// Fields that were given and that nothing acts on, by their names in the file. For `/configz` alone.
     pub without_effect: serde_json::Map<String, serde_json::Value>,
 }
@@ -453,6 +468,9 @@ impl Default for KubeletConfiguration {
             provider_id: None,
             register_with_taints: Vec::new(),
             register_node: true,
+            shutdown_grace_period: Duration::ZERO,
+            shutdown_grace_period_critical_pods: Duration::ZERO,
+            shutdown_grace_period_by_pod_priority: Vec::new(),
             without_effect: serde_json::Map::new(),
         }
     }

@@ -22,6 +22,7 @@ use crate::apiserver::ApiClient;
 use crate::core::node_status::{
     self, Change, Computed, Due, Facts, NodeSettings, Pressure, Readiness, initial_node,
 };
+use crate::core::shutdown;
 use crate::runtime_state::{RUNTIME_UP_THRESHOLD, RuntimeState};
 use crate::types::{Clock, EventRecorder, Stamp};
 
@@ -102,6 +103,7 @@ impl StatusTask {
         }
         let mut due = Instant::now();
         let (mut pressure_told, mut facts_told) = (true, true);
+        let mut shutting_down = self.runtime_state.shutting_down();
         loop {
             if Instant::now() >= due || self.is_fast() && !self.failing {
                 due = Instant::now() + self.turn().await;
@@ -124,6 +126,8 @@ impl StatusTask {
                     Ok(()) => due = Instant::now(),
                     Err(_) => pressure_told = false,
                 },
+                // The sender is kept by `self`.
+                _ = shutting_down.changed() => due = Instant::now(),
                 changed = self.facts.changed(), if facts_told => match changed {
                     // A volume waits until the API server knows that it is in use.
                     Ok(()) if !self.failing && self.volumes_differ() => due = Instant::now(),
@@ -217,9 +221,14 @@ impl StatusTask {
         if let Some(network) = self.runtime_state.network_error() {
             errors.push(format!("container runtime network not ready: {network}"));
         }
+        let shutting_down = self.runtime_state.is_shutting_down();
+        if shutting_down {
+            errors.push(shutdown::NOT_READY.to_owned());
+        }
         Readiness {
             errors,
-            starting: now.since(self.started) <= RUNTIME_UP_THRESHOLD,
+            // A shutdown is known for sure, however young the agent is.
+            starting: !shutting_down && now.since(self.started) <= RUNTIME_UP_THRESHOLD,
         }
     }
 

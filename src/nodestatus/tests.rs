@@ -490,6 +490,31 @@ async fn a_restart_writes_no_status_and_changes_no_condition() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_node_that_shuts_down_is_not_ready_at_once_and_ready_again_when_that_is_cancelled() {
+    let mut world = World::new();
+    world.start();
+    world.pass(60).await;
+    for (is, ready) in [(true, "False"), (false, "True")] {
+        world.runtime_state.set_shutting_down(is);
+        tokio::time::sleep(Duration::from_millis(500)).await;
+        assert_eq!(world.fake.ready().as_deref(), Some(ready));
+        if is {
+            let node = world.node_object.get().unwrap();
+            let conditions = node.status.as_ref().unwrap().conditions.clone().unwrap();
+            let condition = conditions.iter().find(|c| c.type_ == "Ready").unwrap();
+            assert_eq!(condition.reason.as_deref(), Some("KubeletNotReady"));
+            assert_eq!(condition.message.as_deref(), Some("node is shutting down"));
+        }
+    }
+    // A young agent knows it as well.
+    world.stop().await;
+    world.start();
+    world.runtime_state.set_shutting_down(true);
+    world.pass(1).await;
+    assert_eq!(world.fake.ready().as_deref(), Some("False"));
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_runtime_that_stays_down_makes_the_node_not_ready_after_half_a_minute() {
     let mut world = World::new();
     world.start();

@@ -24,6 +24,7 @@ mod record;
 mod remotes;
 mod resize;
 mod resolve;
+mod shutdown;
 mod start;
 mod stop;
 mod sync_pod;

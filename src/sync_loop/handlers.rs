@@ -15,7 +15,7 @@ use crate::core::state::{
     AdmissionDecision, AdmissionRecord, ContainerRecord, State, TerminationCause, Transaction,
     WorkerPhase, WorkerRecord, child_key,
 };
-use crate::core::supported;
+use crate::core::{shutdown, supported};
 use crate::pod_workers::UpdateOptions;
 use crate::types::metrics::{PreemptionLabel, ReasonLabel};
 use crate::types::{Event, EventType, PodExt, PodSyncType};
@@ -64,6 +64,18 @@ fn decide(context: &LoopContext, pod: &Pod) -> AdmissionRecord {
         // It will not run: there is nothing to decide, and nothing to tell.
         return AdmissionRecord {
             decision: AdmissionDecision::Admitted,
+            allocated: admission::allocated(pod),
+            at: context.clock.now(),
+        };
+    }
+    if context.runtime_state.is_shutting_down() {
+        let (reason, message) = (shutdown::NOT_ADMITTED, shutdown::NOT_ADMITTED_MESSAGE);
+        tell_rejected(context, pod, reason, message);
+        return AdmissionRecord {
+            decision: AdmissionDecision::Rejected {
+                reason: reason.to_owned(),
+                message: message.to_owned(),
+            },
             allocated: admission::allocated(pod),
             at: context.clock.now(),
         };

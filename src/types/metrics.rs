@@ -271,6 +271,8 @@ metrics! {
     active_pods: Family<StaticLabel, Gauge> = Family::default(), "kubelet_active_pods", "Pods that are admitted and not finished";
     mirror_pods: Gauge = Gauge::default(), "kubelet_mirror_pods", "Mirror pods of static pods in the API server";
     working_pods: Family<WorkingPodLabel, Gauge> = Family::default(), "kubelet_working_pods", "Pods that have a worker, by its phase and by who wants them";
+    graceful_shutdown_start_time: Gauge<f64, AtomicU64> = Gauge::default(), "kubelet_graceful_shutdown_start_time", "When the last graceful shutdown began, Unix time", Unit::Seconds;
+    graceful_shutdown_end_time: Gauge<f64, AtomicU64> = Gauge::default(), "kubelet_graceful_shutdown_end_time", "When the last graceful shutdown had stopped all pods, Unix time; 0 while it goes on", Unit::Seconds;
     orphaned_runtime_pods: Counter = Counter::default(), "kubelet_orphaned_runtime_pods", "Pods found in the runtime that no source wants";
     restarted_pods: Family<StaticLabel, Counter> = Family::default(), "kubelet_restarted_pods", "Pods deleted and created again with the same UID";
     pod_start_duration: Histogram = pod_start_histogram(), "kubelet_pod_start_duration", "From first sight of a pod to its containers running", Unit::Seconds;

@@ -30,6 +30,7 @@ mod rich_pod;
 mod rows;
 mod rows_ends;
 mod rows_steps;
+mod shutdown;
 mod takeover;
 mod trouble;
 mod volumes;

@@ -14,6 +14,7 @@ use holdfast::core::state::{
 use holdfast::kubeletconfig::flags::KubeletFlags;
 use holdfast::kubeletconfig::{AgentConfig, resolve};
 use holdfast::kuberuntime::cri::{CriClient, CriTimeouts, v1};
+use holdfast::nodeshutdown::Link;
 use holdfast::store::backend::{Backend, Faults, FaultyBackend, Op, SledOptions};
 use holdfast::store::codec::Loaded;
 use holdfast::store::open::{self, OpenOptions, OpenReport};
@@ -63,6 +64,8 @@ pub struct World {
     pub opened: Option<(OpenReport, State)>,
     /// The API server, in worlds that have one.
     pub api: Option<FakeApi>,
+    /// What announces shutdowns of the machine; none but `logind` for `None`.
+    pub shutdown: Option<Link>,
     engine: Option<Engine>,
     faulty: Arc<Mutex<Vec<(&'static str, Fault)>>>,
     agent: Option<Embedded>,
@@ -101,6 +104,7 @@ impl World {
             integrity: Integrity::New,
             opened: None,
             api: None,
+            shutdown: None,
             engine: None,
             faulty: Arc::default(),
             agent: None,
@@ -152,6 +156,7 @@ impl World {
             metrics: Metrics::default(),
             boot: self.clock.boot(),
             api: self.api.as_ref().map(|api| self.connect(api)),
+            shutdown: self.shutdown.clone(),
         };
         let cri = CriClient::over(
             self.fake.channel(),
@@ -366,6 +371,13 @@ impl World {
     pub async fn stop(&mut self) {
         let agent = self.agent.take().unwrap();
         agent.stop().await.unwrap();
+        self.life.end();
+    }
+
+    /// The agent ends because the machine goes down, as after SIGTERM then. The machine is still up.
+    pub async fn power_off(&mut self) {
+        let agent = self.agent.take().unwrap();
+        agent.power_off().await.unwrap();
         self.life.end();
     }
 

@@ -569,16 +569,107 @@ fn a_reboot_is_no_crash_of_what_ran_and_shortens_no_back_off_of_what_had_ended()
         ..running.clone()
     };
     let reboot = |s: Stamp| s.rebase(in_boot(1, 120), in_boot(2, 5));
-    assert_eq!(rebase_container(&running, reboot).backoff, None);
-    assert_eq!(rebase_container(&running, reboot).restart_count, 7);
+    assert_eq!(rebase_container(&running, false, reboot).backoff, None);
+    assert_eq!(rebase_container(&running, false, reboot).restart_count, 7);
     assert_eq!(
-        rebase_container(&ended, reboot)
+        rebase_container(&ended, false, reboot)
             .backoff
             .map(|b| b.duration_ms),
         Some(300_000)
     );
     let same_boot = |s: Stamp| s;
-    assert_eq!(rebase_container(&running, same_boot).backoff, Some(backoff));
+    assert_eq!(
+        rebase_container(&running, false, same_boot).backoff,
+        Some(backoff)
+    );
+}
+
+#[test]
+fn an_end_that_came_with_the_shutdown_of_the_machine_leaves_no_back_off() {
+    let record = |finished| {
+        let mut record = with_backoff(ended("a", 0, 0), 300);
+        record.last_exit.as_mut().unwrap().finished = in_boot(1, finished);
+        record
+    };
+    let shutdown = ShutdownRecord {
+        begun: in_boot(1, 60),
+        deadline: in_boot(1, 80),
+        ended: None,
+        cancelled: None,
+    };
+    let cancelled = ShutdownRecord {
+        cancelled: Some(in_boot(1, 61)),
+        ..shutdown
+    };
+    for (what, shutdown, finished, kept) in [
+        ("before it", Some(shutdown), 58, true),
+        ("with it", Some(shutdown), 60, false),
+        ("by a clock that is slow", Some(shutdown), 59, false),
+        ("cancelled", Some(cancelled), 70, true),
+        ("none", None, 70, true),
+    ] {
+        let mut start = Start::with_pod("Always", WorkerPhase::Sync).put("u1/a", record(finished));
+        if let Some(shutdown) = shutdown {
+            let transaction = shutdown.transaction("why", in_boot(1, 60));
+            start.state.apply(&transaction.mutations[0], 1);
+        }
+        start.boot = boot(2);
+        start.now = in_boot(2, 1_000);
+        let mut state = start.state.clone();
+        for mutation in &start.plan().transaction.mutations {
+            state.apply(mutation, 2);
+        }
+        let restored = state.record::<ContainerRecord>("u1/a").unwrap();
+        assert_eq!(restored.backoff.is_some(), kept, "{what}");
+    }
+}
+
+#[test]
+fn a_static_pod_that_a_shutdown_stopped_goes_on_after_the_boot_with_its_records() {
+    let stopped = WorkerPhase::Finished {
+        since: at(90),
+        cause: shutdown::cause(),
+    };
+    let shutdown = ShutdownRecord {
+        begun: at(80),
+        deadline: at(110),
+        ended: Some(at(91)),
+        cancelled: None,
+    };
+    let mut start = Start::with_pod("Always", stopped.clone()).put("u1/a", ended("a", 0, 0));
+    let transaction = shutdown.transaction("why", at(91));
+    start.state.apply(&transaction.mutations[0], 1);
+    // The agent alone was started again: the machine is about to go down.
+    assert_eq!(start.pod().outcome, Outcome::Finished);
+
+    start.boot = boot(2);
+    start.now = in_boot(2, 1_000);
+    let restored = start.pod();
+    assert_eq!(restored.outcome, Outcome::Repaired);
+    assert_eq!(restored.record.phase, WorkerPhase::Sync);
+    assert!(restored.desired && restored.confirmed);
+    let mut state = start.state.clone();
+    let plan = start.plan();
+    for mutation in &plan.transaction.mutations {
+        state.apply(mutation, 2);
+    }
+    let worker = state.record::<WorkerRecord>("u1").unwrap();
+    assert_eq!(worker.phase, WorkerPhase::Sync);
+    assert_eq!(state.record::<StatusRecord>("u1"), None, "Failed for good");
+    let container = state.record::<ContainerRecord>("u1/a").unwrap();
+    assert!(container.last_exit.is_some());
+
+    // One of the API server stays as it ended.
+    let mut of_api = start.state.record::<PodRecord>("u1").cloned().unwrap();
+    of_api.source = PodSource::Api;
+    let start = Start {
+        state: start.put("u1", of_api).state,
+        boot: boot(2),
+        now: in_boot(2, 1_000),
+        ..Start::new()
+    };
+    assert_eq!(start.pod().outcome, Outcome::Finished);
+    assert_eq!(start.pod().record.phase, stopped);
 }
 
 #[test]

@@ -75,6 +75,7 @@ enforceNodeAllocatable: [none]
 allowedUnsafeSysctls: ["net.core.*"]
 providerID: cloud://x
 registerWithTaints: [{key: a, value: b, effect: NoSchedule}]
+shutdownGracePeriodByPodPriority: [{priority: 7, shutdownGracePeriodSeconds: 20}, {shutdownGracePeriodSeconds: 1}]
 "#,
     );
     assert_ne!(config, KubeletConfiguration::default());
@@ -174,7 +175,7 @@ fn every_field_without_effect_that_was_given_is_written() {
     for name in [
         "cpuManagerReconcilePeriod",
         "featureGates",
-        "shutdownGracePeriodByPodPriority",
+        "reservedMemory",
     ] {
         assert!(given.contains_key(name), "{name}");
     }

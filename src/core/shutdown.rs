@@ -1,0 +1,257 @@
+//! Graceful shutdown of the node: who is stopped when, and what is remembered of it. Upstream: `nodeshutdown`.
+//!
+//! In: the configured periods, priorities of pods, the record, the time. Out: groups, grace periods, the next record, what
+//! `logind` has to be told. Pure.
+//!
+//! **Invariant:** a shutdown on record is in force in its own boot, until it is cancelled. One of an earlier boot is over.
+
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::Pod;
+use serde::{Deserialize, Serialize};
+
+use super::state::{
+    AdmissionDecision, AdmissionRecord, ObjectRecord, PodRecord, State, StatusRecord,
+    TerminationCause, Transaction, WorkerPhase, WorkerRecord,
+};
+use crate::kubeletconfig::PriorityPeriod;
+use crate::types::{PodExt, PodSource, PodUid, Stamp};
+
+/// Reason of a pod that comes while the node shuts down.
+pub const NOT_ADMITTED: &str = "NodeShutdown";
+/// Message of such a pod.
+pub const NOT_ADMITTED_MESSAGE: &str = "Pod was rejected as the node is shutting down.";
+/// Reason of a pod that was stopped by the shutdown.
+pub const TERMINATED: &str = "Terminated";
+/// Message of such a pod.
+pub const TERMINATED_MESSAGE: &str = "Pod was terminated in response to imminent node shutdown.";
+/// What the node's Ready condition says meanwhile.
+pub const NOT_READY: &str = "node is shutting down";
+/// Reason of the events about it.
+pub const EVENT: &str = "Shutdown";
+/// Event message at the start.
+pub const BEGUN_MESSAGE: &str = "Shutdown manager detected shutdown event";
+/// Event message when it is cancelled.
+pub const CANCELLED_MESSAGE: &str = "Shutdown manager detected shutdown cancellation";
+/// Priority from which `shutdownGracePeriodCriticalPods` counts; upstream's `SystemCriticalPriority`.
+const CRITICAL: i32 = 2_000_000_000;
+/// Key of the record in table `objects`.
+pub const KEY: &str = "shutdown//node";
+/// After the last group: how long ends of killed containers are waited for, and statuses to be acknowledged. The
+/// machine is asked to wait that much longer than the groups take.
+pub const SETTLE: Duration = Duration::from_secs(2);
+
+/// How long the groups of pods have, in the order in which they are stopped.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Periods(Vec<PriorityPeriod>);
+
+impl Periods {
+    /// Makes the groups: `by_priority`, or two of `total` and the part of it that is kept for critical pods. `None` when
+    /// nothing is configured. Periods count in whole seconds. Upstream: `newPodManager`, `migrateConfig`.
+    pub fn new(
+        total: Duration,
+        critical: Duration,
+        by_priority: &[PriorityPeriod],
+    ) -> Option<Self> {
+        let mut groups = by_priority.to_vec();
+        if groups.is_empty() {
+            let regular = total
+                .checked_sub(critical)
+                .filter(|_| !total.is_zero())?
+                .as_secs();
+            let seconds = |n: u64| i64::try_from(n).unwrap_or(i64::MAX);
+            let group = |priority, n| PriorityPeriod {
+                priority,
+                seconds: seconds(n),
+            };
+            groups = vec![group(0, regular), group(CRITICAL, critical.as_secs())];
+        }
+        groups.sort_by_key(|group| group.priority);
+        Some(Self(groups))
+    }
+
+    /// Returns the number of groups.
+    pub fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// Returns whether there is no group.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Returns the time that all groups take together.
+    pub fn total(&self) -> Duration {
+        self.0.iter().map(period).sum()
+    }
+
+    /// Returns the index of a pod's group: the highest that its priority reaches, else the lowest. Upstream:
+    /// `groupByPriority`.
+    pub fn group_of(&self, pod: &Pod) -> usize {
+        let priority = pod.spec_ref().priority.unwrap_or(0);
+        let reached = self.0.iter().filter(|group| group.priority <= priority);
+        reached.count().saturating_sub(1)
+    }
+
+    /// Returns the grace period of a pod in seconds: its own, at most its group's.
+    pub fn grace(&self, pod: &Pod) -> i64 {
+        let group = self
+            .0
+            .get(self.group_of(pod))
+            .map_or(0, |group| group.seconds);
+        let own = pod.spec_ref().termination_grace_period_seconds;
+        own.map_or(group, |own| own.min(group))
+    }
+
+    /// Returns how long a group may take from `now`: its period, at most what is left of the shutdown.
+    pub fn time_for(&self, group: usize, record: &ShutdownRecord, now: Stamp) -> Duration {
+        let period = self.0.get(group).map_or(Duration::ZERO, period);
+        period.min(record.deadline.until(now))
+    }
+}
+
+fn period(group: &PriorityPeriod) -> Duration {
+    Duration::from_secs(u64::try_from(group.seconds).unwrap_or(0))
+}
+
+/// A shutdown on record: JSON in an [`ObjectRecord`] under [`KEY`].
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ShutdownRecord {
+    /// When it began.
+    pub begun: Stamp,
+    /// When the last group's time is over.
+    pub deadline: Stamp,
+    /// When the last group had ended.
+    pub ended: Option<Stamp>,
+    /// When it was cancelled.
+    pub cancelled: Option<Stamp>,
+}
+
+impl ShutdownRecord {
+    /// Begins a shutdown.
+    pub fn begin(periods: &Periods, now: Stamp) -> Self {
+        Self {
+            begun: now,
+            deadline: now.plus(periods.total()),
+            ended: None,
+            cancelled: None,
+        }
+    }
+
+    /// Returns the one in `state`. One that cannot be read counts as none: `logind` tells whether there is one.
+    pub fn of(state: &State) -> Option<Self> {
+        let record = state.record::<ObjectRecord>(KEY)?;
+        serde_json::from_slice(&record.data).ok()
+    }
+
+    /// Returns whether the node shuts down now.
+    pub fn is_in_force(&self, now: Stamp) -> bool {
+        self.begun.boot == now.boot && self.cancelled.is_none()
+    }
+
+    /// Puts it on record, with a line in the journal.
+    pub fn transaction(&self, why: &str, now: Stamp) -> Transaction {
+        let what = match self {
+            Self {
+                cancelled: Some(_), ..
+            } => "shutdown cancelled",
+            Self { ended: Some(_), .. } => "shutdown ended",
+            _ => "shutdown began",
+        };
+        let record = ObjectRecord {
+            resource_version: String::new(),
+            encrypted: false,
+            // Numbers and nothing else: there is no way for it to fail.
+            data: serde_json::to_vec(self).unwrap_or_default(),
+            at: now,
+        };
+        Transaction::new()
+            .put(KEY, record)
+            .journal(None, what, why.to_owned())
+    }
+}
+
+/// Returns why pods are stopped, for the record of their workers.
+pub fn cause() -> TerminationCause {
+    TerminationCause::Evicted {
+        reason: TERMINATED.to_owned(),
+        message: TERMINATED_MESSAGE.to_owned(),
+    }
+}
+
+/// Returns whether a worker stops, or has stopped, its pod for a shutdown.
+pub fn is_stopped_by_shutdown(phase: &WorkerPhase) -> bool {
+    match phase {
+        WorkerPhase::Sync => false,
+        WorkerPhase::Terminating { cause, .. }
+        | WorkerPhase::Terminated { cause, .. }
+        | WorkerPhase::Finished { cause, .. } => {
+            matches!(cause, TerminationCause::Evicted { reason, .. } if reason == TERMINATED)
+        }
+    }
+}
+
+/// What becomes of a static pod at a start after the shutdown that it did not survive. Its manifest has no status, so it is
+/// as wanted as before; of pods of the API server the terminal status stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AfterShutdown {
+    /// Goes on: what is on record of its containers counts.
+    Resume,
+    /// Was refused and never started: admitted anew.
+    AdmitAgain,
+}
+
+/// Decides what becomes of a pod of `source` that a shutdown has stopped or refused. `None` = nothing special.
+pub fn after_shutdown(
+    source: PodSource,
+    worker: &WorkerRecord,
+    admission: Option<&AdmissionRecord>,
+    shutdown: Option<&ShutdownRecord>,
+    now: Stamp,
+) -> Option<AfterShutdown> {
+    let is_over = !shutdown.is_some_and(|record| record.is_in_force(now));
+    if !source.is_static() || worker.deleted || !is_over {
+        return None;
+    }
+    let refused = |record: &AdmissionRecord| matches!(&record.decision, AdmissionDecision::Rejected { reason, .. } if reason == NOT_ADMITTED);
+    if admission.is_some_and(refused) {
+        return Some(AfterShutdown::AdmitAgain);
+    }
+    is_stopped_by_shutdown(&worker.phase).then_some(AfterShutdown::Resume)
+}
+
+/// Returns the pods of the API server whose newest status it has not acknowledged.
+pub fn untold<'a>(state: &State, pods: impl IntoIterator<Item = &'a PodUid>) -> Vec<&'a PodUid> {
+    let is_untold = |uid: &PodUid| {
+        let of_api = state
+            .record::<PodRecord>(uid.as_str())
+            .is_some_and(|pod| pod.source == PodSource::Api);
+        let status = state.record::<StatusRecord>(uid.as_str());
+        of_api && status.is_some_and(|status| status.acknowledged < status.version)
+    };
+    pods.into_iter().filter(|uid| is_untold(uid)).collect()
+}
+
+/// Returns how long `logind` has to let the node delay a shutdown when `current` is too short. Upstream: the condition
+/// of `start`.
+pub fn delay_to_ask_for(periods: &Periods, current: Duration) -> Option<Duration> {
+    let wanted = periods.total() + SETTLE;
+    (wanted > current).then_some(wanted)
+}
+
+/// Returns the drop-in for `logind.conf` that allows such a delay, in whole seconds.
+pub fn delay_drop_in(delay: Duration) -> String {
+    format!(
+        "# Written by holdfast: shutdownGracePeriod is longer than InhibitDelayMaxSec was.\n\
+         [Login]\nInhibitDelayMaxSec={}\n",
+        delay.as_secs()
+    )
+}
+
+/// Returns whether systemd's `SystemState` says that the machine goes down.
+pub fn is_going_down(system_state: &str) -> bool {
+    system_state == "stopping"
+}
+
+#[cfg(test)]
+mod tests;
