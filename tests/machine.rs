@@ -25,3 +25,5 @@ mod power;
 mod reboot;
 #[path = "machine/shutdown.rs"]
 mod shutdown;
+#[path = "machine/upgrade.rs"]
+mod upgrade;

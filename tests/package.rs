@@ -89,6 +89,7 @@ fn the_package_is_complete_on_a_clean_debian_and_starts_nothing() {
         "/usr/share/doc/holdfast/examples/config/complete.yaml",
         "/usr/share/doc/holdfast/examples/systemd/kubeadm.conf",
         "/usr/share/doc/holdfast/examples/systemd/kubelet.conf",
+        "/usr/share/doc/holdfast/examples/systemd/holdfast.socket",
     ] {
         assert!(files.contains(file), "{file} is missing among {files:#?}");
     }

@@ -20,7 +20,7 @@ mod takeover;
 mod tasks;
 mod volumes;
 
-use std::net::SocketAddr;
+use std::net::{SocketAddr, TcpListener};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -43,7 +43,7 @@ use crate::kubeletconfig::AgentConfig;
 use crate::kuberuntime::cri::CriError;
 use crate::kuberuntime::dns::DnsError;
 use crate::nodeshutdown::logind::is_machine_going_down;
-use crate::server::kubelet::Limits;
+use crate::server::kubelet::{Limits, Server};
 use crate::server::{self, ServerError};
 use crate::store::open::OpenError;
 use crate::store::{CommitError, StoreError};
@@ -124,13 +124,15 @@ pub struct RunOptions {
     pub log: LogHandle,
     /// Replaces the kernel's boot id: how a reboot is rehearsed.
     pub boot_id: Option<String>,
+    /// The socket of the kubelet's API that systemd handed over.
+    pub listener: Option<TcpListener>,
 }
 
 /// Runs the agent until SIGTERM or SIGINT. Pods go on running afterwards.
 ///
 /// # Errors
 /// When the agent cannot start, or a part of it ended that must not.
-pub async fn run(config: AgentConfig, options: RunOptions) -> Result<(), AgentError> {
+pub async fn run(config: AgentConfig, mut options: RunOptions) -> Result<(), AgentError> {
     let systemd = Systemd::from_env();
     let token = CancellationToken::new();
     let mut signals = Signals::new()?;
@@ -147,7 +149,7 @@ pub async fn run(config: AgentConfig, options: RunOptions) -> Result<(), AgentEr
     }
     let result = serve(
         &config,
-        &options,
+        &mut options,
         &base,
         &mut signals,
         &mut tasks,
@@ -182,7 +184,7 @@ async fn lock(config: &AgentConfig) -> Result<StateLock, LockError> {
 /// Everything between the open store and the end.
 async fn serve(
     config: &AgentConfig,
-    options: &RunOptions,
+    options: &mut RunOptions,
     base: &start::Base,
     signals: &mut Signals,
     tasks: &mut Tasks,
@@ -235,7 +237,8 @@ async fn serve(
     let log = options.log.clone();
     let set_verbosity = Arc::new(move |v| log.set_verbosity(v).map_err(|e| e.to_string()));
     let node = base.node_api(config, cri.clone(), set_verbosity, token.clone());
-    if let Some(server) = server::kubelet::Server::open(node, Limits::default()).await? {
+    let listener = options.listener.take();
+    if let Some(server) = Server::open_on(listener, node, Limits::default()).await? {
         tasks.add("kubelet API", server.run());
     }
     let started = tokio::select! {

@@ -151,12 +151,17 @@ fn exit_code(error: &anyhow::Error) -> u8 {
 
 fn execute(command: Command) -> anyhow::Result<()> {
     match command {
-        Command::Run(args) => tokio::runtime::Builder::new_multi_thread()
-            .worker_threads(agent_threads())
-            .enable_all()
-            .build()
-            .context("start the async runtime")?
-            .block_on(run::run(*args)),
+        Command::Run(args) => {
+            // Before there are threads.
+            let listener = crate::server::kubelet::inherited::take()
+                .context("take the socket that systemd hands over")?;
+            tokio::runtime::Builder::new_multi_thread()
+                .worker_threads(agent_threads())
+                .enable_all()
+                .build()
+                .context("start the async runtime")?
+                .block_on(run::run(*args, listener))
+        }
         Command::Dump(args) => block_on(dump::run(args)),
         Command::Backup(args) => block_on(backup::run(args)),
         Command::Restore(args) => block_on(restore::run(args)),

@@ -1,5 +1,7 @@
 //! `holdfast run`: flags in, configuration out.
 
+use std::net::TcpListener;
+
 use tracing::warn;
 
 use crate::agent::{self, RunOptions};
@@ -73,7 +75,7 @@ pub fn log_warnings(warnings: &[Warning]) {
 ///
 /// # Errors
 /// When the configuration is wrong or the agent cannot be started.
-pub async fn run(args: RunArgs) -> anyhow::Result<()> {
+pub async fn run(args: RunArgs, listener: Option<TcpListener>) -> anyhow::Result<()> {
     if args.version == Some(true) {
         // kubeadm reads this line, and the node's status has the same version.
         return print(&format!("Kubernetes {KUBELET_VERSION}\n"));
@@ -90,6 +92,7 @@ pub async fn run(args: RunArgs) -> anyhow::Result<()> {
     let options = RunOptions {
         log: log.clone(),
         boot_id: args.boot_id,
+        listener,
     };
     let result = agent::run(config, options).await;
     tokio::task::spawn_blocking(move || log.end()).await?;

@@ -30,6 +30,7 @@ use tower::ServiceExt;
 use super::super::ServerError;
 use super::auth::Auth;
 use super::connections::{Connections, Counted, Slot};
+use super::inherited;
 use super::requests::{Gate, LogLimit, only_reading, pass};
 use super::tls::{self, Keeper, Serving};
 use super::{NodeApi, Shared};
@@ -111,6 +112,18 @@ impl Server {
     /// # Errors
     /// When a port cannot be bound, or a certificate cannot be used.
     pub async fn open(node: NodeApi, limits: Limits) -> Result<Option<Self>, ServerError> {
+        Self::open_on(None, node, limits).await
+    }
+
+    /// As [`Self::open`], on a socket that listens already, if it serves what the configuration says.
+    ///
+    /// # Errors
+    /// As [`Self::open`].
+    pub async fn open_on(
+        listener: Option<std::net::TcpListener>,
+        node: NodeApi,
+        limits: Limits,
+    ) -> Result<Option<Self>, ServerError> {
         let node: Shared = Arc::new(node);
         let config = Arc::clone(&node.config);
         if let (true, Some(reason)) = (config.kubelet.enable_server, config.server_locked()) {
@@ -123,7 +136,10 @@ impl Server {
         let secure = match config.server_address() {
             None => None,
             Some(address) => {
-                let listener = bind(address, "--port").await?;
+                let listener = match fitting(listener, address) {
+                    Some(listener) => listener,
+                    None => bind(address, "--port").await?,
+                };
                 let (serving, keeper) = tls::open(&node).await?;
                 let tls = tls::server_config(&config.kubelet, serving.clone())?;
                 let auth = Arc::new(Auth::open(&node).await?);
@@ -225,6 +241,24 @@ impl Server {
     }
 }
 
+/// Returns the socket that was handed over, if it serves what the configuration says.
+fn fitting(given: Option<std::net::TcpListener>, configured: SocketAddr) -> Option<TcpListener> {
+    let given = given?;
+    match given.local_addr() {
+        Ok(at) if inherited::serves(at, configured) => match TcpListener::from_std(given) {
+            Ok(listener) => return Some(listener),
+            Err(error) => tracing::warn!(%error, "cannot use the socket that systemd handed over"),
+        },
+        Ok(at) => tracing::warn!(
+            given = %at,
+            %configured,
+            "the socket that systemd handed over listens elsewhere than configured"
+        ),
+        Err(error) => tracing::warn!(%error, "cannot use the socket that systemd handed over"),
+    }
+    None
+}
+
 async fn bind(addr: SocketAddr, flag: &'static str) -> Result<TcpListener, ServerError> {
     TcpListener::bind(addr)
         .await
@@ -280,6 +314,8 @@ impl Port {
             };
             match accepted {
                 Ok((stream, peer)) => {
+                    // A port for both families shows IPv4 addresses within IPv6.
+                    let peer = SocketAddr::new(peer.ip().to_canonical(), peer.port());
                     if let Some(slot) = self.slot(peer, most) {
                         tasks.spawn(self.connection(stream, peer, slot));
                     }

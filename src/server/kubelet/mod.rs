@@ -10,6 +10,7 @@ mod auth;
 mod connections;
 mod debug;
 mod host_logs;
+pub mod inherited;
 mod listener;
 mod logs;
 mod metrics;

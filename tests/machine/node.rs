@@ -1,0 +1,216 @@
+//! A machine with the package installed, and what the stories need of it.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use holdfast_testkit::fixture::{self, Fixture};
+use holdfast_testkit::machine::{Base, Machine, Snapshot, Spec, payload};
+use serde_json::Value;
+
+/// Eight times what a pod takes to run on a quiet machine.
+pub const PATIENCE: Duration = Duration::from_secs(120);
+pub const IMAGE: &str = "holdfast.local/busybox:1";
+
+const CONFIG: &str = "apiVersion: kubelet.config.k8s.io/v1beta1
+kind: KubeletConfiguration
+staticPodPath: /etc/kubernetes/manifests
+containerRuntimeEndpoint: unix:///run/containerd/containerd.sock
+cgroupDriver: systemd
+systemReserved: {memory: 128Mi, cpu: 100m}
+podPidsLimit: 200
+syncFrequency: 10s
+";
+
+/// A machine with a node on it.
+pub struct Node {
+    pub machine: Machine,
+    /// The disk of this machine, and what else it needs on the host.
+    _dir: tempfile::TempDir,
+    /// The machine that it began as.
+    _installed: Fixture,
+}
+
+impl Node {
+    /// The machine in which the package is installed and configured, and the agent has never run.
+    pub fn installed() -> Self {
+        Self::with(|_| ())
+    }
+
+    /// The same, with changes of what the machine is made of: those that a snapshot allows.
+    pub fn with(change: impl FnOnce(&mut Spec)) -> Self {
+        let base = Base::provide().unwrap();
+        let installed = with_package(&base);
+        let snapshot = Snapshot::in_dir(installed.path());
+        let dir = tempfile::tempdir().unwrap();
+        let disk = snapshot.disk().overlay(&dir.path().join("disk")).unwrap();
+        let mut spec = Spec::new(disk);
+        change(&mut spec);
+        let machine = Machine::resume(&base, &snapshot, &spec).unwrap();
+        Self {
+            machine,
+            _dir: dir,
+            _installed: installed,
+        }
+    }
+
+    /// [`Self::installed`], and the agent has started.
+    pub fn started() -> Self {
+        let mut node = Self::installed();
+        node.start();
+        node
+    }
+
+    /// Starts the agent and waits until it says that it is ready.
+    pub fn start(&mut self) {
+        self.sh("systemctl start holdfast");
+    }
+
+    /// Runs a script that has to succeed, and returns what it printed.
+    #[track_caller]
+    pub fn sh(&mut self, script: &str) -> String {
+        match self.machine.sh(script) {
+            Ok(text) => text,
+            Err(error) => panic!("{error}\n{}", self.tell()),
+        }
+    }
+
+    /// Repeats a script until it succeeds.
+    #[track_caller]
+    pub fn eventually(&mut self, what: &str, script: &str) -> String {
+        match self.machine.wait_until(what, PATIENCE, script) {
+            Ok(text) => text,
+            Err(error) => panic!("{error}\n{}", self.tell()),
+        }
+    }
+
+    /// What the agent logged last, for a failure.
+    fn tell(&mut self) -> String {
+        let output = self
+            .machine
+            .run("journalctl -u holdfast --no-pager -o cat -n 60");
+        output.map_or_else(|error| error.to_string(), |output| output.text)
+    }
+
+    /// Writes the manifest of a static pod.
+    pub fn manifest(&mut self, pod: &Value) {
+        let name = pod["metadata"]["name"].as_str().unwrap();
+        let file = format!("/etc/kubernetes/manifests/{name}.json");
+        self.sh(&format!(
+            "cat >/etc/kubernetes/new <<'END_OF_FILE' && mv /etc/kubernetes/new {file}\n{pod}\nEND_OF_FILE"
+        ));
+    }
+
+    /// Waits until the pod of that name runs.
+    #[track_caller]
+    pub fn wait_running(&mut self, pod: &str) {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            let full = format!("{pod}-vmnode");
+            let all = rows(&mut self.machine, "overview").unwrap();
+            let row = all.iter().find(|row| row["name"] == full.as_str());
+            if row.is_some_and(|row| row["status"] == "Running") {
+                return;
+            }
+            assert!(
+                Instant::now() < deadline,
+                "{pod} does not run: {row:?}\n{}",
+                self.tell()
+            );
+            std::thread::sleep(Duration::from_millis(300));
+        }
+    }
+}
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!("the agent's log ends:\n{}", self.tell());
+        }
+        if std::env::var_os("HOLDFAST_MACHINE_KEEP").is_some() {
+            self.machine.shell();
+        }
+    }
+}
+
+/// The rows of a table of `holdfast dump`.
+///
+/// # Errors
+/// When the agent does not answer.
+pub fn rows(machine: &mut Machine, table: &str) -> io::Result<Vec<Value>> {
+    let text = machine.sh(&format!("holdfast dump {table} -o json 2>/dev/null"))?;
+    let mut dump: Value = serde_json::from_str(&text).map_err(io::Error::other)?;
+    match dump["tables"][table].take() {
+        Value::Array(rows) => Ok(rows),
+        other => Err(io::Error::other(format!("table {table} is {other}"))),
+    }
+}
+
+/// A pod of one container with busybox.
+pub fn pod(name: &str, policy: &str, script: &str) -> Value {
+    serde_json::json!({
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name, "namespace": "default"},
+        "spec": {
+            "restartPolicy": policy,
+            "terminationGracePeriodSeconds": 2,
+            "containers": [{"name": "main", "image": IMAGE, "command": ["sh", "-c", script]}],
+        },
+    })
+}
+
+/// A container that does nothing until it is told to end.
+pub const SLEEP: &str = "trap 'exit 0' TERM; while :; do sleep 1; done";
+
+/// The machine with the package, made once for all tests of a run.
+fn with_package(base: &Base) -> Fixture {
+    let made = fixture::once("machine", |dir| {
+        let files = dir.join("files");
+        fs::create_dir(&files).unwrap();
+        package(&files.join("holdfast.deb"), None);
+        package(&files.join("later.deb"), Some("0.2.0-1"));
+        let archive = dir.join("payload");
+        payload(&files, &archive).unwrap();
+        let booted = base.booted().unwrap();
+        let mut spec = Spec::new(booted.disk().overlay(&dir.join("disk")).unwrap());
+        spec.payload = Some(archive);
+        let mut machine = Machine::resume(base, &booted, &spec).unwrap();
+        machine.unpack_payload("/root/payload").unwrap();
+        let manifests = "/etc/kubernetes/manifests";
+        machine
+            .sh(&format!(
+                "set -e\nctr -n k8s.io images import /root/images.tar >/dev/null\n\
+                 dpkg -i /root/payload/holdfast.deb >/dev/null\nmkdir -p {manifests}\n\
+                 cat >/etc/holdfast/config.yaml <<'END_OF_FILE'\n{CONFIG}END_OF_FILE\n"
+            ))
+            .unwrap();
+        machine.save(dir).unwrap();
+    });
+    made.expect("make a directory for the machine")
+}
+
+/// The Debian package of the binary under test: `HOLDFAST_MACHINE_BINARY`, which `make vmtest` sets to the release, else the one
+/// that cargo built for the tests. `version`: another than the tree's.
+fn package(to: &Path, version: Option<&str>) {
+    let binary = std::env::var_os("HOLDFAST_MACHINE_BINARY").map_or_else(
+        || PathBuf::from(env!("CARGO_BIN_EXE_holdfast")),
+        PathBuf::from,
+    );
+    let output = Command::new(Path::new(env!("CARGO_MANIFEST_DIR")).join("hack/deb.sh"))
+        .arg(&binary)
+        .arg(to)
+        .args(version)
+        .env("FAST", "1")
+        .stdin(Stdio::null())
+        .output()
+        .unwrap();
+    assert!(
+        output.status.success(),
+        "hack/deb.sh {}: {}",
+        binary.display(),
+        String::from_utf8_lossy(&output.stderr)
+    );
+}
