@@ -519,3 +519,118 @@ async fn the_proxy_stands_before_plain_http_as_well() {
     assert_eq!(proxy.count("GET", "nodes"), 2);
     server.abort();
 }
+
+/// A kubeconfig for `user` that only its owner may read.
+fn write_kubeconfig(path: &Path, env: &EnvTest, user: &holdfast_testkit::envtest::Identity) {
+    use base64::Engine as _;
+    use std::os::unix::fs::PermissionsExt;
+    let base64 = |pem: &str| base64::engine::general_purpose::STANDARD.encode(pem);
+    let config = json!({
+        "apiVersion": "v1", "kind": "Config", "current-context": "here",
+        "clusters": [{"name": "c", "cluster": {
+            "server": env.url(), "certificate-authority-data": base64(&env.ca_pem()),
+        }}],
+        "users": [{"name": "u", "user": {
+            "client-certificate-data": base64(&user.cert_pem), "client-key-data": base64(&user.key_pem),
+        }}],
+        "contexts": [{"name": "here", "context": {"cluster": "c", "user": "u"}}],
+    });
+    std::fs::write(path, config.to_string()).unwrap();
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600)).unwrap();
+}
+
+#[derive(Clone)]
+struct RealTime;
+
+impl holdfast::types::Clock for RealTime {
+    fn now(&self) -> holdfast::types::Stamp {
+        let now = jiff::Timestamp::now().as_millisecond();
+        holdfast::types::Stamp {
+            boot: holdfast::types::BootId(1),
+            boottime_ms: now,
+            wall_ms: now,
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_lifeline_gets_the_certificate_of_its_node_and_has_no_other_right() {
+    use holdfast::apiserver::{ApiSettings, Lifeline, connect};
+    const NODE: &str = "asleep";
+    let env = Arc::new(EnvTest::start());
+    let manifest = include_str!("../contrib/cluster/lifeline.yaml").replace("<name>", NODE);
+    env.apply(&manifest);
+    let dir = tempfile::tempdir().unwrap();
+    let (own, lifeline) = (dir.path().join("kubeconfig"), dir.path().join("lifeline"));
+    let user = format!("system:node:{NODE}");
+    let group = format!("holdfast:lifeline:{NODE}");
+    let identity = env.authority().client(&user, &group, DAY * 3650);
+    write_kubeconfig(&lifeline, &env, &identity);
+
+    // What a node may do, it may not.
+    let client = env.client(&identity);
+    let nodes: Api<Node> = Api::all(client.clone());
+    assert_eq!(code(nodes.get(NODE).await), 403);
+    assert_eq!(
+        code(nodes.create(&PostParams::default(), &node(NODE)).await),
+        403
+    );
+    let pods: Api<Pod> = Api::all(client.clone());
+    assert_eq!(code(pods.list(&ListParams::default()).await), 403);
+    let requests: Api<CertificateSigningRequest> = Api::all(client);
+    assert_eq!(code(requests.list(&ListParams::default()).await), 403);
+    // What the approving controller asks: its own certificate, not that of any node.
+    let may = |subresource: &str| {
+        let requests = "certificatesigningrequests.certificates.k8s.io";
+        let part = format!("--subresource={subresource}");
+        let asked = ["auth", "can-i", "create", requests, &part];
+        env.kubectl_as(&lifeline, &asked).status.success()
+    };
+    assert!(may("selfnodeclient") && !may("nodeclient"));
+
+    // The node has been off for a year.
+    let expired = env.node_identity(NODE, SignedDuration::from_hours(-35 * 24));
+    write_kubeconfig(&own, &env, &expired);
+    let settings = ApiSettings {
+        kubeconfig: Some(own),
+        bootstrap_kubeconfig: None,
+        lifeline: Some(Lifeline::file(lifeline)),
+        cert_dir: dir.path().join("pki"),
+        node_name: NODE.to_owned(),
+        rotate_certificates: true,
+        qps: 50,
+        burst: 100,
+    };
+    let metrics = holdfast::types::metrics::Metrics::default();
+    let connected = connect(&settings, Arc::new(RealTime), metrics).await;
+    let (client, credentials) = connected.unwrap().unwrap();
+    let nodes: Api<Node> = Api::all(client.kube());
+    assert_eq!(code(nodes.get(NODE).await), 401);
+    let token = tokio_util::sync::CancellationToken::new();
+    let running = tokio::spawn(credentials.run(token.clone()));
+    let all: Api<CertificateSigningRequest> = Api::all(env.admin_client());
+    let request = timeout(SOON, async {
+        loop {
+            let list = all.list(&ListParams::default()).await.unwrap();
+            if let Some(request) = list.items.into_iter().next() {
+                return request;
+            }
+            tokio::task::yield_now().await;
+        }
+    })
+    .await
+    .unwrap();
+    // By this the controller takes it for a node's request for itself.
+    assert_eq!(request.spec.username.as_deref(), Some(&*user));
+    assert!(request.spec.groups.unwrap().contains(&group));
+    let replaced = client.standing().replaced();
+    let name = request.metadata.name.unwrap();
+    let signer = Arc::clone(&env);
+    tokio::task::spawn_blocking(move || signer.sign_csr(&name, DAY))
+        .await
+        .unwrap();
+    timeout(SOON, replaced).await.unwrap();
+    create(&nodes, &node(NODE)).await;
+    token.cancel();
+    running.await.unwrap();
+}

@@ -855,6 +855,7 @@ fn bad_flag_values_are_reported_with_the_flag() {
         "--container-runtime-endpoint=tcp://1.2.3.4:5",
         "--image-service-endpoint=run/x.sock",
         "--bootstrap-kubeconfig=/etc/bootstrap",
+        "--lifeline-kubeconfig=/etc/lifeline",
         "--max-pods=0",
         "--node-ip=10.0.0.1,10.0.0.2",
         "--hostname-override=Bad_Name",
@@ -867,6 +868,7 @@ fn bad_flag_values_are_reported_with_the_flag() {
         [
             "--max-pods: is 0, expected a number from 1".to_owned(),
             "--bootstrap-kubeconfig: needs --kubeconfig, the file that is written when the node has its certificate".to_owned(),
+            "--lifeline-kubeconfig: needs --kubeconfig: it replaces the certificate of that file when it has expired".to_owned(),
             "--cpu-cfs-quota-period: cpuCFSQuotaPeriod: is 2s, allowed are 1ms to 1s".to_owned(),
             "--hostname-override: \"Bad_Name\" is not a node name: it must be a DNS name of lowercase letters, digits, \"-\" and \".\"".to_owned(),
             "--node-ip: expected one address, or one IPv4 and one IPv6 address".to_owned(),
@@ -1063,12 +1065,13 @@ fn the_fields_are_upstreams() {
 
 #[test]
 fn the_flags_are_upstreams_and_a_few_of_our_own() {
-    const OWN: [&str; 5] = [
+    const OWN: [&str; 6] = [
         "state-dir",
         "log-file",
         "container-logs-dir",
         "offline-start",
         "secrets-key-file",
+        "lifeline-kubeconfig",
     ];
     let command = KubeletFlags::augment_args(Command::new("run"));
     let line = |arg: &Arg| {

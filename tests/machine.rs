@@ -23,7 +23,5 @@ mod node;
 mod power;
 #[path = "machine/reboot.rs"]
 mod reboot;
-#[path = "machine/shutdown.rs"]
-mod shutdown;
-#[path = "machine/upgrade.rs"]
-mod upgrade;
+#[path = "machine/year_off.rs"]
+mod year_off;

@@ -44,6 +44,7 @@ use tokio_util::task::TaskTracker;
 
 pub use hooks::StoreHooks;
 
+use crate::apiserver::Standing;
 use crate::server::conn::serve_connection;
 use crate::store::{Store, StoreHealth};
 use crate::types::Stamp;
@@ -104,6 +105,8 @@ pub struct AdminInfo {
     pub version: String,
     /// When the agent started.
     pub started: Stamp,
+    /// How the node stands with its credentials; `None` without an API server.
+    pub credentials: Option<Standing>,
     /// See [`AdminHooks`].
     pub hooks: Arc<dyn AdminHooks>,
 }
@@ -134,6 +137,10 @@ pub struct Info {
     pub store: String,
     /// Whether the disk is full.
     pub out_of_space: bool,
+    /// What is wrong with the credentials of the node, and the commands that end it. An agent that does not know the field does not
+    /// tell.
+    #[serde(default)]
+    pub credentials: Option<String>,
 }
 
 /// The socket's path in a state directory.
@@ -311,6 +318,10 @@ async fn get_info(State(shared): State<Shared>) -> Response {
         started: shared.info.started.rfc3339(),
         store,
         out_of_space,
+        credentials: shared
+            .info
+            .credentials
+            .and_then(|standing| standing.trouble()),
     })
 }
 

@@ -24,7 +24,10 @@ impl AdminHooks for Hooks {
 
 fn start(dir: &Path) -> (CancellationToken, tokio::task::JoinHandle<()>) {
     let clock = SystemClock::new(BootId(1));
+    let credentials = Standing::default();
+    credentials.set_trouble(Some("they expired".to_owned()));
     let info = AdminInfo {
+        credentials: Some(credentials),
         version: "1.2.3".into(),
         started: clock.now(),
         hooks: Arc::new(Hooks),
@@ -66,6 +69,7 @@ async fn the_socket_is_private_and_replaces_a_dead_agents_one() {
         (info.version.as_str(), info.store.as_str()),
         ("1.2.3", "ok")
     );
+    assert_eq!(info.credentials.as_deref(), Some("they expired"));
 }
 
 #[tokio::test]

@@ -12,7 +12,7 @@ use tracing::{debug, warn};
 
 use super::start::Base;
 use super::{AgentError, Tasks};
-use crate::apiserver::{self, ApiClient, Credentials};
+use crate::apiserver::{self, ApiClient, Credentials, Lifeline};
 use crate::config::{self, SourcesReady};
 use crate::core::node_status::has_hostname_label;
 use crate::core::volumes::known::InUse;
@@ -44,7 +44,12 @@ pub(super) async fn connect(
     clock: Arc<dyn Clock>,
     metrics: Metrics,
 ) -> Result<Option<(ApiClient, Credentials)>, AgentError> {
-    Ok(apiserver::connect(&config.into(), clock, metrics).await?)
+    let mut settings = apiserver::ApiSettings::from(config);
+    let credentials = std::env::var_os(CREDENTIALS_DIRECTORY);
+    if let Some(lifeline) = Lifeline::credential(credentials.as_deref().map(Path::new)) {
+        settings.lifeline = Some(lifeline);
+    }
+    Ok(apiserver::connect(&settings, clock, metrics).await?)
 }
 
 /// The objects that pods refer to, over the keys of this node.

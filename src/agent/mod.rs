@@ -145,6 +145,7 @@ pub async fn run(config: AgentConfig, mut options: RunOptions) -> Result<(), Age
     let base = opening::open(&config, client, clock, boot, metrics).await?;
     let mut tasks = Tasks::default();
     if let Some(credentials) = credentials {
+        let credentials = credentials.recording(Arc::clone(&base.recorder) as _);
         tasks.add("credentials", credentials.run(token.clone()));
     }
     let result = serve(

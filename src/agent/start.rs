@@ -165,11 +165,15 @@ impl Base {
     pub(super) fn health(&self) -> HealthChecks {
         let restored = Arc::clone(&self.restored);
         let (state, clock) = (self.runtime_state.clone(), Arc::clone(&self.clock));
-        let store = self.store.clone();
+        let (store, api) = (self.store.clone(), self.api.clone());
         let health = store.health();
         HealthChecks {
             clock: Arc::clone(&self.clock),
             sync_loop: self.sync_loop_check(),
+            notes: vec![(
+                "credentials",
+                Arc::new(move || api.as_ref().and_then(|api| api.standing().trouble())),
+            )],
             ready: vec![
                 (
                     "restored",
@@ -242,6 +246,7 @@ impl Base {
         AdminInfo {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             started: self.started,
+            credentials: self.api.as_ref().map(|api| api.standing().clone()),
             hooks: Arc::new(StoreHooks::new(
                 self.store.clone(),
                 Arc::clone(&self.clock),

@@ -1,5 +1,7 @@
 //! Who the node is to the API server: found at start, watched on disk, asked for and renewed.
 
+mod introduction;
+
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,14 +13,15 @@ use secrecy::ExposeSecret as _;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::connector::Bearer;
+use self::introduction::Introduction;
 use super::csr;
 use super::failure::pause;
 use super::kubeconfig::{Life, Loaded, Seen, date, fingerprint, load};
 use super::plugin::{Given, Identity};
 use super::transport::{Transport, explain};
 use super::turns::Turns;
-use super::{ApiError, ApiSettings, connector};
+use super::{ApiError, ApiSettings, Standing};
+use crate::types::EventRecorder;
 use crate::types::blocking;
 use crate::types::pace::Pace;
 use crate::types::time::Clock;
@@ -57,6 +60,9 @@ pub struct Credentials {
     failures: u32,
     /// Nothing is asked for before.
     not_before: Instant,
+    introduction: Introduction,
+    standing: Standing,
+    recorder: Option<Arc<dyn EventRecorder>>,
 }
 
 impl std::fmt::Debug for Credentials {
@@ -76,9 +82,11 @@ impl Credentials {
         settings: ApiSettings,
         kubeconfig: PathBuf,
         transport: Arc<Transport>,
+        standing: Standing,
         clock: Arc<dyn Clock>,
     ) -> Result<Self, ApiError> {
         let mut credentials = Self {
+            introduction: Introduction::new(&settings),
             settings,
             kubeconfig,
             transport,
@@ -94,6 +102,8 @@ impl Credentials {
             renewal: None,
             failures: 0,
             not_before: Instant::now(),
+            standing,
+            recorder: None,
         };
         match credentials.read().await {
             Ok(loaded) => credentials.take(loaded).await?,
@@ -108,6 +118,13 @@ impl Credentials {
             credentials.read_bootstrap().await?;
         }
         Ok(credentials)
+    }
+
+    /// Has events of the node recorded, too, when it needs hands.
+    #[must_use]
+    pub fn recording(mut self, recorder: Arc<dyn EventRecorder>) -> Self {
+        self.recorder = Some(recorder);
+        self
     }
 
     /// Bootstraps, renews and exchanges until `token` is cancelled. What fails is told and tried again.
@@ -145,7 +162,7 @@ impl Credentials {
     }
 
     /// Does what is due.
-    async fn step(&mut self) {
+    pub(super) async fn step(&mut self) {
         if let Err(error) = self.reread().await {
             tracing::warn!(
                 error = explain(&error, &self.kubeconfig.display().to_string(), self.now()),
@@ -155,43 +172,29 @@ impl Credentials {
         if self.turns.due(Instant::now(), self.now()) {
             self.use_plugin().await;
         }
-        if Instant::now() < self.not_before {
-            return;
+        self.look_at_introducers().await;
+        if Instant::now() >= self.not_before || self.asks_nobody() {
+            self.introduce_or_renew().await;
         }
-        let result = if self.bootstraps() {
-            self.bootstrap().await
-        } else if self.renewal.is_some_and(|at| self.now() >= at) {
-            let renewed = self.renew().await;
-            if renewed.is_err() {
-                self.transport.renewal_failed();
-            }
-            renewed
-        } else {
-            return;
-        };
+    }
+
+    /// Renews the certificate, and says so when that fails.
+    async fn renew_now(&mut self) {
         let mut wait = LOOK;
-        match result {
+        match self.renew().await {
             Ok(()) => self.failures = 0,
             Err(error) => {
+                self.transport.renewal_failed();
                 self.failures += 1;
                 wait = pause(self.failures, AGAIN.0, AGAIN.1).max(LOOK);
                 tracing::error!(
                     error = explain(&error, &self.kubeconfig.display().to_string(), self.now()),
                     again_in_seconds = wait.as_secs(),
-                    "the node has no good credentials"
+                    "the client certificate is not renewed yet"
                 );
             }
         }
         self.not_before = Instant::now() + wait;
-    }
-
-    /// Whether the node has to be introduced first.
-    fn bootstraps(&self) -> bool {
-        self.settings.bootstrap_kubeconfig.is_some()
-            && match &self.loaded {
-                None => true,
-                Some(loaded) => loaded.life.is_some_and(|life| life.expired(self.now())),
-            }
     }
 
     async fn read(&self) -> Result<Loaded, ApiError> {
@@ -201,13 +204,6 @@ impl Credentials {
             .rotate_certificates
             .then(|| csr::Purpose::Client.current(&self.settings.cert_dir));
         run(move || load(&path, newer.as_deref())).await
-    }
-
-    async fn read_bootstrap(&self) -> Result<Loaded, ApiError> {
-        match self.settings.bootstrap_kubeconfig.clone() {
-            Some(path) => run(move || load(&path, None)).await,
-            None => Err(ApiError::Interrupted),
-        }
     }
 
     /// What the credentials' files look like now.
@@ -437,57 +433,9 @@ impl Credentials {
                     source: Box::new(source),
                 })
         })
-        .await
-    }
-
-    /// Asks for the first certificate as the bootstrap user and writes the kubeconfig.
-    async fn bootstrap(&mut self) -> Result<(), ApiError> {
-        let bootstrap = self.read_bootstrap().await?;
-        tracing::info!(
-            bootstrap = bootstrap.names,
-            node = self.settings.node_name,
-            "asking for a client certificate"
-        );
-        self.warn_of_insecure(&bootstrap);
-        let mut until = None;
-        let bootstrap = match &bootstrap.plugin {
-            None => bootstrap,
-            Some(plugin) => {
-                let given = plugin.run().await.map_err(|source| ApiError::Plugin {
-                    names: bootstrap.names.clone(),
-                    source: Box::new(source),
-                })?;
-                until = given.until;
-                bootstrap.with(given)
-            }
-        };
-        let open = CancellationToken::new();
-        let _open = open.clone().drop_guard();
-        let (loaded, names) = (bootstrap.clone(), bootstrap.names.clone());
-        let client = run(move || {
-            let bearer = Bearer::default();
-            bearer.store(loaded.bearer.clone().map(Arc::new));
-            connector::build(&loaded, &bearer, &open).map_err(|source| ApiError::Client {
-                names,
-                source: Box::new(source),
-            })
-        })
         .await?;
-        // With a plugin's credentials no longer than these last: they are asked for again then.
-        let lasts = until.map_or(Duration::MAX, |until| {
-            let seconds = u64::try_from(until.saturating_sub(self.now()));
-            Duration::from_secs(seconds.unwrap_or(0)).max(LOOK)
-        });
-        let obtained = tokio::time::timeout(lasts, self.obtain(&client)).await;
-        let Some(path) = obtained.unwrap_or(Ok(None))? else {
-            return Ok(());
-        };
-        let (kubeconfig, cluster) = (self.kubeconfig.clone(), bootstrap.cluster);
-        let identity = csr::Purpose::Client.current(&self.settings.cert_dir);
-        run(move || write_kubeconfig(&kubeconfig, &cluster, &identity)).await?;
-        tracing::info!(certificate = %path.display(), kubeconfig = %self.kubeconfig.display(), "the node has its client certificate");
-        let loaded = self.read().await?;
-        self.take(loaded).await
+        self.standing.taken();
+        Ok(())
     }
 
     /// Replaces the certificate by its own rights.
@@ -497,7 +445,7 @@ impl Credentials {
             "renewing the client certificate"
         );
         let client = self.transport.client();
-        let Some(path) = self.obtain(&client).await? else {
+        let Some(path) = self.obtain(&client, false).await? else {
             return Ok(());
         };
         let loaded = self.read().await?;
@@ -511,8 +459,13 @@ impl Credentials {
         Ok(())
     }
 
-    /// `None` when other credentials have come meanwhile.
-    async fn obtain(&self, client: &kube::Client) -> Result<Option<PathBuf>, ApiError> {
+    /// Gets a certificate. `None` when other credentials have come meanwhile or, for one who is introduced, when the
+    /// own ones do after all.
+    async fn obtain(
+        &self,
+        client: &kube::Client,
+        introduced: bool,
+    ) -> Result<Option<PathBuf>, ApiError> {
         let clock = self.clock.clone();
         let obtained = csr::obtain(
             client,
@@ -529,6 +482,8 @@ impl Credentials {
             }
             // Cancel-safe: looks only.
             () = self.changed() => Ok(None),
+            // Cancel-safe: looks only.
+            () = self.needless(), if introduced => Ok(None),
         }
     }
 }

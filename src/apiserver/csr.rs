@@ -212,6 +212,14 @@ fn pending_key(path: &Path) -> Result<KeyPair, CsrError> {
     Ok(key)
 }
 
+/// Forgets the request that is not answered yet, so that the next one has another key and name. Blocking.
+///
+/// # Errors
+/// When its key cannot be removed.
+pub(super) fn abandon(purpose: &Purpose, directory: &Path) -> Result<(), CsrError> {
+    forget(&purpose.pending_key(directory))
+}
+
 fn forget(path: &Path) -> Result<(), CsrError> {
     match fs::remove_file(path) {
         Err(source) if source.kind() != io::ErrorKind::NotFound => Err(CsrError::Write {

@@ -11,6 +11,7 @@ use secrecy::ExposeSecret as _;
 use super::ApiError;
 use super::plugin::{Given, Plugin};
 use super::proxy::{self, Proxy};
+use crate::core::credentials::Validity;
 
 /// What a kubeconfig says. Printed without secrets.
 #[derive(Clone)]
@@ -114,6 +115,15 @@ impl Life {
             ))
         } else {
             None
+        }
+    }
+}
+
+impl From<Life> for Validity {
+    fn from(life: Life) -> Self {
+        Self {
+            from: life.from,
+            until: life.until,
         }
     }
 }
@@ -364,6 +374,17 @@ fn names<'a>(names: impl Iterator<Item = &'a String>) -> String {
     match names.as_slice() {
         [] => "it has none".to_owned(),
         names => format!("it has {}", names.join(", ")),
+    }
+}
+
+/// Returns the client certificate of `auth`, in PEM; `None` when it has none, or it cannot be read. Blocking.
+pub(super) fn certificate(auth: &AuthInfo) -> Option<Vec<u8>> {
+    match (&auth.client_certificate_data, &auth.client_certificate) {
+        (Some(data), _) => base64::engine::general_purpose::STANDARD
+            .decode(data.trim())
+            .ok(),
+        (None, Some(path)) => std::fs::read(path).ok(),
+        (None, None) => None,
     }
 }
 

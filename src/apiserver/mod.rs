@@ -9,6 +9,7 @@
 //! - Leases never wait behind other requests, and no request waits behind watches.
 //! - Credentials that change on disk or are renewed are used without a restart. What was in flight with the old
 //!   ones fails then, unless only the token is another: that is exchanged under what is in flight.
+//! - The lifeline makes no request but that for the certificate of this node, and only when the node's has expired.
 //! - An exec plugin is run by one task, not by requests: never twice at once, however many of them are refused.
 
 mod connection;
@@ -17,10 +18,12 @@ mod credentials;
 pub mod csr;
 mod failure;
 mod kubeconfig;
+mod lifeline;
 mod limit;
 mod plugin;
 mod proxy;
 mod refusals;
+mod standing;
 #[cfg(test)]
 pub(crate) mod testkit;
 mod transport;
@@ -39,6 +42,8 @@ use tower::{BoxError, Service};
 pub use connection::{Connection, Reachability};
 pub use credentials::Credentials;
 pub use failure::{Failure, pause, retry_after};
+pub use lifeline::Lifeline;
+pub use standing::Standing;
 
 use crate::kubeletconfig::AgentConfig;
 use crate::types::metrics::Metrics;
@@ -51,6 +56,7 @@ use transport::Transport;
 pub struct ApiClient {
     client: kube::Client,
     connection: Connection,
+    standing: Standing,
 }
 
 impl std::fmt::Debug for ApiClient {
@@ -64,7 +70,11 @@ impl std::fmt::Debug for ApiClient {
 impl ApiClient {
     /// A client whose requests report to `connection`.
     pub fn new(client: kube::Client, connection: Connection) -> Self {
-        Self { client, connection }
+        Self {
+            client,
+            connection,
+            standing: Standing::default(),
+        }
     }
 
     /// A client that sends through `service` what it would send over connections: everything else is as with
@@ -97,6 +107,11 @@ impl ApiClient {
     pub fn connection(&self) -> &Connection {
         &self.connection
     }
+
+    /// How the node stands with its credentials.
+    pub fn standing(&self) -> &Standing {
+        &self.standing
+    }
 }
 
 /// How the API server is reached.
@@ -106,6 +121,8 @@ pub struct ApiSettings {
     pub kubeconfig: Option<PathBuf>,
     /// `--bootstrap-kubeconfig`.
     pub bootstrap_kubeconfig: Option<PathBuf>,
+    /// `--lifeline-kubeconfig`, or the systemd credential.
+    pub lifeline: Option<Lifeline>,
     /// `--cert-dir`.
     pub cert_dir: PathBuf,
     /// Whose certificate is asked for.
@@ -123,6 +140,7 @@ impl From<&AgentConfig> for ApiSettings {
         Self {
             kubeconfig: config.kubeconfig.clone(),
             bootstrap_kubeconfig: config.bootstrap_kubeconfig.clone(),
+            lifeline: config.lifeline_kubeconfig.clone().map(Lifeline::file),
             cert_dir: config.cert_dir.clone(),
             node_name: config.node_name.clone(),
             rotate_certificates: config.kubelet.rotate_certificates,
@@ -236,7 +254,9 @@ pub async fn connect(
     let limiter = Limiter::new(settings.qps, settings.burst);
     let transport = Transport::new(limiter, connection.clone(), clock.clone(), metrics);
     let client = ApiClient::new(transport.client(), connection);
-    let credentials = Credentials::new(settings.clone(), kubeconfig, transport, clock).await?;
+    let standing = client.standing().clone();
+    let credentials =
+        Credentials::new(settings.clone(), kubeconfig, transport, standing, clock).await?;
     Ok(Some((client, credentials)))
 }
 

@@ -3,6 +3,7 @@
 
 mod introduced;
 mod told;
+mod year_off;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -70,6 +71,7 @@ fn settings(dir: &Path) -> ApiSettings {
     ApiSettings {
         kubeconfig: Some(dir.join("kubeconfig")),
         bootstrap_kubeconfig: None,
+        lifeline: None,
         cert_dir: dir.join("pki"),
         node_name: "n1".to_owned(),
         rotate_certificates: true,

@@ -18,18 +18,17 @@ use tokio::time::Instant;
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tower::{BoxError, Service};
 
-use super::Connection;
 use super::connector::{self, Bearer};
 use super::kubeconfig::{Life, Loaded, date};
 use super::limit::Limiter;
 use super::refusals::{Asked, Refusals, Report};
+use super::{Connection, Reachability};
+use crate::core::credentials::MAX_SKEW;
 use crate::types::metrics::{Metrics, RequestLabel, RequestTimeLabel};
-use crate::types::time::Clock;
+use crate::types::time::{Clock, Stamp};
 
 /// How long the server has for the head of its answer.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
-/// How far the clocks of server and node may be apart.
-const MAX_SKEW_SECONDS: i64 = 300;
 
 /// Why a request did not reach the server.
 #[derive(Debug, thiserror::Error)]
@@ -73,6 +72,8 @@ pub(super) struct Transport {
     clock: Arc<dyn Clock>,
     metrics: Metrics,
     told: Mutex<Told>,
+    /// What the server's clock said last, in seconds since 1970, and when.
+    server_time: Mutex<Option<(i64, Stamp)>>,
     /// Counts credentials; that of the current ones.
     serial: AtomicU64,
     /// The newest credentials that were refused.
@@ -93,6 +94,7 @@ impl Transport {
             clock,
             metrics,
             told: Mutex::default(),
+            server_time: Mutex::default(),
             serial: AtomicU64::new(0),
             refused: watch::Sender::new(0),
         })
@@ -182,6 +184,26 @@ impl Transport {
     /// Which credentials these are; others have another number.
     pub(super) fn serial(&self) -> u64 {
         self.serial.load(Ordering::SeqCst)
+    }
+
+    /// How the newest request ended.
+    pub(super) fn reachability(&self) -> Reachability {
+        self.connection.now()
+    }
+
+    /// Returns what the server's clock says now, in seconds since 1970: what it said with its last answer, and the time
+    /// that has passed since by the boot-time clock. `None` before the first answer of this boot.
+    pub(super) fn server_now(&self) -> Option<i64> {
+        let now = self.clock.now();
+        let (said, at) = (*self.server_time()).filter(|(_, at)| at.boot == now.boot)?;
+        let passed = i64::try_from(now.since(at).as_secs()).unwrap_or(i64::MAX);
+        Some(said.saturating_add(passed))
+    }
+
+    fn server_time(&self) -> MutexGuard<'_, Option<(i64, Stamp)>> {
+        self.server_time
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 
     fn told(&self) -> MutexGuard<'_, Told> {
@@ -317,8 +339,8 @@ impl Transport {
         }
     }
 
-    /// Tells once when the clocks are apart: certificates and tokens stop working then.
-    fn check_clock(&self, response: &Response<Body>) {
+    /// Notes the server's clock, and tells once when the clocks are apart: certificates and tokens stop working then.
+    pub(super) fn check_clock(&self, response: &Response<Body>) {
         let server = response
             .headers()
             .get(DATE)
@@ -326,8 +348,10 @@ impl Transport {
             .and_then(|date| jiff::fmt::rfc2822::parse(date).ok());
         let Some(server) = server else { return };
         let server = server.timestamp().as_second();
-        let now = self.now();
-        let skewed = (server - now).abs() > MAX_SKEW_SECONDS;
+        let stamp = self.clock.now();
+        *self.server_time() = Some((server, stamp));
+        let now = stamp.wall_ms.div_euclid(1000);
+        let skewed = (server - now).abs() > MAX_SKEW;
         let mut told = self.told();
         if skewed && !told.skewed {
             tracing::warn!(

@@ -3,6 +3,7 @@
 pub mod admission;
 pub mod backoff;
 pub mod container_history;
+pub mod credentials;
 pub mod deadline;
 pub mod eviction;
 pub mod node_root;

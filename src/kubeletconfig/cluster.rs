@@ -393,6 +393,12 @@ pub(super) fn apply_flags(settings: &mut Settings, flags: &KubeletFlags) {
             "needs --kubeconfig, the file that is written when the node has its certificate",
         );
     }
+    if given(&f.lifeline_kubeconfig) && !given(&f.kubeconfig) {
+        settings.reject_flag(
+            "--lifeline-kubeconfig",
+            "needs --kubeconfig: it replaces the certificate of that file when it has expired",
+        );
+    }
     check_labels(settings, &f.node_labels);
 }
 

@@ -205,6 +205,11 @@ pub struct KubeletFlags {
     #[arg(long, value_name = "FILE")]
     pub bootstrap_kubeconfig: Option<PathBuf>,
 
+    /// Kubeconfig with which a client certificate is asked for when the node's has expired and the bootstrap gives none;
+    /// the systemd credential holdfast.lifeline wins
+    #[arg(long, value_name = "FILE")]
+    pub lifeline_kubeconfig: Option<PathBuf>,
+
     /// Directory of certificates that were asked for or made [default: pki in the root directory]
     #[arg(long, value_name = "DIR")]
     pub cert_dir: Option<PathBuf>,

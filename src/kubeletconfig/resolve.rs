@@ -110,6 +110,8 @@ pub struct AgentConfig {
     pub kubeconfig: Option<PathBuf>,
     /// `--bootstrap-kubeconfig`; only with a kubeconfig.
     pub bootstrap_kubeconfig: Option<PathBuf>,
+    /// `--lifeline-kubeconfig`: asks for a certificate when the node's has expired; only with a kubeconfig.
+    pub lifeline_kubeconfig: Option<PathBuf>,
     /// `--cert-dir`: where client certificates that were asked for are kept.
     pub cert_dir: PathBuf,
     /// `--secrets-key-file`: the key that secrets on disk are encrypted with.
@@ -248,6 +250,7 @@ pub fn resolve(flags: &KubeletFlags) -> Result<(AgentConfig, Vec<Warning>), Conf
                 container_gc,
                 kubeconfig: optional(&flags.kubeconfig),
                 bootstrap_kubeconfig: optional(&flags.bootstrap_kubeconfig),
+                lifeline_kubeconfig: optional(&flags.lifeline_kubeconfig),
                 cert_dir: match optional(&flags.cert_dir) {
                     Some(directory) => directory,
                     None => root_dir.join("pki"),

@@ -95,6 +95,8 @@ fn bind_message(addr: SocketAddr, source: &std::io::Error) -> String {
 
 /// Looks at one thing; an error says what is wrong. Must not block.
 pub type Check = Arc<dyn Fn() -> Result<(), String> + Send + Sync>;
+/// Says what is worth knowing of one thing; `None` when nothing is. Must not block.
+pub type Note = Arc<dyn Fn() -> Option<String> + Send + Sync>;
 /// Looks at one thing at a given time. Must not block.
 pub type TimedCheck = Arc<dyn Fn(Stamp) -> Result<(), String> + Send + Sync>;
 
@@ -107,6 +109,8 @@ pub struct HealthChecks {
     pub sync_loop: TimedCheck,
     /// What readyz needs, by name: `restored`, `runtime`, `store`, …
     pub ready: Vec<(&'static str, Check)>,
+    /// What readyz lists when it is asked for all (`?verbose`), by name. It fails nothing: pods run without it.
+    pub notes: Vec<(&'static str, Note)>,
 }
 
 impl std::fmt::Debug for HealthChecks {
@@ -213,11 +217,11 @@ async fn ping() -> &'static str {
 }
 
 async fn healthz(State(shared): State<Shared>, RawQuery(query): RawQuery) -> Response {
-    report("healthz", &alive(&shared), query.as_deref())
+    report("healthz", &alive(&shared), &[], query.as_deref())
 }
 
 async fn livez(State(shared): State<Shared>, RawQuery(query): RawQuery) -> Response {
-    report("livez", &alive(&shared), query.as_deref())
+    report("livez", &alive(&shared), &[], query.as_deref())
 }
 
 async fn healthz_sync_loop(State(shared): State<Shared>) -> Response {
@@ -231,7 +235,9 @@ async fn healthz_sync_loop(State(shared): State<Shared>) -> Response {
 async fn readyz(State(shared): State<Shared>, RawQuery(query): RawQuery) -> Response {
     let mut results = vec![("ping", Ok(()))];
     results.extend((shared.health.ready.iter()).map(|(name, check)| (*name, check())));
-    report("readyz", &results, query.as_deref())
+    let notes = shared.health.notes.iter();
+    let notes: Vec<_> = notes.map(|(name, note)| (*name, note())).collect();
+    report("readyz", &results, &notes, query.as_deref())
 }
 
 fn alive(shared: &Shared) -> Vec<(&'static str, Result<(), String>)> {
@@ -243,6 +249,7 @@ fn alive(shared: &Shared) -> Vec<(&'static str, Result<(), String>)> {
 fn report(
     what: &str,
     results: &[(&'static str, Result<(), String>)],
+    notes: &[(&'static str, Option<String>)],
     query: Option<&str>,
 ) -> Response {
     let query: Vec<_> = form_urlencoded::parse(query.unwrap_or_default().as_bytes()).collect();
@@ -263,6 +270,10 @@ fn report(
         if written.is_err() {
             return StatusCode::INTERNAL_SERVER_ERROR.into_response();
         }
+    }
+    for (name, note) in notes {
+        let note = note.as_ref().map(|note| format!(", but {note}"));
+        text.push_str(&format!("[+]{name} ok{}\n", note.unwrap_or_default()));
     }
     if failed {
         let body = format!("{text}{what} check failed\n");

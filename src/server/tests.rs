@@ -36,6 +36,7 @@ async fn start(
         clock: Arc::new(FixedClock(Mutex::new(now))),
         sync_loop: sync_loop_check(|| Some(at(0)), sync_frequency),
         ready,
+        notes: vec![("credentials", Arc::new(|| Some("they expired".to_owned())))],
     };
     let metrics = Metrics::default();
     metrics.backups.inc();
@@ -91,10 +92,16 @@ async fn readyz_names_what_is_missing() {
     let (addr, _stop, _task) = start(at(0), Duration::from_secs(60), ready).await;
     let (status, text) = get_text(addr, "/readyz").await;
     assert_eq!(status, 500, "{text}");
-    assert!(text.contains("[+]restored ok\n[-]runtime failed: no socket\nreadyz check failed"));
+    let listed = "[+]restored ok\n[-]runtime failed: no socket\n\
+                  [+]credentials ok, but they expired\nreadyz check failed";
+    assert!(text.contains(listed), "{text}");
     let (status, text) = get_text(addr, "/readyz?verbose&exclude=runtime").await;
     assert_eq!(status, 200, "{text}");
     assert!(text.contains("[+]runtime excluded: ok"), "{text}");
+    assert!(
+        text.contains("[+]credentials ok, but they expired\n"),
+        "{text}"
+    );
     assert_eq!(get_text(addr, "/livez?verbose").await.0, 200);
 }
 

@@ -254,6 +254,7 @@ pub(crate) async fn client_of(dir: &Path) -> Result<(ApiClient, Credentials), St
     let settings = ApiSettings {
         kubeconfig: Some(dir.join("kubeconfig")),
         bootstrap_kubeconfig: None,
+        lifeline: None,
         cert_dir: dir.join("pki"),
         node_name: "n1".to_owned(),
         rotate_certificates: false,

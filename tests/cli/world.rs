@@ -329,6 +329,7 @@ impl Live {
         let store = Store::in_memory(clock());
         let stop = CancellationToken::new();
         let info = AdminInfo {
+            credentials: None,
             version: "0.0.0".into(),
             started: at(0),
             hooks: Arc::new(Hooks {
@@ -426,6 +427,7 @@ impl OnDisk {
         let layout = Layout::new(self.dir.path());
         let hooks = admin::StoreHooks::new(store.clone(), clock(), layout);
         let info = AdminInfo {
+            credentials: None,
             version: "0.0.0".into(),
             started: at(0),
             hooks: Arc::new(hooks),

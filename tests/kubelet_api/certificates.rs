@@ -68,6 +68,36 @@ async fn a_self_signed_certificate_is_replaced_before_it_ends() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_self_signed_certificate_outlives_no_absence_and_no_wrong_clock() {
+    let now = jiff::Timestamp::now().as_second();
+    let days = |days: i64| days * 86_400;
+    // (clock when it was made, clock at the next start, whether another is made)
+    for (made, next, is_other) in [
+        (now, now + days(1), false),
+        (now, now + days(400), true),
+        // It is good from a moment that is far ahead.
+        (now + days(9000), now, true),
+        // The clock is not set yet: that says nothing about the certificate.
+        (now, 600, false),
+        (600, now, true),
+    ] {
+        let pki = tempfile::tempdir().unwrap();
+        let start = async |seconds: i64| {
+            let (clock, reviews) = (Hand::at(seconds), SharedReviews::default());
+            let world = World::over(limits(), clock, reviews, Some(nobody()), |config| {
+                config.cert_dir = pki.path().to_owned();
+            });
+            let world = world.await.unwrap();
+            let served = certificate(&world).await.unwrap();
+            world.end().await;
+            served
+        };
+        let (first, second) = (start(made).await, start(next).await);
+        assert_eq!(first != second, is_other, "{made} {next}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn files_that_change_are_used_without_a_restart_and_only_when_they_fit() {
     let ca = Ca::new("serving");
     let (first, first_key) = ca.serving(NODE);

@@ -44,6 +44,7 @@ async fn a_real_api_server_says_who_it_is_and_what_they_may_and_signs_the_certif
     let settings = ApiSettings {
         kubeconfig: Some(env.node_kubeconfig(NODE)),
         bootstrap_kubeconfig: None,
+        lifeline: None,
         cert_dir: pki.path().to_owned(),
         node_name: NODE.to_owned(),
         rotate_certificates: false,

@@ -47,6 +47,11 @@ impl Hand {
         Self(Arc::new(AtomicI64::new(0)), now)
     }
 
+    /// A clock that stands there, in seconds since 1970.
+    pub fn at(seconds: i64) -> Self {
+        Self(Arc::new(AtomicI64::new(0)), seconds * 1000)
+    }
+
     pub fn advance(&self, by: Duration) {
         let ms = i64::try_from(by.as_millis()).unwrap();
         self.0.fetch_add(ms, Ordering::SeqCst);
@@ -312,6 +317,7 @@ impl World {
             health: HealthChecks {
                 clock: Arc::new(clock.clone()),
                 sync_loop: Arc::new(|_| Ok(())),
+                notes: Vec::new(),
                 ready: Vec::new(),
             },
             recorder: Arc::new(Quiet),

@@ -65,6 +65,7 @@ async fn readers_get_the_format_and_the_compression_they_ask_for() {
         health: HealthChecks {
             clock: Arc::clone(&world.clock),
             sync_loop: sync_loop_check(|| None, Duration::from_secs(60)),
+            notes: Vec::new(),
             ready: Vec::new(),
         },
         recorder: Arc::new(MemoryRecorder::default()),

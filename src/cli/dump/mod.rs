@@ -191,6 +191,12 @@ async fn connect(args: &DumpArgs) -> anyhow::Result<Source> {
                 info.pid, info.generation
             );
             tell(args, text);
+            if let Some(trouble) = &info.credentials {
+                tell(
+                    args,
+                    format_args!("credentials: {}", output::printable(trouble)),
+                );
+            }
             Ok(Source::Live(client))
         }
         Err(ClientError::NotRunning { .. }) => Ok(Source::Copy(format!(

@@ -93,6 +93,7 @@ impl TestNode {
             health: HealthChecks {
                 clock: Arc::clone(&clock) as _,
                 sync_loop: Arc::new(|_| Ok(())),
+                notes: Vec::new(),
                 ready: Vec::new(),
             },
             recorder: Arc::new(MemoryRecorder::default()),

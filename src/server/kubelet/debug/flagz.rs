@@ -110,6 +110,7 @@ fn flags(config: &AgentConfig) -> BTreeMap<&'static str, String> {
         ("image-credential-provider-config", optional(&providers.0)),
         ("image-service-endpoint", config.image_endpoint.to_string()),
         ("kubeconfig", optional(&config.kubeconfig)),
+        ("lifeline-kubeconfig", optional(&config.lifeline_kubeconfig)),
         ("log-file", optional(&config.log_file)),
         ("maximum-dead-containers", limit(gc.max_total)),
         (

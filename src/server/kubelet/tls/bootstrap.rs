@@ -90,6 +90,7 @@ pub(super) async fn run(node: &Shared, serving: &Serving, look: Duration) {
         if named && (due || !fits) {
             let purpose = serving_for(names.clone(), addresses.clone());
             let clock = std::sync::Arc::clone(&node.clock);
+            let replaced = api.standing().replaced();
             let kube = api.kube();
             let config = &node.config;
             let asked = csr::obtain(
@@ -154,7 +155,12 @@ pub(super) async fn run(node: &Shared, serving: &Serving, look: Duration) {
                         again_in_seconds = wait.as_secs(),
                         "cannot get a serving certificate"
                     );
-                    tokio::time::sleep(wait).await;
+                    // Who had no rights has them with other credentials: a year later the client certificate comes first.
+                    tokio::select! {
+                        // Cancel-safe both.
+                        () = tokio::time::sleep(wait) => {}
+                        () = replaced => failures = 0,
+                    }
                     continue;
                 }
             }

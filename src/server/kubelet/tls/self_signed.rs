@@ -12,6 +12,7 @@ use rcgen::{
 
 use super::{Certificate, Serving, TlsError, wall_seconds};
 use crate::apiserver::csr::write_whole;
+use crate::core::credentials::EARLIEST;
 use crate::server::kubelet::Shared;
 use crate::types::blocking;
 
@@ -46,10 +47,12 @@ impl SelfSigned {
     /// `unkept`: a full disk does not keep the agent from starting. Blocking.
     pub(super) fn ensure(self, unkept: bool) -> Result<(Self, Certificate), TlsError> {
         if let Some(certificate) = self.existing()? {
-            if certificate.until - MARGIN > self.now {
+            // A clock that was never set says nothing about what was made before.
+            let is_early = certificate.from > self.now && self.now >= EARLIEST;
+            if certificate.until - MARGIN > self.now && !is_early {
                 return Ok((self, certificate));
             }
-            tracing::info!(path = %self.certificate.display(), "the self-signed serving certificate ends, making another");
+            tracing::info!(path = %self.certificate.display(), "the self-signed serving certificate ends or was made with a wrong clock, making another");
         }
         let certificate = self.make(unkept)?;
         Ok((self, certificate))

@@ -4,6 +4,8 @@
 use k8s_openapi::api::core::v1::{Node, NodeAddress, NodeStatus};
 
 use super::*;
+use crate::apiserver::testkit::FakeApi;
+use crate::server::kubelet::testkit::TestNode;
 
 fn pair(name: &str) -> (String, String) {
     let key = rcgen::KeyPair::generate().unwrap();
@@ -89,6 +91,47 @@ fn the_names_of_a_node_are_those_of_its_addresses() {
         bootstrap::names_of(&Node::default()),
         (Vec::new(), Vec::new())
     );
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_was_refused_asks_again_as_soon_as_it_has_other_credentials() {
+    let api = FakeApi::new();
+    api.with(|model| model.fails = Some(401));
+    let mut world = TestNode::new();
+    let pki = tempfile::tempdir().unwrap();
+    let mut config = (*world.node.config).clone();
+    config.cert_dir = pki.path().to_owned();
+    world.node.config = Arc::new(config);
+    world.node.api = Some(api.client.clone());
+    let hostname = NodeAddress {
+        type_: "Hostname".to_owned(),
+        address: "n".to_owned(),
+    };
+    world.node.node.set(Arc::new(Node {
+        status: Some(NodeStatus {
+            addresses: Some(vec![hostname]),
+            ..NodeStatus::default()
+        }),
+        ..Node::default()
+    }));
+    let node: Shared = Arc::new(world.node);
+    let serving = Serving::default();
+    let look = Duration::from_secs(10);
+    let asked = || api.with(|model| model.log.len());
+    let work = bootstrap::run(&node, &serving, look);
+    let scenario = async {
+        // By now it asks every ten minutes or so.
+        tokio::time::sleep(Duration::from_secs(7200)).await;
+        let before = asked();
+        assert!((8..40).contains(&before), "{before}");
+        api.client.standing().taken();
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        assert!(asked() > before, "it waits for its turn");
+    };
+    tokio::select! {
+        () = work => unreachable!(),
+        () = scenario => {}
+    }
 }
 
 #[test]
