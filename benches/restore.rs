@@ -405,6 +405,7 @@ fn start(killed: &Path, scratch: &Path, listing: &BTreeMap<PodUid, PodStatus>) -
         boot: &boot(),
         backoff_max: Duration::from_secs(300),
         offline_start: holdfast::kubeletconfig::OfflineStart::Safe,
+        cluster_doubted: false,
         now: at(1000),
     });
     let planned_after = started.elapsed();

@@ -367,6 +367,84 @@ fn restart_keeps_pods_running_when_the_store_is_gone_or_damaged() {
     agent.kill9();
 }
 
+/// A certificate authority, in PEM.
+fn authority() -> String {
+    let key = rcgen::KeyPair::generate().unwrap();
+    let mut params = rcgen::CertificateParams::default();
+    params.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
+    params.self_signed(&key).unwrap().pem()
+}
+
+#[test]
+fn restart_keeps_pods_running_when_the_node_is_given_to_another_cluster() {
+    let node = Node::new(|_| Behaviour::RunForever);
+    for pod in ["a", "b"] {
+        node.manifest(pod, "Always");
+    }
+    let kubeconfig = node.site.dir().join("kubeconfig");
+    // Nobody answers there.
+    let write = |port: u16, authorities: &str| {
+        let text = serde_json::json!({
+            "apiVersion": "v1", "kind": "Config", "current-context": "here",
+            "clusters": [{"name": "c", "cluster": {
+                "server": format!("https://127.0.0.1:{port}"),
+                "certificate-authority": "ca.crt",
+            }}],
+            "users": [{"name": "u", "user": {"token": "t"}}],
+            "contexts": [{"name": "here", "context": {"cluster": "c", "user": "u"}}],
+        });
+        fs::write(node.site.dir().join("ca.crt"), authorities).unwrap();
+        fs::write(&kubeconfig, text.to_string()).unwrap();
+    };
+    let flags = [
+        format!("--kubeconfig={}", kubeconfig.display()),
+        "--enable-server=false".to_owned(),
+    ];
+    let flags = flags.each_ref().map(String::as_str);
+    let (first, second, third) = (authority(), authority(), authority());
+    write(1, &first);
+    let mut agent = node.site.start_with(&flags);
+    let running = node.wait_running(2);
+    for pod in ["a", "b"] {
+        node.site.wait_phase(pod, "Running");
+    }
+    let mut epoch = epoch_of(&node.site).0;
+    for (what, port, authorities, is_other) in [
+        ("nothing", 1, first.clone(), false),
+        ("a rotation of the CA", 1, format!("{first}{second}"), false),
+        (
+            "its end, and the server has moved",
+            2,
+            second.clone(),
+            false,
+        ),
+        ("in doubt", 2, third.clone(), false),
+        ("another cluster", 3, third, true),
+    ] {
+        agent.kill9();
+        write(port, &authorities);
+        node.fake.clear_calls();
+        agent = node.site.start_with(&flags);
+        for pod in ["a", "b"] {
+            node.site.wait_phase(pod, "Running");
+        }
+        assert_eq!(node.running(), running, "{what}: {}", agent.log());
+        node.assert_quiet(&agent);
+        let (number, reason) = epoch_of(&node.site);
+        assert_eq!(number - epoch, u64::from(is_other), "{what}");
+        epoch = number;
+        let events = store_events(&node.site, 0);
+        let set_aside = events
+            .iter()
+            .any(|(event, why)| event == "StoreSetAside" && why.contains("another cluster"));
+        assert_eq!(set_aside, is_other, "{what}: {events:?}\n{}", agent.log());
+        if is_other {
+            assert_eq!(reason, "Rebuilt");
+        }
+    }
+    agent.kill9();
+}
+
 #[test]
 fn restart_keeps_pods_running_and_tells_it_when_a_part_of_the_store_is_damaged() {
     let (node, mut agent, running) = three_running();

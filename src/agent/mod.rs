@@ -4,6 +4,7 @@
 //! makes is handed down; nothing below knows it.
 
 mod api;
+mod cluster;
 #[cfg(feature = "failpoints")]
 mod drill;
 mod embedded;
@@ -113,6 +114,11 @@ pub enum AgentError {
         /// Which part.
         part: String,
     },
+    /// The store is that of another cluster.
+    #[error(
+        "the node is, or may be, of another cluster than the store; the agent ends, so that it is started again and judges that first"
+    )]
+    OtherCluster,
     /// `--runonce`: not every pod came to run.
     #[error("{0}")]
     RunOnce(String),
@@ -243,7 +249,11 @@ async fn serve(
         tasks.add("kubelet API", server.run());
     }
     let started = tokio::select! {
-        started = start::start(config, base, cri, tasks, token) => started?,
+        started = start::start(config, base, cri, tasks, token) => {
+            let started = started?;
+            watch_cluster(config, base, tasks, token);
+            started
+        }
         () = signals.terminated() => {
             info!("asked to stop before the container runtime answered");
             return Ok(());
@@ -273,7 +283,10 @@ async fn serve(
                     started.config.reload();
                     systemd.ready("running");
                 }
-                part = tasks.ended() => break Err(AgentError::Ended { part }),
+                part = tasks.ended() => break Err(match part.as_str() {
+                    cluster::TASK => AgentError::OtherCluster,
+                    _ => AgentError::Ended { part },
+                }),
             }
         }
     };
@@ -298,6 +311,27 @@ async fn serve_health(
         server::serve(listener, base.health(), base.metrics.clone(), token.clone()),
     );
     Ok(())
+}
+
+/// Ends the agent when its store turns out to be that of another cluster.
+fn watch_cluster(
+    config: &AgentConfig,
+    base: &start::Base,
+    tasks: &mut Tasks,
+    token: &CancellationToken,
+) {
+    let Some(api) = base.api.clone() else {
+        return;
+    };
+    let watch = cluster::watch(
+        config.into(),
+        config.state_dir.clone(),
+        base.cluster.clone(),
+        api,
+        base.node.clone(),
+        token.clone(),
+    );
+    tasks.add(cluster::TASK, watch);
 }
 
 /// Marks the end as orderly and closes the store.

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use tracing::{info, warn};
 
 use super::start::{Base, Parts};
-use super::{AgentError, RunOptions, root_dir, tasks};
+use super::{AgentError, RunOptions, cluster, root_dir, tasks};
 use crate::apiserver::ApiClient;
 use crate::core::state::EpochReason;
 use crate::kubeletconfig::AgentConfig;
@@ -34,6 +34,8 @@ pub(super) async fn open(
     metrics: Metrics,
 ) -> Result<Base, AgentError> {
     let node_root = config.root_dir.clone();
+    let found = cluster::find(config.into(), config.state_dir.clone(), api.as_ref()).await;
+    let at_start = found.cluster.clone();
     let mut open_options = OpenOptions {
         node_was_used: false,
         dir: config.state_dir.clone(),
@@ -47,6 +49,7 @@ pub(super) async fn open(
     };
     let (
         former,
+        claimed,
         Opened {
             backend,
             loaded,
@@ -54,10 +57,12 @@ pub(super) async fn open(
         },
     ) = tasks::patiently(
         tokio::task::spawn_blocking(move || {
-            let former = root_dir::claim(&node_root, &open_options.dir, open_options.now);
+            let (dir, now) = (&open_options.dir, open_options.now);
+            let former = root_dir::claim(&node_root, dir, now);
+            let claimed = cluster::claim(&found, dir, former.is_some(), now);
             // A directory that cannot be read says nothing.
             open_options.node_was_used = root_dir::has_pods(&node_root).unwrap_or(false);
-            open_store::open(&open_options).map(|opened| (former, opened))
+            open_store::open(&open_options).map(|opened| (former, claimed, opened))
         }),
         || {
             let dir = config.state_dir.display();
@@ -99,18 +104,28 @@ pub(super) async fn open(
         metrics,
         boot,
         api,
-        shutdown: None,
+        cluster_doubted: claimed.doubted,
     };
-    let base = Base::new(config, parts);
-    tell_how_it_opened(&open_report, former.as_deref(), &*base.recorder);
+    let mut base = Base::new(config, parts);
+    base.cluster = at_start;
+    let former = match (former, claimed.former) {
+        (Some(path), _) => Some(("the root directory was wiped or replaced", path)),
+        (None, Some(path)) => Some(("the node is of another cluster now", path)),
+        (None, None) => None,
+    };
+    tell_how_it_opened(&open_report, former, &*base.recorder);
     Ok(base)
 }
 
-/// `former`: where the store of the node that this one was is, if it was set aside.
-fn tell_how_it_opened(report: &OpenReport, former: Option<&Path>, recorder: &dyn EventRecorder) {
-    if let Some(former) = former {
+/// `former`: why the store of the node that this one was is set aside, and where it is.
+fn tell_how_it_opened(
+    report: &OpenReport,
+    former: Option<(&str, PathBuf)>,
+    recorder: &dyn EventRecorder,
+) {
+    if let Some((why, former)) = former {
         let message = format!(
-            "the root directory was wiped or replaced, so another store was begun; the former one is {}",
+            "{why}, so another store was begun; the former one is {}",
             former.display()
         );
         recorder.record(Event::node(EventType::Normal, "StoreSetAside", message));

@@ -41,6 +41,7 @@ pub(super) async fn plan(
         boot: &base.boot,
         backoff_max: config.kubelet.max_container_restart_period,
         offline_start: config.offline_start,
+        cluster_doubted: base.cluster_doubted,
         now: base.clock.now(),
     });
     let statics = takeover::running_statics(cri, &runtime, &plan.unrecorded).await;
@@ -133,7 +134,9 @@ pub(super) fn tell_what_was_restored(base: &Base, plan: &RestorePlan) {
         .get_or_create(&adopted)
         .set(i64::try_from(plan.unrecorded.len()).unwrap_or(i64::MAX));
     for restored in &plan.pods {
-        if let Some(why) = &restored.held {
+        // What runs goes on meanwhile.
+        let waits = restored.outcome != Outcome::Resumed;
+        if let Some(why) = restored.held.as_ref().filter(|_| waits) {
             let text = format!("not started before the API server has answered: {why}");
             base.recorder.record(Event::pod(
                 EventType::Warning,

@@ -106,7 +106,7 @@ fn parse(text: &str) -> Option<Recorded> {
 }
 
 /// Writes a file that is there whole or not at all, even after a power loss.
-fn write(directory: &Path, name: &str, text: &str) -> io::Result<()> {
+pub(super) fn write(directory: &Path, name: &str, text: &str) -> io::Result<()> {
     let mut file = tempfile::NamedTempFile::new_in(directory)?;
     file.write_all(text.as_bytes())?;
     file.as_file().sync_all()?;

@@ -22,6 +22,7 @@ use crate::config::{
     Surroundings,
 };
 use crate::container_logs::{LogRotator, RotationPolicy};
+use crate::core::cluster::Cluster;
 use crate::core::state::MetaRecord;
 use crate::core::volumes::known::InUse;
 use crate::events::{self, EventRate, JournalRecorder};
@@ -69,8 +70,9 @@ pub struct Parts {
     pub boot: BootIdentity,
     /// The API server; `None` for static pods only.
     pub api: Option<ApiClient>,
-    /// What announces shutdowns of the machine; `None` for the machine's `logind`.
-    pub shutdown: Option<Link>,
+    /// Whether the API server may be that of another cluster than the store's: no pod of it is started then before it
+    /// has answered.
+    pub cluster_doubted: bool,
 }
 
 /// What exists before the runtime was reached.
@@ -88,8 +90,10 @@ pub(super) struct Base {
     pub(super) pods: PodManager,
     /// The node as the API server has it.
     pub(super) node: NodeObject,
-    /// What announces shutdowns, where that is not `logind`.
-    pub(super) shutdown: Option<Link>,
+    /// The cluster that the kubeconfig named when the store was opened.
+    pub(super) cluster: Option<Cluster>,
+    /// See [`Parts::cluster_doubted`].
+    pub(super) cluster_doubted: bool,
     monitor: Monitor,
     pub(super) restored: Arc<AtomicBool>,
     /// For who asks how full volumes are.
@@ -138,6 +142,8 @@ impl Base {
             runtime_state: RuntimeState::default(),
             pods,
             node: NodeObject::default(),
+            cluster: None,
+            cluster_doubted: parts.cluster_doubted,
             monitor: Monitor::default(),
             restored: Arc::new(AtomicBool::new(false)),
             volumes: VolumesSlot::default(),

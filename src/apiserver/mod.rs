@@ -12,6 +12,7 @@
 //! - The lifeline makes no request but that for the certificate of this node, and only when the node's has expired.
 //! - An exec plugin is run by one task, not by requests: never twice at once, however many of them are refused.
 
+mod cluster;
 mod connection;
 mod connector;
 mod credentials;
@@ -39,6 +40,7 @@ use hyper::http::{Request, Response};
 use kube::client::Body;
 use tower::{BoxError, Service};
 
+pub use cluster::{cluster_of, shown_node};
 pub use connection::{Connection, Reachability};
 pub use credentials::Credentials;
 pub use failure::{Failure, pause, retry_after};

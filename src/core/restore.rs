@@ -51,6 +51,8 @@ pub struct RestoreInput<'a> {
     pub backoff_max: Duration,
     /// Which pods of the API server start after a reboot before it has answered.
     pub offline_start: OfflineStart,
+    /// Whether the API server may be that of another cluster than the store's.
+    pub cluster_doubted: bool,
     /// Now.
     pub now: Stamp,
 }
@@ -319,8 +321,11 @@ fn restore_pod(
 }
 
 /// Why a pod of the API server does not start before it has answered: the machine was started anew since it was
-/// heard of, and `offlineStart` does not let it.
+/// heard of, and `offlineStart` does not let it; or nobody knows whether it is a pod of this cluster.
 fn held(input: &RestoreInput<'_>, pod_record: &PodRecord) -> Option<String> {
+    if input.cluster_doubted && pod_record.source == PodSource::Api {
+        return Some("the API server may be that of another cluster".to_owned());
+    }
     let this_boot = |stamp: Stamp| stamp.boot == input.now.boot;
     let spoke = input
         .state

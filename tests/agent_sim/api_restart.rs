@@ -5,7 +5,7 @@ use std::time::Duration;
 use holdfast::store::recover::Integrity;
 use holdfast_testkit::fake_api::Request;
 use holdfast_testkit::fake_cri::{Behaviour, Fault, Pull};
-use k8s_openapi::api::core::v1::{ConfigMap, Pod};
+use k8s_openapi::api::core::v1::{ConfigMap, Node, Pod};
 use serde_json::{Value, json};
 
 use crate::cluster::{NODE, is_point, tells_status};
@@ -582,6 +582,86 @@ async fn restart_keeps_what_happened_in_an_outage() {
     assert_eq!(state["terminated"]["exitCode"], 5, "{job}");
     assert_eq!(job["status"]["phase"], "Failed");
     assert_nothing_wrong(&w);
+}
+
+// ------------------------------------------------------------------------------------ whose the store is
+
+/// The node's object is another one in the same cluster: what is decided is decided pod by pod, as ever.
+#[tokio::test(start_paused = true)]
+async fn restart_keeps_the_pods_of_a_node_that_was_deleted_and_registers_again() {
+    let mut w = cluster(|_, _| Behaviour::RunForever).await;
+    w.manifest("fixed", &spec("Always", ""));
+    w.start().await;
+    w.joined().await;
+    w.create("known", &spec("Always", ""));
+    w.create("collected", &spec("Always", ""));
+    w.until("they run", 60, |w| {
+        is_up(w, "known") && is_up(w, "collected") && w.running("fixed").len() == 1
+    })
+    .await;
+    w.pass(30).await;
+    let uid = |w: &World| {
+        let node = w.api().get::<Node>("", NODE);
+        node.and_then(|node| node.metadata.uid)
+    };
+    let before = uid(&w).unwrap();
+    w.crash().await;
+    w.api().remove::<Node>("", NODE);
+    w.api().remove::<Pod>("default", "collected");
+    w.start().await;
+    w.until("the node is another one", 60, |w| {
+        uid(w).is_some_and(|now| now != before)
+    })
+    .await;
+    w.until("what the server does not know is gone", 120, |w| {
+        w.running("collected").is_empty() && !w.has_record("collected")
+    })
+    .await;
+    w.pass(120).await;
+    assert_eq!(w.starts("fixed").len(), 1);
+    assert_eq!(w.starts("known").len(), 1);
+    assert_eq!(w.starts("collected").len(), 1);
+    assert!(is_up(&w, "known"));
+    assert_nothing_wrong(&w);
+}
+
+/// What may be a pod of another cluster runs on, and does not start.
+#[tokio::test(start_paused = true)]
+async fn restart_keeps_pods_running_and_starts_none_while_the_cluster_is_in_doubt() {
+    for rebooted in [false, true] {
+        let mut w = cluster(|_, _| Behaviour::RunForever).await;
+        w.manifest("fixed", &spec("Always", ""));
+        w.start().await;
+        w.joined().await;
+        // It would start in any outage.
+        let anyway = json!({"annotations": {"holdfast.io/offline-start": "true"}});
+        w.create_with("web", anyway, &spec("Always", ""));
+        w.until("they run", 60, |w| {
+            is_up(w, "web") && w.running("fixed").len() == 1
+        })
+        .await;
+        w.pass(30).await;
+        w.set_api(false);
+        w.pass(30).await;
+        match rebooted {
+            true => w.reboot().await,
+            false => w.crash().await,
+        }
+        w.cluster_doubted = true;
+        w.start().await;
+        w.until("the static pod runs", 60, |w| w.running("fixed").len() == 1)
+            .await;
+        w.pass(120).await;
+        assert_eq!(w.running("web").len(), usize::from(!rebooted));
+        assert_eq!(w.starts("web").len(), 1, "{rebooted}");
+        // It is the same cluster after all.
+        w.set_api(true);
+        w.until("the server has shown it", 120, |w| is_up(w, "web"))
+            .await;
+        w.pass(30).await;
+        assert_eq!(w.starts("web").len(), 1 + usize::from(rebooted));
+        assert_nothing_wrong(&w);
+    }
 }
 
 // ----------------------------------------------------------------------------------------- mirror pods

@@ -60,6 +60,8 @@ pub struct World {
     pub began: Instant,
     /// What the next life is told of the records it finds.
     pub integrity: Integrity,
+    /// The next agent does not know whether its store is that of the cluster.
+    pub cluster_doubted: bool,
     /// What opening the store on files came to, in worlds that have one, and the records it found.
     pub opened: Option<(OpenReport, State)>,
     /// The API server, in worlds that have one.
@@ -102,6 +104,7 @@ impl World {
             life: Life::new(Crash::Never),
             began: Instant::now(),
             integrity: Integrity::New,
+            cluster_doubted: false,
             opened: None,
             api: None,
             shutdown: None,
@@ -156,7 +159,7 @@ impl World {
             metrics: Metrics::default(),
             boot: self.clock.boot(),
             api: self.api.as_ref().map(|api| self.connect(api)),
-            shutdown: self.shutdown.clone(),
+            cluster_doubted: self.cluster_doubted,
         };
         let cri = CriClient::over(
             self.fake.channel(),

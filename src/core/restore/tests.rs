@@ -32,6 +32,7 @@ struct Start {
     meta: MetaRecord,
     boot: BootIdentity,
     offline: OfflineStart,
+    doubted: bool,
     now: Stamp,
 }
 
@@ -57,6 +58,7 @@ impl Start {
             },
             boot: boot(1),
             offline: OfflineStart::Safe,
+            doubted: false,
             now: at(100),
         }
     }
@@ -132,6 +134,7 @@ impl Start {
             boot: &self.boot,
             backoff_max: Duration::from_secs(300),
             offline_start: self.offline,
+            cluster_doubted: self.doubted,
             now: self.now,
         })
     }
@@ -781,6 +784,30 @@ fn after_a_reboot_pods_of_the_api_wait_as_the_policy_says_until_it_was_read() {
     start.boot = boot(2);
     start.now = in_boot(2, 20);
     assert_eq!(start.plan().pods[0].held, None);
+}
+
+#[test]
+fn pods_of_the_api_wait_for_it_while_the_cluster_is_in_doubt() {
+    for (source, rebooted, held) in [
+        (PodSource::Api, false, true),
+        (PodSource::Api, true, true),
+        (PodSource::File, false, false),
+        (PodSource::File, true, false),
+    ] {
+        let mut start = Start::with_pod("Always", WorkerPhase::Sync);
+        let known = start.state.record::<PodRecord>("u1").unwrap().clone();
+        start = start.put("u1", PodRecord { source, ..known });
+        start.offline = OfflineStart::All;
+        start.doubted = true;
+        if rebooted {
+            start.boot = boot(2);
+            start.now = in_boot(2, 20);
+        }
+        let pod = start.pod();
+        assert_eq!(pod.held.is_some(), held, "{source:?} {rebooted}");
+        start.doubted = false;
+        assert_eq!(start.pod().held, None, "{source:?} {rebooted}");
+    }
 }
 
 #[test]
