@@ -17,6 +17,8 @@
 mod cgroups;
 #[path = "machine/clock.rs"]
 mod clock;
+#[path = "machine/images.rs"]
+mod images;
 #[path = "machine/node.rs"]
 mod node;
 #[path = "machine/power.rs"]

@@ -27,7 +27,7 @@ use crate::core::state::MetaRecord;
 use crate::core::volumes::known::InUse;
 use crate::events::{self, EventRate, JournalRecorder};
 use crate::eviction::LocalStorage;
-use crate::images::{ImageConfig, ImageManager, VerificationPolicy, run_pruning};
+use crate::images::{ImageConfig, ImageManager, RuntimeTool, VerificationPolicy, run_pruning};
 use crate::kubeletconfig::{AgentConfig, NEVER_ROTATE};
 use crate::kuberuntime::cri::{CriClient, CriTimeouts};
 use crate::kuberuntime::gc::GcPolicy;
@@ -365,6 +365,7 @@ pub(super) async fn start(
         results,
         host_ips: node.host_ips.clone(),
     });
+    let images = Arc::new(images(config, base, &runtime_name, node_status)?);
     let workers = PodWorkers::new(
         WorkerContext {
             store: base.store.clone(),
@@ -372,7 +373,7 @@ pub(super) async fn start(
             cri: cri.clone(),
             pleg: pleg_handle,
             status: status.clone(),
-            images: images(config, base, node_status)?,
+            images: Arc::clone(&images),
             volumes,
             objects: objects.clone(),
             node_object: node_object.clone(),
@@ -497,6 +498,15 @@ pub(super) async fn start(
             token.clone(),
         ),
     );
+    tasks.add(
+        "images",
+        images.run(
+            cri.clone(),
+            base.store.clone(),
+            Arc::clone(&base.recorder) as _,
+            token.clone(),
+        ),
+    );
     tasks.add("janitor", janitor.run(token.clone()));
     tasks.add(
         "runtime health",
@@ -561,6 +571,7 @@ fn pod_resources(
 fn images(
     config: &AgentConfig,
     base: &Base,
+    runtime_name: &str,
     node_status: Option<NodeStatusHandle>,
 ) -> Result<ImageManager, AgentError> {
     let settings = ImageConfig {
@@ -578,7 +589,11 @@ fn images(
             .clone(),
     };
     let mut images = ImageManager::new(settings, Arc::clone(&base.clock), base.metrics.clone())
-        .verifying(verification);
+        .verifying(verification)
+        .preloading(
+            Layout::new(&config.state_dir).images(),
+            Arc::new(RuntimeTool::new(runtime_name, config.image_endpoint.path())),
+        );
     if let Some(node) = node_status {
         // The node tells which images it has.
         images = images.telling(Arc::new(move || node.images_changed()));

@@ -7,27 +7,46 @@
 //! An image that is there is handed to a pod only if the pod may have it: `records` remember by which pull
 //! secrets images came.
 //!
+//! An image is handed to a pod only if its files can be believed: `files` remember how far each pull got, `sync` brings
+//! the files to the disk after it, `repair` removes what a power cut may have damaged and brings it again, from its
+//! registry or from an archive of the preload directory (`preload`, `archive`, `import`).
+//!
 //! **Invariant:** a pull that failed is on record, with its back-off, before the error is returned, so the
 //! back-off goes on after a restart. Its key is pod UID and image.
+//!
+//! **Invariant:** that an image is whole is on the disk after its files, and before a pod that waited for its pull gets
+//! it. A suspect is removed only while a source of it answers.
 
+mod archive;
 mod credentials;
 mod error;
+mod fetch;
+mod files;
+mod heal;
+mod import;
 mod inputs;
 mod keyring;
+mod preload;
 mod prune;
 mod pulls;
 mod records;
 mod reference;
+mod repair;
+mod sync;
 
+use std::collections::HashMap;
 use std::future::Future;
-use std::sync::Arc;
-use std::time::Duration;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex};
 
 use k8s_cri::v1;
 use k8s_openapi::api::core::v1::{Container, ImageVolumeSource, Pod};
 
+pub use archive::{ArchiveError, images_in};
 pub use credentials::{CredentialError, CredentialProviders, CredentialSettings};
 pub use error::{ImageError, ImageErrorReason};
+pub use files::{archive_of, qualified};
+pub use import::{ImportError, Importer, RuntimeTool};
 pub use inputs::{PullInputs, PullSecrets};
 pub use keyring::{Credentials, Keyring, KeyringError, SecretSource};
 pub use prune::{prune, run_pruning};
@@ -36,21 +55,24 @@ pub use records::{PULL_ERRORS, VerificationPolicy};
 pub use reference::{InvalidImageName, normalize};
 
 use crate::core::backoff;
-use crate::core::state::{BackoffRecord, ImageRecord, State, Transaction};
-use crate::kubeletconfig::format_duration;
+use crate::core::images::Standing;
+use crate::core::state::{Durability, ImageRecord, Record, State, Transaction};
 use crate::kuberuntime::cri::{CriClient, CriError};
 use crate::kuberuntime::security::ImageUser;
-use crate::store::{CommitError, Store};
+use crate::store::{CommitError, Committed, RemoveIntent, Store};
 use crate::types::events::{Event, EventRecorder, EventType};
-use crate::types::metrics::{ImageSizeLabel, Metrics};
-use crate::types::{Clock, PodExt, PodUid, Stamp};
-use error::classify;
-use pulls::{PullResult, Pulls, Wanted};
+use crate::types::metrics::Metrics;
+use crate::types::runtime::PodStatus;
+use crate::types::{Clock, ContainerId, PodExt, PodUid};
+use files::Works;
+use heal::Unanswered;
+use preload::Preload;
+use pulls::{Pulls, Wanted};
 use records::{Permission, PullRecords};
+use repair::Wish;
+use sync::Syncs;
 
 const COMMIT_TRIES: u32 = 8;
-/// How often a pull that takes long is told to go on.
-const STILL_PULLING: Duration = Duration::from_secs(60);
 
 /// The part of the runtime that keeps images.
 pub trait ImageService: Clone + Send + Sync + 'static {
@@ -67,6 +89,27 @@ pub trait ImageService: Clone + Send + Sync + 'static {
         auth: Option<v1::AuthConfig>,
         sandbox: Option<v1::PodSandboxConfig>,
     ) -> impl Future<Output = Result<String, CriError>> + Send;
+
+    /// Lists all images.
+    fn list_images(&self) -> impl Future<Output = Result<Vec<v1::Image>, CriError>> + Send;
+
+    /// Removes an image by name or ID. One that is gone counts as removed.
+    fn remove_image(&self, image: &str) -> impl Future<Output = Result<(), CriError>> + Send;
+
+    /// Directories on the file systems that hold images.
+    fn image_directories(&self) -> impl Future<Output = Result<Vec<PathBuf>, CriError>> + Send;
+
+    /// Pods with containers of an image, inspected, and the containers.
+    fn containers_of(
+        &self,
+        image_id: &str,
+    ) -> impl Future<Output = Result<Vec<(PodStatus, Vec<ContainerId>)>, CriError>> + Send;
+
+    /// Removes a container. One that is gone counts as removed.
+    fn remove_container(
+        &self,
+        intent: &Committed<RemoveIntent>,
+    ) -> impl Future<Output = Result<(), CriError>> + Send;
 }
 
 impl ImageService for CriClient {
@@ -81,6 +124,42 @@ impl ImageService for CriClient {
         sandbox: Option<v1::PodSandboxConfig>,
     ) -> Result<String, CriError> {
         CriClient::pull_image(self, image, auth, sandbox).await
+    }
+
+    async fn list_images(&self) -> Result<Vec<v1::Image>, CriError> {
+        CriClient::list_images(self, None).await
+    }
+
+    async fn remove_image(&self, image: &str) -> Result<(), CriError> {
+        CriClient::remove_image(self, image).await
+    }
+
+    async fn image_directories(&self) -> Result<Vec<PathBuf>, CriError> {
+        let answer = self.image_fs_info().await?;
+        let ids = answer.image_filesystems.into_iter().filter_map(|f| f.fs_id);
+        Ok(ids.map(|id| PathBuf::from(id.mountpoint)).collect())
+    }
+
+    async fn containers_of(
+        &self,
+        image_id: &str,
+    ) -> Result<Vec<(PodStatus, Vec<ContainerId>)>, CriError> {
+        let mut found = Vec::new();
+        for listed in self.list_pods().await?.into_values() {
+            let of_image = listed
+                .containers
+                .iter()
+                .filter(|c| c.image_ref == image_id || c.image == image_id);
+            let ids: Vec<ContainerId> = of_image.map(|c| c.id.clone()).collect();
+            if !ids.is_empty() {
+                found.push((self.pod_status_of(&listed).await?, ids));
+            }
+        }
+        Ok(found)
+    }
+
+    async fn remove_container(&self, intent: &Committed<RemoveIntent>) -> Result<(), CriError> {
+        CriClient::remove_container(self, intent).await
     }
 }
 
@@ -107,6 +186,13 @@ fn pull_policy(written: Option<&str>, image: &str) -> PullPolicy {
 pub struct ImageManager {
     pulls: Pulls,
     records: PullRecords,
+    syncs: Arc<Syncs>,
+    works: Works,
+    /// One look at the suspects at a time: images that share layers have to be removed together.
+    healing: tokio::sync::Mutex<()>,
+    /// Sources that have not answered, by who asked for what.
+    unanswered: Mutex<HashMap<String, Unanswered>>,
+    preload: Option<Preload>,
     providers: Option<Arc<CredentialProviders>>,
     pulled: Option<Arc<dyn Fn() + Send + Sync>>,
     clock: Arc<dyn Clock>,
@@ -129,9 +215,10 @@ struct Asked<'a> {
     policy: Option<&'a str>,
 }
 
-/// Events about one container, or about the pod.
+/// Events about one container, about the pod, or about the node.
 struct Reporter<'a> {
-    pod: &'a Pod,
+    /// `None` for the node.
+    pod: Option<&'a Pod>,
     container: Option<&'a str>,
     recorder: &'a dyn EventRecorder,
 }
@@ -141,12 +228,30 @@ impl Reporter<'_> {
         self.record(EventType::Normal, reason, message);
     }
 
+    fn uid(&self) -> Option<PodUid> {
+        self.pod.map(PodExt::uid)
+    }
+
+    /// Tells the pod, and where none waits those who look at the node.
+    fn tell(&self, kind: EventType, reason: &str, message: String) {
+        if self.pod.is_some() {
+            self.record(kind, reason, message);
+        } else {
+            self.recorder.record(Event::node(kind, reason, message));
+        }
+    }
+
     fn warning(&self, reason: &str, message: String) {
         self.record(EventType::Warning, reason, message);
     }
 
     fn record(&self, kind: EventType, reason: &str, message: String) {
-        let event = Event::pod(kind, self.pod, reason, message);
+        let Some(pod) = self.pod else {
+            // Of no interest to those who look at the node.
+            tracing::debug!(reason, message, "for the node");
+            return;
+        };
+        let event = Event::pod(kind, pod, reason, message);
         self.recorder.record(match self.container {
             Some(name) => event.container(name),
             None => event,
@@ -160,6 +265,11 @@ impl ImageManager {
         Self {
             pulls: Pulls::new(config),
             records: PullRecords::default(),
+            syncs: Arc::default(),
+            works: Works::default(),
+            healing: tokio::sync::Mutex::default(),
+            unanswered: Mutex::default(),
+            preload: None,
             providers: None,
             pulled: None,
             clock,
@@ -171,6 +281,13 @@ impl ImageManager {
     #[must_use]
     pub fn with_credential_providers(mut self, providers: Arc<CredentialProviders>) -> Self {
         self.providers = Some(providers);
+        self
+    }
+
+    /// Imports the archives of this directory with `importer`; see [`Self::run`].
+    #[must_use]
+    pub fn preloading(mut self, dir: PathBuf, importer: Arc<dyn Importer>) -> Self {
+        self.preload = Some(Preload::new(dir, importer));
         self
     }
 
@@ -207,7 +324,7 @@ impl ImageManager {
             policy: container.image_pull_policy.as_deref(),
         };
         let report = Reporter {
-            pod,
+            pod: Some(pod),
             container: Some(&container.name),
             recorder,
         };
@@ -233,7 +350,7 @@ impl ImageManager {
             policy: volume.pull_policy.as_deref(),
         };
         let report = Reporter {
-            pod,
+            pod: Some(pod),
             container: None,
             recorder,
         };
@@ -260,21 +377,46 @@ impl ImageManager {
             .recover(service, store, self.clock.now())
             .await
             .map_err(|error| unrecorded(&image, error))?;
-        let policy = pull_policy(asked.policy, &image);
+        let mut policy = pull_policy(asked.policy, &image);
         let mut credentials = None;
+        if self.needs_look(store, &image) {
+            let shown = self.credentials(&image, inputs.secrets, report).await;
+            let wish = Wish {
+                image: &image,
+                credentials: &shown,
+                sandbox: inputs.sandbox,
+                may_pull: policy != PullPolicy::Never,
+            };
+            let standing = self
+                .make_usable(wish, service, store, report)
+                .await
+                .map_err(|error| unrecorded(&image, error))?;
+            if standing == Standing::Owed && policy == PullPolicy::Never {
+                // It was there, and the agent has removed it.
+                policy = PullPolicy::IfNotPresent;
+            }
+            credentials = Some(shown);
+        }
         if policy != PullPolicy::Always {
-            let found = service.image_status(&image).await.map_err(|error| {
-                let message = format!("Failed to inspect image \"{image}\": {error}");
-                report.warning("InspectFailed", message.clone());
-                ImageError::new(ImageErrorReason::ImageInspectError, message)
-            })?;
+            let mut found = inspect(&image, service, report).await?;
+            if found.is_none()
+                && self
+                    .bring_from_archive(&image, service, store, report)
+                    .await
+                    .map_err(|error| unrecorded(&image, error))?
+            {
+                found = inspect(&image, service, report).await?;
+            }
             if let Some(found) = found {
                 let seen = store.snapshot();
                 let granted = match self.records.permission(&seen, &image, &found.id) {
                     Permission::Granted => Some(None),
                     Permission::MustPull => None,
                     Permission::ByCredentials(record) => {
-                        let shown = self.credentials(&image, inputs.secrets, report).await;
+                        let shown = match credentials.take() {
+                            Some(shown) => shown,
+                            None => self.credentials(&image, inputs.secrets, report).await,
+                        };
                         let granted = record.grants(&image, &shown);
                         credentials = Some(shown);
                         granted
@@ -287,12 +429,22 @@ impl ImageManager {
                             "Container image \"{named}\" already present on machine and can be accessed by the pod"
                         ),
                     );
-                    self.change(store, &image, |seen, _, transaction| match &changed {
-                        Some(record) => {
-                            records::record_changed(seen, transaction, record, self.clock.now())
-                        }
-                        None => transaction,
-                    })
+                    let now = self.clock.now();
+                    self.change(
+                        store,
+                        &image,
+                        Durability::Relaxed,
+                        |seen, _, transaction| {
+                            let transaction =
+                                files::noticed(seen, transaction, &image, &found.id, now);
+                            match &changed {
+                                Some(record) => {
+                                    records::record_changed(seen, transaction, record, now)
+                                }
+                                None => transaction,
+                            }
+                        },
+                    )
                     .await?;
                     return Ok(Present {
                         user: Some(ImageUser::of(&found)),
@@ -388,7 +540,10 @@ impl ImageManager {
         store: &Store,
         report: &Reporter<'_>,
     ) -> Result<(), ImageError> {
-        let (seen, uid) = (store.snapshot(), report.pod.uid());
+        let Some(uid) = report.uid() else {
+            return Ok(());
+        };
+        let seen = store.snapshot();
         let record = seen
             .record::<ImageRecord>(image)
             .and_then(|r| r.backoffs.get(&uid).copied());
@@ -405,114 +560,13 @@ impl ImageManager {
         Err(error)
     }
 
-    async fn pull<S: ImageService>(
-        &self,
-        want: Wanted,
-        service: &S,
-        store: &Store,
-        report: &Reporter<'_>,
-    ) -> Result<Present, ImageError> {
-        let (image, credentials) = (want.image.clone(), want.credentials.clone());
-        let image = image.as_str();
-        let begun = tokio::time::Instant::now();
-        let under_way = self
-            .records
-            .begin(store, image, self.clock.now())
-            .await
-            .map_err(|error| unrecorded(image, error))?;
-        report.normal("Pulling", format!("Pulling image \"{image}\""));
-        let uid = report.pod.uid();
-        match self.pull_telling(want, service, report).await {
-            Ok(pulled) => {
-                let label = ImageSizeLabel {
-                    image_size_in_bytes: size_step(pulled.size).to_owned(),
-                };
-                self.metrics
-                    .image_pull_duration
-                    .get_or_create(&label)
-                    .observe(pulled.took.as_secs_f64());
-                report.normal(
-                    "Pulled",
-                    format!(
-                        "Successfully pulled image \"{image}\" in {} ({} including waiting). Image size: {} bytes.",
-                        milliseconds(pulled.took),
-                        milliseconds(begun.elapsed()),
-                        pulled.size
-                    ),
-                );
-                let used = pulled.used.and_then(|index| credentials.get(index));
-                self.change(store, image, |seen, record, transaction| {
-                    record.pulled_ref = Some(pulled.reference.clone());
-                    record.backoffs.remove(&uid);
-                    let now = self.clock.now();
-                    let t = records::record_pulled(seen, transaction, image, &pulled.id, used, now);
-                    let t = records::record_error(seen, t, &uid, image, None, now);
-                    under_way.end(seen, t)
-                })
-                .await?;
-                if let Some(tell) = &self.pulled {
-                    tell();
-                }
-                Ok(Present {
-                    reference: pulled.reference,
-                    user: None,
-                })
-            }
-            Err(error) => {
-                let (reason, message) = classify(image, &error);
-                report.warning(
-                    "Failed",
-                    format!("Failed to pull image \"{image}\": {}", error.message),
-                );
-                let now = self.clock.now();
-                let told = format!("{}: {message}", reason.as_str());
-                let next = |record: &ImageRecord| -> BackoffRecord {
-                    let last = record.backoffs.get(&uid).copied();
-                    backoff::image::failed(last, now, backoff::image::MAX)
-                };
-                let committed = self
-                    .change(store, image, |seen, record, transaction| {
-                        record.backoffs.insert(uid.clone(), next(record));
-                        let t =
-                            records::record_error(seen, transaction, &uid, image, Some(&told), now);
-                        under_way.end(seen, t)
-                    })
-                    .await;
-                Err(backing_off(reason, message, committed, &uid, now))
-            }
-        }
-    }
-
-    /// Pulls, and tells each minute that it still does.
-    async fn pull_telling<S: ImageService>(
-        &self,
-        want: Wanted,
-        service: &S,
-        report: &Reporter<'_>,
-    ) -> PullResult {
-        let image = want.image.clone();
-        let begun = tokio::time::Instant::now();
-        let mut minutes = tokio::time::interval_at(begun + STILL_PULLING, STILL_PULLING);
-        let mut pull = std::pin::pin!(self.pulls.pull(service, want));
-        loop {
-            tokio::select! {
-                biased;
-                result = &mut pull => return result,
-                _ = minutes.tick() => {
-                    let took = format_duration(Duration::from_secs(begun.elapsed().as_secs()));
-                    tracing::info!(image, pod = %report.pod.uid(), took, "still pulling");
-                    report.normal("Pulling", format!("Still pulling image \"{image}\" after {took}"));
-                }
-            }
-        }
-    }
-
     /// Changes an image's record, and what `edit` adds to it, and marks it used; decides again when something
-    /// changed meanwhile.
+    /// changed meanwhile. What is to be durable is on the disk when this returns, whatever its class.
     async fn change(
         &self,
         store: &Store,
         image: &str,
+        durability: Durability,
         edit: impl Fn(&State, &mut ImageRecord, Transaction) -> Transaction,
     ) -> Result<ImageRecord, ImageError> {
         let now = self.clock.now();
@@ -533,7 +587,17 @@ impl ImageManager {
                 .expect::<ImageRecord>(&seen, image)
                 .put(image, record.clone());
             match store.commit(transaction).await {
-                Ok(_) => return Ok(record),
+                Ok(_) => {
+                    let old = seen.record::<ImageRecord>(image);
+                    let class = <ImageRecord as Record>::durability(old, Some(&record));
+                    if class < durability {
+                        store
+                            .sync()
+                            .await
+                            .map_err(|source| unrecorded(image, source))?;
+                    }
+                    return Ok(record);
+                }
                 Err(CommitError::Stale { .. }) if tries < COMMIT_TRIES => tries += 1,
                 Err(source) => return Err(unrecorded(image, source)),
             }
@@ -541,51 +605,17 @@ impl ImageManager {
     }
 }
 
-/// The error of a pull whose failure was, or could not be, recorded.
-fn backing_off(
-    reason: ImageErrorReason,
-    message: String,
-    committed: Result<ImageRecord, ImageError>,
-    uid: &PodUid,
-    now: Stamp,
-) -> ImageError {
-    let mut error = ImageError::new(reason, message);
-    match committed {
-        Ok(record) => {
-            error.retry_at = backoff::image::waiting(record.backoffs.get(uid).copied(), now);
-        }
-        Err(failed) => {
-            error
-                .message
-                .push_str("; the back-off could not be recorded");
-            error.store = failed.store;
-        }
-    }
-    error
-}
-
-/// Upstream's step of an image's size; `N/A` when the runtime does not say.
-fn size_step(bytes: u64) -> &'static str {
-    const MIB: u64 = 1 << 20;
-    const STEPS: [(u64, &str); 12] = [
-        (10, "0-10MB"),
-        (100, "10MB-100MB"),
-        (500, "100MB-500MB"),
-        (1 << 10, "500MB-1GB"),
-        (5 << 10, "1GB-5GB"),
-        (10 << 10, "5GB-10GB"),
-        (20 << 10, "10GB-20GB"),
-        (30 << 10, "20GB-30GB"),
-        (40 << 10, "30GB-40GB"),
-        (60 << 10, "40GB-60GB"),
-        (100 << 10, "60GB-100GB"),
-        (u64::MAX / MIB, "GT100GB"),
-    ];
-    if bytes == 0 {
-        return "N/A";
-    }
-    let step = STEPS.iter().find(|(most, _)| bytes / MIB < *most);
-    step.map_or("GT100GB", |(_, name)| name)
+/// An image by name, for a pod that is told when the runtime cannot say.
+async fn inspect<S: ImageService>(
+    image: &str,
+    service: &S,
+    report: &Reporter<'_>,
+) -> Result<Option<v1::Image>, ImageError> {
+    service.image_status(image).await.map_err(|error| {
+        let message = format!("Failed to inspect image \"{image}\": {error}");
+        report.warning("InspectFailed", message.clone());
+        ImageError::new(ImageErrorReason::ImageInspectError, message)
+    })
 }
 
 fn unrecorded(image: &str, source: CommitError) -> ImageError {
@@ -593,12 +623,6 @@ fn unrecorded(image: &str, source: CommitError) -> ImageError {
     let mut error = ImageError::new(ImageErrorReason::ErrImagePull, text);
     error.store = Some(source);
     error
-}
-
-/// A duration as events tell it, in whole milliseconds.
-fn milliseconds(duration: Duration) -> String {
-    let whole = u64::try_from(duration.as_millis()).unwrap_or(u64::MAX);
-    format_duration(Duration::from_millis(whole))
 }
 
 #[cfg(test)]

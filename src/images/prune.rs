@@ -7,8 +7,10 @@ use std::time::Duration;
 use k8s_cri::v1;
 use tokio_util::sync::CancellationToken;
 
-use super::{keyring, records};
-use crate::core::state::{ImageRecord, State, Transaction};
+use super::files::{archive_of, qualified};
+use super::records;
+use crate::core::images::{self, FilesState};
+use crate::core::state::{ImageRecord, ObjectRecord, State, Transaction};
 use crate::kuberuntime::cri::CriClient;
 use crate::store::{CommitError, Store};
 use crate::types::{Clock, Stamp};
@@ -55,20 +57,29 @@ fn unused(seen: &State, images: &[v1::Image], listed_at: Stamp) -> Transaction {
         let is_there =
             pulled.is_some_and(|p| there.contains(p)) || names.contains(&qualified(image));
         let is_old = listed_at.since(record.last_used) >= KEPT;
-        if !is_there && is_old && record.backoffs.is_empty() {
+        if !is_there && is_old && record.backoffs.is_empty() && !is_awaited(seen, image) {
+            let files = images::files_key(&qualified(image));
             transaction = transaction
                 .expect::<ImageRecord>(seen, image)
-                .delete::<ImageRecord>(image);
+                .delete::<ImageRecord>(image)
+                .expect::<ObjectRecord>(seen, &files)
+                .delete::<ObjectRecord>(&files);
         }
     }
     transaction
 }
 
-/// A name with its registry, as the runtime lists it.
-fn qualified(image: &str) -> String {
-    let rest = image.rsplit('/').next().unwrap_or(image);
-    let end = rest.find(['@', ':']).map_or("", |at| &rest[at..]);
-    format!("{}{end}", keyring::repository(image))
+/// Whether an image that is not there is going to be: it is being pulled, was removed to be brought again, or an archive
+/// of the preload directory holds it.
+fn is_awaited(seen: &State, image: &str) -> bool {
+    let name = qualified(image);
+    let is_under_way = images::files_of(seen, &name).is_some_and(|(files, _)| {
+        matches!(
+            files.state,
+            FilesState::Pulling { .. } | FilesState::Removed
+        )
+    });
+    is_under_way || archive_of(seen, image).is_some()
 }
 
 /// [`prune`]s every five minutes until cancelled.

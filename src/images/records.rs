@@ -19,6 +19,7 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 use super::ImageService;
+use super::files;
 use super::keyring::{self, Credentials};
 use crate::core::state::{ObjectRecord, State, Transaction};
 use crate::kubeletconfig::ImageVerification;
@@ -175,7 +176,7 @@ impl PullRecords {
             .unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Records that an image is going to be pulled; it is on the disk when this returns.
+    /// Records that an image is going to be pulled, with what `more` adds; it is on the disk when this returns.
     ///
     /// # Errors
     /// When it cannot be recorded: it must not be pulled then.
@@ -184,6 +185,7 @@ impl PullRecords {
         store: &Store,
         image: &'a str,
         now: Stamp,
+        more: impl Fn(&State, Transaction) -> Transaction,
     ) -> Result<UnderWay<'a>, CommitError> {
         *self.under_way().entry(image.to_owned()).or_default() += 1;
         let guard = UnderWay {
@@ -193,10 +195,13 @@ impl PullRecords {
         let intent = Intent {
             image: image.to_owned(),
         };
-        store
-            .commit(Transaction::new().put(intent_key(image), object(&intent, now)))
-            .await?;
-        store.sync().await?;
+        files::commit(store, |seen| {
+            more(
+                seen,
+                Transaction::new().put(intent_key(image), object(&intent, now)),
+            )
+        })
+        .await?;
         Ok(guard)
     }
 
@@ -476,7 +481,7 @@ fn read<T: DeserializeOwned>(state: &State, key: &str) -> Option<T> {
         .ok()
 }
 
-fn object<T: Serialize>(value: &T, at: Stamp) -> ObjectRecord {
+pub(super) fn object<T: Serialize>(value: &T, at: Stamp) -> ObjectRecord {
     ObjectRecord {
         resource_version: String::new(),
         encrypted: false,

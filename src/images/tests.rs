@@ -1,9 +1,10 @@
 mod access;
 mod pulling;
+mod repair;
 
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
 use serde_json::json;
@@ -13,14 +14,19 @@ use k8s_openapi::api::core::v1::Secret;
 
 use super::*;
 use crate::kuberuntime::cri::CriErrorKind;
-use crate::types::BootId;
 use crate::types::events::MemoryRecorder;
+use crate::types::{BootId, Stamp};
 
-struct TestClock(Mutex<i64>);
+/// Milliseconds since the boot, and which boot.
+struct TestClock(Mutex<i64>, AtomicU64);
 
 impl TestClock {
     fn advance(&self, by: Duration) {
         *self.0.lock().unwrap() += i64::try_from(by.as_millis()).unwrap();
+    }
+
+    fn reboot(&self) {
+        self.1.fetch_add(1, Ordering::SeqCst);
     }
 }
 
@@ -28,7 +34,7 @@ impl Clock for TestClock {
     fn now(&self) -> Stamp {
         let ms = *self.0.lock().unwrap();
         Stamp {
-            boot: BootId(1),
+            boot: BootId(self.1.load(Ordering::SeqCst)),
             boottime_ms: ms,
             wall_ms: ms,
         }
@@ -49,6 +55,14 @@ struct Fake {
     at_once: AtomicU32,
     gate: Mutex<Option<Arc<Semaphore>>>,
     begun: Notify,
+    /// Images that were removed, in this order.
+    removed: Mutex<Vec<String>>,
+    /// How often the directory of images was asked for.
+    syncs: AtomicU32,
+    /// The directory of images is not there.
+    no_directory: Mutex<bool>,
+    /// Pods with containers.
+    holders: Mutex<Vec<PodStatus>>,
 }
 
 #[derive(Clone, Default)]
@@ -111,6 +125,54 @@ impl ImageService for FakeService {
         fake.present.lock().unwrap().insert(image.image.clone());
         Ok(format!("ref-of-{}", image.image))
     }
+
+    async fn list_images(&self) -> Result<Vec<v1::Image>, CriError> {
+        let present = self.0.present.lock().unwrap();
+        let image = |name: &String| v1::Image {
+            id: format!("id-of-{name}"),
+            repo_tags: vec![name.clone()],
+            ..Default::default()
+        };
+        Ok(present.iter().map(image).collect())
+    }
+
+    async fn remove_image(&self, image: &str) -> Result<(), CriError> {
+        let name = image.strip_prefix("id-of-").unwrap_or(image);
+        self.0.present.lock().unwrap().remove(name);
+        self.0.removed.lock().unwrap().push(name.to_owned());
+        Ok(())
+    }
+
+    async fn image_directories(&self) -> Result<Vec<PathBuf>, CriError> {
+        self.0.syncs.fetch_add(1, Ordering::SeqCst);
+        let gone = *self.0.no_directory.lock().unwrap();
+        // A sync of it costs nothing.
+        Ok(vec![PathBuf::from(if gone {
+            "/proc/none"
+        } else {
+            "/proc"
+        })])
+    }
+
+    async fn containers_of(
+        &self,
+        image_id: &str,
+    ) -> Result<Vec<(PodStatus, Vec<ContainerId>)>, CriError> {
+        let holders = self.0.holders.lock().unwrap();
+        let all = holders.iter().map(|status| {
+            let of_image = status.containers.iter().filter(|c| c.image_ref == image_id);
+            (status.clone(), of_image.map(|c| c.id.clone()).collect())
+        });
+        Ok(all.collect())
+    }
+
+    async fn remove_container(&self, intent: &Committed<RemoveIntent>) -> Result<(), CriError> {
+        let id = &intent.get().id;
+        for status in self.0.holders.lock().unwrap().iter_mut() {
+            status.containers.retain(|c| c.id != *id);
+        }
+        Ok(())
+    }
 }
 
 struct World {
@@ -122,7 +184,7 @@ struct World {
 }
 
 fn world(config: ImageConfig) -> World {
-    let clock = Arc::new(TestClock(Mutex::new(1_000_000)));
+    let clock = Arc::new(TestClock(Mutex::new(1_000_000), AtomicU64::new(1)));
     World {
         store: Store::in_memory(clock.clone()),
         recorder: MemoryRecorder::default(),

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use k8s_openapi::api::core::v1::Container;
+use k8s_openapi::api::core::v1::{Container, Pod};
 use tokio::time::Instant;
 use tracing::info;
 
@@ -492,6 +492,8 @@ pub(super) async fn start_container(
                 )
                 .container_of(&job.pod, &start.name),
             );
+            let image = spec.container.image.as_deref().unwrap_or_default();
+            image_failed(context, &job.pod, &start.name, image, &error).await?;
             return Ok(Err(Failure::new("RunContainerError", message)));
         }
     }
@@ -524,6 +526,28 @@ pub(super) async fn start_container(
     }
     info!(container = start.name, attempt = start.attempt, id = %container_id, why = start.why, adopted = start.adopt.is_some(), previous = status.container(&start.name).is_some(), "container started");
     Ok(Ok(container_id))
+}
+
+/// A container could not be made or started: its image may be at fault.
+async fn image_failed(
+    context: &WorkerContext,
+    pod: &Arc<Pod>,
+    container: &str,
+    image: &str,
+    error: &CriError,
+) -> Result<(), StepError> {
+    context
+        .images
+        .container_failed(
+            pod,
+            (container, image),
+            &error.message,
+            &context.cri,
+            &context.store,
+            &InPod::new(context, pod),
+        )
+        .await?;
+    Ok(())
 }
 
 async fn create_container(
@@ -684,6 +708,8 @@ async fn create_container(
         Err(error) => {
             let message = error.to_string();
             warn("Failed", &format!("Error: {message}"));
+            let image = container.image.as_deref().unwrap_or_default();
+            image_failed(context, pod, &container.name, image, &error).await?;
             return Ok(Err(Failure::new("CreateContainerError", message)));
         }
     };

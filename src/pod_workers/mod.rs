@@ -82,7 +82,7 @@ pub struct WorkerContext {
     /// Statuses.
     pub status: StatusManager,
     /// Images.
-    pub images: ImageManager,
+    pub images: Arc<ImageManager>,
     /// Volumes.
     pub volumes: VolumeManager,
     /// API objects that pods refer to.

@@ -8,6 +8,7 @@
 //!   schema                schema of `db`, as text
 //!   mark                  the newest batch known to be on the disk, see [`super::mark`]
 //!   backups/              automatic backups and those before a migration
+//!   images/               archives of images that are imported, see `images::preload`; not the store's
 //!   quarantine/           what was moved aside, newest [`QUARANTINE_KEPT`] kept
 //!   root-dir              the root directory that the store is kept for, see `agent::root_dir`
 //!   ballast               space to give back when the disk is full
@@ -58,6 +59,11 @@ impl Layout {
     /// Backups.
     pub fn backups(&self) -> PathBuf {
         self.dir.join("backups")
+    }
+
+    /// Archives of images.
+    pub fn images(&self) -> PathBuf {
+        self.dir.join("images")
     }
 
     /// What was moved aside.

@@ -459,8 +459,11 @@ impl Sequence {
         }
         let is_event = |key: &str| key.starts_with("events/") || key.starts_with("eventsources/");
         let events = state.objects.keys().filter(|key| is_event(key)).count();
+        let images = state.objects.keys();
+        let images = images.filter(|key| key.starts_with("imagefiles/")).count();
         let sizes = [
-            ("objects", state.objects.len() - events, 20),
+            ("objects", state.objects.len() - events - images, 20),
+            ("objects, of images", images, 1),
             // They go ten minutes after they happened last.
             ("objects, of events", events, 100),
             ("queue", state.queue.len(), 9),

@@ -18,6 +18,7 @@ mod content;
 mod crash;
 mod damage;
 mod events;
+mod images;
 mod lifecycle;
 mod node;
 mod probes;

@@ -35,7 +35,7 @@ const LATENCY: Duration = Duration::from_millis(1);
 pub const IMAGE: &str = "holdfast.local/busybox:1";
 
 /// Operations that change something.
-pub const EFFECTS: [&str; 9] = [
+pub const EFFECTS: [&str; 10] = [
     "run_podsandbox",
     "stop_podsandbox",
     "remove_podsandbox",
@@ -44,6 +44,7 @@ pub const EFFECTS: [&str; 9] = [
     "stop_container",
     "remove_container",
     "pull_image",
+    "remove_image",
     "update_container",
 ];
 

@@ -4,6 +4,7 @@ use serde_json::{Value, json};
 
 use super::pods::PodNames;
 use super::{PodIndex, Row};
+use crate::core::images::{self, FilesState};
 use crate::core::state::{
     AdmissionDecision, AdmissionRecord, AnyRecord, BackoffRecord, ContainerRecord, EpochReason,
     ImageRecord, JournalRecord, MetaRecord, MirrorRecord, ObjectRecord, PlegRecord, PodRecord,
@@ -11,6 +12,7 @@ use crate::core::state::{
     VolumePhase, VolumeRecord, WorkerPhase, WorkerRecord,
 };
 use crate::core::volumes::keys as volume_keys;
+use crate::images::{archive_of, qualified};
 use crate::types::runtime::{ContainerState, PodStatus, SandboxState};
 use crate::types::{PodExt, PodSource, Stamp};
 
@@ -82,7 +84,7 @@ pub(super) fn one(state: &State, index: &PodIndex, table: Table, key: &str) -> O
         AnyRecord::Statuses(r) => status(index, key, &r),
         AnyRecord::Probes(r) => probe(index, key, &r),
         AnyRecord::Volumes(r) => volume(index, key, &r),
-        AnyRecord::Images(r) => image(index, key, &r),
+        AnyRecord::Images(r) => image(state, index, key, &r),
         AnyRecord::Objects(r) => object(key, &r),
         AnyRecord::Signals(r) => signal(key, &r),
         AnyRecord::Journal(r) => journal(index, key, &r),
@@ -450,9 +452,29 @@ fn volume(index: &PodIndex, key: &str, r: &VolumeRecord) -> Row {
     row
 }
 
-fn image(index: &PodIndex, key: &str, r: &ImageRecord) -> Row {
+fn image(state: &State, index: &PodIndex, key: &str, r: &ImageRecord) -> Row {
+    let files = images::files_of(state, &qualified(key));
+    let archive = archive_of(state, key);
     let mut row = keyed(key);
     put(&mut row, "image", json!(key));
+    let known = files.as_ref().map(|(files, _)| files);
+    let id = known.map(|files| files.id.as_str());
+    put(&mut row, "id", json!(id.filter(|id| !id.is_empty())));
+    put(&mut row, "state", json!(images::shown_state(known)));
+    put(
+        &mut row,
+        "since",
+        time(files.as_ref().map_or(r.first_seen, |(_, at)| *at)),
+    );
+    let why = known.and_then(|files| match &files.state {
+        FilesState::Suspect { why } => Some(why.as_str()),
+        FilesState::Removed => Some("it was removed and is brought again"),
+        _ => None,
+    });
+    put(&mut row, "why", json!(why));
+    let pins: Vec<&str> = archive.is_some().then_some("archive").into_iter().collect();
+    put(&mut row, "pins", json!(pins));
+    put(&mut row, "archive", json!(archive));
     put(&mut row, "pulledRef", json!(r.pulled_ref));
     put(&mut row, "firstSeen", time(r.first_seen));
     put(&mut row, "lastUsed", time(r.last_used));

@@ -558,3 +558,92 @@ fn events_say_what_the_api_server_knows_and_what_waits() {
         [(ChangeType::Modified, "m9"), (ChangeType::Deleted, "why")]
     );
 }
+
+#[test]
+fn images_show_how_far_they_got_and_which_archive_holds_them() {
+    use crate::core::images::{
+        ArchiveRecord, ArchiveStamp, FilesState, ImageFiles, archive_key, files_key,
+    };
+    use crate::core::state::ImageRecord;
+    use crate::images::qualified;
+
+    let mut b = Builder(State::default(), 0);
+    let object = |data: Vec<u8>| ObjectRecord {
+        resource_version: String::new(),
+        encrypted: false,
+        data,
+        at: at(1, 200),
+    };
+    for image in ["app:1", "lost:1", "old:1"] {
+        let record = ImageRecord {
+            pulled_ref: None,
+            backoffs: Default::default(),
+            first_seen: at(1, 100),
+            last_used: at(1, 101),
+        };
+        b.put(image, record);
+    }
+    let suspect = FilesState::Suspect {
+        why: "cut off".to_owned(),
+    };
+    for (image, state) in [("app:1", FilesState::Whole), ("lost:1", suspect)] {
+        let files = ImageFiles {
+            image: image.to_owned(),
+            id: format!("sha256:{image}"),
+            state,
+            suspected: None,
+        };
+        let data = serde_json::to_vec(&files).unwrap();
+        b.put(&files_key(&qualified(image)), object(data));
+    }
+    let archive = ArchiveRecord {
+        name: "app.tar".to_owned(),
+        stamp: ArchiveStamp {
+            inode: 1,
+            size: 2,
+            modified_ns: 3,
+        },
+        images: vec!["docker.io/library/app:1".to_owned()],
+        error: String::new(),
+    };
+    let data = serde_json::to_vec(&archive).unwrap();
+    b.put(&archive_key("app.tar"), object(data));
+    let query = query(&[View::Table(Table::Images)], Selector::default());
+    let dump = dump(&b.0, Vec::new(), &query).unwrap();
+    let shown: Vec<Value> = dump
+        .rows(View::Table(Table::Images))
+        .map(|row| {
+            json!([
+                row["image"],
+                row["id"],
+                row["state"],
+                row["why"],
+                row["pins"],
+                row["archive"]
+            ])
+        })
+        .collect();
+    assert_eq!(
+        shown,
+        [
+            json!([
+                "app:1",
+                "sha256:app:1",
+                "whole",
+                null,
+                ["archive"],
+                "app.tar"
+            ]),
+            json!(["lost:1", "sha256:lost:1", "suspect", "cut off", [], null]),
+            json!(["old:1", null, "trusted", null, [], null]),
+        ]
+    );
+    let since: Vec<&Value> = dump
+        .rows(View::Table(Table::Images))
+        .map(|row| &row["since"])
+        .collect();
+    assert_ne!(
+        since[0], since[2],
+        "since the record, else since first seen"
+    );
+}

@@ -219,10 +219,16 @@ pub(super) fn columns(view: View, with_wide: bool) -> Vec<Column> {
         ],
         View::Table(Table::Images) => &[
             column("IMAGE", "image", Text),
-            column("FIRST-SEEN", "firstSeen", Age),
+            column("ID", "id", Text),
+            column("STATE", "state", Text),
+            column("SINCE", "since", Age),
+            column("PINS", "pins", Count),
+            column("ARCHIVE", "archive", Text),
+            wide("FIRST-SEEN", "firstSeen", Age),
             column("LAST-USED", "lastUsed", Age),
             column("BACK-OFFS", "backoffs", Count),
             wide("PULLED", "pulledRef", Text),
+            wide("WHY", "why", Text),
         ],
         View::Table(Table::Objects) => &[
             column("KIND", "objectKind", Text),

@@ -87,7 +87,7 @@ impl ImageService for Service {
             let filesystem = v1::FilesystemUsage {
                 timestamp: model.now_ns(),
                 fs_id: Some(v1::FilesystemIdentifier {
-                    mountpoint: "/var/lib/fake".to_owned(),
+                    mountpoint: model.image_directory(),
                 }),
                 used_bytes: Some(v1::UInt64Value { value: used }),
                 inodes_used: Some(v1::UInt64Value { value: 1 }),

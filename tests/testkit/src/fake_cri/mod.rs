@@ -291,6 +291,33 @@ impl FakeCri {
         self.model().add_image(image);
     }
 
+    /// Layers of an image that is there are gone, as after a loss of power: it is listed, and no container can be made of
+    /// it until it is removed and pulled again. A container of it, whatever its state, keeps it broken meanwhile.
+    pub fn break_image(&self, image: &str) {
+        self.model().break_image(image);
+    }
+
+    /// Whether an image is there and [broken](Self::break_image).
+    pub fn is_broken(&self, image: &str) -> bool {
+        self.model().is_broken(image)
+    }
+
+    /// Whether an image is there, by name or id.
+    pub fn has_image(&self, image: &str) -> bool {
+        self.model().image(image).is_some()
+    }
+
+    /// Somebody removes an image behind the agent's back.
+    pub fn remove_image(&self, image: &str) {
+        self.model().remove_image(image);
+    }
+
+    /// The directory that `image_fs_info` names from now on; otherwise `/proc`, whose sync costs nothing.
+    pub fn keep_images_in(&self, directory: impl AsRef<Path>) {
+        let directory = directory.as_ref().display().to_string();
+        self.model().keep_images_in(directory);
+    }
+
     /// How pulls of `image` go.
     pub fn pull(&self, image: &str, pull: Pull) {
         self.control().pulls.insert(image.to_owned(), pull);

@@ -1,6 +1,6 @@
 //! What the fake runtime holds.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -20,6 +20,9 @@ pub(super) struct Model {
     sandboxes: BTreeMap<String, Sandbox>,
     containers: BTreeMap<String, Container>,
     images: BTreeMap<String, v1::Image>,
+    /// IDs of images whose layers are missing although they are listed.
+    broken: BTreeSet<String>,
+    image_directory: String,
 }
 
 struct Sandbox {
@@ -67,6 +70,9 @@ impl Model {
             sandboxes: BTreeMap::new(),
             containers: BTreeMap::new(),
             images: BTreeMap::new(),
+            broken: BTreeSet::new(),
+            // There on every machine, and a sync of it costs nothing.
+            image_directory: "/proc".to_owned(),
         }
     }
 
@@ -278,6 +284,11 @@ impl Model {
         let image_ref = self.image(image).map(|i| i.id.clone()).ok_or_else(|| {
             Status::not_found(format!("failed to resolve image \"{image}\": not found"))
         })?;
+        if self.broken.contains(&image_ref) {
+            return Err(Status::unknown(
+                "failed to create containerd container: failed to stat parent: stat /var/lib/containerd/io.containerd.snapshotter.v1.overlayfs/snapshots/7/fs: no such file or directory",
+            ));
+        }
         let taken = self
             .containers
             .iter()
@@ -547,8 +558,34 @@ impl Model {
     }
 
     pub(super) fn remove_image(&mut self, name: &str) {
+        let id = self.image(name).map(|image| image.id.clone());
         self.images
             .retain(|tag, image| tag != name && image.id != name);
+        // As containerd's collector: a container keeps the layers of its image, and the next pull believes them.
+        if let Some(id) = id
+            && self.containers.values().all(|c| c.image_ref != id)
+        {
+            self.broken.remove(&id);
+        }
+    }
+
+    pub(super) fn break_image(&mut self, name: &str) {
+        if let Some(id) = self.image(name).map(|image| image.id.clone()) {
+            self.broken.insert(id);
+        }
+    }
+
+    pub(super) fn is_broken(&self, name: &str) -> bool {
+        self.image(name)
+            .is_some_and(|image| self.broken.contains(&image.id))
+    }
+
+    pub(super) fn keep_images_in(&mut self, directory: String) {
+        self.image_directory = directory;
+    }
+
+    pub(super) fn image_directory(&self) -> String {
+        self.image_directory.clone()
     }
 
     fn event(&mut self, id: &str, sandbox_id: &str, kind: v1::ContainerEventType) -> Event {

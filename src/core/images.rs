@@ -1,0 +1,479 @@
+//! Whether the files of an image can be believed; which images have to be removed and brought again.
+//!
+//! A runtime syncs what it knows of an image, and not the files that it unpacks. After a power cut an image may be
+//! listed as complete while its files are empty or missing, and a new pull changes nothing, since the runtime
+//! believes its own records. So the agent keeps a record per image name ([`ImageFiles`], kind `imagefiles` in the
+//! table of objects) that says how far the last pull or import got.
+//!
+//! **Invariant:** an image is a suspect only if a pull or import of it was not on record as whole when the machine
+//! went down, or if one of its containers failed in a way that points to its files. Images of which there is no
+//! record were there before the agent, and are trusted.
+//!
+//! **Invariant:** an image is removed only after [`FilesState::Removed`] is on the disk, so it is brought again
+//! whatever happens in between.
+
+use serde::{Deserialize, Serialize};
+
+use super::state::{ObjectRecord, State};
+use super::volumes::sha256_hex;
+use crate::types::{BootId, Stamp};
+
+/// Begin of the keys of [`ImageFiles`]; the hash of the qualified name follows.
+pub const FILES: &str = "imagefiles//";
+/// Begin of the keys of [`ArchiveRecord`]; the hash of the file name follows.
+pub const ARCHIVES: &str = "imagearchives//";
+
+/// What is known of the files of one image, by its name.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ImageFiles {
+    /// Name with registry and tag or digest.
+    pub image: String,
+    /// ID in the runtime; empty as long as it is not known.
+    pub id: String,
+    /// See [`FilesState`].
+    pub state: FilesState,
+    /// Boot in which a container's failure last made it a suspect ([`BootId`]). One boot counts such failures once.
+    pub suspected: Option<u64>,
+}
+
+/// How far an image got.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "is", rename_all = "camelCase", rename_all_fields = "camelCase")]
+pub enum FilesState {
+    /// It was there without a pull of the agent.
+    Trusted,
+    /// A pull or import has begun, and its files are not known to be on the disk.
+    Pulling {
+        /// What the name stood for before.
+        good: Option<GoodImage>,
+        /// It replaces a suspect.
+        repairs: bool,
+    },
+    /// Its files are on the disk.
+    Whole,
+    /// Its files cannot be believed.
+    Suspect {
+        /// For a human.
+        why: String,
+    },
+    /// A suspect that was removed from the runtime, or is about to be. It has to be brought again.
+    Removed,
+}
+
+/// What a name stood for before a pull.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct GoodImage {
+    /// ID in the runtime.
+    pub id: String,
+    /// Whether it was on record as whole; otherwise it is trusted.
+    pub whole: bool,
+}
+
+/// What may be done with an image.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Standing {
+    /// It is not there, and nobody has to bring it but who wants it.
+    Absent,
+    /// It was there without a pull of the agent.
+    Trusted,
+    /// Its files are on the disk.
+    Whole,
+    /// It was brought in this boot and its files are not known to be on the disk. Containers may use it: they see
+    /// what the kernel has in memory.
+    Unsynced,
+    /// It has to be removed and brought again before a container uses it.
+    Suspect,
+    /// It was removed as a suspect, and has to be brought again.
+    Owed,
+}
+
+/// What an image stands for: `record` with the time it was written, `present` is the ID under which the runtime has the
+/// name, `is_whole` whether another name of that ID is on record as whole.
+pub fn standing(
+    record: Option<(&ImageFiles, Stamp)>,
+    boot: BootId,
+    present: Option<&str>,
+    is_whole: bool,
+) -> Standing {
+    let owes = |state: &FilesState| {
+        matches!(
+            state,
+            FilesState::Removed | FilesState::Pulling { repairs: true, .. }
+        )
+    };
+    let Some(id) = present else {
+        return match record {
+            Some((files, _)) if owes(&files.state) => Standing::Owed,
+            _ => Standing::Absent,
+        };
+    };
+    let Some((files, at)) = record else {
+        return Standing::Trusted;
+    };
+    let is_same = files.id == id;
+    match &files.state {
+        FilesState::Whole if is_same => Standing::Whole,
+        FilesState::Pulling {
+            good: Some(good), ..
+        } if good.id == id => {
+            if good.whole {
+                Standing::Whole
+            } else {
+                Standing::Trusted
+            }
+        }
+        FilesState::Pulling { .. } if at.boot == boot => Standing::Unsynced,
+        FilesState::Pulling { .. } if is_whole => Standing::Whole,
+        FilesState::Pulling { .. } => Standing::Suspect,
+        FilesState::Suspect { .. } | FilesState::Removed if is_same => Standing::Suspect,
+        // Somebody replaced it behind the agent's back.
+        _ => Standing::Trusted,
+    }
+}
+
+/// The record of a pull or import that begins; `None` leaves the record as it is. `present` is the ID under which the
+/// runtime has the name, as far as it is known. What an earlier boot left behind has been told from a suspect before.
+pub fn begun(old: Option<&ImageFiles>, image: &str, present: Option<&str>) -> Option<ImageFiles> {
+    let fresh = |good, repairs| FilesState::Pulling { good, repairs };
+    let good = |id: &str, whole| {
+        Some(GoodImage {
+            id: id.to_owned(),
+            whole,
+        })
+    };
+    let Some(old) = old else {
+        return Some(ImageFiles {
+            image: image.to_owned(),
+            id: String::new(),
+            state: fresh(present.and_then(|id| good(id, false)), false),
+            suspected: None,
+        });
+    };
+    let state = match &old.state {
+        FilesState::Trusted => fresh(good(&old.id, false), false),
+        FilesState::Whole => fresh(good(&old.id, true), false),
+        // Written again, for the boot it belongs to.
+        FilesState::Pulling { .. } => old.state.clone(),
+        FilesState::Removed => fresh(None, true),
+        // The runtime would believe the files that are there: such a pull repairs nothing.
+        FilesState::Suspect { .. } => return None,
+    };
+    Some(ImageFiles {
+        state,
+        ..old.clone()
+    })
+}
+
+/// The record of a pull or import that has ended well and whose files are on the disk, and whether that repaired a
+/// suspect.
+pub fn finished(old: Option<&ImageFiles>, image: &str, id: &str) -> (ImageFiles, bool) {
+    let repaired = match old.map(|old| &old.state) {
+        Some(FilesState::Suspect { .. }) if old.is_some_and(|old| old.id == id) => {
+            // Not removed before, so nothing was unpacked anew.
+            return (
+                old.cloned().unwrap_or_else(|| whole(image, id, None)),
+                false,
+            );
+        }
+        Some(FilesState::Suspect { .. } | FilesState::Removed) => true,
+        Some(FilesState::Pulling { repairs, .. }) => *repairs,
+        _ => false,
+    };
+    let suspected = old.and_then(|old| old.suspected);
+    (whole(image, id, suspected), repaired)
+}
+
+fn whole(image: &str, id: &str, suspected: Option<u64>) -> ImageFiles {
+    ImageFiles {
+        image: image.to_owned(),
+        id: id.to_owned(),
+        state: FilesState::Whole,
+        suspected,
+    }
+}
+
+/// What becomes of the record of a pull that has brought nothing.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum AfterFailure {
+    /// Stays as it is.
+    Keep,
+    /// Becomes this.
+    Put(ImageFiles),
+    /// Goes.
+    Forget,
+}
+
+/// The record of a pull or import that has ended, and has certainly brought nothing.
+pub fn failed(old: Option<&ImageFiles>) -> AfterFailure {
+    let Some(old) = old else {
+        return AfterFailure::Keep;
+    };
+    let FilesState::Pulling { good, repairs } = &old.state else {
+        return AfterFailure::Keep;
+    };
+    match good {
+        Some(good) => AfterFailure::Put(ImageFiles {
+            id: good.id.clone(),
+            state: if good.whole {
+                FilesState::Whole
+            } else {
+                FilesState::Trusted
+            },
+            ..old.clone()
+        }),
+        None if *repairs => AfterFailure::Put(ImageFiles {
+            state: FilesState::Removed,
+            ..old.clone()
+        }),
+        None => AfterFailure::Forget,
+    }
+}
+
+/// The record of an image that is there, and that the agent did not bring; `None` when nothing changes.
+pub fn noticed(old: Option<&ImageFiles>, image: &str, id: &str) -> Option<ImageFiles> {
+    let is_known = old.is_some_and(|old| {
+        old.id == id || !matches!(old.state, FilesState::Trusted | FilesState::Whole)
+    });
+    (!is_known).then(|| ImageFiles {
+        image: image.to_owned(),
+        id: id.to_owned(),
+        state: FilesState::Trusted,
+        suspected: old.and_then(|old| old.suspected),
+    })
+}
+
+/// The record of a suspect. `failed_in` is the boot in which a failure of a container made it one.
+pub fn suspect(
+    old: Option<&ImageFiles>,
+    image: &str,
+    id: &str,
+    why: &str,
+    failed_in: Option<BootId>,
+) -> ImageFiles {
+    ImageFiles {
+        image: image.to_owned(),
+        id: id.to_owned(),
+        state: FilesState::Suspect {
+            why: why.to_owned(),
+        },
+        suspected: failed_in
+            .map(|boot| boot.0)
+            .or_else(|| old.and_then(|old| old.suspected)),
+    }
+}
+
+/// What the failure of a container says of the files of its image.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Evidence {
+    /// The runtime misses files that its own records name.
+    Storage,
+    /// The kernel does not know the format of the program: an empty file, or one for another machine.
+    Format,
+    /// The program is not there: a file that was lost, or a wrong command.
+    Program,
+}
+
+/// Texts that belong together in one error; all of them have to be there.
+type Pattern = &'static [&'static str];
+
+/// Errors of storage, by who reports them.
+const STORAGE: &[Pattern] = &[
+    // containerd, overlayfs snapshotter: `createSnapshot` looks at the directory of the parent.
+    &["failed to stat parent", "no such file or directory"],
+    // containerd, metadata of snapshots: `createSnapshot`, `storage.CreateSnapshot`.
+    &["parent snapshot ", " does not exist"],
+    &["missing parent ", " bucket"],
+    // containerd, the shim mounts the layers: one of the lower directories is gone.
+    &[
+        "failed to mount rootfs component",
+        "no such file or directory",
+    ],
+    // containerd, content store: a blob that metadata name.
+    &["content digest sha256:", "not found"],
+    &["blob not found"],
+    // containers/storage, used by CRI-O.
+    &["layer not known"],
+    &["consider removing the image to resolve the issue"],
+    &[
+        "creating read-write layer with ID",
+        "no such file or directory",
+    ],
+    &["/overlay/l/", "no such file or directory"],
+    &["can't stat lower layer", "because it does not exist"],
+];
+
+const FORMAT: &[Pattern] = &[&["exec format error"]];
+
+const PROGRAM: &[Pattern] = &[
+    // runc: `exec: "/bin/x": stat /bin/x: no such file or directory`.
+    &["exec: \"", "no such file or directory"],
+    &["exec: \"", "executable file not found in $PATH"],
+    // crun.
+    &["executable file `", "not found"],
+];
+
+/// What the error of CreateContainer, StartContainer or PullImage says of the files of an image; `None` = nothing.
+pub fn evidence(error: &str) -> Option<Evidence> {
+    let has = |all: &[Pattern]| {
+        all.iter()
+            .any(|pattern| pattern.iter().all(|part| error.contains(part)))
+    };
+    if has(STORAGE) {
+        Some(Evidence::Storage)
+    } else if has(FORMAT) {
+        Some(Evidence::Format)
+    } else if has(PROGRAM) {
+        Some(Evidence::Program)
+    } else {
+        None
+    }
+}
+
+/// Whether such a failure makes an image a suspect. A boot counts one failure per image: an image that fails for another
+/// reason is not removed and pulled for ever.
+pub fn makes_suspect(
+    evidence: Evidence,
+    standing: Standing,
+    suspected: Option<u64>,
+    boot: BootId,
+) -> bool {
+    if suspected == Some(boot.0) {
+        return false;
+    }
+    match standing {
+        Standing::Absent | Standing::Suspect | Standing::Owed => false,
+        Standing::Unsynced => true,
+        Standing::Trusted => evidence != Evidence::Program,
+        Standing::Whole => evidence == Evidence::Storage,
+    }
+}
+
+/// An archive of the preload directory, as it was imported last.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ArchiveRecord {
+    /// File name.
+    pub name: String,
+    /// The file at that time.
+    pub stamp: ArchiveStamp,
+    /// Names of the images it holds, as they are written in it.
+    pub images: Vec<String>,
+    /// Why it could not be read or imported; empty = it was.
+    pub error: String,
+}
+
+/// Changes whenever the file does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ArchiveStamp {
+    /// Inode.
+    pub inode: u64,
+    /// Bytes.
+    pub size: u64,
+    /// Last change of the content, nanoseconds since the Unix epoch.
+    pub modified_ns: i64,
+}
+
+/// What is to be done with an archive.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ArchiveStep {
+    /// Nothing.
+    Keep,
+    /// Read which images it holds.
+    Read,
+    /// Import it.
+    Import,
+}
+
+/// What is to be done with an archive that is there as `stamp`. `is_first` = the agent has just started: an error may
+/// have gone since. `is_present` tells whether the runtime has an image.
+pub fn archive_step(
+    record: Option<&ArchiveRecord>,
+    stamp: ArchiveStamp,
+    is_first: bool,
+    is_present: impl Fn(&str) -> bool,
+) -> ArchiveStep {
+    match record {
+        Some(record) if record.stamp == stamp => {
+            if !record.error.is_empty() {
+                if is_first {
+                    ArchiveStep::Read
+                } else {
+                    ArchiveStep::Keep
+                }
+            } else if record.images.iter().all(|image| is_present(image)) {
+                ArchiveStep::Keep
+            } else {
+                ArchiveStep::Import
+            }
+        }
+        _ => ArchiveStep::Read,
+    }
+}
+
+/// The key of the [`ImageFiles`] of a qualified name.
+pub fn files_key(qualified: &str) -> String {
+    format!("{FILES}{}", sha256_hex(&[qualified]))
+}
+
+/// The key of the [`ArchiveRecord`] of a file name.
+pub fn archive_key(name: &str) -> String {
+    format!("{ARCHIVES}{}", sha256_hex(&[name]))
+}
+
+/// The record of a qualified name, and when it was written. One that cannot be read counts as absent: its image is
+/// trusted.
+pub fn files_of(state: &State, qualified: &str) -> Option<(ImageFiles, Stamp)> {
+    let record = state.record::<ObjectRecord>(&files_key(qualified))?;
+    let files = serde_json::from_slice(&record.data).ok()?;
+    Some((files, record.at))
+}
+
+/// Every record of files, and when it was written.
+pub fn all_files(state: &State) -> impl Iterator<Item = (ImageFiles, Stamp)> + '_ {
+    state
+        .with_prefix::<ObjectRecord>(FILES)
+        .filter_map(|(_, record)| {
+            let files = serde_json::from_slice(&record.data).ok()?;
+            Some((files, record.at))
+        })
+}
+
+/// Whether a name of this ID is on record as whole.
+pub fn is_whole(state: &State, id: &str) -> bool {
+    all_files(state).any(|(files, _)| files.state == FilesState::Whole && files.id == id)
+}
+
+/// Every archive on record.
+pub fn all_archives(state: &State) -> impl Iterator<Item = ArchiveRecord> + '_ {
+    state
+        .with_prefix::<ObjectRecord>(ARCHIVES)
+        .filter_map(|(_, record)| serde_json::from_slice(&record.data).ok())
+}
+
+/// The file name of an imported archive that holds an image. Such an image is pinned: no collection of unused images
+/// may remove it.
+///
+/// `is_image` tells whether a name in an archive is one of that image.
+pub fn archive_of(state: &State, is_image: impl Fn(&str) -> bool) -> Option<String> {
+    all_archives(state)
+        .find(|archive| {
+            archive.error.is_empty() && archive.images.iter().any(|image| is_image(image))
+        })
+        .map(|archive| archive.name)
+}
+
+/// The state of an image for `holdfast dump`: `whole`, `pulling`, `suspect` or `trusted`.
+pub fn shown_state(files: Option<&ImageFiles>) -> &'static str {
+    match files.map(|files| &files.state) {
+        None | Some(FilesState::Trusted) => "trusted",
+        Some(FilesState::Pulling { .. }) => "pulling",
+        Some(FilesState::Whole) => "whole",
+        Some(FilesState::Suspect { .. } | FilesState::Removed) => "suspect",
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,436 @@
+use super::*;
+
+const BOOT: BootId = BootId(1);
+const NEXT: BootId = BootId(2);
+
+fn at(boot: BootId) -> Stamp {
+    Stamp {
+        boot,
+        boottime_ms: 1_000,
+        wall_ms: 1_000,
+    }
+}
+
+fn files(id: &str, state: FilesState) -> ImageFiles {
+    ImageFiles {
+        image: "r/x:1".to_owned(),
+        id: id.to_owned(),
+        state,
+        suspected: None,
+    }
+}
+
+fn pulling(good: Option<(&str, bool)>, repairs: bool) -> FilesState {
+    FilesState::Pulling {
+        good: good.map(|(id, whole)| GoodImage {
+            id: id.to_owned(),
+            whole,
+        }),
+        repairs,
+    }
+}
+
+fn suspected() -> FilesState {
+    FilesState::Suspect {
+        why: "test".to_owned(),
+    }
+}
+
+#[test]
+fn only_what_was_not_whole_at_the_end_of_a_boot_is_a_suspect() {
+    use Standing::*;
+    let present = Some("a");
+    for (what, record, now, present, whole_elsewhere, want) in [
+        ("no record", None, NEXT, present, false, Trusted),
+        ("no record, no image", None, NEXT, None, false, Absent),
+        (
+            "whole",
+            Some(files("a", FilesState::Whole)),
+            NEXT,
+            present,
+            false,
+            Whole,
+        ),
+        (
+            "trusted",
+            Some(files("a", FilesState::Trusted)),
+            NEXT,
+            present,
+            false,
+            Trusted,
+        ),
+        (
+            "whole, then replaced by hand",
+            Some(files("b", FilesState::Whole)),
+            NEXT,
+            present,
+            false,
+            Trusted,
+        ),
+        (
+            "pulled in this boot",
+            Some(files("", pulling(None, false))),
+            BOOT,
+            present,
+            false,
+            Unsynced,
+        ),
+        (
+            "pull cut off by power",
+            Some(files("", pulling(None, false))),
+            NEXT,
+            present,
+            false,
+            Suspect,
+        ),
+        (
+            "cut off before it was there",
+            Some(files("", pulling(None, false))),
+            NEXT,
+            None,
+            false,
+            Absent,
+        ),
+        (
+            "whole by another name",
+            Some(files("", pulling(None, false))),
+            NEXT,
+            present,
+            true,
+            Whole,
+        ),
+        (
+            "cut off, the former image is there",
+            Some(files("a", pulling(Some(("a", true)), false))),
+            NEXT,
+            present,
+            false,
+            Whole,
+        ),
+        (
+            "cut off, the former image was trusted",
+            Some(files("a", pulling(Some(("a", false)), false))),
+            NEXT,
+            present,
+            false,
+            Trusted,
+        ),
+        (
+            "cut off, the new image is there",
+            Some(files("b", pulling(Some(("b", true)), false))),
+            NEXT,
+            present,
+            false,
+            Suspect,
+        ),
+        (
+            "suspect",
+            Some(files("a", suspected())),
+            BOOT,
+            present,
+            false,
+            Suspect,
+        ),
+        (
+            "suspect, then replaced by hand",
+            Some(files("b", suspected())),
+            BOOT,
+            present,
+            false,
+            Trusted,
+        ),
+        (
+            "removal cut off",
+            Some(files("a", FilesState::Removed)),
+            NEXT,
+            present,
+            false,
+            Suspect,
+        ),
+        (
+            "removed",
+            Some(files("a", FilesState::Removed)),
+            NEXT,
+            None,
+            false,
+            Owed,
+        ),
+        (
+            "repair cut off",
+            Some(files("a", pulling(None, true))),
+            NEXT,
+            None,
+            false,
+            Owed,
+        ),
+        (
+            "repair cut off by power",
+            Some(files("a", pulling(None, true))),
+            NEXT,
+            present,
+            false,
+            Suspect,
+        ),
+    ] {
+        let record = record.as_ref().map(|files| (files, at(BOOT)));
+        assert_eq!(
+            standing(record, now, present, whole_elsewhere),
+            want,
+            "{what}"
+        );
+    }
+}
+
+#[test]
+fn a_pull_that_fails_leaves_what_was_there_as_it_was() {
+    for (what, old, want) in [
+        ("nothing", None, AfterFailure::Forget),
+        (
+            "whole",
+            Some(files("a", FilesState::Whole)),
+            AfterFailure::Put(files("a", FilesState::Whole)),
+        ),
+        (
+            "trusted",
+            Some(files("a", FilesState::Trusted)),
+            AfterFailure::Put(files("a", FilesState::Trusted)),
+        ),
+        (
+            "removed",
+            Some(files("a", FilesState::Removed)),
+            AfterFailure::Put(files("a", FilesState::Removed)),
+        ),
+    ] {
+        let begun = begun(old.as_ref(), "r/x:1", None).unwrap();
+        assert!(matches!(begun.state, FilesState::Pulling { .. }), "{what}");
+        assert_eq!(failed(Some(&begun)), want, "{what}");
+        // Begun twice, by two pods.
+        let again = super::begun(Some(&begun), "r/x:1", None).unwrap();
+        assert_eq!(failed(Some(&again)), want, "{what}");
+    }
+    assert_eq!(
+        begun(Some(&files("a", suspected())), "r/x:1", Some("a")),
+        None
+    );
+    assert_eq!(failed(Some(&files("a", suspected()))), AfterFailure::Keep);
+    assert_eq!(failed(None), AfterFailure::Keep);
+}
+
+#[test]
+fn an_image_that_was_there_before_the_agent_is_what_a_first_pull_falls_back_to() {
+    let begun = begun(None, "r/x:1", Some("old")).unwrap();
+    let record = Some((&begun, at(BOOT)));
+    assert_eq!(
+        standing(record, NEXT, Some("old"), false),
+        Standing::Trusted
+    );
+    assert_eq!(
+        standing(record, NEXT, Some("new"), false),
+        Standing::Suspect
+    );
+}
+
+#[test]
+fn only_what_was_removed_before_is_repaired_by_a_pull() {
+    for (what, old, state, repaired) in [
+        ("first pull", None, FilesState::Whole, false),
+        (
+            "again",
+            Some(files("a", FilesState::Whole)),
+            FilesState::Whole,
+            false,
+        ),
+        (
+            "removed",
+            Some(files("a", FilesState::Removed)),
+            FilesState::Whole,
+            true,
+        ),
+        (
+            "repair",
+            Some(files("a", pulling(None, true))),
+            FilesState::Whole,
+            true,
+        ),
+        (
+            "pull",
+            Some(files("", pulling(None, false))),
+            FilesState::Whole,
+            false,
+        ),
+        (
+            "not removed",
+            Some(files("a", suspected())),
+            suspected(),
+            false,
+        ),
+        (
+            "the name has another image now",
+            Some(files("b", suspected())),
+            FilesState::Whole,
+            true,
+        ),
+    ] {
+        let (new, repairs) = finished(old.as_ref(), "r/x:1", "a");
+        assert_eq!((new.state, repairs), (state, repaired), "{what}");
+        assert_eq!(new.id, "a", "{what}");
+    }
+}
+
+#[test]
+fn what_was_there_already_is_noted_once_and_takes_nothing_back() {
+    let trusted = files("a", FilesState::Trusted);
+    assert_eq!(noticed(None, "r/x:1", "a"), Some(trusted.clone()));
+    assert_eq!(noticed(Some(&trusted), "r/x:1", "a"), None);
+    assert_eq!(
+        noticed(Some(&files("b", FilesState::Whole)), "r/x:1", "a"),
+        Some(trusted)
+    );
+    for state in [suspected(), FilesState::Removed, pulling(None, false)] {
+        assert_eq!(noticed(Some(&files("b", state)), "r/x:1", "a"), None);
+    }
+}
+
+#[test]
+fn errors_that_point_to_the_files_of_an_image_are_told_from_others() {
+    use Evidence::*;
+    for (error, want) in [
+        (
+            "failed to create containerd container: failed to stat parent: stat /var/lib/containerd/io.containerd.snapshotter.v1.overlayfs/snapshots/214/fs: no such file or directory",
+            Some(Storage),
+        ),
+        (
+            "failed to create containerd container: failed to create snapshot: missing parent \"k8s.io/2/sha256:ab\" bucket: not found",
+            Some(Storage),
+        ),
+        (
+            "failed to create containerd container: parent snapshot sha256:ab does not exist: not found",
+            Some(Storage),
+        ),
+        (
+            "failed to create containerd task: failed to create shim task: failed to mount rootfs component &{overlay overlay [workdir=/w upperdir=/u lowerdir=/l]}: no such file or directory: unknown",
+            Some(Storage),
+        ),
+        (
+            "failed to create containerd container: content digest sha256:ab: not found",
+            Some(Storage),
+        ),
+        (
+            "failed to pull and unpack image \"x\": failed to extract layer: blob sha256:ab expected at /var/lib/containerd/io.containerd.content.v1.content/blobs/sha256/ab: blob not found: not found",
+            Some(Storage),
+        ),
+        (
+            "error creating pod sandbox with name \"k8s_x\": layer not known",
+            Some(Storage),
+        ),
+        (
+            "reading image: locating item named \"manifest\" for image with ID \"ab\" (consider removing the image to resolve the issue): file does not exist",
+            Some(Storage),
+        ),
+        (
+            "creating read-write layer with ID \"ab\": Stat /var/lib/containers/storage/overlay/cd: no such file or directory",
+            Some(Storage),
+        ),
+        (
+            "mounting: readlink /var/lib/containers/storage/overlay/l/ABC: no such file or directory",
+            Some(Storage),
+        ),
+        (
+            "failed to create shim task: OCI runtime create failed: runc create failed: exec /bin/app: exec format error: unknown",
+            Some(Format),
+        ),
+        (
+            "OCI runtime create failed: unable to start container process: exec: \"/bin/app\": stat /bin/app: no such file or directory: unknown",
+            Some(Program),
+        ),
+        (
+            "OCI runtime create failed: unable to start container process: exec: \"app\": executable file not found in $PATH: unknown",
+            Some(Program),
+        ),
+        (
+            "crun: executable file `app` not found in $PATH: No such file or directory: OCI runtime attempted to invoke a command that was not found",
+            Some(Program),
+        ),
+        // Files that are not the image's.
+        (
+            "failed to generate container \"x\" spec: failed to stat \"/host/path\": stat /host/path: no such file or directory",
+            None,
+        ),
+        ("failed to mount rootfs component: invalid argument", None),
+        (
+            "failed to reserve container name \"m_p_ns_u_0\": name is reserved for \"ab\"",
+            None,
+        ),
+        (
+            "failed to create containerd container: write /var/lib/containerd/x: no space left on device",
+            None,
+        ),
+        (
+            "failed to pull image: dial tcp 10.0.0.1:443: connect: no route to host",
+            None,
+        ),
+        ("", None),
+    ] {
+        assert_eq!(evidence(error), want, "{error}");
+    }
+}
+
+#[test]
+fn a_failure_makes_a_suspect_once_per_boot_and_of_a_whole_image_by_storage_alone() {
+    use Evidence::*;
+    for (evidence, standing, want) in [
+        (Storage, Standing::Whole, true),
+        (Format, Standing::Whole, false),
+        (Program, Standing::Whole, false),
+        (Storage, Standing::Trusted, true),
+        (Format, Standing::Trusted, true),
+        (Program, Standing::Trusted, false),
+        (Program, Standing::Unsynced, true),
+        (Storage, Standing::Suspect, false),
+        (Storage, Standing::Owed, false),
+        (Storage, Standing::Absent, false),
+    ] {
+        let now = makes_suspect(evidence, standing, None, NEXT);
+        assert_eq!(now, want, "{evidence:?} {standing:?}");
+        let of_earlier_boot = makes_suspect(evidence, standing, Some(BOOT.0), NEXT);
+        assert_eq!(of_earlier_boot, want, "{evidence:?} {standing:?}");
+        assert!(!makes_suspect(evidence, standing, Some(NEXT.0), NEXT));
+    }
+    let failed = suspect(None, "r/x:1", "a", "why", Some(NEXT));
+    assert_eq!(failed.suspected, Some(NEXT.0));
+    let kept = suspect(Some(&failed), "r/x:1", "a", "why", None);
+    assert_eq!(kept.suspected, Some(NEXT.0));
+}
+
+#[test]
+fn an_unchanged_archive_is_imported_again_only_when_an_image_is_missing() {
+    let stamp = ArchiveStamp {
+        inode: 1,
+        size: 2,
+        modified_ns: 3,
+    };
+    let changed = ArchiveStamp { size: 4, ..stamp };
+    let good = ArchiveRecord {
+        name: "x.tar".to_owned(),
+        stamp,
+        images: vec!["a".to_owned(), "b".to_owned()],
+        error: String::new(),
+    };
+    let bad = ArchiveRecord {
+        error: "damaged".to_owned(),
+        ..good.clone()
+    };
+    for (record, stamp, is_first, present, want) in [
+        (None, stamp, true, "ab", ArchiveStep::Read),
+        (Some(&good), stamp, true, "ab", ArchiveStep::Keep),
+        (Some(&good), stamp, false, "ab", ArchiveStep::Keep),
+        (Some(&good), stamp, true, "a", ArchiveStep::Import),
+        (Some(&good), changed, false, "ab", ArchiveStep::Read),
+        (Some(&bad), stamp, false, "", ArchiveStep::Keep),
+        (Some(&bad), stamp, true, "", ArchiveStep::Read),
+        (Some(&bad), changed, false, "", ArchiveStep::Read),
+    ] {
+        let step = archive_step(record, stamp, is_first, |image| present.contains(image));
+        assert_eq!(step, want, "{record:?} {stamp:?} {is_first} {present}");
+    }
+}

@@ -1,0 +1,246 @@
+//! One pull for one who waits: on record before it begins, its files on the disk before it counts, told as events.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use super::error::classify;
+use super::pulls::{PullResult, Wanted};
+use super::{ImageError, ImageErrorReason, ImageManager, ImageService, Present, Reporter};
+use super::{files, records, unrecorded};
+use crate::core::backoff;
+use crate::core::state::{BackoffRecord, Durability, ImageRecord};
+use crate::kubeletconfig::format_duration;
+use crate::store::Store;
+use crate::types::metrics::ImageSizeLabel;
+use crate::types::{PodUid, Stamp};
+
+/// How often a pull that takes long is told to go on.
+const STILL_PULLING: Duration = Duration::from_secs(60);
+/// How often the files of a pull under way are brought to the disk, so that little is left to do at its end.
+const SYNC_EARLY: Duration = Duration::from_secs(5);
+
+impl ImageManager {
+    /// Pulls an image for a pod or for the node. A pull for the node leaves no back-off.
+    ///
+    /// # Errors
+    /// As [`ImageManager::ensure`].
+    pub(super) async fn pull<S: ImageService>(
+        &self,
+        want: Wanted,
+        service: &S,
+        store: &Store,
+        report: &Reporter<'_>,
+    ) -> Result<Present, ImageError> {
+        let (image, credentials) = (want.image.clone(), want.credentials.clone());
+        let image = image.as_str();
+        let begun = tokio::time::Instant::now();
+        // What the name stands for now is on record, unless the agent has never met it.
+        let present = match files::of(&store.snapshot(), image) {
+            Some(_) => None,
+            None => service.image_status(image).await.ok().flatten(),
+        };
+        let present = present.map(|found| found.id);
+        let now = self.clock.now();
+        let work = self.works.begin(image);
+        let under_way = self
+            .records
+            .begin(store, image, now, |seen, transaction| {
+                files::begun(seen, transaction, image, present.as_deref(), now)
+            })
+            .await
+            .map_err(|error| unrecorded(image, error))?;
+        report.normal("Pulling", format!("Pulling image \"{image}\""));
+        let uid = report.uid();
+        match self.pull_telling(want, service, report).await {
+            Ok(pulled) => {
+                let label = ImageSizeLabel {
+                    image_size_in_bytes: size_step(pulled.size).to_owned(),
+                };
+                self.metrics
+                    .image_pull_duration
+                    .get_or_create(&label)
+                    .observe(pulled.took.as_secs_f64());
+                let is_synced = self.bring_to_disk(image, service).await;
+                report.normal(
+                    "Pulled",
+                    format!(
+                        "Successfully pulled image \"{image}\" in {} ({} including waiting). Image size: {} bytes.",
+                        milliseconds(pulled.took),
+                        milliseconds(begun.elapsed()),
+                        pulled.size
+                    ),
+                );
+                let used = pulled.used.and_then(|index| credentials.get(index));
+                let has_repaired = AtomicBool::new(false);
+                self.change(
+                    store,
+                    image,
+                    Durability::Durable,
+                    |seen, record, transaction| {
+                        record.pulled_ref = Some(pulled.reference.clone());
+                        let now = self.clock.now();
+                        let mut t =
+                            records::record_pulled(seen, transaction, image, &pulled.id, used, now);
+                        if let Some(uid) = &uid {
+                            record.backoffs.remove(uid);
+                            t = records::record_error(seen, t, uid, image, None, now);
+                        }
+                        if is_synced {
+                            let repaired;
+                            (t, repaired) = files::finished(seen, t, image, &pulled.id, now);
+                            has_repaired.store(repaired, Ordering::Relaxed);
+                        }
+                        under_way.end(seen, t)
+                    },
+                )
+                .await?;
+                if has_repaired.load(Ordering::Relaxed) {
+                    self.tell_repaired(image, "pulled", report);
+                }
+                if let Some(tell) = &self.pulled {
+                    tell();
+                }
+                Ok(Present {
+                    reference: pulled.reference,
+                    user: None,
+                })
+            }
+            Err(error) => {
+                let (reason, message) = classify(image, &error);
+                report.warning(
+                    "Failed",
+                    format!("Failed to pull image \"{image}\": {}", error.message),
+                );
+                let now = self.clock.now();
+                let told = format!("{}: {message}", reason.as_str());
+                let next = |record: &ImageRecord, uid: &PodUid| -> BackoffRecord {
+                    let last = record.backoffs.get(uid).copied();
+                    backoff::image::failed(last, now, backoff::image::MAX)
+                };
+                // The runtime may go on with a pull that nobody hears of any more.
+                let brought_nothing = !error.outcome_unknown() && !work.is_shared();
+                let committed = self
+                    .change(
+                        store,
+                        image,
+                        Durability::Relaxed,
+                        |seen, record, transaction| {
+                            let mut t = transaction;
+                            if let Some(uid) = &uid {
+                                let backoff = next(record, uid);
+                                record.backoffs.insert(uid.clone(), backoff);
+                                t = records::record_error(seen, t, uid, image, Some(&told), now);
+                            }
+                            if brought_nothing {
+                                t = files::failed(seen, t, image, now);
+                            }
+                            under_way.end(seen, t)
+                        },
+                    )
+                    .await;
+                Err(backing_off(reason, message, committed, uid.as_ref(), now))
+            }
+        }
+    }
+
+    /// Brings the files of an image to the disk, and tells whether that worked.
+    pub(super) async fn bring_to_disk<S: ImageService>(&self, image: &str, service: &S) -> bool {
+        match self.syncs.sync(service).await {
+            Ok(()) => true,
+            Err(error) => {
+                if self.syncs.fails_anew() {
+                    tracing::warn!(image, %error, "a power cut may damage images, their files are not known to be on the disk");
+                } else {
+                    tracing::debug!(image, %error, "the files of an image are not known to be on the disk");
+                }
+                false
+            }
+        }
+    }
+
+    /// Pulls, and tells each minute that it still does.
+    async fn pull_telling<S: ImageService>(
+        &self,
+        want: Wanted,
+        service: &S,
+        report: &Reporter<'_>,
+    ) -> PullResult {
+        let image = want.image.clone();
+        let begun = tokio::time::Instant::now();
+        let mut minutes = tokio::time::interval_at(begun + STILL_PULLING, STILL_PULLING);
+        let mut syncs = tokio::time::interval_at(begun + SYNC_EARLY, SYNC_EARLY);
+        syncs.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        let mut pull = std::pin::pin!(self.pulls.pull(service, want));
+        loop {
+            tokio::select! {
+                biased;
+                result = &mut pull => return result,
+                _ = minutes.tick() => {
+                    let took = format_duration(Duration::from_secs(begun.elapsed().as_secs()));
+                    tracing::info!(image, pod = report.uid().map(tracing::field::display), took, "still pulling");
+                    report.normal("Pulling", format!("Still pulling image \"{image}\" after {took}"));
+                }
+                _ = syncs.tick() => {
+                    let (syncs, service) = (Arc::clone(&self.syncs), service.clone());
+                    // Whether it worked is found at the end of the pull.
+                    tokio::spawn(async move { syncs.sync(&service).await.ok() });
+                }
+            }
+        }
+    }
+}
+
+/// The error of a pull whose failure was, or could not be, recorded.
+fn backing_off(
+    reason: ImageErrorReason,
+    message: String,
+    committed: Result<ImageRecord, ImageError>,
+    uid: Option<&PodUid>,
+    now: Stamp,
+) -> ImageError {
+    let mut error = ImageError::new(reason, message);
+    match committed {
+        Ok(record) => {
+            let backoff = uid.and_then(|uid| record.backoffs.get(uid)).copied();
+            error.retry_at = backoff::image::waiting(backoff, now);
+        }
+        Err(failed) => {
+            error
+                .message
+                .push_str("; the back-off could not be recorded");
+            error.store = failed.store;
+        }
+    }
+    error
+}
+
+/// Upstream's step of an image's size; `N/A` when the runtime does not say.
+fn size_step(bytes: u64) -> &'static str {
+    const MIB: u64 = 1 << 20;
+    const STEPS: [(u64, &str); 12] = [
+        (10, "0-10MB"),
+        (100, "10MB-100MB"),
+        (500, "100MB-500MB"),
+        (1 << 10, "500MB-1GB"),
+        (5 << 10, "1GB-5GB"),
+        (10 << 10, "5GB-10GB"),
+        (20 << 10, "10GB-20GB"),
+        (30 << 10, "20GB-30GB"),
+        (40 << 10, "30GB-40GB"),
+        (60 << 10, "40GB-60GB"),
+        (100 << 10, "60GB-100GB"),
+        (u64::MAX / MIB, "GT100GB"),
+    ];
+    if bytes == 0 {
+        return "N/A";
+    }
+    let step = STEPS.iter().find(|(most, _)| bytes / MIB < *most);
+    step.map_or("GT100GB", |(_, name)| name)
+}
+
+/// A duration as events tell it, in whole milliseconds.
+fn milliseconds(duration: Duration) -> String {
+    let whole = u64::try_from(duration.as_millis()).unwrap_or(u64::MAX);
+    format_duration(Duration::from_millis(whole))
+}

@@ -1,0 +1,604 @@
+//! The preload directory: archives of images that are imported at the start and whenever they change, and pinned.
+//!
+//! Comes in: files in the directory, what the runtime has. Goes out: imports, records of them (`imagearchives` in the
+//! table of objects), events about archives that cannot be imported. Whether a file is to be read or imported is decided
+//! in `core::images`. An archive is a source for the repair of its images, and it keeps them from being collected.
+//!
+//! **Invariant:** an unchanged archive is imported again only when the runtime lacks one of its images.
+
+use std::collections::{BTreeMap, HashSet};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use notify::{EventKind, RecommendedWatcher, RecursiveMode, Watcher as _};
+use tokio::sync::watch;
+
+use super::archive::images_in;
+use super::files::{self, Work};
+use super::import::Importer;
+use super::records::object;
+use super::{ImageManager, ImageService, Reporter, qualified};
+use crate::core::images::{self, ArchiveRecord, ArchiveStamp, ArchiveStep};
+use crate::core::state::{ImageRecord, ObjectRecord, State, Transaction};
+use crate::store::{CommitError, Store};
+use crate::types::events::{Event, EventRecorder, EventType};
+use crate::types::{Stamp, blocking};
+
+/// Ends of the names of archives. Those with a compression that is not supported are told of.
+const ENDINGS: [&str; 8] = [
+    ".tar",
+    ".tar.gz",
+    ".tgz",
+    ".tar.zst",
+    ".tar.zstd",
+    ".tar.xz",
+    ".tar.bz2",
+    ".tar.lz4",
+];
+/// A file that changed this shortly ago may still be written.
+const QUIET: Duration = Duration::from_secs(2);
+/// How long a pod waits until the directory was looked at after the start.
+const FIRST_LOOK: Duration = Duration::from_secs(30);
+/// How long the part of the runtime that serves CRI may take to see what was imported, and how often it is asked.
+const SEEN: (u32, Duration) = (50, Duration::from_millis(100));
+
+/// The preload directory.
+pub(super) struct Preload {
+    dir: PathBuf,
+    importer: Arc<dyn Importer>,
+    /// Archives that can be imported, by file name.
+    known: Mutex<BTreeMap<String, Archive>>,
+    /// One import at a time.
+    turn: tokio::sync::Mutex<()>,
+    looked: watch::Sender<bool>,
+    hints: watch::Sender<u64>,
+    watcher: Mutex<Option<RecommendedWatcher>>,
+}
+
+/// An archive in it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Archive {
+    name: String,
+    path: PathBuf,
+    stamp: ArchiveStamp,
+    /// As they are written in it.
+    images: Vec<String>,
+}
+
+impl Preload {
+    pub(super) fn new(dir: PathBuf, importer: Arc<dyn Importer>) -> Self {
+        Self {
+            dir,
+            importer,
+            known: Mutex::default(),
+            turn: tokio::sync::Mutex::default(),
+            looked: watch::Sender::new(false),
+            hints: watch::Sender::new(0),
+            watcher: Mutex::default(),
+        }
+    }
+
+    /// Changes when the directory may have changed.
+    pub(super) fn hints(&self) -> watch::Receiver<u64> {
+        self.hints.subscribe()
+    }
+
+    fn known(&self) -> MutexGuard<'_, BTreeMap<String, Archive>> {
+        // Entries are put and removed whole.
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn holding(&self, image: &str) -> Option<Archive> {
+        let image = qualified(image);
+        let known = self.known();
+        let mut archives = known.values();
+        archives
+            .find(|archive| archive.images.iter().any(|i| qualified(i) == image))
+            .cloned()
+    }
+
+    /// Waits until the directory was looked at once, but not for ever.
+    async fn first_look(&self) {
+        let mut looked = self.looked.subscribe();
+        let seen = looked.wait_for(|looked| *looked);
+        if tokio::time::timeout(FIRST_LOOK, seen).await.is_err() {
+            tracing::warn!(path = %self.dir.display(), "a pod goes on before the preload directory was looked at");
+        }
+    }
+
+    /// Takes the pins off those of these images that no archive holds any more.
+    async fn unpin(&self, archive: &str, images: &[String]) {
+        let mut unpinned = images.to_vec();
+        unpinned.retain(|image| self.holding(image).is_none());
+        if unpinned.is_empty() {
+            return;
+        }
+        if let Err(error) = self.importer.unpin(&unpinned).await {
+            tracing::warn!(archive, %error, "images stay pinned in the runtime");
+        }
+    }
+
+    /// Makes the directory and watches it. Without a watcher it is looked at periodically.
+    fn watch(&self) {
+        let mut watcher = self.watcher.lock().unwrap_or_else(PoisonError::into_inner);
+        if watcher.is_some() {
+            return;
+        }
+        let hints = self.hints.clone();
+        let made = std::fs::DirBuilder::new()
+            .recursive(true)
+            .mode(0o700)
+            .create(&self.dir)
+            .map_err(notify::Error::io)
+            .and_then(|()| {
+                notify::recommended_watcher(move |event: notify::Result<notify::Event>| {
+                    if event.map_or(true, |e| !matches!(e.kind, EventKind::Access(_))) {
+                        hints.send_modify(|count| *count = count.wrapping_add(1));
+                    }
+                })
+            })
+            .and_then(|mut made| {
+                made.watch(&self.dir, RecursiveMode::NonRecursive)?;
+                Ok(made)
+            });
+        match made {
+            Ok(made) => *watcher = Some(made),
+            Err(error) => {
+                tracing::debug!(path = %self.dir.display(), %error, "the preload directory is looked at periodically");
+            }
+        }
+    }
+}
+
+impl ImageManager {
+    /// Whether an image can be brought from an archive: one holds it that was imported as it is now.
+    pub(super) fn has_archive(&self, image: &str, seen: &State) -> bool {
+        let archive = self.preload.as_ref().and_then(|p| p.holding(image));
+        archive.is_some_and(|archive| {
+            let record = record_of(seen, &archive.name);
+            record.is_some_and(|r| r.error.is_empty() && r.stamp == archive.stamp)
+        })
+    }
+
+    /// Imports the archive that holds an image which is not there. An import that fails is told, and leaves the image to
+    /// a pull. Returns whether an archive holds it, so that it may be there now.
+    ///
+    /// # Errors
+    /// When it cannot be recorded.
+    pub(super) async fn bring_from_archive<S: ImageService>(
+        &self,
+        image: &str,
+        service: &S,
+        store: &Store,
+        report: &Reporter<'_>,
+    ) -> Result<bool, CommitError> {
+        let Some(preload) = &self.preload else {
+            return Ok(false);
+        };
+        preload.first_look().await;
+        if preload.holding(image).is_none() {
+            return Ok(false);
+        }
+        let _turn = preload.turn.lock().await;
+        let Some(archive) = preload.holding(image) else {
+            return Ok(false);
+        };
+        // Another pod may have brought it meanwhile; a runtime that does not answer imports nothing either.
+        if matches!(service.image_status(image).await, Ok(None)) {
+            self.import(preload, &archive, service, store, report)
+                .await?;
+        }
+        Ok(true)
+    }
+
+    /// Looks at the directory, and imports what is new or missing. Returns whether a file may still be written, so that
+    /// another look is due soon.
+    ///
+    /// # Errors
+    /// When it cannot be recorded; the next look goes on.
+    pub(super) async fn look_at_archives<S: ImageService>(
+        &self,
+        is_first: bool,
+        service: &S,
+        store: &Store,
+        recorder: &dyn EventRecorder,
+    ) -> Result<bool, CommitError> {
+        let Some(preload) = &self.preload else {
+            return Ok(false);
+        };
+        let report = Reporter {
+            pod: None,
+            container: None,
+            recorder,
+        };
+        preload.watch();
+        let found = match list(&preload.dir).await {
+            Ok(found) => found,
+            Err(error) => {
+                tracing::warn!(path = %preload.dir.display(), %error, "cannot look at the preload directory");
+                preload.looked.send_replace(true);
+                return Ok(false);
+            }
+        };
+        self.forget_gone(preload, &found, store).await?;
+        if found.is_empty() {
+            preload.looked.send_replace(true);
+            return Ok(false);
+        }
+        let present: Option<HashSet<String>> = match service.list_images().await {
+            Ok(images) => {
+                let names = images.iter().flat_map(|i| &i.repo_tags);
+                Some(names.map(|name| qualified(name)).collect())
+            }
+            Err(error) => {
+                tracing::warn!(%error, "which images are missing is not known, archives are imported later");
+                None
+            }
+        };
+        let is_present = |image: &str| {
+            present
+                .as_ref()
+                .is_none_or(|p| p.contains(&qualified(image)))
+        };
+        let (mut due, mut is_written) = (Vec::new(), false);
+        for (name, path, stamp) in found {
+            let record = record_of(&store.snapshot(), &name);
+            match images::archive_step(record.as_ref(), stamp, is_first, is_present) {
+                ArchiveStep::Read if is_young(stamp, self.clock.now()) => is_written = true,
+                ArchiveStep::Read => {
+                    let of = path.clone();
+                    let read = blocking::run(move || images_in(&of)).await;
+                    match read {
+                        Ok(Ok(images)) => due.push(Archive {
+                            name,
+                            path,
+                            stamp,
+                            images,
+                        }),
+                        Ok(Err(error)) => {
+                            self.refuse(
+                                preload,
+                                (&name, stamp),
+                                error.to_string(),
+                                store,
+                                recorder,
+                            )
+                            .await?;
+                        }
+                        Err(error) => {
+                            tracing::warn!(archive = name, %error, "cannot read an archive");
+                        }
+                    }
+                }
+                step => {
+                    let Some(record) = record.filter(|record| record.error.is_empty()) else {
+                        continue;
+                    };
+                    let archive = Archive {
+                        name: name.clone(),
+                        path,
+                        stamp,
+                        images: record.images,
+                    };
+                    preload.known().insert(name, archive.clone());
+                    if step == ArchiveStep::Import {
+                        due.push(archive);
+                    }
+                }
+            }
+        }
+        for archive in &due {
+            preload
+                .known()
+                .insert(archive.name.clone(), archive.clone());
+        }
+        preload.looked.send_replace(true);
+        for archive in due {
+            let _turn = preload.turn.lock().await;
+            // A pod may have had it imported meanwhile.
+            let record = record_of(&store.snapshot(), &archive.name);
+            let is_done = record.is_some_and(|r| r.stamp == archive.stamp && r.error.is_empty());
+            if is_done && self.has_all(&archive, service).await {
+                continue;
+            }
+            self.import(preload, &archive, service, store, &report)
+                .await?;
+        }
+        Ok(is_written)
+    }
+
+    async fn has_all<S: ImageService>(&self, archive: &Archive, service: &S) -> bool {
+        for image in &archive.images {
+            if !matches!(service.image_status(image).await, Ok(Some(_))) {
+                return false;
+            }
+        }
+        true
+    }
+
+    /// Imports an archive; the caller has the turn.
+    async fn import<S: ImageService>(
+        &self,
+        preload: &Preload,
+        archive: &Archive,
+        service: &S,
+        store: &Store,
+        report: &Reporter<'_>,
+    ) -> Result<(), CommitError> {
+        // What a power cut left behind must not pass for what this import brings: the runtime believes it.
+        for image in &archive.images {
+            self.settle(Some(image.as_str()), service, store, report)
+                .await?;
+        }
+        let works: Vec<(&String, Work)> = archive
+            .images
+            .iter()
+            .map(|image| (image, self.works.begin(image)))
+            .collect();
+        let mut before = BTreeMap::new();
+        for image in &archive.images {
+            if files::of(&store.snapshot(), image).is_none()
+                && let Ok(Some(found)) = service.image_status(image).await
+            {
+                before.insert(image, found.id);
+            }
+        }
+        let now = self.clock.now();
+        files::commit(store, |seen| {
+            let images = archive.images.iter();
+            images.fold(Transaction::new(), |transaction, image| {
+                let present = before.get(image).map(String::as_str);
+                files::begun(seen, transaction, image, present, now)
+            })
+        })
+        .await?;
+        fail::fail_point!("images::preload::after_begin");
+        tracing::info!(archive = archive.name, images = ?archive.images, "importing an archive");
+        let imported = preload
+            .importer
+            .import(&archive.path, &archive.images)
+            .await
+            .map_err(|error| error.to_string());
+        let ids = match imported {
+            Ok(()) => self.ids_of(&archive.images, service).await,
+            Err(why) => Err(why),
+        };
+        match ids {
+            Ok(ids) => {
+                let is_synced = self.bring_to_disk(&archive.name, service).await;
+                if let Some(former) = record_of(&store.snapshot(), &archive.name) {
+                    preload.unpin(&archive.name, &former.images).await;
+                }
+                self.record_import(archive, &ids, is_synced, store, report)
+                    .await
+            }
+            Err(why) => {
+                self.record_failure(works, service, store).await?;
+                let of = (archive.name.as_str(), archive.stamp);
+                self.refuse(preload, of, why, store, report.recorder).await
+            }
+        }
+    }
+
+    /// The IDs of images that were just imported. containerd's CRI hears of them by events.
+    async fn ids_of<S: ImageService>(
+        &self,
+        images: &[String],
+        service: &S,
+    ) -> Result<Vec<String>, String> {
+        let mut ids = Vec::new();
+        for image in images {
+            let mut tries = 0;
+            let id = loop {
+                match service.image_status(image).await {
+                    Ok(Some(found)) => break found.id,
+                    Ok(None) if tries < SEEN.0 => tries += 1,
+                    Ok(None) => {
+                        return Err(format!(
+                            "it was imported, but the runtime does not show {image}"
+                        ));
+                    }
+                    Err(error) => return Err(error.to_string()),
+                }
+                tokio::time::sleep(SEEN.1).await;
+            };
+            ids.push(id);
+        }
+        Ok(ids)
+    }
+
+    async fn record_import(
+        &self,
+        archive: &Archive,
+        ids: &[String],
+        is_synced: bool,
+        store: &Store,
+        report: &Reporter<'_>,
+    ) -> Result<(), CommitError> {
+        let now = self.clock.now();
+        let seen = store.snapshot();
+        let all = || archive.images.iter().zip(ids);
+        let repaired = |(image, id): &(&String, &String)| {
+            let old = files::of(&seen, image).map(|(files, _)| files);
+            is_synced && images::finished(old.as_ref(), image, id).1
+        };
+        let repaired: Vec<&String> = all().filter(repaired).map(|(image, _)| image).collect();
+        let record = ArchiveRecord {
+            name: archive.name.clone(),
+            stamp: archive.stamp,
+            images: archive.images.clone(),
+            error: String::new(),
+        };
+        files::commit(store, |seen| {
+            let mut transaction =
+                Transaction::new().put(images::archive_key(&archive.name), object(&record, now));
+            for (image, id) in all() {
+                if is_synced {
+                    (transaction, _) = files::finished(seen, transaction, image, id, now);
+                }
+                if seen.record::<ImageRecord>(image).is_none() {
+                    let record = ImageRecord {
+                        pulled_ref: None,
+                        backoffs: BTreeMap::new(),
+                        first_seen: now,
+                        last_used: now,
+                    };
+                    transaction = transaction
+                        .expect::<ImageRecord>(seen, image)
+                        .put(image, record);
+                }
+            }
+            transaction
+        })
+        .await?;
+        tracing::info!(archive = archive.name, "archive imported");
+        for image in repaired {
+            self.tell_repaired(image, "imported", report);
+        }
+        if let Some(tell) = &self.pulled {
+            tell();
+        }
+        Ok(())
+    }
+
+    /// What an import that failed has not brought is as it was before. What it has brought is found by the next look at
+    /// the records.
+    async fn record_failure<S: ImageService>(
+        &self,
+        works: Vec<(&String, Work)>,
+        service: &S,
+        store: &Store,
+    ) -> Result<(), CommitError> {
+        for (image, work) in works {
+            if work.is_shared() || !matches!(service.image_status(image).await, Ok(None)) {
+                continue;
+            }
+            let now = self.clock.now();
+            files::commit(store, |seen| {
+                files::failed(seen, Transaction::new(), image, now)
+            })
+            .await?;
+        }
+        Ok(())
+    }
+
+    /// Records and tells once that an archive cannot be imported as it is.
+    async fn refuse(
+        &self,
+        preload: &Preload,
+        (name, stamp): (&str, ArchiveStamp),
+        error: String,
+        store: &Store,
+        recorder: &dyn EventRecorder,
+    ) -> Result<(), CommitError> {
+        preload.known().remove(name);
+        let path = preload.dir.join(name);
+        tracing::warn!(archive = %path.display(), error, "cannot import an archive of images");
+        let text = format!("Cannot import {}: {error}", path.display());
+        let event = Event::node(EventType::Warning, "ImageImportFailed", text);
+        recorder.record(event);
+        let now = self.clock.now();
+        files::commit(store, |seen| {
+            let images = record_of(seen, name).map(|record| record.images);
+            let record = ArchiveRecord {
+                name: name.to_owned(),
+                stamp,
+                images: images.unwrap_or_default(),
+                error: error.clone(),
+            };
+            Transaction::new().put(images::archive_key(name), object(&record, now))
+        })
+        .await
+        .map(drop)
+    }
+
+    /// Forgets archives that are gone; their images are pinned no more.
+    async fn forget_gone(
+        &self,
+        preload: &Preload,
+        found: &[(String, PathBuf, ArchiveStamp)],
+        store: &Store,
+    ) -> Result<(), CommitError> {
+        let seen = store.snapshot();
+        let is_there = |name: &str| found.iter().any(|(f, _, _)| f == name);
+        let gone: Vec<ArchiveRecord> = images::all_archives(&seen)
+            .filter(|archive| !is_there(&archive.name))
+            .collect();
+        for gone in gone {
+            preload.known().remove(&gone.name);
+            tracing::info!(
+                archive = gone.name,
+                "an archive is gone, its images are pinned no more"
+            );
+            preload.unpin(&gone.name, &gone.images).await;
+            let key = images::archive_key(&gone.name);
+            files::commit(store, |seen| {
+                if seen.record::<ObjectRecord>(&key).is_none() {
+                    return Transaction::new();
+                }
+                Transaction::new().delete::<ObjectRecord>(&key)
+            })
+            .await?;
+        }
+        Ok(())
+    }
+}
+
+fn record_of(seen: &State, name: &str) -> Option<ArchiveRecord> {
+    let record = seen.record::<ObjectRecord>(&images::archive_key(name))?;
+    serde_json::from_slice(&record.data).ok()
+}
+
+/// Whether a file may still be written. One with a time in the future is not waited for.
+fn is_young(stamp: ArchiveStamp, now: Stamp) -> bool {
+    let age = now.wall_ms.saturating_sub(stamp.modified_ns / 1_000_000);
+    u64::try_from(age).is_ok_and(|age| Duration::from_millis(age) < QUIET)
+}
+
+/// The archives in a directory, by name. One that is not there has none.
+async fn list(dir: &Path) -> io::Result<Vec<(String, PathBuf, ArchiveStamp)>> {
+    let dir = dir.to_owned();
+    let listed = blocking::run(move || {
+        let mut found = Vec::new();
+        let entries = match std::fs::read_dir(&dir) {
+            Ok(entries) => entries,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(found),
+            Err(error) => return Err(error),
+        };
+        for entry in entries {
+            let entry = entry?;
+            let Ok(name) = entry.file_name().into_string() else {
+                continue;
+            };
+            if name.starts_with('.') || !ENDINGS.iter().any(|end| name.ends_with(end)) {
+                continue;
+            }
+            let path = entry.path();
+            // Also behind a link.
+            let Ok(metadata) = std::fs::metadata(&path) else {
+                continue;
+            };
+            if metadata.is_file() {
+                let stamp = ArchiveStamp {
+                    inode: metadata.ino(),
+                    size: metadata.size(),
+                    modified_ns: metadata
+                        .mtime()
+                        .saturating_mul(1_000_000_000)
+                        .saturating_add(metadata.mtime_nsec()),
+                };
+                found.push((name, path, stamp));
+            }
+        }
+        found.sort();
+        Ok(found)
+    });
+    listed.await.map_err(io::Error::other)?
+}
+
+#[cfg(test)]
+#[path = "preload_tests.rs"]
+mod tests;

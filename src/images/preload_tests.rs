@@ -1,0 +1,328 @@
+use std::collections::BTreeSet;
+use std::fs;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use futures::future::BoxFuture;
+use k8s_cri::v1;
+
+use super::super::archive::tests::saved;
+use super::super::import::ImportError;
+use super::super::{ImageConfig, PullInputs};
+use super::*;
+use crate::core::images::{FilesState, files_of};
+use crate::kuberuntime::cri::CriError;
+use crate::store::{Committed, RemoveIntent};
+use crate::types::events::MemoryRecorder;
+use crate::types::metrics::Metrics;
+use crate::types::runtime::PodStatus;
+use crate::types::{BootId, Clock, ContainerId, PodExt as _};
+
+/// Far in the past of every file: none of them is young.
+struct AtBoot;
+
+impl Clock for AtBoot {
+    fn now(&self) -> Stamp {
+        Stamp {
+            boot: BootId(1),
+            boottime_ms: 1_000,
+            wall_ms: 1_000,
+        }
+    }
+}
+
+#[derive(Clone, Default)]
+struct Runtime(Arc<Shared>);
+
+#[derive(Default)]
+struct Shared {
+    images: Mutex<BTreeSet<String>>,
+    imports: Mutex<Vec<String>>,
+    unpinned: Mutex<Vec<String>>,
+    is_broken: AtomicBool,
+}
+
+impl ImageService for Runtime {
+    async fn image_status(&self, image: &str) -> Result<Option<v1::Image>, CriError> {
+        let has = self.0.images.lock().unwrap().contains(&qualified(image));
+        Ok(has.then(|| v1::Image {
+            id: format!("id-of-{}", qualified(image)),
+            ..Default::default()
+        }))
+    }
+
+    async fn pull_image(
+        &self,
+        _: v1::ImageSpec,
+        _: Option<v1::AuthConfig>,
+        _: Option<v1::PodSandboxConfig>,
+    ) -> Result<String, CriError> {
+        panic!("there is no registry")
+    }
+
+    async fn list_images(&self) -> Result<Vec<v1::Image>, CriError> {
+        let images = self.0.images.lock().unwrap();
+        let image = |name: &String| v1::Image {
+            repo_tags: vec![name.clone()],
+            ..Default::default()
+        };
+        Ok(images.iter().map(image).collect())
+    }
+
+    async fn remove_image(&self, image: &str) -> Result<(), CriError> {
+        let name = image.strip_prefix("id-of-").unwrap_or(image);
+        self.0.images.lock().unwrap().remove(&qualified(name));
+        Ok(())
+    }
+
+    async fn image_directories(&self) -> Result<Vec<PathBuf>, CriError> {
+        Ok(vec![PathBuf::from("/proc")])
+    }
+
+    async fn containers_of(&self, _: &str) -> Result<Vec<(PodStatus, Vec<ContainerId>)>, CriError> {
+        Ok(Vec::new())
+    }
+
+    async fn remove_container(&self, _: &Committed<RemoveIntent>) -> Result<(), CriError> {
+        Ok(())
+    }
+}
+
+impl Importer for Runtime {
+    fn import<'a>(
+        &'a self,
+        archive: &'a Path,
+        images: &'a [String],
+    ) -> BoxFuture<'a, Result<(), ImportError>> {
+        Box::pin(async move {
+            if self.0.is_broken.load(Ordering::SeqCst) {
+                return Err(ImportError::Missing {
+                    tools: "ctr",
+                    path: "/bin".to_owned(),
+                });
+            }
+            let name = archive.file_name().unwrap().to_str().unwrap();
+            self.0.imports.lock().unwrap().push(name.to_owned());
+            let names = images.iter().map(|image| qualified(image));
+            self.0.images.lock().unwrap().extend(names);
+            Ok(())
+        })
+    }
+
+    fn unpin<'a>(&'a self, images: &'a [String]) -> BoxFuture<'a, Result<(), ImportError>> {
+        self.0.unpinned.lock().unwrap().extend_from_slice(images);
+        Box::pin(async { Ok(()) })
+    }
+}
+
+struct World {
+    dir: tempfile::TempDir,
+    store: Store,
+    recorder: MemoryRecorder,
+    runtime: Runtime,
+    manager: ImageManager,
+}
+
+fn world() -> World {
+    let runtime = Runtime::default();
+    let dir = tempfile::tempdir().unwrap();
+    World {
+        store: Store::in_memory(Arc::new(AtBoot)),
+        recorder: MemoryRecorder::default(),
+        manager: manager(dir.path(), &runtime),
+        runtime,
+        dir,
+    }
+}
+
+fn manager(dir: &Path, runtime: &Runtime) -> ImageManager {
+    ImageManager::new(ImageConfig::default(), Arc::new(AtBoot), Metrics::default())
+        .preloading(dir.join("images"), Arc::new(runtime.clone()))
+}
+
+impl World {
+    fn add(&self, name: &str, content: &[u8]) {
+        let dir = self.dir.path().join("images");
+        fs::create_dir_all(&dir).unwrap();
+        fs::write(dir.join("new"), content).unwrap();
+        fs::rename(dir.join("new"), dir.join(name)).unwrap();
+    }
+
+    async fn look(&self, is_first: bool) {
+        self.manager
+            .look_at_archives(is_first, &self.runtime, &self.store, &self.recorder)
+            .await
+            .unwrap();
+    }
+
+    fn imports(&self) -> Vec<String> {
+        std::mem::take(&mut *self.runtime.0.imports.lock().unwrap())
+    }
+
+    fn events(&self) -> Vec<String> {
+        let events = self.recorder.events().into_iter();
+        events
+            .inspect(|e| assert!(e.pod.is_none(), "{e:?}"))
+            .map(|e| format!("{}: {}", e.reason, e.message))
+            .collect()
+    }
+
+    fn restarted(self) -> Self {
+        Self {
+            manager: manager(self.dir.path(), &self.runtime),
+            recorder: MemoryRecorder::default(),
+            ..self
+        }
+    }
+}
+
+#[tokio::test]
+async fn archives_are_imported_once_and_again_when_they_change_or_an_image_is_missing() {
+    let w = world();
+    w.look(true).await;
+    assert!(w.dir.path().join("images").is_dir(), "it is made");
+    w.add("a.tar", &saved(&["a:1", "b:1"]));
+    w.add(
+        "b.tar.zst",
+        &zstd::encode_all(&saved(&["c:1"])[..], 1).unwrap(),
+    );
+    w.add("README", b"no archive");
+    w.add(".hidden.tar", b"no archive");
+    w.look(false).await;
+    assert_eq!(w.imports(), ["a.tar", "b.tar.zst"]);
+    let state = w.store.snapshot();
+    for image in ["a:1", "docker.io/library/b:1", "c:1"] {
+        let (files, _) = files_of(&state, &qualified(image)).unwrap();
+        assert_eq!(files.state, FilesState::Whole, "{image}");
+        assert!(files::archive_of(&state, image).is_some(), "{image}");
+    }
+    w.look(false).await;
+    let w = w.restarted();
+    w.look(true).await;
+    assert_eq!(w.imports(), [""; 0], "nothing has changed");
+
+    w.add("a.tar", &saved(&["a:2"]));
+    w.look(false).await;
+    assert_eq!(w.imports(), ["a.tar"]);
+    let unpinned = w.runtime.0.unpinned.lock().unwrap().clone();
+    assert_eq!(unpinned, ["a:1", "b:1"], "it holds them no more");
+    w.runtime.remove_image("id-of-c:1").await.unwrap();
+    w.look(false).await;
+    assert_eq!(w.imports(), ["b.tar.zst"]);
+    assert_eq!(w.events(), [""; 0]);
+}
+
+#[tokio::test]
+async fn an_archive_that_is_gone_pins_its_images_no_more() {
+    let w = world();
+    w.add("a.tar", &saved(&["a:1"]));
+    w.add("b.tar", &saved(&["a:1", "b:1"]));
+    w.look(true).await;
+    fs::remove_file(w.dir.path().join("images/b.tar")).unwrap();
+    w.look(false).await;
+    assert_eq!(*w.runtime.0.unpinned.lock().unwrap(), ["b:1"]);
+    let state = w.store.snapshot();
+    assert_eq!(files::archive_of(&state, "a:1").as_deref(), Some("a.tar"));
+    assert_eq!(files::archive_of(&state, "b:1"), None);
+}
+
+#[tokio::test]
+async fn an_archive_that_cannot_be_imported_is_told_once_per_start_and_stops_nobody() {
+    let w = world();
+    w.add("bad.tar", &saved(&["a:1"])[..3_000]);
+    w.add("old.tar.bz2", b"BZh91AY");
+    w.add("good.tar", &saved(&["b:1"]));
+    w.look(true).await;
+    w.look(false).await;
+    assert_eq!(w.imports(), ["good.tar"]);
+    let events = w.events();
+    assert_eq!(events.len(), 2, "{events:?}");
+    assert!(
+        events[0].starts_with("ImageImportFailed: Cannot import "),
+        "{events:?}"
+    );
+    assert!(
+        events[0].contains("images/bad.tar: it cannot be read to its end"),
+        "{events:?}"
+    );
+    assert!(events[1].contains("bzip2"), "{events:?}");
+
+    w.runtime.0.is_broken.store(true, Ordering::SeqCst);
+    w.add("bad.tar", &saved(&["a:1"]));
+    w.look(false).await;
+    let told = w.events();
+    assert!(told[2].contains("ctr not found in /bin"), "{told:?}");
+    let state = w.store.snapshot();
+    assert_eq!(
+        files_of(&state, &qualified("a:1")),
+        None,
+        "nothing was brought"
+    );
+    // The tool is installed, and the agent started again.
+    w.runtime.0.is_broken.store(false, Ordering::SeqCst);
+    w.look(false).await;
+    assert_eq!(w.imports(), [""; 0]);
+    let w = w.restarted();
+    w.look(true).await;
+    assert_eq!(w.imports(), ["bad.tar"]);
+}
+
+#[tokio::test]
+async fn a_pod_waits_for_the_import_of_its_image_and_needs_no_registry() {
+    let w = world();
+    w.add("a.tar", &saved(&["a:1"]));
+    w.look(true).await;
+    w.runtime.remove_image("a:1").await.unwrap();
+    let pod: k8s_openapi::api::core::v1::Pod = serde_json::from_value(serde_json::json!({
+        "metadata": {"name": "p", "namespace": "ns", "uid": "u"},
+        "spec": {"containers": [{"name": "c", "image": "a:1", "imagePullPolicy": "Never"}]},
+    }))
+    .unwrap();
+    let present = w
+        .manager
+        .ensure(
+            &pod,
+            &pod.containers()[0],
+            PullInputs::default(),
+            &w.runtime,
+            &w.store,
+            &w.recorder,
+        )
+        .await
+        .unwrap();
+    assert_eq!(present.reference, "id-of-docker.io/library/a:1");
+    assert_eq!(w.imports(), ["a.tar", "a.tar"]);
+}
+
+#[tokio::test]
+async fn what_a_power_cut_left_of_an_import_is_removed_and_imported_anew() {
+    let w = world();
+    w.add("a.tar", &saved(&["a:1"]));
+    // The import had begun in an earlier boot, and the runtime lists what came of it.
+    let begun = images::begun(None, "a:1", None).unwrap();
+    let earlier = Stamp {
+        boot: BootId(0),
+        ..AtBoot.now()
+    };
+    let key = images::files_key(&qualified("a:1"));
+    let transaction = Transaction::new().put(&key, object(&begun, earlier));
+    w.store.commit(transaction).await.unwrap();
+    w.runtime.0.images.lock().unwrap().insert(qualified("a:1"));
+    w.look(true).await;
+    let state_of = |w: &World| {
+        files_of(&w.store.snapshot(), &qualified("a:1"))
+            .unwrap()
+            .0
+            .state
+    };
+    assert!(
+        matches!(state_of(&w), FilesState::Suspect { .. }),
+        "the runtime believes it"
+    );
+    assert_eq!(w.imports(), ["a.tar"], "the archive can be imported");
+    let repaired = w.manager.repair(&w.runtime, &w.store, &w.recorder).await;
+    repaired.unwrap();
+    assert_eq!(w.imports(), ["a.tar"], "only what is not there is imported");
+    assert_eq!(state_of(&w), FilesState::Whole);
+    let reasons: Vec<String> = w.recorder.events().into_iter().map(|e| e.reason).collect();
+    assert_eq!(reasons, ["ImageSuspect", "ImageRepaired"]);
+}

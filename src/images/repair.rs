@@ -1,0 +1,441 @@
+//! Images whose files cannot be believed: found, removed while a source of them answers, brought again.
+//!
+//! Comes in: the records of the earlier boot, failures of containers. Goes out: RemoveImage, and a pull or an import
+//! that unpacks anew. What is a suspect is decided in `core::images`.
+//!
+//! How a suspect is removed is in `heal`.
+//!
+//! **Invariant:** every step can be made again: what was begun in another life is found by the records, and an image that
+//! was removed is brought again.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use k8s_cri::v1;
+use k8s_openapi::api::core::v1::Pod;
+use tokio_util::sync::CancellationToken;
+
+use super::keyring::Credentials;
+use super::pulls::Wanted;
+use super::{ImageManager, ImageService, PullInputs, Reporter, files, normalize, qualified};
+use crate::core::images::{self, AfterFailure, Evidence, FilesState, ImageFiles, Standing};
+use crate::core::state::{State, Transaction};
+use crate::kuberuntime::cri::CriError;
+use crate::store::{CommitError, Store};
+use crate::types::Stamp;
+use crate::types::events::{EventRecorder, EventType};
+
+/// How often suspects are looked at while there are any. The first look comes this long after the start, so that pods
+/// that wait for an image hear of it.
+const SUSPECTS: Duration = Duration::from_secs(5);
+/// How often the records and the preload directory are looked at otherwise.
+const PERIOD: Duration = Duration::from_secs(60);
+/// How long the runtime may go on with a pull that nobody waits for.
+const PULL_KEPT: Duration = Duration::from_secs(3600);
+/// Longest text of an error in an event.
+const MAX_WHY: usize = 512;
+
+/// An image that a pod wants.
+#[derive(Clone, Copy)]
+pub(super) struct Wish<'a> {
+    pub(super) image: &'a str,
+    pub(super) credentials: &'a [Credentials],
+    pub(super) sandbox: Option<&'a v1::PodSandboxConfig>,
+    /// Whether its registry may be asked.
+    pub(super) may_pull: bool,
+}
+
+impl ImageManager {
+    /// Whether the records say anything that has to be looked at before the image is used. Cheap.
+    pub(super) fn needs_look(&self, store: &Store, image: &str) -> bool {
+        let seen = store.snapshot();
+        let is_open = files::of(&seen, image).is_some_and(|(files, _)| is_open(&files.state));
+        is_open && !self.works.is_busy(image)
+    }
+
+    /// Looks at an image whose record is open, and removes it if it is a suspect of which a source answers. Returns what
+    /// it stands for now; a runtime that does not answer leaves it as it is.
+    ///
+    /// # Errors
+    /// When it cannot be recorded.
+    pub(super) async fn make_usable<S: ImageService>(
+        &self,
+        wish: Wish<'_>,
+        service: &S,
+        store: &Store,
+        report: &Reporter<'_>,
+    ) -> Result<Standing, CommitError> {
+        self.settle(Some(wish.image), service, store, report)
+            .await?;
+        let told = |error: CriError| {
+            tracing::warn!(image = wish.image, %error, "cannot tell whether the image is whole");
+            Standing::Trusted
+        };
+        let before = match self.look(wish.image, service, store).await {
+            Ok((standing, _)) => standing,
+            Err(error) => return Ok(told(error)),
+        };
+        if before != Standing::Suspect {
+            return Ok(before);
+        }
+        self.heal(Some(wish), service, store, report).await?;
+        Ok(match self.look(wish.image, service, store).await {
+            Ok((standing, _)) => standing,
+            Err(error) => told(error),
+        })
+    }
+
+    /// Notes that a container could not be made or started. If `error` points to the files of its image, the image is a
+    /// suspect from now on, and is removed and brought again when it is next asked for. Anything else does nothing.
+    ///
+    /// # Errors
+    /// When it cannot be recorded.
+    pub async fn container_failed<S: ImageService>(
+        &self,
+        pod: &Pod,
+        (container, image): (&str, &str),
+        error: &str,
+        service: &S,
+        store: &Store,
+        recorder: &dyn EventRecorder,
+    ) -> Result<(), CommitError> {
+        let Some(evidence) = images::evidence(error) else {
+            return Ok(());
+        };
+        let Ok(image) = normalize(image) else {
+            return Ok(());
+        };
+        let (standing, found) = match self.look(&image, service, store).await {
+            Ok(looked) => looked,
+            Err(error) => {
+                tracing::warn!(image, %error, "cannot look at the image of a container that failed");
+                return Ok(());
+            }
+        };
+        let (Some(found), boot) = (found, self.clock.now().boot) else {
+            return Ok(());
+        };
+        let suspected = files::of(&store.snapshot(), &image).and_then(|(files, _)| files.suspected);
+        if !images::makes_suspect(evidence, standing, suspected, boot) {
+            return Ok(());
+        }
+        let why = match evidence {
+            Evidence::Storage => "the runtime misses files of it",
+            Evidence::Format => "its program is in no format that the kernel knows",
+            Evidence::Program => "its program is not there",
+        };
+        let why = format!("{why}: {}", shortened(error));
+        let now = self.clock.now();
+        files::commit(store, |seen| {
+            let old = files::of(seen, &image).map(|(files, _)| files);
+            let next = images::suspect(old.as_ref(), &image, &found.id, &why, Some(boot));
+            files::put(seen, Transaction::new(), &next, now)
+        })
+        .await?;
+        let report = Reporter {
+            pod: Some(pod),
+            container: Some(container),
+            recorder,
+        };
+        self.tell_suspect(&image, &why, &report);
+        Ok(())
+    }
+
+    /// Imports archives of the preload directory, finds suspects of an earlier boot and brings again what was removed,
+    /// until cancelled. Dropping it leaves records that the next run goes on with.
+    pub async fn run<S: ImageService>(
+        self: Arc<Self>,
+        service: S,
+        store: Store,
+        recorder: Arc<dyn EventRecorder>,
+        token: CancellationToken,
+    ) {
+        let mut hints = self.preload.as_ref().map(super::Preload::hints);
+        let (mut is_first, mut due) = (true, tokio::time::Instant::now());
+        loop {
+            let now = tokio::time::Instant::now();
+            let looks = now >= due;
+            let work = async {
+                let mut is_written = false;
+                if looks {
+                    is_written = self
+                        .look_at_archives(is_first, &service, &store, &*recorder)
+                        .await?;
+                }
+                if !is_first {
+                    self.repair(&service, &store, &*recorder).await?;
+                }
+                Ok::<bool, CommitError>(is_written)
+            };
+            let worked = tokio::select! {
+                () = token.cancelled() => return,
+                worked = work => worked,
+            };
+            let is_written = worked.unwrap_or_else(|error| {
+                tracing::warn!(%error, "images are looked at again later");
+                true
+            });
+            let now = tokio::time::Instant::now();
+            if is_written {
+                due = now + SUSPECTS;
+            } else if looks {
+                due = now + PERIOD;
+            }
+            let seen = store.snapshot();
+            let boot = self.clock.now().boot;
+            // What was brought in this boot can be used, and is looked at with everything else.
+            let is_urgent = |(files, at): &(ImageFiles, Stamp)| {
+                is_open(&files.state)
+                    && !(matches!(files.state, FilesState::Pulling { .. }) && at.boot == boot)
+            };
+            let has_suspects = images::all_files(&seen).any(|one| is_urgent(&one));
+            let pause = if is_first || has_suspects {
+                SUSPECTS
+            } else {
+                PERIOD
+            };
+            is_first = false;
+            tokio::select! {
+                () = token.cancelled() => return,
+                () = tokio::time::sleep_until(due.min(now + pause)) => {}
+                () = hinted(&mut hints) => due = tokio::time::Instant::now(),
+            }
+        }
+    }
+
+    /// One round for images that no pod waits for.
+    pub(super) async fn repair<S: ImageService>(
+        &self,
+        service: &S,
+        store: &Store,
+        recorder: &dyn EventRecorder,
+    ) -> Result<(), CommitError> {
+        let report = Reporter {
+            pod: None,
+            container: None,
+            recorder,
+        };
+        self.settle(None, service, store, &report).await?;
+        self.heal(None, service, store, &report).await?;
+        self.bring_owed(service, store, &report).await
+    }
+
+    /// The standing of an image, and the image where it is there.
+    async fn look<S: ImageService>(
+        &self,
+        image: &str,
+        service: &S,
+        store: &Store,
+    ) -> Result<(Standing, Option<v1::Image>), CriError> {
+        let found = service.image_status(image).await?;
+        let seen = store.snapshot();
+        let standing = self.standing(&seen, image, found.as_ref());
+        Ok((standing, found))
+    }
+
+    pub(super) fn standing(
+        &self,
+        seen: &State,
+        image: &str,
+        found: Option<&v1::Image>,
+    ) -> Standing {
+        let record = files::of(seen, image);
+        let record = record.as_ref().map(|(files, at)| (files, *at));
+        let id = found.map(|found| found.id.as_str());
+        let is_whole = id.is_some_and(|id| images::is_whole(seen, id));
+        images::standing(record, self.clock.now().boot, id, is_whole)
+    }
+
+    /// Gives pulls that nobody works on any more their outcome: whole after a sync, a suspect after a power cut, or
+    /// nothing. A suspect that somebody else removed is none. Of one image, or of all.
+    pub(super) async fn settle<S: ImageService>(
+        &self,
+        only: Option<&str>,
+        service: &S,
+        store: &Store,
+        report: &Reporter<'_>,
+    ) -> Result<(), CommitError> {
+        let seen = store.snapshot();
+        let only = only.map(qualified);
+        let left: Vec<(ImageFiles, Stamp)> = images::all_files(&seen)
+            .filter(|(files, _)| {
+                matches!(
+                    files.state,
+                    FilesState::Pulling { .. } | FilesState::Suspect { .. }
+                )
+            })
+            .filter(|(files, _)| only.as_ref().is_none_or(|o| *o == qualified(&files.image)))
+            .filter(|(files, _)| !self.works.is_busy(&files.image))
+            .collect();
+        for (files, at) in left {
+            let image = files.image.as_str();
+            let found = match service.image_status(image).await {
+                Ok(found) => found,
+                Err(error) => {
+                    tracing::warn!(image, %error, "cannot tell how a pull that was cut off ended");
+                    continue;
+                }
+            };
+            let now = self.clock.now();
+            // The runtime may still be at it.
+            let is_over = at.boot != now.boot || now.since(at) >= PULL_KEPT;
+            if let FilesState::Suspect { .. } = files.state {
+                if found.is_none() {
+                    files::commit(store, |seen| match files::of(seen, image) {
+                        Some((old, since)) if old == files && since == at => {
+                            files::forget(seen, Transaction::new(), image)
+                        }
+                        _ => Transaction::new(),
+                    })
+                    .await?;
+                }
+                continue;
+            }
+            let standing = self.standing(&store.snapshot(), image, found.as_ref());
+            match (standing, found) {
+                (Standing::Unsynced, Some(found)) => {
+                    if self.bring_to_disk(image, service).await {
+                        self.record_whole(image, &found.id, store, report).await?;
+                    }
+                }
+                (Standing::Suspect, Some(found)) => {
+                    let why = "the machine went down before its files were known to be on the disk";
+                    let is_new = files::commit(store, |seen| match files::of(seen, image) {
+                        Some((old, since)) if old == files && since == at => {
+                            let next = images::suspect(Some(&old), image, &found.id, why, None);
+                            files::put(seen, Transaction::new(), &next, now)
+                        }
+                        _ => Transaction::new(),
+                    })
+                    .await?;
+                    if is_new {
+                        self.tell_suspect(image, why, report);
+                    }
+                }
+                _ if !is_over => {}
+                _ => {
+                    files::commit(store, |seen| match files::of(seen, image) {
+                        Some((old, since))
+                            if old == files
+                                && since == at
+                                && images::failed(Some(&old)) != AfterFailure::Keep =>
+                        {
+                            files::failed(seen, Transaction::new(), image, now)
+                        }
+                        _ => Transaction::new(),
+                    })
+                    .await?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Records that an image which is there is on the disk.
+    async fn record_whole(
+        &self,
+        image: &str,
+        id: &str,
+        store: &Store,
+        report: &Reporter<'_>,
+    ) -> Result<(), CommitError> {
+        let now = self.clock.now();
+        let old = files::of(&store.snapshot(), image).map(|(files, _)| files);
+        let (_, repaired) = images::finished(old.as_ref(), image, id);
+        files::commit(store, |seen| {
+            files::finished(seen, Transaction::new(), image, id, now).0
+        })
+        .await?;
+        if repaired {
+            self.tell_repaired(image, "there again", report);
+        }
+        Ok(())
+    }
+
+    /// Brings images again that were removed and that nobody has brought since.
+    async fn bring_owed<S: ImageService>(
+        &self,
+        service: &S,
+        store: &Store,
+        report: &Reporter<'_>,
+    ) -> Result<(), CommitError> {
+        let seen = store.snapshot();
+        let owed: Vec<String> = images::all_files(&seen)
+            .filter(|(files, _)| is_open(&files.state))
+            .map(|(files, _)| files.image)
+            .filter(|image| !self.works.is_busy(image))
+            .collect();
+        for image in owed {
+            match self.look(&image, service, store).await {
+                Ok((Standing::Owed, _)) => {}
+                Ok(_) => continue,
+                Err(error) => {
+                    tracing::warn!(image, %error, "cannot look at an image that was removed");
+                    continue;
+                }
+            }
+            if self.has_archive(&image, &seen) {
+                self.bring_from_archive(&image, service, store, report)
+                    .await?;
+                continue;
+            }
+            let key = qualified(&image);
+            if !self.may_ask(&key) {
+                continue;
+            }
+            let want = Wanted {
+                credentials: self
+                    .credentials(&image, PullInputs::default().secrets, report)
+                    .await,
+                image: image.clone(),
+                sandbox: None,
+            };
+            if let Err(error) = self.pull(want, service, store, report).await {
+                if self.note_unanswered(&key) {
+                    tracing::warn!(image, %error, "an image that was removed is not there again yet");
+                }
+                if let Some(error) = error.store {
+                    return Err(error);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn tell_suspect(&self, image: &str, why: &str, report: &Reporter<'_>) {
+        tracing::warn!(image, why, "image is suspect");
+        self.metrics.image_suspects.inc();
+        let text = format!("Image \"{image}\" is suspect: {why}");
+        report.tell(EventType::Warning, "ImageSuspect", text);
+    }
+
+    pub(super) fn tell_repaired(&self, image: &str, how: &str, report: &Reporter<'_>) {
+        tracing::info!(image, how, "image was repaired");
+        self.metrics.image_repairs.inc();
+        let text = format!("Image \"{image}\" was repaired: it was removed and is {how}");
+        report.tell(EventType::Normal, "ImageRepaired", text);
+    }
+}
+
+/// Whether an image of that state may have to be looked at before it is used.
+fn is_open(state: &FilesState) -> bool {
+    !matches!(state, FilesState::Trusted | FilesState::Whole)
+}
+
+/// Waits for a hint that the preload directory has changed; for ever where there is none.
+async fn hinted(hints: &mut Option<tokio::sync::watch::Receiver<u64>>) {
+    let Some(receiver) = hints else {
+        return std::future::pending().await;
+    };
+    if receiver.changed().await.is_err() {
+        std::future::pending().await
+    }
+}
+
+fn shortened(text: &str) -> &str {
+    let end = (0..=text.len().min(MAX_WHY))
+        .rev()
+        .find(|at| text.is_char_boundary(*at))
+        .unwrap_or(0);
+    &text[..end]
+}

@@ -1,0 +1,412 @@
+//! What becomes of images whose files may not be on the disk.
+
+use super::*;
+use crate::core::images::{FilesState, files_of};
+use crate::types::runtime::{ContainerState, ContainerStatus};
+
+const IMAGE: &str = "x:1";
+
+fn state_of(world: &World) -> Option<FilesState> {
+    let state = world.store.snapshot();
+    files_of(&state, &qualified(IMAGE)).map(|(files, _)| files.state)
+}
+
+/// The power is cut while the image is there and its files are not known to be on the disk; the agent starts again.
+async fn cut_in_a_pull() -> World {
+    let world = world(ImageConfig::default());
+    *world.service.0.no_directory.lock().unwrap() = true;
+    world
+        .ensure(&pod("u", IMAGE, "IfNotPresent"))
+        .await
+        .unwrap();
+    assert!(matches!(state_of(&world), Some(FilesState::Pulling { .. })));
+    *world.service.0.no_directory.lock().unwrap() = false;
+    reboot(world)
+}
+
+/// The agent starts again after a reboot.
+fn reboot(world: World) -> World {
+    world.clock.reboot();
+    restart(world)
+}
+
+fn restart(world: World) -> World {
+    let manager = ImageManager::new(
+        ImageConfig::default(),
+        world.clock.clone(),
+        Metrics::default(),
+    );
+    World {
+        manager: Arc::new(manager),
+        recorder: MemoryRecorder::default(),
+        ..world
+    }
+}
+
+fn removed(world: &World) -> usize {
+    world.service.0.removed.lock().unwrap().len()
+}
+
+/// A pod with one container of the image.
+fn holder(state: ContainerState) -> PodStatus {
+    let mut status = PodStatus::empty(PodUid::new("h"));
+    status.containers.push(ContainerStatus {
+        id: ContainerId::new("c1"),
+        name: "c".to_owned(),
+        attempt: 0,
+        sandbox_id: ContainerId::new("s1"),
+        state,
+        created_at_ns: 1,
+        image: IMAGE.to_owned(),
+        image_ref: format!("id-of-{IMAGE}"),
+        hash: String::new(),
+        started_at_ns: 2,
+        finished_at_ns: 3,
+        exit_code: 255,
+        reason: "Unknown".to_owned(),
+        message: String::new(),
+        log_path: String::new(),
+    });
+    status
+}
+
+impl World {
+    async fn repair(&self) {
+        self.manager
+            .repair(&self.service, &self.store, &self.recorder)
+            .await
+            .unwrap();
+    }
+
+    async fn fail(&self, error: &str) {
+        let pod = pod("u", IMAGE, "IfNotPresent");
+        self.manager
+            .container_failed(
+                &pod,
+                ("c", IMAGE),
+                error,
+                &self.service,
+                &self.store,
+                &self.recorder,
+            )
+            .await
+            .unwrap();
+    }
+
+    /// Events about suspects: reason, and whether a pod is told.
+    fn told(&self) -> Vec<(String, bool)> {
+        let events = self.recorder.events().into_iter();
+        events
+            .filter(|e| e.reason.starts_with("Image"))
+            .map(|e| (e.reason, e.pod.is_some()))
+            .collect()
+    }
+}
+
+fn told(all: &[(&str, bool)]) -> Vec<(String, bool)> {
+    all.iter().map(|(r, p)| ((*r).to_owned(), *p)).collect()
+}
+
+#[tokio::test]
+async fn an_image_is_whole_once_its_files_are_on_the_disk_and_a_reboot_leaves_it_alone() {
+    let world = world(ImageConfig::default());
+    world
+        .ensure(&pod("u", IMAGE, "IfNotPresent"))
+        .await
+        .unwrap();
+    assert_eq!(state_of(&world), Some(FilesState::Whole));
+    assert_eq!(world.service.0.syncs.load(Ordering::SeqCst), 1);
+    let world = reboot(world);
+    world.repair().await;
+    world
+        .ensure(&pod("u", IMAGE, "IfNotPresent"))
+        .await
+        .unwrap();
+    assert_eq!((world.pulls(), removed(&world)), (1, 0));
+    assert_eq!(world.told(), []);
+}
+
+#[tokio::test]
+async fn the_intent_is_on_record_while_the_image_is_pulled() {
+    let world = world(ImageConfig::default());
+    let gate = Arc::new(Semaphore::new(0));
+    *world.service.0.gate.lock().unwrap() = Some(gate.clone());
+    let asking = pod("u", IMAGE, "IfNotPresent");
+    let mut pull = Box::pin(world.ensure(&asking));
+    tokio::select! {
+        _ = &mut pull => panic!("the gate is shut"),
+        () = world.service.0.begun.notified() => {}
+    }
+    assert!(matches!(state_of(&world), Some(FilesState::Pulling { .. })));
+    gate.add_permits(1);
+    pull.await.unwrap();
+    assert_eq!(state_of(&world), Some(FilesState::Whole));
+}
+
+#[tokio::test]
+async fn an_image_that_was_there_before_the_agent_is_trusted_through_a_cut() {
+    let world = world(ImageConfig::default());
+    world
+        .service
+        .0
+        .present
+        .lock()
+        .unwrap()
+        .insert(IMAGE.to_owned());
+    world
+        .ensure(&pod("u", IMAGE, "IfNotPresent"))
+        .await
+        .unwrap();
+    assert_eq!(state_of(&world), Some(FilesState::Trusted));
+    let world = reboot(world);
+    world.repair().await;
+    world
+        .ensure(&pod("u", IMAGE, "IfNotPresent"))
+        .await
+        .unwrap();
+    assert_eq!((world.pulls(), removed(&world)), (0, 0));
+}
+
+#[tokio::test]
+async fn a_pod_that_needs_an_image_cut_off_by_power_gets_it_pulled_anew() {
+    let world = cut_in_a_pull().await;
+    world
+        .ensure(&pod("u", IMAGE, "IfNotPresent"))
+        .await
+        .unwrap();
+    // Asked whether the registry answers, removed, pulled.
+    assert_eq!((world.pulls(), removed(&world)), (3, 1));
+    assert_eq!(state_of(&world), Some(FilesState::Whole));
+    assert_eq!(
+        world.told(),
+        told(&[("ImageSuspect", true), ("ImageRepaired", true)])
+    );
+    world
+        .ensure(&pod("v", IMAGE, "IfNotPresent"))
+        .await
+        .unwrap();
+    assert_eq!((world.pulls(), removed(&world)), (3, 1), "once");
+}
+
+#[tokio::test]
+async fn a_suspect_that_no_pod_needs_is_repaired_as_well() {
+    let world = cut_in_a_pull().await;
+    world.repair().await;
+    assert_eq!((world.pulls(), removed(&world)), (3, 1));
+    assert_eq!(state_of(&world), Some(FilesState::Whole));
+    assert_eq!(
+        world.told(),
+        told(&[("ImageSuspect", false), ("ImageRepaired", false)])
+    );
+}
+
+#[tokio::test]
+async fn the_last_copy_stays_while_no_source_answers_and_is_used_as_it_is() {
+    let world = cut_in_a_pull().await;
+    *world.service.0.fail.lock().unwrap() = Some("dial tcp: no route to host".to_owned());
+    let id = world
+        .ensure(&pod("u", IMAGE, "IfNotPresent"))
+        .await
+        .unwrap();
+    assert_eq!(id, format!("id-of-{IMAGE}"));
+    world.repair().await;
+    assert_eq!(removed(&world), 0);
+    assert!(matches!(state_of(&world), Some(FilesState::Suspect { .. })));
+    // The next start of the agent asks again.
+    *world.service.0.fail.lock().unwrap() = None;
+    let world = restart(world);
+    world
+        .ensure(&pod("u", IMAGE, "IfNotPresent"))
+        .await
+        .unwrap();
+    assert_eq!(removed(&world), 1);
+    assert_eq!(state_of(&world), Some(FilesState::Whole));
+}
+
+#[tokio::test]
+async fn a_policy_of_never_asks_no_registry_and_gets_back_what_was_removed() {
+    let world = cut_in_a_pull().await;
+    let before = world.pulls();
+    world.ensure(&pod("u", IMAGE, "Never")).await.unwrap();
+    assert_eq!((world.pulls(), removed(&world)), (before, 0));
+    // It was removed for another pod, and the agent died before it was there again.
+    let key = crate::core::images::files_key(&qualified(IMAGE));
+    let state = world.store.snapshot();
+    let (mut files, at) = files_of(&state, &qualified(IMAGE)).unwrap();
+    files.state = FilesState::Removed;
+    let record = records::object(&files, at);
+    let transaction = Transaction::new().put(key, record);
+    world.store.commit(transaction).await.unwrap();
+    world.service.0.present.lock().unwrap().clear();
+    world.ensure(&pod("u", IMAGE, "Never")).await.unwrap();
+    assert_eq!(state_of(&world), Some(FilesState::Whole));
+}
+
+#[tokio::test]
+async fn a_removal_that_was_cut_off_is_made_again() {
+    let world = cut_in_a_pull().await;
+    world
+        .manager
+        .repair(&world.service, &world.store, &world.recorder)
+        .await
+        .unwrap();
+    // As if the agent had died after the record and before the removal.
+    let key = crate::core::images::files_key(&qualified(IMAGE));
+    let state = world.store.snapshot();
+    let (mut files, at) = files_of(&state, &qualified(IMAGE)).unwrap();
+    files.state = FilesState::Removed;
+    let transaction = Transaction::new().put(key, records::object(&files, at));
+    world.store.commit(transaction).await.unwrap();
+    let world = restart(world);
+    world
+        .ensure(&pod("u", IMAGE, "IfNotPresent"))
+        .await
+        .unwrap();
+    assert_eq!(removed(&world), 2);
+    assert_eq!(state_of(&world), Some(FilesState::Whole));
+}
+
+#[tokio::test]
+async fn an_image_in_use_stays_and_one_that_ended_containers_hold_goes_with_them() {
+    let world = cut_in_a_pull().await;
+    *world.service.0.holders.lock().unwrap() = vec![holder(ContainerState::Running)];
+    world
+        .ensure(&pod("u", IMAGE, "IfNotPresent"))
+        .await
+        .unwrap();
+    assert_eq!(removed(&world), 0);
+    *world.service.0.holders.lock().unwrap() = vec![holder(ContainerState::Exited)];
+    world
+        .ensure(&pod("u", IMAGE, "IfNotPresent"))
+        .await
+        .unwrap();
+    assert_eq!(removed(&world), 1);
+    let holders = world.service.0.holders.lock().unwrap();
+    assert!(holders[0].containers.is_empty(), "its layers are free");
+    let state = world.store.snapshot();
+    let record: &crate::core::state::ContainerRecord = state.record("h/c").unwrap();
+    assert_eq!(record.last_exit.as_ref().unwrap().exit_code, 255);
+}
+
+#[tokio::test]
+async fn an_agent_that_dies_after_a_pull_brings_the_files_to_the_disk_and_pulls_nothing() {
+    let world = world(ImageConfig::default());
+    *world.service.0.no_directory.lock().unwrap() = true;
+    world
+        .ensure(&pod("u", IMAGE, "IfNotPresent"))
+        .await
+        .unwrap();
+    *world.service.0.no_directory.lock().unwrap() = false;
+    let world = restart(world);
+    world
+        .ensure(&pod("u", IMAGE, "IfNotPresent"))
+        .await
+        .unwrap();
+    assert_eq!((world.pulls(), removed(&world)), (1, 0));
+    assert_eq!(state_of(&world), Some(FilesState::Whole));
+    assert_eq!(world.told(), []);
+}
+
+#[tokio::test]
+async fn a_cut_in_a_pull_of_what_is_there_already_leaves_it_whole() {
+    let world = world(ImageConfig::default());
+    world.ensure(&pod("u", IMAGE, "Always")).await.unwrap();
+    let world = restart(world);
+    *world.service.0.no_directory.lock().unwrap() = true;
+    world.ensure(&pod("u", IMAGE, "Always")).await.unwrap();
+    assert!(matches!(state_of(&world), Some(FilesState::Pulling { .. })));
+    *world.service.0.no_directory.lock().unwrap() = false;
+    let world = reboot(world);
+    world.repair().await;
+    assert_eq!((world.pulls(), removed(&world)), (2, 0));
+    assert_eq!(state_of(&world), Some(FilesState::Whole));
+}
+
+#[tokio::test]
+async fn a_failure_that_points_to_the_files_makes_a_suspect_once_per_boot() {
+    const MISSING: &str = "failed to create containerd container: failed to stat parent: stat /s/7/fs: no such file or directory";
+    let world = world(ImageConfig::default());
+    world
+        .ensure(&pod("u", IMAGE, "IfNotPresent"))
+        .await
+        .unwrap();
+    world.fail("failed to reserve container name").await;
+    world.fail("exec /bin/x: exec format error").await;
+    assert_eq!(
+        state_of(&world),
+        Some(FilesState::Whole),
+        "no reason to doubt it"
+    );
+    for boot in 1..=2 {
+        world.fail(MISSING).await;
+        world.fail(MISSING).await;
+        assert!(matches!(state_of(&world), Some(FilesState::Suspect { .. })));
+        world
+            .ensure(&pod("u", IMAGE, "IfNotPresent"))
+            .await
+            .unwrap();
+        assert_eq!(removed(&world), boot);
+        // It does not help: the fault is elsewhere.
+        world.fail(MISSING).await;
+        world
+            .ensure(&pod("u", IMAGE, "IfNotPresent"))
+            .await
+            .unwrap();
+        assert_eq!(removed(&world), boot);
+        world.clock.reboot();
+    }
+    assert_eq!(
+        world.told(),
+        told(&[("ImageSuspect", true), ("ImageRepaired", true)].repeat(2))
+    );
+}
+
+#[tokio::test]
+async fn a_registry_whose_answer_fails_on_missing_layers_has_answered() {
+    let world = cut_in_a_pull().await;
+    *world.service.0.fail.lock().unwrap() =
+        Some("failed to pull and unpack image: failed to stat parent: stat /s/7/fs: no such file or directory".to_owned());
+    // It cannot be pulled yet, but it was removed, so that the next pull unpacks it.
+    world
+        .ensure(&pod("u", IMAGE, "IfNotPresent"))
+        .await
+        .unwrap_err();
+    assert_eq!(removed(&world), 1);
+    *world.service.0.fail.lock().unwrap() = None;
+    world.clock.advance(Duration::from_secs(10));
+    world
+        .ensure(&pod("u", IMAGE, "IfNotPresent"))
+        .await
+        .unwrap();
+    assert_eq!(state_of(&world), Some(FilesState::Whole));
+}
+
+#[tokio::test]
+async fn a_suspect_that_somebody_else_removed_is_pulled_as_any_other_image() {
+    let world = cut_in_a_pull().await;
+    *world.service.0.fail.lock().unwrap() = Some("registry is away".to_owned());
+    world.repair().await;
+    *world.service.0.fail.lock().unwrap() = None;
+    world.service.0.present.lock().unwrap().clear();
+    world.repair().await;
+    assert_eq!(state_of(&world), None, "nobody has to bring it again");
+    world
+        .ensure(&pod("u", IMAGE, "IfNotPresent"))
+        .await
+        .unwrap();
+    assert_eq!(removed(&world), 0);
+    assert_eq!(state_of(&world), Some(FilesState::Whole));
+}
+
+#[tokio::test]
+async fn many_who_wait_for_the_disk_share_one_sync() {
+    let service = FakeService::default();
+    let syncs = Syncs::default();
+    futures::future::try_join_all((0..20).map(|_| syncs.sync(&service)))
+        .await
+        .unwrap();
+    // The first began at once. All others asked while it ran, and share the next.
+    assert_eq!(syncs.syncs(), 2);
+    syncs.sync(&service).await.unwrap();
+    assert_eq!(syncs.syncs(), 3, "who comes later has written more");
+}

@@ -1,0 +1,203 @@
+//! Images and power cuts: a cut at every step of a pull, a death at every step of a repair.
+
+use std::time::Duration;
+
+use holdfast::core::images::{FilesState, files_of};
+use holdfast::images::qualified;
+use holdfast_testkit::exploration::{every_point, is_whole};
+use holdfast_testkit::fake_cri::{Behaviour, Pull};
+
+use crate::node::{Crash, When};
+use crate::world::{IMAGE, World, spec};
+
+/// Pulled by the agent; [`IMAGE`] was there before it.
+const PULLED: &str = "holdfast.local/pulled:1";
+const POD: &str = "pulled";
+
+fn node() -> World {
+    let w = World::new();
+    w.behave(|_, _| Behaviour::RunForever);
+    w.manifest("there", &spec("Always", ""));
+    w.manifest(POD, &spec("Always", "").replace(IMAGE, PULLED));
+    w
+}
+
+fn state_of(w: &World) -> Option<FilesState> {
+    files_of(&w.state(), &qualified(PULLED)).map(|(files, _)| files.state)
+}
+
+/// The power is cut. Layers that were not known to be on the disk are lost; the runtime lists their image as before.
+async fn cut(w: &mut World) {
+    w.cut_power(|_, _| false).await;
+    if w.fake.has_image(PULLED) && state_of(w) != Some(FilesState::Whole) {
+        w.fake.break_image(PULLED);
+    }
+}
+
+/// Both pods run, within the time in which an image has to be repaired; what was there is untouched.
+async fn assert_repaired(w: &World) {
+    w.until("both pods run", 60, |w| {
+        !w.running(POD).is_empty() && !w.running("there").is_empty()
+    })
+    .await;
+    assert!(!w.fake.is_broken(PULLED), "{}", w.describe());
+    w.until("the image is whole", 60, |w| {
+        state_of(w) == Some(FilesState::Whole)
+    })
+    .await;
+    let calls = w.fake.calls();
+    let id_of_healthy = w.fake.containers().into_iter().find_map(|c| {
+        let is_there = c.labels["io.kubernetes.pod.name"].starts_with("there");
+        is_there.then_some(c.image_ref)
+    });
+    let touched = calls.iter().filter(|call| {
+        call.operation == "remove_image"
+            && (call.object == IMAGE || Some(&call.object) == id_of_healthy.as_ref())
+    });
+    assert_eq!(touched.count(), 0, "a healthy image was removed");
+    assert_eq!(w.wrongs(), [""; 0]);
+}
+
+/// A run of its own runtime, so that what lives leave behind goes with it.
+fn run<T>(lives: impl Future<Output = T>) -> T {
+    tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .start_paused(true)
+        .build()
+        .unwrap()
+        .block_on(lives)
+}
+
+/// One life that ends at `crash`, or after a while. Returns whether it came to that.
+async fn live(w: &mut World, crash: Crash) -> bool {
+    !(w.start_until(crash).await && w.pass_alive(Duration::from_secs(40)).await)
+}
+
+fn cut_at(crash: Crash) -> bool {
+    run(async {
+        let mut w = node();
+        let died = live(&mut w, crash).await;
+        cut(&mut w).await;
+        w.start().await;
+        assert_repaired(&w).await;
+        died
+    })
+}
+
+#[test]
+fn a_power_cut_at_any_call_leaves_no_pod_with_a_damaged_image() {
+    let before = every_point(|n| cut_at(Crash::Call(n, When::Before)));
+    let after = every_point(|n| cut_at(Crash::Call(n, When::After)));
+    assert!(
+        !is_whole() || (before >= 7 && after >= 7),
+        "{before} {after}"
+    );
+}
+
+#[test]
+fn a_power_cut_at_any_write_leaves_no_pod_with_a_damaged_image() {
+    let points = every_point(|n| cut_at(Crash::Write(n, When::Before)));
+    assert!(!is_whole() || points > 10, "{points}");
+}
+
+/// The agent of the first life could not bring the files to the disk: the image is damaged after the cut.
+async fn damaged() -> World {
+    let mut w = node();
+    w.fake.keep_images_in("/proc/none");
+    w.start().await;
+    w.until("both pods run", 60, |w| {
+        !w.running(POD).is_empty() && !w.running("there").is_empty()
+    })
+    .await;
+    cut(&mut w).await;
+    assert!(w.fake.is_broken(PULLED));
+    w.fake.keep_images_in("/proc");
+    w
+}
+
+#[test]
+fn an_agent_that_dies_at_any_step_of_a_repair_repairs_in_its_next_life() {
+    let die = |crash| {
+        run(async {
+            let mut w = damaged().await;
+            let died = live(&mut w, crash).await;
+            w.crash().await;
+            w.start().await;
+            assert_repaired(&w).await;
+            died
+        })
+    };
+    let before = every_point(|n| die(Crash::Call(n, When::Before)));
+    let after = every_point(|n| die(Crash::Call(n, When::After)));
+    let writes = every_point(|n| die(Crash::Write(n, When::Before)));
+    assert!(
+        !is_whole() || (before >= 5 && after >= 5 && writes > 5),
+        "{before} {after} {writes}"
+    );
+}
+
+#[test]
+fn a_second_cut_at_any_step_of_a_repair_is_repaired_as_well() {
+    let die = |crash| {
+        run(async {
+            let mut w = damaged().await;
+            let died = live(&mut w, crash).await;
+            cut(&mut w).await;
+            w.start().await;
+            assert_repaired(&w).await;
+            died
+        })
+    };
+    let points = every_point(|n| die(Crash::Call(n, When::After)));
+    assert!(!is_whole() || points >= 5, "{points}");
+}
+
+#[test]
+fn a_suspect_stays_while_its_registry_is_away_and_is_repaired_when_it_is_back() {
+    run(async {
+        let mut w = damaged().await;
+        let away = Pull::Fails(tonic::Code::Unavailable, "no route to host".to_owned());
+        w.fake.pull(PULLED, away);
+        w.start().await;
+        w.pass(300).await;
+        assert!(w.fake.has_image(PULLED), "the last copy");
+        assert_eq!(w.fake.count("remove_image"), 0);
+        assert!(w.running(POD).is_empty());
+        w.fake.pull(PULLED, Pull::Succeeds);
+        assert_repaired(&w).await;
+    });
+}
+
+#[test]
+fn an_image_that_a_container_fails_on_is_repaired_without_a_reboot() {
+    run(async {
+        let mut w = node();
+        w.start().await;
+        w.until("both pods run", 60, |w| {
+            !w.running(POD).is_empty() && !w.running("there").is_empty()
+        })
+        .await;
+        // The disk has lost a directory.
+        w.fake.break_image(PULLED);
+        let running = w.running(POD)[0].clone();
+        w.fake.exit(&running, 1);
+        assert_repaired(&w).await;
+        assert_eq!(w.starts(POD).len(), 2);
+    });
+}
+
+#[test]
+fn a_reboot_after_a_whole_pull_asks_no_registry() {
+    run(async {
+        let mut w = node();
+        w.start().await;
+        w.until("it runs", 60, |w| !w.running(POD).is_empty()).await;
+        let pulls = w.fake.count("pull_image");
+        cut(&mut w).await;
+        w.start().await;
+        assert_repaired(&w).await;
+        w.pass(120).await;
+        assert_eq!(w.fake.count("pull_image"), pulls);
+        assert_eq!(w.fake.count("remove_image"), 0);
+    });
+}
