@@ -104,6 +104,7 @@ pub(super) async fn open(
         metrics,
         boot,
         api,
+        shutdown: None,
         cluster_doubted: claimed.doubted,
     };
     let mut base = Base::new(config, parts);

@@ -600,5 +600,4 @@ async fn list(dir: &Path) -> io::Result<Vec<(String, PathBuf, ArchiveStamp)>> {
 }
 
 #[cfg(test)]
-#[path = "preload_tests.rs"]
 mod tests;

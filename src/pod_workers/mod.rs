@@ -66,6 +66,7 @@ use crate::runtime_state::RuntimeState;
 use crate::status::StatusManager;
 use crate::store::Store;
 use crate::types::metrics::{Metrics, WorkingPodLabel, static_value};
+use crate::types::runtime::PodStatus;
 use crate::types::{Clock, EventRecorder, PodExt, PodSource, PodSyncType, PodUid, blocking};
 use crate::volumemanager::VolumeManager;
 

@@ -588,7 +588,7 @@ async fn a_slow_probe_delays_no_other_and_is_under_way_once() {
     assert_eq!(ready(&world, &last, &last_status), Some(true));
 }
 
-/// Two hundred of ten pods, of one pod, of two hundred pods; commands and silent servers.
+/// Two hundred of ten pods, of one pod, of two hundred pods; commands that hang.
 #[tokio::test(start_paused = true)]
 async fn two_hundred_probes_that_hang_keep_no_other_pod_waiting_for_longer_than_a_period() {
     for (pods, each) in [(10, 20), (1, 200), (200, 1)] {

@@ -160,6 +160,7 @@ impl World {
             metrics: Metrics::default(),
             boot: self.clock.boot(),
             api: self.api.as_ref().map(|api| self.connect(api)),
+            shutdown: self.shutdown.clone(),
             cluster_doubted: self.cluster_doubted,
         };
         let cri = CriClient::over(
