@@ -2,15 +2,18 @@
 
 use std::net::{IpAddr, Ipv4Addr};
 
+use tokio::runtime::Handle;
 use tracing::warn;
 
 use super::AgentError;
-use crate::cm::{CgroupConfig, CgroupDriver, CgroupManager, CgroupVersion};
+use crate::cm::systemd::Systemd;
+use crate::cm::{CgroupConfig, CgroupDriver, CgroupError, CgroupManager, CgroupVersion};
 use crate::kubeletconfig::{self, AgentConfig, KubeletConfiguration};
 use crate::kuberuntime::dns::DnsConfigurer;
 use crate::kuberuntime::node_context::NodeContext;
 use crate::kuberuntime::selinux;
 use crate::nodestatus::{cpus, outgoing_address};
+use crate::types::blocking;
 
 /// Memory of the machine in bytes; 0 when it cannot be read.
 fn memory_capacity() -> u64 {
@@ -73,9 +76,43 @@ fn for_pods(kubelet: &KubeletConfiguration, name: &str, capacity: u64, unit: i12
     u64::try_from(left / unit).ok().filter(|left| *left > 0)
 }
 
-/// Finds out about cgroups. Blocking.
-pub(super) fn cgroups(config: &AgentConfig) -> Result<CgroupManager, AgentError> {
-    let kubelet = &config.kubelet;
+/// The highest number of a processor that is online; `None` where the kernel does not tell.
+fn last_cpu() -> Option<u32> {
+    // Ranges: `0-3,5`.
+    let online = std::fs::read_to_string("/sys/devices/system/cpu/online").ok()?;
+    let last = online.trim().rsplit([',', '-']).next()?;
+    last.parse().ok()
+}
+
+/// Finds out about cgroups and makes those of all pods. The second result says whether pods are held to their share of the
+/// node, which the kernel may refuse.
+///
+/// # Errors
+/// When the machine has no cgroups that will do, or they cannot be made.
+pub(super) async fn cgroups(
+    config: &AgentConfig,
+) -> Result<(CgroupManager, Result<(), CgroupError>), AgentError> {
+    let (config, runtime) = (config.clone(), Handle::current());
+    let made = blocking::run(move || {
+        let manager = make_cgroups(&config.kubelet, runtime)?;
+        let limited = manager.limit_all();
+        Ok::<_, CgroupError>((manager, limited))
+    })
+    .await;
+    match made {
+        Ok(result) => Ok(result?),
+        Err(error) => match error.try_into_panic() {
+            Ok(panic) => std::panic::resume_unwind(panic),
+            // Only a runtime that is shutting down cancels blocking work.
+            Err(_) => std::future::pending().await,
+        },
+    }
+}
+
+fn make_cgroups(
+    kubelet: &KubeletConfiguration,
+    runtime: Handle,
+) -> Result<CgroupManager, CgroupError> {
     let manager = CgroupManager::detect(CgroupConfig {
         driver: match kubelet.cgroup_driver {
             kubeletconfig::CgroupDriver::Cgroupfs => CgroupDriver::Cgroupfs,
@@ -90,8 +127,10 @@ pub(super) fn cgroups(config: &AgentConfig) -> Result<CgroupManager, AgentError>
         hugepage_sizes: hugepage_sizes(),
         allocatable_cpu_milli: for_pods(kubelet, "cpu", cpus(), MILLI),
         allocatable_memory: for_pods(kubelet, "memory", memory_capacity(), UNIT),
+        cpus: last_cpu().map(|last| last + 1),
         ..CgroupConfig::default()
-    })?;
+    })?
+    .with_systemd(Systemd::of_this_machine(runtime));
     manager.setup()?;
     Ok(manager)
 }

@@ -70,6 +70,8 @@ pub struct Parts {
     pub boot: BootIdentity,
     /// The API server; `None` for static pods only.
     pub api: Option<ApiClient>,
+    /// What announces shutdowns of the machine; `None` for the machine's `logind`.
+    pub shutdown: Option<Link>,
     /// Whether the API server may be that of another cluster than the store's: no pod of it is started then before it
     /// has answered.
     pub cluster_doubted: bool,
@@ -90,6 +92,8 @@ pub(super) struct Base {
     pub(super) pods: PodManager,
     /// The node as the API server has it.
     pub(super) node: NodeObject,
+    /// What announces shutdowns, where that is not `logind`.
+    pub(super) shutdown: Option<Link>,
     /// The cluster that the kubeconfig named when the store was opened.
     pub(super) cluster: Option<Cluster>,
     /// See [`Parts::cluster_doubted`].
@@ -300,8 +304,8 @@ pub(super) async fn start(
     {
         warn!(%error, "events of the time with an API server stay on record until the next start");
     }
-    let cgroups = node::cgroups(config)?;
-    if let Err(error) = cgroups.limit_all() {
+    let (cgroups, limited) = node::cgroups(config).await?;
+    if let Err(error) = limited {
         warn!(%error, "pods may use what is reserved");
         let text = format!("Failed to update Node Allocatable Limits: {error}");
         let reason = "FailedNodeAllocatableEnforcement";

@@ -152,6 +152,7 @@ fn write(file: &Path, value: &str) -> Result<(), CgroupError> {
     // Never created: a file that is not there means a controller that is not there.
     fs::OpenOptions::new()
         .write(true)
+        .truncate(true)
         .open(file)
         .and_then(|mut f| f.write_all(value.as_bytes()))
         .map_err(CgroupError::io("set", file))

@@ -2,9 +2,11 @@
 //! manager as far as it concerns CPU, memory and the number of processes.
 //!
 //! Comes in: pods. Goes out: directories below the cgroup root with shares, quotas and limits, and the
-//! parent the runtime is told. Written to cgroupfs directly, for both drivers: with the systemd driver the
-//! directories are named as systemd would name the slices, and a running systemd adopts them when the
-//! runtime starts a scope inside. It then sets limits of its own, which [`CgroupManager::reassert`] undoes.
+//! parent the runtime is told. With the systemd driver they are slices: each is made, limited and removed as a unit of
+//! systemd ([`systemd`]), and then written to cgroupfs like all others, since a unit does not know every limit.
+//!
+//! The manager remembers what it wants of each cgroup. [`CgroupManager::mend`] compares and puts back what somebody else
+//! has changed.
 //!
 //! **Invariant:** nothing outside `<root>/kubepods` is written, and only directories named for a pod are
 //! removed. Every call may be repeated. Calls block for some system calls; none waits for a container,
@@ -14,11 +16,12 @@ mod change;
 mod fs;
 mod name;
 mod settings;
+pub mod systemd;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use k8s_openapi::api::core::v1::Pod;
 
@@ -28,7 +31,8 @@ pub use name::{CgroupDriver, CgroupName};
 use crate::kuberuntime::resources::{self, QosClass, QuantityError};
 use crate::types::{PodExt, PodUid};
 use fs::Hierarchy;
-use settings::{huge_page_settings, pids_max, pod_limits, settings};
+use settings::{Comparison, Setting, Whole, compare, huge_page_settings, pod_limits};
+use systemd::{Systemd, SystemdError};
 
 /// How cgroups are kept.
 #[derive(Clone, Debug)]
@@ -55,6 +59,9 @@ pub struct CgroupConfig {
     pub pod_pids_limit: Option<u64>,
     /// Sizes of huge pages that the kernel has, in bytes.
     pub hugepage_sizes: Vec<u64>,
+    /// Processors of the machine. With the systemd driver on v2 they are named in the slice of all pods, or systemd
+    /// would disable the controller cpuset below it.
+    pub cpus: Option<u32>,
 }
 
 impl Default for CgroupConfig {
@@ -71,6 +78,7 @@ impl Default for CgroupConfig {
             allocatable_memory: None,
             pod_pids_limit: None,
             hugepage_sizes: Vec::new(),
+            cpus: None,
         }
     }
 }
@@ -132,6 +140,15 @@ pub enum CgroupError {
         /// What is still in it.
         pids: Vec<i32>,
     },
+    /// systemd keeps the cgroups and did not do its part.
+    #[error("have systemd keep cgroup {path}")]
+    Systemd {
+        /// The cgroup, below the mount point.
+        path: String,
+        /// Why.
+        #[source]
+        source: Box<SystemdError>,
+    },
     /// A pod's resources cannot be read.
     #[error("size the cgroup of pod {pod}")]
     Quantity {
@@ -173,13 +190,37 @@ pub struct Limits {
 /// Takes a memory limit away.
 pub const NO_MEMORY_LIMIT: u64 = u64::MAX;
 
-/// Makes and removes the cgroups of pods.
+/// A cgroup that somebody else had changed, and that is as it should be again.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Mended {
+    /// The cgroup, below the mount point.
+    pub path: String,
+    /// One of the files that were different.
+    pub file: String,
+    /// What was in it; `None` when it was not there.
+    pub found: Option<String>,
+    /// What is in it now.
+    pub wanted: String,
+}
+
+/// What is wanted of a cgroup, and what systemd was told of it by this agent.
+#[derive(Clone, Debug, Default)]
+struct Wanted {
+    whole: Whole,
+    told: Option<Whole>,
+    /// Calls that are making it so: its files may not say it yet.
+    in_progress: u32,
+}
+
+/// Makes and removes the cgroups of pods. Clones share what they remember.
 #[derive(Clone, Debug)]
 pub struct CgroupManager {
     config: CgroupConfig,
     version: CgroupVersion,
     hierarchies: Vec<Hierarchy>,
     top: CgroupName,
+    systemd: Option<Arc<Systemd>>,
+    wanted: Arc<Mutex<BTreeMap<CgroupName, Wanted>>>,
 }
 
 impl CgroupManager {
@@ -209,9 +250,21 @@ impl CgroupManager {
             config,
             version,
             hierarchies,
+            systemd: None,
+            wanted: Arc::default(),
         };
         manager.check_pids_controller()?;
         Ok(manager)
+    }
+
+    /// Has this systemd keep the cgroups, when the driver is systemd's. Without it they are directories with the names
+    /// of slices.
+    #[must_use]
+    pub fn with_systemd(mut self, systemd: Option<Systemd>) -> Self {
+        self.systemd = systemd
+            .filter(|_| self.config.driver == CgroupDriver::Systemd && self.config.per_qos)
+            .map(Arc::new);
+        self
     }
 
     /// Better no agent than pods without the limit that they were to have.
@@ -257,14 +310,18 @@ impl CgroupManager {
                 .map(|m| resources::milli_cpu_to_shares(i64::try_from(m).unwrap_or(i64::MAX))),
             ..Limits::default()
         };
-        self.make(&self.top, top)?;
+        let cpus = self.config.cpus;
+        self.make(&self.top, |whole| {
+            whole.merge(top);
+            whole.cpus = cpus;
+        })?;
         let least = Limits {
             shares: Some(resources::MIN_SHARES),
             ..Limits::default()
         };
-        self.make(&self.qos(QosClass::BestEffort), least)?;
+        self.make(&self.qos(QosClass::BestEffort), |whole| whole.merge(least))?;
         // Burstable shares are the sum over its pods; see `refresh_qos`.
-        self.make(&self.qos(QosClass::Burstable), Limits::default())
+        self.make(&self.qos(QosClass::Burstable), |_| ())
     }
 
     /// Limits the memory of all pods together, so that what is reserved is left; upstream's
@@ -280,7 +337,7 @@ impl CgroupManager {
             memory: self.config.allocatable_memory,
             ..Limits::default()
         };
-        self.make(&self.top, limits)
+        self.make(&self.top, |whole| whole.merge(limits))
     }
 
     /// Sets the shares of the QoS cgroups by the pods that are active; upstream's `UpdateCgroups`, each
@@ -309,7 +366,7 @@ impl CgroupManager {
             shares: Some(resources::milli_cpu_to_shares(milli)),
             ..Limits::default()
         };
-        self.make(&self.qos(QosClass::Burstable), limits)
+        self.make(&self.qos(QosClass::Burstable), |whole| whole.merge(limits))
     }
 
     /// The cgroup of a pod; upstream's `GetPodContainerName`.
@@ -347,11 +404,29 @@ impl CgroupManager {
         if !self.config.per_qos {
             return Ok(());
         }
+        let whole = self.whole(pod)?;
+        self.make(&self.pod_cgroup(pod)?, |now| *now = whole)
+    }
+
+    /// Takes the cgroup of a pod over as it is to be, when nothing is remembered of it: [`Self::mend`] compares it from now
+    /// on. Writes nothing.
+    ///
+    /// # Errors
+    /// When the pod's resources do not parse or its UID cannot name a directory.
+    pub fn adopt(&self, pod: &Pod) -> Result<(), CgroupError> {
+        if !self.config.per_qos {
+            return Ok(());
+        }
         let name = self.pod_cgroup(pod)?;
-        let limits = self.pod_limits(pod)?;
-        self.make(&name, limits)?;
-        self.limit_huge_pages(pod)?;
-        self.limit_pids(pod)
+        if self.remembered().contains_key(&name) {
+            return Ok(());
+        }
+        let whole = self.whole(pod)?;
+        self.remembered().entry(name).or_insert(Wanted {
+            whole,
+            ..Wanted::default()
+        });
+        Ok(())
     }
 
     /// What the cgroup of a pod is to have, overhead included; upstream's `ResourceConfigForPod`.
@@ -371,7 +446,7 @@ impl CgroupManager {
         if !self.config.per_qos || limits == Limits::default() {
             return Ok(());
         }
-        self.make(&self.pod_cgroup(pod)?, limits)
+        self.make(&self.pod_cgroup(pod)?, |whole| whole.merge(limits))
     }
 
     /// Memory the cgroup of a pod uses, in bytes; `None` when there is none to ask. Upstream's
@@ -387,56 +462,131 @@ impl CgroupManager {
         text.trim().parse().ok()
     }
 
-    /// Limits the huge pages of a pod, by size; sizes that it asks nothing of are limited to 0. A kernel
-    /// without the controller, or without a size, has nothing to limit.
-    fn limit_huge_pages(&self, pod: &Pod) -> Result<(), CgroupError> {
-        let pages = resources::pod_huge_pages(pod).map_err(|source| CgroupError::Quantity {
-            pod: pod.uid(),
-            source,
-        })?;
+    /// Brings the process limit of an existing cgroup of a pod to `podPidsLimit`, also when that was another
+    /// one as the cgroup was made. A cgroup that is not there is not made.
+    ///
+    /// # Errors
+    /// When cgroupfs cannot be written or systemd refuses.
+    pub fn limit_pids(&self, pod: &Pod) -> Result<(), CgroupError> {
+        if !self.config.per_qos {
+            return Ok(());
+        }
         let name = self.pod_cgroup(pod)?;
-        for hierarchy in self.hierarchies.iter().filter(|h| h.has("hugetlb")) {
-            let dir = self.dir(hierarchy, &name);
-            for (file, value) in huge_page_settings(self.version, &self.config, &pages) {
-                let file = dir.join(file);
-                if file.exists() {
-                    fs::set(&file, &value)?;
+        let only = Whole {
+            pids: Some(self.config.pod_pids_limit),
+            ..Whole::default()
+        };
+        for setting in only.settings(self.version) {
+            for hierarchy in self.hierarchies.iter().filter(|h| h.has("pids")) {
+                if self.comparison(hierarchy, &name, &setting).1 == Comparison::Same {
+                    continue;
+                }
+                let wanted = self.remembered().get(&name).map(|w| w.whole.clone());
+                if let Some(whole) = wanted.filter(|_| self.exists(pod)) {
+                    self.tell_systemd(&name, &whole, false)?;
+                }
+                let dir = self.dir(hierarchy, &name);
+                if let Err(error) = fs::set(&dir.join(&setting.file), &setting.value)
+                    && dir.is_dir()
+                {
+                    return Err(error);
                 }
             }
         }
         Ok(())
     }
 
-    /// Brings the process limit of an existing cgroup of a pod to `podPidsLimit`, also when that was another
-    /// one as the cgroup was made. A cgroup that is not there is not made.
+    /// Compares every cgroup with what is wanted of it, and puts back what somebody else has changed: a user, or systemd
+    /// for units that it was not told everything of. A cgroup that is not there is not made.
     ///
     /// # Errors
-    /// When cgroupfs cannot be written.
-    pub fn limit_pids(&self, pod: &Pod) -> Result<(), CgroupError> {
-        if !self.config.per_qos {
-            return Ok(());
-        }
-        let name = self.pod_cgroup(pod)?;
-        let limit = self.config.pod_pids_limit;
-        for hierarchy in self.hierarchies.iter().filter(|h| h.has("pids")) {
-            let dir = self.dir(hierarchy, &name);
-            let file = dir.join("pids.max");
-            // Without a limit it does not matter whether the controller is enabled here.
-            if limit.is_none() && !file.exists() {
+    /// When cgroupfs cannot be written or systemd refuses. The others have been mended.
+    pub fn mend(&self) -> Result<Vec<Mended>, CgroupError> {
+        let all: Vec<(CgroupName, Whole)> = self
+            .remembered()
+            .iter()
+            .map(|(name, wanted)| (name.clone(), wanted.whole.clone()))
+            .collect();
+        let mut mended = Vec::new();
+        let mut result = Ok(());
+        for (name, whole) in all {
+            if self.difference(&name, &whole).is_none() {
                 continue;
             }
-            if let Err(error) = fs::set(&file, &pids_max(limit))
-                && dir.is_dir()
             {
-                return Err(error);
+                let mut remembered = self.remembered();
+                let Some(wanted) = remembered.get_mut(&name) else {
+                    continue;
+                };
+                if wanted.in_progress > 0 || wanted.whole != whole {
+                    continue;
+                }
+                wanted.told = None;
+            }
+            // Once more: a call that has ended meanwhile may have made the difference.
+            let Some((worst, difference)) = self.difference(&name, &whole) else {
+                continue;
+            };
+            match self.make(&name, |_| ()) {
+                Ok(()) if worst == Comparison::Other => mended.push(difference),
+                Ok(()) => {}
+                Err(error) => result = Err(error),
             }
         }
-        Ok(())
+        result.map(|()| mended)
+    }
+
+    /// The first difference that counts most.
+    fn difference(&self, name: &CgroupName, whole: &Whole) -> Option<(Comparison, Mended)> {
+        let settings = whole.settings(self.version);
+        let mut rounded = None;
+        for hierarchy in self.managed() {
+            if !self.dir(hierarchy, name).is_dir() {
+                return None;
+            }
+            for setting in settings.iter().filter(|s| hierarchy.has(s.controller)) {
+                let (found, comparison) = self.comparison(hierarchy, name, setting);
+                let difference = || Mended {
+                    path: self.path(name),
+                    file: setting.file.clone(),
+                    found: found.clone(),
+                    wanted: setting.value.clone(),
+                };
+                match comparison {
+                    Comparison::Same => {}
+                    Comparison::Rounded => rounded = Some((comparison, difference())),
+                    Comparison::Other => return Some((comparison, difference())),
+                }
+            }
+        }
+        rounded
+    }
+
+    fn comparison(
+        &self,
+        hierarchy: &Hierarchy,
+        name: &CgroupName,
+        setting: &Setting,
+    ) -> (Option<String>, Comparison) {
+        let file = self.dir(hierarchy, name).join(&setting.file);
+        let found = std::fs::read_to_string(file)
+            .ok()
+            .map(|text| text.trim().to_owned());
+        let comparison = match &found {
+            None if setting.optional => Comparison::Same,
+            None => Comparison::Other,
+            Some(found) => match compare(&setting.file, found, &setting.value) {
+                // Only systemd rounds.
+                Comparison::Rounded if self.systemd.is_none() => Comparison::Other,
+                other => other,
+            },
+        };
+        (found, comparison)
     }
 
     /// Puts a pod's limits back after its sandbox was made. With the systemd driver the first scope in a
-    /// slice makes systemd set the slice's own `TasksMax` and `MemoryMax`, of which it knows no other value
-    /// than infinity. Nothing to do for cgroupfs.
+    /// slice makes systemd write what it knows of the slice, in which quotas are rounded and huge pages are missing.
+    /// Nothing to do for cgroupfs.
     ///
     /// # Errors
     /// As [`Self::ensure`].
@@ -470,8 +620,18 @@ impl CgroupManager {
         let component = pod_component(uid)?;
         for class in CLASSES {
             let name = self.qos(class).child(&component);
+            let was_there = self
+                .hierarchies
+                .iter()
+                .any(|hierarchy| self.dir(hierarchy, &name).is_dir());
             for hierarchy in &self.hierarchies {
                 fs::remove_tree(&self.dir(hierarchy, &name))?;
+            }
+            let was_known = self.remembered().remove(&name).is_some();
+            if let Some(systemd) = &self.systemd
+                && (was_there || was_known)
+            {
+                systemd.remove(&name).map_err(self.of_systemd(&name))?;
             }
         }
         Ok(())
@@ -498,6 +658,21 @@ impl CgroupManager {
             }
         }
         Ok(pods)
+    }
+
+    /// All that a pod's cgroup is to have.
+    fn whole(&self, pod: &Pod) -> Result<Whole, CgroupError> {
+        let pages = resources::pod_huge_pages(pod).map_err(|source| CgroupError::Quantity {
+            pod: pod.uid(),
+            source,
+        })?;
+        Ok(Whole {
+            limits: self.pod_limits(pod)?,
+            pids: Some(self.config.pod_pids_limit),
+            // Sizes that it asks nothing of are limited to 0.
+            huge_pages: huge_page_settings(self.version, &self.config, &pages),
+            cpus: None,
+        })
     }
 
     fn pod_limits(&self, pod: &Pod) -> Result<Limits, CgroupError> {
@@ -539,18 +714,71 @@ impl CgroupManager {
         }
     }
 
-    fn make(&self, name: &CgroupName, limits: Limits) -> Result<(), CgroupError> {
-        let settings = settings(self.version, limits);
+    /// Changes what is wanted of a cgroup and makes it so. After an error it is wanted as before.
+    fn make(&self, name: &CgroupName, change: impl FnOnce(&mut Whole)) -> Result<(), CgroupError> {
+        let (before, whole, is_told) = {
+            let mut remembered = self.remembered();
+            let wanted = remembered.entry(name.clone()).or_default();
+            let before = wanted.whole.clone();
+            change(&mut wanted.whole);
+            wanted.in_progress += 1;
+            let is_told = wanted.told.as_ref() == Some(&wanted.whole);
+            (before, wanted.whole.clone(), is_told)
+        };
+        let made = self.tell_systemd(name, &whole, is_told);
+        let made = made.and_then(|()| self.write(name, &whole));
+        if let Some(wanted) = self.remembered().get_mut(name) {
+            // One that was removed and is remembered anew meanwhile has not counted this call.
+            wanted.in_progress = wanted.in_progress.saturating_sub(1);
+            if wanted.whole == whole {
+                wanted.told = made.is_ok().then_some(whole);
+                if made.is_err() {
+                    wanted.whole = before;
+                }
+            }
+        }
+        made
+    }
+
+    fn tell_systemd(
+        &self,
+        name: &CgroupName,
+        whole: &Whole,
+        is_told: bool,
+    ) -> Result<(), CgroupError> {
+        match &self.systemd {
+            Some(systemd) if !is_told => systemd
+                .set(name, &systemd::properties(self.version, whole))
+                .map_err(self.of_systemd(name)),
+            _ => Ok(()),
+        }
+    }
+
+    fn write(&self, name: &CgroupName, whole: &Whole) -> Result<(), CgroupError> {
+        let settings = whole.settings(self.version);
         for hierarchy in self.managed() {
             let dir = self.dir(hierarchy, name);
             fs::make(&hierarchy.path, &dir, self.version)?;
-            for (controller, file, value) in &settings {
-                if hierarchy.has(controller) {
-                    fs::set(&dir.join(file), value)?;
+            for setting in settings.iter().filter(|s| hierarchy.has(s.controller)) {
+                let file = dir.join(&setting.file);
+                if !setting.optional || file.exists() {
+                    fs::set(&file, &setting.value)?;
                 }
             }
         }
         Ok(())
+    }
+
+    fn of_systemd(&self, name: &CgroupName) -> impl FnOnce(SystemdError) -> CgroupError + use<> {
+        let path = self.path(name);
+        move |source| CgroupError::Systemd {
+            path,
+            source: Box::new(source),
+        }
+    }
+
+    fn remembered(&self) -> std::sync::MutexGuard<'_, BTreeMap<CgroupName, Wanted>> {
+        self.wanted.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -15,7 +15,7 @@ pub enum CgroupDriver {
 }
 
 /// A cgroup as a list of components below the top, independent of the driver.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct CgroupName(Vec<String>);
 
 impl CgroupName {
@@ -35,6 +35,14 @@ impl CgroupName {
         let mut parts = self.0.clone();
         parts.push(component.to_owned());
         Self(parts)
+    }
+
+    /// The cgroup above this one; `None` when that is the top.
+    pub fn parent(&self) -> Option<Self> {
+        match self.0.as_slice() {
+            [above @ .., _] if !above.is_empty() => Some(Self(above.to_vec())),
+            _ => None,
+        }
     }
 
     /// `/kubepods/burstable/pod<UID>`.

@@ -2,8 +2,116 @@
 
 use std::collections::BTreeMap;
 
-use super::{CgroupConfig, CgroupVersion, Limits, NO_MEMORY_LIMIT};
+use super::{CgroupConfig, CgroupVersion, Limits, NO_MEMORY_LIMIT, systemd};
 use crate::kuberuntime::resources::{self, QosClass};
+
+/// All that the agent wants of one cgroup.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Whole {
+    pub(super) limits: Limits,
+    /// Processes and threads; the inner `None` lifts a limit, the outer one leaves it as it is.
+    pub(super) pids: Option<Option<u64>>,
+    /// Files and values for each size of huge pages.
+    pub(super) huge_pages: Vec<(String, String)>,
+    /// Names the first so many processors, so that systemd keeps the controller cpuset enabled.
+    pub(super) cpus: Option<u32>,
+}
+
+/// One file of a cgroup as it is to be.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Setting {
+    pub(super) controller: &'static str,
+    pub(super) file: String,
+    pub(super) value: String,
+    /// A kernel or a cgroup without this file has nothing to limit.
+    pub(super) optional: bool,
+}
+
+impl Whole {
+    /// Changes what `limits` names and leaves the rest.
+    pub(super) fn merge(&mut self, limits: Limits) {
+        let now = &mut self.limits;
+        now.shares = limits.shares.or(now.shares);
+        now.quota = limits.quota.or(now.quota);
+        now.memory = limits.memory.or(now.memory);
+    }
+
+    /// The files that it comes to.
+    pub(super) fn settings(&self, version: CgroupVersion) -> Vec<Setting> {
+        let mut all: Vec<Setting> = settings(version, self.limits)
+            .into_iter()
+            .map(|(controller, file, value)| Setting {
+                controller,
+                file: file.to_owned(),
+                value,
+                optional: false,
+            })
+            .collect();
+        if let Some(limit) = self.pids {
+            all.push(Setting {
+                controller: "pids",
+                file: "pids.max".to_owned(),
+                value: pids_max(limit),
+                // Without a limit it does not matter whether the controller is enabled here.
+                optional: limit.is_none(),
+            });
+        }
+        all.extend(self.huge_pages.iter().map(|(file, value)| Setting {
+            controller: "hugetlb",
+            file: file.clone(),
+            value: value.clone(),
+            optional: true,
+        }));
+        all
+    }
+}
+
+/// How the value of a file compares with the one that is wanted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Comparison {
+    /// The kernel shows what was written, in its own words.
+    Same,
+    /// A quota as systemd can keep it: in whole percents of a processor.
+    Rounded,
+    /// Somebody else wrote it.
+    Other,
+}
+
+const PAGE: u64 = 4096;
+
+/// Compares. The kernel rounds memory to pages, and shows "no limit" of version 1 as the most there can be.
+pub(super) fn compare(file: &str, found: &str, wanted: &str) -> Comparison {
+    if found == wanted {
+        return Comparison::Same;
+    }
+    let is_same = match file {
+        "memory.limit_in_bytes" if wanted == "-1" => {
+            found.parse::<u64>().is_ok_and(|bytes| bytes >= 1 << 62)
+        }
+        "memory.max" | "memory.limit_in_bytes" => {
+            let pages = |text: &str| text.parse::<u64>().map(|bytes| bytes / PAGE).ok();
+            pages(found).is_some() && pages(found) == pages(wanted)
+        }
+        _ => false,
+    };
+    if is_same {
+        return Comparison::Same;
+    }
+    if file == "cpu.max" && quota(found).is_some() && quota(found) == quota(wanted).map(rounded) {
+        return Comparison::Rounded;
+    }
+    Comparison::Other
+}
+
+fn quota(text: &str) -> Option<(u64, u64)> {
+    let (quota, period) = text.split_once(' ')?;
+    Some((quota.parse().ok()?, period.parse().ok()?))
+}
+
+fn rounded((quota, period): (u64, u64)) -> (u64, u64) {
+    let per_second = systemd::quota_per_second(i64::try_from(quota).unwrap_or(i64::MAX), period);
+    (per_second.saturating_mul(period) / 1_000_000, period)
+}
 
 /// What a pod's cgroup gets by its class; upstream's `ResourceConfigForPod`.
 pub(super) fn pod_limits(

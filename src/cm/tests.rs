@@ -1,5 +1,6 @@
 //! Limits by class, version and driver; names that are refused.
 
+use super::settings::settings;
 use super::*;
 use crate::kuberuntime::resources::CpuMemory;
 
@@ -82,6 +83,8 @@ fn manager_on(
         version,
         hierarchies: hierarchies.collect(),
         top: CgroupName::parse("/").child("kubepods"),
+        systemd: None,
+        wanted: Arc::default(),
     }
 }
 

@@ -194,6 +194,10 @@ async fn put_in_force(
     let before =
         resize::with_allocation(pod, &record.actuated).map_or_else(|| Arc::clone(pod), Arc::new);
     let cgroups = &context.cgroups;
+    // What is changed below is the difference to what was in force before.
+    if let Err(error) = cgroups.adopt(&before) {
+        return Ok(Err(error.to_string()));
+    }
     let (first, last) = match (cgroups.limits_of(&before), cgroups.limits_of(pod)) {
         (Ok(from), Ok(to)) => Limits::steps(from, to),
         (Err(error), _) | (_, Err(error)) => return Ok(Err(error.to_string())),

@@ -65,6 +65,8 @@ pub(super) async fn sync_pod(
     record_exits(context, job, status, listed_at, now).await?;
     observe_probes(context, job, status);
     let restarts = resize::actuate(context, job, status).await?;
+    // What its cgroup is to have is remembered from here on, also of a pod that was resumed.
+    context.cgroups.adopt(&job.pod).map_err(StepError::from)?;
 
     let state = context.store.snapshot();
     let api_status = api_status(context, job, &state, status, Stage::Syncing, listed_at, now);

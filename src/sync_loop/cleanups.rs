@@ -20,6 +20,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::{debug, info, warn};
 
 use super::{LoopContext, handlers, resizes};
+use crate::cm::{CgroupManager, Mended};
 use crate::core::resize;
 use crate::core::state::{
     AdmissionRecord, ContainerRecord, ObjectRecord, PlegRecord, ProbeRecord, QueueRecord, State,
@@ -28,14 +29,17 @@ use crate::core::state::{
 use crate::core::volumes::keys;
 use crate::images::PULL_ERRORS;
 use crate::kuberuntime::{gc, logs, userns};
-use crate::pod_workers::{PodWorkers, UpdateOptions};
+use crate::pod_workers::{PodWorkers, UpdateOptions, WorkerContext};
 use crate::types::metrics::StaticLabel;
 use crate::types::runtime::PodStatus;
+use crate::types::{Event, EventType};
 use crate::types::{PodExt, PodSyncType, PodUid};
 use crate::volumemanager::subpath;
 
 /// Containers are collected this often even when nothing died.
 const GC_PERIOD: Duration = Duration::from_secs(60);
+/// The limits of cgroups are compared this often.
+const MEND_PERIOD: Duration = Duration::from_secs(30);
 
 /// What is kept of each pod in table `objects`: the begin of the keys, and which part of a key is the pod's UID.
 const OBJECTS_OF_PODS: [(&str, usize); 5] = [
@@ -54,13 +58,7 @@ pub(super) fn pod_cleanups(context: &LoopContext) -> bool {
     workers.sync_known_pods(&desired, |source| context.ready.ready(source));
     let mut changed = false;
     for pod in &desired_pods {
-        if !workers.knows(&pod.uid()) {
-            debug!(pod = %pod.uid(), "re-creating the worker of a wanted pod");
-            let label = StaticLabel::of(pod.is_static());
-            context.metrics.restarted_pods.get_or_create(&label).inc();
-            handlers::add(context, Arc::clone(pod));
-            changed = true;
-        }
+        changed |= recreate(context, pod);
     }
     let confirmed: Vec<PodUid> = desired_pods
         .iter()
@@ -101,9 +99,7 @@ fn recreate(context: &LoopContext, pod: &Arc<Pod>) -> bool {
         return false;
     }
     debug!(pod = %pod.uid(), "re-creating the worker of a wanted pod");
-    let label = StaticLabel {
-        r#static: pod.is_static().to_string(),
-    };
+    let label = StaticLabel::of(pod.is_static());
     context.metrics.restarted_pods.get_or_create(&label).inc();
     handlers::add(context, Arc::clone(pod));
     true
@@ -152,12 +148,35 @@ fn pod_from_runtime(status: &PodStatus) -> Pod {
     pod
 }
 
+/// Logs and emits what another program had changed, once.
+fn report_mended(context: &WorkerContext, mended: &[Mended]) {
+    let what = mended.first();
+    let reason = what.map(|first| format!("{}/{}", first.path, first.file));
+    let reasons: Vec<&str> = reason.iter().map(String::as_str).collect();
+    let pace = context.volumes.pace();
+    let due = pace.due("cgroup limits", &reasons, context.clock.now());
+    let (Some(first), Some(reason), [true]) = (what, &reason, due.as_slice()) else {
+        return;
+    };
+    let found = first.found.as_deref().unwrap_or("missing");
+    let text = format!(
+        "{} cgroups had other limits than their pods ask for and were corrected; {reason} was {found}, is {} now",
+        mended.len(),
+        first.wanted
+    );
+    warn!(cgroups = mended.len(), file = %reason, found, wanted = %first.wanted, "another program changed limits, they are corrected");
+    let event = Event::node(EventType::Warning, "CgroupLimitsCorrected", text);
+    context.recorder.record(event);
+}
+
 /// What the janitor is asked to do.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum JanitorOrder {
     /// A container of this pod died: older dead ones may go.
     DeadContainers(PodUid),
-    /// Everything.
+    /// Somebody else may have changed the limits of cgroups.
+    MendCgroups,
+    /// Everything but the limits of cgroups.
     Sweep {
         /// Every source has spoken and could be read completely.
         complete: bool,
@@ -188,6 +207,7 @@ impl Janitor {
     /// Runs until `token` is cancelled.
     pub async fn run(mut self, token: CancellationToken) {
         let mut swept = tokio::time::Instant::now();
+        let mut mended = swept;
         loop {
             // Cancel-safe: receiving and sleeping lose nothing.
             let order = tokio::select! {
@@ -197,11 +217,16 @@ impl Janitor {
                     None => return,
                 },
                 () = tokio::time::sleep_until(swept + GC_PERIOD) => JanitorOrder::Sweep { complete: false },
+                () = tokio::time::sleep_until(mended + MEND_PERIOD) => JanitorOrder::MendCgroups,
             };
             match order {
                 JanitorOrder::DeadContainers(uid) => {
                     let status = self.workers.context().pleg.cache().get(&uid);
                     self.collect(std::slice::from_ref(&status)).await;
+                }
+                JanitorOrder::MendCgroups => {
+                    mended = tokio::time::Instant::now();
+                    self.mend_cgroups().await;
                 }
                 JanitorOrder::Sweep { complete } => {
                     swept = tokio::time::Instant::now();
@@ -257,6 +282,16 @@ impl Janitor {
             warn!(%error, "cannot remove logs of pods that are gone");
         }
         self.drop_records(&keep, complete);
+    }
+
+    /// Puts the limits of cgroups back that somebody else has changed. The kernel does not tell of such a change: a few small files
+    /// of each pod are read.
+    async fn mend_cgroups(&self) {
+        let context = self.workers.context();
+        match context.with_cgroups(CgroupManager::mend).await {
+            Ok(mended) => report_mended(context, &mended),
+            Err(error) => warn!(%error, "limits of cgroups could not be put back"),
+        }
     }
 
     /// Removes dead containers and sandboxes, after their ends are recorded.
