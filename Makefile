@@ -11,7 +11,7 @@ export HOLDFAST_CACHE
 target = $(shell $(CARGO) metadata --format-version 1 --no-deps --offline 2>/dev/null | sed -n 's/.*"target_directory":"\([^"]*\)".*/\1/p')
 
 .DEFAULT_GOAL := help
-.PHONY: help build check fmt clippy doc deny quick test envtest bench mutants figures demo demo-stop install uninstall deb clean
+.PHONY: help build check fmt clippy doc deny quick test vmtest envtest bench mutants figures demo demo-stop install uninstall deb clean
 
 help: ## List the tasks
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -42,6 +42,9 @@ quick: ## Every pure and simulated test: before each commit
 
 test: ## All tests, on real containerd and kube-apiserver; installs what they need (root)
 	@hack/test.sh
+
+vmtest: ## Whole machines under QEMU that reboot and lose power (root; NAME=… runs one, KEEP=1 leaves it up with a shell)
+	@hack/vmtest.sh $(NAME)
 
 envtest: ## Provide etcd, kube-apiserver and kubectl for the tests (KUBEBUILDER_ASSETS, else built once)
 	@hack/envtest.sh

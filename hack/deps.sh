@@ -1,6 +1,7 @@
 #!/bin/sh
 # Installs the Debian packages that building, testing and the demo need, where they are missing.
-# usage: hack/deps.sh [build|runtime|test|deb|envtest]...   (default: all but envtest, which hack/envtest.sh asks for)
+# usage: hack/deps.sh [build|runtime|test|deb|envtest|machine]...
+# Without one: all but envtest and machine, which hack/envtest.sh and hack/machine.sh ask for.
 set -eu
 
 [ $# -gt 0 ] || set -- build runtime test deb
@@ -16,7 +17,9 @@ for group; do
         systemd:systemd-analyze mandoc:mandoc python3:python3 util-linux:flock zsh:zsh fish:fish" ;;
     deb) wanted="$wanted dpkg-dev:dpkg-shlibdeps binutils:strip util-linux:flock" ;;
     envtest) wanted="$wanted dpkg-dev:dpkg-source make:make rsync:rsync util-linux:flock" ;;
-    *) echo "hack/deps.sh: unknown group '$group': build, runtime, test, deb or envtest" >&2; exit 2 ;;
+    machine) wanted="$wanted qemu-system-x86:qemu-system-x86_64 qemu-utils:qemu-img mmdebstrap:mmdebstrap cpio:cpio
+        e2fsprogs:mkfs.ext4 kmod:modprobe util-linux:flock" ;;
+    *) echo "hack/deps.sh: unknown group '$group': build, runtime, test, deb, envtest or machine" >&2; exit 2 ;;
     esac
 done
 

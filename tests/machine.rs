@@ -19,11 +19,21 @@ mod cgroups;
 mod clock;
 #[path = "machine/images.rs"]
 mod images;
+#[path = "machine/kubeadm.rs"]
+mod kubeadm;
 #[path = "machine/node.rs"]
 mod node;
+#[path = "machine/package.rs"]
+mod package;
 #[path = "machine/power.rs"]
 mod power;
 #[path = "machine/reboot.rs"]
 mod reboot;
+#[path = "machine/remote.rs"]
+mod remote;
+#[path = "machine/shutdown.rs"]
+mod shutdown;
+#[path = "machine/upgrade.rs"]
+mod upgrade;
 #[path = "machine/year_off.rs"]
 mod year_off;

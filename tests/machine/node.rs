@@ -14,6 +14,11 @@ use serde_json::Value;
 pub const PATIENCE: Duration = Duration::from_secs(120);
 pub const IMAGE: &str = "holdfast.local/busybox:1";
 
+/// The package under test, which is installed, in the machine.
+pub const PACKAGE: &str = "/root/payload/holdfast.deb";
+/// The same, as version 0.2.0-1.
+pub const PACKAGE_NEWER: &str = "/root/payload/newer.deb";
+
 const CONFIG: &str = "apiVersion: kubelet.config.k8s.io/v1beta1
 kind: KubeletConfiguration
 staticPodPath: /etc/kubernetes/manifests
@@ -103,6 +108,29 @@ impl Node {
         ));
     }
 
+    /// Takes the manifest of a static pod away.
+    pub fn remove_manifest(&mut self, name: &str) {
+        self.sh(&format!("rm /etc/kubernetes/manifests/{name}.json"));
+    }
+
+    /// Waits until the agent has forgotten the pod of that name.
+    #[track_caller]
+    pub fn wait_gone(&mut self, pod: &str) {
+        self.eventually(
+            &format!("{pod} is gone"),
+            &format!("holdfast dump pods -o json 2>/dev/null >/run/pods && ! grep -q {pod}-vmnode /run/pods"),
+        );
+    }
+
+    /// The agent says that it is well.
+    #[track_caller]
+    pub fn is_healthy(&mut self) {
+        self.eventually(
+            "/healthz answers 200",
+            "exec 3<>/dev/tcp/127.0.0.1/10248 && printf 'GET /healthz HTTP/1.0\\r\\n\\r\\n' >&3 && head -n 1 <&3 | grep -q ' 200 '",
+        );
+    }
+
     /// Waits until the pod of that name runs.
     #[track_caller]
     pub fn wait_running(&mut self, pod: &str) {
@@ -171,7 +199,7 @@ fn with_package(base: &Base) -> Fixture {
         let files = dir.join("files");
         fs::create_dir(&files).unwrap();
         package(&files.join("holdfast.deb"), None);
-        package(&files.join("later.deb"), Some("0.2.0-1"));
+        package(&files.join("newer.deb"), Some("0.2.0-1"));
         let archive = dir.join("payload");
         payload(&files, &archive).unwrap();
         let booted = base.booted().unwrap();
@@ -183,7 +211,7 @@ fn with_package(base: &Base) -> Fixture {
         machine
             .sh(&format!(
                 "set -e\nctr -n k8s.io images import /root/images.tar >/dev/null\n\
-                 dpkg -i /root/payload/holdfast.deb >/dev/null\nmkdir -p {manifests}\n\
+                 dpkg -i {PACKAGE} >/dev/null\nmkdir -p {manifests}\n\
                  cat >/etc/holdfast/config.yaml <<'END_OF_FILE'\n{CONFIG}END_OF_FILE\n"
             ))
             .unwrap();

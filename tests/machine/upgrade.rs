@@ -52,7 +52,7 @@ fn upgrades_and_downgrades_touch_no_container_and_leave_the_port_open() {
     let times = if is_whole() { 100 } else { 10 };
     for n in 0..times {
         let (package, version) = if n % 2 == 0 {
-            ("later.deb", "0.2.0-1")
+            ("newer.deb", "0.2.0-1")
         } else {
             ("holdfast.deb", "0.1.0-1")
         };

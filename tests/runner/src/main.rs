@@ -1,7 +1,7 @@
 //! Runs the tests of holdfast on top of `cargo nextest`; `make test` and `make quick` call it.
 //!
 //! ```text
-//! test-runner run [--no-cluster] [ARGUMENTS OF cargo nextest run]...
+//! test-runner run [--no-cluster] [--scope EXPRESSION] [ARGUMENTS OF cargo nextest run]...
 //!     all tests on clean ground, failed ones of real parts a second time, a table, one line that counts
 //! test-runner sweep
 //!     remove what killed runs left behind

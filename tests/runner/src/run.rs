@@ -35,14 +35,11 @@ const TESTS_FAILED: i32 = 100;
 /// # Errors
 /// When the tests cannot be run: they do not compile, or there is no nextest.
 pub(crate) fn run(arguments: &[OsString]) -> Result<ExitCode> {
-    let shared_cluster = arguments
-        .first()
-        .is_none_or(|first| first != "--no-cluster");
-    let arguments = if shared_cluster {
-        arguments
-    } else {
-        &arguments[1..]
-    };
+    let Options {
+        shared_cluster,
+        scope,
+        arguments,
+    } = Options::parse(arguments)?;
 
     report::print_found("cleared the ground of", &ground::sweep());
     let run_dir = RunDir::new()?;
@@ -64,7 +61,7 @@ pub(crate) fn run(arguments: &[OsString]) -> Result<ExitCode> {
     let cluster = shared_cluster
         .then(|| Cluster::start(&run_dir.path))
         .transpose()?;
-    let outcome = nextest.run_all(arguments);
+    let outcome = nextest.run_all(scope, arguments);
     let second = match &outcome {
         Ok(all) if !interrupted.load(Ordering::Relaxed) => {
             // A test that was ended at its deadline could not remove its cgroups.
@@ -98,6 +95,40 @@ pub(crate) fn run(arguments: &[OsString]) -> Result<ExitCode> {
     })
 }
 
+/// What comes before the arguments for nextest.
+struct Options<'a> {
+    /// Tests share an API server.
+    shared_cluster: bool,
+    /// The tests that this kind of run is about, as nextest's filters name them. Others do not count as skipped.
+    scope: Option<&'a OsString>,
+    arguments: &'a [OsString],
+}
+
+impl<'a> Options<'a> {
+    fn parse(mut arguments: &'a [OsString]) -> Result<Self> {
+        let (mut shared_cluster, mut scope) = (true, None);
+        loop {
+            match arguments {
+                [first, rest @ ..] if first == "--no-cluster" => {
+                    shared_cluster = false;
+                    arguments = rest;
+                }
+                [first, expression, rest @ ..] if first == "--scope" => {
+                    scope = Some(expression);
+                    arguments = rest;
+                }
+                [first] if first == "--scope" => bail!("--scope needs an expression"),
+                _ => break,
+            }
+        }
+        Ok(Self {
+            shared_cluster,
+            scope,
+            arguments,
+        })
+    }
+}
+
 struct All {
     runs: BTreeMap<TestName, TestRun>,
     counts: Counts,
@@ -111,8 +142,26 @@ struct Nextest {
 }
 
 impl Nextest {
-    fn run_all(&self, arguments: &[OsString]) -> Result<All> {
-        let counts = self.run("default", arguments)?;
+    fn run_all(&self, scope: Option<&OsString>, arguments: &[OsString]) -> Result<All> {
+        let mut counts = match scope {
+            None => self.run("default", arguments)?,
+            Some(scope) if arguments.is_empty() => {
+                let all = [
+                    OsString::from("--ignore-default-filter"),
+                    "-E".into(),
+                    scope.clone(),
+                ];
+                self.run("default", &all)?
+            }
+            Some(_) => {
+                let all = [OsString::from("--ignore-default-filter")];
+                self.run("default", &[&all, arguments].concat())?
+            }
+        };
+        // nextest counts the tests of other kinds of runs, too.
+        if let Some(scope) = scope.filter(|_| counts.skipped > 0) {
+            counts.skipped = count(scope)?.saturating_sub(counts.selected);
+        }
         let runs = results::read(&junit("default"))?;
         ensure!(!runs.is_empty(), "no test ran");
         Ok(All { runs, counts })
@@ -138,7 +187,14 @@ impl Nextest {
         for name in again {
             println!("once more, alone: {name}");
             let only = format!("binary_id(={}) & test(={})", name.binary, name.test);
-            let arguments = ["-E", &only, "--test-threads", "1"].map(OsString::from);
+            let arguments = [
+                "--ignore-default-filter",
+                "-E",
+                &only,
+                "--test-threads",
+                "1",
+            ];
+            let arguments = arguments.map(OsString::from);
             self.run("again", &arguments)?;
             let run = results::read(&junit("again"))?
                 .remove(name)
@@ -190,6 +246,26 @@ impl Nextest {
             _ => bail!("the tests did not all run: cargo nextest ended with {status}"),
         }
     }
+}
+
+/// How many tests there are in a scope, those that are never run included.
+fn count(scope: &OsString) -> Result<usize> {
+    let output = Command::new("cargo")
+        .args(["nextest", "list", "--run-ignored", "all"])
+        .args(["--message-format", "oneline", "--cargo-quiet"])
+        .args(SELECTION)
+        .args(["--ignore-default-filter", "-E"])
+        .arg(scope)
+        .stdin(Stdio::null())
+        .stderr(Stdio::inherit())
+        .output()
+        .context("run cargo nextest list")?;
+    ensure!(
+        output.status.success(),
+        "cargo nextest list ended with {}",
+        output.status
+    );
+    Ok(String::from_utf8_lossy(&output.stdout).lines().count())
 }
 
 /// Whether a test that failed may run a second time: it uses more than its own process and the clock.

@@ -99,6 +99,10 @@ fn skipped() {}
 
 /// Runs chosen tests of the package.
 fn run(dir: &Path, filter: &str) -> (Output, Vec<String>) {
+    run_with(dir, &["-E", filter])
+}
+
+fn run_with(dir: &Path, arguments: &[&str]) -> (Output, Vec<String>) {
     let mut command = Command::new(env!("CARGO_BIN_EXE_test-runner"));
     for (name, _) in std::env::vars_os() {
         let text = name.to_string_lossy();
@@ -108,7 +112,8 @@ fn run(dir: &Path, filter: &str) -> (Output, Vec<String>) {
         }
     }
     let output = command
-        .args(["run", "--no-cluster", "-E", filter])
+        .args(["run", "--no-cluster"])
+        .args(arguments)
         .current_dir(dir)
         .env("CARGO_TARGET_DIR", dir.join("target"))
         .env("MARKS", dir.join("marks"))
@@ -161,6 +166,12 @@ fn each_kind_of_end_is_told_by_name() {
     let (output, lines) = run(dir, "test(passes)");
     assert!(output.status.success(), "{output:?}");
     assert_eq!(verdict(&lines), ["1 passed, 0 failed, 7 skipped"]);
+
+    // What this kind of run is not about is not skipped.
+    let scope = ["--scope", "test(passes) | test(skipped)"];
+    let (output, lines) = run_with(dir, &scope);
+    assert!(output.status.success(), "{output:?}");
+    assert_eq!(verdict(&lines), ["1 passed, 0 failed, 1 skipped"]);
 
     let (output, lines) = run(dir, "test(/every_other_time/)");
     assert_eq!(output.status.code(), Some(1), "{output:?}");

@@ -18,6 +18,7 @@ pub mod fake_api;
 pub mod fake_cri;
 pub mod fault_proxy;
 pub mod fixture;
+pub mod machine;
 pub mod ports;
 pub mod programs;
 pub mod validation;
