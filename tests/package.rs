@@ -665,6 +665,12 @@ fn systemd_runs_the_agent_and_pods_outlive_crash_upgrade_and_removal() {
     assert_eq!(runtime.running(), running);
     assert_eq!(runtime.changes(), [""; 0]);
     assert!(machine.mounts().contains(mount));
+
+    // The package that comes back starts it.
+    machine.run(&["systemctl", "stop", "kubelet"]);
+    machine.install(&packages.newer());
+    ready_again("0");
+    assert_eq!(runtime.running(), running);
 }
 
 /// Records a secret on a node whose agent does not run, encrypted with the key in `keys`.
