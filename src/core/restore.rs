@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod};
 
-use super::container_history::{self, Records};
+use super::container_history::{self, History, Latest, Records};
 use super::deadline;
 use super::offline;
 use super::pleg_diff;
@@ -26,7 +26,7 @@ use super::state::{
 };
 use crate::kubeletconfig::OfflineStart;
 use crate::types::runtime::PodStatus as RuntimePodStatus;
-use crate::types::{BootIdentity, PodExt, PodSource, PodSyncType, PodUid, Stamp};
+use crate::types::{BootIdentity, ContainerId, PodExt, PodSource, PodSyncType, PodUid, Stamp};
 
 /// A resumed pod is looked at again at the latest after this long, whatever was recorded.
 const LONGEST_PAUSE: Duration = Duration::from_secs(90);
@@ -374,7 +374,7 @@ fn sync_outcome(
         now: input.now,
         backoff_max: input.backoff_max,
     });
-    if unrecorded_exit || !actions.is_empty() {
+    if unrecorded_exit || !actions.is_empty() || has_untold_container(input, state, uid, status) {
         return (Outcome::Repaired, None);
     }
     let latest = input.now.plus(LONGEST_PAUSE);
@@ -389,6 +389,41 @@ fn sync_outcome(
     .flatten()
     .min_by_key(|s| s.boottime_ms);
     (Outcome::Resumed, due)
+}
+
+/// Whether the pod's status lacks the newest start or end of a container: the agent ended before it told of it, with the
+/// machine for example.
+fn has_untold_container(
+    input: &RestoreInput<'_>,
+    state: &State,
+    uid: &PodUid,
+    status: &RuntimePodStatus,
+) -> bool {
+    let Some(told) = state.record::<StatusRecord>(uid.as_str()) else {
+        return false;
+    };
+    let records = Records::of(state, uid);
+    let of_all_kinds = [
+        &told.status.container_statuses,
+        &told.status.init_container_statuses,
+        &told.status.ephemeral_container_statuses,
+    ];
+    of_all_kinds.into_iter().flatten().flatten().any(|told| {
+        let record = records.get(&told.name);
+        let history = History::of(&told.name, status, record, input.listed_at, input.now);
+        let runs = told.state.as_ref().is_some_and(|s| s.running.is_some());
+        // With the runtime's name before it.
+        let is_told = |id: &ContainerId| {
+            let told = told.container_id.as_deref();
+            told.and_then(|told| told.split_once("://"))
+                .is_some_and(|(_, told)| told == id.as_str())
+        };
+        match &history.latest {
+            Latest::Running(current) => !runs || !is_told(&current.id),
+            Latest::Exited(exit) => runs || !is_told(&exit.container_id),
+            Latest::NeverRan | Latest::Starting | Latest::Unknown(_) => false,
+        }
+    })
 }
 
 /// Moves every stamp that something is counted from or to onto the boot of `now`. Stamps that only tell

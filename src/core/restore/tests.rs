@@ -6,6 +6,8 @@ use super::super::state::{
 use super::super::testkit::{
     at, created, ended, exited, pod, running, runtime, started, with_backoff,
 };
+use serde_json::json;
+
 use super::*;
 use crate::types::{BootId, ContainerId, Json};
 
@@ -292,6 +294,57 @@ fn a_resumed_pod_keeps_its_due_time_but_waits_no_longer_than_a_pause() {
         .showing(runtime(vec![exited("a", 1, 1)]), true)
         .pod();
     assert_eq!(restored.due, Some(at(140)));
+}
+
+/// A status that tells this of container `a`.
+fn told(id: Option<&str>, state: &serde_json::Value) -> StatusRecord {
+    let container = json!({
+        "name": "a", "image": "i", "imageID": "", "ready": false, "restartCount": 0,
+        "containerID": id, "state": state,
+    });
+    let status = serde_json::from_value(json!({"containerStatuses": [container]}));
+    StatusRecord {
+        name: "web".to_owned(),
+        namespace: "ns".to_owned(),
+        status: Json(Arc::new(status.unwrap())),
+        version: 1,
+        acknowledged: 0,
+        at: at(20),
+        finished: false,
+    }
+}
+
+#[test]
+fn a_pod_whose_status_lacks_an_end_that_is_on_record_is_looked_at_at_once() {
+    let ended_so = json!({"terminated": {"exitCode": 0}});
+    for (id, state, expected) in [
+        (Some("c://a-0"), json!({"running": {}}), Outcome::Repaired),
+        (None, json!({"waiting": {}}), Outcome::Repaired),
+        (Some("c://a-0"), ended_so, Outcome::Resumed),
+    ] {
+        let mut start = Start::with_pod("Never", WorkerPhase::Sync)
+            .put("u1/a", ended("a", 0, 0))
+            .put("u1", told(id, &state));
+        start.boot = boot(2);
+        start.now = in_boot(2, 1_000);
+        assert_eq!(start.pod().outcome, expected, "{state}");
+    }
+}
+
+#[test]
+fn a_pod_whose_status_lacks_the_start_of_a_container_that_runs_is_looked_at_at_once() {
+    let runs = json!({"running": {}});
+    for (id, state, expected) in [
+        (None, json!({"waiting": {}}), Outcome::Repaired),
+        (Some("c://a-9"), runs.clone(), Outcome::Repaired),
+        (Some("c://a-0"), runs, Outcome::Resumed),
+    ] {
+        let start = Start::with_pod("Always", WorkerPhase::Sync)
+            .put("u1/a", started("a", 0))
+            .put("u1", told(id, &state))
+            .showing(runtime(vec![running("a", 0)]), true);
+        assert_eq!(start.pod().outcome, expected, "{state}");
+    }
 }
 
 #[test]
