@@ -94,6 +94,31 @@ impl ImageManager {
         Ok(())
     }
 
+    /// Removes those of these images that are suspects, whatever their sources say, unless a running container uses them.
+    /// The runtime has lost files of them, and what would bring them is at hand. Returns whether one is gone.
+    pub(super) async fn remove_suspects<S: ImageService>(
+        &self,
+        images: &[String],
+        service: &S,
+        store: &Store,
+    ) -> Result<bool, CommitError> {
+        let _turn = self.healing.lock().await;
+        let mut is_gone = false;
+        for image in images {
+            let seen = store.snapshot();
+            let (Some((files, _)), Ok(Some(found))) =
+                (files::of(&seen, image), service.image_status(image).await)
+            else {
+                continue;
+            };
+            if self.standing(&seen, image, Some(&found)) == Standing::Suspect {
+                let suspect = Suspect { files, found };
+                is_gone |= self.remove_suspect(&suspect, service, store).await?;
+            }
+        }
+        Ok(is_gone)
+    }
+
     /// Whether an archive holds the image, or its registry answers.
     async fn has_source<S: ImageService>(
         &self,

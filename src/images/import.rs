@@ -17,6 +17,8 @@ use nix::sys::signal::{Signal, killpg};
 use nix::unistd::Pid;
 use tokio::process::Command;
 
+use crate::types::Stamp;
+
 /// How long an import may take.
 const PATIENCE: Duration = Duration::from_secs(1800);
 /// Bytes of a tool's complaints that are shown.
@@ -25,6 +27,8 @@ const SHOWN: usize = 1024;
 const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 /// Keeps containerd's and the kubelet's collections of unused images away.
 const PINNED: &str = "io.cri-containerd.pinned";
+/// The label of leases that end by themselves: those of a client that pulls or imports.
+const EXPIRES: &str = "containerd.io/gc.expire=";
 /// The namespace in which containerd keeps what CRI made.
 const NAMESPACE: &str = "k8s.io";
 
@@ -66,6 +70,10 @@ pub trait Importer: Send + Sync + 'static {
 
     /// Takes the pins off images whose archive is gone.
     fn unpin<'a>(&'a self, images: &'a [String]) -> BoxFuture<'a, Result<(), ImportError>>;
+
+    /// Has the runtime let go of what pulls and imports held that the end of the machine cut off. Where nothing else
+    /// holds it, the runtime forgets it, so that it is not taken for what the next pull brings. Returns how many there were.
+    fn release<'a>(&'a self, now: Stamp) -> BoxFuture<'a, Result<usize, ImportError>>;
 }
 
 /// The tool that comes with the runtime.
@@ -118,12 +126,12 @@ impl RuntimeTool {
     }
 
     /// `ctr` on the runtime's socket.
-    fn ctr(&self) -> Result<Command, ImportError> {
+    fn ctr(&self, what: &str) -> Result<Command, ImportError> {
         let mut command = self.command(&self.require("ctr", "ctr")?);
         command
             .arg("--address")
             .arg(&self.socket)
-            .args(["--namespace", NAMESPACE, "images"]);
+            .args(["--namespace", NAMESPACE, what]);
         Ok(command)
     }
 
@@ -142,7 +150,7 @@ impl RuntimeTool {
     async fn import_all(&self, archive: &Path, images: &[String]) -> Result<(), ImportError> {
         match self.runtime.as_str() {
             "containerd" => {
-                let mut import = self.ctr()?;
+                let mut import = self.ctr("images")?;
                 import.arg("import").arg(archive);
                 run(import).await?;
                 for image in images {
@@ -157,11 +165,25 @@ impl RuntimeTool {
         }
     }
 
+    /// containerd keeps what a pull has brought by a lease of a day. Whoever held one of an earlier boot is gone.
+    async fn release_leases(&self, now: Stamp) -> Result<usize, ImportError> {
+        let mut list = self.ctr("leases")?;
+        list.arg("list");
+        let stale = stale_leases(&run(list).await?, now);
+        if !stale.is_empty() {
+            let mut delete = self.ctr("leases")?;
+            // Answers after the collection of what they held.
+            delete.args(["delete", "--sync"]).args(&stale);
+            run(delete).await?;
+        }
+        Ok(stale.len())
+    }
+
     async fn label(&self, image: &str, label: &str) -> Result<(), ImportError> {
-        let mut command = self.ctr()?;
+        let mut command = self.ctr("images")?;
         // Names in containerd have a registry.
         command.args(["label", &super::qualified(image), label]);
-        run(command).await
+        run(command).await.map(drop)
     }
 
     /// CRI-O pins images by its own configuration (`pinned_images`).
@@ -169,7 +191,7 @@ impl RuntimeTool {
         if let Some(podman) = self.find("podman") {
             let mut command = self.command(&podman);
             command.args(["load", "--quiet", "--input"]).arg(archive);
-            return run(command).await;
+            return run(command).await.map(drop);
         }
         let skopeo = self.require("podman and skopeo", "skopeo")?;
         for image in images {
@@ -204,10 +226,41 @@ impl Importer for RuntimeTool {
             Ok(())
         })
     }
+
+    fn release<'a>(&'a self, now: Stamp) -> BoxFuture<'a, Result<usize, ImportError>> {
+        Box::pin(async move {
+            // CRI-O tells layers that are not complete from others by itself.
+            if self.runtime != "containerd" {
+                return Ok(0);
+            }
+            self.release_leases(now).await
+        })
+    }
 }
 
-/// Runs a tool to its end. When the future is dropped, the tool is killed with all that it has started.
-async fn run(mut command: Command) -> Result<(), ImportError> {
+/// The leases of an earlier boot, of a table that `ctr leases list` prints: ID, time, labels. One that was made in the future
+/// is of a time before the clock was set back.
+fn stale_leases(table: &str, now: Stamp) -> Vec<String> {
+    let booted = now.wall_ms - now.boottime_ms;
+    let is_stale = |made: &str| {
+        let made = made.parse::<jiff::Timestamp>().map(|t| t.as_millisecond());
+        // The table has whole seconds.
+        made.is_ok_and(|made| made + 1000 <= booted || made > now.wall_ms)
+    };
+    let lines = table.lines().skip(1);
+    lines
+        .filter_map(|line| {
+            let mut words = line.split_whitespace();
+            let (id, made) = (words.next()?, words.next()?);
+            let expires = words.any(|labels| labels.contains(EXPIRES));
+            // An ID never becomes an option.
+            (expires && is_stale(made) && !id.starts_with('-')).then(|| id.to_owned())
+        })
+        .collect()
+}
+
+/// Runs a tool to its end and returns what it printed. When the future is dropped, the tool is killed with all that it has started.
+async fn run(mut command: Command) -> Result<String, ImportError> {
     let shown = {
         let command = command.as_std();
         let program = Path::new(command.get_program()).file_name();
@@ -221,7 +274,7 @@ async fn run(mut command: Command) -> Result<(), ImportError> {
     };
     let child = command
         .stdin(Stdio::null())
-        .stdout(Stdio::null())
+        .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .process_group(0)
         .kill_on_drop(true)
@@ -240,7 +293,7 @@ async fn run(mut command: Command) -> Result<(), ImportError> {
     // It has been waited for: the number may be somebody else's.
     group.0 = None;
     if output.status.success() {
-        return Ok(());
+        return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
     }
     let said = String::from_utf8_lossy(&output.stderr);
     let said = said.trim();
@@ -310,6 +363,42 @@ mod tests {
                 format!("{on} label r.example/a:2 io.cri-containerd.pinned=pinned"),
             ]
         );
+    }
+
+    /// An hour after the boot.
+    const NOW: Stamp = Stamp {
+        boot: crate::types::BootId(1),
+        boottime_ms: 3_600_000,
+        wall_ms: 1_795_000_000_000,
+    };
+
+    #[tokio::test]
+    async fn leases_of_an_earlier_boot_are_dropped_and_no_others() {
+        let table = "ID         CREATED AT                LABELS\n\
+            old        2026-11-18T11:06:38+01:00 containerd.io/gc.expire=2026-11-19T10:06:38Z\n\
+            kept       2026-11-18T10:06:38Z      -\n\
+            young      2026-11-18T10:06:40Z      a=b,containerd.io/gc.expire=2026-11-19T10:06:40Z\n\
+            future     2027-11-18T10:06:40Z      containerd.io/gc.expire=2027-11-19T10:06:40Z,a=b\n\
+            odd\n\
+            -x         2026-11-18T10:06:38Z      containerd.io/gc.expire=2026-11-19T10:06:38Z\n";
+        let booted = NOW.wall_ms - 3_600_000;
+        let at: jiff::Timestamp = "2026-11-18T10:06:40Z".parse().unwrap();
+        assert_eq!(at.as_millisecond(), booted);
+        let dir = tool("ctr", &format!("[ $6 != list ] || printf '{table}'"));
+        let path = format!("{}:/usr/bin:/bin", dir.path().display());
+        let tool = RuntimeTool::new("containerd", "/run/c.sock").in_path(&path);
+        assert_eq!(tool.release(NOW).await.unwrap(), 2);
+        let said = fs::read_to_string(dir.path().join("log")).unwrap();
+        let on = "--address /run/c.sock --namespace k8s.io leases";
+        assert_eq!(
+            said.lines().collect::<Vec<_>>(),
+            [
+                format!("{on} list"),
+                format!("{on} delete --sync old future")
+            ]
+        );
+        let other = RuntimeTool::new("cri-o", "/run/c.sock").in_path(&path);
+        assert_eq!(other.release(NOW).await.unwrap(), 0);
     }
 
     #[tokio::test]

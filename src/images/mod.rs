@@ -193,6 +193,8 @@ pub struct ImageManager {
     /// Sources that have not answered, by who asked for what.
     unanswered: Mutex<HashMap<String, Unanswered>>,
     preload: Option<Preload>,
+    /// What pulls and imports of an earlier boot held was let go in this one.
+    released: tokio::sync::OnceCell<()>,
     providers: Option<Arc<CredentialProviders>>,
     pulled: Option<Arc<dyn Fn() + Send + Sync>>,
     clock: Arc<dyn Clock>,
@@ -270,6 +272,7 @@ impl ImageManager {
             healing: tokio::sync::Mutex::default(),
             unanswered: Mutex::default(),
             preload: None,
+            released: tokio::sync::OnceCell::new(),
             providers: None,
             pulled: None,
             clock,

@@ -21,7 +21,7 @@ use super::files::{self, Work};
 use super::import::Importer;
 use super::records::object;
 use super::{ImageManager, ImageService, Reporter, qualified};
-use crate::core::images::{self, ArchiveRecord, ArchiveStamp, ArchiveStep};
+use crate::core::images::{self, ArchiveRecord, ArchiveStamp, ArchiveStep, Evidence};
 use crate::core::state::{ImageRecord, ObjectRecord, State, Transaction};
 use crate::store::{CommitError, Store};
 use crate::types::events::{Event, EventRecorder, EventType};
@@ -84,6 +84,10 @@ impl Preload {
     /// Changes when the directory may have changed.
     pub(super) fn hints(&self) -> watch::Receiver<u64> {
         self.hints.subscribe()
+    }
+
+    pub(super) async fn release(&self, now: Stamp) -> Result<usize, super::ImportError> {
+        self.importer.release(now).await
     }
 
     fn known(&self) -> MutexGuard<'_, BTreeMap<String, Archive>> {
@@ -338,30 +342,24 @@ impl ImageManager {
             .iter()
             .map(|image| (image, self.works.begin(image)))
             .collect();
-        let mut before = BTreeMap::new();
-        for image in &archive.images {
-            if files::of(&store.snapshot(), image).is_none()
-                && let Ok(Some(found)) = service.image_status(image).await
-            {
-                before.insert(image, found.id);
-            }
-        }
-        let now = self.clock.now();
-        files::commit(store, |seen| {
-            let images = archive.images.iter();
-            images.fold(Transaction::new(), |transaction, image| {
-                let present = before.get(image).map(String::as_str);
-                files::begun(seen, transaction, image, present, now)
-            })
-        })
-        .await?;
+        self.begin_import(archive, service, store).await?;
         fail::fail_point!("images::preload::after_begin");
         tracing::info!(archive = archive.name, images = ?archive.images, "importing an archive");
-        let imported = preload
-            .importer
-            .import(&archive.path, &archive.images)
-            .await
-            .map_err(|error| error.to_string());
+        let import = || async {
+            let imported = preload.importer.import(&archive.path, &archive.images);
+            imported.await.map_err(|error| error.to_string())
+        };
+        let mut imported = import().await;
+        if let Err(why) = &imported
+            && images::evidence(why) == Some(Evidence::Storage)
+            && self
+                .remove_suspects(&archive.images, service, store)
+                .await?
+        {
+            tracing::info!(archive = archive.name, why, "importing an archive again");
+            self.begin_import(archive, service, store).await?;
+            imported = import().await;
+        }
         let ids = match imported {
             Ok(()) => self.ids_of(&archive.images, service).await,
             Err(why) => Err(why),
@@ -381,6 +379,33 @@ impl ImageManager {
                 self.refuse(preload, of, why, store, report.recorder).await
             }
         }
+    }
+
+    /// Records that the images of an archive are about to come.
+    async fn begin_import<S: ImageService>(
+        &self,
+        archive: &Archive,
+        service: &S,
+        store: &Store,
+    ) -> Result<(), CommitError> {
+        let mut before = BTreeMap::new();
+        for image in &archive.images {
+            if files::of(&store.snapshot(), image).is_none()
+                && let Ok(Some(found)) = service.image_status(image).await
+            {
+                before.insert(image, found.id);
+            }
+        }
+        let now = self.clock.now();
+        files::commit(store, |seen| {
+            let images = archive.images.iter();
+            images.fold(Transaction::new(), |transaction, image| {
+                let present = before.get(image).map(String::as_str);
+                files::begun(seen, transaction, image, present, now)
+            })
+        })
+        .await
+        .map(drop)
     }
 
     /// The IDs of images that were just imported. containerd's CRI hears of them by events.

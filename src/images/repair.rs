@@ -246,6 +246,21 @@ impl ImageManager {
         images::standing(record, self.clock.now().boot, id, is_whole)
     }
 
+    /// Has the runtime let go, once in each run of the agent, of what pulls of an earlier boot held.
+    async fn release(&self) {
+        let Some(preload) = &self.preload else {
+            return;
+        };
+        let released = self.released.get_or_try_init(|| async {
+            let count = preload.release(self.clock.now()).await?;
+            tracing::info!(count, "the runtime has let go of pulls that were cut off");
+            Ok::<(), super::ImportError>(())
+        });
+        if let Err(error) = released.await {
+            tracing::warn!(%error, "the runtime may take what is left of pulls that were cut off for whole");
+        }
+    }
+
     /// Gives pulls that nobody works on any more their outcome: whole after a sync, a suspect after a power cut, or
     /// nothing. A suspect that somebody else removed is none. Of one image, or of all.
     pub(super) async fn settle<S: ImageService>(
@@ -267,6 +282,13 @@ impl ImageManager {
             .filter(|(files, _)| only.as_ref().is_none_or(|o| *o == qualified(&files.image)))
             .filter(|(files, _)| !self.works.is_busy(&files.image))
             .collect();
+        let boot = self.clock.now().boot;
+        let is_cut_off = |(files, at): &(ImageFiles, Stamp)| {
+            matches!(files.state, FilesState::Pulling { .. }) && at.boot != boot
+        };
+        if left.iter().any(is_cut_off) {
+            self.release().await;
+        }
         for (files, at) in left {
             let image = files.image.as_str();
             let found = match service.image_status(image).await {

@@ -39,6 +39,9 @@ struct Shared {
     imports: Mutex<Vec<String>>,
     unpinned: Mutex<Vec<String>>,
     is_broken: AtomicBool,
+    /// The runtime has lost blobs of the images that it lists.
+    has_lost_blobs: AtomicBool,
+    released: Mutex<Vec<Stamp>>,
 }
 
 impl ImageService for Runtime {
@@ -100,6 +103,14 @@ impl Importer for Runtime {
                     path: "/bin".to_owned(),
                 });
             }
+            let has = |image: &String| self.0.images.lock().unwrap().contains(&qualified(image));
+            if self.0.has_lost_blobs.load(Ordering::SeqCst) && images.iter().any(has) {
+                return Err(ImportError::Failed {
+                    command: "ctr images import".to_owned(),
+                    why: "ctr: blob sha256:52 expected at /b/52: blob not found: not found"
+                        .to_owned(),
+                });
+            }
             let name = archive.file_name().unwrap().to_str().unwrap();
             self.0.imports.lock().unwrap().push(name.to_owned());
             let names = images.iter().map(|image| qualified(image));
@@ -111,6 +122,11 @@ impl Importer for Runtime {
     fn unpin<'a>(&'a self, images: &'a [String]) -> BoxFuture<'a, Result<(), ImportError>> {
         self.0.unpinned.lock().unwrap().extend_from_slice(images);
         Box::pin(async { Ok(()) })
+    }
+
+    fn release<'a>(&'a self, now: Stamp) -> BoxFuture<'a, Result<usize, ImportError>> {
+        self.0.released.lock().unwrap().push(now);
+        Box::pin(async { Ok(1) })
     }
 }
 
@@ -293,11 +309,10 @@ async fn a_pod_waits_for_the_import_of_its_image_and_needs_no_registry() {
     assert_eq!(w.imports(), ["a.tar", "a.tar"]);
 }
 
-#[tokio::test]
-async fn what_a_power_cut_left_of_an_import_is_removed_and_imported_anew() {
+/// The import of `a.tar` had begun in an earlier boot, and the runtime lists what came of it.
+async fn cut_off() -> World {
     let w = world();
     w.add("a.tar", &saved(&["a:1"]));
-    // The import had begun in an earlier boot, and the runtime lists what came of it.
     let begun = images::begun(None, "a:1", None).unwrap();
     let earlier = Stamp {
         boot: BootId(0),
@@ -307,13 +322,34 @@ async fn what_a_power_cut_left_of_an_import_is_removed_and_imported_anew() {
     let transaction = Transaction::new().put(&key, object(&begun, earlier));
     w.store.commit(transaction).await.unwrap();
     w.runtime.0.images.lock().unwrap().insert(qualified("a:1"));
+    w
+}
+
+fn state_of(w: &World) -> FilesState {
+    let found = files_of(&w.store.snapshot(), &qualified("a:1"));
+    found.unwrap().0.state
+}
+
+#[tokio::test]
+async fn an_import_that_fails_by_what_a_power_cut_left_is_made_again_without_it() {
+    let w = cut_off().await;
+    w.runtime.0.has_lost_blobs.store(true, Ordering::SeqCst);
     w.look(true).await;
-    let state_of = |w: &World| {
-        files_of(&w.store.snapshot(), &qualified("a:1"))
-            .unwrap()
-            .0
-            .state
-    };
+    assert_eq!(w.imports(), ["a.tar"]);
+    assert_eq!(state_of(&w), FilesState::Whole);
+    assert_eq!(
+        *w.runtime.0.released.lock().unwrap(),
+        [AtBoot.now()],
+        "what the import held was let go"
+    );
+    let reasons: Vec<String> = w.recorder.events().into_iter().map(|e| e.reason).collect();
+    assert_eq!(reasons, ["ImageSuspect", "ImageRepaired"]);
+}
+
+#[tokio::test]
+async fn what_a_power_cut_left_of_an_import_is_removed_and_imported_anew() {
+    let w = cut_off().await;
+    w.look(true).await;
     assert!(
         matches!(state_of(&w), FilesState::Suspect { .. }),
         "the runtime believes it"
