@@ -181,6 +181,7 @@ impl World {
             store: &self.store,
             recorder: &self.recorder,
             permit: &permit,
+            now: self.clock.now(),
         };
         let condemned = Condemned {
             status,

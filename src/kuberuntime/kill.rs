@@ -22,10 +22,12 @@ use super::cri::{CriClient, CriError};
 use super::hooks::{self, Hook, HookError, HookTarget};
 use super::labels;
 use crate::store::{CommitError, StopPermit, Store};
-use crate::types::PodExt;
 use crate::types::containers::{container_of, is_sidecar};
 use crate::types::events::{Event, EventRecorder, EventType, PodRef};
-use crate::types::runtime::{ContainerState, ContainerStatus, PodStatus};
+use crate::types::runtime::{
+    ContainerState, ContainerStatus, PodStatus, SandboxState, SandboxStatus,
+};
+use crate::types::{PodExt, Stamp};
 
 /// The least a container gets between SIGTERM and SIGKILL; upstream's `minimumGracePeriodInSeconds`.
 pub const MIN_STOP_TIMEOUT: Duration = Duration::from_secs(2);
@@ -36,7 +38,7 @@ pub const DEFAULT_GRACE: Duration = Duration::from_secs(30);
 #[derive(Debug, thiserror::Error)]
 pub enum KillError {
     /// A container.
-    #[error("stop container {container} of pod {pod}")]
+    #[error("stop container {container} of pod {pod}: {source}")]
     Container {
         /// `<namespace>/<name>`.
         pod: String,
@@ -47,7 +49,7 @@ pub enum KillError {
         source: CriError,
     },
     /// A sandbox.
-    #[error("stop sandbox {sandbox} of pod {pod}")]
+    #[error("stop sandbox {sandbox} of pod {pod}: {source}")]
     Sandbox {
         /// `<namespace>/<name>`.
         pod: String,
@@ -58,7 +60,7 @@ pub enum KillError {
         source: CriError,
     },
     /// That a hook has run could not be recorded.
-    #[error("record the preStop hook of container {container} of pod {pod}")]
+    #[error("record the preStop hook of container {container} of pod {pod}: {source}")]
     Commit {
         /// `<namespace>/<name>`.
         pod: String,
@@ -104,6 +106,12 @@ pub fn stop_timeout(grace: Duration) -> i64 {
     i64::try_from(seconds).unwrap_or(i64::MAX)
 }
 
+/// Whether a sandbox that does not run was made before this boot.
+fn is_of_earlier_boot(sandbox: &SandboxStatus, now: Stamp) -> bool {
+    let made = sandbox.created_at_ns / 1_000_000;
+    sandbox.state == SandboxState::NotReady && made < now.wall_ms - now.boottime_ms
+}
+
 /// What stops containers; borrowed, cheap to make.
 #[derive(Clone, Copy)]
 pub struct Killer<'a> {
@@ -115,6 +123,8 @@ pub struct Killer<'a> {
     pub recorder: &'a dyn EventRecorder,
     /// Decisions are recorded, or held.
     pub permit: &'a StopPermit,
+    /// The time, which tells what an earlier boot has left.
+    pub now: Stamp,
 }
 
 /// Whose containers are stopped.
@@ -176,7 +186,8 @@ impl Killer<'_> {
     }
 
     /// Stops every container that may run, each in its turn, then every sandbox. Sandboxes are stopped even when
-    /// a container could not be: that ends it as well.
+    /// a container could not be: that ends it as well. A sandbox that an earlier boot has left is only told of when it
+    /// cannot be stopped: nothing of it runs, and its network went with that boot.
     ///
     /// # Errors
     /// The first thing that could not be stopped; everything else was tried.
@@ -188,14 +199,27 @@ impl Killer<'_> {
         .await;
         let pod = of.pod_ref();
         let sandboxes = join_all(of.status.sandboxes.iter().map(|sandbox| async {
-            self.cri
-                .stop_pod_sandbox(&sandbox.id, self.permit)
-                .await
-                .map_err(|source| KillError::Sandbox {
-                    pod: format!("{}/{}", pod.namespace, pod.name),
-                    sandbox: sandbox.id.to_string(),
-                    source,
-                })
+            let stopped = self.cri.stop_pod_sandbox(&sandbox.id, self.permit).await;
+            let error = stopped.map_err(|source| KillError::Sandbox {
+                pod: format!("{}/{}", pod.namespace, pod.name),
+                sandbox: sandbox.id.to_string(),
+                source,
+            });
+            match error {
+                Err(error) if is_of_earlier_boot(sandbox, self.now) => {
+                    tracing::warn!(%error, "what an earlier boot has left cannot be cleaned up, the pod goes on without it");
+                    let text = format!("error killing pod: {error}. It is left of an earlier boot, the pod goes on without it");
+                    self.recorder.record(Event {
+                        pod: Some(pod.clone()),
+                        container: None,
+                        kind: EventType::Warning,
+                        reason: "FailedKillPod".to_owned(),
+                        message: text,
+                    });
+                    Ok(())
+                }
+                other => other,
+            }
         }))
         .await;
         containers.into_iter().chain(sandboxes).collect()
@@ -493,6 +517,33 @@ fn to_stop(status: &PodStatus) -> impl Iterator<Item = &ContainerStatus> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn only_a_dead_sandbox_that_is_older_than_the_boot_is_of_an_earlier_one() {
+        // Booted a minute ago.
+        let now = Stamp {
+            boot: crate::types::BootId(2),
+            boottime_ms: 60_000,
+            wall_ms: 1_800_000_060_000,
+        };
+        let sandbox = |state, made_ms: i64| SandboxStatus {
+            id: crate::types::ContainerId::new("s"),
+            attempt: 0,
+            state,
+            created_at_ns: made_ms * 1_000_000,
+            ips: Vec::new(),
+            host_network: None,
+            runtime_handler: String::new(),
+        };
+        let (before, after) = (1_799_999_999_999, 1_800_000_000_000);
+        for (state, made, expected) in [
+            (SandboxState::NotReady, before, true),
+            (SandboxState::NotReady, after, false),
+            (SandboxState::Ready, before, false),
+        ] {
+            assert_eq!(is_of_earlier_boot(&sandbox(state, made), now), expected);
+        }
+    }
 
     #[test]
     fn an_override_wins_over_deletion_over_the_probe_over_the_spec() {

@@ -275,6 +275,7 @@ pub(super) async fn post_start(
         store: &context.store,
         recorder: &*context.recorder,
         permit: &permit,
+        now: context.clock.now(),
     };
     let victim = running(name, id, attempt);
     let grace = kill::grace_of(pod, None);

@@ -44,6 +44,7 @@ pub(super) async fn kill_what_must_go(
         store: &context.store,
         recorder: &*context.recorder,
         permit: &permit,
+        now: context.clock.now(),
     };
     if actions.kill_pod.is_some() {
         return Ok(killer.pod(condemned, kill::grace_of(pod, None)).await?);

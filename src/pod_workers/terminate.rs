@@ -36,6 +36,7 @@ pub(super) async fn sync_terminating(
         store: &context.store,
         recorder: &*context.recorder,
         permit,
+        now: context.clock.now(),
     };
     let condemned = Condemned {
         status: &before,

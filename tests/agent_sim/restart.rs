@@ -10,6 +10,7 @@ use holdfast::store::recover::Integrity;
 use holdfast::types::PodSyncType;
 use holdfast_testkit::fake_cri::{Behaviour, Fault, Pull, Restart};
 use tokio::time::Instant;
+use tonic::Code;
 
 use crate::node::{Crash, Disk, When};
 use crate::world::{IMAGE, World, spec};
@@ -580,4 +581,25 @@ async fn restart_keeps_a_pod_that_started_just_before_a_reboot_from_waiting_on_a
         .await;
     assert_eq!(w.starts("late").len(), 2, "{}", w.describe());
     assert_nothing_wrong(&w);
+}
+
+/// After a power cut, files of the network's plugins may be empty, and the runtime can never again stop a sandbox by them. Nothing
+/// of it runs: neither its pod waits for it, nor the end of another one.
+#[tokio::test(start_paused = true)]
+async fn restart_starts_and_ends_pods_whose_former_sandboxes_cannot_be_stopped_after_a_reboot() {
+    let mut w = node(|_, _| Behaviour::RunForever).await;
+    w.start().await;
+    for pod in ["stays", "goes"] {
+        w.manifest(pod, &spec("Always", ""));
+        w.until("it runs", 5, |w| w.running(pod).len() == 1).await;
+    }
+    w.reboot().await;
+    let broken = Fault::Error(Code::Unknown, "unexpected end of JSON input".to_owned());
+    w.fake.fail_always("stop_podsandbox", broken);
+    w.remove_manifest("goes");
+    w.start().await;
+    w.until("it runs again", 30, |w| w.running("stays").len() == 1)
+        .await;
+    w.until("it has ended", 60, |w| !w.has_record("goes")).await;
+    assert_eq!(w.starts("stays").len(), 2, "{}", w.describe());
 }
