@@ -1,4 +1,4 @@
-//! Runs the system's own tools: `mount`, `umount`, `iscsiadm`, `blkid`, `fsck`, `mkfs.*`, `losetup`.
+//! Runs the system's own tools: `mount`, `umount`, `iscsiadm`, `blkid`, `fsck`, `mkfs.*`, `losetup`, `systemctl`.
 //!
 //! No shell, no search through `$PATH`, an environment of two variables, no input. A tool that does not end in
 //! time is killed with all it has started; one that cannot be killed (it waits for a dead server in the kernel)
@@ -315,6 +315,7 @@ fn package_of(tool: &str) -> &'static str {
         "mkfs.ext2" | "mkfs.ext3" | "mkfs.ext4" | "resize2fs" => "e2fsprogs",
         "mkfs.xfs" | "xfs_growfs" => "xfsprogs",
         "mkfs.btrfs" | "btrfs" => "btrfs-progs",
+        "systemctl" => "systemd",
         _ => "util-linux",
     }
 }

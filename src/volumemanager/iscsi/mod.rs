@@ -107,6 +107,7 @@ impl IscsiPlugin {
     /// Logs in to all portals and waits for the device; upstream's `AttachDisk`.
     async fn attach(&self, disk: &Disk) -> Result<PathBuf, RemoteError> {
         let transport = self.transport(disk).await?;
+        self.load(&transport).await;
         if disk.initiator.is_some() {
             self.clone_iface(disk).await?;
         }
@@ -179,6 +180,21 @@ impl IscsiPlugin {
                 "Could not parse iface file for {}: iscsiadm tells no iface.transport_name",
                 disk.iface
             ))),
+        }
+    }
+
+    /// Has systemd load the kernel's module for TCP where it is missing. `iscsiadm` would do it by itself, but as a child of
+    /// the agent's unit it may load no modules.
+    async fn load(&self, transport: &str) {
+        if transport != "tcp"
+            || self.machine.has_transport(transport)
+            || self.tools.find("systemctl").is_none()
+        {
+            return;
+        }
+        let load = Call::new("systemctl").flags(["start", "modprobe@iscsi_tcp.service"]);
+        if let Err(error) = self.tools.succeed(load).await {
+            tracing::warn!(%error, "systemd does not load the kernel's module iscsi_tcp");
         }
     }
 

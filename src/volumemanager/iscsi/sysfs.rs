@@ -53,6 +53,12 @@ impl Machine {
         self.dev.join(name)
     }
 
+    /// Whether the kernel has the module for a transport.
+    pub(super) fn has_transport(&self, transport: &str) -> bool {
+        let transports = self.sys.join("class/iscsi_transport");
+        transports.join(transport).exists()
+    }
+
     /// Sessions with a target; upstream's `GetISCSIPortalHostMapForTarget`.
     pub(super) fn sessions(&self, iqn: &str) -> io::Result<Vec<Session>> {
         let hosts = self.sys.join("class/iscsi_host");

@@ -171,6 +171,22 @@ impl Node {
 }
 
 #[tokio::test]
+async fn the_module_for_tcp_is_loaded_by_systemd_where_it_is_missing() {
+    let node = Node::new(&["10.0.0.1:3260"]);
+    let load = "systemctl start modprobe@iscsi_tcp.service";
+    // That it fails keeps nobody from trying.
+    node.tools.script("systemctl", "exit 1");
+    node.stage(volume(source())).await.unwrap();
+    assert_eq!(node.calls().iter().filter(|call| *call == load).count(), 1);
+
+    let node = Node::new(&["10.0.0.1:3260"]);
+    node.tools.script("systemctl", "");
+    fs::create_dir_all(node.sys("class/iscsi_transport/tcp")).unwrap();
+    node.stage(volume(source())).await.unwrap();
+    assert!(!node.calls().contains(&load.to_owned()));
+}
+
+#[tokio::test]
 async fn a_lun_is_found_logged_in_to_and_mounted_by_these_very_commands() {
     let node = Node::new(&["10.0.0.1:3260"]);
     node.stage(volume(source())).await.unwrap();
