@@ -10,11 +10,15 @@ use super::node::{Node, SLEEP, pod, rows};
 type Limits = BTreeMap<String, String>;
 
 fn limits(node: &mut Node) -> Limits {
-    let text = node.sh(
-        "cd /sys/fs/cgroup && find kubepods.slice \\( -name memory.max -o -name memory.min -o -name memory.low \
+    limits_below(node, "kubepods.slice")
+}
+
+fn limits_below(node: &mut Node, top: &str) -> Limits {
+    let text = node.sh(&format!(
+        "cd /sys/fs/cgroup && find {top} \\( -name memory.max -o -name memory.min -o -name memory.low \
          -o -name cpu.max -o -name cpu.weight -o -name pids.max -o -name 'hugetlb.*.max' \\) \
-         -exec sh -c 'for f; do echo \"$f=$(cat \"$f\")\"; done' sh {} +",
-    );
+         -exec sh -c 'for f; do echo \"$f=$(cat \"$f\")\"; done' sh {{}} +"
+    ));
     text.lines()
         .filter_map(|line| line.split_once('='))
         .map(|(file, value)| (file.to_owned(), value.to_owned()))
@@ -132,6 +136,87 @@ fn limits_of_every_level_stay_whatever_is_reloaded_or_restarted() {
         "its slice is gone",
         &format!("! systemctl list-units --all --no-legend | grep -q {late}"),
     );
+}
+
+/// The only value of the file in the directory of the pod, below the one of its class.
+#[track_caller]
+fn of_pod<'a>(limits: &'a Limits, class: &str, file: &str) -> &'a str {
+    let mut found = limits.iter().filter(|(path, _)| {
+        let pod = path
+            .strip_prefix(class)
+            .and_then(|p| p.strip_prefix("/pod"));
+        pod.and_then(|pod| pod.split_once('/'))
+            .is_some_and(|(_, f)| f == file)
+    });
+    let (Some((_, value)), None) = (found.next(), found.next()) else {
+        panic!("no single {class}/pod*/{file} in {limits:#?}")
+    };
+    value
+}
+
+#[test]
+fn the_cgroupfs_driver_with_containerd_2_keeps_the_same_limits() {
+    let mut node = Node::installed();
+    node.sh(
+        "sed -i 's/cgroupDriver: systemd/cgroupDriver: cgroupfs/' /etc/holdfast/config.yaml && \
+         sed -i 's/SystemdCgroup = true/SystemdCgroup = false/' /etc/containerd/config-2.toml && machine-containerd 2 && \
+         ctr version | grep -A 1 Server | grep -q 'Version: *2'",
+    );
+    node.start();
+    for (name, resources) in [
+        (
+            "guaranteed",
+            json!({"limits": {"cpu": "200m", "memory": "48Mi"}}),
+        ),
+        (
+            "burstable",
+            json!({"requests": {"cpu": "100m", "memory": "16Mi"}, "limits": {"cpu": "300m", "memory": "64Mi"}}),
+        ),
+        ("least", json!({})),
+    ] {
+        let mut pod = pod(name, "Always", SLEEP);
+        pod["spec"]["containers"][0]["resources"] = resources;
+        node.manifest(&pod);
+        node.wait_running(name);
+    }
+    let before = limits_below(&mut node, "kubepods");
+    for (class, file, value) in [
+        ("kubepods", "memory.max", "50331648"),
+        ("kubepods", "cpu.max", "20000 100000"),
+        ("kubepods", "pids.max", "200"),
+        ("kubepods/burstable", "memory.max", "67108864"),
+        ("kubepods/burstable", "cpu.max", "30000 100000"),
+        ("kubepods/besteffort", "memory.max", "max"),
+        ("kubepods/besteffort", "cpu.weight", "1"),
+        ("kubepods/besteffort", "pids.max", "200"),
+    ] {
+        assert_eq!(of_pod(&before, class, file), value, "{class}: {file}");
+    }
+    assert_eq!(
+        node.sh("test -e /sys/fs/cgroup/kubepods.slice || echo none"),
+        "none"
+    );
+    for action in [
+        "systemctl daemon-reload",
+        "systemctl daemon-reexec",
+        "systemctl restart holdfast",
+        "systemctl restart containerd",
+        "systemctl daemon-reload",
+    ] {
+        node.sh(action);
+        assert_eq!(
+            limits_below(&mut node, "kubepods"),
+            before,
+            "after {action}"
+        );
+    }
+    node.remove_manifest("burstable");
+    node.wait_gone("burstable");
+    node.eventually(
+        "its cgroup is gone",
+        "! ls -d /sys/fs/cgroup/kubepods/burstable/pod*",
+    );
+    node.is_healthy();
 }
 
 /// The value of a file in the cgroup of the container's process.
