@@ -65,6 +65,9 @@ export DEBIAN_FRONTEND=noninteractive
 apt-get install -y --no-install-recommends $missing >/dev/null 2>&1 || {
     # An installation that was interrupted once makes every later one fail.
     dpkg --configure -a >/dev/null 2>&1 || true
-    apt-get update >/dev/null
-    apt-get install -y --no-install-recommends $missing
+    apt-get update >/dev/null || true
+    apt-get install -y --no-install-recommends $missing || {
+        echo "hack/deps.sh: apt-get cannot install$missing (see above): mend its sources or the network, or install them by other means" >&2
+        exit 1
+    }
 }

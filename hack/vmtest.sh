@@ -19,6 +19,7 @@ case $name in *[!A-Za-z0-9_:]*) fail "'$name' is no part of a test's name" ;; es
 hack/deps.sh build runtime deb machine
 hack/machine.sh >/dev/null || fail "THERE IS NO MACHINE TO TEST ON (see above); nothing was tested"
 hack/deb.sh tools >/dev/null || fail "THE PACKAGE CANNOT BE MADE (see above); nothing was tested"
+hack/envtest.sh >/dev/null || fail "THERE IS NO KUBE-APISERVER TO TEST WITH (see above); nothing was tested"
 PATH=$(hack/nextest.sh):$PATH
 export PATH
 
@@ -29,12 +30,15 @@ if [ -z "${HOLDFAST_MACHINE_BINARY-}" ]; then
     cargo build --release --locked
     export HOLDFAST_MACHINE_BINARY="$target/release/holdfast"
 fi
-[ -x "$HOLDFAST_MACHINE_BINARY" ] || fail "HOLDFAST_MACHINE_BINARY=$HOLDFAST_MACHINE_BINARY is no program"
+is_program() { [ -x "$HOLDFAST_MACHINE_BINARY" ] || fail "HOLDFAST_MACHINE_BINARY=$HOLDFAST_MACHINE_BINARY is no program"; }
 if [ -n "${KEEP-}" ]; then
+    is_program
     export HOLDFAST_MACHINE_KEEP=1
     exec cargo test --workspace --all-features --locked --test machine "$name" -- --nocapture --test-threads 1
 fi
 # The selection of hack/test.sh, so that nothing is built twice.
 cargo build --workspace --all-features --locked --bins --tests
+# It may be one of those.
+is_program
 echo "building took $(($(date +%s) - begin)) s"
 exec "$target/debug/test-runner" run --no-cluster --scope 'binary(=machine)' ${name:+-E "binary(=machine) & test(/$name/)"}

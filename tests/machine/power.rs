@@ -347,8 +347,10 @@ fn after_boot(machine: &mut Machine, found: &Disk) -> Result<(), String> {
             }
             std::thread::sleep(Duration::from_millis(500));
         }
+        // None where the cut came in the middle of the write: ext4 then shows zeros, which the look at the platter does not tell
+        // from what was written.
         let lines = machine.sh(&format!("wc -l <{DATA}/{pod}")).map_err(of)?;
-        if lines != "1" {
+        if !matches!(lines.as_str(), "0" | "1") {
             return Err(format!("{pod}, of policy Never, has run {lines} times"));
         }
     }
