@@ -43,7 +43,7 @@ quick: ## Every pure and simulated test: before each commit
 test: ## All tests, on real containerd and kube-apiserver; installs what they need (root)
 	@hack/test.sh
 
-vmtest: ## Whole machines under QEMU that reboot and lose power (root; NAME=… runs one, KEEP=1 leaves it up with a shell)
+vmtest: ## Whole machines under QEMU that reboot and lose power (root; NAME=… runs those with it in their name, KEEP=1 leaves one up with a shell)
 	@hack/vmtest.sh $(NAME)
 
 envtest: ## Provide etcd, kube-apiserver and kubectl for the tests (KUBEBUILDER_ASSETS, else built once)

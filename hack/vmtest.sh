@@ -1,10 +1,11 @@
 #!/bin/sh
 # Runs the stories of whole machines (tests/machine.rs) on the release binary's package, one after the other.
-# usage: hack/vmtest.sh [NAME]   those whose name has NAME in it; KEEP=1 leaves a shell in the machine when its story has ended
+# usage: hack/vmtest.sh [NAME]...   those whose name has one of the NAMEs in it; KEEP=1 leaves a shell in the machine when its story
+# has ended
 # Needs root, x86_64 Linux, and QEMU, which hack/deps.sh installs; the machine is made by hack/machine.sh.
 set -eu
 cd "$(dirname "$0")/.."
-name=${1-}
+names=$*
 
 fail() {
     echo "make vmtest: $*" >&2
@@ -13,8 +14,8 @@ fail() {
 [ "$(uname -s)-$(uname -m)" = Linux-x86_64 ] || fail "test machines are x86_64 Linux; this is $(uname -s) on $(uname -m); NOTHING WAS TESTED"
 [ "$(id -u)" = 0 ] || fail "needs root, since the machine's disk is made of a Debian root: sudo make vmtest"
 command -v cargo >/dev/null || fail "no cargo in the PATH; install Rust (https://rustup.rs)"
-case $name in *[!A-Za-z0-9_:]*) fail "'$name' is no part of a test's name" ;; esac
-[ -z "${KEEP-}" ] || [ -n "$name" ] || fail "KEEP=1 leaves one machine: say which story by NAME=…"
+case $names in *[!A-Za-z0-9_:\ ]*) fail "'$names' is no part of a test's name" ;; esac
+[ -z "${KEEP-}" ] || [ $# -eq 1 ] || fail "KEEP=1 leaves one machine: say which story by NAME=…"
 
 hack/deps.sh build runtime deb machine
 hack/machine.sh >/dev/null || fail "THERE IS NO MACHINE TO TEST ON (see above); nothing was tested"
@@ -34,11 +35,12 @@ is_program() { [ -x "$HOLDFAST_MACHINE_BINARY" ] || fail "HOLDFAST_MACHINE_BINAR
 if [ -n "${KEEP-}" ]; then
     is_program
     export HOLDFAST_MACHINE_KEEP=1
-    exec cargo test --workspace --all-features --locked --test machine "$name" -- --nocapture --test-threads 1
+    exec cargo test --workspace --all-features --locked --test machine "$names" -- --nocapture --test-threads 1
 fi
 # The selection of hack/test.sh, so that nothing is built twice.
 cargo build --workspace --all-features --locked --bins --tests
 # It may be one of those.
 is_program
 echo "building took $(($(date +%s) - begin)) s"
-exec "$target/debug/test-runner" run --no-cluster --scope 'binary(=machine)' ${name:+-E "binary(=machine) & test(/$name/)"}
+pattern=$(echo "$names" | tr -s ' ' '|')
+exec "$target/debug/test-runner" run --no-cluster --scope 'binary(=machine)' ${names:+-E "binary(=machine) & test(/$pattern/)"}
