@@ -49,7 +49,7 @@ fn upgrades_and_downgrades_touch_no_container_and_leave_the_port_open() {
         "cat >/root/watch.pl <<'END_OF_FILE'\n{WATCH}END_OF_FILE\n\
          systemd-run --quiet --unit watch perl /root/watch.pl"
     ));
-    let times = if is_whole() { 100 } else { 10 };
+    let times = if is_whole() { 100 } else { 4 };
     for n in 0..times {
         let (package, version) = if n % 2 == 0 {
             ("newer.deb", "0.2.0-1")
