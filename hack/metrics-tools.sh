@@ -1,20 +1,22 @@
 #!/bin/sh
 # Unpacks promtool (Debian's prometheus) and the OpenMetrics parser of Prometheus' Python client into the cache, without
 # installing their packages, and prints the directory: `promtool`, and `openmetrics`, which reads a text from its
-# standard input and fails unless it is OpenMetrics.
+# standard input and fails unless it is OpenMetrics. The client needs `decorator`, which a system may not have.
 set -eu
 
 cache=${HOLDFAST_CACHE:-${XDG_CACHE_HOME:-${HOME:-/root}/.cache}/holdfast}
 tools=$cache/metrics-tools
-if [ ! -x "$tools/openmetrics" ]; then
+if [ ! -e "$tools/decorator.py" ]; then
     mkdir -p "$cache"
     exec 9>"$cache/metrics-tools.lock"
     flock 9
-    if [ ! -x "$tools/openmetrics" ]; then
+    if [ ! -e "$tools/decorator.py" ]; then
         work=$(mktemp -d "$cache/fetch.XXXXXX")
         trap 'rm -rf "$work"' EXIT
         cd "$work"
-        download() { apt-get -q -o APT::Sandbox::User=root download prometheus python3-prometheus-client >&2; }
+        download() {
+            apt-get -q -o APT::Sandbox::User=root download prometheus python3-prometheus-client python3-decorator >&2
+        }
         download || { apt-get -q update >&2 && download; }
         for package in *.deb; do
             dpkg-deb -x "$package" tree
@@ -22,6 +24,7 @@ if [ ! -x "$tools/openmetrics" ]; then
         mkdir new
         mv tree/usr/bin/promtool new/
         mv tree/usr/lib/python3/dist-packages/prometheus_client new/
+        mv tree/usr/lib/python3/dist-packages/decorator.py new/
         cat >new/openmetrics <<'END'
 #!/usr/bin/env python3
 import os, sys
@@ -35,8 +38,11 @@ END
         mv new "$tools"
     fi
 fi
-"$tools/promtool" --version >/dev/null || {
-    echo "hack/metrics-tools.sh: $tools/promtool does not run on this system" >&2
-    exit 1
-}
+for probe in "promtool --version" openmetrics; do
+    # shellcheck disable=SC2086 # a tool and its argument
+    echo '# EOF' | "$tools"/$probe >/dev/null || {
+        echo "hack/metrics-tools.sh: $tools/$probe does not run on this system" >&2
+        exit 1
+    }
+done
 echo "$tools"
