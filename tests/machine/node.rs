@@ -231,6 +231,8 @@ fn package(to: &Path, version: Option<&str>) {
         .arg(&binary)
         .arg(to)
         .args(version)
+        // A development build writes a newer schema of the store when it is told to. A release ignores it.
+        .envs(version.map(|_| ("HOLDFAST_NEWER_SCHEMA", "1")))
         .env("FAST", "1")
         .stdin(Stdio::null())
         .output()

@@ -2,7 +2,7 @@
 
 use holdfast_testkit::exploration::is_whole;
 
-use super::node::{SLEEP, pod, rows};
+use super::node::{Node, PACKAGE, PACKAGE_NEWER, SLEEP, pod, rows};
 use super::reboot::Cluster;
 
 /// Longest time in milliseconds in which nobody may be let in on port 10250.
@@ -28,14 +28,34 @@ printf $out "%d\n", $longest * 1000;
 close $out;
 "#;
 
-#[test]
-fn upgrades_and_downgrades_touch_no_container_and_leave_the_port_open() {
-    let mut cluster = Cluster::join();
-    let node = &mut cluster.node;
+fn let_systemd_hold_the_port(node: &mut Node) {
     node.sh(
         "set -e\ninstall -m 0644 /usr/share/doc/holdfast/examples/systemd/holdfast.socket /etc/systemd/system/holdfast.socket\n\
          systemctl daemon-reload\nsystemctl stop holdfast\nsystemctl enable --now holdfast.socket\nsystemctl start holdfast",
     );
+}
+
+fn watch_the_port(node: &mut Node) {
+    node.sh(&format!(
+        "cat >/root/watch.pl <<'END_OF_FILE'\n{WATCH}END_OF_FILE\n\
+         systemd-run --quiet --unit watch perl /root/watch.pl"
+    ));
+}
+
+/// Ends the watch. Milliseconds.
+fn longest_gap(node: &mut Node) -> u64 {
+    let longest = node.eventually(
+        "the watch has ended",
+        "touch /root/watched; test -s /root/longest || exit 1; cat /root/longest",
+    );
+    longest.trim().parse().unwrap()
+}
+
+#[test]
+fn upgrades_and_downgrades_touch_no_container_and_leave_the_port_open() {
+    let mut cluster = Cluster::join();
+    let node = &mut cluster.node;
+    let_systemd_hold_the_port(node);
     for name in ["one", "two"] {
         node.manifest(&pod(name, "Always", SLEEP));
     }
@@ -45,10 +65,7 @@ fn upgrades_and_downgrades_touch_no_container_and_leave_the_port_open() {
     let running = "ctr -n k8s.io tasks list | awk '$3 == \"RUNNING\" { print $1, $2 }' | sort";
     let before = node.sh(running);
     assert!(before.lines().count() >= 4, "{before}");
-    node.sh(&format!(
-        "cat >/root/watch.pl <<'END_OF_FILE'\n{WATCH}END_OF_FILE\n\
-         systemd-run --quiet --unit watch perl /root/watch.pl"
-    ));
+    watch_the_port(node);
     let times = if is_whole() { 100 } else { 4 };
     for n in 0..times {
         let (package, version) = if n % 2 == 0 {
@@ -71,14 +88,81 @@ fn upgrades_and_downgrades_touch_no_container_and_leave_the_port_open() {
         );
         assert_eq!(node.sh(running), before, "after {} changes", n + 1);
     }
-    let longest = node.eventually(
-        "the watch has ended",
-        "touch /root/watched; test -s /root/longest || exit 1; cat /root/longest",
-    );
-    let longest: u64 = longest.trim().parse().unwrap();
+    let longest = longest_gap(node);
     println!("{times} changes of the version, longest gap {longest} ms");
     assert!(longest <= GAP, "nobody was let in for {longest} ms");
     for row in rows(&mut node.machine, "containers").unwrap() {
         assert_eq!(row["restartCount"], 0, "{row}");
+    }
+}
+
+#[test]
+fn a_downgrade_to_an_older_schema_keeps_records_containers_and_the_port() {
+    let mut node = Node::started();
+    let schemas =
+        node.sh("HOLDFAST_NEWER_SCHEMA=1 holdfast version -o json | sed -n 's/.*\"schema\": *//p'");
+    if !schemas.starts_with('2') {
+        eprintln!("NOTHING WAS TESTED: only a development build plays one with a newer schema");
+        return;
+    }
+    node.sh(&format!("dpkg -i {PACKAGE_NEWER} >/dev/null 2>&1"));
+    let_systemd_hold_the_port(&mut node);
+    for name in ["one", "two"] {
+        node.manifest(&pod(name, "Always", SLEEP));
+    }
+    node.manifest(&pod("ended", "Never", "exit 3"));
+    for name in ["one", "two"] {
+        node.wait_running(name);
+    }
+    node.eventually(
+        "the pod has ended",
+        "holdfast dump containers -o json | grep -q '\"exitCode\": *3'",
+    );
+    let running = "ctr -n k8s.io tasks list | awk '$3 == \"RUNNING\" { print $1, $2 }' | sort";
+    let before = node.sh(running);
+    // The agent itself does not know the newer schema: it works in a stand-in until the package converts the store.
+    node.sh("set -e\nsystemctl stop holdfast.socket holdfast\n\
+         HOLDFAST_NEWER_SCHEMA=1 holdfast store migrate --to 2 >/dev/null\n\
+         systemctl start holdfast.socket\nsystemctl start holdfast");
+    assert_eq!(node.sh("cat /var/lib/holdfast/schema").trim(), "2");
+    watch_the_port(&mut node);
+    // Somebody who connects all the time starts the agent as soon as it is stopped.
+    let process = node.sh("systemctl show -P MainPID holdfast");
+    node.sh(&format!(
+        "HOLDFAST_NEWER_SCHEMA=1 dpkg --force-downgrade -i {PACKAGE} >/root/dpkg 2>&1 || {{ cat /root/dpkg; exit 1; }}"
+    ));
+    node.eventually(
+        "the older version is ready",
+        &format!(
+            "test \"$(systemctl show -P MainPID holdfast)\" != {} || exit 1\n\
+             systemctl is-active --quiet holdfast",
+            process.trim()
+        ),
+    );
+    let longest = longest_gap(&mut node);
+    // From the end of the old process to the readiness of the new one, in microseconds.
+    let away = node.sh(
+        "systemctl show -p ActiveExitTimestampMonotonic -p ActiveEnterTimestampMonotonic holdfast | \
+         awk -F = '{ at[$1] = $2 } END { printf \"%.0f\", at[\"ActiveEnterTimestampMonotonic\"] - at[\"ActiveExitTimestampMonotonic\"] }'",
+    );
+    println!(
+        "the agent was away for {} us, nobody was let in for {longest} ms",
+        away.trim()
+    );
+    assert!(longest <= GAP, "nobody was let in for {longest} ms");
+    assert_eq!(node.sh("cat /var/lib/holdfast/schema").trim(), "1");
+    let said = node.sh("cat /root/dpkg");
+    assert!(said.contains("from schema 2 to 1"), "{said}");
+    let left =
+        "ls /run/holdfast.package-* /run/systemd/system/holdfast.service.d 2>/dev/null || true";
+    assert!(!node.sh(left).contains("converting"));
+    assert_eq!(node.sh(running), before);
+    let rows = rows(&mut node.machine, "containers").unwrap();
+    assert_eq!(rows.len(), 3, "{rows:?}");
+    for row in rows {
+        assert_eq!(row["restartCount"], 0, "{row}");
+        if row["name"] == "ended-vmnode" {
+            assert_eq!(row["lastExit"]["exitCode"], 3, "{row}");
+        }
     }
 }
