@@ -153,7 +153,9 @@ impl Site {
              # containerd notices at its next start.
              systemctl restart containerd
              awk '$2 ~ \"^/var/lib/kubelet/\" { print $2 }' /proc/mounts | sort -r | xargs -r umount -l
-             rm -rf /etc/kubernetes/manifests /etc/kubernetes/pki /etc/kubernetes/*.conf /var/lib/kubelet/*
+             rm -rf /etc/kubernetes/manifests /etc/kubernetes/pki /etc/kubernetes/*.conf
+             # Hidden files, too.
+             find /var/lib/kubelet -mindepth 1 -delete
              test \"$(ctr -n k8s.io containers list -q)\" = ''",
         );
     }
@@ -272,6 +274,8 @@ fn a_node_of_kubeadm_joins_is_upgraded_is_reset_and_joins_again() {
         .block_on(pods.delete("own", &DeleteParams::default().grace_period(0)))
         .unwrap();
     site.join();
+    site.node
+        .sh("journalctl -u holdfast -o cat | grep -q 'another store begins'");
     site.node.manifest(&static_pod("scheduler", "three"));
     site.node.wait_running("scheduler");
     site.wait("there is a mirror pod", |site| {

@@ -8,6 +8,13 @@ use super::reboot::Cluster;
 /// Longest time in milliseconds in which nobody may be let in on port 10250.
 const GAP: u64 = 300;
 
+/// The versions of the two packages.
+const OLDER: &str = "0.1.0-1";
+const NEWER: &str = "0.2.0-1";
+
+/// Prints the containers and sandboxes that run, with their processes.
+const RUNNING: &str = "ctr -n k8s.io tasks list | awk '$3 == \"RUNNING\" { print $1, $2 }' | sort";
+
 /// Connects to the port every 20 ms until it is told to end, and prints the longest time in milliseconds between two
 /// connections that were made.
 const WATCH: &str = r#"use Socket; use Time::HiRes qw(time sleep);
@@ -42,6 +49,24 @@ fn watch_the_port(node: &mut Node) {
     ));
 }
 
+fn main_process(node: &mut Node) -> String {
+    node.sh("systemctl show -P MainPID holdfast")
+        .trim()
+        .to_owned()
+}
+
+/// Waits until `version` is installed and ready, as another process than `former`.
+fn wait_for_version(node: &mut Node, version: &str, former: &str) {
+    node.eventually(
+        "the other version is ready",
+        &format!(
+            "test \"$(dpkg-query -W -f '${{Version}}' holdfast)\" = {version} || exit 1\n\
+             test \"$(systemctl show -P MainPID holdfast)\" != {former} || exit 1\n\
+             systemctl is-active --quiet holdfast"
+        ),
+    );
+}
+
 /// Ends the watch. Milliseconds.
 fn longest_gap(node: &mut Node) -> u64 {
     let longest = node.eventually(
@@ -62,31 +87,22 @@ fn upgrades_and_downgrades_touch_no_container_and_leave_the_port_open() {
     for name in ["one", "two"] {
         node.wait_running(name);
     }
-    let running = "ctr -n k8s.io tasks list | awk '$3 == \"RUNNING\" { print $1, $2 }' | sort";
-    let before = node.sh(running);
+    let before = node.sh(RUNNING);
     assert!(before.lines().count() >= 4, "{before}");
     watch_the_port(node);
     let times = if is_whole() { 100 } else { 4 };
     for n in 0..times {
         let (package, version) = if n % 2 == 0 {
-            ("newer.deb", "0.2.0-1")
+            ("newer.deb", NEWER)
         } else {
-            ("holdfast.deb", "0.1.0-1")
+            ("holdfast.deb", OLDER)
         };
-        let process = node.sh("systemctl show -P MainPID holdfast");
+        let process = main_process(node);
         node.sh(&format!(
             "dpkg --force-downgrade -i /root/payload/{package} >/dev/null 2>&1"
         ));
-        node.eventually(
-            "the other version is ready",
-            &format!(
-                "test \"$(dpkg-query -W -f '${{Version}}' holdfast)\" = {version} || exit 1\n\
-                 test \"$(systemctl show -P MainPID holdfast)\" != {} || exit 1\n\
-                 systemctl is-active --quiet holdfast",
-                process.trim()
-            ),
-        );
-        assert_eq!(node.sh(running), before, "after {} changes", n + 1);
+        wait_for_version(node, version, &process);
+        assert_eq!(node.sh(RUNNING), before, "after {} changes", n + 1);
     }
     let longest = longest_gap(node);
     println!("{times} changes of the version, longest gap {longest} ms");
@@ -118,8 +134,7 @@ fn a_downgrade_to_an_older_schema_keeps_records_containers_and_the_port() {
         "the pod has ended",
         "holdfast dump containers -o json | grep -q '\"exitCode\": *3'",
     );
-    let running = "ctr -n k8s.io tasks list | awk '$3 == \"RUNNING\" { print $1, $2 }' | sort";
-    let before = node.sh(running);
+    let before = node.sh(RUNNING);
     // The agent itself does not know the newer schema: it works in a stand-in until the package converts the store.
     node.sh("set -e\nsystemctl stop holdfast.socket holdfast\n\
          HOLDFAST_NEWER_SCHEMA=1 holdfast store migrate --to 2 >/dev/null\n\
@@ -127,18 +142,11 @@ fn a_downgrade_to_an_older_schema_keeps_records_containers_and_the_port() {
     assert_eq!(node.sh("cat /var/lib/holdfast/schema").trim(), "2");
     watch_the_port(&mut node);
     // Somebody who connects all the time starts the agent as soon as it is stopped.
-    let process = node.sh("systemctl show -P MainPID holdfast");
+    let process = main_process(&mut node);
     node.sh(&format!(
         "HOLDFAST_NEWER_SCHEMA=1 dpkg --force-downgrade -i {PACKAGE} >/root/dpkg 2>&1 || {{ cat /root/dpkg; exit 1; }}"
     ));
-    node.eventually(
-        "the older version is ready",
-        &format!(
-            "test \"$(systemctl show -P MainPID holdfast)\" != {} || exit 1\n\
-             systemctl is-active --quiet holdfast",
-            process.trim()
-        ),
-    );
+    wait_for_version(&mut node, OLDER, &process);
     let longest = longest_gap(&mut node);
     // From the end of the old process to the readiness of the new one, in microseconds.
     let away = node.sh(
@@ -156,7 +164,7 @@ fn a_downgrade_to_an_older_schema_keeps_records_containers_and_the_port() {
     let left =
         "ls /run/holdfast.package-* /run/systemd/system/holdfast.service.d 2>/dev/null || true";
     assert!(!node.sh(left).contains("converting"));
-    assert_eq!(node.sh(running), before);
+    assert_eq!(node.sh(RUNNING), before);
     let rows = rows(&mut node.machine, "containers").unwrap();
     assert_eq!(rows.len(), 3, "{rows:?}");
     for row in rows {
