@@ -11,7 +11,7 @@ export HOLDFAST_CACHE
 target = $(shell $(CARGO) metadata --format-version 1 --no-deps --offline 2>/dev/null | sed -n 's/.*"target_directory":"\([^"]*\)".*/\1/p')
 
 .DEFAULT_GOAL := help
-.PHONY: help build check fmt clippy doc deny quick test vmtest envtest bench mutants figures demo demo-stop install uninstall deb clean
+.PHONY: help build check fmt clippy doc deny quick test sim fuzz vmtest envtest bench mutants figures demo demo-stop install uninstall deb clean
 
 help: ## List the tasks
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -43,6 +43,12 @@ quick: ## Every pure and simulated test: before each commit
 test: ## All tests, on real containerd and kube-apiserver; installs what they need (root)
 	@hack/test.sh
 
+sim: ## Schedules of the simulated node: how long everything takes, what fails, where the agent dies (SEEDS=…, or MINUTES=3)
+	@hack/sim.sh "$(SEEDS)" "$(MINUTES)" "$(FROM)"
+
+fuzz: ## Inputs made up by coverage for every parser (MINUTES=1 for each, or EXECUTIONS=…; NAME=… runs those alone)
+	@hack/fuzz.sh "$(MINUTES)" "$(EXECUTIONS)" $(NAME)
+
 vmtest: ## Whole machines under QEMU that reboot and lose power (root; NAME=… runs those with it in their name, KEEP=1 leaves one up with a shell)
 	@hack/vmtest.sh $(NAME)
 
@@ -56,7 +62,7 @@ bench: ## Benchmarks, as ratios to bare disk and peers
 mutants: ## Which changes of the decisions in src/core the tests notice, every sixteenth (SHARD=k/n; 0/1: all, many hours)
 	@hack/mutants.sh $(SHARD)
 
-figures: ## What 100 pods of an API server cost, with the release binary (root; HOLDFAST_FIGURES=10,50,200)
+figures: ## What 100 pods of an API server cost, and what a hostile tenant costs others, with the release binary (root; HOLDFAST_FIGURES=10,50,200, HOLDFAST_FAIRNESS=probes,log)
 	@hack/figures.sh
 
 demo: ## Run pods, kill -9 the agent, show what the restart cost (root; KEEP=1 leaves it running)

@@ -8,6 +8,7 @@ cd "$(dirname "$0")/.."
 
 hack/deps.sh build deb
 cargo_deb=$(hack/tool.sh cargo-deb 3.8.0)
+cargo_cyclonedx=$(hack/tool.sh cargo-cyclonedx 0.5.9)
 [ "${1-}" != tools ] || exit 0
 binary=$(realpath "${1:?usage: hack/deb.sh BINARY [OUTPUT [VERSION]]}") output=${2:-target/debian} version=${3-}
 
@@ -21,6 +22,14 @@ hack/install.sh "$binary" "$stage" /usr >/dev/null
 strip --strip-unneeded --remove-section=.comment --remove-section=.note "$stage/usr/bin/holdfast"
 # Where Debian's zsh looks.
 mv "$stage/usr/share/zsh/site-functions" "$stage/usr/share/zsh/vendor-completions"
+
+# What the binary is made of, for those who look up advisories: CycloneDX. The tool writes a file beside the Cargo.toml of every
+# package of the workspace. Where this tree lies, and when this was done, make no difference.
+SOURCE_DATE_EPOCH=$(git log -1 --format=%ct 2>/dev/null || date +%s) "$cargo_cyclonedx" cyclonedx --quiet --format json \
+    --spec-version 1.5 --no-build-deps --override-filename .holdfast.cdx
+sed "s|path+file://$PWD#|holdfast |" .holdfast.cdx.json >"$stage/usr/share/doc/holdfast/holdfast.cdx.json"
+chmod 0644 "$stage/usr/share/doc/holdfast/holdfast.cdx.json"
+rm -f .holdfast.cdx.json tests/*/.holdfast.cdx.json
 
 # The scripts know the schema of the store that this binary writes.
 schema=$("$binary" version -o json | sed -n 's/.*"schema": *\([0-9]*\).*/\1/p')

@@ -1,7 +1,7 @@
 #!/bin/sh
 # Installs the Debian packages that building, testing and the demo need, where they are missing.
-# usage: hack/deps.sh [build|runtime|test|deb|envtest|machine]...
-# Without one: all but envtest and machine, which hack/envtest.sh and hack/machine.sh ask for.
+# usage: hack/deps.sh [build|runtime|test|deb|fuzz|envtest|machine]...
+# Without one: all but fuzz, envtest and machine, which hack/fuzz.sh, hack/envtest.sh and hack/machine.sh ask for.
 set -eu
 
 [ $# -gt 0 ] || set -- build runtime test deb
@@ -16,10 +16,11 @@ for group; do
     test) wanted="$wanted strace:strace docker-registry:docker-registry debootstrap:debootstrap
         systemd:systemd-analyze mandoc:mandoc python3:python3 util-linux:flock zsh:zsh fish:fish" ;;
     deb) wanted="$wanted dpkg-dev:dpkg-shlibdeps binutils:strip util-linux:flock" ;;
+    fuzz) wanted="$wanted g++:c++" ;;
     envtest) wanted="$wanted dpkg-dev:dpkg-source make:make rsync:rsync util-linux:flock" ;;
     machine) wanted="$wanted qemu-system-x86:qemu-system-x86_64 qemu-utils:qemu-img mmdebstrap:mmdebstrap cpio:cpio
         e2fsprogs:mkfs.ext4 kmod:modprobe util-linux:flock" ;;
-    *) echo "hack/deps.sh: unknown group '$group': build, runtime, test, deb, envtest or machine" >&2; exit 2 ;;
+    *) echo "hack/deps.sh: unknown group '$group': build, runtime, test, deb, fuzz, envtest or machine" >&2; exit 2 ;;
     esac
 done
 

@@ -1,5 +1,7 @@
 #!/bin/sh
-# Prints what pods of an API server cost: the test that measures it, with the release binary.
+# Prints what pods of an API server cost, then what one hostile tenant costs the others: the tests that measure it, with the
+# release binary. HOLDFAST_FIGURES has numbers of pods, HOLDFAST_FAIRNESS tenants (tests/cluster/tenants.rs); empty
+# leaves one of the two out.
 set -eu
 cd "$(dirname "$0")/.."
 hack/deps.sh
@@ -10,4 +12,13 @@ cargo build --release --locked
 export "$(sed -n 's/^Environment=\(MALLOC_ARENA_MAX=[^ ]*\) .*/\1/p' contrib/systemd/holdfast.service)"
 export "$(sed -n 's/^Environment=.* \(MALLOC_TRIM_THRESHOLD_=[^ ]*\)$/\1/p' contrib/systemd/holdfast.service)"
 target=$(cargo metadata --format-version 1 --no-deps --offline | sed -n 's/.*"target_directory":"\([^"]*\)".*/\1/p')
-HOLDFAST_BIN=$target/release/holdfast HOLDFAST_FIGURES=${HOLDFAST_FIGURES:-100} cargo test --locked --all-features --test cluster figures -- --nocapture --test-threads=1
+export HOLDFAST_BIN="$target/release/holdfast"
+measure() {
+    cargo test --locked --all-features --test cluster "$@" --nocapture --test-threads=1
+}
+status=0
+HOLDFAST_FIGURES=${HOLDFAST_FIGURES-100} HOLDFAST_FAIRNESS=${HOLDFAST_FAIRNESS-all}
+export HOLDFAST_FIGURES HOLDFAST_FAIRNESS
+[ -z "$HOLDFAST_FIGURES" ] || measure figures -- --skip fairness:: || status=$?
+[ -z "$HOLDFAST_FAIRNESS" ] || measure fairness:: -- || status=$?
+exit $status

@@ -15,7 +15,7 @@
 
 pub mod codec;
 pub mod step_0001;
-#[cfg(feature = "failpoints")]
+#[cfg(any(feature = "failpoints", feature = "fuzzing"))]
 pub mod test_step;
 
 use std::collections::BTreeMap;

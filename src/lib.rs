@@ -15,6 +15,8 @@ pub mod container_logs;
 pub mod core;
 pub mod events;
 pub mod eviction;
+#[cfg(feature = "fuzzing")]
+pub mod fuzzing;
 pub mod images;
 pub mod kubeletconfig;
 pub mod kuberuntime;

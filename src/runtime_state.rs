@@ -3,6 +3,7 @@
 //! Owns the moments at which the runtime, its network and the PLEG were last well, and what its handlers can. Errors here make the
 //! sync loop skip its turn and show up in `/readyz`.
 
+use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -10,7 +11,7 @@ use tokio::sync::watch;
 
 use crate::kuberuntime::container_mounts::handler_mounts_recursively;
 use crate::kuberuntime::cri::v1;
-use crate::types::Stamp;
+use crate::types::{PodUid, Stamp};
 
 /// The runtime counts as down after not answering for this long.
 pub const RUNTIME_UP_THRESHOLD: Duration = Duration::from_secs(30);
@@ -27,6 +28,7 @@ struct Data {
     pleg_period: Duration,
     storage_error: Option<String>,
     handlers: Option<Vec<v1::RuntimeHandler>>,
+    not_listed: BTreeSet<PodUid>,
 }
 
 /// Shared handle.
@@ -94,6 +96,28 @@ impl RuntimeState {
     /// What the runtime said its handlers can.
     pub fn set_handlers(&self, handlers: Vec<v1::RuntimeHandler>) {
         self.with(|d| d.handlers = Some(handlers));
+    }
+
+    /// Sets whether processes of a pod run of which the runtime lists nothing.
+    pub fn set_not_listed(&self, pod: &PodUid, is: bool) {
+        self.with(|d| {
+            if is {
+                d.not_listed.insert(pod.clone());
+            } else {
+                d.not_listed.remove(pod);
+            }
+        });
+    }
+
+    /// Returns what to tell of pods that run and that the runtime does not list; `None` without such pods.
+    pub fn not_listed(&self) -> Option<String> {
+        self.with(|d| {
+            let first = d.not_listed.first()?;
+            Some(format!(
+                "the container runtime lists nothing of {} pods whose processes run, among them {first}",
+                d.not_listed.len()
+            ))
+        })
     }
 
     /// Whether a handler of the runtime, empty = its default, can mount read-only recursively. `None` while the
@@ -169,6 +193,20 @@ mod tests {
         assert!(state.errors(at(31))[0].contains("connection refused"));
         state.set_runtime_ok(at(32));
         assert!(state.errors(at(32)).is_empty());
+    }
+
+    #[test]
+    fn pods_that_the_runtime_does_not_list_are_told_until_it_does() {
+        let state = RuntimeState::default();
+        assert_eq!(state.not_listed(), None);
+        let (a, b) = (PodUid::new("a"), PodUid::new("b"));
+        state.set_not_listed(&b, true);
+        state.set_not_listed(&a, true);
+        let text = state.not_listed().unwrap();
+        assert!(text.contains("2 pods") && text.ends_with(" a"), "{text}");
+        state.set_not_listed(&a, false);
+        state.set_not_listed(&b, false);
+        assert_eq!(state.not_listed(), None);
     }
 
     #[test]

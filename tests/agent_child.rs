@@ -39,6 +39,8 @@ use std::time::{Duration, Instant};
 use agent_process::{Agent, PATIENCE, Site, eventually};
 use holdfast::kuberuntime::cri::v1;
 use holdfast_testkit::fake_cri::{Behaviour, Call, FakeCri, Pull, Restart};
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
+use nix::sys::signal::Signal;
 use serde_json::Value;
 use tonic::Code;
 
@@ -170,6 +172,33 @@ impl Drop for Node {
         let _guard = self.runtime.enter();
         self.fake.stop();
     }
+}
+
+/// As the watchdog of systemd ends an agent that hangs.
+#[test]
+fn an_agent_that_is_aborted_leaves_no_core_file() {
+    // Its limit would be this one, and whoever raises it again gets no core file either.
+    let (_, most) = getrlimit(Resource::RLIMIT_CORE).unwrap();
+    setrlimit(Resource::RLIMIT_CORE, most, most).unwrap();
+    let node = Node::new(|_| Behaviour::RunForever);
+    let mut agent = node.site.start();
+    let limits = fs::read_to_string(format!("/proc/{}/limits", agent.pid())).unwrap();
+    // As far as this machine's root may: without CAP_SYS_RESOURCE the limit stays.
+    let raised = Command::new("prlimit")
+        .args(["--core=unlimited", "--pid", &agent.pid().to_string()])
+        .output();
+    drop(raised.unwrap());
+    agent.signal(Signal::SIGABRT);
+    let status = agent.wait_exit(PATIENCE);
+    assert_eq!(status.signal(), Some(6), "{}", agent.log());
+    assert!(!status.core_dumped());
+    // What it starts inherits the limit.
+    let limit = limits
+        .lines()
+        .find_map(|line| line.strip_prefix("Max core file size"))
+        .unwrap();
+    let bytes: Vec<&str> = limit.split_whitespace().take(2).collect();
+    assert_eq!(bytes, ["0", "0"]);
 }
 
 #[test]

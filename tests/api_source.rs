@@ -16,11 +16,13 @@ use axum::body::{Body, Bytes};
 use axum::http::{Request, Response, StatusCode};
 use holdfast::apiserver::{ApiClient, Connection};
 use holdfast::config::{ApiSettings, PodConfig, Seed, SourceSettings, Surroundings, VERSION_KEY};
-use holdfast::core::state::{ObjectRecord, SourceRecord};
+use holdfast::core::state::{
+    ObjectRecord, PodRecord, SourceRecord, TerminationCause, Transaction, WorkerPhase, WorkerRecord,
+};
 use holdfast::store::Store;
 use holdfast::types::events::MemoryRecorder;
 use holdfast::types::pod::{CONFIG_SEEN, CONFIG_SOURCE};
-use holdfast::types::{BootId, PodExt, PodOp, PodSource, PodUpdate, SystemClock};
+use holdfast::types::{BootId, Json, PodExt, PodOp, PodSource, PodUpdate, Stamp, SystemClock};
 use serde_json::{Value, json};
 use tokio::sync::{mpsc, watch};
 use tokio::time::timeout;
@@ -267,6 +269,13 @@ impl Agent {
     async fn silence(&mut self, long: Duration) {
         let update = timeout(long, self.updates.recv()).await;
         assert!(update.is_err(), "{update:?}");
+    }
+
+    /// Waits until the mux has recorded what there is to record.
+    async fn written(&self) {
+        for _ in 0..50 {
+            tokio::task::yield_now().await;
+        }
     }
 
     fn source(&self) -> SourceRecord {
@@ -598,4 +607,67 @@ async fn an_idle_minute_asks_for_nothing_and_a_watch_goes_on_from_its_bookmark()
     })
     .await;
     assert_eq!(api.lists(), 1);
+}
+
+/// By that record, a later start lets pods go that wait for the API server.
+#[tokio::test(start_paused = true)]
+async fn the_first_word_in_a_boot_is_on_record_after_what_it_takes_away() {
+    let api = Api::default();
+    for uid in ["gone", "kept"] {
+        api.put(pod(uid, uid));
+    }
+    let mut agent = Agent::start(&api);
+    assert_eq!(agent.next().await, (PodOp::Add, uids(&["gone", "kept"])));
+    agent.written().await;
+    // As the sync loop and the workers leave them, in an earlier boot.
+    let earlier = Stamp {
+        boot: BootId(9),
+        boottime_ms: 1,
+        wall_ms: 1,
+    };
+    let worker = |phase| WorkerRecord {
+        full_name: "gone_default".to_owned(),
+        queued: earlier,
+        started: Some(earlier),
+        phase,
+        deleted: false,
+        restart_requested: false,
+        runtime_only: false,
+    };
+    let mut before = Transaction::new().put(
+        "api",
+        SourceRecord {
+            read: earlier,
+            ..agent.source()
+        },
+    );
+    for seed in &agent.seeds {
+        let record = PodRecord {
+            source: seed.source,
+            origin: String::new(),
+            pod: Json(Arc::clone(&seed.pod)),
+            first_seen: earlier,
+            confirmed_epoch: 1,
+        };
+        let uid = seed.pod.uid();
+        before = before
+            .put(uid.as_str(), record)
+            .put(uid.as_str(), worker(WorkerPhase::Sync));
+    }
+    agent.store.commit(before).await.unwrap();
+
+    api.forget("gone");
+    let mut agent = agent.restart(&api).await;
+    assert_eq!(agent.next().await, (PodOp::Remove, uids(&["gone"])));
+    agent.written().await;
+    assert_eq!(agent.source().read, earlier);
+    // The worker has it on record that the pod is being stopped.
+    let stopping = worker(WorkerPhase::Terminated {
+        since: earlier,
+        cause: TerminationCause::Deleted,
+    });
+    let transaction = Transaction::new().put("gone", stopping);
+    agent.store.commit(transaction).await.unwrap();
+    agent.written().await;
+    assert_eq!(agent.source().read.boot, BootId(1));
 }

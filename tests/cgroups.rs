@@ -15,6 +15,7 @@ use std::sync::Arc;
 
 use holdfast::cm::{CgroupConfig, CgroupDriver, CgroupManager, CgroupVersion};
 use holdfast::types::PodUid;
+use holdfast::types::metrics::Metrics;
 use k8s_openapi::api::core::v1::Pod;
 use serde_json::json;
 
@@ -170,6 +171,36 @@ fn pod_cgroups_are_made_with_their_limits_and_removed() {
     }
     assert!(manager.list_pods().unwrap().is_empty());
     assert!(!manager.exists(&burstable));
+}
+
+#[test]
+fn changes_are_measured_by_what_they_do() {
+    let Some((manager, _root)) = manager(CgroupDriver::Cgroupfs, "measured") else {
+        return;
+    };
+    let metrics = Metrics::default();
+    let manager = manager.measured(metrics.clone());
+    let count = |operation: &str| -> u64 {
+        let text = metrics.encode().unwrap();
+        let start = format!(
+            "kubelet_cgroup_manager_duration_seconds_count{{operation_type=\"{operation}\"}} "
+        );
+        let line = text.lines().find_map(|line| line.strip_prefix(&start));
+        line.map_or(0, |count| count.parse().unwrap())
+    };
+    let counts = || ["create", "update", "destroy"].map(count);
+    manager.setup().unwrap();
+    assert_eq!(counts(), [3, 0, 0], "all pods, and two classes of them");
+    let pod = pod("u-1", json!({"requests": {"cpu": "500m"}}));
+    manager.ensure(&pod).unwrap();
+    assert_eq!(counts(), [4, 0, 0]);
+    manager.ensure(&pod).unwrap();
+    manager.refresh_qos(&[Arc::new(pod.clone())]).unwrap();
+    assert_eq!(counts(), [4, 2, 0]);
+    for _ in 0..2 {
+        manager.destroy(&PodUid::new("u-1")).unwrap();
+        assert_eq!(counts(), [4, 2, 1], "one that is not there is not removed");
+    }
 }
 
 #[test]

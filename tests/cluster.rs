@@ -17,12 +17,18 @@
 mod agent_process;
 #[path = "cluster/bare.rs"]
 mod bare;
+#[path = "kubectl/direct.rs"]
+mod direct;
 #[path = "cluster/events.rs"]
 mod events;
+#[path = "cluster/fairness.rs"]
+mod fairness;
 #[path = "cluster/figures.rs"]
 mod figures;
 #[path = "cluster/kubectl.rs"]
 mod kubectl;
+#[path = "cluster/neighbours.rs"]
+mod neighbours;
 #[path = "cluster/node.rs"]
 mod node;
 #[path = "cluster/pods.rs"]
@@ -35,6 +41,8 @@ mod restarts;
 mod rows;
 #[path = "cluster/setup.rs"]
 mod setup;
+#[path = "cluster/tenants.rs"]
+mod tenants;
 #[path = "cluster/trouble.rs"]
 mod trouble;
 #[path = "agent_real/world.rs"]

@@ -1,5 +1,5 @@
-//! The documents do not point into the void: relative links lead to files and headings that exist, and paths
-//! written as code (`src/…`, `tests/…`, `hack/…`, …) are there.
+//! The documents do not point into the void: relative links lead to files and headings that exist, paths
+//! written as code (`src/…`, `tests/…`, `hack/…`, …) are there, and so are the tests that documents name.
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,
@@ -119,6 +119,183 @@ fn broken_links(root: &Path, document: &Path, text: &str) -> Vec<String> {
         }
     }
     found
+}
+
+/// Tests have names of several words.
+fn is_test_name(span: &str) -> bool {
+    let word = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_';
+    span.chars().all(word) && span.matches('_').count() >= 3
+}
+
+/// How many tests a document names, each behind the file that has it, and which of them are not there.
+fn named_tests(root: &Path, text: &str) -> (usize, Vec<String>) {
+    let (mut named, mut missing) = (0, Vec::new());
+    for (number, line) in prose(text) {
+        let mut source = String::new();
+        for span in code_spans(line) {
+            if span.ends_with(".rs") {
+                source = fs::read_to_string(root.join(span)).unwrap_or_default();
+            } else if is_test_name(span) {
+                named += 1;
+                if !source.contains(&format!("fn {span}(")) {
+                    missing.push(format!(
+                        "line {number}: `{span}` is not in the file before it"
+                    ));
+                }
+            }
+        }
+    }
+    (named, missing)
+}
+
+#[test]
+fn tests_that_the_security_document_names_exist() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let text = fs::read_to_string(root.join("docs/security.md")).unwrap();
+    let (named, missing) = named_tests(root, &text);
+    assert!(named > 50, "{named}");
+    assert!(missing.is_empty(), "\n{}", missing.join("\n"));
+}
+
+#[test]
+fn tests_that_do_not_exist_are_found() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let check = |text: &str| named_tests(root, text).1.len();
+    assert_eq!(
+        check("`tests/docs.rs` `tests_that_do_not_exist_are_found`"),
+        0
+    );
+    assert_eq!(check("`tests/docs.rs` `a_test_that_nobody_wrote`"), 1);
+    assert_eq!(check("`tests_that_do_not_exist_are_found`"), 1);
+    assert_eq!(check("`src/lib.rs` `tests_that_do_not_exist_are_found`"), 1);
+    assert_eq!(check("`no_new_privs` and `--a-flag`"), 0);
+}
+
+/// Documents that name tests by their program and their path in it.
+const NAMING_TESTS: &[&str] = &["CHANGELOG.md", "docs/testing.md", "tests/flaky.md"];
+
+/// Modules of tests without a file of their own: written inside another one, or made by a macro.
+const WITHOUT_FILE: &[&str] = &["tests", "fake", "real", "sled", "memory", "faulty"];
+
+/// The program of a test and the test's path in it, as in `lib pleg::tests::a_list_that_fails_loses_no_request`.
+fn program_and_path(span: &str) -> Option<(&str, &str)> {
+    let (program, path) = span.split_once(' ')?;
+    let word = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_';
+    let is_path = path
+        .split("::")
+        .all(|part| !part.is_empty() && part.chars().all(word));
+    let name = path.rsplit("::").next()?;
+    (program.chars().all(word) && is_path && is_test_name(name)).then_some((program, path))
+}
+
+/// The Rust files below the sources and the tests: path from the root, and text.
+fn rust_files(root: &Path) -> Vec<(String, String)> {
+    let mut found = Vec::new();
+    let mut open = vec![root.join("src"), root.join("tests")];
+    while let Some(dir) = open.pop() {
+        for entry in fs::read_dir(&dir).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                open.push(path);
+            } else if path.extension().is_some_and(|e| e == "rs") {
+                let file = path.strip_prefix(root).unwrap().display().to_string();
+                found.push((file, fs::read_to_string(&path).unwrap()));
+            }
+        }
+    }
+    found
+}
+
+/// Returns the part of a file's path that tells the module, when the file belongs to the program.
+fn place_in<'f>(program: &str, file: &'f str) -> Option<&'f str> {
+    let file = file.strip_suffix(".rs")?;
+    match program {
+        "lib" => file.strip_prefix("src/"),
+        "testkit" => file.strip_prefix("tests/testkit/src/"),
+        _ => {
+            let rest = file.strip_prefix("tests/")?.strip_prefix(program)?;
+            (rest.is_empty() || rest.starts_with('/')).then_some(rest)
+        }
+    }
+}
+
+/// Whether a file of the program has the test. The innermost module that has a file must be named in the file's path, so that
+/// a test that moves is noticed.
+fn has_test(files: &[(String, String)], program: &str, path: &str) -> bool {
+    let (modules, name) = path.rsplit_once("::").unwrap_or(("", path));
+    let module = modules
+        .rsplit("::")
+        .find(|module| !module.is_empty() && !WITHOUT_FILE.contains(module));
+    let is_module =
+        |part: &str| module.is_none_or(|m| part == m || part.strip_suffix("_tests") == Some(m));
+    let function = format!("fn {name}(");
+    files.iter().any(|(file, text)| {
+        place_in(program, file).is_some_and(|place| place.split('/').any(is_module))
+            && text.contains(&function)
+    })
+}
+
+/// How many tests a document names with their program, and which of them are not there.
+fn listed_tests(files: &[(String, String)], text: &str) -> (usize, Vec<String>) {
+    let (mut listed, mut missing) = (0, Vec::new());
+    for (number, line) in prose(text) {
+        for span in code_spans(line) {
+            let Some((program, path)) = program_and_path(span) else {
+                continue;
+            };
+            listed += 1;
+            if !has_test(files, program, path) {
+                missing.push(format!("line {number}: `{span}` does not exist"));
+            }
+        }
+    }
+    (listed, missing)
+}
+
+#[test]
+fn tests_that_documents_name_with_their_program_exist() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let files = rust_files(root);
+    let mut missing = Vec::new();
+    for document in NAMING_TESTS {
+        let text = fs::read_to_string(root.join(document)).unwrap();
+        let (listed, absent) = listed_tests(&files, &text);
+        assert!(listed > 50 || *document != "CHANGELOG.md", "{listed}");
+        missing.extend(absent.iter().map(|told| format!("{document}: {told}")));
+    }
+    assert!(missing.is_empty(), "\n{}", missing.join("\n"));
+}
+
+#[test]
+fn tests_that_do_not_exist_in_their_program_are_found() {
+    let files = rust_files(Path::new(env!("CARGO_MANIFEST_DIR")));
+    let listed = |text| {
+        let (listed, missing) = listed_tests(&files, text);
+        (listed, missing.len())
+    };
+    for text in [
+        "`docs tests_that_documents_name_with_their_program_exist`",
+        "`lib pleg::agenda::tests::many_pods_are_listed_together`",
+        "`store_contract suite::sled::receipts_tell_the_version_on_disk`",
+        "`api_contract fake::names_are_unique_and_may_be_generated`",
+    ] {
+        assert_eq!(listed(text), (1, 0), "{text}");
+    }
+    for text in [
+        "`docs a_test_that_nobody_wrote`",
+        "`lib pleg::cache::tests::many_pods_are_listed_together`",
+        "`agent_sim pleg::agenda::tests::many_pods_are_listed_together`",
+        "`doc tests_that_documents_name_with_their_program_exist`",
+    ] {
+        assert_eq!(listed(text), (1, 1), "{text}");
+    }
+    for text in [
+        "`kubectl logs --tail`",
+        "`holdfast dump images`",
+        "`kubelet_pod_start_duration_seconds`",
+    ] {
+        assert_eq!(listed(text), (0, 0), "{text}");
+    }
 }
 
 #[test]

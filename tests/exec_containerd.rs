@@ -27,11 +27,11 @@ use holdfast::kuberuntime::node_context::NodeContext;
 use holdfast::kuberuntime::security::Isolation;
 use holdfast::kuberuntime::sources::Sources;
 use holdfast::kuberuntime::{logs, sandbox_config};
-use holdfast::store::{StartIntent, Store};
+use holdfast::store::{StartIntent, StopDecision, Store};
 use holdfast::types::events::MemoryRecorder;
 use holdfast::types::metrics::Metrics;
 use holdfast::types::runtime::{ContainerState, PodStatus};
-use holdfast::types::{BootId, Clock, PodExt, SystemClock};
+use holdfast::types::{BootId, Clock, Pace, PodExt, SystemClock};
 use holdfast::volumemanager::VolumeManager;
 use holdfast_testkit::containerd::{BUSYBOX, PrivateContainerd, Version};
 use k8s_openapi::api::core::v1::Pod;
@@ -222,14 +222,19 @@ impl World {
     }
 
     async fn clean(&self, pod: &Pod, status: &PodStatus) {
-        let permit = self.store.commit_stop(Transaction::new()).await.unwrap();
+        let permit = self
+            .store
+            .commit_stop(StopDecision::unrecorded_leftovers())
+            .await
+            .unwrap();
         let grace = Duration::from_secs(2);
         let killer = Killer {
             cri: &self.cri,
             store: &self.store,
             recorder: &self.recorder,
             permit: &permit,
-            now: self.clock.now(),
+            clock: &*self.clock,
+            pace: &Pace::default(),
         };
         let condemned = Condemned {
             status,

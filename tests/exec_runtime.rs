@@ -20,15 +20,16 @@ use holdfast::kuberuntime::env::{self, EnvInputs};
 use holdfast::kuberuntime::gc::{GcPolicy, Remover};
 use holdfast::kuberuntime::kill::{Condemned, KillError, Killer};
 use holdfast::kuberuntime::node_context::NodeContext;
+use holdfast::kuberuntime::open_streams::Until;
 use holdfast::kuberuntime::sandbox_config;
 use holdfast::kuberuntime::security::Isolation;
 use holdfast::kuberuntime::sources::Sources;
-use holdfast::store::{StartIntent, Store};
+use holdfast::store::{StartIntent, StopDecision, Store};
 use holdfast::types::containers::container_of;
 use holdfast::types::events::MemoryRecorder;
 use holdfast::types::metrics::Metrics;
 use holdfast::types::runtime::PodStatus;
-use holdfast::types::{BootId, Clock, ContainerId, PodExt, Stamp};
+use holdfast::types::{BootId, Clock, ContainerId, Pace, PodExt, Stamp};
 use holdfast_testkit::fake_cri::{Behaviour, ExecResult, FakeCri, Fault, Pull};
 use k8s_openapi::api::core::v1::Pod;
 use serde_json::json;
@@ -55,6 +56,7 @@ struct World {
     cri: CriClient,
     store: Store,
     clock: Arc<dyn Clock>,
+    pace: Pace,
     ctx: NodeContext,
     recorder: MemoryRecorder,
     _dir: tempfile::TempDir,
@@ -78,6 +80,7 @@ fn world() -> World {
         fake,
         store: Store::in_memory(clock.clone()),
         clock,
+        pace: Pace::default(),
         ctx,
         recorder: MemoryRecorder::default(),
         _dir: dir,
@@ -175,13 +178,18 @@ impl World {
         status: &PodStatus,
         grace: Duration,
     ) -> Result<(), KillError> {
-        let permit = self.store.commit_stop(Transaction::new()).await.unwrap();
+        let permit = self
+            .store
+            .commit_stop(StopDecision::unrecorded_leftovers())
+            .await
+            .unwrap();
         let killer = Killer {
             cri: &self.cri,
             store: &self.store,
             recorder: &self.recorder,
             permit: &permit,
-            now: self.clock.now(),
+            clock: &*self.clock,
+            pace: &self.pace,
         };
         let condemned = Condemned {
             status,
@@ -323,6 +331,97 @@ async fn the_sandbox_is_stopped_even_when_a_container_cannot_be() {
     assert_eq!(world.fake.count("stop_podsandbox"), 1);
 }
 
+impl World {
+    /// A pod with a container, and what the runtime shows of it.
+    async fn one_container(&self) -> (Pod, ContainerId, PodStatus) {
+        let pod = pod("u1", &["a"]);
+        let sandbox = self.sandbox(&pod, 0).await;
+        let id = self.start(&pod, "a", 0, &sandbox).await;
+        let (uid, name, namespace) = (pod.uid(), pod.name(), pod.namespace());
+        let status = self.cri.pod_status(&uid, name, namespace).await.unwrap();
+        (pod, id, status)
+    }
+
+    /// Texts of the events `FailedKillPod`.
+    fn failures(&self) -> Vec<String> {
+        let mut events = self.recorder.events();
+        events.retain(|event| event.reason == "FailedKillPod");
+        events.into_iter().map(|event| event.message).collect()
+    }
+}
+
+const GRACE: Duration = Duration::from_secs(5);
+
+#[tokio::test(start_paused = true)]
+async fn a_container_that_cannot_be_stopped_is_told_while_its_sandbox_is_being_stopped() {
+    let world = world();
+    let (pod, _, status) = world.one_container().await;
+    let no = Fault::Error(Code::Internal, "no".to_owned());
+    world.fake.fail_always("stop_container", no);
+    world.fake.fail_once("stop_podsandbox", Fault::Hang);
+    let kill = world.kill(Some(&pod), &status, GRACE);
+    let kill = tokio::time::timeout(Duration::from_secs(1), kill).await;
+    assert!(kill.is_err(), "the sandbox is not stopped yet");
+    let said = world.failures();
+    assert_eq!(said.len(), 1, "{said:?}");
+    assert!(
+        said[0].starts_with("error killing pod: stop container a of pod ns/p-u1"),
+        "{said:?}"
+    );
+    // The same again says nothing new.
+    world.kill(Some(&pod), &status, GRACE).await.unwrap_err();
+    assert_eq!(world.failures().len(), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_stop_without_an_answer_is_warned_about_and_seldom_again() {
+    let world = world();
+    let (pod, _, status) = world.one_container().await;
+    world.fake.fail_once("stop_container", Fault::Hang);
+    let mut kill = std::pin::pin!(world.kill(Some(&pod), &status, GRACE));
+    let seconds = |s| Duration::from_secs(s);
+    assert!(tokio::time::timeout(seconds(14), &mut kill).await.is_err());
+    assert!(world.failures().is_empty(), "it is not late yet");
+    assert!(tokio::time::timeout(seconds(2), &mut kill).await.is_err());
+    let text = "error killing pod: container a has not stopped: no answer from the container runtime for 15 s";
+    assert_eq!(world.failures(), [text]);
+    assert!(tokio::time::timeout(seconds(58), &mut kill).await.is_err());
+    assert_eq!(world.failures().len(), 1, "once a minute at most");
+    assert!(tokio::time::timeout(seconds(2), &mut kill).await.is_err());
+    let said = world.failures();
+    assert_eq!(said.len(), 2, "{said:?}");
+    assert!(said[1].ends_with("for 75 s"), "{said:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn streams_end_soon_after_the_grace_period_of_a_container_that_does_not_stop() {
+    let world = world();
+    let (pod, id, status) = world.one_container().await;
+    let stream = world.cri.open_streams().open(&id);
+    let other = world.cri.open_streams().open(&ContainerId::new("other"));
+    world.fake.fail_once("stop_container", Fault::Hang);
+    let begun = tokio::time::Instant::now();
+    tokio::select! {
+        killed = world.kill(Some(&pod), &status, GRACE) => panic!("{killed:?}"),
+        () = other.cut() => panic!("nobody stops it"),
+        until = stream.closing() => assert_eq!(until, Until::Now),
+    }
+    assert_eq!(begun.elapsed().as_secs(), 8);
+}
+
+#[tokio::test(start_paused = true)]
+async fn streams_of_a_container_that_has_stopped_may_be_delivered() {
+    let world = world();
+    let (pod, id, status) = world.one_container().await;
+    let streams = world.cri.open_streams();
+    let open = [&id, &status.sandboxes[0].id].map(|id| streams.open(id));
+    world.kill(Some(&pod), &status, GRACE).await.unwrap();
+    for stream in open {
+        assert_eq!(stream.closing().await, Until::Delivered);
+    }
+    assert!(world.failures().is_empty());
+}
+
 #[tokio::test(start_paused = true)]
 async fn ends_are_on_record_before_containers_leave_the_runtime() {
     let world = world();
@@ -339,7 +438,11 @@ async fn ends_are_on_record_before_containers_leave_the_runtime() {
     world.fake.exit(last.as_str(), 7);
 
     let pods: Vec<_> = world.cri.list_pods().await.unwrap().into_values().collect();
-    let permit = world.store.commit_stop(Transaction::new()).await.unwrap();
+    let permit = world
+        .store
+        .commit_stop(StopDecision::unrecorded_leftovers())
+        .await
+        .unwrap();
     let doomed = BTreeSet::from([gone.uid()]);
     let report = world
         .remover()
@@ -375,7 +478,11 @@ async fn what_cannot_be_inspected_stays() {
     let id = world.start(&pod, "a", 0, &sandbox).await;
     world.fake.exit(id.as_str(), 1);
     let pods: Vec<_> = world.cri.list_pods().await.unwrap().into_values().collect();
-    let permit = world.store.commit_stop(Transaction::new()).await.unwrap();
+    let permit = world
+        .store
+        .commit_stop(StopDecision::unrecorded_leftovers())
+        .await
+        .unwrap();
     world.fake.fail_always(
         "container_status",
         Fault::Error(Code::Internal, "no".to_owned()),

@@ -26,11 +26,14 @@ use tokio::time::Instant;
 use holdfast::images::{
     ImageConfig, ImageError, ImageErrorReason, ImageManager, PullInputs, PullSecrets,
 };
-use holdfast::kuberuntime::cri::{CriClient, CriTimeouts};
-use holdfast::store::Store;
+use holdfast::kuberuntime::cri::{CriClient, CriTimeouts, v1};
+use holdfast::store::backend::SledOptions;
+use holdfast::store::open::{self, OpenOptions};
+use holdfast::store::recover::Identity;
+use holdfast::store::{Store, StoreOptions};
 use holdfast::types::events::MemoryRecorder;
 use holdfast::types::metrics::Metrics;
-use holdfast::types::{BootId, Clock, PodExt, Stamp, SystemClock};
+use holdfast::types::{BootId, BootIdentity, Clock, PodExt, Stamp, SystemClock};
 use holdfast_testkit::containerd::{PrivateContainerd, Version};
 use holdfast_testkit::ports::free_port;
 use k8s_openapi::api::core::v1::{Pod, Secret};
@@ -125,7 +128,12 @@ impl Registry {
 
     /// An image with content of its own.
     fn push(&self, repository: &str, tag: &str) -> Pushed {
-        let layer = layer();
+        self.push_of(repository, tag, LAYER)
+    }
+
+    /// An image with a layer of about that many bytes.
+    fn push_of(&self, repository: &str, tag: &str, size: usize) -> Pushed {
+        let layer = layer(size);
         let layer_digest = self.blob(repository, &layer);
         let arch = match std::env::consts::ARCH {
             "x86_64" => "amd64",
@@ -184,13 +192,13 @@ fn digest_of(content: &[u8]) -> String {
     format!("sha256:{hex}")
 }
 
-/// A tar archive with one file that nobody had before.
-fn layer() -> Vec<u8> {
+/// A tar archive with one file of that many bytes that nobody had before.
+fn layer(size: usize) -> Vec<u8> {
     static SERIAL: AtomicU64 = AtomicU64::new(0);
     let serial = SERIAL.fetch_add(1, Ordering::Relaxed);
     let mut seed = format!("{}-{serial}", std::process::id()).into_bytes();
-    let mut content = Vec::with_capacity(LAYER);
-    while content.len() < LAYER {
+    let mut content = Vec::with_capacity(size);
+    while content.len() < size {
         seed = Sha256::digest(&seed).to_vec();
         content.extend_from_slice(&seed);
     }
@@ -561,5 +569,78 @@ async fn a_registry_with_passwords_and_who_may_use_what_came_from_it() {
         assert_eq!(reason(&got), Some(ImageErrorReason::ErrImageNeverPull));
         let got = world.ensure(&name("never"), &image, "Never", &right).await;
         assert_eq!(got.unwrap(), id);
+    }
+}
+
+fn on_disk(dir: &Path, clock: &Arc<TestClock>) -> Store {
+    let opened = open::open(&OpenOptions {
+        dir: dir.join("store"),
+        identity: Identity {
+            node_name: "figures".to_owned(),
+            machine_id: String::new(),
+            boot: BootIdentity::read(Some("figures"), None),
+        },
+        node_was_used: false,
+        sled: SledOptions::default(),
+        now: clock.now(),
+    })
+    .unwrap();
+    let options = StoreOptions::default();
+    let metrics = Metrics::default();
+    Store::start(
+        opened.backend,
+        opened.loaded,
+        options,
+        clock.clone(),
+        metrics,
+    )
+    .unwrap()
+}
+
+/// How long a pull takes, straight from the runtime and by the agent, which brings the image to the disk before a pod gets it. In
+/// turn, the disk at rest before each. The store is on the disk. Prints; asserts that both pulled.
+///
+/// `HOLDFAST_FIGURES` makes it long enough to measure something.
+#[tokio::test]
+async fn figures_of_pulls_to_those_of_the_runtime_alone() {
+    let long = std::env::var_os("HOLDFAST_FIGURES").is_some();
+    let (rounds, sizes): (usize, &[usize]) = if long { (15, &[1, 16, 64]) } else { (1, &[1]) };
+    let (mut world, registry) = (world(), Registry::start(false));
+    let dir = tempfile::tempdir().unwrap();
+    world.store = on_disk(dir.path(), &world.clock);
+    let host = format!("127.0.0.1:{}", registry.port);
+    for mebibytes in sizes {
+        let (mut alone, mut by_agent) = (Vec::new(), Vec::new());
+        for round in 0..rounds {
+            for agent in [round % 2 == 0, round % 2 != 0] {
+                let tag = format!("{mebibytes}-{round}-{agent}");
+                let id = registry.push_of("team/figures", &tag, mebibytes << 20).id;
+                let image = format!("{host}/team/figures:{tag}");
+                rustix::fs::sync();
+                let begun = Instant::now();
+                if agent {
+                    let got = world.open(&tag, &image, "IfNotPresent").await;
+                    by_agent.push(begun.elapsed());
+                    assert_eq!(got.unwrap(), id);
+                } else {
+                    let spec = v1::ImageSpec {
+                        image,
+                        ..Default::default()
+                    };
+                    let got = world.cri.pull_image(spec, None, None).await;
+                    alone.push(begun.elapsed());
+                    assert_eq!(got.unwrap(), id);
+                }
+            }
+        }
+        let median = |times: &mut Vec<Duration>| {
+            times.sort_unstable();
+            times[times.len() / 2]
+        };
+        let (alone, by_agent) = (median(&mut alone), median(&mut by_agent));
+        println!(
+            "pull of {mebibytes} MiB, median of {rounds}: runtime alone {alone:.1?}, agent {by_agent:.1?}, {:.2} x",
+            by_agent.as_secs_f64() / alone.as_secs_f64()
+        );
     }
 }

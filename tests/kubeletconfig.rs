@@ -138,6 +138,7 @@ fn defaults_are_upstreams() {
         "127.0.0.1:10248"
     );
     assert_eq!(config.offline_start, OfflineStart::Safe);
+    assert!(!config.streaming_requires_create);
     assert_eq!(config.container_gc.max_per_container, Some(1));
     assert_eq!(config.container_gc.max_total, None);
 }
@@ -710,10 +711,30 @@ fn a_field_without_effect_that_is_set_to_its_default_is_not_warned_about() {
         ("featureGates: {A: false}\n", "featureGates"),
         ("oomScoreAdj: 0\n", "oomScoreAdj"),
         ("memoryThrottlingFactor: 1\n", "memoryThrottlingFactor"),
-        ("singleProcessOOMKill: false\n", "singleProcessOOMKill"),
     ] {
         assert_eq!(warned(body), [field], "{body}");
     }
+}
+
+#[test]
+fn pods_per_core_and_who_ends_when_memory_is_out_are_read() {
+    let files = Files::new();
+    let read = |body: &str| {
+        let path = files.config("c.yaml", body);
+        let loaded = load::load(Some(&path), None).unwrap();
+        assert_eq!(loaded.warnings, [], "{body}");
+        let config = loaded.config;
+        (config.pods_per_core, config.single_process_oom_kill)
+    };
+    assert_eq!(read("maxPods: 5\n"), (0, None));
+    assert_eq!(
+        read("podsPerCore: 7\nsingleProcessOOMKill: false\n"),
+        (7, Some(false))
+    );
+    assert_eq!(
+        read("podsPerCore: 0\nsingleProcessOOMKill: true\n"),
+        (0, Some(true))
+    );
 }
 
 #[test]
@@ -1065,13 +1086,14 @@ fn the_fields_are_upstreams() {
 
 #[test]
 fn the_flags_are_upstreams_and_a_few_of_our_own() {
-    const OWN: [&str; 6] = [
+    const OWN: [&str; 7] = [
         "state-dir",
         "log-file",
         "container-logs-dir",
         "offline-start",
         "secrets-key-file",
         "lifeline-kubeconfig",
+        "streaming-requires-create",
     ];
     let command = KubeletFlags::augment_args(Command::new("run"));
     let line = |arg: &Arg| {

@@ -50,7 +50,7 @@ const RANKS: &[(u32, &[&str])] = &[
     (45, &["stats"]),
     (50, &["pod_workers"]),
     (60, &["sync_loop", "server", "admin", "podresources"]),
-    (70, &["agent", "cli", "main", "lib"]),
+    (70, &["agent", "cli", "fuzzing", "main", "lib"]),
 ];
 const SIBLINGS: &[u32] = &[60, 70];
 

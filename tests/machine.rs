@@ -31,6 +31,8 @@ mod power;
 mod reboot;
 #[path = "machine/remote.rs"]
 mod remote;
+#[path = "machine/restart.rs"]
+mod restart;
 #[path = "machine/shutdown.rs"]
 mod shutdown;
 #[path = "machine/upgrade.rs"]

@@ -42,6 +42,45 @@ const UNIT: &str = "/usr/lib/systemd/system/holdfast.service";
 const CONFIG: &str = "/etc/holdfast/config.yaml";
 const STATE: &str = "/var/lib/holdfast";
 const IMAGE: &str = "holdfast.local/busybox:1";
+const SBOM: &str = "/usr/share/doc/holdfast/holdfast.cdx.json";
+
+/// What the SBOM names is in Cargo.lock in this version, what Cargo.toml names is in the SBOM, and neither tests nor the directory of the
+/// build are.
+fn sbom_is_of_the_lock_file(text: &str) {
+    let sbom: serde_json::Value = serde_json::from_str(text).unwrap();
+    assert_eq!(sbom["bomFormat"], "CycloneDX");
+    assert_eq!(sbom["metadata"]["component"]["name"], "holdfast");
+    let named: BTreeSet<(&str, &str)> = sbom["components"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|part| {
+            let text = |key: &str| part[key].as_str().unwrap();
+            (text("name"), text("version"))
+        })
+        .collect();
+    let tree = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let lock = fs::read_to_string(tree.join("Cargo.lock")).unwrap();
+    for (name, version) in &named {
+        let entry = format!("name = \"{name}\"\nversion = \"{version}\"\n");
+        assert!(lock.contains(&entry), "{name} {version}");
+    }
+    let manifest = fs::read_to_string(tree.join("Cargo.toml")).unwrap();
+    let (_, rest) = manifest.split_once("\n[dependencies]\n").unwrap();
+    let (dependencies, _) = rest.split_once("\n[").unwrap();
+    let wanted: Vec<&str> = dependencies
+        .lines()
+        .filter_map(|line| line.split_once(" = "))
+        .filter(|(_, what)| !what.contains("optional = true"))
+        .map(|(name, _)| name)
+        .collect();
+    assert!(wanted.contains(&"sled"), "{wanted:?}");
+    for name in wanted {
+        assert!(named.iter().any(|(found, _)| *found == name), "{name}");
+    }
+    assert!(!named.iter().any(|(name, _)| *name == "proptest"));
+    assert!(!text.contains(tree.to_str().unwrap()));
+}
 
 #[test]
 fn the_package_is_complete_on_a_clean_debian_and_starts_nothing() {
@@ -84,6 +123,7 @@ fn the_package_is_complete_on_a_clean_debian_and_starts_nothing() {
         "/usr/share/man/man1/holdfast.1.gz",
         "/usr/share/man/man1/holdfast-run.1.gz",
         "/usr/share/doc/holdfast/copyright",
+        SBOM,
         "/usr/share/doc/holdfast/changelog.Debian.gz",
         "/usr/share/doc/holdfast/docs/install.md",
         "/usr/share/doc/holdfast/examples/config/complete.yaml",
@@ -98,6 +138,8 @@ fn the_package_is_complete_on_a_clean_debian_and_starts_nothing() {
         conffiles,
         "/etc/default/holdfast\n/etc/logrotate.d/holdfast\n"
     );
+
+    sbom_is_of_the_lock_file(&root.read(SBOM));
 
     // It is enabled, and does nothing without a configuration.
     assert!(
@@ -275,8 +317,12 @@ fn the_unit_is_verified_and_its_exposure_is_what_the_documents_say() {
         "docs/install.md should say: an exposure level of {score}"
     );
 
-    // Nothing gives the agent a mount namespace of its own: its mounts would not be the host's.
+    // Secrets in the agent's memory stay there.
     let unit = root.read(UNIT);
+    for line in ["LimitCORE=0", "MemorySwapMax=0"] {
+        assert!(unit.lines().any(|l| l == line), "{line}");
+    }
+    // Nothing gives the agent a mount namespace of its own: its mounts would not be the host's.
     for line in unit.lines().filter(|line| !line.starts_with('#')) {
         for directive in [
             "ProtectSystem=",
@@ -595,6 +641,8 @@ fn systemd_runs_the_agent_and_pods_outlive_crash_upgrade_and_removal() {
     for line in ["NoNewPrivs:\t1", "Seccomp:\t2"] {
         assert!(status.contains(line), "{line} is not in {status}");
     }
+    assert_eq!(machine.property("LimitCORE"), "0");
+    assert_eq!(machine.property("MemorySwapMax"), "0");
     assert_eq!(
         machine.run(&["readlink", &format!("/proc/{agent}/ns/mnt")]),
         machine.run(&["readlink", "/proc/1/ns/mnt"])

@@ -16,7 +16,7 @@ use std::time::Duration;
 use axum::Router;
 use axum::extract::State as Shared;
 use axum::http::{HeaderMap, StatusCode};
-use axum::response::{IntoResponse, Response};
+use axum::response::{IntoResponse, Redirect, Response};
 use axum::routing::get;
 use holdfast::config::{
     self, FileSettings, HttpSettings, PodConfig, Reading, Seed, SourceError, SourceSettings,
@@ -678,6 +678,8 @@ async fn cancellation_ends_all_tasks() {
 #[derive(Clone)]
 enum Answer {
     Body(StatusCode, Vec<u8>),
+    /// Elsewhere: an address.
+    Redirect(String),
     Never,
 }
 
@@ -701,6 +703,7 @@ impl Server {
         };
         let router = Router::new()
             .route("/pods", get(serve))
+            .route("/moved", get(|| async { list(&["moved"]) }))
             .with_state(server.clone());
         tokio::spawn(async move { axum::serve(listener, router).await.unwrap() });
         server
@@ -716,6 +719,7 @@ async fn serve(Shared(server): Shared<Server>, headers: HeaderMap) -> Response {
     let answer = server.answer.lock().unwrap().clone();
     match answer {
         Answer::Body(status, body) => (status, body).into_response(),
+        Answer::Redirect(to) => Redirect::temporary(&to).into_response(),
         Answer::Never => std::future::pending().await,
     }
 }
@@ -805,6 +809,34 @@ async fn url_that_answers_nonsense_freezes_its_pods_and_says_why() {
         .recorded(PodSource::Http, |r| {
             r.error.is_empty() && r.broken.is_empty()
         })
+        .await;
+}
+
+#[tokio::test]
+async fn redirects_of_a_url_stay_with_its_server() {
+    let server = Server::start().await;
+    let other = Server::start().await;
+    other.answer(StatusCode::OK, list(&["foreign"]));
+    *server.answer.lock().unwrap() = Answer::Redirect("/moved".to_owned());
+    let mut agent = Agent::start(at_url(&server.url));
+    assert_eq!(agent.next().await, (PodOp::Add, names(&["moved"])));
+
+    // Another port is another server: it gets no request, and so none of the headers.
+    let secret = format!("{}?token=secret", other.url);
+    *server.answer.lock().unwrap() = Answer::Redirect(secret);
+    let record = agent
+        .recorded(PodSource::Http, |r| r.error.contains("redirects to"))
+        .await;
+    let origin = other.url.trim_end_matches("/pods");
+    assert!(record.error.contains(origin), "{}", record.error);
+    assert!(!record.error.contains("secret"), "{}", record.error);
+    agent.expect_nothing();
+    assert!(other.seen.lock().unwrap().is_empty());
+
+    // In a circle.
+    *server.answer.lock().unwrap() = Answer::Redirect(server.url.clone());
+    agent
+        .recorded(PodSource::Http, |r| r.error.contains("10 times"))
         .await;
 }
 

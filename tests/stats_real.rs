@@ -101,6 +101,66 @@ fn at_least(port: u16, parts: &[&str], least: f64) {
     });
 }
 
+/// The disks of this machine that its cgroups have figures of are shown, all in all and for containers alike.
+fn disks(port: u16) {
+    let kept = std::fs::read_to_string("/sys/fs/cgroup/io.stat")
+        .or_else(|_| {
+            std::fs::read_to_string(
+                "/sys/fs/cgroup/blkio/blkio.throttle.io_service_bytes_recursive",
+            )
+        })
+        .unwrap_or_default();
+    if !kept.contains(':') {
+        println!("the kernel keeps no account of this machine's disks");
+        return;
+    }
+    for name in [
+        "container_fs_reads_total{",
+        "container_fs_reads_bytes_total{",
+        "container_fs_writes_total{",
+        "container_fs_writes_bytes_total{",
+    ] {
+        at_least(port, &[name, "id=\"/\"", "device=\"/dev/"], 0.0);
+    }
+}
+
+/// What the agent tells of itself once a pod runs.
+fn agent_metrics(port: u16) {
+    for parts in [
+        ["kubelet_cgroup_manager_duration_seconds_count{", "create"],
+        [
+            "volume_operation_total_seconds_count{",
+            "kubernetes.io/empty-dir",
+        ],
+        ["kubernetes_feature_enabled{", "KubeletPSI"],
+    ] {
+        let metrics = get(port, "/metrics").unwrap();
+        let value = series(&metrics, &parts);
+        assert!(
+            value.is_some_and(|value| value >= 1.0),
+            "{parts:?}: {metrics}"
+        );
+    }
+    let metrics = get(port, "/metrics").unwrap();
+    assert!(
+        metrics.contains("\nkubelet_containers_per_pod_count_bucket{le=\"2.0\"} 1\n"),
+        "{metrics}"
+    );
+    // Nobody created a static pod.
+    assert!(
+        metrics.contains("\nkubelet_pod_start_total_duration_seconds_count 0\n"),
+        "{metrics}"
+    );
+    get(port, "/healthz").unwrap();
+    let slis = get(port, "/metrics/slis").unwrap();
+    for line in [
+        "kubernetes_healthcheck{name=\"syncloop\",type=\"healthz\"} 1",
+        "kubernetes_healthchecks_total{name=\"syncloop\",status=\"success\",type=\"healthz\"} ",
+    ] {
+        assert!(slis.lines().any(|l| l.starts_with(line)), "{line}: {slis}");
+    }
+}
+
 #[test]
 fn busy_containers_show_what_they_use() {
     let runtime =
@@ -239,9 +299,15 @@ fn busy_containers_show_what_they_use() {
         ("container_spec_memory_limit_bytes{", f64::from(64 << 20)),
         ("container_spec_cpu_quota{", 20_000.0),
         ("container_processes{", 1.0),
+        // Its output and what the shell reads from.
+        ("container_file_descriptors{", 3.0),
+        ("container_sockets{", 0.0),
+        ("container_tasks_state{", 0.0),
     ] {
         at_least(port, &[&[name], &spins[..]].concat(), least);
     }
+    disks(port);
+    agent_metrics(port);
     let traffic = [
         "container_network_transmit_bytes_total{",
         "interface=\"eth0\"",

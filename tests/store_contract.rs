@@ -12,6 +12,8 @@
 mod faults;
 #[path = "store_contract/model.rs"]
 mod model;
+#[path = "store_contract/paced.rs"]
+mod paced;
 #[path = "store_contract/suite.rs"]
 mod suite;
 #[path = "store_contract/world.rs"]

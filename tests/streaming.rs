@@ -19,5 +19,7 @@ mod refusals;
 #[path = "cri_contract/world.rs"]
 #[allow(dead_code, reason = "shared with the contract of the runtime client")]
 mod runtime;
+#[path = "streaming/stopped.rs"]
+mod stopped;
 #[path = "streaming/world.rs"]
 mod world;

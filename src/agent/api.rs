@@ -31,7 +31,7 @@ use crate::pod_manager::PodManager;
 use crate::pod_workers::PodWorkers;
 use crate::status::{Spoken, StatusManager};
 use crate::types::metrics::Metrics;
-use crate::types::{Clock, PodSource};
+use crate::types::{Clock, PodSource, blocking};
 use crate::volumemanager::VolumeManager;
 
 /// Where systemd puts credentials.
@@ -61,7 +61,7 @@ pub(super) async fn objects(config: &AgentConfig, base: &Base) -> Objects {
         credentials.as_deref().map(Path::new),
     );
     let now = base.clock.now();
-    let vault = match tokio::task::spawn_blocking(move || Vault::open(file, now)).await {
+    let vault = match blocking::spawn(move || Vault::open(file, now)).await {
         Ok(vault) => vault,
         Err(error) => {
             warn!(%error, "secrets are not kept on disk");
@@ -115,6 +115,7 @@ pub(super) fn node_settings(config: &AgentConfig) -> NodeSettings {
     settings.node_ips = config.node_ips.clone();
     settings.kubelet_port = kubelet.port;
     settings.max_pods = kubelet.max_pods;
+    settings.pods_per_core = kubelet.pods_per_core;
     settings.system_reserved = kubelet.system_reserved.clone();
     settings.kube_reserved = kubelet.kube_reserved.clone();
     settings.eviction_memory = threshold(config, "memory.available");
@@ -139,9 +140,8 @@ fn threshold(config: &AgentConfig, signal: &str) -> EvictionThreshold {
 pub(super) async fn local_node(config: &AgentConfig, base: &Base) -> Arc<Node> {
     let (settings, root_dir) = (node_settings(config), config.root_dir.clone());
     let (boot_id, clock) = (base.boot.kernel_boot_id.clone(), Arc::clone(&base.clock));
-    let found = tokio::task::spawn_blocking(move || {
-        nodestatus::local_node(&settings, &root_dir, &boot_id, &*clock)
-    });
+    let found =
+        blocking::spawn(move || nodestatus::local_node(&settings, &root_dir, &boot_id, &*clock));
     match found.await {
         Ok(node) => Arc::new(node),
         Err(error) => {

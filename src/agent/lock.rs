@@ -1,24 +1,34 @@
-//! The lock that keeps two agents out of one state directory.
+//! The locks that keep two agents out of one state directory and away from one container runtime.
 //!
-//! `<state-dir>/LOCK` is held by `flock` for as long as [`StateLock`] lives; the kernel lets go of it when
-//! the process ends, however it ends, so a lock is never stale. The file's text only tells who holds it:
-//! `pid start-time`, where the start time is field 22 of `/proc/<pid>/stat`, so that a reused pid is not
-//! blamed.
+//! `<state-dir>/LOCK` is held by `flock` for as long as [`StateLock`] lives, and
+//! `/run/holdfast/runtime-<hash of the socket's path>.lock` for as long as [`RuntimeLock`] does; the kernel
+//! lets go of them when the process ends, however it ends, so a lock is never stale. A file's text only tells
+//! who holds it: `pid start-time`, where the start time is field 22 of `/proc/<pid>/stat`, so that a reused
+//! pid is not blamed.
 //!
 //! Invariant: whoever has a [`StateLock`] is the only writer below its directory.
+//!
+//! Invariant: whoever has a [`RuntimeLock`] is the only agent that starts and stops pods on that socket. Each
+//! agent stops what runs and is wanted by none of its own sources, so two would stop each other's pods.
 
 use std::fmt;
 use std::fs::{self, DirBuilder, File, OpenOptions, Permissions, TryLockError};
 use std::io::{self, Read, Seek, Write};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
+use sha2::{Digest, Sha256};
 use tracing::warn;
+
+use crate::core::volumes::keys::hex;
 
 /// Name of the lock file below the state directory.
 pub const LOCK_FILE: &str = "LOCK";
+/// Directory of the locks of container runtimes. It is empty after a boot, as is the list of who runs.
+pub const RUN_DIR: &str = "/run/holdfast";
 
-/// Why the state directory is not ours.
+/// Why the state directory or the container runtime is not ours.
 #[derive(Debug, thiserror::Error)]
 pub enum LockError {
     /// Another process holds the lock.
@@ -26,6 +36,18 @@ pub enum LockError {
     Held {
         /// The directory.
         state_dir: PathBuf,
+        /// Who holds it.
+        holder: Holder,
+    },
+    /// Another process holds the lock of the container runtime.
+    #[error(
+        "{holder} looks after the pods of the container runtime at {}, and two agents would stop each other's pods; \
+         stop it or choose another --container-runtime-endpoint",
+        socket.display()
+    )]
+    RuntimeHeld {
+        /// The runtime's socket.
+        socket: PathBuf,
         /// Who holds it.
         holder: Holder,
     },
@@ -91,44 +113,111 @@ impl StateLock {
     /// [`LockError::Held`] names the process that holds the lock.
     pub fn acquire(state_dir: &Path) -> Result<Self, LockError> {
         prepare(state_dir)?;
-        let path = state_dir.join(LOCK_FILE);
-        let failed = |action| {
-            let path = path.clone();
-            move |source| LockError::File {
-                action,
-                path,
-                source,
-            }
-        };
-        let mut file = OpenOptions::new()
-            .read(true)
-            .write(true)
-            .create(true)
-            .truncate(false)
-            .mode(0o600)
-            .open(&path)
-            .map_err(failed("open lock file"))?;
-        match file.try_lock() {
-            Ok(()) => {}
-            Err(TryLockError::WouldBlock) => {
-                return Err(LockError::Held {
-                    state_dir: state_dir.to_owned(),
-                    holder: read_holder(&mut file),
-                });
-            }
-            Err(TryLockError::Error(source)) => return Err(failed("lock")(source)),
+        match lock_file(&state_dir.join(LOCK_FILE))? {
+            Ok(file) => Ok(Self {
+                state_dir: state_dir.to_owned(),
+                _file: file,
+            }),
+            Err(holder) => Err(LockError::Held {
+                state_dir: state_dir.to_owned(),
+                holder,
+            }),
         }
-        write_holder(&mut file).map_err(failed("write lock file"))?;
-        Ok(Self {
-            state_dir: state_dir.to_owned(),
-            _file: file,
-        })
     }
 
     /// The directory that is locked.
     pub fn state_dir(&self) -> &Path {
         &self.state_dir
     }
+}
+
+/// The held lock of a container runtime. Dropping it, or the end of the process, lets it go.
+#[derive(Debug)]
+pub struct RuntimeLock {
+    // Closing the file releases the lock.
+    _file: Option<File>,
+}
+
+impl RuntimeLock {
+    /// Locks the runtime behind `socket`, whether it is there yet or not, by a file in `run_dir` ([`RUN_DIR`]),
+    /// which is made if it is absent (0700). Links that lead to one socket are one lock. Does not wait. Blocking
+    /// I/O; call it before the runtime is busy.
+    ///
+    /// An agent that may not write there, one without root's rights, goes on without the lock and logs a warning.
+    ///
+    /// # Errors
+    /// [`LockError::RuntimeHeld`] names the process that holds the lock.
+    pub fn acquire(socket: &Path, run_dir: &Path) -> Result<Self, LockError> {
+        let name = hex(&Sha256::digest(
+            without_links(socket).as_os_str().as_bytes(),
+        ));
+        let path = run_dir.join(format!("runtime-{name}.lock"));
+        let locked = DirBuilder::new()
+            .recursive(true)
+            .mode(0o700)
+            .create(run_dir)
+            .map_err(|source| LockError::File {
+                action: "make the directory of the lock file",
+                path: path.clone(),
+                source,
+            })
+            .and_then(|()| lock_file(&path));
+        match locked {
+            Ok(Ok(file)) => Ok(Self { _file: Some(file) }),
+            Ok(Err(holder)) => Err(LockError::RuntimeHeld {
+                socket: socket.to_owned(),
+                holder,
+            }),
+            Err(LockError::File { source, .. })
+                if source.kind() == io::ErrorKind::PermissionDenied =>
+            {
+                warn!(
+                    path = %path.display(),
+                    error = %source,
+                    "nothing keeps another agent away from this container runtime"
+                );
+                Ok(Self { _file: None })
+            }
+            Err(error) => Err(error),
+        }
+    }
+}
+
+/// The path without links, as far as it exists.
+fn without_links(path: &Path) -> PathBuf {
+    let resolved = path.ancestors().find_map(|known| {
+        let rest = path.strip_prefix(known).ok()?;
+        // Joining nothing would add a slash.
+        let real = known.canonicalize().ok()?;
+        Some(real.components().chain(rest.components()).collect())
+    });
+    resolved.unwrap_or_else(|| path.to_owned())
+}
+
+/// Opens a lock file and locks it. The inner error says who holds it.
+fn lock_file(path: &Path) -> Result<Result<File, Holder>, LockError> {
+    let failed = |action| {
+        move |source| LockError::File {
+            action,
+            path: path.to_owned(),
+            source,
+        }
+    };
+    let mut file = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .mode(0o600)
+        .open(path)
+        .map_err(failed("open lock file"))?;
+    match file.try_lock() {
+        Ok(()) => {}
+        Err(TryLockError::WouldBlock) => return Ok(Err(read_holder(&mut file))),
+        Err(TryLockError::Error(source)) => return Err(failed("lock")(source)),
+    }
+    write_holder(&mut file).map_err(failed("write lock file"))?;
+    Ok(Ok(file))
 }
 
 /// Makes the directory, or takes its group's and others' permissions away with a warning.
@@ -245,6 +334,47 @@ mod tests {
         );
         drop(lock);
         StateLock::acquire(&dir).unwrap();
+    }
+
+    #[test]
+    fn runtime_is_refused_to_a_second_agent_by_whatever_path_it_comes() {
+        let root = tempfile::tempdir().unwrap();
+        let at = |name: &str| root.path().join(name);
+        let run_dir = at("run");
+        fs::create_dir(at("containerd")).unwrap();
+        fs::write(at("containerd/cri.sock"), "").unwrap();
+        std::os::unix::fs::symlink("containerd", at("by-directory")).unwrap();
+        std::os::unix::fs::symlink("containerd/cri.sock", at("by-file.sock")).unwrap();
+        let acquire = |socket: &str| RuntimeLock::acquire(&at(socket), &run_dir);
+
+        let lock = acquire("containerd/cri.sock").unwrap();
+        for path in [
+            "containerd/cri.sock",
+            "by-directory/cri.sock",
+            "by-file.sock",
+        ] {
+            let error = acquire(path).unwrap_err();
+            assert!(matches!(error, LockError::RuntimeHeld { .. }), "{error}");
+            let text = error.to_string();
+            let pid = format!("another holdfast (pid {}: ", std::process::id());
+            assert!(text.starts_with(&pid), "{text}");
+            assert!(text.contains(&at(path).display().to_string()), "{text}");
+            assert!(text.contains("--container-runtime-endpoint"), "{text}");
+        }
+        let other = acquire("other/cri.sock").unwrap();
+        assert!(
+            acquire("other/cri.sock").is_err(),
+            "its socket is not there"
+        );
+
+        drop((lock, other));
+        acquire("by-file.sock").unwrap();
+        acquire("other/cri.sock").unwrap();
+        let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o7777;
+        assert_eq!(mode(&run_dir), 0o700);
+        for file in fs::read_dir(&run_dir).unwrap() {
+            assert_eq!(mode(&file.unwrap().path()), 0o600);
+        }
     }
 
     /// Runs itself a second time as the process that holds the lock.

@@ -8,6 +8,7 @@ mod cluster;
 #[cfg(feature = "failpoints")]
 mod drill;
 mod embedded;
+mod known_pods;
 pub mod lock;
 mod node;
 mod opening;
@@ -22,7 +23,7 @@ mod tasks;
 mod volumes;
 
 use std::net::{SocketAddr, TcpListener};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -33,7 +34,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::{error, info, warn};
 
 pub use self::embedded::Embedded;
-use self::lock::{LockError, StateLock};
+use self::lock::{LockError, RuntimeLock, StateLock};
 pub use self::start::Parts;
 use self::systemd::Systemd;
 use crate::admin::{self, AdminError};
@@ -52,13 +53,13 @@ use crate::types::metrics::Metrics;
 
 /// Workers get this long to finish what they are doing when the agent ends.
 const DRAIN: Duration = Duration::from_secs(5);
-/// A state directory in use is waited for this long.
+/// A state directory or a container runtime in use is waited for this long.
 const LOCK_PATIENCE: Duration = Duration::from_secs(1);
 
 /// Why the agent could not run.
 #[derive(Debug, thiserror::Error)]
 pub enum AgentError {
-    /// The state directory is in use or unusable.
+    /// The state directory or the container runtime is in use, or the directory is unusable.
     #[error(transparent)]
     Lock(#[from] LockError),
     /// The store cannot be opened now.
@@ -85,6 +86,14 @@ pub enum AgentError {
     /// DNS settings cannot be used.
     #[error(transparent)]
     Dns(#[from] DnsError),
+    /// A setting cannot be used on this machine.
+    #[error("{field}: {why}")]
+    Setting {
+        /// Name of the field.
+        field: &'static str,
+        /// Why, and the way out.
+        why: &'static str,
+    },
     /// A source cannot be used.
     #[error(transparent)]
     Source(#[from] SourceError),
@@ -142,7 +151,7 @@ pub async fn run(config: AgentConfig, mut options: RunOptions) -> Result<(), Age
     let systemd = Systemd::from_env();
     let token = CancellationToken::new();
     let mut signals = Signals::new()?;
-    let _lock = lock(&config).await?;
+    let _locks = lock(&config).await?;
 
     let (boot, clock) = opening::boot(&config, &options);
     let metrics = Metrics::default();
@@ -175,12 +184,22 @@ pub async fn run(config: AgentConfig, mut options: RunOptions) -> Result<(), Age
     result
 }
 
-/// Locks the state directory. A holder that was killed a moment ago may still be going away.
-async fn lock(config: &AgentConfig) -> Result<StateLock, LockError> {
+/// Locks the state directory and the container runtime.
+async fn lock(config: &AgentConfig) -> Result<(StateLock, RuntimeLock), LockError> {
+    let state = patiently(|| StateLock::acquire(&config.state_dir)).await?;
+    let socket = config.runtime_endpoint.path();
+    let runtime = patiently(|| RuntimeLock::acquire(socket, Path::new(lock::RUN_DIR))).await?;
+    Ok((state, runtime))
+}
+
+/// Takes a lock. A holder that was killed a moment ago may still be going away.
+async fn patiently<L>(acquire: impl Fn() -> Result<L, LockError>) -> Result<L, LockError> {
     let deadline = Instant::now() + LOCK_PATIENCE;
     loop {
-        match StateLock::acquire(&config.state_dir) {
-            Err(LockError::Held { .. }) if Instant::now() < deadline => {
+        match acquire() {
+            Err(LockError::Held { .. } | LockError::RuntimeHeld { .. })
+                if Instant::now() < deadline =>
+            {
                 tokio::time::sleep(Duration::from_millis(50)).await;
             }
             other => return other,

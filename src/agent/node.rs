@@ -14,6 +14,7 @@ use crate::kuberuntime::node_context::NodeContext;
 use crate::kuberuntime::selinux;
 use crate::nodestatus::{cpus, outgoing_address};
 use crate::types::blocking;
+use crate::types::metrics::Metrics;
 
 /// Memory of the machine in bytes; 0 when it cannot be read.
 fn memory_capacity() -> u64 {
@@ -91,10 +92,12 @@ fn last_cpu() -> Option<u32> {
 /// When the machine has no cgroups that will do, or they cannot be made.
 pub(super) async fn cgroups(
     config: &AgentConfig,
+    metrics: &Metrics,
 ) -> Result<(CgroupManager, Result<(), CgroupError>), AgentError> {
     let (config, runtime) = (config.clone(), Handle::current());
+    let metrics = metrics.clone();
     let made = blocking::run(move || {
-        let manager = make_cgroups(&config.kubelet, runtime)?;
+        let manager = make_cgroups(&config.kubelet, runtime, metrics)?;
         let limited = manager.limit_all();
         Ok::<_, CgroupError>((manager, limited))
     })
@@ -112,6 +115,7 @@ pub(super) async fn cgroups(
 fn make_cgroups(
     kubelet: &KubeletConfiguration,
     runtime: Handle,
+    metrics: Metrics,
 ) -> Result<CgroupManager, CgroupError> {
     let manager = CgroupManager::detect(CgroupConfig {
         driver: match kubelet.cgroup_driver {
@@ -130,7 +134,8 @@ fn make_cgroups(
         cpus: last_cpu().map(|last| last + 1),
         ..CgroupConfig::default()
     })?
-    .with_systemd(Systemd::of_this_machine(runtime));
+    .with_systemd(Systemd::of_this_machine(runtime))
+    .measured(metrics);
     manager.setup()?;
     Ok(manager)
 }
@@ -161,6 +166,13 @@ pub(super) fn context(
     context.cluster_domain = kubelet.cluster_domain.clone();
     context.dns = dns;
     context.cgroup_v2 = matches!(cgroups.version(), CgroupVersion::V2);
+    if !context.cgroup_v2 && kubelet.single_process_oom_kill == Some(false) {
+        return Err(AgentError::Setting {
+            field: "singleProcessOOMKill",
+            why: "false needs cgroup v2, and this machine has v1; set it to true or leave it out",
+        });
+    }
+    context.single_process_oom_kill = kubelet.single_process_oom_kill.unwrap_or(false);
     context.swap_controller = cgroups.has_swap_controller();
     context.cpu_cfs_quota = kubelet.cpu_cfs_quota;
     context.cfs_period_us = micros(kubelet.cpu_cfs_quota_period);
@@ -173,7 +185,35 @@ pub(super) fn context(
         context.selinux_file_context = selinux_file_context();
     }
     context.seccomp_default = kubelet.seccomp_default;
+    context.masked_paths = thermal_throttle(std::path::Path::new("/sys/devices/system/cpu"));
     Ok(context)
+}
+
+/// Counters of the processors' thermal throttling, from which a container could tell what others compute. Upstream:
+/// `defaultMaskedPaths`. One directory per processor, on some machines.
+fn thermal_throttle(cpus: &std::path::Path) -> Vec<String> {
+    let Ok(entries) = std::fs::read_dir(cpus) else {
+        return Vec::new();
+    };
+    let mut numbers: Vec<u32> = entries
+        .flatten()
+        .filter_map(|entry| {
+            entry
+                .file_name()
+                .to_str()?
+                .strip_prefix("cpu")?
+                .parse()
+                .ok()
+        })
+        .collect();
+    numbers.sort_unstable();
+    let paths = numbers
+        .into_iter()
+        .map(|number| cpus.join(format!("cpu{number}/thermal_throttle")));
+    paths
+        .filter(|path| path.exists())
+        .map(|path| path.to_string_lossy().into_owned())
+        .collect()
 }
 
 /// What the node's SELinux policy labels the files of containers with.
@@ -212,6 +252,24 @@ mod tests {
             assert_eq!(found.len(), 1, "{none:?}");
             assert!(!found[0].is_unspecified(), "{none:?} gives {found:?}");
         }
+    }
+
+    #[test]
+    fn counters_of_thermal_throttling_are_found_where_there_are_some() {
+        let dir = tempfile::tempdir().unwrap();
+        for path in [
+            "cpu10/thermal_throttle",
+            "cpu9/thermal_throttle",
+            "cpu11/topology",
+            "cpuidle/thermal_throttle",
+            "power",
+        ] {
+            std::fs::create_dir_all(dir.path().join(path)).unwrap();
+        }
+        let wanted =
+            ["cpu9", "cpu10"].map(|cpu| format!("{}/{cpu}/thermal_throttle", dir.path().display()));
+        assert_eq!(thermal_throttle(dir.path()), wanted);
+        assert_eq!(thermal_throttle(&dir.path().join("none")), [""; 0]);
     }
 
     #[test]

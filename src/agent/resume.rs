@@ -7,10 +7,10 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use tokio::time::Instant;
-use tracing::info;
+use tracing::{info, warn};
 
 use super::start::Base;
-use super::{AgentError, takeover};
+use super::takeover;
 use crate::config::{RunningStatic, Seed};
 use crate::core::admission;
 use crate::core::restore::{Outcome, RestoreInput, RestorePlan, plan_restore};
@@ -21,16 +21,19 @@ use crate::objects::Objects;
 use crate::pod_manager::PodManager;
 use crate::pod_workers::{PodWorkers, ReasonCache, WorkQueue};
 use crate::types::metrics::OutcomeLabel;
+use crate::types::runtime::PodStatus;
 use crate::types::{Event, EventRecorder, EventType, PodUid, Stamp};
 
-/// Lists the runtime and plans. The listing is tried until it succeeds: without it nothing can be decided.
+/// First and longest pause between two attempts to list the runtime.
+const RELIST: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(1));
+
+/// Lists the runtime and plans. Cancel-safe.
 pub(super) async fn plan(
     config: &AgentConfig,
     base: &Base,
     cri: &CriClient,
-) -> Result<(RestorePlan, Vec<RunningStatic>, Instant), AgentError> {
-    let (listed_at, as_of) = (base.clock.now(), Instant::now());
-    let runtime = cri.list_pods().await?;
+) -> (RestorePlan, Vec<RunningStatic>, Instant) {
+    let (runtime, listed_at, as_of) = list(base, cri).await;
     base.runtime_state.set_pleg_relist(base.clock.now());
     let state = base.store.snapshot();
     let plan = plan_restore(&RestoreInput {
@@ -45,7 +48,37 @@ pub(super) async fn plan(
         now: base.clock.now(),
     });
     let statics = takeover::running_statics(cri, &runtime, &plan.unrecorded).await;
-    Ok((plan, statics, as_of))
+    (plan, statics, as_of)
+}
+
+/// Lists the runtime until it answers: without what it runs, nothing can be decided. Returns the times from before the list, too.
+async fn list(base: &Base, cri: &CriClient) -> (BTreeMap<PodUid, PodStatus>, Stamp, Instant) {
+    let mut pause = RELIST.0;
+    let mut logged = String::new();
+    loop {
+        let (listed_at, as_of) = (base.clock.now(), Instant::now());
+        match cri.list_pods().await {
+            Ok(runtime) => {
+                if !logged.is_empty() {
+                    base.runtime_state.set_runtime_ok(base.clock.now());
+                }
+                return (runtime, listed_at, as_of);
+            }
+            Err(error) => {
+                let message = error.to_string();
+                base.runtime_state.set_runtime_error(message.clone());
+                if message != logged {
+                    warn!(
+                        error = message,
+                        "cannot list what the container runtime runs, trying again"
+                    );
+                    logged = message;
+                }
+            }
+        }
+        tokio::time::sleep(pause).await;
+        pause = (pause * 2).min(RELIST.1);
+    }
 }
 
 /// Why containers are not running, as last reported: what they wait for stays told until it is over.
@@ -90,20 +123,15 @@ pub(super) fn resume(
                 pod: Arc::clone(&restored.pod),
             });
         }
-        workers.resume(
-            Arc::clone(&restored.pod),
-            restored.source,
-            restored.record.clone(),
-            matches!(restored.outcome, Outcome::Repaired | Outcome::Ending),
-            restored.confirmed,
-        );
+        workers.resume(restored.worker());
         if matches!(restored.outcome, Outcome::Resumed | Outcome::Repaired) {
             // Probes go on at once; a sync may be a minute away.
             let context = workers.context();
             let told = context.status.get(&uid);
             let told = told.as_ref().map(|r| &*r.status);
-            let status = context.pleg.cache().get(&uid);
-            context.prober.observe(&restored.pod, &status, told);
+            if let Some(status) = context.pleg.cache().known(&uid) {
+                context.prober.observe(&restored.pod, &status, told);
+            }
         }
     }
     seeds

@@ -12,6 +12,7 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tracing::warn;
 
+use super::known_pods::known_pods;
 use super::opening::backup_dir;
 use super::resume::{plan, reported_reasons, resume, tell_what_was_restored};
 use super::{AgentError, Tasks, api, node, shutdown, tasks, volumes};
@@ -23,6 +24,7 @@ use crate::config::{
 };
 use crate::container_logs::{LogRotator, RotationPolicy};
 use crate::core::cluster::Cluster;
+use crate::core::node_status::pod_capacity;
 use crate::core::state::MetaRecord;
 use crate::core::volumes::known::InUse;
 use crate::events::{self, EventRate, JournalRecorder};
@@ -33,7 +35,7 @@ use crate::kuberuntime::cri::{CriClient, CriTimeouts};
 use crate::kuberuntime::gc::GcPolicy;
 use crate::node_object::NodeObject;
 use crate::nodeshutdown::Link;
-use crate::nodestatus::NodeStatusHandle;
+use crate::nodestatus::{NodeStatusHandle, cpus};
 use crate::pleg::{Pleg, PlegOptions};
 use crate::pod_manager::PodManager;
 use crate::pod_workers::take_over::take_over;
@@ -51,10 +53,24 @@ use crate::sync_loop::{Inputs, Janitor, LoopContext, Monitor, SyncLoop};
 use crate::types::metrics::{Count, Metrics, NodeLabel};
 use crate::types::{BootIdentity, Clock, Event, EventRecorder, EventType, Stamp, probe};
 
-/// Pods that are started at a time; the runtime itself is no faster with more.
-const STARTS_AT_ONCE: usize = 4;
+/// Pods that are started at a time, for each processor; the runtime itself is no faster with more.
+const STARTS_OF_CORE: usize = 2;
+/// And however few processors there are: a start waits for the disk and the network, too.
+const LEAST_STARTS: usize = 4;
 const JANITOR_CAPACITY: usize = 50;
 const HTTP_SOURCE_TIMEOUT: Duration = Duration::from_secs(10);
+
+fn starts_at_once(cpus: u64) -> usize {
+    let cpus = usize::try_from(cpus).unwrap_or(usize::MAX);
+    cpus.saturating_mul(STARTS_OF_CORE).max(LEAST_STARTS)
+}
+
+/// How many pods the node may run.
+fn pods_of(config: &AgentConfig) -> usize {
+    let kubelet = &config.kubelet;
+    let pods = pod_capacity(kubelet.max_pods, kubelet.pods_per_core, cpus());
+    usize::try_from(pods).unwrap_or(usize::MAX)
+}
 
 /// What an agent is made of that differs between a process and a simulation.
 pub struct Parts {
@@ -176,14 +192,18 @@ impl Base {
         let restored = Arc::clone(&self.restored);
         let (state, clock) = (self.runtime_state.clone(), Arc::clone(&self.clock));
         let (store, api) = (self.store.clone(), self.api.clone());
+        let listing = self.runtime_state.clone();
         let health = store.health();
         HealthChecks {
             clock: Arc::clone(&self.clock),
             sync_loop: self.sync_loop_check(),
-            notes: vec![(
-                "credentials",
-                Arc::new(move || api.as_ref().and_then(|api| api.standing().trouble())),
-            )],
+            notes: vec![
+                (
+                    "credentials",
+                    Arc::new(move || api.as_ref().and_then(|api| api.standing().trouble())),
+                ),
+                ("runtime listing", Arc::new(move || listing.not_listed())),
+            ],
             ready: vec![
                 (
                     "restored",
@@ -285,6 +305,7 @@ pub(super) async fn start(
     token: &CancellationToken,
 ) -> Result<Started, AgentError> {
     make_directories(config)?;
+    let cri = cri.knowing_pods(known_pods(config, base.store.clone()));
     let node_object = base.node.clone();
     // The node lives on in the API server while the runtime is away.
     let node_status = base.api.clone().map(|api| {
@@ -304,7 +325,7 @@ pub(super) async fn start(
     {
         warn!(%error, "events of the time with an API server stay on record until the next start");
     }
-    let (cgroups, limited) = node::cgroups(config).await?;
+    let (cgroups, limited) = node::cgroups(config, &base.metrics).await?;
     if let Err(error) = limited {
         warn!(%error, "pods may use what is reserved");
         let text = format!("Failed to update Node Allocatable Limits: {error}");
@@ -329,9 +350,9 @@ pub(super) async fn start(
         tasks::check_cgroup_driver(&cri, config.kubelet.cgroup_driver, &*base.recorder),
     );
 
-    let (plan, statics, as_of) = plan(config, base, &cri).await?;
+    let (plan, statics, as_of) = plan(config, base, &cri).await;
     // A degraded store holds this: a full disk must not keep pods from being looked after.
-    base.store.commit_stop(plan.transaction.clone()).await?;
+    base.store.commit_or_hold(plan.transaction.clone()).await?;
 
     let (pleg, pleg_handle, pleg_events) = Pleg::new(
         PlegOptions {
@@ -392,7 +413,7 @@ pub(super) async fn start(
             runtime_name,
             resync: config.kubelet.sync_frequency,
             backoff_max: config.kubelet.max_container_restart_period,
-            starts: StartGate::new(STARTS_AT_ONCE),
+            starts: StartGate::new(starts_at_once(cpus())),
             prober: prober.clone(),
             epoch: plan.epoch.clone(),
         },
@@ -448,6 +469,10 @@ pub(super) async fn start(
             .max_per_container
             .map_or(usize::MAX, |n| usize::try_from(n).unwrap_or(usize::MAX))
             .max(1),
+        max_total: config
+            .container_gc
+            .max_total
+            .map(|n| usize::try_from(n).unwrap_or(usize::MAX)),
         min_age: config.container_gc.min_age,
     };
     let janitor = Janitor::new(workers.clone(), policy, janitor_rx);
@@ -465,7 +490,7 @@ pub(super) async fn start(
             node_name: config.node_name.clone(),
             node: node_object,
             local_node,
-            max_pods: usize::try_from(config.kubelet.max_pods).unwrap_or(usize::MAX),
+            max_pods: pods_of(config),
             unsafe_sysctls: config.kubelet.allowed_unsafe_sysctls.clone().into(),
             observed: Arc::new(move |seen| status.observed(seen)),
             janitor: janitor_tx,
@@ -657,4 +682,15 @@ fn make_directories(config: &AgentConfig) -> Result<(), AgentError> {
     make(&config.container_logs_dir, 0o755)?;
     make(config.pod_logs_dir(), 0o755)?;
     make(&backup_dir(config), 0o700)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn machines_with_more_processors_start_more_pods_at_a_time() {
+        let starts = [1, 2, 3, 8, u64::MAX].map(starts_at_once);
+        assert_eq!(starts, [4, 4, 6, 16, usize::MAX]);
+    }
 }

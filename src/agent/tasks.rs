@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio_util::sync::CancellationToken;
-use tracing::{debug, info, warn};
+use tracing::{debug, error, info, warn};
 
 use super::systemd::Systemd;
 use crate::core::state::{META_KEY, MetaRecord, State, Transaction};
@@ -300,7 +300,9 @@ pub(super) fn write_backup_file(
     Ok(path)
 }
 
-/// Tells of every change of the store's health, and looks every second whether the disk hangs.
+/// Emits an event for every change of the store's health, and looks every second whether the disk hangs.
+///
+/// Ends when the writer has panicked, and the agent with it: nothing could be started, and nothing stopped, any more.
 pub(super) async fn store_health(
     store: Store,
     recorder: Arc<dyn EventRecorder>,
@@ -310,6 +312,10 @@ pub(super) async fn store_health(
     loop {
         tokio::select! {
             () = token.cancelled() => return,
+            () = store.panicked() => {
+                error!("the writer of the store panicked");
+                return;
+            }
             () = tokio::time::sleep(DISK_CHECK) => {
                 store.check_disk();
                 continue;
@@ -570,5 +576,28 @@ mod tests {
             "{}",
             events[0].1
         );
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_writer_that_panics_ends_the_agent() {
+        let faults = Faults::new();
+        let store = Store::start(
+            Box::new(FaultyBackend::new(MemoryBackend::new(), faults.clone())),
+            Loaded::default(),
+            StoreOptions::default(),
+            Arc::new(SystemClock::new(crate::types::BootId(1))),
+            Metrics::default(),
+        )
+        .unwrap();
+        let mut tasks = crate::agent::Tasks::default();
+        let recorder: Arc<dyn EventRecorder> = Arc::new(Recorded::default());
+        let watching = store_health(store.clone(), recorder, CancellationToken::new());
+        tasks.add("store health", watching);
+        faults.panic_next();
+        let commit = Transaction::new().journal(None, "written", "never");
+        drop(store.submit(commit));
+        store.sync().await.unwrap_err();
+        // The agent waits for this, drains its workers, and ends with an error.
+        assert_eq!(tasks.ended().await, "store health");
     }
 }

@@ -168,6 +168,15 @@ fn read(path: &Path, newer: Option<&Path>) -> Result<Loaded, ApiError> {
         source: Box::new(without_content(source)),
     };
     let file = Kubeconfig::read_from(path).map_err(parse)?;
+    resolve(path, file, newer)
+}
+
+/// What the kubeconfig `file` says, which is at `path`. Reads the files that it names.
+pub(super) fn resolve(
+    path: &Path,
+    file: Kubeconfig,
+    newer: Option<&Path>,
+) -> Result<Loaded, ApiError> {
     let context = match file.current_context.clone().filter(|name| !name.is_empty()) {
         Some(context) => context,
         None => {

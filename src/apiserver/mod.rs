@@ -18,6 +18,8 @@ mod connector;
 mod credentials;
 pub mod csr;
 mod failure;
+#[cfg(feature = "fuzzing")]
+pub(crate) mod fuzzing;
 mod kubeconfig;
 mod lifeline;
 mod limit;

@@ -263,7 +263,7 @@ impl Plugin {
     }
 
     /// What it has printed, understood.
-    fn read(&self, stdout: &[u8]) -> Result<Given, String> {
+    pub(super) fn read(&self, stdout: &[u8]) -> Result<Given, String> {
         let answer = parse(stdout)?;
         if answer.kind != KIND || answer.api_version != self.version {
             let (kind, version) = (shown(&answer.kind), shown(&answer.api_version));

@@ -8,9 +8,12 @@
 //! wrapper.
 //!
 //! **Invariant:** a reader that closes stdout early ends a command quietly.
+//!
+//! **Invariant:** core files of this process are ruled out before any file is read.
 
 mod backup;
 mod completions;
+mod core_files;
 mod dump;
 mod keys;
 pub mod logging;
@@ -150,6 +153,7 @@ fn exit_code(error: &anyhow::Error) -> u8 {
 }
 
 fn execute(command: Command) -> anyhow::Result<()> {
+    core_files::forbid().context("rule out core files of this process")?;
     match command {
         Command::Run(args) => {
             // Before there are threads.

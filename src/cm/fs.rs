@@ -211,7 +211,8 @@ fn remove_once(dir: &Path) -> Result<(), CgroupError> {
     }
 }
 
-fn processes(dir: &Path) -> Result<Vec<i32>, CgroupError> {
+/// The processes in a cgroup and below; none when `dir` is not there.
+pub(super) fn processes(dir: &Path) -> Result<Vec<i32>, CgroupError> {
     let mut pids: Vec<i32> = match fs::read_to_string(dir.join("cgroup.procs")) {
         Ok(text) => text.lines().filter_map(|l| l.trim().parse().ok()).collect(),
         // Gone, or a threaded cgroup.

@@ -14,6 +14,8 @@
 
 mod change;
 mod fs;
+#[cfg(feature = "fuzzing")]
+pub(crate) mod fuzzing;
 mod name;
 mod settings;
 pub mod systemd;
@@ -24,11 +26,13 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use k8s_openapi::api::core::v1::Pod;
+use tokio::time::Instant;
 
 pub use fs::CgroupVersion;
 pub use name::{CgroupDriver, CgroupName};
 
 use crate::kuberuntime::resources::{self, QosClass, QuantityError};
+use crate::types::metrics::{Metrics, OperationLabel};
 use crate::types::{PodExt, PodUid};
 use fs::Hierarchy;
 use settings::{Comparison, Setting, Whole, compare, huge_page_settings, pod_limits};
@@ -221,6 +225,7 @@ pub struct CgroupManager {
     top: CgroupName,
     systemd: Option<Arc<Systemd>>,
     wanted: Arc<Mutex<BTreeMap<CgroupName, Wanted>>>,
+    metrics: Option<Metrics>,
 }
 
 impl CgroupManager {
@@ -252,6 +257,7 @@ impl CgroupManager {
             hierarchies,
             systemd: None,
             wanted: Arc::default(),
+            metrics: None,
         };
         manager.check_pids_controller()?;
         Ok(manager)
@@ -264,6 +270,13 @@ impl CgroupManager {
         self.systemd = systemd
             .filter(|_| self.config.driver == CgroupDriver::Systemd && self.config.per_qos)
             .map(Arc::new);
+        self
+    }
+
+    /// Measures in `metrics` how long changes take.
+    #[must_use]
+    pub fn measured(mut self, metrics: Metrics) -> Self {
+        self.metrics = Some(metrics);
         self
     }
 
@@ -620,21 +633,48 @@ impl CgroupManager {
         let component = pod_component(uid)?;
         for class in CLASSES {
             let name = self.qos(class).child(&component);
-            let was_there = self
-                .hierarchies
-                .iter()
-                .any(|hierarchy| self.dir(hierarchy, &name).is_dir());
-            for hierarchy in &self.hierarchies {
-                fs::remove_tree(&self.dir(hierarchy, &name))?;
+            let begun = Instant::now();
+            let was_there = self.is_anywhere(&name);
+            let removed = self.remove(&name, was_there);
+            if was_there {
+                self.observe("destroy", begun);
             }
-            let was_known = self.remembered().remove(&name).is_some();
-            if let Some(systemd) = &self.systemd
-                && (was_there || was_known)
-            {
-                systemd.remove(&name).map_err(self.of_systemd(&name))?;
-            }
+            removed?;
         }
         Ok(())
+    }
+
+    fn remove(&self, name: &CgroupName, was_there: bool) -> Result<(), CgroupError> {
+        for hierarchy in &self.hierarchies {
+            fs::remove_tree(&self.dir(hierarchy, name))?;
+        }
+        let was_known = self.remembered().remove(name).is_some();
+        match &self.systemd {
+            Some(systemd) if was_there || was_known => {
+                systemd.remove(name).map_err(self.of_systemd(name))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Returns the processes in the cgroups of a pod and below, in any hierarchy, sorted; 0 stands for those of another
+    /// PID namespace. None without `per_qos`, which leaves it to the runtime where they are.
+    ///
+    /// # Errors
+    /// When a directory cannot be read.
+    pub fn processes(&self, uid: &PodUid) -> Result<Vec<i32>, CgroupError> {
+        if !self.config.per_qos {
+            return Ok(Vec::new());
+        }
+        let component = pod_component(uid)?;
+        let mut pids = BTreeSet::new();
+        for class in CLASSES {
+            let name = self.qos(class).child(&component);
+            for hierarchy in &self.hierarchies {
+                pids.extend(fs::processes(&self.dir(hierarchy, &name))?);
+            }
+        }
+        Ok(pids.into_iter().collect())
     }
 
     /// Pods that have a cgroup, in any hierarchy; for removing what nobody knows any more.
@@ -716,6 +756,11 @@ impl CgroupManager {
 
     /// Changes what is wanted of a cgroup and makes it so. After an error it is wanted as before.
     fn make(&self, name: &CgroupName, change: impl FnOnce(&mut Whole)) -> Result<(), CgroupError> {
+        let begun = Instant::now();
+        let operation = match self.is_anywhere(name) {
+            true => "update",
+            false => "create",
+        };
         let (before, whole, is_told) = {
             let mut remembered = self.remembered();
             let wanted = remembered.entry(name.clone()).or_default();
@@ -737,7 +782,26 @@ impl CgroupManager {
                 }
             }
         }
+        self.observe(operation, begun);
         made
+    }
+
+    /// Whether the cgroup is there in any hierarchy.
+    fn is_anywhere(&self, name: &CgroupName) -> bool {
+        let mut hierarchies = self.hierarchies.iter();
+        hierarchies.any(|hierarchy| self.dir(hierarchy, name).is_dir())
+    }
+
+    /// Notes how long a change took, also one that failed. Upstream: `CgroupManagerDuration`.
+    fn observe(&self, operation: &str, begun: Instant) {
+        let Some(metrics) = &self.metrics else { return };
+        let label = OperationLabel {
+            operation_type: operation.to_owned(),
+        };
+        metrics
+            .cgroup_manager_duration
+            .get_or_create(&label)
+            .observe(begun.elapsed().as_secs_f64());
     }
 
     fn tell_systemd(

@@ -85,6 +85,7 @@ fn manager_on(
         top: CgroupName::parse("/").child("kubepods"),
         systemd: None,
         wanted: Arc::default(),
+        metrics: None,
     }
 }
 
@@ -278,4 +279,33 @@ fn huge_pages_and_lifted_limits_become_files() {
         of(CgroupVersion::V2),
         ["cpu.max=max 100000", "memory.max=max"]
     );
+}
+
+#[test]
+fn processes_of_a_pod_are_found_in_whatever_hierarchy_the_runtime_has_put_them() {
+    const V1: &[(&str, &[&str])] = &[("cpu", &["cpu"]), ("freezer", &["freezer"])];
+    const V2: &[(&str, &[&str])] = &[("", &["cpu", "memory", "pids"])];
+    let v1 = CgroupVersion::V1 { hybrid: false };
+    for (version, dirs, below) in [(v1, V1, "freezer/"), (CgroupVersion::V2, V2, "")] {
+        let mount = tempfile::tempdir().unwrap();
+        let manager = manager_on(mount.path(), CgroupConfig::default(), version, dirs);
+        let uid = best_effort().uid();
+        assert_eq!(manager.processes(&uid).unwrap(), Vec::<i32>::new());
+        let pod = mount
+            .path()
+            .join(format!("{below}kubepods/besteffort/podu-1"));
+        for (container, pids) in [("sandbox", "30\n"), ("main", "0\n7\n"), ("old", "")] {
+            std::fs::create_dir_all(pod.join(container)).unwrap();
+            std::fs::write(pod.join(container).join("cgroup.procs"), pids).unwrap();
+        }
+        assert_eq!(manager.processes(&uid).unwrap(), [0, 7, 30], "{version:?}");
+        let other = PodUid::new("u-2");
+        assert_eq!(manager.processes(&other).unwrap(), Vec::<i32>::new());
+        let without = CgroupConfig {
+            per_qos: false,
+            ..CgroupConfig::default()
+        };
+        let manager = manager_on(mount.path(), without, version, dirs);
+        assert_eq!(manager.processes(&uid).unwrap(), Vec::<i32>::new());
+    }
 }

@@ -14,6 +14,8 @@
 //!
 //! On disk: the newest version that was seen, in the table `objects` as [`VERSION_KEY`].
 
+#[cfg(feature = "fuzzing")]
+pub(crate) mod fuzzing;
 mod outage;
 mod wire;
 
@@ -206,7 +208,12 @@ impl ApiSource {
             }
             self.take(list.items);
             self.outage = None;
-            send(sets, self.set(Reading::Complete)).await?;
+            let set_back = number(&version).is_some_and(|version| self.went_back(version));
+            let set = SourceSet {
+                set_back,
+                ..self.set(Reading::Complete)
+            };
+            send(sets, set).await?;
             self.seen(&version, true);
             self.follow(&mut version, sets, &mut reload).await?;
         }
@@ -521,7 +528,14 @@ impl ApiSource {
                     pod: Arc::clone(pod),
                 })
                 .collect(),
+            set_back: false,
         }
+    }
+
+    /// Whether a list of that version is older than what was seen before.
+    fn went_back(&self, version: u128) -> bool {
+        let highest = self.highest.version;
+        highest.is_some_and(|highest| version < highest)
     }
 
     /// Remembers the newest version, on disk too. After a list it is the newest one even if it is lower.
@@ -529,11 +543,7 @@ impl ApiSource {
         let Some(version) = number(version) else {
             return;
         };
-        let went_back = listed
-            && self
-                .highest
-                .version
-                .is_some_and(|highest| version < highest);
+        let went_back = listed && self.went_back(version);
         if self.highest.version.is_none_or(|highest| highest < version) || went_back {
             self.highest.version = Some(version);
         } else if self.highest.recorded.is_some() {

@@ -29,7 +29,7 @@ use super::adoption::Adoptions;
 use super::manifest::{self, MAX_MANIFEST_BYTES, ManifestError, StaticOrigin};
 use super::{FileSettings, Reading, Seed, SourceError, SourceSet, SourcedPod};
 use crate::core::pod_update::same_desired_state;
-use crate::types::{Clock, PodExt, PodSource, PodUid};
+use crate::types::{Clock, PodExt, PodSource, PodUid, blocking};
 
 /// Capacity of the channel from the watcher.
 const HINTS_CAPACITY: usize = 10;
@@ -201,7 +201,7 @@ impl FileSource {
             before: std::mem::take(&mut self.cache),
         };
         let location = self.path.to_string_lossy().into_owned();
-        let (reading, found) = match tokio::task::spawn_blocking(move || scan.run()).await {
+        let (reading, found) = match blocking::spawn(move || scan.run()).await {
             Ok(read) => read,
             Err(error) => (
                 Reading::Unreadable(format!("reading it failed: {error}")),
@@ -219,6 +219,7 @@ impl FileSource {
             reading,
             broken: BTreeMap::new(),
             pods: Vec::new(),
+            set_back: false,
         };
         for (path, cached) in &self.cache {
             let origin = path.to_string_lossy().into_owned();
@@ -467,7 +468,7 @@ impl Watch {
     /// [`Watch::renew`] on a blocking thread, since the path may be on a file system that hangs.
     async fn renewed(mut self) -> Self {
         let path = self.path.clone();
-        let renewed = tokio::task::spawn_blocking(move || {
+        let renewed = blocking::spawn(move || {
             self.renew();
             self
         });

@@ -2,14 +2,18 @@
 //!
 //! GET every `check_frequency` and on reload; a body that did not change is not parsed again. An answer
 //! that is not a manifest freezes the pods of the URL. Upstream's `sourceURL`; unlike there, an empty body
-//! is an error and not an empty list.
+//! is an error and not an empty list, and a redirect to another origin is not followed.
+//!
+//! **Invariant:** requests, and the headers of the configuration with them, go to one origin: scheme, host and port of the URL.
 
 use std::collections::BTreeMap;
 use std::error::Error as _;
 use std::sync::Arc;
 use std::time::Duration;
 
+use reqwest::Url;
 use reqwest::header::{HeaderMap, HeaderName, HeaderValue};
+use reqwest::redirect::Policy;
 use sha2::{Digest, Sha256};
 use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
@@ -23,10 +27,23 @@ use crate::types::{Clock, PodSource};
 
 /// There is nothing to delete behind a URL.
 const EMPTY: &str = "the answer is empty; serve a v1 Pod or PodList, and a PodList without items where no pods are wanted";
+/// Most redirects that are followed for one answer, as Go's client does.
+const MAX_REDIRECTS: usize = 10;
+
+/// Why a redirect is not followed. Shows origins, since paths and queries may hold secrets.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+enum RedirectError {
+    #[error(
+        "redirects to {to}, which is not {from}; configure the URL that serves the manifests, redirects may change its path only"
+    )]
+    OtherOrigin { from: String, to: String },
+    #[error("redirects more than {max} times", max = MAX_REDIRECTS)]
+    TooMany,
+}
 
 pub(super) struct HttpSource {
     client: reqwest::Client,
-    url: reqwest::Url,
+    url: Url,
     location: String,
     timeout: Duration,
     check_frequency: Duration,
@@ -46,7 +63,7 @@ impl HttpSource {
             url: settings.url.clone(),
             why,
         };
-        let url: reqwest::Url = settings.url.parse().map_err(|e| bad_url(format!("{e}")))?;
+        let url: Url = settings.url.parse().map_err(|e| bad_url(format!("{e}")))?;
         if !["http", "https"].contains(&url.scheme()) {
             return Err(bad_url(format!("scheme {} is not supported", url.scheme())));
         }
@@ -61,6 +78,12 @@ impl HttpSource {
             .timeout(settings.timeout)
             .user_agent(concat!("holdfast/", env!("CARGO_PKG_VERSION")))
             .default_headers(headers(&settings.headers)?)
+            .redirect(Policy::custom(|attempt| {
+                match check_redirect(attempt.previous(), attempt.url()) {
+                    Ok(()) => attempt.follow(),
+                    Err(refusal) => attempt.error(refusal),
+                }
+            }))
             .build()
             .map_err(SourceError::Client)?;
         Ok(Self {
@@ -179,6 +202,7 @@ impl HttpSource {
             reading,
             broken: BTreeMap::new(),
             pods: Vec::new(),
+            set_back: false,
         }
     }
 
@@ -224,6 +248,24 @@ impl HttpSource {
     }
 }
 
+/// Checks that a redirect stays with the origin of the first request. `previous`: what was requested so far, oldest first.
+///
+/// # Errors
+/// When it leads elsewhere, to the same host without TLS for example, or there were too many.
+fn check_redirect(previous: &[Url], next: &Url) -> Result<(), RedirectError> {
+    if previous.len() > MAX_REDIRECTS {
+        return Err(RedirectError::TooMany);
+    }
+    let to = next.origin();
+    match previous.first().map(Url::origin) {
+        Some(from) if from != to => Err(RedirectError::OtherOrigin {
+            from: from.ascii_serialization(),
+            to: to.ascii_serialization(),
+        }),
+        Some(_) | None => Ok(()),
+    }
+}
+
 fn headers(wanted: &[(String, String)]) -> Result<HeaderMap, SourceError> {
     let mut headers = HeaderMap::new();
     for (name, value) in wanted {
@@ -240,7 +282,7 @@ fn headers(wanted: &[(String, String)]) -> Result<HeaderMap, SourceError> {
 }
 
 /// The URL as it may be stored and logged.
-fn without_password(url: &reqwest::Url) -> String {
+fn without_password(url: &Url) -> String {
     let mut shown = url.clone();
     if shown.password().is_some() && shown.set_password(Some("***")).is_err() {
         return shown.host_str().unwrap_or_default().to_owned();
@@ -252,4 +294,54 @@ fn looks_like_html(body: &[u8]) -> bool {
     let start = body.trim_ascii_start();
     let start: Vec<u8> = start.iter().take(15).map(u8::to_ascii_lowercase).collect();
     start.starts_with(b"<!doctype") || start.starts_with(b"<html") || start.starts_with(b"<")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn redirects_may_change_the_path_only() {
+        let url = |text: &str| -> Url { text.parse().unwrap() };
+        let from = url("https://pods.example/list?token=secret");
+        let check = |to: &str| check_redirect(std::slice::from_ref(&from), &url(to));
+        for fine in [
+            "https://pods.example/v2/list",
+            "https://pods.example:443/list",
+            "https://PODS.example/",
+        ] {
+            assert_eq!(check(fine), Ok(()), "{fine}");
+        }
+        for (elsewhere, shown) in [
+            (
+                "http://pods.example/list?token=secret",
+                "http://pods.example",
+            ),
+            ("https://pods.example:8443/", "https://pods.example:8443"),
+            ("https://user:secret@evil.example/", "https://evil.example"),
+            (
+                "https://pods.example.evil.example/",
+                "https://pods.example.evil.example",
+            ),
+            ("file:///etc/shadow", "null"),
+        ] {
+            let refusal = check(elsewhere).unwrap_err();
+            let wanted = format!("redirects to {shown}, which is not https://pods.example;");
+            let text = refusal.to_string();
+            assert!(text.starts_with(&wanted), "{text}");
+            assert!(!text.contains("secret"), "{text}");
+        }
+        // A chain that comes to another origin at its end.
+        let chain = [from.clone(), url("https://pods.example/2")];
+        let refusal = check_redirect(&chain, &url("http://pods.example/3"));
+        assert!(matches!(refusal, Err(RedirectError::OtherOrigin { .. })));
+
+        let followed = vec![from.clone(); MAX_REDIRECTS];
+        assert_eq!(check_redirect(&followed, &from), Ok(()));
+        let followed = vec![from.clone(); MAX_REDIRECTS + 1];
+        assert_eq!(
+            check_redirect(&followed, &from),
+            Err(RedirectError::TooMany)
+        );
+    }
 }

@@ -12,6 +12,8 @@
 mod adoption;
 mod api;
 mod file;
+#[cfg(feature = "fuzzing")]
+pub(crate) mod fuzzing;
 mod http;
 pub mod manifest;
 mod mux;

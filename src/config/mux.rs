@@ -3,6 +3,9 @@
 //! Keeps the pods known of each source, starting from the store's. Tells what is wrong once per change,
 //! as events, log lines and in the `sources` table; a second small task writes that table, so that a
 //! stalled disk never holds up the pods.
+//!
+//! **Invariant:** the first word of the API server in a boot is recorded after what it takes away
+//! (`core::offline::has_taken_effect`): by that record the next start lets pods go that wait for the API server.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -17,15 +20,25 @@ use super::{
     FAILED_VALIDATION, Origins, Reading, SOURCE_UNREADABLE, Seed, SourceSet, SourcedPod,
     SourcesReady, Surroundings,
 };
+use crate::core::offline;
 use crate::core::pod_update::{Merged, SourcePods, merge};
-use crate::core::state::{EpochReason, SourceRecord, Transaction};
+use crate::core::state::{EpochReason, SourceRecord, State, Transaction};
 use crate::store::Store;
-use crate::types::{Event, EventType, PodExt, PodOp, PodSource, PodUpdate};
+use crate::types::{BootId, Event, EventType, PodExt, PodOp, PodSource, PodUid, PodUpdate, Stamp};
 
 /// First and longest pause between attempts to write the `sources` table.
 const RECORD_RETRY: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
 
-type Records = BTreeMap<PodSource, SourceRecord>;
+/// The boot in the time of reading of a source that was never read. No boot has it.
+const NEVER: BootId = BootId(0);
+
+/// What the `sources` table is to say.
+#[derive(Debug, Default)]
+struct Records {
+    sources: BTreeMap<PodSource, SourceRecord>,
+    /// The pods that the API server wants and does not delete.
+    of_api: BTreeSet<PodUid>,
+}
 
 pub(super) struct Mux {
     known: BTreeMap<PodSource, SourcePods>,
@@ -75,7 +88,7 @@ impl Mux {
             .map(|(source, pods)| (source, SourcePods::seeded(pods)))
             .collect();
         let snapshot = surroundings.store.snapshot();
-        let recorded = [PodSource::File, PodSource::Http, PodSource::Api]
+        let sources = [PodSource::File, PodSource::Http, PodSource::Api]
             .into_iter()
             .filter_map(|s| Some((s, snapshot.record::<SourceRecord>(s.as_str())?.clone())))
             .collect();
@@ -84,7 +97,10 @@ impl Mux {
             dropped,
             spoken: BTreeSet::new(),
             told: BTreeMap::new(),
-            records: watch::Sender::new(recorded),
+            records: watch::Sender::new(Records {
+                sources,
+                of_api: BTreeSet::new(),
+            }),
             ready,
             origins,
             updates,
@@ -109,6 +125,7 @@ impl Mux {
                     reading: Reading::Complete,
                     broken: BTreeMap::new(),
                     pods: Vec::new(),
+                    set_back: false,
                 };
                 if self.handle(empty).await.is_err() {
                     return;
@@ -182,7 +199,7 @@ impl Mux {
         };
         let known = self.known.get(&set.source);
         let records = self.records.borrow();
-        let seen = records.get(&set.source).is_some_and(|r| {
+        let seen = records.sources.get(&set.source).is_some_and(|r| {
             r.location == set.location && r.error.is_empty() && epoch.since.reached(r.read)
         });
         lost && !seen && !known.is_some_and(|pods| pods.any_from(&set.location))
@@ -202,7 +219,7 @@ impl Mux {
     /// Tells what is wrong with a set, and what was wrong and is no more.
     fn tell(&mut self, set: &SourceSet, merged: &Merged) {
         let source = set.source;
-        let before = self.records.borrow().get(&source).cloned();
+        let before = self.records.borrow().sources.get(&source).cloned();
         let first_look = !self.told.contains_key(&source);
         let was_broken = before.as_ref().map(|r| r.broken.clone());
         let was_broken = was_broken.unwrap_or_default();
@@ -252,23 +269,26 @@ impl Mux {
         if !unread && !old_error.is_empty() {
             info!(%source, location = %set.location, "source can be read again");
         }
-        self.record(set, error, before);
+        self.record(set, error, before, &merged.pods);
     }
 
-    /// Hands the source's record to the recording task; a failed reading keeps what was known before.
-    fn record(&self, set: &SourceSet, error: String, before: Option<SourceRecord>) {
-        let (read, broken) = match (error.is_empty(), before) {
-            (false, Some(before)) => (before.read, before.broken),
-            _ => (self.surroundings.clock.now(), set.broken.clone()),
-        };
-        let record = SourceRecord {
-            location: set.location.clone(),
-            read,
-            error,
-            broken,
-        };
+    /// Hands the source's record to the recording task.
+    fn record(
+        &self,
+        set: &SourceSet,
+        error: String,
+        before: Option<SourceRecord>,
+        pods: &SourcePods,
+    ) {
+        let record = record_of(set, error, before, self.surroundings.clock.now());
         self.records.send_modify(|records| {
-            records.insert(set.source, record);
+            records.sources.insert(set.source, record);
+            if set.source == PodSource::Api {
+                let stay = pods
+                    .iter()
+                    .filter(|(_, sourced)| sourced.pod.metadata.deletion_timestamp.is_none());
+                records.of_api = stay.map(|(uid, _)| uid.clone()).collect();
+            }
         });
     }
 
@@ -319,6 +339,26 @@ fn operations(source: PodSource, merged: &Merged, first: bool) -> Vec<PodUpdate>
     updates
 }
 
+/// What is to be recorded of a source after a set. A failed reading keeps what was known before.
+fn record_of(
+    set: &SourceSet,
+    error: String,
+    before: Option<SourceRecord>,
+    now: Stamp,
+) -> SourceRecord {
+    let (read, broken) = match (error.is_empty(), before) {
+        (true, _) => (now, set.broken.clone()),
+        (false, Some(before)) => (before.read, before.broken),
+        (false, None) => (Stamp { boot: NEVER, ..now }, set.broken.clone()),
+    };
+    SourceRecord {
+        location: set.location.clone(),
+        read,
+        error,
+        broken,
+    }
+}
+
 /// Writes the `sources` table whenever it differs from what is wanted; retries what the store refuses.
 async fn record_sources(
     store: Store,
@@ -326,34 +366,83 @@ async fn record_sources(
     cancel: CancellationToken,
 ) {
     let mut pause = RECORD_RETRY.0;
-    while wanted.changed().await.is_ok() {
-        loop {
-            let transaction = differing(&store, &wanted.borrow_and_update());
-            if transaction.is_empty() {
-                break;
+    let mut published = store.published();
+    loop {
+        // What is published after this look ends the wait below.
+        published.mark_unchanged();
+        let (transaction, waits) = differing(&store.snapshot(), &wanted.borrow_and_update());
+        if transaction.is_empty() {
+            pause = RECORD_RETRY.0;
+            // Both are cancel-safe, and what is left to write is found by looking again.
+            let changed = tokio::select! {
+                changed = wanted.changed() => changed,
+                changed = published.changed(), if waits => changed,
+            };
+            if changed.is_err() {
+                return;
             }
-            match store.commit(transaction).await {
-                Ok(_) => break,
-                Err(error) => {
-                    warn!(%error, retry_in = ?pause, "cannot record the sources");
-                }
-            }
-            tokio::select! {
-                () = cancel.cancelled() => return,
-                () = tokio::time::sleep(pause) => pause = (pause * 2).min(RECORD_RETRY.1),
-            }
+            continue;
         }
-        pause = RECORD_RETRY.0;
+        let Err(error) = store.commit(transaction).await else {
+            continue;
+        };
+        warn!(%error, retry_in = ?pause, "cannot record the sources");
+        tokio::select! {
+            () = cancel.cancelled() => return,
+            () = tokio::time::sleep(pause) => pause = (pause * 2).min(RECORD_RETRY.1),
+        }
     }
 }
 
-fn differing(store: &Store, wanted: &Records) -> Transaction {
-    let snapshot = store.snapshot();
-    let mut transaction = Transaction::new();
-    for (source, record) in wanted {
-        if snapshot.record::<SourceRecord>(source.as_str()) != Some(record) {
-            transaction = transaction.put(source.as_str(), record.clone());
+/// What can be written now of what is wanted, and whether something of it has to wait for other records.
+fn differing(state: &State, wanted: &Records) -> (Transaction, bool) {
+    let (mut transaction, mut waits) = (Transaction::new(), false);
+    for (source, record) in &wanted.sources {
+        let known = state.record::<SourceRecord>(source.as_str());
+        if known == Some(record) {
+            continue;
         }
+        let is_first = known.is_none_or(|known| known.read.boot != record.read.boot);
+        if *source == PodSource::Api
+            && is_first
+            && !offline::has_taken_effect(state, &wanted.of_api)
+        {
+            waits = true;
+            continue;
+        }
+        transaction = transaction.put(source.as_str(), record.clone());
     }
-    transaction
+    (transaction, waits)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_source_that_was_never_read_has_not_spoken_in_this_boot() {
+        let now = Stamp {
+            boot: BootId(7),
+            boottime_ms: 5_000,
+            wall_ms: 1_000_000,
+        };
+        let set = SourceSet {
+            source: PodSource::Api,
+            location: "https://api".to_owned(),
+            reading: Reading::Complete,
+            broken: BTreeMap::new(),
+            pods: Vec::new(),
+            set_back: false,
+        };
+        let refused = || "connection refused".to_owned();
+        let never = record_of(&set, refused(), None, now);
+        assert_ne!(never.read.boot, now.boot);
+        let still = record_of(&set, refused(), Some(never.clone()), now);
+        assert_eq!(still, never);
+        let read = record_of(&set, String::new(), Some(never), now);
+        assert_eq!(read.read, now);
+        let later = now.plus(Duration::from_secs(9));
+        let away = record_of(&set, refused(), Some(read), later);
+        assert_eq!((away.read, away.error), (now, refused()));
+    }
 }

@@ -5,12 +5,16 @@ use std::io;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
+use jiff::civil::DateTime;
 use nix::fcntl::OFlag;
 
 /// Suffix of a compressed file.
 pub(super) const COMPRESSED: &str = ".gz";
 /// Suffix of a compressed file that is being written.
 pub(super) const TEMPORARY: &str = ".tmp";
+
+/// How times are written in the names of rotated files.
+pub(super) const STAMP: &str = "%Y%m%d-%H%M%S";
 
 /// Where a log is.
 #[derive(Clone, Debug)]
@@ -114,14 +118,14 @@ pub(super) fn identity(metadata: &fs::Metadata) -> (u64, u64) {
     (metadata.dev(), metadata.ino())
 }
 
-/// Whether this is `YYYYMMDD-hhmmss`.
+/// Whether this is `YYYYMMDD-hhmmss`, and a time.
 pub(super) fn is_stamp(text: &str) -> bool {
-    let text = text.as_bytes();
-    text.len() == 15
-        && text.iter().enumerate().all(|(i, b)| match i {
-            8 => *b == b'-',
+    let shape = text.len() == 15
+        && text.bytes().enumerate().all(|(i, b)| match i {
+            8 => b == b'-',
             _ => b.is_ascii_digit(),
-        })
+        });
+    shape && DateTime::strptime(STAMP, text).is_ok()
 }
 
 /// Opens a regular file for reading, without following a link in its last part and without waiting for a writer of a pipe;

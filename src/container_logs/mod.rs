@@ -16,6 +16,8 @@ mod chain;
 mod entry;
 mod files;
 mod follow;
+#[cfg(feature = "fuzzing")]
+pub(crate) mod fuzzing;
 mod hub;
 mod reader;
 mod rotate;

@@ -15,9 +15,7 @@ use flate2::write::GzEncoder;
 use nix::fcntl::{AT_FDCWD, RenameFlags, renameat2};
 use tracing::warn;
 
-use super::files::{COMPRESSED, LogPath, TEMPORARY, open};
-
-const STAMP: &str = "%Y%m%d-%H%M%S";
+use super::files::{COMPRESSED, LogPath, STAMP, TEMPORARY, open};
 
 /// A step of a rotation failed.
 #[derive(Debug, thiserror::Error)]
@@ -265,6 +263,18 @@ mod tests {
                 "0.log.20260101-060001"
             ]
         );
+    }
+
+    #[test]
+    fn a_name_that_is_no_time_does_not_keep_a_log_from_its_rotation() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("0.log");
+        let other = "0.log.99999999-999999";
+        for name in ["0.log", other] {
+            fs::write(dir.path().join(name), name).unwrap();
+        }
+        rename_away(&path, 3, at("2026-01-01T00:00:00Z")).unwrap();
+        assert_eq!(names(dir.path()), ["0.log.20260101-000000", other]);
     }
 
     #[test]

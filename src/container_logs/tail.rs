@@ -27,6 +27,12 @@ pub(super) fn is_damage(error: &io::Error) -> bool {
     matches!(error.kind(), InvalidData | InvalidInput | UnexpectedEof)
 }
 
+/// The part of an entry that its head is in; `rest` begins with the entry.
+fn head_of(rest: &[u8]) -> &[u8] {
+    let head = &rest[..rest.len().min(MAX_HEAD)];
+    memchr(b'\n', head).map_or(head, |newline| &head[..newline])
+}
+
 /// Whether the line after this entry is another one.
 fn ends_line(head: &[u8]) -> bool {
     Head::parse(head).is_none_or(|head| !head.partial)
@@ -65,7 +71,7 @@ pub(super) fn of_plain(file: &File, end: u64, lines: u64) -> io::Result<Tail> {
             let start = lower + at as u64;
             // The newline at the very end begins no entry.
             if start < end {
-                let head = &block[at..block.len().min(at + MAX_HEAD)];
+                let head = head_of(&block[at..]);
                 if let Some(next) = next
                     && ends_line(head)
                 {
@@ -176,6 +182,19 @@ mod tests {
             start,
             lines: count as u64,
         }
+    }
+
+    #[test]
+    fn the_head_of_an_entry_ends_with_its_line() {
+        let log = b"2026-01-02T03:04:05Z stdout P:\nx 2026-01-02T03:04:05Z stdout F y\n";
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("0.log");
+        std::fs::write(&path, log).unwrap();
+        let file = File::open(&path).unwrap();
+        let want = naive(log, 1);
+        assert_eq!(want.start, 31);
+        assert_eq!(of_plain(&file, log.len() as u64, 1).unwrap(), want);
+        assert_eq!(of_stream(|| Ok(log.as_slice()), 1).unwrap(), want);
     }
 
     proptest::proptest! {

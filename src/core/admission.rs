@@ -3,20 +3,23 @@
 //! Comes in: the pod, the pods that take part of the node already, facts of the node. Goes out: a decision
 //! that is recorded once per UID, and the pods that have to make room for a critical one. Pure.
 //!
-//! **Invariant:** the caller passes in `others` the admitted pods alone that their sources still want; a pod
-//! never competes with itself.
+//! **Invariant:** the caller passes in `others` the admitted pods alone that their sources still want, without the pod
+//! that is decided on: it never competes with itself.
 
 mod apparmor;
 mod matching;
+mod node_info;
 mod preemption;
 pub(crate) mod resources;
 mod sysctls;
 
 pub use matching::selects;
+pub use node_info::NodeInfo;
 use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::{ContainerPort, Node, Pod};
 
+use super::shutdown;
 use super::state::AdmissionDecision;
 use crate::types::{PodExt, PodUid};
 use resources::Insufficient;
@@ -55,33 +58,62 @@ pub struct Verdict {
     pub lacking: String,
 }
 
+/// The pods that end for a critical one, with the record of its admission.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Preemption {
+    /// Their UIDs.
+    pub victims: Vec<PodUid>,
+    /// The first resource that the critical pod lacked without them.
+    pub lacking: String,
+}
+
+impl Verdict {
+    /// Returns the decision, and the pods that end with it if there are any.
+    pub fn into_parts(self) -> (AdmissionDecision, Option<Preemption>) {
+        let preemption = Preemption {
+            victims: self.preempt,
+            lacking: self.lacking,
+        };
+        let preempts = !preemption.victims.is_empty();
+        (self.decision, preempts.then_some(preemption))
+    }
+}
+
+/// Returns the decision on a pod that takes nothing of the node: one that is over or being deleted, and every one while the
+/// node shuts down.
+pub fn admit_without_room(pod: &Pod, is_shutting_down: bool) -> Option<AdmissionDecision> {
+    if pod.phase_is_terminal() || pod.is_deleting() {
+        // It will not run: there is nothing to decide, and nothing to tell.
+        return Some(AdmissionDecision::Admitted);
+    }
+    is_shutting_down.then(|| AdmissionDecision::Rejected {
+        reason: shutdown::NOT_ADMITTED.to_owned(),
+        message: shutdown::NOT_ADMITTED_MESSAGE.to_owned(),
+    })
+}
+
 /// Decides. The order is: operating system, unsupported fields, sysctls, name, then upstream's predicates:
 /// resources, node selector and affinity, node name, host ports, taints; then AppArmor. A critical pod that lacks nothing
 /// but resources gets those of pods that may be preempted. Upstream: `predicateAdmitHandler.Admit` and
 /// `CriticalPodAdmissionHandler`.
-pub fn admit(pod: &Pod, others: &[&Pod], ctx: &AdmissionContext<'_>) -> Verdict {
-    let others: Vec<&Pod> = others
-        .iter()
-        .copied()
-        .filter(|other| other.uid() != pod.uid())
-        .collect();
+pub fn admit(pod: &Pod, others: &NodeInfo, ctx: &AdmissionContext<'_>) -> Verdict {
     let refused = matching::wrong_os(pod)
         .or_else(|| unsupported(ctx))
         .or_else(|| sysctls::forbidden(pod, ctx.unsafe_sysctls))
-        .or_else(|| duplicate(pod, &others));
+        .or_else(|| duplicate(pod, others));
     if let Some(refusal) = refused {
         return rejected(refusal);
     }
-    let lacking = resources::insufficient(pod, &others, ctx.node, ctx.max_pods);
+    let lacking = resources::insufficient(pod, others.taken(), ctx.node, ctx.max_pods);
     let unfit = unfit(pod, ctx)
-        .or_else(|| port_conflict(pod, &others))
+        .or_else(|| port_conflict(pod, others))
         .or_else(|| matching::untolerated(pod, ctx.node))
         .or_else(|| apparmor::unenforceable(pod, ctx.apparmor));
     match (lacking.first(), unfit) {
         (None, None) => admitted(Vec::new()),
         (None, Some(unfit)) => rejected(unfit),
         (Some(_), Some(unfit)) if is_critical(pod) => rejected(unfit),
-        (Some(_), None) if is_critical(pod) => make_room(pod, &others, &lacking),
+        (Some(_), None) if is_critical(pod) => make_room(pod, others, &lacking),
         (Some(first), _) => rejected((first.reason(), first.to_string())),
     }
 }
@@ -142,7 +174,7 @@ fn rejected((reason, message): Refusal) -> Verdict {
     }
 }
 
-fn make_room(pod: &Pod, others: &[&Pod], lacking: &[Insufficient]) -> Verdict {
+fn make_room(pod: &Pod, others: &NodeInfo, lacking: &[Insufficient]) -> Verdict {
     match preemption::victims(pod, others, lacking) {
         Ok(victims) => Verdict {
             lacking: (lacking.first()).map_or_else(String::new, |l| l.resource.clone()),
@@ -169,11 +201,8 @@ fn unfit(pod: &Pod, ctx: &AdmissionContext<'_>) -> Option<Refusal> {
     matching::mismatched(pod, ctx.node, ctx.node_name).or_else(|| wrong_node(pod, ctx))
 }
 
-fn duplicate(pod: &Pod, others: &[&Pod]) -> Option<Refusal> {
-    let full_name = pod.full_name();
-    let other = others
-        .iter()
-        .find(|o| o.full_name() == full_name && o.source() == pod.source() && !o.is_deleting())?;
+fn duplicate(pod: &Pod, others: &NodeInfo) -> Option<Refusal> {
+    let other = others.named(pod).find(|other| !other.is_deleting())?;
     // Static pods of one name take turns in the workers; two of one source at a time are a mistake only
     // when both are wanted.
     (!pod.is_static()).then(|| {
@@ -212,11 +241,10 @@ struct HostPort {
 }
 
 impl HostPort {
-    fn conflicts(&self, other: &Self) -> bool {
+    /// Whether the same port of this address is the same port.
+    fn is_met_by(&self, ip: &str) -> bool {
         let any = |ip: &str| ip == "0.0.0.0";
-        self.port == other.port
-            && self.protocol == other.protocol
-            && (self.ip == other.ip || any(&self.ip) || any(&other.ip))
+        self.ip == ip || any(&self.ip) || any(ip)
     }
 }
 
@@ -253,14 +281,9 @@ fn host_ports(pod: &Pod) -> Vec<HostPort> {
         .collect()
 }
 
-fn port_conflict(pod: &Pod, others: &[&Pod]) -> Option<Refusal> {
-    let wanted = host_ports(pod);
-    if wanted.is_empty() {
-        return None;
-    }
-    others.iter().find_map(|other| {
-        let taken = host_ports(other);
-        let port = wanted.iter().find(|w| taken.iter().any(|t| w.conflicts(t)))?;
+fn port_conflict(pod: &Pod, others: &NodeInfo) -> Option<Refusal> {
+    host_ports(pod).into_iter().find_map(|port| {
+        let other = others.taker_of(&port)?;
         Some(predicate(
             "NodePorts",
             format_args!(

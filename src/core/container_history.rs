@@ -13,7 +13,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::state::{
-    BackoffRecord, ContainerRecord, ExitRecord, IntentRecord, State, Transaction, child_key,
+    BackoffRecord, ContainerRecord, ExitRecord, IntentRecord, State, Transaction, WorkerPhase,
+    WorkerRecord, child_key,
 };
 use crate::types::runtime::{ContainerState, ContainerStatus, PodStatus};
 use crate::types::{ContainerId, PodUid, Stamp};
@@ -413,9 +414,7 @@ pub fn observe_exits(
     transaction
 }
 
-/// What has to be recorded before container `id` is removed from the runtime: the end of an exited one;
-/// that a created one with a start intent never ran, unless its end is on record. Empty when there is nothing to keep. The restart count
-/// stays, for it was told already; the next start has the same.
+/// [`end_of`] a container by its ID; empty when `status` does not show it.
 pub fn record_end(
     seen: &State,
     pod: &PodUid,
@@ -423,9 +422,17 @@ pub fn record_end(
     id: &ContainerId,
     now: Stamp,
 ) -> Transaction {
-    let Some(container) = status.containers.iter().find(|c| c.id == *id) else {
-        return Transaction::new();
-    };
+    let container = status.containers.iter().find(|c| c.id == *id);
+    container.map_or_else(Transaction::new, |container| {
+        end_of(seen, pod, container, now)
+    })
+}
+
+/// What has to be recorded before a container is removed from the runtime: the end of an exited one;
+/// that a created one with a start intent never ran, unless its end is on record. Empty when there is nothing to keep. The restart count
+/// stays, for it was told already; the next start has the same.
+pub fn end_of(seen: &State, pod: &PodUid, container: &ContainerStatus, now: Stamp) -> Transaction {
+    let id = &container.id;
     let key = child_key(pod, &container.name);
     let record = seen.record::<ContainerRecord>(&key);
     match container.state {
@@ -519,9 +526,32 @@ pub fn forget_init(seen: &State, pod: &PodUid, names: &[String]) -> Transaction 
     transaction
 }
 
+/// Puts a start of container `name` on record, to be committed before it. Returns `None` when the pod's end is on record: a
+/// critical pod's admission may have put it there while the start was under way. The commit is refused when the end gets
+/// there first.
+pub fn record_start(
+    seen: &State,
+    pod: &PodUid,
+    name: &str,
+    intent: IntentRecord,
+    backoff: Option<BackoffRecord>,
+) -> Option<Transaction> {
+    let worker = seen.record::<WorkerRecord>(pod.as_str());
+    if worker.is_some_and(|worker| worker.phase != WorkerPhase::Sync) {
+        return None;
+    }
+    let key = child_key(pod, name);
+    let record = start_record(seen.record::<ContainerRecord>(&key), intent, backoff);
+    let transaction = Transaction::new()
+        .expect::<WorkerRecord>(seen, pod.as_str())
+        .expect::<ContainerRecord>(seen, &key)
+        .put(&key, record);
+    Some(transaction)
+}
+
 /// The record that goes with a start: the restart count grows to the attempt, the intent is replaced, the
 /// back-off is the one decided with the start. The last end is kept, and completed hooks of this container.
-pub fn start_record(
+fn start_record(
     record: Option<&ContainerRecord>,
     intent: IntentRecord,
     backoff: Option<BackoffRecord>,

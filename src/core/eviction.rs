@@ -15,6 +15,12 @@ use crate::types::PodExt;
 pub const EVICTED: &str = "Evicted";
 
 const EPHEMERAL_STORAGE: &str = "ephemeral-storage";
+/// Upstream's names of signals.
+const OF_EMPTY_DIR: &str = "emptydirfs.limit";
+const OF_POD: &str = "ephemeralpodfs.limit";
+const OF_CONTAINER: &str = "ephemeralcontainerfs.limit";
+/// How often in a row a pod may keep itself from being measured.
+const MAX_MISSED: u32 = 3;
 
 /// Local storage of a pod, in bytes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -23,6 +29,8 @@ pub struct StorageUsage {
     pub empty_dirs: BTreeMap<String, u64>,
     /// Containers by name.
     pub containers: BTreeMap<String, ContainerUsage>,
+    /// The hosts file, which its containers share.
+    pub hosts: u64,
 }
 
 /// Local storage of one container, in bytes.
@@ -32,6 +40,15 @@ pub struct ContainerUsage {
     pub rootfs: u64,
     /// Its logs.
     pub logs: u64,
+    /// Its termination messages, of earlier attempts, too.
+    pub messages: u64,
+}
+
+impl ContainerUsage {
+    fn all(self) -> u64 {
+        let written = self.rootfs.saturating_add(self.logs);
+        written.saturating_add(self.messages)
+    }
 }
 
 /// What has to be measured of a pod.
@@ -39,7 +56,7 @@ pub struct ContainerUsage {
 pub struct Wanted {
     /// Names of emptyDir volumes.
     pub empty_dirs: Vec<String>,
-    /// Writable layers and logs of containers.
+    /// What containers write: their layers, logs and termination messages, the hosts file.
     pub containers: bool,
 }
 
@@ -84,10 +101,28 @@ pub fn over_limit(pod: &Pod, usage: &StorageUsage) -> Option<String> {
 
 /// As [`over_limit`], with upstream's name of the signal before the message.
 pub fn over_limit_by(pod: &Pod, usage: &StorageUsage) -> Option<(&'static str, String)> {
-    let empty_dir = empty_dir_over(pod, usage).map(|m| ("emptydirfs.limit", m));
+    let empty_dir = empty_dir_over(pod, usage).map(|m| (OF_EMPTY_DIR, m));
     empty_dir
-        .or_else(|| pod_over(pod, usage).map(|m| ("ephemeralpodfs.limit", m)))
-        .or_else(|| container_over(pod, usage).map(|m| ("ephemeralcontainerfs.limit", m)))
+        .or_else(|| pod_over(pod, usage).map(|m| (OF_POD, m)))
+        .or_else(|| container_over(pod, usage).map(|m| (OF_CONTAINER, m)))
+}
+
+/// Why a pod is evicted that by its own doing could not be measured for so many `times` in a row, if that is too often: else
+/// a limit would be evaded by what takes too long to count. As [`over_limit_by`]. Upstream evicts nobody for it.
+pub fn unmeasured(pod: &Pod, times: u32, what: &str) -> Option<(&'static str, String)> {
+    let signal = match wanted(pod) {
+        wanted if wanted.is_empty() => return None,
+        Wanted {
+            containers: true, ..
+        } => OF_POD,
+        _ => OF_EMPTY_DIR,
+    };
+    (times >= MAX_MISSED).then(|| {
+        let message = format!(
+            "Usage of local storage could not be measured {times} times in a row and counts as over the limit: {what}. "
+        );
+        (signal, message)
+    })
 }
 
 fn exceeds(used: u64, limit: i128) -> bool {
@@ -118,8 +153,9 @@ fn pod_over(pod: &Pod, usage: &StorageUsage) -> Option<String> {
     let volumes = on_disk.filter_map(|v| usage.empty_dirs.get(&v.name).copied());
     let containers = usage.containers.values();
     let used = containers
-        .map(|c| c.rootfs.saturating_add(c.logs))
+        .map(|c| c.all())
         .chain(volumes)
+        .chain([usage.hosts])
         .fold(0_u64, u64::saturating_add);
     exceeds(used, limit).then(|| {
         let shown = shown(pod, limit);
@@ -132,8 +168,7 @@ fn container_over(pod: &Pod, usage: &StorageUsage) -> Option<String> {
     pod.containers().iter().find_map(|container| {
         let limits = container.resources.as_ref()?.limits.as_ref()?;
         let limit = limits.get(EPHEMERAL_STORAGE)?;
-        let used = usage.containers.get(&container.name)?;
-        let used = used.rootfs.saturating_add(used.logs);
+        let used = usage.containers.get(&container.name)?.all();
         (amount(limit) > 0 && exceeds(used, amount(limit))).then(|| {
             format!(
                 "Container {} exceeded its local ephemeral storage limit {:?}. ",
@@ -192,10 +227,15 @@ mod tests {
             containers: containers
                 .iter()
                 .map(|(n, rootfs, logs)| {
-                    let (rootfs, logs) = (*rootfs, *logs);
-                    ((*n).to_owned(), ContainerUsage { rootfs, logs })
+                    let usage = ContainerUsage {
+                        rootfs: *rootfs,
+                        logs: *logs,
+                        messages: 0,
+                    };
+                    ((*n).to_owned(), usage)
                 })
                 .collect(),
+            hosts: 0,
         }
     }
 
@@ -330,6 +370,46 @@ mod tests {
             ),
         ] {
             assert_eq!(over_limit(&pod(spec.clone()), &usage), want, "{what}");
+        }
+    }
+
+    #[test]
+    fn files_that_containers_write_besides_their_layer_count() {
+        let one = pod(json!({"containers": [container("c", "1Mi")]}));
+        let mut used = usage(&[], &[("c", 0, MI)]);
+        used.hosts = 1;
+        let total = |limit: &str| {
+            format!(
+                "Pod ephemeral local storage usage exceeds the total limit of containers {limit}. "
+            )
+        };
+        assert_eq!(over_limit(&one, &used), Some(total("1Mi")));
+        used.hosts = 0;
+        assert_eq!(over_limit(&one, &used), None);
+        let message = used.containers.get_mut("c").unwrap();
+        (message.logs, message.messages) = (0, MI + 1);
+        assert_eq!(over_limit(&one, &used), Some(total("1Mi")));
+        // One of two over its own limit.
+        let two = pod(json!({"containers": [container("c", "1Mi"), container("d", "2Mi")]}));
+        let own = "Container c exceeded its local ephemeral storage limit \"1Mi\". ";
+        assert_eq!(over_limit(&two, &used), Some(own.to_owned()));
+    }
+
+    #[test]
+    fn what_cannot_be_measured_again_and_again_is_over_its_limit() {
+        let limited = pod(json!({"containers": [container("c", "1Mi")]}));
+        let volumes = json!([{"name": "x", "emptyDir": {"sizeLimit": "1Mi"}}]);
+        let volume = pod(json!({"volumes": volumes, "containers": [{"name": "c"}]}));
+        let free = pod(json!({"containers": [{"name": "c"}]}));
+        for (of, times, signal) in [
+            (&limited, MAX_MISSED - 1, None),
+            (&limited, MAX_MISSED, Some(OF_POD)),
+            (&volume, MAX_MISSED, Some(OF_EMPTY_DIR)),
+            (&free, u32::MAX, None),
+        ] {
+            let told = unmeasured(of, times, "the reason");
+            assert_eq!(told.as_ref().map(|(signal, _)| *signal), signal);
+            assert!(told.is_none_or(|(_, message)| message.contains("the reason")));
         }
     }
 

@@ -29,6 +29,7 @@ use serde_json::Value;
 
 pub use conditions::{Pressure, Readiness};
 pub use patch::{Change, Due, change, needs_update};
+pub use resources::pod_capacity;
 
 use crate::core::volumes::known::InUse;
 use crate::kubeletconfig::EvictionThreshold;

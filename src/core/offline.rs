@@ -3,12 +3,18 @@
 //! In: a pod as recorded, the node's policy, what is recorded of its claims. Out: start, or wait and why. Pure.
 //! A pod waits when running it twice could do harm: its replacement may already run elsewhere while this node
 //! was away. An agent's restart without a reboot asks nobody: its pods were running.
+//!
+//! **Invariant:** that the API server has spoken in this boot is on record after the end of every pod that it took
+//! away with its first word. So a crash in between lets no such pod go.
+
+use std::collections::BTreeSet;
 
 use k8s_openapi::api::core::v1::Pod;
 
+use super::state::{State, WorkerPhase, WorkerRecord};
 use crate::core::volumes::claim_of;
 use crate::kubeletconfig::OfflineStart;
-use crate::types::PodExt;
+use crate::types::{PodExt, PodSource, PodUid};
 
 /// Overrides the node's policy for one pod: `"true"` or `"false"`.
 pub const ANNOTATION: &str = "holdfast.io/offline-start";
@@ -34,6 +40,19 @@ pub fn may_start(
         OfflineStart::None => Err("offlineStart of this node is None".to_owned()),
         OfflineStart::Safe => safe(pod, access_modes),
     }
+}
+
+/// Whether the records agree with the API server, which wants its pods `wanted` and no others: the others are being
+/// stopped, or are over.
+pub fn has_taken_effect(state: &State, wanted: &BTreeSet<PodUid>) -> bool {
+    let mut of_api = state
+        .pods
+        .iter()
+        .filter(|(_, pod)| pod.record.source == PodSource::Api);
+    of_api.all(|(uid, _)| {
+        let worker = state.record::<WorkerRecord>(uid);
+        wanted.contains(&**uid) || worker.is_some_and(|worker| worker.phase != WorkerPhase::Sync)
+    })
 }
 
 fn safe(pod: &Pod, access_modes: &dyn Fn(&str) -> Option<Vec<String>>) -> Result<(), String> {
@@ -67,9 +86,13 @@ fn safe(pod: &Pod, access_modes: &dyn Fn(&str) -> Option<Vec<String>>) -> Result
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use serde_json::{Value, json};
 
     use super::*;
+    use crate::core::state::{PodRecord, TerminationCause, Transaction};
+    use crate::types::{BootId, Json, Stamp};
 
     fn pod(metadata: Value, volumes: Value) -> Pod {
         let mut metadata = metadata;
@@ -137,5 +160,56 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn the_word_of_the_api_server_has_taken_effect_once_all_else_is_stopped_or_over() {
+        let at = Stamp {
+            boot: BootId(1),
+            boottime_ms: 1,
+            wall_ms: 1,
+        };
+        let record = |uid: &str, source, phase: Option<WorkerPhase>| {
+            let pod = PodRecord {
+                source,
+                origin: String::new(),
+                pod: Json(Arc::new(pod(json!({}), json!([])))),
+                first_seen: at,
+                confirmed_epoch: 1,
+            };
+            let worker = phase.map(|phase| WorkerRecord {
+                full_name: "web-0_ns".to_owned(),
+                queued: at,
+                started: None,
+                phase,
+                deleted: false,
+                restart_requested: false,
+                runtime_only: false,
+            });
+            let puts = Transaction::new().put(uid, pod);
+            match worker {
+                Some(worker) => puts.put(uid, worker),
+                None => puts,
+            }
+        };
+        let over = WorkerPhase::Finished {
+            since: at,
+            cause: TerminationCause::Deleted,
+        };
+        let mut state = State::default();
+        let mut agrees = |transaction: Transaction, wanted: &[&str]| {
+            for mutation in &transaction.mutations {
+                state.apply(mutation, 1);
+            }
+            let wanted = wanted.iter().map(PodUid::new).collect();
+            has_taken_effect(&state, &wanted)
+        };
+        let (api, sync) = (PodSource::Api, Some(WorkerPhase::Sync));
+        assert!(agrees(Transaction::new(), &[]));
+        assert!(agrees(record("static", PodSource::File, sync.clone()), &[]));
+        assert!(agrees(record("stays", api, sync.clone()), &["stays"]));
+        assert!(!agrees(record("goes", api, None), &["stays"]));
+        assert!(!agrees(record("goes", api, sync), &["stays"]));
+        assert!(agrees(record("goes", api, Some(over)), &["stays"]));
     }
 }

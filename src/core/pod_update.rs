@@ -101,6 +101,8 @@ pub struct SourceSet {
     pub broken: BTreeMap<String, String>,
     /// The pods that could be read.
     pub pods: Vec<SourcedPod>,
+    /// The source went back to an older state, as one restored from a backup: it may have forgotten the statuses of all pods.
+    pub set_back: bool,
 }
 
 /// A pod that is not taken because another one has its name or UID.
@@ -172,8 +174,8 @@ pub fn merge(known: &SourcePods, set: &SourceSet, taken: &dyn Fn(&str) -> bool) 
             }
             Some(recorded) => {
                 found.insert(uid);
-                let changed = (!is_same(recorded, candidate))
-                    .then(|| update(recorded, candidate, &mut merged))
+                let changed = (set.set_back || !is_same(recorded, candidate))
+                    .then(|| update(recorded, candidate, set.set_back, &mut merged))
                     .flatten();
                 let Some(changed) = changed else {
                     continue;
@@ -247,11 +249,17 @@ fn wanted<'a>(
 }
 
 /// Sorts a pod that was known already into its operation, and says what is known of it from now on; `None` when nothing
-/// of it has changed.
-fn update(recorded: &SourcedPod, wanted: &SourcedPod, merged: &mut Merged) -> Option<SourcedPod> {
+/// of it has changed. The status of a pod of a source that was `set_back` counts as changed.
+fn update(
+    recorded: &SourcedPod,
+    wanted: &SourcedPod,
+    set_back: bool,
+    merged: &mut Merged,
+) -> Option<SourcedPod> {
     let changed = differs(&recorded.pod, &wanted.pod);
     let moved = recorded.origin != wanted.origin;
-    let status_changed = recorded.pod.status != wanted.pod.status && !wanted.pod.is_static();
+    let status_changed =
+        (set_back || recorded.pod.status != wanted.pod.status) && !wanted.pod.is_static();
     if !changed && !moved && !status_changed {
         return None;
     }
@@ -346,6 +354,7 @@ mod tests {
             reading: Reading::Complete,
             broken: BTreeMap::new(),
             pods,
+            set_back: false,
         }
     }
 
@@ -412,6 +421,19 @@ mod tests {
         assert_eq!(names(&merged.deletes), ["a"]);
         assert_eq!(names(&merged.reconciles), ["b"]);
         assert!(merged.updates.is_empty());
+    }
+
+    #[test]
+    fn a_source_that_was_set_back_has_every_status_looked_at() {
+        let known = SourcePods::seeded([from("", pod("a", "1"))]);
+        let again = |set_back| SourceSet {
+            set_back,
+            ..set(vec![from("", pod("a", "1"))])
+        };
+        assert!(merge(&known, &again(false), &free).reconciles.is_empty());
+        let merged = merge(&known, &again(true), &free);
+        assert_eq!(names(&merged.reconciles), ["a"]);
+        assert!(merged.updates.is_empty() && merged.adds.is_empty());
     }
 
     #[test]

@@ -6,12 +6,20 @@
 //!
 //! **Invariant:** a phase never goes back, and a grace period never grows.
 
+mod commit;
+mod record;
+mod worker;
+
+pub use commit::{PREEMPTED, StepRecord, before_step};
+pub use record::forget;
+pub use worker::{UpdateOptions, Worker};
+
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Pod;
 
 use crate::core::state::{TerminationCause, WorkerPhase, WorkerRecord};
-use crate::types::runtime::PodStatus as RuntimePodStatus;
+use crate::types::runtime::{ContainerState, PodStatus as RuntimePodStatus};
 use crate::types::{PodExt, PodSyncType, PodUid, Stamp};
 
 /// Grace period of a pod that runs but that no source wants, in seconds.
@@ -247,6 +255,18 @@ pub fn complete_terminated(record: &WorkerRecord, now: Stamp) -> WorkerRecord {
     next
 }
 
+/// Whether the runtime shows something of a finished pod running that must have been there when the pod was finished:
+/// the runtime did not list it then. What is younger tells that the record is the outdated one, and is left alone.
+pub fn is_left_running(record: &WorkerRecord, shown: &RuntimePodStatus) -> bool {
+    let WorkerPhase::Finished { since, .. } = &record.phase else {
+        return false;
+    };
+    shown.containers.iter().any(|container| {
+        container.state == ContainerState::Running
+            && container.created_at_ns / 1_000_000 <= since.wall_ms
+    })
+}
+
 /// What `sync_known` wants done with one worker.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum KnownPod {
@@ -312,6 +332,7 @@ pub fn may_start_static<'a>(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::core::testkit::{running, runtime};
     use crate::types::BootId;
     use crate::types::runtime::{SandboxState, SandboxStatus};
 
@@ -395,6 +416,34 @@ mod tests {
             update(None, &u, at(0)).record.phase,
             WorkerPhase::Terminating { .. }
         ));
+    }
+
+    #[test]
+    fn what_runs_of_a_finished_pod_is_left_over_unless_it_is_younger() {
+        let record = |phase| WorkerRecord {
+            phase,
+            ..update(None, &up(&pod(30), PodSyncType::Create), at(0)).record
+        };
+        let finished = record(WorkerPhase::Finished {
+            since: at(5_000),
+            cause: TerminationCause::Completed,
+        });
+        let shown = |state, created_ms: i64| {
+            let mut container = running("a", 0);
+            container.state = state;
+            container.created_at_ns = created_ms * 1_000_000;
+            runtime(vec![container])
+        };
+        let old = shown(ContainerState::Running, 4_000);
+        assert!(is_left_running(&finished, &old));
+        assert!(!is_left_running(&record(WorkerPhase::Sync), &old));
+        for (state, created_ms) in [
+            (ContainerState::Running, 6_000),
+            (ContainerState::Exited, 4_000),
+            (ContainerState::Created, 4_000),
+        ] {
+            assert!(!is_left_running(&finished, &shown(state, created_ms)));
+        }
     }
 
     #[test]

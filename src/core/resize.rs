@@ -20,7 +20,7 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
 pub use record::{PENDING, PendingRecord, RESIZES, ResizeRecord, pending_key, resize_key};
 
-use super::admission::resources::{insufficient, shown};
+use super::admission::resources::{Taken, insufficient, shown};
 use super::pod_status::qos_class;
 use super::resources::{amount, pod_requests};
 use crate::types::PodExt;
@@ -223,7 +223,7 @@ pub fn decide(pod: &Pod, record: &Allocations, others: &[&Pod], node: &Node) -> 
             }
         }
     }
-    let lacking = insufficient(pod, others, node, usize::MAX);
+    let lacking = insufficient(pod, &Taken::by(others), node, usize::MAX);
     let grows = |resource: &str| {
         pod_requests(pod).get(resource).copied().unwrap_or(0)
             > pod_requests(&before).get(resource).copied().unwrap_or(0)

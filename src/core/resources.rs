@@ -15,6 +15,12 @@ use crate::types::{PodExt, containers};
 /// Billionths in a unit.
 pub const NANOS: i128 = 1_000_000_000;
 
+#[cfg(test)]
+thread_local! {
+    /// How often this thread has summed up the requests of a pod.
+    pub(crate) static SUMS: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
+}
+
 /// Billionths by resource.
 pub type Amounts = BTreeMap<String, i128>;
 
@@ -101,6 +107,8 @@ pub fn pod_level_limits(pod: &Pod) -> Amounts {
 /// that run by then, plus its overhead. Requests of the pod as a whole replace those of its containers.
 /// Upstream: `resource.PodRequests`.
 pub fn pod_requests(pod: &Pod) -> Amounts {
+    #[cfg(test)]
+    SUMS.set(SUMS.get() + 1);
     let mut total = requests_without_overhead(pod);
     add(&mut total, &overhead(pod));
     total
@@ -192,6 +200,14 @@ pub fn add(to: &mut Amounts, more: &Amounts) {
     for (name, amount) in more {
         let entry = to.entry(name.clone()).or_default();
         *entry = entry.saturating_add(*amount);
+    }
+}
+
+/// Takes amounts back by resource.
+pub fn subtract(from: &mut Amounts, less: &Amounts) {
+    for (name, amount) in less {
+        let entry = from.entry(name.clone()).or_default();
+        *entry = entry.saturating_sub(*amount);
     }
 }
 

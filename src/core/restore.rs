@@ -17,7 +17,7 @@ use super::deadline;
 use super::offline;
 use super::pleg_diff;
 use super::pod_actions::{self, PodActionInput};
-use super::pod_worker::{self, WorkerUpdate};
+use super::pod_worker::{self, Worker, WorkerUpdate};
 use super::shutdown::{self, AfterShutdown, ShutdownRecord};
 use super::state::{
     AdmissionDecision, AdmissionRecord, ContainerRecord, EpochRecord, ExitRecord, ImageRecord,
@@ -103,6 +103,25 @@ pub struct RestoredPod {
     pub due: Option<Stamp>,
     /// How it is brought back.
     pub outcome: Outcome,
+}
+
+impl RestoredPod {
+    /// Returns its worker.
+    pub fn worker(&self) -> Worker {
+        Worker {
+            uid: self.pod.uid(),
+            record: self.record.clone(),
+            pod: Arc::clone(&self.pod),
+            admission: None,
+            preemption: None,
+            preempted_for: None,
+            origin: None,
+            source: self.source,
+            confirmed: self.confirmed,
+            pending: matches!(self.outcome, Outcome::Repaired | Outcome::Ending),
+            forget: false,
+        }
+    }
 }
 
 /// The plan.

@@ -1,30 +1,39 @@
 //! Layer 4: evicts pods that use more local storage than they may; upstream's eviction manager as far as
 //! `localStorageEviction`.
 //!
-//! In: the active pods, asked for every ten seconds, the disk usage of their emptyDir volumes and logs, the
-//! runtime's figures of writable layers. Out: evictions, through [`ActivePods::evict`].
+//! In: the active pods, asked for every ten seconds, the disk usage of their emptyDir volumes, logs, hosts files and
+//! termination messages, the runtime's figures of writable layers. Out: evictions, through [`ActivePods::evict`].
 //!
 //! **Invariant:** a pod without limits is not looked at, and without pods that have any nothing is measured
-//! and the runtime is not asked. A pod whose usage cannot be told completely is not evicted.
+//! and the runtime is not asked. One pod that takes long to measure delays no other one.
+//!
+//! **Invariant:** what was measured is a lower bound: a pod is evicted when that is too much already, or when through its own doing
+//! it could not be measured several times in a row. A runtime, a device or a server in trouble evicts nobody.
 
 mod usage;
+mod walks;
 
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures::StreamExt;
+use futures::stream::FuturesUnordered;
 use k8s_cri::v1;
 use k8s_openapi::api::core::v1::Pod;
 use tokio::time::MissedTickBehavior;
 use tokio_util::sync::CancellationToken;
-use tracing::{debug, info};
+use tracing::{debug, info, warn};
 
 use crate::core::eviction::{self, ContainerUsage, StorageUsage, Wanted};
 use crate::kuberuntime::cri::CriClient;
-use crate::kuberuntime::node_context::NodeContext;
+use crate::kuberuntime::node_context::{NodeContext, is_path_component};
+use crate::types::containers::containers_of;
 use crate::types::metrics::{EvictionLabel, Metrics};
-use crate::types::{PodExt, blocking};
-pub use usage::{DiskUsage, disk_usage, measure};
+use crate::types::{PodExt, PodUid};
+pub use usage::{DiskUsage, Measured, Missed, Stop, measure};
+pub use walks::{WalkError, Walks};
 
 /// How often usage is looked at.
 const PERIOD: Duration = Duration::from_secs(10);
@@ -46,6 +55,32 @@ pub struct LocalStorage {
     cri: CriClient,
     node: NodeContext,
     metrics: Metrics,
+    walks: Walks,
+}
+
+/// What is known of the pods besides what they use.
+#[derive(Default)]
+struct Watched {
+    /// Those that are measured at the time.
+    under_way: HashSet<PodUid>,
+    /// How often in a row a pod kept itself from being measured completely.
+    missed: HashMap<PodUid, u32>,
+}
+
+/// What one look at a pod found.
+struct Found {
+    /// At least that.
+    usage: StorageUsage,
+    whole: Whole,
+}
+
+/// Whether all of it was measured.
+enum Whole {
+    Yes,
+    /// Not for a reason that the pod cannot bring about.
+    Unknown,
+    /// What was not, and why; by the pod's doing.
+    No(String),
 }
 
 impl LocalStorage {
@@ -61,106 +96,222 @@ impl LocalStorage {
             cri,
             node,
             metrics,
+            walks: Walks::default(),
         }
     }
 
-    /// Looks every ten seconds until `token` is cancelled. Dropping it in between loses nothing.
+    /// Looks every ten seconds, at each pod beside the others, until `token` is cancelled. Dropping it in between loses nothing
+    /// but the number of looks that failed.
     pub async fn run(self, token: CancellationToken) {
         let mut ticks = tokio::time::interval(PERIOD);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut looks = FuturesUnordered::new();
+        let mut watched = Watched::default();
         loop {
+            // All of them may be dropped: what a look has found is taken from the stream with the look itself.
             tokio::select! {
                 () = token.cancelled() => return,
-                _ = ticks.tick() => {}
-            }
-            tokio::select! {
-                () = token.cancelled() => return,
-                () = self.look() => {}
+                _ = ticks.tick() => {
+                    let due = self.due(&mut watched);
+                    looks.extend(due.into_iter().map(|(pod, wanted)| self.look(pod, wanted)));
+                }
+                Some((pod, found)) = looks.next() => {
+                    watched.under_way.remove(&pod.uid());
+                    if let Some(found) = found {
+                        self.judge(&pod, &found, &mut watched.missed);
+                    }
+                }
             }
         }
     }
 
-    /// One look at all pods; several may be evicted.
-    pub async fn look(&self) {
-        for pod in self.pods.running() {
+    /// Pods to be measured now, which are under way from then on. What is known of others is forgotten.
+    fn due(&self, watched: &mut Watched) -> Vec<(Arc<Pod>, Wanted)> {
+        let running = self.pods.running();
+        let uids: HashSet<PodUid> = running.iter().map(|pod| pod.uid()).collect();
+        watched.missed.retain(|uid, _| uids.contains(uid));
+        let mut due = Vec::new();
+        for pod in running {
             let wanted = eviction::wanted(&pod);
             if wanted.is_empty() || pod.is_deleting() {
                 continue;
             }
-            let Some(usage) = self.measure(&pod, wanted).await else {
-                continue;
-            };
-            if let Some((signal, message)) = eviction::over_limit_by(&pod, &usage) {
-                let label = EvictionLabel {
-                    eviction_signal: signal.to_owned(),
-                };
-                self.metrics.evictions.get_or_create(&label).inc();
-                info!(pod = %pod.uid(), name = pod.name(), message, "evicting pod");
-                self.pods.evict(&pod, eviction::EVICTED, &message);
+            if watched.under_way.insert(pod.uid()) {
+                due.push((pod, wanted));
+            }
+        }
+        due
+    }
+
+    fn judge(&self, pod: &Arc<Pod>, found: &Found, missed: &mut HashMap<PodUid, u32>) {
+        let uid = pod.uid();
+        let over = eviction::over_limit_by(pod, &found.usage).or_else(|| match &found.whole {
+            Whole::Yes => {
+                missed.remove(&uid);
+                None
+            }
+            Whole::Unknown => None,
+            Whole::No(what) => {
+                let times = missed.entry(uid.clone()).or_default();
+                *times = times.saturating_add(1);
+                info!(pod = %uid, name = pod.name(), what, times, "cannot measure all of the pod's local storage");
+                eviction::unmeasured(pod, *times, what)
+            }
+        });
+        let Some((signal, message)) = over else {
+            return;
+        };
+        // Measuring may have taken long.
+        let running = self.pods.running();
+        if !running.iter().any(|p| p.uid() == uid && !p.is_deleting()) {
+            return;
+        }
+        let label = EvictionLabel {
+            eviction_signal: signal.to_owned(),
+        };
+        self.metrics.evictions.get_or_create(&label).inc();
+        info!(pod = %uid, name = pod.name(), message, "evicting pod");
+        self.pods.evict(pod, eviction::EVICTED, &message);
+    }
+
+    async fn look(&self, pod: Arc<Pod>, wanted: Wanted) -> (Arc<Pod>, Option<Found>) {
+        let found = self.measure(&pod, wanted).await;
+        (pod, found)
+    }
+
+    async fn measure(&self, pod: &Arc<Pod>, wanted: Wanted) -> Option<Found> {
+        let uid = pod.uid();
+        let containers = match wanted.containers {
+            true => self.layers(&uid).await?,
+            false => BTreeMap::new(),
+        };
+        let places = self.places(pod, wanted, containers.keys());
+        let walked = self.walks.run(&uid, move |stop| walk(&places, stop)).await;
+        match walked {
+            Ok(mut found) => {
+                for (name, layer) in containers {
+                    container(&mut found.usage, &name).rootfs = layer;
+                }
+                Some(found)
+            }
+            Err(error @ WalkError::Busy) => {
+                debug!(pod = %uid, %error, "cannot measure the pod's local storage");
+                None
+            }
+            Err(error) => {
+                warn!(pod = %uid, name = pod.name(), %error, "cannot measure the pod's local storage");
+                None
             }
         }
     }
 
-    async fn measure(&self, pod: &Arc<Pod>, wanted: Wanted) -> Option<StorageUsage> {
-        let uid = pod.uid();
-        let mut usage = StorageUsage::default();
-        let logs = self.node.pod_log_dir(pod.namespace(), pod.name(), &uid);
-        if wanted.containers {
-            let filter = v1::ContainerStatsFilter {
-                label_selector: [(POD_UID.to_owned(), uid.to_string())].into(),
-                ..Default::default()
-            };
-            let stats = match self.cri.list_container_stats(Some(filter)).await {
-                Ok(stats) => stats,
-                Err(error) => {
-                    debug!(pod = %uid, %error, "cannot tell the pod's use of local storage");
-                    return None;
-                }
-            };
-            for of in stats {
-                let Some(name) = of
-                    .attributes
-                    .and_then(|mut a| a.labels.remove(CONTAINER_NAME))
-                else {
-                    continue;
-                };
-                let layer = of.writable_layer.and_then(|l| l.used_bytes);
-                let entry: &mut ContainerUsage = usage.containers.entry(name).or_default();
-                entry.rootfs = entry.rootfs.saturating_add(layer.map_or(0, |b| b.value));
-            }
-        }
-        let volumes = self
-            .node
-            .pod_dir(&uid)
-            .join("volumes/kubernetes.io~empty-dir");
-        let names: Vec<String> = usage.containers.keys().cloned().collect();
-        let walk = blocking::run(move || {
-            let of = |dir: PathBuf| usage::disk_usage(&dir);
-            let dirs = wanted.empty_dirs.into_iter();
-            let dirs: std::io::Result<Vec<_>> = dirs
-                .map(|name| of(volumes.join(&name)).map(|used| (name, used)))
-                .collect();
-            let logs: std::io::Result<Vec<_>> = names
-                .into_iter()
-                .map(|name| of(logs.join(&name)).map(|used| (name, used)))
-                .collect();
-            Ok::<_, std::io::Error>((dirs?, logs?))
-        });
-        let (dirs, logs) = match walk.await {
-            Ok(Ok(found)) => found,
-            Ok(Err(error)) => {
-                debug!(pod = %uid, %error, "cannot measure the pod's volumes");
-                return None;
-            }
+    /// Writable layers by container, as the runtime knows them; `None` when it does not say.
+    async fn layers(&self, uid: &PodUid) -> Option<BTreeMap<String, u64>> {
+        let filter = v1::ContainerStatsFilter {
+            label_selector: [(POD_UID.to_owned(), uid.to_string())].into(),
+            ..Default::default()
+        };
+        let stats = match self.cri.list_container_stats(Some(filter)).await {
+            Ok(stats) => stats,
             Err(error) => {
-                debug!(pod = %uid, %error, "measuring the pod's volumes was cut off");
+                debug!(pod = %uid, %error, "cannot tell the pod's use of local storage");
                 return None;
             }
         };
-        usage.empty_dirs = dirs.into_iter().collect();
-        for (name, used) in logs {
-            usage.containers.entry(name).or_default().logs = used;
+        let mut layers: BTreeMap<String, u64> = BTreeMap::new();
+        for of in stats {
+            let labels = of.attributes.map(|a| a.labels).unwrap_or_default();
+            let Some(name) = labels.get(CONTAINER_NAME) else {
+                continue;
+            };
+            let layer = of.writable_layer.and_then(|l| l.used_bytes);
+            let entry = layers.entry(name.clone()).or_default();
+            *entry = entry.saturating_add(layer.map_or(0, |b| b.value));
         }
-        Some(usage)
+        Some(layers)
+    }
+
+    fn places<'a>(
+        &self,
+        pod: &Pod,
+        wanted: Wanted,
+        containers: impl Iterator<Item = &'a String>,
+    ) -> Vec<(Place, PathBuf)> {
+        let uid = pod.uid();
+        let dir = self.node.pod_dir(&uid);
+        let volumes = dir.join("volumes/kubernetes.io~empty-dir");
+        let logs = self.node.pod_log_dir(pod.namespace(), pod.name(), &uid);
+        let mut places = Vec::new();
+        if wanted.containers {
+            places.push((Place::Hosts, self.node.hosts_file(&uid)));
+            // Of those that have ended, too: what they wrote there stays.
+            for name in containers_of(pod).map(|spec| spec.container.name.clone()) {
+                if is_path_component(&name) {
+                    let dir = self.node.container_dir(&uid, &name);
+                    places.push((Place::Messages(name), dir));
+                }
+            }
+        }
+        places.extend(containers.map(|name| (Place::Logs(name.clone()), logs.join(name))));
+        for name in wanted.empty_dirs {
+            let dir = volumes.join(&name);
+            places.push((Place::Volume(name), dir));
+        }
+        places
     }
 }
+
+/// What is measured of a pod.
+enum Place {
+    Hosts,
+    Messages(String),
+    Logs(String),
+    Volume(String),
+}
+
+impl std::fmt::Display for Place {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Hosts => write!(f, "the hosts file"),
+            Self::Messages(name) => write!(f, "termination messages of container {name:?}"),
+            Self::Logs(name) => write!(f, "logs of container {name:?}"),
+            Self::Volume(name) => write!(f, "EmptyDir volume {name:?}"),
+        }
+    }
+}
+
+fn walk(places: &[(Place, PathBuf)], stop: &Stop) -> Found {
+    let mut usage = StorageUsage::default();
+    let mut whole = Whole::Yes;
+    for (place, path) in places {
+        let Measured {
+            usage: used,
+            missed,
+        } = measure(path, stop);
+        let bytes = used.bytes;
+        match place {
+            Place::Hosts => usage.hosts = bytes,
+            Place::Messages(name) => container(&mut usage, name).messages = bytes,
+            Place::Logs(name) => container(&mut usage, name).logs = bytes,
+            Place::Volume(name) => {
+                usage.empty_dirs.insert(name.clone(), bytes);
+            }
+        }
+        let Some(missed) = missed else { continue };
+        debug!(?missed, path = %path.display(), "cannot measure a directory");
+        whole = match whole {
+            Whole::No(what) => Whole::No(what),
+            _ if missed.is_of_the_pod() => Whole::No(format!("{place}: {missed}")),
+            _ => Whole::Unknown,
+        };
+    }
+    Found { usage, whole }
+}
+
+fn container<'a>(usage: &'a mut StorageUsage, name: &str) -> &'a mut ContainerUsage {
+    usage.containers.entry(name.to_owned()).or_default()
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, clippy::expect_used, reason = "tests")]
+mod tests;

@@ -2,28 +2,49 @@
 //!
 //! Comes in: a `CredentialProviderConfig`, the directory of the programs, a repository. Goes out: credentials.
 //! A program is started directly, without a shell, gets a `CredentialProviderRequest` on its standard input
-//! and has one minute to answer with a `CredentialProviderResponse`. Upstream's `plugin` package.
+//! and has one minute to answer with a `CredentialProviderResponse`. Of the agent's environment it gets [`INHERITED`]
+//! alone. Upstream's `plugin` package, which hands the whole environment on.
 //!
 //! **Invariant:** answers are kept in memory only, as long as they say, and never logged.
 
 use std::collections::{BTreeMap, HashMap};
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
-use tokio::io::AsyncWriteExt;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt};
 use tokio::process::Command;
 
+use super::import::Group;
 use super::keyring::{Credentials, Keyring, url_matches};
 use crate::kubeletconfig::parse_duration;
 use crate::types::{Clock, Stamp};
 
 /// How long a program may take.
 const TIMEOUT: Duration = Duration::from_secs(60);
-/// Most of a program's error output that is told.
-const STDERR_SHOWN: usize = 512;
+/// Most bytes that a program may answer with.
+const LONGEST_ANSWER: u64 = 1 << 20;
+/// Most bytes of a program's error output that are logged; the rest is read and dropped.
+const STDERR_SHOWN: u64 = 512;
+/// What a program gets of the agent's environment: where programs are, and how the network is reached. Anything else,
+/// such as systemd's sockets and credentials, is the agent's own. `env` of the configuration adds what is missing.
+const INHERITED: [&str; 12] = [
+    "PATH",
+    "HOME",
+    "HTTP_PROXY",
+    "HTTPS_PROXY",
+    "NO_PROXY",
+    "ALL_PROXY",
+    "http_proxy",
+    "https_proxy",
+    "no_proxy",
+    "all_proxy",
+    "SSL_CERT_FILE",
+    "SSL_CERT_DIR",
+];
 const CONFIG_KIND: &str = "CredentialProviderConfig";
 const CONFIG_VERSIONS: [&str; 3] = [
     "kubelet.config.k8s.io/v1",
@@ -142,6 +163,54 @@ struct AuthEntry {
     username: String,
     #[serde(default)]
     password: String,
+}
+
+/// What a program's answer says.
+pub(super) struct Answer {
+    pub(super) keyring: Keyring,
+    cache_key_type: CacheKeyType,
+    /// How long it is good for, if it says so.
+    keep: Option<Duration>,
+}
+
+impl Answer {
+    /// Reads a `CredentialProviderResponse` of `api_version`.
+    ///
+    /// # Errors
+    /// What is wrong with it, without its content.
+    pub(super) fn parse(output: &[u8], api_version: &str) -> Result<Self, String> {
+        let response: Response = serde_json::from_slice(output).map_err(|e| {
+            format!(
+                "its answer is not a CredentialProviderResponse (line {} column {})",
+                e.line(),
+                e.column()
+            )
+        })?;
+        if response.kind != "CredentialProviderResponse" || response.api_version != api_version {
+            return Err(format!(
+                "it answers with {} {}, not CredentialProviderResponse of {api_version}",
+                response.api_version, response.kind
+            ));
+        }
+        let keep = response.cache_duration.as_deref().map(parse_duration);
+        let keep = keep
+            .transpose()
+            .map_err(|e| format!("cacheDuration: {e}"))?;
+        let mut keyring = Keyring::default();
+        for (registry, AuthEntry { username, password }) in response.auth.into_iter().flatten() {
+            let credentials = Credentials {
+                username,
+                password,
+                source: None,
+            };
+            keyring.add(&registry, credentials);
+        }
+        Ok(Self {
+            keyring,
+            cache_key_type: response.cache_key_type,
+            keep,
+        })
+    }
 }
 
 struct Cached {
@@ -318,44 +387,18 @@ impl Provider {
             Ok(result) => result.map_err(error)?,
             Err(_) => return Err(error(format!("no answer within {} s", timeout.as_secs()))),
         };
-        let response: Response = serde_json::from_slice(&output).map_err(|e| {
-            error(format!(
-                "its answer is not a CredentialProviderResponse (line {} column {})",
-                e.line(),
-                e.column()
-            ))
-        })?;
-        if response.kind != "CredentialProviderResponse" || response.api_version != self.api_version
-        {
-            return Err(error(format!(
-                "it answers with {} {}, not CredentialProviderResponse of {}",
-                response.api_version, response.kind, self.api_version
-            )));
-        }
-        let keep = match &response.cache_duration {
-            Some(text) => parse_duration(text).map_err(|e| error(format!("cacheDuration: {e}")))?,
-            None => self.default_cache,
-        };
-        let mut keyring = Keyring::default();
-        for (registry, AuthEntry { username, password }) in response.auth.into_iter().flatten() {
-            let credentials = Credentials {
-                username,
-                password,
-                source: None,
-            };
-            keyring.add(&registry, credentials);
-        }
-        let keyring = Arc::new(keyring);
+        let answer = Answer::parse(&output, &self.api_version).map_err(error)?;
+        let keyring = Arc::new(answer.keyring);
         self.keep(
-            cache_key(response.cache_key_type, repository),
+            cache_key(answer.cache_key_type, repository),
             &keyring,
-            keep,
+            answer.keep.unwrap_or(self.default_cache),
             clock.now(),
         );
         Ok(keyring)
     }
 
-    /// Runs the program; its standard output.
+    /// Runs the program and returns its standard output. Dropping the future kills it with all that it has started.
     async fn run(&self, repository: &str) -> Result<Vec<u8>, String> {
         let request = Request {
             kind: "CredentialProviderRequest",
@@ -365,14 +408,19 @@ impl Provider {
         let request = serde_json::to_vec(&request).map_err(|e| e.to_string())?;
         let mut child = Command::new(&self.program)
             .args(&self.args)
+            .env_clear()
+            .envs(inherited(std::env::vars_os()))
             .envs(self.env.iter().map(|v| (&v.name, &v.value)))
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
+            .process_group(0)
             .kill_on_drop(true)
             .spawn()
             .map_err(|e| format!("start {}: {e}", self.program.display()))?;
-        let stdin = child.stdin.take();
+        let mut group = Group::of(&child);
+        let (stdin, stdout, stderr) =
+            (child.stdin.take(), child.stdout.take(), child.stderr.take());
         let feed = async {
             if let Some(mut stdin) = stdin {
                 // A program that does not read its request answers all the same.
@@ -380,18 +428,19 @@ impl Provider {
                     tracing::debug!(provider = self.name, %error, "a credential provider does not read its request");
                 }
             }
+            Ok::<_, String>(())
         };
-        let ((), output) = tokio::join!(feed, child.wait_with_output());
-        let output = output.map_err(|e| e.to_string())?;
-        if !output.status.success() {
-            let shown = &output.stderr[..output.stderr.len().min(STDERR_SHOWN)];
+        let ((), answer, said) =
+            tokio::try_join!(feed, read_answer(stdout), read_beginning(stderr))?;
+        let status = child.wait().await.map_err(|e| e.to_string())?;
+        group.disarm();
+        if !status.success() {
             return Err(format!(
-                "it ended with {}: {}",
-                output.status,
-                String::from_utf8_lossy(shown).trim()
+                "it ended with {status}: {}",
+                String::from_utf8_lossy(&said).trim()
             ));
         }
-        Ok(output.stdout)
+        Ok(answer)
     }
 
     fn cached(&self, repository: &str, now: Stamp) -> Option<Arc<Keyring>> {
@@ -429,6 +478,45 @@ impl Cached {
     fn is_valid(&self, now: Stamp) -> bool {
         self.boot == now.boot && now.boottime_ms < self.until_ms
     }
+}
+
+/// Leaves what programs get of the agent's environment.
+fn inherited(
+    own: impl Iterator<Item = (OsString, OsString)>,
+) -> impl Iterator<Item = (OsString, OsString)> {
+    own.filter(|(name, _)| INHERITED.iter().any(|kept| name == kept))
+}
+
+/// Reads a program's answer to its end.
+///
+/// # Errors
+/// When it is longer than [`LONGEST_ANSWER`], without reading on.
+async fn read_answer(stdout: Option<impl AsyncRead + Unpin>) -> Result<Vec<u8>, String> {
+    let mut answer = Vec::new();
+    if let Some(stdout) = stdout {
+        let mut limited = stdout.take(LONGEST_ANSWER + 1);
+        let read = limited.read_to_end(&mut answer).await;
+        read.map_err(|e| format!("its answer cannot be read: {e}"))?;
+    }
+    match answer.len() as u64 > LONGEST_ANSWER {
+        true => Err(format!("it answers with more than {LONGEST_ANSWER} bytes")),
+        false => Ok(answer),
+    }
+}
+
+/// Reads a program's error output to its end and returns the first of it.
+async fn read_beginning(stderr: Option<impl AsyncRead + Unpin>) -> Result<Vec<u8>, String> {
+    let mut beginning = Vec::new();
+    if let Some(stderr) = stderr {
+        let failed = |e| format!("its error output cannot be read: {e}");
+        let mut limited = stderr.take(STDERR_SHOWN);
+        let read = limited.read_to_end(&mut beginning).await;
+        read.map_err(failed)?;
+        // A program that goes on must not wait for a full pipe.
+        let rest = tokio::io::copy(&mut limited.into_inner(), &mut tokio::io::sink()).await;
+        rest.map_err(failed)?;
+    }
+    Ok(beginning)
 }
 
 fn cache_key(kind: CacheKeyType, repository: &str) -> String {

@@ -1,3 +1,5 @@
+use std::fs::File;
+use std::io::{BufRead, BufReader, Read};
 use std::os::unix::fs::PermissionsExt;
 
 use super::*;
@@ -148,6 +150,93 @@ async fn a_program_that_hangs_is_given_up() {
     let mut providers = world.providers();
     providers.timeout = Duration::from_millis(50);
     assert!(providers.lookup("a.registry.io/x").await.is_empty());
+}
+
+#[tokio::test]
+async fn what_a_program_has_started_is_killed_with_it() {
+    let world = World::new("exec 3>\"$ALIVE\"; echo up >&3; sleep 600 & sleep 600");
+    let fifo = world.dir.path().join("alive");
+    nix::unistd::mkfifo(&fifo, nix::sys::stat::Mode::S_IRWXU).unwrap();
+    let mut providers = world.providers();
+    providers.providers[0].env.push(EnvVar {
+        name: "ALIVE".to_owned(),
+        value: fifo.display().to_string(),
+    });
+    // All of them hold the pipe open; its end says that none is left.
+    let (tell, mut heard) = tokio::sync::mpsc::unbounded_channel();
+    std::thread::spawn(move || {
+        let mut alive = BufReader::new(File::open(fifo).unwrap());
+        let (mut first, mut rest) = (String::new(), String::new());
+        alive.read_line(&mut first).unwrap();
+        tell.send(first).unwrap();
+        alive.read_to_string(&mut rest).unwrap();
+        tell.send(rest).unwrap();
+    });
+    // As at the end of its time, the run is dropped.
+    tokio::select! {
+        _ = providers.lookup("a.registry.io/x") => panic!("it ended by itself"),
+        up = heard.recv() => assert_eq!(up.as_deref(), Some("up\n")),
+    }
+    let end = tokio::time::timeout(Duration::from_secs(30), heard.recv()).await;
+    assert_eq!(end.expect("one is left").as_deref(), Some(""));
+}
+
+#[tokio::test]
+async fn an_answer_without_end_is_refused_and_error_output_is_drained() {
+    let world = World::new("yes");
+    let providers = world.providers();
+    let asked = providers.providers[0].provide("a.registry.io/x", &*world.clock, TIMEOUT);
+    let error = asked.await.unwrap_err().to_string();
+    assert!(error.contains("more than 1048576 bytes"), "{error}");
+
+    let world = World::new("echo cause >&2; yes | head -c 2000000 >&2; exit 3");
+    let providers = world.providers();
+    let asked = providers.providers[0].provide("a.registry.io/x", &*world.clock, TIMEOUT);
+    let error = asked.await.unwrap_err().to_string();
+    assert!(error.contains("exit status: 3: cause"), "{error}");
+    assert!(error.len() < 1024, "{}", error.len());
+
+    let talks = format!("yes | head -c 2000000 >&2; {}", answer("Image", ""));
+    let world = World::new(&talks);
+    assert_eq!(world.providers().lookup("a.registry.io/x").await.len(), 1);
+}
+
+#[test]
+fn a_program_inherits_the_network_of_the_agent_and_none_of_its_secrets() {
+    let own = [
+        ("PATH", "/bin"),
+        ("HOME", "/root"),
+        ("https_proxy", "http://proxy:3128"),
+        ("NO_PROXY", "10.0.0.0/8"),
+        ("CREDENTIALS_DIRECTORY", "/run/credentials/holdfast.service"),
+        ("NOTIFY_SOCKET", "/run/systemd/notify"),
+        ("LISTEN_FDS", "1"),
+        ("TOKEN", "hunter2"),
+        ("LD_PRELOAD", "/tmp/x.so"),
+    ];
+    let own = own.map(|(name, value)| (name.into(), value.into()));
+    let names: Vec<_> = inherited(own.into_iter()).map(|(name, _)| name).collect();
+    assert_eq!(names, ["PATH", "HOME", "https_proxy", "NO_PROXY"]);
+}
+
+#[tokio::test]
+async fn a_program_runs_in_that_environment() {
+    let script = format!("env > \"${{0%/*}}/env\"\n{}", answer("Image", ""));
+    let world = World::new(&script);
+    assert_eq!(world.providers().lookup("a.registry.io/x").await.len(), 1);
+    let seen = std::fs::read_to_string(world.dir.path().join("env")).unwrap();
+    assert!(seen.lines().any(|line| line == "WHO=ann"), "{seen}");
+    // A shell has some of its own. Cargo's, which this process has, are gone.
+    let shells = ["WHO", "PWD", "OLDPWD", "SHLVL", "_"];
+    for name in seen
+        .lines()
+        .filter_map(|line| Some(line.split_once('=')?.0))
+    {
+        assert!(
+            INHERITED.contains(&name) || shells.contains(&name),
+            "{seen}"
+        );
+    }
 }
 
 #[test]

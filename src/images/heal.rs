@@ -13,15 +13,15 @@ use k8s_cri::v1;
 use super::pulls::Wanted;
 use super::repair::Wish;
 use super::{ImageManager, ImageService, PullInputs, Reporter, files, qualified, records};
-use crate::core::container_history::record_end;
 use crate::core::images::{self, Evidence, FilesState, ImageFiles, Standing};
 use crate::core::state::Transaction;
-use crate::store::{CommitError, RemoveIntent, Store};
+use crate::store::{CommitError, RemoveContainer, RemoveEmptySandbox, Store};
 use crate::types::ContainerId;
 use crate::types::runtime::{ContainerState, PodStatus};
 
 /// A source that has not answered is asked again after this long, doubled each time up to the second.
-const ASK_AGAIN: (Duration, Duration) = (Duration::from_secs(10), Duration::from_secs(40));
+pub(super) const ASK_AGAIN: (Duration, Duration) =
+    (Duration::from_secs(10), Duration::from_secs(40));
 /// How long a source of an image that no pod waits for may take to answer.
 const ANSWER: Duration = Duration::from_secs(20);
 /// A source that nobody has asked for so long begins anew.
@@ -255,6 +255,9 @@ impl ImageManager {
                 }
             }
         }
+        if holders.is_empty() && !self.remove_sandboxes_of(&names, service, store).await? {
+            return Ok(false);
+        }
         let removed = service.remove_image(id).await;
         fail::fail_point!("images::repair::after_remove");
         match &removed {
@@ -262,6 +265,65 @@ impl ImageManager {
             Err(error) => tracing::warn!(image, %error, "a suspect image cannot be removed yet"),
         }
         Ok(removed.is_ok())
+    }
+
+    /// Removes the sandboxes that have ended and were made of an image with one of these names: they hold its layers. Their
+    /// containers have ended with them, and go first. Returns whether none is left, also none that runs.
+    async fn remove_sandboxes_of<S: ImageService>(
+        &self,
+        names: &HashMap<String, &str>,
+        service: &S,
+        store: &Store,
+    ) -> Result<bool, CommitError> {
+        let pods = match service.sandboxes().await {
+            Ok(pods) => pods,
+            Err(error) => {
+                tracing::warn!(%error, "a suspect image stays, which sandboxes hold it is not known");
+                return Ok(false);
+            }
+        };
+        let mut is_clear = true;
+        for (mut status, sandboxes) in pods {
+            for sandbox in sandboxes {
+                let image = sandbox.image.as_deref().map(qualified);
+                if !image.is_some_and(|image| names.contains_key(&image)) {
+                    continue;
+                }
+                if sandbox.is_ready {
+                    is_clear = false;
+                    continue;
+                }
+                let inside: Vec<ContainerId> = status
+                    .containers
+                    .iter()
+                    .filter(|c| c.sandbox_id == sandbox.id)
+                    .map(|c| c.id.clone())
+                    .collect();
+                for container in inside {
+                    if self
+                        .remove_container(&status, &container, service, store)
+                        .await?
+                    {
+                        status.containers.retain(|c| c.id != container);
+                    }
+                }
+                let Some(intent) = RemoveEmptySandbox::new(&status, &sandbox.id) else {
+                    is_clear = false;
+                    continue;
+                };
+                let receipt = store.commit_intent(intent, Transaction::new()).await?;
+                match service.remove_sandbox(&receipt).await {
+                    Ok(()) => {
+                        tracing::info!(sandbox = %sandbox.id, pod = %status.uid, "a sandbox of a suspect image is removed");
+                    }
+                    Err(error) => {
+                        tracing::warn!(sandbox = %sandbox.id, pod = %status.uid, %error, "a sandbox that holds a suspect image cannot be removed yet");
+                        is_clear = false;
+                    }
+                }
+            }
+        }
+        Ok(is_clear)
     }
 
     /// Removes a container that has ended, after its end is on record. Its log stays. Returns whether it is gone.
@@ -272,14 +334,13 @@ impl ImageManager {
         service: &S,
         store: &Store,
     ) -> Result<bool, CommitError> {
+        let Some(intent) = RemoveContainer::new(status, id, self.clock.now()) else {
+            return Ok(!status.containers.iter().any(|c| c.id == *id));
+        };
         let mut tried = false;
         let receipt = loop {
-            let seen = store.snapshot();
-            let intent = RemoveIntent {
-                id: id.clone(),
-                record_end: record_end(&seen, &status.uid, status, id, self.clock.now()),
-            };
-            match store.commit_intent(intent, Transaction::new()).await {
+            let commit = store.commit_intent(intent.clone(), Transaction::new());
+            match commit.await {
                 Err(CommitError::Stale { .. }) if !tried => tried = true,
                 other => break other?,
             }

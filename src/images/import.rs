@@ -15,7 +15,7 @@ use std::time::Duration;
 use futures::future::BoxFuture;
 use nix::sys::signal::{Signal, killpg};
 use nix::unistd::Pid;
-use tokio::process::Command;
+use tokio::process::{Child, Command};
 
 use crate::types::Stamp;
 
@@ -280,7 +280,7 @@ async fn run(mut command: Command) -> Result<String, ImportError> {
         .kill_on_drop(true)
         .spawn()
         .map_err(|error| failed(format!("start it: {error}")))?;
-    let mut group = Group(child.id().and_then(|id| i32::try_from(id).ok()));
+    let mut group = Group::of(&child);
     let output = match tokio::time::timeout(PATIENCE, child.wait_with_output()).await {
         Ok(output) => output.map_err(|error| failed(error.to_string()))?,
         Err(_) => {
@@ -290,8 +290,7 @@ async fn run(mut command: Command) -> Result<String, ImportError> {
             )));
         }
     };
-    // It has been waited for: the number may be somebody else's.
-    group.0 = None;
+    group.disarm();
     if output.status.success() {
         return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
     }
@@ -305,15 +304,26 @@ async fn run(mut command: Command) -> Result<String, ImportError> {
     Err(failed(format!("{}: {said}", output.status)))
 }
 
-/// Kills a process group when it is dropped.
-struct Group(Option<i32>);
+/// Kills the process group that a program leads when it is dropped.
+pub(super) struct Group(Option<i32>);
+
+impl Group {
+    pub(super) fn of(leader: &Child) -> Self {
+        Self(leader.id().and_then(|id| i32::try_from(id).ok()))
+    }
+
+    /// The leader has been waited for: its number may be somebody else's.
+    pub(super) fn disarm(&mut self) {
+        self.0 = None;
+    }
+}
 
 impl Drop for Group {
     fn drop(&mut self) {
         if let Some(leader) = self.0
             && let Err(error) = killpg(Pid::from_raw(leader), Signal::SIGKILL)
         {
-            tracing::debug!(pid = leader, %error, "cannot kill an import");
+            tracing::debug!(pid = leader, %error, "cannot kill a program that was given up");
         }
     }
 }

@@ -22,6 +22,8 @@ mod credentials;
 mod error;
 mod fetch;
 mod files;
+#[cfg(feature = "fuzzing")]
+pub(crate) mod fuzzing;
 mod heal;
 mod import;
 mod inputs;
@@ -59,10 +61,10 @@ use crate::core::images::Standing;
 use crate::core::state::{Durability, ImageRecord, Record, State, Transaction};
 use crate::kuberuntime::cri::{CriClient, CriError};
 use crate::kuberuntime::security::ImageUser;
-use crate::store::{CommitError, Committed, RemoveIntent, Store};
+use crate::store::{CommitError, Committed, RemoveContainer, RemoveEmptySandbox, Store};
 use crate::types::events::{Event, EventRecorder, EventType};
 use crate::types::metrics::Metrics;
-use crate::types::runtime::PodStatus;
+use crate::types::runtime::{PodStatus, SandboxState};
 use crate::types::{Clock, ContainerId, PodExt, PodUid};
 use files::Works;
 use heal::Unanswered;
@@ -108,8 +110,30 @@ pub trait ImageService: Clone + Send + Sync + 'static {
     /// Removes a container. One that is gone counts as removed.
     fn remove_container(
         &self,
-        intent: &Committed<RemoveIntent>,
+        intent: &Committed<RemoveContainer>,
     ) -> impl Future<Output = Result<(), CriError>> + Send;
+
+    /// All pods, inspected, with the image of each of their sandboxes.
+    fn sandboxes(
+        &self,
+    ) -> impl Future<Output = Result<Vec<(PodStatus, Vec<SandboxImage>)>, CriError>> + Send;
+
+    /// Removes a sandbox. One that is gone counts as removed.
+    fn remove_sandbox(
+        &self,
+        intent: &Committed<RemoveEmptySandbox>,
+    ) -> impl Future<Output = Result<(), CriError>> + Send;
+}
+
+/// What a sandbox was made of.
+#[derive(Clone, Debug)]
+pub struct SandboxImage {
+    /// The sandbox.
+    pub id: ContainerId,
+    /// Whether it runs.
+    pub is_ready: bool,
+    /// Name of the image; `None` where the runtime does not say.
+    pub image: Option<String>,
 }
 
 impl ImageService for CriClient {
@@ -158,8 +182,32 @@ impl ImageService for CriClient {
         Ok(found)
     }
 
-    async fn remove_container(&self, intent: &Committed<RemoveIntent>) -> Result<(), CriError> {
+    async fn remove_container(&self, intent: &Committed<RemoveContainer>) -> Result<(), CriError> {
         CriClient::remove_container(self, intent).await
+    }
+
+    async fn sandboxes(&self) -> Result<Vec<(PodStatus, Vec<SandboxImage>)>, CriError> {
+        let mut found = Vec::new();
+        for listed in self.list_pods().await?.into_values() {
+            let mut sandboxes = Vec::new();
+            for sandbox in &listed.sandboxes {
+                match self.sandbox_image(&sandbox.id).await {
+                    Ok(image) => sandboxes.push(SandboxImage {
+                        id: sandbox.id.clone(),
+                        is_ready: sandbox.state == SandboxState::Ready,
+                        image,
+                    }),
+                    Err(error) if error.is_not_found() => {}
+                    Err(error) => return Err(error),
+                }
+            }
+            found.push((self.pod_status_of(&listed).await?, sandboxes));
+        }
+        Ok(found)
+    }
+
+    async fn remove_sandbox(&self, intent: &Committed<RemoveEmptySandbox>) -> Result<(), CriError> {
+        CriClient::remove_pod_sandbox(self, intent).await
     }
 }
 
@@ -195,6 +243,8 @@ pub struct ImageManager {
     preload: Option<Preload>,
     /// What pulls and imports of an earlier boot held was let go in this one.
     released: tokio::sync::OnceCell<()>,
+    /// Whether archives and suspects were looked at once; see [`Self::first_round`].
+    round: tokio::sync::watch::Sender<bool>,
     providers: Option<Arc<CredentialProviders>>,
     pulled: Option<Arc<dyn Fn() + Send + Sync>>,
     clock: Arc<dyn Clock>,
@@ -273,6 +323,7 @@ impl ImageManager {
             unanswered: Mutex::default(),
             preload: None,
             released: tokio::sync::OnceCell::new(),
+            round: tokio::sync::watch::Sender::new(false),
             providers: None,
             pulled: None,
             clock,

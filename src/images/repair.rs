@@ -30,6 +30,8 @@ use crate::types::events::{EventRecorder, EventType};
 const SUSPECTS: Duration = Duration::from_secs(5);
 /// How often the records and the preload directory are looked at otherwise.
 const PERIOD: Duration = Duration::from_secs(60);
+/// How long the first sandboxes wait for images that an earlier boot left open.
+const FIRST_ROUND: Duration = Duration::from_secs(60);
 /// How long the runtime may go on with a pull that nobody waits for.
 const PULL_KEPT: Duration = Duration::from_secs(3600);
 /// Longest text of an error in an event.
@@ -171,6 +173,9 @@ impl ImageManager {
                 () = token.cancelled() => return,
                 worked = work => worked,
             };
+            if !is_first {
+                self.round.send_replace(true);
+            }
             let is_written = worked.unwrap_or_else(|error| {
                 tracing::warn!(%error, "images are looked at again later");
                 true
@@ -200,6 +205,24 @@ impl ImageManager {
                 () = tokio::time::sleep_until(due.min(now + pause)) => {}
                 () = hinted(&mut hints) => due = tokio::time::Instant::now(),
             }
+        }
+    }
+
+    /// Waits until archives and suspects were looked at once, but for no longer than a minute: at once where the records
+    /// know of nothing that an earlier boot left open. The image of the sandboxes themselves may be one of those, and a sandbox
+    /// that is made of it keeps its files from being replaced. Cancel-safe.
+    pub async fn first_round(&self, store: &Store) {
+        let boot = self.clock.now().boot;
+        let is_left = |(files, at): (ImageFiles, Stamp)| is_open(&files.state) && at.boot != boot;
+        if *self.round.borrow() || !images::all_files(&store.snapshot()).any(is_left) {
+            return;
+        }
+        let mut round = self.round.subscribe();
+        let looked = round.wait_for(|looked| *looked);
+        if tokio::time::timeout(FIRST_ROUND, looked).await.is_err() {
+            tracing::warn!(
+                "a sandbox is made before the images of the earlier boot were looked at"
+            );
         }
     }
 

@@ -61,8 +61,14 @@ struct Fake {
     syncs: AtomicU32,
     /// The directory of images is not there.
     no_directory: Mutex<bool>,
+    /// Stands for the directory of images.
+    directory: Mutex<Option<PathBuf>>,
     /// Pods with containers.
     holders: Mutex<Vec<PodStatus>>,
+    /// Pods with the images of their sandboxes.
+    sandboxes: Mutex<Vec<(PodStatus, Vec<super::SandboxImage>)>>,
+    /// Sandboxes that were removed, in this order.
+    removed_sandboxes: Mutex<Vec<ContainerId>>,
 }
 
 #[derive(Clone, Default)]
@@ -145,6 +151,9 @@ impl ImageService for FakeService {
 
     async fn image_directories(&self) -> Result<Vec<PathBuf>, CriError> {
         self.0.syncs.fetch_add(1, Ordering::SeqCst);
+        if let Some(directory) = &*self.0.directory.lock().unwrap() {
+            return Ok(vec![directory.clone()]);
+        }
         let gone = *self.0.no_directory.lock().unwrap();
         // A sync of it costs nothing.
         Ok(vec![PathBuf::from(if gone {
@@ -166,11 +175,30 @@ impl ImageService for FakeService {
         Ok(all.collect())
     }
 
-    async fn remove_container(&self, intent: &Committed<RemoveIntent>) -> Result<(), CriError> {
-        let id = &intent.get().id;
+    async fn remove_container(&self, intent: &Committed<RemoveContainer>) -> Result<(), CriError> {
+        let id = intent.get().id();
         for status in self.0.holders.lock().unwrap().iter_mut() {
             status.containers.retain(|c| c.id != *id);
         }
+        for (status, _) in self.0.sandboxes.lock().unwrap().iter_mut() {
+            status.containers.retain(|c| c.id != *id);
+        }
+        Ok(())
+    }
+
+    async fn sandboxes(&self) -> Result<Vec<(PodStatus, Vec<super::SandboxImage>)>, CriError> {
+        Ok(self.0.sandboxes.lock().unwrap().clone())
+    }
+
+    async fn remove_sandbox(&self, intent: &Committed<RemoveEmptySandbox>) -> Result<(), CriError> {
+        let id = intent.get().id();
+        for (status, images) in self.0.sandboxes.lock().unwrap().iter_mut() {
+            let inside = status.containers.iter().any(|c| c.sandbox_id == *id);
+            assert!(!inside, "a sandbox with containers is removed");
+            status.sandboxes.retain(|s| s.id != *id);
+            images.retain(|s| s.id != *id);
+        }
+        self.0.removed_sandboxes.lock().unwrap().push(id.clone());
         Ok(())
     }
 }

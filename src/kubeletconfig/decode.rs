@@ -578,6 +578,12 @@ fn take(
             let pods: Option<u32> = r.int("a number from 0 (which means 110)");
             c.max_pods = pods.filter(|pods| *pods != 0).unwrap_or(d.max_pods);
         }
+        "podsPerCore" => {
+            c.pods_per_core = r
+                .int("a number from 0 (which means no limit)")
+                .unwrap_or(d.pods_per_core);
+        }
+        "singleProcessOOMKill" => c.single_process_oom_kill = r.bool(),
         "podPidsLimit" => {
             let limit: Option<i64> = r.int("a number, below 1 for no limit");
             c.pod_pids_limit = limit.and_then(pids_limit);

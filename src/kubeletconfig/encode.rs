@@ -106,6 +106,10 @@ pub fn encode(config: &KubeletConfiguration) -> Value {
     put("cgroupDriver", json!(c.cgroup_driver.to_string()));
     put("runtimeRequestTimeout", time(c.runtime_request_timeout));
     put("maxPods", json!(c.max_pods));
+    put("podsPerCore", json!(c.pods_per_core));
+    if let Some(one) = c.single_process_oom_kill {
+        put("singleProcessOOMKill", json!(one));
+    }
     put(
         "podPidsLimit",
         c.pod_pids_limit.map_or(json!(-1), |limit| json!(limit)),

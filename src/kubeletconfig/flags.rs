@@ -41,7 +41,7 @@ pub struct KubeletFlags {
     #[arg(long, value_name = "NAME")]
     pub hostname_override: Option<String>,
 
-    /// CRI runtime socket [default: unix:///run/containerd/containerd.sock]
+    /// CRI runtime socket; one agent per runtime [default: unix:///run/containerd/containerd.sock]
     #[arg(long, value_name = "ENDPOINT")]
     pub container_runtime_endpoint: Option<String>,
 
@@ -128,6 +128,10 @@ pub struct KubeletFlags {
     /// How many pods may run [default: 110]
     #[arg(long, value_name = "COUNT")]
     pub max_pods: Option<u32>,
+
+    /// How many pods may run for each processor; 0 for no such limit [default: 0]
+    #[arg(long, value_name = "COUNT")]
+    pub pods_per_core: Option<u32>,
 
     /// Process limit of one pod; -1 for no limit [default: -1]
     #[arg(long, value_name = "COUNT", allow_negative_numbers = true)]

@@ -25,7 +25,11 @@ pub struct Loaded {
 /// # Errors
 /// [`ConfigError::Read`] when one of them cannot be read, otherwise every problem at once.
 pub fn load(file: Option<&Path>, directory: Option<&Path>) -> Result<Loaded, ConfigError> {
-    let mut settings = read(file, directory)?;
+    check(read(file, directory)?)
+}
+
+/// Checks the values of what was read.
+pub(super) fn check(mut settings: Settings) -> Result<Loaded, ConfigError> {
     validate(&mut settings);
     if settings.problems.is_empty() {
         Ok(Loaded {
@@ -58,23 +62,28 @@ fn read_file(settings: &mut Settings, what: &'static str, path: &Path) -> Result
         source,
     };
     let bytes = read_limited(path).map_err(failed)?;
-    let whole = || Origin::File {
-        path: path.to_owned(),
-        line: 0,
-        column: 0,
-    };
     let Some(bytes) = bytes else {
         let message = format!("the file is larger than {} bytes", yaml::MAX_BYTES);
-        settings.problems.push(Problem::new(whole(), "", message));
+        settings
+            .problems
+            .push(Problem::new(whole(path), "", message));
         return Ok(());
     };
+    overlay_bytes(settings, path, bytes);
+    Ok(())
+}
+
+/// Overlays what the content of the file at `path` sets.
+pub(super) fn overlay_bytes(settings: &mut Settings, path: &Path, bytes: Vec<u8>) {
     let text = match String::from_utf8(bytes) {
         Ok(text) => text,
         Err(error) => {
             let at = error.utf8_error().valid_up_to();
             let message = format!("the file is not UTF-8 text (byte {at})");
-            settings.problems.push(Problem::new(whole(), "", message));
-            return Ok(());
+            settings
+                .problems
+                .push(Problem::new(whole(path), "", message));
+            return;
         }
     };
     match yaml::parse(&text) {
@@ -90,7 +99,15 @@ fn read_file(settings: &mut Settings, what: &'static str, path: &Path) -> Result
                 .push(Problem::new(origin, "", error.message));
         }
     }
-    Ok(())
+}
+
+/// The file at `path`, no place in it.
+fn whole(path: &Path) -> Origin {
+    Origin::File {
+        path: path.to_owned(),
+        line: 0,
+        column: 0,
+    }
 }
 
 /// The bytes of a file, or `None` when there are more than a configuration may have.

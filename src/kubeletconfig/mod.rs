@@ -17,6 +17,8 @@ mod duration;
 mod encode;
 pub mod fields;
 pub mod flags;
+#[cfg(feature = "fuzzing")]
+pub(crate) mod fuzzing;
 mod given;
 pub mod load;
 mod problem;

@@ -118,6 +118,8 @@ pub struct AgentConfig {
     pub secrets_key_file: Option<PathBuf>,
     /// `--image-credential-provider-config` and `--image-credential-provider-bin-dir`, which go together.
     pub image_credential_providers: Option<(PathBuf, PathBuf)>,
+    /// `--streaming-requires-create`: exec, attach and port-forward need the verb `create`, also by GET.
+    pub streaming_requires_create: bool,
     /// `--cloud-provider external`: a cloud controller manager initialises the node.
     pub external_cloud_provider: bool,
     /// The merged and checked configuration.
@@ -257,6 +259,8 @@ pub fn resolve(flags: &KubeletFlags) -> Result<(AgentConfig, Vec<Warning>), Conf
                 },
                 secrets_key_file: optional(&flags.secrets_key_file),
                 image_credential_providers,
+                streaming_requires_create: (flags.server.streaming_requires_create)
+                    .unwrap_or_default(),
                 external_cloud_provider: flags.cloud_provider.as_deref() == Some("external"),
                 root_dir,
                 kubelet: settings.config,
@@ -315,6 +319,7 @@ fn apply_flags(settings: &mut Settings, flags: &KubeletFlags) {
     over!("--container-runtime-endpoint", "containerRuntimeEndpoint", f.container_runtime_endpoint => c.container_runtime_endpoint);
     over!("--image-service-endpoint", "imageServiceEndpoint", f.image_service_endpoint => c.image_service_endpoint);
     over!("--max-pods", "maxPods", f.max_pods => c.max_pods);
+    over!("--pods-per-core", "podsPerCore", f.pods_per_core => c.pods_per_core);
     over!("--pod-max-pids", "podPidsLimit", f.pod_max_pids.map(pids_limit) => c.pod_pids_limit);
 
     if f.max_pods == Some(0) {

@@ -246,6 +246,10 @@ pub struct ServerFlags {
     /// Serve logs, exec, attach, port-forward, run and the like [default: true]
     #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true", value_parser = parse_bool)]
     pub enable_debugging_handlers: Option<bool>,
+
+    /// Demand the verb create of nodes/proxy for exec, attach and port-forward, also of WebSocket clients, whose requests are GET [default: false]
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true", value_parser = parse_bool)]
+    pub streaming_requires_create: Option<bool>,
 }
 
 /// The fields of the two sections, by their dotted names.

@@ -275,6 +275,10 @@ pub struct KubeletConfiguration {
     pub preloaded_images_verification_allowlist: Vec<String>,
     /// How many pods may run on the node.
     pub max_pods: u32,
+    /// `podsPerCore`: how many of them for each processor; 0 for no such limit.
+    pub pods_per_core: u32,
+    /// `singleProcessOOMKill`; `None` for upstream's default: on with cgroup v1, off with v2.
+    pub single_process_oom_kill: Option<bool>,
     /// Process limit of one pod; `None` for no limit (upstream's -1).
     pub pod_pids_limit: Option<u64>,
     /// `cpuCFSQuota`: whether CPU limits are enforced by CFS quota.
@@ -416,6 +420,8 @@ impl Default for KubeletConfiguration {
             image_pull_credentials_verification_policy: ImageVerification::default(),
             preloaded_images_verification_allowlist: Vec::new(),
             max_pods: 110,
+            pods_per_core: 0,
+            single_process_oom_kill: None,
             pod_pids_limit: None,
             cpu_cfs_quota: true,
             cpu_cfs_quota_period: Duration::from_millis(100),

@@ -164,7 +164,6 @@ pub const UNSUPPORTED_FLAGS: &[UnsupportedFlag] = &[
         "1.35",
         "set the sandbox image in the configuration of the container runtime",
     ),
-    value("pods-per-core"),
     switch("protect-kernel-defaults"),
     value("qos-reserved"),
     removed("register-schedulable", Takes::Bool, "1.34", ""),

@@ -12,6 +12,7 @@ use std::fs;
 use std::io;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use k8s_cri::v1;
 use k8s_openapi::api::core::v1::{Container, HostAlias, Pod};
@@ -25,7 +26,7 @@ use super::resources;
 use super::sandbox_config::{self, ConfigError};
 use super::security::{self, Isolation};
 use crate::core::volumes::{Remote, extra_groups};
-use crate::types::{PodExt, PodUid};
+use crate::types::{PodExt, PodUid, blocking};
 
 /// Default of `terminationMessagePath`.
 pub const DEFAULT_TERMINATION_PATH: &str = "/dev/termination-log";
@@ -168,7 +169,30 @@ pub fn termination_log_path(
         .join(format!("{attempt:08x}"))
 }
 
-/// Writes the hosts file and an empty termination message file, replacing what an earlier try left.
+/// As [`prepare_files`], on a thread where it may block. It goes on when the future is dropped; made again, it does the same.
+///
+/// # Errors
+/// As [`prepare_files`].
+pub async fn prepare_files_beside(
+    pod: &Arc<Pod>,
+    container: &Container,
+    attempt: u32,
+    pod_ips: &[String],
+    ctx: &NodeContext,
+) -> Result<ContainerFiles, FileError> {
+    let (of, in_it, ips) = (Arc::clone(pod), container.clone(), pod_ips.to_vec());
+    let node = ctx.clone();
+    let work = move || prepare_files(&of, &in_it, attempt, &ips, &node);
+    blocking::run(work).await.unwrap_or_else(|error| {
+        Err(FileError {
+            path: ctx.container_dir(&pod.uid(), &container.name),
+            container: container.name.clone(),
+            source: io::Error::other(error),
+        })
+    })
+}
+
+/// Writes the hosts file and an empty termination message file, replacing what an earlier try left. Blocking.
 ///
 /// # Errors
 /// When one cannot be written.
@@ -190,7 +214,7 @@ pub fn prepare_files(
     };
     let mut files = ContainerFiles::default();
     if !mounts_at(container, HOSTS_FILE) && (pod.host_network() || !pod_ips.is_empty()) {
-        let path = ctx.pod_dir(&uid).join("etc-hosts");
+        let path = ctx.hosts_file(&uid);
         let content = hosts_content(pod, pod_ips, ctx).map_err(error(&ctx.node_hosts_file))?;
         // In place, not renamed: earlier containers of the pod have the very file mounted.
         write_file(&path, content.as_bytes(), 0o644).map_err(error(&path))?;

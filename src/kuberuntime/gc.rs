@@ -13,9 +13,8 @@ use std::time::Duration;
 use super::cri::{CriClient, CriError};
 use super::logs;
 use super::node_context::NodeContext;
-use crate::core::container_history::record_end;
 use crate::core::state::Transaction;
-use crate::store::{CommitError, RemoveIntent, StopPermit, Store};
+use crate::store::{CommitError, RemoveContainer, RemoveEmptySandbox, StopPermit, Store};
 use crate::types::runtime::{ContainerState, ContainerStatus, PodStatus, SandboxState};
 use crate::types::{Clock, ContainerId, PodUid};
 
@@ -24,6 +23,8 @@ use crate::types::{Clock, ContainerId, PodUid};
 pub struct GcPolicy {
     /// Dead containers kept per pod UID and container name.
     pub max_per_container: usize,
+    /// Dead containers kept in all; `None` for no limit.
+    pub max_total: Option<usize>,
     /// A younger container is left alone.
     pub min_age: Duration,
 }
@@ -32,6 +33,7 @@ impl Default for GcPolicy {
     fn default() -> Self {
         Self {
             max_per_container: 1,
+            max_total: None,
             min_age: Duration::ZERO,
         }
     }
@@ -59,8 +61,9 @@ pub struct EvictableSandbox {
     pub ready: bool,
 }
 
-/// What may go of the containers: the dead ones but the newest `max_per_container` of each name; all dead
-/// ones of a pod that is `gone` (deleted, and every source has spoken). `now_ns` is wall-clock time.
+/// Returns the containers that may go: the dead ones but the newest `max_per_container` of each name, and all dead ones of a pod
+/// that is `gone` (deleted, and every source has spoken). If more than `max_total` stay, each name keeps an equal share of the
+/// newest, and then the oldest of all go. `now_ns` is wall-clock time. Upstream: `evictContainers`.
 pub fn evictable_containers(
     pods: &[PodStatus],
     policy: GcPolicy,
@@ -70,38 +73,77 @@ pub fn evictable_containers(
     let min_age = i64::try_from(policy.min_age.as_nanos()).unwrap_or(i64::MAX);
     let newest_allowed = now_ns.saturating_sub(min_age);
     let mut evictable = Vec::new();
+    // Dead containers that stay and are old enough to go, by pod and name, newest first.
+    let mut kept = Vec::new();
     for pod in pods {
         let keep = if gone.contains(&pod.uid) {
             0
         } else {
             policy.max_per_container
         };
-        let mut by_name: BTreeMap<&str, Vec<&ContainerStatus>> = BTreeMap::new();
-        for container in &pod.containers {
-            // A created one may be about to start; its removal is the worker's decision.
-            let dead = matches!(
-                container.state,
-                ContainerState::Exited | ContainerState::Unknown
-            ) || (container.state == ContainerState::Created && keep == 0);
-            if dead {
-                by_name.entry(&container.name).or_default().push(container);
-            }
-        }
-        for (_, mut dead) in by_name {
-            dead.sort_by_key(|c| std::cmp::Reverse((c.created_at_ns, c.attempt)));
-            evictable.extend(
-                dead.into_iter()
-                    .skip(keep)
-                    .filter(|c| c.created_at_ns <= newest_allowed)
-                    .map(|c| EvictableContainer {
-                        pod: pod.uid.clone(),
-                        id: c.id.clone(),
-                        name: c.name.clone(),
-                    }),
-            );
+        for mut dead in dead_by_name(pod, keep == 0) {
+            let old = |c: &&ContainerStatus| c.created_at_ns <= newest_allowed;
+            let of = |c: &ContainerStatus| evictable_of(pod, c);
+            let rest = dead.split_off(keep.min(dead.len()));
+            evictable.extend(rest.into_iter().filter(old).map(of));
+            let stays = dead.into_iter().filter(old);
+            kept.push(stays.map(|c| (c.created_at_ns, of(c))).collect());
         }
     }
+    if let Some(max) = policy.max_total {
+        evictable.extend(above_total(kept, max));
+    }
     evictable
+}
+
+/// Dead containers of a pod, one list for each name, newest first. One that never started may be about to: its removal is
+/// the worker's decision, unless the pod is gone.
+fn dead_by_name(pod: &PodStatus, is_gone: bool) -> Vec<Vec<&ContainerStatus>> {
+    let mut by_name: BTreeMap<&str, Vec<&ContainerStatus>> = BTreeMap::new();
+    for container in &pod.containers {
+        let is_dead = match container.state {
+            ContainerState::Exited | ContainerState::Unknown => true,
+            ContainerState::Created => is_gone,
+            ContainerState::Running => false,
+        };
+        if is_dead {
+            by_name.entry(&container.name).or_default().push(container);
+        }
+    }
+    let mut all: Vec<_> = by_name.into_values().collect();
+    for dead in &mut all {
+        dead.sort_by_key(|c| std::cmp::Reverse((c.created_at_ns, c.attempt)));
+    }
+    all
+}
+
+fn evictable_of(pod: &PodStatus, container: &ContainerStatus) -> EvictableContainer {
+    EvictableContainer {
+        pod: pod.uid.clone(),
+        id: container.id.clone(),
+        name: container.name.clone(),
+    }
+}
+
+/// What has to go of the containers that would stay, so that no more than `max` do. Each has its creation time with it.
+fn above_total(
+    mut kept: Vec<Vec<(i64, EvictableContainer)>>,
+    max: usize,
+) -> Vec<EvictableContainer> {
+    kept.retain(|of_name| !of_name.is_empty());
+    let total: usize = kept.iter().map(Vec::len).sum();
+    if total <= max {
+        return Vec::new();
+    }
+    let share = (max / kept.len()).max(1);
+    let mut above = Vec::new();
+    for of_name in &mut kept {
+        above.extend(of_name.split_off(share.min(of_name.len())));
+    }
+    let mut left: Vec<_> = kept.into_iter().flatten().collect();
+    left.sort_by_key(|(created, _)| std::cmp::Reverse(*created));
+    above.extend(left.split_off(max.min(left.len())));
+    above.into_iter().map(|(_, container)| container).collect()
 }
 
 /// What may go of the sandboxes: those that are not ready, hold no container and are not the newest of
@@ -148,6 +190,16 @@ pub enum GcError {
         #[source]
         source: CriError,
     },
+    /// It is in use.
+    #[error("remove {id} of pod {pod}: {why}")]
+    InUse {
+        /// Container or sandbox.
+        id: String,
+        /// UID.
+        pod: PodUid,
+        /// Why it is not to be removed.
+        why: &'static str,
+    },
     /// Its end could not be recorded.
     #[error("record the end of {id} of pod {pod} before its removal")]
     Commit {
@@ -187,21 +239,27 @@ pub struct GcReport {
 
 impl Remover<'_> {
     /// Records the end of a container and removes it with its logs. `status` must come from an
-    /// inspection, not from a list, or the exit code is not known.
+    /// inspection, not from a list, or the exit code is not known. One that it does not show is gone.
     /// Not removed when dropped before the commit; removed twice does no harm.
     ///
     /// # Errors
     /// See [`GcError`]; a stale decision is taken again once.
     pub async fn container(&self, status: &PodStatus, id: &ContainerId) -> Result<(), GcError> {
         let pod = &status.uid;
+        let Some(intent) = RemoveContainer::new(status, id, self.clock.now()) else {
+            if !status.containers.iter().any(|c| c.id == *id) {
+                return Ok(());
+            }
+            return Err(GcError::InUse {
+                id: id.to_string(),
+                pod: pod.clone(),
+                why: "the container runs",
+            });
+        };
         let mut tried = false;
         let receipt = loop {
-            let seen = self.store.snapshot();
-            let intent = RemoveIntent {
-                id: id.clone(),
-                record_end: record_end(&seen, pod, status, id, self.clock.now()),
-            };
-            match self.store.commit_intent(intent, Transaction::new()).await {
+            let commit = self.store.commit_intent(intent.clone(), Transaction::new());
+            match commit.await {
                 Err(CommitError::Stale { .. }) if !tried => tried = true,
                 other => {
                     break other.map_err(|source| GcError::Commit {
@@ -222,24 +280,30 @@ impl Remover<'_> {
                 source,
             })?;
         if let Some(container) = status.containers.iter().find(|c| c.id == *id) {
-            let names = (status.name.as_str(), status.namespace.as_str());
-            let log = &container.log_path;
-            if let Err(error) =
-                logs::remove_container_log(self.ctx, names, &container.name, id, log)
-            {
+            let names = (status.name.clone(), status.namespace.clone());
+            let (id, name, log) = (
+                id.clone(),
+                container.name.clone(),
+                container.log_path.clone(),
+            );
+            let removed = logs::beside(self.ctx, move |ctx| {
+                logs::remove_container_log(ctx, (&names.0, &names.1), &name, &id, &log)
+            });
+            if let Err(error) = removed.await {
                 tracing::warn!(pod = %pod, container = %container.name, %error, "log of a removed container stays");
             }
         }
         Ok(())
     }
 
-    /// Stops (when it may still run) and removes a sandbox. Its containers must be gone: the runtime
-    /// would remove them with it, unrecorded.
+    /// Stops (when it may still run) and removes a sandbox. `status` shows the pod without the containers that were
+    /// removed: one that is left in the sandbox would be removed with it, unrecorded.
     ///
     /// # Errors
     /// See [`GcError`].
     pub async fn sandbox(
         &self,
+        status: &PodStatus,
         sandbox: &EvictableSandbox,
         permit: &StopPermit,
     ) -> Result<(), GcError> {
@@ -251,15 +315,18 @@ impl Remover<'_> {
                 source,
             }
         };
+        let Some(intent) = RemoveEmptySandbox::new(status, &sandbox.id) else {
+            return Err(GcError::InUse {
+                id: sandbox.id.to_string(),
+                pod: sandbox.pod.clone(),
+                why: "the sandbox holds containers",
+            });
+        };
         // Also one that is not ready: its network may not have been taken down.
         self.cri
             .stop_pod_sandbox(&sandbox.id, permit)
             .await
             .map_err(error("stop sandbox"))?;
-        let intent = RemoveIntent {
-            id: sandbox.id.clone(),
-            record_end: Transaction::new(),
-        };
         let receipt = self
             .store
             .commit_intent(intent, Transaction::new())
@@ -321,12 +388,15 @@ impl Remover<'_> {
             }
         }
         for sandbox in evictable_sandboxes(&left, gone) {
-            match self.sandbox(&sandbox, permit).await {
+            let Some(status) = left.iter().find(|pod| pod.uid == sandbox.pod) else {
+                continue;
+            };
+            match self.sandbox(status, &sandbox, permit).await {
                 Ok(()) => report.sandboxes += 1,
                 Err(error) => report.errors.push(error),
             }
         }
-        if let Err(error) = logs::remove_dead_links(self.ctx) {
+        if let Err(error) = logs::beside(self.ctx, logs::remove_dead_links).await {
             tracing::warn!(%error, "dead log links stay");
         }
         report
@@ -336,6 +406,7 @@ impl Remover<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::store::StopDecision;
     use crate::types::runtime::SandboxStatus;
 
     fn container(id: &str, name: &str, attempt: u32, state: ContainerState) -> ContainerStatus {
@@ -382,6 +453,69 @@ mod tests {
         }
     }
 
+    struct AtBoot;
+
+    impl Clock for AtBoot {
+        fn now(&self) -> crate::types::Stamp {
+            crate::types::Stamp {
+                boot: crate::types::BootId(1),
+                boottime_ms: 1,
+                wall_ms: 1,
+            }
+        }
+    }
+
+    #[test]
+    fn files_are_removed_beside_the_async_threads() {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .max_blocking_threads(1)
+            .build()
+            .unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        let mut ctx = NodeContext::new("n", dir.path());
+        ctx.pod_log_root = dir.path().join("pods");
+        ctx.container_log_root = dir.path().join("containers");
+        std::fs::create_dir(&ctx.container_log_root).unwrap();
+        let link = ctx.container_log_root.join("web_shop_c-abc.log");
+        std::os::unix::fs::symlink(ctx.pod_log_root.join("gone/c/0.log"), &link).unwrap();
+        runtime.block_on(async {
+            let fake = holdfast_testkit::fake_cri::FakeCri::new();
+            let cri = CriClient::over(
+                fake.channel(),
+                "fake",
+                crate::kuberuntime::cri::CriTimeouts::default(),
+                crate::types::metrics::Metrics::default(),
+            );
+            let store = Store::in_memory(std::sync::Arc::new(AtBoot));
+            let permit = store
+                .commit_stop(StopDecision::unrecorded_leftovers())
+                .await
+                .unwrap();
+            let remover = Remover {
+                cri: &cri,
+                store: &store,
+                clock: &AtBoot,
+                ctx: &ctx,
+            };
+            // The only thread that may block is busy.
+            let (end, wait) = std::sync::mpsc::channel::<()>();
+            let busy = tokio::task::spawn_blocking(move || wait.recv());
+            let gone = BTreeSet::new();
+            let collection = remover.collect(&[], GcPolicy::default(), &gone, &permit);
+            let mut collection = std::pin::pin!(collection);
+            let begun = futures::FutureExt::now_or_never(&mut collection);
+            assert!(begun.is_none());
+            assert!(link.is_symlink());
+            end.send(()).unwrap();
+            busy.await.unwrap().unwrap();
+            let limit = Duration::from_secs(30);
+            let report = tokio::time::timeout(limit, collection).await.unwrap();
+            assert!(report.errors.is_empty());
+            assert!(!link.is_symlink());
+        });
+    }
+
     fn ids(pods: &[PodStatus], policy: GcPolicy, gone: &[&str], now: i64) -> Vec<String> {
         let gone = gone.iter().map(|u| PodUid::from(*u)).collect();
         evictable_containers(pods, policy, &gone, now)
@@ -425,6 +559,51 @@ mod tests {
             ["a0"],
             "a1 was created 9000 ns ago"
         );
+    }
+
+    #[test]
+    fn no_more_dead_containers_stay_than_the_total_allows() {
+        use ContainerState::{Exited, Running};
+        let dead = |id: &str, name: &str, attempt| container(id, name, attempt, Exited);
+        let pods = [
+            pod(
+                "u",
+                Vec::new(),
+                vec![
+                    dead("a1", "a", 1),
+                    dead("a2", "a", 2),
+                    dead("a3", "a", 3),
+                    container("a4", "a", 4, Running),
+                ],
+            ),
+            pod(
+                "v",
+                Vec::new(),
+                vec![dead("b5", "b", 5), dead("b6", "b", 6)],
+            ),
+            pod("w", Vec::new(), vec![dead("c9", "c", 9)]),
+        ];
+        let of = |max_per_container, max_total, now| {
+            let policy = GcPolicy {
+                max_per_container,
+                max_total,
+                min_age: Duration::from_nanos(1_000),
+            };
+            ids(&pods, policy, &[], now)
+        };
+        let now = 100_000;
+        assert!(of(3, None, now).is_empty());
+        assert!(of(3, Some(6), now).is_empty());
+        // One of each name.
+        assert_eq!(of(3, Some(5), now), ["a2", "a1", "b5"]);
+        assert_eq!(of(3, Some(3), now), ["a2", "a1", "b5"]);
+        // The oldest of what is left go, too.
+        assert_eq!(of(3, Some(2), now), ["a2", "a1", "b5", "a3"]);
+        assert_eq!(of(1, Some(2), now), ["a2", "a1", "b5", "a3"]);
+        assert_eq!(of(3, Some(0), now).len(), 6);
+        // The newest is too young to go, and is not counted: two of each other name.
+        assert!(of(3, Some(5), 9_500).is_empty());
+        assert_eq!(of(3, Some(4), 9_500), ["a1"]);
     }
 
     #[test]

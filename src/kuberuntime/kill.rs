@@ -7,6 +7,10 @@
 //! StopContainer, which gives the container the two seconds that each one gets, and ends with the container. Every
 //! call may be repeated: stopping what is stopped succeeds, and a preStop hook that has come to its end is not run
 //! again. Removal is left to [`super::gc`].
+//!
+//! A failure is told when it happens, and so is a stop that the runtime does not answer ([`overdue_stop`]). Streams that
+//! clients have open to what is stopped end with it, or soon after its grace period: a client that does not read keeps the
+//! runtime from telling the end.
 
 use std::collections::{BTreeMap, HashMap};
 use std::pin::pin;
@@ -21,18 +25,21 @@ use tracing::Instrument;
 use super::cri::{CriClient, CriError};
 use super::hooks::{self, Hook, HookError, HookTarget};
 use super::labels;
+use crate::core::overdue_stop::{self, Overdue};
 use crate::store::{CommitError, StopPermit, Store};
 use crate::types::containers::{container_of, is_sidecar};
 use crate::types::events::{Event, EventRecorder, EventType, PodRef};
 use crate::types::runtime::{
     ContainerState, ContainerStatus, PodStatus, SandboxState, SandboxStatus,
 };
-use crate::types::{PodExt, Stamp};
+use crate::types::{Clock, ContainerId, Pace, PodExt, Stamp};
 
 /// The least a container gets between SIGTERM and SIGKILL; upstream's `minimumGracePeriodInSeconds`.
 pub const MIN_STOP_TIMEOUT: Duration = Duration::from_secs(2);
 /// Grace of a pod whose spec says nothing.
 pub const DEFAULT_GRACE: Duration = Duration::from_secs(30);
+/// How long a sandbox may take to be stopped, with its network, before that counts as late.
+const SANDBOX_PATIENCE: Duration = Duration::from_secs(20);
 
 /// Something of a pod could not be stopped.
 #[derive(Debug, thiserror::Error)]
@@ -106,6 +113,16 @@ pub fn stop_timeout(grace: Duration) -> i64 {
     i64::try_from(seconds).unwrap_or(i64::MAX)
 }
 
+/// What [`Pace`] knows a stop without an answer by.
+fn late(id: &ContainerId) -> String {
+    format!("late stop of {id}")
+}
+
+/// What [`Pace`] knows a stop that fails by.
+fn failed(id: &ContainerId) -> String {
+    format!("failed stop of {id}")
+}
+
 /// Whether a sandbox that does not run was made before this boot.
 fn is_of_earlier_boot(sandbox: &SandboxStatus, now: Stamp) -> bool {
     let made = sandbox.created_at_ns / 1_000_000;
@@ -123,8 +140,10 @@ pub struct Killer<'a> {
     pub recorder: &'a dyn EventRecorder,
     /// Decisions are recorded, or held.
     pub permit: &'a StopPermit,
-    /// The time, which tells what an earlier boot has left.
-    pub now: Stamp,
+    /// Says what an earlier boot has left, and when a failure may be told again.
+    pub clock: &'a dyn Clock,
+    /// How often a stop that fails or has no answer is told.
+    pub pace: &'a Pace,
 }
 
 /// Whose containers are stopped.
@@ -199,14 +218,18 @@ impl Killer<'_> {
         .await;
         let pod = of.pod_ref();
         let sandboxes = join_all(of.status.sandboxes.iter().map(|sandbox| async {
-            let stopped = self.cri.stop_pod_sandbox(&sandbox.id, self.permit).await;
+            let call = self.cri.stop_pod_sandbox(&sandbox.id, self.permit);
+            let what = format!("sandbox {}", sandbox.id);
+            let stopped = self
+                .watch(of, &what, &sandbox.id, SANDBOX_PATIENCE, call)
+                .await;
             let error = stopped.map_err(|source| KillError::Sandbox {
                 pod: format!("{}/{}", pod.namespace, pod.name),
                 sandbox: sandbox.id.to_string(),
                 source,
             });
             match error {
-                Err(error) if is_of_earlier_boot(sandbox, self.now) => {
+                Err(error) if is_of_earlier_boot(sandbox, self.clock.now()) => {
                     tracing::warn!(%error, "what an earlier boot has left cannot be cleaned up, the pod goes on without it");
                     let text = format!("error killing pod: {error}. It is left of an earlier boot, the pod goes on without it");
                     self.recorder.record(Event {
@@ -218,11 +241,28 @@ impl Killer<'_> {
                     });
                     Ok(())
                 }
-                other => other,
+                Err(error) => {
+                    self.tell_failure(of, &sandbox.id, &error);
+                    Err(error)
+                }
+                Ok(()) => Ok(()),
             }
         }))
         .await;
-        containers.into_iter().chain(sandboxes).collect()
+        let all: Result<(), KillError> = containers.into_iter().chain(sandboxes).collect();
+        if all.is_ok() {
+            self.nothing_is_late(of.status);
+        }
+        all
+    }
+
+    /// Forgets what was told of a pod of which nothing runs any more.
+    fn nothing_is_late(&self, status: &PodStatus) {
+        let containers = status.containers.iter().map(|c| &c.id);
+        for id in containers.chain(status.sandboxes.iter().map(|s| &s.id)) {
+            self.pace.over(&late(id));
+            self.pace.over(&failed(id));
+        }
     }
 
     async fn stop(
@@ -234,9 +274,15 @@ impl Killer<'_> {
         turns: Option<&Turns<'_>>,
     ) -> Result<(), KillError> {
         let span = tracing::info_span!("kill_container", pod = %of.status.uid, container = %container.name, id = %container.id, grace_s = grace.as_secs_f64());
-        self.stop_inside(of, container, grace, message, turns)
-            .instrument(span)
-            .await
+        async {
+            let stopped = self.stop_inside(of, container, grace, message, turns).await;
+            if let Err(error) = &stopped {
+                self.tell_failure(of, &container.id, error);
+            }
+            stopped
+        }
+        .instrument(span)
+        .await
     }
 
     async fn stop_inside(
@@ -315,8 +361,9 @@ impl Killer<'_> {
         }
         let timeout = stop_timeout(left());
         tracing::info!(timeout, "stopping container");
-        self.cri
-            .stop_container(&container.id, timeout, self.permit)
+        let call = self.cri.stop_container(&container.id, timeout, self.permit);
+        let grace = Duration::from_secs(timeout.unsigned_abs());
+        self.watch(of, &format!("container {name}"), &container.id, grace, call)
             .await
             .map_err(|source| KillError::Container {
                 pod: format!("{}/{}", of.status.namespace, of.status.name),
@@ -327,6 +374,66 @@ impl Killer<'_> {
             turns.ended(name);
         }
         Ok(())
+    }
+
+    /// Waits for the answer to a `call` that gives the runtime `grace`. When it is late, ends the streams that are open to
+    /// what is stopped, and warns.
+    async fn watch(
+        &self,
+        of: Condemned<'_>,
+        what: &str,
+        id: &ContainerId,
+        grace: Duration,
+        call: impl Future<Output = Result<(), CriError>>,
+    ) -> Result<(), CriError> {
+        let begun = Instant::now();
+        let stopping = self.cri.open_streams().stopping(id);
+        let mut call = pin!(call);
+        for (at, step) in overdue_stop::steps(grace) {
+            let left = at.saturating_sub(begun.elapsed());
+            if let Ok(answer) = tokio::time::timeout(left, &mut call).await {
+                if answer.is_ok() {
+                    stopping.ended();
+                    self.pace.over(&late(id));
+                    self.pace.over(&failed(id));
+                }
+                return answer;
+            }
+            match step {
+                Overdue::EndStreams => stopping.cut(),
+                Overdue::Warn => self.tell_late(of, what, id, begun.elapsed()),
+            }
+        }
+        // There is always a next step.
+        call.await
+    }
+
+    fn tell_late(&self, of: Condemned<'_>, what: &str, id: &ContainerId, waited: Duration) {
+        let waited_s = waited.as_secs();
+        let text = format!(
+            "{what} has not stopped: no answer from the container runtime for {waited_s} s"
+        );
+        if self.pace.is_due(&late(id), &text, self.clock.now()) {
+            tracing::warn!(pod = %of.status.uid, what, waited_s, "the container runtime does not answer a stop");
+            self.tell_kill(of, &text);
+        }
+    }
+
+    fn tell_failure(&self, of: Condemned<'_>, id: &ContainerId, error: &KillError) {
+        let text = error.to_string();
+        if self.pace.is_due(&failed(id), &text, self.clock.now()) {
+            tracing::warn!(pod = %of.status.uid, %error, "cannot stop a part of the pod yet");
+            self.tell_kill(of, &text);
+        }
+    }
+
+    /// Emits `FailedKillPod`, for a pod that is known from more than the runtime.
+    fn tell_kill(&self, of: Condemned<'_>, text: &str) {
+        if let Some(pod) = of.pod {
+            let text = format!("error killing pod: {text}");
+            let event = Event::pod(EventType::Warning, pod, "FailedKillPod", text);
+            self.recorder.record(event);
+        }
     }
 
     fn tell(&self, of: Condemned<'_>, name: &str, kind: EventType, reason: &str, text: &str) {
@@ -413,7 +520,7 @@ impl Killer<'_> {
         loop {
             let seen = self.store.snapshot();
             let done = Hook::PreStop.done(&seen, uid, name, &container.id, outcome);
-            match self.store.commit_stop(done).await {
+            match self.store.commit_or_hold(done).await {
                 Ok(_) => return Ok(()),
                 // Somebody recorded its end: once more with that.
                 Err(CommitError::Stale { .. }) => {}

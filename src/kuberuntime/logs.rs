@@ -1,21 +1,32 @@
 //! Where containers log: the pod's directory below `/var/log/pods` and the links below
 //! `/var/log/containers` that log collectors read pod, namespace and container from.
 //!
-//! The runtime writes the logs; this module only makes and removes directories and links. Removal never
-//! follows a link and never leaves the log roots.
+//! The runtime writes the logs; this module only makes and removes directories and links.
+//!
+//! What touches the disk blocks; async callers go through [`beside`].
+//!
+//! **Invariant:** a pod may have the logs of the node mounted and put a link in place of a directory. The roots may be links,
+//! nothing below them is followed: directories are made, opened, changed and emptied through a handle of the one that holds them.
 
 use std::fs;
 use std::io;
-use std::os::unix::fs::{PermissionsExt, symlink};
-use std::path::{Path, PathBuf};
+use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::symlink;
+use std::path::{Component, Path, PathBuf};
 
 use k8s_openapi::api::core::v1::Pod;
+use nix::dir::Dir;
+use nix::errno::Errno;
+use nix::fcntl::{OFlag, open, openat};
+use nix::sys::stat::{Mode, fchmod, mkdirat};
+use nix::unistd::{UnlinkatFlags, unlinkat};
 
 use super::container_config;
 use super::node_context::{NodeContext, is_path_component};
 use crate::types::containers::containers_of;
 use crate::types::runtime::{ContainerStatus, PodStatus};
-use crate::types::{ContainerId, PodExt, PodUid};
+use crate::types::{ContainerId, PodExt, PodUid, blocking};
 
 /// Longest file name of a link; upstream cuts what comes before the id.
 const MAX_LINK_NAME: usize = 251;
@@ -30,9 +41,30 @@ pub struct LogError {
     source: io::Error,
 }
 
-fn error(verb: &'static str, path: &Path) -> impl FnOnce(io::Error) -> LogError {
+fn error<E: Into<io::Error>>(verb: &'static str, path: &Path) -> impl FnOnce(E) -> LogError {
     let path = path.to_owned();
-    move |source| LogError { verb, path, source }
+    move |source| LogError {
+        verb,
+        path,
+        source: source.into(),
+    }
+}
+
+/// Does something with logs on a thread where it may block. It goes on when the future is dropped.
+///
+/// # Errors
+/// Those of `work`, or that the agent ends.
+pub async fn beside<T: Send + 'static>(
+    ctx: &NodeContext,
+    work: impl FnOnce(&NodeContext) -> Result<T, LogError> + Send + 'static,
+) -> Result<T, LogError> {
+    let of = ctx.clone();
+    match blocking::run(move || work(&of)).await {
+        Ok(done) => done,
+        Err(e) => Err(error("finish work in", &ctx.pod_log_root)(
+            io::Error::other(e),
+        )),
+    }
 }
 
 /// Where a container logs by the rule: `<root>/<namespace>_<name>_<uid>/<container>/<attempt>.log`.
@@ -59,23 +91,49 @@ pub fn file_of(root: &Path, pod: &PodStatus, container: &ContainerStatus) -> Pat
 /// Makes the pod's log directory, and one per container, which the runtime does not make itself.
 ///
 /// # Errors
-/// When one cannot be made.
+/// When one cannot be made, or a link or file is in its place.
 pub fn create_pod_log_dir(ctx: &NodeContext, pod: &Pod) -> Result<PathBuf, LogError> {
+    let root = &ctx.pod_log_root;
     let dir = ctx.pod_log_dir(pod.namespace(), pod.name(), &pod.uid());
-    make_dir(&dir)?;
+    if !is_dir_of_pod(ctx, &dir) {
+        let no_name = io::Error::from(io::ErrorKind::InvalidInput);
+        return Err(error("create log directory", &dir)(no_name));
+    }
+    fs::create_dir_all(root).map_err(error("create log directory", root))?;
+    let opened = open(root, directory(), Mode::empty());
+    let opened = opened.map_err(error("open log directory", root))?;
+    let of_pod = make_dir(&opened, &dir)?;
     for spec in containers_of(pod) {
         let name = &spec.container.name;
         if is_path_component(name) {
-            make_dir(&dir.join(name))?;
+            make_dir(&of_pod, &dir.join(name))?;
         }
     }
     Ok(dir)
 }
 
-fn make_dir(dir: &Path) -> Result<(), LogError> {
-    fs::create_dir_all(dir).map_err(error("create log directory", dir))?;
-    fs::set_permissions(dir, fs::Permissions::from_mode(0o755))
-        .map_err(error("set mode of log directory", dir))
+/// Makes the directory at `path` in the one that holds it, if need be, and sets its mode.
+fn make_dir(parent: &OwnedFd, path: &Path) -> Result<OwnedFd, LogError> {
+    let mode = Mode::from_bits_truncate(0o755);
+    let name = path.file_name().unwrap_or_default();
+    match mkdirat(parent, name, mode) {
+        Ok(()) | Err(Errno::EEXIST) => {}
+        Err(e) => return Err(error("create log directory", path)(e)),
+    }
+    let opened = openat(parent, name, directory() | OFlag::O_NOFOLLOW, Mode::empty());
+    let opened = opened.map_err(error("open log directory", path))?;
+    fchmod(&opened, mode).map_err(error("set mode of log directory", path))?;
+    Ok(opened)
+}
+
+fn directory() -> OFlag {
+    OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC
+}
+
+/// Whether a path can be the log directory of a pod.
+fn is_dir_of_pod(ctx: &NodeContext, dir: &Path) -> bool {
+    let component = dir.file_name().map(|n| n.to_string_lossy().into_owned());
+    dir.parent() == Some(&ctx.pod_log_root) && component.is_some_and(|c| is_path_component(&c))
 }
 
 /// Name of a container's link; upstream's `LogSymlink`.
@@ -138,30 +196,43 @@ pub fn remove_container_log(
         .join(link_name(pod.0, pod.1, container, id));
     remove_file(&link)?;
     let path = Path::new(log_path);
-    // Rotated files are `<N>.log.<time>[.gz]` beside it.
-    let below_root = path.starts_with(&ctx.pod_log_root)
-        && !path
-            .components()
-            .any(|c| c == std::path::Component::ParentDir);
-    let (true, Some(dir), Some(name)) = (below_root, path.parent(), path.file_name()) else {
+    let below = path.strip_prefix(&ctx.pod_log_root).ok();
+    let (Some(below), Some(dir), Some(name)) = (below, path.parent(), path.file_name()) else {
         return Ok(());
     };
-    let name = name.to_string_lossy();
-    let entries = match fs::read_dir(dir) {
-        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(()),
-        other => other.map_err(error("list log directory", dir))?,
+    let opened = match open_below(&ctx.pod_log_root, below.parent()) {
+        Err(Errno::ENOENT) => return Ok(()),
+        other => other.map_err(error("open log directory", dir))?,
     };
-    for entry in entries.flatten() {
+    let copy = opened
+        .try_clone()
+        .map_err(error("list log directory", dir))?;
+    let mut entries = Dir::from_fd(copy).map_err(error("list log directory", dir))?;
+    for entry in entries.iter() {
+        let entry = entry.map_err(error("list log directory", dir))?;
         let file = entry.file_name();
-        let file = file.to_string_lossy();
-        if file
-            .strip_prefix(&*name)
-            .is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
-        {
-            remove_file(&entry.path())?;
+        // Rotated files are `<N>.log.<time>[.gz]` beside it.
+        let rest = file.to_bytes().strip_prefix(name.as_bytes());
+        if rest.is_some_and(|rest| rest.is_empty() || rest.starts_with(b".")) {
+            match unlinkat(&opened, file, UnlinkatFlags::NoRemoveDir) {
+                Ok(()) | Err(Errno::ENOENT) => {}
+                Err(e) => return Err(error("remove log in", dir)(e)),
+            }
         }
     }
     Ok(())
+}
+
+/// Opens a directory below a root. Only the root may be a link.
+fn open_below(root: &Path, below: Option<&Path>) -> nix::Result<OwnedFd> {
+    let mut dir = open(root, directory(), Mode::empty())?;
+    for component in below.unwrap_or(Path::new("")).components() {
+        let Component::Normal(name) = component else {
+            return Err(Errno::ENOENT);
+        };
+        dir = openat(&dir, name, directory() | OFlag::O_NOFOLLOW, Mode::empty())?;
+    }
+    Ok(dir)
 }
 
 fn remove_file(path: &Path) -> Result<(), LogError> {
@@ -210,8 +281,7 @@ pub fn remove_pod_logs(
     uid: &PodUid,
 ) -> Result<(), LogError> {
     let dir = ctx.pod_log_dir(namespace, name, uid);
-    let component = dir.file_name().map(|n| n.to_string_lossy().into_owned());
-    if dir.parent() != Some(&ctx.pod_log_root) || component.is_none_or(|c| !is_path_component(&c)) {
+    if !is_dir_of_pod(ctx, &dir) {
         return Ok(());
     }
     remove_tree(&dir)
@@ -265,6 +335,8 @@ fn remove_tree(dir: &Path) -> Result<(), LogError> {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
     use super::*;
     use serde_json::json;
 
@@ -343,6 +415,68 @@ mod tests {
         fs::write(&outside, "").unwrap();
         remove_container_log(&ctx, ("web", "shop"), "c", &id, outside.to_str().unwrap()).unwrap();
         assert!(outside.exists(), "a path outside the log root is not ours");
+    }
+
+    /// A directory that must stay as it is, with what is in it.
+    fn outside(ctx: &NodeContext) -> PathBuf {
+        let outside = ctx.root_dir.join("outside");
+        fs::create_dir(&outside).unwrap();
+        fs::write(outside.join("1.log"), "precious").unwrap();
+        fs::set_permissions(&outside, fs::Permissions::from_mode(0o700)).unwrap();
+        outside
+    }
+
+    fn untouched(outside: &Path) {
+        let mode = fs::metadata(outside).unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o700);
+        let names = fs::read_dir(outside).unwrap();
+        let names: Vec<_> = names.map(|e| e.unwrap().file_name()).collect();
+        assert_eq!(names, ["1.log"]);
+    }
+
+    #[test]
+    fn a_link_in_place_of_a_log_directory_is_not_followed() {
+        let Fixture { ctx, pod, _dir } = fixture();
+        let outside = outside(&ctx);
+        let logs = ctx.pod_log_root.join("shop_web_u1");
+        fs::create_dir_all(&ctx.pod_log_root).unwrap();
+        symlink(&outside, &logs).unwrap();
+        assert!(create_pod_log_dir(&ctx, &pod).is_err(), "of the pod");
+        untouched(&outside);
+        fs::remove_file(&logs).unwrap();
+        fs::create_dir(&logs).unwrap();
+        symlink(&outside, logs.join("c")).unwrap();
+        assert!(create_pod_log_dir(&ctx, &pod).is_err(), "of a container");
+        untouched(&outside);
+    }
+
+    #[test]
+    fn logs_are_not_removed_through_a_link() {
+        let Fixture { ctx, pod, _dir } = fixture();
+        let outside = outside(&ctx);
+        let dir = create_pod_log_dir(&ctx, &pod).unwrap();
+        fs::remove_dir(dir.join("c")).unwrap();
+        symlink(&outside, dir.join("c")).unwrap();
+        let path = dir.join("c/1.log");
+        let id = ContainerId::from("abc");
+        let names = ("web", "shop");
+        assert!(remove_container_log(&ctx, names, "c", &id, path.to_str().unwrap()).is_err());
+        untouched(&outside);
+        remove_pod_logs(&ctx, "shop", "web", &PodUid::new("u1")).unwrap();
+        assert!(!dir.exists());
+        untouched(&outside);
+    }
+
+    #[test]
+    fn the_root_of_the_logs_may_be_a_link() {
+        let Fixture { ctx, pod, _dir } = fixture();
+        let disk = ctx.root_dir.join("disk");
+        fs::create_dir(&disk).unwrap();
+        symlink(&disk, &ctx.pod_log_root).unwrap();
+        let dir = create_pod_log_dir(&ctx, &pod).unwrap();
+        assert!(disk.join("shop_web_u1/c").is_dir());
+        let mode = fs::metadata(&dir).unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o755);
     }
 
     #[test]

@@ -7,12 +7,15 @@ mod devices;
 pub mod dns;
 pub mod downward;
 pub mod env;
+#[cfg(feature = "fuzzing")]
+pub(crate) mod fuzzing;
 pub mod gc;
 pub mod hooks;
 pub mod kill;
 pub mod labels;
 pub mod logs;
 pub mod node_context;
+pub mod open_streams;
 pub mod resources;
 pub mod sandbox_config;
 pub mod security;

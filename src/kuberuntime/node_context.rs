@@ -41,6 +41,8 @@ pub struct NodeContext {
     pub selinux: bool,
     /// What the policy labels the files of containers with, as `system_u:object_r:container_file_t:s0`.
     pub selinux_file_context: Option<String>,
+    /// Paths in `/sys` of this very machine that containers may not see, beside those that no container sees.
+    pub masked_paths: Vec<String>,
     /// `singleProcessOOMKill`: kill one process instead of the whole container (cgroup v2).
     pub single_process_oom_kill: bool,
     /// Sizes of huge pages that the kernel has, in bytes.
@@ -69,6 +71,7 @@ impl NodeContext {
             apparmor: false,
             selinux: false,
             selinux_file_context: None,
+            masked_paths: Vec::new(),
             single_process_oom_kill: false,
             hugepage_sizes: Vec::new(),
             host_ips: Vec::new(),
@@ -95,7 +98,12 @@ impl NodeContext {
         self.root_dir.join("pods")
     }
 
-    /// `<podDir>/containers/<name>`; upstream's `getPodContainerDir`.
+    /// `<podDir>/etc-hosts`, which the pod's containers may write.
+    pub fn hosts_file(&self, uid: &PodUid) -> PathBuf {
+        self.pod_dir(uid).join("etc-hosts")
+    }
+
+    /// `<podDir>/containers/<name>`, where termination messages are; upstream's `getPodContainerDir`.
     pub fn container_dir(&self, uid: &PodUid, container: &str) -> PathBuf {
         self.pod_dir(uid).join("containers").join(container)
     }

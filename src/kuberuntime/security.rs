@@ -20,7 +20,8 @@ use super::sandbox_config::ConfigError;
 use crate::types::PodExt;
 use crate::types::containers::containers_of;
 
-/// What containers may not see in `/proc` and `/sys`; upstream's default masked paths.
+/// What containers may not see in `/proc` and `/sys`; upstream's default masked paths, without those that depend on the
+/// machine ([`NodeContext::masked_paths`]).
 const MASKED_PATHS: &[&str] = &[
     "/proc/asound",
     "/proc/acpi",
@@ -239,6 +240,8 @@ pub fn container_context(
         let list = list.iter().filter(|_| hidden);
         list.map(ToString::to_string).collect()
     };
+    let mut masked_paths = paths(MASKED_PATHS);
+    masked_paths.extend(ctx.masked_paths.iter().filter(|_| hidden).cloned());
     let (supplemental_groups, policy) = groups(pod)?;
     Ok(v1::LinuxContainerSecurityContext {
         capabilities: own.and_then(|c| c.capabilities.as_ref()).map(capabilities),
@@ -254,7 +257,7 @@ pub fn container_context(
         supplemental_groups,
         supplemental_groups_policy: policy.into(),
         no_new_privs,
-        masked_paths: paths(MASKED_PATHS),
+        masked_paths,
         readonly_paths: paths(READONLY_PATHS),
         seccomp: Some(container_seccomp(&effective, &whose, ctx)?),
         apparmor: apparmor(pod, container, ctx)?,

@@ -321,6 +321,11 @@ fn what_cannot_be_enforced_is_an_error_that_says_why() {
         ),
         (
             json!({}),
+            localhost(""),
+            "localhostProfile must be set if seccompProfile type is Localhost.",
+        ),
+        (
+            json!({}),
             localhost("../../etc/passwd"),
             "must be a relative path",
         ),
@@ -417,6 +422,25 @@ fn a_node_without_apparmor_refuses_what_it_cannot_enforce() {
             "{profile}: {got:?}"
         );
     }
+}
+
+#[test]
+fn paths_of_this_machine_are_masked_where_others_are() {
+    let mut ctx = node();
+    let counters = "/sys/devices/system/cpu/cpu0/thermal_throttle";
+    ctx.masked_paths = vec![counters.to_owned()];
+    let masked = |own: &Value, more: &Value| {
+        let pod = pod(&json!({}), &json!({"securityContext": own}), more);
+        with(&pod, &Isolation::default(), &ctx)
+            .unwrap()
+            .masked_paths
+    };
+    let plain = masked(&json!({}), &json!({}));
+    assert_eq!(plain.len(), MASKED_PATHS.len() + 1);
+    assert_eq!(plain.last().map(String::as_str), Some(counters));
+    assert_eq!(masked(&json!({"privileged": true}), &json!({})), [""; 0]);
+    let unmasked = json!({"procMount": "Unmasked"});
+    assert_eq!(masked(&unmasked, &json!({"hostUsers": false})), [""; 0]);
 }
 
 #[test]

@@ -305,7 +305,7 @@ impl NodeShutdown {
     /// Puts a decision on record. A store that takes no commits holds it: pods are stopped all the same.
     async fn commit(&self, record: &ShutdownRecord, why: &str) {
         let transaction = record.transaction(why, self.now());
-        if let Err(error) = self.options.store.commit_stop(transaction).await {
+        if let Err(error) = self.options.store.commit_or_hold(transaction).await {
             warn!(%error, "the shutdown is not on record");
         }
     }

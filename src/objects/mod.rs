@@ -15,6 +15,8 @@
 mod cache;
 mod claim_status;
 mod context;
+#[cfg(feature = "fuzzing")]
+pub(crate) mod fuzzing;
 pub mod keyring;
 mod pace;
 mod recorder;

@@ -7,13 +7,19 @@
 //! one shared event channel replays stale events and loses others to a dead subscriber. A pod that could not be
 //! inspected is looked at again after a second in both.
 //!
+//! Calls to the runtime are under way beside the loop, and what each answers is stored when it comes: one that hangs
+//! holds up nothing but its own pod (`agenda`).
+//!
 //! **Invariant:** events are hints. An event makes its pod be looked at; no status that an event carries is
 //! ever stored. **Invariant:** what a worker must act on is computed from the cache and the records, never
 //! from a difference that might have been consumed by an agent that died.
 
+mod agenda;
 mod cache;
+mod calls;
+mod requests;
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -23,7 +29,10 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, info, warn};
 
+use agenda::{Agenda, Lane, Look, Step};
 pub use cache::{InspectError, Observed, PodCache};
+use calls::{Answer, Ask, Calls, Progress, Turn};
+use requests::Requests;
 
 use crate::core::pleg_diff::{self, PodLifecycleEvent};
 use crate::core::state::{PlegRecord, Transaction};
@@ -36,10 +45,9 @@ use crate::types::{Clock, PodUid};
 
 /// Capacity of the channel to the sync loop.
 pub const EVENT_CAPACITY: usize = 1000;
-/// Capacity of the queue of single pods to be looked at.
-pub const REQUEST_CAPACITY: usize = 200;
-
 const GENERIC_PERIOD: Duration = Duration::from_secs(1);
+/// Where a list takes calls for each pod.
+const PARTS_PERIOD: Duration = Duration::from_secs(5);
 const EVENTED_PERIOD: Duration = Duration::from_secs(300);
 const EVENTED_PERIOD_LOSSY: Duration = Duration::from_secs(10);
 /// After this many broken streams in a row, list instead.
@@ -47,14 +55,14 @@ const MAX_STREAM_ERRORS: u32 = 5;
 /// How long listing lasts before the stream is tried again.
 const STREAM_RETRY: Duration = Duration::from_secs(300);
 const STREAM_BACKOFF: Duration = Duration::from_secs(1);
-/// Inspections under way at once.
-const INSPECTIONS: usize = 4;
+/// How long a worker waits for a status that is newer than what it did.
+const STATUS_PATIENCE: Duration = Duration::from_secs(30);
 
 /// What others hold of the PLEG.
 #[derive(Clone, Debug)]
 pub struct PlegHandle {
     cache: PodCache,
-    requests: mpsc::Sender<PodUid>,
+    requests: Requests,
 }
 
 impl PlegHandle {
@@ -63,12 +71,37 @@ impl PlegHandle {
         &self.cache
     }
 
-    /// Asks for an immediate look at one pod. Never blocks: when the queue is full the next full relist
-    /// covers the pod. Upstream: `RequestRelist`.
+    /// Asks for an immediate look at one pod. Never blocks and is never dropped: many requests for one pod are one,
+    /// and many pods are listed together. Upstream: `RequestRelist`.
     pub fn request(&self, uid: &PodUid) {
-        if self.requests.try_send(uid.clone()).is_err() {
-            debug!(pod = %uid, "relist queue is full, the next relist covers the pod");
+        self.requests.add(uid);
+    }
+
+    /// Returns a status that includes everything up to `than`; asks for a look at the pod when there is none yet.
+    /// Cancel-safe. Upstream: `GetNewerThan`, which waits without a limit.
+    ///
+    /// # Errors
+    /// When the newest attempt to inspect the pod failed, or the runtime shows no such status for 30 s.
+    pub async fn status_newer_than(
+        &self,
+        uid: &PodUid,
+        than: Option<Instant>,
+    ) -> Result<Observed, InspectError> {
+        if !self.cache.is_newer_than(uid, than) {
+            self.request(uid);
         }
+        let status = self.cache.get_newer_than(uid, than);
+        tokio::time::timeout(STATUS_PATIENCE, status)
+            .await
+            .unwrap_or_else(|_| {
+                let waited = humantime::format_duration(STATUS_PATIENCE);
+                Err(InspectError {
+                    uid: uid.clone(),
+                    message: format!(
+                        "the container runtime has shown no new status for {waited} (is it hung?)"
+                    ),
+                })
+            })
     }
 }
 
@@ -92,14 +125,25 @@ pub struct Pleg {
     options: PlegOptions,
     clock: Arc<dyn Clock>,
     cache: PodCache,
-    requests: mpsc::Receiver<PodUid>,
+    requests: Requests,
     events: mpsc::Sender<PodLifecycleEvent>,
     /// The last inspected status of each pod the runtime knows.
-    known: HashMap<PodUid, Arc<PodStatus>>,
-    /// Pods whose inspection failed.
-    retry: BTreeSet<PodUid>,
+    known: HashMap<PodUid, Known>,
+    /// Pods whose inspection failed, and when that began.
+    retry: BTreeMap<PodUid, Instant>,
+    agenda: Agenda,
+    calls: Calls,
+    /// When everything is listed next. A list for many requests changes nothing about it.
+    next_relist: Option<Instant>,
+    evented_period: Duration,
     last_relist: Option<Instant>,
     down: bool,
+}
+
+struct Known {
+    status: Arc<PodStatus>,
+    /// The moment before the runtime was asked.
+    as_of: Instant,
 }
 
 enum Stream {
@@ -115,24 +159,26 @@ impl Pleg {
     /// A generator with a cache seeded by `seed`: statuses which the caller knows to be true as of `as_of`,
     /// empty ones included. Of other pods the cache knows nothing before they are looked at.
     pub fn new(
-        options: PlegOptions,
+        mut options: PlegOptions,
         clock: Arc<dyn Clock>,
         seed: impl IntoIterator<Item = Arc<PodStatus>>,
         as_of: Instant,
     ) -> (Self, PlegHandle, mpsc::Receiver<PodLifecycleEvent>) {
-        let (requests_tx, requests) = mpsc::channel(REQUEST_CAPACITY);
+        let requests = Requests::default();
         let (events, events_rx) = mpsc::channel(EVENT_CAPACITY);
         let cache = PodCache::default();
+        let shown = cache.clone();
+        options.cri = options.cri.knowing_pods(move || shown.uids());
         let mut known = HashMap::new();
         for status in seed {
             cache.set(&status.uid, Ok(Arc::clone(&status)), as_of);
             if !(status.sandboxes.is_empty() && status.containers.is_empty()) {
-                known.insert(status.uid.clone(), status);
+                known.insert(status.uid.clone(), Known { status, as_of });
             }
         }
         let handle = PlegHandle {
             cache: cache.clone(),
-            requests: requests_tx,
+            requests: requests.clone(),
         };
         let pleg = Self {
             options,
@@ -141,14 +187,18 @@ impl Pleg {
             requests,
             events,
             known,
-            retry: BTreeSet::new(),
+            retry: BTreeMap::new(),
+            agenda: Agenda::default(),
+            calls: Calls::default(),
+            next_relist: Some(Instant::now()),
+            evented_period: EVENTED_PERIOD_LOSSY,
             last_relist: None,
             down: false,
         };
         (pleg, handle, events_rx)
     }
 
-    /// Runs until `token` is cancelled.
+    /// Runs until `token` is cancelled; calls under way are dropped then.
     pub async fn run(mut self, token: CancellationToken) {
         let mut stream = if self.options.evented {
             Stream::Broken(Instant::now())
@@ -156,9 +206,8 @@ impl Pleg {
             Stream::Off
         };
         let mut stream_errors = 0;
-        let mut evented_period = EVENTED_PERIOD_LOSSY;
-        let mut next_relist = Instant::now();
         loop {
+            self.begin();
             let reopen_at = match &stream {
                 Stream::Broken(at) => Some(*at),
                 _ => None,
@@ -167,22 +216,20 @@ impl Pleg {
             // when another arm wins.
             tokio::select! {
                 () = token.cancelled() => return,
-                Some(uid) = self.requests.recv() => {
-                    let mut pods = BTreeSet::from([uid]);
-                    while let Ok(uid) = self.requests.try_recv() {
-                        pods.insert(uid);
+                pods = self.requests.take() => {
+                    for uid in pods {
+                        self.agenda.ask(uid);
                     }
-                    self.relist_pods(pods).await;
-                    next_relist = self.retry_by(next_relist);
+                }
+                Some(turn) = self.calls.next() => {
+                    self.turn(turn, matches!(stream, Stream::Live(_)));
                 }
                 item = next_event(&mut stream) => match item {
                     Some(Ok(event)) => {
                         stream_errors = 0;
-                        if let Some(uid) = event.pod_uid {
-                            self.relist_pods(BTreeSet::from([uid])).await;
-                            next_relist = self.retry_by(next_relist);
-                        } else {
-                            next_relist = Instant::now();
+                        match event.pod_uid {
+                            Some(uid) => self.agenda.ask(uid),
+                            None => self.plan_relist(Duration::ZERO),
                         }
                     }
                     ended => {
@@ -203,150 +250,237 @@ impl Pleg {
                             debug!(%error, "container event stream broke");
                         }
                         stream = Stream::Broken(Instant::now() + retry);
-                        next_relist = Instant::now();
+                        self.plan_relist(Duration::ZERO);
                     }
                 },
-                () = tokio::time::sleep_until(reopen_at.unwrap_or(next_relist)), if reopen_at.is_some() => {
-                    evented_period = self.evented_period().await;
+                () = sleep_until(reopen_at), if reopen_at.is_some() => {
+                    self.evented_period = EVENTED_PERIOD_LOSSY;
+                    self.ask_version();
                     stream = Stream::Live(self.options.cri.container_events());
                     // The subscription takes effect some time after the first poll.
-                    next_relist = Instant::now() + GENERIC_PERIOD;
+                    self.plan_relist(GENERIC_PERIOD);
                 }
-                () = tokio::time::sleep_until(next_relist) => {
-                    let ok = self.relist().await;
-                    let period = match (&stream, ok) {
-                        (Stream::Live(_), true) => evented_period,
-                        _ => GENERIC_PERIOD,
-                    };
-                    if ok {
-                        self.options.runtime_state.set_pleg_period(period);
-                    }
-                    next_relist = self.retry_by(Instant::now() + period);
+                () = sleep_until(self.next_relist), if !self.agenda.is_listing() => {
+                    self.next_relist = None;
+                    self.list();
                 }
             }
         }
     }
 
-    /// When to list, where `planned` was meant: a pod that could not be inspected is not told of a second time, so it
-    /// does not wait for a plan of minutes.
-    fn retry_by(&self, planned: Instant) -> Instant {
-        if self.retry.is_empty() {
-            return planned;
+    /// Begins what there is a turn for.
+    fn begin(&mut self) {
+        while let Some(step) = self.agenda.next() {
+            match step {
+                Step::List => self.list(),
+                Step::Look(uid, look, lane) => self.look(uid, look, lane),
+            }
         }
-        planned.min(Instant::now() + GENERIC_PERIOD)
     }
 
-    /// Lists everything, inspects what changed, tells the sync loop. Returns whether the runtime answered.
-    /// Upstream: `GenericPLEG.Relist`.
-    pub async fn relist(&mut self) -> bool {
-        let metrics = &self.options.metrics;
+    /// Lists everything. Upstream: `GenericPLEG.Relist`, whose second half is [`Self::listed`].
+    fn list(&mut self) {
         let as_of = Instant::now();
         if let Some(last) = self.last_relist {
-            metrics
+            self.options
+                .metrics
                 .pleg_relist_interval
                 .observe(as_of.duration_since(last).as_secs_f64());
         }
         self.last_relist = Some(as_of);
-        let listed = match self.options.cri.list_pods().await {
+        self.agenda.list_began();
+        let cri = self.options.cri.clone();
+        let call = async move { Answer::List(cri.list_pods().await) };
+        self.calls.begin(Ask::List, as_of, call);
+    }
+
+    fn look(&mut self, uid: PodUid, look: Look, lane: Lane) {
+        let cri = self.options.cri.clone();
+        let as_of = match &look {
+            Look::At(_, listed) => *listed,
+            Look::Now => Instant::now(),
+        };
+        let (name, namespace) = match self.known.get(&uid) {
+            Some(known) => (known.status.name.clone(), known.status.namespace.clone()),
+            None => Default::default(),
+        };
+        self.agenda.look_began(uid.clone(), as_of, lane);
+        let of = uid.clone();
+        let call = async move {
+            let answer = match look {
+                Look::At(listed, _) => cri.pod_status_of(&listed).await,
+                Look::Now => cri.pod_status(&of, &name, &namespace).await,
+            };
+            Answer::Pod(Box::new(answer))
+        };
+        self.calls.begin(Ask::Pod(uid, lane), as_of, call);
+    }
+
+    /// How often to list beside events depends on the runtime.
+    fn ask_version(&mut self) {
+        let cri = self.options.cri.clone();
+        let call = async move {
+            Answer::Version(match cri.version().await {
+                Ok(version) if !is_lossy(&version.runtime_name, &version.runtime_version) => {
+                    EVENTED_PERIOD
+                }
+                _ => EVENTED_PERIOD_LOSSY,
+            })
+        };
+        self.calls.begin(Ask::Version, Instant::now(), call);
+    }
+
+    /// A call was answered, or takes long.
+    fn turn(&mut self, turn: Turn, streaming: bool) {
+        let Turn {
+            ask,
+            as_of,
+            late,
+            progress,
+        } = turn;
+        if let (Ask::Pod(uid, lane), false) = (&ask, late) {
+            let takes_long = matches!(progress, Progress::Slow(_));
+            self.agenda.give_turn_back(uid, *lane, takes_long);
+        }
+        let answer = match progress {
+            Progress::Answered(answer) => answer,
+            Progress::Slow(call) => {
+                match &ask {
+                    Ask::List => {
+                        self.agenda.list_is_slow();
+                        info!("the runtime takes long to list its pods");
+                    }
+                    Ask::Pod(uid, _) => {
+                        info!(pod = %uid, "the runtime takes long to inspect a pod, others go on");
+                    }
+                    Ask::Version => {}
+                }
+                self.calls.go_on(ask, as_of, call);
+                return;
+            }
+        };
+        match (ask, answer) {
+            (_, Answer::List(answer)) => {
+                self.agenda.list_ended(answer.is_ok());
+                self.listed(answer, as_of, streaming);
+            }
+            (Ask::Pod(uid, _), Answer::Pod(answer)) => self.looked(uid, *answer, as_of),
+            (_, Answer::Version(period)) => self.evented_period = period,
+            (_, Answer::Pod(_)) => {}
+        }
+    }
+
+    /// What was listed is compared, and what changed is to be inspected.
+    fn listed(
+        &mut self,
+        answer: Result<BTreeMap<PodUid, PodStatus>, CriError>,
+        as_of: Instant,
+        streaming: bool,
+    ) {
+        let listed = match answer {
             Ok(listed) => listed,
             Err(error) => {
                 if !self.down {
                     warn!(%error, "cannot list pods of the runtime");
                 }
                 self.down = true;
-                return false;
+                self.plan_relist(GENERIC_PERIOD);
+                return;
             }
         };
         if self.down {
             info!("the runtime answers again");
             self.down = false;
         }
-        let mut changed: Vec<_> = self
+        let gone: BTreeSet<_> = self
             .known
             .keys()
-            .chain(&self.retry)
-            .filter(|uid| !listed.contains_key(*uid))
-            .map(|uid| (uid.clone(), Look::Gone))
+            .chain(self.retry.keys())
+            .filter(|uid| !listed.contains_key(*uid) && !self.is_newer(uid, as_of))
+            .cloned()
             .collect();
+        for uid in gone {
+            self.agenda.gone(&uid, as_of);
+            self.seen(uid.clone(), PodStatus::empty(uid), as_of);
+        }
+        let mut changed = Vec::new();
         for (uid, status) in listed {
-            let same = self
-                .known
-                .get(&uid)
-                .is_some_and(|known| pleg_diff::same_summary(known, &status));
-            if !same || self.retry.contains(&uid) {
-                changed.push((uid, Look::At(status)));
+            let known = self.known.get(&uid);
+            let same = known.is_some_and(|known| pleg_diff::same_summary(&known.status, &status));
+            if (!same || self.retry.contains_key(&uid)) && !self.is_newer(&uid, as_of) {
+                changed.push(uid.clone());
+                self.agenda.changed(uid, status, as_of);
             }
         }
-        self.inspect(changed, as_of).await;
-        self.cache.set_global(as_of);
-        let now = self.clock.now();
-        self.options.runtime_state.set_pleg_relist(now);
+        self.cache.set_global(as_of, changed);
+        self.options.runtime_state.set_pleg_relist(self.clock.now());
         let metrics = &self.options.metrics;
         metrics
             .pleg_relist_duration
             .observe(as_of.elapsed().as_secs_f64());
         #[expect(clippy::cast_precision_loss, reason = "a gauge in seconds")]
-        metrics.pleg_last_seen.set(now.wall_ms as f64 / 1000.0);
-        true
+        metrics
+            .pleg_last_seen
+            .set(self.clock.now().wall_ms as f64 / 1000.0);
+        let period = match (streaming, self.options.cri.lists_in_parts()) {
+            (true, _) => self.evented_period,
+            (false, true) => PARTS_PERIOD,
+            (false, false) => GENERIC_PERIOD,
+        };
+        self.options.runtime_state.set_pleg_period(period);
+        self.plan_relist(period);
+        self.retry_soon();
+        self.count_running();
     }
 
-    async fn relist_pods(&mut self, pods: BTreeSet<PodUid>) {
-        let as_of = Instant::now();
-        let pods = pods
-            .into_iter()
-            .map(|uid| {
-                let (name, namespace) = self
-                    .known
-                    .get(&uid)
-                    .map(|s| (s.name.clone(), s.namespace.clone()))
-                    .unwrap_or_default();
-                (uid, Look::For(name, namespace))
-            })
-            .collect();
-        self.inspect(pods, as_of).await;
-    }
-
-    async fn inspect(&mut self, pods: Vec<(PodUid, Look)>, as_of: Instant) {
-        if pods.is_empty() {
+    /// A pod was inspected.
+    fn looked(&mut self, uid: PodUid, answer: Result<PodStatus, CriError>, as_of: Instant) {
+        if !self.agenda.look_ended(&uid, as_of) || self.is_newer(&uid, as_of) {
             return;
         }
-        let cri = &self.options.cri;
-        let answers: Vec<_> = futures::stream::iter(pods)
-            .map(|(uid, look)| async move {
-                let answer = match &look {
-                    Look::Gone => Ok(PodStatus::empty(uid.clone())),
-                    Look::At(listed) => cri.pod_status_of(listed).await,
-                    Look::For(name, namespace) => cri.pod_status(&uid, name, namespace).await,
+        match answer {
+            Ok(status) => self.seen(uid, status, as_of),
+            Err(error) => {
+                debug!(pod = %uid, %error, "cannot inspect pod, will be retried");
+                let message = error.to_string();
+                let error = InspectError {
+                    uid: uid.clone(),
+                    message,
                 };
-                (uid, answer)
-            })
-            .buffer_unordered(INSPECTIONS)
-            .collect()
-            .await;
-        for (uid, answer) in answers {
-            match answer {
-                Ok(status) => self.seen(uid, status, as_of),
-                Err(error) => {
-                    debug!(pod = %uid, %error, "cannot inspect pod, will be retried");
-                    let message = error.to_string();
-                    self.cache.set(
-                        &uid,
-                        Err(InspectError {
-                            uid: uid.clone(),
-                            message,
-                        }),
-                        as_of,
-                    );
-                    self.retry.insert(uid);
-                }
+                self.cache.set(&uid, Err(error), as_of);
+                self.retry.insert(uid, as_of);
             }
         }
-        self.count_running();
+        self.retry_soon();
+        // With each of many that wait it would cost the square of their number.
+        if self.agenda.is_idle() {
+            self.count_running();
+        }
+    }
+
+    /// Whether more is known of a pod than what was asked at `as_of`.
+    fn is_newer(&self, uid: &PodUid, as_of: Instant) -> bool {
+        let known = self.known.get(uid).map(|known| known.as_of);
+        let failed = self.retry.get(uid).copied();
+        known.max(failed).is_some_and(|newest| newest > as_of)
+    }
+
+    /// A pod that could not be inspected is not told of a second time, so it does not wait for a plan of minutes.
+    fn retry_soon(&mut self) {
+        if self.retry.keys().any(|uid| !self.agenda.has(uid)) {
+            self.plan_relist(GENERIC_PERIOD);
+        }
+    }
+
+    /// Everything is listed after this time, or earlier if that is planned already.
+    fn plan_relist(&mut self, after: Duration) {
+        let at = Instant::now() + after;
+        self.next_relist = Some(self.next_relist.map_or(at, |planned| planned.min(at)));
     }
 
     fn seen(&mut self, uid: PodUid, mut status: PodStatus, as_of: Instant) {
         self.retry.remove(&uid);
-        let old = self.known.get(&uid).cloned();
+        let old = self.known.get(&uid).map(|known| Arc::clone(&known.status));
         if let Some(old) = &old {
             if status.ips.is_empty() {
                 status.ips.clone_from(&old.ips);
@@ -365,7 +499,11 @@ impl Pleg {
             self.known.remove(&uid);
             Transaction::new().delete::<PlegRecord>(uid.as_str())
         } else {
-            self.known.insert(uid.clone(), Arc::clone(&status));
+            let known = Known {
+                status: Arc::clone(&status),
+                as_of,
+            };
+            self.known.insert(uid.clone(), known);
             Transaction::new().put(
                 uid.as_str(),
                 PlegRecord {
@@ -389,7 +527,7 @@ impl Pleg {
         let metrics = &self.options.metrics;
         let mut states = [0_i64; 4];
         let mut pods = 0;
-        for status in self.known.values() {
+        for Known { status, .. } in self.known.values() {
             pods += i64::from(status.ready_sandbox().is_some());
             for container in &status.containers {
                 states[container.state as usize] += 1;
@@ -411,26 +549,6 @@ impl Pleg {
                 .set(states[state as usize]);
         }
     }
-
-    async fn evented_period(&self) -> Duration {
-        match self.options.cri.version().await {
-            Ok(version) if is_lossy(&version.runtime_name, &version.runtime_version) => {
-                EVENTED_PERIOD_LOSSY
-            }
-            Ok(_) => EVENTED_PERIOD,
-            Err(_) => EVENTED_PERIOD_LOSSY,
-        }
-    }
-}
-
-/// How a pod is inspected.
-enum Look {
-    /// No list shows it any more.
-    Gone,
-    /// What a list has just shown of it; not listed again.
-    At(PodStatus),
-    /// By its UID; name and namespace, empty when not known.
-    For(String, String),
 }
 
 /// containerd before 2.0 serves all subscribers from one channel.
@@ -443,9 +561,20 @@ fn is_lossy(name: &str, version: &str) -> bool {
     name == "containerd" && major.is_none_or(|m| m < 2)
 }
 
+/// Never returns for `None`.
+async fn sleep_until(at: Option<Instant>) {
+    match at {
+        Some(at) => tokio::time::sleep_until(at).await,
+        None => std::future::pending().await,
+    }
+}
+
 async fn next_event(stream: &mut Stream) -> Option<Result<ContainerEvent, CriError>> {
     match stream {
         Stream::Live(events) => events.next().await,
         Stream::Broken(_) | Stream::Off => std::future::pending().await,
     }
 }
+
+#[cfg(test)]
+mod tests;

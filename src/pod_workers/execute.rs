@@ -23,7 +23,7 @@ use super::{
 use crate::core::container_history;
 use crate::core::pod_actions::{self, PodActions, StartContainer};
 use crate::core::pod_status;
-use crate::core::state::{ContainerRecord, IntentRecord, Transaction, child_key};
+use crate::core::state::{IntentRecord, Transaction};
 use crate::images::PullInputs;
 use crate::kuberuntime::container_config::{self, ContainerInputs};
 use crate::kuberuntime::cri::{CriError, convert, v1};
@@ -32,7 +32,7 @@ use crate::kuberuntime::security::Isolation;
 use crate::kuberuntime::{gc, kill, logs, sandbox_config};
 use crate::pleg::InspectError;
 use crate::status::{CommitMode, StatusError};
-use crate::store::{CommitError, RemoveIntent, StartIntent};
+use crate::store::{CommitError, RemoveContainer, StartIntent};
 use crate::types::containers::container_of;
 use crate::types::metrics::{ContainerErrorLabel, ContainerTypeLabel, RuntimeHandlerLabel};
 use crate::types::runtime::{PodStatus, SandboxState};
@@ -70,12 +70,26 @@ pub(super) enum StepError {
     Sandbox(String),
     #[error("network is not ready: {0}")]
     NetworkNotReady(String),
+    #[error(
+        "the container runtime lists nothing of the pod, but its processes run ({}); bring back the runtime that started \
+         them, or end them",
+        pids_of(.0)
+    )]
+    NotListed(Vec<i32>),
     #[error("container {0} still runs")]
     StillRunning(String),
     #[error("the start of container {0} that was under way has ended without a running container")]
     StartUndone(ContainerId),
     #[error("{0}")]
     Start(String),
+}
+
+/// The first of some processes, for a human.
+fn pids_of(pids: &[i32]) -> String {
+    const SHOWN: usize = 5;
+    let shown: Vec<String> = pids.iter().take(SHOWN).map(i32::to_string).collect();
+    let more = if pids.len() > SHOWN { ", …" } else { "" };
+    format!("{}{more}", shown.join(", "))
 }
 
 impl From<CommitError> for StepError {
@@ -174,8 +188,12 @@ pub(super) async fn prepare(
             cgroups.ensure(&for_cgroups)
         })
         .await?;
-    context.volumes.make_pod_dirs(&job.uid)?;
-    logs::create_pod_log_dir(&context.node, pod)?;
+    context.volumes.make_pod_dirs(&job.uid).await?;
+    let of = Arc::clone(pod);
+    logs::beside(&context.node, move |node| {
+        logs::create_pod_log_dir(node, &of)
+    })
+    .await?;
     let sources = resolve::volumes(context, pod).await;
     let paths = context
         .volumes
@@ -199,12 +217,8 @@ pub(super) async fn execute(
     }
     stop::kill_what_must_go(context, job, status, actions).await?;
     for id in &actions.remove_created {
-        let seen = context.store.snapshot();
-        let record_end =
-            container_history::record_end(&seen, &job.uid, status, id, context.clock.now());
-        let intent = RemoveIntent {
-            id: id.clone(),
-            record_end,
+        let Some(intent) = RemoveContainer::new(status, id, context.clock.now()) else {
+            continue;
         };
         let receipt = context
             .store
@@ -382,6 +396,7 @@ async fn sandbox(
     let label = RuntimeHandlerLabel {
         runtime_handler: handler.clone(),
     };
+    context.images.first_round(&context.store).await;
     let begun = Instant::now();
     let made = context.cri.run_pod_sandbox(config.clone(), &handler).await;
     context
@@ -440,17 +455,15 @@ pub(super) async fn start_container(
     };
     let now = context.clock.now();
     let seen = context.store.snapshot();
-    let key = child_key(&job.uid, &start.name);
-    let record = container_history::start_record(
-        seen.record::<ContainerRecord>(&key),
-        IntentRecord {
-            container_id: container_id.clone(),
-            attempt: start.attempt,
-            hash: start.hash.clone(),
-            at: now,
-        },
-        start.backoff,
-    );
+    let record = IntentRecord {
+        container_id: container_id.clone(),
+        attempt: start.attempt,
+        hash: start.hash.clone(),
+        at: now,
+    };
+    let on_record =
+        container_history::record_start(&seen, &job.uid, &start.name, record, start.backoff)
+            .ok_or(StepError::Stale)?;
     let intent = StartIntent {
         pod: job.uid.clone(),
         container: start.name.clone(),
@@ -467,12 +480,7 @@ pub(super) async fn start_container(
     };
     let receipt = context
         .store
-        .commit_intent(
-            intent,
-            of_resize
-                .expect::<ContainerRecord>(&seen, &key)
-                .put(&key, record),
-        )
+        .commit_intent(intent, of_resize.and(on_record))
         .await?;
     fail::fail_point!("pod_workers::start::after_intent");
     let started = match context.cri.start_container(&receipt).await {
@@ -515,13 +523,16 @@ pub(super) async fn start_container(
         )
         .container_of(&job.pod, &start.name),
     );
-    if let Err(error) = logs::link_container_log(
-        &context.node,
-        &job.pod,
-        &start.name,
-        &container_id,
-        &container_config::log_path(&start.name, start.attempt),
-    ) {
+    let (pod, name, id) = (
+        Arc::clone(&job.pod),
+        start.name.clone(),
+        container_id.clone(),
+    );
+    let log = container_config::log_path(&start.name, start.attempt);
+    let linked = logs::beside(&context.node, move |node| {
+        logs::link_container_log(node, &pod, &name, &id, &log)
+    });
+    if let Err(error) = linked.await {
         info!(%error, container = start.name, "cannot link the container's log");
     }
     info!(container = start.name, attempt = start.attempt, id = %container_id, why = start.why, adopted = start.adopt.is_some(), previous = status.container(&start.name).is_some(), "container started");
@@ -620,13 +631,15 @@ async fn create_container(
             }));
         }
     };
-    let files = match container_config::prepare_files(
+    let files = match container_config::prepare_files_beside(
         pod,
         container,
         start.attempt,
         &sandbox.ips,
         &context.node,
-    ) {
+    )
+    .await
+    {
         Ok(files) => files,
         Err(error) => {
             let message = error.to_string();

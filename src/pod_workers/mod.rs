@@ -17,10 +17,10 @@ mod grow;
 mod image_volumes;
 mod isolation;
 pub mod mounts;
+mod preempt;
 mod purge;
 pub mod queue;
 pub mod reason_cache;
-mod record;
 mod remotes;
 mod resize;
 mod resolve;
@@ -33,6 +33,7 @@ mod terminate;
 mod worker;
 
 use std::collections::{BTreeMap, HashMap, HashSet};
+use std::ops::Deref;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -49,10 +50,9 @@ pub use queue::WorkQueue;
 pub use reason_cache::{ReasonCache, StartFailure};
 
 use crate::cm::{CgroupError, CgroupManager};
-use crate::core::pod_worker::{self, KillRequest, KnownPod, WorkerUpdate};
-use crate::core::state::{
-    AdmissionDecision, AdmissionRecord, EpochRecord, State, WorkerPhase, WorkerRecord,
-};
+pub use crate::core::pod_worker::UpdateOptions;
+use crate::core::pod_worker::{self, KnownPod, Worker};
+use crate::core::state::{EpochRecord, State, WorkerPhase, WorkerRecord};
 use crate::images::ImageManager;
 use crate::kuberuntime::cri::CriClient;
 use crate::kuberuntime::gc::Remover;
@@ -148,50 +148,9 @@ impl WorkerContext {
     }
 }
 
-/// An update for a worker; upstream's `UpdatePodOptions`.
-#[derive(Clone, Debug)]
-pub struct UpdateOptions {
-    /// The pod.
-    pub pod: Arc<Pod>,
-    /// Why.
-    pub sync_type: PodSyncType,
-    /// Set for evictions and the like.
-    pub kill: Option<KillRequest>,
-    /// The pod is known from the runtime only.
-    pub runtime_only: bool,
-    /// The admission decision, for pods seen first.
-    pub admission: Option<AdmissionRecord>,
-    /// Where the pod's source has it from: a path or URL.
-    pub origin: Option<String>,
-}
-
-impl UpdateOptions {
-    /// An update with nothing special about it.
-    pub fn new(pod: Arc<Pod>, sync_type: PodSyncType) -> Self {
-        Self {
-            pod,
-            sync_type,
-            kill: None,
-            runtime_only: false,
-            admission: None,
-            origin: None,
-        }
-    }
-}
-
-/// One worker as the others see it.
+/// A worker as the others see it.
 struct Handle {
-    record: WorkerRecord,
-    pod: Arc<Pod>,
-    admission: Option<AdmissionRecord>,
-    origin: Option<String>,
-    source: PodSource,
-    /// The source has confirmed the pod in the current epoch.
-    confirmed: bool,
-    /// Something is to be done.
-    pending: bool,
-    /// To be forgotten with everything that is recorded of it.
-    forget: bool,
+    worker: Worker,
     /// Cancels the step in flight.
     cancel: CancellationToken,
     notify: Arc<Notify>,
@@ -202,50 +161,50 @@ struct Handle {
 }
 
 impl Handle {
-    /// Returns whether admission refused the pod. Uses the record, else the decision that is not committed yet. Without
-    /// either, the pod counts as admitted.
-    fn is_refused(&self, state: &State, uid: &PodUid) -> bool {
-        let recorded = state.record::<AdmissionRecord>(uid.as_str());
-        recorded
-            .or(self.admission.as_ref())
-            .is_some_and(|record| record.decision != AdmissionDecision::Admitted)
-    }
-
-    /// Has a static pod forgotten that is finished and whose manifest was removed and is back: a new life of the same UID
-    /// begins when nothing is left of the former one. Returns whether it did.
-    fn forget_for_next_life(&mut self) -> bool {
-        let is_due = self.source.is_static()
-            && matches!(self.record.phase, WorkerPhase::Finished { .. })
-            && self.record.restart_requested
-            && !self.forget;
-        if is_due {
-            self.forget = true;
-            self.pending = true;
+    fn new(worker: Worker, acted: Option<Instant>) -> Self {
+        Self {
+            worker,
+            cancel: CancellationToken::new(),
+            notify: Arc::new(Notify::new()),
+            acted,
+            seen: Instant::now(),
         }
-        is_due
     }
 
-    /// Whether the worker of a static pod has to wait for others of its name.
-    fn waits_for_its_name(&self) -> bool {
-        self.source.is_static()
-            && self.record.phase == WorkerPhase::Sync
-            && self.record.started.is_none()
+    /// What a step that begins now works on.
+    fn job(&self) -> Job {
+        Job {
+            worker: self.worker.clone(),
+            cancel: self.cancel.clone(),
+            acted: self.acted,
+            seen: self.seen,
+        }
+    }
+}
+
+impl Deref for Handle {
+    type Target = Worker;
+
+    fn deref(&self) -> &Worker {
+        &self.worker
     }
 }
 
 /// What one step works on.
+#[derive(Clone)]
 struct Job {
-    uid: PodUid,
-    record: WorkerRecord,
-    pod: Arc<Pod>,
-    admission: Option<AdmissionRecord>,
-    origin: Option<String>,
-    source: PodSource,
-    confirmed: bool,
-    forget: bool,
+    worker: Worker,
     cancel: CancellationToken,
     acted: Option<Instant>,
     seen: Instant,
+}
+
+impl Deref for Job {
+    type Target = Worker;
+
+    fn deref(&self) -> &Worker {
+        &self.worker
+    }
 }
 
 struct Inner {
@@ -297,13 +256,8 @@ impl PodWorkers {
     pub fn update(&self, options: UpdateOptions) {
         let uid = options.pod.uid();
         let now = self.0.context.clock.now();
-        let cached = self
-            .0
-            .context
-            .pleg
-            .cache()
-            .contains(&uid)
-            .then(|| self.0.context.pleg.cache().get(&uid));
+        let cache = self.0.context.pleg.cache();
+        let cached = cache.known(&uid).filter(|_| cache.contains(&uid));
         // A record without a worker: its pod could not be read at start and is back from its source.
         let left = self
             .0
@@ -313,87 +267,49 @@ impl PodWorkers {
             .record::<WorkerRecord>(uid.as_str())
             .filter(|r| !r.runtime_only)
             .cloned();
+        let shown = cached.as_deref();
         let mut handles = self.handles();
-        let old = handles.get(&uid).map(|h| &h.record).or(left.as_ref());
-        let decision = pod_worker::update(
-            old,
-            &WorkerUpdate {
-                sync_type: options.sync_type,
-                pod: &options.pod,
-                kill: options.kill,
-                runtime_only: options.runtime_only,
-                runtime: cached.as_deref(),
-            },
-            now,
-        );
-        // What was seen last of a pod without records may be what was just removed of its former life.
-        let is_left =
-            |status: &PodStatus| !(status.containers.is_empty() && status.sandboxes.is_empty());
-        let acted = (old.is_none() && cached.as_deref().is_some_and(is_left)).then(Instant::now);
         match handles.get_mut(&uid) {
             Some(handle) => {
-                handle.record = decision.record;
-                if options.sync_type != PodSyncType::Sync && !options.runtime_only {
-                    handle.pod = options.pod;
-                }
-                handle.admission = options.admission.or(handle.admission.take());
-                handle.origin = options.origin.or(handle.origin.take());
-                handle.pending |= decision.wake || decision.changed;
-                if decision.cancel {
+                if handle.worker.update(options, shown, now) {
                     handle.cancel.cancel();
                 }
-                handle.forget_for_next_life();
                 if handle.pending {
                     handle.notify.notify_one();
                 }
             }
             None => {
-                let handle = Handle {
-                    record: decision.record,
-                    source: options.pod.source(),
-                    pod: options.pod,
-                    admission: options.admission,
-                    origin: options.origin,
-                    confirmed: true,
-                    pending: true,
-                    forget: false,
-                    cancel: CancellationToken::new(),
-                    notify: Arc::new(Notify::new()),
-                    acted,
-                    seen: Instant::now(),
+                if !options.runtime_only {
+                    self.count_containers(&options.pod);
+                }
+                // What was seen last of a pod without records may be what was just removed of its former life.
+                let is_left = |status: &PodStatus| {
+                    !(status.containers.is_empty() && status.sandboxes.is_empty())
                 };
-                self.spawn(&mut handles, uid, handle);
+                let acted = (left.is_none() && shown.is_some_and(is_left)).then(Instant::now);
+                let worker = Worker::first(options, left.as_ref(), shown, now);
+                self.spawn(&mut handles, uid, Handle::new(worker, acted));
             }
         }
     }
 
-    /// Brings a worker back as the store remembers it. `pending` = there is something to do at once.
-    /// `confirmed` = its source has confirmed the pod in this epoch.
-    pub fn resume(
-        &self,
-        pod: Arc<Pod>,
-        source: PodSource,
-        record: WorkerRecord,
-        pending: bool,
-        confirmed: bool,
-    ) {
-        let uid = pod.uid();
-        let handle = Handle {
-            record,
-            pod,
-            admission: None,
-            origin: None,
-            source,
-            confirmed,
-            pending,
-            forget: false,
-            cancel: CancellationToken::new(),
-            notify: Arc::new(Notify::new()),
-            acted: None,
-            seen: Instant::now(),
-        };
+    /// Brings a worker back as the store remembers it.
+    pub fn resume(&self, worker: Worker) {
+        let uid = worker.uid.clone();
+        if !worker.record.runtime_only {
+            self.count_containers(&worker.pod);
+        }
         let mut handles = self.handles();
-        self.spawn(&mut handles, uid, handle);
+        self.spawn(&mut handles, uid, Handle::new(worker, None));
+    }
+
+    /// A kubelet that restarts sees every pod as new, so pods that were resumed count as well.
+    fn count_containers(&self, pod: &Pod) {
+        let containers = u32::try_from(pod.spec_ref().containers.len());
+        let metrics = &self.0.context.metrics;
+        metrics
+            .containers_per_pod
+            .observe(f64::from(containers.unwrap_or(u32::MAX)));
     }
 
     /// Wakes a pod's worker to look again. Nothing happens for unknown pods, nor for finished ones unless
@@ -401,9 +317,8 @@ impl PodWorkers {
     pub fn sync(&self, uid: &PodUid) {
         let mut handles = self.handles();
         if let Some(handle) = handles.get_mut(uid)
-            && (handle.forget || !matches!(handle.record.phase, WorkerPhase::Finished { .. }))
+            && handle.worker.wake()
         {
-            handle.pending = true;
             handle.notify.notify_one();
         }
     }
@@ -424,7 +339,7 @@ impl PodWorkers {
                     concerns(change, &handle.pod) || (change.kind != "Service" && led.contains(uid))
                 });
             if wake {
-                handle.pending = true;
+                handle.worker.pending = true;
                 handle.notify.notify_one();
             }
         }
@@ -437,8 +352,8 @@ impl PodWorkers {
             if let Some(handle) = handles.get_mut(uid)
                 && !handle.confirmed
             {
-                handle.confirmed = true;
-                handle.pending = true;
+                handle.worker.confirmed = true;
+                handle.worker.pending = true;
                 handle.notify.notify_one();
             }
         }
@@ -472,7 +387,7 @@ impl PodWorkers {
         let Some(handle) = handles.get_mut(uid) else {
             return;
         };
-        if handle.forget_for_next_life() {
+        if handle.worker.forget_for_next_life() {
             handle.notify.notify_one();
         }
         let (full_name, is_static) = (handle.record.full_name.clone(), handle.source.is_static());
@@ -491,6 +406,7 @@ impl PodWorkers {
             wake_name(&mut handles, &handle.record.full_name);
         }
         drop(handles);
+        self.0.context.status.forget(uid);
         self.mark_moved();
         let forgotten = self.0.forgotten.lock();
         forgotten
@@ -499,6 +415,20 @@ impl PodWorkers {
         self.0.forgot.notify_one();
         if removed.is_some_and(|handle| handle.source.is_static()) {
             self.0.context.status.wake_mirrors();
+        }
+    }
+
+    /// Has the pods stopped that are finished and of which the runtime shows something running. Never waits.
+    pub fn stop_finished(&self, shown: &[Arc<PodStatus>]) {
+        let mut handles = self.handles();
+        for status in shown {
+            if let Some(handle) = handles.get_mut(&status.uid)
+                && !handle.forget
+                && pod_worker::is_left_running(&handle.record, status)
+            {
+                handle.worker.pending = true;
+                handle.notify.notify_one();
+            }
         }
     }
 
@@ -525,29 +455,34 @@ impl PodWorkers {
         handle.map(|h| Arc::clone(&h.pod))
     }
 
-    /// Returns the pods that hold resources of this node: admitted, and running, to run or being stopped. A pod that was
-    /// refused holds none, even while its worker still reports that; nor does one that is over by its source and of which
-    /// the runtime runs nothing. Upstream: `GetActivePods`.
+    /// Returns the pods that hold resources of this node, see [`Worker::is_counted_by_admission`]. Upstream: `GetActivePods`.
     pub fn counted_by_admission(&self) -> Vec<Arc<Pod>> {
         let state = self.0.context.store.snapshot();
-        let cache = self.0.context.pleg.cache();
-        let is_over = |handle: &Handle, uid: &PodUid| {
-            handle.pod.phase_is_terminal() && {
-                let status = cache.get(uid);
-                !status.any_running() && status.ready_sandbox().is_none()
-            }
-        };
         let handles = self.handles();
-        let counted = handles.iter().filter(|(uid, handle)| {
-            !handle.record.runtime_only
-                && matches!(
-                    handle.record.phase,
-                    WorkerPhase::Sync | WorkerPhase::Terminating { .. }
-                )
-                && !handle.is_refused(&state, uid)
-                && !is_over(handle, uid)
-        });
+        let counted = handles
+            .iter()
+            .filter(|(_, handle)| self.is_counted(handle, &state));
         counted.map(|(_, handle)| Arc::clone(&handle.pod)).collect()
+    }
+
+    /// Returns a pod if it is one of [`Self::counted_by_admission`], without a look at the others.
+    pub fn if_counted_by_admission(&self, uid: &PodUid) -> Option<Arc<Pod>> {
+        let state = self.0.context.store.snapshot();
+        let handles = self.handles();
+        let handle = handles.get(uid)?;
+        self.is_counted(handle, &state)
+            .then(|| Arc::clone(&handle.pod))
+    }
+
+    fn is_counted(&self, worker: &Worker, state: &State) -> bool {
+        worker.is_counted_by_admission(state, || {
+            let cache = self.0.context.pleg.cache();
+            match cache.known(&worker.uid) {
+                Some(status) => !status.any_running() && status.ready_sandbox().is_none(),
+                // One that has just come may not have been listed yet; one that cannot be inspected is there.
+                None => !cache.contains(&worker.uid),
+            }
+        })
     }
 
     /// Compares all workers with the UIDs the sources want: stops what is gone, forgets what is finished.
@@ -569,12 +504,11 @@ impl PodWorkers {
                 match pod_worker::sync_known(&handle.record, wanted) {
                     KnownPod::Keep => {}
                     KnownPod::Stop => stop.push(Arc::clone(&handle.pod)),
-                    KnownPod::Drop | KnownPod::Forget if handle.forget => {}
                     KnownPod::Drop | KnownPod::Forget => {
-                        debug!(pod = %uid, "forgetting pod");
-                        handle.forget = true;
-                        handle.pending = true;
-                        handle.notify.notify_one();
+                        if handle.worker.begin_forgetting() {
+                            debug!(pod = %uid, "forgetting pod");
+                            handle.notify.notify_one();
+                        }
                     }
                 }
             }
@@ -671,7 +605,7 @@ impl PodWorkers {
 fn wake_name(handles: &mut HashMap<PodUid, Handle>, full_name: &str) {
     for handle in handles.values_mut() {
         if handle.waits_for_its_name() && handle.record.full_name == full_name {
-            handle.pending = true;
+            handle.worker.pending = true;
             handle.notify.notify_one();
         }
     }

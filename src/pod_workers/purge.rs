@@ -1,20 +1,21 @@
 //! Forgetting a pod: what is left of it in the runtime and on disk goes first, its records go last and in
 //! one transaction, so that a crash in between only repeats the work.
 
+use std::sync::Arc;
+
 use super::execute::StepError;
 use super::{Job, WorkerContext, resize};
-use crate::core::state::{
-    AdmissionRecord, ContainerRecord, ObjectRecord, PlegRecord, PodRecord, ProbeRecord,
-    QueueRecord, StatusRecord, Transaction, WorkerRecord,
-};
+use crate::core::pod_worker;
+use crate::core::state::{ObjectRecord, Transaction};
 use crate::kuberuntime::{gc, logs, userns};
+use crate::store::StopDecision;
 use crate::types::PodExt;
 use crate::types::runtime::{ContainerState, SandboxState};
 
 /// Removes everything of a finished or never started pod. Idempotent.
 pub(super) async fn purge(context: &WorkerContext, job: &Job) -> Result<(), StepError> {
     let uid = &job.uid;
-    let status = context
+    let mut status = context
         .cri
         .pod_status(uid, job.pod.name(), job.pod.namespace())
         .await?;
@@ -25,18 +26,20 @@ pub(super) async fn purge(context: &WorkerContext, job: &Job) -> Result<(), Step
         }
         remover.container(&status, &container.id).await?;
     }
+    let removed = std::mem::take(&mut status.containers);
     if !status.sandboxes.is_empty() {
-        let permit = context.store.commit_stop(Transaction::new()).await?;
+        let decision = StopDecision::unrecorded_leftovers();
+        let permit = context.store.commit_stop(decision).await?;
         for sandbox in &status.sandboxes {
             let evictable = gc::EvictableSandbox {
                 pod: uid.clone(),
                 id: sandbox.id.clone(),
                 ready: sandbox.state == SandboxState::Ready,
             };
-            remover.sandbox(&evictable, &permit).await?;
+            remover.sandbox(&status, &evictable, &permit).await?;
         }
     }
-    if !status.containers.is_empty() || !status.sandboxes.is_empty() {
+    if !removed.is_empty() || !status.sandboxes.is_empty() {
         context.pleg.request(uid);
     }
     context.volumes.unmount(uid).await?;
@@ -53,7 +56,11 @@ pub(super) async fn purge(context: &WorkerContext, job: &Job) -> Result<(), Step
         .with_cgroups(move |cgroups| cgroups.destroy(&pod))
         .await?;
     context.volumes.remove_pod_dirs(uid).await?;
-    logs::remove_pod_logs(&context.node, job.pod.namespace(), job.pod.name(), uid)?;
+    let (pod, of) = (Arc::clone(&job.pod), uid.clone());
+    logs::beside(&context.node, move |node| {
+        logs::remove_pod_logs(node, pod.namespace(), pod.name(), &of)
+    })
+    .await?;
     context
         .store
         .commit(forget_records(context, job))
@@ -64,34 +71,17 @@ pub(super) async fn purge(context: &WorkerContext, job: &Job) -> Result<(), Step
 
 fn forget_records(context: &WorkerContext, job: &Job) -> Transaction {
     let state = context.store.snapshot();
-    let uid = job.uid.as_str();
-    let prefix = format!("{uid}/");
-    let mut transaction = Transaction::new()
-        .delete::<PodRecord>(uid)
-        .delete::<AdmissionRecord>(uid)
-        .delete::<WorkerRecord>(uid)
-        .delete::<QueueRecord>(uid)
-        .delete::<PlegRecord>(uid)
-        .delete::<StatusRecord>(uid)
+    let (namespace, name) = (job.pod.namespace(), job.pod.name());
+    let mut transaction = pod_worker::forget(&state, &job.uid)
+        .and(resize::forget(&job.pod))
         .journal(
             Some(&job.uid),
             "forgotten",
-            format!(
-                "{}/{} is gone and cleaned up",
-                job.pod.namespace(),
-                job.pod.name()
-            ),
+            format!("{namespace}/{name} is gone and cleaned up"),
         );
-    transaction = transaction.and(resize::forget(&job.pod));
-    for (key, _) in state.with_prefix::<ContainerRecord>(&prefix) {
-        transaction = transaction.delete::<ContainerRecord>(key);
-    }
-    let users = userns::key(job.pod.namespace(), &job.uid);
+    let users = userns::key(namespace, &job.uid);
     if state.record::<ObjectRecord>(&users).is_some() {
         transaction = transaction.delete::<ObjectRecord>(users);
-    }
-    for (key, _) in state.with_prefix::<ProbeRecord>(&prefix) {
-        transaction = transaction.delete::<ProbeRecord>(key);
     }
     transaction
 }

@@ -30,19 +30,9 @@ pub(super) fn as_allocated(context: &WorkerContext, job: &Job) -> Option<Job> {
     let record = admission(&state, job)?;
     let allocations = resize::allocated(&job.pod, &record.allocated);
     let pod = resize::with_allocation(&job.pod, &allocations)?;
-    Some(Job {
-        uid: job.uid.clone(),
-        record: job.record.clone(),
-        pod: Arc::new(pod),
-        admission: job.admission.clone(),
-        origin: job.origin.clone(),
-        source: job.source,
-        confirmed: job.confirmed,
-        forget: job.forget,
-        cancel: job.cancel.clone(),
-        acted: job.acted,
-        seen: job.seen,
-    })
+    let mut job = job.clone();
+    job.worker.pod = Arc::new(pod);
+    Some(job)
 }
 
 fn admission<'a>(state: &'a State, job: &'a Job) -> Option<&'a AdmissionRecord> {

@@ -15,7 +15,7 @@ use crate::core::state::WorkerPhase;
 use crate::kuberuntime::cri::CriError;
 use crate::kuberuntime::kill::{grace_of, stop_timeout};
 use crate::nodeshutdown::NodePods;
-use crate::store::{CommitError, StopPermit};
+use crate::store::{CommitError, StopDecision, StopPermit};
 use crate::types::runtime::{ContainerState, ContainerStatus};
 use crate::types::{PodExt, PodSyncType, PodUid};
 
@@ -23,10 +23,10 @@ impl NodePods for PodWorkers {
     fn unfinished(&self) -> Vec<Arc<Pod>> {
         let state = self.context().store.snapshot();
         let handles = self.handles();
-        let unfinished = handles.iter().filter(|(uid, handle)| {
+        let unfinished = handles.iter().filter(|(_, handle)| {
             !handle.record.runtime_only
                 && !matches!(handle.record.phase, WorkerPhase::Finished { .. })
-                && !handle.is_refused(&state, uid)
+                && !handle.is_refused(&state)
         });
         unfinished
             .map(|(_, handle)| Arc::clone(&handle.pod))
@@ -72,8 +72,12 @@ impl PodWorkers {
             ended: None,
             cancelled: None,
         });
-        let decision = record.transaction("systemd takes the machine down", now);
-        let permit = match context.store.commit_stop(decision).await {
+        let transaction = record.transaction("systemd takes the machine down", now);
+        let permit = match StopDecision::recorded_by(transaction) {
+            Ok(decision) => context.store.commit_stop(decision).await,
+            Err(error) => Err(error),
+        };
+        let permit = match permit {
             Ok(permit) => permit,
             Err(error) => {
                 warn!(%error, "containers are left to the machine");
@@ -153,7 +157,7 @@ async fn stop_container(
         if ends.is_empty() {
             return Ok(());
         }
-        match context.store.commit_stop(ends).await {
+        match context.store.commit_or_hold(ends).await {
             Ok(_) => return Ok(()),
             // Another container of the pod ended meanwhile: once more with that.
             Err(CommitError::Stale { .. }) => {}

@@ -21,7 +21,7 @@ use crate::core::supported;
 use crate::kuberuntime::cri::{CriError, convert, v1};
 use crate::kuberuntime::hooks::{self, Hook, HookTarget};
 use crate::kuberuntime::kill::{self, Condemned, Killer};
-use crate::store::{CommitError, Committed, StartIntent};
+use crate::store::{CommitError, Committed, StartIntent, StopDecision};
 use crate::types::runtime::{ContainerState, ContainerStatus, PodStatus};
 use crate::types::{
     ContainerId, ContainerKind, ContainerSpec, Event, EventRecorder, EventType, PodExt, PodUid,
@@ -254,28 +254,26 @@ pub(super) async fn post_start(
         )
         .container_of(pod, name),
     );
-    let permit = context
-        .store
-        .commit_stop(
-            Transaction::new()
-                .journal(
-                    Some(uid),
-                    "hook failed",
-                    format!("{name}: postStart: {}", error.kind()),
-                )
-                .journal(
-                    Some(uid),
-                    "stopping container",
-                    format!("{name}: its postStart hook failed"),
-                ),
+    let decision = Transaction::new()
+        .journal(
+            Some(uid),
+            "hook failed",
+            format!("{name}: postStart: {}", error.kind()),
         )
-        .await?;
+        .journal(
+            Some(uid),
+            "stopping container",
+            format!("{name}: its postStart hook failed"),
+        );
+    let decision = StopDecision::recorded_by(decision)?;
+    let permit = context.store.commit_stop(decision).await?;
     let killer = Killer {
         cri: &context.cri,
         store: &context.store,
         recorder: &*context.recorder,
         permit: &permit,
-        now: context.clock.now(),
+        clock: &*context.clock,
+        pace: context.volumes.pace(),
     };
     let victim = running(name, id, attempt);
     let grace = kill::grace_of(pod, None);

@@ -11,6 +11,7 @@ use crate::core::pod_actions::PodActions;
 use crate::core::state::Transaction;
 use crate::kuberuntime::gc;
 use crate::kuberuntime::kill::{self, Condemned, Killer};
+use crate::store::StopDecision;
 use crate::types::PodExt;
 use crate::types::runtime::{ContainerState, PodStatus};
 
@@ -38,13 +39,15 @@ pub(super) async fn kill_what_must_go(
             decision = decision.journal(Some(&job.uid), "stopping container", why);
         }
     }
+    let decision = StopDecision::recorded_by(decision)?;
     let permit = context.store.commit_stop(decision).await?;
     let killer = Killer {
         cri: &context.cri,
         store: &context.store,
         recorder: &*context.recorder,
         permit: &permit,
-        now: context.clock.now(),
+        clock: &*context.clock,
+        pace: context.volumes.pace(),
     };
     if actions.kill_pod.is_some() {
         return Ok(killer.pod(condemned, kill::grace_of(pod, None)).await?);
@@ -111,7 +114,7 @@ pub(super) async fn prune_init(
         if let Err(error) = context.remover().container(status, &container.id).await {
             match error {
                 gc::GcError::Commit { .. } => return Err(error.into()),
-                gc::GcError::Runtime { .. } => {
+                gc::GcError::Runtime { .. } | gc::GcError::InUse { .. } => {
                     warn!(%error, "a dead init container stays");
                 }
             }

@@ -3,10 +3,14 @@
 //! The order is upstream's: status first, then whatever the pod needs before containers (network, cgroups,
 //! directories, volumes), then the container actions. Exits that nobody has recorded yet are recorded
 //! before anything is decided on them.
+//!
+//! **Invariant:** no end is concluded, and nothing starts, from a runtime that lists nothing of a pod as long as the
+//! pod's cgroup has processes.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use k8s_openapi::api::core::v1::Pod;
 use tokio::time::Instant;
 use tracing::{debug, info};
 
@@ -21,6 +25,7 @@ use crate::core::pod_status::{self, Stage, StatusInput};
 use crate::core::state::{AdmissionDecision, AdmissionRecord, State, StatusRecord, WorkerPhase};
 use crate::pleg::Observed;
 use crate::status::CommitMode;
+use crate::types::containers::ContainerKind;
 use crate::types::runtime::PodStatus;
 use crate::types::{Event, EventType, PodExt, Stamp};
 use crate::volumemanager::{VolumeError, VolumeManager};
@@ -51,15 +56,9 @@ pub(super) async fn sync_pod(
     }
     let allocated = resize::as_allocated(context, job);
     let job = allocated.as_ref().unwrap_or(job);
-    let cache = context.pleg.cache();
-    if !cache.is_newer_than(uid, job.acted) {
-        context.pleg.request(uid);
-    }
-    let observed = cache
-        .get_newer_than(uid, job.acted)
-        .await
-        .map_err(StepError::from)?;
+    let observed = observed(context, job).await?;
     let status = &observed.status;
+    check_listing(context, job, status).await?;
     let now = context.clock.now();
     let listed_at = stamp_of(&observed, now);
     record_exits(context, job, status, listed_at, now).await?;
@@ -137,6 +136,9 @@ pub(super) async fn sync_pod(
         })
     };
     resize::explain(&mut actions, &restarts);
+    if !job.confirmed {
+        actions = actions.unconfirmed();
+    }
     let starts = !actions.start.is_empty() || actions.create_sandbox.is_some();
     if !starts {
         refresh_volumes(context, job, status).await?;
@@ -157,16 +159,18 @@ pub(super) async fn sync_pod(
             .await
             .map_err(having_acted)?
     };
-    if executed.started_all && !starts_before(status) {
-        context
-            .metrics
+    if executed.started_all && completes_first_start(&job.pod, status, &actions) {
+        let own = since_start_was_possible(job, status, now).saturating_sub(executed.pulling);
+        let metrics = &context.metrics;
+        metrics
             .pod_start_duration
             .observe(job.seen.elapsed().as_secs_f64());
-        let own = since_start_was_possible(job, status, now).saturating_sub(executed.pulling);
-        context
-            .metrics
-            .pod_start_sli_duration
-            .observe(own.as_secs_f64());
+        metrics.pod_start_sli_duration.observe(own.as_secs_f64());
+        if let Some(whole) = since_creation(&job.pod, context.clock.now()) {
+            metrics
+                .pod_start_total_duration
+                .observe(whole.as_secs_f64());
+        }
     }
     finish(
         context,
@@ -176,6 +180,49 @@ pub(super) async fn sync_pod(
         executed.retry_at,
         true,
     )
+}
+
+/// Fails when the runtime lists nothing of a pod whose processes run: it was started on other data, or has lost its own. If that
+/// were believed, containers that run would be recorded as ended, and started a second time.
+pub(super) async fn check_listing(
+    context: &WorkerContext,
+    job: &Job,
+    status: &PodStatus,
+) -> Result<(), StepError> {
+    let is_listed = !(status.sandboxes.is_empty() && status.containers.is_empty());
+    let pids = if is_listed {
+        Vec::new()
+    } else {
+        let uid = job.uid.clone();
+        context
+            .with_cgroups(move |cgroups| cgroups.processes(&uid))
+            .await?
+    };
+    let doubted = !pids.is_empty();
+    context.runtime_state.set_not_listed(&job.uid, doubted);
+    if !doubted {
+        return Ok(());
+    }
+    let error = StepError::NotListed(pids);
+    let event = Event::pod(
+        EventType::Warning,
+        &job.pod,
+        "NotListedByRuntime",
+        error.to_string(),
+    );
+    context.recorder.record(event);
+    Err(error)
+}
+
+/// The status of a pod, newer than what was last done to it. One that does not come is told of.
+pub(super) async fn observed(context: &WorkerContext, job: &Job) -> Result<Observed, StepError> {
+    let observed = context.pleg.status_newer_than(&job.uid, job.acted).await;
+    observed.map_err(|error| {
+        let text = format!("error determining status: {error}");
+        let event = Event::pod(EventType::Warning, &job.pod, "FailedSync", text);
+        context.recorder.record(event);
+        StepError::from(error)
+    })
 }
 
 /// Says once that a pod was active for too long.
@@ -248,8 +295,25 @@ fn since_start_was_possible(job: &Job, status: &PodStatus, now: Stamp) -> Durati
     }
 }
 
-fn starts_before(status: &PodStatus) -> bool {
-    !status.containers.is_empty()
+/// Whether every main container of a pod has been started once these starts are done, and not before.
+fn completes_first_start(pod: &Pod, status: &PodStatus, actions: &PodActions) -> bool {
+    let start_of = |name: &str| {
+        let mut starts = actions.start.iter();
+        starts.find(|s| s.kind == ContainerKind::Main && s.name == name)
+    };
+    let is_known = |name: &str| status.containers.iter().any(|c| c.name == name);
+    let mains = || pod.spec_ref().containers.iter().map(|c| c.name.as_str());
+    mains().all(|name| is_known(name) || start_of(name).is_some())
+        && mains().filter_map(start_of).any(|start| start.attempt == 0)
+}
+
+/// Returns the age of a pod of the API server; `None` for a static pod, whose creation nobody waits for. Upstream:
+/// `podStartupLatencyTracker`.
+fn since_creation(pod: &Pod, now: Stamp) -> Option<Duration> {
+    let created = pod.metadata.creation_timestamp.as_ref()?;
+    let age = now.wall_ms.saturating_sub(created.0.as_millisecond());
+    // A clock that is behind the API server's makes nothing younger than new.
+    (!pod.is_static()).then(|| Duration::from_millis(u64::try_from(age).unwrap_or(0)))
 }
 
 /// Fills the reason cache and says when to look again.
@@ -345,7 +409,7 @@ pub(super) async fn record_exits(
     let stops = job.record.phase != WorkerPhase::Sync
         || !context.prober.failures(&job.pod, status).is_empty();
     if stops {
-        context.store.commit_stop(exits).await?;
+        context.store.commit_or_hold(exits).await?;
     } else {
         context.store.commit(exits).await?;
     }
@@ -406,4 +470,124 @@ pub(super) fn api_status(
 /// The moment before the runtime was asked, on the agent's clocks.
 pub(super) fn stamp_of(observed: &Observed, now: Stamp) -> Stamp {
     now.minus(Instant::now().saturating_duration_since(observed.as_of))
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "tests")]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::core::pod_actions::StartContainer;
+    use crate::types::runtime::{ContainerState, ContainerStatus};
+    use crate::types::{BootId, PodUid};
+
+    fn pod() -> Pod {
+        serde_json::from_value(json!({
+            "metadata": {
+                "name": "p", "namespace": "ns", "uid": "u",
+                "creationTimestamp": "2026-01-02T03:04:05Z",
+            },
+            "spec": {
+                "initContainers": [{"name": "init", "image": "i"}],
+                "containers": [{"name": "a", "image": "i"}, {"name": "b", "image": "i"}],
+            },
+        }))
+        .unwrap()
+    }
+
+    fn status(containers: &[&str]) -> PodStatus {
+        let mut status = PodStatus::empty(PodUid::new("u"));
+        let of = |name: &&str| ContainerStatus {
+            id: (*name).into(),
+            name: (*name).to_owned(),
+            attempt: 0,
+            sandbox_id: "s".into(),
+            state: ContainerState::Running,
+            created_at_ns: 0,
+            image: String::new(),
+            image_ref: String::new(),
+            hash: String::new(),
+            started_at_ns: 0,
+            finished_at_ns: 0,
+            exit_code: 0,
+            reason: String::new(),
+            message: String::new(),
+            log_path: String::new(),
+        };
+        status.containers = containers.iter().map(of).collect();
+        status
+    }
+
+    fn starts(containers: &[(&str, ContainerKind, u32)]) -> PodActions {
+        let of = |(name, kind, attempt): &(&str, ContainerKind, u32)| StartContainer {
+            name: (*name).to_owned(),
+            kind: *kind,
+            attempt: *attempt,
+            hash: String::new(),
+            adopt: None,
+            backoff: None,
+            why: String::new(),
+        };
+        PodActions {
+            start: containers.iter().map(of).collect(),
+            ..PodActions::default()
+        }
+    }
+
+    /// What it is about, what runs, what is started, whether the pod has started then.
+    type Case<'a> = (
+        &'a str,
+        &'a [&'a str],
+        &'a [(&'a str, ContainerKind, u32)],
+        bool,
+    );
+
+    #[test]
+    fn a_pod_has_started_once_each_of_its_main_containers_has() {
+        use ContainerKind::{Ephemeral, Init, Main};
+        let both = [("a", Main, 0), ("b", Main, 0)];
+        let cases: [Case<'_>; 7] = [
+            ("its init container only", &[], &[("init", Init, 0)], false),
+            ("all at once", &["init"], &both, true),
+            ("the first of two", &["init"], &both[..1], false),
+            ("the second, later", &["init", "a"], &both[1..], true),
+            ("a restart", &["init", "a", "b"], &[("a", Main, 1)], false),
+            (
+                "a restart of one that was removed",
+                &["init", "b"],
+                &[("a", Main, 3)],
+                false,
+            ),
+            (
+                "something beside them",
+                &["init", "a", "b"],
+                &[("debug", Ephemeral, 0)],
+                false,
+            ),
+        ];
+        for (what, known, started, expected) in cases {
+            let done = completes_first_start(&pod(), &status(known), &starts(started));
+            assert_eq!(done, expected, "{what}");
+        }
+    }
+
+    #[test]
+    fn the_age_of_a_pod_is_by_the_wall_clock_and_never_below_zero() {
+        let at = |wall_ms| Stamp {
+            boot: BootId(1),
+            boottime_ms: 0,
+            wall_ms,
+        };
+        let created = 1_767_323_045_000;
+        let age = |pod: &Pod, wall_ms| since_creation(pod, at(wall_ms));
+        let seconds = |s| Some(Duration::from_secs(s));
+        assert_eq!(age(&pod(), created + 7000), seconds(7));
+        assert_eq!(age(&pod(), created - 7000), seconds(0));
+        let mut static_pod = pod();
+        let source = [("kubernetes.io/config.source", "file")];
+        let source = source.map(|(key, value)| (key.to_owned(), value.to_owned()));
+        static_pod.metadata.annotations = Some(source.into());
+        assert_eq!(age(&static_pod, created + 7000), None);
+    }
 }

@@ -151,9 +151,10 @@ fn owner(workers: &PodWorkers, ready: &SourcesReady, uid: &PodUid) -> Owner {
     if let Some(pod) = workers.pod_of(uid) {
         return Owner::Pod(Box::new((*pod).clone()));
     }
-    let status = workers.context().pleg.cache().get(uid);
-    let runs = status.any_running() || status.ready_sandbox().is_some();
-    if runs || workers.knows(uid) || !ready.complete() {
+    let known = workers.context().pleg.cache().known(uid);
+    let may_run =
+        known.is_none_or(|status| status.any_running() || status.ready_sandbox().is_some());
+    if may_run || workers.knows(uid) || !ready.complete() {
         return Owner::Unknown;
     }
     Owner::Gone

@@ -4,17 +4,22 @@
 //! Stops fail open: everything here goes on while the store is degraded, held in memory and written first
 //! on recovery. Only the removal of what the runtime knows of a container needs a store.
 
+use tracing::warn;
+
 use super::execute::StepError;
-use super::sync_pod::{api_status, observe_probes, record_exits, rejection, stamp_of};
+use super::sync_pod::{
+    api_status, check_listing, observe_probes, observed, record_exits, rejection, stamp_of,
+};
 use super::worker::{StepFailure, StepOutcome};
 use super::{Job, WorkerContext};
 use crate::core::pod_status::Stage;
+use crate::core::pod_worker;
 use crate::core::state::{StatusRecord, WorkerPhase};
-use crate::kuberuntime::kill::{Condemned, Killer};
+use crate::kuberuntime::kill::{self, Condemned, Killer};
 use crate::status::CommitMode;
 use crate::store::StopPermit;
 use crate::types::runtime::PodStatus;
-use crate::types::{Event, EventType, PodExt};
+use crate::types::{PodExt, Stamp};
 
 pub(super) async fn sync_terminating(
     context: &WorkerContext,
@@ -24,7 +29,7 @@ pub(super) async fn sync_terminating(
     let WorkerPhase::Terminating { deadline, .. } = &job.record.phase else {
         return Ok(StepOutcome::idle());
     };
-    let before = inspect(context, job).await?;
+    let before = inspect(context, job, *deadline).await?;
     if !job.record.runtime_only {
         observe_probes(context, job, &before);
         context.prober.stop_liveness_and_startup(&job.uid);
@@ -36,26 +41,23 @@ pub(super) async fn sync_terminating(
         store: &context.store,
         recorder: &*context.recorder,
         permit,
-        now: context.clock.now(),
+        clock: &*context.clock,
+        pace: context.volumes.pace(),
     };
     let condemned = Condemned {
         status: &before,
         pod: (!job.record.runtime_only).then_some(&*job.pod),
         host_ips: &context.node.host_ips,
     };
-    killer.pod(condemned, grace).await.map_err(|error| {
-        if !job.record.runtime_only {
-            let text = format!("error killing pod: {error}");
-            let event = Event::pod(EventType::Warning, &job.pod, "FailedKillPod", text);
-            context.recorder.record(event);
-        }
-        StepFailure {
+    killer
+        .pod(condemned, grace)
+        .await
+        .map_err(|error| StepFailure {
             acted: true,
             ..StepFailure::from(StepError::from(error))
-        }
-    })?;
+        })?;
     fail::fail_point!("pod_workers::terminating::after_kill");
-    let after = inspect(context, job).await?;
+    let after = inspect(context, job, *deadline).await?;
     if let Some(running) = after
         .containers
         .iter()
@@ -89,13 +91,8 @@ pub(super) async fn sync_terminated(
         .await
         .map_err(StepError::from)?;
     if !job.record.runtime_only {
-        let cache = context.pleg.cache();
-        if !cache.is_newer_than(uid, job.acted) {
-            context.pleg.request(uid);
-        }
         // One from before the containers were stopped would show them running, and their ends as lost.
-        let observed = cache.get_newer_than(uid, job.acted).await;
-        let observed = observed.map_err(StepError::from)?;
+        let observed = observed(context, job).await?;
         let now = context.clock.now();
         let listed_at = stamp_of(&observed, now);
         let status = &observed.status;
@@ -112,6 +109,7 @@ pub(super) async fn sync_terminated(
             .await
             .map_err(StepError::from)?;
     }
+    context.runtime_state.set_not_listed(uid, false);
     context.reasons.remove(uid);
     context.volume_images.remove(uid);
     context.objects.unregister(uid);
@@ -119,13 +117,65 @@ pub(super) async fn sync_terminated(
     Ok(StepOutcome::done(false))
 }
 
-/// Asks the runtime itself: what stops a pod must not rely on a cache.
-async fn inspect(context: &WorkerContext, job: &Job) -> Result<PodStatus, StepError> {
+/// Stops what runs of a pod that is finished: the runtime did not list it when the pod was stopped. What is on record
+/// and was told of the pod stays.
+pub(super) async fn stop_left_running(
+    context: &WorkerContext,
+    job: &Job,
+    permit: &StopPermit,
+) -> Result<(), StepError> {
+    let is_left = |status: &PodStatus| pod_worker::is_left_running(&job.record, status);
+    let shown = context.pleg.cache().known(&job.uid);
+    if !shown.is_some_and(|status| is_left(&status)) {
+        return Ok(());
+    }
+    let (name, namespace) = (job.pod.name(), job.pod.namespace());
+    let status = context.cri.pod_status(&job.uid, name, namespace).await?;
+    if is_left(&status) {
+        warn!("stopping containers of a pod that is finished");
+        let killer = Killer {
+            cri: &context.cri,
+            store: &context.store,
+            recorder: &*context.recorder,
+            permit,
+            clock: &*context.clock,
+            pace: context.volumes.pace(),
+        };
+        let condemned = Condemned {
+            status: &status,
+            pod: (!job.record.runtime_only).then_some(&*job.pod),
+            host_ips: &context.node.host_ips,
+        };
+        killer
+            .pod(condemned, kill::grace_of(&job.pod, None))
+            .await?;
+    }
+    context.pleg.request(&job.uid);
+    Ok(())
+}
+
+/// Asks the runtime itself: what stops a pod must not rely on a cache. Processes of a pod of which it lists nothing are killed
+/// at the pod's `deadline`; until then it may list them again.
+async fn inspect(
+    context: &WorkerContext,
+    job: &Job,
+    deadline: Stamp,
+) -> Result<PodStatus, StepError> {
     let listed_at = context.clock.now();
     let status = context
         .cri
         .pod_status(&job.uid, job.pod.name(), job.pod.namespace())
         .await?;
+    match check_listing(context, job, &status).await {
+        Err(StepError::NotListed(_)) if deadline.reached(context.clock.now()) => {
+            // The runtime cannot stop what it does not know, and volumes are unmounted next.
+            let uid = job.uid.clone();
+            context
+                .with_cgroups(move |cgroups| cgroups.destroy(&uid))
+                .await?;
+        }
+        listed => listed?,
+    }
     if !job.record.runtime_only {
         record_exits(context, job, &status, listed_at, context.clock.now()).await?;
     }

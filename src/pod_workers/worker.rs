@@ -9,11 +9,12 @@ use tokio_util::sync::CancellationToken;
 use tracing::{Instrument, debug, info, info_span, warn};
 
 use super::execute::StepError;
-use super::{Job, PodWorkers, WorkerContext, purge, record, sync_pod, terminate};
+use super::{Job, PodWorkers, WorkerContext, preempt, purge, sync_pod, terminate};
 use crate::core::backoff::{SyncOutcome, requeue_delay};
-use crate::core::state::WorkerPhase;
+use crate::core::pod_worker::StepRecord;
+use crate::core::state::{Table, WorkerPhase};
 use crate::core::{deadline, pod_worker};
-use crate::store::{CommitError, StopPermit};
+use crate::store::{CommitError, StopDecision, StopPermit};
 use crate::types::metrics::WorkLabel;
 use crate::types::{PodExt, PodUid};
 
@@ -56,11 +57,14 @@ enum Next {
 /// Takes what is pending, unless the pod has to wait for another one of its name.
 fn take(workers: &PodWorkers, uid: &PodUid) -> Option<Job> {
     let now = workers.0.context.clock.now();
+    let state = workers.0.context.store.snapshot();
     let mut handles = workers.handles();
-    let handle = handles.get(uid)?;
+    let handle = handles.get_mut(uid)?;
     if !handle.pending {
         return None;
     }
+    handle.adopt_recorded_end(&workers.0.context, &state);
+    let handle = handles.get(uid)?;
     let waits = handle.source.is_static()
         && handle.record.phase == WorkerPhase::Sync
         && !handle.forget
@@ -73,8 +77,8 @@ fn take(workers: &PodWorkers, uid: &PodUid) -> Option<Job> {
                 .map(|(other, h)| (other, &h.record)),
         );
     let handle = handles.get_mut(uid)?;
-    handle.pending = false;
     if waits {
+        handle.worker.pending = false;
         let queue = &workers.0.context.queue;
         queue.enqueue(
             uid,
@@ -84,28 +88,14 @@ fn take(workers: &PodWorkers, uid: &PodUid) -> Option<Job> {
         );
         return None;
     }
-    if handle.record.phase == WorkerPhase::Sync && handle.record.started.is_none() && !handle.forget
-    {
-        handle.record.started = Some(now);
+    if handle.worker.begin_step(now) {
         let metrics = &workers.0.context.metrics;
         metrics
             .pod_worker_start_duration
             .observe(handle.seen.elapsed().as_secs_f64());
     }
     handle.cancel = CancellationToken::new();
-    Some(Job {
-        uid: uid.clone(),
-        record: handle.record.clone(),
-        pod: Arc::clone(&handle.pod),
-        admission: handle.admission.clone(),
-        origin: handle.origin.clone(),
-        source: handle.source,
-        confirmed: handle.confirmed,
-        forget: handle.forget,
-        cancel: handle.cancel.clone(),
-        acted: handle.acted,
-        seen: handle.seen,
-    })
+    Some(handle.job())
 }
 
 async fn step(workers: &PodWorkers, job: Job) -> Next {
@@ -113,8 +103,17 @@ async fn step(workers: &PodWorkers, job: Job) -> Next {
     if job.forget {
         return forget(workers, &job).await;
     }
-    let permit = match commit(workers, &job).await {
+    let Some(committed) = committed(workers, &job).await else {
+        debug!("a commit under way is left to itself for a newer decision");
+        return Next::Wait;
+    };
+    let permit = match committed {
         Ok(permit) => permit,
+        Err(CommitError::Stale { .. }) => {
+            debug!("its records have changed, deciding again");
+            workers.sync(&job.uid);
+            return Next::Wait;
+        }
         Err(error) => {
             warn!(%error, "cannot record the pod, it waits");
             requeue(workers, &job.uid, STORE_RETRY, "the store refused a commit");
@@ -125,6 +124,9 @@ async fn step(workers: &PodWorkers, job: Job) -> Next {
         // Nothing is due any more; the store was told with the phase.
         context.queue.remove(&job.uid);
         workers.pod_finished(&job.uid);
+        if let Some(permit) = &permit {
+            stop_left_running(context, &job, permit).await;
+        }
         return Next::Wait;
     }
     let start = Instant::now();
@@ -259,8 +261,53 @@ fn operation(phase: &WorkerPhase) -> &'static str {
     }
 }
 
-/// Records the pod, its admission and its phase where the store does not have them yet. Durable when this
-/// returns; a phase that stops the pod may be held in memory, and comes with the permit to stop it.
+/// Stops what runs of a pod that is finished. Housekeeping asks for it again as long as something does.
+async fn stop_left_running(context: &WorkerContext, job: &Job, permit: &StopPermit) {
+    let (pace, what) = (
+        context.volumes.pace(),
+        format!("left running of {}", job.uid),
+    );
+    match terminate::stop_left_running(context, job, permit).await {
+        Ok(()) => pace.over(&what),
+        Err(error) => {
+            if pace.is_due(&what, &error.to_string(), context.clock.now()) {
+                warn!(%error, "cannot stop what runs of a finished pod yet");
+            }
+        }
+    }
+}
+
+/// Returns what [`commit`] returns. The worker of a pod that is to run stops waiting when a newer decision comes, and `None` is
+/// returned: that may be the pod's end, which a disk that hangs must not hold up. The commit goes on without it, and the
+/// stop's own record comes after it in the store's queue.
+async fn committed(
+    workers: &PodWorkers,
+    job: &Job,
+) -> Option<Result<Option<StopPermit>, CommitError>> {
+    if job.record.phase != WorkerPhase::Sync {
+        return Some(commit(workers, job).await);
+    }
+    if job.preemption.is_none() {
+        return job.cancel.run_until_cancelled(commit(workers, job)).await;
+    }
+    // Once on record, the ends of the victims are carried out, whoever waits.
+    let abort = workers.0.abort.clone();
+    let (workers, in_task) = (workers.clone(), job.clone());
+    let commit =
+        tokio::spawn(async move { abort.run_until_cancelled(commit(&workers, &in_task)).await });
+    match job.cancel.run_until_cancelled(commit).await? {
+        Ok(committed) => committed,
+        Err(error) => match error.try_into_panic() {
+            Ok(panic) => std::panic::resume_unwind(panic),
+            // Only a runtime that is shutting down cancels tasks.
+            Err(_) => None,
+        },
+    }
+}
+
+/// Records what [`pod_worker::before_step`] says, with an admission the ends of other pods that it counts on. Durable when
+/// this returns; a phase that stops the pod may be held in memory, and comes with the permit to stop it. `Stale` when the
+/// pod's end got on record, or records of those others changed, meanwhile.
 async fn commit(workers: &PodWorkers, job: &Job) -> Result<Option<StopPermit>, CommitError> {
     let WorkerContext {
         store,
@@ -268,14 +315,34 @@ async fn commit(workers: &PodWorkers, job: &Job) -> Result<Option<StopPermit>, C
         epoch,
         ..
     } = &workers.0.context;
-    let transaction = record::unrecorded(job, &store.snapshot(), epoch.number, clock.now());
-    if job.record.phase == WorkerPhase::Sync {
-        if !transaction.is_empty() {
+    let (state, now) = (store.snapshot(), clock.now());
+    let record = {
+        let handles = job
+            .is_first_admitted(&state)
+            .then(|| preempt::mark(workers, job));
+        let others = handles.iter().flat_map(|handles| handles.values());
+        let others = others.map(|handle| &handle.worker);
+        pod_worker::before_step(job, &state, epoch.number, now, others)
+    };
+    match record {
+        StepRecord::Stop(transaction) => {
+            let decision = StopDecision::recorded_by(transaction)
+                .unwrap_or_else(|_| StopDecision::on_record(&job.uid));
+            return store.commit_stop(decision).await.map(Some);
+        }
+        StepRecord::Ended => {
+            return Err(CommitError::Stale {
+                table: Table::Workers,
+                key: job.uid.to_string(),
+            });
+        }
+        StepRecord::Keep(transaction) if transaction.is_empty() => {}
+        StepRecord::Keep(transaction) => {
             store.commit(transaction).await?;
         }
-        return Ok(None);
     }
-    store.commit_stop(transaction).await.map(Some)
+    preempt::carry_out(workers, job);
+    Ok(None)
 }
 
 /// Moves the phase on after a complete step.
@@ -288,14 +355,9 @@ fn advance(workers: &PodWorkers, job: &Job, done: bool) {
     let Some(handle) = handles.get_mut(&job.uid) else {
         return;
     };
-    let next = match &job.record.phase {
-        WorkerPhase::Sync => pod_worker::complete_sync(&handle.record, &job.pod, now),
-        WorkerPhase::Terminating { .. } => pod_worker::complete_terminating(&handle.record, now),
-        WorkerPhase::Terminated { .. } => pod_worker::complete_terminated(&handle.record, now),
-        WorkerPhase::Finished { .. } => return,
-    };
-    handle.record = next;
-    handle.pending = true;
+    if !handle.worker.advance(job, now) {
+        return;
+    }
     handle.notify.notify_one();
     drop(handles);
     workers.mark_moved();

@@ -12,6 +12,9 @@ use std::io;
 use httlib_hpack::Decoder;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
+#[cfg(feature = "fuzzing")]
+pub(crate) mod fuzzing;
+
 /// What a client begins with.
 const PREFACE: &[u8; 24] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 /// SETTINGS_MAX_FRAME_SIZE and SETTINGS_HEADER_TABLE_SIZE, of which the server's settings say nothing else.
@@ -102,15 +105,16 @@ fn rewritten(decoder: &mut Decoder<'_>, mut block: Vec<u8>) -> io::Result<Vec<u8
     // The decoder takes it for granted that what has begun also ends.
     whole(&block).ok_or_else(|| invalid("a header block is damaged"))?;
     let mut headers = Vec::new();
-    // A block may name long headers by a byte each.
+    // A block may name long headers by a byte each, and do other work by a byte each.
     let mut size = 0;
     while !block.is_empty() {
         let mut one = Vec::with_capacity(1);
         (decoder.decode_exact(&mut block, &mut one))
             .map_err(|_| invalid("a header block is damaged"))?;
+        size += 32;
         size += one
             .iter()
-            .map(|(name, value, _)| name.len() + value.len() + 32)
+            .map(|(name, value, _)| name.len() + value.len())
             .sum::<usize>();
         if size > MAX_BLOCK {
             return Err(invalid("a header block is too long"));

@@ -8,6 +8,8 @@
 //! requests of a connection and requests per second are bounded.
 
 mod authority;
+#[cfg(feature = "fuzzing")]
+pub(crate) mod fuzzing;
 mod limit;
 pub mod proto;
 mod service;

@@ -412,6 +412,9 @@ async fn header_blocks_that_break_off_or_are_odd_end_the_connection() {
             "{block:x?}"
         );
     }
+    // Each change of the table's size is work, and takes a byte.
+    let error = relayed(&[0x20; 4096]).await.unwrap_err();
+    assert_eq!(error, "a header block is too long");
     // The same numbers at each run.
     let mut state = 0x9e37_79b9_7f4a_7c15_u64;
     let mut random = |below: usize| {

@@ -3,7 +3,7 @@
 //! Owns the health server on `healthzBindAddress:healthzPort`. In: [`HealthChecks`], closures that look at
 //! the rest of the agent, and [`Metrics`]. Out: nothing; every request is answered from memory.
 //!
-//! **Invariant:** a request changes nothing, waits for nothing, and takes bounded time and memory.
+//! **Invariant:** a request changes nothing but counts, waits for nothing, and takes bounded time and memory.
 
 pub(crate) mod conn;
 pub mod kubelet;
@@ -25,11 +25,13 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::stats::own;
-use crate::types::metrics::Metrics;
+use crate::types::metrics::{HealthcheckLabel, HealthcheckResultLabel, Metrics};
 use crate::types::{Clock, Stamp};
 
 /// Connections served at the same time; more wait in the kernel's queue.
 const MAX_CONNECTIONS: usize = 64;
+/// How long an answer may wait for its reader: silent ones must not keep `/healthz` from others.
+const READER_PATIENCE: Duration = Duration::from_secs(10);
 /// The least time the sync loop may stand still; upstream's `SyncLoopHealthCheck` has two sync periods.
 const MIN_SYNC_LOOP_PATIENCE: Duration = Duration::from_secs(300);
 
@@ -156,7 +158,15 @@ pub async fn serve(
     metrics: Metrics,
     stop: CancellationToken,
 ) {
-    let routes = routes(health, metrics);
+    accept(listener, routes(health, metrics), READER_PATIENCE, stop).await;
+}
+
+async fn accept(
+    listener: TcpListener,
+    routes: Router,
+    reader_patience: Duration,
+    stop: CancellationToken,
+) {
     let tasks = TaskTracker::new();
     let slots = Arc::new(Semaphore::new(MAX_CONNECTIONS));
     loop {
@@ -170,6 +180,7 @@ pub async fn serve(
         };
         match accepted {
             Ok((stream, _)) => {
+                let stream = conn::Impatient::new(stream, reader_patience);
                 let connection = conn::serve_connection(stream, routes.clone(), stop.clone());
                 tasks.spawn(async move {
                     connection.await;
@@ -189,6 +200,7 @@ pub async fn serve(
 #[derive(Clone)]
 struct Shared {
     health: HealthChecks,
+    metrics: Metrics,
 }
 
 fn routes(health: HealthChecks, metrics: Metrics) -> Router {
@@ -196,12 +208,16 @@ fn routes(health: HealthChecks, metrics: Metrics) -> Router {
     Router::new()
         .route("/metrics", get(encode_metrics))
         .route("/metrics/probes", get(encode_probes))
-        .with_state(Measured { metrics, clock })
-        .merge(health_routes(health))
+        .route("/metrics/slis", get(encode_slis))
+        .with_state(Measured {
+            metrics: metrics.clone(),
+            clock,
+        })
+        .merge(health_routes(health, metrics))
 }
 
 /// healthz, livez and readyz.
-fn health_routes(health: HealthChecks) -> Router {
+fn health_routes(health: HealthChecks, metrics: Metrics) -> Router {
     Router::new()
         .route("/healthz", get(healthz))
         .route("/healthz/ping", get(ping))
@@ -209,7 +225,7 @@ fn health_routes(health: HealthChecks) -> Router {
         .route("/healthz/syncloop", get(healthz_sync_loop))
         .route("/livez", get(livez))
         .route("/readyz", get(readyz))
-        .with_state(Shared { health })
+        .with_state(Shared { health, metrics })
 }
 
 async fn ping() -> &'static str {
@@ -217,11 +233,11 @@ async fn ping() -> &'static str {
 }
 
 async fn healthz(State(shared): State<Shared>, RawQuery(query): RawQuery) -> Response {
-    report("healthz", &alive(&shared), &[], query.as_deref())
+    report(&shared, "healthz", &alive(&shared), &[], query.as_deref())
 }
 
 async fn livez(State(shared): State<Shared>, RawQuery(query): RawQuery) -> Response {
-    report("livez", &alive(&shared), &[], query.as_deref())
+    report(&shared, "livez", &alive(&shared), &[], query.as_deref())
 }
 
 async fn healthz_sync_loop(State(shared): State<Shared>) -> Response {
@@ -237,7 +253,7 @@ async fn readyz(State(shared): State<Shared>, RawQuery(query): RawQuery) -> Resp
     results.extend((shared.health.ready.iter()).map(|(name, check)| (*name, check())));
     let notes = shared.health.notes.iter();
     let notes: Vec<_> = notes.map(|(name, note)| (*name, note())).collect();
-    report("readyz", &results, &notes, query.as_deref())
+    report(&shared, "readyz", &results, &notes, query.as_deref())
 }
 
 fn alive(shared: &Shared) -> Vec<(&'static str, Result<(), String>)> {
@@ -245,8 +261,10 @@ fn alive(shared: &Shared) -> Vec<(&'static str, Result<(), String>)> {
     vec![("ping", Ok(())), ("log", Ok(())), ("syncloop", sync_loop)]
 }
 
-/// The API machinery's format: `ok`, or one line per check; `?verbose` always lists, `?exclude=` leaves out.
+/// The API machinery's format: `ok`, or one line per check; `?verbose` always lists, `?exclude=` leaves out. Checks that
+/// are not left out are counted. Upstream: `handleRootHealth`.
 fn report(
+    shared: &Shared,
     what: &str,
     results: &[(&'static str, Result<(), String>)],
     notes: &[(&'static str, Option<String>)],
@@ -259,6 +277,9 @@ fn report(
     let mut text = String::new();
     let mut failed = false;
     for (name, result) in results {
+        if !excluded(name) {
+            count(&shared.metrics, name, what, result.is_ok());
+        }
         let written = match result {
             _ if excluded(name) => writeln!(text, "[+]{name} excluded: ok"),
             Ok(()) => writeln!(text, "[+]{name} ok"),
@@ -285,6 +306,24 @@ fn report(
     }
 }
 
+/// Notes what a check said to who asked for `what`. Upstream: `ObserveHealthcheck`.
+fn count(metrics: &Metrics, check: &str, what: &str, is_healthy: bool) {
+    let newest = HealthcheckLabel {
+        name: check.to_owned(),
+        r#type: what.to_owned(),
+    };
+    metrics
+        .healthcheck
+        .get_or_create(&newest)
+        .set(i64::from(is_healthy));
+    let result = HealthcheckResultLabel {
+        name: check.to_owned(),
+        status: if is_healthy { "success" } else { "error" }.to_owned(),
+        r#type: what.to_owned(),
+    };
+    metrics.healthchecks.get_or_create(&result).inc();
+}
+
 /// What `/metrics` shows.
 #[derive(Clone)]
 struct Measured {
@@ -299,6 +338,10 @@ async fn encode_metrics(State(of): State<Measured>, headers: HeaderMap) -> Respo
 
 async fn encode_probes(State(of): State<Measured>, headers: HeaderMap) -> Response {
     scrape::answer(&headers, move || of.metrics.encode_probes()).await
+}
+
+async fn encode_slis(State(of): State<Measured>, headers: HeaderMap) -> Response {
+    scrape::answer(&headers, move || of.metrics.encode_slis()).await
 }
 
 #[cfg(test)]

@@ -24,6 +24,15 @@ fn at(seconds: i64) -> Stamp {
     }
 }
 
+fn checks(now: Stamp, sync_frequency: Duration, ready: Vec<(&'static str, Check)>) -> HealthChecks {
+    HealthChecks {
+        clock: Arc::new(FixedClock(Mutex::new(now))),
+        sync_loop: sync_loop_check(|| Some(at(0)), sync_frequency),
+        ready,
+        notes: vec![("credentials", Arc::new(|| Some("they expired".to_owned())))],
+    }
+}
+
 async fn start(
     now: Stamp,
     sync_frequency: Duration,
@@ -32,12 +41,7 @@ async fn start(
     let listener = bind("127.0.0.1:0".parse().unwrap()).await.unwrap();
     let addr = listener.local_addr().unwrap();
     let stop = CancellationToken::new();
-    let checks = HealthChecks {
-        clock: Arc::new(FixedClock(Mutex::new(now))),
-        sync_loop: sync_loop_check(|| Some(at(0)), sync_frequency),
-        ready,
-        notes: vec![("credentials", Arc::new(|| Some("they expired".to_owned())))],
-    };
+    let checks = checks(now, sync_frequency, ready);
     let metrics = Metrics::default();
     metrics.backups.inc();
     let task = tokio::spawn(serve(listener, checks, metrics, stop.clone()));
@@ -73,6 +77,23 @@ async fn healthz_fails_once_the_sync_loop_stood_still_for_five_minutes() {
     }
     assert_eq!(get_text(addr, "/healthz/ping").await.0, 200);
     assert_eq!(get_text(addr, "/healthz?exclude=syncloop").await.0, 200);
+}
+
+#[tokio::test]
+async fn nothing_but_health_and_metrics_is_served_without_authentication() {
+    let (addr, _stop, _task) = start(at(0), Duration::from_secs(60), Vec::new()).await;
+    for path in [
+        "/debug/pprof/",
+        "/debug/pprof/profile?seconds=1",
+        "/pods",
+        "/configz",
+        "/flagz",
+        "/logs/",
+        "/exec/a/b/c",
+        "/",
+    ] {
+        assert_eq!(get_text(addr, path).await.0, 404, "{path}");
+    }
 }
 
 #[tokio::test]
@@ -132,6 +153,46 @@ async fn metrics_come_in_the_format_that_is_asked_for() {
 }
 
 #[tokio::test]
+async fn health_checks_are_counted_by_who_asks_and_what_they_said() {
+    let (addr, _stop, _task) = start(at(301), Duration::from_secs(60), Vec::new()).await;
+    let asked = async || get_text(addr, "/metrics/slis").await.1;
+    assert!(!asked().await.contains("kubernetes_healthcheck{"));
+    for path in [
+        "/healthz",
+        "/healthz?verbose",
+        "/livez?exclude=syncloop",
+        "/readyz",
+    ] {
+        get_text(addr, path).await;
+    }
+    // One check alone is nobody's health.
+    get_text(addr, "/healthz/syncloop").await;
+    let text = asked().await;
+    let mut found: Vec<&str> = text
+        .lines()
+        .filter(|line| line.starts_with("kubernetes_"))
+        .collect();
+    found.sort_unstable();
+    assert_eq!(
+        found,
+        [
+            "kubernetes_healthchecks_total{name=\"log\",status=\"success\",type=\"healthz\"} 2",
+            "kubernetes_healthchecks_total{name=\"log\",status=\"success\",type=\"livez\"} 1",
+            "kubernetes_healthchecks_total{name=\"ping\",status=\"success\",type=\"healthz\"} 2",
+            "kubernetes_healthchecks_total{name=\"ping\",status=\"success\",type=\"livez\"} 1",
+            "kubernetes_healthchecks_total{name=\"ping\",status=\"success\",type=\"readyz\"} 1",
+            "kubernetes_healthchecks_total{name=\"syncloop\",status=\"error\",type=\"healthz\"} 2",
+            "kubernetes_healthcheck{name=\"log\",type=\"healthz\"} 1",
+            "kubernetes_healthcheck{name=\"log\",type=\"livez\"} 1",
+            "kubernetes_healthcheck{name=\"ping\",type=\"healthz\"} 1",
+            "kubernetes_healthcheck{name=\"ping\",type=\"livez\"} 1",
+            "kubernetes_healthcheck{name=\"ping\",type=\"readyz\"} 1",
+            "kubernetes_healthcheck{name=\"syncloop\",type=\"healthz\"} 0",
+        ]
+    );
+}
+
+#[tokio::test]
 async fn a_taken_port_is_named_with_its_flag() {
     let holder = bind("127.0.0.1:0".parse().unwrap()).await.unwrap();
     let addr = holder.local_addr().unwrap();
@@ -153,4 +214,27 @@ async fn shutdown_does_not_wait_for_an_idle_connection() {
         .await
         .expect("serve returns although a connection is idle")
         .unwrap();
+}
+
+#[tokio::test]
+async fn silent_readers_do_not_starve_healthz() {
+    let listener = bind("127.0.0.1:0".parse().unwrap()).await.unwrap();
+    let addr = listener.local_addr().unwrap();
+    let checks = checks(at(0), Duration::from_secs(60), Vec::new());
+    // More than the kernel keeps for a peer that does not read.
+    let large = bytes::Bytes::from(vec![b'x'; 16 << 20]);
+    let large = get(|| async move { large.clone() });
+    let routes = routes(checks, Metrics::default()).route("/large", large);
+    let patience = Duration::from_millis(200);
+    tokio::spawn(accept(listener, routes, patience, CancellationToken::new()));
+    let mut silent = Vec::new();
+    for _ in 0..MAX_CONNECTIONS {
+        let mut stream = TcpStream::connect(addr).await.unwrap();
+        let request = b"GET /large HTTP/1.1\r\nHost: x\r\n\r\n";
+        stream.write_all(request).await.unwrap();
+        silent.push(stream);
+    }
+    let answered = tokio::time::timeout(Duration::from_secs(60), get_text(addr, "/healthz"));
+    assert_eq!(answered.await.expect("no answer").0, 200);
+    drop(silent);
 }

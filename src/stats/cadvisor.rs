@@ -3,6 +3,8 @@
 //! Of a pod there are three kinds of series: its cgroup (`container` and `name` empty), its sandbox, which has the network
 //! (`container` empty), and its containers. The machine is `id="/"`.
 
+mod disks;
+
 use super::exposition::{Exposition, Kind};
 use super::model::{Interface, PodUsage, Psi, Snapshot, Traffic, Usage};
 use super::resource::{number, seconds_of_ms, seconds_of_ns};
@@ -72,7 +74,9 @@ pub fn encode(snapshot: &Snapshot, machine: &MachineFacts) -> String {
     figures(&mut text, &series);
     cpu_total(&mut text, &series);
     failures(&mut text, &series);
-    disks(&mut text, &series, storage);
+    tasks(&mut text, &series);
+    disks::space(&mut text, &series, storage);
+    disks::traffic(&mut text, &series, &snapshot.devices);
     network(&mut text, snapshot);
     text.family(
         "container_scrape_error",
@@ -264,6 +268,18 @@ const FIGURES: &[Figure] = &[
         |s| s.usage.processes.map(number),
     ),
     (
+        "container_file_descriptors",
+        Kind::Gauge,
+        "Files that processes of the container hold open",
+        |s| Some(number(s.usage.descriptors?.open)),
+    ),
+    (
+        "container_sockets",
+        Kind::Gauge,
+        "Sockets that processes of the container hold open",
+        |s| Some(number(s.usage.descriptors?.sockets)),
+    ),
+    (
         "container_threads",
         Kind::Gauge,
         "Number of threads running inside the container",
@@ -429,38 +445,21 @@ fn failures(text: &mut Exposition, series: &[Series<'_>]) {
     }
 }
 
-fn disks(text: &mut Exposition, series: &[Series<'_>], storage: Option<&Storage>) {
-    let Some(images) = storage.and_then(|s| s.containers_fs.as_ref().or(s.images.as_ref())) else {
-        return;
-    };
-    let device = [("device", images.device.as_str())];
-    let used = |of: &Series<'_>| of.storage?.rootfs.map(|(bytes, _)| number(bytes));
-    let limit = |of: &Series<'_>| images.capacity.filter(|_| used(of).is_some()).map(number);
-    let inodes = |of: &Series<'_>| of.storage?.rootfs?.1.map(number);
-    type Read<'a> = &'a dyn Fn(&Series<'_>) -> Option<f64>;
-    let families: [(&str, &str, Read<'_>); 3] = [
-        (
-            "container_fs_usage_bytes",
-            "Number of bytes that are consumed by the container on this filesystem.",
-            &used,
-        ),
-        (
-            "container_fs_limit_bytes",
-            "Number of bytes that can be consumed by the container on this filesystem.",
-            &limit,
-        ),
-        (
-            "container_fs_inodes_used",
-            "Number of inodes that are used by the container on this filesystem.",
-            &inodes,
-        ),
+/// Zeros, as in every kubelet: cAdvisor counts tasks by state with its load reader only, which kubelets leave off.
+fn tasks(text: &mut Exposition, series: &[Series<'_>]) {
+    const STATES: [&str; 5] = [
+        "sleeping",
+        "running",
+        "stopped",
+        "uninterruptible",
+        "iowaiting",
     ];
-    for (name, help, read) in families {
-        let mut family = text.family(name, Kind::Gauge, help);
-        for of in series.iter().filter(|of| of.is_container) {
-            if let Some(value) = read(of) {
-                family.sample_at(&with(&of.labels, &device), value, Some(images.at_ms));
-            }
+    let help = "Tasks by state; always 0, since a kubelet does not count them";
+    let mut family = text.family("container_tasks_state", Kind::Gauge, help);
+    for of in series.iter().filter(|of| of.is_container) {
+        for state in STATES {
+            let labels = with(&of.labels, &[("state", state)]);
+            family.sample_at(&labels, 0.0, Some(of.usage.at_ms));
         }
     }
 }

@@ -1,10 +1,12 @@
 //! Figures of one cgroup, of either version.
 
+mod disks;
+
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use super::model::{Cpu, Memory, Pressure, Psi, PsiLine, Swap, Throttling, Usage};
+use super::model::{Cpu, DiskIo, Memory, Pressure, Psi, PsiLine, Swap, Throttling, Usage};
 use super::proc::ticks_to_ns;
 
 /// cgroup v1 says "no limit" with the greatest multiple of the page size.
@@ -80,6 +82,19 @@ impl Hierarchies {
         Some(stat.get(key).unwrap_or(0))
     }
 
+    /// What `cgroup` and those below it read and wrote, by disk; empty when the kernel keeps no account. Blocking, for
+    /// some system calls. Upstream: `statIo` and `BlkioGroup.GetStats` of the library that cAdvisor reads cgroups with.
+    pub(super) fn disks(&self, cgroup: &str) -> Vec<DiskIo> {
+        let Some(dir) = self.dir("blkio", cgroup) else {
+            return Vec::new();
+        };
+        if self.v2 {
+            text(&dir, "io.stat").map_or_else(Vec::new, |text| disks::io_stat(&text))
+        } else {
+            disks::blkio(|file| text(&dir, file))
+        }
+    }
+
     fn read_v1(&self, cgroup: &str, full: bool) -> Usage {
         let mut usage = Usage::default();
         if let Some(dir) = self.dir("cpuacct", cgroup)
@@ -116,6 +131,7 @@ impl Hierarchies {
             }
         }
         self.pids(cgroup, &mut usage);
+        usage.disks = self.disks(cgroup);
         usage
     }
 
@@ -183,6 +199,7 @@ impl Hierarchies {
                 io: text(&dir, "io.pressure").and_then(|t| psi(&t)),
             };
             self.pids(cgroup, &mut usage);
+            usage.disks = self.disks(cgroup);
         }
         usage
     }

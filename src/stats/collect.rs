@@ -1,5 +1,6 @@
 //! Reading cgroups and `/proc`. All of it blocks, for some system calls per cgroup.
 
+use std::collections::BTreeMap;
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
 
@@ -9,6 +10,7 @@ use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, connect, get
 
 use super::StatsOptions;
 use super::cgroup::Hierarchies;
+use super::descriptors::Counts;
 use super::model::{ContainerUsage, Depth, NodeUsage, PodUsage, Snapshot, SystemUsage, Usage};
 use super::storage::fs_of;
 use crate::cm::CgroupManager;
@@ -24,6 +26,7 @@ pub(super) struct Sources {
     pub(super) hierarchies: Hierarchies,
     pub(super) manager: Option<CgroupManager>,
     pub(super) options: StatsOptions,
+    pub(super) descriptors: Counts,
 }
 
 /// A pod to be read.
@@ -40,8 +43,15 @@ impl Sources {
     pub(super) fn read(&self, subjects: Vec<Subject>, at_ms: i64, depth: Depth) -> Snapshot {
         let full = depth == Depth::Full;
         let pods = subjects.into_iter();
-        let pods = pods.map(|subject| self.pod(subject, at_ms, full)).collect();
-        let node = self.node(at_ms, full);
+        let mut pods: Vec<PodUsage> = pods.map(|subject| self.pod(subject, at_ms, full)).collect();
+        let mut node = self.node(at_ms, full);
+        let proc = &self.options.proc;
+        let mut devices = BTreeMap::new();
+        if full {
+            self.descriptors
+                .fill(&mut pods, &mut node.system, &self.hierarchies, proc);
+            devices = proc.block_devices();
+        }
         Snapshot {
             at_ms,
             failed: node.usage.cpu.is_none(),
@@ -49,6 +59,7 @@ impl Sources {
             pods,
             storage: None,
             remotes: Vec::new(),
+            devices,
         }
     }
 
@@ -59,6 +70,9 @@ impl Sources {
             (&mut machine.usage.swap, self.hierarchies.swap_of_root())
         {
             swap.usage = charged;
+        }
+        if full {
+            machine.usage.disks = self.hierarchies.disks("/");
         }
         let mut node = NodeUsage {
             name: self.options.node_name.clone(),

@@ -13,7 +13,11 @@ pub mod cadvisor;
 mod cgroup;
 mod claims;
 mod collect;
+mod descriptors;
 pub mod exposition;
+mod features;
+#[cfg(feature = "fuzzing")]
+pub(crate) mod fuzzing;
 pub mod model;
 pub mod own;
 mod proc;
@@ -40,6 +44,7 @@ pub use self::storage::{ContainerStorage, Storage, VolumeUsage};
 
 use self::claims::RemoteFigures;
 use self::collect::{Sources, Subject};
+use self::descriptors::Counts;
 use self::model::{ContainerUsage, Cpu, Interface, Memory, Swap, Traffic, Usage};
 use self::storage::{StorageCache, told};
 use crate::cm::{CgroupConfig, CgroupDriver, CgroupManager, CgroupVersion};
@@ -227,6 +232,7 @@ impl StatsProvider {
                 hierarchies: known.unwrap_or_else(|| hierarchies(manager.as_ref())),
                 manager,
                 options,
+                descriptors: Counts::default(),
             }
         });
         let found = found.await.map(Arc::new);
@@ -241,6 +247,7 @@ impl StatsProvider {
                 hierarchies: Hierarchies::default(),
                 manager: None,
                 options: self.0.options.clone(),
+                descriptors: Counts::default(),
             }),
         }
     }

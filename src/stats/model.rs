@@ -1,6 +1,7 @@
 //! What was measured, before it takes the shape of an endpoint. Counters are since the cgroup, process or interface
 //! came to be; times are milliseconds since the Unix epoch.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::Pod;
@@ -31,6 +32,8 @@ pub struct Snapshot {
     pub storage: Option<Arc<Storage>>,
     /// Volumes whose storage is elsewhere.
     pub remotes: Vec<RemoteUsage>,
+    /// Names of block devices; empty unless asked for.
+    pub devices: BTreeMap<DeviceNumber, String>,
     /// Something that should be there could not be read.
     pub failed: bool,
 }
@@ -44,10 +47,13 @@ impl Snapshot {
             usage.processes = None;
             usage.threads = None;
             usage.threads_max = None;
+            usage.disks.clear();
+            usage.descriptors = None;
         };
         let mut snapshot = Self {
             storage: None,
             remotes: Vec::new(),
+            devices: BTreeMap::new(),
             ..self.clone()
         };
         let node = &mut snapshot.node;
@@ -172,6 +178,10 @@ pub struct Usage {
     pub threads: Option<u64>,
     /// The most threads there may be.
     pub threads_max: Option<u64>,
+    /// What was read from disks and written to them.
+    pub disks: Vec<DiskIo>,
+    /// Open files; up to a minute old.
+    pub descriptors: Option<Descriptors>,
     /// Limits in force.
     pub limits: Limits,
 }
@@ -236,6 +246,33 @@ pub struct Swap {
     pub usage: u64,
     /// The most there may be; `None` for no limit.
     pub limit: Option<u64>,
+}
+
+/// Major and minor number of a block device.
+pub type DeviceNumber = (u32, u32);
+
+/// What a cgroup and those below it did with one disk.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DiskIo {
+    /// The disk.
+    pub device: DeviceNumber,
+    /// Reads.
+    pub reads: u64,
+    /// Bytes read.
+    pub read_bytes: u64,
+    /// Writes.
+    pub writes: u64,
+    /// Bytes written.
+    pub written_bytes: u64,
+}
+
+/// Files that processes hold open.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Descriptors {
+    /// All of them.
+    pub open: u64,
+    /// Those that are sockets.
+    pub sockets: u64,
 }
 
 /// Pressure stall information.

@@ -4,6 +4,7 @@ use std::fmt;
 
 use super::claims::{self, RemoteUsage};
 use super::exposition::{Exposition, Kind};
+use super::features;
 use super::proc::Proc;
 use super::resource::{number, seconds_of_ms, seconds_of_ns};
 use crate::types::Stamp;
@@ -32,6 +33,7 @@ pub fn encode_with(
     let mut text = Exposition::default();
     text.append(&metrics.encode()?);
     build(&mut text);
+    features::encode(&mut text);
     certificate(&mut text, metrics, now);
     process(&mut text, &Proc::default());
     claims::encode(&mut text, volumes);

@@ -1,10 +1,14 @@
 //! Figures of the machine and of single processes, from `/proc`.
 
+use std::collections::BTreeMap;
 use std::fs;
+use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
 
 use super::cgroup::psi;
-use super::model::{Cpu, Interface, Memory, Pressure, Swap, Traffic, Usage};
+use super::model::{
+    Cpu, Descriptors, DeviceNumber, Interface, Memory, Pressure, Swap, Traffic, Usage,
+};
 
 const KIB: u64 = 1024;
 
@@ -189,6 +193,31 @@ impl Proc {
             virtual_memory: field(23)?,
             faults: (field(10)?, field(12)?),
         })
+    }
+
+    /// Returns the names of block devices, without `/dev/`.
+    pub fn block_devices(&self) -> BTreeMap<DeviceNumber, String> {
+        let table = self.text("diskstats").unwrap_or_default();
+        let device = |line: &str| {
+            let mut words = line.split_whitespace();
+            let number: DeviceNumber = (words.next()?.parse().ok()?, words.next()?.parse().ok()?);
+            Some((number, words.next()?.to_owned()))
+        };
+        table.lines().filter_map(device).collect()
+    }
+
+    /// Counts the open files of a process; `None` when it is gone. Blocking, for a system call per file.
+    pub fn descriptors(&self, pid: u32) -> Option<Descriptors> {
+        let files = fs::read_dir(self.0.join(format!("{pid}/fd"))).ok()?;
+        let mut counted = Descriptors::default();
+        for file in files.flatten() {
+            counted.open += 1;
+            let target = fs::read_link(file.path());
+            if target.is_ok_and(|to| to.as_os_str().as_bytes().starts_with(b"socket:")) {
+                counted.sockets += 1;
+            }
+        }
+        Some(counted)
     }
 
     /// Open file descriptors of this process, and how many it may have.

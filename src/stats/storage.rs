@@ -1,6 +1,6 @@
 //! What takes long to measure: the space that logs, volumes, writable layers and images take. Measured when somebody asks
 //! and the last measurement is older than a minute, beside whoever asks: they wait a moment for it, then go on with what
-//! there was.
+//! there was. Pods are measured one beside the other: one that hangs has no figures, and the others have theirs.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use futures::future::join_all;
 use k8s_cri::v1;
 use k8s_openapi::api::core::v1::Pod;
 use tokio::sync::watch;
@@ -15,7 +16,7 @@ use tokio::time::Instant;
 use tracing::debug;
 
 use super::model::Fs;
-use crate::eviction::{DiskUsage, measure};
+use crate::eviction::{DiskUsage, Stop, Walks, measure};
 use crate::kuberuntime::cri::{CriClient, CriError};
 use crate::types::{ContainerId, PodExt, PodUid, blocking};
 use crate::volumemanager;
@@ -80,6 +81,7 @@ pub(super) struct Wanted {
 pub(super) struct StorageCache {
     known: watch::Sender<Option<(Instant, Arc<Storage>)>>,
     busy: Arc<AtomicBool>,
+    walks: Walks,
     cri: CriClient,
 }
 
@@ -88,6 +90,7 @@ impl StorageCache {
         Self {
             known: watch::Sender::new(None),
             busy: Arc::default(),
+            walks: Walks::default(),
             cri,
         }
     }
@@ -126,8 +129,31 @@ impl StorageCache {
     async fn measure(&self, at_ms: i64, pods: Vec<Wanted>) -> Storage {
         let layers = told(RUNTIME_PATIENCE, self.cri.list_container_stats(None)).await;
         let images = told(RUNTIME_PATIENCE, self.cri.image_fs_info()).await;
-        let walk = blocking::run(move || measure_all(at_ms, &pods, layers, images));
-        walk.await.unwrap_or_default()
+        let of_images = blocking::run(move || images.map(|images| of_images(at_ms, &images)));
+        let of_pods = pods.into_iter().map(|pod| self.measure_pod(at_ms, pod));
+        let (of_images, of_pods) = tokio::join!(of_images, join_all(of_pods));
+        let mut storage = of_layers(layers);
+        for pod in of_pods.into_iter().flatten() {
+            add_pod(&mut storage, pod);
+        }
+        if let Ok(Some((images, containers_fs))) = of_images {
+            (storage.images, storage.containers_fs) = (images, containers_fs);
+        }
+        storage
+    }
+
+    async fn measure_pod(&self, at_ms: i64, wanted: Wanted) -> Option<OfPod> {
+        let uid = wanted.uid.clone();
+        let walk = self
+            .walks
+            .run(&uid, move |stop| of_pod(at_ms, wanted, stop));
+        match walk.await {
+            Ok(found) => Some(found),
+            Err(error) => {
+                debug!(pod = %uid, %error, "cannot measure what a pod has on disk");
+                None
+            }
+        }
     }
 }
 
@@ -158,12 +184,14 @@ pub(super) async fn told<T>(
     }
 }
 
-fn measure_all(
-    at_ms: i64,
-    pods: &[Wanted],
-    layers: Option<Vec<v1::ContainerStats>>,
-    images: Option<v1::ImageFsInfoResponse>,
-) -> Storage {
+/// What a pod has on disk.
+struct OfPod {
+    uid: PodUid,
+    logs: Vec<(ContainerId, Option<(u64, u64)>)>,
+    volumes: Vec<VolumeUsage>,
+}
+
+fn of_layers(layers: Option<Vec<v1::ContainerStats>>) -> Storage {
     let mut storage = Storage::default();
     for stats in layers.into_iter().flatten() {
         let Some(id) = stats.attributes.map(|a| ContainerId::from(a.id)) else {
@@ -175,28 +203,40 @@ fn measure_all(
         });
         storage.containers.entry(id).or_default().rootfs = layer;
     }
-    for pod in pods {
-        for (name, id) in &pod.containers {
-            storage.containers.entry(id.clone()).or_default().logs =
-                du(&pod.logs.join(name)).map(|used| (used.bytes, used.inodes));
-        }
-        let volumes = volumes(at_ms, pod);
-        if !volumes.is_empty() {
-            storage.volumes.insert(pod.uid.clone(), volumes);
-        }
-    }
-    if let Some(images) = images {
-        storage.images = images
-            .image_filesystems
-            .first()
-            .map(|f| of_runtime(at_ms, f));
-        storage.containers_fs =
-            (images.container_filesystems.first()).map(|f| of_runtime(at_ms, f));
-    }
     storage
 }
 
-fn volumes(at_ms: i64, wanted: &Wanted) -> Vec<VolumeUsage> {
+fn add_pod(storage: &mut Storage, pod: OfPod) {
+    for (id, logs) in pod.logs {
+        storage.containers.entry(id).or_default().logs = logs;
+    }
+    if !pod.volumes.is_empty() {
+        storage.volumes.insert(pod.uid, pod.volumes);
+    }
+}
+
+fn of_pod(at_ms: i64, wanted: Wanted, stop: &Stop) -> OfPod {
+    let logs = |(name, id): &(String, ContainerId)| {
+        let used = du(&wanted.logs.join(name), stop);
+        (id.clone(), used.map(|used| (used.bytes, used.inodes)))
+    };
+    OfPod {
+        logs: wanted.containers.iter().map(logs).collect(),
+        volumes: volumes(at_ms, &wanted, stop),
+        uid: wanted.uid,
+    }
+}
+
+/// The file systems of images and of writable layers.
+fn of_images(at_ms: i64, told: &v1::ImageFsInfoResponse) -> (Option<Fs>, Option<Fs>) {
+    let first = |all: &[v1::FilesystemUsage]| all.first().map(|f| of_runtime(at_ms, f));
+    (
+        first(&told.image_filesystems),
+        first(&told.container_filesystems),
+    )
+}
+
+fn volumes(at_ms: i64, wanted: &Wanted, stop: &Stop) -> Vec<VolumeUsage> {
     let Some(pod) = &wanted.pod else {
         return Vec::new();
     };
@@ -209,7 +249,7 @@ fn volumes(at_ms: i64, wanted: &Wanted) -> Vec<VolumeUsage> {
             .volumes
             .join(plugin.replace('/', "~"))
             .join(&volume.name);
-        let (Some(mut fs), Some(used)) = (space_of(&dir, at_ms), du(&dir)) else {
+        let (Some(mut fs), Some(used)) = (space_of(&dir, at_ms), du(&dir, stop)) else {
             continue;
         };
         fs.used = Some(used.bytes);
@@ -229,15 +269,13 @@ fn volumes(at_ms: i64, wanted: &Wanted) -> Vec<VolumeUsage> {
     found
 }
 
-fn du(dir: &Path) -> Option<DiskUsage> {
-    match measure(dir) {
-        Ok(used) if used == DiskUsage::default() => None,
-        Ok(used) => Some(used),
-        Err(error) => {
-            debug!(%error, dir = %dir.display(), "cannot measure a directory");
-            None
-        }
+fn du(dir: &Path, stop: &Stop) -> Option<DiskUsage> {
+    let measured = measure(dir, stop);
+    if let Some(missed) = measured.missed {
+        debug!(?missed, dir = %dir.display(), "cannot measure a directory");
+        return None;
     }
+    (measured.usage != DiskUsage::default()).then_some(measured.usage)
 }
 
 fn of_runtime(at_ms: i64, told: &v1::FilesystemUsage) -> Fs {
@@ -352,7 +390,8 @@ mod tests {
             }),
             ..Default::default()
         };
-        let storage = measure_all(5, &[wanted], Some(vec![layer]), None);
+        let mut storage = of_layers(Some(vec![layer]));
+        add_pod(&mut storage, of_pod(5, wanted, &Stop::default()));
         let of_container = storage.containers[&ContainerId::new("c1")];
         assert_eq!(of_container.rootfs, Some((4096, Some(3))));
         let (bytes, inodes) = of_container.logs.unwrap();

@@ -6,7 +6,7 @@ use holdfast_testkit::fake_cri::{FakeCri, Fault};
 use k8s_openapi::api::core::v1::Pod;
 use serde_json::{Value, json};
 
-use super::model::{Fs, Limits, Throttling};
+use super::model::{Descriptors, DiskIo, Fs, Limits, Throttling};
 use super::*;
 use crate::core::state::Transaction;
 use crate::kuberuntime::cri::CriTimeouts;
@@ -74,11 +74,28 @@ fn proc(root: &Path) -> Proc {
                  ens4:1000 11 1 2 0 0 0 0 2000 22 3 4 0 0 0 0\n",
             ),
             (
+                "diskstats",
+                "   7       0 loop0 1 0 2 0 0 0 0 0 0 0 0 0 0 0 0 0 0\n 254       0 vda 9 0 9 9 9 9 9 9 0 9 9 0 0 0 0 9 9\n",
+            ),
+            (
                 "777/net/dev",
                 "a\nb\n    lo: 5 5 0 0 0 0 0 0 5 5 0 0 0 0 0 0\n  eth0: 300 3 0 0 0 0 0 0 400 4 0 1 0 0 0 0\n",
             ),
         ],
     );
+    for (process, files) in [
+        ("901", ["/dev/null", "socket:[11]", "pipe:[12]"].as_slice()),
+        (
+            "902",
+            ["socket:[13]", "socketpair", "anon_inode:[eventpoll]"].as_slice(),
+        ),
+    ] {
+        let dir = root.join(process).join("fd");
+        std::fs::create_dir_all(&dir).unwrap();
+        for (number, target) in files.iter().enumerate() {
+            std::os::unix::fs::symlink(target, dir.join(number.to_string())).unwrap();
+        }
+    }
     Proc(root.to_path_buf())
 }
 
@@ -125,11 +142,27 @@ fn v2(root: &Path) -> Hierarchies {
                 ),
                 (&at("pids.current"), "3\n"),
                 (&at("pids.max"), "max\n"),
-                (&at("cgroup.procs"), "901\n902\n"),
+                (
+                    &at("io.stat"),
+                    &format!(
+                        "254:0 rbytes={} wbytes=8192 rios=5 wios=6 dbytes=0 dios=0\n9:9 rbytes=1\n",
+                        scale * 4096
+                    ),
+                ),
+                (
+                    &at("cgroup.procs"),
+                    if scale == 1 { "901\n902\n" } else { "" },
+                ),
             ],
         );
     }
-    write(root, &[(&format!("{POD}/{SANDBOX}/cgroup.procs"), "777\n")]);
+    write(
+        root,
+        &[
+            (&format!("{POD}/{SANDBOX}/cgroup.procs"), "777\n"),
+            ("io.stat", "254:0 rbytes=1000 wbytes=2000 rios=30 wios=40\n"),
+        ],
+    );
     Hierarchies {
         v2: true,
         mounts: vec![(root.to_path_buf(), Default::default())],
@@ -173,12 +206,23 @@ fn v1(root: &Path) -> Hierarchies {
             (&of("pids", "pids.current"), "6\n"),
             (&of("pids", "pids.max"), "100\n"),
             (&of("pids", "cgroup.procs"), "901\n902\n903\n"),
+            (&of("blkio", "blkio.bfq.io_serviced_recursive"), "Total 0\n"),
+            (
+                &of("blkio", "blkio.throttle.io_serviced_recursive"),
+                "254:0 Read 7\n254:0 Write 8\n254:0 Total 15\nTotal 15\n",
+            ),
+            (
+                &of("blkio", "blkio.throttle.io_service_bytes_recursive"),
+                "254:0 Read 700\n254:0 Write 800\n254:0 Total 1500\nTotal 1500\n",
+            ),
         ],
     );
     let mount = |name: &str| (root.join(name), [name.to_owned()].into());
     Hierarchies {
         v2: false,
-        mounts: ["cpu", "cpuacct", "memory", "pids"].map(mount).to_vec(),
+        mounts: ["blkio", "cpu", "cpuacct", "memory", "pids"]
+            .map(mount)
+            .to_vec(),
     }
 }
 
@@ -236,6 +280,15 @@ fn a_cgroup_of_version_2_is_read() {
         memory: Some(20_000_000),
     };
     assert_eq!(usage.limits, limits);
+    let vda = DiskIo {
+        device: (254, 0),
+        reads: 5,
+        read_bytes: 4096,
+        writes: 6,
+        written_bytes: 8192,
+    };
+    assert_eq!(usage.disks[1], vda);
+    assert_eq!(tree.disks("/")[0].reads, 30, "of all cgroups together");
     assert_eq!(tree.read("/kubepods/gone", 7, true), None);
     assert_eq!(tree.processes(&format!("/{POD}/{SANDBOX}")), [777]);
 }
@@ -281,9 +334,18 @@ fn a_cgroup_of_version_1_is_read() {
         "0 is of another PID namespace"
     );
     assert_eq!(tree.children(&format!("/{POD}")), [CONTAINER]);
+    let vda = DiskIo {
+        device: (254, 0),
+        reads: 7,
+        read_bytes: 700,
+        writes: 8,
+        written_bytes: 800,
+    };
+    assert_eq!(usage.disks, [vda]);
     let shallow = tree.read(&path, 7, false).unwrap();
     assert_eq!(
-        shallow.threads, None,
+        (shallow.threads, shallow.disks),
+        (None, Vec::new()),
         "nothing more is read than was asked for"
     );
 }
@@ -689,6 +751,35 @@ async fn disks_are_measured_once_a_minute() {
     tokio::time::sleep(Duration::from_secs(40)).await;
     world.stats.snapshot(Depth::Full).await;
     assert_eq!(asked(), 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn open_files_are_counted_once_a_minute_and_at_once_for_a_new_container() {
+    let world = world(Some(v2)).await;
+    let counted = async || {
+        let snapshot = world.stats.snapshot(Depth::Full).await;
+        let of = |usage: &Usage| usage.descriptors.map(|d| (d.open, d.sockets));
+        let pod = &snapshot.pods[0];
+        (of(&pod.usage), of(&pod.containers[0].usage))
+    };
+    assert_eq!(
+        counted().await,
+        (Some((0, 0)), Some((6, 2))),
+        "a pod has no processes beside those of its containers"
+    );
+    std::fs::remove_file(world.dir.path().join("proc/901/fd/1")).unwrap();
+    tokio::time::sleep(Duration::from_secs(30)).await;
+    assert_eq!(counted().await.1, Some((6, 2)), "half a minute old");
+    tokio::time::sleep(Duration::from_secs(30)).await;
+    assert_eq!(counted().await.1, Some((5, 1)));
+    // One that has ended meanwhile is counted without its files.
+    std::fs::remove_dir_all(world.dir.path().join("proc/902")).unwrap();
+    tokio::time::sleep(Duration::from_secs(60)).await;
+    assert_eq!(counted().await.1, Some((2, 0)));
+    let shallow = world.stats.snapshot(Depth::Full).await.cpu_and_memory();
+    let usage = &shallow.pods[0].containers[0].usage;
+    assert_eq!(usage.descriptors, None::<Descriptors>);
+    assert!(usage.disks.is_empty() && shallow.devices.is_empty());
 }
 
 #[tokio::test(start_paused = true)]

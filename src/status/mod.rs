@@ -71,6 +71,11 @@ impl StatusManager {
         self.shared.observe(observed);
     }
 
+    /// Forgets a pod whose worker and records are gone.
+    pub fn forget(&self, uid: &PodUid) {
+        self.shared.forget(uid);
+    }
+
     /// The newest status of a pod.
     pub fn get(&self, uid: &PodUid) -> Option<StatusRecord> {
         self.store
@@ -127,6 +132,7 @@ impl StatusManager {
         mode: CommitMode,
     ) -> Result<bool, StatusError> {
         let uid = pod.uid();
+        let mut queued = false;
         loop {
             let state = self.store.snapshot();
             let old = state.record::<StatusRecord>(uid.as_str());
@@ -148,7 +154,7 @@ impl StatusManager {
                 },
                 |merged| Some(self.record(pod, merged, old.map_or(0, |r| r.version))),
             ) else {
-                return Ok(false);
+                return Ok(queued);
             };
             let next = StatusRecord {
                 finished: finished || was_finished,
@@ -160,9 +166,19 @@ impl StatusManager {
                 .put(uid.as_str(), next);
             let answer = match mode {
                 CommitMode::Normal => self.store.commit(transaction).await.map(drop),
-                CommitMode::Stop => self.store.commit_stop(transaction).await.map(drop),
+                CommitMode::Stop => self.store.commit_or_hold(transaction).await.map(drop),
             };
             match answer {
+                // It waits in the queue of a disk that hangs, and may be refused there. That a pod is finished is said once,
+                // by a worker that then ends; nothing is left to be stopped that could not wait.
+                Ok(()) if finished && !self.is_finished(&uid) => {
+                    queued = true;
+                    let synced = self.store.sync().await;
+                    synced.map_err(|source| StatusError {
+                        uid: uid.clone(),
+                        source,
+                    })?;
+                }
                 Ok(()) => return Ok(true),
                 Err(CommitError::Stale { .. }) => {
                     debug!(pod = %uid, "status changed meanwhile, merging again");
@@ -170,6 +186,10 @@ impl StatusManager {
                 Err(source) => return Err(StatusError { uid, source }),
             }
         }
+    }
+
+    fn is_finished(&self, uid: &PodUid) -> bool {
+        self.get(uid).is_some_and(|record| record.finished)
     }
 
     fn record(&self, pod: &Pod, status: PodStatus, version: u64) -> StatusRecord {

@@ -3,11 +3,17 @@
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Pod;
 use tokio::sync::Notify;
+use tokio::time::Instant;
 
 use crate::types::{PodExt, PodUid};
+
+/// How long an answer about a pod may come after the source has shown it as gone: several requests, each of which ends in
+/// 30 seconds.
+const LATE: Duration = Duration::from_secs(300);
 
 /// What the API source says of a pod or mirror pod.
 #[derive(Clone, Debug)]
@@ -46,6 +52,8 @@ struct Data {
     queued: HashSet<PodUid>,
     /// Pods of the API server by their own UID: as observed in this life of the agent, or as a write answered.
     api: HashMap<PodUid, Known>,
+    /// Pods that went in the last minutes: answers to requests that were under way are no news of them.
+    gone: HashMap<PodUid, Instant>,
     /// Mirror pods that went since [`Shared::take_gone_mirrors`].
     gone_mirrors: Vec<PodUid>,
     /// Pods whose status was computed in this life of the agent.
@@ -101,6 +109,8 @@ impl Shared {
             let mut data = self.lock();
             match observed {
                 Observed::Current(pod) => {
+                    // A server that was restored from a backup has it again.
+                    data.gone.remove(&uid);
                     data.keep_newer(pod);
                     data.wake(Wake::Api(uid));
                 }
@@ -108,6 +118,7 @@ impl Shared {
                     data.api.remove(&uid);
                     data.computed.remove(&uid);
                     if data.attached {
+                        data.gone.insert(uid.clone(), Instant::now());
                         if is_mirror {
                             data.gone_mirrors.push(uid.clone());
                         }
@@ -122,15 +133,25 @@ impl Shared {
         }
     }
 
-    /// A write or read answered with this pod.
+    /// A write or read answered with this pod. An answer that comes after the source has shown the pod as gone is dropped.
     pub(super) fn answered(&self, pod: Arc<Pod>) {
-        self.lock().keep_newer(pod);
+        let mut data = self.lock();
+        if !data.gone.contains_key(&pod.uid()) {
+            data.keep_newer(pod);
+        }
+    }
+
+    /// Returns whether the source has shown a pod as gone in the last minutes.
+    pub(super) fn went(&self, uid: &PodUid) -> bool {
+        self.lock().gone.contains_key(uid)
     }
 
     /// Pods of which the source has shown an older version than a write answered, and has not caught up since the
-    /// call before. They are forgotten and have to be asked for: a server that was restored from a backup went back.
+    /// call before. They are forgotten and have to be asked for: a server that was restored from a backup went back. To be
+    /// called from time to time.
     pub(super) fn take_behind(&self) {
         let mut data = self.lock();
+        data.gone.retain(|_, at| at.elapsed() < LATE);
         let mut stuck = Vec::new();
         for (uid, known) in &mut data.api {
             match &mut known.behind {
@@ -181,6 +202,13 @@ impl Shared {
     /// Forgets a pod that is forgotten everywhere else.
     pub(super) fn forget(&self, uid: &PodUid) {
         self.lock().computed.remove(uid);
+    }
+
+    /// Counts the pods that are remembered, in all tables.
+    #[cfg(test)]
+    pub(super) fn remembered(&self) -> usize {
+        let data = self.lock();
+        data.api.len() + data.gone.len() + data.computed.len() + data.queued.len()
     }
 
     /// What there is to look at. Each pod is there once, however often it changed.

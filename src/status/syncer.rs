@@ -205,6 +205,10 @@ impl Syncer {
     }
 
     fn mark_gone(&self, uid: &PodUid) {
+        if self.shared().went(uid) {
+            // The source was faster, and does not say so again.
+            return;
+        }
         let shown = self.shared().api_pod(uid);
         let version = shown.and_then(|pod| pod.metadata.resource_version.clone());
         self.gone().insert(uid.clone(), version);
@@ -406,7 +410,8 @@ impl Syncer {
             let Some(record) = state.record::<StatusRecord>(uid.as_str()) else {
                 return Ok(());
             };
-            if record.acknowledged >= version {
+            // A lower version is the record of a static pod's next life, of which nothing was sent yet.
+            if record.acknowledged >= version || record.version < version {
                 return Ok(());
             }
             let next = StatusRecord {

@@ -180,7 +180,11 @@ pub(super) fn write_pairs(
     })
 }
 
-fn serialize(pairs: &[RawPair], meta: &BackupMeta, path: &Path) -> Result<Vec<u8>, BackupError> {
+pub(super) fn serialize(
+    pairs: &[RawPair],
+    meta: &BackupMeta,
+    path: &Path,
+) -> Result<Vec<u8>, BackupError> {
     let io = |source| BackupError::Io {
         action: "compress",
         path: path.to_owned(),
@@ -220,9 +224,20 @@ fn serialize(pairs: &[RawPair], meta: &BackupMeta, path: &Path) -> Result<Vec<u8
 /// When it cannot be read, is damaged in any way, or has a newer format.
 pub fn read(path: &Path) -> Result<Backup, BackupError> {
     let bytes = read_file(path)?;
-    let (meta, body) = verify(path, &bytes)?;
-    let pairs = parse_body(body).ok_or_else(|| damaged(path, "its content does not decode"))?;
+    let (meta, pairs) = parse(path, &bytes, BODY_LIMIT)?;
     Ok(Backup { meta, pairs })
+}
+
+/// The content of a file whose body is at most `limit` bytes long.
+pub(super) fn parse(
+    path: &Path,
+    bytes: &[u8],
+    limit: u64,
+) -> Result<(BackupMeta, Vec<RawPair>), BackupError> {
+    let (meta, body) = verify(path, bytes)?;
+    let pairs =
+        parse_body(body, limit).ok_or_else(|| damaged(path, "its content does not decode"))?;
+    Ok((meta, pairs))
 }
 
 /// What a backup says about itself. Verifies the whole file, decodes the head only.
@@ -250,7 +265,10 @@ fn damaged(path: &Path, reason: &'static str) -> BackupError {
 }
 
 /// Head and compressed body of a file whose checksum is right.
-fn verify<'a>(path: &Path, bytes: &'a [u8]) -> Result<(BackupMeta, &'a [u8]), BackupError> {
+pub(super) fn verify<'a>(
+    path: &Path,
+    bytes: &'a [u8],
+) -> Result<(BackupMeta, &'a [u8]), BackupError> {
     let damaged = |reason| damaged(path, reason);
     if !bytes.starts_with(MAGIC) {
         return Err(damaged("it does not begin like a backup"));
@@ -285,13 +303,17 @@ fn split_content(content: &[u8]) -> Option<(BackupMeta, &[u8])> {
     (u64::from_le_bytes(*len) == body.len() as u64).then_some((meta, body))
 }
 
-fn parse_body(body: &[u8]) -> Option<Vec<RawPair>> {
+fn parse_body(body: &[u8], limit: u64) -> Option<Vec<RawPair>> {
     let mut plain = Vec::new();
-    zstd::Decoder::new(body)
+    let read = zstd::Decoder::new(body)
         .ok()?
-        .take(BODY_LIMIT)
+        .take(limit.saturating_add(1))
         .read_to_end(&mut plain)
         .ok()?;
+    // Never the beginning alone.
+    if read as u64 > limit {
+        return None;
+    }
     let mut pairs = Vec::new();
     let mut rest = plain.as_slice();
     while !rest.is_empty() {
@@ -408,4 +430,29 @@ pub fn rotate(dir: &Path, keep: usize) -> io::Result<Vec<PathBuf>> {
         sync_dir(dir)?;
     }
     Ok(surplus)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::types::BootId;
+
+    #[test]
+    fn a_body_beyond_the_limit_is_refused_as_a_whole() {
+        let path = Path::new("backup");
+        let now = Stamp {
+            boot: BootId(1),
+            boottime_ms: 1,
+            wall_ms: 1,
+        };
+        let meta = BackupMeta::of(&State::default(), 1, now);
+        let pairs = vec![(vec![1], vec![2]), (vec![3], vec![4])];
+        let file = serialize(&pairs, &meta, path).unwrap();
+        // Each pair takes ten bytes: a limit between them must not give the first alone.
+        assert_eq!(parse(path, &file, 20).unwrap().1, pairs);
+        for limit in [0, 10, 19] {
+            let error = parse(path, &file, limit).unwrap_err();
+            assert!(matches!(error, BackupError::Damaged { .. }), "{error}");
+        }
+    }
 }

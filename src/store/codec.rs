@@ -30,6 +30,8 @@
 //! **Invariant:** one damaged record costs that record only.
 
 mod envelope;
+#[cfg(feature = "fuzzing")]
+pub(crate) mod fuzzing;
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -458,12 +460,8 @@ fn read(
         };
         match raw_key.first() {
             Some(&QUARANTINE_PREFIX) => out.kept.push(Quarantined::from_pair(&raw_key, &value)),
-            Some(&CHUNK_PREFIX) => match raw_key.len().checked_sub(2).filter(|_| raw_key.len() > 5)
-            {
-                Some(at) => {
-                    let index = u16::from_be_bytes([raw_key[at], raw_key[at + 1]]);
-                    // [table tag][key bytes] = the key of the owner.
-                    let owner = raw_key[1..at - 1].to_vec();
+            Some(&CHUNK_PREFIX) => match chunk_owner(&raw_key) {
+                Some((owner, index)) => {
                     pieces.entry(owner).or_default().insert(index, value);
                 }
                 None => {
@@ -515,6 +513,14 @@ fn read(
     for (owner, chunks) in pieces {
         orphans(&owner, chunks, &mut out.quarantined);
     }
+}
+
+/// The record key of a chunk's owner, and the chunk's index; `None` for what [`chunk_key`] does not write.
+fn chunk_owner(raw_key: &[u8]) -> Option<(Vec<u8>, u16)> {
+    let (rest, index) = raw_key.split_last_chunk::<2>()?;
+    let owner = rest.strip_prefix(&[CHUNK_PREFIX])?.strip_suffix(&[0])?;
+    // A table tag and a key.
+    (owner.len() > 1).then(|| (owner.to_vec(), u16::from_be_bytes(*index)))
 }
 
 fn orphans(owner: &[u8], chunks: Pieces, quarantined: &mut Vec<Quarantined>) {

@@ -6,16 +6,19 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
 use tokio::sync::{OwnedSemaphorePermit, oneshot, watch};
 use tokio::time::Instant;
 
 use super::backend::{Backend, MemoryBackend};
 use super::codec::{self, Encoded, Loaded};
+use super::paced::Pace;
 use super::request::{Answer, Kind, Request};
 use super::shared::Shared;
 use super::writer::Writer;
 use super::{
-    CommitError, Committed, Intent, SetAside, SpaceReserve, StopPermit, StoreError, StoreHealth,
+    CommitError, Committed, Intent, SetAside, SpaceReserve, StopDecision, StopPermit, StoreError,
+    StoreHealth,
 };
 use crate::core::state::{Mutation, State, Transaction, Version};
 use crate::types::{Clock, metrics::Metrics};
@@ -104,6 +107,7 @@ enum Driver {
         thread: Mutex<Option<JoinHandle<()>>>,
     },
     Inline(Mutex<Option<Box<Writer>>>),
+    Task(UnboundedSender<Request>),
 }
 
 struct Inner {
@@ -152,6 +156,25 @@ impl Store {
             }
         };
         Ok(Self(Arc::new(Inner { shared, driver })))
+    }
+
+    /// Starts the writer as a task of this runtime that asks `pace` before each step: for simulations.
+    ///
+    /// # Panics
+    /// Outside of a tokio runtime.
+    pub fn start_paced(
+        backend: Box<dyn Backend>,
+        loaded: Loaded,
+        options: StoreOptions,
+        clock: Arc<dyn Clock>,
+        metrics: Metrics,
+        pace: Arc<dyn Pace>,
+    ) -> Self {
+        let (shared, writer) = prepare(backend, loaded, options, clock, metrics);
+        let (queue, requests) = unbounded_channel();
+        tokio::spawn(writer.run_paced(requests, pace));
+        let driver = Driver::Task(queue);
+        Self(Arc::new(Inner { shared, driver }))
     }
 
     /// A store without a disk, for tests and `--runonce` dry runs. It works on the calling thread.
@@ -223,28 +246,39 @@ impl Store {
         Ok(Committed::new(intent, version))
     }
 
-    /// Commits a decision to stop something. While the store is degraded the transaction is held in memory,
-    /// visible to readers, and written first on recovery: stops fail open. Of a record that is held again only
-    /// the newest version is kept, so what is held is bounded by the number of records. If the disk hangs longer
-    /// than [`StoreOptions::stall_timeout`], the transaction stays in the queue, first come first served, and
-    /// the permit says held. A stop never waits for room in the queue.
+    /// Commits a decision to stop something and returns the permit that the stop requires. Stops fail open: see
+    /// [`Self::commit_or_hold`].
     ///
     /// # Errors
     /// `Stale`, `Closed` and `Invalid` only.
-    pub async fn commit_stop(&self, transaction: Transaction) -> Result<StopPermit, CommitError> {
+    pub async fn commit_stop(&self, decision: StopDecision) -> Result<StopPermit, CommitError> {
+        let transaction = decision.transaction(&self.snapshot())?;
+        let held = self.commit_or_hold(transaction).await?;
+        Ok(StopPermit::new(held))
+    }
+
+    /// Commits what belongs to a stop, such as the ends of containers and the status of the pod, and must not hold it up.
+    /// While the store is degraded the transaction is held in memory, visible to readers, and written first on recovery.
+    /// Of a record that is held again only the newest version is kept, so what is held is bounded by the number of
+    /// records. If the disk hangs longer than [`StoreOptions::stall_timeout`], the transaction stays in the queue, first
+    /// come first served. It never waits for room in the queue. Returns whether it is held, or still in the queue.
+    ///
+    /// # Errors
+    /// `Stale`, `Closed` and `Invalid` only.
+    pub async fn commit_or_hold(&self, transaction: Transaction) -> Result<bool, CommitError> {
         let shared = &self.0.shared;
         shared.check();
         if shared.is_stalled() && transaction.is_empty() {
             // Nothing to write later: it need not be queued again and again.
-            return Ok(StopPermit::new(true));
+            return Ok(true);
         }
         let pending = self.send_transaction(transaction, Kind::Stop, |_, _, _| Ok(None));
         match tokio::time::timeout(shared.stall_timeout, pending.answer()).await {
-            Ok(answer) => Ok(StopPermit::new(answer?.held)),
+            Ok(answer) => Ok(answer?.held),
             Err(_) => {
                 shared.check();
                 tracing::warn!("the disk of the store hangs, a stop goes ahead of its record");
-                Ok(StopPermit::new(true))
+                Ok(true)
             }
         }
     }
@@ -288,6 +322,14 @@ impl Store {
         self.0.shared.health()
     }
 
+    /// Waits until the writer has panicked. No commit is answered from then on, also none that stops something, so the process must
+    /// end: another one opens the store anew. Cancel-safe.
+    pub async fn panicked(&self) {
+        let mut panicked = self.0.shared.panicked();
+        // Its sender lives as long as this handle.
+        drop(panicked.wait_for(|panicked| *panicked).await);
+    }
+
     /// Looks whether the disk hangs, and shows it in the health: a call that does not return cannot tell itself. Call
     /// it every now and then; it costs next to nothing and never blocks on the disk.
     pub fn check_disk(&self) {
@@ -312,7 +354,9 @@ impl Store {
         match encode(&transaction) {
             Ok(encoded) => {
                 let room = match self.0.driver {
-                    Driver::Thread { .. } => self.0.shared.room(&transaction, &encoded).await,
+                    Driver::Thread { .. } | Driver::Task(_) => {
+                        self.0.shared.room(&transaction, &encoded).await
+                    }
                     Driver::Inline(_) => None,
                 };
                 self.send(Request::Commit {
@@ -341,7 +385,7 @@ impl Store {
         let ready = encode(&transaction)
             .map_err(|reason| CommitError::Invalid { reason })
             .and_then(|encoded| match self.0.driver {
-                Driver::Thread { .. } => {
+                Driver::Thread { .. } | Driver::Task(_) => {
                     Ok((room(&self.0.shared, &transaction, &encoded)?, encoded))
                 }
                 Driver::Inline(_) => Ok((None, encoded)),
@@ -365,6 +409,7 @@ impl Store {
     fn send(&self, request: Request) {
         match &self.0.driver {
             Driver::Thread { queue, .. } => drop(queue.send(request)),
+            Driver::Task(queue) => drop(queue.send(request)),
             Driver::Inline(writer) => {
                 let mut writer = writer.lock().unwrap_or_else(PoisonError::into_inner);
                 let closing = writer.as_mut().and_then(|w| w.turn(vec![request]));

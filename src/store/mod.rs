@@ -9,13 +9,13 @@
 //! ```
 //!
 //! **Invariant:** a snapshot never shows a durable change that is not on the disk; the one exception are
-//! stops that are held while the store is degraded, see [`Store::commit_stop`].
+//! stops that are held while the store is degraded, see [`Store::commit_or_hold`].
 //! **Invariant:** changes reach the disk in the order in which they were published.
 //! **Invariant:** after a failed write nothing is committed until the disk has been read again.
 //! **Invariant:** what is queued is bounded, whatever the disk does, see [`StoreOptions::queue_limit`].
 //!
 //! Where what is: [`codec`] is the format on disk, [`backend`] the engines, `request` its queue, `writer` the group commit and
-//! `recovery` the way out of the degraded mode, `shared` what the writer and the handles share, `receipt` the receipts, `health` errors and health,
+//! `recovery` the way out of the degraded mode, `paced` the writer of simulations, `shared` what the writer and the handles share, `receipt` the receipts, `health` errors and health,
 //! `handle` what callers hold.
 
 pub mod backend;
@@ -25,6 +25,8 @@ mod closed;
 pub mod codec;
 mod engine;
 pub mod former;
+#[cfg(feature = "fuzzing")]
+pub(crate) mod fuzzing;
 mod handle;
 mod health;
 pub mod layout;
@@ -32,6 +34,7 @@ pub mod mark;
 pub mod migrate;
 pub mod open;
 mod outcome;
+mod paced;
 mod receipt;
 pub mod recover;
 mod recovery;
@@ -44,4 +47,7 @@ mod writer;
 
 pub use handle::{PendingCommit, Store, StoreOptions};
 pub use health::{CommitError, SetAside, SpaceReserve, StoreError, StoreHealth};
-pub use receipt::{Committed, Intent, RemoveIntent, StartIntent, StopPermit};
+pub use paced::{Pace, Step};
+pub use receipt::{
+    Committed, Intent, RemoveContainer, RemoveEmptySandbox, StartIntent, StopDecision, StopPermit,
+};

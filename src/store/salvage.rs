@@ -25,6 +25,9 @@ use std::path::Path;
 
 use crate::core::state::Table;
 
+#[cfg(feature = "fuzzing")]
+pub(crate) mod fuzzing;
+
 /// sled's default segment size.
 pub(super) const SEGMENT: usize = 512 * 1024;
 const SEGMENT_HEADER: usize = 20;
@@ -82,6 +85,43 @@ impl Salvage {
             !gap.reused && later == PROOF
         })
     }
+
+    /// Applies the messages of the next segment to `pages`. `blob` reads what a pointer leads to.
+    fn replay(
+        &mut self,
+        pages: &mut Pages,
+        segment: &[u8],
+        place: Place,
+        blob: impl Fn(&[u8]) -> Option<(Kind, Vec<u8>)>,
+    ) {
+        let walk = walk(segment, place.lsn, |message| match message.kind {
+            Kind::BatchManifest => pages.batch = message.lsn,
+            Kind::Blob => match blob(message.body) {
+                Some((kind, body)) => pages.replay(kind, message.pid, message.lsn, &body),
+                None => self.bad_blobs += 1,
+            },
+            kind => pages.replay(kind, message.pid, message.lsn, message.body),
+        });
+        for (start, end) in walk.gaps {
+            let open_ended = end == SEGMENT || end == segment.len();
+            if open_ended && place.is_last {
+                continue;
+            }
+            self.gaps.push(Gap {
+                offset: place.offset + start as u64,
+                len: (end - start) as u64,
+                lsn: place.lsn.saturating_add(start as i64),
+                reused: walk.reused,
+            });
+        }
+    }
+
+    /// Takes over what all segments add up to.
+    fn finish(mut self, mut pages: Pages) -> Self {
+        self.durable_batches = std::mem::take(&mut pages.durable_batches);
+        (self.pairs, self.deleted) = pages.finish();
+        self
+    }
 }
 
 /// Reads the log in `db_dir` and replays what is intact.
@@ -118,30 +158,25 @@ fn read(db_dir: &Path, keep: bool) -> io::Result<Salvage> {
     let last = segments.found.keys().next_back().copied();
     for (lsn, offset) in segments.found {
         read_segment(&file, offset, &mut buffer)?;
-        let walk = walk(&buffer, lsn, |message| match message.kind {
-            Kind::BatchManifest => pages.batch = message.lsn,
-            Kind::Blob => match read_blob(db_dir, message.body) {
-                Some((kind, body)) => pages.replay(kind, message.pid, message.lsn, &body),
-                None => salvage.bad_blobs += 1,
-            },
-            kind => pages.replay(kind, message.pid, message.lsn, message.body),
+        let place = Place {
+            lsn,
+            offset,
+            is_last: Some(lsn) == last,
+        };
+        salvage.replay(&mut pages, &buffer, place, |pointer| {
+            read_blob(db_dir, pointer)
         });
-        for (start, end) in walk.gaps {
-            let open_ended = end == SEGMENT || end == buffer.len();
-            if open_ended && Some(lsn) == last {
-                continue;
-            }
-            salvage.gaps.push(Gap {
-                offset: offset + start as u64,
-                len: (end - start) as u64,
-                lsn: lsn.saturating_add(start as i64),
-                reused: walk.reused,
-            });
-        }
     }
-    salvage.durable_batches = std::mem::take(&mut pages.durable_batches);
-    (salvage.pairs, salvage.deleted) = pages.finish();
-    Ok(salvage)
+    Ok(salvage.finish(pages))
+}
+
+/// Where a segment is.
+struct Place {
+    lsn: i64,
+    /// In the file.
+    offset: u64,
+    /// No segment is younger.
+    is_last: bool,
 }
 
 /// Segments by LSN, and how many of them have a damaged header: those are found by their first intact message.

@@ -71,6 +71,8 @@ pub(super) struct Shared {
     pub(super) published: watch::Sender<Version>,
     pub(super) quarantined: ArcSwap<Vec<SetAside>>,
     health: watch::Sender<StoreHealth>,
+    /// Whether the writer has panicked.
+    panicked: watch::Sender<bool>,
     troubles: Mutex<Troubles>,
     /// Call the writer is in: a count, and a [`Doing`] or 0.
     flight: AtomicU64,
@@ -94,6 +96,7 @@ impl Shared {
             published: watch::Sender::new(loaded.version),
             quarantined: ArcSwap::default(),
             health: watch::Sender::new(StoreHealth::Ok),
+            panicked: watch::Sender::new(false),
             troubles: Mutex::default(),
             flight: AtomicU64::new(0),
             stalled: AtomicBool::new(false),
@@ -114,6 +117,16 @@ impl Shared {
 
     pub(super) fn health(&self) -> watch::Receiver<StoreHealth> {
         self.health.subscribe()
+    }
+
+    pub(super) fn panicked(&self) -> watch::Receiver<bool> {
+        self.panicked.subscribe()
+    }
+
+    /// The writer is gone for good.
+    pub(super) fn set_panicked(&self) {
+        self.set_failed(Some(("the writer of the store panicked".to_owned(), false)));
+        self.panicked.send_replace(true);
     }
 
     fn troubles(&self) -> MutexGuard<'_, Troubles> {
@@ -161,9 +174,7 @@ impl Shared {
 
     /// Makes a call of the writer's that the disk may keep from returning.
     pub(super) fn during<T>(&self, doing: Doing, call: impl FnOnce() -> T) -> T {
-        let before = self.flight.load(Ordering::Relaxed);
-        let flight = (before & !DOING).wrapping_add(DOING + 1);
-        self.flight.store(flight | doing as u64, Ordering::SeqCst);
+        let flight = self.enter(doing);
         let result = call();
         self.flight.store(flight, Ordering::SeqCst);
         if self.stalled.swap(false, Ordering::SeqCst) {
@@ -173,6 +184,14 @@ impl Shared {
             self.show(&mut troubles);
         }
         result
+    }
+
+    /// Notes that the writer is in a call. Returns what it is noted as when it has returned.
+    pub(super) fn enter(&self, doing: Doing) -> u64 {
+        let before = self.flight.load(Ordering::Relaxed);
+        let flight = (before & !DOING).wrapping_add(DOING + 1);
+        self.flight.store(flight | doing as u64, Ordering::SeqCst);
+        flight
     }
 
     /// Looks whether the writer has been in one call since an earlier look, for longer than it should.

@@ -43,6 +43,24 @@ enum Depth {
     Sync,
 }
 
+/// Transactions that are written, published and answered together.
+pub(super) struct Group {
+    next: State,
+    waiting: Vec<Waiting>,
+}
+
+/// What a group has to do next.
+pub(super) enum Stage {
+    /// Write the batch to the database.
+    Write(Group),
+    /// Sync it.
+    Sync(Group),
+    /// Show the new state to readers.
+    Publish(Group),
+    /// Answer the callers.
+    Answer(Vec<Waiting>),
+}
+
 pub(super) struct Writer {
     pub(super) backend: Box<dyn Backend>,
     pub(super) shared: Arc<Shared>,
@@ -152,30 +170,68 @@ impl Writer {
     /// Handles a group and what is due. Returns the answer of a close request; requests behind it are
     /// dropped, which their callers see as `Closed`.
     pub(super) fn turn(&mut self, group: Vec<Request>) -> Option<DoneAnswer> {
-        if self.degraded.as_ref().is_some_and(|d| d.is_due()) {
+        if self.recovery_is_due() {
             self.try_recover();
         }
-        let mut closing = None;
-        let mut requests = Vec::with_capacity(group.len());
-        for request in group {
-            if let Request::Close { answer } = request {
-                closing = Some(answer);
-                break;
-            }
-            requests.push(request);
-        }
-        if !requests.is_empty() {
-            if self.degraded.is_some() {
-                self.refuse(requests);
-            } else {
-                self.commit(requests);
-            }
+        let (requests, closing) = until_close(group);
+        let mut stage = self.begin(requests);
+        while let Some(next) = stage {
+            stage = self.advance(next);
         }
         self.shared.relieve();
         if closing.is_none() {
             self.tick();
         }
         closing
+    }
+
+    pub(super) fn recovery_is_due(&self) -> bool {
+        self.degraded.as_ref().is_some_and(|d| d.is_due())
+    }
+
+    /// Takes requests on: refuses them, or returns what has to be done for them first.
+    pub(super) fn begin(&mut self, requests: Vec<Request>) -> Option<Stage> {
+        if requests.is_empty() {
+            None
+        } else if self.degraded.is_some() {
+            self.refuse(requests);
+            None
+        } else {
+            Some(self.gather(requests))
+        }
+    }
+
+    /// Does what a group has to do next. Returns what is left after that.
+    pub(super) fn advance(&mut self, stage: Stage) -> Option<Stage> {
+        match stage {
+            Stage::Write(group) => match self.write_batch() {
+                Ok(()) => Some(Stage::Sync(group)),
+                Err(error) => self.fail(group, &error),
+            },
+            Stage::Sync(group) => match self.reach(Depth::Sync) {
+                Ok(()) => {
+                    fail::fail_point!("store::flush::before_publish");
+                    Some(Stage::Publish(group))
+                }
+                Err(error) => self.fail(group, &error),
+            },
+            Stage::Publish(group) => {
+                self.state = group.next;
+                self.publish();
+                fail::fail_point!("store::commit::after_publish");
+                Some(Stage::Answer(group.waiting))
+            }
+            Stage::Answer(waiting) => {
+                self.answer(waiting);
+                None
+            }
+        }
+    }
+
+    fn fail(&mut self, group: Group, error: &BackendError) -> Option<Stage> {
+        self.degrade(error, Some(group.next));
+        self.answer_failed(group.waiting, error);
+        None
     }
 
     /// Writes what is pending, closes the backend and answers. The lock of the database is free when the
@@ -207,7 +263,8 @@ impl Writer {
         drop(answer.send(result));
     }
 
-    fn commit(&mut self, requests: Vec<Request>) {
+    /// Checks the transactions of a group in their order, and applies each to what the former ones left.
+    fn gather(&mut self, requests: Vec<Request>) -> Stage {
         let mut next = self.state.clone();
         let mut class = Durability::Relaxed;
         let mut waiting = Vec::with_capacity(requests.len());
@@ -253,20 +310,14 @@ impl Writer {
                 Request::Close { .. } => {}
             }
         }
+        let group = Group { next, waiting };
         if class == Durability::Durable {
-            if let Err(error) = self.write(Depth::Sync) {
-                self.degrade(&error, Some(next));
-                self.answer_failed(waiting, &error);
-                return;
-            }
-            fail::fail_point!("store::flush::before_publish");
-        } else if !self.pending.is_empty() && self.pending_since.is_none() {
+            return Stage::Write(group);
+        }
+        if !self.pending.is_empty() && self.pending_since.is_none() {
             self.pending_since = Some(Instant::now());
         }
-        self.state = next;
-        self.publish();
-        fail::fail_point!("store::commit::after_publish");
-        self.answer(waiting);
+        Stage::Publish(group)
     }
 
     /// Applies a transaction to `next` under a new version, with its journal lines, and notes what has
@@ -350,8 +401,14 @@ impl Writer {
         self.journal_sequence = self.journal_sequence.max(sequence);
     }
 
-    /// Everything pending in one atomic batch.
+    /// Everything pending in one atomic batch, as far as `depth`.
     fn write(&mut self, depth: Depth) -> Result<(), BackendError> {
+        self.write_batch()?;
+        self.reach(depth)
+    }
+
+    /// Everything pending in one atomic batch.
+    fn write_batch(&mut self) -> Result<(), BackendError> {
         fail::fail_point!("store::commit::before_write");
         let mut ops = Vec::with_capacity(self.pending.len());
         for (key, bytes) in self.pending.drain() {
@@ -383,18 +440,23 @@ impl Writer {
                 }
             }
         }
-        let transactions = std::mem::take(&mut self.pending_transactions);
         self.pending_bytes = 0;
         self.pending_since = None;
         if !ops.is_empty() {
             self.shared
                 .during(Doing::Write, || self.backend.apply(&ops))?;
         }
+        Ok(())
+    }
+
+    /// Brings what was written as far as `depth`.
+    fn reach(&mut self, depth: Depth) -> Result<(), BackendError> {
         match depth {
             Depth::Flush => self.shared.during(Doing::Flush, || self.backend.flush())?,
             Depth::Sync => self.shared.during(Doing::Sync, || self.backend.sync())?,
         }
         self.shared.count_queue();
+        let transactions = std::mem::take(&mut self.pending_transactions);
         if transactions > 0 {
             self.metrics
                 .store_batch_size
@@ -405,19 +467,36 @@ impl Writer {
 
     /// Writes relaxed changes that have waited long enough, and looks after the house.
     fn tick(&mut self) {
+        if self.relaxed_are_due() {
+            self.flush_relaxed();
+        }
+        self.keep_house();
+    }
+
+    /// Whether relaxed changes have waited long enough.
+    pub(super) fn relaxed_are_due(&self) -> bool {
+        let waited = |since: Instant| since.elapsed() >= self.options.relaxed_delay;
+        self.degraded.is_none()
+            && (self.pending_bytes > PENDING_LIMIT
+                || self
+                    .pending_since
+                    .is_some_and(|since| self.options.inline || waited(since)))
+    }
+
+    /// Writes the relaxed changes that wait.
+    pub(super) fn flush_relaxed(&mut self) {
+        if let Err(error) = self.write(Depth::Flush) {
+            let published = self.state.clone();
+            self.degrade(&error, Some(published));
+        }
+    }
+
+    /// Measures the store and takes the reserve back, every [`HOUSEKEEPING`].
+    pub(super) fn keep_house(&mut self) {
         if self.degraded.is_some() {
             return;
         }
         let now = Instant::now();
-        let due = self.pending_bytes > PENDING_LIMIT
-            || self.pending_since.is_some_and(|since| {
-                self.options.inline || now.duration_since(since) >= self.options.relaxed_delay
-            });
-        if due && let Err(error) = self.write(Depth::Flush) {
-            let published = self.state.clone();
-            self.degrade(&error, Some(published));
-            return;
-        }
         if self
             .housekept
             .is_none_or(|at| now.duration_since(at) >= HOUSEKEEPING)
@@ -428,8 +507,8 @@ impl Writer {
         }
     }
 
-    /// How long the thread may sleep without a request.
-    fn wakeup_in(&self) -> Option<Duration> {
+    /// How long the writer may sleep without a request.
+    pub(super) fn wakeup_in(&self) -> Option<Duration> {
         let now = Instant::now();
         if let Some(degraded) = &self.degraded {
             return Some(degraded.due_in());
@@ -491,14 +570,25 @@ impl Writer {
     }
 }
 
+/// Splits a group at a request to close: those before it, and its answer.
+pub(super) fn until_close(group: Vec<Request>) -> (Vec<Request>, Option<DoneAnswer>) {
+    let mut requests = Vec::with_capacity(group.len());
+    for request in group {
+        if let Request::Close { answer } = request {
+            return (requests, Some(answer));
+        }
+        requests.push(request);
+    }
+    (requests, None)
+}
+
 /// Tells readers that the writer is gone when it panicked.
 struct StoppedGuard(Arc<Shared>);
 
 impl Drop for StoppedGuard {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            self.0
-                .set_failed(Some(("the writer of the store panicked".to_owned(), false)));
+            self.0.set_panicked();
         }
     }
 }

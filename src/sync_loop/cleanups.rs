@@ -6,7 +6,8 @@
 //!
 //! **Invariant:** a running pod is killed as an orphan, and cgroups, directories and logs of pods that are not known
 //! are removed, only when every source has spoken and could be read completely; a source that cannot be read
-//! is not an empty source.
+//! is not an empty source. Nor are they while the runtime may have something of the pod: it was not listed yet, or the
+//! pod cannot be inspected.
 
 use std::collections::{BTreeSet, HashSet};
 use std::sync::Arc;
@@ -19,7 +20,8 @@ use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, info, warn};
 
-use super::{LoopContext, handlers, resizes};
+use super::handlers::Admissions;
+use super::{LoopContext, resizes};
 use crate::cm::{CgroupManager, Mended};
 use crate::core::resize;
 use crate::core::state::{
@@ -30,6 +32,7 @@ use crate::core::volumes::keys;
 use crate::images::PULL_ERRORS;
 use crate::kuberuntime::{gc, logs, userns};
 use crate::pod_workers::{PodWorkers, UpdateOptions, WorkerContext};
+use crate::store::StopDecision;
 use crate::types::metrics::StaticLabel;
 use crate::types::runtime::PodStatus;
 use crate::types::{Event, EventType};
@@ -57,8 +60,9 @@ pub(super) fn pod_cleanups(context: &LoopContext) -> bool {
     let workers = &context.workers;
     workers.sync_known_pods(&desired, |source| context.ready.ready(source));
     let mut changed = false;
+    let mut admissions = Admissions::new(context);
     for pod in &desired_pods {
-        changed |= recreate(context, pod);
+        changed |= recreate(context, &mut admissions, pod);
     }
     let confirmed: Vec<PodUid> = desired_pods
         .iter()
@@ -66,6 +70,7 @@ pub(super) fn pod_cleanups(context: &LoopContext) -> bool {
         .map(|pod| pod.uid())
         .collect();
     workers.confirm(confirmed.iter());
+    workers.stop_finished(&workers.context().pleg.cache().all());
     for pod in &desired_pods {
         resizes::consider(context, pod);
     }
@@ -86,22 +91,23 @@ pub(super) fn pod_cleanups(context: &LoopContext) -> bool {
 /// Gives those of the pods whose workers went away another worker that their sources want, without waiting for the next
 /// housekeeping: their next life begins as soon as the former one has left nothing.
 pub(super) fn recreate_forgotten(context: &LoopContext) {
+    let mut admissions = Admissions::new(context);
     for uid in context.workers.take_forgotten() {
         if let Some(pod) = context.pods.get(&uid) {
-            recreate(context, &pod);
+            recreate(context, &mut admissions, &pod);
         }
     }
 }
 
 /// Gives a wanted pod a worker if it has none. Returns whether it had none.
-fn recreate(context: &LoopContext, pod: &Arc<Pod>) -> bool {
+fn recreate(context: &LoopContext, admissions: &mut Admissions<'_>, pod: &Arc<Pod>) -> bool {
     if context.workers.knows(&pod.uid()) {
         return false;
     }
     debug!(pod = %pod.uid(), "re-creating the worker of a wanted pod");
     let label = StaticLabel::of(pod.is_static());
     context.metrics.restarted_pods.get_or_create(&label).inc();
-    handlers::add(context, Arc::clone(pod));
+    admissions.add(Arc::clone(pod));
     true
 }
 
@@ -240,9 +246,11 @@ impl Janitor {
         let context = self.workers.context();
         let pods = context.pleg.cache().all();
         self.collect(&pods).await;
-        let known: BTreeSet<PodUid> = self.workers.known().into_keys().collect();
-        let running: BTreeSet<PodUid> = pods.iter().map(|p| p.uid.clone()).collect();
-        let keep: BTreeSet<PodUid> = known.union(&running).cloned().collect();
+        // Before the runtime was listed, nothing is known to be left over.
+        let Some(mut keep) = context.pleg.cache().present() else {
+            return;
+        };
+        keep.extend(self.workers.known().into_keys());
         if complete {
             // The data of a pod that only a source out of reach knows is not its to lose.
             let errors = context.volumes.cleanup_orphan_dirs(&keep).await;
@@ -275,11 +283,14 @@ impl Janitor {
         if let Err(error) = cgroups {
             warn!(%error, "cgroups are not as they should be");
         }
-        if complete
-            && let Err(error) =
-                logs::remove_orphan_pod_logs(&context.node, &|uid: &PodUid| keep.contains(uid))
-        {
-            warn!(%error, "cannot remove logs of pods that are gone");
+        if complete {
+            let kept = keep.clone();
+            let removed = logs::beside(&context.node, move |node| {
+                logs::remove_orphan_pod_logs(node, &|uid: &PodUid| kept.contains(uid))
+            });
+            if let Err(error) = removed.await {
+                warn!(%error, "cannot remove logs of pods that are gone");
+            }
         }
         self.drop_records(&keep, complete);
     }
@@ -310,7 +321,8 @@ impl Janitor {
         {
             return;
         }
-        let permit = match context.store.commit_stop(Transaction::new()).await {
+        let decision = StopDecision::unrecorded_leftovers();
+        let permit = match context.store.commit_stop(decision).await {
             Ok(permit) => permit,
             Err(error) => {
                 warn!(%error, "dead containers stay until the store can record their ends");

@@ -8,20 +8,15 @@ use k8s_openapi::api::core::v1::{Node, Pod};
 use tracing::{debug, info, warn};
 
 use super::{LoopContext, Observed, resizes};
-use crate::core::admission::{self, AdmissionContext};
-use crate::core::pod_status::PREEMPTING;
-use crate::core::pod_worker::KillRequest;
+use crate::core::admission::{self, AdmissionContext, NodeInfo, Preemption};
 use crate::core::state::{
-    AdmissionDecision, AdmissionRecord, ContainerRecord, State, TerminationCause, Transaction,
-    WorkerPhase, WorkerRecord, child_key,
+    AdmissionDecision, AdmissionRecord, ContainerRecord, State, Transaction, WorkerPhase,
+    WorkerRecord, child_key,
 };
-use crate::core::{shutdown, supported};
+use crate::core::supported;
 use crate::pod_workers::UpdateOptions;
-use crate::types::metrics::{PreemptionLabel, ReasonLabel};
-use crate::types::{Event, EventType, PodExt, PodSyncType};
-
-/// Message of a pod that makes room for a critical one.
-const PREEMPTED: &str = "Preempted in order to admit critical pod";
+use crate::types::metrics::ReasonLabel;
+use crate::types::{Event, EventType, PodExt, PodSyncType, PodUid};
 
 /// New pods: by priority, then oldest first.
 pub(super) fn additions(context: &LoopContext, mut pods: Vec<Arc<Pod>>) {
@@ -30,6 +25,7 @@ pub(super) fn additions(context: &LoopContext, mut pods: Vec<Arc<Pod>>) {
         let created = created.map(|t| t.0.as_millisecond());
         (Reverse(admission::priority(p)), created)
     });
+    let mut admissions = Admissions::new(context);
     for pod in pods {
         context.pods.update(Arc::clone(&pod));
         observe(context, &pod);
@@ -37,84 +33,101 @@ pub(super) fn additions(context: &LoopContext, mut pods: Vec<Arc<Pod>>) {
             mirror_changed(context, &pod);
             continue;
         }
-        add(context, pod);
+        admissions.add(pod);
     }
 }
 
-/// Admits a pod at first sight and hands it to its worker. A decision of an earlier life stands.
-pub(super) fn add(context: &LoopContext, pod: Arc<Pod>) {
-    let uid = pod.uid();
-    let known = context
-        .store
-        .snapshot()
-        .record::<AdmissionRecord>(uid.as_str())
-        .cloned();
-    let admission = match known {
-        Some(record) => record,
-        None => decide(context, &pod),
-    };
-    let mut options = UpdateOptions::new(pod, PodSyncType::Create);
-    options.admission = Some(admission);
-    options.origin = context.origins.get(&uid);
-    context.workers.update(options);
+/// Admissions that are decided one after the other, without a wait in between. What the pods on the node take is summed up
+/// once, when the first decision needs it, and follows each of them from then on: many pods cost no more than each of them.
+pub(super) struct Admissions<'a> {
+    context: &'a LoopContext,
+    others: Option<NodeInfo>,
 }
 
-fn decide(context: &LoopContext, pod: &Pod) -> AdmissionRecord {
-    if pod.phase_is_terminal() || pod.is_deleting() {
-        // It will not run: there is nothing to decide, and nothing to tell.
-        return AdmissionRecord {
-            decision: AdmissionDecision::Admitted,
-            allocated: admission::allocated(pod),
-            at: context.clock.now(),
-        };
-    }
-    if context.runtime_state.is_shutting_down() {
-        let (reason, message) = (shutdown::NOT_ADMITTED, shutdown::NOT_ADMITTED_MESSAGE);
-        tell_rejected(context, pod, reason, message);
-        return AdmissionRecord {
-            decision: AdmissionDecision::Rejected {
-                reason: reason.to_owned(),
-                message: message.to_owned(),
-            },
-            allocated: admission::allocated(pod),
-            at: context.clock.now(),
-        };
-    }
-    let uid = pod.uid();
-    // What its source does not want any more takes no part, though it may still be stopping: a pod that
-    // replaces it is not refused for it.
-    let active: Vec<Arc<Pod>> = context
-        .workers
-        .counted_by_admission()
-        .into_iter()
-        .filter(|other| other.uid() != uid && context.pods.get(&other.uid()).is_some())
-        .collect();
-    let allocated = resizes::as_allocated(&context.store.snapshot(), &active);
-    let others: Vec<&Pod> = allocated.iter().map(|p| &**p).collect();
-    let refusals: Vec<String> = supported::refused(pod)
-        .iter()
-        .map(ToString::to_string)
-        .collect();
-    let node = node(context);
-    let verdict = admission::admit(pod, &others, &facts(context, &node, &refusals));
-    match &verdict.decision {
-        AdmissionDecision::Admitted => info!(pod = %uid, name = pod.name(), "pod admitted"),
-        AdmissionDecision::Rejected { reason, message } => {
-            tell_rejected(context, pod, reason, message);
+impl<'a> Admissions<'a> {
+    pub(super) fn new(context: &'a LoopContext) -> Self {
+        Self {
+            context,
+            others: None,
         }
     }
-    for victim in active.iter().filter(|p| verdict.preempt.contains(&p.uid())) {
-        let label = PreemptionLabel {
-            preemption_signal: verdict.lacking.clone(),
+
+    /// Admits a pod at first sight and hands it to its worker. A decision of an earlier life stands.
+    pub(super) fn add(&mut self, pod: Arc<Pod>) {
+        let context = self.context;
+        let uid = pod.uid();
+        let known = context
+            .store
+            .snapshot()
+            .record::<AdmissionRecord>(uid.as_str())
+            .cloned();
+        let (admission, preemption) = match known {
+            Some(record) => (record, None),
+            None => self.decide(&pod),
         };
-        context.metrics.preemptions.get_or_create(&label).inc();
-        preempt(context, victim, pod);
+        let mut options = UpdateOptions::new(pod, PodSyncType::Create);
+        options.admission = Some(admission);
+        options.preemption = preemption;
+        options.origin = context.origins.get(&uid);
+        context.workers.update(options);
+        if let Some(others) = &mut self.others {
+            match counted(context, &uid) {
+                Some(pod) => others.insert(pod),
+                None => others.remove(&uid),
+            }
+        }
     }
-    AdmissionRecord {
-        decision: verdict.decision,
-        allocated: admission::allocated(pod),
-        at: context.clock.now(),
+
+    /// Decides on a pod that is seen first. The pods that have to end for it are stopped when the decision is on record: its
+    /// worker puts both there at once.
+    fn decide(&mut self, pod: &Pod) -> (AdmissionRecord, Option<Preemption>) {
+        let context = self.context;
+        let record = |decision| AdmissionRecord {
+            decision,
+            allocated: admission::allocated(pod),
+            at: context.clock.now(),
+        };
+        let is_shutting_down = context.runtime_state.is_shutting_down();
+        if let Some(decision) = admission::admit_without_room(pod, is_shutting_down) {
+            if let AdmissionDecision::Rejected { reason, message } = &decision {
+                tell_rejected(context, pod, reason, message);
+            }
+            return (record(decision), None);
+        }
+        let uid = pod.uid();
+        let others = self.others.get_or_insert_with(|| on_the_node(context));
+        others.remove(&uid);
+        let refusals: Vec<String> = supported::refused(pod)
+            .iter()
+            .map(ToString::to_string)
+            .collect();
+        let node = node(context);
+        let verdict = admission::admit(pod, others, &facts(context, &node, &refusals));
+        match &verdict.decision {
+            AdmissionDecision::Admitted => info!(pod = %uid, name = pod.name(), "pod admitted"),
+            AdmissionDecision::Rejected { reason, message } => {
+                tell_rejected(context, pod, reason, message);
+            }
+        }
+        let (decision, preemption) = verdict.into_parts();
+        (record(decision), preemption)
     }
+}
+
+/// What takes part of the node. What its source does not want any more takes no part, though it may still be stopping: a
+/// pod that replaces it is not refused for it.
+fn on_the_node(context: &LoopContext) -> NodeInfo {
+    let state = context.store.snapshot();
+    let counted = context.workers.counted_by_admission().into_iter();
+    let wanted = counted.filter(|pod| context.pods.get(&pod.uid()).is_some());
+    NodeInfo::of(wanted.map(|pod| resizes::as_allocated(&state, pod)))
+}
+
+/// A pod as [`on_the_node`] has it.
+fn counted(context: &LoopContext, uid: &PodUid) -> Option<Arc<Pod>> {
+    context.pods.get(uid)?;
+    let pod = context.workers.if_counted_by_admission(uid)?;
+    Some(resizes::as_allocated(&context.store.snapshot(), pod))
 }
 
 /// The node as the API server or its checkpoint shows it, else as the agent itself sees it.
@@ -147,23 +160,6 @@ fn tell_rejected(context: &LoopContext, pod: &Pod, reason: &str, message: &str) 
     metrics.admission_rejections.get_or_create(&label).inc();
     let event = Event::pod(EventType::Warning, pod, reason, message);
     context.recorder.record(event);
-}
-
-/// Evicts a pod for a critical one, which does not wait for it. Upstream: `evictPodsToFreeRequests`.
-fn preempt(context: &LoopContext, victim: &Arc<Pod>, critical: &Pod) {
-    let (reason, message) = (PREEMPTING, PREEMPTED);
-    info!(pod = %victim.uid(), name = victim.name(), critical = critical.name(), "preempting pod");
-    let event = Event::pod(EventType::Warning, victim, reason, message);
-    context.recorder.record(event);
-    let mut options = UpdateOptions::new(Arc::clone(victim), PodSyncType::Kill);
-    options.kill = Some(KillRequest {
-        cause: TerminationCause::Evicted {
-            reason: reason.to_owned(),
-            message: message.to_owned(),
-        },
-        grace_override: None,
-    });
-    context.workers.update(options);
 }
 
 /// Pods of the API server that were admitted in an earlier life and of which nothing was started: those
@@ -225,11 +221,11 @@ fn admitted_and_unstarted<'a>(
             .record::<ContainerRecord>(&child_key(&uid, container))
             .is_some_and(|r| r.intent.is_some() || r.last_exit.is_some())
     });
-    let shown = context.workers.context().pleg.cache().get(&uid);
+    let shown = context.workers.context().pleg.cache().known(&uid);
     (admission.decision == AdmissionDecision::Admitted
         && worker.phase == WorkerPhase::Sync
         && !started
-        && shown.containers.is_empty())
+        && shown.is_some_and(|shown| shown.containers.is_empty()))
     .then_some(admission)
 }
 

@@ -207,9 +207,11 @@ impl SyncLoop {
             debug!("housekeeping waits for the sources");
             return;
         }
+        let runtime = self.context.workers.context().pleg.cache();
         if !self.reconsidered
             && self.context.node.get().is_some()
             && self.context.ready.source_complete(PodSource::Api)
+            && runtime.present().is_some()
         {
             self.reconsidered = true;
             handlers::reconsider_unstarted(&self.context);

@@ -3,7 +3,6 @@
 //! The decision is made in the loop, one at a time; it is on record before the worker acts on it. A resize
 //! that finds no room is asked about again with every clean-up.
 
-use std::borrow::Cow;
 use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::Pod;
@@ -19,17 +18,13 @@ use crate::types::{Event, EventType, PodExt};
 /// Written with each allocation, so that of two that were decided on the same facts one is refused.
 pub(super) const TURN: &str = "resizes//turn";
 
-/// The pods with the resources that are allocated to them.
-pub(super) fn as_allocated<'a>(state: &State, pods: &'a [Arc<Pod>]) -> Vec<Cow<'a, Pod>> {
-    pods.iter()
-        .map(|pod| {
-            let record = state.record::<AdmissionRecord>(pod.uid().as_str());
-            let changed = record.and_then(|record| {
-                resize::with_allocation(pod, &resize::allocated(pod, &record.allocated))
-            });
-            changed.map_or(Cow::Borrowed(&**pod), Cow::Owned)
-        })
-        .collect()
+/// Returns a pod with the resources that are allocated to it.
+pub(super) fn as_allocated(state: &State, pod: Arc<Pod>) -> Arc<Pod> {
+    let record = state.record::<AdmissionRecord>(pod.uid().as_str());
+    let changed = record.and_then(|record| {
+        resize::with_allocation(&pod, &resize::allocated(&pod, &record.allocated))
+    });
+    changed.map_or(pod, Arc::new)
 }
 
 /// Decides about one pod, if it wants anything else than it has.
@@ -51,8 +46,8 @@ pub(super) fn consider(context: &LoopContext, pod: &Arc<Pod>) {
         return;
     }
     let active = context.workers.counted_by_admission();
-    let active: Vec<Arc<Pod>> = active.into_iter().filter(|p| p.uid() != uid).collect();
-    let others = as_allocated(&state, &active);
+    let others = active.into_iter().filter(|p| p.uid() != uid);
+    let others: Vec<Arc<Pod>> = others.map(|p| as_allocated(&state, p)).collect();
     let others: Vec<&Pod> = others.iter().map(|p| &**p).collect();
     let node = handlers::node(context);
     let transaction = Transaction::new().expect::<AdmissionRecord>(&state, uid.as_str());

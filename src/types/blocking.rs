@@ -6,6 +6,7 @@
 //! **Invariant:** the bound is a matter of politeness, never of progress: who has waited two seconds
 //! goes ahead, so that work that hangs (a dead NFS server) does not hold up the rest of the node.
 
+use std::cell::Cell;
 use std::time::Duration;
 
 use tokio::sync::Semaphore;
@@ -17,6 +18,10 @@ const AT_ONCE: usize = 8;
 const PATIENCE: Duration = Duration::from_secs(2);
 
 static TURNS: Semaphore = Semaphore::const_new(AT_ONCE);
+
+thread_local! {
+    static IN_PLACE: Cell<bool> = const { Cell::new(false) };
+}
 
 /// Runs `work` on a thread where it may block, a few at a time. Once started it runs to its end, even if
 /// the future is dropped.
@@ -45,11 +50,25 @@ async fn start<T: Send + 'static>(
     work: impl FnOnce() -> T + Send + 'static,
 ) -> JoinHandle<T> {
     let turn = tokio::time::timeout(PATIENCE, turns.acquire()).await;
-    tokio::task::spawn_blocking(move || {
+    spawn(move || {
         // Given back when the work ends; absent when patience ended first.
         let _turn = turn;
         work()
     })
+}
+
+/// Starts `work` at once on a thread where it may block.
+pub fn spawn<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> JoinHandle<T> {
+    if IN_PLACE.get() {
+        return tokio::spawn(async move { work() });
+    }
+    tokio::task::spawn_blocking(work)
+}
+
+/// Makes work that is asked for on this thread run on it, between other tasks: for simulations, where a second thread would make the order
+/// of events differ from run to run.
+pub fn run_in_place_on_this_thread() {
+    IN_PLACE.set(true);
 }
 
 #[cfg(test)]

@@ -4,7 +4,8 @@
 //! that the text format adds (`_total` for counters). What upstream counts under a name without that suffix is a
 //! [`Tally`], so that the name stays upstream's.
 //!
-//! Probes have a registry of their own: they have a series per container, and an endpoint of their own.
+//! Probes have a registry of their own: they have a series per container, and an endpoint of their own. So have health
+//! checks, whose endpoint is read more often than others.
 
 use std::fmt;
 use std::ops::Deref;
@@ -34,7 +35,7 @@ macro_rules! label {
 }
 
 label! {
-    /// A CRI call.
+    /// A CRI call, or a change of a cgroup: `create`, `update` or `destroy`.
     OperationLabel { operation_type }
 }
 label! {
@@ -124,6 +125,10 @@ label! {
     StorageLabel { migrated, operation_name, status, volume_plugin }
 }
 label! {
+    /// Work on a volume, from when a pod asked for it: `overall_volume_mount`.
+    VolumeOperationLabel { operation_name, plugin_name }
+}
+label! {
     /// A call to a CSI driver.
     CsiLabel { driver_name, grpc_status_code, method_name, migrated }
 }
@@ -138,6 +143,15 @@ label! {
 label! {
     /// A probe of a container.
     ProbeTimeLabel { probe_type, container, pod, namespace }
+}
+
+label! {
+    /// A health check: its name, and `healthz`, `livez` or `readyz`.
+    HealthcheckLabel { name, r#type }
+}
+label! {
+    /// A health check by its result: `success` or `error`.
+    HealthcheckResultLabel { name, status, r#type }
 }
 
 label! {
@@ -187,6 +201,13 @@ fn fine_histogram() -> Histogram {
     Histogram::new(exponential_buckets(0.000_05, 4.0, 10))
 }
 
+/// Prometheus' own buckets, 5 ms … 10 s.
+fn default_histogram() -> Histogram {
+    Histogram::new([
+        0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0,
+    ])
+}
+
 fn pod_start_histogram() -> Histogram {
     Histogram::new([
         0.5, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0, 20.0, 30.0, 45.0, 60.0, 120.0, 180.0, 240.0,
@@ -219,6 +240,7 @@ macro_rules! metrics {
         pub struct Series {
             registry: Registry,
             probe_registry: Registry,
+            sli_registry: Registry,
             counting: Mutex<Option<Weak<Count>>>,
             $(
                 #[doc = $help]
@@ -235,25 +257,30 @@ macro_rules! metrics {
             fn default() -> Self {
                 let mut registry = Registry::default();
                 let mut probe_registry = Registry::default();
+                let mut sli_registry = Registry::default();
                 $(
                     let $field: $type = $init;
-                    let target = metrics!(@registry registry probe_registry $($to)?);
+                    let target = metrics!(@registry registry probe_registry sli_registry $($to)?);
                     metrics!(@register target, $name, $help, $field $(, $unit)?);
                 )+
                 Self(Arc::new(Series {
                     registry,
                     probe_registry,
+                    sli_registry,
                     counting: Mutex::default(),
                     $( $field, )+
                 }))
             }
         }
     };
-    (@registry $main:ident $probes:ident) => {
+    (@registry $main:ident $probes:ident $slis:ident) => {
         &mut $main
     };
-    (@registry $main:ident $probes:ident probes) => {
+    (@registry $main:ident $probes:ident $slis:ident probes) => {
         &mut $probes
+    };
+    (@registry $main:ident $probes:ident $slis:ident slis) => {
+        &mut $slis
     };
     (@register $registry:ident, $name:literal, $help:literal, $field:ident) => {
         $registry.register($name, $help, $field.clone())
@@ -277,6 +304,9 @@ metrics! {
     restarted_pods: Family<StaticLabel, Counter> = Family::default(), "kubelet_restarted_pods", "Pods deleted and created again with the same UID";
     pod_start_duration: Histogram = pod_start_histogram(), "kubelet_pod_start_duration", "From first sight of a pod to its containers running", Unit::Seconds;
     pod_start_sli_duration: Histogram = pod_start_histogram(), "kubelet_pod_start_sli_duration", "From a pod's creation to its containers running, without pulls of images and init containers", Unit::Seconds;
+    pod_start_total_duration: Histogram = pod_start_histogram(), "kubelet_pod_start_total_duration", "From the creation of a pod of the API server to its containers running, with everything in between", Unit::Seconds;
+    containers_per_pod: Histogram = Histogram::new(exponential_buckets(1.0, 2.0, 5)), "kubelet_containers_per_pod_count", "Main containers of each pod that got a worker";
+    cgroup_manager_duration: HistogramFamily<OperationLabel> = Family::new_with_constructor(default_histogram), "kubelet_cgroup_manager_duration", "Duration of making, changing and removing cgroups of pods", Unit::Seconds;
     pod_worker_duration: HistogramFamily<WorkLabel> = Family::new_with_constructor(seconds_histogram), "kubelet_pod_worker_duration", "Duration of one sync", Unit::Seconds;
     pod_worker_start_duration: Histogram = seconds_histogram(), "kubelet_pod_worker_start_duration", "From first sight of a pod to its worker starting", Unit::Seconds;
     pleg_relist_duration: Histogram = fine_histogram(), "kubelet_pleg_relist_duration", "Duration of a relist", Unit::Seconds;
@@ -308,6 +338,7 @@ metrics! {
     preemptions: Family<PreemptionLabel, Tally> = Family::default(), "kubelet_preemptions", "Pods stopped for a critical pod, by what that needed";
     volume_content_writes: Counter = Counter::default(), "holdfast_volume_content_writes", "Times the files of a configMap, secret, downwardAPI or projected volume were written";
     storage_operation_duration: HistogramFamily<StorageLabel> = Family::new_with_constructor(storage_histogram), "storage_operation_duration", "Duration of mounting and unmounting volumes", Unit::Seconds;
+    volume_operation_total: HistogramFamily<VolumeOperationLabel> = Family::new_with_constructor(storage_histogram), "volume_operation_total", "How long pods waited for a volume, from their first request until it was mounted", Unit::Seconds;
     pod_resources_requests: Family<ServerApiVersionLabel, Counter> = Family::default(), "kubelet_pod_resources_endpoint_requests", "Requests to the pod-resources API";
     pod_resources_requests_list: Family<ServerApiVersionLabel, Tally> = Family::default(), "kubelet_pod_resources_endpoint_requests_list", "Requests to List of the pod-resources API";
     pod_resources_requests_get: Family<ServerApiVersionLabel, Tally> = Family::default(), "kubelet_pod_resources_endpoint_requests_get", "Requests to Get of the pod-resources API";
@@ -320,6 +351,8 @@ metrics! {
     admission_rejections: Family<ReasonLabel, Counter> = Family::default(), "kubelet_admission_rejections", "Pods refused at first sight";
     probes: Family<ProbeLabel, Counter> = Family::default(), "prober_probe", "Probes of containers by result" => probes;
     probe_duration: HistogramFamily<ProbeTimeLabel> = Family::new_with_constructor(seconds_histogram), "prober_probe_duration", "Duration of a probe", Unit::Seconds => probes;
+    healthcheck: Family<HealthcheckLabel, Gauge> = Family::default(), "kubernetes_healthcheck", "What a health check said when it was last asked: 1 for success, 0 for an error" => slis;
+    healthchecks: Family<HealthcheckResultLabel, Counter> = Family::default(), "kubernetes_healthchecks", "Answers of health checks by result" => slis;
     http_requests: Family<HttpRequestLabel, Counter> = Family::default(), "kubelet_http_requests", "Requests to the kubelet's API";
     http_requests_duration: HistogramFamily<HttpRequestLabel> = Family::new_with_constructor(seconds_histogram), "kubelet_http_requests_duration", "Duration of requests to the kubelet's API", Unit::Seconds;
     http_inflight_requests: Family<HttpRequestLabel, Gauge> = Family::default(), "kubelet_http_inflight_requests", "Requests to the kubelet's API that are being answered";
@@ -377,7 +410,7 @@ impl Metrics {
         *counting = Some(Arc::downgrade(count));
     }
 
-    /// Everything but probes in the OpenMetrics text format.
+    /// Everything but probes and health checks in the OpenMetrics text format.
     ///
     /// # Errors
     /// Only when formatting into a string fails.
@@ -389,9 +422,7 @@ impl Metrics {
         if let Some(count) = count {
             count();
         }
-        let mut text = String::new();
-        prometheus_client::encoding::text::encode(&mut text, &self.registry)?;
-        Ok(text)
+        encode(&self.registry)
     }
 
     /// The probes in the OpenMetrics text format.
@@ -399,10 +430,22 @@ impl Metrics {
     /// # Errors
     /// Only when formatting into a string fails.
     pub fn encode_probes(&self) -> Result<String, fmt::Error> {
-        let mut text = String::new();
-        prometheus_client::encoding::text::encode(&mut text, &self.probe_registry)?;
-        Ok(text)
+        encode(&self.probe_registry)
     }
+
+    /// The health checks in the OpenMetrics text format.
+    ///
+    /// # Errors
+    /// Only when formatting into a string fails.
+    pub fn encode_slis(&self) -> Result<String, fmt::Error> {
+        encode(&self.sli_registry)
+    }
+}
+
+fn encode(registry: &Registry) -> Result<String, fmt::Error> {
+    let mut text = String::new();
+    prometheus_client::encoding::text::encode(&mut text, registry)?;
+    Ok(text)
 }
 
 #[cfg(test)]

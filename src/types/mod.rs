@@ -3,8 +3,10 @@
 //! Owns names (`PodUid`, `ContainerId`, `FullName`), time (`Stamp`, `Clock`), what sources send
 //! (`PodUpdate`), what the runtime reports (`runtime::PodStatus`), and the traits through which lower
 //! layers report upward without importing upward (`EventRecorder`). Nothing here does I/O except
-//! `SystemClock` and `boot::identify`, which read the kernel's clocks and identity; `blocking` lends the others threads.
+//! `SystemClock` and `boot::identify`, which read the kernel's clocks and identity, and `beneath`, which opens directories;
+//! `blocking` lends the others threads.
 
+pub mod beneath;
 pub mod blocking;
 pub mod boot;
 pub mod containers;

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::fs;
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use super::error::{VolumeError, io_error};
 use super::plan::make_dir;
@@ -20,20 +20,23 @@ impl VolumeManager {
             .is_some()
     }
 
-    /// Makes a pod's directories; upstream's `makePodDataDirs`.
+    /// Makes a pod's directories; upstream's `makePodDataDirs`. It goes on when the future is dropped.
     ///
     /// # Errors
     /// When one cannot be made.
-    pub fn make_pod_dirs(&self, uid: &PodUid) -> Result<(), VolumeError> {
+    pub async fn make_pod_dirs(&self, uid: &PodUid) -> Result<(), VolumeError> {
         check_name(uid, uid.as_str())?;
-        let pod = self.pod_dir(uid);
-        for dir in [pod.clone(), pod.join("volumes"), pod.join("plugins")] {
-            if dir.is_dir() {
-                continue;
+        let (pod, uid) = (self.pod_dir(uid), uid.clone());
+        run_blocking(move || {
+            for dir in [pod.clone(), pod.join("volumes"), pod.join("plugins")] {
+                if dir.is_dir() {
+                    continue;
+                }
+                make_dir(&dir, 0o750).map_err(io_error("create directory", &uid, &dir))?;
             }
-            make_dir(&dir, 0o750).map_err(io_error("create directory", uid, &dir))?;
-        }
-        Ok(())
+            Ok(())
+        })
+        .await
     }
 
     /// Whether a pod has a directory.
@@ -58,36 +61,15 @@ impl VolumeManager {
     async fn remove_dirs(&self, uid: &PodUid) -> Result<(), VolumeError> {
         check_name(uid, uid.as_str())?;
         let path = self.pod_dir(uid);
-        let in_use = |what: String| VolumeError::InUse {
-            pod: uid.clone(),
-            path: path.clone(),
-            what,
-        };
         if self.has_volumes(uid) {
-            return Err(in_use("it has volumes that are mounted".to_owned()));
+            let what = "it has volumes that are mounted".to_owned();
+            return Err(in_use(uid, &path, what));
         }
-        let volumes = path.join("volumes");
-        for plugin in dirs_in(&volumes).map_err(io_error("list volumes in", uid, &volumes))? {
-            let dir = volumes.join(&plugin);
-            let left = dirs_in(&dir).map_err(io_error("list volumes in", uid, &dir))?;
-            for volume in left {
-                // Where something was to be mounted that never came. What is mounted or holds something stays.
-                // It is not looked at: a server behind it may be gone.
-                match fs::remove_dir(dir.join(&volume)) {
-                    Ok(()) => {}
-                    Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-                    Err(_) => {
-                        return Err(in_use(format!(
-                            "volume {plugin}/{volume} is there but not on record"
-                        )));
-                    }
-                }
-            }
-        }
-        fail::fail_point!("volumemanager::remove_pod_dirs::begun");
-        let (dir, of) = (path.clone(), uid.clone());
+        let of = uid.clone();
         run_blocking(move || {
-            safety::remove_tree(&dir).map_err(io_error("remove directory", &of, &dir))
+            remove_mount_points(&of, &path)?;
+            fail::fail_point!("volumemanager::remove_pod_dirs::begun");
+            safety::remove_tree(&path).map_err(io_error("remove directory", &of, &path))
         })
         .await?;
         fail::fail_point!("volumemanager::remove_pod_dirs::removed");
@@ -109,4 +91,33 @@ impl VolumeManager {
         let names = dirs_in(&pods).map_err(io_error("list pod directories in", &none, &pods))?;
         Ok(names.into_iter().map(PodUid::from).collect())
     }
+}
+
+fn in_use(uid: &PodUid, path: &Path, what: String) -> VolumeError {
+    VolumeError::InUse {
+        pod: uid.clone(),
+        path: path.to_owned(),
+        what,
+    }
+}
+
+/// Removes the directories where something was to be mounted that never came. What is mounted or holds something stays. It is
+/// not looked at: a server behind it may be gone.
+fn remove_mount_points(uid: &PodUid, path: &Path) -> Result<(), VolumeError> {
+    let volumes = path.join("volumes");
+    for plugin in dirs_in(&volumes).map_err(io_error("list volumes in", uid, &volumes))? {
+        let dir = volumes.join(&plugin);
+        let left = dirs_in(&dir).map_err(io_error("list volumes in", uid, &dir))?;
+        for volume in left {
+            match fs::remove_dir(dir.join(&volume)) {
+                Ok(()) => {}
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                Err(_) => {
+                    let what = format!("volume {plugin}/{volume} is there but not on record");
+                    return Err(in_use(uid, path, what));
+                }
+            }
+        }
+    }
+    Ok(())
 }

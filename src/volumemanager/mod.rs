@@ -30,6 +30,8 @@ mod disk;
 mod driver;
 mod error;
 mod fs_group;
+#[cfg(feature = "fuzzing")]
+pub(crate) mod fuzzing;
 mod host_path;
 mod huge_pages;
 mod identity;
@@ -145,6 +147,8 @@ pub struct VolumeManager {
     in_use: watch::Sender<InUse>,
     /// Since when pods wait for their volumes.
     waiting: Arc<Mutex<HashMap<PodUid, mount::Waiting>>>,
+    /// Since when pods ask for volumes that are not mounted yet, by volume.
+    requested: Arc<Mutex<HashMap<PodUid, HashMap<String, Instant>>>>,
     /// By `<uid>/<volume>`; gone with the volume.
     written: Arc<Mutex<HashMap<String, content::Written>>>,
     pace: Pace,
@@ -173,6 +177,7 @@ impl VolumeManager {
             desk: Arc::default(),
             in_use: watch::Sender::new(InUse::default()),
             waiting: Arc::default(),
+            requested: Arc::default(),
             written: Arc::default(),
             pace: Pace::default(),
         }
@@ -238,6 +243,13 @@ impl VolumeManager {
     fn waiting(&self) -> MutexGuard<'_, HashMap<PodUid, mount::Waiting>> {
         // Entries are replaced whole.
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn requested(&self) -> MutexGuard<'_, HashMap<PodUid, HashMap<String, Instant>>> {
+        // Entries are put in and taken out.
+        self.requested
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 
     fn written(&self) -> MutexGuard<'_, HashMap<String, content::Written>> {

@@ -15,15 +15,17 @@ use tracing::info;
 use super::error::{VolumeError, io_error};
 use super::ownership::Access;
 use super::plan::{self, Medium, Plan, memory_size, set_up};
+use super::steps::label;
 use super::{
     CONFIG_MAP, EMPTY_DIR, HOST_PATH, POD_WAIT, VolumeManager, check_name, content_plugin,
-    host_path, huge_pages, medium, mounts, run_blocking,
+    host_path, huge_pages, medium, mounts, plugin_of, run_blocking,
 };
 use crate::core::state::{ObjectRecord, Transaction, VolumePhase, VolumeRecord, child_key};
 use crate::core::volumes::keys::{self, Mark};
 use crate::core::volumes::{Remote, Source, VolumeMode};
 use crate::kuberuntime::sources::{Resolved, Sources, is_content_volume, mounted_volumes};
 use crate::types::events::{Event, EventRecorder, EventType};
+use crate::types::metrics::VolumeOperationLabel;
 use crate::types::{PodExt, PodUid};
 
 /// Users are told what a pod waits for once it has done so for this long.
@@ -63,7 +65,7 @@ impl VolumeManager {
         recorder: &dyn EventRecorder,
     ) -> Result<BTreeMap<String, PathBuf>, VolumeError> {
         let uid = pod.uid();
-        self.make_pod_dirs(&uid)?;
+        self.make_pod_dirs(&uid).await?;
         let used = mounted_volumes(pod);
         let (table, shared) = (Mounts(&self.mounts, OnceCell::new()), OnceLock::new());
         let mut jobs = FuturesUnordered::new();
@@ -76,9 +78,10 @@ impl VolumeManager {
                 shared: &shared,
                 table: &table,
             };
+            self.note_request(&uid, &volume.name);
             jobs.push(async move {
                 let done = self.mount_any(at, volume, sources, recorder).await;
-                (volume.name.as_str(), done)
+                (volume, done)
             });
         }
         let mut missing: BTreeMap<&str, Option<VolumeError>> = BTreeMap::new();
@@ -89,12 +92,13 @@ impl VolumeManager {
         while paths.len() + missing.len() < all {
             let next = tokio::time::timeout_at(told_at.min(begun + POD_WAIT), jobs.next());
             match next.await {
-                Ok(Some((name, Ok(path)))) => {
-                    paths.insert(name.to_owned(), path);
+                Ok(Some((volume, Ok(path)))) => {
+                    self.observe_arrival(&uid, volume, sources);
+                    paths.insert(volume.name.clone(), path);
                 }
-                Ok(Some((name, Err(error)))) => {
-                    error.tell(pod, name, recorder);
-                    missing.insert(name, Some(error));
+                Ok(Some((volume, Err(error)))) => {
+                    error.tell(pod, &volume.name, recorder);
+                    missing.insert(&volume.name, Some(error));
                 }
                 Ok(None) => break,
                 Err(_) if begun.elapsed() >= POD_WAIT => break,
@@ -120,6 +124,49 @@ impl VolumeManager {
             recorder.record(timed_out.pod_event(pod));
         }
         Err(first.unwrap_or(timed_out))
+    }
+
+    /// Notes since when a pod asks for a volume, unless it was mounted in this boot.
+    fn note_request(&self, uid: &PodUid, volume: &str) {
+        let boot = self.clock.now().boot;
+        let seen = self.store.snapshot();
+        let known = seen.record::<VolumeRecord>(&child_key(uid, volume));
+        if known.is_some_and(|k| k.phase == VolumePhase::Mounted && k.at.boot == boot) {
+            return;
+        }
+        let mut requested = self.requested();
+        let of = requested.entry(uid.clone()).or_default();
+        of.entry(volume.to_owned()).or_insert_with(Instant::now);
+    }
+
+    /// Measures how long a pod waited for a volume that it has now. Upstream: `RecordOperationLatencyMetric`.
+    fn observe_arrival(&self, uid: &PodUid, volume: &Volume, sources: &Sources) {
+        let since = {
+            let mut requested = self.requested();
+            let Some(of) = requested.get_mut(uid) else {
+                return;
+            };
+            let since = of.remove(&volume.name);
+            if of.is_empty() {
+                requested.remove(uid);
+            }
+            since
+        };
+        let plugin = match sources.remotes.get(&volume.name) {
+            Some(resolved) => resolved.as_ref().ok().map(|r| label(&r.remote)),
+            None => plugin_of(volume).map(str::to_owned),
+        };
+        let (Some(since), Some(plugin_name)) = (since, plugin) else {
+            return;
+        };
+        let label = VolumeOperationLabel {
+            operation_name: "overall_volume_mount".to_owned(),
+            plugin_name,
+        };
+        self.metrics
+            .volume_operation_total
+            .get_or_create(&label)
+            .observe(since.elapsed().as_secs_f64());
     }
 
     /// Notes whether a pod still waits, and says whether users are to be told that it has done so for too long.

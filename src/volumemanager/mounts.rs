@@ -22,6 +22,9 @@ use tokio::sync::Semaphore;
 
 use crate::types::blocking;
 
+#[cfg(feature = "fuzzing")]
+pub(crate) mod fuzzing;
+
 /// Where the kernel tells of mounts.
 const TABLE: &str = "/proc/self/mountinfo";
 /// Directories of the agent that volumes are mounted in; each may be a link to another disk.

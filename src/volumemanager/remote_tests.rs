@@ -286,6 +286,44 @@ async fn what_hangs_holds_up_its_own_pod_only() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn the_time_until_a_volume_is_mounted_counts_from_the_first_request() {
+    let mut world = world();
+    let metrics = Metrics::default();
+    world.manager = world.manager.clone().measured(metrics.clone());
+    let value = |suffix: &str, plugin: &str| -> Option<f64> {
+        let text = metrics.encode().unwrap();
+        let start = format!(
+            "volume_operation_total_seconds_{suffix}{{operation_name=\"overall_volume_mount\",plugin_name=\"{plugin}\"}} "
+        );
+        let line = text.lines().find_map(|line| line.strip_prefix(&start))?;
+        line.parse().ok()
+    };
+    let failed = Answer::Fails(RemoteError::Failed("no route to host".to_owned()));
+    world.script.then(failed);
+    world.mount("pod-a", nfs()).await.unwrap_err();
+    assert_eq!(value("count", NFS), None, "it is not there yet");
+    tokio::time::sleep(Duration::from_secs(20)).await;
+    world.mount("pod-a", nfs()).await.unwrap();
+    let waited = value("sum", NFS).unwrap();
+    assert!((20.0..21.0).contains(&waited), "{waited}");
+    // What is there is not waited for.
+    world.mount("pod-a", nfs()).await.unwrap();
+    assert_eq!(value("count", NFS), Some(1.0));
+    world.mount("pod-b", csi()).await.unwrap();
+    assert_eq!(value("count", "kubernetes.io/csi:d.example"), Some(1.0));
+
+    let failed = Answer::Fails(RemoteError::Failed("no route to host".to_owned()));
+    world.script.then(failed);
+    world.mount("pod-c", local()).await.unwrap_err();
+    assert_eq!(world.manager.requested().len(), 1);
+    world.manager.unmount(&"pod-c".into()).await.unwrap();
+    assert!(
+        world.manager.requested().is_empty(),
+        "nothing is kept of a pod that went away without its volume"
+    );
+}
+
+#[tokio::test(start_paused = true)]
 async fn who_waits_for_what_is_staged_is_told_for_which_step() {
     let world = world();
     let gate = world.script.hang();
@@ -528,6 +566,9 @@ async fn a_restart_calls_no_plugin_and_an_orphan_device_is_unstaged() {
     let pod = pod("pod-a");
     next.mount(&pod, &sources, &world.recorder).await.unwrap();
     assert_eq!(world.script.calls(), Vec::<String>::new());
+    // The former managers look for the last time; they would do what the next one is to do.
+    drop(next);
+    tokio::time::sleep(Duration::from_secs(10)).await;
     // Killed between the last unpublish and the unstage.
     let gone = Transaction::new()
         .delete::<VolumeRecord>("pod-a/v")

@@ -13,11 +13,12 @@ use std::path::Path;
 
 use nix::dir::{Dir, Type};
 use nix::errno::Errno;
-use nix::fcntl::{OFlag, OpenHow, ResolveFlag, open, openat, openat2, renameat};
-use nix::sys::stat::{Mode, fstat};
+use nix::fcntl::{OFlag, open, renameat};
+use nix::sys::stat::Mode;
 use nix::unistd::{UnlinkatFlags, unlinkat};
 
 use super::mounts;
+use crate::types::beneath::enter;
 
 /// Directories deeper than this are moved up first: each level costs an open file and a stack frame.
 const DEPTH: usize = 64;
@@ -80,43 +81,6 @@ pub(super) fn remove_empty(dir: &Path) -> io::Result<()> {
         }
         other => other,
     }
-}
-
-/// Opens a directory in another one, on the same mount.
-fn enter(parent: BorrowedFd<'_>, name: &CStr) -> io::Result<OwnedFd> {
-    let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
-    let how = OpenHow::new().flags(flags).resolve(
-        ResolveFlag::RESOLVE_BENEATH
-            | ResolveFlag::RESOLVE_NO_XDEV
-            | ResolveFlag::RESOLVE_NO_SYMLINKS,
-    );
-    match openat2(parent, name, how) {
-        Ok(opened) => Ok(opened),
-        Err(Errno::EXDEV) => Err(crosses()),
-        Err(Errno::ENOTDIR | Errno::ELOOP) => Err(not_a_directory()),
-        // Kernels before 5.6, and sandboxes that do not know the call: the mount table was asked before.
-        Err(Errno::ENOSYS | Errno::EPERM) => {
-            let opened = match openat(parent, name, flags, Mode::empty()) {
-                Err(Errno::ENOTDIR | Errno::ELOOP) => return Err(not_a_directory()),
-                other => other?,
-            };
-            if fstat(&opened)?.st_dev == fstat(parent)?.st_dev {
-                Ok(opened)
-            } else {
-                Err(crosses())
-            }
-        }
-        Err(error) => Err(error.into()),
-    }
-}
-
-fn crosses() -> io::Error {
-    let text = "it lies on another file system; unmount it first";
-    io::Error::new(io::ErrorKind::CrossesDevices, text)
-}
-
-fn not_a_directory() -> io::Error {
-    io::Error::new(io::ErrorKind::NotADirectory, "it is not a directory")
 }
 
 /// An error with the name of what it is about.

@@ -467,3 +467,28 @@ async fn volumes_belong_to_the_group_of_their_pod() {
     assert_eq!(fs::read_link(paths["token"].join("..data")).unwrap(), data);
     next.unmount(&PodUid::new("u1")).await.unwrap();
 }
+
+#[test]
+fn directories_of_pods_are_made_beside_the_async_threads() {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .max_blocking_threads(1)
+        .build()
+        .unwrap();
+    runtime.block_on(async {
+        let world = world();
+        let pod = pod("u1", json!([]));
+        // The only thread that may block is busy.
+        let (end, wait) = std::sync::mpsc::channel::<()>();
+        let busy = tokio::task::spawn_blocking(move || wait.recv());
+        let mut mount = std::pin::pin!(world.mount(&pod));
+        let begun = futures::FutureExt::now_or_never(&mut mount);
+        assert!(begun.is_none());
+        assert!(!world.manager.pod_dirs_exist(&PodUid::new("u1")));
+        end.send(()).unwrap();
+        busy.await.unwrap().unwrap();
+        let limit = std::time::Duration::from_secs(30);
+        tokio::time::timeout(limit, mount).await.unwrap().unwrap();
+        assert!(world.manager.pod_dirs_exist(&PodUid::new("u1")));
+    });
+}

@@ -48,6 +48,7 @@ impl VolumeManager {
             .map(|(key, record)| (key[prefix.len()..].to_owned(), record.clone()))
             .collect();
         self.waiting().remove(uid);
+        self.requested().remove(uid);
         // They hold the volumes they are parts of.
         if let Err(error) = self.clean_sub_paths_within(uid, patience).await {
             self.tell_stuck(uid, uid.as_str(), &[&error]);

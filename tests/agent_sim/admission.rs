@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use holdfast::core::state::{AdmissionDecision, AdmissionRecord};
+use holdfast::core::state::{AdmissionDecision, AdmissionRecord, WorkerPhase, WorkerRecord};
 use holdfast_testkit::exploration::stride;
 use holdfast_testkit::fake_cri::Behaviour;
 use k8s_openapi::api::core::v1::{Node, NodeSwapStatus, Pod};
@@ -51,6 +51,47 @@ fn refusal(w: &World, name: &str) -> String {
     assert_eq!(status["phase"], "Failed", "{name}: {status}");
     assert_eq!(w.starts(name).len(), 0, "{name} was started");
     status["reason"].as_str().unwrap_or_default().to_owned()
+}
+
+/// Asks for so many hundredths of the node's CPUs.
+fn asking_share(w: &World, percent: i64) -> Value {
+    let node = w.api().get_json("nodes", "", NODE).unwrap();
+    let cpus = node["status"]["allocatable"]["cpu"].as_str().unwrap();
+    let all = match cpus.strip_suffix('m') {
+        Some(milli) => milli.parse().unwrap(),
+        None => cpus.parse::<i64>().unwrap() * 1000,
+    };
+    asking(&format!("{}m", all * percent / 100))
+}
+
+/// A node with two pods that run, and the spec of a critical one that needs the room of both.
+async fn full_node() -> (World, Value) {
+    let mut w = node();
+    w.start().await;
+    w.joined().await;
+    for name in ["web-0", "web-1"] {
+        create(&w, name, &asking_share(&w, 40));
+    }
+    settled(&w, &["web-0", "web-1"], &[]).await;
+    let critical = with_priority(asking_share(&w, 90), 2_000_001_000);
+    (w, critical)
+}
+
+/// Waits until the critical pod runs and the pods that it preempts have ended; well, as their containers do.
+async fn has_room(w: &World) {
+    w.until("the critical pod has room", 120, |w| {
+        let has_ended = |name| w.shown_phase(name) == "Succeeded" && w.running(name).is_empty();
+        w.shown_phase("system") == "Running" && ["web-0", "web-1"].into_iter().all(has_ended)
+    })
+    .await;
+}
+
+/// The pods that a preemption was emitted of.
+fn told_of_preemption(w: &World) -> Vec<String> {
+    let mut events = w.api().list_json("events", "");
+    events.retain(|event| event["reason"] == "Preempting");
+    let names = events.iter().map(|e| e["involvedObject"]["name"].as_str());
+    names.map(|name| name.unwrap().to_owned()).collect()
 }
 
 /// The decision on record.
@@ -148,6 +189,80 @@ async fn a_refused_pod_makes_no_room_for_a_critical_one() {
     let events = w.api().list_json("events", "");
     let preempted = events.iter().filter(|e| e["reason"] == "Preempting");
     assert_eq!(preempted.collect::<Vec<_>>(), Vec::<&Value>::new());
+}
+
+/// The agent dies at a point of a preemption, which may not be reached. Returns whether it was.
+async fn dies_while_a_pod_is_preempted(crash: Crash) -> bool {
+    let (mut w, critical) = full_node().await;
+    w.crash().await;
+    create(&w, "system", &critical);
+    let alive = w.start_until(crash).await && w.pass_alive(Duration::from_secs(5)).await;
+    w.crash().await;
+
+    let state = w.disk.load();
+    let uid = |name: &str| {
+        w.shown(name)["metadata"]["uid"]
+            .as_str()
+            .unwrap()
+            .to_owned()
+    };
+    let is_admitted = state
+        .record::<AdmissionRecord>(&uid("system"))
+        .is_some_and(|record| record.decision == AdmissionDecision::Admitted);
+    let is_ended = |name: &str| {
+        let worker = state.record::<WorkerRecord>(&uid(name)).unwrap();
+        worker.phase != WorkerPhase::Sync
+    };
+    for name in ["web-0", "web-1"] {
+        assert_eq!(is_ended(name), is_admitted, "{crash:?}: {name}");
+    }
+    let told = told_of_preemption(&w);
+    assert!(is_admitted || told.is_empty(), "{crash:?}: {told:?}");
+
+    w.start().await;
+    has_room(&w).await;
+    for name in ["web-0", "web-1"] {
+        assert_eq!(w.starts(name).len(), 1, "{crash:?}: {name} came back");
+    }
+    assert_nothing_wrong(&w);
+    !alive
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_preemption_is_on_record_with_the_admission_or_not_at_all_whenever_the_agent_dies() {
+    type Point = fn(usize, When) -> Crash;
+    for (what, point) in [("write", Crash::Write as Point), ("call", Crash::Call)] {
+        for when in [When::Before, When::After] {
+            for at in (1..).step_by(stride()) {
+                if !dies_while_a_pod_is_preempted(point(at, when)).await {
+                    assert!(at > 4, "everything was done with {at} points: {what}");
+                    break;
+                }
+            }
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn nobody_is_preempted_while_the_admission_cannot_be_recorded() {
+    let (w, critical) = full_node().await;
+    w.faults.set_out_of_space(true);
+    create(&w, "system", &critical);
+    w.pass(20).await;
+    for name in ["web-0", "web-1"] {
+        assert_eq!(
+            w.running(name).len(),
+            1,
+            "{name} was stopped for a pod that cannot start"
+        );
+    }
+    assert_eq!(told_of_preemption(&w), Vec::<String>::new());
+    w.faults.set_out_of_space(false);
+    has_room(&w).await;
+    let mut told = told_of_preemption(&w);
+    told.sort();
+    assert_eq!(told, ["web-0", "web-1"]);
+    assert_nothing_wrong(&w);
 }
 
 /// As after the store was lost: the API server still lists pods that have run here.

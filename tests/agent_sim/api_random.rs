@@ -8,12 +8,14 @@ use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
 use std::panic::AssertUnwindSafe;
 use std::rc::Rc;
-use std::sync::Once;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Once};
 use std::time::Duration;
 
+use holdfast::kuberuntime::cri::v1;
 use holdfast_testkit::exploration::stride;
 use holdfast_testkit::fake_api::{Fault, Request, Snapshot};
-use holdfast_testkit::fake_cri::Behaviour;
+use holdfast_testkit::fake_cri::{Behaviour, ExecResult};
 use k8s_openapi::api::core::v1::{ConfigMap, Pod};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
@@ -22,18 +24,24 @@ use tokio::time::Instant;
 
 use crate::cluster::{NODE, is_point, tells_status};
 use crate::node::{Crash, When};
+use crate::schedule::Schedule;
 use crate::watch::label;
 use crate::world::{World, spec};
 
 /// Steps of a sequence.
-const STEPS: usize = 30;
+pub const STEPS: usize = 30;
+/// From this seed on each step draws from a stream of its own, so that one that is left out changes no other, and there is more
+/// trouble. Smaller seeds are those that failed before that; they go on as they did.
+pub const WIDE: u64 = 1 << 32;
 /// How long everything may take to be right once nothing is wrong any more.
 const PATIENCE: Duration = Duration::from_secs(600);
 const IDLE: u64 = 90;
 
-const NAMES: [&str; 8] = [
-    "always", "slow", "mounted", "select", "job", "failed", "loop", "other",
+const NAMES: [&str; 9] = [
+    "always", "slow", "mounted", "select", "job", "failed", "loop", "other", "probed",
 ];
+/// Names that narrow seeds know.
+const NARROW_NAMES: usize = 8;
 
 fn behaviour(pod: &str, _attempt: u32) -> Behaviour {
     let exit = |code, seconds| Behaviour::Exit {
@@ -58,6 +66,11 @@ fn spec_of(pod: &str) -> String {
             let mount = r#""volumeMounts":[{"name":"c","mountPath":"/c"}],"command""#;
             spec("Always", volume).replace(r#""command""#, mount)
         }
+        "probed" => {
+            let probe = r#"{"exec":{"command":["probe"]},"periodSeconds":3,"timeoutSeconds":2}"#;
+            let probes = format!(r#""readinessProbe":{probe},"livenessProbe":{probe},"command""#);
+            spec("Always", "").replace(r#""command""#, &probes)
+        }
         _ => spec("Always", r#","terminationGracePeriodSeconds":10"#),
     }
 }
@@ -81,7 +94,10 @@ fn note_panics() {
 
 struct Sequence {
     w: World,
+    seed: u64,
     random: StdRng,
+    /// Whether the probes of `probed` fail.
+    probes_fail: Arc<AtomicBool>,
     snapshot: Option<Snapshot>,
     /// The API server was set back: what it forgot may happen again.
     set_back: bool,
@@ -95,16 +111,26 @@ struct Sequence {
 }
 
 impl Sequence {
-    fn new(seed: u64, log: Rc<RefCell<Vec<String>>>) -> Self {
-        let w = World::with_api();
+    fn new(seed: u64, schedule: Option<Schedule>, log: Rc<RefCell<Vec<String>>>) -> Self {
+        let mut w = World::with_api();
+        w.schedule = schedule;
         w.behave(behaviour);
         w.api().create_json(json!({
             "apiVersion": "v1", "kind": "ConfigMap",
             "metadata": {"name": "settings", "namespace": "default"}, "data": {"n": "0"},
         }));
+        let probes_fail = Arc::new(AtomicBool::new(false));
+        let fail = Arc::clone(&probes_fail);
+        w.fake.on_exec(move |_, _| ExecResult {
+            code: i32::from(fail.load(Ordering::Relaxed)),
+            ..ExecResult::default()
+        });
+        w.fake.offer_events(seed >= WIDE && seed.is_multiple_of(2));
         Self {
             w,
+            seed,
             random: StdRng::seed_from_u64(seed),
+            probes_fail,
             snapshot: None,
             set_back: false,
             deleted: BTreeSet::new(),
@@ -123,11 +149,24 @@ impl Sequence {
             .push(format!("{at} ms: {}", what.into()));
     }
 
-    fn name(&mut self) -> &'static str {
-        NAMES[self.random.random_range(0..NAMES.len())]
+    fn is_wide(&self) -> bool {
+        self.seed >= WIDE
     }
 
-    async fn step(&mut self) {
+    fn name(&mut self) -> &'static str {
+        let known = if self.is_wide() {
+            NAMES.len()
+        } else {
+            NARROW_NAMES
+        };
+        NAMES[self.random.random_range(0..known)]
+    }
+
+    async fn step(&mut self, step: usize) {
+        if self.is_wide() {
+            let step = u64::try_from(step).unwrap();
+            self.random = StdRng::seed_from_u64(self.seed.wrapping_mul(64) + step);
+        }
         if self.alive && self.w.life.is_over() {
             self.say("(it died)");
             self.w.crash().await;
@@ -136,12 +175,13 @@ impl Sequence {
         if !self.alive && self.random.random_bool(0.5) {
             self.start().await;
         }
-        match self.random.random_range(0..100) {
+        let kinds = if self.is_wide() { 115 } else { 100 };
+        match self.random.random_range(0..kinds) {
             0..45 => self.change_pods(),
             45..55 => self.change_objects(),
             55..67 => self.end_agent().await,
             67..100 => self.trouble(),
-            _ => {}
+            _ => self.more_trouble(),
         }
         let longest = if self.random.random_bool(0.1) {
             60_000
@@ -159,7 +199,10 @@ impl Sequence {
     async fn start(&mut self) {
         let n = self.random.random_range(1..25);
         let when = [When::Before, When::After][self.random.random_range(0..2)];
+        let scheduled = self.w.schedule.is_some();
         let crash = match self.random.random_range(0..10) {
+            // Some twenty steps a second of a start.
+            3 | 4 if scheduled => Crash::Step(self.random.random_range(1..250)),
             0 => Crash::Call(n, when),
             1 => Crash::Write(n, when),
             2 => Crash::Request(n, when),
@@ -346,9 +389,55 @@ impl Sequence {
         }
     }
 
+    fn more_trouble(&mut self) {
+        match self.random.random_range(0..4) {
+            0 => {
+                let seconds = [1, 60, 3_600, 86_400 * 400][self.random.random_range(0..4)];
+                let by = if self.random.random_bool(0.5) {
+                    seconds
+                } else {
+                    -seconds
+                };
+                self.say(format!("the wall clock jumps by {by} s"));
+                self.w.clock.jump_wall(1000 * by);
+            }
+            1 => {
+                let count = self.random.random_range(1..6);
+                self.say(format!("{count} events are lost"));
+                self.w.fake.lose_events(count);
+            }
+            2 => {
+                // Of the past, or twice, or of what never was.
+                let mut all = self.w.fake.containers();
+                all.sort_by_key(|container| (container.created_at, container.id.clone()));
+                if all.is_empty() {
+                    return;
+                }
+                let container = all.swap_remove(self.random.random_range(0..all.len()));
+                let kind = self.random.random_range(0..4);
+                self.say(format!("an event of kind {kind} about {}", container.id));
+                self.w.fake.emit(v1::ContainerEventResponse {
+                    container_id: container.id,
+                    container_event_type: kind,
+                    created_at: container.created_at,
+                    ..v1::ContainerEventResponse::default()
+                });
+            }
+            _ => {
+                let fail = self.random.random_bool(0.5);
+                self.say(format!("probes fail: {fail}"));
+                self.probes_fail.store(fail, Ordering::Relaxed);
+            }
+        }
+    }
+
     /// Everything works again: what comes of it?
     async fn end(&mut self) {
         self.say("all is well");
+        self.probes_fail.store(false, Ordering::Relaxed);
+        if let Some(schedule) = &self.w.schedule {
+            schedule.calm();
+        }
         let api = self.w.api().clone();
         api.clear_faults();
         api.set_latency(Duration::ZERO);
@@ -466,9 +555,9 @@ impl Sequence {
             ("objects, of images", images, 1),
             // They go ten minutes after they happened last.
             ("objects, of events", events, 100),
-            ("queue", state.queue.len(), 9),
-            ("workers", state.workers.len(), 9),
-            ("statuses", state.statuses.len(), 9),
+            ("queue", state.queue.len(), 10),
+            ("workers", state.workers.len(), 10),
+            ("statuses", state.statuses.len(), 10),
             ("mirrors", state.mirrors.len(), 1),
         ];
         for (table, size, most) in sizes {
@@ -495,7 +584,9 @@ impl Sequence {
         };
         let holds = match name {
             // The node had heard of it and did as it was told: an end that was begun is not taken back.
-            _ if self.undeleted.contains(name) && phase == "Failed" => running == 0,
+            _ if self.undeleted.contains(name) && matches!(phase, "Succeeded" | "Failed") => {
+                running == 0
+            }
             "job" => ended("Succeeded", 0),
             "failed" => ended("Failed", 4),
             "loop" => phase == "Running" && running <= 1 && starts > 0,
@@ -507,6 +598,11 @@ impl Sequence {
 }
 
 fn run(seed: u64) {
+    run_on(seed, None, &BTreeSet::new());
+}
+
+/// One sequence without the steps that are left out, on that schedule.
+pub fn run_on(seed: u64, schedule: Option<Schedule>, left_out: &BTreeSet<usize>) {
     note_panics();
     let log = Rc::new(RefCell::new(Vec::new()));
     let at = Rc::new(Cell::new(0));
@@ -518,10 +614,10 @@ fn run(seed: u64) {
     let sequence = {
         let (log, at) = (Rc::clone(&log), Rc::clone(&at));
         async move {
-            let mut sequence = Sequence::new(seed, log);
-            for step in 0..STEPS {
+            let mut sequence = Sequence::new(seed, schedule, log);
+            for step in (0..STEPS).filter(|step| !left_out.contains(step)) {
                 at.set(step);
-                sequence.step().await;
+                sequence.step(step).await;
             }
             at.set(STEPS);
             sequence.end().await;

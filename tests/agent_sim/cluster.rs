@@ -55,9 +55,14 @@ impl World {
     /// A client for the life that begins.
     pub fn connect(&self, api: &FakeApi) -> ApiClient {
         let life = Arc::clone(&self.life);
+        let schedule = self.schedule.clone();
+        let usual = move |request: &Request| Some(schedule.as_ref()?.request(request));
         api.on_request(move |request| {
-            if request.identity == Identity::Admin || !is_point(request) {
+            if request.identity == Identity::Admin {
                 return None;
+            }
+            if !is_point(request) {
+                return usual(request);
             }
             if life.is_over() {
                 return Some(Fault::Hang);
@@ -71,7 +76,7 @@ impl World {
                         When::After => Fault::HangAfterEffect,
                     })
                 }
-                _ => None,
+                _ => usual(request),
             }
         });
         let service = OfLife {

@@ -8,9 +8,11 @@ use holdfast::core::state::{State, Table};
 use holdfast::store::backend::{Backend, Op, SledBackend, SledOptions};
 use holdfast::store::codec;
 use holdfast::store::open::{OpenReport, Outcome};
+use holdfast::store::recover::Integrity;
 use holdfast_testkit::exploration::stride;
-use holdfast_testkit::fake_cri::Behaviour;
+use holdfast_testkit::fake_cri::{Behaviour, Fault};
 
+use crate::node::Disk;
 use crate::restart::{assert_nothing_wrong, exits, make_readable, make_unreadable};
 use crate::world::{World, spec};
 
@@ -370,4 +372,77 @@ fn copy(from: &Path, to: &Path) {
             fs::copy(entry.path(), target).unwrap();
         }
     }
+}
+
+/// A container that runs is adopted in a new epoch. That is no reason to start another one of its pod, which may be
+/// wanted no more.
+#[tokio::test(start_paused = true)]
+async fn restart_keeps_a_pod_that_half_runs_from_starting_the_rest_before_its_source_has_spoken() {
+    let mut w = World::new();
+    w.behave(|_, _| Behaviour::RunForever);
+    let mut two: serde_json::Value = serde_json::from_str(&spec("Always", "")).unwrap();
+    let mut other = two["containers"][0].clone();
+    other["name"] = "other".into();
+    two["containers"].as_array_mut().unwrap().push(other);
+    w.manifest("two", &two.to_string());
+    w.start().await;
+    w.until("both run", 30, |w| {
+        w.running("two").len() == 2 && w.phase("two") == "Running"
+    })
+    .await;
+    w.pass(5).await;
+    w.crash().await;
+    let named = |name: &str| {
+        let mut all = w.of_pod("two").into_iter();
+        let found = all.find(|c| c.metadata.as_ref().is_some_and(|m| m.name == name));
+        found.unwrap().id
+    };
+    let (main, other) = (named("main"), named("other"));
+    w.fake.exit(&other, 1);
+    w.integrity = Integrity::Restored;
+    make_unreadable(&w);
+    w.start().await;
+    w.pass(600).await;
+    assert_eq!(w.running("two"), std::slice::from_ref(&main));
+    let starts = |w: &World| w.starts("two").len();
+    assert_eq!(starts(&w), 2, "{}", w.describe());
+
+    make_readable(&w);
+    w.until("the confirmed pod is whole", 60, |w| {
+        w.running("two").len() == 2
+    })
+    .await;
+    assert_eq!(starts(&w), 3, "{}", w.describe());
+    assert!(w.running("two").contains(&main));
+    assert_nothing_wrong(&w);
+}
+
+/// What cannot be inspected may run: its files are not left over because the store is empty and no source wants it.
+#[tokio::test(start_paused = true)]
+async fn restart_keeps_the_files_of_a_running_pod_that_cannot_be_inspected_when_the_store_is_lost()
+{
+    let mut w = World::new();
+    w.behave(|_, _| Behaviour::RunForever);
+    w.manifest("web", &spec("Always", ""));
+    w.start().await;
+    w.until("it runs", 30, |w| w.phase("web") == "Running")
+        .await;
+    let files = w.dir.path().join("root/pods").join(w.uid("web").as_str());
+    assert!(files.exists());
+    w.crash().await;
+    w.disk = Disk::default();
+    w.integrity = Integrity::Lost;
+    w.remove_manifest("web");
+    let broken = Fault::Error(tonic::Code::Unknown, "input/output error".to_owned());
+    w.fail_always("podsandbox_status", broken);
+    w.start().await;
+    w.pass(300).await;
+    assert_eq!(w.running("web").len(), 1, "{}", w.describe());
+    assert!(files.exists(), "{}", w.describe());
+
+    w.clear_faults();
+    w.until("it is stopped", 60, |w| w.running("web").is_empty())
+        .await;
+    w.until("its files are gone", 300, |_| !files.exists())
+        .await;
 }

@@ -103,6 +103,8 @@ pub enum Crash {
     Call(usize, When),
     /// At its n-th request to the API server that changes a pod.
     Request(usize, When),
+    /// Before the n-th step of the store's writer, under a schedule.
+    Step(usize),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -119,6 +121,7 @@ pub struct Life {
     pub writes: AtomicUsize,
     pub calls: AtomicUsize,
     pub requests: AtomicUsize,
+    pub steps: AtomicUsize,
 }
 
 impl Life {
@@ -130,6 +133,7 @@ impl Life {
             writes: AtomicUsize::new(0),
             calls: AtomicUsize::new(0),
             requests: AtomicUsize::new(0),
+            steps: AtomicUsize::new(0),
         })
     }
 

@@ -595,7 +595,7 @@ async fn restart_starts_and_ends_pods_whose_former_sandboxes_cannot_be_stopped_a
     }
     w.reboot().await;
     let broken = Fault::Error(Code::Unknown, "unexpected end of JSON input".to_owned());
-    w.fake.fail_always("stop_podsandbox", broken);
+    w.fail_always("stop_podsandbox", broken);
     w.remove_manifest("goes");
     w.start().await;
     w.until("it runs again", 30, |w| w.running("stays").len() == 1)

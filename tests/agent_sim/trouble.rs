@@ -2,14 +2,17 @@
 
 use std::time::Duration;
 
-use holdfast::core::state::WorkerPhase;
+use holdfast::core::state::{TerminationCause, Transaction, WorkerPhase, WorkerRecord};
 use holdfast::store::StoreHealth;
-use holdfast::types::PodExt;
+use holdfast::types::{Clock, PodExt};
 use holdfast_testkit::fake_cri::{Behaviour, Fault};
+use k8s_openapi::api::core::v1::Pod;
 use tokio::time::Instant;
+use tonic::Code;
 
 use crate::node::{Crash, When};
 use crate::restart::{assert_nothing_wrong, evict, exits, make_unreadable, node};
+use crate::schedule::Schedule;
 use crate::world::{IMAGE, World, spec};
 
 // ----------------------------------------------------------------------------------------------- R21
@@ -107,6 +110,38 @@ async fn a_stop_held_while_the_disk_is_full_is_written_when_space_returns() {
     w.pass(200).await;
     assert_eq!(w.starts("goes").len(), 1, "evicted stays evicted");
     assert!(w.running("goes").is_empty());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_pod_whose_update_hangs_on_the_disk_is_stopped_when_it_is_deleted() {
+    let mut w = World::with_api();
+    w.behave(|_, _| Behaviour::RunForever);
+    let schedule = Schedule::new(0);
+    schedule.calm();
+    w.schedule = Some(schedule.clone());
+    w.start().await;
+    w.joined().await;
+    w.create("goes", &spec("Always", ""));
+    w.until("it runs", 30, |w| w.running("goes").len() == 1)
+        .await;
+    w.pass(5).await;
+    schedule.hang_disk(true);
+    w.api().modify::<Pod>("default", "goes", |pod| {
+        let changed = ("changed".to_owned(), "yes".to_owned());
+        pod.metadata.annotations = Some([changed].into());
+    });
+    // Its worker waits for the record of the update.
+    w.pass(5).await;
+    assert!(w.api().delete::<Pod>("default", "goes", None));
+    w.until("the stop goes ahead of its record", 60, |w| {
+        w.running("goes").is_empty()
+    })
+    .await;
+    schedule.hang_disk(false);
+    w.until("nothing is left of it", 120, |w| !w.has_record("goes"))
+        .await;
+    assert_eq!(w.starts("goes").len(), 1);
+    assert_nothing_wrong(&w);
 }
 
 // ----------------------------------------------------------------------------------------------- R23
@@ -477,5 +512,172 @@ async fn a_death_is_noticed_though_the_look_at_it_failed_and_the_runtime_tells_o
     assert_eq!(w.starts("dies").len(), 1, "the look failed");
     w.until("it runs again", 3, |w| w.starts("dies").len() == 2)
         .await;
+    assert_nothing_wrong(&w);
+}
+
+/// A runtime that did not list a pod while it was stopped lists it again. What is on record of the pod stays.
+#[tokio::test(start_paused = true)]
+async fn what_runs_of_a_finished_pod_is_stopped() {
+    let mut w = node(|_, _| Behaviour::RunForever).await;
+    w.manifest("web", &spec("Always", ""));
+    w.start().await;
+    w.until("it runs", 30, |w| w.phase("web") == "Running")
+        .await;
+    w.pass(5).await;
+    let finished = WorkerRecord {
+        phase: WorkerPhase::Finished {
+            since: w.clock.now(),
+            cause: TerminationCause::Completed,
+        },
+        ..w.worker("web")
+    };
+    let transaction = Transaction::new().put(w.uid("web").as_str(), finished.clone());
+    w.agent().store().commit(transaction).await.unwrap();
+    w.restart().await;
+    w.until("it is stopped", 60, |w| w.running("web").is_empty())
+        .await;
+    w.pass(120).await;
+    assert_eq!(w.worker("web"), finished);
+    assert_eq!(w.starts("web").len(), 1, "{}", w.describe());
+    assert_nothing_wrong(&w);
+}
+
+// ------------------------------------------------------------------------------- a look that hangs
+
+#[tokio::test(start_paused = true)]
+async fn a_sandbox_whose_inspection_hangs_holds_up_its_own_pod_only() {
+    let mut w = node(|_, _| Behaviour::RunForever).await;
+    for pod in ["hangs", "other"] {
+        w.manifest(pod, &spec("Always", ""));
+    }
+    w.start().await;
+    w.until("both run", 30, |w| {
+        ["hangs", "other"].iter().all(|p| w.phase(p) == "Running")
+    })
+    .await;
+    w.pass(20).await;
+    let sandbox = w.of_pod("hangs")[0].pod_sandbox_id.clone();
+    w.hang("podsandbox_status", &sandbox);
+    assert!(w.fake.exit(&w.running("hangs")[0], 1));
+    w.pass(1).await;
+    assert!(w.fake.exit(&w.running("other")[0], 1));
+    w.until("the other one runs again", 5, |w| {
+        w.starts("other").len() == 2
+    })
+    .await;
+
+    // Its own is told of once the call is given up, with the pod's next sync.
+    let told = |w: &World| {
+        let state = w.state();
+        state.journal.values().any(|line| {
+            line.record.what == "event FailedSync"
+                && line.record.pod.as_ref() == Some(&w.uid("hangs"))
+        })
+    };
+    w.until("the one that hangs is told of", 300, told).await;
+    assert_eq!(w.starts("hangs").len(), 1);
+    w.hang_nothing();
+    w.until("it runs again", 180, |w| w.starts("hangs").len() == 2)
+        .await;
+    assert_nothing_wrong(&w);
+}
+
+// ------------------------------------------------------------------------------- a stop that hangs
+
+#[tokio::test(start_paused = true)]
+async fn a_stop_that_hangs_is_told_by_the_name_of_its_container_and_holds_up_its_own_pod_only() {
+    let mut w = node(|_, _| Behaviour::RunForever).await;
+    let grace = r#","terminationGracePeriodSeconds":5"#;
+    for pod in ["hangs", "other"] {
+        w.manifest(pod, &spec("Always", grace));
+    }
+    w.start().await;
+    w.until("both run", 30, |w| {
+        ["hangs", "other"].iter().all(|p| w.phase(p) == "Running")
+    })
+    .await;
+    w.hang("stop_container", &w.running("hangs")[0].clone());
+    let uid = w.uid("hangs");
+    let said = move |w: &World| -> Vec<String> {
+        let state = w.state();
+        let lines = state.journal.values().filter(|line| {
+            line.record.what == "event FailedKillPod" && line.record.pod.as_ref() == Some(&uid)
+        });
+        lines.map(|line| line.record.why.clone()).collect()
+    };
+    for pod in ["hangs", "other"] {
+        w.remove_manifest(pod);
+    }
+    w.until("the other one is gone", 12, |w| {
+        w.running("other").is_empty()
+    })
+    .await;
+    assert!(said(&w).is_empty(), "{:?}", said(&w));
+    w.until("the one that hangs is told of", 16, |w| !said(w).is_empty())
+        .await;
+    let first = said(&w).remove(0);
+    assert!(first.contains("has not stopped: no answer"), "{first}");
+    // Five minutes, in which the call is given up and made again.
+    w.pass(300).await;
+    let lines = said(&w);
+    assert!((2..=6).contains(&lines.len()), "{lines:?}");
+    w.hang_nothing();
+    w.until("it has stopped", 300, |w| w.running("hangs").is_empty())
+        .await;
+    w.pass(60).await;
+    assert_nothing_wrong(&w);
+}
+
+// -------------------------------------------------------------------------- lists that are too large
+
+#[tokio::test(start_paused = true)]
+async fn pods_are_resumed_and_followed_when_the_runtime_cannot_list_them_in_one_answer() {
+    const PODS: usize = 30;
+    let mut w = node(|_, _| Behaviour::RunForever).await;
+    // Without events, so that the lists are all there is.
+    w.fake.offer_events(false);
+    let names: Vec<String> = (0..PODS).map(|n| format!("p{n:02}")).collect();
+    for name in &names {
+        w.manifest(name, &spec("Always", ""));
+    }
+    w.start().await;
+    let all_run = |w: &World| names.iter().all(|name| w.phase(name) == "Running");
+    w.until("all run", 60, all_run).await;
+
+    // Enough for a pod, not for all of them.
+    w.fake.limit_lists(4096);
+    let dying = w.running("p07")[0].clone();
+    assert!(w.fake.exit(&dying, 1));
+    w.until("its end is seen", 15, |w| w.starts("p07").len() == 2)
+        .await;
+
+    let ids = |w: &World| names.iter().map(|name| w.running(name)).collect::<Vec<_>>();
+    let running = ids(&w);
+    w.restart().await;
+    w.pass(120).await;
+    assert_eq!(ids(&w), running, "{}", w.describe());
+    assert_eq!(w.starts("p").len(), PODS + 1, "{}", w.describe());
+    w.remove_manifest("p03");
+    w.until("one that goes is stopped", 60, |w| {
+        w.of_pod("p03").is_empty()
+    })
+    .await;
+    assert_nothing_wrong(&w);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_list_that_fails_at_the_start_is_made_again() {
+    let mut w = node(|_, _| Behaviour::RunForever).await;
+    w.manifest("web", &spec("Always", ""));
+    w.start().await;
+    w.until("it runs", 30, |w| w.phase("web") == "Running")
+        .await;
+    w.crash().await;
+    for operation in ["list_podsandbox", "list_containers"] {
+        w.fail_once(operation, Fault::Error(Code::Unknown, "busy".to_owned()));
+    }
+    w.start().await;
+    w.pass(30).await;
+    assert_eq!(w.starts("web").len(), 1, "{}", w.describe());
     assert_nothing_wrong(&w);
 }

@@ -2,6 +2,7 @@
 //!
 //! Everything is on paused tokio time.
 
+use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
@@ -23,10 +24,11 @@ use holdfast::store::{Store, StoreOptions, codec};
 use holdfast::types::metrics::Metrics;
 use holdfast::types::{Clock, PodExt, PodUid};
 use holdfast_testkit::fake_api::FakeApi;
-use holdfast_testkit::fake_cri::{Behaviour, FakeCri, Fault, Restart};
+use holdfast_testkit::fake_cri::{Behaviour, Call, FakeCri, Fault, Restart};
 use tokio::time::Instant;
 
 use crate::node::*;
+use crate::schedule::{LifePace, Schedule};
 use crate::watch::*;
 
 /// Of each call. On a paused clock nothing takes time by itself, and "newer than" would mean nothing.
@@ -48,6 +50,9 @@ pub const EFFECTS: [&str; 10] = [
     "update_container",
 ];
 
+/// Says what becomes of a call.
+pub type OnCall = Arc<dyn Fn(&Call) -> Option<Fault> + Send + Sync>;
+
 pub struct World {
     // Goes before the directory.
     mounts: Mounts,
@@ -67,10 +72,17 @@ pub struct World {
     pub opened: Option<(OpenReport, State)>,
     /// The API server, in worlds that have one.
     pub api: Option<FakeApi>,
+    /// What everything takes and what goes wrong, in worlds that explore schedules; otherwise a millisecond, and nothing.
+    pub schedule: Option<Schedule>,
+    /// What becomes of calls about the pods of one tenant; before everything else.
+    pub tenant: Option<OnCall>,
     /// What announces shutdowns of the machine; none but `logind` for `None`.
     pub shutdown: Option<Link>,
     engine: Option<Engine>,
     faulty: Arc<Mutex<Vec<(&'static str, Fault)>>>,
+    always_faulty: Arc<Mutex<HashMap<&'static str, Fault>>>,
+    /// Operations that hang, with what they are about.
+    hanging: Arc<Mutex<Vec<(&'static str, String)>>>,
     agent: Option<Embedded>,
     watch: Arc<Mutex<Watch>>,
 }
@@ -108,9 +120,13 @@ impl World {
             cluster_doubted: false,
             opened: None,
             api: None,
+            schedule: None,
+            tenant: None,
             shutdown: None,
             engine: None,
             faulty: Arc::default(),
+            always_faulty: Arc::default(),
+            hanging: Arc::default(),
             agent: None,
             watch: Arc::default(),
         }
@@ -258,6 +274,20 @@ impl World {
     }
 
     fn store_on(&self, backend: impl Backend, loaded: Loaded) -> Store {
+        if let Some(schedule) = &self.schedule {
+            let pace = LifePace {
+                life: Arc::clone(&self.life),
+                schedule: schedule.clone(),
+            };
+            return Store::start_paced(
+                Box::new(FaultyBackend::new(backend, self.faults.clone())),
+                loaded,
+                StoreOptions::default(),
+                Arc::new(self.clock.clone()),
+                Metrics::default(),
+                Arc::new(pace),
+            );
+        }
         let options = StoreOptions {
             inline: true,
             ..StoreOptions::default()
@@ -278,19 +308,30 @@ impl World {
         let (fake, disk) = (self.fake.clone(), self.disk.clone());
         // A fault of the test's own goes before the latency.
         let faulty = Arc::clone(&self.faulty);
-        let slow = move |operation: &str| {
-            let mut faulty = faulty.lock().unwrap();
-            match faulty.iter().position(|(o, _)| *o == operation) {
-                Some(at) => Some(faulty.remove(at).1),
-                None => Some(Fault::Delay(LATENCY)),
+        let always_faulty = Arc::clone(&self.always_faulty);
+        let (schedule, tenant) = (self.schedule.clone(), self.tenant.clone());
+        let slow = move |call: &Call| {
+            if let Some(fault) = tenant.as_ref().and_then(|tenant| tenant(call)) {
+                return Some(fault);
             }
+            let mut faulty = faulty.lock().unwrap();
+            if let Some(at) = faulty.iter().position(|(o, _)| *o == call.operation) {
+                return Some(faulty.remove(at).1);
+            }
+            let always = always_faulty.lock().unwrap().get(call.operation).cloned();
+            Some(always.unwrap_or_else(|| match &schedule {
+                Some(schedule) => schedule.call(call),
+                None => Fault::Delay(LATENCY),
+            }))
         };
+        let hanging = Arc::clone(&self.hanging);
         self.fake.on_call(move |call| {
-            if life.is_over() {
+            let mut hanging = hanging.lock().unwrap().clone().into_iter();
+            if life.is_over() || hanging.any(|(o, of)| o == call.operation && of == call.object) {
                 return Some(Fault::Hang);
             }
             if !EFFECTS.contains(&call.operation) {
-                return slow(call.operation);
+                return slow(call);
             }
             let n = life.calls.fetch_add(1, Ordering::Relaxed) + 1;
             if life.crash == Crash::Call(n, When::Before) {
@@ -307,7 +348,7 @@ impl World {
                 life.end();
                 return Some(Fault::HangAfterEffect);
             }
-            slow(call.operation)
+            slow(call)
         });
     }
 
@@ -351,9 +392,35 @@ impl World {
         self.faulty.lock().unwrap().push((operation, fault));
     }
 
+    /// Every call of `operation` goes wrong from now on.
+    pub fn fail_always(&self, operation: &'static str, fault: Fault) {
+        self.always_faulty.lock().unwrap().insert(operation, fault);
+    }
+
+    /// No call goes wrong any more that has to go wrong always.
+    pub fn clear_faults(&self) {
+        self.always_faulty.lock().unwrap().clear();
+    }
+
+    /// Every call of `operation` about `object` hangs from now on.
+    pub fn hang(&self, operation: &'static str, object: &str) {
+        self.hanging
+            .lock()
+            .unwrap()
+            .push((operation, object.to_owned()));
+    }
+
+    /// Nothing hangs any more but what hangs already.
+    pub fn hang_nothing(&self) {
+        self.hanging.lock().unwrap().clear();
+    }
+
     /// The agent is gone, as after SIGKILL.
     pub async fn crash(&mut self) {
         self.life.end();
+        if let Some(schedule) = &self.schedule {
+            schedule.note_end();
+        }
         if let Some(agent) = self.agent.take() {
             agent.crash();
         }

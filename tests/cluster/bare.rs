@@ -91,15 +91,15 @@ async fn remove(
     Ok(())
 }
 
+async fn runtime(cluster: &Cluster) -> RuntimeServiceClient<Channel> {
+    let endpoint = Endpoint::from_shared(cluster.runtime.endpoint()).expect("a socket");
+    RuntimeServiceClient::new(endpoint.connect().await.expect("connect to containerd"))
+}
+
 /// Starts as many pods that run `script`, and removes them. Returns how long it took until each ran, in order.
 pub fn start_pods(cluster: &Cluster, count: usize, script: &str) -> Vec<Duration> {
     cluster.run(async {
-        let channel = Endpoint::from_shared(cluster.runtime.endpoint())
-            .expect("a socket")
-            .connect()
-            .await
-            .expect("connect to containerd");
-        let runtime = RuntimeServiceClient::new(channel);
+        let runtime = runtime(cluster).await;
         let all: Vec<_> = (0..count).map(|n| sandbox(cluster, n)).collect();
         let begun = Instant::now();
         let (times, pods): (Vec<_>, Vec<_>) = futures::stream::iter(all)
@@ -118,5 +118,20 @@ pub fn start_pods(cluster: &Cluster, count: usize, script: &str) -> Vec<Duration
             .await
             .expect("the runtime removes pods");
         times
+    })
+}
+
+/// Starts a pod that runs `script`, and removes it. Returns how long each took.
+pub fn one_pod(cluster: &Cluster, script: &str) -> (Duration, Duration) {
+    cluster.run(async {
+        let runtime = runtime(cluster).await;
+        let begun = Instant::now();
+        let pod = start(runtime.clone(), sandbox(cluster, 0), container(script)).await;
+        let pod = pod.expect("the runtime starts a pod");
+        let started = begun.elapsed();
+        let begun = Instant::now();
+        let removed = remove(runtime, pod).await;
+        removed.expect("the runtime removes a pod");
+        (started, begun.elapsed())
     })
 }

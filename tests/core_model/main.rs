@@ -11,6 +11,7 @@
 )]
 
 mod case;
+mod crossing;
 mod judge;
 mod sync;
 mod world;

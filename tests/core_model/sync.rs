@@ -7,7 +7,7 @@ use crate::case::{Kind, Spec, UID};
 use crate::judge;
 use crate::world::*;
 use holdfast::core::container_history::{
-    Records, forget_init, observe_exits, record_end, start_record,
+    Records, forget_init, observe_exits, record_end, record_start,
 };
 use holdfast::core::pod_actions::{self, KillReason, PodActionInput, ProbeFailure, ProbeView};
 use holdfast::core::pod_status::{self, Stage, StatusInput};
@@ -154,19 +154,15 @@ impl World {
                     self.create(&start.name, start.attempt, &start.hash, sandbox)
                 }
             };
-            let key = child_key(&uid, &start.name);
             let intent = IntentRecord {
                 container_id: id.clone(),
                 attempt: start.attempt,
                 hash: start.hash.clone(),
                 at: self.now(),
             };
-            let record = start_record(self.store.record(&key), intent, start.backoff);
-            self.commit(
-                Transaction::new()
-                    .expect::<ContainerRecord>(&self.store, &key)
-                    .put(&key, record),
-            )?;
+            let backoff = start.backoff;
+            let record = record_start(&self.store, &uid, &start.name, intent, backoff);
+            self.commit(record.expect("the pod is to run"))?;
             self.intents
                 .entry(start.name.clone())
                 .or_default()

@@ -98,7 +98,7 @@ async fn sandbox_has_an_address_until_it_is_stopped(world: &World) {
     assert_eq!(seen.sandboxes[0].state, SandboxState::NotReady);
     assert!(seen.ips.is_empty() && seen.ready_sandbox().is_none());
 
-    let intent = world.remove_intent(&id).await;
+    let intent = world.sandbox_removal(&id).await;
     world.cri.remove_pod_sandbox(&intent).await.unwrap();
     assert!(!world.cri.list_pods().await.unwrap().contains_key(&pod.uid));
 }
@@ -111,7 +111,7 @@ async fn sandbox_on_the_nodes_network_has_no_address(world: &World) {
     let seen = seen.unwrap();
     assert_eq!(seen.sandboxes[0].host_network, Some(true));
     assert!(seen.ips.is_empty());
-    let intent = world.remove_intent(&id).await;
+    let intent = world.sandbox_removal(&id).await;
     let permit = world.permit().await;
     world.cri.stop_pod_sandbox(&id, &permit).await.unwrap();
     world.cri.remove_pod_sandbox(&intent).await.unwrap();
@@ -228,14 +228,14 @@ async fn stopping_and_removing_again_is_no_error(world: &World) {
     for _ in 0..2 {
         world.cri.stop_container(&id, 5, &permit).await.unwrap();
     }
-    let intent = world.remove_intent(&id).await;
+    let intent = world.removal(&id).await;
     for _ in 0..2 {
         world.cri.remove_container(&intent).await.unwrap();
     }
     for _ in 0..2 {
         world.cri.stop_pod_sandbox(&sandbox, &permit).await.unwrap();
     }
-    let intent = world.remove_intent(&sandbox).await;
+    let intent = world.sandbox_removal(&sandbox).await;
     for _ in 0..2 {
         world.cri.remove_pod_sandbox(&intent).await.unwrap();
     }

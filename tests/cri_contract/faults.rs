@@ -5,10 +5,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures::StreamExt;
-use holdfast::core::state::Transaction;
 use holdfast::kuberuntime::cri::{ContainerEventKind, CriClient, CriErrorKind, CriTimeouts, v1};
 use holdfast::kuberuntime::labels;
-use holdfast::store::{StopPermit, Store};
+use holdfast::store::{StopDecision, StopPermit, Store};
 use holdfast::types::metrics::Metrics;
 use holdfast::types::{BootId, ContainerId, PodUid, SystemClock};
 use holdfast_testkit::fake_cri::{Behaviour, FakeCri, Fault, Pull, Restart};
@@ -49,7 +48,8 @@ impl Sim {
     }
 
     async fn permit(&self) -> StopPermit {
-        self.store.commit_stop(Transaction::new()).await.unwrap()
+        let decision = StopDecision::unrecorded_leftovers();
+        self.store.commit_stop(decision).await.unwrap()
     }
 
     async fn created(&self) -> ContainerId {
@@ -346,6 +346,41 @@ async fn lists_may_exceed_four_mebibytes() {
         sim.cri.run_pod_sandbox(config, "").await.unwrap();
     }
     assert_eq!(sim.cri.list_pods().await.unwrap().len(), 110);
+}
+
+#[tokio::test(start_paused = true)]
+async fn pods_whose_annotations_do_not_fit_into_one_list_are_listed_one_by_one() {
+    const PODS: usize = 70;
+    let sim = Sim::new();
+    for n in 0..PODS {
+        let mut config = sandbox(&format!("pod-{n}"));
+        // What the API server lets a pod have.
+        let ballast = "x".repeat(256 << 10);
+        config.annotations.insert("ballast".to_owned(), ballast);
+        sim.cri.run_pod_sandbox(config, "").await.unwrap();
+    }
+    sim.created().await;
+    assert!(sim.cri.list_pods().await.unwrap_err().is_too_large());
+
+    let named = |of: std::ops::Range<usize>| {
+        move || {
+            let uids = of.clone().map(|n| PodUid::from(format!("pod-{n}")));
+            uids.collect::<std::collections::BTreeSet<_>>()
+        }
+    };
+    let cri = sim.cri.clone().knowing_pods(named(0..50));
+    let cri = cri.knowing_pods(named(40..PODS + 5));
+    let pods = cri.list_pods().await.unwrap();
+    // The one that nobody names has a container, and the list of those is whole.
+    assert_eq!(pods.len(), PODS + 1);
+    assert!(pods.values().all(|pod| pod.sandboxes.len() == 1));
+    assert_eq!(pods[&PodUid::from("a")].containers.len(), 1);
+    assert!(cri.lists_in_parts());
+
+    sim.fake.limit_lists(1 << 30);
+    let error = sim.cri.list_pods().await.unwrap_err();
+    assert!(error.is_too_large(), "this side has a limit, too: {error}");
+    assert_eq!(cri.list_pods().await.unwrap().len(), PODS + 1);
 }
 
 #[tokio::test(start_paused = true)]

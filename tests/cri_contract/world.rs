@@ -9,7 +9,9 @@ use std::time::Duration;
 use holdfast::core::state::Transaction;
 use holdfast::kuberuntime::cri::{CriClient, CriTimeouts, v1};
 use holdfast::kuberuntime::labels;
-use holdfast::store::{Committed, RemoveIntent, StartIntent, StopPermit, Store};
+use holdfast::store::{
+    Committed, RemoveContainer, RemoveEmptySandbox, StartIntent, StopDecision, StopPermit, Store,
+};
 use holdfast::types::metrics::Metrics;
 use holdfast::types::{BootId, Clock, ContainerId, PodUid, SystemClock};
 use holdfast_testkit::containerd::{BUSYBOX, PrivateContainerd, Version};
@@ -118,20 +120,31 @@ impl World {
         start_intent(&self.store, &self.clock, pod, id).await
     }
 
-    pub(crate) async fn remove_intent(&self, id: &ContainerId) -> Committed<RemoveIntent> {
-        let intent = RemoveIntent {
-            id: id.clone(),
-            record_end: Transaction::new(),
-        };
-        let nothing_else = Transaction::new();
-        self.store
-            .commit_intent(intent, nothing_else)
-            .await
-            .unwrap()
+    /// The receipt for the removal of a container that the runtime shows.
+    pub(crate) async fn removal(&self, id: &ContainerId) -> Committed<RemoveContainer> {
+        let pods = self.cri.list_pods().await.unwrap();
+        let mut found = pods
+            .values()
+            .filter_map(|pod| RemoveContainer::new(pod, id, self.clock.now()));
+        let intent = found.next().expect("a container that does not run");
+        let commit = self.store.commit_intent(intent, Transaction::new());
+        commit.await.unwrap()
+    }
+
+    /// The receipt for the removal of a sandbox that the runtime shows.
+    pub(crate) async fn sandbox_removal(&self, id: &ContainerId) -> Committed<RemoveEmptySandbox> {
+        let pods = self.cri.list_pods().await.unwrap();
+        let mut found = pods
+            .values()
+            .filter_map(|pod| RemoveEmptySandbox::new(pod, id));
+        let intent = found.next().expect("a sandbox without containers");
+        let commit = self.store.commit_intent(intent, Transaction::new());
+        commit.await.unwrap()
     }
 
     pub(crate) async fn permit(&self) -> StopPermit {
-        self.store.commit_stop(Transaction::new()).await.unwrap()
+        let decision = StopDecision::unrecorded_leftovers();
+        self.store.commit_stop(decision).await.unwrap()
     }
 
     /// Waits until the container has exited; its status then.

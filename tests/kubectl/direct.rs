@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use axum::body::Body;
 use futures::{SinkExt, StreamExt};
-use holdfast_testkit::envtest::{DAY, Identity};
+use holdfast_testkit::envtest::Identity;
 use hyper::body::Incoming;
 use hyper_util::rt::TokioIo;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
@@ -19,8 +19,6 @@ use tokio_rustls::client::TlsStream;
 use tokio_tungstenite::WebSocketStream;
 use tokio_tungstenite::tungstenite::Message;
 use tokio_tungstenite::tungstenite::client::IntoClientRequest;
-
-use crate::node::Node;
 
 /// How long an answer may take.
 const SOON: Duration = Duration::from_secs(60);
@@ -86,13 +84,8 @@ pub struct Direct {
 pub type Answer = (u16, String);
 
 impl Direct {
-    /// For a member of `system:masters`.
-    pub fn admin(node: &Node) -> Self {
-        let identity = node.env.authority().client("admin", "system:masters", DAY);
-        Self::of(node, User::Certificate(identity))
-    }
-
-    pub fn of(node: &Node, user: User) -> Self {
+    /// To a node's address and port.
+    pub fn to(address: String, user: User) -> Self {
         let provider = Arc::new(ring::default_provider());
         let builder = ClientConfig::builder_with_provider(Arc::clone(&provider))
             .with_safe_default_protocol_versions()
@@ -110,7 +103,7 @@ impl Direct {
             User::Nobody | User::Token(_) => builder.with_no_client_auth(),
         };
         Self {
-            address: format!("{}:{}", node.address, node.port),
+            address,
             token: match user {
                 User::Token(token) => Some(token),
                 User::Nobody | User::Certificate(_) => None,

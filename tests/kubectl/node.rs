@@ -6,11 +6,12 @@ use std::process::Command;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use holdfast_testkit::containerd::Version;
-use holdfast_testkit::envtest::{self, EnvTest};
+use holdfast_testkit::envtest::{self, DAY, EnvTest};
 use holdfast_testkit::programs::newest_kubectl;
 
 use crate::agent_process::{Agent, eventually};
 use crate::client::{Kubectl, Outcome, Terminal};
+use crate::direct::{Direct, User};
 use crate::setup::Cluster;
 
 /// Fields are dropped in this order: the agent goes before what it runs on.
@@ -34,6 +35,18 @@ impl Deref for Node {
 
 const EARLY_ROTATION: &str =
     "containerLogMaxSize: 100Ki\ncontainerLogMaxFiles: 3\ncontainerLogMonitorInterval: 3s\n";
+
+impl Direct {
+    /// For a member of `system:masters`.
+    pub fn admin(node: &Node) -> Self {
+        let identity = node.env.authority().client("admin", "system:masters", DAY);
+        Self::of(node, User::Certificate(identity))
+    }
+
+    pub fn of(node: &Node, user: User) -> Self {
+        Self::to(format!("{}:{}", node.address, node.port), user)
+    }
+}
 
 /// One node for all tests that run at the same time and only look.
 pub fn shared() -> Arc<Node> {

@@ -102,6 +102,7 @@ fn every_page_of_the_node_is_there() {
         "metrics/cadvisor",
         "metrics/resource",
         "metrics/probes",
+        "metrics/slis",
     ] {
         let text = node.raw(path);
         let said = metrics_tools::run("promtool", &["check", "metrics"], &text);

@@ -134,7 +134,12 @@ fn rights_to_a_part_are_rights_to_that_part() {
     for words in ["Forbidden", &user, "verb=get", "resource=nodes"] {
         assert!(said.contains(words), "{said}");
     }
-    for path in ["/metrics/resource", "/metrics/cadvisor", "/metrics/probes"] {
+    for path in [
+        "/metrics/resource",
+        "/metrics/cadvisor",
+        "/metrics/probes",
+        "/metrics/slis",
+    ] {
         assert_eq!(asks(&metrics, path).0, 200, "{path}");
         assert_eq!(asks(&stats, path).0, 403, "{path}");
     }

@@ -51,6 +51,35 @@ async fn a_user_is_known_by_certificate_or_token_and_reviewed_as_such() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_may_get_nodes_proxy_runs_no_commands_where_that_needs_create() {
+    let exec = "/exec/ns/pod/c?output=1&command=id";
+    for (requires_create, expected) in [
+        // Let in, as by the kubelet: the handler has no pods yet.
+        (false, StatusCode::SERVICE_UNAVAILABLE),
+        (true, StatusCode::FORBIDDEN),
+    ] {
+        let world = World::with(limits(), |config| {
+            config.streaming_requires_create = requires_create;
+        })
+        .await;
+        world.token("t", "reader");
+        world.allow("reader", "get", "proxy");
+        let (status, text) = world.get(exec, Some("t")).await;
+        assert_eq!(status, expected, "{text}");
+        let elsewhere = world.get("/containerLogs/ns/pod/c", Some("t")).await.0;
+        assert_ne!(elsewhere, StatusCode::FORBIDDEN);
+        if requires_create {
+            assert!(text.contains("verb=create"), "{text}");
+            world.clock.advance(Duration::from_secs(60));
+            world.allow("reader", "create", "proxy");
+            let status = world.get(exec, Some("t")).await.0;
+            assert_eq!(status, StatusCode::SERVICE_UNAVAILABLE);
+        }
+        world.end().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn answers_count_for_their_time_and_outlast_an_outage() {
     let world = World::new().await;
     world.token("t", "u");

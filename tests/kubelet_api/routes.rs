@@ -128,8 +128,6 @@ async fn no_route_is_open_to_whoever_may_not_use_it() {
             world.allow(&user, verb, subresource);
         }
     }
-    let mut plain = world.connect().await;
-    let mut strange = world.connect_as(Some(&stranger)).await;
     // What no route matches is not told to strangers either.
     let mut paths: BTreeSet<String> = routes().iter().map(|route| example(route)).collect();
     paths.extend([
@@ -141,6 +139,9 @@ async fn no_route_is_open_to_whoever_may_not_use_it() {
     for path in &paths {
         for method in ["GET", "POST"] {
             let what = format!("{method} {path}");
+            // Anew: handlers take seconds, and an idle connection is ended after some.
+            let mut plain = world.connect().await;
+            let mut strange = world.connect_as(Some(&stranger)).await;
             let refused = async |client: &mut Client, token: Option<&str>, expected| {
                 let (status, text) = client.ask(method, path, token).await;
                 assert_eq!(status, expected, "{what}: {text}");

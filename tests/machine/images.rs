@@ -137,7 +137,11 @@ fn a_cut_right_after_an_import_leaves_no_pod_with_a_damaged_image() {
             // By the clock of the host, on which the machine is slower than a real one.
             Ok(took) => assert!(took <= 2 * REPAIRED, "cut {cut}, {loss:?}: {took:?}"),
             Err(found) => {
-                let log = machine.sh("journalctl -u holdfast -b --no-pager -o cat -n 80");
+                // Of images from the start on, of everything the end.
+                let log = machine.sh(
+                    "holdfast dump images; journalctl -u holdfast -b --no-pager -o cat | grep holdfast::images | head -n 40\n\
+                     journalctl -u holdfast -b --no-pager -o cat -n 60",
+                );
                 panic!("cut {cut}, {loss:?}: {found}\n{}", log.unwrap_or_default());
             }
         }

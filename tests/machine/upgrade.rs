@@ -112,6 +112,36 @@ fn upgrades_and_downgrades_touch_no_container_and_leave_the_port_open() {
     }
 }
 
+/// Files that hold a start back until the package has put its binary in place.
+const HELD_BACK: &str = "ls /run/holdfast.package-converting \
+    /run/systemd/system/holdfast.service.d/package-converting.conf 2>/dev/null || true";
+
+/// A downgrade while the store cannot be converted: the newer version stays, and works on.
+fn a_conversion_that_fails_changes_nothing(node: &mut Node) {
+    // No agent, but a holder of the store's lock.
+    node.sh("set -e\nsystemctl stop holdfast\n\
+         systemd-run --quiet --unit holder flock /var/lib/holdfast/LOCK sleep 3600");
+    node.eventually(
+        "the lock is held",
+        "! flock --nonblock /var/lib/holdfast/LOCK true",
+    );
+    let said = node.sh(&format!(
+        "HOLDFAST_NEWER_SCHEMA=1 dpkg --force-downgrade -i {PACKAGE} 2>&1 && echo converted; true"
+    ));
+    assert!(said.contains("could not be converted"), "{said}");
+    assert!(!said.contains("\nconverted"), "{said}");
+    node.sh("systemctl stop holder");
+    assert_eq!(node.sh(HELD_BACK).trim(), "");
+    assert_eq!(node.sh("cat /var/lib/holdfast/schema").trim(), "2");
+    node.sh("systemctl start holdfast");
+    node.eventually(
+        "the newer version works on",
+        &format!(
+            "test \"$(dpkg-query -W -f '${{Version}}' holdfast)\" = {NEWER} && systemctl is-active --quiet holdfast"
+        ),
+    );
+}
+
 #[test]
 fn a_downgrade_to_an_older_schema_keeps_records_containers_and_the_port() {
     let mut node = Node::started();
@@ -140,6 +170,8 @@ fn a_downgrade_to_an_older_schema_keeps_records_containers_and_the_port() {
          HOLDFAST_NEWER_SCHEMA=1 holdfast store migrate --to 2 >/dev/null\n\
          systemctl start holdfast.socket\nsystemctl start holdfast");
     assert_eq!(node.sh("cat /var/lib/holdfast/schema").trim(), "2");
+    a_conversion_that_fails_changes_nothing(&mut node);
+    assert_eq!(node.sh(RUNNING), before);
     watch_the_port(&mut node);
     // Somebody who connects all the time starts the agent as soon as it is stopped.
     let process = main_process(&mut node);
@@ -161,9 +193,7 @@ fn a_downgrade_to_an_older_schema_keeps_records_containers_and_the_port() {
     assert_eq!(node.sh("cat /var/lib/holdfast/schema").trim(), "1");
     let said = node.sh("cat /root/dpkg");
     assert!(said.contains("from schema 2 to 1"), "{said}");
-    let left =
-        "ls /run/holdfast.package-* /run/systemd/system/holdfast.service.d 2>/dev/null || true";
-    assert!(!node.sh(left).contains("converting"));
+    assert_eq!(node.sh(HELD_BACK).trim(), "");
     assert_eq!(node.sh(RUNNING), before);
     let rows = rows(&mut node.machine, "containers").unwrap();
     assert_eq!(rows.len(), 3, "{rows:?}");

@@ -11,6 +11,8 @@ pub struct Family {
     pub labels: BTreeSet<String>,
     /// Names of samples.
     pub samples: BTreeSet<String>,
+    /// Bounds of a histogram's buckets, as they are written.
+    pub buckets: Vec<String>,
 }
 
 pub fn families(text: &str) -> BTreeMap<String, Family> {
@@ -40,6 +42,12 @@ pub fn families(text: &str) -> BTreeMap<String, Family> {
                 .unwrap_or(name);
             assert_eq!(base, current, "a sample of another family: {line}");
             family.samples.insert(name.to_owned());
+            if let Some((_, rest)) = line.split_once("le=\"").filter(|_| base != name) {
+                let bound = rest.split('"').next().unwrap_or_default().to_owned();
+                if !family.buckets.contains(&bound) {
+                    family.buckets.push(bound);
+                }
+            }
             if let Some(labels) = line[end..].strip_prefix('{') {
                 let names = labels.split("=\"").map(|part| {
                     let word = part.rsplit(|c: char| !(c.is_alphanumeric() || c == '_'));
@@ -75,4 +83,5 @@ fn families_are_read() {
     assert_eq!(found["h"].labels, ["verb".to_owned()].into());
     assert_eq!(found["h"].help, "A thing");
     assert_eq!(found["h"].samples.len(), 2);
+    assert_eq!(found["h"].buckets, ["1"]);
 }

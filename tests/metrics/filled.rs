@@ -15,6 +15,7 @@ pub struct Filled {
     pub resource: String,
     pub cadvisor: String,
     pub probes: String,
+    pub slis: String,
 }
 
 /// A volume of which everything is known.
@@ -62,16 +63,18 @@ impl Filled {
             resource: resource::encode(&snapshot),
             cadvisor: cadvisor::encode(&snapshot, &MachineFacts::read()),
             probes: world.metrics.encode_probes().unwrap(),
+            slis: world.metrics.encode_slis().unwrap(),
         }
     }
 
     /// Endpoints with their texts.
-    pub fn all(&self) -> [(&'static str, &str); 4] {
+    pub fn all(&self) -> [(&'static str, &str); 5] {
         [
             ("/metrics", &self.agent),
             ("/metrics/resource", &self.resource),
             ("/metrics/cadvisor", &self.cadvisor),
             ("/metrics/probes", &self.probes),
+            ("/metrics/slis", &self.slis),
         ]
     }
 
@@ -117,6 +120,10 @@ fn touch(m: &Metrics) {
         }),
     );
     one(&m.restarted_pods, label!(StaticLabel { r#static }));
+    one(
+        &m.cgroup_manager_duration,
+        label!(OperationLabel { operation_type }),
+    );
     one(&m.pod_worker_duration, label!(WorkLabel { operation_type }));
     one(
         &m.runtime_operations,
@@ -197,6 +204,13 @@ fn touch(m: &Metrics) {
         }),
     );
     one(
+        &m.volume_operation_total,
+        label!(VolumeOperationLabel {
+            operation_name,
+            plugin_name
+        }),
+    );
+    one(
         &m.csi_operations,
         label!(CsiLabel {
             driver_name,
@@ -228,6 +242,15 @@ fn touch(m: &Metrics) {
             container,
             pod,
             namespace
+        }),
+    );
+    one(&m.healthcheck, label!(HealthcheckLabel { name, r#type }));
+    one(
+        &m.healthchecks,
+        label!(HealthcheckResultLabel {
+            name,
+            status,
+            r#type
         }),
     );
     let request = || {

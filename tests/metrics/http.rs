@@ -87,6 +87,7 @@ async fn readers_get_the_format_and_the_compression_they_ask_for() {
         "/metrics/resource",
         "/metrics/cadvisor",
         "/metrics/probes",
+        "/metrics/slis",
     ] {
         let (head, body) = get(address, path, "").await;
         assert!(

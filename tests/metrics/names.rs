@@ -22,6 +22,9 @@ const KUBELET: &[&str] = &[
     "restarted_pods_total",
     "pod_start_duration_seconds",
     "pod_start_sli_duration_seconds",
+    "pod_start_total_duration_seconds",
+    "cgroup_manager_duration_seconds",
+    "containers_per_pod_count",
     "pod_worker_duration_seconds",
     "pod_worker_start_duration_seconds",
     "pod_status_sync_duration_seconds",
@@ -65,6 +68,7 @@ const OTHERS: &[&str] = &[
     "prober_probe_total",
     "prober_probe_duration_seconds",
     "storage_operation_duration_seconds",
+    "volume_operation_total_seconds",
     "csi_operations_seconds",
     "volume_manager_total_volumes",
     "node_cpu_usage_seconds_total",
@@ -84,6 +88,13 @@ const OTHERS: &[&str] = &[
     "container_network_transmit_bytes_total",
     "container_fs_usage_bytes",
     "container_fs_limit_bytes",
+    "container_fs_reads_total",
+    "container_fs_reads_bytes_total",
+    "container_fs_writes_total",
+    "container_fs_writes_bytes_total",
+    "container_file_descriptors",
+    "container_sockets",
+    "container_tasks_state",
     "container_processes",
     "container_spec_cpu_quota",
     "container_spec_memory_limit_bytes",
@@ -100,6 +111,9 @@ const OTHERS: &[&str] = &[
     "process_open_fds",
     "process_start_time_seconds",
     "kubernetes_build_info",
+    "kubernetes_feature_enabled",
+    "kubernetes_healthcheck",
+    "kubernetes_healthchecks_total",
     "rest_client_requests_total",
     "rest_client_request_duration_seconds",
     "kubelet_certificate_manager_client_ttl_seconds",
@@ -125,6 +139,127 @@ async fn the_names_that_dashboards_rely_on_are_there() {
     }
 }
 
+/// Labels of every series of a cgroup.
+const OF_CGROUPS: [&str; 6] = ["container", "id", "image", "name", "namespace", "pod"];
+const DEFAULT_BUCKETS: &[f64] = &[
+    0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0,
+];
+const STORAGE_BUCKETS: &[f64] = &[
+    0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 15.0, 25.0, 50.0, 120.0, 300.0, 600.0,
+];
+const POD_START_BUCKETS: &[f64] = &[
+    0.5, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0, 20.0, 30.0, 45.0, 60.0, 120.0, 180.0, 240.0,
+    300.0, 360.0, 480.0, 600.0, 900.0, 1200.0, 1800.0, 2700.0, 3600.0,
+];
+
+/// Families that a kubelet has as well: endpoint, name, type, labels, and the buckets of histograms.
+type Shape = (
+    &'static str,
+    &'static str,
+    &'static str,
+    &'static [&'static str],
+    &'static [f64],
+);
+const SHAPES: &[Shape] = &[
+    (
+        "/metrics",
+        "kubelet_pod_start_total_duration_seconds",
+        "histogram",
+        &[],
+        POD_START_BUCKETS,
+    ),
+    (
+        "/metrics",
+        "kubelet_cgroup_manager_duration_seconds",
+        "histogram",
+        &["operation_type"],
+        DEFAULT_BUCKETS,
+    ),
+    (
+        "/metrics",
+        "kubelet_containers_per_pod_count",
+        "histogram",
+        &[],
+        &[1.0, 2.0, 4.0, 8.0, 16.0],
+    ),
+    (
+        "/metrics",
+        "volume_operation_total_seconds",
+        "histogram",
+        &["operation_name", "plugin_name"],
+        STORAGE_BUCKETS,
+    ),
+    (
+        "/metrics",
+        "storage_operation_duration_seconds",
+        "histogram",
+        &["migrated", "operation_name", "status", "volume_plugin"],
+        STORAGE_BUCKETS,
+    ),
+    (
+        "/metrics",
+        "kubernetes_feature_enabled",
+        "gauge",
+        &["name", "stage"],
+        &[],
+    ),
+    (
+        "/metrics/slis",
+        "kubernetes_healthcheck",
+        "gauge",
+        &["name", "type"],
+        &[],
+    ),
+    (
+        "/metrics/slis",
+        "kubernetes_healthchecks_total",
+        "counter",
+        &["name", "status", "type"],
+        &[],
+    ),
+];
+/// Families of cgroups: name, type, and the label that is their own.
+const CGROUP_SHAPES: [(&str, &str, &str); 7] = [
+    ("container_fs_reads_total", "counter", "device"),
+    ("container_fs_reads_bytes_total", "counter", "device"),
+    ("container_fs_writes_total", "counter", "device"),
+    ("container_fs_writes_bytes_total", "counter", "device"),
+    ("container_file_descriptors", "gauge", ""),
+    ("container_sockets", "gauge", ""),
+    ("container_tasks_state", "gauge", "state"),
+];
+
+#[tokio::test]
+async fn families_of_a_kubelet_have_its_types_labels_and_buckets() {
+    let filled = Filled::new().await;
+    let texts: BTreeMap<_, _> = filled.as_text().into_iter().collect();
+    let of = |endpoint: &str, name: &str| {
+        let mut all = families(&texts[endpoint]);
+        let family = all.remove(name);
+        family.unwrap_or_else(|| panic!("{endpoint} has no {name}"))
+    };
+    let set = |labels: &[&str]| -> BTreeSet<String> {
+        let labels = labels.iter().filter(|label| !label.is_empty());
+        labels.map(|label| (*label).to_owned()).collect()
+    };
+    for (endpoint, name, kind, labels, buckets) in SHAPES {
+        let family = of(endpoint, name);
+        assert_eq!(family.kind, *kind, "{name}");
+        assert_eq!(family.labels, set(labels), "{name}");
+        let bounds = family.buckets.iter().map(|b| b.parse::<f64>().unwrap());
+        let finite: Vec<f64> = bounds.filter(|bound| bound.is_finite()).collect();
+        assert_eq!(finite, *buckets, "{name}");
+    }
+    for (name, kind, own) in CGROUP_SHAPES {
+        let family = of("/metrics/cadvisor", name);
+        assert_eq!(family.kind, kind, "{name}");
+        let labels = [&OF_CGROUPS[..], &[own]].concat();
+        assert_eq!(family.labels, set(&labels), "{name}");
+    }
+    assert!(!filled.agent.contains("kubernetes_healthcheck"));
+    assert!(filled.cadvisor.contains("device=\"/dev/vda\""));
+}
+
 #[tokio::test]
 async fn probes_have_an_endpoint_of_their_own() {
     let filled = Filled::new().await;
@@ -137,7 +272,7 @@ async fn probes_have_an_endpoint_of_their_own() {
 #[tokio::test]
 async fn every_registered_metric_is_among_those_that_are_judged() {
     let filled = Filled::new().await;
-    let text = format!("{}{}", filled.agent, filled.probes);
+    let text = format!("{}{}{}", filled.agent, filled.probes, filled.slis);
     let heads: Vec<&str> = text
         .lines()
         .filter_map(|line| line.strip_prefix("# TYPE ")?.split(' ').next())

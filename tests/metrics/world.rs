@@ -183,6 +183,8 @@ fn proc(root: &Path) -> Proc {
         ("vmstat", "pgfault 5000\npgmajfault 60\noom_kill 2\n"),
         ("loadavg", "0.10 0.20 0.30 2/345 6789\n"),
         ("sys/kernel/pid_max", "32768\n"),
+        ("diskstats", " 254 0 vda 1 0 1 1 1 1 1 1 0 1 1\n"),
+        ("1/fd/0", ""),
         ("1/net/dev", NETWORK),
         ("777/net/dev", NETWORK),
     ] {
@@ -218,6 +220,10 @@ fn write_cgroup(dir: &Path) {
         ("io.pressure", PRESSURE),
         ("pids.current", "3\n"),
         ("pids.max", "100\n"),
+        (
+            "io.stat",
+            "254:0 rbytes=4096 wbytes=8192 rios=1 wios=2 dbytes=0 dios=0\n",
+        ),
         ("cgroup.procs", "1\n"),
     ] {
         std::fs::write(dir.join(file), text).unwrap();

@@ -5,13 +5,21 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use holdfast::core::state::*;
-use holdfast::store::{CommitError, SpaceReserve, StartIntent, Store, StoreHealth, StoreOptions};
+use holdfast::store::{
+    CommitError, SpaceReserve, StartIntent, StopDecision, StopPermit, Store, StoreHealth,
+    StoreOptions,
+};
 use holdfast::types::{ContainerId, PodUid};
 
 use super::world::*;
 
 fn put(key: &str, n: u64) -> Transaction {
     Transaction::new().put(key, volume(n))
+}
+
+async fn stop(store: &Store, transaction: Transaction) -> Result<StopPermit, CommitError> {
+    let decision = StopDecision::recorded_by(transaction)?;
+    store.commit_stop(decision).await
 }
 
 async fn degraded(store: &Store) {
@@ -213,8 +221,7 @@ async fn stops_are_held_visible_and_written_first() {
     world.faults.set_broken(true);
     // The failing group itself contains a stop.
     let plain = store.submit(put("other", 1));
-    let permit = store
-        .commit_stop(put("v", 2).journal(None, "stopped", "first"))
+    let permit = stop(&store, put("v", 2).journal(None, "stopped", "first"))
         .await
         .unwrap();
     assert!(permit.is_held());
@@ -225,18 +232,12 @@ async fn stops_are_held_visible_and_written_first() {
     assert_eq!(number(&store.snapshot(), "v"), Some(2), "held and visible");
 
     let seen = store.snapshot();
-    let permit = store
-        .commit_stop(
-            put("v", 3)
-                .expect::<VolumeRecord>(&seen, "v")
-                .journal(None, "stopped", "second"),
-        )
-        .await
-        .unwrap();
+    let second = put("v", 3)
+        .expect::<VolumeRecord>(&seen, "v")
+        .journal(None, "stopped", "second");
+    let permit = stop(&store, second).await.unwrap();
     assert!(permit.is_held());
-    let stale = store
-        .commit_stop(put("v", 4).expect::<VolumeRecord>(&seen, "v"))
-        .await;
+    let stale = stop(&store, put("v", 4).expect::<VolumeRecord>(&seen, "v")).await;
     assert!(matches!(stale, Err(CommitError::Stale { .. })));
     assert_eq!(world.metrics.store_held.get(), 2);
 
@@ -277,8 +278,7 @@ async fn a_held_stop_wins_over_an_unknown_commit_that_had_happened() {
         .commit(put("v", 5).put("w", volume(5)).journal(None, "unknown", ""))
         .await;
     assert!(matches!(unknown, Err(CommitError::Unknown { .. })));
-    let permit = store
-        .commit_stop(put("v", 9).journal(None, "held", ""))
+    let permit = stop(&store, put("v", 9).journal(None, "held", ""))
         .await
         .unwrap();
     assert!(permit.is_held());
@@ -307,7 +307,7 @@ async fn a_stop_does_not_wait_for_a_disk_that_hangs() {
     world.faults.set_hang(true);
     let durable = store.submit(put("v", 1));
     hanging(&world).await;
-    let permit = store.commit_stop(put("stop", 1)).await.unwrap();
+    let permit = stop(&store, put("stop", 1)).await.unwrap();
     assert!(permit.is_held());
     world.faults.set_hang(false);
     durable.wait().await.unwrap();
@@ -350,7 +350,10 @@ async fn a_disk_that_hangs_degrades_the_health_until_it_answers() {
     assert!(reason(&store).ends_with("for 66 s"), "{}", reason(&store));
     assert!(!health.has_changed().unwrap(), "told once");
     let began = tokio::time::Instant::now();
-    let permit = store.commit_stop(Transaction::new()).await.unwrap();
+    let permit = store
+        .commit_stop(StopDecision::unrecorded_leftovers())
+        .await
+        .unwrap();
     assert!(permit.is_held());
     assert_eq!(began.elapsed(), Duration::ZERO, "known to hang: no waiting");
 
@@ -431,7 +434,7 @@ async fn the_queue_is_bounded_while_the_disk_hangs_and_loses_nothing_it_took() {
     tokio::task::yield_now().await;
     assert!(!waiting.is_finished());
     // A stop needs no room.
-    let permit = store.commit_stop(put("stop", 1)).await.unwrap();
+    let permit = stop(&store, put("stop", 1)).await.unwrap();
     assert!(permit.is_held());
 
     world.faults.set_hang(false);
@@ -517,7 +520,7 @@ async fn a_full_disk_releases_the_reserve_and_recovers_without_a_restart() {
     ));
     assert!(reserve.released.load(Ordering::SeqCst) >= 1);
     assert_eq!(reserve.restored.load(Ordering::SeqCst), 0);
-    assert!(store.commit_stop(put("stop", 1)).await.unwrap().is_held());
+    assert!(stop(&store, put("stop", 1)).await.unwrap().is_held());
     world.faults.set_out_of_space(false);
     healthy(&store).await;
     store.commit(put("v", 3)).await.unwrap();
@@ -535,7 +538,7 @@ async fn a_store_closed_while_degraded_says_what_it_could_not_write() {
     let world = World::new(Engine::Faulty);
     let store = world.start();
     world.faults.set_broken(true);
-    assert!(store.commit_stop(put("v", 1)).await.unwrap().is_held());
+    assert!(stop(&store, put("v", 1)).await.unwrap().is_held());
     assert!(matches!(
         store.close().await,
         Err(CommitError::Unavailable { .. })
@@ -544,7 +547,7 @@ async fn a_store_closed_while_degraded_says_what_it_could_not_write() {
     let world = World::new(Engine::Faulty);
     let store = world.start();
     world.faults.fail_sync(1);
-    assert!(store.commit_stop(put("v", 1)).await.unwrap().is_held());
+    assert!(stop(&store, put("v", 1)).await.unwrap().is_held());
     store.close().await.expect("one more try when it is closed");
     assert_eq!(number(&world.on_disk().state, "v"), Some(1));
 }
@@ -579,7 +582,7 @@ async fn an_inline_store_degrades_and_recovers_as_well() {
         store.commit(put("v", 3)).await,
         Err(CommitError::Unavailable { .. })
     ));
-    assert!(store.commit_stop(put("stop", 1)).await.unwrap().is_held());
+    assert!(stop(&store, put("stop", 1)).await.unwrap().is_held());
     world.faults.set_broken(false);
     store.commit(put("v", 4)).await.unwrap();
     store
@@ -621,4 +624,22 @@ async fn a_store_that_cannot_set_damage_aside_starts_degraded() {
     let loaded = world.on_disk();
     assert!(loaded.quarantined.is_empty());
     assert_eq!(loaded.kept.len(), 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_watches_learns_that_the_writer_has_panicked() {
+    let world = World::new(Engine::Faulty);
+    let store = world.start();
+    store.commit(put("v", 1)).await.unwrap();
+    let watching = tokio::spawn({
+        let store = store.clone();
+        async move { store.panicked().await }
+    });
+    world.faults.panic_next();
+    let answer = store.commit(put("v", 2)).await;
+    assert!(matches!(answer, Err(CommitError::Closed)), "{answer:?}");
+    watching.await.unwrap();
+    assert_eq!(number(&store.snapshot(), "v"), Some(1));
+    let answer = stop(&store, put("stop", 1)).await;
+    assert!(matches!(answer, Err(CommitError::Closed)), "{answer:?}");
 }

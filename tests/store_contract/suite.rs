@@ -5,7 +5,9 @@ use std::time::Duration;
 use holdfast::core::state::*;
 use holdfast::store::backend::{Backend, Op};
 use holdfast::store::codec;
-use holdfast::store::{CommitError, RemoveIntent, StartIntent, Store, StoreHealth, StoreOptions};
+use holdfast::store::{
+    CommitError, Intent, StartIntent, StopDecision, Store, StoreHealth, StoreOptions,
+};
 use holdfast::types::{ContainerId, PodUid};
 
 use super::world::*;
@@ -260,7 +262,9 @@ async fn a_closed_store_answers_closed_and_still_shows_its_state(world: World) {
     let late = store.commit(Transaction::new().put("v", volume(2))).await;
     assert!(matches!(late, Err(CommitError::Closed)));
     assert!(matches!(
-        store.commit_stop(Transaction::new()).await,
+        store
+            .commit_stop(StopDecision::unrecorded_leftovers())
+            .await,
         Err(CommitError::Closed)
     ));
     assert!(matches!(store.sync().await, Err(CommitError::Closed)));
@@ -410,6 +414,16 @@ fn start_intent() -> StartIntent {
     }
 }
 
+/// A decision whose record alone would be relaxed.
+#[derive(Clone)]
+struct Relaxed;
+
+impl Intent for Relaxed {
+    fn transaction(&self, _: &State) -> Transaction {
+        Transaction::new().put("o", object(vec![1]))
+    }
+}
+
 async fn receipts_tell_the_version_on_disk(world: World) {
     let store = world.start_with(StoreOptions {
         relaxed_delay: Duration::from_secs(3600),
@@ -423,22 +437,20 @@ async fn receipts_tell_the_version_on_disk(world: World) {
     assert_eq!(*store.published().borrow(), receipt.version());
 
     // Even where the record alone would be relaxed.
-    let remove = RemoveIntent {
-        id: ContainerId::new("id"),
-        record_end: Transaction::new().put("o", object(vec![1])),
-    };
     let batches = |n: u32| {
         let text = world.metrics.encode().unwrap();
         text.contains(&format!("holdfast_store_batch_transactions_count {n}"))
     };
     assert!(batches(1));
     store
-        .commit_intent(remove, Transaction::new())
+        .commit_intent(Relaxed, Transaction::new())
         .await
         .unwrap();
     assert!(batches(2));
     let permit = store
-        .commit_stop(Transaction::new().put("o", object(vec![2])))
+        .commit_stop(
+            StopDecision::recorded_by(Transaction::new().put("o", object(vec![2]))).unwrap(),
+        )
         .await
         .unwrap();
     assert!(!permit.is_held());

@@ -96,6 +96,25 @@ pub(super) fn one(state: &State, index: &PodIndex, table: Table, key: &str) -> O
     Some(row)
 }
 
+/// Whether the table's key is that of an object that the API server sent; the other kinds are the agent's own.
+fn is_of_api(key: &str) -> bool {
+    const SENT: [&str; 11] = [
+        "clustertrustbundles",
+        "configmaps",
+        "csidrivers",
+        "nodes",
+        "persistentvolumeclaims",
+        "persistentvolumes",
+        "runtimeclasses",
+        "secrets",
+        "services",
+        "tokens",
+        "volumeattachments",
+    ];
+    let kind = key.split('/').next();
+    kind.is_some_and(|kind| SENT.contains(&kind))
+}
+
 /// Who has confirmed what a record says, as far as the records tell: the runtime, the API server, or nobody
 /// since it was written down. `None` for records that nobody else could confirm.
 fn confirmed_by(state: &State, key: &str, record: &AnyRecord) -> Option<&'static str> {
@@ -107,7 +126,8 @@ fn confirmed_by(state: &State, key: &str, record: &AnyRecord) -> Option<&'static
     let confirmed = |by, confirmed: bool| if confirmed { by } else { CHECKPOINT };
     Some(match record {
         AnyRecord::Pods(r) if r.source == PodSource::Api => confirmed("apiserver", api_answers()),
-        AnyRecord::Mirrors(_) | AnyRecord::Objects(_) => confirmed("apiserver", api_answers()),
+        AnyRecord::Mirrors(_) => confirmed("apiserver", api_answers()),
+        AnyRecord::Objects(_) => confirmed("apiserver", is_of_api(key) && api_answers()),
         AnyRecord::Statuses(r) => confirmed("apiserver", r.acknowledged == r.version),
         AnyRecord::Pleg(_) => "runtime",
         AnyRecord::Containers(r) => {

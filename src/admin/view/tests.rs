@@ -429,6 +429,15 @@ fn rows_say_who_confirmed_them_and_events_are_read_off_the_journal() {
             },
         );
         builder.put(
+            "resizes//turn",
+            ObjectRecord {
+                resource_version: String::new(),
+                encrypted: false,
+                data: Vec::new(),
+                at: at(1, 5),
+            },
+        );
+        builder.put(
             "api",
             SourceRecord {
                 location: "https://api".to_owned(),
@@ -454,6 +463,12 @@ fn rows_say_who_confirmed_them_and_events_are_read_off_the_journal() {
         assert_eq!(last("reason"), "BackOff");
         assert_eq!(last("count"), 8);
         assert_eq!(last("name"), "web");
+        let own = by(&state, View::Table(Table::Objects), "confirmedBy");
+        let of_turn = own.last().unwrap();
+        assert!(
+            own.iter().any(|by| by == confirmed) && of_turn == "checkpoint",
+            "{own:?}"
+        );
         let statuses = by(&state, View::Table(Table::Statuses), "confirmedBy");
         assert!(statuses.iter().all(|by| by == "checkpoint"), "{statuses:?}");
     }

@@ -248,6 +248,8 @@ impl<'t> MapAccess<'t> for Fields<'t, '_> {
 fn unknown_field(key: &str, fields: &[&str]) -> String {
     let near = fields
         .iter()
+        // A key may be as long as the document.
+        .filter(|f| f.len().abs_diff(key.len()) <= 2)
         .map(|f| (distance(&key.to_lowercase(), &f.to_lowercase()), f))
         .filter(|(d, _)| *d <= 2)
         .min();

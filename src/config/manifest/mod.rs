@@ -9,6 +9,8 @@
 
 mod decode;
 mod defaults;
+#[cfg(feature = "fuzzing")]
+pub(crate) mod fuzzing;
 mod static_pod;
 mod tree;
 mod validate;
@@ -34,7 +36,8 @@ pub const MAX_MANIFEST_BYTES: u64 = 10 * 1024 * 1024;
 pub struct Problem {
     /// Path of the field, like `spec.containers[0].image`; empty for the document as such.
     pub field: String,
-    /// Where it stands; for a missing field, where its nearest parent stands.
+    /// Where it stands; for a missing field, where its nearest parent stands. Zero when so many problems came before that it
+    /// is not shown.
     pub at: Position,
     /// What is wrong and what to do.
     pub message: String,
@@ -141,8 +144,10 @@ impl Problems<'_> {
             ("", field) => field.to_owned(),
             (root, field) => format!("{root}.{field}"),
         };
+        let shown = self.found.len() < PROBLEMS_TOLD;
+        let at = shown.then(|| self.document.locate(&field));
         self.found.push(Problem {
-            at: self.document.locate(&field),
+            at: at.unwrap_or_default(),
             field,
             message: message.into(),
         });

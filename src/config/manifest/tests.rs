@@ -1,6 +1,7 @@
 mod validation;
 
 use std::fmt::Write as _;
+use std::time::Duration;
 
 use super::*;
 use crate::types::PodExt;
@@ -228,6 +229,48 @@ fn duplicate_keys_are_errors_with_a_place() {
     assert_says(&error(json), &["line 1", "duplicate", "kind"]);
     let escaped = r#"{"apiVersion":"v1","kind":"Pod","kind":"\ud83d\ude00"}"#;
     assert_says(&error(escaped), &["line 1"]);
+}
+
+#[test]
+fn many_keys_are_read_in_linear_time() {
+    use nix::time::{ClockId, clock_gettime};
+
+    let seconds = |text: &str| {
+        // Of this thread: whatever else the machine does counts for nothing.
+        let now = || clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).unwrap();
+        let begin = now();
+        Tree::parse(text).unwrap();
+        let took = now() - begin;
+        Duration::from(took).as_secs_f64()
+    };
+    let (mut together, mut apart) = ("keys:\n".to_owned(), String::new());
+    for key in 0..40_000 {
+        if key % 100 == 0 {
+            writeln!(apart, "map-{key}:").unwrap();
+        }
+        writeln!(apart, "  key-{key}: v").unwrap();
+        writeln!(together, "  key-{key}: v").unwrap();
+    }
+    let (together, apart) = (seconds(&together), seconds(&apart));
+    assert!(together < 4.0 * apart, "{together} s, {apart} s");
+}
+
+#[test]
+fn only_problems_that_are_shown_are_looked_up_in_the_document() {
+    let mut text = GOOD.replace("  name: web\n", "  name: web\n  labels:\n");
+    let at = text.find("spec:").unwrap();
+    // No label begins with a dash.
+    let labels: String = (0..40).map(|key| format!("    -{key}: v\n")).collect();
+    text.insert_str(at, &labels);
+    assert_says(
+        &error(&text),
+        &["line 6", "metadata.labels[-0]", "and 32 more"],
+    );
+    let Err(ManifestError::Invalid(problems)) = read(text.as_bytes(), &file(), SEEN) else {
+        panic!("labels are checked");
+    };
+    let located = problems.iter().filter(|problem| problem.at.line > 0);
+    assert_eq!(located.count(), PROBLEMS_TOLD);
 }
 
 #[test]

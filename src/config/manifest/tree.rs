@@ -1,5 +1,6 @@
 //! The document as written: values with the line and column they stand at.
 
+use std::collections::HashSet;
 use std::fmt;
 
 use serde::de::{Deserialize, Deserializer, Error as _, MapAccess, SeqAccess, Visitor};
@@ -45,25 +46,15 @@ pub(super) struct Entry {
 }
 
 impl Tree {
-    /// Parses the one document that `text` has to hold. YAML is a superset of JSON but for surrogate
-    /// pairs, so a JSON document that YAML cannot read gets a second chance.
+    /// Parses the one document that `text` has to hold. JSON is read as the YAML that it is.
     pub(super) fn parse(text: &str) -> Result<Self, ManifestError> {
-        match serde_saphyr::from_multiple_with_options::<Tree>(text, options()) {
-            Ok(mut documents) => {
-                let count = documents.len();
-                match documents.pop() {
-                    Some(tree) if count == 1 => Ok(tree),
-                    Some(_) => Err(ManifestError::Documents { count }),
-                    None => Err(ManifestError::Empty),
-                }
-            }
-            Err(error) => {
-                let is_json = text.trim_start().starts_with('{') && text.contains("\\u");
-                if is_json && let Ok(tree) = serde_json::from_str::<Tree>(text) {
-                    return Ok(tree);
-                }
-                Err(syntax(&error))
-            }
+        let mut documents = serde_saphyr::from_multiple_with_options::<Tree>(text, options())
+            .map_err(|error| syntax(&error))?;
+        let count = documents.len();
+        match documents.pop() {
+            Some(tree) if count == 1 => Ok(tree),
+            Some(_) => Err(ManifestError::Documents { count }),
+            None => Err(ManifestError::Empty),
         }
     }
 
@@ -247,8 +238,9 @@ impl<'de> Visitor<'de> for NodeVisitor {
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Node, A::Error> {
         let mut entries: Vec<Entry> = Vec::new();
+        let mut seen = HashSet::new();
         while let Some(key) = map.next_key::<Spanned<String>>()? {
-            if entries.iter().any(|e| e.key == key.value) {
+            if !seen.insert(key.value.clone()) {
                 return Err(A::Error::custom(format!("duplicate key {:?}", key.value)));
             }
             entries.push(Entry {

@@ -5,8 +5,8 @@
 
 use k8s_openapi::api::core::v1::Pod;
 
-use super::resources::{Amounts, Insufficient, PODS, pod_requests, shown};
-use super::{is_critical, priority};
+use super::resources::{Amounts, Insufficient, PODS, shown};
+use super::{NodeInfo, is_critical, priority};
 use crate::core::pod_status::{QosClass, qos_class};
 use crate::types::{PodExt, PodUid};
 
@@ -77,7 +77,7 @@ impl Missing {
 /// The pods to be evicted, or why there are none.
 pub(super) fn victims(
     pod: &Pod,
-    others: &[&Pod],
+    others: &NodeInfo,
     lacking: &[Insufficient],
 ) -> Result<Vec<PodUid>, String> {
     let missing = Missing(
@@ -88,13 +88,13 @@ pub(super) fn victims(
     );
     let of_class = |class: QosClass| -> Vec<Candidate<'_>> {
         others
-            .iter()
-            .filter(|other| preemptable(pod, other) && qos_class(other) == class)
+            .occupants()
+            .filter(|other| preemptable(pod, &other.pod) && qos_class(&other.pod) == class)
             .map(|other| {
-                let mut requests = pod_requests(other);
+                let mut requests = other.requests.clone();
                 requests.insert(PODS.to_owned(), NANOS);
                 Candidate {
-                    pod: other,
+                    pod: &other.pod,
                     requests,
                 }
             })

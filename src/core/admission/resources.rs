@@ -5,12 +5,42 @@ use std::fmt;
 use k8s_openapi::api::core::v1::{Node, Pod};
 
 pub(super) use crate::core::resources::{Amounts, pod_requests};
-use crate::core::resources::{NANOS, add, amount, is_huge_page};
+use crate::core::resources::{NANOS, add, amount, is_huge_page, subtract};
 
 /// The resource that every pod asks one of.
 pub(super) const PODS: &str = "pods";
 /// Resources of every node, in the order in which a lack of them is reported.
 const NATIVE: [&str; 3] = ["cpu", "memory", "ephemeral-storage"];
+
+/// What pods take of the node together.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Taken {
+    pods: usize,
+    amounts: Amounts,
+}
+
+impl Taken {
+    /// Returns what these pods take.
+    pub(crate) fn by(pods: &[&Pod]) -> Self {
+        let mut taken = Self::default();
+        for pod in pods {
+            taken.add(&pod_requests(pod));
+        }
+        taken
+    }
+
+    /// Adds a pod by its requests.
+    pub(super) fn add(&mut self, requests: &Amounts) {
+        self.pods += 1;
+        add(&mut self.amounts, requests);
+    }
+
+    /// Takes back what [`Self::add`] added of a pod.
+    pub(super) fn subtract(&mut self, requests: &Amounts) {
+        self.pods = self.pods.saturating_sub(1);
+        subtract(&mut self.amounts, requests);
+    }
+}
 
 /// A resource of which the node has too little left. Amounts are in billionths.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -56,21 +86,21 @@ pub(crate) fn shown(resource: &str, amount: i128) -> i128 {
     amount.div_euclid(unit) + i128::from(amount.rem_euclid(unit) != 0)
 }
 
-/// What the node lacks for `pod` beside `others`, the number of pods first. A resource that the node does
+/// What the node lacks for `pod` beside what others have `taken`, the number of pods first. A resource that the node does
 /// not have and that is none of its own is not checked: upstream's `removeMissingExtendedResources`.
 pub(crate) fn insufficient(
     pod: &Pod,
-    others: &[&Pod],
+    taken: &Taken,
     node: &Node,
     max_pods: usize,
 ) -> Vec<Insufficient> {
     let mut lacking = Vec::new();
-    if others.len() >= max_pods {
+    if taken.pods >= max_pods {
         let count = |n: usize| i128::try_from(n).unwrap_or(i128::MAX / NANOS) * NANOS;
         lacking.push(Insufficient {
             resource: PODS.to_owned(),
             requested: NANOS,
-            used: count(others.len()),
+            used: count(taken.pods),
             capacity: count(max_pods),
         });
     }
@@ -87,16 +117,9 @@ pub(crate) fn insufficient(
         .filter(|(name, amount)| *amount > 0 && name.as_str() != PODS)
         .filter(|(name, _)| allocatable.contains_key(*name) || is_native(name))
         .collect();
-    if wanted.is_empty() {
-        return lacking;
-    }
-    let mut used = Amounts::new();
-    for other in others {
-        add(&mut used, &pod_requests(other));
-    }
     for (name, requested) in wanted {
         let capacity = allocatable.get(name).map_or(0, amount);
-        let used = used.get(name).copied().unwrap_or(0);
+        let used = taken.amounts.get(name).copied().unwrap_or(0);
         if requested > capacity - used {
             lacking.push(Insufficient {
                 resource: name.clone(),

@@ -1,6 +1,9 @@
 //! Table tests of admission.
 
+use std::sync::Arc;
+
 use super::*;
+use crate::core::resources::SUMS;
 use serde_json::json;
 
 fn pod(uid: &str, spec: serde_json::Value) -> Pod {
@@ -31,6 +34,12 @@ fn context<'a>(
         unsafe_sysctls,
         apparmor: false,
     }
+}
+
+fn admit(pod: &Pod, others: &[&Pod], ctx: &AdmissionContext<'_>) -> Verdict {
+    let mut others = NodeInfo::of(others.iter().map(|other| Arc::new((*other).clone())));
+    others.remove(&pod.uid());
+    super::admit(pod, &others, ctx)
 }
 
 fn outcome(verdict: Verdict) -> (String, String) {
@@ -541,6 +550,57 @@ fn host_ports_conflict_by_protocol_address_and_number() {
 fn a_pod_does_not_compete_with_itself() {
     let one = with_port("1", json!({"containerPort": 80, "hostPort": 80}), false);
     assert_eq!(reason(&one, &[&one], 1, &[]), "Admitted");
+}
+
+#[test]
+fn a_pod_that_is_removed_or_replaced_leaves_its_room() {
+    let node = small_node();
+    let context = context(&node, 2, &[], &[]);
+    let port = json!([{"containerPort": 80, "hostPort": 80}]);
+    let taking = |uid: &str, cpu: &str, ports: &serde_json::Value| {
+        let container =
+            json!({"name": "c", "ports": ports, "resources": {"requests": {"cpu": cpu}}});
+        Arc::new(pod(uid, json!({"containers": [container]})))
+    };
+    let mut wanted = (*taking("3", "1", &port)).clone();
+    wanted.metadata.name = Some("p-1".to_owned());
+    let refusal = |others: &NodeInfo| outcome(super::admit(&wanted, others, &context)).0;
+
+    let mut others = NodeInfo::of([taking("1", "2", &port), taking("2", "500m", &json!([]))]);
+    assert_eq!(refusal(&others), "DuplicateName");
+    others.remove(&PodUid::new("1"));
+    assert_eq!(refusal(&others), "Admitted");
+    others.insert(taking("2", "1500m", &json!([])));
+    assert_eq!(refusal(&others), "OutOfcpu");
+    others.insert(taking("2", "1", &port));
+    assert_eq!(refusal(&others), "NodePorts");
+    others.insert(taking("2", "1", &json!([])));
+    assert_eq!(refusal(&others), "Admitted");
+    others.insert(taking("4", "0", &json!([])));
+    assert_eq!(refusal(&others), "OutOfpods");
+    others.remove(&PodUid::new("5"));
+    assert_eq!(refusal(&others), "OutOfpods", "it was not there");
+}
+
+#[test]
+fn a_decision_costs_the_same_however_many_pods_are_there() {
+    let large = node(json!({"status": {"allocatable": {"cpu": "1000", "memory": "4Gi"}}}));
+    let context = context(&large, 1000, &[], &[]);
+    let sums_for = |count: usize| {
+        let before = SUMS.get();
+        let mut others = NodeInfo::default();
+        for n in 0..count {
+            let pod = Arc::new(asking(&n.to_string(), json!({"cpu": "1"})));
+            let verdict = super::admit(&pod, &others, &context);
+            assert_eq!(outcome(verdict).0, "Admitted");
+            others.insert(pod);
+        }
+        let last = super::admit(&asking("x", json!({"cpu": "1000"})), &others, &context);
+        assert_eq!(outcome(last).0, "OutOfcpu", "all of them count");
+        SUMS.get() - before
+    };
+    // Each is summed up when it is decided on, and when it is added.
+    assert_eq!((sums_for(50), sums_for(500)), (101, 1001));
 }
 
 #[test]

@@ -1,5 +1,5 @@
 use super::*;
-use crate::core::state::Mutation;
+use crate::core::state::{Mutation, TerminationCause};
 use crate::core::testkit::*;
 
 fn state_with(owned: &Owned) -> State {
@@ -518,4 +518,43 @@ fn a_later_end_than_the_start_stands_for_it() {
             "{attempt}"
         );
     }
+}
+
+#[test]
+fn no_start_gets_on_record_after_the_end_of_its_pod() {
+    let uid = PodUid::new("u1");
+    let worker = |phase| WorkerRecord {
+        full_name: "p_ns".to_owned(),
+        queued: at(1),
+        started: Some(at(1)),
+        phase,
+        deleted: false,
+        restart_requested: false,
+        runtime_only: false,
+    };
+    let put = |state: &State, phase| apply(state, &Transaction::new().put("u1", worker(phase)));
+    let start = |seen: &State| {
+        let intent = started("a", 0).intent.unwrap();
+        record_start(seen, &uid, "a", intent, None)
+    };
+    let runs = put(&State::default(), WorkerPhase::Sync);
+    let ended = put(
+        &runs,
+        WorkerPhase::Terminated {
+            since: at(2),
+            cause: TerminationCause::Completed,
+        },
+    );
+    assert_eq!(start(&ended), None);
+
+    // The end gets on record between the decision and its commit.
+    let decided = start(&runs).unwrap();
+    assert_eq!(decided.stale_on(&runs), None);
+    let mut ended = runs.clone();
+    let end = worker(WorkerPhase::Finished {
+        since: at(2),
+        cause: TerminationCause::Completed,
+    });
+    ended.apply(&Transaction::new().put("u1", end).mutations[0], 3);
+    assert!(decided.stale_on(&ended).is_some());
 }

@@ -17,6 +17,14 @@ pub(super) fn same(a: &Quantity, b: &Quantity) -> bool {
     a == b || matches!((nanos(&a.0), nanos(&b.0)), (Ok(a), Ok(b)) if a == b)
 }
 
+/// Returns how many pods a node with so many processors may run: `maxPods`, or fewer where `podsPerCore` is not 0.
+pub fn pod_capacity(max_pods: u32, pods_per_core: u32, cpus: u64) -> u64 {
+    match pods_per_core {
+        0 => max_pods.into(),
+        of_one => cpus.saturating_mul(of_one.into()).min(max_pods.into()),
+    }
+}
+
 /// What the machine has; resources that others advertise are kept, huge pages of a size that is gone are not.
 pub(super) fn capacity(
     known: Option<&ResourceList>,
@@ -35,11 +43,7 @@ pub(super) fn capacity(
     if let Some(bytes) = machine.ephemeral_storage {
         set("ephemeral-storage".to_owned(), binary(bytes.into()));
     }
-    let per_core = machine.cpus.saturating_mul(settings.pods_per_core.into());
-    let pods = match settings.pods_per_core {
-        0 => settings.max_pods.into(),
-        _ => per_core.min(settings.max_pods.into()),
-    };
+    let pods = pod_capacity(settings.max_pods, settings.pods_per_core, machine.cpus);
     set("pods".to_owned(), Quantity(pods.to_string()));
     capacity
 }

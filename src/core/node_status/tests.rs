@@ -213,6 +213,14 @@ fn allocatable_is_never_negative_and_foreign_resources_stay() {
     settings.system_reserved = BTreeMap::from([("memory".to_owned(), i128::from(u64::MAX))]);
     settings.eviction_memory = EvictionThreshold::Fraction(1.0);
     settings.pods_per_core = 10;
+    for (max, of_one, cpus, want) in [
+        (110, 0, 2, 110),
+        (110, 10, 2, 20),
+        (110, 10, 64, 110),
+        (u32::MAX, u32::MAX, u64::MAX, u64::from(u32::MAX)),
+    ] {
+        assert_eq!(pod_capacity(max, of_one, cpus), want);
+    }
     let known = BTreeMap::from([
         ("example.com/gpu".to_owned(), quantity("2")),
         ("hugepages-1Gi".to_owned(), quantity("1Gi")),

@@ -126,6 +126,21 @@ impl PodActions {
             && self.start.is_empty()
     }
 
+    /// What of it is done for a pod that runs, but that its source has not confirmed in this epoch: what runs goes on and
+    /// is stopped where it must be. Nothing starts, and nothing is stopped for another to start in its place.
+    pub fn unconfirmed(mut self) -> Self {
+        if self.create_sandbox.take().is_some() {
+            self.kill_pod = None;
+        }
+        self.kill
+            .retain(|kill| kill.reason != KillReason::SpecChanged);
+        // Both are done for what would start next.
+        self.remove_created.clear();
+        self.forget_init.clear();
+        self.start.clear();
+        self
+    }
+
     /// Whether no container of the pod is to run.
     pub fn is_done(&self) -> bool {
         self.keep.is_empty() && self.start.is_empty() && self.waiting.is_empty()

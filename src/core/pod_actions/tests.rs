@@ -755,3 +755,45 @@ fn a_pod_that_is_done_still_has_its_sandbox() {
     assert!(done.is_done());
     assert_eq!(done.sandbox_id, Some("s0".into()));
 }
+
+#[test]
+fn nothing_starts_in_a_pod_that_its_source_has_not_confirmed() {
+    let two = || pod("Always", &["a", "b"]);
+    let dead = || vec![sandbox(0, NotReady)];
+    for (name, status, want) in [
+        (
+            "one runs, one has ended",
+            runtime(vec![running("a", 0), exited("b", 0, 1)]),
+            "keep a",
+        ),
+        (
+            "one runs, one was made",
+            runtime(vec![running("a", 0), created("b", 0)]),
+            "keep a",
+        ),
+        (
+            "one has another spec",
+            runtime(vec![other_hash(running("a", 0)), running("b", 0)]),
+            "keep b",
+        ),
+        (
+            "both run, the sandbox is gone",
+            with(dead(), vec![running("a", 0), running("b", 0)]),
+            "",
+        ),
+        (
+            "two attempts of one run",
+            runtime(vec![running("a", 0), running("a", 1), running("b", 0)]),
+            "kill a-0, keep a, keep b",
+        ),
+    ] {
+        let all = decide(&two(), &status, &none(), 70);
+        let actions = all.unconfirmed();
+        assert_eq!(brief(&actions, at(70)), want, "{name}");
+        assert_eq!(!actions.is_empty(), want.contains("kill"), "{name}");
+    }
+    // What is over for good is stopped.
+    let status = with(dead(), vec![running("a", 0)]);
+    let actions = decide(&pod("Never", &["a"]), &status, &none(), 70).unconfirmed();
+    assert_eq!(brief(&actions, at(70)), "kill-pod");
+}

@@ -11,7 +11,7 @@ use super::super::{ImageConfig, PullInputs};
 use super::*;
 use crate::core::images::{FilesState, files_of};
 use crate::kuberuntime::cri::CriError;
-use crate::store::{Committed, RemoveIntent};
+use crate::store::{Committed, RemoveContainer};
 use crate::types::events::MemoryRecorder;
 use crate::types::metrics::Metrics;
 use crate::types::runtime::PodStatus;
@@ -85,7 +85,20 @@ impl ImageService for Runtime {
         Ok(Vec::new())
     }
 
-    async fn remove_container(&self, _: &Committed<RemoveIntent>) -> Result<(), CriError> {
+    async fn remove_container(&self, _: &Committed<RemoveContainer>) -> Result<(), CriError> {
+        Ok(())
+    }
+
+    async fn sandboxes(
+        &self,
+    ) -> Result<Vec<(PodStatus, Vec<crate::images::SandboxImage>)>, CriError> {
+        Ok(Vec::new())
+    }
+
+    async fn remove_sandbox(
+        &self,
+        _: &Committed<crate::store::RemoveEmptySandbox>,
+    ) -> Result<(), CriError> {
         Ok(())
     }
 }

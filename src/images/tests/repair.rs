@@ -1,8 +1,12 @@
 //! What becomes of images whose files may not be on the disk.
 
+use std::os::unix::fs::OpenOptionsExt;
+use std::sync::atomic::AtomicBool;
+
 use super::*;
 use crate::core::images::{FilesState, files_of};
-use crate::types::runtime::{ContainerState, ContainerStatus};
+use crate::images::heal::ASK_AGAIN;
+use crate::types::runtime::{ContainerState, ContainerStatus, SandboxState, SandboxStatus};
 
 const IMAGE: &str = "x:1";
 
@@ -402,11 +406,120 @@ async fn a_suspect_that_somebody_else_removed_is_pulled_as_any_other_image() {
 async fn many_who_wait_for_the_disk_share_one_sync() {
     let service = FakeService::default();
     let syncs = Syncs::default();
-    futures::future::try_join_all((0..20).map(|_| syncs.sync(&service)))
-        .await
-        .unwrap();
+    // Opening a pipe for reading takes until somebody opens it for writing.
+    let dir = tempfile::tempdir().unwrap();
+    let pipe = dir.path().join("images");
+    nix::unistd::mkfifo(&pipe, nix::sys::stat::Mode::S_IRWXU).unwrap();
+    *service.0.directory.lock().unwrap() = Some(pipe.clone());
+    let is_over = Arc::new(AtomicBool::new(false));
+    let opened = Arc::clone(&is_over);
+    let all = futures::future::try_join_all((0..20).map(|_| syncs.sync(&service)));
+    // After each of them has asked.
+    let opens = async {
+        std::thread::spawn(move || {
+            while !opened.load(Ordering::SeqCst) {
+                let mut how = std::fs::OpenOptions::new();
+                // Fails while nobody reads.
+                drop(
+                    how.write(true)
+                        .custom_flags(nix::fcntl::OFlag::O_NONBLOCK.bits())
+                        .open(&pipe),
+                );
+                std::thread::yield_now();
+            }
+        })
+    };
+    let (all, opens) = futures::join!(all, opens);
+    all.unwrap();
     // The first began at once. All others asked while it ran, and share the next.
     assert_eq!(syncs.syncs(), 2);
     syncs.sync(&service).await.unwrap();
     assert_eq!(syncs.syncs(), 3, "who comes later has written more");
+    is_over.store(true, Ordering::SeqCst);
+    opens.join().unwrap();
+}
+
+/// A pod with one container of another image, in a sandbox of this one.
+fn pod_in_sandbox(state: SandboxState) -> (PodStatus, Vec<SandboxImage>) {
+    let mut status = holder(ContainerState::Exited);
+    status.containers[0].image_ref = "another".to_owned();
+    let id = ContainerId::new("s1");
+    status.sandboxes.push(SandboxStatus {
+        id: id.clone(),
+        attempt: 0,
+        state,
+        created_at_ns: 1,
+        ips: Vec::new(),
+        host_network: None,
+        runtime_handler: String::new(),
+    });
+    let of = SandboxImage {
+        id,
+        is_ready: state == SandboxState::Ready,
+        image: Some(qualified(IMAGE)),
+    };
+    (status, vec![of])
+}
+
+fn removed_sandboxes(world: &World) -> usize {
+    world.service.0.removed_sandboxes.lock().unwrap().len()
+}
+
+#[tokio::test]
+async fn sandboxes_that_ended_go_with_the_suspect_that_they_were_made_of() {
+    let world = cut_in_a_pull().await;
+    let with_another_image = SandboxImage {
+        id: ContainerId::new("s2"),
+        is_ready: false,
+        image: Some("docker.io/library/other:1".to_owned()),
+    };
+    let mut pod = pod_in_sandbox(SandboxState::NotReady);
+    pod.1.push(with_another_image);
+    *world.service.0.sandboxes.lock().unwrap() = vec![pod];
+    world.repair().await;
+    assert_eq!(removed_sandboxes(&world), 1);
+    assert_eq!((world.pulls(), removed(&world)), (3, 1));
+    assert_eq!(state_of(&world), Some(FilesState::Whole));
+    let sandboxes = world.service.0.sandboxes.lock().unwrap();
+    assert!(sandboxes[0].0.containers.is_empty());
+    assert_eq!(sandboxes[0].1.len(), 1, "the other one stays");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_sandbox_that_runs_keeps_the_suspect_that_it_was_made_of() {
+    let world = cut_in_a_pull().await;
+    *world.service.0.sandboxes.lock().unwrap() = vec![pod_in_sandbox(SandboxState::Ready)];
+    world.repair().await;
+    assert_eq!((removed_sandboxes(&world), removed(&world)), (0, 0));
+    // It ends, and the image is repaired the next time that its source is asked.
+    tokio::time::sleep(ASK_AGAIN.0).await;
+    *world.service.0.sandboxes.lock().unwrap() = vec![pod_in_sandbox(SandboxState::NotReady)];
+    world.repair().await;
+    assert_eq!((removed_sandboxes(&world), removed(&world)), (1, 1));
+    assert_eq!(state_of(&world), Some(FilesState::Whole));
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_first_sandbox_waits_for_images_that_an_earlier_boot_left_open() {
+    let whole = world(ImageConfig::default());
+    whole
+        .ensure(&pod("u", IMAGE, "IfNotPresent"))
+        .await
+        .unwrap();
+    let whole = reboot(whole);
+    let begun = tokio::time::Instant::now();
+    whole.manager.first_round(&whole.store).await;
+    assert_eq!(begun.elapsed(), Duration::ZERO, "nothing is open");
+    let cut = cut_in_a_pull().await;
+    let begun = tokio::time::Instant::now();
+    cut.manager.first_round(&cut.store).await;
+    assert_eq!(begun.elapsed(), Duration::from_secs(60), "not for ever");
+    let waiting = cut.manager.first_round(&cut.store);
+    let looked = async {
+        tokio::time::sleep(Duration::from_secs(3)).await;
+        cut.manager.round.send_replace(true);
+    };
+    let begun = tokio::time::Instant::now();
+    tokio::join!(waiting, looked);
+    assert_eq!(begun.elapsed(), Duration::from_secs(3));
 }

@@ -55,6 +55,8 @@ maxParallelImagePulls: 3
 imagePullCredentialsVerificationPolicy: NeverVerifyAllowlistedImages
 preloadedImagesVerificationAllowlist: ["registry.example.com/a/*"]
 podPidsLimit: 4096
+podsPerCore: 9
+singleProcessOOMKill: false
 cpuCFSQuotaPeriod: 50ms
 resolvConf: ""
 clusterDNS: [10.96.0.10, "fd00::10"]
@@ -119,7 +121,7 @@ fn secrets_are_not_written() {
 fn every_supported_field_is_written() {
     let set = parsed(
         "staticPodPath: /m\nstaticPodURL: http://x/\nstaticPodURLHeader: {A: [b]}\nmaxParallelImagePulls: 2\n\
-         providerID: x\ntracing: {}\ntlsCertFile: /c\ntlsPrivateKeyFile: /k\n",
+         providerID: x\nsingleProcessOOMKill: true\ntracing: {}\ntlsCertFile: /c\ntlsPrivateKeyFile: /k\n",
     );
     let written = encode(&set);
     let missing: Vec<_> = FIELDS

@@ -9,28 +9,35 @@ use futures::stream::{self, BoxStream};
 use k8s_cri::v1;
 use k8s_cri::v1::image_service_client::ImageServiceClient;
 use k8s_cri::v1::runtime_service_client::RuntimeServiceClient;
+use tonic::client::Grpc;
 use tonic::transport::Channel;
 
 use super::error::CriError;
+use super::list::Parts;
 use super::operation::{Operation, count_call};
 use super::trace::{TracedChannel, traced};
-use super::{CriTimeouts, channel};
-use crate::store::{Committed, RemoveIntent, StartIntent, StopPermit};
+use super::{CriTimeouts, channel, sandboxes};
+use crate::kuberuntime::open_streams::OpenStreams;
+use crate::store::{Committed, RemoveContainer, RemoveEmptySandbox, StartIntent, StopPermit};
 use crate::types::metrics::Metrics;
 use crate::types::{ContainerId, PodUid};
 
-/// Lists of a full node exceed tonic's 4 MiB.
+/// Lists of a full node exceed tonic's 4 MiB. What runtimes send has the same limit; beyond it see `list`.
 const MAX_MESSAGE: usize = 16 << 20;
 
 /// The client of one runtime. Cheap to clone; clones share the connections.
 #[derive(Clone)]
 pub struct CriClient {
     runtime: RuntimeServiceClient<TracedChannel>,
+    /// For calls whose answers are not decoded whole.
+    lists: Grpc<TracedChannel>,
     pub(super) images: ImageServiceClient<TracedChannel>,
     pub(super) runtime_endpoint: String,
     pub(super) image_endpoint: String,
     pub(super) timeouts: CriTimeouts,
     pub(super) metrics: Metrics,
+    pub(super) parts: Parts,
+    open_streams: OpenStreams,
 }
 
 impl fmt::Debug for CriClient {
@@ -104,12 +111,20 @@ impl CriClient {
         Self {
             runtime: RuntimeServiceClient::new(traced(channel.clone()))
                 .max_decoding_message_size(MAX_MESSAGE),
+            lists: Grpc::new(traced(channel.clone())).max_decoding_message_size(MAX_MESSAGE),
             images: ImageServiceClient::new(traced(channel)).max_decoding_message_size(MAX_MESSAGE),
             runtime_endpoint: endpoint.to_owned(),
             image_endpoint: endpoint.to_owned(),
             timeouts,
             metrics,
+            parts: Parts::default(),
+            open_streams: OpenStreams::default(),
         }
+    }
+
+    /// What clients have open to this runtime's containers and sandboxes.
+    pub fn open_streams(&self) -> &OpenStreams {
+        &self.open_streams
     }
 
     /// The runtime's endpoint, as given.
@@ -230,15 +245,15 @@ impl CriClient {
         gone_is_done(answer.map(drop))
     }
 
-    /// Removes a sandbox with all its containers. One that is gone counts as removed.
+    /// Removes a sandbox; the runtime would remove containers in it, too. One that is gone counts as removed.
     ///
     /// # Errors
     /// See [`super::CriErrorKind`].
     pub async fn remove_pod_sandbox(
         &self,
-        intent: &Committed<RemoveIntent>,
+        intent: &Committed<RemoveEmptySandbox>,
     ) -> Result<(), CriError> {
-        let id = &intent.get().id;
+        let id = intent.get().id();
         let request = v1::RemovePodSandboxRequest {
             pod_sandbox_id: id.to_string(),
         };
@@ -274,7 +289,29 @@ impl CriClient {
             .ok_or_else(|| call.incomplete("the answer holds no sandbox status"))
     }
 
-    /// Lists sandboxes; `None` = all.
+    /// Returns the name of the image that a sandbox was made of, where the runtime says so in its verbose status
+    /// (containerd, CRI-O); the field is no part of the CRI.
+    ///
+    /// # Errors
+    /// See [`super::CriErrorKind`].
+    pub async fn sandbox_image(&self, id: &ContainerId) -> Result<Option<String>, CriError> {
+        let call = self.operation("podsandbox_status", id.as_str());
+        let answer = call
+            .read(|| {
+                let mut client = self.runtime.clone();
+                let request = v1::PodSandboxStatusRequest {
+                    pod_sandbox_id: id.to_string(),
+                    verbose: true,
+                };
+                async move { client.pod_sandbox_status(request).await }
+            })
+            .await?;
+        let info = answer.info.get("info");
+        let info = info.and_then(|text| serde_json::from_str::<serde_json::Value>(text).ok());
+        Ok(info.and_then(|info| Some(info.get("image")?.as_str()?.to_owned())))
+    }
+
+    /// Lists sandboxes without their annotations; `None` = all.
     ///
     /// # Errors
     /// See [`super::CriErrorKind`].
@@ -285,14 +322,13 @@ impl CriClient {
         let call = self.operation("list_podsandbox", "");
         let answer = call
             .read(|| {
-                let mut client = self.runtime.clone();
                 let request = v1::ListPodSandboxRequest {
                     filter: filter.clone(),
                 };
-                async move { client.list_pod_sandbox(request).await }
+                sandboxes::list(self.lists.clone(), request)
             })
             .await?;
-        Ok(answer.items)
+        Ok(answer.sandboxes())
     }
 
     /// Creates a container in a sandbox. It does not run yet: see [`Self::start_container`].
@@ -367,8 +403,11 @@ impl CriClient {
     ///
     /// # Errors
     /// See [`super::CriErrorKind`].
-    pub async fn remove_container(&self, intent: &Committed<RemoveIntent>) -> Result<(), CriError> {
-        let id = &intent.get().id;
+    pub async fn remove_container(
+        &self,
+        intent: &Committed<RemoveContainer>,
+    ) -> Result<(), CriError> {
+        let id = intent.get().id();
         let request = v1::RemoveContainerRequest {
             container_id: id.to_string(),
         };

@@ -1,4 +1,4 @@
-//! From CRI v1 messages to `types::runtime`, and the two questions the PLEG asks.
+//! From CRI v1 messages to `types::runtime`, and the question about one pod that the PLEG asks.
 //!
 //! What carries no label `io.kubernetes.pod.uid` belongs to somebody else and does not appear.
 
@@ -8,6 +8,7 @@ use k8s_cri::v1;
 
 use super::client::CriClient;
 use super::error::CriError;
+use super::list::{containers_of, sandboxes_of};
 use super::termination;
 use crate::kuberuntime::labels;
 use crate::types::runtime::{
@@ -16,31 +17,6 @@ use crate::types::runtime::{
 use crate::types::{ContainerId, PodUid};
 
 impl CriClient {
-    /// Every pod the runtime knows, from the two list calls alone: no IPs, no exit codes. Upstream's
-    /// `GetPods(all=true)`.
-    ///
-    /// # Errors
-    /// See [`super::CriErrorKind`].
-    pub async fn list_pods(&self) -> Result<BTreeMap<PodUid, PodStatus>, CriError> {
-        let sandboxes = self.list_pod_sandboxes(None).await?;
-        let containers = self.list_containers(None).await?;
-        let mut pods: BTreeMap<PodUid, PodStatus> = BTreeMap::new();
-        for sandbox in &sandboxes {
-            if let Some(pod) = pod_of(&mut pods, &sandbox.labels) {
-                pod.sandboxes.push(listed_sandbox(sandbox));
-            }
-        }
-        for container in &containers {
-            if let Some(pod) = pod_of(&mut pods, &container.labels) {
-                pod.containers.push(listed_container(container));
-            }
-        }
-        for pod in pods.values_mut() {
-            pod.sort();
-        }
-        Ok(pods)
-    }
-
     /// One pod with every sandbox and container inspected; termination messages are read in. An empty
     /// `name` is filled in from the sandbox's labels. What is
     /// removed between list and inspection is left out. Upstream's `GetPodStatus`.
@@ -53,19 +29,8 @@ impl CriClient {
         name: &str,
         namespace: &str,
     ) -> Result<PodStatus, CriError> {
-        let label_selector = HashMap::from([(labels::POD_UID.to_owned(), uid.to_string())]);
-        let sandboxes = self
-            .list_pod_sandboxes(Some(v1::PodSandboxFilter {
-                label_selector: label_selector.clone(),
-                ..Default::default()
-            }))
-            .await?;
-        let containers = self
-            .list_containers(Some(v1::ContainerFilter {
-                label_selector,
-                ..Default::default()
-            }))
-            .await?;
+        let sandboxes = self.list_pod_sandboxes(Some(sandboxes_of(uid))).await?;
+        let containers = self.list_containers(Some(containers_of(uid))).await?;
         let mut listed = PodStatus {
             name: name.to_owned(),
             namespace: namespace.to_owned(),
@@ -234,7 +199,8 @@ fn as_inspected(status: &v1::ContainerStatus, sandbox_id: ContainerId) -> Contai
     }
 }
 
-fn pod_of<'a>(
+/// The pod in `pods` that these labels name, added if need be; `None` for what is nobody's pod.
+pub(super) fn pod_of<'a>(
     pods: &'a mut BTreeMap<PodUid, PodStatus>,
     labels: &HashMap<String, String>,
 ) -> Option<&'a mut PodStatus> {

@@ -41,6 +41,8 @@ pub enum CriErrorKind {
     Unimplemented,
     /// The runtime has too many such requests open.
     ResourceExhausted,
+    /// A message is larger than the runtime or this side allows.
+    TooLarge,
     /// Anything else the runtime says.
     Other,
 }
@@ -59,6 +61,11 @@ impl CriError {
     /// Whether the runtime does not offer this call.
     pub fn is_unimplemented(&self) -> bool {
         self.kind == CriErrorKind::Unimplemented
+    }
+
+    /// Whether a message was larger than the runtime or this side allows.
+    pub fn is_too_large(&self) -> bool {
+        self.kind == CriErrorKind::TooLarge
     }
 
     /// Whether the call may have had its effect although it failed.
@@ -120,6 +127,7 @@ impl CriError {
         // containerd's words while it reads its state back in, under a code that says nothing.
         let starting = status.message().contains("server is not initialized yet");
         let kind = match status.code() {
+            _ if is_too_large(&status) => CriErrorKind::TooLarge,
             _ if starting => CriErrorKind::Unavailable {
                 socket: socket.to_owned(),
             },
@@ -150,6 +158,14 @@ fn object_suffix(object: &str) -> String {
     } else {
         format!(" {object}")
     }
+}
+
+/// By the words of grpc-go (containerd, CRI-O) for what it sends and receives, and of tonic for what this side does.
+fn is_too_large(status: &Status) -> bool {
+    matches!(status.code(), Code::ResourceExhausted | Code::OutOfRange)
+        && ["message larger than max", "message length too large"]
+            .iter()
+            .any(|words| status.message().contains(words))
 }
 
 /// A status made on this side carries its cause; one the runtime sent does not.
@@ -190,4 +206,40 @@ fn io_kind(status: &Status) -> Option<io::ErrorKind> {
         cause = error.source();
     }
     None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_message_that_is_too_large_is_told_from_an_exhausted_runtime() {
+        let kind = |code, message: &str| {
+            CriError::from_status(
+                "list_podsandbox",
+                "",
+                "unix:///x",
+                Status::new(code, message),
+            )
+            .kind
+        };
+        for (code, message) in [
+            (
+                Code::ResourceExhausted,
+                "grpc: trying to send message larger than max (16910240 vs. 16777216)",
+            ),
+            (
+                Code::ResourceExhausted,
+                "grpc: received message larger than max (16910240 vs. 16777216)",
+            ),
+            (
+                Code::OutOfRange,
+                "Error, decoded message length too large: found 16910240 bytes, the limit is: 16777216 bytes",
+            ),
+        ] {
+            assert_eq!(kind(code, message), CriErrorKind::TooLarge, "{message}");
+        }
+        let busy = kind(Code::ResourceExhausted, "too many streams");
+        assert_eq!(busy, CriErrorKind::ResourceExhausted);
+    }
 }

@@ -17,8 +17,12 @@ mod channel;
 mod client;
 pub mod convert;
 mod error;
+#[cfg(feature = "fuzzing")]
+pub(crate) mod fuzzing;
 mod images;
+mod list;
 mod operation;
+mod sandboxes;
 mod streams;
 mod termination;
 mod trace;

@@ -6,6 +6,8 @@
 //! **Invariant:** nothing outside the directory is read, and nothing but regular files and directories is opened.
 
 mod files;
+#[cfg(feature = "fuzzing")]
+pub(crate) mod fuzzing;
 mod journal;
 mod query;
 #[cfg(test)]

@@ -3,6 +3,8 @@
 //! Which container is meant is read from the pod's status, where it logs from what the runtime said of it last, or from
 //! its record when the runtime has forgotten it. Nothing here asks the runtime: logs are read while it is away.
 
+#[cfg(feature = "fuzzing")]
+pub(crate) mod fuzzing;
 mod query;
 mod target;
 #[cfg(test)]

@@ -9,6 +9,8 @@
 mod auth;
 mod connections;
 mod debug;
+#[cfg(feature = "fuzzing")]
+pub(crate) mod fuzzing;
 mod host_logs;
 pub mod inherited;
 mod listener;
@@ -101,5 +103,8 @@ fn routes(node: Shared) -> Router {
             debug::gate,
         ))
         .with_state(Arc::clone(&node))
-        .merge(super::health_routes(node.health.clone()))
+        .merge(super::health_routes(
+            node.health.clone(),
+            node.metrics.clone(),
+        ))
 }

@@ -274,6 +274,7 @@ mod tests {
             ("/pods/", "pods"),
             ("/metrics", "metrics"),
             ("/metrics/cadvisor", "metrics/cadvisor"),
+            ("/metrics/slis", "other"),
             ("/metrics/else", "other"),
             ("/exec/ns/pod/c?x=1", "exec"),
             ("/containerLogs/a/b/c", "containerLogs"),

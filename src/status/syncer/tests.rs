@@ -587,3 +587,43 @@ async fn a_server_that_went_back_in_time_is_told_again() {
     pass(60_000).await;
     assert_eq!(rig.shown_phase("web"), "Running");
 }
+
+#[tokio::test(start_paused = true)]
+async fn nothing_is_remembered_of_pods_that_came_and_went_in_any_order() {
+    let rig = Rig::new();
+    let syncer = rig
+        .status
+        .syncer(rig.api.client.clone(), rig.pods.clone(), Metrics::default());
+    let mut queue = Queue::default();
+    for n in 0..200 {
+        let (name, uid) = (format!("p{n}"), format!("u{n}"));
+        let gone = rig.show(&deleting(&name, &uid));
+        rig.set(&gone, "Succeeded").await;
+        let status = phase_of("Succeeded");
+        let ended = rig.status.terminate(&gone, status, CommitMode::Normal);
+        ended.await.unwrap();
+        let uid = PodUid::new(&uid);
+        let deleted = Observed::Gone(Arc::clone(&gone));
+        if n % 2 == 0 {
+            // The watch is faster than the answers to the last patch and to DELETE.
+            rig.status.observed(deleted);
+            syncer.take_wakes(&mut queue);
+            syncer.keep((*gone).clone());
+            syncer.delete(&gone).await.unwrap();
+        } else {
+            syncer.try_sync(&uid, true).await.unwrap();
+            assert!(syncer.is_gone(&uid));
+            rig.status.observed(deleted);
+            syncer.take_wakes(&mut queue);
+        }
+        // Its worker tells of it once more before it ends.
+        rig.set(&gone, "Failed").await;
+        rig.status.forget(&uid);
+        syncer.take_wakes(&mut queue);
+    }
+    assert!(syncer.gone().is_empty());
+    pass(301_000).await;
+    syncer.shared().take_behind();
+    syncer.shared().take();
+    assert_eq!(syncer.shared().remembered(), 0);
+}

@@ -31,6 +31,7 @@ struct Plan {
     hanging: bool,
     buffer: bool,
     crash: bool,
+    panic: bool,
 }
 
 impl Faults {
@@ -100,6 +101,11 @@ impl Faults {
         self.set(|p| p.crash = true);
     }
 
+    /// The next `apply` panics, as a database does that finds itself in a state which must not be.
+    pub fn panic_next(&self) {
+        self.set(|p| p.panic = true);
+    }
+
     /// How often `apply` was called.
     pub fn applies(&self) -> u64 {
         self.plan().applies
@@ -112,6 +118,7 @@ impl Faults {
 
     fn check_apply(&self) -> Result<(), BackendError> {
         let mut plan = self.plan();
+        assert!(!std::mem::take(&mut plan.panic), "injected panic");
         plan.applies += 1;
         let hit = plan.fail_apply == Some(plan.applies);
         plan.result("write a batch", hit)

@@ -11,8 +11,8 @@ const MAGIC: [u8; 2] = *b"HF";
 const CHUNK_MAGIC: [u8; 2] = *b"HC";
 const FORMAT: u8 = 1;
 pub(super) const HEADER: usize = 22;
-const CHUNK_HEADER: usize = 16;
-const FLAG_ZSTD: u16 = 1;
+pub(super) const CHUNK_HEADER: usize = 16;
+pub(super) const FLAG_ZSTD: u16 = 1;
 
 /// Puts a payload of any record version into an envelope.
 ///
@@ -201,7 +201,7 @@ impl Header {
     }
 }
 
-fn checksum(head: &[u8], key: &[u8], payload: &[u8]) -> u32 {
+pub(super) fn checksum(head: &[u8], key: &[u8], payload: &[u8]) -> u32 {
     let mut hasher = crc32fast::Hasher::new();
     hasher.update(head);
     hasher.update(key);

@@ -161,6 +161,23 @@ fn left_over_chunks_do_not_harm_the_record() {
 }
 
 #[test]
+fn a_chunk_key_of_another_shape_is_set_aside_under_its_own_key() {
+    let key = chunk_key(Table::Objects, "a", 0);
+    let mut other = key.clone();
+    let separator = other.len() - 3;
+    other[separator] = 1;
+    let loaded = reload(vec![(key.clone(), vec![1]), (other.clone(), vec![2])]);
+    let mut found: Vec<_> = loaded.quarantined.iter().collect();
+    found.sort_by(|a, b| a.raw_key.cmp(&b.raw_key));
+    let [orphan, stranger] = found[..] else {
+        panic!("{found:?}");
+    };
+    assert_eq!((&orphan.raw_key, &orphan.raw), (&key, &vec![1]));
+    assert_eq!((&stranger.raw_key, &stranger.raw), (&other, &vec![2]));
+    assert_eq!(stranger.reason, QuarantineReason::Key);
+}
+
+#[test]
 fn a_newer_record_version_or_table_is_not_damage() {
     let payload = encode_payload(&object(vec![1])).unwrap();
     let newer = seal(Table::Objects, "k", 99, payload.clone()).unwrap();

@@ -117,6 +117,79 @@ pub struct VolumeStats {
     pub condition: String,
 }
 
+impl NodeCapabilities {
+    pub(super) fn of(answer: &NodeGetCapabilitiesResponse) -> Self {
+        let has = |rpc: NodeRpc| {
+            let mut types = answer.capabilities.iter().filter_map(|c| c.rpc);
+            types.any(|of| of.r#type == rpc as i32)
+        };
+        Self {
+            stage: has(NodeRpc::StageUnstageVolume),
+            stats: has(NodeRpc::GetVolumeStats),
+            expand: has(NodeRpc::ExpandVolume),
+            condition: has(NodeRpc::VolumeCondition),
+            single_node_multi_writer: has(NodeRpc::SingleNodeMultiWriter),
+            mount_group: has(NodeRpc::VolumeMountGroup),
+        }
+    }
+}
+
+impl VolumeStats {
+    pub(super) fn of(answer: NodeGetVolumeStatsResponse) -> Result<Self, String> {
+        if answer.usage.is_empty() && answer.volume_condition.is_none() {
+            return Err("it has no usage".to_owned());
+        }
+        let mut stats = Self::default();
+        for usage in &answer.usage {
+            let number = |n: i64| u64::try_from(n).map_err(|_| format!("a usage is negative: {n}"));
+            let (available, total, used) = (
+                Some(number(usage.available)?),
+                Some(number(usage.total)?),
+                Some(number(usage.used)?),
+            );
+            match usage.unit() {
+                UsageUnit::Bytes => {
+                    stats.usage.available = available;
+                    stats.usage.capacity = total;
+                    stats.usage.used = used;
+                }
+                UsageUnit::Inodes => {
+                    stats.usage.inodes_free = available;
+                    stats.usage.inodes = total;
+                    stats.usage.inodes_used = used;
+                }
+                UsageUnit::Unknown => {}
+            }
+        }
+        if let Some(condition) = answer.volume_condition {
+            stats.usage.abnormal = condition.abnormal;
+            stats.condition = condition.message;
+        }
+        Ok(stats)
+    }
+}
+
+/// The size of an expanded volume, if the driver says it.
+pub(super) fn expanded(answer: &NodeExpandVolumeResponse) -> Result<Option<u64>, &'static str> {
+    match u64::try_from(answer.capacity_bytes) {
+        Ok(0) => Ok(None),
+        Ok(bytes) => Ok(Some(bytes)),
+        Err(_) => Err("the size is negative"),
+    }
+}
+
+pub(super) fn checked_info(
+    answer: NodeGetInfoResponse,
+) -> Result<NodeGetInfoResponse, &'static str> {
+    if answer.node_id.is_empty() {
+        return Err("it has no node id");
+    }
+    if answer.max_volumes_per_node < 0 {
+        return Err("the number of volumes is negative");
+    }
+    Ok(answer)
+}
+
 impl CsiClient {
     /// A client of the driver that listens on `socket`. Connects with each call.
     pub fn new(driver: &str, socket: impl Into<PathBuf>, metrics: Metrics) -> Self {
@@ -227,38 +300,7 @@ impl CsiClient {
             staging_target_path: staging_target_path.to_owned(),
         };
         let answer: NodeGetVolumeStatsResponse = self.call(of, &request).await?;
-        if answer.usage.is_empty() && answer.volume_condition.is_none() {
-            return Err(self.garbage(of, "it has no usage"));
-        }
-        let mut stats = VolumeStats::default();
-        for usage in &answer.usage {
-            let number = |n: i64| {
-                u64::try_from(n).map_err(|_| self.garbage(of, &format!("a usage is negative: {n}")))
-            };
-            let (available, total, used) = (
-                Some(number(usage.available)?),
-                Some(number(usage.total)?),
-                Some(number(usage.used)?),
-            );
-            match usage.unit() {
-                UsageUnit::Bytes => {
-                    stats.usage.available = available;
-                    stats.usage.capacity = total;
-                    stats.usage.used = used;
-                }
-                UsageUnit::Inodes => {
-                    stats.usage.inodes_free = available;
-                    stats.usage.inodes = total;
-                    stats.usage.inodes_used = used;
-                }
-                UsageUnit::Unknown => {}
-            }
-        }
-        if let Some(condition) = answer.volume_condition {
-            stats.usage.abnormal = condition.abnormal;
-            stats.condition = condition.message;
-        }
-        Ok(stats)
+        VolumeStats::of(answer).map_err(|what| self.garbage(of, &what))
     }
 
     /// `NodeExpandVolume`. Gives the size that the volume has now in bytes, if the driver says so.
@@ -273,11 +315,7 @@ impl CsiClient {
         self.check(of, "volume id", &request.volume_id)?;
         self.check(of, "volume path", &request.volume_path)?;
         let answer: NodeExpandVolumeResponse = self.call(of, &request).await?;
-        match u64::try_from(answer.capacity_bytes) {
-            Ok(0) => Ok(None),
-            Ok(bytes) => Ok(Some(bytes)),
-            Err(_) => Err(self.garbage(of, "the size is negative")),
-        }
+        expanded(&answer).map_err(|what| self.garbage(of, what))
     }
 
     /// `NodeGetCapabilities`. Those that are not known are left out.
@@ -287,18 +325,7 @@ impl CsiClient {
     pub async fn node_get_capabilities(&self) -> Result<NodeCapabilities, CsiError> {
         let of = method::NODE_GET_CAPABILITIES;
         let answer: NodeGetCapabilitiesResponse = self.call(of, &Empty {}).await?;
-        let has = |rpc: NodeRpc| {
-            let mut types = answer.capabilities.iter().filter_map(|c| c.rpc);
-            types.any(|of| of.r#type == rpc as i32)
-        };
-        Ok(NodeCapabilities {
-            stage: has(NodeRpc::StageUnstageVolume),
-            stats: has(NodeRpc::GetVolumeStats),
-            expand: has(NodeRpc::ExpandVolume),
-            condition: has(NodeRpc::VolumeCondition),
-            single_node_multi_writer: has(NodeRpc::SingleNodeMultiWriter),
-            mount_group: has(NodeRpc::VolumeMountGroup),
-        })
+        Ok(NodeCapabilities::of(&answer))
     }
 
     /// `NodeGetInfo`.
@@ -308,13 +335,7 @@ impl CsiClient {
     pub async fn node_get_info(&self) -> Result<NodeGetInfoResponse, CsiError> {
         let of = method::NODE_GET_INFO;
         let answer: NodeGetInfoResponse = self.call(of, &Empty {}).await?;
-        if answer.node_id.is_empty() {
-            return Err(self.garbage(of, "it has no node id"));
-        }
-        if answer.max_volumes_per_node < 0 {
-            return Err(self.garbage(of, "the number of volumes is negative"));
-        }
-        Ok(answer)
+        checked_info(answer).map_err(|what| self.garbage(of, what))
     }
 
     /// `GetPluginInfo`.

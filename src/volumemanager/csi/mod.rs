@@ -4,6 +4,8 @@
 mod allocatable;
 pub mod client;
 mod driver;
+#[cfg(feature = "fuzzing")]
+pub(crate) mod fuzzing;
 mod node_info;
 pub mod proto;
 pub mod registry;

@@ -32,7 +32,7 @@ const REQUEST: Duration = Duration::from_secs(10);
 
 /// Why it was not told.
 #[derive(Debug, thiserror::Error)]
-enum TellError {
+pub(super) enum TellError {
     /// The API server refused, or could not be reached.
     #[error("{verb} {object}")]
     Request {
@@ -299,7 +299,10 @@ fn is_owned_by(object: &CSINode, uid: &str) -> bool {
 }
 
 /// What is to change in the node's metadata, if anything; the drivers that can be told; and why others cannot.
-fn node_change(node: &Node, open: Vec<Driver>) -> (Option<Value>, Vec<Driver>, Vec<TellError>) {
+pub(super) fn node_change(
+    node: &Node,
+    open: Vec<Driver>,
+) -> (Option<Value>, Vec<Driver>, Vec<TellError>) {
     let labels = node.metadata.labels.clone().unwrap_or_default();
     let annotations = node.metadata.annotations.as_ref();
     let before = annotations.and_then(|all| all.get(NODE_ID_ANNOTATION));
@@ -354,11 +357,11 @@ fn node_change(node: &Node, open: Vec<Driver>) -> (Option<Value>, Vec<Driver>, V
     )
 }
 
-type DriverList = Vec<CSINodeDriver>;
+pub(super) type DriverList = Vec<CSINodeDriver>;
 
 /// `spec.drivers` as it is to be; `None` when it is so already. An entry cannot be changed: before that list comes the
 /// one without it.
-fn merged(
+pub(super) fn merged(
     before: &[CSINodeDriver],
     drivers: &[Driver],
 ) -> Option<(Option<DriverList>, DriverList)> {

@@ -257,18 +257,7 @@ impl Drivers {
     }
 
     async fn take(&self, path: &Path, info: &PluginInfo) -> Result<(), String> {
-        check_name(&info.name)?;
-        let version = Version::highest(&info.supported_versions)?;
-        let endpoint = match info.endpoint.as_str() {
-            "" => path.to_owned(),
-            endpoint => PathBuf::from(endpoint.strip_prefix("unix://").unwrap_or(endpoint)),
-        };
-        if !endpoint.is_absolute() {
-            return Err(format!(
-                "the endpoint {:?} of driver {} is no absolute path",
-                info.endpoint, info.name
-            ));
-        }
+        let (version, endpoint) = checked(path, info)?;
         self.give_way(path, &info.name, version).await?;
         let client = match self.client(&info.name) {
             Some(client) if client.socket() == endpoint => client,
@@ -473,6 +462,23 @@ impl Drivers {
         let known = self.inner.known.lock();
         known.unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// The version of CSI that is spoken with a plugin that registers by `path`, and where it listens.
+pub(super) fn checked(path: &Path, info: &PluginInfo) -> Result<(Version, PathBuf), String> {
+    check_name(&info.name)?;
+    let version = Version::highest(&info.supported_versions)?;
+    let endpoint = match info.endpoint.as_str() {
+        "" => path.to_owned(),
+        endpoint => PathBuf::from(endpoint.strip_prefix("unix://").unwrap_or(endpoint)),
+    };
+    if !endpoint.is_absolute() {
+        return Err(format!(
+            "the endpoint {:?} of driver {} is no absolute path",
+            info.endpoint, info.name
+        ));
+    }
+    Ok((version, endpoint))
 }
 
 /// Tells a plugin what became of its registration.

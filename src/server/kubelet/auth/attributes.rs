@@ -2,8 +2,15 @@
 
 use axum::http::Method;
 
-/// The verb of a request: by its method alone.
-pub(super) fn verb(method: &Method) -> &'static str {
+/// Where processes of pods are reached, also by GET: a WebSocket begins as one.
+const STREAMS: [&str; 4] = ["/exec", "/attach", "/portForward", "/run"];
+
+/// The verb of a request: by its method alone, as upstream. With `streams_create`, what reaches processes of pods is
+/// `create` whatever its method, so that who may read what `proxy` opens may not run commands as well.
+pub(super) fn verb(method: &Method, path: &str, streams_create: bool) -> &'static str {
+    if streams_create && STREAMS.iter().any(|root| is_below(root, path)) {
+        return "create";
+    }
     match method.as_str() {
         "GET" => "get",
         "POST" => "create",

@@ -144,6 +144,8 @@ type TokenAnswer = Result<Option<Arc<User>>, TokenFailure>;
 /// Decides.
 pub(super) struct Auth {
     node_name: String,
+    /// `--streaming-requires-create`.
+    streams_create: bool,
     clock: Arc<dyn Clock>,
     cas: Option<Arc<ClientCas>>,
     anonymous: bool,
@@ -205,6 +207,7 @@ impl Auth {
         });
         Ok(Self {
             node_name: node.config.node_name.clone(),
+            streams_create: node.config.streaming_requires_create,
             clock,
             cas,
             anonymous: k.authentication.anonymous,
@@ -234,8 +237,9 @@ impl Auth {
             waiting => waiting,
         };
         let user = self.authenticate(request).await?;
-        let verb = attributes::verb(request.method());
-        let subresources = attributes::subresources(request.uri().path());
+        let path = request.uri().path();
+        let verb = attributes::verb(request.method(), path, self.streams_create);
+        let subresources = attributes::subresources(path);
         self.authorize(&user, verb, subresources).await?;
         Ok(user)
     }

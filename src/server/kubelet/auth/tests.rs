@@ -45,6 +45,7 @@ fn each_path_has_its_subresources_and_each_method_its_verb() {
         ("/metrics", "metrics"),
         ("/metrics/", "metrics"),
         ("/metrics/cadvisor", "metrics"),
+        ("/metrics/slis", "metrics"),
         ("/metricsx", "proxy"),
         ("/Metrics", "proxy"),
         ("/%6detrics", "proxy"),
@@ -76,7 +77,31 @@ fn each_path_has_its_subresources_and_each_method_its_verb() {
         (Method::OPTIONS, ""),
         (Method::CONNECT, ""),
     ] {
-        assert_eq!(attributes::verb(&method), expected, "{method}");
+        assert_eq!(attributes::verb(&method, "/exec/a/b/c", false), expected);
+        assert_eq!(attributes::verb(&method, "/pods", true), expected);
+    }
+}
+
+#[test]
+fn streams_can_need_create_whatever_their_method() {
+    for path in [
+        "/exec/ns/pod/c",
+        "/exec/ns/pod/uid/c",
+        "/attach/ns/pod/c",
+        "/portForward/ns/pod",
+        "/run/ns/pod/c",
+    ] {
+        for method in [Method::GET, Method::POST, Method::HEAD, Method::CONNECT] {
+            assert_eq!(attributes::verb(&method, path, true), "create", "{path}");
+        }
+    }
+    for path in [
+        "/containerLogs/ns/pod/c",
+        "/logs/",
+        "/runningpods/",
+        "/executor",
+    ] {
+        assert_eq!(attributes::verb(&Method::GET, path, true), "get", "{path}");
     }
 }
 

@@ -37,6 +37,7 @@ const FIELDS: &[(&str, &str)] = &[
     ("logging-format", "/logging/format"),
     ("manifest-url", "/staticPodURL"),
     ("max-pods", "/maxPods"),
+    ("pods-per-core", "/podsPerCore"),
     ("node-status-update-frequency", "/nodeStatusUpdateFrequency"),
     ("pod-manifest-path", "/staticPodPath"),
     ("pod-max-pids", "/podPidsLimit"),
@@ -136,6 +137,10 @@ fn flags(config: &AgentConfig) -> BTreeMap<&'static str, String> {
         ("runonce", config.run_once.to_string()),
         ("secrets-key-file", optional(&config.secrets_key_file)),
         ("state-dir", path(&config.state_dir)),
+        (
+            "streaming-requires-create",
+            config.streaming_requires_create.to_string(),
+        ),
     ]);
     flags
 }

@@ -129,6 +129,7 @@ mod tests {
             "/pods",
             "/metrics",
             "/metrics/cadvisor",
+            "/metrics/slis",
             "/stats/summary",
             "/healthz",
             "/statusz",

@@ -22,6 +22,7 @@ const PATHS: &[&str] = &[
     "/metrics/cadvisor",
     "/metrics/probes",
     "/metrics/resource",
+    "/metrics/slis",
     "/pods",
     "/runningpods",
     "/stats/summary",

@@ -70,6 +70,7 @@ async fn flagz_lists_flags_with_the_values_in_force() {
         "v=0",
         "pod-max-pids=-1",
         "offline-start=Safe",
+        "streaming-requires-create=false",
         "sync-frequency=1m0s",
     ] {
         assert!(text.lines().any(|l| l == line), "{line} is not in {text}");

@@ -349,14 +349,14 @@ fn content_type(name: &str) -> &'static str {
 }
 
 #[derive(Debug, PartialEq, Eq)]
-enum Asked {
+pub(super) enum Asked {
     Whole,
     Part(Range<u64>),
     Impossible,
 }
 
 /// What of `len` bytes a `Range` header asks for. Several ranges at once are answered with the whole.
-fn range(header: &str, len: u64) -> Asked {
+pub(super) fn range(header: &str, len: u64) -> Asked {
     let Some(spec) = header.trim().strip_prefix("bytes=") else {
         return Asked::Whole;
     };

@@ -10,6 +10,7 @@ use hyper_util::rt::TokioIo;
 use tokio::net::TcpStream;
 
 use super::error::StreamError;
+use super::runtime_io::RuntimeIo;
 
 /// How long connecting and answering may take.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -22,7 +23,7 @@ pub(super) const STREAM_PROTOCOL: HeaderName = HeaderName::from_static("x-stream
 /// A connection to the runtime after its upgrade.
 pub(super) struct RuntimeStream {
     /// The bytes.
-    pub(super) io: TokioIo<Upgraded>,
+    pub(super) io: RuntimeIo<TokioIo<Upgraded>>,
     /// The head of the runtime's answer.
     pub(super) headers: HeaderMap,
 }
@@ -93,7 +94,7 @@ async fn upgrade(url: &str, method: Method, headers: HeaderMap) -> Result<Dialle
             .await
             .map_err(|e| text(&e))?;
         return Ok(Dialled::Upgraded(RuntimeStream {
-            io: TokioIo::new(upgraded),
+            io: RuntimeIo::new(TokioIo::new(upgraded)),
             headers: std::mem::take(response.headers_mut()),
         }));
     }

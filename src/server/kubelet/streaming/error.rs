@@ -32,6 +32,9 @@ pub(super) enum StreamError {
     /// The limit is reached.
     #[error("too many streams are open on this node; close some")]
     Busy,
+    /// The pod's share is taken.
+    #[error("too many streams to this pod are open; close some")]
+    PodBusy,
     /// The client asked for no upgrade.
     #[error("Upgrade request required")]
     UpgradeRequired,
@@ -64,7 +67,9 @@ impl StreamError {
         match self {
             Self::BadRequest(_) => StatusCode::BAD_REQUEST,
             Self::NoPod | Self::OtherPod | Self::NoContainer(_) => StatusCode::NOT_FOUND,
-            Self::Starting | Self::Busy | Self::Stopping => StatusCode::SERVICE_UNAVAILABLE,
+            Self::Starting | Self::Busy | Self::PodBusy | Self::Stopping => {
+                StatusCode::SERVICE_UNAVAILABLE
+            }
             Self::Protocols(..) => StatusCode::FORBIDDEN,
             Self::Cri(error) => match error.kind {
                 CriErrorKind::NotFound => StatusCode::NOT_FOUND,

@@ -7,19 +7,26 @@
 //!
 //! In: requests, the pods that are wanted, the runtime's list of what runs. Out: bytes. Nothing is remembered.
 //!
-//! **Invariant:** a stream holds a few fixed buffers and no queue: who does not read stops who writes, and nobody else.
-//! **Invariant:** every stream ends with its client, with the runtime's end of it, after the idle timeout, or with the
-//! agent, whichever comes first.
+//! **Invariant:** a stream holds a few fixed buffers and no queue, however long a client's messages are: who does not
+//! read stops who writes, and nobody else. `slots` bounds how many there are, on the node and to each pod.
+//! **Invariant:** every stream ends with its client, with the runtime's end of it, after the idle timeout, when its
+//! container is stopped, or with the agent, whichever comes first. The runtime's connection outlives the client until
+//! the runtime has answered what was opened over it.
 
 mod activity;
 mod channels;
 mod dial;
 mod error;
+mod frames;
+#[cfg(feature = "fuzzing")]
+pub(crate) mod fuzzing;
 mod lookup;
 mod parameters;
 mod relay;
 mod run;
+mod runtime_io;
 mod session;
+mod slots;
 pub mod spdy;
 mod translate;
 mod tunnel;
@@ -34,20 +41,19 @@ use axum::extract::{FromRef, Path, Request, State};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Extension, Router};
-use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 
 use self::error::StreamError;
 use self::lookup::Target;
 use self::session::Call;
+use self::slots::Slots;
 use super::Shared;
 use crate::kuberuntime::cri::CriClient;
 use crate::pod_manager::PodManager;
+use crate::types::PodExt;
 
 /// Default of `streamingConnectionIdleTimeout`.
 pub const IDLE_TIMEOUT: Duration = Duration::from_secs(4 * 3600);
-/// Streams open at the same time; more are refused.
-const MAX_STREAMS: usize = 512;
 
 /// What the handlers need.
 #[derive(Clone)]
@@ -78,15 +84,15 @@ impl FromRef<Shared> for Streaming {
 
 /// The routes of this module. Streams are spawned on the `TaskTracker` in the request's extensions, if there is one.
 pub(super) fn routes() -> Router<Shared> {
-    routes_with(MAX_STREAMS)
+    routes_for()
 }
 
 /// The routes by themselves, without authentication: for tests.
 pub fn router(streaming: Streaming) -> Router {
-    routes_with(MAX_STREAMS).with_state(streaming)
+    routes_for().with_state(streaming)
 }
 
-fn routes_with<S>(max_streams: usize) -> Router<S>
+fn routes_for<S>() -> Router<S>
 where
     S: Clone + Send + Sync + 'static,
     Streaming: FromRef<S>,
@@ -103,12 +109,8 @@ where
         .route("/portForward/{namespace}/{pod}/{uid}", port_forward())
         .route("/run/{namespace}/{pod}/{container}", post(run))
         .route("/run/{namespace}/{pod}/{uid}/{container}", post(run))
-        .layer(Extension(Slots(Arc::new(Semaphore::new(max_streams)))))
+        .layer(Extension(Slots::default()))
 }
-
-/// Bounds how many streams are open.
-#[derive(Clone)]
-struct Slots(Arc<Semaphore>);
 
 type Names = Path<HashMap<String, String>>;
 
@@ -156,8 +158,8 @@ async fn run(
 ) -> Response {
     answer(async {
         let target = node.target(names)?;
-        let _slot = slots.take()?;
-        run::run(&node, &target, request).await
+        let slot = slots.take_run(&target.pod.uid())?;
+        run::run(&node, &target, request, slot).await
     })
     .await
 }
@@ -172,14 +174,6 @@ impl Streaming {
             return Err(StreamError::Starting);
         }
         lookup::find(&self.pods, names)
-    }
-}
-
-impl Slots {
-    fn take(&self) -> Result<tokio::sync::OwnedSemaphorePermit, StreamError> {
-        Arc::clone(&self.0)
-            .try_acquire_owned()
-            .map_err(|_| StreamError::Busy)
     }
 }
 

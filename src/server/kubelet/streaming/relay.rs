@@ -6,17 +6,18 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, split};
 
 use super::activity::Activity;
+use super::runtime_io::RuntimeIo;
 use super::session::Limits;
 
 /// Bytes under way in one direction.
 const BUFFER: usize = 32 * 1024;
-/// How long the client may go on sending after the runtime has ended its side: to end at once, with bytes unread,
-/// would cost the client what it has not read yet.
-const LINGER: Duration = Duration::from_secs(10);
+/// How long one side may go on after the other has ended its own. To end at once, with bytes unread, would cost the client what
+/// it has not read yet.
+pub(super) const LINGER: Duration = Duration::from_secs(10);
 /// How long saying goodbye may take when the agent ends.
 const GOODBYE: Duration = Duration::from_secs(1);
 
-/// Says goodbye to a client; whether it was done in time. The end of the agent, before or meanwhile, leaves less of it.
+/// Says goodbye to a peer; whether it was done in time. The end of the agent, before or meanwhile, leaves less of it.
 pub(super) async fn in_time(goodbye: impl Future<Output = ()>, limits: &Limits) -> bool {
     let stopped = async {
         limits.stop.cancelled().await;
@@ -43,6 +44,8 @@ pub(super) enum End {
     RuntimeBroken,
     /// Nothing was carried for the idle timeout.
     Idle,
+    /// The container or its sandbox is stopped.
+    TargetStopped,
     /// The agent ends.
     Stopped,
 }
@@ -55,34 +58,48 @@ enum PumpEnd {
 }
 
 /// Carries bytes until both sides are done.
-pub(super) async fn relay<C, R>(client: C, runtime: R, limits: &Limits) -> End
+pub(super) async fn relay<C, R>(client: C, mut runtime: RuntimeIo<R>, limits: &Limits) -> End
 where
     C: AsyncRead + AsyncWrite,
-    R: AsyncRead + AsyncWrite,
+    R: AsyncRead + AsyncWrite + Unpin,
 {
     let (client_read, mut client_write) = split(client);
-    let (runtime_read, mut runtime_write) = split(runtime);
     let activity = Activity::new(limits.idle_timeout);
-    let end = tokio::select! {
-        end = both(
-            (client_read, &mut runtime_write),
-            (runtime_read, &mut client_write),
-            &activity,
-        ) => end,
-        () = activity.expired() => End::Idle,
-        () = limits.stop.cancelled() => End::Stopped,
+    let end = {
+        let (runtime_read, mut runtime_write) = split(&mut runtime);
+        tokio::select! {
+            end = both(
+                (client_read, &mut runtime_write),
+                (runtime_read, &mut client_write),
+                &activity,
+            ) => end,
+            () = activity.expired() => End::Idle,
+            end = limits.reached() => end,
+        }
     };
-    // What ends here must not wait for a peer that does not read.
+    // What ends here must not wait for a client that does not read.
     let goodbye = async {
-        (
-            client_write.shutdown().await,
-            runtime_write.shutdown().await,
-        )
+        if tokio::time::timeout(GOODBYE, client_write.shutdown())
+            .await
+            .is_err()
+        {
+            tracing::debug!("dropping a stream whose client does not read");
+        }
     };
-    if tokio::time::timeout(GOODBYE, goodbye).await.is_err() {
-        tracing::debug!("dropping a stream whose peer does not read");
-    }
+    tokio::join!(goodbye, close_runtime(runtime, limits));
     end
+}
+
+/// Closes the connection to the runtime when it has answered what was opened over it.
+pub(super) async fn close_runtime<R>(runtime: RuntimeIo<R>, limits: &Limits)
+where
+    R: AsyncRead + AsyncWrite + Unpin,
+{
+    if !in_time(runtime.close(), limits).await {
+        tracing::warn!(
+            "the container runtime has not answered the streams of a connection that is closed"
+        );
+    }
 }
 
 async fn both(
@@ -102,8 +119,13 @@ async fn both(
         delivered = &mut output => delivered,
         sent = &mut input => match sent {
             PumpEnd::ReadFailed => return End::ClientGone,
-            // A client may end its side and listen on; a runtime that takes no more may have more to say.
-            PumpEnd::Eof | PumpEnd::WriteFailed => return ended(&output.await),
+            // A client may end its side and listen on for a while. Mostly it is gone, and not every runtime ends its side then.
+            PumpEnd::Eof => {
+                let rest = tokio::time::timeout(LINGER, output).await;
+                return rest.map_or(End::ClientGone, |delivered| ended(&delivered));
+            }
+            // A runtime that takes no more may have more to say.
+            PumpEnd::WriteFailed => return ended(&output.await),
         },
     };
     // The client has everything: it ends its side, or time does.

@@ -6,16 +6,19 @@ use axum::body::{Body, to_bytes};
 use axum::extract::Request;
 use axum::http::header;
 use axum::response::{IntoResponse, Response};
+use bytes::Bytes;
+use futures::{StreamExt, stream};
 
 use super::error::StreamError;
 use super::lookup::Target;
+use super::slots::Slot;
 use super::{Streaming, parameters};
 
 /// The longest form that is read.
 const MAX_FORM: usize = 64 * 1024;
 
 /// Runs `cmd`, split at spaces, from the query or from a form; upstream's `getRun`. Dropped, the call is cancelled;
-/// the command may run on.
+/// the command may run on. The slot is held until the client has taken the output.
 ///
 /// # Errors
 /// When the command does not start, or ends with another code than 0.
@@ -23,6 +26,7 @@ pub(super) async fn run(
     node: &Streaming,
     target: &Target,
     request: Request,
+    slot: Slot,
 ) -> Result<Response, StreamError> {
     let command = command(request).await?;
     let container = target.running_container(&node.cri).await?;
@@ -41,8 +45,20 @@ pub(super) async fn run(
     }
     let mut output = done.stdout;
     output.extend(done.stderr);
-    let kind = [(header::CONTENT_TYPE, "text/plain; charset=utf-8")];
-    Ok((kind, Body::from(output)).into_response())
+    let head = [
+        (header::CONTENT_TYPE, "text/plain; charset=utf-8".to_owned()),
+        (header::CONTENT_LENGTH, output.len().to_string()),
+    ];
+    Ok((head, held(output.into(), slot)).into_response())
+}
+
+/// A body that keeps `slot` as long as it is there.
+fn held(output: Bytes, slot: Slot) -> Body {
+    let output = stream::iter([output]).map(move |bytes| {
+        let _held = &slot;
+        Ok::<_, std::convert::Infallible>(bytes)
+    });
+    Body::from_stream(output)
 }
 
 async fn command(request: Request) -> Result<String, StreamError> {
@@ -66,4 +82,24 @@ async fn command(request: Request) -> Result<String, StreamError> {
         .into_iter()
         .next()
         .ok_or_else(missing)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::slots::Slots;
+    use super::*;
+    use crate::types::PodUid;
+
+    #[tokio::test]
+    async fn output_that_nobody_takes_keeps_its_place() {
+        let (slots, pod) = (Slots::default(), PodUid::from("pod".to_owned()));
+        let mut bodies = Vec::new();
+        while let Ok(slot) = slots.take_run(&pod) {
+            bodies.push(held(Bytes::from_static(b"out"), slot));
+        }
+        let body = bodies.pop().unwrap();
+        assert!(slots.take_run(&pod).is_err());
+        assert_eq!(to_bytes(body, 10).await.unwrap(), "out");
+        assert!(slots.take_run(&pod).is_ok());
+    }
 }

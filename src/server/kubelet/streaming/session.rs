@@ -14,12 +14,15 @@ use tokio_util::task::TaskTracker;
 use super::dial::{self, Dialled, STREAM_PROTOCOL};
 use super::error::StreamError;
 use super::lookup::Target;
-use super::relay::{End, relay};
+use super::relay::{End, LINGER, relay};
+use super::runtime_io::RuntimeIo;
+use super::slots::Slots;
 use super::translate::{Plan, Stream, translate};
 use super::tunnel::tunnel;
 use super::websocket::{self, Agreed, Channels};
-use super::{Slots, Streaming, parameters};
+use super::{Streaming, parameters};
 use crate::kuberuntime::cri::Streams;
+use crate::kuberuntime::open_streams::{OpenStream, Until};
 use crate::types::PodExt;
 
 /// How long a client may take from our answer to the end of its upgrade.
@@ -37,12 +40,29 @@ pub(super) enum Call {
 }
 
 /// When a stream is ended from here.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub(super) struct Limits {
     /// The agent ends.
     pub(super) stop: CancellationToken,
     /// Nothing is carried; zero = for ever.
     pub(super) idle_timeout: Duration,
+    /// The container or sandbox is stopped.
+    pub(super) open: OpenStream,
+}
+
+impl Limits {
+    /// Waits until the stream has to end; returns why. Cancel-safe.
+    pub(super) async fn reached(&self) -> End {
+        let stopped = async {
+            if self.open.closing().await == Until::Delivered {
+                drop(tokio::time::timeout(LINGER, self.open.cut()).await);
+            }
+        };
+        tokio::select! {
+            () = self.stop.cancelled() => End::Stopped,
+            () = stopped => End::TargetStopped,
+        }
+    }
 }
 
 /// How bytes are carried.
@@ -78,7 +98,7 @@ pub(super) async fn open(
     let slots = Extension::<Slots>::from_request_parts(&mut parts, &())
         .await
         .map_err(|_| StreamError::Busy)?;
-    let slot = slots.take()?;
+    let slot = slots.take(&target.pod.uid())?;
     let tasks = parts.extensions.get::<TaskTracker>().cloned();
 
     // A client that cannot be answered must not cost the runtime anything.
@@ -104,7 +124,7 @@ pub(super) async fn open(
         streams.tty = target.has_tty();
         streams.stderr = streams.stderr && !streams.tty;
     }
-    let url = ask(&node, &call, &target).await?;
+    let (url, open) = ask(&node, &call, &target).await?;
     let (method, headers, carrier) = match dial_as {
         None => (
             parts.method.clone(),
@@ -134,6 +154,7 @@ pub(super) async fn open(
     let limits = Limits {
         stop: node.stop.clone(),
         idle_timeout: node.idle_timeout,
+        open,
     };
     let stream = async move {
         let _slot = slot;
@@ -147,22 +168,23 @@ pub(super) async fn open(
     Ok(response)
 }
 
-async fn ask(node: &Streaming, call: &Call, target: &Target) -> Result<String, StreamError> {
-    let url = match call {
-        Call::Exec(streams, command) => {
-            let container = target.running_container(&node.cri).await?;
-            node.cri.exec(&container, command.clone(), *streams).await?
-        }
-        Call::Attach(streams) => {
-            let container = target.running_container(&node.cri).await?;
-            node.cri.attach(&container, *streams).await?
-        }
-        Call::PortForward(ports) => {
-            let sandbox = target.ready_sandbox(&node.cri).await?;
-            node.cri.port_forward(&sandbox, ports).await?
-        }
+/// Asks the runtime for a URL; registers the stream that begins there.
+async fn ask(
+    node: &Streaming,
+    call: &Call,
+    target: &Target,
+) -> Result<(String, OpenStream), StreamError> {
+    let id = match call {
+        Call::Exec(..) | Call::Attach(_) => target.running_container(&node.cri).await?,
+        Call::PortForward(_) => target.ready_sandbox(&node.cri).await?,
     };
-    Ok(url)
+    let open = node.cri.open_streams().open(&id);
+    let url = match call {
+        Call::Exec(streams, command) => node.cri.exec(&id, command.clone(), *streams).await?,
+        Call::Attach(streams) => node.cri.attach(&id, *streams).await?,
+        Call::PortForward(ports) => node.cri.port_forward(&id, ports).await?,
+    };
+    Ok((url, open))
 }
 
 /// What of a client's head the runtime needs. Its credentials are not among it.
@@ -183,7 +205,7 @@ fn end_to_end(from: &HeaderMap) -> HeaderMap {
 
 async fn carry(
     upgrade: OnUpgrade,
-    runtime: TokioIo<Upgraded>,
+    runtime: RuntimeIo<TokioIo<Upgraded>>,
     carrier: Carrier,
     limits: &Limits,
 ) -> End {

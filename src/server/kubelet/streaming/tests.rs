@@ -13,8 +13,10 @@ use tokio_tungstenite::tungstenite::Message;
 use tokio_tungstenite::tungstenite::protocol::Role;
 use tokio_tungstenite::tungstenite::protocol::frame::coding::CloseCode;
 
-use super::channels::{Encoding, Incoming};
+use super::channels::{Encoding, Incoming, Messages};
+use super::frames::Data;
 use super::relay::{End, relay};
+use super::runtime_io::RuntimeIo;
 use super::session::{Limits, plan};
 use super::spdy::{Frame, Reader, Writer};
 use super::translate::{Plan, Stream, translate};
@@ -22,6 +24,8 @@ use super::tunnel::tunnel;
 use super::websocket::{Agreed, Channels};
 use super::*;
 use crate::kuberuntime::cri::Streams;
+use crate::kuberuntime::open_streams::OpenStreams;
+use crate::types::ContainerId;
 
 fn text(error: StreamError) -> (StatusCode, String) {
     let message = error.to_string();
@@ -156,28 +160,50 @@ fn a_handshake_is_answered_as_the_standard_says() {
     assert!(websocket::accept(&Method::POST, &headers, None).is_err());
 }
 
+/// What a message in these pieces says.
+fn taken(encoding: Encoding, half_close: bool, pieces: &[&[u8]]) -> Vec<Incoming> {
+    let mut messages = Messages::new(encoding, half_close);
+    let pieces = pieces.iter().enumerate().map(|(at, bytes)| Data {
+        bytes: bytes::Bytes::copy_from_slice(bytes),
+        first: at == 0,
+        last: at + 1 == pieces.len(),
+        text: encoding == Encoding::Base64,
+    });
+    let taken = pieces.map(|piece| messages.take(piece));
+    taken.filter(|taken| *taken != Incoming::Nothing).collect()
+}
+
 #[test]
 fn messages_name_their_channel_first() {
-    let binary = Encoding::Binary;
-    assert_eq!(
-        binary.encode(1, b"ab"),
-        Message::Binary(vec![1, b'a', b'b'].into())
-    );
+    let sent = Encoding::Binary.encode(1, b"ab");
+    assert_eq!(sent.payload(), b"\x01ab");
+    let sent = Encoding::Base64.encode(1, b"ab");
+    assert_eq!(sent.payload(), b"1YWI=");
     let data = |channel, data: &'static [u8]| Incoming::Data(channel, data.into());
-    assert_eq!(binary.decode(&vec![0, b'x'].into(), true), data(0, b"x"));
+    let binary = |half_close, pieces: &[&[u8]]| taken(Encoding::Binary, half_close, pieces);
+    assert_eq!(binary(true, &[b"\0x"]), [data(0, b"x")]);
+    let cut: [&[u8]; 4] = [b"", b"\0", b"xy", b"\xff"];
+    let both = [data(0, b"xy"), data(0, b"\xff")];
+    assert_eq!(binary(true, &cut), both);
+    assert_eq!(binary(true, &[b"\xff\0"]), [Incoming::Ended(0)]);
     assert_eq!(
-        binary.decode(&vec![255, 0].into(), true),
-        Incoming::Ended(0)
+        binary(true, &[b"\xff", b"\x01", b"z"]),
+        [Incoming::Ended(1)]
     );
-    assert_eq!(binary.decode(&vec![255, 0].into(), false), data(255, &[0]));
-    for nothing in [vec![], vec![0], vec![255]] {
-        assert_eq!(binary.decode(&nothing.into(), true), Incoming::Nothing);
+    assert_eq!(binary(false, &[b"\xff\0"]), [data(255, b"\0")]);
+    for nothing in [&b""[..], b"\0", b"\xff"] {
+        assert!(binary(true, &[nothing]).is_empty());
     }
-    let base64 = Encoding::Base64;
-    assert_eq!(base64.encode(1, b"ab"), Message::Text("1YWI=".into()));
-    assert_eq!(base64.decode(&"0YWI=".into(), false), data(0, b"ab"));
-    for nothing in ["", "0", "0?", "\n0"] {
-        assert_eq!(base64.decode(&nothing.into(), false), Incoming::Nothing);
+    let base64 = |pieces: &[&[u8]]| taken(Encoding::Base64, false, pieces);
+    assert_eq!(base64(&[b"0YWI="]), [data(0, b"ab")]);
+    let cut: [&[u8]; 4] = [b"0YW", b"JjZ", b"", b"A=="];
+    assert_eq!(base64(&cut), [data(0, b"abc"), data(0, b"d")]);
+    for nothing in ["", "0", "0?", "0YWI", "\n0"] {
+        assert!(base64(&[nothing.as_bytes()]).is_empty(), "{nothing:?}");
+    }
+    for broken in [&b"????"[..], b"Y", b"YQ==YQ=="] {
+        let taken = base64(&[b"0YWJj", broken]);
+        assert_eq!(taken, [data(0, b"abc"), Incoming::Broken]);
     }
 }
 
@@ -210,26 +236,34 @@ struct Rig {
     client: WebSocketStream<DuplexStream>,
     from: Reader<ReadHalf<DuplexStream>>,
     to: Writer<WriteHalf<DuplexStream>>,
-    limits: Limits,
+    limits: Arc<Limits>,
+    streams: OpenStreams,
     task: JoinHandle<End>,
 }
 
+/// What the streams go to.
+const TARGET: &str = "c1";
 const PIPE: usize = 16 * 1024;
 
 fn limits() -> Limits {
     Limits {
         stop: CancellationToken::new(),
         idle_timeout: IDLE_TIMEOUT,
+        open: OpenStreams::default().open(&ContainerId::new(TARGET)),
     }
 }
 
 async fn rig(plan: Plan) -> Rig {
     let (client, ours) = duplex(PIPE);
     let (theirs, runtime) = duplex(PIPE);
-    let limits = limits();
+    let streams = OpenStreams::default();
+    let limits = Arc::new(Limits {
+        open: streams.open(&ContainerId::new(TARGET)),
+        ..limits()
+    });
     let task = tokio::spawn({
-        let limits = limits.clone();
-        async move { translate(ours, theirs, &plan, &limits).await }
+        let limits = Arc::clone(&limits);
+        async move { translate(ours, RuntimeIo::new(theirs), &plan, &limits).await }
     });
     let (read, write) = split(runtime);
     Rig {
@@ -237,6 +271,7 @@ async fn rig(plan: Plan) -> Rig {
         from: Reader::new(read),
         to: Writer::new(write).unwrap(),
         limits,
+        streams,
         task,
     }
 }
@@ -409,6 +444,65 @@ async fn a_runtime_that_takes_no_input_stops_the_client_and_not_the_output() {
     }
 }
 
+/// The head of a message of a client's with so many bytes, and the mask that changes nothing.
+fn long_message(length: u64) -> Vec<u8> {
+    let mut head = vec![0x82, 0xff];
+    head.extend(length.to_be_bytes());
+    head.extend([0; 4]);
+    head
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_long_message_is_carried_as_it_comes() {
+    let mut rig = exec_rig().await;
+    let client = rig.client.get_mut();
+    let mut sent = long_message(16 << 20);
+    sent.extend(b"\0the beginning");
+    client.write_all(&sent).await.unwrap();
+    let carried = tokio::time::timeout(Duration::from_secs(30), rig.frame()).await;
+    let carried = carried.expect("the message is waited for as a whole");
+    assert_eq!(carried, data(3, b"the beginning", false));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_runtime_that_takes_no_input_stops_a_long_message() {
+    let mut rig = exec_rig().await;
+    let client = rig.client.get_mut();
+    let mut sent = long_message(16 << 20);
+    sent.resize(8 * 1024, 0);
+    let mut taken = 0;
+    while let Ok(Ok(())) =
+        tokio::time::timeout(Duration::from_secs(30), client.write_all(&sent)).await
+    {
+        taken += sent.len();
+        assert!(
+            taken < 256 * 1024,
+            "a message gathers for a runtime that does not read"
+        );
+        sent.fill(0);
+    }
+    assert!(!rig.task.is_finished());
+}
+
+#[tokio::test]
+async fn a_ping_of_the_client_is_answered_also_within_a_message() {
+    let mut rig = exec_rig().await;
+    let frames = [
+        &[0x02, 0x82, 0, 0, 0, 0, 0, b'a'][..],
+        &[0x89, 0x81, 0, 0, 0, 0, b'?'],
+        &[0x80, 0x81, 0, 0, 0, 0, b'b'],
+    ];
+    rig.client
+        .get_mut()
+        .write_all(&frames.concat())
+        .await
+        .unwrap();
+    assert_eq!(rig.frame().await, data(3, b"a", false));
+    assert_eq!(rig.frame().await, data(3, b"b", false));
+    let pong = rig.client.next().await.unwrap().unwrap();
+    assert_eq!(pong, Message::Pong("?".into()));
+}
+
 #[tokio::test(start_paused = true)]
 async fn silence_ends_a_stream_and_data_keeps_it() {
     let mut rig = exec_rig().await;
@@ -524,7 +618,7 @@ async fn a_tunnel_carries_bytes_in_messages() {
     let (theirs, mut runtime) = duplex(PIPE);
     let limits = limits();
     let stop = limits.stop.clone();
-    let task = tokio::spawn(async move { tunnel(ours, theirs, &limits).await });
+    let task = tokio::spawn(async move { tunnel(ours, RuntimeIo::new(theirs), &limits).await });
     let mut client = WebSocketStream::from_raw_socket(client, Role::Client, None).await;
     client.send(Message::Binary("ping".into())).await.unwrap();
     let mut bytes = [0; 4];
@@ -547,7 +641,7 @@ async fn a_tunnel_carries_bytes_in_messages() {
 async fn a_relay_delivers_everything_before_it_ends() {
     let (mut client, ours) = duplex(PIPE);
     let (theirs, mut runtime) = duplex(PIPE);
-    let task = tokio::spawn(async move { relay(ours, theirs, &limits()).await });
+    let task = tokio::spawn(async move { relay(ours, RuntimeIo::new(theirs), &limits()).await });
     client.write_all(b"head").await.unwrap();
     let mut head = [0; 4];
     runtime.read_exact(&mut head).await.unwrap();
@@ -570,7 +664,7 @@ async fn a_relay_ends_with_its_client_and_with_the_agent() {
         let (theirs, mut runtime) = duplex(PIPE);
         let limits = limits();
         let stop = limits.stop.clone();
-        let task = tokio::spawn(async move { relay(ours, theirs, &limits).await });
+        let task = tokio::spawn(async move { relay(ours, RuntimeIo::new(theirs), &limits).await });
         let mut kept = None;
         if by_client {
             drop(client);
@@ -587,4 +681,84 @@ async fn a_relay_ends_with_its_client_and_with_the_agent() {
             task.await.unwrap();
         }
     }
+}
+
+/// Some runtimes do not end a stream whose client has ended its side.
+#[tokio::test(start_paused = true)]
+async fn a_relay_ends_soon_after_its_client_whatever_the_runtime_does() {
+    let (mut client, ours) = duplex(PIPE);
+    let (theirs, mut runtime) = duplex(PIPE);
+    let task = tokio::spawn(async move { relay(ours, RuntimeIo::new(theirs), &limits()).await });
+    client.shutdown().await.unwrap();
+    assert_eq!(runtime.read(&mut [0]).await.unwrap(), 0);
+    // What comes meanwhile is delivered.
+    runtime.write_all(b"late").await.unwrap();
+    let mut late = [0; 4];
+    client.read_exact(&mut late).await.unwrap();
+    let end = tokio::time::timeout(Duration::from_secs(15), task).await;
+    assert_eq!(end.expect("no end").unwrap(), End::ClientGone);
+    assert!(runtime.write_all(b"too late").await.is_err());
+}
+
+/// A client that reads nothing, and a runtime that has more than the pipes hold.
+#[tokio::test(start_paused = true)]
+async fn a_stopped_container_ends_the_streams_of_clients_that_do_not_read() {
+    let streams = OpenStreams::default();
+    let id = ContainerId::new(TARGET);
+    let limits = Arc::new(Limits {
+        open: streams.open(&id),
+        ..limits()
+    });
+    let (client, ours) = duplex(PIPE);
+    let (theirs, mut runtime) = duplex(PIPE);
+    let task = tokio::spawn({
+        let limits = Arc::clone(&limits);
+        async move { relay(ours, RuntimeIo::new(theirs), &limits).await }
+    });
+    let second = Duration::from_secs(1);
+    let all = vec![b'y'; 1 << 20];
+    let stuck = tokio::time::timeout(second, runtime.write_all(&all)).await;
+    assert!(stuck.is_err());
+    let stopping = streams.stopping(&id);
+    stopping.cut();
+    let written = tokio::time::timeout(second, runtime.write_all(&all)).await;
+    assert!(written.expect("no end").is_err(), "its connection is gone");
+    assert_eq!(task.await.unwrap(), End::TargetStopped);
+    drop(client);
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_reads_is_told_that_the_container_is_stopped() {
+    let mut rig = exec_rig().await;
+    for stream in [1, 3, 5, 7] {
+        rig.to.accept(stream).await.unwrap();
+    }
+    rig.to.data(5, b"last words").await.unwrap();
+    assert_eq!(rig.message().await, b"\x01last words");
+    let stopping = rig.streams.stopping(&ContainerId::new(TARGET));
+    stopping.ended();
+    // What is on its way still comes.
+    rig.to.data(5, b"and more").await.unwrap();
+    assert_eq!(rig.message().await, b"\x01and more");
+    let status = rig.message().await;
+    let text = String::from_utf8_lossy(&status).into_owned();
+    assert!(text.contains("is stopped"), "{text}");
+    assert_eq!(rig.closed().await, CloseCode::Away);
+    drop(rig.client);
+    assert_eq!(rig.task.await.unwrap(), End::TargetStopped);
+}
+
+/// A runtime that is late with its answers to the streams: the client leaves before them.
+#[tokio::test(start_paused = true)]
+async fn the_runtimes_connection_stays_until_it_has_answered_every_stream() {
+    let mut rig = exec_rig().await;
+    drop(rig.client);
+    let second = Duration::from_secs(1);
+    let early = tokio::time::timeout(second, rig.from.next()).await;
+    assert!(early.is_err(), "closed before the answers: {early:?}");
+    for stream in [1, 3, 5, 7] {
+        rig.to.accept(stream).await.unwrap();
+    }
+    assert!(rig.from.next().await.unwrap().is_none());
+    assert_eq!(rig.task.await.unwrap(), End::ClientGone);
 }

@@ -3,27 +3,25 @@
 use std::time::Duration;
 
 use bytes::Bytes;
-use futures::stream::{SplitSink, SplitStream};
-use futures::{SinkExt, StreamExt};
-use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
+use futures::future::Either;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::mpsc;
-use tokio_tungstenite::WebSocketStream;
-use tokio_tungstenite::tungstenite::error::CapacityError;
+use tokio_tungstenite::tungstenite::protocol::CloseFrame;
+use tokio_tungstenite::tungstenite::protocol::frame::Frame as WsFrame;
 use tokio_tungstenite::tungstenite::protocol::frame::coding::CloseCode;
-use tokio_tungstenite::tungstenite::protocol::{CloseFrame, Role};
-use tokio_tungstenite::tungstenite::{Error as WsError, Message};
 
 use super::activity::Activity;
-use super::channels::{Encoding, Incoming};
-use super::relay::{End, in_time};
+use super::channels::{Encoding, Incoming, Messages};
+use super::frames::{self, FrameError, Piece};
+use super::relay::{End, close_runtime, in_time};
+use super::runtime_io::RuntimeIo;
 use super::session::Limits;
 use super::spdy::{Frame, Reader, SpdyError, StreamId, Writer};
-use super::websocket;
 
 /// A client is sent a ping after this much silence, so that one that is gone is noticed.
 const PING: Duration = Duration::from_secs(60);
-/// Answers to the runtime's pings that wait for the writer; more are left out.
-const ANSWERS: usize = 8;
+/// Answers to pings that wait for the writer; more are left out.
+pub(super) const ANSWERS: usize = 8;
 
 /// What becomes what.
 #[derive(Clone, Debug)]
@@ -72,41 +70,60 @@ impl Plan {
 }
 
 /// Carries data until both sides are done, then closes the client's connection in order.
-pub(super) async fn translate<C, R>(client: C, runtime: R, plan: &Plan, limits: &Limits) -> End
+pub(super) async fn translate<C, R>(
+    client: C,
+    mut runtime: RuntimeIo<R>,
+    plan: &Plan,
+    limits: &Limits,
+) -> End
 where
     C: AsyncRead + AsyncWrite + Unpin,
-    R: AsyncRead + AsyncWrite,
+    R: AsyncRead + AsyncWrite + Unpin,
 {
-    let socket =
-        WebSocketStream::from_raw_socket(client, Role::Server, Some(websocket::config())).await;
-    let (mut to_client, mut from_client) = socket.split();
+    let (read, write) = tokio::io::split(client);
+    let (mut from_client, mut to_client) = (frames::Reader::new(read), frames::Writer::new(write));
     let mut told = false;
     let end = {
         let activity = Activity::new(limits.idle_timeout);
-        let (read, write) = tokio::io::split(runtime);
+        let (read, write) = tokio::io::split(&mut runtime);
         let (answers, wanted) = mpsc::channel(ANSWERS);
+        let (pongs, wanted_pongs) = mpsc::channel(ANSWERS);
+        let carried = Carried {
+            plan,
+            activity: &activity,
+        };
         let carry = async {
             let mut writer = match open(write, plan).await {
                 Ok(writer) => writer,
                 Err(error) => return broken(&error),
             };
             tokio::select! {
-                end = send(&mut from_client, &mut writer, plan, wanted, &activity) => end,
-                end = receive(read, &mut to_client, plan, &answers, &activity, &mut told) => end,
+                end = send(&mut from_client, &mut writer, carried, wanted, &pongs) => end,
+                end = receive(read, &mut to_client, carried, &answers, wanted_pongs, &mut told) => end,
             }
         };
         tokio::select! {
             end = carry => end,
             () = activity.expired() => End::Idle,
-            () = limits.stop.cancelled() => End::Stopped,
+            end = limits.reached() => end,
         }
     };
     let status = plan.status.filter(|_| !told);
-    let goodbye = goodbye(to_client, from_client, end, plan.encoding, status);
-    if !in_time(goodbye, limits).await {
+    let goodbye = goodbye(&mut to_client, &mut from_client, end, plan.encoding, status);
+    // The runtime's end of it must not wait for a client that does not read.
+    let closed = close_runtime(runtime, limits);
+    let (in_time, ()) = tokio::join!(in_time(goodbye, limits), closed);
+    if !in_time {
         tracing::debug!("dropping a stream whose client does not read");
     }
     end
+}
+
+/// What both directions of a stream have in common.
+#[derive(Clone, Copy)]
+struct Carried<'a> {
+    plan: &'a Plan,
+    activity: &'a Activity,
 }
 
 fn broken(error: &SpdyError) -> End {
@@ -122,41 +139,47 @@ where
     for (index, stream) in plan.streams.iter().enumerate() {
         writer.open(Plan::id(index), &stream.headers).await?;
     }
+    // A client that does not read keeps the rest for hours.
+    writer.end_headers();
     Ok(writer)
 }
 
 /// Client to runtime. Returns when the client is done; a runtime that takes no more has the rest discarded, for it
 /// may still have something to say.
 async fn send<C, W>(
-    from_client: &mut SplitStream<WebSocketStream<C>>,
+    from_client: &mut frames::Reader<C>,
     writer: &mut Writer<W>,
-    plan: &Plan,
+    Carried { plan, activity }: Carried<'_>,
     mut answers: mpsc::Receiver<u32>,
-    activity: &Activity,
+    pongs: &mpsc::Sender<Bytes>,
 ) -> End
 where
-    C: AsyncRead + AsyncWrite + Unpin,
+    C: AsyncRead + Unpin,
     W: AsyncWrite + Unpin,
 {
     let mut open = true;
+    let mut messages = Messages::new(plan.encoding, plan.half_close);
     loop {
         // Cancel-safe: both give an item or nothing.
-        let message = tokio::select! {
-            message = from_client.next() => message,
+        let piece = tokio::select! {
+            piece = from_client.next() => piece,
             Some(ping) = answers.recv() => {
                 open = open && writer.ping(ping).await.is_ok();
                 continue;
             }
         };
-        let bytes: Bytes = match message {
-            Some(Ok(Message::Binary(bytes))) => bytes,
-            Some(Ok(Message::Text(text))) => text.into(),
-            Some(Ok(Message::Close(_))) | None => return End::ClientGone,
-            Some(Ok(_)) => continue,
-            Some(Err(error)) => return client_error(&error),
+        let data = match piece {
+            Ok(Some(Piece::Data(data))) => data,
+            Ok(Some(Piece::Ping(payload))) => {
+                // Those that wait are enough: a client that reads nothing now reads no answer either.
+                let _full = pongs.try_send(payload);
+                continue;
+            }
+            Ok(Some(Piece::Close) | None) => return End::ClientGone,
+            Err(error) => return client_error(&error),
         };
         activity.touch();
-        let sent = match plan.encoding.decode(&bytes, plan.half_close) {
+        let sent = match messages.take(data) {
             Incoming::Data(channel, data) => match plan.input(channel) {
                 Some(stream) if open => writer.data(stream, &data).await,
                 _ => Ok(()),
@@ -166,6 +189,7 @@ where
                 _ => Ok(()),
             },
             Incoming::Nothing => Ok(()),
+            Incoming::Broken => return End::ClientBroken,
         };
         if let Err(error) = sent {
             tracing::debug!(%error, "the container runtime takes no more input");
@@ -175,26 +199,26 @@ where
     }
 }
 
-pub(super) fn client_error(error: &WsError) -> End {
+pub(super) fn client_error(error: &FrameError) -> End {
     tracing::debug!(%error, "a WebSocket client broke off");
     match error {
-        WsError::Capacity(CapacityError::MessageTooLong { .. }) => End::TooBig,
-        WsError::Capacity(_) | WsError::Protocol(_) | WsError::Utf8(_) => End::ClientBroken,
-        _ => End::ClientGone,
+        FrameError::TooBig => End::TooBig,
+        FrameError::Protocol(_) => End::ClientBroken,
+        FrameError::Io(_) => End::ClientGone,
     }
 }
 
 /// Runtime to client. Returns when every stream of output has ended.
 async fn receive<C, R>(
     read: R,
-    to_client: &mut SplitSink<WebSocketStream<C>, Message>,
-    plan: &Plan,
+    to_client: &mut frames::Writer<C>,
+    Carried { plan, activity }: Carried<'_>,
     answers: &mpsc::Sender<u32>,
-    activity: &Activity,
+    mut pongs: mpsc::Receiver<Bytes>,
     told: &mut bool,
 ) -> End
 where
-    C: AsyncRead + AsyncWrite + Unpin,
+    C: AsyncWrite + Unpin,
     R: AsyncRead + Unpin,
 {
     for (channel, bytes) in &plan.greeting {
@@ -206,10 +230,16 @@ where
     let mut reader = Reader::new(read);
     let mut running: Vec<bool> = plan.streams.iter().map(|stream| stream.output).collect();
     while running.contains(&true) {
-        let frame = tokio::select! {
-            frame = reader.next() => frame,
-            () = tokio::time::sleep(PING) => {
-                if let Err(error) = to_client.send(Message::Ping(Bytes::new())).await {
+        // Cancel-safe all three.
+        let next = tokio::select! {
+            frame = reader.next() => Either::Left(frame),
+            Some(payload) = pongs.recv() => Either::Right(WsFrame::pong(payload)),
+            () = tokio::time::sleep(PING) => Either::Right(WsFrame::ping(Bytes::new())),
+        };
+        let frame = match next {
+            Either::Left(frame) => frame,
+            Either::Right(control) => {
+                if let Err(error) = to_client.send(control).await {
                     return client_error(&error);
                 }
                 continue;
@@ -265,14 +295,15 @@ where
 }
 
 /// Says why, and waits for the client to have read it.
-async fn goodbye<C>(
-    mut to_client: SplitSink<WebSocketStream<C>, Message>,
-    mut from_client: SplitStream<WebSocketStream<C>>,
+async fn goodbye<R, W>(
+    to_client: &mut frames::Writer<W>,
+    from_client: &mut frames::Reader<R>,
     end: End,
     encoding: Encoding,
     status: Option<u8>,
 ) where
-    C: AsyncRead + AsyncWrite + Unpin,
+    R: AsyncRead + Unpin,
+    W: AsyncWrite + Unpin,
 {
     let (code, reason) = close_reason(end);
     if let Some(channel) = status
@@ -283,26 +314,24 @@ async fn goodbye<C>(
             return;
         }
     }
-    close(&mut to_client, code, reason).await;
-    while let Some(Ok(_)) = from_client.next().await {}
-    if let Ok(mut socket) = to_client.reunite(from_client) {
-        drop(socket.get_mut().shutdown().await);
-    }
+    close(to_client, code, reason).await;
+    from_client.drain().await;
+    drop(to_client.shutdown().await);
 }
 
 /// Sends a close frame.
-pub(super) async fn close<C>(
-    to_client: &mut SplitSink<WebSocketStream<C>, Message>,
+pub(super) async fn close<W>(
+    to_client: &mut frames::Writer<W>,
     code: CloseCode,
     reason: &'static str,
 ) where
-    C: AsyncRead + AsyncWrite + Unpin,
+    W: AsyncWrite + Unpin,
 {
     let frame = CloseFrame {
         code,
         reason: reason.into(),
     };
-    if let Err(error) = to_client.send(Message::Close(Some(frame))).await {
+    if let Err(error) = to_client.send(WsFrame::close(Some(frame))).await {
         tracing::debug!(%error, "a WebSocket client was gone before it was told the end");
     }
 }
@@ -318,6 +347,7 @@ pub(super) fn close_reason(end: End) -> (CloseCode, &'static str) {
             "the container runtime ended the stream early",
         ),
         End::Idle => (CloseCode::Away, "nothing was carried for the idle timeout"),
+        End::TargetStopped => (CloseCode::Away, "the container or its pod is stopped"),
         End::Stopped => (CloseCode::Away, "the node agent stops or restarts"),
     }
 }

@@ -4,13 +4,9 @@ use axum::body::Body;
 use axum::http::header::{self, HeaderMap, HeaderValue};
 use axum::http::{Method, Response, StatusCode};
 use tokio_tungstenite::tungstenite::handshake::derive_accept_key;
-use tokio_tungstenite::tungstenite::protocol::WebSocketConfig;
 
 use super::channels::Encoding;
 use super::error::StreamError;
-
-/// The longest message a client may send. Clients send what they read at once: some 32 KiB.
-const MAX_MESSAGE: usize = 32 << 20;
 
 /// SPDY within WebSocket, for port-forward.
 const TUNNEL: &str = "SPDY/3.1+portforward.k8s.io";
@@ -218,17 +214,6 @@ pub(super) fn switching() -> Response<Body> {
     let mut response = Response::new(Body::empty());
     *response.status_mut() = StatusCode::SWITCHING_PROTOCOLS;
     response
-}
-
-/// Bounds of one connection.
-pub(super) fn config() -> WebSocketConfig {
-    WebSocketConfig::default()
-        .read_buffer_size(32 * 1024)
-        // Every message goes out at once: nothing gathers.
-        .write_buffer_size(0)
-        .max_write_buffer_size(1 << 20)
-        .max_message_size(Some(MAX_MESSAGE))
-        .max_frame_size(Some(MAX_MESSAGE))
 }
 
 fn tokens(headers: &HeaderMap, name: header::HeaderName) -> impl Iterator<Item = &str> {

@@ -20,6 +20,7 @@ use std::time::Duration;
 use k8s_cri::v1;
 use k8s_cri::v1::image_service_server::ImageServiceServer;
 use k8s_cri::v1::runtime_service_server::RuntimeServiceServer;
+use prost::Message;
 use tokio::sync::broadcast;
 use tonic::transport::{Channel, Server};
 use tonic::{Code, Status};
@@ -96,6 +97,8 @@ struct Control {
     events: bool,
     checkpoints: bool,
     lose_events: usize,
+    /// Bytes of the largest list.
+    list_limit: usize,
     runtime_ready: bool,
     network_ready: bool,
 }
@@ -130,6 +133,7 @@ impl FakeCri {
                 events: true,
                 checkpoints: false,
                 lose_events: 0,
+                list_limit: 16 << 20,
                 runtime_ready: true,
                 network_ready: true,
             }),
@@ -323,6 +327,11 @@ impl FakeCri {
         self.control().pulls.insert(image.to_owned(), pull);
     }
 
+    /// The largest list of sandboxes or containers in bytes; 16 MiB unless set, as in containerd. Larger ones are refused.
+    pub fn limit_lists(&self, bytes: usize) {
+        self.control().list_limit = bytes;
+    }
+
     /// Whether the runtime offers container events.
     pub fn offer_events(&self, offer: bool) {
         self.control().events = offer;
@@ -419,6 +428,18 @@ impl Shared {
 
     fn control(&self) -> MutexGuard<'_, Control> {
         self.control.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A list, unless it is too large to be sent.
+    fn fits<T: Message>(&self, list: T) -> Result<T, Status> {
+        let (size, limit) = (list.encoded_len(), self.control().list_limit);
+        if size > limit {
+            // grpc-go's words.
+            return Err(Status::resource_exhausted(format!(
+                "grpc: trying to send message larger than max ({size} vs. {limit})"
+            )));
+        }
+        Ok(list)
     }
 
     /// Sends an event, unless events are to be lost. Returns whether there was one.

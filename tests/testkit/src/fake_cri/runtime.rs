@@ -179,7 +179,7 @@ impl RuntimeService for Service {
         self.call("list_podsandbox", "", async {
             let shared = &self.0;
             let items = shared.model().list_sandboxes(request.filter.as_ref());
-            Ok(v1::ListPodSandboxResponse { items })
+            shared.fits(v1::ListPodSandboxResponse { items })
         })
         .await
     }
@@ -295,7 +295,7 @@ impl RuntimeService for Service {
         self.call("list_containers", "", async {
             let shared = &self.0;
             let containers = shared.model().list_containers(request.filter.as_ref());
-            Ok(v1::ListContainersResponse { containers })
+            shared.fits(v1::ListContainersResponse { containers })
         })
         .await
     }

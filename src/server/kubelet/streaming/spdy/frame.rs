@@ -13,15 +13,15 @@ pub const MAX_CONTROL: usize = 64 * 1024;
 /// The longest data frame that is written: 24 bits of length.
 pub const MAX_DATA: usize = (1 << 24) - 1;
 
-const HEAD: usize = 8;
+pub(super) const HEAD: usize = 8;
 const VERSION: u16 = 3;
-const CONTROL: u8 = 0x80;
+pub(super) const CONTROL: u8 = 0x80;
 const FIN: u8 = 0x01;
-const STREAM_MASK: u32 = 0x7fff_ffff;
+pub(super) const STREAM_MASK: u32 = 0x7fff_ffff;
 
-const SYN_STREAM: u16 = 1;
-const SYN_REPLY: u16 = 2;
-const RST_STREAM: u16 = 3;
+pub(super) const SYN_STREAM: u16 = 1;
+pub(super) const SYN_REPLY: u16 = 2;
+pub(super) const RST_STREAM: u16 = 3;
 const SETTINGS: u16 = 4;
 const PING: u16 = 6;
 const GOAWAY: u16 = 7;
@@ -248,7 +248,8 @@ impl Arriving {
 /// Makes bytes of frames.
 #[derive(Debug)]
 pub struct Encoder {
-    deflater: Deflater,
+    /// `None` once no more headers are to come. It takes some 300 KiB, whatever it has to compress.
+    deflater: Option<Deflater>,
 }
 
 impl Encoder {
@@ -258,8 +259,13 @@ impl Encoder {
     /// When the compressor does not take the dictionary.
     pub fn new() -> Result<Self, SpdyError> {
         Ok(Self {
-            deflater: Deflater::new()?,
+            deflater: Some(Deflater::new()?),
         })
+    }
+
+    /// Frees what only headers need. A frame with headers is an error from now on.
+    pub fn end_headers(&mut self) {
+        self.deflater = None;
     }
 
     /// Opens a stream. Names of headers must be lowercase.
@@ -300,7 +306,9 @@ impl Encoder {
         out: &mut BytesMut,
     ) -> Result<(), SpdyError> {
         let mut block = BytesMut::new();
-        self.deflater.block(headers, &mut block)?;
+        let deflater = self.deflater.as_mut();
+        let deflater = deflater.ok_or(SpdyError::Headers("no more were to come"))?;
+        deflater.block(headers, &mut block)?;
         let length = 4 + fixed.len() + block.len();
         if length > MAX_CONTROL {
             return Err(SpdyError::Length { kind, length });

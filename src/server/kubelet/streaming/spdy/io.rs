@@ -91,6 +91,11 @@ impl<W: AsyncWrite + Unpin> Writer<W> {
         self.send(&out).await
     }
 
+    /// Says that no more streams are opened or accepted: what compresses their headers is freed.
+    pub fn end_headers(&mut self) {
+        self.encoder.end_headers();
+    }
+
     /// Sends data; waits until the connection has taken all of it.
     ///
     /// # Errors

@@ -7,12 +7,16 @@
 //! most [`MAX_CONTROL`] long, a header block expands to at most 64 KiB.
 
 mod frame;
+#[cfg(feature = "fuzzing")]
+pub(crate) mod fuzzing;
 mod header;
 mod io;
+mod openings;
 
 pub use frame::{Decoder, Encoder, Frame, MAX_CONTROL, MAX_DATA, StreamId};
 pub use header::Headers;
 pub use io::{Reader, Writer};
+pub use openings::{Opening, Openings};
 
 /// What is wrong with a connection.
 #[derive(Debug, thiserror::Error)]

@@ -177,6 +177,40 @@ async fn a_connection_that_ends_within_a_frame_is_told_from_one_that_ends() {
     assert!(matches!(reader.next().await, Err(SpdyError::Truncated)));
 }
 
+#[test]
+fn after_the_last_headers_there_is_data_and_no_other_stream() {
+    let mut encoder = Encoder::new().unwrap();
+    let mut out = BytesMut::new();
+    let headers = [("streamtype", "data")];
+    encoder.syn_stream(1, &headers, false, &mut out).unwrap();
+    encoder.end_headers();
+    let refused = encoder.syn_stream(3, &headers, false, &mut out);
+    assert!(matches!(refused, Err(SpdyError::Headers(_))), "{refused:?}");
+    let refused = encoder.syn_reply(2, &headers, false, &mut out);
+    assert!(matches!(refused, Err(SpdyError::Headers(_))), "{refused:?}");
+    out.extend_from_slice(&Encoder::data_head(1, 1, true));
+    out.extend_from_slice(b"x");
+    let mut decoder = Decoder::default();
+    let first = decoder.decode(&mut out).unwrap();
+    assert!(
+        matches!(first, Some(Frame::SynStream { stream: 1, .. })),
+        "{first:?}"
+    );
+    let second = decoder.decode(&mut out).unwrap();
+    assert!(
+        matches!(
+            second,
+            Some(Frame::Data {
+                stream: 1,
+                fin: true,
+                ..
+            })
+        ),
+        "{second:?}"
+    );
+    assert!(out.is_empty());
+}
+
 fn pairs() -> impl Strategy<Value = Headers> {
     prop::collection::vec(("[a-z-]{0,20}", "\\PC{0,40}"), 0..8)
 }
@@ -244,5 +278,38 @@ proptest! {
                 prop_assert!(size <= super::header::MAX_BLOCK);
             }
         }
+    }
+}
+
+#[test]
+fn openings_are_found_however_the_bytes_are_cut() {
+    let mut encoder = Encoder::new().unwrap();
+    let mut out = BytesMut::new();
+    let none: [(&str, &str); 0] = [];
+    encoder
+        .syn_stream(1, &[("streamtype", "stdout")], false, &mut out)
+        .unwrap();
+    encoder.syn_stream(3, &none, true, &mut out).unwrap();
+    // Data that looks like a frame, and data of no length.
+    let data = out.clone();
+    out.extend_from_slice(&Encoder::data_head(1, data.len(), false));
+    out.extend_from_slice(&data);
+    out.extend_from_slice(&Encoder::data_head(1, 0, true));
+    Encoder::ping(7, &mut out);
+    encoder.syn_reply(1, &none, false, &mut out).unwrap();
+    Encoder::reset(3, 3, &mut out);
+    let expected = [
+        Opening::Asked(1),
+        Opening::Asked(3),
+        Opening::Answered(1),
+        Opening::Answered(3),
+    ];
+    for size in 1..=out.len() {
+        let mut openings = Openings::default();
+        let mut found = Vec::new();
+        for piece in out.chunks(size) {
+            openings.take(piece, |opening| found.push(opening));
+        }
+        assert_eq!(found, expected, "in pieces of {size}");
     }
 }

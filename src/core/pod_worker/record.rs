@@ -2,17 +2,18 @@
 
 use std::sync::Arc;
 
-use super::Job;
+use super::Worker;
 use crate::core::deadline;
 use crate::core::state::{
-    AdmissionDecision, AdmissionRecord, PodRecord, QueueRecord, State, StatusRecord,
-    TerminationCause, Transaction, WorkerPhase, WorkerRecord,
+    AdmissionDecision, AdmissionRecord, ContainerRecord, PlegRecord, PodRecord, ProbeRecord,
+    QueueRecord, State, StatusRecord, TerminationCause, Transaction, WorkerPhase, WorkerRecord,
+    child_key,
 };
-use crate::types::{Json, Stamp};
+use crate::types::{Json, PodUid, Stamp};
 
 /// The pod, its admission and its phase, as far as `state` does not have them yet. A pod that is finished is not
 /// due any more.
-pub(super) fn unrecorded(job: &Job, state: &State, epoch: u64, now: Stamp) -> Transaction {
+pub(super) fn unrecorded(job: &Worker, state: &State, epoch: u64, now: Stamp) -> Transaction {
     let uid = &job.uid;
     let mut transaction = Transaction::new();
     if !job.record.runtime_only {
@@ -94,6 +95,26 @@ pub(super) fn unrecorded(job: &Job, state: &State, epoch: u64, now: Stamp) -> Tr
     transaction
 }
 
+/// Drops what is on record of a pod: the pod, its admission and its phase, containers, probes and statuses.
+pub fn forget(state: &State, pod: &PodUid) -> Transaction {
+    let uid = pod.as_str();
+    let mut transaction = Transaction::new()
+        .delete::<PodRecord>(uid)
+        .delete::<AdmissionRecord>(uid)
+        .delete::<WorkerRecord>(uid)
+        .delete::<QueueRecord>(uid)
+        .delete::<PlegRecord>(uid)
+        .delete::<StatusRecord>(uid);
+    let prefix = child_key(pod, "");
+    for (key, _) in state.with_prefix::<ContainerRecord>(&prefix) {
+        transaction = transaction.delete::<ContainerRecord>(key);
+    }
+    for (key, _) in state.with_prefix::<ProbeRecord>(&prefix) {
+        transaction = transaction.delete::<ProbeRecord>(key);
+    }
+    transaction
+}
+
 fn phase_name(phase: &WorkerPhase) -> &'static str {
     match phase {
         WorkerPhase::Sync => "sync",
@@ -140,13 +161,11 @@ fn phase_reason(
 #[cfg(test)]
 mod tests {
     use serde_json::json;
-    use tokio::time::Instant;
-    use tokio_util::sync::CancellationToken;
 
     use super::*;
     use crate::core::pod_worker;
     use crate::core::state::Mutation;
-    use crate::types::{BootId, PodSource, PodUid};
+    use crate::types::{BootId, PodSource};
 
     const NOW: Stamp = Stamp {
         boot: BootId(1),
@@ -154,12 +173,12 @@ mod tests {
         wall_ms: 1_000,
     };
 
-    fn job(decision: AdmissionDecision) -> Job {
+    fn job(decision: AdmissionDecision) -> Worker {
         let pod = json!({
             "metadata": {"uid": "u1", "namespace": "default", "name": "web"},
             "spec": {"containers": [{"name": "main", "image": "busybox"}]},
         });
-        Job {
+        Worker {
             uid: PodUid::new("u1"),
             record: WorkerRecord {
                 full_name: "web_default".to_owned(),
@@ -176,18 +195,18 @@ mod tests {
                 allocated: Default::default(),
                 at: NOW,
             }),
+            preemption: None,
+            preempted_for: None,
             origin: None,
             source: PodSource::File,
             confirmed: true,
+            pending: false,
             forget: false,
-            cancel: CancellationToken::new(),
-            acted: None,
-            seen: Instant::now(),
         }
     }
 
     /// Everything the journal is told from first sight to the end, and the last transaction.
-    fn life(mut job: Job) -> (Vec<String>, Transaction) {
+    fn life(mut job: Worker) -> (Vec<String>, Transaction) {
         let mut state = State::default();
         let mut told = Vec::new();
         let mut last = Transaction::new();
