@@ -5,6 +5,7 @@
 # `hack/deb.sh tools` only provides what it needs.
 set -eu
 cd "$(dirname "$0")/.."
+. hack/lock.sh
 
 hack/deps.sh build deb
 cargo_deb=$(hack/tool.sh cargo-deb 3.8.0)
@@ -14,8 +15,7 @@ binary=$(realpath "${1:?usage: hack/deb.sh BINARY [OUTPUT [VERSION]]}") output=$
 
 # The names that Cargo.toml gives are below target/stage, wherever cargo builds.
 mkdir -p target
-exec 9>target/stage.lock
-flock 9
+hold target/stage.lock "the making of a package in $PWD" 600
 stage=$PWD/target/stage
 rm -rf "$stage"
 hack/install.sh "$binary" "$stage" /usr >/dev/null

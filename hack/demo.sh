@@ -163,6 +163,28 @@ running() {
     ctr_ tasks ls | awk -v but=" $crashing " '
         $3 == "RUNNING" && !index(but, " " $1 " ") { print $1, $2 }' | sort
 }
+# Whether the runtime starts, undoes or deletes something at this moment.
+runtime_works() {
+    # runc is run for each of these, with a path of this runtime among its arguments.
+    grep -lzF -- "$runtime/" /proc/[0-9]*/cmdline 2>/dev/null | cut -d/ -f3 | while read -r pid; do
+        cat "/proc/$pid/comm" 2>/dev/null || true
+    done | grep -qx runc || ctr_ tasks ls | awk 'NR > 1 && $3 != "RUNNING" && $3 != "STOPPED" { found = 1 } END { exit !found }'
+}
+# Waits until the runtime has undone what the agent's end cut off: nothing is under way, and its list stays the same for a second.
+wait_until_settled() {
+    local last="" now same=0
+    for _ in $(seq 600); do
+        now=$(running && sandboxes) || fail "the runtime does not list its tasks"
+        if [ "$now" = "$last" ] && ! runtime_works; then
+            same=$((same + 1))
+            [ $same -lt 10 ] || return 0
+        else
+            same=0 last=$now
+        fi
+        sleep 0.1
+    done
+    fail "the runtime did not come to rest within a minute after the agent's end"
+}
 crash_container() {
     ctr_ containers ls -q "labels.\"io.kubernetes.container.name\"==crash,labels.\"io.cri-containerd.kind\"==container"
 }
@@ -268,10 +290,8 @@ wait_for "its first container runs" 30 started_times late.first 1
 kill -9 "$agent"
 wait "$agent" 2>/dev/null || true
 killed=$(now_ms)
-# A start that was under way is undone by now.
-sleep 0.3
-
 crashing=$(crash_container | tr '\n' ' ')
+wait_until_settled
 running >"$base/running.before"
 sandboxes >"$base/sandboxes.before"
 for name in "${steady[@]}" once.once "${late[@]}" crash.crash; do echo "$name $(started "$name")"; done >"$base/starts.before"

@@ -5,6 +5,7 @@
 # and the system's package sources stay as they are.
 set -eu
 hack=$(cd "$(dirname "$0")" && pwd)
+. "$hack/lock.sh"
 
 fail() {
     echo "hack/envtest.sh: $*" >&2
@@ -115,15 +116,14 @@ build() {
 assets=$(cached)
 if [ -z "$assets" ]; then
     mkdir -p "$cache"
-    exec 9>"$cache/../envtest.lock"
-    flock 9
+    hold "$cache/../envtest.lock" "the build of kube-apiserver" 1800
     assets=$(cached)
     if [ -z "$assets" ]; then
         build
         assets=$(cached)
         [ -n "$assets" ] || fail "the build left nothing usable in $cache"
     fi
-    exec 9>&-
+    release
 fi
 check "$assets"
 echo "$assets"

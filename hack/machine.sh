@@ -4,6 +4,7 @@
 # Needs root, QEMU and mmdebstrap (hack/deps.sh machine), and the mirror of Debian that apt uses here.
 set -eu
 cd "$(dirname "$0")/.."
+. hack/lock.sh
 
 fail() {
     echo "hack/machine.sh: $*" >&2
@@ -21,8 +22,7 @@ second=$(hack/debian.sh forky containerd)
 key=$({ cat "$0"; echo "$images $second"; qemu-system-x86_64 --version; } | sha256sum | cut -c -16)
 out=$cache/$suite-$key
 mkdir -p "$cache"
-exec 9>"$cache/lock"
-flock 9
+hold "$cache/lock" "the making of a test machine" 600
 if [ -e "$out/base.raw" ]; then
     echo "$out"
     exit

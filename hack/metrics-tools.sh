@@ -3,13 +3,13 @@
 # installing their packages, and prints the directory: `promtool`, and `openmetrics`, which reads a text from its
 # standard input and fails unless it is OpenMetrics. The client needs `decorator`, which a system may not have.
 set -eu
+. "$(dirname "$0")/lock.sh"
 
 cache=${HOLDFAST_CACHE:-${XDG_CACHE_HOME:-${HOME:-/root}/.cache}/holdfast}
 tools=$cache/metrics-tools
 if [ ! -e "$tools/decorator.py" ]; then
     mkdir -p "$cache"
-    exec 9>"$cache/metrics-tools.lock"
-    flock 9
+    hold "$cache/metrics-tools.lock" "the tools for metrics" 300
     if [ ! -e "$tools/decorator.py" ]; then
         work=$(mktemp -d "$cache/fetch.XXXXXX")
         trap 'rm -rf "$work"' EXIT

@@ -32,7 +32,7 @@ if [ -z "${HOLDFAST_MACHINE_BINARY-}" ]; then
     export HOLDFAST_MACHINE_BINARY="$target/release/holdfast"
 fi
 is_program() { [ -x "$HOLDFAST_MACHINE_BINARY" ] || fail "HOLDFAST_MACHINE_BINARY=$HOLDFAST_MACHINE_BINARY is no program"; }
-if [ -n "${KEEP-}" ]; then
+if [ -n "${KEEP-}" ] && [ "${PREPARE-}" != 1 ]; then
     is_program
     export HOLDFAST_MACHINE_KEEP=1
     exec cargo test --workspace --all-features --locked --test machine "$names" -- --nocapture --test-threads 1
@@ -42,5 +42,15 @@ cargo build --workspace --all-features --locked --bins --tests
 # It may be one of those.
 is_program
 echo "building took $(($(date +%s) - begin)) s"
+# A name that is misspelt or was changed must not leave its scenario out.
+scenarios=$(cargo nextest list --workspace --all-features --locked --cargo-quiet --message-format oneline \
+    --ignore-default-filter -E 'binary(=machine)')
+for name in $names; do
+    case $scenarios in *"$name"*) ;; *)
+        echo "$scenarios" | sed 's/^[^ ]* /  /' >&2
+        fail "no scenario has '$name' in its name; those above exist"
+        ;;
+    esac
+done
 pattern=$(echo "$names" | tr -s ' ' '|')
 exec "$target/debug/test-runner" run --no-cluster --scope 'binary(=machine)' ${names:+-E "binary(=machine) & test(/$pattern/)"}

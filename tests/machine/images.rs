@@ -6,7 +6,7 @@ use holdfast_testkit::exploration::is_whole;
 use holdfast_testkit::machine::write_log::{Loss, Replay, WriteLog};
 use holdfast_testkit::machine::{Base, Machine, Spec};
 
-use super::node::{IMAGE, Node, PATIENCE, SLEEP, pod, rows};
+use super::node::{CrashDir, IMAGE, Node, PATIENCE, SLEEP, pod, rows};
 
 /// Where archives are imported from.
 const PRELOAD: &str = "/var/lib/holdfast/images";
@@ -87,7 +87,7 @@ fn an_archive_that_is_damaged_is_told_and_keeps_no_pod() {
 
 #[test]
 fn a_cut_right_after_an_import_leaves_no_pod_with_a_damaged_image() {
-    let dir = tempfile::tempdir().unwrap();
+    let dir = CrashDir::new("images-cut");
     let log = dir.path().join("log");
     std::fs::File::create(&log).unwrap();
     let mut node = Node::with(|spec| {

@@ -29,6 +29,53 @@ podPidsLimit: 200
 syncFrequency: 10s
 ";
 
+/// Where a crash scenario has its disks and its log of writes. When the test fails, all of it is kept: no other run need show the
+/// same loss.
+#[derive(Debug)]
+pub struct CrashDir {
+    dir: tempfile::TempDir,
+    scenario: &'static str,
+}
+
+impl CrashDir {
+    /// Makes one for the scenario, whose name names what is kept.
+    pub fn new(scenario: &'static str) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        Self { dir, scenario }
+    }
+
+    pub fn path(&self) -> &Path {
+        self.dir.path()
+    }
+}
+
+impl Drop for CrashDir {
+    fn drop(&mut self) {
+        if !std::thread::panicking() {
+            return;
+        }
+        let keep = std::env::var_os("HOLDFAST_TEST_KEEP").map_or_else(
+            || std::env::temp_dir().join("hf-test-failed"),
+            PathBuf::from,
+        );
+        let to = keep.join(self.scenario);
+        drop(fs::remove_dir_all(&to));
+        drop(fs::create_dir_all(&keep));
+        // Most of a disk is holes.
+        let copied = Command::new("cp")
+            .args(["--archive", "--sparse=always"])
+            .arg(self.dir.path())
+            .arg(&to)
+            .status();
+        match copied {
+            Ok(status) if status.success() => {
+                eprintln!("disks and log of writes are kept in {}", to.display());
+            }
+            other => eprintln!("disks and log of writes cannot be kept: {other:?}"),
+        }
+    }
+}
+
 /// A machine with a node on it.
 pub struct Node {
     pub machine: Machine,

@@ -15,7 +15,7 @@ use holdfast_testkit::machine::write_log::{Loss, Platter, Reads, Replay, WriteLo
 use holdfast_testkit::machine::{Base, Machine, Spec};
 use sha2::{Digest as _, Sha256};
 
-use super::node::{Node, PATIENCE, pod, rows};
+use super::node::{CrashDir, Node, PATIENCE, pod, rows};
 
 const STATE: &str = "/var/lib/holdfast";
 const DATA: &str = "/data";
@@ -200,7 +200,7 @@ fn check(disk: &Disk) -> Result<(), String> {
 
 #[test]
 fn no_cut_of_the_power_loses_a_decision_or_runs_a_pod_of_policy_never_twice() {
-    let dir = tempfile::tempdir().unwrap();
+    let dir = CrashDir::new("power-cut");
     record(dir.path());
     let disk = dir.path().join("disk");
     let mut replay = Replay::new(&disk, WriteLog::open(&dir.path().join("log")).unwrap()).unwrap();

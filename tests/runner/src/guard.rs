@@ -30,8 +30,14 @@ pub(crate) const MEMORY_DIR: &str = "HOLDFAST_TEST_MEMORY";
 pub(crate) const PURE: &str = "pure";
 /// The group of tests that use no more than the processor and the machine's clock. They do not yield.
 pub(crate) const CLOCK: &str = "clock";
-/// How long processes of a test that has ended may take to end as well.
-const PARTING: Duration = Duration::from_secs(10);
+/// The group of tests in which a machine loses power. What one run shows, the next one need not show.
+pub(crate) const CRASH: &str = "crash";
+/// Sets [`PARTING`] in seconds, for the tests of this program.
+const PARTING_SECONDS: &str = "HOLDFAST_TEST_PARTING";
+/// How long processes of a test that has ended may take to end as well. Shims of a runtime take seconds on a busy machine.
+const PARTING: Duration = Duration::from_secs(60);
+/// After this long, the processes that the guard still waits for are printed.
+const SLOW_PARTING: Duration = Duration::from_secs(10);
 const POLL: Duration = Duration::from_millis(10);
 
 /// Runs a test to its end.
@@ -108,7 +114,9 @@ impl Test {
         let parting = if asked.load(Ordering::Relaxed) {
             Duration::ZERO
         } else {
-            PARTING
+            let seconds = std::env::var(PARTING_SECONDS).ok();
+            let seconds = seconds.and_then(|seconds| seconds.parse().ok());
+            seconds.map_or(PARTING, Duration::from_secs)
         };
         let mut left = end_adopted(parting);
         left.extend(ground::clear(&self.dir));
@@ -141,13 +149,19 @@ fn wait_for(test: Pid) -> Result<ExitStatus> {
 
 /// Waits until adopted processes have ended; kills those that have not in time, and tells which.
 fn end_adopted(parting: Duration) -> Vec<String> {
-    if wait_until_alone(parting) {
+    let first = parting.min(SLOW_PARTING);
+    if wait_until_alone(first) {
         return Vec::new();
     }
-    let left = ground::descendants()
-        .into_iter()
-        .map(|pid| format!("process {pid}: {}", ground::command_line(pid)))
-        .collect();
+    if parting > first {
+        for found in living() {
+            eprintln!("the test has ended, waiting for {found}");
+        }
+        if wait_until_alone(parting - first) {
+            return Vec::new();
+        }
+    }
+    let left = living();
     // What is killed leaves its children to us.
     for _ in 0..500 {
         for pid in ground::descendants() {
@@ -158,6 +172,12 @@ fn end_adopted(parting: Duration) -> Vec<String> {
         }
     }
     left
+}
+
+fn living() -> Vec<String> {
+    let pids = ground::descendants().into_iter();
+    pids.map(|pid| format!("process {pid}: {}", ground::command_line(pid)))
+        .collect()
 }
 
 /// Whether all adopted processes end within a time.

@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use anyhow::{Context as _, Result, bail, ensure};
 
 use crate::ground::{self, RunDir};
-use crate::guard::{CLOCK, MEMORY_DIR, PURE, RUN_DIR};
+use crate::guard::{CLOCK, CRASH, MEMORY_DIR, PURE, RUN_DIR};
 use crate::records::{self, TestName};
 use crate::report::{self, Report, SecondRun};
 use crate::results::{self, Counts, Outcome, TestRun};
@@ -268,9 +268,10 @@ fn count(scope: &OsString) -> Result<usize> {
     Ok(String::from_utf8_lossy(&output.stdout).lines().count())
 }
 
-/// Whether a test that failed may run a second time: it uses more than its own process and the clock.
+/// Whether a test that failed may run a second time: it uses more than its own process and the clock, and looks for nothing that
+/// shows only now and then.
 fn may_run_again(group: &str) -> bool {
-    group != PURE && group != CLOCK
+    ![PURE, CLOCK, CRASH].contains(&group)
 }
 
 fn junit(profile: &str) -> PathBuf {
@@ -337,9 +338,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pure_tests_never_run_again() {
+    fn pure_tests_and_crashes_never_run_again() {
         assert!(!may_run_again(PURE));
         assert!(!may_run_again(CLOCK));
+        assert!(!may_run_again(CRASH));
         assert!(may_run_again("runtime"));
     }
 }

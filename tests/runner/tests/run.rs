@@ -16,6 +16,7 @@ const CONFIG: &str = r#"
 [test-groups]
 pure = { max-threads = 2 }
 runtime = { max-threads = 2 }
+crash = { max-threads = 1 }
 
 [profile.default]
 slow-timeout = { period = "60s", terminate-after = 2, grace-period = "5s" }
@@ -30,6 +31,10 @@ store-success-output = true
 [[profile.default.overrides]]
 filter = 'test(=real_hangs)'
 slow-timeout = { period = "2s", terminate-after = 1, grace-period = "5s" }
+
+[[profile.default.overrides]]
+filter = 'test(/^crash/)'
+test-group = "crash"
 
 [[profile.default.overrides]]
 filter = 'test(/^real/)'
@@ -67,6 +72,11 @@ fn real_fails_every_other_time() {
 #[test]
 fn pure_fails_every_other_time() {
     assert!(!first("pure"));
+}
+
+#[test]
+fn crash_fails_every_other_time() {
+    assert!(!first("crash"));
 }
 
 #[test]
@@ -117,6 +127,7 @@ fn run_with(dir: &Path, arguments: &[&str]) -> (Output, Vec<String>) {
         .current_dir(dir)
         .env("CARGO_TARGET_DIR", dir.join("target"))
         .env("MARKS", dir.join("marks"))
+        .env("HOLDFAST_TEST_PARTING", "2")
         .output()
         .unwrap();
     let said = String::from_utf8_lossy(&output.stdout);
@@ -165,7 +176,7 @@ fn each_kind_of_end_is_told_by_name() {
 
     let (output, lines) = run(dir, "test(passes)");
     assert!(output.status.success(), "{output:?}");
-    assert_eq!(verdict(&lines), ["1 passed, 0 failed, 7 skipped"]);
+    assert_eq!(verdict(&lines), ["1 passed, 0 failed, 8 skipped"]);
 
     // What this kind of run is not about is not skipped.
     let scope = ["--scope", "test(passes) | test(skipped)"];
@@ -178,9 +189,10 @@ fn each_kind_of_end_is_told_by_name() {
     assert_eq!(
         verdict(&lines),
         [
+            "FAILED small::small crash_fails_every_other_time",
             "FAILED small::small pure_fails_every_other_time",
             "FLAKY small::small real_fails_every_other_time",
-            "1 passed, 1 failed, 6 skipped",
+            "1 passed, 2 failed, 6 skipped",
         ]
     );
     let kept = |which: &str| {
@@ -193,7 +205,7 @@ fn each_kind_of_end_is_told_by_name() {
     // The same again: nothing fails any more.
     let (output, lines) = run(dir, "test(real_fails_every_other_time)");
     assert!(output.status.success(), "{output:?}");
-    assert_eq!(verdict(&lines), ["1 passed, 0 failed, 7 skipped"]);
+    assert_eq!(verdict(&lines), ["1 passed, 0 failed, 8 skipped"]);
     fs::remove_file(dir.join("marks/other")).unwrap();
     let (output, lines) = run(dir, "test(real_fails_every_other_time)");
     assert!(
@@ -216,7 +228,7 @@ fn what_always_fails_and_what_hangs_fails_the_run() {
         [
             "FAILED small::small real_fails_always, and failed again alone",
             "HUNG small::small real_hangs (ended at its deadline, after 2 s, and failed again alone)",
-            "0 passed, 2 failed, 6 skipped",
+            "0 passed, 2 failed, 7 skipped",
         ]
     );
 }
@@ -233,7 +245,7 @@ fn what_is_left_behind_is_ended_and_fails_the_run() {
             && verdict[0].ends_with(": sleep 321"),
         "{verdict:?}"
     );
-    assert_eq!(verdict[1..], ["2 passed, 0 failed, 6 skipped"]);
+    assert_eq!(verdict[1..], ["2 passed, 0 failed, 7 skipped"]);
     let pid = verdict[0]
         .split(' ')
         .rev()
