@@ -73,8 +73,10 @@ free_mib() { df -Pk "$1" | awk 'NR == 2 { print int($4 / 1024) }'; }
 
 # Clears caches in a fixed order until the disk has room: what is rebuilt soonest goes first.
 make_room() {
-    local wanted=25000 line what path size
+    local wanted=25000 what path size
     [ $form = full ] || wanted=12000
+    # For its own tests.
+    wanted=${HOLDFAST_GATE_ROOM:-$wanted}
     size=$(du -sm "$CARGO_TARGET_DIR" | cut -f1)
     if [ "$size" -gt 40000 ]; then
         echo "gate: $CARGO_TARGET_DIR has grown to $size MiB; it is cleared"
@@ -103,9 +105,9 @@ clone() {
     local commit
     commit=$(git rev-parse HEAD) || fail "$top is no checkout of git"
     [ -z "$(git status --porcelain)" ] || echo "gate: uncommitted changes in $top are not part of what is checked"
-    if cut -d' ' -f5 /proc/self/mountinfo | grep -qF -- "$checkout/"; then
+    if cut -d' ' -f5 /proc/self/mountinfo | grep -qaF -- "$checkout/"; then
         timeout 60 "$checkout/hack/demo.sh" stop 9>&- || true
-        cut -d' ' -f5 /proc/self/mountinfo | grep -F -- "$checkout/" >&2 &&
+        cut -d' ' -f5 /proc/self/mountinfo | grep -aF -- "$checkout/" >&2 &&
             fail "the file systems above are mounted below $checkout: unmount them"
     fi
     if ! { git -C "$checkout" fetch --quiet --no-tags --force --update-shallow "$top" HEAD &&
@@ -157,7 +159,7 @@ fi
 
 rm -rf "$logs"
 mkdir -p "$logs"
-number=0 passed=0 failed=0 skipped=0 saved=0 child=
+number=0 passed=0 failed=0 skipped=0 saved=0 child="" follower=""
 table=()
 
 # "PASSED FAILED SKIPPED" of the tests in a log: lines of our runner and of cargo test.
@@ -219,6 +221,7 @@ interrupted() {
     conclusion="The gate was ended by signal $1 in the phase ${phase_name:-of its preparation}."
     failed=$((failed + 1))
     [ -z "$child" ] || wait "$child"
+    [ -z "$follower" ] || wait "$follower"
     finish 1
 }
 phase_log=/dev/null
@@ -229,7 +232,7 @@ trap 'interrupted HUP' HUP
 # phase NAME SECONDS COMMAND...: runs a command for at most SECONDS and what is saved, shows and keeps what it prints.
 phase() {
     phase_name=$1
-    local limit=$(($2 + saved)) begin=$SECONDS status seconds counts follower
+    local limit=$(($2 + saved)) begin=$SECONDS status seconds counts
     shift 2
     number=$((number + 1))
     phase_log=$logs/$(printf '%02d' $number).log
@@ -244,6 +247,7 @@ phase() {
     status=$?
     child=
     wait $follower
+    follower=
     seconds=$((SECONDS - begin))
     saved=$((limit > seconds ? limit - seconds : 0))
     read -ra counts <<<"$(count_tests "$phase_log")"

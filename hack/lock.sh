@@ -20,15 +20,10 @@ hold() {
     echo "process $$ ($0), since $(date '+%F %T')" >"$1"
 }
 
-# The processes that have the lock FILE open and locked, as far as this user may see them.
+# Who took the lock FILE, by what it says.
 holder() {
-    inode=$(stat -c %i "$1" 2>/dev/null || echo none)
-    pids=$(awk -v inode=":$inode" '$6 ~ inode "$" && $1 !~ /->/ && $2 == "FLOCK" { print $5 }' /proc/locks 2>/dev/null | sort -u)
-    for pid in $pids; do
-        line=$(tr '\0' ' ' <"/proc/$pid/cmdline" 2>/dev/null) || continue
-        [ -z "$line" ] || printf 'process %s: %s; ' "$pid" "$line"
-    done
-    printf 'taken by %s' "$(cat "$1" 2>/dev/null || echo 'an unknown process')"
+    who=$(cat "$1" 2>/dev/null)
+    echo "${who:-an unknown process}"
 }
 
 release() {
