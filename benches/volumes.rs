@@ -83,7 +83,8 @@ struct Place(tempfile::TempDir);
 impl Place {
     fn mounts(&self) -> Vec<PathBuf> {
         let dir = self.0.path().canonicalize().unwrap();
-        let table = std::fs::read_to_string("/proc/self/mountinfo").unwrap();
+        let table =
+            String::from_utf8_lossy(&std::fs::read("/proc/self/mountinfo").unwrap()).into_owned();
         let points = table.lines().filter_map(|l| l.split(' ').nth(4));
         let points = points.map(PathBuf::from);
         points.filter(|point| point.starts_with(&dir)).collect()

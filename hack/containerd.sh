@@ -293,7 +293,7 @@ stop() {
         esac
     done
     # Innermost first; a container's mounts may be stacked.
-    cut -d' ' -f5 /proc/self/mountinfo | grep -F -- "$dir/" | sort -r | while read -r mount; do
+    cut -d' ' -f5 /proc/self/mountinfo | grep -aF -- "$dir/" | sort -r | while read -r mount; do
         umount "$mount" 2>/dev/null || umount -l "$mount" 2>/dev/null || true
     done
     for path in $cgroups; do
@@ -314,7 +314,7 @@ stop() {
         forget_host_ports "$bridge"
         rm -f /var/lib/cni/results/"$bridge"-*
     fi
-    if grep -qF -- " $dir/" /proc/self/mountinfo; then
+    if grep -qaF -- " $dir/" /proc/self/mountinfo; then
         fail "something is still mounted under $dir; it is left there"
     fi
     # Not all of DIR: a test's own files may lie beside.

@@ -68,10 +68,10 @@ clean_up() {
     done
     if [ -d "$base" ]; then
         # Volumes: innermost first, and nothing is deleted through a mount.
-        cut -d' ' -f5 /proc/self/mountinfo | { grep -F -- "$base/" || true; } | sort -r | while read -r mount; do
+        cut -d' ' -f5 /proc/self/mountinfo | { grep -aF -- "$base/" || true; } | sort -r | while read -r mount; do
             umount "$mount" 2>/dev/null || umount -l "$mount" || true
         done
-        if cut -d' ' -f5 /proc/self/mountinfo | grep -qF -- "$base/"; then
+        if cut -d' ' -f5 /proc/self/mountinfo | grep -qaF -- "$base/"; then
             echo "make demo: something is still mounted below $base; it is left there" >&2
         else
             rm -rf "$base"

@@ -134,7 +134,8 @@ async fn private_containerd_leaves_nothing_behind() {
         );
         assert!(!dir.exists(), "{} is still there", dir.display());
         assert!(!rules().contains(network), "{}", rules());
-        let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap();
+        let mounts =
+            String::from_utf8_lossy(&std::fs::read("/proc/self/mountinfo").unwrap()).into_owned();
         assert!(!mounts.contains(&dir.display().to_string()), "{mounts}");
     }
 }

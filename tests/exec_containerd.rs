@@ -19,7 +19,7 @@ use holdfast::core::state::{ContainerRecord, Transaction, child_key};
 use holdfast::images::{ImageConfig, ImageManager, PullInputs};
 use holdfast::kuberuntime::container_config::{self, ContainerInputs};
 use holdfast::kuberuntime::cri::{CriClient, CriTimeouts};
-use holdfast::kuberuntime::dns::DnsConfigurer;
+use holdfast::kuberuntime::dns::{DnsConfigurer, ResolvConf};
 use holdfast::kuberuntime::env::{self, EnvInputs};
 use holdfast::kuberuntime::gc::{GcPolicy, Remover};
 use holdfast::kuberuntime::kill::{Condemned, Killer};
@@ -90,12 +90,11 @@ fn world(test: &str) -> World {
     ctx.pod_log_root = dir.path().join("pods");
     ctx.container_log_root = dir.path().join("containers");
     ctx.memory_capacity = 1 << 30;
-    ctx.dns = DnsConfigurer::load(
-        vec!["10.96.0.10".to_owned()],
-        "cluster.local".to_owned(),
-        "",
-    )
-    .unwrap();
+    ctx.dns = DnsConfigurer {
+        cluster_dns: vec!["10.96.0.10".to_owned()],
+        cluster_domain: "cluster.local".to_owned(),
+        resolv_conf: None,
+    };
     World {
         cri: CriClient::new(
             &containerd.endpoint(),
@@ -131,7 +130,7 @@ impl World {
             .mount(pod, &Sources::default(), &self.recorder)
             .await
             .unwrap();
-        let (dns, _) = self.ctx.dns.pod_dns(pod).unwrap();
+        let (dns, _) = self.ctx.dns.pod_dns(pod, &ResolvConf::default()).unwrap();
         let parent = self.cgroups.pod_cgroup_parent(pod).unwrap();
         let sandbox_config = sandbox_config::build(pod, 0, &parent, dns, &self.ctx).unwrap();
         let sandbox = Box::pin(self.cri.run_pod_sandbox(sandbox_config.clone(), ""))

@@ -16,6 +16,7 @@ use holdfast::core::state::{ContainerRecord, Transaction, child_key};
 use holdfast::images::{ImageConfig, ImageErrorReason, ImageManager, PullInputs};
 use holdfast::kuberuntime::container_config::{self, ContainerInputs};
 use holdfast::kuberuntime::cri::{CriClient, CriTimeouts, v1};
+use holdfast::kuberuntime::dns::ResolvConf;
 use holdfast::kuberuntime::env::{self, EnvInputs};
 use holdfast::kuberuntime::gc::{GcPolicy, Remover};
 use holdfast::kuberuntime::kill::{Condemned, KillError, Killer};
@@ -101,7 +102,7 @@ fn pod(uid: &str, containers: &[&str]) -> Pod {
 
 impl World {
     async fn sandbox(&self, pod: &Pod, attempt: u32) -> (ContainerId, v1::PodSandboxConfig) {
-        let (dns, _) = self.ctx.dns.pod_dns(pod).unwrap();
+        let (dns, _) = self.ctx.dns.pod_dns(pod, &ResolvConf::default()).unwrap();
         let config = sandbox_config::build(pod, attempt, "", dns, &self.ctx).unwrap();
         let id = self.cri.run_pod_sandbox(config.clone(), "").await.unwrap();
         (id, config)

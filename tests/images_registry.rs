@@ -24,7 +24,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use holdfast::images::{
-    ImageConfig, ImageError, ImageErrorReason, ImageManager, PullInputs, PullSecrets,
+    ImageConfig, ImageError, ImageErrorReason, ImageManager, NodeLogins, PullInputs, PullSecrets,
 };
 use holdfast::kuberuntime::cri::{CriClient, CriTimeouts, v1};
 use holdfast::store::backend::SledOptions;
@@ -570,6 +570,32 @@ async fn a_registry_with_passwords_and_who_may_use_what_came_from_it() {
         let got = world.ensure(&name("never"), &image, "Never", &right).await;
         assert_eq!(got.unwrap(), id);
     }
+}
+
+/// A login in the node's `config.json` counts for pods without pull secrets, from the pull after it was written.
+#[tokio::test]
+async fn the_nodes_own_login_is_read_for_each_pull() {
+    let (mut world, registry) = (world(), Registry::start(true));
+    registry.push("team/app", "1");
+    let image = format!("127.0.0.1:{}/team/app:1", registry.port);
+    let dir = tempfile::tempdir().unwrap();
+    let logins = NodeLogins::new(dir.path(), dir.path(), None);
+    world.images = manager(&world.clock).with_node_logins(logins);
+    let login = |password: &str| {
+        let host = format!("127.0.0.1:{}", registry.port);
+        let config = json!({"auths": {host: {"username": "bob", "password": password}}});
+        std::fs::write(dir.path().join("config.json"), config.to_string()).unwrap();
+    };
+    let no_login = world.open("none", &image, "IfNotPresent").await;
+    assert_eq!(reason(&no_login), Some(ImageErrorReason::ErrImagePull));
+    login("wrong");
+    let wrong = world.open("wrong", &image, "IfNotPresent").await;
+    assert_eq!(reason(&wrong), Some(ImageErrorReason::ErrImagePull));
+    login("hunter2");
+    world.open("right", &image, "IfNotPresent").await.unwrap();
+    assert!(world.is_there(&image).await);
+    let everyone = world.open("other", &image, "IfNotPresent").await;
+    everyone.expect("what came by the node's login is for every pod");
 }
 
 fn on_disk(dir: &Path, clock: &Arc<TestClock>) -> Store {

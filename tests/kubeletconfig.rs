@@ -690,6 +690,7 @@ fn a_field_without_effect_that_is_set_to_its_default_is_not_warned_about() {
     for body in [
         "imageMinimumGCAge: 120s\nimageGCHighThresholdPercent: 85\nimageGCLowThresholdPercent: 80\n",
         "cpuManagerPolicy: none\nmemoryManagerPolicy: None\ntopologyManagerPolicy: none\n",
+        "failSwapOn: false\n",
         "failSwapOn: true\nprotectKernelDefaults: false\nmemoryThrottlingFactor: 0.9\n",
         "featureGates: {}\nevictionSoft: {}\nshutdownGracePeriodByPodPriority: []\nkubeletCgroups: \"\"\n",
         "logging: {flushFrequency: 5s, vmodule: []}\nuserNamespaces: {idsPerPod: 65536}\n",
@@ -705,7 +706,6 @@ fn a_field_without_effect_that_is_set_to_its_default_is_not_warned_about() {
             "imageGCHighThresholdPercent: 0\n",
             "imageGCHighThresholdPercent",
         ),
-        ("failSwapOn: false\n", "failSwapOn"),
         ("imageMaximumGCAge: 1s\n", "imageMaximumGCAge"),
         ("cpuManagerPolicy: static\n", "cpuManagerPolicy"),
         ("featureGates: {A: false}\n", "featureGates"),

@@ -43,7 +43,6 @@ use crate::cm::CgroupError;
 use crate::config::SourceError;
 use crate::kubeletconfig::AgentConfig;
 use crate::kuberuntime::cri::CriError;
-use crate::kuberuntime::dns::DnsError;
 use crate::nodeshutdown::logind::is_machine_going_down;
 use crate::server::kubelet::{Limits, Server};
 use crate::server::{self, ServerError};
@@ -83,9 +82,6 @@ pub enum AgentError {
     /// Cgroups cannot be used.
     #[error(transparent)]
     Cgroup(#[from] CgroupError),
-    /// DNS settings cannot be used.
-    #[error(transparent)]
-    Dns(#[from] DnsError),
     /// A setting cannot be used on this machine.
     #[error("{field}: {why}")]
     Setting {

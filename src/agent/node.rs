@@ -146,20 +146,12 @@ pub(super) fn context(
     cgroups: &CgroupManager,
 ) -> Result<NodeContext, AgentError> {
     let kubelet = &config.kubelet;
-    let resolv_conf = kubelet
-        .resolv_conf
-        .as_ref()
-        .map(|p| p.to_string_lossy().into_owned())
-        .unwrap_or_default();
-    let dns = DnsConfigurer::load(
-        kubelet
-            .cluster_dns
-            .iter()
-            .map(ToString::to_string)
-            .collect(),
-        kubelet.cluster_domain.clone(),
-        &resolv_conf,
-    )?;
+    let servers = kubelet.cluster_dns.iter().map(ToString::to_string);
+    let dns = DnsConfigurer {
+        cluster_dns: servers.collect(),
+        cluster_domain: kubelet.cluster_domain.clone(),
+        resolv_conf: (kubelet.resolv_conf.clone()).filter(|path| !path.as_os_str().is_empty()),
+    };
     let mut context = NodeContext::new(config.node_name.clone(), config.root_dir.clone());
     context.pod_log_root = config.pod_logs_dir().to_path_buf();
     context.container_log_root = config.container_logs_dir.clone();

@@ -29,7 +29,9 @@ use crate::core::state::MetaRecord;
 use crate::core::volumes::known::InUse;
 use crate::events::{self, EventRate, JournalRecorder};
 use crate::eviction::LocalStorage;
-use crate::images::{ImageConfig, ImageManager, RuntimeTool, VerificationPolicy, run_pruning};
+use crate::images::{
+    ImageConfig, ImageManager, NodeLogins, RuntimeTool, VerificationPolicy, run_pruning,
+};
 use crate::kubeletconfig::{AgentConfig, NEVER_ROTATE};
 use crate::kuberuntime::cri::{CriClient, CriTimeouts};
 use crate::kuberuntime::gc::GcPolicy;
@@ -51,7 +53,7 @@ use crate::store::layout::Layout;
 use crate::store::{Store, StoreHealth};
 use crate::sync_loop::{Inputs, Janitor, LoopContext, Monitor, SyncLoop};
 use crate::types::metrics::{Count, Metrics, NodeLabel};
-use crate::types::{BootIdentity, Clock, Event, EventRecorder, EventType, Stamp, probe};
+use crate::types::{BootIdentity, Clock, Event, EventRecorder, EventType, Stamp, causes, probe};
 
 /// Pods that are started at a time, for each processor; the runtime itself is no faster with more.
 const STARTS_OF_CORE: usize = 2;
@@ -334,8 +336,14 @@ pub(super) async fn start(
         base.recorder.record(event);
     }
     let node = node::context(config, &cgroups)?;
-    for event in node.dns.check_limits() {
-        base.recorder.record(event);
+    match node.dns.read_host() {
+        Ok(host) => {
+            for event in node.dns.check_limits(&host) {
+                base.recorder.record(event);
+            }
+        }
+        // It may come later. Sandboxes that need it wait until then.
+        Err(error) => warn!(%error, "pods that use the node's resolver cannot start yet"),
     }
     let local_node = api::local_node(config, base).await;
     let objects = api::objects(config, base).await;
@@ -619,6 +627,11 @@ fn images(
     };
     let mut images = ImageManager::new(settings, Arc::clone(&base.clock), base.metrics.clone())
         .verifying(verification)
+        .with_node_logins(NodeLogins::new(
+            &config.root_dir,
+            &std::env::current_dir().unwrap_or_default(),
+            std::env::home_dir().as_deref(),
+        ))
         .preloading(
             Layout::new(&config.state_dir).images(),
             Arc::new(RuntimeTool::new(runtime_name, config.image_endpoint.path())),
@@ -656,7 +669,8 @@ fn source_settings(config: &AgentConfig, running: Vec<RunningStatic>) -> SourceS
     }
 }
 
-/// The directories that must be there: 0750 for what pods use, as upstream.
+/// Makes the directories of the agent: 0750 for what pods use, as upstream. Those of logs may lie on a disk that comes later: each pod
+/// makes them again, and waits with an event while they cannot be made.
 fn make_directories(config: &AgentConfig) -> Result<(), AgentError> {
     let root = &config.root_dir;
     let dirs = [
@@ -679,8 +693,11 @@ fn make_directories(config: &AgentConfig) -> Result<(), AgentError> {
     for dir in &dirs {
         make(dir, 0o750)?;
     }
-    make(&config.container_logs_dir, 0o755)?;
-    make(config.pod_logs_dir(), 0o755)?;
+    for dir in [config.container_logs_dir.as_path(), config.pod_logs_dir()] {
+        if let Err(error) = make(dir, 0o755) {
+            warn!(error = %causes(&error), "no pod can start until its log directory can be made");
+        }
+    }
     make(&backup_dir(config), 0o700)
 }
 

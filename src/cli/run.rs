@@ -2,6 +2,7 @@
 
 use std::net::TcpListener;
 
+use nix::sys::stat::{Mode, umask};
 use tracing::warn;
 
 use crate::agent::{self, RunOptions};
@@ -87,6 +88,8 @@ pub async fn run(args: RunArgs, listener: Option<TcpListener>) -> anyhow::Result
         }
         return print("the configuration is valid\n");
     }
+    // Modes of what is made must not depend on who starts the agent: other programs read logs and links.
+    umask(Mode::S_IWGRP | Mode::S_IWOTH);
     let log = super::logging::init(&log_options(&config))?;
     log_warnings(&warnings);
     let options = RunOptions {

@@ -11,6 +11,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
 use super::CgroupError;
+use crate::types::mountinfo;
 
 /// Which cgroups a machine has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,19 +45,24 @@ const REMOVE_PAUSE: Duration = Duration::from_millis(20);
 
 /// Finds the hierarchies mounted at or below `mount`.
 pub(super) fn discover(mount: &Path) -> Result<(CgroupVersion, Vec<Hierarchy>), CgroupError> {
-    let table = fs::read_to_string("/proc/self/mountinfo")
-        .map_err(CgroupError::io("read mounts of", mount))?;
+    let table = fs::read(mountinfo::TABLE).map_err(CgroupError::io("read mounts of", mount))?;
+    hierarchies(&table, mount)
+}
+
+/// The hierarchies of a mount table at or below `mount`.
+fn hierarchies(table: &[u8], mount: &Path) -> Result<(CgroupVersion, Vec<Hierarchy>), CgroupError> {
     let mut unified = None;
     let mut legacy: Vec<Hierarchy> = Vec::new();
-    for (point, fstype, options) in table.lines().filter_map(mount_line) {
+    for line in mountinfo::lines(table) {
+        let point = mountinfo::path(line.point);
         if !point.starts_with(mount) {
             continue;
         }
-        match fstype {
-            "cgroup2" => unified = Some(point),
-            "cgroup" if !legacy.iter().any(|h| h.path == point) => legacy.push(Hierarchy {
+        match line.fstype {
+            b"cgroup2" => unified = Some(point),
+            b"cgroup" if !legacy.iter().any(|h| h.path == point) => legacy.push(Hierarchy {
                 path: point,
-                controllers: options
+                controllers: mountinfo::text(line.super_options)
                     .split(',')
                     .filter(|o| !matches!(*o, "rw" | "ro" | "xattr") && !o.contains('='))
                     .map(str::to_owned)
@@ -91,16 +97,6 @@ pub(super) fn discover(mount: &Path) -> Result<(CgroupVersion, Vec<Hierarchy>), 
                     .to_owned(),
         }),
     }
-}
-
-/// Mount point, file system type and super options of a line of mountinfo.
-fn mount_line(line: &str) -> Option<(PathBuf, &str, &str)> {
-    let (left, right) = line.split_once(" - ")?;
-    let point = left.split(' ').nth(4)?;
-    let mut right = right.split(' ');
-    let fstype = right.next()?;
-    let options = right.nth(1)?;
-    Some((PathBuf::from(point), fstype, options))
 }
 
 /// Makes `dir` and its parents below `top`; on v2 enables the controllers on the way.
@@ -245,12 +241,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn mountinfo_lines_are_read() {
-        let line = "33 31 0:30 / /sys/fs/cgroup/cpu,cpuacct rw,relatime shared:9 - cgroup cgroup rw,cpu,cpuacct";
-        let (point, fstype, options) = mount_line(line).unwrap();
-        assert_eq!(point, Path::new("/sys/fs/cgroup/cpu,cpuacct"));
-        assert_eq!((fstype, options), ("cgroup", "rw,cpu,cpuacct"));
-        assert!(mount_line("garbage").is_none());
+    fn hierarchies_are_found_beside_mount_points_that_are_not_utf8() {
+        let table = b"20 1 8:1 / /mnt/caf\xe9 rw - ext4 /dev/vda rw\n\
+            33 31 0:30 / /sys/fs/cgroup/cpu,cpuacct rw,relatime shared:9 - cgroup cgroup rw,cpu,cpuacct\n";
+        let (version, found) = hierarchies(table, Path::new("/sys/fs/cgroup")).unwrap();
+        assert_eq!(version, CgroupVersion::V1 { hybrid: false });
+        assert_eq!(found.len(), 1);
+        assert_eq!(found[0].path, Path::new("/sys/fs/cgroup/cpu,cpuacct"));
+        assert!(found[0].has("cpu") && found[0].has("cpuacct") && !found[0].has("rw"));
     }
 
     #[test]

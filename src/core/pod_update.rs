@@ -218,6 +218,7 @@ fn wanted<'a>(
         .filter(|p| set.broken.contains_key(&p.origin));
     let mut candidates: Vec<&SourcedPod> = frozen.chain(&set.pods).collect();
     candidates.sort_by(|a, b| a.origin.cmp(&b.origin));
+    put_holders_first(known, &mut candidates);
 
     let mut names = HashMap::with_capacity(candidates.len());
     let mut uids = HashSet::with_capacity(candidates.len());
@@ -246,6 +247,21 @@ fn wanted<'a>(
         false
     });
     candidates
+}
+
+/// Where two candidates have one name, moves the one to the front whose origin has the name already. A copy of a manifest
+/// takes nothing from the pod that runs, wherever its name is in the order, and an edit of the original still counts.
+fn put_holders_first<'a>(known: &SourcePods, candidates: &mut [&'a SourcedPod]) {
+    fn holder(pod: &SourcedPod) -> (&str, &str, &str) {
+        (pod.pod.namespace(), pod.pod.name(), &pod.origin)
+    }
+    let mut names = HashSet::with_capacity(candidates.len());
+    let mut is_new = |pod: &&'a SourcedPod| names.insert((pod.pod.namespace(), pod.pod.name()));
+    if candidates.iter().all(&mut is_new) {
+        return;
+    }
+    let holders: HashSet<_> = known.0.values().map(holder).collect();
+    candidates.sort_by_key(|pod| !holders.contains(&holder(pod)));
 }
 
 /// Sorts a pod that was known already into its operation, and says what is known of it from now on; `None` when nothing
@@ -498,6 +514,30 @@ mod tests {
     }
 
     #[test]
+    fn a_copy_of_a_manifest_takes_no_name_from_the_pod_that_has_it() {
+        let known = SourcePods::seeded([from("/m/web.yaml", pod("web", "1"))]);
+        // `/m/web-old.yaml` comes first by name. Identical or edited, the original counts.
+        for original in [pod("web", "1"), pod("web", "2")] {
+            let both = set(vec![
+                from("/m/web-old.yaml", pod("web", "3")),
+                from("/m/web.yaml", original.clone()),
+            ]);
+            let merged = merge(&known, &both, &free);
+            let uid = original.uid();
+            assert!(merged.pods.get(uid.as_str()).is_some(), "{uid}");
+            assert!(merged.pods.get("3").is_none());
+            assert_eq!(merged.duplicates.len(), 1);
+            assert_eq!(merged.duplicates[0].origin, "/m/web-old.yaml");
+            assert!(merged.duplicates[0].message.contains("/m/web.yaml"));
+        }
+        // The copy waits until the original is gone.
+        let copy = set(vec![from("/m/web-old.yaml", pod("web", "3"))]);
+        let merged = merge(&known, &copy, &free);
+        assert_eq!(names(&merged.removes), ["web"]);
+        assert_eq!(merged.adds[0].uid(), "3".into());
+    }
+
+    #[test]
     fn uid_of_another_source_is_refused() {
         let taken = |uid: &str| uid == "1";
         let merged = merge(
@@ -561,25 +601,21 @@ mod tests {
 
     /// What is frozen at its origin is also sent from another one, which comes before or after it.
     #[test]
-    fn a_frozen_pod_that_another_origin_sends_is_taken_from_the_first() {
-        for (other, want) in [("/m/a", "/m/a"), ("/m/z", "/m/b")] {
+    fn a_frozen_pod_that_another_origin_sends_stays_with_its_own() {
+        for other in ["/m/a", "/m/z"] {
             let known =
                 SourcePods::seeded([from("/m/b", pod("p", "1")), from("/m/c", pod("q", "2"))]);
             let mut sent = set(vec![from(other, pod("p", "1"))]);
             sent.broken.insert("/m/b".into(), "bad".into());
             let merged = merge(&known, &sent, &free);
             assert_eq!(names(&merged.removes), ["q"], "{other}");
-            assert_eq!(merged.pods.get("1").unwrap().origin, want);
+            assert_eq!(merged.pods.get("1").unwrap().origin, "/m/b");
             assert_eq!(
                 (merged.pods.get("2"), merged.pods.iter().count()),
                 (None, 1)
             );
             assert_eq!(merged.duplicates.len(), 1, "{other}");
-            assert_eq!(
-                names(&merged.updates).len(),
-                usize::from(other == want),
-                "{other}"
-            );
+            assert_eq!(names(&merged.updates), [""; 0], "{other}");
         }
     }
 }

@@ -111,6 +111,46 @@ struct Entry {
     auth: Option<String>,
 }
 
+/// How a docker configuration is written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Format {
+    /// `config.json`: logins below `auths`.
+    ConfigJson,
+    /// `.dockercfg`: logins alone.
+    Cfg,
+}
+
+impl Format {
+    /// The key of it in a pull secret.
+    fn key(self) -> &'static str {
+        match self {
+            Self::ConfigJson => ".dockerconfigjson",
+            Self::Cfg => ".dockercfg",
+        }
+    }
+
+    fn decode(self, bytes: &[u8]) -> Result<Vec<(String, Credentials)>, KeyringError> {
+        let key = self.key();
+        let entries = match self {
+            Self::ConfigJson => serde_json::from_slice(bytes).map(|c: ConfigJson| c.auths),
+            Self::Cfg => serde_json::from_slice(bytes),
+        };
+        // The position is told, the text is not: it is a secret.
+        let entries = entries.map_err(|e| KeyringError::Content {
+            key,
+            what: format!("line {} column {}", e.line(), e.column()),
+        })?;
+        let decoded = entries.into_iter().map(|(registry, entry): (_, Entry)| {
+            let credentials = entry.decode().map_err(|what| KeyringError::Content {
+                key,
+                what: format!("entry {registry}: {what}"),
+            })?;
+            Ok((registry, credentials))
+        });
+        decoded.collect()
+    }
+}
+
 /// Credentials by registry and path.
 #[derive(Clone, Debug, Default)]
 pub struct Keyring {
@@ -124,44 +164,18 @@ impl Keyring {
     /// # Errors
     /// See [`KeyringError`]; nothing was added then.
     pub fn add_secret(&mut self, secret: &Secret) -> Result<(), KeyringError> {
-        const JSON: &str = ".dockerconfigjson";
-        const CFG: &str = ".dockercfg";
-        let content = |key: &'static str| {
-            let data = secret.data.as_ref().and_then(|d| d.get(key));
-            data.map(|d| d.0.as_slice())
-                .ok_or(KeyringError::NoKey { key })
-        };
-        // The position is told, the text is not: it is a secret.
-        let bad = |key| {
-            move |e: serde_json::Error| KeyringError::Content {
-                key,
-                what: format!("line {} column {}", e.line(), e.column()),
-            }
-        };
-        let (key, entries) = match secret.type_.as_deref().unwrap_or_default() {
-            "kubernetes.io/dockerconfigjson" => {
-                let config: ConfigJson =
-                    serde_json::from_slice(content(JSON)?).map_err(bad(JSON))?;
-                (JSON, config.auths)
-            }
-            "kubernetes.io/dockercfg" => (
-                CFG,
-                serde_json::from_slice(content(CFG)?).map_err(bad(CFG))?,
-            ),
+        let format = match secret.type_.as_deref().unwrap_or_default() {
+            "kubernetes.io/dockerconfigjson" => Format::ConfigJson,
+            "kubernetes.io/dockercfg" => Format::Cfg,
             other => {
                 return Err(KeyringError::Type {
                     type_: other.to_owned(),
                 });
             }
         };
-        let mut decoded = Vec::new();
-        for (registry, entry) in entries {
-            let credentials = entry.decode().map_err(|what| KeyringError::Content {
-                key,
-                what: format!("entry {registry}: {what}"),
-            })?;
-            decoded.push((registry, credentials));
-        }
+        let key = format.key();
+        let data = secret.data.as_ref().and_then(|d| d.get(key));
+        let decoded = format.decode(&data.ok_or(KeyringError::NoKey { key })?.0)?;
         let metadata = &secret.metadata;
         let source = Arc::new(SecretSource {
             namespace: metadata.namespace.clone().unwrap_or_default(),
@@ -171,6 +185,20 @@ impl Keyring {
         for (registry, mut credentials) in decoded {
             credentials.source = Some(Arc::clone(&source));
             self.add(&registry, credentials);
+        }
+        Ok(())
+    }
+
+    /// Adds what a file of the node holds. Entries without user and password are left out: credential helpers have
+    /// those, and they are none of the agent's.
+    ///
+    /// # Errors
+    /// See [`KeyringError`]; nothing was added then.
+    pub(super) fn add_file(&mut self, bytes: &[u8], format: Format) -> Result<(), KeyringError> {
+        for (registry, credentials) in format.decode(bytes)? {
+            if !(credentials.username.is_empty() && credentials.password.is_empty()) {
+                self.add(&registry, credentials);
+            }
         }
         Ok(())
     }

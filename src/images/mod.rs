@@ -28,6 +28,7 @@ mod heal;
 mod import;
 mod inputs;
 mod keyring;
+mod node_login;
 mod preload;
 mod prune;
 mod pulls;
@@ -51,6 +52,7 @@ pub use files::{archive_of, qualified};
 pub use import::{ImportError, Importer, RuntimeTool};
 pub use inputs::{PullInputs, PullSecrets};
 pub use keyring::{Credentials, Keyring, KeyringError, SecretSource};
+pub use node_login::NodeLogins;
 pub use prune::{prune, run_pruning};
 pub use pulls::ImageConfig;
 pub use records::{PULL_ERRORS, VerificationPolicy};
@@ -65,7 +67,7 @@ use crate::store::{CommitError, Committed, RemoveContainer, RemoveEmptySandbox, 
 use crate::types::events::{Event, EventRecorder, EventType};
 use crate::types::metrics::Metrics;
 use crate::types::runtime::{PodStatus, SandboxState};
-use crate::types::{Clock, ContainerId, PodExt, PodUid};
+use crate::types::{Clock, ContainerId, PodExt, PodUid, blocking};
 use files::Works;
 use heal::Unanswered;
 use preload::Preload;
@@ -246,6 +248,7 @@ pub struct ImageManager {
     /// Whether archives and suspects were looked at once; see [`Self::first_round`].
     round: tokio::sync::watch::Sender<bool>,
     providers: Option<Arc<CredentialProviders>>,
+    logins: Arc<NodeLogins>,
     pulled: Option<Arc<dyn Fn() + Send + Sync>>,
     clock: Arc<dyn Clock>,
     metrics: Metrics,
@@ -325,10 +328,18 @@ impl ImageManager {
             released: tokio::sync::OnceCell::new(),
             round: tokio::sync::watch::Sender::new(false),
             providers: None,
+            logins: Arc::default(),
             pulled: None,
             clock,
             metrics,
         }
+    }
+
+    /// Uses the registry logins of the node, behind those of pull secrets and programs.
+    #[must_use]
+    pub fn with_node_logins(mut self, logins: NodeLogins) -> Self {
+        self.logins = Arc::new(logins);
+        self
     }
 
     /// Asks these programs for credentials before each pull.
@@ -531,7 +542,7 @@ impl ImageManager {
         self.pull(want, service, store, report).await
     }
 
-    /// What the pull secrets and the programs have for an image, in this order; upstream's
+    /// What the pull secrets, the programs and the node's own logins have for an image, in this order; upstream's
     /// `MakeDockerKeyring`. A secret that cannot be used is told and left out.
     async fn credentials(
         &self,
@@ -562,6 +573,12 @@ impl ImageManager {
         let mut found = keyring.lookup(&repository);
         if let Some(providers) = &self.providers {
             found.extend(providers.lookup(&repository).await);
+        }
+        if !self.logins.is_empty() {
+            let logins = Arc::clone(&self.logins);
+            if let Ok(node) = blocking::run(move || logins.read()).await {
+                found.extend(node.lookup(&repository));
+            }
         }
         found
     }

@@ -199,7 +199,7 @@ pub const FIELDS: &[Field] = &[
     later("iptablesMasqueradeBit", Kind::Int32, &["14"]),
     later("iptablesDropBit", Kind::Int32, &["15"]),
     later("featureGates", Kind::BoolMap, &[]),
-    later("failSwapOn", Kind::Bool, &["true"]),
+    later("failSwapOn", Kind::Bool, &["true", "false"]),
     later(
         "memorySwap",
         Kind::Object(&[later("swapBehavior", Kind::String, &["NoSwap", ""])]),

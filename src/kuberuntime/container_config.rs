@@ -72,8 +72,10 @@ pub struct ContainerFiles {
 
 /// A file a container needs could not be written.
 #[derive(Debug, thiserror::Error)]
-#[error("write {} for container {container}", path.display())]
+#[error("{verb} {} for container {container}: {source}", path.display())]
 pub struct FileError {
+    /// What was tried.
+    pub verb: &'static str,
     /// The file.
     pub path: PathBuf,
     /// The container.
@@ -185,6 +187,7 @@ pub async fn prepare_files_beside(
     let work = move || prepare_files(&of, &in_it, attempt, &ips, &node);
     blocking::run(work).await.unwrap_or_else(|error| {
         Err(FileError {
+            verb: "write files in",
             path: ctx.container_dir(&pod.uid(), &container.name),
             container: container.name.clone(),
             source: io::Error::other(error),
@@ -204,9 +207,10 @@ pub fn prepare_files(
     ctx: &NodeContext,
 ) -> Result<ContainerFiles, FileError> {
     let uid = pod.uid();
-    let error = |path: &Path| {
+    let error = |verb: &'static str, path: &Path| {
         let (path, container) = (path.to_owned(), container.name.clone());
         move |source| FileError {
+            verb,
             path,
             container,
             source,
@@ -215,18 +219,20 @@ pub fn prepare_files(
     let mut files = ContainerFiles::default();
     if !mounts_at(container, HOSTS_FILE) && (pod.host_network() || !pod_ips.is_empty()) {
         let path = ctx.hosts_file(&uid);
-        let content = hosts_content(pod, pod_ips, ctx).map_err(error(&ctx.node_hosts_file))?;
+        let content =
+            hosts_content(pod, pod_ips, ctx).map_err(error("read", &ctx.node_hosts_file))?;
         // In place, not renamed: earlier containers of the pod have the very file mounted.
-        write_file(&path, content.as_bytes(), 0o644).map_err(error(&path))?;
+        write_file(&path, &content, 0o644).map_err(error("write", &path))?;
         files.hosts = Some(path);
     }
     if is_path_component(&container.name) {
         let path = termination_log_path(ctx, &uid, &container.name, attempt);
         if let Some(dir) = path.parent() {
-            fs::create_dir_all(dir).map_err(error(dir))?;
-            fs::set_permissions(dir, fs::Permissions::from_mode(0o750)).map_err(error(dir))?;
+            fs::create_dir_all(dir).map_err(error("create", dir))?;
+            fs::set_permissions(dir, fs::Permissions::from_mode(0o750))
+                .map_err(error("set the mode of", dir))?;
         }
-        write_file(&path, b"", 0o666).map_err(error(&path))?;
+        write_file(&path, b"", 0o666).map_err(error("write", &path))?;
         files.termination_log = Some(path);
     }
     Ok(files)
@@ -246,26 +252,31 @@ fn write_file(path: &Path, content: &[u8], mode: u32) -> io::Result<()> {
     fs::set_permissions(path, fs::Permissions::from_mode(mode))
 }
 
-fn hosts_content(pod: &Pod, pod_ips: &[String], ctx: &NodeContext) -> io::Result<String> {
+fn hosts_content(pod: &Pod, pod_ips: &[String], ctx: &NodeContext) -> io::Result<Vec<u8>> {
     let aliases = pod.spec_ref().host_aliases.as_deref().unwrap_or_default();
     if pod.host_network() {
-        let node = match fs::read_to_string(&ctx.node_hosts_file) {
-            Ok(text) => text,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => String::new(),
+        let node = match fs::read(&ctx.node_hosts_file) {
+            Ok(bytes) => bytes,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Vec::new(),
             Err(error) => return Err(error),
         };
         return Ok(node_hosts(&node, aliases));
     }
     let hostname = sandbox_config::hostname(pod);
     let domain = sandbox_config::host_domain(pod, ctx);
-    Ok(pod_hosts(pod_ips, &hostname, domain.as_deref(), aliases))
+    Ok(pod_hosts(pod_ips, &hostname, domain.as_deref(), aliases).into_bytes())
 }
 
-/// Hosts file of a pod on the host network: the node's own and the aliases.
-fn node_hosts(node: &str, aliases: &[HostAlias]) -> String {
-    let mut text = format!("# Kubernetes-managed hosts file (host network).\n{node}");
-    push_aliases(&mut text, aliases);
-    text
+/// Hosts file of a pod on the host network: the node's own, byte for byte, and the aliases.
+fn node_hosts(node: &[u8], aliases: &[HostAlias]) -> Vec<u8> {
+    let mut added = String::new();
+    push_aliases(&mut added, aliases);
+    [
+        b"# Kubernetes-managed hosts file (host network).\n",
+        node,
+        added.as_bytes(),
+    ]
+    .concat()
 }
 
 /// Hosts file of a pod with addresses of its own.

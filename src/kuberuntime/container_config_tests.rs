@@ -352,7 +352,8 @@ fn a_mount_of_its_own_at_etc_hosts_is_left_alone_and_host_network_copies_the_nod
     let dir = tempfile::tempdir().unwrap();
     let mut ctx = NodeContext::new("n", dir.path());
     ctx.node_hosts_file = dir.path().join("node-hosts");
-    fs::write(&ctx.node_hosts_file, "127.0.0.1 node\n").unwrap();
+    // Bytes, not text.
+    fs::write(&ctx.node_hosts_file, b"127.0.0.1 node\n# caf\xe9\n").unwrap();
     let mut own =
         pod(json!({"name": "c", "volumeMounts": [{"name": "v", "mountPath": "/etc/hosts"}]}));
     let files =
@@ -363,6 +364,8 @@ fn a_mount_of_its_own_at_etc_hosts_is_left_alone_and_host_network_copies_the_nod
         spec.host_network = Some(true);
     }
     let files = prepare_files(&own, &own.containers()[0], 0, &[], &ctx).unwrap();
-    let hosts = fs::read_to_string(files.hosts.unwrap()).unwrap();
-    assert!(hosts.starts_with("# Kubernetes-managed hosts file (host network).\n127.0.0.1 node\n"));
+    let hosts = fs::read(files.hosts.unwrap()).unwrap();
+    assert!(hosts.starts_with(
+        b"# Kubernetes-managed hosts file (host network).\n127.0.0.1 node\n# caf\xe9\n"
+    ));
 }

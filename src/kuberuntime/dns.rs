@@ -2,11 +2,11 @@
 //!
 //! Comes in: the node's resolv.conf, `clusterDNS`, `clusterDomain` and a pod. Goes out: the CRI message,
 //! within the limits of resolvers (3 nameservers, 32 search paths, 2048 characters), and an event for what
-//! had to be left out. Pure but for [`DnsConfigurer::load`].
+//! had to be left out. Pure but for [`DnsConfigurer::read_host`].
 
 use std::fs;
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use k8s_cri::v1;
 use k8s_openapi::api::core::v1::{Pod, PodDNSConfig};
@@ -25,7 +25,7 @@ pub const MAX_SEARCH_CHARS: usize = 2048;
 #[derive(Debug, thiserror::Error)]
 pub enum DnsError {
     /// The node's file cannot be read.
-    #[error("read resolver configuration {}; set resolvConf to a readable file, or to \"\" for none", path.display())]
+    #[error("read resolver configuration {}: {source}; set resolvConf to a readable file, or to \"\" for none", path.display())]
     Read {
         /// The file.
         path: PathBuf,
@@ -55,15 +55,18 @@ pub struct ResolvConf {
 }
 
 impl ResolvConf {
-    /// Parses the file; unknown lines are skipped. Upstream's `parseResolvConf`.
-    pub fn parse(text: &str) -> Self {
+    /// Parses the file; unknown lines are skipped. Upstream's `parseResolvConf`. Comments need not be UTF-8. In other
+    /// lines, words with other bytes are left out, since CRI has no place for them.
+    pub fn parse(bytes: &[u8]) -> Self {
         let mut conf = Self::default();
+        let text = String::from_utf8_lossy(bytes);
         for line in text.lines() {
             let line = line.trim();
             if line.starts_with(['#', ';']) {
                 continue;
             }
-            let mut words = line.split_whitespace();
+            let words = line.split_whitespace();
+            let mut words = words.filter(|word| !word.contains(char::REPLACEMENT_CHARACTER));
             match words.next() {
                 Some("nameserver") => conf.servers.extend(words.next().map(str::to_owned)),
                 Some("search") => {
@@ -88,12 +91,11 @@ pub struct DnsConfigurer {
     pub cluster_dns: Vec<String>,
     /// `clusterDomain`.
     pub cluster_domain: String,
-    /// `resolvConf`: where `host` was read; empty = the node's resolver is not for pods.
-    pub resolv_conf: String,
-    /// The node's resolver.
-    pub host: ResolvConf,
+    /// `resolvConf`: the node's resolver configuration; `None` = the node's resolver is not for pods.
+    pub resolv_conf: Option<PathBuf>,
 }
 
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Policy {
     Cluster,
     Host,
@@ -101,54 +103,52 @@ enum Policy {
 }
 
 impl DnsConfigurer {
-    /// Reads the node's resolver configuration; an empty path means there is none for pods.
+    /// Reads the node's resolver configuration as it is now; empty where there is none for pods. Blocking.
     ///
     /// # Errors
-    /// When the file cannot be read.
-    pub fn load(
-        cluster_dns: Vec<String>,
-        cluster_domain: String,
-        resolv_conf: &str,
-    ) -> Result<Self, DnsError> {
-        let host = if resolv_conf.is_empty() {
-            ResolvConf::default()
-        } else {
-            let text = fs::read_to_string(resolv_conf).map_err(|source| DnsError::Read {
-                path: PathBuf::from(resolv_conf),
-                source,
-            })?;
-            ResolvConf::parse(&text)
+    /// When the file cannot be read. It may come later: whatever needs it tries again.
+    pub fn read_host(&self) -> Result<ResolvConf, DnsError> {
+        let Some(path) = &self.resolv_conf else {
+            return Ok(ResolvConf::default());
         };
-        Ok(Self {
-            cluster_dns,
-            cluster_domain,
-            resolv_conf: resolv_conf.to_owned(),
-            host,
-        })
+        let bytes = fs::read(path).map_err(|source| DnsError::Read {
+            path: path.clone(),
+            source,
+        })?;
+        Ok(ResolvConf::parse(&bytes))
+    }
+
+    /// Whether the settings of a pod depend on the node's resolver configuration.
+    pub fn needs_host(pod: &Pod) -> bool {
+        pod.spec_ref().dns_policy.as_deref() != Some("None")
     }
 
     /// Settings of one pod, and events about what does not fit; upstream's `GetPodDNS`.
     ///
     /// # Errors
     /// When the policy is none that exists.
-    pub fn pod_dns(&self, pod: &Pod) -> Result<(v1::DnsConfig, Vec<Event>), DnsError> {
+    pub fn pod_dns(
+        &self,
+        pod: &Pod,
+        host: &ResolvConf,
+    ) -> Result<(v1::DnsConfig, Vec<Event>), DnsError> {
         let mut events = Vec::new();
         let mut dns = match self.policy(pod, &mut events)? {
             Policy::None => v1::DnsConfig::default(),
             Policy::Cluster => v1::DnsConfig {
                 servers: self.cluster_dns.clone(),
-                searches: self.cluster_searches(pod),
+                searches: self.cluster_searches(pod, host),
                 options: vec!["ndots:5".to_owned()],
             },
-            Policy::Host if self.resolv_conf.is_empty() => v1::DnsConfig {
+            Policy::Host if self.resolv_conf.is_none() => v1::DnsConfig {
                 servers: vec!["127.0.0.1".to_owned()],
                 searches: vec![".".to_owned()],
                 options: Vec::new(),
             },
             Policy::Host => v1::DnsConfig {
-                servers: self.host.servers.clone(),
-                searches: self.host.searches.clone(),
-                options: self.host.options.clone(),
+                servers: host.servers.clone(),
+                searches: host.searches.clone(),
+                options: host.options.clone(),
             },
         };
         if let Some(own) = &pod.spec_ref().dns_config {
@@ -160,7 +160,10 @@ impl DnsConfigurer {
 
     /// Whether the node's own resolver configuration is within the limits; upstream's
     /// `CheckLimitsForResolvConf`. The cluster's three search paths count.
-    pub fn check_limits(&self) -> Vec<Event> {
+    pub fn check_limits(&self, host: &ResolvConf) -> Vec<Event> {
+        let Some(file) = self.resolv_conf.as_deref().map(Path::display) else {
+            return Vec::new();
+        };
         let mut most = MAX_SEARCH_PATHS;
         let mut chars = MAX_SEARCH_CHARS;
         if !self.cluster_domain.is_empty() {
@@ -169,13 +172,12 @@ impl DnsConfigurer {
         }
         let warning =
             |text: String| Event::node(EventType::Warning, "CheckLimitsForResolvConf", text);
-        let file = &self.resolv_conf;
-        if self.host.searches.len() > most {
+        if host.searches.len() > most {
             return vec![warning(format!(
                 "Resolv.conf file '{file}' contains search line consisting of more than {most} domains!"
             ))];
         }
-        if self.host.searches.join(" ").len() > chars {
+        if host.searches.join(" ").len() > chars {
             return vec![warning(format!(
                 "Resolv.conf file '{file}' contains search line which length is more than allowed {chars} chars!"
             ))];
@@ -216,7 +218,7 @@ impl DnsConfigurer {
         Ok(Policy::Cluster)
     }
 
-    fn cluster_searches(&self, pod: &Pod) -> Vec<String> {
+    fn cluster_searches(&self, pod: &Pod, host: &ResolvConf) -> Vec<String> {
         let domain = &self.cluster_domain;
         let mut searches = Vec::new();
         if !domain.is_empty() {
@@ -224,7 +226,7 @@ impl DnsConfigurer {
             searches.push(format!("svc.{domain}"));
             searches.push(domain.clone());
         }
-        searches.extend(self.host.searches.iter().cloned());
+        searches.extend(host.searches.iter().cloned());
         without_duplicates(searches)
     }
 }
@@ -298,11 +300,30 @@ mod tests {
         DnsConfigurer {
             cluster_dns: vec!["10.96.0.10".to_owned()],
             cluster_domain: "cluster.local".to_owned(),
-            resolv_conf: "/etc/resolv.conf".to_owned(),
-            host: ResolvConf::parse(
-                "# c\nnameserver 1.1.1.1\nnameserver 8.8.8.8\nsearch old.\nsearch corp.example. lan\noptions edns0\n",
-            ),
+            resolv_conf: Some("/etc/resolv.conf".into()),
         }
+    }
+
+    fn of_node() -> ResolvConf {
+        ResolvConf::parse(
+            b"# caf\xe9\nnameserver 1.1.1.1\nnameserver 8.8.8.8\nsearch old.\nsearch corp.example. \xe9.example lan\noptions edns0\n",
+        )
+    }
+
+    #[test]
+    fn the_nodes_file_is_read_when_it_is_needed() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("resolv.conf");
+        let mut configurer = configurer();
+        configurer.resolv_conf = Some(file.clone());
+        let missing = configurer.read_host().unwrap_err().to_string();
+        assert!(missing.contains("No such file"), "{missing}");
+        fs::write(&file, b"nameserver 1.1.1.1 # caf\xe9\n").unwrap();
+        assert_eq!(configurer.read_host().unwrap().servers, ["1.1.1.1"]);
+        fs::write(&file, b"nameserver 8.8.8.8\n").unwrap();
+        assert_eq!(configurer.read_host().unwrap().servers, ["8.8.8.8"]);
+        configurer.resolv_conf = None;
+        assert_eq!(configurer.read_host().unwrap(), ResolvConf::default());
     }
 
     #[test]
@@ -356,7 +377,9 @@ mod tests {
                 ),
             ),
         ] {
-            let (dns, events) = configurer().pod_dns(&pod(spec.clone())).unwrap();
+            let (dns, events) = configurer()
+                .pod_dns(&pod(spec.clone()), &of_node())
+                .unwrap();
             assert_eq!(
                 (dns.servers, dns.searches, dns.options),
                 (
@@ -374,12 +397,12 @@ mod tests {
     fn without_cluster_dns_the_hosts_resolver_serves_and_an_event_says_so() {
         let mut configurer = configurer();
         configurer.cluster_dns.clear();
-        let (dns, events) = configurer.pod_dns(&pod(json!({}))).unwrap();
+        let (dns, events) = configurer.pod_dns(&pod(json!({})), &of_node()).unwrap();
         assert_eq!(dns.servers, ["1.1.1.1", "8.8.8.8"]);
         assert_eq!(events[0].reason, "MissingClusterDNS");
-        configurer.resolv_conf.clear();
-        configurer.host = ResolvConf::default();
-        let (dns, _) = configurer.pod_dns(&pod(json!({}))).unwrap();
+        configurer.resolv_conf = None;
+        let none = ResolvConf::default();
+        let (dns, _) = configurer.pod_dns(&pod(json!({})), &none).unwrap();
         assert_eq!(
             (dns.servers, dns.searches),
             (vec!["127.0.0.1".to_owned()], vec![".".to_owned()])
@@ -392,13 +415,13 @@ mod tests {
         let searches: Vec<String> = (0..40).map(|i| format!("d{i}")).collect();
         let spec =
             json!({"dnsPolicy": "None", "dnsConfig": {"nameservers": many, "searches": searches}});
-        let (dns, events) = configurer().pod_dns(&pod(spec)).unwrap();
+        let (dns, events) = configurer().pod_dns(&pod(spec), &of_node()).unwrap();
         assert_eq!((dns.servers.len(), dns.searches.len()), (3, 32));
         assert_eq!(events.len(), 2);
         assert!(events.iter().all(|e| e.reason == "DNSConfigForming"));
         let long: Vec<String> = (0..20).map(|i| format!("{i:0>200}")).collect();
         let spec = json!({"dnsPolicy": "None", "dnsConfig": {"searches": long}});
-        let (dns, events) = configurer().pod_dns(&pod(spec)).unwrap();
+        let (dns, events) = configurer().pod_dns(&pod(spec), &of_node()).unwrap();
         assert_eq!(
             dns.searches.len(),
             10,
@@ -409,21 +432,22 @@ mod tests {
 
     #[test]
     fn a_resolv_conf_over_the_limits_is_reported_for_the_node() {
-        let mut configurer = configurer();
-        assert!(configurer.check_limits().is_empty());
-        configurer.host.searches = (0..30).map(|i| format!("d{i}")).collect();
+        let configurer = configurer();
+        let mut host = of_node();
+        assert!(configurer.check_limits(&host).is_empty());
+        host.searches = (0..30).map(|i| format!("d{i}")).collect();
         assert_eq!(
-            configurer.check_limits()[0].reason,
+            configurer.check_limits(&host)[0].reason,
             "CheckLimitsForResolvConf"
         );
-        configurer.host.searches = vec!["x".repeat(2040)];
-        assert!(configurer.check_limits()[0].message.contains("length"));
+        host.searches = vec!["x".repeat(2040)];
+        assert!(configurer.check_limits(&host)[0].message.contains("length"));
     }
 
     #[test]
     fn an_unknown_policy_is_refused_by_name() {
         let error = configurer()
-            .pod_dns(&pod(json!({"dnsPolicy": "Clusterfirst"})))
+            .pod_dns(&pod(json!({"dnsPolicy": "Clusterfirst"})), &of_node())
             .unwrap_err();
         assert!(error.to_string().contains("Clusterfirst"));
     }

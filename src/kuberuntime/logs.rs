@@ -33,7 +33,7 @@ const MAX_LINK_NAME: usize = 251;
 
 /// A log directory or link could not be made or removed.
 #[derive(Debug, thiserror::Error)]
-#[error("{verb} {}", path.display())]
+#[error("{verb} {}: {source}", path.display())]
 pub struct LogError {
     verb: &'static str,
     path: PathBuf,

@@ -27,6 +27,7 @@ use crate::core::state::{IntentRecord, Transaction};
 use crate::images::PullInputs;
 use crate::kuberuntime::container_config::{self, ContainerInputs};
 use crate::kuberuntime::cri::{CriError, convert, v1};
+use crate::kuberuntime::dns::{DnsConfigurer, ResolvConf};
 use crate::kuberuntime::env::{self, EnvInputs};
 use crate::kuberuntime::security::Isolation;
 use crate::kuberuntime::{gc, kill, logs, sandbox_config};
@@ -37,7 +38,8 @@ use crate::types::containers::container_of;
 use crate::types::metrics::{ContainerErrorLabel, ContainerTypeLabel, RuntimeHandlerLabel};
 use crate::types::runtime::{PodStatus, SandboxState};
 use crate::types::{
-    ContainerId, ContainerKind, ContainerSpec, Event, EventType, PodExt, PodUid, Stamp,
+    ContainerId, ContainerKind, ContainerSpec, Event, EventType, PodExt, PodUid, Stamp, blocking,
+    causes,
 };
 
 /// Longest text of a line in the journal that is not about a decision.
@@ -180,20 +182,29 @@ pub(super) async fn prepare(
 ) -> Result<BTreeMap<String, PathBuf>, StepError> {
     let pod = &job.pod;
     let for_cgroups = Arc::clone(pod);
-    context
-        .with_cgroups(move |cgroups| {
-            if cgroups.exists(&for_cgroups) {
-                return cgroups.limit_pids(&for_cgroups);
-            }
-            cgroups.ensure(&for_cgroups)
-        })
-        .await?;
-    context.volumes.make_pod_dirs(&job.uid).await?;
+    let limited = context.with_cgroups(move |cgroups| {
+        if cgroups.exists(&for_cgroups) {
+            return cgroups.limit_pids(&for_cgroups);
+        }
+        cgroups.ensure(&for_cgroups)
+    });
+    limited.await.inspect_err(|error| {
+        let what = "unable to ensure pod container exists";
+        record_failure(context, pod, "FailedToCreatePodContainer", what, error);
+    })?;
+    let made = context.volumes.make_pod_dirs(&job.uid).await;
+    made.inspect_err(|error| {
+        let what = "error making pod data directories";
+        record_failure(context, pod, "FailedToMakePodDataDirectories", what, error);
+    })?;
     let of = Arc::clone(pod);
-    logs::beside(&context.node, move |node| {
+    let made = logs::beside(&context.node, move |node| {
         logs::create_pod_log_dir(node, &of)
-    })
-    .await?;
+    });
+    made.await.inspect_err(|error| {
+        let what = "Failed to create pod sandbox";
+        record_failure(context, pod, "FailedCreatePodSandBox", what, error);
+    })?;
     let sources = resolve::volumes(context, pod).await;
     let paths = context
         .volumes
@@ -327,6 +338,33 @@ fn why_sandbox(job: &Job, status: &PodStatus) -> String {
     }
 }
 
+/// Emits an event about a step that failed before anything of the pod runs. Reasons are upstream's.
+fn record_failure(
+    context: &WorkerContext,
+    pod: &Pod,
+    reason: &'static str,
+    what: &str,
+    error: &(dyn std::error::Error + 'static),
+) {
+    let text = format!("{what}: {}", causes(error));
+    let event = Event::pod(EventType::Warning, pod, reason, text);
+    context.recorder.record(event);
+}
+
+/// The pod's DNS settings, by the node's resolver configuration as it is now.
+async fn dns_of(context: &WorkerContext, pod: &Pod) -> Result<(v1::DnsConfig, Vec<Event>), String> {
+    let dns = &context.node.dns;
+    let host = if DnsConfigurer::needs_host(pod) {
+        let of = dns.clone();
+        let read = blocking::run(move || of.read_host()).await;
+        read.map_err(|error| error.to_string())?
+            .map_err(|error| error.to_string())?
+    } else {
+        ResolvConf::default()
+    };
+    dns.pod_dns(pod, &host).map_err(|error| error.to_string())
+}
+
 async fn sandbox(
     context: &WorkerContext,
     job: &Job,
@@ -341,11 +379,24 @@ async fn sandbox(
             .and_then(|id| status.sandboxes.iter().find(|s| s.id == *id))
             .map_or(0, |s| s.attempt)
     });
-    let (dns, events) = context
-        .node
-        .dns
-        .pod_dns(pod)
-        .map_err(|e| StepError::Sandbox(e.to_string()))?;
+    let failed = |why: &dyn std::fmt::Display| {
+        context.metrics.started_pods_errors.inc();
+        context.recorder.record(Event::pod(
+            EventType::Warning,
+            pod,
+            "FailedCreatePodSandBox",
+            format!("Failed to create pod sandbox: {why}"),
+        ));
+    };
+    let (dns, events) = match dns_of(context, pod).await {
+        Ok(dns) => dns,
+        // A sandbox that runs has its settings already: its containers need none of the node.
+        Err(_) if actions.create_sandbox.is_none() => Default::default(),
+        Err(why) => {
+            failed(&why);
+            return Err(StepError::Sandbox(why));
+        }
+    };
     if actions.create_sandbox.is_some() {
         for event in events {
             context.recorder.record(event);
@@ -363,15 +414,6 @@ async fn sandbox(
             pull_ms: AtomicU64::new(0),
         });
     }
-    let failed = |why: &dyn std::fmt::Display| {
-        context.metrics.started_pods_errors.inc();
-        context.recorder.record(Event::pod(
-            EventType::Warning,
-            pod,
-            "FailedCreatePodSandBox",
-            format!("Failed to create pod sandbox: {why}"),
-        ));
-    };
     let mut config = match built {
         Ok(config) => config,
         Err(error) => {

@@ -16,7 +16,7 @@ use crate::core::state::{Table, WorkerPhase};
 use crate::core::{deadline, pod_worker};
 use crate::store::{CommitError, StopDecision, StopPermit};
 use crate::types::metrics::WorkLabel;
-use crate::types::{PodExt, PodUid};
+use crate::types::{PodExt, PodUid, causes};
 
 /// A static pod that has to wait for another of its name is woken when that one is over, and asks again after this long.
 const STATIC_POD_WAIT: Duration = Duration::from_secs(10);
@@ -181,9 +181,10 @@ async fn step(workers: &PodWorkers, job: Job) -> Next {
             if failure.acted {
                 mark_acted(workers, &job.uid);
             }
+            let error = causes(&*failure.error);
             match &*failure.error {
                 StepError::Stale => debug!("decided on outdated records, deciding again"),
-                error => info!(%error, "pod is not as it should be yet"),
+                _ => info!(error, "pod is not as it should be yet"),
             }
             let (now, jitter) = (context.clock.now(), rand::random::<f64>());
             let delay = requeue_delay(failure.requeue, now, context.resync, jitter);
@@ -192,7 +193,7 @@ async fn step(workers: &PodWorkers, job: Job) -> Next {
             } else {
                 delay
             };
-            requeue_in_time(workers, &job, delay, &failure.error.to_string());
+            requeue_in_time(workers, &job, delay, &error);
         }
     }
     Next::Wait

@@ -18,7 +18,7 @@ use tracing::debug;
 use super::model::Fs;
 use crate::eviction::{DiskUsage, Stop, Walks, measure};
 use crate::kuberuntime::cri::{CriClient, CriError};
-use crate::types::{ContainerId, PodExt, PodUid, blocking};
+use crate::types::{ContainerId, PodExt, PodUid, blocking, mountinfo};
 use crate::volumemanager;
 
 /// How old a measurement may be; upstream's `volumeStatsAggPeriod`.
@@ -315,19 +315,14 @@ pub(super) fn space_of(path: &Path, at_ms: i64) -> Option<Fs> {
 
 /// What is mounted where `path` is.
 fn device_of(path: &Path) -> Option<String> {
-    let table = std::fs::read_to_string("/proc/self/mountinfo").ok()?;
+    let table = std::fs::read(mountinfo::TABLE).ok()?;
     let path = path.canonicalize().ok()?;
     mounted_at(&table, &path)
 }
 
-fn mounted_at(table: &str, path: &Path) -> Option<String> {
-    let line = |line: &str| {
-        let (left, right) = line.split_once(" - ")?;
-        let point = PathBuf::from(left.split(' ').nth(4)?);
-        let device = right.split(' ').nth(1)?;
-        Some((point, device.to_owned()))
-    };
-    let mounts = table.lines().filter_map(line);
+fn mounted_at(table: &[u8], path: &Path) -> Option<String> {
+    let mounts = mountinfo::lines(table)
+        .map(|line| (mountinfo::path(line.point), mountinfo::text(line.source)));
     let around = mounts.filter(|(point, _)| path.starts_with(point));
     // Of several at one place the last one is on top.
     let nearest = around.max_by_key(|(point, _)| point.components().count());
@@ -336,13 +331,17 @@ fn mounted_at(table: &str, path: &Path) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
+    use std::ffi::OsStr;
+    use std::os::unix::ffi::OsStrExt as _;
+
     use super::*;
 
     #[test]
     fn the_device_is_that_of_the_nearest_mount() {
-        let table = "1 0 8:1 / / rw - ext4 /dev/vda1 rw\n\
+        let table = b"1 0 8:1 / / rw - ext4 /dev/vda1 rw\n\
                      2 1 8:2 / /var/lib rw shared:1 - xfs /dev/vdb rw\n\
-                     3 1 0:5 / /var/library rw - tmpfs tmpfs rw\n";
+                     3 1 0:5 / /var/library rw - tmpfs tmpfs rw\n\
+                     4 1 8:3 / /mnt/caf\xe9\\040x rw - ext4 /dev/vdc rw\n";
         for (path, device) in [
             ("/etc", "/dev/vda1"),
             ("/var/lib/kubelet", "/dev/vdb"),
@@ -350,6 +349,8 @@ mod tests {
         ] {
             assert_eq!(mounted_at(table, Path::new(path)).as_deref(), Some(device));
         }
+        let bytes = Path::new(OsStr::from_bytes(b"/mnt/caf\xe9 x/dir"));
+        assert_eq!(mounted_at(table, bytes).as_deref(), Some("/dev/vdc"));
     }
 
     #[test]

@@ -9,10 +9,12 @@
 pub mod beneath;
 pub mod blocking;
 pub mod boot;
+pub mod causes;
 pub mod containers;
 pub mod events;
 pub mod json;
 pub mod metrics;
+pub mod mountinfo;
 pub mod names;
 pub mod pace;
 pub mod pod;
@@ -23,6 +25,7 @@ pub mod time;
 pub mod update;
 
 pub use boot::{BootId, BootIdentity};
+pub use causes::causes;
 pub use containers::{ContainerKind, ContainerSpec};
 pub use events::{Event, EventRecorder, EventType, PodRef};
 pub use json::Json;

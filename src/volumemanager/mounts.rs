@@ -6,12 +6,10 @@
 
 use std::borrow::Cow;
 use std::collections::BTreeSet;
-use std::ffi::OsString;
 use std::fs;
 use std::io;
 use std::ops::Deref;
 use std::os::fd::AsFd;
-use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -21,12 +19,11 @@ use rustix::fs::{AtFlags, CWD, StatxAttributes, StatxFlags, statx};
 use tokio::sync::Semaphore;
 
 use crate::types::blocking;
+use crate::types::mountinfo::{self, TABLE};
 
 #[cfg(feature = "fuzzing")]
 pub(crate) mod fuzzing;
 
-/// Where the kernel tells of mounts.
-const TABLE: &str = "/proc/self/mountinfo";
 /// Directories of the agent that volumes are mounted in; each may be a link to another disk.
 const BASES: [&str; 3] = ["pods", "plugins", ""];
 
@@ -589,55 +586,26 @@ pub(super) fn below(path: &Path) -> io::Result<Vec<Mount>> {
 }
 
 fn parse(table: &[u8]) -> Vec<Mount> {
-    let line = |line: &[u8]| {
-        let text = |field: &[u8]| String::from_utf8_lossy(&unescape(field)).into_owned();
-        let path = |field: &[u8]| PathBuf::from(OsString::from_vec(unescape(field)));
-        let fields: Vec<&[u8]> = line.split(|b| *b == b' ').collect();
-        let dash = fields.iter().position(|f| *f == b"-")?;
-        let read_only = |options: &[u8]| options.split(|b| *b == b',').any(|o| o == b"ro");
+    let is_read_only = |options: &[u8]| options.split(|b| *b == b',').any(|o| o == b"ro");
+    let mount = |line: mountinfo::Line<'_>| {
         let tag = |name: &[u8]| {
-            let tags = fields.get(6..dash)?;
-            tags.iter().find_map(|f| Some(text(f.strip_prefix(name)?)))
+            let mut tags = line.tags.split(|b| *b == b' ');
+            tags.find_map(|tag| Some(mountinfo::text(tag.strip_prefix(name)?)))
         };
-        Some(Mount {
-            id: text(fields.first()?),
-            parent: text(fields.get(1)?),
-            device: text(fields.get(2)?),
-            root: path(fields.get(3)?),
-            point: path(fields.get(4)?),
-            fstype: text(fields.get(dash + 1)?),
-            source: text(fields.get(dash + 2)?),
-            read_only: read_only(fields.get(5)?) || read_only(fields.get(dash + 3)?),
+        Mount {
+            id: mountinfo::text(line.id),
+            parent: mountinfo::text(line.parent),
+            device: mountinfo::text(line.device),
+            root: mountinfo::path(line.root),
+            point: mountinfo::path(line.point),
+            fstype: mountinfo::text(line.fstype),
+            source: mountinfo::text(line.source),
+            read_only: is_read_only(line.options) || is_read_only(line.super_options),
             shared: tag(b"shared:"),
             master: tag(b"master:"),
-        })
-    };
-    table.split(|b| *b == b'\n').filter_map(line).collect()
-}
-
-/// Spaces, tabs, line feeds and backslashes are written as `\` and three octal digits.
-fn unescape(field: &[u8]) -> Vec<u8> {
-    let mut out = Vec::with_capacity(field.len());
-    let mut rest = field;
-    while let [first, tail @ ..] = rest {
-        let digits = tail
-            .get(..3)
-            .filter(|d| d.iter().all(|b| (b'0'..=b'7').contains(b)));
-        match digits {
-            Some(digits) if *first == b'\\' => {
-                let value = digits
-                    .iter()
-                    .fold(0_u32, |v, d| v * 8 + u32::from(d - b'0'));
-                out.push(u8::try_from(value & 0xff).unwrap_or(b'?'));
-                rest = &tail[3..];
-            }
-            _ => {
-                out.push(*first);
-                rest = tail;
-            }
         }
-    }
-    out
+    };
+    mountinfo::lines(table).map(mount).collect()
 }
 
 #[cfg(test)]

@@ -7,7 +7,7 @@ use super::*;
 /// Where something is mounted below the agent's root directory.
 fn mounted(node: &Node) -> Vec<PathBuf> {
     let root = fs::canonicalize(node.site.root_dir()).unwrap_or_else(|_| node.site.root_dir());
-    let table = fs::read_to_string("/proc/self/mountinfo").unwrap();
+    let table = String::from_utf8_lossy(&fs::read("/proc/self/mountinfo").unwrap()).into_owned();
     let points = table.lines().filter_map(|line| line.split(' ').nth(4));
     let points = points.map(PathBuf::from);
     points.filter(|point| point.starts_with(&root)).collect()

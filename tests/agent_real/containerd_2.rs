@@ -220,7 +220,7 @@ fn images_are_volumes_and_stay_over_restarts_of_agent_and_runtime() {
     // The pod goes, and nothing stays mounted of its images.
     let of_runtime = world.runtime.dir().display().to_string();
     let mounts = || {
-        let text = fs::read_to_string("/proc/self/mountinfo").unwrap();
+        let text = String::from_utf8_lossy(&fs::read("/proc/self/mountinfo").unwrap()).into_owned();
         let of = text
             .lines()
             .filter(|line| line.contains(&of_runtime) && line.contains("image-volumes"));

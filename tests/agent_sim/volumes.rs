@@ -33,7 +33,8 @@ fn spec(host: &Path) -> String {
 /// Mount IDs by mount point, of what is mounted in the world's directory.
 fn mounts(world: &World) -> BTreeMap<PathBuf, u64> {
     let dir = world.dir.path().canonicalize().unwrap();
-    let table = std::fs::read_to_string("/proc/self/mountinfo").unwrap();
+    let table =
+        String::from_utf8_lossy(&std::fs::read("/proc/self/mountinfo").unwrap()).into_owned();
     let of_line = |line: &str| {
         let fields: Vec<&str> = line.split(' ').collect();
         (PathBuf::from(fields[4]), fields[0].parse().unwrap())

@@ -757,7 +757,8 @@ struct Mounts(PathBuf);
 
 impl Mounts {
     fn unmount(&self) {
-        let mounts = std::fs::read_to_string("/proc/self/mounts").unwrap_or_default();
+        let mounts = std::fs::read("/proc/self/mounts").unwrap_or_default();
+        let mounts = String::from_utf8_lossy(&mounts);
         for line in mounts.lines().rev() {
             let point = line.split(' ').nth(1).unwrap_or_default();
             if std::path::Path::new(point).starts_with(&self.0) {

@@ -546,7 +546,10 @@ impl Cluster {
     /// Takes away what a reboot takes away: everything that is mounted below the agent's directory.
     pub fn unmount_all(&self) {
         let root = self.root_dir();
-        let mounts = std::fs::read_to_string("/proc/self/mountinfo").expect("read the mount table");
+        let mounts = String::from_utf8_lossy(
+            &std::fs::read("/proc/self/mountinfo").expect("read the mount table"),
+        )
+        .into_owned();
         let mut below: Vec<&str> = mounts
             .lines()
             .filter_map(|line| line.split(' ').nth(4))

@@ -193,6 +193,16 @@ async fn stop_lets_a_polite_container_end_and_kills_a_stubborn_one(world: &World
     assert!(start.elapsed() < Duration::from_secs(20));
     assert_eq!(world.exited(&polite).await.exit_code, 0);
 
+    // In nanoseconds, more than an int64 has: must not become no time at all.
+    let (_, _, patient) = world.run(POLITE).await;
+    await_trap(world, &patient).await;
+    world
+        .cri
+        .stop_container(&patient, 10_000_000_000, &permit)
+        .await
+        .unwrap();
+    assert_eq!(world.exited(&patient).await.exit_code, 0);
+
     let (_, _, stubborn) = world.run(STUBBORN).await;
     await_trap(world, &stubborn).await;
     let start = Instant::now();

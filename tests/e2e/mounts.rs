@@ -48,7 +48,10 @@ fn sub_path(world: &World) {
     said(world, "sub-path", "main", &parts);
     let ended = world.status("sub-path").expect("a status");
     assert_eq!(container(&ended, "main")["restartCount"], 1, "{ended}");
-    let table = || fs::read_to_string("/proc/self/mountinfo").expect("the mount table");
+    let table = || {
+        String::from_utf8_lossy(&fs::read("/proc/self/mountinfo").expect("the mount table"))
+            .into_owned()
+    };
     let uid = world.row("pods", "sub-path").expect("a pod")["uid"].clone();
     let place = format!("/{}/volume-subpaths/", uid.as_str().expect("a UID"));
     deleted(world, "sub-path");

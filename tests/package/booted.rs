@@ -128,7 +128,8 @@ impl Booted {
 
     /// Mounts that the machine sees, PID 1 that is.
     pub fn mounts(&self) -> String {
-        fs::read_to_string(format!("/proc/{}/mountinfo", self.init)).unwrap()
+        String::from_utf8_lossy(&fs::read(format!("/proc/{}/mountinfo", self.init)).unwrap())
+            .into_owned()
     }
 }
 

@@ -531,7 +531,8 @@ fn sweep() {
 fn remove_tree(dir: &Path) {
     // A volume that is still mounted must not be emptied.
     let prefix = format!("{}/", dir.display());
-    let mounts = fs::read_to_string("/proc/self/mounts").unwrap_or_default();
+    let mounts = fs::read("/proc/self/mounts").unwrap_or_default();
+    let mounts = String::from_utf8_lossy(&mounts);
     let mut points: Vec<&str> = mounts
         .lines()
         .filter_map(|line| line.split(' ').nth(1))

@@ -185,7 +185,9 @@ fn name_of(pod: &serde_json::Value) -> String {
 
 /// Mount points at or below a directory, outermost first.
 pub fn mounts_below(dir: &Path) -> Vec<String> {
-    let table = fs::read_to_string("/proc/self/mountinfo").expect("read the mount table");
+    let table =
+        String::from_utf8_lossy(&fs::read("/proc/self/mountinfo").expect("read the mount table"))
+            .into_owned();
     table
         .lines()
         .filter_map(|line| line.split(' ').nth(4))

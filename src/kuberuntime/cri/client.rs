@@ -22,6 +22,9 @@ use crate::store::{Committed, RemoveContainer, RemoveEmptySandbox, StartIntent, 
 use crate::types::metrics::Metrics;
 use crate::types::{ContainerId, PodUid};
 
+/// Most seconds that are sent to a runtime: more overflow an `int64` of nanoseconds there, and a grace period becomes none.
+const MAX_SECONDS: i64 = i64::MAX / 1_000_000_000;
+
 /// Lists of a full node exceed tonic's 4 MiB. What runtimes send has the same limit; beyond it see `list`.
 const MAX_MESSAGE: usize = 16 << 20;
 
@@ -387,7 +390,7 @@ impl CriClient {
     ) -> Result<(), CriError> {
         let request = v1::StopContainerRequest {
             container_id: id.to_string(),
-            timeout: timeout_s,
+            timeout: timeout_s.min(MAX_SECONDS),
         };
         let grace = Duration::from_secs(u64::try_from(timeout_s).unwrap_or(0));
         let mut client = self.runtime.clone();
@@ -480,7 +483,7 @@ impl CriClient {
         let request = v1::ExecSyncRequest {
             container_id: id.to_string(),
             cmd: command,
-            timeout: i64::try_from(seconds).unwrap_or(i64::MAX),
+            timeout: i64::try_from(seconds).map_or(MAX_SECONDS, |s| s.min(MAX_SECONDS)),
         };
         let deadline = (!timeout.is_zero()).then(|| self.timeouts.request.saturating_add(timeout));
         let mut client = self.runtime.clone();
@@ -541,7 +544,7 @@ impl CriClient {
         let request = v1::CheckpointContainerRequest {
             container_id: id.to_string(),
             location: location.to_owned(),
-            timeout: i64::try_from(timeout.as_secs()).unwrap_or(i64::MAX),
+            timeout: i64::try_from(timeout.as_secs()).map_or(MAX_SECONDS, |s| s.min(MAX_SECONDS)),
         };
         let mut client = self.runtime.clone();
         self.operation("checkpoint_container", id.as_str())

@@ -24,6 +24,7 @@ use serde_json::{Value, json};
 use super::registry::{Driver, Drivers};
 use crate::apiserver::{ApiClient, Reachability};
 use crate::node_object::NodeObject;
+use crate::types::causes;
 
 /// JSON: names of drivers, and what they call this node.
 pub(super) const NODE_ID_ANNOTATION: &str = "csi.volume.kubernetes.io/nodeid";
@@ -152,7 +153,7 @@ impl NodeInfo {
     /// An outage is told by the connection; everything else once.
     fn tell(&mut self, errors: &[TellError]) {
         let up = self.api.connection().now() == Reachability::Up;
-        let texts: BTreeSet<String> = errors.iter().map(|error| chain(error)).collect();
+        let texts: BTreeSet<String> = errors.iter().map(|error| causes(error)).collect();
         for error in texts.difference(&self.said).filter(|_| up) {
             tracing::warn!(
                 error,
@@ -441,14 +442,4 @@ async fn request<T>(
             object: object.to_owned(),
         }),
     }
-}
-
-fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        text = format!("{text}: {error}");
-        cause = error.source();
-    }
-    text
 }

@@ -16,6 +16,8 @@ use tonic::transport::{Channel, Endpoint, Uri};
 use tonic::{Code, Request, Status};
 use tower::service_fn;
 
+use crate::types::causes;
+
 /// What is kept of somebody else's words.
 const MESSAGE_MAX: usize = 1024;
 
@@ -152,16 +154,7 @@ fn is_protocol_error(why: &str) -> bool {
 
 /// An error with its causes.
 fn chain(error: &(dyn std::error::Error + 'static)) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        let more = error.to_string();
-        if !text.ends_with(&more) {
-            text = format!("{text}: {more}");
-        }
-        cause = error.source();
-    }
-    cut(&text)
+    cut(&causes(error))
 }
 
 /// At most as much of a text as is kept, in one line.

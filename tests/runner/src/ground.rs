@@ -7,8 +7,10 @@
 //! process that lives is left alone.
 
 use std::collections::BTreeSet;
+use std::ffi::OsString;
 use std::fs::{self, File};
 use std::io;
+use std::os::unix::ffi::OsStringExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -229,11 +231,12 @@ fn owner(name: &str) -> Option<i32> {
 }
 
 fn unmount_below(dir: &Path) -> Vec<String> {
-    let table = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+    // Bytes: one mount point on the machine that is no UTF-8 must not hide all others.
+    let table = fs::read("/proc/self/mountinfo").unwrap_or_default();
     let mut points: Vec<PathBuf> = table
-        .lines()
-        .filter_map(|line| line.split(' ').nth(4))
-        .map(|point| PathBuf::from(unescape(point)))
+        .split(|byte| *byte == b'\n')
+        .filter_map(|line| line.split(|byte| *byte == b' ').nth(4))
+        .map(|point| PathBuf::from(OsString::from_vec(unescape(point))))
         .filter(|point| point.starts_with(dir))
         .collect();
     points.sort();
@@ -249,8 +252,22 @@ fn unmount_below(dir: &Path) -> Vec<String> {
 }
 
 /// The kernel writes a space in a mount table as `\040`.
-fn unescape(path: &str) -> String {
-    path.replace("\\040", " ")
+fn unescape(path: &[u8]) -> Vec<u8> {
+    let mut out = Vec::with_capacity(path.len());
+    let mut rest = path;
+    while let Some((first, tail)) = rest.split_first() {
+        match rest.strip_prefix(b"\\040") {
+            Some(after) => {
+                out.push(b' ');
+                rest = after;
+            }
+            None => {
+                out.push(*first);
+                rest = tail;
+            }
+        }
+    }
+    out
 }
 
 fn detach_loops(dir: &Path) -> Vec<String> {

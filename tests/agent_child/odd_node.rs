@@ -1,0 +1,105 @@
+//! A node that is not as the authors of an agent picture it: names that are no UTF-8, files that come late or change, an odd umask.
+
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt as _;
+use std::os::unix::fs::{PermissionsExt as _, symlink};
+use std::path::{Path, PathBuf};
+
+use nix::mount::{MntFlags, MsFlags, mount, umount2};
+use nix::sys::stat::{Mode, umask};
+
+use super::*;
+
+/// A mount whose point has a byte that no UTF-8 text has.
+struct OddMount(PathBuf);
+
+impl OddMount {
+    fn new(dir: &Path) -> Self {
+        let point = dir.join(OsStr::from_bytes(b"caf\xe9 mount"));
+        fs::create_dir(&point).unwrap();
+        let none: Option<&str> = None;
+        mount(Some("odd"), &point, Some("tmpfs"), MsFlags::empty(), none).unwrap();
+        Self(point)
+    }
+}
+
+impl Drop for OddMount {
+    fn drop(&mut self) {
+        umount2(&self.0, MntFlags::MNT_DETACH).ok();
+    }
+}
+
+/// Waits until an event of the pod has all these words.
+fn wait_event(node: &Node, pod: &str, words: &[&str]) {
+    eventually(&format!("an event of {pod} says {words:?}"), || {
+        let journal = node.site.journal(pod);
+        let says = |(what, why): &(String, String)| {
+            let text = format!("{what} {why}");
+            words.iter().all(|word| text.contains(word))
+        };
+        let found = journal.iter().any(says);
+        found.then_some(()).ok_or_else(|| format!("{journal:?}"))
+    });
+}
+
+/// The servers that the pod's newest sandbox resolves with.
+fn servers(node: &Node, pod: &str) -> Vec<String> {
+    let full = format!("{pod}-{}", agent_process::NODE);
+    let sandboxes = node.fake.sandboxes();
+    let of_pod = |s: &&v1::PodSandbox| s.metadata.as_ref().is_some_and(|m| m.name == full);
+    let newest = sandboxes.iter().filter(of_pod).max_by_key(|s| s.created_at);
+    let config = node.fake.sandbox_config(&newest.unwrap().id).unwrap();
+    config.dns_config.unwrap().servers
+}
+
+#[test]
+fn what_the_node_lacks_at_boot_keeps_only_those_waiting_that_need_it() {
+    umask(Mode::from_bits_truncate(0o077));
+    let node = Node::new(|_| Behaviour::RunForever);
+    let site = &node.site;
+    let _mount = OddMount::new(site.dir());
+    let resolver = site.dir().join("resolv.conf");
+    let disk = site.dir().join("late-disk");
+    symlink(&disk, site.pod_logs()).unwrap();
+    // With cgroups, for which the table of mounts is read.
+    site.configure(&format!("resolvConf: {}\n", resolver.display()));
+    node.manifest("web", "Always");
+    let mut agent = site.spawn(&[]);
+    agent.wait_ready();
+    wait_event(&node, "web", &["FailedCreatePodSandBox", "podlogs"]);
+    assert_eq!(node.running(), [""; 0]);
+
+    fs::create_dir(&disk).unwrap();
+    let missing = ["FailedCreatePodSandBox", "resolv.conf", "No such file"];
+    wait_event(&node, "web", &missing);
+    assert_eq!(node.running(), [""; 0]);
+
+    fs::write(&resolver, b"# caf\xe9\nnameserver 192.0.2.1\n").unwrap();
+    let running = node.wait_running(1);
+    assert_eq!(servers(&node, "web"), ["192.0.2.1"]);
+
+    // The newest file counts for new sandboxes, and changes nothing for those that run.
+    fs::write(&resolver, b"nameserver 192.0.2.2\n").unwrap();
+    node.manifest("later", "Always");
+    let both = node.wait_running(2);
+    assert!(both.contains(&running[0]), "{running:?} {both:?}");
+    assert_eq!(servers(&node, "later"), ["192.0.2.2"]);
+    assert_eq!(servers(&node, "web"), ["192.0.2.1"]);
+
+    // Nor does a container need it that starts again in its sandbox.
+    fs::remove_file(&resolver).unwrap();
+    assert!(node.fake.exit(&running[0], 1));
+    eventually("it has started again", || {
+        let now = node.running();
+        let is_back = now.len() == 2 && !now.contains(&running[0]);
+        is_back.then_some(()).ok_or_else(|| format!("{now:?}"))
+    });
+    assert_eq!(servers(&node, "web"), ["192.0.2.1"]);
+
+    // Other programs read logs and links, whatever the umask of whoever has started the agent.
+    let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
+    assert_eq!(mode(&site.container_logs()), 0o755);
+    for dir in fs::read_dir(&disk).unwrap().flatten() {
+        assert_eq!(mode(&dir.path()), 0o755, "{:?}", dir.path());
+    }
+}
