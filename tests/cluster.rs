@@ -13,6 +13,8 @@
     reason = "a test fails by panicking; what it shares with others it does not use whole"
 )]
 
+#[path = "cluster/addresses.rs"]
+mod addresses;
 #[path = "support/agent_process.rs"]
 mod agent_process;
 #[path = "cluster/bare.rs"]

@@ -139,9 +139,11 @@ fn threshold(config: &AgentConfig, signal: &str) -> EvictionThreshold {
 /// This node as the agent itself sees it: what admission goes by until the API server has shown it.
 pub(super) async fn local_node(config: &AgentConfig, base: &Base) -> Arc<Node> {
     let (settings, root_dir) = (node_settings(config), config.root_dir.clone());
+    let addresses = base.addresses.clone();
     let (boot_id, clock) = (base.boot.kernel_boot_id.clone(), Arc::clone(&base.clock));
-    let found =
-        blocking::spawn(move || nodestatus::local_node(&settings, &root_dir, &boot_id, &*clock));
+    let found = blocking::spawn(move || {
+        nodestatus::local_node(&settings, &addresses, &root_dir, &boot_id, &*clock)
+    });
     match found.await {
         Ok(node) => Arc::new(node),
         Err(error) => {
@@ -173,6 +175,7 @@ pub(super) fn node_status(
     }
     let (status, handle) = NodeStatus::new(NodeStatusOptions {
         settings,
+        addresses: base.addresses.clone(),
         root_dir: config.root_dir.clone(),
         boot_id: base.boot.kernel_boot_id.clone(),
         api,

@@ -1,7 +1,5 @@
 //! Facts of this node that pods' configurations depend on.
 
-use std::net::{IpAddr, Ipv4Addr};
-
 use tokio::runtime::Handle;
 use tracing::warn;
 
@@ -12,8 +10,9 @@ use crate::kubeletconfig::{self, AgentConfig, KubeletConfiguration};
 use crate::kuberuntime::dns::DnsConfigurer;
 use crate::kuberuntime::node_context::NodeContext;
 use crate::kuberuntime::selinux;
-use crate::nodestatus::{cpus, outgoing_address};
+use crate::nodestatus::cpus;
 use crate::types::blocking;
+use crate::types::host_addresses::HostAddresses;
 use crate::types::metrics::Metrics;
 
 /// Memory of the machine in bytes; 0 when it cannot be read.
@@ -43,21 +42,6 @@ fn hugepage_sizes() -> Vec<u64> {
         .collect();
     sizes.sort_unstable();
     sizes
-}
-
-/// Returns the node's addresses: those given, else the one that packets to other networks leave from. An unspecified
-/// address (`0.0.0.0`, `::`) names none. Sends nothing to find out.
-pub(super) fn host_ips(given: &[IpAddr]) -> Vec<String> {
-    let named = given.iter().filter(|ip| !ip.is_unspecified());
-    let named: Vec<String> = named.map(ToString::to_string).collect();
-    if !named.is_empty() {
-        return named;
-    }
-    let found = outgoing_address(given).unwrap_or_else(|| {
-        warn!("the node has no route to other networks, its address is the loopback's");
-        Ipv4Addr::LOCALHOST.into()
-    });
-    vec![found.to_string()]
 }
 
 /// Billionths of a thousandth.
@@ -144,6 +128,7 @@ fn make_cgroups(
 pub(super) fn context(
     config: &AgentConfig,
     cgroups: &CgroupManager,
+    addresses: HostAddresses,
 ) -> Result<NodeContext, AgentError> {
     let kubelet = &config.kubelet;
     let servers = kubelet.cluster_dns.iter().map(ToString::to_string);
@@ -170,7 +155,7 @@ pub(super) fn context(
     context.cfs_period_us = micros(kubelet.cpu_cfs_quota_period);
     context.memory_capacity = memory_capacity();
     context.hugepage_sizes = hugepage_sizes();
-    context.host_ips = host_ips(&config.node_ips);
+    context.addresses = addresses;
     context.apparmor = has_apparmor();
     context.selinux = std::path::Path::new("/sys/fs/selinux/enforce").exists();
     if context.selinux {
@@ -229,22 +214,6 @@ fn micros(period: std::time::Duration) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn an_unspecified_address_is_no_address_of_the_node() {
-        let ips =
-            |texts: &[&str]| -> Vec<IpAddr> { texts.iter().map(|t| t.parse().unwrap()).collect() };
-        assert_eq!(
-            host_ips(&ips(&["10.0.0.1", "fd00::1"])),
-            ["10.0.0.1", "fd00::1"]
-        );
-        for none in [&["::"][..], &["0.0.0.0"], &[]] {
-            let found = host_ips(&ips(none));
-            let found: Vec<IpAddr> = found.iter().map(|ip| ip.parse().unwrap()).collect();
-            assert_eq!(found.len(), 1, "{none:?}");
-            assert!(!found[0].is_unspecified(), "{none:?} gives {found:?}");
-        }
-    }
 
     #[test]
     fn counters_of_thermal_throttling_are_found_where_there_are_some() {

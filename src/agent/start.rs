@@ -1,12 +1,14 @@
 //! Start-up, from the open store (`opening`) to open sources: the runtime is reached and listed, the plan made and
 //! committed, what was there goes on (`resume`), then the sources are opened.
 
+use std::net::IpAddr;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use k8s_openapi::api::core::v1::Node;
 use tokio::sync::mpsc;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
@@ -52,6 +54,7 @@ use crate::status::StatusManager;
 use crate::store::layout::Layout;
 use crate::store::{Store, StoreHealth};
 use crate::sync_loop::{Inputs, Janitor, LoopContext, Monitor, SyncLoop};
+use crate::types::host_addresses::HostAddresses;
 use crate::types::metrics::{Count, Metrics, NodeLabel};
 use crate::types::{BootIdentity, Clock, Event, EventRecorder, EventType, Stamp, causes, probe};
 
@@ -110,6 +113,8 @@ pub(super) struct Base {
     pub(super) pods: PodManager,
     /// The node as the API server has it.
     pub(super) node: NodeObject,
+    /// The addresses of this machine.
+    pub(super) addresses: HostAddresses,
     /// What announces shutdowns, where that is not `logind`.
     pub(super) shutdown: Option<Link>,
     /// The cluster that the kubeconfig named when the store was opened.
@@ -158,6 +163,7 @@ impl Base {
             volumes_in_use: watch::Sender::new(None),
             recorder,
             api: parts.api,
+            addresses: HostAddresses::of_machine(config.node_ips.clone()),
             shutdown: parts.shutdown,
             boot: parts.boot,
             meta: parts.meta,
@@ -259,6 +265,7 @@ impl Base {
             clock: Arc::clone(&self.clock),
             metrics: self.metrics.clone(),
             config: Arc::new(config.clone()),
+            addresses: self.addresses.clone(),
             node: self.node.clone(),
             health: self.health(),
             recorder: Arc::clone(&self.recorder) as _,
@@ -322,6 +329,15 @@ pub(super) async fn start(
             token,
         )
     });
+    if let Some(known) = node_object.get() {
+        base.addresses.remember(reported_addresses(&known));
+    }
+    if let Err(error) = base.addresses.find() {
+        warn!(
+            error,
+            "the node has no address yet; pods report the last one"
+        );
+    }
     if base.api.is_none()
         && let Err(error) = events::forget_waiting(&base.store).await
     {
@@ -335,7 +351,7 @@ pub(super) async fn start(
         let event = Event::node(EventType::Warning, reason, text);
         base.recorder.record(event);
     }
-    let node = node::context(config, &cgroups)?;
+    let node = node::context(config, &cgroups, base.addresses.clone())?;
     match node.dns.read_host() {
         Ok(host) => {
             for event in node.dns.check_limits(&host) {
@@ -396,7 +412,7 @@ pub(super) async fn start(
         recorder: Arc::clone(&base.recorder) as _,
         metrics: base.metrics.clone(),
         results,
-        host_ips: node.host_ips.clone(),
+        addresses: base.addresses.clone(),
     });
     let images = Arc::new(images(config, base, &runtime_name, node_status)?);
     let workers = PodWorkers::new(
@@ -569,6 +585,17 @@ pub(super) async fn start(
         workers,
         pods,
     })
+}
+
+/// The addresses that the node reported when it was last seen.
+fn reported_addresses(node: &Node) -> Vec<IpAddr> {
+    let status = node.status.as_ref();
+    let addresses = status.and_then(|status| status.addresses.as_ref());
+    let internal = addresses
+        .into_iter()
+        .flatten()
+        .filter(|a| a.type_ == "InternalIP");
+    internal.filter_map(|a| a.address.parse().ok()).collect()
 }
 
 fn rotation_policy(config: &AgentConfig) -> RotationPolicy {

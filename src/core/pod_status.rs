@@ -159,7 +159,7 @@ pub fn generate(input: &StatusInput<'_>) -> api::PodStatus {
 
     let conditions = conditions::generate(input, previous, &statuses, &phase);
     let pod_ips = addresses::of_pod(pod, &input.status.ips, input.host_ips, previous);
-    let host_ips = || input.host_ips.iter().take(2);
+    let host_ips = addresses::of_host(input.host_ips, previous);
     api::PodStatus {
         phase: Some(phase),
         reason,
@@ -168,8 +168,8 @@ pub fn generate(input: &StatusInput<'_>) -> api::PodStatus {
         init_container_statuses: some_if_any(statuses.init.into_iter()),
         container_statuses: Some(statuses.main),
         ephemeral_container_statuses: some_if_any(statuses.ephemeral.into_iter()),
-        host_ip: host_ips().next().cloned(),
-        host_ips: some_if_any(host_ips().map(|ip| api::HostIP { ip: ip.clone() })),
+        host_ip: host_ips.first().cloned(),
+        host_ips: some_if_any(host_ips.into_iter().map(|ip| api::HostIP { ip })),
         pod_ip: pod_ips.first().cloned(),
         pod_ips: listed(pod_ips),
         start_time: previous

@@ -307,9 +307,7 @@ fn from_source(
     };
     if let Some(field) = &source.field_ref {
         let path = field.field_path.as_str();
-        return from_field(inputs, path, ctx)
-            .map(Some)
-            .ok_or_else(|| field_error(format!("unsupported fieldPath: {path}")));
+        return from_field(inputs, path, ctx).map(Some).map_err(field_error);
     }
     if let Some(resource) = &source.resource_field_ref {
         return downward::resource_field(
@@ -382,26 +380,42 @@ fn from_object(
 }
 
 /// Upstream's `podFieldSelectorRuntimeValue`.
-fn from_field(inputs: &EnvInputs<'_>, path: &str, ctx: &NodeContext) -> Option<String> {
+///
+/// # Errors
+/// An unknown path, and the address of a node that has none: the container starts when it has one.
+fn from_field(inputs: &EnvInputs<'_>, path: &str, ctx: &NodeContext) -> Result<String, String> {
     let pod = inputs.pod;
+    let of_node = if path.starts_with("status.") {
+        ctx.addresses.reported()
+    } else {
+        Vec::new()
+    };
     let ips: &[String] = if pod.host_network() && inputs.pod_ips.is_empty() {
-        &ctx.host_ips
+        &of_node
     } else {
         inputs.pod_ips
     };
     let first = |list: &[String]| list.first().cloned().unwrap_or_default();
-    Some(match path {
+    if path.starts_with("status.hostIP") && of_node.is_empty() {
+        return Err(format!(
+            "{path} needs an address of the node, which has none yet; it is taken from the route to other networks, or from --node-ip"
+        ));
+    }
+    Ok(match path {
         "spec.nodeName" => ctx.node_name.clone(),
         "spec.serviceAccountName" => pod
             .spec_ref()
             .service_account_name
             .clone()
             .unwrap_or_default(),
-        "status.hostIP" => first(&ctx.host_ips),
-        "status.hostIPs" => ctx.host_ips.join(","),
+        "status.hostIP" => first(&of_node),
+        "status.hostIPs" => of_node.join(","),
         "status.podIP" => first(ips),
         "status.podIPs" => ips.join(","),
-        _ => return downward::metadata_field(pod, path),
+        _ => {
+            return downward::metadata_field(pod, path)
+                .ok_or_else(|| format!("unsupported fieldPath: {path}"));
+        }
     })
 }
 

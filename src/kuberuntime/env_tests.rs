@@ -3,6 +3,7 @@ use std::sync::Arc;
 use serde_json::json;
 
 use super::*;
+use crate::types::host_addresses::HostAddresses;
 
 #[test]
 fn references_expand_and_escapes_do_not() {
@@ -85,7 +86,10 @@ fn sources() -> Sources {
 
 fn make(pod: &Pod, sources: &Sources) -> Result<Environment, EnvError> {
     let mut ctx = NodeContext::new("node-1", "/r");
-    ctx.host_ips = vec!["192.0.2.1".to_owned(), "2001:db8::1".to_owned()];
+    ctx.addresses = HostAddresses::fixed(vec![
+        "192.0.2.1".parse().unwrap(),
+        "2001:db8::1".parse().unwrap(),
+    ]);
     make_env(
         &EnvInputs {
             pod,

@@ -154,7 +154,7 @@ pub struct Condemned<'a> {
     /// The pod; `None` when it is known from the runtime only. Then hooks come from the annotations of the
     /// containers, and it is not remembered which have run.
     pub pod: Option<&'a Pod>,
-    /// Addresses of the node, for hooks of pods on its network.
+    /// Where pods on the node's network answer, for their hooks.
     pub host_ips: &'a [String],
 }
 

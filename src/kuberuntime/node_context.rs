@@ -1,10 +1,11 @@
-//! Facts of the node and settings that the builders of CRI messages need. Plain data: filled once at start
-//! by the composition root, read everywhere.
+//! Facts of the node and settings that the builders of CRI messages need. Filled once at start
+//! by the composition root, read everywhere; what changes meanwhile is read through handles.
 
 use std::path::{Path, PathBuf};
 
 use super::dns::DnsConfigurer;
 use crate::types::PodUid;
+use crate::types::host_addresses::HostAddresses;
 
 /// What a pod's configuration depends on besides the pod.
 #[derive(Clone, Debug)]
@@ -47,8 +48,8 @@ pub struct NodeContext {
     pub single_process_oom_kill: bool,
     /// Sizes of huge pages that the kernel has, in bytes.
     pub hugepage_sizes: Vec<u64>,
-    /// The node's addresses, primary first.
-    pub host_ips: Vec<String>,
+    /// The node's addresses.
+    pub addresses: HostAddresses,
 }
 
 impl NodeContext {
@@ -74,7 +75,7 @@ impl NodeContext {
             masked_paths: Vec::new(),
             single_process_oom_kill: false,
             hugepage_sizes: Vec::new(),
-            host_ips: Vec::new(),
+            addresses: HostAddresses::fixed(Vec::new()),
         }
     }
 

@@ -5,7 +5,6 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,6 +19,7 @@ use tracing::{debug, warn};
 use crate::core::node_status::{Facts, Image, Machine, NodeSettings, RuntimeFacts, image_list};
 use crate::core::volumes::known::InUse;
 use crate::kuberuntime::cri::{CriClient, CriError};
+use crate::types::host_addresses::HostAddresses;
 use crate::types::{Event, EventRecorder, EventType, boot};
 
 const MACHINE_PERIOD: Duration = Duration::from_secs(10);
@@ -32,6 +32,7 @@ const PATIENCE: Duration = Duration::from_secs(2);
 /// Publishes [`Facts`]; the first once the machine was read and the runtime was asked.
 pub(super) struct FactsTask {
     pub(super) settings: NodeSettings,
+    pub(super) addresses: HostAddresses,
     pub(super) root_dir: PathBuf,
     pub(super) boot_id: String,
     pub(super) cri: CriClient,
@@ -50,7 +51,7 @@ impl FactsTask {
         let mut disk_checked = false;
         loop {
             self.machine(&mut facts).await;
-            match addresses(&self.settings.node_ips) {
+            match self.addresses.find() {
                 Ok(found) => {
                     facts.addresses = found;
                     address_error.clear();
@@ -300,66 +301,6 @@ fn os_image(os_release: &str) -> String {
     found.unwrap_or_else(|| "Linux".to_owned())
 }
 
-/// The node's addresses: those given, if this machine has them, else the one that packets to other networks leave
-/// from, IPv4 before IPv6 unless `::` was given. Nothing is sent to find out. Upstream: `NodeAddress`, `validateNodeIP`.
-pub(super) fn addresses(given: &[IpAddr]) -> Result<Vec<IpAddr>, String> {
-    let named: Vec<IpAddr> = (given.iter().copied())
-        .filter(|ip| !ip.is_unspecified())
-        .collect();
-    if !named.is_empty() {
-        for ip in &named {
-            check_address(*ip)?;
-        }
-        return Ok(named);
-    }
-    outgoing_address(given).map(|ip| vec![ip]).ok_or_else(|| {
-        "the machine has no route to other networks; name its address with --node-ip".to_owned()
-    })
-}
-
-/// Returns the address that packets to other networks leave from, IPv4 before IPv6 unless `::` was given. Sends nothing
-/// to find out.
-pub fn outgoing_address(given: &[IpAddr]) -> Option<IpAddr> {
-    // Documentation networks: never assigned to a host.
-    let v4 = SocketAddr::from((Ipv4Addr::new(192, 0, 2, 1), 9));
-    let v6 = SocketAddr::from((Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1), 9));
-    let order = match given.first() {
-        Some(IpAddr::V6(_)) => [v6, v4],
-        _ => [v4, v6],
-    };
-    order.into_iter().find_map(leaves_from)
-}
-
-fn leaves_from(elsewhere: SocketAddr) -> Option<IpAddr> {
-    let any: IpAddr = match elsewhere {
-        SocketAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
-        SocketAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
-    };
-    let socket = UdpSocket::bind((any, 0)).ok()?;
-    socket.connect(elsewhere).ok()?;
-    let ip = socket.local_addr().ok()?.ip();
-    (!ip.is_loopback() && !ip.is_unspecified()).then_some(ip)
-}
-
-fn check_address(ip: IpAddr) -> Result<(), String> {
-    let link_local = match ip {
-        IpAddr::V4(ip) => ip.is_link_local(),
-        IpAddr::V6(ip) => ip.is_unicast_link_local(),
-    };
-    let wrong = if ip.is_loopback() {
-        "is a loopback address"
-    } else if ip.is_multicast() {
-        "is a multicast address"
-    } else if link_local {
-        "is a link-local address"
-    } else if UdpSocket::bind((ip, 0)).is_err() {
-        "is on no network interface of this machine"
-    } else {
-        return Ok(());
-    };
-    Err(format!("node IP {ip} (--node-ip) {wrong}"))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -371,20 +312,6 @@ mod tests {
         assert!(machine.ephemeral_storage.is_some_and(|bytes| bytes > 0));
         assert!(!machine.kernel_version.is_empty() && !machine.os_image.is_empty());
         assert_eq!(machine.boot_id, "boot");
-    }
-
-    #[test]
-    fn a_node_ip_must_be_one_of_this_machine_that_others_can_reach() {
-        for (ip, why) in [
-            ("127.0.0.1", "loopback"),
-            ("224.0.0.1", "multicast"),
-            ("169.254.1.1", "link-local"),
-            ("fe80::1", "link-local"),
-            ("192.0.2.77", "no network interface"),
-        ] {
-            let error = addresses(&[ip.parse().unwrap()]).unwrap_err();
-            assert!(error.contains(why), "{error}");
-        }
     }
 
     #[test]

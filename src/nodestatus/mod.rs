@@ -42,7 +42,7 @@ use rand::Rng;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-pub use facts::{Identity, cpus, identity, outgoing_address};
+pub use facts::{Identity, cpus, identity};
 
 pub use crate::core::node_status::{KUBELET_VERSION, NodeSettings, Pressure, initial_node};
 
@@ -53,6 +53,7 @@ use crate::kuberuntime::cri::CriClient;
 use crate::node_object::NodeObject;
 use crate::runtime_state::RuntimeState;
 use crate::store::Store;
+use crate::types::host_addresses::HostAddresses;
 use crate::types::{Clock, Event, EventRecorder, EventType};
 use facts::FactsTask;
 use known::Known;
@@ -66,6 +67,8 @@ const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 pub struct NodeStatusOptions {
     /// From the configuration.
     pub settings: NodeSettings,
+    /// The addresses of the machine.
+    pub addresses: HostAddresses,
     /// The root directory: its file system is the node's ephemeral storage.
     pub root_dir: PathBuf,
     /// The boot id to report, `BootIdentity::kernel_boot_id`.
@@ -121,6 +124,7 @@ impl NodeStatus {
         let (send, facts) = watch::channel(None);
         let task = FactsTask {
             settings: options.settings.clone(),
+            addresses: options.addresses,
             root_dir: options.root_dir,
             boot_id: options.boot_id,
             cri: options.cri,
@@ -228,13 +232,14 @@ impl Parts {
 /// The node as it would be registered, with facts about the machine: for an agent without an API server. Blocking.
 pub fn local_node(
     settings: &NodeSettings,
+    addresses: &HostAddresses,
     root_dir: &std::path::Path,
     boot_id: &str,
     clock: &dyn Clock,
 ) -> Node {
     let facts = Facts {
         machine: facts::machine(root_dir, boot_id),
-        addresses: facts::addresses(&settings.node_ips).unwrap_or_default(),
+        addresses: addresses.find().unwrap_or_default(),
         ..Facts::default()
     };
     let computed = node_status::compute(

@@ -293,9 +293,9 @@ async fn report_sandbox(
     ips: &[String],
 ) -> Result<(), StepError> {
     let told = context.status.get(&job.uid);
-    let (host_ips, now) = (&context.node.host_ips, context.clock.now());
+    let (host_ips, now) = (context.node.addresses.reported(), context.clock.now());
     let ready = told.and_then(|told| {
-        pod_status::sandbox_became_ready(&job.pod, &told.status, ips, host_ips, now)
+        pod_status::sandbox_became_ready(&job.pod, &told.status, ips, &host_ips, now)
     });
     if let Some(status) = ready {
         let mode = CommitMode::Normal;

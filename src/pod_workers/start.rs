@@ -219,10 +219,11 @@ pub(super) async fn post_start(
     shown.name = pod.name().to_owned();
     shown.namespace = pod.namespace().to_owned();
     shown.ips = ips.to_vec();
+    let node_ip = [context.node.addresses.reachable().to_string()];
     let condemned = Condemned {
         status: &shown,
         pod: Some(pod),
-        host_ips: &context.node.host_ips,
+        host_ips: &node_ip,
     };
     let target = HookTarget {
         pod: &format!("{}({uid})", pod.full_name()),

@@ -23,10 +23,11 @@ pub(super) async fn kill_what_must_go(
     actions: &PodActions,
 ) -> Result<(), StepError> {
     let pod = &job.pod;
+    let node_ip = [context.node.addresses.reachable().to_string()];
     let condemned = Condemned {
         status,
         pod: Some(pod),
-        host_ips: &context.node.host_ips,
+        host_ips: &node_ip,
     };
     let mut decision = Transaction::new();
     if let Some(kill_pod) = &actions.kill_pod {

@@ -456,7 +456,7 @@ pub(super) fn api_status(
         resize: &resize::view(state, job, status),
         recursive_read_only: mounts::mounts_recursively(context, &job.pod),
         volume_images: &context.volume_images.of(&job.uid),
-        host_ips: &context.node.host_ips,
+        host_ips: &context.node.addresses.reported(),
         runtime_name: &context.runtime_name,
         stage,
         evicted,

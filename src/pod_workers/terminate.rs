@@ -44,10 +44,11 @@ pub(super) async fn sync_terminating(
         clock: &*context.clock,
         pace: context.volumes.pace(),
     };
+    let node_ip = [context.node.addresses.reachable().to_string()];
     let condemned = Condemned {
         status: &before,
         pod: (!job.record.runtime_only).then_some(&*job.pod),
-        host_ips: &context.node.host_ips,
+        host_ips: &node_ip,
     };
     killer
         .pod(condemned, grace)
@@ -141,10 +142,11 @@ pub(super) async fn stop_left_running(
             clock: &*context.clock,
             pace: context.volumes.pace(),
         };
+        let node_ip = [context.node.addresses.reachable().to_string()];
         let condemned = Condemned {
             status: &status,
             pod: (!job.record.runtime_only).then_some(&*job.pod),
-            host_ips: &context.node.host_ips,
+            host_ips: &node_ip,
         };
         killer
             .pod(condemned, kill::grace_of(&job.pod, None))

@@ -30,6 +30,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::kuberuntime::cri::CriClient;
 use crate::store::Store;
+use crate::types::host_addresses::HostAddresses;
 use crate::types::metrics::Metrics;
 use crate::types::runtime::PodStatus;
 use crate::types::{
@@ -51,8 +52,8 @@ pub struct ProberContext {
     pub metrics: Metrics,
     /// Where new results go.
     pub results: ProbeSenders,
-    /// The node's addresses, primary first: where pods on the host network are probed.
-    pub host_ips: Vec<String>,
+    /// The node's addresses: where pods on the host network are probed.
+    pub addresses: HostAddresses,
 }
 
 struct Inner {

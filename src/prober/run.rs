@@ -235,7 +235,7 @@ impl Task<'_> {
             self.again.insert(id);
             return;
         }
-        let Some(job) = self.inner.table().job(id) else {
+        let Some(job) = self.inner.table().job(id, &self.inner.context.addresses) else {
             return;
         };
         let (lane, pod) = (lane_of(&job), job.target.pod.uid());
@@ -282,7 +282,7 @@ impl Task<'_> {
     fn take_off(&mut self) {
         for lane in [Lane::Net, Lane::Exec] {
             while let Some(id) = self.turns(lane).next_turn() {
-                let job = self.inner.table().job(id);
+                let job = self.inner.table().job(id, &self.inner.context.addresses);
                 let (Some(job), Some(busy)) = (job, self.busy.get_mut(&id)) else {
                     self.turns(lane).end(id, true);
                     self.idle(id);

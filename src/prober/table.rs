@@ -14,6 +14,7 @@ use crate::core::probe_result::{ProbeResult, ProbeSpec, ProbeState};
 use crate::core::state::{ContainerRecord, ProbeRecord, Transaction, child_key};
 use crate::store::PendingCommit;
 use crate::types::containers::is_sidecar;
+use crate::types::host_addresses::HostAddresses;
 use crate::types::metrics::{Metrics, ProbeLabel, ProbeTimeLabel};
 use crate::types::runtime::{ContainerState, ContainerStatus, PodStatus};
 use crate::types::{
@@ -96,6 +97,7 @@ struct Entry {
 
 struct PodEntry {
     pod: Arc<Pod>,
+    /// Its own address; empty while it has none.
     ip: String,
     /// It terminates.
     ending: bool,
@@ -164,14 +166,7 @@ impl Table {
             ending: false,
             probes: Vec::new(),
         });
-        let host = seen.context.host_ips.first();
-        let own = seen.status.ips.first();
-        let ip = if seen.pod.host_network() {
-            host.or(own)
-        } else {
-            own
-        };
-        if let Some(ip) = ip
+        if let Some(ip) = seen.status.ips.first()
             && entry.ip != *ip
         {
             entry.ip.clone_from(ip);
@@ -335,17 +330,24 @@ impl Table {
         })
     }
 
-    /// What to run for a probe that is due; `None` when it is not to be run any more.
-    pub(super) fn job(&self, id: ProbeId) -> Option<Job> {
+    /// What to run for a probe that is due; `None` when it is not to be run any more. `node` is asked for each run of a
+    /// pod on the host network: the node's address may change while the pod runs.
+    pub(super) fn job(&self, id: ProbeId, node: &HostAddresses) -> Option<Job> {
         let entry = self.probes.get(&id)?;
         if !self.is_active(entry) {
             return None;
         }
+        let pod = self.pods.get(&entry.pod)?;
+        let ip = if pod.pod.host_network() {
+            node.reachable().to_string()
+        } else {
+            pod.ip.clone()
+        };
         Some(Job {
             id,
             target: Arc::clone(&entry.target),
             container_id: entry.state.as_ref()?.container_id().clone(),
-            ip: self.pods.get(&entry.pod)?.ip.clone(),
+            ip,
         })
     }
 

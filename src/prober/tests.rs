@@ -17,6 +17,7 @@ use crate::core::state::{ProbeRecord, Table as StoreTable, Transaction};
 use crate::kuberuntime::cri::CriTimeouts;
 use crate::store::StartIntent;
 use crate::types::events::MemoryRecorder;
+use crate::types::host_addresses::HostAddresses;
 use crate::types::probe::{self, ProbeReceivers};
 use crate::types::runtime::{ContainerState, ContainerStatus};
 use crate::types::{BootId, ContainerId, Event};
@@ -127,7 +128,7 @@ impl World {
             recorder: Arc::new(self.recorder.clone()),
             metrics: self.metrics.clone(),
             results,
-            host_ips: vec!["127.0.0.1".to_owned()],
+            addresses: HostAddresses::fixed(vec![std::net::Ipv4Addr::LOCALHOST.into()]),
         });
         let token = CancellationToken::new();
         let task = tokio::spawn(prober.clone().run(token.clone()));

@@ -12,6 +12,7 @@ pub mod boot;
 pub mod causes;
 pub mod containers;
 pub mod events;
+pub mod host_addresses;
 pub mod json;
 pub mod metrics;
 pub mod mountinfo;

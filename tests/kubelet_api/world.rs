@@ -312,6 +312,7 @@ impl World {
             cri,
             clock: Arc::new(clock.clone()),
             metrics: metrics.clone(),
+            addresses: holdfast::types::host_addresses::HostAddresses::fixed(Vec::new()),
             config: Arc::new(config),
             node: node.clone(),
             health: HealthChecks {

@@ -60,6 +60,7 @@ async fn readers_get_the_format_and_the_compression_they_ask_for() {
         cri: world.cri.clone(),
         clock: Arc::clone(&world.clock),
         metrics: world.metrics.clone(),
+        addresses: holdfast::types::host_addresses::HostAddresses::fixed(Vec::new()),
         config: Arc::new(resolve(&flags).unwrap().0),
         node: NodeObject::default(),
         health: HealthChecks {

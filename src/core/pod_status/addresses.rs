@@ -38,6 +38,15 @@ pub(super) fn of_pod(
     told
 }
 
+/// At most two addresses of the node. While it has none, those told before stay.
+pub(super) fn of_host(host_ips: &[String], previous: Option<&api::PodStatus>) -> Vec<String> {
+    if host_ips.is_empty() {
+        let told = previous.and_then(|p| p.host_ips.as_ref());
+        return told.into_iter().flatten().map(|ip| ip.ip.clone()).collect();
+    }
+    host_ips.iter().take(2).cloned().collect()
+}
+
 fn sorted(ips: &[String], host_ips: &[String]) -> Vec<String> {
     let v6_first = host_ips.first().and_then(|ip| is_v6(ip)).unwrap_or(false);
     let first_of = |v6: bool| {

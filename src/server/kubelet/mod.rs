@@ -42,6 +42,7 @@ use crate::node_object::NodeObject;
 use crate::pod_manager::PodManager;
 use crate::stats::{StatsOptions, StatsProvider, VolumesSlot};
 use crate::store::Store;
+use crate::types::host_addresses::HostAddresses;
 use crate::types::metrics::Metrics;
 use crate::types::{Clock, EventRecorder};
 
@@ -59,6 +60,8 @@ pub struct NodeApi {
     pub metrics: Metrics,
     /// The configuration in force.
     pub config: Arc<AgentConfig>,
+    /// The addresses of the machine, for the certificate that the node makes itself.
+    pub addresses: HostAddresses,
     /// The node object, once known.
     pub node: NodeObject,
     /// Health of the agent.

@@ -25,6 +25,7 @@ use crate::pod_manager::PodManager;
 use crate::server::HealthChecks;
 use crate::store::Store;
 use crate::types::events::MemoryRecorder;
+use crate::types::host_addresses::HostAddresses;
 use crate::types::metrics::Metrics;
 use crate::types::{BootId, Clock, Stamp};
 
@@ -88,6 +89,7 @@ impl TestNode {
             cri: CriClient::over(cri.channel(), "fake", timeouts, metrics.clone()),
             clock: Arc::clone(&clock) as _,
             metrics,
+            addresses: HostAddresses::fixed(vec![std::net::Ipv4Addr::LOCALHOST.into()]),
             config: Arc::new(config),
             node: NodeObject::default(),
             health: HealthChecks {

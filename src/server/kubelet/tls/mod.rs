@@ -85,6 +85,8 @@ pub(super) struct Certificate {
     until: i64,
     names: Vec<String>,
     addresses: Vec<IpAddr>,
+    /// The common name, if it is signed with its own key.
+    self_signed: Option<String>,
 }
 
 impl Serving {
@@ -136,6 +138,10 @@ impl Certificate {
             parsed.validity().not_before.timestamp(),
             parsed.validity().not_after.timestamp(),
         );
+        let common_name = parsed.subject().iter_common_name().next();
+        let common_name = common_name.and_then(|name| name.as_str().ok());
+        let self_signed = (parsed.subject() == parsed.issuer())
+            .then(|| common_name.unwrap_or_default().to_owned());
         let provider = rustls::crypto::ring::default_provider();
         let key = CertifiedKey::from_der(chain, key, &provider)
             .map_err(|error| format!("certificate and key do not go together: {error}"))?;
@@ -145,6 +151,7 @@ impl Certificate {
             until,
             names,
             addresses,
+            self_signed,
         })
     }
 

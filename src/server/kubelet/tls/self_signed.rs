@@ -38,7 +38,7 @@ impl SelfSigned {
             certificate: directory.join("kubelet.crt"),
             key: directory.join("kubelet.key"),
             node: node.config.node_name.clone(),
-            addresses: node.config.node_ips.clone(),
+            addresses: node.addresses.find().unwrap_or_default(),
             now: wall_seconds(node),
         }
     }
@@ -49,13 +49,29 @@ impl SelfSigned {
         if let Some(certificate) = self.existing()? {
             // A clock that was never set says nothing about what was made before.
             let is_early = certificate.from > self.now && self.now >= EARLIEST;
-            if certificate.until - MARGIN > self.now && !is_early {
+            let is_good = certificate.until - MARGIN > self.now && !is_early;
+            let fits = !self.made(&certificate) || certificate.is_for(&[], &self.addresses);
+            if is_good && fits {
                 return Ok((self, certificate));
             }
-            tracing::info!(path = %self.certificate.display(), "the self-signed serving certificate ends or was made with a wrong clock, making another");
+            let why = if is_good {
+                "the node has another address"
+            } else {
+                "it ends or was made with a wrong clock"
+            };
+            tracing::info!(path = %self.certificate.display(), why, "making another self-signed serving certificate");
         }
         let certificate = self.make(unkept)?;
         Ok((self, certificate))
+    }
+
+    /// Whether the agent made `certificate`, rather than somebody who put it there.
+    fn made(&self, certificate: &Certificate) -> bool {
+        let name = certificate.self_signed.as_deref().unwrap_or_default();
+        let time = name
+            .strip_prefix(&self.node)
+            .and_then(|n| n.strip_prefix('@'));
+        time.is_some_and(|time| time.parse::<i64>().is_ok())
     }
 
     /// What can be used of the files. What cannot be used is replaced; what cannot be read is an error.

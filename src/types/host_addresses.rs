@@ -1,0 +1,207 @@
+//! Addresses of this machine, which change: DHCP renews them, a modem dials in again, a cable is plugged in late.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// Returns the node's addresses whenever they are needed. Asks the kernel each time, which sends nothing and takes some
+/// microseconds. Cheap to clone; clones remember the same last addresses.
+#[derive(Clone, Debug)]
+pub struct HostAddresses(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    source: Source,
+    /// The addresses found last: a node whose network is away keeps its name and its addresses.
+    last: Mutex<Vec<IpAddr>>,
+}
+
+#[derive(Debug)]
+enum Source {
+    /// The kernel, and what `--node-ip` says.
+    Machine(Vec<IpAddr>),
+    Fixed,
+}
+
+impl HostAddresses {
+    /// The addresses of this machine. `given` is `--node-ip`: addresses, or an unspecified one (`0.0.0.0`, `::`) that
+    /// names the family to look in first.
+    pub fn of_machine(given: Vec<IpAddr>) -> Self {
+        Self::with(Source::Machine(given), Vec::new())
+    }
+
+    /// Addresses that never change: for a machine that is simulated.
+    pub fn fixed(addresses: Vec<IpAddr>) -> Self {
+        Self::with(Source::Fixed, addresses)
+    }
+
+    fn with(source: Source, last: Vec<IpAddr>) -> Self {
+        let last = Mutex::new(last);
+        Self(Arc::new(Inner { source, last }))
+    }
+
+    /// Remembers addresses that an earlier run of the agent reported, unless some have been found since.
+    pub fn remember(&self, reported: Vec<IpAddr>) {
+        let mut last = self.0.last.lock().unwrap_or_else(PoisonError::into_inner);
+        if last.is_empty() {
+            *last = reported;
+        }
+    }
+
+    /// Returns the addresses that this machine has now, primary first: those given, else the one that packets to other
+    /// networks leave from. Upstream: `NodeAddress`, `validateNodeIP`.
+    ///
+    /// # Errors
+    /// Why there are none: no route to other networks, or a given address that this machine does not have.
+    pub fn find(&self) -> Result<Vec<IpAddr>, String> {
+        let mut last = self.0.last.lock().unwrap_or_else(PoisonError::into_inner);
+        match &self.0.source {
+            Source::Fixed => Ok(last.clone()),
+            Source::Machine(given) => {
+                let found = addresses(given)?;
+                last.clone_from(&found);
+                Ok(found)
+            }
+        }
+    }
+
+    /// Returns the addresses to report, as `status.hostIPs` has them: those of now, else the last ones. Empty on a node
+    /// that never had any.
+    pub fn reported(&self) -> Vec<String> {
+        let found = self.find().unwrap_or_else(|_| {
+            let named: Vec<IpAddr> = self.given().collect();
+            if named.is_empty() {
+                let last = self.0.last.lock();
+                last.unwrap_or_else(PoisonError::into_inner).clone()
+            } else {
+                named
+            }
+        });
+        found.iter().map(ToString::to_string).collect()
+    }
+
+    /// Returns the address at which pods on the node's network answer the agent. While the machine has none, that is
+    /// the loopback's: what listens on every address answers there.
+    pub fn reachable(&self) -> IpAddr {
+        let found = self.find().ok();
+        let first = found.and_then(|found| found.first().copied());
+        first.unwrap_or(Ipv4Addr::LOCALHOST.into())
+    }
+
+    fn given(&self) -> impl Iterator<Item = IpAddr> {
+        let given = match &self.0.source {
+            Source::Machine(given) => given.as_slice(),
+            Source::Fixed => &[],
+        };
+        named(given)
+    }
+}
+
+fn named(given: &[IpAddr]) -> impl Iterator<Item = IpAddr> {
+    given.iter().copied().filter(|ip| !ip.is_unspecified())
+}
+
+fn addresses(given: &[IpAddr]) -> Result<Vec<IpAddr>, String> {
+    let named: Vec<IpAddr> = named(given).collect();
+    if named.is_empty() {
+        return outgoing_address(given).map(|ip| vec![ip]).ok_or_else(|| {
+            "the machine has no route to other networks; name its address with --node-ip".to_owned()
+        });
+    }
+    for ip in &named {
+        check_address(*ip)?;
+    }
+    Ok(named)
+}
+
+/// Returns the address that packets to other networks leave from, IPv4 before IPv6 unless an IPv6 address was given.
+fn outgoing_address(given: &[IpAddr]) -> Option<IpAddr> {
+    // Documentation networks: never assigned to a host.
+    let v4 = SocketAddr::from((Ipv4Addr::new(192, 0, 2, 1), 9));
+    let v6 = SocketAddr::from((Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1), 9));
+    let order = match given.first() {
+        Some(IpAddr::V6(_)) => [v6, v4],
+        _ => [v4, v6],
+    };
+    order.into_iter().find_map(leaves_from)
+}
+
+fn leaves_from(elsewhere: SocketAddr) -> Option<IpAddr> {
+    let any: IpAddr = match elsewhere {
+        SocketAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
+        SocketAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
+    };
+    let socket = UdpSocket::bind((any, 0)).ok()?;
+    socket.connect(elsewhere).ok()?;
+    let ip = socket.local_addr().ok()?.ip();
+    (!ip.is_loopback() && !ip.is_unspecified()).then_some(ip)
+}
+
+fn check_address(ip: IpAddr) -> Result<(), String> {
+    let link_local = match ip {
+        IpAddr::V4(ip) => ip.is_link_local(),
+        IpAddr::V6(ip) => ip.is_unicast_link_local(),
+    };
+    let wrong = if ip.is_loopback() {
+        "is a loopback address"
+    } else if ip.is_multicast() {
+        "is a multicast address"
+    } else if link_local {
+        "is a link-local address"
+    } else if UdpSocket::bind((ip, 0)).is_err() {
+        "is on no network interface of this machine"
+    } else {
+        return Ok(());
+    };
+    Err(format!("node IP {ip} (--node-ip) {wrong}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of(texts: &[&str]) -> HostAddresses {
+        HostAddresses::of_machine(texts.iter().map(|text| text.parse().unwrap()).collect())
+    }
+
+    #[test]
+    fn a_node_ip_must_be_one_of_this_machine_that_others_can_reach() {
+        for (ip, why) in [
+            ("127.0.0.1", "loopback"),
+            ("224.0.0.1", "multicast"),
+            ("169.254.1.1", "link-local"),
+            ("fe80::1", "link-local"),
+            ("192.0.2.77", "no network interface"),
+        ] {
+            let error = of(&[ip]).find().unwrap_err();
+            assert!(error.contains(why), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_given_address_is_reported_and_not_probed_while_the_machine_lacks_it() {
+        let late = of(&["192.0.2.77", "2001:db8::77"]);
+        assert_eq!(late.reported(), ["192.0.2.77", "2001:db8::77"]);
+        assert_eq!(late.reachable(), Ipv4Addr::LOCALHOST);
+    }
+
+    #[test]
+    fn an_unspecified_address_is_no_address_of_the_node() {
+        for none in [&["::"][..], &["0.0.0.0"], &[]] {
+            let found = of(none).find().unwrap_or_default();
+            assert!(
+                found.iter().all(|ip| !ip.is_unspecified()),
+                "{none:?} gives {found:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn what_was_reported_before_counts_until_something_is_found() {
+        let node = HostAddresses::fixed(Vec::new());
+        assert_eq!(node.reported(), [""; 0]);
+        assert_eq!(node.reachable(), Ipv4Addr::LOCALHOST);
+        node.remember(vec!["10.0.0.1".parse().unwrap()]);
+        node.remember(vec!["10.0.0.2".parse().unwrap()]);
+        assert_eq!(node.reported(), ["10.0.0.1"]);
+    }
+}
