@@ -10,16 +10,16 @@ use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{ContainerPort, HTTPGetAction, LifecycleHandler};
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
+use reqwest::Url;
 use reqwest::header::{ACCEPT, HOST, HeaderMap, HeaderName, HeaderValue, USER_AGENT};
-use reqwest::redirect::Policy;
 
 use super::cri::{CriClient, CriError};
+use super::pod_http::{Client, GetError};
 use crate::core::state::{ContainerRecord, State, Transaction, child_key};
 use crate::types::{ContainerId, PodUid};
 
 /// Longest output of a hook in an error.
 const MAX_OUTPUT: usize = 1024;
-const MAX_REDIRECTS: usize = 10;
 
 /// Which hook.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -248,56 +248,26 @@ async fn run_http(get: &HTTPGetAction, target: HookTarget<'_>) -> Result<(), Str
         .scheme
         .as_deref()
         .is_some_and(|s| s.eq_ignore_ascii_case("https"));
-    let headers = headers_of(get)?;
-    let client = client()?;
+    let mut headers = headers_of(get)?;
+    let client = Client::new().map_err(|error| error.to_string())?;
     let scheme = if https { "https" } else { "http" };
-    match request(&client, url_of(get, scheme, host, port)?, headers.clone()).await {
-        Err(error) if https && speaks_plain_http(&error) => {
+    let url = url_of(get, scheme, host, port)?;
+    let failed = |url: &Url, error: GetError| format!("Get \"{url}\": {error}");
+    match client.get(&url, headers.clone()).await {
+        // The answer's body is of no interest.
+        Ok(_) => Ok(()),
+        Err(GetError::NotTls) if https => {
             tracing::info!(
                 container = target.name,
                 "an HTTPS hook is answered in plain HTTP, asking again so"
             );
-            let mut headers = headers;
             headers.remove(reqwest::header::AUTHORIZATION);
-            request(&client, url_of(get, "http", host, port)?, headers)
-                .await
-                .map_err(|e| describe(&e))
+            let url = url_of(get, "http", host, port)?;
+            let answer = client.get(&url, headers).await;
+            answer.map(drop).map_err(|error| failed(&url, error))
         }
-        answer => answer.map_err(|e| describe(&e)),
+        Err(error) => Err(failed(&url, error)),
     }
-}
-
-/// The answer's body is of no interest.
-async fn request(
-    client: &reqwest::Client,
-    url: reqwest::Url,
-    headers: HeaderMap,
-) -> Result<(), reqwest::Error> {
-    client.get(url).headers(headers).send().await.map(drop)
-}
-
-/// No proxy, no look at certificates: the hook asks a container of the pod. No redirects to another host.
-fn client() -> Result<reqwest::Client, String> {
-    // An error means that a provider is installed already, which serves as well.
-    if rustls::crypto::ring::default_provider()
-        .install_default()
-        .is_err()
-    {
-        tracing::trace!("a TLS provider is installed already");
-    }
-    reqwest::Client::builder()
-        .no_proxy()
-        .tls_danger_accept_invalid_certs(true)
-        .redirect(Policy::custom(|attempt| {
-            let first = attempt.previous().first().and_then(|u| u.host_str());
-            if attempt.previous().len() < MAX_REDIRECTS && first == attempt.url().host_str() {
-                attempt.follow()
-            } else {
-                attempt.stop()
-            }
-        }))
-        .build()
-        .map_err(|e| describe(&e))
 }
 
 fn port_of(port: &IntOrString, ports: &[ContainerPort]) -> Result<u16, String> {
@@ -321,12 +291,7 @@ fn port_of(port: &IntOrString, ports: &[ContainerPort]) -> Result<u16, String> {
         .ok_or_else(|| format!("invalid port number {number}; use 1 to 65535"))
 }
 
-fn url_of(
-    get: &HTTPGetAction,
-    scheme: &str,
-    host: &str,
-    port: u16,
-) -> Result<reqwest::Url, String> {
+fn url_of(get: &HTTPGetAction, scheme: &str, host: &str, port: u16) -> Result<Url, String> {
     let path = get.path.as_deref().unwrap_or_default();
     let slash = if path.starts_with('/') { "" } else { "/" };
     let host = if host.contains(':') && !host.starts_with('[') {
@@ -359,23 +324,6 @@ fn headers_of(get: &HTTPGetAction) -> Result<HeaderMap, String> {
         headers.insert(ACCEPT, HeaderValue::from_static("*/*"));
     }
     Ok(headers)
-}
-
-/// Whether the other side did not answer in TLS at all.
-fn speaks_plain_http(error: &reqwest::Error) -> bool {
-    describe(error).contains("InvalidContentType")
-}
-
-/// An error with its causes.
-fn describe(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        text.push_str(": ");
-        text.push_str(&error.to_string());
-        cause = error.source();
-    }
-    text
 }
 
 fn bounded(text: &str) -> String {

@@ -6,6 +6,7 @@ use serde_json::json;
 
 use super::*;
 use crate::kuberuntime::cri::CriTimeouts;
+use crate::kuberuntime::pod_http::testkit::TlsServer;
 use crate::types::metrics::Metrics;
 
 fn handler(value: serde_json::Value) -> LifecycleHandler {
@@ -83,6 +84,9 @@ async fn no_http_answer_is_a_failure() {
         text.contains("HTTP lifecycle hook (/quit) for Container \"main\""),
         "{text}"
     );
+    let refused = format!("dial tcp 127.0.0.1:{port}: connect: connection refused");
+    let why = format!("Get \"http://127.0.0.1:{port}/quit\": {refused}");
+    assert!(text.ends_with(&why), "{text}");
 }
 
 #[tokio::test]
@@ -94,6 +98,17 @@ async fn an_https_hook_falls_back_to_plain_http() {
     let asked = asked.join().unwrap();
     assert!(asked[1].starts_with("GET /x HTTP/1.1"), "{asked:?}");
     assert!(!asked[1].to_lowercase().contains("secret"), "{asked:?}");
+}
+
+#[tokio::test]
+async fn a_hook_speaks_http2_where_the_server_picks_it() {
+    let server = TlsServer::start("h2").await;
+    let headers = json!([{"name": "Host", "value": "shop.example"}]);
+    let hook = json!({"port": server.port, "path": "/500", "scheme": "HTTPS",
+        "httpHeaders": headers});
+    run_it(json!({"httpGet": hook})).await.unwrap();
+    let request = server.requests().await.remove(0);
+    assert_eq!(request.uri.to_string(), "https://shop.example/500");
 }
 
 #[test]

@@ -16,6 +16,7 @@ pub mod labels;
 pub mod logs;
 pub mod node_context;
 pub mod open_streams;
+pub mod pod_http;
 pub mod resources;
 pub mod sandbox_config;
 pub mod security;

@@ -1,6 +1,5 @@
 //! Making one probe. Upstream: `prober.runProbeWithRetries` and `pkg/probe`.
 
-use std::error::Error;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd as _, AsRawFd as _};
@@ -19,6 +18,7 @@ use super::table::Job;
 use super::{grpc, http};
 use crate::kuberuntime::cri::{CriClient, CriErrorKind};
 use crate::kuberuntime::env;
+use crate::kuberuntime::pod_http::{Client, dial_error, host_port};
 
 /// Upstream: `maxProbeRetries`.
 const TRIES: usize = 3;
@@ -47,7 +47,7 @@ impl Raw {
 /// What probes are made with.
 pub(super) struct Handlers {
     cri: CriClient,
-    http: OnceLock<Result<reqwest::Client, String>>,
+    http: OnceLock<Result<Client, String>>,
 }
 
 impl Handlers {
@@ -82,7 +82,8 @@ impl Handlers {
         if let Some(get) = &probe.http_get {
             let host = host(get.host.as_deref(), &job.ip)?;
             let port = port(&get.port, container)?;
-            let client = self.http.get_or_init(http::client).as_ref()?;
+            let client = || Client::new().map_err(|error| error.to_string());
+            let client = self.http.get_or_init(client).as_ref()?;
             return Box::pin(http::get(client, get, &host, port, timeout)).await;
         }
         if let Some(socket) = &probe.tcp_socket {
@@ -220,14 +221,6 @@ fn host(given: Option<&str>, ip: &str) -> Result<String, String> {
     Ok(bare.unwrap_or(host).to_owned())
 }
 
-/// `host:port`, with brackets where they belong.
-pub(super) fn host_port(host: &str, port: u16) -> String {
-    match host.parse::<IpAddr>() {
-        Ok(IpAddr::V6(_)) => format!("[{host}]:{port}"),
-        _ => format!("{host}:{port}"),
-    }
-}
-
 /// A port by its number, or by its name among the container's. Upstream: `probe.ResolveContainerPort`.
 fn port(port: &IntOrString, container: &Container) -> Result<u16, String> {
     match port {
@@ -260,38 +253,4 @@ fn number(port: i64) -> Result<u16, String> {
 pub(super) fn text(output: &[u8]) -> String {
     let cut = output.get(..OUTPUT_LIMIT).unwrap_or(output);
     String::from_utf8_lossy(cut).into_owned()
-}
-
-/// Why nobody could be reached, in the words users know from elsewhere.
-pub(super) fn dial_error(address: &str, error: &io::Error) -> String {
-    let why = match error.kind() {
-        io::ErrorKind::ConnectionRefused => "connect: connection refused".to_owned(),
-        io::ErrorKind::ConnectionReset => "connect: connection reset by peer".to_owned(),
-        io::ErrorKind::HostUnreachable => "connect: no route to host".to_owned(),
-        io::ErrorKind::NetworkUnreachable => "connect: network is unreachable".to_owned(),
-        io::ErrorKind::TimedOut => "connect: connection timed out".to_owned(),
-        _ => error.to_string(),
-    };
-    format!("dial tcp {address}: {why}")
-}
-
-/// The I/O error among the causes of an error.
-pub(super) fn io_error<'a>(error: &'a (dyn Error + 'static)) -> Option<&'a io::Error> {
-    let mut cause = Some(error);
-    while let Some(error) = cause {
-        if let Some(io) = error.downcast_ref::<io::Error>() {
-            return Some(io);
-        }
-        cause = error.source();
-    }
-    None
-}
-
-/// The innermost cause of an error.
-pub(super) fn root_cause(error: &(dyn Error + 'static)) -> String {
-    let mut cause = error;
-    while let Some(inner) = cause.source() {
-        cause = inner;
-    }
-    cause.to_string()
 }

@@ -1,6 +1,7 @@
 //! Probes against a runtime that runs nothing, on paused time; handlers against real sockets in `handlers`.
 
 mod handlers;
+mod https;
 
 use std::collections::BTreeMap;
 use std::sync::Mutex as StdMutex;
