@@ -275,6 +275,10 @@ EOT
 late=(late.first late.second late.third)
 steady=(counter.count web.writer web.httpd)
 
+say "holdfast check: nothing of this would be rejected"
+"$binary" check --node-name "$node" --config "$base/config.yaml" "$base/manifests" "$base/late.yaml" ||
+    fail "holdfast check rejects what the demo runs"
+
 say "starting the agent on examples/manifests"
 free_port
 start_agent

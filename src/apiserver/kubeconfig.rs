@@ -171,6 +171,15 @@ fn read(path: &Path, newer: Option<&Path>) -> Result<Loaded, ApiError> {
     resolve(path, file, newer)
 }
 
+/// As [`load`], of the content `text` of the file at `path`.
+pub(super) fn of_text(path: &Path, text: &str) -> Result<Loaded, ApiError> {
+    let file = Kubeconfig::from_yaml(text).map_err(|source| ApiError::Parse {
+        path: path.to_owned(),
+        source: Box::new(without_content(source)),
+    })?;
+    resolve(path, file, None)
+}
+
 /// What the kubeconfig `file` says, which is at `path`. Reads the files that it names.
 pub(super) fn resolve(
     path: &Path,

@@ -34,12 +34,14 @@ mod tunnel;
 mod turns;
 
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use arc_swap::ArcSwapOption;
 use hyper::body::{Body as HttpBody, Bytes};
 use hyper::http::{Request, Response};
 use kube::client::Body;
+use tokio_util::sync::CancellationToken;
 use tower::{BoxError, Service};
 
 pub use cluster::{cluster_of, shown_node};
@@ -53,6 +55,7 @@ use crate::kubeletconfig::AgentConfig;
 use crate::types::metrics::Metrics;
 use crate::types::time::Clock;
 use limit::Limiter;
+use plugin::Missing;
 use transport::Transport;
 
 /// A client of the API server. Cheap to clone.
@@ -262,6 +265,51 @@ pub async fn connect(
     let credentials =
         Credentials::new(settings.clone(), kubeconfig, transport, standing, clock).await?;
     Ok(Some((client, credentials)))
+}
+
+/// Does with the kubeconfig at `path` what [`connect`] does, makes no connection, runs no plugin, and returns what is
+/// doubtful about it at `now`, in seconds since 1970. `content` is used in place of the file's, with paths relative to
+/// the working directory.
+///
+/// Reads the files that it names. Blocking. Call it within an async runtime.
+///
+/// # Errors
+/// When it can never be used, or its exec plugin cannot be run.
+pub fn check(path: &Path, content: Option<&str>, now: i64) -> Result<Vec<String>, ApiError> {
+    let loaded = match content {
+        None => kubeconfig::load(path, None)?,
+        Some(text) => kubeconfig::of_text(path, text)?,
+    };
+    let bearer = loaded.bearer.clone().map(Arc::new);
+    let closed = CancellationToken::new();
+    connector::build(&loaded, &Arc::new(ArcSwapOption::new(bearer)), &closed).map_err(
+        |source| ApiError::Client {
+            names: loaded.names.clone(),
+            source: Box::new(source),
+        },
+    )?;
+    let mut doubts = Vec::new();
+    if let Some(complaint) = loaded.life.and_then(|life| life.complaint(now)) {
+        doubts.push(format!("its client certificate {complaint}"));
+    }
+    if loaded.config.accept_invalid_certs {
+        doubts.push(
+            "insecure-skip-tls-verify trusts whoever answers; give a certificate-authority"
+                .to_owned(),
+        );
+    }
+    if let Some(plugin) = &loaded.plugin {
+        let problem = plugin.missing(std::env::var_os("PATH"));
+        match problem {
+            Some(Missing::Program(problem)) => {
+                let names = loaded.names.clone();
+                return Err(ApiError::Unusable { names, problem });
+            }
+            Some(Missing::InPath(doubt)) => doubts.push(doubt),
+            None => {}
+        }
+    }
+    Ok(doubts)
 }
 
 #[cfg(test)]

@@ -6,7 +6,9 @@
 //! **Invariant:** what a plugin gives is kept in memory only and printed nowhere; of its output only standard error is
 //! told, and only when it fails.
 
+use std::ffi::OsString;
 use std::io;
+use std::path::Path;
 use std::process::Stdio;
 use std::time::Duration;
 
@@ -14,7 +16,7 @@ use base64::Engine as _;
 use hyper::http::HeaderValue;
 use kube::config::{Cluster, ExecConfig, ExecInteractiveMode};
 use nix::sys::signal::{Signal, killpg};
-use nix::unistd::Pid;
+use nix::unistd::{AccessFlags, Pid, access};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 use tokio::io::{AsyncRead, AsyncReadExt};
@@ -57,6 +59,15 @@ impl std::fmt::Debug for Plugin {
             .field("command", &self.command)
             .finish_non_exhaustive()
     }
+}
+
+/// A plugin's program is not there, in words.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Missing {
+    /// At the path that is given.
+    Program(String),
+    /// In the search path of this process, which need not be that of the agent.
+    InPath(String),
 }
 
 /// Who the node is, as a plugin says. Printed without secrets.
@@ -179,6 +190,31 @@ impl Plugin {
             hint: exec.install_hint.filter(|hint| !hint.is_empty()),
             info: info.to_string(),
             timeout: TIMEOUT,
+        })
+    }
+
+    /// Tells whether its program is there. `path`: the directories in which programs are looked for.
+    pub(super) fn missing(&self, path: Option<OsString>) -> Option<Missing> {
+        let hint = self
+            .hint
+            .as_deref()
+            .map_or_else(String::new, |hint| format!(" ({hint})"));
+        let command = &self.command;
+        let runs = |path: &Path| access(path, AccessFlags::X_OK).is_ok() && path.is_file();
+        if command.contains('/') {
+            let there = runs(Path::new(command));
+            return (!there).then(|| {
+                Missing::Program(format!(
+                    "exec: {command} is no program that can be run{hint}; install it or correct command"
+                ))
+            });
+        }
+        let path = path.unwrap_or_default();
+        let there = std::env::split_paths(&path).any(|dir| runs(&dir.join(command)));
+        (!there).then(|| {
+            Missing::InPath(format!(
+                "exec: {command:?} is not in PATH{hint}; install it or write its path, the agent may have another PATH"
+            ))
         })
     }
 

@@ -367,3 +367,31 @@ fn arguments_and_environment_are_not_printed() {
         "{printed}"
     );
 }
+
+#[test]
+fn a_program_is_looked_for_at_its_path_or_in_the_search_path() {
+    let missing = |command: &str, path: Option<&str>| {
+        let exec = exec(json!({
+            "apiVersion": V1, "interactiveMode": "Never", "command": command, "installHint": "get it",
+        }));
+        let plugin = Plugin::new(exec, &Cluster::default()).unwrap();
+        plugin.missing(path.map(OsString::from))
+    };
+    assert_eq!(missing("/bin/sh", None), None);
+    assert_eq!(missing("sh", Some("/none:/bin")), None);
+    for (command, path) in [
+        ("/bin/no-such-program", "/bin"),
+        ("/bin/", "/bin"),
+        ("/etc/passwd", ""),
+    ] {
+        let found = missing(command, Some(path));
+        assert!(
+            matches!(&found, Some(Missing::Program(why)) if why.contains("(get it)")),
+            "{command}: {found:?}"
+        );
+    }
+    for path in [None, Some("/none"), Some("/etc")] {
+        let found = missing("sh", path);
+        assert!(matches!(found, Some(Missing::InPath(_))), "{path:?}");
+    }
+}

@@ -12,6 +12,7 @@
 //! **Invariant:** core files of this process are ruled out before any file is read.
 
 mod backup;
+mod check;
 mod completions;
 mod core_files;
 mod dump;
@@ -65,6 +66,9 @@ struct Cli {
 enum Command {
     /// Run the agent
     Run(Box<run::RunArgs>),
+    /// Check manifests, configurations and kubeconfigs before this node gets them
+    #[command(long_about = check::LONG_HELP)]
+    Check(check::CheckArgs),
     /// Show what the agent remembers, whether it runs or not
     #[command(long_about = dump::LONG_HELP)]
     Dump(dump::DumpArgs),
@@ -166,6 +170,8 @@ fn execute(command: Command) -> anyhow::Result<()> {
                 .context("start the async runtime")?
                 .block_on(run::run(*args, listener))
         }
+        // A client of the API server is made within a runtime.
+        Command::Check(args) => block_on(async { check::run(&args) }),
         Command::Dump(args) => block_on(dump::run(args)),
         Command::Backup(args) => block_on(backup::run(args)),
         Command::Restore(args) => block_on(restore::run(args)),

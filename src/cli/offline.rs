@@ -99,7 +99,8 @@ pub(super) fn identity(node_name: Option<&str>, meta: Option<&MetaRecord>) -> Id
     }
 }
 
-fn host_name() -> String {
+/// The name of the host as a node has it; empty when it cannot be read.
+pub(super) fn host_name() -> String {
     nix::unistd::gethostname()
         .map(|name| name.to_string_lossy().trim().to_lowercase())
         .unwrap_or_default()

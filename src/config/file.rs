@@ -9,7 +9,7 @@
 //! set without them is sent first, as upstream does. A file that another one is renamed onto was never away.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs::{File, Metadata, OpenOptions};
+use std::fs::{Metadata, OpenOptions};
 use std::io::{ErrorKind, Read};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
@@ -307,14 +307,7 @@ impl Scan {
                 }
             }
         }
-        for entry in std::fs::read_dir(&self.path)? {
-            let path = entry?.path();
-            let hidden = path
-                .file_name()
-                .is_some_and(|n| n.as_encoded_bytes().starts_with(b"."));
-            if hidden {
-                continue;
-            }
+        for path in candidates(&self.path)? {
             match self.examine(&path) {
                 Ok(Some(cached)) => {
                     found.files.insert(path, cached);
@@ -346,18 +339,10 @@ impl Scan {
         if let Some(known) = before.as_ref().filter(|b| b.stamp == stamp && !b.racy) {
             return Ok(Some(known.clone()));
         }
-        // Not blocking, should it have become a pipe meanwhile.
-        let file = OpenOptions::new()
-            .read(true)
-            .custom_flags(nix::fcntl::OFlag::O_NONBLOCK.bits())
-            .open(path)?;
-        let metadata = file.metadata()?;
-        if !metadata.is_file() {
+        let Some((stamp, content)) = regular(path)? else {
             return Ok(None);
-        }
-        let stamp = FileStamp::of(&metadata);
+        };
         let racy = stamp.changed_ms().saturating_add(RACY_MS) > self.now_ms;
-        let content = content(file, stamp.size)?;
         let digest = match &content {
             Ok(bytes) => Sha256::digest(bytes).into(),
             Err(_) => [0; 32],
@@ -376,9 +361,7 @@ impl Scan {
     }
 
     fn parse(&self, path: &Path, bytes: &[u8]) -> Result<Arc<Pod>, String> {
-        let Some(location) = path.to_str() else {
-            return Err("the name of the file is not UTF-8; rename it".to_owned());
-        };
+        let location = location(path)?;
         let origin = StaticOrigin {
             source: PodSource::File,
             location,
@@ -395,12 +378,68 @@ impl Scan {
     }
 }
 
-fn unreadable(error: &std::io::Error) -> Cached {
+/// The paths in a manifest directory that count: those whose names do not begin with a dot, in no order. Blocking.
+///
+/// # Errors
+/// When the directory cannot be read.
+pub fn candidates(directory: &Path) -> std::io::Result<Vec<PathBuf>> {
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir(directory)? {
+        let path = entry?.path();
+        let name = path.file_name();
+        if !name.is_some_and(|name| name.as_encoded_bytes().starts_with(b".")) {
+            found.push(path);
+        }
+    }
+    Ok(found)
+}
+
+/// What the manifest at `path` holds; `None` for what is not a regular file. Blocking.
+///
+/// # Errors
+/// When it cannot be read; [`cannot_be_read`] says so.
+pub fn content_of(path: &Path) -> std::io::Result<Option<Result<Vec<u8>, ManifestError>>> {
+    if !std::fs::metadata(path)?.is_file() {
+        return Ok(None);
+    }
+    Ok(regular(path)?.map(|(_, content)| content))
+}
+
+/// The place of the manifest at `path`, as part of its identity.
+///
+/// # Errors
+/// When it is not UTF-8.
+pub fn location(path: &Path) -> Result<&str, String> {
+    path.to_str()
+        .ok_or_else(|| "the name of the file is not UTF-8; rename it".to_owned())
+}
+
+/// Why a manifest that is there gives no pod, and what to do.
+pub fn cannot_be_read(error: &std::io::Error) -> String {
     let hint = match error.kind() {
         ErrorKind::NotFound => "it is a symlink to nothing; repair or remove it",
         ErrorKind::PermissionDenied => "make it readable for the agent",
         _ => "repair or remove it",
     };
+    format!("cannot be read ({error}): {hint}")
+}
+
+/// Opens and reads a file.
+fn regular(path: &Path) -> std::io::Result<Option<(FileStamp, Result<Vec<u8>, ManifestError>)>> {
+    // Not blocking, should it have become a pipe meanwhile.
+    let file = OpenOptions::new()
+        .read(true)
+        .custom_flags(nix::fcntl::OFlag::O_NONBLOCK.bits())
+        .open(path)?;
+    let metadata = file.metadata()?;
+    if !metadata.is_file() {
+        return Ok(None);
+    }
+    let stamp = FileStamp::of(&metadata);
+    Ok(Some((stamp, content(file, stamp.size)?)))
+}
+
+fn unreadable(error: &std::io::Error) -> Cached {
     Cached {
         stamp: FileStamp {
             device: 0,
@@ -411,16 +450,20 @@ fn unreadable(error: &std::io::Error) -> Cached {
         },
         racy: true,
         digest: [0; 32],
-        result: Err(format!("cannot be read ({error}): {hint}")),
+        result: Err(cannot_be_read(error)),
     }
 }
 
-fn content(file: File, size: u64) -> std::io::Result<Result<Vec<u8>, ManifestError>> {
+/// Reads a manifest of `size` bytes, as far as that is known.
+///
+/// # Errors
+/// When reading fails. One that is too large is an error of the manifest.
+pub fn content(from: impl Read, size: u64) -> std::io::Result<Result<Vec<u8>, ManifestError>> {
     if size > MAX_MANIFEST_BYTES {
         return Ok(Err(ManifestError::TooLarge { size }));
     }
     let mut bytes = Vec::new();
-    file.take(MAX_MANIFEST_BYTES + 1).read_to_end(&mut bytes)?;
+    from.take(MAX_MANIFEST_BYTES + 1).read_to_end(&mut bytes)?;
     let size = u64::try_from(bytes.len()).unwrap_or(u64::MAX);
     if size > MAX_MANIFEST_BYTES {
         return Ok(Err(ManifestError::TooLarge { size }));

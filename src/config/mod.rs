@@ -32,6 +32,7 @@ pub use crate::core::pod_update::{Reading, SourceSet, SourcedPod};
 use adoption::Adoptions;
 pub use adoption::RunningStatic;
 pub use api::{ApiSettings, STALE_CONFIRMATION, VERSION_KEY};
+pub use file::{candidates, cannot_be_read, content, content_of, location};
 pub use ready::{Origins, SourcesReady};
 
 use crate::core::state::State;

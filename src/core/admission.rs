@@ -97,10 +97,8 @@ pub fn admit_without_room(pod: &Pod, is_shutting_down: bool) -> Option<Admission
 /// but resources gets those of pods that may be preempted. Upstream: `predicateAdmitHandler.Admit` and
 /// `CriticalPodAdmissionHandler`.
 pub fn admit(pod: &Pod, others: &NodeInfo, ctx: &AdmissionContext<'_>) -> Verdict {
-    let refused = matching::wrong_os(pod)
-        .or_else(|| unsupported(ctx))
-        .or_else(|| sysctls::forbidden(pod, ctx.unsafe_sysctls))
-        .or_else(|| duplicate(pod, others));
+    let refused =
+        refused_by_itself(pod, ctx.refusals, ctx.unsafe_sysctls).or_else(|| duplicate(pod, others));
     if let Some(refusal) = refused {
         return rejected(refusal);
     }
@@ -116,6 +114,18 @@ pub fn admit(pod: &Pod, others: &NodeInfo, ctx: &AdmissionContext<'_>) -> Verdic
         (Some(_), None) if is_critical(pod) => make_room(pod, others, &lacking),
         (Some(first), _) => rejected((first.reason(), first.to_string())),
     }
+}
+
+/// Returns why the pod is refused whatever the node has and runs, as reason and message: operating system, unsupported
+/// fields, sysctls. Arguments as in [`AdmissionContext`].
+pub fn refused_by_itself(
+    pod: &Pod,
+    refusals: &[String],
+    unsafe_sysctls: &[String],
+) -> Option<(String, String)> {
+    matching::wrong_os(pod)
+        .or_else(|| unsupported(refusals))
+        .or_else(|| sysctls::forbidden(pod, unsafe_sysctls))
 }
 
 /// Whether a pod that was admitted and of which nothing was started yet may still start here: what of the
@@ -187,8 +197,8 @@ fn make_room(pod: &Pod, others: &NodeInfo, lacking: &[Insufficient]) -> Verdict 
     }
 }
 
-fn unsupported(ctx: &AdmissionContext<'_>) -> Option<Refusal> {
-    (!ctx.refusals.is_empty()).then(|| ("UnsupportedField".to_owned(), ctx.refusals.join("; ")))
+fn unsupported(refusals: &[String]) -> Option<Refusal> {
+    (!refusals.is_empty()).then(|| ("UnsupportedField".to_owned(), refusals.join("; ")))
 }
 
 /// Upstream's text for a predicate that failed.

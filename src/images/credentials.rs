@@ -263,12 +263,34 @@ impl CredentialProviders {
             path: path.clone(),
             source,
         })?;
+        Ok(Self {
+            providers: Self::read(path, &text, Some(&settings.bin_dir))?,
+            clock,
+            timeout: TIMEOUT,
+        })
+    }
+
+    /// Says what is wrong with the configuration `text` of the file at `path`. Whether the programs are there is left out
+    /// without `bin_dir`.
+    ///
+    /// # Errors
+    /// The first thing that is wrong.
+    pub fn check(path: &Path, text: &str, bin_dir: Option<&Path>) -> Result<(), CredentialError> {
+        Self::read(path, text, bin_dir).map(drop)
+    }
+
+    fn read(
+        path: &Path,
+        text: &str,
+        bin_dir: Option<&Path>,
+    ) -> Result<Vec<Provider>, CredentialError> {
         let bad = |what: String| CredentialError::Config {
-            path: path.clone(),
+            path: path.to_owned(),
             what,
         };
-        let file: ConfigFile =
-            serde_saphyr::from_str(&text).map_err(|error| bad(error.to_string()))?;
+        // Without the lines around it: variables of the programs may be passwords.
+        let file: ConfigFile = serde_saphyr::from_str(text)
+            .map_err(|error| bad(error.without_snippet().to_string()))?;
         if file.kind != CONFIG_KIND || !CONFIG_VERSIONS.contains(&file.api_version.as_str()) {
             return Err(bad(format!(
                 "it is a {} {}; write kind {CONFIG_KIND} with apiVersion {}",
@@ -282,17 +304,13 @@ impl CredentialProviders {
         }
         let mut providers: Vec<Provider> = Vec::new();
         for one in file.providers {
-            let provider = Provider::new(one, &settings.bin_dir).map_err(bad)?;
+            let provider = Provider::new(one, bin_dir).map_err(bad)?;
             if providers.iter().any(|p| p.name == provider.name) {
                 return Err(bad(format!("provider {} is there twice", provider.name)));
             }
             providers.push(provider);
         }
-        Ok(Self {
-            providers,
-            clock,
-            timeout: TIMEOUT,
-        })
+        Ok(providers)
     }
 
     /// Credentials of every program that is for this repository. One that fails is logged and gives none.
@@ -319,7 +337,8 @@ impl CredentialProviders {
 }
 
 impl Provider {
-    fn new(config: ProviderConfig, bin_dir: &Path) -> Result<Self, String> {
+    /// The provider of `config`, whose program has to be in `bin_dir`; without that, nothing can be run.
+    fn new(config: ProviderConfig, bin_dir: Option<&Path>) -> Result<Self, String> {
         let name = config.name;
         let in_provider = |what: String| format!("provider {name:?}: {what}");
         if name.is_empty() || name.contains(['/', '\\', ' ']) || name == "." || name == ".." {
@@ -345,8 +364,8 @@ impl Provider {
         }
         let default_cache = parse_duration(&config.default_cache_duration)
             .map_err(|error| in_provider(format!("defaultCacheDuration: {error}")))?;
-        let program = bin_dir.join(&name);
-        if !program.is_file() {
+        let program = bin_dir.map_or_else(|| PathBuf::from(&name), |dir| dir.join(&name));
+        if bin_dir.is_some() && !program.is_file() {
             return Err(in_provider(format!(
                 "{} is not a file; install the program there",
                 program.display()

@@ -275,3 +275,27 @@ fn a_wrong_configuration_is_told() {
         assert!(text.contains(word), "{text}");
     }
 }
+
+#[test]
+fn without_their_directory_programs_are_not_looked_for_and_no_variable_is_told() {
+    let check = |provider: &str, dir: Option<&str>| {
+        let text = format!(
+            "apiVersion: kubelet.config.k8s.io/v1\nkind: CredentialProviderConfig\nproviders:\n- {provider}\n"
+        );
+        CredentialProviders::check(Path::new("p.yaml"), &text, dir.map(Path::new))
+    };
+    let provider = "name: none, apiVersion: credentialprovider.kubelet.k8s.io/v1, \
+                    defaultCacheDuration: 1m, matchImages: [x.io]";
+    check(&format!("{{{provider}}}"), None).unwrap();
+    let error = check(&format!("{{{provider}}}"), Some("/none")).unwrap_err();
+    assert!(
+        error.to_string().contains("/none/none is not a file"),
+        "{error}"
+    );
+    let env = format!("{{{provider}, env: [{{name: TOKEN, value: hunter2, extra: 1}}]}}");
+    let error = check(&env, None).unwrap_err().to_string();
+    assert!(
+        error.contains("extra") && !error.contains("hunter2"),
+        "{error}"
+    );
+}

@@ -62,15 +62,20 @@ fn read_file(settings: &mut Settings, what: &'static str, path: &Path) -> Result
         source,
     };
     let bytes = read_limited(path).map_err(failed)?;
-    let Some(bytes) = bytes else {
+    take_content(settings, path, bytes);
+    Ok(())
+}
+
+/// Overlays what the content of the file at `path` sets, unless it is too large.
+pub(super) fn take_content(settings: &mut Settings, path: &Path, bytes: Vec<u8>) {
+    if u64::try_from(bytes.len()).is_ok_and(|len| len <= yaml::MAX_BYTES) {
+        overlay_bytes(settings, path, bytes);
+    } else {
         let message = format!("the file is larger than {} bytes", yaml::MAX_BYTES);
         settings
             .problems
             .push(Problem::new(whole(path), "", message));
-        return Ok(());
-    };
-    overlay_bytes(settings, path, bytes);
-    Ok(())
+    }
 }
 
 /// Overlays what the content of the file at `path` sets.
@@ -110,15 +115,14 @@ fn whole(path: &Path) -> Origin {
     }
 }
 
-/// The bytes of a file, or `None` when there are more than a configuration may have.
-fn read_limited(path: &Path) -> io::Result<Option<Vec<u8>>> {
+/// The bytes of a file, up to one more than a configuration may have.
+fn read_limited(path: &Path) -> io::Result<Vec<u8>> {
     use std::io::Read;
     let mut bytes = Vec::new();
     fs::File::open(path)?
         .take(yaml::MAX_BYTES + 1)
         .read_to_end(&mut bytes)?;
-    let fits = u64::try_from(bytes.len()).is_ok_and(|len| len <= yaml::MAX_BYTES);
-    Ok(fits.then_some(bytes))
+    Ok(bytes)
 }
 
 /// The `*.conf` files below `directory`, sorted by path. Like upstream, subdirectories are searched and

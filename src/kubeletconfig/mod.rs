@@ -34,7 +34,7 @@ mod yaml;
 pub use duration::{format_duration, parse_duration};
 pub use encode::encode;
 pub use problem::{ConfigError, Origin, Problem, Warning};
-pub use resolve::{AgentConfig, ContainerGcPolicy, Endpoint, resolve};
+pub use resolve::{AgentConfig, ContainerGcPolicy, Endpoint, resolve, resolve_content};
 pub use server::{
     Authentication, Authorization, AuthorizationMode, CIPHER_SUITES, CURVES, ServerFlags,
     TlsVersion,

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use super::decode::{Settings, event_burst, parse_ip, pids_limit};
 use super::flags::{Addresses, Headers, KubeletFlags, Labels};
-use super::load::read;
+use super::load::{read, take_content};
 use super::problem::{ConfigError, Origin, Problem, Warning};
 use super::server::AuthorizationMode;
 use super::types::{KubeletConfiguration, OfflineStart};
@@ -192,7 +192,29 @@ fn admin_socket(state_dir: &Path) -> PathBuf {
 /// # Errors
 /// [`ConfigError::Invalid`] with every problem at once; the other variants when something could not be read.
 pub fn resolve(flags: &KubeletFlags) -> Result<(AgentConfig, Vec<Warning>), ConfigError> {
-    let mut settings = read(flags.config.as_deref(), flags.config_dir.as_deref())?;
+    let settings = read(flags.config.as_deref(), flags.config_dir.as_deref())?;
+    settle(settings, flags)
+}
+
+/// As [`resolve`], with the content of the file at `path` in place of the files that `flags` name.
+///
+/// # Errors
+/// As [`resolve`].
+pub fn resolve_content(
+    path: &Path,
+    content: Vec<u8>,
+    flags: &KubeletFlags,
+) -> Result<(AgentConfig, Vec<Warning>), ConfigError> {
+    let mut settings = Settings::default();
+    take_content(&mut settings, path, content);
+    settle(settings, flags)
+}
+
+/// Lays the flags over the settings of the files and checks the result.
+fn settle(
+    mut settings: Settings,
+    flags: &KubeletFlags,
+) -> Result<(AgentConfig, Vec<Warning>), ConfigError> {
     apply_flags(&mut settings, flags);
     validate(&mut settings);
 

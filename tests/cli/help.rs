@@ -7,6 +7,7 @@ fn help_lists_every_command_and_every_table() {
     let help = stdout_of(&["--help"]);
     for command in [
         "run",
+        "check",
         "dump",
         "backup",
         "restore",

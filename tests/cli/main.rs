@@ -7,6 +7,7 @@
     reason = "tests fail by panicking"
 )]
 
+mod check;
 mod dump;
 mod help;
 mod keys;

@@ -6,8 +6,8 @@ use std::fmt;
 
 use serde::de::value::StrDeserializer;
 use serde::de::{
-    DeserializeOwned, DeserializeSeed, Deserializer, Error as _, IntoDeserializer, MapAccess,
-    SeqAccess, Unexpected, Visitor,
+    DeserializeOwned, DeserializeSeed, Deserializer, Error as _, Expected, IntoDeserializer,
+    MapAccess, SeqAccess, Unexpected, Visitor,
 };
 use serde::forward_to_deserialize_any;
 
@@ -93,6 +93,20 @@ impl serde::de::Error for DecodeError {
             message: message.to_string(),
             place: None,
         }
+    }
+
+    /// Without the value, which may be a password where a variable is meant.
+    fn invalid_type(found: Unexpected<'_>, expected: &dyn Expected) -> Self {
+        let found = match found {
+            Unexpected::Bool(_) => "a boolean",
+            Unexpected::Unsigned(_) | Unexpected::Signed(_) | Unexpected::Float(_) => "a number",
+            Unexpected::Str(_) | Unexpected::Char(_) => "a string",
+            Unexpected::Unit => "null",
+            Unexpected::Seq => "a list",
+            Unexpected::Map => "a mapping",
+            other => return Self::custom(format_args!("found {other}, expected {expected}")),
+        };
+        Self::custom(format_args!("found {found}, expected {expected}"))
     }
 }
 

@@ -99,6 +99,35 @@ pub enum ManifestError {
     Invalid(Vec<Problem>),
 }
 
+impl ManifestError {
+    /// What is wrong, one by one, each with its place.
+    pub fn problems(&self) -> Vec<Problem> {
+        let whole = |at: Position, place: String| {
+            let text = self.to_string();
+            let message = text.strip_prefix(&place).unwrap_or(&text).to_owned();
+            let field = String::new();
+            vec![Problem { field, at, message }]
+        };
+        match self {
+            Self::Invalid(problems) => problems.clone(),
+            Self::Syntax(problem) => vec![problem.clone()],
+            Self::Bomb { at, .. } => {
+                whole(*at, format!("line {}, column {}: ", at.line, at.column))
+            }
+            Self::NotUtf8 { line } => {
+                let at = Position {
+                    line: *line,
+                    column: 0,
+                };
+                whole(at, format!("line {line}: "))
+            }
+            Self::Empty | Self::TooLarge { .. } | Self::Documents { .. } => {
+                whole(Position::default(), String::new())
+            }
+        }
+    }
+}
+
 /// Reads the pods of one manifest. Files hold one `Pod`; a URL may serve a `PodList`. `seen` is the
 /// RFC 3339 time for the annotation `kubernetes.io/config.seen`. Mirrors upstream's
 /// `tryDecodeSinglePod`, `tryDecodePodList` and `applyDefaults`.
@@ -110,24 +139,122 @@ pub fn read(
     origin: &StaticOrigin<'_>,
     seen: &str,
 ) -> Result<Vec<Pod>, ManifestError> {
-    let size = u64::try_from(bytes.len()).unwrap_or(u64::MAX);
-    if size > MAX_MANIFEST_BYTES {
-        return Err(ManifestError::TooLarge { size });
-    }
-    let text = text(bytes)?;
-    let tree = Tree::parse(text)?;
-    let pods = match pods_of(&tree, origin.source)? {
-        Shape::One => vec![(String::new(), &tree)],
-        Shape::List(items) => items,
+    let manifest = Manifest::parse(bytes)?;
+    let [tree] = manifest.documents.as_slice() else {
+        let count = manifest.documents.len();
+        return Err(ManifestError::Documents { count });
     };
-    pods.into_iter()
-        .map(|(root, item)| read_pod(&tree, item, &root, origin, seen))
+    pods_of(tree, origin.source)?
+        .iter()
+        .map(|(root, item)| read_pod(tree, item, root, origin, seen))
         .collect()
 }
 
-enum Shape<'t> {
-    One,
-    List(Vec<(String, &'t Tree)>),
+/// A manifest that is text and parses, whatever its documents are.
+#[derive(Debug)]
+pub struct Manifest {
+    documents: Vec<Tree>,
+}
+
+/// What a document says it is; empty where it says nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DocumentType<'m> {
+    /// `apiVersion`.
+    pub api_version: &'m str,
+    /// `kind`.
+    pub kind: &'m str,
+    /// Where the document begins.
+    pub at: Position,
+}
+
+/// A pod of a manifest by itself, or why it is none.
+#[derive(Debug)]
+pub struct Item<'m> {
+    /// Kind, namespace and name as they are written, like `Pod default/web`; the kind alone without a name.
+    pub subject: String,
+    /// The pod, as [`read`] gives it.
+    pub result: Result<Pod, ManifestError>,
+    document: &'m Tree,
+    root: String,
+}
+
+impl Manifest {
+    /// Parses the documents of `bytes`.
+    ///
+    /// # Errors
+    /// Those of [`ManifestError`] that do not concern a pod.
+    pub fn parse(bytes: &[u8]) -> Result<Self, ManifestError> {
+        let size = u64::try_from(bytes.len()).unwrap_or(u64::MAX);
+        if size > MAX_MANIFEST_BYTES {
+            return Err(ManifestError::TooLarge { size });
+        }
+        let documents = Tree::parse(text(bytes)?)?;
+        Ok(Self { documents })
+    }
+
+    /// What the documents say they are; there is at least one.
+    pub fn types(&self) -> impl ExactSizeIterator<Item = DocumentType<'_>> {
+        self.documents.iter().map(|tree| DocumentType {
+            api_version: tree.text("apiVersion"),
+            kind: tree.text("kind"),
+            at: tree.at,
+        })
+    }
+
+    /// Reads every pod of every document, each for itself, where [`read`] stops at the first thing that is wrong. Arguments
+    /// as there.
+    pub fn items(&self, origin: &StaticOrigin<'_>, seen: &str) -> Vec<Item<'_>> {
+        let mut items = Vec::new();
+        for document in &self.documents {
+            let item = |root: String, tree: &Tree, result| Item {
+                subject: subject(tree, document),
+                result,
+                document,
+                root,
+            };
+            match pods_of(document, origin.source) {
+                Ok(pods) => items.extend(pods.into_iter().map(|(root, tree)| {
+                    let result = read_pod(document, tree, &root, origin, seen);
+                    item(root, tree, result)
+                })),
+                Err(error) => items.push(item(String::new(), document, Err(error))),
+            }
+        }
+        items
+    }
+}
+
+impl Item<'_> {
+    /// Where a field of the pod stands, or the nearest of its parents that is there.
+    pub fn locate(&self, field: &str) -> Position {
+        self.document.locate(&below(&self.root, field))
+    }
+}
+
+/// See [`Item::subject`].
+fn subject(tree: &Tree, document: &Tree) -> String {
+    let kind = match (tree.text("kind"), document.text("kind")) {
+        ("", "PodList") => "Pod",
+        ("", _) => "manifest",
+        (kind, _) => kind,
+    };
+    let text = |key| {
+        tree.get("metadata")
+            .map_or("", |metadata| metadata.text(key))
+    };
+    match (text("namespace"), text("name")) {
+        (_, "") => kind.to_owned(),
+        ("", name) => format!("{kind} default/{name}"),
+        (namespace, name) => format!("{kind} {namespace}/{name}"),
+    }
+}
+
+/// The path of `field` below `root`.
+fn below(root: &str, field: &str) -> String {
+    match root {
+        "" => field.to_owned(),
+        root => format!("{root}.{field}"),
+    }
 }
 
 /// Collects what is wrong with a pod, with the places looked up in its document.
@@ -139,11 +266,7 @@ struct Problems<'t> {
 
 impl Problems<'_> {
     fn add(&mut self, field: impl AsRef<str>, message: impl Into<String>) {
-        let field = field.as_ref();
-        let field = match (self.root, field) {
-            ("", field) => field.to_owned(),
-            (root, field) => format!("{root}.{field}"),
-        };
+        let field = below(self.root, field.as_ref());
         let shown = self.found.len() < PROBLEMS_TOLD;
         let at = shown.then(|| self.document.locate(&field));
         self.found.push(Problem {
@@ -194,8 +317,9 @@ fn text(bytes: &[u8]) -> Result<&str, ManifestError> {
     Ok(text)
 }
 
-/// Checks `kind` and `apiVersion` before the types do, for messages that say what to do.
-fn pods_of(tree: &Tree, source: PodSource) -> Result<Shape<'_>, ManifestError> {
+/// The pods of a document, each with its path there. Checks `kind` and `apiVersion` before the types do, for messages that
+/// say what to do.
+fn pods_of(tree: &Tree, source: PodSource) -> Result<Vec<(String, &Tree)>, ManifestError> {
     let invalid = |field: &str, message: String| {
         Err(ManifestError::Invalid(vec![Problem {
             field: field.to_owned(),
@@ -252,7 +376,7 @@ fn pods_of(tree: &Tree, source: PodSource) -> Result<Shape<'_>, ManifestError> {
         }
     }
     if kind == "Pod" {
-        return Ok(Shape::One);
+        return Ok(vec![(String::new(), tree)]);
     }
     let items: &[Tree] = match tree.get("items").map(|t| &t.node) {
         Some(Node::Seq(items)) => items,
@@ -266,13 +390,11 @@ fn pods_of(tree: &Tree, source: PodSource) -> Result<Shape<'_>, ManifestError> {
     {
         return invalid(&unknown.key, "unknown field of a PodList".into());
     }
-    Ok(Shape::List(
-        items
-            .iter()
-            .enumerate()
-            .map(|(index, item)| (format!("items[{index}]"), item))
-            .collect(),
-    ))
+    Ok(items
+        .iter()
+        .enumerate()
+        .map(|(index, item)| (format!("items[{index}]"), item))
+        .collect())
 }
 
 /// At most this many problems are told at once.

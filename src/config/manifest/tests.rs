@@ -666,3 +666,53 @@ proptest::proptest! {
         }
     }
 }
+
+#[test]
+fn every_pod_of_every_document_is_read_by_itself() {
+    let bad = GOOD.replace("name: web", "name: Web");
+    let text = format!("{GOOD}---\n{bad}---\nkind: Secret\nmetadata: {{name: s, namespace: n}}\n");
+    let manifest = Manifest::parse(text.as_bytes()).unwrap();
+    let kinds: Vec<_> = manifest.types().map(|t| (t.api_version, t.kind)).collect();
+    assert_eq!(kinds, [("v1", "Pod"), ("v1", "Pod"), ("", "Secret")]);
+    let items = manifest.items(&file(), SEEN);
+    let subjects: Vec<_> = items.iter().map(|item| item.subject.as_str()).collect();
+    assert_eq!(
+        subjects,
+        ["Pod default/web", "Pod default/Web", "Secret n/s"]
+    );
+    let good: Vec<_> = items.iter().map(|item| item.result.is_ok()).collect();
+    assert_eq!(good, [true, false, false]);
+    // As much as `read` gives of the first one alone.
+    assert_eq!(items[0].result.as_ref().unwrap(), &one(GOOD));
+    assert_eq!(items[1].locate("metadata.name").line, 14);
+    assert!(matches!(
+        read(text.as_bytes(), &file(), SEEN),
+        Err(ManifestError::Documents { count: 3 })
+    ));
+}
+
+#[test]
+fn every_problem_has_its_place_beside_its_text() {
+    let problems = |bytes: &[u8]| read(bytes, &file(), SEEN).unwrap_err().problems();
+    let binary = problems(b"a: b\n\xff");
+    assert_eq!(binary[0].at, Position { line: 2, column: 0 });
+    assert!(binary[0].message.starts_with("the manifest is not UTF-8"));
+    let nested = problems("[".repeat(100).as_bytes());
+    assert!(
+        nested[0].at.line == 1 && nested[0].message.starts_with("the YAML expands"),
+        "{nested:?}"
+    );
+    assert_eq!(problems(b"")[0].at, Position::default());
+    let both = GOOD.replace("name: web", "name: Web\n  namespace: Bad_One");
+    assert_eq!(problems(both.as_bytes()).len(), 2);
+}
+
+#[test]
+fn a_value_of_the_wrong_type_is_not_repeated() {
+    let text = error(&container("env: [{name: PIN, value: 4711}]"));
+    assert_says(
+        &text,
+        &["env[0].value: found a number, expected a string; put the value in quotes"],
+    );
+    assert!(!text.contains("4711"), "{text}");
+}

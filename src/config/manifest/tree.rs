@@ -46,15 +46,13 @@ pub(super) struct Entry {
 }
 
 impl Tree {
-    /// Parses the one document that `text` has to hold. JSON is read as the YAML that it is.
-    pub(super) fn parse(text: &str) -> Result<Self, ManifestError> {
-        let mut documents = serde_saphyr::from_multiple_with_options::<Tree>(text, options())
+    /// Parses the documents of `text`, at least one. JSON is read as the YAML that it is.
+    pub(super) fn parse(text: &str) -> Result<Vec<Self>, ManifestError> {
+        let documents = serde_saphyr::from_multiple_with_options::<Tree>(text, options())
             .map_err(|error| syntax(&error))?;
-        let count = documents.len();
-        match documents.pop() {
-            Some(tree) if count == 1 => Ok(tree),
-            Some(_) => Err(ManifestError::Documents { count }),
-            None => Err(ManifestError::Empty),
+        match documents.is_empty() {
+            true => Err(ManifestError::Empty),
+            false => Ok(documents),
         }
     }
 
@@ -84,6 +82,14 @@ impl Tree {
             tree = child;
         }
         at
+    }
+
+    /// The text of a key; empty when there is none.
+    pub(super) fn text(&self, key: &str) -> &str {
+        match self.get(key).map(|tree| &tree.node) {
+            Some(Node::Str(text)) => text,
+            _ => "",
+        }
     }
 
     /// What kind of value this is, for messages.
