@@ -196,9 +196,14 @@ fn thermal_throttle(cpus: &std::path::Path) -> Vec<String> {
 /// What the node's SELinux policy labels the files of containers with.
 fn selinux_file_context() -> Option<String> {
     let etc = std::path::Path::new("/etc/selinux");
-    let policy = selinux::policy_name(&std::fs::read_to_string(etc.join("config")).ok()?)?;
+    // Comments need not be UTF-8.
+    let read = |path: std::path::PathBuf| {
+        let bytes = std::fs::read(path).ok()?;
+        Some(String::from_utf8_lossy(&bytes).into_owned())
+    };
+    let policy = selinux::policy_name(&read(etc.join("config"))?)?;
     let contexts = etc.join(policy).join(selinux::CONTEXTS_FILE);
-    selinux::file_context(&std::fs::read_to_string(contexts).ok()?)
+    selinux::file_context(&read(contexts)?)
 }
 
 /// Whether AppArmor is enabled in this kernel.

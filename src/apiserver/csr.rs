@@ -195,8 +195,8 @@ fn pending_key(path: &Path) -> Result<KeyPair, CsrError> {
         path: path.to_owned(),
         source,
     };
-    match fs::read_to_string(path) {
-        Ok(pem) => match KeyPair::from_pem(&pem) {
+    match fs::read(path) {
+        Ok(pem) => match KeyPair::from_pem(&String::from_utf8_lossy(&pem)) {
             Ok(key) => return Ok(key),
             Err(error) => tracing::warn!(
                 path = %path.display(),
@@ -474,4 +474,20 @@ pub fn write_whole(path: &Path, bytes: &[u8]) -> io::Result<()> {
     file.as_file().sync_all()?;
     file.persist(path).map_err(|error| error.error)?;
     fs::File::open(directory)?.sync_all()
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "tests may panic")]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_damaged_key_is_replaced_whatever_bytes_are_in_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("key");
+        fs::write(&path, b"-----BEGIN\xff").unwrap();
+        let key = pending_key(&path).unwrap();
+        let kept = pending_key(&path).unwrap();
+        assert_eq!(kept.serialize_pem(), key.serialize_pem());
+    }
 }

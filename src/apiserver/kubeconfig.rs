@@ -237,7 +237,8 @@ pub(super) fn resolve(
         let problem = format!("server {server:?} is no URL; write https://host:port");
         return Err(unusable(problem));
     }
-    let env = |name: &str| std::env::var(name).ok();
+    // An odd byte is no reason to go past the proxy.
+    let env = |name: &str| Some(std::env::var_os(name)?.to_string_lossy().into_owned());
     let proxy = proxy::choose(cluster.proxy_url.as_deref(), &server, env).map_err(unusable)?;
     let mut files = vec![path.to_owned()];
     files.extend(cluster.certificate_authority.as_ref().map(PathBuf::from));

@@ -1,6 +1,7 @@
 //! cgroupfs: what is mounted, making, setting and removing directories.
 
 use std::collections::BTreeSet;
+use std::ffi::OsString;
 use std::fs;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
@@ -155,7 +156,7 @@ fn write(file: &Path, value: &str) -> Result<(), CgroupError> {
 }
 
 /// Names of the child cgroups; none when `dir` is not there.
-pub(super) fn children(dir: &Path) -> Result<Vec<String>, CgroupError> {
+pub(super) fn children(dir: &Path) -> Result<Vec<OsString>, CgroupError> {
     let entries = match fs::read_dir(dir) {
         Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
         other => other.map_err(CgroupError::io("list", dir))?,
@@ -163,10 +164,8 @@ pub(super) fn children(dir: &Path) -> Result<Vec<String>, CgroupError> {
     let mut names = Vec::new();
     for entry in entries {
         let entry = entry.map_err(CgroupError::io("list", dir))?;
-        if entry.file_type().is_ok_and(|t| t.is_dir())
-            && let Some(name) = entry.file_name().to_str()
-        {
-            names.push(name.to_owned());
+        if entry.file_type().is_ok_and(|t| t.is_dir()) {
+            names.push(entry.file_name());
         }
     }
     Ok(names)
@@ -249,6 +248,20 @@ mod tests {
         assert_eq!(found.len(), 1);
         assert_eq!(found[0].path, Path::new("/sys/fs/cgroup/cpu,cpuacct"));
         assert!(found[0].has("cpu") && found[0].has("cpuacct") && !found[0].has("rw"));
+    }
+
+    #[test]
+    fn cgroups_are_removed_whatever_their_containers_call_what_is_below() {
+        use std::os::unix::ffi::OsStrExt as _;
+        let dir = tempfile::tempdir().unwrap();
+        let pod = dir.path().join("pod");
+        let below = pod.join(std::ffi::OsStr::from_bytes(b"caf\xe9"));
+        fs::create_dir_all(&below).unwrap();
+        fs::write(below.join("cgroup.procs"), "7\n").unwrap();
+        assert_eq!(processes(&pod).unwrap(), [7]);
+        fs::remove_file(below.join("cgroup.procs")).unwrap();
+        remove_tree(&pod).unwrap();
+        assert!(!pod.exists());
     }
 
     #[test]

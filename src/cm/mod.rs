@@ -693,6 +693,7 @@ impl CgroupManager {
                 pods.extend(
                     children
                         .iter()
+                        .filter_map(|child| child.to_str())
                         .filter_map(|child| parent.pod_of_child(child, self.config.driver)),
                 );
             }

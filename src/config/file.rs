@@ -29,7 +29,7 @@ use super::adoption::Adoptions;
 use super::manifest::{self, MAX_MANIFEST_BYTES, ManifestError, StaticOrigin};
 use super::{FileSettings, Reading, Seed, SourceError, SourceSet, SourcedPod};
 use crate::core::pod_update::same_desired_state;
-use crate::types::{Clock, PodExt, PodSource, PodUid, blocking};
+use crate::types::{Clock, PodExt, PodSource, PodUid, blocking, text};
 
 /// Capacity of the channel from the watcher.
 const HINTS_CAPACITY: usize = 10;
@@ -200,7 +200,7 @@ impl FileSource {
             adoptions: Arc::clone(&self.adoptions),
             before: std::mem::take(&mut self.cache),
         };
-        let location = self.path.to_string_lossy().into_owned();
+        let location = text::of_name(&self.path);
         let (reading, found) = match blocking::spawn(move || scan.run()).await {
             Ok(read) => read,
             Err(error) => (
@@ -222,7 +222,7 @@ impl FileSource {
             set_back: false,
         };
         for (path, cached) in &self.cache {
-            let origin = path.to_string_lossy().into_owned();
+            let origin = text::of_name(path);
             match &cached.result {
                 Ok(pod) => set.pods.push(SourcedPod {
                     origin,
@@ -361,10 +361,10 @@ impl Scan {
     }
 
     fn parse(&self, path: &Path, bytes: &[u8]) -> Result<Arc<Pod>, String> {
-        let location = location(path)?;
+        let location = text::of_name(path);
         let origin = StaticOrigin {
             source: PodSource::File,
-            location,
+            location: &location,
             node_name: &self.node_name,
         };
         let pods = manifest::read(bytes, &origin, &self.seen).map_err(|e| e.to_string())?;
@@ -571,7 +571,7 @@ impl Watch {
                     && is_removal(event.kind)
                 {
                     let paths = event.paths.iter();
-                    let origins = paths.map(|path| path.to_string_lossy().into_owned());
+                    let origins = paths.map(text::of_name);
                     let mut removed = removed.lock().unwrap_or_else(PoisonError::into_inner);
                     removed.extend(origins);
                 }
@@ -624,6 +624,7 @@ fn identity(path: &Path) -> Option<(u64, u64)> {
 #[cfg(test)]
 mod tests {
     use std::io::Write;
+    use std::os::unix::ffi::OsStrExt as _;
     use std::sync::Mutex;
 
     use super::*;
@@ -668,5 +669,23 @@ mod tests {
         let lines = String::from_utf8(log.0.lock().unwrap().clone()).unwrap();
         assert_eq!(lines.lines().count(), 1, "{lines}");
         assert!(lines.contains("pipe.yaml"), "{lines}");
+    }
+
+    #[tokio::test]
+    async fn a_manifest_is_read_whatever_bytes_are_in_its_name() {
+        let dir = tempfile::tempdir().unwrap();
+        let pod = r#"{"apiVersion":"v1","kind":"Pod","metadata":{"name":"web"},
+            "spec":{"containers":[{"name":"c","image":"i"}]}}"#;
+        let name = std::ffi::OsStr::from_bytes(b"caf\xe9.yaml");
+        std::fs::write(dir.path().join(name), pod).unwrap();
+        let settings = FileSettings {
+            path: dir.path().to_owned(),
+            check_frequency: Duration::from_secs(20),
+        };
+        let clock = Arc::new(SystemClock::new(BootId(1)));
+        let mut source = FileSource::new(settings, "node", clock).unwrap();
+        let set = source.read().await;
+        assert!(set.broken.is_empty(), "{:?}", set.broken);
+        assert!(set.pods[0].origin.ends_with("/caf\\xe9.yaml"));
     }
 }

@@ -88,7 +88,9 @@ pub struct RuntimeTool {
 impl RuntimeTool {
     /// The tool for a runtime by the name that it gives itself in CRI, on this socket. Looks in `$PATH`.
     pub fn new(runtime: impl Into<String>, socket: impl Into<PathBuf>) -> Self {
-        let path = std::env::var("PATH").unwrap_or_default();
+        let path = std::env::var_os("PATH").unwrap_or_default();
+        // A directory with an odd name costs that directory, not the others.
+        let path = path.to_string_lossy().into_owned();
         Self {
             runtime: runtime.into(),
             socket: socket.into(),

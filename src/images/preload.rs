@@ -25,7 +25,7 @@ use crate::core::images::{self, ArchiveRecord, ArchiveStamp, ArchiveStep, Eviden
 use crate::core::state::{ImageRecord, ObjectRecord, State, Transaction};
 use crate::store::{CommitError, Store};
 use crate::types::events::{Event, EventRecorder, EventType};
-use crate::types::{Stamp, blocking};
+use crate::types::{Stamp, blocking, text};
 
 /// Ends of the names of archives. Those with a compression that is not supported are told of.
 const ENDINGS: [&str; 8] = [
@@ -595,9 +595,7 @@ async fn list(dir: &Path) -> io::Result<Vec<(String, PathBuf, ArchiveStamp)>> {
         };
         for entry in entries {
             let entry = entry?;
-            let Ok(name) = entry.file_name().into_string() else {
-                continue;
-            };
+            let name = text::of_name(entry.file_name());
             if name.starts_with('.') || !ENDINGS.iter().any(|end| name.ends_with(end)) {
                 continue;
             }

@@ -227,6 +227,10 @@ fn settle(
         path.map(|path| lexically_absolute(&base, path))
     };
     let root_dir = absolute(&flags.root_dir, "/var/lib/kubelet");
+    if root_dir.to_str().is_none() {
+        let message = "is not UTF-8, and the runtime takes paths only as such".to_owned();
+        settings.reject_flag("--root-dir", message);
+    }
     let state_dir = absolute(&flags.state_dir, "/var/lib/holdfast");
     let socket = admin_socket(&state_dir);
     if socket.as_os_str().len() > MAX_SOCKET_PATH {

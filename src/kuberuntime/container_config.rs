@@ -18,6 +18,7 @@ use k8s_cri::v1;
 use k8s_openapi::api::core::v1::{Container, HostAlias, Pod};
 
 use super::container_mounts::{self, absolute};
+use super::cri::ContainerConfig;
 use super::devices;
 use super::env;
 use super::labels;
@@ -92,7 +93,7 @@ pub struct FileError {
 pub fn build(
     inputs: &ContainerInputs<'_>,
     ctx: &NodeContext,
-) -> Result<v1::ContainerConfig, ConfigError> {
+) -> Result<ContainerConfig, ConfigError> {
     let ContainerInputs {
         pod,
         container,
@@ -104,15 +105,7 @@ pub fn build(
     let mut security = security::container_context(pod, container, &inputs.isolation, ctx)?;
     let groups = extra_groups(pod, inputs.remotes.values());
     security.supplemental_groups.extend(groups);
-    let env = &inputs.env.vars;
-    let expand = |list: &Option<Vec<String>>| {
-        let lookup = env::lookup_in(env);
-        list.iter()
-            .flatten()
-            .map(|item| env::expand(item, &lookup))
-            .collect()
-    };
-    Ok(v1::ContainerConfig {
+    let message = v1::ContainerConfig {
         metadata: Some(v1::ContainerMetadata {
             name: container.name.clone(),
             attempt,
@@ -122,8 +115,8 @@ pub fn build(
             user_specified_image: container.image.clone().unwrap_or_default(),
             ..Default::default()
         }),
-        command: expand(&container.command),
-        args: expand(&container.args),
+        command: expanded(inputs, "command", container.command.as_deref())?,
+        args: expanded(inputs, "args", container.args.as_deref())?,
         working_dir: container.working_dir.clone().unwrap_or_default(),
         mounts: mounts(inputs, ctx)?,
         devices: devices::devices(pod, container, inputs.volumes)?,
@@ -144,15 +137,32 @@ pub fn build(
             ),
             security_context: Some(security),
         }),
-        envs: env
-            .iter()
-            .map(|(key, value)| v1::KeyValue {
-                key: key.clone(),
-                value: value.clone(),
-            })
-            .collect(),
         ..Default::default()
+    };
+    Ok(ContainerConfig {
+        message,
+        envs: inputs.env.vars.clone(),
     })
+}
+
+/// The words of a command line with their references replaced.
+fn expanded(
+    inputs: &ContainerInputs<'_>,
+    field: &'static str,
+    words: Option<&[String]>,
+) -> Result<Vec<String>, ConfigError> {
+    let lookup = env::lookup_in(&inputs.env.vars);
+    words
+        .iter()
+        .copied()
+        .flatten()
+        .map(|word| env::expand_text(word, &lookup))
+        .collect::<Result<_, _>>()
+        .map_err(|source| ConfigError::Command {
+            container: inputs.container.name.clone(),
+            field,
+            source,
+        })
 }
 
 /// Log file below the pod's log directory; upstream's `BuildContainerLogsPath`.

@@ -27,14 +27,14 @@ fn config_on(
     container: serde_json::Value,
     ctx: &NodeContext,
 ) -> Result<v1::ContainerConfig, ConfigError> {
-    config_with(container, &BTreeMap::new(), ctx)
+    config_with(container, &BTreeMap::new(), ctx).map(|config| config.message)
 }
 
 fn config_with(
     container: serde_json::Value,
     remotes: &BTreeMap<String, Remote>,
     ctx: &NodeContext,
-) -> Result<v1::ContainerConfig, ConfigError> {
+) -> Result<ContainerConfig, ConfigError> {
     let pod = pod(container);
     let volumes = BTreeMap::from([
         ("v".to_owned(), PathBuf::from("/host/v")),
@@ -85,24 +85,25 @@ fn a_container_gets_the_groups_of_its_pods_volumes() {
     let remotes = BTreeMap::from([("x".to_owned(), serde_json::from_value(remote).unwrap())]);
     let container = json!({"name": "c", "image": "busybox"});
     let config = config_with(container, &remotes, &NodeContext::new("n", "/r")).unwrap();
-    let security = config.linux.unwrap().security_context.unwrap();
+    let security = config.message.linux.unwrap().security_context.unwrap();
     assert_eq!(security.supplemental_groups, [5123]);
 }
 
 #[test]
 fn a_container_is_what_its_spec_says() {
-    let config = config(json!({
+    let container = json!({
         "name": "c", "image": "busybox",
         "command": ["sh", "-c", "echo $(A) $$(A) $(NO)"], "args": ["$(A)"],
         "workingDir": "/w", "tty": true, "stdin": true,
         "env": [{"name": "A", "value": "1"}, {"name": "B", "value": "$(A)2"}],
         "ports": [{"containerPort": 80, "name": "http"}],
         "volumeMounts": [{"name": "v", "mountPath": "data", "readOnly": true, "mountPropagation": "HostToContainer"}],
-    }))
-    .unwrap();
+    });
+    let built = config_with(container, &BTreeMap::new(), &NodeContext::new("n", "/r")).unwrap();
+    let (config, envs) = (built.message, built.envs);
     assert_eq!(config.command, ["sh", "-c", "echo 1 $(A) $(NO)"]);
     assert_eq!(config.args, ["1"]);
-    assert_eq!(config.envs[1].value, "12");
+    assert_eq!(envs[1].1, b"12");
     assert_eq!(config.working_dir, "/w");
     assert_eq!(
         (config.stdin, config.stdin_once, config.tty),

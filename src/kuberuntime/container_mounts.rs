@@ -60,14 +60,14 @@ impl Attributes {
 /// whole volume. Upstream's `ExpandContainerVolumeMounts`.
 ///
 /// # Errors
-/// Upstream's text when a variable is not set in the container's environment, or empty.
+/// Upstream's text when a variable is not set in the container's environment, or empty; and when its value is not UTF-8.
 pub fn sub_path(mount: &VolumeMount, env: &env::Environment) -> Result<Option<String>, String> {
     let Some(template) = mount.sub_path_expr.as_deref().filter(|e| !e.is_empty()) else {
         return Ok(mount.sub_path.clone().filter(|path| !path.is_empty()));
     };
     let known = env::lookup_in(&env.vars);
     let missing = std::cell::RefCell::new(std::collections::BTreeSet::new());
-    let expanded = env::expand(template, &|name| {
+    let expanded = env::expand_text(template, &|name| {
         let value = known(name).filter(|value| !value.is_empty());
         if value.is_none() {
             missing.borrow_mut().insert(name.to_owned());
@@ -75,13 +75,20 @@ pub fn sub_path(mount: &VolumeMount, env: &env::Environment) -> Result<Option<St
         value
     });
     let missing: Vec<String> = missing.into_inner().into_iter().collect();
+    let place = || {
+        format!(
+            "(in subPathExpr {template:?} of volumeMount {:?})",
+            mount.name
+        )
+    };
     if missing.is_empty() {
+        let expanded = expanded.map_err(|error| format!("{error} {}", place()))?;
         return Ok(Some(expanded).filter(|path| !path.is_empty()));
     }
     Err(format!(
-        "missing value for {} (in subPathExpr {template:?} of volumeMount {:?}); set it in env of the container",
+        "missing value for {} {}; set it in env of the container",
         missing.join(", "),
-        mount.name
+        place()
     ))
 }
 
@@ -211,9 +218,14 @@ mod tests {
 
     #[test]
     fn a_part_is_what_its_variables_make_of_it() {
-        let var = |name: &str, value: &str| (name.to_owned(), value.to_owned());
+        let var = |name: &str, value: &[u8]| (name.to_owned(), value.to_owned());
         let env = env::Environment {
-            vars: vec![var("A", "a"), var("B", "b/c"), var("EMPTY", "")],
+            vars: vec![
+                var("A", b"a"),
+                var("B", b"b/c"),
+                var("EMPTY", b""),
+                var("RAW", b"caf\xe9"),
+            ],
             skipped: Vec::new(),
         };
         for (asked, want) in [
@@ -225,6 +237,10 @@ mod tests {
             (
                 json!({"subPathExpr": "$(Z)/$(A)/$(EMPTY)/$(Z)"}),
                 Err("missing value for EMPTY, Z"),
+            ),
+            (
+                json!({"subPathExpr": "$(A)/$(RAW)"}),
+                Err("the value of variable RAW is not UTF-8"),
             ),
         ] {
             match (sub_path(&mount(asked.clone()), &env), want) {

@@ -3,8 +3,11 @@
 //! Comes in: a container spec, facts of its pod, and the objects it refers to. Goes out: ordered variables,
 //! and strings with their references replaced. Pure. A reference to what is not known stays as it is
 //! written; `$$` is one `$`.
+//!
+//! Values are bytes, as the kernel and the content of Secrets have them. Names are text.
 
-use std::collections::{BTreeMap, HashMap};
+use std::cell::RefCell;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use k8s_openapi::api::core::v1::{Container, EnvFromSource, EnvVarSource, Pod};
 
@@ -52,6 +55,16 @@ pub enum EnvError {
         /// The source.
         what: String,
     },
+    /// Its value has a byte that ends it.
+    #[error(
+        "set variable {variable} of container {container}: the value contains a NUL byte, which no environment variable can hold; use it through a volume instead"
+    )]
+    Nul {
+        /// The container.
+        container: String,
+        /// The variable.
+        variable: String,
+    },
     /// The list of services is not known yet.
     #[error(
         "services have not yet been read at least once, cannot construct envvars of container {container}; they are read as soon as the API server answers"
@@ -61,6 +74,14 @@ pub enum EnvError {
         container: String,
     },
 }
+
+/// Text refers to variables whose values are not text.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "the value of variable {} is not UTF-8, and the runtime takes only that here; let the container read the variable itself",
+    .0.join(", ")
+)]
+pub struct NotText(Vec<String>);
 
 /// What an environment depends on.
 #[derive(Clone, Copy, Debug)]
@@ -79,7 +100,7 @@ pub struct EnvInputs<'a> {
 #[derive(Clone, Default, PartialEq, Eq)]
 pub struct Environment {
     /// Names and values in order; each name once.
-    pub vars: Vec<(String, String)>,
+    pub vars: Vec<(String, Vec<u8>)>,
     /// One message per object with keys that cannot name a variable and were left out.
     pub skipped: Vec<String>,
 }
@@ -95,43 +116,83 @@ impl std::fmt::Debug for Environment {
     }
 }
 
+impl Environment {
+    /// Returns the message of a failed create, with the variables that explain it when the runtime refused the request
+    /// because it is not UTF-8. Runtimes built with a CRI older than 1.34 may do so.
+    pub fn explained(&self, message: String) -> String {
+        let binary: Vec<&str> = self
+            .vars
+            .iter()
+            .filter(|(_, value)| std::str::from_utf8(value).is_err())
+            .map(|(name, _)| name.as_str())
+            .collect();
+        let says_so = message.to_ascii_uppercase().contains("UTF-8");
+        if binary.is_empty() || !says_so {
+            return message;
+        }
+        format!(
+            "{message}; the value of variable {} is not UTF-8, and this runtime takes only that: update it, or use the value through a volume instead",
+            binary.join(", ")
+        )
+    }
+}
+
 /// Replaces `$(NAME)` by what `lookup` knows; upstream's `expansion.Expand`.
-pub fn expand(input: &str, lookup: &dyn Fn(&str) -> Option<String>) -> String {
-    let mut out = String::with_capacity(input.len());
+pub fn expand(input: &str, lookup: &dyn Fn(&str) -> Option<Vec<u8>>) -> Vec<u8> {
+    let mut out = Vec::with_capacity(input.len());
     let mut rest = input;
     while let Some(at) = rest.find('$') {
-        out.push_str(&rest[..at]);
+        out.extend_from_slice(&rest.as_bytes()[..at]);
         let after = &rest[at + 1..];
         if let Some(escaped) = after.strip_prefix('$') {
-            out.push('$');
+            out.push(b'$');
             rest = escaped;
         } else if let Some(open) = after.strip_prefix('(') {
             if let Some(close) = open.find(')') {
                 let name = &open[..close];
                 match lookup(name) {
-                    Some(value) => out.push_str(&value),
+                    Some(value) => out.extend_from_slice(&value),
                     None => {
-                        out.push_str("$(");
-                        out.push_str(name);
-                        out.push(')');
+                        out.extend_from_slice(b"$(");
+                        out.extend_from_slice(name.as_bytes());
+                        out.push(b')');
                     }
                 }
                 rest = &open[close + 1..];
             } else {
-                out.push_str("$(");
+                out.extend_from_slice(b"$(");
                 rest = open;
             }
         } else {
-            out.push('$');
+            out.push(b'$');
             rest = after;
         }
     }
-    out.push_str(rest);
+    out.extend_from_slice(rest.as_bytes());
     out
 }
 
+/// As [`expand`], for what the runtime takes as text: commands, arguments and paths.
+///
+/// # Errors
+/// When the result is not UTF-8; names the variables.
+pub fn expand_text(
+    input: &str,
+    lookup: &dyn Fn(&str) -> Option<Vec<u8>>,
+) -> Result<String, NotText> {
+    let binary = RefCell::new(BTreeSet::new());
+    let expanded = expand(input, &|name| {
+        let value = lookup(name)?;
+        if std::str::from_utf8(&value).is_err() {
+            binary.borrow_mut().insert(name.to_owned());
+        }
+        Some(value)
+    });
+    String::from_utf8(expanded).map_err(|_| NotText(binary.into_inner().into_iter().collect()))
+}
+
 /// A lookup over variables; the last one of a name wins.
-pub fn lookup_in(env: &[(String, String)]) -> impl Fn(&str) -> Option<String> + '_ {
+pub fn lookup_in(env: &[(String, Vec<u8>)]) -> impl Fn(&str) -> Option<Vec<u8>> + '_ {
     move |name| {
         env.iter()
             .rev()
@@ -143,12 +204,12 @@ pub fn lookup_in(env: &[(String, String)]) -> impl Fn(&str) -> Option<String> + 
 /// Variables while they are collected; a name given twice keeps its first place and its last value.
 #[derive(Default)]
 struct Vars {
-    list: Vec<(String, String)>,
+    list: Vec<(String, Vec<u8>)>,
     at: HashMap<String, usize>,
 }
 
 impl Vars {
-    fn set(&mut self, name: String, value: String) {
+    fn set(&mut self, name: String, value: Vec<u8>) {
         match self.at.get(&name) {
             Some(at) => self.list[*at].1 = value,
             None => {
@@ -158,7 +219,7 @@ impl Vars {
         }
     }
 
-    fn get(&self, name: &str) -> Option<&String> {
+    fn get(&self, name: &str) -> Option<&Vec<u8>> {
         self.at.get(name).map(|at| &self.list[*at].1)
     }
 }
@@ -184,9 +245,10 @@ pub fn make_env(inputs: &EnvInputs<'_>, ctx: &NodeContext) -> Result<Environment
         let value = match (&var.value, &var.value_from) {
             (_, Some(source)) => from_source(inputs, &var.name, source, ctx)?,
             (Some(value), None) => Some(expand(value, &|name| {
-                vars.get(name).or_else(|| services.get(name)).cloned()
+                let service = || services.get(name).map(|value| value.clone().into_bytes());
+                vars.get(name).cloned().or_else(service)
             })),
-            (None, None) => Some(String::new()),
+            (None, None) => Some(Vec::new()),
         };
         if let Some(value) = value {
             vars.set(var.name.clone(), value);
@@ -194,8 +256,14 @@ pub fn make_env(inputs: &EnvInputs<'_>, ctx: &NodeContext) -> Result<Environment
     }
     for (name, value) in services {
         if vars.get(&name).is_none() {
-            vars.set(name, value);
+            vars.set(name, value.into_bytes());
         }
+    }
+    if let Some((name, _)) = vars.list.iter().find(|(_, value)| value.contains(&0)) {
+        return Err(EnvError::Nul {
+            container: container.name.clone(),
+            variable: name.clone(),
+        });
     }
     tracing::trace!(pod = %pod.uid(), container = container.name, variables = vars.list.len(), "made environment");
     Ok(Environment {
@@ -229,7 +297,7 @@ fn all_of(
     let namespace = inputs.pod.namespace();
     let prefix = from.prefix.as_deref().unwrap_or_default();
     let mut invalid = Vec::new();
-    let mut set = |key: &str, value: String| {
+    let mut set = |key: &str, value: Vec<u8>| {
         let name = format!("{prefix}{key}");
         if is_variable_name(&name) {
             vars.set(name, value);
@@ -243,7 +311,7 @@ fn all_of(
             .sources
             .config_map(namespace, &reference.name, optional)?;
         for (key, value) in found.and_then(|c| c.data.as_ref()).into_iter().flatten() {
-            set(key, value.clone());
+            set(key, value.clone().into_bytes());
         }
         format!("configMap {namespace}/{}", reference.name)
     } else if let Some(reference) = &from.secret_ref {
@@ -252,13 +320,7 @@ fn all_of(
             .sources
             .secret(namespace, &reference.name, optional)?;
         for (key, value) in found.and_then(|s| s.data.as_ref()).into_iter().flatten() {
-            let value = text(&value.0).ok_or_else(|| SourceError::NotText {
-                kind: "Secret",
-                namespace: namespace.to_owned(),
-                name: reference.name.clone(),
-                key: key.clone(),
-            })?;
-            set(key, value);
+            set(key, value.0.clone());
         }
         format!("secret {namespace}/{}", reference.name)
     } else {
@@ -271,10 +333,6 @@ fn all_of(
         ));
     }
     Ok(())
-}
-
-fn text(bytes: &[u8]) -> Option<String> {
-    std::str::from_utf8(bytes).map(str::to_owned).ok()
 }
 
 /// Letters, digits, `-`, `_` and `.`, not beginning with a digit, and no path; upstream's `IsEnvVarName`.
@@ -293,7 +351,7 @@ fn from_source(
     name: &str,
     source: &EnvVarSource,
     ctx: &NodeContext,
-) -> Result<Option<String>, EnvError> {
+) -> Result<Option<Vec<u8>>, EnvError> {
     let EnvInputs { pod, container, .. } = *inputs;
     let source_error = |source| EnvError::Source {
         container: container.name.clone(),
@@ -307,7 +365,9 @@ fn from_source(
     };
     if let Some(field) = &source.field_ref {
         let path = field.field_path.as_str();
-        return from_field(inputs, path, ctx).map(Some).map_err(field_error);
+        return from_field(inputs, path, ctx)
+            .map(|value| Some(value.into_bytes()))
+            .map_err(field_error);
     }
     if let Some(resource) = &source.resource_field_ref {
         return downward::resource_field(
@@ -316,7 +376,7 @@ fn from_source(
             resource,
             &inputs.sources.allocatable,
         )
-        .map(Some)
+        .map(|value| Some(value.into_bytes()))
         .map_err(field_error);
     }
     if source.config_map_key_ref.is_some() || source.secret_key_ref.is_some() {
@@ -336,7 +396,7 @@ fn from_source(
 fn from_object(
     inputs: &EnvInputs<'_>,
     source: &EnvVarSource,
-) -> Result<Option<String>, SourceError> {
+) -> Result<Option<Vec<u8>>, SourceError> {
     let namespace = inputs.pod.namespace();
     let missing = |kind, name: &str, key: &str, optional| {
         if optional {
@@ -355,7 +415,7 @@ fn from_object(
             return Ok(None);
         };
         return match found.data.as_ref().and_then(|d| d.get(&r.key)) {
-            Some(value) => Ok(Some(value.clone())),
+            Some(value) => Ok(Some(value.clone().into_bytes())),
             None => missing("ConfigMap", &r.name, &r.key, optional),
         };
     }
@@ -367,14 +427,7 @@ fn from_object(
         return Ok(None);
     };
     match found.data.as_ref().and_then(|d| d.get(&r.key)) {
-        Some(value) => text(&value.0)
-            .map(Some)
-            .ok_or_else(|| SourceError::NotText {
-                kind: "Secret",
-                namespace: namespace.to_owned(),
-                name: r.name.clone(),
-                key: r.key.clone(),
-            }),
+        Some(value) => Ok(Some(value.0.clone())),
         None => missing("Secret", &r.name, &r.key, optional),
     }
 }

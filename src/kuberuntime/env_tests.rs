@@ -8,9 +8,9 @@ use crate::types::host_addresses::HostAddresses;
 #[test]
 fn references_expand_and_escapes_do_not() {
     let env = vec![
-        ("A".to_owned(), "1".to_owned()),
-        ("B".to_owned(), "$(A)".to_owned()),
-        ("EMPTY".to_owned(), String::new()),
+        ("A".to_owned(), b"1".to_vec()),
+        ("B".to_owned(), b"$(A)".to_vec()),
+        ("EMPTY".to_owned(), Vec::new()),
     ];
     let lookup = lookup_in(&env);
     for (input, output) in [
@@ -31,8 +31,28 @@ fn references_expand_and_escapes_do_not() {
         ("ends with $$", "ends with $"),
         ("ü$(A)ß", "ü1ß"),
     ] {
-        assert_eq!(expand(input, &lookup), output, "{input}");
+        assert_eq!(expand(input, &lookup), output.as_bytes(), "{input}");
+        assert_eq!(
+            expand_text(input, &lookup).as_deref(),
+            Ok(output),
+            "{input}"
+        );
     }
+}
+
+#[test]
+fn text_that_refers_to_bytes_names_the_variable() {
+    let env = vec![
+        ("A".to_owned(), b"1".to_vec()),
+        ("RAW".to_owned(), b"caf\xe9".to_vec()),
+    ];
+    let lookup = lookup_in(&env);
+    assert_eq!(expand("ü$(A)$(RAW)", &lookup), b"\xc3\xbc1caf\xe9");
+    let error = expand_text("$(A) $(RAW)", &lookup).unwrap_err().to_string();
+    assert!(
+        error.starts_with("the value of variable RAW is not UTF-8"),
+        "{error}"
+    );
 }
 
 fn pod(container: serde_json::Value) -> Pod {
@@ -72,8 +92,7 @@ fn sources() -> Sources {
     sources.secrets.insert(
         "keys".to_owned(),
         Ok(Some(Arc::new(
-            serde_json::from_value(json!({"data": {"password": "aHVudGVyMg==", "raw": "/w=="}}))
-                .unwrap(),
+            serde_json::from_value(json!({"data": {"password": "aHVudGVyMg=="}})).unwrap(),
         ))),
     );
     sources.secrets.insert("none".to_owned(), Ok(None));
@@ -107,7 +126,7 @@ fn env(container: serde_json::Value) -> Vec<String> {
         .vars
         .into_iter()
         .filter(|(name, _)| !name.starts_with("DB_"))
-        .map(|(name, value)| format!("{name}={value}"))
+        .map(|(name, value)| format!("{name}={}", String::from_utf8(value).unwrap()))
         .collect()
 }
 
@@ -236,11 +255,6 @@ fn what_cannot_be_found_is_named_with_its_container_and_variable() {
             "variable V",
         ),
         (
-            key("secretKeyRef", "keys", "raw"),
-            "key raw of Secret shop/keys is not UTF-8",
-            "V",
-        ),
-        (
             json!({"envFrom": [{"secretRef": {"name": "none"}}]}),
             "secret \"none\" not found",
             "envFrom of container c",
@@ -300,5 +314,50 @@ fn a_variable_of_the_pod_goes_before_that_of_a_service() {
         .iter()
         .filter(|(n, _)| n == "DB_SERVICE_HOST")
         .collect();
-    assert_eq!(hosts, [&("DB_SERVICE_HOST".to_owned(), "mine".to_owned())]);
+    assert_eq!(hosts, [&("DB_SERVICE_HOST".to_owned(), b"mine".to_vec())]);
+}
+
+#[test]
+fn secrets_that_are_not_text_become_variables_byte_for_byte() {
+    let container = json!({
+        "envFrom": [{"prefix": "ALL_", "secretRef": {"name": "latin"}}],
+        "env": [
+            {"name": "ONE", "valueFrom": {"secretKeyRef": {"name": "latin", "key": "word"}}},
+            {"name": "MADE", "value": "le $(ONE)!"},
+        ],
+    });
+    let mut sources = sources();
+    sources.services = Some(Vec::new());
+    let secret = json!({"data": {"word": "Y2Fm6Q=="}});
+    let secret = serde_json::from_value(secret).unwrap();
+    sources
+        .secrets
+        .insert("latin".to_owned(), Ok(Some(Arc::new(secret))));
+    let made = make(&pod(container), &sources).unwrap();
+    let want: [(&str, &[u8]); 3] = [
+        ("ALL_word", b"caf\xe9"),
+        ("ONE", b"caf\xe9"),
+        ("MADE", b"le caf\xe9!"),
+    ];
+    let vars = made.vars.iter();
+    let vars: Vec<_> = vars.map(|(n, v)| (n.as_str(), v.as_slice())).collect();
+    assert_eq!(vars, want);
+    for (message, cause) in [
+        ("string field contains invalid UTF-8", true),
+        ("down", false),
+    ] {
+        let told = made.explained(message.to_owned());
+        assert!(told.starts_with(message) && told.contains("ALL_word, ONE, MADE") == cause);
+    }
+    let secret = json!({"data": {"word": "YQBi"}});
+    let secret = serde_json::from_value(secret).unwrap();
+    sources
+        .secrets
+        .insert("nul".to_owned(), Ok(Some(Arc::new(secret))));
+    let container = json!({"envFrom": [{"secretRef": {"name": "nul"}}]});
+    let error = make(&pod(container), &sources).unwrap_err().to_string();
+    assert!(
+        error.starts_with("set variable word of container c: the value contains a NUL byte"),
+        "{error}"
+    );
 }

@@ -8,6 +8,7 @@ use std::collections::HashMap;
 use k8s_cri::v1;
 use k8s_openapi::api::core::v1::Pod;
 
+use super::env::NotText;
 use super::labels;
 use super::node_context::NodeContext;
 use super::resources::{self, QuantityError};
@@ -48,6 +49,17 @@ pub enum ConfigError {
         volume: String,
         /// What is wrong and what to do.
         reason: String,
+    },
+    /// A command line refers to a variable that is not text.
+    #[error("expand {field} of container {container}: {source}")]
+    Command {
+        /// The container.
+        container: String,
+        /// `command` or `args`.
+        field: &'static str,
+        /// Which variable.
+        #[source]
+        source: NotText,
     },
     /// A security context that contradicts itself or cannot be enforced; upstream's words.
     #[error("{0}")]

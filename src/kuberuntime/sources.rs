@@ -276,20 +276,6 @@ pub enum SourceError {
         /// The key.
         key: String,
     },
-    /// A key holds what is not text.
-    #[error(
-        "key {key} of {kind} {namespace}/{name} is not UTF-8; use it through a volume instead of a variable"
-    )]
-    NotText {
-        /// `ConfigMap` or `Secret`.
-        kind: &'static str,
-        /// Its namespace.
-        namespace: String,
-        /// Its name.
-        name: String,
-        /// The key.
-        key: String,
-    },
     /// It cannot be asked for now.
     #[error("{why}")]
     Unavailable {

@@ -208,11 +208,12 @@ pub fn identity() -> Identity {
     let kernel_version = nix::sys::utsname::uname()
         .map(|name| name.release().to_string_lossy().into_owned())
         .unwrap_or_default();
+    let os_release = fs::read("/etc/os-release").unwrap_or_default();
     Identity {
         system_uuid: system_uuid().unwrap_or_else(|| machine_id.clone()),
         machine_id,
         kernel_version,
-        os_image: os_image(&fs::read_to_string("/etc/os-release").unwrap_or_default()),
+        os_image: os_image(&String::from_utf8_lossy(&os_release)),
     }
 }
 

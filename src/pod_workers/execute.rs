@@ -744,7 +744,7 @@ async fn create_container(
     };
     let config = match container_config::build(&inputs, &context.node) {
         Ok(mut config) => {
-            config.mounts.extend(image_mounts);
+            config.message.mounts.extend(image_mounts);
             config
         }
         Err(error) => {
@@ -761,7 +761,7 @@ async fn create_container(
     {
         Ok(id) => id,
         Err(error) => {
-            let message = error.to_string();
+            let message = env.explained(error.to_string());
             warn("Failed", &format!("Error: {message}"));
             let image = container.image.as_deref().unwrap_or_default();
             image_failed(context, pod, &container.name, image, &error).await?;

@@ -18,7 +18,7 @@ use super::{Job, WorkerContext};
 use crate::core::pod_actions::StartContainer;
 use crate::core::state::Transaction;
 use crate::core::supported;
-use crate::kuberuntime::cri::{CriError, convert, v1};
+use crate::kuberuntime::cri::{ContainerConfig, CriError, convert, v1};
 use crate::kuberuntime::hooks::{self, Hook, HookTarget};
 use crate::kuberuntime::kill::{self, Condemned, Killer};
 use crate::store::{CommitError, Committed, StartIntent, StopDecision};
@@ -181,11 +181,11 @@ pub(super) fn target_of(
 
 /// Puts a container into the PID namespace of another one.
 pub(super) fn sharing_processes(
-    mut config: v1::ContainerConfig,
+    mut config: ContainerConfig,
     target: Option<ContainerId>,
-) -> v1::ContainerConfig {
+) -> ContainerConfig {
     if let Some(target) = target {
-        let linux = config.linux.get_or_insert_default();
+        let linux = config.message.linux.get_or_insert_default();
         let security = linux.security_context.get_or_insert_default();
         let namespaces = security.namespace_options.get_or_insert_default();
         namespaces.pid = v1::NamespaceMode::Target.into();

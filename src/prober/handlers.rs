@@ -102,21 +102,24 @@ impl Handlers {
     }
 
     async fn exec(&self, job: &Job, exec: &ExecAction, timeout: Duration) -> Result<Raw, String> {
-        let vars: Vec<(String, String)> = job
+        let vars: Vec<(String, Vec<u8>)> = job
             .target
             .container
             .env
             .iter()
             .flatten()
-            .map(|var| (var.name.clone(), var.value.clone().unwrap_or_default()))
+            .map(|var| {
+                let value = var.value.clone().unwrap_or_default();
+                (var.name.clone(), value.into_bytes())
+            })
             .collect();
         let lookup = env::lookup_in(&vars);
         let command: Vec<String> = exec
             .command
             .iter()
             .flatten()
-            .map(|word| env::expand(word, &lookup))
-            .collect();
+            .map(|word| env::expand_text(word, &lookup).map_err(|error| error.to_string()))
+            .collect::<Result<_, _>>()?;
         let words = command.join(" ");
         let start = Instant::now();
         match self

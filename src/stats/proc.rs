@@ -77,8 +77,10 @@ impl Process {
 }
 
 impl Proc {
+    /// Programs, cgroups and interfaces have any bytes in their names; what else stands in the file counts all the same.
     fn text(&self, path: impl AsRef<Path>) -> Option<String> {
-        fs::read_to_string(self.0.join(path)).ok()
+        let bytes = fs::read(self.0.join(path)).ok()?;
+        Some(String::from_utf8_lossy(&bytes).into_owned())
     }
 
     /// The machine as a whole; `None` when `/proc` cannot be read. Blocking, for some system calls.

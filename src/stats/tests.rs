@@ -829,3 +829,13 @@ async fn a_container_whose_cgroup_is_gone_is_told_without_figures() {
         "{text}"
     );
 }
+
+#[test]
+fn an_interface_with_an_odd_name_hides_no_other() {
+    let dir = tempfile::tempdir().unwrap();
+    let proc = proc(dir.path());
+    let table = b"a\nb\n caf\xe9: 1 1 0 0 0 0 0 0 2 2 0 0 0 0 0 0\n ens3: 10 1 0 0 0 0 0 0 20 2 0 0 0 0 0 0\n";
+    std::fs::write(dir.path().join("1/net/dev"), table).unwrap();
+    let found = proc.network(1).unwrap();
+    assert_eq!((found.len(), found[1].name.as_str()), (2, "ens3"));
+}

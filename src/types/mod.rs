@@ -22,6 +22,7 @@ pub mod pod;
 pub mod probe;
 pub mod quantity;
 pub mod runtime;
+pub mod text;
 pub mod time;
 pub mod update;
 

@@ -7,8 +7,10 @@
 //! **Invariant:** a loop device is detached only when it is on record that the agent has attached it, and the kernel
 //! says that it is of the very file.
 
+use std::ffi::OsStr;
 use std::fs;
 use std::io;
+use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::{MetadataExt, symlink};
 use std::path::{Path, PathBuf};
 
@@ -217,6 +219,14 @@ fn identity(file: &Path) -> io::Result<Option<(String, String)>> {
     }
 }
 
+/// The file of a loop device as the kernel tells it. Other programs' files have any names.
+fn backing_file(told: &[u8]) -> &Path {
+    let told = told.strip_suffix(b"\n").unwrap_or(told);
+    Path::new(OsStr::from_bytes(
+        told.strip_suffix(b" (deleted)").unwrap_or(told),
+    ))
+}
+
 /// Loop devices whose file has this name, as the kernel tells it, or had it before it was removed.
 fn loops_named(file: &Path) -> io::Result<Vec<PathBuf>> {
     let dir = Path::new("/sys/block");
@@ -225,11 +235,9 @@ fn loops_named(file: &Path) -> io::Result<Vec<PathBuf>> {
     let mut found = Vec::new();
     for entry in fs::read_dir(dir)? {
         let name = entry?.file_name();
-        match fs::read_to_string(dir.join(&name).join("loop/backing_file")) {
+        match fs::read(dir.join(&name).join("loop/backing_file")) {
             Ok(told) => {
-                let told = told.trim_end_matches('\n');
-                let told = told.strip_suffix(" (deleted)").unwrap_or(told);
-                if Path::new(told) == wanted {
+                if backing_file(&told) == wanted {
                     found.push(Path::new("/dev").join(name));
                 }
             }

@@ -3,6 +3,16 @@ use crate::volumemanager::attached::tests::nothing;
 use crate::volumemanager::command::Tools;
 
 #[test]
+fn files_of_loop_devices_are_known_by_their_bytes() {
+    for (told, path) in [
+        (b"/a file\n".as_slice(), b"/a file".as_slice()),
+        (b"/caf\xe9 (deleted)\n", b"/caf\xe9"),
+    ] {
+        assert_eq!(backing_file(told), Path::new(OsStr::from_bytes(path)));
+    }
+}
+
+#[test]
 fn a_link_leads_to_a_device_or_is_not_made() {
     let dir = tempfile::tempdir().unwrap();
     let at = dir.path().join("volumeDevices/x/disk");

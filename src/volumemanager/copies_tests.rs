@@ -1,5 +1,8 @@
 //! Mounts that the kernel lists more than once, as what they are in is shared, and mounts of others.
 
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt as _;
+
 use nix::mount::{MsFlags, mount};
 
 use super::*;
@@ -200,7 +203,8 @@ async fn what_keeps_a_pod_is_told_once_for_each_reason() {
     nix::mount::umount(&paths["b"]).unwrap();
     manager.unmount(&pod.uid()).await.unwrap();
     // Of the directory, too.
-    let stray = manager.pod_dir(&pod.uid()).join("volumes/theirs/volume");
+    let stray = manager.pod_dir(&pod.uid()).join("volumes/theirs");
+    let stray = stray.join(OsStr::from_bytes(b"volum\xe9"));
     fs::create_dir_all(&stray).unwrap();
     fs::write(stray.join("data"), "kept").unwrap();
     for _ in 0..3 {

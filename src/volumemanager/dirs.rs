@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use super::error::{VolumeError, io_error};
 use super::plan::make_dir;
-use super::{VolumeManager, check_name, dirs_in, is_component, run_blocking, safety};
+use super::{VolumeManager, all_dirs_in, check_name, dirs_in, is_component, run_blocking, safety};
 use crate::core::state::{VolumeRecord, child_key};
 use crate::types::PodUid;
 
@@ -105,15 +105,16 @@ fn in_use(uid: &PodUid, path: &Path, what: String) -> VolumeError {
 /// not looked at: a server behind it may be gone.
 fn remove_mount_points(uid: &PodUid, path: &Path) -> Result<(), VolumeError> {
     let volumes = path.join("volumes");
-    for plugin in dirs_in(&volumes).map_err(io_error("list volumes in", uid, &volumes))? {
+    for plugin in all_dirs_in(&volumes).map_err(io_error("list volumes in", uid, &volumes))? {
         let dir = volumes.join(&plugin);
-        let left = dirs_in(&dir).map_err(io_error("list volumes in", uid, &dir))?;
+        let left = all_dirs_in(&dir).map_err(io_error("list volumes in", uid, &dir))?;
         for volume in left {
             match fs::remove_dir(dir.join(&volume)) {
                 Ok(()) => {}
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {}
                 Err(_) => {
-                    let what = format!("volume {plugin}/{volume} is there but not on record");
+                    let volume = Path::new(&plugin).join(volume);
+                    let what = format!("volume {} is there but not on record", volume.display());
                     return Err(in_use(uid, path, what));
                 }
             }

@@ -63,6 +63,7 @@ mod unmount;
 mod usage;
 
 use std::collections::{BTreeMap, HashMap};
+use std::ffi::OsString;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -270,8 +271,14 @@ fn content_plugin(volume: &Volume) -> Option<&'static str> {
     .find_map(|(is, plugin)| is.then_some(plugin))
 }
 
-/// Names of the directories in `dir`; none when it is not there.
+/// Names of the directories in `dir` that can be the agent's own; none when it is not there.
 fn dirs_in(dir: &Path) -> io::Result<Vec<String>> {
+    let all = all_dirs_in(dir)?.into_iter();
+    Ok(all.filter_map(|name| name.into_string().ok()).collect())
+}
+
+/// Names of the directories in `dir`, whoever has made them; none when it is not there.
+fn all_dirs_in(dir: &Path) -> io::Result<Vec<OsString>> {
     let entries = match fs::read_dir(dir) {
         Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
         other => other?,
@@ -279,10 +286,8 @@ fn dirs_in(dir: &Path) -> io::Result<Vec<String>> {
     let mut names = Vec::new();
     for entry in entries {
         let entry = entry?;
-        if entry.file_type()?.is_dir()
-            && let Some(name) = entry.file_name().to_str()
-        {
-            names.push(name.to_owned());
+        if entry.file_type()?.is_dir() {
+            names.push(entry.file_name());
         }
     }
     Ok(names)

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use futures::StreamExt;
-use holdfast::kuberuntime::cri::{ContainerEventKind, CriErrorKind, v1};
+use holdfast::kuberuntime::cri::{ContainerConfig, ContainerEventKind, CriErrorKind, v1};
 use holdfast::types::runtime::{ContainerState, SandboxState};
 use holdfast::types::{ContainerId, PodUid};
 use holdfast_testkit::containerd::{BUSYBOX, Version};
@@ -38,6 +38,7 @@ pub(crate) async fn run(world: World) {
         same_sandbox_is_not_made_twice,
         container_goes_from_created_to_running_to_exited,
         container_without_its_command_does_not_start,
+        variables_need_not_be_text,
         stop_lets_a_polite_container_end_and_kills_a_stubborn_one,
         stopping_and_removing_again_is_no_error,
         what_is_not_there_is_not_found,
@@ -178,6 +179,44 @@ async fn container_without_its_command_does_not_start(world: &World) {
     let status = world.exited(&id).await;
     assert_eq!(status.exit_code, 128);
     assert_eq!(status.reason, "StartError");
+}
+
+async fn variables_need_not_be_text(world: &World) {
+    let (pod, sandbox_config, sandbox) = world.sandbox().await;
+    let script = "printf 'is %s, %s.\\n' \"$RAW\" \"$TEXT\"";
+    let envs = vec![
+        ("RAW".to_owned(), b"caf\xe9".to_vec()),
+        ("TEXT".to_owned(), "th\u{e9}".into()),
+    ];
+    let config = ContainerConfig {
+        message: pod.container("main", 0, &["sh", "-c", script]),
+        envs: envs.clone(),
+    };
+    let log = pod.logs.join(&config.message.log_path);
+    let created = world
+        .cri
+        .create_container(&sandbox, config, sandbox_config)
+        .await;
+    let id = created.unwrap();
+    let intent = world.start_intent(&pod.uid, &id).await;
+    world.cri.start_container(&intent).await.unwrap();
+    if let Some(fake) = &world.fake {
+        assert_eq!(fake.environment(id.as_str()), Some(envs));
+        return;
+    }
+    world.exited(&id).await;
+    // containerd hands variables on to runc as JSON, which replaces what is no text.
+    let whole = b"is caf\xe9, th\xc3\xa9.\n".as_slice();
+    let replaced = "is caf\u{fffd}, th\u{e9}.\n".as_bytes();
+    let give_up = Instant::now() + Duration::from_secs(10);
+    loop {
+        let said = std::fs::read(&log).unwrap_or_default();
+        if said.ends_with(whole) || said.ends_with(replaced) {
+            return;
+        }
+        assert!(Instant::now() < give_up, "{}", said.escape_ascii());
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
 }
 
 async fn stop_lets_a_polite_container_end_and_kills_a_stubborn_one(world: &World) {

@@ -29,7 +29,7 @@ pub(crate) struct World {
     pub(crate) offers_events: bool,
     /// Which containerd, if it is one.
     pub(crate) version: Option<Version>,
-    _fake: Option<FakeCri>,
+    pub(crate) fake: Option<FakeCri>,
     pub(crate) containerd: Option<PrivateContainerd>,
     serial: AtomicU32,
 }
@@ -45,7 +45,7 @@ impl World {
         fake.serve(&socket).unwrap();
         let endpoint = format!("unix://{}", socket.display());
         let mut world = Self::on(&endpoint, dir);
-        world._fake = Some(fake);
+        world.fake = Some(fake);
         world
     }
 
@@ -71,7 +71,7 @@ impl World {
             dir,
             offers_events: true,
             version: None,
-            _fake: None,
+            fake: None,
             containerd: None,
             serial: AtomicU32::new(0),
         }

@@ -12,6 +12,7 @@ use k8s_cri::v1::runtime_service_client::RuntimeServiceClient;
 use tonic::client::Grpc;
 use tonic::transport::Channel;
 
+use super::create::{self, ContainerConfig, CreateContainerRequest};
 use super::error::CriError;
 use super::list::Parts;
 use super::operation::{Operation, count_call};
@@ -32,8 +33,8 @@ const MAX_MESSAGE: usize = 16 << 20;
 #[derive(Clone)]
 pub struct CriClient {
     runtime: RuntimeServiceClient<TracedChannel>,
-    /// For calls whose answers are not decoded whole.
-    lists: Grpc<TracedChannel>,
+    /// For calls with messages of our own.
+    raw: Grpc<TracedChannel>,
     pub(super) images: ImageServiceClient<TracedChannel>,
     pub(super) runtime_endpoint: String,
     pub(super) image_endpoint: String,
@@ -114,7 +115,7 @@ impl CriClient {
         Self {
             runtime: RuntimeServiceClient::new(traced(channel.clone()))
                 .max_decoding_message_size(MAX_MESSAGE),
-            lists: Grpc::new(traced(channel.clone())).max_decoding_message_size(MAX_MESSAGE),
+            raw: Grpc::new(traced(channel.clone())).max_decoding_message_size(MAX_MESSAGE),
             images: ImageServiceClient::new(traced(channel)).max_decoding_message_size(MAX_MESSAGE),
             runtime_endpoint: endpoint.to_owned(),
             image_endpoint: endpoint.to_owned(),
@@ -328,7 +329,7 @@ impl CriClient {
                 let request = v1::ListPodSandboxRequest {
                     filter: filter.clone(),
                 };
-                sandboxes::list(self.lists.clone(), request)
+                sandboxes::list(self.raw.clone(), request)
             })
             .await?;
         Ok(answer.sandboxes())
@@ -341,21 +342,21 @@ impl CriClient {
     pub async fn create_container(
         &self,
         sandbox_id: &ContainerId,
-        config: v1::ContainerConfig,
+        config: impl Into<ContainerConfig>,
         sandbox_config: v1::PodSandboxConfig,
     ) -> Result<ContainerId, CriError> {
-        let object = config.metadata.as_ref().map_or_else(String::new, |m| {
-            format!("{} attempt {} in sandbox {sandbox_id}", m.name, m.attempt)
-        });
-        let request = v1::CreateContainerRequest {
-            pod_sandbox_id: sandbox_id.to_string(),
-            config: Some(config),
-            sandbox_config: Some(sandbox_config),
-        };
-        let mut client = self.runtime.clone();
+        let config = config.into();
+        let object = config
+            .message
+            .metadata
+            .as_ref()
+            .map_or_else(String::new, |m| {
+                format!("{} attempt {} in sandbox {sandbox_id}", m.name, m.attempt)
+            });
+        let request = CreateContainerRequest::new(sandbox_id, config, sandbox_config);
         let answer = self
             .operation("create_container", &object)
-            .once(client.create_container(request))
+            .once(create::send(self.raw.clone(), request))
             .await?;
         Ok(ContainerId::from(answer.container_id))
     }

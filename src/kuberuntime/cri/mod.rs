@@ -16,6 +16,7 @@
 mod channel;
 mod client;
 pub mod convert;
+mod create;
 mod error;
 #[cfg(feature = "fuzzing")]
 pub(crate) mod fuzzing;
@@ -30,6 +31,7 @@ mod trace;
 use std::time::Duration;
 
 pub use client::{ContainerEvent, ContainerEventKind, CriClient};
+pub use create::ContainerConfig;
 pub use error::{CriError, CriErrorKind};
 pub use k8s_cri::v1;
 pub use streams::Streams;

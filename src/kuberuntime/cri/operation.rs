@@ -3,13 +3,17 @@
 use std::future::Future;
 use std::time::Duration;
 
+use prost::Message;
 use tokio::time::Instant;
-use tonic::{Response, Status};
+use tonic::client::Grpc;
+use tonic::codegen::http::uri::PathAndQuery;
+use tonic::{Request, Response, Status};
+use tonic_prost::ProstCodec;
 use tracing::Instrument;
 
 use super::client::CriClient;
 use super::error::{CriError, CriErrorKind};
-use super::trace;
+use super::trace::{self, TracedChannel};
 use crate::types::metrics::{Metrics, OperationLabel};
 
 /// One operation: its names, its deadline, its metrics.
@@ -149,4 +153,25 @@ pub(super) fn count_call(metrics: &Metrics, operation: &'static str) {
         .runtime_operations
         .get_or_create(&label(operation))
         .inc();
+}
+
+/// Sends a request of the runtime service whose messages are not the generated ones. `method` is its path.
+///
+/// # Errors
+/// What the runtime says, or that it cannot be reached.
+pub(super) async fn unary<Q, A>(
+    mut runtime: Grpc<TracedChannel>,
+    method: &'static str,
+    request: Q,
+) -> Result<Response<A>, Status>
+where
+    Q: Message + 'static,
+    A: Message + Default + 'static,
+{
+    // As the generated client says it.
+    let unready = |error| Status::unknown(format!("Service was not ready: {error}"));
+    runtime.ready().await.map_err(unready)?;
+    let path = PathAndQuery::from_static(method);
+    let codec = ProstCodec::default();
+    runtime.unary(Request::new(request), path, codec).await
 }

@@ -7,10 +7,9 @@ use std::collections::HashMap;
 
 use k8s_cri::v1;
 use tonic::client::Grpc;
-use tonic::codegen::http::uri::PathAndQuery;
-use tonic::{Request, Response, Status};
-use tonic_prost::ProstCodec;
+use tonic::{Response, Status};
 
+use super::operation::unary;
 use super::trace::TracedChannel;
 
 /// `runtime.v1.ListPodSandboxResponse`.
@@ -62,15 +61,15 @@ impl SandboxList {
 /// # Errors
 /// What the runtime says, or that it cannot be reached.
 pub(super) async fn list(
-    mut runtime: Grpc<TracedChannel>,
+    runtime: Grpc<TracedChannel>,
     request: v1::ListPodSandboxRequest,
 ) -> Result<Response<SandboxList>, Status> {
-    // As the generated client says it.
-    let unready = |error| Status::unknown(format!("Service was not ready: {error}"));
-    runtime.ready().await.map_err(unready)?;
-    let path = PathAndQuery::from_static("/runtime.v1.RuntimeService/ListPodSandbox");
-    let codec = ProstCodec::default();
-    runtime.unary(Request::new(request), path, codec).await
+    unary(
+        runtime,
+        "/runtime.v1.RuntimeService/ListPodSandbox",
+        request,
+    )
+    .await
 }
 
 #[cfg(test)]

@@ -217,7 +217,9 @@ impl Machine {
         if self.is_in_btrfs(&all)? {
             return Ok(true);
         }
-        let swaps = fs::read_to_string(&self.swaps).unwrap_or_default();
+        // A swap file may have any name, and hides no other swap.
+        let swaps = fs::read(&self.swaps).unwrap_or_default();
+        let swaps = String::from_utf8_lossy(&swaps);
         let table = disk::table()?;
         // Some file systems have numbers of their own.
         let sources = table.iter().map(|m| m.source.as_str());
@@ -268,8 +270,8 @@ fn names(dir: &Path) -> io::Result<Vec<String>> {
 
 /// A line the kernel tells; `None` when it does not.
 fn read(path: &Path) -> io::Result<Option<String>> {
-    match fs::read_to_string(path) {
-        Ok(text) => Ok(Some(text.trim().to_owned())),
+    match fs::read(path) {
+        Ok(text) => Ok(Some(String::from_utf8_lossy(&text).trim().to_owned())),
         // A session or disk that goes meanwhile, or a connection that is down.
         Err(error)
             if matches!(

@@ -443,11 +443,9 @@ async fn what_is_used_without_the_number_of_a_disk_keeps_the_session_too() {
     let swapped = |node: &Node| {
         let swaps = node.tools.path("swaps");
         let disk = node.dev("sdx");
-        fs::write(
-            &swaps,
-            format!("Filename Type\n{} partition 1 0 -2\n", disk.display()),
-        )
-        .unwrap();
+        let mut table = b"Filename Type\n/caf\xe9 file 1 0 -3\n".to_vec();
+        table.extend(format!("{} partition 1 0 -2\n", disk.display()).into_bytes());
+        fs::write(&swaps, table).unwrap();
         swaps
     };
     let in_btrfs = |node: &Node| {

@@ -4,11 +4,13 @@
 //! following links, so that nothing that is swapped in between leads out of it. The last part is looked at before it
 //! is opened: devices, pipes and sockets are refused unopened.
 
+use std::ffi::{OsStr, OsString};
 use std::fmt::Write as _;
 use std::fs::{self, File};
 use std::io;
 use std::ops::Range;
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
 use std::os::unix::fs::FileExt;
 use std::path::{Component, Path, PathBuf};
 use std::time::SystemTime;
@@ -39,7 +41,7 @@ static TURNS: Semaphore = Semaphore::const_new(2);
 enum Found {
     File(File, fs::Metadata),
     /// Its entries, directories with a slash.
-    Directory(Vec<String>),
+    Directory(Vec<OsString>),
 }
 
 /// Serves what the still encoded path names, relative to `root`.
@@ -62,7 +64,8 @@ pub(super) async fn serve_named(
     headers: &HeaderMap,
     stop: &CancellationToken,
 ) -> Response {
-    serve_path(root, &name.replace('\\', "/"), false, headers, stop).await
+    let name = name.replace('\\', "/");
+    serve_path(root, OsStr::new(&name), false, headers, stop).await
 }
 
 fn not_found() -> Response {
@@ -71,7 +74,7 @@ fn not_found() -> Response {
 
 async fn serve_path(
     root: &Path,
-    path: &str,
+    path: &OsStr,
     redirect: bool,
     headers: &HeaderMap,
     stop: &CancellationToken,
@@ -79,9 +82,7 @@ async fn serve_path(
     let Some(relative) = relative(path) else {
         return not_found();
     };
-    let name = relative
-        .file_name()
-        .map(|n| n.to_string_lossy().into_owned());
+    let name = relative.file_name().map(OsStr::to_owned);
     let root = root.to_owned();
     let found = blocking::run_in(&TURNS, move || find(&root, &relative)).await;
     let found = match found {
@@ -89,13 +90,16 @@ async fn serve_path(
         Ok(Err(problem)) => return refuse(&problem),
         Err(_) => return error(StatusCode::SERVICE_UNAVAILABLE, "the agent stops"),
     };
-    let slash = path.is_empty() || path.ends_with('/');
+    let slash = path.is_empty() || path.as_bytes().ends_with(b"/");
     let name = name.unwrap_or_default();
     match found {
         Found::Directory(_) if redirect && !slash => redirect_to(&format!("{}/", encode(&name))),
         Found::File(..) if redirect && slash => redirect_to(&format!("../{}", encode(&name))),
         Found::Directory(entries) => listing(&entries),
-        Found::File(file, metadata) => send(file, &metadata, &name, headers, stop).await,
+        Found::File(file, metadata) => {
+            let name = name.to_string_lossy();
+            send(file, &metadata, &name, headers, stop).await
+        }
     }
 }
 
@@ -118,8 +122,8 @@ fn redirect_to(location: &str) -> Response {
         .into_response()
 }
 
-/// Percent-decodes a path; `None` when what comes out is no path.
-fn decode(raw: &str) -> Option<String> {
+/// Percent-decodes a path; `None` when it is not encoded well. Names of files need not be UTF-8.
+fn decode(raw: &str) -> Option<OsString> {
     let mut decoded = Vec::with_capacity(raw.len());
     let mut bytes = raw.bytes();
     while let Some(byte) = bytes.next() {
@@ -132,13 +136,13 @@ fn decode(raw: &str) -> Option<String> {
             byte => byte,
         });
     }
-    String::from_utf8(decoded).ok()
+    Some(OsString::from_vec(decoded))
 }
 
 /// Escapes a name for a link.
-fn encode(name: &str) -> String {
+fn encode(name: &OsStr) -> String {
     let mut encoded = String::with_capacity(name.len());
-    for byte in name.bytes() {
+    for &byte in name.as_bytes() {
         if byte.is_ascii_alphanumeric() || b"-._~".contains(&byte) {
             encoded.push(char::from(byte));
         } else {
@@ -149,8 +153,8 @@ fn encode(name: &str) -> String {
 }
 
 /// The path below the root; `None` when it goes up or is no path.
-fn relative(path: &str) -> Option<PathBuf> {
-    if path.len() > MAX_PATH || path.contains('\0') {
+fn relative(path: &OsStr) -> Option<PathBuf> {
+    if path.len() > MAX_PATH || path.as_bytes().contains(&0) {
         return None;
     }
     let mut relative = PathBuf::new();
@@ -202,13 +206,13 @@ fn open_below(root: &Path, below: &Path) -> io::Result<OwnedFd> {
     Ok(at)
 }
 
-fn entries(directory: &Path) -> io::Result<Vec<String>> {
+fn entries(directory: &Path) -> io::Result<Vec<OsString>> {
     let mut names = Vec::new();
     for entry in fs::read_dir(directory)?.take(MAX_ENTRIES) {
         let entry = entry?;
-        let mut name = entry.file_name().to_string_lossy().into_owned();
+        let mut name = entry.file_name();
         if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
-            name.push('/');
+            name.push("/");
         }
         names.push(name);
     }
@@ -216,17 +220,17 @@ fn entries(directory: &Path) -> io::Result<Vec<String>> {
     Ok(names)
 }
 
-fn listing(entries: &[String]) -> Response {
+fn listing(entries: &[OsString]) -> Response {
     let mut page =
         "<!doctype html>\n<meta name=\"viewport\" content=\"width=device-width\">\n<pre>\n"
             .to_owned();
     for entry in entries {
-        let (name, slash) = match entry.strip_suffix('/') {
-            Some(name) => (name, "/"),
-            None => (entry.as_str(), ""),
+        let (name, slash) = match entry.as_bytes().strip_suffix(b"/") {
+            Some(name) => (OsStr::from_bytes(name), "/"),
+            None => (entry.as_os_str(), ""),
         };
         let mut text = String::with_capacity(entry.len());
-        for c in entry.chars() {
+        for c in entry.to_string_lossy().chars() {
             match c {
                 '<' => text.push_str("&lt;"),
                 '>' => text.push_str("&gt;"),
@@ -419,12 +423,13 @@ mod tests {
     #[test]
     fn paths_never_go_up() {
         for bad in ["..", "a/../b", "../etc/passwd", "a/..", "x\0y"] {
-            assert_eq!(relative(bad), None, "{bad:?}");
+            assert_eq!(relative(OsStr::new(bad)), None, "{bad:?}");
         }
+        let relative = |path: &str| relative(OsStr::new(path));
         assert_eq!(relative("/etc//./x/"), Some(PathBuf::from("etc/x")));
-        assert_eq!(relative("...").as_deref(), Some(Path::new("...")));
-        assert_eq!(decode("a%2f..%2F%2e%2e").as_deref(), Some("a/../.."));
-        for bad in ["%", "%2", "%zz", "%ff", "%-1"] {
+        assert_eq!(relative("..."), Some(PathBuf::from("...")));
+        assert_eq!(decode("a%2f..%2F%2e%2e"), Some("a/../..".into()));
+        for bad in ["%", "%2", "%zz", "%-1"] {
             assert_eq!(decode(bad), None, "{bad}");
         }
     }
@@ -432,6 +437,7 @@ mod tests {
     proptest::proptest! {
         #[test]
         fn what_is_encoded_is_decoded(name in "\\PC{0,30}") {
+            let name = OsString::from(name);
             let encoded = encode(&name);
             proptest::prop_assert!(!encoded.contains(['/', '"', '<', ' ']));
             proptest::prop_assert_eq!(decode(&encoded), Some(name));

@@ -118,6 +118,20 @@ async fn files_and_directories_are_served_as_go_does() {
 }
 
 #[tokio::test]
+async fn files_are_served_whatever_bytes_are_in_their_names() {
+    use std::os::unix::ffi::OsStrExt as _;
+    let host = Fixture::new();
+    let name = std::ffi::OsStr::from_bytes(b"caf\xe9.log");
+    fs::write(host.root().join("pods").join(name), "of a caf").unwrap();
+    let list = host.get("/logs/pods/").await.text;
+    assert!(
+        list.contains("<a href=\"caf%E9.log\">caf\u{fffd}.log</a>"),
+        "{list}"
+    );
+    assert_eq!(host.get("/logs/pods/caf%E9.log").await.text, "of a caf");
+}
+
+#[tokio::test]
 async fn nothing_outside_is_read() {
     let host = Fixture::new();
     let secret = host.dir.path().join("secret");

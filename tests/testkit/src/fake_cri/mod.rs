@@ -5,6 +5,7 @@
 //! [`Behaviour`]. Faults are injected per operation, by upstream's operation names (`run_podsandbox`, …).
 //! Time is tokio's, so a paused clock rules the fake as well.
 
+mod create;
 mod images;
 mod model;
 mod program;
@@ -19,7 +20,6 @@ use std::time::Duration;
 
 use k8s_cri::v1;
 use k8s_cri::v1::image_service_server::ImageServiceServer;
-use k8s_cri::v1::runtime_service_server::RuntimeServiceServer;
 use prost::Message;
 use tokio::sync::broadcast;
 use tonic::transport::{Channel, Server};
@@ -142,9 +142,7 @@ impl FakeCri {
         let (transport, connections) = Transport::new();
         let service = Service(shared.clone());
         let server = Server::builder()
-            .add_service(
-                RuntimeServiceServer::new(service.clone()).max_decoding_message_size(16 << 20),
-            )
+            .add_service(create::Runtime::new(service.clone()))
             .add_service(ImageServiceServer::new(service))
             .serve_with_incoming(connections);
         tokio::spawn(async move {
@@ -395,6 +393,11 @@ impl FakeCri {
     /// The configuration a container was created with.
     pub fn config(&self, container_id: &str) -> Option<v1::ContainerConfig> {
         self.model().config(container_id)
+    }
+
+    /// The variables a container was created with, byte for byte; [`Self::config`] has them as text.
+    pub fn environment(&self, container_id: &str) -> Option<Vec<(String, Vec<u8>)>> {
+        self.model().environment(container_id)
     }
 
     /// The configuration a sandbox was created with.

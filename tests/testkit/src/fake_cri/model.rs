@@ -9,6 +9,7 @@ use sha2::{Digest, Sha256};
 use tokio::time::Instant;
 use tonic::Status;
 
+use super::create::Environment;
 use super::program::Behaviour;
 
 pub(super) struct Model {
@@ -35,6 +36,7 @@ struct Sandbox {
 
 struct Container {
     config: v1::ContainerConfig,
+    environment: Environment,
     sandbox_id: String,
     log_path: Option<PathBuf>,
     image_ref: String,
@@ -270,6 +272,7 @@ impl Model {
         &mut self,
         sandbox_id: String,
         config: v1::ContainerConfig,
+        environment: Environment,
     ) -> Result<(String, Event), Status> {
         let sandbox = self
             .sandboxes
@@ -309,6 +312,7 @@ impl Model {
             id.clone(),
             Container {
                 config,
+                environment,
                 sandbox_id: sandbox_id.clone(),
                 log_path,
                 image_ref,
@@ -511,6 +515,10 @@ impl Model {
 
     pub(super) fn config(&self, id: &str) -> Option<v1::ContainerConfig> {
         self.containers.get(id).map(|c| c.config.clone())
+    }
+
+    pub(super) fn environment(&self, id: &str) -> Option<Environment> {
+        self.containers.get(id).map(|c| c.environment.clone())
     }
 
     pub(super) fn forget_annotation(&mut self, key: &str) {

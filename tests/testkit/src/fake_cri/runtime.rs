@@ -9,6 +9,7 @@ use k8s_cri::v1::runtime_service_server::RuntimeService;
 use tokio_stream::wrappers::BroadcastStream;
 use tonic::{Request, Response, Status};
 
+use super::create::Environment;
 use super::{Behaviour, Service, Shared};
 
 impl Shared {
@@ -34,13 +35,28 @@ fn pod_name(config: Option<&v1::PodSandboxConfig>) -> String {
         .map_or_else(String::new, |m| format!("{}/{}", m.namespace, m.name))
 }
 
-fn container_name(config: Option<&v1::ContainerConfig>) -> String {
-    config
-        .and_then(|c| c.metadata.as_ref())
-        .map_or_else(String::new, |m| m.name.clone())
-}
-
 impl Service {
+    /// Makes a container.
+    pub(super) async fn create(
+        &self,
+        sandbox_id: String,
+        config: v1::ContainerConfig,
+        environment: Environment,
+    ) -> Result<Response<v1::CreateContainerResponse>, Status> {
+        let metadata = config.metadata.as_ref();
+        let name = metadata.map_or_else(String::new, |m| m.name.clone());
+        self.call("create_container", name, async {
+            let shared = &self.0;
+            let (container_id, event) =
+                shared
+                    .model()
+                    .create_container(sandbox_id, config, environment)?;
+            shared.announce(Some(event));
+            Ok(v1::CreateContainerResponse { container_id })
+        })
+        .await
+    }
+
     fn stream_url(&self, method: &str) -> Result<String, Status> {
         let url = self.0.control().stream_url.clone();
         url.ok_or_else(|| not_offered(method))
@@ -189,20 +205,13 @@ impl RuntimeService for Service {
         request: Request<v1::CreateContainerRequest>,
     ) -> Result<Response<v1::CreateContainerResponse>, Status> {
         let request = request.into_inner();
-        self.call(
-            "create_container",
-            container_name(request.config.as_ref()),
-            async {
-                let shared = &self.0;
-                let config = request.config.unwrap_or_default();
-                let (container_id, event) = shared
-                    .model()
-                    .create_container(request.pod_sandbox_id, config)?;
-                shared.announce(Some(event));
-                Ok(v1::CreateContainerResponse { container_id })
-            },
-        )
-        .await
+        let config = request.config.unwrap_or_default();
+        let envs = config.envs.iter();
+        let environment = envs
+            .map(|var| (var.key.clone(), var.value.clone().into_bytes()))
+            .collect();
+        self.create(request.pod_sandbox_id, config, environment)
+            .await
     }
 
     async fn start_container(
