@@ -5,7 +5,7 @@
 //! checked: imports point downward only, sled and bincode are reached from `store` and `migrations` alone,
 //! and `core` has no async, no clock and no I/O. The rules are also tried on planted violations.
 //!
-//! In the same way: every metric that is registered is written to somewhere.
+//! In the same way: every metric that is registered is written to somewhere, and every error shows its cause.
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,
@@ -597,4 +597,180 @@ fn async_clocks_and_io_in_core_are_found() {
 fn a_module_without_a_layer_is_found() {
     assert_eq!(check(&["gadget"], "fn f() {}").len(), 1);
     assert_eq!(check(&["agent"], "use crate::gadget::Gadget;").len(), 1);
+}
+
+/// Error types with a variant whose text leaves its source out, and why the source is shown all the same.
+const SHOWN_BY_OTHERS: &[(&str, &[&str])] = &[
+    (
+        "a command prints the chain with `{:#}` of anyhow, the agent's log with `types::causes`",
+        &[
+            "admin::AdminError",
+            "admin::client::ClientError",
+            "agent::AgentError",
+            "agent::lock::LockError",
+            "apiserver::ApiError",
+            "cli::logging::LoggingError",
+            "config::SourceError",
+            "images::credentials::CredentialError",
+            "kubeletconfig::problem::ConfigError",
+            "objects::keyring::KeyFileError",
+            "server::kubelet::auth::x509::ClientCaError",
+            "server::kubelet::tls::TlsError",
+            "store::backup::BackupError",
+            "store::health::StoreError",
+            "store::migrate::MigrateError",
+            "store::outcome::OpenError",
+            "store::restore::RestoreError",
+            "store::verify::VerifyError",
+        ],
+    ),
+    (
+        "the text has what the source says in another field",
+        &[
+            "apiserver::plugin::PluginError",
+            "images::error::ImageError",
+            "kuberuntime::cri::error::CriError",
+        ],
+    ),
+    (
+        "whoever prints it prints the chain: `types::causes` or a like function, or a field `error` that is a `dyn Error`",
+        &[
+            "apiserver::csr::CsrError",
+            "apiserver::tunnel::TunnelError",
+            "cm::CgroupError",
+            "cm::systemd::SystemdError",
+            "events::api::SinkError",
+            "nodestatus::error::NodeError",
+            "pod_workers::execute::StepError",
+            "status::StatusError",
+            "status::mirror::MirrorError",
+            "status::syncer::SyncError",
+            "store::backend::BackendError",
+            "store::codec::CodecError",
+            "types::causes::Silent",
+            "volumemanager::csi::node_info::TellError",
+            "volumemanager::error::VolumeError",
+            "volumemanager::host_path::HostPathError",
+            "volumemanager::subpath::SubPathError",
+        ],
+    ),
+];
+
+/// The types with a variant that has a source and a text without it.
+fn silent_errors(source: &str) -> BTreeSet<String> {
+    let is_code = |line: &&str| !line.trim_start().starts_with("//");
+    let source: String = source
+        .lines()
+        .filter(is_code)
+        .map(|l| format!("{l}\n"))
+        .collect();
+    let mut found = BTreeSet::new();
+    for (start, mark) in source.match_indices("#[error(") {
+        let end = end_of_group(source.as_bytes(), start + mark.len());
+        let (text, rest) = (&source[start + mark.len()..end], &source[end..]);
+        let declared = rest.trim_start_matches([')', ']', ' ', '\n']);
+        let is_variant = !declared.starts_with(char::is_lowercase);
+        let ends = ["#[error(", "\n}", if is_variant { "\n}" } else { ";\n" }];
+        let body = ends.iter().filter_map(|end| rest.find(end)).min();
+        let body = &rest[..body.unwrap_or(rest.len())];
+        let has_source = ["#[source]", "#[from]", " source:"]
+            .iter()
+            .any(|s| body.contains(s));
+        let shown = ["transparent", "{source", "{error", "{0", "{1", "source)"];
+        if has_source && !shown.iter().any(|s| text.contains(s)) {
+            found.insert(if is_variant {
+                last_name(&source[..start])
+            } else {
+                last_name(body)
+            });
+        }
+    }
+    found
+}
+
+/// The index of the parenthesis that closes a group which is open at `at`.
+fn end_of_group(bytes: &[u8], mut at: usize) -> usize {
+    let mut depth = 1;
+    while at < bytes.len() {
+        match bytes[at] {
+            b'"' => {
+                at = end_of_string(bytes, at);
+                continue;
+            }
+            b'(' => depth += 1,
+            b')' => depth -= 1,
+            _ => {}
+        }
+        if depth == 0 {
+            break;
+        }
+        at += 1;
+    }
+    at
+}
+
+/// The name of the last type that is declared in some text.
+fn last_name(text: &str) -> String {
+    let begins = ["enum ", "struct "].map(|word| text.rfind(word).map(|at| at + word.len()));
+    let name = &text[begins.into_iter().flatten().max().unwrap_or(0)..];
+    let is_word = |c: char| c.is_alphanumeric() || c == '_';
+    name.chars().take_while(|c| is_word(*c)).collect()
+}
+
+#[test]
+fn errors_without_their_cause_are_found() {
+    let source = r#"
+#[derive(Debug, thiserror::Error)]
+pub enum Mixed {
+    /// Shown.
+    #[error("read {} (twice): {source}", path.display())]
+    Shown { path: PathBuf, #[source] source: io::Error },
+    #[error("no cause")]
+    Alone,
+}
+
+#[derive(Debug, thiserror::Error)]
+enum Hiding {
+    #[error("read {}", .0.display())]
+    Hidden(PathBuf, #[source] io::Error),
+    #[error(transparent)]
+    Whole(#[from] fmt::Error),
+}
+
+#[derive(Debug, thiserror::Error)]
+#[error("write it")]
+struct Bare {
+    source: io::Error,
+}
+
+#[derive(Debug, thiserror::Error)]
+#[error("parse it: {0}")]
+struct Tuple(#[source] fmt::Error);
+"#;
+    let found: Vec<_> = silent_errors(source).into_iter().collect();
+    assert_eq!(found, ["Bare", "Hiding"]);
+}
+
+#[test]
+fn every_error_shows_its_cause() {
+    let src = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+    let mut found = BTreeSet::new();
+    for path in rust_files(&src) {
+        let module = module_path(path.strip_prefix(&src).unwrap()).join("::");
+        let silent = silent_errors(&fs::read_to_string(&path).unwrap());
+        found.extend(silent.iter().map(|name| format!("{module}::{name}")));
+    }
+    let listed = SHOWN_BY_OTHERS.iter().flat_map(|(_, types)| *types);
+    let listed: BTreeSet<String> = listed.map(|name| (*name).to_owned()).collect();
+    let new: Vec<_> = found.difference(&listed).collect();
+    assert!(
+        new.is_empty(),
+        "{new:?}: end the text with `: {{source}}`, or print the chain wherever it is printed and list it in \
+         SHOWN_BY_OTHERS"
+    );
+    let stale: Vec<_> = listed.difference(&found).collect();
+    assert!(
+        stale.is_empty(),
+        "no longer needed in SHOWN_BY_OTHERS: {stale:?}"
+    );
 }

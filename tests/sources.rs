@@ -20,7 +20,7 @@ use axum::response::{IntoResponse, Redirect, Response};
 use axum::routing::get;
 use holdfast::config::{
     self, FileSettings, HttpSettings, PodConfig, Reading, Seed, SourceError, SourceSettings,
-    Surroundings,
+    Surroundings, conflicts_of,
 };
 use holdfast::core::state::{
     EpochReason, EpochRecord, META_KEY, MetaRecord, SourceRecord, Transaction,
@@ -197,6 +197,17 @@ impl Agent {
             .recorded(PodSource::File, |r| r.broken.contains_key(key))
             .await;
         record.broken[key].clone()
+    }
+
+    /// Waits until so many files are on record whose pods are not taken.
+    async fn conflicts(&self, count: usize) {
+        let mut published = self.store.published();
+        let wait = async {
+            while conflicts_of(&self.store.snapshot(), "file").len() != count {
+                published.changed().await.unwrap();
+            }
+        };
+        timeout(PATIENCE, wait).await.expect("no such conflicts");
     }
 
     fn events(&self, reason: &str) -> Vec<Event> {
@@ -460,6 +471,8 @@ async fn second_file_with_the_same_pod_waits_for_the_first_to_go() {
     let mut agent = Agent::start(in_dir(&dir, OFTEN));
     assert_eq!(agent.next().await, (PodOp::Add, names(&["a"])));
     assert_eq!(agent.seeds[0].origin, dir.join("1.yaml").to_str().unwrap());
+    let kept = agent.seeds[0].pod.uid();
+    agent.conflicts(1).await;
     fs::remove_file(dir.join("1.yaml")).unwrap();
     assert_eq!(agent.next().await, (PodOp::Remove, names(&["a"])));
     assert_eq!(agent.next().await, (PodOp::Add, names(&["a"])));
@@ -467,8 +480,12 @@ async fn second_file_with_the_same_pod_waits_for_the_first_to_go() {
     let events = agent.events("FailedValidation");
     assert_eq!(events.len(), 1);
     assert!(
-        events[0].message.contains("already defined by") && events[0].message.contains("1.yaml")
+        events[0].message.contains("already defined by")
+            && events[0].message.contains("1.yaml")
+            && events[0].message.contains("2.yaml")
     );
+    assert_eq!(events[0].pod.as_ref().map(|pod| &pod.uid), Some(&kept));
+    agent.conflicts(0).await;
 }
 
 #[tokio::test]

@@ -48,6 +48,7 @@ use crate::server::kubelet::{Limits, Server};
 use crate::server::{self, ServerError};
 use crate::store::open::OpenError;
 use crate::store::{CommitError, StoreError};
+use crate::types::causes;
 use crate::types::metrics::Metrics;
 
 /// Workers get this long to finish what they are doing when the agent ends.
@@ -257,7 +258,7 @@ async fn serve(
     systemd.status("waiting for the container runtime");
     let cri = start::runtime_client(config, base)?;
     let log = options.log.clone();
-    let set_verbosity = Arc::new(move |v| log.set_verbosity(v).map_err(|e| e.to_string()));
+    let set_verbosity = Arc::new(move |v| log.set_verbosity(v).map_err(|e| causes(&e)));
     let node = base.node_api(config, cri.clone(), set_verbosity, token.clone());
     let listener = options.listener.take();
     if let Some(server) = Server::open_on(listener, node, Limits::default()).await? {
@@ -292,7 +293,7 @@ async fn serve(
                     }
                     systemd.reloading("reading manifests again");
                     if let Err(error) = options.log.reopen() {
-                        error!(%error, "cannot reopen the log, going on with the old one");
+                        error!(error = causes(&error), "cannot reopen the log, going on with the old one");
                     }
                     info!("log reopened, reading manifests again");
                     started.config.reload();

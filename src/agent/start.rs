@@ -345,7 +345,8 @@ pub(super) async fn start(
     }
     let (cgroups, limited) = node::cgroups(config, &base.metrics).await?;
     if let Err(error) = limited {
-        warn!(%error, "pods may use what is reserved");
+        let error = causes(&error);
+        warn!(error, "pods may use what is reserved");
         let text = format!("Failed to update Node Allocatable Limits: {error}");
         let reason = "FailedNodeAllocatableEnforcement";
         let event = Event::node(EventType::Warning, reason, text);
@@ -396,7 +397,10 @@ pub(super) async fn start(
     let memory = volumes::memory_for_pods(&local_node, node.memory_capacity);
     let volumes = volumes::volume_manager(config, base, drivers, memory);
     if let Err(error) = volumes.reconcile().await {
-        warn!(%error, "volumes are not as recorded, their pods wait");
+        warn!(
+            error = causes(&error),
+            "volumes are not as recorded, their pods wait"
+        );
     }
     tasks.add(
         "volumes in use",
@@ -447,6 +451,7 @@ pub(super) async fn start(
     let seeds = resume(&plan, &workers, &pods, &queue, &objects);
     tell_what_was_restored(base, &plan);
 
+    let unrecorded: Arc<[RunningStatic]> = statics.clone().into();
     let mut settings = source_settings(config, statics);
     if let Some(api) = base.api.clone() {
         let server = api::server_name(config);
@@ -506,6 +511,7 @@ pub(super) async fn start(
             workers: workers.clone(),
             ready: source.ready(),
             origins: source.origins(),
+            unrecorded,
             store: base.store.clone(),
             runtime_state: base.runtime_state.clone(),
             clock: Arc::clone(&base.clock),

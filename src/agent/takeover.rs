@@ -9,7 +9,7 @@ use crate::config::RunningStatic;
 use crate::kuberuntime::cri::CriClient;
 use crate::types::pod::{CONFIG_SOURCE, MANIFEST_HASH};
 use crate::types::runtime::{ContainerState, PodStatus};
-use crate::types::{FullName, PodUid};
+use crate::types::{PodSource, PodUid};
 
 /// The unrecorded pods of the runtime that are static ones, by the annotations of their sandboxes. Only what
 /// looks like one is inspected: the UID of a static pod is a hash, not a UUID. One that cannot be inspected
@@ -34,17 +34,20 @@ pub(super) async fn running_statics(
                 continue;
             }
         };
-        let source = annotations.get(CONFIG_SOURCE).map(String::as_str);
-        if !matches!(source, Some("file" | "http")) {
-            continue;
-        }
+        let source = match annotations.get(CONFIG_SOURCE).map(String::as_str) {
+            Some("file") => PodSource::File,
+            Some("http") => PodSource::Http,
+            _ => continue,
+        };
         let running = status
             .containers
             .iter()
             .filter(|c| c.state == ContainerState::Running);
         found.push(RunningStatic {
             uid: status.uid.clone(),
-            full_name: FullName::of(&status.name, &status.namespace),
+            source,
+            name: status.name.clone(),
+            namespace: status.namespace.clone(),
             manifest: annotations.get(MANIFEST_HASH).cloned(),
             containers: running.map(|c| (c.name.clone(), c.hash.clone())).collect(),
         });

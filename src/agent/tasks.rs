@@ -17,7 +17,7 @@ use crate::server::TimedCheck;
 use crate::store::backup::{self, BackupError, BackupMeta};
 use crate::store::{Store, StoreHealth};
 use crate::types::metrics::Metrics;
-use crate::types::{Clock, Event, EventRecorder, EventType, Stamp};
+use crate::types::{Clock, Event, EventRecorder, EventType, Stamp, causes};
 
 const RUNTIME_PERIOD: Duration = Duration::from_secs(5);
 const HEARTBEAT_PERIOD: Duration = Duration::from_secs(10);
@@ -242,12 +242,9 @@ pub(super) async fn backups(
             }
             Err(error) => {
                 metrics.backup_errors.inc();
-                warn!(%error, "cannot write the automatic backup");
-                recorder.record(Event::node(
-                    EventType::Warning,
-                    "BackupFailed",
-                    error.to_string(),
-                ));
+                let error = causes(&error);
+                warn!(error, "cannot write the automatic backup");
+                recorder.record(Event::node(EventType::Warning, "BackupFailed", error));
             }
         }
         last = Some((now, state));

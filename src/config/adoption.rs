@@ -16,19 +16,30 @@ use tracing::info;
 use super::Seed;
 use crate::core::pod_actions::container_hash;
 use crate::types::pod::{CONFIG_HASH, MANIFEST_HASH};
-use crate::types::{FullName, PodExt, PodUid};
+use crate::types::{FullName, PodExt, PodSource, PodUid};
 
 /// A static pod that runs and is not on record.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RunningStatic {
     /// Its UID.
     pub uid: PodUid,
+    /// The source that its sandbox names.
+    pub source: PodSource,
     /// Its name, with the node's.
-    pub full_name: FullName,
+    pub name: String,
+    /// Its namespace.
+    pub namespace: String,
     /// Hash of the manifest, when this agent has made its sandbox.
     pub manifest: Option<String>,
     /// Hashes of its containers by name.
     pub containers: BTreeMap<String, String>,
+}
+
+impl RunningStatic {
+    /// Its name and namespace.
+    pub fn full_name(&self) -> FullName {
+        FullName::of(&self.name, &self.namespace)
+    }
 }
 
 #[derive(Default)]
@@ -75,7 +86,7 @@ impl Adoptions {
             Some(uid) => uid.clone(),
             None => {
                 let same = |running: &RunningStatic| {
-                    running.full_name == pod.full_name() && has_its_containers(pod, running)
+                    running.full_name() == pod.full_name() && has_its_containers(pod, running)
                 };
                 let Some(at) = known.running.iter().position(same) else {
                     return;
@@ -105,7 +116,6 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::types::PodSource;
 
     fn pod(manifest: &str, image: &str) -> Pod {
         serde_json::from_value(serde_json::json!({
@@ -121,7 +131,9 @@ mod tests {
     fn running(uid: &str, manifest: Option<&str>, of: &Pod) -> RunningStatic {
         RunningStatic {
             uid: PodUid::new(uid),
-            full_name: of.full_name(),
+            source: PodSource::File,
+            name: of.name().to_owned(),
+            namespace: of.namespace().to_owned(),
             manifest: manifest.map(str::to_owned),
             containers: [("c".to_owned(), container_hash(&of.containers()[0]))].into(),
         }

@@ -405,13 +405,9 @@ pub fn content_of(path: &Path) -> std::io::Result<Option<Result<Vec<u8>, Manifes
     Ok(regular(path)?.map(|(_, content)| content))
 }
 
-/// The place of the manifest at `path`, as part of its identity.
-///
-/// # Errors
-/// When it is not UTF-8.
-pub fn location(path: &Path) -> Result<&str, String> {
-    path.to_str()
-        .ok_or_else(|| "the name of the file is not UTF-8; rename it".to_owned())
+/// The place of the manifest at `path`, as part of its identity. Bytes that are no UTF-8 are written as escapes.
+pub fn location(path: &Path) -> String {
+    text::of_name(path)
 }
 
 /// Why a manifest that is there gives no pod, and what to do.

@@ -11,6 +11,7 @@
 
 mod adoption;
 mod api;
+mod conflicts;
 mod file;
 #[cfg(feature = "fuzzing")]
 pub(crate) mod fuzzing;
@@ -32,6 +33,7 @@ pub use crate::core::pod_update::{Reading, SourceSet, SourcedPod};
 use adoption::Adoptions;
 pub use adoption::RunningStatic;
 pub use api::{ApiSettings, STALE_CONFIRMATION, VERSION_KEY};
+pub use conflicts::conflicts_of;
 pub use file::{candidates, cannot_be_read, content, content_of, location};
 pub use ready::{Origins, SourcesReady};
 

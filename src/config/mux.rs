@@ -1,8 +1,8 @@
 //! The merge task: full sets in, operations out.
 //!
 //! Keeps the pods known of each source, starting from the store's. Tells what is wrong once per change,
-//! as events, log lines and in the `sources` table; a second small task writes that table, so that a
-//! stalled disk never holds up the pods.
+//! as events, log lines and in the `sources` table, and [`Conflicts`] again while they last; a second small task writes
+//! that table, so that a stalled disk never holds up the pods.
 //!
 //! **Invariant:** the first word of the API server in a boot is recorded after what it takes away
 //! (`core::offline::has_taken_effect`): by that record the next start lets pods go that wait for the API server.
@@ -13,15 +13,17 @@ use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Pod;
 use tokio::sync::{mpsc, watch};
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
+use super::conflicts::{self, Conflicts};
 use super::{
     FAILED_VALIDATION, Origins, Reading, SOURCE_UNREADABLE, Seed, SourceSet, SourcedPod,
     SourcesReady, Surroundings,
 };
 use crate::core::offline;
-use crate::core::pod_update::{Merged, SourcePods, merge};
+use crate::core::pod_update::{Duplicate, Merged, SourcePods, merge};
 use crate::core::state::{EpochReason, SourceRecord, State, Transaction};
 use crate::store::Store;
 use crate::types::{BootId, Event, EventType, PodExt, PodOp, PodSource, PodUid, PodUpdate, Stamp};
@@ -36,6 +38,8 @@ const NEVER: BootId = BootId(0);
 #[derive(Debug, Default)]
 struct Records {
     sources: BTreeMap<PodSource, SourceRecord>,
+    /// Pods that are not taken, by source: origin → why.
+    conflicts: BTreeMap<PodSource, BTreeMap<String, String>>,
     /// The pods that the API server wants and does not delete.
     of_api: BTreeSet<PodUid>,
 }
@@ -46,8 +50,9 @@ pub(super) struct Mux {
     dropped: Vec<PodSource>,
     /// Sources whose first set was sent on.
     spoken: BTreeSet<PodSource>,
-    /// Duplicates that were told, by source.
-    told: BTreeMap<PodSource, BTreeSet<String>>,
+    /// Sources that have sent a set since the start.
+    heard: BTreeSet<PodSource>,
+    conflicts: Conflicts,
     records: watch::Sender<Records>,
     ready: SourcesReady,
     origins: Origins,
@@ -96,9 +101,11 @@ impl Mux {
             known,
             dropped,
             spoken: BTreeSet::new(),
-            told: BTreeMap::new(),
+            heard: BTreeSet::new(),
+            conflicts: Conflicts::default(),
             records: watch::Sender::new(Records {
                 sources,
+                conflicts: BTreeMap::new(),
                 of_api: BTreeSet::new(),
             }),
             ready,
@@ -131,8 +138,20 @@ impl Mux {
                     return;
                 }
             }
-            // Receiving is cancel-safe; a set that was received is sent on whole unless everything ends.
-            while let Some(set) = incoming.recv().await {
+            loop {
+                // Both are cancel-safe; a set that was received is sent on whole unless everything ends.
+                let set = tokio::select! {
+                    set = incoming.recv() => set,
+                    () = self.conflicts.due() => {
+                        for (source, duplicate) in self.conflicts.take_due(Instant::now()) {
+                            self.tell_of_conflict(source, &duplicate);
+                        }
+                        continue;
+                    }
+                };
+                let Some(set) = set else {
+                    return;
+                };
                 if self.handle(set).await.is_err() {
                     return;
                 }
@@ -220,7 +239,7 @@ impl Mux {
     fn tell(&mut self, set: &SourceSet, merged: &Merged) {
         let source = set.source;
         let before = self.records.borrow().sources.get(&source).cloned();
-        let first_look = !self.told.contains_key(&source);
+        let first_look = self.heard.insert(source);
         let was_broken = before.as_ref().map(|r| r.broken.clone());
         let was_broken = was_broken.unwrap_or_default();
 
@@ -243,16 +262,12 @@ impl Mux {
             }
         }
 
-        let mut told = BTreeSet::new();
-        let known = self.told.remove(&source).unwrap_or_default();
-        for duplicate in &merged.duplicates {
-            if !known.contains(&duplicate.message) {
-                warn!(%source, origin = %duplicate.origin, reason = %duplicate.message, "pod is not taken");
-                self.event(Some(&duplicate.pod), duplicate.message.clone());
+        if !unread {
+            let now = Instant::now();
+            for duplicate in self.conflicts.replace(source, &merged.duplicates, now) {
+                self.tell_of_conflict(source, &duplicate);
             }
-            told.insert(duplicate.message.clone());
         }
-        self.told.insert(source, if unread { known } else { told });
 
         let error = merged.frozen.clone().unwrap_or_default();
         let old_error = before.as_ref().map(|r| r.error.clone()).unwrap_or_default();
@@ -280,9 +295,14 @@ impl Mux {
         before: Option<SourceRecord>,
         pods: &SourcePods,
     ) {
+        let is_read = error.is_empty();
         let record = record_of(set, error, before, self.surroundings.clock.now());
         self.records.send_modify(|records| {
             records.sources.insert(set.source, record);
+            if is_read {
+                let conflicts = self.conflicts.texts(set.source);
+                records.conflicts.insert(set.source, conflicts);
+            }
             if set.source == PodSource::Api {
                 let stay = pods
                     .iter()
@@ -290,6 +310,13 @@ impl Mux {
                 records.of_api = stay.map(|(uid, _)| uid.clone()).collect();
             }
         });
+    }
+
+    /// Reports a pod that is not taken, on the pod that is kept.
+    fn tell_of_conflict(&self, source: PodSource, duplicate: &Duplicate) {
+        warn!(%source, origin = %duplicate.origin, reason = %duplicate.message, "pod is not taken");
+        let pod = duplicate.kept.as_ref().unwrap_or(&duplicate.pod);
+        self.event(Some(pod), duplicate.message.clone());
     }
 
     fn frozen_pod(&self, source: PodSource, origin: &str) -> Option<&Pod> {
@@ -411,6 +438,11 @@ fn differing(state: &State, wanted: &Records) -> (Transaction, bool) {
             continue;
         }
         transaction = transaction.put(source.as_str(), record.clone());
+    }
+    for (source, texts) in &wanted.conflicts {
+        if let Some(record) = wanted.sources.get(source) {
+            transaction = conflicts::record(state, transaction, *source, texts, record.read);
+        }
     }
     (transaction, waits)
 }

@@ -19,7 +19,7 @@ use super::files::{COMPRESSED, LogPath, STAMP, TEMPORARY, open};
 
 /// A step of a rotation failed.
 #[derive(Debug, thiserror::Error)]
-#[error("{verb} {}", path.display())]
+#[error("{verb} {}: {source}", path.display())]
 pub struct RotateError {
     verb: &'static str,
     path: PathBuf,
@@ -90,8 +90,7 @@ pub fn rename_away(
     }
     for file in older[excess..].iter().filter(|file| !file.compressed) {
         if let Err(problem) = compress(&log, &file.stamp) {
-            let cause = problem.source.to_string();
-            warn!(error = %problem, cause, "rotated log stays uncompressed");
+            warn!(error = %problem, "rotated log stays uncompressed");
         }
     }
     let newest = older.last().map(|file| file.stamp.as_str());

@@ -22,7 +22,7 @@ use crate::kuberuntime::cri::{CriClient, CriError};
 use crate::kuberuntime::logs::file_of;
 use crate::store::Store;
 use crate::types::runtime::ContainerState;
-use crate::types::{Clock, ContainerId, blocking};
+use crate::types::{Clock, ContainerId, blocking, causes};
 
 /// When logs are looked at first: by then the runtime has said what still runs.
 const FIRST: Duration = Duration::from_secs(3);
@@ -78,8 +78,8 @@ enum Failure {
     Disk(#[from] RotateError),
     #[error(transparent)]
     Runtime(#[from] CriError),
-    #[error("make log directory {}", .0.display())]
-    Directory(PathBuf, #[source] io::Error),
+    #[error("make log directory {}: {source}", path.display())]
+    Directory { path: PathBuf, source: io::Error },
     #[error("the agent stops")]
     Stopping,
 }
@@ -187,7 +187,7 @@ impl LogRotator {
                 }
             }
             Err(error) => {
-                let text = tell(&error);
+                let text = causes(&error);
                 if tried.said.get(&log.id) != Some(&text) {
                     warn!(container = %log.id, path = %log.path.display(), error = text, "log is not rotated, trying again");
                     tried.said.insert(log.id, text);
@@ -229,7 +229,10 @@ impl LogRotator {
             .parent()
             .filter(|d| d.starts_with(&self.pod_logs_dir))
         {
-            fs::create_dir_all(dir).map_err(|e| Failure::Directory(dir.to_owned(), e))?;
+            fs::create_dir_all(dir).map_err(|source| Failure::Directory {
+                path: dir.to_owned(),
+                source,
+            })?;
         }
         self.cri.reopen_container_log(&log.id).await?;
         info!(container = %log.id, path = %log.path.display(), "log was missing, opened it anew");
@@ -246,15 +249,4 @@ fn need(path: &Path, max_size: Option<u64>) -> Option<Need> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Some(Need::Reopen),
         _ => None,
     }
-}
-
-/// An error with its causes.
-fn tell(error: &Failure) -> String {
-    let mut text = error.to_string();
-    let mut source = std::error::Error::source(error);
-    while let Some(cause) = source {
-        text = format!("{text}: {cause}");
-        source = cause.source();
-    }
-    text
 }

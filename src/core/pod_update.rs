@@ -112,6 +112,8 @@ pub struct Duplicate {
     pub origin: String,
     /// The refused pod.
     pub pod: Arc<Pod>,
+    /// The pod that has the name or UID; `None` when it is of another source.
+    pub kept: Option<Arc<Pod>>,
     /// For a human: what it collides with and what to do.
     pub message: String,
 }
@@ -221,27 +223,36 @@ fn wanted<'a>(
     put_holders_first(known, &mut candidates);
 
     let mut names = HashMap::with_capacity(candidates.len());
-    let mut uids = HashSet::with_capacity(candidates.len());
-    candidates.retain(|candidate| {
+    let mut uids = HashMap::with_capacity(candidates.len());
+    candidates.retain(|&candidate| {
         let uid = uid(candidate);
         let (namespace, name) = (candidate.pod.namespace(), candidate.pod.name());
         let origin = &candidate.origin;
-        let message = if let Some(first) = names.get(&(namespace, name)) {
-            format!(
-                "pod {namespace}/{name} of {origin} is already defined by {first}; remove one of the two or rename it",
-            )
-        } else if uids.contains(uid) || taken(uid) {
-            format!(
-                "pod {namespace}/{name} of {origin} has the UID {uid} of another pod; change or remove metadata.uid",
-            )
-        } else {
-            names.insert((namespace, name), origin.as_str());
-            uids.insert(uid);
-            return true;
+        let same_name: Option<&SourcedPod> = names.get(&(namespace, name)).copied();
+        let same_uid: Option<&SourcedPod> = uids.get(uid).copied();
+        let message = match (same_name, same_uid) {
+            (Some(kept), _) => format!(
+                "pod {namespace}/{name} of {origin} is already defined by {}; remove one of the two or rename it",
+                kept.origin
+            ),
+            (None, Some(kept)) => format!(
+                "pod {namespace}/{name} of {origin} has the UID {uid} of another pod, that of {}; change or remove metadata.uid",
+                kept.origin
+            ),
+            (None, None) if taken(uid) => format!(
+                "pod {namespace}/{name} of {origin} has the UID {uid} of another pod; change or remove metadata.uid"
+            ),
+            (None, None) => {
+                names.insert((namespace, name), candidate);
+                uids.insert(uid, candidate);
+                return true;
+            }
         };
+        let kept = same_name.or(same_uid).map(|kept| Arc::clone(&kept.pod));
         duplicates.push(Duplicate {
             origin: origin.clone(),
             pod: Arc::clone(&candidate.pod),
+            kept,
             message,
         });
         false
@@ -529,6 +540,8 @@ mod tests {
             assert_eq!(merged.duplicates.len(), 1);
             assert_eq!(merged.duplicates[0].origin, "/m/web-old.yaml");
             assert!(merged.duplicates[0].message.contains("/m/web.yaml"));
+            let kept = merged.duplicates[0].kept.as_ref();
+            assert_eq!(kept.map(|pod| pod.uid()), Some(uid));
         }
         // The copy waits until the original is gone.
         let copy = set(vec![from("/m/web-old.yaml", pod("web", "3"))]);

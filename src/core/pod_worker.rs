@@ -301,8 +301,8 @@ pub fn sync_known(record: &WorkerRecord, desired: bool) -> KnownPod {
     }
 }
 
-/// Whether a static pod may start now: pods of one full name start in order of arrival, one at a time.
-/// `others` are the workers of the same full name, without this one. Upstream: `allowStaticPodStart`.
+/// Whether a static pod may start now: pods of one full name start in order of arrival, one at a time, after one that runs
+/// without a record. `others` are the workers of the same full name, without this one. Upstream: `allowStaticPodStart`.
 pub fn may_start_static<'a>(
     uid: &PodUid,
     record: &WorkerRecord,
@@ -316,7 +316,7 @@ pub fn may_start_static<'a>(
             continue;
         }
         let finished = matches!(other.phase, WorkerPhase::Finished { .. });
-        if other.started.is_some() && !finished {
+        if (other.started.is_some() || other.runtime_only) && !finished {
             return false;
         }
         let waiting = other.started.is_none() && other.phase == WorkerPhase::Sync;
@@ -594,6 +594,10 @@ mod tests {
             cause: TerminationCause::Deleted,
         };
         assert!(may_start_static(&b, &second, [(&a, &first)].into_iter()));
+        let mut orphan = up(&p, PodSyncType::Kill);
+        orphan.runtime_only = true;
+        let orphan = update(None, &orphan, at(6)).record;
+        assert!(!may_start_static(&b, &second, [(&a, &orphan)].into_iter()));
     }
 
     #[test]

@@ -52,7 +52,7 @@ pub struct Measured {
 #[derive(Debug, thiserror::Error)]
 pub enum Missed {
     /// The file system refuses. No container brings that about: a device or the agent itself is in trouble.
-    #[error("the file system cannot be read")]
+    #[error("the file system cannot be read: {0}")]
     Io(#[from] io::Error),
     /// The walk was ended from outside.
     #[error("it does not end in time")]

@@ -30,7 +30,7 @@ pub enum WalkError {
     #[error("the measurement hangs: a device or server may be gone")]
     Hangs,
     /// It panicked, or the agent ends.
-    #[error("the measurement was cut off")]
+    #[error("the measurement was cut off: {0}")]
     CutOff(#[source] JoinError),
 }
 

@@ -55,7 +55,7 @@ pub use keyring::{Credentials, Keyring, KeyringError, SecretSource};
 pub use node_login::NodeLogins;
 pub use prune::{prune, run_pruning};
 pub use pulls::ImageConfig;
-pub use records::{PULL_ERRORS, VerificationPolicy};
+pub use records::{PULL_ERRORS, VerificationPolicy, refusals, shown_access};
 pub use reference::{InvalidImageName, normalize};
 
 use crate::core::backoff;

@@ -116,6 +116,63 @@ pub(super) enum Permission {
     ByCredentials(PulledImage),
 }
 
+/// Who may use an image that is there without a pull, as the records of pulls have it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Recorded {
+    /// The agent has not pulled it: the policy alone decides.
+    Preloaded,
+    /// Every pod.
+    EveryPod,
+    /// Pods with the credentials it was pulled with.
+    ByCredentials(PulledImage),
+    /// None: it came under another name, or by a pull that was cut off.
+    NoPod,
+}
+
+impl Recorded {
+    fn of(state: &State, image: &str, id: &str) -> Self {
+        let key = pulled_key(id);
+        let is_pulled = [&key, &intent_key(image)]
+            .into_iter()
+            .any(|key| state.record::<ObjectRecord>(key).is_some());
+        if !is_pulled {
+            return Self::Preloaded;
+        }
+        // What cannot be read grants nothing.
+        let Some(record) = read::<PulledImage>(state, &key) else {
+            return Self::NoPod;
+        };
+        match record.credential_mapping.get(&keyring::repository(image)) {
+            Some(access) if access.node_pods_accessible => Self::EveryPod,
+            Some(access) if !access.secrets.is_empty() => Self::ByCredentials(record),
+            _ => Self::NoPod,
+        }
+    }
+}
+
+/// Returns who may use an image that is there without a pull, for `holdfast dump`: `preloaded` (the policy alone decides),
+/// `everyPod`, `byCredentials` or `noPod`.
+pub fn shown_access(state: &State, image: &str, id: &str) -> &'static str {
+    match Recorded::of(state, image, id) {
+        Recorded::Preloaded => "preloaded",
+        Recorded::EveryPod => "everyPod",
+        Recorded::ByCredentials(_) => "byCredentials",
+        Recorded::NoPod => "noPod",
+    }
+}
+
+/// Returns the pods that do not get an image, each with why its last pull failed.
+pub fn refusals(state: &State, image: &str) -> Vec<(PodUid, String)> {
+    state
+        .with_prefix::<ObjectRecord>(PULL_ERRORS)
+        .filter_map(|(key, record)| {
+            let failure: PullFailure = serde_json::from_slice(&record.data).ok()?;
+            let uid = key.strip_prefix(PULL_ERRORS)?.split('/').next()?;
+            (failure.image == image).then(|| (PodUid::new(uid), failure.message))
+        })
+        .collect()
+}
+
 /// Intents of this process.
 #[derive(Debug, Default)]
 pub(super) struct PullRecords {
@@ -208,21 +265,16 @@ impl PullRecords {
     /// Whether a pod may use the image it asks for, which is there under `id`; upstream's
     /// `MustAttemptImagePull`.
     pub(super) fn permission(&self, state: &State, image: &str, id: &str) -> Permission {
-        let key = pulled_key(id);
-        let is_recorded = state.record::<ObjectRecord>(&key).is_some();
-        let by_agent = is_recorded || state.record::<ObjectRecord>(&intent_key(image)).is_some();
+        let recorded = Recorded::of(state, image, id);
+        let by_agent = recorded != Recorded::Preloaded;
         let repository = keyring::repository(image);
         if !self.policy.must_verify(&repository, by_agent) {
             return Permission::Granted;
         }
-        // What cannot be read grants nothing.
-        let Some(record) = read::<PulledImage>(state, &key) else {
-            return Permission::MustPull;
-        };
-        match record.credential_mapping.get(&repository) {
-            Some(access) if access.node_pods_accessible => Permission::Granted,
-            Some(access) if !access.secrets.is_empty() => Permission::ByCredentials(record),
-            _ => Permission::MustPull,
+        match recorded {
+            Recorded::EveryPod => Permission::Granted,
+            Recorded::ByCredentials(record) => Permission::ByCredentials(record),
+            Recorded::Preloaded | Recorded::NoPod => Permission::MustPull,
         }
     }
 

@@ -178,7 +178,7 @@ pub fn evictable_sandboxes(pods: &[PodStatus], gone: &BTreeSet<PodUid>) -> Vec<E
 #[derive(Debug, thiserror::Error)]
 pub enum GcError {
     /// A call to the runtime.
-    #[error("{verb} {id} of pod {pod}")]
+    #[error("{verb} {id} of pod {pod}: {source}")]
     Runtime {
         /// What was tried.
         verb: &'static str,
@@ -201,7 +201,7 @@ pub enum GcError {
         why: &'static str,
     },
     /// Its end could not be recorded.
-    #[error("record the end of {id} of pod {pod} before its removal")]
+    #[error("record the end of {id} of pod {pod} before its removal: {source}")]
     Commit {
         /// Container or sandbox.
         id: String,

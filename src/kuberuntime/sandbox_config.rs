@@ -20,7 +20,7 @@ use crate::types::containers::is_sidecar;
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
     /// A quantity does not parse.
-    #[error("read resources of {object}")]
+    #[error("read resources of {object}: {source}")]
     Quantity {
         /// Pod or container.
         object: String,

@@ -55,10 +55,10 @@ const SIGHUP: i32 = 1;
 #[derive(Debug, thiserror::Error)]
 pub enum LogindError {
     /// There is no bus.
-    #[error("reach the system bus")]
+    #[error("reach the system bus: {0}")]
     Unreachable(#[source] zbus::Error),
     /// It refused, or the answer makes no sense.
-    #[error("{what} over D-Bus")]
+    #[error("{what} over D-Bus: {source}")]
     Refused {
         /// What was asked.
         what: &'static str,
@@ -73,7 +73,7 @@ pub enum LogindError {
         what: &'static str,
     },
     /// The drop-in cannot be written.
-    #[error("write {}", path.display())]
+    #[error("write {}: {source}", path.display())]
     DropIn {
         /// The file.
         path: PathBuf,
@@ -142,10 +142,9 @@ impl Logind {
                     "shutdowns of the machine are still not announced"
                 );
             } else {
-                let cause = std::error::Error::source(&error).map(ToString::to_string);
                 warn!(
                     error = text,
-                    cause, "shutdowns of the machine are not announced for now"
+                    "shutdowns of the machine are not announced for now"
                 );
                 said = text;
             }
@@ -174,8 +173,7 @@ impl Logind {
         let mut signals = bus.signals(owner).await?;
         self.keep_lock(&bus, lock).await;
         if let Err(error) = self.allow_delay(&bus).await {
-            let cause = std::error::Error::source(&error).map(ToString::to_string);
-            warn!(%error, cause, "pods may get less time than configured when the machine shuts down");
+            warn!(%error, "pods may get less time than configured when the machine shuts down");
         }
         let goes_down = bus.property(LOGIND_OBJECT, "PreparingForShutdown").await?;
         self.announce(goes_down);

@@ -22,7 +22,7 @@ use crate::core::resize::{self, Change, PendingRecord, ResizeRecord, ResizeView}
 use crate::core::state::{AdmissionRecord, ObjectRecord, State, Transaction};
 use crate::kuberuntime::resources;
 use crate::types::runtime::{ContainerState, PodStatus};
-use crate::types::{ContainerId, Event, EventType, Stamp};
+use crate::types::{ContainerId, Event, EventType, Stamp, causes};
 
 /// The job with the resources that are allocated to its pod; `None` when it has them.
 pub(super) fn as_allocated(context: &WorkerContext, job: &Job) -> Option<Job> {
@@ -186,11 +186,11 @@ async fn put_in_force(
     let cgroups = &context.cgroups;
     // What is changed below is the difference to what was in force before.
     if let Err(error) = cgroups.adopt(&before) {
-        return Ok(Err(error.to_string()));
+        return Ok(Err(causes(&error)));
     }
     let (first, last) = match (cgroups.limits_of(&before), cgroups.limits_of(pod)) {
         (Ok(from), Ok(to)) => Limits::steps(from, to),
-        (Err(error), _) | (_, Err(error)) => return Ok(Err(error.to_string())),
+        (Err(error), _) | (_, Err(error)) => return Ok(Err(causes(&error))),
     };
     if let Err(why) = check_memory(context, pod, status, changes, last).await {
         return Ok(Err(why));
@@ -266,7 +266,7 @@ async fn check_memory(
         let used = context
             .with_cgroups(move |cgroups| Ok(cgroups.memory_usage(&for_cgroups)))
             .await
-            .map_err(|error| error.to_string())?;
+            .map_err(|error| causes(&error))?;
         if let Some(used) = used.filter(|used| *used > limit) {
             return Err(format!(
                 "attempting to set pod memory limit ({limit}) below current usage ({used})"
@@ -305,10 +305,7 @@ async fn set_limits(context: &WorkerContext, pod: &Arc<Pod>, limits: Limits) -> 
     context
         .with_cgroups(move |cgroups| cgroups.set_limits(&pod, limits))
         .await
-        .map_err(|error| {
-            let source = std::error::Error::source(&error).map(ToString::to_string);
-            source.map_or_else(|| error.to_string(), |source| format!("{error}: {source}"))
-        })
+        .map_err(|error| causes(&error))
 }
 
 fn find<'a>(

@@ -27,7 +27,7 @@ use crate::pleg::Observed;
 use crate::status::CommitMode;
 use crate::types::containers::ContainerKind;
 use crate::types::runtime::PodStatus;
-use crate::types::{Event, EventType, PodExt, Stamp};
+use crate::types::{Event, EventType, PodExt, Stamp, causes};
 use crate::volumemanager::{VolumeError, VolumeManager};
 
 pub(super) async fn sync_pod(
@@ -263,7 +263,7 @@ async fn refresh_volumes(
     match refreshed.await {
         Err(error @ VolumeError::Commit { .. }) => Err(error.into()),
         Err(error) => {
-            debug!(%error, "a volume keeps its former content");
+            debug!(error = causes(&error), "a volume keeps its former content");
             Ok(())
         }
         Ok(()) => Ok(()),

@@ -20,7 +20,7 @@ use super::{PodWorkers, WorkerContext};
 use crate::config::SourcesReady;
 use crate::core::volumes::Source;
 use crate::core::volumes::known::Known;
-use crate::types::{PodExt, PodUid};
+use crate::types::{PodExt, PodUid, causes};
 use crate::volumemanager::{Trace, VolumeError};
 
 /// Pauses between two looks.
@@ -39,7 +39,10 @@ pub async fn take_over(workers: PodWorkers, ready: SourcesReady, token: Cancella
                 Ok(true) => return,
                 Ok(false) => {}
                 Err(error) => {
-                    warn!(%error, "cannot tell which volumes pods have; nothing is detached")
+                    warn!(
+                        error = causes(&error),
+                        "cannot tell which volumes pods have; nothing is detached"
+                    )
                 }
             }
             tokio::time::sleep(pause).await;

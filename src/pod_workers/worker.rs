@@ -271,8 +271,9 @@ async fn stop_left_running(context: &WorkerContext, job: &Job, permit: &StopPerm
     match terminate::stop_left_running(context, job, permit).await {
         Ok(()) => pace.over(&what),
         Err(error) => {
-            if pace.is_due(&what, &error.to_string(), context.clock.now()) {
-                warn!(%error, "cannot stop what runs of a finished pod yet");
+            let error = causes(&error);
+            if pace.is_due(&what, &error, context.clock.now()) {
+                warn!(error, "cannot stop what runs of a finished pod yet");
             }
         }
     }
@@ -409,10 +410,11 @@ async fn forget(workers: &PodWorkers, job: &Job) -> Next {
     let context = &workers.0.context;
     let (pace, what) = (context.volumes.pace(), format!("records of {}", job.uid));
     if let Err(error) = purge::purge(context, job).await {
-        if pace.is_due(&what, &error.to_string(), context.clock.now()) {
-            warn!(%error, "cannot forget the pod yet");
+        let text = causes(&error);
+        if pace.is_due(&what, &text, context.clock.now()) {
+            warn!(error = text, "cannot forget the pod yet");
         } else {
-            debug!(%error, "still cannot forget the pod");
+            debug!(error = text, "still cannot forget the pod");
         }
         let failure = StepFailure::from(error);
         let (now, jitter) = (context.clock.now(), rand::random::<f64>());

@@ -51,7 +51,7 @@ const DRAIN: Duration = Duration::from_secs(2);
 
 /// The socket cannot be made.
 #[derive(Debug, thiserror::Error)]
-#[error("{action} {}", path.display())]
+#[error("{action} {}: {source}", path.display())]
 pub struct SocketError {
     action: &'static str,
     path: PathBuf,

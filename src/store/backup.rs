@@ -26,7 +26,7 @@ use super::backend::RawPair;
 use super::codec::{self, CodecError, Loaded};
 use super::layout::{sync_dir, write_atomically};
 use crate::core::state::{State, Version};
-use crate::types::Stamp;
+use crate::types::{Stamp, causes};
 
 /// Time between automatic backups.
 pub const INTERVAL: Duration = Duration::from_secs(600);
@@ -403,7 +403,7 @@ fn first_good<T>(
     for path in files {
         match read(&path) {
             Ok(found) => return (Some(found), errors),
-            Err(error) => errors.push(error.to_string()),
+            Err(error) => errors.push(causes(&error)),
         }
     }
     (None, errors)

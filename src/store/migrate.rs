@@ -20,7 +20,7 @@ use super::backup::{self, BackupError, BackupMeta};
 use super::codec::{self, CodecError, RawLoaded};
 use super::layout::{Layout, remove_tree, sync_dir};
 use crate::core::state::{META_KEY, Table};
-use crate::types::Stamp;
+use crate::types::{Stamp, causes};
 
 /// Operations per batch when a database is built.
 const BATCH: usize = 256;
@@ -182,7 +182,7 @@ pub fn migrate_with(
         source,
     })?;
     let records = convert(set, records, from, to, dir)?;
-    let mut new = to_pairs(&records).map_err(|e| fail.damaged(e.to_string()))?;
+    let mut new = to_pairs(&records).map_err(|e| fail.damaged(causes(&e)))?;
     // What is damaged stays as it is, for a look at it.
     let damaged = raw.quarantined.iter().chain(&raw.kept);
     new.extend(damaged.map(codec::Quarantined::to_pair));

@@ -17,6 +17,7 @@ use super::layout::{Layout, copy_db, occupied, size_of};
 use super::mark::{self, Mark};
 use super::open::{self, OpenError, OpenOptions, OpenReport, Outcome};
 use super::{migrate, salvage};
+use crate::types::causes;
 
 /// Why a store cannot be looked at.
 #[derive(Debug, thiserror::Error)]
@@ -218,7 +219,7 @@ pub fn verify(dir: &Path) -> Result<VerifyReport, VerifyError> {
     };
     let mut backups = Vec::new();
     for path in backup::list(&layout.backups()).map_err(io)? {
-        let wrong = backup::read(&path).err().map(|error| error.to_string());
+        let wrong = backup::read(&path).err().map(|error| causes(&error));
         backups.push((path, wrong));
     }
     Ok(VerifyReport {

@@ -26,8 +26,8 @@ use super::{CommitError, StoreOptions};
 use crate::core::state::{
     Durability, JournalRecord, Mutation, Record, State, Table, Transaction, Version, journal_key,
 };
-use crate::types::Clock;
 use crate::types::metrics::{Metrics, TableLabel};
+use crate::types::{Clock, causes};
 
 /// Bytes of relaxed changes that are written before their delay is over.
 const PENDING_LIMIT: usize = 4 * 1024 * 1024;
@@ -360,7 +360,7 @@ impl Writer {
                     Ok(bytes) => self.note((Table::Journal, Arc::clone(&key)), Some(bytes)),
                     Err(error) => {
                         // The length of the text was checked before it was queued.
-                        tracing::error!(%error, line = %entry.what, "cannot encode a journal line");
+                        tracing::error!(error = causes(&error), line = %entry.what, "cannot encode a journal line");
                         continue;
                     }
                 }

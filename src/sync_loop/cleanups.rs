@@ -6,7 +6,8 @@
 //!
 //! **Invariant:** a running pod is killed as an orphan, and cgroups, directories and logs of pods that are not known
 //! are removed, only when every source has spoken and could be read completely; a source that cannot be read
-//! is not an empty source. Nor are they while the runtime may have something of the pod: it was not listed yet, or the
+//! is not an empty source. For a static pod whose sandbox names its source, that source alone decides about the kill
+//! (`core::orphans`). Nor are they while the runtime may have something of the pod: it was not listed yet, or the
 //! pod cannot be inspected.
 
 use std::collections::{BTreeSet, HashSet};
@@ -23,20 +24,19 @@ use tracing::{debug, info, warn};
 use super::handlers::Admissions;
 use super::{LoopContext, resizes};
 use crate::cm::{CgroupManager, Mended};
-use crate::core::resize;
 use crate::core::state::{
     AdmissionRecord, ContainerRecord, ObjectRecord, PlegRecord, ProbeRecord, QueueRecord, State,
     StatusRecord, Transaction, VolumeRecord, WorkerRecord,
 };
 use crate::core::volumes::keys;
+use crate::core::{orphans, resize};
 use crate::images::PULL_ERRORS;
 use crate::kuberuntime::{gc, logs, userns};
 use crate::pod_workers::{PodWorkers, UpdateOptions, WorkerContext};
 use crate::store::StopDecision;
 use crate::types::metrics::StaticLabel;
 use crate::types::runtime::PodStatus;
-use crate::types::{Event, EventType};
-use crate::types::{PodExt, PodSyncType, PodUid};
+use crate::types::{Event, EventType, PodExt, PodSource, PodSyncType, PodUid, causes};
 use crate::volumemanager::subpath;
 
 /// Containers are collected this often even when nothing died.
@@ -74,9 +74,7 @@ pub(super) fn pod_cleanups(context: &LoopContext) -> bool {
     for pod in &desired_pods {
         resizes::consider(context, pod);
     }
-    if context.ready.complete() {
-        changed |= kill_orphans(context, &desired);
-    }
+    changed |= kill_orphans(context, &desired);
     let (statics, others, mirrors) = context.pods.counts();
     let mirrors = i64::try_from(mirrors).unwrap_or(i64::MAX);
     context.metrics.mirror_pods.set(mirrors);
@@ -120,36 +118,82 @@ fn set_by_kind(metric: &Family<StaticLabel, Gauge>, statics: usize, others: usiz
     }
 }
 
-/// Stops what runs in the runtime and nobody knows.
+/// Stops what runs in the runtime, nobody knows, and no source can want any more.
 fn kill_orphans(context: &LoopContext, desired: &HashSet<PodUid>) -> bool {
     let mut found = false;
+    let all_complete = context.ready.complete();
     for status in context.workers.context().pleg.cache().all() {
-        let runs = status.any_running() || status.ready_sandbox().is_some();
-        if !runs || desired.contains(&status.uid) || context.workers.knows(&status.uid) {
+        if !runs(&status) || desired.contains(&status.uid) || context.workers.knows(&status.uid) {
             continue;
         }
-        warn!(
-            pod = %status.uid,
-            name = status.name,
-            namespace = status.namespace,
-            "stopping a pod that runs but that no source wants"
-        );
-        context.metrics.orphaned_runtime_pods.inc();
-        found = true;
-        let mut options =
-            UpdateOptions::new(Arc::new(pod_from_runtime(&status)), PodSyncType::Kill);
-        options.runtime_only = true;
-        context.workers.update(options);
+        let mut statics = context.unrecorded.iter();
+        let named = statics.find(|known| known.uid == status.uid);
+        let named = named.map(|known| known.source);
+        let is_complete = |source| context.ready.source_complete(source);
+        if orphans::may_stop(named, is_complete, all_complete) {
+            let pod = pod_from_runtime(&status.uid, &status.name, &status.namespace);
+            stop_orphan(context, pod, named);
+            found = true;
+        }
     }
     found
 }
 
+/// Stops the static pod without a record whose place a wanted pod takes. The worker of the wanted one waits for its end.
+pub(super) fn stop_replaced(context: &LoopContext, wanted: &Pod) {
+    for old in context.unrecorded.iter() {
+        if orphans::is_replaced(&old.uid, &old.full_name(), old.source, wanted)
+            && context.pods.get(&old.uid).is_none()
+            && !context.workers.knows(&old.uid)
+            && may_run(context, &old.uid)
+        {
+            let pod = pod_from_runtime(&old.uid, &old.name, &old.namespace);
+            stop_orphan(context, pod, Some(old.source));
+        }
+    }
+}
+
+fn runs(status: &PodStatus) -> bool {
+    status.any_running() || status.ready_sandbox().is_some()
+}
+
+/// Whether the runtime shows that a pod runs, or has not shown yet whether it does.
+fn may_run(context: &LoopContext, uid: &PodUid) -> bool {
+    let cache = context.workers.context().pleg.cache();
+    match cache.known(uid) {
+        Some(status) => runs(&status),
+        None => cache.present().is_none_or(|present| present.contains(uid)),
+    }
+}
+
+/// Has a worker stop a pod that is known from the runtime only. `source` is the one that its sandbox names.
+fn stop_orphan(context: &LoopContext, pod: Pod, source: Option<PodSource>) {
+    warn!(
+        pod = %pod.uid(),
+        name = pod.name(),
+        namespace = pod.namespace(),
+        source = source.map(PodSource::as_str),
+        "stopping a pod that runs but that no source wants"
+    );
+    if let Some(source) = source {
+        let text = format!(
+            "Stopping the pod: it is not on record, and its source ({source}) does not want it any more"
+        );
+        let event = Event::pod(EventType::Warning, &pod, "UnrecordedPodStopped", text);
+        context.recorder.record(event);
+    }
+    context.metrics.orphaned_runtime_pods.inc();
+    let mut options = UpdateOptions::new(Arc::new(pod), PodSyncType::Kill);
+    options.runtime_only = true;
+    context.workers.update(options);
+}
+
 /// What can be said of a pod from the runtime's labels alone. Upstream: `RunningPod.ToAPIPod`.
-fn pod_from_runtime(status: &PodStatus) -> Pod {
+fn pod_from_runtime(uid: &PodUid, name: &str, namespace: &str) -> Pod {
     let mut pod = Pod::default();
-    pod.metadata.uid = Some(status.uid.to_string());
-    pod.metadata.name = Some(status.name.clone());
-    pod.metadata.namespace = Some(status.namespace.clone());
+    pod.metadata.uid = Some(uid.to_string());
+    pod.metadata.name = Some(name.to_owned());
+    pod.metadata.namespace = Some(namespace.to_owned());
     pod.spec = Some(PodSpec::default());
     pod
 }
@@ -254,12 +298,12 @@ impl Janitor {
         if complete {
             // The data of a pod that only a source out of reach knows is not its to lose.
             let errors = context.volumes.cleanup_orphan_dirs(&keep).await;
-            let texts: Vec<String> = errors.iter().map(ToString::to_string).collect();
+            let texts: Vec<String> = errors.iter().map(|error| causes(error)).collect();
             let reasons: Vec<&str> = texts.iter().map(String::as_str).collect();
             let pace = context.volumes.pace();
             let due = pace.due("orphan directories", &reasons, context.clock.now());
-            for (error, _) in errors.iter().zip(due).filter(|(_, is_due)| *is_due) {
-                warn!(%error, "cannot remove an orphan pod directory");
+            for (error, _) in texts.iter().zip(due).filter(|(_, is_due)| *is_due) {
+                warn!(error, "cannot remove an orphan pod directory");
             }
         }
         let (kept, active) = (keep.clone(), self.workers.counted_by_admission());
@@ -281,7 +325,7 @@ impl Janitor {
             })
             .await;
         if let Err(error) = cgroups {
-            warn!(%error, "cgroups are not as they should be");
+            warn!(error = causes(&error), "cgroups are not as they should be");
         }
         if complete {
             let kept = keep.clone();
@@ -301,7 +345,10 @@ impl Janitor {
         let context = self.workers.context();
         match context.with_cgroups(CgroupManager::mend).await {
             Ok(mended) => report_mended(context, &mended),
-            Err(error) => warn!(%error, "limits of cgroups could not be put back"),
+            Err(error) => warn!(
+                error = causes(&error),
+                "limits of cgroups could not be put back"
+            ),
         }
     }
 

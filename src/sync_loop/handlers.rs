@@ -7,7 +7,7 @@ use std::sync::Arc;
 use k8s_openapi::api::core::v1::{Node, Pod};
 use tracing::{debug, info, warn};
 
-use super::{LoopContext, Observed, resizes};
+use super::{LoopContext, Observed, cleanups, resizes};
 use crate::core::admission::{self, AdmissionContext, NodeInfo, Preemption};
 use crate::core::state::{
     AdmissionDecision, AdmissionRecord, ContainerRecord, State, Transaction, WorkerPhase,
@@ -33,6 +33,7 @@ pub(super) fn additions(context: &LoopContext, mut pods: Vec<Arc<Pod>>) {
             mirror_changed(context, &pod);
             continue;
         }
+        cleanups::stop_replaced(context, &pod);
         admissions.add(pod);
     }
 }

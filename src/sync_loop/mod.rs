@@ -22,7 +22,7 @@ use tracing::{debug, info, warn};
 pub use cleanups::{Janitor, JanitorOrder};
 pub use event::{Inputs, LoopEvent};
 
-use crate::config::{Origins, SourcesReady};
+use crate::config::{Origins, RunningStatic, SourcesReady};
 use crate::core::pleg_diff::{PodLifecycleEvent, PodLifecycleEventKind};
 use crate::node_object::NodeObject;
 use crate::pod_manager::PodManager;
@@ -53,6 +53,8 @@ pub struct LoopContext {
     pub ready: SourcesReady,
     /// Where pods come from.
     pub origins: Origins,
+    /// Static pods that ran at the start and are not on record.
+    pub unrecorded: Arc<[RunningStatic]>,
     /// The store, for decisions of earlier lives.
     pub store: Store,
     /// Whether the runtime can be worked with.

@@ -22,7 +22,7 @@ use super::{HOST_PATH, OWN, VolumeManager, check_name, dirs_in, identity, mounts
 use crate::core::state::{ObjectRecord, State, Transaction, VolumePhase, VolumeRecord, child_key};
 use crate::core::volumes::keys::{self, Mark};
 use crate::core::volumes::{CSI, Remote, Source, VolumeMode};
-use crate::types::PodUid;
+use crate::types::{PodUid, causes};
 
 /// How long what another operation works on is waited for.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -281,7 +281,7 @@ impl VolumeManager {
             Ok(left) => left,
             Err(error) => {
                 // Nothing is removed that holds something.
-                warn!(pod = %uid, %error, "cannot look for volumes that are not on record");
+                warn!(pod = %uid, error = causes(&error), "cannot look for volumes that are not on record");
                 Vec::new()
             }
         }

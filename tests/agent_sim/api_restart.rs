@@ -488,6 +488,46 @@ async fn restart_keeps_pods_of_the_api_when_the_store_is_lost_and_it_does_not_an
     }
 }
 
+/// The file source alone decides about its own pods; what came from the API server waits for it.
+#[tokio::test(start_paused = true)]
+async fn restart_replaces_static_pods_of_a_lost_store_while_the_api_does_not_answer() {
+    for integrity in [Integrity::New, Integrity::Lost] {
+        let mut w = cluster(|_, _| Behaviour::RunForever).await;
+        w.start().await;
+        w.joined().await;
+        for pod in ["kept", "edited", "gone"] {
+            w.manifest(pod, &spec("Always", ""));
+        }
+        w.create("remote", &spec("Always", ""));
+        let all = ["kept", "edited", "gone", "remote"];
+        w.until("all run", 60, |w| {
+            all.iter().all(|pod| w.running(pod).len() == 1)
+        })
+        .await;
+        w.pass(30).await;
+        let before = all.map(|pod| w.running(pod));
+        w.crash().await;
+        w.disk = Disk::default();
+        w.integrity = integrity;
+        w.set_api(false);
+        w.manifest(
+            "edited",
+            &spec("Always", r#","terminationGracePeriodSeconds":5"#),
+        );
+        w.remove_manifest("gone");
+        w.start().await;
+        w.until("the files are followed", 60, |w| {
+            let edited = w.running("edited");
+            assert!(edited.len() <= 1, "side by side");
+            edited.len() == 1 && edited != before[1] && w.running("gone").is_empty()
+        })
+        .await;
+        w.pass(120).await;
+        assert_eq!(w.running("kept"), before[0], "{integrity:?}");
+        assert_eq!(w.running("remote"), before[3], "{integrity:?}");
+    }
+}
+
 // ----------------------------------------------------------------------------------------------- R18
 
 #[tokio::test(start_paused = true)]

@@ -194,6 +194,11 @@ async fn hung_call_ends_at_its_deadline() {
     let error = sim.cri.run_pod_sandbox(sandbox("a"), "").await.unwrap_err();
     assert!(error.outcome_unknown());
     assert_eq!(start.elapsed().as_secs(), 240);
+    let text = error.to_string();
+    assert!(
+        text.contains("within 4m") && text.contains("runtimeRequestTimeout is 2m"),
+        "{text}"
+    );
 }
 
 #[tokio::test(start_paused = true)]

@@ -12,7 +12,7 @@ use crate::core::state::{
     VolumePhase, VolumeRecord, WorkerPhase, WorkerRecord,
 };
 use crate::core::volumes::keys as volume_keys;
-use crate::images::{archive_of, qualified};
+use crate::images::{archive_of, qualified, refusals, shown_access};
 use crate::types::runtime::{ContainerState, PodStatus, SandboxState};
 use crate::types::{PodExt, PodSource, Stamp};
 
@@ -88,7 +88,7 @@ pub(super) fn one(state: &State, index: &PodIndex, table: Table, key: &str) -> O
         AnyRecord::Objects(r) => object(key, &r),
         AnyRecord::Signals(r) => signal(key, &r),
         AnyRecord::Journal(r) => journal(index, key, &r),
-        AnyRecord::Sources(r) => source(key, &r),
+        AnyRecord::Sources(r) => source(state, key, &r),
     };
     if let Some(by) = by {
         put(&mut row, "confirmedBy", json!(by));
@@ -472,6 +472,18 @@ fn volume(index: &PodIndex, key: &str, r: &VolumeRecord) -> Row {
     row
 }
 
+/// The pods that do not get an image, with why.
+fn refused(state: &State, index: &PodIndex, image: &str) -> Value {
+    let pods = refusals(state, image).into_iter().map(|(uid, message)| {
+        let mut one = Row::new();
+        put(&mut one, "uid", json!(uid.as_str()));
+        names_of(&mut one, index.get(uid.as_str()));
+        put(&mut one, "message", json!(message));
+        Value::Object(one)
+    });
+    Value::Array(pods.collect())
+}
+
 fn image(state: &State, index: &PodIndex, key: &str, r: &ImageRecord) -> Row {
     let files = images::files_of(state, &qualified(key));
     let archive = archive_of(state, key);
@@ -481,6 +493,9 @@ fn image(state: &State, index: &PodIndex, key: &str, r: &ImageRecord) -> Row {
     let id = known.map(|files| files.id.as_str());
     put(&mut row, "id", json!(id.filter(|id| !id.is_empty())));
     put(&mut row, "state", json!(images::shown_state(known)));
+    let access = id.filter(|id| !id.is_empty());
+    let access = access.map(|id| shown_access(state, key, id));
+    put(&mut row, "access", json!(access));
     put(
         &mut row,
         "since",
@@ -492,6 +507,7 @@ fn image(state: &State, index: &PodIndex, key: &str, r: &ImageRecord) -> Row {
         _ => None,
     });
     put(&mut row, "why", json!(why));
+    put(&mut row, "refused", refused(state, index, key));
     let pins: Vec<&str> = archive.is_some().then_some("archive").into_iter().collect();
     put(&mut row, "pins", json!(pins));
     put(&mut row, "archive", json!(archive));
@@ -569,7 +585,7 @@ pub(super) fn journal(index: &PodIndex, key: &str, r: &JournalRecord) -> Row {
     row
 }
 
-fn source(key: &str, r: &SourceRecord) -> Row {
+fn source(state: &State, key: &str, r: &SourceRecord) -> Row {
     let mut row = keyed(key);
     put(&mut row, "source", json!(key));
     put(&mut row, "location", json!(r.location));
@@ -580,5 +596,7 @@ fn source(key: &str, r: &SourceRecord) -> Row {
         json!((!r.error.is_empty()).then_some(&r.error)),
     );
     put(&mut row, "broken", json!(r.broken));
+    let conflicts = crate::config::conflicts_of(state, key);
+    put(&mut row, "conflicts", json!(conflicts));
     row
 }

@@ -77,13 +77,7 @@ impl Pods {
         node: &Node,
         (mut checked, number): Numbered,
     ) -> Checked {
-        let location = match location(path) {
-            Ok(location) => location,
-            Err(error) => {
-                checked.error("manifest", error);
-                return checked;
-            }
-        };
+        let location = location(path);
         let count = manifest.types().len();
         if let Some(second) = manifest.types().nth(1) {
             for problem in (ManifestError::Documents { count }).problems() {
@@ -92,7 +86,7 @@ impl Pods {
         }
         let origin = StaticOrigin {
             source,
-            location,
+            location: &location,
             node_name: &node.name,
         };
         for item in manifest.items(&origin, SEEN) {
@@ -103,7 +97,7 @@ impl Pods {
                         checked.find(Severity::Error, at, &item.subject, message);
                     }
                     checked.objects.push(item.subject.clone());
-                    self.add(location, pod, &item, number);
+                    self.add(&location, pod, &item, number);
                 }
             }
         }

@@ -222,6 +222,8 @@ pub(super) fn columns(view: View, with_wide: bool) -> Vec<Column> {
             column("ID", "id", Text),
             column("STATE", "state", Text),
             column("SINCE", "since", Age),
+            column("ACCESS", "access", Text),
+            column("REFUSED", "refused", Count),
             column("PINS", "pins", Count),
             column("ARCHIVE", "archive", Text),
             wide("FIRST-SEEN", "firstSeen", Age),
@@ -260,8 +262,10 @@ pub(super) fn columns(view: View, with_wide: bool) -> Vec<Column> {
             column("LOCATION", "location", Text),
             column("READ", "read", Age),
             column("BROKEN", "broken", Count),
+            column("CONFLICTS", "conflicts", Count),
             column("ERROR", "error", Text),
             wide("BROKEN-FILES", "broken", Fields),
+            wide("CONFLICTING-FILES", "conflicts", Fields),
         ],
     };
     let kept = all.iter().filter(|c| with_wide || !c.wide);
@@ -402,17 +406,19 @@ mod tests {
     }
 
     #[test]
-    fn a_broken_manifest_is_told_by_wide() {
+    fn broken_and_conflicting_manifests_are_shown_by_wide() {
         let row: Row = serde_json::from_value(serde_json::json!({
             "source": "file", "location": "/m", "error": null,
             "broken": {"/m/a.yaml": "line 3, column 5: bad", "/m/b.yaml": "empty"},
+            "conflicts": {"/m/web-old.yaml": "already defined by /m/web.yaml"},
         }))
         .unwrap();
         let columns = columns(View::Table(Table::Sources), true);
         let cells = cells(&columns, &row, 0);
         let told = "/m/a.yaml: line 3, column 5: bad; /m/b.yaml: empty";
-        assert_eq!(cells.last().unwrap(), told);
-        assert_eq!(cells[3], "2");
+        assert_eq!(cells[6], told);
+        assert_eq!(cells[7], "/m/web-old.yaml: already defined by /m/web.yaml");
+        assert_eq!((cells[3].as_str(), cells[4].as_str()), ("2", "1"));
     }
 
     #[test]

@@ -71,7 +71,7 @@ impl DecodeError {
 
     fn into_problem(self) -> Problem {
         let (field, at) = self.place.unwrap_or_default();
-        let mut message = self.message;
+        let mut message = in_plain_words(self.message);
         if message.ends_with("expected a string") {
             message.push_str("; put the value in quotes");
         }
@@ -257,6 +257,27 @@ impl<'t> MapAccess<'t> for Fields<'t, '_> {
         };
         seed.deserialize(decoder).map_err(|e| e.at(decoder))
     }
+}
+
+/// Replaces what serde calls an expected type by what may be written in a manifest.
+fn in_plain_words(message: String) -> String {
+    let Some((found, kind)) = message.rsplit_once(", expected ") else {
+        return message;
+    };
+    let whole = |min: i64, max: u64| format!("a whole number from {min} to {max}");
+    let expected = match kind {
+        "i32" => whole(i32::MIN.into(), i32::MAX.unsigned_abs().into()),
+        "i64" => whole(i64::MIN, i64::MAX.unsigned_abs()),
+        "u16" => whole(0, u16::MAX.into()),
+        "u32" => whole(0, u32::MAX.into()),
+        "u64" => whole(0, u64::MAX),
+        "f64" => "a number".to_owned(),
+        "a boolean" => "true or false".to_owned(),
+        "a sequence" => "a list".to_owned(),
+        "a map" => "a mapping".to_owned(),
+        _ => return message,
+    };
+    format!("{found}, expected {expected}")
 }
 
 fn unknown_field(key: &str, fields: &[&str]) -> String {

@@ -94,6 +94,20 @@ fn static_pod_gets_its_identity() {
 }
 
 #[test]
+fn a_wrong_number_is_refused_in_plain_words() {
+    let range = "expected a whole number from -2147483648 to 2147483647";
+    for value in ["99999999999", "1.5", "high"] {
+        let text = spec(&format!("priority: {value}"));
+        assert_says(&error(&text), &["spec.priority", range]);
+    }
+    let text = spec("hostNetwork: 1");
+    assert_says(
+        &error(&text),
+        &["spec.hostNetwork", "expected true or false"],
+    );
+}
+
+#[test]
 fn uid_is_the_same_in_every_version() {
     assert_eq!(one(GOOD).uid().as_str(), "b3a7205d60b03f8a866861c28363ca57");
 }

@@ -198,6 +198,27 @@ async fn a_pull_that_fails_leaves_a_preloaded_image_to_everybody() {
 }
 
 #[tokio::test]
+async fn the_dump_tells_who_may_use_an_image_and_who_does_not_get_it() {
+    let world = default_policy();
+    let (bob, none) = (secret("ns", "s", "s1", "bob"), PullSecrets::default());
+    let shown = |image: &str| {
+        let state = world.store.snapshot();
+        let files = crate::core::images::files_of(&state, &qualified(IMAGE));
+        let id = files.map(|(files, _)| files.id).unwrap_or_default();
+        shown_access(&state, image, &id)
+    };
+    assert_eq!(shown(IMAGE), "preloaded");
+    assert_eq!(outcome(&world, "a", "Always", &bob).await, (None, 1));
+    assert_eq!(shown(IMAGE), "byCredentials");
+    assert_eq!(shown("r.io/other/name:1"), "noPod", "it needs a pull");
+    let refused = outcome(&world, "b", "IfNotPresent", &none).await;
+    assert_eq!(refused, (Some(ImageErrorReason::ErrImagePull), 2));
+    let refused = refusals(&world.store.snapshot(), IMAGE);
+    assert_eq!(refused.len(), 1);
+    assert_eq!(refused[0].0, PodUid::new("b"));
+}
+
+#[tokio::test]
 async fn an_image_that_came_by_an_interrupted_pull_is_nobodys() {
     let world = default_policy();
     let gate = Arc::new(Semaphore::new(0));

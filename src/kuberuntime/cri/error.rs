@@ -91,19 +91,27 @@ impl CriError {
         }
     }
 
+    /// No answer came within `after`; `configured` is `runtimeRequestTimeout`, of which some calls get more.
     pub(super) fn deadline(
         operation: &'static str,
         object: &str,
         socket: &str,
         after: Duration,
+        configured: Duration,
     ) -> Self {
+        let limit = if after == configured {
+            "the limit is runtimeRequestTimeout".to_owned()
+        } else {
+            let configured = humantime::format_duration(configured);
+            format!("runtimeRequestTimeout is {configured}, this call has its own limit")
+        };
         Self::new(
             operation,
             object,
             CriErrorKind::DeadlineExceeded,
             format!(
                 "the container runtime on {socket} did not answer within {}; it may still be at work \
-                 (is it hung? the limit is runtimeRequestTimeout)",
+                 (is it hung? {limit})",
                 humantime::format_duration(after)
             ),
         )

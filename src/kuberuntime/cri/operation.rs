@@ -87,6 +87,7 @@ impl<'a> Operation<'a> {
                         self.object,
                         self.socket,
                         deadline,
+                        self.client.timeouts.request,
                     ));
                 }
             },
@@ -123,7 +124,13 @@ impl<'a> Operation<'a> {
 
     /// The runtime fell silent.
     pub(super) fn hung(&self, after: Duration) -> CriError {
-        CriError::deadline(self.operation, self.object, self.socket, after)
+        CriError::deadline(
+            self.operation,
+            self.object,
+            self.socket,
+            after,
+            self.client.timeouts.request,
+        )
     }
 
     fn observe(&self, start: Instant, failed: bool) {

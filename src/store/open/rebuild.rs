@@ -22,7 +22,7 @@ use crate::store::outcome::{OpenError, OpenOptions, Opened, Outcome};
 use crate::store::recover::{self, Integrity};
 use crate::store::restore;
 use crate::store::salvage::Salvage;
-use crate::types::Stamp;
+use crate::types::{Stamp, causes};
 
 /// Replaces a damaged database by one of what can be read of it, filled up from the newest backup.
 pub(super) fn rebuild(
@@ -82,7 +82,7 @@ fn replace(layout: &Layout, loaded: &Loaded, now: Stamp) -> Result<Option<PathBu
         .collect::<Result<_, _>>()
         .map_err(|error| BackendError::Engine {
             action: "encode the salvaged records",
-            reason: error.to_string(),
+            reason: causes(&error),
         })?;
     let bad = loaded.quarantined.iter().chain(&loaded.kept);
     pairs.extend(bad.map(Quarantined::to_pair));

@@ -14,7 +14,7 @@ use sha2::{Digest, Sha256};
 use x509_parser::prelude::{FromDer, X509Certificate};
 
 use super::User;
-use crate::types::{Stamp, blocking};
+use crate::types::{Stamp, blocking, causes};
 
 /// Why the CAs of the API's clients cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -82,9 +82,12 @@ impl ClientCas {
                     self.verifier.store(Arc::new(verifier));
                 }
                 Ok(Err(error)) => {
-                    let text = error.to_string();
+                    let text = causes(&error);
                     if text != told {
-                        tracing::warn!(%error, "cannot use the CAs of clients that have changed, going on with those before");
+                        tracing::warn!(
+                            error = text,
+                            "cannot use the CAs of clients that have changed, going on with those before"
+                        );
                         told = text;
                     }
                 }

@@ -27,7 +27,7 @@ use crate::types::{ContainerId, PodExt, PodUid, blocking};
 enum CheckpointError {
     #[error("container {0} not found")]
     NotRunning(String),
-    #[error("make directory {}", path.display())]
+    #[error("make directory {}: {source}", path.display())]
     Directory {
         path: PathBuf,
         #[source]
@@ -35,7 +35,7 @@ enum CheckpointError {
     },
     #[error(transparent)]
     Cri(#[from] crate::kuberuntime::cri::CriError),
-    #[error("work on the disk ended early")]
+    #[error("work on the disk ended early: {0}")]
     Ended(#[source] tokio::task::JoinError),
 }
 

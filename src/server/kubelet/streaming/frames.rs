@@ -23,7 +23,7 @@ const MAX_CONTROL: u64 = 125;
 #[derive(Debug, thiserror::Error)]
 pub(super) enum FrameError {
     /// The connection broke.
-    #[error("read or write a WebSocket connection")]
+    #[error("read or write a WebSocket connection: {0}")]
     Io(#[from] io::Error),
     /// A message, or what there is of it, is longer than [`MAX_MESSAGE`].
     #[error("a message is longer than {} bytes", MAX_MESSAGE)]

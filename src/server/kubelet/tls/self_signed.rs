@@ -14,7 +14,7 @@ use super::{Certificate, Serving, TlsError, wall_seconds};
 use crate::apiserver::csr::write_whole;
 use crate::core::credentials::EARLIEST;
 use crate::server::kubelet::Shared;
-use crate::types::blocking;
+use crate::types::{blocking, causes};
 
 const DAY: i64 = 86_400;
 /// How long it is good for.
@@ -186,7 +186,10 @@ pub(super) async fn watch(mut made: SelfSigned, node: &Shared, serving: &Serving
             }
             Err(error) if !told => {
                 told = true;
-                tracing::warn!(%error, "cannot look after the serving certificate, going on with the one before");
+                tracing::warn!(
+                    error = causes(&error),
+                    "cannot look after the serving certificate, going on with the one before"
+                );
             }
             Err(_) => {}
         }

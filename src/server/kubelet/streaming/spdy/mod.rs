@@ -22,7 +22,7 @@ pub use openings::{Opening, Openings};
 #[derive(Debug, thiserror::Error)]
 pub enum SpdyError {
     /// The connection broke.
-    #[error("read or write a SPDY connection")]
+    #[error("read or write a SPDY connection: {0}")]
     Io(#[from] std::io::Error),
     /// The connection ended in the middle of a frame.
     #[error("the SPDY connection ended in the middle of a frame")]
