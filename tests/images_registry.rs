@@ -26,6 +26,7 @@ use tokio::time::Instant;
 use holdfast::images::{
     ImageConfig, ImageError, ImageErrorReason, ImageManager, NodeLogins, PullInputs, PullSecrets,
 };
+use holdfast::kubeletconfig::PullFallback;
 use holdfast::kuberuntime::cri::{CriClient, CriTimeouts, v1};
 use holdfast::store::backend::SledOptions;
 use holdfast::store::open::{self, OpenOptions};
@@ -231,6 +232,10 @@ enum Weather {
     Slow(usize),
     /// So many bytes in all, then every connection breaks.
     Cut(usize),
+    /// Connections break at once.
+    Away,
+    /// Connections stay open without an answer.
+    Mute,
 }
 
 /// A TCP proxy before a registry.
@@ -264,7 +269,16 @@ impl Proxy {
     }
 }
 
-fn relay(client: TcpStream, upstream: u16, weather: &Mutex<Weather>, sent: &AtomicU64) {
+fn relay(mut client: TcpStream, upstream: u16, weather: &Mutex<Weather>, sent: &AtomicU64) {
+    let now = *weather.lock().unwrap();
+    match now {
+        Weather::Away => return,
+        Weather::Mute => {
+            io::copy(&mut client, &mut io::sink()).ok();
+            return;
+        }
+        Weather::Fine | Weather::Slow(_) | Weather::Cut(_) => {}
+    }
     let Ok(server) = TcpStream::connect(("127.0.0.1", upstream)) else {
         return;
     };
@@ -286,6 +300,8 @@ fn relay(client: TcpStream, upstream: u16, weather: &Mutex<Weather>, sent: &Atom
             }
             Weather::Cut(limit) if so_far >= limit as u64 => break,
             Weather::Cut(_) => {}
+            // Connections of better times do not outlive them.
+            Weather::Away | Weather::Mute => break,
         }
         if client.write_all(&buffer[..count]).is_err() {
             break;
@@ -311,6 +327,8 @@ struct World {
     clock: Arc<TestClock>,
     recorder: MemoryRecorder,
     images: ImageManager,
+    /// The image that the container ran with before.
+    ran_with: Option<String>,
     _containerd: PrivateContainerd,
 }
 
@@ -330,6 +348,7 @@ fn world() -> World {
         images: manager(&clock),
         clock,
         recorder: MemoryRecorder::default(),
+        ran_with: None,
         _containerd: containerd,
     }
 }
@@ -379,6 +398,7 @@ impl World {
         let inputs = PullInputs {
             sandbox: None,
             secrets,
+            ran_with: self.ran_with.as_deref(),
         };
         self.images
             .ensure(
@@ -596,6 +616,72 @@ async fn the_nodes_own_login_is_read_for_each_pull() {
     assert!(world.is_there(&image).await);
     let everyone = world.open("other", &image, "IfNotPresent").await;
     everyone.expect("what came by the node's login is for every pod");
+}
+
+/// A container that has run, and whose registry is away since. Registry, proxy and image come with it.
+async fn ran_before(fallback: PullFallback) -> (World, Registry, Proxy, String) {
+    let (mut world, registry) = (world(), Registry::start(false));
+    world.images = manager(&world.clock).falling_back(fallback);
+    let proxy = Proxy::start(registry.port);
+    registry.push("team/app", "1");
+    let image = format!("127.0.0.1:{}/team/app:1", proxy.port);
+    let id = world.open("u", &image, "Always").await.unwrap();
+    world.ran_with = Some(id);
+    proxy.set(Weather::Away);
+    let first = world.open("u", &image, "Always").await;
+    assert_eq!(reason(&first), Some(ImageErrorReason::ErrImagePull));
+    tokio::time::sleep(Duration::from_secs(10)).await;
+    (world, registry, proxy, image)
+}
+
+fn fell_back(world: &World) -> usize {
+    let events = world.events("u").into_iter();
+    events.filter(|(r, _)| r == "ImagePullFallback").count()
+}
+
+#[tokio::test]
+async fn r42_by_default_a_container_of_policy_always_waits_for_its_registry() {
+    let (world, _registry, proxy, image) = ran_before(PullFallback::Never).await;
+    let second = world.open("u", &image, "Always").await;
+    assert!(second.is_err(), "{second:?}");
+    assert_eq!(fell_back(&world), 0);
+    proxy.set(Weather::Fine);
+    world.advance(Duration::from_secs(60));
+    let pulled = world.open("u", &image, "Always").await;
+    assert_eq!(pulled.ok(), world.ran_with);
+}
+
+#[tokio::test]
+async fn r42_offline_it_starts_from_the_image_it_ran_with_and_pulls_when_the_registry_answers() {
+    let (mut world, registry, proxy, image) = ran_before(PullFallback::Offline).await;
+    let started = world.open("u", &image, "Always").await;
+    assert_eq!(started.ok(), world.ran_with);
+    assert_eq!(fell_back(&world), 1, "{:?}", world.events("u"));
+
+    let newer = registry.push("team/app", "1");
+    proxy.set(Weather::Fine);
+    let pulled = world.open("u", &image, "Always").await;
+    assert_eq!(pulled.unwrap(), newer.id);
+
+    // What takes long and loads is no outage.
+    world.ran_with = Some(newer.id);
+    let newest = registry.push("team/app", "1");
+    proxy.set(Weather::Slow(LAYER / 15));
+    let pulled = world.open("u", &image, "Always").await;
+    assert_eq!(pulled.unwrap(), newest.id);
+    assert_eq!(fell_back(&world), 1);
+
+    world.ran_with = Some(newest.id);
+    proxy.set(Weather::Mute);
+    let begun = Instant::now();
+    let started = world.open("u", &image, "Always").await;
+    assert_eq!(started.ok(), world.ran_with);
+    assert!(
+        begun.elapsed() < Duration::from_secs(20),
+        "{:?}",
+        begun.elapsed()
+    );
+    assert_eq!(fell_back(&world), 2);
 }
 
 fn on_disk(dir: &Path, clock: &Arc<TestClock>) -> Store {

@@ -17,8 +17,8 @@ use holdfast::kubeletconfig::flags::KubeletFlags;
 use holdfast::kubeletconfig::unsupported::{Effect, UNSUPPORTED_FLAGS};
 use holdfast::kubeletconfig::{
     AgentConfig, AuthorizationMode, CgroupDriver, ConfigError, EvictionThreshold,
-    KubeletConfiguration, LogFormat, NEVER_ROTATE, OfflineStart, TlsVersion, Warning, load,
-    resolve,
+    KubeletConfiguration, LogFormat, NEVER_ROTATE, OfflineStart, PullFallback, TlsVersion, Warning,
+    load, resolve,
 };
 
 const HEAD: &str = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n";
@@ -138,6 +138,7 @@ fn defaults_are_upstreams() {
         "127.0.0.1:10248"
     );
     assert_eq!(config.offline_start, OfflineStart::Safe);
+    assert_eq!(config.image_pull_policy_fallback, PullFallback::Never);
     assert!(!config.streaming_requires_create);
     assert_eq!(config.container_gc.max_per_container, Some(1));
     assert_eq!(config.container_gc.max_total, None);
@@ -1086,11 +1087,12 @@ fn the_fields_are_upstreams() {
 
 #[test]
 fn the_flags_are_upstreams_and_a_few_of_our_own() {
-    const OWN: [&str; 7] = [
+    const OWN: [&str; 8] = [
         "state-dir",
         "log-file",
         "container-logs-dir",
         "offline-start",
+        "image-pull-policy-fallback",
         "secrets-key-file",
         "lifeline-kubeconfig",
         "streaming-requires-create",

@@ -660,6 +660,7 @@ fn images(
     };
     let mut images = ImageManager::new(settings, Arc::clone(&base.clock), base.metrics.clone())
         .verifying(verification)
+        .falling_back(config.image_pull_policy_fallback)
         .with_node_logins(NodeLogins::new(
             &config.root_dir,
             &std::env::current_dir().unwrap_or_default(),

@@ -133,6 +133,27 @@ pub fn standing(
     }
 }
 
+/// Whether a container may start from an image that no registry vouches for now: no record of a name of this ID makes it
+/// a suspect.
+pub fn is_sound(state: &State, id: &str, boot: BootId) -> bool {
+    let is_whole = is_whole(state, id);
+    let stands = |files: &ImageFiles, at| standing(Some((files, at)), boot, Some(id), is_whole);
+    all_files(state)
+        .filter(|(files, _)| files.id == id)
+        .all(|(files, at)| !matches!(stands(&files, at), Standing::Suspect | Standing::Owed))
+}
+
+/// Whether the runtime had the name under this ID before the agent pulled or imported it.
+pub fn was_there(files: Option<&ImageFiles>, id: &str) -> bool {
+    match files.map(|files| (&files.state, &files.id)) {
+        Some((FilesState::Pulling { good, .. }, _)) => {
+            good.as_ref().is_some_and(|good| good.id == id)
+        }
+        Some((FilesState::Trusted, known)) => known == id,
+        _ => false,
+    }
+}
+
 /// The record of a pull or import that begins; `None` leaves the record as it is. `present` is the ID under which the
 /// runtime has the name, as far as it is known. What an earlier boot left behind has been told from a suspect before.
 pub fn begun(old: Option<&ImageFiles>, image: &str, present: Option<&str>) -> Option<ImageFiles> {

@@ -19,6 +19,7 @@ pub mod pod_status;
 pub mod pod_update;
 pub mod pod_worker;
 pub mod probe_result;
+pub mod pull_fallback;
 pub mod resize;
 pub mod resources;
 pub mod restore;

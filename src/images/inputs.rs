@@ -12,6 +12,9 @@ pub struct PullInputs<'a> {
     pub sandbox: Option<&'a v1::PodSandboxConfig>,
     /// The pod's pull secrets, as far as they were found.
     pub secrets: &'a PullSecrets,
+    /// Reference of the image that the previous attempt of the container ran with, see
+    /// [`ran_with`](crate::core::pull_fallback::ran_with).
+    pub ran_with: Option<&'a str>,
 }
 
 /// A pod's `imagePullSecrets`.

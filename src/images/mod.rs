@@ -11,6 +11,8 @@
 //! the files to the disk after it, `repair` removes what a power cut may have damaged and brings it again, from its
 //! registry or from an archive of the preload directory (`preload`, `archive`, `import`).
 //!
+//! A container of policy Always whose registry does not answer may start from the image it ran with before: `fallback`.
+//!
 //! **Invariant:** a pull that failed is on record, with its back-off, before the error is returned, so the
 //! back-off goes on after a restart. Its key is pod UID and image.
 //!
@@ -20,6 +22,7 @@
 mod archive;
 mod credentials;
 mod error;
+mod fallback;
 mod fetch;
 mod files;
 #[cfg(feature = "fuzzing")]
@@ -61,6 +64,7 @@ pub use reference::{InvalidImageName, normalize};
 use crate::core::backoff;
 use crate::core::images::Standing;
 use crate::core::state::{Durability, ImageRecord, Record, State, Transaction};
+use crate::kubeletconfig::PullFallback;
 use crate::kuberuntime::cri::{CriClient, CriError};
 use crate::kuberuntime::security::ImageUser;
 use crate::store::{CommitError, Committed, RemoveContainer, RemoveEmptySandbox, Store};
@@ -68,10 +72,11 @@ use crate::types::events::{Event, EventRecorder, EventType};
 use crate::types::metrics::Metrics;
 use crate::types::runtime::{PodStatus, SandboxState};
 use crate::types::{Clock, ContainerId, PodExt, PodUid, blocking};
+use fallback::Outages;
 use files::Works;
 use heal::Unanswered;
 use preload::Preload;
-use pulls::{Pulls, Wanted};
+use pulls::Pulls;
 use records::{Permission, PullRecords};
 use repair::Wish;
 use sync::Syncs;
@@ -247,6 +252,9 @@ pub struct ImageManager {
     released: tokio::sync::OnceCell<()>,
     /// Whether archives and suspects were looked at once; see [`Self::first_round`].
     round: tokio::sync::watch::Sender<bool>,
+    /// Which registries do not answer.
+    outages: Arc<Outages>,
+    fallback: PullFallback,
     providers: Option<Arc<CredentialProviders>>,
     logins: Arc<NodeLogins>,
     pulled: Option<Arc<dyn Fn() + Send + Sync>>,
@@ -317,8 +325,11 @@ impl Reporter<'_> {
 impl ImageManager {
     /// A manager without pulls in flight.
     pub fn new(config: ImageConfig, clock: Arc<dyn Clock>, metrics: Metrics) -> Self {
+        let outages = Arc::<Outages>::default();
         Self {
-            pulls: Pulls::new(config),
+            pulls: Pulls::new(config, Arc::clone(&outages)),
+            outages,
+            fallback: PullFallback::default(),
             records: PullRecords::default(),
             syncs: Arc::default(),
             works: Works::default(),
@@ -360,6 +371,14 @@ impl ImageManager {
     #[must_use]
     pub fn verifying(mut self, policy: VerificationPolicy) -> Self {
         self.records = PullRecords::new(policy);
+        self
+    }
+
+    /// What becomes of a container of policy Always whose registry does not answer.
+    #[must_use]
+    pub fn falling_back(mut self, fallback: PullFallback) -> Self {
+        self.outages.enable(fallback == PullFallback::Offline);
+        self.fallback = fallback;
         self
     }
 
@@ -529,17 +548,13 @@ impl ImageManager {
                 return Err(ImageError::new(ImageErrorReason::ErrImageNeverPull, text));
             }
         }
-        self.heed_backoff(&image, store, report)?;
-        let credentials = match credentials {
-            Some(credentials) => credentials,
-            None => self.credentials(&image, inputs.secrets, report).await,
+        let may_fall_back = policy == PullPolicy::Always && self.fallback == PullFallback::Offline;
+        let inputs = PullInputs {
+            ran_with: inputs.ran_with.filter(|_| may_fall_back),
+            ..inputs
         };
-        let want = Wanted {
-            image,
-            credentials,
-            sandbox: inputs.sandbox.cloned(),
-        };
-        self.pull(want, service, store, report).await
+        self.pull_or_fall_back(image, credentials, inputs, (service, store), report)
+            .await
     }
 
     /// What the pull secrets, the programs and the node's own logins have for an image, in this order; upstream's

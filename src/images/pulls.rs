@@ -10,6 +10,7 @@ use k8s_cri::v1;
 use tokio::sync::Semaphore;
 
 use super::ImageService;
+use super::fallback::Outages;
 use super::keyring::{Credentials, fingerprint};
 use crate::kuberuntime::cri::CriError;
 
@@ -63,11 +64,12 @@ type PullKey = (String, [u8; 32]);
 /// The pulls in flight. An entry does not keep its pull alive: that do those who wait for it.
 pub(super) struct Pulls {
     slots: Option<Arc<Semaphore>>,
+    outages: Arc<Outages>,
     in_flight: Mutex<HashMap<PullKey, WeakShared<PullFuture>>>,
 }
 
 impl Pulls {
-    pub(super) fn new(config: ImageConfig) -> Self {
+    pub(super) fn new(config: ImageConfig, outages: Arc<Outages>) -> Self {
         let slots = if config.serialize_pulls {
             Some(1)
         } else {
@@ -75,6 +77,7 @@ impl Pulls {
         };
         Self {
             slots: slots.map(|n| Arc::new(Semaphore::new(n))),
+            outages,
             in_flight: Mutex::default(),
         }
     }
@@ -98,9 +101,14 @@ impl Pulls {
             return pull;
         }
         in_flight.retain(|_, pull| pull.upgrade().is_some_and(|p| p.peek().is_none()));
-        let pull = run(service.clone(), want, self.slots.clone())
-            .boxed()
-            .shared();
+        let pull = run(
+            service.clone(),
+            want,
+            self.slots.clone(),
+            Arc::clone(&self.outages),
+        )
+        .boxed()
+        .shared();
         if let Some(weak) = pull.downgrade() {
             in_flight.insert(key, weak);
         }
@@ -112,6 +120,7 @@ async fn run<S: ImageService>(
     service: S,
     want: Wanted,
     slots: Option<Arc<Semaphore>>,
+    outages: Arc<Outages>,
 ) -> PullResult {
     let _slot = match slots {
         // The semaphore is never closed; if it were, pulls would go unlimited rather than fail.
@@ -123,7 +132,9 @@ async fn run<S: ImageService>(
         image: want.image.clone(),
         ..Default::default()
     };
-    let (reference, used) = pull_with_any(&service, &want, spec)
+    let pull = pull_with_any(&service, &want, spec);
+    let (reference, used) = outages
+        .watch(&want.image, &service, pull)
         .await
         .map_err(Arc::new)?;
     let took = begun.elapsed();

@@ -21,6 +21,7 @@ use sha2::{Digest, Sha256};
 use super::ImageService;
 use super::files;
 use super::keyring::{self, Credentials};
+use crate::core::images;
 use crate::core::state::{ObjectRecord, State, Transaction};
 use crate::kubeletconfig::ImageVerification;
 use crate::store::{CommitError, Store};
@@ -132,10 +133,10 @@ enum Recorded {
 impl Recorded {
     fn of(state: &State, image: &str, id: &str) -> Self {
         let key = pulled_key(id);
-        let is_pulled = [&key, &intent_key(image)]
-            .into_iter()
-            .any(|key| state.record::<ObjectRecord>(key).is_some());
-        if !is_pulled {
+        let is_recorded = state.record::<ObjectRecord>(&key).is_some();
+        // A pull under way says nothing of what was there before it.
+        let is_asked = state.record::<ObjectRecord>(&intent_key(image)).is_some();
+        if !is_recorded && (!is_asked || was_there(state, image, id)) {
             return Self::Preloaded;
         }
         // What cannot be read grants nothing.
@@ -307,7 +308,13 @@ impl PullRecords {
                 Some(found) => {
                     let pulled = pulled_key(&found.id);
                     transaction = transaction.expect::<ObjectRecord>(&seen, &pulled);
-                    if seen.record::<ObjectRecord>(&pulled).is_none() {
+                    let is_recorded = seen.record::<ObjectRecord>(&pulled).is_some();
+                    if !is_recorded && was_there(&seen, &image, &found.id) {
+                        // It has brought nothing yet, and the runtime may go on with it.
+                        if now.since(since) < INTENT_KEPT {
+                            continue;
+                        }
+                    } else if !is_recorded {
                         tracing::info!(
                             image,
                             id = found.id,
@@ -524,6 +531,11 @@ pub(super) fn prune(seen: &State, ids: &[&str], listed_at: Stamp) -> Transaction
         }
     }
     transaction
+}
+
+/// Whether the runtime had the image under this ID before the pull.
+fn was_there(state: &State, image: &str, id: &str) -> bool {
+    images::was_there(files::of(state, image).map(|(files, _)| files).as_ref(), id)
 }
 
 fn read<T: DeserializeOwned>(state: &State, key: &str) -> Option<T> {

@@ -477,7 +477,7 @@ async fn hinted(hints: &mut Option<tokio::sync::watch::Receiver<u64>>) {
     }
 }
 
-fn shortened(text: &str) -> &str {
+pub(super) fn shortened(text: &str) -> &str {
     let end = (0..=text.len().min(MAX_WHY))
         .rev()
         .find(|at| text.is_char_boundary(*at))

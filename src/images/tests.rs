@@ -1,4 +1,5 @@
 mod access;
+mod fallback;
 mod pulling;
 mod repair;
 
@@ -89,7 +90,9 @@ impl ImageService for FakeService {
         if *self.0.fail_inspect.lock().unwrap() {
             return Err(failure("inspection broke"));
         }
-        let image = image.strip_prefix("ref-of-").unwrap_or(image);
+        let by_reference = image.strip_prefix("ref-of-");
+        let by_id = image.strip_prefix("id-of-");
+        let image = by_reference.or(by_id).unwrap_or(image);
         let found = self.0.present.lock().unwrap().contains(image);
         Ok(found.then(|| v1::Image {
             id: format!("id-of-{image}"),
@@ -209,6 +212,8 @@ struct World {
     recorder: MemoryRecorder,
     service: FakeService,
     manager: Arc<ImageManager>,
+    /// What the container ran with before.
+    ran_with: Option<String>,
 }
 
 fn world(config: ImageConfig) -> World {
@@ -219,6 +224,7 @@ fn world(config: ImageConfig) -> World {
         service: FakeService::default(),
         manager: Arc::new(ImageManager::new(config, clock.clone(), Metrics::default())),
         clock,
+        ran_with: None,
     }
 }
 
@@ -244,6 +250,7 @@ impl World {
                 PullInputs {
                     sandbox: None,
                     secrets,
+                    ran_with: self.ran_with.as_deref(),
                 },
                 &self.service,
                 &self.store,

@@ -14,7 +14,7 @@ use super::decode::parse_ip;
 use super::duration::parse_duration;
 use super::quantity::parse_log_size;
 use super::server::ServerFlags;
-use super::types::{CgroupDriver, EvictionThreshold, LogFormat, OfflineStart, Taint};
+use super::types::{CgroupDriver, EvictionThreshold, LogFormat, OfflineStart, PullFallback, Taint};
 use super::unsupported::UnsupportedFlags;
 
 /// Flags of `holdfast run`.
@@ -200,6 +200,10 @@ pub struct KubeletFlags {
     /// Which API pods start after a reboot while the API server is out of reach: All, Safe or None [default: Safe]
     #[arg(long, value_name = "POLICY", value_parser = str::parse::<OfflineStart>)]
     pub offline_start: Option<OfflineStart>,
+
+    /// Whether a container of policy Always starts from the image it ran with before, once its registry has not answered for 10 s: Never or Offline [default: Never]
+    #[arg(long, value_name = "POLICY", value_parser = str::parse::<PullFallback>)]
+    pub image_pull_policy_fallback: Option<PullFallback>,
 
     /// Kubeconfig of the API server to join; without one, static pods only
     #[arg(long, value_name = "FILE")]

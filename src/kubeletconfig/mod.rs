@@ -41,7 +41,7 @@ pub use server::{
 };
 pub use types::{
     CgroupDriver, EvictionThreshold, ImageVerification, KubeletConfiguration, LogFormat, Logging,
-    NEVER_ROTATE, OfflineStart, PriorityPeriod, Taint, Tracing,
+    NEVER_ROTATE, OfflineStart, PriorityPeriod, PullFallback, Taint, Tracing,
 };
 
 /// The only API version that is read.

@@ -12,7 +12,7 @@ use super::flags::{Addresses, Headers, KubeletFlags, Labels};
 use super::load::{read, take_content};
 use super::problem::{ConfigError, Origin, Problem, Warning};
 use super::server::AuthorizationMode;
-use super::types::{KubeletConfiguration, OfflineStart};
+use super::types::{KubeletConfiguration, OfflineStart, PullFallback};
 use super::validate::{is_dns_subdomain, validate};
 
 /// The longest path a unix socket address can hold.
@@ -104,6 +104,8 @@ pub struct AgentConfig {
     pub run_once: bool,
     /// `--offline-start`.
     pub offline_start: OfflineStart,
+    /// `--image-pull-policy-fallback`.
+    pub image_pull_policy_fallback: PullFallback,
     /// Which dead containers are kept.
     pub container_gc: ContainerGcPolicy,
     /// `--kubeconfig`: how the API server is reached; `None` runs static pods only.
@@ -275,6 +277,7 @@ fn settle(
                 image_endpoint,
                 run_once: flags.runonce.unwrap_or(false),
                 offline_start: flags.offline_start.unwrap_or_default(),
+                image_pull_policy_fallback: flags.image_pull_policy_fallback.unwrap_or_default(),
                 container_gc,
                 kubeconfig: optional(&flags.kubeconfig),
                 bootstrap_kubeconfig: optional(&flags.bootstrap_kubeconfig),

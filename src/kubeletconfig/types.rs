@@ -137,6 +137,28 @@ impl FromStr for OfflineStart {
     }
 }
 
+/// Whether a container of policy Always may start from the image it ran with before, while its registry does not answer.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum PullFallback {
+    /// It waits for the registry, as upstream.
+    #[default]
+    Never,
+    /// It may.
+    Offline,
+}
+
+impl FromStr for PullFallback {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "Never" => Ok(Self::Never),
+            "Offline" => Ok(Self::Offline),
+            other => Err(format!("{other:?} is neither \"Never\" nor \"Offline\"")),
+        }
+    }
+}
+
 /// A taint the node registers with, checked.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Taint {

@@ -632,9 +632,11 @@ async fn create_container(
         }
     };
     let secrets = resolve::pull_secrets(context, pod).await;
+    let ran_with = start::ran_with(context, job, start, status);
     let pull = PullInputs {
         sandbox: Some(&sandbox.config),
         secrets: &secrets,
+        ran_with: ran_with.as_deref(),
     };
     let begun = Instant::now();
     let ensured = context

@@ -15,7 +15,9 @@ use tracing::{Instrument, debug, info, info_span, warn};
 
 use super::execute::{Sandbox, StepError, note, start_container};
 use super::{Job, WorkerContext};
+use crate::core::container_history::Records;
 use crate::core::pod_actions::StartContainer;
+use crate::core::pull_fallback;
 use crate::core::state::Transaction;
 use crate::core::supported;
 use crate::kuberuntime::cri::{ContainerConfig, CriError, convert, v1};
@@ -111,6 +113,18 @@ pub(super) async fn container(
         post_start(context, job, spec, &id, start.attempt, &sandbox.ips).await
     };
     work.instrument(span).await
+}
+
+/// The image that the previous attempt of a container ran with, as far as the start asks for the same one.
+pub(super) fn ran_with(
+    context: &WorkerContext,
+    job: &Job,
+    start: &StartContainer,
+    status: &PodStatus,
+) -> Option<String> {
+    let seen = context.store.snapshot();
+    let records = Records::of(&seen, &job.uid);
+    pull_fallback::ran_with(&start.name, &start.hash, status, &records)
 }
 
 /// What becomes of a container that is there since before, when its start is refused with `error`. The start that an

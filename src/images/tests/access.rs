@@ -4,9 +4,9 @@ use super::*;
 use crate::core::state::ObjectRecord;
 use crate::kubeletconfig::ImageVerification;
 
-const IMAGE: &str = "r.io/team/app:1";
+pub(super) const IMAGE: &str = "r.io/team/app:1";
 
-fn secret(namespace: &str, name: &str, uid: &str, user: &str) -> PullSecrets {
+pub(super) fn secret(namespace: &str, name: &str, uid: &str, user: &str) -> PullSecrets {
     let mut secret = pull_secret(
         name,
         json!({"r.io": {"username": user, "password": "hunter2"}}),
@@ -257,6 +257,7 @@ async fn an_image_that_came_by_an_interrupted_pull_is_nobodys() {
             store: world.store.clone(),
             recorder: MemoryRecorder::default(),
             service: world.service.clone(),
+            ran_with: None,
         };
         for (uid, policy) in [
             ("x", "Always"),

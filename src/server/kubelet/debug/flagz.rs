@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 use super::super::Shared;
 use super::zpage;
-use crate::kubeletconfig::{AgentConfig, OfflineStart, encode, format_duration};
+use crate::kubeletconfig::{AgentConfig, OfflineStart, PullFallback, encode, format_duration};
 
 /// Flags, and the field of the configuration that each of them overrides.
 const FIELDS: &[(&str, &str)] = &[
@@ -109,6 +109,14 @@ fn flags(config: &AgentConfig) -> BTreeMap<&'static str, String> {
         ("hostname-override", config.node_name.clone()),
         ("image-credential-provider-bin-dir", optional(&providers.1)),
         ("image-credential-provider-config", optional(&providers.0)),
+        (
+            "image-pull-policy-fallback",
+            match config.image_pull_policy_fallback {
+                PullFallback::Never => "Never",
+                PullFallback::Offline => "Offline",
+            }
+            .to_owned(),
+        ),
         ("image-service-endpoint", config.image_endpoint.to_string()),
         ("kubeconfig", optional(&config.kubeconfig)),
         ("lifeline-kubeconfig", optional(&config.lifeline_kubeconfig)),
