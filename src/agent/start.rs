@@ -26,15 +26,17 @@ use crate::config::{
 };
 use crate::container_logs::{LogRotator, RotationPolicy};
 use crate::core::cluster::Cluster;
+use crate::core::image_gc;
 use crate::core::node_status::pod_capacity;
 use crate::core::state::MetaRecord;
 use crate::core::volumes::known::InUse;
 use crate::events::{self, EventRate, JournalRecorder};
 use crate::eviction::LocalStorage;
 use crate::images::{
-    ImageConfig, ImageManager, NodeLogins, RuntimeTool, VerificationPolicy, run_pruning,
+    Collection, ImageConfig, ImageManager, NodeLogins, RuntimeTool, VerificationPolicy,
+    images_named,
 };
-use crate::kubeletconfig::{AgentConfig, NEVER_ROTATE};
+use crate::kubeletconfig::{AgentConfig, KubeletConfiguration, NEVER_ROTATE};
 use crate::kuberuntime::cri::{CriClient, CriTimeouts};
 use crate::kuberuntime::gc::GcPolicy;
 use crate::node_object::NodeObject;
@@ -549,11 +551,10 @@ pub(super) async fn start(
     tasks.add("local storage", storage.run(token.clone()));
     tasks.add("pleg", pleg.run(token.clone()));
     tasks.add(
-        "image records",
-        run_pruning(
+        "image garbage collection",
+        Arc::clone(&images).run_collection(
+            image_collection(config, base),
             cri.clone(),
-            base.store.clone(),
-            Arc::clone(&base.clock),
             token.clone(),
         ),
     );
@@ -591,6 +592,26 @@ pub(super) async fn start(
         workers,
         pods,
     })
+}
+
+/// What removes images that nothing needs.
+fn image_collection(config: &AgentConfig, base: &Base) -> Collection {
+    let pods = base.pods.clone();
+    Collection {
+        policy: gc_policy(&config.kubelet),
+        wanted: Arc::new(move || images_named(pods.all().iter().map(|pod| &**pod))),
+        recorder: Arc::clone(&base.recorder) as _,
+        store: base.store.clone(),
+    }
+}
+
+fn gc_policy(kubelet: &KubeletConfiguration) -> image_gc::Policy {
+    image_gc::Policy {
+        minimum_age: kubelet.image_minimum_gc_age,
+        maximum_age: kubelet.image_maximum_gc_age,
+        high: kubelet.image_gc_high_threshold_percent,
+        low: kubelet.image_gc_low_threshold_percent,
+    }
 }
 
 /// The addresses that the node reported when it was last seen.

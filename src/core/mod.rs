@@ -7,6 +7,7 @@ pub mod container_history;
 pub mod credentials;
 pub mod deadline;
 pub mod eviction;
+pub mod image_gc;
 pub mod images;
 pub mod node_root;
 pub mod node_status;

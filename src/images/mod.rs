@@ -20,6 +20,7 @@
 //! it. A suspect is removed only while a source of it answers.
 
 mod archive;
+mod collect;
 mod credentials;
 mod error;
 mod fallback;
@@ -40,7 +41,7 @@ mod reference;
 mod repair;
 mod sync;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::future::Future;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
@@ -49,6 +50,7 @@ use k8s_cri::v1;
 use k8s_openapi::api::core::v1::{Container, ImageVolumeSource, Pod};
 
 pub use archive::{ArchiveError, images_in};
+pub use collect::{CollectError, Collection, WantedImages, images_named};
 pub use credentials::{CredentialError, CredentialProviders, CredentialSettings};
 pub use error::{ImageError, ImageErrorReason};
 pub use files::{archive_of, qualified};
@@ -56,7 +58,7 @@ pub use import::{ImportError, Importer, RuntimeTool};
 pub use inputs::{PullInputs, PullSecrets};
 pub use keyring::{Credentials, Keyring, KeyringError, SecretSource};
 pub use node_login::NodeLogins;
-pub use prune::{prune, run_pruning};
+pub use prune::prune;
 pub use pulls::ImageConfig;
 pub use records::{PULL_ERRORS, VerificationPolicy, refusals, shown_access};
 pub use reference::{InvalidImageName, normalize};
@@ -104,6 +106,10 @@ pub trait ImageService: Clone + Send + Sync + 'static {
 
     /// Removes an image by name or ID. One that is gone counts as removed.
     fn remove_image(&self, image: &str) -> impl Future<Output = Result<(), CriError>> + Send;
+
+    /// IDs and names of the images that containers of any state were made of, and of those that the runtime makes
+    /// sandboxes of.
+    fn images_in_use(&self) -> impl Future<Output = Result<HashSet<String>, CriError>> + Send;
 
     /// Directories on the file systems that hold images.
     fn image_directories(&self) -> impl Future<Output = Result<Vec<PathBuf>, CriError>> + Send;
@@ -165,6 +171,20 @@ impl ImageService for CriClient {
         CriClient::remove_image(self, image).await
     }
 
+    async fn images_in_use(&self) -> Result<HashSet<String>, CriError> {
+        let mut used = HashSet::new();
+        for container in self.list_containers(None).await? {
+            let named = container
+                .image
+                .map(|spec| [spec.image, spec.user_specified_image]);
+            used.extend(named.into_iter().flatten());
+            used.extend([container.image_ref, container.image_id]);
+        }
+        used.remove("");
+        used.extend(sandbox_image_of(&self.status(true).await?.info));
+        Ok(used)
+    }
+
     async fn image_directories(&self) -> Result<Vec<PathBuf>, CriError> {
         let answer = self.image_fs_info().await?;
         let ids = answer.image_filesystems.into_iter().filter_map(|f| f.fs_id);
@@ -216,6 +236,13 @@ impl ImageService for CriClient {
     async fn remove_sandbox(&self, intent: &Committed<RemoveEmptySandbox>) -> Result<(), CriError> {
         CriClient::remove_pod_sandbox(self, intent).await
     }
+}
+
+/// The image that sandboxes are made of, where the runtime's configuration says so. Those that do not say it have it
+/// pinned.
+fn sandbox_image_of(info: &HashMap<String, String>) -> Option<String> {
+    let config: serde_json::Value = serde_json::from_str(info.get("config")?).ok()?;
+    config["sandboxImage"].as_str().map(str::to_owned)
 }
 
 /// `imagePullPolicy`.

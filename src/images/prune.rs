@@ -1,22 +1,17 @@
 //! Forgetting images that are gone.
 
 use std::collections::HashSet;
-use std::sync::Arc;
 use std::time::Duration;
 
 use k8s_cri::v1;
-use tokio_util::sync::CancellationToken;
 
 use super::files::{archive_of, qualified};
 use super::records;
 use crate::core::images::{self, FilesState};
 use crate::core::state::{ImageRecord, ObjectRecord, State, Transaction};
-use crate::kuberuntime::cri::CriClient;
 use crate::store::{CommitError, Store};
-use crate::types::{Clock, Stamp};
+use crate::types::Stamp;
 
-/// Upstream's `ImageGCPeriod`.
-const PERIOD: Duration = Duration::from_secs(300);
 /// How long it is remembered that an image that is gone was used.
 const KEPT: Duration = Duration::from_secs(3600);
 
@@ -80,36 +75,4 @@ fn is_awaited(seen: &State, image: &str) -> bool {
         )
     });
     is_under_way || archive_of(seen, image).is_some()
-}
-
-/// [`prune`]s every five minutes until cancelled.
-pub async fn run_pruning(
-    cri: CriClient,
-    store: Store,
-    clock: Arc<dyn Clock>,
-    token: CancellationToken,
-) {
-    let mut ticks = tokio::time::interval(PERIOD);
-    ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-    loop {
-        tokio::select! {
-            () = token.cancelled() => return,
-            _ = ticks.tick() => {}
-        }
-        let listed_at = clock.now();
-        let listed = tokio::select! {
-            () = token.cancelled() => return,
-            listed = cri.list_images(None) => listed,
-        };
-        let pruned = match listed {
-            Ok(images) => prune(&store, &images, listed_at).await,
-            Err(error) => {
-                tracing::debug!(%error, "records of pulls are not pruned, the images are not known");
-                continue;
-            }
-        };
-        if let Err(error) = pruned {
-            tracing::warn!(%error, "records of pulls are not pruned");
-        }
-    }
 }

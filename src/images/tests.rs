@@ -1,4 +1,5 @@
 mod access;
+mod collect;
 mod fallback;
 mod pulling;
 mod repair;
@@ -62,6 +63,8 @@ struct Fake {
     syncs: AtomicU32,
     /// The directory of images is not there.
     no_directory: Mutex<bool>,
+    /// Names of images that containers were made of.
+    in_use: Mutex<HashSet<String>>,
     /// Stands for the directory of images.
     directory: Mutex<Option<PathBuf>>,
     /// Pods with containers.
@@ -150,6 +153,10 @@ impl ImageService for FakeService {
         self.0.present.lock().unwrap().remove(name);
         self.0.removed.lock().unwrap().push(name.to_owned());
         Ok(())
+    }
+
+    async fn images_in_use(&self) -> Result<HashSet<String>, CriError> {
+        Ok(self.0.in_use.lock().unwrap().clone())
     }
 
     async fn image_directories(&self) -> Result<Vec<PathBuf>, CriError> {

@@ -560,6 +560,22 @@ fn take(
             c.container_log_monitor_interval =
                 r.period().unwrap_or(d.container_log_monitor_interval);
         }
+        "imageMinimumGCAge" => {
+            c.image_minimum_gc_age = r.period().unwrap_or(d.image_minimum_gc_age);
+        }
+        "imageMaximumGCAge" => {
+            c.image_maximum_gc_age = r.period().unwrap_or(d.image_maximum_gc_age);
+        }
+        "imageGCHighThresholdPercent" => {
+            c.image_gc_high_threshold_percent = r
+                .int("a percentage from 0 to 100; 100 turns it off")
+                .unwrap_or(d.image_gc_high_threshold_percent);
+        }
+        "imageGCLowThresholdPercent" => {
+            c.image_gc_low_threshold_percent = r
+                .int("a percentage from 0 to 100, less than imageGCHighThresholdPercent")
+                .unwrap_or(d.image_gc_low_threshold_percent);
+        }
         "serializeImagePulls" => {
             c.serialize_image_pulls = r.bool().unwrap_or(d.serialize_image_pulls);
         }

@@ -130,6 +130,16 @@ pub fn encode(config: &KubeletConfiguration) -> Value {
     put("kubeAPIQPS", json!(c.kube_api_qps));
     put("kubeAPIBurst", json!(c.kube_api_burst));
     put("serializeImagePulls", json!(c.serialize_image_pulls));
+    put("imageMinimumGCAge", time(c.image_minimum_gc_age));
+    put("imageMaximumGCAge", time(c.image_maximum_gc_age));
+    put(
+        "imageGCHighThresholdPercent",
+        json!(c.image_gc_high_threshold_percent),
+    );
+    put(
+        "imageGCLowThresholdPercent",
+        json!(c.image_gc_low_threshold_percent),
+    );
     put("maxParallelImagePulls", json!(c.max_parallel_image_pulls));
     put("evictionHard", map(&c.eviction_hard, |t| threshold(*t)));
     put(

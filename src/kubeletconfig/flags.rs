@@ -181,6 +181,18 @@ pub struct KubeletFlags {
     #[arg(long, value_name = "COUNT")]
     pub container_log_max_files: Option<u32>,
 
+    /// Percentage of the images' disk at which unused images are removed; 100 for never [default: 85]
+    #[arg(long, value_name = "PERCENT")]
+    pub image_gc_high_threshold: Option<u8>,
+
+    /// Percentage down to which they are removed [default: 80]
+    #[arg(long, value_name = "PERCENT")]
+    pub image_gc_low_threshold: Option<u8>,
+
+    /// Age an image must have before it is removed to free space [default: 2m]
+    #[arg(long, value_name = "DURATION", value_parser = parse_duration)]
+    pub minimum_image_ttl_duration: Option<Duration>,
+
     /// Directory of the links to container logs [default: /var/log/containers]
     #[arg(long, value_name = "DIR")]
     pub container_logs_dir: Option<PathBuf>,

@@ -344,6 +344,9 @@ fn apply_flags(settings: &mut Settings, flags: &KubeletFlags) {
     over!("--event-qps", "eventRecordQPS", f.event_qps => c.event_record_qps);
     over!("--event-burst", "eventBurst", f.event_burst.map(event_burst) => c.event_burst);
     over!("--container-log-max-size", "containerLogMaxSize", f.container_log_max_size => c.container_log_max_size);
+    over!("--image-gc-high-threshold", "imageGCHighThresholdPercent", f.image_gc_high_threshold => c.image_gc_high_threshold_percent);
+    over!("--image-gc-low-threshold", "imageGCLowThresholdPercent", f.image_gc_low_threshold => c.image_gc_low_threshold_percent);
+    over!("--minimum-image-ttl-duration", "imageMinimumGCAge", f.minimum_image_ttl_duration => c.image_minimum_gc_age);
     over!("--container-log-max-files", "containerLogMaxFiles", f.container_log_max_files => c.container_log_max_files);
     over!("--container-runtime-endpoint", "containerRuntimeEndpoint", f.container_runtime_endpoint => c.container_runtime_endpoint);
     over!("--image-service-endpoint", "imageServiceEndpoint", f.image_service_endpoint => c.image_service_endpoint);

@@ -286,6 +286,14 @@ pub struct KubeletConfiguration {
     pub container_log_max_workers: u32,
     /// How often the sizes of container logs are looked at.
     pub container_log_monitor_interval: Duration,
+    /// How old an image must be before it is removed to free space.
+    pub image_minimum_gc_age: Duration,
+    /// After how long an image that nobody uses is removed; zero for never.
+    pub image_maximum_gc_age: Duration,
+    /// Percentage of the images' disk at which unused images are removed; 100 for never.
+    pub image_gc_high_threshold_percent: u8,
+    /// Percentage down to which they are removed.
+    pub image_gc_low_threshold_percent: u8,
     /// Whether images are pulled one at a time.
     pub serialize_image_pulls: bool,
     /// How many images are pulled at once; no limit when unset and pulls are not serialised.
@@ -437,6 +445,10 @@ impl Default for KubeletConfiguration {
             container_log_max_files: 5,
             container_log_max_workers: 1,
             container_log_monitor_interval: Duration::from_secs(10),
+            image_minimum_gc_age: Duration::from_secs(120),
+            image_maximum_gc_age: Duration::ZERO,
+            image_gc_high_threshold_percent: 85,
+            image_gc_low_threshold_percent: 80,
             serialize_image_pulls: true,
             max_parallel_image_pulls: None,
             image_pull_credentials_verification_policy: ImageVerification::default(),

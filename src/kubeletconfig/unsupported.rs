@@ -130,8 +130,6 @@ pub const UNSUPPORTED_FLAGS: &[UnsupportedFlag] = &[
     value("global-housekeeping-interval"),
     value("hairpin-mode"),
     value("housekeeping-interval"),
-    value("image-gc-high-threshold"),
-    value("image-gc-low-threshold"),
     removed("iptables-drop-bit", Takes::Value, "1.31", ""),
     removed("iptables-masquerade-bit", Takes::Value, "1.31", ""),
     removed("keep-terminated-pod-volumes", Takes::Bool, "1.31", ""),
@@ -155,7 +153,6 @@ pub const UNSUPPORTED_FLAGS: &[UnsupportedFlag] = &[
     removed("master-service-namespace", Takes::Value, "1.27", ""),
     value("max-open-files"),
     value("memory-manager-policy"),
-    value("minimum-image-ttl-duration"),
     value("oom-score-adj"),
     value("pod-cidr"),
     removed(

@@ -80,6 +80,32 @@ fn is_collector(endpoint: &str) -> bool {
         && !host.contains(|c: char| c.is_whitespace() || "/?#@".contains(c))
 }
 
+/// Upstream's checks of image garbage collection.
+fn image_collection(settings: &mut Settings) {
+    let config = &settings.config;
+    let (minimum, maximum) = (config.image_minimum_gc_age, config.image_maximum_gc_age);
+    let (high, low) = (
+        config.image_gc_high_threshold_percent,
+        config.image_gc_low_threshold_percent,
+    );
+    if high > 100 {
+        let wrong = format!("is {high}, expected a percentage from 0 to 100; 100 turns it off");
+        settings.reject("imageGCHighThresholdPercent", wrong);
+    }
+    if low > 100 || low >= high {
+        let wrong = format!(
+            "is {low}, expected a percentage from 0 to 100, less than imageGCHighThresholdPercent, which is {high}"
+        );
+        settings.reject("imageGCLowThresholdPercent", wrong);
+    }
+    if !maximum.is_zero() && maximum <= minimum {
+        let wrong = format!(
+            "is {maximum:?}, expected more than imageMinimumGCAge, which is {minimum:?}, or 0s for never"
+        );
+        settings.reject("imageMaximumGCAge", wrong);
+    }
+}
+
 fn periods(settings: &mut Settings) {
     let config = &settings.config;
     let day = Duration::from_secs(86_400);
@@ -224,6 +250,7 @@ fn numbers(settings: &mut Settings) {
             ),
         );
     }
+    image_collection(settings);
     if files < 2 {
         settings.reject(
             "containerLogMaxFiles",

@@ -324,6 +324,7 @@ metrics! {
     started_containers: Family<ContainerTypeLabel, Counter> = Family::default(), "kubelet_started_containers", "Containers started";
     started_containers_errors: Family<ContainerErrorLabel, Counter> = Family::default(), "kubelet_started_containers_errors", "Containers that could not be started";
     image_pull_duration: HistogramFamily<ImageSizeLabel> = Family::new_with_constructor(image_pull_histogram), "kubelet_image_pull_duration", "Duration of image pulls", Unit::Seconds;
+    images_collected: Family<ReasonLabel, Counter> = Family::default(), "kubelet_image_garbage_collected", "Images that were removed since nothing needed them: for their age, or for space";
     image_suspects: Counter = Counter::default(), "holdfast_image_suspects", "Images whose files could not be believed any more";
     image_repairs: Counter = Counter::default(), "holdfast_image_repairs", "Suspect images that were removed and brought again";
     events_discarded: Counter = Counter::default(), "holdfast_events_discarded", "Events left out because there were too many at once";

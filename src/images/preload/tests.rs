@@ -77,6 +77,10 @@ impl ImageService for Runtime {
         Ok(())
     }
 
+    async fn images_in_use(&self) -> Result<HashSet<String>, CriError> {
+        Ok(HashSet::new())
+    }
+
     async fn image_directories(&self) -> Result<Vec<PathBuf>, CriError> {
         Ok(vec![PathBuf::from("/proc")])
     }

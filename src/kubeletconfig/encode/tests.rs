@@ -40,6 +40,10 @@ containerLogMaxSize: 1500k
 containerLogMaxFiles: 7
 containerLogMaxWorkers: 2
 containerLogMonitorInterval: 4s
+imageMinimumGCAge: 3m0s
+imageMaximumGCAge: 24h
+imageGCHighThresholdPercent: 90
+imageGCLowThresholdPercent: 70
 address: 127.0.0.1
 tlsMinVersion: VersionTLS13
 authentication:

@@ -1,0 +1,118 @@
+//! Garbage collection over a fake runtime.
+
+use super::super::collect::Collection;
+use super::*;
+use crate::core::image_gc::Policy;
+
+const POLICY: Policy = Policy {
+    minimum_age: Duration::from_secs(120),
+    maximum_age: Duration::from_secs(600),
+    high: 100,
+    low: 80,
+};
+
+impl World {
+    fn collection(&self, policy: Policy, wanted: &'static [&'static str]) -> Collection {
+        Collection {
+            policy,
+            wanted: Arc::new(move || wanted.iter().map(|name| (*name).to_owned()).collect()),
+            recorder: Arc::new(self.recorder.clone()),
+            store: self.store.clone(),
+        }
+    }
+
+    fn have(&self, images: &[&str]) {
+        let mut present = self.service.0.present.lock().unwrap();
+        present.extend(images.iter().map(|name| (*name).to_owned()));
+    }
+
+    fn use_only(&self, images: &[&str]) {
+        *self.service.0.in_use.lock().unwrap() = images.iter().map(|n| (*n).to_owned()).collect();
+    }
+
+    fn left(&self) -> Vec<String> {
+        let mut left: Vec<String> = self
+            .service
+            .0
+            .present
+            .lock()
+            .unwrap()
+            .iter()
+            .cloned()
+            .collect();
+        left.sort_unstable();
+        left
+    }
+}
+
+#[tokio::test]
+async fn an_image_goes_when_it_is_too_old_and_nothing_needs_it() {
+    let w = world(ImageConfig::default());
+    w.have(&["docker.io/library/used:1", "r.io/wanted:1", "r.io/unused:1"]);
+    w.use_only(&["docker.io/library/used:1"]);
+    let collection = w.collection(POLICY, &["r.io/wanted:1"]);
+    let round = w.manager.collect(&collection, &w.service).await.unwrap();
+    assert_eq!(
+        round.next_due, None,
+        "what was never seen is as if used now"
+    );
+    let round = w.manager.collect(&collection, &w.service).await.unwrap();
+    assert_eq!(round.next_due, Some(Duration::from_secs(600)));
+
+    // A restart makes no image younger.
+    let again = world(ImageConfig::default()).manager;
+    w.clock.advance(Duration::from_secs(400));
+    let round = w.manager.collect(&collection, &w.service).await.unwrap();
+    assert_eq!(round.next_due, Some(Duration::from_secs(200)));
+    drop(again);
+    w.clock.advance(Duration::from_secs(201));
+    w.use_only(&[]);
+    w.manager.collect(&collection, &w.service).await.unwrap();
+    // The one that was used until now has its whole age before it.
+    assert_eq!(w.left(), ["docker.io/library/used:1", "r.io/wanted:1"]);
+    let metrics = w.manager.metrics.encode().unwrap();
+    assert!(
+        metrics.contains("kubelet_image_garbage_collected_total{reason=\"age\"} 1"),
+        "{metrics}"
+    );
+
+    // Nothing on record is left of it.
+    w.clock.advance(Duration::from_secs(7200));
+    let none = w.collection(POLICY, &[]);
+    w.manager.collect(&none, &w.service).await.unwrap();
+    assert_eq!(w.left(), [""; 0]);
+    w.clock.advance(Duration::from_secs(7200));
+    w.manager.collect(&none, &w.service).await.unwrap();
+    assert_eq!(
+        w.store.snapshot().len_of(crate::core::state::Table::Images),
+        0
+    );
+}
+
+#[tokio::test]
+async fn space_is_freed_and_a_failure_is_told_of() {
+    let w = world(ImageConfig::default());
+    w.have(&["r.io/a:1", "r.io/b:1"]);
+    // A full disk has no room at all: everything that may go goes, and that is not enough.
+    *w.service.0.directory.lock().unwrap() = Some(PathBuf::from("/"));
+    let full = Policy {
+        high: 1,
+        low: 0,
+        ..POLICY
+    };
+    let collection = w.collection(full, &["r.io/b:1"]);
+    w.manager
+        .collect(&collection, &w.service)
+        .await
+        .unwrap_err();
+    assert_eq!(w.left(), ["r.io/a:1", "r.io/b:1"], "too young");
+    w.clock.advance(Duration::from_secs(120));
+    let error = w
+        .manager
+        .collect(&collection, &w.service)
+        .await
+        .unwrap_err();
+    assert_eq!(w.left(), ["r.io/b:1"]);
+    assert!(error.to_string().contains("only found 7 bytes"), "{error}");
+    assert_eq!(w.reasons(), ["FreeDiskSpaceFailed", "FreeDiskSpaceFailed"]);
+}
