@@ -15,6 +15,8 @@
 
 #[path = "support/agent_process.rs"]
 mod agent_process;
+#[path = "agent_real/attempt_files.rs"]
+mod attempt_files;
 #[path = "agent_real/containerd_2.rs"]
 mod containerd_2;
 #[cfg(feature = "failpoints")]

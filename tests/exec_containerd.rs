@@ -17,6 +17,7 @@ use std::time::Duration;
 use holdfast::cm::{CgroupConfig, CgroupManager};
 use holdfast::core::state::{ContainerRecord, Transaction, child_key};
 use holdfast::images::{ImageConfig, ImageManager, PullInputs};
+use holdfast::kuberuntime::attempt_files::{self, Owner};
 use holdfast::kuberuntime::container_config::{self, ContainerInputs};
 use holdfast::kuberuntime::cri::{CriClient, CriTimeouts};
 use holdfast::kuberuntime::dns::{DnsConfigurer, ResolvConf};
@@ -153,7 +154,7 @@ impl World {
             .await
             .unwrap()
             .ips;
-        let files = container_config::prepare_files(pod, container, 0, &ips, &self.ctx).unwrap();
+        let files = container_config::prepare_files(pod, container, &ips, &self.ctx).unwrap();
         let env = env::make_env(
             &EnvInputs {
                 pod,
@@ -203,8 +204,12 @@ impl World {
             .await
             .unwrap();
         Box::pin(self.cri.start_container(&receipt)).await.unwrap();
-        let log = container_config::log_path(&container.name, 0);
-        logs::link_container_log(&self.ctx, pod, &container.name, &id, &log).unwrap();
+        let owner = Owner {
+            uid: pod.uid(),
+            namespace: pod.namespace().to_owned(),
+            name: pod.name().to_owned(),
+        };
+        attempt_files::link(&self.ctx, &owner, &container.name, &id, 0).unwrap();
         tokio::time::timeout(Duration::from_secs(30), async {
             loop {
                 let status = Box::pin(self.cri.pod_status(&pod.uid(), pod.name(), pod.namespace()))

@@ -117,8 +117,7 @@ impl World {
     ) -> ContainerId {
         let spec = container_of(pod, name).unwrap();
         let container = &*spec.container;
-        let files =
-            container_config::prepare_files(pod, container, attempt, &[], &self.ctx).unwrap();
+        let files = container_config::prepare_files(pod, container, &[], &self.ctx).unwrap();
         let env = env::make_env(
             &EnvInputs {
                 pod,

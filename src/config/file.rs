@@ -61,7 +61,7 @@ type Cache = BTreeMap<PathBuf, Cached>;
 type Recorded = BTreeMap<PodUid, Weak<Pod>>;
 
 /// What is in a file, or why it cannot be a manifest.
-pub type Content = Result<Vec<u8>, ManifestError>;
+pub type FileContent = Result<Vec<u8>, ManifestError>;
 
 /// What a file held when it was read last.
 #[derive(Clone)]
@@ -401,7 +401,7 @@ pub fn candidates(directory: &Path) -> std::io::Result<Vec<PathBuf>> {
 ///
 /// # Errors
 /// When it cannot be read; [`cannot_be_read`] says so.
-pub fn content_of(path: &Path) -> std::io::Result<Option<Content>> {
+pub fn content_of(path: &Path) -> std::io::Result<Option<FileContent>> {
     if !std::fs::metadata(path)?.is_file() {
         return Ok(None);
     }
@@ -424,7 +424,7 @@ pub fn cannot_be_read(error: &std::io::Error) -> String {
 }
 
 /// Opens and reads a file.
-fn regular(path: &Path) -> std::io::Result<Option<(FileStamp, Content)>> {
+fn regular(path: &Path) -> std::io::Result<Option<(FileStamp, FileContent)>> {
     // Not blocking, should it have become a pipe meanwhile.
     let file = OpenOptions::new()
         .read(true)

@@ -34,7 +34,7 @@ use adoption::Adoptions;
 pub use adoption::RunningStatic;
 pub use api::{ApiSettings, STALE_CONFIRMATION, VERSION_KEY};
 pub use conflicts::conflicts_of;
-pub use file::{candidates, cannot_be_read, content, content_of, location};
+pub use file::{FileContent, candidates, cannot_be_read, content, content_of, location};
 pub use ready::{Origins, SourcesReady};
 
 use crate::core::state::State;

@@ -40,7 +40,7 @@ pub struct ContainerUsage {
     pub rootfs: u64,
     /// Its logs.
     pub logs: u64,
-    /// Its termination messages, of earlier attempts, too.
+    /// Its termination message, and what earlier versions of the agent have left of earlier attempts.
     pub messages: u64,
 }
 

@@ -37,6 +37,12 @@ pub fn asks_recursive_read_only(container: &Container) -> bool {
     modes.any(|mode| !matches!(mode, "" | "Disabled"))
 }
 
+/// Whether what is mounted in a container may show on the node.
+pub fn shows_mounts_to_node(container: &Container) -> bool {
+    let mut mounts = container.volume_mounts.iter().flatten();
+    mounts.any(|m| m.mount_propagation.as_deref() == Some("Bidirectional"))
+}
+
 #[cfg(test)]
 mod tests {
     use serde_json::json;

@@ -1,11 +1,8 @@
 //! The CRI message that makes a container, and the files it needs on the node; upstream's
 //! `generateContainerConfig` and `ensureHostsFile`.
 //!
-//! [`build`] is pure. [`prepare_files`] writes the managed hosts file and the termination message file
-//! before each create; both are below the pod's directory and replaced, never appended to.
-//!
-//! **Invariant:** the termination message file of an attempt has a name that follows from the attempt, so
-//! that it is found again after a restart of the agent.
+//! [`build`] is pure. [`prepare_files`] writes the managed hosts file and makes the termination message file before each
+//! create; both are below the pod's directory.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs;
@@ -17,6 +14,7 @@ use std::sync::Arc;
 use k8s_cri::v1;
 use k8s_openapi::api::core::v1::{Container, HostAlias, Pod};
 
+use super::attempt_files;
 use super::container_mounts::{self, absolute};
 use super::cri::ContainerConfig;
 use super::devices;
@@ -27,7 +25,7 @@ use super::resources;
 use super::sandbox_config::{self, ConfigError};
 use super::security::{self, Isolation};
 use crate::core::volumes::{Remote, extra_groups};
-use crate::types::{PodExt, PodUid, blocking};
+use crate::types::{PodExt, blocking};
 
 /// Default of `terminationMessagePath`.
 pub const DEFAULT_TERMINATION_PATH: &str = "/dev/termination-log";
@@ -122,7 +120,7 @@ pub fn build(
         devices: devices::devices(pod, container, inputs.volumes)?,
         labels: container_labels(pod, container),
         annotations: container_annotations(inputs),
-        log_path: log_path(&container.name, attempt),
+        log_path: attempt_files::log_path(&container.name, attempt),
         stdin: container.stdin.unwrap_or(false),
         stdin_once: container.stdin_once.unwrap_or(false),
         tty: container.tty.unwrap_or(false),
@@ -165,22 +163,6 @@ fn expanded(
         })
 }
 
-/// Log file below the pod's log directory; upstream's `BuildContainerLogsPath`.
-pub fn log_path(container: &str, attempt: u32) -> String {
-    format!("{container}/{attempt}.log")
-}
-
-/// Where an attempt's termination message lies on the node.
-pub fn termination_log_path(
-    ctx: &NodeContext,
-    uid: &PodUid,
-    container: &str,
-    attempt: u32,
-) -> PathBuf {
-    ctx.container_dir(uid, container)
-        .join(format!("{attempt:08x}"))
-}
-
 /// As [`prepare_files`], on a thread where it may block. It goes on when the future is dropped; made again, it does the same.
 ///
 /// # Errors
@@ -188,13 +170,12 @@ pub fn termination_log_path(
 pub async fn prepare_files_beside(
     pod: &Arc<Pod>,
     container: &Container,
-    attempt: u32,
     pod_ips: &[String],
     ctx: &NodeContext,
 ) -> Result<ContainerFiles, FileError> {
     let (of, in_it, ips) = (Arc::clone(pod), container.clone(), pod_ips.to_vec());
     let node = ctx.clone();
-    let work = move || prepare_files(&of, &in_it, attempt, &ips, &node);
+    let work = move || prepare_files(&of, &in_it, &ips, &node);
     blocking::run(work).await.unwrap_or_else(|error| {
         Err(FileError {
             verb: "write files in",
@@ -205,14 +186,13 @@ pub async fn prepare_files_beside(
     })
 }
 
-/// Writes the hosts file and an empty termination message file, replacing what an earlier try left. Blocking.
+/// Writes the hosts file, and makes the termination message file if there is none. Blocking.
 ///
 /// # Errors
 /// When one cannot be written.
 pub fn prepare_files(
     pod: &Pod,
     container: &Container,
-    attempt: u32,
     pod_ips: &[String],
     ctx: &NodeContext,
 ) -> Result<ContainerFiles, FileError> {
@@ -236,13 +216,8 @@ pub fn prepare_files(
         files.hosts = Some(path);
     }
     if is_path_component(&container.name) {
-        let path = termination_log_path(ctx, &uid, &container.name, attempt);
-        if let Some(dir) = path.parent() {
-            fs::create_dir_all(dir).map_err(error("create", dir))?;
-            fs::set_permissions(dir, fs::Permissions::from_mode(0o750))
-                .map_err(error("set the mode of", dir))?;
-        }
-        write_file(&path, b"", 0o666).map_err(error("write", &path))?;
+        let path = attempt_files::message_path(ctx, &uid, &container.name);
+        attempt_files::prepare_message(&path).map_err(error("create", &path))?;
         files.termination_log = Some(path);
     }
     Ok(files)

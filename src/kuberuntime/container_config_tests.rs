@@ -311,7 +311,7 @@ fn files_are_written_for_each_start() {
     let pod = pod(json!({"name": "c"}));
     let container = &pod.containers()[0];
     let ips = ["10.0.0.2".to_owned(), "fd00::2".to_owned()];
-    let files = prepare_files(&pod, container, 2, &ips, &ctx).unwrap();
+    let files = prepare_files(&pod, container, &ips, &ctx).unwrap();
     let hosts = fs::read_to_string(files.hosts.unwrap()).unwrap();
     assert!(
         hosts.starts_with("# Kubernetes-managed hosts file.\n127.0.0.1\tlocalhost\n"),
@@ -324,10 +324,14 @@ fn files_are_written_for_each_start() {
         "{hosts}"
     );
     let log = files.termination_log.unwrap();
-    assert_eq!(log, termination_log_path(&ctx, &pod.uid(), "c", 2));
-    fs::write(&log, "left by an earlier try").unwrap();
-    prepare_files(&pod, container, 2, &ips, &ctx).unwrap();
-    assert_eq!(fs::read_to_string(&log).unwrap(), "");
+    assert_eq!(log, attempt_files::message_path(&ctx, &pod.uid(), "c"));
+    fs::write(&log, "said before").unwrap();
+    prepare_files(&pod, container, &ips, &ctx).unwrap();
+    assert_eq!(
+        fs::read_to_string(&log).unwrap(),
+        "said before",
+        "the message of the attempt before may not be on record yet"
+    );
     assert_eq!(
         fs::metadata(&log).unwrap().permissions().mode() & 0o777,
         0o666
@@ -341,10 +345,10 @@ fn a_link_in_place_of_the_message_file_is_not_followed() {
     let pod = pod(json!({"name": "c"}));
     let secret = dir.path().join("secret");
     fs::write(&secret, "keep").unwrap();
-    let path = termination_log_path(&ctx, &pod.uid(), "c", 0);
+    let path = attempt_files::message_path(&ctx, &pod.uid(), "c");
     fs::create_dir_all(path.parent().unwrap()).unwrap();
     std::os::unix::fs::symlink(&secret, &path).unwrap();
-    assert!(prepare_files(&pod, &pod.containers()[0], 0, &[], &ctx).is_err());
+    assert!(prepare_files(&pod, &pod.containers()[0], &[], &ctx).is_err());
     assert_eq!(fs::read_to_string(&secret).unwrap(), "keep");
 }
 
@@ -357,14 +361,13 @@ fn a_mount_of_its_own_at_etc_hosts_is_left_alone_and_host_network_copies_the_nod
     fs::write(&ctx.node_hosts_file, b"127.0.0.1 node\n# caf\xe9\n").unwrap();
     let mut own =
         pod(json!({"name": "c", "volumeMounts": [{"name": "v", "mountPath": "/etc/hosts"}]}));
-    let files =
-        prepare_files(&own, &own.containers()[0], 0, &["1.1.1.1".to_owned()], &ctx).unwrap();
+    let files = prepare_files(&own, &own.containers()[0], &["1.1.1.1".to_owned()], &ctx).unwrap();
     assert_eq!(files.hosts, None);
     own = pod(json!({"name": "c"}));
     if let Some(spec) = own.spec.as_mut() {
         spec.host_network = Some(true);
     }
-    let files = prepare_files(&own, &own.containers()[0], 0, &[], &ctx).unwrap();
+    let files = prepare_files(&own, &own.containers()[0], &[], &ctx).unwrap();
     let hosts = fs::read(files.hosts.unwrap()).unwrap();
     assert!(hosts.starts_with(
         b"# Kubernetes-managed hosts file (host network).\n127.0.0.1 node\n# caf\xe9\n"

@@ -10,6 +10,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
+use super::attempt_files::{self, Owner};
 use super::cri::{CriClient, CriError};
 use super::logs;
 use super::node_context::NodeContext;
@@ -222,7 +223,7 @@ pub struct Remover<'a> {
     pub store: &'a Store,
     /// Time.
     pub clock: &'a dyn Clock,
-    /// Where logs are.
+    /// Where files of containers are.
     pub ctx: &'a NodeContext,
 }
 
@@ -238,7 +239,7 @@ pub struct GcReport {
 }
 
 impl Remover<'_> {
-    /// Records the end of a container and removes it with its logs. `status` must come from an
+    /// Records the end of a container and removes it with its files. `status` must come from an
     /// inspection, not from a list, or the exit code is not known. One that it does not show is gone.
     /// Not removed when dropped before the commit; removed twice does no harm.
     ///
@@ -280,17 +281,11 @@ impl Remover<'_> {
                 source,
             })?;
         if let Some(container) = status.containers.iter().find(|c| c.id == *id) {
-            let names = (status.name.clone(), status.namespace.clone());
-            let (id, name, log) = (
-                id.clone(),
-                container.name.clone(),
-                container.log_path.clone(),
-            );
-            let removed = logs::beside(self.ctx, move |ctx| {
-                logs::remove_container_log(ctx, (&names.0, &names.1), &name, &id, &log)
-            });
+            let (owner, of) = (Owner::of(status), container.clone());
+            let removed =
+                logs::beside(self.ctx, move |ctx| attempt_files::remove(ctx, &owner, &of));
             if let Err(error) = removed.await {
-                tracing::warn!(pod = %pod, container = %container.name, %error, "log of a removed container stays");
+                tracing::warn!(pod = %pod, container = %container.name, %error, "files of a removed container stay");
             }
         }
         Ok(())
@@ -396,7 +391,7 @@ impl Remover<'_> {
                 Err(error) => report.errors.push(error),
             }
         }
-        if let Err(error) = logs::beside(self.ctx, logs::remove_dead_links).await {
+        if let Err(error) = logs::beside(self.ctx, attempt_files::remove_dead_links).await {
             tracing::warn!(%error, "dead log links stay");
         }
         report

@@ -1,7 +1,7 @@
-//! Where containers log: the pod's directory below `/var/log/pods` and the links below
-//! `/var/log/containers` that log collectors read pod, namespace and container from.
+//! Where containers log: the pod's directory below `/var/log/pods`, and the directories of its containers in it.
 //!
-//! The runtime writes the logs; this module only makes and removes directories and links.
+//! The runtime writes the logs; this module only makes and removes directories. What is in them, and the links to it, are
+//! the business of [`attempt_files`].
 //!
 //! What touches the disk blocks; async callers go through [`beside`].
 //!
@@ -11,25 +11,18 @@
 use std::fs;
 use std::io;
 use std::os::fd::OwnedFd;
-use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::symlink;
 use std::path::{Component, Path, PathBuf};
 
 use k8s_openapi::api::core::v1::Pod;
-use nix::dir::Dir;
 use nix::errno::Errno;
 use nix::fcntl::{OFlag, open, openat};
 use nix::sys::stat::{Mode, fchmod, mkdirat};
-use nix::unistd::{UnlinkatFlags, unlinkat};
 
-use super::container_config;
+use super::attempt_files;
 use super::node_context::{NodeContext, is_path_component};
 use crate::types::containers::containers_of;
 use crate::types::runtime::{ContainerStatus, PodStatus};
-use crate::types::{ContainerId, PodExt, PodUid, blocking};
-
-/// Longest file name of a link; upstream cuts what comes before the id.
-const MAX_LINK_NAME: usize = 251;
+use crate::types::{PodExt, PodUid, blocking};
 
 /// A log directory or link could not be made or removed.
 #[derive(Debug, thiserror::Error)]
@@ -41,7 +34,10 @@ pub struct LogError {
     source: io::Error,
 }
 
-fn error<E: Into<io::Error>>(verb: &'static str, path: &Path) -> impl FnOnce(E) -> LogError {
+pub(super) fn error<E: Into<io::Error>>(
+    verb: &'static str,
+    path: &Path,
+) -> impl FnOnce(E) -> LogError {
     let path = path.to_owned();
     move |source| LogError {
         verb,
@@ -75,7 +71,7 @@ pub fn file_by_rule(
     attempt: u32,
 ) -> PathBuf {
     root.join(format!("{namespace}_{name}_{uid}"))
-        .join(container_config::log_path(container, attempt))
+        .join(attempt_files::log_path(container, attempt))
 }
 
 /// Where a container logs: what the runtime says, else by the rule.
@@ -136,95 +132,8 @@ fn is_dir_of_pod(ctx: &NodeContext, dir: &Path) -> bool {
     dir.parent() == Some(&ctx.pod_log_root) && component.is_some_and(|c| is_path_component(&c))
 }
 
-/// Name of a container's link; upstream's `LogSymlink`.
-pub fn link_name(pod: &str, namespace: &str, container: &str, id: &ContainerId) -> String {
-    let suffix = format!("-{id}.log");
-    let mut name = format!("{pod}_{namespace}_{container}");
-    let mut end = name.len().min(MAX_LINK_NAME.saturating_sub(suffix.len()));
-    while !name.is_char_boundary(end) {
-        end -= 1;
-    }
-    name.truncate(end);
-    name + &suffix
-}
-
-/// Links a container's log by name. A link that is there already is replaced.
-///
-/// # Errors
-/// When it cannot be made. A container runs without it.
-pub fn link_container_log(
-    ctx: &NodeContext,
-    pod: &Pod,
-    container: &str,
-    id: &ContainerId,
-    log_path: &str,
-) -> Result<PathBuf, LogError> {
-    let target = ctx
-        .pod_log_dir(pod.namespace(), pod.name(), &pod.uid())
-        .join(log_path);
-    let link = ctx
-        .container_log_root
-        .join(link_name(pod.name(), pod.namespace(), container, id));
-    fs::create_dir_all(&ctx.container_log_root)
-        .map_err(error("create log directory", &ctx.container_log_root))?;
-    match symlink(&target, &link) {
-        Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {
-            if fs::read_link(&link).is_ok_and(|t| t == target) {
-                return Ok(link);
-            }
-            fs::remove_file(&link).map_err(error("replace log link", &link))?;
-            symlink(&target, &link).map_err(error("create log link", &link))?;
-        }
-        other => other.map_err(error("create log link", &link))?,
-    }
-    Ok(link)
-}
-
-/// Removes the link and log files of one removed container. What is not there counts as removed.
-///
-/// # Errors
-/// When something cannot be removed.
-pub fn remove_container_log(
-    ctx: &NodeContext,
-    pod: (&str, &str),
-    container: &str,
-    id: &ContainerId,
-    log_path: &str,
-) -> Result<(), LogError> {
-    let link = ctx
-        .container_log_root
-        .join(link_name(pod.0, pod.1, container, id));
-    remove_file(&link)?;
-    let path = Path::new(log_path);
-    let below = path.strip_prefix(&ctx.pod_log_root).ok();
-    let (Some(below), Some(dir), Some(name)) = (below, path.parent(), path.file_name()) else {
-        return Ok(());
-    };
-    let opened = match open_below(&ctx.pod_log_root, below.parent()) {
-        Err(Errno::ENOENT) => return Ok(()),
-        other => other.map_err(error("open log directory", dir))?,
-    };
-    let copy = opened
-        .try_clone()
-        .map_err(error("list log directory", dir))?;
-    let mut entries = Dir::from_fd(copy).map_err(error("list log directory", dir))?;
-    for entry in entries.iter() {
-        let entry = entry.map_err(error("list log directory", dir))?;
-        let file = entry.file_name();
-        // Rotated files are `<N>.log.<time>[.gz]` beside it.
-        let rest = file.to_bytes().strip_prefix(name.as_bytes());
-        if rest.is_some_and(|rest| rest.is_empty() || rest.starts_with(b".")) {
-            match unlinkat(&opened, file, UnlinkatFlags::NoRemoveDir) {
-                Ok(()) | Err(Errno::ENOENT) => {}
-                Err(e) => return Err(error("remove log in", dir)(e)),
-            }
-        }
-    }
-    Ok(())
-}
-
 /// Opens a directory below a root. Only the root may be a link.
-fn open_below(root: &Path, below: Option<&Path>) -> nix::Result<OwnedFd> {
+pub(super) fn open_below(root: &Path, below: Option<&Path>) -> nix::Result<OwnedFd> {
     let mut dir = open(root, directory(), Mode::empty())?;
     for component in below.unwrap_or(Path::new("")).components() {
         let Component::Normal(name) = component else {
@@ -235,39 +144,11 @@ fn open_below(root: &Path, below: Option<&Path>) -> nix::Result<OwnedFd> {
     Ok(dir)
 }
 
-fn remove_file(path: &Path) -> Result<(), LogError> {
+pub(super) fn remove_file(path: &Path) -> Result<(), LogError> {
     match fs::remove_file(path) {
         Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(()),
         other => other.map_err(error("remove", path)),
     }
-}
-
-/// Removes links whose log is gone; returns how many.
-///
-/// # Errors
-/// When the directory cannot be listed or a link not removed.
-pub fn remove_dead_links(ctx: &NodeContext) -> Result<usize, LogError> {
-    let root = &ctx.container_log_root;
-    let entries = match fs::read_dir(root) {
-        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(0),
-        other => other.map_err(error("list log directory", root))?,
-    };
-    let mut removed = 0;
-    for entry in entries.flatten() {
-        let link = entry.path();
-        let ours = fs::read_link(&link).is_ok_and(|target| target.starts_with(&ctx.pod_log_root));
-        let dead = fs::metadata(&link).is_err_and(|e| e.kind() == io::ErrorKind::NotFound);
-        // A log the runtime has not opened yet has its directory.
-        let starting = fs::read_link(&link)
-            .ok()
-            .and_then(|target| target.parent().map(Path::exists))
-            .unwrap_or(false);
-        if ours && dead && !starting {
-            remove_file(&link)?;
-            removed += 1;
-        }
-    }
-    Ok(removed)
 }
 
 /// Removes the log directory of a pod that is gone.
@@ -335,7 +216,7 @@ fn remove_tree(dir: &Path) -> Result<(), LogError> {
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::PermissionsExt;
+    use std::os::unix::fs::{PermissionsExt, symlink};
 
     use super::*;
     use serde_json::json;
@@ -368,53 +249,28 @@ mod tests {
     }
 
     #[test]
-    fn links_lead_to_the_log_and_go_with_it() {
+    fn directories_of_all_containers_are_made_and_go_with_their_pod() {
         let Fixture { ctx, pod, _dir } = fixture();
         let dir = create_pod_log_dir(&ctx, &pod).unwrap();
         assert_eq!(dir, ctx.pod_log_root.join("shop_web_u1"));
         for container in ["i", "c", "e"] {
             assert!(dir.join(container).is_dir(), "{container}");
         }
-        let id = ContainerId::from("abc");
-        let link = link_container_log(&ctx, &pod, "c", &id, "c/0.log").unwrap();
-        assert_eq!(link.file_name().unwrap(), "web_shop_c-abc.log");
-        assert_eq!(
-            remove_dead_links(&ctx).unwrap(),
-            0,
-            "a log that is about to be written"
-        );
-        fs::write(dir.join("c/0.log"), "x").unwrap();
-        link_container_log(&ctx, &pod, "c", &id, "c/0.log").unwrap();
-        assert_eq!(fs::read_to_string(&link).unwrap(), "x");
         assert_eq!(remove_orphan_pod_logs(&ctx, &|_| true).unwrap(), 0);
         assert_eq!(remove_orphan_pod_logs(&ctx, &|_| false).unwrap(), 1);
-        fs::write(ctx.container_log_root.join("foreign"), "").unwrap();
-        assert_eq!(remove_dead_links(&ctx).unwrap(), 1);
-        assert!(ctx.container_log_root.join("foreign").exists());
+        assert!(!dir.exists());
     }
 
     #[test]
-    fn removing_a_container_takes_its_log_and_rotated_ones_only() {
+    fn the_logs_of_a_pod_are_not_removed_through_a_link() {
         let Fixture { ctx, pod, _dir } = fixture();
-        let dir = create_pod_log_dir(&ctx, &pod).unwrap().join("c");
-        for name in ["1.log", "1.log.20260101-000000.gz", "10.log", "2.log"] {
-            fs::write(dir.join(name), "").unwrap();
-        }
-        let id = ContainerId::from("abc");
-        let link = link_container_log(&ctx, &pod, "c", &id, "c/1.log").unwrap();
-        let path = dir.join("1.log");
-        remove_container_log(&ctx, ("web", "shop"), "c", &id, path.to_str().unwrap()).unwrap();
-        assert!(fs::symlink_metadata(link).is_err());
-        let mut left: Vec<_> = fs::read_dir(&dir)
-            .unwrap()
-            .map(|e| e.unwrap().file_name())
-            .collect();
-        left.sort();
-        assert_eq!(left, ["10.log", "2.log"]);
-        let outside = ctx.root_dir.join("outside.log");
-        fs::write(&outside, "").unwrap();
-        remove_container_log(&ctx, ("web", "shop"), "c", &id, outside.to_str().unwrap()).unwrap();
-        assert!(outside.exists(), "a path outside the log root is not ours");
+        let outside = outside(&ctx);
+        let dir = create_pod_log_dir(&ctx, &pod).unwrap();
+        fs::remove_dir(dir.join("c")).unwrap();
+        symlink(&outside, dir.join("c")).unwrap();
+        remove_pod_logs(&ctx, "shop", "web", &PodUid::new("u1")).unwrap();
+        assert!(!dir.exists());
+        untouched(&outside);
     }
 
     /// A directory that must stay as it is, with what is in it.
@@ -451,23 +307,6 @@ mod tests {
     }
 
     #[test]
-    fn logs_are_not_removed_through_a_link() {
-        let Fixture { ctx, pod, _dir } = fixture();
-        let outside = outside(&ctx);
-        let dir = create_pod_log_dir(&ctx, &pod).unwrap();
-        fs::remove_dir(dir.join("c")).unwrap();
-        symlink(&outside, dir.join("c")).unwrap();
-        let path = dir.join("c/1.log");
-        let id = ContainerId::from("abc");
-        let names = ("web", "shop");
-        assert!(remove_container_log(&ctx, names, "c", &id, path.to_str().unwrap()).is_err());
-        untouched(&outside);
-        remove_pod_logs(&ctx, "shop", "web", &PodUid::new("u1")).unwrap();
-        assert!(!dir.exists());
-        untouched(&outside);
-    }
-
-    #[test]
     fn the_root_of_the_logs_may_be_a_link() {
         let Fixture { ctx, pod, _dir } = fixture();
         let disk = ctx.root_dir.join("disk");
@@ -487,13 +326,5 @@ mod tests {
             fs::create_dir_all(ctx.pod_log_root.join(name)).unwrap();
         }
         assert_eq!(remove_orphan_pod_logs(ctx, &|_| false).unwrap(), 0);
-    }
-
-    #[test]
-    fn long_link_names_keep_the_id() {
-        let id = ContainerId::from("f".repeat(64));
-        let name = link_name(&"p".repeat(200), &"n".repeat(63), "c", &id);
-        assert_eq!(name.len(), MAX_LINK_NAME);
-        assert!(name.ends_with(&format!("-{id}.log")));
     }
 }

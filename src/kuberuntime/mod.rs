@@ -1,5 +1,6 @@
 //! Layer 3: the container runtime over CRI v1.
 
+pub mod attempt_files;
 pub mod container_config;
 pub mod container_mounts;
 pub mod cri;

@@ -15,7 +15,9 @@ use k8s_openapi::api::core::v1::{Container, Pod};
 use tokio::time::Instant;
 use tracing::info;
 
-use super::start::{Failure, InPod, refused, sharing_processes, target_of, under_way};
+use super::start::{
+    Failure, InPod, clear_message, refused, sharing_processes, target_of, under_way,
+};
 use super::{
     Job, StartFailure, WorkerContext, grow, image_volumes, isolation, mounts, resize, resolve,
     start, stop,
@@ -23,8 +25,9 @@ use super::{
 use crate::core::container_history;
 use crate::core::pod_actions::{self, PodActions, StartContainer};
 use crate::core::pod_status;
-use crate::core::state::{IntentRecord, Transaction};
+use crate::core::state::{ContainerRecord, IntentRecord, Transaction, child_key};
 use crate::images::PullInputs;
+use crate::kuberuntime::attempt_files::{self, Owner};
 use crate::kuberuntime::container_config::{self, ContainerInputs};
 use crate::kuberuntime::cri::{CriError, convert, v1};
 use crate::kuberuntime::dns::{DnsConfigurer, ResolvConf};
@@ -33,7 +36,7 @@ use crate::kuberuntime::security::Isolation;
 use crate::kuberuntime::{gc, kill, logs, sandbox_config};
 use crate::pleg::InspectError;
 use crate::status::{CommitMode, StatusError};
-use crate::store::{CommitError, RemoveContainer, StartIntent};
+use crate::store::{CommitError, Committed, RemoveContainer, StartIntent};
 use crate::types::containers::container_of;
 use crate::types::metrics::{ContainerErrorLabel, ContainerTypeLabel, RuntimeHandlerLabel};
 use crate::types::runtime::{PodStatus, SandboxState};
@@ -525,27 +528,13 @@ pub(super) async fn start_container(
         .commit_intent(intent, of_resize.and(on_record))
         .await?;
     fail::fail_point!("pod_workers::start::after_intent");
-    let started = match context.cri.start_container(&receipt).await {
-        Err(error) if start.adopt.is_some() => under_way(context, &receipt, error).await?,
-        started => started,
-    };
-    match started {
-        Ok(()) => {}
-        Err(error) => {
-            let message = error.to_string();
-            context.recorder.record(
-                Event::pod(
-                    EventType::Warning,
-                    &job.pod,
-                    "Failed",
-                    format!("Error: {message}"),
-                )
-                .container_of(&job.pod, &start.name),
-            );
-            let image = spec.container.image.as_deref().unwrap_or_default();
-            image_failed(context, &job.pod, &start.name, image, &error).await?;
-            return Ok(Err(Failure::new("RunContainerError", message)));
-        }
+    let intended = seen
+        .record::<ContainerRecord>(&child_key(&job.uid, &start.name))
+        .and_then(|record| record.intent.as_ref())
+        .filter(|intent| intent.container_id == container_id)
+        .map(|intent| intent.at);
+    if let Err(failure) = run_container(context, job, spec, start, &receipt, intended).await? {
+        return Ok(Err(failure));
     }
     fail::fail_point!("pod_workers::start::after_start");
     let label = ContainerTypeLabel {
@@ -565,20 +554,54 @@ pub(super) async fn start_container(
         )
         .container_of(&job.pod, &start.name),
     );
-    let (pod, name, id) = (
-        Arc::clone(&job.pod),
-        start.name.clone(),
-        container_id.clone(),
-    );
-    let log = container_config::log_path(&start.name, start.attempt);
+    let (name, id, attempt) = (start.name.clone(), container_id.clone(), start.attempt);
+    let owner = Owner {
+        uid: job.uid.clone(),
+        namespace: job.pod.namespace().to_owned(),
+        name: job.pod.name().to_owned(),
+    };
     let linked = logs::beside(&context.node, move |node| {
-        logs::link_container_log(node, &pod, &name, &id, &log)
+        attempt_files::link(node, &owner, &name, &id, attempt)
     });
     if let Err(error) = linked.await {
         info!(%error, container = start.name, "cannot link the container's log");
     }
     info!(container = start.name, attempt = start.attempt, id = %container_id, why = start.why, adopted = start.adopt.is_some(), previous = status.container(&start.name).is_some(), "container started");
     Ok(Ok(container_id))
+}
+
+/// Starts a container whose start is on record. `intended` is when a start of it was recorded before.
+async fn run_container(
+    context: &WorkerContext,
+    job: &Job,
+    spec: &ContainerSpec<'_>,
+    start: &StartContainer,
+    receipt: &Committed<StartIntent>,
+    intended: Option<Stamp>,
+) -> Result<Result<(), Failure>, StepError> {
+    let failed = |message: &str| {
+        let text = format!("Error: {message}");
+        let event = Event::pod(EventType::Warning, &job.pod, "Failed", text);
+        context
+            .recorder
+            .record(event.container_of(&job.pod, &start.name));
+    };
+    if let Err(message) = clear_message(context, job, &spec.container, intended).await {
+        failed(&message);
+        return Ok(Err(Failure::new("RunContainerError", message)));
+    }
+    let started = match context.cri.start_container(receipt).await {
+        Err(error) if start.adopt.is_some() => under_way(context, receipt, error).await?,
+        started => started,
+    };
+    let Err(error) = started else {
+        return Ok(Ok(()));
+    };
+    let message = error.to_string();
+    failed(&message);
+    let image = spec.container.image.as_deref().unwrap_or_default();
+    image_failed(context, &job.pod, &start.name, image, &error).await?;
+    Ok(Err(Failure::new("RunContainerError", message)))
 }
 
 /// A container could not be made or started: its image may be at fault.
@@ -675,22 +698,17 @@ async fn create_container(
             }));
         }
     };
-    let files = match container_config::prepare_files_beside(
-        pod,
-        container,
-        start.attempt,
-        &sandbox.ips,
-        &context.node,
-    )
-    .await
-    {
-        Ok(files) => files,
-        Err(error) => {
-            let message = error.to_string();
-            warn("Failed", &format!("Error: {message}"));
-            return Ok(Err(Failure::new("CreateContainerError", message)));
-        }
-    };
+    let files =
+        match container_config::prepare_files_beside(pod, container, &sandbox.ips, &context.node)
+            .await
+        {
+            Ok(files) => files,
+            Err(error) => {
+                let message = error.to_string();
+                warn("Failed", &format!("Error: {message}"));
+                return Ok(Err(Failure::new("CreateContainerError", message)));
+            }
+        };
     let env = {
         let sources = resolve::environment(context, pod, container).await;
         let inputs = EnvInputs {

@@ -20,14 +20,17 @@ use crate::core::pod_actions::StartContainer;
 use crate::core::pull_fallback;
 use crate::core::state::Transaction;
 use crate::core::supported;
+use crate::core::volume_mounts::shows_mounts_to_node;
+use crate::kuberuntime::attempt_files;
 use crate::kuberuntime::cri::{ContainerConfig, CriError, convert, v1};
 use crate::kuberuntime::hooks::{self, Hook, HookTarget};
 use crate::kuberuntime::kill::{self, Condemned, Killer};
+use crate::kuberuntime::node_context::is_path_component;
 use crate::store::{CommitError, Committed, StartIntent, StopDecision};
 use crate::types::runtime::{ContainerState, ContainerStatus, PodStatus};
 use crate::types::{
     ContainerId, ContainerKind, ContainerSpec, Event, EventRecorder, EventType, PodExt, PodUid,
-    Stamp,
+    Stamp, blocking, causes,
 };
 
 /// Longest message of a failure.
@@ -161,6 +164,44 @@ pub(super) async fn under_way(
             Err(again) => error = again,
         }
     }
+}
+
+/// Empties the termination message file of a container for an attempt whose start is on record, and with it the message of
+/// the attempt before. Unmounts first what earlier attempts have left of it in volumes. `intended` is when a start of the very same
+/// attempt was recorded before: what was written since is kept.
+///
+/// # Errors
+/// Why the file cannot be had, and what to do.
+pub(super) async fn clear_message(
+    context: &WorkerContext,
+    job: &Job,
+    container: &Container,
+    intended: Option<Stamp>,
+) -> Result<(), String> {
+    let name = &container.name;
+    if !is_path_component(name) {
+        return Ok(());
+    }
+    if shows_mounts_to_node(container)
+        && let Err(error) = context.volumes.unmount_shown_files(&job.uid, name).await
+    {
+        warn!(container = name, error = %causes(&error), "mounts of earlier attempts stay on the node");
+    }
+    let path = attempt_files::message_path(&context.node, &job.uid, name);
+    let since = intended.map(|at| {
+        let wall = Duration::from_millis(u64::try_from(at.wall_ms).unwrap_or(0));
+        std::time::UNIX_EPOCH + wall
+    });
+    let shown = path.display().to_string();
+    let cleared = blocking::run(move || attempt_files::clear_message(&path, since)).await;
+    let cause = match cleared {
+        Ok(Ok(())) => return Ok(()),
+        Ok(Err(error)) => error.to_string(),
+        Err(error) => error.to_string(),
+    };
+    Err(format!(
+        "empty the termination message file {shown}: {cause}; it has to be a file that the agent can write"
+    ))
 }
 
 /// What an ephemeral container asks for and this agent does not do. It was added after its pod was admitted, so

@@ -12,7 +12,7 @@
 
 use std::collections::{BTreeSet, HashSet};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use k8s_openapi::api::core::v1::{Pod, PodSpec};
 use prometheus_client::metrics::family::Family;
@@ -24,6 +24,7 @@ use tracing::{debug, info, warn};
 use super::handlers::Admissions;
 use super::{LoopContext, resizes};
 use crate::cm::{CgroupManager, Mended};
+use crate::core::container_history::Records;
 use crate::core::state::{
     AdmissionRecord, ContainerRecord, ObjectRecord, PlegRecord, ProbeRecord, QueueRecord, State,
     StatusRecord, Transaction, VolumeRecord, WorkerRecord,
@@ -31,6 +32,8 @@ use crate::core::state::{
 use crate::core::volumes::keys;
 use crate::core::{orphans, resize};
 use crate::images::PULL_ERRORS;
+use crate::kuberuntime::attempt_files::{self, Extent, PodFiles};
+use crate::kuberuntime::node_context::NodeContext;
 use crate::kuberuntime::{gc, logs, userns};
 use crate::pod_workers::{PodWorkers, UpdateOptions, WorkerContext};
 use crate::store::StopDecision;
@@ -222,7 +225,7 @@ fn report_mended(context: &WorkerContext, mended: &[Mended]) {
 /// What the janitor is asked to do.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum JanitorOrder {
-    /// A container of this pod died: older dead ones may go.
+    /// A container of this pod died, so that older dead ones may go, or was removed, so that its files may.
     DeadContainers(PodUid),
     /// Somebody else may have changed the limits of cgroups.
     MendCgroups,
@@ -233,11 +236,23 @@ pub enum JanitorOrder {
     },
 }
 
-/// Removes dead containers and sandboxes, orphan directories, cgroups, logs and records.
+/// Removes dead containers and sandboxes, orphan directories, cgroups, logs and records, and keeps the files of attempts.
 pub struct Janitor {
     workers: PodWorkers,
     orders: mpsc::Receiver<JanitorOrder>,
     policy: gc::GcPolicy,
+    files: FilesSeen,
+}
+
+/// What the janitor remembers of the files of attempts, so that it looks only at what may have changed.
+#[derive(Default)]
+struct FilesSeen {
+    /// The files of all pods were compared since the agent was started.
+    all: bool,
+    /// When the directory of the links had changed last.
+    links: Option<SystemTime>,
+    /// Pods that are looked at again in the next sweep: a start of theirs had neither a container nor an end.
+    unsettled: BTreeSet<PodUid>,
 }
 
 impl Janitor {
@@ -251,6 +266,7 @@ impl Janitor {
             workers,
             orders,
             policy,
+            files: FilesSeen::default(),
         }
     }
 
@@ -273,6 +289,7 @@ impl Janitor {
                 JanitorOrder::DeadContainers(uid) => {
                     let status = self.workers.context().pleg.cache().get(&uid);
                     self.collect(std::slice::from_ref(&status)).await;
+                    self.tidy(&[status], Extent::Everything).await;
                 }
                 JanitorOrder::MendCgroups => {
                     mended = tokio::time::Instant::now();
@@ -286,14 +303,15 @@ impl Janitor {
         }
     }
 
-    async fn sweep(&self, complete: bool) {
-        let context = self.workers.context();
-        let pods = context.pleg.cache().all();
+    async fn sweep(&mut self, complete: bool) {
+        let pods = self.workers.context().pleg.cache().all();
         self.collect(&pods).await;
         // Before the runtime was listed, nothing is known to be left over.
-        let Some(mut keep) = context.pleg.cache().present() else {
+        let Some(mut keep) = self.workers.context().pleg.cache().present() else {
             return;
         };
+        self.tidy_what_changed(&pods).await;
+        let context = self.workers.context();
         keep.extend(self.workers.known().into_keys());
         if complete {
             // The data of a pod that only a source out of reach knows is not its to lose.
@@ -392,6 +410,66 @@ impl Janitor {
             for pod in pods {
                 context.pleg.request(&pod.uid);
             }
+        }
+    }
+
+    /// Compares the files of all pods after a start of the agent. Later, the links when their directory has changed, and the
+    /// files of pods that were not settled.
+    async fn tidy_what_changed(&mut self, pods: &[Arc<PodStatus>]) {
+        let node = &self.workers.context().node;
+        let changed = match logs::beside(node, attempt_files::links_changed).await {
+            Ok(changed) => changed,
+            Err(error) => {
+                warn!(%error, "cannot tell whether links to logs are lost");
+                self.files.links
+            }
+        };
+        let is_first = !std::mem::replace(&mut self.files.all, true);
+        let moved = std::mem::replace(&mut self.files.links, changed) != changed;
+        let unsettled = std::mem::take(&mut self.files.unsettled);
+        if is_first {
+            return self.tidy(pods, Extent::Everything).await;
+        }
+        if moved {
+            self.tidy(pods, Extent::Links).await;
+        }
+        let again: Vec<_> = pods
+            .iter()
+            .filter(|pod| unsettled.contains(&pod.uid))
+            .cloned()
+            .collect();
+        if !again.is_empty() {
+            self.tidy(&again, Extent::Everything).await;
+        }
+    }
+
+    /// Restores links to logs, and removes files of attempts that are gone.
+    async fn tidy(&mut self, pods: &[Arc<PodStatus>], extent: Extent) {
+        let context = self.workers.context();
+        let seen = context.store.snapshot();
+        let files: Vec<PodFiles> = pods
+            .iter()
+            .filter_map(|pod| PodFiles::of(&context.node, pod, &Records::of(&seen, &pod.uid)))
+            .collect();
+        let unsettled = files.iter().filter(|pod| !pod.is_settled());
+        self.files
+            .unsettled
+            .extend(unsettled.map(|pod| pod.uid().clone()));
+        let work = move |node: &NodeContext| Ok(attempt_files::tidy(node, &files, extent));
+        match logs::beside(&context.node, work).await {
+            Ok(tidied) => {
+                for error in &tidied.errors {
+                    warn!(%error, "files of containers are not as they should be");
+                }
+                if tidied.restored + tidied.removed > 0 {
+                    let (restored, removed) = (tidied.restored, tidied.removed);
+                    info!(
+                        restored,
+                        removed, "restored and removed files of containers"
+                    );
+                }
+            }
+            Err(error) => warn!(%error, "files of containers are not as they should be"),
         }
     }
 

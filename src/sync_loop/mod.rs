@@ -198,7 +198,8 @@ impl SyncLoop {
             debug!(pod = %event.pod, kind = ?event.kind, id = %event.id, "runtime event");
             self.context.workers.sync(&event.pod);
         }
-        if event.kind == PodLifecycleEventKind::ContainerDied {
+        use PodLifecycleEventKind::{ContainerDied, ContainerRemoved};
+        if matches!(event.kind, ContainerDied | ContainerRemoved) {
             self.order(JanitorOrder::DeadContainers(event.pod.clone()));
         }
     }

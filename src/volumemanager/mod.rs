@@ -52,6 +52,7 @@ mod reconcile;
 pub mod remote;
 mod remotes;
 mod safety;
+mod shown_files;
 mod sizes;
 #[cfg(test)]
 mod stand_in;

@@ -181,6 +181,22 @@ impl Table {
         })
     }
 
+    /// Mounts of what is in `dir`, a directory of the agent's own, wherever they are.
+    pub(super) fn rooted_in(&self, dir: &Path) -> io::Result<Vec<&Mount>> {
+        let dir = match fs::canonicalize(dir) {
+            Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+            other => other?,
+        };
+        let holder = self.holder(&dir);
+        let root = holder.and_then(|h| Some((h, dir.strip_prefix(&h.point).ok()?)));
+        let Some((holder, rest)) = root else {
+            return Ok(Vec::new());
+        };
+        let root = holder.root.join(rest);
+        let is_of_it = |m: &&Mount| m.device == holder.device && m.root.starts_with(&root);
+        Ok(self.mounts.iter().filter(is_of_it).collect())
+    }
+
     /// Whether the mount at `path` has nothing to do with others but copies of mounts elsewhere that have come into
     /// it by propagation. The parent of `path` must be the agent's own.
     ///

@@ -49,6 +49,12 @@ impl VolumeManager {
             .collect();
         self.waiting().remove(uid);
         self.requested().remove(uid);
+        if self.may_show_files(uid)
+            && let Err(error) = self.unmount_all_shown(uid, patience).await
+        {
+            self.tell_stuck(uid, uid.as_str(), &[&error]);
+            return Err(error);
+        }
         // They hold the volumes they are parts of.
         if let Err(error) = self.clean_sub_paths_within(uid, patience).await {
             self.tell_stuck(uid, uid.as_str(), &[&error]);

@@ -171,6 +171,16 @@ impl World {
             .expect("kill a container");
     }
 
+    /// Removes a dead container, as `crictl rm` does.
+    pub fn remove(&self, id: &str) {
+        let request = v1::RemoveContainerRequest {
+            container_id: id.to_owned(),
+        };
+        self.call("remove a container", async |c| {
+            c.remove_container(request).await
+        });
+    }
+
     /// Removes everything the runtime knows of a pod, as after a reboot into an empty runtime.
     pub fn wipe_pod(&self, pod: &str) {
         for (_, id, _) in self.sandboxes().into_iter().filter(|(p, _, _)| p == pod) {
@@ -242,7 +252,10 @@ impl World {
                     "name": container,
                     "image": BUSYBOX,
                     "command": ["sh", "-c", format!("{}\n{script}", leave_mark(name, container))],
-                    "volumeMounts": [{"name": "starts", "mountPath": "/starts"}],
+                    "volumeMounts": [
+                        {"name": "starts", "mountPath": "/starts"},
+                        {"name": "podlogs", "mountPath": "/podlogs", "readOnly": true},
+                    ],
                 })
             })
             .collect();
@@ -255,18 +268,22 @@ impl World {
                 "terminationGracePeriodSeconds": 5,
                 "hostNetwork": true,
                 "containers": containers,
-                "volumes": [{"name": "starts", "hostPath": {"path": self.site.starts()}}],
+                "volumes": [
+                    {"name": "starts", "hostPath": {"path": self.site.starts()}},
+                    {"name": "podlogs", "hostPath": {"path": self.site.pod_logs()}},
+                ],
             },
         })
     }
 }
 
-/// Shell commands that write the attempt into the mark file. It is in the name of the file that is mounted
-/// for the termination message.
+/// Shell commands that write the attempt into the mark file. It is in the name of the newest log, which the runtime makes
+/// before it starts the container.
 fn leave_mark(pod: &str, container: &str) -> String {
     format!(
-        "attempt=$(sed -n 's|.*/\\([0-9a-f]\\{{8\\}}\\) /dev/termination-log .*|\\1|p' /proc/self/mountinfo)\n\
-         echo $((0x$attempt)) >> /starts/{}",
+        "attempt=$(ls \"$(ls -td /podlogs/*_{pod}-{NODE}_*/{container} | head -n 1)\" |\
+         sed -n 's|^\\([0-9]*\\)\\.log$|\\1|p' | sort -n | tail -n 1)\n\
+         echo $attempt >> /starts/{}",
         mark(pod, container)
     )
 }

@@ -419,7 +419,11 @@ fn last_state(
     old: Option<&api::ContainerStatus>,
 ) -> Option<api::ContainerState> {
     if let Some(exit) = &history.previous_exit {
-        return Some(terminated(end_state(exit, input.runtime_name)));
+        let mut end = end_state(exit, input.runtime_name);
+        if end.message.is_none() {
+            end.message = told_message(&end, old);
+        }
+        return Some(terminated(end));
     }
     let is_other = |state: &&api::ContainerState| {
         state
@@ -434,6 +438,21 @@ fn last_state(
         .or(old.last_state.as_ref().filter(is_other))
         .filter(|s| status.state.as_ref() != Some(*s))
         .cloned()
+}
+
+/// What the API was told that a container said at its end. Its message file is that of its later attempts by now.
+fn told_message(
+    end: &api::ContainerStateTerminated,
+    old: Option<&api::ContainerStatus>,
+) -> Option<String> {
+    let old = old?;
+    let ends = [old.state.as_ref(), old.last_state.as_ref()];
+    let told = ends
+        .into_iter()
+        .flatten()
+        .filter_map(|s| s.terminated.as_ref());
+    told.filter(|told| told.container_id == end.container_id)
+        .find_map(|told| told.message.clone())
 }
 
 /// `started` and `ready`: an init container is ready once it has succeeded, an ephemeral one never.

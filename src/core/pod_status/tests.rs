@@ -783,6 +783,21 @@ fn last_state_survives_when_runtime_and_record_know_one_end_only() {
 }
 
 #[test]
+fn the_message_of_an_earlier_end_stays_although_its_file_is_of_a_later_attempt() {
+    let mut first = exited("a", 0, 3);
+    first.message = "first words".to_owned();
+    let mut setup = Setup::new("Always", &["a"], runtime(vec![running("a", 1), first]));
+    setup.previous = Some(setup.generate());
+    // The runtime still has both, and the end on record is that of the newer one.
+    setup.status = runtime(vec![exited("a", 1, 4), exited("a", 0, 3)]);
+    let next = setup.generate();
+    let last = next.container_statuses.unwrap()[0].last_state.clone();
+    let end = last.unwrap().terminated.unwrap();
+    assert_eq!(end.exit_code, 3);
+    assert_eq!(end.message.as_deref(), Some("first words"));
+}
+
+#[test]
 fn recording_the_ends_does_not_change_the_status() {
     let status = runtime(vec![exited("a", 0, 1), running("b", 1), exited("b", 0, 2)]);
     let mut state = State::default();

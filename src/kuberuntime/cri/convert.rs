@@ -17,8 +17,8 @@ use crate::types::runtime::{
 use crate::types::{ContainerId, PodUid};
 
 impl CriClient {
-    /// One pod with every sandbox and container inspected; termination messages are read in. An empty
-    /// `name` is filled in from the sandbox's labels. What is
+    /// One pod with every sandbox and container inspected; termination messages are read in, of each container that of
+    /// its newest attempt. An empty `name` is filled in from the sandbox's labels. What is
     /// removed between list and inspection is left out. Upstream's `GetPodStatus`.
     ///
     /// # Errors
@@ -63,18 +63,19 @@ impl CriClient {
                 Err(error) => return Err(error),
             }
         }
+        let mut containers = Vec::new();
         for container in &listed.containers {
             match self.container_status(&container.id).await {
                 Ok(status) => {
                     let sandbox = container.sandbox_id.clone();
-                    let mut converted = inspected_container(&status, sandbox);
-                    termination::enrich(&mut converted, &status).await;
-                    pod.containers.push(converted);
+                    containers.push((inspected_container(&status, sandbox), status));
                 }
                 Err(error) if error.is_not_found() => {}
                 Err(error) => return Err(error),
             }
         }
+        termination::enrich_all(&mut containers).await;
+        pod.containers = containers.into_iter().map(|(c, _)| c).collect();
         pod.sort();
         pod.ips = pod
             .sandboxes

@@ -1,6 +1,10 @@
 //! Termination messages into statuses: where the message of an exited container lies is told by its
 //! annotations and mounts; reading it is `kuberuntime::termination`.
+//!
+//! **Invariant:** the attempts of a container share one file, which is emptied before each start: what is in it is of the newest
+//! one that has been started. The message of an earlier one is on record.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use k8s_cri::v1;
@@ -10,8 +14,40 @@ use crate::kuberuntime::termination::{MessagePolicy, read_message};
 use crate::types::blocking;
 use crate::types::runtime::{ContainerState, ContainerStatus};
 
+/// Appends the termination messages of exited containers to the runtime's messages: of those that share a file, to that of
+/// the newest.
+pub(super) async fn enrich_all(containers: &mut [(ContainerStatus, v1::ContainerStatus)]) {
+    let superseded = superseded(containers);
+    for ((converted, status), is_superseded) in containers.iter_mut().zip(superseded) {
+        if !is_superseded {
+            enrich(converted, status).await;
+        }
+    }
+}
+
+/// Whether the message file of each container is that of a later one that has been started.
+fn superseded(containers: &[(ContainerStatus, v1::ContainerStatus)]) -> Vec<bool> {
+    let order = |c: &ContainerStatus| (c.attempt, c.created_at_ns);
+    let mut newest: BTreeMap<&str, (u32, i64)> = BTreeMap::new();
+    for (converted, status) in containers {
+        if let (false, Some(path)) = (
+            converted.state == ContainerState::Created,
+            host_path(status),
+        ) {
+            let known = newest.entry(path).or_insert_with(|| order(converted));
+            *known = order(converted).max(*known);
+        }
+    }
+    let is_superseded = |(converted, status): &(ContainerStatus, v1::ContainerStatus)| {
+        host_path(status)
+            .and_then(|path| newest.get(path))
+            .is_some_and(|newest| *newest > order(converted))
+    };
+    containers.iter().map(is_superseded).collect()
+}
+
 /// Appends the termination message of an exited container to the runtime's message.
-pub(super) async fn enrich(converted: &mut ContainerStatus, status: &v1::ContainerStatus) {
+async fn enrich(converted: &mut ContainerStatus, status: &v1::ContainerStatus) {
     if converted.state != ContainerState::Exited {
         return;
     }
@@ -84,6 +120,36 @@ mod tests {
             log_path: dir.join("0.log").display().to_string(),
             ..Default::default()
         }
+    }
+
+    #[tokio::test]
+    async fn of_attempts_that_share_a_file_only_the_newest_that_was_started_said_what_is_in_it() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join("message"), "said so").unwrap();
+        let attempts = |newest: v1::ContainerState| {
+            let states = [v1::ContainerState::ContainerExited, newest];
+            let mut all: Vec<_> = (0_u32..)
+                .zip(states)
+                .map(|(attempt, state)| {
+                    let mut status = exited(dir.path(), "File", 1);
+                    status.metadata = Some(v1::ContainerMetadata {
+                        name: "c".to_owned(),
+                        attempt,
+                    });
+                    status.set_state(state);
+                    let converted = super::super::convert::inspected_container(&status, "s".into());
+                    (converted, status)
+                })
+                .collect();
+            async move {
+                enrich_all(&mut all).await;
+                all.into_iter().map(|(c, _)| c.message).collect::<Vec<_>>()
+            }
+        };
+        use v1::ContainerState::{ContainerCreated, ContainerExited, ContainerRunning};
+        assert_eq!(attempts(ContainerCreated).await, ["said so", ""]);
+        assert_eq!(attempts(ContainerRunning).await, ["", ""]);
+        assert_eq!(attempts(ContainerExited).await, ["", "said so"]);
     }
 
     #[tokio::test]
