@@ -7,8 +7,9 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 
-use base64::Engine as _;
-use base64::engine::general_purpose::{STANDARD, STANDARD_NO_PAD};
+use base64::engine::DecodePaddingMode;
+use base64::engine::general_purpose::{GeneralPurpose, GeneralPurposeConfig};
+use base64::{Engine as _, alphabet};
 use k8s_cri::v1;
 use k8s_openapi::api::core::v1::Secret;
 use serde::Deserialize;
@@ -95,21 +96,35 @@ pub enum KeyringError {
     },
 }
 
+/// Logins by registry. Go reads `null` as nothing, and names of fields in any case.
+type Logins = BTreeMap<String, Option<Entry>>;
+
 #[derive(Deserialize)]
 struct ConfigJson {
-    #[serde(default)]
-    auths: BTreeMap<String, Entry>,
+    #[serde(default, alias = "Auths", alias = "AUTHS")]
+    auths: Option<Logins>,
 }
 
 #[derive(Default, Deserialize)]
 struct Entry {
-    #[serde(default)]
+    #[serde(default, alias = "Username", alias = "USERNAME")]
     username: Option<String>,
-    #[serde(default)]
+    #[serde(default, alias = "Password", alias = "PASSWORD")]
     password: Option<String>,
-    #[serde(default)]
+    #[serde(default, alias = "Auth", alias = "AUTH")]
     auth: Option<String>,
 }
+
+/// Base64 as Go reads it: bits behind the last byte do not count. Line breaks are taken out before.
+const LENIENT: GeneralPurposeConfig =
+    GeneralPurposeConfig::new().with_decode_allow_trailing_bits(true);
+const PADDED: GeneralPurpose = GeneralPurpose::new(&alphabet::STANDARD, LENIENT);
+const UNPADDED: GeneralPurpose = GeneralPurpose::new(
+    &alphabet::STANDARD,
+    LENIENT
+        .with_encode_padding(false)
+        .with_decode_padding_mode(DecodePaddingMode::RequireNone),
+);
 
 /// How a docker configuration is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -131,20 +146,30 @@ impl Format {
 
     fn decode(self, bytes: &[u8]) -> Result<Vec<(String, Credentials)>, KeyringError> {
         let key = self.key();
+        if bytes.is_empty() {
+            return Ok(Vec::new());
+        }
         let entries = match self {
-            Self::ConfigJson => serde_json::from_slice(bytes).map(|c: ConfigJson| c.auths),
-            Self::Cfg => serde_json::from_slice(bytes),
+            Self::ConfigJson => {
+                serde_json::from_slice(bytes).map(|c: Option<ConfigJson>| c.and_then(|c| c.auths))
+            }
+            Self::Cfg => serde_json::from_slice::<Option<Logins>>(bytes),
         };
         // The position is told, the text is not: it is a secret.
         let entries = entries.map_err(|e| KeyringError::Content {
             key,
             what: format!("line {} column {}", e.line(), e.column()),
         })?;
-        let decoded = entries.into_iter().map(|(registry, entry): (_, Entry)| {
-            let credentials = entry.decode().map_err(|what| KeyringError::Content {
-                key,
-                what: format!("entry {registry}: {what}"),
-            })?;
+        let entries = entries.unwrap_or_default();
+        let decoded = entries.into_iter().map(|(registry, entry)| {
+            let credentials =
+                entry
+                    .unwrap_or_default()
+                    .decode()
+                    .map_err(|what| KeyringError::Content {
+                        key,
+                        what: format!("entry {registry}: {what}"),
+                    })?;
             Ok((registry, credentials))
         });
         decoded.collect()
@@ -233,10 +258,11 @@ impl Keyring {
 impl Entry {
     fn decode(self) -> Result<Credentials, &'static str> {
         if let Some(auth) = self.auth.filter(|a| !a.is_empty()) {
-            let bytes = if auth.ends_with('=') {
-                STANDARD.decode(auth)
+            let text = auth.replace(['\r', '\n'], "");
+            let bytes = if text.ends_with('=') {
+                PADDED.decode(text)
             } else {
-                STANDARD_NO_PAD.decode(auth)
+                UNPADDED.decode(text)
             }
             .map_err(|_| "auth is not base64")?;
             let text = String::from_utf8(bytes).map_err(|_| "auth is not UTF-8")?;
@@ -373,6 +399,7 @@ fn glob_matches(glob: &[u8], text: &[u8]) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use base64::engine::general_purpose::STANDARD;
     use serde_json::json;
 
     use super::*;
@@ -388,6 +415,25 @@ mod tests {
     fn users(keyring: &Keyring, image: &str) -> Vec<String> {
         let found = keyring.lookup(&repository(image));
         found.into_iter().map(|c| c.username).collect()
+    }
+
+    #[test]
+    fn configurations_are_read_as_go_reads_them() {
+        for (content, want) in [
+            ("null", 0),
+            (r#"{"auths":null}"#, 0),
+            (r#"{"auths":{"r.io":null}}"#, 1),
+            (r#"{"Auths":{"r.io":{"Auth":"dTpw"}}}"#, 1),
+            (r#"{"auths":{"r.io":{"auth":"dT\npw\r\n"}}}"#, 1),
+            (r#"{"auths":{"r.io":{"auth":"dTpwcR==\n"}}}"#, 1),
+        ] {
+            let mut keyring = Keyring::default();
+            let decoded = Format::ConfigJson.decode(content.as_bytes());
+            for (registry, credentials) in decoded.unwrap() {
+                keyring.add(&registry, credentials);
+            }
+            assert_eq!(keyring.lookup("r.io/a").len(), want, "{content}");
+        }
     }
 
     #[test]

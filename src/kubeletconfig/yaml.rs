@@ -193,7 +193,9 @@ impl<'de> Visitor<'de> for ValueVisitor {
     }
 
     fn visit_f64<E>(self, value: f64) -> Result<Value, E> {
-        Ok(Value::Float(value))
+        // `1.0` and `1e3` are whole numbers, as in the JSON that upstream makes of them.
+        let whole = value.to_string().parse();
+        Ok(whole.map_or(Value::Float(value), Value::Int))
     }
 
     fn visit_str<E>(self, value: &str) -> Result<Value, E> {

@@ -226,7 +226,6 @@ mod tests {
                 var("EMPTY", b""),
                 var("RAW", b"caf\xe9"),
             ],
-            skipped: Vec::new(),
         };
         for (asked, want) in [
             (json!({}), Ok(None)),

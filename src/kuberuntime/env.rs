@@ -17,9 +17,6 @@ use super::service_env::service_env;
 use super::sources::{SourceError, Sources};
 use crate::types::PodExt;
 
-/// Reason of the event about keys that [`make_env`] left out.
-pub const INVALID_NAMES: &str = "InvalidEnvironmentVariableNames";
-
 /// A variable whose value cannot be found. The text begins with what upstream says.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum EnvError {
@@ -101,8 +98,6 @@ pub struct EnvInputs<'a> {
 pub struct Environment {
     /// Names and values in order; each name once.
     pub vars: Vec<(String, Vec<u8>)>,
-    /// One message per object with keys that cannot name a variable and were left out.
-    pub skipped: Vec<String>,
 }
 
 impl std::fmt::Debug for Environment {
@@ -111,7 +106,6 @@ impl std::fmt::Debug for Environment {
         let names: Vec<&str> = self.vars.iter().map(|(name, _)| name.as_str()).collect();
         f.debug_struct("Environment")
             .field("names", &names)
-            .field("skipped", &self.skipped)
             .finish()
     }
 }
@@ -233,9 +227,8 @@ pub fn make_env(inputs: &EnvInputs<'_>, ctx: &NodeContext) -> Result<Environment
     let EnvInputs { pod, container, .. } = *inputs;
     let services = services(inputs)?;
     let mut vars = Vars::default();
-    let mut skipped = Vec::new();
     for from in container.env_from.iter().flatten() {
-        all_of(inputs, from, &mut vars, &mut skipped).map_err(|source| EnvError::Source {
+        all_of(inputs, from, &mut vars).map_err(|source| EnvError::Source {
             container: container.name.clone(),
             variable: "envFrom".to_owned(),
             source: Box::new(source),
@@ -266,10 +259,7 @@ pub fn make_env(inputs: &EnvInputs<'_>, ctx: &NodeContext) -> Result<Environment
         });
     }
     tracing::trace!(pod = %pod.uid(), container = container.name, variables = vars.list.len(), "made environment");
-    Ok(Environment {
-        vars: vars.list,
-        skipped,
-    })
+    Ok(Environment { vars: vars.list })
 }
 
 /// A static pod does not wait for the API server's services.
@@ -287,25 +277,16 @@ fn services(inputs: &EnvInputs<'_>) -> Result<BTreeMap<String, String>, EnvError
     }
 }
 
-/// Sets a variable for each key of an object.
+/// Sets a variable for each key of an object. API servers admit no key or prefix that cannot name one.
 fn all_of(
     inputs: &EnvInputs<'_>,
     from: &EnvFromSource,
     vars: &mut Vars,
-    skipped: &mut Vec<String>,
 ) -> Result<(), SourceError> {
     let namespace = inputs.pod.namespace();
     let prefix = from.prefix.as_deref().unwrap_or_default();
-    let mut invalid = Vec::new();
-    let mut set = |key: &str, value: Vec<u8>| {
-        let name = format!("{prefix}{key}");
-        if is_variable_name(&name) {
-            vars.set(name, value);
-        } else {
-            invalid.push(name);
-        }
-    };
-    let object = if let Some(reference) = &from.config_map_ref {
+    let mut set = |key: &str, value: Vec<u8>| vars.set(format!("{prefix}{key}"), value);
+    if let Some(reference) = &from.config_map_ref {
         let optional = reference.optional.unwrap_or(false);
         let found = inputs
             .sources
@@ -313,7 +294,6 @@ fn all_of(
         for (key, value) in found.and_then(|c| c.data.as_ref()).into_iter().flatten() {
             set(key, value.clone().into_bytes());
         }
-        format!("configMap {namespace}/{}", reference.name)
     } else if let Some(reference) = &from.secret_ref {
         let optional = reference.optional.unwrap_or(false);
         let found = inputs
@@ -322,27 +302,8 @@ fn all_of(
         for (key, value) in found.and_then(|s| s.data.as_ref()).into_iter().flatten() {
             set(key, value.0.clone());
         }
-        format!("secret {namespace}/{}", reference.name)
-    } else {
-        return Ok(());
-    };
-    if !invalid.is_empty() {
-        skipped.push(format!(
-            "Keys [{}] from the EnvFrom {object} were skipped since they are considered invalid environment variable names.",
-            invalid.join(", ")
-        ));
     }
     Ok(())
-}
-
-/// Letters, digits, `-`, `_` and `.`, not beginning with a digit, and no path; upstream's `IsEnvVarName`.
-fn is_variable_name(name: &str) -> bool {
-    let allowed = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.');
-    !name.is_empty()
-        && name.bytes().all(allowed)
-        && !name.starts_with(|c: char| c.is_ascii_digit())
-        && name != "."
-        && !name.starts_with("..")
 }
 
 /// The value of one variable; `None` = its source does not exist and need not.

@@ -30,25 +30,25 @@ const NODE_CRITICAL: &str = "system-node-critical";
 
 const NANO: i128 = 1_000_000_000;
 
-fn ceil_to_i64(nano: i128, unit: i128) -> i64 {
-    let value = nano.div_euclid(unit) + i128::from(nano.rem_euclid(unit) != 0);
+fn to_i64(nano: i128, unit: i128) -> i64 {
+    let value = nano / unit + (nano % unit).signum();
     i64::try_from(value).unwrap_or(if value > 0 { i64::MAX } else { i64::MIN })
 }
 
-/// Whole units, rounded up; upstream's `Quantity.Value`.
+/// Whole units, rounded away from zero; upstream's `Quantity.Value`.
 ///
 /// # Errors
 /// When it is not a quantity.
 pub fn value(quantity: &Quantity) -> Result<i64, QuantityError> {
-    quantity::nanos(&quantity.0).map(|nano| ceil_to_i64(nano, NANO))
+    quantity::nanos(&quantity.0).map(|nano| to_i64(nano, NANO))
 }
 
-/// Thousandths, rounded up; upstream's `Quantity.MilliValue`.
+/// Thousandths, rounded away from zero; upstream's `Quantity.MilliValue`.
 ///
 /// # Errors
 /// When it is not a quantity.
 pub fn milli_value(quantity: &Quantity) -> Result<i64, QuantityError> {
-    quantity::nanos(&quantity.0).map(|nano| ceil_to_i64(nano, NANO / 1_000))
+    quantity::nanos(&quantity.0).map(|nano| to_i64(nano, NANO / 1_000))
 }
 
 /// CPU and memory of a container or pod; `None` = not said.
@@ -66,8 +66,8 @@ pub struct CpuMemory {
 
 impl CpuMemory {
     fn of(requests: &core::Amounts, limits: &core::Amounts) -> Self {
-        let milli = |from: &core::Amounts| from.get("cpu").map(|n| ceil_to_i64(*n, NANO / 1_000));
-        let bytes = |from: &core::Amounts| from.get("memory").map(|n| ceil_to_i64(*n, NANO));
+        let milli = |from: &core::Amounts| from.get("cpu").map(|n| to_i64(*n, NANO / 1_000));
+        let bytes = |from: &core::Amounts| from.get("memory").map(|n| to_i64(*n, NANO));
         Self {
             cpu_request: milli(requests),
             cpu_limit: milli(limits),
@@ -137,7 +137,7 @@ pub fn pod_huge_pages(pod: &Pod) -> Result<BTreeMap<u64, u64>, QuantityError> {
 
 /// Page size and bytes of each `hugepages-<size>`.
 fn huge_pages(amounts: &core::Amounts) -> BTreeMap<u64, u64> {
-    let bytes = |nano: i128| u64::try_from(ceil_to_i64(nano, NANO)).ok();
+    let bytes = |nano: i128| u64::try_from(to_i64(nano, NANO)).ok();
     let pages = amounts.iter().filter_map(|(name, nano)| {
         let size = quantity::nanos(name.strip_prefix("hugepages-")?).ok()?;
         Some((bytes(size)?, bytes(*nano)?))
@@ -243,8 +243,8 @@ fn spare_memory_of_each(pod: &Pod) -> Result<i64, QuantityError> {
         return Ok(0);
     };
     let own = core::aggregate(pod, core::container_requests);
-    let own = ceil_to_i64(own.get("memory").copied().unwrap_or(0), NANO);
-    let spare = ceil_to_i64(whole, NANO).saturating_sub(own).max(0);
+    let own = to_i64(own.get("memory").copied().unwrap_or(0), NANO);
+    let spare = to_i64(whole, NANO).saturating_sub(own).max(0);
     let count = pod.containers().len() + pod.init_containers().len();
     Ok(spare / i64::try_from(count.max(1)).unwrap_or(1))
 }

@@ -16,6 +16,13 @@ fn pod(containers: serde_json::Value) -> Pod {
 }
 
 #[test]
+fn parts_of_a_unit_round_away_from_zero() {
+    for (text, whole) in [("0.1", 1), ("-0.1", -1), ("1500m", 2), ("-1500m", -2)] {
+        assert_eq!(value(&Quantity(text.to_owned())), Ok(whole), "{text}");
+    }
+}
+
+#[test]
 fn quantities_parse_like_the_api_servers() {
     for (text, milli) in [
         ("1", 1_000),

@@ -726,9 +726,6 @@ async fn create_container(
             }
         }
     };
-    for message in &env.skipped {
-        warn(env::INVALID_NAMES, message);
-    }
     let mounts = match mounts::prepare(context, pod, container, &env, volumes).await {
         Ok(mounts) => mounts,
         Err(message) => {

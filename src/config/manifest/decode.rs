@@ -1,5 +1,6 @@
 //! From the document to the Kubernetes types, strictly: a field the types do not know is a problem with
-//! the field's path and line, where the generated deserialisers would skip it.
+//! the field's path and line, where the generated deserialisers would skip it. As in Go, `null` is the
+//! empty string where a string has to be, and the quantity 0.
 
 use std::cell::RefCell;
 use std::fmt;
@@ -155,10 +156,25 @@ impl<'de> Deserializer<'de> for Decoder<'de, '_> {
 
     fn deserialize_newtype_struct<V: Visitor<'de>>(
         self,
-        _: &'static str,
+        name: &'static str,
         visitor: V,
     ) -> Result<V::Value, DecodeError> {
+        if name == "Quantity" && matches!(self.tree.node, Node::Null) {
+            let zero: StrDeserializer<'_, DecodeError> = "0".into_deserializer();
+            return visitor.visit_newtype_struct(zero);
+        }
         visitor.visit_newtype_struct(self).map_err(|e| e.at(self))
+    }
+
+    fn deserialize_str<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, DecodeError> {
+        match self.tree.node {
+            Node::Null => visitor.visit_borrowed_str(""),
+            _ => self.deserialize_any(visitor),
+        }
+    }
+
+    fn deserialize_string<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, DecodeError> {
+        self.deserialize_str(visitor)
     }
 
     fn deserialize_struct<V: Visitor<'de>>(
@@ -189,7 +205,7 @@ impl<'de> Deserializer<'de> for Decoder<'de, '_> {
     }
 
     forward_to_deserialize_any! {
-        bool i8 i16 i32 i64 i128 u8 u16 u32 u64 u128 f32 f64 char str string bytes byte_buf unit
+        bool i8 i16 i32 i64 i128 u8 u16 u32 u64 u128 f32 f64 char bytes byte_buf unit
         unit_struct seq tuple tuple_struct map enum identifier
     }
 }

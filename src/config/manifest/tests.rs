@@ -644,6 +644,24 @@ fn octal_and_numbers_of_quantities_are_read() {
 }
 
 #[test]
+fn null_whole_floats_and_relative_mounts_are_read_as_go_reads_them() {
+    let labelled = GOOD.replace("name: web", "name: web\n  labels: {a: }");
+    assert_eq!(one(&labelled).metadata.labels.unwrap()["a"], "");
+    let text = container("args: [~]")
+        + "    resources: {limits: {cpu: null}}\n"
+        + "    volumeMounts: [{name: v, mountPath: a/b}]\n"
+        + "  terminationGracePeriodSeconds: 1e2\n"
+        + "  volumes: [{name: v}]\n";
+    let pod = one(&text);
+    let container = pod.containers()[0].clone();
+    assert_eq!(container.args.unwrap(), [""]);
+    assert_eq!(container.resources.unwrap().limits.unwrap()["cpu"].0, "0");
+    assert_eq!(container.volume_mounts.unwrap()[0].mount_path, "a/b");
+    let spec = pod.spec.unwrap();
+    assert_eq!(spec.termination_grace_period_seconds, Some(100));
+}
+
+#[test]
 fn a_url_may_serve_a_list() {
     let list = serde_json::json!({
         "apiVersion": "v1", "kind": "PodList", "metadata": {},

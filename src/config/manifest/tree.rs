@@ -223,7 +223,9 @@ impl<'de> Visitor<'de> for NodeVisitor {
     }
 
     fn visit_f64<E>(self, value: f64) -> Result<Node, E> {
-        Ok(Node::Float(value))
+        // `1.0` and `1e3` are whole numbers, as in the JSON that upstream makes of them.
+        let whole = value.to_string().parse();
+        Ok(whole.map_or(Node::Float(value), Node::Int))
     }
 
     fn visit_str<E>(self, value: &str) -> Result<Node, E> {

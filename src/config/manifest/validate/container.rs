@@ -153,13 +153,14 @@ pub(super) fn mounts(
             );
         }
         let target = mount.mount_path.as_str();
-        if !target.starts_with('/') || target.contains(':') {
+        if target.is_empty() || target.contains(':') {
             problems.add(
                 format!("{path}.mountPath"),
-                format!("{target:?} has to be an absolute path without ':'"),
+                format!("{target:?} has to be a path without ':'"),
             );
         }
-        if !paths.insert(target) {
+        // A relative one begins at the container's root.
+        if !paths.insert(target.strip_prefix('/').unwrap_or(target)) {
             problems.add(
                 format!("{path}.mountPath"),
                 format!("{target:?} is used twice in this container"),
