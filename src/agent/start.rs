@@ -28,7 +28,7 @@ use crate::container_logs::{LogRotator, RotationPolicy};
 use crate::core::cluster::Cluster;
 use crate::core::image_gc;
 use crate::core::node_status::pod_capacity;
-use crate::core::state::MetaRecord;
+use crate::core::state::{MetaRecord, SourceRecord};
 use crate::core::volumes::known::InUse;
 use crate::events::{self, EventRate, JournalRecorder};
 use crate::eviction::LocalStorage;
@@ -58,7 +58,9 @@ use crate::store::{Store, StoreHealth};
 use crate::sync_loop::{Inputs, Janitor, LoopContext, Monitor, SyncLoop};
 use crate::types::host_addresses::HostAddresses;
 use crate::types::metrics::{Count, Metrics, NodeLabel};
-use crate::types::{BootIdentity, Clock, Event, EventRecorder, EventType, Stamp, causes, probe};
+use crate::types::{
+    BootIdentity, Clock, Event, EventRecorder, EventType, PodSource, Stamp, causes, probe,
+};
 
 /// Pods that are started at a time, for each processor; the runtime itself is no faster with more.
 const STARTS_OF_CORE: usize = 2;
@@ -553,7 +555,7 @@ pub(super) async fn start(
     tasks.add(
         "image garbage collection",
         Arc::clone(&images).run_collection(
-            image_collection(config, base),
+            image_collection(config, base, source.ready()),
             cri.clone(),
             token.clone(),
         ),
@@ -595,11 +597,17 @@ pub(super) async fn start(
 }
 
 /// What removes images that nothing needs.
-fn image_collection(config: &AgentConfig, base: &Base) -> Collection {
-    let pods = base.pods.clone();
+fn image_collection(config: &AgentConfig, base: &Base, ready: SourcesReady) -> Collection {
+    let (pods, store) = (base.pods.clone(), base.store.clone());
     Collection {
         policy: gc_policy(&config.kubelet),
         wanted: Arc::new(move || images_named(pods.all().iter().map(|pod| &**pod))),
+        // What the API server wanted is on record, unless the store was lost.
+        knows_pods: Arc::new(move || {
+            let api = PodSource::Api.as_str();
+            let is_on_record = store.snapshot().record::<SourceRecord>(api).is_some();
+            ready.all_ready() || (ready.static_ready() && is_on_record)
+        }),
         recorder: Arc::clone(&base.recorder) as _,
         store: base.store.clone(),
     }

@@ -72,7 +72,9 @@ fn hierarchies(table: &[u8], mount: &Path) -> Result<(CgroupVersion, Vec<Hierarc
             _ => {}
         }
     }
-    match (unified, legacy.is_empty()) {
+    // A v1 hierarchy that a program has mounted below the unified one, as for net_cls, makes no v1 machine of it.
+    let is_unified = unified.as_deref() == Some(mount);
+    match (unified, is_unified || legacy.is_empty()) {
         (Some(point), true) => {
             let file = point.join("cgroup.controllers");
             let controllers =
@@ -83,7 +85,7 @@ fn hierarchies(table: &[u8], mount: &Path) -> Result<(CgroupVersion, Vec<Hierarc
             };
             Ok((CgroupVersion::V2, vec![hierarchy]))
         }
-        (unified, false) => {
+        (unified, _) if !legacy.is_empty() => {
             let hybrid = unified.is_some();
             legacy.extend(unified.map(|path| Hierarchy {
                 path,
@@ -91,7 +93,7 @@ fn hierarchies(table: &[u8], mount: &Path) -> Result<(CgroupVersion, Vec<Hierarc
             }));
             Ok((CgroupVersion::V1 { hybrid }, legacy))
         }
-        (None, true) => Err(CgroupError::NotMounted {
+        _ => Err(CgroupError::NotMounted {
             mount: mount.to_owned(),
             reason:
                 "no cgroup file system is mounted there; mount one, or set cgroupsPerQOS: false"
@@ -248,6 +250,19 @@ mod tests {
         assert_eq!(found.len(), 1);
         assert_eq!(found[0].path, Path::new("/sys/fs/cgroup/cpu,cpuacct"));
         assert!(found[0].has("cpu") && found[0].has("cpuacct") && !found[0].has("rw"));
+    }
+
+    #[test]
+    fn a_v1_hierarchy_below_the_unified_one_makes_no_v1_machine_of_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let mount = dir.path().to_str().unwrap();
+        fs::write(dir.path().join("cgroup.controllers"), "cpu memory\n").unwrap();
+        let table = format!(
+            "30 1 0:26 / {mount} rw - cgroup2 cgroup2 rw\n31 30 0:27 / {mount}/net_cls rw - cgroup net_cls rw,net_cls\n"
+        );
+        let (version, found) = hierarchies(table.as_bytes(), dir.path()).unwrap();
+        assert_eq!(version, CgroupVersion::V2);
+        assert!(found.len() == 1 && found[0].has("memory"));
     }
 
     #[test]

@@ -29,7 +29,7 @@ use super::adoption::Adoptions;
 use super::manifest::{self, MAX_MANIFEST_BYTES, ManifestError, StaticOrigin};
 use super::{FileSettings, Reading, Seed, SourceError, SourceSet, SourcedPod};
 use crate::core::pod_update::same_desired_state;
-use crate::types::{Clock, PodExt, PodSource, PodUid, blocking, text};
+use crate::types::{Clock, FullName, PodExt, PodSource, PodUid, blocking, text};
 
 /// Capacity of the channel from the watcher.
 const HINTS_CAPACITY: usize = 10;
@@ -255,8 +255,13 @@ fn before_return(
             && *origin != set.location
             && sent.is_none_or(|sent| had(sent, origin))
     };
+    let back = set.pods.iter().filter(|sourced| is_back(&sourced.origin));
+    let names: BTreeSet<FullName> = back.map(|sourced| sourced.pod.full_name()).collect();
     let mut without = set.clone();
-    without.pods.retain(|sourced| !is_back(&sourced.origin));
+    // Nor a copy that an editor has left of such a file: it would take the pod's place.
+    without
+        .pods
+        .retain(|sourced| !names.contains(&sourced.pod.full_name()));
     without.broken.retain(|origin, _| !is_back(origin));
     (without != *set).then_some(without)
 }
@@ -640,6 +645,35 @@ mod tests {
         fn flush(&mut self) -> std::io::Result<()> {
             Ok(())
         }
+    }
+
+    #[test]
+    fn a_copy_that_an_editor_leaves_does_not_take_the_place_of_the_pod() {
+        let sourced = |origin: &str, uid: &str| SourcedPod {
+            origin: origin.to_owned(),
+            pod: Arc::new(
+                serde_json::from_value(serde_json::json!({
+                    "metadata": {"name": "web", "namespace": "ns", "uid": uid},
+                }))
+                .unwrap(),
+            ),
+        };
+        let set = |pods| SourceSet {
+            source: PodSource::File,
+            location: "/m".to_owned(),
+            reading: Reading::Complete,
+            broken: BTreeMap::new(),
+            pods,
+            set_back: false,
+        };
+        let sent = set(vec![sourced("/m/web.yaml", "old")]);
+        let now = set(vec![
+            sourced("/m/web.yaml", "new"),
+            sourced("/m/web.yaml~", "copy"),
+        ]);
+        let removed = BTreeSet::from(["/m/web.yaml".to_owned()]);
+        let before = before_return(&now, &removed, Some(&sent)).unwrap();
+        assert_eq!(before.pods, []);
     }
 
     #[tokio::test]

@@ -143,20 +143,33 @@ pub fn is_sound(state: &State, id: &str, boot: BootId) -> bool {
         .all(|(files, at)| !matches!(stands(&files, at), Standing::Suspect | Standing::Owed))
 }
 
-/// Whether the runtime had the name under this ID before the agent pulled or imported it.
+/// What the runtime says of a name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Presence<'a> {
+    /// It does not say anything.
+    Unknown,
+    /// It has no image of that name.
+    Absent,
+    /// It has this ID.
+    Is(&'a str),
+}
+
+/// Whether the runtime had the name under this ID before the agent pulled or imported it. What is on record as whole was
+/// brought by the agent.
 pub fn was_there(files: Option<&ImageFiles>, id: &str) -> bool {
     match files.map(|files| (&files.state, &files.id)) {
-        Some((FilesState::Pulling { good, .. }, _)) => {
-            good.as_ref().is_some_and(|good| good.id == id)
-        }
+        Some((FilesState::Pulling { good, .. }, _)) => good
+            .as_ref()
+            .is_some_and(|good| good.id == id && !good.whole),
         Some((FilesState::Trusted, known)) => known == id,
         _ => false,
     }
 }
 
-/// The record of a pull or import that begins; `None` leaves the record as it is. `present` is the ID under which the
-/// runtime has the name, as far as it is known. What an earlier boot left behind has been told from a suspect before.
-pub fn begun(old: Option<&ImageFiles>, image: &str, present: Option<&str>) -> Option<ImageFiles> {
+/// The record of a pull or import that begins; `None` leaves the record as it is. `present` is what the runtime says of the
+/// name: an image that was removed or replaced since the record was written is none to fall back to. What an earlier boot left
+/// behind has been told from a suspect before.
+pub fn begun(old: Option<&ImageFiles>, image: &str, present: Presence<'_>) -> Option<ImageFiles> {
     let fresh = |good, repairs| FilesState::Pulling { good, repairs };
     let good = |id: &str, whole| {
         Some(GoodImage {
@@ -168,13 +181,22 @@ pub fn begun(old: Option<&ImageFiles>, image: &str, present: Option<&str>) -> Op
         return Some(ImageFiles {
             image: image.to_owned(),
             id: String::new(),
-            state: fresh(present.and_then(|id| good(id, false)), false),
+            state: match present {
+                Presence::Is(id) => fresh(good(id, false), false),
+                Presence::Unknown | Presence::Absent => fresh(None, false),
+            },
             suspected: None,
         });
     };
+    let known = |whole| match present {
+        Presence::Absent => None,
+        Presence::Is(id) if id != old.id => good(id, false),
+        Presence::Is(_) | Presence::Unknown => good(&old.id, whole),
+    };
     let state = match &old.state {
-        FilesState::Trusted => fresh(good(&old.id, false), false),
-        FilesState::Whole => fresh(good(&old.id, true), false),
+        FilesState::Trusted => fresh(known(false), false),
+        FilesState::Whole => fresh(known(true), false),
+        FilesState::Pulling { repairs, .. } if present == Presence::Absent => fresh(None, *repairs),
         // Written again, for the boot it belongs to.
         FilesState::Pulling { .. } => old.state.clone(),
         FilesState::Removed => fresh(None, true),

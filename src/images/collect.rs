@@ -11,15 +11,15 @@
 
 use std::collections::{HashMap, HashSet};
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use k8s_cri::v1;
 use k8s_openapi::api::core::v1::Pod;
 use tokio_util::sync::CancellationToken;
 
-use super::files::{archive_of, qualified};
-use super::{ImageManager, ImageService, prune};
+use super::files::{self, archive_of, qualified};
+use super::{ImageManager, ImageService, normalize, prune};
 use crate::core::image_gc::{self, Ages, Disk, Policy, Unused};
 use crate::core::images::{self, FilesState};
 use crate::core::state::{ImageRecord, State, Transaction};
@@ -58,12 +58,17 @@ pub enum CollectError {
 /// The images that wanted pods name, as they are written there.
 pub type WantedImages = Arc<dyn Fn() -> HashSet<String> + Send + Sync>;
 
+/// Whether it is known which pods are wanted.
+pub type KnowsPods = Arc<dyn Fn() -> bool + Send + Sync>;
+
 /// What garbage collection works with.
 pub struct Collection {
     /// The settings.
     pub policy: Policy,
     /// Asked again before each removal.
     pub wanted: WantedImages,
+    /// Before that nothing is removed: a source may name an image that nothing else does.
+    pub knows_pods: KnowsPods,
     /// For events about the node.
     pub recorder: Arc<dyn EventRecorder>,
     /// Records.
@@ -93,6 +98,17 @@ pub fn images_named<'a>(pods: impl IntoIterator<Item = &'a Pod>) -> HashSet<Stri
 pub(super) struct Round {
     /// After how long an image will be too old.
     pub(super) next_due: Option<Duration>,
+}
+
+/// What one round works with.
+struct Look<'a, S> {
+    collection: &'a Collection,
+    service: &'a S,
+    images: &'a [v1::Image],
+    /// IDs of the images that wanted pods name, by those names; `None` for one that the runtime does not have.
+    wanted: HashMap<String, Option<String>>,
+    /// Images that could not be removed, or need not be: not tried again in this round.
+    stayed: HashSet<String>,
 }
 
 impl ImageManager {
@@ -150,26 +166,28 @@ impl ImageManager {
             collection.store.commit(seen).await?;
         }
         let policy = &collection.policy;
+        if !(collection.knows_pods)() {
+            return Ok(Round {
+                next_due: image_gc::next_due(&unused, policy, now),
+            });
+        }
+        let mut look = Look {
+            collection,
+            service,
+            images: &images,
+            wanted: HashMap::new(),
+            stayed: HashSet::new(),
+        };
         let mut gone = HashSet::new();
         for image in image_gc::too_old(&unused, policy, now) {
-            if self
-                .remove_unused(collection, &images, image, "age", service)
-                .await?
-            {
+            if self.remove_unused(&mut look, image, "age").await? {
                 gone.insert(image.id.clone());
             }
         }
-        let left: Vec<Unused> = unused
-            .into_iter()
-            .filter(|i| !gone.contains(&i.id))
-            .collect();
-        let freed = self
-            .free_space(collection, &images, &left, service, now)
-            .await?;
-        let left: Vec<Unused> = left
-            .into_iter()
-            .filter(|i| !freed.contains(&i.id))
-            .collect();
+        gone.extend(look.stayed.iter().cloned());
+        let left = without(unused, &gone);
+        let freed = self.free_space(&mut look, &left, now).await?;
+        let left = without(without(left, &freed), &look.stayed);
         Ok(Round {
             next_due: image_gc::next_due(&left, policy, now),
         })
@@ -178,23 +196,17 @@ impl ImageManager {
     /// Removes images until enough of their disk is free. Returns those that are gone.
     async fn free_space<S: ImageService>(
         &self,
-        collection: &Collection,
-        images: &[v1::Image],
+        look: &mut Look<'_, S>,
         unused: &[Unused],
-        service: &S,
         now: Stamp,
     ) -> Result<HashSet<String>, CollectError> {
         let mut gone = HashSet::new();
-        let Some(disk) = disk_of(service).await? else {
-            return Ok(gone);
-        };
-        if disk.capacity == 0 {
-            let text = "invalid capacity 0 on image filesystem";
-            warn(collection, "InvalidDiskCapacity", text);
-            return Ok(gone);
-        }
-        let policy = &collection.policy;
-        let Some((wanted, used)) = policy.needed(disk) else {
+        let policy = &look.collection.policy;
+        // `nodestatus` reports one without a size.
+        let needed = disk_of(look.service)
+            .await?
+            .and_then(|disk| policy.needed(disk));
+        let Some((wanted, used)) = needed else {
             return Ok(gone);
         };
         tracing::info!(
@@ -209,17 +221,14 @@ impl ImageManager {
             if freed >= wanted {
                 break;
             }
-            if self
-                .remove_unused(collection, images, image, "space", service)
-                .await?
-            {
+            if self.remove_unused(look, image, "space").await? {
                 freed = image.size.saturating_add(freed);
                 gone.insert(image.id.clone());
             }
         }
         if freed < wanted {
             let error = CollectError::TooFew { wanted, freed };
-            warn(collection, "FreeDiskSpaceFailed", error.to_string());
+            warn(look.collection, "FreeDiskSpaceFailed", error.to_string());
             return Err(error);
         }
         Ok(gone)
@@ -237,6 +246,9 @@ impl ImageManager {
         let seen = collection.store.snapshot();
         let wanted = wanted_names(collection);
         let known = ages(&seen, now);
+        let exact = exactness(&collection.policy);
+        let mut needed = lock(&self.needed);
+        let before = std::mem::take(&mut *needed);
         let mut unused = Vec::new();
         let mut transaction = Transaction::new();
         for image in images {
@@ -244,24 +256,33 @@ impl ImageManager {
             let by_id = known.get(&image.id).copied();
             let told = of_names.chain(by_id).reduce(|a, b| a.and(b, now));
             let is_needed = self.is_needed(&seen, image, used, &wanted);
-            match told {
-                Some(told) if !is_needed => unused.push(Unused {
+            if is_needed {
+                needed.insert(image.id.clone());
+            }
+            let last_used = match told {
+                Some(told) if is_needed => (now.since(told.last_used) >= exact).then_some(now),
+                Some(_) if !before.contains(&image.id) => None,
+                // Needed until now, or never seen before.
+                _ => Some(now),
+            };
+            if let Some(last_used) = last_used {
+                let record = ImageRecord {
+                    pulled_ref: None,
+                    backoffs: std::collections::BTreeMap::new(),
+                    first_seen: told.map_or(now, |told| told.first_seen),
+                    last_used,
+                };
+                transaction = transaction
+                    .expect::<ImageRecord>(&seen, &image.id)
+                    .put(&image.id, record);
+            }
+            if let (Some(told), false) = (told, is_needed) {
+                unused.push(Unused {
                     id: image.id.clone(),
                     size: image.size,
                     first_seen: told.first_seen,
-                    last_used: told.last_used,
-                }),
-                _ => {
-                    let record = ImageRecord {
-                        pulled_ref: None,
-                        backoffs: std::collections::BTreeMap::new(),
-                        first_seen: told.map_or(now, |told| told.first_seen),
-                        last_used: now,
-                    };
-                    transaction = transaction
-                        .expect::<ImageRecord>(&seen, &image.id)
-                        .put(&image.id, record);
-                }
+                    last_used: last_used.unwrap_or(told.last_used),
+                });
             }
         }
         (unused, transaction)
@@ -280,51 +301,66 @@ impl ImageManager {
         names(image).any(|name| {
             let qualified = qualified(name);
             let files = images::files_of(seen, &qualified).map(|(files, _)| files.state);
-            let is_under_way = matches!(
-                files,
-                Some(FilesState::Pulling { .. } | FilesState::Removed)
-            );
+            // Pulls, imports and repairs see to the others.
+            let is_settled = matches!(files, None | Some(FilesState::Whole | FilesState::Trusted));
             used.contains(name)
                 || wanted.contains(&qualified)
-                || is_under_way
+                || !is_settled
                 || self.works.is_busy(name)
                 || archive_of(seen, name).is_some()
         })
     }
 
-    /// Removes an image, unless a pod has come that names it. Returns whether it is gone.
+    /// Removes an image, unless something needs it by now. Returns whether it is gone.
     async fn remove_unused<S: ImageService>(
         &self,
-        collection: &Collection,
-        images: &[v1::Image],
+        look: &mut Look<'_, S>,
         image: &Unused,
         reason: &str,
-        service: &S,
     ) -> Result<bool, CollectError> {
-        let Some(listed) = images.iter().find(|listed| listed.id == image.id) else {
-            return Ok(false);
-        };
-        let seen = collection.store.snapshot();
-        if self.is_needed(&seen, listed, &HashSet::new(), &wanted_names(collection)) {
+        look.stayed.insert(image.id.clone());
+        let (collection, service) = (look.collection, look.service);
+        if look.is_wanted(&image.id).await? {
             return Ok(false);
         }
-        let name = names(listed).next().unwrap_or(&image.id);
+        let seen = collection.store.snapshot();
+        let entries: Vec<&v1::Image> = look.images.iter().filter(|i| i.id == image.id).collect();
+        let name = entries.iter().flat_map(|entry| names(entry)).next();
+        let name = name.unwrap_or(&image.id).to_owned();
         let why = format!(
             "{name} ({}, {} bytes): {reason}, last used {}",
             image.id,
             image.size,
             image.last_used.rfc3339()
         );
-        let decision = Transaction::new().delete::<ImageRecord>(&image.id).journal(
+        let mut decision = Transaction::new().delete::<ImageRecord>(&image.id).journal(
             None,
             "removing an unused image",
             why,
         );
-        collection.store.commit(decision).await?;
+        for name in entries.iter().flat_map(|entry| names(entry)) {
+            // What is brought again must not be taken for what was there before.
+            decision = files::forget(&seen, decision, name);
+        }
+        match collection.store.commit(decision).await {
+            Ok(_) => {}
+            Err(CommitError::Stale { .. }) => return Ok(false),
+            Err(error) => return Err(error.into()),
+        }
+        // A pod may have come meanwhile, and started a container.
+        let used = service.images_in_use().await?;
+        let (seen, wanted) = (collection.store.snapshot(), wanted_names(collection));
+        let is_needed = entries
+            .iter()
+            .any(|entry| self.is_needed(&seen, entry, &used, &wanted));
+        if is_needed || look.is_wanted(&image.id).await? {
+            return Ok(false);
+        }
         if let Err(error) = service.remove_image(&image.id).await {
             tracing::warn!(image = name, %error, "cannot remove an image that nothing needs");
             return Ok(false);
         }
+        look.stayed.remove(&image.id);
         let label = ReasonLabel {
             reason: reason.to_owned(),
         };
@@ -343,6 +379,42 @@ impl ImageManager {
     }
 }
 
+impl<S: ImageService> Look<'_, S> {
+    /// Whether a wanted pod names an image, in any spelling that the runtime understands.
+    async fn is_wanted(&mut self, id: &str) -> Result<bool, CollectError> {
+        for name in (self.collection.wanted)() {
+            if !self.wanted.contains_key(&name) {
+                let found = self.service.image_status(&name).await?;
+                self.wanted
+                    .insert(name.clone(), found.map(|found| found.id));
+            }
+            let found = self.wanted.get(&name).and_then(|found| found.as_deref());
+            if found == Some(id) {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+}
+
+fn without(images: Vec<Unused>, ids: &HashSet<String>) -> Vec<Unused> {
+    let left = images.into_iter().filter(|image| !ids.contains(&image.id));
+    left.collect()
+}
+
+/// How exactly the last use of an image that is in use is on record. When it is in use no more, that is recorded at once.
+fn exactness(policy: &Policy) -> Duration {
+    const MOST: Duration = Duration::from_secs(1800);
+    if policy.maximum_age.is_zero() {
+        return MOST;
+    }
+    (policy.maximum_age / 10).min(MOST)
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 fn warn(collection: &Collection, reason: &str, text: impl Into<String>) {
     let event = Event::node(EventType::Warning, reason, text);
     collection.recorder.record(event);
@@ -355,10 +427,12 @@ fn names(image: &v1::Image) -> impl Iterator<Item = &str> {
 }
 
 fn wanted_names(collection: &Collection) -> HashSet<String> {
-    (collection.wanted)()
-        .iter()
-        .map(|name| qualified(name))
-        .collect()
+    let wanted = (collection.wanted)();
+    let spelt = |name: &String| {
+        let full = normalize(name).ok().map(|full| qualified(&full));
+        [Some(qualified(name)), full].into_iter().flatten()
+    };
+    wanted.iter().flat_map(spelt).collect()
 }
 
 /// What the records tell, by qualified name and by ID.

@@ -9,6 +9,7 @@ use super::pulls::{PullResult, Wanted};
 use super::{ImageError, ImageErrorReason, ImageManager, ImageService, Present, Reporter};
 use super::{files, records, unrecorded};
 use crate::core::backoff;
+use crate::core::images::Presence;
 use crate::core::state::{BackoffRecord, Durability, ImageRecord};
 use crate::kubeletconfig::format_duration;
 use crate::store::Store;
@@ -35,18 +36,20 @@ impl ImageManager {
         let (image, credentials) = (want.image.clone(), want.credentials.clone());
         let image = image.as_str();
         let begun = tokio::time::Instant::now();
-        // What the name stands for now is on record, unless the agent has never met it.
-        let present = match files::of(&store.snapshot(), image) {
-            Some(_) => None,
-            None => service.image_status(image).await.ok().flatten(),
+        // What is on record may have been removed or replaced since.
+        let present = service.image_status(image).await.ok();
+        let present = present.map(|found| found.map(|image| image.id));
+        let present = match &present {
+            None => Presence::Unknown,
+            Some(None) => Presence::Absent,
+            Some(Some(id)) => Presence::Is(id),
         };
-        let present = present.map(|found| found.id);
         let now = self.clock.now();
         let work = self.works.begin(image);
         let under_way = self
             .records
             .begin(store, image, now, |seen, transaction| {
-                files::begun(seen, transaction, image, present.as_deref(), now)
+                files::begun(seen, transaction, image, present, now)
             })
             .await
             .map_err(|error| unrecorded(image, error))?;

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::keyring;
 use super::records::object;
-use crate::core::images::{self, AfterFailure, ImageFiles};
+use crate::core::images::{self, AfterFailure, ImageFiles, Presence};
 use crate::core::state::{ObjectRecord, State, Transaction};
 use crate::store::{CommitError, Store};
 use crate::types::Stamp;
@@ -46,12 +46,12 @@ pub(super) fn put(
         .put(&key, object(files, now))
 }
 
-/// Adds that a pull or import begins. `present` is the ID under which the runtime has the name now.
+/// Adds that a pull or import begins. `present` is what the runtime says of the name now.
 pub(super) fn begun(
     seen: &State,
     transaction: Transaction,
     image: &str,
-    present: Option<&str>,
+    present: Presence<'_>,
     now: Stamp,
 ) -> Transaction {
     let old = of(seen, image).map(|(files, _)| files);

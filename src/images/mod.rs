@@ -50,7 +50,7 @@ use k8s_cri::v1;
 use k8s_openapi::api::core::v1::{Container, ImageVolumeSource, Pod};
 
 pub use archive::{ArchiveError, images_in};
-pub use collect::{CollectError, Collection, WantedImages, images_named};
+pub use collect::{CollectError, Collection, KnowsPods, WantedImages, images_named};
 pub use credentials::{CredentialError, CredentialProviders, CredentialSettings};
 pub use error::{ImageError, ImageErrorReason};
 pub use files::{archive_of, qualified};
@@ -272,6 +272,8 @@ pub struct ImageManager {
     works: Works,
     /// One look at the suspects at a time: images that share layers have to be removed together.
     healing: tokio::sync::Mutex<()>,
+    /// IDs of the images that were needed when garbage was last collected.
+    needed: Mutex<HashSet<String>>,
     /// Sources that have not answered, by who asked for what.
     unanswered: Mutex<HashMap<String, Unanswered>>,
     preload: Option<Preload>,
@@ -361,6 +363,7 @@ impl ImageManager {
             syncs: Arc::default(),
             works: Works::default(),
             healing: tokio::sync::Mutex::default(),
+            needed: Mutex::default(),
             unanswered: Mutex::default(),
             preload: None,
             released: tokio::sync::OnceCell::new(),

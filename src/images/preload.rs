@@ -21,7 +21,7 @@ use super::files::{self, Work};
 use super::import::Importer;
 use super::records::object;
 use super::{ImageManager, ImageService, Reporter, qualified};
-use crate::core::images::{self, ArchiveRecord, ArchiveStamp, ArchiveStep, Evidence};
+use crate::core::images::{self, ArchiveRecord, ArchiveStamp, ArchiveStep, Evidence, Presence};
 use crate::core::state::{ImageRecord, ObjectRecord, State, Transaction};
 use crate::store::{CommitError, Store};
 use crate::types::events::{Event, EventRecorder, EventType};
@@ -390,17 +390,19 @@ impl ImageManager {
     ) -> Result<(), CommitError> {
         let mut before = BTreeMap::new();
         for image in &archive.images {
-            if files::of(&store.snapshot(), image).is_none()
-                && let Ok(Some(found)) = service.image_status(image).await
-            {
-                before.insert(image, found.id);
+            if let Ok(found) = service.image_status(image).await {
+                before.insert(image, found.map(|found| found.id));
             }
         }
         let now = self.clock.now();
         files::commit(store, |seen| {
             let images = archive.images.iter();
             images.fold(Transaction::new(), |transaction, image| {
-                let present = before.get(image).map(String::as_str);
+                let present = match before.get(image) {
+                    None => Presence::Unknown,
+                    Some(None) => Presence::Absent,
+                    Some(Some(id)) => Presence::Is(id),
+                };
                 files::begun(seen, transaction, image, present, now)
             })
         })

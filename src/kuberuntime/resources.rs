@@ -23,6 +23,8 @@ pub const MIN_SHARES: u64 = 2;
 pub const MAX_SHARES: u64 = 262_144;
 /// Least CFS quota, in microseconds.
 pub const MIN_QUOTA_US: i64 = 1_000;
+/// The longest quota that the kernel takes: its `MAX_BW`.
+pub const MAX_QUOTA_US: i64 = (1 << 44) - 1;
 
 const GUARANTEED_OOM_ADJ: i64 = -997;
 const BEST_EFFORT_OOM_ADJ: i64 = 1_000;
@@ -183,7 +185,7 @@ pub fn milli_cpu_to_quota(milli: i64, period_us: u64) -> i64 {
         return 0;
     }
     let period = i64::try_from(period_us).unwrap_or(i64::MAX);
-    (milli.saturating_mul(period) / 1000).max(MIN_QUOTA_US)
+    (milli.saturating_mul(period) / 1000).clamp(MIN_QUOTA_US, MAX_QUOTA_US)
 }
 
 /// `cpu.weight` (1–10000) of `cpu.shares`.

@@ -66,6 +66,10 @@ fn shares_and_quota_stay_in_their_ranges() {
     assert_eq!(milli_cpu_to_quota(0, 100_000), 0);
     assert_eq!(milli_cpu_to_quota(1, 100_000), 1_000);
     assert_eq!(milli_cpu_to_quota(250, 100_000), 25_000);
+    assert_eq!(
+        milli_cpu_to_quota((10 << 30) * 1000, 100_000),
+        (1 << 44) - 1
+    );
     assert_eq!(shares_to_weight(2), 1);
     assert_eq!(shares_to_weight(1024), 39);
     assert_eq!(shares_to_weight(262_144), 10_000);

@@ -111,10 +111,12 @@ impl FactsTask {
         let look = crate::types::blocking::run(move || machine(&root_dir, &boot_id));
         match tokio::time::timeout(PATIENCE, look).await {
             Ok(Ok(machine)) => {
-                let known = facts.machine.ephemeral_storage;
-                facts.machine = machine;
+                let known = std::mem::replace(&mut facts.machine, machine);
                 if facts.machine.ephemeral_storage.is_none() {
-                    facts.machine.ephemeral_storage = known;
+                    facts.machine.ephemeral_storage = known.ephemeral_storage;
+                }
+                if facts.machine.memory == 0 {
+                    facts.machine.memory = known.memory;
                 }
             }
             Ok(Err(error)) => warn!(%error, "cannot look at the machine"),

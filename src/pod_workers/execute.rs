@@ -492,7 +492,10 @@ pub(super) async fn start_container(
 ) -> Result<Result<ContainerId, Failure>, StepError> {
     let created = match &start.adopt {
         Some(id) => Ok(id.clone()),
-        None => create_container(context, job, status, sandbox, spec, start, volumes).await?,
+        None => {
+            start::unmount_shown(context, job, &spec.container).await;
+            create_container(context, job, status, sandbox, spec, start, volumes).await?
+        }
     };
     let container_id = match created {
         Ok(id) => id,

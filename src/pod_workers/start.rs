@@ -166,8 +166,20 @@ pub(super) async fn under_way(
     }
 }
 
+/// Unmounts what earlier attempts of a container have left of its message file in volumes, before the next is created.
+pub(super) async fn unmount_shown(context: &WorkerContext, job: &Job, container: &Container) {
+    if shows_mounts_to_node(container)
+        && is_path_component(&container.name)
+        && let Err(error) = (context.volumes)
+            .unmount_shown_files(&job.uid, &container.name)
+            .await
+    {
+        warn!(container = container.name, error = %causes(&error), "mounts of earlier attempts stay on the node");
+    }
+}
+
 /// Empties the termination message file of a container for an attempt whose start is on record, and with it the message of
-/// the attempt before. Unmounts first what earlier attempts have left of it in volumes. `intended` is when a start of the very same
+/// the attempt before. `intended` is when a start of the very same
 /// attempt was recorded before: what was written since is kept.
 ///
 /// # Errors
@@ -181,11 +193,6 @@ pub(super) async fn clear_message(
     let name = &container.name;
     if !is_path_component(name) {
         return Ok(());
-    }
-    if shows_mounts_to_node(container)
-        && let Err(error) = context.volumes.unmount_shown_files(&job.uid, name).await
-    {
-        warn!(container = name, error = %causes(&error), "mounts of earlier attempts stay on the node");
     }
     let path = attempt_files::message_path(&context.node, &job.uid, name);
     let since = intended.map(|at| {

@@ -290,6 +290,8 @@ impl Janitor {
                     let status = self.workers.context().pleg.cache().get(&uid);
                     self.collect(std::slice::from_ref(&status)).await;
                     self.tidy(&[status], Extent::Everything).await;
+                    // Its end may not be on record yet: what that makes superfluous goes with the next sweep.
+                    self.files.unsettled.insert(uid);
                 }
                 JanitorOrder::MendCgroups => {
                     mended = tokio::time::Instant::now();

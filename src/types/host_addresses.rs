@@ -69,22 +69,27 @@ impl HostAddresses {
     pub fn reported(&self) -> Vec<String> {
         let found = self.find().unwrap_or_else(|_| {
             let named: Vec<IpAddr> = self.given().collect();
-            if named.is_empty() {
-                let last = self.0.last.lock();
-                last.unwrap_or_else(PoisonError::into_inner).clone()
-            } else {
-                named
-            }
+            if named.is_empty() { self.last() } else { named }
         });
         found.iter().map(ToString::to_string).collect()
     }
 
-    /// Returns the address at which pods on the node's network answer the agent. While the machine has none, that is
-    /// the loopback's: what listens on every address answers there.
+    /// Returns the address at which pods on the node's network answer the agent: that of now, else the first of those
+    /// given or found last that the machine still has, as when it has lost its default route only. While it has none of
+    /// them, that is the loopback's: what listens on every address answers there.
     pub fn reachable(&self) -> IpAddr {
-        let found = self.find().ok();
-        let first = found.and_then(|found| found.first().copied());
-        first.unwrap_or(Ipv4Addr::LOCALHOST.into())
+        let last = self.last();
+        if let Some(first) = self.find().ok().and_then(|found| found.first().copied()) {
+            return first;
+        }
+        let mut known = self.given().chain(last);
+        let there = known.find(|ip| UdpSocket::bind((*ip, 0)).is_ok());
+        there.unwrap_or(Ipv4Addr::LOCALHOST.into())
+    }
+
+    fn last(&self) -> Vec<IpAddr> {
+        let last = self.0.last.lock();
+        last.unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     fn given(&self) -> impl Iterator<Item = IpAddr> {
@@ -182,6 +187,13 @@ mod tests {
         let late = of(&["192.0.2.77", "2001:db8::77"]);
         assert_eq!(late.reported(), ["192.0.2.77", "2001:db8::77"]);
         assert_eq!(late.reachable(), Ipv4Addr::LOCALHOST);
+        // One of two is late, or it is no address to report.
+        for (given, probed) in [
+            (["192.0.2.77", "127.0.0.9"], "127.0.0.9"),
+            (["127.0.0.8", "192.0.2.77"], "127.0.0.8"),
+        ] {
+            assert_eq!(of(&given).reachable().to_string(), probed);
+        }
     }
 
     #[test]

@@ -80,7 +80,8 @@ fn r41_the_nodes_address_changes_a_hundred_times() {
     // For this thread, and all that it starts from here on.
     unshare(CloneFlags::CLONE_NEWNET).unwrap();
     ip("link set lo up");
-    ip("link add uplink0 type dummy");
+    ip("link add uplink0 type veth peer name beyond0");
+    ip("link set beyond0 up");
     ip("link set uplink0 up");
     change(0);
     let cluster = Cluster::alone();

@@ -163,6 +163,7 @@ fn touch(m: &Metrics) {
         }),
     );
     one(&m.events_unsent, label!(ReasonLabel { reason }));
+    one(&m.images_collected, label!(ReasonLabel { reason }));
     one(
         &m.rest_client_requests,
         label!(RequestLabel { code, host, method }),

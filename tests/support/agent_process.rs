@@ -101,6 +101,10 @@ impl Site {
             "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n".to_owned();
         writeln!(config, "podLogsDir: {}", self.pod_logs().display()).unwrap();
         writeln!(config, "cgroupRoot: {}", self.cgroup).unwrap();
+        // However full the disk of this machine is.
+        if !more.contains("imageGCHighThresholdPercent") {
+            config.push_str("imageGCHighThresholdPercent: 100\n");
+        }
         config.push_str(more);
         fs::write(self.dir.join("config.yaml"), config).expect("write the configuration");
     }

@@ -201,15 +201,15 @@ fn a_pull_that_fails_leaves_what_was_there_as_it_was() {
             AfterFailure::Put(files("a", FilesState::Removed)),
         ),
     ] {
-        let begun = begun(old.as_ref(), "r/x:1", None).unwrap();
+        let begun = begun(old.as_ref(), "r/x:1", Presence::Unknown).unwrap();
         assert!(matches!(begun.state, FilesState::Pulling { .. }), "{what}");
         assert_eq!(failed(Some(&begun)), want, "{what}");
         // Begun twice, by two pods.
-        let again = super::begun(Some(&begun), "r/x:1", None).unwrap();
+        let again = super::begun(Some(&begun), "r/x:1", Presence::Unknown).unwrap();
         assert_eq!(failed(Some(&again)), want, "{what}");
     }
     assert_eq!(
-        begun(Some(&files("a", suspected())), "r/x:1", Some("a")),
+        begun(Some(&files("a", suspected())), "r/x:1", Presence::Is("a")),
         None
     );
     assert_eq!(failed(Some(&files("a", suspected()))), AfterFailure::Keep);
@@ -218,7 +218,7 @@ fn a_pull_that_fails_leaves_what_was_there_as_it_was() {
 
 #[test]
 fn an_image_that_was_there_before_the_agent_is_what_a_first_pull_falls_back_to() {
-    let begun = begun(None, "r/x:1", Some("old")).unwrap();
+    let begun = begun(None, "r/x:1", Presence::Is("old")).unwrap();
     let record = Some((&begun, at(BOOT)));
     assert_eq!(
         standing(record, NEXT, Some("old"), false),
@@ -433,4 +433,37 @@ fn an_unchanged_archive_is_imported_again_only_when_an_image_is_missing() {
         let step = archive_step(record, stamp, is_first, |image| present.contains(image));
         assert_eq!(step, want, "{record:?} {stamp:?} {is_first} {present}");
     }
+}
+
+#[test]
+fn an_image_that_was_removed_meanwhile_is_nothing_to_fall_back_to() {
+    for state in [FilesState::Whole, FilesState::Trusted] {
+        let old = files("a", state.clone());
+        let absent = begun(Some(&old), "r/x:1", Presence::Absent).unwrap();
+        assert_eq!(
+            standing(Some((&absent, at(BOOT))), NEXT, Some("a"), false),
+            Standing::Suspect,
+            "{state:?}"
+        );
+        assert!(!was_there(Some(&absent), "a"), "{state:?}");
+        let other = begun(Some(&old), "r/x:1", Presence::Is("b")).unwrap();
+        assert_eq!(
+            standing(Some((&other, at(BOOT))), NEXT, Some("b"), false),
+            Standing::Trusted,
+            "{state:?}"
+        );
+    }
+    let whole = begun(
+        Some(&files("a", FilesState::Whole)),
+        "r/x:1",
+        Presence::Is("a"),
+    )
+    .unwrap();
+    assert!(!was_there(Some(&whole), "a"), "the agent has brought it");
+    let trusted = begun(
+        Some(&files("a", FilesState::Trusted)),
+        "r/x:1",
+        Presence::Is("a"),
+    );
+    assert!(was_there(trusted.as_ref(), "a"));
 }

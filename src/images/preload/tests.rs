@@ -330,7 +330,7 @@ async fn a_pod_waits_for_the_import_of_its_image_and_needs_no_registry() {
 async fn cut_off() -> World {
     let w = world();
     w.add("a.tar", &saved(&["a:1"]));
-    let begun = images::begun(None, "a:1", None).unwrap();
+    let begun = images::begun(None, "a:1", images::Presence::Unknown).unwrap();
     let earlier = Stamp {
         boot: BootId(0),
         ..AtBoot.now()

@@ -16,6 +16,7 @@ impl World {
         Collection {
             policy,
             wanted: Arc::new(move || wanted.iter().map(|name| (*name).to_owned()).collect()),
+            knows_pods: Arc::new(|| true),
             recorder: Arc::new(self.recorder.clone()),
             store: self.store.clone(),
         }

@@ -120,9 +120,9 @@ impl Connection {
     pub(super) async fn close(self) {
         drop(self.sender);
         let mut tasks = mem::take(&mut *self.running.0.lock());
-        let ended = async { while tasks.join_next().await.is_some() {} };
-        // A connection that takes longer is cut off with its tasks.
-        drop(tokio::time::timeout(GOODBYE, ended).await);
+        let ended = async move { while tasks.join_next().await.is_some() {} };
+        // Nobody waits for it: the answer is complete. A connection that takes longer is cut off with its tasks.
+        tokio::spawn(async move { drop(tokio::time::timeout(GOODBYE, ended).await) });
     }
 }
 
