@@ -30,6 +30,7 @@ targets! {
     crate::cm::fuzzing: cgroup_names;
     crate::config::fuzzing: api_answers, manifest;
     crate::container_logs::fuzzing: log_lines, log_rotation;
+    crate::core::oom::fuzzing: kernel_log;
     crate::images::fuzzing: credential_response, docker_config, image_name;
     crate::kubeletconfig::fuzzing: config_values, kubelet_config;
     crate::kuberuntime::fuzzing: cri_answers;

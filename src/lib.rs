@@ -24,6 +24,7 @@ pub mod node_object;
 pub mod nodeshutdown;
 pub mod nodestatus;
 pub mod objects;
+pub mod oom_watcher;
 pub mod pleg;
 pub mod pod_manager;
 pub mod pod_workers;

@@ -589,7 +589,7 @@ fn fields_without_effect_are_warned_about_by_name_and_place() {
     let files = Files::new();
     let path = files.config(
         "c.yaml",
-        "maxPods: 5\nimageMinimumGCAge: 5m\nauthentication:\n  webhook: {enabled: false}\n\
+        "maxPods: 5\nregistryPullQPS: 7\nauthentication:\n  webhook: {enabled: false}\n\
          logging: {format: text, flushFrequency: 7s}\nprotectKernelDefaults: true\n",
     );
     let loaded = load::load(Some(&path), None).unwrap();
@@ -605,7 +605,7 @@ fn fields_without_effect_are_warned_about_by_name_and_place() {
     assert_eq!(
         told,
         [
-            "DIR/c.yaml:4:1: imageMinimumGCAge",
+            "DIR/c.yaml:4:1: registryPullQPS",
             "DIR/c.yaml:7:25: logging.flushFrequency",
             "DIR/c.yaml:8:1: protectKernelDefaults",
         ]
@@ -695,7 +695,7 @@ fn a_field_without_effect_that_is_set_to_its_default_is_not_warned_about() {
         "failSwapOn: true\nprotectKernelDefaults: false\nmemoryThrottlingFactor: 0.9\n",
         "featureGates: {}\nevictionSoft: {}\nshutdownGracePeriodByPodPriority: []\nkubeletCgroups: \"\"\n",
         "logging: {flushFrequency: 5s, vmodule: []}\nuserNamespaces: {idsPerPod: 65536}\n",
-        "logging: {flushFrequency: 5000000000}\nregistryPullQPS: 5\noomScoreAdj: -999\n",
+        "logging: {flushFrequency: 5000000000}\nregistryPullQPS: 5\n",
         "contentType: application/vnd.kubernetes.protobuf\nmaxOpenFiles: 1000000\n",
     ] {
         assert_eq!(warned(body), [""; 0], "{body}");
@@ -703,14 +703,9 @@ fn a_field_without_effect_that_is_set_to_its_default_is_not_warned_about() {
     // Zeros that upstream does not take for the default, and other values.
     for (body, field) in [
         ("registryPullQPS: 0\n", "registryPullQPS"),
-        (
-            "imageGCHighThresholdPercent: 0\n",
-            "imageGCHighThresholdPercent",
-        ),
-        ("imageMaximumGCAge: 1s\n", "imageMaximumGCAge"),
+        ("maxOpenFiles: 5\n", "maxOpenFiles"),
         ("cpuManagerPolicy: static\n", "cpuManagerPolicy"),
         ("featureGates: {A: false}\n", "featureGates"),
-        ("oomScoreAdj: 0\n", "oomScoreAdj"),
         ("memoryThrottlingFactor: 1\n", "memoryThrottlingFactor"),
     ] {
         assert_eq!(warned(body), [field], "{body}");
@@ -829,6 +824,27 @@ fn limits_of_processes_and_events_come_from_flags_without_a_warning() {
         assert_eq!(k.pod_pids_limit, pids, "{args:?}");
         assert_eq!((k.event_record_qps, k.event_burst), events, "{args:?}");
     }
+}
+
+#[test]
+fn the_oom_score_of_the_agent_comes_from_file_and_flag_without_a_warning() {
+    let files = Files::new();
+    let file = files.config("c.yaml", "oomScoreAdj: 0\n");
+    let file = file.display().to_string();
+    for (args, want) in [
+        (vec![], -999),
+        (vec!["--config", &file], 0),
+        (vec!["--config", &file, "--oom-score-adj=-1000"], -1000),
+        (vec!["--oom-score-adj", "-5"], -5),
+    ] {
+        let (config, warnings) = run(&args).unwrap();
+        assert_eq!(warnings, [], "{args:?}");
+        assert_eq!(config.kubelet.oom_score_adj, want, "{args:?}");
+    }
+    assert_eq!(
+        files.errors("oomScoreAdj: 1001\n"),
+        ["DIR/config.yaml:3:14: oomScoreAdj: is 1001, expected a number from -1000 to 1000"]
+    );
 }
 
 #[test]

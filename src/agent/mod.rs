@@ -11,6 +11,7 @@ mod embedded;
 mod known_pods;
 pub mod lock;
 mod node;
+mod oom;
 mod opening;
 mod resume;
 mod root_dir;
@@ -149,6 +150,7 @@ pub async fn run(config: AgentConfig, mut options: RunOptions) -> Result<(), Age
     let token = CancellationToken::new();
     let mut signals = Signals::new()?;
     let _locks = lock(&config).await?;
+    oom::set_own_score(config.kubelet.oom_score_adj);
 
     let (boot, clock) = opening::boot(&config, &options);
     let metrics = Metrics::default();
@@ -268,6 +270,7 @@ async fn serve(
         started = start::start(config, base, cri, tasks, token) => {
             let started = started?;
             watch_cluster(config, base, tasks, token);
+            oom::watch(base, &started, tasks, token);
             started
         }
         () = signals.terminated() => {

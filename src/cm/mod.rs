@@ -392,6 +392,45 @@ impl CgroupManager {
         Ok(self.qos(class).child(&pod_component(&uid)?))
     }
 
+    /// The pod in whose cgroup, or below it, the cgroup at `path` is. The path may begin above the root that this process
+    /// sees, as paths in the kernel's log do for an agent in a container.
+    pub fn pod_at(&self, path: &str) -> Option<PodUid> {
+        let classes = [
+            QosClass::Guaranteed,
+            QosClass::Burstable,
+            QosClass::BestEffort,
+        ];
+        let found = classes.into_iter().filter_map(|class| {
+            let parent = self.qos(class);
+            let above = format!("{}/", self.path(&parent));
+            // The outermost one: what is below a container is named by the container.
+            let begin = path.find(&above)? + above.len();
+            let entry = path.get(begin..)?.split('/').next()?;
+            let uid = parent.pod_of_child(entry, self.config.driver)?;
+            Some((begin, uid))
+        });
+        found.min_by_key(|(begin, _)| *begin).map(|(_, uid)| uid)
+    }
+
+    /// The memory limit of the cgroup at `path` in bytes; `None` when it has none, or is not there.
+    pub fn memory_limit_at(&self, path: &str) -> Option<u64> {
+        let memory = self.hierarchies.iter().find(|h| h.has("memory"))?;
+        let file = match self.version {
+            CgroupVersion::V1 { .. } => "memory.limit_in_bytes",
+            CgroupVersion::V2 => "memory.max",
+        };
+        // Without parts that lead upwards.
+        let name = CgroupName::parse(path).cgroupfs();
+        let dir = memory.path.join(name.trim_start_matches('/'));
+        let limit: u64 = std::fs::read_to_string(dir.join(file))
+            .ok()?
+            .trim()
+            .parse()
+            .ok()?;
+        // v1 has a number for no limit: all pages there can be.
+        (limit < u64::MAX / 4).then_some(limit)
+    }
+
     /// What the runtime is told as the sandbox's parent; empty without `per_qos`. For the systemd driver
     /// the slice alone, as upstream sends it.
     ///

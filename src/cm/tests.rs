@@ -309,3 +309,70 @@ fn processes_of_a_pod_are_found_in_whatever_hierarchy_the_runtime_has_put_them()
         assert_eq!(manager.processes(&uid).unwrap(), Vec::<i32>::new());
     }
 }
+
+#[test]
+fn pods_and_their_limits_are_found_by_paths_of_the_kernels_log() {
+    use CgroupDriver::{Cgroupfs, Systemd};
+    const V1: CgroupVersion = CgroupVersion::V1 { hybrid: false };
+    let dir = tempfile::tempdir().unwrap();
+    let manager = |driver, version, at: &str| {
+        let config = CgroupConfig {
+            driver,
+            ..CgroupConfig::default()
+        };
+        manager_on(dir.path(), config, version, &[(at, &["memory"])])
+    };
+    let slice = "/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod12_ab.slice";
+    for (driver, path, uid) in [
+        (Cgroupfs, "/kubepods/pod12-ab", Some("12-ab")),
+        (
+            Cgroupfs,
+            "/kubepods/besteffort/pod12-ab/c1/init",
+            Some("12-ab"),
+        ),
+        (
+            Cgroupfs,
+            "/docker/x/kubepods/burstable/pod12-ab/c1",
+            Some("12-ab"),
+        ),
+        (
+            Cgroupfs,
+            "/kubepods/burstable/pod12-ab/c1/kubepods/pod9",
+            Some("12-ab"),
+        ),
+        (Cgroupfs, "/kubepods/burstable", None),
+        (Cgroupfs, "/system.slice/pod12-ab", None),
+        (Systemd, slice, Some("12-ab")),
+        (
+            Systemd,
+            &format!("{slice}/cri-containerd-c1.scope"),
+            Some("12-ab"),
+        ),
+        (
+            Systemd,
+            "/kubepods.slice/kubepods-pod12_ab.slice/crio-c1.scope",
+            Some("12-ab"),
+        ),
+        (Systemd, "/kubepods.slice/kubepods-burstable.slice", None),
+    ] {
+        let found = manager(driver, CgroupVersion::V2, "").pod_at(path);
+        assert_eq!(found, uid.map(PodUid::from), "{path}");
+    }
+    for (version, at, file, none) in [
+        (CgroupVersion::V2, "", "kubepods/memory.max", "max"),
+        (
+            V1,
+            "memory",
+            "memory/kubepods/memory.limit_in_bytes",
+            "9223372036854771712",
+        ),
+    ] {
+        let (manager, file) = (manager(Cgroupfs, version, at), dir.path().join(file));
+        std::fs::create_dir_all(file.parent().unwrap()).unwrap();
+        for (text, limit) in [("4096\n", Some(4096)), (none, None)] {
+            std::fs::write(&file, text).unwrap();
+            assert_eq!(manager.memory_limit_at("/kubepods"), limit, "{text}");
+        }
+        assert_eq!(manager.memory_limit_at("/kubepods/gone"), None);
+    }
+}

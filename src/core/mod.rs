@@ -12,6 +12,7 @@ pub mod images;
 pub mod node_root;
 pub mod node_status;
 pub mod offline;
+pub mod oom;
 pub mod orphans;
 pub mod overdue_stop;
 pub mod pleg_diff;

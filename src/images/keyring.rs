@@ -146,9 +146,6 @@ impl Format {
 
     fn decode(self, bytes: &[u8]) -> Result<Vec<(String, Credentials)>, KeyringError> {
         let key = self.key();
-        if bytes.is_empty() {
-            return Ok(Vec::new());
-        }
         let entries = match self {
             Self::ConfigJson => {
                 serde_json::from_slice(bytes).map(|c: Option<ConfigJson>| c.and_then(|c| c.auths))
@@ -200,7 +197,13 @@ impl Keyring {
         };
         let key = format.key();
         let data = secret.data.as_ref().and_then(|d| d.get(key));
-        let decoded = format.decode(&data.ok_or(KeyringError::NoKey { key })?.0)?;
+        let data = data.ok_or(KeyringError::NoKey { key })?;
+        // An empty one has no logins. A file that is empty is none: the next counts.
+        let decoded = if data.0.is_empty() {
+            Vec::new()
+        } else {
+            format.decode(&data.0)?
+        };
         let metadata = &secret.metadata;
         let source = Arc::new(SecretSource {
             namespace: metadata.namespace.clone().unwrap_or_default(),

@@ -143,6 +143,7 @@ impl ImageService for FakeService {
         let image = |name: &String| v1::Image {
             id: format!("id-of-{name}"),
             repo_tags: vec![name.clone()],
+            size: 7,
             ..Default::default()
         };
         Ok(present.iter().map(image).collect())

@@ -600,6 +600,11 @@ fn take(
                 .unwrap_or(d.pods_per_core);
         }
         "singleProcessOOMKill" => c.single_process_oom_kill = r.bool(),
+        "oomScoreAdj" => {
+            c.oom_score_adj = r
+                .int("a number from -1000 to 1000")
+                .unwrap_or(d.oom_score_adj);
+        }
         "podPidsLimit" => {
             let limit: Option<i64> = r.int("a number, below 1 for no limit");
             c.pod_pids_limit = limit.and_then(pids_limit);

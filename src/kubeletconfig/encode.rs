@@ -14,6 +14,7 @@ use super::types::{
     EvictionThreshold, KubeletConfiguration, LogFormat, NEVER_ROTATE, PriorityPeriod, Taint,
 };
 use super::{API_VERSION, KIND};
+use crate::types::quantity::of_bytes;
 
 /// What stands for a secret.
 const REDACTED: &str = "<redacted>";
@@ -105,6 +106,7 @@ pub fn encode(config: &KubeletConfiguration) -> Value {
     put("cgroupsPerQOS", json!(c.cgroups_per_qos));
     put("cgroupDriver", json!(c.cgroup_driver.to_string()));
     put("runtimeRequestTimeout", time(c.runtime_request_timeout));
+    put("oomScoreAdj", json!(c.oom_score_adj));
     put("maxPods", json!(c.max_pods));
     put("podsPerCore", json!(c.pods_per_core));
     if let Some(one) = c.single_process_oom_kill {
@@ -150,7 +152,7 @@ pub fn encode(config: &KubeletConfiguration) -> Value {
         "containerLogMaxSize",
         match c.container_log_max_size {
             NEVER_ROTATE => json!("-1"),
-            size => json!(bytes(size)),
+            size => json!(of_bytes(size)),
         },
     );
     put("containerLogMaxFiles", json!(c.container_log_max_files));
@@ -298,15 +300,6 @@ fn taint(taint: &Taint) -> Value {
     json!({"key": taint.key, "value": taint.value, "effect": taint.effect})
 }
 
-fn bytes(amount: u64) -> String {
-    let units = [("Gi", 30), ("Mi", 20), ("Ki", 10)];
-    let fits = |shift: u32| amount != 0 && amount.trailing_zeros() >= shift;
-    match units.into_iter().find(|(_, shift)| fits(*shift)) {
-        Some((unit, shift)) => format!("{}{unit}", amount >> shift),
-        None => amount.to_string(),
-    }
-}
-
 /// A quantity of so many billionths.
 fn quantity(nanos: i128) -> String {
     let whole = nanos / BILLION;
@@ -316,13 +309,13 @@ fn quantity(nanos: i128) -> String {
         let (unit, scale) = unit.unwrap_or(("n", 1));
         return format!("{}{unit}", nanos / scale);
     }
-    u64::try_from(whole).map_or_else(|_| whole.to_string(), bytes)
+    u64::try_from(whole).map_or_else(|_| whole.to_string(), of_bytes)
 }
 
 fn threshold(threshold: EvictionThreshold) -> String {
     match threshold {
         EvictionThreshold::Quantity(0) => "0%".to_owned(),
-        EvictionThreshold::Quantity(amount) => bytes(amount),
+        EvictionThreshold::Quantity(amount) => of_bytes(amount),
         EvictionThreshold::Fraction(fraction) => percent(fraction),
     }
 }

@@ -139,7 +139,7 @@ pub const FIELDS: &[Field] = &[
     later("enableContentionProfiling", Kind::Bool, &["false"]),
     yes("healthzPort", Kind::Int32),
     yes("healthzBindAddress", Kind::String),
-    later("oomScoreAdj", Kind::Int32, &["-999"]),
+    yes("oomScoreAdj", Kind::Int32),
     yes("clusterDomain", Kind::String),
     yes("clusterDNS", Kind::Strings),
     yes("streamingConnectionIdleTimeout", Kind::Duration),

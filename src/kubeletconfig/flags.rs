@@ -133,6 +133,10 @@ pub struct KubeletFlags {
     #[arg(long, value_name = "COUNT")]
     pub pods_per_core: Option<u32>,
 
+    /// How likely the kernel kills the agent when memory is out, from -1000 (never) to 1000 [default: -999]
+    #[arg(long, value_name = "SCORE", allow_negative_numbers = true)]
+    pub oom_score_adj: Option<i32>,
+
     /// Process limit of one pod; -1 for no limit [default: -1]
     #[arg(long, value_name = "COUNT", allow_negative_numbers = true)]
     pub pod_max_pids: Option<i64>,

@@ -352,6 +352,7 @@ fn apply_flags(settings: &mut Settings, flags: &KubeletFlags) {
     over!("--image-service-endpoint", "imageServiceEndpoint", f.image_service_endpoint => c.image_service_endpoint);
     over!("--max-pods", "maxPods", f.max_pods => c.max_pods);
     over!("--pods-per-core", "podsPerCore", f.pods_per_core => c.pods_per_core);
+    over!("--oom-score-adj", "oomScoreAdj", f.oom_score_adj => c.oom_score_adj);
     over!("--pod-max-pids", "podPidsLimit", f.pod_max_pids.map(pids_limit) => c.pod_pids_limit);
 
     if f.max_pods == Some(0) {

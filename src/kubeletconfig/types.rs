@@ -309,6 +309,8 @@ pub struct KubeletConfiguration {
     pub pods_per_core: u32,
     /// `singleProcessOOMKill`; `None` for upstream's default: on with cgroup v1, off with v2.
     pub single_process_oom_kill: Option<bool>,
+    /// `oomScoreAdj`: how likely the kernel kills the agent when memory is out, from -1000 (never) to 1000.
+    pub oom_score_adj: i32,
     /// Process limit of one pod; `None` for no limit (upstream's -1).
     pub pod_pids_limit: Option<u64>,
     /// `cpuCFSQuota`: whether CPU limits are enforced by CFS quota.
@@ -456,6 +458,7 @@ impl Default for KubeletConfiguration {
             max_pods: 110,
             pods_per_core: 0,
             single_process_oom_kill: None,
+            oom_score_adj: -999,
             pod_pids_limit: None,
             cpu_cfs_quota: true,
             cpu_cfs_quota_period: Duration::from_millis(100),

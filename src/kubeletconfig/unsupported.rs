@@ -153,7 +153,6 @@ pub const UNSUPPORTED_FLAGS: &[UnsupportedFlag] = &[
     removed("master-service-namespace", Takes::Value, "1.27", ""),
     value("max-open-files"),
     value("memory-manager-policy"),
-    value("oom-score-adj"),
     value("pod-cidr"),
     removed(
         "pod-infra-container-image",

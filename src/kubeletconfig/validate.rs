@@ -238,7 +238,7 @@ fn numbers(settings: &mut Settings) {
         config.container_log_max_size,
         config.container_log_max_workers,
     );
-    let verbosity = config.logging.verbosity;
+    let (verbosity, score) = (config.logging.verbosity, config.oom_score_adj);
     if pulls == Some(0) {
         settings.reject("maxParallelImagePulls", "is 0, expected a number from 1");
     }
@@ -251,6 +251,12 @@ fn numbers(settings: &mut Settings) {
         );
     }
     image_collection(settings);
+    if !(-1000..=1000).contains(&score) {
+        settings.reject(
+            "oomScoreAdj",
+            format!("is {score}, expected a number from -1000 to 1000"),
+        );
+    }
     if files < 2 {
         settings.reject(
             "containerLogMaxFiles",

@@ -12,6 +12,16 @@ pub struct QuantityError {
     pub reason: &'static str,
 }
 
+/// Writes a number of bytes as a quantity, in the largest unit that needs no fraction.
+pub fn of_bytes(amount: u64) -> String {
+    let units = [("Gi", 30), ("Mi", 20), ("Ki", 10)];
+    let fits = |shift: u32| amount != 0 && amount.trailing_zeros() >= shift;
+    match units.into_iter().find(|(_, shift)| fits(*shift)) {
+        Some((unit, shift)) => format!("{}{unit}", amount >> shift),
+        None => amount.to_string(),
+    }
+}
+
 /// The amount in billionths, rounded up; upstream's `resource.ParseQuantity`.
 ///
 /// # Errors

@@ -81,13 +81,14 @@ async fn an_image_goes_when_it_is_too_old_and_nothing_needs_it() {
     w.clock.advance(Duration::from_secs(7200));
     let none = w.collection(POLICY, &[]);
     w.manager.collect(&none, &w.service).await.unwrap();
-    assert_eq!(w.left(), [""; 0]);
+    assert_eq!(w.left(), ["r.io/wanted:1"]);
     w.clock.advance(Duration::from_secs(7200));
     w.manager.collect(&none, &w.service).await.unwrap();
     assert_eq!(
         w.store.snapshot().len_of(crate::core::state::Table::Images),
         0
     );
+    assert_eq!(w.left(), [""; 0]);
 }
 
 #[tokio::test]

@@ -61,6 +61,7 @@ preloadedImagesVerificationAllowlist: ["registry.example.com/a/*"]
 podPidsLimit: 4096
 podsPerCore: 9
 singleProcessOOMKill: false
+oomScoreAdj: -500
 cpuCFSQuotaPeriod: 50ms
 resolvConf: ""
 clusterDNS: [10.96.0.10, "fd00::10"]

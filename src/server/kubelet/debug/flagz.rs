@@ -42,6 +42,7 @@ const FIELDS: &[(&str, &str)] = &[
     ("pods-per-core", "/podsPerCore"),
     ("minimum-image-ttl-duration", "/imageMinimumGCAge"),
     ("node-status-update-frequency", "/nodeStatusUpdateFrequency"),
+    ("oom-score-adj", "/oomScoreAdj"),
     ("pod-manifest-path", "/staticPodPath"),
     ("pod-max-pids", "/podPidsLimit"),
     ("port", "/port"),
