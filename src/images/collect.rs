@@ -333,11 +333,7 @@ impl ImageManager {
             image.size,
             image.last_used.rfc3339()
         );
-        let mut decision = Transaction::new().delete::<ImageRecord>(&image.id).journal(
-            None,
-            "removing an unused image",
-            why,
-        );
+        let mut decision = Transaction::new().journal(None, "removing an unused image", why);
         for name in entries.iter().flat_map(|entry| names(entry)) {
             // What is brought again must not be taken for what was there before.
             decision = files::forget(&seen, decision, name);
@@ -361,6 +357,9 @@ impl ImageManager {
             return Ok(false);
         }
         look.stayed.remove(&image.id);
+        // Only now: an image that stays keeps its age. If the agent dies before this, `prune` does it.
+        let forgotten = Transaction::new().delete::<ImageRecord>(&image.id);
+        collection.store.commit(forgotten).await?;
         let label = ReasonLabel {
             reason: reason.to_owned(),
         };

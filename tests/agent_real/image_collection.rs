@@ -73,15 +73,19 @@ fn r26_an_unused_image_goes_at_its_time_across_restarts() {
     });
     let seen = Instant::now();
     world.recorded();
+    // Three times on a quick machine; on a slow one, as often as leaves the age time to pass while an agent runs.
     for _ in 0..3 {
         std::thread::sleep(Duration::from_secs(3));
         agent.kill9();
         agent = world.start();
-        assert!(
-            images(&world).contains(UNUSED),
-            "after {:?}",
-            seen.elapsed()
-        );
+        let left = images(&world);
+        // A look that took until the image was due says nothing.
+        let is_early = seen.elapsed() + Duration::from_secs(1) < AGE;
+        let is_there = left.contains(UNUSED);
+        assert!(is_there || !is_early, "after {:?}", seen.elapsed());
+        if seen.elapsed() > AGE / 2 {
+            break;
+        }
     }
     within(
         AGE + Duration::from_secs(10),
