@@ -49,6 +49,20 @@ agent_pid() {
         echo "$pid"
 }
 
+# Kills what runs in the cgroup $1 and removes it: the containers of a demo that was killed may have lost their shim.
+end_cgroup() {
+    local pids
+    for _ in $(seq 50); do
+        pids=$(find "$1" -name cgroup.procs -exec cat {} + 2>/dev/null | sort -u)
+        [ -n "$pids" ] || break
+        # shellcheck disable=SC2086
+        kill -9 $pids 2>/dev/null || true
+        sleep 0.1
+    done
+    find "$1" -depth -type d -exec rmdir {} + 2>/dev/null || true
+    [ ! -d "$1" ] || echo "make demo: the cgroup $1 is left, with the processes ${pids//$'\n'/ }" >&2
+}
+
 clean_up() {
     trap '' INT TERM
     local pid
@@ -64,7 +78,7 @@ clean_up() {
         hack/containerd.sh stop "$runtime" || echo "make demo: $runtime is not wholly gone" >&2
     fi
     find /sys/fs/cgroup -maxdepth 2 -type d -name "$cgroup" 2>/dev/null | while read -r dir; do
-        find "$dir" -depth -type d -exec rmdir {} + 2>/dev/null || true
+        end_cgroup "$dir"
     done
     if [ -d "$base" ]; then
         # Volumes: innermost first, and nothing is deleted through a mount.

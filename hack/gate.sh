@@ -42,7 +42,7 @@ fail() {
 # Processes that another gate with these caches has started. We hold the lock, so that gate is dead.
 left_processes() {
     grep -lzF -- "HOLDFAST_GATE=$HOLDFAST_CACHE:" /proc/[0-9]*/environ 2>/dev/null | cut -d/ -f3 | while read -r pid; do
-        gate=$(tr '\0' '\n' <"/proc/$pid/environ" 2>/dev/null | sed -n 's/^HOLDFAST_GATE=.*:\([0-9]*\)$/\1/p')
+        gate=$({ tr '\0' '\n' <"/proc/$pid/environ"; } 2>/dev/null | sed -n 's/^HOLDFAST_GATE=.*:\([0-9]*\)$/\1/p')
         [ -z "$gate" ] || [ "$gate" = $$ ] || echo "$pid"
     done
 }
@@ -61,7 +61,7 @@ end_killed_gate() {
     if [ -x "$CARGO_TARGET_DIR/debug/test-runner" ]; then
         timeout 40 "$CARGO_TARGET_DIR/debug/test-runner" sweep 9>&- || echo "gate: the sweep ended with status $?"
     fi
-    if [ -d "$checkout/target/demo" ]; then
+    if [ -x "$checkout/hack/demo.sh" ]; then
         timeout 40 "$checkout/hack/demo.sh" stop 9>&- || echo "gate: the demo's end ended with status $?"
     fi
     for pid in $(left_processes); do

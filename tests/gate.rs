@@ -292,6 +292,55 @@ fn a_gate_that_is_killed_lets_the_next_one_start_and_leaves_nothing_running() {
     }
 }
 
+#[test]
+fn a_demo_that_was_killed_leaves_no_container_without_a_shim_running() {
+    let checkout = Checkout::new();
+    for script in ["demo.sh", "containerd.sh"] {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR"))
+            .join("hack")
+            .join(script);
+        let text = fs::read_to_string(path).unwrap();
+        checkout.program(&format!("hack/{script}"), &text);
+    }
+    // The demo's cgroup has a name made of the path of its files.
+    let files = format!(
+        "{}/target/demo",
+        checkout.path("").canonicalize().unwrap().display()
+    );
+    let sum = format!("printf %s '{files}' | cksum | cut -d' ' -f1");
+    let sum = Command::new("sh").args(["-c", &sum]).output().unwrap();
+    let name = format!(
+        "holdfast-demo-{}",
+        String::from_utf8(sum.stdout).unwrap().trim()
+    );
+    let root = [
+        Path::new("/sys/fs/cgroup/pids"),
+        Path::new("/sys/fs/cgroup"),
+    ];
+    let cgroup = root
+        .into_iter()
+        .find(|dir| dir.join("cgroup.procs").exists())
+        .unwrap()
+        .join(name);
+    fs::create_dir_all(cgroup.join("pod/container")).unwrap();
+    let mut container = Command::new("sleep").arg("4321").spawn().unwrap();
+    fs::write(
+        cgroup.join("pod/container/cgroup.procs"),
+        container.id().to_string(),
+    )
+    .unwrap();
+
+    let mut stop = Command::new(checkout.path("hack/demo.sh"));
+    let output = stop.arg("stop").stdin(Stdio::null()).output().unwrap();
+
+    let left = container.try_wait().unwrap().is_none();
+    container.kill().unwrap();
+    container.wait().unwrap();
+    assert!(output.status.success(), "{}", said(&output));
+    assert!(!left, "{}", said(&output));
+    assert!(!cgroup.exists(), "{}", said(&output));
+}
+
 /// Processes of the steps of this checkout.
 fn sleepers(checkout: &Checkout) -> Vec<i32> {
     let mark = format!("HOLDFAST_GATE={}", checkout.cache().display());
