@@ -262,6 +262,8 @@ cat >"$base/config.yaml" <<EOT
 apiVersion: kubelet.config.k8s.io/v1beta1
 kind: KubeletConfiguration
 podLogsDir: $base/logs/pods
+# However full the disks of this machine are.
+evictionHard: {memory.available: 100Mi}
 EOT
 # A pod that comes later: three containers, one after the other.
 cat >"$base/late.yaml" <<EOT

@@ -1424,6 +1424,106 @@ fn settings_of_the_cluster_are_checked_as_upstream_does() {
 }
 
 #[test]
+fn settings_of_eviction_come_from_files_and_flags() {
+    let files = Files::new();
+    let file = files.config(
+        "c.yaml",
+        "evictionHard: {memory.available: 100Mi}\n\
+         evictionSoft: {memory.available: 200Mi, pid.available: 5%, nodefs.available: 100%}\n\
+         evictionSoftGracePeriod: {memory.available: 1m30s, pid.available: 0s}\n\
+         evictionPressureTransitionPeriod: 30s\nevictionMaxPodGracePeriod: -1\n\
+         evictionMinimumReclaim: {memory.available: \"0\", nodefs.available: 1%}\n",
+    );
+    let file = file.display().to_string();
+    let (config, warnings) = run(&["--config", &file]).unwrap();
+    assert_eq!(warnings, []);
+    let k = &config.kubelet;
+    assert_eq!(
+        k.eviction_soft["memory.available"],
+        EvictionThreshold::Quantity(200 << 20)
+    );
+    assert_eq!(k.eviction_soft["nodefs.available"].of(1000), 0);
+    assert_eq!(
+        k.eviction_soft_grace_period["memory.available"],
+        Duration::from_secs(90)
+    );
+    assert_eq!(
+        k.eviction_pressure_transition_period,
+        Duration::from_secs(30)
+    );
+    assert_eq!(k.eviction_max_pod_grace_period, -1);
+    assert_eq!(k.eviction_minimum_reclaim["memory.available"].of(1), 0);
+    let flags = "--eviction-soft=memory.available<1Gi --eviction-soft=pid.available<9 \
+         --eviction-soft-grace-period=memory.available=1m,pid.available=2s --eviction-max-pod-grace-period=60 \
+         --eviction-minimum-reclaim=imagefs.available=2Gi --eviction-pressure-transition-period=0s";
+    let mut args = vec!["--config", &*file];
+    args.extend(flags.split_whitespace());
+    let (config, warnings) = run(&args).unwrap();
+    assert_eq!(warnings, []);
+    let k = &config.kubelet;
+    assert_eq!(k.eviction_soft.len(), 2, "repeats add up");
+    assert_eq!(
+        k.eviction_soft_grace_period["pid.available"],
+        Duration::from_secs(2)
+    );
+    assert_eq!(k.eviction_minimum_reclaim.len(), 1);
+    assert_eq!(k.eviction_max_pod_grace_period, 60);
+    assert_eq!(
+        k.eviction_pressure_transition_period,
+        Duration::from_secs(30)
+    );
+}
+
+#[test]
+fn settings_of_eviction_are_checked_by_name() {
+    let files = Files::new();
+    for (body, says) in [
+        (
+            "evictionSoft: {pid.available: 5%}\n",
+            "evictionSoft: \"pid.available\" has no grace period",
+        ),
+        ("evictionSoft: {memory.free: 1}\n", "evictionSoft"),
+        (
+            "evictionSoftGracePeriod: {memory.free: 1s}\n",
+            "evictionSoftGracePeriod: \"memory.free\" is not an eviction signal",
+        ),
+        (
+            "evictionSoftGracePeriod: {memory.available: -1s}\n",
+            "evictionSoftGracePeriod: \"-1s\" is negative",
+        ),
+        (
+            "evictionMinimumReclaim: {memory.available: 101%}\n",
+            "evictionMinimumReclaim: \"101%\" is neither",
+        ),
+        (
+            "evictionMinimumReclaim: {memory.available: -1Mi}\n",
+            "evictionMinimumReclaim: \"-1Mi\" is neither",
+        ),
+    ] {
+        let text = files.errors(body).join("\n");
+        assert!(text.contains(says), "{body}: {text}");
+    }
+    let path = files.config(
+        "c.yaml",
+        "evictionHard: {memory.available: 1Gi}\nevictionSoft: {memory.available: 1Mi, containerfs.available: 5%}\n\
+         evictionSoftGracePeriod: {memory.available: 1s, containerfs.available: 1s, nodefs.available: 1s}\n",
+    );
+    let warnings = load::load(Some(&path), None).unwrap().warnings;
+    let told: Vec<_> = warnings.iter().map(|w| w.field.as_str()).collect();
+    assert_eq!(
+        told,
+        ["evictionSoft", "evictionSoftGracePeriod", "evictionSoft"]
+    );
+    for flag in [
+        "--eviction-soft=memory.available",
+        "--eviction-soft-grace-period=memory.available=x",
+        "--eviction-minimum-reclaim=memory.free=1",
+    ] {
+        assert!(flags(&[flag]).is_err(), "{flag}");
+    }
+}
+
+#[test]
 fn what_the_cluster_settings_cannot_do_is_warned_about() {
     let files = Files::new();
     let path = files.config(

@@ -27,6 +27,8 @@ mod node;
 mod package;
 #[path = "machine/power.rs"]
 mod power;
+#[path = "machine/pressure.rs"]
+mod pressure;
 #[path = "machine/reboot.rs"]
 mod reboot;
 #[path = "machine/remote.rs"]

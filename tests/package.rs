@@ -611,7 +611,7 @@ fn systemd_runs_the_agent_and_pods_outlive_crash_upgrade_and_removal() {
         CONFIG,
         "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n\
          containerRuntimeEndpoint: unix:///srv/cri.sock\nstaticPodPath: /etc/kubernetes/manifests\n\
-         cgroupsPerQOS: false\n",
+         cgroupsPerQOS: false\nevictionHard: {memory.available: 100Mi}\n",
     );
     root.write(
         "/etc/kubernetes/manifests/web.yaml",

@@ -21,9 +21,7 @@ use crate::images::{CredentialProviders, CredentialSettings};
 use crate::kubeletconfig::{AgentConfig, EvictionThreshold};
 use crate::kuberuntime::cri::CriClient;
 use crate::node_object::NodeObject;
-use crate::nodestatus::{
-    self, NodeSettings, NodeStatus, NodeStatusHandle, NodeStatusOptions, Pressure,
-};
+use crate::nodestatus::{self, NodeSettings, NodeStatus, NodeStatusHandle, NodeStatusOptions};
 use crate::objects::Objects;
 use crate::objects::keyring::KeyFile;
 use crate::objects::vault::Vault;
@@ -165,7 +163,6 @@ pub(super) fn node_status(
     tasks: &mut Tasks,
     token: &CancellationToken,
 ) -> NodeStatusHandle {
-    let pressure = watch::Sender::default();
     let settings = node_settings(config);
     if !has_hostname_label(&settings.hostname) {
         warn!(
@@ -185,15 +182,10 @@ pub(super) fn node_status(
         runtime_state: base.runtime_state.clone(),
         node_object,
         recorder: Arc::clone(&base.recorder) as _,
-        pressure: pressure.subscribe(),
+        pressure: base.pressure.subscribe(),
         volumes_in_use: base.volumes_in_use.subscribe(),
     });
-    let token = token.clone();
-    tasks.add("node status", async move {
-        // Nothing measures pressure yet: it stays as it is.
-        let _sender: watch::Sender<Pressure> = pressure;
-        status.run(token).await;
-    });
+    tasks.add("node status", status.run(token.clone()));
     handle
 }
 

@@ -8,6 +8,7 @@ mod cluster;
 #[cfg(feature = "failpoints")]
 mod drill;
 mod embedded;
+mod eviction;
 mod known_pods;
 pub mod lock;
 mod node;

@@ -106,6 +106,7 @@ pub(super) async fn open(
         api,
         shutdown: None,
         cluster_doubted: claimed.doubted,
+        figures: None,
     };
     let mut base = Base::new(config, parts);
     base.cluster = at_start;

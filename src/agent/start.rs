@@ -17,7 +17,7 @@ use tracing::warn;
 use super::known_pods::known_pods;
 use super::opening::backup_dir;
 use super::resume::{plan, reported_reasons, resume, tell_what_was_restored};
-use super::{AgentError, Tasks, api, node, shutdown, tasks, volumes};
+use super::{AgentError, Tasks, api, eviction, node, shutdown, tasks, volumes};
 use crate::admin::{AdminInfo, StoreHooks};
 use crate::apiserver::ApiClient;
 use crate::config::{
@@ -27,11 +27,12 @@ use crate::config::{
 use crate::container_logs::{LogRotator, RotationPolicy};
 use crate::core::cluster::Cluster;
 use crate::core::image_gc;
-use crate::core::node_status::pod_capacity;
+use crate::core::node_status::{Pressure, pod_capacity};
+use crate::core::pressure::{self, Signals};
 use crate::core::state::{MetaRecord, SourceRecord};
 use crate::core::volumes::known::InUse;
 use crate::events::{self, EventRate, JournalRecorder};
-use crate::eviction::LocalStorage;
+use crate::eviction::{Figures, LocalStorage};
 use crate::images::{
     Collection, ImageConfig, ImageManager, NodeLogins, RuntimeTool, VerificationPolicy,
     images_named,
@@ -100,6 +101,8 @@ pub struct Parts {
     /// Whether the API server may be that of another cluster than the store's: no pod of it is started then before it
     /// has answered.
     pub cluster_doubted: bool,
+    /// Measures the node for evictions; `None` for the machine's figures.
+    pub figures: Option<Arc<dyn Figures>>,
 }
 
 /// What exists before the runtime was reached.
@@ -125,6 +128,10 @@ pub(super) struct Base {
     pub(super) cluster: Option<Cluster>,
     /// See [`Parts::cluster_doubted`].
     pub(super) cluster_doubted: bool,
+    /// See [`Parts::figures`].
+    pub(super) figures: Option<Arc<dyn Figures>>,
+    /// What the node is short of; as on record until it was observed.
+    pub(super) pressure: watch::Sender<Pressure>,
     monitor: Monitor,
     pub(super) restored: Arc<AtomicBool>,
     /// For who asks how full volumes are.
@@ -162,7 +169,10 @@ impl Base {
         });
         let pods = PodManager::default();
         let count = volumes::counting(&parts, pods.clone());
+        let known = signals(config, &parts.store, &parts.meta, &*parts.clock);
         Self {
+            pressure: watch::Sender::new(pressure::pressure_of(&known)),
+            figures: parts.figures,
             _count: count,
             volumes_in_use: watch::Sender::new(None),
             recorder,
@@ -185,6 +195,11 @@ impl Base {
             clock: parts.clock,
             metrics: parts.metrics,
         }
+    }
+
+    /// The eviction signals on record, moved to this boot.
+    pub(super) fn signals(&self, config: &AgentConfig) -> Signals {
+        signals(config, &self.store, &self.meta, &*self.clock)
     }
 
     /// Whether the sync loop moves.
@@ -299,6 +314,11 @@ impl Base {
     }
 }
 
+fn signals(config: &AgentConfig, store: &Store, meta: &MetaRecord, clock: &dyn Clock) -> Signals {
+    let transition = config.kubelet.eviction_pressure_transition_period;
+    pressure::at_start(&store.snapshot(), transition, meta.heartbeat, clock.now())
+}
+
 /// The client of the configured runtime.
 pub(super) fn runtime_client(config: &AgentConfig, base: &Base) -> Result<CriClient, AgentError> {
     Ok(CriClient::new(
@@ -356,6 +376,7 @@ pub(super) async fn start(
         let event = Event::node(EventType::Warning, reason, text);
         base.recorder.record(event);
     }
+    let remedies = eviction::watch(config, base, cri.clone(), tasks, token);
     let node = node::context(config, &cgroups, base.addresses.clone())?;
     match node.dns.read_host() {
         Ok(host) => {
@@ -496,18 +517,7 @@ pub(super) async fn start(
     tasks.add("object records", objects.run(token.clone()));
     shutdown::watch(config, base, &workers, tasks, token);
     let (janitor_tx, janitor_rx) = mpsc::channel(JANITOR_CAPACITY);
-    let policy = GcPolicy {
-        max_per_container: config
-            .container_gc
-            .max_per_container
-            .map_or(usize::MAX, |n| usize::try_from(n).unwrap_or(usize::MAX))
-            .max(1),
-        max_total: config
-            .container_gc
-            .max_total
-            .map(|n| usize::try_from(n).unwrap_or(usize::MAX)),
-        min_age: config.container_gc.min_age,
-    };
+    let policy = container_policy(config);
     let janitor = Janitor::new(workers.clone(), policy, janitor_rx);
     let sync_loop = SyncLoop::new(
         LoopContext {
@@ -526,6 +536,7 @@ pub(super) async fn start(
             local_node,
             max_pods: pods_of(config),
             unsafe_sysctls: config.kubelet.allowed_unsafe_sysctls.clone().into(),
+            pressure: base.pressure.subscribe(),
             observed: Arc::new(move |seen| status.observed(seen)),
             janitor: janitor_tx,
         },
@@ -551,6 +562,15 @@ pub(super) async fn start(
     );
     tasks.add("log rotation", rotator.run(token.clone()));
     tasks.add("local storage", storage.run(token.clone()));
+    let garbage = eviction::NodeGarbage {
+        workers: workers.clone(),
+        policy,
+        images: Arc::clone(&images),
+        collection: image_collection(config, base, source.ready()),
+        cri: cri.clone(),
+    };
+    // Nobody else sets it.
+    drop(remedies.set(eviction::remedies(garbage)));
     tasks.add("pleg", pleg.run(token.clone()));
     tasks.add(
         "image garbage collection",
@@ -610,6 +630,16 @@ fn image_collection(config: &AgentConfig, base: &Base, ready: SourcesReady) -> C
         }),
         recorder: Arc::clone(&base.recorder) as _,
         store: base.store.clone(),
+    }
+}
+
+fn container_policy(config: &AgentConfig) -> GcPolicy {
+    let count = |n: u32| usize::try_from(n).unwrap_or(usize::MAX);
+    let gc = &config.container_gc;
+    GcPolicy {
+        max_per_container: gc.max_per_container.map_or(usize::MAX, count).max(1),
+        max_total: gc.max_total.map(count),
+        min_age: gc.min_age,
     }
 }
 

@@ -19,6 +19,9 @@ use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::{ContainerPort, Node, Pod};
 
+use super::eviction::EVICTED;
+use super::node_status::Pressure;
+use super::pod_status::{QosClass, qos_class};
 use super::shutdown;
 use super::state::AdmissionDecision;
 use crate::types::{PodExt, PodUid};
@@ -28,6 +31,9 @@ use resources::Insufficient;
 const SYSTEM_CRITICAL_PRIORITY: i32 = 2_000_000_000;
 /// Priority of a pod that says none and is static: upstream's file source gives it this one.
 const NODE_CRITICAL_PRIORITY: i32 = SYSTEM_CRITICAL_PRIORITY + 1000;
+
+/// Key of the taint of a node that is short of memory.
+const MEMORY_PRESSURE_TAINT: &str = "node.kubernetes.io/memory-pressure";
 
 /// What a decision depends on besides pods.
 #[derive(Clone, Copy, Debug)]
@@ -45,6 +51,8 @@ pub struct AdmissionContext<'a> {
     pub unsafe_sysctls: &'a [String],
     /// AppArmor is enabled on the host.
     pub apparmor: bool,
+    /// What the node is short of.
+    pub pressure: Pressure,
 }
 
 /// What was decided.
@@ -92,13 +100,14 @@ pub fn admit_without_room(pod: &Pod, is_shutting_down: bool) -> Option<Admission
     })
 }
 
-/// Decides. The order is: operating system, unsupported fields, sysctls, name, then upstream's predicates:
+/// Decides. The order is: pressure of the node, operating system, unsupported fields, sysctls, name, then upstream's predicates:
 /// resources, node selector and affinity, node name, host ports, taints; then AppArmor. A critical pod that lacks nothing
 /// but resources gets those of pods that may be preempted. Upstream: `predicateAdmitHandler.Admit` and
 /// `CriticalPodAdmissionHandler`.
 pub fn admit(pod: &Pod, others: &NodeInfo, ctx: &AdmissionContext<'_>) -> Verdict {
-    let refused =
-        refused_by_itself(pod, ctx.refusals, ctx.unsafe_sysctls).or_else(|| duplicate(pod, others));
+    let refused = under_pressure(pod, ctx.pressure)
+        .or_else(|| refused_by_itself(pod, ctx.refusals, ctx.unsafe_sysctls))
+        .or_else(|| duplicate(pod, others));
     if let Some(refusal) = refused {
         return rejected(refusal);
     }
@@ -126,6 +135,25 @@ pub fn refused_by_itself(
     matching::wrong_os(pod)
         .or_else(|| unsupported(refusals))
         .or_else(|| sysctls::forbidden(pod, unsafe_sysctls))
+}
+
+/// Returns why a pod may not start on a node under pressure. Critical pods may; while memory alone is short, so may pods
+/// that request something and pods that tolerate the taint. Upstream: `managerImpl.Admit`.
+fn under_pressure(pod: &Pod, pressure: Pressure) -> Option<Refusal> {
+    let conditions = pressure.conditions();
+    if conditions.is_empty() || is_critical(pod) {
+        return None;
+    }
+    let is_memory_alone = pressure.memory && conditions.len() == 1;
+    let is_spared = || {
+        qos_class(pod) != QosClass::BestEffort
+            || matching::tolerates_no_schedule(pod, MEMORY_PRESSURE_TAINT)
+    };
+    if is_memory_alone && is_spared() {
+        return None;
+    }
+    let message = format!("The node had condition: [{}]. ", conditions.join(" "));
+    Some((EVICTED.to_owned(), message))
 }
 
 /// Whether a pod that was admitted and of which nothing was started yet may still start here: what of the

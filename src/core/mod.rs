@@ -20,6 +20,7 @@ pub mod pod_actions;
 pub mod pod_status;
 pub mod pod_update;
 pub mod pod_worker;
+pub mod pressure;
 pub mod probe_result;
 pub mod pull_fallback;
 pub mod resize;

@@ -410,6 +410,7 @@ impl Teller {
             metadata: ObjectMeta {
                 name: Some(told.name.clone()),
                 namespace: Some(namespace.to_owned()),
+                annotations: (!event.annotations.is_empty()).then(|| event.annotations.clone()),
                 ..ObjectMeta::default()
             },
             involved_object: involved,

@@ -25,6 +25,7 @@ pub(super) fn event(pod: &str, message: &str) -> Event {
         kind: EventType::Warning,
         reason: "BackOff".into(),
         message: message.into(),
+        annotations: Default::default(),
     }
 }
 

@@ -38,6 +38,7 @@ fn event(message: &str) -> Event {
         kind: EventType::Warning,
         reason: "BackOff".into(),
         message: message.into(),
+        annotations: Default::default(),
     }
 }
 

@@ -1,5 +1,5 @@
-//! Layer 4: evicts pods that use more local storage than they may; upstream's eviction manager as far as
-//! `localStorageEviction`.
+//! Layer 4: upstream's eviction manager. `pressure` evicts pods while the node is short of something; this file those that
+//! use more local storage than they may (`localStorageEviction`).
 //!
 //! In: the active pods, asked for every ten seconds, the disk usage of their emptyDir volumes, logs, hosts files and
 //! termination messages, the runtime's figures of writable layers. Out: evictions, through [`ActivePods::evict`].
@@ -10,6 +10,7 @@
 //! **Invariant:** what was measured is a lower bound: a pod is evicted when that is too much already, or when through its own doing
 //! it could not be measured several times in a row. A runtime, a device or a server in trouble evicts nobody.
 
+mod pressure;
 mod usage;
 mod walks;
 
@@ -31,12 +32,15 @@ use crate::kuberuntime::cri::CriClient;
 use crate::kuberuntime::node_context::{NodeContext, is_path_component};
 use crate::types::containers::containers_of;
 use crate::types::metrics::{EvictionLabel, Metrics};
-use crate::types::{PodExt, PodUid};
+use crate::types::{PodExt, PodUid, Stamp};
+pub use pressure::{Figures, Garbage, NodePressure, PressureOptions, Remedies, UsageQuery};
 pub use usage::{DiskUsage, Measured, Missed, Stop, measure};
 pub use walks::{WalkError, Walks};
 
 /// How often usage is looked at.
 const PERIOD: Duration = Duration::from_secs(10);
+/// Grace of a pod over a limit of local storage, in seconds; upstream's `immediateEvictionGracePeriodSeconds`.
+const GRACE: i64 = 1;
 /// Label by which the runtime knows a container's pod, and the one for its name.
 const POD_UID: &str = "io.kubernetes.pod.uid";
 const CONTAINER_NAME: &str = "io.kubernetes.container.name";
@@ -45,8 +49,30 @@ const CONTAINER_NAME: &str = "io.kubernetes.container.name";
 pub trait ActivePods: Send + Sync {
     /// Returns the pods that run or are to run, without those that are being stopped.
     fn running(&self) -> Vec<Arc<Pod>>;
-    /// Stops a pod for good, soon: its grace period is a second. Does not wait; may be repeated.
-    fn evict(&self, pod: &Arc<Pod>, reason: &str, message: &str);
+    /// Stops a pod for good, with the reason `Evicted`. Does not wait; may be repeated.
+    fn evict(&self, pod: &Arc<Pod>, eviction: Eviction);
+    /// Returns the pods that were evicted and have not ended, before a restart of the agent too.
+    fn evicting(&self) -> Vec<Evicting>;
+}
+
+/// How a pod is evicted.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Eviction {
+    /// Message of the pod and of its event.
+    pub message: String,
+    /// Annotations of the event.
+    pub annotations: BTreeMap<String, String>,
+    /// Grace period.
+    pub grace_seconds: i64,
+}
+
+/// A pod that was evicted and has not ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Evicting {
+    /// Since when it is being stopped; once its containers have ended, since then.
+    pub since: Stamp,
+    /// Its grace period; 0 once its containers have ended.
+    pub grace_seconds: i64,
 }
 
 /// Watches the local storage of pods.
@@ -171,7 +197,12 @@ impl LocalStorage {
         };
         self.metrics.evictions.get_or_create(&label).inc();
         info!(pod = %uid, name = pod.name(), message, "evicting pod");
-        self.pods.evict(pod, eviction::EVICTED, &message);
+        let eviction = Eviction {
+            message,
+            annotations: BTreeMap::new(),
+            grace_seconds: GRACE,
+        };
+        self.pods.evict(pod, eviction);
     }
 
     async fn look(&self, pod: Arc<Pod>, wanted: Wanted) -> (Arc<Pod>, Option<Found>) {

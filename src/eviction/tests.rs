@@ -19,8 +19,13 @@ impl ActivePods for Pods {
         self.running.lock().unwrap().clone()
     }
 
-    fn evict(&self, _: &Arc<Pod>, _: &str, message: &str) {
-        drop(self.evicted.send(message.to_owned()));
+    fn evict(&self, _: &Arc<Pod>, eviction: Eviction) {
+        assert_eq!(eviction.grace_seconds, 1);
+        drop(self.evicted.send(eviction.message));
+    }
+
+    fn evicting(&self) -> Vec<Evicting> {
+        Vec::new()
     }
 }
 

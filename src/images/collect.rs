@@ -193,6 +193,41 @@ impl ImageManager {
         })
     }
 
+    /// Removes the images that nothing needs and that are past the minimum age, however full their disk is. Returns how
+    /// many; none before it is known which pods are wanted. Upstream: `DeleteUnusedImages`.
+    ///
+    /// # Errors
+    /// See [`CollectError`].
+    pub async fn remove_all_unused<S: ImageService>(
+        &self,
+        collection: &Collection,
+        service: &S,
+    ) -> Result<usize, CollectError> {
+        let now = self.clock.now();
+        let images = service.list_images().await?;
+        let used = service.images_in_use().await?;
+        let (unused, seen) = self.sort(collection, &images, &used, now);
+        if !seen.is_empty() {
+            collection.store.commit(seen).await?;
+        }
+        if !(collection.knows_pods)() {
+            return Ok(0);
+        }
+        let mut look = Look {
+            collection,
+            service,
+            images: &images,
+            wanted: HashMap::new(),
+            stayed: HashSet::new(),
+        };
+        let mut removed = 0;
+        for image in image_gc::to_free_space(&unused, &collection.policy, now) {
+            let is_gone = self.remove_unused(&mut look, image, "space");
+            removed += usize::from(is_gone.await?);
+        }
+        Ok(removed)
+    }
+
     /// Removes images until enough of their disk is free. Returns those that are gone.
     async fn free_space<S: ImageService>(
         &self,

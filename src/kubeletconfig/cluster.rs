@@ -4,29 +4,15 @@ use std::collections::BTreeMap;
 
 use super::decode::{Reader, Settings};
 use super::fields::misspelt;
-use super::flags::{KubeletFlags, Labels, Reserved, Taints, Thresholds};
+use super::flags::{KubeletFlags, Labels, Reserved, Taints};
 use super::problem::{Origin, Warning};
-use super::types::{EvictionThreshold, KubeletConfiguration, Taint, default_eviction_hard};
+use super::types::{KubeletConfiguration, Taint};
 use super::validate::is_dns_subdomain;
 use super::yaml::Value;
 use crate::types::quantity::nanos;
 
-const BILLION: i128 = 1_000_000_000;
-
 /// client-go's rate and burst for a configuration that says 0.
 const CLIENT_GO_LIMITS: (u32, u32) = (5, 10);
-
-const SIGNALS: [&str; 9] = [
-    "memory.available",
-    "allocatableMemory.available",
-    "nodefs.available",
-    "nodefs.inodesFree",
-    "imagefs.available",
-    "imagefs.inodesFree",
-    "containerfs.available",
-    "containerfs.inodesFree",
-    "pid.available",
-];
 
 const RESERVABLE: [&str; 4] = ["cpu", "memory", "ephemeral-storage", "pid"];
 
@@ -48,38 +34,6 @@ const OWN_LABELS: [&str; 11] = [
 ];
 
 const OWN_LABEL_NAMESPACES: [&str; 2] = ["kubelet.kubernetes.io", "node.kubernetes.io"];
-
-/// Reads one eviction threshold: an amount or a percentage.
-pub(super) fn parse_threshold(signal: &str, text: &str) -> Result<EvictionThreshold, String> {
-    if !SIGNALS.contains(&signal) {
-        return Err(format!(
-            "{signal:?} is not an eviction signal; known are {}",
-            SIGNALS.join(", ")
-        ));
-    }
-    let bad = || {
-        format!(
-            "{text:?} is neither a quantity above 0, like \"100Mi\", nor a percentage from 0% to 100%"
-        )
-    };
-    // Upstream takes both for "no threshold".
-    if matches!(text, "0%" | "100%") {
-        return Ok(EvictionThreshold::Quantity(0));
-    }
-    if let Some(percent) = text.strip_suffix('%') {
-        let percent: f32 = percent.parse().map_err(|_| bad())?;
-        return (percent > 0.0 && percent < 100.0)
-            .then_some(EvictionThreshold::Fraction(percent / 100.0))
-            .ok_or_else(bad);
-    }
-    let amount = nanos(text).map_err(|_| bad())?;
-    if amount <= 0 {
-        return Err(bad());
-    }
-    u64::try_from((amount + BILLION - 1) / BILLION)
-        .map(EvictionThreshold::Quantity)
-        .map_err(|_| bad())
-}
 
 /// Reads the reservation of one resource, in billionths.
 pub(super) fn parse_reserved(resource: &str, text: &str) -> Result<i128, String> {
@@ -187,17 +141,6 @@ pub(super) fn take(
             c.config_map_and_secret_change_detection_strategy = owned(r.filled())
                 .unwrap_or_else(|| d.config_map_and_secret_change_detection_strategy.clone());
         }
-        "mergeDefaultEvictionSettings" => {
-            c.merge_default_eviction_settings =
-                r.bool().unwrap_or(d.merge_default_eviction_settings);
-        }
-        "evictionHard" => map(
-            r,
-            &mut c.eviction_hard,
-            &d.eviction_hard,
-            again,
-            parse_threshold,
-        ),
         "systemReserved" => map(
             r,
             &mut c.system_reserved,
@@ -231,7 +174,7 @@ pub(super) fn take(
 }
 
 /// A map of which the first document to name it replaces the default, and later ones add to it.
-fn map<T: Clone>(
+pub(super) fn map<T: Clone>(
     r: &mut Reader<'_>,
     into: &mut BTreeMap<String, T>,
     default: &BTreeMap<String, T>,
@@ -357,10 +300,6 @@ pub(super) fn apply_flags(settings: &mut Settings, flags: &KubeletFlags) {
     };
     over!("--system-reserved", "systemReserved", reserved(f.system_reserved) => system_reserved);
     over!("--kube-reserved", "kubeReserved", reserved(f.kube_reserved) => kube_reserved);
-    let thresholds = (!f.eviction_hard.is_empty()).then_some(f.eviction_hard);
-    let thresholds =
-        thresholds.map(|given| given.into_iter().flat_map(|Thresholds(map)| map).collect());
-    over!("--eviction-hard", "evictionHard", thresholds => eviction_hard);
     let names = |names: Vec<String>| names.into_iter().filter(|name| !name.is_empty()).collect();
     over!("--enforce-node-allocatable", "enforceNodeAllocatable", f.enforce_node_allocatable.map(names) => enforce_node_allocatable);
     let sysctls = (!f.allowed_unsafe_sysctls.is_empty()).then_some(f.allowed_unsafe_sysctls);
@@ -443,11 +382,6 @@ fn is_reserved(key: &str) -> bool {
 /// Checks the merged settings.
 pub(super) fn validate(settings: &mut Settings) {
     let config = &mut settings.config;
-    if config.merge_default_eviction_settings {
-        for (signal, threshold) in default_eviction_hard() {
-            config.eviction_hard.entry(signal).or_insert(threshold);
-        }
-    }
     // Upstream's default: a file that sets the one frequency and not the other means both.
     let from_file = |origin: Option<&Origin>| matches!(origin, Some(Origin::File { .. }));
     if from_file(settings.origins.get("nodeStatusUpdateFrequency"))

@@ -681,6 +681,7 @@ fn take(
             let again = settings.origins.contains_key(path);
             if !super::cluster::take(&mut r, c, defaults, path, again)
                 && !super::server::take(&mut r, c, defaults, path)
+                && !super::eviction::take(&mut r, c, defaults, path, again)
                 && !super::shutdown::take(&mut r, c, path)
             {
                 // Known, checked, and without effect: the warning is out already.

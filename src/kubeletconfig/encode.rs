@@ -4,6 +4,7 @@
 //! Everything else reads back as it was.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::path::Path;
 
 use serde_json::{Map, Value, json};
@@ -144,6 +145,23 @@ pub fn encode(config: &KubeletConfiguration) -> Value {
     );
     put("maxParallelImagePulls", json!(c.max_parallel_image_pulls));
     put("evictionHard", map(&c.eviction_hard, |t| threshold(*t)));
+    put("evictionSoft", map(&c.eviction_soft, |t| threshold(*t)));
+    put(
+        "evictionSoftGracePeriod",
+        map(&c.eviction_soft_grace_period, |d| format_duration(*d)),
+    );
+    put(
+        "evictionPressureTransitionPeriod",
+        time(c.eviction_pressure_transition_period),
+    );
+    put(
+        "evictionMaxPodGracePeriod",
+        json!(c.eviction_max_pod_grace_period),
+    );
+    put(
+        "evictionMinimumReclaim",
+        map(&c.eviction_minimum_reclaim, |t| threshold(*t)),
+    );
     put(
         "mergeDefaultEvictionSettings",
         json!(c.merge_default_eviction_settings),
@@ -317,6 +335,12 @@ fn threshold(threshold: EvictionThreshold) -> String {
         EvictionThreshold::Quantity(0) => "0%".to_owned(),
         EvictionThreshold::Quantity(amount) => of_bytes(amount),
         EvictionThreshold::Fraction(fraction) => percent(fraction),
+    }
+}
+
+impl fmt::Display for EvictionThreshold {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&threshold(*self))
     }
 }
 

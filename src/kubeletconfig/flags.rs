@@ -12,6 +12,7 @@ use std::time::Duration;
 use super::cluster;
 use super::decode::parse_ip;
 use super::duration::parse_duration;
+use super::eviction;
 use super::quantity::parse_log_size;
 use super::server::ServerFlags;
 use super::types::{CgroupDriver, EvictionThreshold, LogFormat, OfflineStart, PullFallback, Taint};
@@ -302,10 +303,6 @@ pub struct KubeletFlags {
     #[arg(long, value_name = "RESOURCES", value_parser = parse_reserved, action = clap::ArgAction::Append)]
     pub kube_reserved: Vec<Reserved>,
 
-    /// What must be left on the node, such as 'memory.available<1Gi,nodefs.available<10%'; counts for allocatable, nothing is evicted; may be repeated
-    #[arg(long, value_name = "THRESHOLDS", value_parser = parse_thresholds, action = clap::ArgAction::Append)]
-    pub eviction_hard: Vec<Thresholds>,
-
     /// What is held to its share of the node: pods, or none [default: pods]
     #[arg(long, value_name = "NAMES", value_delimiter = ',')]
     pub enforce_node_allocatable: Option<Vec<String>>,
@@ -314,6 +311,10 @@ pub struct KubeletFlags {
     #[arg(long, value_name = "SYSCTLS", value_delimiter = ',', action = clap::ArgAction::Append)]
     pub allowed_unsafe_sysctls: Vec<String>,
 
+    /// Flags of eviction.
+    #[command(flatten)]
+    pub eviction: EvictionFlags,
+
     /// Flags of the kubelet's API.
     #[command(flatten)]
     pub server: ServerFlags,
@@ -321,6 +322,34 @@ pub struct KubeletFlags {
     /// Flags the kubelet knows and this version does not act on.
     #[command(flatten)]
     pub unsupported: UnsupportedFlags,
+}
+
+/// Flags of eviction.
+#[derive(Clone, Debug, Default, clap::Args)]
+pub struct EvictionFlags {
+    /// What must be left on the node, such as 'memory.available<1Gi,nodefs.available<10%', or pods are evicted at once; may be repeated
+    #[arg(long, value_name = "THRESHOLDS", value_parser = parse_thresholds, action = clap::ArgAction::Append)]
+    pub eviction_hard: Vec<Thresholds>,
+
+    /// What must be left on the node, or pods are evicted after a grace period; may be repeated
+    #[arg(long, value_name = "THRESHOLDS", value_parser = parse_thresholds, action = clap::ArgAction::Append)]
+    pub eviction_soft: Vec<Thresholds>,
+
+    /// Grace periods of --eviction-soft, such as memory.available=90s; may be repeated
+    #[arg(long, value_name = "PERIODS", value_parser = parse_graces, action = clap::ArgAction::Append)]
+    pub eviction_soft_grace_period: Vec<Periods>,
+
+    /// What is freed beyond a threshold, such as memory.available=100Mi,nodefs.available=5%; may be repeated
+    #[arg(long, value_name = "AMOUNTS", value_parser = parse_reclaims, action = clap::ArgAction::Append)]
+    pub eviction_minimum_reclaim: Vec<Reclaims>,
+
+    /// How long the node reports pressure after it was last seen [default: 5m]
+    #[arg(long, value_name = "DURATION", value_parser = parse_duration)]
+    pub eviction_pressure_transition_period: Option<Duration>,
+
+    /// Longest grace period in seconds of a pod that is evicted for a soft threshold; less than 1 counts as 1 [default: 0]
+    #[arg(long, value_name = "SECONDS", allow_negative_numbers = true)]
+    pub eviction_max_pod_grace_period: Option<i32>,
 }
 
 /// Headers of one `--manifest-url-header`, in the order given.
@@ -343,9 +372,17 @@ pub struct Taints(pub Vec<Taint>);
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Reserved(pub BTreeMap<String, i128>);
 
-/// Thresholds of one `--eviction-hard`.
+/// Thresholds of one `--eviction-hard` or `--eviction-soft`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Thresholds(pub BTreeMap<String, EvictionThreshold>);
+
+/// Amounts of one `--eviction-minimum-reclaim`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Reclaims(pub BTreeMap<String, EvictionThreshold>);
+
+/// Periods of one `--eviction-soft-grace-period`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Periods(pub BTreeMap<String, Duration>);
 
 /// Reads a boolean as pflag does.
 pub(crate) fn parse_bool(text: &str) -> Result<bool, String> {
@@ -426,5 +463,13 @@ fn parse_reserved(text: &str) -> Result<Reserved, String> {
 }
 
 fn parse_thresholds(text: &str) -> Result<Thresholds, String> {
-    parse_pairs(text, '<', cluster::parse_threshold).map(Thresholds)
+    parse_pairs(text, '<', eviction::parse_threshold).map(Thresholds)
+}
+
+fn parse_reclaims(text: &str) -> Result<Reclaims, String> {
+    parse_pairs(text, '=', eviction::parse_reclaim).map(Reclaims)
+}
+
+fn parse_graces(text: &str) -> Result<Periods, String> {
+    parse_pairs(text, '=', eviction::parse_grace).map(Periods)
 }

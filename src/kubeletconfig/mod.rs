@@ -15,6 +15,7 @@ mod cluster;
 mod decode;
 mod duration;
 mod encode;
+mod eviction;
 pub mod fields;
 pub mod flags;
 #[cfg(feature = "fuzzing")]

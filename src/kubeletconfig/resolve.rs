@@ -359,6 +359,7 @@ fn apply_flags(settings: &mut Settings, flags: &KubeletFlags) {
         settings.reject_flag("--max-pods", "is 0, expected a number from 1");
     }
     super::cluster::apply_flags(settings, flags);
+    super::eviction::apply_flags(settings, &flags.eviction);
     super::server::apply_flags(settings, &flags.server);
     warn_flags(settings, flags);
 }

@@ -399,6 +399,16 @@ pub struct KubeletConfiguration {
     pub config_map_and_secret_change_detection_strategy: String,
     /// Least amounts that must be left on the node, by eviction signal such as `memory.available`; 0 for none.
     pub eviction_hard: BTreeMap<String, EvictionThreshold>,
+    /// As `eviction_hard`, of thresholds that have to be met for a grace period before pods are evicted.
+    pub eviction_soft: BTreeMap<String, EvictionThreshold>,
+    /// These grace periods, by signal.
+    pub eviction_soft_grace_period: BTreeMap<String, Duration>,
+    /// How long a condition of pressure outlives its last observation.
+    pub eviction_pressure_transition_period: Duration,
+    /// Longest grace period in seconds of a pod that is evicted for a soft threshold; less than 1 counts as 1.
+    pub eviction_max_pod_grace_period: i32,
+    /// What has to be freed beyond a threshold once it was met, by signal.
+    pub eviction_minimum_reclaim: BTreeMap<String, EvictionThreshold>,
     /// Whether signals that `eviction_hard` does not name keep their defaults. Has been applied to
     /// `eviction_hard` already.
     pub merge_default_eviction_settings: bool,
@@ -503,6 +513,11 @@ impl Default for KubeletConfiguration {
             content_type: "application/vnd.kubernetes.protobuf".to_owned(),
             config_map_and_secret_change_detection_strategy: "Watch".to_owned(),
             eviction_hard: default_eviction_hard(),
+            eviction_soft: BTreeMap::new(),
+            eviction_soft_grace_period: BTreeMap::new(),
+            eviction_pressure_transition_period: Duration::from_secs(300),
+            eviction_max_pod_grace_period: 0,
+            eviction_minimum_reclaim: BTreeMap::new(),
             merge_default_eviction_settings: false,
             system_reserved: BTreeMap::new(),
             kube_reserved: BTreeMap::new(),

@@ -111,11 +111,6 @@ pub const UNSUPPORTED_FLAGS: &[UnsupportedFlag] = &[
     switch("enable-load-reader"),
     value("event-storage-age-limit"),
     value("event-storage-event-limit"),
-    value("eviction-max-pod-grace-period"),
-    value("eviction-minimum-reclaim"),
-    value("eviction-pressure-transition-period"),
-    value("eviction-soft"),
-    value("eviction-soft-grace-period"),
     flag(
         "exit-on-lock-contention",
         Takes::Bool,

@@ -28,6 +28,7 @@ pub(super) fn validate(settings: &mut Settings) {
     combinations(settings);
     traces(settings);
     super::cluster::validate(settings);
+    super::eviction::validate(settings);
     super::shutdown::validate(settings);
     super::server::validate(settings);
 }

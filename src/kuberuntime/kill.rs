@@ -238,6 +238,7 @@ impl Killer<'_> {
                         kind: EventType::Warning,
                         reason: "FailedKillPod".to_owned(),
                         message: text,
+                        annotations: Default::default(),
                     });
                     Ok(())
                 }
@@ -443,6 +444,7 @@ impl Killer<'_> {
             kind,
             reason: reason.to_owned(),
             message: text.to_owned(),
+            annotations: Default::default(),
         };
         self.recorder.record(match of.pod {
             Some(pod) => event.container_of(pod, name),

@@ -1,18 +1,15 @@
-//! Stopping pods for the eviction of those that use too much.
+//! Stopping pods that are evicted.
 
 use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::Pod;
 
 use super::{PodWorkers, UpdateOptions};
+use crate::core::eviction::EVICTED;
 use crate::core::pod_worker::KillRequest;
 use crate::core::state::{TerminationCause, WorkerPhase};
-use crate::eviction::ActivePods;
+use crate::eviction::{ActivePods, Evicting, Eviction};
 use crate::types::{Event, EventType, PodSyncType};
-
-/// Grace of a pod over a limit of local storage, in seconds; upstream's
-/// `immediateEvictionGracePeriodSeconds`.
-const GRACE: i64 = 1;
 
 impl ActivePods for PodWorkers {
     fn running(&self) -> Vec<Arc<Pod>> {
@@ -23,17 +20,46 @@ impl ActivePods for PodWorkers {
         wanted.map(|h| Arc::clone(&h.pod)).collect()
     }
 
-    fn evict(&self, pod: &Arc<Pod>, reason: &str, message: &str) {
-        let event = Event::pod(EventType::Warning, pod, reason, message);
-        self.context().recorder.record(event);
+    fn evict(&self, pod: &Arc<Pod>, eviction: Eviction) {
+        let Eviction {
+            message,
+            annotations,
+            grace_seconds,
+        } = eviction;
+        let event = Event::pod(EventType::Warning, pod, EVICTED, message.clone());
+        self.context().recorder.record(event.annotated(annotations));
         let mut options = UpdateOptions::new(Arc::clone(pod), PodSyncType::Kill);
         options.kill = Some(KillRequest {
             cause: TerminationCause::Evicted {
-                reason: reason.to_owned(),
-                message: message.to_owned(),
+                reason: EVICTED.to_owned(),
+                message,
             },
-            grace_override: Some(GRACE),
+            grace_override: Some(grace_seconds),
         });
         self.update(options);
+    }
+
+    fn evicting(&self) -> Vec<Evicting> {
+        let is_eviction = |cause: &TerminationCause| matches!(cause, TerminationCause::Evicted { reason, .. } if reason == EVICTED);
+        let handles = self.handles();
+        let under_way = handles
+            .values()
+            .filter_map(|handle| match &handle.record.phase {
+                WorkerPhase::Terminating {
+                    since,
+                    grace_seconds,
+                    cause,
+                    ..
+                } if is_eviction(cause) => Some(Evicting {
+                    since: *since,
+                    grace_seconds: *grace_seconds,
+                }),
+                WorkerPhase::Terminated { since, cause } if is_eviction(cause) => Some(Evicting {
+                    since: *since,
+                    grace_seconds: 0,
+                }),
+                _ => None,
+            });
+        under_way.collect()
     }
 }

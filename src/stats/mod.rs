@@ -20,6 +20,7 @@ mod features;
 pub(crate) mod fuzzing;
 pub mod model;
 pub mod own;
+mod pressure;
 mod proc;
 pub mod resource;
 mod storage;
@@ -39,8 +40,9 @@ use tracing::{debug, warn};
 pub use self::cgroup::Hierarchies;
 pub use self::claims::{RemoteUsage, RemoteVolumes, VolumesSlot};
 pub use self::model::{Depth, Snapshot};
+pub use self::pressure::NodeFigures;
 pub use self::proc::Proc;
-pub use self::storage::{ContainerStorage, Storage, VolumeUsage};
+pub use self::storage::{ContainerStorage, Storage, VolumeUsage, Walked};
 
 use self::claims::RemoteFigures;
 use self::collect::{Sources, Subject};

@@ -94,14 +94,13 @@ impl Proc {
         };
         let total = kib("MemTotal")?;
         let used = total.saturating_sub(kib("MemFree").unwrap_or(0));
-        let inactive = kib("Inactive(file)").unwrap_or(0);
         let swap_total = kib("SwapTotal").unwrap_or(0);
         let mut usage = Usage {
             at_ms,
             cpu: cpu_of_machine(&stat),
             memory: Some(Memory {
                 usage: Some(used),
-                working_set: Some(used.saturating_sub(inactive)),
+                working_set: Some(working_set(used, kib)),
                 rss: kib("AnonPages"),
                 cache: kib("Cached"),
                 mapped_file: kib("Mapped"),
@@ -141,7 +140,8 @@ impl Proc {
         })
     }
 
-    fn processes(&self) -> Option<(u64, u64)> {
+    /// The most processes and threads there may be, and how many there are.
+    pub(super) fn processes(&self) -> Option<(u64, u64)> {
         let number = |path: &str| self.text(path)?.trim().parse::<u64>().ok();
         let pids = number("sys/kernel/pid_max")?;
         let threads = number("sys/kernel/threads-max").unwrap_or(pids);
@@ -232,6 +232,22 @@ impl Proc {
             .and_then(|line| line.split_whitespace().next()?.parse().ok());
         Some((u64::try_from(open).ok()?, most))
     }
+}
+
+/// Memory of the machine that cannot be given back at once: as cAdvisor counts that of the root cgroup, with huge pages, which
+/// nobody else can use. `used` is all that is not free.
+fn working_set(used: u64, kib: impl Fn(&str) -> Option<u64>) -> u64 {
+    let of = |key: &str| kib(key).unwrap_or(0);
+    let (Some(anonymous), Some(cached)) = (kib("AnonPages"), kib("Cached")) else {
+        return used.saturating_sub(of("Inactive(file)"));
+    };
+    // Caches that the kernel counts apart are files of the root cgroup all the same.
+    let files = [cached, of("Buffers"), of("SwapCached")];
+    let files = files.into_iter().fold(0, u64::saturating_add);
+    let files = files.saturating_sub(of("Inactive(file)"));
+    [anonymous, files, of("Hugetlb")]
+        .into_iter()
+        .fold(0, u64::saturating_add)
 }
 
 /// Clock ticks as the kernel tells them, in nanoseconds.

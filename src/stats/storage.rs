@@ -1,6 +1,7 @@
 //! What takes long to measure: the space that logs, volumes, writable layers and images take. Measured when somebody asks
 //! and the last measurement is older than a minute, beside whoever asks: they wait a moment for it, then go on with what
-//! there was. Pods are measured one beside the other: one that hangs has no figures, and the others have theirs.
+//! there was. Pods are measured one beside the other: one that hangs has no figures, and the others have theirs. While that
+//! takes long, what was measured is published in between, with the last figures of the rest.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -8,7 +9,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use futures::future::join_all;
+use futures::future::BoxFuture;
+use futures::stream::FuturesUnordered;
+use futures::{FutureExt, StreamExt};
 use k8s_cri::v1;
 use k8s_openapi::api::core::v1::Pod;
 use tokio::sync::watch;
@@ -18,7 +21,7 @@ use tracing::debug;
 use super::model::Fs;
 use crate::eviction::{DiskUsage, Stop, Walks, measure};
 use crate::kuberuntime::cri::{CriClient, CriError};
-use crate::types::{ContainerId, PodExt, PodUid, blocking, mountinfo};
+use crate::types::{ContainerId, PodExt, PodUid, mountinfo};
 use crate::volumemanager;
 
 /// How old a measurement may be; upstream's `volumeStatsAggPeriod`.
@@ -27,6 +30,10 @@ const MAX_AGE: Duration = Duration::from_secs(60);
 const PATIENCE: Duration = Duration::from_secs(2);
 /// How long the runtime may take for that.
 const RUNTIME_PATIENCE: Duration = Duration::from_secs(10);
+/// After this long a measurement serves evictions although it is not complete. One that hangs is given up before.
+const LONG: Duration = Duration::from_secs(150);
+/// The place of images among what is measured; no pod has this UID.
+const IMAGES: &str = "images";
 
 /// One measurement.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -39,6 +46,19 @@ pub struct Storage {
     pub containers: BTreeMap<ContainerId, ContainerStorage>,
     /// By pod.
     pub volumes: BTreeMap<PodUid, Vec<VolumeUsage>>,
+    /// The runtime told the sizes of writable layers.
+    pub has_layers: bool,
+    /// What the measured pods have on disk at least.
+    pub walked: BTreeMap<PodUid, Walked>,
+}
+
+/// What a pod has on disk at least, also where not all of it could be measured.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Walked {
+    /// Logs by container.
+    pub logs: BTreeMap<ContainerId, DiskUsage>,
+    /// Its volumes on the node's disk together.
+    pub volumes: DiskUsage,
 }
 
 /// A container's part.
@@ -79,10 +99,32 @@ pub(super) struct Wanted {
 /// Measures, at most once at a time.
 #[derive(Clone)]
 pub(super) struct StorageCache {
-    known: watch::Sender<Option<(Instant, Arc<Storage>)>>,
+    known: watch::Sender<Option<Known>>,
     busy: Arc<AtomicBool>,
     walks: Walks,
     cri: CriClient,
+}
+
+/// The last measurement, or as much of it as there is.
+#[derive(Clone)]
+struct Known {
+    begun: Instant,
+    /// `None` while a part of it is still measured.
+    ended: Option<Instant>,
+    storage: Arc<Storage>,
+}
+
+impl Known {
+    /// Whether the measurement is complete and of the last minute.
+    fn is_new(&self) -> bool {
+        self.ended.is_some_and(|at| at.elapsed() < MAX_AGE)
+    }
+
+    /// Whether the measurement began after `after`, and nobody needs to wait for more of it.
+    fn serves(&self, after: Option<Instant>) -> bool {
+        let is_long = || self.ended.is_none() && self.begun.elapsed() >= LONG;
+        after.is_none_or(|after| self.begun >= after) && (self.is_new() || is_long())
+    }
 }
 
 impl StorageCache {
@@ -101,59 +143,129 @@ impl StorageCache {
         at_ms: i64,
         pods: impl FnOnce() -> Vec<Wanted>,
     ) -> Option<Arc<Storage>> {
+        // Late is not wrong: what there was is told then.
+        self.await_one(at_ms, pods, Known::is_new).await;
+        let known = self.known.borrow();
+        known.as_ref().map(|known| Arc::clone(&known.storage))
+    }
+
+    /// A measurement that is complete and began at most `max_age` ago; `None` if it is not done soon, in which case it
+    /// goes on. Cancel-safe.
+    pub(super) async fn fresh(
+        &self,
+        at_ms: i64,
+        max_age: Duration,
+        pods: impl FnOnce() -> Vec<Wanted>,
+    ) -> Option<Arc<Storage>> {
+        let after = Instant::now().checked_sub(max_age);
+        let serves = |known: &Known| known.serves(after);
+        self.await_one(at_ms, pods, serves).await;
+        let known = self.known.borrow();
+        let known = known.as_ref().filter(|known| serves(known))?;
+        Some(Arc::clone(&known.storage))
+    }
+
+    /// Waits a moment for a measurement that will do, and starts one if there is none.
+    async fn await_one(
+        &self,
+        at_ms: i64,
+        pods: impl FnOnce() -> Vec<Wanted>,
+        will_do: impl Fn(&Known) -> bool,
+    ) {
         let mut known = self.known.subscribe();
-        let fresh = known.borrow_and_update().clone();
-        if let Some((at, storage)) = fresh
-            && at.elapsed() < MAX_AGE
-        {
-            return Some(storage);
+        let is_there = |known: &Option<Known>| known.as_ref().is_some_and(&will_do);
+        if is_there(&known.borrow()) {
+            return;
         }
         if !self.busy.swap(true, Ordering::SeqCst) {
             let (this, pods) = (self.clone(), pods());
             tokio::spawn(async move {
                 let _idle = Idle(Arc::clone(&this.busy));
-                let storage = this.measure(at_ms, pods).await;
-                this.known
-                    .send_replace(Some((Instant::now(), Arc::new(storage))));
+                this.measure(at_ms, pods).await;
             });
         }
-        // Late is not wrong: what there was is told then.
-        let waited = tokio::time::timeout(PATIENCE, known.changed()).await;
+        let waited = tokio::time::timeout(PATIENCE, known.wait_for(is_there)).await;
         if waited.is_err() {
             debug!("measuring the disks takes long");
         }
-        let known = known.borrow();
-        known.as_ref().map(|(_, storage)| Arc::clone(storage))
     }
 
-    async fn measure(&self, at_ms: i64, pods: Vec<Wanted>) -> Storage {
-        let layers = told(RUNTIME_PATIENCE, self.cri.list_container_stats(None)).await;
-        let images = told(RUNTIME_PATIENCE, self.cri.image_fs_info()).await;
-        let of_images = blocking::run(move || images.map(|images| of_images(at_ms, &images)));
-        let of_pods = pods.into_iter().map(|pod| self.measure_pod(at_ms, pod));
-        let (of_images, of_pods) = tokio::join!(of_images, join_all(of_pods));
+    async fn measure(&self, at_ms: i64, pods: Vec<Wanted>) {
+        let begun = Instant::now();
+        let before = self.known.borrow().as_ref().map(|k| Arc::clone(&k.storage));
+        let before = before.unwrap_or_default();
+        let (layers, images) = tokio::join!(
+            told(RUNTIME_PATIENCE, self.cri.list_container_stats(None)),
+            told(RUNTIME_PATIENCE, self.cri.image_fs_info()),
+        );
         let mut storage = of_layers(layers);
-        for pod in of_pods.into_iter().flatten() {
-            add_pod(&mut storage, pod);
+        let mut waiting: BTreeMap<PodUid, Vec<ContainerId>> = BTreeMap::new();
+        let mut parts: FuturesUnordered<BoxFuture<'_, Part>> = FuturesUnordered::new();
+        parts.push(self.measure_images(at_ms, images).boxed());
+        for pod in pods {
+            let containers = pod.containers.iter().map(|(_, id)| id.clone());
+            waiting.insert(pod.uid.clone(), containers.collect());
+            parts.push(self.measure_pod(at_ms, pod).boxed());
         }
-        if let Ok(Some((images, containers_fs))) = of_images {
-            (storage.images, storage.containers_fs) = (images, containers_fs);
+        let mut interim = tokio::time::interval_at(Instant::now() + PATIENCE, PATIENCE);
+        loop {
+            tokio::select! {
+                part = parts.next() => match part {
+                    None => break,
+                    Some(Part::Pod(uid, found)) => {
+                        waiting.remove(&uid);
+                        if let Some(found) = found {
+                            add_pod(&mut storage, found);
+                        }
+                    }
+                    Some(Part::Images(images, containers_fs)) => {
+                        (storage.images, storage.containers_fs) = (images, containers_fs);
+                    }
+                },
+                _ = interim.tick() => {
+                    let so_far = with_last_figures(&storage, &before, &waiting);
+                    self.publish(begun, None, so_far);
+                }
+            }
         }
-        storage
+        self.publish(begun, Some(Instant::now()), storage);
     }
 
-    async fn measure_pod(&self, at_ms: i64, wanted: Wanted) -> Option<OfPod> {
+    fn publish(&self, begun: Instant, ended: Option<Instant>, storage: Storage) {
+        self.known.send_replace(Some(Known {
+            begun,
+            ended,
+            storage: Arc::new(storage),
+        }));
+    }
+
+    /// Measures the file systems of images and layers. One that hangs is not tried again before it answers.
+    async fn measure_images(&self, at_ms: i64, told: Option<v1::ImageFsInfoResponse>) -> Part {
+        let images = PodUid::new(IMAGES);
+        let walk = self
+            .walks
+            .run(&images, move |_| told.map(|told| of_images(at_ms, &told)));
+        let found = walk.await.unwrap_or_else(|error| {
+            debug!(%error, "cannot measure the file system of images");
+            None
+        });
+        let (images, containers_fs) = found.unwrap_or_default();
+        Part::Images(images, containers_fs)
+    }
+
+    async fn measure_pod(&self, at_ms: i64, wanted: Wanted) -> Part {
         let uid = wanted.uid.clone();
         let walk = self
             .walks
             .run(&uid, move |stop| of_pod(at_ms, wanted, stop));
-        match walk.await {
+        let found = match walk.await {
             Ok(found) => Some(found),
             Err(error) => {
                 debug!(pod = %uid, %error, "cannot measure what a pod has on disk");
                 None
             }
-        }
+        };
+        Part::Pod(uid, found)
     }
 }
 
@@ -184,15 +296,50 @@ pub(super) async fn told<T>(
     }
 }
 
+/// A part of a measurement.
+enum Part {
+    Images(Option<Fs>, Option<Fs>),
+    Pod(PodUid, Option<OfPod>),
+}
+
 /// What a pod has on disk.
 struct OfPod {
     uid: PodUid,
     logs: Vec<(ContainerId, Option<(u64, u64)>)>,
     volumes: Vec<VolumeUsage>,
+    walked: Walked,
+}
+
+/// Returns what was measured so far, with the figures from `before` of the pods that are yet to be measured. Those pods do not
+/// count as walked.
+fn with_last_figures(
+    measured: &Storage,
+    before: &Storage,
+    waiting: &BTreeMap<PodUid, Vec<ContainerId>>,
+) -> Storage {
+    let mut storage = measured.clone();
+    for (uid, containers) in waiting {
+        for id in containers {
+            if let Some(old) = before.containers.get(id) {
+                storage.containers.entry(id.clone()).or_default().logs = old.logs;
+            }
+        }
+        if let Some(old) = before.volumes.get(uid) {
+            storage.volumes.insert(uid.clone(), old.clone());
+        }
+    }
+    if storage.images.is_none() {
+        storage.images.clone_from(&before.images);
+        storage.containers_fs.clone_from(&before.containers_fs);
+    }
+    storage
 }
 
 fn of_layers(layers: Option<Vec<v1::ContainerStats>>) -> Storage {
-    let mut storage = Storage::default();
+    let mut storage = Storage {
+        has_layers: layers.is_some(),
+        ..Storage::default()
+    };
     for stats in layers.into_iter().flatten() {
         let Some(id) = stats.attributes.map(|a| ContainerId::from(a.id)) else {
             continue;
@@ -210,19 +357,24 @@ fn add_pod(storage: &mut Storage, pod: OfPod) {
     for (id, logs) in pod.logs {
         storage.containers.entry(id).or_default().logs = logs;
     }
+    storage.walked.insert(pod.uid.clone(), pod.walked);
     if !pod.volumes.is_empty() {
         storage.volumes.insert(pod.uid, pod.volumes);
     }
 }
 
 fn of_pod(at_ms: i64, wanted: Wanted, stop: &Stop) -> OfPod {
-    let logs = |(name, id): &(String, ContainerId)| {
-        let used = du(&wanted.logs.join(name), stop);
-        (id.clone(), used.map(|used| (used.bytes, used.inodes)))
-    };
+    let mut walked = Walked::default();
+    let mut logs = Vec::new();
+    for (name, id) in &wanted.containers {
+        let (used, least) = du(&wanted.logs.join(name), stop);
+        walked.logs.insert(id.clone(), least);
+        logs.push((id.clone(), used.map(|used| (used.bytes, used.inodes))));
+    }
     OfPod {
-        logs: wanted.containers.iter().map(logs).collect(),
-        volumes: volumes(at_ms, &wanted, stop),
+        logs,
+        volumes: volumes(at_ms, &wanted, stop, &mut walked.volumes),
+        walked,
         uid: wanted.uid,
     }
 }
@@ -236,7 +388,8 @@ fn of_images(at_ms: i64, told: &v1::ImageFsInfoResponse) -> (Option<Fs>, Option<
     )
 }
 
-fn volumes(at_ms: i64, wanted: &Wanted, stop: &Stop) -> Vec<VolumeUsage> {
+/// Measures the volumes of a pod. Adds what they take of the node's disk at least to `on_disk`.
+fn volumes(at_ms: i64, wanted: &Wanted, stop: &Stop, on_disk: &mut DiskUsage) -> Vec<VolumeUsage> {
     let Some(pod) = &wanted.pod else {
         return Vec::new();
     };
@@ -249,16 +402,22 @@ fn volumes(at_ms: i64, wanted: &Wanted, stop: &Stop) -> Vec<VolumeUsage> {
             .volumes
             .join(plugin.replace('/', "~"))
             .join(&volume.name);
-        let (Some(mut fs), Some(used)) = (space_of(&dir, at_ms), du(&dir, stop)) else {
-            continue;
-        };
-        fs.used = Some(used.bytes);
-        fs.inodes_used = Some(used.inodes);
         let memory = match &volume.empty_dir {
             Some(empty) => empty.medium.as_deref().is_some_and(|m| !m.is_empty()),
             // The others are secret, or may hold what is.
             None => volume.config_map.is_none(),
         };
+        let Some(mut fs) = space_of(&dir, at_ms) else {
+            continue;
+        };
+        let (used, least) = du(&dir, stop);
+        if !memory {
+            on_disk.bytes = on_disk.bytes.saturating_add(least.bytes);
+            on_disk.inodes = on_disk.inodes.saturating_add(least.inodes);
+        }
+        let Some(used) = used else { continue };
+        fs.used = Some(used.bytes);
+        fs.inodes_used = Some(used.inodes);
         found.push(VolumeUsage {
             name: volume.name.clone(),
             memory,
@@ -269,13 +428,15 @@ fn volumes(at_ms: i64, wanted: &Wanted, stop: &Stop) -> Vec<VolumeUsage> {
     found
 }
 
-fn du(dir: &Path, stop: &Stop) -> Option<DiskUsage> {
+/// Returns what a directory takes if all of it could be measured, and what it takes at least.
+fn du(dir: &Path, stop: &Stop) -> (Option<DiskUsage>, DiskUsage) {
     let measured = measure(dir, stop);
+    let least = measured.usage;
     if let Some(missed) = measured.missed {
         debug!(?missed, dir = %dir.display(), "cannot measure a directory");
-        return None;
+        return (None, least);
     }
-    (measured.usage != DiskUsage::default()).then_some(measured.usage)
+    ((least != DiskUsage::default()).then_some(least), least)
 }
 
 fn of_runtime(at_ms: i64, told: &v1::FilesystemUsage) -> Fs {
@@ -407,5 +568,70 @@ mod tests {
         let used = volumes[0].fs.used.unwrap();
         assert!((200_000..260_000).contains(&used), "{used}");
         assert!(volumes[0].fs.capacity.unwrap() > used);
+        let walked = &storage.walked[&PodUid::new("u1")];
+        let of_logs = walked.logs[&ContainerId::new("c1")].bytes;
+        assert_eq!((of_logs, walked.volumes.bytes), (bytes, used));
+        assert!(storage.has_layers && !of_layers(None).has_layers);
+    }
+
+    #[test]
+    fn a_pod_whose_walk_was_stopped_counts_as_walked_with_what_was_counted() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::create_dir_all(dir.path().join("logs/main")).unwrap();
+        let wanted = Wanted {
+            uid: PodUid::new("u1"),
+            pod: None,
+            logs: dir.path().join("logs"),
+            volumes: dir.path().join("volumes"),
+            containers: vec![("main".to_owned(), ContainerId::new("c1"))],
+        };
+        let stop = Stop::default();
+        stop.set();
+        let mut storage = Storage::default();
+        add_pod(&mut storage, of_pod(5, wanted, &stop));
+        assert_eq!(storage.containers[&ContainerId::new("c1")].logs, None);
+        assert!(storage.walked.contains_key(&PodUid::new("u1")));
+    }
+
+    #[test]
+    fn pods_that_are_yet_to_be_measured_keep_their_figures_and_are_not_walked() {
+        let (uid, id) = (PodUid::new("u1"), ContainerId::new("c1"));
+        let mut before = Storage::default();
+        let old = ContainerStorage {
+            rootfs: Some((1, None)),
+            logs: Some((7, 1)),
+        };
+        before.containers.insert(id.clone(), old);
+        before.walked.insert(uid.clone(), Walked::default());
+        let waiting = [(uid, vec![id.clone()])].into();
+        let so_far = with_last_figures(&Storage::default(), &before, &waiting);
+        let container = so_far.containers[&id];
+        assert_eq!((container.rootfs, container.logs), (None, Some((7, 1))));
+        assert!(so_far.walked.is_empty());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_measurement_serves_if_it_began_in_time_and_is_complete_or_takes_too_long() {
+        let known = |begun, ended| Known {
+            begun,
+            ended,
+            storage: Arc::default(),
+        };
+        let start = Instant::now();
+        tokio::time::advance(Duration::from_secs(10)).await;
+        let now = Instant::now();
+        assert!(known(start, Some(now)).serves(None));
+        assert!(known(start, Some(now)).serves(Some(start)));
+        assert!(
+            !known(start, Some(now)).serves(Some(now)),
+            "it began before"
+        );
+        assert!(
+            !known(start, None).serves(None),
+            "pods are yet to be measured"
+        );
+        tokio::time::advance(LONG).await;
+        assert!(known(start, None).serves(None));
+        assert!(!known(start, Some(now)).serves(None), "it is old");
     }
 }

@@ -8,7 +8,9 @@ use serde_json::{Value, json};
 
 use super::model::{Descriptors, DiskIo, Fs, Limits, Throttling};
 use super::*;
+use crate::core::pressure::{Signal, Space};
 use crate::core::state::Transaction;
+use crate::eviction::{DiskUsage, Figures as _, UsageQuery};
 use crate::kuberuntime::cri::CriTimeouts;
 use crate::types::metrics::{Metrics, OperationLabel};
 use crate::types::runtime::{ContainerStatus, PodStatus, SandboxState, SandboxStatus};
@@ -48,6 +50,7 @@ fn proc(root: &Path) -> Proc {
             (
                 "meminfo",
                 "MemTotal:        4000000 kB\nMemFree:         1000000 kB\nCached:           800000 kB\n\
+                 Buffers:           40000 kB\nSwapCached:        10000 kB\nHugetlb:          200000 kB\n\
                  Inactive(file):   500000 kB\nAnonPages:        700000 kB\nMapped:           100000 kB\n\
                  SwapTotal:        200000 kB\nSwapFree:         150000 kB\n",
             ),
@@ -383,7 +386,12 @@ fn the_machine_is_read_from_proc() {
     assert_eq!(machine.processes, Some((30_000, 345)));
     let memory = machine.usage.memory.unwrap();
     assert_eq!(memory.usage, Some(3_000_000 * 1024));
-    assert_eq!(memory.working_set, Some(2_500_000 * 1024));
+    let (anonymous, files, huge) = (700_000, 800_000 + 40_000 + 10_000 - 500_000, 200_000);
+    assert_eq!(
+        memory.working_set,
+        Some((anonymous + files + huge) * 1024),
+        "neither slabs nor what files left behind"
+    );
     assert_eq!(
         machine.usage.swap,
         Some(Swap {
@@ -838,4 +846,72 @@ fn an_interface_with_an_odd_name_hides_no_other() {
     std::fs::write(dir.path().join("1/net/dev"), table).unwrap();
     let found = proc.network(1).unwrap();
     assert_eq!((found.len(), found[1].name.as_str()), (2, "ens3"));
+}
+
+#[tokio::test]
+async fn an_observation_asks_the_runtime_where_images_are_once() {
+    let world = world(Some(v2)).await;
+    let figures = NodeFigures::new(world.stats.clone());
+    for _ in 0..3 {
+        let found = figures.observe().await.figures;
+        assert_eq!(found[&Signal::Memory].available, 2_750_000 * 1024);
+        assert_eq!(found[&Signal::Memory].capacity, 4_000_000 * 1024);
+        assert_eq!(found[&Signal::Pid].available, 30_000 - 345);
+        assert!(found[&Signal::NodeFs].capacity > 0);
+    }
+    assert_eq!(world.calls(), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_runtime_that_hangs_holds_up_one_observation_by_a_moment() {
+    let world = world(Some(v2)).await;
+    world.fake.fail_always("image_fs_info", Fault::Hang);
+    let figures = NodeFigures::new(world.stats.clone());
+    for most in [1100, 100, 100] {
+        let start = Instant::now();
+        let found = figures.observe().await.figures;
+        assert!(found.contains_key(&Signal::Memory) && found.contains_key(&Signal::NodeFs));
+        assert!(start.elapsed() <= Duration::from_millis(most));
+    }
+    assert_eq!(world.fake.count("image_fs_info"), 1);
+}
+
+#[tokio::test]
+async fn disks_of_pods_count_if_they_were_walked_and_layers_are_known() {
+    let snapshot = world(Some(v2)).await.fixed().await;
+    let mut storage = (**snapshot.storage.as_ref().unwrap()).clone();
+    let none = pressure::on_disk(&snapshot.pods, &storage);
+    assert!(none.is_empty(), "nobody was walked");
+    let on_disk = |bytes, inodes| DiskUsage { bytes, inodes };
+    let walked = Walked {
+        logs: [(CONTAINER.into(), on_disk(5, 2))].into(),
+        volumes: on_disk(100, 20),
+    };
+    storage.walked.insert(UID.into(), walked);
+    let used = &pressure::on_disk(&snapshot.pods, &storage)[&PodUid::new(UID)];
+    let space = |bytes, inodes| Space { bytes, inodes };
+    assert_eq!(used.volumes, space(100, 20));
+    let container = used.containers["web"];
+    let of_container = (container.rootfs, container.logs);
+    assert_eq!(of_container, (Some(space(40, 4)), Some(space(5, 2))));
+}
+
+#[tokio::test]
+async fn a_runtime_in_trouble_costs_the_usage_of_disks_and_not_that_of_memory() {
+    let world = world(Some(v2)).await;
+    let trouble = Fault::Error(tonic::Code::Unavailable, "gone".to_owned());
+    world.fake.fail_always("list_container_stats", trouble);
+    let figures = NodeFigures::new(world.stats.clone());
+    let usage = async |signal, dedicated| {
+        let query = UsageQuery {
+            signal,
+            dedicated,
+            max_age: Duration::MAX,
+        };
+        figures.usage(query).await
+    };
+    let memory = usage(Signal::Memory, false).await.unwrap();
+    assert!(memory[&PodUid::new(UID)].memory.is_some());
+    assert_eq!(usage(Signal::NodeFs, false).await, None, "no layers");
+    assert_eq!(usage(Signal::NodeFs, true).await.unwrap().len(), 1);
 }

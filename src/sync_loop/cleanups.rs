@@ -244,6 +244,74 @@ pub struct Janitor {
     files: FilesSeen,
 }
 
+/// What of the pods that have ended for good is removed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Ended {
+    /// As of all others.
+    AsPolicy,
+    /// Every container and sandbox.
+    Everything,
+}
+
+/// Removes the dead containers and sandboxes that may go, and all of pods that have ended: the disk is full. Upstream:
+/// `DeleteAllUnusedContainers`.
+pub async fn collect_unused(workers: &PodWorkers, policy: gc::GcPolicy) {
+    let pods = workers.context().pleg.cache().all();
+    collect(workers, policy, &pods, Ended::Everything).await;
+}
+
+/// Removes dead containers and sandboxes, after their ends are recorded.
+async fn collect(
+    workers: &PodWorkers,
+    policy: gc::GcPolicy,
+    pods: &[Arc<PodStatus>],
+    ended: Ended,
+) {
+    let context = workers.context();
+    let known = workers.known();
+    let is_gone = |uid: &PodUid| match known.get(uid) {
+        None => true,
+        Some(is_finished) => *is_finished && ended == Ended::Everything,
+    };
+    let gone: BTreeSet<PodUid> = pods
+        .iter()
+        .filter(|p| is_gone(&p.uid) && !p.any_running())
+        .filter(|p| p.ready_sandbox().is_none())
+        .map(|p| p.uid.clone())
+        .collect();
+    let statuses: Vec<PodStatus> = pods.iter().map(|p| (**p).clone()).collect();
+    if gc::evictable_containers(&statuses, policy, &gone, i64::MAX).is_empty()
+        && gc::evictable_sandboxes(&statuses, &gone).is_empty()
+    {
+        return;
+    }
+    let decision = StopDecision::unrecorded_leftovers();
+    let permit = match context.store.commit_stop(decision).await {
+        Ok(permit) => permit,
+        Err(error) => {
+            warn!(%error, "dead containers stay until the store can record their ends");
+            return;
+        }
+    };
+    let report = context
+        .remover()
+        .collect(&statuses, policy, &gone, &permit)
+        .await;
+    for error in &report.errors {
+        warn!(%error, "cannot remove a dead container or sandbox");
+    }
+    if report.containers > 0 || report.sandboxes > 0 {
+        debug!(
+            containers = report.containers,
+            sandboxes = report.sandboxes,
+            "collected dead containers and sandboxes"
+        );
+        for pod in pods {
+            context.pleg.request(&pod.uid);
+        }
+    }
+}
+
 /// What the janitor remembers of the files of attempts, so that it looks only at what may have changed.
 #[derive(Default)]
 struct FilesSeen {
@@ -372,47 +440,9 @@ impl Janitor {
         }
     }
 
-    /// Removes dead containers and sandboxes, after their ends are recorded.
+    /// Removes dead containers and sandboxes as the policy says.
     async fn collect(&self, pods: &[Arc<PodStatus>]) {
-        let context = self.workers.context();
-        let known = self.workers.known();
-        let gone: BTreeSet<PodUid> = pods
-            .iter()
-            .filter(|p| !known.contains_key(&p.uid) && !p.any_running())
-            .filter(|p| p.ready_sandbox().is_none())
-            .map(|p| p.uid.clone())
-            .collect();
-        let statuses: Vec<PodStatus> = pods.iter().map(|p| (**p).clone()).collect();
-        if gc::evictable_containers(&statuses, self.policy, &gone, i64::MAX).is_empty()
-            && gc::evictable_sandboxes(&statuses, &gone).is_empty()
-        {
-            return;
-        }
-        let decision = StopDecision::unrecorded_leftovers();
-        let permit = match context.store.commit_stop(decision).await {
-            Ok(permit) => permit,
-            Err(error) => {
-                warn!(%error, "dead containers stay until the store can record their ends");
-                return;
-            }
-        };
-        let report = context
-            .remover()
-            .collect(&statuses, self.policy, &gone, &permit)
-            .await;
-        for error in &report.errors {
-            warn!(%error, "cannot remove a dead container or sandbox");
-        }
-        if report.containers > 0 || report.sandboxes > 0 {
-            debug!(
-                containers = report.containers,
-                sandboxes = report.sandboxes,
-                "collected dead containers and sandboxes"
-            );
-            for pod in pods {
-                context.pleg.request(&pod.uid);
-            }
-        }
+        collect(&self.workers, self.policy, pods, Ended::AsPolicy).await;
     }
 
     /// Compares the files of all pods after a start of the agent. Later, the links when their directory has changed, and the

@@ -149,6 +149,7 @@ fn facts<'a>(
         node,
         unsafe_sysctls: &context.unsafe_sysctls,
         apparmor: context.workers.context().node.apparmor,
+        pressure: *context.pressure.borrow(),
     }
 }
 

@@ -15,14 +15,15 @@ use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Node;
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, info, warn};
 
-pub use cleanups::{Janitor, JanitorOrder};
+pub use cleanups::{Janitor, JanitorOrder, collect_unused};
 pub use event::{Inputs, LoopEvent};
 
 use crate::config::{Origins, RunningStatic, SourcesReady};
+use crate::core::node_status::Pressure;
 use crate::core::pleg_diff::{PodLifecycleEvent, PodLifecycleEventKind};
 use crate::node_object::NodeObject;
 use crate::pod_manager::PodManager;
@@ -75,6 +76,8 @@ pub struct LoopContext {
     pub max_pods: usize,
     /// `allowedUnsafeSysctls`.
     pub unsafe_sysctls: Arc<[String]>,
+    /// What the node is short of.
+    pub pressure: watch::Receiver<Pressure>,
     /// Is told of the pods of the API server.
     pub observed: ObservedHook,
     /// Orders for the janitor.

@@ -1,6 +1,7 @@
 //! Events: what the agent tells users about their pods. Lower layers report through [`EventRecorder`];
 //! the recorder above them writes the journal, the log and (with an API server) the Event object.
 
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
 use k8s_openapi::api::core::v1::Pod;
@@ -55,6 +56,9 @@ pub struct Event {
     pub reason: String,
     /// For a human.
     pub message: String,
+    /// Annotations of the Event object.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub annotations: BTreeMap<String, String>,
 }
 
 impl Event {
@@ -66,6 +70,7 @@ impl Event {
             kind,
             reason: reason.to_owned(),
             message: message.into(),
+            annotations: BTreeMap::new(),
         }
     }
 
@@ -77,7 +82,15 @@ impl Event {
             kind,
             reason: reason.to_owned(),
             message: message.into(),
+            annotations: BTreeMap::new(),
         }
+    }
+
+    /// Gives the Event object annotations.
+    #[must_use]
+    pub fn annotated(mut self, annotations: BTreeMap<String, String>) -> Self {
+        self.annotations = annotations;
+        self
     }
 
     /// The path of what the event is about within its pod, like `spec.containers{name}`.

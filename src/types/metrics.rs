@@ -340,6 +340,7 @@ metrics! {
     client_certificate_expiry: Gauge = Gauge::default(), "holdfast_client_certificate_expiry_timestamp", "When the client certificate of the node expires, Unix time; 0 without one", Unit::Seconds;
     client_certificate_renew_errors: Tally = Tally::default(), "kubelet_certificate_manager_client_expiration_renew_errors", "Renewals of the client certificate that failed";
     evictions: Family<EvictionLabel, Tally> = Family::default(), "kubelet_evictions", "Pods evicted, by what there was too little of";
+    eviction_stats_age: HistogramFamily<EvictionLabel> = Family::new_with_constructor(default_histogram), "kubelet_eviction_stats_age", "Age of the observation for which a pod was evicted, by what there was too little of", Unit::Seconds;
     oom_kills: Family<ScopeLabel, Counter> = Family::default(), "holdfast_oom_kills", "Times the kernel killed for want of memory, by whose memory ran out";
     preemptions: Family<PreemptionLabel, Tally> = Family::default(), "kubelet_preemptions", "Pods stopped for a critical pod, by what that needed";
     volume_content_writes: Counter = Counter::default(), "holdfast_volume_content_writes", "Times the files of a configMap, secret, downwardAPI or projected volume were written";

@@ -28,6 +28,7 @@ use holdfast_testkit::fake_cri::{Behaviour, Call, FakeCri, Fault, Restart};
 use tokio::time::Instant;
 
 use crate::node::*;
+use crate::pressure::SimFigures;
 use crate::schedule::{LifePace, Schedule};
 use crate::watch::*;
 
@@ -78,6 +79,8 @@ pub struct World {
     pub tenant: Option<OnCall>,
     /// What announces shutdowns of the machine; none but `logind` for `None`.
     pub shutdown: Option<Link>,
+    /// What agents see of their machine.
+    pub figures: Arc<SimFigures>,
     engine: Option<Engine>,
     faulty: Arc<Mutex<Vec<(&'static str, Fault)>>>,
     always_faulty: Arc<Mutex<HashMap<&'static str, Fault>>>,
@@ -123,6 +126,7 @@ impl World {
             schedule: None,
             tenant: None,
             shutdown: None,
+            figures: Arc::default(),
             engine: None,
             faulty: Arc::default(),
             always_faulty: Arc::default(),
@@ -178,6 +182,7 @@ impl World {
             api: self.api.as_ref().map(|api| self.connect(api)),
             shutdown: self.shutdown.clone(),
             cluster_doubted: self.cluster_doubted,
+            figures: Some(Arc::clone(&self.figures) as _),
         };
         let cri = CriClient::over(
             self.fake.channel(),

@@ -191,6 +191,10 @@ fn touch(m: &Metrics) {
         label!(ServerApiVersionLabel { server_api_version }),
     );
     one(&m.evictions, label!(EvictionLabel { eviction_signal }));
+    one(
+        &m.eviction_stats_age,
+        label!(EvictionLabel { eviction_signal }),
+    );
     one(&m.oom_kills, label!(ScopeLabel { scope }));
     one(
         &m.preemptions,

@@ -43,6 +43,7 @@ const KUBELET: &[&str] = &[
     "image_pull_duration_seconds",
     "image_garbage_collected_total",
     "evictions",
+    "eviction_stats_age_seconds",
     "preemptions",
     "pod_resources_endpoint_requests_total",
     "pod_resources_endpoint_requests_list",

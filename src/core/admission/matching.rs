@@ -138,6 +138,17 @@ pub(super) fn untolerated(pod: &Pod, node: &Node) -> Option<Refusal> {
         })
 }
 
+/// Whether a pod tolerates a taint without value and of effect `NoSchedule`.
+pub(super) fn tolerates_no_schedule(pod: &Pod, key: &str) -> bool {
+    let taint = Taint {
+        key: key.to_owned(),
+        effect: "NoSchedule".to_owned(),
+        ..Taint::default()
+    };
+    let tolerations = pod.spec_ref().tolerations.as_deref().unwrap_or_default();
+    tolerations.iter().any(|t| tolerates(t, &taint))
+}
+
 /// Upstream's `Toleration.ToleratesTaint`.
 fn tolerates(toleration: &Toleration, taint: &Taint) -> bool {
     let set = |value: &Option<String>| value.clone().filter(|v| !v.is_empty());

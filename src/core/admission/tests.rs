@@ -33,6 +33,7 @@ fn context<'a>(
         node,
         unsafe_sysctls,
         apparmor: false,
+        pressure: Pressure::default(),
     }
 }
 
@@ -686,5 +687,53 @@ fn who_asks_for_nothing_has_room_on_a_node_that_has_shrunk() {
             on(&small_node(), &asking("2", nothing), &[&other]).0,
             "Admitted"
         );
+    }
+}
+
+#[test]
+fn pods_are_refused_under_pressure_as_upstream_does() {
+    let pressure = |memory, disk, pid| Pressure { memory, disk, pid };
+    let tolerating = json!({
+        "containers": [{"name": "c"}],
+        "tolerations": [{"key": "node.kubernetes.io/memory-pressure", "operator": "Exists", "effect": "NoSchedule"}],
+    });
+    let best_effort = pod("1", json!({"containers": [{"name": "c"}]}));
+    let burstable = asking("2", json!({"cpu": "1m"}));
+    let tolerant = pod("3", tolerating);
+    let critical = pod(
+        "4",
+        json!({"priority": 2_000_000_000, "containers": [{"name": "c"}]}),
+    );
+    let node = small_node();
+    let mut context = context(&node, 110, &[], &[]);
+    for (pressure, conditions, refused) in [
+        (pressure(false, false, false), "", [false, false, false]),
+        (
+            pressure(true, false, false),
+            "MemoryPressure",
+            [true, false, false],
+        ),
+        (
+            pressure(false, true, false),
+            "DiskPressure",
+            [true, true, true],
+        ),
+        (
+            pressure(true, false, true),
+            "MemoryPressure PIDPressure",
+            [true, true, true],
+        ),
+    ] {
+        context.pressure = pressure;
+        for (pod, is_refused) in [&best_effort, &burstable, &tolerant]
+            .into_iter()
+            .zip(refused)
+        {
+            let (reason, message) = outcome(admit(pod, &[], &context));
+            assert_eq!(reason == "Evicted", is_refused, "{conditions} {reason}");
+            let says = format!("The node had condition: [{conditions}]. ");
+            assert!(!is_refused || message == says, "{message}");
+        }
+        assert_eq!(outcome(admit(&critical, &[], &context)).0, "Admitted");
     }
 }

@@ -14,6 +14,17 @@ pub struct Pressure {
     pub pid: bool,
 }
 
+impl Pressure {
+    /// Names of the conditions that are True, in the order in which the node shows them.
+    pub fn conditions(self) -> Vec<&'static str> {
+        let all = [self.memory, self.disk, self.pid];
+        let named = OWN.into_iter().zip(all);
+        named
+            .filter_map(|(name, is_true)| is_true.then_some(name))
+            .collect()
+    }
+}
+
 /// Whether the node can work on pods.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Readiness {

@@ -1,5 +1,7 @@
 //! Event objects against a model of the API server.
 
+use std::collections::BTreeMap;
+
 use super::*;
 use crate::apiserver::testkit::FakeApi;
 use crate::events::testkit::{event, pass};
@@ -98,14 +100,17 @@ async fn what_happened_before_there_was_a_client_is_told_too() {
 #[tokio::test(start_paused = true)]
 async fn an_event_is_made_once_and_counted_after() {
     let rig = Rig::new(EventRate::default());
-    rig.events.take(event("web", "x"));
+    let annotations: BTreeMap<String, String> = [("a".to_owned(), "b".to_owned())].into();
+    let annotated = || event("web", "x").annotated(annotations.clone());
+    rig.events.take(annotated());
     pass(10).await;
     *rig.clock.0.lock().unwrap() += 60_000;
-    rig.events.take(event("web", "x"));
+    rig.events.take(annotated());
     pass(10).await;
     let objects = rig.objects();
     assert_eq!(objects.len(), 1);
     let told = &objects[0];
+    assert_eq!(told.metadata.annotations.as_ref(), Some(&annotations));
     assert_eq!(told.metadata.namespace.as_deref(), Some("shop"));
     assert!(
         told.metadata

@@ -118,3 +118,24 @@ async fn space_is_freed_and_a_failure_is_told_of() {
     assert!(error.to_string().contains("only found 7 bytes"), "{error}");
     assert_eq!(w.reasons(), ["FreeDiskSpaceFailed", "FreeDiskSpaceFailed"]);
 }
+
+#[tokio::test]
+async fn a_full_disk_takes_every_image_that_nothing_needs() {
+    let w = world(ImageConfig::default());
+    w.have(&["r.io/used:1", "r.io/wanted:1", "r.io/a:1", "r.io/b:1"]);
+    w.use_only(&["r.io/used:1"]);
+    let collection = w.collection(POLICY, &["r.io/wanted:1"]);
+    let remove = || w.manager.remove_all_unused(&collection, &w.service);
+    assert_eq!(remove().await.unwrap(), 0, "seen for the first time");
+    w.clock.advance(Duration::from_secs(119));
+    assert_eq!(remove().await.unwrap(), 0, "too young");
+    w.clock.advance(Duration::from_secs(1));
+    let too_early = Collection {
+        knows_pods: Arc::new(|| false),
+        ..w.collection(POLICY, &[])
+    };
+    let removed = w.manager.remove_all_unused(&too_early, &w.service).await;
+    assert_eq!(removed.unwrap(), 0, "who knows what pods want");
+    assert_eq!(remove().await.unwrap(), 2);
+    assert_eq!(w.left(), ["r.io/used:1", "r.io/wanted:1"]);
+}

@@ -76,6 +76,11 @@ evictionHard:
   imagefs.available: 33.33%
   pid.available: "1001"
   nodefs.inodesFree: 0%
+evictionSoft: {memory.available: 200Mi, pid.available: 5%}
+evictionSoftGracePeriod: {memory.available: 1m30s, pid.available: 0s}
+evictionPressureTransitionPeriod: 30s
+evictionMaxPodGracePeriod: 60
+evictionMinimumReclaim: {memory.available: 0Mi, nodefs.available: 1.5%, imagefs.available: 2Gi}
 systemReserved: {cpu: 250m, memory: 1Gi, pid: "1000"}
 kubeReserved: {cpu: "0.1000005"}
 enforceNodeAllocatable: [none]
@@ -89,6 +94,14 @@ shutdownGracePeriodByPodPriority: [{priority: 7, shutdownGracePeriodSeconds: 20}
     assert_eq!(read_back(&config), config);
     let written = encode(&config);
     assert_eq!(written["evictionHard"]["nodefs.available"], "7.3%");
+    assert_eq!(
+        written["evictionSoftGracePeriod"]["memory.available"],
+        "1m30s"
+    );
+    assert_eq!(
+        written["evictionMinimumReclaim"]["imagefs.available"],
+        "2Gi"
+    );
     assert_eq!(written["systemReserved"]["cpu"], "250m");
     assert_eq!(written["systemReserved"]["memory"], "1Gi");
     assert_eq!(written["kubeReserved"]["cpu"], "100000500n");

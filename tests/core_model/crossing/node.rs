@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use holdfast::core::admission::{self, AdmissionContext, NodeInfo, Preemption};
+use holdfast::core::node_status::Pressure;
 use holdfast::core::pod_update::{Reading, SourcePods, SourceSet, SourcedPod, merge};
 use holdfast::core::pod_worker::{self, KillRequest, KnownPod, UpdateOptions, Worker};
 use holdfast::core::restore::{RestoreInput, plan_restore};
@@ -458,6 +459,7 @@ impl Node {
             node: &self.object,
             unsafe_sysctls: &[],
             apparmor: true,
+            pressure: Pressure::default(),
         };
         let verdict = admission::admit(pod, &NodeInfo::of(counted), &context);
         judge::verdict(self, world, which, &verdict)?;

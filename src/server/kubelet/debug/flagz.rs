@@ -27,6 +27,17 @@ const FIELDS: &[(&str, &str)] = &[
     ("event-burst", "/eventBurst"),
     ("event-qps", "/eventRecordQPS"),
     ("eviction-hard", "/evictionHard"),
+    (
+        "eviction-max-pod-grace-period",
+        "/evictionMaxPodGracePeriod",
+    ),
+    ("eviction-minimum-reclaim", "/evictionMinimumReclaim"),
+    (
+        "eviction-pressure-transition-period",
+        "/evictionPressureTransitionPeriod",
+    ),
+    ("eviction-soft", "/evictionSoft"),
+    ("eviction-soft-grace-period", "/evictionSoftGracePeriod"),
     ("file-check-frequency", "/fileCheckFrequency"),
     ("healthz-bind-address", "/healthzBindAddress"),
     ("healthz-port", "/healthzPort"),

@@ -1,0 +1,92 @@
+//! Wires the manager of evictions under pressure of the node.
+
+use std::sync::{Arc, OnceLock};
+
+use futures::future::BoxFuture;
+use tokio_util::sync::CancellationToken;
+use tracing::{debug, warn};
+
+use super::Tasks;
+use super::start::Base;
+use crate::core::pressure::Rules;
+use crate::eviction::{Figures, Garbage, NodePressure, PressureOptions, Remedies};
+use crate::images::{Collection, ImageManager};
+use crate::kubeletconfig::AgentConfig;
+use crate::kuberuntime::cri::CriClient;
+use crate::kuberuntime::gc::GcPolicy;
+use crate::pod_workers::PodWorkers;
+use crate::stats::{NodeFigures, StatsOptions, StatsProvider};
+use crate::sync_loop::collect_unused;
+use crate::types::causes;
+
+/// What is removed before a pod is evicted for a full disk.
+pub(super) struct NodeGarbage {
+    pub(super) workers: PodWorkers,
+    pub(super) policy: GcPolicy,
+    pub(super) images: Arc<ImageManager>,
+    pub(super) collection: Collection,
+    pub(super) cri: CriClient,
+}
+
+impl Garbage for NodeGarbage {
+    fn remove(&self) -> BoxFuture<'_, bool> {
+        Box::pin(async {
+            if !(self.collection.knows_pods)() {
+                debug!("no garbage is removed before it is known which pods are wanted");
+                return false;
+            }
+            collect_unused(&self.workers, self.policy).await;
+            let removed = self.images.remove_all_unused(&self.collection, &self.cri);
+            match removed.await {
+                Ok(removed) => debug!(removed, "removed images for want of space"),
+                Err(error) => {
+                    let error = causes(&error);
+                    warn!(error, "images that nothing needs may have stayed");
+                }
+            }
+            true
+        })
+    }
+}
+
+/// Starts the manager. It observes the node at once, and evicts pods once the result is set.
+pub(super) fn watch(
+    config: &AgentConfig,
+    base: &Base,
+    cri: CriClient,
+    tasks: &mut Tasks,
+    token: &CancellationToken,
+) -> Arc<OnceLock<Remedies>> {
+    let figures: Arc<dyn Figures> = match &base.figures {
+        Some(figures) => Arc::clone(figures),
+        None => Arc::new(NodeFigures::new(StatsProvider::new(
+            StatsOptions::of(config),
+            base.store.clone(),
+            base.pods.clone(),
+            cri,
+            Arc::clone(&base.clock),
+        ))),
+    };
+    let remedies: Arc<OnceLock<Remedies>> = Arc::default();
+    let manager = NodePressure::new(PressureOptions {
+        remedies: Arc::clone(&remedies),
+        figures,
+        rules: Rules::of(&config.kubelet),
+        signals: base.signals(config),
+        store: base.store.clone(),
+        clock: Arc::clone(&base.clock),
+        recorder: Arc::clone(&base.recorder) as _,
+        metrics: base.metrics.clone(),
+        pressure: base.pressure.clone(),
+    });
+    tasks.add("node pressure", manager.run(token.clone()));
+    remedies
+}
+
+/// What the manager relieves the node with.
+pub(super) fn remedies(garbage: NodeGarbage) -> Remedies {
+    Remedies {
+        pods: Arc::new(garbage.workers.clone()),
+        garbage: Arc::new(garbage),
+    }
+}

@@ -1,0 +1,394 @@
+//! Evicts pods while the node is short of memory, disk or process ids; upstream's `managerImpl`.
+//!
+//! In: [`Figures`] of the node and its pods, the records of table `signals`. Out: the node's conditions, evictions
+//! through [`ActivePods::evict`], removed garbage. `core::pressure` decides.
+//!
+//! **Invariant:** conditions are on record before anybody is told of them, and those of the record hold until the node
+//! was observed. A restart under pressure neither flips a condition nor restarts a grace period.
+//!
+//! **Invariant:** one pod at a time: nobody is evicted while another pod that was evicted, before a restart too, is
+//! neither finished nor overdue. The pods are measured after the last one has ended.
+//!
+//! **Invariant:** a figure that cannot be read concerns its signal alone, and without the usage of pods nobody is evicted.
+//! Nothing holds up the observation: garbage is removed beside it, and disks are measured beside it.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use futures::future::BoxFuture;
+use k8s_openapi::api::core::v1::Pod;
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
+use tracing::{debug, info, warn};
+
+use super::{ActivePods, Evicting, Eviction};
+use crate::core::node_status::Pressure;
+use crate::core::pressure::{
+    self, Assessment, Candidate, Observations, PERIOD, PodUse, Rules, Signal, Signals, Threshold,
+};
+use crate::store::Store;
+use crate::types::metrics::{EvictionLabel, Metrics};
+use crate::types::{Clock, Event, EventRecorder, EventType, PodExt, PodUid, Stamp};
+
+/// Pause between two observations while something is about to happen.
+const MOMENT: Duration = Duration::from_secs(1);
+/// The containers of an evicted pod have at least this long to end.
+const LEAST_PATIENCE: Duration = Duration::from_secs(10);
+/// And this long to be cleaned up; upstream's `podCleanupTimeout`.
+const CLEANUP_PATIENCE: Duration = Duration::from_secs(30);
+
+/// Asks for the usage of pods.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct UsageQuery {
+    /// The signal for which one of them is to be evicted.
+    pub signal: Signal,
+    /// See [`Observations::dedicated`].
+    pub dedicated: bool,
+    /// A measurement of disks that began longer ago does not count.
+    pub max_age: Duration,
+}
+
+/// Measures the node and its pods.
+pub trait Figures: Send + Sync {
+    /// Returns what can be read of the node now. Takes a moment at most.
+    fn observe(&self) -> BoxFuture<'_, Observations>;
+    /// Returns the usage of the pods that were measured; `None` while too little is known of it. Takes a moment at
+    /// most: a measurement that takes longer goes on, and serves a later query.
+    fn usage(&self, query: UsageQuery) -> BoxFuture<'_, Option<BTreeMap<PodUid, PodUse>>>;
+    /// Waits until the kernel reports that processes wait for memory; for ever where it does not.
+    fn alarm(&self) -> BoxFuture<'_, ()>;
+}
+
+/// Frees space on disks without harm to pods.
+pub trait Garbage: Send + Sync {
+    /// Removes dead containers and sandboxes, then images that nothing needs. Removes what it can. Returns false, and
+    /// removes nothing, while it is unknown which pods are wanted.
+    fn remove(&self) -> BoxFuture<'_, bool>;
+}
+
+/// What relieves a node.
+#[derive(Clone)]
+pub struct Remedies {
+    /// Candidates.
+    pub pods: Arc<dyn ActivePods>,
+    /// Frees disks.
+    pub garbage: Arc<dyn Garbage>,
+}
+
+/// What the manager works with.
+pub struct PressureOptions {
+    /// Set once the pods are known; the node is only observed before.
+    pub remedies: Arc<OnceLock<Remedies>>,
+    /// Measures.
+    pub figures: Arc<dyn Figures>,
+    /// The configuration.
+    pub rules: Rules,
+    /// The records to go on from, moved to this boot; see [`pressure::at_start`].
+    pub signals: Signals,
+    /// Records.
+    pub store: Store,
+    /// Time.
+    pub clock: Arc<dyn Clock>,
+    /// Events about the node.
+    pub recorder: Arc<dyn EventRecorder>,
+    /// Metrics.
+    pub metrics: Metrics,
+    /// The node's conditions.
+    pub pressure: watch::Sender<Pressure>,
+}
+
+/// Watches the node.
+pub struct NodePressure {
+    options: PressureOptions,
+    signals: Signals,
+    /// When the last attempt for a signal ended without an eviction.
+    acted: HashMap<Signal, Stamp>,
+    /// When the event of a threshold was last emitted.
+    told: HashMap<Signal, Stamp>,
+    /// The removal of garbage that is under way.
+    removal: Option<JoinSet<bool>>,
+    /// The evictions that were under way in the last round.
+    evicting: Vec<Evicting>,
+    /// The last eviction, until its pod is on its way out.
+    ordered: Option<(PodUid, Evicting)>,
+    /// When the last eviction was found to have ended.
+    settled: Option<Stamp>,
+}
+
+/// One observation with what it means.
+struct Look {
+    observed: Observations,
+    assessment: Assessment,
+    at: Stamp,
+}
+
+/// What became of an attempt to relieve a threshold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Step {
+    /// A pod is being evicted for it.
+    Evicted,
+    /// Something has to end first.
+    Waits,
+    /// Nothing can be done for now.
+    Nothing,
+}
+
+impl NodePressure {
+    /// A manager that goes on from the records.
+    pub fn new(mut options: PressureOptions) -> Self {
+        let signals = std::mem::take(&mut options.signals);
+        Self {
+            options,
+            signals,
+            acted: HashMap::new(),
+            told: HashMap::new(),
+            removal: None,
+            evicting: Vec::new(),
+            ordered: None,
+            settled: None,
+        }
+    }
+
+    /// Observes every ten seconds, every second while memory is nearly short, garbage is removed or a pod is being
+    /// evicted, and when the kernel reports stalls, until `token` is cancelled. May be dropped at any time.
+    pub async fn run(mut self, token: CancellationToken) {
+        loop {
+            let pause = tokio::select! {
+                () = token.cancelled() => return,
+                pause = self.round() => pause,
+            };
+            let alarm = async {
+                tokio::time::sleep(MOMENT).await;
+                self.options.figures.alarm().await;
+            };
+            tokio::select! {
+                () = token.cancelled() => return,
+                () = tokio::time::sleep(pause) => {}
+                () = alarm => {}
+            }
+        }
+    }
+
+    /// One round. Returns the pause until the next. Upstream: `synchronize`.
+    async fn round(&mut self) -> Duration {
+        let removed = self.removed();
+        let look = self.look().await;
+        let is_close = self.options.rules.is_close(&look.observed);
+        let mut pause = if is_close { MOMENT } else { PERIOD };
+        if look.assessment.acting.is_empty() {
+            return pause;
+        }
+        let Some(remedies) = self.options.remedies.get().cloned() else {
+            return MOMENT;
+        };
+        self.follow(&*remedies.pods);
+        for threshold in &look.assessment.acting {
+            match self.act(&remedies, threshold, &look, removed).await {
+                Step::Evicted => return MOMENT,
+                Step::Waits => pause = MOMENT,
+                Step::Nothing => {}
+            }
+        }
+        pause
+    }
+
+    /// Returns what the removal of garbage came to that has ended since the last round; `None` if none has.
+    fn removed(&mut self) -> Option<bool> {
+        let ended = self.removal.as_mut()?.try_join_next()?;
+        self.removal = None;
+        Some(ended.unwrap_or_else(|error| {
+            warn!(%error, "the removal of garbage was cut off");
+            false
+        }))
+    }
+
+    /// Observes the node, records the result and then publishes the conditions.
+    async fn look(&mut self) -> Look {
+        let options = &self.options;
+        let observed = options.figures.observe().await;
+        let now = options.clock.now();
+        let assessment = pressure::assess(&options.rules, &self.signals, &observed, now);
+        self.signals.clone_from(&assessment.signals);
+        let stored = options.store.snapshot();
+        let changes = pressure::changes(&options.rules, &stored, &self.signals, now);
+        if !changes.is_empty()
+            && let Err(error) = options.store.commit(changes).await
+        {
+            debug!(%error, "cannot record eviction signals");
+        }
+        options.pressure.send_if_modified(|known| {
+            let is_changed = *known != assessment.pressure;
+            if is_changed {
+                info!(before = ?known, now = ?assessment.pressure, "the pressure of the node has changed");
+            }
+            *known = assessment.pressure;
+            is_changed
+        });
+        Look {
+            observed,
+            assessment,
+            at: now,
+        }
+    }
+
+    /// Notes which evictions are under way, and when one of the last round has ended.
+    fn follow(&mut self, pods: &dyn ActivePods) {
+        let mut evicting = pods.evicting();
+        // Its decision may take a while to be on record.
+        let running = pods.running();
+        let is_running = |uid: &PodUid| running.iter().any(|pod| pod.uid() == *uid);
+        self.ordered = self.ordered.take().filter(|(uid, _)| is_running(uid));
+        evicting.extend(self.ordered.iter().map(|(_, order)| *order));
+        if self.evicting.iter().any(|pod| !evicting.contains(pod)) {
+            self.settled = Some(self.options.clock.now());
+        }
+        self.evicting = evicting;
+    }
+
+    /// Whether a pod that was evicted has to end before another one goes for a threshold. One with a longer grace period
+    /// does not hold up a hard threshold.
+    fn is_busy(&self, threshold: &Threshold, now: Stamp) -> bool {
+        let is_hard = threshold.grace.is_none();
+        self.evicting
+            .iter()
+            .any(|pod| now.since(pod.since) < patience(pod) && !(is_hard && pod.grace_seconds > 1))
+    }
+
+    /// Removes garbage if the signal needs that, and evicts a pod if that was not enough. `removed` is what a removal
+    /// came to that ended before `look`.
+    async fn act(
+        &mut self,
+        remedies: &Remedies,
+        threshold: &Threshold,
+        look: &Look,
+        removed: Option<bool>,
+    ) -> Step {
+        let (signal, now) = (threshold.signal, look.at);
+        if self.is_busy(threshold, now) {
+            return Step::Waits;
+        }
+        let is_recent = |at: &Stamp| now.since(*at) < PERIOD;
+        if self.acted.get(&signal).is_some_and(is_recent) {
+            return Step::Nothing;
+        }
+        let mut may_evict = true;
+        if signal.is_freed_by_garbage(look.observed.dedicated) {
+            match removed {
+                Some(is_tried) => may_evict = is_tried,
+                None => {
+                    self.begin_removal(&remedies.garbage, threshold, now);
+                    return Step::Waits;
+                }
+            }
+        }
+        self.tell(threshold, now);
+        if may_evict && self.relieve(&*remedies.pods, threshold, look).await {
+            self.acted.remove(&signal);
+            return Step::Evicted;
+        }
+        self.acted.insert(signal, now);
+        Step::Nothing
+    }
+
+    /// Starts to remove garbage, unless that is under way.
+    fn begin_removal(&mut self, garbage: &Arc<dyn Garbage>, threshold: &Threshold, now: Stamp) {
+        if self.removal.is_some() {
+            return;
+        }
+        self.tell(threshold, now);
+        let garbage = Arc::clone(garbage);
+        let mut removal = JoinSet::new();
+        removal.spawn(async move { garbage.remove().await });
+        self.removal = Some(removal);
+    }
+
+    fn tell(&mut self, threshold: &Threshold, now: Stamp) {
+        let signal = threshold.signal;
+        let is_recent = |at: &Stamp| now.since(*at) < PERIOD;
+        if self.told.get(&signal).is_some_and(is_recent) {
+            return;
+        }
+        self.told.insert(signal, now);
+        let text = pressure::attempting(signal);
+        warn!(
+            signal = signal.name(),
+            resource = signal.resource(),
+            "an eviction threshold is met"
+        );
+        let event = Event::node(EventType::Warning, "EvictionThresholdMet", text);
+        self.options.recorder.record(event);
+    }
+
+    /// Evicts the pod that is first in rank. Returns whether there was one.
+    async fn relieve(&mut self, pods: &dyn ActivePods, threshold: &Threshold, look: &Look) -> bool {
+        let (options, signal) = (&self.options, threshold.signal);
+        let dedicated = look.observed.dedicated;
+        let Some(figure) = look.observed.figures.get(&signal).copied() else {
+            return false;
+        };
+        let since = |at: Stamp| options.clock.now().since(at);
+        let query = UsageQuery {
+            signal,
+            dedicated,
+            max_age: self.settled.map_or(Duration::MAX, since),
+        };
+        let Some(usage) = options.figures.usage(query).await else {
+            warn!(
+                signal = signal.name(),
+                "pods cannot be measured yet, nobody is evicted"
+            );
+            return false;
+        };
+        let running = pods.running();
+        let candidates = running.iter().filter_map(|pod| {
+            let usage = usage.get(&pod.uid())?;
+            Some(Candidate { pod, usage })
+        });
+        let Some(chosen) = pressure::victim(signal, dedicated, candidates) else {
+            warn!(signal = signal.name(), "no pod may be evicted");
+            return false;
+        };
+        let is_chosen = |pod: &&Arc<Pod>| std::ptr::eq(&***pod, chosen.pod);
+        let Some(pod) = running.iter().find(is_chosen) else {
+            return false;
+        };
+        let message = pressure::message(threshold, figure, &chosen);
+        let own = pod.spec_ref().termination_grace_period_seconds;
+        let grace = threshold.pod_grace(options.rules.max_pod_grace, own);
+        let label = EvictionLabel {
+            eviction_signal: signal.name().to_owned(),
+        };
+        let now = options.clock.now();
+        let age = now.since(look.at).as_secs_f64();
+        options.metrics.evictions.get_or_create(&label).inc();
+        let ages = &options.metrics.eviction_stats_age;
+        ages.get_or_create(&label).observe(age);
+        info!(pod = %pod.uid(), name = pod.name(), message, grace, "evicting pod");
+        let eviction = Eviction {
+            message,
+            annotations: pressure::annotations(signal, &chosen),
+            grace_seconds: grace,
+        };
+        pods.evict(pod, eviction);
+        let order = Evicting {
+            since: now,
+            grace_seconds: grace,
+        };
+        self.ordered = Some((pod.uid(), order));
+        self.evicting.push(order);
+        true
+    }
+}
+
+/// How long an eviction may take before the next one begins.
+fn patience(pod: &Evicting) -> Duration {
+    let seconds = u64::try_from(pod.grace_seconds).unwrap_or(0);
+    let killing = Duration::from_millis(seconds.saturating_mul(1500));
+    killing.max(LEAST_PATIENCE).saturating_add(CLEANUP_PATIENCE)
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, clippy::expect_used, reason = "tests")]
+mod tests;

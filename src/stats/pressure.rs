@@ -1,0 +1,375 @@
+//! Figures for evictions under pressure of the node, from the places that statistics come from.
+//!
+//! **Invariant:** an observation asks the runtime for nothing but, once, where images are. Pods are measured only when
+//! one of them has to be evicted.
+//!
+//! **Invariant:** a runtime or a file system that hangs costs its own figures, and an observation a moment.
+
+use std::collections::BTreeMap;
+use std::fs::{File, OpenOptions};
+use std::io::Write as _;
+use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use futures::future::BoxFuture;
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+use tokio::sync::watch;
+use tracing::debug;
+
+use super::StatsProvider;
+use super::collect::Sources;
+use super::model::{Depth, Fs, PodUsage};
+use super::storage::{Storage, space_of, told};
+use crate::core::pressure::{ContainerUse, Figure, Observations, PodUse, Signal, Space};
+use crate::eviction::{DiskUsage, Figures, UsageQuery};
+use crate::types::{PodUid, blocking};
+
+/// How long an observation waits for a file system or the runtime; their signals are absent after that.
+const PATIENCE: Duration = Duration::from_secs(1);
+/// How long the runtime may take to name the place of images.
+const RUNTIME_PATIENCE: Duration = Duration::from_secs(10);
+/// A trigger for 100 ms of stalls within a second.
+const TRIGGER: &[u8] = b"some 100000 1000000\0";
+const MEMORY_STALLS: &str = "/proc/pressure/memory";
+
+/// Figures of this machine.
+pub struct NodeFigures {
+    stats: StatsProvider,
+    /// A directory on the file system of images, once the runtime has named it.
+    images: watch::Sender<Option<PathBuf>>,
+    /// The runtime was asked for it and has not answered.
+    asking: Arc<AtomicBool>,
+    /// The looks at the file systems of the root directory and of images that have not returned.
+    hangs: [Arc<AtomicBool>; 2],
+    /// Whether images had a file system of their own when both were seen last.
+    dedicated: AtomicBool,
+    trigger: OnceLock<Option<AsyncFd<File>>>,
+}
+
+impl NodeFigures {
+    /// Figures by a provider that nobody else waits for.
+    pub fn new(stats: StatsProvider) -> Self {
+        Self {
+            stats,
+            images: watch::Sender::new(None),
+            asking: Arc::default(),
+            hangs: Default::default(),
+            dedicated: AtomicBool::new(false),
+            trigger: OnceLock::new(),
+        }
+    }
+
+    async fn node(&self) -> BTreeMap<Signal, Figure> {
+        let sources = {
+            let mut state = self.stats.0.state.lock().await;
+            self.stats.sources(&mut state).await
+        };
+        let read = blocking::spawn(move || memory_and_processes(&sources));
+        read.await.unwrap_or_else(|error| {
+            debug!(%error, "cannot observe the memory of the node");
+            BTreeMap::new()
+        })
+    }
+
+    async fn disks(&self) -> Observations {
+        let root = self.stats.0.options.root_dir.clone();
+        let of_images = async {
+            let path = self.place_of_images().await?;
+            Some(look_at(&self.hangs[1], path).await)
+        };
+        let (root, images) = tokio::join!(look_at(&self.hangs[0], root), of_images);
+        if matches!(images, Some(Look::Absent)) {
+            // They may lie somewhere else when they are back.
+            self.images.send_replace(None);
+        }
+        let images = images.unwrap_or(Look::Hangs);
+        let mut observed = Observations::default();
+        root.add(&mut observed, [Signal::NodeFs, Signal::NodeFsInodes]);
+        images.add(&mut observed, [Signal::ImageFs, Signal::ImageFsInodes]);
+        if let (Look::Found(root), Look::Found(images)) = (root, images) {
+            let dedicated = root.device != images.device;
+            self.dedicated.store(dedicated, Ordering::SeqCst);
+        }
+        observed.dedicated = self.dedicated.load(Ordering::SeqCst);
+        observed
+    }
+
+    /// Returns a directory on the file system of images. The runtime is asked for it as long as it has named none.
+    async fn place_of_images(&self) -> Option<PathBuf> {
+        let mut known = self.images.subscribe();
+        let place = known.borrow_and_update().clone();
+        if place.is_some() || self.asking.swap(true, Ordering::SeqCst) {
+            return place;
+        }
+        let (cri, images) = (self.stats.0.cri.clone(), self.images.clone());
+        let asking = Asking(Arc::clone(&self.asking));
+        tokio::spawn(async move {
+            let _asking = asking;
+            let answer = told(RUNTIME_PATIENCE, cri.image_fs_info()).await;
+            let first = answer.and_then(|a| a.image_filesystems.into_iter().next());
+            images.send_replace(first.and_then(|f| Some(PathBuf::from(f.fs_id?.mountpoint))));
+        });
+        if tokio::time::timeout(PATIENCE, known.changed())
+            .await
+            .is_err()
+        {
+            debug!("the runtime takes long to tell where images are");
+        }
+        known.borrow().clone()
+    }
+
+    async fn usage_of_disks(&self, query: UsageQuery) -> Option<BTreeMap<PodUid, PodUse>> {
+        let snapshot = self.stats.snapshot(Depth::CpuAndMemory).await;
+        let pods = || self.stats.disks_of(&snapshot);
+        let cache = &self.stats.0.storage;
+        let storage = cache.fresh(snapshot.at_ms, query.max_age, pods).await?;
+        let is_known = storage.has_layers || !query.signal.has_layers(query.dedicated);
+        is_known.then(|| on_disk(&snapshot.pods, &storage))
+    }
+
+    async fn usage_of_others(&self, depth: Depth) -> Option<BTreeMap<PodUid, PodUse>> {
+        let snapshot = self.stats.snapshot(depth).await;
+        let pods = snapshot.pods.iter();
+        let found: BTreeMap<PodUid, PodUse> = pods
+            .map(|pod| (pod.uid.clone(), use_of(pod, None)))
+            .collect();
+        // What failed may be about one pod, or about none.
+        let is_known = |of: &PodUse| of.memory.is_some() || of.processes.is_some();
+        (!snapshot.failed || found.values().any(is_known)).then_some(found)
+    }
+}
+
+/// The runtime may be asked again.
+struct Asking(Arc<AtomicBool>);
+
+impl Drop for Asking {
+    fn drop(&mut self) {
+        self.0.store(false, Ordering::SeqCst);
+    }
+}
+
+impl Figures for NodeFigures {
+    fn observe(&self) -> BoxFuture<'_, Observations> {
+        Box::pin(async {
+            let (node, mut observed) = tokio::join!(self.node(), self.disks());
+            observed.figures.extend(node);
+            observed
+        })
+    }
+
+    fn usage(&self, query: UsageQuery) -> BoxFuture<'_, Option<BTreeMap<PodUid, PodUse>>> {
+        Box::pin(async move {
+            match query.signal {
+                Signal::Memory | Signal::AllocatableMemory => {
+                    self.usage_of_others(Depth::CpuAndMemory).await
+                }
+                Signal::Pid => self.usage_of_others(Depth::Full).await,
+                _ => self.usage_of_disks(query).await,
+            }
+        })
+    }
+
+    fn alarm(&self) -> BoxFuture<'_, ()> {
+        Box::pin(async {
+            let Some(trigger) = self.trigger.get_or_init(trigger) else {
+                return std::future::pending().await;
+            };
+            match trigger.ready(Interest::PRIORITY).await {
+                Ok(mut guard) if !guard.ready().is_error() => guard.clear_ready(),
+                _ => std::future::pending().await,
+            }
+        })
+    }
+}
+
+/// Has the kernel report stalls; `None` if it does not.
+#[expect(
+    deprecated,
+    reason = "its successor is unsafe to call; the file that it is given owns its descriptor"
+)]
+fn trigger() -> Option<AsyncFd<File>> {
+    let open = || -> std::io::Result<AsyncFd<File>> {
+        let mut options = OpenOptions::new();
+        options.read(true).write(true);
+        options.custom_flags(nix::libc::O_NONBLOCK);
+        let mut file = options.open(MEMORY_STALLS)?;
+        file.write_all(TRIGGER)?;
+        AsyncFd::with_interest(file, Interest::PRIORITY)
+    };
+    open()
+        .inspect_err(|error| debug!(%error, "the kernel reports no stalls for memory"))
+        .ok()
+}
+
+fn memory_and_processes(sources: &Sources) -> BTreeMap<Signal, Figure> {
+    let mut figures = BTreeMap::new();
+    let proc = &sources.options.proc;
+    let machine = proc.machine(0, false).unwrap_or_default();
+    let used = machine.usage.memory.and_then(|memory| memory.working_set);
+    if let Some(used) = used.filter(|_| machine.memory_capacity > 0) {
+        let figure = left(machine.memory_capacity, used);
+        figures.insert(Signal::Memory, figure);
+    }
+    let manager = sources.manager.as_ref();
+    let pods = manager.and_then(|m| sources.hierarchies.read(&m.pods_path(), 0, false));
+    if let Some(pods) = pods
+        && let Some(limit) = pods.limits.memory
+        && let Some(used) = pods.memory.and_then(|memory| memory.working_set)
+    {
+        figures.insert(Signal::AllocatableMemory, left(limit, used));
+    }
+    if let Some((most, now)) = proc.processes() {
+        figures.insert(Signal::Pid, left(most, now));
+    }
+    figures
+}
+
+fn left(capacity: u64, used: u64) -> Figure {
+    Figure {
+        available: capacity.saturating_sub(used),
+        capacity,
+    }
+}
+
+/// What a look at a file system found.
+#[derive(Debug, PartialEq, Eq)]
+enum Look {
+    /// It has not returned.
+    Hangs,
+    /// There is no such directory.
+    Absent,
+    Found(Disk),
+}
+
+#[derive(Debug, PartialEq, Eq)]
+struct Disk {
+    fs: Fs,
+    device: u64,
+}
+
+impl Look {
+    /// Adds the figures of bytes and inodes. Some file systems have no sizes, and some no count of inodes.
+    fn add(&self, observed: &mut Observations, [bytes, inodes]: [Signal; 2]) {
+        let Self::Found(Disk { fs, .. }) = self else {
+            return;
+        };
+        for (signal, available, capacity) in [
+            (bytes, fs.available, fs.capacity),
+            (inodes, fs.inodes_free, fs.inodes),
+        ] {
+            if let (Some(available), Some(capacity)) = (available, capacity.filter(|c| *c > 0)) {
+                let figure = Figure {
+                    available,
+                    capacity,
+                };
+                observed.figures.insert(signal, figure);
+            }
+        }
+    }
+}
+
+/// Reads a file system on a thread of its own, unless the last look still `hangs`.
+async fn look_at(hangs: &Arc<AtomicBool>, path: PathBuf) -> Look {
+    if hangs.swap(true, Ordering::SeqCst) {
+        return Look::Hangs;
+    }
+    let of = Arc::clone(hangs);
+    let read = blocking::spawn(move || {
+        let found = disk_at(&path);
+        of.store(false, Ordering::SeqCst);
+        found
+    });
+    match tokio::time::timeout(PATIENCE, read).await {
+        Ok(Ok(found)) => found.map_or(Look::Absent, Look::Found),
+        Ok(Err(error)) => {
+            debug!(%error, "a file system of the node cannot be observed");
+            Look::Hangs
+        }
+        Err(_) => {
+            debug!("a file system of the node hangs");
+            Look::Hangs
+        }
+    }
+}
+
+/// Reads the file system that `path` is on; `None` when there is no such path. Blocking.
+fn disk_at(path: &Path) -> Option<Disk> {
+    let device = std::fs::metadata(path).ok()?.dev();
+    let fs = space_of(path, 0)?;
+    Some(Disk { fs, device })
+}
+
+/// Returns what the pods that were walked have on disk.
+pub(super) fn on_disk(pods: &[PodUsage], storage: &Storage) -> BTreeMap<PodUid, PodUse> {
+    let walked = pods
+        .iter()
+        .filter(|pod| storage.walked.contains_key(&pod.uid));
+    walked
+        .map(|pod| (pod.uid.clone(), use_of(pod, Some(storage))))
+        .collect()
+}
+
+fn use_of(pod: &PodUsage, storage: Option<&Storage>) -> PodUse {
+    let walked = storage.and_then(|s| s.walked.get(&pod.uid));
+    let space = |of: DiskUsage| Space {
+        bytes: of.bytes,
+        inodes: of.inodes,
+    };
+    let containers = pod.containers.iter().map(|container| {
+        let memory = container.usage.memory.as_ref().and_then(|m| m.working_set);
+        let rootfs = storage.and_then(|s| s.containers.get(&container.id)?.rootfs);
+        let of = ContainerUse {
+            memory,
+            rootfs: rootfs.map(|(bytes, inodes)| Space {
+                bytes,
+                inodes: inodes.unwrap_or(0),
+            }),
+            logs: walked.map(|of| space(of.logs.get(&container.id).copied().unwrap_or_default())),
+        };
+        (container.name.clone(), of)
+    });
+    PodUse {
+        memory: pod.usage.memory.as_ref().and_then(|m| m.working_set),
+        processes: pod.usage.threads,
+        containers: containers.collect(),
+        volumes: walked.map_or_else(Space::default, |of| space(of.volumes)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn file_systems_without_a_size_have_no_figures() {
+        let dir = tempfile::tempdir().unwrap();
+        let free: Arc<AtomicBool> = Arc::default();
+        let figures = async |path: &Path| {
+            let mut observed = Observations::default();
+            let look = look_at(&free, path.to_owned()).await;
+            look.add(&mut observed, [Signal::NodeFs, Signal::NodeFsInodes]);
+            (look, observed.figures)
+        };
+        let (_, found) = figures(dir.path()).await;
+        assert!(found.contains_key(&Signal::NodeFs));
+        let (look, found) = figures(Path::new("/proc")).await;
+        assert!(matches!(look, Look::Found(_)) && !found.contains_key(&Signal::NodeFs));
+        let (look, found) = figures(Path::new("/none")).await;
+        assert!(look == Look::Absent && found.is_empty());
+    }
+
+    #[tokio::test]
+    async fn a_file_system_that_hangs_is_looked_at_by_one_thread() {
+        let dir = tempfile::tempdir().unwrap();
+        let hangs = Arc::new(AtomicBool::new(true));
+        let look = look_at(&hangs, dir.path().to_owned()).await;
+        assert_eq!(look, Look::Hangs);
+        hangs.store(false, Ordering::SeqCst);
+        let look = look_at(&hangs, dir.path().to_owned()).await;
+        assert!(matches!(look, Look::Found(_)) && !hangs.load(Ordering::SeqCst));
+    }
+}

@@ -1,0 +1,298 @@
+//! A node that runs out of memory or of disk: who is evicted, how soon, and what restarts and a reboot change about it.
+
+use std::time::{Duration, Instant};
+
+use k8s_openapi::api::core::v1::{Event, Node as NodeObject, Pod};
+use kube::api::{Api, ListParams, PostParams};
+use serde_json::{Value, json};
+
+use super::node::{IMAGE, Node, PATIENCE, SLEEP};
+use super::reboot::Cluster;
+
+/// Mebibytes that have to stay available.
+const LEFT_MIB: i64 = 100;
+/// Between the moment that the threshold is crossed and the end of the process. It is 2 s on a machine that is not emulated.
+const EVICTED_WITHIN: Duration = Duration::from_secs(10);
+/// What a command of a shell on the node may take all the while. It is 1 s on a machine that is not emulated.
+const SHELL_ANSWERS_WITHIN: Duration = Duration::from_secs(8);
+
+/// Writes into /run/watch, five times a second: the time in ms, the MiB of memory that are available, and how many processes leak.
+/// What is available is what docs/eviction.md says, from the kernel's own numbers.
+const WATCH: &str = r#"cat >/run/watch.sh <<'END_OF_FILE'
+while :; do
+    left=$(awk '{ kib[$1] = $2 } END {
+        used = kib["AnonPages:"] + kib["Cached:"] + kib["Buffers:"] + kib["SwapCached:"] - kib["Inactive(file):"] + kib["Hugetlb:"]
+        print int((kib["MemTotal:"] - used) / 1024) }' /proc/meminfo)
+    set -- $(pidof tail)
+    echo "$(date +%s%3N) $left $#"
+    sleep 0.2
+done >/run/watch
+END_OF_FILE
+setsid sh /run/watch.sh </dev/null >/dev/null 2>&1 &"#;
+
+fn object(name: &str, script: &str, more: &Value) -> Pod {
+    let mut pod = json!({
+        "metadata": {"name": name},
+        "spec": {
+            "nodeName": "vmnode",
+            "automountServiceAccountToken": false,
+            "terminationGracePeriodSeconds": 1,
+            "containers": [{"name": "main", "image": IMAGE, "command": ["sh", "-c", script]}],
+        },
+    });
+    for (field, value) in more.as_object().into_iter().flatten() {
+        pod["spec"]["containers"][0][field] = value.clone();
+    }
+    if more.get("volumeMounts").is_some() {
+        pod["spec"]["volumes"] = json!([{"name": "data", "emptyDir": {}}]);
+    }
+    serde_json::from_value(pod).unwrap()
+}
+
+struct Site {
+    cluster: Cluster,
+    pods: Api<Pod>,
+}
+
+impl Site {
+    /// A node with these lines in its configuration.
+    fn with(config: &str) -> Self {
+        let mut cluster = Cluster::join();
+        cluster.node.sh(&format!(
+            "cat >>/etc/holdfast/config.yaml <<'END_OF_FILE'\n{config}END_OF_FILE\nsystemctl restart holdfast"
+        ));
+        cluster.wait_ready();
+        let pods = Api::namespaced(cluster.client.clone(), "default");
+        Self { cluster, pods }
+    }
+
+    fn node(&mut self) -> &mut Node {
+        &mut self.cluster.node
+    }
+
+    fn create(&self, pod: &Pod) {
+        let params = PostParams::default();
+        let created = self.pods.create(&params, pod);
+        self.cluster.runtime.block_on(created).unwrap();
+    }
+
+    fn get(&self, name: &str) -> Value {
+        let pod = self.cluster.runtime.block_on(self.pods.get(name)).unwrap();
+        serde_json::to_value(pod).unwrap()
+    }
+
+    #[track_caller]
+    fn wait(&self, name: &str, what: &str, holds: impl Fn(&Value) -> bool) -> Value {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            let pod = self.get(name);
+            if holds(&pod) {
+                return pod;
+            }
+            assert!(
+                Instant::now() < deadline,
+                "{name} {what}: {}",
+                pod["status"]
+            );
+            std::thread::sleep(Duration::from_millis(300));
+        }
+    }
+
+    fn wait_running(&self, name: &str) -> Value {
+        self.wait(name, "runs", |pod| pod["status"]["phase"] == "Running")
+    }
+
+    /// The status of the node's condition.
+    fn condition(&self, type_: &str) -> String {
+        let nodes: Api<NodeObject> = Api::all(self.cluster.client.clone());
+        let node = self.cluster.runtime.block_on(nodes.get("vmnode")).unwrap();
+        let conditions = node.status.and_then(|s| s.conditions).unwrap_or_default();
+        let found = conditions.into_iter().find(|c| c.type_ == type_);
+        found.map(|c| c.status).unwrap_or_default()
+    }
+
+    #[track_caller]
+    fn wait_condition(&self, type_: &str, status: &str) {
+        let deadline = Instant::now() + 2 * PATIENCE;
+        while self.condition(type_) != status {
+            assert!(Instant::now() < deadline, "{type_} is not {status}");
+            std::thread::sleep(Duration::from_millis(500));
+        }
+    }
+
+    /// How often the event was emitted for the pod.
+    fn events(&self, reason: &str, pod: &str) -> i32 {
+        let events: Api<Event> = Api::namespaced(self.cluster.client.clone(), "default");
+        let params = ListParams::default();
+        let list = events.list(&params);
+        let list = self.cluster.runtime.block_on(list).unwrap();
+        let of_pod = list.items.iter().filter(|event| {
+            event.reason.as_deref() == Some(reason)
+                && event.involved_object.name.as_deref() == Some(pod)
+        });
+        of_pod.map(|event| event.count.unwrap_or(1)).sum()
+    }
+
+    fn kill_agent(&mut self) {
+        self.node().sh(
+            "systemctl kill -s KILL --kill-whom=main holdfast; sleep 1; systemctl start holdfast",
+        );
+    }
+}
+
+fn is_evicted(pod: &Value) -> bool {
+    pod["status"]["phase"] == "Failed" && pod["status"]["reason"] == "Evicted"
+}
+
+/// Which container runs, and how often it was started again.
+fn running(pod: &Value) -> (Value, Value) {
+    let container = &pod["status"]["containerStatuses"][0];
+    (
+        container["containerID"].clone(),
+        container["restartCount"].clone(),
+    )
+}
+
+#[test]
+fn r25_a_pod_that_leaks_is_evicted_in_time_and_no_restart_evicts_another() {
+    let mut site = Site::with(&format!(
+        "evictionHard: {{memory.available: {LEFT_MIB}Mi}}\nevictionPressureTransitionPeriod: 150s\n"
+    ));
+    let small =
+        json!({"resources": {"requests": {"memory": "16Mi"}, "limits": {"memory": "32Mi"}}});
+    site.create(&object("burstable", SLEEP, &small));
+    site.create(&object("besteffort", SLEEP, &json!({})));
+    let quiet: Vec<_> = ["burstable", "besteffort"]
+        .into_iter()
+        .map(|name| (name, running(&site.wait_running(name))))
+        .collect();
+    assert_eq!(site.condition("MemoryPressure"), "False");
+    site.node().sh(WATCH);
+
+    // `tail` keeps what has no line end.
+    let leak = "(while :; do head -c 4194304 /dev/zero; sleep 0.1; done) | tail";
+    site.create(&object("leaks", leak, &json!({})));
+    let mut slowest = Duration::ZERO;
+    let deadline = Instant::now() + 2 * PATIENCE;
+    let evicted = loop {
+        let asked = Instant::now();
+        site.node().sh("true");
+        slowest = slowest.max(asked.elapsed());
+        let pod = site.get("leaks");
+        if is_evicted(&pod) {
+            break pod;
+        }
+        assert!(Instant::now() < deadline, "it leaks on: {}", pod["status"]);
+        std::thread::sleep(Duration::from_millis(200));
+    };
+    let message = evicted["status"]["message"].as_str().unwrap_or_default();
+    let begin = format!(
+        "The node was low on resource: memory. Threshold quantity: {LEFT_MIB}Mi, available: "
+    );
+    assert!(message.starts_with(&begin), "{message}");
+    site.node()
+        .eventually("it has ended", "! pidof tail >/dev/null; sleep 0.5");
+    let watched = site.node().sh("cat /run/watch");
+    let (within, lowest) = judge(&watched);
+    println!(
+        "evicted {within} ms after the threshold was crossed, {lowest} MiB were left; a shell answered within {slowest:?}"
+    );
+    assert!(
+        within <= EVICTED_WITHIN.as_millis(),
+        "{within} ms\n{watched}"
+    );
+    assert!(slowest <= SHELL_ANSWERS_WITHIN, "{slowest:?}");
+    site.wait_condition("MemoryPressure", "True");
+
+    // The condition outlives the agent and the machine. A pod that the first life would not have taken is not taken either.
+    for _ in 0..3 {
+        site.kill_agent();
+        site.cluster.wait_ready();
+        assert_eq!(site.condition("MemoryPressure"), "True");
+    }
+    site.create(&object("late", SLEEP, &json!({})));
+    let late = site.wait("late", "is refused", is_evicted);
+    let message = late["status"]["message"].as_str().unwrap_or_default();
+    assert!(message.contains("MemoryPressure"), "{message}");
+    for (name, before) in &quiet {
+        assert_eq!(running(&site.get(name)), *before, "{name}");
+    }
+    site.node().machine.send("sync; reboot -f").unwrap();
+    site.node().machine.rebooted().unwrap();
+    for (name, before) in &quiet {
+        site.wait(name, "runs again", |pod| {
+            let (id, _) = running(pod);
+            id != before.0 && !pod["status"]["containerStatuses"][0]["state"]["running"].is_null()
+        });
+    }
+    site.wait_condition("MemoryPressure", "False");
+    assert!(is_evicted(&site.get("leaks")));
+    assert_eq!(site.node().sh("pidof tail || true"), "");
+    assert_eq!(site.events("Evicted", "leaks"), 1);
+    for (name, _) in &quiet {
+        assert_eq!(site.events("Evicted", name), 0, "{name}");
+    }
+}
+
+/// Milliseconds between the crossing of the threshold and the end of the process, and the fewest MiB that were available.
+#[track_caller]
+fn judge(watched: &str) -> (u128, i64) {
+    let lines: Vec<(u128, i64, u32)> = watched
+        .lines()
+        .filter_map(|line| {
+            let mut words = line.split(' ');
+            Some((
+                words.next()?.parse().ok()?,
+                words.next()?.parse().ok()?,
+                words.next()?.parse().ok()?,
+            ))
+        })
+        .collect();
+    let crossed = lines.iter().position(|(_, left, _)| *left < LEFT_MIB);
+    let crossed = crossed.unwrap_or_else(|| panic!("never below the threshold\n{watched}"));
+    let ended = lines[crossed..].iter().find(|(.., leak)| *leak == 0);
+    let ended = ended.unwrap_or_else(|| panic!("it leaks on\n{watched}"));
+    let lowest = lines.iter().map(|(_, left, _)| *left).min();
+    (ended.0 - lines[crossed].0, lowest.unwrap())
+}
+
+#[test]
+fn a_pod_that_fills_the_disk_is_evicted_and_the_disk_has_room_again() {
+    let mut site = Site::with("evictionPressureTransitionPeriod: 20s\n");
+    // 100 MiB more than now may be written.
+    let threshold: u64 = site
+        .node()
+        .sh("sync; df -k --output=avail /var/lib/kubelet | tail -n 1")
+        .trim()
+        .parse::<u64>()
+        .unwrap()
+        - 100 * 1024;
+    site.node().sh(&format!(
+        "echo 'evictionHard: {{nodefs.available: {threshold}Ki}}' >>/etc/holdfast/config.yaml; systemctl restart holdfast"
+    ));
+    site.cluster.wait_ready();
+    site.create(&object("quiet", SLEEP, &json!({})));
+    let quiet = running(&site.wait_running("quiet"));
+    assert_eq!(site.condition("DiskPressure"), "False");
+    let fill = "n=0; while :; do dd if=/dev/zero of=/data/$n bs=1M count=4 2>/dev/null; n=$((n + 1)); sleep 0.2; done";
+    let mount = json!({"volumeMounts": [{"name": "data", "mountPath": "/data"}]});
+    site.create(&object("fills", fill, &mount));
+    site.wait_running("fills");
+    site.wait_condition("DiskPressure", "True");
+    site.kill_agent();
+    let fills = site.wait("fills", "is evicted", is_evicted);
+    let message = fills["status"]["message"].as_str().unwrap_or_default();
+    assert!(
+        message.starts_with("The node was low on resource: ephemeral-storage. "),
+        "{message}"
+    );
+    // Its volume goes with it.
+    site.node().eventually(
+        "the disk has room",
+        &format!("test $(df -k --output=avail /var/lib/kubelet | tail -n 1) -gt {threshold}"),
+    );
+    site.wait_condition("DiskPressure", "False");
+    assert_eq!(running(&site.get("quiet")), quiet);
+    assert_eq!(site.events("Evicted", "fills"), 1);
+    assert_eq!(site.events("Evicted", "quiet"), 0);
+}
