@@ -19,6 +19,8 @@
 mod agent_process;
 #[path = "agent_child/full_disk.rs"]
 mod full_disk;
+#[path = "agent_child/late_disk.rs"]
+mod late_disk;
 #[path = "agent_child/odd_node.rs"]
 mod odd_node;
 #[path = "support/rich_pod.rs"]

@@ -322,6 +322,11 @@ fn the_unit_is_verified_and_its_exposure_is_what_the_documents_say() {
     for line in ["LimitCORE=0", "MemorySwapMax=0"] {
         assert!(unit.lines().any(|l| l == line), "{line}");
     }
+    // What a disk has is not looked for below its mount point.
+    assert!(
+        unit.contains("\nRequiresMountsFor=/var/lib/kubelet "),
+        "{unit}"
+    );
     // Nothing gives the agent a mount namespace of its own: its mounts would not be the host's.
     for line in unit.lines().filter(|line| !line.starts_with('#')) {
         for directive in [

@@ -57,6 +57,7 @@ fn in_dir(path: &Path, check_frequency: Duration) -> SourceSettings {
         file: Some(FileSettings {
             path: path.to_owned(),
             check_frequency,
+            mount: None,
         }),
         http: None,
         api: None,

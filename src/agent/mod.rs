@@ -11,6 +11,7 @@ mod embedded;
 mod eviction;
 mod known_pods;
 pub mod lock;
+mod mounts;
 mod node;
 mod oom;
 mod opening;
@@ -150,6 +151,13 @@ pub async fn run(config: AgentConfig, mut options: RunOptions) -> Result<(), Age
     let systemd = Systemd::from_env();
     let token = CancellationToken::new();
     let mut signals = Signals::new()?;
+    tokio::select! {
+        () = mounts::wait(&config.root_dir, &config.state_dir, systemd) => {}
+        () = signals.terminated() => {
+            info!("asked to stop before the file systems of the agent's directories were there");
+            return Ok(());
+        }
+    }
     let _locks = lock(&config).await?;
     oom::set_own_score(config.kubelet.oom_score_adj);
 

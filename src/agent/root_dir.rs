@@ -1,7 +1,7 @@
 //! The marker by which the root directory and the store know each other, see [`core::node_root`](crate::core::node_root).
 //!
 //! On disk: `<root-dir>/.holdfast` has the identity, as text; `<state-dir>/root-dir` has the same identity and the path
-//! of the root directory, as JSON.
+//! of the root directory, as JSON. [`store::mounts`](crate::store::mounts) has the file systems of both.
 //!
 //! **Invariant:** the marker is on the disk before the record that expects it, and the record of a root directory that
 //! is gone goes before another marker comes. So no crash makes a root directory look wiped.
@@ -13,8 +13,11 @@ use std::path::{Path, PathBuf};
 use serde_json::{Value, json};
 use tracing::{info, warn};
 
+use crate::core::mounts::waits_for_store;
 use crate::core::node_root::{Recorded, Verdict, judge};
 use crate::store::former;
+use crate::store::layout::Layout;
+use crate::store::mounts::{Directory, Look, Mount};
 use crate::types::Stamp;
 
 /// The marker, below the root directory.
@@ -47,12 +50,16 @@ fn try_claim(
     former: &mut Option<PathBuf>,
 ) -> io::Result<()> {
     let record = state_dir.join(RECORD);
-    let recorded = read(&record)?.and_then(|text| parse(&text));
-    let marker = read(&root_dir.join(MARKER))?;
-    let marker = marker.as_deref().map(str::trim).filter(|m| !m.is_empty());
+    let mount = Mount::new(Directory::Root, root_dir, state_dir);
+    let Found {
+        marker,
+        look,
+        verdict,
+    } = find(root_dir, state_dir, &mount)?;
     let path = root_dir.to_string_lossy();
-    let identity = match judge(recorded.as_ref(), marker, &path, has_pods(root_dir)?) {
-        Verdict::Same => return Ok(()),
+    let identity = match verdict {
+        Verdict::Same => return record_mounts(root_dir, state_dir, &mount, look),
+        Verdict::Wait => return Err(io::Error::other(mount.explain(&look))),
         Verdict::Claim(identity) => identity,
         Verdict::Replaced(identity) => {
             *former = former::set_aside(state_dir, now)?;
@@ -67,12 +74,70 @@ fn try_claim(
         }
     };
     let identity = identity.unwrap_or_else(|| uuid::Uuid::new_v4().to_string());
-    if marker != Some(identity.as_str()) {
+    if marker.as_ref() != Some(&identity) {
         fs::create_dir_all(root_dir)?;
         write(root_dir, MARKER, &format!("{identity}\n"))?;
     }
     let text = json!({"identity": identity, "path": path});
-    write(state_dir, RECORD, &format!("{text}\n"))
+    write(state_dir, RECORD, &format!("{text}\n"))?;
+    record_mounts(root_dir, state_dir, &mount, look)
+}
+
+/// What was found of the root directory.
+struct Found {
+    /// The identity in its marker.
+    marker: Option<String>,
+    /// Its file system.
+    look: Look,
+    /// What follows.
+    verdict: Verdict,
+}
+
+fn find(root_dir: &Path, state_dir: &Path, mount: &Mount) -> io::Result<Found> {
+    let look = mount.look()?;
+    let recorded = read(&state_dir.join(RECORD))?.and_then(|text| parse(&text));
+    let marker = read(&root_dir.join(MARKER))?;
+    let marker = marker.as_deref().map(str::trim).filter(|m| !m.is_empty());
+    let verdict = judge(
+        recorded.as_ref(),
+        marker,
+        &root_dir.to_string_lossy(),
+        has_pods(root_dir)?,
+        look.presence,
+    );
+    Ok(Found {
+        marker: marker.map(str::to_owned),
+        look,
+        verdict,
+    })
+}
+
+/// Records the file systems of both directories.
+fn record_mounts(root_dir: &Path, state_dir: &Path, mount: &Mount, look: Look) -> io::Result<()> {
+    mount.record(look)?;
+    let mount = Mount::of_state_dir(state_dir, root_dir);
+    mount.record(mount.look()?)
+}
+
+/// Returns what the root directory and the state directory have to be waited for, and what can be done about it. Blocking;
+/// needs no lock, and writes nothing.
+///
+/// # Errors
+/// When one of them cannot be read.
+pub(super) fn waits_for(root_dir: &Path, state_dir: &Path) -> io::Result<Vec<String>> {
+    let mut missing = Vec::new();
+    let mount = Mount::of_state_dir(state_dir, root_dir);
+    let look = mount.look()?;
+    let has_store = Layout::new(state_dir).db().exists();
+    if waits_for_store(look.presence, has_store) {
+        missing.push(mount.explain(&look));
+    }
+    let mount = Mount::new(Directory::Root, root_dir, state_dir);
+    let Found { look, verdict, .. } = find(root_dir, state_dir, &mount)?;
+    if verdict == Verdict::Wait {
+        missing.push(mount.explain(&look));
+    }
+    Ok(missing)
 }
 
 /// Whether pods have run on this node: their directories are below the root directory.
@@ -122,6 +187,7 @@ mod tests {
     use super::*;
     use crate::core::state::{EpochReason, EpochRecord, QueueRecord, Transaction};
     use crate::store::backend::SledOptions;
+    use crate::store::mounts::testkit;
     use crate::store::open::{OpenOptions, Opened, open};
     use crate::store::recover::Identity;
     use crate::store::{Store, StoreOptions};
@@ -261,6 +327,72 @@ mod tests {
         fs::rename(node.root(), node.0.path().join("aside")).unwrap();
         let text = fs::read_to_string(&record).unwrap();
         fs::write(&record, text.replace("/root", "/elsewhere")).unwrap();
+        assert!(node.run().await.1);
+    }
+
+    /// A disk that is late, at one boot or at two, is neither a wiped root directory nor a new one.
+    #[tokio::test]
+    async fn a_root_directory_that_is_not_mounted_is_waited_for() {
+        let node = Node::new();
+        node.run().await;
+        let waits = || waits_for(&node.root(), &node.state()).unwrap();
+        assert_eq!(waits(), Vec::<String>::new());
+        let mount = Mount::new(Directory::Root, &node.root(), &node.state());
+        let record = testkit::unmounted(&mount).unwrap();
+        let disk = node.0.path().join("disk");
+        fs::rename(node.root(), &disk).unwrap();
+        for made in [false, true] {
+            if made {
+                fs::create_dir_all(node.root().join("pods/u2")).unwrap();
+            }
+            let why = waits();
+            assert_eq!(why.len(), 1, "{why:?}");
+            assert!(why[0].contains("new-disk root-dir"), "{why:?}");
+            // Nor does an agent that comes to open the store all the same set it aside.
+            let (former, known, epoch) = node.run().await;
+            assert_eq!((former, known, epoch.number), (None, true, 1));
+            assert!(!node.root().join(MARKER).exists());
+        }
+        fs::remove_dir_all(node.root()).unwrap();
+        fs::rename(&disk, node.root()).unwrap();
+        fs::write(node.state().join("mounts/root-dir"), &record).unwrap();
+        assert_eq!(waits(), Vec::<String>::new());
+        let (former, known, _) = node.run().await;
+        assert_eq!((former, known), (None, true));
+
+        // It is gone for good.
+        testkit::unmounted(&mount);
+        fs::remove_dir_all(node.root()).unwrap();
+        assert_eq!(waits().len(), 1);
+        mount.accept().unwrap();
+        assert_eq!(waits(), Vec::<String>::new());
+        let (former, known, _) = node.run().await;
+        assert!(former.is_some() && !known);
+        let now = fs::read(node.state().join("mounts/root-dir")).unwrap();
+        assert_eq!(now, record, "the file system below is the right one now");
+        assert_eq!(node.run().await.0, None);
+    }
+
+    #[tokio::test]
+    async fn a_state_directory_that_is_not_mounted_is_waited_for() {
+        let node = Node::new();
+        node.run().await;
+        let waits = || waits_for(&node.root(), &node.state()).unwrap();
+        let mount = Mount::of_state_dir(&node.state(), &node.root());
+        let record = testkit::unmounted(&mount).unwrap();
+        let disk = node.0.path().join("disk");
+        fs::rename(node.state(), &disk).unwrap();
+        for made in [false, true] {
+            if made {
+                fs::create_dir(node.state()).unwrap();
+            }
+            let why = waits();
+            assert!(why[0].contains("new-disk state-dir"), "{why:?}");
+        }
+        fs::remove_dir(node.state()).unwrap();
+        fs::rename(&disk, node.state()).unwrap();
+        fs::write(node.root().join(".holdfast-state-dir"), record).unwrap();
+        assert_eq!(waits(), Vec::<String>::new());
         assert!(node.run().await.1);
     }
 

@@ -55,6 +55,7 @@ use crate::server::{HealthChecks, TimedCheck, sync_loop_check};
 use crate::stats::VolumesSlot;
 use crate::status::StatusManager;
 use crate::store::layout::Layout;
+use crate::store::mounts::{Directory, Mount};
 use crate::store::{Store, StoreHealth};
 use crate::sync_loop::{Inputs, Janitor, LoopContext, Monitor, SyncLoop};
 use crate::types::host_addresses::HostAddresses;
@@ -728,7 +729,12 @@ fn images(
         .preloading(
             Layout::new(&config.state_dir).images(),
             Arc::new(RuntimeTool::new(runtime_name, config.image_endpoint.path())),
-        );
+        )
+        .preloading_when_mounted(Mount::new(
+            Directory::Preload,
+            &Layout::new(&config.state_dir).images(),
+            &config.state_dir,
+        ));
     if let Some(node) = node_status {
         // The node tells which images it has.
         images = images.telling(Arc::new(move || node.images_changed()));
@@ -744,6 +750,11 @@ fn source_settings(config: &AgentConfig, running: Vec<RunningStatic>) -> SourceS
     SourceSettings {
         node_name: config.node_name.clone(),
         file: kubelet.static_pod_path.clone().map(|path| FileSettings {
+            mount: Some(Arc::new(Mount::new(
+                Directory::Manifests,
+                &path,
+                &config.state_dir,
+            ))),
             path,
             check_frequency: kubelet.file_check_frequency,
         }),

@@ -1,16 +1,18 @@
-//! `holdfast store`: looks after the store of a stopped agent.
+//! `holdfast store`: looks after the store of a stopped agent. `new-disk` alone is for one that waits.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
+use anyhow::Context as _;
 use clap::{Args, Subcommand, ValueEnum};
 use serde_json::{Value, json};
 
 use super::output::{note, print, printable};
-use super::{StateDir, offline};
+use super::{CliError, StateDir, offline};
 use crate::admin::client::{Client, ClientError};
 use crate::admin::view::{API_VERSION, Quarantined};
 use crate::store::backend::SledOptions;
+use crate::store::mounts::{Directory, Mount};
 use crate::store::open::{OpenOptions, Outcome};
 use crate::store::verify::{self, Stats, VerifyReport};
 use crate::store::{codec, migrate};
@@ -31,7 +33,21 @@ enum StoreCommand {
     Migrate(MigrateArgs),
     /// Records and bytes; changes nothing
     Stats(LookArgs),
+    /// Declare that a directory has another file system for good, which an agent waits for; it may run meanwhile
+    #[command(name = "new-disk", long_about = NEW_DISK)]
+    NewDisk(NewDiskArgs),
 }
+
+const NEW_DISK: &str = "\
+Declare that a directory has another file system for good.
+
+The agent records the file system of each directory that it takes facts from. While that is not mounted, it waits, since a \
+disk that is late looks like one that was wiped. This command says that the file system which the directory is on now is the \
+right one. The agent goes on within seconds, or with its next start.
+
+A root directory without the identity of the former one counts as wiped then: the store goes to quarantine and another one \
+begins. A state directory that is empty begins another store. What the directory of manifests or of image archives lacks \
+counts as removed.";
 
 #[derive(Clone, Debug, Args)]
 struct LookArgs {
@@ -60,6 +76,27 @@ struct MigrateArgs {
     state_dir: StateDir,
 }
 
+#[derive(Clone, Debug, Args)]
+struct NewDiskArgs {
+    /// Which directory
+    #[arg(value_name = "DIRECTORY")]
+    directory: Named,
+    #[command(flatten)]
+    state_dir: StateDir,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Named {
+    /// --root-dir
+    RootDir,
+    /// --state-dir
+    StateDir,
+    /// staticPodPath
+    Manifests,
+    /// Archives of images, below the state directory
+    Preload,
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Format {
     /// For humans
@@ -74,7 +111,40 @@ pub(super) async fn run(args: StoreArgs) -> anyhow::Result<()> {
         StoreCommand::Repair(args) => repair(&args),
         StoreCommand::Migrate(args) => run_migrate(&args),
         StoreCommand::Stats(args) => stats(&args),
+        StoreCommand::NewDisk(args) => new_disk(&args),
     }
+}
+
+fn new_disk(args: &NewDiskArgs) -> anyhow::Result<()> {
+    let state_dir = &args.state_dir.state_dir;
+    let directory = match args.directory {
+        Named::RootDir => Directory::Root,
+        Named::StateDir => Directory::State,
+        Named::Manifests => Directory::Manifests,
+        Named::Preload => Directory::Preload,
+    };
+    let path = match directory {
+        // Its record is in the root directory.
+        Directory::State => Some(state_dir.clone()),
+        Directory::Root | Directory::Manifests | Directory::Preload => {
+            Mount::recorded_path(directory, state_dir)
+                .with_context(|| format!("read the records in {}", state_dir.display()))?
+        }
+    };
+    let name = directory.as_str();
+    let path = path.ok_or_else(|| {
+        CliError::NotFound(format!(
+            "no file system of {name} is on record in {}, so no agent waits for one; is --state-dir right?",
+            state_dir.display()
+        ))
+    })?;
+    let found = Mount::new(directory, &path, state_dir)
+        .accept()
+        .with_context(|| format!("declare the file system of {}", path.display()))?;
+    print(&format!(
+        "{} ({name}) is on {found} from now on\n",
+        path.display()
+    ))
 }
 
 async fn run_verify(args: &LookArgs) -> anyhow::Result<()> {

@@ -7,6 +7,8 @@
 //! **Invariant:** what there is, the listing says; events of the watcher are hints to list. They say one thing more: that a
 //! file was deleted or moved away, although it is back when the path is listed. Its pods were gone for a moment, so a
 //! set without them is sent first, as upstream does. A file that another one is renamed onto was never away.
+//!
+//! **Invariant:** a path whose file system is not mounted is not read: its pods stay as they are.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{Metadata, OpenOptions};
@@ -29,6 +31,7 @@ use super::adoption::Adoptions;
 use super::manifest::{self, MAX_MANIFEST_BYTES, ManifestError, StaticOrigin};
 use super::{FileSettings, Reading, Seed, SourceError, SourceSet, SourcedPod};
 use crate::core::pod_update::same_desired_state;
+use crate::store::mounts::Mount;
 use crate::types::{Clock, FullName, PodExt, PodSource, PodUid, blocking, text};
 
 /// Capacity of the channel from the watcher.
@@ -44,6 +47,7 @@ const RACY_MS: i64 = 1_000;
 
 pub(super) struct FileSource {
     path: PathBuf,
+    mount: Option<Arc<Mount>>,
     check_frequency: Duration,
     node_name: String,
     clock: Arc<dyn Clock>,
@@ -116,6 +120,7 @@ impl FileSource {
         let path = path.components().collect();
         Ok(Self {
             path,
+            mount: settings.mount,
             check_frequency: settings.check_frequency.max(Duration::from_millis(10)),
             node_name: node_name.to_owned(),
             clock,
@@ -196,6 +201,7 @@ impl FileSource {
     pub(super) async fn read(&mut self) -> SourceSet {
         let scan = Scan {
             path: self.path.clone(),
+            mount: self.mount.clone(),
             node_name: self.node_name.clone(),
             now_ms: self.clock.now().wall_ms,
             seen: self.clock.now().rfc3339(),
@@ -276,6 +282,7 @@ struct Found {
 /// One listing of the path, on a blocking thread.
 struct Scan {
     path: PathBuf,
+    mount: Option<Arc<Mount>>,
     node_name: String,
     now_ms: i64,
     seen: String,
@@ -287,7 +294,16 @@ struct Scan {
 impl Scan {
     fn run(mut self) -> (Reading, Found) {
         let mut found = Found::default();
-        match self.list(&mut found) {
+        // Before and after: what is listed in between was mounted all the time.
+        let before = self.missing();
+        let listed = match before.is_some() {
+            true => Ok(()),
+            false => self.list(&mut found),
+        };
+        if let Some(why) = before.or_else(|| self.missing()) {
+            return (Reading::Unreadable(why), Found::default());
+        }
+        match listed {
             Ok(()) => (Reading::Complete, found),
             Err(error) if error.kind() == ErrorKind::NotFound => {
                 (Reading::Absent, Found::default())
@@ -297,6 +313,14 @@ impl Scan {
                 Found::default(),
             ),
         }
+    }
+
+    /// Why nothing that is at the path counts.
+    fn missing(&self) -> Option<String> {
+        self.mount.as_ref()?.missing().unwrap_or_else(|error| {
+            warn!(path = %self.path.display(), %error, "cannot tell whether the file system of the manifests is mounted");
+            None
+        })
     }
 
     fn list(&mut self, found: &mut Found) -> std::io::Result<()> {
@@ -632,6 +656,7 @@ mod tests {
     use std::sync::Mutex;
 
     use super::*;
+    use crate::store::mounts::{Directory, testkit};
     use crate::types::{BootId, SystemClock};
 
     #[derive(Clone, Default)]
@@ -691,6 +716,7 @@ mod tests {
         let settings = FileSettings {
             path: dir.path().to_owned(),
             check_frequency: Duration::from_secs(20),
+            mount: None,
         };
         let clock = Arc::new(SystemClock::new(BootId(1)));
         let mut source = FileSource::new(settings, "node", clock).unwrap();
@@ -714,11 +740,48 @@ mod tests {
         let settings = FileSettings {
             path: dir.path().to_owned(),
             check_frequency: Duration::from_secs(20),
+            mount: None,
         };
         let clock = Arc::new(SystemClock::new(BootId(1)));
         let mut source = FileSource::new(settings, "node", clock).unwrap();
         let set = source.read().await;
         assert!(set.broken.is_empty(), "{:?}", set.broken);
         assert!(set.pods[0].origin.ends_with("/caf\\xe9.yaml"));
+    }
+
+    #[tokio::test]
+    async fn a_directory_that_is_not_mounted_does_not_mean_that_there_are_no_manifests() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("manifests");
+        let pod = r#"{"apiVersion":"v1","kind":"Pod","metadata":{"name":"web"},
+            "spec":{"containers":[{"name":"c","image":"i"}]}}"#;
+        std::fs::create_dir(&path).unwrap();
+        std::fs::write(path.join("web.yaml"), pod).unwrap();
+        let mount = || Mount::new(Directory::Manifests, &path, dir.path());
+        let source = || {
+            let settings = FileSettings {
+                path: path.clone(),
+                check_frequency: Duration::from_secs(20),
+                mount: Some(Arc::new(mount())),
+            };
+            FileSource::new(settings, "node", Arc::new(SystemClock::new(BootId(1)))).unwrap()
+        };
+        assert_eq!(source().read().await.reading, Reading::Complete);
+        let record = testkit::unmounted(&mount()).unwrap();
+        std::fs::remove_file(path.join("web.yaml")).unwrap();
+        // Empty or absent, as the mount point may be.
+        for absent in [false, true] {
+            if absent {
+                std::fs::remove_dir(&path).unwrap();
+            }
+            let set = source().read().await;
+            let Reading::Unreadable(why) = &set.reading else {
+                panic!("{:?}", set.reading);
+            };
+            assert!(why.contains("new-disk manifests"), "{why}");
+        }
+        std::fs::create_dir(&path).unwrap();
+        std::fs::write(dir.path().join("mounts/manifests"), record).unwrap();
+        assert_eq!(source().read().await.reading, Reading::Complete);
     }
 }

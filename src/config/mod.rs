@@ -39,6 +39,7 @@ pub use ready::{Origins, SourcesReady};
 
 use crate::core::state::State;
 use crate::store::Store;
+use crate::store::mounts::Mount;
 use crate::types::{Clock, EventRecorder, PodSource, PodUpdate};
 
 /// Capacity of the updates channel.
@@ -72,6 +73,8 @@ pub struct FileSettings {
     pub path: PathBuf,
     /// Time between full relists; upstream's default is 20 s.
     pub check_frequency: Duration,
+    /// Tells whether its file system is missing; `None` where an empty directory is always believed.
+    pub mount: Option<Arc<Mount>>,
 }
 
 /// The http source.

@@ -9,6 +9,7 @@ pub mod deadline;
 pub mod eviction;
 pub mod image_gc;
 pub mod images;
+pub mod mounts;
 pub mod node_root;
 pub mod node_status;
 pub mod offline;

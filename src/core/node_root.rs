@@ -2,7 +2,10 @@
 //!
 //! `kubeadm reset` wipes the root directory and stops everything that ran, and leaves the state directory alone: what a
 //! store remembers of the node is of no node any more. So both have the same random identity, the root directory in a
-//! file of its own and the store on record. In: what was found of both. Out: what follows. Pure.
+//! file of its own and the store on record. A disk that is not mounted takes the file along, so the file system counts too.
+//! In: what was found of both. Out: what follows. Pure.
+
+use super::mounts::Presence;
 
 /// What is on record of the root directory that a store is kept for.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -24,27 +27,33 @@ pub enum Verdict {
     /// It was kept for a root directory that is gone. Another store begins, for this one, by this identity or else a
     /// new one.
     Replaced(Option<String>),
+    /// Another file system hides it, or its own is not mounted. That says nothing of the store, and is waited for.
+    Wait,
 }
 
 /// Judges by what is on record, if anything is, the identity in the marker of the root directory `path`, if it has
-/// one, and whether the root directory has directories of pods.
+/// one, whether the root directory has directories of pods, and what became of its file system.
 ///
 /// Only what is certain takes a store away from its node. A root directory at another path was configured, and a
-/// marker alone that is gone says nothing while there are pods.
+/// marker alone that is gone says nothing while there are pods. What is below the mount point of a disk is not the root
+/// directory, whatever it has: it may be a copy of before the disk was there.
 pub fn judge(
     recorded: Option<&Recorded>,
     marker: Option<&str>,
     path: &str,
     has_pods: bool,
+    presence: Presence,
 ) -> Verdict {
     let owned = |identity: &str| Some(identity.to_owned());
     let Some(recorded) = recorded else {
         return Verdict::Claim(marker.and_then(owned));
     };
     match marker {
-        Some(found) if found == recorded.identity && path == recorded.path => Verdict::Same,
         _ if path != recorded.path => Verdict::Claim(owned(marker.unwrap_or(&recorded.identity))),
+        _ if presence == Presence::NotMounted => Verdict::Wait,
+        Some(found) if found == recorded.identity => Verdict::Same,
         None if has_pods => Verdict::Claim(owned(&recorded.identity)),
+        _ if presence == Presence::Other => Verdict::Wait,
         other => Verdict::Replaced(other.and_then(owned)),
     }
 }
@@ -85,8 +94,52 @@ mod tests {
             (true, Some("b"), "/other", true, Verdict::Claim(some("b"))),
             (true, Some("a"), "/other", true, Verdict::Claim(some("a"))),
         ] {
-            let found = judge(is_recorded.then_some(&recorded), marker, path, has_pods);
+            let recorded = is_recorded.then_some(&recorded);
+            let found = judge(recorded, marker, path, has_pods, Presence::Same);
             assert_eq!(found, verdict, "{is_recorded} {marker:?} {path} {has_pods}");
+        }
+    }
+
+    #[test]
+    fn a_root_directory_whose_disk_is_missing_is_waited_for() {
+        use Presence::{NotMounted, Other};
+        let recorded = Recorded {
+            identity: "a".to_owned(),
+            path: "/root".to_owned(),
+        };
+        let some = |identity: &str| Some(identity.to_owned());
+        for (is_recorded, marker, path, has_pods, presence, verdict) in [
+            (true, None, "/root", false, NotMounted, Verdict::Wait),
+            // An agent has worked on the directory below, or the disk began as a copy of it.
+            (true, None, "/root", true, NotMounted, Verdict::Wait),
+            (true, Some("b"), "/root", true, NotMounted, Verdict::Wait),
+            (true, Some("a"), "/root", true, NotMounted, Verdict::Wait),
+            // Another disk: new, of another node, or with what was on the former one.
+            (true, None, "/root", false, Other, Verdict::Wait),
+            (true, Some("b"), "/root", true, Other, Verdict::Wait),
+            (true, Some("a"), "/root", false, Other, Verdict::Same),
+            (true, None, "/root", true, Other, Verdict::Claim(some("a"))),
+            // Nothing is known, or another path was configured.
+            (
+                false,
+                None,
+                "/root",
+                false,
+                NotMounted,
+                Verdict::Claim(None),
+            ),
+            (
+                true,
+                None,
+                "/other",
+                false,
+                NotMounted,
+                Verdict::Claim(some("a")),
+            ),
+        ] {
+            let recorded = is_recorded.then_some(&recorded);
+            let found = judge(recorded, marker, path, has_pods, presence);
+            assert_eq!(found, verdict, "{marker:?} {path} {has_pods} {presence:?}");
         }
     }
 }

@@ -69,6 +69,7 @@ use crate::core::state::{Durability, ImageRecord, Record, State, Transaction};
 use crate::kubeletconfig::PullFallback;
 use crate::kuberuntime::cri::{CriClient, CriError};
 use crate::kuberuntime::security::ImageUser;
+use crate::store::mounts::Mount;
 use crate::store::{CommitError, Committed, RemoveContainer, RemoveEmptySandbox, Store};
 use crate::types::events::{Event, EventRecorder, EventType};
 use crate::types::metrics::Metrics;
@@ -394,6 +395,15 @@ impl ImageManager {
     #[must_use]
     pub fn preloading(mut self, dir: PathBuf, importer: Arc<dyn Importer>) -> Self {
         self.preload = Some(Preload::new(dir, importer));
+        self
+    }
+
+    /// Believes the directory of [`Self::preloading`] only while its file system is mounted.
+    #[must_use]
+    pub fn preloading_when_mounted(mut self, mount: Mount) -> Self {
+        if let Some(preload) = &mut self.preload {
+            preload.mount = Some(Arc::new(mount));
+        }
         self
     }
 

@@ -5,6 +5,8 @@
 //! in `core::images`. An archive is a source for the repair of its images, and it keeps them from being collected.
 //!
 //! **Invariant:** an unchanged archive is imported again only when the runtime lacks one of its images.
+//!
+//! **Invariant:** no archive counts as gone while the file system of the directory is not mounted.
 
 use std::collections::{BTreeMap, HashSet};
 use std::io;
@@ -23,9 +25,10 @@ use super::records::object;
 use super::{ImageManager, ImageService, Reporter, qualified};
 use crate::core::images::{self, ArchiveRecord, ArchiveStamp, ArchiveStep, Evidence, Presence};
 use crate::core::state::{ImageRecord, ObjectRecord, State, Transaction};
+use crate::store::mounts::Mount;
 use crate::store::{CommitError, Store};
 use crate::types::events::{Event, EventRecorder, EventType};
-use crate::types::{Stamp, blocking, text};
+use crate::types::{Pace, Stamp, blocking, text};
 
 /// Ends of the names of archives. Those with a compression that is not supported are told of.
 const ENDINGS: [&str; 8] = [
@@ -48,6 +51,10 @@ const SEEN: (u32, Duration) = (50, Duration::from_millis(100));
 /// The preload directory.
 pub(super) struct Preload {
     dir: PathBuf,
+    /// Tells whether its file system is missing.
+    pub(super) mount: Option<Arc<Mount>>,
+    /// Limits how often a missing file system is logged.
+    pace: Pace,
     importer: Arc<dyn Importer>,
     /// Archives that can be imported, by file name.
     known: Mutex<BTreeMap<String, Archive>>,
@@ -72,6 +79,8 @@ impl Preload {
     pub(super) fn new(dir: PathBuf, importer: Arc<dyn Importer>) -> Self {
         Self {
             dir,
+            mount: None,
+            pace: Pace::default(),
             importer,
             known: Mutex::default(),
             turn: tokio::sync::Mutex::default(),
@@ -123,6 +132,37 @@ impl Preload {
         if let Err(error) = self.importer.unpin(&unpinned).await {
             tracing::warn!(archive, %error, "images stay pinned in the runtime");
         }
+    }
+
+    /// Whether the file system of the directory is not mounted; that is logged. The watcher saw another directory then.
+    async fn is_missing(&self, now: Stamp) -> bool {
+        let Some(mount) = self.mount.clone() else {
+            return false;
+        };
+        let path = self.dir.display();
+        let missing = match blocking::run(move || mount.missing()).await {
+            Ok(Ok(missing)) => missing,
+            Ok(Err(error)) => {
+                tracing::warn!(%path, %error, "cannot tell whether the file system of the preload directory is mounted");
+                None
+            }
+            Err(error) => {
+                tracing::warn!(%path, %error, "looking at the preload directory failed");
+                None
+            }
+        };
+        let why = missing.as_deref();
+        let is_due = self.pace.due("preload", why.as_slice(), now);
+        if let Some(why) = why {
+            *self.watcher.lock().unwrap_or_else(PoisonError::into_inner) = None;
+            if is_due == [true] {
+                tracing::warn!(
+                    reason = why,
+                    "archives of images stay as they are on record"
+                );
+            }
+        }
+        why.is_some()
     }
 
     /// Makes the directory and watches it. Without a watcher it is looked at periodically.
@@ -198,8 +238,8 @@ impl ImageManager {
         Ok(true)
     }
 
-    /// Looks at the directory, and imports what is new or missing. Returns whether a file may still be written, so that
-    /// another look is due soon.
+    /// Looks at the directory, and imports what is new or missing. Returns whether another look is due soon: a file may
+    /// still be written, or the directory is not mounted.
     ///
     /// # Errors
     /// When it cannot be recorded; the next look goes on.
@@ -218,6 +258,10 @@ impl ImageManager {
             container: None,
             recorder,
         };
+        if preload.is_missing(self.clock.now()).await {
+            preload.looked.send_replace(true);
+            return Ok(true);
+        }
         preload.watch();
         let found = match list(&preload.dir).await {
             Ok(found) => found,
@@ -227,6 +271,11 @@ impl ImageManager {
                 return Ok(false);
             }
         };
+        // What is listed between two looks at the mount was mounted all the time.
+        if preload.is_missing(self.clock.now()).await {
+            preload.looked.send_replace(true);
+            return Ok(true);
+        }
         self.forget_gone(preload, &found, store).await?;
         if found.is_empty() {
             preload.looked.send_replace(true);

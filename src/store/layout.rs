@@ -11,6 +11,7 @@
 //!   images/               archives of images that are imported, see `images::preload`; not the store's
 //!   quarantine/           what was moved aside, newest [`QUARANTINE_KEPT`] kept
 //!   root-dir              the root directory that the store is kept for, see `agent::root_dir`
+//!   mounts/               the file systems that directories are on, see [`super::mounts`]
 //!   cluster               the cluster that it is kept for, see `agent::cluster`
 //!   ballast               space to give back when the disk is full
 //! ```

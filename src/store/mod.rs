@@ -16,7 +16,7 @@
 //!
 //! Where what is: [`codec`] is the format on disk, [`backend`] the engines, `request` its queue, `writer` the group commit and
 //! `recovery` the way out of the degraded mode, `paced` the writer of simulations, `shared` what the writer and the handles share, `receipt` the receipts, `health` errors and health,
-//! `handle` what callers hold.
+//! `handle` what callers hold, [`mounts`] what is on record of the file systems that directories are on.
 
 pub mod backend;
 pub mod backup;
@@ -32,6 +32,7 @@ mod health;
 pub mod layout;
 pub mod mark;
 pub mod migrate;
+pub mod mounts;
 pub mod open;
 mod outcome;
 mod paced;

@@ -3,7 +3,8 @@
 //! Owns names (`PodUid`, `ContainerId`, `FullName`), time (`Stamp`, `Clock`), what sources send
 //! (`PodUpdate`), what the runtime reports (`runtime::PodStatus`), and the traits through which lower
 //! layers report upward without importing upward (`EventRecorder`). Nothing here does I/O except
-//! `SystemClock` and `boot::identify`, which read the kernel's clocks and identity, and `beneath`, which opens directories;
+//! `SystemClock` and `boot::identify`, which read the kernel's clocks and identity, `beneath`, which opens directories,
+//! and `file_system`, which reads the mount table;
 //! `blocking` lends the others threads.
 
 pub mod beneath;
@@ -12,6 +13,7 @@ pub mod boot;
 pub mod causes;
 pub mod containers;
 pub mod events;
+pub mod file_system;
 pub mod host_addresses;
 pub mod json;
 pub mod metrics;

@@ -6,6 +6,7 @@ use holdfast::agent::lock::StateLock;
 use holdfast::core::state::{QueueRecord, Table, Transaction};
 use holdfast::store::backend::{Backend, Op, SledBackend, SledOptions};
 use holdfast::store::codec;
+use holdfast::store::mounts::{Directory, Mount};
 use serde_json::json;
 
 use crate::world::*;
@@ -294,6 +295,35 @@ fn store_stats_and_migrate_report() {
     let nowhere = run(&["store", "repair", "--state-dir", "/nonexistent/holdfast"]);
     assert_eq!(nowhere.status.code(), Some(1));
     assert!(!Path::new("/nonexistent").exists());
+}
+
+#[test]
+fn new_disk_accepts_the_file_system_that_a_directory_is_on() {
+    let dir = tempfile::tempdir().unwrap();
+    let (state, path) = (dir.path().join("state"), dir.path().join("manifests"));
+    std::fs::create_dir(&path).unwrap();
+    let state_dir = ["--state-dir", state.to_str().unwrap()];
+    let new_disk = |name| run(&[&["store", "new-disk", name][..], &state_dir].concat());
+    for name in ["root-dir", "manifests", "preload"] {
+        let unknown = new_disk(name);
+        assert_eq!(unknown.status.code(), Some(3), "{name}");
+        assert!(text(&unknown.stderr).contains("is --state-dir right?"));
+    }
+    assert!(!state.exists());
+    let mount = || Mount::new(Directory::Manifests, &path, &state);
+    assert_eq!(mount().missing().unwrap(), None);
+    let record = state.join("mounts/manifests");
+    let former = json!({"path": path, "fileSystem": {
+        "point": path, "type": "ext4", "source": "/dev/sdx1", "uuid": "0a1b",
+    }});
+    std::fs::write(&record, former.to_string()).unwrap();
+    assert!(mount().missing().unwrap().is_some());
+    let accepted = new_disk("manifests");
+    assert!(accepted.status.success(), "{accepted:?}");
+    assert!(text(&accepted.stdout).contains("(manifests) is on "));
+    assert_eq!(mount().missing().unwrap(), None);
+    // The state directory has no record of its own to be found by.
+    assert!(new_disk("state-dir").status.success());
 }
 
 #[test]

@@ -11,6 +11,7 @@ use super::super::{ImageConfig, PullInputs};
 use super::*;
 use crate::core::images::{FilesState, files_of};
 use crate::kuberuntime::cri::CriError;
+use crate::store::mounts::{Directory, testkit};
 use crate::store::{Committed, RemoveContainer};
 use crate::types::events::MemoryRecorder;
 use crate::types::metrics::Metrics;
@@ -256,6 +257,31 @@ async fn an_archive_that_is_gone_pins_its_images_no_more() {
     let state = w.store.snapshot();
     assert_eq!(files::archive_of(&state, "a:1").as_deref(), Some("a.tar"));
     assert_eq!(files::archive_of(&state, "b:1"), None);
+}
+
+#[tokio::test]
+async fn archives_of_a_directory_that_is_not_mounted_are_not_gone() {
+    let mut w = world();
+    let (images, disk) = (w.dir.path().join("images"), w.dir.path().join("disk"));
+    let mount = Mount::new(Directory::Preload, &images, w.dir.path());
+    w.manager = manager(w.dir.path(), &w.runtime).preloading_when_mounted(mount);
+    let mount = Mount::new(Directory::Preload, &images, w.dir.path());
+    w.add("a.tar", &saved(&["a:1"]));
+    w.look(true).await;
+    let record = testkit::unmounted(&mount).unwrap();
+    fs::rename(&images, &disk).unwrap();
+    for is_made in [false, true] {
+        w.look(false).await;
+        assert!(w.runtime.0.unpinned.lock().unwrap().is_empty());
+        let archive = files::archive_of(&w.store.snapshot(), "a:1");
+        assert_eq!(archive.as_deref(), Some("a.tar"), "{is_made}");
+        assert_eq!(images.exists(), is_made, "the agent makes none");
+        fs::create_dir_all(&images).unwrap();
+    }
+    // Mounted again, and then really empty.
+    fs::write(w.dir.path().join("mounts/preload"), record).unwrap();
+    w.look(false).await;
+    assert_eq!(*w.runtime.0.unpinned.lock().unwrap(), ["a:1"]);
 }
 
 #[tokio::test]
