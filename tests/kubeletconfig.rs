@@ -16,7 +16,7 @@ use holdfast::kubeletconfig::fields::{FIELDS, Field, Kind, Support};
 use holdfast::kubeletconfig::flags::KubeletFlags;
 use holdfast::kubeletconfig::unsupported::{Effect, UNSUPPORTED_FLAGS};
 use holdfast::kubeletconfig::{
-    AgentConfig, AuthorizationMode, CgroupDriver, ConfigError, EvictionThreshold,
+    AgentConfig, AuthorizationMode, BackOffEarlyEnd, CgroupDriver, ConfigError, EvictionThreshold,
     KubeletConfiguration, LogFormat, NEVER_ROTATE, OfflineStart, PullFallback, TlsVersion, Warning,
     load, resolve,
 };
@@ -139,6 +139,7 @@ fn defaults_are_upstreams() {
     );
     assert_eq!(config.offline_start, OfflineStart::Safe);
     assert_eq!(config.image_pull_policy_fallback, PullFallback::Never);
+    assert_eq!(config.back_off_early_end, BackOffEarlyEnd::Enabled);
     assert!(!config.streaming_requires_create);
     assert_eq!(config.container_gc.max_per_container, Some(1));
     assert_eq!(config.container_gc.max_total, None);
@@ -1103,12 +1104,13 @@ fn the_fields_are_upstreams() {
 
 #[test]
 fn the_flags_are_upstreams_and_a_few_of_our_own() {
-    const OWN: [&str; 8] = [
+    const OWN: [&str; 9] = [
         "state-dir",
         "log-file",
         "container-logs-dir",
         "offline-start",
         "image-pull-policy-fallback",
+        "back-off-early-end",
         "secrets-key-file",
         "lifeline-kubeconfig",
         "streaming-requires-create",
@@ -1312,6 +1314,7 @@ fn settings_of_the_cluster_come_from_files_and_flags() {
     args.extend(
         "--node-labels=node.kubernetes.io/x=y,example.com/z=1 --offline-start=All".split(' '),
     );
+    args.push("--back-off-early-end=Disabled");
     let (config, warnings) = run(&args).unwrap();
     assert_eq!(warnings, []);
     let k = &config.kubelet;
@@ -1319,6 +1322,7 @@ fn settings_of_the_cluster_come_from_files_and_flags() {
         config.kubeconfig,
         Some(std::env::current_dir().unwrap().join("k"))
     );
+    assert_eq!(config.back_off_early_end, BackOffEarlyEnd::Disabled);
     assert_eq!(config.cert_dir, Path::new("/r/pki"));
     assert_eq!((k.kube_api_qps, k.kube_api_burst), (9, 7));
     assert_eq!(

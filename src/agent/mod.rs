@@ -7,6 +7,7 @@ mod api;
 mod cluster;
 #[cfg(feature = "failpoints")]
 mod drill;
+mod early_ends;
 mod embedded;
 mod eviction;
 mod known_pods;

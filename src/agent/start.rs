@@ -17,7 +17,7 @@ use tracing::warn;
 use super::known_pods::known_pods;
 use super::opening::backup_dir;
 use super::resume::{plan, reported_reasons, resume, tell_what_was_restored};
-use super::{AgentError, Tasks, api, eviction, node, shutdown, tasks, volumes};
+use super::{AgentError, Tasks, api, early_ends, eviction, node, shutdown, tasks, volumes};
 use crate::admin::{AdminInfo, StoreHooks};
 use crate::apiserver::ApiClient;
 use crate::config::{
@@ -444,7 +444,9 @@ pub(super) async fn start(
         results,
         addresses: base.addresses.clone(),
     });
-    let images = Arc::new(images(config, base, &runtime_name, node_status)?);
+    let (image_changed, image_changes) = early_ends::image_changes();
+    let images = images(config, base, &runtime_name, node_status)?.announcing(image_changed);
+    let images = Arc::new(images);
     let workers = PodWorkers::new(
         WorkerContext {
             store: base.store.clone(),
@@ -460,6 +462,7 @@ pub(super) async fn start(
             node,
             recorder: Arc::clone(&base.recorder) as _,
             reasons: reported_reasons(&base.store.snapshot()),
+            causes: early_ends::causes(config),
             volume_images: Default::default(),
             runtime_state: base.runtime_state.clone(),
             queue: queue.clone(),
@@ -473,6 +476,7 @@ pub(super) async fn start(
         },
         token.child_token(),
     );
+    early_ends::watch(config, base, &workers, image_changes, tasks, token);
     let pods = base.pods.clone();
     let seeds = resume(&plan, &workers, &pods, &queue, &objects);
     tell_what_was_restored(base, &plan);

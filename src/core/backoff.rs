@@ -3,7 +3,9 @@
 //! In: the back-off on record, the failure, the current [`Stamp`]. Out: whether to go ahead, and the
 //! record that has to be committed with it. **Invariant:** durations come from the boot-time clock (see
 //! [`Stamp::since`]), so a jump of the wall clock neither shortens nor lengthens a back-off; records of
-//! an earlier boot are rebased before they get here.
+//! an earlier boot are rebased before they get here. [`early`] ends a back-off before its time.
+
+pub mod early;
 
 use std::time::Duration;
 
@@ -47,10 +49,11 @@ pub mod crash {
     }
 
     /// Decides about a restart after `exit`. `max` caps the back-off; one below [`INITIAL`] shortens the
-    /// first back-off too.
+    /// first back-off too. `is_over` says that the back-off ended early ([`super::early`]).
     pub fn next(
         record: Option<BackoffRecord>,
         exit: &ExitRecord,
+        is_over: bool,
         now: Stamp,
         max: Duration,
     ) -> Decision {
@@ -63,7 +66,7 @@ pub mod crash {
         };
         let backoff = length(&record).min(max);
         let until = exit.finished.plus(backoff);
-        if until.reached(now) {
+        if is_over || until.reached(now) {
             Decision::StartNow {
                 next: grow(Some(record), now, INITIAL, max),
             }
@@ -212,7 +215,13 @@ mod tests {
         for _ in 0..8 {
             let finished = now;
             loop {
-                match crash::next(on_record, &exit(finished), at(now), crash::DEFAULT_MAX) {
+                match crash::next(
+                    on_record,
+                    &exit(finished),
+                    false,
+                    at(now),
+                    crash::DEFAULT_MAX,
+                ) {
                     Decision::StartNow { next } => {
                         on_record = Some(next);
                         break;
@@ -275,7 +284,7 @@ mod tests {
             ),
         ] {
             let max = Duration::from_secs(max);
-            let got = match crash::next(on_record, &exit(finished), at(now), max) {
+            let got = match crash::next(on_record, &exit(finished), false, at(now), max) {
                 Decision::StartNow { next } => {
                     assert_eq!(next.since, at(now), "{name}");
                     Err(next.duration_ms / 1000)
@@ -290,10 +299,23 @@ mod tests {
     fn wall_clock_jump_does_not_end_a_back_off() {
         let mut now = at(120);
         now.wall_ms += 86_400_000;
-        let decision = crash::next(record(40, 100), &exit(101), now, crash::DEFAULT_MAX);
+        let decision = crash::next(record(40, 100), &exit(101), false, now, crash::DEFAULT_MAX);
         assert!(
             matches!(decision, Decision::Wait { until, .. } if until.until(now).as_secs() == 21)
         );
+    }
+
+    #[test]
+    fn a_back_off_that_ended_early_is_followed_by_the_next_longer_one() {
+        let (exit, now, max) = (exit(101), at(102), crash::DEFAULT_MAX);
+        let waits = crash::next(record(40, 100), &exit, false, now, max);
+        assert!(matches!(waits, Decision::Wait { .. }));
+        let next = BackoffRecord {
+            duration_ms: 80_000,
+            since: now,
+        };
+        let starts = crash::next(record(40, 100), &exit, true, now, max);
+        assert_eq!(starts, Decision::StartNow { next });
     }
 
     #[test]

@@ -12,6 +12,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use super::backoff::early::{self, Ends};
 use super::state::{
     BackoffRecord, ContainerRecord, ExitRecord, IntentRecord, State, Transaction, WorkerPhase,
     WorkerRecord, child_key,
@@ -29,37 +30,53 @@ const LOST: &str =
 /// Message of the end of a container whose start the runtime has forgotten.
 const TURNED_BACK: &str = "The node was restarted after the container's start, and the runtime does not know of that start";
 
-/// The container records of one pod, by container name.
+/// The container records of one pod, by container name, and which of their back-offs ended early.
 #[derive(Clone, Debug, Default)]
-pub struct Records<'a>(BTreeMap<&'a str, &'a ContainerRecord>);
+pub struct Records<'a> {
+    containers: BTreeMap<&'a str, &'a ContainerRecord>,
+    ends: BTreeMap<&'a str, Ends>,
+}
 
 impl<'a> Records<'a> {
     /// The records of a pod in a snapshot.
     pub fn of(state: &'a State, pod: &PodUid) -> Self {
         let prefix = child_key(pod, "");
-        super::state::Record::table(state)
+        let containers = super::state::Record::table(state)
             .range(std::sync::Arc::<str>::from(prefix.as_str())..)
             .take_while(|(key, _)| key.starts_with(&prefix))
             .map(|(key, versioned): (&'a std::sync::Arc<str>, _)| {
                 (&key[prefix.len()..], &versioned.record)
             })
-            .collect()
+            .collect();
+        Self {
+            containers,
+            ends: early::all_of(state, pod),
+        }
     }
 
     /// The record of one container.
     pub fn get(&self, name: &str) -> Option<&'a ContainerRecord> {
-        self.0.get(name).copied()
+        self.containers.get(name).copied()
+    }
+
+    /// Whether the back-off after this end of a container ended early.
+    pub fn is_back_off_over(&self, name: &str, exit: &ExitRecord) -> bool {
+        let ends = self.ends.get(name);
+        ends.is_some_and(|ends| ends.is_of(&exit.container_id))
     }
 
     /// Names that have a record.
     pub fn names(&self) -> impl Iterator<Item = &'a str> + '_ {
-        self.0.keys().copied()
+        self.containers.keys().copied()
     }
 }
 
 impl<'a> FromIterator<(&'a str, &'a ContainerRecord)> for Records<'a> {
     fn from_iter<I: IntoIterator<Item = (&'a str, &'a ContainerRecord)>>(iter: I) -> Self {
-        Self(iter.into_iter().collect())
+        Self {
+            containers: iter.into_iter().collect(),
+            ends: BTreeMap::new(),
+        }
     }
 }
 

@@ -55,7 +55,7 @@ pub use view::post_start_key;
 
 use super::backoff::{crash, go_duration};
 use super::container_history::{Latest, Records};
-use super::state::{ContainerRecord, ExitRecord};
+use super::state::ExitRecord;
 use crate::types::containers::containers_of;
 use crate::types::pod::RestartPolicy;
 use crate::types::runtime::{ContainerState, PodStatus, SandboxState};
@@ -253,15 +253,17 @@ fn is_alive(status: &PodStatus) -> bool {
 pub fn crash_wait(
     pod: &Pod,
     container: &Container,
-    record: Option<&ContainerRecord>,
+    records: &Records<'_>,
     exit: &ExitRecord,
     now: Stamp,
     backoff_max: Duration,
 ) -> Option<Waiting> {
-    let record = record?;
+    let record = records.get(&container.name)?;
     let hash = container_hash(container);
     let same = record.intent.as_ref().is_none_or(|i| i.hash == hash);
-    match crash::next(record.backoff.filter(|_| same), exit, now, backoff_max) {
+    let is_over = records.is_back_off_over(&container.name, exit);
+    let back_off = record.backoff.filter(|_| same);
+    match crash::next(back_off, exit, is_over, now, backoff_max) {
         crash::Decision::StartNow { .. } => None,
         crash::Decision::Wait { until, backoff } => {
             Some(crash_loop(pod, &container.name, until, backoff))

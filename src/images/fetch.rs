@@ -100,6 +100,8 @@ impl ImageManager {
                 .await?;
                 if has_repaired.load(Ordering::Relaxed) {
                     self.tell_repaired(image, "pulled", report);
+                } else if present != Presence::Is(&pulled.id) {
+                    self.announce(image);
                 }
                 if let Some(tell) = &self.pulled {
                     tell();

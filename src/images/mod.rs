@@ -246,6 +246,9 @@ fn sandbox_image_of(info: &HashMap<String, String>) -> Option<String> {
     config["sandboxImage"].as_str().map(str::to_owned)
 }
 
+/// Hears the name of an image that changed.
+pub type ImageChanged = Arc<dyn Fn(&str) + Send + Sync>;
+
 /// `imagePullPolicy`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum PullPolicy {
@@ -288,6 +291,7 @@ pub struct ImageManager {
     providers: Option<Arc<CredentialProviders>>,
     logins: Arc<NodeLogins>,
     pulled: Option<Arc<dyn Fn() + Send + Sync>>,
+    changed: Option<ImageChanged>,
     clock: Arc<dyn Clock>,
     metrics: Metrics,
 }
@@ -372,6 +376,7 @@ impl ImageManager {
             providers: None,
             logins: Arc::default(),
             pulled: None,
+            changed: None,
             clock,
             metrics,
         }
@@ -427,6 +432,19 @@ impl ImageManager {
     pub fn telling(mut self, tell: Arc<dyn Fn() + Send + Sync>) -> Self {
         self.pulled = Some(tell);
         self
+    }
+
+    /// Calls `tell` with each image whose content was pulled or imported anew, or repaired; it must not wait.
+    #[must_use]
+    pub fn announcing(mut self, tell: ImageChanged) -> Self {
+        self.changed = Some(tell);
+        self
+    }
+
+    fn announce(&self, image: &str) {
+        if let Some(tell) = &self.changed {
+            tell(image);
+        }
     }
 
     /// Makes sure the image is there; upstream's `EnsureImageExists`. When dropped, the pull goes on as long as

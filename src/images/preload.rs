@@ -531,8 +531,12 @@ impl ImageManager {
         })
         .await?;
         tracing::info!(archive = archive.name, "archive imported");
-        for image in repaired {
-            self.tell_repaired(image, "imported", report);
+        for (image, _) in all() {
+            if repaired.contains(&image) {
+                self.tell_repaired(image, "imported", report);
+            } else {
+                self.announce(image);
+            }
         }
         if let Some(tell) = &self.pulled {
             tell();

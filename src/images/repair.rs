@@ -457,6 +457,7 @@ impl ImageManager {
     pub(super) fn tell_repaired(&self, image: &str, how: &str, report: &Reporter<'_>) {
         tracing::info!(image, how, "image was repaired");
         self.metrics.image_repairs.inc();
+        self.announce(image);
         let text = format!("Image \"{image}\" was repaired: it was removed and is {how}");
         report.tell(EventType::Normal, "ImageRepaired", text);
     }

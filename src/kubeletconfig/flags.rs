@@ -15,7 +15,9 @@ use super::duration::parse_duration;
 use super::eviction;
 use super::quantity::parse_log_size;
 use super::server::ServerFlags;
-use super::types::{CgroupDriver, EvictionThreshold, LogFormat, OfflineStart, PullFallback, Taint};
+use super::types::{
+    BackOffEarlyEnd, CgroupDriver, EvictionThreshold, LogFormat, OfflineStart, PullFallback, Taint,
+};
 use super::unsupported::UnsupportedFlags;
 
 /// Flags of `holdfast run`.
@@ -221,6 +223,10 @@ pub struct KubeletFlags {
     /// Whether a container of policy Always starts from the image it ran with before, once its registry has not answered for 10 s: Never or Offline [default: Never]
     #[arg(long, value_name = "POLICY", value_parser = str::parse::<PullFallback>)]
     pub image_pull_policy_fallback: Option<PullFallback>,
+
+    /// Whether back-offs of containers and image pulls end early once their likely cause is gone: Enabled or Disabled [default: Enabled]
+    #[arg(long, value_name = "POLICY", value_parser = str::parse::<BackOffEarlyEnd>)]
+    pub back_off_early_end: Option<BackOffEarlyEnd>,
 
     /// Kubeconfig of the API server to join; without one, static pods only
     #[arg(long, value_name = "FILE")]

@@ -41,8 +41,8 @@ pub use server::{
     TlsVersion,
 };
 pub use types::{
-    CgroupDriver, EvictionThreshold, ImageVerification, KubeletConfiguration, LogFormat, Logging,
-    NEVER_ROTATE, OfflineStart, PriorityPeriod, PullFallback, Taint, Tracing,
+    BackOffEarlyEnd, CgroupDriver, EvictionThreshold, ImageVerification, KubeletConfiguration,
+    LogFormat, Logging, NEVER_ROTATE, OfflineStart, PriorityPeriod, PullFallback, Taint, Tracing,
 };
 
 /// The only API version that is read.

@@ -12,7 +12,7 @@ use super::flags::{Addresses, Headers, KubeletFlags, Labels};
 use super::load::{read, take_content};
 use super::problem::{ConfigError, Origin, Problem, Warning};
 use super::server::AuthorizationMode;
-use super::types::{KubeletConfiguration, OfflineStart, PullFallback};
+use super::types::{BackOffEarlyEnd, KubeletConfiguration, OfflineStart, PullFallback};
 use super::validate::{is_dns_subdomain, validate};
 
 /// The longest path a unix socket address can hold.
@@ -106,6 +106,8 @@ pub struct AgentConfig {
     pub offline_start: OfflineStart,
     /// `--image-pull-policy-fallback`.
     pub image_pull_policy_fallback: PullFallback,
+    /// `--back-off-early-end`.
+    pub back_off_early_end: BackOffEarlyEnd,
     /// Which dead containers are kept.
     pub container_gc: ContainerGcPolicy,
     /// `--kubeconfig`: how the API server is reached; `None` runs static pods only.
@@ -278,6 +280,7 @@ fn settle(
                 run_once: flags.runonce.unwrap_or(false),
                 offline_start: flags.offline_start.unwrap_or_default(),
                 image_pull_policy_fallback: flags.image_pull_policy_fallback.unwrap_or_default(),
+                back_off_early_end: flags.back_off_early_end.unwrap_or_default(),
                 container_gc,
                 kubeconfig: optional(&flags.kubeconfig),
                 bootstrap_kubeconfig: optional(&flags.bootstrap_kubeconfig),

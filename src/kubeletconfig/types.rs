@@ -159,6 +159,28 @@ impl FromStr for PullFallback {
     }
 }
 
+/// Whether back-offs end before their time once their likely cause is gone.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum BackOffEarlyEnd {
+    /// They do.
+    #[default]
+    Enabled,
+    /// They run their time, as upstream.
+    Disabled,
+}
+
+impl FromStr for BackOffEarlyEnd {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "Enabled" => Ok(Self::Enabled),
+            "Disabled" => Ok(Self::Disabled),
+            other => Err(format!("{other:?} is neither \"Enabled\" nor \"Disabled\"")),
+        }
+    }
+}
+
 /// A taint the node registers with, checked.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Taint {

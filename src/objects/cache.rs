@@ -406,6 +406,14 @@ pub(super) fn take_answer<K: Watched>(
     }
 }
 
+/// The resourceVersion of an object, if it is known and exists.
+pub(super) fn version<K: Watched>(cell: &ObjectCell<K>) -> Option<String> {
+    match cell.known() {
+        Known::Nothing => None,
+        Known::Recorded(object) | Known::Live(object) => object?.meta().resource_version.clone(),
+    }
+}
+
 /// The part of a service that service variables are made of; `None` without a cluster IP, which makes none.
 pub(super) fn strip_service(mut service: Service) -> Option<Service> {
     strip(&mut service.metadata);

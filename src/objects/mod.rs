@@ -340,6 +340,19 @@ impl Objects {
             .unwrap_or_default()
     }
 
+    /// Returns the resourceVersion of the configMap or secret that changed; `None` when it does not exist or is of another
+    /// kind. Never waits.
+    pub fn version_of(&self, change: &ObjectChange) -> Option<String> {
+        let kind = Kind::of_name(change.kind)?;
+        let key = ObjectKey::new(kind, &change.namespace, &change.name);
+        let cells = lock(&self.inner.tables).watches.get(&key)?.cells();
+        match &cells {
+            Cells::ConfigMap(cell) => cache::version(cell),
+            Cells::Secret(cell) => cache::version(cell),
+            _ => None,
+        }
+    }
+
     /// A configMap; `None` when the API server says that there is none. Waits for the first answer of the watch, at
     /// most 10 s from its begin (5 s when a copy is on record), or 2 s (1 s) from the call. Cancel-safe.
     ///

@@ -10,6 +10,7 @@
 //! **Invariant:** a future of a worker may be dropped at any await: whatever it had done is found again by
 //! the next look at the runtime and the records, exactly as after a crash.
 
+pub mod causes;
 mod evict;
 mod execute;
 mod gate;
@@ -45,6 +46,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tracing::{debug, info};
 
+pub use causes::Causes;
 pub use gate::StartGate;
 pub use queue::WorkQueue;
 pub use reason_cache::{ReasonCache, StartFailure};
@@ -98,6 +100,8 @@ pub struct WorkerContext {
     pub recorder: Arc<dyn EventRecorder>,
     /// Why containers are not running.
     pub reasons: ReasonCache,
+    /// What may end back-offs early.
+    pub causes: Causes,
     /// What volumes of kind `image` stand for.
     pub volume_images: mounts::VolumeImages,
     /// Network readiness.
@@ -271,6 +275,7 @@ impl PodWorkers {
         let mut handles = self.handles();
         match handles.get_mut(&uid) {
             Some(handle) => {
+                self.pod_changed(&handle.pod, &options.pod, now);
                 if handle.worker.update(options, shown, now) {
                     handle.cancel.cancel();
                 }
@@ -331,6 +336,7 @@ impl PodWorkers {
             let pods = self.0.context.objects.pods_referring(change);
             pods.into_iter().collect()
         });
+        let cause = self.configuration(change);
         let mut handles = self.handles();
         for (uid, handle) in handles.iter_mut() {
             let wake = handle.record.phase == WorkerPhase::Sync
@@ -339,6 +345,9 @@ impl PodWorkers {
                     concerns(change, &handle.pod) || (change.kind != "Service" && led.contains(uid))
                 });
             if wake {
+                if let Some(cause) = &cause {
+                    self.0.context.causes.happened_to(uid, cause.clone());
+                }
                 handle.worker.pending = true;
                 handle.notify.notify_one();
             }

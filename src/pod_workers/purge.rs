@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use super::execute::StepError;
 use super::{Job, WorkerContext, resize};
+use crate::core::backoff::early;
 use crate::core::pod_worker;
 use crate::core::state::{ObjectRecord, Transaction};
 use crate::kuberuntime::{gc, logs, userns};
@@ -74,6 +75,7 @@ fn forget_records(context: &WorkerContext, job: &Job) -> Transaction {
     let (namespace, name) = (job.pod.namespace(), job.pod.name());
     let mut transaction = pod_worker::forget(&state, &job.uid)
         .and(resize::forget(&job.pod))
+        .and(early::forget(&state, &job.uid))
         .journal(
             Some(&job.uid),
             "forgotten",

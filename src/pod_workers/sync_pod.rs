@@ -16,7 +16,7 @@ use tracing::{debug, info};
 
 use super::execute::{self, StepError};
 use super::worker::{StepFailure, StepOutcome};
-use super::{Job, StartFailure, WorkerContext, grow, mounts, resize, resolve};
+use super::{Job, StartFailure, WorkerContext, causes, grow, mounts, resize, resolve};
 use crate::core::backoff::SyncOutcome;
 use crate::core::container_history::{self, Records};
 use crate::core::deadline;
@@ -27,7 +27,7 @@ use crate::pleg::Observed;
 use crate::status::CommitMode;
 use crate::types::containers::ContainerKind;
 use crate::types::runtime::PodStatus;
-use crate::types::{Event, EventType, PodExt, Stamp, causes};
+use crate::types::{Event, EventType, PodExt, Stamp, causes as causes_of};
 use crate::volumemanager::{VolumeError, VolumeManager};
 
 pub(super) async fn sync_pod(
@@ -138,6 +138,13 @@ pub(super) async fn sync_pod(
     resize::explain(&mut actions, &restarts);
     if !job.confirmed {
         actions = actions.unconfirmed();
+    }
+    if causes::end_back_offs(context, job, &state, &actions).await? {
+        return Ok(StepOutcome {
+            done: false,
+            acted: false,
+            requeue: SyncOutcome::PhaseTransition,
+        });
     }
     let starts = !actions.start.is_empty() || actions.create_sandbox.is_some();
     if !starts {
@@ -263,7 +270,10 @@ async fn refresh_volumes(
     match refreshed.await {
         Err(error @ VolumeError::Commit { .. }) => Err(error.into()),
         Err(error) => {
-            debug!(error = causes(&error), "a volume keeps its former content");
+            debug!(
+                error = causes_of(&error),
+                "a volume keeps its former content"
+            );
             Ok(())
         }
         Ok(()) => Ok(()),

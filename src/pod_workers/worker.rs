@@ -166,6 +166,7 @@ async fn step(workers: &PodWorkers, job: Job) -> Next {
         .observe(start.elapsed().as_secs_f64());
     match result {
         Ok(outcome) => {
+            context.causes.note(&job.pod, outcome.requeue);
             if outcome.acted {
                 mark_acted(workers, &job.uid);
             }
@@ -178,6 +179,7 @@ async fn step(workers: &PodWorkers, job: Job) -> Next {
             }
         }
         Err(failure) => {
+            context.causes.note(&job.pod, failure.requeue);
             if failure.acted {
                 mark_acted(workers, &job.uid);
             }
@@ -426,6 +428,7 @@ async fn forget(workers: &PodWorkers, job: &Job) -> Next {
     pace.over(&what);
     context.queue.remove(&job.uid);
     context.reasons.remove(&job.uid);
+    context.causes.forget(&job.uid);
     workers.remove(&job.uid);
     Next::Gone
 }

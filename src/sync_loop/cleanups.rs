@@ -24,6 +24,7 @@ use tracing::{debug, info, warn};
 use super::handlers::Admissions;
 use super::{LoopContext, resizes};
 use crate::cm::{CgroupManager, Mended};
+use crate::core::backoff::early;
 use crate::core::container_history::Records;
 use crate::core::state::{
     AdmissionRecord, ContainerRecord, ObjectRecord, PlegRecord, ProbeRecord, QueueRecord, State,
@@ -48,11 +49,12 @@ const GC_PERIOD: Duration = Duration::from_secs(60);
 const MEND_PERIOD: Duration = Duration::from_secs(30);
 
 /// What is kept of each pod in table `objects`: the begin of the keys, and which part of a key is the pod's UID.
-const OBJECTS_OF_PODS: [(&str, usize); 5] = [
+const OBJECTS_OF_PODS: [(&str, usize); 6] = [
     (resize::RESIZES, 2),
     (resize::PENDING, 2),
     (userns::PREFIX, 2),
     (PULL_ERRORS, 1),
+    (early::PREFIX, 1),
     (subpath::PREFIX, 1),
 ];
 
@@ -612,6 +614,7 @@ mod tests {
                 .put("devices//0", object.clone())
                 .put("device/0", volume.clone())
                 .put(format!("imagepullerrors/{uid}/abc"), object.clone())
+                .put(format!("backoffends/{uid}/main"), object.clone())
                 .put(resizes::TURN, object.clone())
                 .put(format!("secrets/ns/{uid}"), object.clone());
             for mutation in &puts.mutations {
@@ -636,6 +639,7 @@ mod tests {
                 "resizepending/ns/gone",
                 "userns/ns/gone",
                 "imagepullerrors/gone/abc",
+                "backoffends/gone/main",
                 "volumes/gone/forgotten",
             ]
         );

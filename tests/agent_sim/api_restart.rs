@@ -807,3 +807,37 @@ async fn a_runtime_that_fails_and_an_api_that_is_away_at_once_lose_nothing() {
     assert!(w.api().count(tells_status) > 0);
     assert_nothing_wrong(&w);
 }
+
+// ---------------------------------------------------------------------------------------- back-offs
+
+#[tokio::test(start_paused = true)]
+async fn an_api_server_that_is_back_ends_a_crash_back_off_and_one_that_flaps_none() {
+    let mut w = cluster(|_, _| exits(3, 1)).await;
+    w.start().await;
+    w.joined().await;
+    w.create("crash", &spec("Always", ""));
+    w.until("160 s of back-off", 600, |w| {
+        w.waiting("crash") == "CrashLoopBackOff"
+            && w.container("crash").backoff.unwrap().duration_ms == 160_000
+    })
+    .await;
+    let before = w.starts("crash").len();
+    w.set_api(false);
+    w.pass(30).await;
+    assert_eq!(w.starts("crash").len(), before, "{}", w.describe());
+    w.set_api(true);
+    w.until("it is tried", 60, |w| w.starts("crash").len() == before + 1)
+        .await;
+    assert_eq!(w.container("crash").backoff.unwrap().duration_ms, 300_000);
+    for _ in 0..2 {
+        w.set_api(false);
+        w.pass(30).await;
+        w.set_api(true);
+        w.pass(60).await;
+    }
+    assert_eq!(w.starts("crash").len(), before + 1, "{}", w.describe());
+    let events = w.api().events_of("default", "crash");
+    let ended = events.iter().filter(|event| event.1 == "BackOffEnded");
+    assert_eq!(ended.count(), 1, "{events:?}");
+    assert_nothing_wrong(&w);
+}

@@ -10,7 +10,7 @@ use serde_json::json;
 use tokio::time::Instant;
 
 use crate::api_restart::cluster;
-use crate::restart::assert_nothing_wrong;
+use crate::restart::{assert_nothing_wrong, exits};
 use crate::world::World;
 
 const SPEC: &str = r#"{
@@ -233,5 +233,41 @@ async fn restart_keeps_every_file_of_a_volume_untouched() {
         w.pass(150).await;
         assert_eq!(fingerprint(&volumes), before, "orderly: {orderly}");
     }
+    assert_nothing_wrong(&w);
+}
+
+#[tokio::test(start_paused = true)]
+async fn each_change_of_a_config_map_ends_the_back_off_of_a_pod_that_uses_it() {
+    let mut w = cluster(|_, _| exits(3, 1)).await;
+    w.start().await;
+    w.joined().await;
+    w.api().create_json(settings(json!({"level": "7"})));
+    let spec = r#"{"containers": [{
+        "name": "main", "image": "holdfast.local/busybox:1", "command": ["sh"],
+        "envFrom": [{"configMapRef": {"name": "settings"}}]
+    }]}"#;
+    w.create("crash", spec);
+    w.until("80 s of back-off", 600, |w| {
+        w.waiting("crash") == "CrashLoopBackOff"
+            && w.container("crash").backoff.unwrap().duration_ms == 80_000
+    })
+    .await;
+    let before = w.starts("crash").len();
+    for (turn, level) in ["8", "9"].into_iter().enumerate() {
+        w.api()
+            .modify("default", "settings", |map: &mut ConfigMap| {
+                let data = map.data.get_or_insert_default();
+                data.insert("level".to_owned(), level.to_owned());
+            });
+        w.until("it is tried", 15, |w| {
+            w.starts("crash").len() == before + turn + 1
+        })
+        .await;
+        w.pass(10).await;
+    }
+    w.restart().await;
+    w.pass(60).await;
+    assert_eq!(w.starts("crash").len(), before + 2, "{}", w.describe());
+    assert_eq!(w.container("crash").backoff.unwrap().duration_ms, 300_000);
     assert_nothing_wrong(&w);
 }

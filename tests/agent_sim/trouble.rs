@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use holdfast::core::state::{TerminationCause, Transaction, WorkerPhase, WorkerRecord};
+use holdfast::kubeletconfig::BackOffEarlyEnd;
 use holdfast::store::StoreHealth;
 use holdfast::types::{Clock, PodExt};
 use holdfast_testkit::fake_cri::{Behaviour, Fault};
@@ -155,6 +156,7 @@ async fn wall_clock_jumps_within_a_boot_neither_expire_nor_stretch_anything() {
             _ => exits(3, 1),
         })
         .await;
+        w.config.back_off_early_end = BackOffEarlyEnd::Disabled;
         w.manifest("crash", &spec("Always", ""));
         w.manifest(
             "slow",
@@ -193,6 +195,47 @@ async fn wall_clock_jumps_within_a_boot_neither_expire_nor_stretch_anything() {
         );
         assert_nothing_wrong(&w);
     }
+}
+
+/// A step of the clock may be what a crashing container waits for: it is tried once, whatever restarts, and the next
+/// back-off is the next longer one.
+#[tokio::test(start_paused = true)]
+async fn a_step_of_the_clock_ends_a_crash_back_off_once() {
+    const HOUR: i64 = 3_600_000;
+    let mut w = node(|_, _| exits(3, 1)).await;
+    w.manifest("crash", &spec("Always", ""));
+    w.start().await;
+    w.until("80 s of back-off", 600, |w| {
+        w.waiting("crash") == "CrashLoopBackOff"
+            && w.container("crash").backoff.unwrap().duration_ms == 80_000
+    })
+    .await;
+    let before = w.starts("crash").len();
+    w.clock.jump_wall(HOUR);
+    w.until("it is tried", 15, |w| w.starts("crash").len() == before + 1)
+        .await;
+    assert_eq!(w.container("crash").backoff.unwrap().duration_ms, 160_000);
+    let told = |w: &World| {
+        let state = w.state();
+        let count = |what: &str| {
+            let lines = state.journal.values();
+            lines.filter(|line| line.record.what == what).count()
+        };
+        (count("back-off ended"), count("event BackOffEnded"))
+    };
+    assert_eq!(told(&w), (1, 1));
+    w.until("it waits again", 15, |w| {
+        w.waiting("crash") == "CrashLoopBackOff"
+    })
+    .await;
+    // A second step is held off, and a restart knows of the first.
+    w.clock.jump_wall(-HOUR);
+    w.pass(10).await;
+    w.restart().await;
+    w.pass(60).await;
+    assert_eq!(w.starts("crash").len(), before + 1, "{}", w.describe());
+    assert_eq!(told(&w), (1, 1));
+    assert_nothing_wrong(&w);
 }
 
 #[tokio::test(start_paused = true)]

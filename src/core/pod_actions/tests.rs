@@ -2,6 +2,8 @@ mod kinds;
 mod policies;
 
 use super::*;
+use crate::core::backoff::early;
+use crate::core::state::{ContainerRecord, State, Transaction};
 use crate::core::testkit::*;
 use crate::types::runtime::ContainerStatus;
 use crate::types::runtime::SandboxState::{NotReady, Ready};
@@ -796,4 +798,46 @@ fn nothing_starts_in_a_pod_that_its_source_has_not_confirmed() {
     let status = with(dead(), vec![running("a", 0)]);
     let actions = decide(&pod("Never", &["a"]), &status, &none(), 70).unconfirmed();
     assert_eq!(brief(&actions, at(70)), "kill-pod");
+}
+
+#[test]
+fn a_back_off_that_ended_early_holds_nothing_back_and_grows_with_the_start() {
+    let pod = pod("Always", &["a"]);
+    let status = runtime(vec![exited("a", 1, 1)]);
+    let applied = |mut state: State, transaction: Transaction| {
+        for mutation in &transaction.mutations {
+            state.apply(mutation, 1);
+        }
+        state
+    };
+    let on_record = Transaction::new().put("u1/a", with_backoff(ended("a", 1, 1), 40));
+    let before = applied(State::default(), on_record);
+    let uid = pod.uid();
+    let decide = |state: &State| {
+        let records = Records::of(state, &uid);
+        let none = BTreeMap::new();
+        let actions = compute(&PodActionInput {
+            pod: &pod,
+            status: &status,
+            records: &records,
+            probe_failures: &BTreeMap::new(),
+            probes: &none,
+            listed_at: at(70),
+            now: at(70),
+            backoff_max: crash::DEFAULT_MAX,
+        });
+        let exit = ended("a", 1, 1).last_exit.unwrap();
+        let container = &pod.containers()[0];
+        let shown = crash_wait(&pod, container, &records, &exit, at(70), crash::DEFAULT_MAX);
+        (actions, shown.is_some())
+    };
+    let (actions, is_shown) = decide(&before);
+    assert!(is_shown && actions.start.is_empty() && actions.waiting.len() == 1);
+    let text = "it is back".to_owned();
+    let cause = early::Cause::at(early::Subject::Network, "network", text, at(69));
+    let (transaction, _) = early::end(&before, &uid, &["a"], &[cause], at(70));
+    let (actions, is_shown) = decide(&applied(before, transaction));
+    assert!(!is_shown && actions.waiting.is_empty());
+    let next = actions.start[0].backoff.unwrap();
+    assert_eq!((next.duration_ms, next.since), (80_000, at(70)));
 }

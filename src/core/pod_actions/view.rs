@@ -345,7 +345,8 @@ impl<'i, 'a> Sync<'i, 'a> {
         let decided = adopt.is_some_and(|c| view.is_intended(c));
         let backoff = match view.last_exit() {
             Some(exit) if !decided => {
-                match crash::next(on_record, exit, input.now, input.backoff_max) {
+                let is_over = input.records.is_back_off_over(name, exit);
+                match crash::next(on_record, exit, is_over, input.now, input.backoff_max) {
                     crash::Decision::StartNow { next } => Some(next),
                     crash::Decision::Wait { until, backoff } => {
                         let waiting = crash_loop(input.pod, name, until, backoff);

@@ -385,7 +385,7 @@ fn why_not_started(
         (Latest::Exited(exit), None) => crash_wait(
             input.pod,
             container,
-            input.records.get(&container.name),
+            input.records,
             exit,
             input.now,
             input.backoff_max,

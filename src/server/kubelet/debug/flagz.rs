@@ -11,7 +11,9 @@ use serde_json::{Value, json};
 
 use super::super::Shared;
 use super::zpage;
-use crate::kubeletconfig::{AgentConfig, OfflineStart, PullFallback, encode, format_duration};
+use crate::kubeletconfig::{
+    AgentConfig, BackOffEarlyEnd, OfflineStart, PullFallback, encode, format_duration,
+};
 
 /// Flags, and the field of the configuration that each of them overrides.
 const FIELDS: &[(&str, &str)] = &[
@@ -106,6 +108,14 @@ fn flags(config: &AgentConfig) -> BTreeMap<&'static str, String> {
         (
             "bootstrap-kubeconfig",
             optional(&config.bootstrap_kubeconfig),
+        ),
+        (
+            "back-off-early-end",
+            match config.back_off_early_end {
+                BackOffEarlyEnd::Enabled => "Enabled",
+                BackOffEarlyEnd::Disabled => "Disabled",
+            }
+            .to_owned(),
         ),
         ("cert-dir", path(&config.cert_dir)),
         (
