@@ -11,7 +11,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
@@ -21,7 +21,7 @@ use tokio::process::Command;
 use super::import::Group;
 use super::keyring::{Credentials, Keyring, url_matches};
 use crate::kubeletconfig::parse_duration;
-use crate::types::{Clock, Stamp};
+use crate::types::{Clock, Stamp, blocking, causes};
 
 /// How long a program may take.
 const TIMEOUT: Duration = Duration::from_secs(60);
@@ -95,8 +95,16 @@ pub enum CredentialError {
         image: String,
         /// What went wrong.
         what: String,
+        /// What the program said of it, for the log alone: it may be secret.
+        #[source]
+        said: Option<Said>,
     },
 }
+
+/// The beginning of a program's error output.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub struct Said(String);
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
@@ -235,14 +243,17 @@ struct Provider {
 
 /// The configured programs.
 pub struct CredentialProviders {
-    providers: Vec<Provider>,
+    settings: CredentialSettings,
+    /// Empty until the configuration could be read.
+    providers: OnceLock<Vec<Provider>>,
     clock: Arc<dyn Clock>,
     timeout: Duration,
 }
 
 impl std::fmt::Debug for CredentialProviders {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let names: Vec<&str> = self.providers.iter().map(|p| p.name.as_str()).collect();
+        let providers = self.providers.get().into_iter().flatten();
+        let names: Vec<&str> = providers.map(|p| p.name.as_str()).collect();
         f.debug_struct("CredentialProviders")
             .field("providers", &names)
             .finish_non_exhaustive()
@@ -250,24 +261,35 @@ impl std::fmt::Debug for CredentialProviders {
 }
 
 impl CredentialProviders {
-    /// Reads the configuration and checks that the programs are there.
+    /// Reads the configuration. A file or a program that does not exist yet is logged, and looked for again at each pull
+    /// that needs it.
     ///
     /// # Errors
-    /// When it cannot be read or is wrong.
+    /// When the configuration is wrong.
     pub fn load(
         settings: &CredentialSettings,
         clock: Arc<dyn Clock>,
     ) -> Result<Self, CredentialError> {
-        let path = &settings.config;
-        let text = std::fs::read_to_string(path).map_err(|source| CredentialError::Read {
-            path: path.clone(),
-            source,
-        })?;
-        Ok(Self {
-            providers: Self::read(path, &text, Some(&settings.bin_dir))?,
+        let programs = Self {
+            settings: settings.clone(),
+            providers: OnceLock::new(),
             clock,
             timeout: TIMEOUT,
-        })
+        };
+        match read_config(settings) {
+            Ok(providers) => {
+                for missing in providers.iter().filter_map(Provider::missing) {
+                    tracing::warn!("{missing}; pulls that need it try without credentials");
+                }
+                programs.providers.get_or_init(|| providers);
+            }
+            Err(error @ CredentialError::Read { .. }) => tracing::warn!(
+                error = causes(&error),
+                "no credential providers yet, pulls try without; the file is read again at each pull"
+            ),
+            Err(error) => return Err(error),
+        }
+        Ok(programs)
     }
 
     /// Says what is wrong with the configuration `text` of the file at `path`. Whether the programs are there is left out
@@ -276,7 +298,12 @@ impl CredentialProviders {
     /// # Errors
     /// The first thing that is wrong.
     pub fn check(path: &Path, text: &str, bin_dir: Option<&Path>) -> Result<(), CredentialError> {
-        Self::read(path, text, bin_dir).map(drop)
+        let providers = Self::read(path, text, bin_dir)?;
+        let missing = providers.iter().filter(|_| bin_dir.is_some());
+        match missing.filter_map(Provider::missing).next() {
+            Some(what) => Err(bad(path, what)),
+            None => Ok(()),
+        }
     }
 
     fn read(
@@ -284,10 +311,7 @@ impl CredentialProviders {
         text: &str,
         bin_dir: Option<&Path>,
     ) -> Result<Vec<Provider>, CredentialError> {
-        let bad = |what: String| CredentialError::Config {
-            path: path.to_owned(),
-            what,
-        };
+        let bad = |what| bad(path, what);
         // Without the lines around it: variables of the programs may be passwords.
         let file: ConfigFile = serde_saphyr::from_str(text)
             .map_err(|error| bad(error.without_snippet().to_string()))?;
@@ -313,11 +337,35 @@ impl CredentialProviders {
         Ok(providers)
     }
 
-    /// Credentials of every program that is for this repository. One that fails is logged and gives none.
-    /// Dropping the future kills a program that runs.
-    pub async fn lookup(&self, repository: &str) -> Vec<Credentials> {
-        let mut found = Vec::new();
-        for provider in &self.providers {
+    /// The programs. Reads the configuration if it could not be read before.
+    ///
+    /// # Errors
+    /// Why there are none.
+    async fn programs(&self) -> Result<&[Provider], CredentialError> {
+        if let Some(providers) = self.providers.get() {
+            return Ok(providers);
+        }
+        let settings = self.settings.clone();
+        let Ok(read) = blocking::run(move || read_config(&settings)).await else {
+            // Only a runtime that is shutting down cancels blocking work.
+            return Ok(&[]);
+        };
+        let providers = read?;
+        Ok(self.providers.get_or_init(|| providers))
+    }
+
+    /// Credentials of every program that is for this repository, and why others have given none: for the pod, so without
+    /// what the program printed. Dropping the future kills a program that runs.
+    pub(super) async fn lookup(&self, repository: &str) -> (Vec<Credentials>, Vec<String>) {
+        let (mut found, mut failures) = (Vec::new(), Vec::new());
+        let providers = match self.programs().await {
+            Ok(providers) => providers,
+            Err(error) => {
+                failures.push(causes(&error));
+                return (found, failures);
+            }
+        };
+        for provider in providers {
             let matches = |p: &String| url_matches(p, repository);
             if !provider.match_images.iter().any(matches) {
                 continue;
@@ -328,16 +376,37 @@ impl CredentialProviders {
             {
                 Ok(keyring) => found.extend(keyring.lookup(repository)),
                 Err(error) => {
-                    tracing::warn!(%error, "no credentials from a provider, pulling without");
+                    tracing::warn!(
+                        error = causes(&error),
+                        "no credentials from a provider, pulling without"
+                    );
+                    failures.push(error.to_string());
                 }
             }
         }
-        found
+        (found, failures)
     }
 }
 
+fn bad(path: &Path, what: String) -> CredentialError {
+    CredentialError::Config {
+        path: path.to_owned(),
+        what,
+    }
+}
+
+/// Reads the configuration. Blocking.
+fn read_config(settings: &CredentialSettings) -> Result<Vec<Provider>, CredentialError> {
+    let path = &settings.config;
+    let text = std::fs::read_to_string(path).map_err(|source| CredentialError::Read {
+        path: path.clone(),
+        source,
+    })?;
+    CredentialProviders::read(path, &text, Some(&settings.bin_dir))
+}
+
 impl Provider {
-    /// The provider of `config`, whose program has to be in `bin_dir`; without that, nothing can be run.
+    /// The provider of `config`, whose program is in `bin_dir`; without that, nothing can be run.
     fn new(config: ProviderConfig, bin_dir: Option<&Path>) -> Result<Self, String> {
         let name = config.name;
         let in_provider = |what: String| format!("provider {name:?}: {what}");
@@ -365,12 +434,6 @@ impl Provider {
         let default_cache = parse_duration(&config.default_cache_duration)
             .map_err(|error| in_provider(format!("defaultCacheDuration: {error}")))?;
         let program = bin_dir.map_or_else(|| PathBuf::from(&name), |dir| dir.join(&name));
-        if bin_dir.is_some() && !program.is_file() {
-            return Err(in_provider(format!(
-                "{} is not a file; install the program there",
-                program.display()
-            )));
-        }
         Ok(Self {
             program,
             match_images: config.match_images,
@@ -381,6 +444,17 @@ impl Provider {
             cache: Mutex::default(),
             running: tokio::sync::Mutex::default(),
             name,
+        })
+    }
+
+    /// Says that the program does not exist, and what to do.
+    fn missing(&self) -> Option<String> {
+        let program = self.program.display();
+        (!self.program.is_file()).then(|| {
+            format!(
+                "provider {:?}: {program} is not a file; install the program there",
+                self.name
+            )
         })
     }
 
@@ -397,13 +471,15 @@ impl Provider {
         if let Some(keyring) = self.cached(repository, clock.now()) {
             return Ok(keyring);
         }
-        let error = |what: String| CredentialError::Plugin {
+        let failed = |(what, said)| CredentialError::Plugin {
             name: self.name.clone(),
             image: repository.to_owned(),
             what,
+            said,
         };
+        let error = |what: String| failed((what, None));
         let output = match tokio::time::timeout(timeout, self.run(repository)).await {
-            Ok(result) => result.map_err(error)?,
+            Ok(result) => result.map_err(failed)?,
             Err(_) => return Err(error(format!("no answer within {} s", timeout.as_secs()))),
         };
         let answer = Answer::parse(&output, &self.api_version).map_err(error)?;
@@ -418,13 +494,17 @@ impl Provider {
     }
 
     /// Runs the program and returns its standard output. Dropping the future kills it with all that it has started.
-    async fn run(&self, repository: &str) -> Result<Vec<u8>, String> {
+    ///
+    /// # Errors
+    /// What went wrong, and what the program said of it.
+    async fn run(&self, repository: &str) -> Result<Vec<u8>, (String, Option<Said>)> {
+        let unsaid = |what: String| (what, None);
         let request = Request {
             kind: "CredentialProviderRequest",
             api_version: &self.api_version,
             image: repository,
         };
-        let request = serde_json::to_vec(&request).map_err(|e| e.to_string())?;
+        let request = serde_json::to_vec(&request).map_err(|e| unsaid(e.to_string()))?;
         let mut child = Command::new(&self.program)
             .args(&self.args)
             .env_clear()
@@ -436,7 +516,7 @@ impl Provider {
             .process_group(0)
             .kill_on_drop(true)
             .spawn()
-            .map_err(|e| format!("start {}: {e}", self.program.display()))?;
+            .map_err(|e| unsaid(format!("start {}: {e}", self.program.display())))?;
         let mut group = Group::of(&child);
         let (stdin, stdout, stderr) =
             (child.stdin.take(), child.stdout.take(), child.stderr.take());
@@ -450,14 +530,13 @@ impl Provider {
             Ok::<_, String>(())
         };
         let ((), answer, said) =
-            tokio::try_join!(feed, read_answer(stdout), read_beginning(stderr))?;
-        let status = child.wait().await.map_err(|e| e.to_string())?;
+            tokio::try_join!(feed, read_answer(stdout), read_beginning(stderr)).map_err(unsaid)?;
+        let status = child.wait().await.map_err(|e| unsaid(e.to_string()))?;
         group.disarm();
         if !status.success() {
-            return Err(format!(
-                "it ended with {status}: {}",
-                String::from_utf8_lossy(&said).trim()
-            ));
+            let said = String::from_utf8_lossy(&said).trim().to_owned();
+            let what = format!("it ended with {status}");
+            return Err((what, (!said.is_empty()).then_some(Said(said))));
         }
         Ok(answer)
     }

@@ -76,7 +76,8 @@ fn answer(key: &str, more: &str) -> String {
 async fn a_program_is_asked_with_its_arguments_and_environment() {
     let world = World::new(&answer("Image", ""));
     let providers = world.providers();
-    let found = providers.lookup("a.registry.io/x").await;
+    let (found, failures) = providers.lookup("a.registry.io/x").await;
+    assert!(failures.is_empty());
     assert_eq!(
         (found[0].username.as_str(), found[0].password.as_str()),
         ("ann", "p-get")
@@ -91,7 +92,7 @@ async fn a_program_is_asked_with_its_arguments_and_environment() {
             "image": "a.registry.io/x",
         })
     );
-    assert!(providers.lookup("elsewhere.io/x").await.is_empty());
+    assert!(providers.lookup("elsewhere.io/x").await.0.is_empty());
     assert_eq!(world.runs(), 1, "not asked for what it is not for");
 }
 
@@ -106,7 +107,7 @@ async fn answers_are_kept_by_image_registry_or_for_all_as_long_as_they_say() {
             "a.registry.io/y",
             "b.registry.io/x",
         ] {
-            assert_eq!(providers.lookup(image).await.len(), 1, "{key} {image}");
+            assert_eq!(providers.lookup(image).await.0.len(), 1, "{key} {image}");
         }
         assert_eq!(world.runs(), runs, "{key}");
         *world.clock.0.lock().unwrap() += 10 * 60 * 1000;
@@ -129,7 +130,7 @@ async fn a_program_that_fails_gives_nothing_and_is_asked_again() {
     ] {
         let world = World::new(script);
         let providers = world.providers();
-        let provider = &providers.providers[0];
+        let provider = &providers.providers.get().unwrap()[0];
         let error = provider
             .provide("a.registry.io/x", &*world.clock, TIMEOUT)
             .await
@@ -139,7 +140,10 @@ async fn a_program_that_fails_gives_nothing_and_is_asked_again() {
             error.contains("helper") && !error.contains("hunter2"),
             "{error}"
         );
-        assert!(providers.lookup("a.registry.io/x").await.is_empty());
+        let (found, failures) = providers.lookup("a.registry.io/x").await;
+        assert!(found.is_empty());
+        let named = "run credential provider helper for a.registry.io/x: ";
+        assert!(failures[0].starts_with(named), "{failures:?}");
         assert_eq!(world.runs(), 2);
     }
 }
@@ -149,7 +153,8 @@ async fn a_program_that_hangs_is_given_up() {
     let world = World::new("exec sleep 600");
     let mut providers = world.providers();
     providers.timeout = Duration::from_millis(50);
-    assert!(providers.lookup("a.registry.io/x").await.is_empty());
+    let (found, failures) = providers.lookup("a.registry.io/x").await;
+    assert!(found.is_empty() && failures[0].contains("no answer"));
 }
 
 #[tokio::test]
@@ -158,7 +163,7 @@ async fn what_a_program_has_started_is_killed_with_it() {
     let fifo = world.dir.path().join("alive");
     nix::unistd::mkfifo(&fifo, nix::sys::stat::Mode::S_IRWXU).unwrap();
     let mut providers = world.providers();
-    providers.providers[0].env.push(EnvVar {
+    providers.providers.get_mut().unwrap()[0].env.push(EnvVar {
         name: "ALIVE".to_owned(),
         value: fifo.display().to_string(),
     });
@@ -185,20 +190,24 @@ async fn what_a_program_has_started_is_killed_with_it() {
 async fn an_answer_without_end_is_refused_and_error_output_is_drained() {
     let world = World::new("yes");
     let providers = world.providers();
-    let asked = providers.providers[0].provide("a.registry.io/x", &*world.clock, TIMEOUT);
+    let asked =
+        providers.providers.get().unwrap()[0].provide("a.registry.io/x", &*world.clock, TIMEOUT);
     let error = asked.await.unwrap_err().to_string();
     assert!(error.contains("more than 1048576 bytes"), "{error}");
 
     let world = World::new("echo cause >&2; yes | head -c 2000000 >&2; exit 3");
     let providers = world.providers();
-    let asked = providers.providers[0].provide("a.registry.io/x", &*world.clock, TIMEOUT);
-    let error = asked.await.unwrap_err().to_string();
-    assert!(error.contains("exit status: 3: cause"), "{error}");
-    assert!(error.len() < 1024, "{}", error.len());
+    let asked =
+        providers.providers.get().unwrap()[0].provide("a.registry.io/x", &*world.clock, TIMEOUT);
+    let error = asked.await.unwrap_err();
+    let (told, logged) = (error.to_string(), causes(&error));
+    assert!(told.ends_with("it ended with exit status: 3"), "{told}");
+    assert!(logged.contains("exit status: 3: cause"), "{logged}");
+    assert!(logged.len() < 1024, "{}", logged.len());
 
     let talks = format!("yes | head -c 2000000 >&2; {}", answer("Image", ""));
     let world = World::new(&talks);
-    assert_eq!(world.providers().lookup("a.registry.io/x").await.len(), 1);
+    assert_eq!(world.providers().lookup("a.registry.io/x").await.0.len(), 1);
 }
 
 #[test]
@@ -223,7 +232,7 @@ fn a_program_inherits_the_network_of_the_agent_and_none_of_its_secrets() {
 async fn a_program_runs_in_that_environment() {
     let script = format!("env > \"${{0%/*}}/env\"\n{}", answer("Image", ""));
     let world = World::new(&script);
-    assert_eq!(world.providers().lookup("a.registry.io/x").await.len(), 1);
+    assert_eq!(world.providers().lookup("a.registry.io/x").await.0.len(), 1);
     let seen = std::fs::read_to_string(world.dir.path().join("env")).unwrap();
     assert!(seen.lines().any(|line| line == "WHO=ann"), "{seen}");
     // A shell has some of its own. Cargo's, which this process has, are gone.
@@ -245,10 +254,6 @@ fn a_wrong_configuration_is_told() {
     let version = "apiVersion: credentialprovider.kubelet.k8s.io/v1";
     let rest = "defaultCacheDuration: 1m, matchImages: [x.io]";
     for (provider, word) in [
-        (
-            format!("{{name: none, {version}, {rest}}}"),
-            "none is not a file",
-        ),
         (
             format!("{{name: ../helper, {version}, {rest}}}"),
             "without path",
@@ -298,4 +303,38 @@ fn without_their_directory_programs_are_not_looked_for_and_no_variable_is_told()
         error.contains("extra") && !error.contains("hunter2"),
         "{error}"
     );
+}
+
+#[tokio::test]
+async fn what_is_missing_at_the_start_is_used_once_it_exists() {
+    let world = World::new(&answer("Image", ""));
+    let (program, away) = (
+        world.dir.path().join("helper"),
+        world.dir.path().join("away"),
+    );
+    std::fs::rename(&program, &away).unwrap();
+    let providers = world.providers();
+    let (found, failures) = providers.lookup("a.registry.io/x").await;
+    assert!(found.is_empty());
+    let cause = format!("start {}: No such file", program.display());
+    assert!(failures[0].contains(&cause), "{failures:?}");
+    std::fs::rename(&away, &program).unwrap();
+    assert_eq!(providers.lookup("a.registry.io/x").await.0.len(), 1);
+
+    // So it is with the configuration.
+    let config = world.dir.path().join("config.yaml");
+    let later = std::fs::read_to_string(&config).unwrap();
+    std::fs::remove_file(&config).unwrap();
+    let settings = CredentialSettings {
+        config: config.clone(),
+        bin_dir: world.dir.path().to_owned(),
+    };
+    let providers = CredentialProviders::load(&settings, world.clock.clone()).unwrap();
+    let (_, failures) = providers.lookup("a.registry.io/x").await;
+    assert!(
+        failures[0].contains("config.yaml: No such file"),
+        "{failures:?}"
+    );
+    std::fs::write(&config, later).unwrap();
+    assert_eq!(providers.lookup("a.registry.io/x").await.0.len(), 1);
 }

@@ -144,7 +144,7 @@ impl Format {
         }
     }
 
-    fn decode(self, bytes: &[u8]) -> Result<Vec<(String, Credentials)>, KeyringError> {
+    fn decode(self, bytes: &[u8]) -> Result<Decoded, KeyringError> {
         let key = self.key();
         let entries = match self {
             Self::ConfigJson => {
@@ -158,19 +158,29 @@ impl Format {
             what: format!("line {} column {}", e.line(), e.column()),
         })?;
         let entries = entries.unwrap_or_default();
-        let decoded = entries.into_iter().map(|(registry, entry)| {
-            let credentials =
-                entry
-                    .unwrap_or_default()
-                    .decode()
-                    .map_err(|what| KeyringError::Content {
-                        key,
-                        what: format!("entry {registry}: {what}"),
-                    })?;
-            Ok((registry, credentials))
-        });
-        decoded.collect()
+        let mut decoded = Decoded::default();
+        for (registry, entry) in entries {
+            let login = entry.unwrap_or_default().decode();
+            let login = login.map_err(|what| KeyringError::Content {
+                key,
+                what: format!("entry {registry}: {what}"),
+            })?;
+            match login {
+                Some(credentials) => decoded.logins.push((registry, credentials)),
+                None => decoded.left_out.push(registry),
+            }
+        }
+        Ok(decoded)
     }
+}
+
+/// What a docker configuration holds.
+#[derive(Default)]
+struct Decoded {
+    /// Logins by registry.
+    logins: Vec<(String, Credentials)>,
+    /// Registries whose login is not UTF-8: the runtime takes text only.
+    left_out: Vec<String>,
 }
 
 /// Credentials by registry and path.
@@ -181,11 +191,11 @@ pub struct Keyring {
 }
 
 impl Keyring {
-    /// Adds what a pull secret holds.
+    /// Adds what a pull secret holds. Returns the registries whose login is left out because it is not UTF-8.
     ///
     /// # Errors
     /// See [`KeyringError`]; nothing was added then.
-    pub fn add_secret(&mut self, secret: &Secret) -> Result<(), KeyringError> {
+    pub fn add_secret(&mut self, secret: &Secret) -> Result<Vec<String>, KeyringError> {
         let format = match secret.type_.as_deref().unwrap_or_default() {
             "kubernetes.io/dockerconfigjson" => Format::ConfigJson,
             "kubernetes.io/dockercfg" => Format::Cfg,
@@ -200,7 +210,7 @@ impl Keyring {
         let data = data.ok_or(KeyringError::NoKey { key })?;
         // An empty one has no logins. A file that is empty is none: the next counts.
         let decoded = if data.0.is_empty() {
-            Vec::new()
+            Decoded::default()
         } else {
             format.decode(&data.0)?
         };
@@ -210,25 +220,30 @@ impl Keyring {
             name: metadata.name.clone().unwrap_or_default(),
             uid: metadata.uid.clone().unwrap_or_default(),
         });
-        for (registry, mut credentials) in decoded {
+        for (registry, mut credentials) in decoded.logins {
             credentials.source = Some(Arc::clone(&source));
             self.add(&registry, credentials);
         }
-        Ok(())
+        Ok(decoded.left_out)
     }
 
     /// Adds what a file of the node holds. Entries without user and password are left out: credential helpers have
-    /// those, and they are none of the agent's.
+    /// those, and they are none of the agent's. Returns the registries whose login is left out because it is not UTF-8.
     ///
     /// # Errors
     /// See [`KeyringError`]; nothing was added then.
-    pub(super) fn add_file(&mut self, bytes: &[u8], format: Format) -> Result<(), KeyringError> {
-        for (registry, credentials) in format.decode(bytes)? {
+    pub(super) fn add_file(
+        &mut self,
+        bytes: &[u8],
+        format: Format,
+    ) -> Result<Vec<String>, KeyringError> {
+        let decoded = format.decode(bytes)?;
+        for (registry, credentials) in decoded.logins {
             if !(credentials.username.is_empty() && credentials.password.is_empty()) {
                 self.add(&registry, credentials);
             }
         }
-        Ok(())
+        Ok(decoded.left_out)
     }
 
     /// Adds credentials of a registry, written like `registry.io`, `https://registry.io/v1/` or
@@ -259,7 +274,11 @@ impl Keyring {
 }
 
 impl Entry {
-    fn decode(self) -> Result<Credentials, &'static str> {
+    /// The login; `None` if it is not UTF-8.
+    ///
+    /// # Errors
+    /// What makes it no login, without its content.
+    fn decode(self) -> Result<Option<Credentials>, &'static str> {
         if let Some(auth) = self.auth.filter(|a| !a.is_empty()) {
             let text = auth.replace(['\r', '\n'], "");
             let bytes = if text.ends_with('=') {
@@ -268,21 +287,26 @@ impl Entry {
                 UNPADDED.decode(text)
             }
             .map_err(|_| "auth is not base64")?;
-            let text = String::from_utf8(bytes).map_err(|_| "auth is not UTF-8")?;
+            if !bytes.contains(&b':') {
+                return Err("auth is not <user>:<password> in base64");
+            }
+            let Ok(text) = String::from_utf8(bytes) else {
+                return Ok(None);
+            };
             let (username, password) = text
                 .split_once(':')
                 .ok_or("auth is not <user>:<password> in base64")?;
-            return Ok(Credentials {
+            return Ok(Some(Credentials {
                 username: username.to_owned(),
                 password: password.trim_matches('\0').to_owned(),
                 source: None,
-            });
+            }));
         }
-        Ok(Credentials {
+        Ok(Some(Credentials {
             username: self.username.unwrap_or_default(),
             password: self.password.unwrap_or_default(),
             source: None,
-        })
+        }))
     }
 }
 
@@ -432,7 +456,7 @@ mod tests {
         ] {
             let mut keyring = Keyring::default();
             let decoded = Format::ConfigJson.decode(content.as_bytes());
-            for (registry, credentials) in decoded.unwrap() {
+            for (registry, credentials) in decoded.unwrap().logins {
                 keyring.add(&registry, credentials);
             }
             assert_eq!(keyring.lookup("r.io/a").len(), want, "{content}");
@@ -544,6 +568,22 @@ mod tests {
             assert_eq!(users(&keyring, "b.io/x"), ["ann"]);
             assert!(!format!("{keyring:?}").contains("pass:word"));
         }
+    }
+
+    #[test]
+    fn a_login_that_is_not_utf_8_leaves_the_others_alone() {
+        let auths = json!({
+            "a.io": {"auth": STANDARD.encode(b"bob:\xff")},
+            "b.io": {"auth": STANDARD.encode("ann:x")},
+        });
+        let file = json!({"auths": auths}).to_string();
+        let mut keyring = Keyring::default();
+        let left_out = keyring.add_file(file.as_bytes(), Format::ConfigJson);
+        assert_eq!(left_out.unwrap(), ["a.io"]);
+        let secret = secret("kubernetes.io/dockercfg", ".dockercfg", &auths.to_string());
+        assert_eq!(keyring.add_secret(&secret).unwrap(), ["a.io"]);
+        assert_eq!(users(&keyring, "b.io/x"), ["ann", "ann"]);
+        assert!(users(&keyring, "a.io/x").is_empty());
     }
 
     #[test]

@@ -634,18 +634,28 @@ impl ImageManager {
         }
         let mut keyring = Keyring::default();
         for secret in &secrets.found {
-            if let Err(error) = keyring.add_secret(secret) {
-                let name = secret.metadata.name.as_deref().unwrap_or_default();
-                report.warning(
-                    "FailedToRetrieveImagePullSecret",
-                    format!("Unable to use image pull secret {name}: {error}"),
-                );
-            }
+            let problem = match keyring.add_secret(secret) {
+                Ok(left_out) if left_out.is_empty() => continue,
+                Ok(left_out) => format!("the logins of {} are not UTF-8", left_out.join(", ")),
+                Err(error) => error.to_string(),
+            };
+            let name = secret.metadata.name.as_deref().unwrap_or_default();
+            report.warning(
+                "FailedToRetrieveImagePullSecret",
+                format!("Unable to use image pull secret {name}: {problem}"),
+            );
         }
         let repository = keyring::repository(image);
         let mut found = keyring.lookup(&repository);
         if let Some(providers) = &self.providers {
-            found.extend(providers.lookup(&repository).await);
+            let (answers, failures) = providers.lookup(&repository).await;
+            found.extend(answers);
+            for failure in failures {
+                report.warning(
+                    "FailedToGetCredentials",
+                    format!("{failure}; attempting to pull the image may not succeed."),
+                );
+            }
         }
         if !self.logins.is_empty() {
             let logins = Arc::clone(&self.logins);

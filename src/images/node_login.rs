@@ -75,7 +75,16 @@ impl NodeLogins {
         for (path, format) in &self.files {
             match read_file(path, *format) {
                 Ok(None) => {}
-                Ok(Some(keyring)) => {
+                Ok(Some((keyring, left_out))) => {
+                    if !left_out.is_empty() {
+                        problem.get_or_insert_with(|| {
+                            format!(
+                                "the logins of {} in {} are left out: they are not UTF-8; log in again",
+                                left_out.join(", "),
+                                path.display()
+                            )
+                        });
+                    }
                     found = Some(keyring);
                     break;
                 }
@@ -100,8 +109,8 @@ impl NodeLogins {
     }
 }
 
-/// What a file holds; `None` where there is none.
-fn read_file(path: &Path, format: Format) -> Result<Option<Keyring>, LoginError> {
+/// What a file holds, and the registries whose login is left out; `None` where there is no file.
+fn read_file(path: &Path, format: Format) -> Result<Option<(Keyring, Vec<String>)>, LoginError> {
     // A pipe must not hold up the pull.
     let opened = File::options()
         .read(true)
@@ -123,8 +132,8 @@ fn read_file(path: &Path, format: Format) -> Result<Option<Keyring>, LoginError>
     let mut bytes = Vec::new();
     file.take(LONGEST).read_to_end(&mut bytes)?;
     let mut keyring = Keyring::default();
-    keyring.add_file(&bytes, format)?;
-    Ok(Some(keyring))
+    let left_out = keyring.add_file(&bytes, format)?;
+    Ok(Some((keyring, left_out)))
 }
 
 #[cfg(test)]

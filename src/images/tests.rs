@@ -577,6 +577,36 @@ async fn credentials_are_tried_in_order_until_one_fits() {
 }
 
 #[tokio::test]
+async fn a_credential_provider_that_fails_is_named_in_an_event_of_the_pod() {
+    let mut world = world(ImageConfig::default());
+    let dir = tempfile::tempdir().unwrap();
+    let settings = CredentialSettings {
+        config: dir.path().join("config.yaml"),
+        bin_dir: dir.path().to_owned(),
+    };
+    std::fs::write(
+        &settings.config,
+        "apiVersion: kubelet.config.k8s.io/v1\nkind: CredentialProviderConfig\nproviders:\n\
+         - {name: helper, apiVersion: credentialprovider.kubelet.k8s.io/v1, defaultCacheDuration: 1m, matchImages: [r.io]}\n",
+    )
+    .unwrap();
+    let (clock, metrics) = (world.clock.clone(), Metrics::default());
+    let providers = CredentialProviders::load(&settings, clock.clone()).unwrap();
+    let manager = ImageManager::new(ImageConfig::default(), clock, metrics);
+    world.manager = Arc::new(manager.with_credential_providers(Arc::new(providers)));
+    world.ensure(&pod("u", "r.io/x:1", "Always")).await.unwrap();
+    let events = world.recorder.events();
+    let told = events.iter().find(|e| e.reason == "FailedToGetCredentials");
+    let message = &told.unwrap().message;
+    let cause = format!("start {}/helper: No such file", dir.path().display());
+    assert!(
+        message.starts_with("run credential provider helper for r.io/x: ")
+            && message.contains(&cause),
+        "{message}"
+    );
+}
+
+#[tokio::test]
 async fn pods_with_other_credentials_do_not_share_a_pull() {
     let world = world(ImageConfig {
         serialize_pulls: false,
