@@ -26,7 +26,7 @@ mod takeover;
 mod tasks;
 mod volumes;
 
-use std::net::{SocketAddr, TcpListener};
+use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -81,7 +81,7 @@ pub enum AgentError {
     /// The API server cannot be used as configured.
     #[error(transparent)]
     Api(#[from] crate::apiserver::ApiError),
-    /// Credential providers of registries cannot be used.
+    /// The configuration of credential providers is wrong.
     #[error(transparent)]
     Credentials(#[from] crate::images::CredentialError),
     /// Cgroups cannot be used.
@@ -98,7 +98,7 @@ pub enum AgentError {
     /// A source cannot be used.
     #[error(transparent)]
     Source(#[from] SourceError),
-    /// The health server cannot listen.
+    /// The kubelet's API cannot be served with these settings.
     #[error(transparent)]
     Server(#[from] ServerError),
     /// The admin socket cannot be made.
@@ -227,7 +227,9 @@ async fn serve(
     token: &CancellationToken,
 ) -> Result<(), AgentError> {
     if let Some(address) = config.healthz_address() {
-        serve_health(base, address, tasks, token).await?;
+        let (health, metrics) = (base.health(), base.metrics.clone());
+        let server = server::open(address, health, metrics, token.clone()).await;
+        tasks.add("health server", server);
     }
     let socket = admin::bind(&config.state_dir)?;
     let info = base.admin_info(config);
@@ -326,20 +328,6 @@ async fn serve(
         started.workers.stop_containers(shutdown::LAST_STOP).await;
     }
     result
-}
-
-async fn serve_health(
-    base: &start::Base,
-    address: SocketAddr,
-    tasks: &mut Tasks,
-    token: &CancellationToken,
-) -> Result<(), AgentError> {
-    let listener = server::bind(address).await?;
-    tasks.add(
-        "health server",
-        server::serve(listener, base.health(), base.metrics.clone(), token.clone()),
-    );
-    Ok(())
 }
 
 /// Ends the agent when its store turns out to be that of another cluster.

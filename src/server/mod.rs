@@ -6,6 +6,7 @@
 //! **Invariant:** a request changes nothing but counts, waits for nothing, and takes bounded time and memory.
 
 pub(crate) mod conn;
+mod door;
 pub mod kubelet;
 mod scrape;
 
@@ -24,6 +25,7 @@ use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use self::door::{Door, Service};
 use crate::stats::own;
 use crate::types::metrics::{HealthcheckLabel, HealthcheckResultLabel, Metrics};
 use crate::types::{Clock, Stamp};
@@ -35,7 +37,7 @@ const READER_PATIENCE: Duration = Duration::from_secs(10);
 /// The least time the sync loop may stand still; upstream's `SyncLoopHealthCheck` has two sync periods.
 const MIN_SYNC_LOOP_PATIENCE: Duration = Duration::from_secs(300);
 
-/// Why the health server does not run.
+/// Why a port is not served.
 #[derive(Debug, thiserror::Error)]
 pub enum ServerError {
     /// The address cannot be bound.
@@ -61,9 +63,6 @@ pub enum ServerError {
     /// The kubelet's API has no certificate.
     #[error(transparent)]
     Tls(#[from] kubelet::TlsError),
-    /// The CAs of the API's clients cannot be used.
-    #[error(transparent)]
-    ClientCa(#[from] kubelet::ClientCaError),
 }
 
 fn api_bind_message(addr: SocketAddr, flag: &str, source: &std::io::Error) -> String {
@@ -141,14 +140,21 @@ pub fn sync_loop_check(
     })
 }
 
-/// Binds the health server's address.
-///
-/// # Errors
-/// [`ServerError::Bind`], which names the port and the flag.
-pub async fn bind(addr: SocketAddr) -> Result<TcpListener, ServerError> {
-    TcpListener::bind(addr)
-        .await
-        .map_err(|source| ServerError::Bind { addr, source })
+/// Serves healthz on this address, until `stop` is cancelled. Binds the port before it returns the server, if that is
+/// possible then; otherwise the server logs why not and tries again.
+pub async fn open(
+    address: SocketAddr,
+    health: HealthChecks,
+    metrics: Metrics,
+    stop: CancellationToken,
+) -> impl Future<Output = ()> + Send + 'static {
+    let clock = Arc::clone(&health.clock);
+    let door = Door::open(address, Service::Health, &*clock).await;
+    async move {
+        if let Some(listener) = door.listener(&*clock, &stop).await {
+            serve(listener, health, metrics, stop).await;
+        }
+    }
 }
 
 /// Serves until `stop` is cancelled, then lets requests in flight finish (at most 2 s).

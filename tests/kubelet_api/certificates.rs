@@ -134,59 +134,57 @@ async fn files_that_change_are_used_without_a_restart_and_only_when_they_fit() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_certificate_that_cannot_be_used_stops_the_start_with_a_clear_word() {
-    for (name, says) in [
-        (
-            "missing",
-            "read /nowhere/tls.crt of tlsCertFile (--tls-cert-file): No such file",
-        ),
-        (
-            "rubbish",
-            "as serving certificate: there is no certificate in it",
-        ),
-        ("pair", "certificate and key do not go together"),
-        (
-            "ca",
-            "of authentication.x509.clientCAFile (--client-ca-file): there is no certificate in it",
-        ),
-    ] {
+async fn a_certificate_that_is_missing_or_broken_at_the_start_is_used_once_it_is_whole() {
+    for at_start in ["missing", "rubbish", "pair"] {
         let ca = Ca::new("serving");
-        let (certificate, key) = ca.serving(NODE);
+        let (certificate_pem, key_pem) = ca.serving(NODE);
         let (_, other) = ca.serving(NODE);
-        let result = World::over(
-            limits(),
-            Hand::new(),
-            SharedReviews::default(),
-            Some(nobody()),
-            |config| {
-                let dir = config.root_dir.parent().unwrap().to_owned();
-                let (file, key_file) = (dir.join("tls.crt"), dir.join("tls.key"));
-                let rubbish = "rubbish".to_owned();
-                std::fs::write(
-                    &file,
-                    if name == "rubbish" {
-                        &rubbish
-                    } else {
-                        &certificate
-                    },
-                )
-                .unwrap();
-                std::fs::write(&key_file, if name == "pair" { &other } else { &key }).unwrap();
-                config.kubelet.tls_private_key_file = Some(key_file);
-                config.kubelet.tls_cert_file = Some(if name == "missing" {
-                    "/nowhere/tls.crt".into()
-                } else {
-                    file
-                });
-                if name == "ca" {
-                    std::fs::write(dir.join("client-ca.crt"), "").unwrap();
-                }
-            },
-        )
+        let world = World::with(limits(), |config| {
+            let dir = config.root_dir.parent().unwrap().to_owned();
+            let (file, key) = (dir.join("tls.crt"), dir.join("tls.key"));
+            match at_start {
+                "missing" => {}
+                "rubbish" => std::fs::write(&file, "rubbish").unwrap(),
+                _ => std::fs::write(&file, &certificate_pem).unwrap(),
+            }
+            if at_start != "missing" {
+                std::fs::write(&key, &other).unwrap();
+            }
+            config.kubelet.tls_cert_file = Some(file);
+            config.kubelet.tls_private_key_file = Some(key);
+        })
         .await;
-        let error = result.err().expect(name);
-        assert!(error.contains(says), "{name}: {error}");
+        assert_eq!(certificate(&world).await, None, "{at_start}");
+        let file = world.path("tls.crt");
+        std::fs::write(&file, &certificate_pem).unwrap();
+        std::fs::write(world.path("tls.key"), &key_pem).unwrap();
+        let wanted = Some(first_of(&file));
+        eventually("the certificate", async || {
+            certificate(&world).await == wanted
+        })
+        .await;
+        world.end().await;
     }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn no_client_certificate_is_accepted_before_the_client_ca_exists() {
+    let world = World::with(limits(), |config| {
+        let file = config.kubelet.authentication.client_ca_file.as_ref();
+        std::fs::remove_file(file.unwrap()).unwrap();
+        config.kubelet.authentication.anonymous = false;
+    })
+    .await;
+    world.allow("alice", "get", "healthz");
+    let alice = world.ca.user("alice", None);
+    let ask = async || world.ask("GET", "/healthz", None, Some(&alice)).await;
+    let (status, text) = ask().await;
+    assert_eq!(status, 401, "{text}");
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    assert_eq!(ask().await.0, 401);
+    std::fs::write(world.path("client-ca.crt"), &world.ca.pem).unwrap();
+    eventually("the client CA", async || ask().await.0 == 200).await;
+    world.end().await;
 }
 
 fn nobody() -> ApiClient {
@@ -199,24 +197,18 @@ fn nobody() -> ApiClient {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_port_that_is_taken_is_named_with_its_flag() {
+async fn a_port_that_is_taken_is_served_once_it_is_free() {
     let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    let port = taken.local_addr().unwrap().port();
-    let result = World::over(
-        limits(),
-        Hand::new(),
-        SharedReviews::default(),
-        Some(nobody()),
-        |config| {
-            config.kubelet.port = port;
-        },
-    )
+    let address = taken.local_addr().unwrap();
+    let mut world = World::with(limits(), |config| {
+        config.kubelet.port = address.port();
+    })
     .await;
-    let error = result.err().unwrap();
-    assert!(
-        error.contains(&format!("port {port} is in use")) && error.contains("--port"),
-        "{error}"
-    );
+    assert_eq!(world.address, None);
+    drop(taken);
+    world.address = Some(address);
+    eventually("the server", async || certificate(&world).await.is_some()).await;
+    world.end().await;
 }
 
 fn node(addresses: &[(&str, &str)]) -> Arc<Node> {

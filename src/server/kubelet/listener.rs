@@ -28,6 +28,7 @@ use tokio_util::task::TaskTracker;
 use tower::ServiceExt;
 
 use super::super::ServerError;
+use super::super::door::{Door, Service};
 use super::auth::Auth;
 use super::connections::{Connections, Counted, Slot};
 use super::inherited;
@@ -90,16 +91,16 @@ pub(crate) struct Peer {
     pub(crate) certificates: Arc<[CertificateDer<'static>]>,
 }
 
-/// The server, with its ports bound and its certificate at hand.
+/// The server. Ports that are not free and certificates that do not exist yet are waited for while it runs.
 pub struct Server {
     node: Shared,
     limits: Limits,
     secure: Option<Secure>,
-    read_only: Option<TcpListener>,
+    read_only: Option<Door>,
 }
 
 struct Secure {
-    listener: TcpListener,
+    door: Door,
     tls: TlsAcceptor,
     serving: Serving,
     keeper: Keeper,
@@ -107,10 +108,11 @@ struct Secure {
 }
 
 impl Server {
-    /// Binds what the configuration says and reads or makes the certificate. `None` when nothing is to be served.
+    /// Binds what the configuration says and reads or makes the certificate, as far as that is possible now. `None` when
+    /// nothing is to be served.
     ///
     /// # Errors
-    /// When a port cannot be bound, or a certificate cannot be used.
+    /// When the settings of TLS cannot be used together.
     pub async fn open(node: NodeApi, limits: Limits) -> Result<Option<Self>, ServerError> {
         Self::open_on(None, node, limits).await
     }
@@ -136,15 +138,16 @@ impl Server {
         let secure = match config.server_address() {
             None => None,
             Some(address) => {
-                let listener = match fitting(listener, address) {
-                    Some(listener) => listener,
-                    None => bind(address, "--port").await?,
+                let port = Service::Api("--port");
+                let door = match fitting(listener, address) {
+                    Some(listener) => Door::of(listener, address, port),
+                    None => Door::open(address, port, &*node.clock).await,
                 };
                 let (serving, keeper) = tls::open(&node).await?;
                 let tls = tls::server_config(&config.kubelet, serving.clone())?;
-                let auth = Arc::new(Auth::open(&node).await?);
+                let auth = Arc::new(Auth::open(&node).await);
                 Some(Secure {
-                    listener,
+                    door,
                     tls: TlsAcceptor::from(tls),
                     serving,
                     keeper,
@@ -153,7 +156,10 @@ impl Server {
             }
         };
         let read_only = match config.read_only_address() {
-            Some(address) => Some(bind(address, "--read-only-port").await?),
+            Some(address) => {
+                let port = Service::Api("--read-only-port");
+                Some(Door::open(address, port, &*node.clock).await)
+            }
             None => None,
         };
         if secure.is_none() && read_only.is_none() {
@@ -167,14 +173,14 @@ impl Server {
         }))
     }
 
-    /// Where the API is served.
+    /// Where the API is served; `None` as long as the port is not bound.
     pub fn address(&self) -> Option<SocketAddr> {
-        self.secure.as_ref()?.listener.local_addr().ok()
+        self.secure.as_ref()?.door.local_addr()
     }
 
-    /// Where the part for everybody is served.
+    /// Where the part for everybody is served; `None` as long as the port is not bound.
     pub fn read_only_address(&self) -> Option<SocketAddr> {
-        self.read_only.as_ref()?.local_addr().ok()
+        self.read_only.as_ref()?.local_addr()
     }
 
     /// Serves until [`NodeApi::stop`] is cancelled.
@@ -207,7 +213,10 @@ impl Server {
             shown: AtomicI64::new(0),
         };
         let read_only = async {
-            if let Some(listener) = self.read_only {
+            let Some(door) = self.read_only else {
+                return;
+            };
+            if let Some(listener) = door.listener(&*node.clock, &node.stop).await {
                 let gate = gate(None, "readonly");
                 let routes = (routes.clone())
                     .layer(from_fn(only_reading))
@@ -222,7 +231,12 @@ impl Server {
             if let Some(secure) = self.secure {
                 let gate = gate(Some(Arc::clone(&secure.auth)), "readwrite");
                 let routes = routes.clone().layer(from_fn_with_state(gate, pass));
-                let port = port(secure.listener, Some(secure.tls), routes);
+                let (door, tls) = (secure.door, secure.tls);
+                let serve = async {
+                    if let Some(listener) = door.listener(&*node.clock, &node.stop).await {
+                        port(listener, Some(tls), routes).run().await;
+                    }
+                };
                 let certificate = tls::keep(
                     Arc::clone(&node),
                     secure.serving,
@@ -232,7 +246,7 @@ impl Server {
                 let cas = node
                     .stop
                     .run_until_cancelled(secure.auth.watch(limits.look));
-                tokio::join!(port.run(), certificate, cas);
+                tokio::join!(serve, certificate, cas);
             }
         };
         tokio::join!(read_only, secure);
@@ -257,12 +271,6 @@ fn fitting(given: Option<std::net::TcpListener>, configured: SocketAddr) -> Opti
         Err(error) => tracing::warn!(%error, "cannot use the socket that systemd handed over"),
     }
     None
-}
-
-async fn bind(addr: SocketAddr, flag: &'static str) -> Result<TcpListener, ServerError> {
-    TcpListener::bind(addr)
-        .await
-        .map_err(|source| ServerError::BindApi { addr, flag, source })
 }
 
 /// Lets the process have as many open files as it may.

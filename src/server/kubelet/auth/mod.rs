@@ -175,13 +175,10 @@ struct Decisions {
 
 impl Auth {
     /// As configured.
-    ///
-    /// # Errors
-    /// When the CAs of clients cannot be used.
-    pub(super) async fn open(node: &Shared) -> Result<Self, ClientCaError> {
+    pub(super) async fn open(node: &Shared) -> Self {
         let k = &node.config.kubelet;
         let cas = match k.authentication.client_ca_file.clone() {
-            Some(path) => Some(Arc::new(ClientCas::open(path).await?)),
+            Some(path) => Some(Arc::new(ClientCas::open(path, &*node.clock).await)),
             None => None,
         };
         let reviewer = node.api.clone().map(|api| Arc::new(Reviewer::new(api)));
@@ -205,7 +202,7 @@ impl Auth {
             cache: Arc::new(Cache::new(Arc::clone(&clock), DECISIONS_KEPT)),
             once: Once::new(),
         });
-        Ok(Self {
+        Self {
             node_name: node.config.node_name.clone(),
             streams_create: node.config.streaming_requires_create,
             clock,
@@ -215,13 +212,13 @@ impl Auth {
             tokens,
             decisions,
             waiting: Waiting::default(),
-        })
+        }
     }
 
     /// Keeps the CAs as their file says, for ever; it is looked at every `look`.
     pub(super) async fn watch(&self, look: Duration) {
         match &self.cas {
-            Some(cas) => cas.watch(look).await,
+            Some(cas) => cas.watch(look, &*self.clock).await,
             None => std::future::pending().await,
         }
     }

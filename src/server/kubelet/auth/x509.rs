@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use arc_swap::ArcSwap;
+use arc_swap::ArcSwapOption;
 use rustls::RootCertStore;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, UnixTime};
@@ -14,7 +14,7 @@ use sha2::{Digest, Sha256};
 use x509_parser::prelude::{FromDer, X509Certificate};
 
 use super::User;
-use crate::types::{Stamp, blocking, causes};
+use crate::types::{Clock, Pace, Stamp, blocking, causes};
 
 /// Why the CAs of the API's clients cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -36,15 +36,13 @@ pub enum ClientCaError {
         /// What is wrong.
         problem: String,
     },
-    /// The agent is ending.
-    #[error("the agent is ending")]
-    Interrupted,
 }
 
-/// The CAs of the API's clients.
+/// The CAs of the API's clients. No certificate is good before the file could be read.
 pub(super) struct ClientCas {
     path: PathBuf,
-    verifier: ArcSwap<Verifier>,
+    verifier: ArcSwapOption<Verifier>,
+    pace: Pace,
 }
 
 struct Verifier {
@@ -53,45 +51,53 @@ struct Verifier {
 }
 
 impl ClientCas {
-    /// Reads the file.
-    pub(super) async fn open(path: PathBuf) -> Result<Self, ClientCaError> {
-        let at = path.clone();
-        let verifier = blocking::run(move || read(&at, None))
-            .await
-            .map_err(|_| ClientCaError::Interrupted)??;
-        let Some(verifier) = verifier else {
-            return Err(ClientCaError::Interrupted);
-        };
-        Ok(Self {
+    /// Reads the file. If it cannot be used, logs why; [`Self::watch`] reads it again.
+    pub(super) async fn open(path: PathBuf, clock: &dyn Clock) -> Self {
+        let cas = Self {
             path,
-            verifier: ArcSwap::from_pointee(verifier),
-        })
+            verifier: ArcSwapOption::empty(),
+            pace: Pace::default(),
+        };
+        cas.look(clock).await;
+        cas
     }
 
     /// Takes changes of the file over for ever.
-    pub(super) async fn watch(&self, look: Duration) {
-        let mut told = String::new();
+    pub(super) async fn watch(&self, look: Duration, clock: &dyn Clock) {
         loop {
             tokio::time::sleep(look).await;
-            let (path, before) = (self.path.clone(), self.verifier.load_full());
-            match blocking::run(move || read(&path, Some(&before.seen))).await {
-                Ok(Ok(None)) => told.clear(),
-                Ok(Ok(Some(verifier))) => {
-                    told.clear();
-                    tracing::info!(path = %self.path.display(), "the CAs of clients changed, using the new ones");
-                    self.verifier.store(Arc::new(verifier));
+            self.look(clock).await;
+        }
+    }
+
+    /// Reads the file and uses what has changed in it. Those before stay in use if it cannot be read.
+    async fn look(&self, clock: &dyn Clock) {
+        let (path, before) = (self.path.clone(), self.verifier.load_full());
+        let seen = move || read(&path, before.as_ref().map(|before| before.seen.as_slice()));
+        // Only a runtime that is shutting down cancels blocking work.
+        let Ok(found) = blocking::run(seen).await else {
+            return;
+        };
+        match found {
+            Ok(None) => self.pace.over("file"),
+            Ok(Some(verifier)) => {
+                self.pace.over("file");
+                tracing::info!(path = %self.path.display(), "using the CAs of clients");
+                self.verifier.store(Some(Arc::new(verifier)));
+            }
+            Err(error) => {
+                let error = causes(&error);
+                if self.pace.is_due("file", &error, clock.now()) {
+                    let until_then = match self.verifier.load().is_some() {
+                        true => "those before stay in use",
+                        false => "until then no client certificate is accepted",
+                    };
+                    tracing::warn!(
+                        error,
+                        until_then,
+                        "cannot use the CAs of clients; put the file there, it is read again every 10 s"
+                    );
                 }
-                Ok(Err(error)) => {
-                    let text = causes(&error);
-                    if text != told {
-                        tracing::warn!(
-                            error = text,
-                            "cannot use the CAs of clients that have changed, going on with those before"
-                        );
-                        told = text;
-                    }
-                }
-                Err(_) => return,
             }
         }
     }
@@ -111,6 +117,12 @@ impl ClientCas {
         let seconds = u64::try_from(now.wall_ms.div_euclid(1000)).unwrap_or(0);
         let now = UnixTime::since_unix_epoch(Duration::from_secs(seconds));
         let verifier = self.verifier.load();
+        let Some(verifier) = verifier.as_ref() else {
+            return Err(format!(
+                "the CAs in {} are not known yet",
+                self.path.display()
+            ));
+        };
         verifier
             .verifier
             .verify_client_cert(first, others, now)

@@ -4,13 +4,21 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use super::{Certificate, Serving, TlsError, read_file};
-use crate::types::blocking;
+use crate::types::{Clock, Pace, blocking, causes};
 
-/// The two files and what was in them when they were last looked at.
+/// Certificate and key as they were read.
+#[derive(PartialEq, Eq)]
+struct Seen(Vec<u8>, zeroize::Zeroizing<Vec<u8>>);
+
+/// The two files.
 pub(in super::super) struct Files {
     certificate: PathBuf,
     key: PathBuf,
-    seen: (Vec<u8>, zeroize::Zeroizing<Vec<u8>>),
+    /// What was in them when they were last read; `None` before it could be used.
+    seen: Option<Seen>,
+    /// Why they cannot be used.
+    problem: Option<String>,
+    pace: Pace,
 }
 
 impl Files {
@@ -18,32 +26,73 @@ impl Files {
         Self {
             certificate,
             key,
-            seen: Default::default(),
+            seen: None,
+            problem: None,
+            pace: Pace::default(),
         }
     }
 
-    /// Reads the certificate at start. Blocking.
-    pub(super) fn first(mut self) -> Result<(Self, Certificate), TlsError> {
-        match self.look()? {
-            Some(certificate) => Ok((self, certificate)),
-            None => Err(TlsError::Unusable {
-                path: self.certificate,
-                problem: "the file is empty".to_owned(),
-            }),
+    /// Reads the files and uses what has changed in them. The certificate before stays in use if they cannot be used.
+    ///
+    /// # Errors
+    /// When the agent is ending.
+    pub(super) async fn look(
+        mut self,
+        serving: &Serving,
+        clock: &dyn Clock,
+    ) -> Result<Self, TlsError> {
+        let looked = blocking::run(move || {
+            let found = self.read();
+            (self, found)
+        });
+        let (mut files, found) = looked.await.map_err(|_| TlsError::Interrupted)?;
+        match found {
+            Ok(None) => files.problem = None,
+            Ok(Some(certificate)) => {
+                files.problem = None;
+                tracing::info!(
+                    path = %files.certificate.display(),
+                    until = certificate.until,
+                    "using this serving certificate"
+                );
+                serving.set(certificate);
+            }
+            Err(error) => files.problem = Some(causes(&error)),
+        }
+        files.warn(serving, clock);
+        Ok(files)
+    }
+
+    /// Logs what is wrong: when it is new, and again from time to time.
+    fn warn(&self, serving: &Serving, clock: &dyn Clock) {
+        let Some(error) = &self.problem else {
+            return self.pace.over("files");
+        };
+        if self.pace.is_due("files", error, clock.now()) {
+            let until_then = match serving.current().is_some() {
+                true => "the one before stays in use",
+                false => "until then, connections to the kubelet's API fail",
+            };
+            tracing::warn!(
+                error,
+                until_then,
+                "cannot use the serving certificate; put both files there, they are read again every 10 s"
+            );
         }
     }
 
     /// The certificate, if the files have changed. Blocking.
-    pub(super) fn look(&mut self) -> Result<Option<Certificate>, TlsError> {
+    pub(super) fn read(&mut self) -> Result<Option<Certificate>, TlsError> {
         let certificate = read_file(&self.certificate, "tlsCertFile (--tls-cert-file)")?;
         let key = read_file(&self.key, "tlsPrivateKeyFile (--tls-private-key-file)")?;
-        let now = (certificate, zeroize::Zeroizing::new(key));
-        if now == self.seen {
+        let now = Seen(certificate, zeroize::Zeroizing::new(key));
+        if self.seen.as_ref() == Some(&now) {
             return Ok(None);
         }
-        // Told once: what cannot be used is looked at again when it changes.
-        self.seen = now;
-        match Certificate::parse(&self.seen.0, &self.seen.1) {
+        let parsed = Certificate::parse(&now.0, &now.1);
+        // What cannot be used is parsed again, so that it stays a problem.
+        self.seen = parsed.is_ok().then_some(now);
+        match parsed {
             Ok(certificate) => Ok(Some(certificate)),
             Err(problem) => Err(TlsError::Unusable {
                 path: self.certificate.clone(),
@@ -54,46 +103,12 @@ impl Files {
 }
 
 /// Takes changes over for ever.
-pub(super) async fn watch(mut files: Files, serving: &Serving, look: Duration) {
-    let mut told = String::new();
+pub(super) async fn watch(mut files: Files, serving: &Serving, look: Duration, clock: &dyn Clock) {
     loop {
         tokio::time::sleep(look).await;
-        let looked = blocking::run(move || {
-            let found = files.look();
-            (files, found)
-        });
-        let Ok((back, found)) = looked.await else {
-            return;
-        };
-        files = back;
-        match found {
-            Ok(None) => {}
-            Ok(Some(certificate)) => {
-                told.clear();
-                tracing::info!(
-                    path = %files.certificate.display(),
-                    until = certificate.until,
-                    "serving certificate changed, using the new one"
-                );
-                serving.set(certificate);
-            }
-            Err(error) => {
-                let text = error_text(&error);
-                if text != told {
-                    tracing::warn!(
-                        error = text,
-                        "cannot use the serving certificate that has changed, going on with the one before"
-                    );
-                    told = text;
-                }
-            }
+        match files.look(serving, clock).await {
+            Ok(back) => files = back,
+            Err(_) => return,
         }
-    }
-}
-
-fn error_text(error: &TlsError) -> String {
-    match std::error::Error::source(error) {
-        Some(source) => format!("{error}: {source}"),
-        None => error.to_string(),
     }
 }

@@ -28,7 +28,7 @@ use x509_parser::prelude::{FromDer, GeneralName, X509Certificate};
 
 use super::Shared;
 use crate::kubeletconfig::{KubeletConfiguration, TlsVersion};
-use crate::types::blocking;
+use crate::types::{blocking, causes};
 
 /// Why there is no serving certificate.
 #[derive(Debug, thiserror::Error)]
@@ -171,15 +171,15 @@ fn address(bytes: &[u8]) -> Option<IpAddr> {
 /// What keeps the certificate good after the start.
 pub(super) enum Keeper {
     Files(files::Files),
-    SelfSigned(self_signed::SelfSigned),
+    SelfSigned,
     Bootstrap,
 }
 
 /// Finds the certificate, or makes one.
 ///
 /// # Errors
-/// When what was given cannot be used. A certificate that is still to be asked for is no error: connections fail
-/// until it is there.
+/// When the agent is ending. A certificate that is still to be asked for, or cannot be read or made yet, is no error:
+/// connections fail until there is one.
 pub(super) async fn open(node: &Shared) -> Result<(Serving, Keeper), TlsError> {
     let serving = Serving::default();
     let k = &node.config.kubelet;
@@ -195,27 +195,23 @@ pub(super) async fn open(node: &Shared) -> Result<(Serving, Keeper), TlsError> {
         match (&k.tls_cert_file, &k.tls_private_key_file) {
             (Some(certificate), Some(key)) => {
                 let files = files::Files::new(certificate.clone(), key.clone());
-                Keeper::Files(read(files, &serving).await?)
+                Keeper::Files(files.look(&serving, &*node.clock).await?)
             }
             _ => {
                 let made = self_signed::SelfSigned::new(node);
-                let (made, certificate) = blocking::run(move || made.ensure(true))
-                    .await
-                    .map_err(|_| TlsError::Interrupted)??;
-                serving.set(certificate);
-                Keeper::SelfSigned(made)
+                let found = blocking::run(move || made.ensure(true)).await;
+                match found.map_err(|_| TlsError::Interrupted)? {
+                    Ok(certificate) => serving.set(certificate),
+                    Err(error) => tracing::warn!(
+                        error = causes(&error),
+                        "no serving certificate yet, connections to the kubelet's API fail; trying again every 10 s"
+                    ),
+                }
+                Keeper::SelfSigned
             }
         }
     };
     Ok((serving, keeper))
-}
-
-async fn read(files: files::Files, serving: &Serving) -> Result<files::Files, TlsError> {
-    let (files, certificate) = blocking::run(move || files.first())
-        .await
-        .map_err(|_| TlsError::Interrupted)??;
-    serving.set(certificate);
-    Ok(files)
 }
 
 /// Keeps the certificate good until [`super::NodeApi::stop`] is cancelled; files and dates are looked at every `look`.
@@ -232,8 +228,8 @@ pub(super) async fn keep(node: Shared, serving: Serving, keeper: Keeper, look: D
     };
     let work = async {
         match keeper {
-            Keeper::Files(files) => files::watch(files, &serving, look).await,
-            Keeper::SelfSigned(made) => self_signed::watch(made, &node, &serving, look).await,
+            Keeper::Files(files) => files::watch(files, &serving, look, &*node.clock).await,
+            Keeper::SelfSigned => self_signed::watch(&node, &serving, look).await,
             Keeper::Bootstrap => bootstrap::run(&node, &serving, look).await,
         }
     };

@@ -45,14 +45,14 @@ impl SelfSigned {
 
     /// The certificate that is there, or a new one. One that cannot be written is used all the same where
     /// `unkept`: a full disk does not keep the agent from starting. Blocking.
-    pub(super) fn ensure(self, unkept: bool) -> Result<(Self, Certificate), TlsError> {
+    pub(super) fn ensure(self, unkept: bool) -> Result<Certificate, TlsError> {
         if let Some(certificate) = self.existing()? {
             // A clock that was never set says nothing about what was made before.
             let is_early = certificate.from > self.now && self.now >= EARLIEST;
             let is_good = certificate.until - MARGIN > self.now && !is_early;
             let fits = !self.made(&certificate) || certificate.is_for(&[], &self.addresses);
             if is_good && fits {
-                return Ok((self, certificate));
+                return Ok(certificate);
             }
             let why = if is_good {
                 "the node has another address"
@@ -61,8 +61,7 @@ impl SelfSigned {
             };
             tracing::info!(path = %self.certificate.display(), why, "making another self-signed serving certificate");
         }
-        let certificate = self.make(unkept)?;
-        Ok((self, certificate))
+        self.make(unkept)
     }
 
     /// Whether the agent made `certificate`, rather than somebody who put it there.
@@ -161,17 +160,18 @@ impl SelfSigned {
 }
 
 /// Makes another before the certificate ends, and takes one over that somebody else put there.
-pub(super) async fn watch(mut made: SelfSigned, node: &Shared, serving: &Serving, look: Duration) {
+pub(super) async fn watch(node: &Shared, serving: &Serving, look: Duration) {
     let mut told = false;
     loop {
         tokio::time::sleep(look).await;
-        made.now = wall_seconds(node);
         let again = SelfSigned::new(node);
-        let Ok(found) = blocking::run(move || again.ensure(false)).await else {
+        // Without one, any is better than none.
+        let unkept = serving.current().is_none();
+        let Ok(found) = blocking::run(move || again.ensure(unkept)).await else {
             return;
         };
         match found {
-            Ok((_, certificate)) => {
+            Ok(certificate) => {
                 told = false;
                 let same = serving
                     .current()

@@ -43,22 +43,21 @@ fn a_certificate_is_taken_with_its_key_only() {
 }
 
 #[test]
-fn files_are_told_about_when_they_change_and_once_when_they_are_bad() {
+fn files_are_used_when_they_change_and_not_while_they_are_bad() {
     let dir = tempfile::tempdir().unwrap();
     let (file, key_file) = (dir.path().join("c"), dir.path().join("k"));
     let (certificate, key) = pair("n");
     std::fs::write(&file, &certificate).unwrap();
     std::fs::write(&key_file, &key).unwrap();
-    let (mut files, _) = files::Files::new(file.clone(), key_file.clone())
-        .first()
-        .unwrap();
-    assert!(files.look().unwrap().is_none());
+    let mut files = files::Files::new(file.clone(), key_file.clone());
+    assert!(files.read().unwrap().is_some());
+    assert!(files.read().unwrap().is_none());
     let (next, next_key) = pair("n");
     std::fs::write(&file, &next).unwrap();
-    assert!(files.look().is_err(), "half of a change");
-    assert!(files.look().unwrap().is_none(), "told once");
+    assert!(files.read().is_err(), "half of a change");
+    assert!(files.read().is_err(), "it stays wrong");
     std::fs::write(&key_file, &next_key).unwrap();
-    assert!(files.look().unwrap().is_some());
+    assert!(files.read().unwrap().is_some());
 }
 
 #[test]

@@ -1,0 +1,161 @@
+//! Ports that are served as soon as they can be bound: their holder may still be ending, their address may come later.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use tokio::net::TcpListener;
+use tokio_util::sync::CancellationToken;
+
+use super::ServerError;
+use crate::types::{Clock, Pace, causes};
+
+/// How often a port that cannot be bound is tried again. Upstream: `wait.Until` of the health server, 5 s as well.
+const RETRY: Duration = Duration::from_secs(5);
+
+/// What a port is for.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Service {
+    /// Healthz and metrics.
+    Health,
+    /// The kubelet's API, on the port that this flag gives.
+    Api(&'static str),
+}
+
+/// A port, bound or still to be bound.
+#[derive(Debug)]
+pub(crate) struct Door {
+    address: SocketAddr,
+    service: Service,
+    retry: Duration,
+    listener: Option<TcpListener>,
+    pace: Pace,
+}
+
+impl Door {
+    /// Binds the port if that is possible now. Otherwise logs why not; [`Self::listener`] tries again.
+    pub(crate) async fn open(address: SocketAddr, service: Service, clock: &dyn Clock) -> Self {
+        let mut door = Self {
+            address,
+            service,
+            retry: RETRY,
+            listener: None,
+            pace: Pace::default(),
+        };
+        door.try_again(clock).await;
+        door
+    }
+
+    /// A port that is bound already.
+    pub(crate) fn of(listener: TcpListener, address: SocketAddr, service: Service) -> Self {
+        Self {
+            address,
+            service,
+            retry: RETRY,
+            listener: Some(listener),
+            pace: Pace::default(),
+        }
+    }
+
+    /// Tries that often from now on.
+    #[cfg(test)]
+    fn every(mut self, retry: Duration) -> Self {
+        self.retry = retry;
+        self
+    }
+
+    /// Where the port is bound; `None` as long as it is not.
+    pub(crate) fn local_addr(&self) -> Option<SocketAddr> {
+        self.listener.as_ref()?.local_addr().ok()
+    }
+
+    /// Waits until the port is bound. `None` when `stop` is cancelled before. Logs again from time to time why it is not.
+    pub(crate) async fn listener(
+        mut self,
+        clock: &dyn Clock,
+        stop: &CancellationToken,
+    ) -> Option<TcpListener> {
+        while self.listener.is_none() {
+            tokio::select! {
+                () = tokio::time::sleep(self.retry) => {}
+                () = stop.cancelled() => return None,
+            }
+            self.try_again(clock).await;
+            if self.listener.is_some() {
+                tracing::info!(address = %self.address, "the port could be bound, serving it");
+            }
+        }
+        self.listener
+    }
+
+    async fn try_again(&mut self, clock: &dyn Clock) {
+        match bind(self.address, self.service).await {
+            Ok(listener) => self.listener = Some(listener),
+            Err(error) => {
+                let error = causes(&error);
+                if self.pace.is_due("port", &error, clock.now()) {
+                    tracing::warn!(error, "cannot listen yet, trying again every 5 s");
+                }
+            }
+        }
+    }
+}
+
+/// Binds a port.
+///
+/// # Errors
+/// [`ServerError::Bind`] and [`ServerError::BindApi`], which name the port and the flag.
+async fn bind(addr: SocketAddr, service: Service) -> Result<TcpListener, ServerError> {
+    TcpListener::bind(addr)
+        .await
+        .map_err(|source| match service {
+            Service::Health => ServerError::Bind { addr, source },
+            Service::Api(flag) => ServerError::BindApi { addr, flag, source },
+        })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::types::{BootId, SystemClock};
+
+    #[tokio::test]
+    async fn a_port_that_is_taken_is_named_with_its_flag() {
+        let taken = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = taken.local_addr().unwrap();
+        for (service, flag) in [
+            (Service::Health, "--healthz-port"),
+            (Service::Api("--port"), "--port"),
+            (Service::Api("--read-only-port"), "--read-only-port"),
+        ] {
+            let error = bind(address, service).await.unwrap_err().to_string();
+            let port = format!("port {} is in use", address.port());
+            assert!(error.contains(&port) && error.contains(flag), "{error}");
+        }
+        let elsewhere = "192.0.2.77:10250".parse().unwrap();
+        let error = bind(elsewhere, Service::Api("--port")).await.unwrap_err();
+        assert!(error.to_string().contains("--address"), "{error}");
+    }
+
+    #[tokio::test]
+    async fn a_port_is_bound_once_its_holder_has_ended() {
+        let taken = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = taken.local_addr().unwrap();
+        let clock = SystemClock::new(BootId(1));
+        let stop = CancellationToken::new();
+        let door = Door::open(address, Service::Health, &clock).await;
+        let door = door.every(Duration::from_millis(10));
+        assert_eq!(door.local_addr(), None);
+        let freed = async {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+            drop(taken);
+        };
+        let (listener, ()) = tokio::join!(door.listener(&clock, &stop), freed);
+        assert_eq!(listener.unwrap().local_addr().unwrap(), address);
+
+        let taken = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = taken.local_addr().unwrap();
+        let door = Door::open(address, Service::Health, &clock).await;
+        stop.cancel();
+        assert!(door.listener(&clock, &stop).await.is_none());
+    }
+}
