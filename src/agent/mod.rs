@@ -283,6 +283,7 @@ async fn serve(
             let started = started?;
             watch_cluster(config, base, tasks, token);
             oom::watch(base, &started, tasks, token);
+            node::follow_size(config, base, &started, tasks, token);
             started
         }
         () = signals.terminated() => {

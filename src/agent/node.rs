@@ -1,9 +1,15 @@
 //! Facts of this node that pods' configurations depend on.
 
-use tokio::runtime::Handle;
-use tracing::warn;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
 
-use super::AgentError;
+use tokio::runtime::Handle;
+use tokio_util::sync::CancellationToken;
+use tracing::{info, warn};
+
+use super::start::{Base, Started};
+use super::{AgentError, Tasks};
 use crate::cm::systemd::Systemd;
 use crate::cm::{CgroupConfig, CgroupDriver, CgroupError, CgroupManager, CgroupVersion};
 use crate::kubeletconfig::{self, AgentConfig, KubeletConfiguration};
@@ -11,9 +17,14 @@ use crate::kuberuntime::dns::DnsConfigurer;
 use crate::kuberuntime::node_context::NodeContext;
 use crate::kuberuntime::selinux;
 use crate::nodestatus::cpus;
-use crate::types::blocking;
 use crate::types::host_addresses::HostAddresses;
 use crate::types::metrics::Metrics;
+use crate::types::{Event, EventRecorder, EventType, Pace, blocking, causes};
+
+/// Where the kernel says what processors there are.
+const CPUS: &str = "/sys/devices/system/cpu";
+/// How often the size of the machine is read, as for the node's status.
+const SIZE_LOOK: Duration = Duration::from_secs(10);
 
 /// Memory of the machine in bytes; 0 when it cannot be read.
 fn memory_capacity() -> u64 {
@@ -61,12 +72,95 @@ fn for_pods(kubelet: &KubeletConfiguration, name: &str, capacity: u64, unit: i12
     u64::try_from(left / unit).ok().filter(|left| *left > 0)
 }
 
-/// The highest number of a processor that is online; `None` where the kernel does not tell.
-fn last_cpu() -> Option<u32> {
+/// The highest number that a processor may get while the machine runs, those included that are added later; `None` where
+/// the kernel does not tell.
+fn last_cpu(cpus: &Path) -> Option<u32> {
     // Ranges: `0-3,5`.
-    let online = std::fs::read_to_string("/sys/devices/system/cpu/online").ok()?;
-    let last = online.trim().rsplit([',', '-']).next()?;
+    let possible = std::fs::read_to_string(cpus.join("possible")).ok()?;
+    let last = possible.trim().rsplit([',', '-']).next()?;
     last.parse().ok()
+}
+
+/// What all pods together may use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Size {
+    /// Thousandths of a processor.
+    cpu_milli: Option<u64>,
+    /// Bytes.
+    memory: Option<u64>,
+}
+
+impl Size {
+    fn of(kubelet: &KubeletConfiguration, cpus: u64, memory: u64) -> Self {
+        Self {
+            cpu_milli: for_pods(kubelet, "cpu", cpus, MILLI),
+            memory: for_pods(kubelet, "memory", memory, UNIT),
+        }
+    }
+}
+
+/// Has the cgroup of all pods follow the size of the machine, to which processors and memory can be added while it runs.
+pub(super) fn follow_size(
+    config: &AgentConfig,
+    base: &Base,
+    started: &Started,
+    tasks: &mut Tasks,
+    token: &CancellationToken,
+) {
+    let cgroups = Arc::clone(&started.workers.context().cgroups);
+    let (kubelet, token) = (config.kubelet.clone(), token.clone());
+    let recorder: Arc<dyn EventRecorder> = Arc::clone(&base.recorder) as _;
+    let clock = Arc::clone(&base.clock);
+    tasks.add("size of the machine", async move {
+        let (pace, mut known) = (Pace::default(), None);
+        let mut look = tokio::time::interval(SIZE_LOOK);
+        look.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        loop {
+            tokio::select! {
+                _ = look.tick() => {}
+                () = token.cancelled() => return,
+            }
+            let (kubelet, cgroups) = (kubelet.clone(), Arc::clone(&cgroups));
+            let follow = move || {
+                let memory = memory_capacity();
+                // Nothing is known of it.
+                (memory > 0).then(|| resize(&cgroups, known, Size::of(&kubelet, cpus(), memory)))
+            };
+            match blocking::run(follow).await {
+                Ok(Some(Ok(now))) => {
+                    pace.over("size");
+                    known = Some(now);
+                }
+                Ok(Some(Err(error))) => {
+                    let error = causes(&error);
+                    if pace.is_due("size", &error, clock.now()) {
+                        warn!(error, "pods are not held to what the node can give now, trying again every 10 s");
+                        recorder.record(not_enforced(&error));
+                    }
+                }
+                Ok(None) | Err(_) => {}
+            }
+        }
+    });
+}
+
+/// Brings the cgroup of all pods to `now`, unless it is as `known` already.
+fn resize(cgroups: &CgroupManager, known: Option<Size>, now: Size) -> Result<Size, CgroupError> {
+    if known.is_some_and(|known| known != now) {
+        info!(
+            ?now,
+            "processors or memory of the machine changed, and what all pods together may use"
+        );
+        cgroups.resize_all(now.cpu_milli, now.memory)?;
+    }
+    Ok(now)
+}
+
+/// The event that pods are not held to their share of the node.
+pub(super) fn not_enforced(error: &str) -> Event {
+    let text = format!("Failed to update Node Allocatable Limits: {error}");
+    let reason = "FailedNodeAllocatableEnforcement";
+    Event::node(EventType::Warning, reason, text)
 }
 
 /// Finds out about cgroups and makes those of all pods. The second result says whether pods are held to their share of the
@@ -101,6 +195,7 @@ fn make_cgroups(
     runtime: Handle,
     metrics: Metrics,
 ) -> Result<CgroupManager, CgroupError> {
+    let size = Size::of(kubelet, cpus(), memory_capacity());
     let manager = CgroupManager::detect(CgroupConfig {
         driver: match kubelet.cgroup_driver {
             kubeletconfig::CgroupDriver::Cgroupfs => CgroupDriver::Cgroupfs,
@@ -113,9 +208,9 @@ fn make_cgroups(
         cfs_period_us: micros(kubelet.cpu_cfs_quota_period),
         pod_pids_limit: kubelet.pod_pids_limit,
         hugepage_sizes: hugepage_sizes(),
-        allocatable_cpu_milli: for_pods(kubelet, "cpu", cpus(), MILLI),
-        allocatable_memory: for_pods(kubelet, "memory", memory_capacity(), UNIT),
-        cpus: last_cpu().map(|last| last + 1),
+        allocatable_cpu_milli: size.cpu_milli,
+        allocatable_memory: size.memory,
+        cpus: last_cpu(Path::new(CPUS)).map(|last| last + 1),
         ..CgroupConfig::default()
     })?
     .with_systemd(Systemd::of_this_machine(runtime))
@@ -162,7 +257,7 @@ pub(super) fn context(
         context.selinux_file_context = selinux_file_context();
     }
     context.seccomp_default = kubelet.seccomp_default;
-    context.masked_paths = thermal_throttle(std::path::Path::new("/sys/devices/system/cpu"));
+    context.masked_paths = thermal_throttle(Path::new(CPUS));
     Ok(context)
 }
 
@@ -236,6 +331,16 @@ mod tests {
             ["cpu9", "cpu10"].map(|cpu| format!("{}/{cpu}/thermal_throttle", dir.path().display()));
         assert_eq!(thermal_throttle(dir.path()), wanted);
         assert_eq!(thermal_throttle(&dir.path().join("none")), [""; 0]);
+    }
+
+    #[test]
+    fn processors_that_may_be_added_later_count() {
+        let dir = tempfile::tempdir().unwrap();
+        assert_eq!(last_cpu(dir.path()), None);
+        for (file, text) in [("online", "0-1\n"), ("possible", "0-3,8-11\n")] {
+            std::fs::write(dir.path().join(file), text).unwrap();
+        }
+        assert_eq!(last_cpu(dir.path()), Some(11));
     }
 
     #[test]

@@ -60,9 +60,7 @@ use crate::store::{Store, StoreHealth};
 use crate::sync_loop::{Inputs, Janitor, LoopContext, Monitor, SyncLoop};
 use crate::types::host_addresses::HostAddresses;
 use crate::types::metrics::{Count, Metrics, NodeLabel};
-use crate::types::{
-    BootIdentity, Clock, Event, EventRecorder, EventType, PodSource, Stamp, causes, probe,
-};
+use crate::types::{BootIdentity, Clock, EventRecorder, PodSource, Stamp, causes, probe};
 
 /// Pods that are started at a time, for each processor; the runtime itself is no faster with more.
 const STARTS_OF_CORE: usize = 2;
@@ -372,10 +370,7 @@ pub(super) async fn start(
     if let Err(error) = limited {
         let error = causes(&error);
         warn!(error, "pods may use what is reserved");
-        let text = format!("Failed to update Node Allocatable Limits: {error}");
-        let reason = "FailedNodeAllocatableEnforcement";
-        let event = Event::node(EventType::Warning, reason, text);
-        base.recorder.record(event);
+        base.recorder.record(node::not_enforced(&error));
     }
     let remedies = eviction::watch(config, base, cri.clone(), tasks, token);
     let node = node::context(config, &cgroups, base.addresses.clone())?;

@@ -228,6 +228,11 @@ pub struct CgroupManager {
     metrics: Option<Metrics>,
 }
 
+/// The shares of all pods together.
+fn shares_of(cpu_milli: Option<u64>) -> Option<u64> {
+    cpu_milli.map(|m| resources::milli_cpu_to_shares(i64::try_from(m).unwrap_or(i64::MAX)))
+}
+
 impl CgroupManager {
     /// Finds out what the machine has. Changes nothing.
     ///
@@ -317,10 +322,7 @@ impl CgroupManager {
             return Ok(());
         }
         let top = Limits {
-            shares: self
-                .config
-                .allocatable_cpu_milli
-                .map(|m| resources::milli_cpu_to_shares(i64::try_from(m).unwrap_or(i64::MAX))),
+            shares: shares_of(self.config.allocatable_cpu_milli),
             ..Limits::default()
         };
         let cpus = self.config.cpus;
@@ -348,6 +350,26 @@ impl CgroupManager {
         }
         let limits = Limits {
             memory: self.config.allocatable_memory,
+            ..Limits::default()
+        };
+        self.make(&self.top, |whole| whole.merge(limits))
+    }
+
+    /// Changes what all pods together get, as after processors or memory were added to the machine.
+    ///
+    /// # Errors
+    /// As [`Self::limit_all`].
+    pub fn resize_all(
+        &self,
+        cpu_milli: Option<u64>,
+        memory: Option<u64>,
+    ) -> Result<(), CgroupError> {
+        if !self.config.per_qos {
+            return Ok(());
+        }
+        let limits = Limits {
+            shares: shares_of(cpu_milli),
+            memory: Some(memory.unwrap_or(NO_MEMORY_LIMIT)),
             ..Limits::default()
         };
         self.make(&self.top, |whole| whole.merge(limits))

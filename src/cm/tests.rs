@@ -184,6 +184,13 @@ fn all_pods_together_are_held_to_their_share_of_the_node() {
         assert_eq!(read(memory.0), "", "a limit that is refused keeps no agent");
         manager.limit_all().unwrap();
         assert_eq!(read(memory.0), memory.1, "{version:?}");
+        // Twice the machine.
+        manager.resize_all(Some(2500), Some(8192)).unwrap();
+        assert_ne!(read(shares.0), shares.1, "{version:?}");
+        assert_eq!(read(memory.0), "8192", "{version:?}");
+        manager.resize_all(Some(1250), Some(4096)).unwrap();
+        let both = (read(shares.0), read(memory.0));
+        assert_eq!(both, (shares.1.to_owned(), memory.1.to_owned()));
     }
 }
 
