@@ -415,6 +415,24 @@ async fn broken_manifest_keeps_the_last_good_version_and_is_told_once() {
 }
 
 #[tokio::test]
+async fn a_part_of_a_byte_is_told_once_per_change_and_the_pod_is_taken() {
+    let (_parent, dir) = directory();
+    let doubtful = |argument| {
+        pod("a", argument).replace("image:", "resources: {limits: {memory: 128m}}\n    image:")
+    };
+    put(&dir.join("a.yaml"), &doubtful("1"));
+    let mut agent = Agent::start(in_dir(&dir, OFTEN));
+    assert_eq!(agent.next().await, (PodOp::Add, names(&["a"])));
+    put(&dir.join("b.yaml"), &pod("b", "1"));
+    assert_eq!(agent.next().await, (PodOp::Add, names(&["b"])));
+    let events = agent.events("ManifestWarning");
+    assert_eq!(events.len(), 1, "{events:?}");
+    let message = &events[0].message;
+    let expected = "spec.containers[0].resources.limits[memory]: fractional byte value \"128m\"";
+    assert!(message.starts_with(expected), "{message}");
+}
+
+#[tokio::test]
 async fn every_bad_manifest_is_explained_and_disturbs_no_other() {
     let (_parent, dir) = directory();
     let bomb = (1..12).fold(

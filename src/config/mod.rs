@@ -46,6 +46,8 @@ use crate::types::{Clock, EventRecorder, PodSource, PodUpdate};
 pub const UPDATES_CAPACITY: usize = 50;
 /// Capacity of the channel from the sources to the mux.
 const SETS_CAPACITY: usize = 10;
+/// Event reason for manifests that are used and doubtful.
+pub const MANIFEST_WARNING: &str = "ManifestWarning";
 /// Event reason for manifests that are wrong and pods that are defined twice.
 pub const FAILED_VALIDATION: &str = "FailedValidation";
 /// Event reason for a path or URL that cannot be read.

@@ -18,9 +18,10 @@ use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 use super::conflicts::{self, Conflicts};
+use super::manifest;
 use super::{
-    FAILED_VALIDATION, Origins, Reading, SOURCE_UNREADABLE, Seed, SourceSet, SourcedPod,
-    SourcesReady, Surroundings,
+    FAILED_VALIDATION, MANIFEST_WARNING, Origins, Reading, SOURCE_UNREADABLE, Seed, SourceSet,
+    SourcedPod, SourcesReady, Surroundings,
 };
 use crate::core::offline;
 use crate::core::pod_update::{Duplicate, Merged, SourcePods, merge};
@@ -191,6 +192,9 @@ impl Mux {
                     self.origins.insert(uid, sourced.origin.clone());
                 }
             }
+            if source.is_static() && matches!(update.op, PodOp::Add | PodOp::Update) {
+                self.warn(&update.pods);
+            }
         }
         self.known.insert(source, merged.pods);
         for update in updates {
@@ -310,6 +314,18 @@ impl Mux {
                 records.of_api = stay.map(|(uid, _)| uid.clone()).collect();
             }
         });
+    }
+
+    /// Emits what an API server would warn about, as it does to whoever creates a pod there.
+    fn warn(&self, pods: &[Arc<Pod>]) {
+        for pod in pods {
+            for (field, message) in manifest::warnings(pod) {
+                let text = format!("{field}: {message}");
+                warn!(pod = pod.name(), warning = text, "doubtful manifest");
+                let event = Event::pod(EventType::Warning, pod, MANIFEST_WARNING, text);
+                self.surroundings.recorder.record(event);
+            }
+        }
     }
 
     /// Reports a pod that is not taken, on the pod that is kept.

@@ -50,10 +50,21 @@ impl SourcesReady {
         self.lock().ready.contains(&source)
     }
 
-    /// Whether every configured source of static pods has spoken; gates housekeeping. An API server that
-    /// cannot be reached must not keep finished static pods from coming back: what is done about the pods of
+    /// Whether a configured source of static pods has spoken, or there is none; gates housekeeping. A source that
+    /// cannot be reached must not keep finished pods of another from coming back: what is done about the pods of
     /// a source waits for that source alone, and what is done about strangers waits for
     /// [`SourcesReady::complete`].
+    pub fn any_static_ready(&self) -> bool {
+        let readiness = self.lock();
+        let mut wanted = readiness
+            .configured
+            .iter()
+            .filter(|s| s.is_static())
+            .peekable();
+        wanted.peek().is_none() || wanted.any(|source| readiness.ready.contains(source))
+    }
+
+    /// Whether every configured source of static pods has spoken.
     pub fn static_ready(&self) -> bool {
         let readiness = self.lock();
         let mut wanted = readiness.configured.iter().filter(|s| s.is_static());
@@ -143,6 +154,19 @@ mod tests {
     #[test]
     fn without_sources_everything_has_spoken() {
         assert!(SourcesReady::new([]).all_ready());
+    }
+
+    #[test]
+    fn one_source_of_static_pods_is_enough_for_housekeeping() {
+        assert!(SourcesReady::new([PodSource::Api]).any_static_ready());
+        let ready = SourcesReady::new([PodSource::File, PodSource::Http, PodSource::Api]);
+        assert!(!ready.any_static_ready());
+        ready.expect(PodSource::Api, 1);
+        ready.mark_handled(PodSource::Api);
+        assert!(!ready.any_static_ready());
+        ready.expect(PodSource::File, 1);
+        ready.mark_handled(PodSource::File);
+        assert!(ready.any_static_ready() && !ready.static_ready());
     }
 
     #[test]

@@ -209,7 +209,7 @@ impl SyncLoop {
 
     fn housekeeping(&mut self) {
         let now = self.context.clock.now();
-        if !self.context.ready.static_ready() {
+        if !self.context.ready.any_static_ready() {
             debug!("housekeeping waits for the sources");
             return;
         }

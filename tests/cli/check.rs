@@ -321,6 +321,20 @@ fn pods_are_checked_against_the_nodes_own_configuration() {
 }
 
 #[test]
+fn a_part_of_a_byte_is_a_warning() {
+    let pod = GOOD.replace(
+        "image: busybox",
+        "image: busybox, resources: {limits: {memory: 128m}}",
+    );
+    let (out, code) = Files::new().said_of("pod.yaml", &pod);
+    assert_eq!(code, Some(0), "{out}");
+    assert!(
+        out.starts_with("pod.yaml:7:") && out.contains("warning: Pod default/web: spec.containers[0].resources.limits[memory]: fractional byte value \"128m\""),
+        "{out}"
+    );
+}
+
+#[test]
 fn programs_of_credential_providers_are_looked_for_where_they_are_said_to_be() {
     let files = Files::new();
     let provider = "apiVersion: kubelet.config.k8s.io/v1\nkind: CredentialProviderConfig\nproviders:\n- name: helper\n  apiVersion: credentialprovider.kubelet.k8s.io/v1\n  defaultCacheDuration: 1m\n  matchImages: [x.io]\n";

@@ -9,7 +9,7 @@ use k8s_openapi::api::core::v1::Pod;
 use super::Node;
 use super::report::{Checked, Report, Severity};
 use crate::config::location;
-use crate::config::manifest::{Item, Manifest, ManifestError, Position, StaticOrigin};
+use crate::config::manifest::{Item, Manifest, ManifestError, Position, StaticOrigin, warnings};
 use crate::core::pod_update::{Reading, SourcePods, SourceSet, SourcedPod, merge};
 use crate::core::{admission, supported};
 use crate::types::{PodExt, PodSource};
@@ -95,6 +95,11 @@ impl Pods {
                 Ok(pod) => {
                     for (at, message) in refusals(pod, &item, node) {
                         checked.find(Severity::Error, at, &item.subject, message);
+                    }
+                    for (field, message) in warnings(pod) {
+                        let message = format!("{field}: {message}");
+                        let at = item.locate(&field);
+                        checked.find(Severity::Warning, at, &item.subject, message);
                     }
                     checked.objects.push(item.subject.clone());
                     self.add(&location, pod, &item, number);

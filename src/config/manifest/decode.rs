@@ -297,6 +297,11 @@ fn in_plain_words(message: String) -> String {
 }
 
 fn unknown_field(key: &str, fields: &[&str]) -> String {
+    if key == "protocol" && fields.contains(&"httpHeaders") {
+        return "unknown field: it is alpha in Kubernetes 1.37, and not supported; leave it out, HTTPS probes choose \
+                HTTP/2 by themselves"
+            .to_owned();
+    }
     let near = fields
         .iter()
         // A key may be as long as the document.

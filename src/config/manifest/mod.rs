@@ -14,6 +14,7 @@ pub(crate) mod fuzzing;
 mod static_pod;
 mod tree;
 mod validate;
+mod warnings;
 
 #[cfg(test)]
 mod tests;
@@ -24,6 +25,7 @@ use k8s_openapi::api::core::v1::Pod;
 
 pub use static_pod::StaticOrigin;
 pub use tree::Position;
+pub use warnings::warnings;
 
 use crate::types::PodSource;
 use tree::{Node, Tree};

@@ -354,6 +354,18 @@ fn unknown_fields_are_named_with_a_suggestion() {
 }
 
 #[test]
+fn the_protocol_of_probes_is_refused_by_name() {
+    let probe = "readinessProbe:\n  httpGet:\n    port: 80\n    protocol: HTTP2";
+    assert_says(
+        &error(&container(probe)),
+        &[
+            "spec.containers[0].readinessProbe.httpGet.protocol",
+            "not supported; leave it out",
+        ],
+    );
+}
+
+#[test]
 fn wrong_types_are_named() {
     assert_says(
         &error(&container("env:\n- name: A\n  value: 8080")),
