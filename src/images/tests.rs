@@ -48,6 +48,8 @@ struct Fake {
     present: Mutex<HashSet<String>>,
     fail: Mutex<Option<String>>,
     fail_inspect: Mutex<bool>,
+    fail_list: Mutex<bool>,
+    fail_removal: Mutex<bool>,
     pulls: AtomicU32,
     /// Who asked.
     users: Mutex<Vec<Option<String>>>,
@@ -139,6 +141,9 @@ impl ImageService for FakeService {
     }
 
     async fn list_images(&self) -> Result<Vec<v1::Image>, CriError> {
+        if *self.0.fail_list.lock().unwrap() {
+            return Err(failure("the list broke"));
+        }
         let present = self.0.present.lock().unwrap();
         let image = |name: &String| v1::Image {
             id: format!("id-of-{name}"),
@@ -150,6 +155,9 @@ impl ImageService for FakeService {
     }
 
     async fn remove_image(&self, image: &str) -> Result<(), CriError> {
+        if *self.0.fail_removal.lock().unwrap() {
+            return Err(failure("the removal broke"));
+        }
         let name = image.strip_prefix("id-of-").unwrap_or(image);
         self.0.present.lock().unwrap().remove(name);
         self.0.removed.lock().unwrap().push(name.to_owned());

@@ -58,23 +58,7 @@ impl Kmsg {
     /// # Errors
     /// When the device cannot be read any more.
     pub(super) fn next(&mut self) -> io::Result<Next<'_>> {
-        let mut unreadable = 0;
-        let length = loop {
-            let mut device = self.device.get_ref();
-            match device.read(&mut self.buffer) {
-                Ok(0) => return Err(ErrorKind::UnexpectedEof.into()),
-                Ok(length) => break length,
-                Err(error) => match error.kind() {
-                    ErrorKind::WouldBlock => return Ok(Next::Drained),
-                    ErrorKind::BrokenPipe => return Ok(Next::Overrun),
-                    ErrorKind::Interrupted => {}
-                    // A record that does not fit. The next read is of the next one.
-                    ErrorKind::InvalidInput if unreadable < MAX_UNREADABLE => unreadable += 1,
-                    _ => return Err(error),
-                },
-            }
-        };
-        Ok(Next::Record(self.buffer.get(..length).unwrap_or_default()))
+        next(self.device.get_ref(), &mut self.buffer)
     }
 
     /// Waits until there is more, after [`Next::Drained`]. May return early.
@@ -88,13 +72,70 @@ impl Kmsg {
     }
 }
 
+/// Reads the next record of `device` into `buffer`.
+fn next(mut device: impl Read, buffer: &mut [u8]) -> io::Result<Next<'_>> {
+    let mut unreadable = 0;
+    let length = loop {
+        match device.read(buffer) {
+            Ok(0) => return Err(ErrorKind::UnexpectedEof.into()),
+            Ok(length) => break length,
+            Err(error) => match error.kind() {
+                ErrorKind::WouldBlock => return Ok(Next::Drained),
+                ErrorKind::BrokenPipe => return Ok(Next::Overrun),
+                ErrorKind::Interrupted => {}
+                // A record that does not fit. The next read is of the next one.
+                ErrorKind::InvalidInput if unreadable < MAX_UNREADABLE => unreadable += 1,
+                _ => return Err(error),
+            },
+        }
+    };
+    Ok(Next::Record(buffer.get(..length).unwrap_or_default()))
+}
+
 #[cfg(test)]
 mod tests {
     use std::io::Write;
 
+    use nix::errno::Errno;
+
     use nix::sys::socket::{AddressFamily, SockFlag, SockType, socketpair};
 
     use super::*;
+
+    /// A device whose reads fail so often with the first of these errors, then with the second, then give `x`.
+    struct Failing(Vec<(u32, Errno)>);
+
+    impl Read for Failing {
+        fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+            self.0.retain(|(left, _)| *left > 0);
+            match self.0.first_mut() {
+                Some((left, errno)) => {
+                    *left -= 1;
+                    Err(io::Error::from_raw_os_error(*errno as i32))
+                }
+                None => {
+                    buffer[0] = b'x';
+                    Ok(1)
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn overwritten_records_are_an_overrun_and_records_that_do_not_fit_are_passed_over() {
+        let mut buffer = [0; 4];
+        let mut device = Failing(vec![
+            (1, Errno::EPIPE),
+            (2, Errno::EINVAL),
+            (1, Errno::EINTR),
+        ]);
+        assert_eq!(next(&mut device, &mut buffer).unwrap(), Next::Overrun);
+        let found = next(&mut device, &mut buffer).unwrap();
+        assert_eq!(found, Next::Record(b"x"), "what follows is read");
+        let mut device = Failing(vec![(MAX_UNREADABLE + 1, Errno::EINVAL)]);
+        let error = next(&mut device, &mut buffer).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidInput);
+    }
 
     #[tokio::test]
     async fn each_read_is_a_record_and_a_device_that_is_gone_an_error() {

@@ -1,5 +1,7 @@
 //! Garbage collection over a fake runtime.
 
+use tokio_util::sync::CancellationToken;
+
 use super::super::collect::Collection;
 use super::*;
 use crate::core::image_gc::Policy;
@@ -138,4 +140,66 @@ async fn a_full_disk_takes_every_image_that_nothing_needs() {
     assert_eq!(removed.unwrap(), 0, "who knows what pods want");
     assert_eq!(remove().await.unwrap(), 2);
     assert_eq!(w.left(), ["r.io/used:1", "r.io/wanted:1"]);
+}
+
+#[tokio::test]
+async fn nothing_is_too_old_before_the_pods_are_known() {
+    let w = world(ImageConfig::default());
+    w.have(&["r.io/a:1"]);
+    let too_early = Collection {
+        knows_pods: Arc::new(|| false),
+        ..w.collection(POLICY, &[])
+    };
+    w.manager.collect(&too_early, &w.service).await.unwrap();
+    w.clock.advance(Duration::from_secs(601));
+    let round = w.manager.collect(&too_early, &w.service).await.unwrap();
+    assert_eq!(w.left(), ["r.io/a:1"]);
+    assert_eq!(round.next_due, Some(Duration::ZERO), "its time counts");
+    let collection = w.collection(POLICY, &[]);
+    w.manager.collect(&collection, &w.service).await.unwrap();
+    assert_eq!(w.left(), [""; 0]);
+}
+
+#[tokio::test]
+async fn an_image_that_cannot_be_removed_keeps_its_age() {
+    let w = world(ImageConfig::default());
+    w.have(&["r.io/a:1"]);
+    let collection = w.collection(POLICY, &[]);
+    w.manager.collect(&collection, &w.service).await.unwrap();
+    let before = w.record("id-of-r.io/a:1");
+    w.clock.advance(Duration::from_secs(601));
+    *w.service.0.fail_removal.lock().unwrap() = true;
+    w.manager.collect(&collection, &w.service).await.unwrap();
+    assert_eq!(w.record("id-of-r.io/a:1"), before);
+    *w.service.0.fail_removal.lock().unwrap() = false;
+    w.manager.collect(&collection, &w.service).await.unwrap();
+    assert_eq!(w.left(), [""; 0], "without waiting again");
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_second_failure_in_a_row_is_an_event() {
+    blocking::run_in_place_on_this_thread();
+    let w = world(ImageConfig::default());
+    let fail = |fails| *w.service.0.fail_list.lock().unwrap() = fails;
+    let token = CancellationToken::new();
+    let manager = Arc::clone(&w.manager);
+    let run = manager.run_collection(w.collection(POLICY, &[]), w.service.clone(), token.clone());
+    let rounds = async {
+        // A round every five minutes, the first at once; between them, what the next one meets.
+        tokio::time::sleep(Duration::from_secs(150)).await;
+        for (fails, events) in [(true, 0), (false, 0), (true, 0), (true, 1)] {
+            fail(fails);
+            tokio::time::sleep(Duration::from_secs(300)).await;
+            assert_eq!(w.reasons().len(), events, "{:?}", w.reasons());
+        }
+        token.cancel();
+    };
+    tokio::join!(run, rounds);
+    let events = w.recorder.events();
+    assert_eq!(events[0].reason, "ImageGCFailed");
+    assert!(
+        events[0].message.contains("the list broke"),
+        "{}",
+        events[0].message
+    );
 }
