@@ -4,9 +4,10 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use tokio::net::lookup_host;
 use tokio::runtime::Handle;
 use tokio_util::sync::CancellationToken;
-use tracing::{info, warn};
+use tracing::{debug, info, warn};
 
 use super::start::{Base, Started};
 use super::{AgentError, Tasks};
@@ -23,6 +24,10 @@ use crate::types::{Event, EventRecorder, EventType, Pace, blocking, causes};
 
 /// Where the kernel says what processors there are.
 const CPUS: &str = "/sys/devices/system/cpu";
+/// How often the node's name is looked up.
+const NAME_LOOK: Duration = Duration::from_secs(10);
+/// How long an answer may take before the node does without.
+const NAME_PATIENCE: Duration = Duration::from_secs(2);
 /// How often the size of the machine is read, as for the node's status.
 const SIZE_LOOK: Duration = Duration::from_secs(10);
 
@@ -97,6 +102,45 @@ impl Size {
             memory: for_pods(kubelet, "memory", memory, UNIT),
         }
     }
+}
+
+/// Looks up which addresses the node's name stands for, again and again. Upstream does so for each status of the node; here
+/// nothing waits for it, since a name server may not answer.
+pub(super) fn follow_name(
+    config: &AgentConfig,
+    base: &Base,
+    tasks: &mut Tasks,
+    token: &CancellationToken,
+) {
+    if !base.addresses.go_by_name() {
+        return;
+    }
+    let (name, addresses) = (config.node_name.clone(), base.addresses.clone());
+    let token = token.clone();
+    tasks.add("address of the node's name", async move {
+        let look = async {
+            loop {
+                let mut lookup = std::pin::pin!(lookup_host((name.as_str(), 0)));
+                let answer = match tokio::time::timeout(NAME_PATIENCE, &mut lookup).await {
+                    Ok(answer) => answer,
+                    Err(_) => {
+                        addresses.do_without_name();
+                        lookup.await
+                    }
+                };
+                match answer {
+                    Ok(found) => addresses.set_of_name(found.map(|at| at.ip()).collect()),
+                    // A name server that is away changes nothing.
+                    Err(error) => {
+                        debug!(%error, name, "the node's name cannot be looked up");
+                        addresses.do_without_name();
+                    }
+                }
+                tokio::time::sleep(NAME_LOOK).await;
+            }
+        };
+        token.run_until_cancelled(look).await;
+    });
 }
 
 /// Has the cgroup of all pods follow the size of the machine, to which processors and memory can be added while it runs.

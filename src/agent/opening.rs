@@ -11,7 +11,7 @@ use crate::apiserver::ApiClient;
 use crate::core::state::EpochReason;
 use crate::kubeletconfig::AgentConfig;
 use crate::store::ballast::{self, Ballast};
-use crate::store::open::{OpenOptions, OpenReport, Opened, Outcome as OpenOutcome};
+use crate::store::open::{OpenError, OpenOptions, OpenReport, Opened, Outcome as OpenOutcome};
 use crate::store::recover::Identity;
 use crate::store::{Store, StoreOptions, open as open_store};
 use crate::types::metrics::Metrics;
@@ -41,7 +41,7 @@ pub(super) async fn open(
         dir: config.state_dir.clone(),
         identity: Identity {
             node_name: config.node_name.clone(),
-            machine_id: boot::machine_id(),
+            machine_id: boot::machine_id_of(&config.state_dir),
             boot: boot.clone(),
         },
         sled: crate::store::backend::SledOptions::default(),
@@ -62,7 +62,9 @@ pub(super) async fn open(
             let claimed = cluster::claim(&found, dir, former.is_some(), now);
             // A directory that cannot be read says nothing.
             open_options.node_was_used = root_dir::has_pods(&node_root).unwrap_or(false);
-            open_store::open(&open_options).map(|opened| (former, claimed, opened))
+            let opened = open_store::open(&open_options)?;
+            record_machine(&open_options);
+            Ok::<_, OpenError>((former, claimed, opened))
         }),
         || {
             let dir = config.state_dir.display();
@@ -117,6 +119,18 @@ pub(super) async fn open(
     };
     tell_how_it_opened(&open_report, former, &*base.recorder);
     Ok(base)
+}
+
+/// Records what this machine is called, for when it has another machine ID. Blocking.
+fn record_machine(options: &OpenOptions) {
+    let Some(text) = boot::machine_record(&options.identity.machine_id) else {
+        return;
+    };
+    let (dir, name) = (&options.dir, boot::MACHINE_RECORD);
+    let is_recorded = std::fs::read(dir.join(name)).is_ok_and(|found| found == text.as_bytes());
+    if !is_recorded && let Err(error) = root_dir::write(dir, name, &text) {
+        warn!(%error, "cannot record the machine; if it gets another machine ID, the store counts as another machine's");
+    }
 }
 
 /// `former`: why the store of the node that this one was is set aside, and where it is.

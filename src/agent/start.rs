@@ -355,6 +355,7 @@ pub(super) async fn start(
     if let Some(known) = node_object.get() {
         base.addresses.remember(reported_addresses(&known));
     }
+    node::follow_name(config, base, tasks, token);
     if let Err(error) = base.addresses.find() {
         warn!(
             error,

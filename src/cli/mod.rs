@@ -16,6 +16,7 @@ mod check;
 mod completions;
 mod core_files;
 mod dump;
+mod host_name;
 mod keys;
 pub mod logging;
 mod man;

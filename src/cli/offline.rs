@@ -14,7 +14,7 @@ use crate::store::backup::{self, BackupMeta};
 use crate::store::migrate::SCHEMA;
 use crate::store::recover::Identity;
 use crate::store::verify;
-use crate::types::boot::machine_id;
+use crate::types::boot::machine_id_of;
 use crate::types::{BootIdentity, Clock, Stamp, SystemClock};
 
 /// What could be read of a store.
@@ -86,15 +86,15 @@ pub(super) fn now(meta: Option<&MetaRecord>) -> Stamp {
     SystemClock::new(boot(meta).id()).now()
 }
 
-/// Who this node is: by the argument, else by its store, else by its host name.
-pub(super) fn identity(node_name: Option<&str>, meta: Option<&MetaRecord>) -> Identity {
+/// Who this node is, whose store is in `dir`: by the argument, else by its store, else by its host name.
+pub(super) fn identity(dir: &Path, node_name: Option<&str>, meta: Option<&MetaRecord>) -> Identity {
     let node_name = node_name
         .map(str::to_owned)
         .or_else(|| meta.map(|m| m.node_name.clone()))
         .unwrap_or_else(host_name);
     Identity {
         node_name,
-        machine_id: machine_id(),
+        machine_id: machine_id_of(dir),
         boot: boot(meta),
     }
 }

@@ -66,7 +66,7 @@ pub(super) async fn run(args: RestoreArgs) -> anyhow::Result<()> {
 
 fn options(args: &RestoreArgs, meta: Option<&MetaRecord>) -> RestoreOptions {
     RestoreOptions {
-        identity: offline::identity(args.node_name.as_deref(), meta),
+        identity: offline::identity(&args.state_dir.state_dir, args.node_name.as_deref(), meta),
         allow_other_node: args.allow_other_node,
         now: offline::now(meta),
     }
@@ -83,7 +83,7 @@ fn dry_run(args: &RestoreArgs, backup: &Backup) -> anyhow::Result<()> {
     };
     let diff = restore::plan(present.as_ref(), backup)?;
     let meta = present.as_ref().and_then(|state| state.meta());
-    let node = offline::identity(args.node_name.as_deref(), meta).node_name;
+    let node = offline::identity(dir, args.node_name.as_deref(), meta).node_name;
     if backup.meta.node_name != node {
         note(format_args!(
             "warning: the backup is of node {:?}, this is {node:?}: --allow-other-node would be needed",

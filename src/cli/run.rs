@@ -10,7 +10,9 @@ use crate::core::node_status::KUBELET_VERSION;
 use crate::kubeletconfig::flags::{KubeletFlags, parse_bool};
 use crate::kubeletconfig::{AgentConfig, ConfigError, Warning, resolve};
 
+use super::host_name;
 use super::logging::{LogOptions, TraceOptions};
+use super::offline;
 use super::output::{note, print};
 
 /// Arguments of `holdfast run`.
@@ -80,6 +82,11 @@ pub async fn run(args: RunArgs, listener: Option<TcpListener>) -> anyhow::Result
     if args.version == Some(true) {
         // kubeadm reads this line, and the node's status has the same version.
         return print(&format!("Kubernetes {KUBELET_VERSION}\n"));
+    }
+    let flags = &args.kubelet;
+    if !args.validate && flags.hostname_override.is_none() {
+        let in_cluster = flags.kubeconfig.is_some() || flags.bootstrap_kubeconfig.is_some();
+        host_name::wait(in_cluster, offline::host_name).await?;
     }
     let (config, warnings) = load(&args)?;
     if args.validate {

@@ -246,7 +246,7 @@ fn repair(args: &RepairArgs) -> anyhow::Result<()> {
     let options = OpenOptions {
         node_was_used: false,
         dir: dir.clone(),
-        identity: offline::identity(args.node_name.as_deref(), meta),
+        identity: offline::identity(dir, args.node_name.as_deref(), meta),
         sled: SledOptions::default(),
         now: offline::now(meta),
     };

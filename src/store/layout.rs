@@ -13,6 +13,7 @@
 //!   root-dir              the root directory that the store is kept for, see `agent::root_dir`
 //!   mounts/               the file systems that directories are on, see [`super::mounts`]
 //!   cluster               the cluster that it is kept for, see `agent::cluster`
+//!   machine               the machine that it is kept for, see `types::boot`
 //!   ballast               space to give back when the disk is full
 //! ```
 //!

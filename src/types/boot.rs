@@ -81,3 +81,109 @@ pub fn machine_id() -> String {
         .map(|s| s.trim().to_owned())
         .unwrap_or_default()
 }
+
+/// Names what this machine was called when its store was begun, below the state directory.
+pub const MACHINE_RECORD: &str = "machine";
+
+/// What a machine was called, and its hardware.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct MachineRecord {
+    machine_id: String,
+    hardware: String,
+}
+
+/// The ID of this machine for the store in `state_dir`. A machine whose system is in memory makes another `/etc/machine-id`
+/// at each boot; while its hardware is the one on record, it keeps the ID that is on record.
+pub fn machine_id_of(state_dir: &Path) -> String {
+    let recorded = fs::read(state_dir.join(MACHINE_RECORD)).ok();
+    let recorded = recorded.and_then(|text| serde_json::from_slice(&text).ok());
+    known_as(recorded, machine_id(), hardware().as_deref())
+}
+
+/// What [`MACHINE_RECORD`] is to say of this machine, which is called `machine_id`; `None` where the hardware has no number of
+/// its own.
+pub fn machine_record(machine_id: &str) -> Option<String> {
+    let record = MachineRecord {
+        machine_id: machine_id.to_owned(),
+        hardware: hardware()?,
+    };
+    serde_json::to_string(&record).ok()
+}
+
+fn known_as(recorded: Option<MachineRecord>, machine_id: String, hardware: Option<&str>) -> String {
+    match recorded {
+        Some(recorded) if Some(recorded.hardware.as_str()) == hardware => recorded.machine_id,
+        _ => machine_id,
+    }
+}
+
+/// The numbers that the firmware gives this machine; `None` where none of them is its own.
+fn hardware() -> Option<String> {
+    let read = |path: &str| {
+        let bytes = fs::read(path).ok()?;
+        let text = String::from_utf8_lossy(&bytes);
+        let text = text.trim_matches(|c: char| c == '\0' || c.is_whitespace());
+        (!text.is_empty()).then(|| text.to_lowercase())
+    };
+    let own = [
+        "/sys/class/dmi/id/product_uuid",
+        "/proc/device-tree/serial-number",
+    ]
+    .into_iter()
+    .filter_map(read)
+    .find(|number| is_own(number))?;
+    let more = [
+        "/sys/class/dmi/id/product_serial",
+        "/sys/class/dmi/id/board_serial",
+    ];
+    let all: Vec<String> = std::iter::once(own)
+        .chain(more.into_iter().filter_map(read))
+        .collect();
+    Some(all.join(" "))
+}
+
+/// Whether a number is that of one machine: makers leave it empty, or give all boards the same one.
+fn is_own(number: &str) -> bool {
+    const SHARED: [&str; 3] = [
+        "03000200-0400-0500-0006-000700080009",
+        "00020003-0004-0005-0006-000700080009",
+        "12345678-1234-5678-90ab-cddeefaabbcc",
+    ];
+    let digits: Vec<char> = number.chars().filter(char::is_ascii_alphanumeric).collect();
+    digits.len() >= 8 && digits.iter().any(|digit| *digit != digits[0]) && !SHARED.contains(&number)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_machine_with_another_id_at_each_boot_stays_the_same() {
+        let recorded = |hardware: &str| {
+            Some(MachineRecord {
+                machine_id: "first".to_owned(),
+                hardware: hardware.to_owned(),
+            })
+        };
+        let known = |recorded, hardware| known_as(recorded, "second".to_owned(), hardware);
+        assert_eq!(known(recorded("uuid-1"), Some("uuid-1")), "first");
+        // The disk is another machine's, or a copy of it.
+        assert_eq!(known(recorded("uuid-1"), Some("uuid-2")), "second");
+        assert_eq!(known(recorded("uuid-1"), None), "second");
+        assert_eq!(known(None, Some("uuid-1")), "second");
+    }
+
+    #[test]
+    fn numbers_that_many_machines_share_name_none() {
+        for (number, own) in [
+            ("4c4c4544-0051-3510-8057-b7c04f4c3333", true),
+            ("10000000a3b1c2d4", true),
+            ("00000000-0000-0000-0000-000000000000", false),
+            ("ffffffff-ffff-ffff-ffff-ffffffffffff", false),
+            ("03000200-0400-0500-0006-000700080009", false),
+            ("none", false),
+        ] {
+            assert_eq!(is_own(number), own, "{number}");
+        }
+    }
+}

@@ -1,7 +1,7 @@
 //! Addresses of this machine, which change: DHCP renews them, a modem dials in again, a cable is plugged in late.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Returns the node's addresses whenever they are needed. Asks the kernel each time, which sends nothing and takes some
 /// microseconds. Cheap to clone; clones remember the same last addresses.
@@ -11,8 +11,15 @@ pub struct HostAddresses(Arc<Inner>);
 #[derive(Debug)]
 struct Inner {
     source: Source,
+    known: Mutex<Known>,
+}
+
+#[derive(Debug, Default)]
+struct Known {
     /// The addresses found last: a node whose network is away keeps its name and its addresses.
-    last: Mutex<Vec<IpAddr>>,
+    last: Vec<IpAddr>,
+    /// Those that the node's name stands for; `None` until that was looked up.
+    of_name: Option<Vec<IpAddr>>,
 }
 
 #[derive(Debug)]
@@ -35,30 +42,57 @@ impl HostAddresses {
     }
 
     fn with(source: Source, last: Vec<IpAddr>) -> Self {
-        let last = Mutex::new(last);
-        Self(Arc::new(Inner { source, last }))
+        let known = Known {
+            last,
+            of_name: None,
+        };
+        Self(Arc::new(Inner {
+            source,
+            known: Mutex::new(known),
+        }))
     }
 
     /// Remembers addresses that an earlier run of the agent reported, unless some have been found since.
     pub fn remember(&self, reported: Vec<IpAddr>) {
-        let mut last = self.0.last.lock().unwrap_or_else(PoisonError::into_inner);
-        if last.is_empty() {
-            *last = reported;
+        let mut known = self.known();
+        if known.last.is_empty() {
+            known.last = reported;
         }
     }
 
-    /// Returns the addresses that this machine has now, primary first: those given, else the one that packets to other
-    /// networks leave from. Upstream: `NodeAddress`, `validateNodeIP`.
+    /// Whether the node's name decides which address it has: none is given.
+    pub fn go_by_name(&self) -> bool {
+        matches!(self.0.source, Source::Machine(_)) && self.given().next().is_none()
+    }
+
+    /// Takes what the node's name stands for, as hosts file and DNS have it.
+    pub fn set_of_name(&self, addresses: Vec<IpAddr>) {
+        self.known().of_name = Some(addresses);
+    }
+
+    /// Stops waiting for the first answer about the node's name.
+    pub fn do_without_name(&self) {
+        self.known().of_name.get_or_insert_default();
+    }
+
+    fn known(&self) -> MutexGuard<'_, Known> {
+        self.0.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns the addresses that this machine has now, primary first: those given, else one that the node's name stands
+    /// for, else the one that packets to other networks leave from. Until the name was looked up, the address found last
+    /// stays, as long as the machine has it. Upstream: `NodeAddress`, `validateNodeIP`.
     ///
     /// # Errors
     /// Why there are none: no route to other networks, or a given address that this machine does not have.
     pub fn find(&self) -> Result<Vec<IpAddr>, String> {
-        let mut last = self.0.last.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut known = self.known();
         match &self.0.source {
-            Source::Fixed => Ok(last.clone()),
+            Source::Fixed => Ok(known.last.clone()),
             Source::Machine(given) => {
-                let found = addresses(given)?;
-                last.clone_from(&found);
+                let likely = known.of_name.as_ref().unwrap_or(&known.last);
+                let found = addresses(given, likely)?;
+                known.last.clone_from(&found);
                 Ok(found)
             }
         }
@@ -88,8 +122,7 @@ impl HostAddresses {
     }
 
     fn last(&self) -> Vec<IpAddr> {
-        let last = self.0.last.lock();
-        last.unwrap_or_else(PoisonError::into_inner).clone()
+        self.known().last.clone()
     }
 
     fn given(&self) -> impl Iterator<Item = IpAddr> {
@@ -105,9 +138,12 @@ fn named(given: &[IpAddr]) -> impl Iterator<Item = IpAddr> {
     given.iter().copied().filter(|ip| !ip.is_unspecified())
 }
 
-fn addresses(given: &[IpAddr]) -> Result<Vec<IpAddr>, String> {
+fn addresses(given: &[IpAddr], likely: &[IpAddr]) -> Result<Vec<IpAddr>, String> {
     let named: Vec<IpAddr> = named(given).collect();
     if named.is_empty() {
+        if let Some(likely) = preferred(given, likely) {
+            return Ok(vec![likely]);
+        }
         return outgoing_address(given).map(|ip| vec![ip]).ok_or_else(|| {
             "the machine has no route to other networks; name its address with --node-ip".to_owned()
         });
@@ -116,6 +152,20 @@ fn addresses(given: &[IpAddr]) -> Result<Vec<IpAddr>, String> {
         check_address(*ip)?;
     }
     Ok(named)
+}
+
+/// Returns the first of these addresses that this machine has and others can reach, IPv4 before IPv6 unless an IPv6 address
+/// was given.
+fn preferred(given: &[IpAddr], likely: &[IpAddr]) -> Option<IpAddr> {
+    let wants_v6 = given.first().is_some_and(IpAddr::is_ipv6);
+    let usable = || {
+        likely
+            .iter()
+            .copied()
+            .filter(|ip| check_address(*ip).is_ok())
+    };
+    let of_family = usable().find(|ip| ip.is_ipv6() == wants_v6);
+    of_family.or_else(|| usable().next())
 }
 
 /// Returns the address that packets to other networks leave from, IPv4 before IPv6 unless an IPv6 address was given.
@@ -205,6 +255,29 @@ mod tests {
                 "{none:?} gives {found:?}"
             );
         }
+    }
+
+    #[test]
+    fn the_address_of_the_nodes_name_comes_before_the_default_routes() {
+        let node = of(&[]);
+        assert!(node.go_by_name() && !of(&["192.0.2.77"]).go_by_name());
+        let route = node.find().ok();
+        let Some(route) = route else {
+            return; // A machine without a network.
+        };
+        // What this machine does not have, or others cannot reach, is passed over.
+        let unusable = ["127.0.1.1", "192.0.2.77"].map(|ip| ip.parse().unwrap());
+        node.set_of_name(unusable.to_vec());
+        assert_eq!(node.find().unwrap(), route);
+        let mut both = unusable.to_vec();
+        both.extend(&route);
+        assert_eq!(preferred(&[], &both), route.first().copied());
+        // Before the first answer, the address that was reported before stays.
+        let again = of(&[]);
+        again.remember(route.clone());
+        assert_eq!(again.find().unwrap(), route);
+        again.do_without_name();
+        assert_eq!(again.find().unwrap(), route);
     }
 
     #[test]

@@ -1,0 +1,88 @@
+//! Waits at boot until the host has a name, by which the node is called.
+//!
+//! The name may come late, from DHCP or cloud-init. A node that is called `localhost` meets others of that name in its
+//! cluster, and its static pods change theirs.
+
+use std::time::Duration;
+
+use super::output::note;
+
+/// Names of hosts that have none yet.
+const NONE: [&str; 4] = ["", "(none)", "localhost", "localhost.localdomain"];
+/// How long a node of a cluster waits before it ends.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// How long a node by itself waits before it takes the name all the same.
+const PATIENCE_ALONE: Duration = Duration::from_secs(10);
+/// How often the name is read.
+const LOOK: Duration = Duration::from_secs(1);
+
+/// Waits until `read` gives a name that is the host's own. A node by itself takes another in the end.
+///
+/// # Errors
+/// When a node `in_cluster` has no name of its own.
+pub(super) async fn wait(in_cluster: bool, read: impl Fn() -> String) -> anyhow::Result<()> {
+    let patience = if in_cluster { PATIENCE } else { PATIENCE_ALONE };
+    let end = tokio::time::Instant::now() + patience;
+    let mut has_said = false;
+    loop {
+        let name = read();
+        if !NONE.contains(&name.as_str()) {
+            return Ok(());
+        }
+        if tokio::time::Instant::now() >= end {
+            let problem = format!(
+                "the host is still called {name:?} after {} s",
+                patience.as_secs()
+            );
+            if in_cluster {
+                anyhow::bail!(
+                    "{problem}, as any host without a name; set one with hostnamectl set-hostname, or give --hostname-override"
+                );
+            }
+            note(format_args!("warning: {problem}, the node takes that name"));
+            return Ok(());
+        }
+        if !has_said {
+            has_said = true;
+            note(format_args!(
+                "the host is called {name:?}, waiting at most {} s for a name of its own (--hostname-override gives the node one)",
+                patience.as_secs()
+            ));
+        }
+        tokio::time::sleep(LOOK).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_node_waits_for_the_name_of_its_host() {
+        for (name, in_cluster, waits, works) in [
+            ("node-1", true, 0, true),
+            ("localhost", true, 60, false),
+            ("localhost.localdomain", false, 10, true),
+            ("(none)", true, 60, false),
+        ] {
+            let begun = tokio::time::Instant::now();
+            let result = wait(in_cluster, || name.to_owned()).await;
+            assert_eq!(result.is_ok(), works, "{name}");
+            assert_eq!(begun.elapsed().as_secs(), waits, "{name}");
+        }
+        let reads = Cell::new(0);
+        let late = || {
+            reads.set(reads.get() + 1);
+            let name = if reads.get() > 5 {
+                "node-1"
+            } else {
+                "localhost"
+            };
+            name.to_owned()
+        };
+        wait(true, late).await.unwrap();
+        assert_eq!(reads.get(), 6);
+    }
+}
