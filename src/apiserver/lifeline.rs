@@ -1,7 +1,7 @@
 //! The lifeline: credentials that outlast every certificate of the node and have one right, to ask for the next one.
 //!
-//! It is a kubeconfig with a client certificate of long life for the user `system:node:<name>`, in a group of its own
-//! instead of `system:nodes`: the Node authoriser gives it nothing, and the certificates controller approves what it
+//! It is a kubeconfig with a client certificate of long life for the user `system:node:<name>`, in the group
+//! `holdfast:lifeline:<name>` instead of `system:nodes`: the Node authoriser gives it nothing, and the certificates controller approves what it
 //! asks for only if that is a certificate of the very same user.
 
 use std::fs;
@@ -68,7 +68,8 @@ impl Lifeline {
     }
 }
 
-/// Checks that the certificate, in PEM, is for the user of `node` and has none of a node's rights.
+/// Checks that the certificate, in PEM, is for the user of `node`, and in the group of its lifeline and no other: whoever has
+/// the disk has the rights of the groups, for years.
 fn check_subject(certificate: Option<&[u8]>, node: &str) -> Result<(), String> {
     let first = certificate.and_then(|pem| {
         x509_parser::pem::Pem::iter_from_buffer(pem)
@@ -88,12 +89,15 @@ fn check_subject(certificate: Option<&[u8]>, node: &str) -> Result<(), String> {
             "its certificate is for {names:?}, and only {wanted:?} may ask for the certificate of this node"
         ));
     }
-    let mut groups = subject.iter_organization();
-    if groups.any(|group| group.as_str() == Ok("system:nodes")) {
-        return Err(
-            "its certificate is in the group system:nodes and has all rights of the node; give it a group of its own"
-                .to_owned(),
-        );
+    let group = format!("holdfast:lifeline:{node}");
+    let groups = subject.iter_organization();
+    let groups: Vec<_> = groups
+        .map(|group| group.as_str().unwrap_or("one that cannot be read"))
+        .collect();
+    if groups != [group.as_str()] {
+        return Err(format!(
+            "its certificate is in the groups {groups:?} and has all rights of those; make one that is in the group {group:?} and no other"
+        ));
     }
     Ok(())
 }

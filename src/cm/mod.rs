@@ -207,6 +207,15 @@ pub struct Mended {
     pub wanted: String,
 }
 
+/// What [`CgroupManager::mend`] has done.
+#[derive(Debug, Default)]
+pub struct Mending {
+    /// Cgroups that are as they should be again.
+    pub mended: Vec<Mended>,
+    /// Why others are not.
+    pub failed: Vec<CgroupError>,
+}
+
 /// What is wanted of a cgroup, and what systemd was told of it by this agent.
 #[derive(Clone, Debug, Default)]
 struct Wanted {
@@ -571,18 +580,15 @@ impl CgroupManager {
     }
 
     /// Compares every cgroup with what is wanted of it, and puts back what somebody else has changed: a user, or systemd
-    /// for units that it was not told everything of. A cgroup that is not there is not made.
-    ///
-    /// # Errors
-    /// When cgroupfs cannot be written or systemd refuses. The others have been mended.
-    pub fn mend(&self) -> Result<Vec<Mended>, CgroupError> {
+    /// for units that it was not told everything of. A cgroup that is not there is not made. One that cannot be written,
+    /// or that systemd refuses, leaves the others to be corrected.
+    pub fn mend(&self) -> Mending {
         let all: Vec<(CgroupName, Whole)> = self
             .remembered()
             .iter()
             .map(|(name, wanted)| (name.clone(), wanted.whole.clone()))
             .collect();
-        let mut mended = Vec::new();
-        let mut result = Ok(());
+        let mut done = Mending::default();
         for (name, whole) in all {
             if self.difference(&name, &whole).is_none() {
                 continue;
@@ -602,12 +608,12 @@ impl CgroupManager {
                 continue;
             };
             match self.make(&name, |_| ()) {
-                Ok(()) if worst == Comparison::Other => mended.push(difference),
+                Ok(()) if worst == Comparison::Other => done.mended.push(difference),
                 Ok(()) => {}
-                Err(error) => result = Err(error),
+                Err(error) => done.failed.push(error),
             }
         }
-        result.map(|()| mended)
+        done
     }
 
     /// The first difference that counts most.

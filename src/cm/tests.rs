@@ -383,3 +383,40 @@ fn pods_and_their_limits_are_found_by_paths_of_the_kernels_log() {
         assert_eq!(manager.memory_limit_at("/kubepods/gone"), None);
     }
 }
+
+#[test]
+fn a_cgroup_that_cannot_be_corrected_does_not_hide_the_others() {
+    const V1: CgroupVersion = CgroupVersion::V1 { hybrid: false };
+    const DIRS: &[(&str, &[&str])] = &[("", &["cpu", "pids"])];
+    let mount = tempfile::tempdir().unwrap();
+    let config = CgroupConfig {
+        driver: CgroupDriver::Cgroupfs,
+        pod_pids_limit: Some(100),
+        ..CgroupConfig::default()
+    };
+    let manager = manager_on(mount.path(), config, V1, DIRS);
+    let pod = |uid: &str| {
+        let mut pod = best_effort();
+        pod.metadata.uid = Some(uid.to_owned());
+        pod
+    };
+    let dir = |uid: &str| {
+        let parent = mount.path().join("kubepods/besteffort");
+        parent.join(format!("pod{uid}"))
+    };
+    let uids = ["u-1", "u-2", "u-3"];
+    for uid in uids {
+        std::fs::create_dir_all(dir(uid)).unwrap();
+        manager.adopt(&pod(uid)).unwrap();
+        std::fs::write(dir(uid).join("cpu.shares"), "2").unwrap();
+        std::fs::write(dir(uid).join("pids.max"), "max").unwrap();
+    }
+    std::fs::remove_file(dir("u-2").join("pids.max")).unwrap();
+    std::fs::create_dir(dir("u-2").join("pids.max")).unwrap();
+    let done = manager.mend();
+    assert_eq!((done.mended.len(), done.failed.len()), (2, 1), "{done:?}");
+    for uid in ["u-1", "u-3"] {
+        let found = std::fs::read_to_string(dir(uid).join("pids.max")).unwrap();
+        assert_eq!(found, "100", "{uid}");
+    }
+}

@@ -123,10 +123,15 @@ fn failed(id: &ContainerId) -> String {
     format!("failed stop of {id}")
 }
 
-/// Whether a sandbox that does not run was made before this boot.
-fn is_of_earlier_boot(sandbox: &SandboxStatus, now: Stamp) -> bool {
+/// Whether a sandbox that does not run was made before this boot. `boot`: the boot that it was made in, as its annotation
+/// says. One that another agent has made has none, and is judged by the wall clock.
+fn is_of_earlier_boot(sandbox: &SandboxStatus, boot: Option<&str>, now: Stamp) -> bool {
     let made = sandbox.created_at_ns / 1_000_000;
-    sandbox.state == SandboxState::NotReady && made < now.wall_ms - now.boottime_ms
+    sandbox.state == SandboxState::NotReady
+        && match boot {
+            Some(boot) => boot != now.boot.0.to_string(),
+            None => made < now.wall_ms - now.boottime_ms,
+        }
 }
 
 /// What stops containers; borrowed, cheap to make.
@@ -229,7 +234,7 @@ impl Killer<'_> {
                 source,
             });
             match error {
-                Err(error) if is_of_earlier_boot(sandbox, self.clock.now()) => {
+                Err(error) if self.is_of_earlier_boot(sandbox).await => {
                     tracing::warn!(%error, "what an earlier boot has left cannot be cleaned up, the pod goes on without it");
                     let text = format!("error killing pod: {error}. It is left of an earlier boot, the pod goes on without it");
                     self.recorder.record(Event {
@@ -255,6 +260,23 @@ impl Killer<'_> {
             self.nothing_is_late(of.status);
         }
         all
+    }
+
+    /// As the function of this name. A sandbox whose annotations cannot be read counts as one of this boot.
+    async fn is_of_earlier_boot(&self, sandbox: &SandboxStatus) -> bool {
+        if sandbox.state != SandboxState::NotReady {
+            return false;
+        }
+        match self.cri.pod_sandbox_status(&sandbox.id).await {
+            Ok(status) => {
+                let boot = status.annotations.get(labels::SANDBOX_BOOT);
+                is_of_earlier_boot(sandbox, boot.map(String::as_str), self.clock.now())
+            }
+            Err(error) => {
+                tracing::debug!(sandbox = %sandbox.id, %error, "cannot tell the boot that a sandbox was made in");
+                false
+            }
+        }
     }
 
     /// Forgets what was told of a pod of which nothing runs any more.
@@ -645,12 +667,19 @@ mod tests {
             runtime_handler: String::new(),
         };
         let (before, after) = (1_799_999_999_999, 1_800_000_000_000);
-        for (state, made, expected) in [
-            (SandboxState::NotReady, before, true),
-            (SandboxState::NotReady, after, false),
-            (SandboxState::Ready, before, false),
+        let (this, other) = (Some("2"), Some("1"));
+        for (state, made, boot, expected) in [
+            // The clock was set after the sandbox was made, or before.
+            (SandboxState::NotReady, before, this, false),
+            (SandboxState::NotReady, after, other, true),
+            (SandboxState::Ready, before, other, false),
+            // Of another agent.
+            (SandboxState::NotReady, before, None, true),
+            (SandboxState::NotReady, after, None, false),
+            (SandboxState::Ready, before, None, false),
         ] {
-            assert_eq!(is_of_earlier_boot(&sandbox(state, made), now), expected);
+            let found = is_of_earlier_boot(&sandbox(state, made), boot, now);
+            assert_eq!(found, expected, "{state:?} {made} {boot:?}");
         }
     }
 

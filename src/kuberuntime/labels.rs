@@ -28,3 +28,5 @@ pub const CONTAINER_PORTS: &str = "io.kubernetes.container.ports";
 pub const POD_DELETION_GRACE_PERIOD: &str = "io.kubernetes.pod.deletionGracePeriod";
 /// Annotation: `spec.terminationGracePeriodSeconds` of the pod, in seconds.
 pub const POD_TERMINATION_GRACE_PERIOD: &str = "io.kubernetes.pod.terminationGracePeriod";
+/// Annotation of a sandbox: the boot in which it was made, [`BootId`](crate::types::BootId) as a number.
+pub const SANDBOX_BOOT: &str = "holdfast.io/boot";

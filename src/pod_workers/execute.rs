@@ -33,7 +33,7 @@ use crate::kuberuntime::cri::{CriError, convert, v1};
 use crate::kuberuntime::dns::{DnsConfigurer, ResolvConf};
 use crate::kuberuntime::env::{self, EnvInputs};
 use crate::kuberuntime::security::Isolation;
-use crate::kuberuntime::{gc, kill, logs, sandbox_config};
+use crate::kuberuntime::{gc, kill, labels, logs, sandbox_config};
 use crate::pleg::InspectError;
 use crate::status::{CommitMode, StatusError};
 use crate::store::{CommitError, Committed, RemoveContainer, StartIntent};
@@ -441,6 +441,10 @@ async fn sandbox(
     let label = RuntimeHandlerLabel {
         runtime_handler: handler.clone(),
     };
+    let boot = context.clock.now().boot.0.to_string();
+    config
+        .annotations
+        .insert(labels::SANDBOX_BOOT.to_owned(), boot);
     context.images.first_round(&context.store).await;
     let begun = Instant::now();
     let made = context.cri.run_pod_sandbox(config.clone(), &handler).await;

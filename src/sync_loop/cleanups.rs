@@ -23,7 +23,7 @@ use tracing::{debug, info, warn};
 
 use super::handlers::Admissions;
 use super::{LoopContext, resizes};
-use crate::cm::{CgroupManager, Mended};
+use crate::cm::Mended;
 use crate::core::backoff::early;
 use crate::core::container_history::Records;
 use crate::core::state::{
@@ -84,11 +84,17 @@ pub(super) fn pod_cleanups(context: &LoopContext) -> bool {
     let mirrors = i64::try_from(mirrors).unwrap_or(i64::MAX);
     context.metrics.mirror_pods.set(mirrors);
     set_by_kind(&context.metrics.desired_pods, statics, others);
-    let active = workers.counted_by_admission();
-    let statics = active.iter().filter(|pod| pod.is_static()).count();
-    let others = active.len() - statics;
+    let (statics, others) = active_by_kind(&workers.counted_by_admission(), &desired);
     set_by_kind(&context.metrics.active_pods, statics, others);
     changed
+}
+
+/// How many static pods, and how many others, are active: wanted, admitted and not finished. A static pod whose manifest is
+/// gone is not, while it still ends. Upstream: `filterOutInactivePods` of the pod manager's pods.
+fn active_by_kind(counted: &[Arc<Pod>], desired: &HashSet<PodUid>) -> (usize, usize) {
+    let active = counted.iter().filter(|pod| desired.contains(&pod.uid()));
+    let (statics, others): (Vec<_>, Vec<_>) = active.partition(|pod| pod.is_static());
+    (statics.len(), others.len())
 }
 
 /// Gives those of the pods whose workers went away another worker that their sources want, without waiting for the next
@@ -433,12 +439,19 @@ impl Janitor {
     /// of each pod are read.
     async fn mend_cgroups(&self) {
         let context = self.workers.context();
-        match context.with_cgroups(CgroupManager::mend).await {
-            Ok(mended) => report_mended(context, &mended),
-            Err(error) => warn!(
-                error = causes(&error),
+        let done = context.with_cgroups(|cgroups| Ok(cgroups.mend())).await;
+        let failed = match done {
+            Ok(done) => {
+                report_mended(context, &done.mended);
+                done.failed
+            }
+            Err(error) => vec![error],
+        };
+        for error in &failed {
+            warn!(
+                error = causes(error),
                 "limits of cgroups could not be put back"
-            ),
+            );
         }
     }
 
@@ -571,9 +584,41 @@ fn left_over(state: &State, keep: &BTreeSet<PodUid>, complete: bool) -> Transact
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
+
     use super::*;
     use crate::core::state::{Mutation, VolumePhase};
     use crate::types::{BootId, Stamp};
+
+    #[test]
+    fn a_static_pod_that_nobody_wants_any_more_is_not_active() {
+        let pod = |uid: &str, source: Option<&str>| {
+            let mut pod = pod_from_runtime(&PodUid::new(uid), uid, "ns");
+            pod.metadata.annotations = source.map(|source| {
+                BTreeMap::from([("kubernetes.io/config.source".to_owned(), source.to_owned())])
+            });
+            Arc::new(pod)
+        };
+        let counted = [
+            pod("a", Some("file")),
+            pod("b", Some("file")),
+            pod("c", None),
+            pod("d", Some("api")),
+        ];
+        let desired = |uids: &[&str]| uids.iter().map(|uid| PodUid::new(*uid)).collect();
+        for (uids, expected) in [
+            (&["a", "b", "c", "d"][..], (2, 2)),
+            (&["a", "c", "d"], (1, 2)),
+            (&["d", "other"], (0, 1)),
+            (&[], (0, 0)),
+        ] {
+            assert_eq!(
+                active_by_kind(&counted, &desired(uids)),
+                expected,
+                "{uids:?}"
+            );
+        }
+    }
 
     #[test]
     fn what_is_kept_of_a_pod_goes_with_it_and_what_is_of_no_pod_stays() {

@@ -152,7 +152,7 @@ pub(super) fn set_up(plan: &Plan, uid: &PodUid, name: &str) -> Result<(), Volume
         } => make_dir(path, 0o777).map_err(io_error("create volume", uid, path)),
         Plan::Memory { path, size } => {
             make_dir(path, 0o777).map_err(io_error("create volume", uid, path))?;
-            mount_tmpfs(path, *size, "").map_err(io_error("mount tmpfs on", uid, path))
+            mount_tmpfs(path, *size, None).map_err(io_error("mount tmpfs on", uid, path))
         }
         Plan::Huge {
             path,
@@ -179,9 +179,9 @@ pub(super) fn set_up(plan: &Plan, uid: &PodUid, name: &str) -> Result<(), Volume
         } => {
             make_dir(path, 0o777).map_err(io_error("create volume", uid, path))?;
             // Secrets are not for the swap; kernels before 6.4 do not know the option.
-            mount_tmpfs(path, *size, ",noswap")
+            mount_tmpfs(path, *size, Some("noswap"))
                 .or_else(|error| match error.raw_os_error() {
-                    Some(code) if code == Errno::EINVAL as i32 => mount_tmpfs(path, *size, ""),
+                    Some(code) if code == Errno::EINVAL as i32 => mount_tmpfs(path, *size, None),
                     _ => Err(error),
                 })
                 .map_err(io_error("mount tmpfs on", uid, path))
@@ -196,7 +196,8 @@ pub(super) fn set_up(plan: &Plan, uid: &PodUid, name: &str) -> Result<(), Volume
     }
 }
 
-fn mount_tmpfs(path: &Path, size: Option<u64>, more: &str) -> io::Result<()> {
+/// Mounts a tmpfs. Its mode is the file system's own, with the sticky bit: upstream's `setupTmpfs` names none either.
+fn mount_tmpfs(path: &Path, size: Option<u64>, more: Option<&str>) -> io::Result<()> {
     // Mostly the directory was just made.
     let there = match mounts::is_point(path) {
         Some(false) => None,
@@ -213,16 +214,14 @@ fn mount_tmpfs(path: &Path, size: Option<u64>, more: &str) -> io::Result<()> {
         }
         None => {}
     }
-    let options = match size {
-        Some(size) => format!("mode=0777,size={size}{more}"),
-        None => format!("mode=0777{more}"),
-    };
+    let size = size.map(|size| format!("size={size}"));
+    let options: Vec<&str> = size.as_deref().into_iter().chain(more).collect();
     nix::mount::mount(
         Some("tmpfs"),
         path,
         Some("tmpfs"),
         MsFlags::empty(),
-        Some(options.as_str()),
+        Some(options.join(",").as_str()),
     )?;
     Ok(())
 }

@@ -366,7 +366,7 @@ async fn a_memory_volume_is_mounted_once_and_never_deleted_through() {
     let path = world.mount(&pod).await.unwrap()["m"].clone();
     let guard = Unmount(path.clone());
     assert_eq!(mounts::at(&path).unwrap().unwrap().fstype, "tmpfs");
-    assert_eq!(mode(&path), 0o777);
+    assert_eq!(mode(&path), 0o1777);
     let stat = nix::sys::statvfs::statvfs(&path).unwrap();
     assert_eq!(stat.blocks() * stat.fragment_size(), 1 << 20);
     fs::write(path.join("kept"), "x").unwrap();
@@ -452,7 +452,7 @@ async fn volumes_belong_to_the_group_of_their_pod() {
     let paths = world.mount_with(&pod, &sources).await.unwrap();
     let at = |name: &str, below: &str| owners(&paths[name].join(below));
     assert_eq!(at("disk", ""), (0, 54_321, 0o2777));
-    assert_eq!(at("memory", ""), (0, 54_321, 0o2777));
+    assert_eq!(at("memory", ""), (0, 54_321, 0o3777));
     assert_ne!(at("host", "").1, 54_321, "a hostPath is the node's");
     assert_eq!(at("down", "").1, 54_321);
     assert_eq!(at("down", "..data/deep"), (0, 54_321, 0o2755));

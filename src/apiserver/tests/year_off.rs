@@ -389,21 +389,19 @@ fn a_lifeline_that_others_may_use_or_that_may_do_more_is_refused() {
     let credential = Lifeline::credential(Some(dir.path())).unwrap();
     assert!(credential.load("n1").is_ok());
 
-    for (names, groups, says) in [
-        (
-            ["system:node:n2"],
-            ["holdfast:lifeline:n1"],
-            "system:node:n1",
-        ),
-        (
-            ["system:node:n1"],
-            ["system:nodes"],
-            "all rights of the node",
-        ),
+    let lifeline = "holdfast:lifeline:n1";
+    for (name, groups, says) in [
+        ("system:node:n2", &[lifeline][..], "system:node:n1"),
+        ("system:node:n1", &["system:nodes"], "has all rights"),
+        ("system:node:n1", &["system:masters"], "system:masters"),
+        ("system:node:n1", &[lifeline, "system:masters"], "no other"),
+        ("system:node:n1", &["holdfast:lifeline:n2"], "lifeline:n2"),
+        ("system:node:n1", &["admins"], "admins"),
+        ("system:node:n1", &[], "holdfast:lifeline:n1"),
     ] {
-        write(&names, &groups);
+        write(&[name], groups);
         let told = load();
-        assert!(told.contains(says), "{told}");
+        assert!(told.contains(says), "{groups:?}: {told}");
     }
     write_guarded(&path, "https://127.0.0.1:1", json!({"token": "t"}));
     let told = load();

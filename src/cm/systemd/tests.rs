@@ -8,7 +8,7 @@ use tokio::net::UnixListener;
 use zbus::zvariant::{OwnedObjectPath, OwnedValue};
 
 use super::*;
-use crate::cm::{CgroupConfig, CgroupDriver, CgroupManager, Hierarchy, Limits};
+use crate::cm::{CgroupConfig, CgroupDriver, CgroupManager, Hierarchy, Limits, Mended};
 use crate::types::PodExt as _;
 
 type Properties = BTreeMap<String, String>;
@@ -184,6 +184,12 @@ async fn on<T: Send + 'static>(
         .unwrap()
 }
 
+async fn mend(manager: &CgroupManager) -> Vec<Mended> {
+    let done = on(manager, CgroupManager::mend).await;
+    assert!(done.failed.is_empty(), "{:?}", done.failed);
+    done.mended
+}
+
 fn pod() -> Arc<k8s_openapi::api::core::v1::Pod> {
     Arc::new(
         serde_json::from_value(serde_json::json!({
@@ -281,11 +287,11 @@ async fn limits_that_somebody_else_changed_are_put_back_and_told_once() {
     // A second life of the agent, which was not told what the first one did.
     let manager = world.manager();
     on(&manager, |m| m.adopt(&pod())).await.unwrap();
-    assert_eq!(on(&manager, CgroupManager::mend).await.unwrap(), []);
+    assert_eq!(mend(&manager).await, []);
     assert_eq!(world.take(), [], "an idle pod costs nothing");
     // What systemd rounded is no news.
     fs::write(dir.join("cpu.max"), "13000 100000").unwrap();
-    assert_eq!(on(&manager, CgroupManager::mend).await.unwrap(), []);
+    assert_eq!(mend(&manager).await, []);
     assert_eq!(read(&dir, "cpu.max"), "12500 100000");
 
     for (file, changed, right) in [
@@ -296,7 +302,7 @@ async fn limits_that_somebody_else_changed_are_put_back_and_told_once() {
         ("hugetlb.2MB.max", "max", "4194304"),
     ] {
         fs::write(dir.join(file), changed).unwrap();
-        let mended = on(&manager, CgroupManager::mend).await.unwrap();
+        let mended = mend(&manager).await;
         let [one] = mended.as_slice() else {
             panic!("{file}: {mended:?}")
         };
@@ -310,15 +316,11 @@ async fn limits_that_somebody_else_changed_are_put_back_and_told_once() {
             calls.last().map(|c| c.0.as_str()),
             Some(&*format!("set {SLICE}"))
         );
-        assert_eq!(
-            on(&manager, CgroupManager::mend).await.unwrap(),
-            [],
-            "{file}"
-        );
+        assert_eq!(mend(&manager).await, [], "{file}");
     }
     // A cgroup that is gone is not made.
     fs::remove_dir_all(&dir).unwrap();
-    assert_eq!(on(&manager, CgroupManager::mend).await.unwrap(), []);
+    assert_eq!(mend(&manager).await, []);
     assert!(!dir.exists());
 }
 
