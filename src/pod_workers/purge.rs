@@ -74,6 +74,7 @@ fn forget_records(context: &WorkerContext, job: &Job) -> Transaction {
     let state = context.store.snapshot();
     let (namespace, name) = (job.pod.namespace(), job.pod.name());
     let mut transaction = pod_worker::forget(&state, &job.uid)
+        .and(pod_worker::next_life(job, &state))
         .and(resize::forget(&job.pod))
         .and(early::forget(&state, &job.uid))
         .journal(

@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use k8s_openapi::api::core::v1::Container;
+
 use super::Worker;
 use crate::core::deadline;
 use crate::core::state::{
@@ -9,7 +11,8 @@ use crate::core::state::{
     QueueRecord, State, StatusRecord, TerminationCause, Transaction, WorkerPhase, WorkerRecord,
     child_key,
 };
-use crate::types::{Json, PodUid, Stamp};
+use crate::types::pod::RestartPolicy;
+use crate::types::{Json, PodExt as _, PodUid, Stamp};
 
 /// The pod, its admission and its phase, as far as `state` does not have them yet. A pod that is finished is not
 /// due any more.
@@ -115,6 +118,32 @@ pub fn forget(state: &State, pod: &PodUid) -> Transaction {
     transaction
 }
 
+/// What goes on of a static pod that is forgotten because its manifest was removed and is back: how often its main containers
+/// had restarted, and their last ends, with a policy of Always. To be committed after [`forget`]. Upstream finds this in
+/// the containers that the runtime still has.
+pub fn next_life(job: &Worker, state: &State) -> Transaction {
+    let pod = &job.pod;
+    let goes_on = job.record.restart_requested
+        && pod.is_static()
+        && pod.restart_policy() == RestartPolicy::Always;
+    let always = |c: &&Container| c.restart_policy.as_deref().is_none_or(|p| p == "Always");
+    let containers = pod.containers().iter().filter(always);
+    let mut transaction = Transaction::new();
+    for container in containers.filter(|_| goes_on) {
+        let key = child_key(&job.uid, &container.name);
+        let record = state.record::<ContainerRecord>(&key);
+        if let Some(record) = record.filter(|record| record.last_exit.is_some()) {
+            let next = ContainerRecord {
+                restart_count: record.restart_count,
+                last_exit: record.last_exit.clone(),
+                ..ContainerRecord::new()
+            };
+            transaction = transaction.put(key, next);
+        }
+    }
+    transaction
+}
+
 fn phase_name(phase: &WorkerPhase) -> &'static str {
     match phase {
         WorkerPhase::Sync => "sync",
@@ -163,8 +192,9 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::core::pod_worker;
+    use crate::core::container_history::History;
     use crate::core::state::Mutation;
+    use crate::core::{pod_worker, testkit};
     use crate::types::{BootId, PodSource};
 
     const NOW: Stamp = Stamp {
@@ -230,6 +260,48 @@ mod tests {
             job.admission = None;
         }
         (told, last)
+    }
+
+    #[test]
+    fn a_static_pod_whose_manifest_is_back_goes_on_counting_its_restarts() {
+        let job = |source: &str, (policy, own): (&str, Option<&str>), is_back: bool| {
+            let mut job = job(AdmissionDecision::Admitted);
+            let mut pod = testkit::pod("Always", &["main", "unstarted"]);
+            pod.spec.as_mut().unwrap().containers[0].restart_policy = own.map(str::to_owned);
+            pod.spec.as_mut().unwrap().restart_policy = Some(policy.to_owned());
+            let of = ("kubernetes.io/config.source".to_owned(), source.to_owned());
+            pod.metadata.annotations = Some([of].into());
+            (job.uid, job.pod) = (pod.uid(), Arc::new(pod));
+            job.record.restart_requested = is_back;
+            job
+        };
+        for (job, expected) in [
+            (job("file", ("Always", None), true), (2, 3)),
+            (job("file", ("Always", None), false), (0, 0)),
+            (job("api", ("Always", None), true), (0, 0)),
+            (job("file", ("Never", None), true), (0, 0)),
+            (job("file", ("Always", Some("Never")), true), (0, 0)),
+        ] {
+            let [main, other] = ["main", "unstarted"].map(|name| child_key(&job.uid, name));
+            let mut state = State::default();
+            let apply = |state: &mut State, transaction: Transaction| {
+                for mutation in &transaction.mutations {
+                    state.apply(mutation, 1);
+                }
+            };
+            let puts = Transaction::new()
+                .put(main.clone(), testkit::ended("main", 2, 1))
+                .put(other.clone(), testkit::started("unstarted", 0));
+            apply(&mut state, puts);
+            let done = forget(&state, &job.uid).and(next_life(&job, &state));
+            apply(&mut state, done);
+            let left = state.record::<ContainerRecord>(&main);
+            let status = testkit::runtime(Vec::new());
+            let history = History::of("main", &status, left, testkit::at(100), testkit::at(100));
+            let found = (history.restart_count, history.next_attempt);
+            assert_eq!(found, expected, "{:?}", job.pod);
+            assert!(state.record::<ContainerRecord>(&other).is_none());
+        }
     }
 
     #[test]
