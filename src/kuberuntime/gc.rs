@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use super::attempt_files::{self, Owner};
 use super::cri::{CriClient, CriError};
-use super::logs;
+use super::logs::{self, LogError};
 use super::node_context::NodeContext;
 use crate::core::state::Transaction;
 use crate::store::{CommitError, RemoveContainer, RemoveEmptySandbox, StopPermit, Store};
@@ -212,6 +212,9 @@ pub enum GcError {
         #[source]
         source: CommitError,
     },
+    /// Links whose logs are gone stay.
+    #[error("remove links to logs that are gone: {0}")]
+    Links(#[source] LogError),
 }
 
 /// What removal needs; borrowed, cheap to make.
@@ -391,8 +394,8 @@ impl Remover<'_> {
                 Err(error) => report.errors.push(error),
             }
         }
-        if let Err(error) = logs::beside(self.ctx, attempt_files::remove_dead_links).await {
-            tracing::warn!(%error, "dead log links stay");
+        if let Err(source) = logs::beside(self.ctx, attempt_files::remove_dead_links).await {
+            report.errors.push(GcError::Links(source));
         }
         report
     }

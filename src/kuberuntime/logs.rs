@@ -168,33 +168,36 @@ pub fn remove_pod_logs(
     remove_tree(&dir)
 }
 
-/// Removes log directories of pods that are not `known`; returns how many. A directory that is not named
-/// `<namespace>_<name>_<uid>` is left alone.
+/// Removes log directories of pods that are not `known`; returns how many, and what stayed although it was to go. A directory
+/// that is not named `<namespace>_<name>_<uid>` is left alone. One that cannot be removed does not keep the rest.
 ///
 /// # Errors
-/// When the root cannot be listed or a directory not removed.
+/// When the root cannot be listed.
 pub fn remove_orphan_pod_logs(
     ctx: &NodeContext,
     known: &dyn Fn(&PodUid) -> bool,
-) -> Result<usize, LogError> {
+) -> Result<(usize, Vec<LogError>), LogError> {
     let root = &ctx.pod_log_root;
     let entries = match fs::read_dir(root) {
-        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(0),
+        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok((0, Vec::new())),
         other => other.map_err(error("list log directory", root))?,
     };
-    let mut removed = 0;
-    for entry in entries.flatten() {
+    let (mut removed, mut stayed) = (0, Vec::new());
+    for entry in entries {
+        let entry = entry.map_err(error("list log directory", root))?;
         let name = entry.file_name();
         let Some(uid) = name.to_str().and_then(uid_of_log_dir) else {
             continue;
         };
         let is_dir = entry.file_type().is_ok_and(|t| t.is_dir());
         if is_dir && !known(&uid) {
-            remove_tree(&entry.path())?;
-            removed += 1;
+            match remove_tree(&entry.path()) {
+                Ok(()) => removed += 1,
+                Err(error) => stayed.push(error),
+            }
         }
     }
-    Ok(removed)
+    Ok((removed, stayed))
 }
 
 fn uid_of_log_dir(name: &str) -> Option<PodUid> {
@@ -256,8 +259,8 @@ mod tests {
         for container in ["i", "c", "e"] {
             assert!(dir.join(container).is_dir(), "{container}");
         }
-        assert_eq!(remove_orphan_pod_logs(&ctx, &|_| true).unwrap(), 0);
-        assert_eq!(remove_orphan_pod_logs(&ctx, &|_| false).unwrap(), 1);
+        assert_eq!(remove_orphan_pod_logs(&ctx, &|_| true).unwrap().0, 0);
+        assert_eq!(remove_orphan_pod_logs(&ctx, &|_| false).unwrap().0, 1);
         assert!(!dir.exists());
     }
 
@@ -325,6 +328,6 @@ mod tests {
         for name in ["a_b", "a_b_c_d", "plain"] {
             fs::create_dir_all(ctx.pod_log_root.join(name)).unwrap();
         }
-        assert_eq!(remove_orphan_pod_logs(ctx, &|_| false).unwrap(), 0);
+        assert_eq!(remove_orphan_pod_logs(ctx, &|_| false).unwrap().0, 0);
     }
 }

@@ -115,7 +115,7 @@ pub(super) async fn prune_init(
         if let Err(error) = context.remover().container(status, &container.id).await {
             match error {
                 gc::GcError::Commit { .. } => return Err(error.into()),
-                gc::GcError::Runtime { .. } | gc::GcError::InUse { .. } => {
+                gc::GcError::Runtime { .. } | gc::GcError::InUse { .. } | gc::GcError::Links(_) => {
                     warn!(%error, "a dead init container stays");
                 }
             }

@@ -40,11 +40,13 @@ use crate::pod_workers::{PodWorkers, UpdateOptions, WorkerContext};
 use crate::store::StopDecision;
 use crate::types::metrics::StaticLabel;
 use crate::types::runtime::PodStatus;
-use crate::types::{Event, EventType, PodExt, PodSource, PodSyncType, PodUid, causes};
+use crate::types::{Event, EventType, Pace, PodExt, PodSource, PodSyncType, PodUid, Stamp, causes};
 use crate::volumemanager::subpath;
 
 /// Containers are collected this often even when nothing died.
 const GC_PERIOD: Duration = Duration::from_secs(60);
+/// What the errors of a sweep are logged as.
+const GARBAGE: &str = "container garbage";
 /// The limits of cgroups are compared this often.
 const MEND_PERIOD: Duration = Duration::from_secs(30);
 
@@ -265,16 +267,57 @@ enum Ended {
 /// `DeleteAllUnusedContainers`.
 pub async fn collect_unused(workers: &PodWorkers, policy: gc::GcPolicy) {
     let pods = workers.context().pleg.cache().all();
-    collect(workers, policy, &pods, Ended::Everything).await;
+    let stayed = collect(workers, policy, &pods, Ended::Everything).await;
+    report_garbage(
+        workers.context(),
+        "container garbage under pressure",
+        &stayed,
+    );
 }
 
-/// Removes dead containers and sandboxes, after their ends are recorded.
+/// Logs what garbage could not be removed and emits an event about it, as often as `of` is due. Upstream: `StartGarbageCollection`.
+fn report_garbage(context: &WorkerContext, of: &str, stayed: &[String]) {
+    let pace = context.volumes.pace();
+    let (due, event) = garbage_report(pace, of, stayed, context.clock.now());
+    for error in due {
+        warn!(error, "cannot remove what is left of containers");
+    }
+    if let Some(event) = event {
+        context.recorder.record(event);
+    }
+}
+
+/// Returns the errors that are due to be logged, and the event about them.
+fn garbage_report<'a>(
+    pace: &Pace,
+    of: &str,
+    stayed: &'a [String],
+    now: Stamp,
+) -> (Vec<&'a str>, Option<Event>) {
+    let reasons: Vec<&str> = stayed.iter().map(String::as_str).collect();
+    let due = pace.due(of, &reasons, now);
+    let due: Vec<&str> = reasons
+        .into_iter()
+        .zip(due)
+        .filter_map(|(reason, is_due)| is_due.then_some(reason))
+        .collect();
+    let event = due.first().map(|first| {
+        let text = match due.len() {
+            1 => (*first).to_owned(),
+            count => format!("{first}; and {} more", count - 1),
+        };
+        Event::node(EventType::Warning, "ContainerGCFailed", text)
+    });
+    (due, event)
+}
+
+/// Removes dead containers and sandboxes, after their ends are recorded. Returns what stayed although it was to go.
 async fn collect(
     workers: &PodWorkers,
     policy: gc::GcPolicy,
     pods: &[Arc<PodStatus>],
     ended: Ended,
-) {
+) -> Vec<String> {
     let context = workers.context();
     let known = workers.known();
     let is_gone = |uid: &PodUid| match known.get(uid) {
@@ -291,23 +334,21 @@ async fn collect(
     if gc::evictable_containers(&statuses, policy, &gone, i64::MAX).is_empty()
         && gc::evictable_sandboxes(&statuses, &gone).is_empty()
     {
-        return;
+        return Vec::new();
     }
     let decision = StopDecision::unrecorded_leftovers();
     let permit = match context.store.commit_stop(decision).await {
         Ok(permit) => permit,
         Err(error) => {
+            // The store reports itself.
             warn!(%error, "dead containers stay until the store can record their ends");
-            return;
+            return Vec::new();
         }
     };
     let report = context
         .remover()
         .collect(&statuses, policy, &gone, &permit)
         .await;
-    for error in &report.errors {
-        warn!(%error, "cannot remove a dead container or sandbox");
-    }
     if report.containers > 0 || report.sandboxes > 0 {
         debug!(
             containers = report.containers,
@@ -318,6 +359,7 @@ async fn collect(
             context.pleg.request(&pod.uid);
         }
     }
+    report.errors.iter().map(|error| causes(error)).collect()
 }
 
 /// What the janitor remembers of the files of attempts, so that it looks only at what may have changed.
@@ -329,6 +371,8 @@ struct FilesSeen {
     links: Option<SystemTime>,
     /// Pods that are looked at again in the next sweep: a start of theirs had neither a container nor an end.
     unsettled: BTreeSet<PodUid>,
+    /// When links were last compared with the logs that they lead to.
+    dead_links: Option<tokio::time::Instant>,
 }
 
 impl Janitor {
@@ -364,7 +408,9 @@ impl Janitor {
             match order {
                 JanitorOrder::DeadContainers(uid) => {
                     let status = self.workers.context().pleg.cache().get(&uid);
-                    self.collect(std::slice::from_ref(&status)).await;
+                    for error in self.collect(std::slice::from_ref(&status)).await {
+                        warn!(pod = %uid, error, "cannot remove what is left of containers");
+                    }
                     self.tidy(&[status], Extent::Everything).await;
                     // Its end may not be on record yet: what that makes superfluous goes with the next sweep.
                     self.files.unsettled.insert(uid);
@@ -383,9 +429,10 @@ impl Janitor {
 
     async fn sweep(&mut self, complete: bool) {
         let pods = self.workers.context().pleg.cache().all();
-        self.collect(&pods).await;
+        let mut stayed = self.collect(&pods).await;
         // Before the runtime was listed, nothing is known to be left over.
         let Some(mut keep) = self.workers.context().pleg.cache().present() else {
+            report_garbage(self.workers.context(), GARBAGE, &stayed);
             return;
         };
         self.tidy_what_changed(&pods).await;
@@ -423,16 +470,41 @@ impl Janitor {
         if let Err(error) = cgroups {
             warn!(error = causes(&error), "cgroups are not as they should be");
         }
+        stayed.extend(self.remove_logs(&keep, complete).await);
+        report_garbage(self.workers.context(), GARBAGE, &stayed);
+        self.drop_records(&keep, complete);
+    }
+
+    /// Removes the log directories of pods that neither `keep` nor a record names, when every source is `complete`, and links
+    /// whose logs are gone. Returns what stayed although it was to go. Upstream: `evictPodLogsDirectories`.
+    async fn remove_logs(&mut self, keep: &BTreeSet<PodUid>, complete: bool) -> Vec<String> {
+        let context = self.workers.context();
+        let mut stayed = Vec::new();
+        let mut removed = 0;
         if complete {
-            let kept = keep.clone();
-            let removed = logs::beside(&context.node, move |node| {
-                logs::remove_orphan_pod_logs(node, &|uid: &PodUid| kept.contains(uid))
+            let (kept, recorded) = (keep.clone(), context.store.snapshot());
+            let orphans = logs::beside(&context.node, move |node| {
+                let is_known =
+                    |uid: &PodUid| kept.contains(uid) || recorded.pods.contains_key(uid.as_str());
+                logs::remove_orphan_pod_logs(node, &is_known)
             });
-            if let Err(error) = removed.await {
-                warn!(%error, "cannot remove logs of pods that are gone");
+            match orphans.await {
+                Ok((count, errors)) => {
+                    removed = count;
+                    stayed.extend(errors.iter().map(|error| causes(error)));
+                }
+                Err(error) => stayed.push(causes(&error)),
             }
         }
-        self.drop_records(&keep, complete);
+        let looked = self.files.dead_links;
+        if removed > 0 || looked.is_none_or(|at| at.elapsed() >= GC_PERIOD) {
+            self.files.dead_links = Some(tokio::time::Instant::now());
+            if let Err(error) = logs::beside(&context.node, attempt_files::remove_dead_links).await
+            {
+                stayed.push(causes(&error));
+            }
+        }
+        stayed
     }
 
     /// Puts the limits of cgroups back that somebody else has changed. The kernel does not tell of such a change: a few small files
@@ -455,9 +527,9 @@ impl Janitor {
         }
     }
 
-    /// Removes dead containers and sandboxes as the policy says.
-    async fn collect(&self, pods: &[Arc<PodStatus>]) {
-        collect(&self.workers, self.policy, pods, Ended::AsPolicy).await;
+    /// Removes dead containers and sandboxes as the policy says. Returns what stayed although it was to go.
+    async fn collect(&self, pods: &[Arc<PodStatus>]) -> Vec<String> {
+        collect(&self.workers, self.policy, pods, Ended::AsPolicy).await
     }
 
     /// Compares the files of all pods after a start of the agent. Later, the links when their directory has changed, and the
@@ -588,7 +660,28 @@ mod tests {
 
     use super::*;
     use crate::core::state::{Mutation, VolumePhase};
-    use crate::types::{BootId, Stamp};
+    use crate::types::BootId;
+
+    #[test]
+    fn garbage_that_stays_is_reported_as_often_as_it_is_due() {
+        let at = |boottime_ms| Stamp {
+            boot: BootId(1),
+            boottime_ms,
+            wall_ms: 1,
+        };
+        let pace = Pace::default();
+        let report = |stayed: &[&str], ms| {
+            let stayed: Vec<String> = stayed.iter().map(|s| (*s).to_owned()).collect();
+            let (due, event) = garbage_report(&pace, GARBAGE, &stayed, at(ms));
+            (due.len(), event.map(|e| (e.reason.to_string(), e.message)))
+        };
+        let event = |text: &str| Some(("ContainerGCFailed".to_owned(), text.to_owned()));
+        assert_eq!(report(&[], 1), (0, None));
+        assert_eq!(report(&["a", "b"], 2), (2, event("a; and 1 more")));
+        assert_eq!(report(&["a", "b"], 3), (0, None));
+        assert_eq!(report(&["a", "c"], 4), (1, event("c")));
+        assert_eq!(report(&["a"], 70_000), (1, event("a")));
+    }
 
     #[test]
     fn a_static_pod_that_nobody_wants_any_more_is_not_active() {
