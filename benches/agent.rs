@@ -156,6 +156,11 @@ impl Agent {
             .arg(format!("/{}", place.cgroup))
             .arg("--healthz-port")
             .arg(place.port.to_string())
+            // The machine is not the benchmark's: neither its rules nor the settings of its kernel.
+            .args([
+                "--make-iptables-util-chains=false",
+                "--protect-kernel-defaults",
+            ])
             .env_remove("RUST_LOG")
             // As contrib/systemd/holdfast.service has it.
             .env("MALLOC_ARENA_MAX", "2")

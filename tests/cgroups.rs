@@ -13,7 +13,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 
-use holdfast::cm::{CgroupConfig, CgroupDriver, CgroupManager, CgroupVersion};
+use holdfast::cm::reserves::{Reserve, reserved_limits};
+use holdfast::cm::{CgroupConfig, CgroupDriver, CgroupError, CgroupManager, CgroupVersion};
 use holdfast::types::PodUid;
 use holdfast::types::metrics::Metrics;
 use k8s_openapi::api::core::v1::Pod;
@@ -104,6 +105,40 @@ fn read(path: PathBuf) -> String {
         .unwrap_or_else(|e| panic!("{}: {e}", path.display()))
         .trim()
         .to_owned()
+}
+
+#[test]
+fn a_cgroup_that_a_setting_names_gets_processes_and_limits() {
+    let Some((manager, root)) = manager(CgroupDriver::Cgroupfs, "reserved") else {
+        return;
+    };
+    let cgroup = format!("/{}/reserved", root.name);
+    let (limits, pids) = reserved_limits(Some(500), Some(64 << 20), None, false);
+    let reserve = Reserve {
+        field: "kubeReservedCgroup",
+        cgroup: cgroup.clone(),
+        limits,
+        pids,
+    };
+    let missing = manager.enforce(&reserve).unwrap_err();
+    assert!(matches!(missing, CgroupError::Missing { .. }), "{missing}");
+    let mut child = Command::new("sleep").arg("60").spawn().unwrap();
+    let pid = i32::try_from(child.id()).unwrap();
+    let moved = manager.move_into("kubeletCgroups", &cgroup, &[pid]);
+    let at = fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap();
+    child.kill().unwrap();
+    child.wait().unwrap();
+    moved.unwrap();
+    assert!(at.contains(&cgroup), "{at}");
+    manager.enforce(&reserve).unwrap();
+    let file = match manager.version() {
+        CgroupVersion::V1 { .. } => "memory.limit_in_bytes",
+        CgroupVersion::V2 => "memory.max",
+    };
+    let dir = mount_of(&manager, "memory")
+        .join(&root.name)
+        .join("reserved");
+    assert_eq!(read(dir.join(file)), (64 << 20).to_string());
 }
 
 #[test]

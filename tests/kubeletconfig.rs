@@ -591,7 +591,7 @@ fn fields_without_effect_are_warned_about_by_name_and_place() {
     let path = files.config(
         "c.yaml",
         "maxPods: 5\nregistryPullQPS: 7\nauthentication:\n  webhook: {enabled: false}\n\
-         logging: {format: text, flushFrequency: 7s}\nprotectKernelDefaults: true\n",
+         logging: {format: text, flushFrequency: 7s}\nhairpinMode: none\n",
     );
     let loaded = load::load(Some(&path), None).unwrap();
     let told: Vec<_> = loaded
@@ -608,7 +608,7 @@ fn fields_without_effect_are_warned_about_by_name_and_place() {
         [
             "DIR/c.yaml:4:1: registryPullQPS",
             "DIR/c.yaml:7:25: logging.flushFrequency",
-            "DIR/c.yaml:8:1: protectKernelDefaults",
+            "DIR/c.yaml:8:1: hairpinMode",
         ]
     );
 }
@@ -707,10 +707,88 @@ fn a_field_without_effect_that_is_set_to_its_default_is_not_warned_about() {
         ("maxOpenFiles: 5\n", "maxOpenFiles"),
         ("cpuManagerPolicy: static\n", "cpuManagerPolicy"),
         ("featureGates: {A: false}\n", "featureGates"),
-        ("memoryThrottlingFactor: 1\n", "memoryThrottlingFactor"),
+        ("registryBurst: 3\n", "registryBurst"),
     ] {
         assert_eq!(warned(body), [field], "{body}");
     }
+}
+
+#[test]
+fn how_the_node_is_shared_is_read_and_contradictions_are_warned_about() {
+    use holdfast::kubeletconfig::{MemoryReservation, Reserves, SwapBehavior};
+    let files = Files::new();
+    let load = |body: &str| load::load(Some(&files.config("c.yaml", body)), None);
+    let loaded = load(
+        "systemReservedCgroup: /system.slice\nkubeReservedCgroup: /kube\nkubeletCgroups: /agent\n\
+         systemCgroups: /system\nqosReserved: {memory: 50%}\nprotectKernelDefaults: true\n\
+         makeIPTablesUtilChains: false\nmemorySwap: {swapBehavior: LimitedSwap}\n\
+         memoryThrottlingFactor: 0.85\nmemoryReservationPolicy: TieredReservation\n\
+         enforceNodeAllocatable: [pods, system-reserved, kube-reserved-compressible]\n",
+    )
+    .unwrap();
+    assert_eq!(loaded.warnings, []);
+    let wanted = Reserves {
+        system_cgroup: Some("/system.slice".to_owned()),
+        kube_cgroup: Some("/kube".to_owned()),
+        kubelet_cgroups: Some("/agent".to_owned()),
+        system_cgroups: Some("/system".to_owned()),
+        qos_memory: Some(50),
+        protect_kernel_defaults: true,
+        make_iptables_util_chains: false,
+        controller_attach_detach: true,
+        swap: SwapBehavior::LimitedSwap,
+        memory_throttling: Some(850_000),
+        memory_reservation: MemoryReservation::Tiered,
+    };
+    assert_eq!(loaded.config.reserves, wanted);
+    for (body, field) in [
+        (
+            "enforceNodeAllocatable: [system-reserved]\n",
+            "enforceNodeAllocatable",
+        ),
+        ("kubeReservedCgroup: /k\n", "kubeReservedCgroup"),
+        (
+            "qosReserved: {memory: 10%}\ncgroupsPerQOS: false\n",
+            "qosReserved",
+        ),
+        (
+            "enableControllerAttachDetach: false\n",
+            "enableControllerAttachDetach",
+        ),
+    ] {
+        let warnings = load(body).unwrap().warnings;
+        let fields: Vec<_> = warnings.iter().map(|w| w.field.as_str()).collect();
+        assert_eq!(fields, [field], "{body}");
+    }
+    for (body, why) in [
+        ("qosReserved: {cpu: 50%}\n", "possible is memory"),
+        ("qosReserved: {memory: 101%}\n", "not a percentage"),
+        ("memoryThrottlingFactor: 1.5\n", "1 at most"),
+        ("memoryThrottlingFactor: 0\n", "more than 0"),
+        (
+            "memorySwap: {swapBehavior: Some}\n",
+            "NoSwap and LimitedSwap",
+        ),
+        (
+            "memoryReservationPolicy: Hard\n",
+            "None and TieredReservation",
+        ),
+        ("systemCgroups: /\n", "are in already"),
+    ] {
+        let error = load(body).unwrap_err().to_string();
+        assert!(error.contains(why), "{body}: {error}");
+    }
+    let (config, _) = run(&[
+        "--qos-reserved=memory=30%",
+        "--protect-kernel-defaults",
+        "--enable-controller-attach-detach",
+        "--system-cgroups=/s",
+    ])
+    .unwrap();
+    let reserves = config.kubelet.reserves;
+    assert_eq!(reserves.qos_memory, Some(30));
+    assert!(reserves.protect_kernel_defaults && reserves.controller_attach_detach);
+    assert_eq!(reserves.system_cgroups.as_deref(), Some("/s"));
 }
 
 #[test]
@@ -1544,9 +1622,9 @@ fn what_the_cluster_settings_cannot_do_is_warned_about() {
     assert_eq!(
         told,
         [
-            "DIR/c.yaml:4:25: enforceNodeAllocatable: \"kube-reserved\" is not supported in this version and has no effect",
             "DIR/c.yaml:3:14: contentType: is \"application/cbor\", but the API server is spoken to in application/json",
             "DIR/c.yaml:5:44: configMapAndSecretChangeDetectionStrategy: is \"Cache\", but configMaps and secrets are watched",
+            "DIR/c.yaml:4:25: enforceNodeAllocatable: \"kube-reserved\" needs kubeReservedCgroup, which is not set: nothing is held to it",
         ]
     );
 }

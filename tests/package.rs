@@ -412,7 +412,15 @@ fn make_store(root: &Root) {
     agent.args(["sh", "-ec"]);
     agent.arg("mount -t proc proc $0/proc; mount --rbind /sys $0/sys; exec chroot $0 \"$@\"");
     agent.arg(root.dir());
-    root::clean(agent.args(["holdfast", "run", "--config", CONFIG]));
+    root::clean(agent.args([
+        "holdfast",
+        "run",
+        "--config",
+        CONFIG,
+        // The machine is not the test's: neither its rules nor the settings of its kernel.
+        "--make-iptables-util-chains=false",
+        "--protect-kernel-defaults",
+    ]));
     let log = fs::File::create(root.path("/root/agent.log")).unwrap();
     let mut agent = agent
         .stdout(log.try_clone().unwrap())

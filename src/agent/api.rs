@@ -114,6 +114,7 @@ pub(super) fn node_settings(config: &AgentConfig) -> NodeSettings {
     settings.kubelet_port = kubelet.port;
     settings.max_pods = kubelet.max_pods;
     settings.pods_per_core = kubelet.pods_per_core;
+    settings.controller_attach_detach = kubelet.reserves.controller_attach_detach;
     settings.system_reserved = kubelet.system_reserved.clone();
     settings.kube_reserved = kubelet.kube_reserved.clone();
     settings.eviction_memory = threshold(config, "memory.available");

@@ -10,12 +10,14 @@ mod drill;
 mod early_ends;
 mod embedded;
 mod eviction;
+mod kernel;
 mod known_pods;
 pub mod lock;
 mod mounts;
 mod node;
 mod oom;
 mod opening;
+mod reserves;
 mod resume;
 mod root_dir;
 mod run_once;
@@ -231,6 +233,7 @@ async fn serve(
         let server = server::open(address, health, metrics, token.clone()).await;
         tasks.add("health server", server);
     }
+    share_node(config, base);
     let socket = admin::bind(&config.state_dir)?;
     let info = base.admin_info(config);
     tasks.add(
@@ -284,6 +287,7 @@ async fn serve(
             watch_cluster(config, base, tasks, token);
             oom::watch(base, &started, tasks, token);
             node::follow_size(config, base, &started, tasks, token);
+            reserves::watch(config, base, &started, tasks, token);
             started
         }
         () = signals.terminated() => {
@@ -329,6 +333,18 @@ async fn serve(
         started.workers.stop_containers(shutdown::LAST_STOP).await;
     }
     result
+}
+
+/// Brings the kernel to what a node of Kubernetes has.
+fn share_node(config: &AgentConfig, base: &start::Base) {
+    // For tests: the machine that they run on is not theirs.
+    let is_left = cfg!(feature = "failpoints")
+        && std::env::var_os("HOLDFAST_KERNEL").is_some_and(|value| value == "leave");
+    if !is_left {
+        let (root, recorder) = (Path::new(kernel::ROOT), &*base.recorder);
+        let is_protected = config.kubelet.reserves.protect_kernel_defaults;
+        kernel::settle(root, is_protected, recorder);
+    }
 }
 
 /// Ends the agent when its store turns out to be that of another cluster.

@@ -13,9 +13,12 @@ use super::start::{Base, Started};
 use super::{AgentError, Tasks};
 use crate::cm::systemd::Systemd;
 use crate::cm::{CgroupConfig, CgroupDriver, CgroupError, CgroupManager, CgroupVersion};
-use crate::kubeletconfig::{self, AgentConfig, KubeletConfiguration};
+use crate::kubeletconfig::{
+    self, AgentConfig, KubeletConfiguration, MemoryReservation, SwapBehavior,
+};
 use crate::kuberuntime::dns::DnsConfigurer;
 use crate::kuberuntime::node_context::NodeContext;
+use crate::kuberuntime::resources::MemoryRules;
 use crate::kuberuntime::selinux;
 use crate::nodestatus::cpus;
 use crate::types::host_addresses::HostAddresses;
@@ -75,6 +78,40 @@ fn for_pods(kubelet: &KubeletConfiguration, name: &str, capacity: u64, unit: i12
         left -= reserved.iter().filter_map(|r| r.get(name)).sum::<i128>();
     }
     u64::try_from(left / unit).ok().filter(|left| *left > 0)
+}
+
+/// Processes and threads of all pods together; `None` when none are reserved, since the kernel's own limit holds then.
+fn pids_for_pods(kubelet: &KubeletConfiguration) -> Option<u64> {
+    let number = |file: &str| -> Option<u64> {
+        let text = std::fs::read_to_string(file).ok()?;
+        text.trim().parse().ok()
+    };
+    let limits = ["/proc/sys/kernel/pid_max", "/proc/sys/kernel/threads-max"];
+    let capacity = limits.iter().filter_map(|file| number(file)).min()?;
+    let left = for_pods(kubelet, "pid", capacity, UNIT)?;
+    (left < capacity).then_some(left)
+}
+
+fn is_tiered(kubelet: &KubeletConfiguration) -> bool {
+    kubelet.reserves.memory_reservation == MemoryReservation::Tiered
+}
+
+/// What containers get of memory beside their limits.
+fn memory_rules(kubelet: &KubeletConfiguration, memory: u64, swap: u64) -> MemoryRules {
+    let reserves = &kubelet.reserves;
+    MemoryRules {
+        throttling: reserves.memory_throttling,
+        tiered: is_tiered(kubelet),
+        for_pods: for_pods(kubelet, "memory", memory, UNIT).unwrap_or(memory),
+        page: procfs::page_size(),
+        swap: (reserves.swap == SwapBehavior::LimitedSwap).then_some(swap),
+    }
+}
+
+/// Swap of the machine in bytes; 0 when it cannot be read.
+fn swap_capacity() -> u64 {
+    use procfs::Current;
+    procfs::Meminfo::current().map_or(0, |info| info.swap_total)
 }
 
 /// The highest number that a processor may get while the machine runs, those included that are added later; `None` where
@@ -254,6 +291,9 @@ fn make_cgroups(
         hugepage_sizes: hugepage_sizes(),
         allocatable_cpu_milli: size.cpu_milli,
         allocatable_memory: size.memory,
+        allocatable_pids: pids_for_pods(kubelet),
+        qos_reserved_memory: kubelet.reserves.qos_memory,
+        tiered: is_tiered(kubelet),
         cpus: last_cpu(Path::new(CPUS)).map(|last| last + 1),
         ..CgroupConfig::default()
     })?
@@ -293,6 +333,7 @@ pub(super) fn context(
     context.cpu_cfs_quota = kubelet.cpu_cfs_quota;
     context.cfs_period_us = micros(kubelet.cpu_cfs_quota_period);
     context.memory_capacity = memory_capacity();
+    context.memory = memory_rules(kubelet, context.memory_capacity, swap_capacity());
     context.hugepage_sizes = hugepage_sizes();
     context.addresses = addresses;
     context.apparmor = has_apparmor();

@@ -8,8 +8,8 @@
 //! The manager remembers what it wants of each cgroup. [`CgroupManager::mend`] compares and puts back what somebody else
 //! has changed.
 //!
-//! **Invariant:** nothing outside `<root>/kubepods` is written, and only directories named for a pod are
-//! removed. Every call may be repeated. Calls block for some system calls; none waits for a container,
+//! **Invariant:** nothing outside `<root>/kubepods` is written, except to the cgroups that settings name ([`reserves`]), and only
+//! directories named for a pod are removed. Every call may be repeated. Calls block for some system calls; none waits for a container,
 //! except [`CgroupManager::destroy`], which gives killed processes up to a second to go.
 
 mod change;
@@ -17,12 +17,14 @@ mod fs;
 #[cfg(feature = "fuzzing")]
 pub(crate) mod fuzzing;
 mod name;
+pub mod reserves;
 mod settings;
 pub mod systemd;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use k8s_openapi::api::core::v1::Pod;
@@ -33,7 +35,7 @@ pub use name::{CgroupDriver, CgroupName};
 
 use crate::kuberuntime::resources::{self, QosClass, QuantityError};
 use crate::types::metrics::{Metrics, OperationLabel};
-use crate::types::{PodExt, PodUid};
+use crate::types::{PodExt, PodUid, causes};
 use fs::Hierarchy;
 use settings::{Comparison, Setting, Whole, compare, huge_page_settings, pod_limits};
 use systemd::{Systemd, SystemdError};
@@ -61,6 +63,12 @@ pub struct CgroupConfig {
     pub allocatable_memory: Option<u64>,
     /// `podPidsLimit`: processes and threads of one pod; `None` for no limit.
     pub pod_pids_limit: Option<u64>,
+    /// Processes and threads of all pods together; `None` for no limit.
+    pub allocatable_pids: Option<u64>,
+    /// `qosReserved.memory` in percent.
+    pub qos_reserved_memory: Option<u8>,
+    /// `memoryReservationPolicy: TieredReservation`.
+    pub tiered: bool,
     /// Sizes of huge pages that the kernel has, in bytes.
     pub hugepage_sizes: Vec<u64>,
     /// Processors of the machine. With the systemd driver on v2 they are named in the slice of all pods, or systemd
@@ -81,6 +89,9 @@ impl Default for CgroupConfig {
             allocatable_cpu_milli: None,
             allocatable_memory: None,
             pod_pids_limit: None,
+            allocatable_pids: None,
+            qos_reserved_memory: None,
+            tiered: false,
             hugepage_sizes: Vec::new(),
             cpus: None,
         }
@@ -111,6 +122,28 @@ pub enum CgroupError {
     NoPidsController {
         /// The mount.
         mount: PathBuf,
+    },
+    /// A cgroup that a setting names does not exist.
+    #[error(
+        "{field}: there is no cgroup {path}; make it, or leave the field out. Nothing is limited or moved there until it exists"
+    )]
+    Missing {
+        /// The field.
+        field: &'static str,
+        /// The cgroup, below the mount point.
+        path: String,
+    },
+    /// A cgroup uses more memory than it is to have.
+    #[error(
+        "limit the memory of cgroup {path} to {limit} bytes: it uses {used}, and processes would be killed; reserve more"
+    )]
+    AboveLimit {
+        /// The cgroup, below the mount point.
+        path: String,
+        /// Bytes that it uses.
+        used: u64,
+        /// Bytes that it is to have.
+        limit: u64,
     },
     /// cgroup v1 is not wanted.
     #[error(
@@ -234,6 +267,8 @@ pub struct CgroupManager {
     top: CgroupName,
     systemd: Option<Arc<Systemd>>,
     wanted: Arc<Mutex<BTreeMap<CgroupName, Wanted>>>,
+    /// Bytes that all pods together may use since the machine's size changed; 0 before.
+    resized_memory: Arc<AtomicU64>,
     metrics: Option<Metrics>,
 }
 
@@ -271,6 +306,7 @@ impl CgroupManager {
             hierarchies,
             systemd: None,
             wanted: Arc::default(),
+            resized_memory: Arc::default(),
             metrics: None,
         };
         manager.check_pids_controller()?;
@@ -345,7 +381,15 @@ impl CgroupManager {
         };
         self.make(&self.qos(QosClass::BestEffort), |whole| whole.merge(least))?;
         // Burstable shares are the sum over its pods; see `refresh_qos`.
-        self.make(&self.qos(QosClass::Burstable), |_| ())
+        self.make(&self.qos(QosClass::Burstable), |_| ())?;
+        if let Err(error) = self.unshare_memory() {
+            let error = causes(&error);
+            tracing::warn!(
+                error,
+                "pods keep limits and protection of memory that are not configured any more"
+            );
+        }
+        Ok(())
     }
 
     /// Limits the memory of all pods together, so that what is reserved is left; upstream's
@@ -357,11 +401,18 @@ impl CgroupManager {
         if !self.config.per_qos {
             return Ok(());
         }
+        let resized = self.resized_memory.load(Ordering::Relaxed);
         let limits = Limits {
-            memory: self.config.allocatable_memory,
+            memory: match resized {
+                0 => self.config.allocatable_memory,
+                _ => Some(resized),
+            },
             ..Limits::default()
         };
-        self.make(&self.top, |whole| whole.merge(limits))
+        self.make(&self.top, |whole| {
+            whole.merge(limits);
+            whole.pids = Some(self.config.allocatable_pids);
+        })
     }
 
     /// Changes what all pods together get, as after processors or memory were added to the machine.
@@ -376,15 +427,17 @@ impl CgroupManager {
         if !self.config.per_qos {
             return Ok(());
         }
+        let memory = memory.unwrap_or(NO_MEMORY_LIMIT);
+        self.resized_memory.store(memory, Ordering::Relaxed);
         let limits = Limits {
             shares: shares_of(cpu_milli),
-            memory: Some(memory.unwrap_or(NO_MEMORY_LIMIT)),
+            memory: Some(memory),
             ..Limits::default()
         };
         self.make(&self.top, |whole| whole.merge(limits))
     }
 
-    /// Sets the shares of the QoS cgroups by the pods that are active; upstream's `UpdateCgroups`, each
+    /// Sets the shares and the memory of the QoS cgroups by the pods that are active; upstream's `UpdateCgroups`, each
     /// minute and with each new pod.
     ///
     /// # Errors
@@ -394,23 +447,27 @@ impl CgroupManager {
             return Ok(());
         }
         let mut milli = 0_i64;
+        let mut requests = reserves::Requests::default();
         for pod in pods {
             let of = |source| CgroupError::Quantity {
                 pod: pod.uid(),
                 source,
             };
-            if resources::qos_class(pod) == QosClass::Burstable {
-                let request = resources::pod_resources_with_overhead(pod)
-                    .map_err(of)?
-                    .cpu_request;
-                milli = milli.saturating_add(request.unwrap_or(0));
+            let class = resources::qos_class(pod);
+            if class != QosClass::BestEffort {
+                let sum = resources::pod_resources_with_overhead(pod).map_err(of)?;
+                requests.add(class, sum);
+                if class == QosClass::Burstable {
+                    milli = milli.saturating_add(sum.cpu_request.unwrap_or(0));
+                }
             }
         }
         let limits = Limits {
             shares: Some(resources::milli_cpu_to_shares(milli)),
             ..Limits::default()
         };
-        self.make(&self.qos(QosClass::Burstable), |whole| whole.merge(limits))
+        self.make(&self.qos(QosClass::Burstable), |whole| whole.merge(limits))?;
+        self.share_memory(requests)
     }
 
     /// The cgroup of a pod; upstream's `GetPodContainerName`.
@@ -526,10 +583,16 @@ impl CgroupManager {
     /// # Errors
     /// When cgroupfs cannot be written; the kernel refuses a memory limit that it cannot reclaim down to.
     pub fn set_limits(&self, pod: &Pod, limits: Limits) -> Result<(), CgroupError> {
-        if !self.config.per_qos || limits == Limits::default() {
+        // A request may change that no limit follows from, but the memory that is protected does.
+        let is_empty = limits == Limits::default() && !self.config.tiered;
+        if !self.config.per_qos || is_empty {
             return Ok(());
         }
-        self.make(&self.pod_cgroup(pod)?, |whole| whole.merge(limits))
+        let protection = self.pod_protection(pod)?;
+        self.make(&self.pod_cgroup(pod)?, |whole| {
+            whole.merge(limits);
+            whole.protection = protection;
+        })
     }
 
     /// Memory the cgroup of a pod uses, in bytes; `None` when there is none to ask. Upstream's
@@ -777,6 +840,7 @@ impl CgroupManager {
         Ok(Whole {
             limits: self.pod_limits(pod)?,
             pids: Some(self.config.pod_pids_limit),
+            protection: self.pod_protection(pod)?,
             // Sizes that it asks nothing of are limited to 0.
             huge_pages: huge_page_settings(self.version, &self.config, &pages),
             cpus: None,
@@ -791,6 +855,21 @@ impl CgroupManager {
         let class = resources::qos_class(pod);
         let sum = resources::pod_resources_with_overhead(pod).map_err(of)?;
         Ok(pod_limits(class, sum, &self.config))
+    }
+
+    /// The memory of a pod that is kept from reclaim; `None` when none ever is.
+    fn pod_protection(&self, pod: &Pod) -> Result<Option<reserves::Protection>, CgroupError> {
+        if !self.config.tiered {
+            return Ok(None);
+        }
+        let sum = resources::pod_resources_with_overhead(pod).map_err(|source| {
+            CgroupError::Quantity {
+                pod: pod.uid(),
+                source,
+            }
+        })?;
+        let class = resources::qos_class(pod);
+        Ok(Some(reserves::pod_protection(class, sum)))
     }
 
     fn qos(&self, class: QosClass) -> CgroupName {

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use super::reserves::Protection;
 use super::{CgroupConfig, CgroupVersion, Limits, NO_MEMORY_LIMIT, systemd};
 use crate::kuberuntime::resources::{self, QosClass};
 
@@ -13,6 +14,8 @@ pub(super) struct Whole {
     pub(super) pids: Option<Option<u64>>,
     /// Files and values for each size of huge pages.
     pub(super) huge_pages: Vec<(String, String)>,
+    /// Memory that is kept from reclaim; `None` leaves it as it is.
+    pub(super) protection: Option<Protection>,
     /// Names the first so many processors, so that systemd keeps the controller cpuset enabled.
     pub(super) cpus: Option<u32>,
 }
@@ -56,6 +59,19 @@ impl Whole {
                 optional: limit.is_none(),
             });
         }
+        if let (CgroupVersion::V2, Some(protection)) = (version, self.protection) {
+            for (file, bytes) in [
+                ("memory.min", protection.min),
+                ("memory.low", protection.low),
+            ] {
+                all.push(Setting {
+                    controller: "memory",
+                    file: file.to_owned(),
+                    value: bytes.to_string(),
+                    optional: bytes == 0,
+                });
+            }
+        }
         all.extend(self.huge_pages.iter().map(|(file, value)| Setting {
             controller: "hugetlb",
             file: file.clone(),
@@ -88,7 +104,7 @@ pub(super) fn compare(file: &str, found: &str, wanted: &str) -> Comparison {
         "memory.limit_in_bytes" if wanted == "-1" => {
             found.parse::<u64>().is_ok_and(|bytes| bytes >= 1 << 62)
         }
-        "memory.max" | "memory.limit_in_bytes" => {
+        "memory.max" | "memory.min" | "memory.low" | "memory.limit_in_bytes" => {
             let pages = |text: &str| text.parse::<u64>().map(|bytes| bytes / PAGE).ok();
             pages(found).is_some() && pages(found) == pages(wanted)
         }

@@ -129,6 +129,18 @@ impl Systemd {
         self.call("SetUnitProperties", &unit, &(&unit, true, values(limits)))
     }
 
+    /// Sets some limits of a unit that somebody else has made, and leaves its others. Blocks as [`Self::set`].
+    ///
+    /// # Errors
+    /// As [`Self::set`].
+    pub(super) fn set_some(
+        &self,
+        unit: &str,
+        limits: &[(&'static str, Property)],
+    ) -> Result<(), SystemdError> {
+        self.call("SetUnitProperties", unit, &(unit, true, values(limits)))
+    }
+
     /// Stops a slice with all that is in it and forgets it. One that is not there is no error.
     ///
     /// # Errors
@@ -299,6 +311,10 @@ pub(super) fn properties(version: CgroupVersion, whole: &Whole) -> Vec<(&'static
                 all.push(number("CPUWeight", resources::shares_to_weight(shares)));
             }
             all.push(number("MemoryMax", memory));
+            if let Some(protection) = whole.protection {
+                all.push(number("MemoryMin", protection.min));
+                all.push(number("MemoryLow", protection.low));
+            }
         }
         CgroupVersion::V1 { .. } => {
             if let Some(shares) = limits.shares {

@@ -431,17 +431,16 @@ fn enforcements(settings: &mut Settings) {
     }
     for name in names {
         match name.as_str() {
-            "pods" | "none" => {}
-            "system-reserved"
+            "pods"
+            | "none"
+            | "system-reserved"
             | "kube-reserved"
             | "system-reserved-compressible"
-            | "kube-reserved-compressible" => {
-                let message =
-                    format!("{name:?} is not supported in this version and has no effect");
-                warn(settings, field, message);
-            }
+            | "kube-reserved-compressible" => {}
             other => {
-                let message = format!("{other:?} is not known; possible are \"pods\" and \"none\"");
+                let message = format!(
+                    "{other:?} is not known; possible are \"pods\", \"system-reserved\", \"kube-reserved\", \"system-reserved-compressible\", \"kube-reserved-compressible\" and \"none\""
+                );
                 settings.reject(field, message);
             }
         }

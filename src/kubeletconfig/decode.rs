@@ -94,6 +94,16 @@ pub(super) fn overlay(settings: &mut Settings, file: &Path, root: &Node) {
                 settings.origins.remove("logging.format");
                 settings.origins.remove("logging.verbosity");
             }
+            ("memorySwap", Value::Map(inner)) => {
+                for entry in inner.iter().filter(|e| e.key == "swapBehavior") {
+                    let path = "memorySwap.swapBehavior";
+                    take(settings, &defaults, file, path, &entry.node);
+                }
+            }
+            ("memorySwap", Value::Null) => {
+                settings.config.reserves.swap = defaults.reserves.swap;
+                settings.origins.remove("memorySwap.swapBehavior");
+            }
             ("tracing", value) => {
                 let inner: &[Entry] = match value {
                     Value::Map(inner) => inner,
@@ -682,6 +692,7 @@ fn take(
             if !super::cluster::take(&mut r, c, defaults, path, again)
                 && !super::server::take(&mut r, c, defaults, path)
                 && !super::eviction::take(&mut r, c, defaults, path, again)
+                && !super::reserves::take(&mut r, c, path)
                 && !super::shutdown::take(&mut r, c, path)
             {
                 // Known, checked, and without effect: the warning is out already.

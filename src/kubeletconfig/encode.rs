@@ -10,6 +10,7 @@ use std::path::Path;
 use serde_json::{Map, Value, json};
 
 use super::duration::format_duration;
+use super::reserves::{Reserves, factor_of};
 use super::server::{Authentication, Authorization};
 use super::types::{
     EvictionThreshold, KubeletConfiguration, LogFormat, NEVER_ROTATE, PriorityPeriod, Taint,
@@ -186,6 +187,7 @@ pub fn encode(config: &KubeletConfiguration) -> Value {
     put("systemReserved", map(&c.system_reserved, |n| quantity(*n)));
     put("kubeReserved", map(&c.kube_reserved, |n| quantity(*n)));
     put("enforceNodeAllocatable", json!(c.enforce_node_allocatable));
+    reserves(&c.reserves, &mut put);
     put("allowedUnsafeSysctls", json!(c.allowed_unsafe_sysctls));
     put("providerID", json!(c.provider_id));
     let format = match c.logging.format {
@@ -235,6 +237,31 @@ pub fn encode(config: &KubeletConfiguration) -> Value {
     put("failCgroupV1", json!(c.fail_cgroup_v1));
     merge(&mut out, &c.without_effect);
     Value::Object(out)
+}
+
+fn reserves(c: &Reserves, put: &mut impl FnMut(&str, Value)) {
+    put("systemReservedCgroup", json!(c.system_cgroup));
+    put("kubeReservedCgroup", json!(c.kube_cgroup));
+    put("kubeletCgroups", json!(c.kubelet_cgroups));
+    put("systemCgroups", json!(c.system_cgroups));
+    if let Some(percent) = c.qos_memory {
+        put("qosReserved", json!({"memory": format!("{percent}%")}));
+    }
+    put("protectKernelDefaults", json!(c.protect_kernel_defaults));
+    put("makeIPTablesUtilChains", json!(c.make_iptables_util_chains));
+    put(
+        "enableControllerAttachDetach",
+        json!(c.controller_attach_detach),
+    );
+    put("memorySwap", json!({"swapBehavior": c.swap.to_string()}));
+    put(
+        "memoryThrottlingFactor",
+        json!(c.memory_throttling.map(factor_of)),
+    );
+    put(
+        "memoryReservationPolicy",
+        json!(c.memory_reservation.to_string()),
+    );
 }
 
 /// Adds what `more` has to `out`, object by object.

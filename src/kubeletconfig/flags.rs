@@ -14,6 +14,7 @@ use super::decode::parse_ip;
 use super::duration::parse_duration;
 use super::eviction;
 use super::quantity::parse_log_size;
+use super::reserves;
 use super::server::ServerFlags;
 use super::types::{
     BackOffEarlyEnd, CgroupDriver, EvictionThreshold, LogFormat, OfflineStart, PullFallback, Taint,
@@ -309,13 +310,17 @@ pub struct KubeletFlags {
     #[arg(long, value_name = "RESOURCES", value_parser = parse_reserved, action = clap::ArgAction::Append)]
     pub kube_reserved: Vec<Reserved>,
 
-    /// What is held to its share of the node: pods, or none [default: pods]
+    /// What is held to its share of the node: pods, system-reserved, kube-reserved, system-reserved-compressible, kube-reserved-compressible, or none [default: pods]
     #[arg(long, value_name = "NAMES", value_delimiter = ',')]
     pub enforce_node_allocatable: Option<Vec<String>>,
 
     /// Sysctls, or prefixes ending in '*', that pods may set although they are not known as safe; may be repeated
     #[arg(long, value_name = "SYSCTLS", value_delimiter = ',', action = clap::ArgAction::Append)]
     pub allowed_unsafe_sysctls: Vec<String>,
+
+    /// Flags of how the node is shared.
+    #[command(flatten)]
+    pub reserves: ReserveFlags,
 
     /// Flags of eviction.
     #[command(flatten)]
@@ -329,6 +334,46 @@ pub struct KubeletFlags {
     #[command(flatten)]
     pub unsupported: UnsupportedFlags,
 }
+
+/// Flags of how the node is shared between pods and everything else.
+#[derive(Clone, Debug, Default, clap::Args)]
+pub struct ReserveFlags {
+    /// Cgroup that is held to --system-reserved, when --enforce-node-allocatable has system-reserved
+    #[arg(long, value_name = "CGROUP")]
+    pub system_reserved_cgroup: Option<String>,
+
+    /// Cgroup that is held to --kube-reserved, when --enforce-node-allocatable has kube-reserved
+    #[arg(long, value_name = "CGROUP")]
+    pub kube_reserved_cgroup: Option<String>,
+
+    /// Cgroup that the agent moves itself into
+    #[arg(long, value_name = "CGROUP")]
+    pub kubelet_cgroups: Option<String>,
+
+    /// Cgroup that processes without one of their own are moved into
+    #[arg(long, value_name = "CGROUP")]
+    pub system_cgroups: Option<String>,
+
+    /// Share of memory requests that pods of lower classes cannot use, such as memory=50%
+    #[arg(long, value_name = "SHARES", value_parser = parse_qos_reserved)]
+    pub qos_reserved: Option<QosShares>,
+
+    /// Leave the kernel's settings as they are, and report those that are not as Kubernetes wants them [default: false]
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true", value_parser = parse_bool)]
+    pub protect_kernel_defaults: Option<bool>,
+
+    /// Keep the iptables chains by which other programs find the kubelet's rules [default: true]
+    #[arg(long = "make-iptables-util-chains", value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true", value_parser = parse_bool)]
+    pub make_iptables_util_chains: Option<bool>,
+
+    /// Let the controller manager attach volumes to this node [default: true]
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true", value_parser = parse_bool)]
+    pub enable_controller_attach_detach: Option<bool>,
+}
+
+/// Percentages of `--qos-reserved` by resource.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct QosShares(pub BTreeMap<String, u8>);
 
 /// Flags of eviction.
 #[derive(Clone, Debug, Default, clap::Args)]
@@ -466,6 +511,10 @@ fn parse_pairs<T>(
 
 fn parse_reserved(text: &str) -> Result<Reserved, String> {
     parse_pairs(text, '=', cluster::parse_reserved).map(Reserved)
+}
+
+fn parse_qos_reserved(text: &str) -> Result<QosShares, String> {
+    parse_pairs(text, '=', reserves::parse_qos_reserved).map(QosShares)
 }
 
 fn parse_thresholds(text: &str) -> Result<Thresholds, String> {

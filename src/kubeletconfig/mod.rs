@@ -24,6 +24,7 @@ mod given;
 pub mod load;
 mod problem;
 mod quantity;
+mod reserves;
 mod resolve;
 mod server;
 mod shutdown;
@@ -35,6 +36,7 @@ mod yaml;
 pub use duration::{format_duration, parse_duration};
 pub use encode::encode;
 pub use problem::{ConfigError, Origin, Problem, Warning};
+pub use reserves::{MemoryReservation, Reserves, SwapBehavior};
 pub use resolve::{AgentConfig, ContainerGcPolicy, Endpoint, resolve, resolve_content};
 pub use server::{
     Authentication, Authorization, AuthorizationMode, CIPHER_SUITES, CURVES, ServerFlags,

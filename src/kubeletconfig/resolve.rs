@@ -363,6 +363,7 @@ fn apply_flags(settings: &mut Settings, flags: &KubeletFlags) {
     }
     super::cluster::apply_flags(settings, flags);
     super::eviction::apply_flags(settings, &flags.eviction);
+    super::reserves::apply_flags(settings, &flags.reserves);
     super::server::apply_flags(settings, &flags.server);
     warn_flags(settings, flags);
 }

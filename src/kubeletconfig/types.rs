@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
+use super::reserves::Reserves;
 use super::server::{Authentication, Authorization, TlsVersion};
 
 /// Who owns the cgroup tree. Must be the driver the container runtime uses.
@@ -439,9 +440,11 @@ pub struct KubeletConfiguration {
     pub system_reserved: BTreeMap<String, i128>,
     /// What is kept from pods for Kubernetes itself; as `system_reserved`.
     pub kube_reserved: BTreeMap<String, i128>,
-    /// What is held to its share of the node: `pods` is acted on, the rest was warned about; empty or `none` for
-    /// nothing.
+    /// What is held to its share of the node: `pods`, `system-reserved`, `kube-reserved`, and of the latter two
+    /// `…-compressible`; empty or `none` for nothing.
     pub enforce_node_allocatable: Vec<String>,
+    /// How else the node is shared between pods and everything else.
+    pub reserves: Reserves,
     /// Sysctls, or prefixes ending in `*`, that pods may set although they are not known as safe.
     pub allowed_unsafe_sysctls: Vec<String>,
     /// `providerID`: the instance's name at the cloud provider.
@@ -544,6 +547,7 @@ impl Default for KubeletConfiguration {
             system_reserved: BTreeMap::new(),
             kube_reserved: BTreeMap::new(),
             enforce_node_allocatable: vec!["pods".to_owned()],
+            reserves: Reserves::default(),
             allowed_unsafe_sysctls: Vec::new(),
             provider_id: None,
             register_with_taints: Vec::new(),

@@ -29,6 +29,7 @@ pub(super) fn validate(settings: &mut Settings) {
     traces(settings);
     super::cluster::validate(settings);
     super::eviction::validate(settings);
+    super::reserves::validate(settings);
     super::shutdown::validate(settings);
     super::server::validate(settings);
 }

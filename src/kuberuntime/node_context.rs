@@ -4,6 +4,7 @@
 use std::path::{Path, PathBuf};
 
 use super::dns::DnsConfigurer;
+use super::resources::MemoryRules;
 use crate::types::PodUid;
 use crate::types::host_addresses::HostAddresses;
 
@@ -46,6 +47,8 @@ pub struct NodeContext {
     pub masked_paths: Vec<String>,
     /// `singleProcessOOMKill`: kill one process instead of the whole container (cgroup v2).
     pub single_process_oom_kill: bool,
+    /// What containers get of memory beside their limits.
+    pub memory: MemoryRules,
     /// Sizes of huge pages that the kernel has, in bytes.
     pub hugepage_sizes: Vec<u64>,
     /// The node's addresses.
@@ -74,6 +77,7 @@ impl NodeContext {
             selinux_file_context: None,
             masked_paths: Vec::new(),
             single_process_oom_kill: false,
+            memory: MemoryRules::default(),
             hugepage_sizes: Vec::new(),
             addresses: HostAddresses::fixed(Vec::new()),
         }

@@ -267,7 +267,7 @@ pub fn linux_resources(of: CpuMemory, ctx: &NodeContext) -> v1::LinuxContainerRe
 }
 
 /// CPU, memory, swap and OOM settings of one container; upstream's
-/// `generateLinuxContainerResources`. Swap is never given to containers (`NoSwap`).
+/// `generateLinuxContainerResources`.
 ///
 /// # Errors
 /// When a quantity does not parse.
@@ -277,6 +277,7 @@ pub fn container_linux_resources(
     ctx: &NodeContext,
 ) -> Result<v1::LinuxContainerResources, QuantityError> {
     let mut of = container_resources(container)?;
+    let swap = swap_limit(pod, of, ctx);
     // A container without a limit of its own is told its pod's.
     let whole = CpuMemory::of(&core::Amounts::new(), &core::pod_level_limits(pod));
     of.cpu_limit = of.cpu_limit.filter(|l| *l != 0).or(whole.cpu_limit);
@@ -293,8 +294,13 @@ pub fn container_linux_resources(
         if ctx.swap_controller {
             resources
                 .unified
-                .insert("memory.swap.max".to_owned(), "0".to_owned());
+                .insert("memory.swap.max".to_owned(), swap.to_string());
         }
+        let bytes = |amount: Option<i64>| amount.and_then(|bytes| u64::try_from(bytes).ok());
+        let request = bytes(of.memory_request).unwrap_or(0);
+        let limit = bytes(of.memory_limit);
+        let unified = memory_qos(qos_class(pod), request, limit, &ctx.memory);
+        resources.unified.extend(unified);
     } else if ctx.swap_controller {
         resources.memory_swap_limit_in_bytes = resources.memory_limit_in_bytes;
     }
@@ -314,38 +320,77 @@ fn hugepage_limits(container: &Container, ctx: &NodeContext) -> Vec<v1::Hugepage
         .collect()
 }
 
-/// Throttling begins at this share of what lies between request and limit; `memoryThrottlingFactor`.
-pub const MEMORY_THROTTLING_FACTOR: f64 = 0.9;
+/// What containers get of memory beside their limits, on cgroup v2.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct MemoryRules {
+    /// `memoryThrottlingFactor` in millionths; `None` for no throttling.
+    pub throttling: Option<u32>,
+    /// `memoryReservationPolicy: TieredReservation`.
+    pub tiered: bool,
+    /// Memory of all pods together in bytes.
+    pub for_pods: u64,
+    /// Size of a page in bytes.
+    pub page: u64,
+    /// Swap of the machine in bytes, when pods get a share of it: `LimitedSwap`.
+    pub swap: Option<u64>,
+}
 
-/// `memory.min` and `memory.high` of a container on cgroup v2, by upstream's MemoryQoS: the request is
-/// protected, and a container that is not Guaranteed is throttled before it reaches its limit (without one,
-/// what the node has to give). Amounts in bytes, page-aligned. The gate is off by default, here as there.
+/// `memory.min`, `memory.low` and `memory.high` of a container on cgroup v2, by upstream's MemoryQoS: requests of Guaranteed
+/// and Burstable pods are protected, and a container that is not Guaranteed is throttled before it reaches its limit (without
+/// one, what all pods may have). Amounts in bytes.
 pub fn memory_qos(
     class: QosClass,
     request: u64,
     limit: Option<u64>,
-    allocatable: u64,
-    page: u64,
+    rules: &MemoryRules,
 ) -> BTreeMap<String, String> {
     let mut unified = BTreeMap::new();
-    if request > 0 {
-        unified.insert("memory.min".to_owned(), request.to_string());
+    if rules.tiered && request > 0 {
+        let file = match class {
+            QosClass::Guaranteed => "memory.min",
+            QosClass::Burstable | QosClass::BestEffort => "memory.low",
+        };
+        unified.insert(file.to_owned(), request.to_string());
     }
-    let top = limit.filter(|l| *l > 0).unwrap_or(allocatable);
-    if class != QosClass::Guaranteed && limit != Some(request) && top > request {
-        #[expect(
-            clippy::cast_possible_truncation,
-            clippy::cast_sign_loss,
-            clippy::cast_precision_loss,
-            reason = "upstream counts in floating point; bytes of memory are far below its precision"
-        )]
-        let spread = ((top - request) as f64 * MEMORY_THROTTLING_FACTOR) as u64;
-        let high = (request + spread) / page.max(1) * page.max(1);
+    let top = limit.filter(|l| *l > 0).unwrap_or(rules.for_pods);
+    if let Some(millionths) = rules.throttling
+        && class != QosClass::Guaranteed
+        && limit != Some(request)
+        && top > request
+    {
+        let spread = u128::from(top - request) * u128::from(millionths) / 1_000_000;
+        let high = request.saturating_add(u64::try_from(spread).unwrap_or(u64::MAX));
+        let page = rules.page.max(1);
+        let high = high / page * page;
         if high > request {
             unified.insert("memory.high".to_owned(), high.to_string());
         }
     }
     unified
+}
+
+/// Bytes of swap that a container may use: the share of the machine's swap that its request is of the machine's memory.
+/// Nothing unless its pod is Burstable and not critical, and its request differs from its limit. Upstream:
+/// `calcSwapForBurstablePods` and `configureSwap`.
+fn swap_limit(pod: &Pod, of: CpuMemory, ctx: &NodeContext) -> u64 {
+    let Some(swap) = ctx.memory.swap else {
+        return 0;
+    };
+    let is_critical =
+        pod.is_static() || pod.spec_ref().priority.is_some_and(|p| p >= 2_000_000_000);
+    if is_critical
+        || qos_class(pod) != QosClass::Burstable
+        || of.memory_request == of.memory_limit
+        || ctx.memory_capacity == 0
+    {
+        return 0;
+    }
+    let request = of
+        .memory_request
+        .and_then(|bytes| u64::try_from(bytes).ok());
+    let share =
+        u128::from(request.unwrap_or(0)) * u128::from(swap) / u128::from(ctx.memory_capacity);
+    u64::try_from(share).unwrap_or(swap).min(swap)
 }
 
 #[cfg(test)]

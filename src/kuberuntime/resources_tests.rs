@@ -499,33 +499,77 @@ fn a_container_without_limits_is_told_its_pods() {
 }
 
 #[test]
-fn memory_is_protected_up_to_the_request_and_throttled_below_the_limit() {
+fn memory_is_protected_by_class_and_throttled_below_the_limit() {
     use QosClass::{BestEffort, Burstable, Guaranteed};
-    for (class, request, limit, min, high) in [
+    let rules = MemoryRules {
+        throttling: Some(900_000),
+        tiered: true,
+        for_pods: 10_000_000,
+        page: 4096,
+        swap: None,
+    };
+    let of = |class, request, limit, rules: MemoryRules| {
+        let all = memory_qos(class, request, limit, &rules).into_iter();
+        let all: Vec<_> = all.map(|(file, value)| format!("{file}={value}")).collect();
+        all.join(" ")
+    };
+    let mega = 1_000_000;
+    for (class, request, limit, wanted) in [
         (
             Burstable,
-            1_000_000,
-            Some(2_000_000),
-            Some("1000000"),
-            Some("1896448"),
+            mega,
+            Some(2 * mega),
+            "memory.high=1896448 memory.low=1000000",
         ),
-        (Burstable, 1_000_000, None, Some("1000000"), Some("9097216")),
         (
-            Guaranteed,
-            1_000_000,
-            Some(1_000_000),
-            Some("1000000"),
+            Burstable,
+            mega,
             None,
+            "memory.high=9097216 memory.low=1000000",
         ),
-        (BestEffort, 0, None, None, Some("8998912")),
-        (Burstable, 1_000_000, Some(1_000_000), Some("1000000"), None),
+        (Burstable, mega, Some(mega), "memory.low=1000000"),
+        (Guaranteed, mega, Some(mega), "memory.min=1000000"),
+        (BestEffort, 0, None, "memory.high=8998912"),
     ] {
-        let got = memory_qos(class, request, limit, 10_000_000, 4096);
-        let of = |file: &str| got.get(file).map(String::as_str);
+        assert_eq!(of(class, request, limit, rules), wanted);
+    }
+    let unset = MemoryRules {
+        throttling: None,
+        tiered: false,
+        ..rules
+    };
+    assert_eq!(of(Burstable, mega, Some(2 * mega), unset), "");
+}
+
+#[test]
+fn swap_follows_the_request_of_burstable_containers() {
+    let swap_of = |resources: serde_json::Value, priority: i32, swap: Option<u64>| {
+        let pod: Pod = serde_json::from_value(json!({
+            "metadata": {"name": "p", "namespace": "ns", "uid": "u"},
+            "spec": {"priority": priority, "containers": [{"name": "c", "resources": resources}]},
+        }))
+        .unwrap();
+        let mut ctx = NodeContext::new("n", "/r");
+        ctx.cgroup_v2 = true;
+        ctx.swap_controller = true;
+        ctx.memory_capacity = 1000;
+        ctx.memory.swap = swap;
+        let resources = container_linux_resources(&pod, &pod.containers()[0], &ctx).unwrap();
+        resources.unified["memory.swap.max"].clone()
+    };
+    let half = json!({"requests": {"memory": "500"}, "limits": {"memory": "600"}});
+    let same = json!({"requests": {"memory": "500", "cpu": "1"}, "limits": {"memory": "500"}});
+    for (resources, priority, swap, wanted) in [
+        (half.clone(), 0, Some(301), "150"),
+        (half.clone(), 0, None, "0"),
+        (half, 2_000_000_000, Some(301), "0"),
+        (same, 0, Some(301), "0"),
+        (json!({}), 0, Some(301), "0"),
+    ] {
         assert_eq!(
-            (of("memory.min"), of("memory.high")),
-            (min, high),
-            "{class:?} {limit:?}"
+            swap_of(resources.clone(), priority, swap),
+            wanted,
+            "{resources}"
         );
     }
 }

@@ -190,6 +190,9 @@ impl Site {
             .arg(self.container_logs())
             .args(["--hostname-override", NODE, "--v", "3"])
             .args(["--healthz-port", &port.to_string()])
+            // The machine is not the test's: neither its rules nor the settings of its kernel.
+            .arg("--make-iptables-util-chains=false")
+            .env("HOLDFAST_KERNEL", "leave")
             .stdin(Stdio::null());
         // Agents run side by side, and by default all would serve the kubelet's API on the same port.
         match self.api_port.load(Ordering::Relaxed) {

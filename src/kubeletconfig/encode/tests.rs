@@ -139,7 +139,9 @@ fn secrets_are_not_written() {
 fn every_supported_field_is_written() {
     let set = parsed(
         "staticPodPath: /m\nstaticPodURL: http://x/\nstaticPodURLHeader: {A: [b]}\nmaxParallelImagePulls: 2\n\
-         providerID: x\nsingleProcessOOMKill: true\ntracing: {}\ntlsCertFile: /c\ntlsPrivateKeyFile: /k\n",
+         providerID: x\nsingleProcessOOMKill: true\ntracing: {}\ntlsCertFile: /c\ntlsPrivateKeyFile: /k\n\
+         systemReservedCgroup: /s\nkubeReservedCgroup: /k\nkubeletCgroups: /a\nsystemCgroups: /b\n\
+         qosReserved: {memory: 50%}\nmemoryThrottlingFactor: 0.9\n",
     );
     let written = encode(&set);
     let missing: Vec<_> = FIELDS
@@ -224,7 +226,7 @@ fn a_zero_that_stands_for_the_default_is_written_as_the_default() {
     assert_eq!(written["cpuManagerPolicy"], "none");
     assert_eq!(written["maxOpenFiles"], 1_000_000);
     assert_eq!(written["failSwapOn"], true);
-    assert_eq!(written["memorySwap"], json!({}));
+    assert_eq!(written["memorySwap"], json!({"swapBehavior": "NoSwap"}));
     assert_eq!(written["logging"]["flushFrequency"], "5s");
     assert_eq!(written["logging"]["options"]["json"]["infoBufferSize"], "0");
 }

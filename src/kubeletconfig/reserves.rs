@@ -1,0 +1,297 @@
+//! The settings that share the node between pods and everything else: how they are read and which rules they must obey.
+
+use std::fmt;
+use std::str::FromStr;
+
+use super::decode::{Reader, Settings};
+use super::flags::ReserveFlags;
+use super::problem::{Origin, Warning};
+use super::types::KubeletConfiguration;
+use super::yaml::Value;
+
+/// Parts of one, as `memoryThrottlingFactor` is kept.
+const MILLION: f64 = 1_000_000.0;
+
+/// `memorySwap.swapBehavior`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum SwapBehavior {
+    /// Pods get no swap.
+    #[default]
+    NoSwap,
+    /// Burstable pods get a share of it by their memory requests.
+    LimitedSwap,
+}
+
+impl FromStr for SwapBehavior {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        match text {
+            "NoSwap" => Ok(Self::NoSwap),
+            "LimitedSwap" => Ok(Self::LimitedSwap),
+            _ => Err(format!(
+                "{text:?} is not known; possible are NoSwap and LimitedSwap"
+            )),
+        }
+    }
+}
+
+impl fmt::Display for SwapBehavior {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::NoSwap => "NoSwap",
+            Self::LimitedSwap => "LimitedSwap",
+        })
+    }
+}
+
+/// `memoryReservationPolicy`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum MemoryReservation {
+    /// No memory is protected from reclaim.
+    #[default]
+    None,
+    /// The requests of Guaranteed pods are protected by `memory.min`, those of Burstable pods by `memory.low`.
+    Tiered,
+}
+
+impl FromStr for MemoryReservation {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        match text {
+            "None" => Ok(Self::None),
+            "TieredReservation" => Ok(Self::Tiered),
+            _ => Err(format!(
+                "{text:?} is not known; possible are None and TieredReservation"
+            )),
+        }
+    }
+}
+
+impl fmt::Display for MemoryReservation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::None => "None",
+            Self::Tiered => "TieredReservation",
+        })
+    }
+}
+
+/// How the node is shared between pods and everything else, beside the amounts that are reserved.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Reserves {
+    /// `systemReservedCgroup`: the cgroup that is held to `systemReserved`.
+    pub system_cgroup: Option<String>,
+    /// `kubeReservedCgroup`: the cgroup that is held to `kubeReserved`.
+    pub kube_cgroup: Option<String>,
+    /// `kubeletCgroups`: the cgroup that the agent runs in.
+    pub kubelet_cgroups: Option<String>,
+    /// `systemCgroups`: the cgroup of processes that have none of their own.
+    pub system_cgroups: Option<String>,
+    /// `qosReserved.memory`: the percentage of memory requests that lower classes cannot use.
+    pub qos_memory: Option<u8>,
+    /// `protectKernelDefaults`: the kernel's settings are not changed.
+    pub protect_kernel_defaults: bool,
+    /// `makeIPTablesUtilChains`.
+    pub make_iptables_util_chains: bool,
+    /// `enableControllerAttachDetach`.
+    pub controller_attach_detach: bool,
+    /// `memorySwap.swapBehavior`.
+    pub swap: SwapBehavior,
+    /// `memoryThrottlingFactor` in millionths; `None` for no throttling.
+    pub memory_throttling: Option<u32>,
+    /// `memoryReservationPolicy`.
+    pub memory_reservation: MemoryReservation,
+}
+
+impl Default for Reserves {
+    fn default() -> Self {
+        Self {
+            system_cgroup: None,
+            kube_cgroup: None,
+            kubelet_cgroups: None,
+            system_cgroups: None,
+            qos_memory: None,
+            protect_kernel_defaults: false,
+            make_iptables_util_chains: true,
+            controller_attach_detach: true,
+            swap: SwapBehavior::default(),
+            memory_throttling: None,
+            memory_reservation: MemoryReservation::default(),
+        }
+    }
+}
+
+/// Takes the value of a field over. Returns whether the field is one of these.
+pub(super) fn take(r: &mut Reader<'_>, c: &mut KubeletConfiguration, path: &str) -> bool {
+    let d = Reserves::default();
+    let c = &mut c.reserves;
+    let owned = |text: Option<&str>| text.map(str::to_owned);
+    match path {
+        "systemReservedCgroup" => c.system_cgroup = owned(r.filled()),
+        "kubeReservedCgroup" => c.kube_cgroup = owned(r.filled()),
+        "kubeletCgroups" => c.kubelet_cgroups = owned(r.filled()),
+        "systemCgroups" => c.system_cgroups = owned(r.filled()),
+        "qosReserved" => c.qos_memory = qos_memory(r),
+        "protectKernelDefaults" => {
+            c.protect_kernel_defaults = r.bool().unwrap_or(d.protect_kernel_defaults);
+        }
+        "makeIPTablesUtilChains" => {
+            c.make_iptables_util_chains = r.bool().unwrap_or(d.make_iptables_util_chains);
+        }
+        "enableControllerAttachDetach" => {
+            c.controller_attach_detach = r.bool().unwrap_or(d.controller_attach_detach);
+        }
+        "memorySwap.swapBehavior" => c.swap = r.parsed(str::parse).unwrap_or_default(),
+        "memoryThrottlingFactor" => c.memory_throttling = factor(r),
+        "memoryReservationPolicy" => {
+            c.memory_reservation = r.parsed(str::parse).unwrap_or_default();
+        }
+        _ => return false,
+    }
+    true
+}
+
+/// The percentage of memory in a map of percentages by resource.
+fn qos_memory(r: &mut Reader<'_>) -> Option<u8> {
+    let node = r.node;
+    let Value::Map(entries) = &node.value else {
+        return None;
+    };
+    let mut memory = None;
+    for entry in entries {
+        let Value::String(text) = &entry.node.value else {
+            continue;
+        };
+        match parse_qos_reserved(&entry.key, text) {
+            Ok(percent) => memory = Some(percent),
+            Err(message) => r.fail_at(entry.node.place, message),
+        }
+    }
+    memory
+}
+
+/// Reads one entry of `qosReserved`. Upstream: `ParseQOSReserved`.
+pub(super) fn parse_qos_reserved(resource: &str, text: &str) -> Result<u8, String> {
+    if resource != "memory" {
+        return Err(format!(
+            "{resource:?} cannot be reserved by class; possible is memory"
+        ));
+    }
+    let percent = text.strip_suffix('%').and_then(|n| n.parse::<u8>().ok());
+    percent
+        .filter(|percent| *percent <= 100)
+        .ok_or_else(|| format!("{text:?} is not a percentage from 0% to 100%"))
+}
+
+/// The factor in millionths.
+fn factor(r: &mut Reader<'_>) -> Option<u32> {
+    #[expect(
+        clippy::cast_precision_loss,
+        reason = "numbers that are too large for it are refused"
+    )]
+    let value = match r.node.value {
+        Value::Int(value) => value as f64,
+        Value::Float(value) => value,
+        _ => return None,
+    };
+    if !(value > 0.0 && value <= 1.0) {
+        let place = r.node.place;
+        r.fail_at(
+            place,
+            format!("is {value}, expected more than 0, and 1 at most"),
+        );
+        return None;
+    }
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "from 0 to a million"
+    )]
+    let millionths = (value * MILLION).round() as u32;
+    Some(millionths.max(1))
+}
+
+/// `memoryThrottlingFactor` as the file has it.
+pub(super) fn factor_of(millionths: u32) -> f64 {
+    f64::from(millionths) / MILLION
+}
+
+/// Lays the flags that were given over the settings.
+pub(super) fn apply_flags(settings: &mut Settings, flags: &ReserveFlags) {
+    macro_rules! over {
+        ($flag:literal, $field:literal, $value:expr => $target:ident) => {
+            if let Some(value) = $value {
+                settings.config.reserves.$target = value;
+                settings
+                    .origins
+                    .insert($field, Origin::Flag($flag.to_owned()));
+            }
+        };
+    }
+    let f = flags.clone();
+    let filled = |text: Option<String>| text.map(|text| (!text.is_empty()).then_some(text));
+    over!("--system-reserved-cgroup", "systemReservedCgroup", filled(f.system_reserved_cgroup) => system_cgroup);
+    over!("--kube-reserved-cgroup", "kubeReservedCgroup", filled(f.kube_reserved_cgroup) => kube_cgroup);
+    over!("--kubelet-cgroups", "kubeletCgroups", filled(f.kubelet_cgroups) => kubelet_cgroups);
+    over!("--system-cgroups", "systemCgroups", filled(f.system_cgroups) => system_cgroups);
+    let qos = f.qos_reserved.map(|map| map.0.get("memory").copied());
+    over!("--qos-reserved", "qosReserved", qos => qos_memory);
+    over!("--protect-kernel-defaults", "protectKernelDefaults", f.protect_kernel_defaults => protect_kernel_defaults);
+    over!("--make-iptables-util-chains", "makeIPTablesUtilChains", f.make_iptables_util_chains => make_iptables_util_chains);
+    over!("--enable-controller-attach-detach", "enableControllerAttachDetach", f.enable_controller_attach_detach => controller_attach_detach);
+}
+
+/// Warns of settings that another one takes the effect from. None of them keeps the agent from starting: pods run without
+/// what is missing.
+pub(super) fn validate(settings: &mut Settings) {
+    let config = settings.config.clone();
+    let reserves = &config.reserves;
+    for (what, cgroup, field) in [
+        ("system", &reserves.system_cgroup, "systemReservedCgroup"),
+        ("kube", &reserves.kube_cgroup, "kubeReservedCgroup"),
+    ] {
+        let whole = format!("{what}-reserved");
+        let compressible = format!("{whole}-compressible");
+        let has = |name: &str| config.enforce_node_allocatable.iter().any(|n| n == name);
+        let is_enforced = has(&whole) || has(&compressible);
+        if is_enforced && cgroup.is_none() {
+            let message =
+                format!("{whole:?} needs {field}, which is not set: nothing is held to it");
+            warn(settings, "enforceNodeAllocatable", message);
+        }
+        if has(&whole) && has(&compressible) {
+            let message = format!("has both {whole:?} and {compressible:?}; {whole:?} counts");
+            warn(settings, "enforceNodeAllocatable", message);
+        }
+        if !is_enforced && cgroup.is_some() {
+            let message = format!(
+                "has no effect: enforceNodeAllocatable has neither {whole:?} nor {compressible:?}"
+            );
+            warn(settings, field, message);
+        }
+    }
+    if reserves.qos_memory.is_some() && !config.cgroups_per_qos {
+        let message = "has no effect while cgroupsPerQOS is false: there are no classes";
+        warn(settings, "qosReserved", message.to_owned());
+    }
+    if reserves.system_cgroups.as_deref() == Some("/") {
+        settings.reject(
+            "systemCgroups",
+            "is \"/\", which these processes are in already",
+        );
+    }
+    if !reserves.controller_attach_detach {
+        let message = "is false, but the agent attaches no volumes itself: volumes that have to be attached never are";
+        warn(settings, "enableControllerAttachDetach", message.to_owned());
+    }
+}
+
+fn warn(settings: &mut Settings, field: &'static str, message: String) {
+    settings.warnings.push(Warning {
+        origin: settings.origin(field),
+        field: field.to_owned(),
+        message,
+    });
+}
