@@ -10,6 +10,7 @@ mod drill;
 mod early_ends;
 mod embedded;
 mod eviction;
+mod iptables;
 mod kernel;
 mod known_pods;
 pub mod lock;
@@ -56,6 +57,7 @@ use crate::store::open::OpenError;
 use crate::store::{CommitError, StoreError};
 use crate::types::causes;
 use crate::types::metrics::Metrics;
+use crate::volumemanager::command::Tools;
 
 /// Workers get this long to finish what they are doing when the agent ends.
 const DRAIN: Duration = Duration::from_secs(5);
@@ -233,7 +235,7 @@ async fn serve(
         let server = server::open(address, health, metrics, token.clone()).await;
         tasks.add("health server", server);
     }
-    share_node(config, base);
+    share_node(config, base, tasks, token);
     let socket = admin::bind(&config.state_dir)?;
     let info = base.admin_info(config);
     tasks.add(
@@ -335,15 +337,23 @@ async fn serve(
     result
 }
 
-/// Brings the kernel to what a node of Kubernetes has.
-fn share_node(config: &AgentConfig, base: &start::Base) {
+/// Brings the kernel and the packet filter to what a node of Kubernetes has.
+fn share_node(
+    config: &AgentConfig,
+    base: &start::Base,
+    tasks: &mut Tasks,
+    token: &CancellationToken,
+) {
+    let reserves = &config.kubelet.reserves;
     // For tests: the machine that they run on is not theirs.
     let is_left = cfg!(feature = "failpoints")
         && std::env::var_os("HOLDFAST_KERNEL").is_some_and(|value| value == "leave");
     if !is_left {
         let (root, recorder) = (Path::new(kernel::ROOT), &*base.recorder);
-        let is_protected = config.kubelet.reserves.protect_kernel_defaults;
-        kernel::settle(root, is_protected, recorder);
+        kernel::settle(root, reserves.protect_kernel_defaults, recorder);
+    }
+    if reserves.make_iptables_util_chains {
+        tasks.add("iptables", iptables::keep(Tools::default(), token.clone()));
     }
 }
 

@@ -361,6 +361,13 @@ impl Call {
         self
     }
 
+    /// An argument as the program knows it, like one of [`Call::flags`].
+    #[must_use]
+    pub fn option(mut self, option: &'static str) -> Self {
+        self.push(option, false);
+        self
+    }
+
     /// An argument that users write. One that begins with `-`, is empty, or holds a line feed or NUL fails the call.
     #[must_use]
     pub fn data(mut self, what: &'static str, value: &str) -> Self {
