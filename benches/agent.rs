@@ -109,7 +109,7 @@ impl Place {
         let config = root.join("config.yaml");
         let text = format!(
             "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\npodLogsDir: {}\n\
-             evictionHard: {{memory.available: 100Mi}}\n",
+             evictionHard: {{memory.available: 100Mi}}\nmakeIPTablesUtilChains: false\n",
             root.join("logs/pods").display()
         );
         fs::write(config, text).unwrap();

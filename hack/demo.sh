@@ -264,6 +264,8 @@ kind: KubeletConfiguration
 podLogsDir: $base/logs/pods
 # However full the disks of this machine are.
 evictionHard: {memory.available: 100Mi}
+# The packet filter of this machine is left alone.
+makeIPTablesUtilChains: false
 EOT
 # A pod that comes later: three containers, one after the other.
 cat >"$base/late.yaml" <<EOT

@@ -352,7 +352,7 @@ fn share_node(
         let (root, recorder) = (Path::new(kernel::ROOT), &*base.recorder);
         kernel::settle(root, reserves.protect_kernel_defaults, recorder);
     }
-    if reserves.make_iptables_util_chains {
+    if reserves.make_iptables_util_chains && !is_left {
         tasks.add("iptables", iptables::keep(Tools::default(), token.clone()));
     }
 }

@@ -85,6 +85,7 @@ fn manager_on(
         top: CgroupName::parse("/").child("kubepods"),
         systemd: None,
         wanted: Arc::default(),
+        resized_memory: Arc::default(),
         metrics: None,
     }
 }
@@ -187,6 +188,9 @@ fn all_pods_together_are_held_to_their_share_of_the_node() {
         // Twice the machine.
         manager.resize_all(Some(2500), Some(8192)).unwrap();
         assert_ne!(read(shares.0), shares.1, "{version:?}");
+        assert_eq!(read(memory.0), "8192", "{version:?}");
+        // What is kept each minute is the new size.
+        manager.limit_all().unwrap();
         assert_eq!(read(memory.0), "8192", "{version:?}");
         manager.resize_all(Some(1250), Some(4096)).unwrap();
         let both = (read(shares.0), read(memory.0));

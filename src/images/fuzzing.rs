@@ -63,7 +63,7 @@ pub(crate) fn docker_config(data: &[u8]) {
         };
         let mut keyring = Keyring::default();
         match keyring.add_secret(&secret) {
-            Ok(()) => check(&keyring, wanted),
+            Ok(_) => check(&keyring, wanted),
             Err(error) => {
                 assert!(keyring.lookup(wanted).is_empty());
                 let error = error.to_string();

@@ -18,6 +18,7 @@ fn manager(mount: &Path, config: CgroupConfig) -> CgroupManager {
         top: CgroupName::parse("/").child("kubepods"),
         systemd: None,
         wanted: Arc::default(),
+        resized_memory: Arc::default(),
         metrics: None,
     }
 }

@@ -118,6 +118,7 @@ impl World {
             }],
             systemd: None,
             wanted: Arc::default(),
+            resized_memory: Arc::default(),
             metrics: None,
         };
         manager = manager.with_systemd(Some(Systemd::at(&socket, Handle::current())));
