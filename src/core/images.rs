@@ -127,6 +127,8 @@ pub fn standing(
         FilesState::Pulling { .. } if at.boot == boot => Standing::Unsynced,
         FilesState::Pulling { .. } if is_whole => Standing::Whole,
         FilesState::Pulling { .. } => Standing::Suspect,
+        // It was removed, and brought again by another name.
+        FilesState::Removed if is_same && is_whole => Standing::Whole,
         FilesState::Suspect { .. } | FilesState::Removed if is_same => Standing::Suspect,
         // Somebody replaced it behind the agent's back.
         _ => Standing::Trusted,
@@ -167,8 +169,9 @@ pub fn was_there(files: Option<&ImageFiles>, id: &str) -> bool {
 }
 
 /// The record of a pull or import that begins; `None` leaves the record as it is. `present` is what the runtime says of the
-/// name: an image that was removed or replaced since the record was written is none to fall back to. What an earlier boot left
-/// behind has been told from a suspect before.
+/// name: an image that was removed or replaced since the record was written is none to fall back to. For a name on record as
+/// removed it is also what the runtime says of the recorded ID: another name may keep the damaged files. What an earlier boot
+/// left behind has been told from a suspect before.
 pub fn begun(old: Option<&ImageFiles>, image: &str, present: Presence<'_>) -> Option<ImageFiles> {
     let fresh = |good, repairs| FilesState::Pulling { good, repairs };
     let good = |id: &str, whole| {
@@ -199,7 +202,12 @@ pub fn begun(old: Option<&ImageFiles>, image: &str, present: Presence<'_>) -> Op
         FilesState::Pulling { repairs, .. } if present == Presence::Absent => fresh(None, *repairs),
         // Written again, for the boot it belongs to.
         FilesState::Pulling { .. } => old.state.clone(),
-        FilesState::Removed => fresh(None, true),
+        FilesState::Removed => match present {
+            Presence::Absent => fresh(None, true),
+            Presence::Is(id) if id != old.id => fresh(good(id, false), true),
+            // The removal failed, or nobody knows: a pull would bring the damaged files back into use.
+            Presence::Is(_) | Presence::Unknown => return None,
+        },
         // The runtime would believe the files that are there: such a pull repairs nothing.
         FilesState::Suspect { .. } => return None,
     };
@@ -210,15 +218,26 @@ pub fn begun(old: Option<&ImageFiles>, image: &str, present: Presence<'_>) -> Op
 }
 
 /// The record of a pull or import that has ended well and whose files are on the disk, and whether that repaired a
-/// suspect.
-pub fn finished(old: Option<&ImageFiles>, image: &str, id: &str) -> (ImageFiles, bool) {
+/// suspect. `is_doubted`: see [`is_doubted`].
+pub fn finished(
+    old: Option<&ImageFiles>,
+    image: &str,
+    id: &str,
+    is_doubted: bool,
+) -> (ImageFiles, bool) {
     let repaired = match old.map(|old| &old.state) {
-        Some(FilesState::Suspect { .. }) if old.is_some_and(|old| old.id == id) => {
-            // Not removed before, so nothing was unpacked anew.
+        Some(FilesState::Suspect { .. } | FilesState::Removed)
+            if old.is_some_and(|old| old.id == id) =>
+        {
+            // It was there when the pull began, so nothing was unpacked anew.
             return (
                 old.cloned().unwrap_or_else(|| whole(image, id, None)),
                 false,
             );
+        }
+        _ if is_doubted => {
+            let why = "another name of it stands for damaged files";
+            return (suspect(old, image, id, why, None), false);
         }
         Some(FilesState::Suspect { .. } | FilesState::Removed) => true,
         Some(FilesState::Pulling { repairs, .. }) => *repairs,
@@ -234,6 +253,15 @@ fn whole(image: &str, id: &str, suspected: Option<u64>) -> ImageFiles {
         id: id.to_owned(),
         state: FilesState::Whole,
         suspected,
+    }
+}
+
+/// The record of a suspect whose name stands for another image by now, which nobody is known to have synced.
+pub fn replaced(old: &ImageFiles, id: &str) -> ImageFiles {
+    ImageFiles {
+        id: id.to_owned(),
+        state: FilesState::Trusted,
+        ..old.clone()
     }
 }
 
@@ -318,7 +346,7 @@ pub enum Evidence {
     Program,
 }
 
-/// Texts that belong together in one error; all of them have to be there.
+/// Texts that follow each other in one error; the runtime says the first in its own words.
 type Pattern = &'static [&'static str];
 
 /// Errors of storage, by who reports them.
@@ -343,11 +371,13 @@ const STORAGE: &[Pattern] = &[
         "creating read-write layer with ID",
         "no such file or directory",
     ],
-    &["/overlay/l/", "no such file or directory"],
+    &[
+        "readlink /",
+        "/storage/overlay/l/",
+        "no such file or directory",
+    ],
     &["can't stat lower layer", "because it does not exist"],
 ];
-
-const FORMAT: &[Pattern] = &[&["exec format error"]];
 
 const PROGRAM: &[Pattern] = &[
     // runc: `exec: "/bin/x": stat /bin/x: no such file or directory`.
@@ -357,21 +387,101 @@ const PROGRAM: &[Pattern] = &[
     &["executable file `", "not found"],
 ];
 
+/// The kernel's answer to a program in no format that it knows.
+const FORMAT: &str = ": exec format error";
+
+/// What runtimes and gRPC put behind the answer of the kernel.
+const TAILS: &[&str] = &[": unknown", ": OCI runtime error"];
+
+/// Where the runtime's own words end: commands, paths, users and profiles that a pod names follow without quotes.
+const POD_WORDS: &[&str] = &[
+    "OCI runtime ",
+    "runc create failed",
+    "runc run failed",
+    "unable to start container process",
+    "crun: ",
+    "exec: ",
+    "exec /",
+    "failed to generate",
+    " spec: ",
+    // Of path errors: stat, lstat.
+    "stat /",
+    "open /",
+    "mkdir ",
+    "chdir ",
+    "symlink",
+    "profile",
+    "find user",
+    "find group",
+    "device",
+];
+
 /// What the error of CreateContainer, StartContainer or PullImage says of the files of an image; `None` = nothing.
+///
+/// Errors repeat what a pod asks for. None of that is evidence: whoever writes a command must not bring an image of others
+/// under suspicion.
 pub fn evidence(error: &str) -> Option<Evidence> {
-    let has = |all: &[Pattern]| {
-        all.iter()
-            .any(|pattern| pattern.iter().all(|part| error.contains(part)))
-    };
-    if has(STORAGE) {
+    let said = without_quotes(error);
+    let ends = POD_WORDS.iter().filter_map(|words| said.find(words));
+    let own = ends.min().unwrap_or(said.len());
+    let mut of_kernel = said.as_str();
+    while let Some(rest) = TAILS.iter().find_map(|tail| of_kernel.strip_suffix(tail)) {
+        of_kernel = rest;
+    }
+    let begin = of_kernel.len().saturating_sub(FORMAT.len());
+    let is_format = of_kernel
+        .get(begin..)
+        .is_some_and(|end| end.eq_ignore_ascii_case(FORMAT));
+    if STORAGE.iter().any(|pattern| is_said(&said, pattern, own)) {
         Some(Evidence::Storage)
-    } else if has(FORMAT) {
+    } else if is_format {
         Some(Evidence::Format)
-    } else if has(PROGRAM) {
+    } else if PROGRAM
+        .iter()
+        .any(|pattern| is_said(&said, pattern, said.len()))
+    {
         Some(Evidence::Program)
     } else {
         None
     }
+}
+
+/// Whether the parts of a pattern follow each other in an error, and the first begins within its first `own` bytes.
+fn is_said(said: &str, pattern: Pattern, own: usize) -> bool {
+    let mut from = 0;
+    for (at, part) in pattern.iter().enumerate() {
+        let Some(found) = said[from..].find(part).map(|found| from + found) else {
+            return false;
+        };
+        if at == 0 && found > own {
+            return false;
+        }
+        from = found + part.len();
+    }
+    true
+}
+
+/// An error without what stands in double quotes or backticks. Go escapes quotes within quotes.
+fn without_quotes(error: &str) -> String {
+    let mut said = String::with_capacity(error.len());
+    let mut quote = None;
+    let mut is_escaped = false;
+    for c in error.chars() {
+        match quote {
+            None => {
+                said.push(c);
+                quote = matches!(c, '"' | '`').then_some(c);
+            }
+            Some('"') if is_escaped => is_escaped = false,
+            Some('"') if c == '\\' => is_escaped = true,
+            Some(end) if c == end => {
+                said.push(c);
+                quote = None;
+            }
+            Some(_) => {}
+        }
+    }
+    said
 }
 
 /// Whether such a failure makes an image a suspect. A boot counts one failure per image: an image that fails for another
@@ -487,6 +597,49 @@ pub fn all_files(state: &State) -> impl Iterator<Item = (ImageFiles, Stamp)> + '
 /// Whether a name of this ID is on record as whole.
 pub fn is_whole(state: &State, id: &str) -> bool {
     all_files(state).any(|(files, _)| files.state == FilesState::Whole && files.id == id)
+}
+
+/// Whether another name of this ID is on record as a suspect or as removed, so that the runtime may have taken the damaged
+/// files for what a pull of the qualified name has brought. It has not, if the image was gone when the pull began.
+pub fn is_doubted(state: &State, qualified: &str, id: &str) -> bool {
+    let own = files_of(state, qualified).map(|(files, _)| files.state);
+    if own.as_ref().is_some_and(unpacks_anew) {
+        return false;
+    }
+    let key = files_key(qualified);
+    let mut others = state
+        .with_prefix::<ObjectRecord>(FILES)
+        .filter(|(other, _)| ***other != *key);
+    others.any(|(_, record)| {
+        let files: Option<ImageFiles> = serde_json::from_slice(&record.data).ok();
+        files.is_some_and(|files| {
+            let is_damaged = matches!(
+                files.state,
+                FilesState::Suspect { .. } | FilesState::Removed
+            );
+            files.id == id && is_damaged
+        })
+    })
+}
+
+/// Whether an image of this ID was brought after the damaged one was gone.
+pub fn is_brought(state: &State, id: &str, boot: BootId) -> bool {
+    all_files(state).any(|(files, at)| {
+        let is_anew =
+            files.state == FilesState::Whole || (at.boot == boot && unpacks_anew(&files.state));
+        files.id == id && is_anew
+    })
+}
+
+/// Whether the image of the name was gone when its pull began.
+fn unpacks_anew(state: &FilesState) -> bool {
+    matches!(
+        state,
+        FilesState::Pulling {
+            good: None,
+            repairs: true
+        }
+    )
 }
 
 /// Every archive on record.

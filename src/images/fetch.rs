@@ -4,14 +4,17 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use k8s_cri::v1;
+
 use super::error::classify;
 use super::pulls::{PullResult, Wanted};
 use super::{ImageError, ImageErrorReason, ImageManager, ImageService, Present, Reporter};
 use super::{files, records, unrecorded};
 use crate::core::backoff;
-use crate::core::images::Presence;
+use crate::core::images::{self, FilesState, Presence};
 use crate::core::state::{BackoffRecord, Durability, ImageRecord};
 use crate::kubeletconfig::format_duration;
+use crate::kuberuntime::cri::CriError;
 use crate::store::Store;
 use crate::types::metrics::ImageSizeLabel;
 use crate::types::{PodUid, Stamp};
@@ -36,16 +39,13 @@ impl ImageManager {
         let (image, credentials) = (want.image.clone(), want.credentials.clone());
         let image = image.as_str();
         let begun = tokio::time::Instant::now();
-        // What is on record may have been removed or replaced since.
-        let present = service.image_status(image).await.ok();
-        let present = present.map(|found| found.map(|image| image.id));
-        let present = match &present {
-            None => Presence::Unknown,
-            Some(None) => Presence::Absent,
-            Some(Some(id)) => Presence::Is(id),
-        };
+        self.settle_earlier(service, store, report)
+            .await
+            .map_err(|error| unrecorded(image, error))?;
+        let work = self.begin_work(image).await;
+        let present = self.present(image, service, store).await;
+        let present = present.as_presence();
         let now = self.clock.now();
-        let work = self.works.begin(image);
         let under_way = self
             .records
             .begin(store, image, now, |seen, transaction| {
@@ -149,6 +149,31 @@ impl ImageManager {
         }
     }
 
+    /// What the runtime has under a name. A name on record as removed is there as long as its image is, by whatever name, and
+    /// was not brought again by one.
+    pub(super) async fn present<S: ImageService>(
+        &self,
+        image: &str,
+        service: &S,
+        store: &Store,
+    ) -> Found {
+        let seen = store.snapshot();
+        let named = Found::of(service.image_status(image).await);
+        if !matches!(named, Found::Absent) {
+            return named;
+        }
+        let boot = self.clock.now().boot;
+        match files::of(&seen, image) {
+            Some((files, _))
+                if files.state == FilesState::Removed
+                    && !images::is_brought(&seen, &files.id, boot) =>
+            {
+                Found::of(service.image_status(&files.id).await)
+            }
+            _ => named,
+        }
+    }
+
     /// Brings the files of an image to the disk, and tells whether that worked.
     pub(super) async fn bring_to_disk<S: ImageService>(&self, image: &str, service: &S) -> bool {
         match self.syncs.sync(service).await {
@@ -192,6 +217,31 @@ impl ImageManager {
                     tokio::spawn(async move { syncs.sync(&service).await.ok() });
                 }
             }
+        }
+    }
+}
+
+/// What the runtime has under a name; see [`Presence`].
+pub(super) enum Found {
+    Unknown,
+    Absent,
+    Is(String),
+}
+
+impl Found {
+    fn of(answer: Result<Option<v1::Image>, CriError>) -> Self {
+        match answer {
+            Err(_) => Self::Unknown,
+            Ok(None) => Self::Absent,
+            Ok(Some(found)) => Self::Is(found.id),
+        }
+    }
+
+    pub(super) fn as_presence(&self) -> Presence<'_> {
+        match self {
+            Self::Unknown => Presence::Unknown,
+            Self::Absent => Presence::Absent,
+            Self::Is(id) => Presence::Is(id),
         }
     }
 }

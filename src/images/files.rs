@@ -69,9 +69,15 @@ pub(super) fn finished(
     id: &str,
     now: Stamp,
 ) -> (Transaction, bool) {
-    let old = of(seen, image).map(|(files, _)| files);
-    let (files, repaired) = images::finished(old.as_ref(), image, id);
+    let (files, repaired) = outcome(seen, image, id);
     (put(seen, transaction, &files, now), repaired)
+}
+
+/// The record of an image that is there and whose files are on the disk, and whether that repaired a suspect.
+pub(super) fn outcome(seen: &State, image: &str, id: &str) -> (ImageFiles, bool) {
+    let old = of(seen, image).map(|(files, _)| files);
+    let is_doubted = images::is_doubted(seen, &qualified(image), id);
+    images::finished(old.as_ref(), image, id, is_doubted)
 }
 
 /// Adds that a pull or import has certainly brought nothing.

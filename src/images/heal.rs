@@ -1,20 +1,24 @@
-//! Removal of suspects: which of them have a source, what holds their layers, what is on record before they go.
+//! Removal of suspects: which of them have sources, what holds their layers, what is on record before they go.
 //!
-//! **Invariant:** that an image has to be brought again is on the disk before it is removed. An image of which no source
-//! answers stays, and so does one that a running container uses.
+//! Sources are asked first, beside each other and without a lock. Then everything is looked at again, and removed by name.
+//!
+//! **Invariant:** that an image has to be brought again is on the disk before it is removed. An image stays if one of its names
+//! has no source, since the runtime may remove all of them together. So does one of which a container runs or is about to:
+//! a created container belongs to the worker of its pod.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::{MutexGuard, PoisonError};
 use std::time::Duration;
 
 use futures::future::join_all;
 use k8s_cri::v1;
 
+use super::files::Work;
 use super::pulls::Wanted;
 use super::repair::Wish;
-use super::{ImageManager, ImageService, PullInputs, Reporter, files, qualified, records};
+use super::{ImageManager, ImageService, PullInputs, Reporter, files, keyring, qualified, records};
 use crate::core::images::{self, Evidence, FilesState, ImageFiles, Standing};
-use crate::core::state::Transaction;
+use crate::core::state::{ImageRecord, State, Transaction};
 use crate::store::{CommitError, RemoveContainer, RemoveEmptySandbox, Store};
 use crate::types::ContainerId;
 use crate::types::runtime::{ContainerState, PodStatus};
@@ -22,28 +26,74 @@ use crate::types::runtime::{ContainerState, PodStatus};
 /// A source that has not answered is asked again after this long, doubled each time up to the second.
 pub(super) const ASK_AGAIN: (Duration, Duration) =
     (Duration::from_secs(10), Duration::from_secs(40));
-/// How long a source of an image that no pod waits for may take to answer.
-const ANSWER: Duration = Duration::from_secs(20);
-/// A source that nobody has asked for so long begins anew.
+/// The same for a suspect that is in use. A pod that needs it does not wait for that.
+pub(super) const LOOK_AGAIN: (Duration, Duration) = (ASK_AGAIN.0, Duration::from_secs(300));
+/// How long the source of an image that no pod waits for may take to answer.
+pub(super) const ANSWER: Duration = Duration::from_secs(20);
+/// The same where a pod waits: its tag may stand for an image that has to be loaded.
+const ANSWER_FOR_POD: Duration = Duration::from_secs(60);
+/// What has not been tried for so long after its pause begins anew.
 const FORGOTTEN: Duration = Duration::from_secs(60);
+/// How often the containers of an image are looked at again because a record changed meanwhile.
+const LOOKS: u32 = 4;
 
-/// A source that has not answered.
+/// Something that did not work, and is tried again.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Unanswered {
     at: tokio::time::Instant,
-    /// It is asked again after this long.
+    /// It is tried again after this long.
     pause: Duration,
 }
 
 /// A suspect that is there.
 struct Suspect {
-    files: ImageFiles,
+    /// Its name on record.
+    image: String,
     found: v1::Image,
 }
 
+impl Suspect {
+    /// Every name that goes with it, as the runtime lists it, by its qualified form. A digest comes back with a tag of its
+    /// repository.
+    fn names(&self) -> BTreeMap<String, String> {
+        let mut names: BTreeMap<String, String> = BTreeMap::new();
+        for tag in &self.found.repo_tags {
+            names.insert(qualified(tag), tag.clone());
+        }
+        names
+            .entry(qualified(&self.image))
+            .or_insert_with(|| self.image.clone());
+        let tagged: HashSet<String> = names.values().map(|n| keyring::repository(n)).collect();
+        for digest in &self.found.repo_digests {
+            if !tagged.contains(&keyring::repository(digest)) {
+                names.insert(qualified(digest), digest.clone());
+            }
+        }
+        names
+    }
+}
+
+/// What became of the removal of a suspect.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Removal {
+    Done,
+    /// It cannot be removed now, and is tried again.
+    Stays,
+    /// It is no suspect any more.
+    Needless,
+}
+
+/// What became of the containers that hold an image.
+enum Holders {
+    Gone,
+    Stay,
+    /// A record changed after they were looked at.
+    Changed,
+}
+
 impl ImageManager {
-    /// Removes the suspects of which a source answers, all of them together: a layer that two of them share goes with the
-    /// last of them. Those that a running container uses stay.
+    /// Removes the suspects of which sources answer, all of them together: a layer that two of them share goes with the
+    /// last of them. Those that are in use stay.
     pub(super) async fn heal<S: ImageService>(
         &self,
         wish: Option<Wish<'_>>,
@@ -51,75 +101,128 @@ impl ImageManager {
         store: &Store,
         report: &Reporter<'_>,
     ) -> Result<(), CommitError> {
+        let suspects = self.suspects(wish, service, store).await;
+        if suspects.is_empty() {
+            return Ok(());
+        }
+        let mut names = BTreeMap::new();
+        for suspect in &suspects {
+            names.append(&mut suspect.names());
+        }
+        let mut asked = Vec::new();
+        for (key, name) in &names {
+            let wish = wish.filter(|wish| qualified(wish.image) == *key);
+            asked.push(self.has_source(name, wish, service, store, report));
+        }
+        let mut answered = HashSet::new();
+        for (key, answer) in names.keys().zip(join_all(asked).await) {
+            if answer? {
+                answered.insert(key.clone());
+            }
+        }
         let _turn = self.healing.lock().await;
+        // Somebody has begun to bring them meanwhile.
+        answered.retain(|key| !self.works.is_busy(key));
+        for suspect in suspects {
+            let key = qualified(&suspect.image);
+            if !answered.contains(&key) {
+                continue;
+            }
+            let removal = self.remove_suspect(&suspect.image, &answered, service, store);
+            match removal.await? {
+                Removal::Stays => {
+                    self.note(&key, LOOK_AGAIN);
+                }
+                Removal::Done | Removal::Needless => {
+                    self.unanswered().remove(&key);
+                }
+            }
+        }
+        self.owing.notify_one();
+        Ok(())
+    }
+
+    /// The suspects that can be removed now. The one that a pod needs is looked at each time, others after their pause.
+    async fn suspects<S: ImageService>(
+        &self,
+        wish: Option<Wish<'_>>,
+        service: &S,
+        store: &Store,
+    ) -> Vec<Suspect> {
         let seen = store.snapshot();
-        let open: Vec<ImageFiles> = images::all_files(&seen)
+        let open = images::all_files(&seen)
             .map(|(files, _)| files)
             .filter(|files| {
                 matches!(
                     files.state,
                     FilesState::Suspect { .. } | FilesState::Removed
                 )
-            })
-            .filter(|files| !self.works.is_busy(&files.image))
-            .collect();
+            });
         let mut suspects = Vec::new();
         for files in open {
-            let image = files.image.as_str();
-            match service.image_status(image).await {
+            let image = files.image;
+            let key = qualified(&image);
+            let is_wished = wish.is_some_and(|wish| qualified(wish.image) == key);
+            if self.works.is_busy(&image) || !(is_wished || self.may_ask(&key)) {
+                continue;
+            }
+            match service.image_status(&image).await {
                 Ok(Some(found)) => {
-                    let is_suspect = self.standing(&seen, image, Some(&found)) == Standing::Suspect;
+                    if self.standing(&seen, &image, Some(&found)) != Standing::Suspect {
+                        continue;
+                    }
                     // Nobody is asked about what cannot be removed.
-                    if is_suspect && holders(image, &found.id, service).await.is_some() {
-                        suspects.push(Suspect { files, found });
+                    if holders(&image, &found.id, service).await.is_some() {
+                        suspects.push(Suspect { image, found });
+                    } else {
+                        self.note(&key, LOOK_AGAIN);
                     }
                 }
                 Ok(None) => {}
                 Err(error) => tracing::warn!(image, %error, "cannot look at a suspect"),
             }
         }
-        let mut asked = Vec::new();
-        for suspect in &suspects {
-            let image = suspect.files.image.as_str();
-            let wish = wish.filter(|w| qualified(w.image) == qualified(image));
-            asked.push(self.has_source(image, wish, service, store, report));
-        }
-        let answers = join_all(asked).await;
-        for (suspect, answers) in suspects.iter().zip(answers) {
-            if answers? && !self.remove_suspect(suspect, service, store).await? {
-                // Not at once, each time a registry is asked.
-                self.note_unanswered(&qualified(&suspect.files.image));
-            }
-        }
-        Ok(())
+        suspects
     }
 
-    /// Removes those of these images that are suspects, whatever their sources say, unless a running container uses them.
-    /// The runtime has lost files of them, and what would bring them is at hand. Returns whether one is gone.
+    /// Removes those of these images that are suspects and not in use. The runtime has lost files of them, and what would bring
+    /// them is at hand. Returns whether one is gone.
     pub(super) async fn remove_suspects<S: ImageService>(
         &self,
         images: &[String],
         service: &S,
         store: &Store,
+        report: &Reporter<'_>,
     ) -> Result<bool, CommitError> {
-        let _turn = self.healing.lock().await;
-        let mut is_gone = false;
+        let at_hand: HashSet<String> = images.iter().map(|image| qualified(image)).collect();
+        let mut answered = at_hand.clone();
         for image in images {
-            let seen = store.snapshot();
-            let (Some((files, _)), Ok(Some(found))) =
-                (files::of(&seen, image), service.image_status(image).await)
-            else {
+            let Ok(Some(found)) = service.image_status(image).await else {
                 continue;
             };
-            if self.standing(&seen, image, Some(&found)) == Standing::Suspect {
-                let suspect = Suspect { files, found };
-                is_gone |= self.remove_suspect(&suspect, service, store).await?;
+            if self.standing(&store.snapshot(), image, Some(&found)) != Standing::Suspect {
+                continue;
             }
+            let image = image.clone();
+            for (key, name) in (Suspect { image, found }).names() {
+                if !answered.contains(&key)
+                    && self.has_source(&name, None, service, store, report).await?
+                {
+                    answered.insert(key);
+                }
+            }
+        }
+        let _turn = self.healing.lock().await;
+        answered.retain(|key| at_hand.contains(key) || !self.works.is_busy(key));
+        let mut is_gone = false;
+        for image in images {
+            let removal = self.remove_suspect(image, &answered, service, store);
+            is_gone |= removal.await? == Removal::Done;
         }
         Ok(is_gone)
     }
 
-    /// Whether an archive holds the image, or its registry answers.
+    /// Whether an archive holds the image, or its registry answers in time.
     async fn has_source<S: ImageService>(
         &self,
         image: &str,
@@ -128,8 +231,11 @@ impl ImageManager {
         store: &Store,
         report: &Reporter<'_>,
     ) -> Result<bool, CommitError> {
-        if self.has_archive(image, &store.snapshot()) {
+        if self.can_import(image, &store.snapshot()).await {
             return Ok(true);
+        }
+        if wish.is_none() && !is_of_registry(&store.snapshot(), image) {
+            return Ok(false);
         }
         let key = match (wish, report.uid()) {
             // A pod has credentials that the node has not.
@@ -153,19 +259,18 @@ impl ImageManager {
                 sandbox: None,
             },
         };
-        let asked = self.ask_registry(want, service, store);
-        let answered = if wish.is_some() {
-            asked.await?
+        let within = if wish.is_some() {
+            ANSWER_FOR_POD
         } else {
-            // Dropping it cancels the pull.
-            match tokio::time::timeout(ANSWER, asked).await {
-                Ok(answered) => answered?,
-                Err(_) => false,
-            }
+            ANSWER
         };
+        let answered = self.ask_registry(want, within, service, store).await?;
         if answered {
-            self.unanswered().remove(&key);
-        } else if self.note_unanswered(&key) {
+            // An image that has a source may be in use: that pause is kept.
+            if wish.is_some() {
+                self.unanswered().remove(&key);
+            }
+        } else if self.note(&key, ASK_AGAIN) {
             tracing::warn!(
                 image,
                 "no source of a suspect image answers, it is used as it is"
@@ -175,10 +280,11 @@ impl ImageManager {
     }
 
     /// Asks the registry by pulling what is there already. CRI has no other way, and such a pull loads nothing that the
-    /// runtime believes it has.
+    /// runtime believes it has. It does not wait for the pulls of others: a registry that hangs has none of their slots.
     async fn ask_registry<S: ImageService>(
         &self,
         want: Wanted,
+        within: Duration,
         service: &S,
         store: &Store,
     ) -> Result<bool, CommitError> {
@@ -189,7 +295,13 @@ impl ImageManager {
             .records
             .begin(store, &image, now, |_, transaction| transaction)
             .await?;
-        let pulled = self.pulls.pull(service, want).await;
+        let Ok(_slot) = self.asking.acquire().await else {
+            return Ok(false);
+        };
+        // Dropping it cancels the pull. Its intent stays: the runtime may have brought something.
+        let Ok(pulled) = tokio::time::timeout(within, self.asks.pull(service, want)).await else {
+            return Ok(false);
+        };
         files::commit(store, |seen| {
             let mut transaction = Transaction::new();
             if let Ok(pulled) = &pulled {
@@ -207,71 +319,136 @@ impl ImageManager {
         })
     }
 
-    /// Removes a suspect with the containers that have ended and hold its layers. What cannot be removed now is tried
-    /// again. Returns whether it is gone.
+    /// Removes an image that is still a suspect, if each of its names is one of `answered`, with the containers that have ended
+    /// and hold its layers. The caller has the turn.
     async fn remove_suspect<S: ImageService>(
         &self,
-        suspect: &Suspect,
+        image: &str,
+        answered: &HashSet<String>,
         service: &S,
         store: &Store,
-    ) -> Result<bool, CommitError> {
-        let (image, id) = (suspect.files.image.as_str(), suspect.found.id.as_str());
-        let Some(holders) = holders(image, id, service).await else {
-            return Ok(false);
+    ) -> Result<Removal, CommitError> {
+        // While sources were asked, it may have been replaced, or have got another name.
+        let seen = store.snapshot();
+        let found = match service.image_status(image).await {
+            Ok(Some(found)) => found,
+            Ok(None) => return Ok(Removal::Needless),
+            Err(error) => {
+                tracing::warn!(image, %error, "cannot look at a suspect");
+                return Ok(Removal::Stays);
+            }
         };
-        let now = self.clock.now();
-        // All names of it go.
-        let names = suspect.found.repo_tags.iter().map(String::as_str);
-        let names: HashMap<String, &str> = names
-            .chain([image])
-            .map(|name| (qualified(name), name))
-            .collect();
-        files::commit(store, |seen| {
-            names
-                .values()
-                .fold(Transaction::new(), |transaction, name| {
-                    let old = files::of(seen, name).map(|(files, _)| files);
-                    let next = ImageFiles {
-                        image: (*name).to_owned(),
-                        id: id.to_owned(),
-                        state: FilesState::Removed,
-                        suspected: old.as_ref().and_then(|old| old.suspected),
-                    };
-                    if old.as_ref() == Some(&next) {
-                        return transaction;
-                    }
-                    files::put(seen, transaction, &next, now)
-                })
-        })
-        .await?;
+        if self.standing(&seen, image, Some(&found)) != Standing::Suspect {
+            return Ok(Removal::Needless);
+        }
+        let id = found.id.clone();
+        let suspect = Suspect {
+            image: image.to_owned(),
+            found,
+        };
+        let names = suspect.names();
+        if let Some(name) = names.keys().find(|key| !answered.contains(*key)) {
+            tracing::warn!(
+                image,
+                name,
+                "a suspect image stays, no source of one of its names answers; remove that name by hand"
+            );
+            return Ok(Removal::Stays);
+        }
+        let Some(mut held) = holders(image, &id, service).await else {
+            return Ok(Removal::Stays);
+        };
+        self.record_removed(&names, &id, store).await?;
         fail::fail_point!("images::repair::before_remove");
-        for (status, ids) in &holders {
+        if held.is_empty() && !self.remove_sandboxes_of(&names, service, store).await? {
+            return Ok(Removal::Stays);
+        }
+        let mut looks = 0;
+        loop {
+            match self.remove_holders(&held, service, store).await? {
+                Holders::Gone => break,
+                Holders::Changed if looks < LOOKS => looks += 1,
+                Holders::Stay | Holders::Changed => return Ok(Removal::Stays),
+            }
+            match holders(image, &id, service).await {
+                Some(now) => held = now,
+                None => return Ok(Removal::Stays),
+            }
+        }
+        let is_gone = remove_names(&suspect, &names, service).await;
+        fail::fail_point!("images::repair::after_remove");
+        if !is_gone {
+            return Ok(Removal::Stays);
+        }
+        tracing::info!(image, id, "suspect image removed, it is brought again");
+        let mut unanswered = self.unanswered();
+        for key in names.keys() {
+            unanswered.remove(key);
+        }
+        Ok(Removal::Done)
+    }
+
+    /// Records that all names of an image have to be brought again.
+    async fn record_removed(
+        &self,
+        names: &BTreeMap<String, String>,
+        id: &str,
+        store: &Store,
+    ) -> Result<(), CommitError> {
+        let now = self.clock.now();
+        files::commit(store, |seen| {
+            // Names that the runtime does not have say nothing of what is brought.
+            let stale = images::all_files(seen)
+                .map(|(files, _)| files)
+                .filter(|files| files.state == FilesState::Whole && files.id == id)
+                .filter(|files| !names.contains_key(&qualified(&files.image)));
+            let mut transaction = Transaction::new();
+            for files in stale {
+                transaction = files::forget(seen, transaction, &files.image);
+            }
+            for name in names.values() {
+                let old = files::of(seen, name).map(|(files, _)| files);
+                let next = ImageFiles {
+                    image: name.clone(),
+                    id: id.to_owned(),
+                    state: FilesState::Removed,
+                    suspected: old.as_ref().and_then(|old| old.suspected),
+                };
+                if old.as_ref() != Some(&next) {
+                    transaction = files::put(seen, transaction, &next, now);
+                }
+            }
+            transaction
+        })
+        .await
+        .map(drop)
+    }
+
+    async fn remove_holders<S: ImageService>(
+        &self,
+        holders: &[(PodStatus, Vec<ContainerId>)],
+        service: &S,
+        store: &Store,
+    ) -> Result<Holders, CommitError> {
+        for (status, ids) in holders {
             for container in ids {
-                if !self
+                match self
                     .remove_container(status, container, service, store)
                     .await?
                 {
-                    return Ok(false);
+                    Holders::Gone => {}
+                    other => return Ok(other),
                 }
             }
         }
-        if holders.is_empty() && !self.remove_sandboxes_of(&names, service, store).await? {
-            return Ok(false);
-        }
-        let removed = service.remove_image(id).await;
-        fail::fail_point!("images::repair::after_remove");
-        match &removed {
-            Ok(()) => tracing::info!(image, id, "suspect image removed, it is brought again"),
-            Err(error) => tracing::warn!(image, %error, "a suspect image cannot be removed yet"),
-        }
-        Ok(removed.is_ok())
+        Ok(Holders::Gone)
     }
 
     /// Removes the sandboxes that have ended and were made of an image with one of these names: they hold its layers. Their
     /// containers have ended with them, and go first. Returns whether none is left, also none that runs.
     async fn remove_sandboxes_of<S: ImageService>(
         &self,
-        names: &HashMap<String, &str>,
+        names: &BTreeMap<String, String>,
         service: &S,
         store: &Store,
     ) -> Result<bool, CommitError> {
@@ -300,10 +477,8 @@ impl ImageManager {
                     .map(|c| c.id.clone())
                     .collect();
                 for container in inside {
-                    if self
-                        .remove_container(&status, &container, service, store)
-                        .await?
-                    {
+                    let removed = self.remove_container(&status, &container, service, store);
+                    if matches!(removed.await?, Holders::Gone) {
                         status.containers.retain(|c| c.id != container);
                     }
                 }
@@ -326,30 +501,37 @@ impl ImageManager {
         Ok(is_clear)
     }
 
-    /// Removes a container that has ended, after its end is on record. Its log stays. Returns whether it is gone.
+    /// Removes a container that has ended, after its end is on record. Its log stays. One that has not ended stays too, and
+    /// a decision that another one overtook is not made again by what was seen before it.
     async fn remove_container<S: ImageService>(
         &self,
         status: &PodStatus,
         id: &ContainerId,
         service: &S,
         store: &Store,
-    ) -> Result<bool, CommitError> {
-        let Some(intent) = RemoveContainer::new(status, id, self.clock.now()) else {
-            return Ok(!status.containers.iter().any(|c| c.id == *id));
+    ) -> Result<Holders, CommitError> {
+        let Some(shown) = status.containers.iter().find(|c| c.id == *id) else {
+            return Ok(Holders::Gone);
         };
-        let mut tried = false;
-        let receipt = loop {
-            let commit = store.commit_intent(intent.clone(), Transaction::new());
-            match commit.await {
-                Err(CommitError::Stale { .. }) if !tried => tried = true,
-                other => break other?,
-            }
+        let intent = RemoveContainer::new(status, id, self.clock.now());
+        let Some(intent) = intent.filter(|_| has_ended(shown.state)) else {
+            return Ok(Holders::Stay);
         };
-        let removed = service.remove_container(&receipt).await;
-        if let Err(error) = &removed {
+        let receipt = match store.commit_intent(intent, Transaction::new()).await {
+            Err(CommitError::Stale { .. }) => return Ok(Holders::Changed),
+            other => other?,
+        };
+        if let Err(error) = service.remove_container(&receipt).await {
             tracing::warn!(container = %id, pod = %status.uid, %error, "a container that holds a suspect image cannot be removed yet");
+            return Ok(Holders::Stay);
         }
-        Ok(removed.is_ok())
+        Ok(Holders::Gone)
+    }
+
+    /// Begins to work on an image. What is being removed is gone then, and nobody begins to remove it.
+    pub(super) async fn begin_work(&self, image: &str) -> Work {
+        let _turn = self.healing.lock().await;
+        self.works.begin(image)
     }
 
     fn unanswered(&self) -> MutexGuard<'_, HashMap<String, Unanswered>> {
@@ -360,24 +542,53 @@ impl ImageManager {
     }
 
     pub(super) fn may_ask(&self, key: &str) -> bool {
-        let asked = self.unanswered().get(key).copied();
-        asked.is_none_or(|asked| asked.at.elapsed() >= asked.pause)
+        self.pause_of(key).is_zero()
     }
 
-    /// Returns whether it is the first time in a row.
-    pub(super) fn note_unanswered(&self, key: &str) -> bool {
+    /// How long it takes until something that did not work is to be tried again.
+    pub(super) fn pause_of(&self, key: &str) -> Duration {
+        let asked = self.unanswered().get(key).copied();
+        asked.map_or(Duration::ZERO, |asked| {
+            asked.pause.saturating_sub(asked.at.elapsed())
+        })
+    }
+
+    /// Notes that a source has not answered, or that an image is in use. It is tried again after the first duration, doubled
+    /// each time up to the second. Returns whether it is the first time in a row.
+    pub(super) fn note(&self, key: &str, (first, most): (Duration, Duration)) -> bool {
         let at = tokio::time::Instant::now();
         let mut unanswered = self.unanswered();
         // Of pods that are gone.
-        unanswered.retain(|_, asked| asked.at.elapsed() < FORGOTTEN);
+        unanswered.retain(|_, asked| asked.at.elapsed() < asked.pause + FORGOTTEN);
         let last = unanswered.get(key).map(|asked| asked.pause);
-        let pause = last.map_or(ASK_AGAIN.0, |last| (last * 2).min(ASK_AGAIN.1));
+        let pause = last.map_or(first, |last| (last * 2).min(most));
         unanswered.insert(key.to_owned(), Unanswered { at, pause });
         last.is_none()
     }
 }
 
-/// The containers of an image, by pod; `None` while one of them runs, or they are not known.
+/// Whether a registry may be asked about a name: it is a suspect itself, was pulled before, or names the content. A pull of any
+/// other, such as a tag of this node, may bring the image of somebody else.
+fn is_of_registry(seen: &State, image: &str) -> bool {
+    let key = qualified(image);
+    let is_suspect = files::of(seen, image).is_some_and(|(files, _)| {
+        matches!(
+            files.state,
+            FilesState::Suspect { .. } | FilesState::Removed
+        )
+    });
+    let mut records = seen.with_prefix::<ImageRecord>("");
+    is_suspect
+        || key.contains('@')
+        || records.any(|(name, record)| record.pulled_ref.is_some() && qualified(name) == key)
+}
+
+/// Whether a container runs no more and never will. The worker of its pod decides about all others.
+fn has_ended(state: ContainerState) -> bool {
+    state == ContainerState::Exited
+}
+
+/// The containers of an image, by pod; `None` while one of them has not ended, or they are not known.
 async fn holders<S: ImageService>(
     image: &str,
     id: &str,
@@ -390,13 +601,43 @@ async fn holders<S: ImageService>(
             return None;
         }
     };
-    let is_running = |(status, ids): &(PodStatus, Vec<ContainerId>)| {
+    let is_in_use = |(status, ids): &(PodStatus, Vec<ContainerId>)| {
         let mut of_image = status.containers.iter().filter(|c| ids.contains(&c.id));
-        of_image.any(|c| c.state == ContainerState::Running)
+        of_image.any(|c| !has_ended(c.state))
     };
-    if holders.iter().any(is_running) {
-        tracing::debug!(image, "a suspect image stays, a running container uses it");
+    if holders.iter().any(is_in_use) {
+        tracing::debug!(image, "a suspect image stays, a container uses it");
         return None;
     }
     Some(holders)
+}
+
+/// Removes an image by its names and no others. Returns whether it is gone.
+async fn remove_names<S: ImageService>(
+    suspect: &Suspect,
+    names: &BTreeMap<String, String>,
+    service: &S,
+) -> bool {
+    let image = suspect.image.as_str();
+    // Those that come back with a tag.
+    let digests = suspect.found.repo_digests.iter();
+    let digests = digests.filter(|digest| !names.contains_key(&qualified(digest)));
+    for name in names.values().chain(digests) {
+        if let Err(error) = service.remove_image(name).await {
+            tracing::warn!(image, name, %error, "a suspect image cannot be removed yet");
+            return false;
+        }
+    }
+    match service.image_status(&suspect.found.id).await {
+        Ok(None) => true,
+        Ok(Some(left)) => {
+            let names = [left.repo_tags, left.repo_digests].concat();
+            tracing::warn!(image, ?names, "a suspect image has other names by now");
+            false
+        }
+        Err(error) => {
+            tracing::warn!(image, %error, "cannot tell whether a suspect image is removed");
+            false
+        }
+    }
 }

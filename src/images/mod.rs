@@ -17,7 +17,7 @@
 //! back-off goes on after a restart. Its key is pod UID and image.
 //!
 //! **Invariant:** that an image is whole is on the disk after its files, and before a pod that waited for its pull gets
-//! it. A suspect is removed only while a source of it answers.
+//! it. A suspect is removed only while sources of all its names answer.
 
 mod archive;
 mod collect;
@@ -39,6 +39,7 @@ mod pulls;
 mod records;
 mod reference;
 mod repair;
+mod rounds;
 mod sync;
 
 use std::collections::{HashMap, HashSet};
@@ -48,6 +49,7 @@ use std::sync::{Arc, Mutex};
 
 use k8s_cri::v1;
 use k8s_openapi::api::core::v1::{Container, ImageVolumeSource, Pod};
+use tokio::sync::Semaphore;
 
 pub use archive::{ArchiveError, images_in};
 pub use collect::{CollectError, Collection, KnowsPods, WantedImages, images_named};
@@ -85,6 +87,13 @@ use repair::Wish;
 use sync::Syncs;
 
 const COMMIT_TRIES: u32 = 8;
+/// How many registries are asked at once about images that are there.
+const ASKS: usize = 8;
+/// Their own limit is [`ASKS`].
+const EACH_ITS_SLOT: ImageConfig = ImageConfig {
+    serialize_pulls: false,
+    max_parallel: None,
+};
 
 /// The part of the runtime that keeps images.
 pub trait ImageService: Clone + Send + Sync + 'static {
@@ -274,11 +283,17 @@ pub struct ImageManager {
     records: PullRecords,
     syncs: Arc<Syncs>,
     works: Works,
-    /// One look at the suspects at a time: images that share layers have to be removed together.
+    /// Questions to registries about what is there already.
+    asks: Pulls,
+    /// How many of them at once.
+    asking: Semaphore,
+    /// One removal of suspects at a time. Nobody waits for a registry in it.
     healing: tokio::sync::Mutex<()>,
+    /// Wakes who brings again what was removed.
+    owing: tokio::sync::Notify,
     /// IDs of the images that were needed when garbage was last collected.
     needed: Mutex<HashSet<String>>,
-    /// Sources that have not answered, by who asked for what.
+    /// Sources that have not answered, by who asked for what, and images that are in use.
     unanswered: Mutex<HashMap<String, Unanswered>>,
     preload: Option<Preload>,
     /// What pulls and imports of an earlier boot held was let go in this one.
@@ -362,12 +377,14 @@ impl ImageManager {
         let outages = Arc::<Outages>::default();
         Self {
             pulls: Pulls::new(config, Arc::clone(&outages)),
-            outages,
             fallback: PullFallback::default(),
             records: PullRecords::default(),
             syncs: Arc::default(),
             works: Works::default(),
+            asks: Pulls::new(EACH_ITS_SLOT, Arc::clone(&outages)),
+            asking: Semaphore::new(ASKS),
             healing: tokio::sync::Mutex::default(),
+            owing: tokio::sync::Notify::new(),
             needed: Mutex::default(),
             unanswered: Mutex::default(),
             preload: None,
@@ -379,6 +396,7 @@ impl ImageManager {
             changed: None,
             clock,
             metrics,
+            outages,
         }
     }
 

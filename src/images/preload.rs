@@ -8,7 +8,7 @@
 //!
 //! **Invariant:** no archive counts as gone while the file system of the directory is not mounted.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::io;
 use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
@@ -16,14 +16,14 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use notify::{EventKind, RecommendedWatcher, RecursiveMode, Watcher as _};
-use tokio::sync::watch;
+use tokio::sync::{OwnedMutexGuard, watch};
 
 use super::archive::images_in;
 use super::files::{self, Work};
 use super::import::Importer;
 use super::records::object;
 use super::{ImageManager, ImageService, Reporter, qualified};
-use crate::core::images::{self, ArchiveRecord, ArchiveStamp, ArchiveStep, Evidence, Presence};
+use crate::core::images::{self, ArchiveRecord, ArchiveStamp, ArchiveStep, Evidence};
 use crate::core::state::{ImageRecord, ObjectRecord, State, Transaction};
 use crate::store::mounts::Mount;
 use crate::store::{CommitError, Store};
@@ -58,8 +58,9 @@ pub(super) struct Preload {
     importer: Arc<dyn Importer>,
     /// Archives that can be imported, by file name.
     known: Mutex<BTreeMap<String, Archive>>,
-    /// One import at a time.
-    turn: tokio::sync::Mutex<()>,
+    /// One import of an image at a time, by qualified name.
+    turns: Mutex<HashMap<String, Arc<tokio::sync::Mutex<()>>>>,
+    /// Whether the directory was looked at. Also wakes when an archive is known.
     looked: watch::Sender<bool>,
     hints: watch::Sender<u64>,
     watcher: Mutex<Option<RecommendedWatcher>>,
@@ -83,7 +84,7 @@ impl Preload {
             pace: Pace::default(),
             importer,
             known: Mutex::default(),
-            turn: tokio::sync::Mutex::default(),
+            turns: Mutex::default(),
             looked: watch::Sender::new(false),
             hints: watch::Sender::new(0),
             watcher: Mutex::default(),
@@ -113,10 +114,37 @@ impl Preload {
             .cloned()
     }
 
+    /// Adds an archive that can be imported, and wakes those who wait for one of its images.
+    fn add(&self, archive: Archive) {
+        self.known().insert(archive.name.clone(), archive);
+        self.looked.send_modify(|_| {});
+    }
+
+    /// Waits for the turn to import an archive: until nobody imports one of its images.
+    async fn turn(&self, archive: &Archive) -> Vec<OwnedMutexGuard<()>> {
+        // In one order, so that nobody waits for each other.
+        let names: BTreeSet<String> = archive.images.iter().map(|i| qualified(i)).collect();
+        let mut turn = Vec::new();
+        for name in names {
+            let of_image = {
+                let mut turns = self.turns.lock().unwrap_or_else(PoisonError::into_inner);
+                turns.retain(|_, of_image| Arc::strong_count(of_image) > 1);
+                Arc::clone(turns.entry(name).or_default())
+            };
+            turn.push(of_image.lock_owned().await);
+        }
+        turn
+    }
+
     /// Waits until the directory was looked at once, but not for ever.
-    async fn first_look(&self) {
+    pub(super) async fn first_look(&self) {
+        self.look_for(|| false).await;
+    }
+
+    /// As [`Self::first_look`], and not longer than until `is_found`.
+    async fn look_for(&self, is_found: impl Fn() -> bool) {
         let mut looked = self.looked.subscribe();
-        let seen = looked.wait_for(|looked| *looked);
+        let seen = looked.wait_for(|looked| *looked || is_found());
         if tokio::time::timeout(FIRST_LOOK, seen).await.is_err() {
             tracing::warn!(path = %self.dir.display(), "a pod goes on before the preload directory was looked at");
         }
@@ -207,6 +235,38 @@ impl ImageManager {
         })
     }
 
+    /// Whether an image can be brought from an archive now: the file is the one that was imported, and can be read to its end.
+    pub(super) async fn can_import(&self, image: &str, seen: &State) -> bool {
+        let Some(preload) = self
+            .preload
+            .as_ref()
+            .filter(|_| self.has_archive(image, seen))
+        else {
+            return false;
+        };
+        let Some(archive) = preload.holding(image) else {
+            return false;
+        };
+        let (wanted, path, stamp) = (qualified(image), archive.path, archive.stamp);
+        let read = blocking::run(move || {
+            let is_same = std::fs::metadata(&path).is_ok_and(|m| stamp_of(&m) == stamp);
+            let images = is_same.then(|| images_in(&path).ok()).flatten();
+            images.is_some_and(|images| images.iter().any(|i| qualified(i) == wanted))
+        });
+        let is_sound = read.await.unwrap_or_else(|error| {
+            tracing::warn!(archive = archive.name, %error, "cannot read an archive");
+            false
+        });
+        if !is_sound {
+            tracing::warn!(
+                image,
+                archive = archive.name,
+                "an archive is no source of a suspect image: it is gone, has changed or is damaged"
+            );
+        }
+        is_sound
+    }
+
     /// Imports the archive that holds an image which is not there. An import that fails is told, and leaves the image to
     /// a pull. Returns whether an archive holds it, so that it may be there now.
     ///
@@ -222,13 +282,14 @@ impl ImageManager {
         let Some(preload) = &self.preload else {
             return Ok(false);
         };
-        preload.first_look().await;
-        if preload.holding(image).is_none() {
-            return Ok(false);
-        }
-        let _turn = preload.turn.lock().await;
+        preload.look_for(|| preload.holding(image).is_some()).await;
         let Some(archive) = preload.holding(image) else {
             return Ok(false);
+        };
+        let _turn = preload.turn(&archive).await;
+        // It may have been replaced meanwhile.
+        let Some(archive) = preload.holding(image).filter(|now| *now == archive) else {
+            return Ok(preload.holding(image).is_some());
         };
         // Another pod may have brought it meanwhile; a runtime that does not answer imports nothing either.
         if matches!(service.image_status(image).await, Ok(None)) {
@@ -305,12 +366,16 @@ impl ImageManager {
                     let of = path.clone();
                     let read = blocking::run(move || images_in(&of)).await;
                     match read {
-                        Ok(Ok(images)) => due.push(Archive {
-                            name,
-                            path,
-                            stamp,
-                            images,
-                        }),
+                        Ok(Ok(images)) => {
+                            let archive = Archive {
+                                name,
+                                path,
+                                stamp,
+                                images,
+                            };
+                            preload.add(archive.clone());
+                            due.push(archive);
+                        }
                         Ok(Err(error)) => {
                             self.refuse(
                                 preload,
@@ -336,21 +401,16 @@ impl ImageManager {
                         stamp,
                         images: record.images,
                     };
-                    preload.known().insert(name, archive.clone());
+                    preload.add(archive.clone());
                     if step == ArchiveStep::Import {
                         due.push(archive);
                     }
                 }
             }
         }
-        for archive in &due {
-            preload
-                .known()
-                .insert(archive.name.clone(), archive.clone());
-        }
         preload.looked.send_replace(true);
         for archive in due {
-            let _turn = preload.turn.lock().await;
+            let _turn = preload.turn(&archive).await;
             // A pod may have had it imported meanwhile.
             let record = record_of(&store.snapshot(), &archive.name);
             let is_done = record.is_some_and(|r| r.stamp == archive.stamp && r.error.is_empty());
@@ -386,11 +446,10 @@ impl ImageManager {
             self.settle(Some(image.as_str()), service, store, report)
                 .await?;
         }
-        let works: Vec<(&String, Work)> = archive
-            .images
-            .iter()
-            .map(|image| (image, self.works.begin(image)))
-            .collect();
+        let mut works: Vec<(&String, Work)> = Vec::new();
+        for image in &archive.images {
+            works.push((image, self.begin_work(image).await));
+        }
         self.begin_import(archive, service, store).await?;
         fail::fail_point!("images::preload::after_begin");
         tracing::info!(archive = archive.name, images = ?archive.images, "importing an archive");
@@ -402,7 +461,7 @@ impl ImageManager {
         if let Err(why) = &imported
             && images::evidence(why) == Some(Evidence::Storage)
             && self
-                .remove_suspects(&archive.images, service, store)
+                .remove_suspects(&archive.images, service, store, report)
                 .await?
         {
             tracing::info!(archive = archive.name, why, "importing an archive again");
@@ -437,22 +496,15 @@ impl ImageManager {
         service: &S,
         store: &Store,
     ) -> Result<(), CommitError> {
-        let mut before = BTreeMap::new();
+        let mut before = Vec::new();
         for image in &archive.images {
-            if let Ok(found) = service.image_status(image).await {
-                before.insert(image, found.map(|found| found.id));
-            }
+            before.push((image, self.present(image, service, store).await));
         }
         let now = self.clock.now();
         files::commit(store, |seen| {
-            let images = archive.images.iter();
-            images.fold(Transaction::new(), |transaction, image| {
-                let present = match before.get(image) {
-                    None => Presence::Unknown,
-                    Some(None) => Presence::Absent,
-                    Some(Some(id)) => Presence::Is(id),
-                };
-                files::begun(seen, transaction, image, present, now)
+            let images = before.iter();
+            images.fold(Transaction::new(), |transaction, (image, found)| {
+                files::begun(seen, transaction, image, found.as_presence(), now)
             })
         })
         .await
@@ -497,10 +549,8 @@ impl ImageManager {
         let now = self.clock.now();
         let seen = store.snapshot();
         let all = || archive.images.iter().zip(ids);
-        let repaired = |(image, id): &(&String, &String)| {
-            let old = files::of(&seen, image).map(|(files, _)| files);
-            is_synced && images::finished(old.as_ref(), image, id).1
-        };
+        let repaired =
+            |(image, id): &(&String, &String)| is_synced && files::outcome(&seen, image, id).1;
         let repaired: Vec<&String> = all().filter(repaired).map(|(image, _)| image).collect();
         let record = ArchiveRecord {
             name: archive.name.clone(),
@@ -638,6 +688,17 @@ fn is_young(stamp: ArchiveStamp, now: Stamp) -> bool {
     u64::try_from(age).is_ok_and(|age| Duration::from_millis(age) < QUIET)
 }
 
+fn stamp_of(metadata: &std::fs::Metadata) -> ArchiveStamp {
+    let seconds = metadata.mtime();
+    ArchiveStamp {
+        inode: metadata.ino(),
+        size: metadata.size(),
+        modified_ns: seconds
+            .saturating_mul(1_000_000_000)
+            .saturating_add(metadata.mtime_nsec()),
+    }
+}
+
 /// The archives in a directory, by name. One that is not there has none.
 async fn list(dir: &Path) -> io::Result<Vec<(String, PathBuf, ArchiveStamp)>> {
     let dir = dir.to_owned();
@@ -660,15 +721,7 @@ async fn list(dir: &Path) -> io::Result<Vec<(String, PathBuf, ArchiveStamp)>> {
                 continue;
             };
             if metadata.is_file() {
-                let stamp = ArchiveStamp {
-                    inode: metadata.ino(),
-                    size: metadata.size(),
-                    modified_ns: metadata
-                        .mtime()
-                        .saturating_mul(1_000_000_000)
-                        .saturating_add(metadata.mtime_nsec()),
-                };
-                found.push((name, path, stamp));
+                found.push((name, path, stamp_of(&metadata)));
             }
         }
         found.sort();

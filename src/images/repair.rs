@@ -3,21 +3,19 @@
 //! Comes in: the records of the earlier boot, failures of containers. Goes out: RemoveImage, and a pull or an import
 //! that unpacks anew. What is a suspect is decided in `core::images`.
 //!
-//! How a suspect is removed is in `heal`.
+//! How a suspect is removed is in `heal`, when images are looked at in `rounds`.
 //!
 //! **Invariant:** every step can be made again: what was begun in another life is found by the records, and an image that
 //! was removed is brought again.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use k8s_cri::v1;
 use k8s_openapi::api::core::v1::Pod;
-use tokio_util::sync::CancellationToken;
 
+use super::heal::LOOK_AGAIN;
 use super::keyring::Credentials;
-use super::pulls::Wanted;
-use super::{ImageManager, ImageService, PullInputs, Reporter, files, normalize, qualified};
+use super::{ImageManager, ImageService, Reporter, files, normalize, qualified};
 use crate::core::images::{self, AfterFailure, Evidence, FilesState, ImageFiles, Standing};
 use crate::core::state::{State, Transaction};
 use crate::kuberuntime::cri::CriError;
@@ -25,13 +23,6 @@ use crate::store::{CommitError, Store};
 use crate::types::Stamp;
 use crate::types::events::{EventRecorder, EventType};
 
-/// How often suspects are looked at while there are any. The first look comes this long after the start, so that pods
-/// that wait for an image hear of it.
-const SUSPECTS: Duration = Duration::from_secs(5);
-/// How often the records and the preload directory are looked at otherwise.
-const PERIOD: Duration = Duration::from_secs(60);
-/// How long the first sandboxes wait for images that an earlier boot left open.
-const FIRST_ROUND: Duration = Duration::from_secs(60);
 /// How long the runtime may go on with a pull that nobody waits for.
 const PULL_KEPT: Duration = Duration::from_secs(3600);
 /// Longest text of an error in an event.
@@ -81,6 +72,9 @@ impl ImageManager {
             return Ok(before);
         }
         self.heal(Some(wish), service, store, report).await?;
+        // The question to its registry may have brought another image under this name.
+        self.settle(Some(wish.image), service, store, report)
+            .await?;
         Ok(match self.look(wish.image, service, store).await {
             Ok((standing, _)) => standing,
             Err(error) => told(error),
@@ -143,108 +137,18 @@ impl ImageManager {
         Ok(())
     }
 
-    /// Imports archives of the preload directory, finds suspects of an earlier boot and brings again what was removed,
-    /// until cancelled. Dropping it leaves records that the next run goes on with.
-    pub async fn run<S: ImageService>(
-        self: Arc<Self>,
-        service: S,
-        store: Store,
-        recorder: Arc<dyn EventRecorder>,
-        token: CancellationToken,
-    ) {
-        let mut hints = self.preload.as_ref().map(super::Preload::hints);
-        let (mut is_first, mut due) = (true, tokio::time::Instant::now());
-        loop {
-            let now = tokio::time::Instant::now();
-            let looks = now >= due;
-            let work = async {
-                let mut is_written = false;
-                if looks {
-                    is_written = self
-                        .look_at_archives(is_first, &service, &store, &*recorder)
-                        .await?;
-                }
-                if !is_first {
-                    self.repair(&service, &store, &*recorder).await?;
-                }
-                Ok::<bool, CommitError>(is_written)
-            };
-            let worked = tokio::select! {
-                () = token.cancelled() => return,
-                worked = work => worked,
-            };
-            if !is_first {
-                self.round.send_replace(true);
-            }
-            let is_written = worked.unwrap_or_else(|error| {
-                tracing::warn!(%error, "images are looked at again later");
-                true
-            });
-            let now = tokio::time::Instant::now();
-            if is_written {
-                due = now + SUSPECTS;
-            } else if looks {
-                due = now + PERIOD;
-            }
-            let seen = store.snapshot();
-            let boot = self.clock.now().boot;
-            // What was brought in this boot can be used, and is looked at with everything else.
-            let is_urgent = |(files, at): &(ImageFiles, Stamp)| {
-                is_open(&files.state)
-                    && !(matches!(files.state, FilesState::Pulling { .. }) && at.boot == boot)
-            };
-            let has_suspects = images::all_files(&seen).any(|one| is_urgent(&one));
-            let pause = if is_first || has_suspects {
-                SUSPECTS
-            } else {
-                PERIOD
-            };
-            is_first = false;
-            tokio::select! {
-                () = token.cancelled() => return,
-                () = tokio::time::sleep_until(due.min(now + pause)) => {}
-                () = hinted(&mut hints) => due = tokio::time::Instant::now(),
-            }
-        }
-    }
-
-    /// Waits until archives and suspects were looked at once, but for no longer than a minute: at once where the records
-    /// know of nothing that an earlier boot left open. The image of the sandboxes themselves may be one of those, and a sandbox
-    /// that is made of it keeps its files from being replaced. Cancel-safe.
-    pub async fn first_round(&self, store: &Store) {
-        let boot = self.clock.now().boot;
-        let is_left = |(files, at): (ImageFiles, Stamp)| is_open(&files.state) && at.boot != boot;
-        if *self.round.borrow() || !images::all_files(&store.snapshot()).any(is_left) {
-            return;
-        }
-        let mut round = self.round.subscribe();
-        let looked = round.wait_for(|looked| *looked);
-        if tokio::time::timeout(FIRST_ROUND, looked).await.is_err() {
-            tracing::warn!(
-                "a sandbox is made before the images of the earlier boot were looked at"
-            );
-        }
-    }
-
-    /// One round for images that no pod waits for.
-    pub(super) async fn repair<S: ImageService>(
+    pub(super) async fn look_at_suspects<S: ImageService>(
         &self,
         service: &S,
         store: &Store,
-        recorder: &dyn EventRecorder,
+        report: &Reporter<'_>,
     ) -> Result<(), CommitError> {
-        let report = Reporter {
-            pod: None,
-            container: None,
-            recorder,
-        };
-        self.settle(None, service, store, &report).await?;
-        self.heal(None, service, store, &report).await?;
-        self.bring_owed(service, store, &report).await
+        self.settle(None, service, store, report).await?;
+        self.heal(None, service, store, report).await
     }
 
     /// The standing of an image, and the image where it is there.
-    async fn look<S: ImageService>(
+    pub(super) async fn look<S: ImageService>(
         &self,
         image: &str,
         service: &S,
@@ -285,7 +189,7 @@ impl ImageManager {
     }
 
     /// Gives pulls that nobody works on any more their outcome: whole after a sync, a suspect after a power cut, or
-    /// nothing. A suspect that somebody else removed is none. Of one image, or of all.
+    /// nothing. A suspect that somebody else removed or replaced is none. Of one image, or of all.
     pub(super) async fn settle<S: ImageService>(
         &self,
         only: Option<&str>,
@@ -299,7 +203,7 @@ impl ImageManager {
             .filter(|(files, _)| {
                 matches!(
                     files.state,
-                    FilesState::Pulling { .. } | FilesState::Suspect { .. }
+                    FilesState::Pulling { .. } | FilesState::Suspect { .. } | FilesState::Removed
                 )
             })
             .filter(|(files, _)| only.as_ref().is_none_or(|o| *o == qualified(&files.image)))
@@ -324,16 +228,9 @@ impl ImageManager {
             let now = self.clock.now();
             // The runtime may still be at it.
             let is_over = at.boot != now.boot || now.since(at) >= PULL_KEPT;
-            if let FilesState::Suspect { .. } = files.state {
-                if found.is_none() {
-                    files::commit(store, |seen| match files::of(seen, image) {
-                        Some((old, since)) if old == files && since == at => {
-                            files::forget(seen, Transaction::new(), image)
-                        }
-                        _ => Transaction::new(),
-                    })
+            if !matches!(files.state, FilesState::Pulling { .. }) {
+                self.settle_suspect((&files, at), found, service, store, report)
                     .await?;
-                }
                 continue;
             }
             let standing = self.standing(&store.snapshot(), image, found.as_ref());
@@ -376,6 +273,72 @@ impl ImageManager {
         Ok(())
     }
 
+    /// Gives all pulls of an earlier boot their outcome, before a pull brings one of their images by another name.
+    pub(super) async fn settle_earlier<S: ImageService>(
+        &self,
+        service: &S,
+        store: &Store,
+        report: &Reporter<'_>,
+    ) -> Result<(), CommitError> {
+        let boot = self.clock.now().boot;
+        let is_left = |(files, at): (ImageFiles, Stamp)| {
+            matches!(files.state, FilesState::Pulling { .. }) && at.boot != boot
+        };
+        if !images::all_files(&store.snapshot()).any(is_left) {
+            return Ok(());
+        }
+        let report = Reporter {
+            pod: None,
+            container: None,
+            recorder: report.recorder,
+        };
+        self.settle(None, service, store, &report).await
+    }
+
+    /// Gives a suspect that somebody removed or replaced its outcome. `found` is what the runtime has under its name.
+    async fn settle_suspect<S: ImageService>(
+        &self,
+        (files, at): (&ImageFiles, Stamp),
+        found: Option<v1::Image>,
+        service: &S,
+        store: &Store,
+        report: &Reporter<'_>,
+    ) -> Result<(), CommitError> {
+        let (image, now) = (files.image.as_str(), self.clock.now());
+        let Some(found) = found else {
+            if files.state == FilesState::Removed {
+                return Ok(());
+            }
+            let forget = |seen: &State| files::forget(seen, Transaction::new(), image);
+            return change(store, (files, at), forget).await;
+        };
+        if found.id == files.id {
+            if self.standing(&store.snapshot(), image, Some(&found)) != Standing::Whole {
+                return Ok(());
+            }
+            let next = ImageFiles {
+                state: FilesState::Whole,
+                ..files.clone()
+            };
+            let put = |seen: &State| files::put(seen, Transaction::new(), &next, now);
+            change(store, (files, at), put).await?;
+            self.tell_repaired(image, "there again by another name", report);
+            return Ok(());
+        }
+        if at.boot == now.boot {
+            // The agent may have brought it, by asking the registry about the suspect.
+            if !self.bring_to_disk(image, service).await {
+                self.note(&qualified(image), LOOK_AGAIN);
+                return Ok(());
+            }
+            return self.record_whole(image, &found.id, store, report).await;
+        }
+        tracing::info!(image, id = found.id, "a suspect image was replaced");
+        let next = images::replaced(files, &found.id);
+        let put = |seen: &State| files::put(seen, Transaction::new(), &next, now);
+        change(store, (files, at), put).await
+    }
+
     /// Records that an image which is there is on the disk.
     async fn record_whole(
         &self,
@@ -385,64 +348,13 @@ impl ImageManager {
         report: &Reporter<'_>,
     ) -> Result<(), CommitError> {
         let now = self.clock.now();
-        let old = files::of(&store.snapshot(), image).map(|(files, _)| files);
-        let (_, repaired) = images::finished(old.as_ref(), image, id);
+        let (_, repaired) = files::outcome(&store.snapshot(), image, id);
         files::commit(store, |seen| {
             files::finished(seen, Transaction::new(), image, id, now).0
         })
         .await?;
         if repaired {
             self.tell_repaired(image, "there again", report);
-        }
-        Ok(())
-    }
-
-    /// Brings images again that were removed and that nobody has brought since.
-    async fn bring_owed<S: ImageService>(
-        &self,
-        service: &S,
-        store: &Store,
-        report: &Reporter<'_>,
-    ) -> Result<(), CommitError> {
-        let seen = store.snapshot();
-        let owed: Vec<String> = images::all_files(&seen)
-            .filter(|(files, _)| is_open(&files.state))
-            .map(|(files, _)| files.image)
-            .filter(|image| !self.works.is_busy(image))
-            .collect();
-        for image in owed {
-            match self.look(&image, service, store).await {
-                Ok((Standing::Owed, _)) => {}
-                Ok(_) => continue,
-                Err(error) => {
-                    tracing::warn!(image, %error, "cannot look at an image that was removed");
-                    continue;
-                }
-            }
-            if self.has_archive(&image, &seen) {
-                self.bring_from_archive(&image, service, store, report)
-                    .await?;
-                continue;
-            }
-            let key = qualified(&image);
-            if !self.may_ask(&key) {
-                continue;
-            }
-            let want = Wanted {
-                credentials: self
-                    .credentials(&image, PullInputs::default().secrets, report)
-                    .await,
-                image: image.clone(),
-                sandbox: None,
-            };
-            if let Err(error) = self.pull(want, service, store, report).await {
-                if self.note_unanswered(&key) {
-                    tracing::warn!(image, %error, "an image that was removed is not there again yet");
-                }
-                if let Some(error) = error.store {
-                    return Err(error);
-                }
-            }
         }
         Ok(())
     }
@@ -464,18 +376,22 @@ impl ImageManager {
 }
 
 /// Whether an image of that state may have to be looked at before it is used.
-fn is_open(state: &FilesState) -> bool {
+pub(super) fn is_open(state: &FilesState) -> bool {
     !matches!(state, FilesState::Trusted | FilesState::Whole)
 }
 
-/// Waits for a hint that the preload directory has changed; for ever where there is none.
-async fn hinted(hints: &mut Option<tokio::sync::watch::Receiver<u64>>) {
-    let Some(receiver) = hints else {
-        return std::future::pending().await;
-    };
-    if receiver.changed().await.is_err() {
-        std::future::pending().await
-    }
+/// Changes the record of an image, unless somebody else has.
+async fn change(
+    store: &Store,
+    (files, at): (&ImageFiles, Stamp),
+    decide: impl Fn(&State) -> Transaction,
+) -> Result<(), CommitError> {
+    files::commit(store, |seen| match files::of(seen, &files.image) {
+        Some((old, since)) if old == *files && since == at => decide(seen),
+        _ => Transaction::new(),
+    })
+    .await
+    .map(drop)
 }
 
 pub(super) fn shortened(text: &str) -> &str {

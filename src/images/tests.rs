@@ -75,6 +75,30 @@ struct Fake {
     sandboxes: Mutex<Vec<(PodStatus, Vec<super::SandboxImage>)>>,
     /// Sandboxes that were removed, in this order.
     removed_sandboxes: Mutex<Vec<ContainerId>>,
+    /// Names that stand for the image of another name.
+    aliases: Mutex<BTreeMap<String, String>>,
+    /// Images whose registry is away.
+    away: Mutex<HashSet<String>>,
+    /// Images whose registry does not answer.
+    hang: Mutex<HashSet<String>>,
+    /// Images cannot be removed.
+    /// How often the containers of an image were asked for.
+    looks: AtomicU32,
+}
+
+impl Fake {
+    fn id_of(&self, name: &str) -> String {
+        let aliases = self.aliases.lock().unwrap();
+        format!("id-of-{}", aliases.get(name).map_or(name, String::as_str))
+    }
+
+    fn names_of(&self, id: &str) -> Vec<String> {
+        let present = self.present.lock().unwrap().clone();
+        let mut names: Vec<String> = present.into_iter().collect();
+        names.retain(|name| self.id_of(name) == id);
+        names.sort_unstable();
+        names
+    }
 }
 
 #[derive(Clone, Default)]
@@ -95,12 +119,17 @@ impl ImageService for FakeService {
         if *self.0.fail_inspect.lock().unwrap() {
             return Err(failure("inspection broke"));
         }
-        let by_reference = image.strip_prefix("ref-of-");
-        let by_id = image.strip_prefix("id-of-");
-        let image = by_reference.or(by_id).unwrap_or(image);
-        let found = self.0.present.lock().unwrap().contains(image);
-        Ok(found.then(|| v1::Image {
-            id: format!("id-of-{image}"),
+        let image = image.strip_prefix("ref-of-").unwrap_or(image);
+        let id = if image.starts_with("id-of-") {
+            image.to_owned()
+        } else {
+            self.0.id_of(image)
+        };
+        let repo_tags = self.0.names_of(&id);
+        let is_there = repo_tags.iter().any(|name| name == image) || *image == id;
+        Ok((is_there && !repo_tags.is_empty()).then(|| v1::Image {
+            id,
+            repo_tags,
             size: 7,
             ..Default::default()
         }))
@@ -116,6 +145,12 @@ impl ImageService for FakeService {
         let user = auth.map(|a| a.username);
         fake.users.lock().unwrap().push(user.clone());
         fake.pulls.fetch_add(1, Ordering::SeqCst);
+        if fake.hang.lock().unwrap().contains(&image.image) {
+            return std::future::pending().await;
+        }
+        if fake.away.lock().unwrap().contains(&image.image) {
+            return Err(failure("no route to host"));
+        }
         let now = fake.at_once.fetch_add(1, Ordering::SeqCst) + 1;
         fake.most_at_once.fetch_max(now, Ordering::SeqCst);
         fake.begun.notify_one();
@@ -158,8 +193,11 @@ impl ImageService for FakeService {
         if *self.0.fail_removal.lock().unwrap() {
             return Err(failure("the removal broke"));
         }
+        for name in self.0.names_of(image) {
+            self.0.present.lock().unwrap().remove(&name);
+        }
+        self.0.present.lock().unwrap().remove(image);
         let name = image.strip_prefix("id-of-").unwrap_or(image);
-        self.0.present.lock().unwrap().remove(name);
         self.0.removed.lock().unwrap().push(name.to_owned());
         Ok(())
     }
@@ -186,6 +224,7 @@ impl ImageService for FakeService {
         &self,
         image_id: &str,
     ) -> Result<Vec<(PodStatus, Vec<ContainerId>)>, CriError> {
+        self.0.looks.fetch_add(1, Ordering::SeqCst);
         let holders = self.0.holders.lock().unwrap();
         let all = holders.iter().map(|status| {
             let of_image = status.containers.iter().filter(|c| c.image_ref == image_id);

@@ -1,4 +1,5 @@
 use super::*;
+use crate::core::state::Transaction;
 
 const BOOT: BootId = BootId(1);
 const NEXT: BootId = BootId(2);
@@ -148,6 +149,14 @@ fn only_what_was_not_whole_at_the_end_of_a_boot_is_a_suspect() {
             Suspect,
         ),
         (
+            "brought again by another name",
+            Some(files("a", FilesState::Removed)),
+            NEXT,
+            present,
+            true,
+            Whole,
+        ),
+        (
             "removed",
             Some(files("a", FilesState::Removed)),
             NEXT,
@@ -201,7 +210,13 @@ fn a_pull_that_fails_leaves_what_was_there_as_it_was() {
             AfterFailure::Put(files("a", FilesState::Removed)),
         ),
     ] {
-        let begun = begun(old.as_ref(), "r/x:1", Presence::Unknown).unwrap();
+        let is_removed = |old: &ImageFiles| old.state == FilesState::Removed;
+        let present = if old.as_ref().is_some_and(is_removed) {
+            Presence::Absent
+        } else {
+            Presence::Unknown
+        };
+        let begun = begun(old.as_ref(), "r/x:1", present).unwrap();
         assert!(matches!(begun.state, FilesState::Pulling { .. }), "{what}");
         assert_eq!(failed(Some(&begun)), want, "{what}");
         // Begun twice, by two pods.
@@ -241,8 +256,14 @@ fn only_what_was_removed_before_is_repaired_by_a_pull() {
             false,
         ),
         (
-            "removed",
+            "the removal has failed",
             Some(files("a", FilesState::Removed)),
+            FilesState::Removed,
+            false,
+        ),
+        (
+            "removed, and the name has another image now",
+            Some(files("b", FilesState::Removed)),
             FilesState::Whole,
             true,
         ),
@@ -271,9 +292,67 @@ fn only_what_was_removed_before_is_repaired_by_a_pull() {
             true,
         ),
     ] {
-        let (new, repairs) = finished(old.as_ref(), "r/x:1", "a");
+        let (new, repairs) = finished(old.as_ref(), "r/x:1", "a", false);
         assert_eq!((new.state, repairs), (state, repaired), "{what}");
         assert_eq!(new.id, "a", "{what}");
+    }
+}
+
+#[test]
+fn a_pull_repairs_what_was_removed_only_if_the_damaged_image_is_gone() {
+    let removed = files("a", FilesState::Removed);
+    for (present, want) in [
+        (Presence::Absent, Some(pulling(None, true))),
+        (Presence::Is("a"), None),
+        (Presence::Unknown, None),
+        (Presence::Is("b"), Some(pulling(Some(("b", false)), true))),
+    ] {
+        let begun = begun(Some(&removed), "r/x:1", present);
+        assert_eq!(begun.map(|files| files.state), want, "{present:?}");
+    }
+}
+
+#[test]
+fn damaged_files_are_not_whole_by_another_name() {
+    let state = |others: &[(&str, FilesState)]| {
+        let mut state = State::default();
+        for (name, of) in others {
+            let record = ObjectRecord {
+                resource_version: String::new(),
+                encrypted: false,
+                data: serde_json::to_vec(&files("a", of.clone())).unwrap(),
+                at: at(BOOT),
+            };
+            for mutation in &Transaction::new().put(files_key(name), record).mutations {
+                state.apply(mutation, 1);
+            }
+        }
+        state
+    };
+    for (own, other, want) in [
+        (None, suspected(), true),
+        (None, FilesState::Removed, true),
+        (Some(pulling(None, false)), FilesState::Removed, true),
+        (Some(pulling(None, true)), FilesState::Removed, false),
+        (None, FilesState::Whole, false),
+    ] {
+        let mut all = vec![("r/y:1", other)];
+        all.extend(own.map(|own| ("r/x:1", own)));
+        let state = state(&all);
+        assert_eq!(is_doubted(&state, "r/x:1", "a"), want, "{all:?}");
+        assert!(!is_doubted(&state, "r/x:1", "b"), "{all:?}");
+    }
+    let (doubted, repaired) = finished(None, "r/x:1", "a", true);
+    assert!(matches!(doubted.state, FilesState::Suspect { .. }) && !repaired);
+    for (other, boot, want) in [
+        (FilesState::Whole, NEXT, true),
+        (pulling(None, true), BOOT, true),
+        (pulling(None, true), NEXT, false),
+        (pulling(None, false), BOOT, false),
+        (FilesState::Removed, BOOT, false),
+    ] {
+        let state = state(&[("r/y:1", other.clone())]);
+        assert_eq!(is_brought(&state, "a", boot), want, "{other:?}");
     }
 }
 
@@ -372,6 +451,58 @@ fn errors_that_point_to_the_files_of_an_image_are_told_from_others() {
         ("", None),
     ] {
         assert_eq!(evidence(error), want, "{error}");
+    }
+}
+
+#[test]
+fn what_a_pod_names_is_no_evidence() {
+    use Evidence::*;
+    let runc = |said: &str| {
+        format!(
+            "failed to create containerd task: failed to create shim task: OCI runtime create failed: runc create failed: unable to start container process: {said}: unknown"
+        )
+    };
+    for (error, want) in [
+        (
+            runc("exec: \"content digest sha256:x\": executable file not found in $PATH"),
+            Some(Program),
+        ),
+        (
+            runc(
+                "exec: \"/a\\\"b: blob not found\": stat /a\"b: blob not found: no such file or directory",
+            ),
+            None,
+        ),
+        (
+            runc("exec: \"exec format error\": executable file not found in $PATH"),
+            Some(Program),
+        ),
+        (
+            runc(
+                "exec: \"/x: exec format error\": stat /x: exec format error: no such file or directory",
+            ),
+            Some(Program),
+        ),
+        (runc("error mounting \"/layer not known\" to rootfs at \"/m\": stat /layer not known: no such file or directory"), None),
+        (runc("chdir to cwd (\"/layer not known\") set in config.json failed: no such file or directory"), None),
+        (
+            "failed to generate container \"c\" spec: failed to stat \"/blob not found\": stat /blob not found: no such file or directory".to_owned(),
+            None,
+        ),
+        (
+            "failed to resolve symlink \"/layer not known\": lstat /layer not known: no such file or directory".to_owned(),
+            None,
+        ),
+        (
+            "crun: executable file `layer not known` not found in $PATH: No such file or directory: OCI runtime attempted to invoke a command that was not found".to_owned(),
+            Some(Program),
+        ),
+        (
+            "crun: exec container process `/layer not known`: Exec format error: OCI runtime error".to_owned(),
+            Some(Format),
+        ),
+    ] {
+        assert_eq!(evidence(&error), want, "{error}");
     }
 }
 

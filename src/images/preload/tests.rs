@@ -7,7 +7,7 @@ use k8s_cri::v1;
 
 use super::super::archive::tests::saved;
 use super::super::import::ImportError;
-use super::super::{ImageConfig, PullInputs};
+use super::super::{ImageConfig, ImageError, Present, PullInputs};
 use super::*;
 use crate::core::images::{FilesState, files_of};
 use crate::kuberuntime::cri::CriError;
@@ -43,6 +43,10 @@ struct Shared {
     /// The runtime has lost blobs of the images that it lists.
     has_lost_blobs: AtomicBool,
     released: Mutex<Vec<Stamp>>,
+    /// The archive whose import does not end.
+    hangs: Mutex<Option<String>>,
+    /// An import has begun.
+    begun: tokio::sync::Notify,
 }
 
 impl ImageService for Runtime {
@@ -60,7 +64,13 @@ impl ImageService for Runtime {
         _: Option<v1::AuthConfig>,
         _: Option<v1::PodSandboxConfig>,
     ) -> Result<String, CriError> {
-        panic!("there is no registry")
+        Err(CriError {
+            operation: "pull_image",
+            object: String::new(),
+            kind: crate::kuberuntime::cri::CriErrorKind::Other,
+            message: "there is no registry".to_owned(),
+            source: None,
+        })
     }
 
     async fn list_images(&self) -> Result<Vec<v1::Image>, CriError> {
@@ -130,6 +140,10 @@ impl Importer for Runtime {
                 });
             }
             let name = archive.file_name().unwrap().to_str().unwrap();
+            self.0.begun.notify_one();
+            if self.0.hangs.lock().unwrap().as_deref() == Some(name) {
+                return std::future::pending().await;
+            }
             self.0.imports.lock().unwrap().push(name.to_owned());
             let names = images.iter().map(|image| qualified(image));
             self.0.images.lock().unwrap().extend(names);
@@ -186,6 +200,24 @@ impl World {
             .look_at_archives(is_first, &self.runtime, &self.store, &self.recorder)
             .await
             .unwrap();
+    }
+
+    async fn ensure(&self, image: &str) -> Result<Present, ImageError> {
+        let pod: k8s_openapi::api::core::v1::Pod = serde_json::from_value(serde_json::json!({
+            "metadata": {"name": "p", "namespace": "ns", "uid": "u"},
+            "spec": {"containers": [{"name": "c", "image": image, "imagePullPolicy": "Never"}]},
+        }))
+        .unwrap();
+        self.manager
+            .ensure(
+                &pod,
+                &pod.containers()[0],
+                PullInputs::default(),
+                &self.runtime,
+                &self.store,
+                &self.recorder,
+            )
+            .await
     }
 
     fn imports(&self) -> Vec<String> {
@@ -331,23 +363,7 @@ async fn a_pod_waits_for_the_import_of_its_image_and_needs_no_registry() {
     w.add("a.tar", &saved(&["a:1"]));
     w.look(true).await;
     w.runtime.remove_image("a:1").await.unwrap();
-    let pod: k8s_openapi::api::core::v1::Pod = serde_json::from_value(serde_json::json!({
-        "metadata": {"name": "p", "namespace": "ns", "uid": "u"},
-        "spec": {"containers": [{"name": "c", "image": "a:1", "imagePullPolicy": "Never"}]},
-    }))
-    .unwrap();
-    let present = w
-        .manager
-        .ensure(
-            &pod,
-            &pod.containers()[0],
-            PullInputs::default(),
-            &w.runtime,
-            &w.store,
-            &w.recorder,
-        )
-        .await
-        .unwrap();
+    let present = w.ensure("a:1").await.unwrap();
     assert_eq!(present.reference, "id-of-docker.io/library/a:1");
     assert_eq!(w.imports(), ["a.tar", "a.tar"]);
 }
@@ -404,4 +420,56 @@ async fn what_a_power_cut_left_of_an_import_is_removed_and_imported_anew() {
     assert_eq!(state_of(&w), FilesState::Whole);
     let reasons: Vec<String> = w.recorder.events().into_iter().map(|e| e.reason).collect();
     assert_eq!(reasons, ["ImageSuspect", "ImageRepaired"]);
+}
+
+#[tokio::test]
+async fn a_pod_waits_for_no_archive_but_that_of_its_image() {
+    let w = world();
+    w.add("a.tar", &saved(&["a:1"]));
+    w.add("b.tar", &saved(&["b:1"]));
+    *w.runtime.0.hangs.lock().unwrap() = Some("a.tar".to_owned());
+    let imported = async {
+        w.runtime.0.begun.notified().await;
+        w.ensure("b:1").await.unwrap()
+    };
+    let present = tokio::select! {
+        () = w.look(true) => panic!("the import of a.tar does not end"),
+        present = tokio::time::timeout(Duration::from_secs(60), imported) => present.unwrap(),
+    };
+    assert_eq!(present.reference, "id-of-docker.io/library/b:1");
+    assert_eq!(w.imports(), ["b.tar"]);
+}
+
+#[tokio::test]
+async fn an_archive_that_is_gone_or_damaged_is_no_source() {
+    for is_gone in [true, false] {
+        let w = cut_off().await;
+        w.look(true).await;
+        let path = w.dir.path().join("images/a.tar");
+        let content = fs::read(&path).unwrap();
+        if is_gone {
+            fs::remove_file(&path).unwrap();
+        } else {
+            // A power cut has left it as long and as old as it was.
+            let changed = fs::metadata(&path).unwrap().modified().unwrap();
+            let file = fs::OpenOptions::new().write(true).open(&path).unwrap();
+            let zeros = vec![0; content.len()];
+            std::os::unix::fs::FileExt::write_all_at(&file, &zeros, 0).unwrap();
+            file.set_modified(changed).unwrap();
+        }
+        let repair = || w.manager.repair(&w.runtime, &w.store, &w.recorder);
+        repair().await.unwrap();
+        assert!(
+            matches!(state_of(&w), FilesState::Suspect { .. }),
+            "{is_gone}"
+        );
+        assert!(
+            w.runtime
+                .0
+                .images
+                .lock()
+                .unwrap()
+                .contains(&qualified("a:1"))
+        );
+    }
 }

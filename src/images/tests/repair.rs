@@ -5,7 +5,7 @@ use std::sync::atomic::AtomicBool;
 
 use super::*;
 use crate::core::images::{FilesState, files_of};
-use crate::images::heal::ASK_AGAIN;
+use crate::images::heal::{ANSWER, ASK_AGAIN};
 use crate::types::runtime::{ContainerState, ContainerStatus, SandboxState, SandboxStatus};
 
 const IMAGE: &str = "x:1";
@@ -522,4 +522,208 @@ async fn the_first_sandbox_waits_for_images_that_an_earlier_boot_left_open() {
     let begun = tokio::time::Instant::now();
     tokio::join!(waiting, looked);
     assert_eq!(begun.elapsed(), Duration::from_secs(3));
+}
+
+/// Starts the container of [`holder`] as far as its record goes.
+async fn intend(world: &World) {
+    let intent = crate::store::StartIntent {
+        pod: PodUid::new("h"),
+        container: "c".to_owned(),
+        container_id: ContainerId::new("c1"),
+        attempt: 0,
+        hash: String::new(),
+        why: "test".to_owned(),
+        at: world.clock.now(),
+    };
+    let committed = world.store.commit_intent(intent, Transaction::new());
+    committed.await.unwrap();
+}
+
+#[tokio::test]
+async fn a_container_that_has_not_ended_keeps_its_image_and_its_record() {
+    for state in [ContainerState::Created, ContainerState::Unknown] {
+        let world = cut_in_a_pull().await;
+        intend(&world).await;
+        *world.service.0.holders.lock().unwrap() = vec![holder(state)];
+        let asking = pod("u", IMAGE, "IfNotPresent");
+        world.ensure(&asking).await.unwrap();
+        world.repair().await;
+        assert_eq!(removed(&world), 0, "{state:?}");
+        // Nor with a sandbox that has ended.
+        world.service.0.holders.lock().unwrap().clear();
+        let mut in_sandbox = pod_in_sandbox(SandboxState::NotReady);
+        in_sandbox.0.containers[0].state = state;
+        *world.service.0.sandboxes.lock().unwrap() = vec![in_sandbox];
+        world.ensure(&asking).await.unwrap();
+        assert_eq!(removed(&world), 0, "{state:?}");
+        let sandboxes = world.service.0.sandboxes.lock().unwrap();
+        assert_eq!(sandboxes[0].0.containers.len(), 1, "{state:?}");
+        let seen = world.store.snapshot();
+        let record: &crate::core::state::ContainerRecord = seen.record("h/c").unwrap();
+        assert!(record.intent.is_some(), "{state:?}: it may run");
+    }
+}
+
+#[tokio::test]
+async fn an_image_that_could_not_be_removed_is_not_taken_for_repaired() {
+    let world = cut_in_a_pull().await;
+    let asking = pod("u", IMAGE, "Always");
+    *world.service.0.fail_removal.lock().unwrap() = true;
+    world.ensure(&asking).await.unwrap();
+    assert_eq!(state_of(&world), Some(FilesState::Removed));
+    // Nor after the death of the agent, while a container uses it.
+    let world = restart(world);
+    *world.service.0.fail_removal.lock().unwrap() = false;
+    *world.service.0.holders.lock().unwrap() = vec![holder(ContainerState::Running)];
+    world.ensure(&asking).await.unwrap();
+    assert_eq!(state_of(&world), Some(FilesState::Removed));
+    assert_eq!(world.told(), []);
+    world.service.0.holders.lock().unwrap().clear();
+    world.ensure(&asking).await.unwrap();
+    assert_eq!(state_of(&world), Some(FilesState::Whole));
+    assert_eq!(world.told(), told(&[("ImageRepaired", true)]));
+}
+
+const OTHER: &str = "r.example/y:1";
+
+/// The image has a second name.
+fn tag(world: &World, name: &str) {
+    let fake = &world.service.0;
+    let (name, image) = (name.to_owned(), IMAGE.to_owned());
+    fake.aliases.lock().unwrap().insert(name.clone(), image);
+    fake.present.lock().unwrap().insert(name);
+}
+
+/// The image is a suspect, and was pulled by a second name after the cut.
+async fn with_two_names() -> World {
+    let world = cut_in_a_pull().await;
+    tag(&world, OTHER);
+    world.ensure(&pod("v", OTHER, "Always")).await.unwrap();
+    world
+}
+
+#[tokio::test]
+async fn a_suspect_is_not_whole_by_another_name() {
+    let world = with_two_names().await;
+    let seen = world.store.snapshot();
+    for name in [IMAGE, OTHER] {
+        let (files, _) = files_of(&seen, &qualified(name)).unwrap();
+        assert!(
+            matches!(files.state, FilesState::Suspect { .. }),
+            "{files:?}"
+        );
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_name_without_a_source_keeps_the_image_and_with_one_it_is_brought_again() {
+    let world = with_two_names().await;
+    let fake = &world.service.0;
+    fake.away.lock().unwrap().insert(OTHER.to_owned());
+    let asking = pod("u", IMAGE, "IfNotPresent");
+    world.ensure(&asking).await.unwrap();
+    assert_eq!(removed(&world), 0);
+    fake.away.lock().unwrap().clear();
+    tokio::time::sleep(Duration::from_secs(60)).await;
+    world.repair().await;
+    let mut gone = fake.removed.lock().unwrap().clone();
+    gone.sort_unstable();
+    assert_eq!(gone, [OTHER, IMAGE], "by their names");
+    let seen = world.store.snapshot();
+    for name in [OTHER, IMAGE] {
+        assert!(fake.present.lock().unwrap().contains(name), "{name}");
+        let (files, _) = files_of(&seen, &qualified(name)).unwrap();
+        assert_eq!(files.state, FilesState::Whole, "{name}");
+    }
+}
+
+#[tokio::test]
+async fn a_tag_that_no_registry_has_is_neither_asked_for_nor_removed() {
+    let world = cut_in_a_pull().await;
+    tag(&world, "mine/y:1");
+    let asking = pod("u", IMAGE, "IfNotPresent");
+    world.ensure(&asking).await.unwrap();
+    // The first one, and the question to the registry of the image.
+    assert_eq!((world.pulls(), removed(&world)), (2, 0));
+    let present = world.service.0.present.lock().unwrap();
+    assert!(present.contains("mine/y:1"));
+}
+
+#[tokio::test]
+async fn a_name_that_is_gone_while_another_keeps_the_image_is_not_repaired_by_a_pull() {
+    let world = with_two_names().await;
+    *world.service.0.fail_removal.lock().unwrap() = true;
+    world.repair().await;
+    assert_eq!(state_of(&world), Some(FilesState::Removed));
+    // The agent died after the first name.
+    world.service.0.present.lock().unwrap().remove(IMAGE);
+    let world = restart(world);
+    let asking = pod("u", IMAGE, "IfNotPresent");
+    world.ensure(&asking).await.unwrap();
+    assert_eq!(state_of(&world), Some(FilesState::Removed));
+    assert_eq!(world.told(), []);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_registry_that_hangs_keeps_no_other_image_from_its_repair() {
+    let world = cut_in_a_pull().await;
+    // Its record comes before the other one.
+    let other = "hung.example/f:1";
+    let state = world.store.snapshot();
+    let (mut files, at) = files_of(&state, &qualified(IMAGE)).unwrap();
+    files.image = other.to_owned();
+    let key = crate::core::images::files_key(&qualified(other));
+    let transaction = Transaction::new().put(key, records::object(&files, at));
+    world.store.commit(transaction).await.unwrap();
+    let fake = &world.service.0;
+    fake.present.lock().unwrap().insert(other.to_owned());
+    fake.hang.lock().unwrap().insert(other.to_owned());
+    let begun = tokio::time::Instant::now();
+    world.repair().await;
+    assert!(begun.elapsed() < 2 * ANSWER, "{:?}", begun.elapsed());
+    assert_eq!(*fake.removed.lock().unwrap(), [IMAGE]);
+    assert_eq!(state_of(&world), Some(FilesState::Whole));
+}
+
+#[tokio::test]
+async fn a_suspect_whose_name_stands_for_another_image_is_settled() {
+    for state in [
+        FilesState::Removed,
+        FilesState::Suspect {
+            why: "test".to_owned(),
+        },
+    ] {
+        for (reboots, want) in [(false, FilesState::Whole), (true, FilesState::Trusted)] {
+            let world = cut_in_a_pull().await;
+            let seen = world.store.snapshot();
+            let (mut files, _) = files_of(&seen, &qualified(IMAGE)).unwrap();
+            files.id = "id-of-former".to_owned();
+            files.state = state.clone();
+            let key = crate::core::images::files_key(&qualified(IMAGE));
+            let record = records::object(&files, world.clock.now());
+            let transaction = Transaction::new().put(key, record);
+            world.store.commit(transaction).await.unwrap();
+            let world = if reboots { reboot(world) } else { world };
+            world.repair().await;
+            assert_eq!(state_of(&world), Some(want), "{state:?} {reboots}");
+            assert_eq!(removed(&world), 0);
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_suspect_in_use_is_looked_at_less_and_less_often() {
+    let world = cut_in_a_pull().await;
+    *world.service.0.holders.lock().unwrap() = vec![holder(ContainerState::Running)];
+    let run = Arc::clone(&world.manager).run(
+        world.service.clone(),
+        world.store.clone(),
+        Arc::new(world.recorder.clone()),
+        tokio_util::sync::CancellationToken::new(),
+    );
+    let hour = Duration::from_secs(3600);
+    assert!(tokio::time::timeout(hour, run).await.is_err());
+    let looks = world.service.0.looks.load(Ordering::SeqCst);
+    assert!((10..25).contains(&looks), "{looks}");
+    assert_eq!(removed(&world), 0);
 }
