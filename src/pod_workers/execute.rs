@@ -497,7 +497,7 @@ pub(super) async fn start_container(
     let created = match &start.adopt {
         Some(id) => Ok(id.clone()),
         None => {
-            start::unmount_shown(context, job, &spec.container).await;
+            start::unmount_shown(context, job, &spec.container, status).await;
             create_container(context, job, status, sandbox, spec, start, volumes).await?
         }
     };

@@ -27,6 +27,7 @@ use crate::kuberuntime::hooks::{self, Hook, HookTarget};
 use crate::kuberuntime::kill::{self, Condemned, Killer};
 use crate::kuberuntime::node_context::is_path_component;
 use crate::store::{CommitError, Committed, StartIntent, StopDecision};
+use crate::types::containers::container_of;
 use crate::types::runtime::{ContainerState, ContainerStatus, PodStatus};
 use crate::types::{
     ContainerId, ContainerKind, ContainerSpec, Event, EventRecorder, EventType, PodExt, PodUid,
@@ -166,16 +167,37 @@ pub(super) async fn under_way(
     }
 }
 
-/// Unmounts what earlier attempts of a container have left of its message file in volumes, before the next is created.
-pub(super) async fn unmount_shown(context: &WorkerContext, job: &Job, container: &Container) {
-    if shows_mounts_to_node(container)
-        && is_path_component(&container.name)
-        && let Err(error) = (context.volumes)
-            .unmount_shown_files(&job.uid, &container.name)
-            .await
-    {
+/// Unmounts what earlier attempts of a container have left of its files in volumes, before the next is created. Files that
+/// all containers share stay as long as another one runs that may have mounted them: its own mounts would go with them.
+pub(super) async fn unmount_shown(
+    context: &WorkerContext,
+    job: &Job,
+    container: &Container,
+    status: &PodStatus,
+) {
+    if !shows_mounts_to_node(container) || !is_path_component(&container.name) {
+        return;
+    }
+    let volumes = &context.volumes;
+    let own = volumes.unmount_shown_files(&job.uid, &container.name).await;
+    let shared = match others_show(&job.pod, container, status) {
+        true => Ok(()),
+        false => volumes.unmount_shown_shared(&job.uid).await,
+    };
+    for error in own.err().into_iter().chain(shared.err()) {
         warn!(container = container.name, error = %causes(&error), "mounts of earlier attempts stay on the node");
     }
+}
+
+/// Whether another container of the pod may run that shows its mounts to the node.
+fn others_show(pod: &Pod, container: &Container, status: &PodStatus) -> bool {
+    let is_up =
+        |c: &ContainerStatus| matches!(c.state, ContainerState::Running | ContainerState::Unknown);
+    let mut others = (status.containers.iter()).filter(|c| c.name != container.name && is_up(c));
+    others.any(|other| {
+        let spec = container_of(pod, &other.name);
+        spec.is_none_or(|spec| shows_mounts_to_node(&spec.container))
+    })
 }
 
 /// Empties the termination message file of a container for an attempt whose start is on record, and with it the message of
@@ -431,5 +453,50 @@ mod tests {
             told.contains("spec.ephemeralContainers[1].volumeMounts[0].recursiveReadOnly"),
             "{told}"
         );
+    }
+
+    #[test]
+    fn shared_files_stay_while_another_container_may_show_them() {
+        let mount =
+            json!([{"name": "v", "mountPath": "/etc", "mountPropagation": "Bidirectional"}]);
+        let pod: Pod = serde_json::from_value(json!({
+            "metadata": {"name": "p", "namespace": "ns", "uid": "u"},
+            "spec": {"containers": [
+                {"name": "a", "volumeMounts": mount}, {"name": "b", "volumeMounts": mount},
+                {"name": "c"},
+            ]},
+        }))
+        .unwrap();
+        let of = |name: &str, state| ContainerStatus {
+            id: name.into(),
+            name: name.to_owned(),
+            attempt: 0,
+            sandbox_id: "s".into(),
+            state,
+            created_at_ns: 0,
+            image: String::new(),
+            image_ref: String::new(),
+            hash: String::new(),
+            started_at_ns: 0,
+            finished_at_ns: 0,
+            exit_code: 0,
+            reason: String::new(),
+            message: String::new(),
+            log_path: String::new(),
+        };
+        use ContainerState::{Exited, Running, Unknown};
+        for (name, state, is) in [
+            ("a", Running, false),
+            ("b", Running, true),
+            ("b", Unknown, true),
+            ("b", Exited, false),
+            ("c", Running, false),
+            ("gone", Running, true),
+        ] {
+            let mut status = PodStatus::empty(PodUid::new("u"));
+            status.containers = vec![of(name, state)];
+            let own = &pod.spec_ref().containers[0];
+            assert_eq!(others_show(&pod, own, &status), is, "{name} {state:?}");
+        }
     }
 }

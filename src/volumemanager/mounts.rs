@@ -181,7 +181,12 @@ impl Table {
         })
     }
 
-    /// Mounts of what is in `dir`, a directory of the agent's own, wherever they are.
+    /// Every mount, in the order of the table.
+    pub(super) fn all(&self) -> impl Iterator<Item = &Mount> {
+        self.mounts.iter()
+    }
+
+    /// Mounts of a file or directory of the agent's own, and of what is in it, wherever they are.
     pub(super) fn rooted_in(&self, dir: &Path) -> io::Result<Vec<&Mount>> {
         let dir = match fs::canonicalize(dir) {
             Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),

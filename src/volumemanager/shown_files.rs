@@ -3,12 +3,14 @@
 //! The runtime mounts a container's termination message file at `terminationMessagePath`. If that is in a volume that the
 //! container has with propagation `Bidirectional`, the node has the mount as well, and keeps it when the container has ended. The
 //! next attempt would get it with the volume and mount the file over it, in each copy. So it is unmounted before the
-//! next start, and before the pod's volumes are.
+//! next start, and before the pod's volumes are. The same holds for `/etc/hosts`, which all containers of a pod share, and for the
+//! `resolv.conf` and `hostname` that the runtime mounts beside it, in a volume at `/etc`.
 //!
-//! **Invariant:** only mounts of files in the pod's own directory are unmounted. A place is opened without following links, since
+//! **Invariant:** only mounts of files in the pod's own directory are unmounted, and those of a sandbox's files in the pod's volumes. A place is opened without following links, since
 //! the pod may change what leads to it, and what is found there must be one of the mounts that the table shows.
 
 use std::collections::BTreeSet;
+use std::ffi::OsStr;
 use std::fs;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -21,7 +23,7 @@ use nix::mount::{MntFlags, umount2};
 use nix::sys::stat::Mode;
 
 use super::error::{VolumeError, io_error};
-use super::mounts::Table;
+use super::mounts::{Mount, Table};
 use super::{VolumeManager, run_blocking};
 use crate::core::state::PodRecord;
 use crate::core::volume_mounts::shows_mounts_to_node;
@@ -30,6 +32,14 @@ use crate::types::containers::containers_of;
 
 /// Directory of a pod's files that are mounted into containers, one for each container.
 const FILES: &str = "containers";
+/// Hosts file of a pod, mounted at `/etc/hosts` of each container.
+const HOSTS: &str = "etc-hosts";
+/// Directory of a pod's volumes.
+const VOLUMES: &str = "volumes";
+/// Files that runtimes mount into containers from a sandbox's directory.
+const SANDBOX_FILES: [&str; 2] = ["resolv.conf", "hostname"];
+/// Directories in which containerd and CRI-O keep those of sandboxes.
+const SANDBOXES: [&str; 2] = ["sandboxes", "overlay-containers"];
 const VERB: &str = "unmount what containers have shown of the files in";
 
 impl VolumeManager {
@@ -44,7 +54,18 @@ impl VolumeManager {
         container: &str,
     ) -> Result<(), VolumeError> {
         let dir = self.pod_dir(uid).join(FILES).join(container);
-        self.unmount_shown(uid, dir).await
+        self.unmount_shown(uid, vec![dir], None).await
+    }
+
+    /// As [`VolumeManager::unmount_shown_files`], of the files that all containers of a pod share: its hosts file, and those of its
+    /// sandbox. No container may run that shows its mounts to the node.
+    ///
+    /// # Errors
+    /// As [`VolumeManager::unmount_shown_files`].
+    pub async fn unmount_shown_shared(&self, uid: &PodUid) -> Result<(), VolumeError> {
+        let dir = self.pod_dir(uid);
+        self.unmount_shown(uid, vec![dir.join(HOSTS)], Some(dir.join(VOLUMES)))
+            .await
     }
 
     /// As [`VolumeManager::unmount_shown_files`], of all containers of a pod, with so much patience.
@@ -53,8 +74,10 @@ impl VolumeManager {
         uid: &PodUid,
         patience: Duration,
     ) -> Result<(), VolumeError> {
-        let dir = self.pod_dir(uid).join(FILES);
-        let done = tokio::time::timeout(patience, self.unmount_shown(uid, dir)).await;
+        let dir = self.pod_dir(uid);
+        let files = vec![dir.join(FILES), dir.join(HOSTS)];
+        let unmounted = self.unmount_shown(uid, files, Some(dir.join(VOLUMES)));
+        let done = tokio::time::timeout(patience, unmounted).await;
         done.unwrap_or_else(|_| {
             Err(VolumeError::Slow {
                 pod: uid.clone(),
@@ -73,15 +96,30 @@ impl VolumeManager {
         })
     }
 
-    async fn unmount_shown(&self, uid: &PodUid, dir: PathBuf) -> Result<(), VolumeError> {
+    /// Unmounts every mount of these files and directories, and of files of sandboxes in `volumes`.
+    async fn unmount_shown(
+        &self,
+        uid: &PodUid,
+        mut files: Vec<PathBuf>,
+        volumes: Option<PathBuf>,
+    ) -> Result<(), VolumeError> {
         let (of, source) = (uid.clone(), self.mounts.clone());
+        let dir = self.pod_dir(uid);
         let count = run_blocking(move || {
-            let unmounted = || {
-                if !dir.is_dir() {
+            let mut unmounted = || {
+                files.retain(|path| path.exists());
+                if files.is_empty() {
                     return Ok(0);
                 }
                 let table = source.read()?;
-                unmount_rooted_in(&dir, &table)
+                let mut shown = Vec::new();
+                for path in &files {
+                    shown.extend(table.rooted_in(path)?);
+                }
+                if let Some(volumes) = &volumes {
+                    shown.extend(table.sandbox_files_in(volumes)?);
+                }
+                unmount(&shown)
             };
             unmounted().map_err(io_error(VERB, &of, &dir))
         })
@@ -93,9 +131,34 @@ impl VolumeManager {
     }
 }
 
-/// Unmounts every mount of what is in `dir` that no other mount covers; returns how many there were.
-fn unmount_rooted_in(dir: &Path, table: &Table) -> io::Result<usize> {
-    let shown = table.rooted_in(dir)?;
+impl Table {
+    /// Mounts of files of sandboxes below a directory of the agent's own.
+    fn sandbox_files_in(&self, dir: &Path) -> io::Result<Vec<&Mount>> {
+        let dir = match fs::canonicalize(dir) {
+            Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+            other => other?,
+        };
+        let all = self.all();
+        Ok(all
+            .filter(|m| m.point.starts_with(&dir) && is_of_sandbox(&m.root))
+            .collect())
+    }
+}
+
+/// Whether a path is that of a file which a runtime keeps for a sandbox: `…/sandboxes/<id>/hostname`, or
+/// `…/overlay-containers/<id>/userdata/hostname`. The kernel adds `//deleted` to one that is gone.
+fn is_of_sandbox(root: &Path) -> bool {
+    let is_file = |name: &OsStr| SANDBOX_FILES.iter().any(|file| *file == name);
+    let is_dir = |name: &OsStr| SANDBOXES.iter().any(|dir| *dir == name);
+    let names: Vec<&OsStr> = root.iter().filter(|name| *name != "deleted").collect();
+    let [.., before, directory, _, file] = names.as_slice() else {
+        return false;
+    };
+    is_file(file) && (is_dir(before) || is_dir(directory))
+}
+
+/// Unmounts each of these mounts that no other mount covers; returns how many there were.
+fn unmount(shown: &[&Mount]) -> io::Result<usize> {
     let ids: BTreeSet<&str> = shown.iter().map(|m| m.id.as_str()).collect();
     let points: BTreeSet<&Path> = shown.iter().map(|m| m.point.as_path()).collect();
     let (mut count, mut failed) = (0, None);
@@ -154,7 +217,6 @@ fn mount_of(handle: &OwnedFd) -> io::Result<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::volumemanager::mounts::Mount;
 
     fn mount(id: &str, root: &Path, point: &str) -> Mount {
         Mount {
@@ -190,6 +252,43 @@ mod tests {
         let ids: Vec<&str> = found.iter().map(|m| m.id.as_str()).collect();
         assert_eq!(ids, ["2", "3"]);
         assert!(table.rooted_in(&dir.join("none")).unwrap().is_empty());
+    }
+
+    #[test]
+    fn files_of_sandboxes_are_known_by_their_places() {
+        for (root, is) in [
+            (
+                "/var/lib/containerd/io.containerd.grpc.v1.cri/sandboxes/ab12/resolv.conf",
+                true,
+            ),
+            ("/x/sandboxes/ab12/hostname//deleted", true),
+            (
+                "/containers/storage/overlay-containers/ab12/userdata/hostname",
+                true,
+            ),
+            ("/x/sandboxes/ab12/shm", false),
+            ("/srv/sites/hostname", false),
+            ("/etc/resolv.conf", false),
+            ("/", false),
+        ] {
+            assert_eq!(is_of_sandbox(Path::new(root)), is, "{root}");
+        }
+        let dir = tempfile::tempdir().unwrap();
+        let dir = dir.path().canonicalize().unwrap();
+        let inside = dir.join("kubernetes.io~empty-dir/etc/hostname");
+        let root = Path::new("/x/sandboxes/ab12/hostname");
+        let table = Table::of(vec![
+            mount("1", root, &inside.display().to_string()),
+            mount("2", root, "/elsewhere/hostname"),
+            mount(
+                "3",
+                Path::new("/own/hostname"),
+                &inside.display().to_string(),
+            ),
+        ]);
+        let found = table.sandbox_files_in(&dir).unwrap();
+        let ids: Vec<&str> = found.iter().map(|m| m.id.as_str()).collect();
+        assert_eq!(ids, ["1"]);
     }
 
     #[test]

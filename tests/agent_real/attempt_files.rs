@@ -237,3 +237,75 @@ fn lost_links_come_back_and_files_of_removed_containers_go() {
     );
     agent.kill9();
 }
+
+/// How often the container of [`restarts_leave_no_mounts_behind`] restarts: `HOLDFAST_TEST_RESTARTS`, or a few times.
+fn restarts() -> u32 {
+    let given = std::env::var("HOLDFAST_TEST_RESTARTS").ok();
+    given.map_or(8, |n| n.parse().expect("a number of restarts"))
+}
+
+/// Mount points below a directory, and every file and directory in it.
+fn tree(dir: &Path) -> (usize, usize) {
+    fn entries(dir: &Path) -> usize {
+        let read = fs::read_dir(dir).into_iter().flatten().flatten();
+        let of = |path: PathBuf| 1 + if path.is_symlink() { 0 } else { entries(&path) };
+        read.map(|entry| of(entry.path())).sum()
+    }
+    let table = fs::read("/proc/self/mountinfo").expect("the mount table");
+    let table = String::from_utf8_lossy(&table);
+    let points = table.lines().filter_map(|line| line.split(' ').nth(4));
+    let points = points.filter(|point| Path::new(point).starts_with(dir));
+    (points.count(), entries(dir))
+}
+
+/// A container that mounts every kind of local volume with every propagation, one of them at `/etc`, where the agent and the
+/// runtime mount files of their own.
+#[test]
+fn restarts_leave_no_mounts_behind() {
+    const FEW: u32 = 3;
+    let world = World::new(Version::Installed);
+    let _shared = SharedRoot::new(world.root_dir());
+    let mut pod = pod(&world, "/etc/said");
+    let name = json!([{"path": "name", "fieldRef": {"fieldPath": "metadata.name"}}]);
+    let host = world.root_dir().join("host");
+    let volumes = pod["spec"]["volumes"].as_array_mut().unwrap();
+    volumes.extend([
+        json!({"name": "etc", "emptyDir": {}}),
+        json!({"name": "disk", "emptyDir": {}}),
+        json!({"name": "memory", "emptyDir": {"medium": "Memory", "sizeLimit": "1Mi"}}),
+        json!({"name": "labels", "downwardAPI": {"items": name}}),
+        json!({"name": "host", "hostPath": {"path": host, "type": "DirectoryOrCreate"}}),
+    ]);
+    let only = &mut pod["spec"]["containers"][0];
+    only["securityContext"] = json!({"privileged": true});
+    let mounts = only["volumeMounts"].as_array_mut().unwrap();
+    mounts.push(json!({"name": "etc", "mountPath": "/etc", "mountPropagation": "Bidirectional"}));
+    for volume in ["disk", "memory", "labels", "host"] {
+        for propagation in ["None", "HostToContainer", "Bidirectional"] {
+            mounts.push(json!({
+                "name": volume, "mountPath": format!("/{volume}-{propagation}"),
+                "mountPropagation": propagation,
+            }));
+        }
+    }
+    world.add(&pod);
+    let agent = world.start();
+    let many = restarts().max(FEW + 1);
+    let pods = world.root_dir().join("pods");
+    let mut few = None;
+    for newest in 1..=many {
+        assert_eq!(restart(&world).attempt, newest);
+        if newest == FEW || newest == many {
+            only_two_are_left(&world, newest, 1);
+            let left = (tree(&pods), tree(&host), world.sandboxes().len());
+            println!("after {newest} restarts, mounts and files of pods and of the host: {left:?}");
+            assert_eq!(*few.get_or_insert(left), left, "after {newest} restarts");
+        }
+    }
+    world.delete(POD);
+    eventually("nothing is left of the pod", || match tree(&pods) {
+        (0, 0) => Ok(()),
+        found => Err(format!("{found:?}")),
+    });
+    agent.kill9();
+}

@@ -3,11 +3,13 @@
 use std::collections::BTreeMap;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use holdfast::core::state::{VolumePhase, VolumeRecord};
 use holdfast_testkit::fake_cri::Behaviour;
+use serde_json::{Value, json};
 
-use crate::restart::{assert_nothing_wrong, node};
+use crate::restart::{assert_nothing_wrong, exits, node};
 use crate::world::{IMAGE, World};
 
 const PODS: usize = 50;
@@ -148,5 +150,104 @@ async fn a_restart_mounts_nothing_and_writes_nothing() {
     .await;
     assert_eq!(mounts(&w), BTreeMap::new());
     assert!(w.dir.path().join("host/precious").exists());
+    assert_nothing_wrong(&w);
+}
+
+/// How often a container restarts: `HOLDFAST_TEST_RESTARTS`, or so often that it takes seconds.
+fn restarts() -> u32 {
+    let given = std::env::var("HOLDFAST_TEST_RESTARTS").ok();
+    given.map_or(30, |n| n.parse().expect("a number of restarts"))
+}
+
+/// A pod that mounts every kind of local volume with every propagation, and a part of one.
+fn every_volume(host: &Path) -> String {
+    let name = json!([{"path": "name", "fieldRef": {"fieldPath": "metadata.name"}}]);
+    let volumes = json!([
+        {"name": "disk", "emptyDir": {}},
+        {"name": "memory", "emptyDir": {"medium": "Memory", "sizeLimit": "1Mi"}},
+        {"name": "labels", "downwardAPI": {"items": name}},
+        {"name": "all", "projected": {"sources": [{"downwardAPI": {"items": name}}]}},
+        {"name": "host", "hostPath": {"path": host, "type": "Directory"}},
+    ]);
+    let mut mounts: Vec<Value> = Vec::new();
+    for volume in ["disk", "memory", "labels", "all", "host"] {
+        for propagation in ["None", "HostToContainer", "Bidirectional"] {
+            mounts.push(json!({
+                "name": volume, "mountPath": format!("/{volume}/{propagation}"),
+                "mountPropagation": propagation,
+            }));
+        }
+    }
+    mounts.push(json!({"name": "disk", "mountPath": "/part", "subPath": "part"}));
+    json!({
+        "restartPolicy": "Always",
+        "volumes": volumes,
+        "containers": [{
+            "name": "main", "image": IMAGE, "command": ["sh"],
+            "securityContext": {"privileged": true}, "volumeMounts": mounts,
+        }],
+    })
+    .to_string()
+}
+
+/// How much there is of everything that a restart could leave behind.
+fn left(w: &World) -> BTreeMap<String, usize> {
+    fn entries(dir: &Path) -> usize {
+        let Ok(read) = std::fs::read_dir(dir) else {
+            return 0;
+        };
+        let count = |path: PathBuf| 1 + if path.is_symlink() { 0 } else { entries(&path) };
+        read.map(|entry| count(entry.unwrap().path())).sum()
+    }
+    let mut left = BTreeMap::new();
+    for dir in ["root", "logs", "links"] {
+        left.insert(
+            format!("entries of {dir}"),
+            entries(&w.dir.path().join(dir)),
+        );
+    }
+    left.insert("mounts".to_owned(), mounts(w).len());
+    left.insert("containers".to_owned(), w.fake.containers().len());
+    left.insert("sandboxes".to_owned(), w.fake.sandboxes().len());
+    let records = w.state().counts();
+    let records = records.into_iter().filter(|(table, _)| *table != "journal");
+    left.extend(records.map(|(table, count)| (format!("records of {table}"), count)));
+    left
+}
+
+#[tokio::test(start_paused = true)]
+async fn restarts_of_a_container_leave_nothing_behind() {
+    const FEW: u32 = 3;
+    let many = restarts().max(FEW + 1);
+    let mut w = node(move |_, attempt| match attempt {
+        FEW => exits(1, 400),
+        _ if attempt < many => exits(1, 1),
+        _ => Behaviour::RunForever,
+    })
+    .await;
+    w.config.kubelet.max_container_restart_period = Duration::from_secs(1);
+    let host = w.dir.path().join("host");
+    std::fs::create_dir_all(&host).unwrap();
+    w.manifest("again", &every_volume(&host));
+    w.start().await;
+    let mut found = Vec::new();
+    for attempt in [FEW, many] {
+        let starts = usize::try_from(attempt).unwrap() + 1;
+        w.until("it has restarted", 600 + 20 * u64::from(many), |w| {
+            w.starts("again").len() == starts && w.running("again").len() == 1
+        })
+        .await;
+        // What belongs to older attempts is removed each minute.
+        w.pass(150).await;
+        found.push(left(&w));
+    }
+    println!("after {many} restarts: {:?}", found[1]);
+    assert_eq!(found[0], found[1], "after {FEW} and after {many} restarts");
+    let uid = w.uid("again").to_string();
+    w.remove_manifest("again");
+    w.until("nothing is left of it", 200, |w| {
+        w.left_of("again", &uid).is_empty()
+    })
+    .await;
     assert_nothing_wrong(&w);
 }
