@@ -19,6 +19,10 @@
 mod agent_process;
 #[path = "agent_child/full_disk.rs"]
 mod full_disk;
+#[path = "agent_child/hostile.rs"]
+mod hostile;
+#[path = "support/hostile_node.rs"]
+mod hostile_node;
 #[path = "agent_child/late_disk.rs"]
 mod late_disk;
 #[path = "agent_child/odd_node.rs"]

@@ -81,7 +81,6 @@ struct Fake {
     away: Mutex<HashSet<String>>,
     /// Images whose registry does not answer.
     hang: Mutex<HashSet<String>>,
-    /// Images cannot be removed.
     /// How often the containers of an image were asked for.
     looks: AtomicU32,
 }

@@ -21,6 +21,7 @@ use super::devices;
 use super::env;
 use super::labels;
 use super::node_context::{NodeContext, is_path_component};
+use super::node_file;
 use super::resources;
 use super::sandbox_config::{self, ConfigError};
 use super::security::{self, Isolation};
@@ -240,7 +241,7 @@ fn write_file(path: &Path, content: &[u8], mode: u32) -> io::Result<()> {
 fn hosts_content(pod: &Pod, pod_ips: &[String], ctx: &NodeContext) -> io::Result<Vec<u8>> {
     let aliases = pod.spec_ref().host_aliases.as_deref().unwrap_or_default();
     if pod.host_network() {
-        let node = match fs::read(&ctx.node_hosts_file) {
+        let node = match node_file::read(&ctx.node_hosts_file) {
             Ok(bytes) => bytes,
             Err(error) if error.kind() == io::ErrorKind::NotFound => Vec::new(),
             Err(error) => return Err(error),

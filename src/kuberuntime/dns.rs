@@ -4,13 +4,13 @@
 //! within the limits of resolvers (3 nameservers, 32 search paths, 2048 characters), and an event for what
 //! had to be left out. Pure but for [`DnsConfigurer::read_host`].
 
-use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
 use k8s_cri::v1;
 use k8s_openapi::api::core::v1::{Pod, PodDNSConfig};
 
+use super::node_file;
 use crate::types::PodExt;
 use crate::types::events::{Event, EventType};
 
@@ -111,7 +111,7 @@ impl DnsConfigurer {
         let Some(path) = &self.resolv_conf else {
             return Ok(ResolvConf::default());
         };
-        let bytes = fs::read(path).map_err(|source| DnsError::Read {
+        let bytes = node_file::read(path).map_err(|source| DnsError::Read {
             path: path.clone(),
             source,
         })?;
@@ -284,6 +284,8 @@ fn fit(pod: &Pod, dns: &mut v1::DnsConfig, events: &mut Vec<Event>) {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
     use serde_json::json;
 

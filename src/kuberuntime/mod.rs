@@ -16,6 +16,7 @@ pub mod kill;
 pub mod labels;
 pub mod logs;
 pub mod node_context;
+mod node_file;
 pub mod open_streams;
 pub mod pod_http;
 pub mod resources;

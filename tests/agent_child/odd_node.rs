@@ -30,7 +30,7 @@ impl Drop for OddMount {
 }
 
 /// Waits until an event of the pod has all these words.
-fn wait_event(node: &Node, pod: &str, words: &[&str]) {
+pub(crate) fn wait_event(node: &Node, pod: &str, words: &[&str]) {
     eventually(&format!("an event of {pod} says {words:?}"), || {
         let journal = node.site.journal(pod);
         let says = |(what, why): &(String, String)| {

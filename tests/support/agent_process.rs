@@ -4,6 +4,7 @@
 //! [`Agent`] on it, which is killed when dropped. A dropped site takes its cgroups and directories along.
 #![allow(dead_code, reason = "each test uses another part of it")]
 
+use std::ffi::OsString;
 use std::fmt::Write as _;
 use std::fs;
 use std::io::{self, Read, Write as _};
@@ -209,6 +210,18 @@ impl Site {
 
     /// As [`Self::spawn`] with more environment variables.
     pub fn spawn_with(&self, more: &[&str], environment: &[(&str, &str)]) -> Agent {
+        let variables = environment
+            .iter()
+            .map(|(name, value)| (name.into(), value.into()));
+        self.spawn_in(more, &variables.collect::<Vec<_>>())
+    }
+
+    /// As [`Self::spawn`] with variables that need not be text.
+    pub fn spawn_odd(&self, environment: &[(OsString, OsString)]) -> Agent {
+        self.spawn_in(&[], environment)
+    }
+
+    fn spawn_in(&self, more: &[&str], environment: &[(OsString, OsString)]) -> Agent {
         let port = free_port();
         let generation = self.generation.fetch_add(1, Ordering::Relaxed) + 1;
         let log = self.dir.join(format!("agent-{generation}.log"));
@@ -217,7 +230,7 @@ impl Site {
         let child = self
             .command(port)
             .args(more)
-            .envs(environment.iter().copied())
+            .envs(environment.iter().map(|(name, value)| (name, value)))
             .stdout(file)
             .stderr(copy)
             .spawn()
