@@ -225,13 +225,16 @@ pub(super) fn follow_size(
     });
 }
 
-/// Brings the cgroup of all pods to `now`, unless it is as `known` already.
+/// Brings the cgroup of all pods to `now`, unless that was done. At first it is done in any case: the machine may have changed
+/// while the runtime was waited for, and the kernel may have refused the limit.
 fn resize(cgroups: &CgroupManager, known: Option<Size>, now: Size) -> Result<Size, CgroupError> {
     if known.is_some_and(|known| known != now) {
         info!(
             ?now,
             "processors or memory of the machine changed, and what all pods together may use"
         );
+    }
+    if known != Some(now) {
         cgroups.resize_all(now.cpu_milli, now.memory)?;
     }
     Ok(now)
