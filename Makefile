@@ -11,7 +11,7 @@ export HOLDFAST_CACHE
 target = $(shell $(CARGO) metadata --format-version 1 --no-deps --offline 2>/dev/null | sed -n 's/.*"target_directory":"\([^"]*\)".*/\1/p')
 
 .DEFAULT_GOAL := help
-.PHONY: help gate build check fmt clippy doc deny quick test sim fuzz vmtest envtest bench mutants figures demo demo-stop install uninstall deb clean
+.PHONY: help gate build check words fmt clippy doc deny quick test sim fuzz vmtest envtest bench mutants figures demo demo-stop install uninstall deb clean
 
 help: ## List the tasks
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -24,7 +24,10 @@ build: ## Build the release binary
 gate: ## All that a change has to pass (root); FAST=1 leaves out what takes long, FRESH=1 takes a clone of HEAD
 	@FAST=$(FAST) FRESH=$(FRESH) hack/gate.sh
 
-check: fmt clippy doc deny ## Formatting, lints, documentation, dependencies
+check: words fmt clippy doc deny ## Words, formatting, lints, documentation, dependencies
+
+words:
+	@hack/words.sh
 
 fmt:
 	$(CARGO) fmt --all -- --check

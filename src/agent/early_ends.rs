@@ -25,7 +25,7 @@ const PERIOD: Duration = Duration::from_secs(5);
 /// Images that changed and were not told yet. What does not fit in costs a back-off its early end.
 const IMAGES: usize = 64;
 
-/// What workers remember such events in.
+/// Creates the workers' memory of such events.
 pub(super) fn causes(config: &AgentConfig) -> Causes {
     Causes::new(is_enabled(config))
 }
@@ -34,7 +34,7 @@ fn is_enabled(config: &AgentConfig) -> bool {
     config.back_off_early_end == BackOffEarlyEnd::Enabled
 }
 
-/// What images that changed are told with, and where they arrive.
+/// Returns a callback for images that changed, and the receiver of their names.
 pub(super) fn image_changes() -> (ImageChanged, mpsc::Receiver<String>) {
     let (sender, receiver) = mpsc::channel(IMAGES);
     let tell = move |image: &str| {

@@ -16,7 +16,7 @@ use crate::volumemanager::command::{Call, CommandError, Tools};
 const PERIOD: Duration = Duration::from_secs(60);
 /// A program that flushes rules takes one table after the other, for so many seconds at most.
 const FLUSH_SECONDS: u32 = 5;
-/// How long a tool may take. It waits for others that change rules.
+/// Longest run of a tool. It waits for others that change rules.
 const PATIENCE: Duration = Duration::from_secs(20);
 /// `CAP_NET_ADMIN` in the kernel's mask of capabilities.
 const NET_ADMIN: u64 = 1 << 12;
@@ -25,7 +25,7 @@ const NET_ADMIN: u64 = 1 << 12;
 const WATCHED: &str = "mangle";
 const CANARY: &str = "KUBE-KUBELET-CANARY";
 const TABLES: [&str; 3] = [WATCHED, "nat", "filter"];
-/// What comes to addresses of this machine's loopback from elsewhere and is no answer.
+/// Match for packets from elsewhere to this machine's loopback addresses that are no answers.
 const FOREIGN: [&str; 16] = [
     "-m",
     "comment",
@@ -62,7 +62,7 @@ fn chain(table: &'static str, name: &'static str) -> Step {
     }
 }
 
-/// What the node has of one family.
+/// Returns the chains and rules of one address family.
 fn steps(is_ipv4: bool) -> Vec<Step> {
     let mut all = vec![chain("mangle", "KUBE-IPTABLES-HINT")];
     if is_ipv4 {
@@ -102,7 +102,7 @@ impl Family {
         self.tools.succeed(call).await.map(drop)
     }
 
-    /// Whether something is there; a tool that cannot say so is an error.
+    /// Returns whether the chain or rule exists. A tool that cannot say so is an error.
     async fn has(&self, step: &Step) -> Result<bool, CommandError> {
         match self.run(&step.check).await {
             Ok(()) => Ok(true),
@@ -201,7 +201,7 @@ pub(super) async fn keep(tools: Tools, token: CancellationToken) {
     }
 }
 
-/// Whether a process with this `/proc/<pid>/status` may change rules.
+/// Returns whether a process with this `/proc/<pid>/status` may change rules.
 fn may_change_rules(status: &str) -> bool {
     let mask = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
     let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());

@@ -10,7 +10,7 @@ use tracing::{info, warn};
 
 use crate::types::{Event, EventRecorder, EventType};
 
-/// Where the kernel shows them.
+/// Directory in which the kernel shows them.
 pub(super) const ROOT: &str = "/proc/sys";
 
 const TUNABLES: [(&str, i64); 6] = [
@@ -22,7 +22,7 @@ const TUNABLES: [(&str, i64); 6] = [
     ("kernel/keys/root_maxbytes", 25_000_000),
 ];
 
-/// What became of one setting that was another.
+/// Outcome for one setting that differed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Outcome {
     Set,
@@ -97,7 +97,7 @@ fn differences(root: &Path, is_protected: bool) -> Vec<Different> {
         .collect()
 }
 
-/// What could not be set, as one text.
+/// Returns the settings that could not be set, as one text.
 fn failures(different: &[Different]) -> Option<String> {
     let texts: Vec<String> = different
         .iter()
@@ -109,7 +109,7 @@ fn failures(different: &[Different]) -> Option<String> {
     (!texts.is_empty()).then(|| texts.join("; "))
 }
 
-/// What `protectKernelDefaults` leaves as it is, as one text.
+/// Returns the settings that `protectKernelDefaults` leaves as they are, as one text.
 fn kept(different: &[Different]) -> Option<String> {
     let texts: Vec<String> = different
         .iter()

@@ -55,7 +55,7 @@ pub(super) async fn wait(root_dir: &Path, state_dir: &Path, systemd: Systemd) {
     }
 }
 
-/// What was reported last, and when.
+/// The newest report and its time.
 #[derive(Debug, Default)]
 struct Reports(Option<(String, Instant)>);
 

@@ -25,13 +25,13 @@ use crate::types::host_addresses::HostAddresses;
 use crate::types::metrics::Metrics;
 use crate::types::{Event, EventRecorder, EventType, Pace, blocking, causes};
 
-/// Where the kernel says what processors there are.
+/// Directory in which the kernel lists processors.
 const CPUS: &str = "/sys/devices/system/cpu";
-/// How often the node's name is looked up.
+/// Interval between lookups of the node's name.
 const NAME_LOOK: Duration = Duration::from_secs(10);
-/// How long an answer may take before the node does without.
+/// Longest wait for an answer; without one the node continues.
 const NAME_PATIENCE: Duration = Duration::from_secs(2);
-/// How often the size of the machine is read, as for the node's status.
+/// Interval between readings of the machine's size, as for the node's status.
 const SIZE_LOOK: Duration = Duration::from_secs(10);
 
 /// Memory of the machine in bytes; 0 when it cannot be read.
@@ -96,7 +96,7 @@ fn is_tiered(kubelet: &KubeletConfiguration) -> bool {
     kubelet.reserves.memory_reservation == MemoryReservation::Tiered
 }
 
-/// What containers get of memory beside their limits.
+/// Returns the rules for memory of containers beside their limits.
 fn memory_rules(kubelet: &KubeletConfiguration, memory: u64, swap: u64) -> MemoryRules {
     let reserves = &kubelet.reserves;
     MemoryRules {
@@ -123,7 +123,7 @@ fn last_cpu(cpus: &Path) -> Option<u32> {
     last.parse().ok()
 }
 
-/// What all pods together may use.
+/// Resources that all pods together may use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Size {
     /// Thousandths of a processor.

@@ -36,7 +36,7 @@ enum Kept {
 }
 
 impl Kept {
-    /// What it is called, and the texts of its events.
+    /// Returns its name and the texts of its events.
     fn texts(&self) -> (String, Option<(String, String)>) {
         let events = |done: String, failed: String| Some((done, failed));
         match self {
@@ -85,7 +85,7 @@ impl Kept {
     }
 }
 
-/// What the configuration says is kept.
+/// Returns everything that the configuration demands.
 fn wanted(kubelet: &KubeletConfiguration) -> Vec<Kept> {
     let reserves = &kubelet.reserves;
     let mut all = Vec::new();
@@ -201,7 +201,7 @@ impl Keeper {
     }
 }
 
-/// Which of them are known to be as they should be. Pods are from the start on: the node's status tells so.
+/// Those that are known to be correct. Pods are from the start on: the node's status reports them.
 #[derive(Debug)]
 struct Reports(BTreeMap<String, bool>);
 

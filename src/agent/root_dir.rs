@@ -83,13 +83,13 @@ fn try_claim(
     record_mounts(root_dir, state_dir, &mount, look)
 }
 
-/// What was found of the root directory.
+/// Facts about the root directory.
 struct Found {
     /// The identity in its marker.
     marker: Option<String>,
     /// Its file system.
     look: Look,
-    /// What follows.
+    /// The conclusion.
     verdict: Verdict,
 }
 

@@ -9,11 +9,11 @@ use super::output::note;
 
 /// Names of hosts that have none yet.
 const NONE: [&str; 4] = ["", "(none)", "localhost", "localhost.localdomain"];
-/// How long a node of a cluster waits before it ends.
+/// Longest wait of a node of a cluster; it exits then.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// How long a node by itself waits before it takes the name all the same.
+/// Longest wait of a node by itself; it uses the name then.
 const PATIENCE_ALONE: Duration = Duration::from_secs(10);
-/// How often the name is read.
+/// Interval between readings of the name.
 const LOOK: Duration = Duration::from_secs(1);
 
 /// Waits until `read` gives a name that is the host's own. A node by itself takes another in the end.

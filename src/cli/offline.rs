@@ -86,7 +86,7 @@ pub(super) fn now(meta: Option<&MetaRecord>) -> Stamp {
     SystemClock::new(boot(meta).id()).now()
 }
 
-/// Who this node is, whose store is in `dir`: by the argument, else by its store, else by its host name.
+/// Returns the node's identity for the store in `dir`: by the argument, else by the store, else by the host name.
 pub(super) fn identity(dir: &Path, node_name: Option<&str>, meta: Option<&MetaRecord>) -> Identity {
     let node_name = node_name
         .map(str::to_owned)

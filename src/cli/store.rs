@@ -78,7 +78,7 @@ struct MigrateArgs {
 
 #[derive(Clone, Debug, Args)]
 struct NewDiskArgs {
-    /// Which directory
+    /// Directory whose present file system is accepted
     #[arg(value_name = "DIRECTORY")]
     directory: Named,
     #[command(flatten)]

@@ -240,12 +240,12 @@ pub struct Mended {
     pub wanted: String,
 }
 
-/// What [`CgroupManager::mend`] has done.
+/// Result of [`CgroupManager::mend`].
 #[derive(Debug, Default)]
 pub struct Mending {
     /// Cgroups that are as they should be again.
     pub mended: Vec<Mended>,
-    /// Why others are not.
+    /// Errors of the others.
     pub failed: Vec<CgroupError>,
 }
 

@@ -1,4 +1,4 @@
-//! What is shared out beside the pods' own limits: the cgroups of the system's and of Kubernetes' own processes, what each class
+//! Limits beside the pods' own: the cgroups of the system's and of Kubernetes' own processes, amounts that each class
 //! of pods keeps from the others, and memory that is kept from reclaim.
 
 use std::fs;

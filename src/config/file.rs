@@ -315,7 +315,7 @@ impl Scan {
         }
     }
 
-    /// Why nothing that is at the path counts.
+    /// Returns why nothing at the path counts, if so.
     fn missing(&self) -> Option<String> {
         self.mount.as_ref()?.missing().unwrap_or_else(|error| {
             warn!(path = %self.path.display(), %error, "cannot tell whether the file system of the manifests is mounted");

@@ -50,7 +50,7 @@ impl SourcesReady {
         self.lock().ready.contains(&source)
     }
 
-    /// Whether a configured source of static pods has spoken, or there is none; gates housekeeping. A source that
+    /// Returns whether a configured source of static pods has synced, or there is none; gates housekeeping. A source that
     /// cannot be reached must not keep finished pods of another from coming back: what is done about the pods of
     /// a source waits for that source alone, and what is done about strangers waits for
     /// [`SourcesReady::complete`].
@@ -64,7 +64,7 @@ impl SourcesReady {
         wanted.peek().is_none() || wanted.any(|source| readiness.ready.contains(source))
     }
 
-    /// Whether every configured source of static pods has spoken.
+    /// Returns whether every configured source of static pods has synced.
     pub fn static_ready(&self) -> bool {
         let readiness = self.lock();
         let mut wanted = readiness.configured.iter().filter(|s| s.is_static());

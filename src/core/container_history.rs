@@ -59,7 +59,7 @@ impl<'a> Records<'a> {
         self.containers.get(name).copied()
     }
 
-    /// Whether the back-off after this end of a container ended early.
+    /// Returns whether the back-off after this end of a container ended early.
     pub fn is_back_off_over(&self, name: &str, exit: &ExitRecord) -> bool {
         let ends = self.ends.get(name);
         ends.is_some_and(|ends| ends.is_of(&exit.container_id))

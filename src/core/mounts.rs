@@ -1,7 +1,8 @@
-//! Whether the file system that a directory was on is there.
+//! Detects directories whose file system is not mounted.
 //!
 //! A disk that is late leaves its mount point empty, and what is empty looks wiped. So the file system of each directory
-//! that the agent takes facts from is on record. In: that record and what is there now. Out: what the two say. Pure.
+//! that the agent takes facts from is recorded. In: that record and the present file system. Out: the state of the recorded
+//! one. Pure.
 
 use std::path::Path;
 
@@ -19,7 +20,7 @@ pub struct Place {
     pub file_system: FileSystem,
 }
 
-/// What became of the file system that a directory was on.
+/// State of the file system that a directory was on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Presence {
     /// It is there, or nothing says otherwise.
@@ -57,7 +58,7 @@ pub fn presence(
     }
 }
 
-/// Whether two file systems are one, by their mount points, and by their UUIDs or else their types.
+/// Compares two file systems by their mount points, and by their UUIDs or else their types.
 fn is_same(one: &FileSystem, other: &FileSystem) -> bool {
     one.point == other.point
         && match (&one.uuid, &other.uuid) {
@@ -66,7 +67,7 @@ fn is_same(one: &FileSystem, other: &FileSystem) -> bool {
         }
 }
 
-/// Whether the store has to be waited for: `has_store`, whether the state directory has one.
+/// Returns whether the agent has to wait for the store. `has_store`: the state directory has one.
 pub fn waits_for_store(presence: Presence, has_store: bool) -> bool {
     match presence {
         Presence::Same => false,

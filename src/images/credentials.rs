@@ -95,7 +95,7 @@ pub enum CredentialError {
         image: String,
         /// What went wrong.
         what: String,
-        /// What the program said of it, for the log alone: it may be secret.
+        /// The program's output, for the log alone: it may be secret.
         #[source]
         said: Option<Said>,
     },

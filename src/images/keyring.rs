@@ -174,7 +174,7 @@ impl Format {
     }
 }
 
-/// What a docker configuration holds.
+/// Content of a docker configuration.
 #[derive(Default)]
 struct Decoded {
     /// Logins by registry.

@@ -109,7 +109,7 @@ impl NodeLogins {
     }
 }
 
-/// What a file holds, and the registries whose login is left out; `None` where there is no file.
+/// Returns the content of a file, and the registries whose login is left out; `None` where there is no file.
 fn read_file(path: &Path, format: Format) -> Result<Option<(Keyring, Vec<String>)>, LoginError> {
     // A pipe must not hold up the pull.
     let opened = File::options()

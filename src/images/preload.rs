@@ -162,7 +162,7 @@ impl Preload {
         }
     }
 
-    /// Whether the file system of the directory is not mounted; that is logged. The watcher saw another directory then.
+    /// Returns whether the file system of the directory is not mounted, and logs that. The watcher saw another directory then.
     async fn is_missing(&self, now: Stamp) -> bool {
         let Some(mount) = self.mount.clone() else {
             return false;

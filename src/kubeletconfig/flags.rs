@@ -225,7 +225,7 @@ pub struct KubeletFlags {
     #[arg(long, value_name = "POLICY", value_parser = str::parse::<PullFallback>)]
     pub image_pull_policy_fallback: Option<PullFallback>,
 
-    /// Whether back-offs of containers and image pulls end early once their likely cause is gone: Enabled or Disabled [default: Enabled]
+    /// End back-offs of containers and image pulls early once their likely cause is gone: Enabled or Disabled [default: Enabled]
     #[arg(long, value_name = "POLICY", value_parser = str::parse::<BackOffEarlyEnd>)]
     pub back_off_early_end: Option<BackOffEarlyEnd>,
 
@@ -310,7 +310,7 @@ pub struct KubeletFlags {
     #[arg(long, value_name = "RESOURCES", value_parser = parse_reserved, action = clap::ArgAction::Append)]
     pub kube_reserved: Vec<Reserved>,
 
-    /// What is held to its share of the node: pods, system-reserved, kube-reserved, system-reserved-compressible, kube-reserved-compressible, or none [default: pods]
+    /// Groups limited to their share of the node: pods, system-reserved, kube-reserved, system-reserved-compressible, kube-reserved-compressible, or none [default: pods]
     #[arg(long, value_name = "NAMES", value_delimiter = ',')]
     pub enforce_node_allocatable: Option<Vec<String>>,
 
@@ -338,11 +338,11 @@ pub struct KubeletFlags {
 /// Flags of how the node is shared between pods and everything else.
 #[derive(Clone, Debug, Default, clap::Args)]
 pub struct ReserveFlags {
-    /// Cgroup that is held to --system-reserved, when --enforce-node-allocatable has system-reserved
+    /// Cgroup limited to --system-reserved, if --enforce-node-allocatable has system-reserved
     #[arg(long, value_name = "CGROUP")]
     pub system_reserved_cgroup: Option<String>,
 
-    /// Cgroup that is held to --kube-reserved, when --enforce-node-allocatable has kube-reserved
+    /// Cgroup limited to --kube-reserved, if --enforce-node-allocatable has kube-reserved
     #[arg(long, value_name = "CGROUP")]
     pub kube_reserved_cgroup: Option<String>,
 
@@ -350,7 +350,7 @@ pub struct ReserveFlags {
     #[arg(long, value_name = "CGROUP")]
     pub kubelet_cgroups: Option<String>,
 
-    /// Cgroup that processes without one of their own are moved into
+    /// Cgroup for processes of the root cgroup
     #[arg(long, value_name = "CGROUP")]
     pub system_cgroups: Option<String>,
 
@@ -358,11 +358,11 @@ pub struct ReserveFlags {
     #[arg(long, value_name = "SHARES", value_parser = parse_qos_reserved)]
     pub qos_reserved: Option<QosShares>,
 
-    /// Leave the kernel's settings as they are, and report those that are not as Kubernetes wants them [default: false]
+    /// Leave kernel settings unchanged and report those that differ from Kubernetes' [default: false]
     #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true", value_parser = parse_bool)]
     pub protect_kernel_defaults: Option<bool>,
 
-    /// Keep the iptables chains by which other programs find the kubelet's rules [default: true]
+    /// Maintain the iptables chains by which other programs find the kubelet's rules [default: true]
     #[arg(long = "make-iptables-util-chains", value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true", value_parser = parse_bool)]
     pub make_iptables_util_chains: Option<bool>,
 

@@ -78,7 +78,7 @@ impl fmt::Display for MemoryReservation {
     }
 }
 
-/// How the node is shared between pods and everything else, beside the amounts that are reserved.
+/// Settings that share the node between pods and everything else, beside the amounts that are reserved.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Reserves {
     /// `systemReservedCgroup`: the cgroup that is held to `systemReserved`.

@@ -160,10 +160,10 @@ impl FromStr for PullFallback {
     }
 }
 
-/// Whether back-offs end before their time once their likely cause is gone.
+/// Policy for back-offs whose likely cause is gone.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum BackOffEarlyEnd {
-    /// They do.
+    /// They end early.
     #[default]
     Enabled,
     /// They run their time, as upstream.
@@ -440,10 +440,10 @@ pub struct KubeletConfiguration {
     pub system_reserved: BTreeMap<String, i128>,
     /// What is kept from pods for Kubernetes itself; as `system_reserved`.
     pub kube_reserved: BTreeMap<String, i128>,
-    /// What is held to its share of the node: `pods`, `system-reserved`, `kube-reserved`, and of the latter two
+    /// Groups limited to their share of the node: `pods`, `system-reserved`, `kube-reserved`, and of the latter two
     /// `…-compressible`; empty or `none` for nothing.
     pub enforce_node_allocatable: Vec<String>,
-    /// How else the node is shared between pods and everything else.
+    /// Other settings that share the node between pods and everything else.
     pub reserves: Reserves,
     /// Sysctls, or prefixes ending in `*`, that pods may set although they are not known as safe.
     pub allowed_unsafe_sysctls: Vec<String>,

@@ -123,7 +123,7 @@ fn failed(id: &ContainerId) -> String {
     format!("failed stop of {id}")
 }
 
-/// Whether a sandbox that does not run was made before this boot. `boot`: the boot that it was made in, as its annotation
+/// Returns whether a sandbox that does not run was made before this boot. `boot`: the boot that it was made in, as its annotation
 /// says. One that another agent has made has none, and is judged by the wall clock.
 fn is_of_earlier_boot(sandbox: &SandboxStatus, boot: Option<&str>, now: Stamp) -> bool {
     let made = sandbox.created_at_ns / 1_000_000;

@@ -47,7 +47,7 @@ pub struct NodeContext {
     pub masked_paths: Vec<String>,
     /// `singleProcessOOMKill`: kill one process instead of the whole container (cgroup v2).
     pub single_process_oom_kill: bool,
-    /// What containers get of memory beside their limits.
+    /// Rules for memory of containers beside their limits.
     pub memory: MemoryRules,
     /// Sizes of huge pages that the kernel has, in bytes.
     pub hugepage_sizes: Vec<u64>,

@@ -320,7 +320,7 @@ fn hugepage_limits(container: &Container, ctx: &NodeContext) -> Vec<v1::Hugepage
         .collect()
 }
 
-/// What containers get of memory beside their limits, on cgroup v2.
+/// Rules for memory of containers beside their limits, on cgroup v2.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MemoryRules {
     /// `memoryThrottlingFactor` in millionths; `None` for no throttling.

@@ -24,7 +24,7 @@ use crate::objects::ObjectChange;
 use crate::types::containers::{container_of, containers_of};
 use crate::types::{Event, EventType, PodExt, PodUid, Stamp};
 
-/// How long an event counts: longer than the longest back-off, since it may come while the attempt that fails still runs.
+/// Time for which an event counts: longer than the longest back-off, since it may come while the attempt that fails still runs.
 const REMEMBERED: Duration = Duration::from_secs(900);
 /// Events that are kept of one pod.
 const MOST: usize = 8;

@@ -100,7 +100,7 @@ pub struct WorkerContext {
     pub recorder: Arc<dyn EventRecorder>,
     /// Why containers are not running.
     pub reasons: ReasonCache,
-    /// What may end back-offs early.
+    /// Events that may end back-offs early.
     pub causes: Causes,
     /// What volumes of kind `image` stand for.
     pub volume_images: mounts::VolumeImages,

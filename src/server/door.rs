@@ -9,10 +9,10 @@ use tokio_util::sync::CancellationToken;
 use super::ServerError;
 use crate::types::{Clock, Pace, causes};
 
-/// How often a port that cannot be bound is tried again. Upstream: `wait.Until` of the health server, 5 s as well.
+/// Interval between attempts to bind a port. Upstream: `wait.Until` of the health server, 5 s as well.
 const RETRY: Duration = Duration::from_secs(5);
 
-/// What a port is for.
+/// Purpose of a port.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Service {
     /// Healthz and metrics.
@@ -63,7 +63,7 @@ impl Door {
         self
     }
 
-    /// Where the port is bound; `None` as long as it is not.
+    /// Returns the bound address; `None` as long as the port is not bound.
     pub(crate) fn local_addr(&self) -> Option<SocketAddr> {
         self.listener.as_ref()?.local_addr().ok()
     }

@@ -37,7 +37,7 @@ const READER_PATIENCE: Duration = Duration::from_secs(10);
 /// The least time the sync loop may stand still; upstream's `SyncLoopHealthCheck` has two sync periods.
 const MIN_SYNC_LOOP_PATIENCE: Duration = Duration::from_secs(300);
 
-/// Why a port is not served.
+/// Error that keeps a port from being served.
 #[derive(Debug, thiserror::Error)]
 pub enum ServerError {
     /// The address cannot be bound.

@@ -1,4 +1,4 @@
-//! What is on record of the file systems that the agent's directories are on, beside the database.
+//! Records of the file systems that the agent's directories are on, beside the database.
 //!
 //! On disk: `<state-dir>/mounts/<directory>` has the path and the file system of a directory, as JSON, and
 //! `<directory>.accepted` the file system that an operator has declared to be the right one (`holdfast store new-disk`).
@@ -58,10 +58,10 @@ pub struct Mount {
     seen: Mutex<Option<(u64, u64)>>,
 }
 
-/// What is there, and what is on record.
+/// The file system of a directory, as found and as recorded.
 #[derive(Clone, Debug)]
 pub struct Look {
-    /// What became of the recorded file system.
+    /// State of the recorded file system.
     pub presence: Presence,
     found: FileSystem,
     recorded: Option<Place>,

@@ -45,7 +45,7 @@ use crate::volumemanager::subpath;
 
 /// Containers are collected this often even when nothing died.
 const GC_PERIOD: Duration = Duration::from_secs(60);
-/// What the errors of a sweep are logged as.
+/// Name of a sweep's errors in the log.
 const GARBAGE: &str = "container garbage";
 /// The limits of cgroups are compared this often.
 const MEND_PERIOD: Duration = Duration::from_secs(30);
@@ -91,7 +91,7 @@ pub(super) fn pod_cleanups(context: &LoopContext) -> bool {
     changed
 }
 
-/// How many static pods, and how many others, are active: wanted, admitted and not finished. A static pod whose manifest is
+/// Counts the active static pods and the active others: wanted, admitted and not finished. A static pod whose manifest is
 /// gone is not, while it still ends. Upstream: `filterOutInactivePods` of the pod manager's pods.
 fn active_by_kind(counted: &[Arc<Pod>], desired: &HashSet<PodUid>) -> (usize, usize) {
     let active = counted.iter().filter(|pod| desired.contains(&pod.uid()));

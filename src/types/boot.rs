@@ -85,7 +85,7 @@ pub fn machine_id() -> String {
 /// Names what this machine was called when its store was begun, below the state directory.
 pub const MACHINE_RECORD: &str = "machine";
 
-/// What a machine was called, and its hardware.
+/// Machine ID and hardware at the first start.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct MachineRecord {
     machine_id: String,
@@ -100,7 +100,7 @@ pub fn machine_id_of(state_dir: &Path) -> String {
     known_as(recorded, machine_id(), hardware().as_deref())
 }
 
-/// What [`MACHINE_RECORD`] is to say of this machine, which is called `machine_id`; `None` where the hardware has no number of
+/// Returns the content of [`MACHINE_RECORD`] for the machine `machine_id`; `None` where the hardware has no number of
 /// its own.
 pub fn machine_record(machine_id: &str) -> Option<String> {
     let record = MachineRecord {
@@ -142,7 +142,7 @@ fn hardware() -> Option<String> {
     Some(all.join(" "))
 }
 
-/// Whether a number is that of one machine: makers leave it empty, or give all boards the same one.
+/// Returns whether a number is that of one machine: makers leave it empty, or give all boards the same one.
 fn is_own(number: &str) -> bool {
     const SHARED: [&str; 3] = [
         "03000200-0400-0500-0006-000700080009",

@@ -60,7 +60,7 @@ impl HostAddresses {
         }
     }
 
-    /// Whether the node's name decides which address it has: none is given.
+    /// Returns whether the node's name decides which address it has: none is given.
     pub fn go_by_name(&self) -> bool {
         matches!(self.0.source, Source::Machine(_)) && self.given().next().is_none()
     }

@@ -1,4 +1,4 @@
-//! What is shared out, as numbers and as files.
+//! Reserves, as numbers and as files.
 
 use std::sync::Arc;
 

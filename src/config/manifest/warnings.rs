@@ -1,4 +1,4 @@
-//! What an API server takes with a warning; the part of upstream's `warningsForPodSpecAndMeta` about amounts that are
+//! Fields that an API server accepts with a warning; the part of upstream's `warningsForPodSpecAndMeta` about amounts that are
 //! hardly meant.
 
 use std::collections::BTreeMap;

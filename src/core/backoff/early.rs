@@ -48,7 +48,7 @@ pub enum Subject {
 }
 
 impl Subject {
-    /// Whether it can happen again and again without anybody's intent.
+    /// Returns whether it can happen again and again without anybody's intent.
     fn comes_and_goes(self) -> bool {
         match self {
             Self::Network | Self::ApiServer | Self::Device | Self::WallClock | Self::Image => true,
@@ -64,7 +64,7 @@ pub struct Cause {
     pub subject: Subject,
     /// Identifies the event: what changed, with its version or the time.
     pub id: String,
-    /// What happened, as a clause.
+    /// Description of the event, as a clause.
     pub text: String,
     /// When it was observed.
     pub at: Stamp,
@@ -92,7 +92,7 @@ pub struct End {
     pub subject: Subject,
     /// ID of the cause.
     pub cause: String,
-    /// What happened.
+    /// Description of the event.
     pub text: String,
     /// When it ended.
     pub at: Stamp,
@@ -115,7 +115,7 @@ impl Ends {
         serde_json::from_slice(&record.data).unwrap_or_default()
     }
 
-    /// Whether the back-off that counts from the end of this container ended early.
+    /// Returns whether the back-off that counts from the end of this container ended early.
     pub fn is_of(&self, container: &ContainerId) -> bool {
         let id = container.as_str();
         (self.0.iter()).any(|end| end.container_id.as_deref() == Some(id))
@@ -186,7 +186,7 @@ pub struct Ended {
     pub container: Option<String>,
     /// The image whose pull may be tried again.
     pub image: Option<String>,
-    /// What happened.
+    /// Description of the event.
     pub text: String,
 }
 
@@ -297,18 +297,18 @@ pub fn key(pod: &PodUid, name: &str) -> String {
     format!("{PREFIX}{pod}/{name}")
 }
 
-/// What was observed of the node at one moment.
+/// Observations of the node at one moment.
 #[derive(Clone, Debug, Default)]
 pub struct Facts {
-    /// Whether it has a route to other networks, or the addresses that were configured.
+    /// The node has a route to other networks, or the addresses that were configured.
     pub has_network: bool,
-    /// Whether the API server answers; `None` before the first request, or without a server.
+    /// The API server answers; `None` before the first request, or without a server.
     pub has_api_server: Option<bool>,
     /// The inode behind each device file that pods in back-off wait for; `None` for one that is missing.
     pub devices: BTreeMap<PathBuf, Option<u64>>,
 }
 
-/// What the last look found, to tell a change by.
+/// The last observation, to detect a change by.
 #[derive(Clone, Debug, Default)]
 pub struct Watch {
     last: Option<(Facts, Stamp)>,

@@ -118,9 +118,9 @@ pub fn forget(state: &State, pod: &PodUid) -> Transaction {
     transaction
 }
 
-/// What goes on of a static pod that is forgotten because its manifest was removed and is back: how often its main containers
-/// had restarted, and their last ends, with a policy of Always. To be committed after [`forget`]. Upstream finds this in
-/// the containers that the runtime still has.
+/// Keeps the restart counts and last ends of the main containers of a static pod that is forgotten because its manifest was
+/// removed and is back, with a policy of Always. To be committed after [`forget`]. Upstream finds this in the containers
+/// that the runtime still has.
 pub fn next_life(job: &Worker, state: &State) -> Transaction {
     let pod = &job.pod;
     let goes_on = job.record.restart_requested

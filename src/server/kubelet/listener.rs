@@ -173,12 +173,12 @@ impl Server {
         }))
     }
 
-    /// Where the API is served; `None` as long as the port is not bound.
+    /// Returns the address of the API; `None` as long as the port is not bound.
     pub fn address(&self) -> Option<SocketAddr> {
         self.secure.as_ref()?.door.local_addr()
     }
 
-    /// Where the part for everybody is served; `None` as long as the port is not bound.
+    /// Returns the address of the read-only part; `None` as long as the port is not bound.
     pub fn read_only_address(&self) -> Option<SocketAddr> {
         self.read_only.as_ref()?.local_addr()
     }

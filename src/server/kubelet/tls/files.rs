@@ -14,9 +14,9 @@ struct Seen(Vec<u8>, zeroize::Zeroizing<Vec<u8>>);
 pub(in super::super) struct Files {
     certificate: PathBuf,
     key: PathBuf,
-    /// What was in them when they were last read; `None` before it could be used.
+    /// Their content when they were last read; `None` before it could be used.
     seen: Option<Seen>,
-    /// Why they cannot be used.
+    /// The reason why they cannot be used.
     problem: Option<String>,
     pace: Pace,
 }
