@@ -13,6 +13,7 @@ pub mod cm;
 pub mod config;
 pub mod container_logs;
 pub mod core;
+pub mod devicemanager;
 pub mod events;
 pub mod eviction;
 #[cfg(feature = "fuzzing")]

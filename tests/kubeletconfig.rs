@@ -16,7 +16,7 @@ use holdfast::kubeletconfig::fields::{FIELDS, Field, Kind, Support};
 use holdfast::kubeletconfig::flags::KubeletFlags;
 use holdfast::kubeletconfig::unsupported::{Effect, UNSUPPORTED_FLAGS};
 use holdfast::kubeletconfig::{
-    AgentConfig, AuthorizationMode, BackOffEarlyEnd, CgroupDriver, ConfigError, EvictionThreshold,
+    AgentConfig, AuthorizationMode, BackOffEarlyEnd, CgroupDriver, ConfigError, DeviceReadiness, EvictionThreshold,
     KubeletConfiguration, LogFormat, NEVER_ROTATE, OfflineStart, PullFallback, TlsVersion, Warning,
     load, resolve,
 };
@@ -140,6 +140,7 @@ fn defaults_are_upstreams() {
     assert_eq!(config.offline_start, OfflineStart::Safe);
     assert_eq!(config.image_pull_policy_fallback, PullFallback::Never);
     assert_eq!(config.back_off_early_end, BackOffEarlyEnd::Enabled);
+    assert_eq!(config.device_readiness, DeviceReadiness::Fail);
     assert!(!config.streaming_requires_create);
     assert_eq!(config.container_gc.max_per_container, Some(1));
     assert_eq!(config.container_gc.max_total, None);
@@ -1189,6 +1190,7 @@ fn the_flags_are_upstreams_and_a_few_of_our_own() {
         "offline-start",
         "image-pull-policy-fallback",
         "back-off-early-end",
+        "device-readiness",
         "secrets-key-file",
         "lifeline-kubeconfig",
         "streaming-requires-create",

@@ -36,6 +36,7 @@ const RANKS: &[(u32, &[&str])] = &[
             "cm",
             "config",
             "container_logs",
+            "devicemanager",
             "events",
             "eviction",
             "images",

@@ -185,6 +185,7 @@ pub(super) fn node_status(
         recorder: Arc::clone(&base.recorder) as _,
         pressure: base.pressure.subscribe(),
         volumes_in_use: base.volumes_in_use.subscribe(),
+        devices: base.devices.amounts(),
     });
     tasks.add("node status", status.run(token.clone()));
     handle

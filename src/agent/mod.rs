@@ -5,6 +5,7 @@
 
 mod api;
 mod cluster;
+mod devices;
 #[cfg(feature = "failpoints")]
 mod drill;
 mod early_ends;

@@ -17,7 +17,7 @@ use tracing::warn;
 use super::known_pods::known_pods;
 use super::opening::backup_dir;
 use super::resume::{plan, reported_reasons, resume, tell_what_was_restored};
-use super::{AgentError, Tasks, api, early_ends, eviction, node, shutdown, tasks, volumes};
+use super::{AgentError, Tasks, api, devices, early_ends, eviction, node, shutdown, tasks, volumes};
 use crate::admin::{AdminInfo, StoreHooks};
 use crate::apiserver::ApiClient;
 use crate::config::{
@@ -31,6 +31,7 @@ use crate::core::node_status::{Pressure, pod_capacity};
 use crate::core::pressure::{self, Signals};
 use crate::core::state::{MetaRecord, SourceRecord};
 use crate::core::volumes::known::InUse;
+use crate::devicemanager::DeviceManager;
 use crate::events::{self, EventRate, JournalRecorder};
 use crate::eviction::{Figures, LocalStorage};
 use crate::images::{
@@ -131,6 +132,8 @@ pub(super) struct Base {
     pub(super) figures: Option<Arc<dyn Figures>>,
     /// What the node is short of; as on record until it was observed.
     pub(super) pressure: watch::Sender<Pressure>,
+    /// Devices of device plugins.
+    pub(super) devices: DeviceManager,
     monitor: Monitor,
     pub(super) restored: Arc<AtomicBool>,
     /// For who asks how full volumes are.
@@ -168,6 +171,7 @@ impl Base {
         });
         let pods = PodManager::default();
         let count = volumes::counting(&parts, pods.clone());
+        let devices = devices::manager(config, &parts);
         let known = signals(config, &parts.store, &parts.meta, &*parts.clock);
         Self {
             pressure: watch::Sender::new(pressure::pressure_of(&known)),
@@ -182,6 +186,7 @@ impl Base {
             meta: parts.meta,
             runtime_state: RuntimeState::default(),
             pods,
+            devices,
             node: NodeObject::default(),
             cluster: None,
             cluster_doubted: parts.cluster_doubted,
@@ -337,6 +342,7 @@ pub(super) async fn start(
     token: &CancellationToken,
 ) -> Result<Started, AgentError> {
     make_directories(config)?;
+    devices::serve(config, base, tasks, token);
     let cri = cri.knowing_pods(known_pods(config, base.store.clone()));
     let node_object = base.node.clone();
     // The node lives on in the API server while the runtime is away.
@@ -401,6 +407,7 @@ pub(super) async fn start(
     // A degraded store holds this: a full disk must not keep pods from being looked after.
     base.store.commit_or_hold(plan.transaction.clone()).await?;
 
+    devices::resume(&base.devices, &plan.current);
     let (pleg, pleg_handle, pleg_events) = Pleg::new(
         PlegOptions {
             cri: cri.clone(),
@@ -415,6 +422,7 @@ pub(super) async fn start(
     );
     let queue = WorkQueue::new(base.store.clone());
     let drivers = volumes::csi_drivers(config, base);
+    devices::take_from(&drivers, base.devices.clone());
     tasks.add("csi drivers", drivers.clone().run(token.clone()));
     let memory = volumes::memory_for_pods(&local_node, node.memory_capacity);
     let volumes = volumes::volume_manager(config, base, drivers, memory);
@@ -452,6 +460,7 @@ pub(super) async fn start(
             status: status.clone(),
             images: Arc::clone(&images),
             volumes,
+            devices: base.devices.clone(),
             objects: objects.clone(),
             node_object: node_object.clone(),
             cgroups: Arc::new(cgroups),
@@ -501,6 +510,10 @@ pub(super) async fn start(
         source.ready(),
         tasks,
         token,
+    );
+    tasks.add(
+        "changed devices",
+        devices::follow(base.devices.clone(), workers.clone(), token.clone()),
     );
     tasks.add(
         "volumes without a record",
@@ -688,7 +701,8 @@ fn pod_resources(
         Arc::new(move || workers.counted_by_admission()),
         Arc::clone(&base.clock),
         base.metrics.clone(),
-    );
+    )
+    .with_devices(base.devices.clone());
     match podresources::bind(&config.root_dir) {
         Ok(socket) => tasks.add(
             "pod resources",

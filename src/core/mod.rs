@@ -6,6 +6,7 @@ pub mod cluster;
 pub mod container_history;
 pub mod credentials;
 pub mod deadline;
+pub mod devices;
 pub mod eviction;
 pub mod image_gc;
 pub mod images;

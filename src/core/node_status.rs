@@ -29,8 +29,9 @@ use serde_json::Value;
 
 pub use conditions::{Pressure, Readiness};
 pub use patch::{Change, Due, change, needs_update};
-pub use resources::pod_capacity;
+pub use resources::{devices_differ, pod_capacity};
 
+use crate::core::devices::Amounts;
 use crate::core::volumes::known::InUse;
 use crate::kubeletconfig::EvictionThreshold;
 use crate::types::{Event, EventType, Stamp};
@@ -218,6 +219,8 @@ pub struct Facts {
     pub addresses: Vec<IpAddr>,
     /// Volumes that are in use.
     pub volumes_in_use: Option<InUse>,
+    /// Devices of device plugins; a resource that none has ever registered stays as others wrote it.
+    pub devices: Amounts,
 }
 
 /// What is remembered beside the node itself, also across restarts.
@@ -395,7 +398,9 @@ pub fn compute(
     let status = node.status.get_or_insert_default();
 
     let capacity = resources::capacity(status.capacity.as_ref(), settings, &facts.machine);
-    status.allocatable = Some(resources::allocatable(&capacity, settings, &facts.machine));
+    let allocatable = resources::allocatable(&capacity, settings, &facts.machine);
+    let (capacity, allocatable) = resources::with_devices(capacity, allocatable, &facts.devices);
+    status.allocatable = Some(allocatable);
     status.capacity = Some(capacity);
 
     let known = status.node_info.clone().unwrap_or_default();

@@ -11,6 +11,8 @@ use std::sync::LazyLock;
 use k8s_openapi::api::core::v1::Pod;
 use serde_json::Value;
 
+use super::devices;
+
 /// Phase reason and event reason of a pod with unsupported fields.
 pub const UNSUPPORTED_FIELD: &str = "UnsupportedField";
 
@@ -59,13 +61,16 @@ pub enum Rule {
     Inside,
     /// One of these strings; one that ends with `-` allows all that begin so.
     Text(&'static [&'static str]),
-    /// A mapping of resources, of these names; one that ends with `-` allows all that begin so.
+    /// A mapping of resources, of these names; one that ends with `-` allows all that begin so, [`EXTENDED`] all of that form.
     Amounts(&'static [&'static str]),
     /// Refused, and why.
     No(&'static str),
 }
 
 use Rule::{Amounts, Any, Inside, No, Text};
+
+/// Stands for extended resources among the names of [`Rule::Amounts`].
+const EXTENDED: &str = "<domain>/<name>";
 
 /// All rules, with `[]` for list members, in the order of their paths.
 pub fn rules() -> &'static BTreeMap<String, Rule> {
@@ -125,7 +130,8 @@ fn visit(value: &Value, pattern: &str, field: &str, refusals: &mut Vec<Refusal>)
 
 fn amounts(value: &Value, allowed: &[&str], field: &str, refusals: &mut Vec<Refusal>) {
     let names = value.as_object().into_iter().flat_map(|m| m.keys());
-    for name in names.filter(|name| !is_one_of(name, allowed)) {
+    let is_extended = |name: &str| allowed.contains(&EXTENDED) && devices::is_extended(name);
+    for name in names.filter(|name| !is_one_of(name, allowed) && !is_extended(name)) {
         refusals.push(Refusal {
             field: join(field, name),
             why: format!("is not supported, only {}", shown(allowed)),

@@ -17,7 +17,7 @@ use super::quantity::parse_log_size;
 use super::reserves;
 use super::server::ServerFlags;
 use super::types::{
-    BackOffEarlyEnd, CgroupDriver, EvictionThreshold, LogFormat, OfflineStart, PullFallback, Taint,
+    BackOffEarlyEnd, CgroupDriver, DeviceReadiness, EvictionThreshold, LogFormat, OfflineStart, PullFallback, Taint,
 };
 use super::unsupported::UnsupportedFlags;
 
@@ -228,6 +228,9 @@ pub struct KubeletFlags {
     /// End back-offs of containers and image pulls early once their likely cause is gone: Enabled or Disabled [default: Enabled]
     #[arg(long, value_name = "POLICY", value_parser = str::parse::<BackOffEarlyEnd>)]
     pub back_off_early_end: Option<BackOffEarlyEnd>,
+    /// Whether a pod that has to start again fails or waits while the device plugin of its devices is away: Fail or Wait [default: Fail]
+    #[arg(long, value_name = "POLICY", value_parser = str::parse::<DeviceReadiness>)]
+    pub device_readiness: Option<DeviceReadiness>,
 
     /// Kubeconfig of the API server to join; without one, static pods only
     #[arg(long, value_name = "FILE")]

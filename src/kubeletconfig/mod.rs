@@ -43,7 +43,7 @@ pub use server::{
     TlsVersion,
 };
 pub use types::{
-    BackOffEarlyEnd, CgroupDriver, EvictionThreshold, ImageVerification, KubeletConfiguration,
+    BackOffEarlyEnd, CgroupDriver, DeviceReadiness, EvictionThreshold, ImageVerification, KubeletConfiguration,
     LogFormat, Logging, NEVER_ROTATE, OfflineStart, PriorityPeriod, PullFallback, Taint, Tracing,
 };
 

@@ -12,7 +12,7 @@ use super::flags::{Addresses, Headers, KubeletFlags, Labels};
 use super::load::{read, take_content};
 use super::problem::{ConfigError, Origin, Problem, Warning};
 use super::server::AuthorizationMode;
-use super::types::{BackOffEarlyEnd, KubeletConfiguration, OfflineStart, PullFallback};
+use super::types::{BackOffEarlyEnd, DeviceReadiness, KubeletConfiguration, OfflineStart, PullFallback};
 use super::validate::{is_dns_subdomain, validate};
 
 /// The longest path a unix socket address can hold.
@@ -108,6 +108,8 @@ pub struct AgentConfig {
     pub image_pull_policy_fallback: PullFallback,
     /// `--back-off-early-end`.
     pub back_off_early_end: BackOffEarlyEnd,
+    /// `--device-readiness`.
+    pub device_readiness: DeviceReadiness,
     /// Which dead containers are kept.
     pub container_gc: ContainerGcPolicy,
     /// `--kubeconfig`: how the API server is reached; `None` runs static pods only.
@@ -281,6 +283,7 @@ fn settle(
                 offline_start: flags.offline_start.unwrap_or_default(),
                 image_pull_policy_fallback: flags.image_pull_policy_fallback.unwrap_or_default(),
                 back_off_early_end: flags.back_off_early_end.unwrap_or_default(),
+                device_readiness: flags.device_readiness.unwrap_or_default(),
                 container_gc,
                 kubeconfig: optional(&flags.kubeconfig),
                 bootstrap_kubeconfig: optional(&flags.bootstrap_kubeconfig),

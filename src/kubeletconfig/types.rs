@@ -182,6 +182,28 @@ impl FromStr for BackOffEarlyEnd {
     }
 }
 
+/// What becomes of a pod that has to start containers again after a start of the agent, while its devices are away.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum DeviceReadiness {
+    /// It fails, as upstream.
+    #[default]
+    Fail,
+    /// It stays Pending until they are back.
+    Wait,
+}
+
+impl FromStr for DeviceReadiness {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "Fail" => Ok(Self::Fail),
+            "Wait" => Ok(Self::Wait),
+            other => Err(format!("{other:?} is neither \"Fail\" nor \"Wait\"")),
+        }
+    }
+}
+
 /// A taint the node registers with, checked.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Taint {

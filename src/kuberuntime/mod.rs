@@ -4,7 +4,7 @@ pub mod attempt_files;
 pub mod container_config;
 pub mod container_mounts;
 pub mod cri;
-mod devices;
+pub mod devices;
 pub mod dns;
 pub mod downward;
 pub mod env;

@@ -16,6 +16,7 @@ use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
 use tracing::{debug, warn};
 
+use crate::core::devices::Amounts;
 use crate::core::node_status::{Facts, Image, Machine, NodeSettings, RuntimeFacts, image_list};
 use crate::core::volumes::known::InUse;
 use crate::kuberuntime::cri::{CriClient, CriError};
@@ -39,6 +40,7 @@ pub(super) struct FactsTask {
     pub(super) recorder: Arc<dyn EventRecorder>,
     pub(super) images: Arc<Notify>,
     pub(super) volumes_in_use: watch::Receiver<Option<InUse>>,
+    pub(super) devices: watch::Receiver<Amounts>,
     pub(super) facts: watch::Sender<Option<Facts>>,
 }
 
@@ -64,6 +66,7 @@ impl FactsTask {
                 }
             }
             facts.volumes_in_use = self.volumes_in_use.borrow_and_update().clone();
+            facts.devices = self.devices.borrow_and_update().clone();
             let now = Instant::now();
             if now >= runtime_due
                 && let Some(runtime) = told("version", runtime(&self.cri)).await
@@ -100,6 +103,9 @@ impl FactsTask {
                 () = self.images.notified() => images_due = Instant::now(),
                 changed = self.volumes_in_use.changed() => if changed.is_err() {
                     // Nobody tells any more.
+                    tokio::time::sleep(pause).await;
+                },
+                changed = self.devices.changed() => if changed.is_err() {
                     tokio::time::sleep(pause).await;
                 },
             }

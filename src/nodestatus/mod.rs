@@ -47,6 +47,7 @@ pub use facts::{Identity, cpus, identity};
 pub use crate::core::node_status::{KUBELET_VERSION, NodeSettings, Pressure, initial_node};
 
 use crate::apiserver::{ApiClient, Connection, Reachability};
+use crate::core::devices::Amounts;
 use crate::core::node_status::{self, Facts, Memory, Readiness};
 use crate::core::volumes::known::InUse;
 use crate::kuberuntime::cri::CriClient;
@@ -91,6 +92,8 @@ pub struct NodeStatusOptions {
     pub pressure: watch::Receiver<Pressure>,
     /// Volumes in use; `None` while that is not known: the API server's list stays.
     pub volumes_in_use: watch::Receiver<Option<InUse>>,
+    /// How many devices of each resource the node has.
+    pub devices: watch::Receiver<Amounts>,
 }
 
 /// Tells the node's status that something changed. Cheap to clone.
@@ -131,6 +134,7 @@ impl NodeStatus {
             recorder: Arc::clone(&options.recorder),
             images: Arc::clone(&handle.images),
             volumes_in_use: options.volumes_in_use,
+            devices: options.devices,
             facts: send,
         };
         let parts = Parts {

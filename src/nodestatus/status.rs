@@ -129,8 +129,11 @@ impl StatusTask {
                 // The sender is kept by `self`.
                 _ = shutting_down.changed() => due = Instant::now(),
                 changed = self.facts.changed(), if facts_told => match changed {
-                    // A volume waits until the API server knows that it is in use.
-                    Ok(()) if !self.failing && self.volumes_differ() => due = Instant::now(),
+                    // A volume waits until the API server knows that it is in use, and nobody is to be sent here for devices
+                    // that are gone.
+                    Ok(()) if !self.failing && (self.volumes_differ() || self.devices_differ()) => {
+                        due = Instant::now();
+                    }
                     Ok(()) => {}
                     Err(_) => facts_told = false,
                 },
@@ -152,6 +155,16 @@ impl StatusTask {
         let status = node.as_ref().and_then(|node| node.status.as_ref());
         let shown = status.and_then(|s| s.volumes_in_use.as_deref());
         shown.unwrap_or_default() != in_use.shown(shown)
+    }
+
+    /// Whether the API server shows other amounts of devices than there are.
+    fn devices_differ(&self) -> bool {
+        let facts = self.facts.borrow();
+        let node = self.known.get();
+        let devices = facts.as_ref().map(|facts| &facts.devices);
+        devices
+            .zip(node)
+            .is_some_and(|(devices, node)| node_status::devices_differ(&node, devices))
     }
 
     /// The node is not Ready in the API server yet.

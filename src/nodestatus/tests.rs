@@ -346,6 +346,7 @@ impl World {
             images: Some(Arc::default()),
             addresses: vec!["10.0.0.1".parse().unwrap()],
             volumes_in_use: None,
+            devices: Default::default(),
         };
         Self {
             fake: Fake::default(),

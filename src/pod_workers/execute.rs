@@ -19,8 +19,8 @@ use super::start::{
     Failure, InPod, clear_message, refused, sharing_processes, target_of, under_way,
 };
 use super::{
-    Job, StartFailure, WorkerContext, grow, image_volumes, isolation, mounts, resize, resolve,
-    start, stop,
+    Job, StartFailure, WorkerContext, devices, grow, image_volumes, isolation, mounts, resize,
+    resolve, start, stop,
 };
 use crate::core::container_history;
 use crate::core::pod_actions::{self, PodActions, StartContainer};
@@ -30,6 +30,7 @@ use crate::images::PullInputs;
 use crate::kuberuntime::attempt_files::{self, Owner};
 use crate::kuberuntime::container_config::{self, ContainerInputs};
 use crate::kuberuntime::cri::{CriError, convert, v1};
+use crate::kuberuntime::devices::{with_devices_of, with_env_of};
 use crate::kuberuntime::dns::{DnsConfigurer, ResolvConf};
 use crate::kuberuntime::env::{self, EnvInputs};
 use crate::kuberuntime::security::Isolation;
@@ -85,6 +86,8 @@ pub(super) enum StepError {
     StillRunning(String),
     #[error("the start of container {0} that was under way has ended without a running container")]
     StartUndone(ContainerId),
+    #[error("the pod waits for its devices: {0}")]
+    Devices(String),
     #[error("{0}")]
     Start(String),
 }
@@ -748,6 +751,14 @@ async fn create_container(
             return Ok(Err(Failure::new("CreateContainerConfigError", message)));
         }
     };
+    let granted = match devices::granted(context, pod, container).await {
+        Ok(granted) => granted,
+        Err(message) => {
+            warn("Failed", &format!("Error: {message}"));
+            return Ok(Err(Failure::new("CreateContainerConfigError", message)));
+        }
+    };
+    let env = with_env_of(env, &granted);
     let inputs = ContainerInputs {
         pod,
         container,
@@ -769,7 +780,7 @@ async fn create_container(
     let config = match container_config::build(&inputs, &context.node) {
         Ok(mut config) => {
             config.message.mounts.extend(image_mounts);
-            config
+            with_devices_of(config, granted)
         }
         Err(error) => {
             let message = error.to_string();

@@ -11,6 +11,7 @@
 //! the next look at the runtime and the records, exactly as after a crash.
 
 pub mod causes;
+mod devices;
 mod evict;
 mod execute;
 mod gate;
@@ -55,6 +56,7 @@ use crate::cm::{CgroupError, CgroupManager};
 pub use crate::core::pod_worker::UpdateOptions;
 use crate::core::pod_worker::{self, KnownPod, Worker};
 use crate::core::state::{EpochRecord, State, WorkerPhase, WorkerRecord};
+use crate::devicemanager::DeviceManager;
 use crate::images::ImageManager;
 use crate::kuberuntime::cri::CriClient;
 use crate::kuberuntime::gc::Remover;
@@ -88,6 +90,8 @@ pub struct WorkerContext {
     pub images: Arc<ImageManager>,
     /// Volumes.
     pub volumes: VolumeManager,
+    /// Devices of device plugins.
+    pub devices: DeviceManager,
     /// API objects that pods refer to.
     pub objects: Objects,
     /// This node's object.

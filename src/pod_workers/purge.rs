@@ -6,6 +6,7 @@ use std::sync::Arc;
 use super::execute::StepError;
 use super::{Job, WorkerContext, resize};
 use crate::core::backoff::early;
+use crate::core::devices::allocations_key;
 use crate::core::pod_worker;
 use crate::core::state::{ObjectRecord, Transaction};
 use crate::kuberuntime::{gc, logs, userns};
@@ -52,6 +53,7 @@ pub(super) async fn purge(context: &WorkerContext, job: &Job) -> Result<(), Step
         .await
         .map_err(StepError::from)?;
     context.prober.remove_pod(uid);
+    context.devices.forget(uid);
     let pod = uid.clone();
     context
         .with_cgroups(move |cgroups| cgroups.destroy(&pod))
@@ -83,8 +85,10 @@ fn forget_records(context: &WorkerContext, job: &Job) -> Transaction {
             format!("{namespace}/{name} is gone and cleaned up"),
         );
     let users = userns::key(namespace, &job.uid);
-    if state.record::<ObjectRecord>(&users).is_some() {
-        transaction = transaction.delete::<ObjectRecord>(users);
+    for key in [users, allocations_key(&job.pod)] {
+        if state.record::<ObjectRecord>(&key).is_some() {
+            transaction = transaction.delete::<ObjectRecord>(key);
+        }
     }
     transaction
 }

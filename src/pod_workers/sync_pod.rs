@@ -16,7 +16,7 @@ use tracing::{debug, info};
 
 use super::execute::{self, StepError};
 use super::worker::{StepFailure, StepOutcome};
-use super::{Job, StartFailure, WorkerContext, causes, grow, mounts, resize, resolve};
+use super::{Job, StartFailure, WorkerContext, causes, devices, grow, mounts, resize, resolve};
 use crate::core::backoff::SyncOutcome;
 use crate::core::container_history::{self, Records};
 use crate::core::deadline;
@@ -36,20 +36,7 @@ pub(super) async fn sync_pod(
 ) -> Result<StepOutcome, StepFailure> {
     let uid = &job.uid;
     if let Some((reason, message)) = rejection(context, job) {
-        let previous = context.status.get(uid);
-        let status = pod_status::rejected(
-            &job.pod,
-            previous.as_ref().map(|r| &*r.status),
-            &reason,
-            &message,
-            context.clock.now(),
-        );
-        context
-            .status
-            .set(&job.pod, status, CommitMode::Normal)
-            .await
-            .map_err(StepError::from)?;
-        return Ok(StepOutcome::done(false));
+        return reject(context, job, &reason, &message).await;
     }
     if !job.pod.is_static() {
         context.objects.register(&job.pod);
@@ -147,6 +134,9 @@ pub(super) async fn sync_pod(
         });
     }
     let starts = !actions.start.is_empty() || actions.create_sandbox.is_some();
+    if let Some((reason, message)) = devices::refused(context, job, status, &actions).await? {
+        return reject(context, job, &reason, &message).await;
+    }
     if !starts {
         refresh_volumes(context, job, status).await?;
     }
@@ -187,6 +177,22 @@ pub(super) async fn sync_pod(
         executed.retry_at,
         true,
     )
+}
+
+/// Sets the status of a pod that is refused, which ends it.
+async fn reject(
+    context: &WorkerContext,
+    job: &Job,
+    reason: &str,
+    message: &str,
+) -> Result<StepOutcome, StepFailure> {
+    let previous = context.status.get(&job.uid);
+    let previous = previous.as_ref().map(|r| &*r.status);
+    let now = context.clock.now();
+    let status = pod_status::rejected(&job.pod, previous, reason, message, now);
+    let set = context.status.set(&job.pod, status, CommitMode::Normal);
+    set.await.map_err(StepError::from)?;
+    Ok(StepOutcome::done(false))
 }
 
 /// Fails when the runtime lists nothing of a pod whose processes run: it was started on other data, or has lost its own. If that
@@ -456,7 +462,7 @@ pub(super) fn api_status(
         },
         WorkerPhase::Sync => None,
     };
-    pod_status::generate(&StatusInput {
+    let mut generated = pod_status::generate(&StatusInput {
         pod: &job.pod,
         status,
         records: &records,
@@ -474,7 +480,9 @@ pub(super) fn api_status(
         listed_at,
         now,
         backoff_max: context.backoff_max,
-    })
+    });
+    context.devices.report(&job.pod, &mut generated);
+    generated
 }
 
 /// The moment before the runtime was asked, on the agent's clocks.

@@ -2,7 +2,7 @@
 //! and memory for itself. Monitoring agents (of GPUs, of topology) ask it. Upstream: `pkg/kubelet/apis/podresources`.
 //!
 //! In: the active pods, from whoever knows them. Out: gRPC, v1 whole and List of v1alpha1. Nothing gives a container
-//! devices or CPUs of its own here, so those lists are empty, as the kubelet's are with its policies of `none`.
+//! CPUs or memory of its own here, so those lists are empty, as the kubelet's are with its policies of `none`.
 //!
 //! **Invariant:** a request is answered from memory, and no client keeps others from being answered: connections,
 //! requests of a connection and requests per second are bounded.
@@ -30,10 +30,12 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tonic::Status;
 use tonic::transport::Server;
+use tonic::transport::server::Router;
 use tracing::{debug, warn};
 
 use self::limit::Limiter;
 use self::service::{Lister, V1, V1Alpha1};
+use crate::devicemanager::DeviceManager;
 use crate::types::containers::{ContainerKind, containers_of};
 use crate::types::metrics::Metrics;
 use crate::types::{Clock, PodExt};
@@ -66,6 +68,7 @@ pub type ActivePods = Arc<dyn Fn() -> Vec<Arc<Pod>> + Send + Sync>;
 #[derive(Clone)]
 pub struct PodResources {
     active: ActivePods,
+    devices: Option<DeviceManager>,
     limiter: Arc<Limiter>,
     metrics: Metrics,
 }
@@ -75,8 +78,43 @@ impl PodResources {
     pub fn new(active: ActivePods, clock: Arc<dyn Clock>, metrics: Metrics) -> Self {
         Self {
             active,
+            devices: None,
             limiter: Arc::new(Limiter::new(clock)),
             metrics,
+        }
+    }
+
+    /// Tells of devices as well.
+    #[must_use]
+    pub fn with_devices(mut self, devices: DeviceManager) -> Self {
+        self.devices = Some(devices);
+        self
+    }
+
+    /// A pod with its sidecars and main containers; other init containers are not told of, as upstream.
+    fn resources(&self, pod: &Pod) -> proto::PodResources {
+        let told = [ContainerKind::Sidecar, ContainerKind::Main];
+        let held = self.devices.as_ref().map(|devices| devices.held(pod));
+        let held = held.unwrap_or_default();
+        let of_container = |container: &str| {
+            let resources = held.containers.get(container).into_iter().flatten();
+            let devices = resources.flat_map(|(resource, allocation)| {
+                let ids = allocation.ids.iter();
+                ids.flat_map(|(id, nodes)| container_devices(resource, id, nodes))
+            });
+            proto::ContainerResources {
+                name: container.to_owned(),
+                devices: devices.collect(),
+                ..Default::default()
+            }
+        };
+        proto::PodResources {
+            name: pod.name().to_owned(),
+            namespace: pod.namespace().to_owned(),
+            containers: containers_of(pod)
+                .filter(|c| told.contains(&c.kind))
+                .map(|c| of_container(&c.container.name))
+                .collect(),
         }
     }
 
@@ -84,7 +122,10 @@ impl PodResources {
         &self,
         _: proto::ListPodResourcesRequest,
     ) -> Result<proto::ListPodResourcesResponse, Status> {
-        let mut pods: Vec<_> = (self.active)().iter().map(|pod| resources(pod)).collect();
+        let mut pods: Vec<_> = (self.active)()
+            .iter()
+            .map(|pod| self.resources(pod))
+            .collect();
         pods.sort_by(|a, b| (&a.namespace, &a.name).cmp(&(&b.namespace, &b.name)));
         Ok(proto::ListPodResourcesResponse {
             pod_resources: pods,
@@ -129,33 +170,43 @@ impl PodResources {
             )));
         };
         Ok(proto::GetPodResourcesResponse {
-            pod_resources: Some(resources(pod)),
+            pod_resources: Some(self.resources(pod)),
         })
     }
 
-    /// Nothing can be had by one container alone: there are no device plugins, and CPU and memory are shared.
+    /// The healthy devices of connected plugins. CPU and memory are shared by all containers.
     fn allocatable(
         &self,
         _: proto::AllocatableResourcesRequest,
     ) -> Result<proto::AllocatableResourcesResponse, Status> {
-        Ok(proto::AllocatableResourcesResponse::default())
+        let resources = self.devices.as_ref().map(DeviceManager::healthy);
+        let mut devices = Vec::new();
+        for (resource, healthy) in resources.into_iter().flatten() {
+            for (id, device) in healthy {
+                devices.extend(container_devices(&resource, &id, &device.numa));
+            }
+        }
+        Ok(proto::AllocatableResourcesResponse {
+            devices,
+            ..Default::default()
+        })
     }
 }
 
-/// A pod with its sidecars and main containers; other init containers are not told of, as upstream.
-fn resources(pod: &Pod) -> proto::PodResources {
-    let told = [ContainerKind::Sidecar, ContainerKind::Main];
-    proto::PodResources {
-        name: pod.name().to_owned(),
-        namespace: pod.namespace().to_owned(),
-        containers: containers_of(pod)
-            .filter(|c| told.contains(&c.kind))
-            .map(|c| proto::ContainerResources {
-                name: c.container.name.clone(),
-                ..Default::default()
-            })
-            .collect(),
+/// A device, once for each NUMA node that it is near to.
+fn container_devices(resource: &str, id: &str, nodes: &[i64]) -> Vec<proto::ContainerDevices> {
+    let one = |topology| proto::ContainerDevices {
+        resource_name: resource.to_owned(),
+        device_ids: vec![id.to_owned()],
+        topology,
+    };
+    if nodes.is_empty() {
+        return vec![one(None)];
     }
+    let near = |id: &i64| proto::TopologyInfo {
+        nodes: vec![proto::NumaNode { id: *id }],
+    };
+    nodes.iter().map(|node| one(Some(near(node)))).collect()
 }
 
 /// The socket below `root_dir`.
@@ -199,20 +250,34 @@ pub fn bind(root_dir: &Path) -> Result<UnixListener, SocketError> {
 
 /// Serves until `stop` is cancelled; requests in flight may finish (at most two seconds).
 pub async fn serve(listener: UnixListener, pods: PodResources, stop: CancellationToken) {
-    let (accepted, connections) = mpsc::channel(1);
-    let tasks = TaskTracker::new();
-    let served = Server::builder()
+    let router = server(TIMEOUT)
+        .add_service(Lister::<V1>::new(pods.clone()))
+        .add_service(Lister::<V1Alpha1>::new(pods));
+    serve_router(&listener, router, &stop).await;
+}
+
+/// A server whose requests may take so long, with the bounds of this API.
+pub(crate) fn server(timeout: Duration) -> Server {
+    Server::builder()
         .concurrency_limit_per_connection(16)
-        .timeout(TIMEOUT)
+        .timeout(timeout)
         .max_concurrent_streams(64)
         .http2_keepalive_interval(Some(KEEPALIVE))
-        .add_service(Lister::<V1>::new(pods.clone()))
-        .add_service(Lister::<V1Alpha1>::new(pods))
-        .serve_with_incoming_shutdown(
-            ReceiverStream::new(connections).map(Ok::<_, io::Error>),
-            stop.clone().cancelled_owned(),
-        );
-    let accept = accept(&listener, &accepted, &tasks, &stop);
+}
+
+/// Serves services on a socket as [`serve`] does; also those of other sockets whose clients are written in Go.
+pub(crate) async fn serve_router(
+    listener: &UnixListener,
+    router: Router,
+    stop: &CancellationToken,
+) {
+    let (accepted, connections) = mpsc::channel(1);
+    let tasks = TaskTracker::new();
+    let served = router.serve_with_incoming_shutdown(
+        ReceiverStream::new(connections).map(Ok::<_, io::Error>),
+        stop.clone().cancelled_owned(),
+    );
+    let accept = accept(listener, &accepted, &tasks, stop);
     let drained = async {
         stop.cancelled().await;
         tokio::time::sleep(DRAIN).await;
@@ -220,10 +285,10 @@ pub async fn serve(listener: UnixListener, pods: PodResources, stop: Cancellatio
     tokio::select! {
         (served, ()) = async { tokio::join!(served, accept) } => {
             if let Err(error) = served {
-                warn!(%error, "the pod-resources server ended");
+                warn!(%error, "the server of a socket ended");
             }
         }
-        () = drained => debug!("requests for pod resources were still open"),
+        () = drained => debug!("requests on a socket were still open"),
     }
     drop(accepted);
     tasks.close();
@@ -254,7 +319,7 @@ async fn accept(
                 tasks.spawn(async move {
                     tokio::select! {
                         result = relayed => if let Err(error) = result {
-                            debug!(%error, "connection for pod resources ended");
+                            debug!(%error, "connection on a socket ended");
                         },
                         () = async { stop.cancelled().await; tokio::time::sleep(DRAIN).await } => {}
                     }
@@ -265,7 +330,7 @@ async fn accept(
                 }
             }
             Err(error) => {
-                warn!(%error, "cannot accept a connection for pod resources");
+                warn!(%error, "cannot accept a connection on a socket");
                 tokio::time::sleep(PAUSE).await;
             }
         }

@@ -11,6 +11,11 @@ use tonic::{Code, Request, client};
 use tonic_prost::ProstCodec;
 
 use super::*;
+use crate::core::devices::{Allocation, PodDevices, allocations_key};
+use crate::core::state::Transaction;
+use crate::devicemanager::DeviceManagerOptions;
+use crate::kubeletconfig::DeviceReadiness;
+use crate::store::Store;
 use crate::types::{BootId, Stamp};
 
 struct FixedClock(Mutex<Stamp>);
@@ -184,6 +189,40 @@ async fn active_pods_are_listed_with_sidecars_and_main_containers() {
         .await
         .unwrap();
     assert_eq!(alpha, answer);
+}
+
+#[tokio::test]
+async fn devices_are_listed_once_for_each_numa_node() {
+    let (clock, active) = (FixedClock::new(), vec![pod("a", "one")]);
+    let store = Store::in_memory(Arc::clone(&clock) as _);
+    let allocation = Allocation {
+        ids: [("g0", vec![]), ("g1", vec![0, 1])]
+            .map(|(id, nodes)| (id.to_owned(), nodes))
+            .into(),
+        granted: None,
+    };
+    let held = PodDevices::default().with("main", "example.com/gpu", allocation);
+    let put = Transaction::new().put(allocations_key(&active[0]), held.to_object(clock.now()));
+    store.commit(put).await.unwrap();
+    let devices = DeviceManager::new(DeviceManagerOptions {
+        store,
+        clock: Arc::clone(&clock) as _,
+        metrics: Metrics::default(),
+        readiness: DeviceReadiness::Fail,
+    });
+    let active: ActivePods = Arc::new(move || active.clone());
+    let pods = PodResources::new(active, clock, Metrics::default()).with_devices(devices);
+    let answer = pods.list(proto::ListPodResourcesRequest {}).unwrap();
+    let containers = &answer.pod_resources[0].containers;
+    assert!(containers[0].devices.is_empty(), "the sidecar has none");
+    let shown: Vec<_> = (containers[1].devices.iter())
+        .map(|d| {
+            let nodes = d.topology.iter().flat_map(|t| &t.nodes);
+            let nodes: Vec<i64> = nodes.map(|node| node.id).collect();
+            (d.device_ids[0].as_str(), nodes)
+        })
+        .collect();
+    assert_eq!(shown, [("g0", vec![]), ("g1", vec![0]), ("g1", vec![1])]);
 }
 
 #[tokio::test]

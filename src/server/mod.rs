@@ -6,6 +6,7 @@
 //! **Invariant:** a request changes nothing but counts, waits for nothing, and takes bounded time and memory.
 
 pub(crate) mod conn;
+pub mod device_plugins;
 mod door;
 pub mod kubelet;
 mod scrape;

@@ -31,7 +31,7 @@ use crate::core::state::{
     StatusRecord, Transaction, VolumeRecord, WorkerRecord,
 };
 use crate::core::volumes::keys;
-use crate::core::{orphans, resize};
+use crate::core::{devices, orphans, resize};
 use crate::images::PULL_ERRORS;
 use crate::kuberuntime::attempt_files::{self, Extent, PodFiles};
 use crate::kuberuntime::node_context::NodeContext;
@@ -51,7 +51,8 @@ const GARBAGE: &str = "container garbage";
 const MEND_PERIOD: Duration = Duration::from_secs(30);
 
 /// What is kept of each pod in table `objects`: the begin of the keys, and which part of a key is the pod's UID.
-const OBJECTS_OF_PODS: [(&str, usize); 6] = [
+const OBJECTS_OF_PODS: [(&str, usize); 7] = [
+    (devices::ALLOCATIONS, 2),
     (resize::RESIZES, 2),
     (resize::PENDING, 2),
     (userns::PREFIX, 2),

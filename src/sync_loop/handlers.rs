@@ -2,6 +2,7 @@
 //! `HandlePodAdditions`, `HandlePodUpdates`, `HandlePodRemoves`, `HandlePodReconcile`, `HandlePodSyncs`.
 
 use std::cmp::Reverse;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::{Node, Pod};
@@ -131,10 +132,24 @@ fn counted(context: &LoopContext, uid: &PodUid) -> Option<Arc<Pod>> {
     Some(resizes::as_allocated(&context.store.snapshot(), pod))
 }
 
-/// The node as the API server or its checkpoint shows it, else as the agent itself sees it.
+/// The node as the API server or its checkpoint shows it, else as the agent itself sees it; without devices of device
+/// plugins.
 pub(super) fn node(context: &LoopContext) -> Arc<Node> {
     let known = context.node.get();
-    known.unwrap_or_else(|| Arc::clone(&context.local_node))
+    let node = known.unwrap_or_else(|| Arc::clone(&context.local_node));
+    let devices = &context.workers.context().devices;
+    let is_device = |resource: &str| resource.contains('/') && devices.knows(resource);
+    let allocatable = node.status.as_ref().and_then(|s| s.allocatable.as_ref());
+    let mut resources = allocatable.into_iter().flat_map(BTreeMap::keys);
+    if !resources.any(|resource| is_device(resource)) {
+        return node;
+    }
+    // Whether there are enough of them is decided with the choice, before the pod starts.
+    let mut without = Node::clone(&node);
+    let status = without.status.get_or_insert_default();
+    let allocatable = status.allocatable.get_or_insert_default();
+    allocatable.retain(|resource, _| !is_device(resource));
+    Arc::new(without)
 }
 
 fn facts<'a>(

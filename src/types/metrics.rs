@@ -73,6 +73,10 @@ label! {
     ServerApiVersionLabel { server_api_version }
 }
 label! {
+    /// A resource of a device plugin.
+    ResourceNameLabel { resource_name }
+}
+label! {
     /// Table of the store.
     TableLabel { table }
 }
@@ -353,6 +357,8 @@ metrics! {
     pod_resources_errors_list: Family<ServerApiVersionLabel, Tally> = Family::default(), "kubelet_pod_resources_endpoint_errors_list", "Requests to List of the pod-resources API that failed";
     pod_resources_errors_get: Family<ServerApiVersionLabel, Tally> = Family::default(), "kubelet_pod_resources_endpoint_errors_get", "Requests to Get of the pod-resources API that failed";
     pod_resources_errors_get_allocatable: Family<ServerApiVersionLabel, Tally> = Family::default(), "kubelet_pod_resources_endpoint_errors_get_allocatable", "Requests to GetAllocatableResources of the pod-resources API that failed";
+    device_plugin_registrations: Family<ResourceNameLabel, Counter> = Family::default(), "kubelet_device_plugin_registration", "Registrations of device plugins";
+    device_plugin_alloc_duration: HistogramFamily<ResourceNameLabel> = Family::new_with_constructor(default_histogram), "kubelet_device_plugin_alloc_duration", "Duration of Allocate of device plugins", Unit::Seconds;
     csi_operations: HistogramFamily<CsiLabel> = Family::new_with_constructor(storage_histogram), "csi_operations", "Duration of calls to CSI drivers, by how they ended", Unit::Seconds;
     volume_manager_total_volumes: Family<VolumeStateLabel, Gauge> = Family::default(), "volume_manager_total_volumes", "Volumes by plugin, as they are and as pods want them";
     admission_rejections: Family<ReasonLabel, Counter> = Family::default(), "kubelet_admission_rejections", "Pods refused at first sight";

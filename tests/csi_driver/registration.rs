@@ -2,8 +2,10 @@
 
 use std::fs;
 use std::os::unix::net::UnixListener;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use futures::future::BoxFuture;
 use holdfast::core::state::{ObjectRecord, Transaction};
 use holdfast::store::backend::{Faults, FaultyBackend, MemoryBackend};
 use holdfast::store::codec::Loaded;
@@ -11,7 +13,7 @@ use holdfast::store::{Store, StoreOptions};
 use holdfast::types::Clock as _;
 use holdfast::types::metrics::Metrics;
 use holdfast::volumemanager::csi::client::CsiClient;
-use holdfast::volumemanager::csi::registry::Drivers;
+use holdfast::volumemanager::csi::registry::{Drivers, Plugin};
 use holdfast_testkit::csi::{CsiDriver, Fault};
 
 use crate::world::{Agent, Dirs, clock, eventually, told};
@@ -148,6 +150,45 @@ async fn plugins_of_other_types_are_told_once_that_they_are_not_supported() {
         assert_eq!(told(other), [(false, text)]);
         assert!(other.calls_of("NodeGetInfo").is_empty());
     }
+}
+
+#[tokio::test]
+async fn plugins_of_a_type_that_somebody_else_takes_are_handed_on_until_they_are_taken() {
+    let dirs = Dirs::new();
+    let mut options = dirs.options("gpu");
+    options.plugin_type = "DevicePlugin".to_owned();
+    options.versions = vec!["v1beta1".to_owned()];
+    let plugin = CsiDriver::start(options).unwrap();
+    let mut agent = Agent::idle(&dirs, None, Store::in_memory(clock()));
+    let handed = Arc::new(Mutex::new(Vec::new()));
+    let seen = Arc::clone(&handed);
+    let registrar = move |plugin: Plugin| -> BoxFuture<'static, Result<(), String>> {
+        let mut seen = seen.lock().unwrap();
+        seen.push(plugin);
+        let is_first = seen.len() == 1;
+        Box::pin(async move {
+            if is_first {
+                return Err("not yet".to_owned());
+            }
+            Ok(())
+        })
+    };
+    agent.drivers.hand_on("DevicePlugin", Arc::new(registrar));
+    agent.run();
+    let both = || (told(&plugin).len() == 2).then_some(());
+    eventually("it is told twice", both).await;
+    agent.end().await;
+    assert_eq!(
+        told(&plugin),
+        [(false, "not yet".to_owned()), (true, String::new())]
+    );
+    let handed = handed.lock().unwrap();
+    let expected = Plugin {
+        name: "gpu".to_owned(),
+        endpoint: plugin.options().endpoint.clone(),
+        versions: vec!["v1beta1".to_owned()],
+    };
+    assert_eq!(*handed, [expected.clone(), expected]);
 }
 
 #[tokio::test]

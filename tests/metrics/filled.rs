@@ -190,6 +190,14 @@ fn touch(m: &Metrics) {
         &m.pod_resources_requests,
         label!(ServerApiVersionLabel { server_api_version }),
     );
+    one(
+        &m.device_plugin_registrations,
+        label!(ResourceNameLabel { resource_name }),
+    );
+    one(
+        &m.device_plugin_alloc_duration,
+        label!(ResourceNameLabel { resource_name }),
+    );
     one(&m.evictions, label!(EvictionLabel { eviction_signal }));
     one(
         &m.eviction_stats_age,

@@ -53,6 +53,8 @@ const KUBELET: &[&str] = &[
     "pod_resources_endpoint_errors_get",
     "pod_resources_endpoint_errors_get_allocatable",
     "admission_rejections_total",
+    "device_plugin_registration_total",
+    "device_plugin_alloc_duration_seconds",
     "volume_stats_used_bytes",
     "volume_stats_capacity_bytes",
     "volume_stats_available_bytes",

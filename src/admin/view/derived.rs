@@ -1,11 +1,12 @@
-//! Tables that are read off others: the node object, and the events out of the journal, with what the API server knows
-//! of them.
+//! Tables that are read off others: the node object, the events out of the journal, with what the API server knows
+//! of them, and the devices of containers.
 
 use std::collections::HashMap;
 
 use serde_json::{Value, json};
 
 use super::{PodIndex, Row, rows};
+use crate::core::devices::{PluginRecord, PodDevices};
 use crate::core::state::{ObjectRecord, State, Table};
 use crate::events::{KeptEvent, kept_events};
 use crate::types::{Event, EventType, PodUid};
@@ -54,6 +55,66 @@ pub(super) fn events(state: &State, index: &PodIndex) -> Vec<Row> {
     let mut unlisted: Vec<_> = objects.into_values().collect();
     unlisted.sort_by_key(|kept| (kept.last.wall_ms, &kept.key));
     rows.extend(unlisted.into_iter().map(unlisted_row));
+    rows
+}
+
+/// Fields of [`devices`], beside the key.
+const DEVICE_FIELDS: [&str; 12] = [
+    "uid",
+    "namespace",
+    "name",
+    "container",
+    "resource",
+    "state",
+    "ids",
+    "numa",
+    "granted",
+    "devices",
+    "socket",
+    "lost",
+];
+
+/// The devices of each container, by pod, container and resource, then the device plugins. What pods have that are finished is
+/// free, and not shown.
+pub(super) fn devices(state: &State, index: &PodIndex) -> Vec<Row> {
+    let mut rows = Vec::new();
+    let mut add = |mut row: Row, fields: Value| {
+        for field in DEVICE_FIELDS {
+            let value = fields.get(field).cloned().unwrap_or(Value::Null);
+            row.entry(field).or_insert(value);
+        }
+        rows.push(row);
+    };
+    for (uid, held) in PodDevices::all(state) {
+        for (container, resources) in &held.containers {
+            for (resource, allocation) in resources {
+                let key = format!("{uid}/{container}/{resource}");
+                let is_granted = allocation.granted.is_some();
+                let fields = json!({
+                    "container": container,
+                    "resource": resource,
+                    "state": if is_granted { "Granted" } else { "Asked" },
+                    "ids": allocation.ids.keys().collect::<Vec<_>>(),
+                    "numa": allocation.ids,
+                    "granted": allocation.granted,
+                });
+                add(rows::about(index, &key, uid.as_str()), fields);
+            }
+        }
+    }
+    for (resource, plugin) in PluginRecord::all(state) {
+        let is_lost = plugin.lost.is_some();
+        let fields = json!({
+            "resource": resource,
+            "state": if is_lost { "Lost" } else { "Registered" },
+            "ids": plugin.devices.keys().collect::<Vec<_>>(),
+            "devices": plugin.devices,
+            "socket": plugin.socket,
+            "lost": plugin.lost.map_or(Value::Null, rows::time),
+        });
+        let key = ("key".to_owned(), json!(resource));
+        add(Row::from_iter([key]), fields);
+    }
     rows
 }
 

@@ -155,6 +155,7 @@ pub fn dump(
             View::Overview => overview::rows(state, &index),
             View::Node => derived::node(state, &index),
             View::Events => derived::events(state, &index),
+            View::Devices => derived::devices(state, &index),
             View::Table(table) => rows::all(state, &index, *table),
         };
         let rows = rows
@@ -286,6 +287,10 @@ pub fn changes(before: &State, after: &State, query: &Query) -> Vec<Change> {
             View::Events => (
                 derived::events(before, &old_index),
                 derived::events(after, &new_index),
+            ),
+            View::Devices => (
+                derived::devices(before, &old_index),
+                derived::devices(after, &new_index),
             ),
             View::Table(table) => rows::changed(before, &old_index, after, &new_index, *table),
         };

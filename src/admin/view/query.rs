@@ -23,7 +23,7 @@ pub enum QueryError {
     },
     /// It names a table that does not exist.
     #[error(
-        "there is no table {name:?}; tables are overview, node, events, {}",
+        "there is no table {name:?}; tables are overview, node, events, devices, {}",
         names()
     )]
     NoTable {
@@ -52,6 +52,8 @@ pub enum View {
     Node,
     /// The events among the lines of the journal.
     Events,
+    /// Devices of containers, and the device plugins.
+    Devices,
     /// A table of the store.
     Table(Table),
 }
@@ -63,6 +65,7 @@ impl View {
             Self::Overview => "overview",
             Self::Node => "node",
             Self::Events => "events",
+            Self::Devices => "devices",
             Self::Table(table) => table.name(),
         }
     }
@@ -99,6 +102,7 @@ impl FromStr for View {
             "overview" => return Ok(Self::Overview),
             "node" | "nodes" => return Ok(Self::Node),
             "events" | "event" => return Ok(Self::Events),
+            "devices" | "device" => return Ok(Self::Devices),
             _ => {}
         }
         Table::ALL

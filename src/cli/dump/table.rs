@@ -99,6 +99,16 @@ pub(super) fn columns(view: View, with_wide: bool) -> Vec<Column> {
             wide("OBJECT", "apiServer.name", Text),
             UID,
         ],
+        View::Devices => &[
+            NAMESPACE,
+            NAME,
+            column("CONTAINER", "container", Text),
+            column("RESOURCE", "resource", Text),
+            column("DEVICES", "ids", Text),
+            column("STATE", "state", Text),
+            wide("SOCKET", "socket", Text),
+            UID,
+        ],
         View::Table(Table::Meta) => &[
             column("NODE", "nodeName", Text),
             column("SCHEMA", "schema", Text),

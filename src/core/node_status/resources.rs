@@ -2,9 +2,11 @@
 
 use std::collections::BTreeMap;
 
+use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
 use super::{Machine, NodeSettings};
+use crate::core::devices::{Amount, Amounts};
 use crate::types::quantity::nanos;
 
 const NANOS: i128 = 1_000_000_000;
@@ -83,6 +85,35 @@ pub(super) fn allocatable(
         (name.clone(), rest)
     };
     capacity.iter().map(left).collect()
+}
+
+/// Replaces the amounts of devices in capacity and allocatable.
+pub(super) fn with_devices(
+    mut capacity: ResourceList,
+    mut allocatable: ResourceList,
+    devices: &Amounts,
+) -> (ResourceList, ResourceList) {
+    for (resource, amount) in devices {
+        capacity.insert(resource.clone(), Quantity(amount.capacity.to_string()));
+        allocatable.insert(resource.clone(), Quantity(amount.allocatable.to_string()));
+    }
+    (capacity, allocatable)
+}
+
+/// Whether a node shows other amounts of devices than there are.
+pub fn devices_differ(node: &Node, devices: &Amounts) -> bool {
+    let status = node.status.as_ref();
+    let shows = |list: Option<&ResourceList>, resource: &str, count: usize| {
+        let shown = list.and_then(|list| list.get(resource));
+        shown.is_some_and(|shown| same(shown, &Quantity(count.to_string())))
+    };
+    let is_shown = |(resource, amount): (&String, &Amount)| {
+        let capacity = status.and_then(|s| s.capacity.as_ref());
+        let allocatable = status.and_then(|s| s.allocatable.as_ref());
+        shows(capacity, resource, amount.capacity)
+            && shows(allocatable, resource, amount.allocatable)
+    };
+    !devices.iter().all(is_shown)
 }
 
 /// Cores, to the thousandth.

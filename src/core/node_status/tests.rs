@@ -1,6 +1,7 @@
 use serde_json::json;
 
 use super::*;
+use crate::core::devices::Amount;
 use crate::core::testkit::at;
 
 fn settings() -> NodeSettings {
@@ -31,6 +32,7 @@ fn facts() -> Facts {
         }])),
         addresses: vec!["10.0.0.1".parse().unwrap()],
         volumes_in_use: None,
+        devices: Default::default(),
     }
 }
 
@@ -231,6 +233,19 @@ fn allocatable_is_never_negative_and_foreign_resources_stay() {
     assert_eq!(left["example.com/gpu"].0, "2");
     assert_eq!(left["pods"].0, "40");
     assert!(!capacity.contains_key("hugepages-1Gi"));
+    let amount = Amount {
+        capacity: 3,
+        allocatable: 1,
+    };
+    let devices = Amounts::from([("example.com/gpu".to_owned(), amount)]);
+    let (capacity, left) = resources::with_devices(capacity, left, &devices);
+    assert_eq!(capacity["example.com/gpu"].0, "3");
+    assert_eq!(left["example.com/gpu"].0, "1");
+    let mut node = initial_node(&settings);
+    assert!(devices_differ(&node, &devices));
+    let status = node.status.get_or_insert_default();
+    (status.capacity, status.allocatable) = (Some(capacity), Some(left));
+    assert!(!devices_differ(&node, &devices));
 }
 
 fn quantity(text: &str) -> k8s_openapi::apimachinery::pkg::api::resource::Quantity {

@@ -3,10 +3,13 @@
 
 use std::collections::BTreeMap;
 
+use super::EXTENDED;
 use super::Rule::{self, Amounts, Any, Inside, No, Text, Tree};
 
 const LATER: &str = "Fibre Channel is not there yet; use a CSI driver";
 const DRIVER: &str = "Kubernetes has given this volume up for CSI drivers";
+/// Resources that a container may ask for.
+const OF_CONTAINERS: &[&str] = &["cpu", "memory", "hugepages-", "ephemeral-storage", EXTENDED];
 const DEVICES: &str = "dynamic resource allocation is not there yet";
 const SIGNAL: &str =
     "the runtime interface of this version has no field for it; set STOPSIGNAL in the image";
@@ -429,14 +432,8 @@ const RESTARTED: &[(&str, Rule)] = &[
     ),
     (".resources", Inside),
     (".resources.claims", No(DEVICES)),
-    (
-        ".resources.limits",
-        Amounts(&["cpu", "memory", "hugepages-", "ephemeral-storage"]),
-    ),
-    (
-        ".resources.requests",
-        Amounts(&["cpu", "memory", "hugepages-", "ephemeral-storage"]),
-    ),
+    (".resources.limits", Amounts(OF_CONTAINERS)),
+    (".resources.requests", Amounts(OF_CONTAINERS)),
     (".restartPolicy", Text(&["Always", "OnFailure", "Never"])),
     (".restartPolicyRules", Inside),
     (".restartPolicyRules[]", Inside),

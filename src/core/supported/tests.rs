@@ -119,8 +119,8 @@ fn unsupported_fields_are_named() {
             "env[0].valueFrom.fileKeyRef",
         ),
         (
-            json!({"resources": {"limits": {"nvidia.com/gpu": "1"}}}),
-            "resources.limits.nvidia.com/gpu",
+            json!({"resources": {"limits": {"gpus": "1"}}}),
+            "resources.limits.gpus",
         ),
         (
             json!({"resources": {"requests": {"hugepages-": "1Gi"}}}),

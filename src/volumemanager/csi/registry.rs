@@ -17,6 +17,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use futures::future::BoxFuture;
 use tokio::net::UnixStream;
 use tokio::sync::{Notify, watch};
 use tokio_util::sync::CancellationToken;
@@ -62,6 +63,20 @@ pub struct DriversOptions {
     pub metrics: Metrics,
 }
 
+/// A plugin of another type, that somebody else registers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Plugin {
+    /// Its name, as it says.
+    pub name: String,
+    /// Where it listens.
+    pub endpoint: PathBuf,
+    /// The versions that it speaks.
+    pub versions: Vec<String>,
+}
+
+/// Registers plugins of another type. The error is in words for the plugin.
+pub type Registrar = Arc<dyn Fn(Plugin) -> BoxFuture<'static, Result<(), String>> + Send + Sync>;
+
 /// The drivers that can be called now. Cheap to clone.
 #[derive(Clone)]
 pub struct Drivers {
@@ -76,6 +91,8 @@ struct Inner {
     /// Drivers that had no slot left for a volume, until somebody asks them how many they have.
     exhausted: Mutex<BTreeSet<String>>,
     exhaustion: Notify,
+    /// Who registers plugins of other types.
+    others: Mutex<BTreeMap<String, Registrar>>,
     /// `None` when the drivers were given.
     parts: Option<DriversOptions>,
 }
@@ -120,6 +137,7 @@ impl Drivers {
                 turn: tokio::sync::Mutex::default(),
                 exhausted: Mutex::default(),
                 exhaustion: Notify::new(),
+                others: Mutex::default(),
                 parts: Some(options),
             }),
         }
@@ -144,6 +162,7 @@ impl Drivers {
                 turn: tokio::sync::Mutex::default(),
                 exhausted: Mutex::default(),
                 exhaustion: Notify::new(),
+                others: Mutex::default(),
                 parts: None,
             }),
         }
@@ -234,6 +253,15 @@ impl Drivers {
             .call(method::GET_INFO, &Empty {}, GET_INFO)
             .await
             .map_err(|failure| Refusal::Retry(format!("GetInfo: {}", text(&failure))))?;
+        if let Some(registrar) = self.registrar(&info.r#type) {
+            let plugin = Plugin {
+                name: info.name.clone(),
+                endpoint: endpoint_of(path, &info),
+                versions: info.supported_versions.clone(),
+            };
+            let taken = registrar(plugin).await;
+            return answer(&socket, path, info.name, taken).await;
+        }
         if info.r#type != CSI_PLUGIN {
             let why = format!(
                 "plugins of type {:?} are not supported, only {CSI_PLUGIN}",
@@ -242,18 +270,21 @@ impl Drivers {
             notify(&socket, Some(&why)).await.map_err(Refusal::Retry)?;
             return Err(Refusal::Final(why));
         }
-        match self.take(path, &info).await {
-            Ok(()) => {
-                notify(&socket, None).await.map_err(Refusal::Retry)?;
-                Ok(info.name)
-            }
-            Err(why) => {
-                if let Err(error) = notify(&socket, Some(&why)).await {
-                    tracing::debug!(socket = %path.display(), error, "a plugin does not hear that it was refused");
-                }
-                Err(Refusal::Retry(why))
-            }
-        }
+        let taken = self.take(path, &info).await;
+        answer(&socket, path, info.name, taken).await
+    }
+
+    /// Has `registrar` register plugins of a type, as their sockets say it.
+    pub fn hand_on(&self, plugin_type: &str, registrar: Registrar) {
+        let others = self.inner.others.lock();
+        let mut others = others.unwrap_or_else(PoisonError::into_inner);
+        others.insert(plugin_type.to_owned(), registrar);
+    }
+
+    fn registrar(&self, plugin_type: &str) -> Option<Registrar> {
+        let others = self.inner.others.lock();
+        let others = others.unwrap_or_else(PoisonError::into_inner);
+        others.get(plugin_type).cloned()
     }
 
     async fn take(&self, path: &Path, info: &PluginInfo) -> Result<(), String> {
@@ -468,10 +499,7 @@ impl Drivers {
 pub(super) fn checked(path: &Path, info: &PluginInfo) -> Result<(Version, PathBuf), String> {
     check_name(&info.name)?;
     let version = Version::highest(&info.supported_versions)?;
-    let endpoint = match info.endpoint.as_str() {
-        "" => path.to_owned(),
-        endpoint => PathBuf::from(endpoint.strip_prefix("unix://").unwrap_or(endpoint)),
-    };
+    let endpoint = endpoint_of(path, info);
     if !endpoint.is_absolute() {
         return Err(format!(
             "the endpoint {:?} of driver {} is no absolute path",
@@ -479,6 +507,35 @@ pub(super) fn checked(path: &Path, info: &PluginInfo) -> Result<(Version, PathBu
         ));
     }
     Ok((version, endpoint))
+}
+
+/// Tells a plugin what became of its registration, and returns that for who tries again.
+async fn answer(
+    socket: &Socket,
+    path: &Path,
+    name: String,
+    taken: Result<(), String>,
+) -> Result<String, Refusal> {
+    match taken {
+        Ok(()) => {
+            notify(socket, None).await.map_err(Refusal::Retry)?;
+            Ok(name)
+        }
+        Err(why) => {
+            if let Err(error) = notify(socket, Some(&why)).await {
+                tracing::debug!(socket = %path.display(), error, "a plugin does not hear that it was refused");
+            }
+            Err(Refusal::Retry(why))
+        }
+    }
+}
+
+/// Where a plugin listens: on its registration socket if it does not say.
+fn endpoint_of(path: &Path, info: &PluginInfo) -> PathBuf {
+    match info.endpoint.as_str() {
+        "" => path.to_owned(),
+        endpoint => PathBuf::from(endpoint.strip_prefix("unix://").unwrap_or(endpoint)),
+    }
 }
 
 /// Tells a plugin what became of its registration.

@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use super::super::Shared;
 use super::zpage;
 use crate::kubeletconfig::{
-    AgentConfig, BackOffEarlyEnd, OfflineStart, PullFallback, encode, format_duration,
+    AgentConfig, BackOffEarlyEnd, DeviceReadiness, OfflineStart, PullFallback, encode, format_duration,
 };
 
 /// Flags, and the field of the configuration that each of them overrides.
@@ -141,6 +141,14 @@ fn flags(config: &AgentConfig) -> BTreeMap<&'static str, String> {
         (
             "container-runtime-endpoint",
             config.runtime_endpoint.to_string(),
+        ),
+        (
+            "device-readiness",
+            match config.device_readiness {
+                DeviceReadiness::Fail => "Fail",
+                DeviceReadiness::Wait => "Wait",
+            }
+            .to_owned(),
         ),
         ("hostname-override", config.node_name.clone()),
         ("image-credential-provider-bin-dir", optional(&providers.1)),

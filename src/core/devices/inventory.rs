@@ -1,0 +1,282 @@
+//! What the node has: resources, their plugins, their devices.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use super::choice::Shortage;
+use super::record::PluginRecord;
+use super::{Devices, PluginOptions};
+use crate::types::Stamp;
+
+/// A lost plugin's devices count as capacity for so long; upstream's `endpointStopGracePeriod`.
+const LOST_GRACE: Duration = Duration::from_secs(300);
+
+/// One connection to a plugin. A newer one has a larger number.
+pub type Instance = u64;
+
+/// How many devices of a resource the node has.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Amount {
+    /// All of them.
+    pub capacity: usize,
+    /// The healthy ones of a plugin that is connected.
+    pub allocatable: usize,
+}
+
+/// Amounts by resource.
+pub type Amounts = BTreeMap<String, Amount>;
+
+/// Health of a device, as statuses of pods have it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Health {
+    /// Its plugin says so.
+    Healthy,
+    /// Its plugin says so.
+    Unhealthy,
+    /// Its plugin is not connected, or does not list it.
+    Unknown,
+}
+
+impl Health {
+    /// Value of `allocatedResourcesStatus[].resources[].health`.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Healthy => "Healthy",
+            Self::Unhealthy => "Unhealthy",
+            Self::Unknown => "Unknown",
+        }
+    }
+}
+
+/// Why a container cannot have devices now. Texts are upstream's.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Unusable {
+    /// No plugin has ever registered the resource.
+    #[error("cannot allocate unregistered device {resource}")]
+    Unregistered {
+        /// The resource.
+        resource: String,
+    },
+    /// The plugin is lost, has listed nothing yet, or none of its devices is healthy.
+    #[error("no healthy devices present; cannot allocate unhealthy devices {resource}")]
+    NoneHealthy {
+        /// The resource.
+        resource: String,
+    },
+    /// Devices that the container has are unhealthy or gone.
+    #[error(
+        "previously allocated devices are no longer healthy; cannot allocate unhealthy devices {resource} ({})",
+        ids.join(", ")
+    )]
+    NotHealthy {
+        /// The resource.
+        resource: String,
+        /// The devices.
+        ids: Vec<String>,
+    },
+    /// Too few are free.
+    #[error(
+        "requested number of devices unavailable for {resource}. Requested: {}, Available: {}",
+        shortage.requested,
+        shortage.available
+    )]
+    Short {
+        /// The resource.
+        resource: String,
+        /// How many.
+        shortage: Shortage,
+    },
+}
+
+#[derive(Clone, Debug)]
+struct Resource {
+    plugin: Plugin,
+    options: PluginOptions,
+    devices: Devices,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Plugin {
+    /// Known from the records of an earlier run.
+    Recorded,
+    /// Connected; its list is still to come.
+    Connected(Instance),
+    /// Connected, and has listed its devices.
+    Listed(Instance),
+    /// Its stream has ended.
+    Lost(Stamp),
+}
+
+/// The resources of device plugins.
+#[derive(Clone, Debug, Default)]
+pub struct Inventory {
+    resources: BTreeMap<String, Resource>,
+}
+
+impl Inventory {
+    /// Adds a resource that a plugin had registered in an earlier run: the node has none of it until the plugin is back.
+    pub fn remember(&mut self, resource: &str, record: &PluginRecord) {
+        let known = Resource {
+            plugin: Plugin::Recorded,
+            options: record.options,
+            devices: Devices::new(),
+        };
+        self.resources.insert(resource.to_owned(), known);
+    }
+
+    /// A plugin has connected. It replaces the one before, whose devices it has until it lists its own.
+    pub fn connect(&mut self, resource: &str, instance: Instance, options: PluginOptions) {
+        let known = self.resources.entry(resource.to_owned());
+        let known = known.or_insert_with(|| Resource {
+            plugin: Plugin::Recorded,
+            options,
+            devices: Devices::new(),
+        });
+        known.plugin = Plugin::Connected(instance);
+        known.options = options;
+    }
+
+    /// A plugin has listed its devices. Returns whether anything changed; a former instance changes nothing.
+    pub fn list(&mut self, resource: &str, instance: Instance, devices: Devices) -> bool {
+        let Some(known) = self.resources.get_mut(resource) else {
+            return false;
+        };
+        match known.plugin {
+            Plugin::Connected(now) if now == instance => {}
+            Plugin::Listed(now) if now == instance && known.devices != devices => {}
+            _ => return false,
+        }
+        known.plugin = Plugin::Listed(instance);
+        known.devices = devices;
+        true
+    }
+
+    /// The stream of a plugin has ended. Returns whether it was the current instance.
+    pub fn disconnect(&mut self, resource: &str, instance: Instance, now: Stamp) -> bool {
+        let Some(known) = self.resources.get_mut(resource) else {
+            return false;
+        };
+        let is_current = [Plugin::Connected(instance), Plugin::Listed(instance)];
+        if !is_current.contains(&known.plugin) {
+            return false;
+        }
+        known.plugin = Plugin::Lost(now);
+        true
+    }
+
+    /// Whether a plugin has ever registered the resource.
+    pub fn knows(&self, resource: &str) -> bool {
+        self.resources.contains_key(resource)
+    }
+
+    /// What is to be recorded of a resource.
+    pub fn record(&self, resource: &str, socket: String) -> Option<PluginRecord> {
+        let known = self.resources.get(resource)?;
+        Some(PluginRecord {
+            socket,
+            options: known.options,
+            devices: known.devices.clone(),
+            lost: match known.plugin {
+                Plugin::Lost(since) => Some(since),
+                _ => None,
+            },
+        })
+    }
+
+    /// Options of the resource's plugin, also of one that is not connected.
+    pub fn options(&self, resource: &str) -> PluginOptions {
+        let known = self.resources.get(resource);
+        known.map(|r| r.options).unwrap_or_default()
+    }
+
+    /// How much the node has of each resource. A plugin that is lost leaves nothing allocatable at once and no capacity after
+    /// five minutes; the resource stays. Upstream: `GetCapacity`.
+    pub fn amounts(&self, now: Stamp) -> Amounts {
+        let amount = |known: &Resource| match known.plugin {
+            Plugin::Recorded => Amount::default(),
+            Plugin::Listed(_) => Amount {
+                capacity: known.devices.len(),
+                allocatable: known.devices.values().filter(|d| d.healthy).count(),
+            },
+            Plugin::Lost(since) if now.since(since) >= LOST_GRACE => Amount::default(),
+            Plugin::Connected(_) | Plugin::Lost(_) => Amount {
+                capacity: known.devices.len(),
+                allocatable: 0,
+            },
+        };
+        let resources = self.resources.iter();
+        resources
+            .map(|(name, known)| (name.clone(), amount(known)))
+            .collect()
+    }
+
+    /// How long [`Self::amounts`] stays as it is if no plugin says anything; `None` = for ever.
+    pub fn next_change(&self, now: Stamp) -> Option<Duration> {
+        let left = |known: &Resource| match known.plugin {
+            Plugin::Lost(since) => LOST_GRACE
+                .checked_sub(now.since(since))
+                .filter(|left| !left.is_zero()),
+            _ => None,
+        };
+        self.resources.values().filter_map(left).min()
+    }
+
+    /// The health of a device, by resource and ID: equal IDs of two resources are two devices.
+    pub fn health(&self, resource: &str, id: &str) -> Health {
+        match self.listed(resource).and_then(|devices| devices.get(id)) {
+            Some(device) if device.healthy => Health::Healthy,
+            Some(_) => Health::Unhealthy,
+            None => Health::Unknown,
+        }
+    }
+
+    /// The devices of connected plugins, by resource.
+    pub fn all_listed(&self) -> impl Iterator<Item = (&String, &Devices)> {
+        let resources = self.resources.iter();
+        let listed = resources.filter(|(_, known)| matches!(known.plugin, Plugin::Listed(_)));
+        listed.map(|(name, known)| (name, &known.devices))
+    }
+
+    fn listed(&self, resource: &str) -> Option<&Devices> {
+        let known = self.resources.get(resource)?;
+        matches!(known.plugin, Plugin::Listed(_)).then_some(&known.devices)
+    }
+
+    /// The devices of a resource, one of them healthy at least.
+    ///
+    /// # Errors
+    /// When there is none that could be allocated.
+    pub fn usable(&self, resource: &str) -> Result<&Devices, Unusable> {
+        if !self.knows(resource) {
+            return Err(Unusable::Unregistered {
+                resource: resource.to_owned(),
+            });
+        }
+        let listed = self.listed(resource);
+        let healthy = listed.filter(|devices| devices.values().any(|d| d.healthy));
+        healthy.ok_or_else(|| Unusable::NoneHealthy {
+            resource: resource.to_owned(),
+        })
+    }
+
+    /// Whether a container that has these devices may start with them.
+    ///
+    /// # Errors
+    /// When one of them cannot be used now.
+    pub fn check_held<'a>(
+        &self,
+        resource: &str,
+        ids: impl Iterator<Item = &'a String>,
+    ) -> Result<(), Unusable> {
+        let devices = self.usable(resource)?;
+        let is_healthy = |id: &str| devices.get(id).is_some_and(|d| d.healthy);
+        let lost: BTreeSet<&String> = ids.filter(|id| !is_healthy(id)).collect();
+        if lost.is_empty() {
+            return Ok(());
+        }
+        Err(Unusable::NotHealthy {
+            resource: resource.to_owned(),
+            ids: lost.into_iter().cloned().collect(),
+        })
+    }
+}

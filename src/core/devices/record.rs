@@ -1,0 +1,160 @@
+//! What is remembered of devices, in table `objects` as JSON.
+//!
+//! `deviceallocations/<namespace>/<pod UID>`: the devices of each container. Written, and on the disk, before a plugin is
+//! asked to allocate them, and again with its answer before a container starts.
+//! `deviceplugins/<domain>/<name>`: a resource whose plugin has registered.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use k8s_openapi::api::core::v1::Pod;
+use serde::{Deserialize, Serialize};
+
+use super::{Devices, Granted, PluginOptions};
+use crate::core::state::{ObjectRecord, State, WorkerPhase, WorkerRecord};
+use crate::types::{PodExt, PodUid, Stamp};
+
+/// Begin of the keys of all [`PodDevices`].
+pub const ALLOCATIONS: &str = "deviceallocations/";
+/// Begin of the keys of all [`PluginRecord`]s.
+pub const PLUGINS: &str = "deviceplugins/";
+
+/// Key of a pod's [`PodDevices`].
+pub fn allocations_key(pod: &Pod) -> String {
+    format!("{ALLOCATIONS}{}/{}", pod.namespace(), pod.uid())
+}
+
+/// Key of a resource's [`PluginRecord`].
+pub fn plugin_key(resource: &str) -> String {
+    format!("{PLUGINS}{resource}")
+}
+
+/// The devices of a pod.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct PodDevices {
+    /// By container, by resource.
+    pub containers: BTreeMap<String, BTreeMap<String, Allocation>>,
+}
+
+/// Devices of a resource that a container has.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Allocation {
+    /// NUMA nodes by ID of the device.
+    pub ids: BTreeMap<String, Vec<i64>>,
+    /// The plugin's answer; `None` while it is asked, also across a crash: then it is asked for the same devices again.
+    pub granted: Option<Granted>,
+}
+
+/// A plugin that has registered.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct PluginRecord {
+    /// Its socket.
+    pub socket: String,
+    /// Its options.
+    pub options: PluginOptions,
+    /// What it listed last.
+    pub devices: Devices,
+    /// When its stream ended.
+    pub lost: Option<Stamp>,
+}
+
+impl PodDevices {
+    /// The record of a pod; `None` when it has no devices.
+    pub fn of(state: &State, pod: &Pod) -> Option<Self> {
+        read(state.record::<ObjectRecord>(&allocations_key(pod))?)
+    }
+
+    /// As it is stored.
+    pub fn to_object(&self, at: Stamp) -> ObjectRecord {
+        object(self, at)
+    }
+
+    /// The devices of a resource that a container has.
+    pub fn ids(&self, container: &str, resource: &str) -> impl Iterator<Item = &String> + Clone {
+        let of_container = self.containers.get(container);
+        let allocation = of_container.and_then(|resources| resources.get(resource));
+        allocation.into_iter().flat_map(|a| a.ids.keys())
+    }
+
+    /// What a container has of a resource.
+    pub fn allocation(&self, container: &str, resource: &str) -> Option<&Allocation> {
+        self.containers.get(container)?.get(resource)
+    }
+
+    /// Whether a plugin has granted a container its devices of a resource.
+    pub fn is_granted(&self, container: &str, resource: &str) -> bool {
+        let allocation = self.allocation(container, resource);
+        allocation.is_some_and(|a| a.granted.is_some())
+    }
+
+    /// Replaces what a container has of a resource.
+    #[must_use]
+    pub fn with(mut self, container: &str, resource: &str, allocation: Allocation) -> Self {
+        let of_container = self.containers.entry(container.to_owned()).or_default();
+        of_container.insert(resource.to_owned(), allocation);
+        self
+    }
+
+    /// Whether any container has devices of one of the resources.
+    pub fn has_any(&self, resources: &BTreeSet<String>) -> bool {
+        let mut names = self.containers.values().flat_map(|of| of.keys());
+        names.any(|name| resources.contains(name))
+    }
+}
+
+impl PluginRecord {
+    /// As it is stored.
+    pub fn to_object(&self, at: Stamp) -> ObjectRecord {
+        object(self, at)
+    }
+
+    /// All of them, by resource. One that cannot be read is left out: its plugin registers again.
+    pub fn all(state: &State) -> impl Iterator<Item = (&str, Self)> {
+        state
+            .with_prefix::<ObjectRecord>(PLUGINS)
+            .filter_map(|(key, record)| Some((&key[PLUGINS.len()..], read(record)?)))
+    }
+}
+
+impl PodDevices {
+    /// All of them with the UIDs of their pods, but those of pods whose worker has finished: theirs are free.
+    pub fn all(state: &State) -> impl Iterator<Item = (PodUid, Self)> {
+        let records = state.with_prefix::<ObjectRecord>(ALLOCATIONS);
+        records.filter_map(|(key, record)| {
+            let (_, uid) = key[ALLOCATIONS.len()..].split_once('/')?;
+            let worker = state.record::<WorkerRecord>(uid);
+            let is_over = worker.is_some_and(|w| matches!(w.phase, WorkerPhase::Finished { .. }));
+            if is_over {
+                return None;
+            }
+            Some((PodUid::new(uid), read(record)?))
+        })
+    }
+}
+
+/// Returns the devices of a resource that pods have.
+pub fn taken(state: &State, resource: &str) -> BTreeSet<String> {
+    let mut taken = BTreeSet::new();
+    for (_, pod) in PodDevices::all(state) {
+        for container in pod.containers.keys() {
+            taken.extend(pod.ids(container, resource).cloned());
+        }
+    }
+    taken
+}
+
+fn read<T: serde::de::DeserializeOwned>(record: &ObjectRecord) -> Option<T> {
+    serde_json::from_slice(&record.data).ok()
+}
+
+fn object<T: Serialize>(of: &T, at: Stamp) -> ObjectRecord {
+    ObjectRecord {
+        resource_version: String::new(),
+        encrypted: false,
+        // Maps of strings always have a JSON form.
+        data: serde_json::to_vec(of).unwrap_or_default(),
+        at,
+    }
+}

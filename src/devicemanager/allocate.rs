@@ -1,0 +1,300 @@
+//! Devices for a pod that is about to start: whether it has them, or gets them. Upstream: `ManagerImpl.Allocate`.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::Pod;
+use tokio::time::Instant;
+use tracing::{debug, info};
+
+use super::DeviceManager;
+use super::client::{CallError, PluginClient};
+use crate::core::devices::{
+    self, Allocation, Granted, PodDevices, Request, Unusable, Wanted, allocations_key, choose,
+    hint_of, reusable, taken, wanted,
+};
+use crate::core::state::{ObjectRecord, State, Transaction};
+use crate::kubeletconfig::DeviceReadiness;
+use crate::store::CommitError;
+use crate::types::metrics::ResourceNameLabel;
+use crate::types::{PodExt, PodUid};
+
+/// Plugins have so long after the agent's start to register, before a pod that was cut off in the middle of its
+/// allocation fails for want of one.
+const REGISTRATION: Duration = Duration::from_secs(60);
+
+/// Whether containers of a pod may start, as far as devices go.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Readiness {
+    /// They may.
+    Ready,
+    /// They may when their devices are back; the pod is named by [`DeviceManager::changed`] then.
+    Waiting(String),
+    /// They may not, and the pod fails.
+    Refused(String),
+}
+
+/// Why a container has no devices.
+#[derive(Debug, thiserror::Error)]
+enum AllocateError {
+    #[error(transparent)]
+    Unusable(#[from] Unusable),
+    /// Devices of an earlier run of the agent, whose plugin is to be asked again.
+    #[error("{0}")]
+    AskedBefore(Unusable),
+    #[error(transparent)]
+    Call(#[from] CallError),
+    #[error("commit devices of the pod")]
+    Commit(#[from] CommitError),
+}
+
+/// A resource of a container of a pod.
+#[derive(Clone, Copy)]
+struct Place<'a> {
+    pod: &'a Pod,
+    wanted: &'a [Wanted],
+    container: &'a str,
+    resource: &'a str,
+    count: usize,
+}
+
+/// Where devices are chosen from.
+struct Pool {
+    devices: devices::Devices,
+    taken: BTreeSet<String>,
+    reusable: BTreeSet<String>,
+}
+
+impl DeviceManager {
+    /// Makes sure that the containers named `starting` have their devices. A pod of which nothing was started yet (`fresh`)
+    /// gets those it lacks. Any other one has what is on record; after a start of the agent, its plugins must be there and
+    /// its devices healthy before a container that does not run starts with them.
+    ///
+    /// # Errors
+    /// When devices cannot be recorded. Cancel-safe: what was begun is done again by the next call.
+    pub async fn ready(
+        &self,
+        pod: &Pod,
+        fresh: bool,
+        starting: &[&str],
+    ) -> Result<Readiness, CommitError> {
+        if !devices::may_want(pod) {
+            return Ok(Readiness::Ready);
+        }
+        let wanted = wanted(pod, |resource| self.knows(resource));
+        let held = self.held(pod);
+        let lacks = |of: &Wanted| {
+            let mut resources = of.counts.keys();
+            resources.any(|resource| !held.is_granted(&of.container, resource))
+        };
+        let verdict = if fresh && wanted.iter().any(lacks) {
+            match self.allocate(pod, &wanted).await {
+                Err(AllocateError::Commit(error)) => return Err(error),
+                allocated => allocated,
+            }
+        } else {
+            self.check(pod, &held, starting)
+                .map_err(AllocateError::from)
+        };
+        let uid = pod.uid();
+        let readiness = match verdict {
+            Ok(()) => {
+                let checked = starting
+                    .iter()
+                    .map(|name| (uid.clone(), (*name).to_owned()));
+                let mut shared = self.shared();
+                shared.confirmed.extend(checked);
+                shared.waiting.remove(&uid);
+                return Ok(Readiness::Ready);
+            }
+            Err(error) => self.outcome(&error),
+        };
+        let mut shared = self.shared();
+        if let Readiness::Waiting(_) = readiness {
+            let wanted = wanted.iter().flat_map(|w| w.counts.keys());
+            let held = held.containers.values().flat_map(BTreeMap::keys);
+            let resources = wanted.chain(held).cloned().collect();
+            shared.waiting.insert(uid, resources);
+        } else {
+            shared.waiting.remove(&uid);
+        }
+        Ok(readiness)
+    }
+
+    /// What becomes of the pod. A plugin that says no means no; one that is not there may be waited for.
+    fn outcome(&self, error: &AllocateError) -> Readiness {
+        let waits = self.inner.options.readiness == DeviceReadiness::Wait;
+        let is_young = self.now().since(self.inner.started) < REGISTRATION;
+        match error {
+            AllocateError::Unusable(
+                why @ (Unusable::Unregistered { .. }
+                | Unusable::NoneHealthy { .. }
+                | Unusable::NotHealthy { .. }),
+            ) if waits => Readiness::Waiting(why.to_string()),
+            AllocateError::AskedBefore(why) if waits || is_young => {
+                Readiness::Waiting(why.to_string())
+            }
+            error => Readiness::Refused(format!(
+                "Allocate failed due to {error}, which is unexpected"
+            )),
+        }
+    }
+
+    /// Checks the devices of containers that are to start and did not run under this agent.
+    fn check(&self, pod: &Pod, held: &PodDevices, starting: &[&str]) -> Result<(), Unusable> {
+        let uid: PodUid = pod.uid();
+        let shared = self.shared();
+        let is_confirmed = |name: &str| shared.confirmed.contains(&(uid.clone(), name.to_owned()));
+        for name in starting.iter().filter(|name| !is_confirmed(name)) {
+            for (resource, allocation) in held.containers.get(*name).into_iter().flatten() {
+                let ids = allocation.ids.keys();
+                shared.inventory.check_held(resource, ids)?;
+            }
+        }
+        Ok(())
+    }
+
+    async fn allocate(&self, pod: &Pod, wanted: &[Wanted]) -> Result<(), AllocateError> {
+        for of in wanted {
+            for (resource, count) in &of.counts {
+                let place = Place {
+                    pod,
+                    wanted,
+                    container: &of.container,
+                    resource,
+                    count: *count,
+                };
+                if !self.held(pod).is_granted(place.container, place.resource) {
+                    self.allocate_one(place).await?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    async fn allocate_one(&self, place: Place<'_>) -> Result<(), AllocateError> {
+        let ids = self.reserve(place).await?;
+        let client = self.client(place.resource)?;
+        let ids: Vec<String> = ids.keys().cloned().collect();
+        info!(pod = %place.pod.uid(), container = place.container, resource = place.resource, ?ids, "allocating devices");
+        let label = ResourceNameLabel {
+            resource_name: place.resource.to_owned(),
+        };
+        let begun = Instant::now();
+        let answer = client.allocate(ids).await;
+        let metrics = &self.inner.options.metrics;
+        metrics
+            .device_plugin_alloc_duration
+            .get_or_create(&label)
+            .observe(begun.elapsed().as_secs_f64());
+        let granted = answer?;
+        self.record(place, |held| {
+            let known = held.allocation(place.container, place.resource);
+            let ids = known.map(|a| a.ids.clone()).unwrap_or_default();
+            (ids, Some(granted.clone()))
+        })
+        .await?;
+        Ok(())
+    }
+
+    /// Records the devices of a container, unless some are recorded. They are on the disk when this returns.
+    async fn reserve(&self, place: Place<'_>) -> Result<BTreeMap<String, Vec<i64>>, AllocateError> {
+        if let Some(asked) = (self.held(place.pod)).allocation(place.container, place.resource) {
+            let shared = self.shared();
+            let usable = shared
+                .inventory
+                .check_held(place.resource, asked.ids.keys());
+            usable.map_err(AllocateError::AskedBefore)?;
+            return Ok(asked.ids.clone());
+        }
+        let preferred = self.preferred(place).await?;
+        let _turn = self.inner.turn.lock().await;
+        let state = self.store().snapshot();
+        let pool = self.pool(&state, place)?;
+        let chosen = choose(&pool.request(place), &preferred);
+        let chosen = chosen.map_err(|shortage| Unusable::Short {
+            resource: place.resource.to_owned(),
+            shortage,
+        })?;
+        let numa = |id: String| {
+            let device = pool.devices.get(&id);
+            let nodes = device.map(|d| d.numa.clone()).unwrap_or_default();
+            (id, nodes)
+        };
+        let ids: BTreeMap<String, Vec<i64>> = chosen.into_iter().map(numa).collect();
+        self.record(place, |_| (ids.clone(), None)).await?;
+        Ok(ids)
+    }
+
+    /// Asks the plugin which of the free devices it prefers, if it offers that. No answer is no preference.
+    async fn preferred(&self, place: Place<'_>) -> Result<BTreeSet<String>, Unusable> {
+        let state = self.store().snapshot();
+        let pool = self.pool(&state, place)?;
+        let offers = (self.shared().inventory.options(place.resource)).preferred;
+        let Some(hint) = hint_of(&pool.request(place)).filter(|_| offers) else {
+            return Ok(BTreeSet::new());
+        };
+        let client = self.client(place.resource)?;
+        match client.preferred(&hint).await {
+            Ok(preferred) => Ok(preferred),
+            Err(error) => {
+                debug!(resource = place.resource, %error, "a device plugin has no preference");
+                Ok(BTreeSet::new())
+            }
+        }
+    }
+
+    fn pool(&self, state: &State, place: Place<'_>) -> Result<Pool, Unusable> {
+        let devices = self.shared().inventory.usable(place.resource)?.clone();
+        let held = PodDevices::of(state, place.pod).unwrap_or_default();
+        Ok(Pool {
+            devices,
+            taken: taken(state, place.resource),
+            reusable: reusable(place.wanted, &held, place.container, place.resource),
+        })
+    }
+
+    fn client(&self, resource: &str) -> Result<PluginClient, Unusable> {
+        let shared = self.shared();
+        let connected = shared.clients.get(resource).map(|c| c.client.clone());
+        connected.ok_or_else(|| Unusable::NoneHealthy {
+            resource: resource.to_owned(),
+        })
+    }
+
+    /// Replaces what the pod's record has of a container's resource by what `decide` makes of it, durably.
+    async fn record(
+        &self,
+        place: Place<'_>,
+        decide: impl Fn(&PodDevices) -> (BTreeMap<String, Vec<i64>>, Option<Granted>),
+    ) -> Result<(), CommitError> {
+        let key = allocations_key(place.pod);
+        loop {
+            let seen = self.store().snapshot();
+            let held = PodDevices::of(&seen, place.pod).unwrap_or_default();
+            let (ids, granted) = decide(&held);
+            let allocation = Allocation { ids, granted };
+            let held = held.with(place.container, place.resource, allocation);
+            let put = Transaction::new()
+                .expect::<ObjectRecord>(&seen, &key)
+                .put(&key, held.to_object(self.now()));
+            match self.store().commit(put).await {
+                Ok(_) => return self.store().sync().await,
+                Err(CommitError::Stale { .. }) => {}
+                Err(error) => return Err(error),
+            }
+        }
+    }
+}
+
+impl Pool {
+    fn request(&self, place: Place<'_>) -> Request<'_> {
+        Request {
+            devices: &self.devices,
+            taken: &self.taken,
+            reusable: &self.reusable,
+            count: place.count,
+            affinity: None,
+        }
+    }
+}

@@ -1,0 +1,289 @@
+//! A device plugin in the test's own process: serves `v1beta1.DevicePlugin` on a unix socket, registers, and does what it is
+//! told.
+
+use std::convert::Infallible;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+use std::task::{Context, Poll};
+
+use hyper_util::rt::TokioIo;
+use prost::Message;
+use tokio::net::{UnixListener, UnixStream};
+use tokio::sync::watch;
+use tokio_stream::StreamExt;
+use tokio_stream::wrappers::{UnixListenerStream, WatchStream};
+use tokio_util::sync::CancellationToken;
+use tonic::body::Body;
+use tonic::codegen::http::uri::PathAndQuery;
+use tonic::codegen::{BoxFuture, Service, http};
+use tonic::server::{Grpc, NamedService};
+use tonic::transport::{Endpoint, Server, Uri};
+use tonic::{Request, Response, Status};
+use tonic_prost::ProstCodec;
+use tower::service_fn;
+
+#[path = "../../../src/devicemanager/proto.rs"]
+#[allow(dead_code, unreachable_pub, reason = "shared with the agent")]
+mod proto;
+
+use proto::{
+    AllocateRequest, AllocateResponse, CdiDevice, ContainerAllocateResponse,
+    ContainerPreferredAllocationResponse, DevicePluginOptions, DeviceSpec, Empty,
+    ListAndWatchResponse, PreStartContainerRequest, PreferredAllocationRequest,
+    PreferredAllocationResponse, RegisterRequest,
+};
+
+/// What a plugin does with a call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Answer {
+    /// What is asked for.
+    Grant,
+    /// An error.
+    Refuse,
+    /// None.
+    Hang,
+    /// One that makes no sense.
+    Garbage,
+}
+
+/// A device plugin. It wants `PreStartContainer`, and prefers the devices that come last. Devices are healthy unless their ID
+/// is given with a `-` before it. Cheap to clone.
+#[derive(Clone)]
+pub struct DevicePlugin(Arc<PluginParts>);
+
+struct PluginParts {
+    /// `None` when it has ended.
+    lists: Mutex<Option<watch::Sender<Vec<proto::Device>>>>,
+    options: DevicePluginOptions,
+    answer: Mutex<Answer>,
+    calls: Mutex<Vec<String>>,
+    socket: PathBuf,
+    end: CancellationToken,
+}
+
+fn listed(ids: &[&str]) -> Vec<proto::Device> {
+    let device = |id: &&str| proto::Device {
+        id: id.trim_start_matches('-').to_owned(),
+        health: if id.starts_with('-') {
+            "Unhealthy"
+        } else {
+            "Healthy"
+        }
+        .to_owned(),
+        topology: None,
+    };
+    ids.iter().map(device).collect()
+}
+
+impl DevicePlugin {
+    /// Serves on a socket, which is made. Must be called inside a tokio runtime.
+    ///
+    /// # Errors
+    /// When the socket cannot be made.
+    pub fn start(socket: impl Into<PathBuf>, ids: &[&str]) -> io::Result<Self> {
+        let socket = socket.into();
+        let options = DevicePluginOptions {
+            pre_start_required: true,
+            get_preferred_allocation_available: true,
+        };
+        let listener = UnixListener::bind(&socket)?;
+        let plugin = Self(Arc::new(PluginParts {
+            lists: Mutex::new(Some(watch::Sender::new(listed(ids)))),
+            options,
+            answer: Mutex::new(Answer::Grant),
+            calls: Mutex::default(),
+            socket,
+            end: CancellationToken::new(),
+        }));
+        let server = Server::builder().add_service(plugin.clone());
+        let end = plugin.0.end.clone().cancelled_owned();
+        let incoming = UnixListenerStream::new(listener);
+        tokio::spawn(async move {
+            let served = server.serve_with_incoming_shutdown(incoming, end).await;
+            served.expect("serve the device plugin");
+        });
+        Ok(plugin)
+    }
+
+    /// Where it listens.
+    pub fn socket(&self) -> &Path {
+        &self.0.socket
+    }
+
+    /// Registers with the agent that listens on `kubelet`, in whose directory the plugin's socket is.
+    ///
+    /// # Errors
+    /// When it is refused, or nobody listens.
+    pub async fn register(&self, kubelet: &Path, resource: &str) -> Result<(), Status> {
+        let to = kubelet.to_owned();
+        let connector = service_fn(move |_: Uri| {
+            let to = to.clone();
+            async move { UnixStream::connect(to).await.map(TokioIo::new) }
+        });
+        let endpoint = Endpoint::from_static("http://localhost");
+        let channel = endpoint.connect_with_connector(connector).await;
+        let channel = channel.map_err(|error| Status::unavailable(error.to_string()))?;
+        let mut client = tonic::client::Grpc::new(channel);
+        let ready = client.ready().await;
+        ready.map_err(|error| Status::unavailable(error.to_string()))?;
+        let name = self.0.socket.file_name().unwrap_or_default();
+        let request = RegisterRequest {
+            version: proto::VERSION.to_owned(),
+            endpoint: name.to_string_lossy().into_owned(),
+            resource_name: resource.to_owned(),
+            options: None,
+        };
+        let path = PathAndQuery::from_static("/v1beta1.Registration/Register");
+        let codec = ProstCodec::<RegisterRequest, Empty>::default();
+        let answer = client.unary(Request::new(request), path, codec).await;
+        answer.map(drop)
+    }
+
+    /// Lists other devices.
+    pub fn list(&self, ids: &[&str]) {
+        let lists = self.0.lists.lock().unwrap();
+        lists.as_ref().unwrap().send_replace(listed(ids));
+    }
+
+    /// Answers like this from now on.
+    pub fn answers(&self, answer: Answer) {
+        *self.0.answer.lock().unwrap() = answer;
+    }
+
+    /// Calls of `Allocate` and `PreStart` since this was last asked, each with its devices.
+    pub fn calls(&self) -> Vec<String> {
+        std::mem::take(&mut *self.0.calls.lock().unwrap())
+    }
+
+    /// Ends: its streams end, and its socket is gone.
+    pub fn stop(&self) {
+        *self.0.lists.lock().unwrap() = None;
+        self.0.end.cancel();
+        // The agent may have removed it.
+        drop(std::fs::remove_file(&self.0.socket));
+    }
+
+    async fn act(&self, call: &str, ids: &[String]) -> Result<(), Status> {
+        let line = format!("{call} {}", ids.join(","));
+        self.0.calls.lock().unwrap().push(line);
+        let answer = *self.0.answer.lock().unwrap();
+        match answer {
+            Answer::Hang => std::future::pending().await,
+            Answer::Refuse => Err(Status::internal("broken")),
+            Answer::Grant | Answer::Garbage => Ok(()),
+        }
+    }
+
+    async fn allocate(self, request: AllocateRequest) -> Result<AllocateResponse, Status> {
+        let ids = request.container_requests[0].devices_ids.clone();
+        self.act("Allocate", &ids).await?;
+        if *self.0.answer.lock().unwrap() == Answer::Garbage {
+            return Ok(AllocateResponse::default());
+        }
+        let device = |id: &String| DeviceSpec {
+            container_path: format!("/dev/{id}"),
+            host_path: "/dev/null".to_owned(),
+            permissions: "rw".to_owned(),
+        };
+        let of_container = ContainerAllocateResponse {
+            envs: [("IDS".to_owned(), ids.join(","))].into(),
+            devices: ids.iter().map(device).collect(),
+            cdi_devices: vec![CdiDevice {
+                name: "v/c=0".to_owned(),
+            }],
+            ..Default::default()
+        };
+        Ok(AllocateResponse {
+            container_responses: vec![of_container],
+        })
+    }
+
+    /// It likes the last devices best.
+    async fn preferred(
+        self,
+        request: PreferredAllocationRequest,
+    ) -> Result<PreferredAllocationResponse, Status> {
+        let of = &request.container_requests[0];
+        let size = usize::try_from(of.allocation_size).unwrap();
+        let ids = of.available_device_ids.iter().rev().take(size);
+        Ok(PreferredAllocationResponse {
+            container_responses: vec![ContainerPreferredAllocationResponse {
+                device_ids: ids.cloned().collect(),
+            }],
+        })
+    }
+}
+
+async fn unary<Req, Res, F>(
+    request: http::Request<Body>,
+    answer: impl Fn(Req) -> F + Send + 'static,
+) -> http::Response<Body>
+where
+    Req: Message + Default + Send + 'static,
+    Res: Message + Send + 'static,
+    F: Future<Output = Result<Res, Status>> + Send + 'static,
+{
+    let method = service_fn(move |request: Request<Req>| {
+        let answer = answer(request.into_inner());
+        async move { answer.await.map(Response::new) }
+    });
+    Grpc::new(ProstCodec::<Res, Req>::default())
+        .unary(method, request)
+        .await
+}
+
+impl NamedService for DevicePlugin {
+    const NAME: &'static str = "v1beta1.DevicePlugin";
+}
+
+impl Service<http::Request<Body>> for DevicePlugin {
+    type Response = http::Response<Body>;
+    type Error = Infallible;
+    type Future = BoxFuture<Self::Response, Self::Error>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: http::Request<Body>) -> Self::Future {
+        let plugin = self.clone();
+        let method = request.uri().path().rsplit('/').next().unwrap().to_owned();
+        Box::pin(async move {
+            Ok(match method.as_str() {
+                "GetDevicePluginOptions" => {
+                    let options = plugin.0.options;
+                    unary(request, move |_: Empty| async move { Ok(options) }).await
+                }
+                "ListAndWatch" => {
+                    let lists = plugin.0.lists.lock().unwrap().as_ref().unwrap().subscribe();
+                    let stream = WatchStream::new(lists)
+                        .map(|devices| Ok::<_, Status>(ListAndWatchResponse { devices }));
+                    let stream = Mutex::new(Some(stream));
+                    let method = service_fn(move |_: Request<Empty>| {
+                        let stream = stream.lock().unwrap().take().unwrap();
+                        async move { Ok::<_, Status>(Response::new(stream)) }
+                    });
+                    Grpc::new(ProstCodec::<ListAndWatchResponse, Empty>::default())
+                        .server_streaming(method, request)
+                        .await
+                }
+                "GetPreferredAllocation" => {
+                    unary(request, move |r| plugin.clone().preferred(r)).await
+                }
+                "Allocate" => unary(request, move |r| plugin.clone().allocate(r)).await,
+                "PreStartContainer" => {
+                    let call = move |r: PreStartContainerRequest| {
+                        let plugin = plugin.clone();
+                        async move {
+                            plugin.act("PreStart", &r.devices_ids).await?;
+                            Ok(Empty {})
+                        }
+                    };
+                    unary(request, call).await
+                }
+                _ => Status::unimplemented("no such method").into_http(),
+            })
+        })
+    }
+}
