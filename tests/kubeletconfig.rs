@@ -16,9 +16,9 @@ use holdfast::kubeletconfig::fields::{FIELDS, Field, Kind, Support};
 use holdfast::kubeletconfig::flags::KubeletFlags;
 use holdfast::kubeletconfig::unsupported::{Effect, UNSUPPORTED_FLAGS};
 use holdfast::kubeletconfig::{
-    AgentConfig, AuthorizationMode, BackOffEarlyEnd, CgroupDriver, ConfigError, DeviceReadiness, EvictionThreshold,
-    KubeletConfiguration, LogFormat, NEVER_ROTATE, OfflineStart, PullFallback, TlsVersion, Warning,
-    load, resolve,
+    AgentConfig, AuthorizationMode, BackOffEarlyEnd, CgroupDriver, ConfigError, DeviceReadiness,
+    EvictionThreshold, KubeletConfiguration, LogFormat, NEVER_ROTATE, OfflineStart, PullFallback,
+    TlsVersion, Warning, load, resolve,
 };
 
 const HEAD: &str = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n";
@@ -706,7 +706,7 @@ fn a_field_without_effect_that_is_set_to_its_default_is_not_warned_about() {
     for (body, field) in [
         ("registryPullQPS: 0\n", "registryPullQPS"),
         ("maxOpenFiles: 5\n", "maxOpenFiles"),
-        ("cpuManagerPolicy: static\n", "cpuManagerPolicy"),
+        ("hairpinMode: none\n", "hairpinMode"),
         ("featureGates: {A: false}\n", "featureGates"),
         ("registryBurst: 3\n", "registryBurst"),
     ] {
@@ -1183,7 +1183,7 @@ fn the_fields_are_upstreams() {
 
 #[test]
 fn the_flags_are_upstreams_and_a_few_of_our_own() {
-    const OWN: [&str; 9] = [
+    const OWN: [&str; 10] = [
         "state-dir",
         "log-file",
         "container-logs-dir",
@@ -1604,6 +1604,145 @@ fn settings_of_eviction_are_checked_by_name() {
         "--eviction-minimum-reclaim=memory.free=1",
     ] {
         assert!(flags(&[flag]).is_err(), "{flag}");
+    }
+}
+
+#[test]
+fn settings_of_the_resource_managers_come_from_files_and_flags() {
+    let files = Files::new();
+    let file = files.config(
+        "c.yaml",
+        "cpuManagerPolicy: static\ncpuManagerPolicyOptions: {full-pcpus-only: \"true\"}\n\
+         cpuManagerReconcilePeriod: 5s\nkubeReserved: {cpu: 500m, memory: 1Gi}\nsystemReserved: {cpu: 700m}\n\
+         topologyManagerPolicy: best-effort\ntopologyManagerScope: pod\n\
+         topologyManagerPolicyOptions: {max-allowable-numa-nodes: \"16\", prefer-closest-numa-nodes: \"1\"}\n\
+         memoryManagerPolicy: Static\nreservedMemory: [{numaNode: 1, limits: {memory: 1100Mi}}]\n",
+    );
+    let file = file.display().to_string();
+    let (config, warnings) = run(&["--config", &file]).unwrap();
+    assert_eq!(warnings, []);
+    let k = &config.kubelet;
+    assert!(k.cpu_options().full_cores && !k.cpu_options().across_nodes);
+    assert_eq!(k.reserved_cpus(), 2, "1200m rounded up");
+    let topology = k.topology_options();
+    assert!(topology.closest && topology.max_nodes == 16);
+    assert_eq!(k.cpu_manager_reconcile_period, Duration::from_secs(5));
+    assert_eq!(k.reserved_memory[0].limits["memory"], 1100 << 20);
+    let flags = "--reserved-cpus=0-1,4 --cpu-manager-policy-options=full-pcpus-only=false \
+         --cpu-manager-policy-options=distribute-cpus-across-numa=true --topology-manager-policy=single-numa-node \
+         --topology-manager-scope=container --reserved-memory=0:memory=1Gi,hugepages-2Mi=2Mi;1:memory=2Gi \
+         --cpu-manager-reconcile-period=0s --topology-manager-policy-options=max-allowable-numa-nodes=8";
+    let mut args = vec!["--config", &*file];
+    args.extend(flags.split_whitespace());
+    let (config, warnings) = run(&args).unwrap();
+    assert_eq!(warnings, []);
+    let k = &config.kubelet;
+    assert!(!k.cpu_options().full_cores && k.cpu_options().across_nodes);
+    assert_eq!(k.reserved_system_cpus.to_string(), "0-1,4");
+    assert_eq!(k.reserved_cpus(), 3, "replaces both reservations");
+    assert_eq!(k.kube_reserved.get("cpu"), None);
+    assert_eq!(k.kube_reserved["memory"], 1_000_000_000 << 30);
+    assert_eq!(k.reserved_memory.len(), 2);
+    assert_eq!(k.cpu_manager_reconcile_period, Duration::from_secs(5));
+    let shown = (k.topology_manager_policy, k.topology_manager_scope);
+    assert_eq!(
+        (shown.0.to_string(), shown.1.to_string()),
+        ("single-numa-node".to_owned(), "container".to_owned())
+    );
+}
+
+#[test]
+fn settings_of_the_resource_managers_are_checked_as_upstream_does() {
+    let files = Files::new();
+    let fixed = "cpuManagerPolicy: static\nreservedSystemCPUs: \"0\"\n";
+    for (body, says) in [
+        (
+            "cpuManagerPolicy: dynamic\n",
+            "cpuManagerPolicy: \"dynamic\" is not a policy",
+        ),
+        (
+            "cpuManagerPolicy: static\n",
+            "cpuManagerPolicy: is static, which needs CPUs",
+        ),
+        (
+            "cpuManagerPolicyOptions: {full-pcpus-only: \"true\"}\n",
+            "the policy none has no options",
+        ),
+        (
+            "reservedSystemCPUs: 3-1\n",
+            "reservedSystemCPUs: \"3-1\" is not a list of CPUs",
+        ),
+        (
+            "memoryManagerPolicy: Static\n",
+            "memoryManagerPolicy: is Static, which needs memory",
+        ),
+        (
+            "topologyManagerPolicy: strict\n",
+            "topologyManagerPolicy: \"strict\" is not a policy",
+        ),
+        (
+            "topologyManagerScope: node\n",
+            "topologyManagerScope: \"node\" is not a scope",
+        ),
+        (
+            "topologyManagerPolicyOptions: {max-allowable-numa-nodes: \"7\"}\n",
+            "max-allowable-numa-nodes is \"7\", expected a number from 8",
+        ),
+        (
+            "topologyManagerPolicyOptions: {closest: \"true\"}\n",
+            "\"closest\" is not an option of the topology manager",
+        ),
+        (
+            "reservedMemory: [{numaNode: 0, limits: {memory: 0}}]\n",
+            "reservedMemory: memory: \"0\" is not above 0",
+        ),
+        (
+            "reservedMemory: [{numaNode: 0, limits: {memory: 1}}, {numaNode: 0, limits: {memory: 2}}]\n",
+            "memory of NUMA node 0 is given twice",
+        ),
+        (
+            "reservedMemory: [{numaNode: 64, limits: {memory: 1}}]\n",
+            "numaNode is 64, expected a number from 0 to 63",
+        ),
+    ] {
+        let text = files.errors(body).join("\n");
+        assert!(text.contains(says), "{body}: {text}");
+    }
+    for (options, more, says) in [
+        (
+            "fast: \"true\"",
+            "",
+            "\"fast\" is not an option of the CPU manager",
+        ),
+        (
+            "full-pcpus-only: \"yes\"",
+            "",
+            "full-pcpus-only: \"yes\" is neither",
+        ),
+        (
+            "full-pcpus-only: \"true\", distribute-cpus-across-cores: \"true\"",
+            "",
+            "full-pcpus-only and distribute-cpus-across-cores exclude",
+        ),
+        (
+            "distribute-cpus-across-numa: \"true\", distribute-cpus-across-cores: \"true\"",
+            "",
+            "distribute-cpus-across-numa and distribute-cpus-across-cores exclude",
+        ),
+        (
+            "distribute-cpus-across-numa: \"true\", prefer-align-cpus-by-uncorecache: \"true\"",
+            "",
+            "prefer-align-cpus-by-uncorecache and distribute-cpus-across-numa exclude",
+        ),
+        (
+            "align-by-socket: \"true\"",
+            "topologyManagerPolicy: single-numa-node\n",
+            "align-by-socket and the policy single-numa-node",
+        ),
+    ] {
+        let body = format!("{fixed}{more}cpuManagerPolicyOptions: {{{options}}}\n");
+        let text = files.errors(&body).join("\n");
+        assert!(text.contains(says), "{body}: {text}");
     }
 }
 

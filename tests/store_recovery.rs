@@ -933,12 +933,13 @@ fn the_frozen_records_of_schema_1_are_those_of_the_live_types() {
         );
         tables.insert(record.table);
     }
-    assert_eq!(
-        tables.len(),
-        holdfast::core::state::Table::ALL.len(),
-        "every table"
-    );
+    let known = holdfast::core::state::Table::ALL.iter();
+    let of_schema_1 = known.filter(|table| table.tag() <= LAST_OF_SCHEMA_1);
+    assert_eq!(tables.len(), of_schema_1.count(), "every table");
 }
+
+/// Tag of the last table that the step has types of. Later tables came without one: earlier agents set their records aside.
+const LAST_OF_SCHEMA_1: u8 = 16;
 
 const GOLDEN: &str = "migrations/step_0001/golden.tar.zst";
 

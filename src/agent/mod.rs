@@ -19,6 +19,7 @@ mod mounts;
 mod node;
 mod oom;
 mod opening;
+mod pinning;
 mod reserves;
 mod resume;
 mod root_dir;
@@ -98,7 +99,7 @@ pub enum AgentError {
         /// Name of the field.
         field: &'static str,
         /// Why, and the way out.
-        why: &'static str,
+        why: String,
     },
     /// A source cannot be used.
     #[error(transparent)]

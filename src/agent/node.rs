@@ -14,7 +14,7 @@ use super::{AgentError, Tasks};
 use crate::cm::systemd::Systemd;
 use crate::cm::{CgroupConfig, CgroupDriver, CgroupError, CgroupManager, CgroupVersion};
 use crate::kubeletconfig::{
-    self, AgentConfig, KubeletConfiguration, MemoryReservation, SwapBehavior,
+    self, AgentConfig, CpuManagerPolicy, KubeletConfiguration, MemoryReservation, SwapBehavior,
 };
 use crate::kuberuntime::dns::DnsConfigurer;
 use crate::kuberuntime::node_context::NodeContext;
@@ -35,7 +35,7 @@ const NAME_PATIENCE: Duration = Duration::from_secs(2);
 const SIZE_LOOK: Duration = Duration::from_secs(10);
 
 /// Memory of the machine in bytes; 0 when it cannot be read.
-fn memory_capacity() -> u64 {
+pub(super) fn memory_capacity() -> u64 {
     use procfs::Current;
     match procfs::Meminfo::current() {
         Ok(info) => info.mem_total,
@@ -292,6 +292,7 @@ fn make_cgroups(
         cfs_period_us: micros(kubelet.cpu_cfs_quota_period),
         pod_pids_limit: kubelet.pod_pids_limit,
         hugepage_sizes: hugepage_sizes(),
+        static_cpus: kubelet.cpu_manager_policy == CpuManagerPolicy::Static,
         allocatable_cpu_milli: size.cpu_milli,
         allocatable_memory: size.memory,
         allocatable_pids: pids_for_pods(kubelet),
@@ -328,13 +329,15 @@ pub(super) fn context(
     if !context.cgroup_v2 && kubelet.single_process_oom_kill == Some(false) {
         return Err(AgentError::Setting {
             field: "singleProcessOOMKill",
-            why: "false needs cgroup v2, and this machine has v1; set it to true or leave it out",
+            why: "false needs cgroup v2, and this machine has v1; set it to true or leave it out"
+                .to_owned(),
         });
     }
     context.single_process_oom_kill = kubelet.single_process_oom_kill.unwrap_or(false);
     context.swap_controller = cgroups.has_swap_controller();
     context.cpu_cfs_quota = kubelet.cpu_cfs_quota;
     context.cfs_period_us = micros(kubelet.cpu_cfs_quota_period);
+    context.static_cpus = kubelet.cpu_manager_policy == CpuManagerPolicy::Static;
     context.memory_capacity = memory_capacity();
     context.memory = memory_rules(kubelet, context.memory_capacity, swap_capacity());
     context.hugepage_sizes = hugepage_sizes();

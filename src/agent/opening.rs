@@ -109,6 +109,7 @@ pub(super) async fn open(
         shutdown: None,
         cluster_doubted: claimed.doubted,
         figures: None,
+        machine: None,
     };
     let mut base = Base::new(config, parts);
     base.cluster = at_start;

@@ -17,7 +17,9 @@ use tracing::warn;
 use super::known_pods::known_pods;
 use super::opening::backup_dir;
 use super::resume::{plan, reported_reasons, resume, tell_what_was_restored};
-use super::{AgentError, Tasks, api, devices, early_ends, eviction, node, shutdown, tasks, volumes};
+use super::{
+    AgentError, Tasks, api, devices, early_ends, eviction, node, pinning, shutdown, tasks, volumes,
+};
 use crate::admin::{AdminInfo, StoreHooks};
 use crate::apiserver::ApiClient;
 use crate::config::{
@@ -28,6 +30,7 @@ use crate::container_logs::{LogRotator, RotationPolicy};
 use crate::core::cluster::Cluster;
 use crate::core::image_gc;
 use crate::core::node_status::{Pressure, pod_capacity};
+use crate::core::pinning::machine::Machine;
 use crate::core::pressure::{self, Signals};
 use crate::core::state::{MetaRecord, SourceRecord};
 use crate::core::volumes::known::InUse;
@@ -46,6 +49,7 @@ use crate::nodeshutdown::Link;
 use crate::nodestatus::{NodeStatusHandle, cpus};
 use crate::pleg::{Pleg, PlegOptions};
 use crate::pod_manager::PodManager;
+use crate::pod_workers::pinning::reconcile;
 use crate::pod_workers::take_over::take_over;
 use crate::pod_workers::{PodWorkers, StartGate, WorkQueue, WorkerContext};
 use crate::podresources::{self, PodResources};
@@ -103,6 +107,8 @@ pub struct Parts {
     pub cluster_doubted: bool,
     /// Measures the node for evictions; `None` for the machine's figures.
     pub figures: Option<Arc<dyn Figures>>,
+    /// Topology of the machine; `None` to read it.
+    pub machine: Option<Machine>,
 }
 
 /// What exists before the runtime was reached.
@@ -130,6 +136,8 @@ pub(super) struct Base {
     pub(super) cluster_doubted: bool,
     /// See [`Parts::figures`].
     pub(super) figures: Option<Arc<dyn Figures>>,
+    /// See [`Parts::machine`].
+    pub(super) machine: Option<Machine>,
     /// What the node is short of; as on record until it was observed.
     pub(super) pressure: watch::Sender<Pressure>,
     /// Devices of device plugins.
@@ -176,6 +184,7 @@ impl Base {
         Self {
             pressure: watch::Sender::new(pressure::pressure_of(&known)),
             figures: parts.figures,
+            machine: parts.machine,
             _count: count,
             volumes_in_use: watch::Sender::new(None),
             recorder,
@@ -408,6 +417,8 @@ pub(super) async fn start(
     base.store.commit_or_hold(plan.transaction.clone()).await?;
 
     devices::resume(&base.devices, &plan.current);
+    let pinning = pinning::managers(config, base).await?;
+
     let (pleg, pleg_handle, pleg_events) = Pleg::new(
         PlegOptions {
             cri: cri.clone(),
@@ -464,6 +475,7 @@ pub(super) async fn start(
             objects: objects.clone(),
             node_object: node_object.clone(),
             cgroups: Arc::new(cgroups),
+            pinning,
             node,
             recorder: Arc::clone(&base.recorder) as _,
             reasons: reported_reasons(&base.store.snapshot()),
@@ -621,6 +633,11 @@ pub(super) async fn start(
         ),
     );
     tasks.add("prober", prober.run(token.clone()));
+    let period = config.kubelet.cpu_manager_reconcile_period;
+    tasks.add(
+        "CPU manager",
+        reconcile(workers.clone(), period, token.clone()),
+    );
     pod_resources(config, base, &workers, tasks, token);
     Ok(Started {
         ready: source.ready(),
@@ -697,12 +714,14 @@ fn pod_resources(
     token: &CancellationToken,
 ) {
     let workers = workers.clone();
+    let pinning = workers.context().pinning.clone();
     let pods = PodResources::new(
         Arc::new(move || workers.counted_by_admission()),
         Arc::clone(&base.clock),
         base.metrics.clone(),
     )
-    .with_devices(base.devices.clone());
+    .with_devices(base.devices.clone())
+    .telling_assignments(pinning);
     match podresources::bind(&config.root_dir) {
         Ok(socket) => tasks.add(
             "pod resources",

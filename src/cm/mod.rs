@@ -17,8 +17,10 @@ mod fs;
 #[cfg(feature = "fuzzing")]
 pub(crate) mod fuzzing;
 mod name;
+pub mod pinning;
 pub mod reserves;
 mod settings;
+pub mod sysfs;
 pub mod systemd;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -33,6 +35,7 @@ use tokio::time::Instant;
 pub use fs::CgroupVersion;
 pub use name::{CgroupDriver, CgroupName};
 
+use crate::core::pinning::cpus::has_exclusive_cpus;
 use crate::kuberuntime::resources::{self, QosClass, QuantityError};
 use crate::types::metrics::{Metrics, OperationLabel};
 use crate::types::{PodExt, PodUid, causes};
@@ -71,6 +74,8 @@ pub struct CgroupConfig {
     pub tiered: bool,
     /// Sizes of huge pages that the kernel has, in bytes.
     pub hugepage_sizes: Vec<u64>,
+    /// `cpuManagerPolicy: static`: a pod with CPUs of its own has no CFS quota.
+    pub static_cpus: bool,
     /// Processors of the machine. With the systemd driver on v2 they are named in the slice of all pods, or systemd
     /// would disable the controller cpuset below it.
     pub cpus: Option<u32>,
@@ -93,6 +98,7 @@ impl Default for CgroupConfig {
             qos_reserved_memory: None,
             tiered: false,
             hugepage_sizes: Vec::new(),
+            static_cpus: false,
             cpus: None,
         }
     }
@@ -854,7 +860,14 @@ impl CgroupManager {
         };
         let class = resources::qos_class(pod);
         let sum = resources::pod_resources_with_overhead(pod).map_err(of)?;
-        Ok(pod_limits(class, sum, &self.config))
+        let mut limits = pod_limits(class, sum, &self.config);
+        if let Some((quota, _)) = &mut limits.quota
+            && self.config.static_cpus
+            && has_exclusive_cpus(pod)
+        {
+            *quota = -1;
+        }
+        Ok(limits)
     }
 
     /// The memory of a pod that is kept from reclaim; `None` when none ever is.

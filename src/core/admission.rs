@@ -21,6 +21,7 @@ use k8s_openapi::api::core::v1::{ContainerPort, Node, Pod};
 
 use super::eviction::EVICTED;
 use super::node_status::Pressure;
+use super::pinning;
 use super::pod_status::{QosClass, qos_class};
 use super::shutdown;
 use super::state::AdmissionDecision;
@@ -53,6 +54,8 @@ pub struct AdmissionContext<'a> {
     pub apparmor: bool,
     /// What the node is short of.
     pub pressure: Pressure,
+    /// Why the pod gets no CPUs or memory of its own; `None` when it does, or needs none.
+    pub unplaced: Option<&'a pinning::Refusal>,
 }
 
 /// What was decided.
@@ -100,14 +103,19 @@ pub fn admit_without_room(pod: &Pod, is_shutting_down: bool) -> Option<Admission
     })
 }
 
-/// Decides. The order is: pressure of the node, operating system, unsupported fields, sysctls, name, then upstream's predicates:
+/// Decides. The order is: pressure of the node, operating system, unsupported fields, sysctls, name, CPUs and memory of its own,
+/// then upstream's predicates:
 /// resources, node selector and affinity, node name, host ports, taints; then AppArmor. A critical pod that lacks nothing
 /// but resources gets those of pods that may be preempted. Upstream: `predicateAdmitHandler.Admit` and
 /// `CriticalPodAdmissionHandler`.
 pub fn admit(pod: &Pod, others: &NodeInfo, ctx: &AdmissionContext<'_>) -> Verdict {
     let refused = under_pressure(pod, ctx.pressure)
         .or_else(|| refused_by_itself(pod, ctx.refusals, ctx.unsafe_sysctls))
-        .or_else(|| duplicate(pod, others));
+        .or_else(|| duplicate(pod, others))
+        .or_else(|| {
+            let refusal = ctx.unplaced?;
+            Some((refusal.reason.to_owned(), refusal.message.clone()))
+        });
     if let Some(refusal) = refused {
         return rejected(refusal);
     }

@@ -17,6 +17,7 @@ pub mod offline;
 pub mod oom;
 pub mod orphans;
 pub mod overdue_stop;
+pub mod pinning;
 pub mod pleg_diff;
 pub mod pod_actions;
 pub mod pod_status;

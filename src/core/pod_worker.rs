@@ -11,7 +11,7 @@ mod record;
 mod worker;
 
 pub use commit::{PREEMPTED, StepRecord, before_step};
-pub use record::{forget, next_life};
+pub use record::{forget, freed, next_life};
 pub use worker::{UpdateOptions, Worker};
 
 use std::time::Duration;

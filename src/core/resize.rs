@@ -21,7 +21,7 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 pub use record::{PENDING, PendingRecord, RESIZES, ResizeRecord, pending_key, resize_key};
 
 use super::admission::resources::{Taken, insufficient, shown};
-use super::pod_status::qos_class;
+use super::pod_status::{QosClass, qos_class};
 use super::resources::{amount, pod_requests};
 use crate::types::PodExt;
 use crate::types::containers::is_sidecar;
@@ -187,6 +187,30 @@ fn set(list: &mut Option<BTreeMap<String, Quantity>>, name: &str, value: Option<
 /// Whether what a pod wants differs from what was allocated to it.
 pub fn is_wanted(pod: &Pod, record: &Allocations) -> bool {
     with_allocation(pod, &allocated(pod, record)).is_some()
+}
+
+/// Returns why a pod cannot be resized whose containers have CPUs or memory for themselves: with the static policy of the CPU
+/// manager (`cpus`) or of the memory manager (`memory`). `None` when it can, or wants nothing else there. Upstream:
+/// `canResizePod`.
+pub fn of_pinned(pod: &Pod, record: &Allocations, cpus: bool, memory: bool) -> Option<String> {
+    let allocations = allocated(pod, record);
+    let before = with_allocation(pod, &allocations)?;
+    if qos_class(&before) != QosClass::Guaranteed {
+        return None;
+    }
+    let changes = |resource: (&str, &str)| {
+        resizable(pod).any(|container| {
+            let of = allocations.get(&container.name);
+            of.is_some_and(|of| differs(of, &allocation_of(container), resource))
+        })
+    };
+    let managers = [("CPU", cpus), ("Memory", memory)];
+    let mut refused = RESIZABLE.into_iter().zip(managers);
+    let ((name, _), (manager, _)) =
+        refused.find(|(resource, (_, is_static))| *is_static && changes(*resource))?;
+    Some(format!(
+        "Resize of {name} is infeasible for Guaranteed Pods alongside {manager} Manager static policy"
+    ))
 }
 
 /// Decides on a resize. `others` are the other pods that take part of the node, with the resources

@@ -693,6 +693,7 @@ fn take(
                 && !super::server::take(&mut r, c, defaults, path)
                 && !super::eviction::take(&mut r, c, defaults, path, again)
                 && !super::reserves::take(&mut r, c, path)
+                && !super::pinning::take(&mut r, c, defaults, path, again)
                 && !super::shutdown::take(&mut r, c, path)
             {
                 // Known, checked, and without effect: the warning is out already.

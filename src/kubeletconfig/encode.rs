@@ -10,6 +10,7 @@ use std::path::Path;
 use serde_json::{Map, Value, json};
 
 use super::duration::format_duration;
+use super::pinning::ReservedMemory;
 use super::reserves::{Reserves, factor_of};
 use super::server::{Authentication, Authorization};
 use super::types::{
@@ -186,6 +187,39 @@ pub fn encode(config: &KubeletConfiguration) -> Value {
     );
     put("systemReserved", map(&c.system_reserved, |n| quantity(*n)));
     put("kubeReserved", map(&c.kube_reserved, |n| quantity(*n)));
+    put("cpuManagerPolicy", json!(c.cpu_manager_policy.to_string()));
+    if !c.cpu_manager_policy_options.is_empty() {
+        let options = &c.cpu_manager_policy_options;
+        put("cpuManagerPolicyOptions", json!(options));
+    }
+    put(
+        "cpuManagerReconcilePeriod",
+        time(c.cpu_manager_reconcile_period),
+    );
+    put(
+        "memoryManagerPolicy",
+        json!(c.memory_manager_policy.to_string()),
+    );
+    put(
+        "topologyManagerPolicy",
+        json!(c.topology_manager_policy.to_string()),
+    );
+    put(
+        "topologyManagerScope",
+        json!(c.topology_manager_scope.to_string()),
+    );
+    if !c.topology_manager_policy_options.is_empty() {
+        let options = &c.topology_manager_policy_options;
+        put("topologyManagerPolicyOptions", json!(options));
+    }
+    if !c.reserved_system_cpus.is_empty() {
+        let cpus = c.reserved_system_cpus.to_string();
+        put("reservedSystemCPUs", json!(cpus));
+    }
+    if !c.reserved_memory.is_empty() {
+        let memory = c.reserved_memory.iter().map(reserved_memory);
+        put("reservedMemory", memory.collect());
+    }
     put("enforceNodeAllocatable", json!(c.enforce_node_allocatable));
     reserves(&c.reserves, &mut put);
     put("allowedUnsafeSysctls", json!(c.allowed_unsafe_sysctls));
@@ -274,6 +308,14 @@ fn merge(out: &mut Map<String, Value>, more: &Map<String, Value>) {
             }
         }
     }
+}
+
+fn reserved_memory(reserved: &ReservedMemory) -> Value {
+    let limits = reserved.limits.iter();
+    let limits: BTreeMap<&String, String> = limits
+        .map(|(name, bytes)| (name, of_bytes(*bytes)))
+        .collect();
+    json!({"numaNode": reserved.node, "limits": limits})
 }
 
 fn authentication(authentication: &Authentication) -> Value {

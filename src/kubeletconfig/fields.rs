@@ -156,14 +156,14 @@ pub const FIELDS: &[Field] = &[
     yes("cgroupRoot", Kind::String),
     yes("cgroupsPerQOS", Kind::Bool),
     yes("cgroupDriver", Kind::String),
-    later("cpuManagerPolicy", Kind::String, &["none", ""]),
+    yes("cpuManagerPolicy", Kind::String),
     yes("singleProcessOOMKill", Kind::Bool),
-    later("cpuManagerPolicyOptions", Kind::StringMap, &[]),
-    later("cpuManagerReconcilePeriod", Kind::Duration, &["10s", "0s"]),
-    later("memoryManagerPolicy", Kind::String, &["None", ""]),
-    later("topologyManagerPolicy", Kind::String, &["none", ""]),
-    later("topologyManagerScope", Kind::String, &["container", ""]),
-    later("topologyManagerPolicyOptions", Kind::StringMap, &[]),
+    yes("cpuManagerPolicyOptions", Kind::StringMap),
+    yes("cpuManagerReconcilePeriod", Kind::Duration),
+    yes("memoryManagerPolicy", Kind::String),
+    yes("topologyManagerPolicy", Kind::String),
+    yes("topologyManagerScope", Kind::String),
+    yes("topologyManagerPolicyOptions", Kind::StringMap),
     yes("qosReserved", Kind::StringMap),
     yes("runtimeRequestTimeout", Kind::Duration),
     later("hairpinMode", Kind::String, &["promiscuous-bridge", ""]),
@@ -207,7 +207,7 @@ pub const FIELDS: &[Field] = &[
     yes("configMapAndSecretChangeDetectionStrategy", Kind::String),
     yes("systemReserved", Kind::StringMap),
     yes("kubeReserved", Kind::StringMap),
-    later("reservedSystemCPUs", Kind::String, &[""]),
+    yes("reservedSystemCPUs", Kind::String),
     later("showHiddenMetricsForVersion", Kind::String, &[""]),
     yes("systemReservedCgroup", Kind::String),
     yes("kubeReservedCgroup", Kind::String),
@@ -230,14 +230,7 @@ pub const FIELDS: &[Field] = &[
         Kind::Objects(PRIORITY_PERIOD),
     ),
     yes("crashLoopBackOff", Kind::Object(CRASH_LOOP_BACK_OFF)),
-    later(
-        "reservedMemory",
-        Kind::Objects(&[
-            later("numaNode", Kind::Int32, &[]),
-            later("limits", Kind::QuantityMap, &[]),
-        ]),
-        &[],
-    ),
+    yes("reservedMemory", Kind::Objects(RESERVED_MEMORY)),
     yes("enableProfilingHandler", Kind::Bool),
     yes("enableDebugFlagsHandler", Kind::Bool),
     yes("seccompDefault", Kind::Bool),
@@ -309,6 +302,11 @@ const TAINT: &[Field] = &[
     yes("value", Kind::String),
     yes("effect", Kind::String),
     yes("timeAdded", Kind::String),
+];
+
+const RESERVED_MEMORY: &[Field] = &[
+    yes("numaNode", Kind::Int32),
+    yes("limits", Kind::QuantityMap),
 ];
 
 const PRIORITY_PERIOD: &[Field] = &[

@@ -13,13 +13,18 @@ use super::cluster;
 use super::decode::parse_ip;
 use super::duration::parse_duration;
 use super::eviction;
+use super::pinning::{
+    self, CpuManagerPolicy, MemoryManagerPolicy, ReservedMemory, TopologyPolicy, TopologyScope,
+};
 use super::quantity::parse_log_size;
 use super::reserves;
 use super::server::ServerFlags;
 use super::types::{
-    BackOffEarlyEnd, CgroupDriver, DeviceReadiness, EvictionThreshold, LogFormat, OfflineStart, PullFallback, Taint,
+    BackOffEarlyEnd, CgroupDriver, DeviceReadiness, EvictionThreshold, LogFormat, OfflineStart,
+    PullFallback, Taint,
 };
 use super::unsupported::UnsupportedFlags;
+use crate::types::cpu_set::CpuSet;
 
 /// Flags of `holdfast run`.
 #[derive(Clone, Debug, Default, clap::Args)]
@@ -329,6 +334,10 @@ pub struct KubeletFlags {
     #[command(flatten)]
     pub eviction: EvictionFlags,
 
+    /// Flags of the CPU, memory and topology managers.
+    #[command(flatten)]
+    pub pinning: PinningFlags,
+
     /// Flags of the kubelet's API.
     #[command(flatten)]
     pub server: ServerFlags,
@@ -406,6 +415,46 @@ pub struct EvictionFlags {
     pub eviction_max_pod_grace_period: Option<i32>,
 }
 
+/// Flags of the CPU, memory and topology managers.
+#[derive(Clone, Debug, Default, clap::Args)]
+pub struct PinningFlags {
+    /// CPU manager: none, or static, which gives CPUs to containers of Guaranteed pods for themselves [default: none]
+    #[arg(long, value_name = "POLICY", value_parser = str::parse::<CpuManagerPolicy>)]
+    pub cpu_manager_policy: Option<CpuManagerPolicy>,
+
+    /// Options of the CPU manager's policy, such as full-pcpus-only=true; may be repeated
+    #[arg(long, value_name = "OPTIONS", value_parser = parse_options, action = clap::ArgAction::Append)]
+    pub cpu_manager_policy_options: Vec<Options>,
+
+    /// How often the CPUs of running containers are corrected [default: 10s]
+    #[arg(long, value_name = "DURATION", value_parser = parse_duration)]
+    pub cpu_manager_reconcile_period: Option<Duration>,
+
+    /// Memory manager: None, or Static, which binds containers of Guaranteed pods to NUMA nodes [default: None]
+    #[arg(long, value_name = "POLICY", value_parser = str::parse::<MemoryManagerPolicy>)]
+    pub memory_manager_policy: Option<MemoryManagerPolicy>,
+
+    /// Memory kept from pods by NUMA node, such as '0:memory=1Gi,hugepages-1Gi=2Gi;1:memory=2Gi'; may be repeated
+    #[arg(long, value_name = "MEMORY", value_parser = parse_reserved_memory, action = clap::ArgAction::Append)]
+    pub reserved_memory: Vec<NodeMemory>,
+
+    /// CPUs that no container gets for itself, such as 0-1,4; replaces cpu of --system-reserved and --kube-reserved
+    #[arg(long, value_name = "CPUS", value_parser = pinning::parse_cpus)]
+    pub reserved_cpus: Option<CpuSet>,
+
+    /// Topology manager: none, best-effort, restricted or single-numa-node [default: none]
+    #[arg(long, value_name = "POLICY", value_parser = str::parse::<TopologyPolicy>)]
+    pub topology_manager_policy: Option<TopologyPolicy>,
+
+    /// What the topology manager aligns together: container or pod [default: container]
+    #[arg(long, value_name = "SCOPE", value_parser = str::parse::<TopologyScope>)]
+    pub topology_manager_scope: Option<TopologyScope>,
+
+    /// Options of the topology manager, such as prefer-closest-numa-nodes=true; may be repeated
+    #[arg(long, value_name = "OPTIONS", value_parser = parse_options, action = clap::ArgAction::Append)]
+    pub topology_manager_policy_options: Vec<Options>,
+}
+
 /// Headers of one `--manifest-url-header`, in the order given.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Headers(pub Vec<(String, String)>);
@@ -437,6 +486,14 @@ pub struct Reclaims(pub BTreeMap<String, EvictionThreshold>);
 /// Periods of one `--eviction-soft-grace-period`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Periods(pub BTreeMap<String, Duration>);
+
+/// Options of one `--cpu-manager-policy-options` or `--topology-manager-policy-options`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Options(pub BTreeMap<String, String>);
+
+/// Memory of one `--reserved-memory`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NodeMemory(pub Vec<ReservedMemory>);
 
 /// Reads a boolean as pflag does.
 pub(crate) fn parse_bool(text: &str) -> Result<bool, String> {
@@ -495,7 +552,7 @@ fn parse_taints(text: &str) -> Result<Taints, String> {
 }
 
 /// `KEY<separator>VALUE` pairs separated by commas.
-fn parse_pairs<T>(
+pub(super) fn parse_pairs<T>(
     text: &str,
     separator: char,
     parse: impl Fn(&str, &str) -> Result<T, String>,
@@ -518,6 +575,14 @@ fn parse_reserved(text: &str) -> Result<Reserved, String> {
 
 fn parse_qos_reserved(text: &str) -> Result<QosShares, String> {
     parse_pairs(text, '=', reserves::parse_qos_reserved).map(QosShares)
+}
+
+fn parse_options(text: &str) -> Result<Options, String> {
+    parse_pairs(text, '=', |_, text| Ok(text.to_owned())).map(Options)
+}
+
+fn parse_reserved_memory(text: &str) -> Result<NodeMemory, String> {
+    pinning::parse_reserved_memory(text).map(NodeMemory)
 }
 
 fn parse_thresholds(text: &str) -> Result<Thresholds, String> {

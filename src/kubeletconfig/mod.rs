@@ -22,6 +22,7 @@ pub mod flags;
 pub(crate) mod fuzzing;
 mod given;
 pub mod load;
+mod pinning;
 mod problem;
 mod quantity;
 mod reserves;
@@ -35,6 +36,10 @@ mod yaml;
 
 pub use duration::{format_duration, parse_duration};
 pub use encode::encode;
+pub use pinning::{
+    CpuManagerPolicy, CpuOptions, MemoryManagerPolicy, ReservedMemory, TopologyOptions,
+    TopologyPolicy, TopologyScope,
+};
 pub use problem::{ConfigError, Origin, Problem, Warning};
 pub use reserves::{MemoryReservation, Reserves, SwapBehavior};
 pub use resolve::{AgentConfig, ContainerGcPolicy, Endpoint, resolve, resolve_content};
@@ -43,8 +48,9 @@ pub use server::{
     TlsVersion,
 };
 pub use types::{
-    BackOffEarlyEnd, CgroupDriver, DeviceReadiness, EvictionThreshold, ImageVerification, KubeletConfiguration,
-    LogFormat, Logging, NEVER_ROTATE, OfflineStart, PriorityPeriod, PullFallback, Taint, Tracing,
+    BackOffEarlyEnd, CgroupDriver, DeviceReadiness, EvictionThreshold, ImageVerification,
+    KubeletConfiguration, LogFormat, Logging, NEVER_ROTATE, OfflineStart, PriorityPeriod,
+    PullFallback, Taint, Tracing,
 };
 
 /// The only API version that is read.

@@ -12,7 +12,9 @@ use super::flags::{Addresses, Headers, KubeletFlags, Labels};
 use super::load::{read, take_content};
 use super::problem::{ConfigError, Origin, Problem, Warning};
 use super::server::AuthorizationMode;
-use super::types::{BackOffEarlyEnd, DeviceReadiness, KubeletConfiguration, OfflineStart, PullFallback};
+use super::types::{
+    BackOffEarlyEnd, DeviceReadiness, KubeletConfiguration, OfflineStart, PullFallback,
+};
 use super::validate::{is_dns_subdomain, validate};
 
 /// The longest path a unix socket address can hold.
@@ -367,6 +369,7 @@ fn apply_flags(settings: &mut Settings, flags: &KubeletFlags) {
     super::cluster::apply_flags(settings, flags);
     super::eviction::apply_flags(settings, &flags.eviction);
     super::reserves::apply_flags(settings, &flags.reserves);
+    super::pinning::apply_flags(settings, &flags.pinning);
     super::server::apply_flags(settings, &flags.server);
     warn_flags(settings, flags);
 }

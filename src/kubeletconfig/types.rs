@@ -7,8 +7,12 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
+use super::pinning::{
+    CpuManagerPolicy, MemoryManagerPolicy, ReservedMemory, TopologyPolicy, TopologyScope,
+};
 use super::reserves::Reserves;
 use super::server::{Authentication, Authorization, TlsVersion};
+use crate::types::cpu_set::CpuSet;
 
 /// Who owns the cgroup tree. Must be the driver the container runtime uses.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -462,6 +466,25 @@ pub struct KubeletConfiguration {
     pub system_reserved: BTreeMap<String, i128>,
     /// What is kept from pods for Kubernetes itself; as `system_reserved`.
     pub kube_reserved: BTreeMap<String, i128>,
+    /// Policy of the CPU manager.
+    pub cpu_manager_policy: CpuManagerPolicy,
+    /// Options of that policy, see [`KubeletConfiguration::cpu_options`].
+    pub cpu_manager_policy_options: BTreeMap<String, String>,
+    /// How often running containers are compared with what they were told of CPUs.
+    pub cpu_manager_reconcile_period: Duration,
+    /// Policy of the memory manager.
+    pub memory_manager_policy: MemoryManagerPolicy,
+    /// Policy of the topology manager.
+    pub topology_manager_policy: TopologyPolicy,
+    /// What is aligned together.
+    pub topology_manager_scope: TopologyScope,
+    /// Options of the topology manager, see [`KubeletConfiguration::topology_options`].
+    pub topology_manager_policy_options: BTreeMap<String, String>,
+    /// CPUs that no container gets for itself; empty for the lowest. Has been applied to `system_reserved` and
+    /// `kube_reserved` already.
+    pub reserved_system_cpus: CpuSet,
+    /// Memory that is kept from pods, by NUMA node.
+    pub reserved_memory: Vec<ReservedMemory>,
     /// Groups limited to their share of the node: `pods`, `system-reserved`, `kube-reserved`, and of the latter two
     /// `…-compressible`; empty or `none` for nothing.
     pub enforce_node_allocatable: Vec<String>,
@@ -568,6 +591,15 @@ impl Default for KubeletConfiguration {
             merge_default_eviction_settings: false,
             system_reserved: BTreeMap::new(),
             kube_reserved: BTreeMap::new(),
+            cpu_manager_policy: CpuManagerPolicy::default(),
+            cpu_manager_policy_options: BTreeMap::new(),
+            cpu_manager_reconcile_period: Duration::from_secs(10),
+            memory_manager_policy: MemoryManagerPolicy::default(),
+            topology_manager_policy: TopologyPolicy::default(),
+            topology_manager_scope: TopologyScope::default(),
+            topology_manager_policy_options: BTreeMap::new(),
+            reserved_system_cpus: CpuSet::new(),
+            reserved_memory: Vec::new(),
             enforce_node_allocatable: vec!["pods".to_owned()],
             reserves: Reserves::default(),
             allowed_unsafe_sysctls: Vec::new(),

@@ -27,6 +27,7 @@ pub(super) fn validate(settings: &mut Settings) {
     names(settings);
     combinations(settings);
     traces(settings);
+    super::pinning::validate(settings);
     super::cluster::validate(settings);
     super::eviction::validate(settings);
     super::reserves::validate(settings);

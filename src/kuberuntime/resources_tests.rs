@@ -573,3 +573,25 @@ fn swap_follows_the_request_of_burstable_containers() {
         );
     }
 }
+
+#[test]
+fn cpus_of_their_own_have_no_quota() {
+    let amounts = |cpu: &str| json!({"cpu": cpu, "memory": "1Gi"});
+    let of = |cpu: &str| {
+        pod(json!([{"name": "a", "resources": {"limits": amounts(cpu), "requests": amounts(cpu)}}]))
+    };
+    let quota = |pod: &Pod, ctx: &NodeContext| {
+        let linux = container_linux_resources(pod, &pod.containers()[0], ctx).unwrap();
+        let dns = v1::DnsConfig::default();
+        let sandbox = super::super::sandbox_config::build(pod, 0, "/p", dns, ctx).unwrap();
+        let sandbox = sandbox.linux.unwrap().resources.unwrap();
+        (linux.cpu_quota, sandbox.cpu_quota)
+    };
+    let mut ctx = NodeContext::new("n", "/r");
+    assert_eq!(quota(&of("2"), &ctx), (200_000, 200_000));
+    ctx.static_cpus = true;
+    assert_eq!(quota(&of("2"), &ctx), (-1, -1));
+    assert_eq!(quota(&of("1500m"), &ctx), (150_000, 150_000), "shared");
+    ctx.cpu_cfs_quota = false;
+    assert_eq!(quota(&of("2"), &ctx), (0, 0));
+}

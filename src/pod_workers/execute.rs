@@ -19,8 +19,8 @@ use super::start::{
     Failure, InPod, clear_message, refused, sharing_processes, target_of, under_way,
 };
 use super::{
-    Job, StartFailure, WorkerContext, devices, grow, image_volumes, isolation, mounts, resize,
-    resolve, start, stop,
+    Job, StartFailure, WorkerContext, devices, grow, image_volumes, isolation, mounts, pinning,
+    resize, resolve, start, stop,
 };
 use crate::core::container_history;
 use crate::core::pod_actions::{self, PodActions, StartContainer};
@@ -533,10 +533,12 @@ pub(super) async fn start_container(
         // It was made with what was allocated then.
         Some(_) => Transaction::new(),
     };
+    let confined = pinning::started(context, &seen, job, &start.name, &container_id);
     let receipt = context
         .store
-        .commit_intent(intent, of_resize.and(on_record))
+        .commit_intent(intent, of_resize.and(confined).and(on_record))
         .await?;
+    pinning::before_start(context, job, &start.name, &container_id).await;
     fail::fail_point!("pod_workers::start::after_intent");
     let intended = seen
         .record::<ContainerRecord>(&child_key(&job.uid, &start.name))
@@ -788,7 +790,8 @@ async fn create_container(
             return Ok(Err(Failure::new("CreateContainerConfigError", message)));
         }
     };
-    let config = sharing_processes(config, target);
+    let mut config = sharing_processes(config, target);
+    let confined = pinning::confine(context, job, &container.name, &mut config);
     let id = match context
         .cri
         .create_container(&sandbox.id, config, sandbox.config.clone())
@@ -803,6 +806,7 @@ async fn create_container(
             return Ok(Err(Failure::new("CreateContainerError", message)));
         }
     };
+    context.pinning.created(&id, confined);
     fail::fail_point!("pod_workers::start::after_create");
     context.recorder.record(
         Event::pod(

@@ -19,6 +19,7 @@ mod grow;
 mod image_volumes;
 mod isolation;
 pub mod mounts;
+pub mod pinning;
 mod preempt;
 mod purge;
 pub mod queue;
@@ -52,6 +53,7 @@ pub use gate::StartGate;
 pub use queue::WorkQueue;
 pub use reason_cache::{ReasonCache, StartFailure};
 
+use crate::cm::pinning::Pinning;
 use crate::cm::{CgroupError, CgroupManager};
 pub use crate::core::pod_worker::UpdateOptions;
 use crate::core::pod_worker::{self, KnownPod, Worker};
@@ -98,6 +100,8 @@ pub struct WorkerContext {
     pub node_object: NodeObject,
     /// Cgroups.
     pub cgroups: Arc<CgroupManager>,
+    /// CPUs and NUMA nodes that containers have for themselves.
+    pub pinning: Pinning,
     /// Facts of the node that container configurations depend on.
     pub node: NodeContext,
     /// Where events go.

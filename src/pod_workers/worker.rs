@@ -9,7 +9,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::{Instrument, debug, info, info_span, warn};
 
 use super::execute::StepError;
-use super::{Job, PodWorkers, WorkerContext, preempt, purge, sync_pod, terminate};
+use super::{Job, PodWorkers, WorkerContext, pinning, preempt, purge, sync_pod, terminate};
 use crate::core::backoff::{SyncOutcome, requeue_delay};
 use crate::core::pod_worker::StepRecord;
 use crate::core::state::{Table, WorkerPhase};
@@ -329,7 +329,13 @@ async fn commit(workers: &PodWorkers, job: &Job) -> Result<Option<StopPermit>, C
         pod_worker::before_step(job, &state, epoch.number, now, others)
     };
     match record {
-        StepRecord::Stop(transaction) => {
+        StepRecord::Stop(mut transaction) => {
+            if matches!(
+                job.record.phase,
+                WorkerPhase::Terminated { .. } | WorkerPhase::Finished { .. }
+            ) {
+                transaction = transaction.and(pinning::freed(&workers.0.context, &state, &job.uid));
+            }
             let decision = StopDecision::recorded_by(transaction)
                 .unwrap_or_else(|_| StopDecision::on_record(&job.uid));
             return store.commit_stop(decision).await.map(Some);
@@ -342,7 +348,9 @@ async fn commit(workers: &PodWorkers, job: &Job) -> Result<Option<StopPermit>, C
         }
         StepRecord::Keep(transaction) if transaction.is_empty() => {}
         StepRecord::Keep(transaction) => {
-            store.commit(transaction).await?;
+            let assigned = workers.0.context.pinning.unrecorded(&job.uid);
+            store.commit(transaction.and(assigned)).await?;
+            workers.0.context.pinning.settled(&job.uid);
         }
     }
     preempt::carry_out(workers, job);

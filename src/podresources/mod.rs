@@ -1,8 +1,8 @@
 //! Layer 6: the pod-resources API on `<root-dir>/pod-resources/kubelet.sock`: which container has which devices, CPUs
 //! and memory for itself. Monitoring agents (of GPUs, of topology) ask it. Upstream: `pkg/kubelet/apis/podresources`.
 //!
-//! In: the active pods, from whoever knows them. Out: gRPC, v1 whole and List of v1alpha1. Nothing gives a container
-//! CPUs or memory of its own here, so those lists are empty, as the kubelet's are with its policies of `none`.
+//! In: the active pods, from whoever knows them, and what their containers have for themselves. Out: gRPC, v1 whole and List
+//! of v1alpha1. Without devices and without static policies those lists are empty.
 //!
 //! **Invariant:** a request is answered from memory, and no client keeps others from being answered: connections,
 //! requests of a connection and requests per second are bounded.
@@ -35,8 +35,10 @@ use tracing::{debug, warn};
 
 use self::limit::Limiter;
 use self::service::{Lister, V1, V1Alpha1};
+use crate::cm::pinning::Pinning;
 use crate::devicemanager::DeviceManager;
 use crate::types::containers::{ContainerKind, containers_of};
+use crate::types::cpu_set::CpuSet;
 use crate::types::metrics::Metrics;
 use crate::types::{Clock, PodExt};
 
@@ -71,6 +73,7 @@ pub struct PodResources {
     devices: Option<DeviceManager>,
     limiter: Arc<Limiter>,
     metrics: Metrics,
+    pinning: Option<Pinning>,
 }
 
 impl PodResources {
@@ -81,6 +84,7 @@ impl PodResources {
             devices: None,
             limiter: Arc::new(Limiter::new(clock)),
             metrics,
+            pinning: None,
         }
     }
 
@@ -91,31 +95,11 @@ impl PodResources {
         self
     }
 
-    /// A pod with its sidecars and main containers; other init containers are not told of, as upstream.
-    fn resources(&self, pod: &Pod) -> proto::PodResources {
-        let told = [ContainerKind::Sidecar, ContainerKind::Main];
-        let held = self.devices.as_ref().map(|devices| devices.held(pod));
-        let held = held.unwrap_or_default();
-        let of_container = |container: &str| {
-            let resources = held.containers.get(container).into_iter().flatten();
-            let devices = resources.flat_map(|(resource, allocation)| {
-                let ids = allocation.ids.iter();
-                ids.flat_map(|(id, nodes)| container_devices(resource, id, nodes))
-            });
-            proto::ContainerResources {
-                name: container.to_owned(),
-                devices: devices.collect(),
-                ..Default::default()
-            }
-        };
-        proto::PodResources {
-            name: pod.name().to_owned(),
-            namespace: pod.namespace().to_owned(),
-            containers: containers_of(pod)
-                .filter(|c| told.contains(&c.kind))
-                .map(|c| of_container(&c.container.name))
-                .collect(),
-        }
+    /// Tells of the CPUs and the memory that containers have for themselves.
+    #[must_use]
+    pub fn telling_assignments(mut self, pinning: Pinning) -> Self {
+        self.pinning = Some(pinning);
+        self
     }
 
     fn list(
@@ -174,7 +158,8 @@ impl PodResources {
         })
     }
 
-    /// The healthy devices of connected plugins. CPU and memory are shared by all containers.
+    /// Healthy devices of connected plugins, and the CPUs and the memory that a container can get for itself; none of the latter
+    /// without a static policy.
     fn allocatable(
         &self,
         _: proto::AllocatableResourcesRequest,
@@ -186,10 +171,80 @@ impl PodResources {
                 devices.extend(container_devices(&resource, &id, &device.numa));
             }
         }
-        Ok(proto::AllocatableResourcesResponse {
+        let mut answer = proto::AllocatableResourcesResponse {
             devices,
             ..Default::default()
-        })
+        };
+        let Some(settings) = self.pinning.as_ref().map(Pinning::settings) else {
+            return Ok(answer);
+        };
+        if let Some(policy) = &settings.cpus {
+            let free = settings.machine.online().without(&policy.reserved);
+            answer.cpu_ids = ids(&free);
+        }
+        if let Some(policy) = &settings.memory {
+            for (node, bytes) in policy.allocatable(&settings.machine) {
+                let blocks = bytes.into_iter().filter(|(_, size)| *size > 0);
+                answer
+                    .memory
+                    .extend(blocks.map(|(name, size)| memory(name, size, &[node])));
+            }
+        }
+        Ok(answer)
+    }
+
+    /// A pod with its sidecars and main containers; other init containers are not told of, as upstream.
+    fn resources(&self, pod: &Pod) -> proto::PodResources {
+        let told = [ContainerKind::Sidecar, ContainerKind::Main];
+        let recorded = self.pinning.as_ref().map(|p| p.recorded(&pod.uid()));
+        let (cpus, blocks) = recorded.unwrap_or_default();
+        let cpus_of = |name: &str| cpus.as_ref()?.containers.get(name).map(ids);
+        let memory_of = |name: &str| {
+            let blocks = blocks.as_ref()?.containers.get(name)?.iter();
+            let told = blocks.map(|b| memory(b.resource.clone(), b.bytes, &b.nodes));
+            Some(told.collect())
+        };
+        let held = self.devices.as_ref().map(|devices| devices.held(pod));
+        let held = held.unwrap_or_default();
+        let devices_of = |name: &str| {
+            let resources = held.containers.get(name).into_iter().flatten();
+            let devices = resources.flat_map(|(resource, allocation)| {
+                let ids = allocation.ids.iter();
+                ids.flat_map(|(id, nodes)| container_devices(resource, id, nodes))
+            });
+            devices.collect()
+        };
+        proto::PodResources {
+            name: pod.name().to_owned(),
+            namespace: pod.namespace().to_owned(),
+            containers: containers_of(pod)
+                .filter(|c| told.contains(&c.kind))
+                .map(|c| proto::ContainerResources {
+                    name: c.container.name.clone(),
+                    devices: devices_of(&c.container.name),
+                    cpu_ids: cpus_of(&c.container.name).unwrap_or_default(),
+                    memory: memory_of(&c.container.name).unwrap_or_default(),
+                    ..Default::default()
+                })
+                .collect(),
+        }
+    }
+}
+
+fn ids(cpus: &CpuSet) -> Vec<i64> {
+    cpus.iter().map(i64::from).collect()
+}
+
+fn memory(memory_type: String, size: u64, nodes: &[u32]) -> proto::ContainerMemory {
+    let nodes = nodes.iter().map(|node| proto::NumaNode {
+        id: i64::from(*node),
+    });
+    proto::ContainerMemory {
+        memory_type,
+        size,
+        topology: Some(proto::TopologyInfo {
+            nodes: nodes.collect(),
+        }),
     }
 }
 

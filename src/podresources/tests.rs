@@ -504,3 +504,37 @@ async fn a_damaged_header_block_harms_nobody_else() {
         assert_eq!(answer.pod_resources.len(), 1);
     }
 }
+
+#[tokio::test]
+async fn cpus_and_memory_of_their_own_are_told() {
+    let clock = FixedClock::new();
+    let (pinning, store) = crate::cm::pinning::testkit::pinning(Arc::clone(&clock) as _);
+    let amounts = json!({"cpu": "2", "memory": "1Gi"});
+    let pod: Pod = serde_json::from_value(json!({
+        "metadata": {"name": "p", "namespace": "ns", "uid": "u"},
+        "spec": {"containers": [
+            {"name": "main", "resources": {"limits": amounts, "requests": amounts}}]},
+    }))
+    .unwrap();
+    let uid = pod.uid();
+    let placed = pinning.place(&pod, |_| true).unwrap();
+    pinning.reserve(&uid, placed);
+    store.commit(pinning.unrecorded(&uid)).await.unwrap();
+    let active: ActivePods = Arc::new(move || vec![Arc::new(pod.clone())]);
+    let pods =
+        PodResources::new(active, clock as _, Metrics::default()).telling_assignments(pinning);
+    let listed = pods.list(proto::ListPodResourcesRequest {}).unwrap();
+    let main = &listed.pod_resources[0].containers[0];
+    assert_eq!(main.cpu_ids, [2, 3]);
+    let block = &main.memory[0];
+    assert_eq!(
+        (block.memory_type.as_str(), block.size),
+        ("memory", 1 << 30)
+    );
+    assert_eq!(block.topology.as_ref().unwrap().nodes[0].id, 0);
+    let all = pods.allocatable(proto::AllocatableResourcesRequest {});
+    let all = all.unwrap();
+    assert_eq!(all.cpu_ids, [1, 2, 3]);
+    let sizes: Vec<u64> = all.memory.iter().map(|block| block.size >> 30).collect();
+    assert_eq!(sizes, [9, 10]);
+}

@@ -40,7 +40,7 @@ const FEATURES: &[(&str, &str, bool)] = &[
         false,
     ),
     ("KubeletTracing", GA, true),
-    ("MemoryManager", GA, false),
+    ("MemoryManager", GA, true),
     ("NodeDeclaredFeatures", BETA, false),
     ("NodeLogQuery", GA, true),
     ("NodeSwap", GA, false),

@@ -139,6 +139,9 @@ pub fn holds_decisions(table: Table) -> bool {
         | Table::Objects
         | Table::Signals
         | Table::Journal
+        | Table::Cpus
+        | Table::Memory
+        | Table::Cpusets
         | Table::Sources => false,
     }
 }

@@ -104,9 +104,19 @@ impl<'a> Admissions<'a> {
             .map(ToString::to_string)
             .collect();
         let node = node(context);
-        let verdict = admission::admit(pod, others, &facts(context, &node, &refusals));
+        let pinning = &context.workers.context().pinning;
+        let holds = |uid: &PodUid| context.workers.if_counted_by_admission(uid).is_some();
+        let placed = pinning.place(pod, holds);
+        let facts = AdmissionContext {
+            unplaced: placed.as_ref().err(),
+            ..facts(context, &node, &refusals)
+        };
+        let verdict = admission::admit(pod, others, &facts);
         match &verdict.decision {
-            AdmissionDecision::Admitted => info!(pod = %uid, name = pod.name(), "pod admitted"),
+            AdmissionDecision::Admitted => {
+                info!(pod = %uid, name = pod.name(), "pod admitted");
+                pinning.reserve(&uid, placed.unwrap_or_default());
+            }
             AdmissionDecision::Rejected { reason, message } => {
                 tell_rejected(context, pod, reason, message);
             }
@@ -165,6 +175,7 @@ fn facts<'a>(
         unsafe_sysctls: &context.unsafe_sysctls,
         apparmor: context.workers.context().node.apparmor,
         pressure: *context.pressure.borrow(),
+        unplaced: None,
     }
 }
 

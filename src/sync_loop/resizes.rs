@@ -52,7 +52,13 @@ pub(super) fn consider(context: &LoopContext, pod: &Arc<Pod>) {
     let node = handlers::node(context);
     let transaction = Transaction::new().expect::<AdmissionRecord>(&state, uid.as_str());
     let now = context.clock.now();
-    let (transaction, event) = match resize::decide(pod, &record.allocated, &others, &node) {
+    let settings = context.workers.context().pinning.settings();
+    let (cpus, memory) = (settings.cpus.is_some(), settings.memory.is_some());
+    let decision = match resize::of_pinned(pod, &record.allocated, cpus, memory) {
+        Some(message) => Decision::Infeasible(message),
+        None => resize::decide(pod, &record.allocated, &others, &node),
+    };
+    let (transaction, event) = match decision {
         Decision::Unchanged => (transaction.delete::<ObjectRecord>(pending_key(pod)), None),
         Decision::Allocate(allocated) => {
             info!(pod = %uid, name = pod.name(), "resize allocated");

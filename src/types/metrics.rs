@@ -230,6 +230,11 @@ fn image_pull_histogram() -> Histogram {
     ])
 }
 
+/// Upstream's buckets in milliseconds.
+fn admission_histogram() -> Histogram {
+    Histogram::new(exponential_buckets(0.05, 2.0, 15))
+}
+
 fn request_histogram() -> Histogram {
     Histogram::new([
         0.005, 0.025, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0,
@@ -315,6 +320,15 @@ metrics! {
     pod_start_total_duration: Histogram = pod_start_histogram(), "kubelet_pod_start_total_duration", "From the creation of a pod of the API server to its containers running, with everything in between", Unit::Seconds;
     containers_per_pod: Histogram = Histogram::new(exponential_buckets(1.0, 2.0, 5)), "kubelet_containers_per_pod_count", "Main containers of each pod that got a worker";
     cgroup_manager_duration: HistogramFamily<OperationLabel> = Family::new_with_constructor(default_histogram), "kubelet_cgroup_manager_duration", "Duration of making, changing and removing cgroups of pods", Unit::Seconds;
+    cpu_manager_pinning_requests: Counter = Counter::default(), "kubelet_cpu_manager_pinning_requests", "Pods that asked for CPUs of their own";
+    cpu_manager_pinning_errors: Counter = Counter::default(), "kubelet_cpu_manager_pinning_errors", "Pods that asked for CPUs of their own and were refused";
+    cpu_manager_shared_pool_size: Gauge = Gauge::default(), "kubelet_cpu_manager_shared_pool_size_millicores", "CPUs that containers share, in thousandths";
+    cpu_manager_exclusive_cpu_allocation: Gauge = Gauge::default(), "kubelet_cpu_manager_exclusive_cpu_allocation_count", "CPUs that containers have for themselves";
+    memory_manager_pinning_requests: Counter = Counter::default(), "kubelet_memory_manager_pinning_requests", "Pods that asked for memory on NUMA nodes";
+    memory_manager_pinning_errors: Counter = Counter::default(), "kubelet_memory_manager_pinning_errors", "Pods that asked for memory on NUMA nodes and were refused";
+    topology_manager_admission_requests: Counter = Counter::default(), "kubelet_topology_manager_admission_requests", "Pods that the topology manager decided on";
+    topology_manager_admission_errors: Counter = Counter::default(), "kubelet_topology_manager_admission_errors", "Pods whose resources could not be aligned or assigned";
+    topology_manager_admission_duration: Histogram = admission_histogram(), "kubelet_topology_manager_admission_duration_ms", "Duration of a decision of the topology manager in milliseconds";
     pod_worker_duration: HistogramFamily<WorkLabel> = Family::new_with_constructor(seconds_histogram), "kubelet_pod_worker_duration", "Duration of one sync", Unit::Seconds;
     pod_worker_start_duration: Histogram = seconds_histogram(), "kubelet_pod_worker_start_duration", "From first sight of a pod to its worker starting", Unit::Seconds;
     pleg_relist_duration: Histogram = fine_histogram(), "kubelet_pleg_relist_duration", "Duration of a relist", Unit::Seconds;

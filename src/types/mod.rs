@@ -12,6 +12,7 @@ pub mod blocking;
 pub mod boot;
 pub mod causes;
 pub mod containers;
+pub mod cpu_set;
 pub mod events;
 pub mod file_system;
 pub mod host_addresses;

@@ -94,7 +94,7 @@ fn restart_keeps_devices_and_asks_nothing_again() {
     first.stop();
     let agent = node.site.start();
     node.assert_quiet(&agent);
-    assert_eq!(node.running(), [id.clone()]);
+    assert_eq!(node.running(), std::slice::from_ref(&id));
     // The container ends by itself after the plugin is back, and starts with the device it had.
     let second = plugin(&node, &["a", "b"]);
     wait_listed(&node, &["a", "b"]);

@@ -22,6 +22,7 @@ mod images;
 mod lifecycle;
 mod neighbours;
 mod node;
+mod pinning;
 mod pressure;
 mod probes;
 mod replace;

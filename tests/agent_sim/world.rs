@@ -9,6 +9,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use holdfast::agent::{Embedded, Parts};
+use holdfast::core::pinning::machine::Machine;
 use holdfast::core::state::{
     ContainerRecord, MetaRecord, State, StatusRecord, Table, WorkerRecord,
 };
@@ -81,6 +82,8 @@ pub struct World {
     pub shutdown: Option<Link>,
     /// What agents see of their machine.
     pub figures: Arc<SimFigures>,
+    /// What the next agent sees of the processors; this machine's for `None`.
+    pub machine: Option<Machine>,
     engine: Option<Engine>,
     faulty: Arc<Mutex<Vec<(&'static str, Fault)>>>,
     always_faulty: Arc<Mutex<HashMap<&'static str, Fault>>>,
@@ -127,6 +130,7 @@ impl World {
             tenant: None,
             shutdown: None,
             figures: Arc::default(),
+            machine: None,
             engine: None,
             faulty: Arc::default(),
             always_faulty: Arc::default(),
@@ -183,6 +187,7 @@ impl World {
             shutdown: self.shutdown.clone(),
             cluster_doubted: self.cluster_doubted,
             figures: Some(Arc::clone(&self.figures) as _),
+            machine: self.machine.clone(),
         };
         let cri = CriClient::over(
             self.fake.channel(),

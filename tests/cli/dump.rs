@@ -75,7 +75,7 @@ fn json_has_every_table_with_documented_fields() {
             );
         }
     }
-    assert_eq!(dump["tables"].as_object().unwrap().len(), 16);
+    assert_eq!(dump["tables"].as_object().unwrap().len(), 19);
     let container = &dump["tables"]["containers"][0];
     assert_eq!(
         *container,

@@ -8,10 +8,11 @@ use std::sync::Arc;
 use holdfast::admin::view::Quarantined;
 use holdfast::admin::{self, AdminHooks, AdminInfo, BoxError};
 use holdfast::core::state::{
-    AdmissionDecision, AdmissionRecord, BackoffRecord, ContainerRecord, EpochReason, EpochRecord,
-    ExitRecord, ImageRecord, IntentRecord, META_KEY, MetaRecord, MirrorRecord, ObjectRecord,
-    PlegRecord, PodRecord, ProbeRecord, QueueRecord, SignalRecord, SourceRecord, StatusRecord,
-    Transaction, VolumePhase, VolumeRecord, WorkerPhase, WorkerRecord, child_key,
+    AdmissionDecision, AdmissionRecord, BackoffRecord, ContainerRecord, CpusRecord, CpusetRecord,
+    EpochReason, EpochRecord, ExitRecord, ImageRecord, IntentRecord, META_KEY, MemoryBlock,
+    MemoryRecord, MetaRecord, MirrorRecord, ObjectRecord, PlegRecord, PodRecord, ProbeRecord,
+    QueueRecord, SignalRecord, SourceRecord, StatusRecord, Transaction, VolumePhase, VolumeRecord,
+    WorkerPhase, WorkerRecord, child_key,
 };
 use holdfast::store::backend::SledOptions;
 use holdfast::store::layout::Layout;
@@ -286,6 +287,34 @@ pub(crate) fn the_other_tables() -> Transaction {
                 read: at(9),
                 error: String::new(),
                 broken: [("/etc/manifests/x.yaml".to_owned(), "line 3".to_owned())].into(),
+            },
+        )
+        .put(
+            WEB,
+            CpusRecord {
+                containers: [("main".to_owned(), [1, 5].into_iter().collect())].into(),
+            },
+        )
+        .put(
+            WEB,
+            MemoryRecord {
+                containers: [(
+                    "main".to_owned(),
+                    vec![MemoryBlock {
+                        resource: "memory".to_owned(),
+                        nodes: vec![0],
+                        bytes: 1 << 30,
+                    }],
+                )]
+                .into(),
+            },
+        )
+        .put(
+            format!("{WEB}/main"),
+            CpusetRecord {
+                container_id: "main-1".into(),
+                cpus: [1, 5].into_iter().collect(),
+                nodes: [0].into_iter().collect(),
             },
         )
 }

@@ -346,5 +346,32 @@ pub fn every_table() -> Transaction {
                 broken: BTreeMap::from([("/m/x.yaml".to_owned(), "line 3".to_owned())]),
             },
         )
+        .put(
+            "u1",
+            CpusRecord {
+                containers: BTreeMap::from([("main".to_owned(), [1, 5].into_iter().collect())]),
+            },
+        )
+        .put(
+            "u1",
+            MemoryRecord {
+                containers: BTreeMap::from([(
+                    "main".to_owned(),
+                    vec![MemoryBlock {
+                        resource: "memory".to_owned(),
+                        nodes: vec![0, 1],
+                        bytes: 1 << 30,
+                    }],
+                )]),
+            },
+        )
+        .put(
+            "u1/main",
+            CpusetRecord {
+                container_id: "c1".into(),
+                cpus: [1, 5].into_iter().collect(),
+                nodes: [0, 1].into_iter().collect(),
+            },
+        )
         .journal(Some(&uid), "admitted", "because")
 }

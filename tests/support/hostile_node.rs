@@ -77,10 +77,10 @@ fn pairs_of(row: &[usize]) -> impl Iterator<Item = Pair> + '_ {
 /// Every pair of levels that any two factors have.
 pub fn every_pair() -> BTreeSet<Pair> {
     let mut pairs = BTreeSet::new();
-    for a in 0..FACTORS.len() {
-        for b in a + 1..FACTORS.len() {
-            for x in 0..FACTORS[a].1.len() {
-                pairs.extend((0..FACTORS[b].1.len()).map(|y| (a, x, b, y)));
+    for (a, one) in FACTORS.iter().enumerate() {
+        for (b, other) in FACTORS.iter().enumerate().skip(a + 1) {
+            for x in 0..one.1.len() {
+                pairs.extend((0..other.1.len()).map(|y| (a, x, b, y)));
             }
         }
     }

@@ -1,5 +1,7 @@
 //! Records as rows: explicit, so that the documented fields do not change when a record's layout does.
 
+use std::collections::BTreeMap;
+
 use serde_json::{Value, json};
 
 use super::pods::PodNames;
@@ -7,9 +9,9 @@ use super::{PodIndex, Row};
 use crate::core::images::{self, FilesState};
 use crate::core::state::{
     AdmissionDecision, AdmissionRecord, AnyRecord, BackoffRecord, ContainerRecord, EpochReason,
-    ImageRecord, JournalRecord, MetaRecord, MirrorRecord, ObjectRecord, PlegRecord, PodRecord,
-    ProbeRecord, SignalRecord, SourceRecord, State, StatusRecord, Table, TerminationCause,
-    VolumePhase, VolumeRecord, WorkerPhase, WorkerRecord,
+    ImageRecord, JournalRecord, MemoryBlock, MetaRecord, MirrorRecord, ObjectRecord, PlegRecord,
+    PodRecord, ProbeRecord, SignalRecord, SourceRecord, State, StatusRecord, Table,
+    TerminationCause, VolumePhase, VolumeRecord, WorkerPhase, WorkerRecord,
 };
 use crate::core::volumes::keys as volume_keys;
 use crate::images::{archive_of, qualified, refusals, shown_access};
@@ -60,7 +62,7 @@ fn keys(state: &State, table: Table) -> Vec<String> {
         Meta => meta, Pods => pods, Mirrors => mirrors, Admissions => admissions, Workers => workers,
         Queue => queue, Containers => containers, Pleg => pleg, Statuses => statuses, Probes => probes,
         Volumes => volumes, Images => images, Objects => objects, Signals => signals, Journal => journal,
-        Sources => sources,
+        Sources => sources, Cpus => cpus, Memory => memory, Cpusets => cpusets,
     }
 }
 
@@ -89,6 +91,36 @@ pub(super) fn one(state: &State, index: &PodIndex, table: Table, key: &str) -> O
         AnyRecord::Signals(r) => signal(key, &r),
         AnyRecord::Journal(r) => journal(index, key, &r),
         AnyRecord::Sources(r) => source(state, key, &r),
+        AnyRecord::Cpus(r) => {
+            let mut row = about(index, key, key);
+            let containers = r.containers.iter();
+            let containers: BTreeMap<_, _> = containers
+                .map(|(name, cpus)| (name, cpus.to_string()))
+                .collect();
+            put(&mut row, "containers", json!(containers));
+            row
+        }
+        AnyRecord::Memory(r) => {
+            let mut row = about(index, key, key);
+            let blocks = |blocks: &Vec<MemoryBlock>| -> Vec<Value> {
+                let block = |b: &MemoryBlock| json!({"resource": b.resource, "nodes": b.nodes, "bytes": b.bytes});
+                blocks.iter().map(block).collect()
+            };
+            let containers = r.containers.iter();
+            let containers: BTreeMap<_, _> =
+                containers.map(|(name, of)| (name, blocks(of))).collect();
+            put(&mut row, "containers", json!(containers));
+            row
+        }
+        AnyRecord::Cpusets(r) => {
+            let (uid, container) = key.split_once('/').unwrap_or((key, ""));
+            let mut row = about(index, key, uid);
+            put(&mut row, "container", json!(container));
+            put(&mut row, "containerId", json!(r.container_id));
+            put(&mut row, "cpus", json!(r.cpus.to_string()));
+            put(&mut row, "nodes", json!(r.nodes.to_string()));
+            row
+        }
     };
     if let Some(by) = by {
         put(&mut row, "confirmedBy", json!(by));
@@ -145,6 +177,9 @@ fn confirmed_by(state: &State, key: &str, record: &AnyRecord) -> Option<&'static
         | AnyRecord::Workers(_)
         | AnyRecord::Queue(_)
         | AnyRecord::Probes(_)
+        | AnyRecord::Cpus(_)
+        | AnyRecord::Memory(_)
+        | AnyRecord::Cpusets(_)
         | AnyRecord::Volumes(_) => CHECKPOINT,
         AnyRecord::Meta(_)
         | AnyRecord::Images(_)

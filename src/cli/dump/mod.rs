@@ -22,7 +22,7 @@ copy of the store, which it never changes. Which of the two is said on stderr; s
 
 Each argument is a table, or a pod as UID prefix, name, or namespace/name. Tables: overview, node, events, devices, meta, pods, \
 mirrors, admissions, workers, queue, containers, pleg, statuses, probes, volumes, images, objects, signals, \
-journal, sources; `all` stands for all but overview, node, events and devices, which are read off the others. Without a table: an overview; every table about it \
+journal, sources, cpus, memory, cpusets; `all` stands for all but overview, node, events and devices, which are read off the others. Without a table: an overview; every table about it \
 when a pod is named; every table with -o json or yaml. A pod that is called as a table is named with its \
 namespace.";
 
@@ -36,7 +36,7 @@ Examples:
   holdfast dump journal --watch            what happens now
 
 Tables: overview, node, events, devices, meta, pods, mirrors, admissions, workers, queue, containers, pleg, statuses, probes,
-volumes, images, objects, signals, journal, sources; `all` is all but the first four.
+volumes, images, objects, signals, journal, sources, cpus, memory, cpusets; `all` is all but the first four.
 
 Exit codes: 0 done, 1 failed, 2 wrong usage, 3 no such pod.";
 

@@ -267,6 +267,21 @@ pub(super) fn columns(view: View, with_wide: bool) -> Vec<Column> {
             column("WHAT", "what", Text),
             column("WHY", "why", Text),
         ],
+        View::Table(Table::Cpus | Table::Memory) => &[
+            NAMESPACE,
+            POD,
+            column("CONTAINERS", "containers", Fields),
+            UID,
+        ],
+        View::Table(Table::Cpusets) => &[
+            NAMESPACE,
+            POD,
+            column("CONTAINER", "container", Text),
+            column("CPUS", "cpus", Text),
+            column("NODES", "nodes", Text),
+            wide("CONTAINER-ID", "containerId", Text),
+            UID,
+        ],
         View::Table(Table::Sources) => &[
             column("SOURCE", "source", Text),
             column("LOCATION", "location", Text),

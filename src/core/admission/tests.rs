@@ -34,6 +34,7 @@ fn context<'a>(
         unsafe_sysctls,
         apparmor: false,
         pressure: Pressure::default(),
+        unplaced: None,
     }
 }
 
@@ -736,4 +737,24 @@ fn pods_are_refused_under_pressure_as_upstream_does() {
         }
         assert_eq!(outcome(admit(&critical, &[], &context)).0, "Admitted");
     }
+}
+
+#[test]
+fn a_pod_that_gets_no_cpus_of_its_own_is_refused_before_resources_are_looked_at() {
+    let node = Node::default();
+    let refusal = crate::core::pinning::Refusal {
+        reason: "SMTAlignmentError",
+        message: "SMT Alignment Error: requested 3".to_owned(),
+    };
+    let unplaced = AdmissionContext {
+        unplaced: Some(&refusal),
+        ..context(&node, 0, &[], &[])
+    };
+    let pod = crate::core::testkit::pod("Always", &["a"]);
+    let (reason, message) = outcome(admit(&pod, &[], &unplaced));
+    assert_eq!(
+        (reason.as_str(), message),
+        (refusal.reason, refusal.message.clone()),
+        "not for the number of pods"
+    );
 }

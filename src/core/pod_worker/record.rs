@@ -7,9 +7,9 @@ use k8s_openapi::api::core::v1::Container;
 use super::Worker;
 use crate::core::deadline;
 use crate::core::state::{
-    AdmissionDecision, AdmissionRecord, ContainerRecord, PlegRecord, PodRecord, ProbeRecord,
-    QueueRecord, State, StatusRecord, TerminationCause, Transaction, WorkerPhase, WorkerRecord,
-    child_key,
+    AdmissionDecision, AdmissionRecord, ContainerRecord, CpusRecord, CpusetRecord, MemoryRecord,
+    PlegRecord, PodRecord, ProbeRecord, QueueRecord, State, StatusRecord, TerminationCause,
+    Transaction, WorkerPhase, WorkerRecord, child_key,
 };
 use crate::types::pod::RestartPolicy;
 use crate::types::{Json, PodExt as _, PodUid, Stamp};
@@ -114,6 +114,22 @@ pub fn forget(state: &State, pod: &PodUid) -> Transaction {
     }
     for (key, _) in state.with_prefix::<ProbeRecord>(&prefix) {
         transaction = transaction.delete::<ProbeRecord>(key);
+    }
+    transaction.and(freed(state, pod))
+}
+
+/// Frees the CPUs and memory that the containers of a pod have for themselves, as far as they are on record.
+pub fn freed(state: &State, pod: &PodUid) -> Transaction {
+    let uid = pod.as_str();
+    let mut transaction = Transaction::new();
+    if state.record::<CpusRecord>(uid).is_some() {
+        transaction = transaction.delete::<CpusRecord>(uid);
+    }
+    if state.record::<MemoryRecord>(uid).is_some() {
+        transaction = transaction.delete::<MemoryRecord>(uid);
+    }
+    for (key, _) in state.with_prefix::<CpusetRecord>(&child_key(pod, "")) {
+        transaction = transaction.delete::<CpusetRecord>(key);
     }
     transaction
 }

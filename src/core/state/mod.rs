@@ -283,6 +283,12 @@ tables! {
     Journal = 15, journal, "journal": JournalRecord, v 1;
     /// Configuration sources, by source: what was read last and from where.
     Sources = 16, sources, "sources": SourceRecord, v 1;
+    /// CPUs that containers have for themselves, by UID.
+    Cpus = 17, cpus, "cpus": CpusRecord, v 1;
+    /// Memory that containers have on NUMA nodes, by UID.
+    Memory = 18, memory, "memory": MemoryRecord, v 1;
+    /// What containers were told last of CPUs and NUMA nodes, by `<uid>/<name>`.
+    Cpusets = 19, cpusets, "cpusets": CpusetRecord, v 1;
 }
 
 /// The key of the one record in [`Table::Meta`].

@@ -10,6 +10,7 @@ use k8s_openapi::api::core::v1 as api;
 use serde::{Deserialize, Serialize};
 
 use super::Durability::{self, Durable, Relaxed};
+use crate::types::cpu_set::CpuSet;
 use crate::types::runtime::PodStatus as RuntimePodStatus;
 use crate::types::{BootIdentity, ContainerId, Json, PodSource, PodUid, Stamp};
 
@@ -514,6 +515,60 @@ pub struct SourceRecord {
 }
 
 impl SourceRecord {
+    pub(super) fn class(_: Option<&Self>, _: Option<&Self>) -> Durability {
+        Relaxed
+    }
+}
+
+/// CPUs that the containers of a pod have for themselves.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CpusRecord {
+    /// CPUs by container.
+    pub containers: BTreeMap<String, CpuSet>,
+}
+
+impl CpusRecord {
+    pub(super) fn class(_: Option<&Self>, _: Option<&Self>) -> Durability {
+        Durable
+    }
+}
+
+/// Memory that the containers of a pod have on NUMA nodes.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MemoryRecord {
+    /// Blocks by container.
+    pub containers: BTreeMap<String, Vec<MemoryBlock>>,
+}
+
+/// Memory of one type on some NUMA nodes.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MemoryBlock {
+    /// `memory` or `hugepages-<size>`.
+    pub resource: String,
+    /// The nodes, sorted.
+    pub nodes: Vec<u32>,
+    /// How much; what a later container of the pod reuses counts there.
+    pub bytes: u64,
+}
+
+impl MemoryRecord {
+    pub(super) fn class(_: Option<&Self>, _: Option<&Self>) -> Durability {
+        Durable
+    }
+}
+
+/// What a container was told last of the CPUs and NUMA nodes it may use.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CpusetRecord {
+    /// The container.
+    pub container_id: ContainerId,
+    /// CPUs.
+    pub cpus: CpuSet,
+    /// NUMA nodes; empty when it was told none.
+    pub nodes: CpuSet,
+}
+
+impl CpusetRecord {
     pub(super) fn class(_: Option<&Self>, _: Option<&Self>) -> Durability {
         Relaxed
     }

@@ -82,9 +82,18 @@ evictionPressureTransitionPeriod: 30s
 evictionMaxPodGracePeriod: 60
 evictionMinimumReclaim: {memory.available: 0Mi, nodefs.available: 1.5%, imagefs.available: 2Gi}
 systemReserved: {cpu: 250m, memory: 1Gi, pid: "1000"}
-kubeReserved: {cpu: "0.1000005"}
+kubeReserved: {cpu: "0.1000005", memory: 100Mi}
 enforceNodeAllocatable: [none]
 allowedUnsafeSysctls: ["net.core.*"]
+cpuManagerPolicy: static
+cpuManagerPolicyOptions: {full-pcpus-only: "true"}
+cpuManagerReconcilePeriod: 5s
+memoryManagerPolicy: Static
+reservedMemory: [{numaNode: 1, limits: {memory: 1Gi, hugepages-2Mi: 64Mi}}]
+topologyManagerPolicy: restricted
+topologyManagerScope: pod
+topologyManagerPolicyOptions: {prefer-closest-numa-nodes: "true"}
+reservedSystemCPUs: 0,2-3
 providerID: cloud://x
 registerWithTaints: [{key: a, value: b, effect: NoSchedule}]
 shutdownGracePeriodByPodPriority: [{priority: 7, shutdownGracePeriodSeconds: 20}, {shutdownGracePeriodSeconds: 1}]
@@ -102,9 +111,13 @@ shutdownGracePeriodByPodPriority: [{priority: 7, shutdownGracePeriodSeconds: 20}
         written["evictionMinimumReclaim"]["imagefs.available"],
         "2Gi"
     );
-    assert_eq!(written["systemReserved"]["cpu"], "250m");
+    assert_eq!(
+        written["systemReserved"]["cpu"], "3",
+        "replaced by reservedSystemCPUs"
+    );
+    assert_eq!(written["reservedMemory"][0]["limits"]["memory"], "1Gi");
     assert_eq!(written["systemReserved"]["memory"], "1Gi");
-    assert_eq!(written["kubeReserved"]["cpu"], "100000500n");
+    assert_eq!(written["kubeReserved"]["memory"], "100Mi");
 }
 
 #[test]
@@ -141,7 +154,10 @@ fn every_supported_field_is_written() {
         "staticPodPath: /m\nstaticPodURL: http://x/\nstaticPodURLHeader: {A: [b]}\nmaxParallelImagePulls: 2\n\
          providerID: x\nsingleProcessOOMKill: true\ntracing: {}\ntlsCertFile: /c\ntlsPrivateKeyFile: /k\n\
          systemReservedCgroup: /s\nkubeReservedCgroup: /k\nkubeletCgroups: /a\nsystemCgroups: /b\n\
-         qosReserved: {memory: 50%}\nmemoryThrottlingFactor: 0.9\n",
+         qosReserved: {memory: 50%}\nmemoryThrottlingFactor: 0.9\n\
+         cpuManagerPolicy: static\ncpuManagerPolicyOptions: {full-pcpus-only: \"true\"}\nreservedSystemCPUs: \"0\"\n\
+         memoryManagerPolicy: Static\nreservedMemory: [{numaNode: 0, limits: {memory: 1}}]\n\
+         topologyManagerPolicyOptions: {max-allowable-numa-nodes: \"9\"}\n",
     );
     let written = encode(&set);
     let missing: Vec<_> = FIELDS
@@ -194,11 +210,7 @@ fn contains(whole: &Value, part: &Value) -> bool {
 #[test]
 fn every_field_without_effect_that_was_given_is_written() {
     let given = without_effect(FIELDS);
-    for name in [
-        "cpuManagerReconcilePeriod",
-        "featureGates",
-        "reservedMemory",
-    ] {
+    for name in ["featureGates", "hairpinMode"] {
         assert!(given.contains_key(name), "{name}");
     }
     let lines: String = given
@@ -244,12 +256,12 @@ fn fields_without_effect_are_merged_as_drop_ins_are() {
     let file = write(
         "c.yaml",
         "featureGates: {A: true, B: false}\nhairpinMode: none\nmemorySwap: {swapBehavior: LimitedSwap}\n\
-         reservedMemory: [{numaNode: 0, limits: {memory: 1}}, {numaNode: 1}]\nfutureField: 1\n",
+         logging: {vmodule: [{filePattern: a}, {filePattern: b}]}\nfutureField: 1\n",
     );
     write(
         "d/x.conf",
         "featureGates: {B: true, A: null, C: true}\nhairpinMode: null\nmemorySwap: null\n\
-         reservedMemory: [{numaNode: 2, limits: {memory: 1Gi}, future: 1}]\n",
+         logging: {vmodule: [{filePattern: c, future: 1}]}\n",
     );
     let config = load(Some(&file), Some(&root.path().join("d")))
         .unwrap()
@@ -258,7 +270,7 @@ fn fields_without_effect_are_merged_as_drop_ins_are() {
         Value::Object(config.without_effect),
         json!({
             "featureGates": {"B": true, "C": true},
-            "reservedMemory": [{"numaNode": 2, "limits": {"memory": "1Gi"}}],
+            "logging": {"vmodule": [{"filePattern": "c"}]},
         })
     );
 }

@@ -460,6 +460,7 @@ impl Node {
             unsafe_sysctls: &[],
             apparmor: true,
             pressure: Pressure::default(),
+            unplaced: None,
         };
         let verdict = admission::admit(pod, &NodeInfo::of(counted), &context);
         judge::verdict(self, world, which, &verdict)?;

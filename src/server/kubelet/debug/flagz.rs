@@ -12,7 +12,8 @@ use serde_json::{Value, json};
 use super::super::Shared;
 use super::zpage;
 use crate::kubeletconfig::{
-    AgentConfig, BackOffEarlyEnd, DeviceReadiness, OfflineStart, PullFallback, encode, format_duration,
+    AgentConfig, BackOffEarlyEnd, DeviceReadiness, OfflineStart, PullFallback, encode,
+    format_duration,
 };
 
 /// Flags, and the field of the configuration that each of them overrides.
@@ -26,6 +27,9 @@ const FIELDS: &[(&str, &str)] = &[
     ("container-log-max-size", "/containerLogMaxSize"),
     ("cpu-cfs-quota", "/cpuCFSQuota"),
     ("cpu-cfs-quota-period", "/cpuCFSQuotaPeriod"),
+    ("cpu-manager-policy", "/cpuManagerPolicy"),
+    ("cpu-manager-policy-options", "/cpuManagerPolicyOptions"),
+    ("cpu-manager-reconcile-period", "/cpuManagerReconcilePeriod"),
     (
         "enable-controller-attach-detach",
         "/enableControllerAttachDetach",
@@ -59,6 +63,7 @@ const FIELDS: &[(&str, &str)] = &[
     ("make-iptables-util-chains", "/makeIPTablesUtilChains"),
     ("manifest-url", "/staticPodURL"),
     ("max-pods", "/maxPods"),
+    ("memory-manager-policy", "/memoryManagerPolicy"),
     ("pods-per-core", "/podsPerCore"),
     ("minimum-image-ttl-duration", "/imageMinimumGCAge"),
     ("node-status-update-frequency", "/nodeStatusUpdateFrequency"),
@@ -70,6 +75,8 @@ const FIELDS: &[(&str, &str)] = &[
     ("provider-id", "/providerID"),
     ("qos-reserved", "/qosReserved"),
     ("register-node", "/registerNode"),
+    ("reserved-cpus", "/reservedSystemCPUs"),
+    ("reserved-memory", "/reservedMemory"),
     ("resolv-conf", "/resolvConf"),
     ("rotate-certificates", "/rotateCertificates"),
     ("runtime-request-timeout", "/runtimeRequestTimeout"),
@@ -79,6 +86,12 @@ const FIELDS: &[(&str, &str)] = &[
     ("system-cgroups", "/systemCgroups"),
     ("system-reserved", "/systemReserved"),
     ("system-reserved-cgroup", "/systemReservedCgroup"),
+    ("topology-manager-policy", "/topologyManagerPolicy"),
+    (
+        "topology-manager-policy-options",
+        "/topologyManagerPolicyOptions",
+    ),
+    ("topology-manager-scope", "/topologyManagerScope"),
     ("v", "/logging/verbosity"),
 ];
 

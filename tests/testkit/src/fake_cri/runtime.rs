@@ -331,10 +331,14 @@ impl RuntimeService for Service {
     ) -> Result<Response<v1::UpdateContainerResourcesResponse>, Status> {
         let request = request.into_inner();
         let linux = request.linux.unwrap_or_default();
-        let object = format!(
+        let mut object = format!(
             "{} shares={} quota={} memory={}",
             request.container_id, linux.cpu_shares, linux.cpu_quota, linux.memory_limit_in_bytes
         );
+        if !linux.cpuset_cpus.is_empty() {
+            // Nothing else was asked for.
+            object = format!("{} cpus={}", request.container_id, linux.cpuset_cpus);
+        }
         self.call("update_container", object, async {
             let shared = &self.0;
             shared.model().container_status(&request.container_id)?;

@@ -1,0 +1,282 @@
+//! The CPU, memory and topology managers at work: who has which CPUs and NUMA nodes, on record and on its way there.
+//!
+//! In: pods at their admission. Out: assignments that are committed with the admission, and what containers are told.
+//! [`crate::core::pinning`] decides.
+//!
+//! **Invariant:** what was reserved for a pod is nobody else's until it is on record or its worker is gone.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use k8s_openapi::api::core::v1::Pod;
+use tokio::time::Instant;
+
+use crate::core::pinning::cpus::has_exclusive_cpus;
+use crate::core::pinning::memory::pinned_memory;
+use crate::core::pinning::{self, Assigned, Placement, Refusal, Settings};
+use crate::core::state::{CpusRecord, MemoryRecord, State, Transaction};
+use crate::kubeletconfig::TopologyPolicy;
+use crate::store::Store;
+use crate::types::cpu_set::CpuSet;
+use crate::types::metrics::Metrics;
+use crate::types::{ContainerId, PodExt, PodUid};
+
+/// The managers. Cheap to clone.
+#[derive(Clone)]
+pub struct Pinning(Arc<Inner>);
+
+struct Inner {
+    settings: Settings,
+    store: Store,
+    metrics: Metrics,
+    /// Of pods whose admission is not on record yet.
+    reserved: Mutex<BTreeMap<PodUid, Placement>>,
+    /// What containers were created with whose start is not on record yet.
+    created: Mutex<BTreeMap<ContainerId, (CpuSet, CpuSet)>>,
+    /// Held while containers are told other CPUs: a later decision is told later.
+    telling: tokio::sync::Mutex<()>,
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Pinning {
+    /// Managers with these settings over what is on record.
+    pub fn new(settings: Settings, store: Store, metrics: Metrics) -> Self {
+        let pinning = Self(Arc::new(Inner {
+            settings,
+            store,
+            metrics,
+            reserved: Mutex::default(),
+            created: Mutex::default(),
+            telling: tokio::sync::Mutex::default(),
+        }));
+        pinning.measure();
+        pinning
+    }
+
+    /// The settings.
+    pub fn settings(&self) -> &Settings {
+        &self.0.settings
+    }
+
+    /// Held while containers are told other CPUs.
+    pub fn telling(&self) -> &tokio::sync::Mutex<()> {
+        &self.0.telling
+    }
+
+    /// Returns what containers have for themselves, on record in `state` or reserved.
+    pub fn assigned(&self, state: &State) -> Assigned {
+        let mut assigned = Assigned::of(state);
+        for (uid, placement) in locked(&self.0.reserved).iter() {
+            assigned.add(uid, placement);
+        }
+        assigned
+    }
+
+    /// Decides what a new pod gets. `holds` says whether a pod still holds resources of the node. Upstream: the admit handlers
+    /// `resourceAllocator` and the topology manager's `Admit`.
+    ///
+    /// # Errors
+    /// Why the pod is refused.
+    pub fn place(&self, pod: &Pod, holds: impl Fn(&PodUid) -> bool) -> Result<Placement, Refusal> {
+        let inner = &self.0;
+        let is_aligned = inner.settings.topology != TopologyPolicy::None;
+        if inner.settings.is_idle() && !is_aligned {
+            return Ok(Placement::default());
+        }
+        locked(&inner.reserved).retain(|uid, _| holds(uid));
+        let state = inner.store.snapshot();
+        let mut taken = self.assigned(&state);
+        // It never competes with itself.
+        taken.cpus.remove(&pod.uid());
+        taken.memory.remove(&pod.uid());
+        taken.leave_out_predecessors(&state, pod);
+        let wants_cpus = inner.settings.cpus.is_some() && has_exclusive_cpus(pod);
+        let mut all = pod.init_containers().iter().chain(pod.containers());
+        let wants_memory =
+            inner.settings.memory.is_some() && all.any(|c| !pinned_memory(pod, c).is_empty());
+        let begun = Instant::now();
+        let placed = pinning::place(pod, &inner.settings, &taken, &|_| Vec::new());
+        let metrics = &inner.metrics;
+        let failed = placed.is_err();
+        if wants_cpus {
+            metrics.cpu_manager_pinning_requests.inc();
+            metrics.cpu_manager_pinning_errors.inc_by(u64::from(failed));
+        }
+        if wants_memory {
+            metrics.memory_manager_pinning_requests.inc();
+            metrics
+                .memory_manager_pinning_errors
+                .inc_by(u64::from(failed));
+        }
+        if is_aligned {
+            metrics.topology_manager_admission_requests.inc();
+            metrics
+                .topology_manager_admission_errors
+                .inc_by(u64::from(failed));
+            let took = begun.elapsed().as_secs_f64() * 1000.0;
+            metrics.topology_manager_admission_duration.observe(took);
+        }
+        placed
+    }
+
+    /// Keeps what a pod got until its admission is on record.
+    pub fn reserve(&self, uid: &PodUid, placement: Placement) {
+        if !placement.is_empty() {
+            locked(&self.0.reserved).insert(uid.clone(), placement);
+        }
+    }
+
+    /// To be committed with the admission of a pod.
+    pub fn unrecorded(&self, uid: &PodUid) -> Transaction {
+        let reserved = locked(&self.0.reserved);
+        let mut transaction = Transaction::new();
+        let Some(placement) = reserved.get(uid) else {
+            return transaction;
+        };
+        if !placement.cpus.containers.is_empty() {
+            let of = placement.cpus.containers.iter();
+            let of: Vec<String> = of.map(|(name, cpus)| format!("{name}: {cpus}")).collect();
+            transaction = transaction
+                .put(uid.as_str(), placement.cpus.clone())
+                .journal(Some(uid), "CPUs assigned", of.join("; "));
+        }
+        if !placement.memory.containers.is_empty() {
+            transaction = transaction.put(uid.as_str(), placement.memory.clone());
+        }
+        transaction
+    }
+
+    /// What a pod got is on record, or freed.
+    pub fn settled(&self, uid: &PodUid) {
+        locked(&self.0.reserved).remove(uid);
+        self.measure();
+    }
+
+    /// A container was created with these CPUs and nodes.
+    pub fn created(&self, id: &ContainerId, told: (CpuSet, CpuSet)) {
+        locked(&self.0.created).insert(id.clone(), told);
+    }
+
+    /// Returns what a container was created with, once.
+    pub fn take_created(&self, id: &ContainerId) -> Option<(CpuSet, CpuSet)> {
+        locked(&self.0.created).remove(id)
+    }
+
+    /// Returns the CPUs and NUMA nodes of a container, see [`pinning::allowed`].
+    pub fn allowed(&self, state: &State, pod: &PodUid, container: &str) -> (CpuSet, CpuSet) {
+        let settings = &self.0.settings;
+        if settings.is_idle() {
+            return Default::default();
+        }
+        pinning::allowed(settings, &self.assigned(state), pod, container)
+    }
+
+    /// Returns what the containers of a pod have on record.
+    pub fn recorded(&self, uid: &PodUid) -> (Option<CpusRecord>, Option<MemoryRecord>) {
+        let state = self.0.store.snapshot();
+        (
+            state.record::<CpusRecord>(uid.as_str()).cloned(),
+            state.record::<MemoryRecord>(uid.as_str()).cloned(),
+        )
+    }
+
+    fn measure(&self) {
+        let Some(policy) = &self.0.settings.cpus else {
+            return;
+        };
+        let exclusive = self.assigned(&self.0.store.snapshot()).exclusive();
+        let shared = policy.shared(&self.0.settings.machine, &exclusive);
+        let count = |set: &CpuSet| i64::try_from(set.len()).unwrap_or(i64::MAX);
+        let metrics = &self.0.metrics;
+        metrics
+            .cpu_manager_exclusive_cpu_allocation
+            .set(count(&exclusive));
+        metrics
+            .cpu_manager_shared_pool_size
+            .set(count(&shared).saturating_mul(1000));
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod testkit {
+    use super::*;
+    use crate::core::pinning::cpus::StaticCpus;
+    use crate::core::pinning::machine::testkit::machine;
+    use crate::core::pinning::memory::{Bytes, StaticMemory};
+    use crate::store::StoreOptions;
+    use crate::store::backend::MemoryBackend;
+    use crate::store::codec::Loaded;
+    use crate::types::Clock;
+
+    /// Static policies on a machine of two nodes with two CPUs each; CPU 0 and 1 GiB of node 0 are reserved.
+    pub(crate) fn pinning(clock: Arc<dyn Clock>) -> (Pinning, Store) {
+        let options = StoreOptions {
+            inline: true,
+            ..StoreOptions::default()
+        };
+        let backend = Box::new(MemoryBackend::new());
+        let loaded = Loaded::default();
+        let store = Store::start(backend, loaded, options, clock, Metrics::default()).unwrap();
+        let kept = [(0, Bytes::from([("memory".to_owned(), 1 << 30)]))];
+        let settings = Settings {
+            machine: machine(2, 1, 2, 1, 2),
+            cpus: Some(StaticCpus {
+                reserved: [0].into_iter().collect(),
+                ..StaticCpus::default()
+            }),
+            memory: Some(StaticMemory {
+                reserved: kept.into(),
+            }),
+            ..Settings::default()
+        };
+        let pinning = Pinning::new(settings, store.clone(), Metrics::default());
+        (pinning, store)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::types::{BootId, Clock, SystemClock};
+
+    fn pod(uid: &str, cpu: &str) -> Pod {
+        let amounts = json!({"cpu": cpu, "memory": "1Gi"});
+        serde_json::from_value(json!({
+            "metadata": {"name": uid, "namespace": "ns", "uid": uid},
+            "spec": {"containers": [{"name": "a", "resources": {"limits": amounts, "requests": amounts}}]},
+        }))
+        .unwrap()
+    }
+
+    #[tokio::test]
+    async fn what_is_reserved_is_nobody_elses_until_it_is_on_record_or_its_worker_is_gone() {
+        let clock: Arc<dyn Clock> = Arc::new(SystemClock::new(BootId(1)));
+        let (pinning, store) = testkit::pinning(clock);
+        let (one, two) = (PodUid::new("one"), PodUid::new("two"));
+        let placed = pinning.place(&pod("one", "2"), |_| true).unwrap();
+        pinning.reserve(&one, placed);
+        assert!(pinning.place(&pod("two", "2"), |_| true).is_err());
+        store.commit(pinning.unrecorded(&one)).await.unwrap();
+        pinning.settled(&one);
+        assert!(pinning.unrecorded(&one).is_empty());
+        assert!(pinning.place(&pod("two", "2"), |_| true).is_err());
+        let (cpus, nodes) = pinning.allowed(&store.snapshot(), &one, "a");
+        assert_eq!(cpus.len(), 2);
+        assert_eq!(nodes.len(), 1);
+        let shared = pinning.allowed(&store.snapshot(), &two, "a").0;
+        assert!(!shared.overlaps(&cpus) && shared.len() == 2);
+        // One that never comes to be on record.
+        let placed = pinning.place(&pod("two", "1"), |_| true).unwrap();
+        pinning.reserve(&two, placed);
+        assert!(pinning.place(&pod("three", "1"), |_| true).is_err());
+        assert!(pinning.place(&pod("three", "1"), |_| false).is_ok());
+        let metrics = &pinning.0.metrics;
+        assert_eq!(metrics.cpu_manager_pinning_requests.get(), 6);
+        assert_eq!(metrics.cpu_manager_pinning_errors.get(), 3);
+    }
+}

@@ -1,0 +1,346 @@
+//! Which CPUs and NUMA nodes containers get for themselves. Upstream: the CPU, memory and topology managers.
+//!
+//! In: the machine as a value, the settings, what is assigned already, a pod. Out: the assignments of its containers or why
+//! the pod is refused; what each container is to be told; what has to change where assignments no longer fit the machine.
+//! Pure: the same for the same input.
+//!
+//! Assignments alone are on record (`cpus`, `memory`). The CPUs that all others share are derived from them.
+//!
+//! **Invariant:** no CPU is assigned to containers of two pods, and none to two containers of a pod, that run at a time.
+//!
+//! **Invariant:** what a container has is taken from it only where the machine does not have it any more.
+
+mod assign;
+pub mod cpus;
+pub mod hints;
+pub mod machine;
+pub mod memory;
+mod mend;
+mod told;
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::api::core::v1::{Container, Pod};
+
+pub use mend::{Mended, mend};
+pub use told::{Update, allowed, updates};
+
+use self::cpus::{StaticCpus, exclusive_cpus, exclusive_cpus_of_pod};
+use self::hints::{Hint, Hints, Merging, NodeMask, merge};
+use self::machine::Machine;
+use self::memory::{Bytes, Reusable, StaticMemory, Table, pinned_memory, pinned_memory_of_pod};
+use crate::core::state::{CpusRecord, MemoryRecord, PodRecord, State};
+use crate::kubeletconfig::{TopologyPolicy, TopologyScope};
+use crate::types::containers::is_sidecar;
+use crate::types::cpu_set::CpuSet;
+use crate::types::{PodExt, PodUid};
+
+/// Reason of a pod whose resources cannot be aligned.
+const TOPOLOGY_AFFINITY: &str = "TopologyAffinityError";
+const UNEXPECTED: &str = "UnexpectedAdmissionError";
+
+/// Why a pod is refused.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Refusal {
+    /// CamelCase reason.
+    pub reason: &'static str,
+    /// For a human.
+    pub message: String,
+}
+
+impl Refusal {
+    /// Upstream: `unexpectedAdmissionError`.
+    fn unexpected(why: &str) -> Self {
+        Self {
+            reason: UNEXPECTED,
+            message: format!("Allocate failed due to {why}, which is unexpected"),
+        }
+    }
+}
+
+/// The managers as they are set, on the machine as it is.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Settings {
+    /// The machine.
+    pub machine: Machine,
+    /// CPU manager; `None` for the policy `none`.
+    pub cpus: Option<StaticCpus>,
+    /// Memory manager; `None` for the policy `None`.
+    pub memory: Option<StaticMemory>,
+    /// `topologyManagerPolicy`.
+    pub topology: TopologyPolicy,
+    /// `topologyManagerScope`.
+    pub scope: TopologyScope,
+    /// `prefer-closest-numa-nodes`.
+    pub closest: bool,
+}
+
+impl Settings {
+    /// Whether no manager assigns anything.
+    pub fn is_idle(&self) -> bool {
+        self.cpus.is_none() && self.memory.is_none()
+    }
+}
+
+/// What containers have for themselves, by pod.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Assigned {
+    /// CPUs.
+    pub cpus: BTreeMap<PodUid, CpusRecord>,
+    /// Memory.
+    pub memory: BTreeMap<PodUid, MemoryRecord>,
+}
+
+impl Assigned {
+    /// Returns what is on record.
+    pub fn of(state: &State) -> Self {
+        let cpus = state.cpus.iter();
+        let memory = state.memory.iter();
+        Self {
+            cpus: cpus
+                .map(|(uid, v)| (PodUid::new(&**uid), v.record.clone()))
+                .collect(),
+            memory: memory
+                .map(|(uid, v)| (PodUid::new(&**uid), v.record.clone()))
+                .collect(),
+        }
+    }
+
+    /// Adds what a pod got.
+    pub fn add(&mut self, uid: &PodUid, placement: &Placement) {
+        if !placement.cpus.containers.is_empty() {
+            self.cpus.insert(uid.clone(), placement.cpus.clone());
+        }
+        if !placement.memory.containers.is_empty() {
+            self.memory.insert(uid.clone(), placement.memory.clone());
+        }
+    }
+
+    /// Leaves out what static pods of this pod's name have: they take turns, and this one starts when they have ended.
+    pub fn leave_out_predecessors(&mut self, state: &State, pod: &Pod) {
+        if !pod.is_static() {
+            return;
+        }
+        let turn = turn_of(state, &pod.uid(), Some(pod));
+        let is_other = |uid: &PodUid| turn_of(state, uid, None) != turn;
+        self.cpus.retain(|uid, _| is_other(uid));
+        self.memory.retain(|uid, _| is_other(uid));
+    }
+
+    /// Returns every CPU that a container has for itself.
+    pub fn exclusive(&self) -> CpuSet {
+        let records = self.cpus.values();
+        records
+            .flat_map(|record| record.containers.values())
+            .flat_map(CpuSet::iter)
+            .collect()
+    }
+}
+
+/// Returns what names the pods that do not run at a time with this one: of a static pod its full name, else its UID. `pod` is one
+/// that may not be on record.
+fn turn_of(state: &State, uid: &PodUid, pod: Option<&Pod>) -> String {
+    if let Some(pod) = pod.filter(|pod| pod.is_static()) {
+        return pod.full_name().as_str().to_owned();
+    }
+    let record = state.record::<PodRecord>(uid.as_str());
+    match record.filter(|record| record.source.is_static()) {
+        Some(record) => record.pod.full_name().as_str().to_owned(),
+        None => uid.to_string(),
+    }
+}
+
+/// What the containers of one pod got.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Placement {
+    /// CPUs, of those that have some for themselves.
+    pub cpus: CpusRecord,
+    /// Memory.
+    pub memory: MemoryRecord,
+    /// The NUMA nodes that the topology manager chose, by container; for other providers.
+    pub nodes: BTreeMap<String, Option<NodeMask>>,
+}
+
+impl Placement {
+    /// Whether no container got anything.
+    pub fn is_empty(&self) -> bool {
+        self.cpus.containers.is_empty() && self.memory.containers.is_empty()
+    }
+}
+
+/// Hints of other providers, like device plugins: for one container, or for the pod as a whole.
+pub type MoreHints<'a> = &'a dyn Fn(Option<&Container>) -> Vec<Hints>;
+
+/// Assigns CPUs and memory to the containers of a pod, aligned as the topology manager's policy says. `taken` is what others
+/// have. Upstream: the topology manager's `Admit`.
+///
+/// # Errors
+/// Why the pod is refused.
+pub fn place(
+    pod: &Pod,
+    settings: &Settings,
+    taken: &Assigned,
+    more: MoreHints<'_>,
+) -> Result<Placement, Refusal> {
+    let mut placing = Placing::new(pod, settings, taken);
+    let containers = || pod.init_containers().iter().chain(pod.containers());
+    let for_pod = match (settings.topology, settings.scope) {
+        (TopologyPolicy::None, _) => Some(placing.merged(&[])?),
+        (_, TopologyScope::Pod) => {
+            let mut hints = placing.hints_of_pod();
+            hints.extend(more(None));
+            Some(placing.merged(&hints)?)
+        }
+        (_, TopologyScope::Container) => None,
+    };
+    for container in containers() {
+        let hint = match for_pod {
+            Some(hint) => hint,
+            None => {
+                let mut hints = placing.hints_of(container);
+                hints.extend(more(Some(container)));
+                placing.merged(&hints)?
+            }
+        };
+        placing.allocate(container, hint)?;
+    }
+    Ok(placing.placement)
+}
+
+struct Placing<'a> {
+    pod: &'a Pod,
+    settings: &'a Settings,
+    free: CpuSet,
+    reusable: CpuSet,
+    table: Table,
+    reusable_memory: Reusable,
+    placement: Placement,
+}
+
+impl<'a> Placing<'a> {
+    fn new(pod: &'a Pod, settings: &'a Settings, taken: &Assigned) -> Self {
+        let machine = &settings.machine;
+        let cpus = settings.cpus.as_ref();
+        let memory = settings.memory.as_ref();
+        Self {
+            pod,
+            settings,
+            free: cpus
+                .map(|cpus| cpus.free(machine, &taken.exclusive()))
+                .unwrap_or_default(),
+            reusable: CpuSet::new(),
+            table: memory
+                .map(|memory| memory.table(machine, taken.memory.values()))
+                .unwrap_or_default(),
+            reusable_memory: Reusable::new(),
+            placement: Placement::default(),
+        }
+    }
+
+    fn merged(&self, hints: &[Hints]) -> Result<Hint, Refusal> {
+        let merging = Merging {
+            policy: self.settings.topology,
+            closest: self.settings.closest,
+            machine: &self.settings.machine,
+        };
+        let (hint, is_admitted) = merge(hints, merging);
+        if !is_admitted {
+            return Err(Refusal {
+                reason: TOPOLOGY_AFFINITY,
+                message: "Resources cannot be allocated with Topology locality".to_owned(),
+            });
+        }
+        Ok(hint)
+    }
+
+    fn hints(&self, cpus: usize, memory: &Bytes) -> Vec<Hints> {
+        let mut all = Vec::new();
+        if let Some(policy) = &self.settings.cpus {
+            let mut hints = Hints::new();
+            if cpus > 0 {
+                let available = (&self.free, &self.reusable);
+                let found = policy.hints(&self.settings.machine, available, cpus);
+                hints.insert("cpu".to_owned(), Some(found));
+            }
+            all.push(hints);
+        }
+        if self.settings.memory.is_some() {
+            let mut hints = Hints::new();
+            if !memory.is_empty() {
+                let found = self.table.hints(memory, &self.reusable_memory);
+                if !found.is_empty() {
+                    // All types of memory are on the same nodes.
+                    let of = memory
+                        .keys()
+                        .map(|name| (name.clone(), Some(found.clone())));
+                    hints.extend(of);
+                }
+            }
+            all.push(hints);
+        }
+        all
+    }
+
+    fn hints_of(&self, container: &Container) -> Vec<Hints> {
+        let memory = pinned_memory(self.pod, container);
+        self.hints(exclusive_cpus(self.pod, container), &memory)
+    }
+
+    fn hints_of_pod(&self) -> Vec<Hints> {
+        let memory = pinned_memory_of_pod(self.pod);
+        self.hints(exclusive_cpus_of_pod(self.pod), &memory)
+    }
+
+    fn is_plain_init(&self, container: &Container) -> bool {
+        let mut init = self.pod.init_containers().iter();
+        init.any(|c| c.name == container.name && !is_sidecar(c))
+    }
+
+    fn allocate(&mut self, container: &Container, hint: Hint) -> Result<(), Refusal> {
+        let name = &container.name;
+        self.placement.nodes.insert(name.clone(), hint.nodes);
+        let count = exclusive_cpus(self.pod, container);
+        if let Some(policy) = self.settings.cpus.as_ref().filter(|_| count > 0) {
+            let available = (&self.free, &self.reusable);
+            let machine = &self.settings.machine;
+            let cpus = policy.allocate(machine, available, count, hint.nodes)?;
+            self.free = self.free.without(&cpus);
+            self.reusable = if self.is_plain_init(container) {
+                self.reusable.union(&cpus)
+            } else {
+                self.reusable.without(&cpus)
+            };
+            self.placement.cpus.containers.insert(name.clone(), cpus);
+        }
+        let wanted = pinned_memory(self.pod, container);
+        if self.settings.memory.is_some() && !wanted.is_empty() {
+            let blocks = self.table.allocate(&wanted, &self.reusable_memory, hint)?;
+            let before: Vec<String> = self
+                .pod
+                .init_containers()
+                .iter()
+                .take_while(|c| c.name != *name)
+                .filter(|c| !is_sidecar(c))
+                .map(|c| c.name.clone())
+                .collect();
+            let is_plain_init = self.is_plain_init(container);
+            let record = &mut self.placement.memory;
+            if is_plain_init {
+                for block in &blocks {
+                    let mask: NodeMask = block.nodes.iter().copied().collect();
+                    let key = (mask, block.resource.clone());
+                    let known = self.reusable_memory.entry(key).or_default();
+                    *known = block.bytes.max(*known);
+                }
+                memory::reuse(record, &before, &blocks, &mut Reusable::new());
+            } else {
+                memory::reuse(record, &before, &blocks, &mut self.reusable_memory);
+            }
+            record.containers.insert(name.clone(), blocks);
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests;
