@@ -1,4 +1,4 @@
-//! What device plugins take: the manager, the socket they register by, and pods that are synced when devices change.
+//! Setup of device plugins: the manager, the registration socket, and syncs of pods whose devices change.
 
 use std::sync::Arc;
 

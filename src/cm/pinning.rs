@@ -31,7 +31,7 @@ struct Inner {
     metrics: Metrics,
     /// Of pods whose admission is not on record yet.
     reserved: Mutex<BTreeMap<PodUid, Placement>>,
-    /// What containers were created with whose start is not on record yet.
+    /// Values that containers were created with whose start is not recorded yet.
     created: Mutex<BTreeMap<ContainerId, (CpuSet, CpuSet)>>,
     /// Held while containers are told other CPUs: a later decision is told later.
     telling: tokio::sync::Mutex<()>,
@@ -149,7 +149,7 @@ impl Pinning {
         transaction
     }
 
-    /// What a pod got is on record, or freed.
+    /// Notes that a pod's assignments are recorded, or freed.
     pub fn settled(&self, uid: &PodUid) {
         locked(&self.0.reserved).remove(uid);
         self.measure();

@@ -54,7 +54,7 @@ pub struct AdmissionContext<'a> {
     pub apparmor: bool,
     /// What the node is short of.
     pub pressure: Pressure,
-    /// Why the pod gets no CPUs or memory of its own; `None` when it does, or needs none.
+    /// Reason why the pod gets no exclusive CPUs or memory; `None` if it does, or needs none.
     pub unplaced: Option<&'a pinning::Refusal>,
 }
 

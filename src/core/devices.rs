@@ -57,11 +57,11 @@ pub struct Wanted {
     pub container: String,
     /// Its kind.
     pub kind: ContainerKind,
-    /// How many of each resource; never 0.
+    /// Number of devices by resource; never 0.
     pub counts: BTreeMap<String, usize>,
 }
 
-/// Whether a resource has the name of an extended one; upstream's `IsExtendedResourceName`.
+/// Returns whether a resource has the name of an extended one; upstream's `IsExtendedResourceName`.
 pub fn is_extended(resource: &str) -> bool {
     let Some((domain, name)) = resource.split_once('/') else {
         return false;
@@ -80,7 +80,7 @@ pub fn is_extended(resource: &str) -> bool {
         && is_part(name, &['-', '.', '_'])
 }
 
-/// Whether a container of the pod may ask for devices: it limits an extended resource. Costs less than [`wanted`].
+/// Returns whether a container of the pod may request devices: it limits an extended resource. Costs less than [`wanted`].
 pub fn may_want(pod: &Pod) -> bool {
     containers_of(pod).any(|spec| {
         let resources = spec.container.resources.as_ref();

@@ -1,4 +1,4 @@
-//! Whether the files of an image can be believed; which images have to be removed and brought again.
+//! Trust in the files of images, and the choice of images to remove and to pull or import again.
 //!
 //! A runtime syncs what it knows of an image, and not the files that it unpacks. After a power cut an image may be
 //! listed as complete while its files are empty or missing, and a new pull changes nothing, since the runtime
@@ -23,7 +23,7 @@ pub const FILES: &str = "imagefiles//";
 /// Begin of the keys of [`ArchiveRecord`]; the hash of the file name follows.
 pub const ARCHIVES: &str = "imagearchives//";
 
-/// What is known of the files of one image, by its name.
+/// Known state of the files of one image, by its name.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ImageFiles {
@@ -37,7 +37,7 @@ pub struct ImageFiles {
     pub suspected: Option<u64>,
 }
 
-/// How far an image got.
+/// Progress of an image.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "is", rename_all = "camelCase", rename_all_fields = "camelCase")]
 pub enum FilesState {
@@ -45,7 +45,7 @@ pub enum FilesState {
     Trusted,
     /// A pull or import has begun, and its files are not known to be on the disk.
     Pulling {
-        /// What the name stood for before.
+        /// Previous image of the name.
         good: Option<GoodImage>,
         /// It replaces a suspect.
         repairs: bool,
@@ -61,17 +61,17 @@ pub enum FilesState {
     Removed,
 }
 
-/// What a name stood for before a pull.
+/// Image of a name before a pull.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct GoodImage {
     /// ID in the runtime.
     pub id: String,
-    /// Whether it was on record as whole; otherwise it is trusted.
+    /// True if it was recorded as whole; otherwise it is trusted.
     pub whole: bool,
 }
 
-/// What may be done with an image.
+/// Permitted use of an image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Standing {
     /// It is not there, and nobody has to bring it but who wants it.
@@ -529,7 +529,7 @@ pub struct ArchiveStamp {
     pub modified_ns: i64,
 }
 
-/// What is to be done with an archive.
+/// Next step for an archive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ArchiveStep {
     /// Nothing.

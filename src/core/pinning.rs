@@ -1,4 +1,4 @@
-//! Which CPUs and NUMA nodes containers get for themselves. Upstream: the CPU, memory and topology managers.
+//! Assignment of exclusive CPUs and NUMA memory to containers. Upstream: the CPU, memory and topology managers.
 //!
 //! In: the machine as a value, the settings, what is assigned already, a pod. Out: the assignments of its containers or why
 //! the pod is refused; what each container is to be told; what has to change where assignments no longer fit the machine.
@@ -39,7 +39,7 @@ use crate::types::{PodExt, PodUid};
 const TOPOLOGY_AFFINITY: &str = "TopologyAffinityError";
 const UNEXPECTED: &str = "UnexpectedAdmissionError";
 
-/// Why a pod is refused.
+/// Reason why a pod is refused.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Refusal {
     /// CamelCase reason.
@@ -76,13 +76,13 @@ pub struct Settings {
 }
 
 impl Settings {
-    /// Whether no manager assigns anything.
+    /// Returns whether no manager assigns anything.
     pub fn is_idle(&self) -> bool {
         self.cpus.is_none() && self.memory.is_none()
     }
 }
 
-/// What containers have for themselves, by pod.
+/// Assignments of containers, by pod.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Assigned {
     /// CPUs.
@@ -150,7 +150,7 @@ fn turn_of(state: &State, uid: &PodUid, pod: Option<&Pod>) -> String {
     }
 }
 
-/// What the containers of one pod got.
+/// Assignments of the containers of one pod.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Placement {
     /// CPUs, of those that have some for themselves.
@@ -162,7 +162,7 @@ pub struct Placement {
 }
 
 impl Placement {
-    /// Whether no container got anything.
+    /// Returns whether no container got anything.
     pub fn is_empty(&self) -> bool {
         self.cpus.containers.is_empty() && self.memory.containers.is_empty()
     }

@@ -23,7 +23,7 @@ use crate::types::{PodExt, PodUid};
 /// allocation fails for want of one.
 const REGISTRATION: Duration = Duration::from_secs(60);
 
-/// Whether containers of a pod may start, as far as devices go.
+/// Decision whether containers of a pod may start with their devices.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Readiness {
     /// They may.
@@ -34,7 +34,7 @@ pub enum Readiness {
     Refused(String),
 }
 
-/// Why a container has no devices.
+/// Reason why a container has no devices.
 #[derive(Debug, thiserror::Error)]
 enum AllocateError {
     #[error(transparent)]
@@ -58,7 +58,7 @@ struct Place<'a> {
     count: usize,
 }
 
-/// Where devices are chosen from.
+/// Devices to choose from.
 struct Pool {
     devices: devices::Devices,
     taken: BTreeSet<String>,
@@ -121,7 +121,7 @@ impl DeviceManager {
         Ok(readiness)
     }
 
-    /// What becomes of the pod. A plugin that says no means no; one that is not there may be waited for.
+    /// Returns the decision for the pod: a plugin's refusal is final; a missing plugin may be waited for.
     fn outcome(&self, error: &AllocateError) -> Readiness {
         let waits = self.inner.options.readiness == DeviceReadiness::Wait;
         let is_young = self.now().since(self.inner.started) < REGISTRATION;

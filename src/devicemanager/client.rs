@@ -26,13 +26,13 @@ use super::proto::{
 use crate::core::devices::{Granted, GrantedDevice, GrantedMount, Hint, PluginOptions};
 use crate::types::causes;
 
-/// How long a connection may take; upstream's `dialTimeout`.
+/// Timeout of a connection; upstream's `dialTimeout`.
 const DIAL: Duration = Duration::from_secs(10);
-/// How long a plugin may take to tell its options or its preference.
+/// Timeout of `GetDevicePluginOptions` and `GetPreferredAllocation`.
 const ASK: Duration = Duration::from_secs(10);
-/// How long `Allocate` may take.
+/// Timeout of `Allocate`.
 const ALLOCATE: Duration = Duration::from_secs(60);
-/// How long `PreStartContainer` may take; upstream's `KubeletPreStartContainerRPCTimeoutInSecs`.
+/// Timeout of `PreStartContainer`; upstream's `KubeletPreStartContainerRPCTimeoutInSecs`.
 const PRE_START: Duration = Duration::from_secs(30);
 /// The longest path that fits into a socket's address.
 const MAX_SOCKET_PATH: usize = 107;

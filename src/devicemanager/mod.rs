@@ -39,10 +39,10 @@ use crate::store::Store;
 use crate::types::metrics::{Metrics, ResourceNameLabel};
 use crate::types::{Clock, PodExt, PodUid, Stamp, causes};
 
-/// What plugins are of in `plugins_registry`.
+/// Type of device plugins in `plugins_registry`.
 pub const DEVICE_PLUGIN: &str = "DevicePlugin";
 
-/// What the manager works with.
+/// Dependencies of the manager.
 pub struct DeviceManagerOptions {
     /// For the records.
     pub store: Store,
@@ -50,7 +50,7 @@ pub struct DeviceManagerOptions {
     pub clock: Arc<dyn Clock>,
     /// For registrations and calls.
     pub metrics: Metrics,
-    /// What becomes of a pod that is to start again while its devices are away.
+    /// Reaction to a pod that has to start again while its devices are away.
     pub readiness: DeviceReadiness,
 }
 
@@ -132,12 +132,12 @@ impl DeviceManager {
         &self.inner.options.store
     }
 
-    /// How many devices of each resource the node has.
+    /// Returns the number of the node's devices by resource.
     pub fn amounts(&self) -> watch::Receiver<Amounts> {
         self.inner.amounts.subscribe()
     }
 
-    /// Whether a device plugin has ever registered the resource.
+    /// Returns whether a device plugin has ever registered the resource.
     pub fn knows(&self, resource: &str) -> bool {
         self.shared().inventory.knows(resource)
     }

@@ -88,7 +88,7 @@ pub struct Device {
     /// [`HEALTHY`] or something else.
     #[prost(string, tag = "2")]
     pub health: String,
-    /// Where it is.
+    /// NUMA nodes of the device.
     #[prost(message, optional, tag = "3")]
     pub topology: Option<TopologyInfo>,
 }
@@ -118,7 +118,7 @@ pub struct ContainerPreferredAllocationRequest {
     /// Those of them that it gets in any case.
     #[prost(string, repeated, tag = "2")]
     pub must_include_device_ids: Vec<String>,
-    /// How many it gets.
+    /// Number of devices that the container gets.
     #[prost(int32, tag = "3")]
     pub allocation_size: i32,
 }

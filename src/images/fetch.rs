@@ -19,9 +19,9 @@ use crate::store::Store;
 use crate::types::metrics::ImageSizeLabel;
 use crate::types::{PodUid, Stamp};
 
-/// How often a pull that takes long is told to go on.
+/// Interval at which a slow pull is reported.
 const STILL_PULLING: Duration = Duration::from_secs(60);
-/// How often the files of a pull under way are brought to the disk, so that little is left to do at its end.
+/// Interval at which the files of a running pull are synced, so that little is left to do at its end.
 const SYNC_EARLY: Duration = Duration::from_secs(5);
 
 impl ImageManager {

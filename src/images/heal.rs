@@ -28,13 +28,13 @@ pub(super) const ASK_AGAIN: (Duration, Duration) =
     (Duration::from_secs(10), Duration::from_secs(40));
 /// The same for a suspect that is in use. A pod that needs it does not wait for that.
 pub(super) const LOOK_AGAIN: (Duration, Duration) = (ASK_AGAIN.0, Duration::from_secs(300));
-/// How long the source of an image that no pod waits for may take to answer.
+/// Timeout of the source of an image that no pod waits for.
 pub(super) const ANSWER: Duration = Duration::from_secs(20);
 /// The same where a pod waits: its tag may stand for an image that has to be loaded.
 const ANSWER_FOR_POD: Duration = Duration::from_secs(60);
-/// What has not been tried for so long after its pause begins anew.
+/// Time after its pause without a try, after which a back-off starts over.
 const FORGOTTEN: Duration = Duration::from_secs(60);
-/// How often the containers of an image are looked at again because a record changed meanwhile.
+/// Number of times the containers of an image are listed again because a record has changed meanwhile.
 const LOOKS: u32 = 4;
 
 /// Something that did not work, and is tried again.
@@ -73,7 +73,7 @@ impl Suspect {
     }
 }
 
-/// What became of the removal of a suspect.
+/// Outcome of the removal of a suspect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Removal {
     Done,
@@ -83,7 +83,7 @@ enum Removal {
     Needless,
 }
 
-/// What became of the containers that hold an image.
+/// Outcome for the containers that hold an image.
 enum Holders {
     Gone,
     Stay,
@@ -222,7 +222,7 @@ impl ImageManager {
         Ok(is_gone)
     }
 
-    /// Whether an archive holds the image, or its registry answers in time.
+    /// Returns whether an archive holds the image, or its registry answers in time.
     async fn has_source<S: ImageService>(
         &self,
         image: &str,
@@ -545,7 +545,7 @@ impl ImageManager {
         self.pause_of(key).is_zero()
     }
 
-    /// How long it takes until something that did not work is to be tried again.
+    /// Returns the time until the next try after a failure.
     pub(super) fn pause_of(&self, key: &str) -> Duration {
         let asked = self.unanswered().get(key).copied();
         asked.map_or(Duration::ZERO, |asked| {

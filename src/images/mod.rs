@@ -87,7 +87,7 @@ use repair::Wish;
 use sync::Syncs;
 
 const COMMIT_TRIES: u32 = 8;
-/// How many registries are asked at once about images that are there.
+/// Limit of concurrent requests to registries about images on the node.
 const ASKS: usize = 8;
 /// Their own limit is [`ASKS`].
 const EACH_ITS_SLOT: ImageConfig = ImageConfig {
@@ -298,7 +298,7 @@ pub struct ImageManager {
     preload: Option<Preload>,
     /// What pulls and imports of an earlier boot held was let go in this one.
     released: tokio::sync::OnceCell<()>,
-    /// Whether archives and suspects were looked at once; see [`Self::first_round`].
+    /// True once archives and suspects were checked; see [`Self::first_round`].
     round: tokio::sync::watch::Sender<bool>,
     /// Which registries do not answer.
     outages: Arc<Outages>,

@@ -43,9 +43,9 @@ const ENDINGS: [&str; 8] = [
 ];
 /// A file that changed this shortly ago may still be written.
 const QUIET: Duration = Duration::from_secs(2);
-/// How long a pod waits until the directory was looked at after the start.
+/// Time that a pod waits for the first listing of the directory after the start.
 const FIRST_LOOK: Duration = Duration::from_secs(30);
-/// How long the part of the runtime that serves CRI may take to see what was imported, and how often it is asked.
+/// Timeout and poll interval for the CRI part of the runtime to show an imported image.
 const SEEN: (u32, Duration) = (50, Duration::from_millis(100));
 
 /// The preload directory.

@@ -20,12 +20,12 @@ use crate::store::{CommitError, Store};
 use crate::types::Stamp;
 use crate::types::events::EventRecorder;
 
-/// How often suspects are looked at while there are any. The first look comes this long after the start, so that pods
+/// Interval between checks of suspects while any exist. The first check comes this long after the start, so that pods
 /// that wait for an image hear of it.
 const SUSPECTS: Duration = Duration::from_secs(5);
-/// How often the records and the preload directory are looked at otherwise.
+/// Interval between checks of the records and the preload directory otherwise.
 const PERIOD: Duration = Duration::from_secs(60);
-/// How long the first sandboxes wait for images that an earlier boot left open.
+/// Time that the first sandboxes wait for images that a previous boot left open.
 const FIRST_ROUND: Duration = Duration::from_secs(60);
 
 impl ImageManager {
@@ -150,7 +150,8 @@ impl ImageManager {
         }
     }
 
-    /// How long images that no pod waits for need no look. One that was left open is looked at soon, or when its pause is over.
+    /// Returns the time until images that no pod waits for are checked. One that was left open is checked soon, or
+    /// after its pause.
     fn next_look(&self, store: &Store) -> Duration {
         let boot = self.clock.now().boot;
         // What was brought in this boot can be used, and is looked at with everything else.

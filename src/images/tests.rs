@@ -51,7 +51,7 @@ struct Fake {
     fail_list: Mutex<bool>,
     fail_removal: Mutex<bool>,
     pulls: AtomicU32,
-    /// Who asked.
+    /// User of each pull.
     users: Mutex<Vec<Option<String>>>,
     /// The only user that may pull.
     only: Mutex<Option<String>>,

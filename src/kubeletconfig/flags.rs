@@ -233,7 +233,8 @@ pub struct KubeletFlags {
     /// End back-offs of containers and image pulls early once their likely cause is gone: Enabled or Disabled [default: Enabled]
     #[arg(long, value_name = "POLICY", value_parser = str::parse::<BackOffEarlyEnd>)]
     pub back_off_early_end: Option<BackOffEarlyEnd>,
-    /// Whether a pod that has to start again fails or waits while the device plugin of its devices is away: Fail or Wait [default: Fail]
+
+    /// Reaction to a pod that has to start again before its device plugin is back: Fail or Wait [default: Fail]
     #[arg(long, value_name = "POLICY", value_parser = str::parse::<DeviceReadiness>)]
     pub device_readiness: Option<DeviceReadiness>,
 
@@ -426,7 +427,7 @@ pub struct PinningFlags {
     #[arg(long, value_name = "OPTIONS", value_parser = parse_options, action = clap::ArgAction::Append)]
     pub cpu_manager_policy_options: Vec<Options>,
 
-    /// How often the CPUs of running containers are corrected [default: 10s]
+    /// Interval at which the CPUs of running containers are corrected [default: 10s]
     #[arg(long, value_name = "DURATION", value_parser = parse_duration)]
     pub cpu_manager_reconcile_period: Option<Duration>,
 
@@ -446,7 +447,7 @@ pub struct PinningFlags {
     #[arg(long, value_name = "POLICY", value_parser = str::parse::<TopologyPolicy>)]
     pub topology_manager_policy: Option<TopologyPolicy>,
 
-    /// What the topology manager aligns together: container or pod [default: container]
+    /// Unit that the topology manager aligns: container or pod [default: container]
     #[arg(long, value_name = "SCOPE", value_parser = str::parse::<TopologyScope>)]
     pub topology_manager_scope: Option<TopologyScope>,
 

@@ -186,7 +186,7 @@ impl FromStr for BackOffEarlyEnd {
     }
 }
 
-/// What becomes of a pod that has to start containers again after a start of the agent, while its devices are away.
+/// Reaction to a pod that has to start containers again after a start of the agent, while its devices are away.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum DeviceReadiness {
     /// It fails, as upstream.
@@ -470,13 +470,13 @@ pub struct KubeletConfiguration {
     pub cpu_manager_policy: CpuManagerPolicy,
     /// Options of that policy, see [`KubeletConfiguration::cpu_options`].
     pub cpu_manager_policy_options: BTreeMap<String, String>,
-    /// How often running containers are compared with what they were told of CPUs.
+    /// Interval at which the CPUs of running containers are compared with those last applied.
     pub cpu_manager_reconcile_period: Duration,
     /// Policy of the memory manager.
     pub memory_manager_policy: MemoryManagerPolicy,
     /// Policy of the topology manager.
     pub topology_manager_policy: TopologyPolicy,
-    /// What is aligned together.
+    /// Unit that is aligned: a container or a pod.
     pub topology_manager_scope: TopologyScope,
     /// Options of the topology manager, see [`KubeletConfiguration::topology_options`].
     pub topology_manager_policy_options: BTreeMap<String, String>,

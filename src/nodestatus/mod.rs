@@ -92,7 +92,7 @@ pub struct NodeStatusOptions {
     pub pressure: watch::Receiver<Pressure>,
     /// Volumes in use; `None` while that is not known: the API server's list stays.
     pub volumes_in_use: watch::Receiver<Option<InUse>>,
-    /// How many devices of each resource the node has.
+    /// Number of the node's devices by resource.
     pub devices: watch::Receiver<Amounts>,
 }
 

@@ -157,7 +157,7 @@ impl StatusTask {
         shown.unwrap_or_default() != in_use.shown(shown)
     }
 
-    /// Whether the API server shows other amounts of devices than there are.
+    /// Returns whether the API server shows other amounts of devices than exist.
     fn devices_differ(&self) -> bool {
         let facts = self.facts.borrow();
         let node = self.known.get();

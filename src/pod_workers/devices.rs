@@ -65,7 +65,7 @@ fn starting(pod: &Pod, actions: &PodActions) -> Vec<String> {
     specs.map(|spec| spec.container.name.clone()).collect()
 }
 
-/// Whether nothing of the pod was ever started.
+/// Returns whether no container of the pod was ever started.
 fn is_fresh(state: &State, pod: &Pod, status: &PodStatus) -> bool {
     let uid = pod.uid();
     let started = |spec: crate::types::ContainerSpec<'_>| {

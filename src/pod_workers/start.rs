@@ -36,7 +36,7 @@ use crate::types::{
 
 /// Longest message of a failure.
 const MAX_MESSAGE: usize = 4096;
-/// How long the start of a container that another life of the agent asked for may take.
+/// Timeout of a container start that a previous run of the agent requested.
 const UNDER_WAY: Duration = Duration::from_secs(10);
 /// Waiting reason and upstream's error of a container whose postStart hook failed.
 const POST_START_HOOK_ERROR: &str = "PostStartHookError";

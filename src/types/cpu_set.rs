@@ -26,7 +26,7 @@ impl CpuSet {
         Self::default()
     }
 
-    /// Whether the set is empty.
+    /// Returns whether the set is empty.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
@@ -36,7 +36,7 @@ impl CpuSet {
         self.0.len()
     }
 
-    /// Whether the set has this CPU.
+    /// Returns whether the set has this CPU.
     pub fn contains(&self, cpu: u32) -> bool {
         self.0.contains(&cpu)
     }
@@ -64,7 +64,7 @@ impl CpuSet {
         Self(self.0.intersection(&other.0).copied().collect())
     }
 
-    /// Whether both sets have a CPU in common.
+    /// Returns whether both sets have a CPU in common.
     pub fn overlaps(&self, other: &Self) -> bool {
         !self.0.is_disjoint(&other.0)
     }

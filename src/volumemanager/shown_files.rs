@@ -87,7 +87,7 @@ impl VolumeManager {
         })
     }
 
-    /// Whether a pod may have left mounts on the node: its spec asks for it, or is not known.
+    /// Returns whether a pod may have left mounts on the node: its spec requests that, or is unknown.
     pub(super) fn may_show_files(&self, uid: &PodUid) -> bool {
         let seen = self.store.snapshot();
         let record = seen.record::<PodRecord>(uid.as_str());

@@ -1,4 +1,4 @@
-//! Which devices a container gets. Upstream: `devicesToAllocate`, `filterByAffinity`, `generateDeviceTopologyHints`.
+//! Choice of a container's devices. Upstream: `devicesToAllocate`, `filterByAffinity`, `generateDeviceTopologyHints`.
 
 use std::collections::BTreeSet;
 
@@ -7,7 +7,7 @@ use super::Devices;
 /// Most NUMA nodes that topology hints are made for; upstream's default of `max-allowable-numa-nodes`.
 const MAX_NUMA_NODES: usize = 8;
 
-/// What a choice depends on.
+/// Input of a choice.
 #[derive(Clone, Copy, Debug)]
 pub struct Request<'a> {
     /// The plugin's devices.
@@ -16,7 +16,7 @@ pub struct Request<'a> {
     pub taken: &'a BTreeSet<String>,
     /// Those of them that the container takes over first.
     pub reusable: &'a BTreeSet<String>,
-    /// How many it needs.
+    /// Number of devices that it needs.
     pub count: usize,
     /// The NUMA nodes that a topology manager has chosen; `None` without one.
     pub affinity: Option<&'a BTreeSet<i64>>,
@@ -25,9 +25,9 @@ pub struct Request<'a> {
 /// There are too few devices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shortage {
-    /// How many are needed beside those that are taken over.
+    /// Number needed beside those that are taken over.
     pub requested: usize,
-    /// How many are free and healthy.
+    /// Number of free and healthy devices.
     pub available: usize,
 }
 
@@ -38,7 +38,7 @@ pub struct Hint {
     pub available: BTreeSet<String>,
     /// Those of them that the container gets in any case.
     pub must_include: BTreeSet<String>,
-    /// How many it gets in all.
+    /// Total number of devices that it gets.
     pub size: usize,
 }
 

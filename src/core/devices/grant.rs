@@ -1,4 +1,4 @@
-//! What a container gets with its devices: the answers of plugins to `Allocate`. Upstream: `deviceRunContainerOptions`.
+//! Answers of plugins to `Allocate`: what they add to a container with its devices. Upstream: `deviceRunContainerOptions`.
 
 use std::collections::BTreeMap;
 
@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::Allocation;
 
-/// What a plugin gives a container with devices.
+/// A plugin's additions to a container with devices.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Granted {

@@ -1,4 +1,4 @@
-//! What the node has: resources, their plugins, their devices.
+//! The node's resources, their plugins and devices.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -14,7 +14,7 @@ const LOST_GRACE: Duration = Duration::from_secs(300);
 /// One connection to a plugin. A newer one has a larger number.
 pub type Instance = u64;
 
-/// How many devices of a resource the node has.
+/// Number of the node's devices of a resource.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Amount {
     /// All of them.
@@ -48,7 +48,7 @@ impl Health {
     }
 }
 
-/// Why a container cannot have devices now. Texts are upstream's.
+/// Reason why a container cannot have devices now. Texts are upstream's.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Unusable {
     /// No plugin has ever registered the resource.
@@ -83,7 +83,7 @@ pub enum Unusable {
     Short {
         /// The resource.
         resource: String,
-        /// How many.
+        /// Number of devices.
         shortage: Shortage,
     },
 }
@@ -164,12 +164,12 @@ impl Inventory {
         true
     }
 
-    /// Whether a plugin has ever registered the resource.
+    /// Returns whether a plugin has ever registered the resource.
     pub fn knows(&self, resource: &str) -> bool {
         self.resources.contains_key(resource)
     }
 
-    /// What is to be recorded of a resource.
+    /// Returns the record of a resource.
     pub fn record(&self, resource: &str, socket: String) -> Option<PluginRecord> {
         let known = self.resources.get(resource)?;
         Some(PluginRecord {
@@ -189,8 +189,8 @@ impl Inventory {
         known.map(|r| r.options).unwrap_or_default()
     }
 
-    /// How much the node has of each resource. A plugin that is lost leaves nothing allocatable at once and no capacity after
-    /// five minutes; the resource stays. Upstream: `GetCapacity`.
+    /// Returns the node's amounts of each resource. A plugin that is lost leaves nothing allocatable at once and no
+    /// capacity after five minutes; the resource stays. Upstream: `GetCapacity`.
     pub fn amounts(&self, now: Stamp) -> Amounts {
         let amount = |known: &Resource| match known.plugin {
             Plugin::Recorded => Amount::default(),
@@ -210,7 +210,7 @@ impl Inventory {
             .collect()
     }
 
-    /// How long [`Self::amounts`] stays as it is if no plugin says anything; `None` = for ever.
+    /// Returns the time until [`Self::amounts`] changes without a report of a plugin; `None` = never.
     pub fn next_change(&self, now: Stamp) -> Option<Duration> {
         let left = |known: &Resource| match known.plugin {
             Plugin::Lost(since) => LOST_GRACE
@@ -259,7 +259,7 @@ impl Inventory {
         })
     }
 
-    /// Whether a container that has these devices may start with them.
+    /// Returns whether a container that has these devices may start with them.
     ///
     /// # Errors
     /// When one of them cannot be used now.

@@ -1,4 +1,4 @@
-//! What is remembered of devices, in table `objects` as JSON.
+//! Stored records of devices: JSON in table `objects`.
 //!
 //! `deviceallocations/<namespace>/<pod UID>`: the devices of each container. Written, and on the disk, before a plugin is
 //! asked to allocate them, and again with its answer before a container starts.
@@ -54,7 +54,7 @@ pub struct PluginRecord {
     pub socket: String,
     /// Its options.
     pub options: PluginOptions,
-    /// What it listed last.
+    /// Its newest list.
     pub devices: Devices,
     /// When its stream ended.
     pub lost: Option<Stamp>,
@@ -78,12 +78,12 @@ impl PodDevices {
         allocation.into_iter().flat_map(|a| a.ids.keys())
     }
 
-    /// What a container has of a resource.
+    /// Devices of one resource that a container has.
     pub fn allocation(&self, container: &str, resource: &str) -> Option<&Allocation> {
         self.containers.get(container)?.get(resource)
     }
 
-    /// Whether a plugin has granted a container its devices of a resource.
+    /// Returns whether a plugin has granted a container its devices of a resource.
     pub fn is_granted(&self, container: &str, resource: &str) -> bool {
         let allocation = self.allocation(container, resource);
         allocation.is_some_and(|a| a.granted.is_some())
@@ -97,7 +97,7 @@ impl PodDevices {
         self
     }
 
-    /// Whether any container has devices of one of the resources.
+    /// Returns whether any container has devices of one of the resources.
     pub fn has_any(&self, resources: &BTreeSet<String>) -> bool {
         let mut names = self.containers.values().flat_map(|of| of.keys());
         names.any(|name| resources.contains(name))

@@ -100,7 +100,7 @@ pub(super) fn with_devices(
     (capacity, allocatable)
 }
 
-/// Whether a node shows other amounts of devices than there are.
+/// Returns whether a node shows other amounts of devices than exist.
 pub fn devices_differ(node: &Node, devices: &Amounts) -> bool {
     let status = node.status.as_ref();
     let shows = |list: Option<&ResourceList>, resource: &str, count: usize| {

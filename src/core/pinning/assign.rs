@@ -1,4 +1,4 @@
-//! Which CPUs a container gets of those that are free. Pure, and the same for the same input.
+//! Choice of a container's CPUs among the free ones. Pure and deterministic.
 //!
 //! Whole large units come first, so that little is split: sockets and NUMA nodes, groups of CPUs that share a last-level
 //! cache, cores, then single CPUs. Of equal units the one with the fewest free CPUs is taken first, then the lowest number.
@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use super::machine::{Cpu, Machine};
 use crate::types::cpu_set::CpuSet;
 
-/// How CPUs are chosen.
+/// Rule by which CPUs are chosen.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Strategy {
     /// CPUs are given in units of so many and spread over as few NUMA nodes as will do, in equal shares.
@@ -65,7 +65,7 @@ fn take_packed(
     (taking.needed == 0).then_some(taking.taken)
 }
 
-/// What CPUs have in common.
+/// A part of the machine that CPUs share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Level {
     Socket,
@@ -264,7 +264,8 @@ fn take_distributed(
     None
 }
 
-/// What each node of a combination gives, and how unevenly the free CPUs lie afterwards. `None` when one of them has too few.
+/// Returns the CPUs that each node of a combination gives, and how uneven the free CPUs are afterwards. `None` if one
+/// has too few.
 fn shares_of(
     sizes: &BTreeMap<u32, usize>,
     combination: &[u32],

@@ -40,7 +40,7 @@ pub fn exclusive_cpus(pod: &Pod, container: &Container) -> usize {
     usize::try_from(cpu / NANOS).unwrap_or(0)
 }
 
-/// Whether a container of the pod gets CPUs for itself under the static policy. Upstream: `PodHasExclusiveCPUs`.
+/// Returns whether a container of the pod gets exclusive CPUs under the static policy. Upstream: `PodHasExclusiveCPUs`.
 pub fn has_exclusive_cpus(pod: &Pod) -> bool {
     let mut all = pod.init_containers().iter().chain(pod.containers());
     all.any(|container| exclusive_cpus(pod, container) > 0)

@@ -23,12 +23,12 @@ impl NodeMask {
         usize::try_from(self.0.count_ones()).unwrap_or(64)
     }
 
-    /// Whether the mask has this node.
+    /// Returns whether the mask has this node.
     pub fn contains(self, node: u32) -> bool {
         node < 64 && self.0 & (1 << node) != 0
     }
 
-    /// Whether the mask has every node of `other`.
+    /// Returns whether the mask has every node of `other`.
     pub fn includes(self, other: Self) -> bool {
         self.0 & other.0 == other.0
     }
@@ -38,7 +38,7 @@ impl NodeMask {
         (0..64).filter(|node| self.contains(*node)).collect()
     }
 
-    /// Whether it has fewer nodes than `other`, or as many with lower numbers. Upstream: `IsNarrowerThan`.
+    /// Returns whether it has fewer nodes than `other`, or as many with lower numbers. Upstream: `IsNarrowerThan`.
     pub fn is_narrower_than(self, other: Self) -> bool {
         (self.count(), self.0) < (other.count(), other.0)
     }
@@ -73,11 +73,11 @@ pub struct Hint {
     pub preferred: bool,
 }
 
-/// What a provider says of each resource: no preference (`None`), or the ways there are; an empty list means there is none.
-/// CPUs, memory and devices are providers.
+/// Hints of a provider by resource: no preference (`None`), or the possible ways; an empty list means that none exists.
+/// CPUs and memory are providers.
 pub type Hints = BTreeMap<String, Option<Vec<Hint>>>;
 
-/// How hints are merged.
+/// Rule by which hints are merged.
 #[derive(Clone, Copy, Debug)]
 pub struct Merging<'a> {
     /// The policy.
@@ -209,7 +209,7 @@ impl Partial {
     }
 }
 
-/// Whether a candidate replaces the best combination so far. Upstream: `HintMerger.compare`.
+/// Returns whether a candidate replaces the best combination so far. Upstream: `HintMerger.compare`.
 fn is_better(candidate: Partial, current: Partial, aim: usize, merging: Merging<'_>) -> bool {
     match (candidate.preferred, current.preferred) {
         (true, false) => return true,

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use crate::types::cpu_set::CpuSet;
 
-/// Where a logical CPU is.
+/// Place of a logical CPU in the topology.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cpu {
     /// Socket, numbered as the kernel does.
@@ -28,7 +28,7 @@ pub struct NumaNode {
     pub distances: BTreeMap<u32, u64>,
 }
 
-/// What the machine has online. Mirrors upstream's `CPUTopology` and `MachineInfo.Topology`.
+/// CPUs and memory that the machine has online. Mirrors upstream's `CPUTopology` and `MachineInfo.Topology`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Machine {
     /// CPUs by number.

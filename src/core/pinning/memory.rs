@@ -25,7 +25,7 @@ pub struct StaticMemory {
     pub reserved: BTreeMap<u32, Bytes>,
 }
 
-/// What can be reused of plain init containers: bytes by nodes and resource.
+/// Reusable memory of plain init containers: bytes by nodes and resource.
 pub(super) type Reusable = BTreeMap<(NodeMask, String), u64>;
 
 /// Memory that containers have, and what is left of it.
@@ -179,7 +179,7 @@ impl Table {
         })
     }
 
-    /// Whether the nodes may be used together beside what is assigned.
+    /// Returns whether the nodes may be used together beside existing assignments.
     fn may_group(&self, mask: NodeMask) -> bool {
         let mut used = (self.nodes.iter())
             .filter(|(number, node)| mask.contains(**number) && node.assignments > 0);

@@ -14,12 +14,12 @@ use crate::core::state::{
 use crate::types::cpu_set::CpuSet;
 use crate::types::{PodExt, PodUid};
 
-/// What a start has changed about the containers of a pod.
+/// Changes that a start has made to the containers of a pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mended {
     /// The pod.
     pub pod: PodUid,
-    /// What has changed, for its event.
+    /// Description of the change, for its event.
     pub message: String,
 }
 
@@ -79,7 +79,7 @@ pub fn mend(state: &State, settings: &Settings) -> (Transaction, Vec<Mended>) {
     (transaction, told.collect())
 }
 
-/// Whether something of the pod may run.
+/// Returns whether something of the pod may run.
 fn holds(state: &State, uid: &PodUid) -> bool {
     let worker = state.record::<WorkerRecord>(uid.as_str());
     worker.is_some_and(|worker| {

@@ -659,7 +659,7 @@ fn containers_that_were_told_otherwise_are_told_anew_and_shrink_first() {
     assert!(cpus.is_empty() && nodes.is_empty());
 }
 
-/// What happens to a node.
+/// An event of a node.
 #[derive(Clone, Debug)]
 enum Step {
     Admit(usize, bool),

@@ -1,4 +1,4 @@
-//! What containers are told of the CPUs and NUMA nodes they may use. Pure.
+//! CPUs and NUMA nodes that are applied to containers. Pure.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -19,7 +19,7 @@ pub struct Update {
     pub id: ContainerId,
     /// The CPUs; with the policy `none` all of the machine.
     pub cpus: CpuSet,
-    /// Which of them are its own.
+    /// True if no other container uses them.
     pub is_exclusive: bool,
 }
 

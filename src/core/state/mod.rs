@@ -287,7 +287,7 @@ tables! {
     Cpus = 17, cpus, "cpus": CpusRecord, v 1;
     /// Memory that containers have on NUMA nodes, by UID.
     Memory = 18, memory, "memory": MemoryRecord, v 1;
-    /// What containers were told last of CPUs and NUMA nodes, by `<uid>/<name>`.
+    /// The CPUs and NUMA nodes last applied to containers, by `<uid>/<name>`.
     Cpusets = 19, cpusets, "cpusets": CpusetRecord, v 1;
 }
 

@@ -547,7 +547,7 @@ pub struct MemoryBlock {
     pub resource: String,
     /// The nodes, sorted.
     pub nodes: Vec<u32>,
-    /// How much; what a later container of the pod reuses counts there.
+    /// Amount; bytes that a later container of the pod reuses count there.
     pub bytes: u64,
 }
 
@@ -557,7 +557,7 @@ impl MemoryRecord {
     }
 }
 
-/// What a container was told last of the CPUs and NUMA nodes it may use.
+/// The CPUs and NUMA nodes last applied to a container.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CpusetRecord {
     /// The container.

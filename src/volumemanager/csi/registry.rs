@@ -42,7 +42,7 @@ const PREFIX: &str = "csiplugins//";
 const GET_INFO: Duration = Duration::from_secs(5);
 /// Upstream: `notifyTimeoutDuration`.
 const NOTIFY: Duration = Duration::from_secs(5);
-/// How long a socket in the way of another may take to accept a connection.
+/// Timeout of a connection to a socket that is in the way of another.
 const ALIVE: Duration = Duration::from_secs(1);
 
 /// What the registry works with.
@@ -91,7 +91,7 @@ struct Inner {
     /// Drivers that had no slot left for a volume, until somebody asks them how many they have.
     exhausted: Mutex<BTreeSet<String>>,
     exhaustion: Notify,
-    /// Who registers plugins of other types.
+    /// Registrar of plugins of other types.
     others: Mutex<BTreeMap<String, Registrar>>,
     /// `None` when the drivers were given.
     parts: Option<DriversOptions>,
@@ -104,7 +104,7 @@ struct Entry {
     client: Option<CsiClient>,
 }
 
-/// Why a plugin was not taken.
+/// Reason why a plugin was refused.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Refusal {
     /// To be tried again.
