@@ -18,18 +18,20 @@ use holdfast::kuberuntime::container_config::{self, ContainerInputs};
 use holdfast::kuberuntime::cri::{CriClient, CriTimeouts, v1};
 use holdfast::kuberuntime::dns::ResolvConf;
 use holdfast::kuberuntime::env::{self, EnvInputs};
-use holdfast::kuberuntime::gc::{GcPolicy, Remover};
+use holdfast::kuberuntime::gc::{GcError, GcPolicy, Remover};
 use holdfast::kuberuntime::kill::{Condemned, KillError, Killer};
 use holdfast::kuberuntime::node_context::NodeContext;
 use holdfast::kuberuntime::open_streams::Until;
 use holdfast::kuberuntime::sandbox_config;
 use holdfast::kuberuntime::security::Isolation;
 use holdfast::kuberuntime::sources::Sources;
-use holdfast::store::{StartIntent, StopDecision, Store};
+use holdfast::store::backend::{Faults, FaultyBackend, MemoryBackend};
+use holdfast::store::codec::Loaded;
+use holdfast::store::{StartIntent, StopDecision, Store, StoreOptions};
 use holdfast::types::containers::container_of;
 use holdfast::types::events::MemoryRecorder;
 use holdfast::types::metrics::Metrics;
-use holdfast::types::runtime::PodStatus;
+use holdfast::types::runtime::{ContainerState, PodStatus};
 use holdfast::types::{BootId, Clock, ContainerId, Pace, PodExt, Stamp};
 use holdfast_testkit::fake_cri::{Behaviour, ExecResult, FakeCri, Fault, Pull};
 use k8s_openapi::api::core::v1::Pod;
@@ -502,6 +504,46 @@ async fn what_cannot_be_inspected_stays() {
         (1, 1)
     );
     assert_eq!(world.fake.count("remove_container"), 0);
+}
+
+#[tokio::test]
+async fn a_container_whose_records_changed_is_inspected_again_before_its_removal() {
+    let mut world = world();
+    let faults = Faults::new();
+    let store = Store::start(
+        Box::new(FaultyBackend::new(MemoryBackend::new(), faults.clone())),
+        Loaded::default(),
+        StoreOptions::default(),
+        Arc::clone(&world.clock),
+        Metrics::default(),
+    );
+    world.store = store.unwrap();
+    let pod = pod("u1", &["a"]);
+    let sandbox = world.sandbox(&pod, 0).await;
+    let id = world.start(&pod, "a", 0, &sandbox).await;
+    // It was inspected before it started.
+    let mut inspected = world.status(&pod).await;
+    inspected.containers[0].state = ContainerState::Created;
+
+    // Its record changes after the removal was decided.
+    let key = child_key(&pod.uid(), "a");
+    let seen = world.store.snapshot();
+    let mut record = seen.record::<ContainerRecord>(&key).unwrap().clone();
+    record.hooks_done.push(format!("{id}/post-start"));
+    faults.set_hang(true);
+    let other = (world.store).submit(Transaction::new().put(&key, record.clone()));
+    let hanging = faults.clone();
+    tokio::task::spawn_blocking(move || hanging.wait_until_hanging())
+        .await
+        .unwrap();
+    let remover = world.remover();
+    let removal = remover.container(&inspected, &id);
+    let (removed, ()) = tokio::join!(removal, async { faults.set_hang(false) });
+    assert!(matches!(removed, Err(GcError::InUse { .. })), "{removed:?}");
+    other.wait().await.unwrap();
+    assert_eq!(world.fake.running("p-u1", "a").len(), 1);
+    let seen = world.store.snapshot();
+    assert_eq!(seen.record::<ContainerRecord>(&key), Some(&record));
 }
 
 #[tokio::test(start_paused = true)]

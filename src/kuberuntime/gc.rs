@@ -244,11 +244,39 @@ pub struct GcReport {
 impl Remover<'_> {
     /// Records the end of a container and removes it with its files. `status` must come from an
     /// inspection, not from a list, or the exit code is not known. One that it does not show is gone.
+    /// When its records change meanwhile, the pod is inspected again, for the container may have been started.
     /// Not removed when dropped before the commit; removed twice does no harm.
     ///
     /// # Errors
-    /// See [`GcError`]; a stale decision is taken again once.
+    /// See [`GcError`]; a stale decision is made again once.
     pub async fn container(&self, status: &PodStatus, id: &ContainerId) -> Result<(), GcError> {
+        match self.as_inspected(status, id).await {
+            Err(GcError::Commit {
+                source: CommitError::Stale { .. },
+                ..
+            }) => {
+                let status = self.inspect(status, id.to_string()).await?;
+                self.as_inspected(&status, id).await
+            }
+            done => done,
+        }
+    }
+
+    /// Inspects a pod before `id` of it is removed.
+    async fn inspect(&self, pod: &PodStatus, id: String) -> Result<PodStatus, GcError> {
+        self.cri
+            .pod_status(&pod.uid, &pod.name, &pod.namespace)
+            .await
+            .map_err(|source| GcError::Runtime {
+                verb: "inspect containers before removal:",
+                id,
+                pod: pod.uid.clone(),
+                source,
+            })
+    }
+
+    /// Records the end of a container as `status` shows it, and removes it with its files.
+    async fn as_inspected(&self, status: &PodStatus, id: &ContainerId) -> Result<(), GcError> {
         let pod = &status.uid;
         let Some(intent) = RemoveContainer::new(status, id, self.clock.now()) else {
             if !status.containers.iter().any(|c| c.id == *id) {
@@ -260,20 +288,15 @@ impl Remover<'_> {
                 why: "the container runs",
             });
         };
-        let mut tried = false;
-        let receipt = loop {
-            let commit = self.store.commit_intent(intent.clone(), Transaction::new());
-            match commit.await {
-                Err(CommitError::Stale { .. }) if !tried => tried = true,
-                other => {
-                    break other.map_err(|source| GcError::Commit {
-                        id: id.to_string(),
-                        pod: pod.clone(),
-                        source,
-                    })?;
-                }
-            }
-        };
+        let receipt = self
+            .store
+            .commit_intent(intent, Transaction::new())
+            .await
+            .map_err(|source| GcError::Commit {
+                id: id.to_string(),
+                pod: pod.clone(),
+                source,
+            })?;
         self.cri
             .remove_container(&receipt)
             .await
@@ -359,19 +382,10 @@ impl Remover<'_> {
             let Some(ids) = doomed.get(&pod.uid) else {
                 continue;
             };
-            let inspected = match self
-                .cri
-                .pod_status(&pod.uid, &pod.name, &pod.namespace)
-                .await
-            {
+            let inspected = match self.inspect(pod, ids.len().to_string()).await {
                 Ok(status) => status,
-                Err(source) => {
-                    report.errors.push(GcError::Runtime {
-                        verb: "inspect containers before removal:",
-                        id: format!("{}", ids.len()),
-                        pod: pod.uid.clone(),
-                        source,
-                    });
+                Err(error) => {
+                    report.errors.push(error);
                     continue;
                 }
             };
