@@ -182,7 +182,7 @@ impl Preload {
         let why = missing.as_deref();
         let is_due = self.pace.due("preload", why.as_slice(), now);
         if let Some(why) = why {
-            *self.watcher.lock().unwrap_or_else(PoisonError::into_inner) = None;
+            *self.watcher() = None;
             if is_due == [true] {
                 tracing::warn!(
                     reason = why,
@@ -194,35 +194,39 @@ impl Preload {
     }
 
     /// Makes the directory and watches it. Without a watcher it is looked at periodically.
-    fn watch(&self) {
-        let mut watcher = self.watcher.lock().unwrap_or_else(PoisonError::into_inner);
-        if watcher.is_some() {
+    async fn watch(&self) {
+        if self.watcher().is_some() {
             return;
         }
-        let hints = self.hints.clone();
-        let made = std::fs::DirBuilder::new()
-            .recursive(true)
-            .mode(0o700)
-            .create(&self.dir)
-            .map_err(notify::Error::io)
-            .and_then(|()| {
-                notify::recommended_watcher(move |event: notify::Result<notify::Event>| {
-                    if event.map_or(true, |e| !matches!(e.kind, EventKind::Access(_))) {
-                        hints.send_modify(|count| *count = count.wrapping_add(1));
-                    }
-                })
-            })
-            .and_then(|mut made| {
-                made.watch(&self.dir, RecursiveMode::NonRecursive)?;
-                Ok(made)
-            });
-        match made {
-            Ok(made) => *watcher = Some(made),
+        let (dir, hints) = (self.dir.clone(), self.hints.clone());
+        let made = blocking::run(move || watched(&dir, hints)).await;
+        match made.unwrap_or_else(|error| Err(notify::Error::io(io::Error::other(error)))) {
+            Ok(made) => *self.watcher() = Some(made),
             Err(error) => {
                 tracing::debug!(path = %self.dir.display(), %error, "the preload directory is looked at periodically");
             }
         }
     }
+
+    fn watcher(&self) -> MutexGuard<'_, Option<RecommendedWatcher>> {
+        self.watcher.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Makes the directory and a watcher of it that changes `hints`. Blocking.
+fn watched(dir: &Path, hints: watch::Sender<u64>) -> notify::Result<RecommendedWatcher> {
+    std::fs::DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(dir)
+        .map_err(notify::Error::io)?;
+    let mut watcher = notify::recommended_watcher(move |event: notify::Result<notify::Event>| {
+        if event.map_or(true, |e| !matches!(e.kind, EventKind::Access(_))) {
+            hints.send_modify(|count| *count = count.wrapping_add(1));
+        }
+    })?;
+    watcher.watch(dir, RecursiveMode::NonRecursive)?;
+    Ok(watcher)
 }
 
 impl ImageManager {
@@ -323,7 +327,7 @@ impl ImageManager {
             preload.looked.send_replace(true);
             return Ok(true);
         }
-        preload.watch();
+        preload.watch().await;
         let found = match list(&preload.dir).await {
             Ok(found) => found,
             Err(error) => {

@@ -113,8 +113,9 @@ impl VolumeManager {
                 seconds: PATIENCE.as_secs(),
             });
         };
-        let transaction = self.taking(uid, &key, remote, &path)?;
-        let recorded = match transaction {
+        let (manager, pod, remote, at) = (self.clone(), uid.clone(), remote.clone(), path.clone());
+        let found = run_blocking(move || manager.taking(&pod, &key, &remote, &at));
+        let recorded = match found.await? {
             Found::Recorded => true,
             Found::Nothing => false,
             Found::There(transaction) => {
@@ -138,6 +139,7 @@ impl VolumeManager {
         taken.then(move || manager.drive())
     }
 
+    /// Looks for a volume at its place. Blocking.
     fn taking(
         &self,
         uid: &PodUid,
@@ -243,9 +245,13 @@ impl VolumeManager {
         let traces = self.traces_of(uid).await?;
         let mut left = Vec::new();
         for trace in traces {
-            let table = self.mounts.read();
-            let table = table.map_err(io_error("read the mounts below", uid, &self.root))?;
-            let known = match identity::of(&self.root, &trace, &table) {
+            let (manager, of, at) = (self.clone(), uid.clone(), trace.clone());
+            let remote = run_blocking(move || {
+                let table = manager.mounts.read();
+                let table = table.map_err(io_error("read the mounts below", &of, &manager.root))?;
+                Ok(identity::of(&manager.root, &at, &table))
+            });
+            let known = match remote.await? {
                 Some(remote) if self.target(uid, &remote) == trace.path => {
                     let volume = self.name_for(uid, &trace);
                     self.take_over(uid, &volume, &remote).await?

@@ -236,6 +236,29 @@ fn names(handles: &[&str]) -> BTreeSet<String> {
 
 const ALL: Known = Known::All { strays: false };
 
+#[test]
+fn volumes_are_looked_for_beside_the_async_threads() {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .max_blocking_threads(1)
+        .build()
+        .unwrap();
+    runtime.block_on(async {
+        let world = world();
+        let (uid, remote) = (PodUid::new("pod-a"), csi("used"));
+        world.publish("pod-a", &remote);
+        // The only thread that may block is busy.
+        let (end, wait) = std::sync::mpsc::channel::<()>();
+        let busy = tokio::task::spawn_blocking(move || wait.recv());
+        let mut taken = std::pin::pin!(world.manager.take_over(&uid, "v", &remote));
+        assert!((&mut taken).now_or_never().is_none());
+        end.send(()).unwrap();
+        busy.await.unwrap().unwrap();
+        let limit = Duration::from_secs(30);
+        assert!(tokio::time::timeout(limit, taken).await.unwrap().unwrap());
+    });
+}
+
 #[tokio::test(start_paused = true)]
 async fn what_a_lost_store_knew_is_recorded_without_a_call_and_nothing_is_unstaged_before() {
     let world = world();

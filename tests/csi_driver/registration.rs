@@ -51,6 +51,29 @@ async fn a_driver_that_is_there_and_one_that_comes_later_register() {
     agent.end().await;
 }
 
+#[test]
+fn the_directory_is_made_and_watched_beside_the_async_threads() {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .max_blocking_threads(1)
+        .build()
+        .unwrap();
+    runtime.block_on(async {
+        let dirs = Dirs::new();
+        let registry = dirs.root().join("plugins_registry");
+        // The only thread that may block is busy.
+        let (end, wait) = std::sync::mpsc::channel::<()>();
+        let busy = tokio::task::spawn_blocking(move || wait.recv());
+        let mut agent = Agent::start(&dirs, None);
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        assert!(!registry.exists());
+        end.send(()).unwrap();
+        busy.await.unwrap().unwrap();
+        eventually("it is made", || registry.is_dir().then_some(())).await;
+        agent.end().await;
+    });
+}
+
 /// While one driver is being recorded, the directory is looked through again.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_driver_that_comes_while_another_is_being_recorded_keeps_neither_from_registering() {

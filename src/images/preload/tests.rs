@@ -241,6 +241,33 @@ impl World {
     }
 }
 
+#[test]
+fn the_directory_is_made_and_watched_beside_the_async_threads() {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .max_blocking_threads(1)
+        .build()
+        .unwrap();
+    runtime.block_on(async {
+        let w = world();
+        let dir = w.dir.path().join("images");
+        // The only thread that may block is busy.
+        let (end, wait) = std::sync::mpsc::channel::<()>();
+        let busy = tokio::task::spawn_blocking(move || wait.recv());
+        let mut look = std::pin::pin!(w.look(true));
+        let begun = futures::FutureExt::now_or_never(&mut look);
+        assert!(begun.is_none());
+        assert!(!dir.exists());
+        end.send(()).unwrap();
+        busy.await.unwrap().unwrap();
+        tokio::time::timeout(Duration::from_secs(30), look)
+            .await
+            .unwrap();
+        assert!(dir.is_dir());
+        assert!(w.manager.preload.as_ref().unwrap().watcher().is_some());
+    });
+}
+
 #[tokio::test]
 async fn archives_are_imported_once_and_again_when_they_change_or_an_image_is_missing() {
     let w = world();

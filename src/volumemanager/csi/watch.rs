@@ -25,6 +25,8 @@ const DEPTH: usize = 8;
 
 /// What makes a socket another one: file system, inode, time it was made.
 type Identity = (u64, u64, i64, i64);
+/// File system and inode of a directory.
+type DirIdentity = (u64, u64);
 /// What became of an attempt to register the plugin behind a socket.
 type Attempt = (PathBuf, Identity, Result<String, Refusal>);
 
@@ -35,7 +37,7 @@ pub(super) struct Watch {
     sockets: BTreeMap<PathBuf, Known>,
     /// Tasks of their own: one may hold the registry's turn while [`Self::look`] waits for it.
     attempts: JoinSet<Attempt>,
-    watcher: Option<(RecommendedWatcher, (u64, u64))>,
+    watcher: Option<(RecommendedWatcher, DirIdentity)>,
     hint: mpsc::Sender<()>,
     hints: mpsc::Receiver<()>,
     /// That the directory cannot be read or watched was told.
@@ -87,7 +89,7 @@ impl Watch {
             };
             tokio::select! {
                 _ = rescan.tick() => {
-                    self.watch();
+                    self.watch().await;
                     self.look().await;
                 }
                 Some(()) = self.hints.recv() => self.look().await,
@@ -99,42 +101,24 @@ impl Watch {
     }
 
     /// Watches the directory that is there now.
-    fn watch(&mut self) {
-        let identity = |path: &Path| fs::metadata(path).map(|m| (m.dev(), m.ino()));
-        let now = identity(&self.dir).ok();
-        if now.is_some() && self.watcher.as_ref().map(|(_, of)| *of) == now {
-            return;
-        }
-        self.watcher = None;
-        match self.start_watcher() {
+    async fn watch(&mut self) {
+        let (dir, hint) = (self.dir.clone(), self.hint.clone());
+        let of = self.watcher.as_ref().map(|(_, of)| *of);
+        let renewed = blocking::run(move || renewed(&dir, of, hint)).await;
+        match renewed.unwrap_or_else(|error| Err(io::Error::other(error))) {
+            Ok(None) => {}
             Ok(watching) => {
-                self.watcher = Some(watching);
+                self.watcher = watching;
                 self.told = false;
             }
-            Err(error) => self.tell(
-                "cannot watch for plugins, looking for them periodically",
-                &error,
-            ),
+            Err(error) => {
+                self.watcher = None;
+                self.tell(
+                    "cannot watch for plugins, looking for them periodically",
+                    &error,
+                );
+            }
         }
-    }
-
-    fn start_watcher(&self) -> io::Result<(RecommendedWatcher, (u64, u64))> {
-        fs::create_dir_all(&self.dir)?;
-        let hint = self.hint.clone();
-        let mut watcher =
-            notify::recommended_watcher(move |event: notify::Result<notify::Event>| {
-                let matters = event.map_or(true, |e| !matches!(e.kind, EventKind::Access(_)));
-                // A full channel holds a hint already.
-                if matters && hint.try_send(()).is_err() {
-                    tracing::trace!("hint about plugins is pending already");
-                }
-            })
-            .map_err(io::Error::other)?;
-        watcher
-            .watch(&self.dir, RecursiveMode::Recursive)
-            .map_err(io::Error::other)?;
-        let metadata = fs::metadata(&self.dir)?;
-        Ok((watcher, (metadata.dev(), metadata.ino())))
     }
 
     fn tell(&mut self, what: &'static str, error: &io::Error) {
@@ -261,6 +245,31 @@ impl Watch {
             State::Settled
         };
     }
+}
+
+/// Watches `dir`, unless what is there now is watched: that is `of`. Blocking.
+fn renewed(
+    dir: &Path,
+    of: Option<DirIdentity>,
+    hint: mpsc::Sender<()>,
+) -> io::Result<Option<(RecommendedWatcher, DirIdentity)>> {
+    let identity = || fs::metadata(dir).map(|m| (m.dev(), m.ino()));
+    if of.is_some() && of == identity().ok() {
+        return Ok(None);
+    }
+    fs::create_dir_all(dir)?;
+    let mut watcher = notify::recommended_watcher(move |event: notify::Result<notify::Event>| {
+        let matters = event.map_or(true, |e| !matches!(e.kind, EventKind::Access(_)));
+        // A full channel holds a hint already.
+        if matters && hint.try_send(()).is_err() {
+            tracing::trace!("hint about plugins is pending already");
+        }
+    })
+    .map_err(io::Error::other)?;
+    watcher
+        .watch(dir, RecursiveMode::Recursive)
+        .map_err(io::Error::other)?;
+    Ok(Some((watcher, identity()?)))
 }
 
 /// The sockets in `dir` and below. Links are not followed; what cannot be read below is left out.
