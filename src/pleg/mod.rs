@@ -17,6 +17,7 @@
 mod agenda;
 mod cache;
 mod calls;
+mod outbox;
 mod requests;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -32,6 +33,7 @@ use tracing::{debug, info, warn};
 use agenda::{Agenda, Lane, Look, Step};
 pub use cache::{InspectError, Observed, PodCache};
 use calls::{Answer, Ask, Calls, Progress, Turn};
+use outbox::Outbox;
 use requests::Requests;
 
 use crate::core::pleg_diff::{self, PodLifecycleEvent};
@@ -126,7 +128,7 @@ pub struct Pleg {
     clock: Arc<dyn Clock>,
     cache: PodCache,
     requests: Requests,
-    events: mpsc::Sender<PodLifecycleEvent>,
+    outbox: Outbox,
     /// The last inspected status of each pod the runtime knows.
     known: HashMap<PodUid, Known>,
     /// Pods whose inspection failed, and when that began.
@@ -185,7 +187,7 @@ impl Pleg {
             clock,
             cache,
             requests,
-            events,
+            outbox: Outbox::new(events),
             known,
             retry: BTreeMap::new(),
             agenda: Agenda::default(),
@@ -212,7 +214,7 @@ impl Pleg {
                 Stream::Broken(at) => Some(*at),
                 _ => None,
             };
-            // Every arm is cancel-safe: receiving, waiting for a time and polling a stream lose nothing
+            // Every arm is cancel-safe: receiving, sending, waiting for a time and polling a stream lose nothing
             // when another arm wins.
             tokio::select! {
                 () = token.cancelled() => return,
@@ -221,6 +223,7 @@ impl Pleg {
                         self.agenda.ask(uid);
                     }
                 }
+                () = self.outbox.flush() => {}
                 Some(turn) = self.calls.next() => {
                     self.turn(turn, matches!(stream, Stream::Live(_)));
                 }
@@ -516,9 +519,9 @@ impl Pleg {
             drop(self.options.store.submit(transaction));
         }
         for event in events {
-            if self.events.try_send(event).is_err() {
+            if !self.outbox.send(event) {
                 self.options.metrics.pleg_discard_events.inc();
-                warn!(pod = %uid, "event channel is full, event dropped");
+                debug!(pod = %uid, "the sync loop has ended, event dropped");
             }
         }
     }

@@ -27,7 +27,7 @@ impl Clock for TokioClock {
 struct World {
     fake: FakeCri,
     pleg: PlegHandle,
-    _events: mpsc::Receiver<PodLifecycleEvent>,
+    events: mpsc::Receiver<PodLifecycleEvent>,
     _stop: DropGuard,
 }
 
@@ -87,7 +87,7 @@ async fn world(
     World {
         fake,
         pleg,
-        _events: events,
+        events,
         _stop: stop.drop_guard(),
     }
 }
@@ -203,4 +203,20 @@ async fn a_list_that_fails_loses_no_request() {
     for n in 0..PODS {
         assert!(w.seen(n, asked, Duration::from_secs(5)).await, "pod {n}");
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_sync_loop_receives_the_events_of_every_pod_however_many_come_at_once() {
+    const PODS: usize = EVENT_CAPACITY + 200;
+    let mut w = world(PODS, |_, _| None).await;
+    let began = Instant::now();
+    for n in 0..PODS {
+        assert!(w.seen(n, began, Duration::from_secs(60)).await, "pod {n}");
+    }
+    let mut pods = BTreeSet::new();
+    let second = Duration::from_secs(1);
+    while let Ok(Some(event)) = tokio::time::timeout(second, w.events.recv()).await {
+        pods.insert(event.pod);
+    }
+    assert_eq!(pods.len(), PODS);
 }

@@ -334,7 +334,7 @@ metrics! {
     pleg_relist_duration: Histogram = fine_histogram(), "kubelet_pleg_relist_duration", "Duration of a relist", Unit::Seconds;
     pleg_relist_interval: Histogram = seconds_histogram(), "kubelet_pleg_relist_interval", "Time between relists", Unit::Seconds;
     pleg_last_seen: Gauge<f64, AtomicU64> = Gauge::default(), "kubelet_pleg_last_seen", "When the last relist finished, Unix time", Unit::Seconds;
-    pleg_discard_events: Tally = Tally::default(), "kubelet_pleg_discard_events", "PLEG events dropped because the channel was full";
+    pleg_discard_events: Tally = Tally::default(), "kubelet_pleg_discard_events", "PLEG events dropped because the sync loop had ended";
     evented_pleg_connection_error: Tally = Tally::default(), "kubelet_evented_pleg_connection_error_count", "Times the container event stream broke";
     runtime_operations: Family<OperationLabel, Counter> = Family::default(), "kubelet_runtime_operations", "CRI calls";
     runtime_operations_errors: Family<OperationLabel, Counter> = Family::default(), "kubelet_runtime_operations_errors", "CRI calls that failed";
