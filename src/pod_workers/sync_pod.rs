@@ -65,8 +65,8 @@ pub(super) async fn sync_pod(
         }
         pod_status::new_crash_loops(told.as_ref().map(|r| &*r.status), &api_status)
     };
-    // What a probe wants stopped is stopped with or without a store.
-    let mode = if context.prober.failures(&job.pod, status).is_empty() {
+    // What a probe or the deadline wants stopped is stopped with or without a store.
+    let mode = if !too_long && context.prober.failures(&job.pod, status).is_empty() {
         CommitMode::Normal
     } else {
         CommitMode::Stop
@@ -423,6 +423,7 @@ pub(super) async fn record_exits(
     info!("recording container exits");
     // What is stopped is stopped with or without a store, and nothing that ended beside it holds that up.
     let stops = job.record.phase != WorkerPhase::Sync
+        || deadline::exceeded(&job.pod, job.record.started, now)
         || !context.prober.failures(&job.pod, status).is_empty();
     if stops {
         context.store.commit_or_hold(exits).await?;

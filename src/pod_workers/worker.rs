@@ -24,6 +24,8 @@ const STATIC_POD_WAIT: Duration = Duration::from_secs(10);
 const STORE_RETRY: Duration = Duration::from_secs(1);
 /// A pod whose time is over and that could not be ended is looked at again after this long.
 const DEADLINE_RETRY: Duration = Duration::from_secs(1);
+/// A pod whose time is over waits this long for the record of its last update.
+const RECORD_PATIENCE: Duration = Duration::from_secs(1);
 
 pub(super) async fn run(workers: PodWorkers, uid: PodUid, notify: Arc<Notify>) {
     let stop = workers.0.stop.clone();
@@ -292,7 +294,8 @@ async fn committed(
         return Some(commit(workers, job).await);
     }
     if job.preemption.is_none() {
-        return job.cancel.run_until_cancelled(commit(workers, job)).await;
+        let commit = commit_in_time(workers, job);
+        return job.cancel.run_until_cancelled(commit).await;
     }
     // Once on record, the ends of the victims are carried out, whoever waits.
     let abort = workers.0.abort.clone();
@@ -306,6 +309,25 @@ async fn committed(
             // Only a runtime that is shutting down cancels tasks.
             Err(_) => None,
         },
+    }
+}
+
+/// As [`commit`], but a pod whose activeDeadlineSeconds are over ends although the disk hangs. It was started, so its admission
+/// is recorded, and nothing starts any more.
+async fn commit_in_time(
+    workers: &PodWorkers,
+    job: &Job,
+) -> Result<Option<StopPermit>, CommitError> {
+    let Some(left) = time_left(&workers.0.context, job) else {
+        return commit(workers, job).await;
+    };
+    let patience = left.saturating_add(RECORD_PATIENCE);
+    match tokio::time::timeout(patience, commit(workers, job)).await {
+        Ok(committed) => committed,
+        Err(_) => {
+            info!("activeDeadlineSeconds are over, the pod ends ahead of the record of its update");
+            Ok(None)
+        }
     }
 }
 

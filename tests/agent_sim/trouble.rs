@@ -145,6 +145,57 @@ async fn a_pod_whose_update_hangs_on_the_disk_is_stopped_when_it_is_deleted() {
     assert_nothing_wrong(&w);
 }
 
+#[tokio::test(start_paused = true)]
+async fn a_pod_whose_update_hangs_on_the_disk_is_stopped_at_its_active_deadline() {
+    let mut w = World::with_api();
+    w.behave(|_, _| Behaviour::RunForever);
+    let schedule = Schedule::new(0);
+    schedule.calm();
+    w.schedule = Some(schedule.clone());
+    w.start().await;
+    w.joined().await;
+    w.create("goes", &spec("Always", r#","activeDeadlineSeconds":40"#));
+    w.until("it runs", 30, |w| w.running("goes").len() == 1)
+        .await;
+    w.pass(5).await;
+    schedule.hang_disk(true);
+    w.api().modify::<Pod>("default", "goes", |pod| {
+        let changed = ("changed".to_owned(), "yes".to_owned());
+        pod.metadata.annotations = Some([changed].into());
+    });
+    // Its worker waits for the record of the update.
+    w.pass(5).await;
+    assert_eq!(w.running("goes").len(), 1, "not before its time");
+    w.until("the stop goes ahead of its record", 90, |w| {
+        w.running("goes").is_empty()
+    })
+    .await;
+    schedule.hang_disk(false);
+    w.until("its end is recorded", 120, |w| w.phase("goes") == "Failed")
+        .await;
+    assert_eq!(w.starts("goes").len(), 1);
+    assert_nothing_wrong(&w);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_pod_is_stopped_at_its_active_deadline_while_the_disk_is_full() {
+    let mut w = node(|_, _| Behaviour::RunForever).await;
+    w.manifest("goes", &spec("Always", r#","activeDeadlineSeconds":40"#));
+    w.start().await;
+    w.until("it runs", 30, |w| w.running("goes").len() == 1)
+        .await;
+    w.faults.set_out_of_space(true);
+    // Something durable: now the store knows.
+    w.manifest("new", &spec("Always", ""));
+    w.until("it is stopped", 90, |w| w.running("goes").is_empty())
+        .await;
+    w.faults.set_out_of_space(false);
+    w.until("its end is recorded", 120, |w| w.phase("goes") == "Failed")
+        .await;
+    assert_eq!(w.starts("goes").len(), 1);
+    assert_nothing_wrong(&w);
+}
+
 // ----------------------------------------------------------------------------------------------- R23
 
 #[tokio::test(start_paused = true)]
