@@ -7,6 +7,7 @@ pub mod container_history;
 pub mod credentials;
 pub mod deadline;
 pub mod devices;
+pub mod env_file;
 pub mod eviction;
 pub mod image_gc;
 pub mod images;

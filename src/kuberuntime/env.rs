@@ -9,12 +9,13 @@
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-use k8s_openapi::api::core::v1::{Container, EnvFromSource, EnvVarSource, Pod};
+use k8s_openapi::api::core::v1::{Container, EnvFromSource, EnvVarSource, FileKeySelector, Pod};
 
 use super::downward;
 use super::node_context::NodeContext;
 use super::service_env::service_env;
 use super::sources::{SourceError, Sources};
+use crate::core::env_file;
 use crate::types::PodExt;
 
 /// A variable whose value cannot be found. The text begins with what upstream says.
@@ -40,17 +41,33 @@ pub enum EnvError {
         /// What is wrong.
         what: String,
     },
-    /// Its source is none that is supported.
+    /// The file with its value cannot be read, or has no such key.
     #[error(
-        "set variable {name} of container {container}: valueFrom.{what} is not supported; use a plain value, configMapKeyRef, secretKeyRef, fieldRef or resourceFieldRef"
+        "set variable {variable} of container {container} from key {key:?} of file {path:?} in volume {volume:?}: {why}"
+    )]
+    File {
+        /// The container.
+        container: String,
+        /// The variable.
+        variable: String,
+        /// The key.
+        key: String,
+        /// The file's path in the volume.
+        path: String,
+        /// The volume.
+        volume: String,
+        /// Why.
+        why: String,
+    },
+    /// It has no source, or one that a later version of the API has added.
+    #[error(
+        "set variable {name} of container {container}: valueFrom has no source that is supported; use a plain value, configMapKeyRef, secretKeyRef, fieldRef, fileKeyRef or resourceFieldRef"
     )]
     Unsupported {
         /// The container.
         container: String,
         /// The variable.
         name: String,
-        /// The source.
-        what: String,
     },
     /// Its value has a byte that ends it.
     #[error(
@@ -343,15 +360,41 @@ fn from_source(
     if source.config_map_key_ref.is_some() || source.secret_key_ref.is_some() {
         return from_object(inputs, source).map_err(source_error);
     }
+    if let Some(reference) = &source.file_key_ref {
+        return from_file(inputs.sources, reference).map_err(|why| EnvError::File {
+            container: container.name.clone(),
+            variable: name.to_owned(),
+            key: reference.key.clone(),
+            path: reference.path.clone(),
+            volume: reference.volume_name.clone(),
+            why,
+        });
+    }
     Err(EnvError::Unsupported {
         container: container.name.clone(),
         name: name.to_owned(),
-        what: if source.file_key_ref.is_some() {
-            "fileKeyRef".to_owned()
-        } else {
-            "(none)".to_owned()
-        },
     })
+}
+
+/// Returns the value of a key in a file of a volume. `None` stands for a missing file or key that is optional; upstream
+/// fails without the file all the same, against the API's word.
+fn from_file(sources: &Sources, reference: &FileKeySelector) -> Result<Option<Vec<u8>>, String> {
+    let at = (reference.volume_name.clone(), reference.path.clone());
+    let (value, missing) = match sources.files.get(&at) {
+        Some(Ok(Some(file))) => {
+            let value = env_file::value(file, &reference.key).map_err(|error| error.to_string())?;
+            (value, "the file has no such key, or no value for it")
+        }
+        Some(Ok(None)) => (None, "the file does not exist"),
+        Some(Err(why)) => return Err(why.clone()),
+        None => return Err("the file was not read".to_owned()),
+    };
+    if value.is_none() && !reference.optional.unwrap_or(false) {
+        return Err(format!(
+            "{missing}; write it, or mark the reference optional"
+        ));
+    }
+    Ok(value)
 }
 
 fn from_object(

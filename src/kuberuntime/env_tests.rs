@@ -265,13 +265,52 @@ fn what_cannot_be_found_is_named_with_its_container_and_variable() {
             "variable V",
         ),
         (
-            json!({"env": [{"name": "V", "valueFrom": {"fileKeyRef": {"key": "k", "path": "p", "volumeName": "v"}}}]}),
+            json!({"env": [{"name": "V", "valueFrom": {}}]}),
             "set variable V",
-            "fileKeyRef",
+            "no source that is supported",
         ),
     ] {
         let text = make(&pod(container), &sources()).unwrap_err().to_string();
         assert!(text.starts_with(begin) && text.contains(word), "{text}");
+    }
+}
+
+#[test]
+fn variables_come_from_files_in_volumes() {
+    let mut sources = sources();
+    let mut file = |path: &str, content| {
+        (sources.files).insert(("v".to_owned(), path.to_owned()), content);
+    };
+    file("env", Ok(Some(b"A='caf\xe9'\nE=''\nB=1".to_vec())));
+    file("none", Ok(None));
+    file("away", Err("it is not a regular file".to_owned()));
+    let value = |path: &str, key: &str, optional: bool| {
+        let source = json!({"volumeName": "v", "path": path, "key": key, "optional": optional});
+        let pod = pod(json!({"env": [{"name": "V", "valueFrom": {"fileKeyRef": source}}]}));
+        let made = make(&pod, &sources).map_err(|error| error.to_string())?;
+        Ok(lookup_in(&made.vars)("V"))
+    };
+    for optional in [false, true] {
+        assert_eq!(value("env", "A", optional), Ok(Some(b"caf\xe9".to_vec())));
+    }
+    for (path, key, why) in [
+        ("none", "A", "the file does not exist"),
+        ("env", "E", "the file has no such key"),
+    ] {
+        assert_eq!(value(path, key, true), Ok(None), "{path} {key}");
+        let error: String = value(path, key, false).unwrap_err();
+        let begin = format!(
+            "set variable V of container c from key \"{key}\" of file \"{path}\" in volume \"v\": {why}"
+        );
+        assert!(error.starts_with(&begin), "{error}");
+    }
+    for (path, why) in [
+        ("env", "at line 3: value must be enclosed in single quotes"),
+        ("away", "it is not a regular file"),
+        ("other", "the file was not read"),
+    ] {
+        let error: String = value(path, "N", true).unwrap_err();
+        assert!(error.ends_with(why), "{error}");
     }
 }
 

@@ -26,6 +26,9 @@ const TOKEN_SECONDS: i64 = 3600;
 /// An object as it was found: there, not there, or the reason why nobody can say.
 pub type Found<T> = Result<Option<Arc<T>>, String>;
 
+/// The content of an env file; `None` when the file does not exist. An error is the text for users.
+pub type EnvFile = Result<Option<Vec<u8>>, String>;
+
 /// A token a pod's volume asks for.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct TokenRef {
@@ -158,16 +161,20 @@ pub fn mounted_volumes(pod: &Pod) -> BTreeSet<&str> {
     all
 }
 
-/// Names of the volumes that a container of any kind mounts.
+/// Names of the volumes that a container of any kind mounts, or takes environment variables from (`fileKeyRef`).
 pub fn volumes_as_files(pod: &Pod) -> BTreeSet<&str> {
     let ordinary = pod.init_containers().iter().chain(pod.containers());
     let ephemeral = pod.ephemeral_containers().iter();
-    ordinary
-        .map(|c| &c.volume_mounts)
-        .chain(ephemeral.map(|c| &c.volume_mounts))
-        .flat_map(|mounts| mounts.iter().flatten())
-        .map(|m| m.name.as_str())
-        .collect()
+    let parts = ordinary
+        .map(|c| (&c.volume_mounts, &c.env))
+        .chain(ephemeral.map(|c| (&c.volume_mounts, &c.env)));
+    let mut all = BTreeSet::new();
+    for (mounts, env) in parts {
+        all.extend(mounts.iter().flatten().map(|m| m.name.as_str()));
+        let sources = env.iter().flatten().filter_map(|v| v.value_from.as_ref());
+        all.extend(sources.filter_map(|s| Some(s.file_key_ref.as_ref()?.volume_name.as_str())));
+    }
+    all
 }
 
 /// Names of the volumes that a container of any kind has as a device.
@@ -228,6 +235,8 @@ pub struct Sources {
     pub trust_bundles: Option<Result<Arc<TrustBundles>, String>>,
     /// Volumes whose storage is elsewhere, by the name the pod gives them; an error is the text for users.
     pub remotes: BTreeMap<String, Result<Arc<Resolved>, String>>,
+    /// Files that `fileKeyRef` takes variables from, by volume and path.
+    pub files: BTreeMap<(String, String), EnvFile>,
     /// All services of the cluster; `None` = the list is not known yet.
     pub services: Option<Vec<Arc<Service>>>,
     /// `status.allocatable` of the node: stands in for limits a container does not have.
@@ -241,6 +250,7 @@ impl std::fmt::Debug for Sources {
             .field("secrets", &self.secrets.keys())
             .field("tokens", &self.tokens)
             .field("remotes", &self.remotes)
+            .field("files", &self.files.keys())
             .field("services", &self.services.as_ref().map(Vec::len))
             .finish_non_exhaustive()
     }

@@ -722,7 +722,7 @@ async fn create_container(
             }
         };
     let env = {
-        let sources = resolve::environment(context, pod, container).await;
+        let sources = resolve::environment(context, pod, container, volumes).await;
         let inputs = EnvInputs {
             pod,
             container,

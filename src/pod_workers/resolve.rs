@@ -4,6 +4,7 @@
 //! An object that cannot be had is handed on as such: only what needs it waits, and says why.
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use futures::FutureExt;
@@ -19,6 +20,7 @@ use crate::images::PullSecrets;
 use crate::kuberuntime::sources::{PodToken, References, Sources, TokenRef};
 use crate::objects::ObjectError;
 use crate::types::PodExt;
+use crate::volumemanager::env_files;
 
 /// What the volumes of a pod are made of.
 pub(super) async fn volumes(context: &WorkerContext, pod: &Pod) -> Sources {
@@ -27,14 +29,16 @@ pub(super) async fn volumes(context: &WorkerContext, pod: &Pod) -> Sources {
     sources
 }
 
-/// What the environment of a container is made of.
+/// Collects the sources of a container's environment. `volumes` holds the host path of each mounted volume.
 pub(super) async fn environment(
     context: &WorkerContext,
     pod: &Pod,
     container: &Container,
+    volumes: &BTreeMap<String, PathBuf>,
 ) -> Sources {
     let mut sources = find(context, pod, References::of_environment(container)).await;
     sources.services = services(context, pod).await;
+    sources.files = env_files::read(container, volumes).await;
     sources
 }
 
@@ -106,6 +110,7 @@ async fn find(context: &WorkerContext, pod: &Pod, wanted: References) -> Sources
         tokens: tokens.into_iter().collect(),
         trust_bundles,
         remotes: BTreeMap::new(),
+        files: BTreeMap::new(),
         services: None,
         allocatable: allocatable(context),
     }

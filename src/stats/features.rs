@@ -19,7 +19,7 @@ const FEATURES: &[(&str, &str, bool)] = &[
     ("ContainerCheckpoint", BETA, true),
     ("ContainerRestartRules", BETA, true),
     ("DynamicResourceAllocation", GA, false),
-    ("EnvFiles", BETA, false),
+    ("EnvFiles", BETA, true),
     ("EventedPLEG", ALPHA, true),
     ("ExecProbeTimeout", GA, true),
     ("GracefulNodeShutdown", BETA, true),

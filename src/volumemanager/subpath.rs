@@ -24,6 +24,7 @@ use super::{POD_WAIT, VolumeManager, is_component, run_blocking};
 use crate::core::state::{ObjectRecord, Transaction};
 use crate::store::CommitError;
 use crate::types::PodUid;
+pub(super) use lookup::open_existing;
 use lookup::{Lookup, Trouble};
 pub use places::clean;
 

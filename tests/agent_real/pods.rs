@@ -369,7 +369,7 @@ fn what_cannot_run_says_why() {
         spec["containers"][0]["command"] = json!(["/no/such/program"]);
     });
     with("unsupported", &|spec| {
-        spec["containers"][0]["env"] = json!([{"name": "A", "valueFrom": {"fileKeyRef": {"volumeName": "v", "path": "f", "key": "k"}}}]);
+        spec["volumes"] = json!([{"name": "v", "flexVolume": {"driver": "d"}}]);
     });
     // A pod that is well among those that are not.
     with("well", &|_| {});
@@ -434,7 +434,7 @@ fn what_cannot_run_says_why() {
 
     let failed = world.wait_phase("unsupported", "Failed");
     assert_eq!(failed["reason"], "UnsupportedField", "{failed}");
-    let field = "spec.containers[0].env[0].valueFrom.fileKeyRef";
+    let field = "spec.volumes[0].flexVolume";
     assert!(
         failed["message"].as_str().unwrap().contains(field),
         "{failed}"

@@ -115,7 +115,7 @@ fn run_once_tells_by_its_exit_code_how_pods_fared() {
 
     // Refused at first sight, so that it never counts as running.
     let mut bad = world.pod("bad", "Never", &[("only", "exit 9")]);
-    bad["spec"]["containers"][0]["env"] = json!([{"name": "A", "valueFrom": {"fileKeyRef": {"volumeName": "v", "path": "f", "key": "k"}}}]);
+    bad["spec"]["volumes"] = json!([{"name": "v", "flexVolume": {"driver": "d"}}]);
     world.add(&bad);
     let mut agent = world.spawn(&["--runonce"]);
     let status = agent.wait_exit(PATIENCE);

@@ -10,6 +10,7 @@ use crate::world::World;
 
 pub const FEATURES: &[Feature] = &[
     ("env", env),
+    ("env-file", env_file),
     ("downward", downward),
     ("dns", dns),
     ("identity", identity),
@@ -38,6 +39,11 @@ fn env(world: &World) {
         0,
         "{ended}"
     );
+}
+
+fn env_file(world: &World) {
+    let parts = ["COLOR=dark blue", "SHAPE=none", "SIZE=none"];
+    said(world, "env-file", "main", &parts);
 }
 
 fn downward(world: &World) {
@@ -164,7 +170,7 @@ fn qos(world: &World) {
 fn refused(world: &World) {
     let failed = phase(world, "refused", "Failed");
     assert_eq!(failed["reason"], "UnsupportedField", "{failed}");
-    let field = "spec.containers[0].env[0].valueFrom.fileKeyRef";
+    let field = "spec.volumes[0].flexVolume";
     assert!(failed["message"].to_string().contains(field), "{failed}");
     event(world, "refused", "UnsupportedField", field);
 }

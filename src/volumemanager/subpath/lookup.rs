@@ -62,13 +62,7 @@ pub(super) fn io(verb: &'static str) -> impl FnOnce(io::Error) -> Trouble {
 pub(super) fn open_part(root: &Path, path: &Path, lookup: Lookup) -> Result<OwnedFd, Trouble> {
     let flags = OFlag::O_PATH | OFlag::O_CLOEXEC;
     let root = open(root, flags, Mode::empty()).map_err(Trouble::Volume)?;
-    let names: Vec<&OsStr> = path
-        .components()
-        .filter_map(|c| match c {
-            Component::Normal(name) => Some(name),
-            _ => None,
-        })
-        .collect();
+    let names = names(path);
     for _ in 0..RACES {
         if let Some(found) = find(root.as_fd(), &names, lookup)? {
             return Ok(found);
@@ -80,6 +74,32 @@ pub(super) fn open_part(root: &Path, path: &Path, lookup: Lookup) -> Result<Owne
         }
     }
     Err(Trouble::Races)
+}
+
+/// Opens a file or directory below the root of its volume as a handle without access to its content (`O_PATH`).
+/// Returns `None` when it does not exist.
+///
+/// # Errors
+/// The text for users, for a path that leads out of the volume or cannot be looked up.
+pub(in crate::volumemanager) fn open_existing(
+    root: &Path,
+    path: &Path,
+) -> Result<Option<OwnedFd>, String> {
+    let open_root = || open(root, OFlag::O_PATH | OFlag::O_CLOEXEC, Mode::empty());
+    let found = open_root()
+        .map_err(Trouble::Volume)
+        .and_then(|root| find(root.as_fd(), &names(path), Lookup::Kernel));
+    found.map_err(|trouble| trouble.to_string())
+}
+
+/// The names in a path, without `.` and the like.
+fn names(path: &Path) -> Vec<&OsStr> {
+    path.components()
+        .filter_map(|c| match c {
+            Component::Normal(name) => Some(name),
+            _ => None,
+        })
+        .collect()
 }
 
 /// What is there by these names; `None` when nothing is.

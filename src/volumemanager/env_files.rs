@@ -1,0 +1,153 @@
+//! Env files: the files in a pod's volumes from which `fileKeyRef` takes environment variables.
+//!
+//! **Invariant:** a file is looked up below the opened root of its volume, so that no link in it leads outside. Only
+//! regular files are opened for reading: a FIFO or a device cannot block the agent.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{self, Read};
+use std::os::fd::AsRawFd;
+use std::path::{Component, Path, PathBuf};
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::Container;
+
+use super::subpath;
+use crate::kuberuntime::sources::EnvFile;
+use crate::types::blocking;
+
+/// Largest file: more than a process can have as its environment on Linux with the usual stack.
+const MAX_BYTES: u64 = 1024 * 1024;
+/// Longest wait for a file; its volume may be on a server that does not answer.
+const DEADLINE: Duration = Duration::from_secs(10);
+
+/// Reads the files that the variables of a container refer to. `volumes` holds the host path of each mounted volume.
+/// Returns the files by volume and path.
+pub async fn read(
+    container: &Container,
+    volumes: &BTreeMap<String, PathBuf>,
+) -> BTreeMap<(String, String), EnvFile> {
+    let mut files = BTreeMap::new();
+    let sources = container.env.iter().flatten();
+    for source in sources.filter_map(|var| var.value_from.as_ref()?.file_key_ref.as_ref()) {
+        let key = (source.volume_name.clone(), source.path.clone());
+        if files.contains_key(&key) {
+            continue;
+        }
+        let file = match volumes.get(&source.volume_name) {
+            Some(root) => in_time(root.clone(), source.path.clone()).await,
+            None => Err("the pod has no such volume, or it is not mounted".to_owned()),
+        };
+        files.insert(key, file);
+    }
+    files
+}
+
+async fn in_time(root: PathBuf, path: String) -> EnvFile {
+    let reading = blocking::run(move || read_below(&root, Path::new(&path)));
+    match tokio::time::timeout(DEADLINE, reading).await {
+        Ok(Ok(file)) => file,
+        Ok(Err(error)) => Err(error.to_string()),
+        Err(_) => Err(format!(
+            "the volume did not answer within {} s",
+            DEADLINE.as_secs()
+        )),
+    }
+}
+
+/// Reads a file below the root of its volume, `None` when it does not exist. Blocking.
+fn read_below(root: &Path, path: &Path) -> EnvFile {
+    let inside = path
+        .components()
+        .all(|part| matches!(part, Component::Normal(_) | Component::CurDir));
+    if !inside {
+        return Err("the path must be relative and must not contain '..'".to_owned());
+    }
+    let Some(found) = subpath::open_existing(root, path)? else {
+        return Ok(None);
+    };
+    let handle = format!("/proc/self/fd/{}", found.as_raw_fd());
+    let found = File::from(found);
+    let text = |error: io::Error| error.to_string();
+    if !found.metadata().map_err(text)?.is_file() {
+        return Err("it is not a regular file".to_owned());
+    }
+    let mut content = Vec::new();
+    let file = File::open(handle).map_err(text)?;
+    let read = file.take(MAX_BYTES + 1).read_to_end(&mut content);
+    let read = read.map_err(text)?;
+    if u64::try_from(read).is_ok_and(|read| read <= MAX_BYTES) {
+        return Ok(Some(content));
+    }
+    Err(format!("it is larger than {MAX_BYTES} bytes"))
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "tests")]
+mod tests {
+    use std::fs;
+    use std::os::unix::fs::symlink;
+
+    use nix::sys::stat::Mode;
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn only_regular_files_inside_of_the_volume_are_read() {
+        let dir = tempfile::tempdir().unwrap();
+        let root = dir.path().join("volume");
+        fs::create_dir_all(root.join("sub")).unwrap();
+        fs::write(dir.path().join("outside"), "A='secret'").unwrap();
+        fs::write(root.join("sub/env"), "A='1'").unwrap();
+        let most = usize::try_from(MAX_BYTES).unwrap();
+        fs::write(root.join("most"), vec![b'#'; most]).unwrap();
+        fs::write(root.join("large"), vec![b'#'; most + 1]).unwrap();
+        symlink("sub/env", root.join("link")).unwrap();
+        symlink("../outside", root.join("climbs")).unwrap();
+        symlink(dir.path().join("outside"), root.join("absolute")).unwrap();
+        nix::unistd::mkfifo(&root.join("fifo"), Mode::S_IRUSR).unwrap();
+
+        let read = |path: &str| read_below(&root, Path::new(path));
+        assert_eq!(read("sub/env"), Ok(Some(b"A='1'".to_vec())));
+        assert_eq!(read("link"), Ok(Some(b"A='1'".to_vec())));
+        assert_eq!(read("most").unwrap().unwrap().len(), most);
+        assert_eq!(read("none"), Ok(None));
+        assert_eq!(read("sub/none"), Ok(None));
+        for (path, why) in [
+            ("climbs", "leads out of the volume"),
+            ("absolute", "leads out of the volume"),
+            ("../outside", "must not contain '..'"),
+            ("sub/../../outside", "must not contain '..'"),
+            ("/etc/hostname", "must be relative"),
+            ("fifo", "not a regular file"),
+            ("sub", "not a regular file"),
+            ("large", "larger than 1048576 bytes"),
+        ] {
+            let error = read(path).unwrap_err();
+            assert!(error.contains(why), "{path}: {error}");
+        }
+    }
+
+    #[tokio::test]
+    async fn each_file_is_read_once_and_a_volume_that_is_not_mounted_is_an_error() {
+        let dir = tempfile::tempdir().unwrap();
+        fs::write(dir.path().join("env"), "A='1'").unwrap();
+        let var = |volume: &str, path: &str| {
+            let source = json!({"volumeName": volume, "path": path, "key": "A"});
+            json!({"name": "A", "valueFrom": {"fileKeyRef": source}})
+        };
+        let container = serde_json::from_value(json!({"name": "c", "env": [
+            {"name": "B", "value": "b"}, var("v", "env"), var("v", "env"), var("w", "env"),
+        ]}))
+        .unwrap();
+        let volumes = BTreeMap::from([("v".to_owned(), dir.path().to_owned())]);
+        let files: Vec<_> = read(&container, &volumes).await.into_iter().collect();
+        let [(first, there), (second, missing)] = files.as_slice() else {
+            panic!("{files:?}");
+        };
+        assert_eq!((first.0.as_str(), second.0.as_str()), ("v", "w"));
+        assert_eq!(there, &Ok(Some(b"A='1'".to_vec())));
+        assert!(missing.as_ref().unwrap_err().contains("no such volume"));
+    }
+}
