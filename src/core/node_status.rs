@@ -45,6 +45,10 @@ const LABEL_VALUE: usize = 63;
 /// Most names of one image that are listed.
 const MAX_IMAGE_NAMES: usize = 5;
 
+/// `status.declaredFeatures`: features that schedulers and API servers use on nodes that declare them only. Sorted, as the
+/// API demands; the same for a version of the agent, whatever its settings. Upstream: `nodedeclaredfeatures`.
+const DECLARED_FEATURES: &[&str] = &["ExtendWebSocketsToKubelet"];
+
 const LABEL_HOSTNAME: &str = "kubernetes.io/hostname";
 const LABEL_OS: &str = "kubernetes.io/os";
 const LABEL_ARCH: &str = "kubernetes.io/arch";
@@ -415,6 +419,8 @@ pub fn compute(
     if let Some(images) = &facts.images {
         status.images = filled(Vec::clone(images));
     }
+    let declared = DECLARED_FEATURES.iter().map(|name| (*name).to_owned());
+    status.declared_features = filled(declared.collect());
     status.daemon_endpoints = Some(NodeDaemonEndpoints {
         kubelet_endpoint: Some(DaemonEndpoint {
             port: i32::from(settings.kubelet_port),

@@ -41,7 +41,7 @@ const FEATURES: &[(&str, &str, bool)] = &[
     ),
     ("KubeletTracing", GA, true),
     ("MemoryManager", GA, true),
-    ("NodeDeclaredFeatures", BETA, false),
+    ("NodeDeclaredFeatures", BETA, true),
     ("NodeLogQuery", GA, true),
     ("NodeSwap", GA, false),
     ("PodLevelResources", BETA, true),

@@ -99,6 +99,12 @@ pub fn change(base: &Node, new: &Node) -> Change {
         &old.runtime_handlers,
         &new.runtime_handlers,
     );
+    put_list(
+        &mut status,
+        "declaredFeatures",
+        &old.declared_features,
+        &new.declared_features,
+    );
     put_object(&mut status, "nodeInfo", &old.node_info, &new.node_info);
     put_object(
         &mut status,

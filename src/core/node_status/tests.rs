@@ -524,6 +524,22 @@ fn a_machine_without_swap_has_no_swap_status() {
 }
 
 #[test]
+fn declared_features_are_in_the_order_the_api_demands_and_replace_what_is_shown() {
+    assert!(DECLARED_FEATURES.is_sorted_by(|a, b| a < b));
+    let mut base = ready_node();
+    assert_eq!(
+        status(&base).declared_features.as_deref(),
+        Some(["ExtendWebSocketsToKubelet".to_owned()].as_slice())
+    );
+    base.status.as_mut().unwrap().declared_features = Some(vec!["OfAKubelet".to_owned()]);
+    let computed = run(&base, &Readiness::default(), &Memory::default(), 5);
+    assert_eq!(
+        change(&base, &computed.node).body["status"]["declaredFeatures"],
+        json!(["ExtendWebSocketsToKubelet"])
+    );
+}
+
+#[test]
 fn what_an_old_server_drops_is_not_sent_again_and_again() {
     let base = ready_node();
     let mut facts = facts();

@@ -145,10 +145,7 @@ const POD: &[(&str, Rule)] = &[
     ("spec.schedulerName", Any),
     // A pod with gates is not bound to a node.
     ("spec.schedulingGates", Tree),
-    (
-        "spec.schedulingGroup",
-        No("scheduling in groups is not there yet"),
-    ),
+    ("spec.schedulingGroup", Tree),
     ("spec.securityContext.fsGroup", Any),
     (
         "spec.securityContext.fsGroupChangePolicy",

@@ -50,6 +50,7 @@ fn everything_that_is_supported_passes() {
         "dnsConfig": {"nameservers": ["1.1.1.1"], "searches": ["x"], "options": [{"name": "ndots", "value": "2"}]},
         "securityContext": {}, "shareProcessNamespace": false, "hostUsers": true,
         "initContainers": [], "os": {"name": "linux"},
+        "schedulingGroup": {"podGroupName": "g"},
         "volumes": [
             {"name": "v", "emptyDir": {"medium": "Memory", "sizeLimit": "1Mi"}},
             {"name": "w", "emptyDir": {}},
@@ -166,10 +167,6 @@ fn unsupported_fields_are_named() {
         (
             json!({"resources": {"limits": {"ephemeral-storage": "1"}}}),
             "spec.resources.limits.ephemeral-storage",
-        ),
-        (
-            json!({"schedulingGroup": {"podGroupName": "g"}}),
-            "spec.schedulingGroup",
         ),
         (
             json!({"volumes": [{"name": "v", "fc": {"lun": 1}}]}),
