@@ -30,6 +30,7 @@ pub mod pleg;
 pub mod pod_manager;
 pub mod pod_workers;
 pub mod podresources;
+pub mod podsapi;
 pub mod prober;
 pub mod runtime_state;
 pub mod server;

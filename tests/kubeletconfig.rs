@@ -268,6 +268,7 @@ fn objects_in_lists_are_checked_too() {
             "DIR/config.yaml:12:36: logging.options.json.infoBufferSize: expected a quantity, like \"1Gi\", found the boolean true",
             "DIR/config.yaml:12:50: logging.options.text.splitSteam: unknown field; did you mean \"splitStream\"?",
             "DIR/config.yaml:13:50: shutdownGracePeriodByPodPriority[0].shutdownGracePeriodSecond: unknown field; did you mean \"shutdownGracePeriodSeconds\"?",
+            "DIR/config.yaml:8:48: reservedMemory: \"cpu\" cannot be reserved on a NUMA node; possible are memory and hugepages-<size>",
         ]
     );
     let path = files.config(

@@ -51,7 +51,10 @@ const RANKS: &[(u32, &[&str])] = &[
     ),
     (45, &["stats"]),
     (50, &["pod_workers"]),
-    (60, &["sync_loop", "server", "admin", "podresources"]),
+    (
+        60,
+        &["sync_loop", "server", "admin", "podresources", "podsapi"],
+    ),
     (70, &["agent", "cli", "fuzzing", "main", "lib"]),
 ];
 const SIBLINGS: &[u32] = &[60, 70];

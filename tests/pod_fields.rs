@@ -73,6 +73,13 @@ fn every_field_of_the_api_has_a_rule() {
 }
 
 #[test]
+fn every_field_of_the_api_has_a_number_in_protobuf() {
+    let pod = Pod::deserialize(Everything).unwrap();
+    let bytes = holdfast::podsapi::encode::pod(&pod).unwrap();
+    assert!(bytes.len() > 4000, "only {} bytes", bytes.len());
+}
+
+#[test]
 fn a_field_without_a_rule_is_found() {
     let mut fewer = rules().clone();
     for gone in [

@@ -53,6 +53,7 @@ use crate::pod_workers::pinning::reconcile;
 use crate::pod_workers::take_over::take_over;
 use crate::pod_workers::{PodWorkers, StartGate, WorkQueue, WorkerContext};
 use crate::podresources::{self, PodResources};
+use crate::podsapi::{self, PodsApi, ShownPod};
 use crate::prober::{Prober, ProberContext};
 use crate::runtime_state::RuntimeState;
 use crate::server::kubelet::{DebugHooks, NodeApi, SetVerbosity};
@@ -65,7 +66,7 @@ use crate::store::{Store, StoreHealth};
 use crate::sync_loop::{Inputs, Janitor, LoopContext, Monitor, SyncLoop};
 use crate::types::host_addresses::HostAddresses;
 use crate::types::metrics::{Count, Metrics, NodeLabel};
-use crate::types::{BootIdentity, Clock, EventRecorder, PodSource, Stamp, causes, probe};
+use crate::types::{BootIdentity, Clock, EventRecorder, PodExt, PodSource, Stamp, causes, probe};
 
 /// Pods that are started at a time, for each processor; the runtime itself is no faster with more.
 const STARTS_OF_CORE: usize = 2;
@@ -639,6 +640,7 @@ pub(super) async fn start(
         reconcile(workers.clone(), period, token.clone()),
     );
     pod_resources(config, base, &workers, tasks, token);
+    pods_api(config, base, tasks, token);
     Ok(Started {
         ready: source.ready(),
         config: source,
@@ -728,6 +730,24 @@ fn pod_resources(
             podresources::serve(socket, pods, token.clone()),
         ),
         Err(error) => warn!(%error, "nobody can ask for the resources of pods"),
+    }
+}
+
+/// Starts the Pods API. Pods do not need it.
+fn pods_api(config: &AgentConfig, base: &Base, tasks: &mut Tasks, token: &CancellationToken) {
+    let (pods, store) = (base.pods.clone(), base.store.clone());
+    let wanted = move || -> Vec<ShownPod> {
+        let state = store.snapshot();
+        let shown = pods.all().into_iter().map(|pod| ShownPod {
+            status: state.statuses.get(pod.uid().as_str()).cloned(),
+            pod,
+        });
+        shown.collect()
+    };
+    let api = PodsApi::new(Arc::new(wanted), Arc::clone(&base.clock), token.clone());
+    match podsapi::bind(&config.root_dir) {
+        Ok(socket) => tasks.add("pods API", podsapi::serve(socket, api)),
+        Err(error) => warn!(%error, "the Pods API is not served"),
     }
 }
 

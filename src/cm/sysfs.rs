@@ -14,7 +14,7 @@ const LAST_LEVEL: u64 = 3;
 
 /// A file of sysfs cannot be read or understood.
 #[derive(Debug, thiserror::Error)]
-#[error("read {}", path.display())]
+#[error("read {}: {source}", path.display())]
 pub struct TopologyError {
     /// The file.
     pub path: PathBuf,

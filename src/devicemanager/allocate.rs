@@ -44,7 +44,7 @@ enum AllocateError {
     AskedBefore(Unusable),
     #[error(transparent)]
     Call(#[from] CallError),
-    #[error("commit devices of the pod")]
+    #[error("commit devices of the pod: {0}")]
     Commit(#[from] CommitError),
 }
 

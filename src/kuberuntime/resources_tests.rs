@@ -583,7 +583,7 @@ fn cpus_of_their_own_have_no_quota() {
     let quota = |pod: &Pod, ctx: &NodeContext| {
         let linux = container_linux_resources(pod, &pod.containers()[0], ctx).unwrap();
         let dns = v1::DnsConfig::default();
-        let sandbox = super::super::sandbox_config::build(pod, 0, "/p", dns, ctx).unwrap();
+        let sandbox = crate::kuberuntime::sandbox_config::build(pod, 0, "/p", dns, ctx).unwrap();
         let sandbox = sandbox.linux.unwrap().resources.unwrap();
         (linux.cpu_quota, sandbox.cpu_quota)
     };

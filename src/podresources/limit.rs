@@ -8,7 +8,7 @@ const PER_SECOND: f64 = 100.0;
 const BURST: f64 = 10.0;
 
 /// A bucket that fills up again with time.
-pub(super) struct Limiter {
+pub(crate) struct Limiter {
     clock: Arc<dyn Clock>,
     bucket: Mutex<Bucket>,
 }
@@ -19,7 +19,7 @@ struct Bucket {
 }
 
 impl Limiter {
-    pub(super) fn new(clock: Arc<dyn Clock>) -> Self {
+    pub(crate) fn new(clock: Arc<dyn Clock>) -> Self {
         let bucket = Bucket {
             tokens: BURST,
             filled: clock.now(),
@@ -31,7 +31,7 @@ impl Limiter {
     }
 
     /// Whether one more request may be answered now.
-    pub(super) fn allow(&self) -> bool {
+    pub(crate) fn allow(&self) -> bool {
         let now = self.clock.now();
         let mut bucket = self.bucket.lock().unwrap_or_else(PoisonError::into_inner);
         let passed = now.since(bucket.filled).as_secs_f64();

@@ -29,11 +29,12 @@ use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tonic::Status;
+use tonic::service::Routes;
 use tonic::transport::Server;
 use tonic::transport::server::Router;
 use tracing::{debug, warn};
 
-use self::limit::Limiter;
+pub(crate) use self::limit::Limiter;
 use self::service::{Lister, V1, V1Alpha1};
 use crate::cm::pinning::Pinning;
 use crate::devicemanager::DeviceManager;
@@ -275,7 +276,11 @@ pub fn socket_path(root_dir: &Path) -> PathBuf {
 /// # Errors
 /// When directory or socket cannot be made; the path may be too long for a socket.
 pub fn bind(root_dir: &Path) -> Result<UnixListener, SocketError> {
-    let path = socket_path(root_dir);
+    bind_at(&socket_path(root_dir))
+}
+
+/// As [`bind`], at a path.
+pub(crate) fn bind_at(path: &Path) -> Result<UnixListener, SocketError> {
     let fresh = path.with_file_name("new.sock");
     let failed = |action: &'static str, path: &Path| {
         let path = path.to_owned();
@@ -285,7 +290,7 @@ pub fn bind(root_dir: &Path) -> Result<UnixListener, SocketError> {
             source,
         }
     };
-    let directory = path.parent().unwrap_or(root_dir);
+    let directory = path.parent().unwrap_or(path);
     fs::DirBuilder::new()
         .recursive(true)
         .mode(0o750)
@@ -299,15 +304,20 @@ pub fn bind(root_dir: &Path) -> Result<UnixListener, SocketError> {
     let listener = UnixListener::bind(&fresh).map_err(failed("listen on", &fresh))?;
     fs::set_permissions(&fresh, fs::Permissions::from_mode(0o600))
         .map_err(failed("set the mode of", &fresh))?;
-    fs::rename(&fresh, &path).map_err(failed("move the socket to", &path))?;
+    fs::rename(&fresh, path).map_err(failed("move the socket to", path))?;
     Ok(listener)
 }
 
 /// Serves until `stop` is cancelled; requests in flight may finish (at most two seconds).
 pub async fn serve(listener: UnixListener, pods: PodResources, stop: CancellationToken) {
-    let router = server(TIMEOUT)
-        .add_service(Lister::<V1>::new(pods.clone()))
-        .add_service(Lister::<V1Alpha1>::new(pods));
+    let routes =
+        Routes::new(Lister::<V1>::new(pods.clone())).add_service(Lister::<V1Alpha1>::new(pods));
+    serve_routes(listener, routes, stop).await;
+}
+
+/// Serves services as [`serve`] does, with the same limits.
+pub(crate) async fn serve_routes(listener: UnixListener, routes: Routes, stop: CancellationToken) {
+    let router = server(TIMEOUT).add_routes(routes);
     serve_router(&listener, router, &stop).await;
 }
 

@@ -49,6 +49,7 @@ const FEATURES: &[(&str, &str, bool)] = &[
     ("PodLifecycleSleepActionAllowZero", GA, true),
     ("PodObservedGenerationTracking", GA, true),
     ("PodReadyToStartContainersCondition", BETA, true),
+    ("PodsAPI", ALPHA, true),
     ("ProcMountType", GA, true),
     ("ReloadKubeletClientCAFile", BETA, true),
     ("ReloadKubeletServerCertificateFile", BETA, true),

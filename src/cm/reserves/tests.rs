@@ -33,6 +33,7 @@ fn make(mount: &Path, path: &str) {
             ("cgroup.subtree_control", "cpu memory pids"),
             ("cgroup.procs", ""),
             ("cpu.weight", "100"),
+            ("cpu.max", "max 100000"),
             ("memory.max", "max"),
             ("memory.min", "0"),
             ("memory.low", "0"),

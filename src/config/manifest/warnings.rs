@@ -47,8 +47,12 @@ fn resources(set: Option<&ResourceRequirements>, path: &str, found: &mut Vec<(St
     let Some(set) = set else {
         return;
     };
-    amounts(set.requests.as_ref(), &format!("{path}.requests"), found);
-    amounts(set.limits.as_ref(), &format!("{path}.limits"), found);
+    // A request that is not given is the limit.
+    let mut requests = set.requests.clone().unwrap_or_default();
+    let limits = set.limits.as_ref();
+    requests.retain(|name, amount| limits.and_then(|all| all.get(name)) != Some(&*amount));
+    amounts(Some(&requests), &format!("{path}.requests"), found);
+    amounts(limits, &format!("{path}.limits"), found);
 }
 
 fn amounts(
