@@ -20,7 +20,8 @@ pub use choice::{Hint, Request, Shortage, TopologyHint, choose, hint_of, topolog
 pub use grant::{Granted, GrantedDevice, GrantedMount, merge};
 pub use inventory::{Amount, Amounts, Health, Instance, Inventory, Unusable};
 pub use record::{
-    ALLOCATIONS, Allocation, PLUGINS, PluginRecord, PodDevices, allocations_key, plugin_key, taken,
+    ALLOCATIONS, Allocation, PLUGINS, PluginRecord, PodDevices, Unreadable, allocations_key,
+    plugin_key, taken,
 };
 
 use super::resources::{NANOS, container_limits};

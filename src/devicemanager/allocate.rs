@@ -10,8 +10,8 @@ use tracing::{debug, info};
 use super::DeviceManager;
 use super::client::{CallError, PluginClient};
 use crate::core::devices::{
-    self, Allocation, Granted, PodDevices, Request, Unusable, Wanted, allocations_key, choose,
-    hint_of, reusable, taken, wanted,
+    self, Allocation, Granted, PodDevices, Request, Unreadable, Unusable, Wanted, allocations_key,
+    choose, hint_of, reusable, taken, wanted,
 };
 use crate::core::state::{ObjectRecord, State, Transaction};
 use crate::kubeletconfig::DeviceReadiness;
@@ -42,6 +42,9 @@ enum AllocateError {
     /// Devices of an earlier run of the agent, whose plugin is to be asked again.
     #[error("{0}")]
     AskedBefore(Unusable),
+    /// Devices of another pod, which may be any.
+    #[error(transparent)]
+    Unreadable(#[from] Unreadable),
     #[error(transparent)]
     Call(#[from] CallError),
     #[error("commit devices of the pod: {0}")]
@@ -68,7 +71,8 @@ struct Pool {
 impl DeviceManager {
     /// Makes sure that the containers named `starting` have their devices. A pod of which nothing was started yet (`fresh`)
     /// gets those it lacks. Any other one has what is on record; after a start of the agent, its plugins must be there and
-    /// its devices healthy before a container that does not run starts with them.
+    /// its devices healthy before a container that does not run starts with them. What its records lack, since they were lost
+    /// or the resource had no plugin then, it waits for.
     ///
     /// # Errors
     /// When devices cannot be recorded. Cancel-safe: what was begun is done again by the next call.
@@ -82,20 +86,29 @@ impl DeviceManager {
             return Ok(Readiness::Ready);
         }
         let wanted = wanted(pod, |resource| self.knows(resource));
-        let held = self.held(pod);
-        let lacks = |of: &Wanted| {
-            let mut resources = of.counts.keys();
-            resources.any(|resource| !held.is_granted(&of.container, resource))
+        let held = match self.held(pod) {
+            Ok(held) => held,
+            Err(error) => return Ok(refused(&error)),
         };
-        let verdict = if fresh && wanted.iter().any(lacks) {
-            match self.allocate(pod, &wanted).await {
+        let lacking = |of: &&Wanted| {
+            let mut resources = of.counts.keys();
+            (fresh || starting.contains(&of.container.as_str()))
+                && resources.any(|resource| !held.is_granted(&of.container, resource))
+        };
+        let lacking: Vec<&Wanted> = wanted.iter().filter(lacking).collect();
+        let is_late = !fresh && !lacking.is_empty();
+        let mut verdict = Ok(());
+        if lacking.is_empty() || is_late {
+            verdict = self
+                .check(pod, &held, starting)
+                .map_err(AllocateError::from);
+        }
+        if verdict.is_ok() && !lacking.is_empty() {
+            verdict = match self.allocate(pod, &wanted, &lacking).await {
                 Err(AllocateError::Commit(error)) => return Err(error),
                 allocated => allocated,
-            }
-        } else {
-            self.check(pod, &held, starting)
-                .map_err(AllocateError::from)
-        };
+            };
+        }
         let uid = pod.uid();
         let readiness = match verdict {
             Ok(()) => {
@@ -107,6 +120,7 @@ impl DeviceManager {
                 shared.waiting.remove(&uid);
                 return Ok(Readiness::Ready);
             }
+            Err(error) if is_late => Readiness::Waiting(error.to_string()),
             Err(error) => self.outcome(&error),
         };
         let mut shared = self.shared();
@@ -134,9 +148,8 @@ impl DeviceManager {
             AllocateError::AskedBefore(why) if waits || is_young => {
                 Readiness::Waiting(why.to_string())
             }
-            error => Readiness::Refused(format!(
-                "Allocate failed due to {error}, which is unexpected"
-            )),
+            AllocateError::Unreadable(why) => Readiness::Waiting(why.to_string()),
+            error => refused(error),
         }
     }
 
@@ -154,8 +167,13 @@ impl DeviceManager {
         Ok(())
     }
 
-    async fn allocate(&self, pod: &Pod, wanted: &[Wanted]) -> Result<(), AllocateError> {
-        for of in wanted {
+    async fn allocate(
+        &self,
+        pod: &Pod,
+        wanted: &[Wanted],
+        lacking: &[&Wanted],
+    ) -> Result<(), AllocateError> {
+        for of in lacking {
             for (resource, count) in &of.counts {
                 let place = Place {
                     pod,
@@ -164,7 +182,7 @@ impl DeviceManager {
                     resource,
                     count: *count,
                 };
-                if !self.held(pod).is_granted(place.container, place.resource) {
+                if !self.held(pod)?.is_granted(place.container, place.resource) {
                     self.allocate_one(place).await?;
                 }
             }
@@ -199,12 +217,12 @@ impl DeviceManager {
 
     /// Records the devices of a container, unless some are recorded. They are on the disk when this returns.
     async fn reserve(&self, place: Place<'_>) -> Result<BTreeMap<String, Vec<i64>>, AllocateError> {
-        if let Some(asked) = (self.held(place.pod)).allocation(place.container, place.resource) {
-            let shared = self.shared();
-            let usable = shared
-                .inventory
-                .check_held(place.resource, asked.ids.keys());
+        let held = self.held(place.pod)?;
+        if let Some(asked) = held.allocation(place.container, place.resource) {
+            let usable = (self.shared().inventory).check_held(place.resource, asked.ids.keys());
             usable.map_err(AllocateError::AskedBefore)?;
+            // Who recorded them may have been cut off before.
+            self.store().sync().await?;
             return Ok(asked.ids.clone());
         }
         let preferred = self.preferred(place).await?;
@@ -227,7 +245,7 @@ impl DeviceManager {
     }
 
     /// Asks the plugin which of the free devices it prefers, if it offers that. No answer is no preference.
-    async fn preferred(&self, place: Place<'_>) -> Result<BTreeSet<String>, Unusable> {
+    async fn preferred(&self, place: Place<'_>) -> Result<BTreeSet<String>, AllocateError> {
         let state = self.store().snapshot();
         let pool = self.pool(&state, place)?;
         let offers = (self.shared().inventory.options(place.resource)).preferred;
@@ -244,12 +262,12 @@ impl DeviceManager {
         }
     }
 
-    fn pool(&self, state: &State, place: Place<'_>) -> Result<Pool, Unusable> {
+    fn pool(&self, state: &State, place: Place<'_>) -> Result<Pool, AllocateError> {
         let devices = self.shared().inventory.usable(place.resource)?.clone();
-        let held = PodDevices::of(state, place.pod).unwrap_or_default();
+        let held = PodDevices::of(state, place.pod)?.unwrap_or_default();
         Ok(Pool {
             devices,
-            taken: taken(state, place.resource),
+            taken: taken(state, place.resource)?,
             reusable: reusable(place.wanted, &held, place.container, place.resource),
         })
     }
@@ -267,11 +285,11 @@ impl DeviceManager {
         &self,
         place: Place<'_>,
         decide: impl Fn(&PodDevices) -> (BTreeMap<String, Vec<i64>>, Option<Granted>),
-    ) -> Result<(), CommitError> {
+    ) -> Result<(), AllocateError> {
         let key = allocations_key(place.pod);
         loop {
             let seen = self.store().snapshot();
-            let held = PodDevices::of(&seen, place.pod).unwrap_or_default();
+            let held = PodDevices::of(&seen, place.pod)?.unwrap_or_default();
             let (ids, granted) = decide(&held);
             let allocation = Allocation { ids, granted };
             let held = held.with(place.container, place.resource, allocation);
@@ -279,12 +297,16 @@ impl DeviceManager {
                 .expect::<ObjectRecord>(&seen, &key)
                 .put(&key, held.to_object(self.now()));
             match self.store().commit(put).await {
-                Ok(_) => return self.store().sync().await,
+                Ok(_) => return Ok(self.store().sync().await?),
                 Err(CommitError::Stale { .. }) => {}
-                Err(error) => return Err(error),
+                Err(error) => return Err(error.into()),
             }
         }
     }
+}
+
+fn refused(why: &impl std::fmt::Display) -> Readiness {
+    Readiness::Refused(format!("Allocate failed due to {why}, which is unexpected"))
 }
 
 impl Pool {

@@ -31,7 +31,7 @@ use self::client::PluginClient;
 pub use self::client::short_path;
 use crate::core::devices::{
     self, Allocation, Amounts, Device, Devices, Granted, Instance, Inventory, PluginRecord,
-    PodDevices,
+    PodDevices, Unreadable,
 };
 use crate::core::state::Transaction;
 use crate::kubeletconfig::DeviceReadiness;
@@ -325,18 +325,21 @@ impl DeviceManager {
             let mut pods: BTreeSet<PodUid> = waiting.map(|(uid, _)| uid.clone()).collect();
             drop(shared);
             let state = self.store().snapshot();
-            let holders = PodDevices::all(&state).filter(|(_, held)| held.has_any(&resources));
+            let holders = PodDevices::all(&state).flatten();
+            let holders = holders.filter(|(_, held)| held.has_any(&resources));
             pods.extend(holders.map(|(uid, _)| uid));
             return pods;
         }
     }
 
     /// Returns what a container gets with its devices. Upstream: `GetDeviceRunContainerOptions`.
-    pub fn granted(&self, pod: &Pod, container: &str) -> Granted {
-        let state = self.store().snapshot();
-        let held = PodDevices::of(&state, pod).unwrap_or_default();
+    ///
+    /// # Errors
+    /// When the pod's record cannot be read.
+    pub fn granted(&self, pod: &Pod, container: &str) -> Result<Granted, Unreadable> {
+        let held = self.held(pod)?;
         let of_container = held.containers.get(container);
-        of_container.map(devices::merge).unwrap_or_default()
+        Ok(of_container.map(devices::merge).unwrap_or_default())
     }
 
     /// Calls `PreStartContainer` of each plugin that wants it and whose devices the container has.
@@ -344,8 +347,7 @@ impl DeviceManager {
     /// # Errors
     /// When one refuses or cannot be called: the container does not start.
     pub async fn pre_start(&self, pod: &Pod, container: &str) -> Result<(), String> {
-        let state = self.store().snapshot();
-        let held = PodDevices::of(&state, pod).unwrap_or_default();
+        let held = self.held(pod).map_err(|error| error.to_string())?;
         for (resource, allocation) in held.containers.get(container).into_iter().flatten() {
             let client = {
                 let shared = self.shared();
@@ -372,7 +374,7 @@ impl DeviceManager {
             return;
         }
         let state = self.store().snapshot();
-        let Some(held) = PodDevices::of(&state, pod) else {
+        let Ok(Some(held)) = PodDevices::of(&state, pod) else {
             return;
         };
         let shared = self.shared();
@@ -397,8 +399,11 @@ impl DeviceManager {
     }
 
     /// Returns the devices of each container of a pod, by container and resource.
-    pub fn held(&self, pod: &Pod) -> PodDevices {
-        PodDevices::of(&self.store().snapshot(), pod).unwrap_or_default()
+    ///
+    /// # Errors
+    /// When the pod's record cannot be read.
+    pub fn held(&self, pod: &Pod) -> Result<PodDevices, Unreadable> {
+        Ok(PodDevices::of(&self.store().snapshot(), pod)?.unwrap_or_default())
     }
 
     /// Returns the healthy devices of connected plugins, by resource.
@@ -424,7 +429,7 @@ impl DeviceManager {
     pub fn resume(&self, is_running: impl Fn(&PodUid, &str) -> bool) {
         let state = self.store().snapshot();
         let mut shared = self.shared();
-        for (uid, held) in PodDevices::all(&state) {
+        for (uid, held) in PodDevices::all(&state).flatten() {
             let containers = held.containers.into_keys();
             let running = containers.filter(|name| is_running(&uid, name));
             let running: Vec<_> = running.map(|name| (uid.clone(), name)).collect();

@@ -80,7 +80,8 @@ async fn first_start(agent: &DeviceManager, pod: &Pod) -> Readiness {
 }
 
 fn ids(agent: &DeviceManager, pod: &Pod, resource: &str) -> Vec<String> {
-    agent.held(pod).ids("main", resource).cloned().collect()
+    let held = agent.held(pod).unwrap();
+    held.ids("main", resource).cloned().collect()
 }
 
 #[tokio::test]
@@ -91,7 +92,7 @@ async fn a_pod_has_its_devices_over_a_restart_and_nothing_is_asked_again() {
     let pod = pod("u1", GPU, 2);
     assert_eq!(first_start(&agent, &pod).await, Readiness::Ready);
     assert_eq!(plugin.calls(), ["Allocate b,c"], "those it prefers");
-    let granted = agent.granted(&pod, "main");
+    let granted = agent.granted(&pod, "main").unwrap();
     assert_eq!(granted.envs["IDS"], "b,c");
     assert_eq!(granted.devices[1].container_path, "/dev/c");
     assert_eq!(granted.cdi, ["v/c=0"]);
@@ -108,7 +109,7 @@ async fn a_pod_has_its_devices_over_a_restart_and_nothing_is_asked_again() {
     agent.resume(|uid, container| uid.as_str() == "u1" && container == "main");
     let ready = agent.ready(&pod, false, &["main"]).await.unwrap();
     assert_eq!(ready, Readiness::Ready);
-    assert_eq!(agent.granted(&pod, "main"), granted);
+    assert_eq!(agent.granted(&pod, "main"), Ok(granted));
     let error = agent.pre_start(&pod, "main").await.unwrap_err();
     assert!(error.contains("endpoint not found"), "{error}");
     world.register(&agent, GPU, &plugin).await;
@@ -227,6 +228,46 @@ async fn pods_fail_when_devices_are_short_or_their_plugin_refuses() {
     // Resources that no plugin has registered are not the manager's.
     let ready = first_start(&agent, &pod("u4", "example.com/unknown", 1)).await;
     assert_eq!(ready, Readiness::Ready);
+}
+
+#[tokio::test]
+async fn what_a_record_that_cannot_be_read_may_hold_is_given_to_nobody() {
+    let world = World::new();
+    let agent = world.agent(DeviceReadiness::Fail);
+    let plugin = world.plugin(&agent, GPU, &["a", "b"]).await;
+    let (first, second) = (pod("u1", GPU, 1), pod("u2", GPU, 1));
+    assert_eq!(first_start(&agent, &first).await, Readiness::Ready);
+    plugin.calls();
+
+    let mut broken = devices::PodDevices::default().to_object(world.clock.now());
+    broken.data = b"{\"containers\":1}".to_vec();
+    let key = devices::allocations_key(&first);
+    let plugins = devices::plugin_key(GPU);
+    let put = Transaction::new()
+        .put(key.clone(), broken.clone())
+        .put(plugins, broken);
+    world.store.commit(put).await.unwrap();
+    let agent = world.agent(DeviceReadiness::Fail);
+    assert!(agent.knows(GPU), "nobody starts without its devices");
+    world.register(&agent, GPU, &plugin).await;
+    let waits = first_start(&agent, &second).await;
+    assert!(matches!(waits, Readiness::Waiting(_)), "{waits:?}");
+    let fails = agent.ready(&first, false, &["main"]).await.unwrap();
+    assert!(matches!(fails, Readiness::Refused(_)), "{fails:?}");
+    assert!(agent.pre_start(&first, "main").await.is_err());
+    assert!(plugin.calls().is_empty());
+
+    let gone = Transaction::new().delete::<crate::core::state::ObjectRecord>(key);
+    world.store.commit(gone).await.unwrap();
+    assert_eq!(first_start(&agent, &second).await, Readiness::Ready);
+    // A pod that ran before its record was lost gets devices before its containers start again.
+    assert_eq!(ids(&agent, &first, GPU), Vec::<String>::new());
+    let ready = agent.ready(&first, false, &["main"]).await.unwrap();
+    assert_eq!(ready, Readiness::Ready);
+    assert_eq!(ids(&agent, &first, GPU).len(), 1);
+    let third = agent.ready(&pod("u3", GPU, 1), false, &["main"]).await;
+    let third = third.unwrap();
+    assert!(matches!(third, Readiness::Waiting(_)), "{third:?}");
 }
 
 #[tokio::test]

@@ -116,5 +116,6 @@ pub(super) async fn granted(
     container: &Container,
 ) -> Result<Granted, String> {
     context.devices.pre_start(pod, &container.name).await?;
-    Ok(context.devices.granted(pod, &container.name))
+    let granted = context.devices.granted(pod, &container.name);
+    granted.map_err(|error| error.to_string())
 }

@@ -206,7 +206,8 @@ impl PodResources {
             Some(told.collect())
         };
         let held = self.devices.as_ref().map(|devices| devices.held(pod));
-        let held = held.unwrap_or_default();
+        // A pod whose record cannot be read starts nothing, and nobody can tell what it has.
+        let held = held.and_then(Result::ok).unwrap_or_default();
         let devices_of = |name: &str| {
             let resources = held.containers.get(name).into_iter().flatten();
             let devices = resources.flat_map(|(resource, allocation)| {

@@ -85,7 +85,7 @@ pub(super) fn devices(state: &State, index: &PodIndex) -> Vec<Row> {
         }
         rows.push(row);
     };
-    for (uid, held) in PodDevices::all(state) {
+    for (uid, held) in PodDevices::all(state).flatten() {
         for (container, resources) in &held.containers {
             for (resource, allocation) in resources {
                 let key = format!("{uid}/{container}/{resource}");

@@ -28,6 +28,16 @@ pub fn plugin_key(resource: &str) -> String {
     format!("{PLUGINS}{resource}")
 }
 
+/// The devices of a pod are not known.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "the record of the devices of pod {pod} cannot be read; no other devices are given until that pod is gone"
+)]
+pub struct Unreadable {
+    /// UID.
+    pub pod: PodUid,
+}
+
 /// The devices of a pod.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
@@ -62,8 +72,12 @@ pub struct PluginRecord {
 
 impl PodDevices {
     /// The record of a pod; `None` when it has no devices.
-    pub fn of(state: &State, pod: &Pod) -> Option<Self> {
-        read(state.record::<ObjectRecord>(&allocations_key(pod))?)
+    ///
+    /// # Errors
+    /// When it has a record that cannot be read.
+    pub fn of(state: &State, pod: &Pod) -> Result<Option<Self>, Unreadable> {
+        let record = state.record::<ObjectRecord>(&allocations_key(pod));
+        record.map(|record| of_pod(record, &pod.uid())).transpose()
     }
 
     /// As it is stored.
@@ -110,17 +124,21 @@ impl PluginRecord {
         object(self, at)
     }
 
-    /// All of them, by resource. One that cannot be read is left out: its plugin registers again.
+    /// All of them, by resource. One that cannot be read is empty: the resource is a plugin's all the same, which registers
+    /// again.
     pub fn all(state: &State) -> impl Iterator<Item = (&str, Self)> {
         state
             .with_prefix::<ObjectRecord>(PLUGINS)
-            .filter_map(|(key, record)| Some((&key[PLUGINS.len()..], read(record)?)))
+            .map(|(key, record)| (&key[PLUGINS.len()..], read(record).unwrap_or_default()))
     }
 }
 
 impl PodDevices {
     /// All of them with the UIDs of their pods, but those of pods whose worker has finished: theirs are free.
-    pub fn all(state: &State) -> impl Iterator<Item = (PodUid, Self)> {
+    ///
+    /// # Errors
+    /// In place of each record that cannot be read.
+    pub fn all(state: &State) -> impl Iterator<Item = Result<(PodUid, Self), Unreadable>> {
         let records = state.with_prefix::<ObjectRecord>(ALLOCATIONS);
         records.filter_map(|(key, record)| {
             let (_, uid) = key[ALLOCATIONS.len()..].split_once('/')?;
@@ -129,20 +147,29 @@ impl PodDevices {
             if is_over {
                 return None;
             }
-            Some((PodUid::new(uid), read(record)?))
+            let uid = PodUid::new(uid);
+            Some(of_pod(record, &uid).map(|devices| (uid, devices)))
         })
     }
 }
 
 /// Returns the devices of a resource that pods have.
-pub fn taken(state: &State, resource: &str) -> BTreeSet<String> {
+///
+/// # Errors
+/// When the record of a pod cannot be read, which may have any of them.
+pub fn taken(state: &State, resource: &str) -> Result<BTreeSet<String>, Unreadable> {
     let mut taken = BTreeSet::new();
-    for (_, pod) in PodDevices::all(state) {
+    for pod in PodDevices::all(state) {
+        let (_, pod) = pod?;
         for container in pod.containers.keys() {
             taken.extend(pod.ids(container, resource).cloned());
         }
     }
-    taken
+    Ok(taken)
+}
+
+fn of_pod(record: &ObjectRecord, pod: &PodUid) -> Result<PodDevices, Unreadable> {
+    read(record).ok_or_else(|| Unreadable { pod: pod.clone() })
 }
 
 fn read<T: serde::de::DeserializeOwned>(record: &ObjectRecord) -> Option<T> {

@@ -334,9 +334,9 @@ fn devices_of_finished_pods_are_free() {
     for mutation in &put.mutations {
         state.apply(mutation, 1);
     }
-    assert_eq!(taken(&state, GPU), set(&["a", "c"]));
-    assert_eq!(taken(&state, "other.com/x"), set(&[]));
-    let uids: Vec<PodUid> = PodDevices::all(&state).map(|(uid, _)| uid).collect();
+    assert_eq!(taken(&state, GPU), Ok(set(&["a", "c"])));
+    assert_eq!(taken(&state, "other.com/x"), Ok(set(&[])));
+    let uids: Vec<PodUid> = PodDevices::all(&state).map(|of| of.unwrap().0).collect();
     assert_eq!(uids, [PodUid::new("u1"), PodUid::new("u3")]);
 }
 
@@ -372,7 +372,7 @@ fn records_read_back() {
     for mutation in &put.mutations {
         state.apply(mutation, 1);
     }
-    let held = PodDevices::of(&state, &pod).unwrap();
+    let held = PodDevices::of(&state, &pod).unwrap().unwrap();
     assert!(held.is_granted("m", GPU));
     assert_eq!(held.allocation("m", GPU).unwrap().ids["a"], [1]);
 }
