@@ -139,14 +139,22 @@ pub enum CgroupError {
         /// The cgroup, below the mount point.
         path: String,
     },
+    /// A setting names a cgroup that has to do with pods.
+    #[error("{field}: {path} is the cgroup of all pods, or has to do with it; name another one")]
+    OfPods {
+        /// The field.
+        field: &'static str,
+        /// The cgroup, below the mount point.
+        path: String,
+    },
     /// A cgroup uses more memory than it is to have.
     #[error(
-        "limit the memory of cgroup {path} to {limit} bytes: it uses {used}, and processes would be killed; reserve more"
+        "limit the memory of cgroup {path} to {limit} bytes: it uses more that cannot be given back at once, and processes would be killed; leave more to it"
     )]
     AboveLimit {
         /// The cgroup, below the mount point.
         path: String,
-        /// Bytes that it uses.
+        /// Bytes that it uses, without files that can be read again.
         used: u64,
         /// Bytes that it is to have.
         limit: u64,
@@ -402,22 +410,44 @@ impl CgroupManager {
     /// `enforceNodeAllocatableCgroups`.
     ///
     /// # Errors
-    /// When the kernel refuses, as it does while the pods use more than that: the node can do without.
+    /// `AboveLimit` while the pods use more than that, since version 2 would kill them; when the kernel refuses. The node can
+    /// do without.
     pub fn limit_all(&self) -> Result<(), CgroupError> {
+        self.bound_all(None)
+    }
+
+    /// Memory of all pods together in bytes: since the machine's size changed, the new one.
+    fn memory_for_pods(&self) -> Option<u64> {
+        match self.resized_memory.load(Ordering::Relaxed) {
+            0 => self.config.allocatable_memory,
+            resized => Some(resized),
+        }
+    }
+
+    /// Sets what all pods together get; their shares too if they are given.
+    fn bound_all(&self, shares: Option<u64>) -> Result<(), CgroupError> {
         if !self.config.per_qos {
             return Ok(());
         }
-        let resized = self.resized_memory.load(Ordering::Relaxed);
-        let limits = Limits {
-            memory: match resized {
-                0 => self.config.allocatable_memory,
-                _ => Some(resized),
-            },
-            ..Limits::default()
-        };
+        let used = self.memory_used(&self.pods_path()).unwrap_or(0);
+        let mut above = None;
         self.make(&self.top, |whole| {
-            whole.merge(limits);
+            // Read here, where nobody else changes the limits at the same time.
+            let memory = self.memory_for_pods();
+            above = memory.filter(|limit| used > *limit);
+            whole.merge(Limits {
+                shares,
+                memory: memory.filter(|_| above.is_none()),
+                ..Limits::default()
+            });
             whole.pids = Some(self.config.allocatable_pids);
+        })?;
+        above.map_or(Ok(()), |limit| {
+            Err(CgroupError::AboveLimit {
+                path: self.pods_path(),
+                used,
+                limit,
+            })
         })
     }
 
@@ -430,17 +460,9 @@ impl CgroupManager {
         cpu_milli: Option<u64>,
         memory: Option<u64>,
     ) -> Result<(), CgroupError> {
-        if !self.config.per_qos {
-            return Ok(());
-        }
         let memory = memory.unwrap_or(NO_MEMORY_LIMIT);
         self.resized_memory.store(memory, Ordering::Relaxed);
-        let limits = Limits {
-            shares: shares_of(cpu_milli),
-            memory: Some(memory),
-            ..Limits::default()
-        };
-        self.make(&self.top, |whole| whole.merge(limits))
+        self.bound_all(shares_of(cpu_milli))
     }
 
     /// Sets the shares and the memory of the QoS cgroups by the pods that are active; upstream's `UpdateCgroups`, each

@@ -156,10 +156,14 @@ impl CgroupManager {
     /// Holds a cgroup that is not the pods' to what is reserved for it. Upstream: `enforceExistingCgroup`.
     ///
     /// # Errors
-    /// `Missing` when it does not exist, `AboveLimit` when it uses more memory than it is to have, else what the kernel or
+    /// `Missing` when it does not exist, `OfPods` when the pods are in it or it is one of theirs, `AboveLimit` when it uses more memory than it is to have, else what the kernel or
     /// systemd refuses.
     pub fn enforce(&self, reserve: &Reserve) -> Result<(), CgroupError> {
         let named = named(self.config.driver, &reserve.cgroup);
+        let pods = self.pods_path();
+        if lies_in(&pods, &named.path) || lies_in(&named.path, &pods) {
+            return Err(of_pods(reserve.field, named.path));
+        }
         let whole = Whole {
             limits: reserve.limits,
             pids: reserve.pids.map(Some),
@@ -197,8 +201,12 @@ impl CgroupManager {
         }
         for hierarchy in concerned {
             let dir = below(hierarchy, &named.path);
-            cgroupfs::make(&hierarchy.path, &dir, self.version)?;
-            for setting in settings.iter().filter(|s| hierarchy.has(s.controller)) {
+            let of_it = || settings.iter().filter(|s| hierarchy.has(s.controller));
+            // Controllers of others are enabled only where one is needed.
+            if of_it().any(|setting| !dir.join(&setting.file).exists()) {
+                cgroupfs::make(&hierarchy.path, &dir, self.version)?;
+            }
+            for setting in of_it() {
                 cgroupfs::set(&dir.join(&setting.file), &setting.value)?;
             }
         }
@@ -222,7 +230,7 @@ impl CgroupManager {
     /// cgroupfs it is made. Returns how many were moved.
     ///
     /// # Errors
-    /// `Missing` when systemd has to make it, else what the kernel refuses.
+    /// `Missing` when systemd has to make it, `OfPods` when it is one of the pods', else what the kernel refuses.
     pub fn move_into(
         &self,
         field: &'static str,
@@ -230,12 +238,15 @@ impl CgroupManager {
         pids: &[i32],
     ) -> Result<usize, CgroupError> {
         let path = named(self.config.driver, cgroup).path;
+        if lies_in(&path, &self.pods_path()) {
+            return Err(of_pods(field, path));
+        }
         let mut moved = 0;
         for hierarchy in self.managed() {
             let dir = below(hierarchy, &path);
             match self.config.driver {
+                _ if dir.is_dir() => {}
                 CgroupDriver::Cgroupfs => cgroupfs::make(&hierarchy.path, &dir, self.version)?,
-                CgroupDriver::Systemd if dir.is_dir() => {}
                 CgroupDriver::Systemd => return Err(missing(field, &path)),
             }
             let file = dir.join("cgroup.procs");
@@ -278,15 +289,25 @@ impl CgroupManager {
         Ok(pids.filter(|pid| *pid > 1).filter(runs).collect())
     }
 
-    /// Memory that the cgroup at a path uses, in bytes.
-    fn memory_used(&self, path: &str) -> Option<u64> {
+    /// Memory that the cgroup at a path uses, in bytes, without files that the kernel forgets at once when it is short.
+    pub(super) fn memory_used(&self, path: &str) -> Option<u64> {
         let memory = self.hierarchies.iter().find(|h| h.has("memory"))?;
-        let file = match self.version {
-            CgroupVersion::V1 { .. } => "memory.usage_in_bytes",
-            CgroupVersion::V2 => "memory.current",
+        let (file, inactive) = match self.version {
+            CgroupVersion::V1 { .. } => ("memory.usage_in_bytes", "total_inactive_file "),
+            CgroupVersion::V2 => ("memory.current", "inactive_file "),
         };
-        let text = fs::read_to_string(below(memory, path).join(file)).ok()?;
-        text.trim().parse().ok()
+        let dir = below(memory, path);
+        let used: u64 = fs::read_to_string(dir.join(file))
+            .ok()?
+            .trim()
+            .parse()
+            .ok()?;
+        let stat = fs::read_to_string(dir.join("memory.stat")).unwrap_or_default();
+        let files = stat.lines().find_map(|line| line.strip_prefix(inactive));
+        let files = files
+            .and_then(|bytes| bytes.trim().parse().ok())
+            .unwrap_or(0);
+        Some(used.saturating_sub(files))
     }
 
     /// Sets what the classes of pods get of memory by the requests of all: limits by `qosReserved`, protection by
@@ -299,10 +320,9 @@ impl CgroupManager {
                 whole.protection = Some(burstable);
             })?;
         }
-        let (Some(percent), Some(for_pods)) = (
-            self.config.qos_reserved_memory,
-            self.config.allocatable_memory,
-        ) else {
+        let (Some(percent), Some(for_pods)) =
+            (self.config.qos_reserved_memory, self.memory_for_pods())
+        else {
             return Ok(());
         };
         let (burstable, best_effort) = requests.memory_limits(for_pods, percent);
@@ -396,6 +416,15 @@ impl CgroupManager {
 /// The directory of a cgroup by its path.
 fn below(hierarchy: &Hierarchy, path: &str) -> PathBuf {
     hierarchy.path.join(path.trim_start_matches('/'))
+}
+
+/// Whether the cgroup at `path` is the one at `top` or below it.
+fn lies_in(path: &str, top: &str) -> bool {
+    Path::new(path).starts_with(top)
+}
+
+fn of_pods(field: &'static str, path: String) -> CgroupError {
+    CgroupError::OfPods { field, path }
 }
 
 fn missing(field: &'static str, path: &str) -> CgroupError {

@@ -195,6 +195,20 @@ fn all_pods_together_are_held_to_their_share_of_the_node() {
         manager.resize_all(Some(1250), Some(4096)).unwrap();
         let both = (read(shares.0), read(memory.0));
         assert_eq!(both, (shares.1.to_owned(), memory.1.to_owned()));
+        // Less than the pods use waits until they use less.
+        let used = match version {
+            CgroupVersion::V1 { .. } => "memory.usage_in_bytes",
+            CgroupVersion::V2 => "memory.current",
+        };
+        let used = at(memory.0).with_file_name(used);
+        std::fs::write(&used, "3000").unwrap();
+        for error in [manager.resize_all(None, Some(2999)), manager.limit_all()] {
+            assert!(matches!(error, Err(CgroupError::AboveLimit { .. })));
+        }
+        assert_eq!(read(memory.0), memory.1);
+        std::fs::write(&used, "2000").unwrap();
+        manager.limit_all().unwrap();
+        assert_eq!(read(memory.0), "2999", "{version:?}");
     }
 }
 

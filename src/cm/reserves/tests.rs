@@ -191,6 +191,20 @@ fn a_reserved_cgroup_is_limited_once_it_exists_and_never_below_its_use() {
     let error = manager.enforce(&reserve).unwrap_err();
     assert!(matches!(error, CgroupError::AboveLimit { used: 1000, .. }));
     assert_eq!(read("memory.max"), "4096");
+    // Files that nobody needs are no use.
+    let stat = mount.path().join("system.slice/memory.stat");
+    fs::write(stat, "active_file 5\ninactive_file 2\n").unwrap();
+    manager.enforce(&reserve).unwrap();
+    assert_eq!(read("memory.max"), "999");
+
+    for cgroup in ["/", "/kubepods", "/kubepods/burstable"] {
+        make(mount.path(), cgroup.trim_start_matches('/'));
+        reserve.cgroup = cgroup.to_owned();
+        let error = manager.enforce(&reserve).unwrap_err();
+        assert!(matches!(error, CgroupError::OfPods { .. }), "{cgroup}");
+    }
+    let moved = manager.move_into("kubeletCgroups", "/kubepods/agent", &[7]);
+    assert!(matches!(moved, Err(CgroupError::OfPods { .. })));
 }
 
 fn pods() -> Vec<Arc<k8s_openapi::api::core::v1::Pod>> {
