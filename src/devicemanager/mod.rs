@@ -23,6 +23,7 @@ use std::time::Duration;
 use k8s_openapi::api::core::v1 as api;
 use k8s_openapi::api::core::v1::Pod;
 use tokio::sync::{Notify, watch};
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, info, warn};
 
@@ -38,6 +39,9 @@ use crate::kubeletconfig::DeviceReadiness;
 use crate::store::Store;
 use crate::types::metrics::{Metrics, ResourceNameLabel};
 use crate::types::{Clock, PodExt, PodUid, Stamp, causes};
+
+/// A plugin's lists are taken this often at most: each changes records, pods and the node in the API server.
+const LIST_PAUSE: Duration = Duration::from_secs(1);
 
 /// Type of device plugins in `plugins_registry`.
 pub const DEVICE_PLUGIN: &str = "DevicePlugin";
@@ -215,9 +219,21 @@ impl DeviceManager {
                 return;
             }
         };
+        let (mut newest, mut due) = (None, Instant::now());
         loop {
-            match stream.message().await {
-                Ok(Some(list)) => self.listed(resource, instance, list),
+            // Both are cancel-safe. Each list is complete: only the newest one counts.
+            let message = tokio::select! {
+                message = stream.message() => message,
+                () = tokio::time::sleep_until(due), if newest.is_some() => {
+                    if let Some(list) = newest.take() {
+                        self.listed(resource, instance, list);
+                    }
+                    due = Instant::now() + LIST_PAUSE;
+                    continue;
+                }
+            };
+            match message {
+                Ok(Some(list)) => newest = Some(list),
                 Ok(None) => return debug!(resource, "a device plugin ended its list"),
                 Err(status) => {
                     return warn!(resource, error = %causes(&status), "the list of a device plugin broke off");
