@@ -418,7 +418,7 @@ fn below(hierarchy: &Hierarchy, path: &str) -> PathBuf {
     hierarchy.path.join(path.trim_start_matches('/'))
 }
 
-/// Whether the cgroup at `path` is the one at `top` or below it.
+/// Returns true if the cgroup at `path` is the one at `top` or below it.
 fn lies_in(path: &str, top: &str) -> bool {
     Path::new(path).starts_with(top)
 }

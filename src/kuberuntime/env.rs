@@ -51,13 +51,13 @@ pub enum EnvError {
         /// The variable.
         variable: String,
         /// The key.
-        key: String,
+        key: Box<str>,
         /// The file's path in the volume.
-        path: String,
+        path: Box<str>,
         /// The volume.
-        volume: String,
+        volume: Box<str>,
         /// Why.
-        why: String,
+        why: Box<str>,
     },
     /// It has no source, or one that a later version of the API has added.
     #[error(
@@ -364,10 +364,10 @@ fn from_source(
         return from_file(inputs.sources, reference).map_err(|why| EnvError::File {
             container: container.name.clone(),
             variable: name.to_owned(),
-            key: reference.key.clone(),
-            path: reference.path.clone(),
-            volume: reference.volume_name.clone(),
-            why,
+            key: reference.key.as_str().into(),
+            path: reference.path.as_str().into(),
+            volume: reference.volume_name.as_str().into(),
+            why: why.into(),
         });
     }
     Err(EnvError::Unsupported {

@@ -163,37 +163,40 @@ fn fields(
     Ok(())
 }
 
+/// Problem of a value that its field cannot have.
+const OTHER_KIND: &str = "the value is of another kind";
+
 /// Writes one value under a number.
 fn one(field: &Field, number: u32, value: &Value, out: &mut Vec<u8>) -> Result<(), EncodeError> {
-    let done = match (field.kind, value) {
-        ("s", Value::String(text)) => Some(block(number, text.as_bytes(), out)),
-        ("b", Value::Bool(set)) => Some(integer(number, i64::from(*set), out)),
-        ("i", Value::Number(count)) => count.as_i64().map(|count| integer(number, count, out)),
-        ("t", Value::String(text)) => text.parse().ok().map(|at: jiff::Timestamp| {
-            let mut inner = Vec::new();
+    let mut inner = Vec::new();
+    match (field.kind, value) {
+        ("b", Value::Bool(set)) => {
+            integer(number, i64::from(*set), out);
+            return Ok(());
+        }
+        ("i", Value::Number(count)) => {
+            let count = count.as_i64().ok_or_else(|| field.failed(OTHER_KIND))?;
+            integer(number, count, out);
+            return Ok(());
+        }
+        ("s", Value::String(text)) => inner.extend_from_slice(text.as_bytes()),
+        ("t", Value::String(text)) => {
+            let at: Option<jiff::Timestamp> = text.parse().ok();
+            let at = at.ok_or_else(|| field.failed(OTHER_KIND))?;
             integer(1, at.as_second(), &mut inner);
             integer(2, i64::from(at.subsec_nanosecond()), &mut inner);
-            block(number, &inner, out);
-        }),
-        ("q", Value::String(text)) => {
-            let mut inner = Vec::new();
-            block(1, text.as_bytes(), &mut inner);
-            Some(block(number, &inner, out))
         }
-        ("o", _) => int_or_string(value).map(|inner| block(number, &inner, out)),
-        ("f", _) => serde_json::to_vec(value).ok().map(|raw| {
-            let mut inner = Vec::new();
+        ("q", Value::String(text)) => block(1, text.as_bytes(), &mut inner),
+        ("o", _) => inner = int_or_string(value).ok_or_else(|| field.failed(OTHER_KIND))?,
+        ("f", _) => {
+            let raw = serde_json::to_vec(value).map_err(|_| field.failed(OTHER_KIND))?;
             block(1, &raw, &mut inner);
-            block(number, &inner, out);
-        }),
-        (kind, Value::Object(object)) => {
-            let mut inner = Vec::new();
-            message(kind, object, &mut inner)?;
-            Some(block(number, &inner, out))
         }
-        _ => None,
-    };
-    done.ok_or_else(|| field.failed("the value is of another kind"))
+        (kind, Value::Object(object)) => message(kind, object, &mut inner)?,
+        _ => return Err(field.failed(OTHER_KIND)),
+    }
+    block(number, &inner, out);
+    Ok(())
 }
 
 fn int_or_string(value: &Value) -> Option<Vec<u8>> {
