@@ -234,7 +234,7 @@ async fn serve(
 ) -> Result<(), AgentError> {
     if let Some(address) = config.healthz_address() {
         let (health, metrics) = (base.health(), base.metrics.clone());
-        let server = server::open(address, health, metrics, token.clone()).await;
+        let server = server::open(address, health, metrics, token.clone()).await?;
         tasks.add("health server", server);
     }
     share_node(config, base, tasks, token);

@@ -1,16 +1,24 @@
 //! Ports that are served as soon as they can be bound: their holder may still be ending, their address may come later.
+//!
+//! **Invariant:** an agent whose port a kubelet may have touches no pod: each of the two would stop the pods of the other.
 
+use std::fs;
+use std::io::ErrorKind;
 use std::net::SocketAddr;
+use std::path::Path;
 use std::time::Duration;
 
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
 use super::ServerError;
-use crate::types::{Clock, Pace, causes};
+use crate::types::{Clock, Pace, blocking, causes};
 
 /// Interval between attempts to bind a port. Upstream: `wait.Until` of the health server, 5 s as well.
 const RETRY: Duration = Duration::from_secs(5);
+
+/// Processes.
+const PROC: &str = "/proc";
 
 /// Purpose of a port.
 #[derive(Clone, Copy, Debug)]
@@ -33,7 +41,14 @@ pub(crate) struct Door {
 
 impl Door {
     /// Binds the port if that is possible now. Otherwise logs why not; [`Self::listener`] tries again.
-    pub(crate) async fn open(address: SocketAddr, service: Service, clock: &dyn Clock) -> Self {
+    ///
+    /// # Errors
+    /// [`ServerError::Kubelet`] when the port is taken and a kubelet runs.
+    pub(crate) async fn open(
+        address: SocketAddr,
+        service: Service,
+        clock: &dyn Clock,
+    ) -> Result<Self, ServerError> {
         let mut door = Self {
             address,
             service,
@@ -41,8 +56,14 @@ impl Door {
             listener: None,
             pace: Pace::default(),
         };
-        door.try_again(clock).await;
-        door
+        if door.try_again(clock).await == Some(ErrorKind::AddrInUse) {
+            let found = blocking::run(|| kubelet_in(Path::new(PROC))).await;
+            // Only a runtime that is shutting down cancels blocking work.
+            if let Some(pid) = found.ok().flatten() {
+                return Err(ServerError::Kubelet { address, pid });
+            }
+        }
+        Ok(door)
     }
 
     /// A port that is bound already.
@@ -87,17 +108,45 @@ impl Door {
         self.listener
     }
 
-    async fn try_again(&mut self, clock: &dyn Clock) {
+    /// Returns the kind of the error, if there was one.
+    async fn try_again(&mut self, clock: &dyn Clock) -> Option<ErrorKind> {
         match bind(self.address, self.service).await {
-            Ok(listener) => self.listener = Some(listener),
+            Ok(listener) => {
+                self.listener = Some(listener);
+                None
+            }
             Err(error) => {
+                let kind = match &error {
+                    ServerError::Bind { source, .. } | ServerError::BindApi { source, .. } => {
+                        Some(source.kind())
+                    }
+                    _ => None,
+                };
                 let error = causes(&error);
                 if self.pace.is_due("port", &error, clock.now()) {
                     tracing::warn!(error, "cannot listen yet, trying again every 5 s");
                 }
+                kind
             }
         }
     }
+}
+
+/// The process of a kubelet that may have ports of this network namespace. Blocking.
+fn kubelet_in(proc: &Path) -> Option<u32> {
+    let network = |process: &Path| fs::read_link(process.join("ns/net")).ok();
+    let own = network(&proc.join("self"));
+    let processes = fs::read_dir(proc).ok()?.filter_map(|entry| {
+        let name = entry.ok()?.file_name();
+        name.to_str()?.parse::<u32>().ok()
+    });
+    let mut kubelets = processes.filter(|pid| {
+        let process = proc.join(pid.to_string());
+        let is_kubelet = fs::read(process.join("comm")).is_ok_and(|name| name == b"kubelet\n");
+        // That of a process with more rights cannot be read.
+        is_kubelet && network(&process).is_none_or(|network| Some(network) == own)
+    });
+    kubelets.next()
 }
 
 /// Binds a port.
@@ -142,7 +191,7 @@ mod tests {
         let address = taken.local_addr().unwrap();
         let clock = SystemClock::new(BootId(1));
         let stop = CancellationToken::new();
-        let door = Door::open(address, Service::Health, &clock).await;
+        let door = Door::open(address, Service::Health, &clock).await.unwrap();
         let door = door.every(Duration::from_millis(10));
         assert_eq!(door.local_addr(), None);
         let freed = async {
@@ -154,8 +203,30 @@ mod tests {
 
         let taken = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = taken.local_addr().unwrap();
-        let door = Door::open(address, Service::Health, &clock).await;
+        let door = Door::open(address, Service::Health, &clock).await.unwrap();
         stop.cancel();
         assert!(door.listener(&clock, &stop).await.is_none());
+    }
+
+    #[test]
+    fn a_kubelet_of_this_network_is_found() {
+        let proc = tempfile::tempdir().unwrap();
+        let process = |pid: &str, name: &str, network: Option<&str>| {
+            let dir = proc.path().join(pid);
+            fs::create_dir_all(dir.join("ns")).unwrap();
+            fs::write(dir.join("comm"), format!("{name}\n")).unwrap();
+            if let Some(network) = network {
+                std::os::unix::fs::symlink(network, dir.join("ns/net")).unwrap();
+            }
+        };
+        process("self", "holdfast", Some("net:[1]"));
+        process("10", "kubelet-proxy", Some("net:[1]"));
+        process("11", "kubelet", Some("net:[2]"));
+        assert_eq!(kubelet_in(proc.path()), None);
+        process("12", "kubelet", Some("net:[1]"));
+        assert_eq!(kubelet_in(proc.path()), Some(12));
+        fs::remove_dir_all(proc.path().join("12")).unwrap();
+        process("13", "kubelet", None);
+        assert_eq!(kubelet_in(proc.path()), Some(13));
     }
 }

@@ -61,6 +61,17 @@ pub enum ServerError {
         #[source]
         source: std::io::Error,
     },
+    /// A port is taken, and a kubelet runs on this node.
+    #[error(
+        "port {} is in use and a kubelet runs (process {pid}): two agents would stop each other's pods; stop the kubelet \
+         (systemctl disable --now kubelet)", address.port()
+    )]
+    Kubelet {
+        /// The address that cannot be bound.
+        address: SocketAddr,
+        /// Process ID.
+        pid: u32,
+    },
     /// The kubelet's API has no certificate.
     #[error(transparent)]
     Tls(#[from] kubelet::TlsError),
@@ -143,19 +154,22 @@ pub fn sync_loop_check(
 
 /// Serves healthz on this address, until `stop` is cancelled. Binds the port before it returns the server, if that is
 /// possible then; otherwise the server logs why not and tries again.
+///
+/// # Errors
+/// [`ServerError::Kubelet`].
 pub async fn open(
     address: SocketAddr,
     health: HealthChecks,
     metrics: Metrics,
     stop: CancellationToken,
-) -> impl Future<Output = ()> + Send + 'static {
+) -> Result<impl Future<Output = ()> + Send + 'static, ServerError> {
     let clock = Arc::clone(&health.clock);
-    let door = Door::open(address, Service::Health, &*clock).await;
-    async move {
+    let door = Door::open(address, Service::Health, &*clock).await?;
+    Ok(async move {
         if let Some(listener) = door.listener(&*clock, &stop).await {
             serve(listener, health, metrics, stop).await;
         }
-    }
+    })
 }
 
 /// Serves until `stop` is cancelled, then lets requests in flight finish (at most 2 s).

@@ -112,7 +112,7 @@ impl Server {
     /// nothing is to be served.
     ///
     /// # Errors
-    /// When the settings of TLS cannot be used together.
+    /// When the settings of TLS cannot be used together, or a kubelet may have one of the ports.
     pub async fn open(node: NodeApi, limits: Limits) -> Result<Option<Self>, ServerError> {
         Self::open_on(None, node, limits).await
     }
@@ -141,7 +141,7 @@ impl Server {
                 let port = Service::Api("--port");
                 let door = match fitting(listener, address) {
                     Some(listener) => Door::of(listener, address, port),
-                    None => Door::open(address, port, &*node.clock).await,
+                    None => Door::open(address, port, &*node.clock).await?,
                 };
                 let (serving, keeper) = tls::open(&node).await?;
                 let tls = tls::server_config(&config.kubelet, serving.clone())?;
@@ -158,7 +158,7 @@ impl Server {
         let read_only = match config.read_only_address() {
             Some(address) => {
                 let port = Service::Api("--read-only-port");
-                Some(Door::open(address, port, &*node.clock).await)
+                Some(Door::open(address, port, &*node.clock).await?)
             }
             None => None,
         };
