@@ -6,7 +6,8 @@
 //!
 //! **Invariants:** a cause ends the back-off of one container or image at most once, across restarts of the agent, since its ID
 //! is on record with the back-off. A cause that can come and go by itself ends no second back-off of a container before as much
-//! time has passed as the back-off is long, so one that flaps restarts nothing in a loop. The length of the back-off stays:
+//! time has passed as the back-off is long, so one that flaps restarts nothing in a loop. Of changes of the
+//! configuration, a few do within that time. The length of the back-off stays:
 //! the next one is the next longer one.
 
 use std::collections::BTreeMap;
@@ -29,6 +30,8 @@ pub const PREFIX: &str = "backoffends/";
 pub const CLOCK_STEP: Duration = Duration::from_secs(10);
 /// Ends that are kept of one container or image.
 const KEPT: usize = 16;
+/// Changes of the configuration that end back-offs of a container within the length of one: a pod may write what it refers to.
+const CHANGES: usize = 3;
 
 /// Kind of event that may remove the cause of a failure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -48,11 +51,12 @@ pub enum Subject {
 }
 
 impl Subject {
-    /// Returns whether it can happen again and again without anybody's intent.
-    fn comes_and_goes(self) -> bool {
+    /// Returns how many such causes may end back-offs of a container within the length of one. What can happen again and
+    /// again without anybody's intent ends one.
+    fn most(self) -> usize {
         match self {
-            Self::Network | Self::ApiServer | Self::Device | Self::WallClock | Self::Image => true,
-            Self::Configuration => false,
+            Self::Network | Self::ApiServer | Self::Device | Self::WallClock | Self::Image => 1,
+            Self::Configuration => CHANGES,
         }
     }
 }
@@ -171,9 +175,9 @@ pub fn decide<'c>(
         is_later && ends.0.iter().all(|end| end.cause != cause.id)
     };
     let is_rare = |cause: &Cause| {
-        let mut same = ends.0.iter().filter(|end| end.subject == cause.subject);
-        !cause.subject.comes_and_goes()
-            || same.all(|end| end.at.boot != now.boot || now.since(end.at) >= wait)
+        let same = ends.0.iter().filter(|end| end.subject == cause.subject);
+        let recent = same.filter(|end| end.at.boot == now.boot && now.since(end.at) < wait);
+        recent.count() < cause.subject.most()
     };
     let mut usable = causes.iter().filter(|c| is_new(c) && is_rare(c));
     usable.next_back()
@@ -446,6 +450,16 @@ mod tests {
                 &edit[..],
                 used(&[("v2", Configuration, 149)]),
                 Some("v3"),
+            ),
+            (
+                "a pod edits what it refers to",
+                &edit[..],
+                used(&[
+                    ("v0", Configuration, 110),
+                    ("v1", Configuration, 130),
+                    ("v2", Configuration, 149),
+                ]),
+                None,
             ),
         ] {
             let got = decide(&back_off(80, 100), causes, &ends, at(151));
