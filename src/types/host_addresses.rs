@@ -79,6 +79,17 @@ impl HostAddresses {
         self.0.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Returns whether the node has a route to other networks, or the addresses that were given. An address of the node's name
+    /// stays while the network is away, and says nothing.
+    pub fn has_network(&self) -> bool {
+        match &self.0.source {
+            Source::Machine(given) if self.given().next().is_none() => {
+                outgoing_address(given).is_some()
+            }
+            Source::Fixed | Source::Machine(_) => self.find().is_ok(),
+        }
+    }
+
     /// Returns the addresses that this machine has now, primary first: those given, else one that the node's name stands
     /// for, else the one that packets to other networks leave from. Until the name was looked up, the address found last
     /// stays, as long as the machine has it. Upstream: `NodeAddress`, `validateNodeIP`.
@@ -262,6 +273,7 @@ mod tests {
         let node = of(&[]);
         assert!(node.go_by_name() && !of(&["192.0.2.77"]).go_by_name());
         let route = node.find().ok();
+        assert_eq!(node.has_network(), route.is_some());
         let Some(route) = route else {
             return; // A machine without a network.
         };
