@@ -245,6 +245,13 @@ impl ImageManager {
         if wish.is_some_and(|wish| !wish.may_pull) || !self.may_ask(&key) {
             return Ok(false);
         }
+        let Ok(_slot) = self.asking.acquire().await else {
+            return Ok(false);
+        };
+        // Others may have asked meanwhile, and got no answer.
+        if !self.may_ask(&key) {
+            return Ok(false);
+        }
         let want = match wish {
             Some(wish) => Wanted {
                 image: wish.image.to_owned(),
@@ -295,9 +302,6 @@ impl ImageManager {
             .records
             .begin(store, &image, now, |_, transaction| transaction)
             .await?;
-        let Ok(_slot) = self.asking.acquire().await else {
-            return Ok(false);
-        };
         // Dropping it cancels the pull. Its intent stays: the runtime may have brought something.
         let Ok(pulled) = tokio::time::timeout(within, self.asks.pull(service, want)).await else {
             return Ok(false);
