@@ -32,6 +32,7 @@ use std::ffi::{OsStr, OsString};
 use std::future::Future;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::time::Duration;
 
 use anyhow::Context;
 use clap::{Args, CommandFactory, Parser, Subcommand};
@@ -164,12 +165,15 @@ fn execute(command: Command) -> anyhow::Result<()> {
             // Before there are threads.
             let listener = crate::server::kubelet::inherited::take()
                 .context("take the socket that systemd hands over")?;
-            tokio::runtime::Builder::new_multi_thread()
+            let runtime = tokio::runtime::Builder::new_multi_thread()
                 .worker_threads(agent_threads())
                 .enable_all()
                 .build()
-                .context("start the async runtime")?
-                .block_on(run::run(*args, listener))
+                .context("start the async runtime")?;
+            let result = runtime.block_on(run::run(*args, listener));
+            // A name server or a file system that does not answer must not keep the agent from ending: it is made for crashes.
+            runtime.shutdown_timeout(LAST_WORK);
+            result
         }
         // A client of the API server is made within a runtime.
         Command::Check(args) => block_on(async { check::run(&args) }),
@@ -183,6 +187,9 @@ fn execute(command: Command) -> anyhow::Result<()> {
         Command::Man(args) => man::run(&args, Cli::command()),
     }
 }
+
+/// Blocking work gets this long to end after the agent has.
+const LAST_WORK: Duration = Duration::from_secs(5);
 
 /// Threads of the agent: it waits nearly all of its life, and every thread costs memory.
 fn agent_threads() -> usize {

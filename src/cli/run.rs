@@ -1,6 +1,7 @@
 //! `holdfast run`: flags in, configuration out.
 
 use std::net::TcpListener;
+use std::path::PathBuf;
 
 use nix::sys::stat::{Mode, umask};
 use tracing::warn;
@@ -85,7 +86,12 @@ pub async fn run(args: RunArgs, listener: Option<TcpListener>) -> anyhow::Result
     }
     let flags = &args.kubelet;
     if !args.validate && flags.hostname_override.is_none() {
-        let in_cluster = flags.kubeconfig.is_some() || flags.bootstrap_kubeconfig.is_some();
+        // Empty is none, as in the configuration.
+        let is_given = |path: &Option<PathBuf>| {
+            path.as_ref()
+                .is_some_and(|path| !path.as_os_str().is_empty())
+        };
+        let in_cluster = is_given(&flags.kubeconfig) || is_given(&flags.bootstrap_kubeconfig);
         host_name::wait(in_cluster, offline::host_name).await?;
     }
     let (config, warnings) = load(&args)?;
