@@ -108,7 +108,7 @@ impl VolumeManager {
         let count = run_blocking(move || {
             let mut unmounted = || {
                 files.retain(|path| path.exists());
-                if files.is_empty() {
+                if files.is_empty() && !volumes.as_ref().is_some_and(|dir| dir.exists()) {
                     return Ok(0);
                 }
                 let table = source.read()?;
