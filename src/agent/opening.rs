@@ -122,15 +122,26 @@ pub(super) async fn open(
     Ok(base)
 }
 
-/// Records what this machine is called, for when it has another machine ID. Blocking.
+/// Records what this machine and the node are called, for when the machine has another ID or the host no name. Blocking.
 fn record_machine(options: &OpenOptions) {
-    let Some(text) = boot::machine_record(&options.identity.machine_id) else {
-        return;
-    };
-    let (dir, name) = (&options.dir, boot::MACHINE_RECORD);
-    let is_recorded = std::fs::read(dir.join(name)).is_ok_and(|found| found == text.as_bytes());
-    if !is_recorded && let Err(error) = root_dir::write(dir, name, &text) {
-        warn!(%error, "cannot record the machine; if it gets another machine ID, the store counts as another machine's");
+    let identity = &options.identity;
+    let node = Some(format!("{}\n", identity.node_name));
+    let records = [
+        (boot::NODE_NAME_RECORD, node),
+        (
+            boot::MACHINE_RECORD,
+            boot::machine_record(&identity.machine_id),
+        ),
+    ];
+    for (name, text) in records {
+        let Some(text) = text else {
+            continue;
+        };
+        let found = std::fs::read(options.dir.join(name));
+        let is_recorded = found.is_ok_and(|found| found == text.as_bytes());
+        if !is_recorded && let Err(error) = root_dir::write(&options.dir, name, &text) {
+            warn!(%error, name, "cannot record what the machine and its node are called; with other names, the store counts as another's");
+        }
     }
 }
 

@@ -11,36 +11,50 @@ use super::output::note;
 const NONE: [&str; 4] = ["", "(none)", "localhost", "localhost.localdomain"];
 /// Longest wait of a node of a cluster; it exits then.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// Longest wait of a node by itself; it uses the name then.
+/// Longest wait of a node by itself, and of one whose name is on record; it uses the name then.
 const PATIENCE_ALONE: Duration = Duration::from_secs(10);
 /// Interval between readings of the name.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// Waits until `read` gives a name that is the host's own. A node by itself takes another in the end.
+/// Waits until `read` gives a name that is the host's own. Otherwise returns the name on record, `known`: a node whose network
+/// is away after a power cut has pods to start. A node by itself without such a name takes another in the end.
 ///
 /// # Errors
-/// When a node `in_cluster` has no name of its own.
-pub(super) async fn wait(in_cluster: bool, read: impl Fn() -> String) -> anyhow::Result<()> {
-    let patience = if in_cluster { PATIENCE } else { PATIENCE_ALONE };
+/// When a node `in_cluster` has no name of its own, and none is on record.
+pub(super) async fn wait(
+    in_cluster: bool,
+    known: Option<String>,
+    read: impl Fn() -> String,
+) -> anyhow::Result<Option<String>> {
+    let known = known.filter(|known| !NONE.contains(&known.as_str()));
+    let patience = if in_cluster && known.is_none() {
+        PATIENCE
+    } else {
+        PATIENCE_ALONE
+    };
     let end = tokio::time::Instant::now() + patience;
     let mut has_said = false;
     loop {
         let name = read();
         if !NONE.contains(&name.as_str()) {
-            return Ok(());
+            return Ok(None);
         }
         if tokio::time::Instant::now() >= end {
             let problem = format!(
                 "the host is still called {name:?} after {} s",
                 patience.as_secs()
             );
+            if let Some(known) = known {
+                note(format_args!("warning: {problem}, the node stays {known:?}"));
+                return Ok(Some(known));
+            }
             if in_cluster {
                 anyhow::bail!(
                     "{problem}, as any host without a name; set one with hostnamectl set-hostname, or give --hostname-override"
                 );
             }
             note(format_args!("warning: {problem}, the node takes that name"));
-            return Ok(());
+            return Ok(None);
         }
         if !has_said {
             has_said = true;
@@ -68,7 +82,7 @@ mod tests {
             ("(none)", true, 60, false),
         ] {
             let begun = tokio::time::Instant::now();
-            let result = wait(in_cluster, || name.to_owned()).await;
+            let result = wait(in_cluster, None, || name.to_owned()).await;
             assert_eq!(result.is_ok(), works, "{name}");
             assert_eq!(begun.elapsed().as_secs(), waits, "{name}");
         }
@@ -82,7 +96,20 @@ mod tests {
             };
             name.to_owned()
         };
-        wait(true, late).await.unwrap();
+        wait(true, None, late).await.unwrap();
         assert_eq!(reads.get(), 6);
+
+        // The name on record stays, unless the host has one.
+        for (name, known, taken) in [
+            ("localhost", "node-1", Some("node-1")),
+            ("node-2", "node-1", None),
+        ] {
+            let begun = tokio::time::Instant::now();
+            let result = wait(true, Some(known.to_owned()), || name.to_owned()).await;
+            assert_eq!(result.unwrap().as_deref(), taken, "{name}");
+            assert!(begun.elapsed() <= PATIENCE_ALONE, "{name}");
+        }
+        let none = wait(true, Some("localhost".to_owned()), || "(none)".to_owned());
+        assert!(none.await.is_err());
     }
 }

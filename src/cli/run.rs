@@ -1,7 +1,7 @@
 //! `holdfast run`: flags in, configuration out.
 
 use std::net::TcpListener;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use nix::sys::stat::{Mode, umask};
 use tracing::warn;
@@ -10,6 +10,7 @@ use crate::agent::{self, RunOptions};
 use crate::core::node_status::KUBELET_VERSION;
 use crate::kubeletconfig::flags::{KubeletFlags, parse_bool};
 use crate::kubeletconfig::{AgentConfig, ConfigError, Warning, resolve};
+use crate::types::boot::node_name_of;
 
 use super::host_name;
 use super::logging::{LogOptions, TraceOptions};
@@ -79,7 +80,7 @@ pub fn log_warnings(warnings: &[Warning]) {
 ///
 /// # Errors
 /// When the configuration is wrong or the agent cannot be started.
-pub async fn run(args: RunArgs, listener: Option<TcpListener>) -> anyhow::Result<()> {
+pub async fn run(mut args: RunArgs, listener: Option<TcpListener>) -> anyhow::Result<()> {
     if args.version == Some(true) {
         // kubeadm reads this line, and the node's status has the same version.
         return print(&format!("Kubernetes {KUBELET_VERSION}\n"));
@@ -92,7 +93,10 @@ pub async fn run(args: RunArgs, listener: Option<TcpListener>) -> anyhow::Result
                 .is_some_and(|path| !path.as_os_str().is_empty())
         };
         let in_cluster = is_given(&flags.kubeconfig) || is_given(&flags.bootstrap_kubeconfig);
-        host_name::wait(in_cluster, offline::host_name).await?;
+        let state_dir = flags.state_dir.as_deref();
+        let known = node_name_of(state_dir.unwrap_or(Path::new("/var/lib/holdfast")));
+        let recorded = host_name::wait(in_cluster, known, offline::host_name).await?;
+        args.kubelet.hostname_override = recorded;
     }
     let (config, warnings) = load(&args)?;
     if args.validate {

@@ -14,6 +14,7 @@
 //!   mounts/               the file systems that directories are on, see [`super::mounts`]
 //!   cluster               the cluster that it is kept for, see `agent::cluster`
 //!   machine               the machine that it is kept for, see `types::boot`
+//!   node-name             the name of its node, see `types::boot`
 //!   ballast               space to give back when the disk is full
 //! ```
 //!

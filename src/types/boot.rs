@@ -85,6 +85,16 @@ pub fn machine_id() -> String {
 /// Names what this machine was called when its store was begun, below the state directory.
 pub const MACHINE_RECORD: &str = "machine";
 
+/// Has the node's name, below the state directory.
+pub const NODE_NAME_RECORD: &str = "node-name";
+
+/// Returns the name of the node that the store in `state_dir` is kept for, if it is on record. Blocking.
+pub fn node_name_of(state_dir: &Path) -> Option<String> {
+    let text = fs::read_to_string(state_dir.join(NODE_NAME_RECORD)).ok()?;
+    let name = text.trim();
+    (!name.is_empty()).then(|| name.to_owned())
+}
+
 /// Machine ID and hardware at the first start.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct MachineRecord {
