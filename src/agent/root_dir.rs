@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use serde_json::{Value, json};
 use tracing::{info, warn};
 
-use crate::core::mounts::waits_for_store;
+use crate::core::mounts::{Presence, waits_for_store};
 use crate::core::node_root::{Recorded, Verdict, judge};
 use crate::store::former;
 use crate::store::layout::Layout;
@@ -59,7 +59,7 @@ fn try_claim(
     let path = root_dir.to_string_lossy();
     let identity = match verdict {
         Verdict::Same => return record_mounts(root_dir, state_dir, &mount, look),
-        Verdict::Wait => return Err(io::Error::other(mount.explain(&look))),
+        Verdict::Wait => return Err(io::Error::other(mount.explain(&look?))),
         Verdict::Claim(identity) => identity,
         Verdict::Replaced(identity) => {
             *former = former::set_aside(state_dir, now)?;
@@ -87,14 +87,21 @@ fn try_claim(
 struct Found {
     /// The identity in its marker.
     marker: Option<String>,
-    /// Its file system.
-    look: Look,
+    /// Its file system, or why that cannot be found out.
+    look: io::Result<Look>,
     /// The conclusion.
     verdict: Verdict,
 }
 
 fn find(root_dir: &Path, state_dir: &Path, mount: &Mount) -> io::Result<Found> {
-    let look = mount.look()?;
+    let look = match mount.look() {
+        Err(error) if Mount::recorded_path(Directory::Root, state_dir)?.is_some() => {
+            return Err(error);
+        }
+        // Where the kernel never shows it, as in a chroot, the marker alone counts.
+        look => look,
+    };
+    let presence = look.as_ref().map_or(Presence::Same, |look| look.presence);
     let recorded = read(&state_dir.join(RECORD))?.and_then(|text| parse(&text));
     let marker = read(&root_dir.join(MARKER))?;
     let marker = marker.as_deref().map(str::trim).filter(|m| !m.is_empty());
@@ -103,7 +110,7 @@ fn find(root_dir: &Path, state_dir: &Path, mount: &Mount) -> io::Result<Found> {
         marker,
         &root_dir.to_string_lossy(),
         has_pods(root_dir)?,
-        look.presence,
+        presence,
     );
     Ok(Found {
         marker: marker.map(str::to_owned),
@@ -113,8 +120,13 @@ fn find(root_dir: &Path, state_dir: &Path, mount: &Mount) -> io::Result<Found> {
 }
 
 /// Records the file systems of both directories.
-fn record_mounts(root_dir: &Path, state_dir: &Path, mount: &Mount, look: Look) -> io::Result<()> {
-    mount.record(look)?;
+fn record_mounts(
+    root_dir: &Path,
+    state_dir: &Path,
+    mount: &Mount,
+    look: io::Result<Look>,
+) -> io::Result<()> {
+    mount.record(look?)?;
     let mount = Mount::of_state_dir(state_dir, root_dir);
     mount.record(mount.look()?)
 }
@@ -135,7 +147,7 @@ pub(super) fn waits_for(root_dir: &Path, state_dir: &Path) -> io::Result<Vec<Str
     let mount = Mount::new(Directory::Root, root_dir, state_dir);
     let Found { look, verdict, .. } = find(root_dir, state_dir, &mount)?;
     if verdict == Verdict::Wait {
-        missing.push(mount.explain(&look));
+        missing.push(mount.explain(&look?));
     }
     Ok(missing)
 }
