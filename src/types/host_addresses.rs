@@ -173,7 +173,7 @@ fn preferred(given: &[IpAddr], likely: &[IpAddr]) -> Option<IpAddr> {
         likely
             .iter()
             .copied()
-            .filter(|ip| check_address(*ip).is_ok())
+            .filter(|ip| !ip.is_unspecified() && check_address(*ip).is_ok())
     };
     let of_family = usable().find(|ip| ip.is_ipv6() == wants_v6);
     of_family.or_else(|| usable().next())
@@ -278,7 +278,7 @@ mod tests {
             return; // A machine without a network.
         };
         // What this machine does not have, or others cannot reach, is passed over.
-        let unusable = ["127.0.1.1", "192.0.2.77"].map(|ip| ip.parse().unwrap());
+        let unusable = ["127.0.1.1", "0.0.0.0", "192.0.2.77"].map(|ip| ip.parse().unwrap());
         node.set_of_name(unusable.to_vec());
         assert_eq!(node.find().unwrap(), route);
         let mut both = unusable.to_vec();
