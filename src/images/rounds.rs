@@ -181,6 +181,8 @@ impl ImageManager {
             tracing::warn!(
                 "a sandbox is made before the images of the earlier boot were looked at"
             );
+            // A minute for all of them: each that waits keeps others from being made.
+            self.round.send_replace(true);
         }
     }
 
