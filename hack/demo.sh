@@ -264,8 +264,9 @@ kind: KubeletConfiguration
 podLogsDir: $base/logs/pods
 # However full the disks of this machine are.
 evictionHard: {memory.available: 100Mi}
-# The packet filter of this machine is left alone.
+# The packet filter and the kernel of this machine are left alone.
 makeIPTablesUtilChains: false
+protectKernelDefaults: true
 EOT
 # A pod that comes later: three containers, one after the other.
 cat >"$base/late.yaml" <<EOT
