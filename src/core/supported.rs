@@ -61,7 +61,7 @@ pub enum Rule {
     Inside,
     /// One of these strings; one that ends with `-` allows all that begin so.
     Text(&'static [&'static str]),
-    /// A mapping of resources, of these names; one that ends with `-` allows all that begin so, [`EXTENDED`] all of that form.
+    /// A mapping of resources, of these names; one that ends with `-` allows all that begin so, `EXTENDED` all of that form.
     Amounts(&'static [&'static str]),
     /// Refused, and why.
     No(&'static str),

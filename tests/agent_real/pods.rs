@@ -369,7 +369,8 @@ fn what_cannot_run_says_why() {
         spec["containers"][0]["command"] = json!(["/no/such/program"]);
     });
     with("unsupported", &|spec| {
-        spec["volumes"] = json!([{"name": "v", "flexVolume": {"driver": "d"}}]);
+        let volumes = spec["volumes"].as_array_mut().unwrap();
+        volumes.insert(0, json!({"name": "v", "flexVolume": {"driver": "d"}}));
     });
     // A pod that is well among those that are not.
     with("well", &|_| {});

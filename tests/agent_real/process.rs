@@ -115,7 +115,8 @@ fn run_once_tells_by_its_exit_code_how_pods_fared() {
 
     // Refused at first sight, so that it never counts as running.
     let mut bad = world.pod("bad", "Never", &[("only", "exit 9")]);
-    bad["spec"]["volumes"] = json!([{"name": "v", "flexVolume": {"driver": "d"}}]);
+    let volumes = bad["spec"]["volumes"].as_array_mut().unwrap();
+    volumes.push(json!({"name": "v", "flexVolume": {"driver": "d"}}));
     world.add(&bad);
     let mut agent = world.spawn(&["--runonce"]);
     let status = agent.wait_exit(PATIENCE);

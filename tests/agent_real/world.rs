@@ -278,10 +278,10 @@ impl World {
 }
 
 /// Shell commands that write the attempt into the mark file. It is in the name of the newest log, which the runtime makes
-/// before it starts the container.
+/// before it starts the container. A directory may be newer: that of a pod whose logs are being removed.
 fn leave_mark(pod: &str, container: &str) -> String {
     format!(
-        "attempt=$(ls \"$(ls -td /podlogs/*_{pod}-{NODE}_*/{container} | head -n 1)\" |\
+        "attempt=$(ls \"$(dirname \"$(ls -t /podlogs/*_{pod}-{NODE}_*/{container}/*.log | head -n 1)\")\" |\
          sed -n 's|^\\([0-9]*\\)\\.log$|\\1|p' | sort -n | tail -n 1)\n\
          echo $attempt >> /starts/{}",
         mark(pod, container)
