@@ -16,8 +16,10 @@ use super::subpath;
 use crate::kuberuntime::sources::EnvFile;
 use crate::types::blocking;
 
-/// Largest file: more than a process can have as its environment on Linux with the usual stack.
-const MAX_BYTES: u64 = 1024 * 1024;
+/// Bytes of all files of a container together. They are in memory at once, and searched for each variable.
+const MAX_BYTES: u64 = 256 * 1024;
+/// Most variables of a container that come from files.
+const MAX_VARIABLES: usize = 1000;
 /// Longest wait for a file; its volume may be on a server that does not answer.
 const DEADLINE: Duration = Duration::from_secs(10);
 
@@ -27,24 +29,32 @@ pub async fn read(
     container: &Container,
     volumes: &BTreeMap<String, PathBuf>,
 ) -> BTreeMap<(String, String), EnvFile> {
-    let mut files = BTreeMap::new();
-    let sources = container.env.iter().flatten();
-    for source in sources.filter_map(|var| var.value_from.as_ref()?.file_key_ref.as_ref()) {
+    let (mut files, mut left) = (BTreeMap::new(), MAX_BYTES);
+    let variables = container.env.iter().flatten();
+    let sources = variables.filter_map(|var| var.value_from.as_ref()?.file_key_ref.as_ref());
+    let too_many = sources.clone().count() > MAX_VARIABLES;
+    for source in sources {
         let key = (source.volume_name.clone(), source.path.clone());
         if files.contains_key(&key) {
             continue;
         }
         let file = match volumes.get(&source.volume_name) {
-            Some(root) => in_time(root.clone(), source.path.clone()).await,
+            _ if too_many => Err(format!(
+                "more than {MAX_VARIABLES} variables of the container come from files"
+            )),
+            Some(root) => in_time(root.clone(), source.path.clone(), left).await,
             None => Err("the pod has no such volume, or it is not mounted".to_owned()),
         };
+        if let Ok(Some(content)) = &file {
+            left = left.saturating_sub(u64::try_from(content.len()).unwrap_or(left));
+        }
         files.insert(key, file);
     }
     files
 }
 
-async fn in_time(root: PathBuf, path: String) -> EnvFile {
-    let reading = blocking::run(move || read_below(&root, Path::new(&path)));
+async fn in_time(root: PathBuf, path: String, most: u64) -> EnvFile {
+    let reading = blocking::run(move || read_below(&root, Path::new(&path), most));
     match tokio::time::timeout(DEADLINE, reading).await {
         Ok(Ok(file)) => file,
         Ok(Err(error)) => Err(error.to_string()),
@@ -55,8 +65,8 @@ async fn in_time(root: PathBuf, path: String) -> EnvFile {
     }
 }
 
-/// Reads a file below the root of its volume, `None` when it does not exist. Blocking.
-fn read_below(root: &Path, path: &Path) -> EnvFile {
+/// Reads a file of at most `most` bytes below the root of its volume, `None` when it does not exist. Blocking.
+fn read_below(root: &Path, path: &Path, most: u64) -> EnvFile {
     let inside = path
         .components()
         .all(|part| matches!(part, Component::Normal(_) | Component::CurDir));
@@ -74,12 +84,14 @@ fn read_below(root: &Path, path: &Path) -> EnvFile {
     }
     let mut content = Vec::new();
     let file = File::open(handle).map_err(text)?;
-    let read = file.take(MAX_BYTES + 1).read_to_end(&mut content);
+    let read = file.take(most.saturating_add(1)).read_to_end(&mut content);
     let read = read.map_err(text)?;
-    if u64::try_from(read).is_ok_and(|read| read <= MAX_BYTES) {
+    if u64::try_from(read).is_ok_and(|read| read <= most) {
         return Ok(Some(content));
     }
-    Err(format!("it is larger than {MAX_BYTES} bytes"))
+    Err(format!(
+        "the files of the container's variables are larger than {MAX_BYTES} bytes together"
+    ))
 }
 
 #[cfg(test)]
@@ -108,7 +120,7 @@ mod tests {
         symlink(dir.path().join("outside"), root.join("absolute")).unwrap();
         nix::unistd::mkfifo(&root.join("fifo"), Mode::S_IRUSR).unwrap();
 
-        let read = |path: &str| read_below(&root, Path::new(path));
+        let read = |path: &str| read_below(&root, Path::new(path), MAX_BYTES);
         assert_eq!(read("sub/env"), Ok(Some(b"A='1'".to_vec())));
         assert_eq!(read("link"), Ok(Some(b"A='1'".to_vec())));
         assert_eq!(read("most").unwrap().unwrap().len(), most);
@@ -122,7 +134,7 @@ mod tests {
             ("/etc/hostname", "must be relative"),
             ("fifo", "not a regular file"),
             ("sub", "not a regular file"),
-            ("large", "larger than 1048576 bytes"),
+            ("large", "larger than 262144 bytes together"),
         ] {
             let error = read(path).unwrap_err();
             assert!(error.contains(why), "{path}: {error}");
@@ -149,5 +161,30 @@ mod tests {
         assert_eq!((first.0.as_str(), second.0.as_str()), ("v", "w"));
         assert_eq!(there, &Ok(Some(b"A='1'".to_vec())));
         assert!(missing.as_ref().unwrap_err().contains("no such volume"));
+    }
+
+    #[tokio::test]
+    async fn what_a_container_reads_is_bounded_whatever_its_pod_refers_to() {
+        let dir = tempfile::tempdir().unwrap();
+        let half = usize::try_from(MAX_BYTES / 2).unwrap();
+        fs::write(dir.path().join("env"), vec![b'#'; half]).unwrap();
+        let volumes = BTreeMap::from([("v".to_owned(), dir.path().to_owned())]);
+        let of = |paths: &[&str]| {
+            let vars: Vec<_> = (paths.iter())
+                .map(|path| json!({"volumeName": "v", "path": path, "key": "A"}))
+                .map(|source| json!({"name": "A", "valueFrom": {"fileKeyRef": source}}))
+                .collect();
+            serde_json::from_value::<Container>(json!({"name": "c", "env": vars})).unwrap()
+        };
+        // One file by many names is many files.
+        let files = read(&of(&["env", "./env", "././env"]), &volumes).await;
+        let read_of = |path: &str| files[&("v".to_owned(), path.to_owned())].clone();
+        assert_eq!(files.values().filter(|file| file.is_ok()).count(), 2);
+        assert!(read_of("././env").unwrap_err().contains("262144 bytes"));
+        let files = read(&of(&["env"; MAX_VARIABLES + 1]), &volumes).await;
+        let [Err(why)] = files.values().collect::<Vec<_>>()[..] else {
+            panic!("{files:?}");
+        };
+        assert!(why.contains("more than 1000 variables"), "{why}");
     }
 }
