@@ -110,6 +110,7 @@ pub(super) async fn open(
         cluster_doubted: claimed.doubted,
         figures: None,
         machine: None,
+        addresses: None,
     };
     let mut base = Base::new(config, parts);
     base.cluster = at_start;

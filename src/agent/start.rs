@@ -110,6 +110,8 @@ pub struct Parts {
     pub figures: Option<Arc<dyn Figures>>,
     /// Topology of the machine; `None` to read it.
     pub machine: Option<Machine>,
+    /// Addresses of the machine; `None` to ask the kernel and to look up the node's name.
+    pub addresses: Option<HostAddresses>,
 }
 
 /// What exists before the runtime was reached.
@@ -190,7 +192,9 @@ impl Base {
             volumes_in_use: watch::Sender::new(None),
             recorder,
             api: parts.api,
-            addresses: HostAddresses::of_machine(config.node_ips.clone()),
+            addresses: parts
+                .addresses
+                .unwrap_or_else(|| HostAddresses::of_machine(config.node_ips.clone())),
             shutdown: parts.shutdown,
             boot: parts.boot,
             meta: parts.meta,

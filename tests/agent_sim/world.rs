@@ -3,6 +3,7 @@
 //! Everything is on paused tokio time.
 
 use std::collections::HashMap;
+use std::net::Ipv4Addr;
 use std::path::PathBuf;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
@@ -22,6 +23,7 @@ use holdfast::store::codec::Loaded;
 use holdfast::store::open::{self, OpenOptions, OpenReport};
 use holdfast::store::recover::{Identity, Integrity, next_meta};
 use holdfast::store::{Store, StoreOptions, codec};
+use holdfast::types::host_addresses::HostAddresses;
 use holdfast::types::metrics::Metrics;
 use holdfast::types::{Clock, PodExt, PodUid};
 use holdfast_testkit::fake_api::FakeApi;
@@ -188,6 +190,8 @@ impl World {
             cluster_doubted: self.cluster_doubted,
             figures: Some(Arc::clone(&self.figures) as _),
             machine: self.machine.clone(),
+            // A name server takes real time to answer, and simulated time waits for it.
+            addresses: Some(HostAddresses::fixed(vec![Ipv4Addr::LOCALHOST.into()])),
         };
         let cri = CriClient::over(
             self.fake.channel(),
