@@ -13,6 +13,13 @@ pub(super) struct Qmp {
     reader: BufReader<UnixStream>,
 }
 
+/// Operations of all disks of a machine since it was switched on.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Operations {
+    pub(super) read: u64,
+    pub(super) written: u64,
+}
+
 impl Qmp {
     pub(super) fn new(stream: UnixStream) -> io::Result<Self> {
         stream.set_read_timeout(Some(PATIENCE))?;
@@ -42,6 +49,34 @@ impl Qmp {
     /// `active`, `completed`, `failed`, …
     pub(super) fn migration(&mut self) -> io::Result<String> {
         self.word("query-migrate")
+    }
+
+    /// What the machine has done with its disks.
+    pub(super) fn disk_operations(&mut self) -> io::Result<Operations> {
+        let answer = self.call(json!({"execute": "query-blockstats"}))?;
+        let disks = answer.as_array().map(Vec::as_slice).unwrap_or_default();
+        let sum = |of: &str| {
+            disks
+                .iter()
+                .filter_map(|disk| disk["stats"][of].as_u64())
+                .sum()
+        };
+        Ok(Operations {
+            read: sum("rd_operations"),
+            written: sum("wr_operations"),
+        })
+    }
+
+    /// The addresses that the processors work at and whether they wait (`HLT=1`), one after the other.
+    pub(super) fn instructions(&mut self) -> io::Result<String> {
+        let command = json!({"command-line": "info registers -a"});
+        let answer =
+            self.call(json!({"execute": "human-monitor-command", "arguments": command}))?;
+        let text = answer.as_str().unwrap_or_default();
+        let words = text
+            .split_whitespace()
+            .filter(|word| word.starts_with("RIP=") || word.starts_with("HLT="));
+        Ok(words.collect::<Vec<_>>().join(" "))
     }
 
     fn word(&mut self, command: &str) -> io::Result<String> {
