@@ -106,7 +106,11 @@ impl Family {
     async fn has(&self, step: &Step) -> Result<bool, CommandError> {
         match self.run(&step.check).await {
             Ok(()) => Ok(true),
-            Err(CommandError::Failed { code: Some(1), .. }) => Ok(false),
+            Err(CommandError::Failed {
+                code: Some(1),
+                output,
+                ..
+            }) if is_missing(&output) => Ok(false),
             Err(error) => Err(error),
         }
     }
@@ -201,6 +205,18 @@ pub(super) async fn keep(tools: Tools, token: CancellationToken) {
     }
 }
 
+/// Returns whether a failed check says that the chain or rule does not exist. Its exit code 1 stands for other failures too,
+/// such as a table of another tool.
+fn is_missing(output: &str) -> bool {
+    [
+        "No chain/target/match by that name",
+        "does a matching rule exist in that chain",
+        "does not exist",
+    ]
+    .iter()
+    .any(|text| output.contains(text))
+}
+
 /// Returns whether a process with this `/proc/<pid>/status` may change rules.
 fn may_change_rules(status: &str) -> bool {
     let mask = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
@@ -231,11 +247,13 @@ mod tests {
     fn stand_in(dir: &Path) -> Family {
         let script = r#"#!/bin/sh
 rules="$(dirname "$0")/rules"
+missing() { echo "iptables: $1" >&2; exit 1; }
 touch "$rules"
 shift 2
 case "$3" in
-    -S) grep -qxF -- "$1 $2 -N $4" "$rules" ;;
-    -C) chain="$4"; shift 4; grep -F -- "$chain" "$rules" | grep -qF -- "$*" ;;
+    -S) grep -qxF -- "$1 $2 -N $4" "$rules" || missing "No chain/target/match by that name." ;;
+    -C) chain="$4"; shift 4; grep -F -- "$chain" "$rules" | grep -qF -- "$*" ||
+        missing "Bad rule (does a matching rule exist in that chain?)." ;;
     *) echo "$*" >> "$rules" ;;
 esac
 "#;
@@ -247,6 +265,21 @@ esac
             tool: "iptables",
             is_ipv4: true,
         }
+    }
+
+    #[tokio::test]
+    async fn a_check_that_fails_for_another_reason_makes_nothing() {
+        let dir = tempfile::tempdir().unwrap();
+        let family = stand_in(dir.path());
+        let refusal =
+            "iptables v1.8.9 (nf_tables): table `mangle' is incompatible, use 'nft' tool.";
+        let script =
+            format!("#!/bin/sh\necho \"$@\" >> \"$0.calls\"\necho \"{refusal}\" >&2\nexit 1\n");
+        fs::write(dir.path().join("iptables"), script.replace('`', "'")).unwrap();
+        let error = family.ensure().await.unwrap_err().to_string();
+        assert!(error.contains("is incompatible"), "{error}");
+        let calls = fs::read_to_string(dir.path().join("iptables.calls")).unwrap();
+        assert!(!calls.contains("-N"), "{calls}");
     }
 
     #[tokio::test]

@@ -9,12 +9,13 @@ use tokio::runtime::Handle;
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, info, warn};
 
+use super::reserves::Reports;
 use super::start::{Base, Started};
 use super::{AgentError, Tasks};
 use crate::cm::systemd::Systemd;
 use crate::cm::{CgroupConfig, CgroupDriver, CgroupError, CgroupManager, CgroupVersion};
 use crate::kubeletconfig::{
-    self, AgentConfig, CpuManagerPolicy, KubeletConfiguration, MemoryReservation, SwapBehavior,
+    self, AgentConfig, KubeletConfiguration, MemoryReservation, SwapBehavior,
 };
 use crate::kuberuntime::dns::DnsConfigurer;
 use crate::kuberuntime::node_context::NodeContext;
@@ -23,7 +24,7 @@ use crate::kuberuntime::selinux;
 use crate::nodestatus::cpus;
 use crate::types::host_addresses::HostAddresses;
 use crate::types::metrics::Metrics;
-use crate::types::{Event, EventRecorder, EventType, Pace, blocking, causes};
+use crate::types::{Event, EventRecorder, EventType, Pace, Stamp, blocking, causes};
 
 /// Directory in which the kernel lists processors.
 const CPUS: &str = "/sys/devices/system/cpu";
@@ -33,6 +34,11 @@ const NAME_LOOK: Duration = Duration::from_secs(10);
 const NAME_PATIENCE: Duration = Duration::from_secs(2);
 /// Interval between readings of the machine's size, as for the node's status.
 const SIZE_LOOK: Duration = Duration::from_secs(10);
+/// Interval after which the limits of all pods together are set again.
+const SIZE_KEEP: Duration = Duration::from_secs(60);
+/// Texts of the events about these limits.
+const LIMITED: &str = "Updated Node Allocatable limit across pods";
+const NOT_LIMITED: &str = "Failed to update Node Allocatable Limits";
 
 /// Memory of the machine in bytes; 0 when it cannot be read.
 pub(super) fn memory_capacity() -> u64 {
@@ -128,7 +134,7 @@ fn last_cpu(cpus: &Path) -> Option<u32> {
 struct Size {
     /// Thousandths of a processor.
     cpu_milli: Option<u64>,
-    /// Bytes.
+    /// Bytes of memory.
     memory: Option<u64>,
 }
 
@@ -180,7 +186,8 @@ pub(super) fn follow_name(
     });
 }
 
-/// Has the cgroup of all pods follow the size of the machine, to which processors and memory can be added while it runs.
+/// Keeps the limits of all pods together: follows the size of the machine, to which processors and memory can be added while
+/// it runs, and restores what others have changed.
 pub(super) fn follow_size(
     config: &AgentConfig,
     base: &Base,
@@ -193,7 +200,7 @@ pub(super) fn follow_size(
     let recorder: Arc<dyn EventRecorder> = Arc::clone(&base.recorder) as _;
     let clock = Arc::clone(&base.clock);
     tasks.add("size of the machine", async move {
-        let (pace, mut known) = (Pace::default(), None);
+        let (pace, mut kept, mut reports) = (Pace::default(), None, Reports::default());
         let mut look = tokio::time::interval(SIZE_LOOK);
         look.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         loop {
@@ -201,48 +208,74 @@ pub(super) fn follow_size(
                 _ = look.tick() => {}
                 () = token.cancelled() => return,
             }
-            let (kubelet, cgroups) = (kubelet.clone(), Arc::clone(&cgroups));
+            let (kubelet, cgroups, now) = (kubelet.clone(), Arc::clone(&cgroups), clock.now());
             let follow = move || {
                 let memory = memory_capacity();
                 // Nothing is known of it.
-                (memory > 0).then(|| resize(&cgroups, known, Size::of(&kubelet, cpus(), memory)))
+                (memory > 0).then(|| keep(&cgroups, kept, Size::of(&kubelet, cpus(), memory), now))
             };
-            match blocking::run(follow).await {
+            let error = match blocking::run(follow).await {
                 Ok(Some(Ok(now))) => {
                     pace.over("size");
-                    known = Some(now);
+                    kept = Some(now);
+                    None
                 }
-                Ok(Some(Err(error))) => {
-                    let error = causes(&error);
-                    if pace.is_due("size", &error, clock.now()) {
-                        warn!(error, "pods are not held to what the node can give now, trying again every 10 s");
-                        recorder.record(not_enforced(&error));
-                    }
+                Ok(Some(Err(error))) => Some(causes(&error)),
+                Ok(None) | Err(_) => continue,
+            };
+            if let Some(error) = &error {
+                if !pace.is_due("size", error, now) {
+                    continue;
                 }
-                Ok(None) | Err(_) => {}
+                warn!(
+                    error,
+                    "pods are not held to what the node can give now, trying again every 10 s"
+                );
+            }
+            let texts = (LIMITED.to_owned(), NOT_LIMITED.to_owned());
+            if let Some(event) = reports.event("pods", Some(texts), error) {
+                recorder.record(event);
             }
         }
     });
 }
 
-/// Brings the cgroup of all pods to `now`, unless that was done. At first it is done in any case: the machine may have changed
-/// while the runtime was waited for, and the kernel may have refused the limit.
-fn resize(cgroups: &CgroupManager, known: Option<Size>, now: Size) -> Result<Size, CgroupError> {
-    if known.is_some_and(|known| known != now) {
+/// Limits of all pods together, and when they were last set.
+type Kept = (Size, Stamp);
+
+/// Brings the cgroup of all pods to `size` if that is due. At first it is done in any case: the machine may have changed while
+/// the runtime was waited for, and the kernel may have refused the limit.
+fn keep(
+    cgroups: &CgroupManager,
+    kept: Option<Kept>,
+    size: Size,
+    now: Stamp,
+) -> Result<Kept, CgroupError> {
+    if let Some((known, _)) = kept
+        && known != size
+    {
         info!(
-            ?now,
+            now = ?size,
             "processors or memory of the machine changed, and what all pods together may use"
         );
     }
-    if known != Some(now) {
-        cgroups.resize_all(now.cpu_milli, now.memory)?;
+    match kept.filter(|kept| !is_due(*kept, size, now)) {
+        Some(kept) => Ok(kept),
+        None => {
+            cgroups.resize_all(size.cpu_milli, size.memory)?;
+            Ok((size, now))
+        }
     }
-    Ok(now)
+}
+
+/// Returns whether limits have to be set: others are needed, or they were set a minute ago and may have been changed since.
+fn is_due((known, at): Kept, size: Size, now: Stamp) -> bool {
+    known != size || now.since(at) >= SIZE_KEEP
 }
 
 /// The event that pods are not held to their share of the node.
 pub(super) fn not_enforced(error: &str) -> Event {
-    let text = format!("Failed to update Node Allocatable Limits: {error}");
+    let text = format!("{NOT_LIMITED}: {error}");
     let reason = "FailedNodeAllocatableEnforcement";
     Event::node(EventType::Warning, reason, text)
 }
@@ -292,7 +325,6 @@ fn make_cgroups(
         cfs_period_us: micros(kubelet.cpu_cfs_quota_period),
         pod_pids_limit: kubelet.pod_pids_limit,
         hugepage_sizes: hugepage_sizes(),
-        static_cpus: kubelet.cpu_manager_policy == CpuManagerPolicy::Static,
         allocatable_cpu_milli: size.cpu_milli,
         allocatable_memory: size.memory,
         allocatable_pids: pids_for_pods(kubelet),
@@ -337,7 +369,6 @@ pub(super) fn context(
     context.swap_controller = cgroups.has_swap_controller();
     context.cpu_cfs_quota = kubelet.cpu_cfs_quota;
     context.cfs_period_us = micros(kubelet.cpu_cfs_quota_period);
-    context.static_cpus = kubelet.cpu_manager_policy == CpuManagerPolicy::Static;
     context.memory_capacity = memory_capacity();
     context.memory = memory_rules(kubelet, context.memory_capacity, swap_capacity());
     context.hugepage_sizes = hugepage_sizes();
@@ -405,6 +436,25 @@ fn micros(period: std::time::Duration) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::types::BootId;
+
+    #[test]
+    fn limits_of_all_pods_are_set_for_another_size_and_each_minute() {
+        let at = |seconds: i64| Stamp {
+            boot: BootId(1),
+            boottime_ms: seconds * 1000,
+            wall_ms: 0,
+        };
+        let size = |memory| Size {
+            cpu_milli: Some(1000),
+            memory,
+        };
+        let kept = (size(Some(1)), at(100));
+        assert!(!is_due(kept, size(Some(1)), at(159)));
+        assert!(is_due(kept, size(Some(1)), at(160)));
+        assert!(is_due(kept, size(Some(2)), at(101)));
+        assert!(is_due(kept, size(None), at(101)));
+    }
 
     #[test]
     fn counters_of_thermal_throttling_are_found_where_there_are_some() {

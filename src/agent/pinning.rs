@@ -9,12 +9,12 @@ use super::AgentError;
 use super::node::memory_capacity;
 use super::start::Base;
 use crate::cm::pinning::Pinning;
-use crate::cm::sysfs;
+use crate::cm::{CgroupManager, sysfs};
 use crate::core::pinning::cpus::{StaticCpus, reserved};
 use crate::core::pinning::machine::Machine;
 use crate::core::pinning::memory::{Bytes, StaticMemory, memory_resource};
-use crate::core::pinning::{Settings, mend};
-use crate::core::state::PodRecord;
+use crate::core::pinning::{Settings, is_telling, mend};
+use crate::core::state::{PodRecord, State};
 use crate::kubeletconfig::{
     AgentConfig, CpuManagerPolicy, KubeletConfiguration, MemoryManagerPolicy, TopologyPolicy,
 };
@@ -27,14 +27,19 @@ const BILLION: i128 = 1_000_000_000;
 ///
 /// # Errors
 /// When a setting cannot be used on this machine, or the store refuses a commit.
-pub(super) async fn managers(config: &AgentConfig, base: &Base) -> Result<Pinning, AgentError> {
+pub(super) async fn managers(
+    config: &AgentConfig,
+    base: &Base,
+    cgroups: &CgroupManager,
+) -> Result<Pinning, AgentError> {
     let memory = memory_capacity();
+    let state = base.store.snapshot();
     let machine = match &base.machine {
         Some(machine) => machine.clone(),
-        None => read_machine(memory).await,
+        None if needs_machine(&config.kubelet, &state) => read_machine(memory, cgroups).await,
+        None => Machine::default(),
     };
     let settings = settings(&config.kubelet, machine, memory)?;
-    let state = base.store.snapshot();
     let (transaction, mended) = mend(&state, &settings);
     if !transaction.is_empty() {
         base.store.commit_or_hold(transaction).await?;
@@ -54,10 +59,23 @@ pub(super) async fn managers(config: &AgentConfig, base: &Base) -> Result<Pinnin
     ))
 }
 
+/// Returns whether anything is decided by the topology of the machine: by a policy, or by what an earlier one told containers,
+/// which is taken back.
+fn needs_machine(kubelet: &KubeletConfiguration, state: &State) -> bool {
+    kubelet.cpu_manager_policy != CpuManagerPolicy::None
+        || kubelet.memory_manager_policy != MemoryManagerPolicy::None
+        || kubelet.topology_manager_policy != TopologyPolicy::None
+        || is_telling(state, &Settings::default())
+}
+
 /// Reads the topology of the machine. One that cannot be read has no CPUs to give.
-async fn read_machine(memory: u64) -> Machine {
-    let read = blocking::run(move || sysfs::machine(Path::new(SYSTEM), memory)).await;
-    let error = match read {
+async fn read_machine(memory: u64, cgroups: &CgroupManager) -> Machine {
+    let cgroups = cgroups.clone();
+    let read = blocking::run(move || {
+        let for_pods = cgroups.cpus_for_pods();
+        sysfs::machine(Path::new(SYSTEM), memory, for_pods.as_ref())
+    });
+    let error = match read.await {
         Ok(Ok(machine)) => return machine,
         Ok(Err(error)) => causes(&error),
         Err(error) => causes(&error),
@@ -72,11 +90,10 @@ fn settings(
     capacity: u64,
 ) -> Result<Settings, AgentError> {
     let topology = kubelet.topology_options();
-    let is_aligned = kubelet.topology_manager_policy != TopologyPolicy::None;
     let nodes = machine.node_ids().len();
-    if is_aligned && nodes > topology.max_nodes {
+    if let Some(field) = combining_nodes(kubelet).filter(|_| nodes > topology.max_nodes) {
         return Err(AgentError::Setting {
-            field: "topologyManagerPolicy",
+            field,
             why: format!(
                 "the machine has {nodes} NUMA nodes, more than max-allowable-numa-nodes, which is {}; raise that in \
                  topologyManagerPolicyOptions, or set the policy to none",
@@ -118,6 +135,14 @@ fn settings(
         scope: kubelet.topology_manager_scope,
         closest: topology.closest,
     })
+}
+
+/// Returns the policy that goes through every combination of NUMA nodes, of which there are too many on a large machine.
+fn combining_nodes(kubelet: &KubeletConfiguration) -> Option<&'static str> {
+    if kubelet.topology_manager_policy != TopologyPolicy::None {
+        return Some("topologyManagerPolicy");
+    }
+    (kubelet.memory_manager_policy == MemoryManagerPolicy::Static).then_some("memoryManagerPolicy")
 }
 
 /// Upstream: `getSystemReservedMemory` and `validateReservedMemory`.
@@ -175,4 +200,54 @@ fn kept_from_pods(kubelet: &KubeletConfiguration, capacity: u64) -> Bytes {
     }
     kept.retain(|_, bytes| *bytes > 0);
     kept
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::core::pinning::machine::testkit::machine;
+    use crate::core::state::{CpusetRecord, Transaction};
+    use crate::types::ContainerId;
+
+    fn told(cpus: &str, nodes: &str) -> State {
+        let record = CpusetRecord {
+            container_id: ContainerId::new("c"),
+            cpus: cpus.parse().unwrap(),
+            nodes: nodes.parse().unwrap(),
+        };
+        let mut state = State::default();
+        for mutation in &Transaction::new().put("u/a", record).mutations {
+            state.apply(mutation, 1);
+        }
+        state
+    }
+
+    #[test]
+    fn the_machine_is_read_only_where_something_follows_from_it() {
+        let mut kubelet = KubeletConfiguration::default();
+        assert!(!needs_machine(&kubelet, &State::default()));
+        assert!(!needs_machine(&kubelet, &told("", "0")));
+        assert!(needs_machine(&kubelet, &told("0-1", "")), "is widened");
+        kubelet.topology_manager_policy = TopologyPolicy::BestEffort;
+        assert!(needs_machine(&kubelet, &State::default()));
+    }
+
+    #[test]
+    fn combinations_of_numa_nodes_are_bounded_whatever_policy_goes_through_them() {
+        let large = machine(9, 1, 1, 1, 1);
+        let mut kubelet = KubeletConfiguration::default();
+        let refused = |kubelet: &KubeletConfiguration| match settings(kubelet, large.clone(), 0) {
+            Err(AgentError::Setting { field, .. }) => Some(field),
+            _ => None,
+        };
+        assert_eq!(refused(&kubelet), None);
+        kubelet.memory_manager_policy = MemoryManagerPolicy::Static;
+        assert_eq!(refused(&kubelet), Some("memoryManagerPolicy"));
+        let options = [("max-allowable-numa-nodes".to_owned(), "9".to_owned())];
+        kubelet.topology_manager_policy_options = options.into();
+        assert_ne!(refused(&kubelet), Some("memoryManagerPolicy"));
+        kubelet.topology_manager_policy = TopologyPolicy::Restricted;
+        kubelet.topology_manager_policy_options.clear();
+        assert_eq!(refused(&kubelet), Some("topologyManagerPolicy"));
+    }
 }

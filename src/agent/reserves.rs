@@ -1,5 +1,5 @@
-//! Keeps the node's cgroups as the settings share it: all pods together, the system's and Kubernetes' own processes, the agent
-//! itself. Upstream: `enforceNodeAllocatableCgroups`, `ensureSystemCgroups` and `ensureProcessInContainerWithOOMScore`.
+//! Keeps the node's cgroups as the settings share it: the system's and Kubernetes' own processes, the agent itself;
+//! [`node::follow_size`](super::node::follow_size) keeps that of all pods together. Upstream: `enforceNodeAllocatableCgroups`, `ensureSystemCgroups` and `ensureProcessInContainerWithOOMScore`.
 //!
 //! Whatever cannot be done is reported and tried again each minute. Nothing of it ends the agent.
 
@@ -25,8 +25,6 @@ const UNIT: i128 = 1_000_000_000;
 /// One thing that is kept.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Kept {
-    /// All pods together.
-    Pods,
     /// A cgroup that is held to what is reserved.
     Reserve(Reserve),
     /// The agent, in this cgroup.
@@ -40,13 +38,6 @@ impl Kept {
     fn texts(&self) -> (String, Option<(String, String)>) {
         let events = |done: String, failed: String| Some((done, failed));
         match self {
-            Self::Pods => (
-                "pods".to_owned(),
-                events(
-                    "Updated Node Allocatable limit across pods".to_owned(),
-                    "Failed to update Node Allocatable Limits".to_owned(),
-                ),
-            ),
             Self::Reserve(reserve) => {
                 let whose = match reserve.field {
                     "kubeReservedCgroup" => ("kube reserved", "Kube Reserved"),
@@ -69,7 +60,6 @@ impl Kept {
     /// Brings it to what it is to be. Blocking.
     fn apply(&self, cgroups: &CgroupManager) -> Result<(), CgroupError> {
         match self {
-            Self::Pods => cgroups.limit_all(),
             Self::Reserve(reserve) => cgroups.enforce(reserve),
             Self::Agent(cgroup) => {
                 let own = i32::try_from(std::process::id()).unwrap_or(0);
@@ -89,9 +79,6 @@ impl Kept {
 fn wanted(kubelet: &KubeletConfiguration) -> Vec<Kept> {
     let reserves = &kubelet.reserves;
     let mut all = Vec::new();
-    if kubelet.cgroups_per_qos {
-        all.push(Kept::Pods);
-    }
     for (name, field, cgroup, reserved) in [
         (
             "system-reserved",
@@ -171,13 +158,8 @@ struct Keeper {
 impl Keeper {
     async fn run(mut self, token: CancellationToken) {
         let pace = Pace::default();
-        // The start has limited the pods just now, and has reported how that went.
-        let mut first = true;
         loop {
             for kept in self.kept.clone() {
-                if std::mem::take(&mut first) && kept == Kept::Pods {
-                    continue;
-                }
                 let (name, events) = kept.texts();
                 let work = move |cgroups: &CgroupManager| kept.apply(cgroups);
                 let done = self.workers.context().with_cgroups(work).await;
@@ -203,7 +185,7 @@ impl Keeper {
 
 /// Those that are known to be correct. Pods are from the start on: the node's status reports them.
 #[derive(Debug)]
-struct Reports(BTreeMap<String, bool>);
+pub(super) struct Reports(BTreeMap<String, bool>);
 
 impl Default for Reports {
     fn default() -> Self {
@@ -213,7 +195,7 @@ impl Default for Reports {
 
 impl Reports {
     /// The event about one attempt: each failure has one, and the first success after none or a failure.
-    fn event(
+    pub(super) fn event(
         &mut self,
         name: &str,
         events: Option<(String, String)>,
@@ -252,7 +234,7 @@ mod tests {
         kubelet.kube_reserved = kubelet.system_reserved.clone();
         kubelet.reserves.system_cgroup = Some("/system.slice".to_owned());
         kubelet.reserves.kube_cgroup = Some("/kube".to_owned());
-        assert_eq!(wanted(&kubelet), [Kept::Pods], "nothing else is enforced");
+        assert!(wanted(&kubelet).is_empty(), "nothing is enforced");
         kubelet.enforce_node_allocatable =
             ["pods", "system-reserved", "kube-reserved-compressible"]
                 .map(str::to_owned)
@@ -274,8 +256,6 @@ mod tests {
             ]
         );
         assert_eq!(all.last(), Some(&Kept::Agent("/agent".to_owned())));
-        kubelet.cgroups_per_qos = false;
-        assert!(!wanted(&kubelet).contains(&Kept::Pods));
     }
 
     #[test]

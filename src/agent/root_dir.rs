@@ -89,7 +89,7 @@ struct Found {
     marker: Option<String>,
     /// Its file system, or why that cannot be found out.
     look: io::Result<Look>,
-    /// The conclusion.
+    /// The decision about the directory as it was found.
     verdict: Verdict,
 }
 
@@ -135,21 +135,44 @@ fn record_mounts(
 /// needs no lock, and writes nothing.
 ///
 /// # Errors
-/// When one of them cannot be read.
+/// When one of them cannot be read, and the other need not be waited for.
 pub(super) fn waits_for(root_dir: &Path, state_dir: &Path) -> io::Result<Vec<String>> {
-    let mut missing = Vec::new();
+    let checks = [
+        (state_dir, state_dir_waits(root_dir, state_dir)),
+        (root_dir, root_dir_waits(root_dir, state_dir)),
+    ];
+    let (mut missing, mut failed) = (Vec::new(), Vec::new());
+    for (directory, waits) in checks {
+        match waits {
+            Ok(why) => missing.extend(why),
+            Err(error) => failed.push((directory, error)),
+        }
+    }
+    if missing.is_empty() {
+        return failed.pop().map_or(Ok(missing), |(_, error)| Err(error));
+    }
+    // A directory that cannot be read does not end the wait for the other.
+    missing.extend(failed.into_iter().map(|(directory, error)| {
+        let directory = directory.display();
+        format!("cannot tell whether the file system of {directory} is mounted: {error}")
+    }));
+    Ok(missing)
+}
+
+fn state_dir_waits(root_dir: &Path, state_dir: &Path) -> io::Result<Option<String>> {
     let mount = Mount::of_state_dir(state_dir, root_dir);
     let look = mount.look()?;
     let has_store = Layout::new(state_dir).db().exists();
-    if waits_for_store(look.presence, has_store) {
-        missing.push(mount.explain(&look));
-    }
+    Ok(waits_for_store(look.presence, has_store).then(|| mount.explain(&look)))
+}
+
+fn root_dir_waits(root_dir: &Path, state_dir: &Path) -> io::Result<Option<String>> {
     let mount = Mount::new(Directory::Root, root_dir, state_dir);
     let Found { look, verdict, .. } = find(root_dir, state_dir, &mount)?;
-    if verdict == Verdict::Wait {
-        missing.push(mount.explain(&look?));
+    match verdict {
+        Verdict::Wait => Ok(Some(mount.explain(&look?))),
+        _ => Ok(None),
     }
-    Ok(missing)
 }
 
 /// Whether pods have run on this node: their directories are below the root directory.
@@ -406,6 +429,25 @@ mod tests {
         fs::write(node.root().join(".holdfast-state-dir"), record).unwrap();
         assert_eq!(waits(), Vec::<String>::new());
         assert!(node.run().await.1);
+    }
+
+    #[tokio::test]
+    async fn a_directory_that_cannot_be_read_does_not_end_the_wait_for_the_other() {
+        let node = Node::new();
+        node.run().await;
+        let marker = node.root().join(MARKER);
+        fs::remove_file(&marker).unwrap();
+        fs::create_dir(&marker).unwrap();
+        let waits = || waits_for(&node.root(), &node.state());
+        assert!(waits().is_err(), "there is nothing to wait for");
+        let mount = Mount::of_state_dir(&node.state(), &node.root());
+        testkit::unmounted(&mount).unwrap();
+        let why = waits().unwrap();
+        let [state, root] = why.as_slice() else {
+            panic!("{why:?}");
+        };
+        assert!(state.contains("new-disk state-dir"), "{state}");
+        assert!(root.contains("cannot tell"), "{root}");
     }
 
     /// Wherever a crash cuts the change of stores off, the next start completes it and loses nothing of the new one.

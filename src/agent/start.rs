@@ -63,7 +63,7 @@ use crate::status::StatusManager;
 use crate::store::layout::Layout;
 use crate::store::mounts::{Directory, Mount};
 use crate::store::{Store, StoreHealth};
-use crate::sync_loop::{Inputs, Janitor, LoopContext, Monitor, SyncLoop};
+use crate::sync_loop::{Inputs, Janitor, LoopContext, MaxPods, Monitor, SyncLoop};
 use crate::types::host_addresses::HostAddresses;
 use crate::types::metrics::{Count, Metrics, NodeLabel};
 use crate::types::{BootIdentity, Clock, EventRecorder, PodExt, PodSource, Stamp, causes, probe};
@@ -80,11 +80,17 @@ fn starts_at_once(cpus: u64) -> usize {
     cpus.saturating_mul(STARTS_OF_CORE).max(LEAST_STARTS)
 }
 
-/// How many pods the node may run.
-fn pods_of(config: &AgentConfig) -> usize {
-    let kubelet = &config.kubelet;
-    let pods = pod_capacity(kubelet.max_pods, kubelet.pods_per_core, cpus());
-    usize::try_from(pods).unwrap_or(usize::MAX)
+/// Returns how many pods the node may run. `cpus` counts the processors, of which some may be added while the agent runs; it is
+/// asked each time that they matter.
+fn max_pods(
+    kubelet: &KubeletConfiguration,
+    cpus: impl Fn() -> u64 + Send + Sync + 'static,
+) -> MaxPods {
+    let (most, of_core) = (kubelet.max_pods, kubelet.pods_per_core);
+    Arc::new(move || {
+        let cpus = if of_core == 0 { 0 } else { cpus() };
+        usize::try_from(pod_capacity(most, of_core, cpus)).unwrap_or(usize::MAX)
+    })
 }
 
 /// What an agent is made of that differs between a process and a simulation.
@@ -422,7 +428,7 @@ pub(super) async fn start(
     base.store.commit_or_hold(plan.transaction.clone()).await?;
 
     devices::resume(&base.devices, &plan.current);
-    let pinning = pinning::managers(config, base).await?;
+    let pinning = pinning::managers(config, base, &cgroups).await?;
 
     let (pleg, pleg_handle, pleg_events) = Pleg::new(
         PlegOptions {
@@ -479,7 +485,7 @@ pub(super) async fn start(
             devices: base.devices.clone(),
             objects: objects.clone(),
             node_object: node_object.clone(),
-            cgroups: Arc::new(cgroups),
+            cgroups: Arc::new(cgroups.with_pinning(pinning.clone())),
             pinning,
             node,
             recorder: Arc::clone(&base.recorder) as _,
@@ -565,7 +571,7 @@ pub(super) async fn start(
             node_name: config.node_name.clone(),
             node: node_object,
             local_node,
-            max_pods: pods_of(config),
+            max_pods: max_pods(&config.kubelet, cpus),
             unsafe_sysctls: config.kubelet.allowed_unsafe_sysctls.clone().into(),
             pressure: base.pressure.subscribe(),
             observed: Arc::new(move |seen| status.observed(seen)),
@@ -870,5 +876,24 @@ mod tests {
     fn machines_with_more_processors_start_more_pods_at_a_time() {
         let starts = [1, 2, 3, 8, u64::MAX].map(starts_at_once);
         assert_eq!(starts, [4, 4, 6, 16, usize::MAX]);
+    }
+
+    #[test]
+    fn a_processor_that_is_added_brings_its_pods() {
+        let kubelet = KubeletConfiguration {
+            max_pods: 50,
+            pods_per_core: 10,
+            ..KubeletConfiguration::default()
+        };
+        let online = Arc::new(std::sync::atomic::AtomicU64::new(2));
+        let of = Arc::clone(&online);
+        let most = max_pods(&kubelet, move || {
+            of.load(std::sync::atomic::Ordering::Relaxed)
+        });
+        assert_eq!(most(), 20);
+        for (cpus, pods) in [(4, 40), (8, 50)] {
+            online.store(cpus, std::sync::atomic::Ordering::Relaxed);
+            assert_eq!(most(), pods);
+        }
     }
 }

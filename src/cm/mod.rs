@@ -35,11 +35,12 @@ use tokio::time::Instant;
 pub use fs::CgroupVersion;
 pub use name::{CgroupDriver, CgroupName};
 
-use crate::core::pinning::cpus::has_exclusive_cpus;
 use crate::kuberuntime::resources::{self, QosClass, QuantityError};
+use crate::types::cpu_set::CpuSet;
 use crate::types::metrics::{Metrics, OperationLabel};
 use crate::types::{PodExt, PodUid, causes};
 use fs::Hierarchy;
+use pinning::Pinning;
 use settings::{Comparison, Setting, Whole, compare, huge_page_settings, pod_limits};
 use systemd::{Systemd, SystemdError};
 
@@ -74,8 +75,6 @@ pub struct CgroupConfig {
     pub tiered: bool,
     /// Sizes of huge pages that the kernel has, in bytes.
     pub hugepage_sizes: Vec<u64>,
-    /// `cpuManagerPolicy: static`: a pod with CPUs of its own has no CFS quota.
-    pub static_cpus: bool,
     /// Processors of the machine. With the systemd driver on v2 they are named in the slice of all pods, or systemd
     /// would disable the controller cpuset below it.
     pub cpus: Option<u32>,
@@ -98,7 +97,6 @@ impl Default for CgroupConfig {
             qos_reserved_memory: None,
             tiered: false,
             hugepage_sizes: Vec::new(),
-            static_cpus: false,
             cpus: None,
         }
     }
@@ -134,7 +132,7 @@ pub enum CgroupError {
         "{field}: there is no cgroup {path}; make it, or leave the field out. Nothing is limited or moved there until it exists"
     )]
     Missing {
-        /// The field.
+        /// The field of the configuration that names the cgroup.
         field: &'static str,
         /// The cgroup, below the mount point.
         path: String,
@@ -142,7 +140,7 @@ pub enum CgroupError {
     /// A setting names a cgroup that has to do with pods.
     #[error("{field}: {path} is the cgroup of all pods, or has to do with it; name another one")]
     OfPods {
-        /// The field.
+        /// The field of the configuration that names the cgroup.
         field: &'static str,
         /// The cgroup, below the mount point.
         path: String,
@@ -284,6 +282,8 @@ pub struct CgroupManager {
     /// Bytes that all pods together may use since the machine's size changed; 0 before.
     resized_memory: Arc<AtomicU64>,
     metrics: Option<Metrics>,
+    /// The managers by whose assignments a pod has no CPU quota.
+    pinning: Option<Pinning>,
 }
 
 /// The shares of all pods together.
@@ -322,6 +322,7 @@ impl CgroupManager {
             wanted: Arc::default(),
             resized_memory: Arc::default(),
             metrics: None,
+            pinning: None,
         };
         manager.check_pids_controller()?;
         Ok(manager)
@@ -342,6 +343,32 @@ impl CgroupManager {
     pub fn measured(mut self, metrics: Metrics) -> Self {
         self.metrics = Some(metrics);
         self
+    }
+
+    /// Takes the CFS quota off pods that have CPUs for themselves by these assignments.
+    #[must_use]
+    pub fn with_pinning(mut self, pinning: Pinning) -> Self {
+        self.pinning = Some(pinning);
+        self
+    }
+
+    /// Returns the CPUs that pods may use, as far as the kernel shows it: those of the cgroup of all pods, or of the nearest one
+    /// above it that has some. Blocking, shortly.
+    pub fn cpus_for_pods(&self) -> Option<CpuSet> {
+        let cpusets = self.hierarchies.iter().find(|h| h.has("cpuset"))?;
+        let file = match self.version {
+            CgroupVersion::V1 { .. } => "cpuset.effective_cpus",
+            CgroupVersion::V2 => "cpuset.cpus.effective",
+        };
+        let top = self.dir(cpusets, &self.top);
+        let mut dirs = top
+            .ancestors()
+            .take_while(|dir| dir.starts_with(&cpusets.path));
+        dirs.find_map(|dir| {
+            let text = std::fs::read_to_string(dir.join(file)).ok()?;
+            let cpus: CpuSet = text.parse().ok()?;
+            (!cpus.is_empty()).then_some(cpus)
+        })
     }
 
     /// Better no agent than pods without the limit that they were to have.
@@ -884,8 +911,8 @@ impl CgroupManager {
         let sum = resources::pod_resources_with_overhead(pod).map_err(of)?;
         let mut limits = pod_limits(class, sum, &self.config);
         if let Some((quota, _)) = &mut limits.quota
-            && self.config.static_cpus
-            && has_exclusive_cpus(pod)
+            && let Some(pinning) = &self.pinning
+            && pinning.has_cpus(&pod.uid(), None)
         {
             *quota = -1;
         }

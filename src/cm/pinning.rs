@@ -5,7 +5,8 @@
 //!
 //! **Invariant:** what was reserved for a pod is nobody else's until it is on record or its worker is gone.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use k8s_openapi::api::core::v1::Pod;
@@ -13,7 +14,7 @@ use tokio::time::Instant;
 
 use crate::core::pinning::cpus::has_exclusive_cpus;
 use crate::core::pinning::memory::pinned_memory;
-use crate::core::pinning::{self, Assigned, Placement, Refusal, Settings};
+use crate::core::pinning::{self, Assigned, Confirmed, Placement, Refusal, Settings};
 use crate::core::state::{CpusRecord, MemoryRecord, State, Transaction};
 use crate::kubeletconfig::TopologyPolicy;
 use crate::store::Store;
@@ -33,8 +34,19 @@ struct Inner {
     reserved: Mutex<BTreeMap<PodUid, Placement>>,
     /// Values that containers were created with whose start is not recorded yet.
     created: Mutex<BTreeMap<ContainerId, (CpuSet, CpuSet)>>,
-    /// Held while containers are told other CPUs: a later decision is told later.
-    telling: tokio::sync::Mutex<()>,
+    /// CPUs that the runtime has confirmed since the agent's start.
+    confirmed: Mutex<Confirmed>,
+    /// Turns of containers that are told CPUs: a later decision is told later.
+    turns: Mutex<BTreeMap<ContainerId, Turn>>,
+}
+
+/// Held while one container is told its CPUs; others do not wait for it.
+pub type Turn = Arc<tokio::sync::Mutex<()>>;
+
+impl fmt::Debug for Pinning {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Pinning").finish_non_exhaustive()
+    }
 }
 
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -50,29 +62,70 @@ impl Pinning {
             metrics,
             reserved: Mutex::default(),
             created: Mutex::default(),
-            telling: tokio::sync::Mutex::default(),
+            confirmed: Mutex::default(),
+            turns: Mutex::default(),
         }));
         pinning.measure();
         pinning
     }
 
-    /// The settings.
+    /// Returns the settings that CPUs and memory are assigned by.
     pub fn settings(&self) -> &Settings {
         &self.0.settings
     }
 
-    /// Held while containers are told other CPUs.
-    pub fn telling(&self) -> &tokio::sync::Mutex<()> {
-        &self.0.telling
+    /// Returns the turn of a container; its holder tells it its CPUs.
+    pub fn turn(&self, id: &ContainerId) -> Turn {
+        let mut turns = locked(&self.0.turns);
+        turns.retain(|_, turn| Arc::strong_count(turn) > 1);
+        Arc::clone(turns.entry(id.clone()).or_default())
     }
 
-    /// Returns what containers have for themselves, on record in `state` or reserved.
-    pub fn assigned(&self, state: &State) -> Assigned {
-        let mut assigned = Assigned::of(state);
-        for (uid, placement) in locked(&self.0.reserved).iter() {
+    /// Returns the CPUs that the runtime has confirmed since the agent's start.
+    pub fn confirmed(&self) -> Confirmed {
+        locked(&self.0.confirmed).clone()
+    }
+
+    /// Notes which CPUs of a container the runtime has confirmed; `None` when it is not known any more.
+    pub fn set_confirmed(&self, id: &ContainerId, cpus: Option<CpuSet>) {
+        let mut confirmed = locked(&self.0.confirmed);
+        match cpus {
+            Some(cpus) => confirmed.insert(id.clone(), cpus),
+            None => confirmed.remove(id),
+        };
+    }
+
+    /// Forgets what was confirmed of containers that have no record any more.
+    pub fn forget_confirmed(&self, state: &State) {
+        let known: BTreeSet<&ContainerId> = (state.cpusets.iter())
+            .map(|(_, told)| &told.record.container_id)
+            .collect();
+        locked(&self.0.confirmed).retain(|id, _| known.contains(id));
+    }
+
+    /// Returns what is on record now, and what containers have for themselves by it and by what is reserved.
+    pub fn current(&self) -> (Arc<State>, Assigned) {
+        // In this order: what is not reserved any more is on record.
+        let reserved = locked(&self.0.reserved).clone();
+        let state = self.0.store.snapshot();
+        let mut assigned = Assigned::of(&state);
+        for (uid, placement) in &reserved {
             assigned.add(uid, placement);
         }
-        assigned
+        (state, assigned)
+    }
+
+    /// Returns whether a container has CPUs for itself, by what is assigned; with `None` any container of the pod.
+    pub fn has_cpus(&self, uid: &PodUid, container: Option<&str>) -> bool {
+        if self.0.settings.cpus.is_none() {
+            return false;
+        }
+        let (_, assigned) = self.current();
+        let own = assigned.cpus.get(uid);
+        own.is_some_and(|record| match container {
+            Some(container) => record.containers.contains_key(container),
+            None => !record.containers.is_empty(),
+        })
     }
 
     /// Decides what a new pod gets. `holds` says whether a pod still holds resources of the node. Upstream: the admit handlers
@@ -87,8 +140,7 @@ impl Pinning {
             return Ok(Placement::default());
         }
         locked(&inner.reserved).retain(|uid, _| holds(uid));
-        let state = inner.store.snapshot();
-        let mut taken = self.assigned(&state);
+        let (state, mut taken) = self.current();
         // It never competes with itself.
         taken.cpus.remove(&pod.uid());
         taken.memory.remove(&pod.uid());
@@ -149,14 +201,17 @@ impl Pinning {
         transaction
     }
 
-    /// Notes that a pod's assignments are recorded, or freed.
+    /// Notes that a pod's assignments are recorded, or that the record that frees them is.
     pub fn settled(&self, uid: &PodUid) {
         locked(&self.0.reserved).remove(uid);
         self.measure();
     }
 
-    /// A container was created with these CPUs and nodes.
+    /// Remembers with which CPUs and nodes a container was created; nothing if it may use all.
     pub fn created(&self, id: &ContainerId, told: (CpuSet, CpuSet)) {
+        if told.0.is_empty() && told.1.is_empty() {
+            return;
+        }
         locked(&self.0.created).insert(id.clone(), told);
     }
 
@@ -166,12 +221,12 @@ impl Pinning {
     }
 
     /// Returns the CPUs and NUMA nodes of a container, see [`pinning::allowed`].
-    pub fn allowed(&self, state: &State, pod: &PodUid, container: &str) -> (CpuSet, CpuSet) {
+    pub fn allowed(&self, pod: &PodUid, container: &str) -> (CpuSet, CpuSet) {
         let settings = &self.0.settings;
         if settings.is_idle() {
             return Default::default();
         }
-        pinning::allowed(settings, &self.assigned(state), pod, container)
+        pinning::allowed(settings, &self.current().1, pod, container)
     }
 
     /// Returns what the containers of a pod have on record.
@@ -187,7 +242,7 @@ impl Pinning {
         let Some(policy) = &self.0.settings.cpus else {
             return;
         };
-        let exclusive = self.assigned(&self.0.store.snapshot()).exclusive();
+        let exclusive = self.current().1.exclusive();
         let shared = policy.shared(&self.0.settings.machine, &exclusive);
         let count = |set: &CpuSet| i64::try_from(set.len()).unwrap_or(i64::MAX);
         let metrics = &self.0.metrics;
@@ -254,6 +309,18 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn a_container_that_may_use_every_cpu_is_not_remembered() {
+        let clock: Arc<dyn Clock> = Arc::new(SystemClock::new(BootId(1)));
+        let (pinning, _store) = testkit::pinning(clock);
+        let (all, pinned) = (ContainerId::new("all"), ContainerId::new("pinned"));
+        pinning.created(&all, Default::default());
+        assert_eq!(pinning.take_created(&all), None);
+        let told = (CpuSet::default(), "0".parse().unwrap());
+        pinning.created(&pinned, told.clone());
+        assert_eq!(pinning.take_created(&pinned), Some(told));
+    }
+
+    #[tokio::test]
     async fn what_is_reserved_is_nobody_elses_until_it_is_on_record_or_its_worker_is_gone() {
         let clock: Arc<dyn Clock> = Arc::new(SystemClock::new(BootId(1)));
         let (pinning, store) = testkit::pinning(clock);
@@ -265,10 +332,10 @@ mod tests {
         pinning.settled(&one);
         assert!(pinning.unrecorded(&one).is_empty());
         assert!(pinning.place(&pod("two", "2"), |_| true).is_err());
-        let (cpus, nodes) = pinning.allowed(&store.snapshot(), &one, "a");
+        let (cpus, nodes) = pinning.allowed(&one, "a");
         assert_eq!(cpus.len(), 2);
         assert_eq!(nodes.len(), 1);
-        let shared = pinning.allowed(&store.snapshot(), &two, "a").0;
+        let shared = pinning.allowed(&two, "a").0;
         assert!(!shared.overlaps(&cpus) && shared.len() == 2);
         // One that never comes to be on record.
         let placed = pinning.place(&pod("two", "1"), |_| true).unwrap();

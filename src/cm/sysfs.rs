@@ -16,19 +16,24 @@ const LAST_LEVEL: u64 = 3;
 #[derive(Debug, thiserror::Error)]
 #[error("read {}: {source}", path.display())]
 pub struct TopologyError {
-    /// The file.
+    /// The file that could not be read.
     pub path: PathBuf,
     /// Why.
     #[source]
     pub source: io::Error,
 }
 
-/// Reads the machine below `system`, which is `/sys/devices/system`. `memory` is what a machine without NUMA has, in bytes.
+/// Reads the machine below `system`, which is `/sys/devices/system`. `memory` is what a machine without NUMA has, in bytes. Of
+/// the CPUs those alone count that pods may use, which are all unless `for_pods` says so.
 ///
 /// # Errors
 /// When the CPUs that are online cannot be read. What else is missing is taken to be as on a small machine: one socket, one
 /// node, cores of one thread, one cache.
-pub fn machine(system: &Path, memory: u64) -> Result<Machine, TopologyError> {
+pub fn machine(
+    system: &Path,
+    memory: u64,
+    for_pods: Option<&CpuSet>,
+) -> Result<Machine, TopologyError> {
     let online = system.join("cpu/online");
     let failed = |source| TopologyError {
         path: online.clone(),
@@ -38,6 +43,8 @@ pub fn machine(system: &Path, memory: u64) -> Result<Machine, TopologyError> {
     let cpus: CpuSet = text
         .parse()
         .map_err(|error| failed(io::Error::new(io::ErrorKind::InvalidData, error)))?;
+    let usable = for_pods.map(|of_pods| cpus.common(of_pods));
+    let cpus = usable.filter(|usable| !usable.is_empty()).unwrap_or(cpus);
     let nodes = nodes(&system.join("node"), memory);
     let node_of = |cpu: u32| {
         let mut found = nodes.iter().filter(|(_, (_, cpus))| cpus.contains(cpu));
@@ -190,7 +197,7 @@ mod tests {
             let pages = format!("node/node{node}/hugepages/hugepages-2048kB/nr_hugepages");
             write(root, &pages, "3\n");
         }
-        let machine = machine(root, 1).unwrap();
+        let machine = machine(root, 1, None).unwrap();
         assert_eq!(machine.online().to_string(), "0-3,6-7");
         let shown = |cpu: u32| {
             let of = machine.cpus[&cpu];
@@ -208,10 +215,23 @@ mod tests {
     fn a_machine_without_numa_has_one_node_with_all_memory() {
         let dir = tempfile::tempdir().unwrap();
         write(dir.path(), "cpu/online", "0-1\n");
-        let found = machine(dir.path(), 4096).unwrap();
+        let found = machine(dir.path(), 4096, None).unwrap();
         assert_eq!(found.node_ids(), [0]);
         assert_eq!(found.nodes[&0].memory, 4096);
         assert_eq!(found.threads_per_core(), 1);
-        assert!(machine(&dir.path().join("none"), 1).is_err());
+        assert!(machine(&dir.path().join("none"), 1, None).is_err());
+    }
+
+    #[test]
+    fn cpus_that_pods_may_not_use_are_left_out() {
+        let dir = tempfile::tempdir().unwrap();
+        write(dir.path(), "cpu/online", "0-3\n");
+        let online = |for_pods: &str| {
+            let for_pods: CpuSet = for_pods.parse().unwrap();
+            let found = machine(dir.path(), 1, Some(&for_pods)).unwrap();
+            found.online().to_string()
+        };
+        assert_eq!(online("1-2,9"), "1-2");
+        assert_eq!(online("9"), "0-3", "rather than none");
     }
 }

@@ -3,6 +3,7 @@
 use super::settings::settings;
 use super::*;
 use crate::kuberuntime::resources::CpuMemory;
+use crate::types::{BootId, Clock, SystemClock};
 
 #[test]
 fn limits_follow_the_class() {
@@ -87,7 +88,50 @@ fn manager_on(
         wanted: Arc::default(),
         resized_memory: Arc::default(),
         metrics: None,
+        pinning: None,
     }
+}
+
+#[tokio::test]
+async fn the_quota_of_a_pod_follows_what_is_assigned_to_it() {
+    let clock: Arc<dyn Clock> = Arc::new(SystemClock::new(BootId(1)));
+    let (pinning, _store) = super::pinning::testkit::pinning(clock);
+    let mount = tempfile::tempdir().unwrap();
+    let manager = manager_on(
+        mount.path(),
+        CgroupConfig::default(),
+        CgroupVersion::V2,
+        &[],
+    );
+    let manager = manager.with_pinning(pinning.clone());
+    let amounts = serde_json::json!({"cpu": "1", "memory": "1Gi"});
+    let pod: Pod = serde_json::from_value(serde_json::json!({
+        "metadata": {"name": "p", "namespace": "ns", "uid": "u-1"},
+        "spec": {"containers": [{"name": "c", "resources": {"limits": amounts, "requests": amounts}}]},
+    }))
+    .unwrap();
+    let quota = || manager.limits_of(&pod).unwrap().quota.unwrap().0;
+    assert_eq!(quota(), 100_000, "it shares CPUs");
+    let placed = pinning.place(&pod, |_| true).unwrap();
+    pinning.reserve(&pod.uid(), placed);
+    assert_eq!(quota(), -1);
+}
+
+#[test]
+fn pods_may_use_the_cpus_of_the_nearest_cgroup_that_has_some() {
+    const DIRS: &[(&str, &[&str])] = &[("", &["cpu", "cpuset"])];
+    let mount = tempfile::tempdir().unwrap();
+    let top = mount.path().join("kubepods");
+    std::fs::create_dir(&top).unwrap();
+    let config = CgroupConfig::default();
+    let manager = manager_on(mount.path(), config, CgroupVersion::V2, DIRS);
+    let cpus = || manager.cpus_for_pods().map(|cpus| cpus.to_string());
+    assert_eq!(cpus(), None);
+    std::fs::write(mount.path().join("cpuset.cpus.effective"), "0-7\n").unwrap();
+    std::fs::write(top.join("cpuset.cpus.effective"), "\n").unwrap();
+    assert_eq!(cpus().as_deref(), Some("0-7"));
+    std::fs::write(top.join("cpuset.cpus.effective"), "2-3\n").unwrap();
+    assert_eq!(cpus().as_deref(), Some("2-3"));
 }
 
 fn best_effort() -> Pod {

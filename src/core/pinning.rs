@@ -23,7 +23,7 @@ use std::collections::BTreeMap;
 use k8s_openapi::api::core::v1::{Container, Pod};
 
 pub use mend::{Mended, mend};
-pub use told::{Update, allowed, updates};
+pub use told::{Confirmed, Update, allowed, is_telling, updates};
 
 use self::cpus::{StaticCpus, exclusive_cpus, exclusive_cpus_of_pod};
 use self::hints::{Hint, Hints, Merging, NodeMask, merge};
@@ -130,11 +130,12 @@ impl Assigned {
     /// Returns every CPU that a container has for itself.
     pub fn exclusive(&self) -> CpuSet {
         let records = self.cpus.values();
-        records
-            .flat_map(|record| record.containers.values())
-            .flat_map(CpuSet::iter)
-            .collect()
+        union_of(records.flat_map(|record| record.containers.values()))
     }
+}
+
+fn union_of<'a>(sets: impl Iterator<Item = &'a CpuSet>) -> CpuSet {
+    sets.flat_map(CpuSet::iter).collect()
 }
 
 /// Returns what names the pods that do not run at a time with this one: of a static pod its full name, else its UID. `pod` is one
@@ -182,7 +183,22 @@ pub fn place(
     taken: &Assigned,
     more: MoreHints<'_>,
 ) -> Result<Placement, Refusal> {
-    let mut placing = Placing::new(pod, settings, taken);
+    place_rest(pod, settings, taken, &Placement::default(), more)
+}
+
+/// Assigns CPUs and memory to those containers of a pod that have none. The others keep what they have by `own`, which is not
+/// in `taken`.
+///
+/// # Errors
+/// As [`place`].
+fn place_rest(
+    pod: &Pod,
+    settings: &Settings,
+    taken: &Assigned,
+    own: &Placement,
+    more: MoreHints<'_>,
+) -> Result<Placement, Refusal> {
+    let mut placing = Placing::new(pod, settings, taken, own);
     let containers = || pod.init_containers().iter().chain(pod.containers());
     let for_pod = match (settings.topology, settings.scope) {
         (TopologyPolicy::None, _) => Some(placing.merged(&[])?),
@@ -210,6 +226,8 @@ pub fn place(
 struct Placing<'a> {
     pod: &'a Pod,
     settings: &'a Settings,
+    /// Assignments that containers have already.
+    own: &'a Placement,
     free: CpuSet,
     reusable: CpuSet,
     table: Table,
@@ -218,19 +236,24 @@ struct Placing<'a> {
 }
 
 impl<'a> Placing<'a> {
-    fn new(pod: &'a Pod, settings: &'a Settings, taken: &Assigned) -> Self {
+    fn new(pod: &'a Pod, settings: &'a Settings, taken: &Assigned, own: &'a Placement) -> Self {
         let machine = &settings.machine;
         let cpus = settings.cpus.as_ref();
         let memory = settings.memory.as_ref();
+        let exclusive = taken
+            .exclusive()
+            .union(&union_of(own.cpus.containers.values()));
+        let records = taken.memory.values().chain([&own.memory]);
         Self {
             pod,
             settings,
+            own,
             free: cpus
-                .map(|cpus| cpus.free(machine, &taken.exclusive()))
+                .map(|cpus| cpus.free(machine, &exclusive))
                 .unwrap_or_default(),
             reusable: CpuSet::new(),
             table: memory
-                .map(|memory| memory.table(machine, taken.memory.values()))
+                .map(|memory| memory.table(machine, records))
                 .unwrap_or_default(),
             reusable_memory: Reusable::new(),
             placement: Placement::default(),
@@ -253,12 +276,12 @@ impl<'a> Placing<'a> {
         Ok(hint)
     }
 
-    fn hints(&self, cpus: usize, memory: &Bytes) -> Vec<Hints> {
+    fn hints(&self, (cpus, reusable): (usize, &CpuSet), memory: &Bytes) -> Vec<Hints> {
         let mut all = Vec::new();
         if let Some(policy) = &self.settings.cpus {
             let mut hints = Hints::new();
             if cpus > 0 {
-                let available = (&self.free, &self.reusable);
+                let available = (&self.free, reusable);
                 let found = policy.hints(&self.settings.machine, available, cpus);
                 hints.insert("cpu".to_owned(), Some(found));
             }
@@ -282,35 +305,79 @@ impl<'a> Placing<'a> {
     }
 
     fn hints_of(&self, container: &Container) -> Vec<Hints> {
-        let memory = pinned_memory(self.pod, container);
-        self.hints(exclusive_cpus(self.pod, container), &memory)
+        let memory = match self.own.memory.containers.get(&container.name) {
+            Some(_) => Bytes::new(),
+            None => pinned_memory(self.pod, container),
+        };
+        let cpus = match self.own.cpus.containers.get(&container.name) {
+            Some(_) => 0,
+            None => exclusive_cpus(self.pod, container),
+        };
+        self.hints((cpus, &self.reusable), &memory)
     }
 
     fn hints_of_pod(&self) -> Vec<Hints> {
-        let memory = pinned_memory_of_pod(self.pod);
-        self.hints(exclusive_cpus_of_pod(self.pod), &memory)
+        let memory = match self.own.memory.containers.is_empty() {
+            true => pinned_memory_of_pod(self.pod),
+            // Where some of it is already decides nothing for the rest.
+            false => Bytes::new(),
+        };
+        // The pod's CPUs are those that it has and more.
+        let had = union_of(self.own.cpus.containers.values());
+        self.hints((exclusive_cpus_of_pod(self.pod), &had), &memory)
     }
 
     fn is_plain_init(&self, container: &Container) -> bool {
+        self.has_ended_by_then(&container.name)
+    }
+
+    /// Returns whether the container of this name is an init container that has ended when main containers run.
+    fn has_ended_by_then(&self, name: &str) -> bool {
         let mut init = self.pod.init_containers().iter();
-        init.any(|c| c.name == container.name && !is_sidecar(c))
+        init.any(|c| c.name == name && !is_sidecar(c))
     }
 
     fn allocate(&mut self, container: &Container, hint: Hint) -> Result<(), Refusal> {
+        let nodes = &mut self.placement.nodes;
+        nodes.insert(container.name.clone(), hint.nodes);
+        self.allocate_cpus(container, hint)?;
+        self.allocate_memory(container, hint)
+    }
+
+    fn allocate_cpus(&mut self, container: &Container, hint: Hint) -> Result<(), Refusal> {
         let name = &container.name;
-        self.placement.nodes.insert(name.clone(), hint.nodes);
         let count = exclusive_cpus(self.pod, container);
-        if let Some(policy) = self.settings.cpus.as_ref().filter(|_| count > 0) {
-            let available = (&self.free, &self.reusable);
-            let machine = &self.settings.machine;
-            let cpus = policy.allocate(machine, available, count, hint.nodes)?;
-            self.free = self.free.without(&cpus);
-            self.reusable = if self.is_plain_init(container) {
-                self.reusable.union(&cpus)
-            } else {
-                self.reusable.without(&cpus)
-            };
-            self.placement.cpus.containers.insert(name.clone(), cpus);
+        let Some(policy) = &self.settings.cpus else {
+            return Ok(());
+        };
+        let cpus = match self.own.cpus.containers.get(name) {
+            Some(cpus) => cpus.clone(),
+            None if count == 0 => return Ok(()),
+            None => {
+                let available = (&self.free, &self.reusable);
+                policy.allocate(&self.settings.machine, available, count, hint.nodes)?
+            }
+        };
+        self.free = self.free.without(&cpus);
+        self.reusable = if self.is_plain_init(container) {
+            // What a container has already that runs later is not for others.
+            let own = self.own.cpus.containers.iter();
+            let later = own.filter(|(other, _)| !self.has_ended_by_then(other));
+            let later = union_of(later.map(|(_, cpus)| cpus));
+            self.reusable.union(&cpus.without(&later))
+        } else {
+            self.reusable.without(&cpus)
+        };
+        self.placement.cpus.containers.insert(name.clone(), cpus);
+        Ok(())
+    }
+
+    fn allocate_memory(&mut self, container: &Container, hint: Hint) -> Result<(), Refusal> {
+        let name = &container.name;
+        if let Some(blocks) = self.own.memory.containers.get(name) {
+            let record = &mut self.placement.memory.containers;
+            record.insert(name.clone(), blocks.clone());
+            return Ok(());
         }
         let wanted = pinned_memory(self.pod, container);
         if self.settings.memory.is_some() && !wanted.is_empty() {

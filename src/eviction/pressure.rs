@@ -3,14 +3,15 @@
 //! In: [`Figures`] of the node and its pods, the records of table `signals`. Out: the node's conditions, evictions
 //! through [`ActivePods::evict`], removed garbage. `core::pressure` decides.
 //!
-//! **Invariant:** conditions are on record before anybody is told of them, and those of the record hold until the node
-//! was observed. A restart under pressure neither flips a condition nor restarts a grace period.
+//! **Invariant:** conditions are on record before anybody is told of them, unless the disk of the store hangs, and those of the
+//! record hold until the node was observed. A restart under pressure neither flips a condition nor restarts a grace period.
 //!
 //! **Invariant:** one pod at a time: nobody is evicted while another pod that was evicted, before a restart too, is
 //! neither finished nor overdue. The pods are measured after the last one has ended.
 //!
 //! **Invariant:** a figure that cannot be read concerns its signal alone, and without the usage of pods nobody is evicted.
-//! Nothing holds up the observation: garbage is removed beside it, and disks are measured beside it.
+//! Nothing holds up the observation: garbage is removed beside it, disks are measured beside it, and a store that does not
+//! answer records beside it.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, OnceLock};
@@ -28,12 +29,14 @@ use crate::core::node_status::Pressure;
 use crate::core::pressure::{
     self, Assessment, Candidate, Observations, PERIOD, PodUse, Rules, Signal, Signals, Threshold,
 };
-use crate::store::Store;
+use crate::store::{CommitError, Store};
 use crate::types::metrics::{EvictionLabel, Metrics};
 use crate::types::{Clock, Event, EventRecorder, EventType, PodExt, PodUid, Stamp};
 
 /// Pause between two observations while something is about to happen.
 const MOMENT: Duration = Duration::from_secs(1);
+/// Longest wait of a round for the store.
+const STORE_PATIENCE: Duration = Duration::from_secs(2);
 /// The containers of an evicted pod have at least this long to end.
 const LEAST_PATIENCE: Duration = Duration::from_secs(10);
 /// And this long to be cleaned up; upstream's `podCleanupTimeout`.
@@ -109,6 +112,8 @@ pub struct NodePressure {
     told: HashMap<Signal, Stamp>,
     /// The removal of garbage that is under way.
     removal: Option<JoinSet<bool>>,
+    /// The record of the signals that is under way; one at most.
+    recording: JoinSet<Result<(), CommitError>>,
     /// The evictions that were under way in the last round.
     evicting: Vec<Evicting>,
     /// The last eviction, until its pod is on its way out.
@@ -145,6 +150,7 @@ impl NodePressure {
             acted: HashMap::new(),
             told: HashMap::new(),
             removal: None,
+            recording: JoinSet::new(),
             evicting: Vec::new(),
             ordered: None,
             settled: None,
@@ -211,14 +217,8 @@ impl NodePressure {
         let now = options.clock.now();
         let assessment = pressure::assess(&options.rules, &self.signals, &observed, now);
         self.signals.clone_from(&assessment.signals);
-        let stored = options.store.snapshot();
-        let changes = pressure::changes(&options.rules, &stored, &self.signals, now);
-        if !changes.is_empty()
-            && let Err(error) = options.store.commit(changes).await
-        {
-            debug!(%error, "cannot record eviction signals");
-        }
-        options.pressure.send_if_modified(|known| {
+        self.record(now).await;
+        self.options.pressure.send_if_modified(|known| {
             let is_changed = *known != assessment.pressure;
             if is_changed {
                 info!(before = ?known, now = ?assessment.pressure, "the pressure of the node has changed");
@@ -230,6 +230,40 @@ impl NodePressure {
             observed,
             assessment,
             at: now,
+        }
+    }
+
+    /// Records the signals. While an earlier record is still under way, the store gets no other one.
+    async fn record(&mut self, now: Stamp) {
+        self.recorded(Duration::ZERO).await;
+        if !self.recording.is_empty() {
+            return;
+        }
+        let options = &self.options;
+        let stored = options.store.snapshot();
+        let changes = pressure::changes(&options.rules, &stored, &self.signals, now);
+        if changes.is_empty() {
+            return;
+        }
+        let pending = options.store.submit(changes);
+        self.recording
+            .spawn(async move { pending.wait().await.map(drop) });
+        self.recorded(STORE_PATIENCE).await;
+    }
+
+    /// Waits for the record that is under way, if there is one, for so long at most.
+    async fn recorded(&mut self, patience: Duration) {
+        match tokio::time::timeout(patience, self.recording.join_next()).await {
+            Ok(Some(Ok(Ok(()))) | None) => {}
+            Ok(Some(Ok(Err(error)))) => debug!(%error, "cannot record eviction signals"),
+            Ok(Some(Err(error))) => warn!(%error, "the record of eviction signals was cut off"),
+            // It was logged when it began.
+            Err(_) if patience.is_zero() => {}
+            Err(_) => warn!(
+                seconds = patience.as_secs(),
+                "the store has not recorded eviction signals yet, it waits for its disk; the node is observed and pods are \
+                 evicted meanwhile"
+            ),
         }
     }
 

@@ -33,8 +33,6 @@ pub struct NodeContext {
     pub cpu_cfs_quota: bool,
     /// `cpuCFSQuotaPeriod` in microseconds.
     pub cfs_period_us: u64,
-    /// `cpuManagerPolicy: static`: a container with CPUs of its own has no CFS quota, nor has its pod.
-    pub static_cpus: bool,
     /// Memory of the machine in bytes; scales `oom_score_adj`.
     pub memory_capacity: u64,
     /// `seccompDefault`: RuntimeDefault instead of Unconfined where a container does not say.
@@ -72,7 +70,6 @@ impl NodeContext {
             swap_controller: false,
             cpu_cfs_quota: true,
             cfs_period_us: 100_000,
-            static_cpus: false,
             memory_capacity: 0,
             seccomp_default: false,
             apparmor: false,

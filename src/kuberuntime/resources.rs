@@ -10,7 +10,6 @@ use k8s_openapi::api::core::v1::{Container, Pod};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
 use super::node_context::NodeContext;
-use crate::core::pinning::cpus::exclusive_cpus;
 pub use crate::core::pod_status::{QosClass, qos_class};
 use crate::core::resources as core;
 use crate::types::PodExt;
@@ -268,7 +267,7 @@ pub fn linux_resources(of: CpuMemory, ctx: &NodeContext) -> v1::LinuxContainerRe
 }
 
 /// Takes the CFS quota off: CPUs that nobody else uses need none. Upstream: `DisableCPUQuotaWithExclusiveCPUs`.
-pub(super) fn lift_quota(resources: &mut v1::LinuxContainerResources) {
+pub fn lift_quota(resources: &mut v1::LinuxContainerResources) {
     if resources.cpu_period != 0 {
         resources.cpu_quota = -1;
     }
@@ -291,9 +290,6 @@ pub fn container_linux_resources(
     of.cpu_limit = of.cpu_limit.filter(|l| *l != 0).or(whole.cpu_limit);
     of.memory_limit = of.memory_limit.filter(|l| *l != 0).or(whole.memory_limit);
     let mut resources = linux_resources(of, ctx);
-    if ctx.static_cpus && exclusive_cpus(pod, container) > 0 {
-        lift_quota(&mut resources);
-    }
     resources.hugepage_limits = hugepage_limits(container, ctx);
     resources.oom_score_adj = oom_score_adj(pod, container, ctx.memory_capacity)?;
     if ctx.cgroup_v2 {

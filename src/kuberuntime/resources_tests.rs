@@ -575,23 +575,20 @@ fn swap_follows_the_request_of_burstable_containers() {
 }
 
 #[test]
-fn cpus_of_their_own_have_no_quota() {
-    let amounts = |cpu: &str| json!({"cpu": cpu, "memory": "1Gi"});
-    let of = |cpu: &str| {
-        pod(json!([{"name": "a", "resources": {"limits": amounts(cpu), "requests": amounts(cpu)}}]))
-    };
-    let quota = |pod: &Pod, ctx: &NodeContext| {
-        let linux = container_linux_resources(pod, &pod.containers()[0], ctx).unwrap();
-        let dns = v1::DnsConfig::default();
-        let sandbox = crate::kuberuntime::sandbox_config::build(pod, 0, "/p", dns, ctx).unwrap();
-        let sandbox = sandbox.linux.unwrap().resources.unwrap();
-        (linux.cpu_quota, sandbox.cpu_quota)
-    };
+fn the_quota_is_lifted_by_the_assignment_and_not_by_the_spec() {
+    let amounts = json!({"cpu": "2", "memory": "1Gi"});
+    let of = pod(json!([{"name": "a", "resources": {"limits": amounts, "requests": amounts}}]));
     let mut ctx = NodeContext::new("n", "/r");
-    assert_eq!(quota(&of("2"), &ctx), (200_000, 200_000));
-    ctx.static_cpus = true;
-    assert_eq!(quota(&of("2"), &ctx), (-1, -1));
-    assert_eq!(quota(&of("1500m"), &ctx), (150_000, 150_000), "shared");
+    let linux = |ctx: &NodeContext| {
+        let mut linux = container_linux_resources(&of, &of.containers()[0], ctx).unwrap();
+        let before = linux.cpu_quota;
+        lift_quota(&mut linux);
+        (before, linux.cpu_quota)
+    };
+    assert_eq!(linux(&ctx), (200_000, -1));
+    let dns = v1::DnsConfig::default();
+    let sandbox = crate::kuberuntime::sandbox_config::build(&of, 0, "/p", dns, &ctx).unwrap();
+    assert_eq!(sandbox.linux.unwrap().resources.unwrap().cpu_quota, 200_000);
     ctx.cpu_cfs_quota = false;
-    assert_eq!(quota(&of("2"), &ctx), (0, 0));
+    assert_eq!(linux(&ctx), (0, 0));
 }

@@ -13,7 +13,6 @@ use super::labels;
 use super::node_context::NodeContext;
 use super::resources::{self, QuantityError};
 use super::security;
-use crate::core::pinning::cpus::has_exclusive_cpus;
 use crate::types::PodExt;
 use crate::types::containers::is_sidecar;
 
@@ -274,10 +273,7 @@ fn linux(
         object: format!("pod {}", pod.full_name()),
         source,
     })?;
-    let mut resources = resources::linux_resources(sum, ctx);
-    if ctx.static_cpus && has_exclusive_cpus(pod) {
-        resources::lift_quota(&mut resources);
-    }
+    let resources = resources::linux_resources(sum, ctx);
     Ok(v1::LinuxPodSandboxConfig {
         cgroup_parent: cgroup_parent.to_owned(),
         security_context: Some(security::sandbox_context(pod)?),

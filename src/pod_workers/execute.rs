@@ -410,6 +410,7 @@ async fn sandbox(
     }
     let parent = context.cgroups.pod_cgroup_parent(pod)?;
     let built = sandbox_config::build(pod, attempt, &parent, dns, &context.node);
+    let built = built.map(|config| pinning::quota_of_sandbox(context, job, config));
     if let (None, Some(id)) = (actions.create_sandbox, &actions.sandbox_id) {
         let mut config = built.map_err(|e| StepError::Sandbox(e.to_string()))?;
         isolation::complete(context, pod, &mut config, None).await?;

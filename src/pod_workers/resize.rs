@@ -22,7 +22,7 @@ use crate::core::resize::{self, Change, PendingRecord, ResizeRecord, ResizeView}
 use crate::core::state::{AdmissionRecord, ObjectRecord, State, Transaction};
 use crate::kuberuntime::resources;
 use crate::types::runtime::{ContainerState, PodStatus};
-use crate::types::{ContainerId, Event, EventType, Stamp, causes};
+use crate::types::{ContainerId, Event, EventType, PodExt, Stamp, causes};
 
 /// The job with the resources that are allocated to its pod; `None` when it has them.
 pub(super) fn as_allocated(context: &WorkerContext, job: &Job) -> Option<Job> {
@@ -238,6 +238,9 @@ fn linux(
     };
     let mut wanted = resources::container_linux_resources(pod, container, &context.node)
         .map_err(|error| error.to_string())?;
+    if context.pinning.has_cpus(&pod.uid(), Some(&change.name)) {
+        resources::lift_quota(&mut wanted);
+    }
     // Not part of a resize, and set when the container was made.
     wanted.hugepage_limits.clear();
     let (cpu, memory) = change.lifted();

@@ -20,7 +20,6 @@ use crate::images::PullSecrets;
 use crate::kuberuntime::sources::{PodToken, References, Sources, TokenRef};
 use crate::objects::ObjectError;
 use crate::types::PodExt;
-use crate::volumemanager::env_files;
 
 /// What the volumes of a pod are made of.
 pub(super) async fn volumes(context: &WorkerContext, pod: &Pod) -> Sources {
@@ -38,7 +37,9 @@ pub(super) async fn environment(
 ) -> Sources {
     let mut sources = find(context, pod, References::of_environment(container)).await;
     sources.services = services(context, pod).await;
-    sources.files = env_files::read(container, volumes).await;
+    sources.files = (context.volumes)
+        .env_files(&pod.uid(), container, volumes)
+        .await;
     sources
 }
 

@@ -9,7 +9,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::{Instrument, debug, info, info_span, warn};
 
 use super::execute::StepError;
-use super::{Job, PodWorkers, WorkerContext, pinning, preempt, purge, sync_pod, terminate};
+use super::{Job, PodWorkers, WorkerContext, preempt, purge, sync_pod, terminate};
 use crate::core::backoff::{SyncOutcome, requeue_delay};
 use crate::core::pod_worker::StepRecord;
 use crate::core::state::{Table, WorkerPhase};
@@ -352,15 +352,20 @@ async fn commit(workers: &PodWorkers, job: &Job) -> Result<Option<StopPermit>, C
     };
     match record {
         StepRecord::Stop(mut transaction) => {
-            if matches!(
+            let frees = matches!(
                 job.record.phase,
                 WorkerPhase::Terminated { .. } | WorkerPhase::Finished { .. }
-            ) {
-                transaction = transaction.and(pinning::freed(&workers.0.context, &state, &job.uid));
+            );
+            if frees {
+                transaction = transaction.and(pod_worker::freed(&state, &job.uid));
             }
             let decision = StopDecision::recorded_by(transaction)
                 .unwrap_or_else(|_| StopDecision::on_record(&job.uid));
-            return store.commit_stop(decision).await.map(Some);
+            let permit = store.commit_stop(decision).await?;
+            if frees {
+                workers.0.context.pinning.settled(&job.uid);
+            }
+            return Ok(Some(permit));
         }
         StepRecord::Ended => {
             return Err(CommitError::Stale {

@@ -43,7 +43,9 @@ impl Sources {
     pub(super) fn read(&self, subjects: Vec<Subject>, at_ms: i64, depth: Depth) -> Snapshot {
         let full = depth == Depth::Full;
         let pods = subjects.into_iter();
-        let mut pods: Vec<PodUsage> = pods.map(|subject| self.pod(subject, at_ms, full)).collect();
+        let mut pods: Vec<PodUsage> = pods
+            .map(|subject| self.pod(subject, at_ms, depth))
+            .collect();
         let mut node = self.node(at_ms, full);
         let proc = &self.options.proc;
         let mut devices = BTreeMap::new();
@@ -132,13 +134,14 @@ impl Sources {
         })
     }
 
-    fn pod(&self, subject: Subject, at_ms: i64, full: bool) -> PodUsage {
+    fn pod(&self, subject: Subject, at_ms: i64, depth: Depth) -> PodUsage {
+        let whole = depth >= Depth::Cgroups;
         let manager = self.manager.as_ref();
         let cgroup = (subject.pod.as_ref()).and_then(|pod| manager?.pod_path(pod));
         let cgroup = cgroup.unwrap_or_default();
         let usage = match cgroup.as_str() {
             "" => None,
-            path => self.hierarchies.read(path, at_ms, full),
+            path => self.hierarchies.read(path, at_ms, whole),
         };
         let children = match cgroup.as_str() {
             "" => Vec::new(),
@@ -153,14 +156,14 @@ impl Sources {
         let containers: Vec<ContainerUsage> = subject
             .running
             .iter()
-            .map(|status| self.container(status, below(&status.id), at_ms, full))
+            .map(|status| self.container(status, below(&status.id), at_ms, whole))
             .collect();
         let by_spec = subject.pod.as_ref().and_then(|p| p.spec_ref().host_network);
         let host_network = by_spec
             .or_else(|| subject.sandbox.as_ref()?.host_network)
             .unwrap_or(false);
         let mut network = Vec::new();
-        if full && !host_network {
+        if depth == Depth::Full && !host_network {
             // Any process of the pod has its network; the sandbox's lives as long as the network does.
             let cgroups = subject.sandbox.iter().filter_map(|s| below(&s.id));
             let cgroups = cgroups.chain(containers.iter().map(|c| c.cgroup.clone()));

@@ -15,6 +15,8 @@ use crate::types::{ContainerId, PodUid};
 pub enum Depth {
     /// CPU, memory and swap.
     CpuAndMemory,
+    /// Everything that the cgroups of pods show, with processes: nothing that measures disks or asks the runtime for more.
+    Cgroups,
     /// All there is, with network and disks.
     Full,
 }

@@ -167,7 +167,7 @@ impl Figures for NodeFigures {
                 Signal::Memory | Signal::AllocatableMemory => {
                     self.usage_of_others(Depth::CpuAndMemory).await
                 }
-                Signal::Pid => self.usage_of_others(Depth::Full).await,
+                Signal::Pid => self.usage_of_others(Depth::Cgroups).await,
                 _ => self.usage_of_disks(query).await,
             }
         })

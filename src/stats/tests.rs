@@ -915,3 +915,17 @@ async fn a_runtime_in_trouble_costs_the_usage_of_disks_and_not_that_of_memory() 
     assert_eq!(usage(Signal::NodeFs, false).await, None, "no layers");
     assert_eq!(usage(Signal::NodeFs, true).await.unwrap().len(), 1);
 }
+
+#[tokio::test]
+async fn processes_are_counted_without_a_look_at_disks() {
+    let world = world(Some(v2)).await;
+    let figures = NodeFigures::new(world.stats.clone());
+    let query = UsageQuery {
+        signal: Signal::Pid,
+        dedicated: false,
+        max_age: Duration::MAX,
+    };
+    let usage = figures.usage(query).await.unwrap();
+    assert!(usage[&PodUid::new(UID)].processes.is_some());
+    assert_eq!(world.calls(), 0, "the runtime is asked for disks only");
+}

@@ -169,7 +169,7 @@ fn facts<'a>(
 ) -> AdmissionContext<'a> {
     AdmissionContext {
         node_name: &context.node_name,
-        max_pods: context.max_pods,
+        max_pods: (context.max_pods)(),
         refusals,
         node,
         unsafe_sysctls: &context.unsafe_sysctls,

@@ -43,6 +43,9 @@ const HOUSEKEEPING_PERIOD: Duration = Duration::from_secs(60);
 /// Is told of every pod of the API server that came, changed or went. Called by the loop: must not wait.
 pub type ObservedHook = Arc<dyn Fn(Observed) + Send + Sync>;
 
+/// Returns how many pods the node may run now.
+pub type MaxPods = Arc<dyn Fn() -> usize + Send + Sync>;
+
 /// What the loop works with.
 #[derive(Clone)]
 pub struct LoopContext {
@@ -72,8 +75,8 @@ pub struct LoopContext {
     pub node: NodeObject,
     /// What stands in for it until it is known: this node as the agent sees it.
     pub local_node: Arc<Node>,
-    /// `maxPods`.
-    pub max_pods: usize,
+    /// `maxPods` and `podsPerCore`.
+    pub max_pods: MaxPods,
     /// `allowedUnsafeSysctls`.
     pub unsafe_sysctls: Arc<[String]>,
     /// What the node is short of.

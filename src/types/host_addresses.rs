@@ -3,6 +3,9 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use nix::ifaddrs::getifaddrs;
+use nix::sys::socket::SockaddrStorage;
+
 /// Returns the node's addresses whenever they are needed. Asks the kernel each time, which sends nothing and takes some
 /// microseconds. Cheap to clone; clones remember the same last addresses.
 #[derive(Clone, Debug)]
@@ -127,8 +130,10 @@ impl HostAddresses {
         if let Some(first) = self.find().ok().and_then(|found| found.first().copied()) {
             return first;
         }
+        // A machine that cannot list its interfaces has no address that is known to be there.
+        let interfaces = of_interfaces().unwrap_or_default();
         let mut known = self.given().chain(last);
-        let there = known.find(|ip| UdpSocket::bind((*ip, 0)).is_ok());
+        let there = known.find(|ip| ip.is_loopback() || interfaces.contains(ip));
         there.unwrap_or(Ipv4Addr::LOCALHOST.into())
     }
 
@@ -152,28 +157,33 @@ fn named(given: &[IpAddr]) -> impl Iterator<Item = IpAddr> {
 fn addresses(given: &[IpAddr], likely: &[IpAddr]) -> Result<Vec<IpAddr>, String> {
     let named: Vec<IpAddr> = named(given).collect();
     if named.is_empty() {
-        if let Some(likely) = preferred(given, likely) {
+        let interfaces = match likely {
+            [] => Vec::new(),
+            _ => of_interfaces()?,
+        };
+        if let Some(likely) = preferred(given, likely, &interfaces) {
             return Ok(vec![likely]);
         }
         return outgoing_address(given).map(|ip| vec![ip]).ok_or_else(|| {
             "the machine has no route to other networks; name its address with --node-ip".to_owned()
         });
     }
+    let interfaces = of_interfaces()?;
     for ip in &named {
-        check_address(*ip)?;
+        check_address(*ip, &interfaces)?;
     }
     Ok(named)
 }
 
 /// Returns the first of these addresses that this machine has and others can reach, IPv4 before IPv6 unless an IPv6 address
 /// was given.
-fn preferred(given: &[IpAddr], likely: &[IpAddr]) -> Option<IpAddr> {
+fn preferred(given: &[IpAddr], likely: &[IpAddr], interfaces: &[IpAddr]) -> Option<IpAddr> {
     let wants_v6 = given.first().is_some_and(IpAddr::is_ipv6);
     let usable = || {
         likely
             .iter()
             .copied()
-            .filter(|ip| !ip.is_unspecified() && check_address(*ip).is_ok())
+            .filter(|ip| !ip.is_unspecified() && check_address(*ip, interfaces).is_ok())
     };
     let of_family = usable().find(|ip| ip.is_ipv6() == wants_v6);
     of_family.or_else(|| usable().next())
@@ -202,7 +212,19 @@ fn leaves_from(elsewhere: SocketAddr) -> Option<IpAddr> {
     (!ip.is_loopback() && !ip.is_unspecified()).then_some(ip)
 }
 
-fn check_address(ip: IpAddr) -> Result<(), String> {
+/// Returns the addresses of the machine's interfaces. The kernel may let a program bind others too
+/// (`net.ipv4.ip_nonlocal_bind`), at which nothing reaches this machine.
+fn of_interfaces() -> Result<Vec<IpAddr>, String> {
+    let all = getifaddrs()
+        .map_err(|error| format!("cannot list the addresses of the network interfaces: {error}"))?;
+    let ip = |address: SockaddrStorage| -> Option<IpAddr> {
+        let v4 = address.as_sockaddr_in().map(|v4| IpAddr::V4(v4.ip()));
+        v4.or_else(|| address.as_sockaddr_in6().map(|v6| IpAddr::V6(v6.ip())))
+    };
+    Ok(all.filter_map(|one| ip(one.address?)).collect())
+}
+
+fn check_address(ip: IpAddr, interfaces: &[IpAddr]) -> Result<(), String> {
     let link_local = match ip {
         IpAddr::V4(ip) => ip.is_link_local(),
         IpAddr::V6(ip) => ip.is_unicast_link_local(),
@@ -213,7 +235,7 @@ fn check_address(ip: IpAddr) -> Result<(), String> {
         "is a multicast address"
     } else if link_local {
         "is a link-local address"
-    } else if UdpSocket::bind((ip, 0)).is_err() {
+    } else if !interfaces.contains(&ip) {
         "is on no network interface of this machine"
     } else {
         return Ok(());
@@ -223,6 +245,8 @@ fn check_address(ip: IpAddr) -> Result<(), String> {
 
 #[cfg(test)]
 mod tests {
+    use nix::sched::{CloneFlags, unshare};
+
     use super::*;
 
     fn of(texts: &[&str]) -> HostAddresses {
@@ -240,6 +264,23 @@ mod tests {
         ] {
             let error = of(&[ip]).find().unwrap_err();
             assert!(error.contains(why), "{error}");
+        }
+    }
+
+    #[test]
+    fn an_address_that_may_only_be_bound_is_none_of_this_machine() {
+        let elsewhere: IpAddr = "192.0.2.77".parse().unwrap();
+        let here: IpAddr = "192.0.2.78".parse().unwrap();
+        assert_eq!(preferred(&[], &[elsewhere, here], &[here]), Some(here));
+        // A network namespace of a thread's own, as root.
+        let in_own_network = std::thread::spawn(move || {
+            unshare(CloneFlags::CLONE_NEWNET).ok()?;
+            std::fs::write("/proc/sys/net/ipv4/ip_nonlocal_bind", "1").ok()?;
+            assert!(UdpSocket::bind((elsewhere, 0)).is_ok());
+            Some(of(&["192.0.2.77"]).find())
+        });
+        if let Some(found) = in_own_network.join().unwrap() {
+            assert!(found.unwrap_err().contains("no network interface"));
         }
     }
 
@@ -283,7 +324,8 @@ mod tests {
         assert_eq!(node.find().unwrap(), route);
         let mut both = unusable.to_vec();
         both.extend(&route);
-        assert_eq!(preferred(&[], &both), route.first().copied());
+        let interfaces = of_interfaces().unwrap();
+        assert_eq!(preferred(&[], &both, &interfaces), route.first().copied());
         // Before the first answer, the address that was reported before stays.
         let again = of(&[]);
         again.remember(route.clone());

@@ -28,7 +28,7 @@ pub mod csi;
 mod dirs;
 mod disk;
 mod driver;
-pub mod env_files;
+mod env_files;
 mod error;
 mod fs_group;
 #[cfg(feature = "fuzzing")]

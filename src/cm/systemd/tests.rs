@@ -119,6 +119,7 @@ impl World {
             systemd: None,
             wanted: Arc::default(),
             resized_memory: Arc::default(),
+            pinning: None,
             metrics: None,
         };
         manager = manager.with_systemd(Some(Systemd::at(&socket, Handle::current())));

@@ -2,7 +2,7 @@
 //! Upstream: `pkg/kubelet/cm/topologymanager`.
 
 use std::cmp::Ordering;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::machine::Machine;
 use crate::kubeletconfig::TopologyPolicy;
@@ -149,17 +149,7 @@ fn best(lists: &[Vec<Hint>], merging: Merging<'_>) -> Hint {
         preferred: true,
     }];
     for list in lists {
-        let mut next: Vec<Partial> = Vec::new();
-        for partial in &found {
-            for hint in list {
-                let more = partial.with(*hint);
-                // What is equal so far stays equal.
-                if !next.contains(&more) {
-                    next.push(more);
-                }
-            }
-        }
-        found = next;
+        found = combined(&found, list);
     }
     let candidates = found
         .into_iter()
@@ -183,28 +173,33 @@ fn best(lists: &[Vec<Hint>], merging: Merging<'_>) -> Hint {
     }
 }
 
+/// Every combination of `found` with a hint of `list`, each once: what is equal so far stays equal. There are few of
+/// each mask of nodes.
+fn combined(found: &[Partial], list: &[Hint]) -> Vec<Partial> {
+    let mut seen = BTreeSet::new();
+    let pairs = (found.iter()).flat_map(|partial| list.iter().map(move |hint| partial.with(*hint)));
+    pairs.filter(|more| seen.insert(*more)).collect()
+}
+
 /// A combination of hints of some of the lists.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Partial {
     nodes: NodeMask,
-    /// The mask of the first hint that has one: a preferred combination has no other.
+    /// The mask of the first hint that has one: a preferred combination has no other. `None` in one that is not preferred,
+    /// where it decides nothing.
     first: Option<NodeMask>,
     preferred: bool,
 }
 
 impl Partial {
     fn with(self, hint: Hint) -> Self {
-        let Some(nodes) = hint.nodes else {
-            return Self {
-                preferred: self.preferred && hint.preferred,
-                ..self
-            };
-        };
-        let first = self.first.unwrap_or(nodes);
+        let first = self.first.or(hint.nodes);
+        let is_same = hint.nodes.is_none_or(|nodes| first == Some(nodes));
+        let preferred = self.preferred && hint.preferred && is_same;
         Self {
-            nodes: self.nodes.and(nodes),
-            first: Some(first),
-            preferred: self.preferred && hint.preferred && nodes == first,
+            nodes: hint.nodes.map_or(self.nodes, |nodes| self.nodes.and(nodes)),
+            first: first.filter(|_| preferred),
+            preferred,
         }
     }
 }
@@ -255,4 +250,30 @@ fn distance(machine: &Machine, mask: NodeMask) -> u64 {
         .iter()
         .flat_map(|from| nodes.iter().map(move |to| (from, to)));
     pairs.map(|(from, to)| of(from, to)).sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn combinations_of_eight_nodes_stay_few() {
+        let nodes: Vec<u32> = (0..8).collect();
+        let all = masks(&nodes);
+        let hint = |mask: &NodeMask| Hint {
+            nodes: Some(*mask),
+            preferred: true,
+        };
+        let list: Vec<Hint> = all.iter().map(hint).collect();
+        let none = Partial {
+            nodes: nodes.into_iter().collect(),
+            first: None,
+            preferred: true,
+        };
+        let mut found = vec![none];
+        for _ in 0..4 {
+            found = combined(&found, &list);
+            assert!(found.len() <= 2 * (all.len() + 1), "{}", found.len());
+        }
+    }
 }

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::Pod;
 
-use super::cpus::has_exclusive_cpus;
-use super::{Assigned, Settings, place, turn_of};
+use super::cpus::exclusive_cpus;
+use super::{Assigned, Placement, Settings, place_rest, turn_of};
 use crate::core::pinning::memory::pinned_memory;
 use crate::core::state::{
     AdmissionDecision, AdmissionRecord, CpusRecord, MemoryRecord, PodRecord, State, Transaction,
@@ -47,7 +47,7 @@ pub fn mend(state: &State, settings: &Settings) -> (Transaction, Vec<Mended>) {
     for (uid, record) in state.pods.iter() {
         let uid = PodUid::new(&**uid);
         if is_to_run(state, &uid) {
-            mending.complete(&uid, &record.record.pod);
+            mending.complete(state, &uid, &record.record.pod);
         }
     }
     let Mending { kept, told, .. } = mending;
@@ -167,39 +167,44 @@ impl Mending<'_> {
         }
     }
 
-    /// Assigns to a pod what it should have and has nothing of.
-    fn complete(&mut self, uid: &PodUid, pod: &Pod) {
+    /// Assigns to containers of a pod what they should have and have nothing of. What the pod itself has is not taken from it,
+    /// nor is what static pods have that it takes turns with.
+    fn complete(&mut self, state: &State, uid: &PodUid, pod: &Pod) {
+        let own = Placement {
+            cpus: self.kept.cpus.get(uid).cloned().unwrap_or_default(),
+            memory: self.kept.memory.get(uid).cloned().unwrap_or_default(),
+            ..Placement::default()
+        };
+        let (has_cpus, has_memory) = (&own.cpus.containers, &own.memory.containers);
+        let all = || pod.init_containers().iter().chain(pod.containers());
         let lacks_cpus = self.settings.cpus.is_some()
-            && has_exclusive_cpus(pod)
-            && !self.kept.cpus.contains_key(uid);
-        let mut all = pod.init_containers().iter().chain(pod.containers());
+            && all().any(|c| exclusive_cpus(pod, c) > 0 && !has_cpus.contains_key(&c.name));
         let lacks_memory = self.settings.memory.is_some()
-            && all.any(|c| !pinned_memory(pod, c).is_empty())
-            && !self.kept.memory.contains_key(uid);
+            && all()
+                .any(|c| !pinned_memory(pod, c).is_empty() && !has_memory.contains_key(&c.name));
         if !lacks_cpus && !lacks_memory {
             return;
         }
-        match place(pod, self.settings, &self.kept, &|_| Vec::new()) {
+        let mut taken = self.kept.clone();
+        taken.cpus.remove(uid);
+        taken.memory.remove(uid);
+        taken.leave_out_predecessors(state, pod);
+        match place_rest(pod, self.settings, &taken, &own, &|_| Vec::new()) {
             Ok(placement) => {
-                let mut got = Vec::new();
-                if lacks_cpus {
-                    let record = placement.cpus;
-                    got.extend(
-                        record.containers.iter().map(|(container, cpus)| {
-                            format!("container {container} got CPUs {cpus}")
-                        }),
-                    );
-                    self.kept.cpus.insert(uid.clone(), record);
-                }
+                let of = placement.cpus.containers.iter();
+                let new = of.filter(|(container, _)| !has_cpus.contains_key(*container));
+                let mut got: Vec<String> = new
+                    .map(|(container, cpus)| format!("container {container} got CPUs {cpus}"))
+                    .collect();
                 if lacks_memory {
                     got.push("its memory is assigned to NUMA nodes".to_owned());
-                    self.kept.memory.insert(uid.clone(), placement.memory);
                 }
+                self.kept.add(uid, &placement);
                 self.tell(uid, got.join(", "));
             }
             Err(refusal) => {
                 let message = format!(
-                    "nothing could be assigned to the pod, which runs beside the others: {}",
+                    "nothing more could be assigned to the pod, which runs beside the others: {}",
                     refusal.message
                 );
                 self.tell(uid, message);

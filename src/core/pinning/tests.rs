@@ -549,6 +549,14 @@ fn static_pods_of_one_name_take_turns_with_their_cpus() {
     let state = applied(&state, 2, &new.put("new", got.cpus));
     let (transaction, mended) = mend(&state, &settings);
     assert!(transaction.is_empty() && mended.is_empty(), "{mended:?}");
+    // One that has nothing gets what its predecessor has, which ends before it starts.
+    let lost = applied(&state, 3, &Transaction::new().delete::<CpusRecord>("new"));
+    let (transaction, _) = mend(&lost, &settings);
+    let again = applied(&lost, 4, &transaction);
+    assert_eq!(
+        again.record::<CpusRecord>("new"),
+        state.record::<CpusRecord>("new")
+    );
 }
 
 #[test]
@@ -634,29 +642,90 @@ fn containers_that_were_told_otherwise_are_told_anew_and_shrink_first() {
     let state = applied(&State::default(), 1, &setup);
     let settings = static_cpus(small(), "0", CpuOptions::default());
     let assigned = Assigned::of(&state);
-    let ids = |only: Option<&CpuSet>| -> Vec<String> {
-        let found = updates(&state, &settings, &assigned, only);
+    let ids = |confirmed: &Confirmed| -> Vec<String> {
+        let found = updates(&state, &settings, &assigned, confirmed);
         found
             .iter()
-            .map(|u| format!("{}={}", u.id, u.cpus))
+            .map(|u| format!("{}={} of {}", u.id, u.cpus, u.may_use))
             .collect()
     };
-    assert_eq!(
-        ids(None),
-        ["c5=0,2-4,6-7", "c3=0,2-4,6-7", "c1=1,5"],
-        "{state:?}"
-    );
-    assert_eq!(ids(Some(&cpus("5"))), ["c5=0,2-4,6-7", "c3=0,2-4,6-7"]);
+    let shared = cpus("0,2-4,6-7");
+    let mut confirmed = Confirmed::from([
+        (ContainerId::new("c2"), shared.clone()),
+        (ContainerId::new("c1"), cpus("1")),
+    ]);
+    let (former, wide) = ("c5=0,2-4,6-7 of 0-7", "c3=0,2-4,6-7 of 0-7");
+    assert_eq!(ids(&confirmed), [former, wide, "c1=1,5 of 1,5"]);
+    // Each is told once after a start, and after an answer that was lost.
+    confirmed.clear();
+    let again = "c2=0,2-4,6-7 of 0,2-4,6-7";
+    assert_eq!(ids(&confirmed), [former, wide, "c1=1,5 of 1,5", again]);
+    // One that was told to leave CPUs has them until that is on record.
+    confirmed.insert(ContainerId::new("c3"), shared);
+    assert!(ids(&confirmed).contains(&wide.to_owned()));
     // Without a policy, what was narrowed is widened; of others nothing is known.
     let none = Settings {
         machine: small(),
         ..Settings::default()
     };
-    let found = updates(&state, &none, &Assigned::default(), None);
+    let found = updates(&state, &none, &Assigned::default(), &Confirmed::new());
     let ids: Vec<&str> = found.iter().map(|u| u.id.as_str()).collect();
-    assert_eq!(ids, ["c1", "c2"], "c3 has all");
+    assert_eq!(ids, ["c1", "c2", "c3"]);
     let (cpus, nodes) = allowed(&none, &assigned, &PodUid::new("own"), "a");
     assert!(cpus.is_empty() && nodes.is_empty());
+}
+
+#[test]
+fn nobody_is_told_cpus_for_numa_nodes_alone() {
+    let record = CpusetRecord {
+        container_id: ContainerId::new("c"),
+        cpus: CpuSet::new(),
+        nodes: cpus("0"),
+    };
+    let setup = running("u", &[("a", "c")]).put("u/a", record);
+    let state = applied(&State::default(), 1, &setup);
+    let settings = static_memory(small());
+    let none = Assigned::default();
+    assert!(updates(&state, &settings, &none, &Confirmed::new()).is_empty());
+    assert!(!is_telling(&state, &settings));
+    let narrowed = applied(&state, 2, &told("v", "d", "0-1"));
+    assert!(is_telling(&narrowed, &settings));
+    let settings = static_cpus(small(), "0", CpuOptions::default());
+    assert!(is_telling(&state, &settings));
+    let assigned = assigned("o", "1,5");
+    let found = updates(&state, &settings, &assigned, &Confirmed::new());
+    assert_eq!(found[0].may_use, cpus("0-7"), "it had all");
+}
+
+#[test]
+fn a_start_assigns_to_the_containers_of_a_pod_that_have_nothing() {
+    let two = pod(&json!([{"name": "a", "cpu": "4"}, {"name": "b", "cpu": "2"}]));
+    let had = CpusRecord {
+        containers: [
+            ("a".to_owned(), cpus("1-2,5-6")),
+            ("b".to_owned(), cpus("8-9")),
+        ]
+        .into(),
+    };
+    let setup = recorded("u", two).put("u", had);
+    let state = applied(&State::default(), 1, &setup);
+    let settings = static_cpus(small(), "0", CpuOptions::default());
+    let (transaction, mended) = mend(&state, &settings);
+    let after = applied(&state, 2, &transaction);
+    let has = &after.record::<CpusRecord>("u").unwrap().containers;
+    assert_eq!(has["a"], cpus("1-2,5-6"), "is kept");
+    assert_eq!(has["b"], cpus("3,7"));
+    assert!(mended[0].message.ends_with("container b got CPUs 3,7"));
+    // What it has on its own nodes is not in the way of the rest of it.
+    let aligned = Settings {
+        topology: SingleNumaNode,
+        scope: TopologyScope::Pod,
+        ..settings
+    };
+    let (transaction, _) = mend(&state, &aligned);
+    let aligned = applied(&state, 2, &transaction);
+    let got = aligned.record::<CpusRecord>("u").unwrap();
+    assert_eq!(got.containers, *has);
 }
 
 /// An event of a node.

@@ -8,7 +8,10 @@ use crate::types::cpu_set::CpuSet;
 use crate::types::runtime::ContainerState;
 use crate::types::{ContainerId, PodUid};
 
-/// A running container that is to be told other CPUs than it was.
+/// CPUs that the runtime has confirmed since the agent's start, by container.
+pub type Confirmed = BTreeMap<ContainerId, CpuSet>;
+
+/// A running container that is to be told its CPUs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Update {
     /// Its pod.
@@ -19,8 +22,17 @@ pub struct Update {
     pub id: ContainerId,
     /// The CPUs; with the policy `none` all of the machine.
     pub cpus: CpuSet,
+    /// All CPUs that it may use until the runtime has answered: those that it had and those that it gets.
+    pub may_use: CpuSet,
     /// True if no other container uses them.
     pub is_exclusive: bool,
+}
+
+impl Update {
+    /// Returns whether the container loses none of the CPUs that it may use.
+    pub fn only_grows(&self) -> bool {
+        self.cpus == self.may_use
+    }
 }
 
 /// Returns the CPUs and NUMA nodes of a container; what is empty is not told. CPUs are those of its own, or those that all
@@ -43,54 +55,64 @@ pub fn allowed(
     (cpus.unwrap_or_default(), nodes.copied().collect())
 }
 
-/// Returns the running containers that were told otherwise than `assigned` says: those that lose CPUs first, so that no two
-/// containers have one at a time for long. With `only`, those alone that were told one of these CPUs, or of which it is not
-/// known. Upstream: `reconcileState`.
+/// Returns the running containers that are to be told their CPUs: those that have others than `assigned` says, and those of
+/// which the runtime has not confirmed it since the agent's start. Those that lose CPUs come first, so that no two containers
+/// have one at a time for long. Upstream: `reconcileState`.
 pub fn updates(
     state: &State,
     settings: &Settings,
     assigned: &Assigned,
-    only: Option<&CpuSet>,
+    confirmed: &Confirmed,
 ) -> Vec<Update> {
     let running = running(state);
-    let mut found: Vec<(bool, Update)> = Vec::new();
+    let online = settings.machine.online();
+    let mut found: Vec<Update> = Vec::new();
     for ((pod, container), id) in &running {
         let told = state.record::<CpusetRecord>(&child_key(pod, container));
         let told = told.filter(|record| record.container_id == *id);
-        let Some(wanted) = wanted(settings, assigned, (pod, container), told.is_some()) else {
+        let told = told.map(|record| &record.cpus);
+        let Some(wanted) = wanted(settings, assigned, (pod, container), told) else {
             continue;
         };
-        let is_same = told.is_some_and(|record| record.cpus == wanted);
-        let concerns = |cpus: &CpuSet| told.is_none_or(|record| record.cpus.overlaps(cpus));
-        if wanted.is_empty() || is_same || !only.is_none_or(concerns) {
+        let is_known = told == Some(&wanted) && confirmed.get(id) == Some(&wanted);
+        if wanted.is_empty() || is_known {
             continue;
         }
-        let grows = told.is_some_and(|record| record.cpus.without(&wanted).is_empty());
-        let own = assigned.cpus.get(pod);
-        let update = Update {
+        let own = assigned.cpus.get(pod).filter(|_| settings.cpus.is_some());
+        // One that was told no CPUs may use all of them.
+        let had = told.filter(|cpus| !cpus.is_empty()).unwrap_or(&online);
+        found.push(Update {
             pod: pod.clone(),
             container: container.clone(),
             id: id.clone(),
+            may_use: had.union(&wanted),
             cpus: wanted,
             is_exclusive: own.is_some_and(|record| record.containers.contains_key(container)),
-        };
-        found.push((grows, update));
+        });
     }
-    found.sort_by_key(|(grows, _)| *grows);
-    found.into_iter().map(|(_, update)| update).collect()
+    found.sort_by_key(Update::only_grows);
+    found
 }
 
 fn wanted(
     settings: &Settings,
     assigned: &Assigned,
     (pod, container): (&PodUid, &str),
-    was_told: bool,
+    told: Option<&CpuSet>,
 ) -> Option<CpuSet> {
     if settings.cpus.is_some() {
         return Some(allowed(settings, assigned, pod, container).0);
     }
-    // What an earlier policy has narrowed is widened again.
-    was_told.then(|| settings.machine.online())
+    // What an earlier policy has narrowed is widened again; one that was told NUMA nodes alone has all CPUs.
+    told.filter(|cpus| !cpus.is_empty())
+        .map(|_| settings.machine.online())
+}
+
+/// Returns whether running containers may have to be told CPUs: always with the policy `static`, and with `none` while one
+/// has those that an earlier policy told it.
+pub fn is_telling(state: &State, settings: &Settings) -> bool {
+    let mut records = state.cpusets.iter();
+    settings.cpus.is_some() || records.any(|(_, told)| !told.record.cpus.is_empty())
 }
 
 /// Containers that run or were started, by what was told to them and by what the runtime showed last.

@@ -557,20 +557,30 @@ impl MemoryRecord {
     }
 }
 
-/// The CPUs and NUMA nodes last applied to a container.
+/// The CPUs and NUMA nodes that a container may use: those last applied to it and, while it is told others, those as well.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CpusetRecord {
     /// The container.
     pub container_id: ContainerId,
-    /// CPUs.
+    /// CPUs; empty when it was told none.
     pub cpus: CpuSet,
     /// NUMA nodes; empty when it was told none.
     pub nodes: CpuSet,
 }
 
 impl CpusetRecord {
-    pub(super) fn class(_: Option<&Self>, _: Option<&Self>) -> Durability {
-        Relaxed
+    /// CPUs that a container gets are on the disk before the runtime is told. That it has fewer may be lost.
+    pub(super) fn class(previous: Option<&Self>, next: Option<&Self>) -> Durability {
+        match (previous, next) {
+            (Some(old), Some(new))
+                if old.container_id == new.container_id
+                    && new.cpus.without(&old.cpus).is_empty() =>
+            {
+                Relaxed
+            }
+            (_, None) => Relaxed,
+            _ => Durable,
+        }
     }
 }
 

@@ -4,6 +4,8 @@ use k8s_openapi::api::core::v1 as api;
 
 use super::*;
 use crate::core::testkit::started;
+use crate::types::ContainerId;
+use crate::types::cpu_set::CpuSet;
 
 fn state_of(keys: &[&str]) -> State {
     let mut state = State::default();
@@ -141,4 +143,25 @@ fn what_must_survive_a_power_cut_is_durable_and_what_is_found_again_is_not() {
     }
     let last = status("Failed", true);
     assert_eq!(StatusRecord::durability(Some(&last), None), Relaxed);
+}
+
+#[test]
+fn what_a_container_may_use_in_addition_is_durable() {
+    use Durability::{Durable, Relaxed};
+    let may_use = |id: &str, cpus: &str| CpusetRecord {
+        container_id: ContainerId::new(id),
+        cpus: cpus.parse().unwrap(),
+        nodes: CpuSet::new(),
+    };
+    let old = may_use("a", "0-1");
+    for (new, class) in [
+        (may_use("a", "0"), Relaxed),
+        (may_use("a", "0-2"), Durable),
+        (may_use("b", "0"), Durable),
+    ] {
+        let found = CpusetRecord::durability(Some(&old), Some(&new));
+        assert_eq!(found, class, "{new:?}");
+    }
+    assert_eq!(CpusetRecord::durability(None, Some(&old)), Durable);
+    assert_eq!(CpusetRecord::durability(Some(&old), None), Relaxed);
 }

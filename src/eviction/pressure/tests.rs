@@ -5,8 +5,11 @@ use tokio::time::Instant;
 
 use super::*;
 use crate::core::pressure::{Figure, Space};
-use crate::core::state::SignalRecord;
+use crate::core::state::{SignalRecord, Transaction};
 use crate::kubeletconfig::EvictionThreshold;
+use crate::store::StoreOptions;
+use crate::store::backend::{Faults, FaultyBackend, MemoryBackend};
+use crate::store::codec::Loaded;
 use crate::types::BootId;
 use crate::types::events::MemoryRecorder;
 
@@ -415,4 +418,36 @@ async fn a_pod_is_evicted_once_however_long_the_store_takes() {
     world.set(50);
     world.live(30).await;
     assert_eq!(world.evicted(), ["p3"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_store_whose_disk_hangs_holds_up_no_observation() {
+    let mut world = World::new(Signal::Memory, None);
+    let faults = Faults::new();
+    world.store = Store::start(
+        Box::new(FaultyBackend::new(MemoryBackend::new(), faults.clone())),
+        Loaded::default(),
+        StoreOptions::default(),
+        Arc::clone(&world.clock),
+        Metrics::default(),
+    )
+    .unwrap();
+    faults.set_hang(true);
+    drop(
+        world
+            .store
+            .submit(Transaction::new().journal(None, "written", "before")),
+    );
+    let store = world.store.clone();
+    let synced = tokio::spawn(async move { store.sync().await });
+    let hanging = faults.clone();
+    tokio::task::spawn_blocking(move || hanging.wait_until_hanging())
+        .await
+        .unwrap();
+    world.set(50);
+    world.live(5).await;
+    assert!(world.pressure.borrow().memory);
+    assert_eq!(world.evicted()[..1], ["p3"]);
+    faults.set_hang(false);
+    synced.await.unwrap().unwrap();
 }

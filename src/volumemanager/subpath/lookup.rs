@@ -1,17 +1,21 @@
 //! Looking up a part of a volume, and making it where it is missing, without ever leaving the volume.
 
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::{Component, Path, PathBuf};
 
 use nix::errno::Errno;
-use nix::fcntl::{OFlag, OpenHow, ResolveFlag, open, openat, openat2};
+use nix::fcntl::{OFlag, OpenHow, ResolveFlag, open, openat, openat2, readlinkat};
 use nix::sys::stat::{FileStat, Mode, SFlag, fstat, mkdirat};
 
 /// Tries when a lookup says that something was renamed meanwhile.
 const RACES: usize = 64;
+/// Most links of one lookup, as the kernel has it.
+const MAX_LINKS: usize = 40;
+/// Most directories that a lookup by hand keeps open.
+const MAX_DEPTH: usize = 256;
 const SETGID: u32 = 0o2000;
 /// Permissions, set-user-ID, set-group-ID and sticky bit.
 const MODE_BITS: u32 = 0o7777;
@@ -143,33 +147,68 @@ fn beneath(root: BorrowedFd<'_>, path: &Path) -> Result<OwnedFd, Errno> {
     Err(Errno::EAGAIN)
 }
 
-/// Resolves links first, then opens name by name and follows none.
+/// Opens name by name and resolves each link itself. An absolute link leads into the volume if its target begins with the
+/// path of the volume. It asks the node about no other path: a container cannot find out what exists there.
 fn by_hand(root: BorrowedFd<'_>, path: &Path) -> Result<Option<OwnedFd>, Trouble> {
-    let looked = |error: io::Error| match error.raw_os_error().map(Errno::from_raw) {
-        Some(errno) => Trouble::from(errno),
-        None => Trouble::Io("look it up", error),
-    };
-    let base = fs::read_link(format!("/proc/self/fd/{}", root.as_raw_fd())).map_err(looked)?;
-    let full = match fs::canonicalize(base.join(path)) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-        other => other.map_err(looked)?,
-    };
-    let Ok(inside) = full.strip_prefix(&base) else {
-        return Err(Trouble::Escapes);
-    };
-    let mut at = openat(root, ".", OFlag::O_PATH | OFlag::O_CLOEXEC, Mode::empty())?;
+    let base = fs::read_link(format!("/proc/self/fd/{}", root.as_raw_fd()))
+        .map_err(io("find the path of the volume"))?;
     let flags = OFlag::O_PATH | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
-    for name in inside.components() {
-        at = match openat(&at, name.as_os_str(), flags, Mode::empty()) {
+    let mut at = openat(root, ".", flags, Mode::empty())?;
+    // What `..` leads back to.
+    let mut above: Vec<OwnedFd> = Vec::new();
+    let mut left = Steps::default();
+    left.put(path)?;
+    let mut links = 0;
+    while let Some(name) = left.0.pop() {
+        if name == ".." {
+            at = above.pop().ok_or(Trouble::Escapes)?;
+            continue;
+        }
+        let found = match openat(&at, name.as_os_str(), flags, Mode::empty()) {
             Err(Errno::ENOENT) => return Ok(None),
             other => other?,
         };
-        if kind(&fstat(&at)?) == SFlag::S_IFLNK {
-            // It was none when links were resolved.
-            return Err(Trouble::Races);
+        if kind(&fstat(&found)?) != SFlag::S_IFLNK {
+            if above.len() == MAX_DEPTH {
+                return Err(Errno::ENAMETOOLONG.into());
+            }
+            above.push(std::mem::replace(&mut at, found));
+            continue;
+        }
+        links += 1;
+        if links > MAX_LINKS {
+            return Err(Trouble::NotADirectory);
+        }
+        let target = PathBuf::from(readlinkat(&found, "")?);
+        if target.is_absolute() {
+            left.put(target.strip_prefix(&base).map_err(|_| Trouble::Escapes)?)?;
+            at = openat(root, ".", flags, Mode::empty())?;
+            above.clear();
+        } else {
+            left.put(&target)?;
         }
     }
     Ok(Some(at))
+}
+
+/// Steps of a lookup that are left, the next one last: a name, or `..` for the directory above.
+#[derive(Debug, Default)]
+struct Steps(Vec<OsString>);
+
+impl Steps {
+    /// Puts a relative path before all others.
+    fn put(&mut self, path: &Path) -> Result<(), Trouble> {
+        for part in path.components().rev() {
+            match part {
+                Component::Normal(_) | Component::ParentDir => {
+                    self.0.push(part.as_os_str().to_owned());
+                }
+                Component::CurDir => {}
+                Component::RootDir | Component::Prefix(_) => return Err(Trouble::Escapes),
+            }
+        }
+        Ok(())
+    }
 }
 
 /// Makes the directories that are missing; upstream's `SafeMakeDir`. They get all mode bits of the volume's root

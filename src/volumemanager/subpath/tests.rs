@@ -166,6 +166,10 @@ fn what_leads_out_of_the_volume_is_refused_and_nothing_is_made_or_mounted() {
         let (volume, outside) = (world.volume(), world.outside());
         fs::write(volume.join("file"), "").unwrap();
         symlink(&outside, volume.join("absolute")).unwrap();
+        // Whether the node has the target makes no difference.
+        symlink(outside.join("none"), volume.join("absolute-none")).unwrap();
+        symlink(outside.join("secret/x"), volume.join("absolute-file")).unwrap();
+        symlink("../none/../volume", volume.join("around")).unwrap();
         symlink("../outside", volume.join("relative")).unwrap();
         symlink("/", volume.join("root")).unwrap();
         symlink("nowhere", volume.join("dangling")).unwrap();
@@ -175,13 +179,17 @@ fn what_leads_out_of_the_volume_is_refused_and_nothing_is_made_or_mounted() {
             ("absolute", "leads out"),
             ("absolute/secret", "leads out"),
             ("absolute/new", "leads out"),
+            ("absolute-none", "leads out"),
+            ("absolute-none/x", "leads out"),
+            ("absolute-file", "leads out"),
+            ("around", "leads out"),
             ("relative/secret", "leads out"),
             ("relative/new/er", "leads out"),
             ("root/etc", "leads out"),
             ("dangling", "leads nowhere"),
             ("dangling/x", "leads nowhere"),
-            ("dangling-out", "lead"),
-            ("dangling-out/x", "lead"),
+            ("dangling-out", "leads out"),
+            ("dangling-out/x", "leads out"),
             ("loop", "leads nowhere"),
             ("file/x", "a part of it is a file"),
         ] {
