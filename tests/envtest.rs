@@ -598,6 +598,7 @@ async fn a_lifeline_gets_the_certificate_of_its_node_and_has_no_other_right() {
         cert_dir: dir.path().join("pki"),
         node_name: NODE.to_owned(),
         rotate_certificates: true,
+        waits_for_files: false,
         qps: 50,
         burst: 100,
     };

@@ -10,6 +10,8 @@ use tokio::sync::{broadcast, watch};
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, warn};
 
+use super::cluster::recorded_server;
+use super::root_dir::has_pods;
 use super::start::Base;
 use super::{AgentError, Tasks};
 use crate::apiserver::{self, ApiClient, Credentials, Lifeline};
@@ -28,6 +30,7 @@ use crate::objects::vault::Vault;
 use crate::pod_manager::PodManager;
 use crate::pod_workers::PodWorkers;
 use crate::status::{Spoken, StatusManager};
+use crate::store::layout::Layout;
 use crate::types::metrics::Metrics;
 use crate::types::{Clock, PodSource, blocking};
 use crate::volumemanager::VolumeManager;
@@ -37,17 +40,31 @@ const CREDENTIALS_DIRECTORY: &str = "CREDENTIALS_DIRECTORY";
 
 /// The client of the configured API server, and what keeps its credentials good; `None` without `--kubeconfig`.
 /// Does not wait for the server.
+///
+/// # Errors
+/// When what the kubeconfig names cannot be used, on a node that never ran.
 pub(super) async fn connect(
     config: &AgentConfig,
     clock: Arc<dyn Clock>,
     metrics: Metrics,
 ) -> Result<Option<(ApiClient, Credentials)>, AgentError> {
     let mut settings = apiserver::ApiSettings::from(config);
+    settings.waits_for_files = was_used(config).await;
     let credentials = std::env::var_os(CREDENTIALS_DIRECTORY);
     if let Some(lifeline) = Lifeline::credential(credentials.as_deref().map(Path::new)) {
         settings.lifeline = Some(lifeline);
     }
     Ok(apiserver::connect(&settings, clock, metrics).await?)
+}
+
+/// Returns whether an earlier run of the agent left a store or pods: they count for more than a kubeconfig that cannot be
+/// used. On a node that never ran, such a kubeconfig is a mistake, and ends the agent.
+async fn was_used(config: &AgentConfig) -> bool {
+    let (layout, root_dir) = (Layout::new(&config.state_dir), config.root_dir.clone());
+    let found = blocking::run(move || {
+        layout.db().exists() || layout.mark().exists() || has_pods(&root_dir).unwrap_or(false)
+    });
+    found.await.unwrap_or(true)
 }
 
 /// The objects that pods refer to, over the keys of this node.
@@ -229,7 +246,8 @@ pub(super) fn forward_events(config: &AgentConfig, base: &Base, api: ApiClient, 
     tasks.add_last("events", |token| sink.run(token));
 }
 
-/// What the API server is called in records and messages: its URL, as far as the kubeconfig tells it now.
+/// What the API server is called in records and messages: its URL, as far as the kubeconfig or else the store's record
+/// tells it now. Blocking.
 pub(super) fn server_name(config: &AgentConfig) -> String {
     let Some(path) = &config.kubeconfig else {
         return String::new();
@@ -244,7 +262,8 @@ pub(super) fn server_name(config: &AgentConfig) -> String {
             .find(|c| c.name == cluster)?;
         cluster.cluster?.server
     });
-    url.unwrap_or_else(|| path.display().to_string())
+    url.or_else(|| recorded_server(&config.state_dir))
+        .unwrap_or_else(|| path.display().to_string())
 }
 
 /// The source of pods. It begins once there is a node to admit them by, which a checkpoint may tell.

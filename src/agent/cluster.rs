@@ -246,6 +246,12 @@ async fn look(
     }
 }
 
+/// Returns the API server of the cluster that the store is kept for, if it is on record. Blocking.
+pub(super) fn recorded_server(state_dir: &Path) -> Option<String> {
+    let recorded = read(state_dir).ok()??;
+    Some(recorded.cluster.server)
+}
+
 /// Reads the record; one that is damaged says nothing.
 fn read(state_dir: &Path) -> io::Result<Option<Recorded>> {
     match fs::read(state_dir.join(RECORD)) {
@@ -441,6 +447,7 @@ mod tests {
                 cert_dir: dir.path().join("pki"),
                 node_name: "n1".to_owned(),
                 rotate_certificates: false,
+                waits_for_files: false,
                 qps: 1000,
                 burst: 1000,
             };

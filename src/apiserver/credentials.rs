@@ -21,16 +21,20 @@ use super::plugin::{Given, Identity};
 use super::transport::{Transport, explain};
 use super::turns::Turns;
 use super::{ApiError, ApiSettings, Standing};
-use crate::types::EventRecorder;
-use crate::types::blocking;
 use crate::types::pace::Pace;
 use crate::types::time::Clock;
+use crate::types::{Event, EventRecorder, EventType, blocking, causes};
 
 /// How often the files are looked at.
 const LOOK: Duration = Duration::from_secs(10);
 
 /// What is told at a pace of its own.
 const PLUGIN: &str = "exec plugin";
+const KUBECONFIG: &str = "kubeconfig";
+
+/// Consequence of a kubeconfig that cannot be used, and the remedy.
+const WAITING: &str = "pods that are known run on. Put there what is missing, or correct it: it is used within 10 s, no \
+                       restart is needed";
 
 /// Between two attempts that the server has answered with a no.
 const AGAIN: (Duration, Duration) = (Duration::from_secs(10), Duration::from_secs(600));
@@ -43,6 +47,8 @@ pub struct Credentials {
     clock: Arc<dyn Clock>,
     loaded: Option<Loaded>,
     seen: Seen,
+    /// Error of the kubeconfig as it is now.
+    unusable: Option<String>,
     /// What the files looked like whose credentials are used; empty when they are not.
     taken: Seen,
     /// When the exec plugin is run.
@@ -77,7 +83,7 @@ impl Credentials {
     /// Reads what there is.
     ///
     /// # Errors
-    /// When neither the kubeconfig nor the bootstrap kubeconfig can be used.
+    /// When neither the kubeconfig nor the bootstrap kubeconfig can be used, unless the settings say to wait for them.
     pub(super) async fn new(
         settings: ApiSettings,
         kubeconfig: PathBuf,
@@ -93,6 +99,7 @@ impl Credentials {
             clock,
             loaded: None,
             seen: Vec::new(),
+            unusable: None,
             taken: Vec::new(),
             turns: Turns::none(),
             installed: None,
@@ -105,19 +112,40 @@ impl Credentials {
             standing,
             recorder: None,
         };
-        match credentials.read().await {
-            Ok(loaded) => credentials.take(loaded).await?,
-            Err(ApiError::Read { source, .. })
-                if source.kind() == std::io::ErrorKind::NotFound
-                    && credentials.settings.bootstrap_kubeconfig.is_some() => {}
-            Err(error) => return Err(error),
-        }
-        if credentials.loaded.is_none() {
-            // It has to be of use; the server need not answer yet. When there is a kubeconfig, however expired,
-            // the bootstrap file may be gone: the agent starts without the server then.
-            credentials.read_bootstrap().await?;
+        match credentials.begin().await {
+            // The first step reads it again, and says what is wrong.
+            Err(_) if credentials.settings.waits_for_files => credentials.forget(),
+            begun => begun?,
         }
         Ok(credentials)
+    }
+
+    /// Uses what there is at the start.
+    async fn begin(&mut self) -> Result<(), ApiError> {
+        match self.read().await {
+            Ok(loaded) => self.take(loaded).await?,
+            Err(error) if self.comes_with_bootstrap(&error) => {}
+            Err(error) => return Err(error),
+        }
+        if self.loaded.is_none() {
+            // It has to be of use; the server need not answer yet. When there is a kubeconfig, however expired,
+            // the bootstrap file may be gone: the agent starts without the server then.
+            self.read_bootstrap().await?;
+        }
+        Ok(())
+    }
+
+    /// Returns true for the error of a kubeconfig that is only not made yet.
+    fn comes_with_bootstrap(&self, error: &ApiError) -> bool {
+        let is_missing = matches!(error, ApiError::Read { source, .. } if source.kind() == std::io::ErrorKind::NotFound);
+        is_missing && self.loaded.is_none() && self.settings.bootstrap_kubeconfig.is_some()
+    }
+
+    /// Goes back to before a kubeconfig that cannot be used was read. It is read again at the next step.
+    fn forget(&mut self) {
+        self.loaded = None;
+        self.renewal = None;
+        self.seen.clear();
     }
 
     /// Has events of the node recorded, too, when it needs hands.
@@ -164,10 +192,7 @@ impl Credentials {
     /// Does what is due.
     pub(super) async fn step(&mut self) {
         if let Err(error) = self.reread().await {
-            tracing::warn!(
-                error = explain(&error, &self.kubeconfig.display().to_string(), self.now()),
-                "cannot use the kubeconfig that has changed, going on with what there was"
-            );
+            self.cannot_use(&error);
         }
         if self.turns.due(Instant::now(), self.now()) {
             self.use_plugin().await;
@@ -176,6 +201,36 @@ impl Credentials {
         if Instant::now() >= self.not_before || self.asks_nobody() {
             self.introduce_or_renew().await;
         }
+    }
+
+    /// Says that the kubeconfig cannot be used as it is, at the pace at which it is worth telling.
+    fn cannot_use(&mut self, error: &ApiError) {
+        let why = causes(error);
+        let is_due = self.pace.is_due(KUBECONFIG, &why, self.clock.now());
+        if self.transport.has_credentials() {
+            if is_due {
+                tracing::warn!(
+                    error = why,
+                    "cannot use the kubeconfig that has changed, going on with what there was"
+                );
+            }
+        } else {
+            // Another kubeconfig may name other files.
+            self.forget();
+            if is_due {
+                tracing::warn!(
+                    error = why,
+                    again_in_seconds = LOOK.as_secs(),
+                    "no API server yet: {WAITING}"
+                );
+                if let Some(recorder) = &self.recorder {
+                    let text = format!("{why}. No API server yet: {WAITING}");
+                    let event = Event::node(EventType::Warning, "NodeWithoutCredentials", text);
+                    recorder.record(event);
+                }
+            }
+        }
+        self.unusable = Some(why);
     }
 
     /// Renews the certificate, and says so when that fails.
@@ -224,8 +279,7 @@ impl Credentials {
         self.seen = seen;
         let loaded = match self.read().await {
             Ok(loaded) => loaded,
-            // It comes with the bootstrap.
-            Err(ApiError::Read { .. }) if self.loaded.is_none() => return Ok(()),
+            Err(error) if self.comes_with_bootstrap(&error) => return Ok(()),
             Err(error) => {
                 // What it names may come later: it is read again at the next look.
                 self.seen.clear();
@@ -237,9 +291,12 @@ impl Credentials {
             self.transport.exchange(loaded.bearer.clone());
             self.taken = self.seen.clone();
             self.loaded = Some(loaded);
-            return Ok(());
+        } else {
+            self.take(loaded).await?;
         }
-        self.take(loaded).await
+        self.unusable = None;
+        self.pace.over(KUBECONFIG);
+        Ok(())
     }
 
     /// Whether only the token of a file is another than when the credentials were taken.

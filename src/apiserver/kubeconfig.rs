@@ -433,8 +433,16 @@ fn identity(
     let Some(given) = given else {
         return Ok(None);
     };
-    let given = Life::of_pem(&given).ok_or("its client certificate is not a certificate in PEM")?;
+    let given = Life::of_pem(&given).ok_or_else(|| {
+        let file = auth.client_certificate.as_deref();
+        let file = file.filter(|_| auth.client_certificate_data.is_none());
+        let from = file.map_or("client-certificate-data".to_owned(), |path| {
+            format!("client-certificate {path}")
+        });
+        format!("{from} is not a certificate in PEM")
+    })?;
     let Some(newer) = newer else {
+        check_key(auth)?;
         return Ok(Some(given));
     };
     files.push(newer.to_owned());
@@ -448,7 +456,24 @@ fn identity(
             auth.client_key = Some(path);
             Ok(Some(rotated))
         }
-        None => Ok(Some(given)),
+        None => {
+            check_key(auth)?;
+            Ok(Some(given))
+        }
+    }
+}
+
+/// Says which file should have the client certificate's key, and does not: the client names none.
+fn check_key(auth: &AuthInfo) -> Result<(), String> {
+    let (None, Some(path)) = (&auth.client_key_data, &auth.client_key) else {
+        return Ok(());
+    };
+    let pem = std::fs::read(path).map_err(|error| format!("client-key {path}: {error}"))?;
+    let is_key = |block: &x509_parser::pem::Pem| block.label.ends_with("PRIVATE KEY");
+    let mut blocks = x509_parser::pem::Pem::iter_from_buffer(&pem).filter_map(Result::ok);
+    match blocks.any(|block| is_key(&block)) {
+        true => Ok(()),
+        false => Err(format!("client-key {path} has no private key in PEM")),
     }
 }
 

@@ -4,7 +4,8 @@
 //! server shares, and [`Credentials`], the task that keeps it good.
 //!
 //! Invariants:
-//! - Neither a server that is away nor an expired certificate keeps the agent from starting.
+//! - Neither a server that is away nor an expired certificate keeps the agent from starting. On a node that was in use,
+//!   no file of the credentials does.
 //! - Every request reports whether the server answered to [`Connection`]; an outage is logged once.
 //! - Leases never wait behind other requests, and no request waits behind watches.
 //! - Credentials that change on disk or are renewed are used without a restart. What was in flight with the old
@@ -140,6 +141,8 @@ pub struct ApiSettings {
     pub qps: u32,
     /// Requests at once after a quiet time.
     pub burst: u32,
+    /// Wait for files that are missing or broken at the start, as on a node that has pods to look after.
+    pub waits_for_files: bool,
 }
 
 impl From<&AgentConfig> for ApiSettings {
@@ -153,6 +156,7 @@ impl From<&AgentConfig> for ApiSettings {
             rotate_certificates: config.kubelet.rotate_certificates,
             qps: config.kubelet.kube_api_qps,
             burst: config.kubelet.kube_api_burst,
+            waits_for_files: false,
         }
     }
 }
@@ -244,11 +248,12 @@ pub enum ApiError {
 /// Gives the client, whose requests `metrics` counts, and the task that keeps its credentials good ([`Credentials::run`]; without it no
 /// certificate is asked for, renewed or reloaded, and an exec plugin is not run). `None` without a kubeconfig.
 ///
-/// Reads files only: it does not wait for the server. Until the node has credentials (bootstrap, exec plugin),
-/// requests fail at once. Call it within the async runtime the client is used in.
+/// Reads files only: it does not wait for the server. Until the node has credentials (bootstrap, exec plugin, files that
+/// are missing or broken), requests fail at once. Call it within the async runtime the client is used in.
 ///
 /// # Errors
-/// When what was given can never be used: a file that is missing, does not parse or contradicts itself.
+/// When what was given cannot be used: a file that is missing, does not parse or contradicts itself. With
+/// [`ApiSettings::waits_for_files`], [`Credentials::run`] reads it again until it can be used.
 pub async fn connect(
     settings: &ApiSettings,
     clock: Arc<dyn Clock>,

@@ -1,6 +1,7 @@
 //! The client against small servers of the tests' own: what it says about bad kubeconfigs, how it reports, and
 //! how it gets and renews its certificate.
 
+mod awaited;
 mod introduced;
 mod told;
 mod year_off;
@@ -75,6 +76,7 @@ fn settings(dir: &Path) -> ApiSettings {
         cert_dir: dir.join("pki"),
         node_name: "n1".to_owned(),
         rotate_certificates: true,
+        waits_for_files: false,
         qps: 1000,
         burst: 1000,
     }

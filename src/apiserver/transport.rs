@@ -186,6 +186,11 @@ impl Transport {
         self.serial.load(Ordering::SeqCst)
     }
 
+    /// Returns whether there are credentials to send requests with.
+    pub(super) fn has_credentials(&self) -> bool {
+        self.current.load().is_some()
+    }
+
     /// How the newest request ended.
     pub(super) fn reachability(&self) -> Reachability {
         self.connection.now()

@@ -258,6 +258,7 @@ pub(crate) async fn client_of(dir: &Path) -> Result<(ApiClient, Credentials), St
         cert_dir: dir.join("pki"),
         node_name: "n1".to_owned(),
         rotate_certificates: false,
+        waits_for_files: false,
         qps: 1000,
         burst: 1000,
     };

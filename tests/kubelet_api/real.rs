@@ -48,6 +48,7 @@ async fn a_real_api_server_says_who_it_is_and_what_they_may_and_signs_the_certif
         cert_dir: pki.path().to_owned(),
         node_name: NODE.to_owned(),
         rotate_certificates: false,
+        waits_for_files: false,
         qps: 50,
         burst: 100,
     };

@@ -18,7 +18,7 @@ use super::super::failure::pause;
 use super::super::kubeconfig::{Loaded, Seen, date, fingerprint, load};
 use super::super::transport::explain;
 use super::super::{ApiError, ApiSettings, Reachability};
-use super::{AGAIN, Credentials, LOOK, run, write_kubeconfig};
+use super::{AGAIN, Credentials, LOOK, WAITING, run, write_kubeconfig};
 use crate::core::credentials::{
     Client, Next, Situation, Source, Time, Tried, Trouble, Validity, next, not_yet,
 };
@@ -305,6 +305,14 @@ impl Credentials {
 
     /// Says what to do, and tries all of them again later.
     fn stuck(&mut self) {
+        if self.loaded.is_none()
+            && self.introduction.bootstrap.path.is_none()
+            && let Some(why) = &self.unusable
+        {
+            // That was logged when the file was read, which is done at each step.
+            self.standing.set_trouble(Some(format!("{why}. {WAITING}")));
+            return;
+        }
         let now = self.now();
         let expired = self.loaded.as_ref().and_then(|loaded| loaded.life);
         let introduction = &self.introduction;
