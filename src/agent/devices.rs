@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use futures::FutureExt;
 use tokio_util::sync::CancellationToken;
-use tracing::warn;
 
 use super::Tasks;
+use super::directories::Served;
 use super::start::{Base, Parts};
 use crate::devicemanager::{DEVICE_PLUGIN, DeviceManager, DeviceManagerOptions};
 use crate::kubeletconfig::AgentConfig;
@@ -34,14 +34,18 @@ pub(super) fn serve(
 ) {
     let devices = base.devices.clone();
     tasks.add("devices", devices.clone().run(token.clone()));
-    match device_plugins::bind(&config.root_dir) {
-        Ok(socket) => {
-            let root_dir = config.root_dir.clone();
-            let served = device_plugins::serve(socket, root_dir, devices, token.clone());
-            tasks.add("device plugins", served);
-        }
-        Err(error) => warn!(%error, "device plugins can register by plugins_registry only"),
-    }
+    let (root_dir, dir, stop) = (
+        config.root_dir.clone(),
+        config.root_dir.clone(),
+        token.clone(),
+    );
+    let served = Served {
+        name: "device plugins",
+        without: "device plugins can register by plugins_registry only",
+        bind: move || device_plugins::bind(&dir),
+        serve: move |socket| device_plugins::serve(socket, root_dir, devices, stop),
+    };
+    served.start(Arc::clone(&base.clock), tasks, token);
 }
 
 /// Containers that run when the agent starts keep their devices.

@@ -6,6 +6,7 @@
 mod api;
 mod cluster;
 mod devices;
+mod directories;
 #[cfg(feature = "failpoints")]
 mod drill;
 mod early_ends;

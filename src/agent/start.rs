@@ -2,8 +2,6 @@
 //! committed, what was there goes on (`resume`), then the sources are opened.
 
 use std::net::IpAddr;
-use std::os::unix::fs::DirBuilderExt;
-use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -14,11 +12,12 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tracing::warn;
 
+use super::directories::Served;
 use super::known_pods::known_pods;
-use super::opening::backup_dir;
 use super::resume::{plan, reported_reasons, resume, tell_what_was_restored};
 use super::{
-    AgentError, Tasks, api, devices, early_ends, eviction, node, pinning, shutdown, tasks, volumes,
+    AgentError, Tasks, api, devices, directories, early_ends, eviction, node, pinning, shutdown,
+    tasks, volumes,
 };
 use crate::admin::{AdminInfo, StoreHooks};
 use crate::apiserver::ApiClient;
@@ -361,7 +360,14 @@ pub(super) async fn start(
     tasks: &mut Tasks,
     token: &CancellationToken,
 ) -> Result<Started, AgentError> {
-    make_directories(config)?;
+    let late = directories::make(config)?;
+    if !late.is_empty() {
+        let clock = Arc::clone(&base.clock);
+        tasks.add(
+            "late directories",
+            directories::make_late(late, clock, token.clone()),
+        );
+    }
     devices::serve(config, base, tasks, token);
     let cri = cri.knowing_pods(known_pods(config, base.store.clone()));
     let node_object = base.node.clone();
@@ -734,13 +740,14 @@ fn pod_resources(
     )
     .with_devices(base.devices.clone())
     .telling_assignments(pinning);
-    match podresources::bind(&config.root_dir) {
-        Ok(socket) => tasks.add(
-            "pod resources",
-            podresources::serve(socket, pods, token.clone()),
-        ),
-        Err(error) => warn!(%error, "nobody can ask for the resources of pods"),
-    }
+    let (root_dir, stop) = (config.root_dir.clone(), token.clone());
+    let served = Served {
+        name: "pod resources",
+        without: "nobody can ask for the resources of pods",
+        bind: move || podresources::bind(&root_dir),
+        serve: move |socket| podresources::serve(socket, pods, stop),
+    };
+    served.start(Arc::clone(&base.clock), tasks, token);
 }
 
 /// Starts the Pods API. Pods do not need it.
@@ -755,10 +762,14 @@ fn pods_api(config: &AgentConfig, base: &Base, tasks: &mut Tasks, token: &Cancel
         shown.collect()
     };
     let api = PodsApi::new(Arc::new(wanted), Arc::clone(&base.clock), token.clone());
-    match podsapi::bind(&config.root_dir) {
-        Ok(socket) => tasks.add("pods API", podsapi::serve(socket, api)),
-        Err(error) => warn!(%error, "the Pods API is not served"),
-    }
+    let root_dir = config.root_dir.clone();
+    let served = Served {
+        name: "pods API",
+        without: "the Pods API is not served",
+        bind: move || podsapi::bind(&root_dir),
+        serve: move |socket| podsapi::serve(socket, api),
+    };
+    served.start(Arc::clone(&base.clock), tasks, token);
 }
 
 fn images(
@@ -834,38 +845,6 @@ fn source_settings(config: &AgentConfig, running: Vec<RunningStatic>) -> SourceS
         api: None,
         running,
     }
-}
-
-/// Makes the directories of the agent: 0750 for what pods use, as upstream. Those of logs may lie on a disk that comes later: each pod
-/// makes them again, and waits with an event while they cannot be made.
-fn make_directories(config: &AgentConfig) -> Result<(), AgentError> {
-    let root = &config.root_dir;
-    let dirs = [
-        root.clone(),
-        root.join("pods"),
-        root.join("plugins"),
-        root.join("plugins_registry"),
-        root.join("pod-resources"),
-    ];
-    let make = |path: &Path, mode: u32| {
-        std::fs::DirBuilder::new()
-            .recursive(true)
-            .mode(mode)
-            .create(path)
-            .map_err(|source| AgentError::Directory {
-                path: path.to_owned(),
-                source,
-            })
-    };
-    for dir in &dirs {
-        make(dir, 0o750)?;
-    }
-    for dir in [config.container_logs_dir.as_path(), config.pod_logs_dir()] {
-        if let Err(error) = make(dir, 0o755) {
-            warn!(error = %causes(&error), "no pod can start until its log directory can be made");
-        }
-    }
-    make(&backup_dir(config), 0o700)
 }
 
 #[cfg(test)]

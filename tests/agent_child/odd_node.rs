@@ -103,3 +103,40 @@ fn what_the_node_lacks_at_boot_keeps_only_those_waiting_that_need_it() {
         assert_eq!(mode(&dir.path()), 0o755, "{:?}", dir.path());
     }
 }
+
+#[test]
+fn a_directory_below_the_root_directory_that_cannot_be_made_keeps_only_those_waiting_that_need_it()
+{
+    let node = Node::new(|_| Behaviour::RunForever);
+    let site = &node.site;
+    let root = site.root_dir();
+    fs::create_dir_all(&root).unwrap();
+    let disk = site.dir().join("late-disk");
+    symlink(&disk, root.join("pods")).unwrap();
+    // Files where directories belong.
+    for name in ["plugins_registry", "device-plugins", "pod-resources"] {
+        fs::write(root.join(name), "").unwrap();
+    }
+    node.manifest("web", "Always");
+    let mut agent = site.spawn(&[]);
+    agent.wait_ready();
+    wait_event(&node, "web", &["FailedToMakePodDataDirectories"]);
+    assert_eq!(node.running(), [""; 0]);
+    let log = site.logs();
+    assert!(log.contains("a directory cannot be made"), "{log}");
+
+    fs::create_dir(&disk).unwrap();
+    node.wait_running(1);
+    for name in ["plugins_registry", "device-plugins", "pod-resources"] {
+        fs::remove_file(root.join(name)).unwrap();
+    }
+    eventually("the sockets are served", || {
+        let dirs = ["device-plugins", "pod-resources"];
+        let missing: Vec<_> = (dirs.iter())
+            .map(|dir| root.join(dir).join("kubelet.sock"))
+            .filter(|socket| !socket.exists())
+            .collect();
+        let all = missing.is_empty() && root.join("plugins_registry").is_dir();
+        all.then_some(()).ok_or_else(|| format!("{missing:?}"))
+    });
+}
