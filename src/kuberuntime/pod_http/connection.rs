@@ -28,6 +28,8 @@ const HTTP2: &[u8] = b"h2";
 const HTTP1: &[u8] = b"http/1.1";
 /// What an HTTP/2 server may send before it is read, in bytes: the smallest that the protocol has for a connection.
 const WINDOW: u32 = 65_535;
+/// Most headers of an answer. Go's client limits their bytes alone; room for them is taken with each answer.
+const MAX_HEADERS: usize = 2048;
 /// How long a finished connection may take to say goodbye.
 const GOODBYE: Duration = Duration::from_millis(100);
 
@@ -126,7 +128,7 @@ impl Connection {
     }
 }
 
-/// Begins to speak HTTP on a stream.
+/// Begins to speak HTTP on a stream. Takes from a server of HTTP/1 the odd headers that Go's client takes.
 async fn begin<S>(stream: S, http2: bool, tasks: &Tasks) -> hyper::Result<Sender>
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
@@ -141,7 +143,12 @@ where
         tasks.execute(connection);
         return Ok(Sender::Http2(sender));
     }
-    let (sender, connection) = http1::handshake(stream).await?;
+    let (sender, connection) = http1::Builder::new()
+        .allow_spaces_after_header_name_in_responses(true)
+        .allow_obsolete_multiline_headers_in_responses(true)
+        .max_headers(MAX_HEADERS)
+        .handshake(stream)
+        .await?;
     tasks.execute(connection);
     Ok(Sender::Http1(sender))
 }

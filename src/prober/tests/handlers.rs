@@ -55,6 +55,15 @@ async fn server(address: &str) -> (u16, Arc<StdMutex<Vec<String>>>) {
                         "x".repeat(20_000)
                     ),
                     "/ok" | "/" => "200 OK\r\nContent-Length: 2\r\n\r\nok".to_owned(),
+                    "/spaced" => "200 OK\r\nX-A : 1\r\nContent-Length: 2\r\n\r\nok".to_owned(),
+                    "/folded" => {
+                        "200 OK\r\nX-A: 1,\r\n\t2\r\nContent-Length: 2\r\n\r\nok".to_owned()
+                    }
+                    "/many" => format!(
+                        "200 OK\r\n{}Content-Length: 2\r\n\r\nok",
+                        "Set-Cookie: a=b\r\n".repeat(1500)
+                    ),
+                    "/nonsense" => "200 OK\r\nno header\r\n\r\n".to_owned(),
                     "/304" => "304 Not Modified\r\n\r\n".to_owned(),
                     other => format!("{} X\r\nContent-Length: 0\r\n\r\n", &other[1..]),
                 };
@@ -109,6 +118,22 @@ async fn http_answers_become_results() {
         panic!("a server that does not answer");
     };
     assert!(why.contains("context deadline exceeded"), "{why}");
+}
+
+#[tokio::test]
+async fn odd_headers_of_an_answer_are_taken_as_go_takes_them() {
+    let (port, _) = server("127.0.0.1:0").await;
+    let client = Client::new().unwrap();
+    for (path, is_taken) in [
+        ("/spaced", true),
+        ("/folded", true),
+        ("/many", true),
+        ("/nonsense", false),
+    ] {
+        let get = action(json!({"path": path, "port": port}));
+        let got = http::get(&client, &get, "127.0.0.1", port, PATIENCE).await;
+        assert_eq!(got == Ok(Raw::Success), is_taken, "{path}: {got:?}");
+    }
 }
 
 #[tokio::test]
