@@ -97,16 +97,14 @@ pub(super) async fn objects(config: &AgentConfig, base: &Base) -> Objects {
 pub(super) fn credential_providers(
     config: &AgentConfig,
     clock: &Arc<dyn Clock>,
-) -> Result<Option<Arc<CredentialProviders>>, AgentError> {
-    let Some((file, bin_dir)) = &config.image_credential_providers else {
-        return Ok(None);
-    };
+) -> Option<Arc<CredentialProviders>> {
+    let (file, bin_dir) = config.image_credential_providers.as_ref()?;
     let settings = CredentialSettings {
         config: file.clone(),
         bin_dir: bin_dir.clone(),
     };
-    let providers = CredentialProviders::load(&settings, Arc::clone(clock))?;
-    Ok(Some(Arc::new(providers)))
+    let providers = CredentialProviders::load(&settings, Arc::clone(clock));
+    Some(Arc::new(providers))
 }
 
 /// What the node registers with and how often it reports.

@@ -88,9 +88,6 @@ pub enum AgentError {
     /// The API server cannot be used as configured.
     #[error(transparent)]
     Api(#[from] crate::apiserver::ApiError),
-    /// The configuration of credential providers is wrong.
-    #[error(transparent)]
-    Credentials(#[from] crate::images::CredentialError),
     /// Cgroups cannot be used.
     #[error(transparent)]
     Cgroup(#[from] CgroupError),

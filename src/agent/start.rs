@@ -477,7 +477,7 @@ pub(super) async fn start(
         addresses: base.addresses.clone(),
     });
     let (image_changed, image_changes) = early_ends::image_changes();
-    let images = images(config, base, &runtime_name, node_status)?.announcing(image_changed);
+    let images = images(config, base, &runtime_name, node_status).announcing(image_changed);
     let images = Arc::new(images);
     let workers = PodWorkers::new(
         WorkerContext {
@@ -777,7 +777,7 @@ fn images(
     base: &Base,
     runtime_name: &str,
     node_status: Option<NodeStatusHandle>,
-) -> Result<ImageManager, AgentError> {
+) -> ImageManager {
     let settings = ImageConfig {
         serialize_pulls: config.kubelet.serialize_image_pulls,
         max_parallel: config
@@ -813,10 +813,10 @@ fn images(
         // The node tells which images it has.
         images = images.telling(Arc::new(move || node.images_changed()));
     }
-    Ok(match api::credential_providers(config, &base.clock)? {
+    match api::credential_providers(config, &base.clock) {
         Some(providers) => images.with_credential_providers(providers),
         None => images,
-    })
+    }
 }
 
 fn source_settings(config: &AgentConfig, running: Vec<RunningStatic>) -> SourceSettings {

@@ -9,9 +9,10 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::ffi::OsString;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
@@ -20,7 +21,9 @@ use tokio::process::Command;
 
 use super::import::Group;
 use super::keyring::{Credentials, Keyring, url_matches};
+use super::provider_config::{self, EnvVar, Parsed, ProviderConfig, Refused, bad};
 use crate::kubeletconfig::parse_duration;
+use crate::types::pace::Pace;
 use crate::types::{Clock, Stamp, blocking, causes};
 
 /// How long a program may take.
@@ -44,12 +47,6 @@ const INHERITED: [&str; 12] = [
     "all_proxy",
     "SSL_CERT_FILE",
     "SSL_CERT_DIR",
-];
-const CONFIG_KIND: &str = "CredentialProviderConfig";
-const CONFIG_VERSIONS: [&str; 3] = [
-    "kubelet.config.k8s.io/v1",
-    "kubelet.config.k8s.io/v1beta1",
-    "kubelet.config.k8s.io/v1alpha1",
 ];
 const PLUGIN_VERSIONS: [&str; 3] = [
     "credentialprovider.kubelet.k8s.io/v1",
@@ -105,36 +102,6 @@ pub enum CredentialError {
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub struct Said(String);
-
-#[derive(Deserialize)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
-struct ConfigFile {
-    api_version: String,
-    kind: String,
-    providers: Vec<ProviderConfig>,
-}
-
-#[derive(Deserialize)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
-struct ProviderConfig {
-    name: String,
-    match_images: Vec<String>,
-    default_cache_duration: String,
-    api_version: String,
-    #[serde(default)]
-    args: Option<Vec<String>>,
-    #[serde(default)]
-    env: Option<Vec<EnvVar>>,
-    #[serde(default)]
-    token_attributes: Option<serde_json::Value>,
-}
-
-#[derive(Clone, Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct EnvVar {
-    name: String,
-    value: String,
-}
 
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
@@ -228,6 +195,8 @@ struct Cached {
 }
 
 struct Provider {
+    /// As it is written: another one is another provider.
+    config: ProviderConfig,
     name: String,
     program: PathBuf,
     match_images: Vec<String>,
@@ -244,16 +213,30 @@ struct Provider {
 /// The configured programs.
 pub struct CredentialProviders {
     settings: CredentialSettings,
-    /// Empty until the configuration could be read.
-    providers: OnceLock<Vec<Provider>>,
+    programs: Mutex<Programs>,
     clock: Arc<dyn Clock>,
     timeout: Duration,
+    pace: Pace,
 }
+
+/// The part of the configuration that can be used.
+#[derive(Clone, Default)]
+struct Programs {
+    providers: Arc<[Arc<Provider>]>,
+    refused: Arc<[Refused]>,
+    /// State of the file that was read; `None` when it is to be read again in any case.
+    seen: Option<Seen>,
+    /// Error of the file as it is. Providers are those of before.
+    error: Option<String>,
+}
+
+/// Fingerprint of a file: time, size, number and file system.
+type Seen = (i64, i64, u64, u64, u64);
 
 impl std::fmt::Debug for CredentialProviders {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let providers = self.providers.get().into_iter().flatten();
-        let names: Vec<&str> = providers.map(|p| p.name.as_str()).collect();
+        let providers = Arc::clone(&self.known().providers);
+        let names: Vec<&str> = providers.iter().map(|p| p.name.as_str()).collect();
         f.debug_struct("CredentialProviders")
             .field("providers", &names)
             .finish_non_exhaustive()
@@ -261,35 +244,18 @@ impl std::fmt::Debug for CredentialProviders {
 }
 
 impl CredentialProviders {
-    /// Reads the configuration. A file or a program that does not exist yet is logged, and looked for again at each pull
-    /// that needs it.
-    ///
-    /// # Errors
-    /// When the configuration is wrong.
-    pub fn load(
-        settings: &CredentialSettings,
-        clock: Arc<dyn Clock>,
-    ) -> Result<Self, CredentialError> {
+    /// Reads the configuration. Entries that cannot be used are logged and disabled; so is a program or a file that is missing
+    /// or broken. The file is read again when it has changed, and a missing one is looked for at each pull. Blocking.
+    pub fn load(settings: &CredentialSettings, clock: Arc<dyn Clock>) -> Self {
         let programs = Self {
             settings: settings.clone(),
-            providers: OnceLock::new(),
+            programs: Mutex::default(),
             clock,
             timeout: TIMEOUT,
+            pace: Pace::default(),
         };
-        match read_config(settings) {
-            Ok(providers) => {
-                for missing in providers.iter().filter_map(Provider::missing) {
-                    tracing::warn!("{missing}; pulls that need it try without credentials");
-                }
-                programs.providers.get_or_init(|| providers);
-            }
-            Err(error @ CredentialError::Read { .. }) => tracing::warn!(
-                error = causes(&error),
-                "no credential providers yet, pulls try without; the file is read again at each pull"
-            ),
-            Err(error) => return Err(error),
-        }
-        Ok(programs)
+        programs.take(read_config(settings));
+        programs
     }
 
     /// Says what is wrong with the configuration `text` of the file at `path`. Whether the programs are there is left out
@@ -298,7 +264,7 @@ impl CredentialProviders {
     /// # Errors
     /// The first thing that is wrong.
     pub fn check(path: &Path, text: &str, bin_dir: Option<&Path>) -> Result<(), CredentialError> {
-        let providers = Self::read(path, text, bin_dir)?;
+        let providers = provider_config::parse(path, text, |one| Provider::new(one, bin_dir))?;
         let missing = providers.iter().filter(|_| bin_dir.is_some());
         match missing.filter_map(Provider::missing).next() {
             Some(what) => Err(bad(path, what)),
@@ -306,68 +272,93 @@ impl CredentialProviders {
         }
     }
 
-    fn read(
-        path: &Path,
-        text: &str,
-        bin_dir: Option<&Path>,
-    ) -> Result<Vec<Provider>, CredentialError> {
-        let bad = |what| bad(path, what);
-        // Without the lines around it: variables of the programs may be passwords.
-        let file: ConfigFile = serde_saphyr::from_str(text)
-            .map_err(|error| bad(error.without_snippet().to_string()))?;
-        if file.kind != CONFIG_KIND || !CONFIG_VERSIONS.contains(&file.api_version.as_str()) {
-            return Err(bad(format!(
-                "it is a {} {}; write kind {CONFIG_KIND} with apiVersion {}",
-                file.api_version, file.kind, CONFIG_VERSIONS[0]
-            )));
-        }
-        if file.providers.is_empty() {
-            return Err(bad(
-                "at least 1 item in plugins is required: providers is empty".to_owned(),
-            ));
-        }
-        let mut providers: Vec<Provider> = Vec::new();
-        for one in file.providers {
-            let provider = Provider::new(one, bin_dir).map_err(bad)?;
-            if providers.iter().any(|p| p.name == provider.name) {
-                return Err(bad(format!("provider {} is there twice", provider.name)));
-            }
-            providers.push(provider);
-        }
-        Ok(providers)
+    fn known(&self) -> MutexGuard<'_, Programs> {
+        self.programs.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The programs. Reads the configuration if it could not be read before.
-    ///
-    /// # Errors
-    /// Why there are none.
-    async fn programs(&self) -> Result<&[Provider], CredentialError> {
-        if let Some(providers) = self.providers.get() {
-            return Ok(providers);
-        }
-        let settings = self.settings.clone();
-        let Ok(read) = blocking::run(move || read_config(&settings)).await else {
-            // Only a runtime that is shutting down cancels blocking work.
-            return Ok(&[]);
+    /// Takes what was read of the file, and logs what of it cannot be used. What did not change keeps its answers.
+    fn take(&self, (seen, read): (Option<Seen>, Result<Parsed<Provider>, CredentialError>)) {
+        let path = self.settings.config.display().to_string();
+        let mut known = self.known();
+        let parsed = match read {
+            Ok(parsed) => parsed,
+            Err(error) => {
+                let error = causes(&error);
+                if self.pace.is_due(&path, &error, self.clock.now()) {
+                    tracing::warn!(
+                        error,
+                        providers = known.providers.len(),
+                        "the configuration of credential providers cannot be used, pulls use the providers that there were; \
+                         the file is read again when it changes"
+                    );
+                }
+                known.seen = seen;
+                known.error = Some(error);
+                return;
+            }
         };
-        let providers = read?;
-        Ok(self.providers.get_or_init(|| providers))
+        self.pace.over(&path);
+        for field in &parsed.ignored {
+            tracing::warn!(
+                path,
+                field,
+                "a field of the credential provider configuration is not known, going on without it"
+            );
+        }
+        for refused in &parsed.refused {
+            tracing::warn!(
+                path,
+                problem = refused.why,
+                "a credential provider is disabled, pulls that need it try without credentials; the others work"
+            );
+        }
+        for missing in parsed.providers.iter().filter_map(Provider::missing) {
+            tracing::warn!("{missing}; pulls that need it try without credentials");
+        }
+        let before = Arc::clone(&known.providers);
+        let kept = |one: Provider| {
+            let same = before.iter().find(|other| other.config == one.config);
+            same.map_or_else(|| Arc::new(one), Arc::clone)
+        };
+        *known = Programs {
+            providers: parsed.providers.into_iter().map(kept).collect(),
+            refused: parsed.refused.into(),
+            seen,
+            error: None,
+        };
+    }
+
+    /// The programs. Reads the configuration again if it has changed.
+    async fn programs(&self) -> Programs {
+        let (settings, seen) = (self.settings.clone(), self.known().seen);
+        let read = blocking::run(move || {
+            let is_same = seen.is_some() && state_of(&settings.config) == seen;
+            (!is_same).then(|| read_config(&settings))
+        });
+        // Only a runtime that is shutting down cancels blocking work.
+        if let Ok(Some(read)) = read.await {
+            self.take(read);
+        }
+        self.known().clone()
     }
 
     /// Credentials of every program that is for this repository, and why others have given none: for the pod, so without
     /// what the program printed. Dropping the future kills a program that runs.
     pub(super) async fn lookup(&self, repository: &str) -> (Vec<Credentials>, Vec<String>) {
-        let (mut found, mut failures) = (Vec::new(), Vec::new());
-        let providers = match self.programs().await {
-            Ok(providers) => providers,
-            Err(error) => {
-                failures.push(causes(&error));
-                return (found, failures);
-            }
-        };
-        for provider in providers {
-            let matches = |p: &String| url_matches(p, repository);
-            if !provider.match_images.iter().any(matches) {
+        let mut found = Vec::new();
+        let programs = self.programs().await;
+        let mut failures: Vec<String> = programs.error.into_iter().collect();
+        let is_for = |images: &[String]| images.iter().any(|p| url_matches(p, repository));
+        let config = self.settings.config.display();
+        let refused = programs
+            .refused
+            .iter()
+            .filter(|one| is_for(&one.match_images));
+        failures.extend(
+            refused.map(|one| format!("credential provider configuration {config}: {}", one.why)),
+        );
+        for provider in programs.providers.iter() {
+            if !is_for(&provider.match_images) {
                 continue;
             }
             match provider
@@ -388,26 +379,41 @@ impl CredentialProviders {
     }
 }
 
-fn bad(path: &Path, what: String) -> CredentialError {
-    CredentialError::Config {
-        path: path.to_owned(),
-        what,
+/// Reads the configuration, and what its file looked like before. Blocking.
+fn read_config(
+    settings: &CredentialSettings,
+) -> (Option<Seen>, Result<Parsed<Provider>, CredentialError>) {
+    let path = &settings.config;
+    let seen = state_of(path);
+    let read = std::fs::read_to_string(path).map_err(|source| CredentialError::Read {
+        path: path.clone(),
+        source,
+    });
+    match read {
+        Ok(text) => {
+            let new = |one| Provider::new(one, Some(&settings.bin_dir));
+            (seen, provider_config::parse_each(path, &text, new))
+        }
+        Err(error) => (None, Err(error)),
     }
 }
 
-/// Reads the configuration. Blocking.
-fn read_config(settings: &CredentialSettings) -> Result<Vec<Provider>, CredentialError> {
-    let path = &settings.config;
-    let text = std::fs::read_to_string(path).map_err(|source| CredentialError::Read {
-        path: path.clone(),
-        source,
-    })?;
-    CredentialProviders::read(path, &text, Some(&settings.bin_dir))
+/// Returns the state of a file; `None` when it cannot be seen. Blocking.
+fn state_of(path: &Path) -> Option<Seen> {
+    let data = std::fs::metadata(path).ok()?;
+    Some((
+        data.mtime(),
+        data.mtime_nsec(),
+        data.size(),
+        data.ino(),
+        data.dev(),
+    ))
 }
 
 impl Provider {
     /// The provider of `config`, whose program is in `bin_dir`; without that, nothing can be run.
     fn new(config: ProviderConfig, bin_dir: Option<&Path>) -> Result<Self, String> {
+        let whole = config.clone();
         let name = config.name;
         let in_provider = |what: String| format!("provider {name:?}: {what}");
         if name.is_empty() || name.contains(['/', '\\', ' ']) || name == "." || name == ".." {
@@ -435,6 +441,7 @@ impl Provider {
             .map_err(|error| in_provider(format!("defaultCacheDuration: {error}")))?;
         let program = bin_dir.map_or_else(|| PathBuf::from(&name), |dir| dir.join(&name));
         Ok(Self {
+            config: whole,
             program,
             match_images: config.match_images,
             default_cache,

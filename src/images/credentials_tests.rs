@@ -38,31 +38,42 @@ impl World {
         }
     }
 
-    fn load(&self, provider: &str) -> Result<CredentialProviders, CredentialError> {
+    fn settings(&self) -> CredentialSettings {
+        CredentialSettings {
+            config: self.dir.path().join("config.yaml"),
+            bin_dir: self.dir.path().to_owned(),
+        }
+    }
+
+    fn write(&self, providers: &str) {
         let config = self.dir.path().join("config.yaml");
         let text = format!(
-            "apiVersion: kubelet.config.k8s.io/v1\nkind: CredentialProviderConfig\nproviders:\n- {provider}\n"
+            "apiVersion: kubelet.config.k8s.io/v1\nkind: CredentialProviderConfig\nproviders:\n{providers}\n"
         );
         std::fs::write(&config, text).unwrap();
-        let settings = CredentialSettings {
-            config,
-            bin_dir: self.dir.path().to_owned(),
-        };
-        CredentialProviders::load(&settings, self.clock.clone())
+    }
+
+    fn load(&self, provider: &str) -> CredentialProviders {
+        self.write(&format!("- {provider}"));
+        CredentialProviders::load(&self.settings(), self.clock.clone())
     }
 
     fn providers(&self) -> CredentialProviders {
-        self.load(
-            "{name: helper, apiVersion: credentialprovider.kubelet.k8s.io/v1, defaultCacheDuration: 10m, \
-             matchImages: [\"*.registry.io\"], args: [get], env: [{name: WHO, value: ann}]}",
-        )
-        .unwrap()
+        self.load(&provider("ann"))
     }
 
     fn runs(&self) -> usize {
         let text = std::fs::read_to_string(self.dir.path().join("runs")).unwrap_or_default();
         text.lines().count()
     }
+}
+
+/// The entry of the program, for a user.
+fn provider(who: &str) -> String {
+    format!(
+        "{{name: helper, apiVersion: credentialprovider.kubelet.k8s.io/v1, defaultCacheDuration: 10m, \
+         matchImages: [\"*.registry.io\"], args: [get], env: [{{name: WHO, value: {who}}}]}}"
+    )
 }
 
 fn answer(key: &str, more: &str) -> String {
@@ -130,7 +141,7 @@ async fn a_program_that_fails_gives_nothing_and_is_asked_again() {
     ] {
         let world = World::new(script);
         let providers = world.providers();
-        let provider = &providers.providers.get().unwrap()[0];
+        let provider = Arc::clone(&providers.known().providers[0]);
         let error = provider
             .provide("a.registry.io/x", &*world.clock, TIMEOUT)
             .await
@@ -162,11 +173,8 @@ async fn what_a_program_has_started_is_killed_with_it() {
     let world = World::new("exec 3>\"$ALIVE\"; echo up >&3; sleep 600 & sleep 600");
     let fifo = world.dir.path().join("alive");
     nix::unistd::mkfifo(&fifo, nix::sys::stat::Mode::S_IRWXU).unwrap();
-    let mut providers = world.providers();
-    providers.providers.get_mut().unwrap()[0].env.push(EnvVar {
-        name: "ALIVE".to_owned(),
-        value: fifo.display().to_string(),
-    });
+    let alive = format!("env: [{{name: ALIVE, value: {}}}, ", fifo.display());
+    let providers = world.load(&provider("ann").replace("env: [", &alive));
     // All of them hold the pipe open; its end says that none is left.
     let (tell, mut heard) = tokio::sync::mpsc::unbounded_channel();
     std::thread::spawn(move || {
@@ -190,15 +198,15 @@ async fn what_a_program_has_started_is_killed_with_it() {
 async fn an_answer_without_end_is_refused_and_error_output_is_drained() {
     let world = World::new("yes");
     let providers = world.providers();
-    let asked =
-        providers.providers.get().unwrap()[0].provide("a.registry.io/x", &*world.clock, TIMEOUT);
+    let provider = Arc::clone(&providers.known().providers[0]);
+    let asked = provider.provide("a.registry.io/x", &*world.clock, TIMEOUT);
     let error = asked.await.unwrap_err().to_string();
     assert!(error.contains("more than 1048576 bytes"), "{error}");
 
     let world = World::new("echo cause >&2; yes | head -c 2000000 >&2; exit 3");
     let providers = world.providers();
-    let asked =
-        providers.providers.get().unwrap()[0].provide("a.registry.io/x", &*world.clock, TIMEOUT);
+    let provider = Arc::clone(&providers.known().providers[0]);
+    let asked = provider.provide("a.registry.io/x", &*world.clock, TIMEOUT);
     let error = asked.await.unwrap_err();
     let (told, logged) = (error.to_string(), causes(&error));
     assert!(told.ends_with("it ended with exit status: 3"), "{told}");
@@ -248,37 +256,82 @@ async fn a_program_runs_in_that_environment() {
     }
 }
 
-#[test]
-fn a_wrong_configuration_is_told() {
-    let world = World::new("");
+#[tokio::test]
+async fn an_entry_that_cannot_be_used_is_told_to_pods_that_need_it_and_the_others_work() {
+    let world = World::new(&answer("Image", ""));
     let version = "apiVersion: credentialprovider.kubelet.k8s.io/v1";
     let rest = "defaultCacheDuration: 1m, matchImages: [x.io]";
-    for (provider, word) in [
+    for (bad, word) in [
         (
             format!("{{name: ../helper, {version}, {rest}}}"),
             "without path",
         ),
-        (format!("{{name: helper, apiVersion: v9, {rest}}}"), "v9"),
+        (format!("{{name: odd, apiVersion: v9, {rest}}}"), "v9"),
         (
-            format!("{{name: helper, {version}, defaultCacheDuration: 1m, matchImages: []}}"),
-            "matchImages",
-        ),
-        (
-            format!("{{name: helper, {version}, defaultCacheDuration: soon, matchImages: [x]}}"),
+            format!("{{name: odd, {version}, defaultCacheDuration: soon, matchImages: [x.io]}}"),
             "defaultCacheDuration",
         ),
         (
-            format!("{{name: helper, {version}, {rest}, tokenAttributes: {{}}}}"),
+            format!("{{name: odd, {version}, {rest}, tokenAttributes: {{}}}}"),
             "tokenAttributes",
         ),
         (
-            format!("{{name: helper, {version}, {rest}, unknown: 1}}"),
+            format!("{{name: odd, {version}, {rest}, unknown: 1}}"),
             "unknown",
         ),
     ] {
-        let text = world.load(&provider).unwrap_err().to_string();
-        assert!(text.contains(word), "{text}");
+        let text = format!("- {}\n- {bad}", provider("ann"));
+        world.write(&text);
+        let settings = world.settings();
+        let file = std::fs::read_to_string(&settings.config).unwrap();
+        let checked = CredentialProviders::check(&settings.config, &file, None).unwrap_err();
+        assert!(checked.to_string().contains(word), "{checked}");
+        let providers = CredentialProviders::load(&settings, world.clock.clone());
+        let (found, failures) = providers.lookup("a.registry.io/x").await;
+        assert_eq!((found.len(), failures.len()), (1, 0), "{failures:?}");
+        let (found, failures) = providers.lookup("x.io/x").await;
+        assert!(found.is_empty());
+        assert_eq!(failures.len(), 1);
+        let path = settings.config.to_str().unwrap();
+        assert!(
+            failures[0].contains(word) && failures[0].contains(path),
+            "{failures:?}"
+        );
     }
+}
+
+#[tokio::test]
+async fn a_configuration_that_changes_is_read_again() {
+    let world = World::new(&answer("Image", ""));
+    let providers = world.providers();
+    let user = async || {
+        let (found, failures) = providers.lookup("a.registry.io/x").await;
+        let user = found.first().map(|one| one.username.clone());
+        (user.unwrap_or_default(), failures)
+    };
+    assert_eq!(user().await, ("ann".to_owned(), vec![]));
+    world.write(&format!("- {}", provider("barbara")));
+    assert_eq!(user().await, ("barbara".to_owned(), vec![]));
+    assert_eq!(world.runs(), 2);
+
+    // What did not change keeps its answers.
+    let more = provider("carl").replace("helper", "other");
+    world.write(&format!("- {}\n- {more}", provider("barbara")));
+    let (found, failures) = providers.lookup("a.registry.io/x").await;
+    assert_eq!((found.len(), failures.len(), world.runs()), (1, 1, 2));
+
+    // A file that cannot be used changes nothing, and is told to pods.
+    world.write("{");
+    let (name, failures) = user().await;
+    assert_eq!(name, "barbara");
+    assert!(failures[0].contains("config.yaml"), "{failures:?}");
+    std::fs::remove_file(world.settings().config).unwrap();
+    let (name, failures) = user().await;
+    assert_eq!(name, "barbara");
+    assert!(failures[0].contains("No such file"), "{failures:?}");
+    world.write(&format!("- {}", provider("barbara")));
+    assert_eq!(user().await, ("barbara".to_owned(), vec![]));
+    assert_eq!(world.runs(), 2);
 }
 
 #[test]
@@ -329,7 +382,7 @@ async fn what_is_missing_at_the_start_is_used_once_it_exists() {
         config: config.clone(),
         bin_dir: world.dir.path().to_owned(),
     };
-    let providers = CredentialProviders::load(&settings, world.clock.clone()).unwrap();
+    let providers = CredentialProviders::load(&settings, world.clock.clone());
     let (_, failures) = providers.lookup("a.registry.io/x").await;
     assert!(
         failures[0].contains("config.yaml: No such file"),

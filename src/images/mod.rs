@@ -34,6 +34,7 @@ mod inputs;
 mod keyring;
 mod node_login;
 mod preload;
+mod provider_config;
 mod prune;
 mod pulls;
 mod records;

@@ -637,7 +637,7 @@ async fn a_credential_provider_that_fails_is_named_in_an_event_of_the_pod() {
     )
     .unwrap();
     let (clock, metrics) = (world.clock.clone(), Metrics::default());
-    let providers = CredentialProviders::load(&settings, clock.clone()).unwrap();
+    let providers = CredentialProviders::load(&settings, clock.clone());
     let manager = ImageManager::new(ImageConfig::default(), clock, metrics);
     world.manager = Arc::new(manager.with_credential_providers(Arc::new(providers)));
     world.ensure(&pod("u", "r.io/x:1", "Always")).await.unwrap();
