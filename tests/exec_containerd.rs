@@ -20,7 +20,7 @@ use holdfast::images::{ImageConfig, ImageManager, PullInputs};
 use holdfast::kuberuntime::attempt_files::{self, Owner};
 use holdfast::kuberuntime::container_config::{self, ContainerInputs};
 use holdfast::kuberuntime::cri::{CriClient, CriTimeouts};
-use holdfast::kuberuntime::dns::{DnsConfigurer, ResolvConf};
+use holdfast::kuberuntime::dns::{DnsConfigurer, ResolvConf, Unfilled};
 use holdfast::kuberuntime::env::{self, EnvInputs};
 use holdfast::kuberuntime::gc::{GcPolicy, Remover};
 use holdfast::kuberuntime::kill::{Condemned, Killer};
@@ -95,6 +95,7 @@ fn world(test: &str) -> World {
         cluster_dns: vec!["10.96.0.10".to_owned()],
         cluster_domain: "cluster.local".to_owned(),
         resolv_conf: None,
+        unfilled: Unfilled::default(),
     };
     World {
         cri: CriClient::new(

@@ -17,7 +17,7 @@ use crate::cm::{CgroupConfig, CgroupDriver, CgroupError, CgroupManager, CgroupVe
 use crate::kubeletconfig::{
     self, AgentConfig, KubeletConfiguration, MemoryReservation, SwapBehavior,
 };
-use crate::kuberuntime::dns::DnsConfigurer;
+use crate::kuberuntime::dns::{DnsConfigurer, Unfilled};
 use crate::kuberuntime::node_context::NodeContext;
 use crate::kuberuntime::resources::MemoryRules;
 use crate::kuberuntime::selinux;
@@ -351,6 +351,7 @@ pub(super) fn context(
         cluster_dns: servers.collect(),
         cluster_domain: kubelet.cluster_domain.clone(),
         resolv_conf: (kubelet.resolv_conf.clone()).filter(|path| !path.as_os_str().is_empty()),
+        unfilled: Unfilled::default(),
     };
     let mut context = NodeContext::new(config.node_name.clone(), config.root_dir.clone());
     context.pod_log_root = config.pod_logs_dir().to_path_buf();

@@ -6,13 +6,15 @@
 
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use k8s_cri::v1;
 use k8s_openapi::api::core::v1::{Pod, PodDNSConfig};
 
 use super::node_file;
-use crate::types::PodExt;
 use crate::types::events::{Event, EventType};
+use crate::types::{PodExt, Stamp};
 
 /// Most nameservers a resolver reads.
 pub const MAX_NAMESERVERS: usize = 3;
@@ -20,6 +22,9 @@ pub const MAX_NAMESERVERS: usize = 3;
 pub const MAX_SEARCH_PATHS: usize = 32;
 /// Most characters of all search paths, joined by spaces.
 pub const MAX_SEARCH_CHARS: usize = 2048;
+
+/// Time for which pods wait for a file that names no server.
+const FILLING: Duration = Duration::from_secs(60);
 
 /// Why a pod has no DNS settings.
 #[derive(Debug, thiserror::Error)]
@@ -32,6 +37,19 @@ pub enum DnsError {
         /// Why.
         #[source]
         source: io::Error,
+    },
+    /// The node's file names no server yet.
+    #[error(
+        "resolver configuration {} names no nameserver, so the pod would have none either; the file is waited for, for {} s at \
+         most, then the pod starts without. Is the network up?",
+        path.display(),
+        FILLING.as_secs()
+    )]
+    NoServer {
+        /// The file.
+        path: PathBuf,
+        /// Time left to wait for it.
+        left: Duration,
     },
     /// The pod names a policy that does not exist.
     #[error(
@@ -84,6 +102,24 @@ impl ResolvConf {
     }
 }
 
+/// Time since which the node's file names no server. At boot it may not be filled yet, and a DHCP client may write it anew; a
+/// sandbox keeps what was there when it was made. Cheap to clone; clones share it.
+#[derive(Clone, Debug, Default)]
+pub struct Unfilled(Arc<Mutex<Option<Stamp>>>);
+
+impl Unfilled {
+    /// Notes whether the file names a server at `now`. Returns how long one that names none is to be waited for.
+    fn observe(&self, has_server: bool, now: Stamp) -> Option<Duration> {
+        let mut since = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        *since = match has_server {
+            true => None,
+            false => since.or(Some(now)),
+        };
+        let left = FILLING.checked_sub(now.since((*since)?))?;
+        (!left.is_zero()).then_some(left)
+    }
+}
+
 /// DNS settings of the node.
 #[derive(Clone, Debug, Default)]
 pub struct DnsConfigurer {
@@ -93,6 +129,8 @@ pub struct DnsConfigurer {
     pub cluster_domain: String,
     /// `resolvConf`: the node's resolver configuration; `None` = the node's resolver is not for pods.
     pub resolv_conf: Option<PathBuf>,
+    /// Time since which that names no server.
+    pub unfilled: Unfilled,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -155,6 +193,31 @@ impl DnsConfigurer {
             append(&mut dns, own);
         }
         fit(pod, &mut dns, &mut events);
+        Ok((dns, events))
+    }
+
+    /// Settings of a sandbox that is made at `now`, as [`Self::pod_dns`] has them. A pod that would have no server, because the
+    /// node's file names none, waits for a minute; then it starts as upstream starts it. Every agent waits anew: the file
+    /// may be filled later at each boot.
+    ///
+    /// # Errors
+    /// When the policy is none that exists, or the pod waits.
+    pub fn sandbox_dns(
+        &self,
+        pod: &Pod,
+        host: &ResolvConf,
+        now: Stamp,
+    ) -> Result<(v1::DnsConfig, Vec<Event>), DnsError> {
+        let (dns, events) = self.pod_dns(pod, host)?;
+        if let Some(path) = self.resolv_conf.as_ref().filter(|_| Self::needs_host(pod)) {
+            let left = self.unfilled.observe(!host.servers.is_empty(), now);
+            if let Some(left) = left.filter(|_| dns.servers.is_empty()) {
+                return Err(DnsError::NoServer {
+                    path: path.clone(),
+                    left,
+                });
+            }
+        }
         Ok((dns, events))
     }
 
@@ -287,6 +350,7 @@ mod tests {
     use std::fs;
 
     use super::*;
+    use crate::types::BootId;
     use serde_json::json;
 
     fn pod(spec: serde_json::Value) -> Pod {
@@ -303,7 +367,54 @@ mod tests {
             cluster_dns: vec!["10.96.0.10".to_owned()],
             cluster_domain: "cluster.local".to_owned(),
             resolv_conf: Some("/etc/resolv.conf".into()),
+            unfilled: Unfilled::default(),
         }
+    }
+
+    fn at(seconds: i64) -> Stamp {
+        Stamp {
+            boot: BootId(1),
+            boottime_ms: seconds * 1000,
+            wall_ms: 0,
+        }
+    }
+
+    #[test]
+    fn a_file_without_a_server_is_waited_for_a_minute_by_pods_that_need_it() {
+        let cluster = json!({});
+        let host = json!({"dnsPolicy": "Default"});
+        let own = json!({"dnsPolicy": "Default", "dnsConfig": {"nameservers": ["9.9.9.9"]}});
+        let none = json!({"dnsPolicy": "None"});
+        let dns = configurer();
+        let empty = ResolvConf::parse(b"# nothing yet\nsearch lan\n");
+        let waits = |spec: &serde_json::Value, file: &ResolvConf, second| match dns.sandbox_dns(
+            &pod(spec.clone()),
+            file,
+            at(second),
+        ) {
+            Ok(_) => None,
+            Err(DnsError::NoServer { left, .. }) => Some(left.as_secs()),
+            Err(other) => panic!("{other}"),
+        };
+        for spec in [&cluster, &own, &none] {
+            assert_eq!(waits(spec, &empty, 100), None, "{spec}");
+        }
+        assert_eq!(waits(&host, &empty, 110), Some(50));
+        assert_eq!(waits(&host, &empty, 159), Some(1));
+        assert_eq!(
+            waits(&host, &empty, 160),
+            None,
+            "as upstream, without a server"
+        );
+        assert_eq!(waits(&host, &empty, 900), None);
+        // A file that was filled and is empty again is being written.
+        assert_eq!(waits(&host, &of_node(), 901), None);
+        assert_eq!(waits(&host, &empty, 902), Some(60));
+        assert_eq!(waits(&host, &of_node(), 903), None);
+        let mut without = configurer();
+        without.resolv_conf = None;
+        let made = without.sandbox_dns(&pod(host), &ResolvConf::default(), at(0));
+        assert_eq!(made.unwrap().0.servers, ["127.0.0.1"]);
     }
 
     fn of_node() -> ResolvConf {

@@ -357,8 +357,12 @@ fn record_failure(
     context.recorder.record(event);
 }
 
-/// The pod's DNS settings, by the node's resolver configuration as it is now.
-async fn dns_of(context: &WorkerContext, pod: &Pod) -> Result<(v1::DnsConfig, Vec<Event>), String> {
+/// The pod's DNS settings, by the node's resolver configuration as it is now; `is_new`: of a sandbox that is to be made.
+async fn dns_of(
+    context: &WorkerContext,
+    pod: &Pod,
+    is_new: bool,
+) -> Result<(v1::DnsConfig, Vec<Event>), String> {
     let dns = &context.node.dns;
     let host = if DnsConfigurer::needs_host(pod) {
         let of = dns.clone();
@@ -368,7 +372,11 @@ async fn dns_of(context: &WorkerContext, pod: &Pod) -> Result<(v1::DnsConfig, Ve
     } else {
         ResolvConf::default()
     };
-    dns.pod_dns(pod, &host).map_err(|error| error.to_string())
+    let made = match is_new {
+        true => dns.sandbox_dns(pod, &host, context.clock.now()),
+        false => dns.pod_dns(pod, &host),
+    };
+    made.map_err(|error| error.to_string())
 }
 
 async fn sandbox(
@@ -394,7 +402,7 @@ async fn sandbox(
             format!("Failed to create pod sandbox: {why}"),
         ));
     };
-    let (dns, events) = match dns_of(context, pod).await {
+    let (dns, events) = match dns_of(context, pod, actions.create_sandbox.is_some()).await {
         Ok(dns) => dns,
         // A sandbox that runs has its settings already: its containers need none of the node.
         Err(_) if actions.create_sandbox.is_none() => Default::default(),
