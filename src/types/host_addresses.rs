@@ -1,10 +1,10 @@
 //! Addresses of this machine, which change: DHCP renews them, a modem dials in again, a cable is plugged in late.
 
+use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use nix::ifaddrs::getifaddrs;
-use nix::sys::socket::SockaddrStorage;
+use super::interfaces::{self, Address};
 
 /// Returns the node's addresses whenever they are needed. Asks the kernel each time, which sends nothing and takes some
 /// microseconds. Cheap to clone; clones remember the same last addresses.
@@ -21,6 +21,8 @@ struct Inner {
 struct Known {
     /// The addresses found last: a node whose network is away keeps its name and its addresses.
     last: Vec<IpAddr>,
+    /// The addresses that an earlier run of the agent reported.
+    recorded: Vec<IpAddr>,
     /// Those that the node's name stands for; `None` until that was looked up.
     of_name: Option<Vec<IpAddr>>,
 }
@@ -47,6 +49,7 @@ impl HostAddresses {
     fn with(source: Source, last: Vec<IpAddr>) -> Self {
         let known = Known {
             last,
+            recorded: Vec::new(),
             of_name: None,
         };
         Self(Arc::new(Inner {
@@ -59,6 +62,7 @@ impl HostAddresses {
     pub fn remember(&self, reported: Vec<IpAddr>) {
         let mut known = self.known();
         if known.last.is_empty() {
+            known.recorded.clone_from(&reported);
             known.last = reported;
         }
     }
@@ -73,9 +77,13 @@ impl HostAddresses {
         self.known().of_name = Some(addresses);
     }
 
-    /// Stops waiting for the first answer about the node's name.
+    /// Stops waiting for the first answer about the node's name. An address that was reported before stays, as long as the
+    /// machine has it: a name server that is away is no reason to move.
     pub fn do_without_name(&self) {
-        self.known().of_name.get_or_insert_default();
+        let mut known = self.known();
+        if known.of_name.is_none() {
+            known.of_name = Some(known.recorded.clone());
+        }
     }
 
     fn known(&self) -> MutexGuard<'_, Known> {
@@ -94,11 +102,12 @@ impl HostAddresses {
     }
 
     /// Returns the addresses that this machine has now, primary first: those given, else one that the node's name stands
-    /// for, else the one that packets to other networks leave from. Until the name was looked up, the address found last
-    /// stays, as long as the machine has it. Upstream: `NodeAddress`, `validateNodeIP`.
+    /// for, else the one that packets to other networks leave from, else the only one that is on an interface of its own. An
+    /// address of a bridge or another interface of pods counts only where there is nothing else. Until the name was looked
+    /// up, the address found last stays, as long as the machine has it. Upstream: `NodeAddress`, `validateNodeIP`.
     ///
     /// # Errors
-    /// Why there are none: no route to other networks, or a given address that this machine does not have.
+    /// Why there are none: no address that stands out, or a given address that this machine does not have.
     pub fn find(&self) -> Result<Vec<IpAddr>, String> {
         let mut known = self.known();
         match &self.0.source {
@@ -131,9 +140,9 @@ impl HostAddresses {
             return first;
         }
         // A machine that cannot list its interfaces has no address that is known to be there.
-        let interfaces = of_interfaces().unwrap_or_default();
+        let there = interfaces::addresses().unwrap_or_default();
         let mut known = self.given().chain(last);
-        let there = known.find(|ip| ip.is_loopback() || interfaces.contains(ip));
+        let there = known.find(|ip| ip.is_loopback() || has(&there, *ip));
         there.unwrap_or(Ipv4Addr::LOCALHOST.into())
     }
 
@@ -154,39 +163,85 @@ fn named(given: &[IpAddr]) -> impl Iterator<Item = IpAddr> {
     given.iter().copied().filter(|ip| !ip.is_unspecified())
 }
 
+fn has(there: &[Address], ip: IpAddr) -> bool {
+    there.iter().any(|one| one.ip == ip)
+}
+
 fn addresses(given: &[IpAddr], likely: &[IpAddr]) -> Result<Vec<IpAddr>, String> {
     let named: Vec<IpAddr> = named(given).collect();
+    let there = interfaces::addresses()?;
     if named.is_empty() {
-        let interfaces = match likely {
-            [] => Vec::new(),
-            _ => of_interfaces()?,
-        };
-        if let Some(likely) = preferred(given, likely, &interfaces) {
-            return Ok(vec![likely]);
-        }
-        return outgoing_address(given).map(|ip| vec![ip]).ok_or_else(|| {
-            "the machine has no route to other networks; name its address with --node-ip".to_owned()
+        let chosen = choose(
+            given,
+            likely,
+            &there,
+            outgoing_address(given),
+            interfaces::is_inner,
+        );
+        return chosen.map(|ip| vec![ip]).ok_or_else(|| {
+            "the machine has no route to other networks, and not exactly one address on an interface of its own; name its \
+             address with --node-ip"
+                .to_owned()
         });
     }
-    let interfaces = of_interfaces()?;
     for ip in &named {
-        check_address(*ip, &interfaces)?;
+        check_address(*ip, &there)?;
     }
     Ok(named)
 }
 
-/// Returns the first of these addresses that this machine has and others can reach, IPv4 before IPv6 unless an IPv6 address
-/// was given.
-fn preferred(given: &[IpAddr], likely: &[IpAddr], interfaces: &[IpAddr]) -> Option<IpAddr> {
-    let wants_v6 = given.first().is_some_and(IpAddr::is_ipv6);
-    let usable = || {
-        likely
-            .iter()
-            .copied()
-            .filter(|ip| !ip.is_unspecified() && check_address(*ip, interfaces).is_ok())
+/// Chooses the node's address among the `likely` ones, the `outgoing` one, and those that are `there`. IPv4 before IPv6 unless
+/// an IPv6 address was given.
+fn choose(
+    given: &[IpAddr],
+    likely: &[IpAddr],
+    there: &[Address],
+    outgoing: Option<IpAddr>,
+    is_inner: impl Fn(&str) -> bool,
+) -> Option<IpAddr> {
+    let is_of_pods = |ip: IpAddr| {
+        let mut on = there.iter().filter(|one| one.ip == ip);
+        on.any(|one| is_inner(&one.interface))
     };
-    let of_family = usable().find(|ip| ip.is_ipv6() == wants_v6);
-    of_family.or_else(|| usable().next())
+    let usable = |ip: &IpAddr| !ip.is_unspecified() && check_address(*ip, there).is_ok();
+    let likely: Vec<IpAddr> = likely.iter().copied().filter(usable).collect();
+    let own: Vec<IpAddr> = (likely.iter().copied())
+        .filter(|ip| !is_of_pods(*ip))
+        .collect();
+    preferred(given, &own)
+        .or(outgoing)
+        .or_else(|| {
+            let up = there.iter().filter(|one| one.is_up);
+            let usable = up.map(|one| one.ip).filter(usable);
+            only(
+                given,
+                &usable.filter(|ip| !is_of_pods(*ip)).collect::<Vec<_>>(),
+            )
+        })
+        .or_else(|| preferred(given, &likely))
+}
+
+fn wants_v6(given: &[IpAddr]) -> bool {
+    given.first().is_some_and(IpAddr::is_ipv6)
+}
+
+/// Returns the first of these addresses, of the wanted family if there is one.
+fn preferred(given: &[IpAddr], ips: &[IpAddr]) -> Option<IpAddr> {
+    let of_family = ips.iter().find(|ip| ip.is_ipv6() == wants_v6(given));
+    of_family.or_else(|| ips.first()).copied()
+}
+
+/// Returns the only address of the wanted family, or of the other one where that has none.
+fn only(given: &[IpAddr], ips: &[IpAddr]) -> Option<IpAddr> {
+    let of_family = |v6: bool| {
+        let of = ips.iter().copied().filter(|ip| ip.is_ipv6() == v6);
+        of.collect::<BTreeSet<IpAddr>>()
+    };
+    let mut of = of_family(wants_v6(given));
+    if of.is_empty() {
+        of = of_family(!wants_v6(given));
+    }
+    of.first().copied().filter(|_| of.len() == 1)
 }
 
 /// Returns the address that packets to other networks leave from, IPv4 before IPv6 unless an IPv6 address was given.
@@ -212,19 +267,7 @@ fn leaves_from(elsewhere: SocketAddr) -> Option<IpAddr> {
     (!ip.is_loopback() && !ip.is_unspecified()).then_some(ip)
 }
 
-/// Returns the addresses of the machine's interfaces. The kernel may let a program bind others too
-/// (`net.ipv4.ip_nonlocal_bind`), at which nothing reaches this machine.
-fn of_interfaces() -> Result<Vec<IpAddr>, String> {
-    let all = getifaddrs()
-        .map_err(|error| format!("cannot list the addresses of the network interfaces: {error}"))?;
-    let ip = |address: SockaddrStorage| -> Option<IpAddr> {
-        let v4 = address.as_sockaddr_in().map(|v4| IpAddr::V4(v4.ip()));
-        v4.or_else(|| address.as_sockaddr_in6().map(|v6| IpAddr::V6(v6.ip())))
-    };
-    Ok(all.filter_map(|one| ip(one.address?)).collect())
-}
-
-fn check_address(ip: IpAddr, interfaces: &[IpAddr]) -> Result<(), String> {
+fn check_address(ip: IpAddr, there: &[Address]) -> Result<(), String> {
     let link_local = match ip {
         IpAddr::V4(ip) => ip.is_link_local(),
         IpAddr::V6(ip) => ip.is_unicast_link_local(),
@@ -235,7 +278,7 @@ fn check_address(ip: IpAddr, interfaces: &[IpAddr]) -> Result<(), String> {
         "is a multicast address"
     } else if link_local {
         "is a link-local address"
-    } else if !interfaces.contains(&ip) {
+    } else if !has(there, ip) {
         "is on no network interface of this machine"
     } else {
         return Ok(());
@@ -251,6 +294,97 @@ mod tests {
 
     fn of(texts: &[&str]) -> HostAddresses {
         HostAddresses::of_machine(texts.iter().map(|text| text.parse().unwrap()).collect())
+    }
+
+    fn address(ip: &str, interface: &str) -> Address {
+        Address {
+            ip: ip.parse().unwrap(),
+            interface: interface.to_owned(),
+            is_up: !interface.starts_with("down"),
+        }
+    }
+
+    #[test]
+    fn the_nodes_address_is_one_that_stands_out() {
+        let (own, other, v6) = ("192.0.2.1", "198.51.100.1", "2001:db8::1");
+        let (bridge, local, gone) = ("10.88.0.1", "127.0.1.1", "192.0.2.9");
+        let there = [
+            ("127.0.0.1", "lo"),
+            (own, "eth0"),
+            ("fe80::1", "eth0"),
+            (bridge, "cni0"),
+        ];
+        let two = [&there[..], &[(other, "eth1")]].concat();
+        let dual = [&there[..], &[(v6, "eth0")]].concat();
+        let only_v6 = [("127.0.0.1", "lo"), (v6, "eth0")];
+        let only_bridge = [("127.0.0.1", "lo"), (bridge, "cni0")];
+        let down = [(own, "down0"), (other, "eth1")];
+        type Case<'a> = (
+            &'a [(&'a str, &'a str)],
+            &'a [&'a str],
+            Option<&'a str>,
+            Option<&'a str>,
+        );
+        let cases: &[Case<'_>] = &[
+            // What the name stands for, then the default route, then the only address.
+            (&two, &[other], Some(own), Some(other)),
+            (&there, &[local], Some(own), Some(own)),
+            (&there, &[local], None, Some(own)),
+            (&there, &[], None, Some(own)),
+            (&two, &[], None, None),
+            (&two, &[own], None, Some(own)),
+            // As nss-myhostname names them: all that there are.
+            (&there, &[bridge, own], None, Some(own)),
+            (&there, &[bridge], Some(own), Some(own)),
+            (&there, &[bridge], None, Some(own)),
+            (&two, &[bridge], None, Some(bridge)),
+            (&only_bridge, &[], None, None),
+            (&only_bridge, &[bridge], None, Some(bridge)),
+            (&dual, &[v6, own], None, Some(own)),
+            (&dual, &[], None, Some(own)),
+            (&only_v6, &[], None, Some(v6)),
+            (&down, &[], None, Some(other)),
+            // An address on record that is gone.
+            (&two, &[gone], Some(other), Some(other)),
+            (&[], &[own], None, None),
+        ];
+        for (there, likely, outgoing, want) in cases {
+            let parse = |ip: &&str| ip.parse::<IpAddr>().unwrap();
+            let on: Vec<Address> = there.iter().map(|(ip, on)| address(ip, on)).collect();
+            let names: Vec<IpAddr> = likely.iter().map(parse).collect();
+            let chosen = choose(&[], &names, &on, outgoing.as_ref().map(parse), |on| {
+                on == "cni0"
+            });
+            assert_eq!(
+                chosen,
+                want.as_ref().map(parse),
+                "{there:?} {likely:?} {outgoing:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn an_address_on_record_stays_while_the_name_cannot_be_looked_up() {
+        // Of this machine, and not the one of the default route.
+        let Some(here) = interfaces::addresses().unwrap().into_iter().find(|one| {
+            let there = std::slice::from_ref(one);
+            check_address(one.ip, there).is_ok()
+        }) else {
+            return; // A machine without a network.
+        };
+        let node = of(&[]);
+        node.remember(vec![here.ip]);
+        node.do_without_name();
+        assert_eq!(node.known().of_name.as_deref(), Some(&[here.ip][..]));
+        // An answer counts for more.
+        node.set_of_name(Vec::new());
+        node.do_without_name();
+        assert_eq!(node.known().of_name.as_deref(), Some(&[][..]));
+        // What this run has found itself is no record.
+        let fresh = of(&[]);
+        drop(fresh.find());
+        fresh.do_without_name();
+        assert_eq!(fresh.known().of_name.as_deref(), Some(&[][..]));
     }
 
     #[test]
@@ -271,7 +405,9 @@ mod tests {
     fn an_address_that_may_only_be_bound_is_none_of_this_machine() {
         let elsewhere: IpAddr = "192.0.2.77".parse().unwrap();
         let here: IpAddr = "192.0.2.78".parse().unwrap();
-        assert_eq!(preferred(&[], &[elsewhere, here], &[here]), Some(here));
+        let there = [address("192.0.2.78", "eth0")];
+        let chosen = choose(&[], &[elsewhere, here], &there, None, |_| false);
+        assert_eq!(chosen, Some(here));
         // A network namespace of a thread's own, as root.
         let in_own_network = std::thread::spawn(move || {
             unshare(CloneFlags::CLONE_NEWNET).ok()?;
@@ -324,8 +460,9 @@ mod tests {
         assert_eq!(node.find().unwrap(), route);
         let mut both = unusable.to_vec();
         both.extend(&route);
-        let interfaces = of_interfaces().unwrap();
-        assert_eq!(preferred(&[], &both, &interfaces), route.first().copied());
+        let there = interfaces::addresses().unwrap();
+        let chosen = choose(&[], &both, &there, None, |_| false);
+        assert_eq!(chosen, route.first().copied());
         // Before the first answer, the address that was reported before stays.
         let again = of(&[]);
         again.remember(route.clone());

@@ -16,6 +16,7 @@ pub mod cpu_set;
 pub mod events;
 pub mod file_system;
 pub mod host_addresses;
+mod interfaces;
 pub mod json;
 pub mod metrics;
 pub mod mountinfo;
