@@ -377,11 +377,36 @@ fn log_rotation_is_configured_and_checked() {
 }
 
 #[test]
-fn duplicate_key_names_line_and_key() {
+fn of_a_duplicate_key_the_last_value_counts_with_a_warning() {
     let files = Files::new();
+    let path = files.config(
+        "config.yaml",
+        "maxPods: 50\nauthentication: {anonymous: {enabled: true}, webhook: {enabled: false}}\n\
+         registerWithTaints: [{key: a, effect: NoSchedule, key: b}]\n\
+         maxPods: 60\nauthentication: {webhook: {enabled: true}}\n",
+    );
+    let loaded = load::load(Some(&path), None).unwrap();
+    assert_eq!(loaded.config.max_pods, 60);
+    assert_eq!(loaded.config.register_with_taints[0].key, "b");
+    // The first object is gone with all that is in it.
+    assert!(!loaded.config.authentication.anonymous);
+    let warnings: Vec<_> = loaded.warnings.iter().map(ToString::to_string).collect();
+    let warnings: Vec<_> = warnings.iter().map(|text| files.plain(text)).collect();
+    let says = |field: &str, line| {
+        format!(
+            "{field}: is given twice: this value counts, and the one of line {line} does not; keep one of them"
+        )
+    };
     assert_eq!(
-        files.errors("maxPods: 50\nsyncFrequency: 10s\nmaxPods: 60\n"),
-        ["DIR/config.yaml:5:1: the key \"maxPods\" is given twice; keep one of them"]
+        warnings,
+        [
+            format!("DIR/config.yaml:6:1: {}", says("maxPods", 3)),
+            format!("DIR/config.yaml:7:1: {}", says("authentication", 4)),
+            format!(
+                "DIR/config.yaml:5:51: {}",
+                says("registerWithTaints[0].key", 5)
+            ),
+        ]
     );
 }
 

@@ -8,7 +8,7 @@ use super::decode::{Settings, overlay};
 use super::problem::{ConfigError, Origin, Problem, Warning};
 use super::types::KubeletConfiguration;
 use super::validate::validate;
-use super::yaml;
+use super::yaml::{self, Node};
 
 /// A configuration read from files alone, without flags.
 #[derive(Debug)]
@@ -92,7 +92,10 @@ pub(super) fn overlay_bytes(settings: &mut Settings, path: &Path, bytes: Vec<u8>
         }
     };
     match yaml::parse(&text) {
-        Ok(root) => overlay(settings, path, &root),
+        Ok(root) => {
+            warn_of_repeated(settings, path, &root);
+            overlay(settings, path, &root);
+        }
         Err(error) => {
             let origin = Origin::File {
                 path: path.to_owned(),
@@ -103,6 +106,24 @@ pub(super) fn overlay_bytes(settings: &mut Settings, path: &Path, bytes: Vec<u8>
                 .problems
                 .push(Problem::new(origin, "", error.message));
         }
+    }
+}
+
+/// Warns of keys that are given twice. Upstream decodes such a file leniently, with a warning.
+fn warn_of_repeated(settings: &mut Settings, path: &Path, root: &Node) {
+    for one in yaml::repeated(root) {
+        let (line, earlier) = (one.place.line, one.earlier.line);
+        settings.warnings.push(Warning {
+            origin: Origin::File {
+                path: path.to_owned(),
+                line,
+                column: one.place.column,
+            },
+            field: one.path,
+            message: format!(
+                "is given twice: this value counts, and the one of line {earlier} does not; keep one of them"
+            ),
+        });
     }
 }
 

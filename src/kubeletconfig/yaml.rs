@@ -1,8 +1,9 @@
 //! One YAML (or JSON) document as a tree in which every key and value knows its line and column.
 //!
-//! Duplicate keys, more than one document and inputs that blow up through aliases are errors of the
-//! parser. Scalars are typed by the YAML core schema, as `sigs.k8s.io/yaml` does.
+//! More than one document and inputs that blow up through aliases are errors of the parser. Of a key that is given
+//! twice, the last value counts, as upstream's lenient decoding has it. Scalars are typed by the YAML core schema, as `sigs.k8s.io/yaml` does.
 
+use std::collections::HashMap;
 use std::fmt;
 
 use serde::de::{Deserialize, Deserializer, MapAccess, SeqAccess, Visitor};
@@ -39,6 +40,8 @@ pub(super) struct Node {
 pub(super) struct Entry {
     pub(super) key: String,
     pub(super) place: Place,
+    /// Earlier place of the key in the same map, with another value that does not count.
+    pub(super) earlier: Option<Place>,
     pub(super) node: Node,
 }
 
@@ -82,6 +85,7 @@ pub(super) fn parse(text: &str) -> Result<Node, SyntaxError> {
     let options = serde_saphyr::options! {
         legacy_octal_numbers: true,
         with_snippet: false,
+        duplicate_keys: serde_saphyr::DuplicateKeyPolicy::LastWins,
         budget: serde_saphyr::budget! {
             max_events: 100_000,
             max_nodes: 50_000,
@@ -105,6 +109,50 @@ pub(super) fn parse(text: &str) -> Result<Node, SyntaxError> {
         })
 }
 
+/// A key that is given twice.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Repeated {
+    /// Its dotted path.
+    pub(super) path: String,
+    /// Place of the value that counts.
+    pub(super) place: Place,
+    /// Place of the key before that.
+    pub(super) earlier: Place,
+}
+
+/// Returns the keys that are given twice in one map.
+pub(super) fn repeated(root: &Node) -> Vec<Repeated> {
+    let mut found = Vec::new();
+    find_repeated("", root, &mut found);
+    found
+}
+
+/// The parser bounds how deep this goes.
+fn find_repeated(path: &str, node: &Node, found: &mut Vec<Repeated>) {
+    match &node.value {
+        Value::Map(entries) => {
+            for entry in entries {
+                let path = match path {
+                    "" => entry.key.clone(),
+                    path => format!("{path}.{}", entry.key),
+                };
+                found.extend(entry.earlier.map(|earlier| Repeated {
+                    path: path.clone(),
+                    place: entry.place,
+                    earlier,
+                }));
+                find_repeated(&path, &entry.node, found);
+            }
+        }
+        Value::List(items) => {
+            for (index, item) in items.iter().enumerate() {
+                find_repeated(&format!("{path}[{index}]"), item, found);
+            }
+        }
+        _ => {}
+    }
+}
+
 const TOO_MUCH: &str =
     "too many values, aliases or levels for a configuration; write it without aliases";
 
@@ -112,9 +160,6 @@ const TOO_MUCH: &str =
 fn one_line(error: &serde_saphyr::Error) -> String {
     use serde_saphyr::Error as E;
     match error.without_snippet() {
-        E::DuplicateMappingKey { key: Some(key), .. } => {
-            format!("the key {key:?} is given twice; keep one of them")
-        }
         E::MultipleDocuments { .. } => {
             "more than one YAML document; put each KubeletConfiguration into a file of its own"
                 .to_owned()
@@ -215,13 +260,25 @@ impl<'de> Visitor<'de> for ValueVisitor {
     }
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Value, A::Error> {
-        let mut entries = Vec::new();
+        let mut entries: Vec<Entry> = Vec::new();
+        let mut known: HashMap<String, usize> = HashMap::new();
         while let Some((key, node)) = map.next_entry::<Spanned<String>, Spanned<Value>>()? {
-            entries.push(Entry {
+            let mut entry = Entry {
                 key: key.value,
                 place: key.referenced.into(),
+                earlier: None,
                 node: node.into(),
-            });
+            };
+            match known.get(&entry.key).and_then(|at| entries.get_mut(*at)) {
+                Some(before) => {
+                    entry.earlier = Some(before.place);
+                    *before = entry;
+                }
+                None => {
+                    known.insert(entry.key.clone(), entries.len());
+                    entries.push(entry);
+                }
+            }
         }
         Ok(Value::Map(entries))
     }
