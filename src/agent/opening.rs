@@ -131,7 +131,7 @@ fn record_machine(options: &OpenOptions) {
         (boot::NODE_NAME_RECORD, node),
         (
             boot::MACHINE_RECORD,
-            boot::machine_record(&identity.machine_id),
+            boot::machine_record(&identity.machine_id, &options.dir),
         ),
     ];
     for (name, text) in records {

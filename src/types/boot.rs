@@ -11,6 +11,9 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
+use super::file_system::FileSystem;
+use super::hardware;
+
 /// A hash of a [`BootIdentity`]; two stamps with the same id share a boot-time clock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct BootId(pub u64);
@@ -107,60 +110,35 @@ struct MachineRecord {
 pub fn machine_id_of(state_dir: &Path) -> String {
     let recorded = fs::read(state_dir.join(MACHINE_RECORD)).ok();
     let recorded = recorded.and_then(|text| serde_json::from_slice(&text).ok());
-    known_as(recorded, machine_id(), hardware().as_deref())
+    known_as(recorded, machine_id(), hardware(state_dir).as_deref())
 }
 
-/// Returns the content of [`MACHINE_RECORD`] for the machine `machine_id`; `None` where the hardware has no number of
-/// its own.
-pub fn machine_record(machine_id: &str) -> Option<String> {
+/// Returns the content of [`MACHINE_RECORD`] for the machine `machine_id` with its store in `state_dir`; `None` where nothing
+/// else is known of it. Blocking.
+pub fn machine_record(machine_id: &str, state_dir: &Path) -> Option<String> {
     let record = MachineRecord {
         machine_id: machine_id.to_owned(),
-        hardware: hardware()?,
+        hardware: hardware(state_dir)?,
     };
     serde_json::to_string(&record).ok()
 }
 
 fn known_as(recorded: Option<MachineRecord>, machine_id: String, hardware: Option<&str>) -> String {
     match recorded {
-        Some(recorded) if Some(recorded.hardware.as_str()) == hardware => recorded.machine_id,
+        Some(recorded)
+            if hardware.is_some_and(|now| hardware::is_same(&recorded.hardware, now)) =>
+        {
+            recorded.machine_id
+        }
         _ => machine_id,
     }
 }
 
-/// The numbers that the firmware gives this machine; `None` where none of them is its own.
-fn hardware() -> Option<String> {
-    let read = |path: &str| {
-        let bytes = fs::read(path).ok()?;
-        let text = String::from_utf8_lossy(&bytes);
-        let text = text.trim_matches(|c: char| c == '\0' || c.is_whitespace());
-        (!text.is_empty()).then(|| text.to_lowercase())
-    };
-    let own = [
-        "/sys/class/dmi/id/product_uuid",
-        "/proc/device-tree/serial-number",
-    ]
-    .into_iter()
-    .filter_map(read)
-    .find(|number| is_own(number))?;
-    let more = [
-        "/sys/class/dmi/id/product_serial",
-        "/sys/class/dmi/id/board_serial",
-    ];
-    let all: Vec<String> = std::iter::once(own)
-        .chain(more.into_iter().filter_map(read))
-        .collect();
-    Some(all.join(" "))
-}
-
-/// Returns whether a number is that of one machine: makers leave it empty, or give all boards the same one.
-fn is_own(number: &str) -> bool {
-    const SHARED: [&str; 3] = [
-        "03000200-0400-0500-0006-000700080009",
-        "00020003-0004-0005-0006-000700080009",
-        "12345678-1234-5678-90ab-cddeefaabbcc",
-    ];
-    let digits: Vec<char> = number.chars().filter(char::is_ascii_alphanumeric).collect();
-    digits.len() >= 8 && digits.iter().any(|digit| *digit != digits[0]) && !SHARED.contains(&number)
+fn hardware(state_dir: &Path) -> Option<String> {
+    hardware::of(Path::new("/")).or_else(|| {
+        let machine_id = FileSystem::of(Path::new("/etc/machine-id")).ok()?;
+        hardware::by_disk(&machine_id, &FileSystem::of(state_dir).ok()?)
+    })
 }
 
 #[cfg(test)]
@@ -181,19 +159,7 @@ mod tests {
         assert_eq!(known(recorded("uuid-1"), Some("uuid-2")), "second");
         assert_eq!(known(recorded("uuid-1"), None), "second");
         assert_eq!(known(None, Some("uuid-1")), "second");
-    }
-
-    #[test]
-    fn numbers_that_many_machines_share_name_none() {
-        for (number, own) in [
-            ("4c4c4544-0051-3510-8057-b7c04f4c3333", true),
-            ("10000000a3b1c2d4", true),
-            ("00000000-0000-0000-0000-000000000000", false),
-            ("ffffffff-ffff-ffff-ffff-ffffffffffff", false),
-            ("03000200-0400-0500-0006-000700080009", false),
-            ("none", false),
-        ] {
-            assert_eq!(is_own(number), own, "{number}");
-        }
+        // Of two network devices one is left.
+        assert_eq!(known(recorded("mac a b"), Some("mac b c")), "first");
     }
 }

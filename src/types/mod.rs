@@ -15,6 +15,7 @@ pub mod containers;
 pub mod cpu_set;
 pub mod events;
 pub mod file_system;
+mod hardware;
 pub mod host_addresses;
 mod interfaces;
 pub mod json;
