@@ -140,3 +140,31 @@ fn a_directory_below_the_root_directory_that_cannot_be_made_keeps_only_those_wai
         all.then_some(()).ok_or_else(|| format!("{missing:?}"))
     });
 }
+
+#[test]
+fn a_kubeconfig_that_is_missing_keeps_no_pod_of_a_node_in_use_from_starting() {
+    let node = Node::new(|_| Behaviour::RunForever);
+    let site = &node.site;
+    let kubeconfig = site.dir().join("kubeconfig");
+    let flags = [
+        format!("--kubeconfig={}", kubeconfig.display()),
+        "--enable-server=false".to_owned(),
+    ];
+    let flags = flags.each_ref().map(String::as_str);
+    node.manifest("web", "Always");
+    let agent = site.start();
+    let before = node.wait_running(1);
+    site.wait_phase("web", "Running");
+    agent.kill9();
+
+    node.manifest("later", "Always");
+    let agent = site.start_with(&flags);
+    let both = node.wait_running(2);
+    assert!(both.contains(&before[0]), "{before:?} {both:?}");
+    let path = kubeconfig.display().to_string();
+    eventually("the log names the file", || {
+        let log = agent.log();
+        let says = |line: &str| line.contains("no API server yet") && line.contains(&path);
+        log.lines().any(says).then_some(()).ok_or(log)
+    });
+}
