@@ -158,6 +158,7 @@ pub(super) async fn watch(
 ) {
     let mut node = node_object.subscribe();
     loop {
+        let replaced = api.standing().replaced();
         let uid = (node.borrow_and_update().as_ref()).and_then(|node| node.metadata.uid.clone());
         let look = look(&settings, &state_dir, at_start.as_ref(), &api, uid);
         let is_over = tokio::select! {
@@ -170,8 +171,10 @@ pub(super) async fn watch(
         }
         tokio::select! {
             () = token.cancelled() => return,
-            // Cancel-safe both.
+            // Cancel-safe, all of them.
             () = tokio::time::sleep(LOOK) => {}
+            // Those that were waited for may be of another cluster.
+            () = replaced => {}
             changed = node.changed() => if changed.is_err() {
                 return token.cancelled().await;
             },
@@ -509,6 +512,33 @@ mod tests {
             model.down = false;
             model.objects.insert("/api/v1/nodes/n1".to_owned(), node)
         });
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_kubeconfig_that_comes_late_is_judged_at_once() {
+        let keys = [0, 1].map(|_| rcgen::KeyPair::generate().unwrap());
+        let (files, api) = (Files::new(), FakeApi::new());
+        files.name("https://a:6443", &certificate(&keys[0], "first"));
+        let found = files.find(&api).await;
+        assert_eq!(files.claim(&found), Claimed::default());
+        fs::remove_file(files.settings.kubeconfig.as_deref().unwrap()).unwrap();
+        let token = CancellationToken::new();
+        let watching = tokio::spawn(watch(
+            files.settings.clone(),
+            files.dir.path().to_owned(),
+            None,
+            api.client.clone(),
+            NodeObject::default(),
+            token.clone(),
+        ));
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        assert!(!watching.is_finished());
+        // It is of another cluster.
+        files.name("https://b:6443", &certificate(&keys[1], "second"));
+        let before = tokio::time::Instant::now();
+        api.client.standing().taken();
+        watching.await.unwrap();
+        assert!(before.elapsed() < Duration::from_secs(1));
     }
 
     #[tokio::test]
