@@ -50,25 +50,49 @@ pub(super) fn discover(mount: &Path) -> Result<(CgroupVersion, Vec<Hierarchy>), 
     hierarchies(&table, mount)
 }
 
-/// The hierarchies of a mount table at or below `mount`.
-fn hierarchies(table: &[u8], mount: &Path) -> Result<(CgroupVersion, Vec<Hierarchy>), CgroupError> {
-    let mut unified = None;
-    let mut legacy: Vec<Hierarchy> = Vec::new();
+/// The mounts of a table at or below `mount` that are seen: another mount at the same point hides those before it.
+fn mounts<'a>(table: &'a [u8], mount: &Path) -> Vec<(PathBuf, mountinfo::Line<'a>)> {
+    let mut found: Vec<(PathBuf, mountinfo::Line<'a>)> = Vec::new();
     for line in mountinfo::lines(table) {
         let point = mountinfo::path(line.point);
-        if !point.starts_with(mount) {
-            continue;
+        if point.starts_with(mount) {
+            found.retain(|(hidden, _)| *hidden != point);
+            found.push((point, line));
         }
+    }
+    found
+}
+
+/// Order of the mounts of one hierarchy: at `mount` itself, at `unified` below it as on a hybrid machine, then the nearest one.
+/// A program may have mounted it a second time, as for a container or a chroot.
+fn rank(point: &Path, mount: &Path) -> (bool, bool, usize) {
+    let is_hybrid = point == mount.join("unified");
+    (point != mount, !is_hybrid, point.components().count())
+}
+
+/// The hierarchies of a mount table at or below `mount`.
+fn hierarchies(table: &[u8], mount: &Path) -> Result<(CgroupVersion, Vec<Hierarchy>), CgroupError> {
+    let mut seen = mounts(table, mount);
+    // Of equals the first stays first.
+    seen.sort_by_key(|(point, _)| rank(point, mount));
+    let mut unified = None;
+    let mut legacy: Vec<Hierarchy> = Vec::new();
+    let mut devices: Vec<&[u8]> = Vec::new();
+    for (point, line) in seen {
         match line.fstype {
-            b"cgroup2" => unified = Some(point),
-            b"cgroup" if !legacy.iter().any(|h| h.path == point) => legacy.push(Hierarchy {
-                path: point,
-                controllers: mountinfo::text(line.super_options)
-                    .split(',')
-                    .filter(|o| !matches!(*o, "rw" | "ro" | "xattr") && !o.contains('='))
-                    .map(str::to_owned)
-                    .collect(),
-            }),
+            b"cgroup2" => unified = unified.or(Some(point)),
+            // Mounts of one hierarchy have one number.
+            b"cgroup" if !devices.contains(&line.device) => {
+                devices.push(line.device);
+                legacy.push(Hierarchy {
+                    path: point,
+                    controllers: mountinfo::text(line.super_options)
+                        .split(',')
+                        .filter(|o| !matches!(*o, "rw" | "ro" | "xattr") && !o.contains('='))
+                        .map(str::to_owned)
+                        .collect(),
+                });
+            }
             _ => {}
         }
     }
@@ -263,6 +287,46 @@ mod tests {
         let (version, found) = hierarchies(table.as_bytes(), dir.path()).unwrap();
         assert_eq!(version, CgroupVersion::V2);
         assert!(found.len() == 1 && found[0].has("memory"));
+    }
+
+    #[test]
+    fn of_several_mounts_of_a_hierarchy_the_one_at_its_usual_place_counts() {
+        let at = |dir: &Path, point: &str| dir.join(point).display().to_string();
+        // Mounts in the table's order, and the one that is used.
+        for (what, mounts, wanted) in [
+            ("a second one below", vec!["", "machine/root"], ""),
+            ("a second one before", vec!["machine/root", ""], ""),
+            ("hybrid", vec!["a", "unified", "b/c"], "unified"),
+            ("nothing usual", vec!["machine/root", "x", "y"], "x"),
+        ] {
+            let dir = tempfile::tempdir().unwrap();
+            let mut table = String::new();
+            for (number, point) in mounts.iter().enumerate() {
+                fs::create_dir_all(dir.path().join(point)).unwrap();
+                let controllers = dir.path().join(point).join("cgroup.controllers");
+                fs::write(controllers, "cpu memory\n").unwrap();
+                let point = at(dir.path(), point.trim_end_matches('/'));
+                let point = point.trim_end_matches('/');
+                table += &format!("{number} 1 0:26 / {point} rw - cgroup2 none rw\n");
+            }
+            let (version, found) = hierarchies(table.as_bytes(), dir.path()).unwrap();
+            assert_eq!(version, CgroupVersion::V2, "{what}");
+            assert_eq!(found[0].path, dir.path().join(wanted), "{what}");
+            assert_eq!(found.len(), 1, "{what}");
+        }
+    }
+
+    #[test]
+    fn a_second_mount_of_a_v1_hierarchy_and_one_that_is_hidden_do_not_count() {
+        let table = b"1 0 0:30 / /cg/machine/root/cpu rw - cgroup cgroup rw,cpu\n\
+            2 0 0:30 / /cg/cpu rw - cgroup cgroup rw,cpu\n\
+            3 0 0:31 / /cg/memory rw - cgroup cgroup rw,memory\n\
+            4 0 0:26 / /cg rw - cgroup2 none rw\n\
+            5 0 0:40 / /cg rw - tmpfs tmpfs rw\n";
+        let (version, found) = hierarchies(table, Path::new("/cg")).unwrap();
+        assert_eq!(version, CgroupVersion::V1 { hybrid: false });
+        let paths: Vec<&Path> = found.iter().map(|h| h.path.as_path()).collect();
+        assert_eq!(paths, [Path::new("/cg/cpu"), Path::new("/cg/memory")]);
     }
 
     #[test]
