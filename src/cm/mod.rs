@@ -773,7 +773,8 @@ impl CgroupManager {
         let comparison = match &found {
             None if setting.optional => Comparison::Same,
             None => Comparison::Other,
-            Some(found) => match compare(&setting.file, found, &setting.value) {
+            Some(found) => match compare(&setting.file, found, &setting.value, procfs::page_size())
+            {
                 // Only systemd rounds.
                 Comparison::Rounded if self.systemd.is_none() => Comparison::Other,
                 other => other,

@@ -220,7 +220,12 @@ impl CgroupManager {
             of.all(|setting| {
                 let file = below(hierarchy, path).join(&setting.file);
                 fs::read_to_string(file).is_ok_and(|found| {
-                    compare(&setting.file, found.trim(), &setting.value) == Comparison::Same
+                    compare(
+                        &setting.file,
+                        found.trim(),
+                        &setting.value,
+                        procfs::page_size(),
+                    ) == Comparison::Same
                 })
             })
         })
@@ -402,7 +407,8 @@ impl CgroupManager {
                 fs::read_to_string(dir.join(&setting.file)).is_ok_and(|found| {
                     let found = found.trim();
                     !found.is_empty()
-                        && compare(&setting.file, found, &setting.value) != Comparison::Same
+                        && compare(&setting.file, found, &setting.value, procfs::page_size())
+                            != Comparison::Same
                 })
             });
             if is_limited {

@@ -93,19 +93,15 @@ pub(super) enum Comparison {
     Other,
 }
 
-const PAGE: u64 = 4096;
-
-/// Compares. The kernel rounds memory to pages, and shows "no limit" of version 1 as the most there can be.
-pub(super) fn compare(file: &str, found: &str, wanted: &str) -> Comparison {
+/// Compares. `page` is the size of a page in bytes. The kernel rounds memory down to pages, and takes all from its greatest
+/// number of pages on for no limit; version 1 shows that as this number.
+pub(super) fn compare(file: &str, found: &str, wanted: &str, page: u64) -> Comparison {
     if found == wanted {
         return Comparison::Same;
     }
     let is_same = match file {
-        "memory.limit_in_bytes" if wanted == "-1" => {
-            found.parse::<u64>().is_ok_and(|bytes| bytes >= 1 << 62)
-        }
         "memory.max" | "memory.min" | "memory.low" | "memory.limit_in_bytes" => {
-            let pages = |text: &str| text.parse::<u64>().map(|bytes| bytes / PAGE).ok();
+            let pages = |text: &str| pages(text, page);
             pages(found).is_some() && pages(found) == pages(wanted)
         }
         _ => false,
@@ -117,6 +113,15 @@ pub(super) fn compare(file: &str, found: &str, wanted: &str) -> Comparison {
         return Comparison::Rounded;
     }
     Comparison::Other
+}
+
+/// Pages that the kernel counts for an amount of memory. Its greatest number is `PAGE_COUNTER_MAX`.
+fn pages(text: &str, page: u64) -> Option<u64> {
+    let most = i64::MAX.cast_unsigned() / page.max(1);
+    match text {
+        "max" | "-1" => Some(most),
+        bytes => Some((bytes.parse::<u64>().ok()? / page.max(1)).min(most)),
+    }
 }
 
 fn quota(text: &str) -> Option<(u64, u64)> {

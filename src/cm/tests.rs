@@ -447,6 +447,65 @@ fn pods_and_their_limits_are_found_by_paths_of_the_kernels_log() {
 }
 
 #[test]
+fn limits_are_compared_as_the_kernel_keeps_them() {
+    use super::settings::{Comparison, compare};
+    let exbi = (8_u64 << 60).to_string();
+    let most = i64::MAX.to_string();
+    for (page, file, found, wanted, comparison) in [
+        (4096, "memory.max", "max", exbi.as_str(), Comparison::Same),
+        (4096, "memory.max", "max", &most, Comparison::Same),
+        (4096, "memory.low", "max", &exbi, Comparison::Same),
+        (
+            4096,
+            "memory.max",
+            "max",
+            "9223372036854767616",
+            Comparison::Other,
+        ),
+        (4096, "memory.max", "8192", "12287", Comparison::Same),
+        (4096, "memory.max", "8192", "12288", Comparison::Other),
+        (65536, "memory.max", "65536", "131071", Comparison::Same),
+        (65536, "memory.max", "65536", "131072", Comparison::Other),
+        (
+            4096,
+            "memory.limit_in_bytes",
+            "9223372036854771712",
+            &exbi,
+            Comparison::Same,
+        ),
+        (
+            4096,
+            "memory.limit_in_bytes",
+            "9223372036854771712",
+            "-1",
+            Comparison::Same,
+        ),
+        (
+            65536,
+            "memory.limit_in_bytes",
+            "9223372036854710272",
+            "-1",
+            Comparison::Same,
+        ),
+        (
+            4096,
+            "memory.limit_in_bytes",
+            "8192",
+            "-1",
+            Comparison::Other,
+        ),
+        (4096, "memory.max", "8192", "max", Comparison::Other),
+        (4096, "memory.max", "", "8192", Comparison::Other),
+    ] {
+        assert_eq!(
+            compare(file, found, wanted, page),
+            comparison,
+            "{file} {found} {wanted}"
+        );
+    }
+}
+
+#[test]
 fn a_cgroup_that_cannot_be_corrected_does_not_hide_the_others() {
     const V1: CgroupVersion = CgroupVersion::V1 { hybrid: false };
     const DIRS: &[(&str, &[&str])] = &[("", &["cpu", "pids"])];
