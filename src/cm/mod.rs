@@ -25,6 +25,7 @@ pub mod systemd;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -265,9 +266,17 @@ pub struct Mending {
 #[derive(Clone, Debug, Default)]
 struct Wanted {
     whole: Whole,
-    told: Option<Whole>,
+    told: Option<Told>,
     /// Calls that are making it so: its files may not say it yet.
     in_progress: u32,
+}
+
+/// Limits that systemd has of a slice, and the cgroup that it had then. A unit that was stopped leaves neither: what comes after
+/// it under that name is another cgroup, of which systemd knows no limits.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Told {
+    whole: Whole,
+    cgroup: Option<u64>,
 }
 
 /// Makes and removes the cgroups of pods. Clones share what they remember.
@@ -698,8 +707,9 @@ impl CgroupManager {
     }
 
     /// Compares every cgroup with what is wanted of it, and puts back what somebody else has changed: a user, or systemd
-    /// for units that it was not told everything of. A cgroup that is not there is not made. One that cannot be written,
-    /// or that systemd refuses, leaves the others to be corrected.
+    /// for units that it was not told everything of. The cgroup of all pods and those of the classes are made again when
+    /// they are gone, as after `systemctl stop`; the cgroup of a pod is left to its worker. One that cannot be written, or that
+    /// systemd refuses, leaves the others to be corrected.
     pub fn mend(&self) -> Mending {
         let all: Vec<(CgroupName, Whole)> = self
             .remembered()
@@ -708,6 +718,17 @@ impl CgroupManager {
             .collect();
         let mut done = Mending::default();
         for (name, whole) in all {
+            if self.is_common(&name) && !self.is_anywhere(&name) {
+                let path = self.path(&name);
+                tracing::warn!(
+                    path,
+                    "a cgroup of all pods was removed by another program; making it again"
+                );
+                if let Err(error) = self.make(&name, |_| ()) {
+                    done.failed.push(error);
+                }
+                continue;
+            }
             if self.difference(&name, &whole).is_none() {
                 continue;
             }
@@ -943,6 +964,11 @@ impl CgroupManager {
         }
     }
 
+    /// Returns whether the cgroup is that of all pods or of a class.
+    fn is_common(&self, name: &CgroupName) -> bool {
+        CLASSES.into_iter().any(|class| self.qos(class) == *name)
+    }
+
     /// Hierarchies in which limits are set. The runtime makes its directories in the others.
     fn managed(&self) -> impl Iterator<Item = &Hierarchy> {
         self.hierarchies.iter().filter(|h| {
@@ -971,22 +997,27 @@ impl CgroupManager {
             true => "update",
             false => "create",
         };
+        let cgroup = self.id(name);
         let (before, whole, is_told) = {
             let mut remembered = self.remembered();
             let wanted = remembered.entry(name.clone()).or_default();
             let before = wanted.whole.clone();
             change(&mut wanted.whole);
             wanted.in_progress += 1;
-            let is_told = wanted.told.as_ref() == Some(&wanted.whole);
+            let told = wanted.told.as_ref();
+            let is_told = told.is_some_and(|told| {
+                told.whole == wanted.whole && told.cgroup == cgroup && cgroup.is_some()
+            });
             (before, wanted.whole.clone(), is_told)
         };
         let made = self.tell_systemd(name, &whole, is_told);
         let made = made.and_then(|()| self.write(name, &whole));
+        let cgroup = self.id(name);
         if let Some(wanted) = self.remembered().get_mut(name) {
             // One that was removed and is remembered anew meanwhile has not counted this call.
             wanted.in_progress = wanted.in_progress.saturating_sub(1);
             if wanted.whole == whole {
-                wanted.told = made.is_ok().then_some(whole);
+                wanted.told = made.is_ok().then_some(Told { whole, cgroup });
                 if made.is_err() {
                     wanted.whole = before;
                 }
@@ -994,6 +1025,12 @@ impl CgroupManager {
         }
         self.observe(operation, begun);
         made
+    }
+
+    /// Returns the number by which the kernel tells a cgroup from others that have had its name; `None` when there is none.
+    fn id(&self, name: &CgroupName) -> Option<u64> {
+        let dir = self.dir(self.managed().next()?, name);
+        std::fs::metadata(dir).ok().map(|found| found.ino())
     }
 
     /// Whether the cgroup is there in any hierarchy.

@@ -327,6 +327,41 @@ async fn limits_that_somebody_else_changed_are_put_back_and_told_once() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_slice_that_was_stopped_is_made_again_with_its_limits() {
+    const BURSTABLE: &str = "kubepods-burstable.slice";
+    const BEST_EFFORT: &str = "kubepods-besteffort.slice";
+    let world = World::new();
+    let below = |unit: &str| format!("kubepods.slice/{unit}");
+    world.cgroup(&below(BURSTABLE));
+    world.cgroup(&below(BEST_EFFORT));
+    let manager = world.manager();
+    on(&manager, CgroupManager::setup).await.unwrap();
+    on(&manager, |m| m.refresh_qos(&[])).await.unwrap();
+    world.take();
+    // As `systemctl stop` does: neither the unit nor its cgroup is left. Moved away, it keeps its number from the next one.
+    let stop = |unit: &str| {
+        assert!(world.told.lock().unwrap().units.remove(unit));
+        let gone = world.dir.path().join(unit);
+        let path = world.dir.path().join("cgroup").join(below(unit));
+        fs::rename(path, gone).unwrap();
+    };
+    let calls = || -> Vec<String> { world.take().into_iter().map(|call| call.0).collect() };
+
+    // The slice of a pod has brought back that of its class, and nobody has told systemd of its limits.
+    stop(BURSTABLE);
+    world.cgroup(&below(BURSTABLE));
+    on(&manager, |m| m.refresh_qos(&[])).await.unwrap();
+    assert_eq!(calls(), [format!("start {BURSTABLE}")]);
+    on(&manager, |m| m.refresh_qos(&[])).await.unwrap();
+    assert_eq!(calls(), [""; 0], "once is enough");
+
+    // Nothing has brought it back. systemd, and not a test's directory, would make its files.
+    stop(BEST_EFFORT);
+    let done = on(&manager, CgroupManager::mend).await;
+    assert_eq!(calls(), [format!("start {BEST_EFFORT}")], "{done:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_systemd_that_was_restarted_is_found_again_and_one_that_is_gone_is_an_error() {
     let world = World::new();
     world.cgroup(PARENT);
