@@ -16,6 +16,7 @@ pub mod hints;
 pub mod machine;
 pub mod memory;
 mod mend;
+pub mod reserved;
 mod told;
 
 use std::collections::BTreeMap;

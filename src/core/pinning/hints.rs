@@ -51,15 +51,39 @@ impl FromIterator<u32> for NodeMask {
     }
 }
 
-/// Every non-empty combination of these nodes, fewest first, then by number. Upstream: `IterateBitMasks`.
+/// Most combinations that are tried: all of those of 16 nodes. Of 64 nodes there are more than could ever be gone through.
+const MOST_MASKS: usize = 1 << 16;
+
+/// The non-empty combinations of these nodes, fewest first, then by number. Upstream: `IterateBitMasks`. Where all of them are
+/// too many, these are all of few nodes, and of more nodes those with successive numbers, which mostly are neighbours.
 pub fn masks(nodes: &[u32]) -> Vec<NodeMask> {
-    let mut masks = vec![NodeMask::default()];
-    for node in nodes {
-        let with = masks.iter().map(|mask| NodeMask(mask.0 | 1 << (node % 64)));
-        let with: Vec<NodeMask> = with.collect();
-        masks.extend(with);
+    let bits: Vec<u64> = (nodes.iter().filter(|node| **node < 64))
+        .map(|node| 1_u64 << node)
+        .collect();
+    let mut masks = Vec::new();
+    // Combinations of one size, each with the first node that may be added to it.
+    let mut level = vec![(0, 0)];
+    let mut size = 0;
+    while size < bits.len() {
+        let next = level
+            .iter()
+            .map(|(_, from)| bits.len() - from)
+            .sum::<usize>();
+        if masks.len() + next > MOST_MASKS {
+            break;
+        }
+        let with = |(mask, from): (u64, usize)| {
+            let rest = bits.iter().enumerate().skip(from);
+            rest.map(move |(index, bit)| (mask | bit, index + 1))
+        };
+        level = level.into_iter().flat_map(with).collect();
+        masks.extend(level.iter().map(|(mask, _)| NodeMask(*mask)));
+        size += 1;
     }
-    masks.retain(|mask| mask.count() > 0);
+    for size in size + 1..=bits.len() {
+        let runs = bits.windows(size);
+        masks.extend(runs.map(|run| NodeMask(run.iter().fold(0, |mask, bit| mask | bit))));
+    }
     masks.sort_by_key(|mask| (mask.count(), *mask));
     masks
 }
@@ -255,6 +279,24 @@ fn distance(machine: &Machine, mask: NodeMask) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn combinations_stay_few_on_machines_of_many_nodes() {
+        for (nodes, count) in [(1, 1), (3, 7), (8, 255), (16, (1 << 16) - 1)] {
+            let ids: Vec<u32> = (0..nodes).collect();
+            let all: std::collections::BTreeSet<_> = masks(&ids).into_iter().collect();
+            assert_eq!(all.len(), count, "{nodes}");
+        }
+        let ids: Vec<u32> = (0..64).collect();
+        let all = masks(&ids);
+        assert!(all.len() <= MOST_MASKS + 64 * 64, "{}", all.len());
+        for some in [vec![63], vec![0, 63], (8..40).collect(), ids] {
+            let some: NodeMask = some.into_iter().collect();
+            assert!(all.contains(&some), "{some:?}");
+        }
+        let is_sorted = all.is_sorted_by_key(|mask| (mask.count(), *mask));
+        assert!(is_sorted);
+    }
 
     #[test]
     fn combinations_of_eight_nodes_stay_few() {

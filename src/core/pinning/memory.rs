@@ -43,7 +43,7 @@ struct Node {
 }
 
 /// The name of huge pages of a size, as Kubernetes writes it.
-fn huge_page_resource(size: u64) -> String {
+pub(super) fn huge_page_resource(size: u64) -> String {
     let units = [(1 << 30, "Gi"), (1 << 20, "Mi"), (1 << 10, "Ki")];
     let unit = units
         .into_iter()
