@@ -24,7 +24,7 @@ use holdfast::kuberuntime::dns::{DnsConfigurer, ResolvConf, Unfilled};
 use holdfast::kuberuntime::env::{self, EnvInputs};
 use holdfast::kuberuntime::gc::{GcPolicy, Remover};
 use holdfast::kuberuntime::kill::{Condemned, Killer};
-use holdfast::kuberuntime::node_context::NodeContext;
+use holdfast::kuberuntime::node_context::{MachineFacts, MemorySize, NodeContext};
 use holdfast::kuberuntime::security::Isolation;
 use holdfast::kuberuntime::sources::Sources;
 use holdfast::kuberuntime::{logs, sandbox_config};
@@ -90,7 +90,13 @@ fn world(test: &str) -> World {
     let mut ctx = NodeContext::new("node-1", dir.path().join("root"));
     ctx.pod_log_root = dir.path().join("pods");
     ctx.container_log_root = dir.path().join("containers");
-    ctx.memory_capacity = 1 << 30;
+    ctx.machine.set(MachineFacts {
+        size: Some(MemorySize {
+            memory: 1 << 30,
+            swap: 0,
+        }),
+        ..MachineFacts::default()
+    });
     ctx.dns = DnsConfigurer {
         cluster_dns: vec!["10.96.0.10".to_owned()],
         cluster_domain: "cluster.local".to_owned(),

@@ -22,6 +22,7 @@ use crate::events::{EventRate, api_events};
 use crate::images::{CredentialProviders, CredentialSettings};
 use crate::kubeletconfig::{AgentConfig, EvictionThreshold};
 use crate::kuberuntime::cri::CriClient;
+use crate::kuberuntime::node_context::MemorySize;
 use crate::node_object::NodeObject;
 use crate::nodestatus::{self, NodeSettings, NodeStatus, NodeStatusHandle, NodeStatusOptions};
 use crate::objects::Objects;
@@ -150,15 +151,23 @@ fn threshold(config: &AgentConfig, signal: &str) -> EvictionThreshold {
     given.copied().unwrap_or(EvictionThreshold::Quantity(0))
 }
 
-/// This node as the agent itself sees it: what admission goes by until the API server has shown it.
-pub(super) async fn local_node(config: &AgentConfig, base: &Base) -> Arc<Node> {
+/// Reads the node as the agent itself sees it, with a known size of the memory. Blocking.
+pub(super) type ReadNode = Arc<dyn Fn(Option<MemorySize>) -> Node + Send + Sync>;
+
+/// Returns what reads this node.
+pub(super) fn node_reader(config: &AgentConfig, base: &Base) -> ReadNode {
     let (settings, root_dir) = (node_settings(config), config.root_dir.clone());
     let addresses = base.addresses.clone();
     let (boot_id, clock) = (base.boot.kernel_boot_id.clone(), Arc::clone(&base.clock));
-    let found = blocking::spawn(move || {
-        nodestatus::local_node(&settings, &addresses, &root_dir, &boot_id, &*clock)
-    });
-    match found.await {
+    Arc::new(move |known| {
+        nodestatus::local_node(&settings, &addresses, &root_dir, &boot_id, known, &*clock)
+    })
+}
+
+/// This node as the agent itself sees it: what admission goes by until the API server has shown it.
+pub(super) async fn local_node(config: &AgentConfig, base: &Base) -> Arc<Node> {
+    let read = node_reader(config, base);
+    match blocking::spawn(move || read(None)).await {
         Ok(node) => Arc::new(node),
         Err(error) => {
             warn!(%error, "nothing is known of this node's capacity");

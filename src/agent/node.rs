@@ -1,14 +1,18 @@
 //! Facts of this node that pods' configurations depend on.
 
+use std::collections::BTreeMap;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use arc_swap::ArcSwap;
+use k8s_openapi::api::core::v1::Node;
 use tokio::net::lookup_host;
 use tokio::runtime::Handle;
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, info, warn};
 
+use super::api::{ReadNode, node_reader};
 use super::reserves::Reports;
 use super::start::{Base, Started};
 use super::{AgentError, Tasks};
@@ -18,10 +22,10 @@ use crate::kubeletconfig::{
     self, AgentConfig, KubeletConfiguration, MemoryReservation, SwapBehavior,
 };
 use crate::kuberuntime::dns::{DnsConfigurer, Unfilled};
-use crate::kuberuntime::node_context::NodeContext;
+use crate::kuberuntime::node_context::{MachineFacts, MemorySize, NodeContext, SharedFacts};
 use crate::kuberuntime::resources::MemoryRules;
 use crate::kuberuntime::selinux;
-use crate::nodestatus::cpus;
+use crate::nodestatus::{cpus, huge_pages, memory_size};
 use crate::types::host_addresses::HostAddresses;
 use crate::types::metrics::Metrics;
 use crate::types::{Event, EventRecorder, EventType, Pace, Stamp, blocking, causes};
@@ -39,18 +43,6 @@ const SIZE_KEEP: Duration = Duration::from_secs(60);
 /// Texts of the events about these limits.
 const LIMITED: &str = "Updated Node Allocatable limit across pods";
 const NOT_LIMITED: &str = "Failed to update Node Allocatable Limits";
-
-/// Memory of the machine in bytes; 0 when it cannot be read.
-pub(super) fn memory_capacity() -> u64 {
-    use procfs::Current;
-    match procfs::Meminfo::current() {
-        Ok(info) => info.mem_total,
-        Err(error) => {
-            warn!(%error, "cannot read the size of the memory");
-            0
-        }
-    }
-}
 
 /// Sizes of huge pages that the kernel has, in bytes; none when it has none.
 fn hugepage_sizes() -> Vec<u64> {
@@ -102,9 +94,11 @@ fn is_tiered(kubelet: &KubeletConfiguration) -> bool {
     kubelet.reserves.memory_reservation == MemoryReservation::Tiered
 }
 
-/// Returns the rules for memory of containers beside their limits.
-fn memory_rules(kubelet: &KubeletConfiguration, memory: u64, swap: u64) -> MemoryRules {
+/// Returns the rules for memory of containers beside their limits. While the size of the machine is not known, containers
+/// without a limit are not throttled, and none gets swap.
+fn memory_rules(kubelet: &KubeletConfiguration, size: Option<MemorySize>) -> MemoryRules {
     let reserves = &kubelet.reserves;
+    let MemorySize { memory, swap } = size.unwrap_or(MemorySize { memory: 0, swap: 0 });
     MemoryRules {
         throttling: reserves.memory_throttling,
         tiered: is_tiered(kubelet),
@@ -114,10 +108,40 @@ fn memory_rules(kubelet: &KubeletConfiguration, memory: u64, swap: u64) -> Memor
     }
 }
 
-/// Swap of the machine in bytes; 0 when it cannot be read.
-fn swap_capacity() -> u64 {
-    use procfs::Current;
-    procfs::Meminfo::current().map_or(0, |info| info.swap_total)
+/// Sizes of the machine, which are read again and again.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Seen {
+    cpus: u64,
+    memory: Option<MemorySize>,
+    huge_pages: BTreeMap<u64, u64>,
+}
+
+/// Publishes the sizes of the machine for those who use them: containers, admission and volumes.
+struct Publisher {
+    kubelet: KubeletConfiguration,
+    machine: SharedFacts,
+    local_node: Arc<ArcSwap<Node>>,
+    read_node: ReadNode,
+    seen: Mutex<Option<Seen>>,
+}
+
+impl Publisher {
+    fn publish(&self, seen: Seen, masked_paths: Vec<String>) {
+        let facts = MachineFacts {
+            size: seen.memory,
+            rules: memory_rules(&self.kubelet, seen.memory),
+            masked_paths,
+        };
+        if *self.machine.get() != facts {
+            self.machine.set(facts);
+        }
+        let mut last = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
+        if last.as_ref() != Some(&seen) {
+            self.local_node
+                .store(Arc::new((self.read_node)(seen.memory)));
+            *last = Some(seen);
+        }
+    }
 }
 
 /// The highest number that a processor may get while the machine runs, those included that are added later; `None` where
@@ -139,10 +163,10 @@ struct Size {
 }
 
 impl Size {
-    fn of(kubelet: &KubeletConfiguration, cpus: u64, memory: u64) -> Self {
+    fn of(kubelet: &KubeletConfiguration, cpus: u64, memory: Option<MemorySize>) -> Self {
         Self {
             cpu_milli: for_pods(kubelet, "cpu", cpus, MILLI),
-            memory: for_pods(kubelet, "memory", memory, UNIT),
+            memory: memory.and_then(|size| for_pods(kubelet, "memory", size.memory, UNIT)),
         }
     }
 }
@@ -186,8 +210,8 @@ pub(super) fn follow_name(
     });
 }
 
-/// Keeps the limits of all pods together: follows the size of the machine, to which processors and memory can be added while
-/// it runs, and restores what others have changed.
+/// Publishes the size of the machine, to which processors and memory can be added while it runs. Keeps the limits of all pods
+/// together: follows that size, and restores what others have changed.
 pub(super) fn follow_size(
     config: &AgentConfig,
     base: &Base,
@@ -196,7 +220,14 @@ pub(super) fn follow_size(
     token: &CancellationToken,
 ) {
     let cgroups = Arc::clone(&started.workers.context().cgroups);
-    let (kubelet, token) = (config.kubelet.clone(), token.clone());
+    let publisher = Arc::new(Publisher {
+        kubelet: config.kubelet.clone(),
+        machine: started.workers.context().node.machine.clone(),
+        local_node: Arc::clone(&started.local_node),
+        read_node: node_reader(config, base),
+        seen: Mutex::default(),
+    });
+    let token = token.clone();
     let recorder: Arc<dyn EventRecorder> = Arc::clone(&base.recorder) as _;
     let clock = Arc::clone(&base.clock);
     tasks.add("size of the machine", async move {
@@ -208,11 +239,18 @@ pub(super) fn follow_size(
                 _ = look.tick() => {}
                 () = token.cancelled() => return,
             }
-            let (kubelet, cgroups, now) = (kubelet.clone(), Arc::clone(&cgroups), clock.now());
+            let (publisher, now) = (Arc::clone(&publisher), clock.now());
+            let cgroups = Arc::clone(&cgroups);
             let follow = move || {
-                let memory = memory_capacity();
-                // Nothing is known of it.
-                (memory > 0).then(|| keep(&cgroups, kept, Size::of(&kubelet, cpus(), memory), now))
+                let seen = Seen {
+                    cpus: cpus(),
+                    memory: memory_size(publisher.machine.get().size),
+                    huge_pages: huge_pages(),
+                };
+                let is_known = seen.memory.is_some();
+                let size = Size::of(&publisher.kubelet, seen.cpus, seen.memory);
+                publisher.publish(seen, thermal_throttle(Path::new(CPUS)));
+                is_known.then(|| keep(&cgroups, kept, size, now))
             };
             let error = match blocking::run(follow).await {
                 Ok(Some(Ok(now))) => {
@@ -312,7 +350,7 @@ fn make_cgroups(
     runtime: Handle,
     metrics: Metrics,
 ) -> Result<CgroupManager, CgroupError> {
-    let size = Size::of(kubelet, cpus(), memory_capacity());
+    let size = Size::of(kubelet, cpus(), memory_size(None));
     let manager = CgroupManager::detect(CgroupConfig {
         driver: match kubelet.cgroup_driver {
             kubeletconfig::CgroupDriver::Cgroupfs => CgroupDriver::Cgroupfs,
@@ -370,8 +408,15 @@ pub(super) fn context(
     context.swap_controller = cgroups.has_swap_controller();
     context.cpu_cfs_quota = kubelet.cpu_cfs_quota;
     context.cfs_period_us = micros(kubelet.cpu_cfs_quota_period);
-    context.memory_capacity = memory_capacity();
-    context.memory = memory_rules(kubelet, context.memory_capacity, swap_capacity());
+    let size = memory_size(None);
+    if size.is_none() {
+        warn!("the size of the machine's memory is not known, trying again every 10 s");
+    }
+    context.machine.set(MachineFacts {
+        size,
+        rules: memory_rules(kubelet, size),
+        masked_paths: thermal_throttle(Path::new(CPUS)),
+    });
     context.hugepage_sizes = hugepage_sizes();
     context.addresses = addresses;
     context.apparmor = has_apparmor();
@@ -380,7 +425,6 @@ pub(super) fn context(
         context.selinux_file_context = selinux_file_context();
     }
     context.seccomp_default = kubelet.seccomp_default;
-    context.masked_paths = thermal_throttle(Path::new(CPUS));
     Ok(context)
 }
 
@@ -436,7 +480,10 @@ fn micros(period: std::time::Duration) -> u64 {
 
 #[cfg(test)]
 mod tests {
+    use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+
     use super::*;
+    use crate::agent::volumes;
     use crate::types::BootId;
 
     #[test]
@@ -455,6 +502,52 @@ mod tests {
         assert!(is_due(kept, size(Some(1)), at(160)));
         assert!(is_due(kept, size(Some(2)), at(101)));
         assert!(is_due(kept, size(None), at(101)));
+    }
+
+    #[test]
+    fn a_size_that_changes_reaches_containers_admission_and_volumes() {
+        let mut kubelet = KubeletConfiguration::default();
+        kubelet.reserves.swap = SwapBehavior::LimitedSwap;
+        // The node as admission sees it, without all that is not read here.
+        let read_node: ReadNode = Arc::new(|size: Option<MemorySize>| {
+            let memory = size.map(|size| size.memory.to_string());
+            let allocatable = memory.map(|memory| ("memory".to_owned(), Quantity(memory)));
+            let mut node = Node::default();
+            let status = node.status.get_or_insert_default();
+            status.allocatable = Some(allocatable.into_iter().collect());
+            node
+        });
+        let publisher = Publisher {
+            kubelet,
+            machine: SharedFacts::default(),
+            local_node: Arc::default(),
+            read_node,
+            seen: Mutex::default(),
+        };
+        let of_volumes = volumes::following(&publisher.local_node, &publisher.machine);
+        assert_eq!(of_volumes(), None);
+        // Each is what was published before: a container that is made later has another clone of it.
+        let of_containers = publisher.machine.clone();
+        for gib in [4_u64, 8, 2] {
+            let (memory, swap) = (gib << 30, gib << 20);
+            let seen = Seen {
+                cpus: 2,
+                memory: Some(MemorySize { memory, swap }),
+                huge_pages: BTreeMap::new(),
+            };
+            publisher.publish(seen, vec![gib.to_string()]);
+            let facts = of_containers.get();
+            assert_eq!(facts.memory(), Some(memory));
+            assert_eq!(
+                (facts.rules.for_pods, facts.rules.swap),
+                (memory, Some(swap))
+            );
+            assert_eq!(facts.masked_paths, [gib.to_string()]);
+            assert_eq!(of_volumes(), Some(memory));
+            let node = publisher.local_node.load();
+            let allocatable = node.status.as_ref().unwrap().allocatable.as_ref();
+            assert_eq!(allocatable.unwrap()["memory"].0, memory.to_string());
+        }
     }
 
     #[test]

@@ -6,7 +6,6 @@ use std::path::Path;
 use tracing::{info, warn};
 
 use super::AgentError;
-use super::node::memory_capacity;
 use super::start::Base;
 use crate::cm::pinning::Pinning;
 use crate::cm::{CgroupManager, sysfs};
@@ -27,7 +26,7 @@ const BILLION: i128 = 1_000_000_000;
 /// Reason of events about what does not fit the machine any more.
 const CHANGED: &str = "ResourceAssignmentChanged";
 
-/// Makes the managers. What is on record and does not fit the machine is mended, with an event for each pod.
+/// Makes the managers. `memory` is what the machine has, in bytes, if that is known. What is on record and does not fit the machine is mended, with an event for each pod.
 ///
 /// # Errors
 /// When a setting cannot be used on this machine, or the store refuses a commit.
@@ -35,8 +34,8 @@ pub(super) async fn managers(
     config: &AgentConfig,
     base: &Base,
     cgroups: &CgroupManager,
+    memory: Option<u64>,
 ) -> Result<Pinning, AgentError> {
-    let memory = Some(memory_capacity()).filter(|bytes| *bytes > 0);
     let state = base.store.snapshot();
     let machine = match &base.machine {
         Some(machine) => machine.clone(),

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use arc_swap::ArcSwap;
 use k8s_openapi::api::core::v1::Node;
 use tokio::sync::mpsc;
 use tokio::sync::watch;
@@ -168,6 +169,8 @@ pub(super) struct Started {
     pub(super) workers: PodWorkers,
     pub(super) pods: PodManager,
     pub(super) ready: SourcesReady,
+    /// See [`LoopContext::local_node`].
+    pub(super) local_node: Arc<ArcSwap<Node>>,
 }
 
 impl Base {
@@ -416,7 +419,7 @@ pub(super) async fn start(
         // It may come later. Sandboxes that need it wait until then.
         Err(error) => warn!(%error, "pods that use the node's resolver cannot start yet"),
     }
-    let local_node = api::local_node(config, base).await;
+    let local_node = Arc::new(ArcSwap::new(api::local_node(config, base).await));
     let objects = api::objects(config, base).await;
     let status = StatusManager::new(base.store.clone(), Arc::clone(&base.clock));
     let Some(runtime_name) = tasks::wait_for_runtime(&cri, &base.runtime_state, token).await else {
@@ -434,7 +437,8 @@ pub(super) async fn start(
     base.store.commit_or_hold(plan.transaction.clone()).await?;
 
     devices::resume(&base.devices, &plan.current);
-    let pinning = pinning::managers(config, base, &cgroups).await?;
+    let memory = node.machine.get().memory();
+    let pinning = pinning::managers(config, base, &cgroups, memory).await?;
 
     let (pleg, pleg_handle, pleg_events) = Pleg::new(
         PlegOptions {
@@ -452,7 +456,7 @@ pub(super) async fn start(
     let drivers = volumes::csi_drivers(config, base);
     devices::take_from(&drivers, base.devices.clone());
     tasks.add("csi drivers", drivers.clone().run(token.clone()));
-    let memory = volumes::memory_for_pods(&local_node, node.memory_capacity);
+    let memory = volumes::following(&local_node, &node.machine);
     let volumes = volumes::volume_manager(config, base, drivers, memory);
     if let Err(error) = volumes.reconcile().await {
         warn!(
@@ -576,7 +580,7 @@ pub(super) async fn start(
             metrics: base.metrics.clone(),
             node_name: config.node_name.clone(),
             node: node_object,
-            local_node,
+            local_node: Arc::clone(&local_node),
             max_pods: max_pods(&config.kubelet, cpus),
             unsafe_sysctls: config.kubelet.allowed_unsafe_sysctls.clone().into(),
             pressure: base.pressure.subscribe(),
@@ -662,6 +666,7 @@ pub(super) async fn start(
         config: source,
         workers,
         pods,
+        local_node,
     })
 }
 

@@ -2,11 +2,13 @@
 
 use std::sync::Arc;
 
+use arc_swap::ArcSwap;
 use k8s_openapi::api::core::v1::Node;
 
 use super::start::{Base, Parts};
 use crate::core::volumes::{CSI, ISCSI};
 use crate::kubeletconfig::AgentConfig;
+use crate::kuberuntime::node_context::SharedFacts;
 use crate::kuberuntime::resources::value;
 use crate::pod_manager::PodManager;
 use crate::types::metrics::Count;
@@ -17,16 +19,22 @@ use crate::volumemanager::csi::registry::{Drivers, DriversOptions};
 use crate::volumemanager::in_use::Reported;
 use crate::volumemanager::iscsi::IscsiPlugin;
 use crate::volumemanager::remote::RemotePlugin;
-use crate::volumemanager::{self, VolumeManager};
+use crate::volumemanager::{self, MemoryForPods, VolumeManager};
 
 /// The most a tmpfs may hold, in bytes: what the node has for pods (`status.allocatable`), or all of its memory
 /// where nothing is left for them or nothing is known.
-pub(super) fn memory_for_pods(node: &Node, capacity: u64) -> Option<u64> {
+pub(super) fn memory_for_pods(node: &Node, capacity: Option<u64>) -> Option<u64> {
     let status = node.status.as_ref();
     let allocatable = status.and_then(|s| s.allocatable.as_ref()?.get("memory"));
     let bytes = allocatable.and_then(|quantity| value(quantity).ok());
     let bytes = bytes.and_then(|bytes| u64::try_from(bytes).ok());
-    bytes.into_iter().chain([capacity]).find(|bytes| *bytes > 0)
+    bytes.into_iter().chain(capacity).find(|bytes| *bytes > 0)
+}
+
+/// Returns what asks for [`memory_for_pods`] of the machine as it is then.
+pub(super) fn following(node: &Arc<ArcSwap<Node>>, machine: &SharedFacts) -> MemoryForPods {
+    let (node, machine) = (Arc::clone(node), machine.clone());
+    Arc::new(move || memory_for_pods(&node.load(), machine.get().memory()))
 }
 
 /// The volume manager with what mounts storage from elsewhere.
@@ -34,13 +42,14 @@ pub(super) fn volume_manager(
     config: &AgentConfig,
     base: &Base,
     drivers: Drivers,
-    memory: Option<u64>,
+    memory: MemoryForPods,
 ) -> VolumeManager {
     let (root, clock) = (config.root_dir.clone(), Arc::clone(&base.clock));
     let csi = CsiPlugin::new(drivers, &config.root_dir, &config.node_name);
     let known = Attached::new(base.store.clone(), Arc::clone(&clock));
     let iscsi = IscsiPlugin::new(Tools::default(), known);
-    VolumeManager::new(root, memory, base.store.clone(), clock)
+    VolumeManager::new(root, None, base.store.clone(), clock)
+        .following_memory(memory)
         .taking_over()
         .measured(base.metrics.clone())
         .telling(Arc::clone(&base.recorder) as _)
@@ -98,8 +107,8 @@ mod tests {
             (json!({"allocatable": {"memory": "0"}}), Some(8)),
             (json!({}), Some(8)),
         ] {
-            assert_eq!(memory_for_pods(&node(status), 8), bytes);
+            assert_eq!(memory_for_pods(&node(status), Some(8)), bytes);
         }
-        assert_eq!(memory_for_pods(&node(json!({})), 0), None);
+        assert_eq!(memory_for_pods(&node(json!({})), None), None);
     }
 }

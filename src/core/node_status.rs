@@ -168,8 +168,8 @@ impl NodeSettings {
 pub struct Machine {
     /// Logical processors.
     pub cpus: u64,
-    /// Memory in bytes.
-    pub memory: u64,
+    /// Memory in bytes; `None` when it is not known.
+    pub memory: Option<u64>,
     /// Swap in bytes; `None` when it is not known.
     pub swap: Option<u64>,
     /// Bytes set aside in huge pages, by the size of a page in bytes.

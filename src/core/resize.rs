@@ -237,7 +237,13 @@ pub fn decide(pod: &Pod, record: &Allocations, others: &[&Pod], node: &Node) -> 
         let wanted = pod_requests(pod);
         for (name, _) in RESIZABLE {
             let wanted = wanted.get(name).copied().unwrap_or(0);
-            let capacity = allocatable.get(name).map_or(0, amount);
+            let Some(capacity) = allocatable.get(name).map(amount) else {
+                if wanted == 0 {
+                    continue;
+                }
+                let why = format!("Node's capacity of {name} is not known");
+                return Decision::Deferred(why);
+            };
             if wanted > capacity {
                 return Decision::Infeasible(format!(
                     "Node didn't have enough capacity: {name}, requested: {}, capacity: {}",

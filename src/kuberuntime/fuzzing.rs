@@ -10,7 +10,7 @@ use k8s_cri::v1;
 use k8s_openapi::api::core::v1::Pod;
 
 pub(crate) use super::cri::fuzzing::cri_answers;
-use super::node_context::NodeContext;
+use super::node_context::{MachineFacts, MemorySize, NodeContext};
 use super::security::{self, Isolation};
 use super::{resources, sandbox_config};
 use crate::core::{resources as amounts, supported};
@@ -22,10 +22,14 @@ use crate::types::PodExt as _;
 /// Panics when something of it makes no sense to the runtime: an amount below zero, a name that is too long.
 pub(crate) fn convert_pod(pod: &Pod) {
     let ctx = NodeContext {
-        memory_capacity: 16 << 30,
         cgroup_v2: true,
         ..NodeContext::new("node", "/var/lib/kubelet")
     };
+    let memory = 16 << 30;
+    ctx.machine.set(MachineFacts {
+        size: Some(MemorySize { memory, swap: 0 }),
+        ..MachineFacts::default()
+    });
     let refusals = supported::refused(pod);
     assert!(refusals.is_empty() || !supported::summary(&refusals).is_empty());
     for amount in amounts::pod_requests(pod).into_values() {
@@ -40,7 +44,7 @@ pub(crate) fn convert_pod(pod: &Pod) {
     }
     for container in pod.containers().iter().chain(pod.init_containers()) {
         security::container_context(pod, container, &Isolation::default(), &ctx).ok();
-        if let Ok(score) = resources::oom_score_adj(pod, container, ctx.memory_capacity) {
+        if let Ok(score) = resources::oom_score_adj(pod, container, Some(memory)) {
             assert!((-1000..=1000).contains(&score), "{score}");
         }
         if let Ok(linux) = resources::container_linux_resources(pod, container, &ctx) {

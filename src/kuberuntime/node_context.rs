@@ -2,11 +2,57 @@
 //! by the composition root, read everywhere; what changes meanwhile is read through handles.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use arc_swap::ArcSwap;
 
 use super::dns::DnsConfigurer;
 use super::resources::MemoryRules;
 use crate::types::PodUid;
 use crate::types::host_addresses::HostAddresses;
+
+/// Memory and swap of the machine in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MemorySize {
+    /// Memory.
+    pub memory: u64,
+    /// Swap.
+    pub swap: u64,
+}
+
+/// Facts about the machine that change while it runs: memory, swap and processors can be added and taken away.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct MachineFacts {
+    /// Memory and swap; `None` until they could be read.
+    pub size: Option<MemorySize>,
+    /// Rules for memory of containers beside their limits.
+    pub rules: MemoryRules,
+    /// Paths in `/sys` of this very machine that containers may not see, beside those that no container sees.
+    pub masked_paths: Vec<String>,
+}
+
+impl MachineFacts {
+    /// Returns the memory in bytes, if it is known; it scales `oom_score_adj`.
+    pub fn memory(&self) -> Option<u64> {
+        self.size.map(|size| size.memory)
+    }
+}
+
+/// The newest [`MachineFacts`]. Clones share them.
+#[derive(Clone, Debug, Default)]
+pub struct SharedFacts(Arc<ArcSwap<MachineFacts>>);
+
+impl SharedFacts {
+    /// Returns the newest facts.
+    pub fn get(&self) -> Arc<MachineFacts> {
+        self.0.load_full()
+    }
+
+    /// Publishes newer facts.
+    pub fn set(&self, facts: MachineFacts) {
+        self.0.store(Arc::new(facts));
+    }
+}
 
 /// What a pod's configuration depends on besides the pod.
 #[derive(Clone, Debug)]
@@ -33,8 +79,8 @@ pub struct NodeContext {
     pub cpu_cfs_quota: bool,
     /// `cpuCFSQuotaPeriod` in microseconds.
     pub cfs_period_us: u64,
-    /// Memory of the machine in bytes; scales `oom_score_adj`.
-    pub memory_capacity: u64,
+    /// Facts about the machine that change while it runs.
+    pub machine: SharedFacts,
     /// `seccompDefault`: RuntimeDefault instead of Unconfined where a container does not say.
     pub seccomp_default: bool,
     /// AppArmor is enabled in the kernel.
@@ -43,12 +89,8 @@ pub struct NodeContext {
     pub selinux: bool,
     /// What the policy labels the files of containers with, as `system_u:object_r:container_file_t:s0`.
     pub selinux_file_context: Option<String>,
-    /// Paths in `/sys` of this very machine that containers may not see, beside those that no container sees.
-    pub masked_paths: Vec<String>,
     /// `singleProcessOOMKill`: kill one process instead of the whole container (cgroup v2).
     pub single_process_oom_kill: bool,
-    /// Rules for memory of containers beside their limits.
-    pub memory: MemoryRules,
     /// Sizes of huge pages that the kernel has, in bytes.
     pub hugepage_sizes: Vec<u64>,
     /// The node's addresses.
@@ -70,14 +112,12 @@ impl NodeContext {
             swap_controller: false,
             cpu_cfs_quota: true,
             cfs_period_us: 100_000,
-            memory_capacity: 0,
+            machine: SharedFacts::default(),
             seccomp_default: false,
             apparmor: false,
             selinux: false,
             selinux_file_context: None,
-            masked_paths: Vec::new(),
             single_process_oom_kill: false,
-            memory: MemoryRules::default(),
             hugepage_sizes: Vec::new(),
             addresses: HostAddresses::fixed(Vec::new()),
         }

@@ -9,7 +9,7 @@ use k8s_cri::v1;
 use k8s_openapi::api::core::v1::{Container, Pod};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
-use super::node_context::NodeContext;
+use super::node_context::{MachineFacts, NodeContext};
 pub use crate::core::pod_status::{QosClass, qos_class};
 use crate::core::resources as core;
 use crate::types::PodExt;
@@ -194,14 +194,14 @@ pub fn shares_to_weight(shares: u64) -> u64 {
 }
 
 /// How eagerly the kernel kills the container when memory runs out; upstream's
-/// `GetContainerOOMScoreAdjust`.
+/// `GetContainerOOMScoreAdjust`. While the machine's memory is not known, no request is a part of it.
 ///
 /// # Errors
 /// When a quantity does not parse.
 pub fn oom_score_adj(
     pod: &Pod,
     container: &Container,
-    memory_capacity: u64,
+    memory_capacity: Option<u64>,
 ) -> Result<i64, QuantityError> {
     let spec = pod.spec_ref();
     let critical = pod.is_static() || spec.priority.is_some_and(|p| p >= 2_000_000_000);
@@ -215,7 +215,7 @@ pub fn oom_score_adj(
             let spare = spare_memory_of_each(pod)?;
             let score = |request: i64| {
                 let request = i128::from(request.max(0)) + i128::from(spare);
-                1_000 - 1_000 * request / i128::from(memory_capacity.max(1))
+                1_000 - 1_000 * request / i128::from(memory_capacity.unwrap_or(u64::MAX).max(1))
             };
             let request = container_resources(container)?.memory_request.unwrap_or(0);
             let mut adj = score(request);
@@ -284,14 +284,15 @@ pub fn container_linux_resources(
     ctx: &NodeContext,
 ) -> Result<v1::LinuxContainerResources, QuantityError> {
     let mut of = container_resources(container)?;
-    let swap = swap_limit(pod, of, ctx);
+    let machine = ctx.machine.get();
+    let swap = swap_limit(pod, of, &machine);
     // A container without a limit of its own is told its pod's.
     let whole = CpuMemory::of(&core::Amounts::new(), &core::pod_level_limits(pod));
     of.cpu_limit = of.cpu_limit.filter(|l| *l != 0).or(whole.cpu_limit);
     of.memory_limit = of.memory_limit.filter(|l| *l != 0).or(whole.memory_limit);
     let mut resources = linux_resources(of, ctx);
     resources.hugepage_limits = hugepage_limits(container, ctx);
-    resources.oom_score_adj = oom_score_adj(pod, container, ctx.memory_capacity)?;
+    resources.oom_score_adj = oom_score_adj(pod, container, machine.memory())?;
     if ctx.cgroup_v2 {
         if !ctx.single_process_oom_kill {
             resources
@@ -306,7 +307,7 @@ pub fn container_linux_resources(
         let bytes = |amount: Option<i64>| amount.and_then(|bytes| u64::try_from(bytes).ok());
         let request = bytes(of.memory_request).unwrap_or(0);
         let limit = bytes(of.memory_limit);
-        let unified = memory_qos(qos_class(pod), request, limit, &ctx.memory);
+        let unified = memory_qos(qos_class(pod), request, limit, &machine.rules);
         resources.unified.extend(unified);
     } else if ctx.swap_controller {
         resources.memory_swap_limit_in_bytes = resources.memory_limit_in_bytes;
@@ -379,8 +380,8 @@ pub fn memory_qos(
 /// Bytes of swap that a container may use: the share of the machine's swap that its request is of the machine's memory.
 /// Nothing unless its pod is Burstable and not critical, and its request differs from its limit. Upstream:
 /// `calcSwapForBurstablePods` and `configureSwap`.
-fn swap_limit(pod: &Pod, of: CpuMemory, ctx: &NodeContext) -> u64 {
-    let Some(swap) = ctx.memory.swap else {
+fn swap_limit(pod: &Pod, of: CpuMemory, machine: &MachineFacts) -> u64 {
+    let (Some(swap), Some(memory)) = (machine.rules.swap, machine.memory()) else {
         return 0;
     };
     let is_critical =
@@ -388,15 +389,14 @@ fn swap_limit(pod: &Pod, of: CpuMemory, ctx: &NodeContext) -> u64 {
     if is_critical
         || qos_class(pod) != QosClass::Burstable
         || of.memory_request == of.memory_limit
-        || ctx.memory_capacity == 0
+        || memory == 0
     {
         return 0;
     }
     let request = of
         .memory_request
         .and_then(|bytes| u64::try_from(bytes).ok());
-    let share =
-        u128::from(request.unwrap_or(0)) * u128::from(swap) / u128::from(ctx.memory_capacity);
+    let share = u128::from(request.unwrap_or(0)) * u128::from(swap) / u128::from(memory);
     u64::try_from(share).unwrap_or(swap).min(swap)
 }
 

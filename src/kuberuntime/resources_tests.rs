@@ -1,6 +1,7 @@
 //! Tables of the arithmetic of resources.
 
 use super::*;
+use crate::kuberuntime::node_context::MemorySize;
 use serde_json::json;
 
 fn q(text: &str) -> Quantity {
@@ -104,20 +105,23 @@ fn oom_score_of_a_burstable_container_shrinks_with_its_request() {
     for (memory, adj) in [("1Gi", 900), ("1", 999), ("10Gi", 3), ("5Gi", 500)] {
         let pod = with(memory);
         assert_eq!(
-            oom_score_adj(&pod, &pod.containers()[0], 10 * gib),
+            oom_score_adj(&pod, &pod.containers()[0], Some(10 * gib)),
             Ok(adj),
             "{memory}"
         );
     }
     let none = pod(json!([{"name": "a"}]));
-    assert_eq!(oom_score_adj(&none, &none.containers()[0], gib), Ok(1_000));
+    assert_eq!(
+        oom_score_adj(&none, &none.containers()[0], Some(gib)),
+        Ok(1_000)
+    );
     let mut critical = none.clone();
     if let Some(spec) = critical.spec.as_mut() {
         spec.priority_class_name = Some("system-node-critical".to_owned());
         spec.priority = Some(2_000_001_000);
     }
     assert_eq!(
-        oom_score_adj(&critical, &critical.containers()[0], gib),
+        oom_score_adj(&critical, &critical.containers()[0], Some(gib)),
         Ok(-997)
     );
 }
@@ -275,7 +279,7 @@ fn oom_scores_by_kind_of_container() {
     ] {
         let container = crate::types::containers::container_of(&pod, name).unwrap();
         assert_eq!(
-            oom_score_adj(&pod, &container.container, capacity),
+            oom_score_adj(&pod, &container.container, Some(capacity)),
             Ok(want),
             "{what}"
         );
@@ -289,7 +293,7 @@ fn oom_scores_by_kind_of_container() {
     for (name, want) in [("a", 750), ("s", 750)] {
         let container = crate::types::containers::container_of(&whole, name).unwrap();
         assert_eq!(
-            oom_score_adj(&whole, &container.container, capacity),
+            oom_score_adj(&whole, &container.container, Some(capacity)),
             Ok(want),
             "{name}"
         );
@@ -542,6 +546,25 @@ fn memory_is_protected_by_class_and_throttled_below_the_limit() {
 }
 
 #[test]
+fn a_container_is_scored_by_the_memory_that_the_machine_has_now() {
+    let pod = pod(json!([{"name": "c", "resources": {"requests": {"memory": "1Gi"}}}]));
+    let ctx = NodeContext::new("n", "/r");
+    let score = || {
+        let resources = container_linux_resources(&pod, &pod.containers()[0], &ctx).unwrap();
+        resources.oom_score_adj
+    };
+    assert_eq!(score(), 999, "no request is a part of what is not known");
+    for (gib, wanted) in [(2, 500), (4, 750)] {
+        let memory = gib << 30;
+        ctx.machine.set(MachineFacts {
+            size: Some(MemorySize { memory, swap: 0 }),
+            ..MachineFacts::default()
+        });
+        assert_eq!(score(), wanted, "{gib} GiB");
+    }
+}
+
+#[test]
 fn swap_follows_the_request_of_burstable_containers() {
     let swap_of = |resources: serde_json::Value, priority: i32, swap: Option<u64>| {
         let pod: Pod = serde_json::from_value(json!({
@@ -552,8 +575,18 @@ fn swap_follows_the_request_of_burstable_containers() {
         let mut ctx = NodeContext::new("n", "/r");
         ctx.cgroup_v2 = true;
         ctx.swap_controller = true;
-        ctx.memory_capacity = 1000;
-        ctx.memory.swap = swap;
+        let size = swap.unwrap_or(0);
+        ctx.machine.set(MachineFacts {
+            size: Some(MemorySize {
+                memory: 1000,
+                swap: size,
+            }),
+            rules: MemoryRules {
+                swap,
+                ..MemoryRules::default()
+            },
+            ..MachineFacts::default()
+        });
         let resources = container_linux_resources(&pod, &pod.containers()[0], &ctx).unwrap();
         resources.unified["memory.swap.max"].clone()
     };

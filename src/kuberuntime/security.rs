@@ -21,7 +21,7 @@ use crate::types::PodExt;
 use crate::types::containers::containers_of;
 
 /// What containers may not see in `/proc` and `/sys`; upstream's default masked paths, without those that depend on the
-/// machine ([`NodeContext::masked_paths`]).
+/// machine ([`MachineFacts::masked_paths`](super::node_context::MachineFacts::masked_paths)).
 const MASKED_PATHS: &[&str] = &[
     "/proc/asound",
     "/proc/acpi",
@@ -241,7 +241,14 @@ pub fn container_context(
         list.map(ToString::to_string).collect()
     };
     let mut masked_paths = paths(MASKED_PATHS);
-    masked_paths.extend(ctx.masked_paths.iter().filter(|_| hidden).cloned());
+    masked_paths.extend(
+        ctx.machine
+            .get()
+            .masked_paths
+            .iter()
+            .filter(|_| hidden)
+            .cloned(),
+    );
     let (supplemental_groups, policy) = groups(pod)?;
     Ok(v1::LinuxContainerSecurityContext {
         capabilities: own.and_then(|c| c.capabilities.as_ref()).map(capabilities),

@@ -1,6 +1,7 @@
 use serde_json::{Value, json};
 
 use super::*;
+use crate::kuberuntime::node_context::MachineFacts;
 
 fn pod(pod_context: &Value, container: &Value, more: &Value) -> Pod {
     let mut container = container.clone();
@@ -426,9 +427,12 @@ fn a_node_without_apparmor_refuses_what_it_cannot_enforce() {
 
 #[test]
 fn paths_of_this_machine_are_masked_where_others_are() {
-    let mut ctx = node();
+    let ctx = node();
     let counters = "/sys/devices/system/cpu/cpu0/thermal_throttle";
-    ctx.masked_paths = vec![counters.to_owned()];
+    ctx.machine.set(MachineFacts {
+        masked_paths: vec![counters.to_owned()],
+        ..MachineFacts::default()
+    });
     let masked = |own: &Value, more: &Value| {
         let pod = pod(&json!({}), &json!({"securityContext": own}), more);
         with(&pod, &Isolation::default(), &ctx)

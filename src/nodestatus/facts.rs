@@ -20,9 +20,12 @@ use crate::core::devices::Amounts;
 use crate::core::node_status::{Facts, Image, Machine, NodeSettings, RuntimeFacts, image_list};
 use crate::core::volumes::known::InUse;
 use crate::kuberuntime::cri::{CriClient, CriError};
+use crate::kuberuntime::node_context::MemorySize;
 use crate::types::host_addresses::HostAddresses;
 use crate::types::{Event, EventRecorder, EventType, boot};
 
+/// Directory in which the kernel has a directory for each size of huge pages.
+const HUGE_PAGES: &str = "/sys/kernel/mm/hugepages";
 const MACHINE_PERIOD: Duration = Duration::from_secs(10);
 const RUNTIME_PERIOD: Duration = Duration::from_secs(60);
 /// While the runtime was never reached.
@@ -114,15 +117,16 @@ impl FactsTask {
 
     async fn machine(&self, facts: &mut Facts) {
         let (root_dir, boot_id) = (self.root_dir.clone(), self.boot_id.clone());
-        let look = crate::types::blocking::run(move || machine(&root_dir, &boot_id));
+        let known = facts.machine.memory.map(|memory| MemorySize {
+            memory,
+            swap: facts.machine.swap.unwrap_or(0),
+        });
+        let look = crate::types::blocking::run(move || machine(&root_dir, &boot_id, known));
         match tokio::time::timeout(PATIENCE, look).await {
             Ok(Ok(machine)) => {
                 let known = std::mem::replace(&mut facts.machine, machine);
                 if facts.machine.ephemeral_storage.is_none() {
                     facts.machine.ephemeral_storage = known.ephemeral_storage;
-                }
-                if facts.machine.memory == 0 {
-                    facts.machine.memory = known.memory;
                 }
             }
             Ok(Err(error)) => warn!(%error, "cannot look at the machine"),
@@ -225,18 +229,41 @@ pub fn identity() -> Identity {
     }
 }
 
-/// Reads what the kernel knows. Blocking.
-pub(super) fn machine(root_dir: &Path, boot_id: &str) -> Machine {
-    let memory = procfs::Meminfo::current();
-    if let Err(error) = &memory {
-        warn!(%error, "cannot read the size of the memory");
+/// Returns the size of the machine's memory and swap: as `/proc/meminfo` shows it, else the `known` one, else as sysinfo(2)
+/// does, which knows no limits of a container. Blocking, shortly.
+pub fn memory_size(known: Option<MemorySize>) -> Option<MemorySize> {
+    let read = procfs::Meminfo::current().map(|info| MemorySize {
+        memory: info.mem_total,
+        swap: info.swap_total,
+    });
+    if let Err(error) = &read {
+        debug!(%error, "cannot read the size of the memory");
     }
+    let by_call = || {
+        let info = nix::sys::sysinfo::sysinfo().ok()?;
+        Some(MemorySize {
+            memory: info.ram_total(),
+            swap: info.swap_total(),
+        })
+    };
+    first_size([&|| read.as_ref().ok().copied(), &|| known, &by_call])
+}
+
+/// Returns the first size that is one: no machine has 0 bytes.
+fn first_size(sources: [&dyn Fn() -> Option<MemorySize>; 3]) -> Option<MemorySize> {
+    let mut sizes = sources.into_iter().filter_map(|source| source());
+    sizes.find(|size| size.memory > 0)
+}
+
+/// Reads what the kernel knows. `known` is the size of the memory as it was last read. Blocking.
+pub(super) fn machine(root_dir: &Path, boot_id: &str, known: Option<MemorySize>) -> Machine {
+    let size = memory_size(known);
     let identity = identity();
     Machine {
         cpus: cpus(),
-        memory: memory.as_ref().map_or(0, |m| m.mem_total),
-        swap: memory.as_ref().ok().map(|m| m.swap_total),
-        hugepages: hugepages(Path::new("/sys/kernel/mm/hugepages")),
+        memory: size.map(|size| size.memory),
+        swap: size.map(|size| size.swap),
+        hugepages: huge_pages(),
         ephemeral_storage: storage(root_dir),
         system_uuid: identity.system_uuid,
         machine_id: identity.machine_id,
@@ -266,6 +293,11 @@ fn storage(path: &Path) -> Option<u64> {
             None
         }
     }
+}
+
+/// Returns the bytes in huge pages by the size of a page. Blocking, shortly.
+pub fn huge_pages() -> BTreeMap<u64, u64> {
+    hugepages(Path::new(HUGE_PAGES))
 }
 
 /// `hugepages-2048kB/nr_hugepages` and the like.
@@ -316,11 +348,26 @@ mod tests {
 
     #[test]
     fn the_machine_this_runs_on_has_a_size_and_a_name() {
-        let machine = machine(Path::new("/"), "boot");
-        assert!(machine.cpus > 0 && machine.memory > 1 << 20);
+        let machine = machine(Path::new("/"), "boot", None);
+        assert!(machine.cpus > 0 && machine.memory.is_some_and(|bytes| bytes > 1 << 20));
         assert!(machine.ephemeral_storage.is_some_and(|bytes| bytes > 0));
         assert!(!machine.kernel_version.is_empty() && !machine.os_image.is_empty());
         assert_eq!(machine.boot_id, "boot");
+    }
+
+    #[test]
+    fn a_size_that_cannot_be_read_or_is_0_stays_the_last_one() {
+        let of = |memory: u64| Some(MemorySize { memory, swap: 1 });
+        for (read, known, called, wanted) in [
+            (of(4), of(2), of(8), of(4)),
+            (None, of(2), of(8), of(2)),
+            (of(0), of(2), of(8), of(2)),
+            (None, None, of(8), of(8)),
+            (None, of(0), of(0), None),
+        ] {
+            assert_eq!(first_size([&|| read, &|| known, &|| called]), wanted);
+        }
+        assert!(memory_size(None).is_some());
     }
 
     #[test]

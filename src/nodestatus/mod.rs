@@ -42,7 +42,7 @@ use rand::Rng;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-pub use facts::{Identity, cpus, identity};
+pub use facts::{Identity, cpus, huge_pages, identity, memory_size};
 
 pub use crate::core::node_status::{KUBELET_VERSION, NodeSettings, Pressure, initial_node};
 
@@ -51,6 +51,7 @@ use crate::core::devices::Amounts;
 use crate::core::node_status::{self, Facts, Memory, Readiness};
 use crate::core::volumes::known::InUse;
 use crate::kuberuntime::cri::CriClient;
+use crate::kuberuntime::node_context::MemorySize;
 use crate::node_object::NodeObject;
 use crate::runtime_state::RuntimeState;
 use crate::store::Store;
@@ -233,16 +234,18 @@ impl Parts {
     }
 }
 
-/// The node as it would be registered, with facts about the machine: for an agent without an API server. Blocking.
+/// The node as it would be registered, with facts about the machine: for an agent without an API server. `known` is the size of
+/// the memory as it was last read. Blocking.
 pub fn local_node(
     settings: &NodeSettings,
     addresses: &HostAddresses,
     root_dir: &std::path::Path,
     boot_id: &str,
+    known: Option<MemorySize>,
     clock: &dyn Clock,
 ) -> Node {
     let facts = Facts {
-        machine: facts::machine(root_dir, boot_id),
+        machine: facts::machine(root_dir, boot_id, known),
         addresses: addresses.find().unwrap_or_default(),
         ..Facts::default()
     };

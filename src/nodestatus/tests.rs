@@ -333,7 +333,7 @@ impl World {
         let facts = Facts {
             machine: Machine {
                 cpus: 2,
-                memory: 4 << 30,
+                memory: Some(4 << 30),
                 swap: Some(0),
                 hugepages: BTreeMap::new(),
                 ephemeral_storage: Some(10 << 30),

@@ -162,9 +162,8 @@ fn allocatable(context: &WorkerContext) -> BTreeMap<String, Quantity> {
     if let Ok(cores) = std::thread::available_parallelism() {
         machine.insert("cpu".to_owned(), Quantity(cores.to_string()));
     }
-    if context.node.memory_capacity > 0 {
-        let bytes = context.node.memory_capacity.to_string();
-        machine.insert("memory".to_owned(), Quantity(bytes));
+    if let Some(bytes) = context.node.machine.get().memory() {
+        machine.insert("memory".to_owned(), Quantity(bytes.to_string()));
     }
     machine
 }

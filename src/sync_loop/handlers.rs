@@ -146,7 +146,7 @@ fn counted(context: &LoopContext, uid: &PodUid) -> Option<Arc<Pod>> {
 /// plugins.
 pub(super) fn node(context: &LoopContext) -> Arc<Node> {
     let known = context.node.get();
-    let node = known.unwrap_or_else(|| Arc::clone(&context.local_node));
+    let node = known.unwrap_or_else(|| context.local_node.load_full());
     let devices = &context.workers.context().devices;
     let is_device = |resource: &str| resource.contains('/') && devices.knows(resource);
     let allocatable = node.status.as_ref().and_then(|s| s.allocatable.as_ref());

@@ -14,6 +14,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::Duration;
 
+use arc_swap::ArcSwap;
 use k8s_openapi::api::core::v1::Node;
 use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
@@ -74,7 +75,7 @@ pub struct LoopContext {
     /// This node's object, for admission.
     pub node: NodeObject,
     /// What stands in for it until it is known: this node as the agent sees it.
-    pub local_node: Arc<Node>,
+    pub local_node: Arc<ArcSwap<Node>>,
     /// `maxPods` and `podsPerCore`.
     pub max_pods: MaxPods,
     /// `allowedUnsafeSysctls`.

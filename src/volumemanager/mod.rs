@@ -134,11 +134,14 @@ pub fn plugin_of(volume: &Volume) -> Option<&'static str> {
     }
 }
 
+/// Bytes of the machine's memory that pods may use.
+pub type MemoryForPods = Arc<dyn Fn() -> Option<u64> + Send + Sync>;
+
 /// Mounts and unmounts. Cheap to clone. One caller per pod at a time: the pod's worker.
 #[derive(Clone)]
 pub struct VolumeManager {
     root: PathBuf,
-    memory: Option<u64>,
+    memory: MemoryForPods,
     store: Store,
     clock: Arc<dyn Clock>,
     metrics: Metrics,
@@ -170,7 +173,7 @@ impl VolumeManager {
         Self {
             mounts: mounts::Source::new(&root),
             root,
-            memory,
+            memory: Arc::new(move || memory),
             store,
             clock,
             metrics: Metrics::default(),
@@ -191,6 +194,13 @@ impl VolumeManager {
     #[must_use]
     pub fn taking_over(self) -> Self {
         self.desk().known = Known::Nothing;
+        self
+    }
+
+    /// Asks how much memory pods may use with each volume that is mounted: the machine's size may change.
+    #[must_use]
+    pub fn following_memory(mut self, memory: MemoryForPods) -> Self {
+        self.memory = memory;
         self
     }
 

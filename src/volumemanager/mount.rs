@@ -444,7 +444,7 @@ impl VolumeManager {
                 Medium::Disk
             } else {
                 let no_limit = EmptyDirVolumeSource::default();
-                Medium::Memory(memory_size(pod, &no_limit, self.memory).map_err(quantity)?)
+                Medium::Memory(memory_size(pod, &no_limit, (self.memory)()).map_err(quantity)?)
             };
             return Ok(Plan::Content {
                 plugin,
@@ -459,7 +459,7 @@ impl VolumeManager {
         match empty.medium.as_deref().unwrap_or_default() {
             "" => Ok(Plan::Disk { path }),
             "Memory" => {
-                let size = memory_size(pod, empty, self.memory).map_err(quantity)?;
+                let size = memory_size(pod, empty, (self.memory)()).map_err(quantity)?;
                 Ok(Plan::Memory { path, size })
             }
             medium if medium.starts_with(huge_pages::MEDIUM) => plan::huge_plan(pod, empty, path)

@@ -391,6 +391,27 @@ async fn a_memory_volume_is_mounted_once_and_never_deleted_through() {
     drop(guard);
 }
 
+#[tokio::test]
+async fn a_volume_in_memory_gets_what_the_node_has_when_it_is_mounted() {
+    use std::sync::atomic::{AtomicU64, Ordering};
+    let now = Arc::new(AtomicU64::new(1 << 30));
+    let seen = Arc::clone(&now);
+    let memory: MemoryForPods = Arc::new(move || Some(seen.load(Ordering::Relaxed)));
+    let world = world();
+    let manager = world.manager.clone().following_memory(memory);
+    let pod = pod(
+        "u1",
+        json!([{"name": "m", "emptyDir": {"medium": "Memory"}}]),
+    );
+    let volume = &pod.spec.as_ref().unwrap().volumes.as_ref().unwrap()[0];
+    for bytes in [1_u64 << 30, 2 << 30] {
+        now.store(bytes, Ordering::Relaxed);
+        let plan = manager.plan(&pod, volume).unwrap();
+        let is_so = matches!(plan, plan::Plan::Memory { size, .. } if size == Some(bytes));
+        assert!(is_so, "{bytes}");
+    }
+}
+
 struct Unmount(PathBuf);
 
 impl Drop for Unmount {

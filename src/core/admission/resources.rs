@@ -87,7 +87,8 @@ pub(crate) fn shown(resource: &str, amount: i128) -> i128 {
 }
 
 /// What the node lacks for `pod` beside what others have `taken`, the number of pods first. A resource that the node does
-/// not have and that is none of its own is not checked: upstream's `removeMissingExtendedResources`.
+/// not have and that is none of its own is not checked: upstream's `removeMissingExtendedResources`. Neither are CPU and memory
+/// that the node does not show: every node has some, and how much of them is not known.
 pub(crate) fn insufficient(
     pod: &Pod,
     taken: &Taken,
@@ -115,7 +116,7 @@ pub(crate) fn insufficient(
     let requests = pod_requests(pod);
     let wanted: Vec<(&String, i128)> = in_order(&requests)
         .filter(|(name, amount)| *amount > 0 && name.as_str() != PODS)
-        .filter(|(name, _)| allocatable.contains_key(*name) || is_native(name))
+        .filter(|(name, _)| allocatable.contains_key(*name) || may_be_lacking(name))
         .collect();
     for (name, requested) in wanted {
         let capacity = allocatable.get(name).map_or(0, amount);
@@ -132,8 +133,9 @@ pub(crate) fn insufficient(
     lacking
 }
 
-fn is_native(name: &str) -> bool {
-    NATIVE.contains(&name) || is_huge_page(name)
+/// Returns whether a node that does not show the resource has none of it.
+fn may_be_lacking(name: &str) -> bool {
+    name == "ephemeral-storage" || is_huge_page(name)
 }
 
 fn in_order(amounts: &Amounts) -> impl Iterator<Item = (&String, i128)> {

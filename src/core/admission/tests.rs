@@ -128,6 +128,20 @@ fn resources_are_compared_with_what_the_others_leave() {
 }
 
 #[test]
+fn nobody_is_refused_for_memory_of_a_node_whose_size_is_not_known() {
+    let unknown =
+        node(json!({"status": {"allocatable": {"cpu": "2", "ephemeral-storage": "1Gi"}}}));
+    for (requests, wanted) in [
+        (json!({"memory": "64Gi"}), "Admitted"),
+        (json!({"memory": "64Gi", "cpu": "3"}), "OutOfcpu"),
+        (json!({"hugepages-2Mi": "2Mi"}), "OutOfhugepages-2Mi"),
+    ] {
+        let (reason, _) = on(&unknown, &asking("1", requests.clone()), &[]);
+        assert_eq!(reason, wanted, "{requests}");
+    }
+}
+
+#[test]
 fn a_node_that_says_nothing_of_its_resources_refuses_nothing_for_them() {
     let large = asking("1", json!({"cpu": "1000"}));
     assert_eq!(on(&Node::default(), &large, &[]).0, "Admitted");

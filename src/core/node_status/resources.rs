@@ -37,7 +37,9 @@ pub(super) fn capacity(
     capacity.retain(|name, _| !name.starts_with(HUGEPAGES));
     let mut set = |name: String, quantity| drop(capacity.insert(name, quantity));
     set("cpu".to_owned(), Quantity(machine.cpus.to_string()));
-    set("memory".to_owned(), binary(machine.memory.into()));
+    if let Some(bytes) = machine.memory {
+        set("memory".to_owned(), binary(bytes.into()));
+    }
     for (size, bytes) in &machine.hugepages {
         let size = binary(i128::from(*size)).0;
         set(format!("{HUGEPAGES}{size}"), binary(i128::from(*bytes)));
@@ -62,7 +64,10 @@ pub(super) fn allocatable(
         let mut taken = reserved(&settings.system_reserved) + reserved(&settings.kube_reserved);
         match name.as_str() {
             "memory" => {
-                let eviction = settings.eviction_memory.of(machine.memory);
+                let shown = nanos(&quantity.0).map_or(0, |all| all / NANOS);
+                let eviction = settings
+                    .eviction_memory
+                    .of(u64::try_from(shown).unwrap_or(0));
                 taken += i128::from(eviction.saturating_add(in_pages)) * NANOS;
             }
             "ephemeral-storage" => {

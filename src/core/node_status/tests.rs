@@ -12,7 +12,7 @@ fn facts() -> Facts {
     Facts {
         machine: Machine {
             cpus: 4,
-            memory: 8 << 30,
+            memory: Some(8 << 30),
             swap: Some(0),
             hugepages: BTreeMap::from([(2 << 20, 64 << 20)]),
             ephemeral_storage: Some(100 << 30),
@@ -207,6 +207,23 @@ fn allocatable_is_what_reservations_and_eviction_leave() {
     let storage = crate::types::quantity::nanos(&text(&left, "ephemeral-storage")).unwrap();
     let part = storage as f64 / 1e9 / f64::from(100 << 20) / 1024.0;
     assert!((part - 0.9).abs() < 1e-6, "{part}");
+}
+
+#[test]
+fn memory_that_cannot_be_read_stays_as_the_node_shows_it() {
+    let mut settings = settings();
+    settings.eviction_memory = EvictionThreshold::Fraction(0.25);
+    let mut machine = facts().machine;
+    machine.memory = None;
+    machine.hugepages.clear();
+    let none = resources::capacity(None, &settings, &machine);
+    assert!(!none.contains_key("memory"), "{none:?}");
+    assert!(!resources::allocatable(&none, &settings, &machine).contains_key("memory"));
+    let known = BTreeMap::from([("memory".to_owned(), quantity("4Gi"))]);
+    let capacity = resources::capacity(Some(&known), &settings, &machine);
+    assert_eq!(capacity["memory"].0, "4Gi");
+    let left = resources::allocatable(&capacity, &settings, &machine);
+    assert_eq!(left["memory"].0, "3Gi");
 }
 
 #[test]

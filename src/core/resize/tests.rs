@@ -31,6 +31,22 @@ fn node() -> Node {
 }
 
 #[test]
+fn a_resize_waits_for_a_size_of_the_node_that_is_not_known() {
+    let unknown: Node =
+        serde_json::from_value(json!({"status": {"allocatable": {"cpu": "4"}}})).unwrap();
+    let memory = |gib: &str| one(json!({"cpu": "1", "memory": gib}), json!({}));
+    let decide = |after: &Pod, before: &Pod| {
+        let record = admission::allocated(before);
+        decide(after, &record, &[], &unknown)
+    };
+    let waits = Decision::Deferred("Node's capacity of memory is not known".to_owned());
+    assert_eq!(decide(&memory("2Gi"), &memory("1Gi")), waits);
+    let cpu = |request: &str| one(json!({"cpu": request}), json!({}));
+    let allocated = Decision::Allocate(admission::allocated(&cpu("2")));
+    assert_eq!(decide(&cpu("2"), &cpu("1")), allocated);
+}
+
+#[test]
 fn decisions() {
     let cpu = |request: &str| one(json!({"cpu": request}), json!({}));
     let both = |cpu: &str, memory: &str| one(json!({}), json!({"cpu": cpu, "memory": memory}));
