@@ -747,7 +747,7 @@ fn how_the_node_is_shared_is_read_and_contradictions_are_warned_about() {
     let load = |body: &str| load::load(Some(&files.config("c.yaml", body)), None);
     let loaded = load(
         "systemReservedCgroup: /system.slice\nkubeReservedCgroup: /kube\nkubeletCgroups: /agent\n\
-         systemCgroups: /system\nqosReserved: {memory: 50%}\nprotectKernelDefaults: true\n\
+         systemCgroups: /system\nqosReserved: {memory: 50%}\nprotectKernelDefaults: true\nfailSwapOn: true\n\
          makeIPTablesUtilChains: false\nmemorySwap: {swapBehavior: LimitedSwap}\n\
          memoryThrottlingFactor: 0.85\nmemoryReservationPolicy: TieredReservation\n\
          enforceNodeAllocatable: [pods, system-reserved, kube-reserved-compressible]\n",
@@ -761,6 +761,7 @@ fn how_the_node_is_shared_is_read_and_contradictions_are_warned_about() {
         system_cgroups: Some("/system".to_owned()),
         qos_memory: Some(50),
         protect_kernel_defaults: true,
+        fail_swap_on: true,
         make_iptables_util_chains: false,
         controller_attach_detach: true,
         swap: SwapBehavior::LimitedSwap,
@@ -808,6 +809,7 @@ fn how_the_node_is_shared_is_read_and_contradictions_are_warned_about() {
     let (config, _) = run(&[
         "--qos-reserved=memory=30%",
         "--protect-kernel-defaults",
+        "--fail-swap-on",
         "--enable-controller-attach-detach",
         "--system-cgroups=/s",
     ])
@@ -815,6 +817,7 @@ fn how_the_node_is_shared_is_read_and_contradictions_are_warned_about() {
     let reserves = config.kubelet.reserves;
     assert_eq!(reserves.qos_memory, Some(30));
     assert!(reserves.protect_kernel_defaults && reserves.controller_attach_detach);
+    assert!(reserves.fail_swap_on && !Reserves::default().fail_swap_on);
     assert_eq!(reserves.system_cgroups.as_deref(), Some("/s"));
 }
 
@@ -896,7 +899,7 @@ fn the_periods_of_a_shutdown_are_read_and_checked() {
 fn flags_without_effect_are_accepted_and_warned_about() {
     let (_, warnings) = run(&[
         "--pod-infra-container-image=registry/pause:3.9",
-        "--fail-swap-on=false",
+        "--hairpin-mode=none",
         "--feature-gates",
         "A=true",
         "--iptables-drop-bit=3",
@@ -908,8 +911,8 @@ fn flags_without_effect_are_accepted_and_warned_about() {
         told,
         [
             "--containerd: is not supported in this version and has no effect",
-            "--fail-swap-on: is not supported in this version and has no effect",
             "--feature-gates: is not supported in this version and has no effect",
+            "--hairpin-mode: is not supported in this version and has no effect",
             "--iptables-drop-bit: was removed upstream in 1.31 and has no effect",
             "--pod-infra-container-image: was removed upstream in 1.35 and has no effect; set the sandbox image in the configuration of the container runtime",
         ]

@@ -27,6 +27,7 @@ mod root_dir;
 mod run_once;
 mod shutdown;
 mod start;
+mod swap;
 pub mod systemd;
 mod takeover;
 mod tasks;
@@ -352,6 +353,7 @@ fn share_node(
         let (root, recorder) = (Path::new(kernel::ROOT), &*base.recorder);
         kernel::settle(root, reserves.protect_kernel_defaults, recorder);
     }
+    swap::report(reserves.fail_swap_on, &*base.recorder);
     if reserves.make_iptables_util_chains && !is_left {
         tasks.add("iptables", iptables::keep(Tools::default(), token.clone()));
     }

@@ -15,7 +15,7 @@ use tracing::{debug, info, warn};
 use super::api::{ReadNode, node_reader};
 use super::reserves::Reports;
 use super::start::{Base, Started};
-use super::{AgentError, Tasks};
+use super::{AgentError, Tasks, swap};
 use crate::cm::systemd::Systemd;
 use crate::cm::{CgroupConfig, CgroupDriver, CgroupError, CgroupManager, CgroupVersion};
 use crate::kubeletconfig::{
@@ -406,6 +406,10 @@ pub(super) fn context(
     }
     context.single_process_oom_kill = kubelet.single_process_oom_kill.unwrap_or(false);
     context.swap_controller = cgroups.has_swap_controller();
+    let behavior = kubelet.reserves.swap;
+    if let Some(why) = swap::without_effect(behavior, context.cgroup_v2, context.swap_controller) {
+        warn!("memorySwap.swapBehavior: LimitedSwap has no effect: {why}");
+    }
     context.cpu_cfs_quota = kubelet.cpu_cfs_quota;
     context.cfs_period_us = micros(kubelet.cpu_cfs_quota_period);
     let size = memory_size(None);

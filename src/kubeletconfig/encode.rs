@@ -282,6 +282,7 @@ fn reserves(c: &Reserves, put: &mut impl FnMut(&str, Value)) {
         put("qosReserved", json!({"memory": format!("{percent}%")}));
     }
     put("protectKernelDefaults", json!(c.protect_kernel_defaults));
+    put("failSwapOn", json!(c.fail_swap_on));
     put("makeIPTablesUtilChains", json!(c.make_iptables_util_chains));
     put(
         "enableControllerAttachDetach",

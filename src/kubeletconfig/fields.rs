@@ -195,7 +195,7 @@ pub const FIELDS: &[Field] = &[
     later("iptablesMasqueradeBit", Kind::Int32, &["14"]),
     later("iptablesDropBit", Kind::Int32, &["15"]),
     later("featureGates", Kind::BoolMap, &[]),
-    later("failSwapOn", Kind::Bool, &["true", "false"]),
+    yes("failSwapOn", Kind::Bool),
     yes(
         "memorySwap",
         Kind::Object(&[yes("swapBehavior", Kind::String)]),

@@ -375,6 +375,10 @@ pub struct ReserveFlags {
     #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true", value_parser = parse_bool)]
     pub protect_kernel_defaults: Option<bool>,
 
+    /// Report swap that is on [default: false]
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true", value_parser = parse_bool)]
+    pub fail_swap_on: Option<bool>,
+
     /// Maintain the iptables chains by which other programs find the kubelet's rules [default: true]
     #[arg(long = "make-iptables-util-chains", value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true", value_parser = parse_bool)]
     pub make_iptables_util_chains: Option<bool>,

@@ -93,6 +93,8 @@ pub struct Reserves {
     pub qos_memory: Option<u8>,
     /// `protectKernelDefaults`: the kernel's settings are not changed.
     pub protect_kernel_defaults: bool,
+    /// `failSwapOn`: swap that is on is reported. Upstream's default is true.
+    pub fail_swap_on: bool,
     /// `makeIPTablesUtilChains`.
     pub make_iptables_util_chains: bool,
     /// `enableControllerAttachDetach`.
@@ -114,6 +116,7 @@ impl Default for Reserves {
             system_cgroups: None,
             qos_memory: None,
             protect_kernel_defaults: false,
+            fail_swap_on: false,
             make_iptables_util_chains: true,
             controller_attach_detach: true,
             swap: SwapBehavior::default(),
@@ -137,6 +140,7 @@ pub(super) fn take(r: &mut Reader<'_>, c: &mut KubeletConfiguration, path: &str)
         "protectKernelDefaults" => {
             c.protect_kernel_defaults = r.bool().unwrap_or(d.protect_kernel_defaults);
         }
+        "failSwapOn" => c.fail_swap_on = r.bool().unwrap_or(d.fail_swap_on),
         "makeIPTablesUtilChains" => {
             c.make_iptables_util_chains = r.bool().unwrap_or(d.make_iptables_util_chains);
         }
@@ -239,6 +243,7 @@ pub(super) fn apply_flags(settings: &mut Settings, flags: &ReserveFlags) {
     let qos = f.qos_reserved.map(|map| map.0.get("memory").copied());
     over!("--qos-reserved", "qosReserved", qos => qos_memory);
     over!("--protect-kernel-defaults", "protectKernelDefaults", f.protect_kernel_defaults => protect_kernel_defaults);
+    over!("--fail-swap-on", "failSwapOn", f.fail_swap_on => fail_swap_on);
     over!("--make-iptables-util-chains", "makeIPTablesUtilChains", f.make_iptables_util_chains => make_iptables_util_chains);
     over!("--enable-controller-attach-detach", "enableControllerAttachDetach", f.enable_controller_attach_detach => controller_attach_detach);
 }

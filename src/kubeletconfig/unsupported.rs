@@ -116,7 +116,6 @@ pub const UNSUPPORTED_FLAGS: &[UnsupportedFlag] = &[
     ),
     switch("experimental-allocatable-ignore-eviction"),
     value("experimental-mounter-path"),
-    switch("fail-swap-on"),
     value("feature-gates"),
     value("global-housekeeping-interval"),
     value("hairpin-mode"),

@@ -48,6 +48,7 @@ const FIELDS: &[(&str, &str)] = &[
     ),
     ("eviction-soft", "/evictionSoft"),
     ("eviction-soft-grace-period", "/evictionSoftGracePeriod"),
+    ("fail-swap-on", "/failSwapOn"),
     ("file-check-frequency", "/fileCheckFrequency"),
     ("healthz-bind-address", "/healthzBindAddress"),
     ("healthz-port", "/healthzPort"),
