@@ -18,6 +18,7 @@ use super::start::{Base, Started};
 use super::{AgentError, Tasks, swap};
 use crate::cm::systemd::Systemd;
 use crate::cm::{CgroupConfig, CgroupDriver, CgroupError, CgroupManager, CgroupVersion};
+use crate::core::pinning::memory::memory_resource;
 use crate::kubeletconfig::{
     self, AgentConfig, KubeletConfiguration, MemoryReservation, SwapBehavior,
 };
@@ -90,6 +91,27 @@ fn pids_for_pods(kubelet: &KubeletConfiguration) -> Option<u64> {
     (left < capacity).then_some(left)
 }
 
+/// Bytes in huge pages that all pods together may use, by the size of a page: of sizes of which some are reserved, where
+/// `enforceNodeAllocatable` says so. Others need no limit, since there are no more pages than the machine's.
+fn huge_pages_for_pods(
+    kubelet: &KubeletConfiguration,
+    huge_pages: &BTreeMap<u64, u64>,
+) -> BTreeMap<u64, u64> {
+    if !kubelet.enforce_node_allocatable.iter().any(|e| e == "pods") {
+        return BTreeMap::new();
+    }
+    let left = |(size, bytes): (&u64, &u64)| {
+        let resource = memory_resource(&format!("hugepages-{size}"))?;
+        let all = kubelet.system_reserved.iter().chain(&kubelet.kube_reserved);
+        let of_size = all.filter(|(name, _)| memory_resource(name).as_ref() == Some(&resource));
+        let reserved: i128 = of_size.map(|(_, amount)| amount / UNIT).sum();
+        let left = i128::from(*bytes) - reserved;
+        let left = u64::try_from(left.max(0)).unwrap_or(u64::MAX);
+        (reserved > 0 && *size > 0).then(|| (*size, left / size * size))
+    };
+    huge_pages.iter().filter_map(left).collect()
+}
+
 fn is_tiered(kubelet: &KubeletConfiguration) -> bool {
     kubelet.reserves.memory_reservation == MemoryReservation::Tiered
 }
@@ -114,6 +136,17 @@ struct Seen {
     cpus: u64,
     memory: Option<MemorySize>,
     huge_pages: BTreeMap<u64, u64>,
+}
+
+impl Seen {
+    /// Reads the sizes; `known` is the memory as it was last read. Blocking, shortly.
+    fn read(known: Option<MemorySize>) -> Self {
+        Self {
+            cpus: cpus(),
+            memory: memory_size(known),
+            huge_pages: huge_pages(),
+        }
+    }
 }
 
 /// Publishes the sizes of the machine for those who use them: containers, admission and volumes.
@@ -154,19 +187,23 @@ fn last_cpu(cpus: &Path) -> Option<u32> {
 }
 
 /// Resources that all pods together may use.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 struct Size {
     /// Thousandths of a processor.
     cpu_milli: Option<u64>,
     /// Bytes of memory.
     memory: Option<u64>,
+    /// Bytes in huge pages, by the size of a page; those that are limited.
+    huge_pages: BTreeMap<u64, u64>,
 }
 
 impl Size {
-    fn of(kubelet: &KubeletConfiguration, cpus: u64, memory: Option<MemorySize>) -> Self {
+    fn of(kubelet: &KubeletConfiguration, seen: &Seen) -> Self {
+        let memory = seen.memory.map(|size| size.memory);
         Self {
-            cpu_milli: for_pods(kubelet, "cpu", cpus, MILLI),
-            memory: memory.and_then(|size| for_pods(kubelet, "memory", size.memory, UNIT)),
+            cpu_milli: for_pods(kubelet, "cpu", seen.cpus, MILLI),
+            memory: memory.and_then(|memory| for_pods(kubelet, "memory", memory, UNIT)),
+            huge_pages: huge_pages_for_pods(kubelet, &seen.huge_pages),
         }
     }
 }
@@ -241,16 +278,13 @@ pub(super) fn follow_size(
             }
             let (publisher, now) = (Arc::clone(&publisher), clock.now());
             let cgroups = Arc::clone(&cgroups);
+            let last = kept.clone();
             let follow = move || {
-                let seen = Seen {
-                    cpus: cpus(),
-                    memory: memory_size(publisher.machine.get().size),
-                    huge_pages: huge_pages(),
-                };
-                let is_known = seen.memory.is_some();
-                let size = Size::of(&publisher.kubelet, seen.cpus, seen.memory);
+                let seen = Seen::read(publisher.machine.get().size);
+                let size = Size::of(&publisher.kubelet, &seen);
+                let kept = (seen.memory.is_some()).then(|| keep(&cgroups, last, size, now));
                 publisher.publish(seen, thermal_throttle(Path::new(CPUS)));
-                is_known.then(|| keep(&cgroups, kept, size, now))
+                kept
             };
             let error = match blocking::run(follow).await {
                 Ok(Some(Ok(now))) => {
@@ -289,26 +323,26 @@ fn keep(
     size: Size,
     now: Stamp,
 ) -> Result<Kept, CgroupError> {
-    if let Some((known, _)) = kept
-        && known != size
+    if let Some((known, _)) = &kept
+        && *known != size
     {
         info!(
             now = ?size,
             "processors or memory of the machine changed, and what all pods together may use"
         );
     }
-    match kept.filter(|kept| !is_due(*kept, size, now)) {
+    match kept.filter(|kept| !is_due(kept, &size, now)) {
         Some(kept) => Ok(kept),
         None => {
-            cgroups.resize_all(size.cpu_milli, size.memory)?;
+            cgroups.resize_all(size.cpu_milli, size.memory, &size.huge_pages)?;
             Ok((size, now))
         }
     }
 }
 
 /// Returns whether limits have to be set: others are needed, or they were set a minute ago and may have been changed since.
-fn is_due((known, at): Kept, size: Size, now: Stamp) -> bool {
-    known != size || now.since(at) >= SIZE_KEEP
+fn is_due((known, at): &Kept, size: &Size, now: Stamp) -> bool {
+    known != size || now.since(*at) >= SIZE_KEEP
 }
 
 /// The event that pods are not held to their share of the node.
@@ -350,7 +384,7 @@ fn make_cgroups(
     runtime: Handle,
     metrics: Metrics,
 ) -> Result<CgroupManager, CgroupError> {
-    let size = Size::of(kubelet, cpus(), memory_size(None));
+    let size = Size::of(kubelet, &Seen::read(None));
     let manager = CgroupManager::detect(CgroupConfig {
         driver: match kubelet.cgroup_driver {
             kubeletconfig::CgroupDriver::Cgroupfs => CgroupDriver::Cgroupfs,
@@ -366,6 +400,7 @@ fn make_cgroups(
         allocatable_cpu_milli: size.cpu_milli,
         allocatable_memory: size.memory,
         allocatable_pids: pids_for_pods(kubelet),
+        allocatable_huge_pages: size.huge_pages,
         qos_reserved_memory: kubelet.reserves.qos_memory,
         tiered: is_tiered(kubelet),
         cpus: last_cpu(Path::new(CPUS)).map(|last| last + 1),
@@ -500,12 +535,13 @@ mod tests {
         let size = |memory| Size {
             cpu_milli: Some(1000),
             memory,
+            huge_pages: BTreeMap::new(),
         };
         let kept = (size(Some(1)), at(100));
-        assert!(!is_due(kept, size(Some(1)), at(159)));
-        assert!(is_due(kept, size(Some(1)), at(160)));
-        assert!(is_due(kept, size(Some(2)), at(101)));
-        assert!(is_due(kept, size(None), at(101)));
+        assert!(!is_due(&kept, &size(Some(1)), at(159)));
+        assert!(is_due(&kept, &size(Some(1)), at(160)));
+        assert!(is_due(&kept, &size(Some(2)), at(101)));
+        assert!(is_due(&kept, &size(None), at(101)));
     }
 
     #[test]
@@ -580,6 +616,28 @@ mod tests {
             std::fs::write(dir.path().join(file), text).unwrap();
         }
         assert_eq!(last_cpu(dir.path()), Some(11));
+    }
+
+    #[test]
+    fn huge_pages_are_limited_where_some_are_reserved() {
+        let (two, gib) = (2_u64 << 20, 1_u64 << 30);
+        let machine = BTreeMap::from([(two, 10 * two), (gib, 4 * gib)]);
+        let reserved = |name: &str, bytes: u64| {
+            std::iter::once((name.to_owned(), i128::from(bytes) * UNIT)).collect()
+        };
+        let mut kubelet = KubeletConfiguration::default();
+        assert_eq!(huge_pages_for_pods(&kubelet, &machine), BTreeMap::new());
+        kubelet.system_reserved = reserved("hugepages-2Mi", 3 * two);
+        // The same size in other words, and not whole pages.
+        kubelet.kube_reserved = reserved("hugepages-2048Ki", two / 2);
+        let limits = huge_pages_for_pods(&kubelet, &machine);
+        assert_eq!(limits, BTreeMap::from([(two, 6 * two)]));
+        kubelet.system_reserved = reserved("hugepages-1Gi", 5 * gib);
+        kubelet.kube_reserved.clear();
+        let limits = huge_pages_for_pods(&kubelet, &machine);
+        assert_eq!(limits, BTreeMap::from([(gib, 0)]), "more than there are");
+        kubelet.enforce_node_allocatable.clear();
+        assert_eq!(huge_pages_for_pods(&kubelet, &machine), BTreeMap::new());
     }
 
     #[test]

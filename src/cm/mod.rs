@@ -42,7 +42,9 @@ use crate::types::metrics::{Metrics, OperationLabel};
 use crate::types::{PodExt, PodUid, causes};
 use fs::Hierarchy;
 use pinning::Pinning;
-use settings::{Comparison, Setting, Whole, compare, huge_page_settings, pod_limits};
+use settings::{
+    Comparison, Setting, Whole, compare, huge_page_settings, pod_limits, shared_huge_page_settings,
+};
 use systemd::{Systemd, SystemdError};
 
 /// How cgroups are kept.
@@ -76,6 +78,8 @@ pub struct CgroupConfig {
     pub tiered: bool,
     /// Sizes of huge pages that the kernel has, in bytes.
     pub hugepage_sizes: Vec<u64>,
+    /// Bytes in huge pages of all pods together, by size; sizes that are missing are not limited.
+    pub allocatable_huge_pages: BTreeMap<u64, u64>,
     /// Processors of the machine. With the systemd driver on v2 they are named in the slice of all pods, or systemd
     /// would disable the controller cpuset below it.
     pub cpus: Option<u32>,
@@ -98,6 +102,7 @@ impl Default for CgroupConfig {
             qos_reserved_memory: None,
             tiered: false,
             hugepage_sizes: Vec::new(),
+            allocatable_huge_pages: BTreeMap::new(),
             cpus: None,
         }
     }
@@ -290,6 +295,8 @@ pub struct CgroupManager {
     wanted: Arc<Mutex<BTreeMap<CgroupName, Wanted>>>,
     /// Bytes that all pods together may use since the machine's size changed; 0 before.
     resized_memory: Arc<AtomicU64>,
+    /// Bytes in huge pages that all pods together may use since the machine's size changed; `None` before.
+    resized_huge_pages: Arc<Mutex<Option<BTreeMap<u64, u64>>>>,
     metrics: Option<Metrics>,
     /// The managers by whose assignments a pod has no CPU quota.
     pinning: Option<Pinning>,
@@ -330,6 +337,7 @@ impl CgroupManager {
             systemd: None,
             wanted: Arc::default(),
             resized_memory: Arc::default(),
+            resized_huge_pages: Arc::default(),
             metrics: None,
             pinning: None,
         };
@@ -429,9 +437,15 @@ impl CgroupManager {
             shares: Some(resources::MIN_SHARES),
             ..Limits::default()
         };
-        self.make(&self.qos(QosClass::BestEffort), |whole| whole.merge(least))?;
+        let unlimited = shared_huge_page_settings(self.version, &self.config, &BTreeMap::new());
+        self.make(&self.qos(QosClass::BestEffort), |whole| {
+            whole.merge(least);
+            whole.huge_pages.clone_from(&unlimited);
+        })?;
         // Burstable shares are the sum over its pods; see `refresh_qos`.
-        self.make(&self.qos(QosClass::Burstable), |_| ())?;
+        self.make(&self.qos(QosClass::Burstable), |whole| {
+            whole.huge_pages = unlimited;
+        })?;
         if let Err(error) = self.unshare_memory() {
             let error = causes(&error);
             tracing::warn!(
@@ -442,7 +456,7 @@ impl CgroupManager {
         Ok(())
     }
 
-    /// Limits the memory of all pods together, so that what is reserved is left; upstream's
+    /// Limits the memory, the huge pages and the processes of all pods together, so that what is reserved is left; upstream's
     /// `enforceNodeAllocatableCgroups`.
     ///
     /// # Errors
@@ -458,6 +472,14 @@ impl CgroupManager {
             0 => self.config.allocatable_memory,
             resized => Some(resized),
         }
+    }
+
+    /// Limits of the huge pages of all pods together.
+    fn huge_pages_for_pods(&self) -> Vec<(String, String)> {
+        let resized = self.resized_huge_pages.lock();
+        let resized = resized.unwrap_or_else(PoisonError::into_inner);
+        let limits = (resized.as_ref()).unwrap_or(&self.config.allocatable_huge_pages);
+        shared_huge_page_settings(self.version, &self.config, limits)
     }
 
     /// Sets what all pods together get; their shares too if they are given.
@@ -477,6 +499,7 @@ impl CgroupManager {
                 ..Limits::default()
             });
             whole.pids = Some(self.config.allocatable_pids);
+            whole.huge_pages = self.huge_pages_for_pods();
         })?;
         above.map_or(Ok(()), |limit| {
             Err(CgroupError::AboveLimit {
@@ -487,7 +510,8 @@ impl CgroupManager {
         })
     }
 
-    /// Changes what all pods together get, as after processors or memory were added to the machine.
+    /// Changes what all pods together get, as after processors or memory were added to the machine. `huge_pages` are limits in
+    /// bytes by the size of a page.
     ///
     /// # Errors
     /// As [`Self::limit_all`].
@@ -495,9 +519,12 @@ impl CgroupManager {
         &self,
         cpu_milli: Option<u64>,
         memory: Option<u64>,
+        huge_pages: &BTreeMap<u64, u64>,
     ) -> Result<(), CgroupError> {
         let memory = memory.unwrap_or(NO_MEMORY_LIMIT);
         self.resized_memory.store(memory, Ordering::Relaxed);
+        *(self.resized_huge_pages.lock()).unwrap_or_else(PoisonError::into_inner) =
+            Some(huge_pages.clone());
         self.bound_all(shares_of(cpu_milli))
     }
 

@@ -99,13 +99,14 @@ pub(super) fn compare(file: &str, found: &str, wanted: &str, page: u64) -> Compa
     if found == wanted {
         return Comparison::Same;
     }
-    let is_same = match file {
-        "memory.max" | "memory.min" | "memory.low" | "memory.limit_in_bytes" => {
-            let pages = |text: &str| pages(text, page);
-            pages(found).is_some() && pages(found) == pages(wanted)
-        }
-        _ => false,
+    let unit = match file {
+        "memory.max" | "memory.min" | "memory.low" | "memory.limit_in_bytes" => Some(page),
+        other => huge_page_size(other),
     };
+    let is_same = unit.is_some_and(|unit| {
+        let pages = |text: &str| pages(text, unit);
+        pages(found).is_some() && pages(found) == pages(wanted)
+    });
     if is_same {
         return Comparison::Same;
     }
@@ -113,6 +114,20 @@ pub(super) fn compare(file: &str, found: &str, wanted: &str, page: u64) -> Compa
         return Comparison::Rounded;
     }
     Comparison::Other
+}
+
+/// Returns the size of the huge pages that a file limits: 2 MiB of `hugetlb.2MB.max`.
+fn huge_page_size(file: &str) -> Option<u64> {
+    let name = file.strip_prefix("hugetlb.")?.split('.').next()?;
+    let digits = name.trim_end_matches(|c: char| c.is_ascii_uppercase());
+    let shift = match &name[digits.len()..] {
+        "KB" => 10,
+        "MB" => 20,
+        "GB" => 30,
+        _ => return None,
+    };
+    let size: u64 = digits.parse().ok()?;
+    size.checked_shl(shift).filter(|size| *size > 0)
 }
 
 /// Pages that the kernel counts for an amount of memory. Its greatest number is `PAGE_COUNTER_MAX`.
@@ -182,22 +197,42 @@ fn memory_value(memory: u64, unlimited: &str) -> String {
     }
 }
 
-/// File and value for each size of huge pages.
+/// File and value for each size of huge pages of a pod: sizes that it asks nothing of are limited to 0.
 pub(super) fn huge_page_settings(
     version: CgroupVersion,
     config: &CgroupConfig,
     pages: &BTreeMap<u64, u64>,
 ) -> Vec<(String, String)> {
-    let end = match version {
-        CgroupVersion::V1 { .. } => "limit_in_bytes",
-        CgroupVersion::V2 => "max",
+    huge_page_files(version, config, |size| {
+        Some(pages.get(&size).copied().unwrap_or(0))
+    })
+}
+
+/// File and value for each size of huge pages of several pods: sizes without a limit are not limited.
+pub(super) fn shared_huge_page_settings(
+    version: CgroupVersion,
+    config: &CgroupConfig,
+    limits: &BTreeMap<u64, u64>,
+) -> Vec<(String, String)> {
+    huge_page_files(version, config, |size| limits.get(&size).copied())
+}
+
+fn huge_page_files(
+    version: CgroupVersion,
+    config: &CgroupConfig,
+    limit_of: impl Fn(u64) -> Option<u64>,
+) -> Vec<(String, String)> {
+    let (end, unlimited) = match version {
+        CgroupVersion::V1 { .. } => ("limit_in_bytes", "-1"),
+        CgroupVersion::V2 => ("max", "max"),
     };
     let sizes = config.hugepage_sizes.iter();
     sizes
         .map(|size| {
-            let limit = pages.get(size).copied().unwrap_or(0);
+            let limit = limit_of(*size).map(|limit| limit.to_string());
             let name = resources::huge_page_name(*size);
-            (format!("hugetlb.{name}.{end}"), limit.to_string())
+            let value = limit.unwrap_or_else(|| unlimited.to_owned());
+            (format!("hugetlb.{name}.{end}"), value)
         })
         .collect()
 }

@@ -87,6 +87,7 @@ fn manager_on(
         systemd: None,
         wanted: Arc::default(),
         resized_memory: Arc::default(),
+        resized_huge_pages: Arc::default(),
         metrics: None,
         pinning: None,
     }
@@ -230,13 +231,14 @@ fn all_pods_together_are_held_to_their_share_of_the_node() {
         manager.limit_all().unwrap();
         assert_eq!(read(memory.0), memory.1, "{version:?}");
         // Twice the machine.
-        manager.resize_all(Some(2500), Some(8192)).unwrap();
+        let none = BTreeMap::new();
+        manager.resize_all(Some(2500), Some(8192), &none).unwrap();
         assert_ne!(read(shares.0), shares.1, "{version:?}");
         assert_eq!(read(memory.0), "8192", "{version:?}");
         // What is kept each minute is the new size.
         manager.limit_all().unwrap();
         assert_eq!(read(memory.0), "8192", "{version:?}");
-        manager.resize_all(Some(1250), Some(4096)).unwrap();
+        manager.resize_all(Some(1250), Some(4096), &none).unwrap();
         let both = (read(shares.0), read(memory.0));
         assert_eq!(both, (shares.1.to_owned(), memory.1.to_owned()));
         // Less than the pods use waits until they use less.
@@ -246,13 +248,72 @@ fn all_pods_together_are_held_to_their_share_of_the_node() {
         };
         let used = at(memory.0).with_file_name(used);
         std::fs::write(&used, "3000").unwrap();
-        for error in [manager.resize_all(None, Some(2999)), manager.limit_all()] {
+        for error in [
+            manager.resize_all(None, Some(2999), &none),
+            manager.limit_all(),
+        ] {
             assert!(matches!(error, Err(CgroupError::AboveLimit { .. })));
         }
         assert_eq!(read(memory.0), memory.1);
         std::fs::write(&used, "2000").unwrap();
         manager.limit_all().unwrap();
         assert_eq!(read(memory.0), "2999", "{version:?}");
+    }
+}
+
+#[test]
+fn huge_pages_that_are_reserved_are_kept_from_all_pods_together() {
+    const DIRS: &[(&str, &[&str])] = &[("", &["cpu", "memory", "hugetlb"])];
+    for (version, file, unlimited) in [
+        (
+            CgroupVersion::V1 { hybrid: false },
+            "hugetlb.2MB.limit_in_bytes",
+            "-1",
+        ),
+        (CgroupVersion::V2, "hugetlb.2MB.max", "max"),
+    ] {
+        let mount = tempfile::tempdir().unwrap();
+        let all = ["", "kubepods", "kubepods/burstable", "kubepods/besteffort"];
+        for child in all {
+            let dir = mount.path().join(child);
+            std::fs::create_dir_all(&dir).unwrap();
+            let controllers = ["cgroup.controllers", "cgroup.subtree_control"];
+            for controllers in controllers {
+                std::fs::write(dir.join(controllers), "cpu memory hugetlb").unwrap();
+            }
+            for other in [
+                "cpu.shares",
+                "cpu.weight",
+                "memory.max",
+                "memory.limit_in_bytes",
+                file,
+            ] {
+                // A kubelet that ran before has left it.
+                std::fs::write(dir.join(other), "0").unwrap();
+            }
+        }
+        let config = CgroupConfig {
+            hugepage_sizes: vec![2 << 20],
+            allocatable_huge_pages: BTreeMap::from([(2 << 20, 8 << 20)]),
+            ..CgroupConfig::default()
+        };
+        let manager = manager_on(mount.path(), config, version, DIRS);
+        let limits =
+            || all.map(|dir| std::fs::read_to_string(mount.path().join(dir).join(file)).unwrap());
+        manager.setup().unwrap();
+        manager.limit_all().unwrap();
+        assert_eq!(limits(), ["0", "8388608", unlimited, unlimited]);
+        let more = BTreeMap::from([(2 << 20, 16 << 20)]);
+        manager.resize_all(None, None, &more).unwrap();
+        assert_eq!(limits()[1], "16777216");
+        manager.limit_all().unwrap();
+        assert_eq!(
+            limits()[1],
+            "16777216",
+            "what is kept each minute is the new size"
+        );
+        manager.resize_all(None, None, &BTreeMap::new()).unwrap();
+        assert_eq!(limits()[1], unlimited, "nothing is reserved");
     }
 }
 
@@ -495,6 +556,23 @@ fn limits_are_compared_as_the_kernel_keeps_them() {
             Comparison::Other,
         ),
         (4096, "memory.max", "8192", "max", Comparison::Other),
+        // The kernel rounds its greatest number down to huge pages, too.
+        (
+            4096,
+            "hugetlb.2MB.limit_in_bytes",
+            "9223372036852678656",
+            "-1",
+            Comparison::Same,
+        ),
+        (
+            4096,
+            "hugetlb.1GB.max",
+            "1073741824",
+            "1073741824",
+            Comparison::Same,
+        ),
+        (4096, "hugetlb.1GB.max", "0", "max", Comparison::Other),
+        (4096, "hugetlb.1XB.max", "0", "1", Comparison::Other),
         (4096, "memory.max", "", "8192", Comparison::Other),
     ] {
         assert_eq!(

@@ -19,6 +19,7 @@ fn manager(mount: &Path, config: CgroupConfig) -> CgroupManager {
         systemd: None,
         wanted: Arc::default(),
         resized_memory: Arc::default(),
+        resized_huge_pages: Arc::default(),
         pinning: None,
         metrics: None,
     }

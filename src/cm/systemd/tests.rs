@@ -119,6 +119,7 @@ impl World {
             systemd: None,
             wanted: Arc::default(),
             resized_memory: Arc::default(),
+            resized_huge_pages: Arc::default(),
             pinning: None,
             metrics: None,
         };
