@@ -26,7 +26,7 @@ use crate::kuberuntime::dns::{DnsConfigurer, Unfilled};
 use crate::kuberuntime::node_context::{MachineFacts, MemorySize, NodeContext, SharedFacts};
 use crate::kuberuntime::resources::MemoryRules;
 use crate::kuberuntime::selinux;
-use crate::nodestatus::{cpus, huge_pages, memory_size};
+use crate::nodestatus::{cpus, huge_pages, memory_size, read_memory};
 use crate::types::host_addresses::HostAddresses;
 use crate::types::metrics::Metrics;
 use crate::types::{Event, EventRecorder, EventType, Pace, Stamp, blocking, causes};
@@ -284,16 +284,20 @@ pub(super) fn follow_size(
                 let size = Size::of(&publisher.kubelet, &seen);
                 let kept = (seen.memory.is_some()).then(|| keep(&cgroups, last, size, now));
                 publisher.publish(seen, thermal_throttle(Path::new(CPUS)));
-                kept
+                (kept, read_memory().err().map(|error| error.to_string()))
             };
-            let error = match blocking::run(follow).await {
-                Ok(Some(Ok(now))) => {
+            let Ok((done, unreadable)) = blocking::run(follow).await else {
+                continue;
+            };
+            report_unreadable(unreadable, &pace, now);
+            let error = match done {
+                Some(Ok(now)) => {
                     pace.over("size");
                     kept = Some(now);
                     None
                 }
-                Ok(Some(Err(error))) => Some(causes(&error)),
-                Ok(None) | Err(_) => continue,
+                Some(Err(error)) => Some(causes(&error)),
+                None => continue,
             };
             if let Some(error) = &error {
                 if !pace.is_due("size", error, now) {
@@ -310,6 +314,18 @@ pub(super) fn follow_size(
             }
         }
     });
+}
+
+/// Logs that the size of the memory cannot be read, which matters only once it changes.
+fn report_unreadable(error: Option<String>, pace: &Pace, now: Stamp) {
+    match error {
+        Some(error) if pace.is_due("memory", &error, now) => warn!(
+            error,
+            "the size of the memory cannot be read from /proc/meminfo, the last one counts, trying again every 10 s"
+        ),
+        Some(_) => {}
+        None => pace.over("memory"),
+    }
 }
 
 /// Limits of all pods together, and when they were last set.

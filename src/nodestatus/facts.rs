@@ -232,13 +232,6 @@ pub fn identity() -> Identity {
 /// Returns the size of the machine's memory and swap: as `/proc/meminfo` shows it, else the `known` one, else as sysinfo(2)
 /// does, which knows no limits of a container. Blocking, shortly.
 pub fn memory_size(known: Option<MemorySize>) -> Option<MemorySize> {
-    let read = procfs::Meminfo::current().map(|info| MemorySize {
-        memory: info.mem_total,
-        swap: info.swap_total,
-    });
-    if let Err(error) = &read {
-        debug!(%error, "cannot read the size of the memory");
-    }
     let by_call = || {
         let info = nix::sys::sysinfo::sysinfo().ok()?;
         Some(MemorySize {
@@ -246,7 +239,19 @@ pub fn memory_size(known: Option<MemorySize>) -> Option<MemorySize> {
             swap: info.swap_total(),
         })
     };
-    first_size([&|| read.as_ref().ok().copied(), &|| known, &by_call])
+    first_size([&|| read_memory().ok(), &|| known, &by_call])
+}
+
+/// Reads the size of the machine's memory and swap in `/proc/meminfo`. Blocking, shortly.
+///
+/// # Errors
+/// When the file cannot be read, as that of a container whose lxcfs is gone, or lacks a size.
+pub fn read_memory() -> Result<MemorySize, procfs::ProcError> {
+    let info = procfs::Meminfo::current()?;
+    Ok(MemorySize {
+        memory: info.mem_total,
+        swap: info.swap_total,
+    })
 }
 
 /// Returns the first size that is one: no machine has 0 bytes.

@@ -42,7 +42,7 @@ use rand::Rng;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-pub use facts::{Identity, cpus, huge_pages, identity, memory_size};
+pub use facts::{Identity, cpus, huge_pages, identity, memory_size, read_memory};
 
 pub use crate::core::node_status::{KUBELET_VERSION, NodeSettings, Pressure, initial_node};
 
