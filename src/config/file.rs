@@ -261,7 +261,11 @@ fn before_return(
             && *origin != set.location
             && sent.is_none_or(|sent| had(sent, origin))
     };
-    let back = set.pods.iter().filter(|sourced| is_back(&sourced.origin));
+    // One that is back but cannot be read yet still has the pod that it had.
+    let broken = sent.into_iter().flat_map(|sent| &sent.pods);
+    let broken = broken.filter(|sourced| set.broken.contains_key(&sourced.origin));
+    let back = set.pods.iter().chain(broken);
+    let back = back.filter(|sourced| is_back(&sourced.origin));
     let names: BTreeSet<FullName> = back.map(|sourced| sourced.pod.full_name()).collect();
     let mut without = set.clone();
     // Nor a copy that an editor has left of such a file: it would take the pod's place.
@@ -656,7 +660,8 @@ mod tests {
     use std::sync::Mutex;
 
     use super::*;
-    use crate::store::mounts::{Directory, testkit};
+    use crate::core::pod_update::{SourcePods, merge};
+    use crate::store::mounts::{self, testkit};
     use crate::types::{BootId, SystemClock};
 
     #[derive(Clone, Default)]
@@ -699,6 +704,102 @@ mod tests {
         let removed = BTreeSet::from(["/m/web.yaml".to_owned()]);
         let before = before_return(&now, &removed, Some(&sent)).unwrap();
         assert_eq!(before.pods, []);
+        // Nor while the original is half-written.
+        let mut half = set(vec![sourced("/m/web.yaml~", "copy")]);
+        half.broken
+            .insert("/m/web.yaml".to_owned(), "bad".to_owned());
+        let before = before_return(&half, &removed, Some(&sent)).unwrap();
+        assert_eq!((before.pods, before.broken.len()), (Vec::new(), 0));
+    }
+
+    /// The listings that the agent makes of a directory, and what it takes from them.
+    struct Directory {
+        dir: tempfile::TempDir,
+        source: FileSource,
+        clock: Arc<SystemClock>,
+        sent: Option<SourceSet>,
+        known: SourcePods,
+    }
+
+    impl Directory {
+        fn new() -> Self {
+            let dir = tempfile::tempdir().unwrap();
+            let settings = FileSettings {
+                path: dir.path().to_owned(),
+                check_frequency: Duration::from_secs(20),
+                mount: None,
+            };
+            let clock = Arc::new(SystemClock::new(BootId(1)));
+            let source =
+                FileSource::new(settings, "node", Arc::<SystemClock>::clone(&clock)).unwrap();
+            Self {
+                dir,
+                source,
+                clock,
+                sent: None,
+                known: SourcePods::default(),
+            }
+        }
+
+        fn path(&self, file: &str) -> PathBuf {
+            self.dir.path().join(file)
+        }
+
+        fn write(&self, file: &str, image: &str) {
+            let pod = format!(
+                "apiVersion: v1\nkind: Pod\nmetadata: {{name: web}}\nspec: {{containers: [{{name: c, image: {image}}}]}}\n"
+            );
+            std::fs::write(self.path(file), pod).unwrap();
+        }
+
+        /// Lists once, after these files were removed or moved away. Returns file name and image of each pod.
+        async fn list(&mut self, removed: &[&str]) -> Vec<(String, String)> {
+            let removed = removed.iter().map(|file| text::of_name(&self.path(file)));
+            let (removed, set) = (removed.collect(), self.source.read().await);
+            let before = before_return(&set, &removed, self.sent.as_ref());
+            for set in before.into_iter().chain([set]) {
+                self.known = merge(&self.known, &set, &|_| false, self.clock.now()).pods;
+                self.sent = Some(set);
+            }
+            let of = |sourced: &SourcedPod| {
+                let file = sourced.origin.rsplit('/').next().unwrap().to_owned();
+                let image = sourced.pod.spec_ref().containers[0].image.clone().unwrap();
+                (file, image)
+            };
+            self.known.iter().map(|(_, sourced)| of(sourced)).collect()
+        }
+    }
+
+    #[tokio::test]
+    async fn a_manifest_that_is_moved_aside_and_written_anew_stays_the_source_of_its_pod() {
+        for is_half_seen in [false, true] {
+            let mut manifests = Directory::new();
+            manifests.write("web.yaml", "old");
+            manifests.list(&[]).await;
+            // mv web.yaml web-old.yaml && cp new.yaml web.yaml
+            std::fs::rename(manifests.path("web.yaml"), manifests.path("web-old.yaml")).unwrap();
+            let mut removed: &[&str] = &["web.yaml"];
+            if is_half_seen {
+                std::fs::write(manifests.path("web.yaml"), "").unwrap();
+                assert!(manifests.list(removed).await.is_empty());
+                removed = &[];
+            }
+            manifests.write("web.yaml", "new");
+            let pods = manifests.list(removed).await;
+            assert_eq!(
+                pods,
+                [("web.yaml".to_owned(), "new".to_owned())],
+                "{is_half_seen}"
+            );
+            // Later edits count, too.
+            manifests.write("web.yaml", "newer");
+            let pods = manifests.list(&[]).await;
+            assert_eq!(
+                pods,
+                [("web.yaml".to_owned(), "newer".to_owned())],
+                "{is_half_seen}"
+            );
+        }
     }
 
     #[tokio::test]
@@ -757,7 +858,7 @@ mod tests {
             "spec":{"containers":[{"name":"c","image":"i"}]}}"#;
         std::fs::create_dir(&path).unwrap();
         std::fs::write(path.join("web.yaml"), pod).unwrap();
-        let mount = || Mount::new(Directory::Manifests, &path, dir.path());
+        let mount = || Mount::new(mounts::Directory::Manifests, &path, dir.path());
         let source = || {
             let settings = FileSettings {
                 path: path.clone(),

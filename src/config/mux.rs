@@ -236,7 +236,7 @@ impl Mux {
                 .iter()
                 .any(|(source, pods)| *source != set.source && pods.get(uid).is_some())
         };
-        merge(known, set, &taken)
+        merge(known, set, &taken, self.surroundings.clock.now())
     }
 
     /// Tells what is wrong with a set, and what was wrong and is no more.

@@ -6,16 +6,22 @@
 //!
 //! **Invariants.** A pod is removed only by a set that its source could read completely at the pod's
 //! origin: what is broken or cannot be read freezes the pods recorded from it. A pod that is known never
-//! comes out as an addition, so seeding [`SourcePods`] from the store makes a restart invisible.
+//! comes out as an addition, so seeding [`SourcePods`] from the store makes a restart invisible. Of several
+//! manifests of one pod, the one that it was read from first stays its source, also when it goes away for a
+//! moment ([`RETURN`]): editors and scripts move a manifest aside and write it anew.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
+use std::time::Duration;
 
 use imbl::OrdMap;
 use k8s_openapi::api::core::v1::Pod;
 
 use crate::types::pod::{CONFIG_HASH, CONFIG_MIRROR, CONFIG_SEEN, CONFIG_SOURCE, MANIFEST_HASH};
-use crate::types::{PodExt, PodSource, PodUid};
+use crate::types::{PodExt, PodSource, PodUid, Stamp};
+
+/// A manifest that comes back within this time is the source of its pod again, although a copy has taken its place.
+pub const RETURN: Duration = Duration::from_secs(300);
 
 /// Annotations that belong to this node; a change of them is not a change of the pod.
 const LOCAL_ANNOTATIONS: [&str; 5] = [
@@ -37,27 +43,41 @@ pub struct SourcedPod {
 
 /// The pods known of one source, by UID. Cheap to clone.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct SourcePods(OrdMap<PodUid, SourcedPod>);
+pub struct SourcePods {
+    pods: OrdMap<PodUid, SourcedPod>,
+    /// Manifests that went away, by namespace and name of the pod that they defined.
+    left: BTreeMap<(String, String), Left>,
+}
+
+/// A manifest that went away.
+#[derive(Clone, Debug, PartialEq)]
+struct Left {
+    origin: String,
+    at: Stamp,
+}
 
 impl SourcePods {
     /// Pods as recorded in the store.
     pub fn seeded(pods: impl IntoIterator<Item = SourcedPod>) -> Self {
-        Self(pods.into_iter().map(|p| (p.pod.uid(), p)).collect())
+        Self {
+            pods: pods.into_iter().map(|p| (p.pod.uid(), p)).collect(),
+            left: BTreeMap::new(),
+        }
     }
 
     /// One pod.
     pub fn get(&self, uid: &str) -> Option<&SourcedPod> {
-        self.0.get(uid)
+        self.pods.get(uid)
     }
 
     /// All pods, by UID.
     pub fn iter(&self) -> impl Iterator<Item = (&PodUid, &SourcedPod)> {
-        self.0.iter()
+        self.pods.iter()
     }
 
     /// The pods of one origin.
     pub fn of_origin<'a>(&'a self, origin: &str) -> impl Iterator<Item = &'a Arc<Pod>> {
-        self.0
+        self.pods
             .values()
             .filter(move |p| p.origin == origin)
             .map(|p| &p.pod)
@@ -65,13 +85,59 @@ impl SourcePods {
 
     /// Whether nothing is known.
     pub fn is_empty(&self) -> bool {
-        self.0.is_empty()
+        self.pods.is_empty()
+    }
+
+    /// Returns the manifest that went away a moment ago and defined the pod of this name.
+    fn left(&self, pod: &Pod) -> Option<&str> {
+        if self.left.is_empty() {
+            return None;
+        }
+        let left = self.left.get(&full_name(pod))?;
+        Some(&left.origin)
+    }
+
+    /// Forgets the manifests that went away too long ago. One that is there but broken is not forgotten.
+    fn forget_left(&mut self, set: &SourceSet, now: Stamp) {
+        self.left.retain(|_, left| {
+            let is_recent = left.at.boot == now.boot && now.since(left.at) < RETURN;
+            is_recent || set.broken.contains_key(&left.origin)
+        });
+    }
+
+    /// Remembers the manifests that `gone` pods came from, and forgets those that define their pod again.
+    fn remember_left(&mut self, gone: &[&SourcedPod], wanted: &[&SourcedPod], now: Stamp) {
+        if gone.is_empty() && self.left.is_empty() {
+            return;
+        }
+        let there: HashSet<_> = wanted.iter().map(|pod| place(pod)).collect();
+        let mut back = HashSet::new();
+        self.left.retain(|name, left| {
+            let is_back = there.contains(&(name.0.as_str(), name.1.as_str(), left.origin.as_str()));
+            if is_back {
+                back.insert(name.clone());
+            }
+            !is_back
+        });
+        // Pods of the API server have no origin.
+        let gone = gone.iter().filter(|pod| !pod.origin.is_empty());
+        for pod in gone.filter(|pod| !there.contains(&place(pod))) {
+            let name = full_name(&pod.pod);
+            // What took the place of the manifest meanwhile is not one to come back.
+            if back.contains(&name) {
+                continue;
+            }
+            self.left.entry(name).or_insert_with(|| Left {
+                origin: pod.origin.clone(),
+                at: now,
+            });
+        }
     }
 
     /// Whether a pod is known from `location` or from a file below it.
     pub fn any_from(&self, location: &str) -> bool {
         let below = format!("{}/", location.trim_end_matches('/'));
-        self.0
+        self.pods
             .values()
             .any(|p| p.origin == location || p.origin.starts_with(&below))
     }
@@ -141,8 +207,22 @@ pub struct Merged {
     pub frozen: Option<String>,
 }
 
+fn full_name(pod: &Pod) -> (String, String) {
+    (pod.namespace().to_owned(), pod.name().to_owned())
+}
+
+/// Namespace, name and origin.
+fn place(pod: &SourcedPod) -> (&str, &str, &str) {
+    (pod.pod.namespace(), pod.pod.name(), &pod.origin)
+}
+
 /// Computes the difference. `taken` tells UIDs that pods of *other* sources have.
-pub fn merge(known: &SourcePods, set: &SourceSet, taken: &dyn Fn(&str) -> bool) -> Merged {
+pub fn merge(
+    known: &SourcePods,
+    set: &SourceSet,
+    taken: &dyn Fn(&str) -> bool,
+    now: Stamp,
+) -> Merged {
     let frozen = match &set.reading {
         Reading::Complete => None,
         Reading::Absent if known.any_from(&set.location) => Some(format!(
@@ -160,22 +240,30 @@ pub fn merge(known: &SourcePods, set: &SourceSet, taken: &dyn Fn(&str) -> bool) 
             ..Merged::default()
         };
     }
+    let mut before = known.clone();
+    before.forget_left(set, now);
+    let known = &before;
     let mut merged = Merged {
         pods: known.clone(),
         ready: true,
         ..Merged::default()
     };
     let wanted = wanted(known, set, taken, &mut merged.duplicates);
-    let mut found = HashSet::with_capacity(known.0.len());
-    for candidate in wanted {
+    let mut found = HashSet::with_capacity(known.pods.len());
+    // Those that are not, or not there, any more.
+    let mut left = Vec::new();
+    for candidate in &wanted {
         let uid = uid(candidate);
-        let kept = match known.0.get(uid) {
+        let kept = match known.pods.get(uid) {
             None => {
                 merged.adds.push(Arc::clone(&candidate.pod));
-                candidate.clone()
+                (*candidate).clone()
             }
             Some(recorded) => {
                 found.insert(uid);
+                if recorded.origin != candidate.origin {
+                    left.push(recorded);
+                }
                 let changed = (set.set_back || !is_same(recorded, candidate))
                     .then(|| update(recorded, candidate, set.set_back, &mut merged))
                     .flatten();
@@ -185,15 +273,17 @@ pub fn merge(known: &SourcePods, set: &SourceSet, taken: &dyn Fn(&str) -> bool) 
                 changed
             }
         };
-        merged.pods.0.insert(PodUid::new(uid), kept);
+        merged.pods.pods.insert(PodUid::new(uid), kept);
     }
-    if found.len() < known.0.len() {
-        let gone = known.0.iter();
+    if found.len() < known.pods.len() {
+        let gone = known.pods.iter();
         for (uid, pod) in gone.filter(|(uid, _)| !found.contains(uid.as_str())) {
+            left.push(pod);
             merged.removes.push(Arc::clone(&pod.pod));
-            merged.pods.0.remove(uid);
+            merged.pods.pods.remove(uid);
         }
     }
+    merged.pods.remember_left(&left, &wanted, now);
     merged
 }
 
@@ -215,7 +305,7 @@ fn wanted<'a>(
     duplicates: &mut Vec<Duplicate>,
 ) -> Vec<&'a SourcedPod> {
     let frozen = known
-        .0
+        .pods
         .values()
         .filter(|p| set.broken.contains_key(&p.origin));
     let mut candidates: Vec<&SourcedPod> = frozen.chain(&set.pods).collect();
@@ -242,11 +332,17 @@ fn wanted<'a>(
             (None, None) if taken(uid) => format!(
                 "pod {namespace}/{name} of {origin} has the UID {uid} of another pod; change or remove metadata.uid"
             ),
-            (None, None) => {
-                names.insert((namespace, name), candidate);
-                uids.insert(uid, candidate);
-                return true;
-            }
+            (None, None) => match broken_source(known, set, candidate) {
+                Some(source) => format!(
+                    "pod {namespace}/{name} of {origin} is defined by {source}, which cannot be used as it is; repair or \
+                     remove {source}, or rename the pod of {origin}"
+                ),
+                None => {
+                    names.insert((namespace, name), candidate);
+                    uids.insert(uid, candidate);
+                    return true;
+                }
+            },
         };
         let kept = same_name.or(same_uid).map(|kept| Arc::clone(&kept.pod));
         duplicates.push(Duplicate {
@@ -260,19 +356,50 @@ fn wanted<'a>(
     candidates
 }
 
-/// Where two candidates have one name, moves the one to the front whose origin has the name already. A copy of a manifest
-/// takes nothing from the pod that runs, wherever its name is in the order, and an edit of the original still counts.
-fn put_holders_first<'a>(known: &SourcePods, candidates: &mut [&'a SourcedPod]) {
-    fn holder(pod: &SourcedPod) -> (&str, &str, &str) {
-        (pod.pod.namespace(), pod.pod.name(), &pod.origin)
-    }
+/// Returns the manifest that defined a pod a moment ago and is back but broken: a copy of it does not take its place
+/// meanwhile, unless it has done so already.
+fn broken_source<'a>(
+    known: &'a SourcePods,
+    set: &SourceSet,
+    candidate: &SourcedPod,
+) -> Option<&'a str> {
+    let source = known.left(&candidate.pod)?;
+    let holds = || {
+        known
+            .pods
+            .values()
+            .any(|pod| place(pod) == place(candidate))
+    };
+    (source != candidate.origin && set.broken.contains_key(source) && !holds()).then_some(source)
+}
+
+/// Where two candidates have one name or UID, moves the one to the front that has it already, by the place that it comes from.
+/// A copy of a manifest takes nothing from the pod that runs, wherever its name is in the order, and an edit of the original
+/// still counts.
+fn put_holders_first(known: &SourcePods, candidates: &mut [&SourcedPod]) {
     let mut names = HashSet::with_capacity(candidates.len());
-    let mut is_new = |pod: &&'a SourcedPod| names.insert((pod.pod.namespace(), pod.pod.name()));
-    if candidates.iter().all(&mut is_new) {
+    let mut uids = HashSet::with_capacity(candidates.len());
+    let is_alone = candidates
+        .iter()
+        .all(|pod| names.insert((pod.pod.namespace(), pod.pod.name())) && uids.insert(uid(pod)));
+    if is_alone {
         return;
     }
-    let holders: HashSet<_> = known.0.values().map(holder).collect();
-    candidates.sort_by_key(|pod| !holders.contains(&holder(pod)));
+    let holders: HashSet<_> = known.pods.values().map(place).collect();
+    candidates.sort_by_key(|pod| {
+        let of_uid = known.get(uid(pod));
+        if (known.left(&pod.pod)).is_some_and(|origin| origin == pod.origin) {
+            0
+        } else if of_uid.is_some_and(|known| place(known) == place(pod)) {
+            1
+        } else if holders.contains(&place(pod)) {
+            2
+        } else if of_uid.is_some_and(|known| known.origin == pod.origin) {
+            3
+        } else {
+            4
+        }
+    });
 }
 
 /// Sorts a pod that was known already into its operation, and says what is known of it from now on; `None` when nothing
@@ -385,6 +512,12 @@ mod tests {
         }
     }
 
+    const NOW: Stamp = Stamp {
+        boot: crate::types::BootId(1),
+        boottime_ms: 1_000,
+        wall_ms: 1_000,
+    };
+
     fn free(_: &str) -> bool {
         false
     }
@@ -402,6 +535,7 @@ mod tests {
             &known,
             &set(vec![from("/m/b", changed), from("/m/c", pod("c", "3"))]),
             &free,
+            NOW,
         );
         assert_eq!(names(&merged.removes), ["a"]);
         assert_eq!(names(&merged.adds), ["c"]);
@@ -409,8 +543,9 @@ mod tests {
         assert!(merged.deletes.is_empty() && merged.reconciles.is_empty() && merged.ready);
         let again = merge(
             &merged.pods,
-            &set(merged.pods.0.values().cloned().collect()),
+            &set(merged.pods.pods.values().cloned().collect()),
             &free,
+            NOW,
         );
         assert_eq!(again.pods, merged.pods);
         assert!(again.removes.is_empty() && again.adds.is_empty() && again.updates.is_empty());
@@ -423,12 +558,12 @@ mod tests {
         let known = SourcePods::seeded([from("/m/a", recorded)]);
         let mut again = pod("a", "1");
         again.metadata.annotations = Some([(CONFIG_SEEN.to_owned(), "now".to_owned())].into());
-        let merged = merge(&known, &set(vec![from("/m/a", again.clone())]), &free);
+        let merged = merge(&known, &set(vec![from("/m/a", again.clone())]), &free, NOW);
         assert!(merged.updates.is_empty() && merged.adds.is_empty());
         assert_eq!(merged.pods, known);
 
         again.spec = None;
-        let merged = merge(&known, &set(vec![from("/m/a", again)]), &free);
+        let merged = merge(&known, &set(vec![from("/m/a", again)]), &free, NOW);
         assert_eq!(merged.updates.len(), 1);
         assert_eq!(merged.updates[0].annotation(CONFIG_SEEN), Some("then"));
     }
@@ -444,6 +579,7 @@ mod tests {
             &known,
             &set(vec![from("", deleted), from("", reported)]),
             &free,
+            NOW,
         );
         assert_eq!(names(&merged.deletes), ["a"]);
         assert_eq!(names(&merged.reconciles), ["b"]);
@@ -457,8 +593,12 @@ mod tests {
             set_back,
             ..set(vec![from("", pod("a", "1"))])
         };
-        assert!(merge(&known, &again(false), &free).reconciles.is_empty());
-        let merged = merge(&known, &again(true), &free);
+        assert!(
+            merge(&known, &again(false), &free, NOW)
+                .reconciles
+                .is_empty()
+        );
+        let merged = merge(&known, &again(true), &free, NOW);
         assert_eq!(names(&merged.reconciles), ["a"]);
         assert!(merged.updates.is_empty() && merged.adds.is_empty());
     }
@@ -466,7 +606,7 @@ mod tests {
     #[test]
     fn moved_pod_is_an_update_so_that_its_new_origin_is_recorded() {
         let known = SourcePods::seeded([from("/m/a", pod("a", "1"))]);
-        let merged = merge(&known, &set(vec![from("/m/b", pod("a", "1"))]), &free);
+        let merged = merge(&known, &set(vec![from("/m/b", pod("a", "1"))]), &free, NOW);
         assert_eq!(names(&merged.updates), ["a"]);
         assert!(merged.removes.is_empty() && merged.adds.is_empty());
         assert_eq!(merged.pods.get("1").unwrap().origin, "/m/b");
@@ -477,7 +617,7 @@ mod tests {
         let known = SourcePods::seeded([from("/m/a", pod("a", "1")), from("/m/b", pod("b", "2"))]);
         let mut sent = set(vec![from("/m/c", pod("c", "3"))]);
         sent.broken.insert("/m/a".into(), "bad".into());
-        let merged = merge(&known, &sent, &free);
+        let merged = merge(&known, &sent, &free, NOW);
         assert_eq!(names(&merged.removes), ["b"]);
         assert_eq!(names(&merged.adds), ["c"]);
         assert!(merged.pods.get("1").is_some());
@@ -487,16 +627,16 @@ mod tests {
     fn absent_path_is_empty_unless_pods_are_recorded_from_it() {
         let mut sent = set(Vec::new());
         sent.reading = Reading::Absent;
-        let merged = merge(&SourcePods::default(), &sent, &free);
+        let merged = merge(&SourcePods::default(), &sent, &free, NOW);
         assert!(merged.ready && merged.frozen.is_none());
 
         let here = SourcePods::seeded([from("/m/a", pod("a", "1"))]);
-        let merged = merge(&here, &sent, &free);
+        let merged = merge(&here, &sent, &free, NOW);
         assert!(merged.removes.is_empty() && merged.frozen.is_some() && merged.ready);
         assert_eq!(merged.pods, here);
 
         let elsewhere = SourcePods::seeded([from("/other/a", pod("a", "1"))]);
-        let merged = merge(&elsewhere, &sent, &free);
+        let merged = merge(&elsewhere, &sent, &free, NOW);
         assert_eq!(names(&merged.removes), ["a"]);
     }
 
@@ -504,7 +644,7 @@ mod tests {
     fn unreadable_source_without_records_is_not_ready() {
         let mut sent = set(Vec::new());
         sent.reading = Reading::Unreadable("permission denied".into());
-        assert!(!merge(&SourcePods::default(), &sent, &free).ready);
+        assert!(!merge(&SourcePods::default(), &sent, &free, NOW).ready);
     }
 
     #[test]
@@ -513,13 +653,18 @@ mod tests {
             from("/m/b", pod("a", "2")),
             from("/m/a", pod("a", "1")),
         ]);
-        let merged = merge(&SourcePods::default(), &both, &free);
+        let merged = merge(&SourcePods::default(), &both, &free, NOW);
         assert_eq!(merged.adds[0].uid(), "1".into());
         assert_eq!(merged.duplicates.len(), 1);
         assert_eq!(merged.duplicates[0].origin, "/m/b");
         assert!(merged.duplicates[0].message.contains("/m/a"));
 
-        let second = merge(&merged.pods, &set(vec![from("/m/b", pod("a", "2"))]), &free);
+        let second = merge(
+            &merged.pods,
+            &set(vec![from("/m/b", pod("a", "2"))]),
+            &free,
+            NOW,
+        );
         assert_eq!(second.removes[0].uid(), "1".into());
         assert_eq!(second.adds[0].uid(), "2".into());
     }
@@ -533,7 +678,7 @@ mod tests {
                 from("/m/web-old.yaml", pod("web", "3")),
                 from("/m/web.yaml", original.clone()),
             ]);
-            let merged = merge(&known, &both, &free);
+            let merged = merge(&known, &both, &free, NOW);
             let uid = original.uid();
             assert!(merged.pods.get(uid.as_str()).is_some(), "{uid}");
             assert!(merged.pods.get("3").is_none());
@@ -545,9 +690,183 @@ mod tests {
         }
         // The copy waits until the original is gone.
         let copy = set(vec![from("/m/web-old.yaml", pod("web", "3"))]);
-        let merged = merge(&known, &copy, &free);
+        let merged = merge(&known, &copy, &free, NOW);
         assert_eq!(names(&merged.removes), ["web"]);
         assert_eq!(merged.adds[0].uid(), "3".into());
+    }
+
+    /// The manifests at one moment: file, name of the pod, UID; no pod for one that is broken.
+    type Listing<'a> = &'a [(&'a str, Option<(&'a str, &'a str)>)];
+
+    /// Merges listings a second apart, the first one as known. Returns the file and UID of each pod in the end, and the files
+    /// that are refused.
+    fn in_sequence(listings: &[Listing<'_>]) -> (Vec<(String, String)>, Vec<String>) {
+        let (mut known, mut refused) = (SourcePods::default(), Vec::new());
+        for (n, listing) in (0..).zip(listings) {
+            let pods = listing.iter();
+            let pods = pods.filter_map(|(file, p)| p.map(|(name, uid)| from(file, pod(name, uid))));
+            let mut sent = set(pods.collect());
+            let broken = listing.iter().filter(|(_, pod)| pod.is_none());
+            sent.broken = broken
+                .map(|(file, _)| ((*file).to_owned(), "bad".to_owned()))
+                .collect();
+            let merged = merge(&known, &sent, &free, NOW.plus(Duration::from_secs(n)));
+            (known, refused) = (merged.pods, merged.duplicates);
+        }
+        let pods = known
+            .iter()
+            .map(|(uid, pod)| (pod.origin.clone(), uid.to_string()));
+        (
+            pods.collect(),
+            refused.into_iter().map(|d| d.origin).collect(),
+        )
+    }
+
+    /// A case: what was done, what was listed, the file and UID of the pod in the end, the files that are refused then.
+    type Sequence<'a> = (
+        &'a str,
+        &'a [Listing<'a>],
+        (&'a str, &'a str),
+        &'a [&'a str],
+    );
+
+    #[test]
+    fn the_manifest_that_a_pod_came_from_stays_its_source_whatever_wrote_it() {
+        const WEB: &str = "/m/web.yaml";
+        const COPY: &str = "/m/web-old.yaml";
+        let (old, new) = (Some(("web", "old")), Some(("web", "new")));
+        let copy = Some(("web", "copy"));
+        let cases: [Sequence<'_>; 11] = [
+            (
+                "cp",
+                &[&[(WEB, old)], &[(COPY, copy), (WEB, old)]],
+                (WEB, "old"),
+                &[COPY],
+            ),
+            (
+                "mv and cp, each seen",
+                &[&[(WEB, old)], &[(COPY, copy)], &[(COPY, copy), (WEB, new)]],
+                (WEB, "new"),
+                &[COPY],
+            ),
+            (
+                "mv and cp in one burst",
+                &[&[(WEB, old)], &[], &[(COPY, copy), (WEB, new)]],
+                (WEB, "new"),
+                &[COPY],
+            ),
+            (
+                "mv and a cp that is half done",
+                &[
+                    &[(WEB, old)],
+                    &[],
+                    &[(COPY, copy), (WEB, None)],
+                    &[(COPY, copy), (WEB, new)],
+                ],
+                (WEB, "new"),
+                &[COPY],
+            ),
+            (
+                "mv, seen, and a cp that is half done",
+                &[
+                    &[(WEB, old)],
+                    &[(COPY, copy)],
+                    &[(COPY, copy), (WEB, None)],
+                    &[(COPY, copy), (WEB, new)],
+                ],
+                (WEB, "new"),
+                &[COPY],
+            ),
+            (
+                "sed -i.bak with its temporary file",
+                &[
+                    &[(WEB, old)],
+                    &[("/m/sedXyz", new), (WEB, old)],
+                    &[("/m/sedXyz", new), ("/m/web.yaml.bak", copy)],
+                    &[(WEB, new), ("/m/web.yaml.bak", copy)],
+                ],
+                (WEB, "new"),
+                &["/m/web.yaml.bak"],
+            ),
+            (
+                "vim with a backup that it removes",
+                &[&[(WEB, old)], &[("/m/web.yaml~", copy)], &[(WEB, new)]],
+                (WEB, "new"),
+                &[],
+            ),
+            (
+                "vim twice, the second time in one burst",
+                &[
+                    &[(WEB, old)],
+                    &[("/m/web.yaml~", copy)],
+                    &[(WEB, new)],
+                    &[],
+                    &[(WEB, old), ("/m/web.yaml~", copy)],
+                ],
+                (WEB, "old"),
+                &["/m/web.yaml~"],
+            ),
+            (
+                "a rename",
+                &[
+                    &[(WEB, old)],
+                    &[("/m/new.yaml", new)],
+                    &[("/m/new.yaml", new)],
+                ],
+                ("/m/new.yaml", "new"),
+                &[],
+            ),
+            (
+                "a copy under another name with the same metadata.uid",
+                &[&[(WEB, old)], &[(COPY, Some(("web2", "old"))), (WEB, old)]],
+                (WEB, "old"),
+                &[COPY],
+            ),
+            (
+                "a rename of the pod beside a copy, both with the same metadata.uid",
+                &[&[(WEB, old)], &[(COPY, old), (WEB, Some(("web2", "old")))]],
+                (WEB, "old"),
+                &[COPY],
+            ),
+        ];
+        for (what, listings, (file, uid), refused) in cases {
+            let (pods, not_taken) = in_sequence(listings);
+            assert_eq!(pods, [(file.to_owned(), uid.to_owned())], "{what}");
+            assert_eq!(not_taken, refused, "{what}");
+        }
+    }
+
+    #[test]
+    fn a_copy_waits_for_a_manifest_that_is_half_written_and_says_so() {
+        let known = SourcePods::seeded([from("/m/web.yaml", pod("web", "1"))]);
+        let known = merge(&known, &set(Vec::new()), &free, NOW).pods;
+        let mut half = set(vec![from("/m/a.yaml", pod("web", "2"))]);
+        half.broken.insert("/m/web.yaml".into(), "bad".into());
+        let merged = merge(&known, &half, &free, NOW.plus(RETURN * 2));
+        assert_eq!(names(&merged.adds), [""; 0]);
+        let message = &merged.duplicates[0].message;
+        assert!(
+            message.contains("/m/a.yaml") && message.contains("/m/web.yaml"),
+            "{message}"
+        );
+        // It is gone for good.
+        let only = set(vec![from("/m/a.yaml", pod("web", "2"))]);
+        assert_eq!(names(&merge(&merged.pods, &only, &free, NOW).adds), ["web"]);
+    }
+
+    #[test]
+    fn a_manifest_that_comes_back_late_takes_nothing_from_what_runs() {
+        let known = SourcePods::seeded([from("/m/web.yaml", pod("web", "1"))]);
+        let copy = || from("/m/z.yaml", pod("web", "2"));
+        let moved = merge(&known, &set(vec![copy()]), &free, NOW).pods;
+        let both = set(vec![copy(), from("/m/web.yaml", pod("web", "3"))]);
+        let at = |after| {
+            merge(&moved, &both, &free, NOW.plus(after)).duplicates[0]
+                .origin
+                .clone()
+        };
+        assert_eq!(at(RETURN - Duration::from_millis(1)), "/m/z.yaml");
+        assert_eq!(at(RETURN), "/m/web.yaml");
     }
 
     #[test]
@@ -557,6 +876,7 @@ mod tests {
             &SourcePods::default(),
             &set(vec![from("/m/a", pod("a", "1"))]),
             &taken,
+            NOW,
         );
         assert!(merged.adds.is_empty());
         assert!(merged.duplicates[0].message.contains("UID"));
@@ -567,7 +887,7 @@ mod tests {
         let mut reported = pod("a", "1");
         reported.status = Some(PodStatus::default());
         let known = SourcePods::seeded([from("", reported.clone())]);
-        let merged = merge(&known, &set(vec![from("", reported.clone())]), &free);
+        let merged = merge(&known, &set(vec![from("", reported.clone())]), &free, NOW);
         assert_eq!(merged.pods, known);
         let of = |pods: &SourcePods| Arc::clone(&pods.get("1").unwrap().pod);
         assert!(Arc::ptr_eq(&of(&merged.pods), &of(&known)));
@@ -577,7 +897,7 @@ mod tests {
         let mut wanted = from("", reported);
         Arc::make_mut(&mut wanted.pod).metadata.labels =
             Some([("k".to_owned(), "v".to_owned())].into());
-        let merged = merge(&known, &set(vec![wanted.clone()]), &free);
+        let merged = merge(&known, &set(vec![wanted.clone()]), &free, NOW);
         assert!(Arc::ptr_eq(&merged.updates[0], &wanted.pod));
     }
 
@@ -589,7 +909,7 @@ mod tests {
             Some([(CONFIG_SOURCE.to_owned(), "file".to_owned())].into());
         let known = SourcePods::seeded([from("/m/a", manifest.clone())]);
         manifest.status = Some(PodStatus::default());
-        let merged = merge(&known, &set(vec![from("/m/a", manifest)]), &free);
+        let merged = merge(&known, &set(vec![from("/m/a", manifest)]), &free, NOW);
         assert!(merged.reconciles.is_empty() && merged.updates.is_empty());
     }
 
@@ -620,7 +940,7 @@ mod tests {
                 SourcePods::seeded([from("/m/b", pod("p", "1")), from("/m/c", pod("q", "2"))]);
             let mut sent = set(vec![from(other, pod("p", "1"))]);
             sent.broken.insert("/m/b".into(), "bad".into());
-            let merged = merge(&known, &sent, &free);
+            let merged = merge(&known, &sent, &free, NOW);
             assert_eq!(names(&merged.removes), ["q"], "{other}");
             assert_eq!(merged.pods.get("1").unwrap().origin, "/m/b");
             assert_eq!(

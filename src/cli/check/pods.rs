@@ -12,7 +12,7 @@ use crate::config::location;
 use crate::config::manifest::{Item, Manifest, ManifestError, Position, StaticOrigin, warnings};
 use crate::core::pod_update::{Reading, SourcePods, SourceSet, SourcedPod, merge};
 use crate::core::{admission, supported};
-use crate::types::{PodExt, PodSource};
+use crate::types::{BootId, PodExt, PodSource, Stamp};
 
 /// Stands for the moment at which a pod was first seen, which nothing here depends on.
 const SEEN: &str = "1970-01-01T00:00:00Z";
@@ -133,7 +133,13 @@ impl Pods {
             pods: self.found,
             set_back: false,
         };
-        for duplicate in merge(&SourcePods::default(), &set, &|_| false).duplicates {
+        // Nothing is known from before, so the time does not matter.
+        let now = Stamp {
+            boot: BootId(0),
+            boottime_ms: 0,
+            wall_ms: 0,
+        };
+        for duplicate in merge(&SourcePods::default(), &set, &|_| false, now).duplicates {
             let key = (duplicate.origin, duplicate.pod.uid().to_string());
             if let Some(place) = self.places.get(&key)
                 && let Some(file) = report.file(place.file)

@@ -398,6 +398,7 @@ impl Node {
             &SourcePods::seeded(known.as_ref().map(sourced)),
             &set,
             &|_| false,
+            NOW,
         );
         let uid = which.uid();
         *known = merged
