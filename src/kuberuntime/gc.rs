@@ -64,7 +64,8 @@ pub struct EvictableSandbox {
 
 /// Returns the containers that may go: the dead ones but the newest `max_per_container` of each name, and all dead ones of a pod
 /// that is `gone` (deleted, and every source has spoken). If more than `max_total` stay, each name keeps an equal share of the
-/// newest, and then the oldest of all go. `now_ns` is wall-clock time. Upstream: `evictContainers`.
+/// newest, and then the oldest of all go. The oldest comes first: if not all can be removed, the newest logs stay. `now_ns` is
+/// wall-clock time. Upstream: `evictContainers`.
 pub fn evictable_containers(
     pods: &[PodStatus],
     policy: GcPolicy,
@@ -84,17 +85,20 @@ pub fn evictable_containers(
         };
         for mut dead in dead_by_name(pod, keep == 0) {
             let old = |c: &&ContainerStatus| c.created_at_ns <= newest_allowed;
-            let of = |c: &ContainerStatus| evictable_of(pod, c);
+            let of = |c: &ContainerStatus| (c.created_at_ns, evictable_of(pod, c));
             let rest = dead.split_off(keep.min(dead.len()));
             evictable.extend(rest.into_iter().filter(old).map(of));
-            let stays = dead.into_iter().filter(old);
-            kept.push(stays.map(|c| (c.created_at_ns, of(c))).collect());
+            kept.push(dead.into_iter().filter(old).map(of).collect());
         }
     }
     if let Some(max) = policy.max_total {
         evictable.extend(above_total(kept, max));
     }
+    evictable.sort_by_key(|(created, _)| *created);
     evictable
+        .into_iter()
+        .map(|(_, container)| container)
+        .collect()
 }
 
 /// Dead containers of a pod, one list for each name, newest first. One that never started may be about to: its removal is
@@ -130,7 +134,7 @@ fn evictable_of(pod: &PodStatus, container: &ContainerStatus) -> EvictableContai
 fn above_total(
     mut kept: Vec<Vec<(i64, EvictableContainer)>>,
     max: usize,
-) -> Vec<EvictableContainer> {
+) -> Vec<(i64, EvictableContainer)> {
     kept.retain(|of_name| !of_name.is_empty());
     let total: usize = kept.iter().map(Vec::len).sum();
     if total <= max {
@@ -144,7 +148,7 @@ fn above_total(
     let mut left: Vec<_> = kept.into_iter().flatten().collect();
     left.sort_by_key(|(created, _)| std::cmp::Reverse(*created));
     above.extend(left.split_off(max.min(left.len())));
-    above.into_iter().map(|(_, container)| container).collect()
+    above
 }
 
 /// What may go of the sandboxes: those that are not ready, hold no container and are not the newest of
@@ -552,10 +556,10 @@ mod tests {
             ],
         )];
         let policy = GcPolicy::default();
-        assert_eq!(ids(&pods, policy, &[], 10_000), ["a1", "a0"]);
+        assert_eq!(ids(&pods, policy, &[], 10_000), ["a0", "a1"]);
         assert_eq!(
             ids(&pods, policy, &["u"], 10_000),
-            ["a2", "a1", "a0", "b1", "b0"]
+            ["a0", "b0", "a1", "b1", "a2"]
         );
         let two = GcPolicy {
             max_per_container: 2,
@@ -607,11 +611,11 @@ mod tests {
         assert!(of(3, None, now).is_empty());
         assert!(of(3, Some(6), now).is_empty());
         // One of each name.
-        assert_eq!(of(3, Some(5), now), ["a2", "a1", "b5"]);
-        assert_eq!(of(3, Some(3), now), ["a2", "a1", "b5"]);
+        assert_eq!(of(3, Some(5), now), ["a1", "a2", "b5"]);
+        assert_eq!(of(3, Some(3), now), ["a1", "a2", "b5"]);
         // The oldest of what is left go, too.
-        assert_eq!(of(3, Some(2), now), ["a2", "a1", "b5", "a3"]);
-        assert_eq!(of(1, Some(2), now), ["a2", "a1", "b5", "a3"]);
+        assert_eq!(of(3, Some(2), now), ["a1", "a2", "a3", "b5"]);
+        assert_eq!(of(1, Some(2), now), ["a1", "a2", "a3", "b5"]);
         assert_eq!(of(3, Some(0), now).len(), 6);
         // The newest is too young to go, and is not counted: two of each other name.
         assert!(of(3, Some(5), 9_500).is_empty());
