@@ -90,6 +90,16 @@ pub(super) enum StepError {
     Devices(String),
     #[error("{0}")]
     Start(String),
+    /// An error of which an event was emitted where it occurred.
+    #[error(transparent)]
+    Told(Box<StepError>),
+}
+
+impl StepError {
+    /// The error, of which an event was emitted.
+    pub(super) fn told(self) -> Self {
+        Self::Told(Box::new(self))
+    }
 }
 
 /// The first of some processes, for a human.
@@ -194,9 +204,10 @@ pub(super) async fn prepare(
         }
         cgroups.ensure(&for_cgroups)
     });
-    limited.await.inspect_err(|error| {
+    limited.await.map_err(|error| {
         let what = "unable to ensure pod container exists";
-        record_failure(context, pod, "FailedToCreatePodContainer", what, error);
+        record_failure(context, pod, "FailedToCreatePodContainer", what, &error);
+        StepError::from(error).told()
     })?;
     let made = context.volumes.make_pod_dirs(&job.uid).await;
     made.inspect_err(|error| {
@@ -408,7 +419,7 @@ async fn sandbox(
         Err(_) if actions.create_sandbox.is_none() => Default::default(),
         Err(why) => {
             failed(&why);
-            return Err(StepError::Sandbox(why));
+            return Err(StepError::Sandbox(why).told());
         }
     };
     if actions.create_sandbox.is_some() {
@@ -433,7 +444,7 @@ async fn sandbox(
         Ok(config) => config,
         Err(error) => {
             failed(&error);
-            return Err(StepError::Sandbox(error.to_string()));
+            return Err(StepError::Sandbox(error.to_string()).told());
         }
     };
     let handler = match resolve::runtime_handler(context, pod).await {
@@ -441,12 +452,13 @@ async fn sandbox(
         Err(error) => {
             let why = format!("failed to get sandbox runtime: {error}");
             failed(&why);
-            return Err(StepError::Sandbox(why));
+            return Err(StepError::Sandbox(why).told());
         }
     };
     if let Err(error) = isolation::complete(context, pod, &mut config, Some(&handler)).await {
         if let StepError::Sandbox(why) = &error {
             failed(why);
+            return Err(error.told());
         }
         return Err(error);
     }
@@ -474,7 +486,7 @@ async fn sandbox(
                 .get_or_create(&label)
                 .inc();
             failed(&error);
-            return Err(error.into());
+            return Err(StepError::from(error).told());
         }
     };
     fail::fail_point!("pod_workers::sandbox::after_run");

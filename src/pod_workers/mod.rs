@@ -14,6 +14,7 @@ pub mod causes;
 mod devices;
 mod evict;
 mod execute;
+mod failures;
 mod gate;
 mod grow;
 mod image_volumes;

@@ -379,9 +379,9 @@ fn finish(
                 (None, b) => b,
             };
             Err(StepFailure {
-                error: Box::new(error),
                 acted,
                 requeue: SyncOutcome::Error { earliest_backoff },
+                ..StepFailure::from(error)
             })
         }
     }

@@ -9,7 +9,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::{Instrument, debug, info, info_span, warn};
 
 use super::execute::StepError;
-use super::{Job, PodWorkers, WorkerContext, preempt, purge, sync_pod, terminate};
+use super::{Job, PodWorkers, WorkerContext, failures, preempt, purge, sync_pod, terminate};
 use crate::core::backoff::{SyncOutcome, requeue_delay};
 use crate::core::pod_worker::StepRecord;
 use crate::core::state::{Table, WorkerPhase};
@@ -169,6 +169,7 @@ async fn step(workers: &PodWorkers, job: Job) -> Next {
     match result {
         Ok(outcome) => {
             context.causes.note(&job.pod, outcome.requeue);
+            failures::over(context, &job.uid);
             if outcome.acted {
                 mark_acted(workers, &job.uid);
             }
@@ -180,27 +181,32 @@ async fn step(workers: &PodWorkers, job: Job) -> Next {
                 requeue_in_time(workers, &job, delay, "periodic sync");
             }
         }
-        Err(failure) => {
-            context.causes.note(&job.pod, failure.requeue);
-            if failure.acted {
-                mark_acted(workers, &job.uid);
-            }
-            let error = causes(&*failure.error);
-            match &*failure.error {
-                StepError::Stale => debug!("decided on outdated records, deciding again"),
-                _ => info!(error, "pod is not as it should be yet"),
-            }
-            let (now, jitter) = (context.clock.now(), rand::random::<f64>());
-            let delay = requeue_delay(failure.requeue, now, context.resync, jitter);
-            let delay = if matches!(*failure.error, StepError::Stale) {
-                Duration::ZERO
-            } else {
-                delay
-            };
-            requeue_in_time(workers, &job, delay, &error);
-        }
+        Err(failure) => failed(workers, &job, &failure),
     }
     Next::Wait
+}
+
+/// Tells of a step that could not do everything, and says when to try again.
+fn failed(workers: &PodWorkers, job: &Job, failure: &StepFailure) {
+    let context = &workers.0.context;
+    context.causes.note(&job.pod, failure.requeue);
+    if failure.acted {
+        mark_acted(workers, &job.uid);
+    }
+    let error = causes(&*failure.error);
+    match &*failure.error {
+        StepError::Stale => debug!("decided on outdated records, deciding again"),
+        _ => info!(error, "pod is not as it should be yet"),
+    }
+    failures::tell(context, job, failure);
+    let (now, jitter) = (context.clock.now(), rand::random::<f64>());
+    let delay = requeue_delay(failure.requeue, now, context.resync, jitter);
+    let delay = if matches!(*failure.error, StepError::Stale) {
+        Duration::ZERO
+    } else {
+        delay
+    };
+    requeue_in_time(workers, job, delay, &error);
 }
 
 /// What a step came to.
@@ -234,13 +240,19 @@ impl StepOutcome {
 /// A step that could not do everything.
 pub(super) struct StepFailure {
     pub(super) error: Box<StepError>,
+    /// An event was emitted where the error occurred.
+    pub(super) is_told: bool,
     pub(super) acted: bool,
     pub(super) requeue: SyncOutcome,
 }
 
 impl From<StepError> for StepFailure {
     fn from(error: StepError) -> Self {
-        let requeue = match &error {
+        let (error, is_told) = match error {
+            StepError::Told(error) => (error, true),
+            error => (Box::new(error), false),
+        };
+        let requeue = match &*error {
             StepError::NetworkNotReady(_) => SyncOutcome::NetworkNotReady,
             StepError::StartUndone(_) => SyncOutcome::PhaseTransition,
             StepError::Volume(error) => SyncOutcome::Error {
@@ -251,7 +263,8 @@ impl From<StepError> for StepFailure {
             },
         };
         Self {
-            error: Box::new(error),
+            error,
+            is_told,
             acted: false,
             requeue,
         }
@@ -464,6 +477,7 @@ async fn forget(workers: &PodWorkers, job: &Job) -> Next {
     context.queue.remove(&job.uid);
     context.reasons.remove(&job.uid);
     context.causes.forget(&job.uid);
+    failures::over(context, &job.uid);
     workers.remove(&job.uid);
     Next::Gone
 }

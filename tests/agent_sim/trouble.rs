@@ -676,6 +676,36 @@ async fn a_sandbox_whose_inspection_hangs_holds_up_its_own_pod_only() {
     assert_nothing_wrong(&w);
 }
 
+// --------------------------------------------------------------------------------- a step that fails
+
+#[tokio::test(start_paused = true)]
+async fn a_step_that_fails_before_anything_runs_is_told_with_its_cause_and_what_to_do() {
+    let mut w = node(|_, _| Behaviour::RunForever).await;
+    let broken = Fault::Error(tonic::Code::Unknown, "input/output error".to_owned());
+    w.fail_always("podsandbox_status", broken);
+    w.manifest("web", &spec("Always", ""));
+    w.start().await;
+    let told = |w: &World| -> Vec<String> {
+        let state = w.state();
+        let events = state.journal.values();
+        let events = events.filter(|line| line.record.what == "event FailedSync");
+        let texts = events.map(|line| line.record.why.clone());
+        texts
+            .filter(|text| text.contains("error syncing pod"))
+            .collect()
+    };
+    w.until("it is told of", 60, |w| !told(w).is_empty()).await;
+    let text = &told(&w)[0];
+    assert!(text.contains("input/output error"), "{text}");
+    assert!(text.contains("check the container runtime"), "{text}");
+    w.pass(50).await;
+    assert_eq!(told(&w).len(), 1, "a retry is no news");
+    w.clear_faults();
+    w.until("it runs", 300, |w| w.phase("web") == "Running")
+        .await;
+    assert_nothing_wrong(&w);
+}
+
 // ------------------------------------------------------------------------------- a stop that hangs
 
 #[tokio::test(start_paused = true)]
