@@ -248,8 +248,7 @@ pub(super) async fn end_back_offs(
     seen: &State,
     actions: &PodActions,
 ) -> Result<bool, StepError> {
-    let stops = !actions.kill.is_empty() || actions.kill_pod.is_some();
-    if stops || (actions.waiting.is_empty() && actions.start.is_empty()) {
+    if actions.stops() || (actions.waiting.is_empty() && actions.start.is_empty()) {
         return Ok(false);
     }
     let now = context.clock.now();

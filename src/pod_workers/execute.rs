@@ -231,6 +231,34 @@ pub(super) async fn prepare(
     Ok(paths)
 }
 
+/// Stops what must go. Comes before everything else, so that no volume or image is waited for.
+pub(super) async fn stop(
+    context: &WorkerContext,
+    job: &Job,
+    status: &PodStatus,
+    actions: &PodActions,
+) -> Result<(), StepError> {
+    if !actions.stops() {
+        return Ok(());
+    }
+    tell_sandbox_changed(context, job, status, actions);
+    stop::kill_what_must_go(context, job, status, actions).await
+}
+
+fn tell_sandbox_changed(
+    context: &WorkerContext,
+    job: &Job,
+    status: &PodStatus,
+    actions: &PodActions,
+) {
+    if actions.create_sandbox.is_some() && !status.sandboxes.is_empty() {
+        let text = "Pod sandbox changed, it will be killed and re-created.";
+        let event = Event::pod(EventType::Normal, &job.pod, "SandboxChanged", text);
+        context.recorder.record(event);
+    }
+}
+
+/// Carries out the actions but for the stops, which [`stop`] has done.
 pub(super) async fn execute(
     context: &WorkerContext,
     job: &Job,
@@ -238,12 +266,9 @@ pub(super) async fn execute(
     actions: &PodActions,
     volumes: &BTreeMap<String, PathBuf>,
 ) -> Result<Executed, StepError> {
-    if actions.create_sandbox.is_some() && !status.sandboxes.is_empty() {
-        let text = "Pod sandbox changed, it will be killed and re-created.";
-        let event = Event::pod(EventType::Normal, &job.pod, "SandboxChanged", text);
-        context.recorder.record(event);
+    if !actions.stops() {
+        tell_sandbox_changed(context, job, status, actions);
     }
-    stop::kill_what_must_go(context, job, status, actions).await?;
     for id in &actions.remove_created {
         let Some(intent) = RemoveContainer::new(status, id, context.clock.now()) else {
             continue;

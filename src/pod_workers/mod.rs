@@ -166,6 +166,8 @@ struct Handle {
     worker: Worker,
     /// Cancels the step in flight.
     cancel: CancellationToken,
+    /// Cancels the step in flight unless it stops something already.
+    interrupt: CancellationToken,
     notify: Arc<Notify>,
     /// End of the last step that changed the runtime: a look at it must be younger.
     acted: Option<Instant>,
@@ -178,6 +180,7 @@ impl Handle {
         Self {
             worker,
             cancel: CancellationToken::new(),
+            interrupt: CancellationToken::new(),
             notify: Arc::new(Notify::new()),
             acted,
             seen: Instant::now(),
@@ -189,6 +192,8 @@ impl Handle {
         Job {
             worker: self.worker.clone(),
             cancel: self.cancel.clone(),
+            interrupt: self.interrupt.clone(),
+            stopping: Arc::default(),
             acted: self.acted,
             seen: self.seen,
         }
@@ -208,6 +213,9 @@ impl Deref for Handle {
 struct Job {
     worker: Worker,
     cancel: CancellationToken,
+    interrupt: CancellationToken,
+    /// Held while something of the pod is stopped.
+    stopping: Arc<tokio::sync::Mutex<()>>,
     acted: Option<Instant>,
     seen: Instant,
 }
@@ -333,6 +341,20 @@ impl PodWorkers {
         if let Some(handle) = handles.get_mut(uid)
             && handle.worker.wake()
         {
+            handle.notify.notify_one();
+        }
+    }
+
+    /// Wakes a pod's worker to stop a container whose probe says so. A step in flight is given up for that, whatever it waits
+    /// for, unless it stops something itself. Never waits.
+    pub fn probe_failed(&self, uid: &PodUid) {
+        let mut handles = self.handles();
+        if let Some(handle) = handles.get_mut(uid)
+            && handle.worker.wake()
+        {
+            if handle.record.phase == WorkerPhase::Sync {
+                handle.interrupt.cancel();
+            }
             handle.notify.notify_one();
         }
     }

@@ -40,6 +40,7 @@ pub(super) async fn kill_what_must_go(
             decision = decision.journal(Some(&job.uid), "stopping container", why);
         }
     }
+    let _stopping = job.stopping.lock().await;
     let decision = StopDecision::recorded_by(decision)?;
     let permit = context.store.commit_stop(decision).await?;
     let killer = Killer {

@@ -50,13 +50,18 @@ pub(super) async fn sync_pod(
     let listed_at = stamp_of(&observed, now);
     record_exits(context, job, status, listed_at, now).await?;
     observe_probes(context, job, status);
-    let restarts = resize::actuate(context, job, status).await?;
+    // What a probe or the deadline wants stopped waits for nothing else.
+    let too_long = deadline::exceeded(&job.pod, job.record.started, now);
+    let urgent = too_long || !context.prober.failures(&job.pod, status).is_empty();
+    let restarts = match urgent {
+        true => Vec::new(),
+        false => resize::actuate(context, job, status).await?,
+    };
     // What its cgroup is to have is remembered from here on, also of a pod that was resumed.
     context.cgroups.adopt(&job.pod).map_err(StepError::from)?;
 
     let state = context.store.snapshot();
     let api_status = api_status(context, job, &state, status, Stage::Syncing, listed_at, now);
-    let too_long = deadline::exceeded(&job.pod, job.record.started, now);
     let terminal = pod_status::is_terminal(&api_status) || too_long;
     let backing_off = {
         let told = context.status.get(uid);
@@ -65,11 +70,11 @@ pub(super) async fn sync_pod(
         }
         pod_status::new_crash_loops(told.as_ref().map(|r| &*r.status), &api_status)
     };
-    // What a probe or the deadline wants stopped is stopped with or without a store.
-    let mode = if !too_long && context.prober.failures(&job.pod, status).is_empty() {
-        CommitMode::Normal
-    } else {
+    // It is stopped with or without a store.
+    let mode = if urgent {
         CommitMode::Stop
+    } else {
+        CommitMode::Normal
     };
     context
         .status
@@ -133,11 +138,24 @@ pub(super) async fn sync_pod(
             requeue: SyncOutcome::PhaseTransition,
         });
     }
+    let stop = || execute::stop(context, job, status, &actions);
+    if urgent {
+        stop().await.map_err(having_acted)?;
+    }
     let starts = !actions.start.is_empty() || actions.create_sandbox.is_some();
-    if let Some((reason, message)) = devices::refused(context, job, status, &actions).await? {
+    let stopped = |error: StepError| StepFailure {
+        acted: actions.stops(),
+        ..StepFailure::from(error)
+    };
+    let refused = devices::refused(context, job, status, &actions).await;
+    if let Some((reason, message)) = refused.map_err(stopped)? {
         return reject(context, job, &reason, &message).await;
     }
-    if !starts {
+    // What is stopped for another to start in its place runs on until the devices are there.
+    if !urgent {
+        stop().await.map_err(having_acted)?;
+    }
+    if !starts && !actions.stops() {
         refresh_volumes(context, job, status).await?;
     }
     if actions.is_empty() {
@@ -145,7 +163,7 @@ pub(super) async fn sync_pod(
     }
     let executed = if starts {
         let turn = async {
-            let volumes = execute::prepare(context, job).await?;
+            let volumes = execute::prepare(context, job).await.map_err(stopped)?;
             execute::execute(context, job, status, &actions, &volumes)
                 .await
                 .map_err(having_acted)

@@ -97,6 +97,7 @@ fn take(workers: &PodWorkers, uid: &PodUid) -> Option<Job> {
             .observe(handle.seen.elapsed().as_secs_f64());
     }
     handle.cancel = CancellationToken::new();
+    handle.interrupt = CancellationToken::new();
     Some(handle.job())
 }
 
@@ -147,6 +148,11 @@ async fn step(workers: &PodWorkers, job: Job) -> Next {
         biased;
         () = job.cancel.cancelled() => {
             debug!("step cancelled by a newer decision");
+            mark_acted(workers, &job.uid);
+            return Next::Wait;
+        }
+        () = interrupted(&job) => {
+            info!("a probe has failed, the sync under way is given up for the stop");
             mark_acted(workers, &job.uid);
             return Next::Wait;
         }
@@ -435,6 +441,12 @@ async fn its_deadline(context: &WorkerContext, job: &Job) {
         Some(left) => tokio::time::sleep(left).await,
         None => std::future::pending().await,
     }
+}
+
+/// Returns when a probe wants something stopped that the step does not stop. What it stops at that moment is waited for.
+async fn interrupted(job: &Job) {
+    job.interrupt.cancelled().await;
+    drop(job.stopping.lock().await);
 }
 
 /// Like [`requeue`], but not later than the pod's activeDeadlineSeconds ask for. The time may also have come during

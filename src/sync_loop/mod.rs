@@ -176,8 +176,14 @@ impl SyncLoop {
             LoopEvent::SyncTick => handlers::due(&self.context),
             LoopEvent::Probe(kind, result) => {
                 debug!(?kind, pod = %result.pod, success = result.success, "probe result");
-                if kind != ProbeKind::Liveness || !result.success {
-                    self.context.workers.sync(&result.pod);
+                match (kind, result.success) {
+                    (ProbeKind::Liveness, true) => {}
+                    (ProbeKind::Liveness | ProbeKind::Startup, false) => {
+                        self.context.workers.probe_failed(&result.pod);
+                    }
+                    (ProbeKind::Startup | ProbeKind::Readiness, _) => {
+                        self.context.workers.sync(&result.pod);
+                    }
                 }
             }
             LoopEvent::Forgotten => cleanups::recreate_forgotten(&self.context),

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use holdfast_testkit::fake_cri::{Behaviour, ExecResult};
+use holdfast_testkit::fake_cri::{Behaviour, ExecResult, Pull};
 use tokio::time::Instant;
 
 use crate::restart::{assert_nothing_wrong, node};
@@ -246,6 +246,46 @@ async fn a_liveness_kill_goes_ahead_while_the_disk_is_full() {
         w.starts("web").len() == 2 && w.running("web").len() == 1
     })
     .await;
+    assert_nothing_wrong(&w);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_liveness_kill_waits_for_no_step_that_hangs() {
+    let image = "holdfast.local/large:1";
+    let mut w = World::new();
+    w.behave_each(|_, container, _| match container {
+        "other" => Behaviour::Exit {
+            code: 1,
+            after: Duration::from_secs(30),
+        },
+        _ => Behaviour::RunForever,
+    });
+    let probes = Probes::of(&w);
+    let spec = format!(
+        r#"{{"restartPolicy":"Always","terminationGracePeriodSeconds":1,"containers":[
+            {{"name":"main","image":"{IMAGE}","command":["sh"],"livenessProbe":{{
+                "exec":{{"command":["alive"]}},"periodSeconds":5,"failureThreshold":1}}}},
+            {{"name":"other","image":"{image}","imagePullPolicy":"Always","command":["sh"]}}]}}"#
+    );
+    w.manifest("web", &spec);
+    w.start().await;
+    w.until("both run", 30, |w| w.running("web").len() == 2)
+        .await;
+    // The other container ends, and the step that restarts it waits for its image.
+    w.fake.pull(image, Pull::Hangs);
+    w.until("the other one has ended", 60, |w| {
+        w.running("web").len() == 1
+    })
+    .await;
+    w.pass(60).await;
+    let main = w.running("web");
+    assert_eq!(main.len(), 1);
+    probes.fail("alive", true);
+    w.until("it is stopped", 15, |w| w.running("web") != main)
+        .await;
+    probes.fail("alive", false);
+    w.until("it runs again", 30, |w| w.running("web").len() == 1)
+        .await;
     assert_nothing_wrong(&w);
 }
 

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use holdfast::core::resize::{PendingRecord, ResizeRecord};
 use holdfast::core::state::AdmissionRecord;
-use holdfast_testkit::fake_cri::{Behaviour, Fault};
+use holdfast_testkit::fake_cri::{Behaviour, ExecResult, Fault};
 use k8s_openapi::api::core::v1::Pod;
 use serde_json::{Value, json};
 use tokio::time::Instant;
@@ -162,6 +162,37 @@ async fn a_resize_that_the_runtime_refuses_is_on_record_and_tried_again() {
     let refused = crate::lifecycle::told(&w, "device or resource busy");
     assert!(refused, "it is told");
     assert_eq!(w.restarts("web"), 0);
+    assert_nothing_wrong(&w);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_liveness_kill_goes_ahead_of_a_resize_that_hangs() {
+    let mut spec: Value = serde_json::from_str(&pod(sized("100m", "64Mi"))).unwrap();
+    spec["terminationGracePeriodSeconds"] = json!(1);
+    spec["containers"][0]["livenessProbe"] = json!({
+        "exec": {"command": ["alive"]}, "periodSeconds": 5, "failureThreshold": 1,
+    });
+    let mut w = running(&spec.to_string()).await;
+    w.pass(10).await;
+    let before = w.running("web");
+    w.fail_always("update_container", Fault::Hang);
+    resize(&w, "web", &sized("200m", "128Mi"));
+    w.until("the resize hangs", 60, |w| {
+        w.fake.count("update_container") == 1
+    })
+    .await;
+    w.fake.on_exec(|_, _| ExecResult {
+        code: 1,
+        ..ExecResult::default()
+    });
+    w.until("it is stopped", 15, |w| w.running("web") != before)
+        .await;
+    w.fake.on_exec(|_, _| ExecResult::default());
+    w.clear_faults();
+    w.until("it runs as it was resized", 240, |w| {
+        w.running("web").len() == 1 && is_settled(w, "web", "200m")
+    })
+    .await;
     assert_nothing_wrong(&w);
 }
 

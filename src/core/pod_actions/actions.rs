@@ -126,6 +126,11 @@ impl PodActions {
             && self.start.is_empty()
     }
 
+    /// Returns whether something is stopped, which comes before everything else.
+    pub fn stops(&self) -> bool {
+        self.kill_pod.is_some() || !self.kill.is_empty()
+    }
+
     /// What of it is done for a pod that runs, but that its source has not confirmed in this epoch: what runs goes on and
     /// is stopped where it must be. Nothing starts, and nothing is stopped for another to start in its place.
     pub fn unconfirmed(mut self) -> Self {
