@@ -21,8 +21,9 @@ use holdfast::core::state::{
 };
 use holdfast::store::Store;
 use holdfast::types::events::MemoryRecorder;
-use holdfast::types::pod::{CONFIG_SEEN, CONFIG_SOURCE};
+use holdfast::types::pod::{CONFIG_SEEN, CONFIG_SOURCE, UNKNOWN_FIELDS};
 use holdfast::types::{BootId, Json, PodExt, PodOp, PodSource, PodUpdate, Stamp, SystemClock};
+use k8s_openapi::api::core::v1::Pod;
 use serde_json::{Value, json};
 use tokio::sync::{mpsc, watch};
 use tokio::time::timeout;
@@ -535,6 +536,39 @@ async fn a_pod_that_cannot_be_decoded_stays_as_it_was_and_holds_up_no_other() {
     api.put(mended);
     assert_eq!(agent.next().await, (PodOp::Update, uids(&["1"])));
     assert!(agent.config.ready().complete());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_field_that_this_version_does_not_know_is_kept_with_the_pod_and_told_of_once() {
+    let api = Api::default();
+    let mut newer = pod("a", "1");
+    newer["spec"]["newer"] = json!({"mode": "on"});
+    api.store(newer);
+    let mut spoofed = pod("b", "2");
+    spoofed["metadata"]["annotations"] = json!({UNKNOWN_FIELDS: "spec.none"});
+    api.store(spoofed);
+    let mut agent = Agent::start(&api);
+    let update = agent.updates.recv().await.unwrap();
+    let kept = |pod: &Pod| pod.annotation(UNKNOWN_FIELDS).map(str::to_owned);
+    let of = |name: &str| -> &Pod { update.pods.iter().find(|p| p.name() == name).unwrap() };
+    assert_eq!(kept(of("a")).as_deref(), Some("spec.newer"));
+    assert_eq!(kept(of("b")), None);
+    api.watched().await;
+    // The API server is upgraded, and shows a pod that is here with a field of its own.
+    let mut b = pod("b", "2");
+    b["spec"]["containers"][0]["newer"] = json!(1);
+    api.put(b);
+    assert_eq!(agent.next().await, (PodOp::Update, uids(&["2"])));
+    let events = agent.recorder.events();
+    let told: Vec<_> = events
+        .iter()
+        .filter(|e| e.reason == "UnsupportedField")
+        .collect();
+    assert_eq!(told.len(), 1, "{events:?}");
+    assert!(
+        told[0].message.contains("spec.containers[0].newer"),
+        "{told:?}"
+    );
 }
 
 #[tokio::test(start_paused = true)]

@@ -40,8 +40,9 @@ use super::{Reading, Seed, SourceSet, SourcedPod, Surroundings};
 use crate::apiserver::{ApiClient, Reachability};
 use crate::core::pod_update::same_desired_state;
 use crate::core::state::{ObjectRecord, Transaction};
-use crate::types::pod::{CONFIG_SEEN, CONFIG_SOURCE};
-use crate::types::{PodExt, PodSource, PodUid};
+use crate::core::supported::{self, UNSUPPORTED_FIELD};
+use crate::types::pod::{CONFIG_SEEN, CONFIG_SOURCE, UNKNOWN_FIELDS};
+use crate::types::{Event, EventType, PodExt, PodSource, PodUid};
 
 /// Key of the newest version that was seen of the list of pods, in the table `objects`.
 pub const VERSION_KEY: &str = "apisource//pods";
@@ -337,12 +338,37 @@ impl ApiSource {
         let annotations = pod.metadata.annotations.get_or_insert_default();
         annotations.insert(CONFIG_SOURCE.to_owned(), PodSource::Api.as_str().to_owned());
         annotations.insert(CONFIG_SEEN.to_owned(), seen);
+        annotations.remove(UNKNOWN_FIELDS);
+        if !received.unknown.is_empty() {
+            let fields = supported::shown_unknown(&received.unknown);
+            if let Some(before) = &before {
+                self.tell_unknown(before, &fields);
+            }
+            annotations.insert(UNKNOWN_FIELDS.to_owned(), fields);
+        }
         let same = before.filter(|b| {
             same_desired_state(b, &pod)
                 && b.status == pod.status
                 && b.is_mirror() == pod.is_mirror()
         });
         Some(same.unwrap_or_else(|| Arc::new(pod)))
+    }
+
+    /// Tells once that a pod that was taken already has got fields which this version does not know. A new one is refused for
+    /// them by admission.
+    fn tell_unknown(&self, before: &Pod, fields: &str) {
+        if before.annotation(UNKNOWN_FIELDS) == Some(fields) {
+            return;
+        }
+        warn!(
+            pod = before.name(),
+            fields, "a pod has got fields that are unknown"
+        );
+        let text = format!(
+            "not known to this version, and without effect on the running pod: {fields}; a new pod with them is refused"
+        );
+        let event = Event::pod(EventType::Warning, before, UNSUPPORTED_FIELD, text);
+        self.surroundings.recorder.record(event);
     }
 
     /// Watches from `version` on, until only a list can tell what is wanted.

@@ -1,7 +1,8 @@
 //! What a pod may ask for in this version.
 //!
 //! In: a pod. Out: every field that asks for something the agent does not do. The pod's JSON is walked
-//! against the rules of `fields`, so a field that nobody has thought of is refused, never ignored.
+//! against the rules of `fields`, so a field that nobody has thought of is refused, never ignored. A decoded pod lacks the
+//! fields that this version does not know: what has received its JSON finds them with [`unknown`], and keeps them with the pod.
 
 mod fields;
 
@@ -12,6 +13,8 @@ use k8s_openapi::api::core::v1::Pod;
 use serde_json::Value;
 
 use super::devices;
+use crate::types::pod::UNKNOWN_FIELDS;
+use crate::types::{PodExt, PodSource};
 
 /// Phase reason and event reason of a pod with unsupported fields.
 pub const UNSUPPORTED_FIELD: &str = "UnsupportedField";
@@ -41,7 +44,55 @@ pub fn refused(pod: &Pod) -> Vec<Refusal> {
             why: format!("cannot be examined: {error}"),
         }),
     }
+    if let Some(unknown) = pod.annotation(UNKNOWN_FIELDS)
+        && pod.source() == PodSource::Api
+    {
+        refusals.extend(unknown.split(SEPARATOR).map(|field| Refusal {
+            field: field.to_owned(),
+            why: "is not known to this version".to_owned(),
+        }));
+    }
     refusals
+}
+
+/// Fields of `spec` in a pod's JSON that ask for something and that this version does not know, in the order of the JSON.
+pub fn unknown(pod: &Value) -> Vec<String> {
+    let mut found = Vec::new();
+    if let Some(spec) = pod.get("spec") {
+        find_unknown(spec, "spec", "spec", &mut found);
+    }
+    found
+}
+
+/// The value of the annotation that keeps unknown fields with their pod.
+pub fn shown_unknown(fields: &[String]) -> String {
+    let shown = &fields[..fields.len().min(UNKNOWN_SHOWN)];
+    shown.join(SEPARATOR)
+}
+
+fn find_unknown(value: &Value, pattern: &str, field: &str, found: &mut Vec<String>) {
+    let mut visit = |member: &Value, pattern: String, field: String| {
+        if let Some(rule) = rules().get(&pattern) {
+            if *rule == Inside {
+                find_unknown(member, &pattern, &field, found);
+            }
+            return;
+        }
+        let parent = pattern.rsplit_once('.');
+        if !asks_for_nothing(member) || parent.is_some_and(|(parent, _)| counts_when_empty(parent))
+        {
+            found.push(field);
+        }
+    };
+    match value {
+        Value::Object(members) => members
+            .iter()
+            .for_each(|(key, member)| visit(member, join(pattern, key), join(field, key))),
+        Value::Array(items) => items.iter().enumerate().for_each(|(index, item)| {
+            visit(item, format!("{pattern}[]"), format!("{field}[{index}]"));
+        }),
+        _ => {}
+    }
 }
 
 /// One line for the pod's message and its event.
@@ -69,6 +120,10 @@ pub enum Rule {
 
 use Rule::{Amounts, Any, Inside, No, Text};
 
+/// Between the fields in the annotation [`UNKNOWN_FIELDS`].
+const SEPARATOR: &str = ", ";
+/// Unknown fields of a pod that are named.
+const UNKNOWN_SHOWN: usize = 20;
 /// Stands for extended resources among the names of [`Rule::Amounts`].
 const EXTENDED: &str = "<domain>/<name>";
 

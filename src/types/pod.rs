@@ -19,6 +19,9 @@ pub const CONFIG_HASH: &str = "kubernetes.io/config.hash";
 /// `holdfast.io/manifest-hash`: on static pods, the hash of the manifest. The same as their UID, unless the
 /// pod was taken over from another agent.
 pub const MANIFEST_HASH: &str = "holdfast.io/manifest-hash";
+/// `holdfast.io/unknown-fields`: on pods of the API server, the fields of `spec` that this version does not know. The agent sets it;
+/// what others set is dropped.
+pub const UNKNOWN_FIELDS: &str = "holdfast.io/unknown-fields";
 
 /// `spec.restartPolicy`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -6,6 +6,7 @@ use k8s_openapi::api::core::v1::Pod;
 use serde::{Deserialize, Deserializer};
 use serde_json::Value;
 
+use crate::core::supported;
 use crate::types::PodUid;
 
 /// A pod as it was received; each is decoded by itself.
@@ -15,6 +16,8 @@ pub(super) struct Received {
     /// With its namespace.
     pub(super) name: String,
     pub(super) version: String,
+    /// Fields of `spec` that this version does not know. The decoded pod lacks them.
+    pub(super) unknown: Vec<String>,
     pub(super) pod: Result<Box<Pod>, String>,
 }
 
@@ -31,6 +34,7 @@ impl<'de> Deserialize<'de> for Received {
             // As large as the rest of the pod, and of no use here.
             metadata.remove("managedFields");
         }
+        let unknown = supported::unknown(&value);
         let pod = if uid.is_empty() || name.is_empty() {
             Err("it has no metadata.uid or no metadata.name".to_owned())
         } else {
@@ -41,6 +45,7 @@ impl<'de> Deserialize<'de> for Received {
             uid: PodUid::new(uid),
             name: format!("{namespace}/{name}"),
             version,
+            unknown,
             pod,
         })
     }

@@ -306,3 +306,61 @@ fn an_empty_wish_counts_where_being_there_is_the_wish() {
         "nothing is asked for"
     );
 }
+
+#[test]
+fn fields_that_this_version_does_not_know_are_found_in_the_json() {
+    let of = |spec: Value| {
+        unknown(&json!({"metadata": {"newer": 1}, "spec": spec, "status": {"newer": 1}}))
+    };
+    let cases = [
+        (json!({"newer": "x"}), vec!["spec.newer"]),
+        (
+            json!({"newer": "", "newest": [], "most": {"a": null}}),
+            vec![],
+        ),
+        (
+            json!({"containers": [{"name": "a"}, {"name": "b", "newer": {"deep": true}}]}),
+            vec!["spec.containers[1].newer"],
+        ),
+        (
+            json!({"containers": [{"securityContext": {"newer": false}}]}),
+            vec!["spec.containers[0].securityContext.newer"],
+        ),
+        (
+            json!({"volumes": [{"name": "v", "newer": {}}]}),
+            vec!["spec.volumes[0].newer"],
+        ),
+        // What is not acted on is not looked into, and names that users choose are no fields.
+        (
+            json!({"affinity": {"newer": 1}, "nodeSelector": {"newer": "1"}}),
+            vec![],
+        ),
+        (
+            json!({"containers": [{"resources": {"limits": {"newer.example/x": 1}}}]}),
+            vec![],
+        ),
+    ];
+    for (spec, expected) in cases {
+        assert_eq!(of(spec.clone()), expected, "{spec}");
+    }
+}
+
+#[test]
+fn a_pod_of_the_api_server_is_refused_for_the_unknown_fields_that_are_kept_with_it() {
+    let mut with = pod(json!({"containers": [{"name": "c", "image": "i"}]}));
+    let kept = shown_unknown(&[
+        "spec.newer".to_owned(),
+        "spec.containers[0].newer".to_owned(),
+    ]);
+    let annotations = with.metadata.annotations.get_or_insert_default();
+    annotations.insert(UNKNOWN_FIELDS.to_owned(), kept);
+    let found: Vec<String> = refused(&with)
+        .into_iter()
+        .map(|refusal| refusal.field)
+        .collect();
+    assert_eq!(found, ["spec.newer", "spec.containers[0].newer"]);
+    // A manifest with an unknown field is refused as a whole.
+    let annotations = with.metadata.annotations.get_or_insert_default();
+    annotations.insert("kubernetes.io/config.source".to_owned(), "file".to_owned());
+    assert_eq!(refused(&with), []);
+}
