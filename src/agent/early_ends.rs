@@ -1,4 +1,4 @@
-//! Looks for what may end back-offs early: the network, the API server, the clock, devices, images.
+//! Looks for what may end back-offs early: the network, the API server, the clock, devices, CSI drivers, images.
 
 use std::collections::BTreeMap;
 use std::os::unix::fs::MetadataExt;
@@ -19,6 +19,7 @@ use crate::kubeletconfig::{AgentConfig, BackOffEarlyEnd};
 use crate::pod_workers::{Causes, PodWorkers};
 use crate::types::host_addresses::HostAddresses;
 use crate::types::{Clock, blocking};
+use crate::volumemanager::csi::registry::Drivers;
 
 /// The node is looked at this often; the API server's answers are noticed at once.
 const PERIOD: Duration = Duration::from_secs(5);
@@ -45,12 +46,20 @@ pub(super) fn image_changes() -> (ImageChanged, mpsc::Receiver<String>) {
     (Arc::new(tell), receiver)
 }
 
+/// Sources of changes.
+pub(super) struct Signals {
+    /// Names of images that changed.
+    pub(super) images: mpsc::Receiver<String>,
+    /// CSI drivers.
+    pub(super) drivers: Drivers,
+}
+
 /// Starts the look-out, unless it is disabled.
 pub(super) fn watch(
     config: &AgentConfig,
     base: &Base,
     workers: &PodWorkers,
-    images: mpsc::Receiver<String>,
+    signals: Signals,
     tasks: &mut Tasks,
     token: &CancellationToken,
 ) {
@@ -62,9 +71,11 @@ pub(super) fn watch(
         clock: Arc::clone(&base.clock),
         addresses: base.addresses.clone(),
         connection: base.api.as_ref().map(|api| api.connection().clone()),
+        drivers: signals.drivers,
         watch: Watch::default(),
     };
-    tasks.add("causes of back-offs", lookout.run(images, token.clone()));
+    let run = lookout.run(signals.images, token.clone());
+    tasks.add("causes of back-offs", run);
 }
 
 struct Lookout {
@@ -72,18 +83,23 @@ struct Lookout {
     clock: Arc<dyn Clock>,
     addresses: HostAddresses,
     connection: Option<Connection>,
+    drivers: Drivers,
     watch: Watch,
 }
 
 impl Lookout {
     async fn run(mut self, mut images: mpsc::Receiver<String>, token: CancellationToken) {
+        let mut drivers = self.drivers.changes();
         loop {
+            drivers.mark_unchanged();
             self.look().await;
             let due = tokio::time::sleep(PERIOD);
             tokio::select! {
                 () = token.cancelled() => return,
                 () = due => {}
                 () = changed(self.connection.as_ref()) => {}
+                // The sender is kept here.
+                Ok(()) = drivers.changed() => {}
                 Some(image) = images.recv() => self.workers.image_changed(&image),
             }
         }
@@ -95,6 +111,12 @@ impl Lookout {
             has_network: self.addresses.has_network(),
             has_api_server: self.connection.as_ref().and_then(answers),
             devices: inodes(waiting.keys().cloned().collect()).await,
+            drivers: self
+                .drivers
+                .registered()
+                .into_iter()
+                .map(|driver| driver.name)
+                .collect(),
         };
         let found = self.watch.look(facts, self.clock.now());
         for cause in found.node {

@@ -457,7 +457,7 @@ pub(super) async fn start(
     devices::take_from(&drivers, base.devices.clone());
     tasks.add("csi drivers", drivers.clone().run(token.clone()));
     let memory = volumes::following(&local_node, &node.machine);
-    let volumes = volumes::volume_manager(config, base, drivers, memory);
+    let volumes = volumes::volume_manager(config, base, drivers.clone(), memory);
     if let Err(error) = volumes.reconcile().await {
         warn!(
             error = causes(&error),
@@ -514,7 +514,11 @@ pub(super) async fn start(
         },
         token.child_token(),
     );
-    early_ends::watch(config, base, &workers, image_changes, tasks, token);
+    let signals = early_ends::Signals {
+        images: image_changes,
+        drivers,
+    };
+    early_ends::watch(config, base, &workers, signals, tasks, token);
     let pods = base.pods.clone();
     let seeds = resume(&plan, &workers, &pods, &queue, &objects);
     tell_what_was_restored(base, &plan);

@@ -230,7 +230,7 @@ pub struct KubeletFlags {
     #[arg(long, value_name = "POLICY", value_parser = str::parse::<PullFallback>)]
     pub image_pull_policy_fallback: Option<PullFallback>,
 
-    /// End back-offs of containers and image pulls early once their likely cause is gone: Enabled or Disabled [default: Enabled]
+    /// End back-offs of containers, image pulls and mounts early once their likely cause is gone: Enabled or Disabled [default: Enabled]
     #[arg(long, value_name = "POLICY", value_parser = str::parse::<BackOffEarlyEnd>)]
     pub back_off_early_end: Option<BackOffEarlyEnd>,
 

@@ -1,6 +1,6 @@
 //! Events that may end back-offs early, and the pods that wait for them. `core::backoff::early` decides.
 //!
-//! In: events of the node (API server, network, clock), of devices, images, configMaps, secrets and pods. Out: those that a pod's
+//! In: events of the node (API server, network, clock, CSI drivers), of devices, images, configMaps, secrets and pods. Out: those that a pod's
 //! next step has to look at, and which pods to wake. Kept in memory: what ended a back-off is on record, and an event of an earlier
 //! run of the agent ended what it could.
 //!
@@ -18,11 +18,12 @@ use super::{Job, PodWorkers, WorkerContext};
 use crate::core::backoff::SyncOutcome;
 use crate::core::backoff::early::{self, Cause, Subject};
 use crate::core::pod_actions::PodActions;
-use crate::core::state::State;
+use crate::core::state::{BackoffRecord, State};
 use crate::images::{normalize, qualified};
 use crate::objects::ObjectChange;
 use crate::types::containers::{container_of, containers_of};
 use crate::types::{Event, EventType, PodExt, PodUid, Stamp};
+use crate::volumemanager::{RemoteFailure, VolumeError};
 
 /// Time for which an event counts: longer than the longest back-off, since it may come while the attempt that fails still runs.
 const REMEMBERED: Duration = Duration::from_secs(900);
@@ -103,8 +104,8 @@ impl Causes {
         self.ledger().waiting.contains_key(pod)
     }
 
-    /// Notes how a step of a pod went: whether it waits for a back-off.
-    pub(super) fn note(&self, pod: &Pod, outcome: SyncOutcome) {
+    /// Notes how a step of a pod went: whether it waits for a back-off, and for a device file beside those of its spec.
+    pub(super) fn note(&self, pod: &Pod, outcome: SyncOutcome, device: Option<&Path>) {
         if !self.is_enabled {
             return;
         }
@@ -116,7 +117,9 @@ impl Causes {
         );
         let mut ledger = self.ledger();
         if is_backing_off {
-            ledger.waiting.insert(pod.uid(), devices_of(pod));
+            let mut devices = devices_of(pod);
+            devices.extend(device.map(Path::to_owned));
+            ledger.waiting.insert(pod.uid(), devices);
         } else {
             ledger.waiting.remove(&pod.uid());
         }
@@ -279,6 +282,44 @@ pub(super) async fn end_back_offs(
     Ok(true)
 }
 
+/// Ends the back-off of a mount whose cause is gone. Returns whether it ended, on record: the volume may be tried again.
+pub(super) async fn end_mount_back_off(
+    context: &WorkerContext,
+    job: &Job,
+    error: &VolumeError,
+) -> Result<bool, StepError> {
+    let VolumeError::Remote(failure) = error else {
+        return Ok(false);
+    };
+    let RemoteFailure {
+        volume, backoff, ..
+    } = &**failure;
+    let now = context.clock.now();
+    let causes = context.causes.of(&job.uid, now);
+    // One that has just failed failed in spite of them.
+    if failure.fresh || causes.is_empty() {
+        return Ok(false);
+    }
+    let record = BackoffRecord {
+        duration_ms: u64::try_from(backoff.wait.as_millis()).unwrap_or(u64::MAX),
+        since: backoff.until.minus(backoff.wait),
+    };
+    let seen = context.store.snapshot();
+    let ended = early::end_mount(&seen, &job.uid, volume, &record, &causes, now);
+    let Some((cause, transaction)) = ended else {
+        return Ok(false);
+    };
+    context.store.commit(transaction).await?;
+    context.volumes.end_back_off(failure);
+    let text = format!(
+        "Back-off mounting volume \"{volume}\" ended early: {}",
+        cause.text
+    );
+    let event = Event::pod(EventType::Normal, &job.pod, "BackOffEnded", text);
+    context.recorder.record(event);
+    Ok(true)
+}
+
 #[cfg(test)]
 mod tests {
     use serde_json::json;
@@ -329,14 +370,17 @@ mod tests {
     fn only_pods_in_back_off_are_woken_and_looked_at() {
         let causes = Causes::new(true);
         let (waits, idle) = (pod("u1", "i:1"), pod("u2", "i:1"));
-        causes.note(&waits, backing_off());
-        causes.note(&idle, SyncOutcome::Success);
+        causes.note(&waits, backing_off(), None);
+        causes.note(&idle, SyncOutcome::Success, None);
         let network = cause(Subject::Network, "1", 10);
         assert_eq!(causes.happened(network), [PodUid::new("u1")]);
         let devices: Vec<_> = causes.devices().into_iter().collect();
         let tty = PathBuf::from("/dev/ttyUSB0");
         assert_eq!(devices, [(tty, vec![PodUid::new("u1")])]);
-        causes.note(&waits, SyncOutcome::Success);
+        let disk = PathBuf::from("/dev/disk/by-id/one");
+        causes.note(&waits, backing_off(), Some(&disk));
+        assert!(causes.devices().contains_key(&disk));
+        causes.note(&waits, SyncOutcome::Success, None);
         assert!(causes.devices().is_empty());
         assert_eq!(causes.happened(cause(Subject::WallClock, "2", 11)), []);
     }
@@ -357,7 +401,7 @@ mod tests {
         causes.forget(&uid);
         assert!(ids(at(31)).is_empty());
         let disabled = Causes::new(false);
-        disabled.note(&pod("u1", "i:1"), backing_off());
+        disabled.note(&pod("u1", "i:1"), backing_off(), None);
         assert_eq!(disabled.happened(cause(Subject::Network, "1", 10)), []);
         assert!(disabled.of(&uid, at(11)).is_empty());
     }

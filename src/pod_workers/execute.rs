@@ -34,6 +34,7 @@ use crate::kuberuntime::devices::{with_devices_of, with_env_of};
 use crate::kuberuntime::dns::{DnsConfigurer, ResolvConf};
 use crate::kuberuntime::env::{self, EnvInputs};
 use crate::kuberuntime::security::Isolation;
+use crate::kuberuntime::sources::Sources;
 use crate::kuberuntime::{gc, kill, labels, logs, sandbox_config};
 use crate::pleg::InspectError;
 use crate::status::{CommitMode, StatusError};
@@ -223,12 +224,31 @@ pub(super) async fn prepare(
         record_failure(context, pod, "FailedCreatePodSandBox", what, error);
     })?;
     let sources = resolve::volumes(context, pod).await;
-    let paths = context
-        .volumes
-        .mount(pod, &sources, &*context.recorder)
-        .await?;
+    let paths = mount(context, job, &sources).await?;
     grow::volumes(context, pod, &sources).await;
     Ok(paths)
+}
+
+/// Mounts the volumes of a pod. One whose back-off has ended early is tried again at once.
+async fn mount(
+    context: &WorkerContext,
+    job: &Job,
+    sources: &Sources,
+) -> Result<BTreeMap<String, PathBuf>, StepError> {
+    loop {
+        let mounted = context
+            .volumes
+            .mount(&job.pod, sources, &*context.recorder)
+            .await;
+        let error = match mounted {
+            Ok(paths) => return Ok(paths),
+            Err(error) => error,
+        };
+        // Each cause is used once, so this ends.
+        if !super::causes::end_mount_back_off(context, job, &error).await? {
+            return Err(error.into());
+        }
+    }
 }
 
 /// Stops what must go. Comes before everything else, so that no volume or image is waited for.

@@ -17,6 +17,7 @@ use crate::core::{deadline, pod_worker};
 use crate::store::{CommitError, StopDecision, StopPermit};
 use crate::types::metrics::WorkLabel;
 use crate::types::{PodExt, PodUid, causes};
+use crate::volumemanager::VolumeError;
 
 /// A static pod that has to wait for another of its name is woken when that one is over, and asks again after this long.
 const STATIC_POD_WAIT: Duration = Duration::from_secs(10);
@@ -174,7 +175,7 @@ async fn step(workers: &PodWorkers, job: Job) -> Next {
         .observe(start.elapsed().as_secs_f64());
     match result {
         Ok(outcome) => {
-            context.causes.note(&job.pod, outcome.requeue);
+            context.causes.note(&job.pod, outcome.requeue, None);
             failures::over(context, &job.uid);
             if outcome.acted {
                 mark_acted(workers, &job.uid);
@@ -195,7 +196,11 @@ async fn step(workers: &PodWorkers, job: Job) -> Next {
 /// Tells of a step that could not do everything, and says when to try again.
 fn failed(workers: &PodWorkers, job: &Job, failure: &StepFailure) {
     let context = &workers.0.context;
-    context.causes.note(&job.pod, failure.requeue);
+    let device = match &*failure.error {
+        StepError::Volume(VolumeError::Remote(failure)) => failure.device.as_deref(),
+        _ => None,
+    };
+    context.causes.note(&job.pod, failure.requeue, device);
     if failure.acted {
         mark_acted(workers, &job.uid);
     }
@@ -498,7 +503,6 @@ async fn forget(workers: &PodWorkers, job: &Job) -> Next {
 mod tests {
     use super::*;
     use crate::types::{BootId, Stamp};
-    use crate::volumemanager::VolumeError;
     use crate::volumemanager::remote::RemoteError;
 
     #[test]

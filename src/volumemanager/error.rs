@@ -200,6 +200,10 @@ pub struct RemoteFailure {
     pub fresh: bool,
     /// Until when it is left alone.
     pub backoff: BackOff,
+    /// Key of what is left alone: the volume, or what all pods share.
+    pub key: String,
+    /// The device file that it is on, if the node has to have one.
+    pub device: Option<PathBuf>,
     /// Why.
     pub source: RemoteError,
 }

@@ -78,7 +78,7 @@ use tokio::time::Instant;
 
 pub use accounts::{RemoteVolume, count};
 pub use content::TOKEN_EXPIRED;
-pub use error::VolumeError;
+pub use error::{RemoteFailure, VolumeError};
 pub use fs_group::CHANGE_IN_PROGRESS;
 pub use host_path::HostPathError;
 pub use huge_pages::HugePagesError;

@@ -230,6 +230,16 @@ impl Operations {
         backoff
     }
 
+    /// Ends a back-off before its time, unless it is over or another one is in force. The next one is the next longer one.
+    pub(super) fn end_early(&self, key: &str, backoff: BackOff, now: Stamp) {
+        if let Some(failure) = self.table().failures.get_mut(key)
+            && failure.backoff == backoff
+            && !backoff.until.reached(now)
+        {
+            failure.backoff.until = now;
+        }
+    }
+
     /// Notes that a step on a key succeeded, or that the key is no more.
     pub(super) fn succeeded(&self, key: &str) {
         self.table().failures.remove(key);

@@ -379,6 +379,32 @@ async fn what_fails_is_told_once_and_left_alone_for_a_while() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_back_off_that_ends_early_is_over_and_the_next_one_is_longer() {
+    let world = world();
+    let failed = || Answer::Fails(RemoteError::Failed("no route to host".to_owned()));
+    world.script.then(failed());
+    world.mount("pod-a", nfs()).await.unwrap_err();
+    let held = || async {
+        match world.mount("pod-a", nfs()).await.unwrap_err() {
+            VolumeError::Remote(failure) if !failure.fresh => failure,
+            other => panic!("{other}"),
+        }
+    };
+    let first = held().await;
+    world.manager.end_back_off(&first);
+    world.script.then(failed());
+    world.mount("pod-a", nfs()).await.unwrap_err();
+    assert_eq!(world.script.calls(), ["publish pod-a", "publish pod-a"]);
+    // That one is over already: it ends no other.
+    world.manager.end_back_off(&first);
+    let second = held().await;
+    assert_eq!(second.backoff.wait, 2 * first.backoff.wait);
+    world.manager.end_back_off(&second);
+    world.mount("pod-a", nfs()).await.unwrap();
+    assert_eq!(world.script.calls(), ["publish pod-a"]);
+}
+
+#[tokio::test(start_paused = true)]
 async fn an_attachment_that_is_waited_for_has_its_own_reason() {
     let world = world();
     let waiting = RemoteError::Waiting("volume is not attached to this node yet".to_owned());

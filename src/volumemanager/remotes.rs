@@ -6,7 +6,7 @@
 //! **Invariant:** secrets of a volume are held as long as somebody waits for it, and no longer.
 
 use std::collections::{BTreeMap, HashMap};
-use std::path::PathBuf;
+use std::path::{Component, Path, PathBuf};
 use std::sync::{Arc, MutexGuard, PoisonError};
 
 use k8s_openapi::api::core::v1::Pod;
@@ -313,6 +313,8 @@ impl VolumeManager {
                     staging: device.as_deref() == Some(&*on),
                     fresh: failure.serial > since,
                     backoff: failure.backoff,
+                    key: on,
+                    device: device_file(&remote),
                     source: failure.error,
                 };
                 Err(VolumeError::Remote(Box::new(failure)))
@@ -320,6 +322,13 @@ impl VolumeManager {
             // Somebody wants it elsewhere now; here it does not come.
             Err(_) => std::future::pending().await,
         }
+    }
+
+    /// Ends the back-off of a mount before its time, if it is still in force.
+    pub fn end_back_off(&self, failure: &RemoteFailure) {
+        let now = self.clock.now();
+        self.operations
+            .end_early(&failure.key, failure.backoff, now);
     }
 
     fn order(&self, mut order: Order) -> (Ordered<'_>, oneshot::Receiver<Answer>) {
@@ -386,6 +395,17 @@ impl VolumeManager {
             Err(_) => std::future::pending().await,
         }
     }
+}
+
+/// The device file of this node that a volume is on. No other path is looked at: it may lead to a server that is gone.
+fn device_file(remote: &Remote) -> Option<PathBuf> {
+    let Source::Local(local) = &remote.source else {
+        return None;
+    };
+    let path = Path::new(&local.path);
+    let is_device =
+        path.starts_with("/dev") && !path.components().any(|c| c == Component::ParentDir);
+    is_device.then(|| path.to_owned())
 }
 
 /// Why volumes of a pod are still there when each of them is held back after a failure: told is what failed last, and

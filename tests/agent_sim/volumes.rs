@@ -9,6 +9,7 @@ use holdfast::core::state::{VolumePhase, VolumeRecord};
 use holdfast_testkit::fake_cri::Behaviour;
 use serde_json::{Value, json};
 
+use crate::api_restart::cluster;
 use crate::restart::{assert_nothing_wrong, exits, node};
 use crate::world::{IMAGE, World};
 
@@ -250,4 +251,67 @@ async fn restarts_of_a_container_leave_nothing_behind() {
     })
     .await;
     assert_nothing_wrong(&w);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_api_server_that_is_back_ends_the_back_off_of_a_mount() {
+    let mut w = cluster(|_, _| Behaviour::RunForever).await;
+    w.start().await;
+    w.joined().await;
+    // Its driver never registers, so that each attempt fails.
+    w.api().create_json(json!({
+        "apiVersion": "storage.k8s.io/v1", "kind": "CSIDriver", "metadata": {"name": "d.example"},
+        "spec": {"attachRequired": false},
+    }));
+    let claim = w.api().create_json(json!({
+        "apiVersion": "v1", "kind": "PersistentVolumeClaim",
+        "metadata": {"name": "claim", "namespace": "default"},
+        "spec": {"accessModes": ["ReadWriteOnce"], "volumeName": "pv-1",
+            "resources": {"requests": {"storage": "1Gi"}}},
+    }));
+    w.api().create_json(json!({
+        "apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": "pv-1"},
+        "spec": {"accessModes": ["ReadWriteOnce"], "capacity": {"storage": "1Gi"},
+            "claimRef": {"namespace": "default", "name": "claim", "uid": claim["metadata"]["uid"]},
+            "csi": {"driver": "d.example", "volumeHandle": "h1"}},
+    }));
+    let mut bound = claim;
+    bound["status"] = json!({"phase": "Bound", "capacity": {"storage": "1Gi"}});
+    w.api().update_json(bound);
+    let spec = format!(
+        r#"{{"restartPolicy":"Always",
+            "volumes":[{{"name":"data","persistentVolumeClaim":{{"claimName":"claim"}}}}],
+            "containers":[{{"name":"main","image":"{IMAGE}","command":["sh"],
+                "volumeMounts":[{{"name":"data","mountPath":"/data"}}]}}]}}"#
+    );
+    w.create("web", &spec);
+    let lines = |w: &World, what: &str, why: &str| {
+        let state = w.state();
+        let lines = state.journal.values().map(|line| &line.record);
+        lines
+            .filter(|line| line.what == what && line.why.contains(why))
+            .count()
+    };
+    w.until("the mount fails", 60, |w| {
+        lines(w, "event FailedMount", "d.example") > 0
+    })
+    .await;
+    // Long enough for a back-off of two minutes.
+    w.pass(300).await;
+    w.set_api(false);
+    w.pass(30).await;
+    assert_eq!(lines(&w, "back-off ended", ""), 0);
+    w.set_api(true);
+    w.until("the back-off ends", 40, |w| {
+        lines(
+            w,
+            "back-off ended",
+            "volume/data: the API server answers again",
+        ) == 1
+    })
+    .await;
+    assert_eq!(lines(&w, "event BackOffEnded", "mounting volume"), 1);
+    // The same cause ends no second one.
+    w.pass(120).await;
+    assert_eq!(lines(&w, "back-off ended", "API server"), 1);
 }

@@ -1,16 +1,16 @@
 //! Ends back-offs before their time when their likely cause is gone: the network or the API server is back, a device
-//! appeared, an image or the configuration changed, the clock was set.
+//! appeared, a CSI driver registered, an image or the configuration changed, the clock was set.
 //!
 //! In: the back-off on record, the causes that were seen, what ended early before, the time. Out: the cause to act on, and
 //! what has to be committed. [`Watch`] derives causes from what was observed of the node.
 //!
-//! **Invariants:** a cause ends the back-off of one container or image at most once, across restarts of the agent, since its ID
+//! **Invariants:** a cause ends the back-off of one container, image or volume at most once, across restarts of the agent, since its ID
 //! is on record with the back-off. A cause that can come and go by itself ends no second back-off of a container before as much
 //! time has passed as the back-off is long, so one that flaps restarts nothing in a loop. Of changes of the
 //! configuration, a few do within that time. The length of the back-off stays:
 //! the next one is the next longer one.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -42,6 +42,8 @@ pub enum Subject {
     ApiServer,
     /// A device file of the pod appeared.
     Device,
+    /// A CSI driver registered.
+    Driver,
     /// The wall clock was set.
     WallClock,
     /// An image of the pod was pulled or repaired.
@@ -55,7 +57,12 @@ impl Subject {
     /// again without anybody's intent ends one.
     fn most(self) -> usize {
         match self {
-            Self::Network | Self::ApiServer | Self::Device | Self::WallClock | Self::Image => 1,
+            Self::Network
+            | Self::ApiServer
+            | Self::Device
+            | Self::Driver
+            | Self::WallClock
+            | Self::Image => 1,
             Self::Configuration => CHANGES,
         }
     }
@@ -90,7 +97,7 @@ impl Cause {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct End {
-    /// The container whose end the back-off counted from; `None` for an image.
+    /// The container whose end the back-off counted from; `None` for an image or a volume.
     pub container_id: Option<String>,
     /// Kind of cause.
     pub subject: Subject,
@@ -261,6 +268,29 @@ pub fn end(
     (transaction, ended)
 }
 
+/// Decides about the back-off of the mount of a pod's volume. Returns the cause with what has to be committed; `None` when it
+/// goes on.
+pub fn end_mount<'c>(
+    seen: &State,
+    pod: &PodUid,
+    volume: &str,
+    back_off: &BackoffRecord,
+    causes: &'c [Cause],
+    now: Stamp,
+) -> Option<(&'c Cause, Transaction)> {
+    // No container or image has such a name.
+    let name = format!("volume/{volume}");
+    let ends = Ends::of(seen, pod, &name);
+    let cause = decide(back_off, causes, &ends, now)?;
+    let ends = ends.with(None, cause, now);
+    let transaction = put_ends(seen, Transaction::new(), pod, &name, &ends, now).journal(
+        Some(pod),
+        "back-off ended",
+        line(&name, cause),
+    );
+    Some((cause, transaction))
+}
+
 /// Adds the end of what is kept of a pod.
 pub fn forget(seen: &State, pod: &PodUid) -> Transaction {
     let prefix = key(pod, "");
@@ -310,6 +340,8 @@ pub struct Facts {
     pub has_api_server: Option<bool>,
     /// The inode behind each device file that pods in back-off wait for; `None` for one that is missing.
     pub devices: BTreeMap<PathBuf, Option<u64>>,
+    /// Names of the CSI drivers that are registered.
+    pub drivers: BTreeSet<String>,
 }
 
 /// The last observation, to detect a change by.
@@ -341,6 +373,19 @@ impl Watch {
                 let text = "the API server answers again".to_owned();
                 let cause = Cause::at(Subject::ApiServer, "API server", text, now);
                 found.node.push(cause);
+            }
+            // The newest of a kind is kept, and all that registered count for whoever waits.
+            let drivers: Vec<&str> = facts
+                .drivers
+                .difference(&last.drivers)
+                .map(String::as_str)
+                .collect();
+            if !drivers.is_empty() {
+                let drivers = drivers.join(", ");
+                let text = format!("CSI driver {drivers} registered");
+                found
+                    .node
+                    .push(Cause::at(Subject::Driver, &drivers, text, now));
             }
             found.node.extend(clock_step(*at, now));
             for (path, inode) in &facts.devices {
@@ -526,7 +571,48 @@ mod tests {
             has_network: network,
             has_api_server: api,
             devices: BTreeMap::from([(PathBuf::from("/dev/tty7"), device)]),
+            drivers: BTreeSet::new(),
         }
+    }
+
+    #[test]
+    fn the_cause_that_ends_the_back_off_of_a_mount_is_on_record_and_used_once() {
+        let (pod, seen) = (PodUid::new("u1"), State::default());
+        let causes = [cause(Subject::Driver, "d.example at 110", 110)];
+        let end = |seen: &State, now| {
+            end_mount(seen, &pod, "data", &back_off(64, 100), &causes, at(now))
+                .map(|(_, transaction)| transaction)
+        };
+        let transaction = end(&seen, 111).unwrap();
+        let line = &transaction.journal[0];
+        assert_eq!(line.why, "volume/data: it is back (d.example at 110)");
+        let after = applied(&seen, &transaction);
+        assert!(end(&after, 112).is_none());
+        assert!(
+            !all_of(&after, &pod).contains_key("data"),
+            "a container may be called so"
+        );
+        // It failed after the driver was there.
+        let late = end_mount(&seen, &pod, "data", &back_off(64, 111), &causes, at(112));
+        assert!(late.is_none());
+    }
+
+    #[test]
+    fn a_driver_that_registers_is_a_cause() {
+        let mut watch = Watch::default();
+        let mut look = |drivers: &[&str], now| {
+            let drivers = drivers.iter().map(|name| (*name).to_owned()).collect();
+            let facts = Facts {
+                drivers,
+                ..Facts::default()
+            };
+            let found = watch.look(facts, at(now)).node.into_iter();
+            found.map(|cause| cause.text).collect::<Vec<_>>()
+        };
+        assert_eq!(look(&["a"], 0), [""; 0]);
+        assert_eq!(look(&["a", "b"], 1), ["CSI driver b registered"]);
+        assert_eq!(look(&["a"], 2), [""; 0]);
+        assert_eq!(look(&["a", "b"], 3), ["CSI driver b registered"]);
     }
 
     #[test]
