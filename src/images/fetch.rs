@@ -48,7 +48,7 @@ impl ImageManager {
         let now = self.clock.now();
         let under_way = self
             .records
-            .begin(store, image, now, |seen, transaction| {
+            .begin(store, image, present, now, |seen, transaction| {
                 files::begun(seen, transaction, image, present, now)
             })
             .await
@@ -201,7 +201,11 @@ impl ImageManager {
         let mut minutes = tokio::time::interval_at(begun + STILL_PULLING, STILL_PULLING);
         let mut syncs = tokio::time::interval_at(begun + SYNC_EARLY, SYNC_EARLY);
         syncs.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-        let mut pull = std::pin::pin!(self.pulls.pull(service, want));
+        let pulls = match report.pod {
+            Some(_) => &self.pulls,
+            None => &self.owed_pulls,
+        };
+        let mut pull = std::pin::pin!(pulls.pull(service, want));
         loop {
             tokio::select! {
                 biased;

@@ -17,7 +17,7 @@ use super::files::Work;
 use super::pulls::Wanted;
 use super::repair::Wish;
 use super::{ImageManager, ImageService, PullInputs, Reporter, files, keyring, qualified, records};
-use crate::core::images::{self, Evidence, FilesState, ImageFiles, Standing};
+use crate::core::images::{self, Evidence, FilesState, ImageFiles, Presence, Standing};
 use crate::core::state::{ImageRecord, State, Transaction};
 use crate::store::{CommitError, RemoveContainer, RemoveEmptySandbox, Store};
 use crate::types::ContainerId;
@@ -298,11 +298,21 @@ impl ImageManager {
         let image = want.image.clone();
         let credentials = want.credentials.clone();
         let now = self.clock.now();
+        let present = match service.image_status(&image).await {
+            Ok(found) => found.map(|found| found.id),
+            // Whose image it is must be on record before a pull may change it.
+            Err(error) => {
+                tracing::warn!(image, %error, "a registry is asked later, the runtime does not say what it has");
+                return Ok(false);
+            }
+        };
+        let present = present.as_deref().map_or(Presence::Absent, Presence::Is);
         let under_way = self
             .records
-            .begin(store, &image, now, |_, transaction| transaction)
+            .begin(store, &image, present, now, |_, transaction| transaction)
             .await?;
-        // Dropping it cancels the pull. Its intent stays: the runtime may have brought something.
+        // Dropping it cancels the pull. Its intent stays: the runtime may have brought something. What was there stays what
+        // it was.
         let Ok(pulled) = tokio::time::timeout(within, self.asks.pull(service, want)).await else {
             return Ok(false);
         };

@@ -90,7 +90,7 @@ use sync::Syncs;
 const COMMIT_TRIES: u32 = 8;
 /// Limit of concurrent requests to registries about images on the node.
 const ASKS: usize = 8;
-/// Their own limit is [`ASKS`].
+/// Those that have a limit of their own: [`ASKS`], or slots by registry.
 const EACH_ITS_SLOT: ImageConfig = ImageConfig {
     serialize_pulls: false,
     max_parallel: None,
@@ -288,6 +288,10 @@ pub struct ImageManager {
     asks: Pulls,
     /// How many of them at once.
     asking: Semaphore,
+    /// Pulls that no pod waits for.
+    owed_pulls: Pulls,
+    /// How many of them at once, by registry.
+    owed_slots: Mutex<HashMap<String, Arc<Semaphore>>>,
     /// One removal of suspects at a time. Nobody waits for a registry in it.
     healing: tokio::sync::Mutex<()>,
     /// Wakes who brings again what was removed.
@@ -384,6 +388,8 @@ impl ImageManager {
             works: Works::default(),
             asks: Pulls::new(EACH_ITS_SLOT, Arc::clone(&outages)),
             asking: Semaphore::new(ASKS),
+            owed_pulls: Pulls::new(EACH_ITS_SLOT, Arc::clone(&outages)),
+            owed_slots: Mutex::default(),
             healing: tokio::sync::Mutex::default(),
             owing: tokio::sync::Notify::new(),
             needed: Mutex::default(),

@@ -8,7 +8,8 @@
 //! **Invariant:** an intent is on the disk before its pull begins, and goes away in the same transaction in
 //! which the outcome is recorded. An image of which there is an intent or a record was not there before the agent, so
 //! it is nobody's who has not shown credentials for it. An intent that its pull did not outlive (a crash, a pod that
-//! was deleted) becomes a record without credentials as soon as the image is seen.
+//! was deleted) becomes a record without credentials as soon as the image is seen. An intent names the preloaded image
+//! that it found under its name: such an image stays what it was, whatever becomes of the pull.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -21,7 +22,7 @@ use sha2::{Digest, Sha256};
 use super::ImageService;
 use super::files;
 use super::keyring::{self, Credentials};
-use crate::core::images;
+use crate::core::images::{self, Presence};
 use crate::core::state::{ObjectRecord, State, Transaction};
 use crate::kubeletconfig::ImageVerification;
 use crate::store::{CommitError, Store};
@@ -98,6 +99,8 @@ struct SecretAccess {
 #[derive(Serialize, Deserialize)]
 struct Intent {
     image: String,
+    /// ID of the preloaded image that the runtime had under this name when the pull began.
+    preloaded: Option<String>,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -135,8 +138,7 @@ impl Recorded {
         let key = pulled_key(id);
         let is_recorded = state.record::<ObjectRecord>(&key).is_some();
         // A pull under way says nothing of what was there before it.
-        let is_asked = state.record::<ObjectRecord>(&intent_key(image)).is_some();
-        if !is_recorded && (!is_asked || was_there(state, image, id)) {
+        if !is_recorded && (!is_asked(state, image) || was_there(state, image, id)) {
             return Self::Preloaded;
         }
         // What cannot be read grants nothing.
@@ -234,7 +236,8 @@ impl PullRecords {
             .unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Records that an image is going to be pulled, with what `more` adds; it is on the disk when this returns.
+    /// Records that an image is going to be pulled, with what `more` adds; it is on the disk when this returns. `present`
+    /// is what the runtime has under the name now.
     ///
     /// # Errors
     /// When it cannot be recorded: it must not be pulled then.
@@ -242,6 +245,7 @@ impl PullRecords {
         &'a self,
         store: &Store,
         image: &'a str,
+        present: Presence<'_>,
         now: Stamp,
         more: impl Fn(&State, Transaction) -> Transaction,
     ) -> Result<UnderWay<'a>, CommitError> {
@@ -250,14 +254,20 @@ impl PullRecords {
             records: self,
             image,
         };
-        let intent = Intent {
-            image: image.to_owned(),
-        };
         files::commit(store, |seen| {
-            more(
-                seen,
-                Transaction::new().put(intent_key(image), object(&intent, now)),
-            )
+            let preloaded = match present {
+                Presence::Is(id) if Recorded::of(seen, image, id) == Recorded::Preloaded => {
+                    Some(id.to_owned())
+                }
+                _ => None,
+            };
+            let intent = Intent {
+                image: image.to_owned(),
+                preloaded,
+            };
+            let key = intent_key(image);
+            let transaction = Transaction::new().expect::<ObjectRecord>(seen, &key);
+            more(seen, transaction.put(&key, object(&intent, now)))
         })
         .await?;
         Ok(guard)
@@ -533,8 +543,18 @@ pub(super) fn prune(seen: &State, ids: &[&str], listed_at: Stamp) -> Transaction
     transaction
 }
 
+/// Whether a pull of the name is under way, or was cut off.
+fn is_asked(state: &State, image: &str) -> bool {
+    state.record::<ObjectRecord>(&intent_key(image)).is_some()
+}
+
 /// Whether the runtime had the image under this ID before the pull.
 fn was_there(state: &State, image: &str, id: &str) -> bool {
+    let intent: Option<Intent> = read(state, &intent_key(image));
+    let preloaded = intent.and_then(|intent| intent.preloaded);
+    if preloaded.as_deref() == Some(id) {
+        return true;
+    }
     images::was_there(files::of(state, image).map(|(files, _)| files).as_ref(), id)
 }
 

@@ -4,11 +4,12 @@
 //! keeps none of the others waiting.
 
 use std::collections::HashSet;
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use futures::StreamExt as _;
 use futures::stream::FuturesUnordered;
+use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 
 use super::heal::ASK_AGAIN;
@@ -16,6 +17,7 @@ use super::pulls::Wanted;
 use super::repair::is_open;
 use super::{ImageManager, ImageService, PullInputs, Reporter, qualified};
 use crate::core::images::{self, FilesState, ImageFiles, Standing};
+use crate::kubeletconfig::format_duration;
 use crate::store::{CommitError, Store};
 use crate::types::Stamp;
 use crate::types::events::EventRecorder;
@@ -25,6 +27,10 @@ use crate::types::events::EventRecorder;
 const SUSPECTS: Duration = Duration::from_secs(5);
 /// Interval between checks of the records and the preload directory otherwise.
 const PERIOD: Duration = Duration::from_secs(60);
+/// Deadline of one pull that no pod waits for. It begins again after a pause.
+const OWED: Duration = Duration::from_secs(30 * 60);
+/// Number of such pulls from one registry at once: a registry that hangs delays no image of another one.
+const OWED_AT_ONCE: usize = 2;
 /// Time that the first sandboxes wait for images that a previous boot left open.
 const FIRST_ROUND: Duration = Duration::from_secs(60);
 
@@ -229,7 +235,8 @@ impl ImageManager {
         owed
     }
 
-    /// Brings an image again that no pod waits for. Returns it with the outcome.
+    /// Brings an image again that no pod waits for. Returns it with the outcome. A pull takes no slot of those that pods
+    /// wait for. One that reaches its deadline leaves its records, so that it begins again.
     async fn bring_for_node<S: ImageService>(
         &self,
         image: String,
@@ -243,6 +250,9 @@ impl ImageManager {
             return (image, brought);
         }
         let key = qualified(&image);
+        let Ok(_slot) = self.owed_slots(&key).acquire_owned().await else {
+            return (image, Ok(()));
+        };
         let want = Wanted {
             credentials: self
                 .credentials(&image, PullInputs::default().secrets, report)
@@ -250,13 +260,38 @@ impl ImageManager {
             image: image.clone(),
             sandbox: None,
         };
-        let Err(error) = self.pull(want, service, store, report).await else {
-            return (image, Ok(()));
+        let pull = self.pull(want, service, store, report);
+        let (why, failed) = match tokio::time::timeout(OWED, pull).await {
+            Ok(Ok(_)) => return (image, Ok(())),
+            Ok(Err(error)) => (error.to_string(), error.store),
+            Err(_) => (
+                format!("its pull was not done after {}", format_duration(OWED)),
+                None,
+            ),
         };
         if self.note(&key, ASK_AGAIN) {
-            tracing::warn!(image, %error, "an image that was removed is not there again yet");
+            tracing::warn!(
+                image,
+                error = why,
+                "an image that was removed is not there again yet"
+            );
         }
-        (image, error.store.map_or(Ok(()), Err))
+        (image, failed.map_or(Ok(()), Err))
+    }
+
+    /// Slots for pulls from the registry of a qualified name that no pod waits for.
+    fn owed_slots(&self, qualified: &str) -> Arc<Semaphore> {
+        let registry = qualified.split('/').next().unwrap_or_default();
+        // Entries are put and removed whole.
+        let mut slots = self
+            .owed_slots
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        slots.retain(|_, of_registry| Arc::strong_count(of_registry) > 1);
+        let of_registry = slots
+            .entry(registry.to_owned())
+            .or_insert_with(|| Arc::new(Semaphore::new(OWED_AT_ONCE)));
+        Arc::clone(of_registry)
     }
 }
 

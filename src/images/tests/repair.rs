@@ -328,7 +328,6 @@ async fn a_cut_in_a_pull_of_what_is_there_already_leaves_it_whole() {
 
 #[tokio::test]
 async fn a_failure_that_points_to_the_files_makes_a_suspect_once_per_boot() {
-    const MISSING: &str = "failed to create containerd container: failed to stat parent: stat /s/7/fs: no such file or directory";
     let world = world(ImageConfig::default());
     world
         .ensure(&pod("u", IMAGE, "IfNotPresent"))
@@ -730,4 +729,93 @@ async fn a_suspect_in_use_is_looked_at_less_and_less_often() {
     let looks = world.service.0.looks.load(Ordering::SeqCst);
     assert!((10..25).contains(&looks), "{looks}");
     assert_eq!(removed(&world), 0);
+}
+
+/// The runtime misses files of an image.
+const MISSING: &str =
+    "failed to create container: failed to stat parent: stat /s/7/fs: no such file or directory";
+
+#[tokio::test(start_paused = true)]
+async fn a_registry_that_does_not_answer_takes_a_preloaded_image_from_no_pod() {
+    let world = world(ImageConfig::default());
+    let fake = &world.service.0;
+    fake.present.lock().unwrap().insert(IMAGE.to_owned());
+    world.ensure(&pod("u", IMAGE, "Never")).await.unwrap();
+    world.fail(MISSING).await;
+    fake.hang.lock().unwrap().insert(IMAGE.to_owned());
+    world.repair().await;
+    assert_eq!((world.pulls(), removed(&world)), (1, 0), "it was asked");
+    let access = |world: &World| {
+        let seen = world.store.snapshot();
+        shown_access(&seen, IMAGE, &format!("id-of-{IMAGE}"))
+    };
+    world.ensure(&pod("v", IMAGE, "Never")).await.unwrap();
+    assert_eq!(access(&world), "preloaded");
+    // Nor once the intent has been given up.
+    let world = restart(world);
+    world.clock.advance(Duration::from_secs(2 * 3600));
+    world.ensure(&pod("w", IMAGE, "Never")).await.unwrap();
+    assert_eq!(access(&world), "preloaded");
+    // What such a question has brought all the same belongs to those who can pull it.
+    let fake = &world.service.0;
+    world.repair().await;
+    let (name, other) = (IMAGE.to_owned(), "another".to_owned());
+    fake.aliases.lock().unwrap().insert(name, other.clone());
+    fake.present.lock().unwrap().insert(other);
+    let error = world.ensure(&pod("x", IMAGE, "Never")).await.unwrap_err();
+    assert_eq!(error.reason, ImageErrorReason::ErrImageNeverPull);
+}
+
+/// Records images as removed, to be brought again.
+async fn owe(world: &World, images: &[&str]) {
+    for image in images {
+        let files = crate::core::images::ImageFiles {
+            image: (*image).to_owned(),
+            id: format!("id-of-{image}"),
+            state: FilesState::Removed,
+            suspected: None,
+        };
+        let key = crate::core::images::files_key(&qualified(image));
+        let record = records::object(&files, world.clock.now());
+        let transaction = Transaction::new().put(key, record);
+        world.store.commit(transaction).await.unwrap();
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn pulls_that_no_pod_waits_for_have_a_deadline_and_take_no_slot_of_pods() {
+    let world = world(ImageConfig::default());
+    let hung = ["hung.example/a:1", "hung.example/b:1", "hung.example/c:1"];
+    owe(&world, &hung).await;
+    owe(&world, &["r.example/y:1"]).await;
+    let fake = &world.service.0;
+    let hang = hung.iter().map(|image| (*image).to_owned());
+    fake.hang.lock().unwrap().extend(hang);
+    let run = Arc::clone(&world.manager).run(
+        world.service.clone(),
+        world.store.clone(),
+        Arc::new(world.recorder.clone()),
+        tokio_util::sync::CancellationToken::new(),
+    );
+    let present = |image: &str| fake.present.lock().unwrap().contains(image);
+    let checks = async {
+        tokio::time::sleep(Duration::from_secs(60)).await;
+        assert!(present("r.example/y:1"), "another registry");
+        assert_eq!(world.pulls(), 3, "two at once from one registry");
+        let begun = tokio::time::Instant::now();
+        let asking = pod("u", IMAGE, "IfNotPresent");
+        world.ensure(&asking).await.unwrap();
+        assert_eq!(begun.elapsed(), Duration::ZERO, "pulls are serialised");
+        tokio::time::sleep(Duration::from_secs(31 * 60)).await;
+        assert!(world.pulls() > 5, "the third has its turn");
+        fake.hang.lock().unwrap().clear();
+        tokio::time::sleep(Duration::from_secs(62 * 60)).await;
+        for image in hung {
+            assert!(present(image), "{image} began again");
+        }
+    };
+    tokio::select! {
+        () = run => panic!("it never ends"),
+        () = checks => {}
+    }
 }
