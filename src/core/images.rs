@@ -12,10 +12,14 @@
 //! **Invariant:** an image is removed only after [`FilesState::Removed`] is on the disk, so it is brought again
 //! whatever happens in between.
 
+use std::path::{Component, Path};
+
+use k8s_openapi::api::core::v1::{Container, VolumeMount};
 use serde::{Deserialize, Serialize};
 
 use super::state::{ObjectRecord, State};
 use super::volumes::sha256_hex;
+use crate::types::runtime::{ContainerState, ContainerStatus};
 use crate::types::{BootId, Stamp};
 
 /// Begin of the keys of [`ImageFiles`]; the hash of the qualified name follows.
@@ -482,6 +486,68 @@ fn without_quotes(error: &str) -> String {
         }
     }
     said
+}
+
+/// How low-level runtimes report in the log of a container that the kernel refuses its program. What stands between the
+/// two is the path of the program.
+const EXEC_FAILED: &[(&str, &str)] = &[
+    // runc: the error of execve, after it has closed the pipe to its parent.
+    ("exec ", ": exec format error"),
+    // crun.
+    ("exec container process `", "`: Exec format error"),
+];
+
+/// Directories of interpreters and libraries.
+const PROGRAM_DIRS: &[&str] = &[
+    "/bin", "/sbin", "/usr", "/lib", "/lib32", "/lib64", "/libx32", "/busybox",
+];
+
+/// Longest log that can be a line of the runtime alone: a path and a few words.
+pub const SHORT_LOG: usize = 5 << 10;
+/// A container that ran for longer has run its program.
+const INSTANT: i64 = 5_000_000_000;
+/// The program must have failed this often: the start with this number looks at the last failure.
+const FAILED_STARTS: u32 = 2;
+
+/// Whether the log of an ended container is to be read before the start with number `attempt`: it has failed repeatedly, at
+/// once, and what ran is the image's own program, as the image has it.
+pub fn is_log_of_interest(container: &Container, ended: &ContainerStatus, attempt: u32) -> bool {
+    let ran_for = ended.finished_at_ns.saturating_sub(ended.started_at_ns);
+    let is_none = |words: &Option<Vec<String>>| words.as_ref().is_none_or(Vec::is_empty);
+    attempt >= FAILED_STARTS
+        && ended.state == ContainerState::Exited
+        && ended.exit_code != 0
+        && (0..=INSTANT).contains(&ran_for)
+        && is_none(&container.command)
+        && is_none(&container.args)
+        // A terminal mixes both streams.
+        && container.tty != Some(true)
+}
+
+/// Returns the words of the runtime if they are all that a container has logged, and say that the kernel refuses the program
+/// of its image. `log` is in the format of CRI.
+///
+/// The program must be the image's own. A pod that puts its own words in place of it, or a file over it or over an
+/// interpreter, must not bring an image of others under suspicion: the caller checks [`is_log_of_interest`], this function the
+/// mounts.
+pub fn evidence_in_log<'a>(container: &Container, log: &'a [u8]) -> Option<&'a str> {
+    let line = std::str::from_utf8(log).ok()?.strip_suffix('\n')?;
+    let mut parts = line.splitn(4, ' ').skip(1);
+    let (stream, tag, said) = (parts.next()?, parts.next()?, parts.next()?);
+    if stream != "stderr" || tag != "F" || said.contains('\n') {
+        return None;
+    }
+    let program = EXEC_FAILED
+        .iter()
+        .find_map(|(begin, end)| said.strip_prefix(begin)?.strip_suffix(end))?;
+    let program = Path::new(program);
+    let is_over = |mount: &VolumeMount| {
+        let at = Path::new(&mount.mount_path);
+        let is_plain = at.is_absolute() && !at.components().any(|c| c == Component::ParentDir);
+        !is_plain || program.starts_with(at) || PROGRAM_DIRS.iter().any(|dir| at.starts_with(dir))
+    };
+    let mounts = container.volume_mounts.as_deref().unwrap_or_default();
+    (program.is_absolute() && !mounts.iter().any(is_over)).then_some(said)
 }
 
 /// Whether such a failure makes an image a suspect. A boot counts one failure per image: an image that fails for another

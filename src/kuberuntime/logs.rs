@@ -9,7 +9,7 @@
 //! nothing below them is followed: directories are made, opened, changed and emptied through a handle of the one that holds them.
 
 use std::fs;
-use std::io;
+use std::io::{self, Read as _};
 use std::os::fd::OwnedFd;
 use std::path::{Component, Path, PathBuf};
 
@@ -82,6 +82,29 @@ pub fn file_of(root: &Path, pod: &PodStatus, container: &ContainerStatus) -> Pat
     } else {
         PathBuf::from(&container.log_path)
     }
+}
+
+/// Returns a log that has at most `most` bytes, and `None` for a longer one. Nothing below the root is followed. Blocking.
+///
+/// # Errors
+/// When it cannot be read, or is no file below the root.
+pub fn short_log(root: &Path, log: &Path, most: usize) -> Result<Option<Vec<u8>>, LogError> {
+    let failed = error("read log", log);
+    let read = || -> io::Result<Option<Vec<u8>>> {
+        let below = log.strip_prefix(root).map_err(io::Error::other)?;
+        let dir = open_below(root, below.parent())?;
+        let flags = OFlag::O_RDONLY | OFlag::O_CLOEXEC | OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK;
+        let name = below.file_name().unwrap_or_default();
+        let file = fs::File::from(openat(&dir, name, flags, Mode::empty())?);
+        if !file.metadata()?.is_file() {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        let mut log = Vec::new();
+        let limit = u64::try_from(most).unwrap_or(u64::MAX);
+        file.take(limit.saturating_add(1)).read_to_end(&mut log)?;
+        Ok((log.len() <= most).then_some(log))
+    };
+    read().map_err(failed)
 }
 
 /// Makes the pod's log directory, and one per container, which the runtime does not make itself.
@@ -307,6 +330,21 @@ mod tests {
         symlink(&outside, logs.join("c")).unwrap();
         assert!(create_pod_log_dir(&ctx, &pod).is_err(), "of a container");
         untouched(&outside);
+    }
+
+    #[test]
+    fn only_a_short_log_below_the_root_is_read() {
+        let Fixture { ctx, pod, _dir } = fixture();
+        let dir = create_pod_log_dir(&ctx, &pod).unwrap().join("c");
+        let read = |name: &str| short_log(&ctx.pod_log_root, &dir.join(name), 4);
+        fs::write(dir.join("0.log"), "1234").unwrap();
+        fs::write(dir.join("1.log"), "12345").unwrap();
+        symlink(outside(&ctx).join("1.log"), dir.join("2.log")).unwrap();
+        assert_eq!(read("0.log").unwrap().as_deref(), Some(&b"1234"[..]));
+        assert_eq!(read("1.log").unwrap(), None);
+        for name in ["2.log", "3.log", ".", "../../../outside/1.log"] {
+            assert!(read(name).is_err(), "{name}");
+        }
     }
 
     #[test]

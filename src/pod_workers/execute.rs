@@ -678,24 +678,24 @@ async fn run_container(
     let message = error.to_string();
     failed(&message);
     let image = spec.container.image.as_deref().unwrap_or_default();
-    image_failed(context, &job.pod, &start.name, image, &error).await?;
+    image_failed(context, &job.pod, &start.name, image, &error.message).await?;
     Ok(Err(Failure::new("RunContainerError", message)))
 }
 
 /// A container could not be made or started: its image may be at fault.
-async fn image_failed(
+pub(super) async fn image_failed(
     context: &WorkerContext,
     pod: &Arc<Pod>,
     container: &str,
     image: &str,
-    error: &CriError,
+    error: &str,
 ) -> Result<(), StepError> {
     context
         .images
         .container_failed(
             pod,
             (container, image),
-            &error.message,
+            error,
             &context.cri,
             &context.store,
             &InPod::new(context, pod),
@@ -732,6 +732,7 @@ async fn create_container(
             return Ok(Err(Failure::new("CreateContainerConfigError", message)));
         }
     };
+    start::look_at_log(context, job, spec, start, status).await?;
     let secrets = resolve::pull_secrets(context, pod).await;
     let ran_with = start::ran_with(context, job, start, status);
     let pull = PullInputs {
@@ -868,7 +869,7 @@ async fn create_container(
             let message = env.explained(error.to_string());
             warn("Failed", &format!("Error: {message}"));
             let image = container.image.as_deref().unwrap_or_default();
-            image_failed(context, pod, &container.name, image, &error).await?;
+            image_failed(context, pod, &container.name, image, &error.message).await?;
             return Ok(Err(Failure::new("CreateContainerError", message)));
         }
     };

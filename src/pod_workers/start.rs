@@ -13,9 +13,10 @@ use k8s_openapi::api::core::v1::{Container, Pod};
 use tokio::time::Instant;
 use tracing::{Instrument, debug, info, info_span, warn};
 
-use super::execute::{Sandbox, StepError, note, start_container};
+use super::execute::{Sandbox, StepError, image_failed, note, start_container};
 use super::{Job, WorkerContext};
 use crate::core::container_history::Records;
+use crate::core::images;
 use crate::core::pod_actions::StartContainer;
 use crate::core::pull_fallback;
 use crate::core::state::Transaction;
@@ -25,6 +26,7 @@ use crate::kuberuntime::attempt_files;
 use crate::kuberuntime::cri::{ContainerConfig, CriError, convert, v1};
 use crate::kuberuntime::hooks::{self, Hook, HookTarget};
 use crate::kuberuntime::kill::{self, Condemned, Killer};
+use crate::kuberuntime::logs;
 use crate::kuberuntime::node_context::is_path_component;
 use crate::store::{CommitError, Committed, StartIntent, StopDecision};
 use crate::types::containers::container_of;
@@ -89,6 +91,41 @@ impl EventRecorder for InPod {
         };
         self.inner.record(event);
     }
+}
+
+/// Looks for evidence against the image of a container that failed at once, again and again. runc starts such a container and
+/// reports in its log that the kernel refuses the program. A log that cannot be read is no evidence.
+pub(super) async fn look_at_log(
+    context: &WorkerContext,
+    job: &Job,
+    spec: &ContainerSpec<'_>,
+    start: &StartContainer,
+    status: &PodStatus,
+) -> Result<(), StepError> {
+    let container: &Container = &spec.container;
+    let newest = status.container(&start.name);
+    let Some(ended) = newest.filter(|c| {
+        c.hash == start.hash && images::is_log_of_interest(container, c, start.attempt)
+    }) else {
+        return Ok(());
+    };
+    let root = context.node.pod_log_root.clone();
+    let log = logs::file_of(&root, status, ended);
+    let read = logs::beside(&context.node, move |_| {
+        logs::short_log(&root, &log, images::SHORT_LOG)
+    });
+    let log = match read.await {
+        Ok(log) => log.unwrap_or_default(),
+        Err(error) => {
+            debug!(%error, container = start.name, "the log of a failed container is no evidence");
+            return Ok(());
+        }
+    };
+    let Some(said) = images::evidence_in_log(container, &log) else {
+        return Ok(());
+    };
+    let image = container.image.as_deref().unwrap_or_default();
+    image_failed(context, &job.pod, &start.name, image, said).await
 }
 
 /// Starts a container in a sandbox and runs its postStart hook.

@@ -186,6 +186,50 @@ fn an_image_that_a_container_fails_on_is_repaired_without_a_reboot() {
     });
 }
 
+/// A pod that runs the image's own program.
+fn plain(image: &str) -> String {
+    format!(
+        r#"{{"restartPolicy":"Always","containers":[{{"name":"main","image":"{image}","imagePullPolicy":"IfNotPresent"}}]}}"#
+    )
+}
+
+#[test]
+fn an_image_whose_program_is_empty_is_repaired_after_repeated_failures() {
+    run(async {
+        let mut w = World::new();
+        w.behave(|_, _| Behaviour::RunForever);
+        w.manifest("there", &plain(IMAGE));
+        w.fake.empty_program(IMAGE);
+        w.start().await;
+        w.until("it runs", 120, |w| !w.running("there").is_empty())
+            .await;
+        assert_eq!(w.starts("there").len(), 3, "two failures");
+        assert_eq!(w.fake.count("remove_image"), 1);
+        assert_eq!(w.wrongs(), [""; 0]);
+    });
+}
+
+#[test]
+fn a_pod_that_logs_what_the_runtime_would_leaves_its_image_alone() {
+    run(async {
+        let mut w = World::new();
+        w.behave_as_told();
+        let said = r#"["-c","echo exec /bin/sh: exec format error; exit 255"]"#;
+        let args = plain(IMAGE).replace(
+            r#""imagePullPolicy""#,
+            &format!(r#""command":["sh"],"args":{said},"imagePullPolicy""#),
+        );
+        w.manifest("there", &args);
+        w.start().await;
+        w.pass(300).await;
+        assert!(w.starts("there").len() > 3);
+        assert_eq!(
+            (w.fake.count("pull_image"), w.fake.count("remove_image")),
+            (0, 0)
+        );
+    });
+}
+
 #[test]
 fn a_reboot_after_a_whole_pull_asks_no_registry() {
     run(async {

@@ -598,3 +598,131 @@ fn an_image_that_was_removed_meanwhile_is_nothing_to_fall_back_to() {
     );
     assert!(was_there(trusted.as_ref(), "a"));
 }
+
+fn container(of: serde_json::Value) -> Container {
+    serde_json::from_value(of).unwrap()
+}
+
+#[test]
+fn a_log_with_the_line_of_the_runtime_alone_is_evidence_against_the_image() {
+    let plain = serde_json::json!({"name": "c", "volumeMounts": [
+        {"name": "t", "mountPath": "/var/run/secrets/kubernetes.io/serviceaccount"}, {"name": "d", "mountPath": "/data"},
+    ]});
+    let said = "exec /app/server: exec format error";
+    let line = |stream: &str, said: &str| format!("2026-11-27T02:00:00.0Z {stream} F {said}\n");
+    let own = line("stderr", said);
+    let mount = |at: &str| serde_json::json!({"name": "c", "volumeMounts": [{"name": "v", "mountPath": at}]});
+    for (what, of, log, want) in [
+        ("runc", &plain, own.clone(), Some(said)),
+        (
+            "crun",
+            &plain,
+            line(
+                "stderr",
+                "exec container process `/app/server`: Exec format error",
+            ),
+            Some("exec container process `/app/server`: Exec format error"),
+        ),
+        ("more lines", &plain, format!("{own}{own}"), None),
+        ("no whole line", &plain, own.trim_end().to_owned(), None),
+        ("of the program", &plain, line("stdout", said), None),
+        ("a part", &plain, own.replace(" F ", " P "), None),
+        (
+            "other words",
+            &plain,
+            line("stderr", &format!("sh: {said}")),
+            None,
+        ),
+        (
+            "no path",
+            &plain,
+            line("stderr", "exec server: exec format error"),
+            None,
+        ),
+        ("empty", &plain, String::new(), None),
+        ("over the program", &mount("/app/server"), own.clone(), None),
+        ("over its directory", &mount("/app"), own.clone(), None),
+        ("over an interpreter", &mount("/bin/sh"), own.clone(), None),
+        (
+            "over it by another path",
+            &mount("/data/../bin/sh"),
+            own.clone(),
+            None,
+        ),
+        ("over libraries", &mount("/lib64"), own.clone(), None),
+        ("beside it", &mount("/app/servers"), own.clone(), Some(said)),
+    ] {
+        let got = evidence_in_log(&container(of.clone()), log.as_bytes());
+        assert_eq!(got, want, "{what}");
+    }
+    assert_eq!(evidence(said), Some(Evidence::Format));
+    assert_eq!(
+        evidence_in_log(&container(plain), b"\xff stderr F x\n"),
+        None
+    );
+}
+
+#[test]
+fn a_log_is_read_after_repeated_instant_failures_of_the_own_program_of_an_image() {
+    let ended = |exit_code, ran_for: i64| ContainerStatus {
+        id: crate::types::ContainerId::new("c1"),
+        name: "c".to_owned(),
+        attempt: 1,
+        sandbox_id: crate::types::ContainerId::new("s1"),
+        state: ContainerState::Exited,
+        created_at_ns: 1,
+        image: "x:1".to_owned(),
+        image_ref: "id".to_owned(),
+        hash: String::new(),
+        started_at_ns: 1_000,
+        finished_at_ns: 1_000 + ran_for,
+        exit_code,
+        reason: "Error".to_owned(),
+        message: String::new(),
+        log_path: String::new(),
+    };
+    let second = 1_000_000_000;
+    let plain = serde_json::json!({"name": "c"});
+    for (what, of, status, attempt, want) in [
+        ("as it is", plain.clone(), ended(255, second), 2, true),
+        (
+            "the first failure",
+            plain.clone(),
+            ended(255, second),
+            1,
+            false,
+        ),
+        ("it ran", plain.clone(), ended(255, 60 * second), 2, false),
+        (
+            "it has ended well",
+            plain.clone(),
+            ended(0, second),
+            2,
+            false,
+        ),
+        (
+            "another command",
+            serde_json::json!({"name": "c", "command": ["/bin/x"]}),
+            ended(255, second),
+            2,
+            false,
+        ),
+        (
+            "arguments for a shell",
+            serde_json::json!({"name": "c", "args": ["-c", "echo"]}),
+            ended(255, second),
+            2,
+            false,
+        ),
+        (
+            "a terminal",
+            serde_json::json!({"name": "c", "tty": true}),
+            ended(255, second),
+            2,
+            false,
+        ),
+    ] {
+        let got = is_log_of_interest(&container(of), &status, attempt);
+        assert_eq!(got, want, "{what}");
+    }
+}

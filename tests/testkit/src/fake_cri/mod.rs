@@ -299,6 +299,12 @@ impl FakeCri {
         self.model().break_image(image);
     }
 
+    /// The program of an image that is there is empty from now on. As with runc, its containers start, end at once, and have
+    /// one line in their logs. Goes as [`Self::break_image`] does.
+    pub fn empty_program(&self, image: &str) {
+        self.model().empty_program(image);
+    }
+
     /// Whether an image is there and [broken](Self::break_image).
     pub fn is_broken(&self, image: &str) -> bool {
         self.model().is_broken(image)

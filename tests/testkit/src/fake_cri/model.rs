@@ -23,6 +23,8 @@ pub(super) struct Model {
     images: BTreeMap<String, v1::Image>,
     /// IDs of images whose layers are missing although they are listed.
     broken: BTreeSet<String>,
+    /// Images whose program is empty.
+    empty: BTreeSet<String>,
     image_directory: String,
 }
 
@@ -73,6 +75,7 @@ impl Model {
             containers: BTreeMap::new(),
             images: BTreeMap::new(),
             broken: BTreeSet::new(),
+            empty: BTreeSet::new(),
             // There on every machine, and a sync of it costs nothing.
             image_directory: "/proc".to_owned(),
         }
@@ -394,7 +397,16 @@ impl Model {
                 "failed to create containerd task: failed to create shim task: OCI runtime create failed: {why}"
             )));
         }
-        write_log(container);
+        let behaviour = if self.empty.contains(&container.image_ref) {
+            append_log(container, "stderr", "exec /app: exec format error");
+            Behaviour::Exit {
+                code: 255,
+                after: Duration::ZERO,
+            }
+        } else {
+            write_log(container);
+            behaviour
+        };
         container.state = v1::ContainerState::ContainerRunning;
         container.started_at = now;
         let end = match &behaviour {
@@ -574,6 +586,13 @@ impl Model {
             && self.containers.values().all(|c| c.image_ref != id)
         {
             self.broken.remove(&id);
+            self.empty.remove(&id);
+        }
+    }
+
+    pub(super) fn empty_program(&mut self, name: &str) {
+        if let Some(id) = self.image(name).map(|image| image.id.clone()) {
+            self.empty.insert(id);
         }
     }
 
@@ -648,10 +667,6 @@ fn not_found(what: &str, id: &str) -> Status {
 
 /// Appends what the program prints to its log, where the log directory exists.
 fn write_log(container: &Container) {
-    use std::io::Write as _;
-    let Some(path) = &container.log_path else {
-        return;
-    };
     let config = &container.config;
     let argv: Vec<&str> = config
         .command
@@ -659,6 +674,15 @@ fn write_log(container: &Container) {
         .chain(&config.args)
         .map(String::as_str)
         .collect();
+    append_log(container, "stdout", &super::program::output(&argv));
+}
+
+/// Appends these lines to the log, where the log directory exists.
+fn append_log(container: &Container, stream: &str, lines: &str) {
+    use std::io::Write as _;
+    let Some(path) = &container.log_path else {
+        return;
+    };
     let Ok(mut file) = std::fs::File::options()
         .create(true)
         .append(true)
@@ -666,11 +690,11 @@ fn write_log(container: &Container) {
     else {
         return;
     };
-    for line in super::program::output(&argv).lines() {
+    for line in lines.lines() {
         // A log nobody can write is nobody's test.
         drop(writeln!(
             file,
-            "2000-01-01T00:00:00.000000000Z stdout F {line}"
+            "2000-01-01T00:00:00.000000000Z {stream} F {line}"
         ));
     }
 }
