@@ -109,6 +109,7 @@ pub(super) async fn open(
         shutdown: None,
         cluster_doubted: claimed.doubted,
         figures: None,
+        image_disk: None,
         machine: None,
         addresses: None,
     };

@@ -38,7 +38,7 @@ use crate::devicemanager::DeviceManager;
 use crate::events::{self, EventRate, JournalRecorder};
 use crate::eviction::{Figures, LocalStorage};
 use crate::images::{
-    Collection, ImageConfig, ImageManager, NodeLogins, RuntimeTool, VerificationPolicy,
+    Collection, ImageConfig, ImageDisk, ImageManager, NodeLogins, RuntimeTool, VerificationPolicy,
     images_named,
 };
 use crate::kubeletconfig::{AgentConfig, KubeletConfiguration, NEVER_ROTATE};
@@ -118,6 +118,8 @@ pub struct Parts {
     pub machine: Option<Machine>,
     /// Addresses of the machine; `None` to ask the kernel and to look up the node's name.
     pub addresses: Option<HostAddresses>,
+    /// File systems of images; `None` for the machine's.
+    pub image_disk: Option<Arc<dyn ImageDisk>>,
 }
 
 /// What exists before the runtime was reached.
@@ -147,6 +149,8 @@ pub(super) struct Base {
     pub(super) figures: Option<Arc<dyn Figures>>,
     /// See [`Parts::machine`].
     pub(super) machine: Option<Machine>,
+    /// See [`Parts::image_disk`].
+    pub(super) image_disk: Option<Arc<dyn ImageDisk>>,
     /// What the node is short of; as on record until it was observed.
     pub(super) pressure: watch::Sender<Pressure>,
     /// Devices of device plugins.
@@ -196,6 +200,7 @@ impl Base {
             pressure: watch::Sender::new(pressure::pressure_of(&known)),
             figures: parts.figures,
             machine: parts.machine,
+            image_disk: parts.image_disk,
             _count: count,
             volumes_in_use: watch::Sender::new(None),
             recorder,
@@ -821,6 +826,9 @@ fn images(
     if let Some(node) = node_status {
         // The node tells which images it has.
         images = images.telling(Arc::new(move || node.images_changed()));
+    }
+    if let Some(disk) = &base.image_disk {
+        images = images.syncing(Arc::clone(disk));
     }
     match api::credential_providers(config, &base.clock) {
         Some(providers) => images.with_credential_providers(providers),

@@ -8,6 +8,7 @@ use k8s_cri::v1;
 
 use super::error::classify;
 use super::pulls::{PullResult, Wanted};
+use super::sync::Opened;
 use super::{ImageError, ImageErrorReason, ImageManager, ImageService, Present, Reporter};
 use super::{files, records, unrecorded};
 use crate::core::backoff;
@@ -21,7 +22,7 @@ use crate::types::{PodUid, Stamp};
 
 /// Interval at which a slow pull is reported.
 const STILL_PULLING: Duration = Duration::from_secs(60);
-/// Interval at which the files of a running pull are synced, so that little is left to do at its end.
+/// Interval at which a running pull is synced if the kernel has fallen behind, so that little is left to do at its end.
 const SYNC_EARLY: Duration = Duration::from_secs(5);
 
 impl ImageManager {
@@ -55,7 +56,11 @@ impl ImageManager {
             .map_err(|error| unrecorded(image, error))?;
         report.normal("Pulling", format!("Pulling image \"{image}\""));
         let uid = report.uid();
-        match self.pull_telling(want, service, report).await {
+        let opened = self.open_disk(service).await;
+        match self
+            .pull_telling(want, opened.as_ref(), service, report)
+            .await
+        {
             Ok(pulled) => {
                 let label = ImageSizeLabel {
                     image_size_in_bytes: size_step(pulled.size).to_owned(),
@@ -64,7 +69,7 @@ impl ImageManager {
                     .image_pull_duration
                     .get_or_create(&label)
                     .observe(pulled.took.as_secs_f64());
-                let is_synced = self.bring_to_disk(image, service).await;
+                let synced = self.bring_to_disk(image, opened, service).await;
                 report.normal(
                     "Pulled",
                     format!(
@@ -89,7 +94,7 @@ impl ImageManager {
                             record.backoffs.remove(uid);
                             t = records::record_error(seen, t, uid, image, None, now);
                         }
-                        if is_synced {
+                        if synced == Synced::Yes {
                             let repaired;
                             (t, repaired) = files::finished(seen, t, image, &pulled.id, now);
                             has_repaired.store(repaired, Ordering::Relaxed);
@@ -98,6 +103,11 @@ impl ImageManager {
                     },
                 )
                 .await?;
+                if let Synced::Lost(why) = &synced {
+                    self.files_lost(image, &pulled.id, why, store, report)
+                        .await
+                        .map_err(|error| unrecorded(image, error))?;
+                }
                 if has_repaired.load(Ordering::Relaxed) {
                     self.tell_repaired(image, "pulled", report);
                 } else if present != Presence::Is(&pulled.id) {
@@ -162,6 +172,7 @@ impl ImageManager {
         if !matches!(named, Found::Absent) {
             return named;
         }
+        self.forget_lost(image);
         let boot = self.clock.now().boot;
         match files::of(&seen, image) {
             Some((files, _))
@@ -174,18 +185,48 @@ impl ImageManager {
         }
     }
 
-    /// Brings the files of an image to the disk, and tells whether that worked.
-    pub(super) async fn bring_to_disk<S: ImageService>(&self, image: &str, service: &S) -> bool {
-        match self.syncs.sync(service).await {
-            Ok(()) => true,
-            Err(error) => {
-                if self.syncs.fails_anew() {
-                    tracing::warn!(image, %error, "a power cut may damage images, their files are not known to be on the disk");
-                } else {
-                    tracing::debug!(image, %error, "the files of an image are not known to be on the disk");
-                }
-                false
-            }
+    /// Opens the directories of images before a pull or import; see [`Syncs::open`]. Where that fails, its end tries again.
+    pub(super) async fn open_disk<S: ImageService>(&self, service: &S) -> Option<Arc<Opened>> {
+        let opened = self.syncs.open(service).await;
+        opened
+            .inspect_err(
+                |error| tracing::debug!(%error, "images are pulled to a disk that is not open"),
+            )
+            .ok()
+    }
+
+    /// Brings the files of an image to the disk, and tells whether that worked. `opened` is from before they were written.
+    pub(super) async fn bring_to_disk<S: ImageService>(
+        &self,
+        image: &str,
+        opened: Option<Arc<Opened>>,
+        service: &S,
+    ) -> Synced {
+        let opened = match opened {
+            Some(opened) => Ok(opened),
+            None => self.syncs.open(service).await,
+        };
+        let synced = match opened {
+            Ok(opened) => self.syncs.sync(&opened).await,
+            Err(error) => Err(error),
+        };
+        let Err(error) = synced else {
+            // What was lost before is not there because of a pull that brought nothing.
+            return if self.is_lost(image) {
+                Synced::No
+            } else {
+                Synced::Yes
+            };
+        };
+        if self.syncs.fails_anew() {
+            tracing::warn!(image, %error, "a power cut may damage images, their files are not known to be on the disk");
+        } else {
+            tracing::debug!(image, %error, "the files of an image are not known to be on the disk");
+        }
+        if error.is_loss() {
+            Synced::Lost(error.to_string())
+        } else {
+            Synced::No
         }
     }
 
@@ -193,6 +234,7 @@ impl ImageManager {
     async fn pull_telling<S: ImageService>(
         &self,
         want: Wanted,
+        opened: Option<&Arc<Opened>>,
         service: &S,
         report: &Reporter<'_>,
     ) -> PullResult {
@@ -216,13 +258,25 @@ impl ImageManager {
                     report.normal("Pulling", format!("Still pulling image \"{image}\" after {took}"));
                 }
                 _ = syncs.tick() => {
-                    let (syncs, service) = (Arc::clone(&self.syncs), service.clone());
-                    // Whether it worked is found at the end of the pull.
-                    tokio::spawn(async move { syncs.sync(&service).await.ok() });
+                    if let Some(opened) = opened.cloned() {
+                        let syncs = Arc::clone(&self.syncs);
+                        // Whether it worked is found at the end of the pull.
+                        tokio::spawn(async move { syncs.catch_up(opened).await });
+                    }
                 }
             }
         }
     }
+}
+
+/// Whether the files of an image are on the disk.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Synced {
+    Yes,
+    /// Nobody knows: the file system cannot be synced.
+    No,
+    /// Some were not written, with the error.
+    Lost(String),
 }
 
 /// What the runtime has under a name; see [`Presence`].

@@ -65,6 +65,7 @@ pub use prune::prune;
 pub use pulls::ImageConfig;
 pub use records::{PULL_ERRORS, VerificationPolicy, refusals, shown_access};
 pub use reference::{InvalidImageName, normalize};
+pub use sync::{ImageDisk, OpenedDisk};
 
 use crate::core::backoff;
 use crate::core::images::Standing;
@@ -85,7 +86,7 @@ use preload::Preload;
 use pulls::Pulls;
 use records::{Permission, PullRecords};
 use repair::Wish;
-use sync::Syncs;
+use sync::{KernelDisk, Syncs};
 
 const COMMIT_TRIES: u32 = 8;
 /// Limit of concurrent requests to registries about images on the node.
@@ -283,6 +284,8 @@ pub struct ImageManager {
     pulls: Pulls,
     records: PullRecords,
     syncs: Arc<Syncs>,
+    /// Images whose files were not written to the disk, by qualified name. No later sync makes them whole.
+    lost: Mutex<HashSet<String>>,
     works: Works,
     /// Questions to registries about what is there already.
     asks: Pulls,
@@ -384,7 +387,8 @@ impl ImageManager {
             pulls: Pulls::new(config, Arc::clone(&outages)),
             fallback: PullFallback::default(),
             records: PullRecords::default(),
-            syncs: Arc::default(),
+            syncs: Arc::new(Syncs::new(Arc::new(KernelDisk))),
+            lost: Mutex::default(),
             works: Works::default(),
             asks: Pulls::new(EACH_ITS_SLOT, Arc::clone(&outages)),
             asking: Semaphore::new(ASKS),
@@ -411,6 +415,13 @@ impl ImageManager {
     #[must_use]
     pub fn with_node_logins(mut self, logins: NodeLogins) -> Self {
         self.logins = Arc::new(logins);
+        self
+    }
+
+    /// Syncs images through this disk instead of the kernel's.
+    #[must_use]
+    pub fn syncing(mut self, disk: Arc<dyn ImageDisk>) -> Self {
+        self.syncs = Arc::new(Syncs::new(disk));
         self
     }
 

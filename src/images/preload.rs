@@ -19,6 +19,7 @@ use notify::{EventKind, RecommendedWatcher, RecursiveMode, Watcher as _};
 use tokio::sync::{OwnedMutexGuard, watch};
 
 use super::archive::images_in;
+use super::fetch::Synced;
 use super::files::{self, Work};
 use super::import::Importer;
 use super::records::object;
@@ -455,6 +456,7 @@ impl ImageManager {
             works.push((image, self.begin_work(image).await));
         }
         self.begin_import(archive, service, store).await?;
+        let opened = self.open_disk(service).await;
         fail::fail_point!("images::preload::after_begin");
         tracing::info!(archive = archive.name, images = ?archive.images, "importing an archive");
         let import = || async {
@@ -478,12 +480,20 @@ impl ImageManager {
         };
         match ids {
             Ok(ids) => {
-                let is_synced = self.bring_to_disk(&archive.name, service).await;
+                let synced = self.bring_to_disk(&archive.name, opened, service).await;
                 if let Some(former) = record_of(&store.snapshot(), &archive.name) {
                     preload.unpin(&archive.name, &former.images).await;
                 }
+                let is_lost = archive.images.iter().any(|image| self.is_lost(image));
+                let is_synced = synced == Synced::Yes && !is_lost;
                 self.record_import(archive, &ids, is_synced, store, report)
-                    .await
+                    .await?;
+                if let Synced::Lost(why) = &synced {
+                    for (image, id) in archive.images.iter().zip(&ids) {
+                        self.files_lost(image, id, why, store, report).await?;
+                    }
+                }
+                Ok(())
             }
             Err(why) => {
                 self.record_failure(works, service, store).await?;

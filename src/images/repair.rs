@@ -8,11 +8,14 @@
 //! **Invariant:** every step can be made again: what was begun in another life is found by the records, and an image that
 //! was removed is brought again.
 
+use std::collections::HashSet;
+use std::sync::{MutexGuard, PoisonError};
 use std::time::Duration;
 
 use k8s_cri::v1;
 use k8s_openapi::api::core::v1::Pod;
 
+use super::fetch::Synced;
 use super::heal::LOOK_AGAIN;
 use super::keyring::Credentials;
 use super::{ImageManager, ImageService, Reporter, files, normalize, qualified};
@@ -137,6 +140,57 @@ impl ImageManager {
         Ok(())
     }
 
+    /// Notes that files of an image which is there were not written to the disk. It is a suspect, once per boot: a disk that
+    /// fails for good is not made to write the same image for ever.
+    pub(super) async fn files_lost(
+        &self,
+        image: &str,
+        id: &str,
+        error: &str,
+        store: &Store,
+        report: &Reporter<'_>,
+    ) -> Result<(), CommitError> {
+        self.lost().insert(qualified(image));
+        let now = self.clock.now();
+        let why = format!("its files were not written: {}", shortened(error));
+        let is_new = files::commit(store, |seen| {
+            let old = files::of(seen, image).map(|(files, _)| files);
+            let suspected = old.as_ref().and_then(|old| old.suspected);
+            if suspected == Some(now.boot.0) {
+                return Transaction::new();
+            }
+            let next = images::suspect(old.as_ref(), image, id, &why, Some(now.boot));
+            files::put(seen, Transaction::new(), &next, now)
+        })
+        .await?;
+        if is_new {
+            self.tell_suspect(image, &why, report);
+        }
+        Ok(())
+    }
+
+    /// Brings the files of an image to the disk that was pulled before, and tells whether that worked. It does not where
+    /// files were lost: the kernel reports that once.
+    async fn is_synced_late<S: ImageService>(&self, image: &str, service: &S) -> bool {
+        let is_lost = self.is_lost(image);
+        !is_lost && self.bring_to_disk(image, None, service).await == Synced::Yes
+    }
+
+    /// Whether files of an image that is there were not written in this run of the agent.
+    pub(super) fn is_lost(&self, image: &str) -> bool {
+        self.lost().contains(&qualified(image))
+    }
+
+    /// Notes that an image is gone, so that a pull or import unpacks it anew.
+    pub(super) fn forget_lost(&self, image: &str) {
+        self.lost().remove(&qualified(image));
+    }
+
+    fn lost(&self) -> MutexGuard<'_, HashSet<String>> {
+        // Names are put and removed one by one.
+        self.lost.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     pub(super) async fn look_at_suspects<S: ImageService>(
         &self,
         service: &S,
@@ -236,7 +290,7 @@ impl ImageManager {
             let standing = self.standing(&store.snapshot(), image, found.as_ref());
             match (standing, found) {
                 (Standing::Unsynced, Some(found)) => {
-                    if self.bring_to_disk(image, service).await {
+                    if self.is_synced_late(image, service).await {
                         self.record_whole(image, &found.id, store, report).await?;
                     }
                 }
@@ -327,7 +381,7 @@ impl ImageManager {
         }
         if at.boot == now.boot {
             // The agent may have brought it, by asking the registry about the suspect.
-            if !self.bring_to_disk(image, service).await {
+            if !self.is_synced_late(image, service).await {
                 self.note(&qualified(image), LOOK_AGAIN);
                 return Ok(());
             }

@@ -1,11 +1,14 @@
 //! Images and power cuts: a cut at every step of a pull, a death at every step of a repair.
 
+use std::io;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use holdfast::core::images::{FilesState, files_of};
-use holdfast::images::qualified;
+use holdfast::images::{ImageDisk, OpenedDisk, qualified};
 use holdfast_testkit::exploration::{every_point, is_whole};
-use holdfast_testkit::fake_cri::{Behaviour, Pull};
+use holdfast_testkit::fake_cri::{Behaviour, FakeCri, Pull};
 
 use crate::node::{Crash, When};
 use crate::world::{IMAGE, World, spec};
@@ -13,6 +16,41 @@ use crate::world::{IMAGE, World, spec};
 /// Pulled by the agent; [`IMAGE`] was there before it.
 const PULLED: &str = "holdfast.local/pulled:1";
 const POD: &str = "pulled";
+
+/// The file system of images in a simulation. Its sync brings to the fake runtime's disk what was pulled.
+pub struct SimImageDisk {
+    pub fake: FakeCri,
+    /// The sync does nothing.
+    pub is_idle: AtomicBool,
+}
+
+struct Opened {
+    fake: FakeCri,
+    is_idle: bool,
+}
+
+impl ImageDisk for SimImageDisk {
+    fn open(&self, directory: &Path) -> io::Result<Box<dyn OpenedDisk>> {
+        directory.metadata()?;
+        Ok(Box::new(Opened {
+            fake: self.fake.clone(),
+            is_idle: self.is_idle.load(Ordering::SeqCst),
+        }))
+    }
+
+    fn unwritten(&self) -> u64 {
+        0
+    }
+}
+
+impl OpenedDisk for Opened {
+    fn sync(&self) -> io::Result<()> {
+        if !self.is_idle {
+            self.fake.sync_images();
+        }
+        Ok(())
+    }
+}
 
 fn node() -> World {
     let w = World::new();
@@ -26,12 +64,18 @@ fn state_of(w: &World) -> Option<FilesState> {
     files_of(&w.state(), &qualified(PULLED)).map(|(files, _)| files.state)
 }
 
-/// The power is cut. Layers that were not known to be on the disk are lost; the runtime lists their image as before.
-async fn cut(w: &mut World) {
+/// The power is cut: layers that no sync has brought to the disk are lost, and the runtime lists their image as before.
+/// Returns whether the agent takes lost ones for whole.
+async fn cut_and_judge(w: &mut World) -> bool {
     w.cut_power(|_, _| false).await;
-    if w.fake.has_image(PULLED) && state_of(w) != Some(FilesState::Whole) {
-        w.fake.break_image(PULLED);
-    }
+    w.fake.is_broken(PULLED) && state_of(w) == Some(FilesState::Whole)
+}
+
+async fn cut(w: &mut World) {
+    assert!(
+        !cut_and_judge(w).await,
+        "a damaged image is on record as whole"
+    );
 }
 
 /// Both pods run, within the time in which an image has to be repaired; what was there is untouched.
@@ -227,6 +271,22 @@ fn a_pod_that_logs_what_the_runtime_would_leaves_its_image_alone() {
             (w.fake.count("pull_image"), w.fake.count("remove_image")),
             (0, 0)
         );
+    });
+}
+
+#[test]
+fn a_sync_that_does_nothing_is_noticed() {
+    run(async {
+        for (is_idle, want) in [(false, false), (true, true)] {
+            let mut w = node();
+            w.image_disk.is_idle.store(is_idle, Ordering::SeqCst);
+            w.start().await;
+            w.until("it is pulled", 60, |w| {
+                state_of(w) == Some(FilesState::Whole)
+            })
+            .await;
+            assert_eq!(cut_and_judge(&mut w).await, want, "{is_idle}");
+        }
     });
 }
 

@@ -5,7 +5,7 @@
 use std::collections::HashMap;
 use std::net::Ipv4Addr;
 use std::path::PathBuf;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -30,6 +30,7 @@ use holdfast_testkit::fake_api::FakeApi;
 use holdfast_testkit::fake_cri::{Behaviour, Call, FakeCri, Fault, Restart};
 use tokio::time::Instant;
 
+use crate::images::SimImageDisk;
 use crate::node::*;
 use crate::pressure::SimFigures;
 use crate::schedule::{LifePace, Schedule};
@@ -84,6 +85,7 @@ pub struct World {
     pub shutdown: Option<Link>,
     /// What agents see of their machine.
     pub figures: Arc<SimFigures>,
+    pub image_disk: Arc<SimImageDisk>,
     /// What the next agent sees of the processors; this machine's for `None`.
     pub machine: Option<Machine>,
     engine: Option<Engine>,
@@ -114,6 +116,10 @@ impl World {
         let fake = FakeCri::new();
         fake.add_image(IMAGE);
         let config = config(dir.path().to_owned());
+        let image_disk = Arc::new(SimImageDisk {
+            fake: fake.clone(),
+            is_idle: AtomicBool::default(),
+        });
         Self {
             mounts: Mounts(dir.path().to_owned()),
             dir,
@@ -132,6 +138,7 @@ impl World {
             tenant: None,
             shutdown: None,
             figures: Arc::default(),
+            image_disk,
             machine: None,
             engine: None,
             faulty: Arc::default(),
@@ -192,6 +199,7 @@ impl World {
             machine: self.machine.clone(),
             // A name server takes real time to answer, and simulated time waits for it.
             addresses: Some(HostAddresses::fixed(vec![Ipv4Addr::LOCALHOST.into()])),
+            image_disk: Some(Arc::clone(&self.image_disk) as _),
         };
         let cri = CriClient::over(
             self.fake.channel(),

@@ -401,18 +401,40 @@ async fn a_suspect_that_somebody_else_removed_is_pulled_as_any_other_image() {
     assert_eq!(state_of(&world), Some(FilesState::Whole));
 }
 
+/// A disk whose sync opens the pipe that it was opened for.
+struct SlowDisk;
+
+impl ImageDisk for SlowDisk {
+    fn open(&self, directory: &std::path::Path) -> std::io::Result<Box<dyn OpenedDisk>> {
+        Ok(Box::new(Slow(directory.to_owned())))
+    }
+
+    fn unwritten(&self) -> u64 {
+        0
+    }
+}
+
+struct Slow(PathBuf);
+
+impl OpenedDisk for Slow {
+    fn sync(&self) -> std::io::Result<()> {
+        std::fs::File::open(&self.0).map(drop)
+    }
+}
+
 #[tokio::test]
 async fn many_who_wait_for_the_disk_share_one_sync() {
     let service = FakeService::default();
-    let syncs = Syncs::default();
+    let syncs = Syncs::new(Arc::new(SlowDisk));
     // Opening a pipe for reading takes until somebody opens it for writing.
     let dir = tempfile::tempdir().unwrap();
     let pipe = dir.path().join("images");
     nix::unistd::mkfifo(&pipe, nix::sys::stat::Mode::S_IRWXU).unwrap();
     *service.0.directory.lock().unwrap() = Some(pipe.clone());
+    let opened = syncs.open(&service).await.unwrap();
     let is_over = Arc::new(AtomicBool::new(false));
     let opened = Arc::clone(&is_over);
-    let all = futures::future::try_join_all((0..20).map(|_| syncs.sync(&service)));
+    let all = futures::future::try_join_all((0..20).map(|_| syncs.sync(&opened)));
     // After each of them has asked.
     let opens = async {
         std::thread::spawn(move || {
@@ -432,7 +454,7 @@ async fn many_who_wait_for_the_disk_share_one_sync() {
     all.unwrap();
     // The first began at once. All others asked while it ran, and share the next.
     assert_eq!(syncs.syncs(), 2);
-    syncs.sync(&service).await.unwrap();
+    syncs.sync(&opened).await.unwrap();
     assert_eq!(syncs.syncs(), 3, "who comes later has written more");
     is_over.store(true, Ordering::SeqCst);
     opens.join().unwrap();
@@ -817,5 +839,127 @@ async fn pulls_that_no_pod_waits_for_have_a_deadline_and_take_no_slot_of_pods() 
     tokio::select! {
         () = run => panic!("it never ends"),
         () = checks => {}
+    }
+}
+
+/// A disk that reports each error once to each descriptor, as the kernel does.
+#[derive(Default)]
+struct FailingDisk {
+    errors: AtomicU32,
+    syncs: AtomicU32,
+    unwritten: AtomicU64,
+}
+
+struct Failing(Arc<FailingDisk>, AtomicU32);
+
+struct FailingDisks(Arc<FailingDisk>);
+
+impl ImageDisk for FailingDisks {
+    fn open(&self, _: &std::path::Path) -> std::io::Result<Box<dyn OpenedDisk>> {
+        let seen = self.0.errors.load(Ordering::SeqCst).into();
+        Ok(Box::new(Failing(Arc::clone(&self.0), seen)))
+    }
+
+    fn unwritten(&self) -> u64 {
+        self.0.unwritten.load(Ordering::SeqCst)
+    }
+}
+
+impl OpenedDisk for Failing {
+    fn sync(&self) -> std::io::Result<()> {
+        self.0.syncs.fetch_add(1, Ordering::SeqCst);
+        let errors = self.0.errors.load(Ordering::SeqCst);
+        if self.1.swap(errors, Ordering::SeqCst) == errors {
+            return Ok(());
+        }
+        Err(std::io::Error::other("no space left"))
+    }
+}
+
+fn on_disk(world: World, disk: &Arc<FailingDisk>) -> World {
+    let manager = ImageManager::new(EACH_ITS_SLOT, world.clock.clone(), Metrics::default());
+    World {
+        manager: Arc::new(manager.syncing(Arc::new(FailingDisks(Arc::clone(disk))))),
+        ..world
+    }
+}
+
+/// Pulls these images beside each other. `meanwhile` runs once all of them have begun.
+async fn pull_all(world: &World, images: &[&str], meanwhile: impl Future<Output = ()>) {
+    let gate = Arc::new(Semaphore::new(0));
+    *world.service.0.gate.lock().unwrap() = Some(Arc::clone(&gate));
+    let asking: Vec<Pod> = images
+        .iter()
+        .map(|image| pod(image, image, "IfNotPresent"))
+        .collect();
+    let pulls = futures::future::join_all(asking.iter().map(|pod| world.ensure(pod)));
+    let all = u32::try_from(images.len()).unwrap();
+    let opens = async {
+        while world.service.0.at_once.load(Ordering::SeqCst) < all {
+            tokio::task::yield_now().await;
+        }
+        meanwhile.await;
+        gate.add_permits(images.len());
+    };
+    let (pulls, ()) = tokio::join!(pulls, opens);
+    *world.service.0.gate.lock().unwrap() = None;
+    for pulled in pulls {
+        pulled.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn files_that_were_not_written_make_suspects_of_all_images_that_were_being_pulled() {
+    let disk = Arc::<FailingDisk>::default();
+    let world = on_disk(world(ImageConfig::default()), &disk);
+    pull_all(&world, &[IMAGE, OTHER], async {
+        disk.errors.fetch_add(1, Ordering::SeqCst);
+    })
+    .await;
+    let state = |image: &str| {
+        let seen = world.store.snapshot();
+        files_of(&seen, &qualified(image)).unwrap().0.state
+    };
+    for image in [IMAGE, OTHER] {
+        let state = state(image);
+        assert!(
+            matches!(&state, FilesState::Suspect { why } if why.contains("not written")),
+            "{image}: {state:?}"
+        );
+    }
+    // Those that come later are not to blame, and the others are pulled again.
+    world
+        .ensure(&pod("v", "z:1", "IfNotPresent"))
+        .await
+        .unwrap();
+    assert_eq!(state("z:1"), FilesState::Whole);
+    world.repair().await;
+    assert_eq!(state(IMAGE), FilesState::Whole);
+    assert_eq!(state(OTHER), FilesState::Whole);
+    // A disk that goes on like that gets the image once per boot. It is used as it is, and a reboot finds it.
+    world.service.0.present.lock().unwrap().clear();
+    pull_all(&world, &[IMAGE], async {
+        disk.errors.fetch_add(1, Ordering::SeqCst);
+    })
+    .await;
+    world.repair().await;
+    world.repair().await;
+    assert!(matches!(state(IMAGE), FilesState::Pulling { .. }));
+    let pulls = world.pulls();
+    world.repair().await;
+    assert_eq!(world.pulls(), pulls);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_pull_is_synced_at_its_end_and_before_that_only_if_the_kernel_falls_behind() {
+    for (unwritten, syncs) in [(1 << 20, 1..=1), (1 << 30, 10..=13)] {
+        let disk = Arc::<FailingDisk>::default();
+        disk.unwritten.store(unwritten, Ordering::SeqCst);
+        let world = on_disk(world(ImageConfig::default()), &disk);
+        let minute = tokio::time::sleep(Duration::from_secs(60));
+        pull_all(&world, &[IMAGE], minute).await;
+        let synced = disk.syncs.load(Ordering::SeqCst);
+        assert!(syncs.contains(&synced), "{unwritten}: {synced}");
+        assert_eq!(state_of(&world), Some(FilesState::Whole));
     }
 }

@@ -57,7 +57,7 @@ impl ImageService for Service {
                 Pull::Hangs => return std::future::pending().await,
                 Pull::Takes(time) => tokio::time::sleep(time).await,
             }
-            let image_ref = shared.model().add_image(&image);
+            let image_ref = shared.model().pull_image(&image);
             Ok(v1::PullImageResponse { image_ref })
         })
         .await

@@ -315,6 +315,12 @@ impl FakeCri {
         self.model().image(image).is_some()
     }
 
+    /// The file system of images is synced: a [loss of power](Self::lose_power) damages none of them. Until then it damages
+    /// what was pulled since the last sync.
+    pub fn sync_images(&self) {
+        self.model().sync_images();
+    }
+
     /// Somebody removes an image behind the agent's back.
     pub fn remove_image(&self, image: &str) {
         self.model().remove_image(image);

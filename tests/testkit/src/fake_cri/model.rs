@@ -25,6 +25,8 @@ pub(super) struct Model {
     broken: BTreeSet<String>,
     /// Images whose program is empty.
     empty: BTreeSet<String>,
+    /// Images whose layers are in memory only.
+    unsynced: BTreeSet<String>,
     image_directory: String,
 }
 
@@ -76,6 +78,7 @@ impl Model {
             images: BTreeMap::new(),
             broken: BTreeSet::new(),
             empty: BTreeSet::new(),
+            unsynced: BTreeSet::new(),
             // There on every machine, and a sync of it costs nothing.
             image_directory: "/proc".to_owned(),
         }
@@ -90,6 +93,7 @@ impl Model {
     /// before its start.
     pub(super) fn lose_power(&mut self, forgets: &dyn Fn(&str, &str) -> bool) {
         let now = self.now_ns();
+        self.broken.append(&mut self.unsynced);
         for sandbox in self.sandboxes.values_mut() {
             sandbox.ready = false;
         }
@@ -567,6 +571,19 @@ impl Model {
         id
     }
 
+    /// Pulls an image. What is unpacked is in memory until [`Self::sync_images`].
+    pub(super) fn pull_image(&mut self, name: &str) -> String {
+        let id = format!("sha256:{}", digest(name));
+        if self.image(&id).is_none() && !self.broken.contains(&id) {
+            self.unsynced.insert(id);
+        }
+        self.add_image(name)
+    }
+
+    pub(super) fn sync_images(&mut self) {
+        self.unsynced.clear();
+    }
+
     pub(super) fn image(&self, name: &str) -> Option<&v1::Image> {
         self.images
             .get(name)
@@ -587,6 +604,7 @@ impl Model {
         {
             self.broken.remove(&id);
             self.empty.remove(&id);
+            self.unsynced.remove(&id);
         }
     }
 
