@@ -123,6 +123,9 @@ pub trait ImageService: Clone + Send + Sync + 'static {
     /// sandboxes of.
     fn images_in_use(&self) -> impl Future<Output = Result<HashSet<String>, CriError>> + Send;
 
+    /// Names of the images that the runtime makes sandboxes of, as far as it says so; those that it has pinned where it does not.
+    fn sandbox_images(&self) -> impl Future<Output = Result<Vec<String>, CriError>> + Send;
+
     /// Directories on the file systems that hold images.
     fn image_directories(&self) -> impl Future<Output = Result<Vec<PathBuf>, CriError>> + Send;
 
@@ -195,6 +198,17 @@ impl ImageService for CriClient {
         used.remove("");
         used.extend(sandbox_image_of(&self.status(true).await?.info));
         Ok(used)
+    }
+
+    async fn sandbox_images(&self) -> Result<Vec<String>, CriError> {
+        if let Some(image) = sandbox_image_of(&self.status(true).await?.info) {
+            return Ok(vec![image]);
+        }
+        let images = CriClient::list_images(self, None).await?.into_iter();
+        Ok(images
+            .filter(|image| image.pinned)
+            .flat_map(|image| image.repo_tags)
+            .collect())
     }
 
     async fn image_directories(&self) -> Result<Vec<PathBuf>, CriError> {
@@ -299,6 +313,10 @@ pub struct ImageManager {
     healing: tokio::sync::Mutex<()>,
     /// Wakes who brings again what was removed.
     owing: tokio::sync::Notify,
+    /// Wakes who looks at suspects that no pod waits for.
+    doubting: tokio::sync::Notify,
+    /// True while sandboxes wait for the repair of their image; see [`Self::sandbox_failed`].
+    sandboxes_wait: tokio::sync::watch::Sender<bool>,
     /// IDs of the images that were needed when garbage was last collected.
     needed: Mutex<HashSet<String>>,
     /// Sources that have not answered, by who asked for what, and images that are in use.
@@ -396,6 +414,8 @@ impl ImageManager {
             owed_slots: Mutex::default(),
             healing: tokio::sync::Mutex::default(),
             owing: tokio::sync::Notify::new(),
+            doubting: tokio::sync::Notify::new(),
+            sandboxes_wait: tokio::sync::watch::Sender::new(false),
             needed: Mutex::default(),
             unanswered: Mutex::default(),
             preload: None,

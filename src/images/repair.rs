@@ -17,7 +17,7 @@ use k8s_openapi::api::core::v1::Pod;
 
 use super::fetch::Synced;
 use super::heal::LOOK_AGAIN;
-use super::keyring::Credentials;
+use super::keyring::{self, Credentials};
 use super::{ImageManager, ImageService, Reporter, files, normalize, qualified};
 use crate::core::images::{self, AfterFailure, Evidence, FilesState, ImageFiles, Standing};
 use crate::core::state::{State, Transaction};
@@ -104,19 +104,94 @@ impl ImageManager {
         let Ok(image) = normalize(image) else {
             return Ok(());
         };
-        let (standing, found) = match self.look(&image, service, store).await {
+        let report = Reporter {
+            pod: Some(pod),
+            container: Some(container),
+            recorder,
+        };
+        self.doubt(&image, (evidence, error), service, store, &report)
+            .await
+            .map(drop)
+    }
+
+    /// Notes that a sandbox could not be made. If `error` points to the files of the image that sandboxes are made of, that
+    /// image is a suspect, is removed while a source of it answers, and brought again; sandboxes wait for that. Anything else
+    /// does nothing.
+    ///
+    /// # Errors
+    /// When it cannot be recorded.
+    pub async fn sandbox_failed<S: ImageService>(
+        &self,
+        pod: &Pod,
+        error: &str,
+        service: &S,
+        store: &Store,
+        recorder: &dyn EventRecorder,
+    ) -> Result<(), CommitError> {
+        // A sandbox whose program fails has been made.
+        let Some(evidence @ Evidence::Storage) = images::evidence(error) else {
+            return Ok(());
+        };
+        let report = Reporter {
+            pod: Some(pod),
+            container: None,
+            recorder,
+        };
+        let mut is_doubted = false;
+        for image in self.sandbox_images(service, store).await {
+            is_doubted |= self
+                .doubt(&image, (evidence, error), service, store, &report)
+                .await?;
+        }
+        if is_doubted {
+            self.sandboxes_wait.send_replace(true);
+            self.doubting.notify_one();
+        }
+        Ok(())
+    }
+
+    /// The images that sandboxes are made of. Where the runtime only says which images are pinned, those of archives are none,
+    /// unless they are named as such images are.
+    async fn sandbox_images<S: ImageService>(&self, service: &S, store: &Store) -> Vec<String> {
+        let mut images = match service.sandbox_images().await {
+            Ok(images) => images,
+            Err(error) => {
+                tracing::warn!(%error, "the runtime does not say which image a sandbox is made of");
+                return Vec::new();
+            }
+        };
+        let seen = store.snapshot();
+        if images.len() > 1 {
+            images.retain(|image| {
+                let is_pause = keyring::repository(image).rsplit('/').next() == Some("pause");
+                is_pause || files::archive_of(&seen, image).is_none()
+            });
+        }
+        images
+    }
+
+    /// Makes an image that is there a suspect, if the evidence counts. Returns whether it did.
+    async fn doubt<S: ImageService>(
+        &self,
+        image: &str,
+        (evidence, error): (Evidence, &str),
+        service: &S,
+        store: &Store,
+        report: &Reporter<'_>,
+    ) -> Result<bool, CommitError> {
+        let (standing, found) = match self.look(image, service, store).await {
             Ok(looked) => looked,
             Err(error) => {
                 tracing::warn!(image, %error, "cannot look at the image of a container that failed");
-                return Ok(());
+                return Ok(false);
             }
         };
         let (Some(found), boot) = (found, self.clock.now().boot) else {
-            return Ok(());
+            return Ok(false);
         };
-        let suspected = files::of(&store.snapshot(), &image).and_then(|(files, _)| files.suspected);
+        let suspected = files::of(&store.snapshot(), image).and_then(|(files, _)| files.suspected);
         if !images::makes_suspect(evidence, standing, suspected, boot) {
-            return Ok(());
+            return Ok(false);
         }
         let why = match evidence {
             Evidence::Storage => "the runtime misses files of it",
@@ -126,18 +201,13 @@ impl ImageManager {
         let why = format!("{why}: {}", shortened(error));
         let now = self.clock.now();
         files::commit(store, |seen| {
-            let old = files::of(seen, &image).map(|(files, _)| files);
-            let next = images::suspect(old.as_ref(), &image, &found.id, &why, Some(boot));
+            let old = files::of(seen, image).map(|(files, _)| files);
+            let next = images::suspect(old.as_ref(), image, &found.id, &why, Some(boot));
             files::put(seen, Transaction::new(), &next, now)
         })
         .await?;
-        let report = Reporter {
-            pod: Some(pod),
-            container: Some(container),
-            recorder,
-        };
-        self.tell_suspect(&image, &why, &report);
-        Ok(())
+        self.tell_suspect(image, &why, report);
+        Ok(true)
     }
 
     /// Notes that files of an image which is there were not written to the disk. It is a suspect, once per boot: a disk that

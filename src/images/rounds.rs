@@ -109,7 +109,14 @@ impl ImageManager {
                 tracing::warn!(%error, "images are looked at again later");
             }
             first.send_replace(true);
-            tokio::time::sleep(self.next_look(store)).await;
+            if *self.sandboxes_wait.borrow() {
+                // Whether or not anything was removed.
+                self.owing.notify_one();
+            }
+            tokio::select! {
+                () = tokio::time::sleep(self.next_look(store)) => {}
+                () = self.doubting.notified() => {}
+            }
         }
     }
 
@@ -141,6 +148,7 @@ impl ImageManager {
             loop {
                 if under_way.is_empty() {
                     self.round.send_replace(true);
+                    self.sandboxes_wait.send_if_modified(std::mem::take);
                 }
                 tokio::select! {
                     Some((image, brought)) = under_way.next(), if !under_way.is_empty() => {
@@ -189,6 +197,18 @@ impl ImageManager {
             );
             // A minute for all of them: each that waits keeps others from being made.
             self.round.send_replace(true);
+        }
+    }
+
+    /// Waits until the image of sandboxes was repaired, or cannot be, but for no longer than a minute. The runtime would pull
+    /// what was removed, and nobody could tell whether it has unpacked anything. Cancel-safe.
+    pub async fn sandbox_image_repaired(&self) {
+        let mut waiting = self.sandboxes_wait.subscribe();
+        let repaired = waiting.wait_for(|waiting| !*waiting);
+        if tokio::time::timeout(FIRST_ROUND, repaired).await.is_err() {
+            tracing::warn!("a sandbox is made before its image was repaired");
+            // A minute for all of them.
+            self.sandboxes_wait.send_replace(false);
         }
     }
 

@@ -81,6 +81,8 @@ struct Fake {
     away: Mutex<HashSet<String>>,
     /// Images whose registry does not answer.
     hang: Mutex<HashSet<String>>,
+    /// What sandboxes are made of, or what is pinned.
+    sandbox_images: Mutex<Vec<String>>,
     /// How often the containers of an image were asked for.
     looks: AtomicU32,
 }
@@ -203,6 +205,10 @@ impl ImageService for FakeService {
 
     async fn images_in_use(&self) -> Result<HashSet<String>, CriError> {
         Ok(self.0.in_use.lock().unwrap().clone())
+    }
+
+    async fn sandbox_images(&self) -> Result<Vec<String>, CriError> {
+        Ok(self.0.sandbox_images.lock().unwrap().clone())
     }
 
     async fn image_directories(&self) -> Result<Vec<PathBuf>, CriError> {

@@ -515,6 +515,7 @@ async fn sandbox(
         .annotations
         .insert(labels::SANDBOX_BOOT.to_owned(), boot);
     context.images.first_round(&context.store).await;
+    context.images.sandbox_image_repaired().await;
     let begun = Instant::now();
     let made = context.cri.run_pod_sandbox(config.clone(), &handler).await;
     context
@@ -531,6 +532,11 @@ async fn sandbox(
                 .get_or_create(&label)
                 .inc();
             failed(&error);
+            let (cri, store, recorder) = (&context.cri, &context.store, &*context.recorder);
+            context
+                .images
+                .sandbox_failed(pod, &error.message, cri, store, recorder)
+                .await?;
             return Err(StepError::from(error).told());
         }
     };

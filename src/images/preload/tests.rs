@@ -92,6 +92,10 @@ impl ImageService for Runtime {
         Ok(HashSet::new())
     }
 
+    async fn sandbox_images(&self) -> Result<Vec<String>, CriError> {
+        Ok(Vec::new())
+    }
+
     async fn image_directories(&self) -> Result<Vec<PathBuf>, CriError> {
         Ok(vec![PathBuf::from("/proc")])
     }

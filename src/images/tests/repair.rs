@@ -963,3 +963,114 @@ async fn a_pull_is_synced_at_its_end_and_before_that_only_if_the_kernel_falls_be
         assert_eq!(state_of(&world), Some(FilesState::Whole));
     }
 }
+
+#[tokio::test(start_paused = true)]
+async fn the_image_of_sandboxes_is_repaired_while_they_wait() {
+    const PAUSE: &str = "registry.k8s.io/pause:3.10";
+    let failing = format!("failed to create containerd container: {MISSING}");
+    for (what, error, is_away, wants) in [
+        (
+            "damaged",
+            failing.as_str(),
+            false,
+            (Some(FilesState::Whole), 1),
+        ),
+        ("without a source", failing.as_str(), true, (None, 0)),
+        (
+            "another error",
+            "plugin type=bridge failed: no addresses",
+            false,
+            (None, 0),
+        ),
+    ] {
+        let world = world(ImageConfig::default());
+        let fake = &world.service.0;
+        fake.present.lock().unwrap().insert(PAUSE.to_owned());
+        fake.sandbox_images.lock().unwrap().push(PAUSE.to_owned());
+        *fake.sandboxes.lock().unwrap() = vec![pod_in_sandbox(SandboxState::NotReady)];
+        if is_away {
+            fake.away.lock().unwrap().insert(PAUSE.to_owned());
+        }
+        let run = Arc::clone(&world.manager).run(
+            world.service.clone(),
+            world.store.clone(),
+            Arc::new(world.recorder.clone()),
+            tokio_util::sync::CancellationToken::new(),
+        );
+        let checks = async {
+            tokio::time::sleep(Duration::from_secs(30)).await;
+            let asking = pod("u", IMAGE, "IfNotPresent");
+            let (service, store) = (&world.service, &world.store);
+            let failed = async || {
+                let noted =
+                    world
+                        .manager
+                        .sandbox_failed(&asking, error, service, store, &world.recorder);
+                noted.await.unwrap();
+                let begun = tokio::time::Instant::now();
+                world.manager.sandbox_image_repaired().await;
+                begun.elapsed()
+            };
+            let waited = failed().await;
+            assert!(waited < Duration::from_secs(5), "{what}: {waited:?}");
+            let seen = world.store.snapshot();
+            let state = files_of(&seen, &qualified(PAUSE)).map(|(files, _)| files.state);
+            if wants.0.is_some() {
+                assert_eq!(state, wants.0, "{what}");
+            }
+            // If that does not help, the cause is elsewhere.
+            failed().await;
+            assert_eq!(removed(&world), wants.1, "{what}");
+            assert!(fake.present.lock().unwrap().contains(PAUSE), "{what}");
+        };
+        tokio::select! {
+            () = run => panic!("it never ends"),
+            () = checks => {}
+        }
+        let suspects = world
+            .told()
+            .iter()
+            .filter(|(reason, _)| reason == "ImageSuspect")
+            .count();
+        assert_eq!(suspects, usize::from(error == failing), "{what}");
+    }
+}
+
+#[tokio::test]
+async fn of_pinned_images_those_of_archives_are_not_taken_for_that_of_sandboxes() {
+    let world = world(ImageConfig::default());
+    let archive = crate::core::images::ArchiveRecord {
+        name: "a.tar".to_owned(),
+        stamp: crate::core::images::ArchiveStamp {
+            inode: 1,
+            size: 1,
+            modified_ns: 1,
+        },
+        images: vec![IMAGE.to_owned(), "r.example/pause:1".to_owned()],
+        error: String::new(),
+    };
+    let key = crate::core::images::archive_key("a.tar");
+    let record = records::object(&archive, world.clock.now());
+    let transaction = Transaction::new().put(key, record);
+    world.store.commit(transaction).await.unwrap();
+    let all = [IMAGE, "r.example/pause:1", "r.example/sandbox:1"];
+    let fake = &world.service.0;
+    for image in all {
+        fake.present.lock().unwrap().insert(image.to_owned());
+        let pinned = qualified(image);
+        fake.sandbox_images.lock().unwrap().push(pinned);
+    }
+    let asking = pod("u", IMAGE, "IfNotPresent");
+    let (service, store) = (&world.service, &world.store);
+    let failed = world
+        .manager
+        .sandbox_failed(&asking, MISSING, service, store, &world.recorder);
+    failed.await.unwrap();
+    let seen = world.store.snapshot();
+    let is_suspect = |image: &&str| {
+        let files = files_of(&seen, &qualified(image)).map(|(files, _)| files.state);
+        matches!(files, Some(FilesState::Suspect { .. }))
+    };
+    let suspects: Vec<&str> = all.into_iter().filter(is_suspect).collect();
+    assert_eq!(suspects, ["r.example/pause:1", "r.example/sandbox:1"]);
+}
