@@ -547,8 +547,8 @@ fn set_addresses(node: &mut Node, settings: &NodeSettings, facts: &Facts) {
     status.addresses = Some(addresses);
 }
 
-/// The architecture by Go's name.
-fn architecture() -> &'static str {
+/// The architecture of this machine by Go's name.
+pub fn architecture() -> &'static str {
     if cfg!(target_arch = "x86_64") {
         "amd64"
     } else if cfg!(target_arch = "aarch64") {

@@ -3,11 +3,14 @@
 //!
 //! The whole archive is read, so one that is cut off is found before the runtime gets it.
 
+use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
 use std::io::{self, BufReader, Read, Seek, SeekFrom};
 use std::path::Path;
 
 use serde::Deserialize;
+
+use crate::core::node_status::architecture;
 
 /// Most that is read of one of the lists in an archive.
 const MAX_LIST: u64 = 8 << 20;
@@ -15,6 +18,10 @@ const MAX_LIST: u64 = 8 << 20;
 const CONTAINERD_NAME: &str = "io.containerd.image.name";
 /// The name that everybody else does; often a tag alone.
 const OCI_NAME: &str = "org.opencontainers.image.ref.name";
+
+/// Longest configuration of an image that is looked at, and how many bytes of files of that kind are kept for it.
+const MAX_CONFIG: u64 = 256 << 10;
+const MAX_CONFIGS: usize = 16 << 20;
 
 /// An archive that cannot be imported.
 #[derive(Debug, thiserror::Error)]
@@ -39,13 +46,34 @@ pub enum ArchiveError {
         "it names no image: save images by their names (docker save NAME:TAG, ctr images export)"
     )]
     NoImages,
+    /// An image in it is for other machines.
+    #[error(
+        "{image} in it is for {found}, and this machine is {wanted}: save it for this machine (docker pull --platform linux/{wanted}, then docker save)"
+    )]
+    Architecture {
+        /// Its name.
+        image: String,
+        /// What its configuration says.
+        found: String,
+        /// What this machine is, in Go's words as that.
+        wanted: &'static str,
+    },
 }
 
 /// An image in `manifest.json`.
 #[derive(Deserialize)]
 #[serde(rename_all = "PascalCase")]
 struct Saved {
+    #[serde(default)]
+    config: String,
     repo_tags: Option<Vec<String>>,
+}
+
+/// The configuration of an image.
+#[derive(Deserialize)]
+struct Config {
+    #[serde(default)]
+    architecture: String,
 }
 
 #[derive(Deserialize)]
@@ -95,12 +123,22 @@ fn read_up_to(file: &mut File, buffer: &mut [u8]) -> io::Result<usize> {
 fn read(from: impl Read) -> Result<Vec<String>, ArchiveError> {
     let mut archive = tar::Archive::new(from);
     let (mut saved, mut index) = (None, None);
+    let mut configs = Configs::default();
     for entry in archive.entries().map_err(ArchiveError::Damaged)? {
         let mut entry = entry.map_err(ArchiveError::Damaged)?;
         let path = entry.path().map_err(ArchiveError::Damaged)?.into_owned();
-        let into = match path.strip_prefix("./").unwrap_or(&path).to_str() {
+        let path = path.strip_prefix("./").unwrap_or(&path);
+        let into = match path.to_str() {
             Some("manifest.json") => &mut saved,
             Some("index.json") => &mut index,
+            Some(name) if configs.wants(entry.size()) => {
+                let mut text = Vec::new();
+                entry
+                    .read_to_end(&mut text)
+                    .map_err(ArchiveError::Damaged)?;
+                configs.add(name, text);
+                continue;
+            }
             _ => {
                 // A file that is cut off is not an error before it is read.
                 io::copy(&mut entry, &mut io::sink()).map_err(ArchiveError::Damaged)?;
@@ -117,6 +155,7 @@ fn read(from: impl Read) -> Result<Vec<String>, ArchiveError> {
     let mut names = Vec::new();
     if let Some(text) = saved {
         let saved: Vec<Saved> = parse("manifest.json", &text)?;
+        configs.check(&saved)?;
         names.extend(saved.into_iter().flat_map(|s| s.repo_tags).flatten());
     }
     if names.is_empty()
@@ -145,6 +184,73 @@ fn read(from: impl Read) -> Result<Vec<String>, ArchiveError> {
         return Err(ArchiveError::NoImages);
     }
     Ok(names)
+}
+
+/// Small files of an archive: one of them may be the configuration of an image, which the list that says so may follow.
+#[derive(Default)]
+struct Configs {
+    files: HashMap<String, Vec<u8>>,
+    bytes: usize,
+}
+
+impl Configs {
+    fn wants(&self, size: u64) -> bool {
+        size <= MAX_CONFIG && self.bytes < MAX_CONFIGS
+    }
+
+    fn add(&mut self, name: &str, text: Vec<u8>) {
+        if text.starts_with(b"{") {
+            self.bytes += text.len();
+            self.files.insert(name.to_owned(), text);
+        }
+    }
+
+    /// Refuses an image whose every configuration under its name is for other machines. One that does not say what it is for
+    /// is left to the runtime.
+    fn check(&self, saved: &[Saved]) -> Result<(), ArchiveError> {
+        let wanted = architecture();
+        let runs = run_by(wanted);
+        let mut found: BTreeMap<&str, Vec<Option<String>>> = BTreeMap::new();
+        for image in saved {
+            let text = self.files.get(&image.config);
+            let config = text.and_then(|text| serde_json::from_slice::<Config>(text).ok());
+            let says = config.map(|config| config.architecture);
+            let says = says.filter(|architecture| !architecture.is_empty());
+            for name in image.repo_tags.iter().flatten() {
+                found.entry(name).or_default().push(says.clone());
+            }
+        }
+        for (image, says) in found {
+            let is_other = |says: &Option<String>| {
+                says.as_ref()
+                    .is_some_and(|says| !runs.contains(&says.as_str()))
+            };
+            if says.iter().all(is_other)
+                && let Some(Some(found)) = says.into_iter().next()
+            {
+                return Err(ArchiveError::Architecture {
+                    image: image.to_owned(),
+                    found,
+                    wanted,
+                });
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The architectures whose images containerd runs on a machine of this one.
+fn run_by(architecture: &str) -> &'static [&'static str] {
+    match architecture {
+        "amd64" => &["amd64", "386"],
+        "arm64" => &["arm64", "arm"],
+        "arm" => &["arm"],
+        "386" => &["386"],
+        "riscv64" => &["riscv64"],
+        "s390x" => &["s390x"],
+        "ppc64le" => &["ppc64le"],
+        _ => &[],
+    }
 }
 
 fn parse<'a, T: Deserialize<'a>>(file: &'static str, text: &'a [u8]) -> Result<T, ArchiveError> {
@@ -178,6 +284,56 @@ pub(super) mod tests {
             ("layer.tar", &[7; 20_000]),
             ("manifest.json", manifest.as_bytes()),
         ])
+    }
+
+    /// An archive as `docker save` writes it, of images for these architectures.
+    pub(crate) fn saved_for(images: &[(&str, &str)]) -> Vec<u8> {
+        let list = images.iter().enumerate().map(
+            |(n, (name, _))| serde_json::json!({"Config": format!("{n}.json"), "RepoTags": [name]}),
+        );
+        let manifest = serde_json::Value::Array(list.collect()).to_string();
+        let config = |(n, (_, architecture)): (usize, &(&str, &str))| {
+            let config = serde_json::json!({"architecture": architecture, "os": "linux"});
+            (format!("{n}.json"), config.to_string())
+        };
+        let configs: Vec<(String, String)> = images.iter().enumerate().map(config).collect();
+        let mut files: Vec<(&str, &[u8])> = configs
+            .iter()
+            .map(|(name, text)| (name.as_str(), text.as_bytes()))
+            .collect();
+        files.push(("manifest.json", manifest.as_bytes()));
+        tar_of(&files)
+    }
+
+    #[test]
+    fn an_image_for_other_machines_is_refused_by_name() {
+        let own = architecture();
+        for (what, images, want) in [
+            ("own", vec![("a:1", own)], None),
+            (
+                "another",
+                vec![("a:1", own), ("b:1", "mips64le")],
+                Some("b:1"),
+            ),
+            (
+                "one name, both",
+                vec![("a:1", own), ("a:1", "mips64le")],
+                None,
+            ),
+            ("nothing said", vec![("a:1", "")], None),
+        ] {
+            let refused = images_of(&saved_for(&images)).err();
+            let refused = refused.map(|error| error.to_string());
+            let want = want
+                .map(|image| format!("{image} in it is for mips64le, and this machine is {own}"));
+            match (&refused, &want) {
+                (None, None) => {}
+                (Some(refused), Some(want)) => {
+                    assert!(refused.starts_with(want.as_str()), "{what}: {refused}");
+                }
+                _ => panic!("{what}: {refused:?}"),
+            }
+        }
     }
 
     fn images_of(bytes: &[u8]) -> Result<Vec<String>, ArchiveError> {

@@ -16,7 +16,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use notify::{EventKind, RecommendedWatcher, RecursiveMode, Watcher as _};
-use tokio::sync::{OwnedMutexGuard, watch};
+use tokio::sync::{OwnedMutexGuard, Semaphore, watch};
 
 use super::archive::images_in;
 use super::fetch::Synced;
@@ -44,6 +44,8 @@ const ENDINGS: [&str; 8] = [
 ];
 /// A file that changed this shortly ago may still be written.
 const QUIET: Duration = Duration::from_secs(2);
+/// One archive is read at a time: that may take long, and must not take the turns of what pods wait for.
+static READS: Semaphore = Semaphore::const_new(1);
 /// Time that a pod waits for the first listing of the directory after the start.
 const FIRST_LOOK: Duration = Duration::from_secs(30);
 /// Timeout and poll interval for the CRI part of the runtime to show an imported image.
@@ -363,14 +365,23 @@ impl ImageManager {
                 .is_none_or(|p| p.contains(&qualified(image)))
         };
         let (mut due, mut is_written) = (Vec::new(), false);
-        for (name, path, stamp) in found {
+        for Listed {
+            name,
+            path,
+            stamp,
+            problem,
+        } in found
+        {
             let record = record_of(&store.snapshot(), &name);
             match images::archive_step(record.as_ref(), stamp, is_first, is_present) {
                 ArchiveStep::Read if is_young(stamp, self.clock.now()) => is_written = true,
                 ArchiveStep::Read => {
                     let of = path.clone();
-                    let read = blocking::run(move || images_in(&of)).await;
-                    match read {
+                    let read = blocking::run_in(&READS, move || match problem {
+                        Some(problem) => Err(problem),
+                        None => images_in(&of).map_err(|error| error.to_string()),
+                    });
+                    match read.await {
                         Ok(Ok(images)) => {
                             let archive = Archive {
                                 name,
@@ -382,14 +393,8 @@ impl ImageManager {
                             due.push(archive);
                         }
                         Ok(Err(error)) => {
-                            self.refuse(
-                                preload,
-                                (&name, stamp),
-                                error.to_string(),
-                                store,
-                                recorder,
-                            )
-                            .await?;
+                            self.refuse(preload, (&name, stamp), error, store, recorder)
+                                .await?;
                         }
                         Err(error) => {
                             tracing::warn!(archive = name, %error, "cannot read an archive");
@@ -663,11 +668,11 @@ impl ImageManager {
     async fn forget_gone(
         &self,
         preload: &Preload,
-        found: &[(String, PathBuf, ArchiveStamp)],
+        found: &[Listed],
         store: &Store,
     ) -> Result<(), CommitError> {
         let seen = store.snapshot();
-        let is_there = |name: &str| found.iter().any(|(f, _, _)| f == name);
+        let is_there = |name: &str| found.iter().any(|f| f.name == name);
         let gone: Vec<ArchiveRecord> = images::all_archives(&seen)
             .filter(|archive| !is_there(&archive.name))
             .collect();
@@ -713,8 +718,19 @@ fn stamp_of(metadata: &std::fs::Metadata) -> ArchiveStamp {
     }
 }
 
+/// A file in the directory that is named as an archive.
+#[derive(Debug)]
+struct Listed {
+    name: String,
+    path: PathBuf,
+    /// Of a link that cannot be followed, that of the link.
+    stamp: ArchiveStamp,
+    /// Why it is not read.
+    problem: Option<String>,
+}
+
 /// The archives in a directory, by name. One that is not there has none.
-async fn list(dir: &Path) -> io::Result<Vec<(String, PathBuf, ArchiveStamp)>> {
+async fn list(dir: &Path) -> io::Result<Vec<Listed>> {
     let dir = dir.to_owned();
     let listed = blocking::run(move || {
         let mut found = Vec::new();
@@ -729,19 +745,45 @@ async fn list(dir: &Path) -> io::Result<Vec<(String, PathBuf, ArchiveStamp)>> {
             if name.starts_with('.') || !ENDINGS.iter().any(|end| name.ends_with(end)) {
                 continue;
             }
-            let path = entry.path();
-            // Also behind a link.
-            let Ok(metadata) = std::fs::metadata(&path) else {
-                continue;
-            };
-            if metadata.is_file() {
-                found.push((name, path, stamp_of(&metadata)));
-            }
+            found.extend(listed(&dir, name, entry.path()));
         }
-        found.sort();
+        found.sort_by(|a, b| a.name.cmp(&b.name));
         Ok(found)
     });
     listed.await.map_err(io::Error::other)?
+}
+
+/// A file that is named as an archive; `None` for what is no file. A link is followed within the directory only: what it leads
+/// to elsewhere may be on a disk that is not mounted yet, and would count as gone. Blocking.
+fn listed(dir: &Path, name: String, path: PathBuf) -> Option<Listed> {
+    let own = std::fs::symlink_metadata(&path).ok()?;
+    let target = std::fs::metadata(&path);
+    let problem = if own.is_symlink() {
+        problem_of_link(dir, &path)
+    } else {
+        None
+    };
+    let metadata = match (&problem, target) {
+        (Some(_), _) => own,
+        (None, target) => target.ok().filter(std::fs::Metadata::is_file)?,
+    };
+    Some(Listed {
+        name,
+        path,
+        stamp: stamp_of(&metadata),
+        problem,
+    })
+}
+
+fn problem_of_link(dir: &Path, path: &Path) -> Option<String> {
+    let leads = match (dir.canonicalize(), path.canonicalize()) {
+        (Ok(dir), Ok(to)) if to.starts_with(&dir) => return None,
+        (Ok(_), Ok(to)) => format!("out of the directory, to {}", to.display()),
+        (Err(error), _) | (_, Err(error)) => format!("nowhere: {error}"),
+    };
+    Some(format!(
+        "it is a link that leads {leads}; copy the archive into the directory"
+    ))
 }
 
 #[cfg(test)]

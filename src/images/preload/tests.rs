@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use futures::future::BoxFuture;
 use k8s_cri::v1;
 
-use super::super::archive::tests::saved;
+use super::super::archive::tests::{saved, saved_for};
 use super::super::import::ImportError;
 use super::super::{ImageConfig, ImageError, Present, PullInputs};
 use super::*;
@@ -386,6 +386,57 @@ async fn an_archive_that_cannot_be_imported_is_told_once_per_start_and_stops_nob
     let w = w.restarted();
     w.look(true).await;
     assert_eq!(w.imports(), ["bad.tar"]);
+}
+
+#[tokio::test]
+async fn bad_archives_are_told_once_each_and_disturb_nothing() {
+    let w = world();
+    w.add("cut.tar", &saved(&["a:1"])[..3_000]);
+    w.add("mips.tar", &saved_for(&[("b:1", "mips64le")]));
+    w.add("zeros.tar", b"");
+    let images = w.dir.path().join("images");
+    let zeros = fs::File::options()
+        .write(true)
+        .open(images.join("zeros.tar"))
+        .unwrap();
+    // Of which the disk has none.
+    zeros.set_len(10 << 30).unwrap();
+    let outside = w.dir.path().join("outside.tar");
+    fs::write(&outside, saved(&["c:1"])).unwrap();
+    std::os::unix::fs::symlink(&outside, images.join("link.tar")).unwrap();
+    std::os::unix::fs::symlink("none", images.join("dangling.tar")).unwrap();
+    fs::create_dir(images.join("directory.tar")).unwrap();
+    w.add("good.tar", &saved(&["d:1"]));
+    std::os::unix::fs::symlink("good.tar", images.join("same.tar")).unwrap();
+    for _ in 0..3 {
+        w.look(false).await;
+    }
+    assert_eq!(w.imports(), ["good.tar", "same.tar"]);
+    let events = w.events();
+    let wanted = [
+        ("cut.tar", "cannot be read to its end"),
+        ("dangling.tar", "a link that leads nowhere"),
+        ("link.tar", "a link that leads out of the directory"),
+        ("mips.tar", "b:1 in it is for mips64le"),
+        ("zeros.tar", "it names no image"),
+    ];
+    assert_eq!(events.len(), wanted.len(), "{events:#?}");
+    for (event, (name, why)) in events.iter().zip(wanted) {
+        let told = format!(
+            "ImageImportFailed: Cannot import {}",
+            images.join(name).display()
+        );
+        assert!(event.starts_with(&told) && event.contains(why), "{event}");
+    }
+    let state = w.store.snapshot();
+    for image in ["a:1", "b:1", "c:1"] {
+        assert_eq!(files_of(&state, &qualified(image)), None, "{image}");
+    }
+    // Put right, each is imported.
+    fs::remove_file(images.join("link.tar")).unwrap();
+    w.add("link.tar", &saved(&["c:1"]));
+    w.look(false).await;
+    assert_eq!(w.imports(), ["link.tar"]);
 }
 
 #[tokio::test]
