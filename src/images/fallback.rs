@@ -21,12 +21,13 @@ use std::time::{Duration, SystemTime};
 use k8s_cri::v1;
 use tokio::time::Instant;
 
-use super::keyring::{self, Credentials};
+use super::keyring::{self, Credentials, Keyring};
 use super::pulls::Wanted;
 use super::records::{self, Permission, PulledImage};
 use super::repair::shortened;
 use super::{
-    ImageError, ImageErrorReason, ImageManager, ImageService, Present, PullInputs, Reporter,
+    ImageError, ImageErrorReason, ImageManager, ImageService, Present, PullInputs, PullSecrets,
+    Reporter,
 };
 use crate::core::images::{self, Standing};
 use crate::core::pull_fallback::{Next, PATIENCE, after_silence, is_unanswered};
@@ -224,6 +225,22 @@ fn arrivals(store: &Path) -> Option<Arrivals> {
     Some((blobs, changed(&downloads)?, bytes))
 }
 
+/// Emits events about pull secrets that could not be used, after a pull that failed: one that succeeds did not need them.
+fn report_unusable(secrets: &PullSecrets, report: &Reporter<'_>) {
+    const REASON: &str = "FailedToRetrieveImagePullSecret";
+    if !secrets.missing.is_empty() {
+        let missing = secrets.missing.join(", ");
+        let text = format!(
+            "Unable to retrieve some image pull secrets ({missing}); attempting to pull the image may not succeed."
+        );
+        report.warning(REASON, text);
+    }
+    for (name, problem) in Keyring::of(&secrets.found).1 {
+        let text = format!("Unable to use image pull secret {name}: {problem}");
+        report.warning(REASON, text);
+    }
+}
+
 /// An image that a container may fall back to.
 struct StandIn {
     id: String,
@@ -270,7 +287,13 @@ impl ImageManager {
             credentials,
             sandbox: inputs.sandbox.cloned(),
         };
-        let pull = self.pull(want, service, store, report);
+        let pull = async {
+            let pulled = self.pull(want, service, store, report).await;
+            if pulled.is_err() {
+                report_unusable(inputs.secrets, report);
+            }
+            pulled
+        };
         let Some(stand_in) = stand_in else {
             return pull.await;
         };

@@ -191,6 +191,21 @@ pub struct Keyring {
 }
 
 impl Keyring {
+    /// Returns what these pull secrets hold, and the names of those that cannot be used as they are, with the reason.
+    pub(super) fn of(secrets: &[Arc<Secret>]) -> (Self, Vec<(String, String)>) {
+        let (mut keyring, mut problems) = (Self::default(), Vec::new());
+        for secret in secrets {
+            let problem = match keyring.add_secret(secret) {
+                Ok(left_out) if left_out.is_empty() => continue,
+                Ok(left_out) => format!("the logins of {} are not UTF-8", left_out.join(", ")),
+                Err(error) => error.to_string(),
+            };
+            let name = secret.metadata.name.clone().unwrap_or_default();
+            problems.push((name, problem));
+        }
+        (keyring, problems)
+    }
+
     /// Adds what a pull secret holds. Returns the registries whose login is left out because it is not UTF-8.
     ///
     /// # Errors

@@ -672,35 +672,14 @@ impl ImageManager {
     }
 
     /// What the pull secrets, the programs and the node's own logins have for an image, in this order; upstream's
-    /// `MakeDockerKeyring`. A secret that cannot be used is told and left out.
+    /// `MakeDockerKeyring`. A secret that cannot be used is left out; a pull that fails reports it.
     async fn credentials(
         &self,
         image: &str,
         secrets: &PullSecrets,
         report: &Reporter<'_>,
     ) -> Vec<Credentials> {
-        if !secrets.missing.is_empty() {
-            report.warning(
-                "FailedToRetrieveImagePullSecret",
-                format!(
-                    "Unable to retrieve some image pull secrets ({}); attempting to pull the image may not succeed.",
-                    secrets.missing.join(", ")
-                ),
-            );
-        }
-        let mut keyring = Keyring::default();
-        for secret in &secrets.found {
-            let problem = match keyring.add_secret(secret) {
-                Ok(left_out) if left_out.is_empty() => continue,
-                Ok(left_out) => format!("the logins of {} are not UTF-8", left_out.join(", ")),
-                Err(error) => error.to_string(),
-            };
-            let name = secret.metadata.name.as_deref().unwrap_or_default();
-            report.warning(
-                "FailedToRetrieveImagePullSecret",
-                format!("Unable to use image pull secret {name}: {problem}"),
-            );
-        }
+        let (keyring, _) = Keyring::of(&secrets.found);
         let repository = keyring::repository(image);
         let mut found = keyring.lookup(&repository);
         if let Some(providers) = &self.providers {

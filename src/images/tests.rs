@@ -590,7 +590,7 @@ fn pull_secret(name: &str, entries: serde_json::Value) -> Arc<Secret> {
 }
 
 #[tokio::test]
-async fn credentials_are_tried_in_order_until_one_fits() {
+async fn credentials_are_tried_in_order_and_bad_secrets_are_told_of_when_none_fits() {
     let world = world(ImageConfig::default());
     *world.service.0.only.lock().unwrap() = Some("bob".to_owned());
     let secrets = PullSecrets {
@@ -611,21 +611,27 @@ async fn credentials_are_tried_in_order_until_one_fits() {
     world.ensure_with(&pod, &secrets).await.unwrap();
     let users = world.service.0.users.lock().unwrap().clone();
     assert_eq!(users, [Some("ann".to_owned()), Some("bob".to_owned())]);
-    let warnings: Vec<String> = world
-        .recorder
-        .events()
-        .into_iter()
-        .filter(|e| e.reason == "FailedToRetrieveImagePullSecret")
-        .map(|e| e.message)
-        .collect();
+    let warnings = |world: &World| -> Vec<String> {
+        let events = world.recorder.events().into_iter();
+        events
+            .filter(|e| e.reason == "FailedToRetrieveImagePullSecret")
+            .map(|e| e.message)
+            .collect()
+    };
+    assert_eq!(warnings(&world), [""; 0], "the others were enough");
+    world.ensure_with(&pod, &secrets).await.unwrap();
+    assert_eq!(world.pulls(), 2, "what is present is not pulled");
+    assert_eq!(warnings(&world), [""; 0]);
+    *world.service.0.fail.lock().unwrap() = Some("401 Unauthorized".to_owned());
+    let other = self::pod("v", "r.io/team/other:1", "IfNotPresent");
+    world.ensure_with(&other, &secrets).await.unwrap_err();
+    let warnings = warnings(&world);
     assert!(warnings[0].contains("(gone)"), "{warnings:?}");
     assert!(
         warnings[1].contains("broken") && !warnings[1].contains("hunter2"),
         "{warnings:?}"
     );
     assert_eq!(warnings.len(), 2);
-    world.ensure_with(&pod, &secrets).await.unwrap();
-    assert_eq!(world.pulls(), 2, "what is present is not pulled");
 }
 
 #[tokio::test]

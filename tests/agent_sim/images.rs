@@ -291,6 +291,31 @@ fn a_sync_that_does_nothing_is_noticed() {
 }
 
 #[test]
+fn a_running_pod_with_an_image_volume_asks_for_its_image_once() {
+    run(async {
+        let mut w = World::new();
+        w.behave(|_, _| Behaviour::RunForever);
+        let mounts = r#""command":["sh"],"volumeMounts":[{"name":"data","mountPath":"/data"}]"#;
+        let volumes = format!(
+            r#","volumes":[{{"name":"data","image":{{"reference":"{PULLED}","pullPolicy":"IfNotPresent"}}}}]"#
+        );
+        let pod = spec("Always", &volumes).replace(r#""command":["sh"]"#, mounts);
+        w.manifest(POD, &pod);
+        w.start().await;
+        w.until("it runs", 60, |w| !w.running(POD).is_empty()).await;
+        let (pulls, asked) = (w.fake.count("pull_image"), w.fake.count("image_status"));
+        assert_eq!(pulls, 1);
+        w.pass(600).await;
+        assert_eq!(w.fake.count("pull_image"), pulls);
+        assert_eq!(
+            w.fake.count("image_status"),
+            asked,
+            "no event without a question"
+        );
+    });
+}
+
+#[test]
 fn a_reboot_after_a_whole_pull_asks_no_registry() {
     run(async {
         let mut w = node();
