@@ -6,7 +6,7 @@
 //!
 //! One fact alone proves nothing: CAs are replaced, API servers move, nodes are deleted and register again. Two facts
 //! that agree do, unless one says the contrary: a CA that both have in common, or the very node object that is on
-//! record.
+//! record. So two clusters that share a CA count as one.
 
 use std::collections::BTreeSet;
 
@@ -121,6 +121,8 @@ mod tests {
             // The server has moved.
             ("https://b", &["ca-1"], Nothing, Same),
             ("https://b", &["ca-1"], node("u2"), Same),
+            // `kubeadm init` again with the CA that was kept looks like that as well.
+            ("https://b", &["ca-1"], Absent, Same),
             // Another CA at the same address: `kubeadm init` again, or a rotation that was missed.
             ("https://a", &["ca-2"], Nothing, Doubted),
             ("https://a", &["ca-2"], node("u1"), Same),

@@ -665,6 +665,46 @@ async fn restart_keeps_the_pods_of_a_node_that_was_deleted_and_registers_again()
     assert_nothing_wrong(&w);
 }
 
+/// `kubeadm init` once more on the same machine, with the CA that was kept: another etcd, with older versions and another node
+/// object. It is taken for the same cluster, and its pods are told apart one by one.
+#[tokio::test(start_paused = true)]
+async fn restart_keeps_nothing_of_a_former_cluster_with_the_same_ca_but_static_pods() {
+    let mut w = cluster(|_, _| Behaviour::RunForever).await;
+    w.manifest("fixed", &spec("Always", ""));
+    w.start().await;
+    w.joined().await;
+    w.create("web", &spec("Always", ""));
+    w.create("once", &spec("Never", ""));
+    w.until("they run", 60, |w| {
+        is_up(w, "web") && is_up(w, "once") && w.running("fixed").len() == 1
+    })
+    .await;
+    w.pass(30).await;
+    w.crash().await;
+    let other = World::with_api().api.unwrap();
+    // The fake counts UIDs: those of another cluster are others.
+    for n in 0..50 {
+        let name = format!("n{n}");
+        other.create_json(json!({
+            "apiVersion": "v1", "kind": "ConfigMap", "metadata": {"namespace": "default", "name": name},
+        }));
+    }
+    w.api = Some(other);
+    w.start().await;
+    w.joined().await;
+    // Of the same name, and another pod.
+    w.create("web", &spec("Always", ""));
+    w.until("the former pods are gone and the new one runs", 180, |w| {
+        w.running("once").is_empty() && !w.has_record("once") && is_up(w, "web")
+    })
+    .await;
+    w.pass(120).await;
+    assert_eq!(w.starts("fixed").len(), 1);
+    assert_eq!(w.starts("once").len(), 1);
+    assert_eq!(w.starts("web").len(), 2);
+    assert_nothing_wrong(&w);
+}
+
 /// What may be a pod of another cluster runs on, and does not start.
 #[tokio::test(start_paused = true)]
 async fn restart_keeps_pods_running_and_starts_none_while_the_cluster_is_in_doubt() {
