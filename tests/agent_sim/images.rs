@@ -291,6 +291,39 @@ fn a_sync_that_does_nothing_is_noticed() {
 }
 
 #[test]
+fn after_a_power_cut_a_runtime_without_its_data_gets_its_images_and_runs_no_pod_of_policy_never_twice()
+ {
+    run(async {
+        let mut w = node();
+        w.manifest("once", &spec("Never", ""));
+        w.start().await;
+        w.until("all pods run", 60, |w| {
+            [POD, "there", "once"]
+                .iter()
+                .all(|pod| !w.running(pod).is_empty())
+        })
+        .await;
+        w.pass(30).await;
+        cut(&mut w).await;
+        // Somebody has moved its directory aside.
+        w.reboot_runtime();
+        for image in [IMAGE, PULLED] {
+            w.fake.remove_image(image);
+        }
+        w.start().await;
+        w.until("both pods run", 120, |w| {
+            !w.running(POD).is_empty() && !w.running("there").is_empty()
+        })
+        .await;
+        w.pass(120).await;
+        assert_eq!(w.starts("once").len(), 1);
+        assert_eq!(w.starts(POD).len(), 2);
+        assert_eq!(state_of(&w), Some(FilesState::Whole));
+        assert_eq!(w.wrongs(), [""; 0]);
+    });
+}
+
+#[test]
 fn a_running_pod_with_an_image_volume_asks_for_its_image_once() {
     run(async {
         let mut w = World::new();
