@@ -569,6 +569,22 @@ pub fn makes_suspect(
     }
 }
 
+/// Whether a failure points to a layer that another image has too: the runtime misses files of an image that was a suspect in
+/// this boot already, and is none any more. A pull brings no layer that another image keeps.
+pub fn may_share_damage(
+    evidence: Evidence,
+    standing: Standing,
+    suspected: Option<u64>,
+    boot: BootId,
+) -> bool {
+    evidence == Evidence::Storage
+        && suspected == Some(boot.0)
+        && matches!(
+            standing,
+            Standing::Trusted | Standing::Whole | Standing::Unsynced
+        )
+}
+
 /// An archive of the preload directory, as it was imported last.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]

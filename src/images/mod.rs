@@ -105,6 +105,12 @@ pub trait ImageService: Clone + Send + Sync + 'static {
         image: &str,
     ) -> impl Future<Output = Result<Option<v1::Image>, CriError>> + Send;
 
+    /// Digests of the layers of an image, the lowest first; empty where the runtime does not say.
+    fn image_layers(
+        &self,
+        image: &str,
+    ) -> impl Future<Output = Result<Vec<String>, CriError>> + Send;
+
     /// Pulls an image and returns its reference. Dropping the future cancels the pull.
     fn pull_image(
         &self,
@@ -167,6 +173,10 @@ pub struct SandboxImage {
 impl ImageService for CriClient {
     async fn image_status(&self, image: &str) -> Result<Option<v1::Image>, CriError> {
         CriClient::image_status(self, image).await
+    }
+
+    async fn image_layers(&self, image: &str) -> Result<Vec<String>, CriError> {
+        CriClient::image_layers(self, image).await
     }
 
     async fn pull_image(

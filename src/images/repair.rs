@@ -190,6 +190,11 @@ impl ImageManager {
             return Ok(false);
         };
         let suspected = files::of(&store.snapshot(), image).and_then(|(files, _)| files.suspected);
+        if images::may_share_damage(evidence, standing, suspected, boot) {
+            return self
+                .doubt_shared_layers(image, &found.id, service, store, report)
+                .await;
+        }
         if !images::makes_suspect(evidence, standing, suspected, boot) {
             return Ok(false);
         }
@@ -207,6 +212,67 @@ impl ImageManager {
         })
         .await?;
         self.tell_suspect(image, &why, report);
+        Ok(true)
+    }
+
+    /// Makes suspects of an image whose repair has not helped and of those that have its lowest layer, so that all of them are
+    /// removed together. Only if one of the others was no suspect in this boot: otherwise the cause is elsewhere. Returns
+    /// whether it did.
+    async fn doubt_shared_layers<S: ImageService>(
+        &self,
+        image: &str,
+        id: &str,
+        service: &S,
+        store: &Store,
+        report: &Reporter<'_>,
+    ) -> Result<bool, CommitError> {
+        let siblings = match siblings(image, id, service).await {
+            Ok(siblings) => siblings,
+            Err(error) => {
+                tracing::warn!(image, %error, "cannot look for images with the layers of a suspect");
+                return Ok(false);
+            }
+        };
+        let now = self.clock.now();
+        let why = format!("a repair of {image} has not helped, which has layers of it");
+        let own = "its repair has not helped, other images have layers of it";
+        let mut doubted = Vec::new();
+        for (name, id) in siblings {
+            let is_new = files::commit(store, |seen| {
+                let old = files::of(seen, &name).map(|(files, _)| files);
+                let is_open = old.as_ref().is_some_and(|old| {
+                    old.suspected == Some(now.boot.0)
+                        || matches!(old.state, FilesState::Suspect { .. } | FilesState::Removed)
+                });
+                if is_open || self.works.is_busy(&name) {
+                    return Transaction::new();
+                }
+                let next = images::suspect(old.as_ref(), &name, &id, &why, Some(now.boot));
+                files::put(seen, Transaction::new(), &next, now)
+            });
+            if is_new.await? {
+                doubted.push(name);
+            }
+        }
+        if doubted.is_empty() {
+            return Ok(false);
+        }
+        files::commit(store, |seen| {
+            let old = files::of(seen, image).map(|(files, _)| files);
+            let next = images::suspect(old.as_ref(), image, id, own, Some(now.boot));
+            files::put(seen, Transaction::new(), &next, now)
+        })
+        .await?;
+        self.tell_suspect(image, own, report);
+        // They are none of the pod's business.
+        let report = Reporter {
+            pod: None,
+            container: None,
+            recorder: report.recorder,
+        };
+        for name in doubted {
+            self.tell_suspect(&name, &why, &report);
+        }
         Ok(true)
     }
 
@@ -497,6 +563,31 @@ impl ImageManager {
         let text = format!("Image \"{image}\" was repaired: it was removed and is {how}");
         report.tell(EventType::Normal, "ImageRepaired", text);
     }
+}
+
+/// Names and IDs of the other images that have the lowest layer of an image. Runtimes unpack a layer on top of those below
+/// it: images without that one share none.
+async fn siblings<S: ImageService>(
+    image: &str,
+    id: &str,
+    service: &S,
+) -> Result<Vec<(String, String)>, CriError> {
+    let Some(lowest) = service.image_layers(image).await?.into_iter().next() else {
+        return Ok(Vec::new());
+    };
+    let mut siblings = Vec::new();
+    for other in service.list_images().await? {
+        if other.id == id || service.image_layers(&other.id).await?.first() != Some(&lowest) {
+            continue;
+        }
+        let names = if other.repo_tags.is_empty() {
+            other.repo_digests
+        } else {
+            other.repo_tags
+        };
+        siblings.extend(names.into_iter().map(|name| (name, other.id.clone())));
+    }
+    Ok(siblings)
 }
 
 /// Whether an image of that state may have to be looked at before it is used.

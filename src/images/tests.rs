@@ -81,6 +81,8 @@ struct Fake {
     away: Mutex<HashSet<String>>,
     /// Images whose registry does not answer.
     hang: Mutex<HashSet<String>>,
+    /// Layers of images, the lowest first.
+    layers: Mutex<BTreeMap<String, Vec<String>>>,
     /// What sandboxes are made of, or what is pinned.
     sandbox_images: Mutex<Vec<String>>,
     /// How often the containers of an image were asked for.
@@ -134,6 +136,12 @@ impl ImageService for FakeService {
             size: 7,
             ..Default::default()
         }))
+    }
+
+    async fn image_layers(&self, image: &str) -> Result<Vec<String>, CriError> {
+        let layers = self.0.layers.lock().unwrap();
+        let name = image.strip_prefix("id-of-").unwrap_or(image);
+        Ok(layers.get(name).cloned().unwrap_or_default())
     }
 
     async fn pull_image(

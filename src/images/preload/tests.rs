@@ -58,6 +58,10 @@ impl ImageService for Runtime {
         }))
     }
 
+    async fn image_layers(&self, _: &str) -> Result<Vec<String>, CriError> {
+        Ok(Vec::new())
+    }
+
     async fn pull_image(
         &self,
         _: v1::ImageSpec,

@@ -1074,3 +1074,54 @@ async fn of_pinned_images_those_of_archives_are_not_taken_for_that_of_sandboxes(
     let suspects: Vec<&str> = all.into_iter().filter(is_suspect).collect();
     assert_eq!(suspects, ["r.example/pause:1", "r.example/sandbox:1"]);
 }
+
+#[tokio::test]
+async fn a_layer_that_other_images_have_goes_with_all_of_them_when_a_repair_has_not_helped() {
+    let world = world(ImageConfig::default());
+    let fake = &world.service.0;
+    let asking = pod("u", IMAGE, "IfNotPresent");
+    for (image, layers) in [
+        (IMAGE, ["base", "x"]),
+        (OTHER, ["base", "y"]),
+        ("z:1", ["another", "x"]),
+    ] {
+        let layers = layers.map(str::to_owned).to_vec();
+        fake.layers.lock().unwrap().insert(image.to_owned(), layers);
+        world
+            .ensure(&pod("u", image, "IfNotPresent"))
+            .await
+            .unwrap();
+    }
+    let removed = |world: &World| -> Vec<String> {
+        let mut removed = std::mem::take(&mut *world.service.0.removed.lock().unwrap());
+        removed.sort_unstable();
+        removed
+    };
+    world.fail(MISSING).await;
+    world.ensure(&asking).await.unwrap();
+    assert_eq!(removed(&world), [IMAGE]);
+    world.fail(MISSING).await;
+    world.ensure(&asking).await.unwrap();
+    assert_eq!(removed(&world), [OTHER, IMAGE], "together");
+    world.repair().await;
+    let seen = world.store.snapshot();
+    for image in [IMAGE, OTHER, "z:1"] {
+        let (files, _) = files_of(&seen, &qualified(image)).unwrap();
+        assert_eq!(files.state, FilesState::Whole, "{image}");
+    }
+    // Once: the cause is elsewhere.
+    world.fail(MISSING).await;
+    world.ensure(&asking).await.unwrap();
+    assert_eq!(removed(&world), [""; 0]);
+    let told = world.told();
+    let suspects: Vec<bool> = told
+        .iter()
+        .filter(|(reason, _)| reason == "ImageSuspect")
+        .map(|(_, is_of_pod)| *is_of_pod)
+        .collect();
+    assert_eq!(
+        suspects,
+        [true, true, false],
+        "a pod hears of its own image"
+    );
+}

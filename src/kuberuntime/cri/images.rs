@@ -57,6 +57,31 @@ impl CriClient {
         }
     }
 
+    /// Digests of the layers of an image, the lowest first, from what the runtime shows of its configuration. Empty when the
+    /// runtime does not have the image or does not show it.
+    ///
+    /// # Errors
+    /// See [`super::CriErrorKind`].
+    pub async fn image_layers(&self, image: &str) -> Result<Vec<String>, CriError> {
+        let call = self
+            .operation("image_status", image)
+            .on(&self.image_endpoint);
+        let answer = call
+            .read(|| {
+                let mut client = self.images.clone();
+                let request = v1::ImageStatusRequest {
+                    image: Some(image_spec(image)),
+                    verbose: true,
+                };
+                async move { client.image_status(request).await }
+            })
+            .await;
+        match answer {
+            Err(error) if error.is_not_found() => Ok(Vec::new()),
+            answer => Ok(layers_of(&answer?.info)),
+        }
+    }
+
     /// Pulls an image and returns the reference under which the runtime keeps it. A pull takes as long as
     /// it takes: it has no deadline of its own, but is given up when the runtime stops answering (see
     /// [`super::CriTimeouts::pull_check`]). Dropping the future cancels the pull.
@@ -144,6 +169,17 @@ impl CriClient {
     }
 }
 
+/// The layers in the verbose status of an image, as containerd and CRI-O write it.
+fn layers_of(info: &HashMap<String, String>) -> Vec<String> {
+    let info = info.get("info").map_or("", String::as_str);
+    let info: serde_json::Value = serde_json::from_str(info).unwrap_or_default();
+    let layers = info["imageSpec"]["rootfs"]["diff_ids"].as_array();
+    let layers = layers.into_iter().flatten();
+    layers
+        .filter_map(|layer| Some(layer.as_str()?.to_owned()))
+        .collect()
+}
+
 /// An image by its name alone.
 fn image_spec(image: &str) -> v1::ImageSpec {
     v1::ImageSpec {
@@ -151,5 +187,24 @@ fn image_spec(image: &str) -> v1::ImageSpec {
         annotations: HashMap::new(),
         user_specified_image: String::new(),
         runtime_handler: String::new(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_layers_of_an_image_are_in_its_verbose_status() {
+        let shown = r#"{"chainID":"sha256:c","imageSpec":{"architecture":"amd64","rootfs":{"type":"layers","diff_ids":["sha256:a","sha256:b"]}}}"#;
+        for (info, want) in [
+            (Some(shown), vec!["sha256:a", "sha256:b"]),
+            (Some("{}"), vec![]),
+            (Some("no JSON"), vec![]),
+            (None, vec![]),
+        ] {
+            let info = info.map(|info| ("info".to_owned(), info.to_owned()));
+            assert_eq!(layers_of(&info.into_iter().collect()), want);
+        }
     }
 }
