@@ -754,7 +754,7 @@ mod tests {
 
         /// Lists once, after these files were removed or moved away. Returns file name and image of each pod.
         async fn list(&mut self, removed: &[&str]) -> Vec<(String, String)> {
-            let removed = removed.iter().map(|file| text::of_name(&self.path(file)));
+            let removed = removed.iter().map(|file| text::of_name(self.path(file)));
             let (removed, set) = (removed.collect(), self.source.read().await);
             let before = before_return(&set, &removed, self.sent.as_ref());
             for set in before.into_iter().chain([set]) {

@@ -488,8 +488,7 @@ fn without_quotes(error: &str) -> String {
     said
 }
 
-/// How low-level runtimes report in the log of a container that the kernel refuses its program. What stands between the
-/// two is the path of the program.
+/// Words of low-level runtimes in the log of a container whose program the kernel refuses. Between the two is the path of the program.
 const EXEC_FAILED: &[(&str, &str)] = &[
     // runc: the error of execve, after it has closed the pipe to its parent.
     ("exec ", ": exec format error"),
@@ -509,7 +508,7 @@ const INSTANT: i64 = 5_000_000_000;
 /// The program must have failed this often: the start with this number looks at the last failure.
 const FAILED_STARTS: u32 = 2;
 
-/// Whether the log of an ended container is to be read before the start with number `attempt`: it has failed repeatedly, at
+/// Returns whether the log of an ended container is to be read before the start with number `attempt`: it has failed repeatedly, at
 /// once, and what ran is the image's own program, as the image has it.
 pub fn is_log_of_interest(container: &Container, ended: &ContainerStatus, attempt: u32) -> bool {
     let ran_for = ended.finished_at_ns.saturating_sub(ended.started_at_ns);
@@ -569,7 +568,7 @@ pub fn makes_suspect(
     }
 }
 
-/// Whether a failure points to a layer that another image has too: the runtime misses files of an image that was a suspect in
+/// Returns whether a failure points to a layer that another image has too: the runtime misses files of an image that was a suspect in
 /// this boot already, and is none any more. A pull brings no layer that another image keeps.
 pub fn may_share_damage(
     evidence: Evidence,

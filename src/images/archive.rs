@@ -53,9 +53,9 @@ pub enum ArchiveError {
     Architecture {
         /// Its name.
         image: String,
-        /// What its configuration says.
+        /// The architecture in its configuration.
         found: String,
-        /// What this machine is, in Go's words as that.
+        /// The architecture of this machine, in Go's words as well.
         wanted: &'static str,
     },
 }

@@ -269,7 +269,7 @@ impl ImageManager {
     }
 }
 
-/// Whether the files of an image are on the disk.
+/// Outcome of a sync of the files of an image.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Synced {
     Yes,

@@ -317,7 +317,7 @@ pub struct ImageManager {
     asking: Semaphore,
     /// Pulls that no pod waits for.
     owed_pulls: Pulls,
-    /// How many of them at once, by registry.
+    /// Limits their number, by registry.
     owed_slots: Mutex<HashMap<String, Arc<Semaphore>>>,
     /// One removal of suspects at a time. Nobody waits for a registry in it.
     healing: tokio::sync::Mutex<()>,

@@ -725,7 +725,7 @@ struct Listed {
     path: PathBuf,
     /// Of a link that cannot be followed, that of the link.
     stamp: ArchiveStamp,
-    /// Why it is not read.
+    /// Reason not to read it.
     problem: Option<String>,
 }
 

@@ -543,7 +543,7 @@ pub(super) fn prune(seen: &State, ids: &[&str], listed_at: Stamp) -> Transaction
     transaction
 }
 
-/// Whether a pull of the name is under way, or was cut off.
+/// Returns whether a pull of the name is under way, or was cut off.
 fn is_asked(state: &State, image: &str) -> bool {
     state.record::<ObjectRecord>(&intent_key(image)).is_some()
 }

@@ -312,7 +312,7 @@ impl ImageManager {
         !is_lost && self.bring_to_disk(image, None, service).await == Synced::Yes
     }
 
-    /// Whether files of an image that is there were not written in this run of the agent.
+    /// Returns whether files of an image that is there were not written in this run of the agent.
     pub(super) fn is_lost(&self, image: &str) -> bool {
         self.lost().contains(&qualified(image))
     }

@@ -28,7 +28,7 @@ const SUSPECTS: Duration = Duration::from_secs(5);
 /// Interval between checks of the records and the preload directory otherwise.
 const PERIOD: Duration = Duration::from_secs(60);
 /// Deadline of one pull that no pod waits for. It begins again after a pause.
-const OWED: Duration = Duration::from_secs(30 * 60);
+pub(super) const OWED: Duration = Duration::from_secs(30 * 60);
 /// Number of such pulls from one registry at once: a registry that hangs delays no image of another one.
 const OWED_AT_ONCE: usize = 2;
 /// Time that the first sandboxes wait for images that a previous boot left open.

@@ -105,7 +105,7 @@ pub(super) enum SyncError {
 }
 
 impl SyncError {
-    /// Whether files that a pull wrote are lost.
+    /// Returns whether files that a pull wrote are lost.
     pub(super) fn is_loss(&self) -> bool {
         matches!(self, Self::Write { .. } | Self::Failed)
     }

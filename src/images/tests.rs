@@ -83,7 +83,7 @@ struct Fake {
     hang: Mutex<HashSet<String>>,
     /// Layers of images, the lowest first.
     layers: Mutex<BTreeMap<String, Vec<String>>>,
-    /// What sandboxes are made of, or what is pinned.
+    /// Images of sandboxes, or pinned images.
     sandbox_images: Mutex<Vec<String>>,
     /// How often the containers of an image were asked for.
     looks: AtomicU32,

@@ -172,7 +172,7 @@ async fn a_liveness_kill_goes_ahead_of_a_resize_that_hangs() {
     spec["containers"][0]["livenessProbe"] = json!({
         "exec": {"command": ["alive"]}, "periodSeconds": 5, "failureThreshold": 1,
     });
-    let mut w = running(&spec.to_string()).await;
+    let w = running(&spec.to_string()).await;
     w.pass(10).await;
     let before = w.running("web");
     w.fail_always("update_container", Fault::Hang);

@@ -726,3 +726,32 @@ fn a_log_is_read_after_repeated_instant_failures_of_the_own_program_of_an_image(
         assert_eq!(got, want, "{what}");
     }
 }
+
+#[test]
+fn errors_of_sandboxes_are_evidence_if_content_is_missing() {
+    for (error, want) in [
+        (
+            "failed to start sandbox \"ab\": failed to get sandbox image \"registry.k8s.io/pause:3.10\": failed to get image: content digest sha256:12: not found",
+            true,
+        ),
+        (
+            "failed to create containerd container: failed to create snapshot: missing parent \"k8s.io/3/sha256:12\" bucket: not found",
+            true,
+        ),
+        (
+            "failed to start sandbox \"ab\": failed to create containerd task: failed to create shim task: failed to mount rootfs component: mount source: \"overlay\", target: \"/run/x/rootfs\", fstype: overlay, flags: 0, err: no such file or directory",
+            true,
+        ),
+        (
+            "failed to setup network for sandbox \"ab\": plugin type=\"calico\" failed (add): stat /var/lib/calico/nodename: no such file or directory",
+            false,
+        ),
+        (
+            "failed to get sandbox runtime: no runtime for \"blob not found\" is configured",
+            false,
+        ),
+    ] {
+        let is_storage = evidence(error) == Some(Evidence::Storage);
+        assert_eq!(is_storage, want, "{error}");
+    }
+}

