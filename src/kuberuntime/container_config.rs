@@ -141,6 +141,7 @@ pub fn build(
     Ok(ContainerConfig {
         message,
         envs: inputs.env.vars.clone(),
+        images: Vec::new(),
     })
 }
 

@@ -174,7 +174,7 @@ mod tests {
             .insert("own".to_owned(), "agent".to_owned());
         let config = ContainerConfig {
             message,
-            envs: Vec::new(),
+            ..ContainerConfig::default()
         };
         let message = with_devices_of(config, granted).message;
         assert_eq!(message.annotations["own"], "agent");

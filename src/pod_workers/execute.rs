@@ -811,6 +811,13 @@ async fn create_container(
             }
         }
     };
+    let image_mounts = match image_volumes::with_parts(image_mounts, &env) {
+        Ok(mounts) => mounts,
+        Err(message) => {
+            warn("Failed", &format!("Error: {message}"));
+            return Ok(Err(Failure::new("CreateContainerConfigError", message)));
+        }
+    };
     let mounts = match mounts::prepare(context, pod, container, &env, volumes).await {
         Ok(mounts) => mounts,
         Err(message) => {
@@ -854,7 +861,7 @@ async fn create_container(
     };
     let config = match container_config::build(&inputs, &context.node) {
         Ok(mut config) => {
-            config.message.mounts.extend(image_mounts);
+            config.images = image_mounts;
             with_devices_of(config, granted)
         }
         Err(error) => {

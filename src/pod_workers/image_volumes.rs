@@ -10,7 +10,9 @@ use k8s_openapi::api::core::v1::{Container, Pod, Volume, VolumeMount};
 
 use super::WorkerContext;
 use crate::images::PullInputs;
-use crate::kuberuntime::cri::v1;
+use crate::kuberuntime::container_mounts;
+use crate::kuberuntime::cri::{ImageMount, v1};
+use crate::kuberuntime::env::Environment;
 use crate::types::{PodExt, Stamp};
 
 /// Why a container cannot have its image volumes.
@@ -37,7 +39,8 @@ impl ImageVolumeError {
     }
 }
 
-/// Pulls what the image volumes of a container need and returns their mounts; upstream's `getImageVolumes`.
+/// Pulls what the image volumes of a container need and returns their mounts, each with the one that it was made from;
+/// upstream's `getImageVolumes`. [`with_parts`] adds the parts of the images that are mounted.
 /// Cancelled with the future.
 ///
 /// # Errors
@@ -47,7 +50,7 @@ pub(super) async fn mounts(
     pod: &Pod,
     container: &Container,
     inputs: PullInputs<'_>,
-) -> Result<Vec<v1::Mount>, ImageVolumeError> {
+) -> Result<Vec<(v1::Mount, VolumeMount)>, ImageVolumeError> {
     let volumes = used(pod, container);
     if volumes.is_empty() {
         return Ok(Vec::new());
@@ -58,10 +61,23 @@ pub(super) async fn mounts(
         .await
         .map_err(|error| ImageVolumeError::config(error.to_string()))?;
     let (runtime, version) = (version.runtime_name, version.runtime_version);
-    if let Some(needed) = too_old(&runtime, &version) {
+    if let Some(needed) = too_old(&runtime, &version, first_with_images) {
         return Err(ImageVolumeError::config(format!(
             "volume {}: {runtime} {version} cannot mount images; it needs {runtime} {needed} or later",
             volumes[0].name
+        )));
+    }
+    let in_part = volumes.iter().find(|v| {
+        let mut mounts = mounts_of(container, &v.name);
+        mounts.any(|m| is_given(&m.sub_path) || is_given(&m.sub_path_expr))
+    });
+    if let (Some(volume), Some(needed)) =
+        (in_part, too_old(&runtime, &version, first_with_sub_paths))
+    {
+        return Err(ImageVolumeError::config(format!(
+            "volume {}: {runtime} {version} would mount the whole image instead of its subPath; leave subPath out, or use \
+             {runtime} {needed} or later",
+            volume.name
         )));
     }
     let mut all = Vec::new();
@@ -89,7 +105,7 @@ pub(super) async fn mounts(
         context.volume_images.set(&pod.uid(), &volume.name, &image);
         for mount in mounts_of(container, &volume.name) {
             let named = source.reference.as_deref().unwrap_or_default();
-            all.push(mount_of(mount, &image, named).map_err(ImageVolumeError::config)?);
+            all.push((mount_of(mount, &image, named), mount.clone()));
         }
     }
     Ok(all)
@@ -117,17 +133,36 @@ fn mounts_of<'a>(
     mounts.filter(move |m| m.name == volume)
 }
 
-/// An image is mounted whole and read-only, whatever the mount says about writing.
-fn mount_of(mount: &VolumeMount, image: &str, named: &str) -> Result<v1::Mount, String> {
-    let has = |text: &Option<String>| text.as_ref().is_some_and(|t| !t.is_empty());
-    if has(&mount.sub_path) || has(&mount.sub_path_expr) {
-        return Err(format!(
-            "volume {}: the runtime interface of this version cannot mount a part of an image (no image_sub_path); leave subPath out and mount the whole volume",
-            mount.name
-        ));
-    }
+fn is_given(text: &Option<String>) -> bool {
+    text.as_ref().is_some_and(|t| !t.is_empty())
+}
+
+/// Adds to the mounts of images the parts that are mounted. Upstream: `makeMounts`.
+///
+/// # Errors
+/// When a variable of `subPathExpr` is not set, or the path leaves the image.
+pub(super) fn with_parts(
+    mounts: Vec<(v1::Mount, VolumeMount)>,
+    env: &Environment,
+) -> Result<Vec<ImageMount>, String> {
+    let with_part = |(mount, of): (v1::Mount, VolumeMount)| {
+        let sub_path = container_mounts::sub_path(&of, env)?.unwrap_or_default();
+        let leaves = sub_path.starts_with('/') || sub_path.split('/').any(|part| part == "..");
+        if leaves {
+            return Err(format!(
+                "volume {}: subPath {sub_path:?} has to be a path within the image, without \"..\"",
+                of.name
+            ));
+        }
+        Ok(ImageMount { mount, sub_path })
+    };
+    mounts.into_iter().map(with_part).collect()
+}
+
+/// An image is mounted read-only, whatever the mount says about writing.
+fn mount_of(mount: &VolumeMount, image: &str, named: &str) -> v1::Mount {
     let path = mount.mount_path.as_str();
-    Ok(v1::Mount {
+    v1::Mount {
         container_path: if path.starts_with('/') {
             path.to_owned()
         } else {
@@ -140,16 +175,36 @@ fn mount_of(mount: &VolumeMount, image: &str, named: &str) -> Result<v1::Mount, 
             ..Default::default()
         }),
         ..Default::default()
-    })
+    }
 }
 
-/// The first version of a runtime that mounts images, where this one is older. One that is not known is tried.
-fn too_old(runtime: &str, version: &str) -> Option<&'static str> {
-    let (first, text) = match runtime {
-        "containerd" => ((2, 1), "2.1"),
-        "cri-o" => ((1, 31), "1.31"),
-        _ => return None,
-    };
+type Release = ((u32, u32), &'static str);
+
+/// The first release of a runtime that mounts images.
+fn first_with_images(runtime: &str) -> Option<Release> {
+    match runtime {
+        "containerd" => Some(((2, 1), "2.1")),
+        "cri-o" => Some(((1, 31), "1.31")),
+        _ => None,
+    }
+}
+
+/// The first release of a runtime that mounts a part of an image. Older ones pass over the path.
+fn first_with_sub_paths(runtime: &str) -> Option<Release> {
+    match runtime {
+        "containerd" => Some(((2, 2), "2.2")),
+        "cri-o" => Some(((1, 33), "1.33")),
+        _ => None,
+    }
+}
+
+/// Returns the first release of a runtime that can do something, where this version is older. One that is not known is tried.
+fn too_old(
+    runtime: &str,
+    version: &str,
+    first: fn(&str) -> Option<Release>,
+) -> Option<&'static str> {
+    let (first, text) = first(runtime)?;
     let mut parts = version
         .trim_start_matches('v')
         .split(|c: char| !c.is_ascii_digit())
@@ -179,7 +234,18 @@ mod tests {
             ("cri-o", "1.31.0", None),
             ("other", "0.1", None),
         ] {
-            assert_eq!(too_old(runtime, version), needed, "{runtime} {version}");
+            let found = too_old(runtime, version, first_with_images);
+            assert_eq!(found, needed, "{runtime} {version}");
+        }
+        for (runtime, version, needed) in [
+            ("containerd", "v2.1.4", Some("2.2")),
+            ("containerd", "2.2.0", None),
+            ("cri-o", "1.32.1", Some("1.33")),
+            ("cri-o", "1.33.0", None),
+            ("other", "0.1", None),
+        ] {
+            let found = too_old(runtime, version, first_with_sub_paths);
+            assert_eq!(found, needed, "{runtime} {version}");
         }
     }
 
@@ -204,12 +270,46 @@ mod tests {
         let mounts: Vec<_> = mounts_of(container, "data")
             .map(|m| mount_of(m, "sha256:1", "data:1"))
             .collect();
-        let first = mounts[0].as_ref().unwrap();
+        let first = &mounts[0];
         assert_eq!(first.container_path, "/data");
         assert!(first.readonly && first.host_path.is_empty());
         let image = first.image.as_ref().unwrap();
         assert_eq!(image.image, "sha256:1");
         assert_eq!(image.user_specified_image, "data:1");
-        assert!(mounts[1].as_ref().unwrap_err().contains("subPath"));
+    }
+
+    #[test]
+    fn a_part_of_an_image_is_a_path_within_it() {
+        let env = Environment {
+            vars: vec![("DIR".to_owned(), b"conf".to_vec())],
+        };
+        let part = |of: serde_json::Value| {
+            let of: VolumeMount = serde_json::from_value(of).unwrap();
+            let parts = with_parts(vec![(v1::Mount::default(), of)], &env)?;
+            Ok::<_, String>(parts[0].sub_path.clone())
+        };
+        let whole = json!({"name": "v", "mountPath": "/m"});
+        assert_eq!(part(whole).unwrap(), "");
+        let fixed = json!({"name": "v", "mountPath": "/m", "subPath": "etc/x"});
+        assert_eq!(part(fixed).unwrap(), "etc/x");
+        let expanded = json!({"name": "v", "mountPath": "/m", "subPathExpr": "etc/$(DIR)"});
+        assert_eq!(part(expanded).unwrap(), "etc/conf");
+        for (bad, why) in [
+            (
+                json!({"name": "v", "mountPath": "/m", "subPath": "/etc"}),
+                "within",
+            ),
+            (
+                json!({"name": "v", "mountPath": "/m", "subPath": "a/../b"}),
+                "within",
+            ),
+            (
+                json!({"name": "v", "mountPath": "/m", "subPathExpr": "$(GONE)"}),
+                "GONE",
+            ),
+        ] {
+            let error = part(bad).unwrap_err();
+            assert!(error.contains(why), "{error}");
+        }
     }
 }

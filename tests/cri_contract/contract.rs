@@ -191,6 +191,7 @@ async fn variables_need_not_be_text(world: &World) {
     let config = ContainerConfig {
         message: pod.container("main", 0, &["sh", "-c", script]),
         envs: envs.clone(),
+        ..ContainerConfig::default()
     };
     let log = pod.logs.join(&config.message.log_path);
     let created = world

@@ -1,7 +1,7 @@
 //! The request that makes a container.
 //!
 //! Values of variables are bytes in the CRI since 1.34. In older ones, and in the generated types, they are text. On the
-//! wire both are the same.
+//! wire both are the same. The path within an image that is mounted came with 1.33, and the generated types have no field for it.
 
 use std::fmt;
 
@@ -21,6 +21,17 @@ pub struct ContainerConfig {
     pub message: v1::ContainerConfig,
     /// Names and values of its variables, in order.
     pub envs: Vec<(String, Vec<u8>)>,
+    /// Mounts of images, beside those of `message`.
+    pub images: Vec<ImageMount>,
+}
+
+/// A mount of an image, or of a part of it.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct ImageMount {
+    /// The mount.
+    pub mount: v1::Mount,
+    /// Path within the image; empty for all of it.
+    pub sub_path: String,
 }
 
 impl fmt::Debug for ContainerConfig {
@@ -41,6 +52,7 @@ impl From<v1::ContainerConfig> for ContainerConfig {
         Self {
             message,
             envs: envs.into_iter().map(bytes).collect(),
+            images: Vec::new(),
         }
     }
 }
@@ -64,6 +76,31 @@ struct Envs {
     envs: Vec<KeyValue>,
 }
 
+/// Field 7 of `runtime.v1.ContainerConfig`, encoded.
+#[derive(Clone, PartialEq, Message)]
+struct Mounts {
+    #[prost(bytes = "vec", repeated, tag = "7")]
+    mounts: Vec<Vec<u8>>,
+}
+
+/// Field 10 of `runtime.v1.Mount`.
+#[derive(Clone, PartialEq, Message)]
+struct ImageSubPath {
+    #[prost(string, tag = "10")]
+    image_sub_path: String,
+}
+
+impl ImageMount {
+    fn encoded(self) -> Vec<u8> {
+        let sub_path = ImageSubPath {
+            image_sub_path: self.sub_path,
+        };
+        let mut encoded = self.mount.encode_to_vec();
+        encoded.extend(sub_path.encode_to_vec());
+        encoded
+    }
+}
+
 /// `runtime.v1.KeyValue`.
 #[derive(Clone, PartialEq, Message)]
 struct KeyValue {
@@ -83,8 +120,12 @@ impl CreateContainerRequest {
         let envs = Envs {
             envs: envs.map(|(key, value)| KeyValue { key, value }).collect(),
         };
+        let mounts = Mounts {
+            mounts: config.images.into_iter().map(ImageMount::encoded).collect(),
+        };
         let mut encoded = config.message.encode_to_vec();
         encoded.extend(envs.encode_to_vec());
+        encoded.extend(mounts.encode_to_vec());
         Self {
             pod_sandbox_id: sandbox_id.to_string(),
             config: encoded,
@@ -145,6 +186,39 @@ mod tests {
         let sent = request(whole().config.unwrap().into()).encode_to_vec();
         let read = v1::CreateContainerRequest::decode(sent.as_slice());
         assert_eq!(read.unwrap(), whole());
+    }
+
+    #[test]
+    fn mounts_of_images_come_after_the_others_and_name_a_part_of_the_image() {
+        let mount = |path: &str| v1::Mount {
+            container_path: path.to_owned(),
+            readonly: true,
+            ..Default::default()
+        };
+        let config = ContainerConfig {
+            message: v1::ContainerConfig {
+                mounts: vec![mount("/first")],
+                ..Default::default()
+            },
+            images: [("/whole", ""), ("/part", "etc/conf")]
+                .map(|(path, sub_path)| ImageMount {
+                    mount: mount(path),
+                    sub_path: sub_path.to_owned(),
+                })
+                .into(),
+            ..Default::default()
+        };
+        let sent = request(config).config;
+        let read = v1::ContainerConfig::decode(sent.as_slice()).unwrap();
+        assert_eq!(read.mounts, ["/first", "/whole", "/part"].map(mount));
+        let parts: Vec<String> = (Mounts::decode(sent.as_slice()).unwrap().mounts.iter())
+            .map(|mount| {
+                ImageSubPath::decode(mount.as_slice())
+                    .unwrap()
+                    .image_sub_path
+            })
+            .collect();
+        assert_eq!(parts, ["", "", "etc/conf"]);
     }
 
     #[test]

@@ -31,7 +31,7 @@ mod trace;
 use std::time::Duration;
 
 pub use client::{ContainerEvent, ContainerEventKind, CriClient};
-pub use create::ContainerConfig;
+pub use create::{ContainerConfig, ImageMount};
 pub use error::{CriError, CriErrorKind};
 pub use k8s_cri::v1;
 pub use streams::Streams;
