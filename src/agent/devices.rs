@@ -1,19 +1,29 @@
 //! Setup of device plugins: the manager, the registration socket, and syncs of pods whose devices change.
 
+use std::io::Read;
+use std::path::Path;
 use std::sync::Arc;
 
 use futures::FutureExt;
 use tokio_util::sync::CancellationToken;
+use tracing::{info, warn};
 
 use super::Tasks;
 use super::directories::Served;
 use super::start::{Base, Parts};
-use crate::devicemanager::{DEVICE_PLUGIN, DeviceManager, DeviceManagerOptions};
+use crate::devicemanager::{
+    DEVICE_PLUGIN, DeviceManager, DeviceManagerOptions, KUBELET_CHECKPOINT, KubeletCheckpoint,
+};
 use crate::kubeletconfig::AgentConfig;
 use crate::pod_workers::PodWorkers;
 use crate::server::device_plugins;
+use crate::store::CommitError;
 use crate::types::runtime::{ContainerState, PodStatus};
+use crate::types::{blocking, causes};
 use crate::volumemanager::csi::registry::{Drivers, Plugin};
+
+/// Longest checkpoint of a kubelet that is read, in bytes.
+const MAX_CHECKPOINT: u64 = 64 << 20;
 
 /// The manager, with the resources on record.
 pub(super) fn manager(config: &AgentConfig, parts: &Parts) -> DeviceManager {
@@ -48,13 +58,64 @@ pub(super) fn serve(
     served.start(Arc::clone(&base.clock), tasks, token);
 }
 
-/// Containers that run when the agent starts keep their devices.
-pub(super) fn resume(devices: &DeviceManager, shown: &[Arc<PodStatus>]) {
+/// Lets containers that run when the agent starts keep their devices, also those of a kubelet that this agent replaces.
+///
+/// # Errors
+/// When the store takes no commit.
+pub(super) async fn resume(
+    config: &AgentConfig,
+    devices: &DeviceManager,
+    shown: &[Arc<PodStatus>],
+) -> Result<(), CommitError> {
+    let path = config
+        .root_dir
+        .join("device-plugins")
+        .join(KUBELET_CHECKPOINT);
+    if let Some(checkpoint) = kubelet_checkpoint(&path).await {
+        let is_running = |status: &&Arc<PodStatus>| {
+            let mut containers = status.containers.iter();
+            containers.any(|c| c.state == ContainerState::Running)
+        };
+        let running = shown.iter().filter(is_running);
+        let running: Vec<_> = running
+            .map(|status| (status.uid.clone(), status.namespace.clone()))
+            .collect();
+        for uid in devices.take_over(&checkpoint, &running).await? {
+            info!(pod = %uid, "devices of the pod taken over from a kubelet");
+        }
+    }
     devices.resume(|uid, container| {
         let statuses = shown.iter().filter(|status| status.uid == *uid);
         let mut named = statuses.flat_map(|status| status.containers_named(container));
         named.any(|c| c.state == ContainerState::Running)
     });
+    Ok(())
+}
+
+/// Reads the checkpoint of a kubelet, if there is one.
+async fn kubelet_checkpoint(path: &Path) -> Option<KubeletCheckpoint> {
+    let path = path.to_owned();
+    let read = blocking::run(move || {
+        let file = std::fs::File::open(&path)?;
+        let mut data = Vec::new();
+        file.take(MAX_CHECKPOINT).read_to_end(&mut data)?;
+        Ok::<_, std::io::Error>(data)
+    });
+    let why = match read.await {
+        Ok(Ok(data)) => match KubeletCheckpoint::parse(&data) {
+            Ok(checkpoint) => return Some(checkpoint),
+            Err(error) => causes(&error),
+        },
+        Ok(Err(error)) if error.kind() == std::io::ErrorKind::NotFound => return None,
+        Ok(Err(error)) => causes(&error),
+        Err(error) => causes(&error),
+    };
+    warn!(
+        file = KUBELET_CHECKPOINT,
+        error = why,
+        "cannot read the devices that a kubelet has given to running pods: other pods may get them. Restart pods with devices"
+    );
+    None
 }
 
 /// Has device plugins taken that register by `plugins_registry`.

@@ -65,10 +65,12 @@ pub(super) async fn managers(
             base.recorder.record(event);
         }
     }
+    let devices = base.devices.clone();
     Ok(Pinning::new(
         settings,
         base.store.clone(),
         base.metrics.clone(),
+        Box::new(move |pod, container| vec![devices.hints(pod, container)]),
     ))
 }
 

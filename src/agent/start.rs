@@ -441,7 +441,7 @@ pub(super) async fn start(
     // A degraded store holds this: a full disk must not keep pods from being looked after.
     base.store.commit_or_hold(plan.transaction.clone()).await?;
 
-    devices::resume(&base.devices, &plan.current);
+    devices::resume(config, &base.devices, &plan.current).await?;
     let memory = node.machine.get().memory();
     let pinning = pinning::managers(config, base, &cgroups, memory).await?;
 

@@ -9,10 +9,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::core::v1::{Container, Pod};
 use tokio::time::Instant;
 
 use crate::core::pinning::cpus::has_exclusive_cpus;
+use crate::core::pinning::hints::Hints;
 use crate::core::pinning::memory::pinned_memory;
 use crate::core::pinning::{self, Assigned, Confirmed, Placement, Refusal, Settings};
 use crate::core::state::{CpusRecord, MemoryRecord, State, Transaction};
@@ -26,8 +27,12 @@ use crate::types::{ContainerId, PodExt, PodUid};
 #[derive(Clone)]
 pub struct Pinning(Arc<Inner>);
 
+/// Hints of the devices that a container wants, or with `None` all containers of the pod.
+pub type DeviceHints = Box<dyn Fn(&Pod, Option<&Container>) -> Vec<Hints> + Send + Sync>;
+
 struct Inner {
     settings: Settings,
+    devices: DeviceHints,
     store: Store,
     metrics: Metrics,
     /// Of pods whose admission is not on record yet.
@@ -54,10 +59,11 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Pinning {
-    /// Managers with these settings over what is on record.
-    pub fn new(settings: Settings, store: Store, metrics: Metrics) -> Self {
+    /// Managers with these settings over what is on record. `devices` takes part in the alignment of CPUs and memory.
+    pub fn new(settings: Settings, store: Store, metrics: Metrics, devices: DeviceHints) -> Self {
         let pinning = Self(Arc::new(Inner {
             settings,
+            devices,
             store,
             metrics,
             reserved: Mutex::default(),
@@ -150,7 +156,9 @@ impl Pinning {
         let wants_memory =
             inner.settings.memory.is_some() && all.any(|c| !pinned_memory(pod, c).is_empty());
         let begun = Instant::now();
-        let placed = pinning::place(pod, &inner.settings, &taken, &|_| Vec::new());
+        let placed = pinning::place(pod, &inner.settings, &taken, &|container| {
+            (inner.devices)(pod, container)
+        });
         let metrics = &inner.metrics;
         let failed = placed.is_err();
         if wants_cpus {
@@ -172,6 +180,33 @@ impl Pinning {
             metrics.topology_manager_admission_duration.observe(took);
         }
         placed
+    }
+
+    /// Returns the NUMA nodes that an admitted pod's container may have devices of; `None` stands for any.
+    ///
+    /// # Errors
+    /// When the devices that are left do not fit the policy.
+    pub fn nodes_for_devices(
+        &self,
+        pod: &Pod,
+        container: &str,
+    ) -> Result<Option<BTreeSet<i64>>, Refusal> {
+        let inner = &self.0;
+        if inner.settings.topology == TopologyPolicy::None {
+            return Ok(None);
+        }
+        let (state, mut taken) = self.current();
+        let uid = pod.uid();
+        let own = Placement {
+            cpus: taken.cpus.remove(&uid).unwrap_or_default(),
+            memory: taken.memory.remove(&uid).unwrap_or_default(),
+            nodes: BTreeMap::new(),
+        };
+        taken.leave_out_predecessors(&state, pod);
+        let more = |container: Option<&Container>| (inner.devices)(pod, container);
+        let nodes = pinning::nodes_of(pod, &inner.settings, &taken, &own, &more)?;
+        let of_container = nodes.get(container).copied().flatten();
+        Ok(of_container.map(|mask| mask.nodes().into_iter().map(i64::from).collect()))
     }
 
     /// Keeps what a pod got until its admission is on record.
@@ -287,7 +322,8 @@ pub(crate) mod testkit {
             }),
             ..Settings::default()
         };
-        let pinning = Pinning::new(settings, store.clone(), Metrics::default());
+        let no_devices: DeviceHints = Box::new(|_, _| Vec::new());
+        let pinning = Pinning::new(settings, store.clone(), Metrics::default(), no_devices);
         (pinning, store)
     }
 }

@@ -21,7 +21,7 @@ pub use grant::{Granted, GrantedDevice, GrantedMount, merge};
 pub use inventory::{Amount, Amounts, Health, Instance, Inventory, Unusable};
 pub use record::{
     ALLOCATIONS, Allocation, PLUGINS, PluginRecord, PodDevices, Unreadable, allocations_key,
-    plugin_key, taken,
+    allocations_key_of, plugin_key, taken,
 };
 
 use super::resources::{NANOS, container_limits};
@@ -108,6 +108,25 @@ pub fn wanted(pod: &Pod, is_known: impl Fn(&str) -> bool) -> Vec<Wanted> {
         })
     };
     specs.filter_map(of_container).collect()
+}
+
+/// Returns the number of devices that the containers of a pod need at a time: init containers run one after the other, beside
+/// the sidecars before them. Upstream: `getPodDeviceRequest`.
+pub fn wanted_by_pod(wanted: &[Wanted]) -> BTreeMap<String, usize> {
+    let mut lasting: BTreeMap<String, usize> = BTreeMap::new();
+    let mut most: BTreeMap<String, usize> = BTreeMap::new();
+    for of in wanted {
+        for (resource, count) in &of.counts {
+            let running = lasting.entry(resource.clone()).or_default();
+            let now = *running + count;
+            if of.kind != ContainerKind::Init {
+                *running = now;
+            }
+            let known = most.entry(resource.clone()).or_default();
+            *known = now.max(*known);
+        }
+    }
+    most
 }
 
 /// Returns the devices of a resource that a container may take over from init containers before it: plain ones give theirs

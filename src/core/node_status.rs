@@ -29,7 +29,7 @@ use serde_json::Value;
 
 pub use conditions::{Pressure, Readiness};
 pub use patch::{Change, Due, change, needs_update};
-pub use resources::{devices_differ, pod_capacity};
+pub use resources::{devices_differ, pod_capacity, without_other_devices};
 
 use crate::core::devices::Amounts;
 use crate::core::volumes::known::InUse;

@@ -187,6 +187,54 @@ pub fn place(
     place_rest(pod, settings, taken, &Placement::default(), more)
 }
 
+/// Returns the NUMA nodes by container that the topology manager chooses for devices of a pod whose CPUs and memory are
+/// assigned already (`own`, not in `taken`): with the same policy, and on the nodes of what each container has. `None` stands
+/// for any node.
+///
+/// # Errors
+/// When the policy refuses what is left of the devices.
+pub fn nodes_of(
+    pod: &Pod,
+    settings: &Settings,
+    taken: &Assigned,
+    own: &Placement,
+    more: MoreHints<'_>,
+) -> Result<BTreeMap<String, Option<NodeMask>>, Refusal> {
+    let with_own = |container: Option<&Container>| {
+        let mut all = more(container);
+        all.push(hints_of_assigned(settings, own, container));
+        all
+    };
+    let placed = place_rest(pod, settings, taken, own, &with_own)?;
+    Ok(placed.nodes)
+}
+
+/// Returns the nodes of the CPUs and the memory that a container has, as the only way; with `None` those of all containers.
+fn hints_of_assigned(settings: &Settings, own: &Placement, container: Option<&Container>) -> Hints {
+    let is_meant = |name: &String| container.is_none_or(|c| c.name == *name);
+    let cpus = own.cpus.containers.iter();
+    let cpus = union_of(
+        cpus.filter(|(name, _)| is_meant(name))
+            .map(|(_, cpus)| cpus),
+    );
+    let blocks = own.memory.containers.iter();
+    let blocks = blocks
+        .filter(|(name, _)| is_meant(name))
+        .flat_map(|(_, blocks)| blocks);
+    let nodes = settings.machine.numbers(&cpus, |cpu| cpu.node).into_iter();
+    let nodes: NodeMask = nodes
+        .chain(blocks.flat_map(|block| block.nodes.iter().copied()))
+        .collect();
+    if nodes.count() == 0 {
+        return Hints::new();
+    }
+    let only = Hint {
+        nodes: Some(nodes),
+        preferred: true,
+    };
+    Hints::from([("assigned".to_owned(), Some(vec![only]))])
+}
+
 /// Assigns CPUs and memory to those containers of a pod that have none. The others keep what they have by `own`, which is not
 /// in `taken`.
 ///

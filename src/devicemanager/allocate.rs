@@ -13,6 +13,7 @@ use crate::core::devices::{
     self, Allocation, Granted, PodDevices, Request, Unreadable, Unusable, Wanted, allocations_key,
     choose, hint_of, reusable, taken, wanted,
 };
+use crate::core::pinning::Refusal;
 use crate::core::state::{ObjectRecord, State, Transaction};
 use crate::kubeletconfig::DeviceReadiness;
 use crate::store::CommitError;
@@ -32,7 +33,12 @@ pub enum Readiness {
     Waiting(String),
     /// They may not, and the pod fails.
     Refused(String),
+    /// The devices that are left do not fit the topology manager's policy, and the pod fails.
+    Unaligned(Refusal),
 }
+
+/// The NUMA nodes that a container may have devices of; `None` stands for any.
+pub type Align<'a> = &'a (dyn Fn(&str) -> Result<Option<BTreeSet<i64>>, Refusal> + Sync);
 
 /// Reason why a container has no devices.
 #[derive(Debug, thiserror::Error)]
@@ -47,6 +53,8 @@ enum AllocateError {
     Unreadable(#[from] Unreadable),
     #[error(transparent)]
     Call(#[from] CallError),
+    #[error("{}", .0.message)]
+    Unaligned(Refusal),
     #[error("commit devices of the pod: {0}")]
     Commit(#[from] CommitError),
 }
@@ -55,6 +63,7 @@ enum AllocateError {
 #[derive(Clone, Copy)]
 struct Place<'a> {
     pod: &'a Pod,
+    align: Align<'a>,
     wanted: &'a [Wanted],
     container: &'a str,
     resource: &'a str,
@@ -66,10 +75,11 @@ struct Pool {
     devices: devices::Devices,
     taken: BTreeSet<String>,
     reusable: BTreeSet<String>,
+    affinity: Option<BTreeSet<i64>>,
 }
 
 impl DeviceManager {
-    /// Makes sure that the containers named `starting` have their devices. A pod of which nothing was started yet (`fresh`)
+    /// Makes sure that the containers named `starting` have their devices, on the NUMA nodes that `align` returns. A pod of which nothing was started yet (`fresh`)
     /// gets those it lacks. Any other one has what is on record; after a start of the agent, its plugins must be there and
     /// its devices healthy before a container that does not run starts with them. What its records lack, since they were lost
     /// or the resource had no plugin then, it waits for.
@@ -81,6 +91,7 @@ impl DeviceManager {
         pod: &Pod,
         fresh: bool,
         starting: &[&str],
+        align: Align<'_>,
     ) -> Result<Readiness, CommitError> {
         if !devices::may_want(pod) {
             return Ok(Readiness::Ready);
@@ -104,7 +115,7 @@ impl DeviceManager {
                 .map_err(AllocateError::from);
         }
         if verdict.is_ok() && !lacking.is_empty() {
-            verdict = match self.allocate(pod, &wanted, &lacking).await {
+            verdict = match self.allocate(pod, &wanted, &lacking, align).await {
                 Err(AllocateError::Commit(error)) => return Err(error),
                 allocated => allocated,
             };
@@ -149,6 +160,7 @@ impl DeviceManager {
                 Readiness::Waiting(why.to_string())
             }
             AllocateError::Unreadable(why) => Readiness::Waiting(why.to_string()),
+            AllocateError::Unaligned(refusal) => Readiness::Unaligned(refusal.clone()),
             error => refused(error),
         }
     }
@@ -172,11 +184,13 @@ impl DeviceManager {
         pod: &Pod,
         wanted: &[Wanted],
         lacking: &[&Wanted],
+        align: Align<'_>,
     ) -> Result<(), AllocateError> {
         for of in lacking {
             for (resource, count) in &of.counts {
                 let place = Place {
                     pod,
+                    align,
                     wanted,
                     container: &of.container,
                     resource,
@@ -265,16 +279,23 @@ impl DeviceManager {
     fn pool(&self, state: &State, place: Place<'_>) -> Result<Pool, AllocateError> {
         let devices = self.shared().inventory.usable(place.resource)?.clone();
         let held = PodDevices::of(state, place.pod)?.unwrap_or_default();
+        let affinity = (place.align)(place.container).map_err(AllocateError::Unaligned)?;
         Ok(Pool {
+            affinity,
             devices,
             taken: taken(state, place.resource)?,
             reusable: reusable(place.wanted, &held, place.container, place.resource),
         })
     }
 
-    fn client(&self, resource: &str) -> Result<PluginClient, Unusable> {
+    /// Returns the connection to a resource's plugin.
+    pub(super) fn connected(&self, resource: &str) -> Option<PluginClient> {
         let shared = self.shared();
-        let connected = shared.clients.get(resource).map(|c| c.client.clone());
+        shared.clients.get(resource).map(|c| c.client.clone())
+    }
+
+    fn client(&self, resource: &str) -> Result<PluginClient, Unusable> {
+        let connected = self.connected(resource);
         connected.ok_or_else(|| Unusable::NoneHealthy {
             resource: resource.to_owned(),
         })
@@ -291,7 +312,11 @@ impl DeviceManager {
             let seen = self.store().snapshot();
             let held = PodDevices::of(&seen, place.pod)?.unwrap_or_default();
             let (ids, granted) = decide(&held);
-            let allocation = Allocation { ids, granted };
+            let allocation = Allocation {
+                ids,
+                granted,
+                outdated: None,
+            };
             let held = held.with(place.container, place.resource, allocation);
             let put = Transaction::new()
                 .expect::<ObjectRecord>(&seen, &key)
@@ -316,7 +341,7 @@ impl Pool {
             taken: &self.taken,
             reusable: &self.reusable,
             count: place.count,
-            affinity: None,
+            affinity: self.affinity.as_ref(),
         }
     }
 }

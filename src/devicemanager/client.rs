@@ -183,7 +183,8 @@ fn unavailable(error: tonic::transport::Error) -> CallError {
     }
 }
 
-fn granted(of: ContainerAllocateResponse) -> Granted {
+/// Returns a plugin's answer as it is recorded.
+pub(super) fn granted(of: ContainerAllocateResponse) -> Granted {
     let mounts = of.mounts.into_iter().map(|mount| GrantedMount {
         container_path: mount.container_path,
         host_path: mount.host_path,

@@ -12,8 +12,11 @@
 //! its own, and a call holds no lock.
 
 mod allocate;
+mod checkpoint;
 mod client;
+mod hints;
 pub mod proto;
+mod returned;
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::path::{Path, PathBuf};
@@ -27,7 +30,8 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, info, warn};
 
-pub use self::allocate::Readiness;
+pub use self::allocate::{Align, Readiness};
+pub use self::checkpoint::{FILE as KUBELET_CHECKPOINT, KubeletCheckpoint};
 use self::client::PluginClient;
 pub use self::client::short_path;
 use crate::core::devices::{
@@ -252,7 +256,18 @@ impl DeviceManager {
             (device.id, known)
         };
         let devices: Devices = list.devices.into_iter().map(device).collect();
-        if (self.shared().inventory).list(resource, instance, devices) {
+        // Of pods whose devices are not known, none is known to be back.
+        let held = devices::taken(&self.store().snapshot(), resource).unwrap_or_default();
+        let is_new = {
+            let mut shared = self.shared();
+            let returning = shared.inventory.returning(resource, &devices, &held);
+            let is_new = shared.inventory.list(resource, instance, devices);
+            if is_new {
+                shared.inventory.add_returned(resource, returning);
+            }
+            is_new
+        };
+        if is_new {
             self.published(resource);
         }
     }

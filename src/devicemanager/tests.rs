@@ -8,6 +8,7 @@ use crate::types::{BootId, SystemClock};
 
 const GPU: &str = "example.com/gpu";
 const NIC: &str = "example.com/nic";
+const ANY_NODE: Align<'_> = &|_| Ok(None);
 const PATIENCE: Duration = Duration::from_secs(20);
 
 /// A node whose agent may start again.
@@ -74,7 +75,7 @@ fn pod(uid: &str, resource: &str, count: u32) -> Pod {
 }
 
 async fn first_start(agent: &DeviceManager, pod: &Pod) -> Readiness {
-    let ready = agent.ready(pod, true, &["main"]);
+    let ready = agent.ready(pod, true, &["main"], ANY_NODE);
     let ready = tokio::time::timeout(PATIENCE, ready).await;
     ready.expect("the pod is not held up").unwrap()
 }
@@ -107,7 +108,7 @@ async fn a_pod_has_its_devices_over_a_restart_and_nothing_is_asked_again() {
         devices::Amount::default()
     );
     agent.resume(|uid, container| uid.as_str() == "u1" && container == "main");
-    let ready = agent.ready(&pod, false, &["main"]).await.unwrap();
+    let ready = agent.ready(&pod, false, &["main"], ANY_NODE).await.unwrap();
     assert_eq!(ready, Readiness::Ready);
     assert_eq!(agent.granted(&pod, "main"), Ok(granted));
     let error = agent.pre_start(&pod, "main").await.unwrap_err();
@@ -128,7 +129,8 @@ async fn a_pod_that_starts_again_without_its_plugin_fails_or_waits_for_the_same_
     plugin.calls();
 
     let agent = world.agent(DeviceReadiness::Fail);
-    let Readiness::Refused(why) = agent.ready(&pod, false, &["main"]).await.unwrap() else {
+    let Readiness::Refused(why) = agent.ready(&pod, false, &["main"], ANY_NODE).await.unwrap()
+    else {
         panic!("the pod goes on");
     };
     let expected = format!(
@@ -138,11 +140,13 @@ async fn a_pod_that_starts_again_without_its_plugin_fails_or_waits_for_the_same_
 
     let agent = world.agent(DeviceReadiness::Wait);
     let waits = |ready| matches!(ready, Readiness::Waiting(_));
-    assert!(waits(agent.ready(&pod, false, &["main"]).await.unwrap()));
+    assert!(waits(
+        agent.ready(&pod, false, &["main"], ANY_NODE).await.unwrap()
+    ));
     plugin.list(&["a"]);
     world.register(&agent, GPU, &plugin).await;
     assert!(
-        waits(agent.ready(&pod, false, &["main"]).await.unwrap()),
+        waits(agent.ready(&pod, false, &["main"], ANY_NODE).await.unwrap()),
         "another device"
     );
     plugin.list(&["a", "b"]);
@@ -151,7 +155,7 @@ async fn a_pod_that_starts_again_without_its_plugin_fails_or_waits_for_the_same_
         .await
         .unwrap();
     assert!(changed.contains(&pod.uid()));
-    let ready = agent.ready(&pod, false, &["main"]).await.unwrap();
+    let ready = agent.ready(&pod, false, &["main"], ANY_NODE).await.unwrap();
     assert_eq!(ready, Readiness::Ready);
     assert_eq!(ids(&agent, &pod, GPU), had);
     assert!(plugin.calls().is_empty());
@@ -167,7 +171,7 @@ async fn an_allocation_that_was_cut_off_is_asked_again_for_the_same_devices() {
     let (first, second) = (pod("u1", GPU, 1), pod("u2", GPU, 1));
     let asked = tokio::time::timeout(
         Duration::from_millis(500),
-        agent.ready(&first, true, &["main"]),
+        agent.ready(&first, true, &["main"], ANY_NODE),
     );
     assert!(asked.await.is_err(), "it hangs");
     assert_eq!(plugin.calls(), ["Allocate b"]);
@@ -252,7 +256,10 @@ async fn what_a_record_that_cannot_be_read_may_hold_is_given_to_nobody() {
     world.register(&agent, GPU, &plugin).await;
     let waits = first_start(&agent, &second).await;
     assert!(matches!(waits, Readiness::Waiting(_)), "{waits:?}");
-    let fails = agent.ready(&first, false, &["main"]).await.unwrap();
+    let fails = agent
+        .ready(&first, false, &["main"], ANY_NODE)
+        .await
+        .unwrap();
     assert!(matches!(fails, Readiness::Refused(_)), "{fails:?}");
     assert!(agent.pre_start(&first, "main").await.is_err());
     assert!(plugin.calls().is_empty());
@@ -262,10 +269,15 @@ async fn what_a_record_that_cannot_be_read_may_hold_is_given_to_nobody() {
     assert_eq!(first_start(&agent, &second).await, Readiness::Ready);
     // A pod that ran before its record was lost gets devices before its containers start again.
     assert_eq!(ids(&agent, &first, GPU), Vec::<String>::new());
-    let ready = agent.ready(&first, false, &["main"]).await.unwrap();
+    let ready = agent
+        .ready(&first, false, &["main"], ANY_NODE)
+        .await
+        .unwrap();
     assert_eq!(ready, Readiness::Ready);
     assert_eq!(ids(&agent, &first, GPU).len(), 1);
-    let third = agent.ready(&pod("u3", GPU, 1), false, &["main"]).await;
+    let third = agent
+        .ready(&pod("u3", GPU, 1), false, &["main"], ANY_NODE)
+        .await;
     let third = third.unwrap();
     assert!(matches!(third, Readiness::Waiting(_)), "{third:?}");
 }
@@ -308,6 +320,68 @@ async fn health_and_the_loss_of_a_plugin_show_in_amounts_and_statuses() {
     let healthy = agent.healthy();
     assert_eq!(healthy.keys().collect::<Vec<_>>(), [NIC]);
     drop(other);
+}
+
+#[tokio::test]
+async fn devices_of_running_pods_are_taken_over_from_a_kubelet_once() {
+    let answer = proto::ContainerAllocateResponse {
+        envs: [("IDS".to_owned(), "a".to_owned())].into(),
+        ..proto::ContainerAllocateResponse::default()
+    };
+    let answer = prost::Message::encode_to_vec(&answer);
+    let answer = base64::Engine::encode(&base64::engine::general_purpose::STANDARD, answer);
+    let entry = |uid: &str, ids: serde_json::Value, answer: &str| json!({"PodUID": uid, "ContainerName": "main", "ResourceName": GPU, "DeviceIDs": ids, "AllocResp": answer});
+    let file = json!({"Data": {
+        "PodDeviceEntries": [
+            entry("u1", json!({"0": ["a"], "1": ["a"]}), &answer),
+            entry("u2", json!({"-1": ["b"]}), "no base64"),
+            entry("ended", json!({"-1": ["c"]}), &answer),
+            entry("u1", json!(null), &answer),
+        ],
+        "RegisteredDevices": {GPU: ["a", "b", "c"], NIC: null, "cpu": []},
+    }, "Checksum": 1});
+    let checkpoint = KubeletCheckpoint::parse(file.to_string().as_bytes()).unwrap();
+    for bad in ["", "[1]", r#"{"Data": {"PodDeviceEntries": 3}}"#] {
+        assert!(KubeletCheckpoint::parse(bad.as_bytes()).is_err(), "{bad}");
+    }
+    let empty = KubeletCheckpoint::parse(br#"{"Data": {"PodDeviceEntries": null}}"#).unwrap();
+    assert_eq!(empty, KubeletCheckpoint::default());
+
+    let world = World::new();
+    let agent = world.agent(DeviceReadiness::Fail);
+    let running = |uids: &[&str]| -> Vec<_> {
+        let of = uids.iter().map(|uid| (PodUid::new(*uid), "ns".to_owned()));
+        of.collect()
+    };
+    let pods = running(&["u1", "u2", "other"]);
+    let taken = agent.take_over(&checkpoint, &pods).await;
+    assert_eq!(taken.unwrap(), [PodUid::new("u1"), PodUid::new("u2")]);
+    assert!(agent.knows(GPU) && agent.knows(NIC) && !agent.knows("cpu"));
+    let one = agent.held(&pod("u1", GPU, 1)).unwrap();
+    assert_eq!(one.allocation("main", GPU).unwrap().ids["a"], [0, 1]);
+    assert_eq!(
+        agent.granted(&pod("u1", GPU, 1), "main").unwrap().envs["IDS"],
+        "a"
+    );
+    let two = agent.held(&pod("u2", GPU, 1)).unwrap();
+    assert!(!two.is_granted("main", GPU), "the plugin is asked again");
+
+    // Nobody else gets them; those of the pod that has ended are free.
+    agent.resume(|_, _| true);
+    let plugin = world.plugin(&agent, GPU, &["a", "b", "c"]).await;
+    let third = pod("u3", GPU, 1);
+    assert_eq!(first_start(&agent, &third).await, Readiness::Ready);
+    assert_eq!(ids(&agent, &third, GPU), ["c"]);
+    assert_eq!(plugin.calls(), ["Allocate c"]);
+    let again = world.agent(DeviceReadiness::Fail);
+    assert!(again.knows(NIC), "also after a restart");
+    let pods = running(&["u1", "u2", "ended"]);
+    let taken = again.take_over(&checkpoint, &pods).await;
+    assert_eq!(
+        taken.unwrap(),
+        [],
+        "what is on record counts, and its devices are not given twice"
+    );
 }
 
 #[tokio::test]

@@ -71,6 +71,7 @@ impl StatusTask {
         let Some(other) = self.other_machine(node) else {
             return;
         };
+        self.was_other_machine = true;
         let name = self.settings.name.clone();
         let leases: Api<Lease> = Api::namespaced(self.api.kube(), "kube-node-lease");
         let object = format!("lease kube-node-lease/{name}");

@@ -53,6 +53,8 @@ pub(super) struct StatusTask {
     pub(super) registered: bool,
     /// The default labels and annotations of an existing node were looked at.
     pub(super) reconciled: bool,
+    /// The node that was taken over was another machine's: its devices are not on this one.
+    pub(super) was_other_machine: bool,
     /// The API server has shown the node as Ready.
     ready: bool,
     backoff: Backoff,
@@ -89,6 +91,7 @@ impl StatusTask {
             started,
             registered: false,
             reconciled: false,
+            was_other_machine: false,
             ready: false,
             backoff: Backoff::new(FIRST_PAUSE),
             failing: false,
@@ -289,6 +292,13 @@ impl StatusTask {
         let mut corrected = Vec::new();
         if !self.reconciled {
             computed.node = node_status::reconcile(&self.settings, &computed.node);
+            if self.was_other_machine {
+                let facts = self.facts.borrow();
+                let devices = facts.as_ref().map(|facts| &facts.devices);
+                let nothing = Default::default();
+                let devices = devices.unwrap_or(&nothing);
+                computed.node = node_status::without_other_devices(computed.node, devices);
+            }
         } else if self.settings.register {
             corrected = node_status::correct_labels(&self.settings, &mut computed.node);
         }
@@ -303,6 +313,7 @@ impl StatusTask {
         debug!(?due, substance = %change.substance, "writing the node's status");
         let answer = self.patch(&change).await?;
         self.reconciled = true;
+        self.was_other_machine = false;
         for label in corrected.iter().filter(|_| due == Due::Changed) {
             info!(
                 node = self.settings.name,

@@ -727,6 +727,59 @@ async fn another_machine_with_the_same_name_is_told_at_most_once_a_minute() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn extended_resources_of_another_machine_are_zero_and_those_of_this_one_are_kept() {
+    for (machine, expected) in [("m2", "0"), ("m1", "4")] {
+        let mut world = World::new();
+        world.fake.with(|s| {
+            s.version = 7;
+            s.node = Some(json!({
+                "apiVersion": "v1", "kind": "Node",
+                "metadata": {"name": "n1", "uid": "u", "resourceVersion": "7"},
+                "status": {
+                    "capacity": {"example.com/gpu": "4", "example.com/nic": "1", "pods": "7"},
+                    "allocatable": {"example.com/gpu": "4", "example.com/nic": "1"},
+                    "nodeInfo": {
+                        "machineID": machine, "systemUUID": "s1", "bootID": "b0", "kernelVersion": "", "osImage": "",
+                        "containerRuntimeVersion": "", "kubeletVersion": "v1.30.0", "kubeProxyVersion": "",
+                        "operatingSystem": "linux", "architecture": "amd64",
+                    },
+                },
+            }));
+        });
+        let nic = crate::core::devices::Amount {
+            capacity: 2,
+            allocatable: 2,
+        };
+        world.facts.send_modify(|facts| {
+            let devices = &mut facts.as_mut().unwrap().devices;
+            devices.insert("example.com/nic".to_owned(), nic);
+        });
+        world.start();
+        world.up();
+        world.pass(2).await;
+        let status = world.fake.with(|s| s.node.clone()).unwrap()["status"].clone();
+        for list in ["capacity", "allocatable"] {
+            assert_eq!(
+                status[list]["example.com/gpu"], expected,
+                "{machine} {list}"
+            );
+            assert_eq!(status[list]["example.com/nic"], "2", "{machine} {list}");
+        }
+        assert_eq!(status["capacity"]["pods"], "110");
+        // Somebody else advertises a resource; it stays over a restart.
+        world
+            .fake
+            .edit(|node| node["status"]["capacity"]["example.com/gpu"] = json!("3"));
+        world.pass(2).await;
+        world.stop().await;
+        world.start();
+        world.pass(30).await;
+        let status = world.fake.with(|s| s.node.clone()).unwrap()["status"].clone();
+        assert_eq!(status["capacity"]["example.com/gpu"], "3", "{machine}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn the_lease_survives_conflict_and_deletion() {
     let mut world = World::new();
     world.start();

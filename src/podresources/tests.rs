@@ -200,6 +200,7 @@ async fn devices_are_listed_once_for_each_numa_node() {
             .map(|(id, nodes)| (id.to_owned(), nodes))
             .into(),
         granted: None,
+        outdated: None,
     };
     let held = PodDevices::default().with("main", "example.com/gpu", allocation);
     let put = Transaction::new().put(allocations_key(&active[0]), held.to_object(clock.now()));

@@ -165,3 +165,42 @@ fn an_allocation_that_is_cut_off_is_asked_again_for_the_same_device() {
     assert_eq!(devices_of(&node, &id), "b");
     assert_eq!(second.calls(), ["Allocate b", "PreStart b"]);
 }
+
+#[test]
+fn a_device_that_returns_under_another_path_restarts_its_container_once() {
+    let (node, agent, plugin, first) = node_with_devices(&[]);
+    let host_path = |id: &str| node.fake.config(id).unwrap().devices[0].host_path.clone();
+    assert_eq!(host_path(&first), "/dev/null");
+    let unplug = |node_of_device: &str| {
+        plugin.list(&["a"]);
+        wait_listed(&node, &["a"]);
+        plugin.moves_to(node_of_device);
+        plugin.list(&["a", "b"]);
+    };
+    unplug("/dev/zero");
+    eventually("the container is another one", || {
+        let running = node.running();
+        let is_other = running.len() == 1 && running[0] != first;
+        is_other.then_some(()).ok_or_else(|| format!("{running:?}"))
+    });
+    let second = node.wait_running(1).remove(0);
+    assert_eq!(host_path(&second), "/dev/zero");
+    assert_eq!(devices_of(&node, &second), "b");
+    assert_eq!(plugin.calls(), ["Allocate b", "PreStart b"]);
+
+    // The same device node: nothing happens, nor after a restart of the agent.
+    unplug("/dev/zero");
+    eventually("the plugin is asked", || {
+        let calls = plugin.calls();
+        (calls == ["Allocate b"])
+            .then_some(())
+            .ok_or_else(|| format!("{calls:?}"))
+    });
+    node.site.recorded();
+    agent.kill9();
+    let agent = node.site.start();
+    node.assert_quiet(&agent);
+    assert_eq!(node.running(), [second]);
+    let status = node.site.container_status("web", "main").unwrap();
+    assert_eq!(status["restartCount"], 1);
+}

@@ -92,19 +92,35 @@ pub enum Unusable {
 struct Resource {
     plugin: Plugin,
     options: PluginOptions,
+    /// List of the plugin that is connected.
     devices: Devices,
+    /// The newest list, also of an earlier run.
+    newest: Devices,
+    returned: BTreeSet<String>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Plugin {
     /// Known from the records of an earlier run.
     Recorded,
-    /// Connected; its list is still to come.
-    Connected(Instance),
+    /// Connected; its list is still to come. Until then the list of the plugin that it replaced counts, if that one was
+    /// connected.
+    Connected { instance: Instance, has_list: bool },
     /// Connected, and has listed its devices.
     Listed(Instance),
     /// Its stream has ended.
     Lost(Stamp),
+}
+
+impl Resource {
+    /// Returns whether its devices are those of a connected plugin.
+    fn has_list(&self) -> bool {
+        match self.plugin {
+            Plugin::Listed(_) => true,
+            Plugin::Connected { has_list, .. } => has_list,
+            Plugin::Recorded | Plugin::Lost(_) => false,
+        }
+    }
 }
 
 /// The resources of device plugins.
@@ -120,19 +136,25 @@ impl Inventory {
             plugin: Plugin::Recorded,
             options: record.options,
             devices: Devices::new(),
+            newest: record.devices.clone(),
+            returned: record.returned.clone(),
         };
         self.resources.insert(resource.to_owned(), known);
     }
 
-    /// A plugin has connected. It replaces the one before, whose devices it has until it lists its own.
+    /// Connects a plugin. It replaces the one before. The list of one that was still connected counts until the new one
+    /// lists its devices.
     pub fn connect(&mut self, resource: &str, instance: Instance, options: PluginOptions) {
         let known = self.resources.entry(resource.to_owned());
         let known = known.or_insert_with(|| Resource {
             plugin: Plugin::Recorded,
             options,
             devices: Devices::new(),
+            newest: Devices::new(),
+            returned: BTreeSet::new(),
         });
-        known.plugin = Plugin::Connected(instance);
+        let has_list = known.has_list();
+        known.plugin = Plugin::Connected { instance, has_list };
         known.options = options;
     }
 
@@ -142,13 +164,51 @@ impl Inventory {
             return false;
         };
         match known.plugin {
-            Plugin::Connected(now) if now == instance => {}
+            Plugin::Connected { instance: now, .. } if now == instance => {}
             Plugin::Listed(now) if now == instance && known.devices != devices => {}
             _ => return false,
         }
         known.plugin = Plugin::Listed(instance);
+        known.newest.clone_from(&devices);
         known.devices = devices;
         true
+    }
+
+    /// Returns those of `held` that the newest list of the resource does not show as healthy and `devices` does.
+    pub fn returning(
+        &self,
+        resource: &str,
+        devices: &Devices,
+        held: &BTreeSet<String>,
+    ) -> BTreeSet<String> {
+        let newest = self.resources.get(resource).map(|known| &known.newest);
+        let Some(newest) = newest.filter(|newest| !newest.is_empty()) else {
+            return BTreeSet::new();
+        };
+        let is_healthy = |list: &Devices, id: &str| list.get(id).is_some_and(|d| d.healthy);
+        let back = |id: &&String| is_healthy(devices, id) && !is_healthy(newest, id);
+        held.iter().filter(back).cloned().collect()
+    }
+
+    /// Adds devices about which the plugin is to be asked, see [`PluginRecord::returned`].
+    pub fn add_returned(&mut self, resource: &str, ids: BTreeSet<String>) {
+        if let Some(known) = self.resources.get_mut(resource) {
+            known.returned.extend(ids);
+        }
+    }
+
+    /// Takes devices off that the plugin was asked about.
+    pub fn settle_returned(&mut self, resource: &str, ids: &BTreeSet<String>) {
+        if let Some(known) = self.resources.get_mut(resource) {
+            known.returned.retain(|id| !ids.contains(id));
+        }
+    }
+
+    /// Returns the resources with devices that have returned.
+    pub fn returned(&self) -> impl Iterator<Item = (&String, &BTreeSet<String>)> {
+        let resources = self.resources.iter();
+        let with = resources.filter(|(_, known)| !known.returned.is_empty());
+        with.map(|(name, known)| (name, &known.returned))
     }
 
     /// The stream of a plugin has ended. Returns whether it was the current instance.
@@ -156,8 +216,14 @@ impl Inventory {
         let Some(known) = self.resources.get_mut(resource) else {
             return false;
         };
-        let is_current = [Plugin::Connected(instance), Plugin::Listed(instance)];
-        if !is_current.contains(&known.plugin) {
+        let (Plugin::Connected {
+            instance: current, ..
+        }
+        | Plugin::Listed(current)) = known.plugin
+        else {
+            return false;
+        };
+        if current != instance {
             return false;
         }
         known.plugin = Plugin::Lost(now);
@@ -175,7 +241,8 @@ impl Inventory {
         Some(PluginRecord {
             socket,
             options: known.options,
-            devices: known.devices.clone(),
+            devices: known.newest.clone(),
+            returned: known.returned.clone(),
             lost: match known.plugin {
                 Plugin::Lost(since) => Some(since),
                 _ => None,
@@ -194,12 +261,12 @@ impl Inventory {
     pub fn amounts(&self, now: Stamp) -> Amounts {
         let amount = |known: &Resource| match known.plugin {
             Plugin::Recorded => Amount::default(),
-            Plugin::Listed(_) => Amount {
+            _ if known.has_list() => Amount {
                 capacity: known.devices.len(),
                 allocatable: known.devices.values().filter(|d| d.healthy).count(),
             },
             Plugin::Lost(since) if now.since(since) >= LOST_GRACE => Amount::default(),
-            Plugin::Connected(_) | Plugin::Lost(_) => Amount {
+            _ => Amount {
                 capacity: known.devices.len(),
                 allocatable: 0,
             },
@@ -233,13 +300,13 @@ impl Inventory {
     /// The devices of connected plugins, by resource.
     pub fn all_listed(&self) -> impl Iterator<Item = (&String, &Devices)> {
         let resources = self.resources.iter();
-        let listed = resources.filter(|(_, known)| matches!(known.plugin, Plugin::Listed(_)));
+        let listed = resources.filter(|(_, known)| known.has_list());
         listed.map(|(name, known)| (name, &known.devices))
     }
 
     fn listed(&self, resource: &str) -> Option<&Devices> {
         let known = self.resources.get(resource)?;
-        matches!(known.plugin, Plugin::Listed(_)).then_some(&known.devices)
+        known.has_list().then_some(&known.devices)
     }
 
     /// The devices of a resource, one of them healthy at least.

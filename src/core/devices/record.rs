@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{Devices, Granted, PluginOptions};
 use crate::core::state::{ObjectRecord, State, WorkerPhase, WorkerRecord};
-use crate::types::{PodExt, PodUid, Stamp};
+use crate::types::{ContainerId, PodExt, PodUid, Stamp};
 
 /// Begin of the keys of all [`PodDevices`].
 pub const ALLOCATIONS: &str = "deviceallocations/";
@@ -20,7 +20,12 @@ pub const PLUGINS: &str = "deviceplugins/";
 
 /// Key of a pod's [`PodDevices`].
 pub fn allocations_key(pod: &Pod) -> String {
-    format!("{ALLOCATIONS}{}/{}", pod.namespace(), pod.uid())
+    allocations_key_of(pod.namespace(), &pod.uid())
+}
+
+/// Key of the [`PodDevices`] of a pod of which namespace and UID are known.
+pub fn allocations_key_of(namespace: &str, uid: &PodUid) -> String {
+    format!("{ALLOCATIONS}{namespace}/{uid}")
 }
 
 /// Key of a resource's [`PluginRecord`].
@@ -54,6 +59,9 @@ pub struct Allocation {
     pub ids: BTreeMap<String, Vec<i64>>,
     /// The plugin's answer; `None` while it is asked, also across a crash: then it is asked for the same devices again.
     pub granted: Option<Granted>,
+    /// The container that was made with an earlier answer of the plugin: it is to be restarted.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub outdated: Option<ContainerId>,
 }
 
 /// A plugin that has registered.
@@ -68,6 +76,10 @@ pub struct PluginRecord {
     pub devices: Devices,
     /// When its stream ended.
     pub lost: Option<Stamp>,
+    /// Devices of containers that came back into the list, or to health: the plugin is to be asked whether it gives
+    /// something else with them now.
+    #[serde(skip_serializing_if = "BTreeSet::is_empty")]
+    pub returned: BTreeSet<String>,
 }
 
 impl PodDevices {
@@ -101,6 +113,26 @@ impl PodDevices {
     pub fn is_granted(&self, container: &str, resource: &str) -> bool {
         let allocation = self.allocation(container, resource);
         allocation.is_some_and(|a| a.granted.is_some())
+    }
+
+    /// Returns the containers with a granted device of `returned`, by resource.
+    pub fn with_returned<'a>(
+        &'a self,
+        resource: &'a str,
+        returned: &'a BTreeSet<String>,
+    ) -> impl Iterator<Item = (&'a String, &'a Allocation)> {
+        let containers = self.containers.iter();
+        let of = containers.filter_map(move |(name, of)| Some((name, of.get(resource)?)));
+        of.filter(|(_, allocation)| {
+            let mut ids = allocation.ids.keys();
+            allocation.granted.is_some() && ids.any(|id| returned.contains(id))
+        })
+    }
+
+    /// Returns the containers that run with an earlier answer of a plugin.
+    pub fn outdated(&self) -> BTreeSet<&ContainerId> {
+        let allocations = self.containers.values().flat_map(BTreeMap::values);
+        allocations.filter_map(|a| a.outdated.as_ref()).collect()
     }
 
     /// Replaces what a container has of a resource.

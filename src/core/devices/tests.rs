@@ -33,6 +33,7 @@ fn held(containers: &[(&str, &[&str])]) -> PodDevices {
                 .map(|id| ((*id).to_owned(), Vec::new()))
                 .collect(),
             granted: None,
+            outdated: None,
         };
         held = held.with(container, GPU, allocation);
     }
@@ -229,6 +230,9 @@ fn a_lost_plugin_leaves_nothing_allocatable_at_once_and_no_capacity_after_five_m
     inventory.connect(GPU, 2, PluginOptions::default());
     assert!(!inventory.disconnect(GPU, 1, at(2)));
     assert!(!inventory.list(GPU, 1, devices(&["z"])));
+    assert_eq!(amount(&inventory, 2), (3, 2), "the former list counts");
+    assert_eq!(inventory.health(GPU, "a"), Health::Healthy);
+    assert!(inventory.usable(GPU).is_ok());
     assert!(inventory.list(GPU, 2, devices(&["a"])));
     assert_eq!(amount(&inventory, 3), (1, 1));
 
@@ -238,6 +242,13 @@ fn a_lost_plugin_leaves_nothing_allocatable_at_once_and_no_capacity_after_five_m
     assert_eq!(amount(&inventory, 309), (1, 0));
     assert_eq!(amount(&inventory, 310), (0, 0));
     assert_eq!(inventory.next_change(at(310)), None);
+    inventory.connect(GPU, 3, PluginOptions::default());
+    assert_eq!(
+        amount(&inventory, 311),
+        (1, 0),
+        "the list of a lost plugin does not count"
+    );
+    assert!(inventory.disconnect(GPU, 3, at(311)));
     assert!(inventory.knows(GPU), "the resource stays");
     assert_eq!(inventory.health(GPU, "a"), Health::Unknown);
 }
@@ -293,6 +304,7 @@ fn the_first_resource_wins_a_conflict() {
         let allocation = Allocation {
             ids: BTreeMap::new(),
             granted: Some(granted(value)),
+            outdated: None,
         };
         (resource.to_owned(), allocation)
     };
@@ -352,6 +364,7 @@ fn records_read_back() {
         },
         devices: devices(&["a@1", "-b"]),
         lost: Some(at(3)),
+        returned: set(&["b"]),
     };
     let mut state = State::default();
     let put = Transaction::new().put(plugin_key(GPU), record.to_object(at(1)));

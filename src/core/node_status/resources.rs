@@ -6,7 +6,7 @@ use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
 use super::{Machine, NodeSettings};
-use crate::core::devices::{Amount, Amounts};
+use crate::core::devices::{Amount, Amounts, is_extended};
 use crate::types::quantity::nanos;
 
 const NANOS: i128 = 1_000_000_000;
@@ -103,6 +103,20 @@ pub(super) fn with_devices(
         allocatable.insert(resource.clone(), Quantity(amount.allocatable.to_string()));
     }
     (capacity, allocatable)
+}
+
+/// Returns the node of another machine with 0 of each extended resource that no device plugin of this machine has. Upstream
+/// does so when it finds no checkpoint of its devices: `reconcileExtendedResource`.
+pub fn without_other_devices(mut node: Node, devices: &Amounts) -> Node {
+    let status = node.status.get_or_insert_default();
+    for list in [&mut status.capacity, &mut status.allocatable] {
+        for (name, quantity) in list.iter_mut().flatten() {
+            if is_extended(name) && !devices.contains_key(name) {
+                "0".clone_into(&mut quantity.0);
+            }
+        }
+    }
+    node
 }
 
 /// Returns whether a node shows other amounts of devices than exist.

@@ -48,7 +48,7 @@ pub enum Answer {
 }
 
 /// A device plugin. It wants `PreStartContainer`, and prefers the devices that come last. Devices are healthy unless their ID
-/// is given with a `-` before it. Cheap to clone.
+/// is given with a `-` before it; `a@1` is device `a` near NUMA node 1. Cheap to clone.
 #[derive(Clone)]
 pub struct DevicePlugin(Arc<PluginParts>);
 
@@ -57,21 +57,27 @@ struct PluginParts {
     lists: Mutex<Option<watch::Sender<Vec<proto::Device>>>>,
     options: DevicePluginOptions,
     answer: Mutex<Answer>,
+    /// Device node that it gives.
+    node: Mutex<String>,
     calls: Mutex<Vec<String>>,
     socket: PathBuf,
     end: CancellationToken,
 }
 
 fn listed(ids: &[&str]) -> Vec<proto::Device> {
-    let device = |id: &&str| proto::Device {
-        id: id.trim_start_matches('-').to_owned(),
-        health: if id.starts_with('-') {
-            "Unhealthy"
-        } else {
-            "Healthy"
+    let device = |id: &&str| {
+        let (name, node) = id.split_once('@').unwrap_or((id, ""));
+        let node = node.parse().ok().map(|id| proto::NumaNode { id });
+        proto::Device {
+            id: name.trim_start_matches('-').to_owned(),
+            health: if id.starts_with('-') {
+                "Unhealthy"
+            } else {
+                "Healthy"
+            }
+            .to_owned(),
+            topology: node.map(|node| proto::TopologyInfo { nodes: vec![node] }),
         }
-        .to_owned(),
-        topology: None,
     };
     ids.iter().map(device).collect()
 }
@@ -92,6 +98,7 @@ impl DevicePlugin {
             lists: Mutex::new(Some(watch::Sender::new(listed(ids)))),
             options,
             answer: Mutex::new(Answer::Grant),
+            node: Mutex::new("/dev/null".to_owned()),
             calls: Mutex::default(),
             socket,
             end: CancellationToken::new(),
@@ -151,6 +158,11 @@ impl DevicePlugin {
         *self.0.answer.lock().unwrap() = answer;
     }
 
+    /// Gives this device node of the host from now on.
+    pub fn moves_to(&self, node: &str) {
+        node.clone_into(&mut self.0.node.lock().unwrap());
+    }
+
     /// Calls of `Allocate` and `PreStart` since this was last asked, each with its devices.
     pub fn calls(&self) -> Vec<String> {
         std::mem::take(&mut *self.0.calls.lock().unwrap())
@@ -181,9 +193,10 @@ impl DevicePlugin {
         if *self.0.answer.lock().unwrap() == Answer::Garbage {
             return Ok(AllocateResponse::default());
         }
+        let node = self.0.node.lock().unwrap().clone();
         let device = |id: &String| DeviceSpec {
             container_path: format!("/dev/{id}"),
-            host_path: "/dev/null".to_owned(),
+            host_path: node.clone(),
             permissions: "rw".to_owned(),
         };
         let of_container = ContainerAllocateResponse {
