@@ -11,6 +11,7 @@
 //! whose usage is unknown.
 
 mod rank;
+pub mod report;
 #[cfg(test)]
 mod tests;
 mod texts;
@@ -23,8 +24,8 @@ use super::state::{SignalRecord, State, Transaction};
 use crate::kubeletconfig::{EvictionThreshold, KubeletConfiguration};
 use crate::types::Stamp;
 
-pub use rank::{Candidate, ContainerUse, PodUse, Space, ranked, victim};
-pub use texts::{annotations, attempting, message};
+pub use rank::{Candidate, ContainerUse, PodUse, Space, Standing, ranked, standing, victim};
+pub use texts::{annotations, attempting, message, why};
 
 /// Pause between two observations; upstream's `evictionMonitoringPeriod`.
 pub const PERIOD: Duration = Duration::from_secs(10);
@@ -110,6 +111,11 @@ impl Signal {
 
     const fn is_of_inodes(self) -> bool {
         matches!(self, Self::ImageFsInodes | Self::NodeFsInodes)
+    }
+
+    /// True if its quantities are bytes.
+    const fn is_of_bytes(self) -> bool {
+        !self.is_of_inodes() && !matches!(self, Self::Pid)
     }
 
     const fn condition(self) -> Condition {

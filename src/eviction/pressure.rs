@@ -26,9 +26,11 @@ use tracing::{debug, info, warn};
 
 use super::{ActivePods, Evicting, Eviction};
 use crate::core::node_status::Pressure;
+use crate::core::pressure::report::{Reclaim, Report, Victim};
 use crate::core::pressure::{
     self, Assessment, Candidate, Observations, PERIOD, PodUse, Rules, Signal, Signals, Threshold,
 };
+use crate::core::state::Transaction;
 use crate::store::{CommitError, Store};
 use crate::types::metrics::{EvictionLabel, Metrics};
 use crate::types::{Clock, Event, EventRecorder, EventType, PodExt, PodUid, Stamp};
@@ -41,6 +43,9 @@ const STORE_PATIENCE: Duration = Duration::from_secs(2);
 const LEAST_PATIENCE: Duration = Duration::from_secs(10);
 /// And this long to be cleaned up; upstream's `podCleanupTimeout`.
 const CLEANUP_PATIENCE: Duration = Duration::from_secs(30);
+
+/// The choice of a pod, in the journal.
+const CHOSEN: &str = "chosen for eviction";
 
 /// Asks for the usage of pods.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -106,13 +111,15 @@ pub struct PressureOptions {
 pub struct NodePressure {
     options: PressureOptions,
     signals: Signals,
+    /// The record for operators.
+    report: Report,
     /// When the last attempt for a signal ended without an eviction.
     acted: HashMap<Signal, Stamp>,
     /// When the event of a threshold was last emitted.
     told: HashMap<Signal, Stamp>,
     /// The removal of garbage that is under way.
     removal: Option<JoinSet<bool>>,
-    /// The record of the signals that is under way; one at most.
+    /// The records that are under way; one of the signals at most.
     recording: JoinSet<Result<(), CommitError>>,
     /// The evictions that were under way in the last round.
     evicting: Vec<Evicting>,
@@ -144,9 +151,11 @@ impl NodePressure {
     /// A manager that goes on from the records.
     pub fn new(mut options: PressureOptions) -> Self {
         let signals = std::mem::take(&mut options.signals);
+        let report = Report::of(&options.store.snapshot());
         Self {
             options,
             signals,
+            report,
             acted: HashMap::new(),
             told: HashMap::new(),
             removal: None,
@@ -204,10 +213,15 @@ impl NodePressure {
     fn removed(&mut self) -> Option<bool> {
         let ended = self.removal.as_mut()?.try_join_next()?;
         self.removal = None;
-        Some(ended.unwrap_or_else(|error| {
+        let removed = ended.unwrap_or_else(|error| {
             warn!(%error, "the removal of garbage was cut off");
             false
-        }))
+        });
+        if let Some(reclaim) = &mut self.report.last_reclaim {
+            reclaim.ended = Some(self.options.clock.now());
+            reclaim.removed = Some(removed);
+        }
+        Some(removed)
     }
 
     /// Observes the node, records the result and then publishes the conditions.
@@ -217,7 +231,9 @@ impl NodePressure {
         let now = options.clock.now();
         let assessment = pressure::assess(&options.rules, &self.signals, &observed, now);
         self.signals.clone_from(&assessment.signals);
-        self.record(now).await;
+        self.report.observe(&options.rules, &observed, now);
+        let is_urgent = !assessment.signals.is_empty() || options.rules.is_close(&observed);
+        self.record(now, is_urgent).await;
         self.options.pressure.send_if_modified(|known| {
             let is_changed = *known != assessment.pressure;
             if is_changed {
@@ -233,22 +249,28 @@ impl NodePressure {
         }
     }
 
-    /// Records the signals. While an earlier record is still under way, the store gets no other one.
-    async fn record(&mut self, now: Stamp) {
+    /// Records the signals, and what was observed; more often while that `is_urgent`. While an earlier record is still under
+    /// way, the store gets no other one.
+    async fn record(&mut self, now: Stamp, is_urgent: bool) {
         self.recorded(Duration::ZERO).await;
         if !self.recording.is_empty() {
             return;
         }
         let options = &self.options;
         let stored = options.store.snapshot();
-        let changes = pressure::changes(&options.rules, &stored, &self.signals, now);
+        let changes = pressure::changes(&options.rules, &stored, &self.signals, now)
+            .and(self.report.changes(&stored, is_urgent, now));
         if changes.is_empty() {
             return;
         }
-        let pending = options.store.submit(changes);
+        self.submit(changes);
+        self.recorded(STORE_PATIENCE).await;
+    }
+
+    fn submit(&mut self, transaction: Transaction) {
+        let pending = self.options.store.submit(transaction);
         self.recording
             .spawn(async move { pending.wait().await.map(drop) });
-        self.recorded(STORE_PATIENCE).await;
     }
 
     /// Waits for the record that is under way, if there is one, for so long at most.
@@ -332,6 +354,12 @@ impl NodePressure {
             return;
         }
         self.tell(threshold, now);
+        self.report.last_reclaim = Some(Reclaim {
+            threshold: threshold.key(),
+            began: now,
+            ended: None,
+            removed: None,
+        });
         let garbage = Arc::clone(garbage);
         let mut removal = JoinSet::new();
         removal.spawn(async move { garbage.remove().await });
@@ -376,11 +404,19 @@ impl NodePressure {
             return false;
         };
         let running = pods.running();
-        let candidates = running.iter().filter_map(|pod| {
-            let usage = usage.get(&pod.uid())?;
-            Some(Candidate { pod, usage })
+        let candidates: Vec<Candidate<'_>> = running
+            .iter()
+            .filter_map(|pod| {
+                let usage = usage.get(&pod.uid())?;
+                Some(Candidate { pod, usage })
+            })
+            .collect();
+        let victim = pressure::victim(signal, dedicated, candidates.iter().copied());
+        let with_standing = victim.and_then(|chosen| {
+            let standing = pressure::standing(signal, dedicated, &chosen, candidates);
+            Some((chosen, standing?))
         });
-        let Some(chosen) = pressure::victim(signal, dedicated, candidates) else {
+        let Some((chosen, standing)) = with_standing else {
             warn!(signal = signal.name(), "no pod may be evicted");
             return false;
         };
@@ -399,12 +435,18 @@ impl NodePressure {
         options.metrics.evictions.get_or_create(&label).inc();
         let ages = &options.metrics.eviction_stats_age;
         ages.get_or_create(&label).observe(age);
-        info!(pod = %pod.uid(), name = pod.name(), message, grace, "evicting pod");
+        let victim = Victim::new(threshold, figure, &chosen, &standing, (now, grace));
+        info!(pod = %pod.uid(), name = pod.name(), message, grace, why = victim.why, "evicting pod");
         let eviction = Eviction {
             message,
             annotations: pressure::annotations(signal, &chosen),
             grace_seconds: grace,
         };
+        // Before the eviction, whose record comes after it in the queue of the store.
+        let line = Transaction::new().journal(Some(&victim.uid), CHOSEN, victim.why.clone());
+        self.report.last_victim = Some(victim);
+        let known = self.options.store.snapshot();
+        self.submit(line.and(self.report.changes(&known, true, now)));
         pods.evict(pod, eviction);
         let order = Evicting {
             since: now,

@@ -125,13 +125,50 @@ pub fn ranked<'a>(
     pods.into_iter().map(|(_, candidate)| candidate).collect()
 }
 
+/// The figures that gave a pod its place among those that may be evicted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Standing {
+    /// Number of the pods that could have been chosen.
+    pub candidates: usize,
+    /// Its usage that counts: bytes, inodes or processes.
+    pub used: u64,
+    /// Its request of that; `None` where requests do not count.
+    pub request: Option<u64>,
+    /// Its priority.
+    pub priority: i32,
+}
+
+/// Returns the figures by which `chosen` came first among `pods`; `None` if what counts of it is unknown.
+pub fn standing<'a>(
+    signal: Signal,
+    dedicated: bool,
+    chosen: &Candidate<'_>,
+    pods: impl IntoIterator<Item = Candidate<'a>>,
+) -> Option<Standing> {
+    let counts = |c: &Candidate<'_>| may_go(c) && c.usage.of(signal, dedicated).is_some();
+    let request = || {
+        let requests = pod_requests(chosen.pod);
+        let request = requests.get(signal.resource()).copied().unwrap_or(0);
+        u64::try_from(request / NANOS).unwrap_or(0)
+    };
+    Some(Standing {
+        candidates: pods.into_iter().filter(counts).count(),
+        used: chosen.usage.of(signal, dedicated)?,
+        request: (signal != Signal::Pid).then(request),
+        priority: priority(chosen.pod),
+    })
+}
+
+fn may_go(candidate: &Candidate<'_>) -> bool {
+    !is_critical(candidate.pod) && !candidate.pod.is_deleting()
+}
+
 /// Returns the pod to evict: the first in rank that is neither static, mirror, critical nor being deleted.
 pub fn victim<'a>(
     signal: Signal,
     dedicated: bool,
     pods: impl IntoIterator<Item = Candidate<'a>>,
 ) -> Option<Candidate<'a>> {
-    let may_go = |c: &Candidate<'_>| !is_critical(c.pod) && !c.pod.is_deleting();
     let pods = pods.into_iter().filter(may_go);
     ranked(signal, dedicated, pods).into_iter().next()
 }

@@ -538,3 +538,90 @@ proptest! {
         prop_assert!(chosen.is_none_or(|c| c.pod.spec_ref().priority < Some(2_000_000_000)));
     }
 }
+
+#[test]
+fn one_line_says_why_a_pod_was_chosen() {
+    let threshold = hard(Signal::Memory, 100 * MI);
+    let figure = Figure {
+        available: 50 * MI,
+        capacity: 1000 * MI,
+    };
+    let pod = |name: &str, priority: i32, request: &str| -> Pod {
+        serde_json::from_value(json!({
+            "metadata": {"name": name, "namespace": "n", "uid": name},
+            "spec": {"priority": priority, "containers": [
+                {"name": "c", "resources": {"requests": {"memory": request}}},
+            ]},
+        }))
+        .unwrap()
+    };
+    let using = |mi: u64| PodUse {
+        memory: Some(mi * MI),
+        processes: Some(mi),
+        ..PodUse::default()
+    };
+    let (over, under) = (pod("over", 7, "100Mi"), pod("under", 7, "400Mi"));
+    let critical = pod("critical", 2_000_000_000, "1Mi");
+    let (more, less, unknown) = (using(300), using(200), PodUse::default());
+    let candidate = |pod, usage| Candidate { pod, usage };
+    let pods = [
+        candidate(&under, &more),
+        candidate(&over, &less),
+        candidate(&critical, &more),
+        candidate(&under, &unknown),
+    ];
+    let told = |signal: Signal, threshold: &Threshold, figure: Figure| {
+        let chosen = victim(signal, false, pods).unwrap();
+        let standing = standing(signal, false, &chosen, pods).unwrap();
+        why(threshold, figure, &standing)
+    };
+    assert_eq!(
+        told(Signal::Memory, &threshold, figure),
+        "memory.available<100Mi, available: 50Mi; first in rank of 2 pods that may be evicted: uses 200Mi, requests 100Mi, \
+         is over its request, priority 7"
+    );
+    let figure = Figure {
+        available: 999,
+        capacity: 32_768,
+    };
+    assert_eq!(
+        told(Signal::Pid, &hard(Signal::Pid, 1000), figure),
+        "pid.available<1000, available: 999; first in rank of 2 pods that may be evicted: uses 300, priority 7"
+    );
+}
+
+#[test]
+fn a_report_is_written_when_more_than_the_figures_changed_or_they_are_old() {
+    let rules = rules(vec![hard(Signal::Memory, 100), hard(Signal::Pid, 7)]);
+    let mut report = report::Report::default();
+    let mut state = State::default();
+    let mut version = 0;
+    let mut write = |report: &report::Report, is_urgent: bool, second: i64| {
+        let changes = report.changes(&state, is_urgent, at(second));
+        for mutation in &changes.mutations {
+            version += 1;
+            state.apply(mutation, version);
+        }
+        !changes.is_empty()
+    };
+    report.observe(&rules, &observed(&[(Signal::Memory, 500)]), at(0));
+    assert_eq!(report.thresholds[0].quantity, Some(100));
+    assert_eq!(report.thresholds[1].quantity, None, "not observed");
+    assert!(write(&report, false, 0));
+    report.observe(&rules, &observed(&[(Signal::Memory, 400)]), at(10));
+    assert!(!write(&report, false, 10));
+    assert!(write(&report, true, 10), "a threshold is met");
+    report.observe(&rules, &observed(&[(Signal::Memory, 300)]), at(69));
+    assert!(!write(&report, false, 69));
+    report.observe(&rules, &observed(&[]), at(70));
+    assert_eq!(report.thresholds[0].quantity, Some(100), "the last known");
+    assert!(write(&report, false, 70));
+    report.last_reclaim = Some(report::Reclaim {
+        threshold: "memory.available<100".into(),
+        began: at(71),
+        ended: None,
+        removed: None,
+    });
+    assert!(write(&report, false, 71));
+    assert_eq!(report::Report::of(&state), report);
+}

@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 
 use k8s_openapi::api::core::v1::Pod;
 
-use super::rank::{Candidate, ContainerUse};
+use super::rank::{Candidate, ContainerUse, Standing};
 use super::{Figure, Signal, Threshold};
 use crate::core::resources::{NANOS, amount};
 use crate::kubeletconfig::EvictionThreshold;
@@ -20,9 +20,9 @@ pub fn attempting(signal: Signal) -> String {
 /// `evictionMessage`.
 pub fn message(threshold: &Threshold, figure: Figure, candidate: &Candidate<'_>) -> String {
     let resource = threshold.signal.resource();
-    let available = match threshold.signal {
-        Signal::Pid | Signal::ImageFsInodes | Signal::NodeFsInodes => decimal(figure.available),
-        _ => binary(figure.available),
+    let available = match threshold.signal.is_of_bytes() {
+        true => binary(figure.available),
+        false => decimal(figure.available),
     };
     let mut text = format!(
         "The node was low on resource: {resource}. Threshold quantity: {}, available: {available}. ",
@@ -42,6 +42,34 @@ pub fn message(threshold: &Threshold, figure: Figure, candidate: &Candidate<'_>)
         .unwrap_or_default();
     }
     text
+}
+
+/// Returns in one line why a pod was chosen, for its history: the threshold, its place, and the figures that gave it that.
+pub fn why(threshold: &Threshold, figure: Figure, standing: &Standing) -> String {
+    let signal = threshold.signal;
+    let amount = |n: u64| match signal.is_of_bytes() {
+        true => binary(n),
+        false => decimal(n),
+    };
+    let Standing {
+        candidates,
+        used,
+        request,
+        priority,
+    } = *standing;
+    let requested = match request {
+        Some(request) if used > request => {
+            format!(", requests {}, is over its request", amount(request))
+        }
+        Some(request) => format!(", requests {}", amount(request)),
+        None => String::new(),
+    };
+    format!(
+        "{}, available: {}; first in rank of {candidates} pods that may be evicted: uses {}{requested}, priority {priority}",
+        threshold.key(),
+        amount(figure.available),
+        amount(used),
+    )
 }
 
 /// Returns the annotations of the event of a pod that is evicted: what is short, and the containers over their requests.

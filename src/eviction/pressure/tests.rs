@@ -451,3 +451,57 @@ async fn a_store_whose_disk_hangs_holds_up_no_observation() {
     faults.set_hang(false);
     synced.await.unwrap().unwrap();
 }
+
+#[tokio::test(start_paused = true)]
+async fn it_is_on_record_what_was_observed_reclaimed_and_who_was_chosen_why() {
+    let world = World::new(Signal::NodeFs, None);
+    world.live(5).await;
+    let report = Report::of(&world.store.snapshot());
+    assert_eq!(report.thresholds[0].key, "nodefs.available<100");
+    assert_eq!(report.thresholds[0].quantity, Some(100));
+    assert_eq!(report.observed["nodefs.available"].available, 500);
+    assert_eq!((report.last_reclaim, report.last_victim), (None, None));
+
+    world.set(50);
+    world.live(5).await;
+    let state = world.store.snapshot();
+    let report = Report::of(&state);
+    let reclaim = report.last_reclaim.unwrap();
+    assert_eq!(reclaim.threshold, "nodefs.available<100");
+    assert_eq!(reclaim.removed, Some(true));
+    let victim = report.last_victim.unwrap();
+    let gone = world.evicted();
+    assert_eq!(victim.name, gone[gone.len() - 1]);
+    let lines = state.journal.values().map(|line| &line.record);
+    let mut chosen = lines.filter(|line| line.what == CHOSEN);
+    let last = chosen.next_back().unwrap();
+    assert_eq!(last.pod.as_ref(), Some(&victim.uid));
+    assert_eq!(last.why, victim.why);
+    assert!(
+        last.why
+            .contains("nodefs.available<100, available: 50; first in rank of")
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_was_observed_is_written_once_a_minute_while_nothing_is_short() {
+    let world = World::new(Signal::Memory, None);
+    let writes = async {
+        let mut published = world.store.published();
+        let mut writes = 0;
+        while published.changed().await.is_ok() {
+            writes += 1;
+            assert!(writes < 100);
+            if writes == 6 {
+                return;
+            }
+        }
+    };
+    let began = world.clock.now();
+    tokio::select! {
+        () = writes => {}
+        () = world.live(3600) => panic!("too few"),
+    }
+    let took = world.clock.now().since(began);
+    assert!((250..=350).contains(&took.as_secs()), "{took:?}");
+}
