@@ -52,6 +52,7 @@ for file in contrib/*/*; do
     install -D -m 0644 "$file" "$doc/examples/${file#contrib/}"
 done
 sed -i "s|^ExecStart=/usr/bin/|ExecStart=$prefix/bin/|" "$doc/examples/systemd/kubeadm.conf"
+sed -i "s|^ExecStop=/usr/bin/|ExecStop=$prefix/bin/|" "$doc/examples/systemd/holdfast-drain.service"
 install -D -m 0644 contrib/debian/holdfast.logrotate "$doc/examples/logrotate"
 
 echo "installed $root/bin/holdfast, completions, manual pages, documents and $unit"

@@ -142,6 +142,24 @@ impl Client {
         Ok(saved.path)
     }
 
+    /// `POST /v1/drain`: the agent stops the pods as for a shutdown of the node, within `timeout` if one is given.
+    ///
+    /// # Errors
+    /// See [`ClientError`].
+    pub async fn drain(&self, timeout: Option<Duration>) -> Result<(), ClientError> {
+        let query = timeout.map_or(String::new(), |of| format!("?seconds={}", of.as_secs()));
+        let path = format!("/v1/drain{query}");
+        self.request(Method::POST, &path).await.map(drop)
+    }
+
+    /// `DELETE /v1/drain`: the agent admits and starts pods again.
+    ///
+    /// # Errors
+    /// See [`ClientError`].
+    pub async fn cancel_drain(&self) -> Result<(), ClientError> {
+        self.request(Method::DELETE, "/v1/drain").await.map(drop)
+    }
+
     async fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T, ClientError> {
         let answer = self.request(Method::GET, path).await?;
         self.decode(answer).await

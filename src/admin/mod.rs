@@ -9,14 +9,18 @@
 //! | `GET /v1/history?pod=` | [`view::History`] |
 //! | `GET /v1/watch?…` (as dump) | one [`view::Change`] per line, until the agent ends |
 //! | `GET /v1/backup` | a backup file |
+//! | `POST /v1/drain?seconds=` | has the pods stopped as for a shutdown of the node: `{}` once that is on record |
+//! | `DELETE /v1/drain` | takes it back: `{}` once that is on record |
 //! | `POST /v1/backup` | writes a backup below the state directory: `{"path": …}` |
 //!
-//! An error is `{"error": …}` with status 400 (a bad query), 403 (not root), 404 (no such pod) or 500.
+//! An error is `{"error": …}` with status 400 (a bad query), 403 (not root), 404 (no such pod), 409 (a drain that
+//! cannot be taken back), 503 (not yet) or 500.
 //!
 //! **Invariant:** only root and the agent's own user get an answer, by the kernel's word for the peer.
-//! **Invariant:** nothing here writes outside the state directory's backups, and nothing changes the store.
+//! **Invariant:** nothing here writes outside the state directory's backups, and nothing but a drain changes the store.
 
 pub mod client;
+mod drain;
 mod hooks;
 mod stream;
 pub mod view;
@@ -34,7 +38,7 @@ use axum::body::Body;
 use axum::extract::{RawQuery, State};
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use axum::routing::get;
+use axum::routing::{get, post};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 use tokio::net::{UnixListener, UnixStream};
@@ -45,6 +49,7 @@ use tokio_util::task::TaskTracker;
 pub use hooks::StoreHooks;
 
 use crate::apiserver::Standing;
+use crate::nodeshutdown::LocalDrain;
 use crate::server::conn::serve_connection;
 use crate::store::{Store, StoreHealth};
 use crate::types::Stamp;
@@ -109,6 +114,8 @@ pub struct AdminInfo {
     pub credentials: Option<Standing>,
     /// See [`AdminHooks`].
     pub hooks: Arc<dyn AdminHooks>,
+    /// Takes orders to drain the node.
+    pub drain: LocalDrain,
 }
 
 impl fmt::Debug for AdminInfo {
@@ -265,6 +272,7 @@ fn routes(store: Store, info: AdminInfo, stop: CancellationToken) -> Router {
         .route("/v1/dump", get(get_dump))
         .route("/v1/history", get(get_history))
         .route("/v1/watch", get(get_watch))
+        .route("/v1/drain", post(drain::order).delete(drain::take_back))
         .route("/v1/backup", get(get_backup).post(post_backup))
         .fallback(async || error_response(StatusCode::NOT_FOUND, "no such endpoint"))
         .with_state(Shared { store, info, stop })

@@ -30,6 +30,7 @@ fn start(dir: &Path) -> (CancellationToken, tokio::task::JoinHandle<()>) {
         credentials: Some(credentials),
         version: "1.2.3".into(),
         started: clock.now(),
+        drain: Default::default(),
         hooks: Arc::new(Hooks),
     };
     let stop = CancellationToken::new();

@@ -18,7 +18,7 @@ use crate::pod_workers::PodWorkers;
 /// than `TimeoutStopSec` of the unit.
 pub(super) const LAST_STOP: Duration = Duration::from_secs(20);
 
-/// Starts the manager of graceful shutdowns, and what announces them. Does nothing where no period is configured.
+/// Starts the manager of graceful shutdowns, and what announces them where a period is configured.
 pub(super) fn watch(
     config: &AgentConfig,
     base: &Base,
@@ -27,28 +27,30 @@ pub(super) fn watch(
     token: &CancellationToken,
 ) {
     let kubelet = &config.kubelet;
-    let Some(periods) = Periods::new(
+    let periods = Periods::new(
         kubelet.shutdown_grace_period,
         kubelet.shutdown_grace_period_critical_pods,
         &kubelet.shutdown_grace_period_by_pod_priority,
-    ) else {
-        return;
-    };
-    let link = match &base.shutdown {
-        Some(link) => link.clone(),
-        None => {
+    );
+    let link = match (&periods, &base.shutdown) {
+        (Some(_), Some(link)) => link.clone(),
+        (Some(periods), None) => {
             let (announcer, link) = nodeshutdown::link();
-            let Some(logind) = Logind::of_this_machine(periods.clone(), announcer) else {
-                warn!("shutdownGracePeriod has no effect: systemd is not PID 1 of this machine");
-                return;
-            };
-            tasks.add("logind", logind.run(token.clone()));
+            match Logind::of_this_machine(periods.clone(), announcer) {
+                Some(logind) => tasks.add("logind", logind.run(token.clone())),
+                None => warn!(
+                    "nothing announces shutdowns, systemd is not PID 1 of this machine: shutdownGracePeriod has an effect \
+                     for `holdfast drain-local` alone; have the init system call that before it stops the agent"
+                ),
+            }
             link
         }
+        (None, _) => nodeshutdown::link().1,
     };
     let manager = NodeShutdown::new(NodeShutdownOptions {
         periods,
         link,
+        local: base.local_drain.clone(),
         pods: Arc::new(workers.clone()),
         store: base.store.clone(),
         clock: Arc::clone(&base.clock),

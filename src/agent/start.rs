@@ -45,7 +45,7 @@ use crate::kubeletconfig::{AgentConfig, KubeletConfiguration, NEVER_ROTATE};
 use crate::kuberuntime::cri::{CriClient, CriTimeouts};
 use crate::kuberuntime::gc::GcPolicy;
 use crate::node_object::NodeObject;
-use crate::nodeshutdown::Link;
+use crate::nodeshutdown::{Link, LocalDrain};
 use crate::nodestatus::{NodeStatusHandle, cpus};
 use crate::pleg::{Pleg, PlegOptions};
 use crate::pod_manager::PodManager;
@@ -141,6 +141,8 @@ pub(super) struct Base {
     pub(super) addresses: HostAddresses,
     /// What announces shutdowns, where that is not `logind`.
     pub(super) shutdown: Option<Link>,
+    /// Orders of `holdfast drain-local`.
+    pub(super) local_drain: LocalDrain,
     /// The cluster that the kubeconfig named when the store was opened.
     pub(super) cluster: Option<Cluster>,
     /// See [`Parts::cluster_doubted`].
@@ -209,6 +211,7 @@ impl Base {
                 .addresses
                 .unwrap_or_else(|| HostAddresses::of_machine(config.node_ips.clone())),
             shutdown: parts.shutdown,
+            local_drain: LocalDrain::default(),
             boot: parts.boot,
             meta: parts.meta,
             runtime_state: RuntimeState::default(),
@@ -341,6 +344,7 @@ impl Base {
                 Arc::clone(&self.clock),
                 Layout::new(&config.state_dir),
             )),
+            drain: self.local_drain.clone(),
         }
     }
 }

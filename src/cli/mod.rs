@@ -2,7 +2,7 @@
 //!
 //! Owns the command tree, the exit codes and how errors are told. Results go to stdout, everything about
 //! the command itself to stderr. In: arguments. Out: an exit code: 0 done, 1 failed, 2 wrong usage, 3 what
-//! was named does not exist.
+//! was named does not exist, 4 and 5 as `holdfast drain-local` says.
 //!
 //! Under the name `kubelet`, of a link for example, the program is `holdfast run`: whoever starts the kubelet needs no
 //! wrapper.
@@ -15,6 +15,7 @@ mod backup;
 mod check;
 mod completions;
 mod core_files;
+mod drain_local;
 mod dump;
 mod host_name;
 mod keys;
@@ -49,6 +50,10 @@ const FAILED: u8 = 1;
 const USAGE: u8 = 2;
 /// Exit code when what was named does not exist.
 const NOT_FOUND: u8 = 3;
+/// Exit code when the time of a drain was over before all pods had ended.
+const UNFINISHED: u8 = 4;
+/// Exit code when a drain was cancelled.
+const CANCELLED: u8 = 5;
 
 #[derive(Debug, Parser)]
 #[command(
@@ -74,6 +79,9 @@ enum Command {
     /// Show what the agent remembers, whether it runs or not
     #[command(long_about = dump::LONG_HELP)]
     Dump(dump::DumpArgs),
+    /// Stop the pods because the machine goes down, and wait for their ends
+    #[command(long_about = drain_local::LONG_HELP)]
+    DrainLocal(drain_local::DrainLocalArgs),
     /// Write a backup of the store to a file
     Backup(backup::BackupArgs),
     /// Replace the store of a stopped agent by a backup
@@ -126,6 +134,12 @@ enum CliError {
     /// What was named does not exist.
     #[error("{0}")]
     NotFound(String),
+    /// The time was over before all pods had ended.
+    #[error("{0}")]
+    Unfinished(String),
+    /// It was cancelled.
+    #[error("{0}")]
+    Cancelled(String),
 }
 
 /// Runs the command of this process' arguments.
@@ -154,6 +168,8 @@ fn exit_code(error: &anyhow::Error) -> u8 {
     match error.downcast_ref::<CliError>() {
         Some(CliError::Usage(_)) => USAGE,
         Some(CliError::NotFound(_)) => NOT_FOUND,
+        Some(CliError::Unfinished(_)) => UNFINISHED,
+        Some(CliError::Cancelled(_)) => CANCELLED,
         None => FAILED,
     }
 }
@@ -178,6 +194,7 @@ fn execute(command: Command) -> anyhow::Result<()> {
         // A client of the API server is made within a runtime.
         Command::Check(args) => block_on(async { check::run(&args) }),
         Command::Dump(args) => block_on(dump::run(args)),
+        Command::DrainLocal(args) => block_on(drain_local::run(args)),
         Command::Backup(args) => block_on(backup::run(args)),
         Command::Restore(args) => block_on(restore::run(args)),
         Command::Store(args) => block_on(store::run(args)),

@@ -110,6 +110,42 @@ impl Periods {
     }
 }
 
+impl Periods {
+    /// Returns these groups in `time` together: each has the same part of it as before. Longer than configured, and
+    /// without a configured time, they stay as they are. Groups count in whole seconds.
+    #[must_use]
+    pub fn fitted(&self, time: Duration) -> Self {
+        let total = i128::from(self.total().as_secs());
+        let time = i128::from(time.as_secs());
+        if time >= total || total == 0 {
+            return self.clone();
+        }
+        let fit = |group: &PriorityPeriod| PriorityPeriod {
+            priority: group.priority,
+            seconds: i64::try_from(i128::from(group.seconds) * time / total).unwrap_or(0),
+        };
+        Self(self.0.iter().map(fit).collect())
+    }
+
+    /// Returns the groups of a shutdown that may take `time`: those that are configured, fitted to it, else two of which
+    /// the critical pods have a third.
+    pub fn within(configured: Option<&Self>, time: Duration) -> Self {
+        match configured {
+            Some(periods) => periods.fitted(time),
+            None => {
+                let time = Duration::from_secs(time.as_secs().max(1));
+                let critical = Duration::from_secs(time.as_secs() / 3);
+                Self::new(time, critical, &[]).unwrap_or(Self(Vec::new()))
+            }
+        }
+    }
+
+    /// Returns the groups in their order.
+    pub fn groups(&self) -> &[PriorityPeriod] {
+        &self.0
+    }
+}
+
 fn period(group: &PriorityPeriod) -> Duration {
     Duration::from_secs(u64::try_from(group.seconds).unwrap_or(0))
 }
@@ -125,6 +161,9 @@ pub struct ShutdownRecord {
     pub ended: Option<Stamp>,
     /// When it was cancelled.
     pub cancelled: Option<Stamp>,
+    /// Ordered by `holdfast drain-local`, so only that cancels it.
+    #[serde(default)]
+    pub local: bool,
 }
 
 impl ShutdownRecord {
@@ -135,7 +174,13 @@ impl ShutdownRecord {
             deadline: now.plus(periods.total()),
             ended: None,
             cancelled: None,
+            local: false,
         }
+    }
+
+    /// Returns how long its groups have together.
+    pub fn time(&self) -> Duration {
+        self.deadline.since(self.begun)
     }
 
     /// Returns the one in `state`. One that cannot be read counts as none: `logind` tells whether there is one.
@@ -168,6 +213,67 @@ impl ShutdownRecord {
         Transaction::new()
             .put(KEY, record)
             .journal(None, what, why.to_owned())
+    }
+}
+
+/// Key of the record of the manager in table `objects`.
+pub const MANAGER_KEY: &str = "shutdownmanager//node";
+
+/// The state of the lock with which the machine's shutdowns wait for the agent.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Inhibitor {
+    /// No period is configured, or systemd is not PID 1: nothing announces shutdowns.
+    #[default]
+    Unused,
+    /// There is no lock, against the configuration.
+    Missing,
+    /// A lock delays shutdowns.
+    Held,
+    /// The pods have ended: the machine may go down.
+    Released,
+}
+
+/// A lock that delays shutdowns, with what is wrong with it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Lock {
+    /// Its state.
+    pub state: Inhibitor,
+    /// The reason why there is none, or why it may be too short.
+    pub problem: Option<String>,
+}
+
+/// The manager on record, for `holdfast dump shutdown`: JSON in an [`ObjectRecord`] under [`MANAGER_KEY`]. Nothing is decided
+/// by it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ManagerRecord {
+    /// Priority and seconds of each group; empty where none is configured.
+    pub groups: Vec<(i32, i64)>,
+    /// The lock.
+    pub lock: Lock,
+}
+
+impl ManagerRecord {
+    /// Returns the one in `state`, with its time.
+    pub fn of(state: &State) -> Option<(Self, Stamp)> {
+        let record = state.record::<ObjectRecord>(MANAGER_KEY)?;
+        let manager = serde_json::from_slice(&record.data).ok()?;
+        Some((manager, record.at))
+    }
+
+    /// Puts it on record; empty if it is there.
+    pub fn transaction(&self, state: &State, now: Stamp) -> Transaction {
+        let stored = Self::of(state);
+        if stored.is_some_and(|(stored, at)| stored == *self && at.boot == now.boot) {
+            return Transaction::new();
+        }
+        let record = ObjectRecord {
+            resource_version: String::new(),
+            encrypted: false,
+            // Numbers and text: there is no way for it to fail.
+            data: serde_json::to_vec(self).unwrap_or_default(),
+            at: now,
+        };
+        Transaction::new().put(MANAGER_KEY, record)
     }
 }
 

@@ -20,7 +20,7 @@ use zbus::zvariant::{DynamicType, OwnedFd, OwnedValue};
 use zbus::{Connection, MatchRule, Message, MessageStream, message};
 
 use super::{Announced, Announcer};
-use crate::core::shutdown::{self, Periods};
+use crate::core::shutdown::{self, Inhibitor, Lock, Periods};
 
 /// How long a call may take.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -112,6 +112,8 @@ pub struct Logind {
     drop_in: PathBuf,
     periods: Periods,
     announcer: Announcer,
+    /// The problem of a delay that may be too short.
+    short: Option<String>,
 }
 
 impl Logind {
@@ -123,6 +125,7 @@ impl Logind {
             drop_in: PathBuf::from(DROP_IN),
             periods,
             announcer,
+            short: None,
         })
     }
 
@@ -136,6 +139,7 @@ impl Logind {
                 error = self.session(&mut lock) => error,
             };
             let text = error.to_string();
+            self.show(lock.is_some(), Some(text.clone()));
             if text == said {
                 debug!(
                     error = text,
@@ -172,9 +176,12 @@ impl Logind {
         let owner = bus.owner_of(LOGIND).await?;
         let mut signals = bus.signals(owner).await?;
         self.keep_lock(&bus, lock).await;
-        if let Err(error) = self.allow_delay(&bus).await {
+        let allowed = self.allow_delay(&bus).await;
+        self.short = allowed.err().map(|error| {
             warn!(%error, "pods may get less time than configured when the machine shuts down");
-        }
+            error.to_string()
+        });
+        self.show(lock.is_some(), None);
         let goes_down = bus.property(LOGIND_OBJECT, "PreparingForShutdown").await?;
         self.announce(goes_down);
         loop {
@@ -215,6 +222,7 @@ impl Logind {
     async fn keep_lock(&mut self, bus: &Bus, lock: &mut Option<OwnedFd>) {
         if *self.announcer.released.borrow_and_update() {
             *lock = None;
+            self.show(false, None);
             return;
         }
         let body = (
@@ -228,10 +236,32 @@ impl Logind {
             .await
         {
             // The old one goes after the new one is there.
-            Ok(new) => *lock = Some(new),
+            Ok(new) => {
+                *lock = Some(new);
+                self.show(true, None);
+            }
             // During a shutdown logind gives none; the old one, if any, still counts.
-            Err(error) => warn!(%error, "no lock that delays shutdowns"),
+            Err(error) => {
+                warn!(%error, "no lock that delays shutdowns");
+                self.show(lock.is_some(), Some(error.to_string()));
+            }
         }
+    }
+
+    /// Tells the manager of the lock.
+    fn show(&self, is_held: bool, problem: Option<String>) {
+        let state = match (is_held, *self.announcer.released.borrow()) {
+            (true, _) => Inhibitor::Held,
+            (false, true) => Inhibitor::Released,
+            (false, false) => Inhibitor::Missing,
+        };
+        let problem = problem.or_else(|| self.short.clone());
+        let lock = Lock { state, problem };
+        self.announcer.lock.send_if_modified(|known| {
+            let is_changed = *known != lock;
+            *known = lock;
+            is_changed
+        });
     }
 
     /// Has `logind` allow as long a delay as the pods need. Upstream: `OverrideInhibitDelay`, `ReloadLogindConf`.

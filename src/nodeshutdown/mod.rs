@@ -1,11 +1,14 @@
 //! Layer 4: stops the pods before the machine goes down; upstream's node shutdown manager.
 //!
-//! In: what is announced about the machine ([`logind`] in a process), the pods of the node, the record `shutdown//node`.
+//! In: what is announced about the machine ([`logind`] in a process), what `holdfast drain-local` orders ([`LocalDrain`]), the
+//! pods of the node, the record `shutdown//node`.
 //! Out: the decision on record, [`RuntimeState::set_shutting_down`] (no new pods, node not Ready), orders to stop pods,
 //! events, and at last the word that the machine may go down.
 //!
 //! **Invariant:** the begin of a shutdown is on record, or held, before the first pod is refused or stopped for it. An agent that
 //! is started again during a shutdown goes on with it, within the time that was left.
+//!
+//! **Invariant:** a shutdown that was ordered on the machine ends by an order there alone, or with the boot.
 //!
 //! **Invariant:** the machine is let go only after the ends of all pods are on record, or their time is over.
 
@@ -21,7 +24,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 use crate::apiserver::{Connection, Reachability};
-use crate::core::shutdown::{self, Periods, SETTLE, ShutdownRecord};
+use crate::core::shutdown::{self, Lock, ManagerRecord, Periods, SETTLE, ShutdownRecord};
 use crate::core::state::{State, WorkerPhase, WorkerRecord};
 use crate::runtime_state::RuntimeState;
 use crate::store::Store;
@@ -43,10 +46,53 @@ pub enum Announced {
     GoesDown,
 }
 
+/// The store has this long to bring to its disk what is on record at the end.
+const SYNC: Duration = Duration::from_secs(1);
+/// Time of a drain of a node where no periods are configured, if none is given.
+const DRAIN: Duration = Duration::from_secs(30);
+
+/// An order from this machine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Order {
+    /// The pods are to be stopped, within this time if it is given.
+    Drain(Option<Duration>),
+    /// The machine stays up.
+    Cancel,
+}
+
+/// Orders of `holdfast drain-local`, on machines where nothing announces shutdowns. Cheap to clone.
+#[derive(Clone, Debug, Default)]
+pub struct LocalDrain(Arc<watch::Sender<Option<Order>>>);
+
+impl LocalDrain {
+    /// Has the manager stop the pods, as for a shutdown of the machine, within `timeout` with everything that belongs to it.
+    /// Before the manager runs, the order waits for it. May be repeated.
+    pub fn drain(&self, timeout: Option<Duration>) {
+        self.0.send_replace(Some(Order::Drain(timeout)));
+    }
+
+    /// Has the manager admit and start pods again. Those that were stopped stay stopped.
+    pub fn cancel(&self) {
+        self.0.send_replace(Some(Order::Cancel));
+    }
+}
+
+/// Returns what counts: an order of this machine, a shutdown that one began, what is announced. In this order.
+fn in_force(announced: Announced, order: Option<Order>, is_local: bool) -> Announced {
+    match order {
+        Some(Order::Drain(_)) => Announced::GoesDown,
+        Some(Order::Cancel) if announced == Announced::GoesDown && !is_local => announced,
+        Some(Order::Cancel) => Announced::Up,
+        None if is_local => Announced::GoesDown,
+        None => announced,
+    }
+}
+
 /// The manager's end of the link to what announces shutdowns.
 #[derive(Clone, Debug)]
 pub struct Link {
     announced: watch::Receiver<Announced>,
+    lock: watch::Receiver<Lock>,
     released: Arc<watch::Sender<bool>>,
 }
 
@@ -57,20 +103,25 @@ pub struct Announcer {
     pub announced: watch::Sender<Announced>,
     /// Whether the machine may go down.
     pub released: watch::Receiver<bool>,
+    /// The lock that holds the machine back, for who asks.
+    pub lock: watch::Sender<Lock>,
 }
 
 /// Makes a link.
 pub fn link() -> (Announcer, Link) {
     let (announced, heard) = watch::channel(Announced::Unknown);
     let (release, released) = watch::channel(false);
+    let (lock, seen) = watch::channel(Lock::default());
     let link = Link {
         announced: heard,
+        lock: seen,
         released: Arc::new(release),
     };
     (
         Announcer {
             announced,
             released,
+            lock,
         },
         link,
     )
@@ -88,10 +139,12 @@ pub trait NodePods: Send + Sync {
 
 /// What the manager works with.
 pub struct NodeShutdownOptions {
-    /// How long the pods have.
-    pub periods: Periods,
+    /// How long the pods have; `None` where nothing is configured.
+    pub periods: Option<Periods>,
     /// What announces shutdowns.
     pub link: Link,
+    /// Orders of this machine.
+    pub local: LocalDrain,
     /// The pods.
     pub pods: Arc<dyn NodePods>,
     /// The store.
@@ -111,6 +164,7 @@ pub struct NodeShutdownOptions {
 /// The manager.
 pub struct NodeShutdown {
     options: NodeShutdownOptions,
+    orders: watch::Receiver<Option<Order>>,
     /// The shutdown in force. The record may come later where the disk hangs.
     current: Option<ShutdownRecord>,
 }
@@ -121,6 +175,7 @@ impl NodeShutdown {
         let record = ShutdownRecord::of(&options.store.snapshot());
         let now = options.clock.now();
         let this = Self {
+            orders: options.local.0.subscribe(),
             options,
             current: record.filter(|record| record.is_in_force(now)),
         };
@@ -145,30 +200,84 @@ impl NodeShutdown {
 
     async fn watch(&mut self) {
         loop {
+            self.record_manager().await;
+            let order = *self.orders.borrow_and_update();
             let announced = *self.options.link.announced.borrow_and_update();
-            match (announced, self.current) {
+            let is_local = self.current.is_some_and(|record| record.local);
+            match (in_force(announced, order, is_local), self.current) {
                 (Announced::GoesDown, None) => {
-                    self.begin().await;
+                    self.begin(order).await;
+                    continue;
+                }
+                (_, Some(record)) if is_adopted(order, &record) => {
+                    self.adopt(record).await;
                     continue;
                 }
                 (Announced::Up, Some(record)) => self.cancel(record).await,
-                (Announced::Unknown | Announced::GoesDown, Some(record)) => {
-                    self.release_in_time(announced, record).await;
+                (now @ (Announced::Unknown | Announced::GoesDown), Some(record)) => {
+                    self.release_in_time(now, record).await;
                 }
                 (Announced::Unknown | Announced::Up, None) => self.release(false),
             }
-            if self.options.link.announced.changed().await.is_err() {
-                // Nobody is left to announce anything.
-                return std::future::pending().await;
-            }
+            self.news().await;
         }
     }
 
-    /// Takes a shutdown in force to its end, unless something else is announced meanwhile.
-    async fn release_in_time(&mut self, announced: Announced, record: ShutdownRecord) {
-        let mut heard = self.options.link.announced.clone();
+    /// Waits until something is announced, ordered, or changes about the lock.
+    async fn news(&mut self) {
+        async fn changed<T>(heard: &mut watch::Receiver<T>) {
+            if heard.changed().await.is_err() {
+                // Nobody is left to announce anything.
+                std::future::pending::<()>().await;
+            }
+        }
+        let link = &mut self.options.link;
+        tokio::select! {
+            () = changed(&mut link.announced) => {}
+            () = changed(&mut link.lock) => {}
+            () = changed(&mut self.orders) => {}
+        }
+    }
+
+    /// Puts the groups and the lock on record where operators look.
+    async fn record_manager(&mut self) {
+        let lock = self.options.link.lock.borrow_and_update().clone();
+        let groups = self.options.periods.iter().flat_map(Periods::groups);
+        let manager = ManagerRecord {
+            groups: groups.map(|g| (g.priority, g.seconds)).collect(),
+            lock,
+        };
+        let store = &self.options.store;
+        let transaction = manager.transaction(&store.snapshot(), self.now());
+        if transaction.is_empty() {
+            return;
+        }
+        if let Err(error) = store.commit_or_hold(transaction).await {
+            warn!(%error, "how shutdowns are delayed is not on record");
+        }
+    }
+
+    /// Takes a shutdown in force to its end, unless something else is in force meanwhile.
+    async fn release_in_time(&mut self, now: Announced, record: ShutdownRecord) {
+        let mut announced = self.options.link.announced.clone();
+        let mut orders = self.orders.clone();
+        let is_over = |announced: Announced, order: Option<Order>| {
+            in_force(announced, order, record.local) != now || is_adopted(order, &record)
+        };
+        let other = async {
+            loop {
+                if is_over(*announced.borrow_and_update(), *orders.borrow_and_update()) {
+                    return;
+                }
+                tokio::select! {
+                    Ok(()) = announced.changed() => {}
+                    Ok(()) = orders.changed() => {}
+                    else => return std::future::pending().await,
+                }
+            }
+        };
         let work = async {
-            if announced == Announced::Unknown {
+            if now == Announced::Unknown {
                 tokio::time::sleep(ANSWER).await;
                 warn!("nobody says whether the shutdown on record was cancelled, going on with it");
             }
@@ -181,21 +290,41 @@ impl NodeShutdown {
         };
         let ended = tokio::select! {
             biased;
-            Ok(_) = heard.wait_for(|now| *now != announced) => return,
+            () = other => return,
             record = work => record,
         };
         self.current = Some(ended);
     }
 
-    async fn begin(&mut self) {
-        let now = self.now();
-        let record = ShutdownRecord::begin(&self.options.periods, now);
-        info!(
-            total_s = self.options.periods.total().as_secs(),
-            "the machine is about to go down, stopping the pods"
-        );
-        self.commit(&record, "the machine is about to go down")
+    /// Lets an order of this machine uphold a shutdown that was announced.
+    async fn adopt(&mut self, record: ShutdownRecord) {
+        let record = ShutdownRecord {
+            local: true,
+            ..record
+        };
+        self.commit(&record, "holdfast drain-local upholds it")
             .await;
+        self.current = Some(record);
+    }
+
+    async fn begin(&mut self, order: Option<Order>) {
+        let (local, periods) = match order {
+            Some(Order::Drain(timeout)) => (true, self.periods_of_drain(timeout)),
+            Some(Order::Cancel) | None => (false, self.periods_within(Duration::MAX)),
+        };
+        let record = ShutdownRecord {
+            local,
+            ..ShutdownRecord::begin(&periods, self.now())
+        };
+        let why = match local {
+            true => "holdfast drain-local",
+            false => "the machine is about to go down",
+        };
+        info!(
+            total_s = periods.total().as_secs(),
+            why, "stopping the pods"
+        );
+        self.commit(&record, why).await;
         self.options.runtime_state.set_shutting_down(true);
         self.emit(shutdown::BEGUN_MESSAGE);
         self.show(&record);
@@ -215,18 +344,36 @@ impl NodeShutdown {
         self.current = None;
     }
 
+    /// The groups of a drain: what is left of `timeout` after the last records is theirs.
+    fn periods_of_drain(&self, timeout: Option<Duration>) -> Periods {
+        let last = SETTLE + SYNC;
+        match (timeout, &self.options.periods) {
+            (Some(timeout), _) => {
+                let time = timeout.saturating_sub(last).max(Duration::from_secs(1));
+                self.periods_within(time)
+            }
+            (None, Some(periods)) => periods.clone(),
+            (None, None) => self.periods_within(DRAIN.saturating_sub(last)),
+        }
+    }
+
+    fn periods_within(&self, time: Duration) -> Periods {
+        Periods::within(self.options.periods.as_ref(), time)
+    }
+
     /// Stops group after group. Upstream: `killPods`.
     async fn stop_pods(&self, record: ShutdownRecord) -> ShutdownRecord {
+        let periods = self.periods_within(record.time());
         let mut all = BTreeSet::new();
         let mut recorded = BTreeSet::new();
-        for group in 0..self.options.periods.len() {
+        for group in 0..periods.len() {
             // A pod of a former group that came, or is left, is one of this.
             let mut pods = self.options.pods.unfinished();
-            pods.retain(|pod| self.options.periods.group_of(pod) <= group);
+            pods.retain(|pod| periods.group_of(pod) <= group);
             if pods.is_empty() {
                 continue;
             }
-            let time = self.options.periods.time_for(group, &record, self.now());
+            let time = periods.time_for(group, &record, self.now());
             info!(
                 group,
                 pods = pods.len(),
@@ -234,9 +381,7 @@ impl NodeShutdown {
                 "stopping a group of pods"
             );
             for pod in &pods {
-                self.options
-                    .pods
-                    .terminate(pod, self.options.periods.grace(pod));
+                self.options.pods.terminate(pod, periods.grace(pod));
             }
             let uids: BTreeSet<PodUid> = pods.iter().map(|pod| pod.uid()).collect();
             if tokio::time::timeout(time, self.ended(&uids, &mut recorded))
@@ -256,8 +401,18 @@ impl NodeShutdown {
             ..record
         };
         self.commit(&record, "the machine may go down").await;
+        self.sync().await;
         self.show(&record);
         record
+    }
+
+    /// Brings to the disk what is on record: a machine that is let go may be cut off.
+    async fn sync(&self) {
+        match tokio::time::timeout(SYNC, self.options.store.sync()).await {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => warn!(%error, "the ends of the pods may not be on the disk"),
+            Err(_) => warn!("the disk of the store hangs, the ends of the pods may not be on it"),
+        }
     }
 
     /// Waits until the ends of these pods are on record. `recorded`: those of which there was a record since the begin.
@@ -339,6 +494,11 @@ impl NodeShutdown {
     fn now(&self) -> Stamp {
         self.options.clock.now()
     }
+}
+
+/// Returns true if an order makes an announced shutdown one of this machine.
+fn is_adopted(order: Option<Order>, record: &ShutdownRecord) -> bool {
+    matches!(order, Some(Order::Drain(_))) && !record.local
 }
 
 #[cfg(test)]

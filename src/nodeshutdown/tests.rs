@@ -78,6 +78,9 @@ struct World {
     connection: Connection,
     announcer: Announcer,
     link: Link,
+    local: LocalDrain,
+    /// Seconds for the pods that are not critical, and for those that are.
+    configured: Option<(i64, i64)>,
     pods: Arc<Pods>,
     life: Option<JoinHandle<()>>,
 }
@@ -116,6 +119,8 @@ impl World {
             connection: Connection::default(),
             announcer,
             link,
+            local: LocalDrain::default(),
+            configured: Some((20, 10)),
             life: None,
         }
     }
@@ -123,13 +128,12 @@ impl World {
     fn start(&mut self) {
         let group = |priority, seconds| PriorityPeriod { priority, seconds };
         let manager = NodeShutdown::new(NodeShutdownOptions {
-            periods: Periods::new(
-                Duration::ZERO,
-                Duration::ZERO,
-                &[group(0, 20), group(CRITICAL, 10)],
-            )
-            .unwrap(),
+            periods: self.configured.and_then(|(others, critical)| {
+                let groups = [group(0, others), group(CRITICAL, critical)];
+                Periods::new(Duration::ZERO, Duration::ZERO, &groups)
+            }),
             link: self.link.clone(),
+            local: self.local.clone(),
             pods: Arc::clone(&self.pods) as _,
             store: self.store.clone(),
             clock: Arc::clone(&self.clock) as _,
@@ -148,6 +152,7 @@ impl World {
         drop(life.await);
         self.state.set_shutting_down(false);
         (self.announcer, self.link) = link();
+        self.local = LocalDrain::default();
     }
 
     fn announce(&self, announced: Announced) {
@@ -422,6 +427,109 @@ async fn statuses_are_waited_for_while_the_api_server_answers() {
         }
         assert_eq!(w.released().await, at, "up: {up}, told: {told}");
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_drain_stops_pods_as_configured_and_a_short_one_gives_each_group_its_part() {
+    for (timeout, critical_at, graces) in [
+        (None, 20, (20, 10)),
+        (Some(600), 20, (20, 10)),
+        (Some(18), 10, (10, 5)),
+    ] {
+        let mut w = World::new(&[("a", 0, 30), ("critical", CRITICAL, 30)]);
+        w.start();
+        w.local.drain(timeout.map(Duration::from_secs));
+        assert_eq!(w.ordered(1).await, [order(0, "a", graces.0)], "{timeout:?}");
+        assert!(w.state.is_shutting_down() && w.record().local);
+        let mut later = w.ordered(3).await[1..].to_vec();
+        later.sort();
+        let wanted = [
+            order(critical_at, "a", graces.0),
+            order(critical_at, "critical", graces.1),
+        ];
+        assert_eq!(later, wanted, "{timeout:?}");
+        w.ends("a").await;
+        w.ends("critical").await;
+        w.released().await;
+        assert!(w.record().ended.is_some());
+        assert_eq!(w.events(), [shutdown::BEGUN_MESSAGE]);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_drain_without_configured_periods_ends_within_its_time() {
+    for (timeout, ends) in [(None, 29), (Some(30), 29), (Some(12), 11), (Some(0), 3)] {
+        let mut w = World::new(&[("a", 0, 300)]);
+        w.configured = None;
+        w.start();
+        w.local.drain(timeout.map(Duration::from_secs));
+        assert_eq!(w.released().await, ends, "{timeout:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn only_an_order_of_the_machine_ends_a_drain_and_an_agent_that_dies_goes_on_with_it() {
+    let mut w = World::new(&[("a", 0, 30), ("critical", CRITICAL, 30)]);
+    w.start();
+    w.local.drain(None);
+    w.ordered(1).await;
+    w.announce(Announced::Up);
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    let record = w.record();
+    assert_eq!(record.cancelled, None);
+    w.crash().await;
+    w.start();
+    w.announce(Announced::Up);
+    assert_eq!(w.ordered(2).await[1], order(1, "a", 20), "at once");
+    assert_eq!(w.record(), record);
+
+    w.local.cancel();
+    tokio::time::sleep(Duration::from_secs(60)).await;
+    assert_eq!(w.pods.ordered.lock().unwrap().len(), 2);
+    assert!(w.record().cancelled.is_some() && !w.state.is_shutting_down());
+    w.local.drain(None);
+    w.ordered(3).await;
+    assert_eq!(w.record().cancelled, None, "another one");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_drain_upholds_a_shutdown_that_logind_takes_back_and_cannot_cancel_one() {
+    let mut w = World::new(&[("a", 0, 30)]);
+    w.start();
+    w.announce(Announced::GoesDown);
+    w.ordered(1).await;
+    w.local.cancel();
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    assert_eq!(w.record().cancelled, None, "the machine goes down");
+    w.local.drain(None);
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    assert!(w.record().local);
+    w.announce(Announced::Up);
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    assert_eq!(w.record().cancelled, None);
+    w.ends("a").await;
+    w.released().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_groups_and_the_lock_are_on_record() {
+    let mut w = World::new(&[]);
+    w.start();
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    let groups = vec![(0, 20), (CRITICAL, 10)];
+    let on_record = |w: &World| ManagerRecord::of(&w.store.snapshot()).unwrap().0;
+    let wanted = ManagerRecord {
+        groups,
+        lock: Lock::default(),
+    };
+    assert_eq!(on_record(&w), wanted);
+    let lock = Lock {
+        state: shutdown::Inhibitor::Held,
+        problem: Some("too short".to_owned()),
+    };
+    w.announcer.lock.send_replace(lock.clone());
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    assert_eq!(on_record(&w), ManagerRecord { lock, ..wanted });
 }
 
 #[test]

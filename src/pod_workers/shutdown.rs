@@ -71,6 +71,7 @@ impl PodWorkers {
             deadline: now.plus(limit),
             ended: None,
             cancelled: None,
+            local: false,
         });
         let transaction = record.transaction("systemd takes the machine down", now);
         let permit = match StopDecision::recorded_by(transaction) {

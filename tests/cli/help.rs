@@ -9,6 +9,7 @@ fn help_lists_every_command_and_every_table() {
         "run",
         "check",
         "dump",
+        "drain-local",
         "backup",
         "restore",
         "store",
@@ -53,7 +54,12 @@ fn version_completions_and_manual_pages_are_made() {
     assert!(stdout_of(&["man"]).contains(".TH holdfast"));
     let dir = tempfile::tempdir().unwrap();
     stdout_of(&["man", "--dir", dir.path().to_str().unwrap()]);
-    for page in ["holdfast.1", "holdfast-dump.1", "holdfast-store-verify.1"] {
+    for page in [
+        "holdfast.1",
+        "holdfast-dump.1",
+        "holdfast-drain-local.1",
+        "holdfast-store-verify.1",
+    ] {
         assert!(dir.path().join(page).exists(), "{page}");
     }
 }

@@ -11,5 +11,6 @@ mod check;
 mod dump;
 mod help;
 mod keys;
+mod protection;
 mod stores;
 mod world;

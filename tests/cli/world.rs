@@ -361,6 +361,7 @@ impl Live {
             credentials: None,
             version: "0.0.0".into(),
             started: at(0),
+            drain: Default::default(),
             hooks: Arc::new(Hooks {
                 backups: dir.path().join("saved"),
             }),
@@ -459,6 +460,7 @@ impl OnDisk {
             credentials: None,
             version: "0.0.0".into(),
             started: at(0),
+            drain: Default::default(),
             hooks: Arc::new(hooks),
         };
         let stop = CancellationToken::new();

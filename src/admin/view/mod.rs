@@ -12,6 +12,7 @@
 mod derived;
 mod overview;
 mod pods;
+mod protection;
 mod query;
 mod rows;
 
@@ -152,11 +153,8 @@ pub fn dump(
     let mut tables = Map::new();
     for view in &query.views {
         let rows = match view {
-            View::Overview => overview::rows(state, &index),
-            View::Node => derived::node(state, &index),
-            View::Events => derived::events(state, &index),
-            View::Devices => derived::devices(state, &index),
             View::Table(table) => rows::all(state, &index, *table),
+            derived => read_off(state, &index, *derived),
         };
         let rows = rows
             .into_iter()
@@ -172,6 +170,19 @@ pub fn dump(
         tables,
         quarantined,
     })
+}
+
+/// The rows of a table that is read off others; none of a table of the store.
+fn read_off(state: &State, index: &PodIndex, view: View) -> Vec<Row> {
+    match view {
+        View::Overview => overview::rows(state, index),
+        View::Node => derived::node(state, index),
+        View::Events => derived::events(state, index),
+        View::Devices => derived::devices(state, index),
+        View::Pressure => protection::pressure(state),
+        View::Shutdown => protection::shutdown(state, index),
+        View::Table(_) => Vec::new(),
+    }
 }
 
 /// The journal of the pods that `pod` (UID prefix, name, or `namespace/name`) stands for.
@@ -276,23 +287,11 @@ pub fn changes(before: &State, after: &State, query: &Query) -> Vec<Change> {
     let mut out = Vec::new();
     for view in &query.views {
         let (old, new) = match view {
-            View::Overview => (
-                overview::rows(before, &old_index),
-                overview::rows(after, &new_index),
-            ),
-            View::Node => (
-                derived::node(before, &old_index),
-                derived::node(after, &new_index),
-            ),
-            View::Events => (
-                derived::events(before, &old_index),
-                derived::events(after, &new_index),
-            ),
-            View::Devices => (
-                derived::devices(before, &old_index),
-                derived::devices(after, &new_index),
-            ),
             View::Table(table) => rows::changed(before, &old_index, after, &new_index, *table),
+            derived => (
+                read_off(before, &old_index, *derived),
+                read_off(after, &new_index, *derived),
+            ),
         };
         let mut old: std::collections::BTreeMap<String, Row> = old
             .into_iter()

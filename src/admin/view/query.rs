@@ -23,7 +23,7 @@ pub enum QueryError {
     },
     /// It names a table that does not exist.
     #[error(
-        "there is no table {name:?}; tables are overview, node, events, devices, {}",
+        "there is no table {name:?}; tables are overview, node, events, devices, pressure, shutdown, {}",
         names()
     )]
     NoTable {
@@ -54,6 +54,10 @@ pub enum View {
     Events,
     /// Devices of containers, and the device plugins.
     Devices,
+    /// Eviction thresholds, conditions, the last removal of garbage and the last evicted pod.
+    Pressure,
+    /// Shutdowns of the node.
+    Shutdown,
     /// A table of the store.
     Table(Table),
 }
@@ -66,6 +70,8 @@ impl View {
             Self::Node => "node",
             Self::Events => "events",
             Self::Devices => "devices",
+            Self::Pressure => "pressure",
+            Self::Shutdown => "shutdown",
             Self::Table(table) => table.name(),
         }
     }
@@ -75,6 +81,8 @@ impl View {
         !matches!(
             self,
             Self::Node
+                | Self::Pressure
+                | Self::Shutdown
                 | Self::Table(
                     Table::Meta | Table::Images | Table::Objects | Table::Signals | Table::Sources
                 )
@@ -103,6 +111,8 @@ impl FromStr for View {
             "node" | "nodes" => return Ok(Self::Node),
             "events" | "event" => return Ok(Self::Events),
             "devices" | "device" => return Ok(Self::Devices),
+            "pressure" => return Ok(Self::Pressure),
+            "shutdown" => return Ok(Self::Shutdown),
             _ => {}
         }
         Table::ALL

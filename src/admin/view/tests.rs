@@ -163,7 +163,7 @@ fn every_table_has_a_name_that_parses_in_both_numbers() {
     assert_eq!("status".parse(), Ok(View::Table(Table::Statuses)));
     let error = "podz".parse::<View>().unwrap_err().to_string();
     assert!(
-        error.contains("overview, node, events, devices, meta, pods"),
+        error.contains("overview, node, events, devices, pressure, shutdown, meta, pods"),
         "{error}"
     );
 }

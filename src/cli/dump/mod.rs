@@ -20,9 +20,9 @@ pub(super) const LONG_HELP: &str = "\
 Shows what the agent remembers: asks the live agent through its local socket (root only), or else reads a \
 copy of the store, which it never changes. Which of the two is said on stderr; stdout is the same.
 
-Each argument is a table, or a pod as UID prefix, name, or namespace/name. Tables: overview, node, events, devices, meta, pods, \
-mirrors, admissions, workers, queue, containers, pleg, statuses, probes, volumes, images, objects, signals, \
-journal, sources, cpus, memory, cpusets; `all` stands for all but overview, node, events and devices, which are read off the others. Without a table: an overview; every table about it \
+Each argument is a table, or a pod as UID prefix, name, or namespace/name. Tables: overview, node, events, devices, pressure, \
+shutdown, meta, pods, mirrors, admissions, workers, queue, containers, pleg, statuses, probes, volumes, images, objects, signals, \
+journal, sources, cpus, memory, cpusets; `all` stands for all but the first six, which are read off the others. Without a table: an overview; every table about it \
 when a pod is named; every table with -o json or yaml. A pod that is called as a table is named with its \
 namespace.";
 
@@ -34,9 +34,11 @@ Examples:
   holdfast dump containers -o json | jq '.tables.containers[] | {name, container, restartCount}'
   holdfast dump --history default/web      what was decided, when, why, across which restarts
   holdfast dump journal --watch            what happens now
+  holdfast dump pressure                   what the node is short of, and who was evicted why
 
-Tables: overview, node, events, devices, meta, pods, mirrors, admissions, workers, queue, containers, pleg, statuses, probes,
-volumes, images, objects, signals, journal, sources, cpus, memory, cpusets; `all` is all but the first four.
+Tables: overview, node, events, devices, pressure, shutdown, meta, pods, mirrors, admissions, workers, queue, containers,
+pleg, statuses, probes, volumes, images, objects, signals, journal, sources, cpus, memory, cpusets; `all` is all but the
+first six.
 
 Exit codes: 0 done, 1 failed, 2 wrong usage, 3 no such pod.";
 
@@ -416,10 +418,15 @@ mod tests {
             .flat_map(|l| l.split(",\n"))
             .map(|name| name.parse().unwrap())
             .collect();
-        let all: Vec<View> = [View::Overview, View::Node, View::Events, View::Devices]
-            .into_iter()
-            .chain(View::all())
-            .collect();
+        let first = [
+            View::Overview,
+            View::Node,
+            View::Events,
+            View::Devices,
+            View::Pressure,
+            View::Shutdown,
+        ];
+        let all: Vec<View> = first.into_iter().chain(View::all()).collect();
         assert_eq!(listed, all);
     }
 }

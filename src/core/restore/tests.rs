@@ -652,6 +652,7 @@ fn an_end_that_came_with_the_shutdown_of_the_machine_leaves_no_back_off() {
         deadline: in_boot(1, 80),
         ended: None,
         cancelled: None,
+        local: false,
     };
     let cancelled = ShutdownRecord {
         cancelled: Some(in_boot(1, 61)),
@@ -691,6 +692,7 @@ fn a_static_pod_that_a_shutdown_stopped_goes_on_after_the_boot_with_its_records(
         deadline: at(110),
         ended: Some(at(91)),
         cancelled: None,
+        local: false,
     };
     let mut start = Start::with_pod("Always", stopped.clone()).put("u1/a", ended("a", 0, 0));
     let transaction = shutdown.transaction("why", at(91));

@@ -145,6 +145,7 @@ impl World {
             drop_in: shared.drop_in.clone(),
             periods: periods.unwrap(),
             announcer,
+            short: None,
         };
         let token = CancellationToken::new();
         let task = tokio::spawn(logind.run(token.clone()));
@@ -177,6 +178,12 @@ impl World {
             .await
             .unwrap()
             .unwrap();
+    }
+
+    async fn shown(&mut self, state: Inhibitor) -> Option<String> {
+        let shown = self.link.lock.wait_for(|lock| lock.state == state);
+        let shown = tokio::time::timeout(Duration::from_secs(30), shown).await;
+        shown.unwrap().unwrap().problem.clone()
     }
 
     async fn signal(&self, goes_down: bool) {
@@ -230,8 +237,10 @@ async fn the_lock_is_held_until_the_machine_may_go_down_and_taken_again_when_it_
     w.signal(true).await;
     w.announced(Announced::GoesDown).await;
     assert!(w.is_held(0));
+    assert_eq!(w.shown(Inhibitor::Held).await, None);
     w.link.released.send_replace(true);
     w.closed(0).await;
+    assert_eq!(w.shown(Inhibitor::Released).await, None);
     w.link.released.send_replace(false);
     // During a shutdown none is given.
     w.asked(2).await;
@@ -266,6 +275,8 @@ async fn a_logind_that_allows_less_still_gives_a_lock() {
     w.announced(Announced::Up).await;
     assert!(w.is_held(0));
     assert_eq!(w.machine().signals.len(), 1, "asked once on a connection");
+    let problem = w.shown(Inhibitor::Held).await.unwrap();
+    assert!(problem.starts_with("logind allows a delay of 5 s, 32 s"));
 }
 
 #[tokio::test]
