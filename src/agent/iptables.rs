@@ -232,6 +232,25 @@ mod tests {
     use super::*;
 
     #[test]
+    fn the_packaged_unit_may_make_the_chains() {
+        let unit = include_str!("../../contrib/systemd/holdfast.service");
+        let set = unit
+            .lines()
+            .find_map(|line| line.strip_prefix("CapabilityBoundingSet="))
+            .unwrap();
+        for capability in ["CAP_NET_ADMIN", "CAP_NET_RAW"] {
+            assert!(set.split(' ').any(|word| word == capability), "{set}");
+        }
+        let families = unit
+            .lines()
+            .find_map(|line| line.strip_prefix("RestrictAddressFamilies="))
+            .unwrap();
+        for family in ["AF_INET", "AF_INET6", "AF_NETLINK"] {
+            assert!(families.split(' ').any(|word| word == family), "{families}");
+        }
+    }
+
+    #[test]
     fn the_right_to_change_rules_is_a_capability() {
         for (status, may) in [
             ("Name:\tx\nCapEff:\t000001ffffffffff\n", true),
