@@ -1,6 +1,8 @@
 //! Which unused images go: those that are too old, and the least recently used ones when their disk is nearly full.
 //! Upstream: `realImageGCManager`.
 
+pub mod report;
+
 use std::time::Duration;
 
 use crate::types::Stamp;
@@ -219,6 +221,47 @@ mod tests {
         };
         assert_eq!(too_old(&images, &never, at(1000)), [] as [&Unused; 0]);
         assert_eq!(next_due(&images, &never, at(1000)), None);
+    }
+
+    #[test]
+    fn a_report_has_the_order_of_what_nothing_needs_and_is_written_when_it_changes() {
+        use super::report::{Judged, Report};
+        use crate::core::state::State;
+
+        let judged = |id: &str, kept: Option<&str>| Judged {
+            id: id.to_owned(),
+            names: vec![format!("r.io/{id}:1")],
+            size: 7,
+            pinned: false,
+            kept: kept.map(str::to_owned),
+            order: None,
+        };
+        let images = || {
+            vec![
+                judged("used", Some("a container uses it")),
+                judged("b", None),
+                judged("a", None),
+            ]
+        };
+        let unused = [image("a", 0, 900), image("b", 990, 500)];
+        let report = Report::new(&POLICY, images(), &unused, at(1000));
+        let places: Vec<_> = report
+            .images
+            .iter()
+            .map(|i| (i.id.as_str(), i.order))
+            .collect();
+        let wanted = [("a", Some(2)), ("b", Some(1)), ("used", None)];
+        assert_eq!(places, wanted, "the age counts for when, not for the order");
+        let mut state = State::default();
+        let changes = report.changes(&state, at(1000));
+        for mutation in &changes.mutations {
+            state.apply(mutation, 1);
+        }
+        assert_eq!(Report::of(&state), report);
+        let same = Report::new(&POLICY, images(), &unused, at(1300));
+        assert!(same.changes(&state, at(1300)).is_empty());
+        let less = Report::new(&POLICY, images(), &unused[..1], at(1300));
+        assert!(!less.changes(&state, at(1300)).is_empty());
     }
 
     #[test]

@@ -20,6 +20,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::files::{self, archive_of, qualified};
 use super::{ImageManager, ImageService, normalize, prune};
+use crate::core::image_gc::report::{Judged, Report};
 use crate::core::image_gc::{self, Ages, Disk, Policy, Unused};
 use crate::core::images::{self, FilesState};
 use crate::core::state::{ImageRecord, State, Transaction};
@@ -33,6 +34,9 @@ use crate::types::{PodExt, Stamp, blocking, causes};
 const PERIOD: Duration = Duration::from_secs(300);
 /// The shortest pause between two rounds.
 const PAUSE: Duration = Duration::from_secs(5);
+
+/// The reason to keep an image that a container was made of, or that sandboxes are made of.
+const IN_USE: &str = "a container or a sandbox uses it";
 
 /// Why images were not removed that should have been.
 #[derive(Debug, thiserror::Error)]
@@ -269,8 +273,8 @@ impl ImageManager {
         Ok(gone)
     }
 
-    /// Sorts out the images that nothing needs. The second result records what is needed as used now, and what was never
-    /// seen before.
+    /// Sorts out the images that nothing needs. The second result records what is needed as used now, what was never seen
+    /// before, and why each is kept.
     fn sort(
         &self,
         collection: &Collection,
@@ -285,12 +289,22 @@ impl ImageManager {
         let mut needed = lock(&self.needed);
         let before = std::mem::take(&mut *needed);
         let mut unused = Vec::new();
+        let mut judged = Vec::new();
         let mut transaction = Transaction::new();
         for image in images {
             let of_names = names(image).filter_map(|name| known.get(&qualified(name)).copied());
             let by_id = known.get(&image.id).copied();
             let told = of_names.chain(by_id).reduce(|a, b| a.and(b, now));
-            let is_needed = self.is_needed(&seen, image, used, &wanted);
+            let kept = self.need(&seen, image, used, &wanted);
+            let is_needed = kept.is_some();
+            judged.push(Judged {
+                id: image.id.clone(),
+                names: names(image).map(qualified).collect(),
+                size: image.size,
+                pinned: image.pinned,
+                kept,
+                order: None,
+            });
             if is_needed {
                 needed.insert(image.id.clone());
             }
@@ -320,29 +334,39 @@ impl ImageManager {
                 });
             }
         }
-        (unused, transaction)
+        let report = Report::new(&collection.policy, judged, &unused, now);
+        (unused, transaction.and(report.changes(&seen, now)))
     }
 
-    fn is_needed(
+    /// Returns why an image is kept; `None` if nothing needs it.
+    fn need(
         &self,
         seen: &State,
         image: &v1::Image,
         used: &HashSet<String>,
         wanted: &HashSet<String>,
-    ) -> bool {
-        if image.pinned || used.contains(&image.id) {
-            return true;
+    ) -> Option<String> {
+        if image.pinned {
+            return Some("the runtime has it pinned".to_owned());
         }
-        names(image).any(|name| {
+        if used.contains(&image.id) {
+            return Some(IN_USE.to_owned());
+        }
+        names(image).find_map(|name| {
             let qualified = qualified(name);
             let files = images::files_of(seen, &qualified).map(|(files, _)| files.state);
             // Pulls, imports and repairs see to the others.
             let is_settled = matches!(files, None | Some(FilesState::Whole | FilesState::Trusted));
-            used.contains(name)
-                || wanted.contains(&qualified)
-                || !is_settled
-                || self.works.is_busy(name)
-                || archive_of(seen, name).is_some()
+            if used.contains(name) {
+                Some(IN_USE.to_owned())
+            } else if wanted.contains(&qualified) {
+                Some("a pod names it".to_owned())
+            } else if !is_settled || self.works.is_busy(name) {
+                Some("it is being pulled, imported or mended".to_owned())
+            } else {
+                let archive = archive_of(seen, name)?;
+                Some(format!("archive {archive} of the preload directory has it"))
+            }
         })
     }
 
@@ -383,7 +407,7 @@ impl ImageManager {
         let (seen, wanted) = (collection.store.snapshot(), wanted_names(collection));
         let is_needed = entries
             .iter()
-            .any(|entry| self.is_needed(&seen, entry, &used, &wanted));
+            .any(|entry| self.need(&seen, entry, &used, &wanted).is_some());
         if is_needed || look.is_wanted(&image.id).await? {
             return Ok(false);
         }

@@ -1,15 +1,19 @@
-//! Tables of how the node defends itself: what it is short of and who went for it, and its shutdowns.
+//! Tables of how the node defends itself: what it is short of and who went for it, which images it keeps, and its shutdowns.
 
+use std::collections::HashMap;
 use std::time::Duration;
 
 use serde_json::{Value, json};
 
 use super::{PodIndex, Row, rows};
+use crate::core::image_gc::report::{self, Judged};
 use crate::core::pressure::report::{Report, ThresholdReport, condition_names};
 use crate::core::shutdown::{self, Inhibitor, ManagerRecord, ShutdownRecord};
 use crate::core::state::{
-    AdmissionDecision, AdmissionRecord, PodRecord, SignalRecord, State, WorkerPhase, WorkerRecord,
+    AdmissionDecision, AdmissionRecord, ImageRecord, PodRecord, SignalRecord, State, WorkerPhase,
+    WorkerRecord,
 };
+use crate::images::qualified;
 use crate::types::{PodUid, Stamp};
 
 /// Fields of [`pressure`], beside the key.
@@ -129,6 +133,50 @@ fn of_threshold(state: &State, report: &Report, threshold: &ThresholdReport) -> 
         "last": optional(record.map(|record| record.last)),
     });
     row(&threshold.key, fields, &PRESSURE_FIELDS)
+}
+
+/// Key of the object from which rows of images are completed.
+pub(super) const JUDGEMENT: &str = report::KEY;
+
+/// Adds to the rows of images what garbage collection last made of them.
+pub(super) fn judge(state: &State, rows: &mut [Row]) {
+    let report = report::Report::of(state);
+    let mut known: HashMap<&str, &Judged> = HashMap::new();
+    for image in &report.images {
+        known.insert(&image.id, image);
+        known.extend(image.names.iter().map(|name| (name.as_str(), image)));
+    }
+    for row in rows {
+        let key = row.get("key").and_then(Value::as_str).unwrap_or_default();
+        let record = state.record::<ImageRecord>(key);
+        let by_name = || known.get(qualified(key).as_str()).copied();
+        let judged = known.get(key).copied().or_else(by_name);
+        // When it may go, if nothing needs it until then.
+        let unused = judged.filter(|image| image.kept.is_none()).and(record);
+        let after = |at: Stamp, seconds: u64| rows::time(at.plus(Duration::from_secs(seconds)));
+        let may_go = unused.map(|of| after(of.first_seen, report.minimum_age_seconds));
+        let is_aging = report.maximum_age_seconds > 0;
+        let too_old = unused
+            .filter(|_| is_aging)
+            .map(|of| after(of.last_used, report.maximum_age_seconds));
+        let is_pinned = judged.is_some_and(|image| image.pinned);
+        let fields = [
+            ("size", json!(judged.map(|image| image.size))),
+            (
+                "kept",
+                json!(judged.and_then(|image| image.kept.as_deref())),
+            ),
+            ("order", json!(judged.and_then(|image| image.order))),
+            ("mayGo", may_go.unwrap_or(Value::Null)),
+            ("tooOld", too_old.unwrap_or(Value::Null)),
+        ];
+        if is_pinned && let Some(Value::Array(pins)) = row.get_mut("pins") {
+            pins.push(json!("runtime"));
+        }
+        for (field, value) in fields {
+            row.insert(field.to_owned(), value);
+        }
+    }
 }
 
 /// Fields of [`shutdown`], beside the key.

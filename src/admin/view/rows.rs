@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use serde_json::{Value, json};
 
 use super::pods::PodNames;
-use super::{PodIndex, Row};
+use super::{PodIndex, Row, protection};
 use crate::core::images::{self, FilesState};
 use crate::core::state::{
     AdmissionDecision, AdmissionRecord, AnyRecord, BackoffRecord, ContainerRecord, EpochReason,
@@ -20,10 +20,20 @@ use crate::types::{PodExt, PodSource, Stamp};
 
 /// Every row of one table, in key order.
 pub(super) fn all(state: &State, index: &PodIndex, table: Table) -> Vec<Row> {
-    keys(state, table)
+    let keys = keys(state, table);
+    let mut rows: Vec<Row> = keys
         .iter()
         .filter_map(|key| one(state, index, table, key))
-        .collect()
+        .collect();
+    complete(state, table, &mut rows);
+    rows
+}
+
+/// Adds what is not on record by row.
+fn complete(state: &State, table: Table, rows: &mut [Row]) {
+    if table == Table::Images {
+        protection::judge(state, rows);
+    }
 }
 
 /// The rows of one table that are not the same in both states.
@@ -34,19 +44,25 @@ pub(super) fn changed(
     new_index: &PodIndex,
     table: Table,
 ) -> (Vec<Row>, Vec<Row>) {
-    let stays = |state: &State, other: &State, key: &str| {
-        state.version_of(table, key) == other.version_of(table, key)
+    let is_judged_anew = table == Table::Images && {
+        let key = protection::JUDGEMENT;
+        before.version_of(Table::Objects, key) != after.version_of(Table::Objects, key)
     };
-    let old = keys(before, table)
+    let stays = |state: &State, other: &State, key: &str| {
+        !is_judged_anew && state.version_of(table, key) == other.version_of(table, key)
+    };
+    let mut old: Vec<Row> = keys(before, table)
         .iter()
         .filter(|key| !stays(before, after, key))
         .filter_map(|key| one(before, old_index, table, key))
         .collect();
-    let new = keys(after, table)
+    let mut new: Vec<Row> = keys(after, table)
         .iter()
         .filter(|key| !stays(before, after, key))
         .filter_map(|key| one(after, new_index, table, key))
         .collect();
+    complete(before, table, &mut old);
+    complete(after, table, &mut new);
     (old, new)
 }
 

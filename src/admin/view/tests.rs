@@ -662,3 +662,63 @@ fn images_show_how_far_they_got_and_which_archive_holds_them() {
         "since the record, else since first seen"
     );
 }
+
+#[test]
+fn images_show_why_they_are_kept_and_when_they_may_go() {
+    use crate::core::image_gc::report::{Judged, Report};
+    use crate::core::state::ImageRecord;
+
+    let used = |first_seen, last_used| ImageRecord {
+        pulled_ref: None,
+        backoffs: Default::default(),
+        first_seen: at(1, first_seen),
+        last_used: at(1, last_used),
+    };
+    let judged = |id: &str, name: &str, kept: Option<&str>, order| Judged {
+        id: id.to_owned(),
+        names: vec![name.to_owned()],
+        size: 7,
+        pinned: kept.is_some(),
+        kept: kept.map(str::to_owned),
+        order,
+    };
+    let report = Report {
+        minimum_age_seconds: 120,
+        maximum_age_seconds: 600,
+        images: vec![
+            judged("sha256:1", "docker.io/library/unused:1", None, Some(1)),
+            judged("sha256:2", "r.io/pinned:1", Some("pinned"), None),
+        ],
+    };
+    let mut b = Builder(State::default(), 0);
+    b.put("unused:1", used(100, 200));
+    b.put("sha256:2", used(100, 200));
+    b.put("gone:1", used(100, 200));
+    let before = b.0.clone();
+    for mutation in &report.changes(&b.0, at(1, 300)).mutations {
+        b.1 += 1;
+        b.0.apply(mutation, b.1);
+    }
+    let images = query(&[View::Table(Table::Images)], Selector::default());
+    let found = dump(&b.0, Vec::new(), &images).unwrap();
+    let row = |key: &str| {
+        let mut rows = found.rows(View::Table(Table::Images));
+        rows.find(|row| row["key"] == key).unwrap()
+    };
+    let unused = row("unused:1");
+    assert_eq!(
+        (&unused["kept"], &unused["order"]),
+        (&json!(null), &json!(1))
+    );
+    assert_eq!(unused["mayGo"]["bootTimeMs"], 220_000);
+    assert_eq!(unused["tooOld"]["bootTimeMs"], 800_000);
+    let pinned = row("sha256:2");
+    assert_eq!(
+        (&pinned["kept"], &pinned["mayGo"]),
+        (&json!("pinned"), &json!(null))
+    );
+    assert_eq!(pinned["pins"], json!(["runtime"]));
+    assert_eq!(row("gone:1")["size"], json!(null));
+    let changed = changes(&before, &b.0, &images);
+    assert_eq!(changed.len(), 2, "a watch tells of it");
+}

@@ -5,6 +5,7 @@ use tokio_util::sync::CancellationToken;
 use super::super::collect::Collection;
 use super::*;
 use crate::core::image_gc::Policy;
+use crate::core::image_gc::report::{Judged, Report};
 
 const POLICY: Policy = Policy {
     minimum_age: Duration::from_secs(120),
@@ -202,4 +203,31 @@ async fn the_second_failure_in_a_row_is_an_event() {
         "{}",
         events[0].message
     );
+}
+
+#[tokio::test]
+async fn it_is_on_record_why_an_image_is_kept_and_which_goes_next() {
+    let w = world(ImageConfig::default());
+    w.have(&["r.io/used:1", "r.io/wanted:1", "r.io/a:1", "r.io/b:1"]);
+    w.use_only(&["r.io/used:1", "r.io/b:1"]);
+    let collection = w.collection(POLICY, &["r.io/wanted:1"]);
+    w.manager.collect(&collection, &w.service).await.unwrap();
+    w.clock.advance(Duration::from_secs(100));
+    w.use_only(&["r.io/used:1"]);
+    w.manager.collect(&collection, &w.service).await.unwrap();
+    w.clock.advance(Duration::from_secs(10));
+    w.manager.collect(&collection, &w.service).await.unwrap();
+    let report = Report::of(&w.store.snapshot());
+    let of = |name: &str| {
+        let named = |image: &&Judged| image.names.iter().any(|n| n == name);
+        let image = report.images.iter().find(named).unwrap();
+        (image.kept.as_deref(), image.order)
+    };
+    assert_eq!(
+        of("r.io/used:1"),
+        (Some("a container or a sandbox uses it"), None)
+    );
+    assert_eq!(of("r.io/wanted:1"), (Some("a pod names it"), None));
+    assert_eq!(of("r.io/a:1"), (None, Some(1)));
+    assert_eq!(of("r.io/b:1"), (None, Some(2)), "it was used longer");
 }
