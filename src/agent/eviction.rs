@@ -8,7 +8,7 @@ use tracing::{debug, warn};
 
 use super::Tasks;
 use super::start::Base;
-use crate::core::pressure::Rules;
+use crate::core::pressure::{Rules, Waste};
 use crate::eviction::{Figures, Garbage, NodePressure, PressureOptions, Remedies};
 use crate::images::{Collection, ImageManager};
 use crate::kubeletconfig::AgentConfig;
@@ -29,13 +29,18 @@ pub(super) struct NodeGarbage {
 }
 
 impl Garbage for NodeGarbage {
-    fn remove(&self) -> BoxFuture<'_, bool> {
-        Box::pin(async {
+    fn remove(&self, waste: Waste) -> BoxFuture<'_, bool> {
+        Box::pin(async move {
             if !(self.collection.knows_pods)() {
                 debug!("no garbage is removed before it is known which pods are wanted");
                 return false;
             }
-            collect_unused(&self.workers, self.policy).await;
+            if waste.containers {
+                collect_unused(&self.workers, self.policy).await;
+            }
+            if !waste.images {
+                return true;
+            }
             let removed = self.images.remove_all_unused(&self.collection, &self.cri);
             match removed.await {
                 Ok(removed) => debug!(removed, "removed images for want of space"),

@@ -94,15 +94,30 @@ impl Signal {
         matches!(self.condition(), Condition::Disk)
     }
 
-    /// Whether removing garbage frees what the signal is about: dead containers and images lie on the file system of
-    /// images. Upstream: `buildSignalToNodeReclaimFuncs`.
-    pub const fn is_freed_by_garbage(self, dedicated: bool) -> bool {
-        self.is_of_disk() && (!dedicated || self.is_of_images())
+    /// Returns the garbage that lies on the file system of the signal; `None` if there is none. Upstream:
+    /// `buildSignalToNodeReclaimFuncs`.
+    pub const fn garbage(self, disks: Disks) -> Option<Waste> {
+        let (containers, images) = match (disks, self.is_of_images()) {
+            _ if !self.is_of_disk() => (false, false),
+            (Disks::One, _) | (Disks::Dedicated, true) => (true, true),
+            (Disks::Dedicated, false) => (false, false),
+            (Disks::Split, of_images) => (!of_images, of_images),
+        };
+        if !containers && !images {
+            return None;
+        }
+        Some(Waste { containers, images })
     }
 
-    /// Whether writable layers lie on the file system of the signal.
-    pub const fn has_layers(self, dedicated: bool) -> bool {
-        self.is_freed_by_garbage(dedicated)
+    /// True if writable layers lie on the file system of the signal.
+    pub const fn has_layers(self, disks: Disks) -> bool {
+        matches!(
+            self.garbage(disks),
+            Some(Waste {
+                containers: true,
+                ..
+            })
+        )
     }
 
     const fn is_of_images(self) -> bool {
@@ -147,6 +162,45 @@ impl Condition {
     }
 }
 
+/// The layout of the node's file systems.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Disks {
+    /// Images and writable layers lie on the file system of the root directory.
+    #[default]
+    One,
+    /// Images and writable layers lie on another one.
+    Dedicated,
+    /// Images lie on another one, writable layers on that of the root directory. Upstream: `KubeletSeparateDiskGC`.
+    Split,
+}
+
+impl Disks {
+    /// Returns the layout by the devices of the root directory, of images, and of writable layers where they are known.
+    pub fn of(root: u64, images: u64, layers: Option<u64>) -> Self {
+        match layers {
+            _ if root == images => Self::One,
+            Some(layers) if layers == root => Self::Split,
+            _ => Self::Dedicated,
+        }
+    }
+}
+
+/// Garbage that is removed before a pod is evicted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Waste {
+    /// Dead containers and sandboxes.
+    pub containers: bool,
+    /// Images that nothing needs.
+    pub images: bool,
+}
+
+impl Waste {
+    /// Returns true if all of `other` is part of it.
+    pub const fn covers(self, other: Self) -> bool {
+        (self.containers || !other.containers) && (self.images || !other.images)
+    }
+}
+
 /// One observed figure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Figure {
@@ -161,8 +215,8 @@ pub struct Figure {
 pub struct Observations {
     /// By signal.
     pub figures: BTreeMap<Signal, Figure>,
-    /// Images and writable layers lie on another file system than the root directory.
-    pub dedicated: bool,
+    /// The layout of file systems.
+    pub disks: Disks,
 }
 
 /// A configured threshold.

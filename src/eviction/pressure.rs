@@ -28,7 +28,8 @@ use super::{ActivePods, Evicting, Eviction};
 use crate::core::node_status::Pressure;
 use crate::core::pressure::report::{Reclaim, Report, Victim};
 use crate::core::pressure::{
-    self, Assessment, Candidate, Observations, PERIOD, PodUse, Rules, Signal, Signals, Threshold,
+    self, Assessment, Candidate, Disks, Observations, PERIOD, PodUse, Rules, Signal, Signals,
+    Threshold, Waste,
 };
 use crate::core::state::Transaction;
 use crate::store::{CommitError, Store};
@@ -52,8 +53,8 @@ const CHOSEN: &str = "chosen for eviction";
 pub struct UsageQuery {
     /// The signal for which one of them is to be evicted.
     pub signal: Signal,
-    /// See [`Observations::dedicated`].
-    pub dedicated: bool,
+    /// See [`Observations::disks`].
+    pub disks: Disks,
     /// A measurement of disks that began longer ago does not count.
     pub max_age: Duration,
 }
@@ -71,9 +72,9 @@ pub trait Figures: Send + Sync {
 
 /// Frees space on disks without harm to pods.
 pub trait Garbage: Send + Sync {
-    /// Removes dead containers and sandboxes, then images that nothing needs. Removes what it can. Returns false, and
-    /// removes nothing, while it is unknown which pods are wanted.
-    fn remove(&self) -> BoxFuture<'_, bool>;
+    /// Removes dead containers and sandboxes, then images that nothing needs, as `waste` says. Removes what it can. Returns
+    /// false, and removes nothing, while it is unknown which pods are wanted.
+    fn remove(&self, waste: Waste) -> BoxFuture<'_, bool>;
 }
 
 /// What relieves a node.
@@ -118,7 +119,7 @@ pub struct NodePressure {
     /// When the event of a threshold was last emitted.
     told: HashMap<Signal, Stamp>,
     /// The removal of garbage that is under way.
-    removal: Option<JoinSet<bool>>,
+    removal: Option<(Waste, JoinSet<bool>)>,
     /// The records that are under way; one of the signals at most.
     recording: JoinSet<Result<(), CommitError>>,
     /// The evictions that were under way in the last round.
@@ -210,8 +211,9 @@ impl NodePressure {
     }
 
     /// Returns what the removal of garbage came to that has ended since the last round; `None` if none has.
-    fn removed(&mut self) -> Option<bool> {
-        let ended = self.removal.as_mut()?.try_join_next()?;
+    fn removed(&mut self) -> Option<(Waste, bool)> {
+        let (waste, removal) = self.removal.as_mut()?;
+        let (waste, ended) = (*waste, removal.try_join_next()?);
         self.removal = None;
         let removed = ended.unwrap_or_else(|error| {
             warn!(%error, "the removal of garbage was cut off");
@@ -221,7 +223,7 @@ impl NodePressure {
             reclaim.ended = Some(self.options.clock.now());
             reclaim.removed = Some(removed);
         }
-        Some(removed)
+        Some((waste, removed))
     }
 
     /// Observes the node, records the result and then publishes the conditions.
@@ -319,7 +321,7 @@ impl NodePressure {
         remedies: &Remedies,
         threshold: &Threshold,
         look: &Look,
-        removed: Option<bool>,
+        removed: Option<(Waste, bool)>,
     ) -> Step {
         let (signal, now) = (threshold.signal, look.at);
         if self.is_busy(threshold, now) {
@@ -330,11 +332,11 @@ impl NodePressure {
             return Step::Nothing;
         }
         let mut may_evict = true;
-        if signal.is_freed_by_garbage(look.observed.dedicated) {
-            match removed {
-                Some(is_tried) => may_evict = is_tried,
+        if let Some(waste) = signal.garbage(look.observed.disks) {
+            match removed.filter(|(removed, _)| removed.covers(waste)) {
+                Some((_, is_tried)) => may_evict = is_tried,
                 None => {
-                    self.begin_removal(&remedies.garbage, threshold, now);
+                    self.begin_removal((&remedies.garbage, waste), threshold, now);
                     return Step::Waits;
                 }
             }
@@ -349,7 +351,12 @@ impl NodePressure {
     }
 
     /// Starts to remove garbage, unless that is under way.
-    fn begin_removal(&mut self, garbage: &Arc<dyn Garbage>, threshold: &Threshold, now: Stamp) {
+    fn begin_removal(
+        &mut self,
+        (garbage, waste): (&Arc<dyn Garbage>, Waste),
+        threshold: &Threshold,
+        now: Stamp,
+    ) {
         if self.removal.is_some() {
             return;
         }
@@ -362,8 +369,8 @@ impl NodePressure {
         });
         let garbage = Arc::clone(garbage);
         let mut removal = JoinSet::new();
-        removal.spawn(async move { garbage.remove().await });
-        self.removal = Some(removal);
+        removal.spawn(async move { garbage.remove(waste).await });
+        self.removal = Some((waste, removal));
     }
 
     fn tell(&mut self, threshold: &Threshold, now: Stamp) {
@@ -386,14 +393,14 @@ impl NodePressure {
     /// Evicts the pod that is first in rank. Returns whether there was one.
     async fn relieve(&mut self, pods: &dyn ActivePods, threshold: &Threshold, look: &Look) -> bool {
         let (options, signal) = (&self.options, threshold.signal);
-        let dedicated = look.observed.dedicated;
+        let disks = look.observed.disks;
         let Some(figure) = look.observed.figures.get(&signal).copied() else {
             return false;
         };
         let since = |at: Stamp| options.clock.now().since(at);
         let query = UsageQuery {
             signal,
-            dedicated,
+            disks,
             max_age: self.settled.map_or(Duration::MAX, since),
         };
         let Some(usage) = options.figures.usage(query).await else {
@@ -411,9 +418,9 @@ impl NodePressure {
                 Some(Candidate { pod, usage })
             })
             .collect();
-        let victim = pressure::victim(signal, dedicated, candidates.iter().copied());
+        let victim = pressure::victim(signal, disks, candidates.iter().copied());
         let with_standing = victim.and_then(|chosen| {
-            let standing = pressure::standing(signal, dedicated, &chosen, candidates);
+            let standing = pressure::standing(signal, disks, &chosen, candidates);
             Some((chosen, standing?))
         });
         let Some((chosen, standing)) = with_standing else {

@@ -11,10 +11,11 @@ use std::io::Write as _;
 use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use futures::future::BoxFuture;
+use k8s_cri::v1;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::sync::watch;
@@ -24,7 +25,7 @@ use super::StatsProvider;
 use super::collect::Sources;
 use super::model::{Depth, Fs, PodUsage};
 use super::storage::{Storage, space_of, told};
-use crate::core::pressure::{ContainerUse, Figure, Observations, PodUse, Signal, Space};
+use crate::core::pressure::{ContainerUse, Disks, Figure, Observations, PodUse, Signal, Space};
 use crate::eviction::{DiskUsage, Figures, UsageQuery};
 use crate::types::{PodUid, blocking};
 
@@ -39,14 +40,14 @@ const MEMORY_STALLS: &str = "/proc/pressure/memory";
 /// Figures of this machine.
 pub struct NodeFigures {
     stats: StatsProvider,
-    /// A directory on the file system of images, once the runtime has named it.
-    images: watch::Sender<Option<PathBuf>>,
+    /// Directories on the file systems of images and of writable layers, once the runtime has named them.
+    places: watch::Sender<Option<Places>>,
     /// The runtime was asked for it and has not answered.
     asking: Arc<AtomicBool>,
-    /// The looks at the file systems of the root directory and of images that have not returned.
-    hangs: [Arc<AtomicBool>; 2],
-    /// Whether images had a file system of their own when both were seen last.
-    dedicated: AtomicBool,
+    /// The looks at the file systems of the root directory, of images and of writable layers that have not returned.
+    hangs: [Arc<AtomicBool>; 3],
+    /// The layout of file systems when all were seen last.
+    disks: Mutex<Disks>,
     trigger: OnceLock<Option<AsyncFd<File>>>,
 }
 
@@ -55,10 +56,10 @@ impl NodeFigures {
     pub fn new(stats: StatsProvider) -> Self {
         Self {
             stats,
-            images: watch::Sender::new(None),
+            places: watch::Sender::new(None),
             asking: Arc::default(),
             hangs: Default::default(),
-            dedicated: AtomicBool::new(false),
+            disks: Mutex::default(),
             trigger: OnceLock::new(),
         }
     }
@@ -77,41 +78,45 @@ impl NodeFigures {
 
     async fn disks(&self) -> Observations {
         let root = self.stats.0.options.root_dir.clone();
-        let of_images = async {
-            let path = self.place_of_images().await?;
-            Some(look_at(&self.hangs[1], path).await)
+        let of_runtime = async {
+            let places = self.places_of_runtime().await?;
+            let images = look_at(&self.hangs[1], places.images);
+            let layers = async {
+                let path = places.layers?;
+                Some(look_at(&self.hangs[2], path).await)
+            };
+            Some(tokio::join!(images, layers))
         };
-        let (root, images) = tokio::join!(look_at(&self.hangs[0], root), of_images);
-        if matches!(images, Some(Look::Absent)) {
+        let (root, found) = tokio::join!(look_at(&self.hangs[0], root), of_runtime);
+        let (images, layers) = found.unwrap_or((Look::Hangs, None));
+        if matches!(images, Look::Absent) {
             // They may lie somewhere else when they are back.
-            self.images.send_replace(None);
+            self.places.send_replace(None);
         }
-        let images = images.unwrap_or(Look::Hangs);
         let mut observed = Observations::default();
         root.add(&mut observed, [Signal::NodeFs, Signal::NodeFsInodes]);
         images.add(&mut observed, [Signal::ImageFs, Signal::ImageFsInodes]);
-        if let (Look::Found(root), Look::Found(images)) = (root, images) {
-            let dedicated = root.device != images.device;
-            self.dedicated.store(dedicated, Ordering::SeqCst);
+        let mut known = self.disks.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(disks) = layout(&root, &images, layers.as_ref()) {
+            *known = disks;
         }
-        observed.dedicated = self.dedicated.load(Ordering::SeqCst);
+        observed.disks = *known;
         observed
     }
 
-    /// Returns a directory on the file system of images. The runtime is asked for it as long as it has named none.
-    async fn place_of_images(&self) -> Option<PathBuf> {
-        let mut known = self.images.subscribe();
+    /// Returns directories on the file systems of the runtime. It is asked for them as long as it has named none.
+    async fn places_of_runtime(&self) -> Option<Places> {
+        let mut known = self.places.subscribe();
         let place = known.borrow_and_update().clone();
         if place.is_some() || self.asking.swap(true, Ordering::SeqCst) {
             return place;
         }
-        let (cri, images) = (self.stats.0.cri.clone(), self.images.clone());
+        let (cri, places) = (self.stats.0.cri.clone(), self.places.clone());
         let asking = Asking(Arc::clone(&self.asking));
         tokio::spawn(async move {
             let _asking = asking;
             let answer = told(RUNTIME_PATIENCE, cri.image_fs_info()).await;
-            let first = answer.and_then(|a| a.image_filesystems.into_iter().next());
-            images.send_replace(first.and_then(|f| Some(PathBuf::from(f.fs_id?.mountpoint))));
+            places.send_replace(answer.and_then(Places::of));
         });
         if tokio::time::timeout(PATIENCE, known.changed())
             .await
@@ -127,7 +132,7 @@ impl NodeFigures {
         let pods = || self.stats.disks_of(&snapshot);
         let cache = &self.stats.0.storage;
         let storage = cache.fresh(snapshot.at_ms, query.max_age, pods).await?;
-        let is_known = storage.has_layers || !query.signal.has_layers(query.dedicated);
+        let is_known = storage.has_layers || !query.signal.has_layers(query.disks);
         is_known.then(|| on_disk(&snapshot.pods, &storage))
     }
 
@@ -141,6 +146,41 @@ impl NodeFigures {
         let is_known = |of: &PodUse| of.memory.is_some() || of.processes.is_some();
         (!snapshot.failed || found.values().any(is_known)).then_some(found)
     }
+}
+
+/// Directories on the file systems that the runtime names.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Places {
+    images: PathBuf,
+    /// `None` where the runtime names the same for images, or none.
+    layers: Option<PathBuf>,
+}
+
+impl Places {
+    /// Reads an answer; `None` if it names no place of images.
+    fn of(answer: v1::ImageFsInfoResponse) -> Option<Self> {
+        let first = |all: Vec<v1::FilesystemUsage>| {
+            let of = all.into_iter().next()?;
+            let place = PathBuf::from(of.fs_id?.mountpoint);
+            (!place.as_os_str().is_empty()).then_some(place)
+        };
+        let images = first(answer.image_filesystems)?;
+        let layers = first(answer.container_filesystems).filter(|layers| *layers != images);
+        Some(Self { images, layers })
+    }
+}
+
+/// Returns the layout of the file systems that were looked at; `None` if that is not known of one of them.
+fn layout(root: &Look, images: &Look, layers: Option<&Look>) -> Option<Disks> {
+    let (Look::Found(root), Look::Found(images)) = (root, images) else {
+        return None;
+    };
+    let layers = match layers {
+        None => None,
+        Some(Look::Found(layers)) => Some(layers.device),
+        Some(_) => return None,
+    };
+    Some(Disks::of(root.device, images.device, layers))
 }
 
 /// The runtime may be asked again.
@@ -360,6 +400,49 @@ mod tests {
         assert!(matches!(look, Look::Found(_)) && !found.contains_key(&Signal::NodeFs));
         let (look, found) = figures(Path::new("/none")).await;
         assert!(look == Look::Absent && found.is_empty());
+    }
+
+    #[test]
+    fn layers_on_the_disk_of_the_root_directory_split_the_disks() {
+        let named = |place: &str| v1::FilesystemUsage {
+            fs_id: Some(v1::FilesystemIdentifier {
+                mountpoint: place.to_owned(),
+            }),
+            ..Default::default()
+        };
+        let answer = |images: &[&str], layers: &[&str]| v1::ImageFsInfoResponse {
+            image_filesystems: images.iter().map(|place| named(place)).collect(),
+            container_filesystems: layers.iter().map(|place| named(place)).collect(),
+        };
+        assert_eq!(Places::of(answer(&[], &["/run"])), None);
+        assert_eq!(Places::of(answer(&[""], &[])), None);
+        for (layers, wanted) in [
+            (&[][..], None),
+            (&["/images"], None),
+            (&["/run"], Some("/run")),
+        ] {
+            let places = Places::of(answer(&["/images"], layers)).unwrap();
+            assert_eq!(places.images, Path::new("/images"));
+            assert_eq!(places.layers.as_deref(), wanted.map(Path::new));
+        }
+
+        let found = |device| {
+            Look::Found(Disk {
+                fs: Fs::default(),
+                device,
+            })
+        };
+        assert_eq!(layout(&found(1), &found(2), None), Some(Disks::Dedicated));
+        assert_eq!(
+            layout(&found(1), &found(2), Some(&found(1))),
+            Some(Disks::Split)
+        );
+        assert_eq!(
+            layout(&found(1), &found(2), Some(&Look::Hangs)),
+            None,
+            "as before"
+        );
+        assert_eq!(layout(&found(1), &Look::Absent, None), None);
     }
 
     #[tokio::test]

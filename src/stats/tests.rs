@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use super::model::{Descriptors, DiskIo, Fs, Limits, Throttling};
 use super::*;
-use crate::core::pressure::{Signal, Space};
+use crate::core::pressure::{Disks, Signal, Space};
 use crate::core::state::Transaction;
 use crate::eviction::{DiskUsage, Figures as _, UsageQuery};
 use crate::kuberuntime::cri::CriTimeouts;
@@ -902,18 +902,21 @@ async fn a_runtime_in_trouble_costs_the_usage_of_disks_and_not_that_of_memory() 
     let trouble = Fault::Error(tonic::Code::Unavailable, "gone".to_owned());
     world.fake.fail_always("list_container_stats", trouble);
     let figures = NodeFigures::new(world.stats.clone());
-    let usage = async |signal, dedicated| {
+    let usage = async |signal, disks| {
         let query = UsageQuery {
             signal,
-            dedicated,
+            disks,
             max_age: Duration::MAX,
         };
         figures.usage(query).await
     };
-    let memory = usage(Signal::Memory, false).await.unwrap();
+    let memory = usage(Signal::Memory, Disks::One).await.unwrap();
     assert!(memory[&PodUid::new(UID)].memory.is_some());
-    assert_eq!(usage(Signal::NodeFs, false).await, None, "no layers");
-    assert_eq!(usage(Signal::NodeFs, true).await.unwrap().len(), 1);
+    assert_eq!(usage(Signal::NodeFs, Disks::One).await, None, "no layers");
+    assert_eq!(
+        usage(Signal::NodeFs, Disks::Dedicated).await.unwrap().len(),
+        1
+    );
 }
 
 #[tokio::test]
@@ -922,7 +925,7 @@ async fn processes_are_counted_without_a_look_at_disks() {
     let figures = NodeFigures::new(world.stats.clone());
     let query = UsageQuery {
         signal: Signal::Pid,
-        dedicated: false,
+        disks: Disks::One,
         max_age: Duration::MAX,
     };
     let usage = figures.usage(query).await.unwrap();

@@ -97,7 +97,7 @@ async fn restarts_under_pressure_evict_nobody_twice_and_keep_the_condition() {
         };
         Observations {
             figures: [(Signal::Memory, figure)].into(),
-            dedicated: false,
+            disks: Default::default(),
         }
     }));
     w.until("the largest pod is evicted", 60, |w| {

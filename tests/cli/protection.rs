@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use holdfast::core::pressure::report::{self, Reclaim, Report, Victim};
 use holdfast::core::pressure::{
-    Candidate, Figure, Observations, Rules, Signal, Standing, Threshold,
+    Candidate, Disks, Figure, Observations, Rules, Signal, Standing, Threshold,
 };
 use holdfast::core::shutdown::{Inhibitor, Lock, ManagerRecord, ShutdownRecord};
 use holdfast::core::state::{
@@ -64,7 +64,7 @@ fn pressure_shows_what_is_short_since_when_and_who_went_for_it() {
     let mut report = Report::default();
     let observed = Observations {
         figures: [(Signal::Memory, figure)].into(),
-        dedicated: false,
+        disks: Disks::One,
     };
     report.observe(&rules, &observed, at(50));
     report.last_reclaim = Some(Reclaim {

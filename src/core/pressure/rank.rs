@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::Pod;
 
-use super::Signal;
+use super::{Disks, Signal};
 use crate::core::admission::{is_critical, priority};
 use crate::core::resources::{NANOS, pod_requests};
 use crate::types::PodExt;
@@ -54,20 +54,19 @@ pub struct PodUse {
 
 impl PodUse {
     /// What counts for a signal; `None` when it is unknown.
-    fn of(&self, signal: Signal, dedicated: bool) -> Option<u64> {
+    fn of(&self, signal: Signal, disks: Disks) -> Option<u64> {
         match signal {
             Signal::Memory | Signal::AllocatableMemory => self.memory,
             Signal::Pid => self.processes,
-            _ => Some(self.disk(signal, dedicated)),
+            _ => Some(self.disk(signal, disks)),
         }
     }
 
-    /// What counts for a file system: all of it if there is one, else the part that lies there.
-    fn disk(&self, signal: Signal, dedicated: bool) -> u64 {
-        let (on_images, on_node) = match (dedicated, signal.is_of_images()) {
-            (false, _) => (true, true),
-            (true, of_images) => (of_images, !of_images),
-        };
+    /// What counts for a file system: all of it if there is one, else the part that lies there. Upstream:
+    /// `buildSignalToRankFunc`.
+    fn disk(&self, signal: Signal, disks: Disks) -> u64 {
+        let on_images = signal.has_layers(disks);
+        let on_node = disks == Disks::One || !signal.is_of_images();
         let mut used = Space::default();
         for container in self.containers.values() {
             let rootfs = container.rootfs.filter(|_| on_images);
@@ -99,9 +98,9 @@ pub struct Candidate<'a> {
 type Key = (bool, i32, Reverse<i128>, String);
 
 /// Returns the place of a pod in the order; `None` if what counts of it is unknown.
-fn key(candidate: &Candidate<'_>, signal: Signal, dedicated: bool) -> Option<Key> {
+fn key(candidate: &Candidate<'_>, signal: Signal, disks: Disks) -> Option<Key> {
     let Candidate { pod, usage } = *candidate;
-    let (used, uid) = (usage.of(signal, dedicated)?, pod.uid().to_string());
+    let (used, uid) = (usage.of(signal, disks)?, pod.uid().to_string());
     if signal == Signal::Pid {
         return Some((false, priority(pod), Reverse(i128::from(used)), uid));
     }
@@ -115,11 +114,10 @@ fn key(candidate: &Candidate<'_>, signal: Signal, dedicated: bool) -> Option<Key
 /// unknown are left out: upstream evicts them first, but nothing may run of them.
 pub fn ranked<'a>(
     signal: Signal,
-    dedicated: bool,
+    disks: Disks,
     pods: impl IntoIterator<Item = Candidate<'a>>,
 ) -> Vec<Candidate<'a>> {
-    let with_key =
-        |candidate: Candidate<'a>| Some((key(&candidate, signal, dedicated)?, candidate));
+    let with_key = |candidate: Candidate<'a>| Some((key(&candidate, signal, disks)?, candidate));
     let mut pods: Vec<(Key, Candidate<'a>)> = pods.into_iter().filter_map(with_key).collect();
     pods.sort_by(|(a, _), (b, _)| a.cmp(b));
     pods.into_iter().map(|(_, candidate)| candidate).collect()
@@ -141,11 +139,11 @@ pub struct Standing {
 /// Returns the figures by which `chosen` came first among `pods`; `None` if what counts of it is unknown.
 pub fn standing<'a>(
     signal: Signal,
-    dedicated: bool,
+    disks: Disks,
     chosen: &Candidate<'_>,
     pods: impl IntoIterator<Item = Candidate<'a>>,
 ) -> Option<Standing> {
-    let counts = |c: &Candidate<'_>| may_go(c) && c.usage.of(signal, dedicated).is_some();
+    let counts = |c: &Candidate<'_>| may_go(c) && c.usage.of(signal, disks).is_some();
     let request = || {
         let requests = pod_requests(chosen.pod);
         let request = requests.get(signal.resource()).copied().unwrap_or(0);
@@ -153,7 +151,7 @@ pub fn standing<'a>(
     };
     Some(Standing {
         candidates: pods.into_iter().filter(counts).count(),
-        used: chosen.usage.of(signal, dedicated)?,
+        used: chosen.usage.of(signal, disks)?,
         request: (signal != Signal::Pid).then(request),
         priority: priority(chosen.pod),
     })
@@ -166,9 +164,9 @@ fn may_go(candidate: &Candidate<'_>) -> bool {
 /// Returns the pod to evict: the first in rank that is neither static, mirror, critical nor being deleted.
 pub fn victim<'a>(
     signal: Signal,
-    dedicated: bool,
+    disks: Disks,
     pods: impl IntoIterator<Item = Candidate<'a>>,
 ) -> Option<Candidate<'a>> {
     let pods = pods.into_iter().filter(may_go);
-    ranked(signal, dedicated, pods).into_iter().next()
+    ranked(signal, disks, pods).into_iter().next()
 }

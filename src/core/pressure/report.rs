@@ -27,8 +27,6 @@ pub struct Report {
     pub observed: BTreeMap<String, FigureReport>,
     /// When they were observed.
     pub observed_at: Option<Stamp>,
-    /// Images lie on a file system of their own.
-    pub dedicated: bool,
     /// The last removal of garbage for want of space.
     pub last_reclaim: Option<Reclaim>,
     /// The last pod that was chosen.
@@ -155,7 +153,6 @@ impl Report {
             })
             .collect();
         self.observed_at = Some(now);
-        self.dedicated = observed.dedicated;
         let before = std::mem::take(&mut self.thresholds);
         let known = |key: &str| before.iter().find(|of| of.key == key)?.quantity;
         let thresholds = rules.thresholds.iter().map(|threshold| {

@@ -42,7 +42,7 @@ fn observed(figures: &[(Signal, u64)]) -> Observations {
     let figures = figures.iter().map(|(s, available)| (*s, figure(available)));
     Observations {
         figures: figures.collect(),
-        dedicated: false,
+        disks: Disks::One,
     }
 }
 
@@ -265,23 +265,46 @@ fn pods_are_ranked_by_what_they_use_beyond_their_requests() {
         (pod("most", 0, &ask("0")), usage(70, 1, [0, 40, 0])),
         (pod("dear", 7, &ask("0")), usage(90, 5, [9, 0, 20])),
     ];
-    for (signal, dedicated, want) in [
-        (Signal::Memory, false, ["most", "over", "dear", "within"]),
+    for (signal, disks, want) in [
         (
-            Signal::AllocatableMemory,
-            false,
+            Signal::Memory,
+            Disks::One,
             ["most", "over", "dear", "within"],
         ),
-        (Signal::Pid, false, ["within", "over", "most", "dear"]),
-        (Signal::NodeFs, false, ["most", "over", "dear", "within"]),
-        (Signal::ImageFs, true, ["over", "dear", "within", "most"]),
+        (
+            Signal::AllocatableMemory,
+            Disks::One,
+            ["most", "over", "dear", "within"],
+        ),
+        (Signal::Pid, Disks::One, ["within", "over", "most", "dear"]),
+        (
+            Signal::NodeFs,
+            Disks::One,
+            ["most", "over", "dear", "within"],
+        ),
+        (
+            Signal::ImageFs,
+            Disks::Dedicated,
+            ["over", "dear", "within", "most"],
+        ),
         (
             Signal::NodeFsInodes,
-            true,
+            Disks::Dedicated,
+            ["within", "most", "over", "dear"],
+        ),
+        (
+            Signal::NodeFs,
+            Disks::Split,
+            ["most", "over", "dear", "within"],
+        ),
+        // Nothing of a pod lies there: by priority, and nobody is over a request.
+        (
+            Signal::ImageFs,
+            Disks::Split,
             ["within", "most", "over", "dear"],
         ),
     ] {
-        let ranked = ranked(signal, dedicated, pods.iter().map(candidate));
+        let ranked = ranked(signal, disks, pods.iter().map(candidate));
         assert_eq!(names(&ranked), want, "{signal:?}");
     }
 }
@@ -297,22 +320,72 @@ fn a_pod_without_figures_is_not_chosen() {
     for signal in [Signal::Memory, Signal::AllocatableMemory, Signal::Pid] {
         let all = [(&idle, &nothing), (&busy, &little)];
         let all = all.map(|(pod, usage)| Candidate { pod, usage });
-        assert_eq!(victim(signal, false, all).unwrap().pod.name(), "busy");
-        assert!(victim(signal, false, [all[0]]).is_none());
+        assert_eq!(victim(signal, Disks::One, all).unwrap().pod.name(), "busy");
+        assert!(victim(signal, Disks::One, [all[0]]).is_none());
     }
 }
 
 #[test]
-fn garbage_frees_the_disk_of_images() {
-    let freed = |dedicated| {
+fn garbage_is_removed_where_it_lies() {
+    let freed = |disks| {
         let all = Signal::ALL.into_iter();
-        let freed = all.filter(move |signal| signal.is_freed_by_garbage(dedicated));
-        freed.map(Signal::name).collect::<Vec<_>>()
+        let freed = all.filter_map(move |signal| {
+            let Waste { containers, images } = signal.garbage(disks)?;
+            assert_eq!(signal.has_layers(disks), containers);
+            Some((signal.name(), containers, images))
+        });
+        freed.collect::<Vec<_>>()
     };
-    let images = ["imagefs.available", "imagefs.inodesFree"];
-    assert_eq!(freed(true), images);
-    assert_eq!(freed(false)[..2], images);
-    assert_eq!(freed(false)[2..], ["nodefs.available", "nodefs.inodesFree"]);
+    let images = |containers, images| {
+        [
+            ("imagefs.available", containers, images),
+            ("imagefs.inodesFree", containers, images),
+        ]
+    };
+    let node = |containers, images| {
+        [
+            ("nodefs.available", containers, images),
+            ("nodefs.inodesFree", containers, images),
+        ]
+    };
+    assert_eq!(
+        freed(Disks::One),
+        [images(true, true), node(true, true)].concat()
+    );
+    assert_eq!(freed(Disks::Dedicated), images(true, true));
+    assert_eq!(
+        freed(Disks::Split),
+        [images(false, true), node(true, false)].concat()
+    );
+    let all = Waste {
+        containers: true,
+        images: true,
+    };
+    let dead = Waste {
+        images: false,
+        ..all
+    };
+    assert!(all.covers(dead) && dead.covers(dead) && !dead.covers(all));
+}
+
+#[test]
+fn the_layout_of_disks_is_that_of_their_devices() {
+    for (root, images, layers, disks) in [
+        (1, 1, Some(1), Disks::One),
+        (1, 1, None, Disks::One),
+        (1, 2, Some(2), Disks::Dedicated),
+        (1, 2, None, Disks::Dedicated),
+        (1, 2, Some(1), Disks::Split),
+        // Layers on a third one, or without the images: as if they were not named.
+        (1, 2, Some(3), Disks::Dedicated),
+        (1, 1, Some(2), Disks::One),
+    ] {
+        assert_eq!(
+            Disks::of(root, images, layers),
+            disks,
+            "{root} {images} {layers:?}"
+        );
+    }
 }
 
 #[test]
@@ -329,8 +402,8 @@ fn critical_pods_are_never_chosen() {
     let candidate = |pod| Candidate { pod, usage: &much };
     for signal in Signal::ALL {
         let all = [&fixed, &critical, &dear].map(candidate);
-        assert_eq!(victim(signal, false, all).unwrap().pod.name(), "dear");
-        assert!(victim(signal, false, [&fixed, &critical].map(candidate)).is_none());
+        assert_eq!(victim(signal, Disks::One, all).unwrap().pod.name(), "dear");
+        assert!(victim(signal, Disks::One, [&fixed, &critical].map(candidate)).is_none());
     }
 }
 
@@ -525,15 +598,15 @@ proptest! {
             let used = if *is_measured { usage(*used, *used, [*used, 0, 1]) } else { PodUse::default() };
             (pod, used)
         }).collect();
-        let forth = names(&ranked(signal, false, made.iter().map(candidate)));
-        let back = names(&ranked(signal, false, made.iter().rev().map(candidate)));
+        let forth = names(&ranked(signal, Disks::One, made.iter().map(candidate)));
+        let back = names(&ranked(signal, Disks::One, made.iter().rev().map(candidate)));
         prop_assert_eq!(&forth, &back);
         let mut once = forth.clone();
         once.dedup();
         let is_ranked = |is_measured| signal.is_of_disk() || is_measured;
         let ranked = pods.iter().filter(|(_, _, is_measured)| is_ranked(*is_measured));
         prop_assert_eq!(once.len(), ranked.clone().count());
-        let chosen = victim(signal, false, made.iter().map(candidate));
+        let chosen = victim(signal, Disks::One, made.iter().map(candidate));
         prop_assert_eq!(chosen.is_some(), ranked.clone().any(|(priority, ..)| *priority < 2));
         prop_assert!(chosen.is_none_or(|c| c.pod.spec_ref().priority < Some(2_000_000_000)));
     }
@@ -571,8 +644,8 @@ fn one_line_says_why_a_pod_was_chosen() {
         candidate(&under, &unknown),
     ];
     let told = |signal: Signal, threshold: &Threshold, figure: Figure| {
-        let chosen = victim(signal, false, pods).unwrap();
-        let standing = standing(signal, false, &chosen, pods).unwrap();
+        let chosen = victim(signal, Disks::One, pods).unwrap();
+        let standing = standing(signal, Disks::One, &chosen, pods).unwrap();
         why(threshold, figure, &standing)
     };
     assert_eq!(
