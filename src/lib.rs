@@ -14,6 +14,7 @@ pub mod config;
 pub mod container_logs;
 pub mod core;
 pub mod devicemanager;
+pub mod dra;
 pub mod events;
 pub mod eviction;
 #[cfg(feature = "fuzzing")]

@@ -17,6 +17,8 @@
 
 #[path = "support/agent_process.rs"]
 mod agent_process;
+#[path = "agent_child/claims.rs"]
+mod claims;
 #[path = "agent_child/devices.rs"]
 mod devices;
 #[path = "agent_child/full_disk.rs"]

@@ -49,7 +49,7 @@ const RANKS: &[(u32, &[&str])] = &[
             "volumemanager",
         ],
     ),
-    (45, &["stats"]),
+    (45, &["dra", "stats"]),
     (50, &["pod_workers"]),
     (
         60,

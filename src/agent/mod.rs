@@ -7,6 +7,7 @@ mod api;
 mod cluster;
 mod devices;
 mod directories;
+mod dra;
 #[cfg(feature = "failpoints")]
 mod drill;
 mod early_ends;

@@ -17,8 +17,8 @@ use super::directories::Served;
 use super::known_pods::known_pods;
 use super::resume::{plan, reported_reasons, resume, tell_what_was_restored};
 use super::{
-    AgentError, Tasks, api, devices, directories, early_ends, eviction, node, pinning, shutdown,
-    tasks, volumes,
+    AgentError, Tasks, api, devices, directories, dra, early_ends, eviction, node, pinning,
+    shutdown, tasks, volumes,
 };
 use crate::admin::{AdminInfo, StoreHooks};
 use crate::apiserver::ApiClient;
@@ -35,6 +35,7 @@ use crate::core::pressure::{self, Signals};
 use crate::core::state::{MetaRecord, SourceRecord};
 use crate::core::volumes::known::InUse;
 use crate::devicemanager::DeviceManager;
+use crate::dra::DraManager;
 use crate::events::{self, EventRate, JournalRecorder};
 use crate::eviction::{Figures, LocalStorage};
 use crate::images::{
@@ -157,6 +158,8 @@ pub(super) struct Base {
     pub(super) pressure: watch::Sender<Pressure>,
     /// Devices of device plugins.
     pub(super) devices: DeviceManager,
+    /// Resource claims.
+    pub(super) dra: DraManager,
     monitor: Monitor,
     pub(super) restored: Arc<AtomicBool>,
     /// For who asks how full volumes are.
@@ -197,6 +200,8 @@ impl Base {
         let pods = PodManager::default();
         let count = volumes::counting(&parts, pods.clone());
         let devices = devices::manager(config, &parts);
+        let node = NodeObject::default();
+        let dra = dra::manager(config, &parts, &node);
         let known = signals(config, &parts.store, &parts.meta, &*parts.clock);
         Self {
             pressure: watch::Sender::new(pressure::pressure_of(&known)),
@@ -217,7 +222,8 @@ impl Base {
             runtime_state: RuntimeState::default(),
             pods,
             devices,
-            node: NodeObject::default(),
+            dra,
+            node,
             cluster: None,
             cluster_doubted: parts.cluster_doubted,
             monitor: Monitor::default(),
@@ -464,6 +470,7 @@ pub(super) async fn start(
     let queue = WorkQueue::new(base.store.clone());
     let drivers = volumes::csi_drivers(config, base);
     devices::take_from(&drivers, base.devices.clone());
+    dra::take_from(&drivers, base, tasks, token);
     tasks.add("csi drivers", drivers.clone().run(token.clone()));
     let memory = volumes::following(&local_node, &node.machine);
     let volumes = volumes::volume_manager(config, base, drivers.clone(), memory);
@@ -502,6 +509,7 @@ pub(super) async fn start(
             images: Arc::clone(&images),
             volumes,
             devices: base.devices.clone(),
+            claims: base.dra.clone(),
             objects: objects.clone(),
             node_object: node_object.clone(),
             cgroups: Arc::new(cgroups.with_pinning(pinning.clone())),
@@ -560,6 +568,20 @@ pub(super) async fn start(
     tasks.add(
         "changed devices",
         devices::follow(base.devices.clone(), workers.clone(), token.clone()),
+    );
+    tasks.add(
+        "changed claims",
+        dra::follow(base.dra.clone(), workers.clone(), token.clone()),
+    );
+    tasks.add(
+        "resource claims",
+        dra::reconcile(
+            base.dra.clone(),
+            workers.clone(),
+            pods.clone(),
+            source.ready(),
+            token.clone(),
+        ),
     );
     tasks.add(
         "volumes without a record",
@@ -757,6 +779,7 @@ fn pod_resources(
         base.metrics.clone(),
     )
     .with_devices(base.devices.clone())
+    .with_claims(base.dra.clone())
     .telling_assignments(pinning);
     let (root_dir, stop) = (config.root_dir.clone(), token.clone());
     let served = Served {

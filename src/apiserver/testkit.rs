@@ -21,6 +21,8 @@ pub(crate) struct Model {
     pub(crate) objects: BTreeMap<String, Value>,
     /// Requests as `PATCH /api/…`, in order.
     pub(crate) log: Vec<String>,
+    /// Queries of the requests.
+    pub(crate) queries: Vec<String>,
     /// Bodies of the requests.
     pub(crate) bodies: Vec<Value>,
     /// Fields of a status that this server does not know.
@@ -301,6 +303,8 @@ async fn serve(
             return Err("connection refused".into());
         }
         model.log.push(format!("{} {path}", head.method));
+        let query = head.uri.query().unwrap_or_default();
+        model.queries.push(query.to_owned());
         model.bodies.push(Value::clone(&body));
         model.answer(&head.method, &path, body)
     };

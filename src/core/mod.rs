@@ -2,6 +2,7 @@
 
 pub mod admission;
 pub mod backoff;
+pub mod claims;
 pub mod cluster;
 pub mod container_history;
 pub mod credentials;

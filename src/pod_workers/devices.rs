@@ -3,7 +3,7 @@
 use k8s_openapi::api::core::v1::{Container, Pod};
 
 use super::execute::StepError;
-use super::{Job, WorkerContext};
+use super::{Job, WorkerContext, claims};
 use crate::core::devices::Granted;
 use crate::core::pod_actions::{PodActions, policy_of};
 use crate::core::state::{
@@ -150,7 +150,7 @@ async fn reject(
     Ok(())
 }
 
-/// Returns what a container gets with its devices, after their plugins were told that it starts.
+/// Returns what a container gets with its devices and claims, after the plugins of its devices were told that it starts.
 ///
 /// # Errors
 /// Why it cannot start.
@@ -161,7 +161,13 @@ pub(super) async fn granted(
 ) -> Result<Granted, String> {
     context.devices.pre_start(pod, &container.name).await?;
     let granted = context.devices.granted(pod, &container.name);
-    granted.map_err(|error| error.to_string())
+    let mut granted = granted.map_err(|error| error.to_string())?;
+    for id in claims::granted(context, pod, container)? {
+        if !granted.cdi.contains(&id) {
+            granted.cdi.push(id);
+        }
+    }
+    Ok(granted)
 }
 
 #[cfg(test)]

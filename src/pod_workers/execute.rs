@@ -26,6 +26,7 @@ use crate::core::container_history;
 use crate::core::pod_actions::{self, PodActions, StartContainer};
 use crate::core::pod_status;
 use crate::core::state::{ContainerRecord, IntentRecord, Transaction, child_key};
+use crate::dra::DraError;
 use crate::images::PullInputs;
 use crate::kuberuntime::attempt_files::{self, Owner};
 use crate::kuberuntime::container_config::{self, ContainerInputs};
@@ -89,6 +90,8 @@ pub(super) enum StepError {
     StartUndone(ContainerId),
     #[error("the pod waits for its devices: {0}")]
     Devices(String),
+    #[error("resource claims of the pod: {0}")]
+    Claims(DraError),
     #[error("{0}")]
     Start(String),
     /// An error of which an event was emitted where it occurred.

@@ -40,6 +40,9 @@ fn remedy(error: &StepError) -> Option<&'static str> {
         StepError::Cgroup(_) => {
             Some("it is tried again; if it lasts, check what else changes the cgroups of pods")
         }
+        StepError::Claims(_) => {
+            Some("it is tried again; start the driver of its claims, or look into the driver's log")
+        }
         StepError::Sandbox(_) => {
             Some("it is tried again; correct the pod, or the node's configuration")
         }

@@ -11,6 +11,7 @@
 //! the next look at the runtime and the records, exactly as after a crash.
 
 pub mod causes;
+mod claims;
 mod devices;
 mod evict;
 mod execute;
@@ -60,6 +61,7 @@ pub use crate::core::pod_worker::UpdateOptions;
 use crate::core::pod_worker::{self, KnownPod, Worker};
 use crate::core::state::{EpochRecord, State, WorkerPhase, WorkerRecord};
 use crate::devicemanager::DeviceManager;
+use crate::dra::DraManager;
 use crate::images::ImageManager;
 use crate::kuberuntime::cri::CriClient;
 use crate::kuberuntime::gc::Remover;
@@ -95,6 +97,8 @@ pub struct WorkerContext {
     pub volumes: VolumeManager,
     /// Devices of device plugins.
     pub devices: DeviceManager,
+    /// Resource claims.
+    pub claims: DraManager,
     /// API objects that pods refer to.
     pub objects: Objects,
     /// This node's object.

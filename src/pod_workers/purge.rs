@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use super::execute::StepError;
-use super::{Job, WorkerContext, resize};
+use super::{Job, WorkerContext, claims, resize};
 use crate::core::backoff::early;
 use crate::core::devices::allocations_key;
 use crate::core::pod_worker;
@@ -44,6 +44,7 @@ pub(super) async fn purge(context: &WorkerContext, job: &Job) -> Result<(), Step
     if !removed.is_empty() || !status.sandboxes.is_empty() {
         context.pleg.request(uid);
     }
+    claims::unprepare(context, uid).await?;
     context.volumes.unmount(uid).await?;
     context.volume_images.remove(uid);
     context.objects.unregister(uid);

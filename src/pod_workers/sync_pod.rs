@@ -16,7 +16,9 @@ use tracing::{debug, info};
 
 use super::execute::{self, StepError};
 use super::worker::{StepFailure, StepOutcome};
-use super::{Job, StartFailure, WorkerContext, causes, devices, grow, mounts, resize, resolve};
+use super::{
+    Job, StartFailure, WorkerContext, causes, claims, devices, grow, mounts, resize, resolve,
+};
 use crate::core::backoff::SyncOutcome;
 use crate::core::container_history::{self, Records};
 use crate::core::deadline;
@@ -154,6 +156,10 @@ pub(super) async fn sync_pod(
     let refused = devices::refused(context, job, status, &actions).await;
     if let Some((reason, message)) = refused.map_err(stopped)? {
         return reject(context, job, &reason, &message).await;
+    }
+    if starts {
+        let prepared = claims::prepare(context, &job.pod, &actions).await;
+        prepared.map_err(stopped)?;
     }
     // What is stopped for another to start in its place runs on until the devices are there.
     if !urgent {
@@ -308,7 +314,7 @@ async fn refresh_volumes(
     }
 }
 
-fn having_acted(error: StepError) -> StepFailure {
+pub(super) fn having_acted(error: StepError) -> StepFailure {
     StepFailure {
         acted: true,
         ..StepFailure::from(error)
@@ -505,6 +511,7 @@ pub(super) fn api_status(
         backoff_max: context.backoff_max,
     });
     context.devices.report(&job.pod, &mut generated);
+    context.claims.report(&job.pod, &mut generated);
     generated
 }
 

@@ -8,10 +8,11 @@ use tracing::warn;
 
 use super::execute::StepError;
 use super::sync_pod::{
-    api_status, check_listing, observe_probes, observed, record_exits, rejection, stamp_of,
+    api_status, check_listing, having_acted, observe_probes, observed, record_exits, rejection,
+    stamp_of,
 };
 use super::worker::{StepFailure, StepOutcome};
-use super::{Job, WorkerContext};
+use super::{Job, WorkerContext, claims};
 use crate::core::pod_status::Stage;
 use crate::core::pod_worker;
 use crate::core::state::{StatusRecord, WorkerPhase};
@@ -53,10 +54,7 @@ pub(super) async fn sync_terminating(
     killer
         .pod(condemned, grace)
         .await
-        .map_err(|error| StepFailure {
-            acted: true,
-            ..StepFailure::from(StepError::from(error))
-        })?;
+        .map_err(|error| having_acted(StepError::from(error)))?;
     fail::fail_point!("pod_workers::terminating::after_kill");
     let after = inspect(context, job, *deadline).await?;
     if let Some(running) = after
@@ -64,11 +62,11 @@ pub(super) async fn sync_terminating(
         .iter()
         .find(|c| c.state == crate::types::runtime::ContainerState::Running)
     {
-        return Err(StepFailure {
-            acted: true,
-            ..StepFailure::from(StepError::StillRunning(running.name.clone()))
-        });
+        return Err(having_acted(StepError::StillRunning(running.name.clone())));
     }
+    claims::unprepare(context, &job.uid)
+        .await
+        .map_err(having_acted)?;
     report(context, job, &after, Stage::Terminated).await?;
     context.prober.remove_pod(&job.uid);
     Ok(StepOutcome::done(true))

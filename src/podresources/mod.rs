@@ -21,7 +21,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::core::v1::{Container, Pod};
 use tokio::net::UnixListener;
 use tokio::sync::{Semaphore, mpsc};
 use tokio_stream::StreamExt;
@@ -37,7 +37,9 @@ use tracing::{debug, warn};
 pub(crate) use self::limit::Limiter;
 use self::service::{Lister, V1, V1Alpha1};
 use crate::cm::pinning::Pinning;
+use crate::core::claims::{ClaimDevice, ContainerClaim};
 use crate::devicemanager::DeviceManager;
+use crate::dra::DraManager;
 use crate::types::containers::{ContainerKind, containers_of};
 use crate::types::cpu_set::CpuSet;
 use crate::types::metrics::Metrics;
@@ -71,6 +73,7 @@ pub type ActivePods = Arc<dyn Fn() -> Vec<Arc<Pod>> + Send + Sync>;
 #[derive(Clone)]
 pub struct PodResources {
     active: ActivePods,
+    claims: Option<DraManager>,
     devices: Option<DeviceManager>,
     limiter: Arc<Limiter>,
     metrics: Metrics,
@@ -82,6 +85,7 @@ impl PodResources {
     pub fn new(active: ActivePods, clock: Arc<dyn Clock>, metrics: Metrics) -> Self {
         Self {
             active,
+            claims: None,
             devices: None,
             limiter: Arc::new(Limiter::new(clock)),
             metrics,
@@ -93,6 +97,13 @@ impl PodResources {
     #[must_use]
     pub fn with_devices(mut self, devices: DeviceManager) -> Self {
         self.devices = Some(devices);
+        self
+    }
+
+    /// Tells of resource claims as well.
+    #[must_use]
+    pub fn with_claims(mut self, claims: DraManager) -> Self {
+        self.claims = Some(claims);
         self
     }
 
@@ -194,6 +205,14 @@ impl PodResources {
         Ok(answer)
     }
 
+    /// Returns the claims of a container; none while they are not prepared.
+    fn dynamic_resources(&self, pod: &Pod, container: &Container) -> Vec<proto::DynamicResource> {
+        let claims = self.claims.as_ref();
+        let claims = claims.map(|claims| claims.of_container(pod, container));
+        let claims = claims.and_then(Result::ok).unwrap_or_default();
+        claims.into_iter().map(dynamic_resource).collect()
+    }
+
     /// A pod with its sidecars and main containers; other init containers are not told of, as upstream.
     fn resources(&self, pod: &Pod) -> proto::PodResources {
         let told = [ContainerKind::Sidecar, ContainerKind::Main];
@@ -226,10 +245,28 @@ impl PodResources {
                     devices: devices_of(&c.container.name),
                     cpu_ids: cpus_of(&c.container.name).unwrap_or_default(),
                     memory: memory_of(&c.container.name).unwrap_or_default(),
-                    ..Default::default()
+                    dynamic_resources: self.dynamic_resources(pod, &c.container),
                 })
                 .collect(),
         }
+    }
+}
+
+/// A claim of a container, as it is listed.
+fn dynamic_resource(claim: ContainerClaim) -> proto::DynamicResource {
+    let resource = |(driver_name, device): (String, ClaimDevice)| {
+        let names = device.cdi.into_iter();
+        proto::ClaimResource {
+            cdi_devices: names.map(|name| proto::CdiDevice { name }).collect(),
+            driver_name,
+            pool_name: device.pool,
+            device_name: device.device,
+        }
+    };
+    proto::DynamicResource {
+        claim_name: claim.id.name,
+        claim_namespace: claim.id.namespace,
+        claim_resources: claim.devices.into_iter().map(resource).collect(),
     }
 }
 

@@ -11,10 +11,13 @@ use tonic::{Code, Request, client};
 use tonic_prost::ProstCodec;
 
 use super::*;
+use crate::core::claims::{ClaimId, ClaimRecord, DriverClaim, claim_key};
 use crate::core::devices::{Allocation, PodDevices, allocations_key};
 use crate::core::state::Transaction;
 use crate::devicemanager::DeviceManagerOptions;
+use crate::dra::DraOptions;
 use crate::kubeletconfig::DeviceReadiness;
+use crate::node_object::NodeObject;
 use crate::store::Store;
 use crate::types::{BootId, Stamp};
 
@@ -224,6 +227,70 @@ async fn devices_are_listed_once_for_each_numa_node() {
         })
         .collect();
     assert_eq!(shown, [("g0", vec![]), ("g1", vec![0]), ("g1", vec![1])]);
+}
+
+#[tokio::test]
+async fn claims_are_listed_with_the_devices_of_each_container() {
+    let clock = FixedClock::new();
+    let pod: Pod = serde_json::from_value(json!({
+        "metadata": {"name": "one", "namespace": "a", "uid": "u1"},
+        "spec": {
+            "resourceClaims": [{"name": "gpu", "resourceClaimName": "c"}],
+            "containers": [
+                {"name": "main", "resources": {"claims": [{"name": "gpu", "request": "fast"}]}},
+                {"name": "other"},
+            ],
+        },
+    }))
+    .unwrap();
+    let device = |name: &str, request: &str| ClaimDevice {
+        pool: "pool".to_owned(),
+        device: name.to_owned(),
+        requests: vec![request.to_owned()],
+        cdi: vec![format!("v/c={name}")],
+        share: None,
+    };
+    let of_driver = DriverClaim {
+        prepared: Some(clock.now().boot),
+        devices: vec![device("d0", "fast"), device("d1", "slow")],
+    };
+    let record = ClaimRecord {
+        uid: "c1".to_owned(),
+        pods: [(pod.uid(), ["gpu".to_owned()].into())].into(),
+        drivers: [("gpu.example.com".to_owned(), of_driver)].into(),
+    };
+    let store = Store::in_memory(Arc::clone(&clock) as _);
+    let key = claim_key(&ClaimId::new("a", "c"));
+    let put = Transaction::new().put(key, record.to_object(clock.now()));
+    store.commit(put).await.unwrap();
+    let claims = DraManager::new(DraOptions {
+        store,
+        clock: Arc::clone(&clock) as _,
+        metrics: Metrics::default(),
+        api: None,
+        node_name: "n1".to_owned(),
+        node: NodeObject::default(),
+    });
+    let active = vec![Arc::new(pod)];
+    let active: ActivePods = Arc::new(move || active.clone());
+    let pods = PodResources::new(active, clock, Metrics::default()).with_claims(claims);
+    let answer = pods.list(proto::ListPodResourcesRequest {}).unwrap();
+    let containers = &answer.pod_resources[0].containers;
+    let resource = proto::ClaimResource {
+        cdi_devices: vec![proto::CdiDevice {
+            name: "v/c=d0".to_owned(),
+        }],
+        driver_name: "gpu.example.com".to_owned(),
+        pool_name: "pool".to_owned(),
+        device_name: "d0".to_owned(),
+    };
+    let claim = proto::DynamicResource {
+        claim_name: "c".to_owned(),
+        claim_namespace: "a".to_owned(),
+        claim_resources: vec![resource],
+    };
+    assert_eq!(containers[0].dynamic_resources, [claim]);
+    assert!(containers[1].dynamic_resources.is_empty());
 }
 
 #[tokio::test]

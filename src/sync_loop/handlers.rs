@@ -10,6 +10,7 @@ use tracing::{debug, info, warn};
 
 use super::{LoopContext, Observed, cleanups, resizes};
 use crate::core::admission::{self, AdmissionContext, NodeInfo, Preemption};
+use crate::core::claims;
 use crate::core::state::{
     AdmissionDecision, AdmissionRecord, ContainerRecord, State, Transaction, WorkerPhase,
     WorkerRecord, child_key,
@@ -308,14 +309,16 @@ pub(super) fn removes(context: &LoopContext, pods: Vec<Arc<Pod>>) {
 /// phase that somebody else ended. Upstream: `HandlePodReconcile`.
 pub(super) fn reconcile(context: &LoopContext, pods: Vec<Arc<Pod>>) {
     for pod in pods {
+        let known = context.pods.get(&pod.uid());
         context.pods.update(Arc::clone(&pod));
         observe(context, &pod);
         if pod.is_mirror() {
             continue;
         }
         let gates = pod.spec_ref().readiness_gates.as_ref();
-        let sync_type = if gates.is_some_and(|gates| !gates.is_empty()) {
-            // The conditions its gates look at are in the pod.
+        let has_claims = known.is_some_and(|known| claims::made_differ(&known, &pod));
+        let sync_type = if gates.is_some_and(|gates| !gates.is_empty()) || has_claims {
+            // The conditions its gates look at, and the names of the claims made for it, are in the pod.
             PodSyncType::Update
         } else if pod.phase_is_terminal() {
             PodSyncType::Sync

@@ -77,6 +77,18 @@ label! {
     ResourceNameLabel { resource_name }
 }
 label! {
+    /// Preparing or unpreparing all claims of a pod: `PrepareResources` or `UnprepareResources`; whether it failed.
+    DraOperationLabel { operation_name, is_error }
+}
+label! {
+    /// A call to a DRA driver, and the status that it ended with.
+    DraGrpcLabel { driver_name, method_name, grpc_status_code }
+}
+label! {
+    /// A DRA driver; `<any>` stands for all.
+    DriverNameLabel { driver_name }
+}
+label! {
     /// Table of the store.
     TableLabel { table }
 }
@@ -373,6 +385,9 @@ metrics! {
     pod_resources_errors_get_allocatable: Family<ServerApiVersionLabel, Tally> = Family::default(), "kubelet_pod_resources_endpoint_errors_get_allocatable", "Requests to GetAllocatableResources of the pod-resources API that failed";
     device_plugin_registrations: Family<ResourceNameLabel, Counter> = Family::default(), "kubelet_device_plugin_registration", "Registrations of device plugins";
     device_plugin_alloc_duration: HistogramFamily<ResourceNameLabel> = Family::new_with_constructor(default_histogram), "kubelet_device_plugin_alloc_duration", "Duration of Allocate of device plugins", Unit::Seconds;
+    dra_operations: HistogramFamily<DraOperationLabel> = Family::new_with_constructor(default_histogram), "dra_operations_duration", "Duration of preparing or unpreparing all claims of a pod", Unit::Seconds;
+    dra_grpc_operations: HistogramFamily<DraGrpcLabel> = Family::new_with_constructor(default_histogram), "dra_grpc_operations_duration", "Duration of calls to DRA drivers", Unit::Seconds;
+    dra_resource_claims_in_use: Family<DriverNameLabel, Gauge> = Family::default(), "dra_resource_claims_in_use", "Claims that pods use or that are not unprepared yet, by driver";
     csi_operations: HistogramFamily<CsiLabel> = Family::new_with_constructor(storage_histogram), "csi_operations", "Duration of calls to CSI drivers, by how they ended", Unit::Seconds;
     volume_manager_total_volumes: Family<VolumeStateLabel, Gauge> = Family::default(), "volume_manager_total_volumes", "Volumes by plugin, as they are and as pods want them";
     admission_rejections: Family<ReasonLabel, Counter> = Family::default(), "kubelet_admission_rejections", "Pods refused at first sight";

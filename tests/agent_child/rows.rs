@@ -299,15 +299,15 @@ fn restart_keeps_a_vanished_container_beside_a_sidecar_from_running_again() {
 // ------------------------------------------------------------------------------------------------ R6
 
 /// A node of a cluster whose API server comes and goes.
-struct Cluster {
-    node: Node,
-    api: FakeApi,
+pub struct Cluster {
+    pub node: Node,
+    pub api: FakeApi,
     _served: Served,
-    kubeconfig: String,
+    pub kubeconfig: String,
 }
 
 impl Cluster {
-    fn new() -> Self {
+    pub fn new() -> Self {
         let node = Node::with(usual);
         let guard = node.runtime.enter();
         let api = FakeApi::new();
@@ -339,13 +339,13 @@ impl Cluster {
         }
     }
 
-    fn start(&self) -> Agent {
+    pub fn start(&self) -> Agent {
         self.node
             .site
             .start_with(&["--kubeconfig", &self.kubeconfig])
     }
 
-    fn create(&self, name: &str, mut spec: Value) {
+    pub fn create(&self, name: &str, mut spec: Value) {
         spec["nodeName"] = NODE.into();
         spec["serviceAccountName"] = "default".into();
         self.api.create_json(json!({

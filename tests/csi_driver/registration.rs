@@ -209,6 +209,7 @@ async fn plugins_of_a_type_that_somebody_else_takes_are_handed_on_until_they_are
     let expected = Plugin {
         name: "gpu".to_owned(),
         endpoint: plugin.options().endpoint.clone(),
+        registration: plugin.options().registration.clone(),
         versions: vec!["v1beta1".to_owned()],
     };
     assert_eq!(*handed, [expected.clone(), expected]);

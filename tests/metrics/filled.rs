@@ -198,6 +198,25 @@ fn touch(m: &Metrics) {
         &m.device_plugin_alloc_duration,
         label!(ResourceNameLabel { resource_name }),
     );
+    one(
+        &m.dra_operations,
+        label!(DraOperationLabel {
+            operation_name,
+            is_error
+        }),
+    );
+    one(
+        &m.dra_grpc_operations,
+        label!(DraGrpcLabel {
+            driver_name,
+            method_name,
+            grpc_status_code
+        }),
+    );
+    one(
+        &m.dra_resource_claims_in_use,
+        label!(DriverNameLabel { driver_name }),
+    );
     one(&m.evictions, label!(EvictionLabel { eviction_signal }));
     one(
         &m.eviction_stats_age,

@@ -1,11 +1,12 @@
 //! Tables that are read off others: the node object, the events out of the journal, with what the API server knows
-//! of them, and the devices of containers.
+//! of them, the devices of containers, and resource claims.
 
 use std::collections::HashMap;
 
 use serde_json::{Value, json};
 
 use super::{PodIndex, Row, rows};
+use crate::core::claims::{ClaimRecord, claim_key};
 use crate::core::devices::{PluginRecord, PodDevices};
 use crate::core::state::{ObjectRecord, State, Table};
 use crate::events::{KeptEvent, kept_events};
@@ -114,6 +115,48 @@ pub(super) fn devices(state: &State, index: &PodIndex) -> Vec<Row> {
         });
         let key = ("key".to_owned(), json!(resource));
         add(Row::from_iter([key]), fields);
+    }
+    rows
+}
+
+/// The claims that pods use or that are not unprepared yet: a row for each claim, pod and driver. A record that cannot be read is shown by table `objects`.
+pub(super) fn claims(state: &State, index: &PodIndex) -> Vec<Row> {
+    let mut rows = Vec::new();
+    for (id, claim) in ClaimRecord::all(state).flatten() {
+        for (uid, references) in &claim.pods {
+            for (driver, of) in &claim.drivers {
+                let claim_name = claim_key(&id);
+                let key = format!("{claim_name}/{uid}/{driver}");
+                let mut row = rows::about(index, &key, uid.as_str());
+                let devices = of.devices.iter();
+                let devices = devices.map(|d| format!("{}/{}", d.pool, d.device));
+                let cdi = of.devices.iter().flat_map(|d| &d.cdi);
+                for (field, value) in [
+                    ("claim", json!(id.name)),
+                    ("claimUid", json!(claim.uid)),
+                    ("references", json!(references)),
+                    ("driver", json!(driver)),
+                    (
+                        "state",
+                        json!(if of.prepared.is_some() {
+                            "Prepared"
+                        } else {
+                            "Asked"
+                        }),
+                    ),
+                    (
+                        "boot",
+                        json!(of.prepared.map(|boot| format!("{:016x}", boot.0))),
+                    ),
+                    ("devices", json!(devices.collect::<Vec<_>>())),
+                    ("cdi", json!(cdi.collect::<Vec<_>>())),
+                    ("prepared", json!(of.devices)),
+                ] {
+                    row.insert(field.to_owned(), value);
+                }
+                rows.push(row);
+            }
+        }
     }
     rows
 }

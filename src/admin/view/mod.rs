@@ -179,6 +179,7 @@ fn read_off(state: &State, index: &PodIndex, view: View) -> Vec<Row> {
         View::Node => derived::node(state, index),
         View::Events => derived::events(state, index),
         View::Devices => derived::devices(state, index),
+        View::Claims => derived::claims(state, index),
         View::Pressure => protection::pressure(state),
         View::Shutdown => protection::shutdown(state, index),
         View::Table(_) => Vec::new(),

@@ -23,7 +23,7 @@ pub enum QueryError {
     },
     /// It names a table that does not exist.
     #[error(
-        "there is no table {name:?}; tables are overview, node, events, devices, pressure, shutdown, {}",
+        "there is no table {name:?}; tables are overview, node, events, devices, claims, pressure, shutdown, {}",
         names()
     )]
     NoTable {
@@ -54,6 +54,8 @@ pub enum View {
     Events,
     /// Devices of containers, and the device plugins.
     Devices,
+    /// Resource claims of pods.
+    Claims,
     /// Eviction thresholds, conditions, the last removal of garbage and the last evicted pod.
     Pressure,
     /// Shutdowns of the node.
@@ -70,6 +72,7 @@ impl View {
             Self::Node => "node",
             Self::Events => "events",
             Self::Devices => "devices",
+            Self::Claims => "claims",
             Self::Pressure => "pressure",
             Self::Shutdown => "shutdown",
             Self::Table(table) => table.name(),
@@ -111,6 +114,7 @@ impl FromStr for View {
             "node" | "nodes" => return Ok(Self::Node),
             "events" | "event" => return Ok(Self::Events),
             "devices" | "device" => return Ok(Self::Devices),
+            "claims" | "claim" => return Ok(Self::Claims),
             "pressure" => return Ok(Self::Pressure),
             "shutdown" => return Ok(Self::Shutdown),
             _ => {}

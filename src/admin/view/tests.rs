@@ -4,6 +4,7 @@ use k8s_openapi::api::core::v1 as api;
 use serde_json::json;
 
 use super::*;
+use crate::core::claims::{ClaimDevice, ClaimId, ClaimRecord, DriverClaim, claim_key};
 use crate::core::state::{
     ContainerRecord, JournalRecord, Mutation, ObjectRecord, PodRecord, QueueRecord, Record,
     SourceRecord, StatusRecord, TerminationCause, WorkerPhase, WorkerRecord, journal_key,
@@ -143,6 +144,45 @@ fn a_pod_that_was_forgotten_is_found_by_its_name() {
     assert!(overview.rows(View::Overview).all(|r| r["name"] != "gone"));
 }
 
+#[test]
+fn claims_show_their_pods_drivers_and_devices() {
+    let device = ClaimDevice {
+        pool: "pool".into(),
+        device: "d0".into(),
+        cdi: vec!["v/c=0".into()],
+        ..ClaimDevice::default()
+    };
+    let drivers = [("gpu", Some(BootId(1))), ("nic", None)].map(|(name, prepared)| {
+        let devices = prepared.map(|_| device.clone()).into_iter().collect();
+        (name.to_owned(), DriverClaim { prepared, devices })
+    });
+    let record = ClaimRecord {
+        uid: "c1".into(),
+        pods: [(PodUid::new(WEB), ["g".to_owned()].into())].into(),
+        drivers: drivers.into(),
+    };
+    let mut b = Builder(state(), 100);
+    let key = claim_key(&ClaimId::new("default", "c"));
+    b.put(&key, record.to_object(at(1, 1)));
+    let all = query(&[View::Claims], Selector::default());
+    let found = dump(&b.0, Vec::new(), &all).unwrap();
+    let rows: Vec<_> = found.rows(View::Claims).collect();
+    let shown =
+        |row: &Row| [&row["claim"], &row["name"], &row["driver"], &row["state"]].map(Value::clone);
+    assert_eq!(
+        shown(rows[0]),
+        ["c", "web", "gpu", "Prepared"].map(Value::from)
+    );
+    assert_eq!(
+        shown(rows[1]),
+        ["c", "web", "nic", "Asked"].map(Value::from)
+    );
+    assert_eq!(rows[0]["devices"], json!(["pool/d0"]));
+    assert_eq!(rows[0]["cdi"], json!(["v/c=0"]));
+    assert_eq!(rows[0]["boot"], "0000000000000001");
+    assert_eq!(rows[1]["boot"], Value::Null);
+}
+
 fn query(views: &[View], selector: Selector) -> Query {
     Query {
         views: views.to_vec(),
@@ -163,7 +203,7 @@ fn every_table_has_a_name_that_parses_in_both_numbers() {
     assert_eq!("status".parse(), Ok(View::Table(Table::Statuses)));
     let error = "podz".parse::<View>().unwrap_err().to_string();
     assert!(
-        error.contains("overview, node, events, devices, pressure, shutdown, meta, pods"),
+        error.contains("overview, node, events, devices, claims, pressure, shutdown, meta, pods"),
         "{error}"
     );
 }

@@ -20,9 +20,9 @@ pub(super) const LONG_HELP: &str = "\
 Shows what the agent remembers: asks the live agent through its local socket (root only), or else reads a \
 copy of the store, which it never changes. Which of the two is said on stderr; stdout is the same.
 
-Each argument is a table, or a pod as UID prefix, name, or namespace/name. Tables: overview, node, events, devices, pressure, \
-shutdown, meta, pods, mirrors, admissions, workers, queue, containers, pleg, statuses, probes, volumes, images, objects, signals, \
-journal, sources, cpus, memory, cpusets; `all` stands for all but the first six, which are read off the others. Without a table: an overview; every table about it \
+Each argument is a table, or a pod as UID prefix, name, or namespace/name. Tables: overview, node, events, devices, claims, \
+pressure, shutdown, meta, pods, mirrors, admissions, workers, queue, containers, pleg, statuses, probes, volumes, images, objects, signals, \
+journal, sources, cpus, memory, cpusets; `all` stands for all but the first seven, which are read off the others. Without a table: an overview; every table about it \
 when a pod is named; every table with -o json or yaml. A pod that is called as a table is named with its \
 namespace.";
 
@@ -36,9 +36,9 @@ Examples:
   holdfast dump journal --watch            what happens now
   holdfast dump pressure                   what the node is short of, and who was evicted why
 
-Tables: overview, node, events, devices, pressure, shutdown, meta, pods, mirrors, admissions, workers, queue, containers,
-pleg, statuses, probes, volumes, images, objects, signals, journal, sources, cpus, memory, cpusets; `all` is all but the
-first six.
+Tables: overview, node, events, devices, claims, pressure, shutdown, meta, pods, mirrors, admissions, workers, queue,
+containers, pleg, statuses, probes, volumes, images, objects, signals, journal, sources, cpus, memory, cpusets; `all` is all
+but the first seven.
 
 Exit codes: 0 done, 1 failed, 2 wrong usage, 3 no such pod.";
 
@@ -423,6 +423,7 @@ mod tests {
             View::Node,
             View::Events,
             View::Devices,
+            View::Claims,
             View::Pressure,
             View::Shutdown,
         ];

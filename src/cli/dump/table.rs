@@ -109,6 +109,16 @@ pub(super) fn columns(view: View, with_wide: bool) -> Vec<Column> {
             wide("SOCKET", "socket", Text),
             UID,
         ],
+        View::Claims => &[
+            NAMESPACE,
+            column("CLAIM", "claim", Text),
+            column("POD", "name", Text),
+            column("DRIVER", "driver", Text),
+            column("DEVICES", "devices", Text),
+            column("STATE", "state", Text),
+            wide("CDI", "cdi", Text),
+            UID,
+        ],
         View::Pressure => &[
             column("TYPE", "type", Text),
             column("NAME", "key", Text),

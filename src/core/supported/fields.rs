@@ -10,7 +10,7 @@ const LATER: &str = "Fibre Channel is not there yet; use a CSI driver";
 const DRIVER: &str = "Kubernetes has given this volume up for CSI drivers";
 /// Resources that a container may ask for.
 const OF_CONTAINERS: &[&str] = &["cpu", "memory", "hugepages-", "ephemeral-storage", EXTENDED];
-const DEVICES: &str = "dynamic resource allocation is not there yet";
+const POD_CLAIMS: &str = "claims are named by containers";
 const SIGNAL: &str =
     "the runtime interface of this version has no field for it; set STOPSIGNAL in the image";
 const BARE: &str = "an ephemeral container is started once and has none of this";
@@ -126,9 +126,13 @@ const POD: &[(&str, Rule)] = &[
     ("spec.readinessGates", Inside),
     ("spec.readinessGates[]", Inside),
     ("spec.readinessGates[].conditionType", Any),
-    ("spec.resourceClaims", No(DEVICES)),
+    ("spec.resourceClaims", Inside),
+    ("spec.resourceClaims[]", Inside),
+    ("spec.resourceClaims[].name", Any),
+    ("spec.resourceClaims[].resourceClaimName", Any),
+    ("spec.resourceClaims[].resourceClaimTemplateName", Any),
     ("spec.resources", Inside),
-    ("spec.resources.claims", No(DEVICES)),
+    ("spec.resources.claims", No(POD_CLAIMS)),
     (
         "spec.resources.limits",
         Amounts(&["cpu", "memory", "hugepages-"]),
@@ -429,7 +433,10 @@ const RESTARTED: &[(&str, Rule)] = &[
         Text(&["NotRequired", "RestartContainer"]),
     ),
     (".resources", Inside),
-    (".resources.claims", No(DEVICES)),
+    (".resources.claims", Inside),
+    (".resources.claims[]", Inside),
+    (".resources.claims[].name", Any),
+    (".resources.claims[].request", Any),
     (".resources.limits", Amounts(OF_CONTAINERS)),
     (".resources.requests", Amounts(OF_CONTAINERS)),
     (".restartPolicy", Text(&["Always", "OnFailure", "Never"])),

@@ -125,10 +125,6 @@ fn unsupported_fields_are_named() {
             "resources.requests.hugepages-",
         ),
         (
-            json!({"resources": {"claims": [{"name": "c"}]}}),
-            "resources.claims",
-        ),
-        (
             json!({"volumeMounts": [{"name": "v", "mountPath": "/v", "recursiveReadOnly": "Always"}]}),
             "volumeMounts[0].recursiveReadOnly",
         ),
@@ -161,8 +157,8 @@ fn unsupported_fields_are_named() {
             "spec.ephemeralContainers[0].livenessProbe",
         ),
         (
-            json!({"resourceClaims": [{"name": "r"}]}),
-            "spec.resourceClaims",
+            json!({"resources": {"claims": [{"name": "r"}]}}),
+            "spec.resources.claims",
         ),
         (
             json!({"resources": {"limits": {"ephemeral-storage": "1"}}}),

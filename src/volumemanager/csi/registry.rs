@@ -70,12 +70,17 @@ pub struct Plugin {
     pub name: String,
     /// Where it listens.
     pub endpoint: PathBuf,
+    /// The socket that it registers by.
+    pub registration: PathBuf,
     /// The versions that it speaks.
     pub versions: Vec<String>,
 }
 
 /// Registers plugins of another type. The error is in words for the plugin.
 pub type Registrar = Arc<dyn Fn(Plugin) -> BoxFuture<'static, Result<(), String>> + Send + Sync>;
+
+/// Gets the registration sockets that are there, whenever they are looked at.
+pub type Watcher = Arc<dyn Fn(&BTreeSet<PathBuf>) + Send + Sync>;
 
 /// The drivers that can be called now. Cheap to clone.
 #[derive(Clone)]
@@ -93,6 +98,8 @@ struct Inner {
     exhaustion: Notify,
     /// Registrar of plugins of other types.
     others: Mutex<BTreeMap<String, Registrar>>,
+    /// Watchers of registration sockets.
+    watchers: Mutex<Vec<Watcher>>,
     /// `None` when the drivers were given.
     parts: Option<DriversOptions>,
 }
@@ -138,6 +145,7 @@ impl Drivers {
                 exhausted: Mutex::default(),
                 exhaustion: Notify::new(),
                 others: Mutex::default(),
+                watchers: Mutex::default(),
                 parts: Some(options),
             }),
         }
@@ -163,6 +171,7 @@ impl Drivers {
                 exhausted: Mutex::default(),
                 exhaustion: Notify::new(),
                 others: Mutex::default(),
+                watchers: Mutex::default(),
                 parts: None,
             }),
         }
@@ -257,6 +266,7 @@ impl Drivers {
             let plugin = Plugin {
                 name: info.name.clone(),
                 endpoint: endpoint_of(path, &info),
+                registration: path.to_owned(),
                 versions: info.supported_versions.clone(),
             };
             let taken = registrar(plugin).await;
@@ -279,6 +289,13 @@ impl Drivers {
         let others = self.inner.others.lock();
         let mut others = others.unwrap_or_else(PoisonError::into_inner);
         others.insert(plugin_type.to_owned(), registrar);
+    }
+
+    /// Shows `watcher` the registration sockets that are there, at every look.
+    pub fn show_sockets(&self, watcher: Watcher) {
+        let watchers = self.inner.watchers.lock();
+        let mut watchers = watchers.unwrap_or_else(PoisonError::into_inner);
+        watchers.push(watcher);
     }
 
     fn registrar(&self, plugin_type: &str) -> Option<Registrar> {
@@ -363,6 +380,13 @@ impl Drivers {
 
     /// Deregisters the drivers whose registration socket is not among those that are there. Gives their names.
     pub(super) async fn keep_only(&self, sockets: &BTreeSet<PathBuf>) -> Vec<String> {
+        let watchers = {
+            let watchers = self.inner.watchers.lock();
+            watchers.unwrap_or_else(PoisonError::into_inner).clone()
+        };
+        for watcher in watchers {
+            watcher(sockets);
+        }
         let _turn = self.inner.turn.lock().await;
         let lost = self.registered();
         let lost = lost.iter().filter(|d| !sockets.contains(&d.registration));

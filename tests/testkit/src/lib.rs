@@ -3,7 +3,7 @@
 //! [`fake_api::FakeApi`], a kube-apiserver with an in-memory model and fault injection, [`envtest::EnvTest`], a real
 //! one of one's own, and [`fault_proxy::FaultProxy`], which stands before any API server, fails as it is told and
 //! counts the requests. [`validation`] has the rules of a current API server. Storage: [`csi::CsiDriver`], a CSI driver
-//! that mounts for real. Devices: [`device_plugin::DevicePlugin`].
+//! that mounts for real. Devices: [`device_plugin::DevicePlugin`]. Claims: [`dra_driver::DraDriver`].
 //!
 //! What several tests need and is slow to make is made once: [`fixture::once`]. Tests that try every point at which something may
 //! fail ask [`exploration`] how many of them.
@@ -13,6 +13,7 @@
 pub mod containerd;
 pub mod csi;
 pub mod device_plugin;
+pub mod dra_driver;
 pub mod envtest;
 pub mod exploration;
 pub mod fake_api;

@@ -111,7 +111,7 @@ pub(super) fn authorize(
             }
             refuse(&unrelated)
         }
-        ("persistentvolumeclaims", "") if verb == "get" => {
+        ("persistentvolumeclaims" | "resourceclaims", "") if verb == "get" => {
             if refers(state, node, &request.namespace, resource.plural, name) {
                 return Ok(());
             }
@@ -198,7 +198,9 @@ fn refers(state: &State, node: &str, namespace: &str, kind: &str, name: &str) ->
         .any(|pod| {
             let spec = &pod["spec"];
             let account = spec["serviceAccountName"].as_str().unwrap_or("default");
+            let mut claims = items(&pod["status"]["resourceClaimStatuses"]);
             (kind == "serviceaccounts" && account == name)
+                || (kind == "resourceclaims" && claims.any(|c| c["resourceClaimName"] == name))
                 || references(spec).contains(&(kind, name.to_owned()))
         })
 }
@@ -228,6 +230,9 @@ fn references(spec: &Value) -> Vec<(&'static str, String)> {
             add("secrets", &source["secret"]["name"]);
             add("configmaps", &source["configMap"]["name"]);
         }
+    }
+    for claim in items(&spec["resourceClaims"]) {
+        add("resourceclaims", &claim["resourceClaimName"]);
     }
     for list in ["containers", "initContainers", "ephemeralContainers"] {
         for container in items(&spec[list]) {

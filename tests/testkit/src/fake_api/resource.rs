@@ -145,4 +145,5 @@ resources! {
     "storage.k8s.io" "v1" "csidrivers" "CSIDriver" cluster [] api::storage::v1::CSIDriver, [];
     "storage.k8s.io" "v1" "volumeattachments" "VolumeAttachment" cluster [status]
         api::storage::v1::VolumeAttachment, [];
+    "resource.k8s.io" "v1" "resourceclaims" "ResourceClaim" namespaced [] api::resource::v1::ResourceClaim, [];
 }
