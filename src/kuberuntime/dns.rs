@@ -25,6 +25,8 @@ pub const MAX_SEARCH_CHARS: usize = 2048;
 
 /// Time for which pods wait for a file that names no server.
 const FILLING: Duration = Duration::from_secs(60);
+/// Time after the boot in which a file that never named a server may still be filled. Later it is meant so.
+const BOOTING: Duration = Duration::from_secs(120);
 
 /// Why a pod has no DNS settings.
 #[derive(Debug, thiserror::Error)]
@@ -105,17 +107,33 @@ impl ResolvConf {
 /// Time since which the node's file names no server. At boot it may not be filled yet, and a DHCP client may write it anew; a
 /// sandbox keeps what was there when it was made. Cheap to clone; clones share it.
 #[derive(Clone, Debug, Default)]
-pub struct Unfilled(Arc<Mutex<Option<Stamp>>>);
+pub struct Unfilled(Arc<Mutex<Filling>>);
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Filling {
+    /// Since when the file names no server.
+    since: Option<Stamp>,
+    /// It has named one.
+    was_filled: bool,
+}
 
 impl Unfilled {
     /// Notes whether the file names a server at `now`. Returns how long one that names none is to be waited for.
     fn observe(&self, has_server: bool, now: Stamp) -> Option<Duration> {
-        let mut since = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        *since = match has_server {
-            true => None,
-            false => since.or(Some(now)),
-        };
-        let left = FILLING.checked_sub(now.since((*since)?))?;
+        let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if has_server {
+            *known = Filling {
+                since: None,
+                was_filled: true,
+            };
+            return None;
+        }
+        let uptime = u64::try_from(now.boottime_ms).unwrap_or_default();
+        let is_booting = Duration::from_millis(uptime) < BOOTING;
+        if known.since.is_none() && (known.was_filled || is_booting) {
+            known.since = Some(now);
+        }
+        let left = FILLING.checked_sub(now.since(known.since?))?;
         (!left.is_zero()).then_some(left)
     }
 }
@@ -197,8 +215,7 @@ impl DnsConfigurer {
     }
 
     /// Settings of a sandbox that is made at `now`, as [`Self::pod_dns`] has them. A pod that would have no server, because the
-    /// node's file names none, waits for a minute; then it starts as upstream starts it. Every agent waits anew: the file
-    /// may be filled later at each boot.
+    /// node's file names none yet or no longer, waits for a minute; then it starts as upstream starts it.
     ///
     /// # Errors
     /// When the policy is none that exists, or the pod waits.
@@ -411,6 +428,10 @@ mod tests {
         assert_eq!(waits(&host, &of_node(), 901), None);
         assert_eq!(waits(&host, &empty, 902), Some(60));
         assert_eq!(waits(&host, &of_node(), 903), None);
+        // Long after the boot, a file that never named one is meant so.
+        let late = configurer();
+        let made = late.sandbox_dns(&pod(host.clone()), &empty, at(130));
+        assert!(made.is_ok(), "{:?}", made.err());
         let mut without = configurer();
         without.resolv_conf = None;
         let made = without.sandbox_dns(&pod(host), &ResolvConf::default(), at(0));
