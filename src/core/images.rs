@@ -12,9 +12,7 @@
 //! **Invariant:** an image is removed only after [`FilesState::Removed`] is on the disk, so it is brought again
 //! whatever happens in between.
 
-use std::path::{Component, Path};
-
-use k8s_openapi::api::core::v1::{Container, VolumeMount};
+use k8s_openapi::api::core::v1::{Container, Probe};
 use serde::{Deserialize, Serialize};
 
 use super::state::{ObjectRecord, State};
@@ -496,10 +494,8 @@ const EXEC_FAILED: &[(&str, &str)] = &[
     ("exec container process `", "`: Exec format error"),
 ];
 
-/// Directories of interpreters and libraries.
-const PROGRAM_DIRS: &[&str] = &[
-    "/bin", "/sbin", "/usr", "/lib", "/lib32", "/lib64", "/libx32", "/busybox",
-];
+/// Where the agent mounts the credentials for the API server.
+const API_CREDENTIALS: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
 
 /// Longest log that can be a line of the runtime alone: a path and a few words.
 pub const SHORT_LOG: usize = 5 << 10;
@@ -521,15 +517,33 @@ pub fn is_log_of_interest(container: &Container, ended: &ContainerStatus, attemp
         && is_none(&container.args)
         // A terminal mixes both streams.
         && container.tty != Some(true)
+        && !may_speak(container)
+}
+
+/// Returns true if something of the pod may put its own words into the log of a container. Loaders and interpreters take code
+/// from variables (`LD_PRELOAD`, `BASH_ENV`) and from files anywhere (`/etc/ld.so.preload`, modules, scripts of an entry point).
+/// Commands that run beside the program can write to its output.
+fn may_speak(container: &Container) -> bool {
+    let runs_command = |probe: &Option<Probe>| probe.as_ref().is_some_and(|p| p.exec.is_some());
+    let probes = [
+        &container.liveness_probe,
+        &container.readiness_probe,
+        &container.startup_probe,
+    ];
+    let mut mounts = container.volume_mounts.iter().flatten();
+    container.env.iter().flatten().next().is_some()
+        || container.env_from.iter().flatten().next().is_some()
+        || mounts.any(|mount| mount.mount_path != API_CREDENTIALS)
+        || (container.lifecycle.as_ref()).is_some_and(|hooks| hooks.post_start.is_some())
+        || probes.into_iter().any(runs_command)
 }
 
 /// Returns the words of the runtime if they are all that a container has logged, and say that the kernel refuses the program
 /// of its image. `log` is in the format of CRI.
 ///
-/// The program must be the image's own. A pod that puts its own words in place of it, or a file over it or over an
-/// interpreter, must not bring an image of others under suspicion: the caller checks [`is_log_of_interest`], this function the
-/// mounts.
-pub fn evidence_in_log<'a>(container: &Container, log: &'a [u8]) -> Option<&'a str> {
+/// A pod that can put its own words there must not bring an image of others under suspicion: the caller checks
+/// [`is_log_of_interest`].
+pub fn evidence_in_log(log: &[u8]) -> Option<&str> {
     let line = std::str::from_utf8(log).ok()?.strip_suffix('\n')?;
     let mut parts = line.splitn(4, ' ').skip(1);
     let (stream, tag, said) = (parts.next()?, parts.next()?, parts.next()?);
@@ -539,14 +553,7 @@ pub fn evidence_in_log<'a>(container: &Container, log: &'a [u8]) -> Option<&'a s
     let program = EXEC_FAILED
         .iter()
         .find_map(|(begin, end)| said.strip_prefix(begin)?.strip_suffix(end))?;
-    let program = Path::new(program);
-    let is_over = |mount: &VolumeMount| {
-        let at = Path::new(&mount.mount_path);
-        let is_plain = at.is_absolute() && !at.components().any(|c| c == Component::ParentDir);
-        !is_plain || program.starts_with(at) || PROGRAM_DIRS.iter().any(|dir| at.starts_with(dir))
-    };
-    let mounts = container.volume_mounts.as_deref().unwrap_or_default();
-    (program.is_absolute() && !mounts.iter().any(is_over)).then_some(said)
+    program.starts_with('/').then_some(said)
 }
 
 /// Whether such a failure makes an image a suspect. A boot counts one failure per image: an image that fails for another
