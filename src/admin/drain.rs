@@ -40,16 +40,25 @@ pub(super) async fn order(State(shared): State<Shared>, RawQuery(query): RawQuer
 
 /// `DELETE /v1/drain`
 pub(super) async fn take_back(State(shared): State<Shared>) -> Response {
-    let current = in_force(&shared.store.snapshot());
-    if current.is_some_and(|record| !record.local) {
-        return error_response(
+    let of_machine = |state: &Records| in_force(state).is_some_and(|record| !record.local);
+    let refused = || {
+        error_response(
             StatusCode::CONFLICT,
             "the machine itself goes down: only who shuts it down can cancel that, with `shutdown -c` for example",
-        );
+        )
+    };
+    if of_machine(&shared.store.snapshot()) {
+        return refused();
     }
     tracing::info!("asked through the admin socket not to stop the pods");
     shared.info.drain.cancel();
-    match on_record(&shared, |state| in_force(state).is_none()).await {
+    match on_record(&shared, |state| {
+        in_force(state).is_none_or(|record| !record.local)
+    })
+    .await
+    {
+        // It was announced as well.
+        true if of_machine(&shared.store.snapshot()) => refused(),
         true => json_response(&json!({})),
         false => error_response(
             StatusCode::SERVICE_UNAVAILABLE,

@@ -174,10 +174,12 @@ impl NodeShutdown {
     pub fn new(options: NodeShutdownOptions) -> Self {
         let record = ShutdownRecord::of(&options.store.snapshot());
         let now = options.clock.now();
+        let is_known = |record: &ShutdownRecord| is_followed(options.periods.as_ref(), record);
+        let current = record.filter(|record| record.is_in_force(now) && is_known(record));
         let this = Self {
             orders: options.local.0.subscribe(),
             options,
-            current: record.filter(|record| record.is_in_force(now)),
+            current,
         };
         if let Some(record) = record {
             this.show(&record);
@@ -199,6 +201,7 @@ impl NodeShutdown {
     }
 
     async fn watch(&mut self) {
+        self.end_unfollowed().await;
         loop {
             self.record_manager().await;
             let order = *self.orders.borrow_and_update();
@@ -210,7 +213,12 @@ impl NodeShutdown {
                     continue;
                 }
                 (_, Some(record)) if is_adopted(order, &record) => {
-                    self.adopt(record).await;
+                    self.uphold(record, true).await;
+                    continue;
+                }
+                // The order is taken back, and the machine goes down all the same.
+                (Announced::Up, Some(record)) if announced == Announced::GoesDown => {
+                    self.uphold(record, false).await;
                     continue;
                 }
                 (Announced::Up, Some(record)) => self.cancel(record).await,
@@ -296,15 +304,32 @@ impl NodeShutdown {
         self.current = Some(ended);
     }
 
-    /// Lets an order of this machine uphold a shutdown that was announced.
-    async fn adopt(&mut self, record: ShutdownRecord) {
+    /// Lets an order of this machine uphold a shutdown that was announced, or no longer.
+    async fn uphold(&mut self, record: ShutdownRecord, local: bool) {
+        let record = ShutdownRecord { local, ..record };
+        let why = match local {
+            true => "holdfast drain-local upholds it",
+            false => "holdfast drain-local upholds it no longer",
+        };
+        self.commit(&record, why).await;
+        self.current = Some(record);
+    }
+
+    /// Ends a shutdown on record that nobody can take back. The agent runs, so the machine has not gone down: `systemctl
+    /// soft-reboot` starts everything but the kernel again.
+    async fn end_unfollowed(&self) {
+        let now = self.now();
+        let record = ShutdownRecord::of(&self.options.store.snapshot());
+        let periods = self.options.periods.as_ref();
+        let is_over = |r: &ShutdownRecord| r.is_in_force(now) && !is_followed(periods, r);
+        let Some(record) = record.filter(is_over) else {
+            return;
+        };
         let record = ShutdownRecord {
-            local: true,
+            cancelled: Some(now),
             ..record
         };
-        self.commit(&record, "holdfast drain-local upholds it")
-            .await;
-        self.current = Some(record);
+        self.commit(&record, "the agent runs again").await;
     }
 
     async fn begin(&mut self, order: Option<Order>) {
@@ -494,6 +519,12 @@ impl NodeShutdown {
     fn now(&self) -> Stamp {
         self.options.clock.now()
     }
+}
+
+/// Returns true if the manager goes on with a shutdown on record. Where no period is configured nothing announces shutdowns. Then
+/// one that was not ordered is from the last stop of an agent that ended with its machine.
+fn is_followed(periods: Option<&Periods>, record: &ShutdownRecord) -> bool {
+    periods.is_some() || record.local
 }
 
 /// Returns true if an order makes an announced shutdown one of this machine.

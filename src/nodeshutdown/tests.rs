@@ -504,11 +504,42 @@ async fn a_drain_upholds_a_shutdown_that_logind_takes_back_and_cannot_cancel_one
     w.local.drain(None);
     tokio::time::sleep(Duration::from_secs(1)).await;
     assert!(w.record().local);
+    w.local.cancel();
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    let record = w.record();
+    assert!(!record.local && record.cancelled.is_none(), "{record:?}");
+    assert!(w.state.is_shutting_down(), "the machine still goes down");
+    w.local.drain(None);
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    assert!(w.record().local);
     w.announce(Announced::Up);
     tokio::time::sleep(Duration::from_secs(1)).await;
     assert_eq!(w.record().cancelled, None);
     w.ends("a").await;
     w.released().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn without_periods_the_end_of_the_machine_is_over_when_the_agent_runs_again_in_its_boot() {
+    for (configured, is_stopped) in [(None, false), (Some((20, 10)), true)] {
+        let mut w = World::new(&[("a", 0, 30)]);
+        w.configured = configured;
+        let now = w.clock.now();
+        let record = ShutdownRecord {
+            begun: now,
+            deadline: now.plus(Duration::from_secs(20)),
+            ended: None,
+            cancelled: None,
+            local: false,
+        };
+        w.put(record.transaction("systemd takes the machine down", now))
+            .await;
+        w.start();
+        tokio::time::sleep(Duration::from_secs(60)).await;
+        assert_eq!(w.state.is_shutting_down(), is_stopped);
+        assert_eq!(w.pods.ordered.lock().unwrap().is_empty(), !is_stopped);
+        assert_eq!(w.record().cancelled.is_some(), !is_stopped);
+    }
 }
 
 #[tokio::test(start_paused = true)]
