@@ -6,6 +6,7 @@ use std::time::Duration;
 use anyhow::Context;
 use clap::Args;
 use serde_json::Value;
+use tokio::time::Instant;
 
 use super::output::{note, printable};
 use super::{CliError, StateDir};
@@ -14,6 +15,8 @@ use crate::admin::view::{Query, Row, Selector, View};
 
 /// Pause between two looks at the agent.
 const LOOK: Duration = Duration::from_millis(250);
+/// The end of a drain is on record this long after the time of its groups at the latest, unless the disk of the store hangs.
+const LATE: Duration = Duration::from_secs(10);
 
 pub(super) const LONG_HELP: &str = "\
 Stops the pods of this node as a graceful shutdown does, and waits until they have ended and their last statuses are on \
@@ -67,6 +70,7 @@ pub(super) async fn run(args: DrainLocalArgs) -> anyhow::Result<()> {
 
 /// Waits until the shutdown has ended, and tells how.
 async fn wait(client: &Client, dir: &Path) -> anyhow::Result<()> {
+    let since = Instant::now();
     let mut left_before = None;
     loop {
         let row = look(client).await.with_context(|| {
@@ -81,7 +85,17 @@ async fn wait(client: &Client, dir: &Path) -> anyhow::Result<()> {
         }
         left_before = Some(left.len());
         match row.get("state").and_then(Value::as_str) {
-            Some("ShuttingDown") => tokio::time::sleep(LOOK).await,
+            Some("ShuttingDown") if since.elapsed() < time(&row).saturating_add(LATE) => {
+                tokio::time::sleep(LOOK).await;
+            }
+            Some("ShuttingDown") => {
+                let message = format!(
+                    "the time is over and the agent has not recorded how the drain ended, {} pods are left; look at its log and \
+                     at the disk of its store",
+                    left.len()
+                );
+                return Err(CliError::Unfinished(message).into());
+            }
             Some("Ended") => return ended(&left, &names(&row, "unreported")),
             _ => {
                 let message = "the drain was cancelled; pods are admitted and started again";
@@ -89,6 +103,15 @@ async fn wait(client: &Client, dir: &Path) -> anyhow::Result<()> {
             }
         }
     }
+}
+
+/// Returns the time that the groups of a shutdown have together.
+fn time(row: &Row) -> Duration {
+    let ms = |field: &str| row.get(field)?.get("bootTimeMs")?.as_u64();
+    let time = ms("deadline").zip(ms("begun"));
+    time.map_or(Duration::ZERO, |(deadline, begun)| {
+        Duration::from_millis(deadline.saturating_sub(begun))
+    })
 }
 
 async fn look(client: &Client) -> anyhow::Result<Row> {
@@ -184,6 +207,17 @@ mod tests {
         let error = ended(&["n/a".to_owned()], &[]).unwrap_err();
         assert_eq!(super::super::exit_code(&error), 4);
         assert!(error.to_string().contains("1 pods have not ended: n/a"));
+    }
+
+    #[test]
+    fn the_wait_is_as_long_as_the_groups_have() {
+        let row = |deadline: Value| -> Row {
+            let begun = json!({"time": "x", "boot": "1", "bootTimeMs": 4_000});
+            serde_json::from_value(json!({"begun": begun, "deadline": deadline})).unwrap()
+        };
+        let deadline = json!({"time": "x", "boot": "1", "bootTimeMs": 31_000});
+        assert_eq!(time(&row(deadline)), Duration::from_secs(27));
+        assert_eq!(time(&row(Value::Null)), Duration::ZERO);
     }
 
     #[test]
