@@ -255,9 +255,14 @@ impl PullRecords {
             image,
         };
         files::commit(store, |seen| {
+            let key = intent_key(image);
             let preloaded = match present {
                 Presence::Is(id) if Recorded::of(seen, image, id) == Recorded::Preloaded => {
                     Some(id.to_owned())
+                }
+                // What an earlier pull found stays what it was.
+                Presence::Unknown => {
+                    read::<Intent>(seen, &key).and_then(|earlier| earlier.preloaded)
                 }
                 _ => None,
             };
@@ -265,7 +270,6 @@ impl PullRecords {
                 image: image.to_owned(),
                 preloaded,
             };
-            let key = intent_key(image);
             let transaction = Transaction::new().expect::<ObjectRecord>(seen, &key);
             more(seen, transaction.put(&key, object(&intent, now)))
         })

@@ -774,6 +774,14 @@ async fn a_registry_that_does_not_answer_takes_a_preloaded_image_from_no_pod() {
     };
     world.ensure(&pod("v", IMAGE, "Never")).await.unwrap();
     assert_eq!(access(&world), "preloaded");
+    // Nor does a pull that begins while the runtime does not say what it has.
+    let (now, present) = (world.clock.now(), crate::core::images::Presence::Unknown);
+    let records = &world.manager.records;
+    let begun = records.begin(&world.store, IMAGE, present, now, |_, transaction| {
+        transaction
+    });
+    drop(begun.await.unwrap());
+    assert_eq!(access(&world), "preloaded");
     // Nor once the intent has been given up.
     let world = restart(world);
     world.clock.advance(Duration::from_secs(2 * 3600));
