@@ -220,8 +220,12 @@ impl Syncs {
         }
     }
 
-    /// Syncs what a pull that runs has written so far, if the kernel has fallen behind.
+    /// Syncs what a pull that runs has written so far, if the kernel has fallen behind. Does nothing while a sync runs: those that
+    /// wait for a disk that hangs would become more and more.
     pub(super) async fn catch_up(&self, opened: Arc<Opened>) {
+        if self.done.try_lock().is_err() {
+            return;
+        }
         let disk = Arc::clone(&self.disk);
         let unwritten = blocking::run(move || disk.unwritten()).await;
         if unwritten.is_ok_and(|bytes| bytes >= MUCH)
