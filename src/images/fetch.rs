@@ -79,6 +79,12 @@ impl ImageManager {
                         pulled.size
                     ),
                 );
+                // First: an agent that starts again would sync what is left, and take it for whole.
+                if let Synced::Lost(why) = &synced {
+                    self.files_lost(image, &pulled.id, why, store, report)
+                        .await
+                        .map_err(|error| unrecorded(image, error))?;
+                }
                 let used = pulled.used.and_then(|index| credentials.get(index));
                 let has_repaired = AtomicBool::new(false);
                 self.change(
@@ -103,11 +109,6 @@ impl ImageManager {
                     },
                 )
                 .await?;
-                if let Synced::Lost(why) = &synced {
-                    self.files_lost(image, &pulled.id, why, store, report)
-                        .await
-                        .map_err(|error| unrecorded(image, error))?;
-                }
                 if has_repaired.load(Ordering::Relaxed) {
                     self.tell_repaired(image, "pulled", report);
                 } else if present != Presence::Is(&pulled.id) {

@@ -491,14 +491,14 @@ impl ImageManager {
                 }
                 let is_lost = archive.images.iter().any(|image| self.is_lost(image));
                 let is_synced = synced == Synced::Yes && !is_lost;
-                self.record_import(archive, &ids, is_synced, store, report)
-                    .await?;
+                // First: an agent that starts again would sync what is left, and take it for whole.
                 if let Synced::Lost(why) = &synced {
                     for (image, id) in archive.images.iter().zip(&ids) {
                         self.files_lost(image, id, why, store, report).await?;
                     }
                 }
-                Ok(())
+                self.record_import(archive, &ids, is_synced, store, report)
+                    .await
             }
             Err(why) => {
                 self.record_failure(works, service, store).await?;
