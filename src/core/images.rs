@@ -508,21 +508,27 @@ const FAILED_STARTS: u32 = 2;
 /// once, and what ran is the image's own program, as the image has it.
 pub fn is_log_of_interest(container: &Container, ended: &ContainerStatus, attempt: u32) -> bool {
     let ran_for = ended.finished_at_ns.saturating_sub(ended.started_at_ns);
-    let is_none = |words: &Option<Vec<String>>| words.as_ref().is_none_or(Vec::is_empty);
     attempt >= FAILED_STARTS
         && ended.state == ContainerState::Exited
         && ended.exit_code != 0
         && (0..=INSTANT).contains(&ran_for)
-        && is_none(&container.command)
-        && is_none(&container.args)
+        && runs_own_program(container)
         // A terminal mixes both streams.
         && container.tty != Some(true)
         && !may_speak(container)
 }
 
-/// Returns true if something of the pod may put its own words into the log of a container. Loaders and interpreters take code
-/// from variables (`LD_PRELOAD`, `BASH_ENV`) and from files anywhere (`/etc/ld.so.preload`, modules, scripts of an entry point).
-/// Commands that run beside the program can write to its output.
+/// Returns true if a container executes what its image says, as the image has it: nothing of the pod is in place of the program or
+/// of its interpreter. Arguments are the program where an image has no entry point.
+pub fn runs_own_program(container: &Container) -> bool {
+    let mut words = container.command.iter().chain(&container.args).flatten();
+    let mut mounts = container.volume_mounts.iter().flatten();
+    words.next().is_none() && mounts.all(|mount| mount.mount_path == API_CREDENTIALS)
+}
+
+/// Returns true if something of the pod may put its own words into the log of a container that runs the program of its image.
+/// Loaders and interpreters take code from variables (`LD_PRELOAD`, `BASH_ENV`), and from files anywhere (`/etc/ld.so.preload`,
+/// modules, scripts of an entry point). Commands that run beside the program can write to its output.
 fn may_speak(container: &Container) -> bool {
     let runs_command = |probe: &Option<Probe>| probe.as_ref().is_some_and(|p| p.exec.is_some());
     let probes = [
@@ -530,10 +536,8 @@ fn may_speak(container: &Container) -> bool {
         &container.readiness_probe,
         &container.startup_probe,
     ];
-    let mut mounts = container.volume_mounts.iter().flatten();
     container.env.iter().flatten().next().is_some()
         || container.env_from.iter().flatten().next().is_some()
-        || mounts.any(|mount| mount.mount_path != API_CREDENTIALS)
         || (container.lifecycle.as_ref()).is_some_and(|hooks| hooks.post_start.is_some())
         || probes.into_iter().any(runs_command)
 }

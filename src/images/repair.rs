@@ -24,6 +24,7 @@ use crate::core::state::{State, Transaction};
 use crate::kuberuntime::cri::CriError;
 use crate::store::{CommitError, Store};
 use crate::types::Stamp;
+use crate::types::containers::container_of;
 use crate::types::events::{EventRecorder, EventType};
 
 /// How long the runtime may go on with a pull that nobody waits for.
@@ -101,6 +102,11 @@ impl ImageManager {
         let Some(evidence) = images::evidence(error) else {
             return Ok(());
         };
+        let spec = container_of(pod, container);
+        let is_own = spec.is_some_and(|spec| images::runs_own_program(&spec.container));
+        if evidence == Evidence::Format && !is_own {
+            return Ok(());
+        }
         let Ok(image) = normalize(image) else {
             return Ok(());
         };

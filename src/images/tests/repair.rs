@@ -797,6 +797,36 @@ async fn a_registry_that_does_not_answer_takes_a_preloaded_image_from_no_pod() {
     assert_eq!(error.reason, ImageErrorReason::ErrImageNeverPull);
 }
 
+#[tokio::test]
+async fn a_program_of_the_pod_in_no_known_format_is_no_evidence_against_its_image() {
+    const ERROR: &str = "exec /bin/x: exec format error";
+    let world = world(ImageConfig::default());
+    let fake = &world.service.0;
+    fake.present.lock().unwrap().insert(IMAGE.to_owned());
+    world.ensure(&pod("u", IMAGE, "Never")).await.unwrap();
+    let of_pod = [
+        ("command", serde_json::json!(["/bin/x"])),
+        // The program of an image without an entry point.
+        ("args", serde_json::json!(["/bin/x"])),
+        (
+            "volumeMounts",
+            serde_json::json!([{"name": "v", "mountPath": "/bin/x"}]),
+        ),
+    ];
+    for (field, value) in of_pod {
+        let mut asking = pod("u", IMAGE, "Never");
+        let containers = serde_json::json!([{"name": "c", "image": IMAGE, field: value}]);
+        asking.spec.as_mut().unwrap().containers = serde_json::from_value(containers).unwrap();
+        let (service, store, recorder) = (&world.service, &world.store, &world.recorder);
+        let (manager, of) = (&world.manager, ("c", IMAGE));
+        let failed = manager.container_failed(&asking, of, ERROR, service, store, recorder);
+        failed.await.unwrap();
+        assert_eq!(world.told(), told(&[]), "{field}");
+    }
+    world.fail(ERROR).await;
+    assert_eq!(world.told(), told(&[("ImageSuspect", true)]));
+}
+
 /// Records images as removed, to be brought again.
 async fn owe(world: &World, images: &[&str]) {
     for image in images {
