@@ -494,7 +494,7 @@ const EXEC_FAILED: &[(&str, &str)] = &[
     ("exec container process `", "`: Exec format error"),
 ];
 
-/// Where the agent mounts the credentials for the API server.
+/// Mount path of the credentials for the API server.
 const API_CREDENTIALS: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
 
 /// Longest log that can be a line of the runtime alone: a path and a few words.
