@@ -105,6 +105,9 @@ pub enum DraError {
     /// A record cannot be written.
     #[error("commit the record of a ResourceClaim: {0}")]
     Commit(#[from] CommitError),
+    /// The pod was given up, or something newer is done about it.
+    #[error("the pod does not wait for its claims any more")]
+    Abandoned,
     /// The agent ends.
     #[error("the agent ends")]
     Ending,
@@ -116,11 +119,15 @@ pub struct DraManager {
     inner: Arc<Inner>,
 }
 
+type Turns<K> = BTreeMap<K, Arc<tokio::sync::Mutex<()>>>;
+
 struct Inner {
     options: DraOptions,
     shared: Mutex<Shared>,
     /// One for each claim that something happens to.
-    turns: Mutex<BTreeMap<ClaimId, Arc<tokio::sync::Mutex<()>>>>,
+    turns: Mutex<Turns<ClaimId>>,
+    /// One for each pod whose claims are prepared or unprepared. Taken before those of claims.
+    pods: Mutex<Turns<PodUid>>,
     wipes: Mutex<Wipes>,
     /// A driver has come or gone.
     moved: Notify,
@@ -165,6 +172,7 @@ impl DraManager {
                 options,
                 shared: Mutex::default(),
                 turns: Mutex::default(),
+                pods: Mutex::default(),
                 wipes: Mutex::new(Wipes::of(known)),
                 moved: Notify::new(),
                 changes: Notify::new(),

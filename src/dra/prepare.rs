@@ -2,18 +2,19 @@
 //! `UnprepareResources`.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Arc, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{Pod, PodResourceClaim};
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use tokio::sync::OwnedMutexGuard;
 use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
 use tracing::info;
 
 use super::client::{Answers, CallError};
 use super::proto::{Claim, method};
-use super::{DraError, DraManager};
+use super::{DraError, DraManager, Turns};
 use crate::core::claims::{
     self, Bound, ClaimDevice, ClaimError, ClaimId, ClaimRecord, Release, claim_key,
 };
@@ -62,6 +63,7 @@ impl DraManager {
     /// What is still on record and to be tried again.
     pub async fn unprepare(&self, pod: &PodUid) -> Result<(), DraError> {
         self.shared().waiting.remove(pod);
+        let _of_pod = self.turn_of(pod).await;
         let held = ClaimRecord::of_pod(&self.store().snapshot(), pod);
         if held.is_empty() {
             return Ok(());
@@ -101,8 +103,16 @@ impl DraManager {
         for driver in bound.values().flat_map(|b| &b.drivers) {
             self.plugin(driver)?;
         }
+        // On record or not yet: the end of the pod comes after this.
+        let of_pod = self.turn_of(&pod.uid()).await;
+        let left = CancellationToken::new();
+        let _leaving = left.clone().drop_guard();
         let (manager, pod) = (self.clone(), pod.uid());
-        detached(async move { manager.prepare_bound(&pod, bound).await }).await
+        detached(async move {
+            let _of_pod = of_pod;
+            manager.prepare_bound(&pod, bound, &left).await
+        })
+        .await
     }
 
     /// The claim of one entry of a pod: as on record, or else as the API server shows it.
@@ -157,8 +167,10 @@ impl DraManager {
         &self,
         pod: &PodUid,
         bound: BTreeMap<ClaimId, Bound>,
+        left: &CancellationToken,
     ) -> Result<(), DraError> {
-        let _turns = self.turns(bound.keys()).await;
+        let turns = left.run_until_cancelled(self.turns(bound.keys())).await;
+        let _turns = turns.ok_or(DraError::Abandoned)?;
         let mut due: BTreeMap<String, BTreeMap<ClaimId, String>> = BTreeMap::new();
         for (id, of) in &bound {
             let record = self.reserve(id, of, pod).await?;
@@ -174,6 +186,9 @@ impl DraManager {
         fail::fail_point!("dra::prepare::recorded");
         let mut done = Ok(());
         for (driver, of_driver) in due {
+            if left.is_cancelled() {
+                return Err(DraError::Abandoned);
+            }
             done = done.and(self.prepare_by(&driver, &of_driver, pod).await);
         }
         done
@@ -346,21 +361,29 @@ impl DraManager {
         self.store().commit(put).await.map(drop)
     }
 
+    /// Waits until the claims of a pod are neither prepared nor unprepared.
+    async fn turn_of(&self, pod: &PodUid) -> Turn {
+        let turn = turn(&self.inner.pods, pod);
+        turn.lock_owned().await
+    }
+
     /// Waits until nothing else happens to some claims. In the order of their names, so that two pods never wait for each other.
     async fn turns<'a>(&self, ids: impl IntoIterator<Item = &'a ClaimId>) -> Vec<Turn> {
         let ids: BTreeSet<&ClaimId> = ids.into_iter().collect();
         let mut turns = Vec::new();
         for id in ids {
-            let turn = {
-                let all = self.inner.turns.lock();
-                let mut all = all.unwrap_or_else(PoisonError::into_inner);
-                all.retain(|other, turn| other == id || Arc::strong_count(turn) > 1);
-                Arc::clone(all.entry(id.clone()).or_default())
-            };
+            let turn = turn(&self.inner.turns, id);
             turns.push(turn.lock_owned().await);
         }
         turns
     }
+}
+
+/// Returns the lock of `key`. Those that nobody has are forgotten.
+fn turn<K: Ord + Clone>(all: &Mutex<Turns<K>>, key: &K) -> Arc<tokio::sync::Mutex<()>> {
+    let mut all = all.lock().unwrap_or_else(PoisonError::into_inner);
+    all.retain(|other, turn| other == key || Arc::strong_count(turn) > 1);
+    Arc::clone(all.entry(key.clone()).or_default())
 }
 
 fn message(id: &ClaimId, uid: &str) -> Claim {

@@ -288,6 +288,28 @@ async fn a_driver_that_hangs_holds_up_nobody_else_and_its_claim_stays_on_record(
 }
 
 #[tokio::test]
+async fn a_pod_that_ends_while_it_waits_for_another_leaves_nothing() {
+    let world = World::new();
+    world.claim("c", &[GPU], &["u1", "u2"]);
+    let agent = world.agent(1);
+    let driver = world.driver("gpu");
+    register(&agent, GPU, &driver, V1).await;
+    let (first, second) = (pod("u1", &["c"]), pod("u2", &["c"]));
+    driver.answers(DraAnswer::Late(Duration::from_secs(1)));
+    let (asking, asked_for) = (agent.clone(), first.clone());
+    let asked = tokio::spawn(async move { prepare(&asking, &asked_for).await });
+    eventually(|| !driver.calls().is_empty()).await;
+    let waits = tokio::time::timeout(Duration::from_millis(100), agent.prepare(&second, false));
+    assert!(waits.await.is_err(), "the other pod has the claim's turn");
+    agent.unprepare(&second.uid()).await.unwrap();
+    asked.await.unwrap().unwrap();
+    // This comes after everybody who waited for the claim before.
+    prepare(&agent, &first).await.unwrap();
+    let (_, record) = world.recorded().remove(0);
+    assert_eq!(record.pods.into_keys().collect::<Vec<_>>(), [first.uid()]);
+}
+
+#[tokio::test]
 async fn claims_are_prepared_again_after_a_reboot_without_the_api_server() {
     let world = World::new();
     world.claim("c", &[GPU], &["u1"]);
