@@ -24,7 +24,7 @@ pub use record::{
     allocations_key_of, plugin_key, taken,
 };
 
-use super::resources::{NANOS, container_limits};
+use super::resources::{NANOS, container_limits, is_by_claim};
 use crate::types::ContainerKind;
 use crate::types::containers::containers_of;
 
@@ -91,12 +91,13 @@ pub fn may_want(pod: &Pod) -> bool {
 }
 
 /// Returns the containers that ask for devices of the resources that `is_known` names, init containers first. Ephemeral
-/// containers get none.
+/// containers get none. Devices of a ResourceClaim are not those of a plugin.
 pub fn wanted(pod: &Pod, is_known: impl Fn(&str) -> bool) -> Vec<Wanted> {
     let specs = containers_of(pod).filter(|spec| spec.kind != ContainerKind::Ephemeral);
     let of_container = |spec: crate::types::ContainerSpec<'_>| {
         let limits = container_limits(&spec.container).into_iter();
         let known = limits.filter(|(name, _)| is_extended(name) && is_known(name));
+        let known = known.filter(|(name, _)| !is_by_claim(pod, Some(&spec.container.name), name));
         let counts: BTreeMap<_, _> = known
             .map(|(name, amount)| (name, usize::try_from(amount / NANOS).unwrap_or(0)))
             .filter(|(_, count)| *count > 0)

@@ -34,6 +34,22 @@ pub fn is_huge_page(name: &str) -> bool {
     name.starts_with("hugepages-")
 }
 
+/// Whether it stands for a device class that names no extended resource; upstream's `ResourceDeviceClassPrefix`.
+pub fn is_device_class(name: &str) -> bool {
+    name.starts_with("deviceclass.resource.kubernetes.io/")
+}
+
+/// Returns whether a container (`None`: any) has an extended resource by the ResourceClaim that the scheduler made for the pod.
+/// No device plugin is asked for it then, and the node need not show it. Upstream: `isDRAExtendedResource`.
+pub fn is_by_claim(pod: &Pod, container: Option<&str>, resource: &str) -> bool {
+    let status = pod.status.as_ref();
+    let claim = status.and_then(|s| s.extended_resource_claim_status.as_ref());
+    let mut mappings = claim.into_iter().flat_map(|of| &of.request_mappings);
+    mappings.any(|of| {
+        of.resource_name == resource && container.is_none_or(|name| of.container_name == name)
+    })
+}
+
 /// Requests, and limits where no request is given.
 pub fn requests(resources: &ResourceRequirements) -> Amounts {
     let limits = resources.limits.iter().flatten();

@@ -12,7 +12,7 @@ use std::sync::LazyLock;
 use k8s_openapi::api::core::v1::Pod;
 use serde_json::Value;
 
-use super::devices;
+use super::{devices, resources};
 use crate::types::pod::UNKNOWN_FIELDS;
 use crate::types::{PodExt, PodSource};
 
@@ -185,7 +185,10 @@ fn visit(value: &Value, pattern: &str, field: &str, refusals: &mut Vec<Refusal>)
 
 fn amounts(value: &Value, allowed: &[&str], field: &str, refusals: &mut Vec<Refusal>) {
     let names = value.as_object().into_iter().flat_map(|m| m.keys());
-    let is_extended = |name: &str| allowed.contains(&EXTENDED) && devices::is_extended(name);
+    let is_extended = |name: &str| {
+        let is_device = devices::is_extended(name) || resources::is_device_class(name);
+        allowed.contains(&EXTENDED) && is_device
+    };
     for name in names.filter(|name| !is_one_of(name, allowed) && !is_extended(name)) {
         refusals.push(Refusal {
             field: join(field, name),

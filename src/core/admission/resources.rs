@@ -5,7 +5,7 @@ use std::fmt;
 use k8s_openapi::api::core::v1::{Node, Pod};
 
 pub(super) use crate::core::resources::{Amounts, pod_requests};
-use crate::core::resources::{NANOS, add, amount, is_huge_page, subtract};
+use crate::core::resources::{NANOS, add, amount, is_by_claim, is_huge_page, subtract};
 
 /// The resource that every pod asks one of.
 pub(super) const PODS: &str = "pods";
@@ -87,7 +87,8 @@ pub(crate) fn shown(resource: &str, amount: i128) -> i128 {
 }
 
 /// What the node lacks for `pod` beside what others have `taken`, the number of pods first. A resource that the node does
-/// not have and that is none of its own is not checked: upstream's `removeMissingExtendedResources`. Neither are CPU and memory
+/// not have and that is none of its own is not checked, nor is one that the pod has by a ResourceClaim: upstream's
+/// `removeMissingExtendedResources`. Neither are CPU and memory
 /// that the node does not show: every node has some, and how much of them is not known.
 pub(crate) fn insufficient(
     pod: &Pod,
@@ -117,6 +118,7 @@ pub(crate) fn insufficient(
     let wanted: Vec<(&String, i128)> = in_order(&requests)
         .filter(|(name, amount)| *amount > 0 && name.as_str() != PODS)
         .filter(|(name, _)| allocatable.contains_key(*name) || may_be_lacking(name))
+        .filter(|(name, _)| !is_by_claim(pod, None, name))
         .collect();
     for (name, requested) in wanted {
         let capacity = allocatable.get(name).map_or(0, amount);

@@ -128,6 +128,18 @@ fn resources_are_compared_with_what_the_others_leave() {
 }
 
 #[test]
+fn a_node_needs_no_devices_for_what_comes_by_a_claim() {
+    let gone = node(json!({"status": {"allocatable": {"cpu": "2", "example.com/gpu": "0"}}}));
+    let mut pod = asking("1", json!({"example.com/gpu": "1"}));
+    assert_eq!(on(&gone, &pod, &[]).0, "OutOfexample.com/gpu");
+    let status = json!({"extendedResourceClaimStatus": {"resourceClaimName": "c", "requestMappings": [
+        {"containerName": "c", "resourceName": "example.com/gpu", "requestName": "r0"},
+    ]}});
+    pod.status = Some(serde_json::from_value(status).unwrap());
+    assert_eq!(on(&gone, &pod, &[]).0, "Admitted");
+}
+
+#[test]
 fn nobody_is_refused_for_memory_of_a_node_whose_size_is_not_known() {
     let unknown =
         node(json!({"status": {"allocatable": {"cpu": "2", "ephemeral-storage": "1Gi"}}}));

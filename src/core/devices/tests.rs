@@ -206,6 +206,22 @@ fn plain_init_containers_give_their_devices_on_and_others_keep_theirs() {
 }
 
 #[test]
+fn what_comes_by_a_claim_is_no_device_of_a_plugin() {
+    let container = |name| json!({"name": name, "resources": {"limits": {GPU: "1"}}});
+    let pod: Pod = serde_json::from_value(json!({
+        "spec": {"containers": [container("claim"), container("plugin")]},
+        "status": {"extendedResourceClaimStatus": {"resourceClaimName": "c", "requestMappings": [
+            {"containerName": "claim", "resourceName": GPU, "requestName": "r0"},
+            {"containerName": "plugin", "resourceName": "example.com/nic", "requestName": "r1"},
+        ]}},
+    }))
+    .unwrap();
+    let wanted = wanted(&pod, |_| true);
+    let names: Vec<_> = wanted.iter().map(|w| w.container.as_str()).collect();
+    assert_eq!(names, ["plugin"]);
+}
+
+#[test]
 fn a_lost_plugin_leaves_nothing_allocatable_at_once_and_no_capacity_after_five_minutes() {
     let mut inventory = Inventory::default();
     let amount = |inventory: &Inventory, s| {
