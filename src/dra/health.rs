@@ -82,11 +82,16 @@ impl DraManager {
             if let Err(error) = self.follow_stream(driver, plugin, path).await {
                 debug!(driver, error, "a DRA driver tells no health of its devices");
             }
-            let known = self.shared().health.remove(&plugin.instance);
-            let devices = known.into_iter().flat_map(BTreeMap::into_keys).collect();
-            self.health_changed(driver, &devices);
+            self.forget_health(driver, plugin.instance);
             tokio::time::sleep(PAUSE).await;
         }
+    }
+
+    /// Forgets what an instance has said, so that its devices are unknown.
+    pub(super) fn forget_health(&self, driver: &str, instance: u64) {
+        let known = self.shared().health.remove(&instance);
+        let devices = known.into_iter().flat_map(BTreeMap::into_keys).collect();
+        self.health_changed(driver, &devices);
     }
 
     async fn follow_stream(

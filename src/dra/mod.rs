@@ -253,7 +253,7 @@ impl DraManager {
             };
             let both = async { tokio::join!(connected, followed) };
             plugin.stop.run_until_cancelled(both).await;
-            manager.shared().health.remove(&plugin.instance);
+            manager.forget_health(&driver, plugin.instance);
         });
         Ok(())
     }

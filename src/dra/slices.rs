@@ -55,19 +55,19 @@ impl DraManager {
 
     /// An instance of a driver has come, connected, or gone. Upstream: `sync`.
     pub(super) fn moved(&self, driver: &str) {
-        let is_usable = {
-            let shared = self.shared();
-            let mut instances = shared.drivers.get(driver).into_iter().flatten();
-            instances.any(|plugin| plugin.client.is_connected())
-        };
-        if is_usable {
-            self.wipes().due.remove(driver);
+        {
+            // Held from the look on: of two moves at a time, the later look counts.
+            let mut wipes = self.wipes();
             let mut shared = self.shared();
-            let waiting = std::mem::take(&mut shared.waiting);
-            shared.changed.extend(waiting);
-            self.inner.changes.notify_one();
-        } else {
-            self.wipes().away(driver);
+            let mut instances = shared.drivers.get(driver).into_iter().flatten();
+            if instances.any(|plugin| plugin.client.is_connected()) {
+                wipes.due.remove(driver);
+                let waiting = std::mem::take(&mut shared.waiting);
+                shared.changed.extend(waiting);
+                self.inner.changes.notify_one();
+            } else {
+                wipes.away(driver);
+            }
         }
         self.inner.moved.notify_one();
     }
@@ -100,6 +100,10 @@ impl DraManager {
             .map(|(driver, _)| driver.clone())
             .collect();
         for driver in due {
+            if !self.wipes().due.contains_key(&driver) {
+                // It came back while another one's were deleted.
+                continue;
+            }
             match self.wipe(&driver).await {
                 Ok(()) => {
                     self.wipes().due.remove(&driver);

@@ -519,4 +519,12 @@ async fn the_health_of_devices_is_in_the_statuses_of_their_pods() {
     gpu.ends_health();
     eventually(|| shown(&of_gpu) == expected("c", "Unknown")).await;
     assert_eq!(shown(&of_nic), expected("n", "Healthy"));
+
+    // Pods of a driver that is gone are synced, too.
+    while agent.changed().now_or_never().is_some() {}
+    agent.keep_only(&[gpu.socket().with_extension("reg")].into());
+    let synced = async { while !agent.changed().await.contains(&of_nic.uid()) {} };
+    let synced = tokio::time::timeout(PATIENCE, synced).await;
+    synced.expect("the pod is synced");
+    assert_eq!(shown(&of_nic), expected("n", "Unknown"));
 }
