@@ -1,10 +1,13 @@
 //! Setup of device plugins: the manager, the registration socket, and syncs of pods whose devices change.
 
+use std::fs::OpenOptions;
 use std::io::Read;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::sync::Arc;
 
 use futures::FutureExt;
+use nix::fcntl::OFlag;
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
@@ -96,7 +99,10 @@ pub(super) async fn resume(
 async fn kubelet_checkpoint(path: &Path) -> Option<KubeletCheckpoint> {
     let path = path.to_owned();
     let read = blocking::run(move || {
-        let file = std::fs::File::open(&path)?;
+        // Plugins write to this directory: a pipe must not hold up the start.
+        let mut options = OpenOptions::new();
+        options.read(true).custom_flags(OFlag::O_NONBLOCK.bits());
+        let file = options.open(&path)?;
         let mut data = Vec::new();
         file.take(MAX_CHECKPOINT).read_to_end(&mut data)?;
         Ok::<_, std::io::Error>(data)
@@ -141,5 +147,26 @@ pub(super) async fn follow(devices: DeviceManager, workers: PodWorkers, token: C
         for uid in &pods {
             workers.sync(uid);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_pipe_in_place_of_a_checkpoint_does_not_hold_up_the_start() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join(KUBELET_CHECKPOINT);
+        nix::unistd::mkfifo(&path, nix::sys::stat::Mode::S_IRWXU).unwrap();
+        let read = tokio::time::timeout(Duration::from_secs(10), kubelet_checkpoint(&path));
+        let Ok(read) = read.await else {
+            // Lets the reader go, which the end of the test would wait for.
+            drop(OpenOptions::new().write(true).open(&path));
+            panic!("the pipe is waited for");
+        };
+        assert!(read.is_none());
     }
 }
