@@ -22,6 +22,9 @@ const PAUSE: Duration = Duration::from_secs(5);
 /// Time after which a device that is not listed is unknown, unless the driver gives one of its own. Upstream's
 /// `DefaultHealthTimeout`.
 const TIMEOUT: Duration = Duration::from_secs(30);
+/// Devices of an instance that are known. With more, those that the newest list lacks are unknown at once, whatever time the
+/// driver gives them. A list is bounded by the longest message of gRPC.
+const MAX_DEVICES: usize = 16 * 1024;
 /// Longest message; upstream's `ResourceHealthMessageMaxLength`.
 const MAX_MESSAGE: usize = 1024;
 
@@ -109,7 +112,7 @@ impl DraManager {
         Ok(())
     }
 
-    fn listed(&self, driver: &str, instance: u64, list: &NodeWatchResourcesResponse) {
+    pub(super) fn listed(&self, driver: &str, instance: u64, list: &NodeWatchResourcesResponse) {
         let now = Instant::now();
         let mut changed = BTreeSet::new();
         {
@@ -125,8 +128,10 @@ impl DraManager {
                     changed.insert(key);
                 }
             }
+            let has_room = known.len() <= MAX_DEVICES;
             known.retain(|key, seen| {
-                let is_fresh = now.duration_since(seen.at) <= seen.timeout;
+                let is_in_time = now.duration_since(seen.at) <= seen.timeout;
+                let is_fresh = seen.at == now || (has_room && is_in_time);
                 if !is_fresh {
                     changed.insert(key.clone());
                 }

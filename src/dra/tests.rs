@@ -480,6 +480,28 @@ async fn slices_of_a_driver_that_stays_away_are_deleted_once() {
 }
 
 #[tokio::test]
+async fn devices_that_a_driver_makes_up_do_not_fill_the_memory() {
+    let world = World::new();
+    let agent = world.agent(1);
+    for round in 0..4 {
+        let devices = (0..10_000).map(|number| proto::DeviceHealth {
+            device: Some(proto::DeviceIdentifier {
+                pool_name: "pool".to_owned(),
+                device_name: format!("{round}-{number}"),
+            }),
+            health: 1,
+            health_check_timeout_seconds: i64::MAX,
+            ..proto::DeviceHealth::default()
+        });
+        let list = proto::NodeWatchResourcesResponse {
+            devices: devices.collect(),
+        };
+        agent.listed(GPU, 1, &list);
+    }
+    assert_eq!(agent.shared().health[&1].len(), 10_000);
+}
+
+#[tokio::test]
 async fn the_health_of_devices_is_in_the_statuses_of_their_pods() {
     let world = World::new();
     world.claim("c", &[GPU], &["u1"]);
