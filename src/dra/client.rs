@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -103,6 +103,8 @@ struct Inner {
     /// The connection that is open.
     open: Mutex<Option<Connection>>,
     connected: watch::Sender<bool>,
+    /// Set for good by [`DriverClient::close`], under the lock of `open`.
+    is_closed: AtomicBool,
     /// Number of the newest connection.
     newest: AtomicU64,
     /// Held while a connection is opened, so that there is one.
@@ -129,6 +131,7 @@ impl DriverClient {
                 metrics,
                 open: Mutex::new(None),
                 connected: watch::Sender::new(false),
+                is_closed: AtomicBool::new(false),
                 newest: AtomicU64::new(0),
                 dialling: tokio::sync::Mutex::default(),
             }),
@@ -162,9 +165,11 @@ impl DriverClient {
         }
     }
 
-    /// Ends the connection once no call uses it.
+    /// Ends the connection once no call uses it. A call that begins later has one of its own.
     pub(super) fn close(&self) {
-        *self.open() = None;
+        let mut open = self.open();
+        self.inner.is_closed.store(true, Ordering::Relaxed);
+        *open = None;
         self.inner.connected.send_replace(false);
     }
 
@@ -286,7 +291,7 @@ impl DriverClient {
         let channel = dialled.map_err(|_| failed(late()))?;
         let channel = channel.map_err(|error| failed(causes(&error)))?;
         let mut open = self.open();
-        if !is_over.is_cancelled() {
+        if !is_over.is_cancelled() && !self.inner.is_closed.load(Ordering::Relaxed) {
             *open = Some(Connection {
                 number,
                 channel: channel.clone(),

@@ -352,6 +352,18 @@ async fn the_newest_connected_instance_of_a_driver_is_called() {
 }
 
 #[tokio::test]
+async fn a_call_to_an_instance_that_is_gone_keeps_no_connection() {
+    let world = World::new();
+    let agent = world.agent(1);
+    let driver = world.driver("gpu");
+    register(&agent, GPU, &driver, V1).await;
+    let plugin = agent.plugin(GPU).unwrap();
+    agent.keep_only(&BTreeSet::new());
+    plugin.client.prepare(Vec::new()).await.unwrap();
+    assert!(!plugin.client.is_connected());
+}
+
+#[tokio::test]
 async fn claims_of_pods_that_are_gone_are_unprepared() {
     let world = World::new();
     world.claim("a", &[GPU], &["u1"]);
