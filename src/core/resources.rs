@@ -34,7 +34,7 @@ pub fn is_huge_page(name: &str) -> bool {
     name.starts_with("hugepages-")
 }
 
-/// Whether it stands for a device class that names no extended resource; upstream's `ResourceDeviceClassPrefix`.
+/// Returns whether the name stands for a device class without an extended resource; upstream's `ResourceDeviceClassPrefix`.
 pub fn is_device_class(name: &str) -> bool {
     name.starts_with("deviceclass.resource.kubernetes.io/")
 }

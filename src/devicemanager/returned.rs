@@ -18,6 +18,8 @@ struct Question {
     resource: String,
     ids: BTreeSet<String>,
     had: Granted,
+    /// Number of returns of devices of the resource at that time.
+    returns: u64,
 }
 
 impl DeviceManager {
@@ -55,6 +57,7 @@ impl DeviceManager {
                     resource: resource.clone(),
                     ids: allocation.ids.keys().cloned().collect(),
                     had: allocation.granted.clone().unwrap_or_default(),
+                    returns: shared.inventory.returns(resource),
                 });
             }
         }
@@ -72,6 +75,7 @@ impl DeviceManager {
             resource,
             ids,
             had,
+            returns,
         } = question;
         let Some(client) = self.connected(&resource) else {
             return Ok(());
@@ -91,7 +95,9 @@ impl DeviceManager {
             self.record_again(pod, &container, &resource, (granted, running(&container)))
                 .await?;
         }
-        self.shared().inventory.settle_returned(&resource, &ids);
+        let mut shared = self.shared();
+        shared.inventory.settle_returned(&resource, &ids, returns);
+        drop(shared);
         self.published(&resource);
         Ok(())
     }

@@ -97,6 +97,8 @@ struct Resource {
     /// The newest list, also of an earlier run.
     newest: Devices,
     returned: BTreeSet<String>,
+    /// Number of returns of devices in this run.
+    returns: u64,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -138,6 +140,7 @@ impl Inventory {
             devices: Devices::new(),
             newest: record.devices.clone(),
             returned: record.returned.clone(),
+            returns: 0,
         };
         self.resources.insert(resource.to_owned(), known);
     }
@@ -152,6 +155,7 @@ impl Inventory {
             devices: Devices::new(),
             newest: Devices::new(),
             returned: BTreeSet::new(),
+            returns: 0,
         });
         let has_list = known.has_list();
         known.plugin = Plugin::Connected { instance, has_list };
@@ -192,14 +196,26 @@ impl Inventory {
 
     /// Adds devices about which the plugin is to be asked, see [`PluginRecord::returned`].
     pub fn add_returned(&mut self, resource: &str, ids: BTreeSet<String>) {
+        if ids.is_empty() {
+            return;
+        }
         if let Some(known) = self.resources.get_mut(resource) {
             known.returned.extend(ids);
+            known.returns += 1;
         }
     }
 
-    /// Takes devices off that the plugin was asked about.
-    pub fn settle_returned(&mut self, resource: &str, ids: &BTreeSet<String>) {
-        if let Some(known) = self.resources.get_mut(resource) {
+    /// Returns how often devices of the resource have returned.
+    pub fn returns(&self, resource: &str) -> u64 {
+        let known = self.resources.get(resource);
+        known.map_or(0, |known| known.returns)
+    }
+
+    /// Takes devices off that the plugin was asked about when devices had returned `returns` times. If some have returned since,
+    /// the answer may be older than that, and all of them stay.
+    pub fn settle_returned(&mut self, resource: &str, ids: &BTreeSet<String>, returns: u64) {
+        let known = self.resources.get_mut(resource);
+        if let Some(known) = known.filter(|known| known.returns == returns) {
             known.returned.retain(|id| !ids.contains(id));
         }
     }

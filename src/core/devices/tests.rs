@@ -222,6 +222,21 @@ fn what_comes_by_a_claim_is_no_device_of_a_plugin() {
 }
 
 #[test]
+fn a_device_that_returns_again_while_its_plugin_is_asked_is_asked_about_again() {
+    let mut inventory = Inventory::default();
+    inventory.connect(GPU, 1, PluginOptions::default());
+    let is_asked = |inventory: &Inventory| inventory.returned().next().is_some();
+    inventory.add_returned(GPU, set(&["a"]));
+    let asked_at = inventory.returns(GPU);
+    inventory.add_returned(GPU, set(&["a"]));
+    inventory.settle_returned(GPU, &set(&["a"]), asked_at);
+    assert!(is_asked(&inventory));
+    inventory.add_returned(GPU, set(&[]));
+    inventory.settle_returned(GPU, &set(&["a"]), asked_at + 1);
+    assert!(!is_asked(&inventory));
+}
+
+#[test]
 fn a_lost_plugin_leaves_nothing_allocatable_at_once_and_no_capacity_after_five_minutes() {
     let mut inventory = Inventory::default();
     let amount = |inventory: &Inventory, s| {
