@@ -55,12 +55,9 @@ pub(super) async fn sync_pod(
     // What a probe or the deadline wants stopped waits for nothing else.
     let too_long = deadline::exceeded(&job.pod, job.record.started, now);
     let urgent = too_long || !context.prober.failures(&job.pod, status).is_empty();
-    let (restarts, replaced) = match urgent {
-        true => (Vec::new(), Vec::new()),
-        false => (
-            resize::actuate(context, job, status).await?,
-            devices::outdated(context, &job.pod, status).await?,
-        ),
+    let restarts = match urgent {
+        true => Vec::new(),
+        false => resize::actuate(context, job, status).await?,
     };
     // What its cgroup is to have is remembered from here on, also of a pod that was resumed.
     context.cgroups.adopt(&job.pod).map_err(StepError::from)?;
@@ -115,6 +112,10 @@ pub(super) async fn sync_pod(
         return Err(StepError::NetworkNotReady(error).into());
     }
 
+    let replaced = match urgent {
+        true => Vec::new(),
+        false => devices::outdated(context, &job.pod, status).await?,
+    };
     let outdated = resize::outdated(status, &[&restarts[..], &replaced].concat());
     let mut actions = {
         let status = outdated.as_ref().unwrap_or(status);
