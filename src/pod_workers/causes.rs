@@ -32,7 +32,7 @@ const MOST: usize = 8;
 
 #[derive(Debug, Default)]
 struct Ledger {
-    /// Newest event of the node per subject.
+    /// Newest event of the node per subject, of CSI drivers per driver.
     node: Vec<Cause>,
     pods: HashMap<PodUid, Vec<Cause>>,
     /// Pods in back-off, with the device files that they use.
@@ -65,7 +65,7 @@ impl Causes {
             return Vec::new();
         }
         let mut ledger = self.ledger();
-        ledger.node.retain(|old| old.subject != cause.subject);
+        ledger.node.retain(|old| !cause.replaces(old));
         ledger.node.push(cause);
         ledger.waiting.keys().cloned().collect()
     }
@@ -295,7 +295,8 @@ pub(super) async fn end_mount_back_off(
         volume, backoff, ..
     } = &**failure;
     let now = context.clock.now();
-    let causes = context.causes.of(&job.uid, now);
+    let mut causes = context.causes.of(&job.uid, now);
+    causes.retain(|cause| cause.helps_volume_of(failure.driver.as_deref()));
     // One that has just failed failed in spite of them.
     if failure.fresh || causes.is_empty() {
         return Ok(false);
@@ -383,6 +384,17 @@ mod tests {
         causes.note(&waits, SyncOutcome::Success, None);
         assert!(causes.devices().is_empty());
         assert_eq!(causes.happened(cause(Subject::WallClock, "2", 11)), []);
+    }
+
+    #[test]
+    fn a_driver_that_registers_does_not_hide_that_another_one_has() {
+        let causes = Causes::new(true);
+        for (driver, second) in [("a at 1", 1), ("b at 2", 2), ("a at 3", 3)] {
+            causes.happened(cause(Subject::Driver, driver, second));
+        }
+        let kept = causes.of(&PodUid::new("u1"), at(4));
+        let kept: Vec<_> = kept.iter().map(|cause| cause.id.as_str()).collect();
+        assert_eq!(kept, ["b at 2", "a at 3"]);
     }
 
     #[test]

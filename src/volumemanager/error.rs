@@ -204,6 +204,8 @@ pub struct RemoteFailure {
     pub key: String,
     /// The device file that it is on, if the node has to have one.
     pub device: Option<PathBuf>,
+    /// The CSI driver that mounts it, if one does.
+    pub driver: Option<String>,
     /// Why.
     pub source: RemoteError,
 }

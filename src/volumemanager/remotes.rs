@@ -315,6 +315,7 @@ impl VolumeManager {
                     backoff: failure.backoff,
                     key: on,
                     device: device_file(&remote),
+                    driver: driver_of(&remote),
                     source: failure.error,
                 };
                 Err(VolumeError::Remote(Box::new(failure)))
@@ -406,6 +407,14 @@ fn device_file(remote: &Remote) -> Option<PathBuf> {
     let is_device =
         path.starts_with("/dev") && !path.components().any(|c| c == Component::ParentDir);
     is_device.then(|| path.to_owned())
+}
+
+/// The CSI driver that mounts a volume.
+fn driver_of(remote: &Remote) -> Option<String> {
+    let Source::Csi(csi) = &remote.source else {
+        return None;
+    };
+    Some(csi.source.driver.clone())
 }
 
 /// Why volumes of a pod are still there when each of them is held back after a failure: told is what failed last, and

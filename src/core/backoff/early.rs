@@ -91,6 +91,23 @@ impl Cause {
             at: now,
         }
     }
+
+    /// Returns what has changed, without the time.
+    fn what(&self) -> &str {
+        (self.id.rsplit_once(" at ")).map_or(self.id.as_str(), |(what, _)| what)
+    }
+
+    /// Returns whether an older cause counts no more beside this one: the newest of a kind is kept, and of each CSI driver.
+    pub fn replaces(&self, old: &Self) -> bool {
+        self.subject == old.subject
+            && (self.subject != Subject::Driver || self.what() == old.what())
+    }
+
+    /// Returns whether this may help a volume, which is one of a CSI `driver` or of none. The registration of another driver does
+    /// not, and must not use up the end that its own driver's is to have.
+    pub fn helps_volume_of(&self, driver: Option<&str>) -> bool {
+        self.subject != Subject::Driver || driver == Some(self.what())
+    }
 }
 
 /// A back-off that ended early.
@@ -374,19 +391,11 @@ impl Watch {
                 let cause = Cause::at(Subject::ApiServer, "API server", text, now);
                 found.node.push(cause);
             }
-            // The newest of a kind is kept, and all that registered count for whoever waits.
-            let drivers: Vec<&str> = facts
-                .drivers
-                .difference(&last.drivers)
-                .map(String::as_str)
-                .collect();
-            if !drivers.is_empty() {
-                let drivers = drivers.join(", ");
-                let text = format!("CSI driver {drivers} registered");
-                found
-                    .node
-                    .push(Cause::at(Subject::Driver, &drivers, text, now));
-            }
+            let drivers = facts.drivers.difference(&last.drivers);
+            found.node.extend(drivers.map(|driver| {
+                let text = format!("CSI driver {driver} registered");
+                Cause::at(Subject::Driver, driver, text, now)
+            }));
             found.node.extend(clock_step(*at, now));
             for (path, inode) in &facts.devices {
                 let Some(before) = last.devices.get(path) else {
@@ -613,6 +622,26 @@ mod tests {
         assert_eq!(look(&["a", "b"], 1), ["CSI driver b registered"]);
         assert_eq!(look(&["a"], 2), [""; 0]);
         assert_eq!(look(&["a", "b"], 3), ["CSI driver b registered"]);
+        let both = ["CSI driver c registered", "CSI driver d registered"];
+        assert_eq!(look(&["a", "b", "c", "d"], 4), both);
+    }
+
+    #[test]
+    fn a_driver_that_registers_helps_volumes_of_its_own_alone() {
+        let of = |name: &str, second| Cause::at(Subject::Driver, name, String::new(), at(second));
+        let cause = of("d.example", 10);
+        for (driver, helps) in [
+            (Some("d.example"), true),
+            (Some("d.example.org"), false),
+            (Some("other.example"), false),
+            (None, false),
+        ] {
+            assert_eq!(cause.helps_volume_of(driver), helps, "{driver:?}");
+        }
+        let network = Cause::at(Subject::Network, "network", String::new(), at(10));
+        assert!(network.helps_volume_of(None) && network.helps_volume_of(Some("d.example")));
+        assert!(of("d.example", 20).replaces(&cause));
+        assert!(!of("other.example", 20).replaces(&cause) && !network.replaces(&cause));
     }
 
     #[test]
