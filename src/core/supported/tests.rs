@@ -327,6 +327,11 @@ fn fields_that_this_version_does_not_know_are_found_in_the_json() {
             json!({"volumes": [{"name": "v", "newer": {}}]}),
             vec!["spec.volumes[0].newer"],
         ),
+        // Of other releases, and none of the node's business.
+        (
+            json!({"workloadRef": {"name": "w", "podGroup": "g"}}),
+            vec![],
+        ),
         // What is not acted on is not looked into, and names that users choose are no fields.
         (
             json!({"affinity": {"newer": 1}, "nodeSelector": {"newer": "1"}}),
