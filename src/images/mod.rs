@@ -408,6 +408,12 @@ impl Reporter<'_> {
 }
 
 impl ImageManager {
+    /// Returns a future that keeps the pulls in flight going for a minute when the step that waits for them is given up: the next
+    /// step joins them.
+    pub fn keep_pulls(&self) -> impl Future<Output = ()> + Send + use<> {
+        self.pulls.keep()
+    }
+
     /// A manager without pulls in flight.
     pub fn new(config: ImageConfig, clock: Arc<dyn Clock>, metrics: Metrics) -> Self {
         let outages = Arc::<Outages>::default();

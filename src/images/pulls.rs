@@ -14,6 +14,9 @@ use super::fallback::Outages;
 use super::keyring::{Credentials, fingerprint};
 use crate::kuberuntime::cri::CriError;
 
+/// Pulls that are kept go on for so long without anybody who waits.
+const KEPT: Duration = Duration::from_secs(60);
+
 /// How pulls run beside each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ImageConfig {
@@ -85,6 +88,19 @@ impl Pulls {
     /// Joins the pull of this image with these credentials that is in flight, or begins one.
     pub(super) async fn pull<S: ImageService>(&self, service: &S, want: Wanted) -> PullResult {
         self.join(service, want).await
+    }
+
+    /// Returns a future that keeps the pulls in flight going for a minute, whoever waits for them.
+    pub(super) fn keep(&self) -> impl Future<Output = ()> + Send + use<> {
+        let in_flight = match self.in_flight.lock() {
+            Ok(map) => map,
+            Err(poisoned) => poisoned.into_inner(),
+        };
+        let pulls: Vec<_> = in_flight.values().filter_map(WeakShared::upgrade).collect();
+        async move {
+            let all = futures::future::join_all(pulls);
+            drop(tokio::time::timeout(KEPT, all).await);
+        }
     }
 
     fn join<S: ImageService>(&self, service: &S, want: Wanted) -> Shared<PullFuture> {

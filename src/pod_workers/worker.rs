@@ -152,8 +152,10 @@ async fn step(workers: &PodWorkers, job: Job) -> Next {
             mark_acted(workers, &job.uid);
             return Next::Wait;
         }
-        () = interrupted(&job) => {
+        kept = interrupted(context, &job) => {
             info!("a probe has failed, the sync under way is given up for the stop");
+            let abort = workers.0.abort.clone();
+            workers.0.tasks.spawn(async move { abort.run_until_cancelled(kept).await });
             mark_acted(workers, &job.uid);
             return Next::Wait;
         }
@@ -448,10 +450,15 @@ async fn its_deadline(context: &WorkerContext, job: &Job) {
     }
 }
 
-/// Returns when a probe wants something stopped that the step does not stop. What it stops at that moment is waited for.
-async fn interrupted(job: &Job) {
+/// Returns when a probe wants something stopped that the step does not stop. What it stops at that moment is waited for. A pull
+/// that the step waits for goes on in the future that is returned.
+async fn interrupted(
+    context: &WorkerContext,
+    job: &Job,
+) -> impl Future<Output = ()> + Send + use<> {
     job.interrupt.cancelled().await;
     drop(job.stopping.lock().await);
+    context.images.keep_pulls()
 }
 
 /// Like [`requeue`], but not later than the pod's activeDeadlineSeconds ask for. The time may also have come during

@@ -280,12 +280,15 @@ async fn a_liveness_kill_waits_for_no_step_that_hangs() {
     w.pass(60).await;
     let main = w.running("web");
     assert_eq!(main.len(), 1);
+    let pulls = w.fake.count("pull_image");
     probes.fail("alive", true);
     w.until("it is stopped", 15, |w| w.running("web") != main)
         .await;
     probes.fail("alive", false);
     w.until("it runs again", 30, |w| w.running("web").len() == 1)
         .await;
+    w.pass(30).await;
+    assert_eq!(w.fake.count("pull_image"), pulls, "the pull has begun anew");
     assert_nothing_wrong(&w);
 }
 

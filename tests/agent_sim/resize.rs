@@ -170,10 +170,11 @@ async fn a_liveness_kill_goes_ahead_of_a_resize_that_hangs() {
     let mut spec: Value = serde_json::from_str(&pod(sized("100m", "64Mi"))).unwrap();
     spec["terminationGracePeriodSeconds"] = json!(1);
     spec["containers"][0]["livenessProbe"] = json!({
-        "exec": {"command": ["alive"]}, "periodSeconds": 5, "failureThreshold": 1,
+        "exec": {"command": ["alive"]}, "initialDelaySeconds": 10, "periodSeconds": 5, "failureThreshold": 1,
     });
     let w = running(&spec.to_string()).await;
-    w.pass(10).await;
+    w.fake.on_exec(|_, _| ExecResult::default());
+    w.pass(30).await;
     let before = w.running("web");
     w.fail_always("update_container", Fault::Hang);
     resize(&w, "web", &sized("200m", "128Mi"));
