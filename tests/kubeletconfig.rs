@@ -1073,11 +1073,11 @@ fn booleans_repeats_and_short_flags_follow_pflag() {
         flags(&["--runonce", "false"]).is_err(),
         "as with pflag, = is needed"
     );
-    assert_eq!(flags(&["-v", "2"]).unwrap().v, Some(2));
-    assert_eq!(flags(&["-v=3"]).unwrap().v, Some(3));
-    assert_eq!(flags(&["-v3"]).unwrap().v, Some(3));
-    let twice = flags(&["--max-pods=1", "--max-pods=2"]).unwrap();
-    assert_eq!(twice.max_pods, Some(2), "the last one wins");
+    assert_eq!(run(&["-v", "2"]).unwrap().0.kubelet.logging.verbosity, 2);
+    assert_eq!(run(&["-v=3"]).unwrap().0.kubelet.logging.verbosity, 3);
+    assert_eq!(run(&["-v3"]).unwrap().0.kubelet.logging.verbosity, 3);
+    let (twice, _) = run(&["--max-pods=1", "--max-pods=2"]).unwrap();
+    assert_eq!(twice.kubelet.max_pods, 2, "the last one wins");
     let (config, _) = run(&[
         "--cluster-dns=10.0.0.1",
         "--cluster-dns=10.0.0.2,10.0.0.3",

@@ -2,17 +2,18 @@
 
 use std::collections::BTreeMap;
 
+use serde_json::json;
+
+use super::codec::{Map, Plain, number};
 use super::decode::{Reader, Settings};
+use super::encode::quantity;
 use super::fields::misspelt;
-use super::flags::{KubeletFlags, Labels, Reserved, Taints};
+use super::flags::{KubeletFlags, Labels};
 use super::problem::{Origin, Warning};
 use super::types::{KubeletConfiguration, Taint};
 use super::validate::is_dns_subdomain;
-use super::yaml::Value;
+use super::yaml::{Node, Value};
 use crate::types::quantity::nanos;
-
-/// client-go's rate and burst for a configuration that says 0.
-const CLIENT_GO_LIMITS: (u32, u32) = (5, 10);
 
 const RESERVABLE: [&str; 4] = ["cpu", "memory", "ephemeral-storage", "pid"];
 
@@ -35,8 +36,16 @@ const OWN_LABELS: [&str; 11] = [
 
 const OWN_LABEL_NAMESPACES: [&str; 2] = ["kubelet.kubernetes.io", "node.kubernetes.io"];
 
+/// Amounts that are kept from pods, by resource.
+pub(super) const RESERVED: Map<i128> = Map {
+    parse: parse_reserved,
+    show: |nanos| quantity(*nanos),
+    separator: '=',
+    hides_empty: false,
+};
+
 /// Reads the reservation of one resource, in billionths.
-pub(super) fn parse_reserved(resource: &str, text: &str) -> Result<i128, String> {
+fn parse_reserved(resource: &str, text: &str) -> Result<i128, String> {
     if !RESERVABLE.contains(&resource) {
         return Err(format!(
             "{resource:?} cannot be reserved; possible are {}",
@@ -51,7 +60,7 @@ pub(super) fn parse_reserved(resource: &str, text: &str) -> Result<i128, String>
 }
 
 /// Reads a taint as upstream's `ParseTaints` does: `key=value:effect` or `key:effect`.
-pub(super) fn parse_taint(text: &str) -> Result<Taint, String> {
+fn parse_taint(text: &str) -> Result<Taint, String> {
     let text = text.trim();
     let (what, effect) = text.split_once(':').ok_or_else(|| {
         format!(
@@ -65,6 +74,11 @@ pub(super) fn parse_taint(text: &str) -> Result<Taint, String> {
         effect: effect.to_owned(),
     };
     check_taint(&taint).map(|()| taint)
+}
+
+fn parse_taints(text: &str) -> Result<Vec<Taint>, String> {
+    let taints = text.split(',').filter(|part| !part.trim().is_empty());
+    taints.map(parse_taint).collect()
 }
 
 fn check_taint(taint: &Taint) -> Result<(), String> {
@@ -87,132 +101,20 @@ fn check_taint(taint: &Taint) -> Result<(), String> {
     Ok(())
 }
 
-/// Takes one field over from a file. `again`: an earlier file or flag set it. False when the field is none of
-/// these.
-pub(super) fn take(
-    r: &mut Reader<'_>,
-    c: &mut KubeletConfiguration,
-    d: &KubeletConfiguration,
-    path: &str,
-    again: bool,
-) -> bool {
-    let owned = |text: Option<&str>| text.map(str::to_owned);
-    match path {
-        "port" => {
-            let port: Option<u16> = r.int("a port from 1 to 65535, or 0 for the default");
-            c.port = port.filter(|port| *port != 0).unwrap_or(d.port);
-        }
-        "rotateCertificates" => c.rotate_certificates = r.bool().unwrap_or(d.rotate_certificates),
-        "nodeStatusUpdateFrequency" => {
-            c.node_status_update_frequency = r.period().unwrap_or(d.node_status_update_frequency);
-        }
-        "nodeStatusReportFrequency" => {
-            c.node_status_report_frequency = r.period().unwrap_or(d.node_status_report_frequency);
-        }
-        "nodeLeaseDurationSeconds" => {
-            let seconds: Option<i32> = r.int("a number from 0 (which means 40)");
-            c.node_lease_duration_seconds = seconds
-                .filter(|seconds| *seconds != 0)
-                .unwrap_or(d.node_lease_duration_seconds);
-        }
-        "nodeStatusMaxImages" => {
-            let images: Option<i32> = r.int("a number from -1 (which means all)");
-            match images.map(max_images) {
-                Some(Err(message)) => {
-                    let place = r.node.place;
-                    r.fail_at(place, message);
-                }
-                Some(Ok(images)) => c.node_status_max_images = images,
-                None => c.node_status_max_images = d.node_status_max_images,
-            }
-        }
-        "contentType" => {
-            c.content_type = owned(r.filled()).unwrap_or_else(|| d.content_type.clone());
-        }
-        "kubeAPIQPS" => {
-            let rate: Option<u32> = r.int("a number from 0 (which means 5)");
-            c.kube_api_qps = rate.map_or(d.kube_api_qps, qps);
-        }
-        "kubeAPIBurst" => {
-            let count: Option<u32> = r.int("a number from 0 (which means 10)");
-            c.kube_api_burst = count.map_or(d.kube_api_burst, burst);
-        }
-        "configMapAndSecretChangeDetectionStrategy" => {
-            c.config_map_and_secret_change_detection_strategy = owned(r.filled())
-                .unwrap_or_else(|| d.config_map_and_secret_change_detection_strategy.clone());
-        }
-        "systemReserved" => map(
-            r,
-            &mut c.system_reserved,
-            &d.system_reserved,
-            again,
-            parse_reserved,
-        ),
-        "kubeReserved" => map(
-            r,
-            &mut c.kube_reserved,
-            &d.kube_reserved,
-            again,
-            parse_reserved,
-        ),
-        "enforceNodeAllocatable" => {
-            c.enforce_node_allocatable = match r.strings() {
-                Some(names) => names.into_iter().map(|(_, name)| name.to_owned()).collect(),
-                None => d.enforce_node_allocatable.clone(),
-            };
-        }
-        "allowedUnsafeSysctls" => {
-            let names = r.strings().unwrap_or_default();
-            c.allowed_unsafe_sysctls = names.into_iter().map(|(_, name)| name.to_owned()).collect();
-        }
-        "providerID" => c.provider_id = owned(r.filled()),
-        "registerNode" => c.register_node = r.bool().unwrap_or(d.register_node),
-        "registerWithTaints" => c.register_with_taints = taints(r),
-        _ => return false,
-    }
-    true
-}
+/// The taints of `registerWithTaints`.
+pub(super) const TAINTS: Plain<Vec<Taint>> = Plain::new(
+    |r, _| match &r.node.value {
+        Value::List(items) => Some(taints(r, items)),
+        _ => None,
+    },
+    |value| {
+        let taint = |t: &Taint| json!({"key": t.key, "value": t.value, "effect": t.effect});
+        value.iter().map(taint).collect()
+    },
+)
+.flag(|arg| arg.value_parser(parse_taints), |flag| Ok(flag.one()));
 
-/// A map of which the first document to name it replaces the default, and later ones add to it.
-pub(super) fn map<T: Clone>(
-    r: &mut Reader<'_>,
-    into: &mut BTreeMap<String, T>,
-    default: &BTreeMap<String, T>,
-    again: bool,
-    parse: impl Fn(&str, &str) -> Result<T, String>,
-) {
-    let node = r.node;
-    let Value::Map(entries) = &node.value else {
-        into.clone_from(default);
-        return;
-    };
-    if !again {
-        into.clear();
-    }
-    for entry in entries {
-        match &entry.node.value {
-            Value::Null => {
-                into.remove(&entry.key);
-            }
-            Value::String(text) => match parse(&entry.key, text) {
-                Ok(value) => {
-                    into.insert(entry.key.clone(), value);
-                }
-                Err(message) => {
-                    r.fail_at(entry.node.place, message);
-                }
-            },
-            // Its type was told about.
-            _ => {}
-        }
-    }
-}
-
-fn taints(r: &mut Reader<'_>) -> Vec<Taint> {
-    let node = r.node;
-    let Value::List(items) = &node.value else {
-        return Vec::new();
-    };
+fn taints(r: &mut Reader<'_>, items: &[Node]) -> Vec<Taint> {
     let mut taints = Vec::new();
     for item in items {
         let Value::Map(entries) = &item.value else {
@@ -250,6 +152,16 @@ fn taints(r: &mut Reader<'_>) -> Vec<Taint> {
     taints
 }
 
+/// Number of images in a status; -1 for all.
+pub(super) const MAX_IMAGES: Plain<Option<u32>> = Plain::new(
+    |r, _| match max_images(r.int("a number from -1 (which means all)")?) {
+        Ok(images) => Some(images),
+        Err(message) => r.fail(message),
+    },
+    |value| value.map_or(json!(-1), |images| json!(images)),
+)
+.flag(number::<i32>, |flag| flag.one().map(max_images).transpose());
+
 fn max_images(images: i32) -> Result<Option<u32>, String> {
     match images {
         -1 => Ok(None),
@@ -259,66 +171,14 @@ fn max_images(images: i32) -> Result<Option<u32>, String> {
     }
 }
 
-fn qps(rate: u32) -> u32 {
-    if rate == 0 { CLIENT_GO_LIMITS.0 } else { rate }
-}
-
-fn burst(count: u32) -> u32 {
-    if count == 0 {
-        CLIENT_GO_LIMITS.1
-    } else {
-        count
-    }
-}
-
-/// Lays the flags that were given over the settings.
-pub(super) fn apply_flags(settings: &mut Settings, flags: &KubeletFlags) {
-    macro_rules! over {
-        ($flag:literal, $field:literal, $value:expr => $target:ident) => {
-            if let Some(value) = $value {
-                settings.config.$target = value;
-                settings
-                    .origins
-                    .insert($field, Origin::Flag($flag.to_owned()));
-            }
-        };
-    }
-    let f = flags.clone();
-    let filled = |text: String| (!text.is_empty()).then_some(text);
-    over!("--rotate-certificates", "rotateCertificates", f.rotate_certificates => rotate_certificates);
-    over!("--kube-api-qps", "kubeAPIQPS", f.kube_api_qps.map(qps) => kube_api_qps);
-    over!("--kube-api-burst", "kubeAPIBurst", f.kube_api_burst.map(burst) => kube_api_burst);
-    over!("--kube-api-content-type", "contentType", f.kube_api_content_type.and_then(filled) => content_type);
-    over!("--register-node", "registerNode", f.register_node => register_node);
-    over!("--register-with-taints", "registerWithTaints", f.register_with_taints.map(|Taints(taints)| taints) => register_with_taints);
-    over!("--provider-id", "providerID", f.provider_id.map(filled) => provider_id);
-    over!("--port", "port", f.port => port);
-    over!("--node-status-update-frequency", "nodeStatusUpdateFrequency", f.node_status_update_frequency => node_status_update_frequency);
-    let reserved = |given: Vec<Reserved>| {
-        let given = (!given.is_empty()).then_some(given);
-        given.map(|given| given.into_iter().flat_map(|Reserved(map)| map).collect())
-    };
-    over!("--system-reserved", "systemReserved", reserved(f.system_reserved) => system_reserved);
-    over!("--kube-reserved", "kubeReserved", reserved(f.kube_reserved) => kube_reserved);
-    let names = |names: Vec<String>| names.into_iter().filter(|name| !name.is_empty()).collect();
-    over!("--enforce-node-allocatable", "enforceNodeAllocatable", f.enforce_node_allocatable.map(names) => enforce_node_allocatable);
-    let sysctls = (!f.allowed_unsafe_sysctls.is_empty()).then_some(f.allowed_unsafe_sysctls);
-    over!("--allowed-unsafe-sysctls", "allowedUnsafeSysctls", sysctls.map(names) => allowed_unsafe_sysctls);
-    match f.node_status_max_images.map(max_images) {
-        Some(Err(message)) => settings.reject_flag("--node-status-max-images", message),
-        images => {
-            over!("--node-status-max-images", "nodeStatusMaxImages", images.and_then(Result::ok) => node_status_max_images);
-        }
-    }
-    if f.port == Some(0) {
-        settings.reject_flag("--port", "is 0, expected a port from 1 to 65535");
-    }
+/// Checks the flags that no field has.
+pub(super) fn check_flags(settings: &mut Settings, f: &KubeletFlags) {
     if !matches!(f.cloud_provider.as_deref(), None | Some("" | "external")) {
         settings.reject_flag(
             "--cloud-provider",
             format!(
                 "is {:?}, but providers are not built in any more; give \"external\", or leave it out",
-                f.cloud_provider.unwrap_or_default()
+                f.cloud_provider.as_deref().unwrap_or_default()
             ),
         );
     }

@@ -4,14 +4,12 @@
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::path::{Component, Path, PathBuf};
-use std::time::Duration;
 
 use super::duration::parse_duration;
-use super::fields::{FIELDS, Field, Kind, RELEASE, Support, misspelt};
+use super::fields::{FIELDS, Field, Kind, RELEASE, Setting, Support, misspelt};
 use super::given::{self, is_unset};
 use super::problem::{Origin, Problem, Warning};
-use super::quantity::parse_log_size;
-use super::types::{KubeletConfiguration, Tracing};
+use super::types::KubeletConfiguration;
 use super::yaml::{Entry, Node, Place, Value};
 use super::{API_VERSION, KIND};
 use crate::types::quantity::nanos;
@@ -78,77 +76,78 @@ pub(super) fn overlay(settings: &mut Settings, file: &Path, root: &Node) {
     );
     let defaults = KubeletConfiguration::default();
     for entry in body {
-        match (&*entry.key, &entry.node.value) {
-            ("logging", Value::Map(inner)) => {
-                for entry in inner {
-                    let path = match &*entry.key {
-                        "format" => "logging.format",
-                        "verbosity" => "logging.verbosity",
-                        _ => continue,
-                    };
-                    take(settings, &defaults, file, path, &entry.node);
-                }
-            }
-            ("logging", Value::Null) => {
-                settings.config.logging = defaults.logging.clone();
-                settings.origins.remove("logging.format");
-                settings.origins.remove("logging.verbosity");
-            }
-            ("memorySwap", Value::Map(inner)) => {
-                for entry in inner.iter().filter(|e| e.key == "swapBehavior") {
-                    let path = "memorySwap.swapBehavior";
-                    take(settings, &defaults, file, path, &entry.node);
-                }
-            }
-            ("memorySwap", Value::Null) => {
-                settings.config.reserves.swap = defaults.reserves.swap;
-                settings.origins.remove("memorySwap.swapBehavior");
-            }
-            ("tracing", value) => {
-                let inner: &[Entry] = match value {
-                    Value::Map(inner) => inner,
-                    _ => &[],
-                };
-                if matches!(value, Value::Null) {
-                    settings.config.tracing = None;
-                } else {
-                    settings.config.tracing.get_or_insert_default();
-                }
-                for entry in inner {
-                    let path = match &*entry.key {
-                        "endpoint" => "tracing.endpoint",
-                        "samplingRatePerMillion" => "tracing.samplingRatePerMillion",
-                        _ => continue,
-                    };
-                    take(settings, &defaults, file, path, &entry.node);
-                }
-            }
-            ("crashLoopBackOff", Value::Map(inner)) => {
-                for entry in inner {
-                    if entry.key == "maxContainerRestartPeriod" {
-                        let path = "crashLoopBackOff.maxContainerRestartPeriod";
-                        take(settings, &defaults, file, path, &entry.node);
-                    }
-                }
-            }
-            ("crashLoopBackOff", Value::Null) => {
-                settings.config.max_container_restart_period =
-                    defaults.max_container_restart_period;
-                settings
-                    .origins
-                    .remove("crashLoopBackOff.maxContainerRestartPeriod");
-            }
-            ("authentication" | "authorization", _) => {
-                for (path, node) in super::server::nested(entry) {
-                    take(settings, &defaults, file, path, node);
-                }
-            }
-            (key, _) => {
-                if let Some(field) = FIELDS.iter().find(|field| field.name == key) {
-                    take(settings, &defaults, file, field.name, &entry.node);
+        let Some(field) = FIELDS.iter().find(|field| field.name == entry.key) else {
+            continue;
+        };
+        let is_null = matches!(entry.node.value, Value::Null);
+        let is_tracing = field.name == "tracing";
+        if is_tracing && !is_null {
+            settings.config.tracing.get_or_insert_default();
+        }
+        take(settings, &defaults, file, field, &entry.node);
+        if is_tracing && is_null {
+            settings.config.tracing = None;
+        }
+    }
+}
+
+/// Takes over what `node` sets of a field and of those within. A `null` above a field is one of the field.
+fn take(
+    settings: &mut Settings,
+    defaults: &KubeletConfiguration,
+    file: &Path,
+    field: &Field,
+    node: &Node,
+) {
+    match (field.kind, &node.value) {
+        (Kind::Object(fields), Value::Map(entries)) => {
+            for entry in entries {
+                if let Some(field) = fields.iter().find(|field| field.name == entry.key) {
+                    take(settings, defaults, file, field, &entry.node);
                 }
             }
         }
+        (Kind::Object(fields), Value::Null) => {
+            for field in fields {
+                take(settings, defaults, file, field, node);
+            }
+        }
+        _ => {
+            // What has no setting is known, checked, and without effect: the warning is out already.
+            if let Some(setting) = field.setting {
+                set(settings, defaults, file, setting, node);
+            }
+        }
+    }
+}
+
+/// Takes the value of one setting over. Kinds were checked; a value that failed that check is not taken.
+fn set(
+    settings: &mut Settings,
+    defaults: &KubeletConfiguration,
+    file: &Path,
+    setting: Setting,
+    node: &Node,
+) {
+    let mut r = Reader {
+        file,
+        node,
+        again: settings.origins.contains_key(setting.name),
+        problems: Vec::new(),
+    };
+    (setting.read)(&mut r, &mut settings.config, defaults);
+    for (place, message) in r.problems {
+        let problem = Problem::new(at(file, place), setting.name, message);
+        let told = |other: &Problem| other.origin == problem.origin && other.field == problem.field;
+        // A number out of its type's range was told about with its type.
+        if !settings.problems.iter().any(told) {
+            settings.problems.push(problem);
+        }
+    }
+    if matches!(node.value, Value::Null) {
+        settings.origins.remove(setting.name);
+    } else {
+        settings.origins.insert(setting.name, at(file, node.place));
     }
 }
 
@@ -350,22 +349,23 @@ fn check_kind(kind: Kind, value: &Value) -> Result<(), String> {
 pub(super) struct Reader<'a> {
     file: &'a Path,
     pub(super) node: &'a Node,
-    /// Where the problem is.
-    place: Place,
-    problem: Option<String>,
+    /// True if an earlier file set the field.
+    pub(super) again: bool,
+    /// Problems so far, with their places.
+    pub(super) problems: Vec<(Place, String)>,
 }
 
 impl Reader<'_> {
-    fn fail<T>(&mut self, message: String) -> Option<T> {
+    /// Reports what is wrong with the value.
+    pub(super) fn fail<T>(&mut self, message: String) -> Option<T> {
         self.fail_at(self.node.place, message);
         None
     }
 
     /// Reports what is wrong at a place within the value; the first report counts.
     pub(super) fn fail_at(&mut self, place: Place, message: String) {
-        if self.problem.is_none() {
-            self.place = place;
-            self.problem = Some(message);
+        if self.problems.is_empty() {
+            self.problems.push((place, message));
         }
     }
 
@@ -404,12 +404,6 @@ impl Reader<'_> {
         }
     }
 
-    /// A duration, of which zero means the default.
-    pub(super) fn period(&self) -> Option<Duration> {
-        let duration = self.string().and_then(|text| parse_duration(text).ok())?;
-        (!duration.is_zero()).then_some(duration)
-    }
-
     /// A path; a relative one is relative to the directory of the file it stands in.
     pub(super) fn path(&self) -> Option<PathBuf> {
         let text = self.filled()?;
@@ -421,7 +415,7 @@ impl Reader<'_> {
 
     /// As [`Self::path`], and a relative one is made absolute and cleaned as Go's `filepath.Join` does. An
     /// absolute one stays as it was written.
-    fn absolute_path(&mut self) -> Option<PathBuf> {
+    pub(super) fn absolute_path(&mut self) -> Option<PathBuf> {
         let path = self.path()?;
         if self.filled().is_some_and(|text| text.starts_with('/')) {
             return Some(path);
@@ -469,7 +463,8 @@ fn cleaned(path: &Path) -> PathBuf {
     clean
 }
 
-fn strings_of(nodes: &[Node]) -> Vec<(Place, &str)> {
+/// The strings of a list. The others were told about.
+pub(super) fn strings_of(nodes: &[Node]) -> Vec<(Place, &str)> {
     nodes
         .iter()
         .filter_map(|node| match &node.value {
@@ -479,239 +474,8 @@ fn strings_of(nodes: &[Node]) -> Vec<(Place, &str)> {
         .collect()
 }
 
-/// The process limit of a pod in `limit`. Upstream takes every number below 1 for no limit of its own.
-pub(super) fn pids_limit(limit: i64) -> Option<u64> {
-    u64::try_from(limit).ok().filter(|limit| *limit != 0)
-}
-
-/// The burst of events in `burst`: 0 is the default.
-pub(super) fn event_burst(burst: u32) -> u32 {
-    match burst {
-        0 => KubeletConfiguration::default().event_burst,
-        burst => burst,
-    }
-}
-
 /// Reads an IP address.
 pub(super) fn parse_ip(text: &str) -> Result<IpAddr, String> {
     text.parse()
         .map_err(|_| format!("{text:?} is not an IP address"))
-}
-
-/// Takes one typed field over. Kinds were checked; a value that failed that check is not taken.
-fn take(
-    settings: &mut Settings,
-    defaults: &KubeletConfiguration,
-    file: &Path,
-    path: &'static str,
-    node: &Node,
-) {
-    let mut r = Reader {
-        file,
-        node,
-        place: node.place,
-        problem: None,
-    };
-    let c = &mut settings.config;
-    let d = defaults.clone();
-    match path {
-        "staticPodPath" => c.static_pod_path = r.path(),
-        "podLogsDir" => c.pod_logs_dir = r.absolute_path().unwrap_or(d.pod_logs_dir),
-        "syncFrequency" => c.sync_frequency = r.period().unwrap_or(d.sync_frequency),
-        "fileCheckFrequency" => {
-            c.file_check_frequency = r.period().unwrap_or(d.file_check_frequency);
-        }
-        "httpCheckFrequency" => {
-            c.http_check_frequency = r.period().unwrap_or(d.http_check_frequency);
-        }
-        "staticPodURL" => c.static_pod_url = r.filled().map(str::to_owned),
-        "staticPodURLHeader" => match &node.value {
-            Value::Map(entries) => {
-                for entry in entries {
-                    if let Value::List(nodes) = &entry.node.value {
-                        let values = strings_of(nodes);
-                        let values = values.into_iter().map(|(_, text)| text.to_owned());
-                        c.static_pod_url_header
-                            .insert(entry.key.clone(), values.collect());
-                    } else {
-                        c.static_pod_url_header.remove(&entry.key);
-                    }
-                }
-            }
-            _ => c.static_pod_url_header.clear(),
-        },
-        "healthzPort" => {
-            c.healthz_port = r
-                .int("a port from 1 to 65535, or 0 to turn it off")
-                .unwrap_or(d.healthz_port);
-        }
-        "healthzBindAddress" => {
-            c.healthz_bind_address = r.parsed(parse_ip).unwrap_or(d.healthz_bind_address);
-        }
-        "cgroupsPerQOS" => c.cgroups_per_qos = r.bool().unwrap_or(d.cgroups_per_qos),
-        "cgroupRoot" => c.cgroup_root = r.string().unwrap_or_default().to_owned(),
-        "cgroupDriver" => {
-            c.cgroup_driver = r.parsed(str::parse).unwrap_or(d.cgroup_driver);
-        }
-        "containerLogMaxSize" => {
-            c.container_log_max_size = r.parsed(parse_log_size).unwrap_or(d.container_log_max_size);
-        }
-        "containerLogMaxFiles" => {
-            c.container_log_max_files = r
-                .int("a number of files, at least 2")
-                .unwrap_or(d.container_log_max_files);
-        }
-        "containerLogMaxWorkers" => {
-            c.container_log_max_workers = r
-                .int("a number of rotations at once, at least 1")
-                .unwrap_or(d.container_log_max_workers);
-        }
-        "containerLogMonitorInterval" => {
-            c.container_log_monitor_interval =
-                r.period().unwrap_or(d.container_log_monitor_interval);
-        }
-        "imageMinimumGCAge" => {
-            c.image_minimum_gc_age = r.period().unwrap_or(d.image_minimum_gc_age);
-        }
-        "imageMaximumGCAge" => {
-            c.image_maximum_gc_age = r.period().unwrap_or(d.image_maximum_gc_age);
-        }
-        "imageGCHighThresholdPercent" => {
-            c.image_gc_high_threshold_percent = r
-                .int("a percentage from 0 to 100; 100 turns it off")
-                .unwrap_or(d.image_gc_high_threshold_percent);
-        }
-        "imageGCLowThresholdPercent" => {
-            c.image_gc_low_threshold_percent = r
-                .int("a percentage from 0 to 100, less than imageGCHighThresholdPercent")
-                .unwrap_or(d.image_gc_low_threshold_percent);
-        }
-        "serializeImagePulls" => {
-            c.serialize_image_pulls = r.bool().unwrap_or(d.serialize_image_pulls);
-        }
-        "maxParallelImagePulls" => c.max_parallel_image_pulls = r.int("a number from 1"),
-        "imagePullCredentialsVerificationPolicy" => {
-            c.image_pull_credentials_verification_policy = r
-                .parsed(str::parse)
-                .unwrap_or(d.image_pull_credentials_verification_policy);
-        }
-        "preloadedImagesVerificationAllowlist" => {
-            let patterns = r.strings().unwrap_or_default().into_iter();
-            c.preloaded_images_verification_allowlist =
-                patterns.map(|(_, text)| text.to_owned()).collect();
-        }
-        "maxPods" => {
-            let pods: Option<u32> = r.int("a number from 0 (which means 110)");
-            c.max_pods = pods.filter(|pods| *pods != 0).unwrap_or(d.max_pods);
-        }
-        "podsPerCore" => {
-            c.pods_per_core = r
-                .int("a number from 0 (which means no limit)")
-                .unwrap_or(d.pods_per_core);
-        }
-        "singleProcessOOMKill" => c.single_process_oom_kill = r.bool(),
-        "oomScoreAdj" => {
-            c.oom_score_adj = r
-                .int("a number from -1000 to 1000")
-                .unwrap_or(d.oom_score_adj);
-        }
-        "podPidsLimit" => {
-            let limit: Option<i64> = r.int("a number, below 1 for no limit");
-            c.pod_pids_limit = limit.and_then(pids_limit);
-        }
-        "cpuCFSQuota" => c.cpu_cfs_quota = r.bool().unwrap_or(d.cpu_cfs_quota),
-        "cpuCFSQuotaPeriod" => {
-            c.cpu_cfs_quota_period = r.period().unwrap_or(d.cpu_cfs_quota_period);
-        }
-        "resolvConf" => {
-            c.resolv_conf = match r.string() {
-                None => d.resolv_conf,
-                Some(_) => r.path(),
-            };
-        }
-        "clusterDNS" => {
-            let mut addresses = Vec::new();
-            for (place, text) in r.strings().unwrap_or_default() {
-                match parse_ip(text) {
-                    Ok(address) => addresses.push(address),
-                    Err(message) => {
-                        let origin = at(file, place);
-                        settings.problems.push(Problem::new(origin, path, message));
-                    }
-                }
-            }
-            c.cluster_dns = addresses;
-        }
-        "clusterDomain" => c.cluster_domain = r.string().unwrap_or_default().to_owned(),
-        "containerRuntimeEndpoint" => {
-            c.container_runtime_endpoint = r
-                .filled()
-                .map_or(d.container_runtime_endpoint, str::to_owned);
-        }
-        "imageServiceEndpoint" => {
-            c.image_service_endpoint = r.string().unwrap_or_default().to_owned();
-        }
-        "runtimeRequestTimeout" => {
-            c.runtime_request_timeout = r.period().unwrap_or(d.runtime_request_timeout);
-        }
-        "failCgroupV1" => c.fail_cgroup_v1 = r.bool().unwrap_or(d.fail_cgroup_v1),
-        "seccompDefault" => c.seccomp_default = r.bool().unwrap_or(d.seccomp_default),
-        "logging.format" => c.logging.format = r.parsed(str::parse).unwrap_or(d.logging.format),
-        "logging.verbosity" => {
-            c.logging.verbosity = r.int("a number from 0").unwrap_or(d.logging.verbosity);
-        }
-        "tracing.endpoint" => {
-            let tracing = c.tracing.get_or_insert_default();
-            tracing.endpoint = match r.filled() {
-                Some(endpoint) => endpoint.to_owned(),
-                None => Tracing::default().endpoint,
-            };
-        }
-        "tracing.samplingRatePerMillion" => {
-            let rate = r.int("a number from 0 to 1000000").unwrap_or_default();
-            c.tracing.get_or_insert_default().sampling_rate_per_million = rate;
-        }
-        "eventRecordQPS" => {
-            c.event_record_qps = r
-                .int("a number from 0 (no limit)")
-                .unwrap_or(d.event_record_qps);
-        }
-        "eventBurst" => {
-            let burst: Option<u32> = r.int("a number from 0 (which means 100)");
-            c.event_burst = burst.map_or(d.event_burst, event_burst);
-        }
-        "crashLoopBackOff.maxContainerRestartPeriod" => {
-            // Not a `period`: zero is outside of the allowed range, not the default.
-            c.max_container_restart_period = r
-                .string()
-                .and_then(|text| parse_duration(text).ok())
-                .unwrap_or(d.max_container_restart_period);
-        }
-        _ => {
-            let again = settings.origins.contains_key(path);
-            if !super::cluster::take(&mut r, c, defaults, path, again)
-                && !super::server::take(&mut r, c, defaults, path)
-                && !super::eviction::take(&mut r, c, defaults, path, again)
-                && !super::reserves::take(&mut r, c, path)
-                && !super::pinning::take(&mut r, c, defaults, path, again)
-                && !super::shutdown::take(&mut r, c, path)
-            {
-                // Known, checked, and without effect: the warning is out already.
-                return;
-            }
-        }
-    }
-    if let Some(message) = r.problem {
-        let problem = Problem::new(at(file, r.place), path, message);
-        let told = |other: &Problem| other.origin == problem.origin && other.field == problem.field;
-        // A number out of its type's range was told about with its type.
-        if !settings.problems.iter().any(told) {
-            settings.problems.push(problem);
-        }
-    }
-    if matches!(node.value, Value::Null) {
-        settings.origins.remove(path);
-    } else {
-        settings.origins.insert(path, at(file, node.place));
-    }
 }

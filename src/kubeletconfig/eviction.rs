@@ -1,14 +1,13 @@
 //! The settings of eviction: how they are read and which rules they must obey.
 
-use std::collections::BTreeMap;
 use std::time::Duration;
 
-use super::cluster::map;
-use super::decode::{Reader, Settings};
-use super::duration::parse_duration;
-use super::flags::{EvictionFlags, Periods, Reclaims, Thresholds};
-use super::problem::{Origin, Warning};
-use super::types::{EvictionThreshold, KubeletConfiguration, default_eviction_hard};
+use super::codec::Map;
+use super::decode::Settings;
+use super::duration::{format_duration, parse_duration};
+use super::encode::threshold;
+use super::problem::Warning;
+use super::types::{EvictionThreshold, default_eviction_hard};
 use crate::types::quantity::nanos;
 
 const BILLION: i128 = 1_000_000_000;
@@ -27,6 +26,30 @@ const SIGNALS: [&str; 9] = [
 
 const NONE: EvictionThreshold = EvictionThreshold::Quantity(0);
 
+/// Thresholds, by signal.
+pub(super) const THRESHOLDS: Map<EvictionThreshold> = Map {
+    parse: parse_threshold,
+    show: |value| threshold(*value),
+    separator: '<',
+    hides_empty: false,
+};
+
+/// Minimum reclaims, by signal.
+pub(super) const RECLAIMS: Map<EvictionThreshold> = Map {
+    parse: parse_reclaim,
+    show: |value| threshold(*value),
+    separator: '=',
+    hides_empty: false,
+};
+
+/// Grace periods of soft thresholds, by signal.
+pub(super) const GRACES: Map<Duration> = Map {
+    parse: parse_grace,
+    show: |period| format_duration(*period),
+    separator: '=',
+    hides_empty: false,
+};
+
 fn check_signal(signal: &str) -> Result<(), String> {
     if SIGNALS.contains(&signal) {
         return Ok(());
@@ -38,7 +61,7 @@ fn check_signal(signal: &str) -> Result<(), String> {
 }
 
 /// Reads one eviction threshold: an amount or a percentage.
-pub(super) fn parse_threshold(signal: &str, text: &str) -> Result<EvictionThreshold, String> {
+fn parse_threshold(signal: &str, text: &str) -> Result<EvictionThreshold, String> {
     check_signal(signal)?;
     let bad = || {
         format!(
@@ -57,7 +80,7 @@ pub(super) fn parse_threshold(signal: &str, text: &str) -> Result<EvictionThresh
 }
 
 /// Reads one minimum reclaim: an amount or a percentage. Nothing is allowed.
-pub(super) fn parse_reclaim(signal: &str, text: &str) -> Result<EvictionThreshold, String> {
+fn parse_reclaim(signal: &str, text: &str) -> Result<EvictionThreshold, String> {
     check_signal(signal)?;
     amount(text).ok_or_else(|| {
         format!(
@@ -67,7 +90,7 @@ pub(super) fn parse_reclaim(signal: &str, text: &str) -> Result<EvictionThreshol
 }
 
 /// Reads one grace period of a soft threshold.
-pub(super) fn parse_grace(signal: &str, text: &str) -> Result<Duration, String> {
+fn parse_grace(signal: &str, text: &str) -> Result<Duration, String> {
     check_signal(signal)?;
     parse_duration(text)
 }
@@ -88,98 +111,6 @@ fn amount(text: &str) -> Option<EvictionThreshold> {
     let amount = nanos(text).ok().filter(|amount| *amount >= 0)?;
     let whole = u64::try_from((amount + BILLION - 1) / BILLION).ok()?;
     Some(EvictionThreshold::Quantity(whole))
-}
-
-/// Takes the value of a field over. Returns whether the field is one of these.
-pub(super) fn take(
-    r: &mut Reader<'_>,
-    c: &mut KubeletConfiguration,
-    d: &KubeletConfiguration,
-    path: &str,
-    again: bool,
-) -> bool {
-    match path {
-        "mergeDefaultEvictionSettings" => {
-            c.merge_default_eviction_settings =
-                r.bool().unwrap_or(d.merge_default_eviction_settings);
-        }
-        "evictionHard" => map(
-            r,
-            &mut c.eviction_hard,
-            &d.eviction_hard,
-            again,
-            parse_threshold,
-        ),
-        "evictionSoft" => map(
-            r,
-            &mut c.eviction_soft,
-            &d.eviction_soft,
-            again,
-            parse_threshold,
-        ),
-        "evictionSoftGracePeriod" => map(
-            r,
-            &mut c.eviction_soft_grace_period,
-            &d.eviction_soft_grace_period,
-            again,
-            parse_grace,
-        ),
-        "evictionMinimumReclaim" => map(
-            r,
-            &mut c.eviction_minimum_reclaim,
-            &d.eviction_minimum_reclaim,
-            again,
-            parse_reclaim,
-        ),
-        "evictionPressureTransitionPeriod" => {
-            c.eviction_pressure_transition_period =
-                r.period().unwrap_or(d.eviction_pressure_transition_period);
-        }
-        "evictionMaxPodGracePeriod" => {
-            c.eviction_max_pod_grace_period = r
-                .int("a number of seconds")
-                .unwrap_or(d.eviction_max_pod_grace_period);
-        }
-        _ => return false,
-    }
-    true
-}
-
-/// Lays the flags that were given over the settings.
-pub(super) fn apply_flags(settings: &mut Settings, flags: &EvictionFlags) {
-    macro_rules! over {
-        ($flag:literal, $field:literal, $value:expr => $target:ident) => {
-            if let Some(value) = $value {
-                settings.config.$target = value;
-                settings
-                    .origins
-                    .insert($field, Origin::Flag($flag.to_owned()));
-            }
-        };
-    }
-    let f = flags.clone();
-    let hard = f.eviction_hard.into_iter().map(|Thresholds(map)| map);
-    let soft = f.eviction_soft.into_iter().map(|Thresholds(map)| map);
-    let grace = f.eviction_soft_grace_period.into_iter();
-    let grace = grace.map(|Periods(map)| map);
-    let reclaim = f.eviction_minimum_reclaim.into_iter();
-    let reclaim = reclaim.map(|Reclaims(map)| map);
-    over!("--eviction-hard", "evictionHard", joined(hard) => eviction_hard);
-    over!("--eviction-soft", "evictionSoft", joined(soft) => eviction_soft);
-    over!("--eviction-soft-grace-period", "evictionSoftGracePeriod", joined(grace) => eviction_soft_grace_period);
-    over!("--eviction-minimum-reclaim", "evictionMinimumReclaim", joined(reclaim) => eviction_minimum_reclaim);
-    let transition = f.eviction_pressure_transition_period;
-    let transition = transition.filter(|period| !period.is_zero());
-    over!("--eviction-pressure-transition-period", "evictionPressureTransitionPeriod", transition => eviction_pressure_transition_period);
-    over!("--eviction-max-pod-grace-period", "evictionMaxPodGracePeriod", f.eviction_max_pod_grace_period => eviction_max_pod_grace_period);
-}
-
-/// The maps of a repeated flag as one; `None` if it was not given.
-fn joined<T>(maps: impl Iterator<Item = BTreeMap<String, T>>) -> Option<BTreeMap<String, T>> {
-    maps.reduce(|mut all, more| {
-        all.extend(more);
-        all
-    })
 }
 
 /// Upstream's checks in `ParseThresholdConfig`; and warnings of what has no effect.

@@ -1,5 +1,12 @@
-//! Every field of upstream's `KubeletConfiguration` (v1beta1 at Kubernetes 1.36): its name, its type and
-//! what this version does with it.
+//! A field of upstream's `KubeletConfiguration` (v1beta1 at Kubernetes 1.36): its name, its type and its
+//! effect in this version. [`super::table`] has all of them.
+
+use clap::Arg;
+
+use super::codec::Given;
+use super::decode::Reader;
+pub use super::table::FIELDS;
+use super::types::KubeletConfiguration;
 
 /// The Kubernetes release whose fields these are.
 pub const RELEASE: &str = "1.36";
@@ -87,6 +94,70 @@ pub struct Field {
     /// For a field without effect: the values that say what it is without being set, upstream's default first.
     /// An empty list or map always does.
     pub unset: &'static [&'static str],
+    /// Its notes in the documentation.
+    pub notes: &'static str,
+    /// For a field that holds a value the agent acts on: how it is read and written.
+    pub(super) setting: Option<Setting>,
+}
+
+/// A value of [`KubeletConfiguration`].
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Setting {
+    /// The dotted name of its field.
+    pub(super) name: &'static str,
+    /// Takes the value in a file over. The last argument has the defaults.
+    pub(super) read: fn(&mut Reader<'_>, &mut KubeletConfiguration, &KubeletConfiguration),
+    /// Returns the value as a file has it; `null` leaves the field out.
+    pub(super) write: fn(&KubeletConfiguration) -> serde_json::Value,
+    /// Lays the value of its flag over that of the files. Returns whether the flag was given.
+    pub(super) lay: fn(Given<'_>, &mut KubeletConfiguration) -> Result<bool, String>,
+    /// Gives the argument of its flag the parser of its values.
+    pub(super) arg: fn(Arg) -> Arg,
+    /// Its flag, if it has one.
+    pub(super) flag: Option<Flag>,
+}
+
+/// A flag that overrides a field.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Flag {
+    /// Its name, without dashes.
+    pub(super) name: &'static str,
+    /// The name of its value in the help.
+    pub(super) value_name: &'static str,
+    /// The help.
+    pub(super) help: &'static str,
+}
+
+impl Setting {
+    /// Gives it a flag.
+    pub(super) const fn flag(
+        mut self,
+        name: &'static str,
+        value_name: &'static str,
+        help: &'static str,
+    ) -> Self {
+        self.flag = Some(Flag {
+            name,
+            value_name,
+            help,
+        });
+        self
+    }
+}
+
+/// Returns all settings, in the order of [`FIELDS`].
+pub(super) fn settings() -> Vec<Setting> {
+    fn add(fields: &[Field], into: &mut Vec<Setting>) {
+        for field in fields {
+            into.extend(field.setting);
+            if let Kind::Object(fields) = field.kind {
+                add(fields, into);
+            }
+        }
+    }
+    let mut settings = Vec::new();
+    add(FIELDS, &mut settings);
+    settings
 }
 
 const fn yes(name: &'static str, kind: Kind) -> Field {
@@ -95,230 +166,77 @@ const fn yes(name: &'static str, kind: Kind) -> Field {
         kind,
         support: Support::Supported,
         unset: &[],
+        notes: "",
+        setting: None,
     }
 }
 
-const fn later(name: &'static str, kind: Kind, unset: &'static [&'static str]) -> Field {
+pub(super) const fn later(
+    name: &'static str,
+    kind: Kind,
+    unset: &'static [&'static str],
+    notes: &'static str,
+) -> Field {
     Field {
         name,
         kind,
         support: Support::NotYet,
         unset,
+        notes,
+        setting: None,
     }
 }
 
-/// The fields of the document, `apiVersion` and `kind` apart, in upstream's order.
-pub const FIELDS: &[Field] = &[
-    yes("enableServer", Kind::Bool),
-    yes("staticPodPath", Kind::String),
-    yes("podLogsDir", Kind::String),
-    yes("syncFrequency", Kind::Duration),
-    yes("fileCheckFrequency", Kind::Duration),
-    yes("httpCheckFrequency", Kind::Duration),
-    yes("staticPodURL", Kind::String),
-    yes("staticPodURLHeader", Kind::StringsMap),
-    yes("address", Kind::String),
-    yes("port", Kind::Int32),
-    yes("readOnlyPort", Kind::Int32),
-    yes("tlsCertFile", Kind::String),
-    yes("tlsPrivateKeyFile", Kind::String),
-    yes("tlsCipherSuites", Kind::Strings),
-    yes("tlsCurvePreferences", Kind::Ints),
-    yes("tlsMinVersion", Kind::String),
-    yes("rotateCertificates", Kind::Bool),
-    yes("serverTLSBootstrap", Kind::Bool),
-    yes("authentication", Kind::Object(AUTHENTICATION)),
-    yes("authorization", Kind::Object(AUTHORIZATION)),
-    later("registryPullQPS", Kind::Int32, &["5"]),
-    later("registryBurst", Kind::Int32, &["10", "0"]),
-    yes("imagePullCredentialsVerificationPolicy", Kind::String),
-    yes("preloadedImagesVerificationAllowlist", Kind::Strings),
-    yes("eventRecordQPS", Kind::Int32),
-    yes("eventBurst", Kind::Int32),
-    yes("enableDebuggingHandlers", Kind::Bool),
-    later("enableContentionProfiling", Kind::Bool, &["false"]),
-    yes("healthzPort", Kind::Int32),
-    yes("healthzBindAddress", Kind::String),
-    yes("oomScoreAdj", Kind::Int32),
-    yes("clusterDomain", Kind::String),
-    yes("clusterDNS", Kind::Strings),
-    yes("streamingConnectionIdleTimeout", Kind::Duration),
-    yes("nodeStatusUpdateFrequency", Kind::Duration),
-    yes("nodeStatusReportFrequency", Kind::Duration),
-    yes("nodeLeaseDurationSeconds", Kind::Int32),
-    yes("imageMinimumGCAge", Kind::Duration),
-    yes("imageMaximumGCAge", Kind::Duration),
-    yes("imageGCHighThresholdPercent", Kind::Int32),
-    yes("imageGCLowThresholdPercent", Kind::Int32),
-    later("volumeStatsAggPeriod", Kind::Duration, &["1m", "0s"]),
-    yes("kubeletCgroups", Kind::String),
-    yes("systemCgroups", Kind::String),
-    yes("cgroupRoot", Kind::String),
-    yes("cgroupsPerQOS", Kind::Bool),
-    yes("cgroupDriver", Kind::String),
-    yes("cpuManagerPolicy", Kind::String),
-    yes("singleProcessOOMKill", Kind::Bool),
-    yes("cpuManagerPolicyOptions", Kind::StringMap),
-    yes("cpuManagerReconcilePeriod", Kind::Duration),
-    yes("memoryManagerPolicy", Kind::String),
-    yes("topologyManagerPolicy", Kind::String),
-    yes("topologyManagerScope", Kind::String),
-    yes("topologyManagerPolicyOptions", Kind::StringMap),
-    yes("qosReserved", Kind::StringMap),
-    yes("runtimeRequestTimeout", Kind::Duration),
-    later("hairpinMode", Kind::String, &["promiscuous-bridge", ""]),
-    yes("maxPods", Kind::Int32),
-    later("podCIDR", Kind::String, &[""]),
-    yes("podPidsLimit", Kind::Int64),
-    yes("resolvConf", Kind::String),
-    later("runOnce", Kind::Bool, &["false"]),
-    yes("cpuCFSQuota", Kind::Bool),
-    yes("cpuCFSQuotaPeriod", Kind::Duration),
-    yes("nodeStatusMaxImages", Kind::Int32),
-    later("maxOpenFiles", Kind::Int64, &["1000000", "0"]),
-    yes("contentType", Kind::String),
-    yes("kubeAPIQPS", Kind::Int32),
-    yes("kubeAPIBurst", Kind::Int32),
-    yes("serializeImagePulls", Kind::Bool),
-    yes("maxParallelImagePulls", Kind::Int32),
-    yes("evictionHard", Kind::StringMap),
-    yes("evictionSoft", Kind::StringMap),
-    yes("evictionSoftGracePeriod", Kind::StringMap),
-    yes("evictionPressureTransitionPeriod", Kind::Duration),
-    yes("evictionMaxPodGracePeriod", Kind::Int32),
-    yes("evictionMinimumReclaim", Kind::StringMap),
-    yes("mergeDefaultEvictionSettings", Kind::Bool),
-    yes("podsPerCore", Kind::Int32),
-    yes("enableControllerAttachDetach", Kind::Bool),
-    yes("protectKernelDefaults", Kind::Bool),
-    yes("makeIPTablesUtilChains", Kind::Bool),
-    later("iptablesMasqueradeBit", Kind::Int32, &["14"]),
-    later("iptablesDropBit", Kind::Int32, &["15"]),
-    later("featureGates", Kind::BoolMap, &[]),
-    yes("failSwapOn", Kind::Bool),
-    yes(
-        "memorySwap",
-        Kind::Object(&[yes("swapBehavior", Kind::String)]),
-    ),
-    yes("containerLogMaxSize", Kind::String),
-    yes("containerLogMaxFiles", Kind::Int32),
-    yes("containerLogMaxWorkers", Kind::Int32),
-    yes("containerLogMonitorInterval", Kind::Duration),
-    yes("configMapAndSecretChangeDetectionStrategy", Kind::String),
-    yes("systemReserved", Kind::StringMap),
-    yes("kubeReserved", Kind::StringMap),
-    yes("reservedSystemCPUs", Kind::String),
-    later("showHiddenMetricsForVersion", Kind::String, &[""]),
-    yes("systemReservedCgroup", Kind::String),
-    yes("kubeReservedCgroup", Kind::String),
-    yes("enforceNodeAllocatable", Kind::Strings),
-    yes("allowedUnsafeSysctls", Kind::Strings),
-    later(
-        "volumePluginDir",
-        Kind::String,
-        &["/usr/libexec/kubernetes/kubelet-plugins/volume/exec/", ""],
-    ),
-    yes("providerID", Kind::String),
-    later("kernelMemcgNotification", Kind::Bool, &["false"]),
-    yes("logging", Kind::Object(LOGGING)),
-    yes("enableSystemLogHandler", Kind::Bool),
-    yes("enableSystemLogQuery", Kind::Bool),
-    yes("shutdownGracePeriod", Kind::Duration),
-    yes("shutdownGracePeriodCriticalPods", Kind::Duration),
-    yes(
-        "shutdownGracePeriodByPodPriority",
-        Kind::Objects(PRIORITY_PERIOD),
-    ),
-    yes("crashLoopBackOff", Kind::Object(CRASH_LOOP_BACK_OFF)),
-    yes("reservedMemory", Kind::Objects(RESERVED_MEMORY)),
-    yes("enableProfilingHandler", Kind::Bool),
-    yes("enableDebugFlagsHandler", Kind::Bool),
-    yes("seccompDefault", Kind::Bool),
-    yes("memoryThrottlingFactor", Kind::Number),
-    yes("memoryReservationPolicy", Kind::String),
-    yes("registerWithTaints", Kind::Objects(TAINT)),
-    yes("registerNode", Kind::Bool),
-    yes("tracing", Kind::Object(TRACING)),
-    later("localStorageCapacityIsolation", Kind::Bool, &["true"]),
-    yes("containerRuntimeEndpoint", Kind::String),
-    yes("imageServiceEndpoint", Kind::String),
-    yes("failCgroupV1", Kind::Bool),
-    later(
-        "userNamespaces",
-        Kind::Object(&[later("idsPerPod", Kind::Int64, &["65536"])]),
-        &[],
-    ),
+/// Returns the part of a dotted name behind the last dot.
+pub(super) const fn last(name: &'static str) -> &'static str {
+    let mut start = name.len();
+    while start > 0 {
+        let (head, _) = name.split_at(start);
+        if let [.., b'.'] = head.as_bytes() {
+            break;
+        }
+        start -= 1;
+    }
+    name.split_at(start).1
+}
+
+pub(super) const LOGGING_OPTIONS: &[Field] = &[
+    later("text", Kind::Object(OUTPUT_ROUTING), &[], ""),
+    later("json", Kind::Object(OUTPUT_ROUTING), &[], ""),
 ];
 
-const AUTHENTICATION: &[Field] = &[
-    yes("x509", Kind::Object(&[yes("clientCAFile", Kind::String)])),
-    yes(
-        "webhook",
-        Kind::Object(&[yes("enabled", Kind::Bool), yes("cacheTTL", Kind::Duration)]),
-    ),
-    yes("anonymous", Kind::Object(&[yes("enabled", Kind::Bool)])),
-];
-
-const AUTHORIZATION: &[Field] = &[
-    yes("mode", Kind::String),
-    yes(
-        "webhook",
-        Kind::Object(&[
-            yes("cacheAuthorizedTTL", Kind::Duration),
-            yes("cacheUnauthorizedTTL", Kind::Duration),
-        ]),
-    ),
-];
-
-const LOGGING: &[Field] = &[
-    yes("format", Kind::String),
-    later("flushFrequency", Kind::DurationOrNanos, &["5s", "0s"]),
-    yes("verbosity", Kind::Uint32),
-    later(
-        "vmodule",
-        Kind::Objects(&[
-            later("filePattern", Kind::String, &[]),
-            later("verbosity", Kind::Uint32, &[]),
-        ]),
-        &[],
-    ),
-    later(
-        "options",
-        Kind::Object(&[
-            later("text", Kind::Object(OUTPUT_ROUTING), &[]),
-            later("json", Kind::Object(OUTPUT_ROUTING), &[]),
-        ]),
-        &[],
-    ),
+pub(super) const VMODULE: &[Field] = &[
+    later("filePattern", Kind::String, &[], ""),
+    later("verbosity", Kind::Uint32, &[], ""),
 ];
 
 const OUTPUT_ROUTING: &[Field] = &[
-    later("splitStream", Kind::Bool, &["false"]),
-    later("infoBufferSize", Kind::Quantity, &["0"]),
+    later("splitStream", Kind::Bool, &["false"], ""),
+    later("infoBufferSize", Kind::Quantity, &["0"], ""),
 ];
 
-const TAINT: &[Field] = &[
+pub(super) const USER_NAMESPACES: &[Field] = &[later(
+    "idsPerPod",
+    Kind::Int64,
+    &["65536"],
+    "A pod with `hostUsers: false` has 65536.",
+)];
+
+pub(super) const TAINT: &[Field] = &[
     yes("key", Kind::String),
     yes("value", Kind::String),
     yes("effect", Kind::String),
     yes("timeAdded", Kind::String),
 ];
 
-const RESERVED_MEMORY: &[Field] = &[
+pub(super) const RESERVED_MEMORY: &[Field] = &[
     yes("numaNode", Kind::Int32),
     yes("limits", Kind::QuantityMap),
 ];
 
-const PRIORITY_PERIOD: &[Field] = &[
+pub(super) const PRIORITY_PERIOD: &[Field] = &[
     yes("priority", Kind::Int32),
     yes("shutdownGracePeriodSeconds", Kind::Int64),
-];
-
-const CRASH_LOOP_BACK_OFF: &[Field] = &[yes("maxContainerRestartPeriod", Kind::Duration)];
-
-const TRACING: &[Field] = &[
-    yes("endpoint", Kind::String),
-    yes("samplingRatePerMillion", Kind::Int32),
 ];
 
 /// Returns the known name that `given` is a misspelling of; the closest, if there are several. A name that is

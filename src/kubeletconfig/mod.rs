@@ -12,6 +12,7 @@
 //! - All problems are reported at once, each with the file, line and column or the flag it came from.
 
 mod cluster;
+mod codec;
 mod decode;
 mod duration;
 mod encode;
@@ -29,6 +30,7 @@ mod reserves;
 mod resolve;
 mod server;
 mod shutdown;
+mod table;
 mod types;
 pub mod unsupported;
 mod validate;
@@ -44,8 +46,7 @@ pub use problem::{ConfigError, Origin, Problem, Warning};
 pub use reserves::{MemoryReservation, Reserves, SwapBehavior};
 pub use resolve::{AgentConfig, ContainerGcPolicy, Endpoint, resolve, resolve_content};
 pub use server::{
-    Authentication, Authorization, AuthorizationMode, CIPHER_SUITES, CURVES, ServerFlags,
-    TlsVersion,
+    Authentication, Authorization, AuthorizationMode, CIPHER_SUITES, CURVES, TlsVersion,
 };
 pub use types::{
     BackOffEarlyEnd, CgroupDriver, DeviceReadiness, EvictionThreshold, ImageVerification,

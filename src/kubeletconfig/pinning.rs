@@ -3,15 +3,17 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::str::FromStr;
-use std::time::Duration;
 
+use clap::ArgAction;
+use serde_json::{Value as Json, json};
+
+use super::codec::{Map, Plain};
 use super::decode::{Reader, Settings};
-use super::flags::PinningFlags;
-use super::problem::{Origin, Warning};
+use super::problem::Warning;
 use super::types::KubeletConfiguration;
-use super::yaml::Value;
+use super::yaml::{Node, Value};
 use crate::types::cpu_set::CpuSet;
-use crate::types::quantity::nanos;
+use crate::types::quantity::{nanos, of_bytes};
 
 const BILLION: i128 = 1_000_000_000;
 /// Least value and default of `max-allowable-numa-nodes`.
@@ -191,64 +193,65 @@ pub struct ReservedMemory {
     pub limits: BTreeMap<String, u64>,
 }
 
-/// Takes the value of a field over. Returns whether the field is one of these.
-pub(super) fn take(
-    r: &mut Reader<'_>,
-    c: &mut KubeletConfiguration,
-    d: &KubeletConfiguration,
-    path: &str,
-    again: bool,
-) -> bool {
-    let text = |_: &str, text: &str| Ok(text.to_owned());
-    match path {
-        "cpuManagerPolicy" => {
-            c.cpu_manager_policy = r.parsed(str::parse).unwrap_or(d.cpu_manager_policy);
-        }
-        "cpuManagerPolicyOptions" => super::cluster::map(
-            r,
-            &mut c.cpu_manager_policy_options,
-            &d.cpu_manager_policy_options,
-            again,
-            text,
-        ),
-        "cpuManagerReconcilePeriod" => {
-            c.cpu_manager_reconcile_period = r.period().unwrap_or(d.cpu_manager_reconcile_period);
-        }
-        "memoryManagerPolicy" => {
-            c.memory_manager_policy = r.parsed(str::parse).unwrap_or(d.memory_manager_policy);
-        }
-        "topologyManagerPolicy" => {
-            c.topology_manager_policy = r.parsed(str::parse).unwrap_or(d.topology_manager_policy);
-        }
-        "topologyManagerScope" => {
-            c.topology_manager_scope = r.parsed(str::parse).unwrap_or(d.topology_manager_scope);
-        }
-        "topologyManagerPolicyOptions" => super::cluster::map(
-            r,
-            &mut c.topology_manager_policy_options,
-            &d.topology_manager_policy_options,
-            again,
-            text,
-        ),
-        "reservedSystemCPUs" => {
-            c.reserved_system_cpus = r.parsed(parse_cpus).unwrap_or_default();
-        }
-        "reservedMemory" => reserved_memory(r, c),
-        _ => return false,
-    }
-    true
-}
-
 /// Reads a list of CPUs.
-pub(super) fn parse_cpus(text: &str) -> Result<CpuSet, String> {
+fn parse_cpus(text: &str) -> Result<CpuSet, String> {
     text.parse::<CpuSet>().map_err(|error| error.to_string())
 }
 
-fn reserved_memory(r: &mut Reader<'_>, c: &mut KubeletConfiguration) {
-    c.reserved_memory = Vec::new();
-    let Value::List(entries) = &r.node.value else {
-        return;
+/// The options of a policy.
+pub(super) const OPTIONS: Map<String> = Map {
+    parse: |_, text| Ok(text.to_owned()),
+    show: String::clone,
+    separator: '=',
+    hides_empty: true,
+};
+
+/// A list of CPUs; an empty one is left out.
+pub(super) const CPUS: Plain<CpuSet> = Plain::new(
+    |r, _| r.parsed(parse_cpus),
+    |cpus| {
+        let text = (!cpus.is_empty()).then(|| cpus.to_string());
+        json!(text)
+    },
+)
+.flag(|arg| arg.value_parser(parse_cpus), |flag| Ok(flag.one()));
+
+/// `reservedMemory`; an empty list is left out.
+pub(super) const MEMORY_OF_NODES: Plain<Vec<ReservedMemory>> = Plain::new(
+    |r, _| match &r.node.value {
+        Value::List(entries) => Some(reserved_memory(r, entries)),
+        _ => None,
+    },
+    |value| show_reserved_memory(value),
+)
+.flag(
+    |arg| {
+        arg.action(ArgAction::Append)
+            .value_parser(parse_reserved_memory)
+    },
+    |flag| {
+        let memory = flag.all::<Vec<ReservedMemory>>();
+        let memory = memory.map(|lists| lists.concat());
+        Ok(memory.filter(|memory| !memory.is_empty()))
+    },
+);
+
+fn show_reserved_memory(value: &[ReservedMemory]) -> Json {
+    if value.is_empty() {
+        return Json::Null;
+    }
+    let node = |of: &ReservedMemory| {
+        let limits = of.limits.iter();
+        let limits: BTreeMap<&String, String> = limits
+            .map(|(name, bytes)| (name, of_bytes(*bytes)))
+            .collect();
+        json!({"numaNode": of.node, "limits": limits})
     };
+    value.iter().map(node).collect()
+}
+
+fn reserved_memory(r: &mut Reader<'_>, entries: &[Node]) -> Vec<ReservedMemory> {
+    let mut memory = Vec::new();
     let mut wrong = None;
     for entry in entries {
         let mut of = ReservedMemory::default();
@@ -285,11 +288,12 @@ fn reserved_memory(r: &mut Reader<'_>, c: &mut KubeletConfiguration) {
                 _ => {}
             }
         }
-        c.reserved_memory.push(of);
+        memory.push(of);
     }
     if let Some((place, message)) = wrong {
         r.fail_at(place, message);
     }
+    memory
 }
 
 /// Reads an amount of memory. Upstream: `validateReservedMemoryConfiguration`.
@@ -307,7 +311,7 @@ fn parse_limit(resource: &str, text: &str) -> Result<u64, String> {
 }
 
 /// Reads one `--reserved-memory`: `0:memory=1Gi,hugepages-1Gi=2Gi;1:memory=2Gi`.
-pub(super) fn parse_reserved_memory(text: &str) -> Result<Vec<ReservedMemory>, String> {
+fn parse_reserved_memory(text: &str) -> Result<Vec<ReservedMemory>, String> {
     let nodes = text.split(';').filter(|part| !part.trim().is_empty());
     nodes
         .map(|part| {
@@ -321,41 +325,6 @@ pub(super) fn parse_reserved_memory(text: &str) -> Result<Vec<ReservedMemory>, S
             })
         })
         .collect()
-}
-
-/// Lays the flags that were given over the settings.
-pub(super) fn apply_flags(settings: &mut Settings, flags: &PinningFlags) {
-    macro_rules! over {
-        ($flag:literal, $field:literal, $value:expr => $target:ident) => {
-            if let Some(value) = $value {
-                settings.config.$target = value;
-                settings
-                    .origins
-                    .insert($field, Origin::Flag($flag.to_owned()));
-            }
-        };
-    }
-    let f = flags.clone();
-    let joined = |maps: Vec<super::flags::Options>| {
-        let maps = maps.into_iter().map(|super::flags::Options(map)| map);
-        maps.reduce(|mut all, more| {
-            all.extend(more);
-            all
-        })
-    };
-    let period = f.cpu_manager_reconcile_period;
-    let period = period.filter(|period: &Duration| !period.is_zero());
-    let memory: Vec<ReservedMemory> = f.reserved_memory.into_iter().flat_map(|m| m.0).collect();
-    let memory = (!memory.is_empty()).then_some(memory);
-    over!("--cpu-manager-policy", "cpuManagerPolicy", f.cpu_manager_policy => cpu_manager_policy);
-    over!("--cpu-manager-policy-options", "cpuManagerPolicyOptions", joined(f.cpu_manager_policy_options) => cpu_manager_policy_options);
-    over!("--cpu-manager-reconcile-period", "cpuManagerReconcilePeriod", period => cpu_manager_reconcile_period);
-    over!("--memory-manager-policy", "memoryManagerPolicy", f.memory_manager_policy => memory_manager_policy);
-    over!("--reserved-memory", "reservedMemory", memory => reserved_memory);
-    over!("--reserved-cpus", "reservedSystemCPUs", f.reserved_cpus => reserved_system_cpus);
-    over!("--topology-manager-policy", "topologyManagerPolicy", f.topology_manager_policy => topology_manager_policy);
-    over!("--topology-manager-scope", "topologyManagerScope", f.topology_manager_scope => topology_manager_scope);
-    over!("--topology-manager-policy-options", "topologyManagerPolicyOptions", joined(f.topology_manager_policy_options) => topology_manager_policy_options);
 }
 
 /// Upstream's checks of `NewStaticPolicyOptions`, `NewPolicyOptions` and `validateReservedMemoryConfiguration`.

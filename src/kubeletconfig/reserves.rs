@@ -1,12 +1,15 @@
 //! The settings that share the node between pods and everything else: how they are read and which rules they must obey.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::str::FromStr;
 
+use serde_json::{Value as Json, json};
+
+use super::codec::Plain;
 use super::decode::{Reader, Settings};
-use super::flags::ReserveFlags;
-use super::problem::{Origin, Warning};
-use super::types::KubeletConfiguration;
+use super::flags::parse_pairs;
+use super::problem::Warning;
 use super::yaml::Value;
 
 /// Parts of one, as `memoryThrottlingFactor` is kept.
@@ -126,36 +129,25 @@ impl Default for Reserves {
     }
 }
 
-/// Takes the value of a field over. Returns whether the field is one of these.
-pub(super) fn take(r: &mut Reader<'_>, c: &mut KubeletConfiguration, path: &str) -> bool {
-    let d = Reserves::default();
-    let c = &mut c.reserves;
-    let owned = |text: Option<&str>| text.map(str::to_owned);
-    match path {
-        "systemReservedCgroup" => c.system_cgroup = owned(r.filled()),
-        "kubeReservedCgroup" => c.kube_cgroup = owned(r.filled()),
-        "kubeletCgroups" => c.kubelet_cgroups = owned(r.filled()),
-        "systemCgroups" => c.system_cgroups = owned(r.filled()),
-        "qosReserved" => c.qos_memory = qos_memory(r),
-        "protectKernelDefaults" => {
-            c.protect_kernel_defaults = r.bool().unwrap_or(d.protect_kernel_defaults);
-        }
-        "failSwapOn" => c.fail_swap_on = r.bool().unwrap_or(d.fail_swap_on),
-        "makeIPTablesUtilChains" => {
-            c.make_iptables_util_chains = r.bool().unwrap_or(d.make_iptables_util_chains);
-        }
-        "enableControllerAttachDetach" => {
-            c.controller_attach_detach = r.bool().unwrap_or(d.controller_attach_detach);
-        }
-        "memorySwap.swapBehavior" => c.swap = r.parsed(str::parse).unwrap_or_default(),
-        "memoryThrottlingFactor" => c.memory_throttling = factor(r),
-        "memoryReservationPolicy" => {
-            c.memory_reservation = r.parsed(str::parse).unwrap_or_default();
-        }
-        _ => return false,
-    }
-    true
-}
+/// The percentage of memory in `qosReserved`.
+pub(super) const QOS_MEMORY: Plain<Option<u8>> = Plain::new(
+    |r, _| Some(qos_memory(r)),
+    |value| match value {
+        Some(percent) => json!({"memory": format!("{percent}%")}),
+        None => Json::Null,
+    },
+)
+.flag(
+    |arg| arg.value_parser(|text: &str| parse_pairs(text, '=', parse_qos_reserved)),
+    |flag| {
+        let shares = flag.one::<BTreeMap<String, u8>>();
+        Ok(shares.map(|shares| shares.get("memory").copied()))
+    },
+);
+
+/// `memoryThrottlingFactor`, in millionths.
+pub(super) const FACTOR: Plain<Option<u32>> =
+    Plain::new(|r, _| Some(factor(r)), |value| json!(value.map(factor_of)));
 
 /// The percentage of memory in a map of percentages by resource.
 fn qos_memory(r: &mut Reader<'_>) -> Option<u8> {
@@ -177,7 +169,7 @@ fn qos_memory(r: &mut Reader<'_>) -> Option<u8> {
 }
 
 /// Reads one entry of `qosReserved`. Upstream: `ParseQOSReserved`.
-pub(super) fn parse_qos_reserved(resource: &str, text: &str) -> Result<u8, String> {
+fn parse_qos_reserved(resource: &str, text: &str) -> Result<u8, String> {
     if resource != "memory" {
         return Err(format!(
             "{resource:?} cannot be reserved by class; possible is memory"
@@ -218,34 +210,8 @@ fn factor(r: &mut Reader<'_>) -> Option<u32> {
 }
 
 /// `memoryThrottlingFactor` as the file has it.
-pub(super) fn factor_of(millionths: u32) -> f64 {
+fn factor_of(millionths: u32) -> f64 {
     f64::from(millionths) / MILLION
-}
-
-/// Lays the flags that were given over the settings.
-pub(super) fn apply_flags(settings: &mut Settings, flags: &ReserveFlags) {
-    macro_rules! over {
-        ($flag:literal, $field:literal, $value:expr => $target:ident) => {
-            if let Some(value) = $value {
-                settings.config.reserves.$target = value;
-                settings
-                    .origins
-                    .insert($field, Origin::Flag($flag.to_owned()));
-            }
-        };
-    }
-    let f = flags.clone();
-    let filled = |text: Option<String>| text.map(|text| (!text.is_empty()).then_some(text));
-    over!("--system-reserved-cgroup", "systemReservedCgroup", filled(f.system_reserved_cgroup) => system_cgroup);
-    over!("--kube-reserved-cgroup", "kubeReservedCgroup", filled(f.kube_reserved_cgroup) => kube_cgroup);
-    over!("--kubelet-cgroups", "kubeletCgroups", filled(f.kubelet_cgroups) => kubelet_cgroups);
-    over!("--system-cgroups", "systemCgroups", filled(f.system_cgroups) => system_cgroups);
-    let qos = f.qos_reserved.map(|map| map.0.get("memory").copied());
-    over!("--qos-reserved", "qosReserved", qos => qos_memory);
-    over!("--protect-kernel-defaults", "protectKernelDefaults", f.protect_kernel_defaults => protect_kernel_defaults);
-    over!("--fail-swap-on", "failSwapOn", f.fail_swap_on => fail_swap_on);
-    over!("--make-iptables-util-chains", "makeIPTablesUtilChains", f.make_iptables_util_chains => make_iptables_util_chains);
-    over!("--enable-controller-attach-detach", "enableControllerAttachDetach", f.enable_controller_attach_detach => controller_attach_detach);
 }
 
 /// Warns of settings that another one takes the effect from. None of them keeps the agent from starting: pods run without

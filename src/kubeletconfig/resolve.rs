@@ -7,8 +7,8 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use super::decode::{Settings, event_burst, parse_ip, pids_limit};
-use super::flags::{Addresses, Headers, KubeletFlags, Labels};
+use super::decode::{Settings, parse_ip};
+use super::flags::{KubeletFlags, Labels};
 use super::load::{read, take_content};
 use super::problem::{ConfigError, Origin, Problem, Warning};
 use super::server::AuthorizationMode;
@@ -223,7 +223,9 @@ fn settle(
     mut settings: Settings,
     flags: &KubeletFlags,
 ) -> Result<(AgentConfig, Vec<Warning>), ConfigError> {
-    apply_flags(&mut settings, flags);
+    flags.fields.apply(&mut settings);
+    super::cluster::check_flags(&mut settings, flags);
+    warn_flags(&mut settings, flags);
     validate(&mut settings);
 
     let base = std::env::current_dir().map_err(ConfigError::WorkingDirectory)?;
@@ -296,8 +298,7 @@ fn settle(
                 },
                 secrets_key_file: optional(&flags.secrets_key_file),
                 image_credential_providers,
-                streaming_requires_create: (flags.server.streaming_requires_create)
-                    .unwrap_or_default(),
+                streaming_requires_create: flags.streaming_requires_create.unwrap_or_default(),
                 external_cloud_provider: flags.cloud_provider.as_deref() == Some("external"),
                 root_dir,
                 kubelet: settings.config,
@@ -306,72 +307,6 @@ fn settle(
         }
         _ => Err(ConfigError::Invalid(settings.problems)),
     }
-}
-
-/// Lays the flags that were given over the settings and reports those without effect.
-fn apply_flags(settings: &mut Settings, flags: &KubeletFlags) {
-    macro_rules! over {
-        ($flag:literal, $field:literal, $value:expr => $target:expr) => {
-            if let Some(value) = $value {
-                $target = value;
-                settings
-                    .origins
-                    .insert($field, Origin::Flag($flag.to_owned()));
-            }
-        };
-    }
-    let f = flags.clone();
-    let c = &mut settings.config;
-    let some_path = |path: PathBuf| (!path.as_os_str().is_empty()).then_some(path);
-    let headers =
-        (!f.manifest_url_header.is_empty()).then(|| merge_headers(&f.manifest_url_header));
-    let servers = f.cluster_dns.iter().flat_map(|Addresses(list)| list);
-    let servers = (!f.cluster_dns.is_empty()).then(|| servers.copied().collect::<Vec<_>>());
-    over!("--pod-manifest-path", "staticPodPath", f.pod_manifest_path.map(some_path) => c.static_pod_path);
-    over!("--manifest-url", "staticPodURL", f.manifest_url.map(|url| (!url.is_empty()).then_some(url)) => c.static_pod_url);
-    over!("--manifest-url-header", "staticPodURLHeader", headers => c.static_pod_url_header);
-    over!("--sync-frequency", "syncFrequency", f.sync_frequency => c.sync_frequency);
-    over!("--file-check-frequency", "fileCheckFrequency", f.file_check_frequency => c.file_check_frequency);
-    over!("--http-check-frequency", "httpCheckFrequency", f.http_check_frequency => c.http_check_frequency);
-    over!("--v", "logging.verbosity", f.v => c.logging.verbosity);
-    over!("--logging-format", "logging.format", f.logging_format => c.logging.format);
-    over!("--healthz-port", "healthzPort", f.healthz_port => c.healthz_port);
-    over!("--healthz-bind-address", "healthzBindAddress", f.healthz_bind_address => c.healthz_bind_address);
-    over!("--cgroup-driver", "cgroupDriver", f.cgroup_driver => c.cgroup_driver);
-    over!("--cgroup-root", "cgroupRoot", f.cgroup_root => c.cgroup_root);
-    over!("--cgroups-per-qos", "cgroupsPerQOS", f.cgroups_per_qos => c.cgroups_per_qos);
-    over!("--fail-cgroupv1", "failCgroupV1", f.fail_cgroup_v1 => c.fail_cgroup_v1);
-    over!("--seccomp-default", "seccompDefault", f.seccomp_default => c.seccomp_default);
-    over!("--runtime-request-timeout", "runtimeRequestTimeout", f.runtime_request_timeout => c.runtime_request_timeout);
-    over!("--serialize-image-pulls", "serializeImagePulls", f.serialize_image_pulls => c.serialize_image_pulls);
-    over!("--cpu-cfs-quota", "cpuCFSQuota", f.cpu_cfs_quota => c.cpu_cfs_quota);
-    over!("--cpu-cfs-quota-period", "cpuCFSQuotaPeriod", f.cpu_cfs_quota_period => c.cpu_cfs_quota_period);
-    over!("--resolv-conf", "resolvConf", f.resolv_conf.map(some_path) => c.resolv_conf);
-    over!("--cluster-dns", "clusterDNS", servers => c.cluster_dns);
-    over!("--cluster-domain", "clusterDomain", f.cluster_domain => c.cluster_domain);
-    over!("--event-qps", "eventRecordQPS", f.event_qps => c.event_record_qps);
-    over!("--event-burst", "eventBurst", f.event_burst.map(event_burst) => c.event_burst);
-    over!("--container-log-max-size", "containerLogMaxSize", f.container_log_max_size => c.container_log_max_size);
-    over!("--image-gc-high-threshold", "imageGCHighThresholdPercent", f.image_gc_high_threshold => c.image_gc_high_threshold_percent);
-    over!("--image-gc-low-threshold", "imageGCLowThresholdPercent", f.image_gc_low_threshold => c.image_gc_low_threshold_percent);
-    over!("--minimum-image-ttl-duration", "imageMinimumGCAge", f.minimum_image_ttl_duration => c.image_minimum_gc_age);
-    over!("--container-log-max-files", "containerLogMaxFiles", f.container_log_max_files => c.container_log_max_files);
-    over!("--container-runtime-endpoint", "containerRuntimeEndpoint", f.container_runtime_endpoint => c.container_runtime_endpoint);
-    over!("--image-service-endpoint", "imageServiceEndpoint", f.image_service_endpoint => c.image_service_endpoint);
-    over!("--max-pods", "maxPods", f.max_pods => c.max_pods);
-    over!("--pods-per-core", "podsPerCore", f.pods_per_core => c.pods_per_core);
-    over!("--oom-score-adj", "oomScoreAdj", f.oom_score_adj => c.oom_score_adj);
-    over!("--pod-max-pids", "podPidsLimit", f.pod_max_pids.map(pids_limit) => c.pod_pids_limit);
-
-    if f.max_pods == Some(0) {
-        settings.reject_flag("--max-pods", "is 0, expected a number from 1");
-    }
-    super::cluster::apply_flags(settings, flags);
-    super::eviction::apply_flags(settings, &flags.eviction);
-    super::reserves::apply_flags(settings, &flags.reserves);
-    super::pinning::apply_flags(settings, &flags.pinning);
-    super::server::apply_flags(settings, &flags.server);
-    warn_flags(settings, flags);
 }
 
 /// Warns of the flags that were given and have no effect.
@@ -384,14 +319,6 @@ fn warn_flags(settings: &mut Settings, flags: &KubeletFlags) {
             message,
         });
     }
-}
-
-fn merge_headers(given: &[Headers]) -> BTreeMap<String, Vec<String>> {
-    let mut merged: BTreeMap<String, Vec<String>> = BTreeMap::new();
-    for (name, value) in given.iter().flat_map(|Headers(pairs)| pairs) {
-        merged.entry(name.clone()).or_default().push(value.clone());
-    }
-    merged
 }
 
 fn merge_labels(given: &[Labels]) -> BTreeMap<String, String> {

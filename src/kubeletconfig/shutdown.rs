@@ -2,36 +2,28 @@
 
 use std::time::Duration;
 
+use serde_json::json;
+
+use super::codec::Plain;
 use super::decode::{Reader, Settings};
-use super::duration::parse_duration;
-use super::types::{KubeletConfiguration, PriorityPeriod};
-use super::yaml::Value;
+use super::types::PriorityPeriod;
+use super::yaml::{Node, Value};
 
 const BY_PRIORITY: &str = "shutdownGracePeriodByPodPriority";
 
-/// Takes the value of a field over. Returns whether the field is one of these.
-pub(super) fn take(r: &mut Reader<'_>, c: &mut KubeletConfiguration, path: &str) -> bool {
-    let duration = |r: &Reader<'_>| {
-        let text = r.filled();
-        text.and_then(|text| parse_duration(text).ok())
-            .unwrap_or_default()
-    };
-    match path {
-        "shutdownGracePeriod" => c.shutdown_grace_period = duration(r),
-        "shutdownGracePeriodCriticalPods" => {
-            c.shutdown_grace_period_critical_pods = duration(r);
-        }
-        BY_PRIORITY => c.shutdown_grace_period_by_pod_priority = groups(r),
-        _ => return false,
-    }
-    true
-}
+/// The groups of `shutdownGracePeriodByPodPriority`.
+pub(super) const PRIORITY_PERIODS: Plain<Vec<PriorityPeriod>> = Plain::new(
+    |r, _| match &r.node.value {
+        Value::List(items) => Some(groups(r, items)),
+        _ => None,
+    },
+    |value| {
+        let group = |group: &PriorityPeriod| json!({"priority": group.priority, "shutdownGracePeriodSeconds": group.seconds});
+        value.iter().map(group).collect()
+    },
+);
 
-fn groups(r: &mut Reader<'_>) -> Vec<PriorityPeriod> {
-    let node = r.node;
-    let Value::List(items) = &node.value else {
-        return Vec::new();
-    };
+fn groups(r: &mut Reader<'_>, items: &[Node]) -> Vec<PriorityPeriod> {
     let mut groups = Vec::new();
     for item in items {
         let Value::Map(entries) = &item.value else {

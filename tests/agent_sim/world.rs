@@ -801,8 +801,10 @@ fn config(dir: PathBuf) -> AgentConfig {
     std::fs::write(
         &file,
         format!(
-            "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\npodLogsDir: {}\n",
-            dir.join("logs").display()
+            "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\npodLogsDir: {}\n\
+             staticPodPath: {}\nfileCheckFrequency: 1s\ncgroupsPerQOS: false\nresolvConf: \"\"\n",
+            dir.join("logs").display(),
+            dir.join("manifests").display()
         ),
     )
     .unwrap();
@@ -811,11 +813,7 @@ fn config(dir: PathBuf) -> AgentConfig {
         state_dir: Some(dir.join("state")),
         config: Some(file),
         hostname_override: Some("sim".to_owned()),
-        pod_manifest_path: Some(dir.join("manifests")),
-        file_check_frequency: Some(Duration::from_secs(1)),
         container_logs_dir: Some(dir.join("links")),
-        cgroups_per_qos: Some(false),
-        resolv_conf: Some(PathBuf::new()),
         ..KubeletFlags::default()
     };
     resolve(&flags).unwrap().0

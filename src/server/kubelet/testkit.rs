@@ -1,6 +1,5 @@
 //! A node to try handlers on: a store in memory, a fake runtime, and the real configuration.
 
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::Mutex;
 use std::sync::atomic::AtomicBool;
@@ -63,7 +62,7 @@ impl TestNode {
         let file = root.path().join("kubelet.yaml");
         std::fs::write(
             &file,
-            "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n",
+            "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\nresolvConf: \"\"\n",
         )
         .unwrap();
         let flags = KubeletFlags {
@@ -71,7 +70,6 @@ impl TestNode {
             state_dir: Some(root.path().join("state")),
             config: Some(file),
             hostname_override: Some("node-1".to_owned()),
-            resolv_conf: Some(PathBuf::new()),
             ..KubeletFlags::default()
         };
         let (config, _) = resolve(&flags).unwrap();
