@@ -249,11 +249,6 @@ pub(super) fn validate(settings: &mut Settings) {
     {
         config.node_status_report_frequency = config.node_status_update_frequency;
     }
-    let seconds = config.node_lease_duration_seconds;
-    if seconds < 1 {
-        let message = format!("is {seconds}, expected a number of seconds from 1");
-        settings.reject("nodeLeaseDurationSeconds", message);
-    }
     enforcements(settings);
     sysctls(settings);
     duplicate_taints(settings);

@@ -1,6 +1,8 @@
 //! A field of upstream's `KubeletConfiguration` (v1beta1 at Kubernetes 1.36): its name, its type and its
 //! effect in this version. [`super::table`] has all of them.
 
+use std::time::Duration;
+
 use clap::Arg;
 
 use super::codec::Given;
@@ -115,6 +117,21 @@ pub(super) struct Setting {
     pub(super) arg: fn(Arg) -> Arg,
     /// Its flag, if it has one.
     pub(super) flag: Option<Flag>,
+    /// For a duration: those that are allowed.
+    pub(super) within: Option<Within>,
+    /// Check of the value by itself. A text says what is wrong, fit to follow the name of the field.
+    pub(super) check: Option<fn(&KubeletConfiguration) -> Option<String>>,
+}
+
+/// The durations that a field allows.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Within {
+    /// Returns the field's.
+    pub(super) value: fn(&KubeletConfiguration) -> Duration,
+    /// The shortest.
+    pub(super) min: Duration,
+    /// The longest.
+    pub(super) max: Duration,
 }
 
 /// A flag that overrides a field.
@@ -141,6 +158,26 @@ impl Setting {
             value_name,
             help,
         });
+        self
+    }
+
+    /// Allows durations from `min` to `max` only.
+    pub(super) const fn within(
+        mut self,
+        value: fn(&KubeletConfiguration) -> Duration,
+        min: Duration,
+        max: Duration,
+    ) -> Self {
+        self.within = Some(Within { value, min, max });
+        self
+    }
+
+    /// Checks the value, once flags and files are merged.
+    pub(super) const fn check(
+        mut self,
+        check: fn(&KubeletConfiguration) -> Option<String>,
+    ) -> Self {
+        self.check = Some(check);
         self
     }
 }

@@ -6,7 +6,6 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use super::decode::Settings;
-use super::duration::format_duration;
 use super::problem::Warning;
 
 /// The oldest version of TLS that is spoken. What is older than 1.2 is not spoken at all.
@@ -200,7 +199,6 @@ pub(super) fn validate(settings: &mut Settings) {
             "is true, but enableSystemLogHandler is false; set that to true",
         );
     }
-    ttls(settings);
 }
 
 /// Leaves those that can be used.
@@ -280,35 +278,6 @@ fn curves(settings: &mut Settings) {
         );
     }
     settings.config.tls_curve_preferences = usable;
-}
-
-fn ttls(settings: &mut Settings) {
-    let k = &settings.config;
-    let day = Duration::from_secs(86_400);
-    let given = [
-        (
-            "authentication.webhook.cacheTTL",
-            k.authentication.webhook_cache_ttl,
-        ),
-        (
-            "authorization.webhook.cacheAuthorizedTTL",
-            k.authorization.cache_authorized_ttl,
-        ),
-        (
-            "authorization.webhook.cacheUnauthorizedTTL",
-            k.authorization.cache_unauthorized_ttl,
-        ),
-    ];
-    for (field, ttl) in given {
-        if ttl > day {
-            let message = format!(
-                "is {}, allowed is at most {}",
-                format_duration(ttl),
-                format_duration(day)
-            );
-            settings.reject(field, message);
-        }
-    }
 }
 
 fn warn(settings: &mut Settings, field: &'static str, message: String) {

@@ -2,7 +2,8 @@
 //! fields a file may have, flags, reading, `/configz` and their documentation come from these rows.
 //!
 //! A row of a field that the agent acts on declares its member with type and default, and has in brackets: the
-//! field's name, the type of its value in the file, its [`Codec`], the notes for the documentation, and its flag. A field of
+//! field's name, the type of its value in the file, its [`Codec`], the notes for the documentation, its flag and
+//! what is allowed. A field of
 //! a section names its member in front: `logging.format as "logging.format"`. A row of a field without effect is
 //! `later`, with the values that say what it is without being set, upstream's default first.
 
@@ -34,6 +35,7 @@ use super::types::{
     CgroupDriver, EvictionThreshold, ImageVerification, Logging, PriorityPeriod, Taint, Tracing,
     default_eviction_hard,
 };
+use super::validate::{DAY, at_most_a_day, unless};
 use crate::types::cpu_set::CpuSet;
 
 /// Declares one [`Field`] from what a row has in brackets.
@@ -69,6 +71,8 @@ macro_rules! field {
                 lay: |flag, c| lay(&$codec, flag, &mut c.$($member).+),
                 arg: |arg| arg_of(&$codec, arg, |c| &c.$($member).+),
                 flag: None,
+                within: None,
+                check: None,
             }$($($options)+)?),
         }
     };
@@ -121,15 +125,18 @@ fields! {
     /// Longest interval between syncs of a running pod.
     sync_frequency: Duration = Duration::from_secs(60),
     ["syncFrequency": Duration = PERIOD, "100ms to 24h.";
-        .flag("sync-frequency", "DURATION", "How often a running pod is synced at the latest [default: 1m]")]
+        .flag("sync-frequency", "DURATION", "How often a running pod is synced at the latest [default: 1m]")
+        .within(|c| c.sync_frequency, Duration::from_millis(100), DAY)]
     /// Interval at which the manifest directory is listed, beside change notifications.
     file_check_frequency: Duration = Duration::from_secs(20),
     ["fileCheckFrequency": Duration = PERIOD, "10ms to 24h. Changes are also noticed at once by file notification.";
-        .flag("file-check-frequency", "DURATION", "How often the manifest directory is listed [default: 20s]")]
+        .flag("file-check-frequency", "DURATION", "How often the manifest directory is listed [default: 20s]")
+        .within(|c| c.file_check_frequency, Duration::from_millis(10), DAY)]
     /// Interval at which the manifest URL is fetched.
     http_check_frequency: Duration = Duration::from_secs(20),
     ["httpCheckFrequency": Duration = PERIOD, "10ms to 24h.";
-        .flag("http-check-frequency", "DURATION", "How often the manifest URL is fetched [default: 20s]")]
+        .flag("http-check-frequency", "DURATION", "How often the manifest URL is fetched [default: 20s]")
+        .within(|c| c.http_check_frequency, Duration::from_millis(10), DAY)]
     /// `staticPodURL`.
     static_pod_url: Option<String> = None,
     ["staticPodURL": String = URL, "`http://` or `https://`.";
@@ -199,7 +206,8 @@ fields! {
                 .flag("authentication-token-webhook", "BOOL", "Ask the API server about bearer tokens [default: true]")]
             [authentication.webhook_cache_ttl as "authentication.webhook.cacheTTL": Duration = PERIOD,
                 "At most 24h.";
-                .flag("authentication-token-webhook-cache-ttl", "DURATION", "How long its answer about a token counts [default: 2m]")]
+                .flag("authentication-token-webhook-cache-ttl", "DURATION", "How long its answer about a token counts [default: 2m]")
+                .check(|c| at_most_a_day(c.authentication.webhook_cache_ttl))]
         }]
         [section "anonymous" {
             [authentication.anonymous as "authentication.anonymous.enabled": Bool = BOOL,
@@ -216,10 +224,12 @@ fields! {
         [section "webhook" {
             [authorization.cache_authorized_ttl as "authorization.webhook.cacheAuthorizedTTL": Duration = PERIOD,
                 "At most 24h.";
-                .flag("authorization-webhook-cache-authorized-ttl", "DURATION", "How long a yes of the API server counts [default: 5m]")]
+                .flag("authorization-webhook-cache-authorized-ttl", "DURATION", "How long a yes of the API server counts [default: 5m]")
+                .check(|c| at_most_a_day(c.authorization.cache_authorized_ttl))]
             [authorization.cache_unauthorized_ttl as "authorization.webhook.cacheUnauthorizedTTL": Duration = PERIOD,
                 "At most 24h.";
-                .flag("authorization-webhook-cache-unauthorized-ttl", "DURATION", "How long a no of the API server counts [default: 30s]")]
+                .flag("authorization-webhook-cache-unauthorized-ttl", "DURATION", "How long a no of the API server counts [default: 30s]")
+                .check(|c| at_most_a_day(c.authorization.cache_unauthorized_ttl))]
         }]
     }]
     [later "registryPullQPS": Int32 = ["5"], "Pulls are limited by how many run at a time."]
@@ -260,7 +270,8 @@ fields! {
     oom_score_adj: i32 = -999,
     ["oomScoreAdj": Int32 = Int("a number from -1000 to 1000"),
         "-1000 to 1000: how likely the kernel kills the agent when memory is out; -1000 is never. Set at the start. An agent that may not lower it logs a warning and goes on.";
-        .flag("oom-score-adj", "SCORE", "How likely the kernel kills the agent when memory is out, from -1000 (never) to 1000 [default: -999]")]
+        .flag("oom-score-adj", "SCORE", "How likely the kernel kills the agent when memory is out, from -1000 (never) to 1000 [default: -999]")
+        .check(|c| unless((-1000..=1000).contains(&c.oom_score_adj), c.oom_score_adj, "a number from -1000 to 1000"))]
     /// DNS domain of the cluster; empty for none.
     cluster_domain: String = String::new(),
     ["clusterDomain": String = TEXT, "A DNS name.";
@@ -276,15 +287,18 @@ fields! {
     /// Interval at which the node's status is computed.
     node_status_update_frequency: Duration = Duration::from_secs(10),
     ["nodeStatusUpdateFrequency": Duration = PERIOD, "100ms to 24h. How often the node's status is computed.";
-        .flag("node-status-update-frequency", "DURATION", "How often the node's status is computed [default: 10s]")]
+        .flag("node-status-update-frequency", "DURATION", "How often the node's status is computed [default: 10s]")
+        .within(|c| c.node_status_update_frequency, Duration::from_millis(100), DAY)]
     /// Interval at which the node's status is written when nothing changed.
     node_status_report_frequency: Duration = Duration::from_secs(300),
     ["nodeStatusReportFrequency": Duration = PERIOD,
-        "100ms to 24h. How often it is written when nothing changed. A file that sets only `nodeStatusUpdateFrequency` sets this one too, as upstream."]
+        "100ms to 24h. How often it is written when nothing changed. A file that sets only `nodeStatusUpdateFrequency` sets this one too, as upstream.";
+        .within(|c| c.node_status_report_frequency, Duration::from_millis(100), DAY)]
     /// Duration of the node's lease; it is renewed four times in that time.
     node_lease_duration_seconds: i32 = 40,
     ["nodeLeaseDurationSeconds": Int32 = Nonzero("a number from 0 (which means 40)", "a number from 1"),
-        "0 is the default."]
+        "0 is the default.";
+        .check(|c| unless(c.node_lease_duration_seconds >= 1, c.node_lease_duration_seconds, "a number of seconds from 1"))]
     /// Age of an image before it is removed to free space.
     image_minimum_gc_age: Duration = Duration::from_secs(120),
     ["imageMinimumGCAge": Duration = PERIOD,
@@ -298,7 +312,8 @@ fields! {
     image_gc_high_threshold_percent: u8 = 85,
     ["imageGCHighThresholdPercent": Int32 = Int("a percentage from 0 to 100; 100 turns it off"),
         "Percentage of the images' disk at which unused images are removed; 100 turns that off.";
-        .flag("image-gc-high-threshold", "PERCENT", "Percentage of the images' disk at which unused images are removed; 100 for never [default: 85]")]
+        .flag("image-gc-high-threshold", "PERCENT", "Percentage of the images' disk at which unused images are removed; 100 for never [default: 85]")
+        .check(|c| unless(c.image_gc_high_threshold_percent <= 100, c.image_gc_high_threshold_percent, "a percentage from 0 to 100; 100 turns it off"))]
     /// Percentage down to which they are removed.
     image_gc_low_threshold_percent: u8 = 80,
     ["imageGCLowThresholdPercent": Int32 = Int("a percentage from 0 to 100, less than imageGCHighThresholdPercent"),
@@ -368,7 +383,8 @@ fields! {
     /// Deadline of a runtime call that is not long-running.
     runtime_request_timeout: Duration = Duration::from_secs(120),
     ["runtimeRequestTimeout": Duration = PERIOD, "1ms to 24h.";
-        .flag("runtime-request-timeout", "DURATION", "Deadline of runtime calls that are not long-running [default: 2m]")]
+        .flag("runtime-request-timeout", "DURATION", "Deadline of runtime calls that are not long-running [default: 2m]")
+        .within(|c| c.runtime_request_timeout, Duration::from_millis(1), DAY)]
     [later "hairpinMode": String = ["promiscuous-bridge", ""], ""]
     /// Number of pods that may run on the node.
     max_pods: u32 = 110,
@@ -393,7 +409,8 @@ fields! {
     /// `cpuCFSQuotaPeriod`.
     cpu_cfs_quota_period: Duration = Duration::from_millis(100),
     ["cpuCFSQuotaPeriod": Duration = PERIOD, "1ms to 1s. Needs no feature gate.";
-        .flag("cpu-cfs-quota-period", "DURATION", "CFS quota period [default: 100ms]")]
+        .flag("cpu-cfs-quota-period", "DURATION", "CFS quota period [default: 100ms]")
+        .within(|c| c.cpu_cfs_quota_period, Duration::from_millis(1), Duration::from_secs(1))]
     /// Number of images that the node's status lists; `None` for all.
     node_status_max_images: Option<u32> = Some(50),
     ["nodeStatusMaxImages": Int32 = MAX_IMAGES, "-1 lists all.";
@@ -420,7 +437,8 @@ fields! {
     /// Number of images that are pulled at once; no limit when unset and pulls are not serialised.
     max_parallel_image_pulls: Option<u32> = None,
     ["maxParallelImagePulls": Int32 = OPTIONAL_INT,
-        "At least 1. Above 1 only when pulls are not serialised."]
+        "At least 1. Above 1 only when pulls are not serialised.";
+        .check(|c| unless(c.max_parallel_image_pulls != Some(0), 0, "a number from 1"))]
     /// Least amounts that must be left on the node, by eviction signal such as `memory.available`; 0 for none.
     eviction_hard: BTreeMap<String, EvictionThreshold> = default_eviction_hard(),
     ["evictionHard": StringMap = THRESHOLDS,
@@ -480,18 +498,22 @@ fields! {
     /// Size in bytes at which a container log is rotated; [`NEVER_ROTATE`] for never.
     container_log_max_size: u64 = 10 << 20,
     ["containerLogMaxSize": String = LOG_SIZE, "A negative size turns [rotation](logs.md#rotation) off.";
-        .flag("container-log-max-size", "SIZE", "Size at which a container log is rotated; a negative one for never [default: 10Mi]")]
+        .flag("container-log-max-size", "SIZE", "Size at which a container log is rotated; a negative one for never [default: 10Mi]")
+        .check(|c| unless(c.container_log_max_size != 0, 0, "at least 1 byte"))]
     /// Number of log files that are kept per container.
     container_log_max_files: u32 = 5,
     ["containerLogMaxFiles": Int32 = Int("a number of files, at least 2"),
         "At least 2; the file that is written counts.";
-        .flag("container-log-max-files", "COUNT", "Log files kept per container [default: 5]")]
+        .flag("container-log-max-files", "COUNT", "Log files kept per container [default: 5]")
+        .check(|c| unless(c.container_log_max_files >= 2, c.container_log_max_files, "a number of files, at least 2"))]
     /// Number of container logs that are rotated at once.
     container_log_max_workers: u32 = 1,
-    ["containerLogMaxWorkers": Int32 = Int("a number of rotations at once, at least 1"), "At least 1."]
+    ["containerLogMaxWorkers": Int32 = Int("a number of rotations at once, at least 1"), "At least 1.";
+        .check(|c| unless(c.container_log_max_workers != 0, 0, "a number from 1"))]
     /// Interval at which the sizes of container logs are read.
     container_log_monitor_interval: Duration = Duration::from_secs(10),
-    ["containerLogMonitorInterval": Duration = PERIOD, "3s to 24h."]
+    ["containerLogMonitorInterval": Duration = PERIOD, "3s to 24h.";
+        .within(|c| c.container_log_monitor_interval, Duration::from_secs(3), DAY)]
     /// Detection of changes of configMaps and secrets. They are watched whatever this says.
     config_map_and_secret_change_detection_strategy: String = "Watch".to_owned(),
     ["configMapAndSecretChangeDetectionStrategy": String = FILLED,
@@ -570,7 +592,8 @@ fields! {
     max_container_restart_period: Duration = Duration::from_secs(300),
     [section "crashLoopBackOff" {
         [max_container_restart_period as "crashLoopBackOff.maxContainerRestartPeriod": Duration = TIME,
-            "1s to 5m. Needs no feature gate."]
+            "1s to 5m. Needs no feature gate.";
+            .within(|c| c.max_container_restart_period, Duration::from_secs(1), Duration::from_secs(300))]
     }]
     /// Memory that is kept from pods, by NUMA node.
     reserved_memory: Vec<ReservedMemory> = Vec::new(),

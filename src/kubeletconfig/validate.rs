@@ -1,12 +1,17 @@
 //! The rules merged values must obey. Every broken rule names the field, its value and what is allowed.
 
+use std::fmt::Display;
 use std::path::{Component, Path};
 use std::time::Duration;
 
 use super::decode::Settings;
 use super::duration::format_duration;
+use super::fields::{self, Within};
 use super::problem::Warning;
 use super::types::ImageVerification;
+
+/// The longest duration of most fields.
+pub(super) const DAY: Duration = Duration::from_secs(86_400);
 
 /// Checks the merged settings and adds what is wrong to their problems. Settings whose text could not be
 /// read keep their defaults here, so that one mistake is reported once.
@@ -91,10 +96,6 @@ fn image_collection(settings: &mut Settings) {
         config.image_gc_high_threshold_percent,
         config.image_gc_low_threshold_percent,
     );
-    if high > 100 {
-        let wrong = format!("is {high}, expected a percentage from 0 to 100; 100 turns it off");
-        settings.reject("imageGCHighThresholdPercent", wrong);
-    }
     if low > 100 || low >= high {
         let wrong = format!(
             "is {low}, expected a percentage from 0 to 100, less than imageGCHighThresholdPercent, which is {high}"
@@ -109,66 +110,13 @@ fn image_collection(settings: &mut Settings) {
     }
 }
 
+/// Durations that are too short or too long.
 fn periods(settings: &mut Settings) {
-    let config = &settings.config;
-    let day = Duration::from_secs(86_400);
-    let ranges = [
-        (
-            "syncFrequency",
-            config.sync_frequency,
-            Duration::from_millis(100),
-            day,
-        ),
-        (
-            "fileCheckFrequency",
-            config.file_check_frequency,
-            Duration::from_millis(10),
-            day,
-        ),
-        (
-            "httpCheckFrequency",
-            config.http_check_frequency,
-            Duration::from_millis(10),
-            day,
-        ),
-        (
-            "nodeStatusUpdateFrequency",
-            config.node_status_update_frequency,
-            Duration::from_millis(100),
-            day,
-        ),
-        (
-            "nodeStatusReportFrequency",
-            config.node_status_report_frequency,
-            Duration::from_millis(100),
-            day,
-        ),
-        (
-            "containerLogMonitorInterval",
-            config.container_log_monitor_interval,
-            Duration::from_secs(3),
-            day,
-        ),
-        (
-            "runtimeRequestTimeout",
-            config.runtime_request_timeout,
-            Duration::from_millis(1),
-            day,
-        ),
-        (
-            "cpuCFSQuotaPeriod",
-            config.cpu_cfs_quota_period,
-            Duration::from_millis(1),
-            Duration::from_secs(1),
-        ),
-        (
-            "crashLoopBackOff.maxContainerRestartPeriod",
-            config.max_container_restart_period,
-            Duration::from_secs(1),
-            Duration::from_secs(300),
-        ),
-    ];
-    for (field, value, min, max) in ranges {
+    for setting in fields::settings() {
+        let Some(Within { value, min, max }) = setting.within else {
+            continue;
+        };
+        let value = value(&settings.config);
         if value < min || value > max {
             let message = format!(
                 "is {}, allowed are {} to {}",
@@ -176,9 +124,25 @@ fn periods(settings: &mut Settings) {
                 format_duration(min),
                 format_duration(max)
             );
-            settings.reject(field, message);
+            settings.reject(setting.name, message);
         }
     }
+}
+
+/// Returns what is wrong with a value unless it is good.
+pub(super) fn unless(good: bool, value: impl Display, expected: &str) -> Option<String> {
+    (!good).then(|| format!("is {value}, expected {expected}"))
+}
+
+/// Returns what is wrong with a duration of more than a day.
+pub(super) fn at_most_a_day(duration: Duration) -> Option<String> {
+    (duration > DAY).then(|| {
+        format!(
+            "is {}, allowed is at most {}",
+            format_duration(duration),
+            format_duration(DAY)
+        )
+    })
 }
 
 fn image_verification(settings: &mut Settings) {
@@ -236,15 +200,7 @@ fn numbers(settings: &mut Settings) {
         config.max_parallel_image_pulls,
         config.serialize_image_pulls,
     );
-    let (files, size, workers) = (
-        config.container_log_max_files,
-        config.container_log_max_size,
-        config.container_log_max_workers,
-    );
-    let (verbosity, score) = (config.logging.verbosity, config.oom_score_adj);
-    if pulls == Some(0) {
-        settings.reject("maxParallelImagePulls", "is 0, expected a number from 1");
-    }
+    let verbosity = config.logging.verbosity;
     if let Some(pulls) = pulls.filter(|pulls| *pulls > 1 && serialized) {
         settings.reject(
             "maxParallelImagePulls",
@@ -254,23 +210,10 @@ fn numbers(settings: &mut Settings) {
         );
     }
     image_collection(settings);
-    if !(-1000..=1000).contains(&score) {
-        settings.reject(
-            "oomScoreAdj",
-            format!("is {score}, expected a number from -1000 to 1000"),
-        );
-    }
-    if files < 2 {
-        settings.reject(
-            "containerLogMaxFiles",
-            format!("is {files}, expected a number of files, at least 2"),
-        );
-    }
-    if size == 0 {
-        settings.reject("containerLogMaxSize", "is 0, expected at least 1 byte");
-    }
-    if workers == 0 {
-        settings.reject("containerLogMaxWorkers", "is 0, expected a number from 1");
+    for setting in fields::settings() {
+        if let Some(message) = setting.check.and_then(|check| check(&settings.config)) {
+            settings.reject(setting.name, message);
+        }
     }
     if i32::try_from(verbosity).is_err() {
         settings.reject(
