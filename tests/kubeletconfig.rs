@@ -14,6 +14,7 @@ use std::time::Duration;
 use clap::{Arg, Args, Command, FromArgMatches};
 use holdfast::kubeletconfig::fields::{FIELDS, Field, Kind, Support};
 use holdfast::kubeletconfig::flags::KubeletFlags;
+use holdfast::kubeletconfig::tables::tables;
 use holdfast::kubeletconfig::unsupported::{Effect, UNSUPPORTED_FLAGS};
 use holdfast::kubeletconfig::{
     AgentConfig, AuthorizationMode, BackOffEarlyEnd, CgroupDriver, ConfigError, DeviceReadiness,
@@ -1251,6 +1252,33 @@ fn the_flags_are_upstreams_and_a_few_of_our_own() {
     ours.sort_by(|a, b| a.split(' ').next().cmp(&b.split(' ').next()));
     let upstreams = listed(include_str!("kubeletconfig/kubelet-1.36-flags.txt"));
     assert_eq!(ours, upstreams);
+}
+
+/// `HOLDFAST_UPDATE_DOCS=1 cargo test --test kubeletconfig` writes the tables of `docs/configuration.md` anew.
+#[test]
+fn the_tables_of_the_documentation_are_those_of_the_fields() {
+    let path = "docs/configuration.md";
+    let mut page = fs::read_to_string(path).unwrap();
+    let mut stale = Vec::new();
+    for (name, table) in tables() {
+        let begin = format!("<!-- begin of the table: {name} -->\n");
+        let end = format!("<!-- end of the table: {name} -->\n");
+        let (head, rest) = page.split_once(&begin).unwrap();
+        let (written, tail) = rest.split_once(&end).unwrap();
+        if written.trim() != table.trim() {
+            stale.push(name);
+        }
+        page = format!("{head}{begin}\n{table}{end}{tail}");
+    }
+    if std::env::var_os("HOLDFAST_UPDATE_DOCS").is_some() {
+        fs::write(path, page).unwrap();
+        return;
+    }
+    assert!(
+        stale.is_empty(),
+        "the tables {stale:?} of {path} are not those of src/kubeletconfig/table.rs; \
+         HOLDFAST_UPDATE_DOCS=1 cargo test --test kubeletconfig writes them anew"
+    );
 }
 
 #[test]

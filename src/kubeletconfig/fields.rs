@@ -121,6 +121,8 @@ pub(super) struct Setting {
     pub(super) within: Option<Within>,
     /// Check of the value by itself. A text says what is wrong, fit to follow the name of the field.
     pub(super) check: Option<fn(&KubeletConfiguration) -> Option<String>>,
+    /// The default in the words of the documentation; `None` for the value itself.
+    pub(super) default: Option<&'static str>,
 }
 
 /// The durations that a field allows.
@@ -158,6 +160,12 @@ impl Setting {
             value_name,
             help,
         });
+        self
+    }
+
+    /// Documents a default that says little by itself.
+    pub(super) const fn default(mut self, words: &'static str) -> Self {
+        self.default = Some(words);
         self
     }
 

@@ -31,6 +31,7 @@ mod resolve;
 mod server;
 mod shutdown;
 mod table;
+pub mod tables;
 mod types;
 pub mod unsupported;
 mod validate;

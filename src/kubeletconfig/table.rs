@@ -73,6 +73,7 @@ macro_rules! field {
                 flag: None,
                 within: None,
                 check: None,
+                default: None,
             }$($($options)+)?),
         }
     };
@@ -172,12 +173,14 @@ fields! {
     tls_cipher_suites: Vec<String> = Vec::new(),
     ["tlsCipherSuites": Strings = STRINGS,
         "Go's names. Those of TLS 1.3 are always on; weak ones are accepted with a warning and left out.";
-        .flag("tls-cipher-suites", "NAMES", "Cipher suites of TLS 1.2, by Go's names, separated by commas; may be repeated [default: all]")]
+        .flag("tls-cipher-suites", "NAMES", "Cipher suites of TLS 1.2, by Go's names, separated by commas; may be repeated [default: all]")
+        .default("all")]
     /// `tlsCurvePreferences`: the numbers of the groups that keys may be exchanged in; empty for all.
     tls_curve_preferences: Vec<i32> = Vec::new(),
     ["tlsCurvePreferences": Ints = INTS,
         "Groups that keys may be exchanged in, by their numbers in TLS: 23 (P-256), 24 (P-384), 29 (X25519). Go's others are accepted with a warning and left out. The order says nothing, as upstream.";
-        .flag("tls-curve-preferences", "NUMBERS", "Groups that keys may be exchanged in, by their numbers in TLS: 23 (P-256), 24 (P-384), 29 (X25519), separated by commas; may be repeated [default: all]")]
+        .flag("tls-curve-preferences", "NUMBERS", "Groups that keys may be exchanged in, by their numbers in TLS: 23 (P-256), 24 (P-384), 29 (X25519), separated by commas; may be repeated [default: all]")
+        .default("all")]
     /// `tlsMinVersion`.
     tls_min_version: TlsVersion = TlsVersion::default(),
     ["tlsMinVersion": String = names(),
@@ -329,7 +332,8 @@ fields! {
     /// The cgroup below which pods live; `/` when unset.
     cgroup_root: String = String::new(),
     ["cgroupRoot": String = TEXT, "Absolute cgroup name.";
-        .flag("cgroup-root", "CGROUP", "Cgroup below which pods live [default: /]")]
+        .flag("cgroup-root", "CGROUP", "Cgroup below which pods live [default: /]")
+        .default("`/`")]
     /// `cgroupsPerQOS`: whether pods live below QoS cgroups.
     cgroups_per_qos: bool = true,
     ["cgroupsPerQOS": Bool = BOOL, "";
@@ -347,7 +351,8 @@ fields! {
     /// `singleProcessOOMKill`; `None` for upstream's default: on with cgroup v1, off with v2.
     single_process_oom_kill: Option<bool> = None,
     ["singleProcessOOMKill": Bool = OPTIONAL_BOOL,
-        "Whether the kernel ends one process when a container is out of memory, or all of them. Unset is false with cgroup v2. With cgroup v1 only one is ended, and false is refused."]
+        "Whether the kernel ends one process when a container is out of memory, or all of them. Unset is false with cgroup v2. With cgroup v1 only one is ended, and false is refused.";
+        .default("unset")]
     /// Options of that policy, see [`KubeletConfiguration::cpu_options`].
     cpu_manager_policy_options: BTreeMap<String, String> = BTreeMap::new(),
     ["cpuManagerPolicyOptions": StringMap = OPTIONS,
@@ -627,9 +632,11 @@ fields! {
     tracing: Option<Tracing> = None,
     [section "tracing" {
         [tracing as "tracing.endpoint": String = TRACING_ENDPOINT,
-            "Collector of traces, OTLP over gRPC without TLS: `host:port` or `unix:///path`."]
+            "Collector of traces, OTLP over gRPC without TLS: `host:port` or `unix:///path`.";
+            .default("`localhost:4317`")]
         [tracing as "tracing.samplingRatePerMillion": Int32 = TRACING_RATE,
-            "0 to 1000000; of a million traces so many are sent, 0 for none. See [debugging.md](debugging.md#traces)."]
+            "0 to 1000000; of a million traces so many are sent, 0 for none. See [debugging.md](debugging.md#traces).";
+            .default("0")]
     }]
     [later "localStorageCapacityIsolation": Bool = ["true"], "[Limits of local storage](lifecycle.md#limits-of-local-storage) are always enforced."]
     /// CRI runtime endpoint as written; the resolved one is in `AgentConfig`.
@@ -639,7 +646,8 @@ fields! {
     /// CRI image endpoint as written; empty means the runtime's.
     image_service_endpoint: String = String::new(),
     ["imageServiceEndpoint": String = TEXT, "Unix socket, as a URL or an absolute path.";
-        .flag("image-service-endpoint", "ENDPOINT", "CRI image socket [default: that of the runtime]")]
+        .flag("image-service-endpoint", "ENDPOINT", "CRI image socket [default: that of the runtime]")
+        .default("the runtime's")]
     /// True if the agent refuses to run on cgroup v1.
     fail_cgroup_v1: bool = false,
     ["failCgroupV1": Bool = BOOL, "Upstream: true. See deviations.";
