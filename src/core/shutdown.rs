@@ -203,13 +203,7 @@ impl ShutdownRecord {
             Self { ended: Some(_), .. } => "shutdown ended",
             _ => "shutdown began",
         };
-        let record = ObjectRecord {
-            resource_version: String::new(),
-            encrypted: false,
-            // Numbers and nothing else: there is no way for it to fail.
-            data: serde_json::to_vec(self).unwrap_or_default(),
-            at: now,
-        };
+        let record = ObjectRecord::own(self, now);
         Transaction::new()
             .put(KEY, record)
             .journal(None, what, why.to_owned())
@@ -266,13 +260,7 @@ impl ManagerRecord {
         if stored.is_some_and(|(stored, at)| stored == *self && at.boot == now.boot) {
             return Transaction::new();
         }
-        let record = ObjectRecord {
-            resource_version: String::new(),
-            encrypted: false,
-            // Numbers and text: there is no way for it to fail.
-            data: serde_json::to_vec(self).unwrap_or_default(),
-            at: now,
-        };
+        let record = ObjectRecord::own(self, now);
         Transaction::new().put(MANAGER_KEY, record)
     }
 }

@@ -570,13 +570,7 @@ fn read<T: DeserializeOwned>(state: &State, key: &str) -> Option<T> {
 }
 
 pub(super) fn object<T: Serialize>(value: &T, at: Stamp) -> ObjectRecord {
-    ObjectRecord {
-        resource_version: String::new(),
-        encrypted: false,
-        // Maps with string keys and strings: nothing that JSON could not hold.
-        data: serde_json::to_vec(value).unwrap_or_default(),
-        at,
-    }
+    ObjectRecord::own(value, at)
 }
 
 fn pulled_key(id: &str) -> String {

@@ -163,13 +163,7 @@ impl Ends {
     }
 
     fn to_object(&self, at: Stamp) -> ObjectRecord {
-        ObjectRecord {
-            resource_version: String::new(),
-            encrypted: false,
-            // Strings and numbers always have a JSON form.
-            data: serde_json::to_vec(self).unwrap_or_default(),
-            at,
-        }
+        ObjectRecord::own(self, at)
     }
 }
 

@@ -80,13 +80,7 @@ impl Report {
         if Self::of(state) == *self {
             return Transaction::new();
         }
-        let record = ObjectRecord {
-            resource_version: String::new(),
-            encrypted: false,
-            // Text and numbers: there is no way for it to fail.
-            data: serde_json::to_vec(self).unwrap_or_default(),
-            at: now,
-        };
+        let record = ObjectRecord::own(self, now);
         Transaction::new().put(KEY, record)
     }
 }

@@ -188,13 +188,7 @@ impl Report {
         if is_recent && settled(&stored) == settled(self) {
             return Transaction::new();
         }
-        let record = ObjectRecord {
-            resource_version: String::new(),
-            encrypted: false,
-            // Keys are text: there is no way for it to fail.
-            data: serde_json::to_vec(self).unwrap_or_default(),
-            at: now,
-        };
+        let record = ObjectRecord::own(self, now);
         Transaction::new().put(KEY, record)
     }
 }

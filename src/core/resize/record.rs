@@ -84,13 +84,7 @@ fn read<T: serde::de::DeserializeOwned>(state: &State, key: &str) -> Option<T> {
 }
 
 fn object<T: Serialize>(of: &T, at: Stamp) -> ObjectRecord {
-    ObjectRecord {
-        resource_version: String::new(),
-        encrypted: false,
-        // Maps of strings always have a JSON form.
-        data: serde_json::to_vec(of).unwrap_or_default(),
-        at,
-    }
+    ObjectRecord::own(of, at)
 }
 
 #[cfg(test)]

@@ -460,6 +460,16 @@ pub struct ObjectRecord {
 }
 
 impl ObjectRecord {
+    /// Returns a record of the agent's own, as JSON. What is kept so has a JSON form: structs, lists, and maps with texts as keys.
+    pub fn own<T: Serialize + ?Sized>(of: &T, at: Stamp) -> Self {
+        Self {
+            resource_version: String::new(),
+            encrypted: false,
+            data: serde_json::to_vec(of).unwrap_or_default(),
+            at,
+        }
+    }
+
     pub(super) fn class(_: Option<&Self>, _: Option<&Self>) -> Durability {
         Relaxed
     }
