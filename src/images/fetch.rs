@@ -186,7 +186,7 @@ impl ImageManager {
         }
     }
 
-    /// Opens the directories of images before a pull or import; see [`Syncs::open`]. Where that fails, its end tries again.
+    /// Opens the directories of images before a pull or import; see [`Syncs::open`](super::sync::Syncs::open). Where that fails, its end tries again.
     pub(super) async fn open_disk<S: ImageService>(&self, service: &S) -> Option<Arc<Opened>> {
         let opened = self.syncs.open(service).await;
         opened

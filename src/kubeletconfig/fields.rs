@@ -1,5 +1,5 @@
 //! A field of upstream's `KubeletConfiguration` (v1beta1 at Kubernetes 1.36): its name, its type and its
-//! effect in this version. [`super::table`] has all of them.
+//! effect in this version. The module `table` has all of them.
 
 use std::time::Duration;
 

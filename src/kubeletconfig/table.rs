@@ -500,7 +500,7 @@ fields! {
         [reserves.swap as "memorySwap.swapBehavior": String = names(),
             "`LimitedSwap` gives containers of Burstable pods a share of the node's swap, equal to the share of their memory request in the node's memory. Needs cgroup v2: on cgroup v1, and where the kernel cannot limit swap, a warning says that it has no effect. Critical pods get none, and neither do containers whose request equals their limit."]
     }]
-    /// Size in bytes at which a container log is rotated; [`NEVER_ROTATE`] for never.
+    /// Size in bytes at which a container log is rotated; [`NEVER_ROTATE`](super::types::NEVER_ROTATE) for never.
     container_log_max_size: u64 = 10 << 20,
     ["containerLogMaxSize": String = LOG_SIZE, "A negative size turns [rotation](logs.md#rotation) off.";
         .flag("container-log-max-size", "SIZE", "Size at which a container log is rotated; a negative one for never [default: 10Mi]")

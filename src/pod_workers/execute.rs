@@ -281,7 +281,7 @@ fn tell_sandbox_changed(
     }
 }
 
-/// Carries out the actions but for the stops, which [`stop`] has done.
+/// Carries out the actions but for the stops, which [`stop()`] has done.
 pub(super) async fn execute(
     context: &WorkerContext,
     job: &Job,

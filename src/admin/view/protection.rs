@@ -179,7 +179,7 @@ pub(super) fn judge(state: &State, rows: &mut [Row]) {
     }
 }
 
-/// Fields of [`shutdown`], beside the key.
+/// Fields of [`shutdown()`], beside the key.
 const SHUTDOWN_FIELDS: [&str; 12] = [
     "state",
     "by",
