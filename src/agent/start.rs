@@ -570,6 +570,10 @@ pub(super) async fn start(
         devices::follow(base.devices.clone(), workers.clone(), token.clone()),
     );
     tasks.add(
+        "outdated statuses",
+        tasks::compute_outdated(status.clone(), workers.clone(), token.clone()),
+    );
+    tasks.add(
         "changed claims",
         dra::follow(base.dra.clone(), workers.clone(), token.clone()),
     );

@@ -12,8 +12,10 @@ use super::systemd::Systemd;
 use crate::core::state::{META_KEY, MetaRecord, State, Transaction};
 use crate::kubeletconfig::CgroupDriver;
 use crate::kuberuntime::cri::{CriClient, CriError, v1};
+use crate::pod_workers::PodWorkers;
 use crate::runtime_state::RuntimeState;
 use crate::server::TimedCheck;
+use crate::status::StatusManager;
 use crate::store::backup::{self, BackupError, BackupMeta};
 use crate::store::{Store, StoreHealth};
 use crate::types::metrics::Metrics;
@@ -364,6 +366,19 @@ pub(super) async fn watchdog(
         tokio::select! {
             () = token.cancelled() => return,
             () = tokio::time::sleep(interval / 2) => {}
+        }
+    }
+}
+
+/// Syncs the pods of which the API server shows another status than an earlier run recorded, until `token` is cancelled.
+pub(super) async fn compute_outdated(
+    status: StatusManager,
+    workers: PodWorkers,
+    token: CancellationToken,
+) {
+    while let Some(pods) = token.run_until_cancelled(status.outdated()).await {
+        for uid in &pods {
+            workers.sync(uid);
         }
     }
 }

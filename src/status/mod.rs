@@ -15,6 +15,7 @@ mod queue;
 mod shared;
 mod syncer;
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::{Pod, PodStatus};
@@ -69,6 +70,12 @@ impl StatusManager {
     /// reconciles or removes, after the pod manager was told. Never waits.
     pub fn observed(&self, observed: Observed) {
         self.shared.observe(observed);
+    }
+
+    /// Waits for pods whose workers have to compute the status anew, since the API server shows another one than an earlier
+    /// run of the agent recorded. For one caller. Cancel-safe.
+    pub async fn outdated(&self) -> BTreeSet<PodUid> {
+        self.shared.take_outdated().await
     }
 
     /// Forgets a pod whose worker and records are gone.

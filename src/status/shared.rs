@@ -1,7 +1,7 @@
 //! What the status manager, the syncer and the mirror pods tell each other: which pods have something to look
 //! at, and the newest pods of the API server.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -42,6 +42,8 @@ pub(super) struct Shared {
     status: Notify,
     /// For the mirror pods: a static pod or mirror pod changed.
     mirrors: Notify,
+    /// For the workers: there are pods in [`Data::outdated`].
+    outdated: Notify,
 }
 
 #[derive(Default)]
@@ -58,6 +60,8 @@ struct Data {
     gone_mirrors: Vec<PodUid>,
     /// Pods whose status was computed in this life of the agent.
     computed: HashSet<PodUid>,
+    /// Pods of which the API server shows another status than an earlier life of the agent recorded.
+    outdated: BTreeSet<PodUid>,
 }
 
 struct Known {
@@ -197,6 +201,23 @@ impl Shared {
 
     pub(super) fn is_computed(&self, uid: &PodUid) -> bool {
         self.lock().computed.contains(uid)
+    }
+
+    /// Asks the pod's worker to compute the status anew.
+    pub(super) fn add_outdated(&self, uid: &PodUid) {
+        self.lock().outdated.insert(uid.clone());
+        self.outdated.notify_one();
+    }
+
+    /// Waits for pods of [`Self::add_outdated`], and takes them. For one caller. Cancel-safe.
+    pub(super) async fn take_outdated(&self) -> BTreeSet<PodUid> {
+        loop {
+            self.outdated.notified().await;
+            let outdated = std::mem::take(&mut self.lock().outdated);
+            if !outdated.is_empty() {
+                return outdated;
+            }
+        }
     }
 
     /// Forgets a pod that is forgotten everywhere else.

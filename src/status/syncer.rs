@@ -281,6 +281,14 @@ impl Syncer {
             let Some(patch) = status_patch(&input) else {
                 break withheld;
             };
+            // Before a crash the API server may have been told more than what reached the disk.
+            if record.version <= record.acknowledged
+                && !record.finished
+                && !self.shared().is_computed(uid)
+            {
+                self.shared().add_outdated(uid);
+                return Ok(Next::Park);
+            }
             match self.patch(&shown, &patch).await {
                 Ok(answer) => {
                     shown = answer;

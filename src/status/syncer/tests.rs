@@ -517,6 +517,41 @@ async fn a_restored_status_waits_until_it_was_computed_again() {
     assert_eq!(rig.shown_phase("web"), "Running");
 }
 
+/// The newest status was told, and a crash came before it was on the disk.
+#[tokio::test(start_paused = true)]
+async fn a_status_of_an_earlier_run_is_computed_anew_before_it_replaces_what_the_server_shows() {
+    let rig = Rig::new();
+    let older = StatusRecord {
+        name: "web".into(),
+        namespace: "default".into(),
+        status: crate::types::Json::new(phase_of("Pending")),
+        version: 5,
+        acknowledged: 5,
+        at: stamp(1000),
+        finished: false,
+    };
+    let put = Transaction::new().put("u1", older);
+    rig.store.commit(put).await.unwrap();
+    let mut newer = pod("web", "u1");
+    newer.status = Some(phase_of("Running"));
+    rig.start();
+    pass(100).await;
+    let newer = rig.show(&newer);
+    pass(60_000).await;
+    assert_eq!(rig.api.count("PATCH"), 0);
+    let asked = tokio::time::timeout(Duration::from_secs(1), rig.status.outdated()).await;
+    assert_eq!(asked.unwrap(), [PodUid::new("u1")].into());
+    rig.set(&newer, "Running").await;
+    pass(100).await;
+    assert_eq!(rig.shown_phase("web"), "Running");
+    // Somebody else's change is taken back by this run.
+    let mut changed = (*newer).clone();
+    changed.status = Some(phase_of("Pending"));
+    rig.show(&changed);
+    pass(60_000).await;
+    assert_eq!(rig.shown_phase("web"), "Running");
+}
+
 fn boot() -> crate::types::BootIdentity {
     crate::types::BootIdentity {
         kernel_boot_id: "b".into(),
