@@ -21,6 +21,8 @@ mod clock;
 mod images;
 #[path = "machine/kubeadm.rs"]
 mod kubeadm;
+#[path = "machine/late.rs"]
+mod late;
 #[path = "machine/node.rs"]
 mod node;
 #[path = "machine/package.rs"]
