@@ -113,7 +113,7 @@ pub(super) struct Served<B, S> {
     pub(super) without: &'static str,
     /// Makes the socket. Blocking, shortly.
     pub(super) bind: B,
-    /// Serves it.
+    /// Serves the bound socket until the agent ends.
     pub(super) serve: S,
 }
 

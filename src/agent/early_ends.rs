@@ -50,7 +50,7 @@ pub(super) fn image_changes() -> (ImageChanged, mpsc::Receiver<String>) {
 pub(super) struct Signals {
     /// Names of images that changed.
     pub(super) images: mpsc::Receiver<String>,
-    /// CSI drivers.
+    /// Registry of CSI drivers; a driver that registers may end back-offs.
     pub(super) drivers: Drivers,
 }
 

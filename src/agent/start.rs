@@ -94,26 +94,26 @@ fn max_pods(
     })
 }
 
-/// What an agent is made of that differs between a process and a simulation.
+/// Parts of an agent that differ between a process and a simulation.
 pub struct Parts {
-    /// The store, running.
+    /// Running store.
     pub store: Store,
-    /// The meta record it was opened with.
+    /// Meta record that the store was opened with.
     pub meta: MetaRecord,
-    /// Time.
+    /// Clock of the whole agent.
     pub clock: Arc<dyn Clock>,
-    /// Metrics, the same the store has.
+    /// Metrics, the same as the store's.
     pub metrics: Metrics,
-    /// This boot.
+    /// Identity of this boot of the machine.
     pub boot: BootIdentity,
     /// The API server; `None` for static pods only.
     pub api: Option<ApiClient>,
-    /// What announces shutdowns of the machine; `None` for the machine's `logind`.
+    /// Announcer of shutdowns of the machine; `None` for the machine's `logind`.
     pub shutdown: Option<Link>,
-    /// Whether the API server may be that of another cluster than the store's: no pod of it is started then before it
-    /// has answered.
+    /// Set when the API server may belong to another cluster than the store: then no pod of it starts before it has
+    /// answered.
     pub cluster_doubted: bool,
-    /// Measures the node for evictions; `None` for the machine's figures.
+    /// Figures of the node for evictions; `None` for the machine's.
     pub figures: Option<Arc<dyn Figures>>,
     /// Topology of the machine; `None` to read it.
     pub machine: Option<Machine>,
@@ -123,7 +123,7 @@ pub struct Parts {
     pub image_disk: Option<Arc<dyn ImageDisk>>,
 }
 
-/// What exists before the runtime was reached.
+/// Parts that exist before the runtime has answered.
 pub(super) struct Base {
     pub(super) store: Store,
     pub(super) clock: Arc<dyn Clock>,
@@ -140,7 +140,7 @@ pub(super) struct Base {
     pub(super) node: NodeObject,
     /// The addresses of this machine.
     pub(super) addresses: HostAddresses,
-    /// What announces shutdowns, where that is not `logind`.
+    /// Announcer of shutdowns, where that is not `logind`.
     pub(super) shutdown: Option<Link>,
     /// Orders of `holdfast drain-local`.
     pub(super) local_drain: LocalDrain,
@@ -154,25 +154,25 @@ pub(super) struct Base {
     pub(super) machine: Option<Machine>,
     /// See [`Parts::image_disk`].
     pub(super) image_disk: Option<Arc<dyn ImageDisk>>,
-    /// What the node is short of; as on record until it was observed.
+    /// Shortages of the node; the stored ones until the node was observed.
     pub(super) pressure: watch::Sender<Pressure>,
     /// Devices of device plugins.
     pub(super) devices: DeviceManager,
-    /// Resource claims.
+    /// Resource claims of pods.
     pub(super) dra: DraManager,
     monitor: Monitor,
     pub(super) restored: Arc<AtomicBool>,
-    /// For who asks how full volumes are.
+    /// Serves the usage of volumes, once there is a volume manager.
     volumes: VolumesSlot,
     started: Stamp,
     sync_frequency: Duration,
-    /// Counts volumes for who reads the metrics.
+    /// Counts volumes when metrics are read.
     _count: Arc<Count>,
-    /// What the node shows as in use; `None` until the volumes on record are known.
+    /// Volumes that the node reports as in use; `None` until the stored ones are known.
     pub(super) volumes_in_use: watch::Sender<Option<InUse>>,
 }
 
-/// What exists once the agent works.
+/// Handles of the running agent.
 pub(super) struct Started {
     pub(super) config: PodConfig,
     pub(super) workers: PodWorkers,
@@ -237,12 +237,12 @@ impl Base {
         }
     }
 
-    /// The eviction signals on record, moved to this boot.
+    /// Returns the stored eviction signals, moved to this boot.
     pub(super) fn signals(&self, config: &AgentConfig) -> Signals {
         signals(config, &self.store, &self.meta, &*self.clock)
     }
 
-    /// Whether the sync loop moves.
+    /// Returns the check whether the sync loop moves.
     pub(super) fn sync_loop_check(&self) -> TimedCheck {
         let (monitor, clock) = (self.monitor.clone(), Arc::clone(&self.clock));
         sync_loop_check(
@@ -254,7 +254,7 @@ impl Base {
         )
     }
 
-    /// What healthz and readyz look at.
+    /// Returns the checks of healthz and readyz.
     pub(super) fn health(&self) -> HealthChecks {
         let restored = Arc::clone(&self.restored);
         let (state, clock) = (self.runtime_state.clone(), Arc::clone(&self.clock));
@@ -309,7 +309,7 @@ impl Base {
         }
     }
 
-    /// What the kubelet's API looks at.
+    /// Returns what the kubelet's API serves from.
     pub(super) fn node_api(
         &self,
         config: &AgentConfig,
@@ -339,7 +339,7 @@ impl Base {
         }
     }
 
-    /// What the admin socket needs.
+    /// Returns what the admin socket answers with.
     pub(super) fn admin_info(&self, config: &AgentConfig) -> AdminInfo {
         AdminInfo {
             version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -360,7 +360,7 @@ fn signals(config: &AgentConfig, store: &Store, meta: &MetaRecord, clock: &dyn C
     pressure::at_start(&store.snapshot(), transition, meta.heartbeat, clock.now())
 }
 
-/// The client of the configured runtime.
+/// Returns the client of the configured runtime.
 pub(super) fn runtime_client(config: &AgentConfig, base: &Base) -> Result<CriClient, AgentError> {
     Ok(CriClient::new(
         &config.runtime_endpoint.to_string(),
@@ -709,7 +709,7 @@ pub(super) async fn start(
     })
 }
 
-/// What removes images that nothing needs.
+/// Returns the rules by which unused images are removed.
 fn image_collection(config: &AgentConfig, base: &Base, ready: SourcesReady) -> Collection {
     let (pods, store) = (base.pods.clone(), base.store.clone());
     Collection {
@@ -745,7 +745,7 @@ fn gc_policy(kubelet: &KubeletConfiguration) -> image_gc::Policy {
     }
 }
 
-/// The addresses that the node reported when it was last seen.
+/// Returns the addresses that the node's object last reported.
 fn reported_addresses(node: &Node) -> Vec<IpAddr> {
     let status = node.status.as_ref();
     let addresses = status.and_then(|status| status.addresses.as_ref());
@@ -767,7 +767,7 @@ fn rotation_policy(config: &AgentConfig) -> RotationPolicy {
     }
 }
 
-/// Monitoring agents ask this socket who has which devices. Pods do not need it.
+/// Serves the socket that answers monitoring agents which pods have which devices. Pods do not need it.
 fn pod_resources(
     config: &AgentConfig,
     base: &Base,

@@ -46,9 +46,9 @@ pub enum ClaimError {
     /// The claim is reserved for others.
     #[error("ResourceClaim {claim} ({uid}) is not reserved for this pod")]
     NotReserved {
-        /// Name.
+        /// Name of the claim.
         claim: String,
-        /// UID.
+        /// UID of the claim.
         uid: String,
     },
     /// Nothing is allocated for the claim.
@@ -62,7 +62,7 @@ pub enum ClaimError {
         "a former ResourceClaim {claim} with UID {uid} is not unprepared yet; this one waits for its pods to end"
     )]
     FormerClaim {
-        /// Name.
+        /// Name of both claims.
         claim: String,
         /// UID of the former one.
         uid: String,
@@ -85,7 +85,7 @@ pub enum ClaimError {
 pub struct Bound {
     /// Namespace and name.
     pub id: ClaimId,
-    /// Its UID.
+    /// UID of the claim.
     pub uid: String,
     /// Drivers of its devices.
     pub drivers: BTreeSet<String>,
@@ -355,7 +355,7 @@ pub fn is_ready(pod: &Pod, held: &BTreeMap<ClaimId, ClaimRecord>, boot: BootId) 
 /// Devices of a claim that a container has.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ContainerClaim {
-    /// The claim.
+    /// Namespace and name of the claim.
     pub id: ClaimId,
     /// Devices with the driver of each.
     pub devices: Vec<(String, ClaimDevice)>,

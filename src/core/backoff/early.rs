@@ -71,7 +71,7 @@ impl Subject {
 /// An event that may have removed the cause of a failure.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Cause {
-    /// Its kind.
+    /// Kind of the event; limits how many back-offs such events end.
     pub subject: Subject,
     /// Identifies the event: what changed, with its version or the time.
     pub id: String,
