@@ -10,9 +10,9 @@ use tokio::sync::{broadcast, watch};
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, warn};
 
+use super::base::Base;
 use super::cluster::recorded_server;
 use super::root_dir::has_pods;
-use super::start::Base;
 use super::{AgentError, Tasks};
 use crate::apiserver::{self, ApiClient, Credentials, Lifeline};
 use crate::config::{self, SourcesReady};

@@ -12,8 +12,8 @@ use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 use super::Tasks;
+use super::base::{Base, Parts};
 use super::directories::Served;
-use super::start::{Base, Parts};
 use crate::devicemanager::{
     DEVICE_PLUGIN, DeviceManager, DeviceManagerOptions, KUBELET_CHECKPOINT, KubeletCheckpoint,
 };

@@ -7,7 +7,7 @@ use futures::FutureExt;
 use tokio_util::sync::CancellationToken;
 
 use super::Tasks;
-use super::start::{Base, Parts};
+use super::base::{Base, Parts};
 use crate::config::SourcesReady;
 use crate::dra::{DRA_PLUGIN, DraManager, DraOptions};
 use crate::kubeletconfig::AgentConfig;

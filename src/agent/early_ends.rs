@@ -11,7 +11,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::{debug, info};
 
 use super::Tasks;
-use super::start::Base;
+use super::base::Base;
 use crate::apiserver::{Connection, Reachability};
 use crate::core::backoff::early::{Facts, Watch};
 use crate::images::ImageChanged;

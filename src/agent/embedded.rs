@@ -5,8 +5,9 @@ use std::sync::Arc;
 
 use tokio_util::sync::CancellationToken;
 
-use super::start::{self, Base, Parts, Started};
-use super::{AgentError, DRAIN, Tasks, close, shutdown, tasks};
+use super::base::{Base, Parts};
+use super::started::Started;
+use super::{AgentError, DRAIN, Tasks, close, shutdown, start, tasks};
 use crate::kubeletconfig::AgentConfig;
 use crate::kuberuntime::cri::CriClient;
 use crate::pod_workers::PodWorkers;

@@ -7,7 +7,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::{debug, warn};
 
 use super::Tasks;
-use super::start::Base;
+use super::base::Base;
 use crate::core::pressure::{Rules, Waste};
 use crate::eviction::{Figures, Garbage, NodePressure, PressureOptions, Remedies};
 use crate::images::{Collection, ImageManager};

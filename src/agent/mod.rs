@@ -3,7 +3,9 @@
 //! [`run`] reads as the list of what happens between the start of the process and its end. Everything it
 //! makes is handed down; nothing below knows it.
 
+mod addresses;
 mod api;
+mod base;
 mod cluster;
 mod devices;
 mod directories;
@@ -13,26 +15,33 @@ mod drill;
 mod early_ends;
 mod embedded;
 mod eviction;
+mod images;
 mod iptables;
 mod kernel;
 mod known_pods;
 pub mod lock;
+mod logs;
 mod mounts;
 mod node;
 mod oom;
 mod opening;
 mod pinning;
+mod pod_sockets;
 mod reserves;
 mod resume;
 mod root_dir;
 mod run_once;
 mod shutdown;
+mod sources;
 mod start;
+mod started;
 mod swap;
+mod sync_loop;
 pub mod systemd;
 mod takeover;
 mod tasks;
 mod volumes;
+mod workers;
 
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
@@ -45,9 +54,10 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tracing::{error, info, warn};
 
+use self::base::Base;
+pub use self::base::Parts;
 pub use self::embedded::Embedded;
 use self::lock::{LockError, RuntimeLock, StateLock};
-pub use self::start::Parts;
 use self::systemd::Systemd;
 use crate::admin::{self, AdminError};
 use crate::cli::logging::LogHandle;
@@ -226,7 +236,7 @@ async fn patiently<L>(acquire: impl Fn() -> Result<L, LockError>) -> Result<L, L
 async fn serve(
     config: &AgentConfig,
     options: &mut RunOptions,
-    base: &start::Base,
+    base: &Base,
     signals: &mut Signals,
     tasks: &mut Tasks,
     systemd: Systemd,
@@ -340,12 +350,7 @@ async fn serve(
 }
 
 /// Brings the kernel and the packet filter to what a node of Kubernetes has.
-fn share_node(
-    config: &AgentConfig,
-    base: &start::Base,
-    tasks: &mut Tasks,
-    token: &CancellationToken,
-) {
+fn share_node(config: &AgentConfig, base: &Base, tasks: &mut Tasks, token: &CancellationToken) {
     let reserves = &config.kubelet.reserves;
     // For tests: the machine that they run on is not theirs.
     let is_left = cfg!(feature = "failpoints")
@@ -361,12 +366,7 @@ fn share_node(
 }
 
 /// Ends the agent when its store turns out to be that of another cluster.
-fn watch_cluster(
-    config: &AgentConfig,
-    base: &start::Base,
-    tasks: &mut Tasks,
-    token: &CancellationToken,
-) {
+fn watch_cluster(config: &AgentConfig, base: &Base, tasks: &mut Tasks, token: &CancellationToken) {
     let Some(api) = base.api.clone() else {
         return;
     };
@@ -382,7 +382,7 @@ fn watch_cluster(
 }
 
 /// Marks the end as orderly and closes the store.
-async fn close(base: &start::Base) -> Result<(), CommitError> {
+async fn close(base: &Base) -> Result<(), CommitError> {
     while let Some(end) = tasks::orderly_end(&base.store.snapshot(), base.clock.now()) {
         match base.store.commit(end).await {
             // A last sign of life was on its way.

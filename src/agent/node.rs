@@ -7,14 +7,14 @@ use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use k8s_openapi::api::core::v1::Node;
-use tokio::net::lookup_host;
 use tokio::runtime::Handle;
 use tokio_util::sync::CancellationToken;
-use tracing::{debug, info, warn};
+use tracing::{info, warn};
 
 use super::api::{ReadNode, node_reader};
+use super::base::Base;
 use super::reserves::Reports;
-use super::start::{Base, Started};
+use super::started::Started;
 use super::{AgentError, Tasks, swap};
 use crate::cm::systemd::Systemd;
 use crate::cm::{CgroupConfig, CgroupDriver, CgroupError, CgroupManager, CgroupVersion};
@@ -33,10 +33,6 @@ use crate::types::{Event, EventRecorder, EventType, Pace, Stamp, blocking, cause
 
 /// Directory in which the kernel lists processors.
 const CPUS: &str = "/sys/devices/system/cpu";
-/// Interval between lookups of the node's name.
-const NAME_LOOK: Duration = Duration::from_secs(10);
-/// Longest wait for an answer; without one the node continues.
-const NAME_PATIENCE: Duration = Duration::from_secs(2);
 /// Interval between readings of the machine's size, as for the node's status.
 const SIZE_LOOK: Duration = Duration::from_secs(10);
 /// Interval after which the limits of all pods together are set again.
@@ -206,45 +202,6 @@ impl Size {
             huge_pages: huge_pages_for_pods(kubelet, &seen.huge_pages),
         }
     }
-}
-
-/// Looks up which addresses the node's name stands for, again and again. Upstream does so for each status of the node; here
-/// nothing waits for it, since a name server may not answer.
-pub(super) fn follow_name(
-    config: &AgentConfig,
-    base: &Base,
-    tasks: &mut Tasks,
-    token: &CancellationToken,
-) {
-    if !base.addresses.go_by_name() {
-        return;
-    }
-    let (name, addresses) = (config.node_name.clone(), base.addresses.clone());
-    let token = token.clone();
-    tasks.add("address of the node's name", async move {
-        let look = async {
-            loop {
-                let mut lookup = std::pin::pin!(lookup_host((name.as_str(), 0)));
-                let answer = match tokio::time::timeout(NAME_PATIENCE, &mut lookup).await {
-                    Ok(answer) => answer,
-                    Err(_) => {
-                        addresses.do_without_name();
-                        lookup.await
-                    }
-                };
-                match answer {
-                    Ok(found) => addresses.set_of_name(found.map(|at| at.ip()).collect()),
-                    // A name server that is away changes nothing.
-                    Err(error) => {
-                        debug!(%error, name, "the node's name cannot be looked up");
-                        addresses.do_without_name();
-                    }
-                }
-                tokio::time::sleep(NAME_LOOK).await;
-            }
-        };
-        token.run_until_cancelled(look).await;
-    });
 }
 
 /// Publishes the size of the machine, to which processors and memory can be added while it runs. Keeps the limits of all pods

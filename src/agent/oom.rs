@@ -10,7 +10,8 @@ use tokio_util::sync::CancellationToken;
 use tracing::warn;
 
 use super::Tasks;
-use super::start::{Base, Started};
+use super::base::Base;
+use super::started::Started;
 use crate::cm::CgroupManager;
 use crate::oom_watcher::{self, Cgroups, OomWatcher, OomWatcherParts};
 use crate::types::PodUid;

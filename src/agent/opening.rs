@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use tracing::{info, warn};
 
-use super::start::{Base, Parts};
+use super::base::{Base, Parts};
 use super::{AgentError, RunOptions, cluster, root_dir, tasks};
 use crate::apiserver::ApiClient;
 use crate::core::state::EpochReason;

@@ -6,7 +6,7 @@ use std::path::Path;
 use tracing::{info, warn};
 
 use super::AgentError;
-use super::start::Base;
+use super::base::Base;
 use crate::cm::pinning::Pinning;
 use crate::cm::{CgroupManager, sysfs};
 use crate::core::pinning::cpus::{StaticCpus, reserved};

@@ -11,7 +11,8 @@ use tokio_util::sync::CancellationToken;
 use tracing::warn;
 
 use super::Tasks;
-use super::start::{Base, Started};
+use super::base::Base;
+use super::started::Started;
 use crate::cm::reserves::{Reserve, reserved_limits};
 use crate::cm::{CgroupError, CgroupManager};
 use crate::kubeletconfig::{AgentConfig, KubeletConfiguration};

@@ -9,7 +9,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 use tracing::{info, warn};
 
-use super::start::Base;
+use super::base::Base;
 use super::takeover;
 use crate::config::{RunningStatic, Seed};
 use crate::core::admission;

@@ -7,7 +7,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::warn;
 
 use super::Tasks;
-use super::start::Base;
+use super::base::Base;
 use crate::core::shutdown::Periods;
 use crate::kubeletconfig::AgentConfig;
 use crate::nodeshutdown::logind::Logind;

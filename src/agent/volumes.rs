@@ -5,7 +5,7 @@ use std::sync::Arc;
 use arc_swap::ArcSwap;
 use k8s_openapi::api::core::v1::Node;
 
-use super::start::{Base, Parts};
+use super::base::{Base, Parts};
 use crate::core::volumes::{CSI, ISCSI};
 use crate::kubeletconfig::AgentConfig;
 use crate::kuberuntime::node_context::SharedFacts;

@@ -1,0 +1,68 @@
+//! Addresses of this node: the reported ones, and those that its name stands for.
+
+use std::net::IpAddr;
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::Node;
+use tokio::net::lookup_host;
+use tokio_util::sync::CancellationToken;
+use tracing::debug;
+
+use super::Tasks;
+use super::base::Base;
+use crate::kubeletconfig::AgentConfig;
+
+/// Interval between lookups of the node's name.
+const NAME_LOOK: Duration = Duration::from_secs(10);
+/// Longest wait for an answer; without one the node continues.
+const NAME_PATIENCE: Duration = Duration::from_secs(2);
+
+/// Returns the addresses that the node's object last reported.
+pub(super) fn reported_addresses(node: &Node) -> Vec<IpAddr> {
+    let status = node.status.as_ref();
+    let addresses = status.and_then(|status| status.addresses.as_ref());
+    let internal = addresses
+        .into_iter()
+        .flatten()
+        .filter(|a| a.type_ == "InternalIP");
+    internal.filter_map(|a| a.address.parse().ok()).collect()
+}
+
+/// Looks up which addresses the node's name stands for, again and again. Upstream does so for each status of the node; here
+/// nothing waits for it, since a name server may not answer.
+pub(super) fn follow_name(
+    config: &AgentConfig,
+    base: &Base,
+    tasks: &mut Tasks,
+    token: &CancellationToken,
+) {
+    if !base.addresses.go_by_name() {
+        return;
+    }
+    let (name, addresses) = (config.node_name.clone(), base.addresses.clone());
+    let token = token.clone();
+    tasks.add("address of the node's name", async move {
+        let look = async {
+            loop {
+                let mut lookup = std::pin::pin!(lookup_host((name.as_str(), 0)));
+                let answer = match tokio::time::timeout(NAME_PATIENCE, &mut lookup).await {
+                    Ok(answer) => answer,
+                    Err(_) => {
+                        addresses.do_without_name();
+                        lookup.await
+                    }
+                };
+                match answer {
+                    Ok(found) => addresses.set_of_name(found.map(|at| at.ip()).collect()),
+                    // A name server that is away changes nothing.
+                    Err(error) => {
+                        debug!(%error, name, "the node's name cannot be looked up");
+                        addresses.do_without_name();
+                    }
+                }
+                tokio::time::sleep(NAME_LOOK).await;
+            }
+        };
+        token.run_until_cancelled(look).await;
+    });
+}
