@@ -6,7 +6,7 @@ use std::time::Duration;
 use k8s_openapi::api::core::v1::Node;
 use tokio::net::lookup_host;
 use tokio_util::sync::CancellationToken;
-use tracing::debug;
+use tracing::{debug, warn};
 
 use super::Tasks;
 use super::base::Base;
@@ -17,8 +17,27 @@ const NAME_LOOK: Duration = Duration::from_secs(10);
 /// Longest wait for an answer; without one the node continues.
 const NAME_PATIENCE: Duration = Duration::from_secs(2);
 
+/// Finds the addresses of this node: the reported ones first, then those of the machine and of the node's name.
+pub(super) fn find(
+    config: &AgentConfig,
+    base: &Base,
+    tasks: &mut Tasks,
+    token: &CancellationToken,
+) {
+    if let Some(known) = base.node.get() {
+        base.addresses.remember(reported_addresses(&known));
+    }
+    follow_name(config, base, tasks, token);
+    if let Err(error) = base.addresses.find() {
+        warn!(
+            error,
+            "the node has no address yet; pods report the last one"
+        );
+    }
+}
+
 /// Returns the addresses that the node's object last reported.
-pub(super) fn reported_addresses(node: &Node) -> Vec<IpAddr> {
+fn reported_addresses(node: &Node) -> Vec<IpAddr> {
     let status = node.status.as_ref();
     let addresses = status.and_then(|status| status.addresses.as_ref());
     let internal = addresses
@@ -30,12 +49,7 @@ pub(super) fn reported_addresses(node: &Node) -> Vec<IpAddr> {
 
 /// Looks up which addresses the node's name stands for, again and again. Upstream does so for each status of the node; here
 /// nothing waits for it, since a name server may not answer.
-pub(super) fn follow_name(
-    config: &AgentConfig,
-    base: &Base,
-    tasks: &mut Tasks,
-    token: &CancellationToken,
-) {
+fn follow_name(config: &AgentConfig, base: &Base, tasks: &mut Tasks, token: &CancellationToken) {
     if !base.addresses.go_by_name() {
         return;
     }

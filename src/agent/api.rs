@@ -18,7 +18,7 @@ use crate::apiserver::{self, ApiClient, Credentials, Lifeline};
 use crate::config::{self, SourcesReady};
 use crate::core::node_status::has_hostname_label;
 use crate::core::volumes::known::InUse;
-use crate::events::{EventRate, api_events};
+use crate::events::{self, EventRate, api_events};
 use crate::images::{CredentialProviders, CredentialSettings};
 use crate::kubeletconfig::{AgentConfig, EvictionThreshold};
 use crate::kuberuntime::cri::CriClient;
@@ -28,7 +28,6 @@ use crate::nodestatus::{self, NodeSettings, NodeStatus, NodeStatusHandle, NodeSt
 use crate::objects::Objects;
 use crate::objects::keyring::KeyFile;
 use crate::objects::vault::Vault;
-use crate::pod_manager::PodManager;
 use crate::pod_workers::PodWorkers;
 use crate::status::{Spoken, StatusManager};
 use crate::store::layout::Layout;
@@ -178,13 +177,27 @@ pub(super) async fn local_node(config: &AgentConfig, base: &Base) -> Arc<Node> {
     }
 }
 
+/// Sends events to the API server and keeps the node there, if there is a server. Returns the handle by which the node's
+/// status is changed.
+pub(super) fn report_node(
+    config: &AgentConfig,
+    base: &Base,
+    cri: &CriClient,
+    tasks: &mut Tasks,
+    token: &CancellationToken,
+) -> Option<NodeStatusHandle> {
+    let api = base.api.clone()?;
+    forward_events(config, base, api.clone(), tasks);
+    let handle = node_status(config, base, api, cri.clone(), tasks, token);
+    Some(handle)
+}
+
 /// Registers the node and keeps its object, its status and its lease.
-pub(super) fn node_status(
+fn node_status(
     config: &AgentConfig,
     base: &Base,
     api: ApiClient,
     cri: CriClient,
-    node_object: NodeObject,
     tasks: &mut Tasks,
     token: &CancellationToken,
 ) -> NodeStatusHandle {
@@ -205,7 +218,7 @@ pub(super) fn node_status(
         clock: Arc::clone(&base.clock),
         cri,
         runtime_state: base.runtime_state.clone(),
-        node_object,
+        node_object: base.node.clone(),
         recorder: Arc::clone(&base.recorder) as _,
         pressure: base.pressure.subscribe(),
         volumes_in_use: base.volumes_in_use.subscribe(),
@@ -234,8 +247,17 @@ pub(super) async fn tell_volumes_in_use(
     }
 }
 
+/// Forgets the events that wait for an API server, when there is none any more.
+pub(super) async fn forget_events(base: &Base) {
+    if base.api.is_none()
+        && let Err(error) = events::forget_waiting(&base.store).await
+    {
+        warn!(%error, "events of the time with an API server stay on record until the next start");
+    }
+}
+
 /// Events go to the API server too.
-pub(super) fn forward_events(config: &AgentConfig, base: &Base, api: ApiClient, tasks: &mut Tasks) {
+fn forward_events(config: &AgentConfig, base: &Base, api: ApiClient, tasks: &mut Tasks) {
     let rate = EventRate {
         qps: config.kubelet.event_record_qps,
         burst: config.kubelet.event_burst,
@@ -297,8 +319,6 @@ pub(super) fn source(
 pub(super) fn statuses(
     base: &Base,
     status: &StatusManager,
-    pods: &PodManager,
-    node_object: NodeObject,
     ready: SourcesReady,
     tasks: &mut Tasks,
     token: &CancellationToken,
@@ -306,13 +326,14 @@ pub(super) fn statuses(
     let Some(api) = &base.api else {
         return;
     };
+    let pods = base.pods.clone();
     let syncer = status.syncer(api.clone(), pods.clone(), base.metrics.clone());
     tasks.add("status manager", syncer.run(token.clone()));
     let spoken = move || Spoken {
         api: ready.ready(PodSource::Api),
         all: ready.all_ready(),
     };
-    let mirrors = status.mirrors(api.clone(), pods.clone(), node_object, spoken);
+    let mirrors = status.mirrors(api.clone(), pods, base.node.clone(), spoken);
     tasks.add("mirror pods", mirrors.run(token.clone()));
 }
 

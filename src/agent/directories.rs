@@ -11,6 +11,7 @@ use tokio::net::UnixListener;
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
+use super::base::Base;
 use super::opening::backup_dir;
 use super::{AgentError, Tasks};
 use crate::kubeletconfig::AgentConfig;
@@ -26,11 +27,29 @@ const REMEDY: &str =
 /// A directory with its mode.
 type Wanted = (PathBuf, u32);
 
+/// Makes the directories of the agent, and starts a task for those that cannot be made yet. Blocking.
+///
+/// # Errors
+/// When there is no root directory.
+pub(super) fn keep(
+    config: &AgentConfig,
+    base: &Base,
+    tasks: &mut Tasks,
+    token: &CancellationToken,
+) -> Result<(), AgentError> {
+    let late = make(config)?;
+    if !late.is_empty() {
+        let clock = Arc::clone(&base.clock);
+        tasks.add("late directories", make_late(late, clock, token.clone()));
+    }
+    Ok(())
+}
+
 /// Makes the directories of the agent: 0750 for what pods use, as upstream. Returns those that cannot be made yet. Blocking.
 ///
 /// # Errors
 /// When there is no root directory.
-pub(super) fn make(config: &AgentConfig) -> Result<Vec<Wanted>, AgentError> {
+fn make(config: &AgentConfig) -> Result<Vec<Wanted>, AgentError> {
     let root = &config.root_dir;
     make_one(root, 0o750).map_err(|source| AgentError::Directory {
         path: root.clone(),
@@ -68,11 +87,7 @@ fn make_one(path: &Path, mode: u32) -> io::Result<()> {
 }
 
 /// Makes `late` directories, one after the other as that becomes possible. Pods that need one wait with events of their own.
-pub(super) async fn make_late(
-    mut late: Vec<Wanted>,
-    clock: Arc<dyn Clock>,
-    token: CancellationToken,
-) {
+async fn make_late(mut late: Vec<Wanted>, clock: Arc<dyn Clock>, token: CancellationToken) {
     let pace = Pace::default();
     let work = async {
         while !late.is_empty() {

@@ -9,7 +9,7 @@ use tracing::{debug, warn};
 use super::Tasks;
 use super::base::Base;
 use crate::core::pressure::{Rules, Waste};
-use crate::eviction::{Figures, Garbage, NodePressure, PressureOptions, Remedies};
+use crate::eviction::{Figures, Garbage, LocalStorage, NodePressure, PressureOptions, Remedies};
 use crate::images::{Collection, ImageManager};
 use crate::kubeletconfig::AgentConfig;
 use crate::kuberuntime::cri::CriClient;
@@ -86,6 +86,16 @@ pub(super) fn watch(
     });
     tasks.add("node pressure", manager.run(token.clone()));
     remedies
+}
+
+/// Builds the watch over the local storage of pods.
+pub(super) fn local_storage(base: &Base, cri: CriClient, workers: &PodWorkers) -> LocalStorage {
+    LocalStorage::new(
+        Arc::new(workers.clone()),
+        cri,
+        workers.context().node.clone(),
+        base.metrics.clone(),
+    )
 }
 
 /// What the manager relieves the node with.

@@ -2,8 +2,10 @@
 
 use std::sync::Arc;
 
-use super::api;
+use tokio::sync::mpsc;
+
 use super::base::Base;
+use super::{api, early_ends};
 use crate::config::SourcesReady;
 use crate::core::image_gc;
 use crate::core::state::SourceRecord;
@@ -17,7 +19,19 @@ use crate::store::layout::Layout;
 use crate::store::mounts::{Directory, Mount};
 use crate::types::PodSource;
 
-pub(super) fn images(
+/// Builds the manager of images. Returns the names of images that change, too.
+pub(super) fn build(
+    config: &AgentConfig,
+    base: &Base,
+    runtime_name: &str,
+    node_status: Option<NodeStatusHandle>,
+) -> (Arc<ImageManager>, mpsc::Receiver<String>) {
+    let (changed, changes) = early_ends::image_changes();
+    let images = manager(config, base, runtime_name, node_status).announcing(changed);
+    (Arc::new(images), changes)
+}
+
+fn manager(
     config: &AgentConfig,
     base: &Base,
     runtime_name: &str,
@@ -68,11 +82,7 @@ pub(super) fn images(
 }
 
 /// Returns the rules by which unused images are removed.
-pub(super) fn image_collection(
-    config: &AgentConfig,
-    base: &Base,
-    ready: SourcesReady,
-) -> Collection {
+pub(super) fn collection(config: &AgentConfig, base: &Base, ready: SourcesReady) -> Collection {
     let (pods, store) = (base.pods.clone(), base.store.clone());
     Collection {
         policy: gc_policy(&config.kubelet),

@@ -1,9 +1,24 @@
 //! Setup of the rotation of container logs.
 
-use crate::container_logs::RotationPolicy;
-use crate::kubeletconfig::{AgentConfig, NEVER_ROTATE};
+use std::sync::Arc;
 
-pub(super) fn rotation_policy(config: &AgentConfig) -> RotationPolicy {
+use super::base::Base;
+use crate::container_logs::{LogRotator, RotationPolicy};
+use crate::kubeletconfig::{AgentConfig, NEVER_ROTATE};
+use crate::kuberuntime::cri::CriClient;
+
+/// Builds the rotator of the logs of all containers.
+pub(super) fn build(config: &AgentConfig, base: &Base, cri: CriClient) -> LogRotator {
+    LogRotator::new(
+        base.store.clone(),
+        cri,
+        Arc::clone(&base.clock),
+        rotation_policy(config),
+        config.pod_logs_dir().to_owned(),
+    )
+}
+
+fn rotation_policy(config: &AgentConfig) -> RotationPolicy {
     let kubelet = &config.kubelet;
     let size = kubelet.container_log_max_size;
     RotationPolicy {

@@ -23,10 +23,14 @@ pub mod lock;
 mod logs;
 mod mounts;
 mod node;
+mod node_parts;
 mod oom;
 mod opening;
 mod pinning;
+mod pleg;
+mod pod_parts;
 mod pod_sockets;
+mod probes;
 mod reserves;
 mod resume;
 mod root_dir;
@@ -58,6 +62,7 @@ use self::base::Base;
 pub use self::base::Parts;
 pub use self::embedded::Embedded;
 use self::lock::{LockError, RuntimeLock, StateLock};
+use self::started::Started;
 use self::systemd::Systemd;
 use crate::admin::{self, AdminError};
 use crate::cli::logging::LogHandle;
@@ -66,7 +71,7 @@ use crate::config::SourceError;
 use crate::kubeletconfig::AgentConfig;
 use crate::kuberuntime::cri::CriError;
 use crate::nodeshutdown::logind::is_machine_going_down;
-use crate::server::kubelet::{Limits, Server};
+use crate::server::kubelet::{Limits, NodeApi, Server};
 use crate::server::{self, ServerError};
 use crate::store::open::OpenError;
 use crate::store::{CommitError, StoreError};
@@ -160,11 +165,18 @@ pub struct RunOptions {
     pub listener: Option<TcpListener>,
 }
 
+/// Process around the agent.
+struct Process {
+    options: RunOptions,
+    signals: Signals,
+    systemd: Systemd,
+}
+
 /// Runs the agent until SIGTERM or SIGINT. Pods go on running afterwards.
 ///
 /// # Errors
 /// When the agent cannot start, or a part of it ended that must not.
-pub async fn run(config: AgentConfig, mut options: RunOptions) -> Result<(), AgentError> {
+pub async fn run(config: AgentConfig, options: RunOptions) -> Result<(), AgentError> {
     let systemd = Systemd::from_env();
     let token = CancellationToken::new();
     let mut signals = Signals::new()?;
@@ -188,16 +200,12 @@ pub async fn run(config: AgentConfig, mut options: RunOptions) -> Result<(), Age
         let credentials = credentials.recording(Arc::clone(&base.recorder) as _);
         tasks.add("credentials", credentials.run(token.clone()));
     }
-    let result = serve(
-        &config,
-        &mut options,
-        &base,
-        &mut signals,
-        &mut tasks,
+    let mut process = Process {
+        options,
+        signals,
         systemd,
-        &token,
-    )
-    .await;
+    };
+    let result = serve(&config, &mut process, &base, &mut tasks, &token).await;
 
     systemd.stopping("stopping; pods go on running");
     token.cancel();
@@ -235,11 +243,51 @@ async fn patiently<L>(acquire: impl Fn() -> Result<L, LockError>) -> Result<L, L
 /// Everything between the open store and the end.
 async fn serve(
     config: &AgentConfig,
-    options: &mut RunOptions,
+    process: &mut Process,
     base: &Base,
-    signals: &mut Signals,
     tasks: &mut Tasks,
+    token: &CancellationToken,
+) -> Result<(), AgentError> {
+    let systemd = process.systemd;
+    serve_early(config, base, systemd, tasks, token).await?;
+    systemd.status("waiting for the container runtime");
+    let cri = start::runtime_client(config, base)?;
+    let log = process.options.log.clone();
+    let set_verbosity = Arc::new(move |v| log.set_verbosity(v).map_err(|e| causes(&e)));
+    let node = base.node_api(config, cri.clone(), set_verbosity, token.clone());
+    serve_kubelet_api(process, node, tasks).await?;
+    let started = tokio::select! {
+        started = start::start(config, base, cri, tasks, token) => {
+            let started = started?;
+            watch_cluster(config, base, tasks, token);
+            oom::watch(base, &started, tasks, token);
+            node::follow_size(config, base, &started, tasks, token);
+            reserves::watch(config, base, &started, tasks, token);
+            started
+        }
+        () = process.signals.terminated() => {
+            info!("asked to stop before the container runtime answered");
+            return Ok(());
+        }
+    };
+    systemd.ready("running");
+
+    let result = until_end(config, process, base, &started, tasks).await;
+    let goes_down = result.is_ok() && is_machine_going_down().await;
+    token.cancel();
+    started.workers.drain(DRAIN).await;
+    if goes_down {
+        started.workers.stop_containers(shutdown::LAST_STOP).await;
+    }
+    result
+}
+
+/// Starts everything that works before the runtime has answered: health, the admin socket, care of the store, the watchdog.
+async fn serve_early(
+    config: &AgentConfig,
+    base: &Base,
     systemd: Systemd,
+    tasks: &mut Tasks,
     token: &CancellationToken,
 ) -> Result<(), AgentError> {
     if let Some(address) = config.healthz_address() {
@@ -286,67 +334,59 @@ async fn serve(
             token.clone(),
         ),
     );
-    systemd.status("waiting for the container runtime");
-    let cri = start::runtime_client(config, base)?;
-    let log = options.log.clone();
-    let set_verbosity = Arc::new(move |v| log.set_verbosity(v).map_err(|e| causes(&e)));
-    let node = base.node_api(config, cri.clone(), set_verbosity, token.clone());
-    let listener = options.listener.take();
+    Ok(())
+}
+
+/// Serves the kubelet's API, on the socket of systemd if it passed one.
+async fn serve_kubelet_api(
+    process: &mut Process,
+    node: NodeApi,
+    tasks: &mut Tasks,
+) -> Result<(), AgentError> {
+    let listener = process.options.listener.take();
     if let Some(server) = Server::open_on(listener, node, Limits::default()).await? {
         tasks.add("kubelet API", server.run());
     }
-    let started = tokio::select! {
-        started = start::start(config, base, cri, tasks, token) => {
-            let started = started?;
-            watch_cluster(config, base, tasks, token);
-            oom::watch(base, &started, tasks, token);
-            node::follow_size(config, base, &started, tasks, token);
-            reserves::watch(config, base, &started, tasks, token);
-            started
-        }
-        () = signals.terminated() => {
-            info!("asked to stop before the container runtime answered");
-            return Ok(());
-        }
-    };
-    systemd.ready("running");
+    Ok(())
+}
 
-    let result = if config.run_once {
-        tokio::select! {
+/// Waits for the end of the process: a signal, a part that ended, or with `--runonce` that every pod came to run. SIGHUP reopens the
+/// log and reads manifests again.
+async fn until_end(
+    config: &AgentConfig,
+    process: &mut Process,
+    base: &Base,
+    started: &Started,
+    tasks: &mut Tasks,
+) -> Result<(), AgentError> {
+    if config.run_once {
+        return tokio::select! {
             result = run_once::wait(&base.store, &started.workers, &started.pods, &started.ready) => {
                 result.map_err(AgentError::RunOnce)
             }
-            () = signals.terminated() => Ok(()),
-        }
-    } else {
-        loop {
-            tokio::select! {
-                received = signals.next() => {
-                    if received == Received::Terminate {
-                        break Ok(());
-                    }
-                    systemd.reloading("reading manifests again");
-                    if let Err(error) = options.log.reopen() {
-                        error!(error = causes(&error), "cannot reopen the log, going on with the old one");
-                    }
-                    info!("log reopened, reading manifests again");
-                    started.config.reload();
-                    systemd.ready("running");
-                }
-                part = tasks.ended() => break Err(match part.as_str() {
-                    cluster::TASK => AgentError::OtherCluster,
-                    _ => AgentError::Ended { part },
-                }),
-            }
-        }
-    };
-    let goes_down = result.is_ok() && is_machine_going_down().await;
-    token.cancel();
-    started.workers.drain(DRAIN).await;
-    if goes_down {
-        started.workers.stop_containers(shutdown::LAST_STOP).await;
+            () = process.signals.terminated() => Ok(()),
+        };
     }
-    result
+    loop {
+        tokio::select! {
+            received = process.signals.next() => {
+                if received == Received::Terminate {
+                    return Ok(());
+                }
+                process.systemd.reloading("reading manifests again");
+                if let Err(error) = process.options.log.reopen() {
+                    error!(error = causes(&error), "cannot reopen the log, going on with the old one");
+                }
+                info!("log reopened, reading manifests again");
+                started.config.reload();
+                process.systemd.ready("running");
+            }
+            part = tasks.ended() => return Err(match part.as_str() {
+                cluster::TASK => AgentError::OtherCluster,
+                _ => AgentError::Ended { part },
+            }),
+        }
+    }
 }
 
 /// Brings the kernel and the packet filter to what a node of Kubernetes has.

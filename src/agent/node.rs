@@ -319,18 +319,33 @@ fn is_due((known, at): &Kept, size: &Size, now: Stamp) -> bool {
 }
 
 /// The event that pods are not held to their share of the node.
-pub(super) fn not_enforced(error: &str) -> Event {
+fn not_enforced(error: &str) -> Event {
     let text = format!("{NOT_LIMITED}: {error}");
     let reason = "FailedNodeAllocatableEnforcement";
     Event::node(EventType::Warning, reason, text)
 }
 
-/// Finds out about cgroups and makes those of all pods. The second result says whether pods are held to their share of the
-/// node, which the kernel may refuse.
+/// Detects the cgroups of the machine and makes those of all pods. Emits an event when the kernel refuses to hold pods to their
+/// share of the node.
 ///
 /// # Errors
 /// When the machine has no cgroups that will do, or they cannot be made.
 pub(super) async fn cgroups(
+    config: &AgentConfig,
+    base: &Base,
+) -> Result<CgroupManager, AgentError> {
+    let (cgroups, limited) = detect_cgroups(config, &base.metrics).await?;
+    if let Err(error) = limited {
+        let error = causes(&error);
+        warn!(error, "pods may use what is reserved");
+        base.recorder.record(not_enforced(&error));
+    }
+    Ok(cgroups)
+}
+
+/// Detects cgroups and makes those of all pods. The second result says whether pods are held to their share of the node, which
+/// the kernel may refuse.
+async fn detect_cgroups(
     config: &AgentConfig,
     metrics: &Metrics,
 ) -> Result<(CgroupManager, Result<(), CgroupError>), AgentError> {
@@ -383,6 +398,19 @@ fn make_cgroups(
     .measured(metrics);
     manager.setup()?;
     Ok(manager)
+}
+
+/// Reads the resolver configuration of the host, and emits events about limits that it exceeds. Blocking.
+pub(super) fn check_resolver(base: &Base, node: &NodeContext) {
+    match node.dns.read_host() {
+        Ok(host) => {
+            for event in node.dns.check_limits(&host) {
+                base.recorder.record(event);
+            }
+        }
+        // It may come later. Sandboxes that need it wait until then.
+        Err(error) => warn!(%error, "pods that use the node's resolver cannot start yet"),
+    }
 }
 
 /// Puts the facts together. Blocking.

@@ -7,10 +7,11 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 use super::base::Base;
-use super::takeover;
+use super::{AgentError, takeover, tasks};
 use crate::config::{RunningStatic, Seed};
 use crate::core::admission;
 use crate::core::restore::{Outcome, RestoreInput, RestorePlan, plan_restore};
@@ -27,8 +28,50 @@ use crate::types::{Event, EventRecorder, EventType, PodUid, Stamp};
 /// First and longest pause between two attempts to list the runtime.
 const RELIST: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(1));
 
+/// Committed plan of this start, and what it was made from.
+pub(super) struct Restored {
+    /// Name of the runtime, prefix of container IDs in statuses.
+    pub(super) runtime_name: String,
+    /// Plan, committed or held by a degraded store.
+    pub(super) plan: RestorePlan,
+    /// Static pods that run without a record.
+    pub(super) statics: Vec<RunningStatic>,
+    /// Time before the runtime was listed.
+    pub(super) as_of: Instant,
+}
+
+/// Waits for the runtime, plans from its list, and commits the plan.
+///
+/// # Errors
+/// When `token` is cancelled before the runtime has answered, or the store refuses the plan.
+pub(super) async fn restore(
+    config: &AgentConfig,
+    base: &Base,
+    cri: &CriClient,
+    token: &CancellationToken,
+) -> Result<Restored, AgentError> {
+    let Some(runtime_name) = tasks::wait_for_runtime(cri, &base.runtime_state, token).await else {
+        return Err(AgentError::Ended {
+            part: "waiting for the container runtime".to_owned(),
+        });
+    };
+    tokio::join!(
+        tasks::update_runtime_up(cri, &base.runtime_state, &*base.clock),
+        tasks::check_cgroup_driver(cri, config.kubelet.cgroup_driver, &*base.recorder),
+    );
+    let (plan, statics, as_of) = plan(config, base, cri).await;
+    // A degraded store holds this: a full disk must not keep pods from being looked after.
+    base.store.commit_or_hold(plan.transaction.clone()).await?;
+    Ok(Restored {
+        runtime_name,
+        plan,
+        statics,
+        as_of,
+    })
+}
+
 /// Lists the runtime and plans. Cancel-safe.
-pub(super) async fn plan(
+async fn plan(
     config: &AgentConfig,
     base: &Base,
     cri: &CriClient,

@@ -3,14 +3,47 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::config::{FileSettings, HttpSettings, RunningStatic, SourceSettings};
+use tokio::sync::mpsc;
+use tokio_util::sync::CancellationToken;
+
+use super::base::Base;
+use super::{AgentError, Tasks, api};
+use crate::config::{
+    FileSettings, HttpSettings, PodConfig, RunningStatic, Seed, SourceSettings, Surroundings,
+};
 use crate::kubeletconfig::AgentConfig;
 use crate::store::mounts::{Directory, Mount};
+use crate::types::PodUpdate;
 
 /// Time that the server of the manifest URL has for an answer.
 const HTTP_SOURCE_TIMEOUT: Duration = Duration::from_secs(10);
 
-pub(super) fn source_settings(config: &AgentConfig, running: Vec<RunningStatic>) -> SourceSettings {
+/// Opens the sources, with `seeds` as the pods that they named last. Returns the changes of pods, too.
+///
+/// # Errors
+/// When a source cannot be used.
+pub(super) fn open(
+    config: &AgentConfig,
+    base: &Base,
+    running: Vec<RunningStatic>,
+    seeds: Vec<Seed>,
+    tasks: &mut Tasks,
+    token: &CancellationToken,
+) -> Result<(PodConfig, mpsc::Receiver<PodUpdate>), AgentError> {
+    let mut settings = source_settings(config, running);
+    if let Some(api) = base.api.clone() {
+        let server = api::server_name(config);
+        settings.api = Some(api::source(api, server, base.node.clone(), tasks, token));
+    }
+    let surroundings = Surroundings {
+        store: base.store.clone(),
+        recorder: Arc::clone(&base.recorder) as _,
+        clock: Arc::clone(&base.clock),
+    };
+    Ok(PodConfig::start(settings, seeds, &surroundings, token)?)
+}
+
+fn source_settings(config: &AgentConfig, running: Vec<RunningStatic>) -> SourceSettings {
     let kubelet = &config.kubelet;
     SourceSettings {
         node_name: config.node_name.clone(),

@@ -1,43 +1,34 @@
-//! Start-up, from the open store (`opening`) to open sources: the runtime is reached and listed, the plan made and
-//! committed, what was there goes on (`resume`), then the sources are opened.
+//! Start-up, from the open store (`opening`) to open sources. [`start`] lists its stages. Each part is built in its own file.
 
 use std::sync::Arc;
 
-use arc_swap::ArcSwap;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
-use tracing::warn;
 
-use super::addresses::{follow_name, reported_addresses};
 use super::base::Base;
-use super::images::{image_collection, images};
-use super::known_pods::known_pods;
-use super::logs::rotation_policy;
+use super::images::collection;
+use super::node_parts::NodeParts;
+use super::pod_parts::PodParts;
 use super::pod_sockets::{pod_resources, pods_api};
-use super::resume::{plan, reported_reasons, resume, tell_what_was_restored};
-use super::sources::source_settings;
+use super::resume::{restore, resume, tell_what_was_restored};
 use super::started::Started;
-use super::sync_loop::{JANITOR_CAPACITY, container_policy, max_pods};
-use super::workers::starts_at_once;
+use super::sync_loop::container_policy;
 use super::{
-    AgentError, Tasks, api, devices, directories, dra, early_ends, eviction, node, pinning,
-    shutdown, tasks, volumes,
+    AgentError, Tasks, api, devices, directories, dra, early_ends, eviction, logs, shutdown,
+    sources, sync_loop, tasks, workers,
 };
-use crate::config::{PodConfig, RunningStatic, Surroundings};
-use crate::container_logs::LogRotator;
-use crate::events;
-use crate::eviction::LocalStorage;
+use crate::config::{PodConfig, RunningStatic};
+use crate::core::pleg_diff::PodLifecycleEvent;
+use crate::images::ImageManager;
 use crate::kubeletconfig::AgentConfig;
 use crate::kuberuntime::cri::{CriClient, CriTimeouts};
-use crate::nodestatus::cpus;
-use crate::pleg::{Pleg, PlegOptions};
+use crate::pod_workers::PodWorkers;
 use crate::pod_workers::pinning::reconcile;
 use crate::pod_workers::take_over::take_over;
-use crate::pod_workers::{PodWorkers, StartGate, WorkQueue, WorkerContext};
-use crate::prober::{Prober, ProberContext};
-use crate::status::StatusManager;
-use crate::sync_loop::{Inputs, Janitor, LoopContext, SyncLoop};
-use crate::types::{EventRecorder, causes, probe};
+use crate::prober::Prober;
+use crate::sync_loop::{Inputs, Janitor, SyncLoop};
+use crate::types::PodUpdate;
+use crate::types::probe::ProbeReceivers;
 
 /// Returns the client of the configured runtime.
 pub(super) fn runtime_client(config: &AgentConfig, base: &Base) -> Result<CriClient, AgentError> {
@@ -50,6 +41,9 @@ pub(super) fn runtime_client(config: &AgentConfig, base: &Base) -> Result<CriCli
 }
 
 /// Restores and starts everything that needs the runtime.
+///
+/// # Errors
+/// See [`AgentError`].
 pub(super) async fn start(
     config: &AgentConfig,
     base: &Base,
@@ -57,333 +51,210 @@ pub(super) async fn start(
     tasks: &mut Tasks,
     token: &CancellationToken,
 ) -> Result<Started, AgentError> {
-    let late = directories::make(config)?;
-    if !late.is_empty() {
-        let clock = Arc::clone(&base.clock);
-        tasks.add(
-            "late directories",
-            directories::make_late(late, clock, token.clone()),
-        );
-    }
+    directories::keep(config, base, tasks, token)?;
     devices::serve(config, base, tasks, token);
-    let cri = cri.knowing_pods(known_pods(config, base.store.clone()));
-    let node_object = base.node.clone();
-    // The node lives on in the API server while the runtime is away.
-    let node_status = base.api.clone().map(|api| {
-        api::forward_events(config, base, api.clone(), tasks);
-        api::node_status(
-            config,
-            base,
-            api,
-            cri.clone(),
-            node_object.clone(),
-            tasks,
-            token,
-        )
-    });
-    if let Some(known) = node_object.get() {
-        base.addresses.remember(reported_addresses(&known));
-    }
-    follow_name(config, base, tasks, token);
-    if let Err(error) = base.addresses.find() {
-        warn!(
-            error,
-            "the node has no address yet; pods report the last one"
-        );
-    }
-    if base.api.is_none()
-        && let Err(error) = events::forget_waiting(&base.store).await
-    {
-        warn!(%error, "events of the time with an API server stay on record until the next start");
-    }
-    let (cgroups, limited) = node::cgroups(config, &base.metrics).await?;
-    if let Err(error) = limited {
-        let error = causes(&error);
-        warn!(error, "pods may use what is reserved");
-        base.recorder.record(node::not_enforced(&error));
-    }
-    let remedies = eviction::watch(config, base, cri.clone(), tasks, token);
-    let node = node::context(config, &cgroups, base.addresses.clone())?;
-    match node.dns.read_host() {
-        Ok(host) => {
-            for event in node.dns.check_limits(&host) {
-                base.recorder.record(event);
-            }
-        }
-        // It may come later. Sandboxes that need it wait until then.
-        Err(error) => warn!(%error, "pods that use the node's resolver cannot start yet"),
-    }
-    let local_node = Arc::new(ArcSwap::new(api::local_node(config, base).await));
-    let objects = api::objects(config, base).await;
-    let status = StatusManager::new(base.store.clone(), Arc::clone(&base.clock));
-    let Some(runtime_name) = tasks::wait_for_runtime(&cri, &base.runtime_state, token).await else {
-        return Err(AgentError::Ended {
-            part: "waiting for the container runtime".to_owned(),
-        });
-    };
-    tokio::join!(
-        tasks::update_runtime_up(&cri, &base.runtime_state, &*base.clock),
-        tasks::check_cgroup_driver(&cri, config.kubelet.cgroup_driver, &*base.recorder),
-    );
+    let node = NodeParts::build(config, base, cri, tasks, token).await?;
+    let restored = restore(config, base, &node.cri, token).await?;
+    let pods = PodParts::build(config, base, &node, &restored, tasks, token).await?;
 
-    let (plan, statics, as_of) = plan(config, base, &cri).await;
-    // A degraded store holds this: a full disk must not keep pods from being looked after.
-    base.store.commit_or_hold(plan.transaction.clone()).await?;
+    let workers = workers::build(config, base, &node, &pods, &restored, token);
+    early_ends::watch(config, base, &workers, pods.signals, tasks, token);
+    let plan = &restored.plan;
+    let seeds = resume(plan, &workers, &base.pods, &pods.queue, &node.objects);
+    tell_what_was_restored(base, plan);
 
-    devices::resume(config, &base.devices, &plan.current).await?;
-    let memory = node.machine.get().memory();
-    let pinning = pinning::managers(config, base, &cgroups, memory).await?;
-
-    let (pleg, pleg_handle, pleg_events) = Pleg::new(
-        PlegOptions {
-            cri: cri.clone(),
-            store: base.store.clone(),
-            runtime_state: base.runtime_state.clone(),
-            metrics: base.metrics.clone(),
-            evented: true,
-        },
-        Arc::clone(&base.clock),
-        plan.current.iter().cloned(),
-        as_of,
-    );
-    let queue = WorkQueue::new(base.store.clone());
-    let drivers = volumes::csi_drivers(config, base);
-    devices::take_from(&drivers, base.devices.clone());
-    dra::take_from(&drivers, base, tasks, token);
-    tasks.add("csi drivers", drivers.clone().run(token.clone()));
-    let memory = volumes::following(&local_node, &node.machine);
-    let volumes = volumes::volume_manager(config, base, drivers.clone(), memory);
-    if let Err(error) = volumes.reconcile().await {
-        warn!(
-            error = causes(&error),
-            "volumes are not as recorded, their pods wait"
-        );
-    }
-    tasks.add(
-        "volumes in use",
-        api::tell_volumes_in_use(volumes.clone(), base.volumes_in_use.clone(), token.clone()),
-    );
-    // Nobody else sets it.
-    drop(base.volumes.set(volumes.clone()));
-    let (results, probe_results) = probe::channels();
-    let prober = Prober::new(ProberContext {
-        store: base.store.clone(),
-        clock: Arc::clone(&base.clock),
-        cri: cri.clone(),
-        recorder: Arc::clone(&base.recorder) as _,
-        metrics: base.metrics.clone(),
-        results,
-        addresses: base.addresses.clone(),
-    });
-    let (image_changed, image_changes) = early_ends::image_changes();
-    let images = images(config, base, &runtime_name, node_status).announcing(image_changed);
-    let images = Arc::new(images);
-    let workers = PodWorkers::new(
-        WorkerContext {
-            store: base.store.clone(),
-            clock: Arc::clone(&base.clock),
-            cri: cri.clone(),
-            pleg: pleg_handle,
-            status: status.clone(),
-            images: Arc::clone(&images),
-            volumes,
-            devices: base.devices.clone(),
-            claims: base.dra.clone(),
-            objects: objects.clone(),
-            node_object: node_object.clone(),
-            cgroups: Arc::new(cgroups.with_pinning(pinning.clone())),
-            pinning,
-            node,
-            recorder: Arc::clone(&base.recorder) as _,
-            reasons: reported_reasons(&base.store.snapshot()),
-            causes: early_ends::causes(config),
-            volume_images: Default::default(),
-            runtime_state: base.runtime_state.clone(),
-            queue: queue.clone(),
-            metrics: base.metrics.clone(),
-            runtime_name,
-            resync: config.kubelet.sync_frequency,
-            backoff_max: config.kubelet.max_container_restart_period,
-            starts: StartGate::new(starts_at_once(cpus())),
-            prober: prober.clone(),
-            epoch: plan.epoch.clone(),
-        },
-        token.child_token(),
-    );
-    let signals = early_ends::Signals {
-        images: image_changes,
-        drivers,
-    };
-    early_ends::watch(config, base, &workers, signals, tasks, token);
-    let pods = base.pods.clone();
-    let seeds = resume(&plan, &workers, &pods, &queue, &objects);
-    tell_what_was_restored(base, &plan);
-
-    let unrecorded: Arc<[RunningStatic]> = statics.clone().into();
-    let mut settings = source_settings(config, statics);
-    if let Some(api) = base.api.clone() {
-        let server = api::server_name(config);
-        settings.api = Some(api::source(api, server, node_object.clone(), tasks, token));
-    }
-    let (source, updates) = PodConfig::start(
-        settings,
-        seeds,
-        &Surroundings {
-            store: base.store.clone(),
-            recorder: Arc::clone(&base.recorder) as _,
-            clock: Arc::clone(&base.clock),
-        },
-        token,
-    )?;
-    api::statuses(
+    let unrecorded: Arc<[RunningStatic]> = restored.statics.clone().into();
+    let statics = restored.statics;
+    let (sources, updates) = sources::open(config, base, statics, seeds, tasks, token)?;
+    let agent = Assembly {
+        config,
         base,
-        &status,
-        &pods,
-        node_object.clone(),
-        source.ready(),
-        tasks,
         token,
-    );
-    tasks.add(
-        "changed devices",
-        devices::follow(base.devices.clone(), workers.clone(), token.clone()),
-    );
-    tasks.add(
-        "outdated statuses",
-        tasks::compute_outdated(status.clone(), workers.clone(), token.clone()),
-    );
-    tasks.add(
-        "changed claims",
-        dra::follow(base.dra.clone(), workers.clone(), token.clone()),
-    );
-    tasks.add(
-        "resource claims",
-        dra::reconcile(
-            base.dra.clone(),
-            workers.clone(),
-            pods.clone(),
-            source.ready(),
-            token.clone(),
-        ),
-    );
-    tasks.add(
-        "volumes without a record",
-        take_over(workers.clone(), source.ready(), token.clone()),
-    );
-    tasks.add(
-        "objects",
-        api::follow_objects(
-            objects.clone(),
-            workers.clone(),
-            source.ready(),
-            token.clone(),
-        ),
-    );
-    tasks.add("object records", objects.run(token.clone()));
-    shutdown::watch(config, base, &workers, tasks, token);
-    let (janitor_tx, janitor_rx) = mpsc::channel(JANITOR_CAPACITY);
-    let policy = container_policy(config);
-    let janitor = Janitor::new(workers.clone(), policy, janitor_rx);
-    let sync_loop = SyncLoop::new(
-        LoopContext {
-            pods: pods.clone(),
-            workers: workers.clone(),
-            ready: source.ready(),
-            origins: source.origins(),
-            unrecorded,
-            store: base.store.clone(),
-            runtime_state: base.runtime_state.clone(),
-            clock: Arc::clone(&base.clock),
-            recorder: Arc::clone(&base.recorder) as _,
-            metrics: base.metrics.clone(),
-            node_name: config.node_name.clone(),
-            node: node_object,
-            local_node: Arc::clone(&local_node),
-            max_pods: max_pods(&config.kubelet, cpus),
-            unsafe_sysctls: config.kubelet.allowed_unsafe_sysctls.clone().into(),
-            pressure: base.pressure.subscribe(),
-            observed: Arc::new(move |seen| status.observed(seen)),
-            janitor: janitor_tx,
-        },
-        base.monitor.clone(),
-    );
-    #[cfg(feature = "failpoints")]
-    tasks.add(
-        "drill",
-        super::drill::evictions(workers.clone(), pods.clone(), token.clone()),
-    );
-    let storage = LocalStorage::new(
-        Arc::new(workers.clone()),
-        cri.clone(),
-        workers.context().node.clone(),
-        base.metrics.clone(),
-    );
-    let rotator = LogRotator::new(
-        base.store.clone(),
-        cri.clone(),
-        Arc::clone(&base.clock),
-        rotation_policy(config),
-        config.pod_logs_dir().to_owned(),
-    );
-    tasks.add("log rotation", rotator.run(token.clone()));
-    tasks.add("local storage", storage.run(token.clone()));
-    let garbage = eviction::NodeGarbage {
-        workers: workers.clone(),
-        policy,
-        images: Arc::clone(&images),
-        collection: image_collection(config, base, source.ready()),
-        cri: cri.clone(),
-    };
-    // Nobody else sets it.
-    drop(remedies.set(eviction::remedies(garbage)));
-    tasks.add("pleg", pleg.run(token.clone()));
-    tasks.add(
-        "image garbage collection",
-        Arc::clone(&images).run_collection(
-            image_collection(config, base, source.ready()),
-            cri.clone(),
-            token.clone(),
-        ),
-    );
-    tasks.add(
-        "images",
-        images.run(
-            cri.clone(),
-            base.store.clone(),
-            Arc::clone(&base.recorder) as _,
-            token.clone(),
-        ),
-    );
-    tasks.add("janitor", janitor.run(token.clone()));
-    tasks.add(
-        "runtime health",
-        tasks::runtime_up(
-            cri,
-            base.runtime_state.clone(),
-            Arc::clone(&base.clock),
-            token.clone(),
-        ),
-    );
-    tasks.add(
-        "sync loop",
-        sync_loop.run(
-            Inputs::new(updates, pleg_events, probe_results, workers.forgot()),
-            token.clone(),
-        ),
-    );
-    tasks.add("prober", prober.run(token.clone()));
-    let period = config.kubelet.cpu_manager_reconcile_period;
-    tasks.add(
-        "CPU manager",
-        reconcile(workers.clone(), period, token.clone()),
-    );
-    pod_resources(config, base, &workers, tasks, token);
-    pods_api(config, base, tasks, token);
-    Ok(Started {
-        ready: source.ready(),
-        config: source,
+        node,
         workers,
-        pods,
-        local_node,
-    })
+        sources,
+    };
+    agent.follow_changes(tasks);
+    shutdown::watch(config, base, &agent.workers, tasks, token);
+    let (sync_loop, janitor) = agent.sync_loop(unrecorded);
+    #[cfg(feature = "failpoints")]
+    agent.drill(tasks);
+    agent.keep_room(&pods.images, tasks);
+    tasks.add("pleg", pods.pleg.run(token.clone()));
+    agent.keep_images(pods.images, tasks);
+    let loops = Loops {
+        sync_loop,
+        janitor,
+        prober: pods.prober,
+        updates,
+        lifecycle: pods.pleg_events,
+        probe_results: pods.probe_results,
+    };
+    agent.run_loops(loops, tasks);
+    pod_resources(config, base, &agent.workers, tasks, token);
+    pods_api(config, base, tasks, token);
+    Ok(agent.into_started())
+}
+
+/// Loops that look after pods, with what they receive.
+struct Loops {
+    sync_loop: SyncLoop,
+    janitor: Janitor,
+    prober: Prober,
+    updates: mpsc::Receiver<PodUpdate>,
+    lifecycle: mpsc::Receiver<PodLifecycleEvent>,
+    probe_results: ProbeReceivers,
+}
+
+/// Agent with workers and open sources, whose tasks are being started.
+struct Assembly<'a> {
+    config: &'a AgentConfig,
+    base: &'a Base,
+    token: &'a CancellationToken,
+    node: NodeParts,
+    workers: PodWorkers,
+    sources: PodConfig,
+}
+
+impl Assembly<'_> {
+    /// Starts the tasks that pass changes of statuses, devices, claims, volumes and objects to the workers.
+    fn follow_changes(&self, tasks: &mut Tasks) {
+        let (base, node, token) = (self.base, &self.node, self.token);
+        let workers = || self.workers.clone();
+        let ready = self.sources.ready();
+        api::statuses(base, &node.statuses, ready.clone(), tasks, token);
+        tasks.add(
+            "changed devices",
+            devices::follow(base.devices.clone(), workers(), token.clone()),
+        );
+        tasks.add(
+            "outdated statuses",
+            tasks::compute_outdated(node.statuses.clone(), workers(), token.clone()),
+        );
+        tasks.add(
+            "changed claims",
+            dra::follow(base.dra.clone(), workers(), token.clone()),
+        );
+        tasks.add(
+            "resource claims",
+            dra::reconcile(
+                base.dra.clone(),
+                workers(),
+                base.pods.clone(),
+                ready.clone(),
+                token.clone(),
+            ),
+        );
+        tasks.add(
+            "volumes without a record",
+            take_over(workers(), ready.clone(), token.clone()),
+        );
+        tasks.add(
+            "objects",
+            api::follow_objects(node.objects.clone(), workers(), ready, token.clone()),
+        );
+        tasks.add("object records", node.objects.clone().run(token.clone()));
+    }
+
+    /// Builds the sync loop and its janitor. `unrecorded` are the static pods that run without a record.
+    fn sync_loop(&self, unrecorded: Arc<[RunningStatic]>) -> (SyncLoop, Janitor) {
+        sync_loop::build(
+            self.config,
+            self.base,
+            &self.node,
+            &self.workers,
+            &self.sources,
+            unrecorded,
+        )
+    }
+
+    /// Starts the evictions of crash tests.
+    #[cfg(feature = "failpoints")]
+    fn drill(&self, tasks: &mut Tasks) {
+        let (workers, pods) = (self.workers.clone(), self.base.pods.clone());
+        tasks.add(
+            "drill",
+            super::drill::evictions(workers, pods, self.token.clone()),
+        );
+    }
+
+    /// Starts the tasks that keep logs and local storage of pods within their limits, and gives the manager of evictions its
+    /// remedies.
+    fn keep_room(&self, images: &Arc<ImageManager>, tasks: &mut Tasks) {
+        let (config, base, cri) = (self.config, self.base, &self.node.cri);
+        let rotator = logs::build(config, base, cri.clone());
+        tasks.add("log rotation", rotator.run(self.token.clone()));
+        let storage = eviction::local_storage(base, cri.clone(), &self.workers);
+        tasks.add("local storage", storage.run(self.token.clone()));
+        let garbage = eviction::NodeGarbage {
+            workers: self.workers.clone(),
+            policy: container_policy(config),
+            images: Arc::clone(images),
+            collection: collection(config, base, self.sources.ready()),
+            cri: cri.clone(),
+        };
+        // Nobody else sets it.
+        drop(self.node.remedies.set(eviction::remedies(garbage)));
+    }
+
+    /// Starts the tasks that remove unused images and repair damaged ones.
+    fn keep_images(&self, images: Arc<ImageManager>, tasks: &mut Tasks) {
+        let (base, cri, token) = (self.base, &self.node.cri, self.token);
+        tasks.add(
+            "image garbage collection",
+            Arc::clone(&images).run_collection(
+                collection(self.config, base, self.sources.ready()),
+                cri.clone(),
+                token.clone(),
+            ),
+        );
+        tasks.add(
+            "images",
+            images.run(
+                cri.clone(),
+                base.store.clone(),
+                Arc::clone(&base.recorder) as _,
+                token.clone(),
+            ),
+        );
+    }
+
+    /// Starts the loops that look after pods.
+    fn run_loops(&self, loops: Loops, tasks: &mut Tasks) {
+        let (base, token) = (self.base, self.token);
+        tasks.add("janitor", loops.janitor.run(token.clone()));
+        tasks.add(
+            "runtime health",
+            tasks::runtime_up(
+                self.node.cri.clone(),
+                base.runtime_state.clone(),
+                Arc::clone(&base.clock),
+                token.clone(),
+            ),
+        );
+        let inputs = Inputs::new(
+            loops.updates,
+            loops.lifecycle,
+            loops.probe_results,
+            self.workers.forgot(),
+        );
+        tasks.add("sync loop", loops.sync_loop.run(inputs, token.clone()));
+        tasks.add("prober", loops.prober.run(token.clone()));
+        let period = self.config.kubelet.cpu_manager_reconcile_period;
+        tasks.add(
+            "CPU manager",
+            reconcile(self.workers.clone(), period, token.clone()),
+        );
+    }
+
+    /// Returns the handles for the tasks that follow the start.
+    fn into_started(self) -> Started {
+        Started {
+            ready: self.sources.ready(),
+            config: self.sources,
+            workers: self.workers,
+            pods: self.base.pods.clone(),
+            local_node: self.node.local,
+        }
+    }
 }

@@ -2,17 +2,62 @@
 
 use std::sync::Arc;
 
+use tokio::sync::mpsc;
+
+use super::base::Base;
+use super::node_parts::NodeParts;
+use crate::config::{PodConfig, RunningStatic};
 use crate::core::node_status::pod_capacity;
 use crate::kubeletconfig::{AgentConfig, KubeletConfiguration};
 use crate::kuberuntime::gc::GcPolicy;
-use crate::sync_loop::MaxPods;
+use crate::nodestatus::cpus;
+use crate::pod_workers::PodWorkers;
+use crate::sync_loop::{Janitor, LoopContext, MaxPods, SyncLoop};
 
 /// Capacity of the channel to the janitor.
-pub(super) const JANITOR_CAPACITY: usize = 50;
+const JANITOR_CAPACITY: usize = 50;
+
+/// Builds the sync loop and the janitor that it gives orders to. `unrecorded` are the static pods that run without a record.
+pub(super) fn build(
+    config: &AgentConfig,
+    base: &Base,
+    node: &NodeParts,
+    workers: &PodWorkers,
+    sources: &PodConfig,
+    unrecorded: Arc<[RunningStatic]>,
+) -> (SyncLoop, Janitor) {
+    let (orders, janitor_orders) = mpsc::channel(JANITOR_CAPACITY);
+    let janitor = Janitor::new(workers.clone(), container_policy(config), janitor_orders);
+    let statuses = node.statuses.clone();
+    let sync_loop = SyncLoop::new(
+        LoopContext {
+            pods: base.pods.clone(),
+            workers: workers.clone(),
+            ready: sources.ready(),
+            origins: sources.origins(),
+            unrecorded,
+            store: base.store.clone(),
+            runtime_state: base.runtime_state.clone(),
+            clock: Arc::clone(&base.clock),
+            recorder: Arc::clone(&base.recorder) as _,
+            metrics: base.metrics.clone(),
+            node_name: config.node_name.clone(),
+            node: base.node.clone(),
+            local_node: Arc::clone(&node.local),
+            max_pods: max_pods(&config.kubelet, cpus),
+            unsafe_sysctls: config.kubelet.allowed_unsafe_sysctls.clone().into(),
+            pressure: base.pressure.subscribe(),
+            observed: Arc::new(move |seen| statuses.observed(seen)),
+            janitor: orders,
+        },
+        base.monitor.clone(),
+    );
+    (sync_loop, janitor)
+}
 
 /// Returns how many pods the node may run. `cpus` counts the processors, of which some may be added while the agent runs; it is
 /// asked each time that they matter.
-pub(super) fn max_pods(
+fn max_pods(
     kubelet: &KubeletConfiguration,
     cpus: impl Fn() -> u64 + Send + Sync + 'static,
 ) -> MaxPods {
@@ -23,6 +68,7 @@ pub(super) fn max_pods(
     })
 }
 
+/// Returns the rules by which dead containers are removed.
 pub(super) fn container_policy(config: &AgentConfig) -> GcPolicy {
     let count = |n: u32| usize::try_from(n).unwrap_or(usize::MAX);
     let gc = &config.container_gc;

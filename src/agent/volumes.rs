@@ -4,13 +4,17 @@ use std::sync::Arc;
 
 use arc_swap::ArcSwap;
 use k8s_openapi::api::core::v1::Node;
+use tokio_util::sync::CancellationToken;
+use tracing::warn;
 
 use super::base::{Base, Parts};
+use super::{Tasks, api, devices, dra};
 use crate::core::volumes::{CSI, ISCSI};
 use crate::kubeletconfig::AgentConfig;
 use crate::kuberuntime::node_context::SharedFacts;
 use crate::kuberuntime::resources::value;
 use crate::pod_manager::PodManager;
+use crate::types::causes;
 use crate::types::metrics::Count;
 use crate::volumemanager::attached::Attached;
 use crate::volumemanager::command::Tools;
@@ -23,7 +27,7 @@ use crate::volumemanager::{self, MemoryForPods, VolumeManager};
 
 /// The most a tmpfs may hold, in bytes: what the node has for pods (`status.allocatable`), or all of its memory
 /// where nothing is left for them or nothing is known.
-pub(super) fn memory_for_pods(node: &Node, capacity: Option<u64>) -> Option<u64> {
+fn memory_for_pods(node: &Node, capacity: Option<u64>) -> Option<u64> {
     let status = node.status.as_ref();
     let allocatable = status.and_then(|s| s.allocatable.as_ref()?.get("memory"));
     let bytes = allocatable.and_then(|quantity| value(quantity).ok());
@@ -37,8 +41,37 @@ pub(super) fn following(node: &Arc<ArcSwap<Node>>, machine: &SharedFacts) -> Mem
     Arc::new(move || memory_for_pods(&node.load(), machine.get().memory()))
 }
 
+/// Builds the volume manager, starts the tasks of CSI drivers, and compares the records of volumes with what is mounted. Returns the
+/// manager with the registry of drivers, which serves device plugins and DRA drivers too.
+pub(super) async fn build(
+    config: &AgentConfig,
+    base: &Base,
+    memory: MemoryForPods,
+    tasks: &mut Tasks,
+    token: &CancellationToken,
+) -> (VolumeManager, Drivers) {
+    let drivers = csi_drivers(config, base);
+    devices::take_from(&drivers, base.devices.clone());
+    dra::take_from(&drivers, base, tasks, token);
+    tasks.add("csi drivers", drivers.clone().run(token.clone()));
+    let volumes = volume_manager(config, base, drivers.clone(), memory);
+    if let Err(error) = volumes.reconcile().await {
+        warn!(
+            error = causes(&error),
+            "volumes are not as recorded, their pods wait"
+        );
+    }
+    tasks.add(
+        "volumes in use",
+        api::tell_volumes_in_use(volumes.clone(), base.volumes_in_use.clone(), token.clone()),
+    );
+    // Nobody else sets it.
+    drop(base.volumes.set(volumes.clone()));
+    (volumes, drivers)
+}
+
 /// The volume manager with what mounts storage from elsewhere.
-pub(super) fn volume_manager(
+fn volume_manager(
     config: &AgentConfig,
     base: &Base,
     drivers: Drivers,
@@ -67,7 +100,7 @@ fn attached(base: &Base, plugin: Arc<dyn RemotePlugin>) -> Arc<dyn RemotePlugin>
 }
 
 /// The CSI drivers of this node: those on record at once.
-pub(super) fn csi_drivers(config: &AgentConfig, base: &Base) -> Drivers {
+fn csi_drivers(config: &AgentConfig, base: &Base) -> Drivers {
     Drivers::new(DriversOptions {
         root_dir: config.root_dir.clone(),
         node_name: config.node_name.clone(),
