@@ -7,7 +7,10 @@ use std::time::Duration;
 use k8s_cri::v1;
 
 use super::error::classify;
-use super::pulls::{PullResult, Wanted};
+use super::files::Work;
+use super::keyring::Credentials;
+use super::pulls::{PullResult, Pulled, Wanted};
+use super::records::UnderWay;
 use super::sync::Opened;
 use super::{ImageError, ImageErrorReason, ImageManager, ImageService, Present, Reporter};
 use super::{files, records, unrecorded};
@@ -25,6 +28,20 @@ const STILL_PULLING: Duration = Duration::from_secs(60);
 /// Interval at which a running pull is synced if the kernel has fallen behind, so that little is left to do at its end.
 const SYNC_EARLY: Duration = Duration::from_secs(5);
 
+/// Pull whose begin is recorded.
+struct Attempt<'a> {
+    image: &'a str,
+    credentials: &'a [Credentials],
+    /// Time of the request, before any wait for other pulls.
+    asked: tokio::time::Instant,
+    /// Answer of the runtime before the pull.
+    present: Presence<'a>,
+    store: &'a Store,
+    report: &'a Reporter<'a>,
+    under_way: UnderWay<'a>,
+    work: Work,
+}
+
 impl ImageManager {
     /// Pulls an image for a pod or for the node. A pull for the node leaves no back-off.
     ///
@@ -39,13 +56,13 @@ impl ImageManager {
     ) -> Result<Present, ImageError> {
         let (image, credentials) = (want.image.clone(), want.credentials.clone());
         let image = image.as_str();
-        let begun = tokio::time::Instant::now();
+        let asked = tokio::time::Instant::now();
         self.settle_earlier(service, store, report)
             .await
             .map_err(|error| unrecorded(image, error))?;
         let work = self.begin_work(image).await;
-        let present = self.present(image, service, store).await;
-        let present = present.as_presence();
+        let found = self.present(image, service, store).await;
+        let present = found.as_presence();
         let now = self.clock.now();
         let under_way = self
             .records
@@ -54,110 +71,146 @@ impl ImageManager {
             })
             .await
             .map_err(|error| unrecorded(image, error))?;
+        let attempt = Attempt {
+            image,
+            credentials: &credentials,
+            asked,
+            present,
+            store,
+            report,
+            under_way,
+            work,
+        };
         report.normal("Pulling", format!("Pulling image \"{image}\""));
-        let uid = report.uid();
         let opened = self.open_disk(service).await;
         match self
             .pull_telling(want, opened.as_ref(), service, report)
             .await
         {
-            Ok(pulled) => {
-                let label = ImageSizeLabel {
-                    image_size_in_bytes: size_step(pulled.size).to_owned(),
-                };
-                self.metrics
-                    .image_pull_duration
-                    .get_or_create(&label)
-                    .observe(pulled.took.as_secs_f64());
-                let synced = self.bring_to_disk(image, opened, service).await;
-                report.normal(
-                    "Pulled",
-                    format!(
-                        "Successfully pulled image \"{image}\" in {} ({} including waiting). Image size: {} bytes.",
-                        milliseconds(pulled.took),
-                        milliseconds(begun.elapsed()),
-                        pulled.size
-                    ),
-                );
-                // First: an agent that starts again would sync what is left, and take it for whole.
-                if let Synced::Lost(why) = &synced {
-                    self.files_lost(image, &pulled.id, why, store, report)
-                        .await
-                        .map_err(|error| unrecorded(image, error))?;
-                }
-                let used = pulled.used.and_then(|index| credentials.get(index));
-                let has_repaired = AtomicBool::new(false);
-                self.change(
-                    store,
-                    image,
-                    Durability::Durable,
-                    |seen, record, transaction| {
-                        record.pulled_ref = Some(pulled.reference.clone());
-                        let now = self.clock.now();
-                        let mut t =
-                            records::record_pulled(seen, transaction, image, &pulled.id, used, now);
-                        if let Some(uid) = &uid {
-                            record.backoffs.remove(uid);
-                            t = records::record_error(seen, t, uid, image, None, now);
-                        }
-                        if synced == Synced::Yes {
-                            let repaired;
-                            (t, repaired) = files::finished(seen, t, image, &pulled.id, now);
-                            has_repaired.store(repaired, Ordering::Relaxed);
-                        }
-                        under_way.end(seen, t)
-                    },
-                )
-                .await?;
-                if has_repaired.load(Ordering::Relaxed) {
-                    self.tell_repaired(image, "pulled", report);
-                } else if present != Presence::Is(&pulled.id) {
-                    self.announce(image);
-                }
-                if let Some(tell) = &self.pulled {
-                    tell();
-                }
-                Ok(Present {
-                    reference: pulled.reference,
-                    user: None,
-                })
-            }
-            Err(error) => {
-                let (reason, message) = classify(image, &error);
-                report.warning(
-                    "Failed",
-                    format!("Failed to pull image \"{image}\": {}", error.message),
-                );
-                let now = self.clock.now();
-                let told = format!("{}: {message}", reason.as_str());
-                let next = |record: &ImageRecord, uid: &PodUid| -> BackoffRecord {
-                    let last = record.backoffs.get(uid).copied();
-                    backoff::image::failed(last, now, backoff::image::MAX)
-                };
-                // The runtime may go on with a pull that nobody hears of any more.
-                let brought_nothing = !error.outcome_unknown() && !work.is_shared();
-                let committed = self
-                    .change(
-                        store,
-                        image,
-                        Durability::Relaxed,
-                        |seen, record, transaction| {
-                            let mut t = transaction;
-                            if let Some(uid) = &uid {
-                                let backoff = next(record, uid);
-                                record.backoffs.insert(uid.clone(), backoff);
-                                t = records::record_error(seen, t, uid, image, Some(&told), now);
-                            }
-                            if brought_nothing {
-                                t = files::failed(seen, t, image, now);
-                            }
-                            under_way.end(seen, t)
-                        },
-                    )
-                    .await;
-                Err(backing_off(reason, message, committed, uid.as_ref(), now))
-            }
+            Ok(pulled) => self.succeeded(&attempt, pulled, opened, service).await,
+            Err(error) => Err(self.failed(&attempt, &error).await),
         }
+    }
+
+    /// Brings a pulled image to the disk, then records it. `opened` is from before the pull.
+    async fn succeeded<S: ImageService>(
+        &self,
+        attempt: &Attempt<'_>,
+        pulled: Pulled,
+        opened: Option<Arc<Opened>>,
+        service: &S,
+    ) -> Result<Present, ImageError> {
+        let (image, store, report) = (attempt.image, attempt.store, attempt.report);
+        let label = ImageSizeLabel {
+            image_size_in_bytes: size_step(pulled.size).to_owned(),
+        };
+        self.metrics
+            .image_pull_duration
+            .get_or_create(&label)
+            .observe(pulled.took.as_secs_f64());
+        let synced = self.bring_to_disk(image, opened, service).await;
+        report.normal(
+            "Pulled",
+            format!(
+                "Successfully pulled image \"{image}\" in {} ({} including waiting). Image size: {} bytes.",
+                milliseconds(pulled.took),
+                milliseconds(attempt.asked.elapsed()),
+                pulled.size
+            ),
+        );
+        // First: an agent that starts again would sync what is left, and take it for whole.
+        if let Synced::Lost(why) = &synced {
+            self.files_lost(image, &pulled.id, why, store, report)
+                .await
+                .map_err(|error| unrecorded(image, error))?;
+        }
+        let has_repaired = self
+            .record_pull(attempt, &pulled, synced == Synced::Yes)
+            .await?;
+        if has_repaired {
+            self.tell_repaired(image, "pulled", report);
+        } else if attempt.present != Presence::Is(&pulled.id) {
+            self.announce(image);
+        }
+        if let Some(tell) = &self.pulled {
+            tell();
+        }
+        Ok(Present {
+            reference: pulled.reference,
+            user: None,
+        })
+    }
+
+    /// Records a pull that succeeded, and returns whether it has repaired the image. `is_synced` says that its files are on the disk.
+    async fn record_pull(
+        &self,
+        attempt: &Attempt<'_>,
+        pulled: &Pulled,
+        is_synced: bool,
+    ) -> Result<bool, ImageError> {
+        let (image, uid) = (attempt.image, attempt.report.uid());
+        let used = pulled.used.and_then(|index| attempt.credentials.get(index));
+        let has_repaired = AtomicBool::new(false);
+        self.change(
+            attempt.store,
+            image,
+            Durability::Durable,
+            |seen, record, transaction| {
+                record.pulled_ref = Some(pulled.reference.clone());
+                let now = self.clock.now();
+                let mut t = records::record_pulled(seen, transaction, image, &pulled.id, used, now);
+                if let Some(uid) = &uid {
+                    record.backoffs.remove(uid);
+                    t = records::record_error(seen, t, uid, image, None, now);
+                }
+                if is_synced {
+                    let repaired;
+                    (t, repaired) = files::finished(seen, t, image, &pulled.id, now);
+                    has_repaired.store(repaired, Ordering::Relaxed);
+                }
+                attempt.under_way.end(seen, t)
+            },
+        )
+        .await?;
+        Ok(has_repaired.load(Ordering::Relaxed))
+    }
+
+    /// Records a failed pull with the back-off of its pod, and returns the error for who waits.
+    async fn failed(&self, attempt: &Attempt<'_>, error: &CriError) -> ImageError {
+        let (image, uid) = (attempt.image, attempt.report.uid());
+        let (reason, message) = classify(image, error);
+        attempt.report.warning(
+            "Failed",
+            format!("Failed to pull image \"{image}\": {}", error.message),
+        );
+        let now = self.clock.now();
+        let told = format!("{}: {message}", reason.as_str());
+        let next = |record: &ImageRecord, uid: &PodUid| -> BackoffRecord {
+            let last = record.backoffs.get(uid).copied();
+            backoff::image::failed(last, now, backoff::image::MAX)
+        };
+        // The runtime may go on with a pull that nobody hears of any more.
+        let brought_nothing = !error.outcome_unknown() && !attempt.work.is_shared();
+        let committed = self
+            .change(
+                attempt.store,
+                image,
+                Durability::Relaxed,
+                |seen, record, transaction| {
+                    let mut t = transaction;
+                    if let Some(uid) = &uid {
+                        let backoff = next(record, uid);
+                        record.backoffs.insert(uid.clone(), backoff);
+                        t = records::record_error(seen, t, uid, image, Some(&told), now);
+                    }
+                    if brought_nothing {
+                        t = files::failed(seen, t, image, now);
+                    }
+                    attempt.under_way.end(seen, t)
+                },
+            )
+            .await;
+        backing_off(reason, message, committed, uid.as_ref(), now)
     }
 
     /// What the runtime has under a name. A name on record as removed is there as long as its image is, by whatever name, and
