@@ -438,6 +438,18 @@ async fn dns_of(
     made.map_err(|error| error.to_string())
 }
 
+/// Counts a sandbox that could not be made, and emits the event.
+fn sandbox_failed(context: &WorkerContext, pod: &Pod, why: &dyn std::fmt::Display) {
+    context.metrics.started_pods_errors.inc();
+    context.recorder.record(Event::pod(
+        EventType::Warning,
+        pod,
+        "FailedCreatePodSandBox",
+        format!("Failed to create pod sandbox: {why}"),
+    ));
+}
+
+/// Returns the sandbox that the containers of this step start in; makes it if `actions` say so.
 async fn sandbox(
     context: &WorkerContext,
     job: &Job,
@@ -452,15 +464,7 @@ async fn sandbox(
             .and_then(|id| status.sandboxes.iter().find(|s| s.id == *id))
             .map_or(0, |s| s.attempt)
     });
-    let failed = |why: &dyn std::fmt::Display| {
-        context.metrics.started_pods_errors.inc();
-        context.recorder.record(Event::pod(
-            EventType::Warning,
-            pod,
-            "FailedCreatePodSandBox",
-            format!("Failed to create pod sandbox: {why}"),
-        ));
-    };
+    let failed = |why: &dyn std::fmt::Display| sandbox_failed(context, pod, why);
     let (dns, events) = match dns_of(context, pod, actions.create_sandbox.is_some()).await {
         Ok(dns) => dns,
         // A sandbox that runs has its settings already: its containers need none of the node.
@@ -510,6 +514,19 @@ async fn sandbox(
         }
         return Err(error);
     }
+    run_sandbox(context, job, status, config, handler, attempt).await
+}
+
+/// Has the runtime make the sandbox, and reads its addresses.
+async fn run_sandbox(
+    context: &WorkerContext,
+    job: &Job,
+    status: &PodStatus,
+    mut config: v1::PodSandboxConfig,
+    handler: String,
+    attempt: u32,
+) -> Result<Sandbox, StepError> {
+    let pod = &job.pod;
     let label = RuntimeHandlerLabel {
         runtime_handler: handler.clone(),
     };
@@ -534,7 +551,7 @@ async fn sandbox(
                 .run_podsandbox_errors
                 .get_or_create(&label)
                 .inc();
-            failed(&error);
+            sandbox_failed(context, pod, &error);
             let (cri, store, recorder) = (&context.cri, &context.store, &*context.recorder);
             context
                 .images

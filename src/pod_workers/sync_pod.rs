@@ -83,16 +83,7 @@ pub(super) async fn sync_pod(
         .set(&job.pod, api_status, mode)
         .await
         .map_err(StepError::from)?;
-    for container in backing_off {
-        let text = format!(
-            "Back-off restarting failed container {container} in pod {}({uid})",
-            job.pod.full_name()
-        );
-        let event = Event::pod(EventType::Warning, &job.pod, "BackOff", text);
-        context
-            .recorder
-            .record(event.container_of(&job.pod, &container));
-    }
+    emit_back_offs(context, job, &backing_off);
     if terminal {
         return Ok(StepOutcome::done(false));
     }
@@ -100,17 +91,7 @@ pub(super) async fn sync_pod(
         debug!("waiting for the source to confirm the pod in this epoch");
         return Ok(StepOutcome::idle());
     }
-    if !job.pod.host_network()
-        && let Some(error) = context.runtime_state.network_error()
-    {
-        context.recorder.record(Event::pod(
-            EventType::Warning,
-            &job.pod,
-            "NetworkNotReady",
-            format!("network is not ready: {error}"),
-        ));
-        return Err(StepError::NetworkNotReady(error).into());
-    }
+    check_network(context, job)?;
 
     let replaced = match urgent {
         true => Vec::new(),
@@ -145,6 +126,18 @@ pub(super) async fn sync_pod(
             requeue: SyncOutcome::PhaseTransition,
         });
     }
+    act(context, job, status, actions, urgent, now).await
+}
+
+/// Stops and starts the containers that `actions` name. What is urgent to stop waits for nothing.
+async fn act(
+    context: &WorkerContext,
+    job: &Job,
+    status: &PodStatus,
+    actions: PodActions,
+    urgent: bool,
+    now: Stamp,
+) -> Result<StepOutcome, StepFailure> {
     let stop = || execute::stop(context, job, status, &actions);
     if urgent {
         stop().await.map_err(having_acted)?;
@@ -206,6 +199,37 @@ pub(super) async fn sync_pod(
         executed.retry_at,
         true,
     )
+}
+
+/// Emits the event of each container that has begun to wait for its back-off.
+fn emit_back_offs(context: &WorkerContext, job: &Job, containers: &[String]) {
+    for container in containers {
+        let text = format!(
+            "Back-off restarting failed container {container} in pod {}({})",
+            job.pod.full_name(),
+            job.uid
+        );
+        let event = Event::pod(EventType::Warning, &job.pod, "BackOff", text);
+        context
+            .recorder
+            .record(event.container_of(&job.pod, container));
+    }
+}
+
+/// Returns an error, with an event, when the pod needs a network that is not ready.
+fn check_network(context: &WorkerContext, job: &Job) -> Result<(), StepFailure> {
+    if !job.pod.host_network()
+        && let Some(error) = context.runtime_state.network_error()
+    {
+        context.recorder.record(Event::pod(
+            EventType::Warning,
+            &job.pod,
+            "NetworkNotReady",
+            format!("network is not ready: {error}"),
+        ));
+        return Err(StepError::NetworkNotReady(error).into());
+    }
+    Ok(())
 }
 
 /// Sets the status of a pod that is refused, which ends it.
