@@ -32,6 +32,10 @@ mod phases;
 mod pods;
 #[path = "agent_real/process.rs"]
 mod process;
+#[path = "agent_real/pulls.rs"]
+mod pulls;
+#[path = "support/registry.rs"]
+mod registry;
 #[path = "agent_real/restarts.rs"]
 mod restarts;
 #[path = "agent_real/rows.rs"]

@@ -12,14 +12,14 @@
     reason = "a test fails by panicking"
 )]
 
+#[path = "support/registry.rs"]
+mod registry;
+
 use std::collections::BTreeMap;
 use std::fs;
-use std::io::{self, Read, Write};
-use std::net::{Shutdown, TcpListener, TcpStream};
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
-use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::Duration;
 use tokio::time::Instant;
 
@@ -27,7 +27,7 @@ use holdfast::images::{
     ImageConfig, ImageError, ImageErrorReason, ImageManager, NodeLogins, PullInputs, PullSecrets,
 };
 use holdfast::kubeletconfig::PullFallback;
-use holdfast::kuberuntime::cri::{CriClient, CriTimeouts, v1};
+use holdfast::kuberuntime::cri::{CriClient, CriTimeouts, PULL_LEASES, v1};
 use holdfast::store::backend::SledOptions;
 use holdfast::store::open::{self, OpenOptions};
 use holdfast::store::recover::Identity;
@@ -36,280 +36,9 @@ use holdfast::types::events::MemoryRecorder;
 use holdfast::types::metrics::Metrics;
 use holdfast::types::{BootId, BootIdentity, Clock, PodExt, Stamp, SystemClock};
 use holdfast_testkit::containerd::{PrivateContainerd, Version};
-use holdfast_testkit::ports::free_port;
 use k8s_openapi::api::core::v1::{Pod, Secret};
+use registry::{LAYER, Proxy, Registry, Weather, digest_of};
 use serde_json::json;
-use sha2::{Digest, Sha256};
-
-/// `bob` with password `hunter2`, as `htpasswd -B` writes it.
-const HTPASSWD: &str = "bob:$2y$05$WWgRVED/LLTOZtkWUUWvSuGUdwSAfsFFCIlEoVX0IB8kK6if2wpFe\n";
-const LAYER: usize = 1 << 20;
-
-/// A `docker-registry`, killed when dropped.
-struct Registry {
-    child: Child,
-    port: u16,
-    dir: tempfile::TempDir,
-}
-
-impl Registry {
-    fn start(with_password: bool) -> Self {
-        let dir = tempfile::tempdir().unwrap();
-        let port = free_port();
-        let mut config = json!({
-            "version": 0.1,
-            "log": {"level": "error"},
-            "storage": {"filesystem": {"rootdirectory": dir.path().join("data")}},
-            "http": {"addr": format!("127.0.0.1:{port}")},
-        });
-        if with_password {
-            let path = dir.path().join("htpasswd");
-            fs::write(&path, HTPASSWD).unwrap();
-            config["auth"] = json!({"htpasswd": {"realm": "test", "path": path}});
-        }
-        // JSON is YAML.
-        let path = dir.path().join("config.yml");
-        fs::write(&path, config.to_string()).unwrap();
-        let log = fs::File::create(dir.path().join("log")).unwrap();
-        let child = Command::new("docker-registry")
-            .arg("serve")
-            .arg(&path)
-            .stdin(Stdio::null())
-            .stdout(log.try_clone().unwrap())
-            .stderr(log)
-            .spawn()
-            .expect("THERE IS NO docker-registry TO TEST AGAINST; hack/deps.sh test installs it");
-        let registry = Self { child, port, dir };
-        let begun = Instant::now();
-        while TcpStream::connect(("127.0.0.1", port)).is_err() {
-            assert!(
-                begun.elapsed() < Duration::from_secs(30),
-                "docker-registry does not listen: {}",
-                fs::read_to_string(registry.dir.path().join("log")).unwrap_or_default()
-            );
-            std::thread::yield_now();
-        }
-        registry
-    }
-
-    fn v2(&self) -> PathBuf {
-        self.dir.path().join("data/docker/registry/v2")
-    }
-
-    fn blob_path(&self, digest: &str) -> PathBuf {
-        let hex = digest.strip_prefix("sha256:").unwrap();
-        let dir = self.v2().join("blobs/sha256").join(&hex[..2]).join(hex);
-        dir.join("data")
-    }
-
-    fn blob(&self, repository: &str, content: &[u8]) -> String {
-        let digest = digest_of(content);
-        write(&self.blob_path(&digest), content);
-        let hex = digest.strip_prefix("sha256:").unwrap();
-        let layers = self.v2().join("repositories").join(repository);
-        let link = layers.join("_layers/sha256").join(hex).join("link");
-        write(&link, digest.as_bytes());
-        digest
-    }
-
-    fn tag(&self, repository: &str, tag: &str, manifest: &[u8]) -> String {
-        let digest = self.blob(repository, manifest);
-        let hex = digest.strip_prefix("sha256:").unwrap();
-        let manifests = self.v2().join("repositories").join(repository);
-        let manifests = manifests.join("_manifests");
-        for link in [
-            format!("revisions/sha256/{hex}/link"),
-            format!("tags/{tag}/current/link"),
-            format!("tags/{tag}/index/sha256/{hex}/link"),
-        ] {
-            write(&manifests.join(link), digest.as_bytes());
-        }
-        digest
-    }
-
-    /// An image with content of its own.
-    fn push(&self, repository: &str, tag: &str) -> Pushed {
-        self.push_of(repository, tag, LAYER)
-    }
-
-    /// An image with a layer of about that many bytes.
-    fn push_of(&self, repository: &str, tag: &str, size: usize) -> Pushed {
-        let layer = layer(size);
-        let layer_digest = self.blob(repository, &layer);
-        let arch = match std::env::consts::ARCH {
-            "x86_64" => "amd64",
-            "aarch64" => "arm64",
-            other => other,
-        };
-        let config = json!({
-            "architecture": arch, "os": "linux", "config": {"Cmd": ["/content"]},
-            "rootfs": {"type": "layers", "diff_ids": [layer_digest]},
-        })
-        .to_string();
-        let config_digest = self.blob(repository, config.as_bytes());
-        let kind = "application/vnd.oci.image.";
-        let manifest = json!({
-            "schemaVersion": 2,
-            "mediaType": format!("{kind}manifest.v1+json"),
-            "config": {
-                "mediaType": format!("{kind}config.v1+json"),
-                "digest": config_digest, "size": config.len(),
-            },
-            "layers": [{
-                "mediaType": format!("{kind}layer.v1.tar"),
-                "digest": layer_digest, "size": layer.len(),
-            }],
-        })
-        .to_string();
-        Pushed {
-            manifest: self.tag(repository, tag, manifest.as_bytes()),
-            layer: layer_digest,
-            id: config_digest,
-        }
-    }
-}
-
-impl Drop for Registry {
-    fn drop(&mut self) {
-        self.child.kill().ok();
-        self.child.wait().ok();
-    }
-}
-
-struct Pushed {
-    manifest: String,
-    layer: String,
-    id: String,
-}
-
-fn write(path: &Path, content: &[u8]) {
-    fs::create_dir_all(path.parent().unwrap()).unwrap();
-    fs::write(path, content).unwrap();
-}
-
-fn digest_of(content: &[u8]) -> String {
-    let hash = Sha256::digest(content);
-    let hex: String = hash.iter().map(|b| format!("{b:02x}")).collect();
-    format!("sha256:{hex}")
-}
-
-/// A tar archive with one file of that many bytes that nobody had before.
-fn layer(size: usize) -> Vec<u8> {
-    static SERIAL: AtomicU64 = AtomicU64::new(0);
-    let serial = SERIAL.fetch_add(1, Ordering::Relaxed);
-    let mut seed = format!("{}-{serial}", std::process::id()).into_bytes();
-    let mut content = Vec::with_capacity(size);
-    while content.len() < size {
-        seed = Sha256::digest(&seed).to_vec();
-        content.extend_from_slice(&seed);
-    }
-    let mut header = [0_u8; 512];
-    let mut field = |at: usize, text: &str| {
-        header[at..at + text.len()].copy_from_slice(text.as_bytes());
-    };
-    field(0, "content");
-    field(100, "0000644");
-    field(108, "0000000");
-    field(116, "0000000");
-    field(124, &format!("{:011o}", content.len()));
-    field(136, "00000000000");
-    field(148, "        ");
-    field(156, "0");
-    field(257, "ustar");
-    field(263, "00");
-    let sum: u32 = header.iter().map(|b| u32::from(*b)).sum();
-    header[148..156].copy_from_slice(format!("{sum:06o}\0 ").as_bytes());
-    let mut tar = header.to_vec();
-    tar.extend_from_slice(&content);
-    tar.resize(tar.len().next_multiple_of(512) + 1024, 0);
-    tar
-}
-
-#[derive(Clone, Copy)]
-enum Weather {
-    Fine,
-    /// So many bytes per second and connection.
-    Slow(usize),
-    /// So many bytes in all, then every connection breaks.
-    Cut(usize),
-    /// Connections break at once.
-    Away,
-    /// Connections stay open without an answer.
-    Mute,
-}
-
-/// A TCP proxy before a registry.
-struct Proxy {
-    port: u16,
-    weather: Arc<Mutex<Weather>>,
-    sent: Arc<AtomicU64>,
-}
-
-impl Proxy {
-    fn start(upstream: u16) -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let proxy = Self {
-            port: listener.local_addr().unwrap().port(),
-            weather: Arc::new(Mutex::new(Weather::Fine)),
-            sent: Arc::default(),
-        };
-        let (weather, sent) = (Arc::clone(&proxy.weather), Arc::clone(&proxy.sent));
-        std::thread::spawn(move || {
-            for client in listener.incoming().flatten() {
-                let (weather, sent) = (Arc::clone(&weather), Arc::clone(&sent));
-                std::thread::spawn(move || relay(client, upstream, &weather, &sent));
-            }
-        });
-        proxy
-    }
-
-    fn set(&self, weather: Weather) {
-        self.sent.store(0, Ordering::SeqCst);
-        *self.weather.lock().unwrap() = weather;
-    }
-}
-
-fn relay(mut client: TcpStream, upstream: u16, weather: &Mutex<Weather>, sent: &AtomicU64) {
-    let now = *weather.lock().unwrap();
-    match now {
-        Weather::Away => return,
-        Weather::Mute => {
-            io::copy(&mut client, &mut io::sink()).ok();
-            return;
-        }
-        Weather::Fine | Weather::Slow(_) | Weather::Cut(_) => {}
-    }
-    let Ok(server) = TcpStream::connect(("127.0.0.1", upstream)) else {
-        return;
-    };
-    let (mut from_client, mut to_server) =
-        (client.try_clone().unwrap(), server.try_clone().unwrap());
-    std::thread::spawn(move || {
-        io::copy(&mut from_client, &mut to_server).ok();
-        to_server.shutdown(Shutdown::Write).ok();
-    });
-    let (mut server, mut client) = (server, client);
-    let mut buffer = [0_u8; 8192];
-    while let Ok(count @ 1..) = server.read(&mut buffer) {
-        let so_far = sent.fetch_add(count as u64, Ordering::SeqCst);
-        let weather = *weather.lock().unwrap();
-        match weather {
-            Weather::Fine => {}
-            Weather::Slow(rate) => {
-                std::thread::sleep(Duration::from_secs_f64(count as f64 / rate as f64));
-            }
-            Weather::Cut(limit) if so_far >= limit as u64 => break,
-            Weather::Cut(_) => {}
-            // Connections of better times do not outlive them.
-            Weather::Away | Weather::Mute => break,
-        }
-        if client.write_all(&buffer[..count]).is_err() {
-            break;
-        }
-    }
-    client.shutdown(Shutdown::Both).ok();
-    server.shutdown(Shutdown::Both).ok();
-}
 
 /// The kernel's clock, set forward.
 struct TestClock(SystemClock, AtomicI64);
@@ -329,7 +58,7 @@ struct World {
     images: ImageManager,
     /// The image that the container ran with before.
     ran_with: Option<String>,
-    _containerd: PrivateContainerd,
+    containerd: PrivateContainerd,
 }
 
 fn world() -> World {
@@ -349,7 +78,7 @@ fn world() -> World {
         clock,
         recorder: MemoryRecorder::default(),
         ran_with: None,
-        _containerd: containerd,
+        containerd,
     }
 }
 
@@ -755,4 +484,170 @@ async fn figures_of_pulls_to_those_of_the_runtime_alone() {
             by_agent.as_secs_f64() / alone.as_secs_f64()
         );
     }
+}
+
+/// A client as an agent has it that was started in a boot.
+fn client(world: &World, boot: &str) -> CriClient {
+    let endpoint = world.containerd.endpoint();
+    CriClient::new(&endpoint, None, CriTimeouts::default(), Metrics::default())
+        .unwrap()
+        .resuming_pulls(boot, world.clock.clone())
+}
+
+/// Pulls, and gives up after a time. Returns whether the image is there.
+async fn pull_for(cri: &CriClient, image: &str, time: Duration) -> bool {
+    let spec = v1::ImageSpec {
+        image: image.to_owned(),
+        ..Default::default()
+    };
+    match tokio::time::timeout(time, cri.pull_image(spec, None, None)).await {
+        Ok(pulled) => {
+            pulled.unwrap();
+            true
+        }
+        Err(_) => false,
+    }
+}
+
+fn leases(world: &World) -> Vec<String> {
+    let listed = world.containerd.ctr(&["leases", "ls", "-q"]).unwrap();
+    let ours = listed.lines().filter(|id| id.starts_with(PULL_LEASES));
+    ours.map(str::to_owned).collect()
+}
+
+const BIG: usize = 24 << 20;
+
+/// R38: what was loaded is not loaded again, however often a pull is cut off.
+#[tokio::test]
+async fn r38_a_pull_that_is_cut_off_again_and_again_ends_and_loads_nothing_twice() {
+    let world = world();
+    let registry = Registry::start(false);
+    registry.push_layers("big", "1", &[BIG / 2, BIG / 2]);
+    let proxy = Proxy::start(registry.port);
+    let image = format!("127.0.0.1:{}/big:1", proxy.port);
+    proxy.set(Weather::Slow(BIG / 8));
+    let mut cuts = 0;
+    // Without what came before, a turn brings a part only.
+    while !pull_for(&client(&world, "boot"), &image, Duration::from_millis(1500)).await {
+        cuts += 1;
+        assert!(
+            cuts < 40,
+            "the pull does not end; {} bytes were sent",
+            proxy.sent()
+        );
+    }
+    assert!(cuts >= 2, "nothing was cut off");
+    let sent = proxy.sent();
+    println!("{cuts} cuts, {BIG} bytes, {sent} sent");
+    assert!(
+        sent * 10 <= BIG as u64 * 11,
+        "{sent} bytes were sent of an image of {BIG}"
+    );
+    assert_eq!(leases(&world), [""; 0], "a lease outlived its pull");
+    let found = client(&world, "boot").image_status(&image).await.unwrap();
+    assert!(found.is_some());
+}
+
+/// R38: after a power cut, what was downloaded is taken, and what was unpacked is not.
+#[tokio::test]
+async fn r38_in_the_next_boot_what_was_downloaded_is_taken_and_what_was_unpacked_is_not() {
+    let world = world();
+    let registry = Registry::start(false);
+    registry.push_layers("big", "1", &[BIG / 8, BIG]);
+    let proxy = Proxy::start(registry.port);
+    let image = format!("127.0.0.1:{}/big:1", proxy.port);
+    proxy.set(Weather::Slow(BIG / 6));
+    let snapshots = || {
+        let listed = world.containerd.ctr(&["snapshots", "ls"]).unwrap();
+        listed
+            .lines()
+            .filter(|line| line.contains("Committed"))
+            .count()
+    };
+    let before = snapshots();
+    let mut first = client(&world, "boot 1");
+    let begun = Instant::now();
+    while snapshots() == before {
+        assert!(
+            begun.elapsed() < Duration::from_secs(60),
+            "no layer is unpacked"
+        );
+        assert!(!pull_for(&first, &image, Duration::from_millis(2500)).await);
+        first = client(&world, "boot 1");
+    }
+    let old = leases(&world);
+    assert_eq!(old.len(), 1);
+    let next = client(&world, "boot 2");
+    next.take_over_pulls().await;
+    assert_eq!(
+        snapshots(),
+        before,
+        "what an earlier boot unpacked is still there"
+    );
+    let new = leases(&world);
+    assert!(new.len() == 1 && new != old, "{old:?} became {new:?}");
+    assert!(pull_for(&next, &image, Duration::from_secs(60)).await);
+    let (sent, size) = (proxy.sent(), BIG as u64 * 9 / 8);
+    println!("{size} bytes, {sent} sent");
+    assert!(
+        sent * 10 <= size * 13,
+        "{sent} bytes were sent of an image of {size}"
+    );
+    assert_eq!(leases(&world), [""; 0]);
+}
+
+/// Parts of a pull make room like an image that nothing needs.
+#[tokio::test]
+async fn parts_of_a_pull_that_is_not_under_way_go_when_room_is_needed() {
+    let world = world();
+    let registry = Registry::start(false);
+    registry.push_of("big", "1", BIG);
+    let proxy = Proxy::start(registry.port);
+    let image = format!("127.0.0.1:{}/big:1", proxy.port);
+    proxy.set(Weather::Slow(BIG / 8));
+    let cri = client(&world, "boot");
+    assert!(!pull_for(&cri, &image, Duration::from_secs(2)).await);
+    let loading = || world.containerd.ctr(&["content", "active"]).unwrap();
+    assert_eq!(leases(&world).len(), 1);
+    assert!(loading().lines().count() > 1, "{}", loading());
+    cri.release_pulls().await;
+    assert_eq!(leases(&world), [""; 0]);
+    assert_eq!(loading().lines().count(), 1, "{}", loading());
+}
+
+/// Damaged parts are not used for ever.
+#[tokio::test]
+async fn a_damaged_part_costs_one_pull() {
+    let world = world();
+    let registry = Registry::start(false);
+    registry.push_of("big", "1", BIG);
+    let proxy = Proxy::start(registry.port);
+    let image = format!("127.0.0.1:{}/big:1", proxy.port);
+    proxy.set(Weather::Slow(BIG / 8));
+    let cri = client(&world, "boot");
+    assert!(!pull_for(&cri, &image, Duration::from_secs(2)).await);
+    let ingests = world
+        .containerd
+        .dir()
+        .join("root/io.containerd.content.v1.content/ingest");
+    let mut damaged = 0;
+    for ingest in fs::read_dir(&ingests).unwrap() {
+        let data = ingest.unwrap().path().join("data");
+        let mut bytes = fs::read(&data).unwrap();
+        if let Some(byte) = bytes.get_mut(4096) {
+            *byte ^= 1;
+            damaged += 1;
+            fs::write(&data, bytes).unwrap();
+        }
+    }
+    assert_eq!(damaged, 1);
+    proxy.set(Weather::Fine);
+    let spec = || v1::ImageSpec {
+        image: image.clone(),
+        ..Default::default()
+    };
+    let failed = cri.pull_image(spec(), None, None).await.unwrap_err();
+    assert!(failed.to_string().contains("digest"), "{failed}");
+    assert_eq!(leases(&world), [""; 0]);
+    cri.pull_image(spec(), None, None).await.unwrap();
 }

@@ -50,7 +50,9 @@ impl NodeParts {
         tasks: &mut Tasks,
         token: &CancellationToken,
     ) -> Result<Self, AgentError> {
-        let cri = cri.knowing_pods(known_pods(config, base.store.clone()));
+        let cri = cri
+            .knowing_pods(known_pods(config, base.store.clone()))
+            .resuming_pulls(&base.boot.kernel_boot_id, Arc::clone(&base.clock));
         let reported = api::report_node(config, base, &cri, tasks, token);
         addresses::find(config, base, tasks, token);
         api::forget_events(base).await;

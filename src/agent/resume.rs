@@ -56,6 +56,7 @@ pub(super) async fn restore(
         });
     };
     tokio::join!(
+        cri.take_over_pulls(),
         tasks::update_runtime_up(cri, &base.runtime_state, &*base.clock),
         tasks::check_cgroup_driver(cri, config.kubelet.cgroup_driver, &*base.recorder),
     );

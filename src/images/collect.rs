@@ -224,6 +224,7 @@ impl ImageManager {
             wanted: HashMap::new(),
             stayed: HashSet::new(),
         };
+        service.release_pulls().await;
         let mut removed = 0;
         for image in image_gc::to_free_space(&unused, &collection.policy, now) {
             let is_gone = self.remove_unused(&mut look, image, "space");
@@ -255,6 +256,7 @@ impl ImageManager {
             low_threshold = policy.low,
             "Disk usage on image filesystem is over the high threshold, trying to free bytes down to the low threshold"
         );
+        look.service.release_pulls().await;
         let mut freed = 0;
         for image in image_gc::to_free_space(unused, policy, now) {
             if freed >= wanted {

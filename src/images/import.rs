@@ -17,6 +17,7 @@ use nix::sys::signal::{Signal, killpg};
 use nix::unistd::Pid;
 use tokio::process::{Child, Command};
 
+use crate::kuberuntime::cri::PULL_LEASES;
 use crate::types::Stamp;
 
 /// How long an import may take.
@@ -255,8 +256,9 @@ fn stale_leases(table: &str, now: Stamp) -> Vec<String> {
             let mut words = line.split_whitespace();
             let (id, made) = (words.next()?, words.next()?);
             let expires = words.any(|labels| labels.contains(EXPIRES));
-            // An ID never becomes an option.
-            (expires && is_stale(made) && !id.starts_with('-')).then(|| id.to_owned())
+            // An ID never becomes an option. Those of this agent's pulls were taken over.
+            let is_foreign = !id.starts_with('-') && !id.starts_with(PULL_LEASES);
+            (expires && is_stale(made) && is_foreign).then(|| id.to_owned())
         })
         .collect()
 }
@@ -391,6 +393,7 @@ mod tests {
             kept       2026-11-18T10:06:38Z      -\n\
             young      2026-11-18T10:06:40Z      a=b,containerd.io/gc.expire=2026-11-19T10:06:40Z\n\
             future     2027-11-18T10:06:40Z      containerd.io/gc.expire=2027-11-19T10:06:40Z,a=b\n\
+            holdfast-pull-ab-cd 2026-11-18T10:06:38Z containerd.io/gc.expire=2026-11-25T10:06:38Z\n\
             odd\n\
             -x         2026-11-18T10:06:38Z      containerd.io/gc.expire=2026-11-19T10:06:38Z\n";
         let booted = NOW.wall_ms - 3_600_000;

@@ -125,6 +125,11 @@ pub trait ImageService: Clone + Send + Sync + 'static {
     /// Removes an image by name or ID. One that is gone counts as removed.
     fn remove_image(&self, image: &str) -> impl Future<Output = Result<(), CriError>> + Send;
 
+    /// Removes what unfinished pulls have brought that are not under way, to make room. They start from nothing then.
+    fn release_pulls(&self) -> impl Future<Output = ()> + Send {
+        std::future::ready(())
+    }
+
     /// IDs and names of the images that containers of any state were made of, and of those that the runtime makes
     /// sandboxes of.
     fn images_in_use(&self) -> impl Future<Output = Result<HashSet<String>, CriError>> + Send;
@@ -194,6 +199,10 @@ impl ImageService for CriClient {
 
     async fn remove_image(&self, image: &str) -> Result<(), CriError> {
         CriClient::remove_image(self, image).await
+    }
+
+    async fn release_pulls(&self) {
+        CriClient::release_pulls(self).await;
     }
 
     async fn images_in_use(&self) -> Result<HashSet<String>, CriError> {

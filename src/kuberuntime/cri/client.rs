@@ -14,6 +14,7 @@ use tonic::transport::Channel;
 
 use super::create::{self, ContainerConfig, CreateContainerRequest};
 use super::error::CriError;
+use super::leases::PullLeases;
 use super::list::Parts;
 use super::operation::{Operation, count_call};
 use super::trace::{TracedChannel, traced};
@@ -36,6 +37,9 @@ pub struct CriClient {
     /// For calls with messages of our own.
     raw: Grpc<TracedChannel>,
     pub(super) images: ImageServiceClient<TracedChannel>,
+    /// For calls of other services on the socket of the image service.
+    pub(super) raw_images: Grpc<TracedChannel>,
+    pub(super) leases: PullLeases,
     pub(super) runtime_endpoint: String,
     pub(super) image_endpoint: String,
     pub(super) timeouts: CriTimeouts,
@@ -103,6 +107,7 @@ impl CriClient {
             channel::lazy(image_endpoint)?
         };
         let mut client = Self::over(runtime, runtime_endpoint, timeouts, metrics);
+        client.raw_images = Grpc::new(traced(images.clone()));
         client.images =
             ImageServiceClient::new(traced(images)).max_decoding_message_size(MAX_MESSAGE);
         client.image_endpoint = image_endpoint.to_owned();
@@ -116,7 +121,9 @@ impl CriClient {
             runtime: RuntimeServiceClient::new(traced(channel.clone()))
                 .max_decoding_message_size(MAX_MESSAGE),
             raw: Grpc::new(traced(channel.clone())).max_decoding_message_size(MAX_MESSAGE),
+            raw_images: Grpc::new(traced(channel.clone())),
             images: ImageServiceClient::new(traced(channel)).max_decoding_message_size(MAX_MESSAGE),
+            leases: PullLeases::default(),
             runtime_endpoint: endpoint.to_owned(),
             image_endpoint: endpoint.to_owned(),
             timeouts,

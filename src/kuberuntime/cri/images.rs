@@ -84,7 +84,8 @@ impl CriClient {
 
     /// Pulls an image and returns the reference under which the runtime keeps it. A pull takes as long as
     /// it takes: it has no deadline of its own, but is given up when the runtime stops answering (see
-    /// [`super::CriTimeouts::pull_check`]). Dropping the future cancels the pull.
+    /// [`super::CriTimeouts::pull_check`]). Dropping the future cancels the pull; the next one of the same image continues
+    /// it on runtimes that can do this (see [`Self::resuming_pulls`]).
     ///
     /// # Errors
     /// See [`super::CriErrorKind`]; `DeadlineExceeded` when the runtime stopped answering.
@@ -100,29 +101,39 @@ impl CriClient {
             auth,
             sandbox_config,
         };
+        let mut request = tonic::Request::new(request);
+        let lease = self.lease_of(&name).await;
+        if let Some(lease) = &lease {
+            lease.name_in(&mut request);
+        }
         let mut client = self.images.clone();
         let call = self
             .operation("pull_image", &name)
             .on(&self.image_endpoint)
             .within(None);
         // Both arms only borrow; the one that loses is dropped, which cancels its call.
-        tokio::select! {
-            answer = call.once(client.pull_image(request)) => {
-                let answer = answer?;
-                if answer.image_ref.is_empty() {
-                    return Err(call.incomplete("the runtime names no reference for the pulled image"));
-                }
-                Ok(answer.image_ref)
-            }
+        let answer = tokio::select! {
+            answer = call.once(client.pull_image(request)) => answer,
             silence = self.until_silent(&name) => Err(call.hung(silence)),
+        };
+        if let Some(lease) = lease {
+            let error = answer.as_ref().err().map(ToString::to_string);
+            self.end_lease(lease, error.as_deref()).await;
         }
+        let answer = answer?;
+        if answer.image_ref.is_empty() {
+            return Err(call.incomplete("the runtime names no reference for the pulled image"));
+        }
+        Ok(answer.image_ref)
     }
 
-    /// Removes an image by name or id. One that is gone counts as removed.
+    /// Removes an image by name or id. One that is gone counts as removed. Parts of pulls that are not under way go with
+    /// it, so that nothing of the image stays.
     ///
     /// # Errors
     /// See [`super::CriErrorKind`].
     pub async fn remove_image(&self, image: &str) -> Result<(), CriError> {
+        self.release_pulls().await;
         let request = v1::RemoveImageRequest {
             image: Some(image_spec(image)),
         };

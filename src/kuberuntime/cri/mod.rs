@@ -21,6 +21,7 @@ mod error;
 #[cfg(feature = "fuzzing")]
 pub(crate) mod fuzzing;
 mod images;
+mod leases;
 mod list;
 mod operation;
 mod sandboxes;
@@ -34,6 +35,7 @@ pub use client::{ContainerEvent, ContainerEventKind, CriClient};
 pub use create::{ContainerConfig, ImageMount};
 pub use error::{CriError, CriErrorKind};
 pub use k8s_cri::v1;
+pub use leases::PULL_LEASES;
 pub use streams::Streams;
 pub use trace::TRACE_TARGET;
 

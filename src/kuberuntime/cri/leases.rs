@@ -1,0 +1,533 @@
+//! Keeps the parts that an unfinished pull has brought.
+//!
+//! containerd holds what a pull brings by a lease, and deletes that lease when the call ends, in whatever way: with the
+//! agent that made the call, too. The next pull then starts from nothing. A call that names a lease of its own, in the
+//! header `containerd-lease`, keeps what it has brought until that lease is deleted. So each image gets a lease when its
+//! pull starts; it is deleted when the pull has succeeded.
+//!
+//! What a pull brought in an earlier boot is not taken as it is. Downloaded content stays: containerd syncs it before it
+//! counts as complete, and compares digests of the rest when it becomes complete. What was unpacked may have been lost
+//! with the power, so that is unpacked again.
+//!
+//! A runtime without leases, like CRI-O, answers that it does not know the service. Then pulls name no lease.
+
+use std::collections::{HashMap, HashSet};
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use prost::Message;
+use sha2::{Digest as _, Sha256};
+use tokio::sync::OnceCell;
+use tonic::codegen::http::uri::PathAndQuery;
+use tonic::metadata::MetadataValue;
+use tonic::{Code, Request, Status};
+use tonic_prost::ProstCodec;
+
+use super::client::CriClient;
+use crate::core::images::evidence;
+use crate::types::Clock;
+
+/// Prefix of the IDs of these leases.
+pub const PULL_LEASES: &str = "holdfast-pull-";
+/// The header of a call that names the lease to use.
+const LEASE: &str = "containerd-lease";
+/// The header that names containerd's namespace, and the one that CRI uses.
+const NAMESPACE: (&str, &str) = ("containerd-namespace", "k8s.io");
+/// The label with the time from which containerd deletes the lease by itself.
+const EXPIRES: &str = "containerd.io/gc.expire";
+/// Age at which containerd deletes the parts of an abandoned pull.
+const KEPT: Duration = Duration::from_secs(7 * 24 * 3600);
+/// Deadline of a call about leases. A deletion collects garbage before it answers.
+const PATIENCE: Duration = Duration::from_secs(30);
+/// Failures in a row, not of the network, after which a pull starts from nothing.
+const FAILURES: u32 = 2;
+
+/// Words of the runtime that name the network or the registry's state as the cause. They say nothing about the parts.
+const NETWORK: &[&str] = &[
+    "dial tcp",
+    "timeout",
+    "deadline exceeded",
+    "canceled",
+    "connection re",
+    "no such host",
+    "server misbehaving",
+    "network is unreachable",
+    "no route to host",
+    "broken pipe",
+    "EOF",
+    "429 Too Many Requests",
+    "500 Internal",
+    "502 Bad Gateway",
+    "503 Service",
+    "504 Gateway",
+];
+
+/// Words of the runtime by which a part is not what it should be.
+const DAMAGE: &[&str] = &[
+    "unexpected commit digest",
+    "unexpected commit size",
+    "wrong diff id",
+    "failed size validation",
+    "failed to extract layer",
+];
+
+/// Consequence of a failed pull for its parts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Parts {
+    /// They are as good as before.
+    Keep,
+    /// They may be the cause, if it happens again.
+    Doubt,
+    /// They are damaged.
+    Drop,
+}
+
+/// Judges the parts of a pull by the runtime's words.
+fn judge(error: &str) -> Parts {
+    let says = |words: &[&str]| words.iter().any(|word| error.contains(word));
+    if says(DAMAGE) || evidence(error).is_some() {
+        return Parts::Drop;
+    }
+    if says(NETWORK) {
+        return Parts::Keep;
+    }
+    Parts::Doubt
+}
+
+/// The part of a lease's ID that names this boot or an image.
+fn short(text: &str, bytes: usize) -> String {
+    let hash = Sha256::digest(text.as_bytes());
+    hash.iter()
+        .take(bytes)
+        .map(|b| format!("{b:02x}"))
+        .collect()
+}
+
+/// The lease of an earlier boot's pull and the one that takes its place; `None` for leases of this boot and of others.
+fn successor(id: &str, boot: &str) -> Option<String> {
+    let (of, image) = id.strip_prefix(PULL_LEASES)?.split_once('-')?;
+    (of != boot).then(|| format!("{PULL_LEASES}{boot}-{image}"))
+}
+
+/// Returns whether a resource may be used in another boot than the one that made it.
+fn outlives_the_boot(resource: &Resource) -> bool {
+    matches!(resource.r#type.as_str(), "content" | "ingests")
+}
+
+#[derive(Default)]
+struct Known {
+    /// Leases that a call uses now, and how many calls.
+    used: HashMap<String, u32>,
+    /// Leases that are being deleted.
+    ending: HashSet<String>,
+    /// Failures in a row by lease.
+    failures: HashMap<String, u32>,
+}
+
+fn known_of(known: &Mutex<Known>) -> MutexGuard<'_, Known> {
+    known.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Leases of pulls; shared by the clones of a client.
+#[derive(Clone, Default)]
+pub(super) struct PullLeases {
+    /// This boot, as IDs have it; `None` = pulls name no lease.
+    boot: Option<Arc<str>>,
+    clock: Option<Arc<dyn Clock>>,
+    /// True if the runtime has leases. Set after those of earlier boots were replaced.
+    ready: Arc<OnceCell<bool>>,
+    known: Arc<Mutex<Known>>,
+}
+
+impl fmt::Debug for PullLeases {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PullLeases")
+            .field("boot", &self.boot)
+            .finish_non_exhaustive()
+    }
+}
+
+/// A lease that a pull uses.
+pub(super) struct Held {
+    id: String,
+    known: Arc<Mutex<Known>>,
+}
+
+impl Held {
+    /// Puts the lease's name into the headers of a call.
+    pub(super) fn name_in<T>(&self, request: &mut Request<T>) {
+        if let Ok(value) = MetadataValue::try_from(self.id.as_str()) {
+            request.metadata_mut().insert(LEASE, value);
+        }
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        let mut known = known_of(&self.known);
+        if let Some(count) = known.used.get_mut(&self.id) {
+            *count -= 1;
+            if *count == 0 {
+                known.used.remove(&self.id);
+            }
+        }
+    }
+}
+
+impl CriClient {
+    /// Has pulls continue where earlier ones of the same image stopped, on runtimes that can do this (containerd).
+    /// `boot_id` is the kernel's; without one nothing is kept.
+    #[must_use]
+    pub fn resuming_pulls(mut self, boot_id: &str, clock: Arc<dyn Clock>) -> Self {
+        self.leases.boot = (!boot_id.is_empty()).then(|| short(boot_id, 4).into());
+        self.leases.clock = Some(clock);
+        self
+    }
+
+    /// Takes over what pulls of earlier boots have downloaded, and lets the runtime remove what they have unpacked. Runs
+    /// once; call it before the first pull or import. If it fails, the next pull tries again. May be dropped at any time.
+    pub async fn take_over_pulls(&self) {
+        self.has_leases().await;
+    }
+
+    async fn has_leases(&self) -> bool {
+        let Some(boot) = self.leases.boot.clone() else {
+            return false;
+        };
+        let ready = self
+            .leases
+            .ready
+            .get_or_try_init(|| self.replace_leases(&boot));
+        match ready.await {
+            Ok(has) => *has,
+            Err(error) => {
+                tracing::warn!(%error, "pulls of an earlier boot are not taken over yet; pulls start from nothing");
+                false
+            }
+        }
+    }
+
+    /// Replaces the leases of earlier boots. Returns whether the runtime has leases at all.
+    async fn replace_leases(&self, boot: &str) -> Result<bool, Status> {
+        let leases = match self.list_leases().await {
+            Ok(leases) => leases,
+            Err(status) if status.code() == Code::Unimplemented => return Ok(false),
+            Err(status) => return Err(status),
+        };
+        for old in leases {
+            let Some(new) = successor(&old.id, boot) else {
+                continue;
+            };
+            if let Err(error) = self.copy_lease(&old.id, &new).await {
+                tracing::warn!(lease = old.id, %error, "a pull that was cut off starts from nothing");
+            }
+            // Until then a pull might use what an earlier boot had unpacked.
+            self.delete_lease(&old.id, true).await?;
+        }
+        Ok(true)
+    }
+
+    async fn copy_lease(&self, old: &str, new: &str) -> Result<(), Status> {
+        let request = ListResourcesRequest { id: old.to_owned() };
+        let found: ListResourcesResponse = self.lease_call("ListResources", request).await?;
+        self.create_lease(new).await?;
+        for resource in found.resources.into_iter().filter(outlives_the_boot) {
+            let request = AddResourceRequest {
+                id: new.to_owned(),
+                resource: Some(resource),
+            };
+            let _: Empty = self.lease_call("AddResource", request).await?;
+        }
+        Ok(())
+    }
+
+    /// The lease for a pull of an image; `None` when the pull has to do without.
+    pub(super) async fn lease_of(&self, image: &str) -> Option<Held> {
+        if !self.has_leases().await {
+            return None;
+        }
+        let boot = self.leases.boot.as_deref()?;
+        let id = format!("{PULL_LEASES}{boot}-{}", short(image, 16));
+        let held = {
+            let mut known = known_of(&self.leases.known);
+            if known.ending.contains(&id) {
+                return None;
+            }
+            *known.used.entry(id.clone()).or_default() += 1;
+            Held {
+                id,
+                known: Arc::clone(&self.leases.known),
+            }
+        };
+        match self.create_lease(&held.id).await {
+            Ok(()) => Some(held),
+            Err(error) => {
+                tracing::debug!(image, %error, "a pull starts without a lease");
+                None
+            }
+        }
+    }
+
+    /// Deletes the lease of a pull that has succeeded, or whose parts may be damaged. `error` is the pull's.
+    pub(super) async fn end_lease(&self, held: Held, error: Option<&str>) {
+        let ends = {
+            let mut known = known_of(&self.leases.known);
+            match error.map(judge) {
+                None | Some(Parts::Drop) => true,
+                Some(Parts::Keep) => false,
+                Some(Parts::Doubt) => {
+                    let failures = known.failures.entry(held.id.clone()).or_default();
+                    *failures += 1;
+                    *failures >= FAILURES
+                }
+            }
+        };
+        if !ends {
+            return;
+        }
+        let id = held.id.clone();
+        drop(held);
+        self.delete_idle(&[id], error.is_some()).await;
+    }
+
+    /// Deletes the leases of pulls that are not under way: the parts make room, and damaged ones are not used again.
+    pub async fn release_pulls(&self) {
+        if !self.has_leases().await {
+            return;
+        }
+        match self.list_leases().await {
+            Ok(leases) => {
+                let ids: Vec<String> = leases.into_iter().map(|lease| lease.id).collect();
+                self.delete_idle(&ids, true).await;
+            }
+            Err(error) => tracing::debug!(%error, "cannot list leases of pulls"),
+        }
+    }
+
+    /// Deletes those leases that no call uses.
+    async fn delete_idle(&self, ids: &[String], sync: bool) {
+        let idle: Vec<&String> = {
+            let mut known = known_of(&self.leases.known);
+            let idle = ids.iter().filter(|id| !known.used.contains_key(*id));
+            let idle: Vec<&String> = idle.collect();
+            known.ending.extend(idle.iter().map(|id| (*id).clone()));
+            idle
+        };
+        let ending = Ending {
+            ids: &idle,
+            known: &self.leases.known,
+        };
+        for (at, id) in idle.iter().enumerate() {
+            // One collection of garbage serves all.
+            let is_last = at + 1 == idle.len();
+            if let Err(error) = self.delete_lease(id, sync && is_last).await {
+                tracing::debug!(lease = id, %error, "the parts of a pull stay until their lease expires");
+            }
+        }
+        drop(ending);
+    }
+
+    async fn list_leases(&self) -> Result<Vec<Lease>, Status> {
+        let answer: ListResponse = self.lease_call("List", ListRequest {}).await?;
+        let mut leases = answer.leases;
+        leases.retain(|lease| lease.id.starts_with(PULL_LEASES));
+        Ok(leases)
+    }
+
+    /// Creates a lease. One that exists is fine.
+    async fn create_lease(&self, id: &str) -> Result<(), Status> {
+        let now = self.leases.clock.as_ref().map(|clock| clock.now());
+        let until = now.and_then(|now| {
+            let kept = i64::try_from(KEPT.as_millis()).ok()?;
+            jiff::Timestamp::from_millisecond(now.wall_ms.checked_add(kept)?).ok()
+        });
+        let labels = until.map(|until| (EXPIRES.to_owned(), until.to_string()));
+        let request = CreateRequest {
+            id: id.to_owned(),
+            labels: labels.into_iter().collect(),
+        };
+        match self.lease_call::<_, Empty>("Create", request).await {
+            Err(status) if status.code() == Code::AlreadyExists => Ok(()),
+            answer => answer.map(drop),
+        }
+    }
+
+    /// Deletes a lease. One that is gone counts as deleted.
+    async fn delete_lease(&self, id: &str, sync: bool) -> Result<(), Status> {
+        let request = DeleteRequest {
+            id: id.to_owned(),
+            sync,
+        };
+        match self.lease_call::<_, Empty>("Delete", request).await {
+            Err(status) if status.code() == Code::NotFound => Ok(()),
+            answer => answer.map(drop),
+        }
+    }
+
+    /// Calls containerd's service of leases, on the socket of the image service. Not in the metrics of the CRI.
+    async fn lease_call<Q, A>(&self, method: &'static str, request: Q) -> Result<A, Status>
+    where
+        Q: Message + 'static,
+        A: Message + Default + 'static,
+    {
+        let path = format!("/containerd.services.leases.v1.Leases/{method}");
+        let path = PathAndQuery::try_from(path).map_err(|e| Status::internal(e.to_string()))?;
+        let mut request = Request::new(request);
+        let (header, namespace) = NAMESPACE;
+        let namespace = MetadataValue::from_static(namespace);
+        request.metadata_mut().insert(header, namespace);
+        let mut service = self.raw_images.clone();
+        let call = async {
+            let unready = |error| Status::unavailable(format!("service was not ready: {error}"));
+            service.ready().await.map_err(unready)?;
+            let codec = ProstCodec::default();
+            service.unary(request, path, codec).await
+        };
+        match tokio::time::timeout(PATIENCE, Box::pin(call)).await {
+            Ok(answer) => answer.map(tonic::Response::into_inner),
+            Err(_) => Err(Status::deadline_exceeded(format!(
+                "{method} of a lease had no answer within {} s",
+                PATIENCE.as_secs()
+            ))),
+        }
+    }
+}
+
+/// Leases that are being deleted, until this is dropped.
+struct Ending<'a> {
+    ids: &'a [&'a String],
+    known: &'a Mutex<Known>,
+}
+
+impl Drop for Ending<'_> {
+    fn drop(&mut self) {
+        let mut known = known_of(self.known);
+        for id in self.ids {
+            known.ending.remove(*id);
+            known.failures.remove(*id);
+        }
+    }
+}
+
+/// `google.protobuf.Empty`, or an answer of which nothing is read.
+#[derive(Clone, PartialEq, Message)]
+struct Empty {}
+
+/// `containerd.services.leases.v1.CreateRequest`.
+#[derive(Clone, PartialEq, Message)]
+struct CreateRequest {
+    #[prost(string, tag = "1")]
+    id: String,
+    #[prost(map = "string, string", tag = "3")]
+    labels: HashMap<String, String>,
+}
+
+/// `containerd.services.leases.v1.DeleteRequest`.
+#[derive(Clone, PartialEq, Message)]
+struct DeleteRequest {
+    #[prost(string, tag = "1")]
+    id: String,
+    #[prost(bool, tag = "2")]
+    sync: bool,
+}
+
+/// `containerd.services.leases.v1.ListRequest`, without filters.
+#[derive(Clone, PartialEq, Message)]
+struct ListRequest {}
+
+/// `containerd.services.leases.v1.ListResponse`.
+#[derive(Clone, PartialEq, Message)]
+struct ListResponse {
+    #[prost(message, repeated, tag = "1")]
+    leases: Vec<Lease>,
+}
+
+/// `containerd.services.leases.v1.Lease`.
+#[derive(Clone, PartialEq, Message)]
+struct Lease {
+    #[prost(string, tag = "1")]
+    id: String,
+}
+
+/// `containerd.services.leases.v1.Resource`.
+#[derive(Clone, PartialEq, Message)]
+struct Resource {
+    #[prost(string, tag = "1")]
+    id: String,
+    #[prost(string, tag = "2")]
+    r#type: String,
+}
+
+/// `containerd.services.leases.v1.AddResourceRequest`.
+#[derive(Clone, PartialEq, Message)]
+struct AddResourceRequest {
+    #[prost(string, tag = "1")]
+    id: String,
+    #[prost(message, optional, tag = "2")]
+    resource: Option<Resource>,
+}
+
+/// `containerd.services.leases.v1.ListResourcesRequest`.
+#[derive(Clone, PartialEq, Message)]
+struct ListResourcesRequest {
+    #[prost(string, tag = "1")]
+    id: String,
+}
+
+/// `containerd.services.leases.v1.ListResourcesResponse`.
+#[derive(Clone, PartialEq, Message)]
+struct ListResourcesResponse {
+    #[prost(message, repeated, tag = "1")]
+    resources: Vec<Resource>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_leases_of_pulls_of_other_boots_have_a_successor() {
+        let new = |id: &str| successor(id, "b2");
+        let of = |boot: &str| format!("{PULL_LEASES}{boot}-0a0b");
+        assert_eq!(new(&of("b1")), Some(of("b2")));
+        assert_eq!(new(&of("b2")), None);
+        for other in ["1732690000-abc", "holdfast-pull-", "holdfast-pull-x"] {
+            assert_eq!(new(other), None, "{other}");
+        }
+    }
+
+    #[test]
+    fn what_was_unpacked_stays_in_its_boot() {
+        let of = |kind: &str| Resource {
+            id: "x".to_owned(),
+            r#type: kind.to_owned(),
+        };
+        assert!(outlives_the_boot(&of("content")) && outlives_the_boot(&of("ingests")));
+        assert!(!outlives_the_boot(&of("snapshots/overlayfs")));
+    }
+
+    #[test]
+    fn a_failure_of_the_network_keeps_parts_and_a_damaged_part_drops_them() {
+        for network in [
+            "failed to do request: Get \"https://r/v2/x/blobs/sha256:ab\": dial tcp 10.0.0.1:443: connect: no route to host",
+            "httpReadSeeker: failed open: unexpected status code https://r/: 503 Service Unavailable",
+            "failed to copy: read tcp 10.0.0.2:4711->10.0.0.1:443: read: connection reset by peer",
+            "failed to copy: unexpected EOF",
+        ] {
+            assert_eq!(judge(network), Parts::Keep, "{network}");
+        }
+        for damage in [
+            "failed commit on ref \"layer-sha256:ab\": unexpected commit digest sha256:cd, expected sha256:ab: failed precondition",
+            "failed to extract layer sha256:ab: wrong diff id calculated on extraction \"sha256:cd\"",
+        ] {
+            assert_eq!(judge(damage), Parts::Drop, "{damage}");
+        }
+        for unclear in [
+            "failed to resolve reference \"r/x:1\": r/x:1: not found",
+            "invalid character '\\x00' looking for beginning of value",
+        ] {
+            assert_eq!(judge(unclear), Parts::Doubt, "{unclear}");
+        }
+    }
+}
