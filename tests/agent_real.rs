@@ -40,5 +40,7 @@ mod registry;
 mod restarts;
 #[path = "agent_real/rows.rs"]
 mod rows;
+#[path = "agent_real/runtime_restarts.rs"]
+mod runtime_restarts;
 #[path = "agent_real/world.rs"]
 mod world;

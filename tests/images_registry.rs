@@ -9,6 +9,7 @@
     clippy::expect_used,
     clippy::panic,
     missing_docs,
+    unreachable_pub,
     reason = "a test fails by panicking"
 )]
 

@@ -87,7 +87,7 @@ impl Registry {
         digest
     }
 
-    fn tag(&self, repository: &str, tag: &str, manifest: &[u8]) -> String {
+    pub fn tag(&self, repository: &str, tag: &str, manifest: &[u8]) -> String {
         let digest = self.blob(repository, manifest);
         let hex = digest.strip_prefix("sha256:").unwrap();
         let manifests = self.v2().join("repositories").join(repository);
