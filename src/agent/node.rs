@@ -457,7 +457,9 @@ pub(super) fn context(
         rules: memory_rules(kubelet, size),
         masked_paths: thermal_throttle(Path::new(CPUS)),
     });
-    context.hugepage_sizes = hugepage_sizes();
+    if cgroups.has_hugetlb_controller() {
+        context.hugepage_sizes = hugepage_sizes();
+    }
     context.addresses = addresses;
     context.apparmor = has_apparmor();
     context.selinux = std::path::Path::new("/sys/fs/selinux/enforce").exists();

@@ -416,6 +416,19 @@ impl CgroupManager {
         }
     }
 
+    /// Returns whether huge pages can be limited. Without the controller some runtimes refuse a container with such
+    /// limits. On v2 call it after [`Self::setup`].
+    pub fn has_hugetlb_controller(&self) -> bool {
+        match self.version {
+            CgroupVersion::V1 { .. } => self.hierarchies.iter().any(|h| h.has("hugetlb")),
+            CgroupVersion::V2 => self.hierarchies.iter().any(|h| {
+                let file = self.dir(h, &self.top).join("cgroup.controllers");
+                std::fs::read_to_string(file)
+                    .is_ok_and(|text| text.split_whitespace().any(|c| c == "hugetlb"))
+            }),
+        }
+    }
+
     /// Makes `kubepods` and the two QoS cgroups.
     ///
     /// # Errors

@@ -356,6 +356,29 @@ fn a_controller_that_is_not_enabled_for_a_pod_matters_only_with_a_limit() {
 }
 
 #[test]
+fn huge_pages_can_be_limited_only_where_the_controller_is() {
+    for (has, controllers) in [(true, "cpu memory hugetlb"), (false, "cpu memory pids")] {
+        let mount = tempfile::tempdir().unwrap();
+        let top = mount.path().join("kubepods");
+        std::fs::create_dir(&top).unwrap();
+        std::fs::write(top.join("cgroup.controllers"), controllers).unwrap();
+        let v2 = [("", &[][..])];
+        let manager = manager_on(
+            mount.path(),
+            CgroupConfig::default(),
+            CgroupVersion::V2,
+            &v2,
+        );
+        assert_eq!(manager.has_hugetlb_controller(), has, "v2: {controllers}");
+        let listed: Vec<&str> = controllers.split(' ').collect();
+        let v1 = [("", &listed[..])];
+        let version = CgroupVersion::V1 { hybrid: false };
+        let manager = manager_on(mount.path(), CgroupConfig::default(), version, &v1);
+        assert_eq!(manager.has_hugetlb_controller(), has, "v1: {controllers}");
+    }
+}
+
+#[test]
 fn a_uid_that_leaves_the_directory_is_refused() {
     for uid in ["", "../x", "a/b"] {
         assert!(pod_component(&uid.into()).is_err(), "{uid}");
