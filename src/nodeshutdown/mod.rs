@@ -21,11 +21,11 @@ use std::time::Duration;
 use k8s_openapi::api::core::v1::Pod;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
-use tracing::{info, warn};
+use tracing::{error, info, warn};
 
 use crate::apiserver::{Connection, Reachability};
 use crate::core::shutdown::{self, Lock, ManagerRecord, Periods, SETTLE, ShutdownRecord};
-use crate::core::state::{State, WorkerPhase, WorkerRecord};
+use crate::core::state::{State, Transaction, WorkerPhase, WorkerRecord};
 use crate::runtime_state::RuntimeState;
 use crate::store::Store;
 use crate::types::metrics::Metrics;
@@ -46,8 +46,10 @@ pub enum Announced {
     GoesDown,
 }
 
-/// The store has this long to bring to its disk what is on record at the end.
+/// The store has at least this long to bring the ends to its disk.
 const SYNC: Duration = Duration::from_secs(1);
+/// Pause between looks whether a store that held the ends has written them.
+const POLL: Duration = Duration::from_millis(100);
 /// Time of a drain of a node where no periods are configured, if none is given.
 const DRAIN: Duration = Duration::from_secs(30);
 
@@ -425,18 +427,31 @@ impl NodeShutdown {
             ended: Some(self.now()),
             ..record
         };
-        self.commit(&record, "the machine may go down").await;
-        self.sync().await;
+        self.commit_end(&record).await;
         self.show(&record);
         record
     }
 
-    /// Brings to the disk what is on record: a machine that is let go may be cut off.
-    async fn sync(&self) {
-        match tokio::time::timeout(SYNC, self.options.store.sync()).await {
-            Ok(Ok(())) => {}
-            Ok(Err(error)) => warn!(%error, "the ends of the pods may not be on the disk"),
-            Err(_) => warn!("the disk of the store hangs, the ends of the pods may not be on it"),
+    /// Records the end, and waits until it is on the disk: a machine that is let go may be cut off. The ends of the pods were
+    /// committed before it, and are there then, too. A store that fails or hangs holds them in memory. It has until the time
+    /// of the shutdown is over to write them.
+    async fn commit_end(&self, record: &ShutdownRecord) {
+        let store = &self.options.store;
+        let transaction = record.transaction("the machine may go down", self.now());
+        match store.commit_or_hold(transaction).await {
+            Ok(false) => return,
+            Ok(true) => warn!("the store cannot write the ends of the pods, waiting for it"),
+            Err(error) => warn!(%error, "the end of the shutdown is not on record"),
+        }
+        // An empty commit is refused, or has no answer, until what the store holds is written.
+        let on_disk = async {
+            while store.commit(Transaction::new()).await.is_err() {
+                tokio::time::sleep(POLL).await;
+            }
+        };
+        let time = record.deadline.until(self.now()).max(SYNC);
+        if tokio::time::timeout(time, on_disk).await.is_err() {
+            error!("the time is over, and the ends of the pods are not on the disk");
         }
     }
 

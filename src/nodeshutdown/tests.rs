@@ -11,6 +11,9 @@ use crate::core::state::{
     AdmissionDecision, AdmissionRecord, PodRecord, StatusRecord, TerminationCause, Transaction,
 };
 use crate::kubeletconfig::PriorityPeriod;
+use crate::store::StoreOptions;
+use crate::store::backend::{Faults, FaultyBackend, MemoryBackend};
+use crate::store::codec::Loaded;
 use crate::types::events::MemoryRecorder;
 use crate::types::{BootId, Json, PodSource};
 
@@ -87,12 +90,16 @@ struct World {
 
 impl World {
     fn new(pods: &[(&str, i32, i64)]) -> Self {
+        Self::over(pods, Store::in_memory)
+    }
+
+    fn over(pods: &[(&str, i32, i64)], store: impl FnOnce(Arc<dyn Clock>) -> Store) -> Self {
         let began = Instant::now();
         let clock = Arc::new(TestClock {
             began,
             boot: Mutex::new(1),
         });
-        let store = Store::in_memory(Arc::clone(&clock) as _);
+        let store = store(Arc::clone(&clock) as _);
         let state = RuntimeState::default();
         let (announcer, link) = link();
         let pods = pods.iter().map(|(name, priority, grace)| {
@@ -172,7 +179,7 @@ impl World {
     }
 
     async fn put(&self, transaction: Transaction) {
-        self.store.commit(transaction).await.unwrap();
+        self.store.commit_or_hold(transaction).await.unwrap();
     }
 
     async fn ends(&self, pod: &str) {
@@ -268,6 +275,33 @@ async fn pods_that_do_not_end_hold_the_machine_as_long_as_configured() {
         32,
         "the groups, and two seconds for records"
     );
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_machine_is_let_go_once_the_ends_are_on_the_disk_or_the_time_is_over() {
+    for (recovers, expected) in [(true, 10..=16), (false, 30..=31)] {
+        let faults = Faults::new();
+        let backend = FaultyBackend::new(MemoryBackend::new(), faults.clone());
+        let mut w = World::over(&[("a", 0, 30)], |clock| {
+            let options = StoreOptions {
+                inline: true,
+                ..StoreOptions::default()
+            };
+            let (loaded, metrics) = (Loaded::default(), Metrics::default());
+            Store::start(Box::new(backend), loaded, options, clock, metrics).unwrap()
+        });
+        w.start();
+        w.announce(Announced::GoesDown);
+        w.ordered(1).await;
+        faults.set_broken(true);
+        w.ends("a").await;
+        tokio::time::sleep(Duration::from_secs(10)).await;
+        assert!(w.record().ended.is_some(), "it is held in memory");
+        assert!(!*w.announcer.released.borrow());
+        faults.set_broken(!recovers);
+        let released = w.released().await;
+        assert!(expected.contains(&released), "{released}");
+    }
 }
 
 #[tokio::test(start_paused = true)]
