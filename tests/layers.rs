@@ -5,7 +5,8 @@
 //! checked: imports point downward only, sled and bincode are reached from `store` and `migrations` alone,
 //! and `core` has no async, no clock and no I/O. The rules are also tried on planted violations.
 //!
-//! In the same way: every metric that is registered is written to somewhere, and every error shows its cause.
+//! In the same way: every metric that is registered is written to somewhere, every error shows its cause, and what is in
+//! table `objects` has a declared kind, whose class decides what is synced.
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,
@@ -779,4 +780,186 @@ fn every_error_shows_its_cause() {
         stale.is_empty(),
         "no longer needed in SHOWN_BY_OTHERS: {stale:?}"
     );
+}
+
+/// Files that handle records of table `objects` without a type of their kind, and why.
+const RAW: &[(&str, &str)] = &[
+    ("src/core/state/", "it declares them"),
+    ("src/admin/view/", "it shows records as they are"),
+    (
+        "src/objects/context.rs",
+        "it encrypts what is secret, and compares before it writes",
+    ),
+    (
+        "src/objects/recorder.rs",
+        "it writes API objects of many kinds, as bytes that are encrypted already",
+    ),
+    ("src/core/volumes/keys.rs", VOLUMES),
+    ("src/pod_workers/mounts.rs", VOLUMES),
+    ("src/pod_workers/remotes.rs", VOLUMES),
+    ("src/volumemanager/accounts.rs", VOLUMES),
+    ("src/volumemanager/alone.rs", VOLUMES),
+    ("src/volumemanager/driver.rs", VOLUMES),
+    ("src/volumemanager/known.rs", VOLUMES),
+    ("src/volumemanager/mount.rs", VOLUMES),
+    ("src/volumemanager/reconcile.rs", VOLUMES),
+    ("src/volumemanager/remotes.rs", VOLUMES),
+    ("src/volumemanager/steps.rs", VOLUMES),
+    ("src/volumemanager/takeover.rs", VOLUMES),
+    ("src/volumemanager/unmount.rs", VOLUMES),
+];
+const VOLUMES: &str = "one record type has two kinds, of volumes and of devices, whose keys follow from those of table \
+                       `volumes`; both are committed with a durable record of that table";
+
+/// Whether a file below `src` is compiled for tests only.
+fn is_for_tests(relative: &Path) -> bool {
+    let name = relative.file_name().unwrap().to_str().unwrap();
+    let mut dirs = relative.parent().unwrap().components();
+    name.ends_with("tests.rs")
+        || name == "testkit.rs"
+        || dirs.any(|dir| matches!(dir.as_os_str().to_str(), Some("tests" | "testkit")))
+}
+
+/// Drops the items that are compiled for tests only.
+fn without_tests<'a>(tokens: &[Token<'a>]) -> Vec<Token<'a>> {
+    const MARK: [&str; 7] = ["#", "[", "cfg", "(", "test", ")", "]"];
+    let mut kept = Vec::new();
+    let mut at = 0;
+    while at < tokens.len() {
+        let here = tokens[at..].iter().map(|token| token.text);
+        if !here.take(MARK.len()).eq(MARK) {
+            kept.push(tokens[at].clone());
+            at += 1;
+            continue;
+        }
+        at += MARK.len();
+        let mut depth = 0;
+        while let Some(token) = tokens.get(at) {
+            at += 1;
+            match token.text {
+                "{" => depth += 1,
+                "}" => depth -= 1,
+                ";" if depth == 0 => break,
+                _ => continue,
+            }
+            if depth == 0 {
+                break;
+            }
+        }
+    }
+    kept
+}
+
+/// Lines in which the store is synced by hand.
+fn synced_by_hand(source: &str) -> Vec<usize> {
+    let tokens = without_tests(&tokens(source));
+    let text = |at: usize| tokens.get(at).map_or("", |token| token.text);
+    let is_sync = |at: &usize| {
+        let is_store = text(*at) == "store";
+        let after = match text(at + 1) {
+            "(" if text(at + 2) == ")" => at + 3,
+            _ => at + 1,
+        };
+        is_store && text(after) == "." && text(after + 1) == "sync" && text(after + 2) == "("
+    };
+    let found = (0..tokens.len()).filter(is_sync);
+    found.map(|at| tokens[at].line).collect()
+}
+
+/// Lines that make or read records of table `objects` without a type of their kind, or declare a kind.
+fn raw_objects(source: &str) -> Vec<usize> {
+    let tokens = without_tests(&tokens(source));
+    let text = |at: usize| tokens.get(at).map_or("", |token| token.text);
+    let is_raw = |at: &usize| {
+        text(*at) == "ObjectRecord" || (text(*at) == "Declared" && text(at + 1) == "{")
+    };
+    let found = (0..tokens.len()).filter(is_raw);
+    found.map(|at| tokens[at].line).collect()
+}
+
+/// Names of the kinds that have a record type in a source: `const DECLARED: Declared = kinds::NAME`.
+fn record_types(source: &str) -> Vec<String> {
+    let tokens = without_tests(&tokens(source));
+    let texts: Vec<&str> = tokens.iter().map(|token| token.text).collect();
+    let declared = ["DECLARED", ":", "Declared", "="];
+    let found = texts.windows(7).filter(|w| w[..4] == declared);
+    let names = found.map(|w| if w[5] == "::" { w[6] } else { w[4] });
+    names.map(str::to_owned).collect()
+}
+
+#[test]
+fn nothing_outside_the_store_syncs_it_and_every_kind_of_object_is_declared() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let src = root.join("src");
+    let mut found = Vec::new();
+    let mut raw = BTreeSet::new();
+    let mut types = BTreeSet::new();
+    for path in rust_files(&src) {
+        let relative = path.strip_prefix(&src).unwrap();
+        if is_for_tests(relative) || relative.starts_with("store") {
+            continue;
+        }
+        let name = path.strip_prefix(root).unwrap().display().to_string();
+        let source = fs::read_to_string(&path).unwrap();
+        for line in synced_by_hand(&source) {
+            found.push(format!(
+                "{name}:{line}: syncs the store; give the kind of the record the class Durable instead \
+                 (src/core/state/kinds.rs)"
+            ));
+        }
+        for kind in record_types(&source) {
+            if !types.insert(kind.clone()) {
+                found.push(format!("{name}: {kind} has a record type already"));
+            }
+        }
+        let lines = raw_objects(&source);
+        match RAW.iter().find(|(start, _)| name.starts_with(start)) {
+            Some((start, _)) if !lines.is_empty() => {
+                raw.insert(*start);
+            }
+            Some(_) => {}
+            None => found.extend(lines.iter().map(|line| {
+                format!(
+                    "{name}:{line}: handles a record of table `objects` without its kind; declare one in \
+                     src/core/state/kinds.rs and use `Transaction::put_object` and its like"
+                )
+            })),
+        }
+    }
+    let unused = RAW.iter().filter(|(start, _)| !raw.contains(start));
+    found.extend(unused.map(|(start, _)| format!("{start} is typed, it needs no exception")));
+    assert!(types.len() > 25, "found only {types:?}");
+    assert!(found.is_empty(), "\n{}", found.join("\n"));
+}
+
+#[test]
+fn hand_made_syncs_and_untyped_objects_are_found_outside_tests_only() {
+    for (source, expected) in [
+        ("fn f() { self.store.sync().await?; }", 1),
+        ("fn f() { self.store().sync().await?; }", 1),
+        ("fn f() { context\n.store\n.sync()\n.await?; }", 1),
+        ("fn f() { file.sync(); store.snapshot().sync(); }", 0),
+        ("#[cfg(test)] mod tests { fn f() { store.sync(); } }", 0),
+        ("#[cfg(test)] mod tests; fn f() { store.sync(); }", 1),
+        ("#[cfg(test)] use a::{b, c}; fn f() { store.sync(); }", 1),
+    ] {
+        assert_eq!(synced_by_hand(source).len(), expected, "{source}");
+    }
+    for (source, expected) in [
+        ("use crate::core::state::{ObjectRecord, State};", 1),
+        ("fn f() { t.put(key, ObjectRecord { at }) }", 1),
+        ("const X: Declared = Declared { name };", 1),
+        (
+            "impl Kind for X { const DECLARED: Declared = kinds::X; }",
+            0,
+        ),
+        ("/// An [`ObjectRecord`].\nfn f() {}", 0),
+        ("#[cfg(test)] mod tests { use a::ObjectRecord; }", 0),
+    ] {
+        assert_eq!(raw_objects(source).len(), expected, "{source}");
+    }
+    let source = "impl Kind for X { const DECLARED: Declared = kinds::EVENTS; }";
+    assert_eq!(record_types(source), ["EVENTS"]);
+    let source = "impl Kind for X { const DECLARED: Declared = EVENTS; }";
+    assert_eq!(record_types(source), ["EVENTS"]);
 }

@@ -49,10 +49,8 @@ impl AdminHooks for StoreHooks {
     }
 
     fn save_backup(&self) -> Result<PathBuf, BoxError> {
-        let state = self.store.snapshot();
-        let version = *self.store.published().borrow();
-        // A backup beside the store must not be ahead of it after a power loss.
-        tokio::runtime::Handle::current().block_on(self.store.sync())?;
+        let on_disk = self.store.snapshot_on_disk();
+        let (state, version) = tokio::runtime::Handle::current().block_on(on_disk)?;
         let meta = BackupMeta::of(&state, version, self.clock.now());
         let path = self.layout.backups().join(meta.file_name());
         backup::write(&state, &path, &meta)?;

@@ -264,10 +264,8 @@ async fn newest_backup(dir: PathBuf) -> Option<BackupMeta> {
 }
 
 async fn save_backup(store: &Store, dir: PathBuf, now: Stamp) -> Result<PathBuf, BackupError> {
-    let state = store.snapshot();
-    let version = *store.published().borrow();
-    // The store must not be behind its own backup after a power loss.
-    store.sync().await.map_err(|error| BackupError::Io {
+    let on_disk = store.snapshot_on_disk().await;
+    let (state, version) = on_disk.map_err(|error| BackupError::Io {
         action: "bring the store up to date for",
         path: dir.clone(),
         source: std::io::Error::other(error),

@@ -35,11 +35,11 @@ use tokio_util::sync::CancellationToken;
 use tracing::{debug, warn};
 
 use self::outage::{Outage, Retry, TOLERATED};
-use self::wire::{Received, describe, number, server_json};
+use self::wire::{OfServer, Received, describe, number};
 use super::{Reading, Seed, SourceSet, SourcedPod, Surroundings};
 use crate::apiserver::{ApiClient, Reachability};
 use crate::core::pod_update::same_desired_state;
-use crate::core::state::{ObjectRecord, Transaction};
+use crate::core::state::Transaction;
 use crate::core::supported::{self, UNSUPPORTED_FIELD};
 use crate::types::pod::{CONFIG_SEEN, CONFIG_SOURCE, UNKNOWN_FIELDS};
 use crate::types::{Event, EventType, PodExt, PodSource, PodUid};
@@ -151,9 +151,9 @@ impl ApiSource {
             .collect();
         let snapshot = surroundings.store.snapshot();
         let version = snapshot
-            .record::<ObjectRecord>(VERSION_KEY)
-            .filter(|record| record.data == server_json(&settings.server))
-            .and_then(|record| number(&record.resource_version));
+            .stored(&OfServer::key())
+            .filter(|record| record.is(&OfServer::new(&settings.server)))
+            .and_then(|record| number(record.version()));
         Self {
             selector: format!("spec.nodeName={node_name}"),
             settings,
@@ -583,13 +583,12 @@ impl ApiSource {
             return;
         }
         self.highest.recorded = Some(Instant::now());
-        let record = ObjectRecord {
-            resource_version: version.to_string(),
-            encrypted: false,
-            data: server_json(&self.settings.server),
-            at: self.surroundings.clock.now(),
-        };
-        let transaction = Transaction::new().put(VERSION_KEY, record);
+        let (server, now) = (
+            OfServer::new(&self.settings.server),
+            self.surroundings.clock.now(),
+        );
+        let version = version.to_string();
+        let transaction = Transaction::new().put_version(&OfServer::key(), version, &server, now);
         // Without it a list is believed more easily: worth a try, not a retry. The store tells of itself.
         drop(self.surroundings.store.submit(transaction));
     }

@@ -6,17 +6,26 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
 
 use crate::core::pod_update::Duplicate;
-use crate::core::state::{ObjectRecord, State, Transaction};
+use crate::core::state::kinds::{self, Declared, Key, Kind};
+use crate::core::state::{State, Transaction};
 use crate::types::{PodSource, Stamp};
 
 /// A conflict that lasts is reported again this often: later than events count as repetitions of each other, and
 /// sooner than the API server forgets them.
 const REPEAT: Duration = Duration::from_secs(15 * 60);
-/// Begin of the key of a source's conflicts; the source follows.
-const PREFIX: &str = "sourceconflicts//";
+
+/// Conflicts of a source as they are stored: origin of each refused pod, and why it is refused.
+#[derive(Default, Serialize, Deserialize)]
+#[serde(transparent)]
+struct Texts(BTreeMap<String, String>);
+
+impl Kind for Texts {
+    const DECLARED: Declared = kinds::SOURCE_CONFLICTS;
+}
 
 /// The conflicts of all sources.
 #[derive(Debug, Default)]
@@ -93,10 +102,8 @@ impl Conflicts {
 /// Returns the recorded conflicts of a source: file or URL → why its pod is not taken. A record that cannot be read counts
 /// as absent; the next reading of the source replaces it.
 pub fn conflicts_of(state: &State, source: &str) -> BTreeMap<String, String> {
-    state
-        .record::<ObjectRecord>(&format!("{PREFIX}{source}"))
-        .and_then(|record| serde_json::from_slice(&record.data).ok())
-        .unwrap_or_default()
+    let texts: Texts = state.object(&Key::new("", source)).unwrap_or_default();
+    texts.0
 }
 
 /// Adds to a transaction what the record of a source's conflicts lacks. Without a conflict there is no record.
@@ -107,25 +114,19 @@ pub(super) fn record(
     texts: &BTreeMap<String, String>,
     at: Stamp,
 ) -> Transaction {
-    let key = format!("{PREFIX}{source}");
-    let known = state.record::<ObjectRecord>(&key);
+    let key = Key::new("", source.as_str());
+    let known = state.stored::<Texts>(&key);
     if texts.is_empty() {
         return match known {
-            Some(_) => transaction.delete::<ObjectRecord>(key),
+            Some(_) => transaction.delete_object(&key),
             None => transaction,
         };
     }
-    let data = serde_json::json!(texts).to_string().into_bytes();
-    if known.is_some_and(|record| record.data == data) {
+    let texts = Texts(texts.clone());
+    if known.is_some_and(|record| record.is(&texts)) {
         return transaction;
     }
-    let record = ObjectRecord {
-        resource_version: String::new(),
-        encrypted: false,
-        data,
-        at,
-    };
-    transaction.put(key, record)
+    transaction.put_object(&key, &texts, at)
 }
 
 #[cfg(test)]

@@ -18,8 +18,7 @@ use k8s_openapi::api::core::v1::{
 use k8s_openapi::api::resource::v1::ResourceClaim;
 
 pub use record::{
-    CLAIMS, ClaimDevice, ClaimId, ClaimRecord, DRIVERS, DriverClaim, DriverRecord, claim_key,
-    driver_key,
+    ClaimDevice, ClaimId, ClaimRecord, DriverClaim, DriverRecord, claim_key, driver_key,
 };
 
 use super::admission::selects;

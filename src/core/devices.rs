@@ -20,8 +20,8 @@ pub use choice::{Hint, Request, Shortage, TopologyHint, choose, hint_of, topolog
 pub use grant::{Granted, GrantedDevice, GrantedMount, merge};
 pub use inventory::{Amount, Amounts, Health, Instance, Inventory, Unusable};
 pub use record::{
-    ALLOCATIONS, Allocation, PLUGINS, PluginRecord, PodDevices, Unreadable, allocations_key,
-    allocations_key_of, plugin_key, taken,
+    Allocation, PluginRecord, PodDevices, Unreadable, allocations_key, allocations_key_of,
+    plugin_key, taken,
 };
 
 use super::resources::{NANOS, container_limits, is_by_claim};

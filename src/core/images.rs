@@ -15,15 +15,11 @@
 use k8s_openapi::api::core::v1::{Container, Probe};
 use serde::{Deserialize, Serialize};
 
-use super::state::{ObjectRecord, State};
+use super::state::State;
+use super::state::kinds::{self, Declared, Key, Kind};
 use super::volumes::sha256_hex;
 use crate::types::runtime::{ContainerState, ContainerStatus};
 use crate::types::{BootId, Stamp};
-
-/// Begin of the keys of [`ImageFiles`]; the hash of the qualified name follows.
-pub const FILES: &str = "imagefiles//";
-/// Begin of the keys of [`ArchiveRecord`]; the hash of the file name follows.
-pub const ARCHIVES: &str = "imagearchives//";
 
 /// Known state of the files of one image, by its name.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -37,6 +33,10 @@ pub struct ImageFiles {
     pub state: FilesState,
     /// Boot in which a container's failure last made it a suspect ([`BootId`]). One boot counts such failures once.
     pub suspected: Option<u64>,
+}
+
+impl Kind for ImageFiles {
+    const DECLARED: Declared = kinds::IMAGE_FILES;
 }
 
 /// Progress of an image.
@@ -658,32 +658,32 @@ pub fn archive_step(
     }
 }
 
+impl Kind for ArchiveRecord {
+    const DECLARED: Declared = kinds::IMAGE_ARCHIVES;
+}
+
 /// The key of the [`ImageFiles`] of a qualified name.
-pub fn files_key(qualified: &str) -> String {
-    format!("{FILES}{}", sha256_hex(&[qualified]))
+pub fn files_key(qualified: &str) -> Key<ImageFiles> {
+    Key::new("", &sha256_hex(&[qualified]))
 }
 
 /// The key of the [`ArchiveRecord`] of a file name.
-pub fn archive_key(name: &str) -> String {
-    format!("{ARCHIVES}{}", sha256_hex(&[name]))
+pub fn archive_key(name: &str) -> Key<ArchiveRecord> {
+    Key::new("", &sha256_hex(&[name]))
 }
 
 /// The record of a qualified name, and when it was written. One that cannot be read counts as absent: its image is
 /// trusted.
 pub fn files_of(state: &State, qualified: &str) -> Option<(ImageFiles, Stamp)> {
-    let record = state.record::<ObjectRecord>(&files_key(qualified))?;
-    let files = serde_json::from_slice(&record.data).ok()?;
-    Some((files, record.at))
+    let key = files_key(qualified);
+    let record = state.stored(&key)?;
+    Some((record.content()?, record.at()))
 }
 
 /// Every record of files, and when it was written.
 pub fn all_files(state: &State) -> impl Iterator<Item = (ImageFiles, Stamp)> + '_ {
-    state
-        .with_prefix::<ObjectRecord>(FILES)
-        .filter_map(|(_, record)| {
-            let files = serde_json::from_slice(&record.data).ok()?;
-            Some((files, record.at))
-        })
+    let records = state.all_stored::<ImageFiles>();
+    records.filter_map(|record| Some((record.content()?, record.at())))
 }
 
 /// Whether a name of this ID is on record as whole.
@@ -699,12 +699,10 @@ pub fn is_doubted(state: &State, qualified: &str, id: &str) -> bool {
         return false;
     }
     let key = files_key(qualified);
-    let mut others = state
-        .with_prefix::<ObjectRecord>(FILES)
-        .filter(|(other, _)| ***other != *key);
-    others.any(|(_, record)| {
-        let files: Option<ImageFiles> = serde_json::from_slice(&record.data).ok();
-        files.is_some_and(|files| {
+    let records = state.all_stored::<ImageFiles>();
+    let mut others = records.filter(|other| *other.key() != *key);
+    others.any(|record| {
+        record.content().is_some_and(|files| {
             let is_damaged = matches!(
                 files.state,
                 FilesState::Suspect { .. } | FilesState::Removed
@@ -736,9 +734,8 @@ fn unpacks_anew(state: &FilesState) -> bool {
 
 /// Every archive on record.
 pub fn all_archives(state: &State) -> impl Iterator<Item = ArchiveRecord> + '_ {
-    state
-        .with_prefix::<ObjectRecord>(ARCHIVES)
-        .filter_map(|(_, record)| serde_json::from_slice(&record.data).ok())
+    let records = state.all_stored::<ArchiveRecord>();
+    records.filter_map(|record| record.content())
 }
 
 /// The file name of an imported archive that holds an image. Such an image is pinned: no collection of unused images

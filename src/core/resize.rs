@@ -18,7 +18,7 @@ use std::collections::BTreeMap;
 use k8s_openapi::api::core::v1::{Container, Node, Pod, ResourceRequirements};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
-pub use record::{PENDING, PendingRecord, RESIZES, ResizeRecord, pending_key, resize_key};
+pub use record::{PendingRecord, ResizeRecord, pending_key, resize_key, turn_key};
 
 use super::admission::resources::{Taken, insufficient, shown};
 use super::pod_status::{QosClass, qos_class};

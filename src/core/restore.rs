@@ -19,10 +19,11 @@ use super::pleg_diff;
 use super::pod_actions::{self, PodActionInput};
 use super::pod_worker::{self, Worker, WorkerUpdate};
 use super::shutdown::{self, AfterShutdown, ShutdownRecord};
+use super::state::kinds::Key;
 use super::state::{
     AdmissionDecision, AdmissionRecord, ContainerRecord, EpochRecord, ExitRecord, ImageRecord,
-    META_KEY, MetaRecord, ObjectRecord, PlegRecord, PodRecord, QueueRecord, SignalRecord,
-    SourceRecord, State, StatusRecord, Transaction, WorkerPhase, WorkerRecord,
+    META_KEY, MetaRecord, PlegRecord, PodRecord, QueueRecord, SignalRecord, SourceRecord, State,
+    StatusRecord, Transaction, WorkerPhase, WorkerRecord,
 };
 use crate::kubeletconfig::OfflineStart;
 use crate::types::runtime::PodStatus as RuntimePodStatus;
@@ -355,10 +356,8 @@ fn held(input: &RestoreInput<'_>, pod_record: &PodRecord) -> Option<String> {
     }
     let pod = &*pod_record.pod;
     let access_modes = |claim: &str| {
-        let key = format!("persistentvolumeclaims/{}/{claim}", pod.namespace());
-        let record = input.state.record::<ObjectRecord>(&key)?;
-        let claim: PersistentVolumeClaim = serde_json::from_slice(&record.data).ok()?;
-        claim.spec?.access_modes
+        let key = Key::<PersistentVolumeClaim>::new(pod.namespace(), claim);
+        input.state.object(&key)?.spec?.access_modes
     };
     offline::may_start(pod, input.offline_start, &access_modes).err()
 }

@@ -10,9 +10,10 @@ use std::time::Duration;
 use k8s_openapi::api::core::v1::Pod;
 use serde::{Deserialize, Serialize};
 
+use super::state::kinds::{self, Declared, Key, Kind};
 use super::state::{
-    AdmissionDecision, AdmissionRecord, ObjectRecord, PodRecord, State, StatusRecord,
-    TerminationCause, Transaction, WorkerPhase, WorkerRecord,
+    AdmissionDecision, AdmissionRecord, PodRecord, State, StatusRecord, TerminationCause,
+    Transaction, WorkerPhase, WorkerRecord,
 };
 use crate::kubeletconfig::PriorityPeriod;
 use crate::types::{PodExt, PodSource, PodUid, Stamp};
@@ -35,8 +36,6 @@ pub const BEGUN_MESSAGE: &str = "Shutdown manager detected shutdown event";
 pub const CANCELLED_MESSAGE: &str = "Shutdown manager detected shutdown cancellation";
 /// Priority from which `shutdownGracePeriodCriticalPods` counts; upstream's `SystemCriticalPriority`.
 const CRITICAL: i32 = 2_000_000_000;
-/// Key of the record in table `objects`.
-pub const KEY: &str = "shutdown//node";
 /// After the last group: how long ends of killed containers are waited for, and statuses to be acknowledged. The
 /// machine is asked to wait that much longer than the groups take.
 pub const SETTLE: Duration = Duration::from_secs(2);
@@ -150,7 +149,7 @@ fn period(group: &PriorityPeriod) -> Duration {
     Duration::from_secs(u64::try_from(group.seconds).unwrap_or(0))
 }
 
-/// A shutdown on record: JSON in an [`ObjectRecord`] under [`KEY`].
+/// A shutdown on record, in table `objects`.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ShutdownRecord {
     /// When it began.
@@ -166,7 +165,16 @@ pub struct ShutdownRecord {
     pub local: bool,
 }
 
+impl Kind for ShutdownRecord {
+    const DECLARED: Declared = kinds::SHUTDOWN;
+}
+
 impl ShutdownRecord {
+    /// Returns its key.
+    pub fn key() -> Key<Self> {
+        Key::new("", "node")
+    }
+
     /// Begins a shutdown.
     pub fn begin(periods: &Periods, now: Stamp) -> Self {
         Self {
@@ -185,8 +193,7 @@ impl ShutdownRecord {
 
     /// Returns the one in `state`. One that cannot be read counts as none: `logind` tells whether there is one.
     pub fn of(state: &State) -> Option<Self> {
-        let record = state.record::<ObjectRecord>(KEY)?;
-        serde_json::from_slice(&record.data).ok()
+        state.object(&Self::key())
     }
 
     /// Returns whether the node shuts down now.
@@ -203,15 +210,11 @@ impl ShutdownRecord {
             Self { ended: Some(_), .. } => "shutdown ended",
             _ => "shutdown began",
         };
-        let record = ObjectRecord::own(self, now);
         Transaction::new()
-            .put(KEY, record)
+            .put_object(&Self::key(), self, now)
             .journal(None, what, why.to_owned())
     }
 }
-
-/// Key of the record of the manager in table `objects`.
-pub const MANAGER_KEY: &str = "shutdownmanager//node";
 
 /// The state of the lock with which the machine's shutdowns wait for the agent.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -236,8 +239,7 @@ pub struct Lock {
     pub problem: Option<String>,
 }
 
-/// The manager on record, for `holdfast dump shutdown`: JSON in an [`ObjectRecord`] under [`MANAGER_KEY`]. Nothing is decided
-/// by it.
+/// The manager on record in table `objects`, for `holdfast dump shutdown`. Nothing is decided by it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ManagerRecord {
     /// Priority and seconds of each group; empty where none is configured.
@@ -246,12 +248,21 @@ pub struct ManagerRecord {
     pub lock: Lock,
 }
 
+impl Kind for ManagerRecord {
+    const DECLARED: Declared = kinds::SHUTDOWN_MANAGER;
+}
+
 impl ManagerRecord {
+    /// Returns its key.
+    pub fn key() -> Key<Self> {
+        Key::new("", "node")
+    }
+
     /// Returns the one in `state`, with its time.
     pub fn of(state: &State) -> Option<(Self, Stamp)> {
-        let record = state.record::<ObjectRecord>(MANAGER_KEY)?;
-        let manager = serde_json::from_slice(&record.data).ok()?;
-        Some((manager, record.at))
+        let key = Self::key();
+        let record = state.stored(&key)?;
+        Some((record.content()?, record.at()))
     }
 
     /// Puts it on record; empty if it is there.
@@ -260,8 +271,7 @@ impl ManagerRecord {
         if stored.is_some_and(|(stored, at)| stored == *self && at.boot == now.boot) {
             return Transaction::new();
         }
-        let record = ObjectRecord::own(self, now);
-        Transaction::new().put(MANAGER_KEY, record)
+        Transaction::new().put_object(&Self::key(), self, now)
     }
 }
 

@@ -14,7 +14,7 @@ use crate::core::devices::{
     choose, hint_of, reusable, taken, wanted,
 };
 use crate::core::pinning::Refusal;
-use crate::core::state::{ObjectRecord, State, Transaction};
+use crate::core::state::{State, Transaction};
 use crate::kubeletconfig::DeviceReadiness;
 use crate::store::CommitError;
 use crate::types::metrics::ResourceNameLabel;
@@ -235,8 +235,8 @@ impl DeviceManager {
         if let Some(asked) = held.allocation(place.container, place.resource) {
             let usable = (self.shared().inventory).check_held(place.resource, asked.ids.keys());
             usable.map_err(AllocateError::AskedBefore)?;
-            // Who recorded them may have been cut off before.
-            self.store().sync().await?;
+            // Devices that were taken over may still be held in memory. An empty commit is refused until they are on the disk.
+            self.store().commit(Transaction::new()).await?;
             return Ok(asked.ids.clone());
         }
         let preferred = self.preferred(place).await?;
@@ -318,11 +318,12 @@ impl DeviceManager {
                 outdated: None,
             };
             let held = held.with(place.container, place.resource, allocation);
-            let put = Transaction::new()
-                .expect::<ObjectRecord>(&seen, &key)
-                .put(&key, held.to_object(self.now()));
+            let put =
+                Transaction::new()
+                    .expect_object(&seen, &key)
+                    .put_object(&key, &held, self.now());
             match self.store().commit(put).await {
-                Ok(_) => return Ok(self.store().sync().await?),
+                Ok(_) => return Ok(()),
                 Err(CommitError::Stale { .. }) => {}
                 Err(error) => return Err(error.into()),
             }

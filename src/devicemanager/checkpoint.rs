@@ -14,7 +14,7 @@ use super::proto::ContainerAllocateResponse;
 use crate::core::devices::{
     self, Allocation, PluginRecord, PodDevices, allocations_key_of, plugin_key, taken,
 };
-use crate::core::state::{ObjectRecord, State, Transaction};
+use crate::core::state::{State, Transaction};
 use crate::store::CommitError;
 use crate::types::{PodUid, Stamp};
 
@@ -118,7 +118,7 @@ impl KubeletCheckpoint {
             let Some(devices) = self.pods.get(uid) else {
                 continue;
             };
-            if state.record::<ObjectRecord>(&key).is_some() {
+            if state.stored(&key).is_some() {
                 continue;
             }
             let mut devices = devices.clone();
@@ -132,17 +132,19 @@ impl KubeletCheckpoint {
             let names: Vec<&str> = devices.containers.keys().map(String::as_str).collect();
             let text = format!("of containers {}, from a kubelet", names.join(", "));
             transaction = transaction
-                .expect::<ObjectRecord>(state, &key)
-                .put(&key, devices.to_object(now))
+                .expect_object(state, &key)
+                .put_object(&key, &devices, now)
                 .journal(Some(uid), "devices taken over", text);
             adopted.push(uid.clone());
         }
         for resource in &self.resources {
             let key = plugin_key(resource);
-            if state.record::<ObjectRecord>(&key).is_none() {
-                transaction = transaction
-                    .expect::<ObjectRecord>(state, &key)
-                    .put(&key, PluginRecord::default().to_object(now));
+            if state.stored(&key).is_none() {
+                transaction = transaction.expect_object(state, &key).put_object(
+                    &key,
+                    &PluginRecord::default(),
+                    now,
+                );
             }
         }
         (transaction, adopted)

@@ -305,8 +305,7 @@ impl DeviceManager {
         let Some(record) = record else {
             return;
         };
-        let record = record.to_object(now);
-        let put = Transaction::new().put(devices::plugin_key(resource), record);
+        let put = Transaction::new().put_object(&devices::plugin_key(resource), &record, now);
         // The next list or registration tells it again; a degraded store reports itself.
         drop(self.store().submit(put));
     }

@@ -8,7 +8,7 @@ use tracing::{debug, info, warn};
 
 use super::DeviceManager;
 use crate::core::devices::{self, Allocation, Granted, PodDevices, allocations_key};
-use crate::core::state::{ObjectRecord, Transaction};
+use crate::core::state::Transaction;
 use crate::store::CommitError;
 use crate::types::{ContainerId, PodExt};
 
@@ -127,11 +127,11 @@ impl DeviceManager {
             let held = held.with(container, resource, allocation);
             let text = format!("{container}: {resource} is back and has changed");
             let put = Transaction::new()
-                .expect::<ObjectRecord>(&seen, &key)
-                .put(&key, held.to_object(self.now()))
+                .expect_object(&seen, &key)
+                .put_object(&key, &held, self.now())
                 .journal(Some(&pod.uid()), "devices changed", text);
             match self.store().commit(put).await {
-                Ok(_) => return self.store().sync().await,
+                Ok(_) => return Ok(()),
                 Err(CommitError::Stale { .. }) => {}
                 Err(error) => return Err(error),
             }

@@ -243,7 +243,8 @@ async fn what_a_record_that_cannot_be_read_may_hold_is_given_to_nobody() {
     assert_eq!(first_start(&agent, &first).await, Readiness::Ready);
     plugin.calls();
 
-    let mut broken = devices::PodDevices::default().to_object(world.clock.now());
+    let mut broken =
+        crate::core::state::ObjectRecord::own(&devices::PodDevices::default(), world.clock.now());
     broken.data = b"{\"containers\":1}".to_vec();
     let key = devices::allocations_key(&first);
     let plugins = devices::plugin_key(GPU);

@@ -35,7 +35,7 @@ use crate::apiserver::ApiClient;
 use crate::core::claims::{
     self, ClaimError, ClaimId, ClaimRecord, ContainerClaim, DriverRecord, driver_key,
 };
-use crate::core::state::{ObjectRecord, Transaction};
+use crate::core::state::Transaction;
 use crate::node_object::NodeObject;
 use crate::store::{CommitError, Store};
 use crate::types::metrics::{DriverNameLabel, Metrics};
@@ -220,8 +220,8 @@ impl DraManager {
         let record = DriverRecord {
             socket: endpoint.display().to_string(),
         };
-        let record = record.to_object(self.inner.options.clock.now());
-        let put = Transaction::new().put(driver_key(driver), record);
+        let now = self.inner.options.clock.now();
+        let put = Transaction::new().put_object(&driver_key(driver), &record, now);
         let commit = self.store().commit(put).await;
         commit.map_err(|error| format!("record the driver: {error}"))?;
         self.remove(|plugin| plugin.registration == registration);
@@ -383,5 +383,5 @@ fn service_of(driver: &str, endpoint: &Path, versions: &[String]) -> Result<&'st
 
 /// Deletes the record of a driver.
 fn delete_of(driver: &str) -> Transaction {
-    Transaction::new().delete::<ObjectRecord>(driver_key(driver))
+    Transaction::new().delete_object(&driver_key(driver))
 }

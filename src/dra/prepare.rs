@@ -18,7 +18,7 @@ use super::{DraError, DraManager, Turns};
 use crate::core::claims::{
     self, Bound, ClaimDevice, ClaimError, ClaimId, ClaimRecord, Release, claim_key,
 };
-use crate::core::state::{ObjectRecord, Transaction};
+use crate::core::state::Transaction;
 use crate::store::CommitError;
 use crate::types::metrics::DraOperationLabel;
 use crate::types::{PodExt, PodUid, causes};
@@ -180,8 +180,6 @@ impl DraManager {
                 of_driver.insert(id.clone(), record.uid.clone());
             }
         }
-        // Who recorded them may have been cut off before.
-        self.store().sync().await?;
         self.count();
         fail::fail_point!("dra::prepare::recorded");
         let mut done = Ok(());
@@ -297,7 +295,6 @@ impl DraManager {
         if last != known {
             self.put(id, &last, Transaction::new()).await?;
         }
-        self.store().sync().await?;
         fail::fail_point!("dra::unprepare::recorded");
         let drivers: BTreeSet<String> = last.drivers.keys().cloned().collect();
         let mut left = Some(last);
@@ -315,9 +312,11 @@ impl DraManager {
         }
         if left.as_ref().is_none_or(|record| record.drivers.is_empty()) {
             let why = format!("{}/{}", id.namespace, id.name);
-            let delete = Transaction::new()
-                .delete::<ObjectRecord>(claim_key(id))
-                .journal(Some(pod), "claim unprepared", why);
+            let delete = Transaction::new().delete_object(&claim_key(id)).journal(
+                Some(pod),
+                "claim unprepared",
+                why,
+            );
             self.store().commit(delete).await?;
             self.count();
         }
@@ -356,8 +355,7 @@ impl DraManager {
         record: &ClaimRecord,
         line: Transaction,
     ) -> Result<(), CommitError> {
-        let record = record.to_object(self.inner.options.clock.now());
-        let put = line.put(claim_key(id), record);
+        let put = line.put_object(&claim_key(id), record, self.inner.options.clock.now());
         self.store().commit(put).await.map(drop)
     }
 

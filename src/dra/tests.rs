@@ -459,7 +459,10 @@ async fn drivers_come_and_go_by_their_registration_sockets() {
 #[tokio::test(start_paused = true)]
 async fn slices_of_a_driver_that_stays_away_are_deleted_once() {
     let world = World::new();
-    let record = DriverRecord::default().to_object(world.agent(1).inner.options.clock.now());
+    let record = crate::core::state::ObjectRecord::own(
+        &DriverRecord::default(),
+        world.agent(1).inner.options.clock.now(),
+    );
     let put = Transaction::new().put(driver_key(GPU), record);
     world.store.commit(put).await.unwrap();
     world.api.with(|model| model.fails = Some(500));

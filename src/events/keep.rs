@@ -18,9 +18,10 @@ use tracing::{debug, error};
 use super::api::Shared;
 use super::correlate::Key;
 use super::record::{room_key, told_key};
-use crate::core::state::{ObjectRecord, State, Transaction};
+use crate::core::state::kinds::{self, Change, Kind};
+use crate::core::state::{State, Transaction};
 use crate::store::{CommitError, Store};
-use crate::types::PodRef;
+use crate::types::{PodRef, Stamp};
 
 /// How long changes are collected.
 const SETTLE: Duration = Duration::from_millis(100);
@@ -44,7 +45,7 @@ pub(super) struct Keeper {
     told: HashSet<Key>,
     rooms: HashSet<Option<PodRef>>,
     /// Records that say nothing.
-    damaged: Vec<String>,
+    damaged: Vec<Change>,
     /// So many objects and pods may be on record until the oldest are looked for.
     look_at: (usize, usize),
 }
@@ -55,13 +56,13 @@ struct Batch {
     transaction: Transaction,
     keys: Vec<Key>,
     pods: Vec<Option<PodRef>>,
-    damaged: Vec<String>,
+    damaged: Vec<Change>,
     /// There may be more to write.
     more: bool,
 }
 
 impl Keeper {
-    pub(super) fn new(shared: Arc<Shared>, store: Store, damaged: Vec<String>) -> Self {
+    pub(super) fn new(shared: Arc<Shared>, store: Store, damaged: Vec<Change>) -> Self {
         Self {
             shared,
             store,
@@ -164,25 +165,27 @@ impl Keeper {
         batch.more = batch.keys.len() >= BATCH || batch.pods.len() >= BATCH;
         let memory = queue.memory();
         let mut writes = Writes::default();
-        for key in &batch.damaged {
-            writes.set(key, None);
+        for change in &batch.damaged {
+            writes.add(change.clone());
         }
         // What is made of texts and numbers always is JSON.
         for key in &batch.keys {
-            let record = memory.record(key, now).and_then(|r| r.object().ok());
+            let record = memory.record(key, now);
             match record.is_some() {
                 true => self.told.insert(key.clone()),
                 false => self.told.remove(key),
             };
-            writes.set(&told_key(key), record);
+            let content = record.as_ref().map(|record| (record, record.last()));
+            writes.set(&told_key(key), content);
         }
         for pod in &batch.pods {
-            let record = memory.room(pod, now).and_then(|r| r.object().ok());
+            let record = memory.room(pod, now);
             match record.is_some() {
                 true => self.rooms.insert(pod.clone()),
                 false => self.rooms.remove(pod),
             };
-            writes.set(&room_key(pod), record);
+            let content = record.as_ref().map(|record| (record, record.at));
+            writes.set(&room_key(pod), content);
         }
         if self.told.len() > self.look_at.0 {
             // What waits has to be kept.
@@ -215,22 +218,22 @@ impl Keeper {
 
 /// What records should be; the last word counts.
 #[derive(Default)]
-struct Writes(BTreeMap<String, Option<ObjectRecord>>);
+struct Writes(BTreeMap<String, Change>);
 
 impl Writes {
-    fn set(&mut self, key: &str, record: Option<ObjectRecord>) {
-        self.0.insert(key.to_owned(), record);
+    fn set<K: Kind>(&mut self, key: &kinds::Key<K>, content: Option<(&K, Stamp)>) {
+        self.add(Change::new(key, content));
+    }
+
+    fn add(&mut self, change: Change) {
+        self.0.insert(change.key().to_owned(), change);
     }
 
     /// Of what is not so already.
     fn transaction(self, state: &State) -> Transaction {
-        let differ = self
-            .0
-            .into_iter()
-            .filter(|(key, record)| state.record::<ObjectRecord>(key) != record.as_ref());
-        differ.fold(Transaction::new(), |all, (key, record)| match record {
-            Some(record) => all.put(key, record),
-            None => all.delete::<ObjectRecord>(key),
+        let changes = self.0.into_values();
+        changes.fold(Transaction::new(), |all, change| {
+            all.change_object(state, change)
         })
     }
 }

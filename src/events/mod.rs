@@ -22,7 +22,7 @@ pub use aggregate::EventRate;
 pub use api::{ApiEvents, EventSink, api_events};
 pub use record::{KeptEvent, kept_events};
 
-use crate::core::state::{ObjectRecord, Transaction};
+use crate::core::state::Transaction;
 use crate::store::{CommitError, Store};
 use crate::types::metrics::Metrics;
 use crate::types::{Clock, Event, EventRecorder, EventType};
@@ -148,14 +148,12 @@ impl JournalRecorder {
 /// When the store takes no commits.
 pub async fn forget_waiting(store: &Store) -> Result<(), CommitError> {
     let state = store.snapshot();
-    let prefixes = [record::EVENTS, record::SOURCES];
-    let keys = prefixes.map(|prefix| state.with_prefix::<ObjectRecord>(prefix));
-    let gone = keys
-        .into_iter()
-        .flatten()
-        .fold(Transaction::new(), |gone, (key, _)| {
-            gone.delete::<ObjectRecord>(key)
-        });
+    let told = state.all_stored::<record::ToldRecord>();
+    let gone = told.fold(Transaction::new(), |gone, told| {
+        gone.delete_object(&told.key())
+    });
+    let rooms = state.all_stored::<record::RoomRecord>();
+    let gone = rooms.fold(gone, |gone, room| gone.delete_object(&room.key()));
     if !gone.is_empty() {
         store.commit(gone).await?;
     }

@@ -3,18 +3,14 @@
 //! (or the node) may cause. JSON, with nothing in it but what the event itself says. No part of a key is a pod's UID:
 //! what happened to a pod is told after the pod is gone, too.
 
-use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 use super::correlate::{COMBINED, Key, Told};
-use crate::core::state::{ObjectRecord, State};
+use crate::core::state::State;
+use crate::core::state::kinds::{self, Change, Declared, Kind, Stored};
 use crate::types::{Event, PodRef, Stamp};
 
-/// Begin of the keys of Event objects.
-pub(super) const EVENTS: &str = "events/";
-/// Begin of the keys of how many events there may be.
-pub(super) const SOURCES: &str = "eventsources/";
 /// Namespace of events about the node.
 pub(super) const NODE_NAMESPACE: &str = "default";
 
@@ -58,11 +54,6 @@ impl ToldRecord {
         self.last
     }
 
-    /// The record for the store.
-    pub(super) fn object(&self) -> Result<ObjectRecord, serde_json::Error> {
-        object(self, self.last)
-    }
-
     pub(super) fn into_told(self) -> (Key, Told) {
         let key = self.key();
         let told = Told {
@@ -94,39 +85,31 @@ pub(super) struct RoomRecord {
     pub(super) at: Stamp,
 }
 
-impl RoomRecord {
-    /// The record for the store.
-    pub(super) fn object(&self) -> Result<ObjectRecord, serde_json::Error> {
-        object(self, self.at)
-    }
+impl Kind for ToldRecord {
+    const DECLARED: Declared = kinds::EVENTS;
 }
 
-fn object<T: Serialize>(value: &T, at: Stamp) -> Result<ObjectRecord, serde_json::Error> {
-    Ok(ObjectRecord {
-        resource_version: String::new(),
-        encrypted: false,
-        data: serde_json::to_vec(value)?,
-        at,
-    })
+impl Kind for RoomRecord {
+    const DECLARED: Declared = kinds::EVENT_SOURCES;
 }
 
 /// Where an Event object is on record.
-pub(super) fn told_key(key: &Key) -> String {
-    place_of(EVENTS, key.pod.as_ref(), key)
+pub(super) fn told_key(key: &Key) -> kinds::Key<ToldRecord> {
+    key_of(key.pod.as_ref(), key)
 }
 
 /// Where it is on record how many events a pod may cause.
-pub(super) fn room_key(pod: &Option<PodRef>) -> String {
-    place_of(SOURCES, pod.as_ref(), pod)
+pub(super) fn room_key(pod: &Option<PodRef>) -> kinds::Key<RoomRecord> {
+    key_of(pod.as_ref(), pod)
 }
 
-fn place_of(prefix: &str, pod: Option<&PodRef>, of: &impl Serialize) -> String {
+fn key_of<K: Kind>(pod: Option<&PodRef>, of: &impl Serialize) -> kinds::Key<K> {
     let namespace = pod.map_or(NODE_NAMESPACE, |pod| &pod.namespace);
     // What is made of strings and choices always is JSON.
     let text = serde_json::to_vec(of).unwrap_or_default();
     let hash = Sha256::digest(text);
     let name: String = hash[..16].iter().map(|b| format!("{b:02x}")).collect();
-    format!("{prefix}{namespace}/{name}")
+    kinds::Key::new(namespace, &name)
 }
 
 /// Everything that was kept.
@@ -135,47 +118,45 @@ pub(super) struct Kept {
     /// Event objects, in no order.
     pub(super) told: Vec<ToldRecord>,
     pub(super) rooms: Vec<RoomRecord>,
-    /// Keys of records that say nothing.
-    pub(super) damaged: Vec<String>,
+    /// The end of records that say nothing.
+    pub(super) damaged: Vec<Change>,
 }
 
 impl Kept {
     /// Reads what is on record. What is damaged is told and left out.
     pub(super) fn read(state: &State) -> Self {
         let mut kept = Self::default();
-        for (key, record) in state.with_prefix::<ObjectRecord>(EVENTS) {
-            let whole = |told: &ToldRecord| told_key(&told.key()) == **key;
-            match parse(record, whole) {
+        for record in state.all_stored::<ToldRecord>() {
+            match parse(&record, |told| told_key(&told.key())) {
                 Ok(told) => kept.told.push(told),
-                Err(why) => kept.damaged(key, &why),
+                Err(why) => kept.damaged(&record.key(), &why),
             }
         }
-        for (key, record) in state.with_prefix::<ObjectRecord>(SOURCES) {
-            let whole = |room: &RoomRecord| room_key(&room.pod) == **key;
-            match parse(record, whole) {
+        for record in state.all_stored::<RoomRecord>() {
+            match parse(&record, |room| room_key(&room.pod)) {
                 Ok(room) => kept.rooms.push(room),
-                Err(why) => kept.damaged(key, &why),
+                Err(why) => kept.damaged(&record.key(), &why),
             }
         }
         kept
     }
 
-    fn damaged(&mut self, key: &str, why: &str) {
+    fn damaged<K: Kind>(&mut self, key: &kinds::Key<K>, why: &str) {
         tracing::warn!(
-            key,
+            %key,
             why,
             "a record of an event cannot be read, it is left out"
         );
-        self.damaged.push(key.to_owned());
+        self.damaged.push(Change::new(key, None));
     }
 }
 
-fn parse<T: DeserializeOwned>(
-    record: &ObjectRecord,
-    whole: impl Fn(&T) -> bool,
-) -> Result<T, String> {
-    let value = serde_json::from_slice(&record.data).map_err(|error| error.to_string())?;
-    match whole(&value) {
+fn parse<K: Kind>(
+    record: &Stored<'_, K>,
+    key_of: impl Fn(&K) -> kinds::Key<K>,
+) -> Result<K, String> {
+    let value = record.read().map_err(|error| error.source.to_string())?;
+    match *key_of(&value) == *record.key() {
         true => Ok(value),
         false => Err("it is another one's".to_owned()),
     }
@@ -204,12 +185,9 @@ pub struct KeptEvent {
 
 /// The Event objects on record; those that wait first, in the order in which they are told.
 pub fn kept_events(state: &State) -> Vec<KeptEvent> {
-    let records = state.with_prefix::<ObjectRecord>(EVENTS);
+    let records = state.all_stored::<ToldRecord>();
     let mut found: Vec<_> = records
-        .filter_map(|(key, record)| {
-            let told: ToldRecord = serde_json::from_slice(&record.data).ok()?;
-            Some((key.to_string(), told))
-        })
+        .filter_map(|record| Some((record.key().to_string(), record.content()?)))
         .collect();
     found.sort_by_key(|(_, told)| (told.place.is_none(), told.place, told.last.wall_ms));
     found

@@ -31,7 +31,6 @@ use super::{
 };
 use crate::core::images::{self, Standing};
 use crate::core::pull_fallback::{Next, PATIENCE, after_silence, is_unanswered};
-use crate::core::state::Durability;
 use crate::kubeletconfig::format_duration;
 use crate::kuberuntime::cri::CriError;
 use crate::kuberuntime::security::ImageUser;
@@ -409,23 +408,18 @@ impl ImageManager {
             return Err(ImageError::new(ImageErrorReason::ErrImagePull, text));
         }
         let (now, uid) = (self.clock.now(), report.uid());
-        self.change(
-            store,
-            image,
-            Durability::Relaxed,
-            |seen, record, transaction| {
-                let mut t = transaction;
-                if let Some(uid) = &uid {
-                    // The next start asks the registry at once.
-                    record.backoffs.remove(uid);
-                    t = records::record_error(seen, t, uid, image, None, now);
-                }
-                match &changed {
-                    Some(changed) => records::record_changed(seen, t, changed, now),
-                    None => t,
-                }
-            },
-        )
+        self.change(store, image, |seen, record, transaction| {
+            let mut t = transaction;
+            if let Some(uid) = &uid {
+                // The next start asks the registry at once.
+                record.backoffs.remove(uid);
+                t = records::record_error(seen, t, uid, image, None, now);
+            }
+            match &changed {
+                Some(changed) => records::record_changed(seen, t, changed, now),
+                None => t,
+            }
+        })
         .await?;
         let silent = format_duration(PATIENCE);
         report.warning(

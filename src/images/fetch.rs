@@ -16,7 +16,7 @@ use super::{ImageError, ImageErrorReason, ImageManager, ImageService, Present, R
 use super::{files, records, unrecorded};
 use crate::core::backoff;
 use crate::core::images::{self, FilesState, Presence};
-use crate::core::state::{BackoffRecord, Durability, ImageRecord};
+use crate::core::state::{BackoffRecord, ImageRecord};
 use crate::kubeletconfig::format_duration;
 use crate::kuberuntime::cri::CriError;
 use crate::store::Store;
@@ -151,26 +151,21 @@ impl ImageManager {
         let (image, uid) = (attempt.image, attempt.report.uid());
         let used = pulled.used.and_then(|index| attempt.credentials.get(index));
         let has_repaired = AtomicBool::new(false);
-        self.change(
-            attempt.store,
-            image,
-            Durability::Durable,
-            |seen, record, transaction| {
-                record.pulled_ref = Some(pulled.reference.clone());
-                let now = self.clock.now();
-                let mut t = records::record_pulled(seen, transaction, image, &pulled.id, used, now);
-                if let Some(uid) = &uid {
-                    record.backoffs.remove(uid);
-                    t = records::record_error(seen, t, uid, image, None, now);
-                }
-                if is_synced {
-                    let repaired;
-                    (t, repaired) = files::finished(seen, t, image, &pulled.id, now);
-                    has_repaired.store(repaired, Ordering::Relaxed);
-                }
-                attempt.under_way.end(seen, t)
-            },
-        )
+        self.change(attempt.store, image, |seen, record, transaction| {
+            record.pulled_ref = Some(pulled.reference.clone());
+            let now = self.clock.now();
+            let mut t = records::record_pulled(seen, transaction, image, &pulled.id, used, now);
+            if let Some(uid) = &uid {
+                record.backoffs.remove(uid);
+                t = records::record_error(seen, t, uid, image, None, now);
+            }
+            if is_synced {
+                let repaired;
+                (t, repaired) = files::finished(seen, t, image, &pulled.id, now);
+                has_repaired.store(repaired, Ordering::Relaxed);
+            }
+            attempt.under_way.end(seen, t)
+        })
         .await?;
         Ok(has_repaired.load(Ordering::Relaxed))
     }
@@ -192,23 +187,18 @@ impl ImageManager {
         // The runtime may go on with a pull that nobody hears of any more.
         let brought_nothing = !error.outcome_unknown() && !attempt.work.is_shared();
         let committed = self
-            .change(
-                attempt.store,
-                image,
-                Durability::Relaxed,
-                |seen, record, transaction| {
-                    let mut t = transaction;
-                    if let Some(uid) = &uid {
-                        let backoff = next(record, uid);
-                        record.backoffs.insert(uid.clone(), backoff);
-                        t = records::record_error(seen, t, uid, image, Some(&told), now);
-                    }
-                    if brought_nothing {
-                        t = files::failed(seen, t, image, now);
-                    }
-                    attempt.under_way.end(seen, t)
-                },
-            )
+            .change(attempt.store, image, |seen, record, transaction| {
+                let mut t = transaction;
+                if let Some(uid) = &uid {
+                    let backoff = next(record, uid);
+                    record.backoffs.insert(uid.clone(), backoff);
+                    t = records::record_error(seen, t, uid, image, Some(&told), now);
+                }
+                if brought_nothing {
+                    t = files::failed(seen, t, image, now);
+                }
+                attempt.under_way.end(seen, t)
+            })
             .await;
         backing_off(reason, message, committed, uid.as_ref(), now)
     }

@@ -5,9 +5,8 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::keyring;
-use super::records::object;
 use crate::core::images::{self, AfterFailure, ImageFiles, Presence};
-use crate::core::state::{ObjectRecord, State, Transaction};
+use crate::core::state::{State, Transaction};
 use crate::store::{CommitError, Store};
 use crate::types::Stamp;
 
@@ -42,8 +41,8 @@ pub(super) fn put(
 ) -> Transaction {
     let key = images::files_key(&qualified(&files.image));
     transaction
-        .expect::<ObjectRecord>(seen, &key)
-        .put(&key, object(files, now))
+        .expect_object(seen, &key)
+        .put_object(&key, files, now)
 }
 
 /// Adds that a pull or import begins. `present` is what the runtime says of the name now.
@@ -98,9 +97,7 @@ pub(super) fn failed(
 /// Adds the end of the record of an image.
 pub(super) fn forget(seen: &State, transaction: Transaction, image: &str) -> Transaction {
     let key = images::files_key(&qualified(image));
-    transaction
-        .expect::<ObjectRecord>(seen, &key)
-        .delete::<ObjectRecord>(&key)
+    transaction.expect_object(seen, &key).delete_object(&key)
 }
 
 /// Adds that an image is there which the agent did not bring.
@@ -118,8 +115,8 @@ pub(super) fn noticed(
     }
 }
 
-/// Commits what `decide` makes of the newest state, and waits until it is on the disk, whatever its class. Nothing
-/// to change is no commit. Returns whether there was one.
+/// Commits what `decide` makes of the newest state. The kinds of records that it puts are durable, so it is on the disk when
+/// this returns. Nothing to change is no commit. Returns whether there was one.
 ///
 /// # Errors
 /// When it cannot be committed.
@@ -135,7 +132,7 @@ pub(super) async fn commit(
             return Ok(false);
         }
         match store.commit(transaction).await {
-            Ok(_) => return store.sync().await.map(|()| true),
+            Ok(_) => return Ok(true),
             Err(CommitError::Stale { .. }) if tries < COMMIT_TRIES => tries += 1,
             Err(error) => return Err(error),
         }

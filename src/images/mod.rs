@@ -63,13 +63,13 @@ pub use keyring::{Credentials, Keyring, KeyringError, SecretSource};
 pub use node_login::NodeLogins;
 pub use prune::prune;
 pub use pulls::ImageConfig;
-pub use records::{PULL_ERRORS, VerificationPolicy, refusals, shown_access};
+pub use records::{VerificationPolicy, refusals, shown_access};
 pub use reference::{InvalidImageName, normalize};
 pub use sync::{ImageDisk, OpenedDisk};
 
 use crate::core::backoff;
 use crate::core::images::Standing;
-use crate::core::state::{Durability, ImageRecord, Record, State, Transaction};
+use crate::core::state::{ImageRecord, State, Transaction};
 use crate::kubeletconfig::PullFallback;
 use crate::kuberuntime::cri::{CriClient, CriError};
 use crate::kuberuntime::security::ImageUser;
@@ -653,21 +653,13 @@ impl ImageManager {
                         ),
                     );
                     let now = self.clock.now();
-                    self.change(
-                        store,
-                        &image,
-                        Durability::Relaxed,
-                        |seen, _, transaction| {
-                            let transaction =
-                                files::noticed(seen, transaction, &image, &found.id, now);
-                            match &changed {
-                                Some(record) => {
-                                    records::record_changed(seen, transaction, record, now)
-                                }
-                                None => transaction,
-                            }
-                        },
-                    )
+                    self.change(store, &image, |seen, _, transaction| {
+                        let transaction = files::noticed(seen, transaction, &image, &found.id, now);
+                        match &changed {
+                            Some(record) => records::record_changed(seen, transaction, record, now),
+                            None => transaction,
+                        }
+                    })
                     .await?;
                     return Ok(Present {
                         user: Some(ImageUser::of(&found)),
@@ -775,12 +767,11 @@ impl ImageManager {
     }
 
     /// Changes an image's record, and what `edit` adds to it, and marks it used; decides again when something
-    /// changed meanwhile. What is to be durable is on the disk when this returns, whatever its class.
+    /// changed meanwhile.
     async fn change(
         &self,
         store: &Store,
         image: &str,
-        durability: Durability,
         edit: impl Fn(&State, &mut ImageRecord, Transaction) -> Transaction,
     ) -> Result<ImageRecord, ImageError> {
         let now = self.clock.now();
@@ -801,17 +792,7 @@ impl ImageManager {
                 .expect::<ImageRecord>(&seen, image)
                 .put(image, record.clone());
             match store.commit(transaction).await {
-                Ok(_) => {
-                    let old = seen.record::<ImageRecord>(image);
-                    let class = <ImageRecord as Record>::durability(old, Some(&record));
-                    if class < durability {
-                        store
-                            .sync()
-                            .await
-                            .map_err(|source| unrecorded(image, source))?;
-                    }
-                    return Ok(record);
-                }
+                Ok(_) => return Ok(record),
                 Err(CommitError::Stale { .. }) if tries < COMMIT_TRIES => tries += 1,
                 Err(source) => return Err(unrecorded(image, source)),
             }

@@ -22,10 +22,9 @@ use super::archive::images_in;
 use super::fetch::Synced;
 use super::files::{self, Work};
 use super::import::Importer;
-use super::records::object;
 use super::{ImageManager, ImageService, Reporter, qualified};
 use crate::core::images::{self, ArchiveRecord, ArchiveStamp, ArchiveStep, Evidence};
-use crate::core::state::{ImageRecord, ObjectRecord, State, Transaction};
+use crate::core::state::{ImageRecord, State, Transaction};
 use crate::store::mounts::Mount;
 use crate::store::{CommitError, Store};
 use crate::types::events::{Event, EventRecorder, EventType};
@@ -578,8 +577,8 @@ impl ImageManager {
             error: String::new(),
         };
         files::commit(store, |seen| {
-            let mut transaction =
-                Transaction::new().put(images::archive_key(&archive.name), object(&record, now));
+            let key = images::archive_key(&archive.name);
+            let mut transaction = Transaction::new().put_object(&key, &record, now);
             for (image, id) in all() {
                 if is_synced {
                     (transaction, _) = files::finished(seen, transaction, image, id, now);
@@ -658,7 +657,7 @@ impl ImageManager {
                 images: images.unwrap_or_default(),
                 error: error.clone(),
             };
-            Transaction::new().put(images::archive_key(name), object(&record, now))
+            Transaction::new().put_object(&images::archive_key(name), &record, now)
         })
         .await
         .map(drop)
@@ -685,10 +684,10 @@ impl ImageManager {
             preload.unpin(&gone.name, &gone.images).await;
             let key = images::archive_key(&gone.name);
             files::commit(store, |seen| {
-                if seen.record::<ObjectRecord>(&key).is_none() {
+                if seen.stored(&key).is_none() {
                     return Transaction::new();
                 }
-                Transaction::new().delete::<ObjectRecord>(&key)
+                Transaction::new().delete_object(&key)
             })
             .await?;
         }
@@ -697,8 +696,7 @@ impl ImageManager {
 }
 
 fn record_of(seen: &State, name: &str) -> Option<ArchiveRecord> {
-    let record = seen.record::<ObjectRecord>(&images::archive_key(name))?;
-    serde_json::from_slice(&record.data).ok()
+    seen.object(&images::archive_key(name))
 }
 
 /// Whether a file may still be written. One with a time in the future is not waited for.

@@ -8,7 +8,7 @@ use k8s_cri::v1;
 use super::files::{archive_of, qualified};
 use super::records;
 use crate::core::images::{self, FilesState};
-use crate::core::state::{ImageRecord, ObjectRecord, State, Transaction};
+use crate::core::state::{ImageRecord, State, Transaction};
 use crate::store::{CommitError, Store};
 use crate::types::Stamp;
 
@@ -57,8 +57,8 @@ fn unused(seen: &State, images: &[v1::Image], listed_at: Stamp) -> Transaction {
             transaction = transaction
                 .expect::<ImageRecord>(seen, image)
                 .delete::<ImageRecord>(image)
-                .expect::<ObjectRecord>(seen, &files)
-                .delete::<ObjectRecord>(&files);
+                .expect_object(seen, &files)
+                .delete_object(&files);
         }
     }
     transaction

@@ -15,7 +15,6 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
@@ -23,15 +22,12 @@ use super::ImageService;
 use super::files;
 use super::keyring::{self, Credentials};
 use crate::core::images::{self, Presence};
-use crate::core::state::{ObjectRecord, State, Transaction};
+use crate::core::state::kinds::{self, Declared, Key, Kind};
+use crate::core::state::{State, Transaction};
 use crate::kubeletconfig::ImageVerification;
 use crate::store::{CommitError, Store};
 use crate::types::{PodUid, Stamp};
 
-const PULLED: &str = "imagepulls//";
-const INTENTS: &str = "imagepullintents//";
-/// Begin of the keys of why pulls of a pod failed; `<pod UID>/<hash of the name>` follow.
-pub const PULL_ERRORS: &str = "imagepullerrors/";
 /// From so many secrets of one image on, a match is not added to them.
 const MOST_SECRETS: usize = 100;
 /// Most of an error that is kept.
@@ -109,6 +105,18 @@ struct PullFailure {
     message: String,
 }
 
+impl Kind for PulledImage {
+    const DECLARED: Declared = kinds::PULLED_IMAGES;
+}
+
+impl Kind for Intent {
+    const DECLARED: Declared = kinds::PULL_INTENTS;
+}
+
+impl Kind for PullFailure {
+    const DECLARED: Declared = kinds::PULL_ERRORS;
+}
+
 /// Whether a pod may use an image that is there.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Permission {
@@ -136,13 +144,13 @@ enum Recorded {
 impl Recorded {
     fn of(state: &State, image: &str, id: &str) -> Self {
         let key = pulled_key(id);
-        let is_recorded = state.record::<ObjectRecord>(&key).is_some();
+        let is_recorded = state.stored(&key).is_some();
         // A pull under way says nothing of what was there before it.
         if !is_recorded && (!is_asked(state, image) || was_there(state, image, id)) {
             return Self::Preloaded;
         }
         // What cannot be read grants nothing.
-        let Some(record) = read::<PulledImage>(state, &key) else {
+        let Some(record) = read(state, &key) else {
             return Self::NoPod;
         };
         match record.credential_mapping.get(&keyring::repository(image)) {
@@ -167,10 +175,10 @@ pub fn shown_access(state: &State, image: &str, id: &str) -> &'static str {
 /// Returns the pods that do not get an image, each with why its last pull failed.
 pub fn refusals(state: &State, image: &str) -> Vec<(PodUid, String)> {
     state
-        .with_prefix::<ObjectRecord>(PULL_ERRORS)
-        .filter_map(|(key, record)| {
-            let failure: PullFailure = serde_json::from_slice(&record.data).ok()?;
-            let uid = key.strip_prefix(PULL_ERRORS)?.split('/').next()?;
+        .all_stored::<PullFailure>()
+        .filter_map(|record| {
+            let failure = record.content()?;
+            let (uid, _) = record.place();
             (failure.image == image).then(|| (PodUid::new(uid), failure.message))
         })
         .collect()
@@ -214,11 +222,11 @@ impl UnderWay<'_> {
             .get(self.image)
             .is_some_and(|n| *n > 1);
         // Who begins meanwhile writes the intent again: the transaction is stale then, and decided again.
-        let transaction = transaction.expect::<ObjectRecord>(seen, &key);
+        let transaction = transaction.expect_object(seen, &key);
         if shared {
             return transaction;
         }
-        transaction.delete::<ObjectRecord>(&key)
+        transaction.delete_object(&key)
     }
 }
 
@@ -261,17 +269,15 @@ impl PullRecords {
                     Some(id.to_owned())
                 }
                 // What an earlier pull found stays what it was.
-                Presence::Unknown => {
-                    read::<Intent>(seen, &key).and_then(|earlier| earlier.preloaded)
-                }
+                Presence::Unknown => read(seen, &key).and_then(|earlier| earlier.preloaded),
                 _ => None,
             };
             let intent = Intent {
                 image: image.to_owned(),
                 preloaded,
             };
-            let transaction = Transaction::new().expect::<ObjectRecord>(seen, &key);
-            more(seen, transaction.put(&key, object(&intent, now)))
+            let transaction = Transaction::new().expect_object(seen, &key);
+            more(seen, transaction.put_object(&key, &intent, now))
         })
         .await?;
         Ok(guard)
@@ -317,12 +323,12 @@ impl PullRecords {
                     continue;
                 }
             };
-            let mut transaction = Transaction::new().expect::<ObjectRecord>(&seen, &key);
+            let mut transaction = Transaction::new().expect_object(&seen, &key);
             match found {
                 Some(found) => {
                     let pulled = pulled_key(&found.id);
-                    transaction = transaction.expect::<ObjectRecord>(&seen, &pulled);
-                    let is_recorded = seen.record::<ObjectRecord>(&pulled).is_some();
+                    transaction = transaction.expect_object(&seen, &pulled);
+                    let is_recorded = seen.stored(&pulled).is_some();
                     if !is_recorded && was_there(&seen, &image, &found.id) {
                         // It has brought nothing yet, and the runtime may go on with it.
                         if now.since(since) < INTENT_KEPT {
@@ -335,13 +341,13 @@ impl PullRecords {
                             "an interrupted pull brought an image, who uses it must show credentials"
                         );
                         let record = PulledImage::new(&found.id);
-                        transaction = transaction.put(&pulled, object(&record, now));
+                        transaction = transaction.put_object(&pulled, &record, now);
                     }
                 }
                 None if now.since(since) < INTENT_KEPT => continue,
                 None => {}
             }
-            match store.commit(transaction.delete::<ObjectRecord>(&key)).await {
+            match store.commit(transaction.delete_object(&key)).await {
                 // It has begun again, or somebody else recorded the image.
                 Ok(_) | Err(CommitError::Stale { .. }) => {}
                 Err(error) => return Err(error),
@@ -351,14 +357,14 @@ impl PullRecords {
     }
 
     /// Intents without a pull: key, image, since when.
-    fn left_over(&self, state: &State) -> Vec<(String, String, Stamp)> {
+    fn left_over(&self, state: &State) -> Vec<(Key<Intent>, String, Stamp)> {
         let under_way = self.under_way();
         state
-            .with_prefix::<ObjectRecord>(INTENTS)
-            .filter_map(|(key, record)| {
-                let intent: Intent = serde_json::from_slice(&record.data).ok()?;
+            .all_stored::<Intent>()
+            .filter_map(|record| {
+                let intent = record.content()?;
                 (!under_way.contains_key(&intent.image))
-                    .then(|| (key.to_string(), intent.image, record.at))
+                    .then(|| (record.key(), intent.image, record.at()))
             })
             .collect()
     }
@@ -457,16 +463,16 @@ pub(super) fn record_pulled(
     now: Stamp,
 ) -> Transaction {
     let key = pulled_key(id);
-    let old = read::<PulledImage>(seen, &key);
+    let old = read(seen, &key);
     let next = match &old {
         Some(old) => old.with(image, used),
         None => PulledImage::new(id).with(image, used),
     };
-    let transaction = transaction.expect::<ObjectRecord>(seen, &key);
+    let transaction = transaction.expect_object(seen, &key);
     if old.as_ref() == Some(&next) {
         return transaction;
     }
-    transaction.put(&key, object(&next, now))
+    transaction.put_object(&key, &next, now)
 }
 
 /// Adds a changed record, see [`PulledImage::grants`].
@@ -478,10 +484,10 @@ pub(super) fn record_changed(
 ) -> Transaction {
     let key = pulled_key(&record.image_ref);
     // What was changed or dropped meanwhile is not brought back.
-    match read::<PulledImage>(seen, &key) {
+    match read(seen, &key) {
         Some(old) if old.salt == record.salt => transaction
-            .expect::<ObjectRecord>(seen, &key)
-            .put(&key, object(record, now)),
+            .expect_object(seen, &key)
+            .put_object(&key, record, now),
         _ => transaction,
     }
 }
@@ -506,24 +512,22 @@ pub(super) fn record_error(
                 image: image.to_owned(),
                 message: message[..end].to_owned(),
             };
-            transaction.put(&key, object(&failure, now))
+            transaction.put_object(&key, &failure, now)
         }
-        None if seen.record::<ObjectRecord>(&key).is_some() => {
-            transaction.delete::<ObjectRecord>(&key)
-        }
+        None if seen.stored(&key).is_some() => transaction.delete_object(&key),
         None => transaction,
     }
 }
 
 /// Why the last pull of a pod failed.
 pub(super) fn last_error(state: &State, pod: &PodUid, image: &str) -> Option<String> {
-    read::<PullFailure>(state, &error_key(pod, image)).map(|f| f.message)
+    read(state, &error_key(pod, image)).map(|f| f.message)
 }
 
 /// Adds the end of what is kept of a pod.
 pub(super) fn forget_pod(seen: &State, mut transaction: Transaction, pod: &PodUid) -> Transaction {
-    for (key, _) in seen.with_prefix::<ObjectRecord>(&format!("{PULL_ERRORS}{pod}/")) {
-        transaction = transaction.delete::<ObjectRecord>(key);
+    for failure in seen.stored_below::<PullFailure>(pod.as_str()) {
+        transaction = transaction.delete_object(&failure.key());
     }
     transaction
 }
@@ -532,16 +536,15 @@ pub(super) fn forget_pod(seen: &State, mut transaction: Transaction, pod: &PodUi
 /// `PruneUnknownRecords`.
 pub(super) fn prune(seen: &State, ids: &[&str], listed_at: Stamp) -> Transaction {
     let mut transaction = Transaction::new();
-    for (key, record) in seen.with_prefix::<ObjectRecord>(PULLED) {
-        let image: Option<PulledImage> = serde_json::from_slice(&record.data).ok();
+    for record in seen.all_stored::<PulledImage>() {
+        let image = record.content();
         let is_there = image.is_none_or(|image| ids.contains(&image.image_ref.as_str()));
         // Written after the list was asked for: it may be of an image that was not there yet.
-        let is_newer =
-            record.at.boot == listed_at.boot && record.at.boottime_ms >= listed_at.boottime_ms;
+        let at = record.at();
+        let is_newer = at.boot == listed_at.boot && at.boottime_ms >= listed_at.boottime_ms;
         if !is_there && !is_newer {
-            transaction = transaction
-                .expect::<ObjectRecord>(seen, key)
-                .delete::<ObjectRecord>(key);
+            let key = record.key();
+            transaction = transaction.expect_object(seen, &key).delete_object(&key);
         }
     }
     transaction
@@ -549,12 +552,12 @@ pub(super) fn prune(seen: &State, ids: &[&str], listed_at: Stamp) -> Transaction
 
 /// Returns whether a pull of the name is under way, or was cut off.
 fn is_asked(state: &State, image: &str) -> bool {
-    state.record::<ObjectRecord>(&intent_key(image)).is_some()
+    state.stored(&intent_key(image)).is_some()
 }
 
 /// Whether the runtime had the image under this ID before the pull.
 fn was_there(state: &State, image: &str, id: &str) -> bool {
-    let intent: Option<Intent> = read(state, &intent_key(image));
+    let intent = read(state, &intent_key(image));
     let preloaded = intent.and_then(|intent| intent.preloaded);
     if preloaded.as_deref() == Some(id) {
         return true;
@@ -562,27 +565,25 @@ fn was_there(state: &State, image: &str, id: &str) -> bool {
     images::was_there(files::of(state, image).map(|(files, _)| files).as_ref(), id)
 }
 
-fn read<T: DeserializeOwned>(state: &State, key: &str) -> Option<T> {
-    let record = state.record::<ObjectRecord>(key)?;
-    serde_json::from_slice(&record.data)
-        .inspect_err(|error| tracing::warn!(key, %error, "a record of a pull cannot be read"))
-        .ok()
+fn read<K: Kind>(state: &State, key: &Key<K>) -> Option<K> {
+    let record = state.stored(key)?;
+    let warn = |error: &kinds::Unparseable| {
+        let error = &error.source;
+        tracing::warn!(%key, %error, "a record of a pull cannot be read");
+    };
+    record.read().inspect_err(warn).ok()
 }
 
-pub(super) fn object<T: Serialize>(value: &T, at: Stamp) -> ObjectRecord {
-    ObjectRecord::own(value, at)
+fn pulled_key(id: &str) -> Key<PulledImage> {
+    Key::new("", &hex(&Sha256::digest(id)))
 }
 
-fn pulled_key(id: &str) -> String {
-    format!("{PULLED}{}", hex(&Sha256::digest(id)))
+fn intent_key(image: &str) -> Key<Intent> {
+    Key::new("", &hex(&Sha256::digest(image)))
 }
 
-fn intent_key(image: &str) -> String {
-    format!("{INTENTS}{}", hex(&Sha256::digest(image)))
-}
-
-fn error_key(pod: &PodUid, image: &str) -> String {
-    format!("{PULL_ERRORS}{pod}/{}", hex(&Sha256::digest(image)))
+fn error_key(pod: &PodUid, image: &str) -> Key<PullFailure> {
+    Key::new(pod.as_str(), &hex(&Sha256::digest(image)))
 }
 
 fn hex(bytes: &[u8]) -> String {

@@ -10,12 +10,11 @@ use std::collections::BTreeSet;
 use k8s_cri::v1;
 use serde::{Deserialize, Serialize};
 
+use crate::core::state::kinds::{self, Declared, Key, Kind};
 use crate::types::PodUid;
 
 /// Users and groups of a pod; upstream's `userNsLength`.
 pub const LENGTH: u32 = 65_536;
-/// Begin of the keys of all pods.
-pub const PREFIX: &str = "userns/";
 
 /// The users of the node that a pod has for its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -27,23 +26,11 @@ pub struct Range {
     pub length: u32,
 }
 
+impl Kind for Range {
+    const DECLARED: Declared = kinds::USER_NAMESPACES;
+}
+
 impl Range {
-    /// Reads what [`Self::to_json`] wrote.
-    ///
-    /// # Errors
-    /// When it is something else.
-    pub fn from_json(data: &[u8]) -> Result<Self, serde_json::Error> {
-        serde_json::from_slice(data)
-    }
-
-    /// What is remembered.
-    ///
-    /// # Errors
-    /// Never for a range.
-    pub fn to_json(self) -> Result<Vec<u8>, serde_json::Error> {
-        serde_json::to_vec(&self)
-    }
-
     /// As the runtime takes it.
     pub fn to_cri(self) -> v1::UserNamespace {
         let mapping = v1::IdMapping {
@@ -60,8 +47,8 @@ impl Range {
 }
 
 /// Key of a pod's range in table `objects`.
-pub fn key(namespace: &str, uid: &PodUid) -> String {
-    format!("{PREFIX}{namespace}/{uid}")
+pub fn key(namespace: &str, uid: &PodUid) -> Key<Range> {
+    Key::new(namespace, uid.as_str())
 }
 
 /// The lowest range that no other pod has; `None` when all are taken.
@@ -124,10 +111,10 @@ mod tests {
 
     #[test]
     fn what_is_remembered_is_read_again() {
-        let json = range(65_536).to_json().unwrap();
-        assert_eq!(json, br#"{"hostId":65536,"length":65536}"#);
-        assert_eq!(Range::from_json(&json).unwrap(), range(65_536));
-        assert!(Range::from_json(b"{}").is_err());
+        let json = serde_json::to_string(&range(65_536)).unwrap();
+        assert_eq!(json, r#"{"hostId":65536,"length":65536}"#);
+        assert_eq!(serde_json::from_str::<Range>(&json).unwrap(), range(65_536));
+        assert!(serde_json::from_str::<Range>("{}").is_err());
         assert_eq!(key("ns", &PodUid::new("u1")), "userns/ns/u1");
     }
 

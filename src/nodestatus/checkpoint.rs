@@ -6,11 +6,11 @@
 use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::{Node, NodeCondition};
-use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use crate::core::node_status::Memory;
-use crate::core::state::{ObjectRecord, Transaction};
+use crate::core::state::Transaction;
+use crate::core::state::kinds::{self, Declared, Key, Kind};
 use crate::store::Store;
 use crate::types::{Clock, Stamp};
 
@@ -26,12 +26,16 @@ pub(super) struct Report {
     pub(super) memory: Memory,
 }
 
+impl Kind for Report {
+    const DECLARED: Declared = kinds::NODE_STATUS;
+}
+
 #[derive(Clone)]
 pub(super) struct Checkpoint {
     store: Store,
     clock: Arc<dyn Clock>,
-    node_key: String,
-    report_key: String,
+    node_key: Key<Node>,
+    report_key: Key<Report>,
 }
 
 impl Checkpoint {
@@ -39,8 +43,8 @@ impl Checkpoint {
         Self {
             store,
             clock,
-            node_key: format!("nodes//{name}"),
-            report_key: format!("nodestatus//{name}"),
+            node_key: Key::new("", name),
+            report_key: Key::new("", name),
         }
     }
 
@@ -53,13 +57,14 @@ impl Checkpoint {
     }
 
     /// What cannot be read is not there: the API server tells it again.
-    fn read<T: DeserializeOwned>(&self, key: &str) -> Option<(T, Stamp)> {
+    fn read<K: Kind>(&self, key: &Key<K>) -> Option<(K, Stamp)> {
         let state = self.store.snapshot();
-        let record = state.record::<ObjectRecord>(key)?;
-        match serde_json::from_slice(&record.data) {
-            Ok(value) => Some((value, record.at)),
+        let record = state.stored(key)?;
+        match record.read() {
+            Ok(value) => Some((value, record.at())),
             Err(error) => {
-                tracing::warn!(key, %error, "a record of the node cannot be read, it is fetched again");
+                let error = error.source;
+                tracing::warn!(%key, %error, "a record of the node cannot be read, it is fetched again");
                 None
             }
         }
@@ -68,8 +73,8 @@ impl Checkpoint {
     pub(super) fn save_node(&self, node: &Node) {
         let version = node.metadata.resource_version.clone().unwrap_or_default();
         let state = self.store.snapshot();
-        let held = state.record::<ObjectRecord>(&self.node_key);
-        if held.is_some_and(|held| held.resource_version == version && !version.is_empty()) {
+        let held = state.stored(&self.node_key);
+        if held.is_some_and(|held| held.version() == version && !version.is_empty()) {
             return;
         }
         self.submit(&self.node_key, version, node, self.clock.now());
@@ -83,21 +88,13 @@ impl Checkpoint {
         self.submit(&self.report_key, String::new(), report, at);
     }
 
-    fn submit<T: Serialize>(&self, key: &str, resource_version: String, value: &T, at: Stamp) {
-        let data = match serde_json::to_vec(value) {
-            Ok(data) => data,
+    fn submit<K: Kind>(&self, key: &Key<K>, version: String, value: &K, at: Stamp) {
+        match Transaction::new().try_put_object(key, version, value, at) {
+            // Not waited for, see the module; a store that fails tells so through its health.
+            Ok(transaction) => drop(self.store.submit(transaction)),
             Err(error) => {
-                tracing::warn!(key, %error, "a record of the node cannot be written");
-                return;
+                tracing::warn!(%key, %error, "a record of the node cannot be written");
             }
-        };
-        let record = ObjectRecord {
-            resource_version,
-            encrypted: false,
-            data,
-            at,
-        };
-        // Not waited for, see the module; a store that fails tells so through its health.
-        drop(self.store.submit(Transaction::new().put(key, record)));
+        }
     }
 }

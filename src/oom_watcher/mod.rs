@@ -17,14 +17,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Pod;
-use serde::Deserialize;
-use serde_json::json;
+use serde::{Deserialize, Serialize};
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, info, warn};
 
 use self::kmsg::{Kmsg, Next};
 use crate::core::oom::{self, OomKill, Scope};
-use crate::core::state::{ContainerRecord, ObjectRecord, State, Transaction};
+use crate::core::state::kinds::{self, Declared, Key, Kind};
+use crate::core::state::{ContainerRecord, State, Transaction};
 use crate::pod_manager::PodManager;
 use crate::store::Store;
 use crate::types::metrics::{Metrics, ScopeLabel};
@@ -36,8 +36,6 @@ use crate::types::{Clock, Event, EventRecorder, EventType, PodUid};
 pub const DEVICE: &str = "/dev/kmsg";
 /// How often a log that cannot be read is tried again.
 const AGAIN: Duration = Duration::from_secs(60);
-/// How far the log was told.
-const POSITION: &str = "kmsg//position";
 
 /// The cgroups of pods.
 pub trait Cgroups: Send + Sync {
@@ -77,10 +75,21 @@ pub struct OomWatcher {
     moved: bool,
 }
 
-#[derive(Deserialize)]
+/// How far the log was told.
+#[derive(Serialize, Deserialize)]
 struct Position {
     boot: String,
     sequence: u64,
+}
+
+impl Kind for Position {
+    const DECLARED: Declared = kinds::KERNEL_LOG;
+}
+
+impl Position {
+    fn key() -> Key<Self> {
+        Key::new("", "position")
+    }
 }
 
 impl OomWatcher {
@@ -182,14 +191,12 @@ impl OomWatcher {
         };
         self.moved = false;
         let parts = &self.parts;
-        let position = json!({"boot": parts.kernel_boot_id, "sequence": sequence});
-        let record = ObjectRecord {
-            resource_version: String::new(),
-            encrypted: false,
-            data: position.to_string().into_bytes(),
-            at: parts.clock.now(),
+        let position = Position {
+            boot: parts.kernel_boot_id.clone(),
+            sequence,
         };
-        let transaction = Transaction::new().put(POSITION, record);
+        let now = parts.clock.now();
+        let transaction = Transaction::new().put_object(&Position::key(), &position, now);
         drop(parts.store.submit(transaction));
     }
 
@@ -312,10 +319,10 @@ fn container_at(state: &State, prefix: &str, path: &str) -> Option<Found> {
 
 /// How far the log of this boot was told.
 fn recorded(state: &State, kernel_boot_id: &str) -> Option<u64> {
-    let record = state.record::<ObjectRecord>(POSITION)?;
-    match serde_json::from_slice::<Position>(&record.data) {
+    match state.stored(&Position::key())?.read() {
         Ok(position) => (position.boot == kernel_boot_id).then_some(position.sequence),
         Err(error) => {
+            let error = error.source;
             warn!(%error, "the position in the kernel's log is not readable, going on from its end");
             None
         }

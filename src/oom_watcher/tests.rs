@@ -187,13 +187,19 @@ async fn each_kill_is_told_once_whatever_becomes_of_the_agent() {
     // Ends within the report of another kill.
     read(&mut second, &all[..5]);
     world.settle().await;
-    let version = world.store.snapshot().version_of(Table::Objects, POSITION);
+    let version = world
+        .store
+        .snapshot()
+        .version_of(Table::Objects, &Position::key());
     assert!(version.is_some());
     let mut third = world.agent("b");
     read(&mut third, &all[..4]);
     world.settle().await;
     assert_eq!(told(&world), 1);
-    let written = world.store.snapshot().version_of(Table::Objects, POSITION);
+    let written = world
+        .store
+        .snapshot()
+        .version_of(Table::Objects, &Position::key());
     assert_eq!(written, version, "nothing new, nothing written");
     read(&mut third, &all);
     assert_eq!(told(&world), 3);

@@ -9,13 +9,14 @@ use tokio::sync::Mutex;
 
 use super::execute::StepError;
 use super::{WorkerContext, mounts};
-use crate::core::state::{ObjectRecord, Transaction};
+use crate::core::state::Transaction;
+use crate::core::state::kinds::Unparseable;
 use crate::core::volumes::extra_groups;
 use crate::images::Present;
 use crate::kuberuntime::cri::{CriError, v1};
 use crate::kuberuntime::security::{Effective, ImageUser};
 use crate::kuberuntime::userns::{self, Range};
-use crate::types::PodExt;
+use crate::types::{PodExt, causes};
 
 /// One pod at a time looks for users that nobody has.
 static ALLOCATING: Mutex<()> = Mutex::const_new(());
@@ -79,38 +80,27 @@ fn security(config: &mut v1::PodSandboxConfig) -> Option<&mut v1::LinuxSandboxSe
 /// The pod's users: those on record, else new ones, which are on record when this returns.
 async fn range(context: &WorkerContext, pod: &Pod) -> Result<Range, StepError> {
     let key = userns::key(pod.namespace(), &pod.uid());
-    let unreadable = |key: &str, error: serde_json::Error| {
-        StepError::Sandbox(format!("read record {key} of table objects: {error}"))
-    };
+    let unreadable = |error: Unparseable| StepError::Sandbox(causes(&error));
     let _one_at_a_time = ALLOCATING.lock().await;
     let state = context.store.snapshot();
-    if let Some(record) = state.record::<ObjectRecord>(&key) {
-        return Range::from_json(&record.data).map_err(|e| unreadable(&key, e));
+    if let Some(record) = state.stored(&key) {
+        return record.read().map_err(unreadable);
     }
     let mut taken = Vec::new();
-    for (key, record) in state.with_prefix::<ObjectRecord>(userns::PREFIX) {
-        taken.push(Range::from_json(&record.data).map_err(|e| unreadable(key, e))?);
+    for record in state.all_stored::<Range>() {
+        taken.push(record.read().map_err(unreadable)?);
     }
     let range = userns::allocate(taken).ok_or_else(|| {
         StepError::Sandbox(
             "no users are left for another pod with hostUsers: false; remove one".to_owned(),
         )
     })?;
-    let data = range.to_json().map_err(|e| unreadable(&key, e))?;
-    let record = ObjectRecord {
-        resource_version: String::new(),
-        encrypted: false,
-        data,
-        at: context.clock.now(),
-    };
     let why = format!("{} users from {}", range.length, range.host_id);
     let transaction = Transaction::new()
-        .expect::<ObjectRecord>(&state, &key)
-        .put(&key, record)
+        .expect_object(&state, &key)
+        .put_object(&key, &range, context.clock.now())
         .journal(Some(&pod.uid()), "users allocated", why);
     context.store.commit(transaction).await?;
-    // Relaxed by its table, and the sandbox must not be there before it.
-    context.store.sync().await?;
     Ok(range)
 }
 

@@ -4,12 +4,10 @@
 use std::sync::Arc;
 
 use super::execute::StepError;
-use super::{Job, WorkerContext, claims, resize};
-use crate::core::backoff::early;
-use crate::core::devices::allocations_key;
+use super::{Job, WorkerContext, claims};
 use crate::core::pod_worker;
-use crate::core::state::{ObjectRecord, Transaction};
-use crate::kuberuntime::{gc, logs, userns};
+use crate::core::state::{Transaction, kinds};
+use crate::kuberuntime::{gc, logs};
 use crate::store::StopDecision;
 use crate::types::PodExt;
 use crate::types::runtime::{ContainerState, SandboxState};
@@ -76,20 +74,12 @@ pub(super) async fn purge(context: &WorkerContext, job: &Job) -> Result<(), Step
 fn forget_records(context: &WorkerContext, job: &Job) -> Transaction {
     let state = context.store.snapshot();
     let (namespace, name) = (job.pod.namespace(), job.pod.name());
-    let mut transaction = pod_worker::forget(&state, &job.uid)
+    pod_worker::forget(&state, &job.uid)
         .and(pod_worker::next_life(job, &state))
-        .and(resize::forget(&job.pod))
-        .and(early::forget(&state, &job.uid))
+        .and(kinds::forget_pod(&state, namespace, &job.uid))
         .journal(
             Some(&job.uid),
             "forgotten",
             format!("{namespace}/{name} is gone and cleaned up"),
-        );
-    let users = userns::key(namespace, &job.uid);
-    for key in [users, allocations_key(&job.pod)] {
-        if state.record::<ObjectRecord>(&key).is_some() {
-            transaction = transaction.delete::<ObjectRecord>(key);
-        }
-    }
-    transaction
+        )
 }

@@ -19,7 +19,7 @@ use super::{Job, WorkerContext};
 use crate::cm::{Limits, NO_MEMORY_LIMIT};
 use crate::core::pod_actions::PodActions;
 use crate::core::resize::{self, Change, PendingRecord, ResizeRecord, ResizeView};
-use crate::core::state::{AdmissionRecord, ObjectRecord, State, Transaction};
+use crate::core::state::{AdmissionRecord, State, Transaction};
 use crate::kuberuntime::resources;
 use crate::types::runtime::{ContainerState, PodStatus};
 use crate::types::{ContainerId, Event, EventType, PodExt, Stamp, causes};
@@ -72,14 +72,7 @@ pub(super) fn started(state: &State, pod: &Pod, container: &str, now: Stamp) -> 
         return transaction;
     };
     let record = record.with(&container.name, resize::allocation_of(container));
-    transaction.put(resize::resize_key(pod), record.to_object(now))
-}
-
-/// To be committed when the pod is forgotten.
-pub(super) fn forget(pod: &Pod) -> Transaction {
-    Transaction::new()
-        .delete::<ObjectRecord>(resize::resize_key(pod))
-        .delete::<ObjectRecord>(resize::pending_key(pod))
+    transaction.put_object(&resize::resize_key(pod), &record, now)
 }
 
 /// Shows the containers that a resize restarts as made from another spec: they are stopped and started.
@@ -326,9 +319,9 @@ async fn keep(
     what: &str,
     why: &str,
 ) -> Result<(), StepError> {
-    let record = record.to_object(context.clock.now());
+    let key = resize::resize_key(&job.pod);
     let transaction = Transaction::new()
-        .put(resize::resize_key(&job.pod), record)
+        .put_object(&key, record, context.clock.now())
         .journal(Some(&job.uid), what, why);
     context.store.commit(transaction).await?;
     Ok(())

@@ -206,7 +206,10 @@ async fn devices_are_listed_once_for_each_numa_node() {
         outdated: None,
     };
     let held = PodDevices::default().with("main", "example.com/gpu", allocation);
-    let put = Transaction::new().put(allocations_key(&active[0]), held.to_object(clock.now()));
+    let put = Transaction::new().put(
+        allocations_key(&active[0]),
+        crate::core::state::ObjectRecord::own(&held, clock.now()),
+    );
     store.commit(put).await.unwrap();
     let devices = DeviceManager::new(DeviceManagerOptions {
         store,
@@ -261,7 +264,10 @@ async fn claims_are_listed_with_the_devices_of_each_container() {
     };
     let store = Store::in_memory(Arc::clone(&clock) as _);
     let key = claim_key(&ClaimId::new("a", "c"));
-    let put = Transaction::new().put(key, record.to_object(clock.now()));
+    let put = Transaction::new().put(
+        key,
+        crate::core::state::ObjectRecord::own(&record, clock.now()),
+    );
     store.commit(put).await.unwrap();
     let claims = DraManager::new(DraOptions {
         store,

@@ -180,8 +180,9 @@ impl StatusManager {
                 // by a worker that then ends; nothing is left to be stopped that could not wait.
                 Ok(()) if finished && !self.is_finished(&uid) => {
                     queued = true;
-                    let synced = self.store.sync().await;
-                    synced.map_err(|source| StatusError {
+                    // An empty commit has its answer after everything that was queued before it.
+                    let passed = self.store.commit(Transaction::new()).await;
+                    passed.map_err(|source| StatusError {
                         uid: uid.clone(),
                         source,
                     })?;

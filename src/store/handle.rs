@@ -203,6 +203,18 @@ impl Store {
         self.0.shared.current.load_full()
     }
 
+    /// Returns the newest published state with its version, once all of it is on the disk. For a backup, which must not be
+    /// ahead of its store after a power loss.
+    ///
+    /// # Errors
+    /// `Unavailable`, `Unknown` or `Closed`.
+    pub async fn snapshot_on_disk(&self) -> Result<(Arc<State>, Version), CommitError> {
+        let state = self.snapshot();
+        let version = *self.published().borrow();
+        self.sync().await?;
+        Ok((state, version))
+    }
+
     /// Commits and waits until the transaction is as durable as its mutations ask. While the queue is full it
     /// waits for room first.
     /// Cancel-safe: a caller that goes away while there is no room has committed nothing; after that the commit
@@ -283,7 +295,8 @@ impl Store {
         }
     }
 
-    /// Waits until everything submitted before is on the disk, relaxed changes included.
+    /// Waits until everything submitted before is on the disk, relaxed changes included. For the store itself and for tests:
+    /// what has to be on the disk before an effect is a durable record (`tests/layers.rs`).
     ///
     /// # Errors
     /// `Unavailable`, `Unknown` or `Closed`.

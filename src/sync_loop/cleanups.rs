@@ -24,24 +24,20 @@ use tracing::{debug, info, warn};
 use super::handlers::Admissions;
 use super::{LoopContext, resizes};
 use crate::cm::Mended;
-use crate::core::backoff::early;
 use crate::core::container_history::Records;
+use crate::core::orphans;
 use crate::core::state::{
-    AdmissionRecord, ContainerRecord, ObjectRecord, PlegRecord, ProbeRecord, QueueRecord, State,
-    StatusRecord, Transaction, VolumeRecord, WorkerRecord,
+    AdmissionRecord, ContainerRecord, PlegRecord, ProbeRecord, QueueRecord, State, StatusRecord,
+    Transaction, WorkerRecord, kinds,
 };
-use crate::core::volumes::keys;
-use crate::core::{devices, orphans, resize};
-use crate::images::PULL_ERRORS;
 use crate::kuberuntime::attempt_files::{self, Extent, PodFiles};
 use crate::kuberuntime::node_context::NodeContext;
-use crate::kuberuntime::{gc, logs, userns};
+use crate::kuberuntime::{gc, logs};
 use crate::pod_workers::{PodWorkers, UpdateOptions, WorkerContext};
 use crate::store::StopDecision;
 use crate::types::metrics::StaticLabel;
 use crate::types::runtime::PodStatus;
 use crate::types::{Event, EventType, Pace, PodExt, PodSource, PodSyncType, PodUid, Stamp, causes};
-use crate::volumemanager::subpath;
 
 /// Containers are collected this often even when nothing died.
 const GC_PERIOD: Duration = Duration::from_secs(60);
@@ -49,17 +45,6 @@ const GC_PERIOD: Duration = Duration::from_secs(60);
 const GARBAGE: &str = "container garbage";
 /// The limits of cgroups are compared this often.
 const MEND_PERIOD: Duration = Duration::from_secs(30);
-
-/// What is kept of each pod in table `objects`: the begin of the keys, and which part of a key is the pod's UID.
-const OBJECTS_OF_PODS: [(&str, usize); 7] = [
-    (devices::ALLOCATIONS, 2),
-    (resize::RESIZES, 2),
-    (resize::PENDING, 2),
-    (userns::PREFIX, 2),
-    (PULL_ERRORS, 1),
-    (early::PREFIX, 1),
-    (subpath::PREFIX, 1),
-];
 
 /// Compares sources, workers and runtime. Returns whether it changed something and should run again soon.
 pub(super) fn pod_cleanups(context: &LoopContext) -> bool {
@@ -625,23 +610,7 @@ fn left_over(state: &State, keep: &BTreeSet<PodUid>, complete: bool) -> Transact
     if !complete {
         return transaction;
     }
-    for (prefix, part) in OBJECTS_OF_PODS {
-        for (key, _) in state.with_prefix::<ObjectRecord>(prefix) {
-            let uid = key.split('/').nth(part);
-            if **key != *resizes::TURN && uid.is_some_and(&orphan) {
-                transaction = transaction.delete::<ObjectRecord>(key);
-            }
-        }
-    }
-    // How a volume was mounted is needed for as long as it is on record.
-    for prefix in [keys::VOLUMES, keys::MEDIA] {
-        for (key, _) in state.with_prefix::<ObjectRecord>(prefix) {
-            let of = &key[prefix.len()..];
-            if orphan(of) && state.record::<VolumeRecord>(of).is_none() {
-                transaction = transaction.delete::<ObjectRecord>(key);
-            }
-        }
-    }
+    transaction = transaction.and(kinds::left_over(state, orphan));
     // Decisions about a pod go last: until then its source may bring it back.
     for key in state.workers.keys().filter(|k| orphan(k)) {
         transaction = transaction.delete::<WorkerRecord>(key);
@@ -660,7 +629,7 @@ mod tests {
     use std::collections::BTreeMap;
 
     use super::*;
-    use crate::core::state::{Mutation, VolumePhase};
+    use crate::core::state::{Mutation, ObjectRecord, VolumePhase, VolumeRecord};
     use crate::types::BootId;
 
     #[test]
@@ -754,7 +723,7 @@ mod tests {
                 .put("device/0", volume.clone())
                 .put(format!("imagepullerrors/{uid}/abc"), object.clone())
                 .put(format!("backoffends/{uid}/main"), object.clone())
-                .put(resizes::TURN, object.clone())
+                .put("resizes//turn", object.clone())
                 .put(format!("secrets/ns/{uid}"), object.clone());
             for mutation in &puts.mutations {
                 state.apply(mutation, 1);

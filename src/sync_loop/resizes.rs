@@ -11,12 +11,10 @@ use tracing::{debug, info};
 use super::{LoopContext, handlers};
 use crate::core::resize::{
     self, DEFERRED, Decision, INFEASIBLE, PendingRecord, ResizeRecord, pending_key, resize_key,
+    turn_key,
 };
-use crate::core::state::{AdmissionDecision, AdmissionRecord, ObjectRecord, State, Transaction};
+use crate::core::state::{AdmissionDecision, AdmissionRecord, State, Transaction};
 use crate::types::{Event, EventType, PodExt};
-
-/// Written with each allocation, so that of two that were decided on the same facts one is refused.
-pub(super) const TURN: &str = "resizes//turn";
 
 /// Returns a pod with the resources that are allocated to it.
 pub(super) fn as_allocated(state: &State, pod: Arc<Pod>) -> Arc<Pod> {
@@ -59,13 +57,13 @@ pub(super) fn consider(context: &LoopContext, pod: &Arc<Pod>) {
         None => resize::decide(pod, &record.allocated, &others, &node),
     };
     let (transaction, event) = match decision {
-        Decision::Unchanged => (transaction.delete::<ObjectRecord>(pending_key(pod)), None),
+        Decision::Unchanged => (transaction.delete_object(&pending_key(pod)), None),
         Decision::Allocate(allocated) => {
             info!(pod = %uid, name = pod.name(), "resize allocated");
             let mut transaction = transaction
-                .expect::<ObjectRecord>(&state, TURN)
-                .put(TURN, ResizeRecord::default().to_object(now))
-                .delete::<ObjectRecord>(pending_key(pod))
+                .expect_object(&state, &turn_key())
+                .put_object(&turn_key(), &ResizeRecord::default(), now)
+                .delete_object(&pending_key(pod))
                 .journal(Some(&uid), "resize allocated", "the node has room for it");
             if ResizeRecord::of(&state, pod).is_none() {
                 let key = resize_key(pod);
@@ -74,8 +72,8 @@ pub(super) fn consider(context: &LoopContext, pod: &Arc<Pod>) {
                     ..ResizeRecord::default()
                 };
                 transaction = transaction
-                    .expect::<ObjectRecord>(&state, &key)
-                    .put(key, before.to_object(now));
+                    .expect_object(&state, &key)
+                    .put_object(&key, &before, now);
             }
             let record = AdmissionRecord {
                 allocated,
@@ -128,7 +126,7 @@ fn delay(
     let text = format!("Pod resize {why}");
     let event = Event::pod(EventType::Warning, pod, &event_reason, text);
     let transaction = Transaction::new()
-        .put(pending_key(pod), record.to_object(context.clock.now()))
+        .put_object(&pending_key(pod), &record, context.clock.now())
         .journal(Some(&pod.uid()), "resize pending", why);
     Some((transaction, event))
 }

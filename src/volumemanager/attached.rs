@@ -1,7 +1,7 @@
 //! What this agent has attached to the node itself: sessions with iSCSI targets, loop devices. Whatever else is there of
 //! the kind belongs to somebody else: it is used, and left as it was.
 //!
-//! Comes in: a name that tells one from the other. What is known of it is an [`ObjectRecord`] `attached//<hash>`, for one
+//! Comes in: a name that tells one from the other. What is known of it is a record `attached//<hash>`, for one
 //! boot: nothing that is attached outlives it.
 //!
 //! **Invariant:** it is on disk before the system is told to attach, and goes after that was undone.
@@ -9,14 +9,24 @@
 use std::fmt;
 use std::sync::Arc;
 
+use serde::{Deserialize, Serialize};
+
 use super::remote::RemoteError;
-use crate::core::state::{ObjectRecord, Transaction};
+use crate::core::state::Transaction;
+use crate::core::state::kinds::{self, Declared, Key, Kind};
 use crate::core::volumes::sha256_hex;
 use crate::store::{CommitError, Store};
 use crate::types::Clock;
 
-/// Begin of the keys of what is known.
-const PREFIX: &str = "attached//";
+/// Name of something that was attached, as it is stored.
+#[derive(Serialize, Deserialize)]
+struct Noted {
+    attached: String,
+}
+
+impl Kind for Noted {
+    const DECLARED: Declared = kinds::ATTACHED;
+}
 
 /// What was attached. Cheap to clone.
 #[derive(Clone)]
@@ -42,45 +52,37 @@ impl Attached {
         if self.is_ours(what) {
             return Ok(());
         }
-        let record = ObjectRecord {
-            resource_version: String::new(),
-            encrypted: false,
-            data: serde_json::json!({ "attached": what })
-                .to_string()
-                .into_bytes(),
-            at: self.clock.now(),
+        let record = Noted {
+            attached: what.to_owned(),
         };
-        let transaction = Transaction::new().put(key(what), record);
-        let noted = async {
-            self.store.commit(transaction).await?;
-            // Relaxed by its table, and nothing may be attached before it.
-            self.store.sync().await
-        };
-        noted.await.map_err(|error| failed(what, &error))
+        let transaction = Transaction::new().put_object(&key(what), &record, self.clock.now());
+        let noted = self.store.commit(transaction).await;
+        noted.map(drop).map_err(|error| failed(what, &error))
     }
 
     /// Whether it was attached by this agent, and in this boot.
     pub(super) fn is_ours(&self, what: &str) -> bool {
         let seen = self.store.snapshot();
-        let known = seen.record::<ObjectRecord>(&key(what));
-        known.is_some_and(|known| known.at.boot == self.clock.now().boot)
+        let key = key(what);
+        let known = seen.stored(&key);
+        known.is_some_and(|known| known.at().boot == self.clock.now().boot)
     }
 
     /// It is attached no more, or never was.
     pub(super) async fn forget(&self, what: &str) -> Result<(), RemoteError> {
         let key = key(what);
         let seen = self.store.snapshot();
-        if seen.record::<ObjectRecord>(&key).is_none() {
+        if seen.stored(&key).is_none() {
             return Ok(());
         }
-        let transaction = Transaction::new().delete::<ObjectRecord>(key);
+        let transaction = Transaction::new().delete_object(&key);
         let gone = self.store.commit(transaction).await;
         gone.map(drop).map_err(|error| failed(what, &error))
     }
 }
 
-fn key(what: &str) -> String {
-    format!("{PREFIX}{}", sha256_hex(&[what]))
+fn key(what: &str) -> Key<Noted> {
+    Key::new("", &sha256_hex(&[what]))
 }
 
 fn failed(what: &str, error: &CommitError) -> RemoteError {

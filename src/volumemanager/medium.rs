@@ -1,11 +1,13 @@
 //! Whether the agent mounted something at the path of a volume of its own, so that teardown tells it from what
 //! somebody else mounted over it.
 //!
-//! For most plugins that goes without saying. An emptyDir is on disk or in memory, and has an [`ObjectRecord`]
+//! For most plugins that goes without saying. An emptyDir is on disk or in memory, and has a record
 //! `media/<uid>/<volume>` that is written with its first record and goes with its last.
 
-use crate::core::state::{ObjectRecord, State, Transaction};
-use crate::core::volumes::keys::MEDIA;
+use serde::{Deserialize, Serialize};
+
+use crate::core::state::kinds::{self, Declared, Key, Kind};
+use crate::core::state::{State, Transaction};
 use crate::types::{PodUid, Stamp};
 
 use super::{CONFIG_MAP, EMPTY_DIR};
@@ -24,9 +26,17 @@ pub(super) enum Own {
     Unknown,
 }
 
+/// Content of the record of an emptyDir; its version says what it is.
+#[derive(Serialize, Deserialize)]
+pub(super) struct Medium {}
+
+impl Kind for Medium {
+    const DECLARED: Declared = kinds::MEDIA;
+}
+
 /// Key of what is known of an emptyDir.
-pub(super) fn key(uid: &PodUid, volume: &str) -> String {
-    format!("{MEDIA}{uid}/{volume}")
+pub(super) fn key(uid: &PodUid, volume: &str) -> Key<Medium> {
+    Key::new(uid.as_str(), volume)
 }
 
 /// Notes with the record of an emptyDir whether it is a mount.
@@ -37,13 +47,8 @@ pub(super) fn note(
     mounts: bool,
     at: Stamp,
 ) -> Transaction {
-    let object = ObjectRecord {
-        resource_version: if mounts { MOUNT } else { PLAIN }.to_owned(),
-        encrypted: false,
-        data: b"{}".to_vec(),
-        at,
-    };
-    transaction.put(key(uid, volume), object)
+    let version = if mounts { MOUNT } else { PLAIN };
+    transaction.put_version(&key(uid, volume), version, &Medium {}, at)
 }
 
 /// What is known of a volume.
@@ -51,8 +56,8 @@ pub(super) fn of(seen: &State, uid: &PodUid, volume: &str, plugin: &str) -> Own 
     match plugin {
         CONFIG_MAP => Own::Plain,
         EMPTY_DIR => {
-            let object = seen.record::<ObjectRecord>(&key(uid, volume));
-            match object.map(|object| object.resource_version.as_str()) {
+            let key = key(uid, volume);
+            match seen.stored(&key).map(|record| record.version()) {
                 Some(MOUNT) => Own::Mount,
                 Some(PLAIN) => Own::Plain,
                 _ => Own::Unknown,

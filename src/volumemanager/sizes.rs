@@ -2,7 +2,7 @@
 //! claim tells of one of them: what this node did is on record as `sizes//<device>`, JSON, and goes with the device.
 //! Upstream keeps it in the actual state of the world, in memory.
 
-use crate::core::state::{ObjectRecord, Transaction, VolumeRecord};
+use crate::core::state::{Transaction, VolumeRecord};
 use crate::core::volumes::Remote;
 use crate::core::volumes::keys;
 use crate::store::CommitError;
@@ -14,9 +14,8 @@ impl VolumeManager {
     pub fn size_here(&self, remote: &Remote) -> Option<u64> {
         let key = keys::size_of(&remote.device_key()?)?;
         let seen = self.store.snapshot();
-        let record = seen.record::<ObjectRecord>(&key)?;
         // What cannot be read counts as not known: it is written anew.
-        serde_json::from_slice(&record.data).ok()
+        seen.object(&key).map(|keys::Size(bytes)| bytes)
     }
 
     /// Records how many bytes a device has here; nothing of what is not staged.
@@ -35,15 +34,7 @@ impl VolumeManager {
         let Some(key) = keys::size_of(&device).filter(|_| staged) else {
             return Ok(());
         };
-        let record = ObjectRecord {
-            resource_version: String::new(),
-            encrypted: false,
-            data: bytes.to_string().into_bytes(),
-            at: self.clock.now(),
-        };
-        self.store
-            .commit(Transaction::new().put(&key, record))
-            .await
-            .map(drop)
+        let put = Transaction::new().put_object(&key, &keys::Size(bytes), self.clock.now());
+        self.store.commit(put).await.map(drop)
     }
 }

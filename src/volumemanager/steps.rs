@@ -467,14 +467,15 @@ impl VolumeManager {
     /// Whether what is mounted at the path of a volume or device is what was mounted for it.
     async fn check_own(&self, key: &str, path: &Path) -> Result<(), RemoteError> {
         let seen = self.store.snapshot();
-        let Some(noted) = seen.record::<ObjectRecord>(&own_mounts::key(key)) else {
+        let own = own_mounts::key(key);
+        let Some(noted) = seen.stored(&own) else {
             return Ok(());
         };
         let table = self.mounts.current().await;
         let stack = table.as_ref().map_err(unread)?.all_at(path);
         // What is over it is for the plugin to find.
         match stack.map_err(|error| unread(&error))?.first() {
-            Some(found) if !own_mounts::is_it(noted, found, self.clock.now()) => {
+            Some(found) if !own_mounts::is_it(&noted, found, self.clock.now()) => {
                 Err(RemoteError::Failed(format!(
                     "{} ({}) is mounted at {} instead of it; whoever mounted that is to unmount it",
                     found.source,
@@ -496,7 +497,7 @@ impl VolumeManager {
         (phase, mark): (VolumePhase, Mark),
     ) -> Result<Transaction, RemoteError> {
         let own = own_mounts::key(key);
-        let is_known = self.store.snapshot().record::<ObjectRecord>(&own).is_some();
+        let is_known = self.store.snapshot().stored(&own).is_some();
         match phase {
             VolumePhase::Mounted if mark == Mark::Mount && own_mounts::is_noted(remote) => {
                 let table = self
@@ -507,11 +508,11 @@ impl VolumeManager {
                 let Some(mount) = table.at(path).map_err(|error| unread(&error))? else {
                     return Ok(transaction);
                 };
-                own_mounts::note(transaction, key, mount, self.clock.now())
-                    .map_err(|error| RemoteError::Uncertain(format!("describe the mount: {error}")))
+                let now = self.clock.now();
+                Ok(own_mounts::note(transaction, key, mount, now))
             }
             // Nobody knows yet what it will be.
-            VolumePhase::Mounting if is_known => Ok(transaction.delete::<ObjectRecord>(own)),
+            VolumePhase::Mounting if is_known => Ok(transaction.delete_object(&own)),
             _ => Ok(transaction),
         }
     }
@@ -558,11 +559,12 @@ impl VolumeManager {
             .delete::<ObjectRecord>(keys::object_of(key))
             .journal(pod.as_ref(), what, key);
         let seen = self.store.snapshot();
-        let others = [keys::size_of(key), Some(own_mounts::key(key))];
-        for other in others.into_iter().flatten() {
-            if seen.record::<ObjectRecord>(&other).is_some() {
-                transaction = transaction.delete::<ObjectRecord>(other);
-            }
+        if let Some(size) = keys::size_of(key).filter(|size| seen.stored(size).is_some()) {
+            transaction = transaction.delete_object(&size);
+        }
+        let own = own_mounts::key(key);
+        if seen.stored(&own).is_some() {
+            transaction = transaction.delete_object(&own);
         }
         self.commit_step(transaction).await
     }

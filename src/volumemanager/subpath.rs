@@ -21,15 +21,14 @@ use serde::{Deserialize, Serialize};
 
 use super::error::{VolumeError, io_error};
 use super::{POD_WAIT, VolumeManager, is_component, run_blocking};
-use crate::core::state::{ObjectRecord, Transaction};
+use crate::core::state::Transaction;
+use crate::core::state::kinds::{self, Declared, Key, Kind};
 use crate::store::CommitError;
 use crate::types::PodUid;
 pub(super) use lookup::open_existing;
 use lookup::{Lookup, Trouble};
 pub use places::clean;
 
-/// Begin of the keys of what is remembered; the pod's UID follows.
-pub const PREFIX: &str = "subpaths/";
 const DIR: &str = "volume-subpaths";
 
 /// A part of a volume that a container mounts.
@@ -119,6 +118,15 @@ struct Bound {
     sub_path: String,
 }
 
+impl Kind for Bound {
+    const DECLARED: Declared = kinds::SUB_PATHS;
+}
+
+/// Returns the key under which no two operations run on the parts of a pod's volumes.
+fn turn_of(uid: &PodUid) -> String {
+    format!("{}{uid}", kinds::SUB_PATHS.prefix)
+}
+
 /// Checks what is written in a spec, or what its variables came to; upstream's checks in `makeMounts`.
 ///
 /// # Errors
@@ -176,8 +184,8 @@ impl VolumeManager {
             .join(part.index.to_string());
         let (manager, of, at) = (self.clone(), uid.clone(), target.clone());
         let work = async move { manager.bind(&of, part, at).await };
-        let key = format!("{PREFIX}{uid}");
-        let done = self.operations.run(&key, "subpath_mount", work);
+        let turn = turn_of(uid);
+        let done = self.operations.run(&turn, "subpath_mount", work);
         let failed = |why: String| {
             let (volume, container) = (volume.clone(), container.clone());
             SubPathError::Prepare {
@@ -232,33 +240,18 @@ impl VolumeManager {
     }
 
     async fn remember(&self, uid: &PodUid, part: &SubPath) -> Result<(), CommitError> {
-        let key = format!(
-            "{PREFIX}{uid}/{}/{}/{}",
-            part.volume, part.container, part.index
-        );
+        let place = format!("{}/{}/{}", part.volume, part.container, part.index);
+        let key = Key::new(uid.as_str(), &place);
         let bound = Bound {
             volume_path: part.root.to_string_lossy().into_owned(),
             sub_path: part.path.clone(),
         };
-        let data = serde_json::to_vec(&bound).unwrap_or_default();
         let seen = self.store.snapshot();
-        if seen
-            .record::<ObjectRecord>(&key)
-            .is_some_and(|known| known.data == data)
-        {
+        if seen.stored(&key).is_some_and(|known| known.is(&bound)) {
             return Ok(());
         }
-        let record = ObjectRecord {
-            resource_version: String::new(),
-            encrypted: false,
-            data,
-            at: self.clock.now(),
-        };
-        self.store
-            .commit(Transaction::new().put(key, record))
-            .await?;
-        // Relaxed by its table, and nothing may be mounted before it.
-        self.store.sync().await
+        let put = Transaction::new().put_object(&key, &bound, self.clock.now());
+        self.store.commit(put).await.map(drop)
     }
 
     /// As [`VolumeManager::clean_sub_paths`], as the only one who works on the pod's parts, and for so long at most. What
@@ -270,8 +263,8 @@ impl VolumeManager {
     ) -> Result<(), VolumeError> {
         let (manager, of) = (self.clone(), uid.clone());
         let work = async move { manager.clean_sub_paths(&of).await };
-        let key = format!("{PREFIX}{uid}");
-        let done = self.operations.run(&key, "subpath_unmount", work);
+        let turn = turn_of(uid);
+        let done = self.operations.run(&turn, "subpath_unmount", work);
         match tokio::time::timeout(patience, done).await {
             Ok(Ok(done)) => done,
             Ok(Err(ended)) => Err(VolumeError::Io {
@@ -309,8 +302,8 @@ impl VolumeManager {
         let seen = self.store.snapshot();
         let mut transaction = Transaction::new();
         let mut any = false;
-        for (key, _) in seen.with_prefix::<ObjectRecord>(&format!("{PREFIX}{uid}/")) {
-            transaction = transaction.delete::<ObjectRecord>(key);
+        for bound in seen.stored_below::<Bound>(uid.as_str()) {
+            transaction = transaction.delete_object(&bound.key());
             any = true;
         }
         if any {

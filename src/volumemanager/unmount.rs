@@ -220,10 +220,13 @@ impl VolumeManager {
             why,
         );
         let seen = self.store.snapshot();
-        for object in [keys::volume_object(uid, name), medium::key(uid, name)] {
-            if seen.record::<ObjectRecord>(&object).is_some() {
-                transaction = transaction.delete::<ObjectRecord>(object);
-            }
+        let object = keys::volume_object(uid, name);
+        if seen.record::<ObjectRecord>(&object).is_some() {
+            transaction = transaction.delete::<ObjectRecord>(object);
+        }
+        let medium = medium::key(uid, name);
+        if seen.stored(&medium).is_some() {
+            transaction = transaction.delete_object(&medium);
         }
         self.commit(uid, name, transaction).await
     }

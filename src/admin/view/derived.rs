@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use super::{PodIndex, Row, rows};
 use crate::core::claims::{ClaimRecord, claim_key};
 use crate::core::devices::{PluginRecord, PodDevices};
-use crate::core::state::{ObjectRecord, State, Table};
+use crate::core::state::{ObjectRecord, State, Table, kinds};
 use crate::events::{KeptEvent, kept_events};
 use crate::types::{Event, EventType, PodUid};
 
@@ -18,8 +18,8 @@ const EVENT: &str = "event ";
 /// The node as the API server last showed it, and what was last reported of its status.
 pub(super) fn node(state: &State, index: &PodIndex) -> Vec<Row> {
     let name = super::node_name(state);
-    let key = format!("nodes//{name}");
-    let reported = state.record::<ObjectRecord>(&format!("nodestatus//{name}"));
+    let key = kinds::NODES.key("", &name);
+    let reported = state.record::<ObjectRecord>(&kinds::NODE_STATUS.key("", &name));
     let reported = reported.and_then(|r| serde_json::from_slice::<Value>(&r.data).ok());
     let Some(mut row) = rows::one(state, index, Table::Objects, &key) else {
         return Vec::new();

@@ -11,7 +11,7 @@ use crate::core::state::{
     AdmissionDecision, AdmissionRecord, AnyRecord, BackoffRecord, ContainerRecord, EpochReason,
     ImageRecord, JournalRecord, MemoryBlock, MetaRecord, MirrorRecord, ObjectRecord, PlegRecord,
     PodRecord, ProbeRecord, SignalRecord, SourceRecord, State, StatusRecord, Table,
-    TerminationCause, VolumePhase, VolumeRecord, WorkerPhase, WorkerRecord,
+    TerminationCause, VolumePhase, VolumeRecord, WorkerPhase, WorkerRecord, kinds,
 };
 use crate::core::volumes::keys as volume_keys;
 use crate::images::{archive_of, qualified, refusals, shown_access};
@@ -146,21 +146,7 @@ pub(super) fn one(state: &State, index: &PodIndex, table: Table, key: &str) -> O
 
 /// Whether the table's key is that of an object that the API server sent; the other kinds are the agent's own.
 fn is_of_api(key: &str) -> bool {
-    const SENT: [&str; 11] = [
-        "clustertrustbundles",
-        "configmaps",
-        "csidrivers",
-        "nodes",
-        "persistentvolumeclaims",
-        "persistentvolumes",
-        "runtimeclasses",
-        "secrets",
-        "services",
-        "tokens",
-        "volumeattachments",
-    ];
-    let kind = key.split('/').next();
-    kind.is_some_and(|kind| SENT.contains(&kind))
+    kinds::of_key(key).is_some_and(|kind| kind.is_of_api())
 }
 
 /// Who has confirmed what a record says, as far as the records tell: the runtime, the API server, or nobody

@@ -163,7 +163,7 @@ fn claims_show_their_pods_drivers_and_devices() {
     };
     let mut b = Builder(state(), 100);
     let key = claim_key(&ClaimId::new("default", "c"));
-    b.put(&key, record.to_object(at(1, 1)));
+    b.put(&key, ObjectRecord::own(&record, at(1, 1)));
     let all = query(&[View::Claims], Selector::default());
     let found = dump(&b.0, Vec::new(), &all).unwrap();
     let rows: Vec<_> = found.rows(View::Claims).collect();

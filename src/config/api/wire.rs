@@ -3,9 +3,10 @@
 use std::error::Error as _;
 
 use k8s_openapi::api::core::v1::Pod;
-use serde::{Deserialize, Deserializer};
+use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::Value;
 
+use crate::core::state::kinds::{self, Declared, Key, Kind};
 use crate::core::supported;
 use crate::types::PodUid;
 
@@ -56,11 +57,28 @@ pub(super) fn number(version: &str) -> Option<u128> {
     version.parse().ok()
 }
 
-/// Whose version a record holds.
-pub(super) fn server_json(server: &str) -> Vec<u8> {
-    serde_json::json!({ "server": server })
-        .to_string()
-        .into_bytes()
+/// Server whose newest version a record holds.
+#[derive(Serialize, Deserialize)]
+pub(super) struct OfServer {
+    server: String,
+}
+
+impl Kind for OfServer {
+    const DECLARED: Declared = kinds::API_SOURCE;
+}
+
+impl OfServer {
+    /// Names a server.
+    pub(super) fn new(server: &str) -> Self {
+        Self {
+            server: server.to_owned(),
+        }
+    }
+
+    /// Returns the key of the record.
+    pub(super) fn key() -> Key<Self> {
+        Key::new("", "pods")
+    }
 }
 
 /// An error with what caused it.

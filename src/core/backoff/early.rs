@@ -12,20 +12,17 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
 use super::{image, length};
+use crate::core::state::kinds::{self, Declared, Key, Kind};
 use crate::core::state::{
-    BackoffRecord, ContainerRecord, ImageRecord, ObjectRecord, Record, State, Transaction,
-    child_key,
+    BackoffRecord, ContainerRecord, ImageRecord, State, Transaction, child_key,
 };
 use crate::types::{ContainerId, PodUid, Stamp};
 
-/// Begin of the keys of [`Ends`]; the pod's UID and the name of the container or image follow.
-pub const PREFIX: &str = "backoffends/";
 /// A step of the wall clock that is smaller changes nothing for containers.
 pub const CLOCK_STEP: Duration = Duration::from_secs(10);
 /// Ends that are kept of one container or image.
@@ -131,16 +128,15 @@ pub struct End {
 #[serde(transparent)]
 pub struct Ends(Vec<End>);
 
+impl Kind for Ends {
+    const DECLARED: Declared = kinds::BACKOFF_ENDS;
+}
+
 impl Ends {
     /// Reads the ends of one container or image of a pod. An unreadable record counts as none: the back-off then runs its
     /// time.
     pub fn of(state: &State, pod: &PodUid, name: &str) -> Self {
-        let record = state.record::<ObjectRecord>(&key(pod, name));
-        record.map(Self::read).unwrap_or_default()
-    }
-
-    fn read(record: &ObjectRecord) -> Self {
-        serde_json::from_slice(&record.data).unwrap_or_default()
+        state.object(&key(pod, name)).unwrap_or_default()
     }
 
     /// Returns whether the back-off that counts from the end of this container ended early.
@@ -161,19 +157,13 @@ impl Ends {
         self.0.drain(..excess);
         self
     }
-
-    fn to_object(&self, at: Stamp) -> ObjectRecord {
-        ObjectRecord::own(self, at)
-    }
 }
 
 /// Reads what ended early of every container of a pod, by name.
 pub fn all_of<'a>(state: &'a State, pod: &PodUid) -> BTreeMap<&'a str, Ends> {
-    let prefix = key(pod, "");
-    let records = <ObjectRecord as Record>::table(state).range(Arc::<str>::from(prefix.as_str())..);
+    let records = state.stored_below::<Ends>(pod.as_str());
     records
-        .take_while(|(key, _)| key.starts_with(&prefix))
-        .map(|(key, stored): (&'a Arc<str>, _)| (&key[prefix.len()..], Ends::read(&stored.record)))
+        .map(|record| (record.place().1, record.content().unwrap_or_default()))
         .collect()
 }
 
@@ -302,15 +292,6 @@ pub fn end_mount<'c>(
     Some((cause, transaction))
 }
 
-/// Adds the end of what is kept of a pod.
-pub fn forget(seen: &State, pod: &PodUid) -> Transaction {
-    let prefix = key(pod, "");
-    let records = seen.with_prefix::<ObjectRecord>(&prefix);
-    records.fold(Transaction::new(), |transaction, (key, _)| {
-        transaction.delete::<ObjectRecord>(key)
-    })
-}
-
 /// The back-off of a pull as if it had begun so early that it is over. The next failure makes it longer, as any other.
 fn over(back_off: &BackoffRecord, now: Stamp) -> BackoffRecord {
     BackoffRecord {
@@ -329,8 +310,8 @@ fn put_ends(
 ) -> Transaction {
     let key = key(pod, name);
     transaction
-        .expect::<ObjectRecord>(seen, &key)
-        .put(&key, ends.to_object(now))
+        .expect_object(seen, &key)
+        .put_object(&key, ends, now)
 }
 
 fn line(name: &str, cause: &Cause) -> String {
@@ -338,8 +319,8 @@ fn line(name: &str, cause: &Cause) -> String {
 }
 
 /// Key of the [`Ends`] of a container or image of a pod.
-pub fn key(pod: &PodUid, name: &str) -> String {
-    format!("{PREFIX}{pod}/{name}")
+pub fn key(pod: &PodUid, name: &str) -> Key<Ends> {
+    Key::new(pod.as_str(), name)
 }
 
 /// Observations of the node at one moment.
@@ -555,7 +536,7 @@ mod tests {
         // The same cause again, as after a restart of the agent.
         let again = end(&after, &pod, &["a"], &causes, at(72));
         assert!(again.0.is_empty() && again.1.is_empty(), "{again:?}");
-        let left = applied(&after, &forget(&after, &pod));
+        let left = applied(&after, &kinds::forget_pod(&after, "ns", &pod));
         assert_eq!(all_of(&left, &pod), BTreeMap::new());
     }
 

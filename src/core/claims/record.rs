@@ -9,13 +9,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde::{Deserialize, Serialize};
 
 use super::ClaimError;
-use crate::core::state::{ObjectRecord, State};
-use crate::types::{BootId, PodUid, Stamp};
-
-/// Begin of the keys of all [`ClaimRecord`]s.
-pub const CLAIMS: &str = "claims/";
-/// Begin of the keys of all [`DriverRecord`]s.
-pub const DRIVERS: &str = "dradrivers//";
+use crate::core::state::State;
+use crate::core::state::kinds::{self, Declared, Key, Kind, Stored};
+use crate::types::{BootId, PodUid};
 
 /// Namespace and name of a claim.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -37,13 +33,13 @@ impl ClaimId {
 }
 
 /// Key of a claim's [`ClaimRecord`].
-pub fn claim_key(id: &ClaimId) -> String {
-    format!("{CLAIMS}{}/{}", id.namespace, id.name)
+pub fn claim_key(id: &ClaimId) -> Key<ClaimRecord> {
+    Key::new(&id.namespace, &id.name)
 }
 
 /// Key of a driver's [`DriverRecord`].
-pub fn driver_key(driver: &str) -> String {
-    format!("{DRIVERS}{driver}")
+pub fn driver_key(driver: &str) -> Key<DriverRecord> {
+    Key::new("", driver)
 }
 
 /// A claim that pods of this node use. Upstream: `ClaimInfoState`.
@@ -56,6 +52,10 @@ pub struct ClaimRecord {
     pub pods: BTreeMap<PodUid, BTreeSet<String>>,
     /// Drivers that may have prepared it.
     pub drivers: BTreeMap<String, DriverClaim>,
+}
+
+impl Kind for ClaimRecord {
+    const DECLARED: Declared = kinds::CLAIMS;
 }
 
 /// The part of one driver in a claim.
@@ -105,17 +105,19 @@ pub struct DriverRecord {
     pub socket: String,
 }
 
+impl Kind for DriverRecord {
+    const DECLARED: Declared = kinds::DRA_DRIVERS;
+}
+
 impl ClaimRecord {
     /// Of one claim; `None` when no pod of this node uses it.
     ///
     /// # Errors
     /// When it has a record that cannot be read.
     pub fn of(state: &State, id: &ClaimId) -> Result<Option<Self>, ClaimError> {
-        let record = state.record::<ObjectRecord>(&claim_key(id));
-        let unreadable = || ClaimError::Unreadable(id.name.clone());
-        record
-            .map(|record| read(record).ok_or_else(unreadable))
-            .transpose()
+        let key = claim_key(id);
+        let record = state.stored(&key);
+        record.map(|record| read(&record)).transpose()
     }
 
     /// All of them.
@@ -123,12 +125,9 @@ impl ClaimRecord {
     /// # Errors
     /// In place of each record that cannot be read.
     pub fn all(state: &State) -> impl Iterator<Item = Result<(ClaimId, Self), ClaimError>> {
-        let records = state.with_prefix::<ObjectRecord>(CLAIMS);
-        records.filter_map(|(key, record)| {
-            let (namespace, name) = key[CLAIMS.len()..].split_once('/')?;
-            let unreadable = || ClaimError::Unreadable(name.to_owned());
-            let id = ClaimId::new(namespace, name);
-            Some(read(record).ok_or_else(unreadable).map(|found| (id, found)))
+        state.all_stored::<Self>().map(|record| {
+            let (namespace, name) = record.place();
+            read(&record).map(|found| (ClaimId::new(namespace, name), found))
         })
     }
 
@@ -137,11 +136,6 @@ impl ClaimRecord {
         let all = Self::all(state).flatten();
         all.filter(|(_, record)| record.pods.contains_key(pod))
             .collect()
-    }
-
-    /// As it is stored.
-    pub fn to_object(&self, at: Stamp) -> ObjectRecord {
-        object(self, at)
     }
 
     /// Returns whether an entry of a pod stands for the claim.
@@ -166,22 +160,14 @@ impl ClaimRecord {
 impl DriverRecord {
     /// Names of all drivers on record.
     pub fn names(state: &State) -> BTreeSet<String> {
-        let records = state.with_prefix::<ObjectRecord>(DRIVERS);
-        records
-            .map(|(key, _)| key[DRIVERS.len()..].to_owned())
-            .collect()
-    }
-
-    /// As it is stored.
-    pub fn to_object(&self, at: Stamp) -> ObjectRecord {
-        object(self, at)
+        let records = state.all_stored::<Self>();
+        records.map(|record| record.place().1.to_owned()).collect()
     }
 }
 
-fn read<T: serde::de::DeserializeOwned>(record: &ObjectRecord) -> Option<T> {
-    serde_json::from_slice(&record.data).ok()
-}
-
-fn object<T: Serialize>(of: &T, at: Stamp) -> ObjectRecord {
-    ObjectRecord::own(of, at)
+fn read(record: &Stored<'_, ClaimRecord>) -> Result<ClaimRecord, ClaimError> {
+    let (_, name) = record.place();
+    record
+        .read()
+        .map_err(|_| ClaimError::Unreadable(name.to_owned()))
 }

@@ -307,8 +307,8 @@ fn a_record_that_cannot_be_read_concerns_its_claim_only() {
             state.apply(mutation, 1);
         }
     };
-    put(&mut state, "c", record.to_object(stamp));
-    let mut broken = record.to_object(stamp);
+    put(&mut state, "c", ObjectRecord::own(&record, stamp));
+    let mut broken = ObjectRecord::own(&record, stamp);
     broken.data = b"{\"pods\":1}".to_vec();
     put(&mut state, "broken", broken);
     let of = |name: &str| ClaimRecord::of(&state, &ClaimId::new("ns", name));

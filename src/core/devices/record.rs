@@ -10,27 +10,24 @@ use k8s_openapi::api::core::v1::Pod;
 use serde::{Deserialize, Serialize};
 
 use super::{Devices, Granted, PluginOptions};
-use crate::core::state::{ObjectRecord, State, WorkerPhase, WorkerRecord};
+use crate::core::state::kinds::{self, Declared, Key, Kind, Stored};
+use crate::core::state::{State, WorkerPhase, WorkerRecord};
 use crate::types::{ContainerId, PodExt, PodUid, Stamp};
 
-/// Begin of the keys of all [`PodDevices`].
-pub const ALLOCATIONS: &str = "deviceallocations/";
-/// Begin of the keys of all [`PluginRecord`]s.
-pub const PLUGINS: &str = "deviceplugins/";
-
 /// Key of a pod's [`PodDevices`].
-pub fn allocations_key(pod: &Pod) -> String {
+pub fn allocations_key(pod: &Pod) -> Key<PodDevices> {
     allocations_key_of(pod.namespace(), &pod.uid())
 }
 
 /// Key of the [`PodDevices`] of a pod of which namespace and UID are known.
-pub fn allocations_key_of(namespace: &str, uid: &PodUid) -> String {
-    format!("{ALLOCATIONS}{namespace}/{uid}")
+pub fn allocations_key_of(namespace: &str, uid: &PodUid) -> Key<PodDevices> {
+    Key::new(namespace, uid.as_str())
 }
 
 /// Key of a resource's [`PluginRecord`].
-pub fn plugin_key(resource: &str) -> String {
-    format!("{PLUGINS}{resource}")
+pub fn plugin_key(resource: &str) -> Key<PluginRecord> {
+    let (domain, name) = resource.split_once('/').unwrap_or((resource, ""));
+    Key::new(domain, name)
 }
 
 /// The devices of a pod are not known.
@@ -49,6 +46,10 @@ pub struct Unreadable {
 pub struct PodDevices {
     /// By container, by resource.
     pub containers: BTreeMap<String, BTreeMap<String, Allocation>>,
+}
+
+impl Kind for PodDevices {
+    const DECLARED: Declared = kinds::DEVICE_ALLOCATIONS;
 }
 
 /// Devices of a resource that a container has.
@@ -82,19 +83,19 @@ pub struct PluginRecord {
     pub returned: BTreeSet<String>,
 }
 
+impl Kind for PluginRecord {
+    const DECLARED: Declared = kinds::DEVICE_PLUGINS;
+}
+
 impl PodDevices {
     /// The record of a pod; `None` when it has no devices.
     ///
     /// # Errors
     /// When it has a record that cannot be read.
     pub fn of(state: &State, pod: &Pod) -> Result<Option<Self>, Unreadable> {
-        let record = state.record::<ObjectRecord>(&allocations_key(pod));
-        record.map(|record| of_pod(record, &pod.uid())).transpose()
-    }
-
-    /// As it is stored.
-    pub fn to_object(&self, at: Stamp) -> ObjectRecord {
-        object(self, at)
+        let key = allocations_key(pod);
+        let record = state.stored(&key);
+        record.map(|record| of_pod(&record)).transpose()
     }
 
     /// The devices of a resource that a container has.
@@ -151,17 +152,11 @@ impl PodDevices {
 }
 
 impl PluginRecord {
-    /// As it is stored.
-    pub fn to_object(&self, at: Stamp) -> ObjectRecord {
-        object(self, at)
-    }
-
     /// All of them, by resource. One that cannot be read is empty: the resource is a plugin's all the same, which registers
     /// again.
     pub fn all(state: &State) -> impl Iterator<Item = (&str, Self)> {
-        state
-            .with_prefix::<ObjectRecord>(PLUGINS)
-            .map(|(key, record)| (&key[PLUGINS.len()..], read(record).unwrap_or_default()))
+        let records = state.all_stored::<Self>();
+        records.map(|record| (record.rest(), record.content().unwrap_or_default()))
     }
 }
 
@@ -171,16 +166,15 @@ impl PodDevices {
     /// # Errors
     /// In place of each record that cannot be read.
     pub fn all(state: &State) -> impl Iterator<Item = Result<(PodUid, Self), Unreadable>> {
-        let records = state.with_prefix::<ObjectRecord>(ALLOCATIONS);
-        records.filter_map(|(key, record)| {
-            let (_, uid) = key[ALLOCATIONS.len()..].split_once('/')?;
+        let records = state.all_stored::<Self>();
+        records.filter_map(|record| {
+            let (_, uid) = record.place();
             let worker = state.record::<WorkerRecord>(uid);
             let is_over = worker.is_some_and(|w| matches!(w.phase, WorkerPhase::Finished { .. }));
             if is_over {
                 return None;
             }
-            let uid = PodUid::new(uid);
-            Some(of_pod(record, &uid).map(|devices| (uid, devices)))
+            Some(of_pod(&record).map(|devices| (PodUid::new(uid), devices)))
         })
     }
 }
@@ -200,14 +194,9 @@ pub fn taken(state: &State, resource: &str) -> Result<BTreeSet<String>, Unreadab
     Ok(taken)
 }
 
-fn of_pod(record: &ObjectRecord, pod: &PodUid) -> Result<PodDevices, Unreadable> {
-    read(record).ok_or_else(|| Unreadable { pod: pod.clone() })
-}
-
-fn read<T: serde::de::DeserializeOwned>(record: &ObjectRecord) -> Option<T> {
-    serde_json::from_slice(&record.data).ok()
-}
-
-fn object<T: Serialize>(of: &T, at: Stamp) -> ObjectRecord {
-    ObjectRecord::own(of, at)
+fn of_pod(record: &Stored<'_, PodDevices>) -> Result<PodDevices, Unreadable> {
+    let (_, pod) = record.place();
+    record.read().map_err(|_| Unreadable {
+        pod: PodUid::new(pod),
+    })
 }

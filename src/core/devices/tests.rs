@@ -355,7 +355,10 @@ fn devices_of_finished_pods_are_free() {
     let mut put = Transaction::new();
     for (uid, id) in [("u1", "a"), ("u2", "b"), ("u3", "c")] {
         let held = held(&[("main", &[id])]);
-        put = put.put(format!("{ALLOCATIONS}ns/{uid}"), held.to_object(at(1)));
+        put = put.put(
+            format!("deviceallocations/ns/{uid}"),
+            ObjectRecord::own(&held, at(1)),
+        );
     }
     let worker = |phase| WorkerRecord {
         full_name: "p_ns".to_owned(),
@@ -398,7 +401,7 @@ fn records_read_back() {
         returned: set(&["b"]),
     };
     let mut state = State::default();
-    let put = Transaction::new().put(plugin_key(GPU), record.to_object(at(1)));
+    let put = Transaction::new().put(plugin_key(GPU), ObjectRecord::own(&record, at(1)));
     for mutation in &put.mutations {
         state.apply(mutation, 1);
     }
@@ -407,7 +410,7 @@ fn records_read_back() {
     let written = br#"{"containers":{"m":{"example.com/gpu":{"ids":{"a":[1]},"granted":{"envs":{"A":"1"}}}}}}"#;
     let object = ObjectRecord {
         data: written.to_vec(),
-        ..PluginRecord::default().to_object(at(1))
+        ..ObjectRecord::own(&PluginRecord::default(), at(1))
     };
     let pod: Pod =
         serde_json::from_value(json!({"metadata": {"namespace": "ns", "uid": "u"}})).unwrap();

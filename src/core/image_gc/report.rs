@@ -8,7 +8,8 @@ use std::collections::HashMap;
 use serde::{Deserialize, Serialize};
 
 use super::{Policy, Unused, to_free_space};
-use crate::core::state::{ObjectRecord, State, Transaction};
+use crate::core::state::kinds::{self, Declared, Key, Kind};
+use crate::core::state::{State, Transaction};
 use crate::types::Stamp;
 
 /// Key of the record in table `objects`.
@@ -43,13 +44,19 @@ pub struct Judged {
     pub order: Option<usize>,
 }
 
+impl Kind for Report {
+    const DECLARED: Declared = kinds::IMAGE_COLLECTION;
+}
+
 impl Report {
+    /// Returns its key, which is [`KEY`].
+    fn key() -> Key<Self> {
+        Key::new("", "node")
+    }
+
     /// Returns the one in `state`; an empty one if there is none, or none that can be read.
     pub fn of(state: &State) -> Self {
-        let record = state.record::<ObjectRecord>(KEY);
-        record
-            .and_then(|record| serde_json::from_slice(&record.data).ok())
-            .unwrap_or_default()
+        state.object(&Self::key()).unwrap_or_default()
     }
 
     /// Makes the report of a round. `unused` are the images that nothing needs; `images` have no order yet.
@@ -80,7 +87,6 @@ impl Report {
         if Self::of(state) == *self {
             return Transaction::new();
         }
-        let record = ObjectRecord::own(self, now);
-        Transaction::new().put(KEY, record)
+        Transaction::new().put_object(&Self::key(), self, now)
     }
 }

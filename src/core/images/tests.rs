@@ -1,5 +1,5 @@
 use super::*;
-use crate::core::state::Transaction;
+use crate::core::state::{ObjectRecord, Transaction};
 
 const BOOT: BootId = BootId(1);
 const NEXT: BootId = BootId(2);

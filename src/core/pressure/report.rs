@@ -9,7 +9,8 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use super::{Candidate, Condition, Figure, Observations, PERIOD, Rules, Standing, Threshold};
-use crate::core::state::{ObjectRecord, State, Transaction};
+use crate::core::state::kinds::{self, Declared, Key, Kind};
+use crate::core::state::{State, Transaction};
 use crate::types::{PodExt, PodUid, Stamp};
 
 /// Key of the record in table `objects`.
@@ -127,13 +128,19 @@ impl Victim {
     }
 }
 
+impl Kind for Report {
+    const DECLARED: Declared = kinds::PRESSURE;
+}
+
 impl Report {
+    /// Returns its key, which is [`KEY`].
+    fn key() -> Key<Self> {
+        Key::new("", "node")
+    }
+
     /// Returns the one in `state`; an empty one if there is none, or none that can be read.
     pub fn of(state: &State) -> Self {
-        let record = state.record::<ObjectRecord>(KEY);
-        record
-            .and_then(|record| serde_json::from_slice(&record.data).ok())
-            .unwrap_or_default()
+        state.object(&Self::key()).unwrap_or_default()
     }
 
     /// Notes an observation, and the thresholds that it is compared with.
@@ -188,8 +195,7 @@ impl Report {
         if is_recent && settled(&stored) == settled(self) {
             return Transaction::new();
         }
-        let record = ObjectRecord::own(self, now);
-        Transaction::new().put(KEY, record)
+        Transaction::new().put_object(&Self::key(), self, now)
     }
 }
 

@@ -8,8 +8,9 @@ use k8s_openapi::api::core::v1::Pod;
 use serde::{Deserialize, Serialize};
 
 use super::{Allocation, Allocations};
-use crate::core::state::{ObjectRecord, State};
-use crate::types::{PodExt, Stamp};
+use crate::core::state::State;
+use crate::core::state::kinds::{self, Declared, Key, Kind};
+use crate::types::PodExt;
 
 /// What is in force in a pod that was resized.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -22,6 +23,10 @@ pub struct ResizeRecord {
     pub started: bool,
 }
 
+impl Kind for ResizeRecord {
+    const DECLARED: Declared = kinds::RESIZES;
+}
+
 /// Why a resize was not allocated.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PendingRecord {
@@ -31,30 +36,31 @@ pub struct PendingRecord {
     pub message: String,
 }
 
-/// Begin of the keys of all [`ResizeRecord`]s.
-pub const RESIZES: &str = "resizes/";
-/// Begin of the keys of all [`PendingRecord`]s.
-pub const PENDING: &str = "resizepending/";
+impl Kind for PendingRecord {
+    const DECLARED: Declared = kinds::PENDING_RESIZES;
+}
 
 /// Key of a pod's [`ResizeRecord`].
-pub fn resize_key(pod: &Pod) -> String {
-    format!("{RESIZES}{}/{}", pod.namespace(), pod.uid())
+pub fn resize_key(pod: &Pod) -> Key<ResizeRecord> {
+    Key::new(pod.namespace(), pod.uid().as_str())
+}
+
+/// Returns the key of the record that each allocation of a resize writes, so that of two that were decided on the same facts one
+/// is refused. It is empty and of no pod.
+pub fn turn_key() -> Key<ResizeRecord> {
+    Key::new("", "turn")
 }
 
 /// Key of a pod's [`PendingRecord`].
-pub fn pending_key(pod: &Pod) -> String {
-    format!("{PENDING}{}/{}", pod.namespace(), pod.uid())
+pub fn pending_key(pod: &Pod) -> Key<PendingRecord> {
+    Key::new(pod.namespace(), pod.uid().as_str())
 }
 
 impl ResizeRecord {
-    /// The record of a pod; `None` when it was never resized.
+    /// The record of a pod; `None` when it was never resized. One that cannot be read counts as absent: the allocation is
+    /// recorded elsewhere, and stands.
     pub fn of(state: &State, pod: &Pod) -> Option<Self> {
-        read(state, &resize_key(pod))
-    }
-
-    /// As it is stored.
-    pub fn to_object(&self, at: Stamp) -> ObjectRecord {
-        object(self, at)
+        state.object(&resize_key(pod))
     }
 
     /// A container has just been made with what was allocated.
@@ -68,23 +74,8 @@ impl ResizeRecord {
 impl PendingRecord {
     /// The record of a pod; `None` when nothing is pending.
     pub fn of(state: &State, pod: &Pod) -> Option<Self> {
-        read(state, &pending_key(pod))
+        state.object(&pending_key(pod))
     }
-
-    /// As it is stored.
-    pub fn to_object(&self, at: Stamp) -> ObjectRecord {
-        object(self, at)
-    }
-}
-
-/// What cannot be read counts as not there: the allocation is recorded elsewhere, and stands.
-fn read<T: serde::de::DeserializeOwned>(state: &State, key: &str) -> Option<T> {
-    let record = state.record::<ObjectRecord>(key)?;
-    serde_json::from_slice(&record.data).ok()
-}
-
-fn object<T: Serialize>(of: &T, at: Stamp) -> ObjectRecord {
-    ObjectRecord::own(of, at)
 }
 
 #[cfg(test)]
@@ -99,6 +90,7 @@ mod tests {
         let pod = pod("Always", &["a"]);
         assert_eq!(resize_key(&pod), "resizes/ns/u1");
         assert_eq!(pending_key(&pod), "resizepending/ns/u1");
+        assert_eq!(turn_key(), "resizes//turn");
         let of: Allocation = [("cpu".to_owned(), "1".to_owned())].into();
         let record = ResizeRecord {
             error: Some("why".to_owned()),
@@ -114,8 +106,8 @@ mod tests {
         let mut state = State::default();
         assert_eq!(ResizeRecord::of(&state, &pod), None);
         let put = Transaction::new()
-            .put("resizes/ns/u1", record.to_object(at(1)))
-            .put("resizepending/ns/u1", pending.to_object(at(1)));
+            .put_object(&resize_key(&pod), &record, at(1))
+            .put_object(&pending_key(&pod), &pending, at(1));
         for mutation in &put.mutations {
             state.apply(mutation, 1);
         }

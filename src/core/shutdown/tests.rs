@@ -1,6 +1,7 @@
 use serde_json::json;
 
 use super::*;
+use crate::core::state::ObjectRecord;
 use crate::types::BootId;
 
 fn at(boot: u64, s: i64) -> Stamp {
@@ -151,7 +152,7 @@ fn the_record_reads_back_and_the_journal_says_how_far_it_is() {
         data: b"{".to_vec(),
         at: at(1, 1),
     };
-    let transaction = Transaction::new().put(KEY, damaged);
+    let transaction = Transaction::new().put(ShutdownRecord::key(), damaged);
     let mut state = State::default();
     state.apply(&transaction.mutations[0], 1);
     assert_eq!(ShutdownRecord::of(&state), None);

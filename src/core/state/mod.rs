@@ -5,6 +5,7 @@
 //! **Invariant:** a state changes through [`State::apply`] and [`State::load`] only, and only the store
 //! calls them.
 
+pub mod kinds;
 mod records;
 mod transaction;
 
@@ -166,7 +167,8 @@ macro_rules! tables {
                 match mutation {
                     $(
                         Mutation::Put { key, record: AnyRecord::$variant(record) } => {
-                            let class = <$record>::class(self.$field.get(key).map(|v| &v.record), Some(record));
+                            let class = <$record>::class(self.$field.get(key).map(|v| &v.record), Some(record))
+                                .max(kinds::class_of(Table::$variant, key));
                             self.$field.insert(Arc::clone(key), Arc::new(Versioned { version, record: record.clone() }));
                             class
                         }
@@ -174,7 +176,8 @@ macro_rules! tables {
                     Mutation::Delete { table, key } => match table {
                         $(
                             Table::$variant => match self.$field.remove(key) {
-                                Some(old) => <$record>::class(Some(&old.record), None),
+                                Some(old) => <$record>::class(Some(&old.record), None)
+                                    .max(kinds::class_of(Table::$variant, key)),
                                 None => Durability::Relaxed,
                             },
                         )+
@@ -275,7 +278,7 @@ tables! {
     Volumes = 11, volumes, "volumes": VolumeRecord, v 1;
     /// Images, by reference.
     Images = 12, images, "images": ImageRecord, v 1;
-    /// API objects needed offline, by `<kind>/<namespace>/<name>`.
+    /// API objects needed offline, and state of parts of the agent, by `<kind>/<namespace>/<name>`: see [`kinds`].
     Objects = 13, objects, "objects": ObjectRecord, v 1;
     /// Eviction signals, by name.
     Signals = 14, signals, "signals": SignalRecord, v 1;

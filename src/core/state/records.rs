@@ -461,7 +461,7 @@ pub struct ObjectRecord {
 
 impl ObjectRecord {
     /// Returns a record of the agent's own, as JSON. What is kept so has a JSON form: structs, lists, and maps with texts as keys.
-    pub fn own<T: Serialize + ?Sized>(of: &T, at: Stamp) -> Self {
+    pub(crate) fn own<T: Serialize + ?Sized>(of: &T, at: Stamp) -> Self {
         Self {
             resource_version: String::new(),
             encrypted: false,

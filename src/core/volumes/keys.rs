@@ -5,20 +5,18 @@
 //! as `device/<id>` and `devices//<id>`. The `resource_version` of the object says what is known of the step
 //! its phase is about ([`Mark`]).
 
+use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 use super::Remote;
 use crate::core::state::ObjectRecord;
+use crate::core::state::kinds::{self, Declared, Key, Kind};
 use crate::types::{PodUid, Stamp};
 
 /// Begin of the keys of volumes' objects.
-pub const VOLUMES: &str = "volumes/";
-/// Begin of the keys of what is known of the pods' own volumes: whether they are mounts.
-pub const MEDIA: &str = "media/";
+pub const VOLUMES: &str = kinds::VOLUMES.prefix;
 /// Begin of the keys of devices' objects.
 pub const DEVICES: &str = "devices//";
-/// Begin of the keys of what sizes devices have on this node.
-pub const SIZES: &str = "sizes//";
 /// Begin of the keys of devices among the volume records; never the UID of a pod.
 pub const DEVICE: &str = "device/";
 
@@ -35,10 +33,19 @@ pub fn object_of(record: &str) -> String {
     }
 }
 
+/// Size of a device on this node, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Size(pub u64);
+
+impl Kind for Size {
+    const DECLARED: Declared = kinds::SIZES;
+}
+
 /// Key of the size that a device has on this node; `None` for the volume of a pod.
-pub fn size_of(record: &str) -> Option<String> {
+pub fn size_of(record: &str) -> Option<Key<Size>> {
     let id = record.strip_prefix(DEVICE)?;
-    Some(format!("{SIZES}{id}"))
+    Some(Key::new("", id))
 }
 
 /// Key of the volume record that an object belongs to; `None` for an object of another kind.

@@ -8,7 +8,7 @@ use tokio::task::JoinHandle;
 
 use super::*;
 use crate::apiserver::testkit::FakeApi;
-use crate::events::record::{EVENTS, SOURCES};
+use crate::core::state::ObjectRecord;
 use crate::events::testkit::{event, pass};
 use crate::events::{ApiEvents, EventRate, api_events, forget_waiting, kept_events};
 use crate::store::StoreOptions;
@@ -161,7 +161,7 @@ async fn what_waits_is_told_by_a_later_agent_in_its_order_with_its_times() {
     }
     rig.events.take(event("p3", "m3"));
     pass(1_000).await;
-    assert_eq!(rig.records(EVENTS).len(), 3);
+    assert_eq!(rig.records(kinds::EVENTS.prefix).len(), 3);
     rig.restart().await;
     rig.events.take(event("p4", "m4"));
     pass(60_000).await;
@@ -196,7 +196,7 @@ async fn what_was_told_just_before_a_kill_is_not_told_twice() {
     // The answer comes, and the agent dies before it is on record.
     let waiting = rig.store.snapshot();
     let waiting: Vec<_> = waiting
-        .with_prefix::<ObjectRecord>(EVENTS)
+        .with_prefix::<ObjectRecord>(kinds::EVENTS.prefix)
         .map(|(key, record)| (key.to_string(), record.clone()))
         .collect();
     rig.api.set_down(false);
@@ -239,7 +239,7 @@ async fn a_repetition_after_a_restart_is_counted_in_the_object_there_is() {
     assert!(objects[0].first_timestamp < objects[0].last_timestamp);
     // Ten quiet minutes later it is another one, and nothing is left of the first.
     pass(700_000).await;
-    assert_eq!(rig.records(EVENTS), Vec::<Value>::new());
+    assert_eq!(rig.records(kinds::EVENTS.prefix), Vec::<Value>::new());
     rig.restart().await;
     rig.events.take(event("web", "x"));
     pass(1_000).await;
@@ -254,7 +254,7 @@ async fn a_restart_gives_a_pod_that_floods_no_more_room() {
     }
     pass(1_000).await;
     assert_eq!(rig.unsent("spam"), 75);
-    assert_eq!(rig.records(SOURCES).len(), 1);
+    assert_eq!(rig.records(kinds::EVENT_SOURCES.prefix).len(), 1);
     for _ in 0..3 {
         rig.restart().await;
         for _ in 0..10 {
@@ -265,7 +265,10 @@ async fn a_restart_gives_a_pod_that_floods_no_more_room() {
     assert_eq!(rig.unsent("spam"), 105);
     // As soon as it does not matter any more, it is forgotten.
     pass(21 * 300_000).await;
-    assert_eq!(rig.records(SOURCES), Vec::<Value>::new());
+    assert_eq!(
+        rig.records(kinds::EVENT_SOURCES.prefix),
+        Vec::<Value>::new()
+    );
     let state = rig.store.snapshot();
     assert_eq!(state.objects.len(), 0);
 }
@@ -284,14 +287,14 @@ async fn a_burst_costs_few_commits_what_is_held_back_none_and_a_quiet_node_none(
     assert_eq!(rig.told().len(), 1000);
     assert!((1..=10).contains(&burst), "{burst}");
     // What the API server counts in, no more than are worth it.
-    let kept = rig.records(EVENTS).len();
+    let kept = rig.records(kinds::EVENTS.prefix).len();
     assert!((KEPT..=KEPT + SLACK).contains(&kept), "{kept}");
     pass(60_000).await;
-    assert_eq!(rig.records(EVENTS).len(), KEPT);
+    assert_eq!(rig.records(kinds::EVENTS.prefix).len(), KEPT);
     pass(640_000).await;
     let swept = rig.commits();
     assert!(swept <= burst + 5, "{swept}");
-    assert_eq!(rig.records(EVENTS).len(), 0);
+    assert_eq!(rig.records(kinds::EVENTS.prefix).len(), 0);
     for _ in 0..25 {
         rig.events.take(event("loud", "x"));
     }
@@ -332,7 +335,7 @@ async fn a_day_without_an_api_server_is_not_told_afterwards() {
     pass(1_000).await;
     assert_eq!(rig.unsent("queue_full"), 200);
     assert_eq!(rig.metrics.events_discarded.get(), 200);
-    assert_eq!(rig.records(EVENTS).len(), 1000);
+    assert_eq!(rig.records(kinds::EVENTS.prefix).len(), 1000);
     rig.task.abort();
     drop((&mut rig.task).await);
     *rig.clock.more.lock().unwrap() += 24 * 3_600_000;
@@ -342,7 +345,7 @@ async fn a_day_without_an_api_server_is_not_told_afterwards() {
     pass(60_000).await;
     assert_eq!(rig.told(), ["new"]);
     assert_eq!(rig.unsent("too_old"), 1000);
-    assert_eq!(rig.records(EVENTS).len(), 1);
+    assert_eq!(rig.records(kinds::EVENTS.prefix).len(), 1);
 }
 
 #[tokio::test(start_paused = true)]
@@ -352,7 +355,10 @@ async fn damaged_records_are_left_out_and_go() {
     rig.events.take(event("good", "x"));
     pass(1_000).await;
     let state = rig.store.snapshot();
-    let (_, good) = state.with_prefix::<ObjectRecord>(EVENTS).next().unwrap();
+    let (_, good) = state
+        .with_prefix::<ObjectRecord>(kinds::EVENTS.prefix)
+        .next()
+        .unwrap();
     let damaged = ObjectRecord {
         data: b"{\"name\":".to_vec(),
         ..good.clone()
@@ -377,7 +383,7 @@ async fn an_agent_that_ends_writes_what_waits() {
     pass(1).await;
     rig.token.cancel();
     (&mut rig.task).await.unwrap();
-    assert_eq!(rig.records(EVENTS).len(), 1);
+    assert_eq!(rig.records(kinds::EVENTS.prefix).len(), 1);
     // Without an API server nobody will ever be told.
     forget_waiting(&rig.store).await.unwrap();
     assert_eq!(rig.store.snapshot().objects.len(), 0);

@@ -464,7 +464,7 @@ async fn cut_off() -> World {
         ..AtBoot.now()
     };
     let key = images::files_key(&qualified("a:1"));
-    let transaction = Transaction::new().put(&key, object(&begun, earlier));
+    let transaction = Transaction::new().put_object(&key, &begun, earlier);
     w.store.commit(transaction).await.unwrap();
     w.runtime.0.images.lock().unwrap().insert(qualified("a:1"));
     w

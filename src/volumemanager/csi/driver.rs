@@ -7,6 +7,8 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
+use crate::core::state::kinds::{self, Declared, Kind};
+
 /// `PluginInfo.type` of CSI drivers.
 pub(super) const CSI_PLUGIN: &str = "CSIPlugin";
 const NAME_MAX: usize = 63;
@@ -33,6 +35,10 @@ pub struct Driver {
     pub(super) told: Option<String>,
     /// It went, and the API server still has it.
     pub(super) gone: bool,
+}
+
+impl Kind for Driver {
+    const DECLARED: Declared = kinds::CSI_PLUGINS;
 }
 
 impl Driver {

@@ -31,13 +31,13 @@ use super::proto::{Empty, PluginInfo, RegistrationStatus, method};
 use super::rpc::{Failure, Socket};
 use super::watch::Watch;
 use crate::apiserver::ApiClient;
-use crate::core::state::{ObjectRecord, Transaction};
+use crate::core::state::Transaction;
+use crate::core::state::kinds::Key;
 use crate::node_object::NodeObject;
 use crate::store::Store;
 use crate::types::Clock;
 use crate::types::metrics::Metrics;
 
-const PREFIX: &str = "csiplugins//";
 /// Upstream gives a second once it is connected.
 const GET_INFO: Duration = Duration::from_secs(5);
 /// Upstream: `notifyTimeoutDuration`.
@@ -125,10 +125,11 @@ impl Drivers {
     pub fn new(options: DriversOptions) -> Self {
         let mut known = BTreeMap::new();
         let state = options.store.snapshot();
-        for (key, record) in state.with_prefix::<ObjectRecord>(PREFIX) {
-            let driver: Driver = match serde_json::from_slice(&record.data) {
+        for record in state.all_stored::<Driver>() {
+            let driver = match record.read() {
                 Ok(driver) => driver,
                 Err(error) => {
+                    let (key, error) = (record.key(), error.source);
                     tracing::warn!(%key, %error, "a driver's record cannot be read, it has to register again");
                     continue;
                 }
@@ -479,15 +480,9 @@ impl Drivers {
     /// Records a driver, and shows it as recorded; its client stays.
     async fn save(&self, driver: Driver) -> Result<(), String> {
         if let Some(parts) = &self.inner.parts {
-            let data = serde_json::to_vec(&driver).map_err(|e| e.to_string())?;
-            let record = ObjectRecord {
-                resource_version: String::new(),
-                encrypted: false,
-                data,
-                at: parts.clock.now(),
-            };
-            let key = format!("{PREFIX}{}", driver.name);
-            let commit = parts.store.commit(Transaction::new().put(&key, record));
+            let (key, now) = (Key::new("", &driver.name), parts.clock.now());
+            let put = Transaction::new().try_put_object(&key, "", &driver, now);
+            let commit = parts.store.commit(put.map_err(|e| e.to_string())?);
             commit
                 .await
                 .map_err(|e| format!("record driver {}: {e}", driver.name))?;
@@ -500,8 +495,8 @@ impl Drivers {
 
     async fn forget(&self, name: &str) -> Result<(), String> {
         if let Some(parts) = &self.inner.parts {
-            let key = format!("{PREFIX}{name}");
-            let transaction = Transaction::new().delete::<ObjectRecord>(&key);
+            let key = Key::<Driver>::new("", name);
+            let transaction = Transaction::new().delete_object(&key);
             let commit = parts.store.commit(transaction).await;
             commit.map_err(|e| format!("forget driver {name}: {e}"))?;
         }
