@@ -242,6 +242,14 @@ fn numbers_must_fit_their_type_and_are_told_about_once() {
             "DIR/config.yaml:9:13: kubeAPIQPS: expected a whole number, found the number 1.5",
         ]
     );
+    for ids in ["0", "65535", "65537", "4294901760"] {
+        assert_eq!(
+            files.errors(&format!("userNamespaces: {{idsPerPod: {ids}}}\n")),
+            [format!(
+                "DIR/config.yaml:3:29: userNamespaces.idsPerPod: is {ids}, expected a multiple of 65536 from 65536 to 4294836224"
+            )]
+        );
+    }
     assert_eq!(
         files.errors("logging: {verbosity: 2147483648}\n"),
         ["DIR/config.yaml:3:22: logging.verbosity: is 2147483648, allowed are 0 to 2147483647"]

@@ -441,6 +441,7 @@ pub(super) fn context(
         });
     }
     context.single_process_oom_kill = kubelet.single_process_oom_kill.unwrap_or(false);
+    context.user_ids_per_pod = kubelet.user_ids_per_pod;
     context.swap_controller = cgroups.has_swap_controller();
     let behavior = kubelet.reserves.swap;
     if let Some(why) = swap::without_effect(behavior, context.cgroup_v2, context.swap_controller) {

@@ -260,13 +260,6 @@ const OUTPUT_ROUTING: &[Field] = &[
     later("infoBufferSize", Kind::Quantity, &["0"], ""),
 ];
 
-pub(super) const USER_NAMESPACES: &[Field] = &[later(
-    "idsPerPod",
-    Kind::Int64,
-    &["65536"],
-    "A pod with `hostUsers: false` has 65536.",
-)];
-
 pub(super) const TAINT: &[Field] = &[
     yes("key", Kind::String),
     yes("value", Kind::String),

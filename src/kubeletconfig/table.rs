@@ -22,7 +22,7 @@ use super::codec::{
 use super::eviction::{GRACES, RECLAIMS, THRESHOLDS};
 use super::fields::{
     Field, Kind, LOGGING_OPTIONS, PRIORITY_PERIOD, RESERVED_MEMORY, Setting, Support, TAINT,
-    USER_NAMESPACES, VMODULE, last, later,
+    VMODULE, last, later,
 };
 use super::pinning::{
     CPUS, CpuManagerPolicy, MEMORY_OF_NODES, MemoryManagerPolicy, OPTIONS, ReservedMemory,
@@ -37,6 +37,13 @@ use super::types::{
 };
 use super::validate::{DAY, at_most_a_day, unless};
 use crate::types::cpu_set::CpuSet;
+
+/// Allowed values of `userNamespaces.idsPerPod`. Neither the first nor the last 65536 IDs of a node are given to pods.
+const IDS_PER_POD: &str = "a multiple of 65536 from 65536 to 4294836224";
+
+fn has_ids_per_pod(ids: u32) -> bool {
+    ids.is_multiple_of(65_536) && (65_536..=4_294_836_224).contains(&ids)
+}
 
 /// Declares one [`Field`] from what a row has in brackets.
 macro_rules! field {
@@ -652,5 +659,11 @@ fields! {
     fail_cgroup_v1: bool = false,
     ["failCgroupV1": Bool = BOOL, "Upstream: true. See deviations.";
         .flag("fail-cgroupv1", "BOOL", "Refuse to run on cgroup v1 [default: false]")]
-    [later "userNamespaces": Object(USER_NAMESPACES) = [], ""]
+    /// `userNamespaces.idsPerPod`: users and groups of the node that a pod with `hostUsers: false` has for itself.
+    user_ids_per_pod: u32 = 65_536,
+    [section "userNamespaces" {
+        [user_ids_per_pod as "userNamespaces.idsPerPod": Int64 = Int(IDS_PER_POD),
+            "Users and groups of a pod with `hostUsers: false`: a multiple of 65536, at most 4294836224. Pods keep what they have when it changes.";
+            .check(|c| unless(has_ids_per_pod(c.user_ids_per_pod), c.user_ids_per_pod, IDS_PER_POD))]
+    }]
 }

@@ -17,6 +17,7 @@ use k8s_openapi::api::core::v1::{Container, HostAlias, Pod};
 use super::attempt_files;
 use super::container_mounts::{self, absolute};
 use super::cri::ContainerConfig;
+use super::cri::stop_signal::number_of;
 use super::devices;
 use super::env;
 use super::labels;
@@ -100,7 +101,7 @@ pub fn build(
         image_ref,
         ..
     } = *inputs;
-    check_stop_signal(pod, container)?;
+    let stop_signal = stop_signal(pod, container)?;
     let mut security = security::container_context(pod, container, &inputs.isolation, ctx)?;
     let groups = extra_groups(pod, inputs.remotes.values());
     security.supplemental_groups.extend(groups);
@@ -142,6 +143,7 @@ pub fn build(
         message,
         envs: inputs.env.vars.clone(),
         images: Vec::new(),
+        stop_signal,
     })
 }
 
@@ -401,37 +403,25 @@ fn container_annotations(inputs: &ContainerInputs<'_>) -> HashMap<String, String
     all
 }
 
-/// Refuses a stop signal: the runtime's interface has no field for one, and a container that is stopped by
-/// another signal than its spec says would be a surprise.
-fn check_stop_signal(pod: &Pod, container: &Container) -> Result<(), ConfigError> {
+/// Returns the CRI's number of the signal that stops a container, 0 for none of its own. Upstream:
+/// `buildContainerConfig`'s stop signal, with what the API server checks.
+fn stop_signal(pod: &Pod, container: &Container) -> Result<i32, ConfigError> {
     let lifecycle = container.lifecycle.as_ref();
     let Some(signal) = lifecycle.and_then(|l| l.stop_signal.as_deref()) else {
-        return Ok(());
+        return Ok(0);
     };
-    let error = |reason: &str| {
-        Err(ConfigError::StopSignal {
-            container: container.name.clone(),
-            signal: signal.to_owned(),
-            reason: reason.to_owned(),
-        })
+    let error = |reason: &str| ConfigError::StopSignal {
+        container: container.name.clone(),
+        signal: signal.to_owned(),
+        reason: reason.to_owned(),
     };
-    let number = signal
-        .strip_prefix("SIGRT")
-        .and_then(|rest| rest.strip_prefix("MIN+").or(rest.strip_prefix("MAX-")));
-    let real_time = match number {
-        Some(n) => n.parse::<u8>().is_ok_and(|n| (1..=15).contains(&n)),
-        None => matches!(signal, "SIGRTMIN" | "SIGRTMAX"),
-    };
-    if !real_time && signal.parse::<nix::sys::signal::Signal>().is_err() {
-        return error("there is no such signal; use a name like SIGTERM or SIGRTMIN+1");
-    }
+    let no_such = "there is no such signal; use a name like SIGTERM or SIGRTMIN+1";
+    let number = number_of(signal).ok_or_else(|| error(no_such))?;
     let os = pod.spec_ref().os.as_ref();
     if os.is_none_or(|os| os.name != "linux") {
-        return error("it needs spec.os.name: linux");
+        return Err(error("it needs spec.os.name: linux"));
     }
-    error(
-        "the runtime interface of this version has no field for it; leave it out and set STOPSIGNAL in the image",
-    )
+    Ok(number)
 }
 
 #[cfg(test)]

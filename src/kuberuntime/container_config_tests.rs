@@ -172,24 +172,30 @@ fn with_selinux_what_the_agent_makes_is_labelled_and_what_is_the_nodes_is_not() 
 }
 
 #[test]
-fn stop_signals_are_refused_and_say_why() {
+fn stop_signals_are_given_to_the_runtime_or_refused_with_the_reason() {
     for (signal, os, want) in [
-        ("SIGUSR1", "linux", "no field for it"),
-        ("SIGRTMIN+3", "linux", "no field for it"),
-        ("SIGRTMAX", "linux", "no field for it"),
-        ("SIGUSR1", "", "spec.os.name: linux"),
-        ("SIGRTMIN+16", "linux", "no such signal"),
-        ("USR1", "linux", "no such signal"),
-        ("SIGNOT", "linux", "no such signal"),
+        ("SIGUSR1", "linux", Ok(29)),
+        ("SIGRTMIN+3", "linux", Ok(38)),
+        ("SIGRTMAX", "linux", Ok(65)),
+        ("SIGUSR1", "", Err("spec.os.name: linux")),
+        ("SIGRTMIN+16", "linux", Err("no such signal")),
+        ("USR1", "linux", Err("no such signal")),
+        ("SIGNOT", "linux", Err("no such signal")),
     ] {
         let container = json!({"name": "c", "lifecycle": {"stopSignal": signal}});
         let mut pod = pod(container);
         if !os.is_empty() {
             pod.spec.as_mut().unwrap().os = serde_json::from_value(json!({"name": os})).unwrap();
         }
-        let error = check_stop_signal(&pod, &pod.containers()[0]).unwrap_err();
-        assert!(error.to_string().contains(want), "{signal}: {error}");
+        let got = stop_signal(&pod, &pod.containers()[0]).map_err(|e| e.to_string());
+        match (got, want) {
+            (Ok(number), Ok(want)) => assert_eq!(number, want, "{signal}"),
+            (Err(error), Err(want)) => assert!(error.contains(want), "{signal}: {error}"),
+            (got, _) => panic!("{signal}: {got:?}"),
+        }
     }
+    let without = pod(json!({"name": "c"}));
+    assert_eq!(stop_signal(&without, &without.containers()[0]).unwrap(), 0);
 }
 
 #[test]

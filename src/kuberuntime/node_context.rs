@@ -8,6 +8,7 @@ use arc_swap::ArcSwap;
 
 use super::dns::DnsConfigurer;
 use super::resources::MemoryRules;
+use super::userns;
 use crate::types::PodUid;
 use crate::types::host_addresses::HostAddresses;
 
@@ -91,6 +92,8 @@ pub struct NodeContext {
     pub selinux_file_context: Option<String>,
     /// `singleProcessOOMKill`: kill one process instead of the whole container (cgroup v2).
     pub single_process_oom_kill: bool,
+    /// `userNamespaces.idsPerPod`: users that a pod with `hostUsers: false` has for itself.
+    pub user_ids_per_pod: u32,
     /// Sizes of huge pages that the kernel has, in bytes.
     pub hugepage_sizes: Vec<u64>,
     /// The node's addresses.
@@ -118,6 +121,7 @@ impl NodeContext {
             selinux: false,
             selinux_file_context: None,
             single_process_oom_kill: false,
+            user_ids_per_pod: userns::LENGTH,
             hugepage_sizes: Vec::new(),
             addresses: HostAddresses::fixed(Vec::new()),
         }

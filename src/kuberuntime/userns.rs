@@ -1,9 +1,10 @@
 //! User namespaces of pods (`hostUsers: false`): which users and groups of the node stand for those of the
 //! pod; upstream's `usernsManager`.
 //!
-//! Every pod has [`LENGTH`] users of its own, from [`LENGTH`] up, so that no user of a pod is one of the
-//! node's or of another pod's. What a pod got is remembered in table `objects` under [`key`] before its
-//! sandbox is made, and forgotten with the pod. Pure.
+//! Every pod has users of its own, from [`LENGTH`] up, as many as `userNamespaces.idsPerPod` says when it is first
+//! started, so that no user of a pod is one of the node's or of another pod's. What a pod got is remembered in table
+//! `objects` under [`key`] before its sandbox is made, and forgotten with the pod. A range keeps its length when the setting
+//! changes. Pure.
 
 use std::collections::BTreeSet;
 
@@ -13,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use crate::core::state::kinds::{self, Declared, Key, Kind};
 use crate::types::PodUid;
 
-/// Users and groups of a pod; upstream's `userNsLength`.
+/// Users and groups of a pod by default, and the unit of their number; upstream's `userNsUnitLength`.
 pub const LENGTH: u32 = 65_536;
 
 /// The users of the node that a pod has for its own.
@@ -51,8 +52,9 @@ pub fn key(namespace: &str, uid: &PodUid) -> Key<Range> {
     Key::new(namespace, uid.as_str())
 }
 
-/// The lowest range that no other pod has; `None` when all are taken.
-pub fn allocate(taken: impl IntoIterator<Item = Range>) -> Option<Range> {
+/// The lowest range of `length` users that no other pod has; `None` when there is none. Ranges on record may have other
+/// lengths, and need not begin at a multiple of [`LENGTH`].
+pub fn allocate(taken: impl IntoIterator<Item = Range>, length: u32) -> Option<Range> {
     let taken: BTreeSet<u32> = taken
         .into_iter()
         .flat_map(|range| {
@@ -60,12 +62,23 @@ pub fn allocate(taken: impl IntoIterator<Item = Range>) -> Option<Range> {
             range.host_id / LENGTH..=last / LENGTH
         })
         .collect();
+    let blocks = length.div_ceil(LENGTH).max(1);
     // The last block holds the ID that stands for "none".
-    let block = (1..u32::MAX / LENGTH).find(|block| !taken.contains(block))?;
-    Some(Range {
-        host_id: block * LENGTH,
-        length: LENGTH,
-    })
+    let end = u32::MAX / LENGTH;
+    let mut first = 1;
+    while end.checked_sub(blocks).is_some_and(|last| first <= last) {
+        // Behind the last block in the way, if there is one.
+        match taken.range(first..first + blocks).next_back() {
+            Some(block) => first = block + 1,
+            None => {
+                return Some(Range {
+                    host_id: first * LENGTH,
+                    length,
+                });
+            }
+        }
+    }
+    None
 }
 
 /// Whether a runtime can run pods in user namespaces with a handler; empty = its default.
@@ -97,16 +110,67 @@ mod tests {
             (vec![65_536, 196_608], Some(131_072)),
             (vec![0], Some(65_536)),
         ] {
-            let got = allocate(taken.iter().copied().map(range));
+            let got = allocate(taken.iter().copied().map(range), LENGTH);
             assert_eq!(got, want.map(range), "{taken:?}");
         }
         let odd = Range {
             host_id: 70_000,
             length: LENGTH,
         };
-        assert_eq!(allocate([odd]), Some(range(196_608)), "it overlaps two");
+        assert_eq!(
+            allocate([odd], LENGTH),
+            Some(range(196_608)),
+            "it overlaps two"
+        );
         let all = (1..u32::MAX / LENGTH).map(|block| range(block * LENGTH));
-        assert_eq!(allocate(all), None);
+        assert_eq!(allocate(all, LENGTH), None);
+    }
+
+    #[test]
+    fn ranges_of_another_length_stay_and_are_left_out() {
+        let of = |host_id: u32, length: u32| Range { host_id, length };
+        let double = 2 * LENGTH;
+        for (what, taken, length, want) in [
+            ("nothing is taken", vec![], double, Some(of(LENGTH, double))),
+            (
+                "one of the default is in the way",
+                vec![range(65_536)],
+                double,
+                Some(of(131_072, double)),
+            ),
+            (
+                "the gap is too small",
+                vec![range(131_072)],
+                double,
+                Some(of(196_608, double)),
+            ),
+            (
+                "the gap is just large enough",
+                vec![range(196_608)],
+                double,
+                Some(of(65_536, double)),
+            ),
+            (
+                "the other way round",
+                vec![of(65_536, double)],
+                LENGTH,
+                Some(range(196_608)),
+            ),
+            (
+                "everything for one pod",
+                vec![],
+                65_534 * LENGTH,
+                Some(of(65_536, 65_534 * LENGTH)),
+            ),
+            (
+                "all but one block",
+                vec![range(65_536)],
+                65_534 * LENGTH,
+                None,
+            ),
+        ] {
+            assert_eq!(allocate(taken, length), want, "{what}");
+        }
     }
 
     #[test]

@@ -20,7 +20,7 @@ use super::start::{
 };
 use super::{
     Job, StartFailure, WorkerContext, devices, grow, image_volumes, isolation, mounts, pinning,
-    resize, resolve, start, stop,
+    resize, resolve, start, stop, stop_signal,
 };
 use crate::core::container_history;
 use crate::core::pod_actions::{self, PodActions, StartContainer};
@@ -853,6 +853,10 @@ async fn create_container(
             return Ok(Err(Failure::new("CreateContainerConfigError", message)));
         }
     };
+    if let Err(message) = stop_signal::check(context, container).await {
+        warn("Failed", &format!("Error: {message}"));
+        return Ok(Err(Failure::new("CreateContainerConfigError", message)));
+    }
     let granted = match devices::granted(context, pod, container).await {
         Ok(granted) => granted,
         Err(message) => {

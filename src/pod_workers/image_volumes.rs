@@ -205,14 +205,19 @@ fn too_old(
     first: fn(&str) -> Option<Release>,
 ) -> Option<&'static str> {
     let (first, text) = first(runtime)?;
+    (release_of(version)? < first).then_some(text)
+}
+
+/// Returns the first two numbers of a version; `None` when it does not begin with two.
+pub(super) fn release_of(version: &str) -> Option<(u32, u32)> {
     let mut parts = version
         .trim_start_matches('v')
         .split(|c: char| !c.is_ascii_digit())
         .map(str::parse::<u32>);
-    let (Some(Ok(major)), Some(Ok(minor))) = (parts.next(), parts.next()) else {
-        return None;
-    };
-    ((major, minor) < first).then_some(text)
+    match (parts.next(), parts.next()) {
+        (Some(Ok(major)), Some(Ok(minor))) => Some((major, minor)),
+        _ => None,
+    }
 }
 
 #[cfg(test)]

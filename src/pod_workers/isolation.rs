@@ -90,7 +90,7 @@ async fn range(context: &WorkerContext, pod: &Pod) -> Result<Range, StepError> {
     for record in state.all_stored::<Range>() {
         taken.push(record.read().map_err(unreadable)?);
     }
-    let range = userns::allocate(taken).ok_or_else(|| {
+    let range = userns::allocate(taken, context.node.user_ids_per_pod).ok_or_else(|| {
         StepError::Sandbox(
             "no users are left for another pod with hostUsers: false; remove one".to_owned(),
         )

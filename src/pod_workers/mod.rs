@@ -32,6 +32,7 @@ mod resolve;
 mod shutdown;
 mod start;
 mod stop;
+mod stop_signal;
 mod sync_pod;
 pub mod take_over;
 mod terminate;

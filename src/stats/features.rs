@@ -18,6 +18,7 @@ const FEATURES: &[(&str, &str, bool)] = &[
     ("ComponentStatusz", BETA, true),
     ("ContainerCheckpoint", BETA, true),
     ("ContainerRestartRules", BETA, true),
+    ("ContainerStopSignals", ALPHA, true),
     ("DynamicResourceAllocation", GA, false),
     ("EnvFiles", BETA, true),
     ("EventedPLEG", ALPHA, true),

@@ -34,6 +34,7 @@ mod rich_pod;
 mod rows;
 mod rows_ends;
 mod rows_steps;
+mod runtime_features;
 mod schedule;
 mod schedules;
 mod settings;

@@ -11,7 +11,27 @@ pub const FEATURES: &[Feature] = &[
     ("pre-stop", pre_stop),
     ("pre-stop-sleep", pre_stop_sleep),
     ("grace", grace),
+    ("stop-signal", stop_signal),
 ];
+
+/// A runtime that would ignore the signal does not get the container.
+fn stop_signal(world: &World) {
+    let seen = status(world, "stop-signal", "runs or is refused", |s| {
+        let state = &container(s, "main")["state"];
+        state["running"].is_object() || state["waiting"]["reason"] == "CreateContainerConfigError"
+    });
+    let main = &container(&seen, "main")["state"];
+    if main["running"].is_object() {
+        marks(world, "stop-signal", &["begin"]);
+        deleted(world, "stop-signal");
+        marks(world, "stop-signal", &["begin", "usr1"]);
+        return;
+    }
+    let why = main["waiting"]["message"].to_string();
+    for part in ["SIGUSR1", "ignores it", "or later"] {
+        assert!(why.contains(part), "{seen}");
+    }
+}
 
 fn post_start(world: &World) {
     marks(world, "post-start", &["hook"]);

@@ -1,7 +1,8 @@
 //! The request that makes a container.
 //!
 //! Values of variables are bytes in the CRI since 1.34. In older ones, and in the generated types, they are text. On the
-//! wire both are the same. The path within an image that is mounted came with 1.33, and the generated types have no field for it.
+//! wire both are the same. The path within an image that is mounted and the signal that stops a container came with 1.33, and
+//! the generated types have no fields for them.
 
 use std::fmt;
 
@@ -23,6 +24,8 @@ pub struct ContainerConfig {
     pub envs: Vec<(String, Vec<u8>)>,
     /// Mounts of images, beside those of `message`.
     pub images: Vec<ImageMount>,
+    /// Signal that stops it, by the CRI's number; 0 for the image's, else the runtime's default.
+    pub stop_signal: i32,
 }
 
 /// A mount of an image, or of a part of it.
@@ -53,6 +56,7 @@ impl From<v1::ContainerConfig> for ContainerConfig {
             message,
             envs: envs.into_iter().map(bytes).collect(),
             images: Vec::new(),
+            stop_signal: 0,
         }
     }
 }
@@ -88,6 +92,13 @@ struct Mounts {
 struct ImageSubPath {
     #[prost(string, tag = "10")]
     image_sub_path: String,
+}
+
+/// Field 18 of `runtime.v1.ContainerConfig`, an enumeration.
+#[derive(Clone, PartialEq, Message)]
+struct StopSignal {
+    #[prost(int32, tag = "18")]
+    stop_signal: i32,
 }
 
 impl ImageMount {
@@ -126,6 +137,10 @@ impl CreateContainerRequest {
         let mut encoded = config.message.encode_to_vec();
         encoded.extend(envs.encode_to_vec());
         encoded.extend(mounts.encode_to_vec());
+        let signal = StopSignal {
+            stop_signal: config.stop_signal,
+        };
+        encoded.extend(signal.encode_to_vec());
         Self {
             pod_sandbox_id: sandbox_id.to_string(),
             config: encoded,
@@ -219,6 +234,20 @@ mod tests {
             })
             .collect();
         assert_eq!(parts, ["", "", "etc/conf"]);
+    }
+
+    #[test]
+    fn the_stop_signal_is_a_field_that_older_runtimes_pass_over() {
+        let config = |stop_signal| ContainerConfig {
+            stop_signal,
+            ..whole().config.unwrap().into()
+        };
+        let sent = request(config(29)).config;
+        assert_eq!(StopSignal::decode(sent.as_slice()).unwrap().stop_signal, 29);
+        let read = v1::ContainerConfig::decode(sent.as_slice());
+        assert_eq!(read.unwrap(), whole().config.unwrap());
+        let without = request(config(0)).config;
+        assert_eq!(sent.len(), without.len() + 3, "none is sent as none");
     }
 
     #[test]

@@ -25,6 +25,7 @@ mod leases;
 mod list;
 mod operation;
 mod sandboxes;
+pub mod stop_signal;
 mod streams;
 mod termination;
 mod trace;

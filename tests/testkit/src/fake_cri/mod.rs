@@ -96,6 +96,9 @@ struct Control {
     stream_url: Option<String>,
     events: bool,
     checkpoints: bool,
+    user_namespaces: bool,
+    /// Name and version that it gives.
+    release: Option<(String, String)>,
     lose_events: usize,
     /// Bytes of the largest list.
     list_limit: usize,
@@ -132,6 +135,8 @@ impl FakeCri {
                 stream_url: None,
                 events: true,
                 checkpoints: false,
+                user_namespaces: false,
+                release: None,
                 lose_events: 0,
                 list_limit: 16 << 20,
                 runtime_ready: true,
@@ -350,6 +355,16 @@ impl FakeCri {
     /// Whether the runtime checkpoints containers: it writes a file where it is told to.
     pub fn offer_checkpoints(&self, offer: bool) {
         self.control().checkpoints = offer;
+    }
+
+    /// Whether the runtime's default handler runs pods in user namespaces.
+    pub fn offer_user_namespaces(&self, offer: bool) {
+        self.control().user_namespaces = offer;
+    }
+
+    /// The runtime says that it is this one.
+    pub fn set_release(&self, name: &str, version: &str) {
+        self.control().release = Some((name.to_owned(), version.to_owned()));
     }
 
     /// The next `count` events are lost.

@@ -93,10 +93,13 @@ impl RuntimeService for Service {
         _: Request<v1::VersionRequest>,
     ) -> Result<Response<v1::VersionResponse>, Status> {
         self.call("version", "", async {
+            let release = self.0.control().release.clone();
+            let (runtime_name, runtime_version) =
+                release.unwrap_or_else(|| ("fake".to_owned(), "1.0.0".to_owned()));
             Ok(v1::VersionResponse {
                 version: "0.1.0".to_owned(),
-                runtime_name: "fake".to_owned(),
-                runtime_version: "1.0.0".to_owned(),
+                runtime_name,
+                runtime_version,
                 runtime_api_version: "v1".to_owned(),
             })
         })
@@ -109,9 +112,17 @@ impl RuntimeService for Service {
     ) -> Result<Response<v1::StatusResponse>, Status> {
         self.call("status", "", async {
             let shared = &self.0;
-            let (runtime, network) = {
+            let (runtime, network, user_namespaces) = {
                 let control = shared.control();
-                (control.runtime_ready, control.network_ready)
+                let ready = (control.runtime_ready, control.network_ready);
+                (ready.0, ready.1, control.user_namespaces)
+            };
+            let default = v1::RuntimeHandler {
+                name: String::new(),
+                features: Some(v1::RuntimeHandlerFeatures {
+                    recursive_read_only_mounts: false,
+                    user_namespaces: true,
+                }),
             };
             Ok(v1::StatusResponse {
                 status: Some(v1::RuntimeStatus {
@@ -120,6 +131,7 @@ impl RuntimeService for Service {
                         condition("NetworkReady", network),
                     ],
                 }),
+                runtime_handlers: user_namespaces.then_some(default).into_iter().collect(),
                 ..Default::default()
             })
         })
