@@ -13,6 +13,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::backoff::early::{self, Ends};
+use super::restart_all::Restart;
 use super::state::{
     BackoffRecord, ContainerRecord, ExitRecord, IntentRecord, State, Transaction, WorkerPhase,
     WorkerRecord, child_key,
@@ -30,11 +31,13 @@ const LOST: &str =
 /// Message of the end of a container whose start the runtime has forgotten.
 const TURNED_BACK: &str = "The node was restarted after the container's start, and the runtime does not know of that start";
 
-/// The container records of one pod, by container name, and which of their back-offs ended early.
+/// The container records of one pod, by container name, which of their back-offs ended early, and the newest restart of
+/// all containers.
 #[derive(Clone, Debug, Default)]
 pub struct Records<'a> {
     containers: BTreeMap<&'a str, &'a ContainerRecord>,
     ends: BTreeMap<&'a str, Ends>,
+    restart: Option<Restart>,
 }
 
 impl<'a> Records<'a> {
@@ -51,7 +54,20 @@ impl<'a> Records<'a> {
         Self {
             containers,
             ends: early::all_of(state, pod),
+            restart: Restart::of(state, pod),
         }
+    }
+
+    /// The same with another restart of all containers.
+    #[must_use]
+    pub fn with_restart(mut self, restart: Option<Restart>) -> Self {
+        self.restart = restart;
+        self
+    }
+
+    /// The newest restart of all containers.
+    pub fn restart(&self) -> Option<&Restart> {
+        self.restart.as_ref()
     }
 
     /// The record of one container.
@@ -76,6 +92,7 @@ impl<'a> FromIterator<(&'a str, &'a ContainerRecord)> for Records<'a> {
         Self {
             containers: iter.into_iter().collect(),
             ends: BTreeMap::new(),
+            restart: None,
         }
     }
 }

@@ -30,6 +30,7 @@ pub mod probe_result;
 pub mod pull_fallback;
 pub mod resize;
 pub mod resources;
+pub mod restart_all;
 pub mod restore;
 pub mod shutdown;
 pub mod state;

@@ -47,7 +47,10 @@ const MAX_IMAGE_NAMES: usize = 5;
 
 /// `status.declaredFeatures`: features that schedulers and API servers use on nodes that declare them only. Sorted, as the
 /// API demands; the same for a version of the agent, whatever its settings. Upstream: `nodedeclaredfeatures`.
-const DECLARED_FEATURES: &[&str] = &["ExtendWebSocketsToKubelet"];
+const DECLARED_FEATURES: [&str; 2] = [
+    "ExtendWebSocketsToKubelet",
+    "RestartAllContainersOnContainerExits",
+];
 
 const LABEL_HOSTNAME: &str = "kubernetes.io/hostname";
 const LABEL_OS: &str = "kubernetes.io/os";

@@ -24,6 +24,9 @@
 //!
 //! With `look_again`, another sync follows at once, on a status that is newer than this one.
 //!
+//! A restart of all containers ([`restart_all`]) comes before everything else: as long as its containers are stopped,
+//! nothing starts and no sandbox is made; nothing starts either before the exit that asks for it is on record as its cause.
+//!
 //! **Invariants:** the same input gives the same actions; nothing is started while it may still run;
 //! a policy of Never starts a container at most once, even when records are all that is left of it; no
 //! main container starts before every init container has completed, and every sidecar has started, in the
@@ -50,11 +53,15 @@ pub use actions::{
     KillContainer, KillPod, KillReason, PodActions, PostStart, StartContainer, Waiting,
 };
 pub use hash::container_hash;
-pub use policy::{is_restartable, may_leave_its_end, policy_of, policy_restarts, restarts};
+pub use policy::{
+    all_may_restart, is_restartable, may_leave_its_end, policy_of, policy_restarts, restarts,
+    restarts_all,
+};
 pub use view::post_start_key;
 
 use super::backoff::{crash, go_duration};
 use super::container_history::{Latest, Records};
+use super::restart_all::{self, Restart, Seen};
 use super::state::ExitRecord;
 use crate::types::containers::containers_of;
 use crate::types::pod::RestartPolicy;
@@ -86,6 +93,18 @@ pub struct PodActionInput<'a> {
     pub backoff_max: Duration,
 }
 
+impl<'a> PodActionInput<'a> {
+    fn seen(&self) -> Seen<'a> {
+        Seen {
+            pod: self.pod,
+            status: self.status,
+            records: self.records,
+            listed_at: self.listed_at,
+            now: self.now,
+        }
+    }
+}
+
 /// Whether a pod needs a new sandbox, and with which attempt; upstream's `PodSandboxChanged`.
 /// Network facts count only where the newest sandbox was inspected.
 pub fn sandbox_to_create(pod: &Pod, status: &PodStatus) -> Option<u32> {
@@ -109,9 +128,14 @@ pub fn sandbox_to_create(pod: &Pod, status: &PodStatus) -> Option<u32> {
 
 /// Decides what one sync has to do.
 pub fn compute(input: &PodActionInput<'_>) -> PodActions {
-    let mut actions = match sandbox_to_create(input.pod, input.status) {
-        Some(attempt) => with_new_sandbox(input, attempt),
-        None => in_current_sandbox(input),
+    let stopping = restart_all::stopping(&input.seen());
+    let mut actions = if stopping.is_some() || restart_all::pending(&input.seen()).is_some() {
+        before_restart(input, stopping)
+    } else {
+        match sandbox_to_create(input.pod, input.status) {
+            Some(attempt) => with_new_sandbox(input, attempt),
+            None => in_current_sandbox(input),
+        }
     };
     actions.next_due = actions
         .waiting
@@ -119,6 +143,32 @@ pub fn compute(input: &PodActionInput<'_>) -> PodActions {
         .map(|w| w.until)
         .min_by_key(|until| until.until(input.now));
     actions
+}
+
+/// Decides while all containers are to restart. `restart`: it is on record, so that everything is stopped; otherwise only
+/// what a probe wants stopped is.
+fn before_restart(input: &PodActionInput<'_>, restart: Option<&Restart>) -> PodActions {
+    let mut sync = Sync::new(input);
+    sync.actions.sandbox_id = input.status.sandboxes.first().map(|s| s.id.clone());
+    for spec in containers_of(input.pod).filter(|s| s.kind != ContainerKind::Ephemeral) {
+        let view = View::of(input, spec);
+        match (restart, &view.history.latest) {
+            (Some(restart), _) => sync.stop_for_restart(&view, restart),
+            (None, Latest::Running(current)) => sync.check_running(&view, current),
+            (None, _) => {}
+        }
+    }
+    PodActions {
+        sandbox_id: sync.actions.sandbox_id,
+        kill: sync.actions.kill,
+        remove_created: sync.actions.remove_created,
+        keep: (input.pod.containers().iter())
+            .map(|c| c.name.clone())
+            .collect(),
+        look_again: true,
+        restart_all: true,
+        ..PodActions::default()
+    }
 }
 
 fn with_new_sandbox(input: &PodActionInput<'_>, attempt: u32) -> PodActions {
@@ -145,6 +195,7 @@ fn with_new_sandbox(input: &PodActionInput<'_>, attempt: u32) -> PodActions {
         .collect();
     let once_only = pod.restart_policy() == RestartPolicy::Never
         && views.iter().any(|v| v.history.may_have_run())
+        && !views.iter().any(|v| v.again)
         && !views
             .iter()
             .filter(mains)

@@ -392,7 +392,8 @@ fn sync_outcome(
         now: input.now,
         backoff_max: input.backoff_max,
     });
-    if unrecorded_exit || !actions.is_empty() || has_untold_container(input, state, uid, status) {
+    let acts = !actions.is_empty() || actions.restart_all;
+    if unrecorded_exit || acts || has_untold_container(input, state, uid, status) {
         return (Outcome::Repaired, None);
     }
     let latest = input.now.plus(LONGEST_PAUSE);

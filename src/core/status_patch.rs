@@ -23,7 +23,7 @@ const EPHEMERAL: &str = "ephemeralContainerStatuses";
 const READINESS: [&str; 2] = ["Ready", "ContainersReady"];
 
 /// Condition types a kubelet owns; upstream's `PodConditionsByKubelet`.
-const OWNED: [&str; 7] = [
+const OWNED: [&str; 8] = [
     SCHEDULED,
     "Ready",
     "Initialized",
@@ -31,6 +31,7 @@ const OWNED: [&str; 7] = [
     "PodReadyToStartContainers",
     "PodResizeInProgress",
     "PodResizePending",
+    "AllContainersRestarting",
 ];
 
 /// Top-level fields of a status that a kubelet writes, lists that merge by key apart. Lists of container statuses have

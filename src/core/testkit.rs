@@ -160,3 +160,40 @@ pub(super) fn export() -> super::volumes::Remote {
     )
     .unwrap()
 }
+
+/// A pod with init container `i`, sidecar `s`, main containers `a` and `b`. `b` has policy Never of its own, and restarts all
+/// of them when it exits with 88.
+pub(super) fn pod_that_restarts(policy: &str) -> Pod {
+    let rule = serde_json::json!({
+        "action": "RestartAllContainers", "exitCodes": {"operator": "In", "values": [88]},
+    });
+    serde_json::from_value(serde_json::json!({
+        "metadata": {"name": "web", "namespace": "ns", "uid": "u1"},
+        "spec": {
+            "restartPolicy": policy,
+            "initContainers": [
+                {"name": "i", "image": "img:1"},
+                {"name": "s", "image": "img:1", "restartPolicy": "Always"},
+            ],
+            "containers": [
+                {"name": "a", "image": "img:1"},
+                {"name": "b", "image": "img:1", "restartPolicy": "Never", "restartPolicyRules": [rule]},
+            ],
+        },
+    }))
+    .unwrap()
+}
+
+/// The restart that container `b` of [`pod_that_restarts`] caused with its end as attempt `attempt`. `ended`: newest attempts
+/// when nothing ran any more.
+pub(super) fn restart_by_b(
+    attempt: u32,
+    ended: Option<&[(&str, u32)]>,
+) -> super::restart_all::Restart {
+    super::restart_all::Restart {
+        trigger: "b".into(),
+        container_id: format!("b-{attempt}"),
+        exit_code: 88,
+        ended: ended.map(|all| all.iter().map(|(n, a)| ((*n).to_owned(), *a)).collect()),
+    }
+}

@@ -29,6 +29,7 @@ pub mod reason_cache;
 mod remotes;
 mod resize;
 mod resolve;
+mod restart_all;
 mod shutdown;
 mod start;
 mod stop;

@@ -18,6 +18,7 @@ use super::execute::{self, StepError};
 use super::worker::{StepFailure, StepOutcome};
 use super::{
     Job, StartFailure, WorkerContext, causes, claims, devices, grow, mounts, resize, resolve,
+    restart_all,
 };
 use crate::core::backoff::SyncOutcome;
 use crate::core::container_history::{self, Records};
@@ -62,6 +63,10 @@ pub(super) async fn sync_pod(
     // What its cgroup is to have is remembered from here on, also of a pod that was resumed.
     context.cgroups.adopt(&job.pod).map_err(StepError::from)?;
 
+    // A probe's victim goes first. Until the source has confirmed the pod nothing starts, so nothing restarts either.
+    if !urgent && job.confirmed {
+        restart_all::advance(context, job, status, listed_at, now).await?;
+    }
     let state = context.store.snapshot();
     let api_status = api_status(context, job, &state, status, Stage::Syncing, listed_at, now);
     let terminal = pod_status::is_terminal(&api_status) || too_long;

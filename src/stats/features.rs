@@ -54,6 +54,7 @@ const FEATURES: &[(&str, &str, bool)] = &[
     ("ProcMountType", GA, true),
     ("ReloadKubeletClientCAFile", BETA, true),
     ("ReloadKubeletServerCertificateFile", BETA, true),
+    ("RestartAllContainersOnContainerExits", BETA, true),
     ("RotateKubeletServerCertificate", BETA, true),
     ("SupplementalGroupsPolicy", GA, true),
     ("SystemdWatchdog", GA, true),

@@ -723,6 +723,7 @@ mod tests {
                 .put("device/0", volume.clone())
                 .put(format!("imagepullerrors/{uid}/abc"), object.clone())
                 .put(format!("backoffends/{uid}/main"), object.clone())
+                .put(format!("restarts/{uid}/all"), object.clone())
                 .put("resizes//turn", object.clone())
                 .put(format!("secrets/ns/{uid}"), object.clone());
             for mutation in &puts.mutations {
@@ -748,6 +749,7 @@ mod tests {
                 "userns/ns/gone",
                 "imagepullerrors/gone/abc",
                 "backoffends/gone/main",
+                "restarts/gone/all",
                 "volumes/gone/forgotten",
             ]
         );

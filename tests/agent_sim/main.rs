@@ -28,6 +28,7 @@ mod probes;
 mod replace;
 mod resize;
 mod restart;
+mod restart_all;
 mod rich;
 #[path = "../support/rich_pod.rs"]
 mod rich_pod;

@@ -1,6 +1,6 @@
 //! Ends, and what follows from them.
 
-use crate::seen::{Feature, container, event, marks, phase, restarts, status};
+use crate::seen::{Feature, condition, container, event, marks, phase, restarts, status};
 use crate::world::World;
 
 pub const FEATURES: &[Feature] = &[
@@ -8,6 +8,7 @@ pub const FEATURES: &[Feature] = &[
     ("on-failure", on_failure),
     ("always", always),
     ("own-policy", own_policy),
+    ("restart-all", restart_all),
     ("oom", oom),
     ("no-command", no_command),
     ("no-image", no_image),
@@ -48,6 +49,23 @@ fn own_policy(world: &World) {
     let ended = phase(world, "own-policy", "Succeeded");
     assert_eq!(restarts(&ended, "main"), 1, "{ended}");
     marks(world, "own-policy", &["run", "run"]);
+}
+
+fn restart_all(world: &World) {
+    let again = status(world, "restart-all", "runs again", |s| {
+        let main = &container(s, "main")["state"]["terminated"];
+        main["exitCode"] == 0 && container(s, "bystander")["state"]["running"].is_object()
+    });
+    for name in ["first", "bystander", "main"] {
+        assert_eq!(restarts(&again, name), 1, "{name}: {again}");
+    }
+    let last = &container(&again, "main")["lastState"]["terminated"];
+    assert_eq!(last["exitCode"], 88, "{again}");
+    assert_eq!(condition(&again, "AllContainersRestarting"), "False");
+    marks(world, "restart-all", &["first", "main", "first", "main"]);
+    let journal = world.journal("restart-all");
+    let sandboxes = journal.iter().filter(|(what, _)| what == "sandbox created");
+    assert_eq!(sandboxes.count(), 1, "{journal:?}");
 }
 
 fn oom(world: &World) {

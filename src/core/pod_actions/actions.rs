@@ -25,6 +25,8 @@ pub enum KillReason {
     Unknown,
     /// A newer attempt of the same container runs.
     Duplicate,
+    /// All containers of the pod are restarted.
+    RestartAll,
 }
 
 /// Stop one container.
@@ -38,7 +40,7 @@ pub struct KillContainer {
     pub reason: KillReason,
     /// Text of the `Killing` event.
     pub message: String,
-    /// Grace of the probe that wants it stopped; `None` = the pod's.
+    /// Grace of the probe that wants it stopped, none for a restart of all containers; `None` = the pod's.
     pub grace: Option<Duration>,
 }
 
@@ -112,6 +114,8 @@ pub struct PodActions {
     /// The status may be older than a start that is on record, so that nothing was decided about that container: inspect the
     /// pod again and decide anew at once.
     pub look_again: bool,
+    /// All containers are to restart: they are stopped, or that decision has to be recorded first.
+    pub restart_all: bool,
 }
 
 impl PodActions {
@@ -137,8 +141,16 @@ impl PodActions {
         if self.create_sandbox.take().is_some() {
             self.kill_pod = None;
         }
-        self.kill
-            .retain(|kill| kill.reason != KillReason::SpecChanged);
+        self.kill.retain(|kill| {
+            !matches!(
+                kill.reason,
+                KillReason::SpecChanged | KillReason::RestartAll
+            )
+        });
+        if self.restart_all {
+            // The source brings the pod back here.
+            self.look_again = false;
+        }
         // Both are done for what would start next.
         self.remove_created.clear();
         self.forget_init.clear();

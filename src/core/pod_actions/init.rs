@@ -73,10 +73,12 @@ impl Sync<'_, '_> {
 
     fn is_of_this_sandbox(&self, view: &View<'_>) -> bool {
         let sandbox = self.actions.sandbox_id.as_ref();
-        sandbox.is_some_and(|s| {
-            view.history
-                .is_of_sandbox(s, self.input.status, view.record)
-        })
+        // What came before a restart of all containers counts as little as what was in another sandbox.
+        !view.again
+            && sandbox.is_some_and(|s| {
+                view.history
+                    .is_of_sandbox(s, self.input.status, view.record)
+            })
     }
 
     /// An init container that is behind: nothing of it is needed.
@@ -176,6 +178,9 @@ impl Sync<'_, '_> {
                 self.kill_unknown(view, current);
                 if self.is_deleting() {
                     self.drop_created(view);
+                } else if view.waits_for_its_code(self.input.pod) {
+                    self.drop_created(view);
+                    self.goes_on = true;
                 } else {
                     self.start_or_adopt(view, "was in an unknown state");
                 }
@@ -203,7 +208,7 @@ impl View<'_> {
     /// Whether this init container failed in the newest sandbox, or will have once that is stopped, and may
     /// not run again: the pod failed, and no new sandbox changes that.
     pub(super) fn failed_for_good(&self, input: &super::PodActionInput<'_>) -> bool {
-        if self.spec.kind != ContainerKind::Init {
+        if self.spec.kind != ContainerKind::Init || self.again {
             return false;
         }
         let newest = input.status.sandboxes.first();

@@ -6,8 +6,10 @@ use crate::types::containers::ContainerSpec;
 use crate::types::pod::RestartPolicy;
 use crate::types::{ContainerKind, PodExt};
 
-/// The one action of a restart rule; rules with other actions leave it to the policy.
+/// Action of a restart rule that starts the container again. Rules with unknown actions leave it to the policy.
 const RESTART: &str = "Restart";
+/// Action of a restart rule that starts all containers of the pod again.
+const RESTART_ALL: &str = "RestartAllContainers";
 
 /// The restart policy in force for a container: its own, else the pod's. A sidecar's is Always, an
 /// ephemeral container's Never; Always means OnFailure for an init container, which runs to success once.
@@ -33,7 +35,10 @@ pub fn restarts(pod: &Pod, spec: &ContainerSpec<'_>, exit_code: i32) -> bool {
 pub fn policy_restarts(pod: &Pod, spec: &ContainerSpec<'_>, exit_code: i32) -> bool {
     let by_rule = match spec.kind {
         ContainerKind::Main => matches_rule(&spec.container, exit_code),
-        ContainerKind::Init => exit_code != 0 && matches_rule(&spec.container, exit_code),
+        ContainerKind::Init => {
+            (exit_code != 0 && matches_rule(&spec.container, exit_code))
+                || restarts_all(&spec.container, exit_code)
+        }
         ContainerKind::Sidecar | ContainerKind::Ephemeral => false,
     };
     by_rule
@@ -45,9 +50,13 @@ pub fn policy_restarts(pod: &Pod, spec: &ContainerSpec<'_>, exit_code: i32) -> b
 }
 
 /// Returns whether the API server takes a status that reverts the end of a container with `exit_code`. It has one rule
-/// for all containers: an init container may leave an end with 0 where its policy is Always or a rule says so. Upstream:
-/// `ContainerShouldRestart`, as `ValidateInitContainerStateTransition` uses it.
+/// for all containers: an init container may leave an end with 0 where its policy is Always or a rule says so. Where all
+/// containers may restart, any of them may leave its end. Upstream: `ContainerShouldRestart` and
+/// `AllContainersCouldRestart`, as `ValidateInitContainerStateTransition` uses them.
 pub fn may_leave_its_end(pod: &Pod, spec: &ContainerSpec<'_>, exit_code: i32) -> bool {
+    if spec.kind != ContainerKind::Ephemeral && all_may_restart(pod) {
+        return true;
+    }
     let policy = own_policy(&spec.container).unwrap_or_else(|| pod.restart_policy());
     let by_the_one_rule = spec.kind == ContainerKind::Init
         && (policy == RestartPolicy::Always || matches_rule(&spec.container, exit_code));
@@ -60,14 +69,40 @@ pub fn is_restartable(pod: &Pod, spec: &ContainerSpec<'_>) -> bool {
     policy_of(pod, spec) != RestartPolicy::Never || has_restart_rule(&spec.container)
 }
 
+/// Returns whether some exit of a container restarts all containers of the pod; upstream's `AllContainersCouldRestart`.
+pub fn all_may_restart(pod: &Pod) -> bool {
+    let mut containers = pod.init_containers().iter().chain(pod.containers());
+    containers.any(may_restart_all)
+}
+
+/// Returns whether an exit with this code restarts all containers of the pod.
+pub fn restarts_all(container: &Container, exit_code: i32) -> bool {
+    first_rule(container, exit_code).is_some_and(|rule| rule.action == RESTART_ALL)
+}
+
+/// Returns whether some exit of this container restarts all containers of the pod.
+pub(super) fn may_restart_all(container: &Container) -> bool {
+    let mut rules = rules(container).iter();
+    rules.any(|rule| rule.action == RESTART_ALL)
+}
+
 fn has_restart_rule(container: &Container) -> bool {
-    rules(container).iter().any(|rule| rule.action == RESTART)
+    let mut rules = rules(container).iter();
+    rules.any(restarts_it)
 }
 
 /// Whether the first rule that the exit code meets restarts the container.
 fn matches_rule(container: &Container, exit_code: i32) -> bool {
-    let first = rules(container).iter().find(|r| is_met(r, exit_code));
-    first.is_some_and(|rule| rule.action == RESTART)
+    first_rule(container, exit_code).is_some_and(restarts_it)
+}
+
+fn restarts_it(rule: &ContainerRestartRule) -> bool {
+    [RESTART, RESTART_ALL].contains(&rule.action.as_str())
+}
+
+/// The first rule that the exit code meets; upstream's `FindMatchingContainerRestartRule`.
+fn first_rule(container: &Container, exit_code: i32) -> Option<&ContainerRestartRule> {
+    rules(container).iter().find(|r| is_met(r, exit_code))
 }
 
 /// Rules count only beside a policy of the container's own.

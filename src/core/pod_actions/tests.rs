@@ -1,5 +1,6 @@
 mod kinds;
 mod policies;
+mod restart_all;
 
 use super::*;
 use crate::core::backoff::early;

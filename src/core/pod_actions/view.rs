@@ -6,10 +6,11 @@ use k8s_openapi::api::core::v1::{Pod, Probe};
 
 use super::{
     KillContainer, KillPod, KillReason, PodActionInput, PodActions, PostStart, ProbeFailure,
-    StartContainer, container_hash, crash_loop, init, policy,
+    StartContainer, Waiting, container_hash, crash_loop, crash_wait, init, policy,
 };
 use crate::core::backoff::crash;
 use crate::core::container_history::{History, Latest, STATUS_UNKNOWN_EXIT_CODE};
+use crate::core::restart_all::{self, Restart};
 use crate::core::state::{BackoffRecord, ContainerRecord, ExitRecord};
 use crate::types::containers::ContainerSpec;
 use crate::types::pod::RestartPolicy;
@@ -31,6 +32,8 @@ pub(super) struct View<'a> {
     pub(super) spec: ContainerSpec<'a>,
     pub(super) record: Option<&'a ContainerRecord>,
     pub(super) history: History<'a>,
+    /// It has ended and runs again because of a restart of all containers, whatever its policy.
+    pub(super) again: bool,
     hash: String,
 }
 
@@ -46,6 +49,7 @@ impl<'a> View<'a> {
         );
         Self {
             hash: container_hash(&spec.container),
+            again: restart_all::runs_again(&input.seen(), &spec, &history.latest),
             record,
             history,
             spec,
@@ -59,25 +63,31 @@ impl<'a> View<'a> {
             Latest::NeverRan => {
                 !self.history.may_have_run() || policy::is_restartable(pod, &self.spec)
             }
-            Latest::Exited(exit) => policy::restarts(pod, &self.spec, exit.exit_code),
+            Latest::Exited(exit) => self.restarts(pod, exit.exit_code),
             Latest::Starting | Latest::Running(_) | Latest::Unknown(_) => {
-                policy::restarts(pod, &self.spec, STATUS_UNKNOWN_EXIT_CODE)
+                self.restarts(pod, STATUS_UNKNOWN_EXIT_CODE)
             }
         }
     }
 
-    /// Whether only its restart rules can have it run again, so that nothing is decided while its exit
-    /// code is not known.
+    /// Returns whether it runs again after this end: by its policy and rules, or because all containers restart.
+    pub(super) fn restarts(&self, pod: &Pod, exit_code: i32) -> bool {
+        self.again || policy::restarts(pod, &self.spec, exit_code)
+    }
+
+    /// Whether only its restart rules can have it run again, or can have all containers run again, so that nothing is
+    /// decided while its exit code is not known.
     pub(super) fn waits_for_its_code(&self, pod: &Pod) -> bool {
-        !pod.is_deleting()
-            && policy::policy_of(pod, &self.spec) == RestartPolicy::Never
-            && policy::is_restartable(pod, &self.spec)
+        let by_its_rules = policy::policy_of(pod, &self.spec) == RestartPolicy::Never
+            && policy::is_restartable(pod, &self.spec);
+        let of_all = self.spec.kind != ContainerKind::Ephemeral
+            && policy::may_restart_all(&self.spec.container);
+        !pod.is_deleting() && !self.again && (by_its_rules || of_all)
     }
 
     /// Whether it ended and does not run again.
     pub(super) fn is_at_its_end(&self, pod: &Pod) -> bool {
-        matches!(&self.history.latest, Latest::Exited(exit)
-            if !policy::restarts(pod, &self.spec, exit.exit_code))
+        matches!(&self.history.latest, Latest::Exited(exit) if !self.restarts(pod, exit.exit_code))
     }
 
     /// Whether a running container is not what the spec asks for any more.
@@ -175,13 +185,13 @@ impl<'i, 'a> Sync<'i, 'a> {
                 if view.waits_for_its_code(pod) {
                     self.drop_created(view);
                     self.goes_on = true;
-                } else if policy::restarts(pod, &view.spec, STATUS_UNKNOWN_EXIT_CODE) {
+                } else if view.restarts(pod, STATUS_UNKNOWN_EXIT_CODE) {
                     self.start_or_adopt(view, "was in an unknown state");
                 } else {
                     self.drop_created(view);
                 }
             }
-            Latest::Exited(exit) if !policy::restarts(pod, &view.spec, exit.exit_code) => {
+            Latest::Exited(exit) if !view.restarts(pod, exit.exit_code) => {
                 self.drop_created(view);
             }
             Latest::Exited(exit) => self.start_or_adopt(view, &ended(exit)),
@@ -241,6 +251,32 @@ impl<'i, 'a> Sync<'i, 'a> {
             message.push_str(", will be restarted");
         }
         self.kill_with(view, current, reason, message, probe_grace(probe.as_ref()));
+    }
+
+    /// Stops a container that restarts with all others: at once, and without its hook.
+    pub(super) fn stop_for_restart(&mut self, view: &View<'_>, restart: &Restart) {
+        self.drop_created(view);
+        let history = &view.history;
+        let current = match &history.latest {
+            Latest::Running(current) | Latest::Unknown(current) => Some(*current),
+            Latest::NeverRan | Latest::Starting | Latest::Exited(_) => None,
+        };
+        for container in current
+            .into_iter()
+            .chain(history.duplicates.iter().copied())
+        {
+            let message = restart_all::why_stopped(restart, &container.name);
+            let grace = Some(Duration::ZERO);
+            self.kill_with(view, container, KillReason::RestartAll, message, grace);
+        }
+    }
+
+    /// The back-off that a restart of all containers waits for.
+    fn restart_wait(&self) -> Option<Waiting> {
+        let input = self.input;
+        let (spec, exit) = restart_all::cause_of(&input.seen())?;
+        let (container, now, max) = (&spec.container, input.now, input.backoff_max);
+        crash_wait(input.pod, container, input.records, exit, now, max)
     }
 
     /// A changed spec is followed whatever the policy.
@@ -341,9 +377,20 @@ impl<'i, 'a> Sync<'i, 'a> {
         self.goes_on = true;
         let input = self.input;
         let name = &view.spec.container.name;
+        if view.again
+            && let Some(waiting) = self.restart_wait()
+        {
+            if self.actions.waiting.iter().all(|w| w.name != waiting.name) {
+                self.actions.waiting.push(waiting);
+            }
+            return;
+        }
         let on_record = view.backoff_on_record();
         let decided = adopt.is_some_and(|c| view.is_intended(c));
-        let backoff = match view.last_exit() {
+        // A container that another one has restarted did not crash.
+        let restart = input.records.restart().filter(|_| view.again);
+        let own = restart.is_none_or(|restart| restart.trigger == *name);
+        let backoff = match view.last_exit().filter(|_| own) {
             Some(exit) if !decided => {
                 let is_over = input.records.is_back_off_over(name, exit);
                 match crash::next(on_record, exit, is_over, input.now, input.backoff_max) {

@@ -6,7 +6,8 @@ use k8s_openapi::api::core::v1::Pod;
 use super::containers::Statuses;
 use super::states::{last_end, some_if, state, time};
 use super::{PREEMPTING, StatusInput};
-use crate::core::pod_actions::sandbox_to_create;
+use crate::core::pod_actions::{all_may_restart, sandbox_to_create};
+use crate::core::restart_all::{CONDITION as ALL_RESTARTING, STARTED};
 use crate::types::containers::is_sidecar;
 use crate::types::{PodExt, Stamp};
 
@@ -22,7 +23,7 @@ const RESIZE_PENDING: &str = "PodResizePending";
 const RESIZE_IN_PROGRESS: &str = "PodResizeInProgress";
 
 /// Conditions that [`generate`] makes anew each time.
-const OWNED: [&str; 7] = [
+const OWNED: [&str; 8] = [
     READY_TO_START,
     INITIALIZED,
     READY,
@@ -30,6 +31,7 @@ const OWNED: [&str; 7] = [
     SCHEDULED,
     RESIZE_PENDING,
     RESIZE_IN_PROGRESS,
+    ALL_RESTARTING,
 ];
 
 struct Verdict {
@@ -142,6 +144,9 @@ pub(super) fn generate(
     conditions.push(make(READY, ready));
     conditions.push(make(CONTAINERS_READY, containers_ready));
     conditions.push(make(SCHEDULED, Verdict::TRUE));
+    if all_may_restart(input.pod) {
+        conditions.push(make(ALL_RESTARTING, all_restarting(statuses, phase)));
+    }
     conditions
 }
 
@@ -195,6 +200,20 @@ fn initialized(input: &StatusInput<'_>, statuses: &Statuses, phase: &str) -> Ver
         incomplete.join(" ")
     );
     Verdict::not("ContainersNotInitialized", Some(message))
+}
+
+/// Upstream's `GenerateAllContainersRestartingCondition`: true while containers are stopped for a restart of all.
+fn all_restarting(statuses: &Statuses, phase: &str) -> Verdict {
+    match (phase, &statuses.stopping) {
+        ("Succeeded", _) => Verdict::not("PodCompleted", None),
+        ("Failed", _) => Verdict::not("PodFailed", None),
+        (_, Some(why)) => Verdict::holds(STARTED, why),
+        (_, None) => Verdict {
+            status: "False",
+            reason: None,
+            message: None,
+        },
+    }
 }
 
 /// Upstream's `GenerateContainersReadyCondition`: sidecars count like main containers.

@@ -1,6 +1,8 @@
 //! The statuses of a pod's containers of all kinds; upstream's `convertToAPIContainerStatuses` together with the
 //! prober's `UpdatePodStatus` and the defaults of `TerminatePod`.
 
+use std::collections::BTreeSet;
+
 use k8s_openapi::api::core::v1 as api;
 use k8s_openapi::api::core::v1::{Container, Pod, ResourceRequirements};
 
@@ -13,6 +15,7 @@ use crate::core::container_history::{History, Latest, STATUS_UNKNOWN, STATUS_UNK
 use crate::core::pod_actions::{
     CRASH_LOOP_BACK_OFF, crash_wait, is_restartable, policy_restarts as restarts, sandbox_to_create,
 };
+use crate::core::restart_all::{self, RESTARTING, Restart, Seen};
 use crate::core::state::ExitRecord;
 use crate::core::volume_mounts::recursive_read_only;
 use crate::types::containers::{ContainerSpec, containers_of, is_sidecar};
@@ -34,6 +37,10 @@ pub(super) struct Statuses {
     pub(super) main: Vec<api::ContainerStatus>,
     /// In the order of their names.
     pub(super) ephemeral: Vec<api::ContainerStatus>,
+    /// Names of containers that have ended and run again because of a restart of all.
+    pub(super) restarting: BTreeSet<String>,
+    /// The cause of the restart of all containers that they are being stopped for.
+    pub(super) stopping: Option<String>,
 }
 
 impl Statuses {
@@ -116,6 +123,8 @@ struct View<'a> {
     history: History<'a>,
     /// An init container whose end belongs to a former sandbox: it is to run again.
     forgotten: Option<ExitRecord>,
+    /// It has ended and runs again because of a restart of all containers.
+    again: bool,
 }
 
 /// What is known of the containers together.
@@ -136,7 +145,18 @@ pub(super) fn generate(input: &StatusInput<'_>, previous: Option<&api::PodStatus
     let specs: Vec<_> = containers_of(input.pod).collect();
     let views: Vec<_> = specs.iter().map(|spec| view(input, spec)).collect();
     let together = together(input, &views);
-    let mut statuses = Statuses::default();
+    let restart = restart_all::stopping(&seen(input)).filter(|_| is_syncing(input));
+    let again = views.iter().filter(|v| v.again);
+    let mut statuses = Statuses {
+        restarting: again.map(|v| v.spec.container.name.clone()).collect(),
+        stopping: restart.map(|r| {
+            let Restart {
+                trigger, exit_code, ..
+            } = r;
+            format!("container {trigger} exited with {exit_code}, all containers restart")
+        }),
+        ..Statuses::default()
+    };
     for view in &views {
         let old = previous.and_then(|p| match view.spec.kind {
             ContainerKind::Init | ContainerKind::Sidecar => p.init_container_statuses.as_ref(),
@@ -157,6 +177,21 @@ pub(super) fn generate(input: &StatusInput<'_>, previous: Option<&api::PodStatus
     statuses
 }
 
+/// Returns whether ended containers may be started again.
+fn is_syncing(input: &StatusInput<'_>) -> bool {
+    input.stage == Stage::Syncing && !input.pod.is_deleting()
+}
+
+fn seen<'a>(input: &StatusInput<'a>) -> Seen<'a> {
+    Seen {
+        pod: input.pod,
+        status: input.status,
+        records: input.records,
+        listed_at: input.listed_at,
+        now: input.now,
+    }
+}
+
 fn view<'a>(input: &StatusInput<'a>, spec: &'a ContainerSpec<'a>) -> View<'a> {
     let name = &spec.container.name;
     let record = input.records.get(name);
@@ -168,10 +203,12 @@ fn view<'a>(input: &StatusInput<'a>, spec: &'a ContainerSpec<'a>) -> View<'a> {
     let forgotten = record
         .filter(|r| spec.kind == ContainerKind::Init && r.intent.is_none() && !is_left)
         .and_then(|r| r.last_exit.clone());
+    let again = is_syncing(input) && restart_all::runs_again(&seen(input), spec, &history.latest);
     View {
         spec,
         history,
         forgotten,
+        again,
     }
 }
 
@@ -203,7 +240,8 @@ fn together(input: &StatusInput<'_>, views: &[View<'_>]) -> Together {
                 .iter()
                 .filter(of_spec)
                 .any(|v| v.history.may_have_run())
-            && !views.iter().any(in_flight),
+            && !views.iter().any(in_flight)
+            && !views.iter().any(|v| v.again),
         stopped_at: stopped_at.map(|v| v.spec.container.name.clone()),
         main_made: of_kind(ContainerKind::Main).any(is_made),
         main_ran,
@@ -227,7 +265,7 @@ fn container_status(
         ..api::ContainerStatus::default()
     };
     let id = |id: &ContainerId| format!("{}://{id}", input.runtime_name);
-    let syncing = input.stage == Stage::Syncing && !input.pod.is_deleting();
+    let syncing = is_syncing(input);
     let its_turn = |at: &String| *at == container.name;
     let never_starts = together.lost_for_good
         && spec.kind != ContainerKind::Ephemeral
@@ -276,7 +314,7 @@ fn container_status(
                 status.image_id = exit.image_ref.clone();
             }
             status.state = Some(terminated(end_state(exit, input.runtime_name)));
-            syncing && restarts(input.pod, spec, exit.exit_code)
+            syncing && (view.again || restarts(input.pod, spec, exit.exit_code))
         }
     };
     let passed = is_passed(input, view, together, &status);
@@ -322,6 +360,7 @@ fn is_passed(
         _ => false,
     };
     view.spec.kind == ContainerKind::Init
+        && !view.again
         && beyond
         && is_gone
         && (inferred || view.forgotten.is_some())
@@ -381,8 +420,11 @@ fn why_not_started(
     status: &api::ContainerStatus,
     old: Option<&api::ContainerStatus>,
 ) -> Option<(String, String)> {
+    // A container that another one has restarted did not crash.
+    let restart = input.records.restart().filter(|_| view.again);
+    let own = restart.is_none_or(|restart| restart.trigger == container.name);
     let held_back = match (&view.history.latest, &view.forgotten) {
-        (Latest::Exited(exit), None) => crash_wait(
+        (Latest::Exited(exit), None) if own => crash_wait(
             input.pod,
             container,
             input.records,
@@ -408,7 +450,11 @@ fn why_not_started(
     held_back
         .map(|w| (w.reason, w.message))
         .or_else(|| input.reasons.get(&container.name).cloned())
-        .or_else(|| told().filter(|_| has_ended))
+        .or_else(|| told().filter(|_| has_ended && own))
+        .or_else(|| {
+            let text = "The container restarts with all others of the pod";
+            view.again.then(|| (RESTARTING.to_owned(), text.to_owned()))
+        })
 }
 
 /// The end before the current state: from runtime and records, else from what the API was told.

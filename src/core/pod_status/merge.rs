@@ -4,7 +4,7 @@ use k8s_openapi::api::core::v1 as api;
 use k8s_openapi::api::core::v1::Pod;
 
 use super::{all_statuses, is_terminal};
-use crate::core::pod_actions::policy_restarts as restarts;
+use crate::core::pod_actions::{all_may_restart, policy_restarts as restarts};
 use crate::types::containers::container_of;
 use crate::types::pod::RestartPolicy;
 use crate::types::{ContainerKind, PodExt};
@@ -99,15 +99,16 @@ fn check_container_transitions(
     Ok(())
 }
 
-/// Whether a container may run again after this end: by its policy, or because it is an init container of a pod that
-/// may get another sandbox.
+/// Whether a container may run again after this end: by its policy, because it is an init container of a pod that
+/// may get another sandbox, or because another container may restart all.
 fn may_be_undone(pod: &Pod, name: &str, exit_code: i32) -> bool {
     container_of(pod, name).is_some_and(|spec| {
         let again = spec.kind == ContainerKind::Init
             && exit_code == 0
             && (pod.restart_policy() != RestartPolicy::Never
                 || pod.containers().iter().any(|c| c.restart_policy.is_some()));
-        again || restarts(pod, &spec, exit_code)
+        let with_all = spec.kind != ContainerKind::Ephemeral && all_may_restart(pod);
+        again || with_all || restarts(pod, &spec, exit_code)
     })
 }
 

@@ -32,13 +32,14 @@ pub(super) fn of(input: &StatusInput<'_>, statuses: &Statuses) -> &'static str {
             continue;
         };
         let end = ended(status);
-        let for_good = |code: i32| !restarts(pod, &spec, code);
+        let again = statuses.restarting.contains(&spec.container.name);
+        let for_good = |code: i32| !again && !restarts(pod, &spec, code);
         // Of one that the runtime cannot tell, nothing may be concluded: it may run.
         let runs = state(status).running.is_some() || is_unknown(status);
         match spec.kind {
             ContainerKind::Ephemeral => {}
             ContainerKind::Init => match end {
-                _ if runs => count.pending_init += 1,
+                _ if runs || again => count.pending_init += 1,
                 Some(_) => {
                     let failed = failure_of_init(status);
                     count.failed_init += usize::from(failed.is_some_and(for_good));

@@ -6,6 +6,7 @@ mod fields;
 mod golden;
 mod history;
 mod phases;
+mod restart_all;
 mod support;
 
 use super::states::{shorten, time_of_ns};

@@ -137,6 +137,8 @@ kinds! {
     PULL_ERRORS = "imagepullerrors": Own, Owner::Pod(Part::Namespace), Relaxed, Absent;
     /// Back-offs that ended early: `<pod UID>/<container, image or volume/name>`.
     BACKOFF_ENDS = "backoffends": Own, Owner::Pod(Part::Namespace), Relaxed, Absent;
+    /// The newest restart of all containers of a pod: `<pod UID>/all`.
+    RESTARTS = "restarts": Own, Owner::Pod(Part::Namespace), Durable, Absent;
     /// Mounts of parts of volumes: `<pod UID>/<volume>/<container>/<n>`.
     SUB_PATHS = "subpaths": Own, Owner::Pod(Part::Namespace), Durable, Absent;
 

@@ -441,7 +441,10 @@ const RESTARTED: &[(&str, Rule)] = &[
     (".restartPolicy", Text(&["Always", "OnFailure", "Never"])),
     (".restartPolicyRules", Inside),
     (".restartPolicyRules[]", Inside),
-    (".restartPolicyRules[].action", Text(&["Restart"])),
+    (
+        ".restartPolicyRules[].action",
+        Text(&["Restart", "RestartAllContainers"]),
+    ),
     (".restartPolicyRules[].exitCodes", Inside),
     (
         ".restartPolicyRules[].exitCodes.operator",

@@ -133,7 +133,7 @@ fn unsupported_fields_are_named() {
             "lifecycle.preStop.tcpSocket",
         ),
         (
-            json!({"restartPolicyRules": [{"action": "RestartAllContainers"}]}),
+            json!({"restartPolicyRules": [{"action": "Explode"}]}),
             "restartPolicyRules[0].action",
         ),
     ];

@@ -107,6 +107,30 @@ fn the_containers_own_policy_and_rules_come_before_the_pods() {
         (
             "Never",
             main,
+            rules("Never", vec![rule("In", &[0], "RestartAllContainers")]),
+            vec![0],
+        ),
+        (
+            "Never",
+            main,
+            rules(
+                "Never",
+                vec![
+                    rule("In", &[1], "Explode"),
+                    rule("NotIn", &[0], "RestartAllContainers"),
+                ],
+            ),
+            vec![137],
+        ),
+        (
+            "Never",
+            init,
+            rules("Never", vec![rule("In", &[0, 1], "RestartAllContainers")]),
+            vec![0, 1],
+        ),
+        (
+            "Never",
+            main,
             rules("Never", vec![json!({"action": "Restart"})]),
             vec![],
         ),

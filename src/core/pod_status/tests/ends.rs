@@ -40,7 +40,7 @@ fn statuses(init: &[Value], main: &[Value]) -> Statuses {
     Statuses {
         init: of(init),
         main: of(main),
-        ephemeral: Vec::new(),
+        ..Statuses::default()
     }
 }
 

@@ -1,6 +1,7 @@
 //! One pod with containers of all kinds, and short words for what a status says of it.
 
 use super::super::*;
+use crate::core::restart_all::Restart;
 pub(super) use crate::core::testkit::*;
 pub(super) use crate::types::ProbeView;
 pub(super) use crate::types::runtime::{ContainerStatus, SandboxState};
@@ -9,6 +10,7 @@ pub(super) struct Setup {
     pub(super) pod: Pod,
     pub(super) status: PodStatus,
     pub(super) owned: Owned,
+    pub(super) restart: Option<Restart>,
     pub(super) previous: Option<api::PodStatus>,
     pub(super) reasons: BTreeMap<String, (String, String)>,
     pub(super) probes: BTreeMap<String, ProbeView>,
@@ -28,6 +30,7 @@ impl Setup {
             pod,
             status,
             owned: Owned::new(),
+            restart: None,
             previous: None,
             reasons: BTreeMap::new(),
             probes: BTreeMap::new(),
@@ -56,7 +59,7 @@ impl Setup {
         generate(&StatusInput {
             pod: &self.pod,
             status: &self.status,
-            records: &borrowed(&self.owned),
+            records: &borrowed(&self.owned).with_restart(self.restart.clone()),
             previous: self.previous.as_ref(),
             reasons: &self.reasons,
             probes: &self.probes,
