@@ -62,21 +62,29 @@ pub(super) fn watch(
     tasks: &mut Tasks,
     token: &CancellationToken,
 ) -> Arc<OnceLock<Remedies>> {
+    let rules = Rules::of(&config.kubelet);
     let figures: Arc<dyn Figures> = match &base.figures {
         Some(figures) => Arc::clone(figures),
-        None => Arc::new(NodeFigures::new(StatsProvider::new(
-            StatsOptions::of(config),
-            base.store.clone(),
-            base.pods.clone(),
-            cri,
-            Arc::clone(&base.clock),
-        ))),
+        None => {
+            let figures = NodeFigures::new(StatsProvider::new(
+                StatsOptions::of(config),
+                base.store.clone(),
+                base.pods.clone(),
+                cri,
+                Arc::clone(&base.clock),
+            ));
+            if config.kubelet.kernel_memcg_notification {
+                Arc::new(figures.with_notifications(&rules.thresholds))
+            } else {
+                Arc::new(figures)
+            }
+        }
     };
     let remedies: Arc<OnceLock<Remedies>> = Arc::default();
     let manager = NodePressure::new(PressureOptions {
         remedies: Arc::clone(&remedies),
         figures,
-        rules: Rules::of(&config.kubelet),
+        rules,
         signals: base.signals(config),
         store: base.store.clone(),
         clock: Arc::clone(&base.clock),

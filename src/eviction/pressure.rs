@@ -66,7 +66,8 @@ pub trait Figures: Send + Sync {
     /// Returns the usage of the pods that were measured; `None` while too little is known of it. Takes a moment at
     /// most: a measurement that takes longer goes on, and serves a later query.
     fn usage(&self, query: UsageQuery) -> BoxFuture<'_, Option<BTreeMap<PodUid, PodUse>>>;
-    /// Waits until the kernel reports that processes wait for memory; for ever where it does not.
+    /// Waits until the kernel reports that processes wait for memory, or that they use as much as a threshold allows; for ever
+    /// where it does neither.
     fn alarm(&self) -> BoxFuture<'_, ()>;
 }
 

@@ -568,7 +568,11 @@ fields! {
     provider_id: Option<String> = None,
     ["providerID": String = OPTIONAL_TEXT, "The instance's name at the cloud provider.";
         .flag("provider-id", "ID", "The instance's name at the cloud provider")]
-    [later "kernelMemcgNotification": Bool = ["false"], "Where the kernel has pressure stall information, it is used anyway."]
+    /// `kernelMemcgNotification`: cgroup v1 notifies of memory thresholds.
+    kernel_memcg_notification: bool = false,
+    ["kernelMemcgNotification": Bool = BOOL,
+        "With cgroup v1 the kernel notifies of memory use that crosses an eviction threshold, see [eviction.md](eviction.md#a-round). No effect with cgroup v2; pressure stall information is always used.";
+        .flag("kernel-memcg-notification", "BOOL", "Have cgroup v1 notify of memory use that crosses an eviction threshold [default: false]")]
     /// The `logging` section.
     logging: Logging = Logging::default(),
     [section "logging" {

@@ -123,7 +123,6 @@ pub const UNSUPPORTED_FLAGS: &[UnsupportedFlag] = &[
     removed("iptables-drop-bit", Takes::Value, "1.31", ""),
     removed("iptables-masquerade-bit", Takes::Value, "1.31", ""),
     removed("keep-terminated-pod-volumes", Takes::Bool, "1.31", ""),
-    switch("kernel-memcg-notification"),
     switch("local-storage-capacity-isolation"),
     flag(
         "lock-file",

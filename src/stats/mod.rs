@@ -18,6 +18,7 @@ pub mod exposition;
 mod features;
 #[cfg(feature = "fuzzing")]
 pub(crate) mod fuzzing;
+mod memcg;
 pub mod model;
 pub mod own;
 mod pressure;

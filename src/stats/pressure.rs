@@ -23,9 +23,12 @@ use tracing::debug;
 
 use super::StatsProvider;
 use super::collect::Sources;
+use super::memcg::MemoryNotifier;
 use super::model::{Depth, Fs, PodUsage};
 use super::storage::{Storage, space_of, told};
-use crate::core::pressure::{ContainerUse, Disks, Figure, Observations, PodUse, Signal, Space};
+use crate::core::pressure::{
+    ContainerUse, Disks, Figure, Observations, PodUse, Signal, Space, Threshold,
+};
 use crate::eviction::{DiskUsage, Figures, UsageQuery};
 use crate::types::{PodUid, blocking};
 
@@ -49,6 +52,8 @@ pub struct NodeFigures {
     /// The layout of file systems when all were seen last.
     disks: Mutex<Disks>,
     trigger: OnceLock<Option<AsyncFd<File>>>,
+    /// Notifications of cgroup v1, if they are configured.
+    notifier: Option<MemoryNotifier>,
 }
 
 impl NodeFigures {
@@ -61,7 +66,15 @@ impl NodeFigures {
             hangs: Default::default(),
             disks: Mutex::default(),
             trigger: OnceLock::new(),
+            notifier: None,
         }
+    }
+
+    /// Has cgroup v1 notify of those of `thresholds` that are about memory: `kernelMemcgNotification`.
+    #[must_use]
+    pub fn with_notifications(mut self, thresholds: &[Threshold]) -> Self {
+        self.notifier = Some(MemoryNotifier::new(thresholds));
+        self
     }
 
     async fn node(&self) -> BTreeMap<Signal, Figure> {
@@ -69,11 +82,27 @@ impl NodeFigures {
             let mut state = self.stats.0.state.lock().await;
             self.stats.sources(&mut state).await
         };
-        let read = blocking::spawn(move || memory_and_processes(&sources));
-        read.await.unwrap_or_else(|error| {
+        let from = Arc::clone(&sources);
+        let read = blocking::spawn(move || memory_and_processes(&from));
+        let figures = read.await.unwrap_or_else(|error| {
             debug!(%error, "cannot observe the memory of the node");
             BTreeMap::new()
-        })
+        });
+        if let Some(notifier) = &self.notifier {
+            notifier.arm(sources, &figures).await;
+        }
+        figures
+    }
+
+    /// Waits until processes stall for memory; for ever if the kernel does not report that.
+    async fn stalled(&self) {
+        let Some(trigger) = self.trigger.get_or_init(trigger) else {
+            return std::future::pending().await;
+        };
+        match trigger.ready(Interest::PRIORITY).await {
+            Ok(mut guard) if !guard.ready().is_error() => guard.clear_ready(),
+            _ => std::future::pending().await,
+        }
     }
 
     async fn disks(&self) -> Observations {
@@ -215,12 +244,13 @@ impl Figures for NodeFigures {
 
     fn alarm(&self) -> BoxFuture<'_, ()> {
         Box::pin(async {
-            let Some(trigger) = self.trigger.get_or_init(trigger) else {
-                return std::future::pending().await;
+            let Some(notifier) = &self.notifier else {
+                return self.stalled().await;
             };
-            match trigger.ready(Interest::PRIORITY).await {
-                Ok(mut guard) if !guard.ready().is_error() => guard.clear_ready(),
-                _ => std::future::pending().await,
+            // Both are cancel-safe.
+            tokio::select! {
+                () = self.stalled() => {}
+                () = notifier.crossed() => {}
             }
         })
     }

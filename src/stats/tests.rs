@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use super::model::{Descriptors, DiskIo, Fs, Limits, Throttling};
 use super::*;
-use crate::core::pressure::{Disks, Signal, Space};
+use crate::core::pressure::{Disks, Rules, Signal, Space};
 use crate::core::state::Transaction;
 use crate::eviction::{DiskUsage, Figures as _, UsageQuery};
 use crate::kuberuntime::cri::CriTimeouts;
@@ -860,6 +860,25 @@ async fn an_observation_asks_the_runtime_where_images_are_once() {
         assert!(found[&Signal::NodeFs].capacity > 0);
     }
     assert_eq!(world.calls(), 1);
+}
+
+#[tokio::test]
+async fn an_observation_gives_cgroup_v1_the_thresholds_of_memory_if_that_is_configured() {
+    let world = world(Some(v1)).await;
+    let memory = world.dir.path().join("cgroup/memory");
+    let control = memory.join("cgroup.event_control");
+    std::fs::write(memory.join("memory.usage_in_bytes"), "2048000000\n").unwrap();
+    std::fs::write(&control, "").unwrap();
+    let figures = NodeFigures::new(world.stats.clone());
+    figures.observe().await;
+    assert_eq!(std::fs::read_to_string(&control).unwrap(), "");
+    let rules = Rules::of(&kubeletconfig::KubeletConfiguration::default());
+    let figures = figures.with_notifications(&rules.thresholds);
+    figures.observe().await;
+    let given = std::fs::read_to_string(&control).unwrap();
+    // What is used and available together, less 100Mi.
+    let level = 2_048_000_000_u64 + 2_750_000 * 1024 - (100 << 20);
+    assert_eq!(given.split(' ').nth(2), Some(level.to_string().as_str()));
 }
 
 #[tokio::test(start_paused = true)]

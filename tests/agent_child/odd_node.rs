@@ -168,3 +168,40 @@ fn a_kubeconfig_that_is_missing_keeps_no_pod_of_a_node_in_use_from_starting() {
         log.lines().any(says).then_some(()).ok_or(log)
     });
 }
+
+#[test]
+fn cgroup_v1_notifies_of_memory_thresholds_if_that_is_configured() {
+    let node = Node::new(|_| Behaviour::RunForever);
+    let site = &node.site;
+    let is_v1 = Path::new("/sys/fs/cgroup/memory/cgroup.event_control").exists();
+    for is_on in [false, true] {
+        // With cgroups, of which all pods together have a threshold of their own.
+        site.configure(&format!("kernelMemcgNotification: {is_on}\n"));
+        let mut agent = site.spawn(&[]);
+        agent.wait_ready();
+        let armed = || {
+            let log = agent.log();
+            let signals = [
+                "memory.available<100Mi",
+                "allocatableMemory.available<100Mi",
+            ];
+            let is_armed = |line: &str, signal: &str| {
+                line.contains("the kernel notifies of a memory threshold") && line.contains(signal)
+            };
+            let found = signals
+                .iter()
+                .filter(|signal| log.lines().any(|line| is_armed(line, signal)));
+            (found.count(), log)
+        };
+        if is_on && is_v1 {
+            eventually("the kernel has both thresholds", || match armed() {
+                (2, _) => Ok(()),
+                (_, log) => Err(log),
+            });
+        }
+        let (count, log) = armed();
+        assert!(is_on || count == 0, "{log}");
+        assert!(!log.contains("does not notify"), "{log}");
+        agent.terminate();
+    }
+}

@@ -55,6 +55,7 @@ const FIELDS: &[(&str, &str)] = &[
     ("http-check-frequency", "/httpCheckFrequency"),
     ("image-gc-high-threshold", "/imageGCHighThresholdPercent"),
     ("image-gc-low-threshold", "/imageGCLowThresholdPercent"),
+    ("kernel-memcg-notification", "/kernelMemcgNotification"),
     ("kube-api-burst", "/kubeAPIBurst"),
     ("kube-api-qps", "/kubeAPIQPS"),
     ("kube-reserved", "/kubeReserved"),
