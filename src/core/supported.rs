@@ -55,7 +55,10 @@ pub fn refused(pod: &Pod) -> Vec<Refusal> {
     refusals
 }
 
-/// Fields of `spec` in a pod's JSON that ask for something and that this version does not know, in the order of the JSON.
+/// Fields of `spec` in a pod's JSON that ask for something and that this version does not know, in the order of the JSON. An API
+/// server may add fields with their defaults to every pod: `false` and 0 ask for nothing, unless a pod may demand its isolation
+/// by them ([`isolates`]). Who has set a field cannot be seen: `managedFields` attributes defaults to whoever created the pod,
+/// and what a mutating webhook has added to nobody.
 pub fn unknown(pod: &Value) -> Vec<String> {
     let mut found = Vec::new();
     if let Some(spec) = pod.get("spec") {
@@ -82,8 +85,8 @@ fn find_unknown(value: &Value, pattern: &str, field: &str, found: &mut Vec<Strin
             return;
         }
         let parent = pattern.rsplit_once('.');
-        if !asks_for_nothing(member) || parent.is_some_and(|(parent, _)| counts_when_empty(parent))
-        {
+        let counts_when_empty = parent.is_some_and(|(parent, _)| counts_when_empty(parent));
+        if counts_when_empty || !(asks_for_nothing(member) || is_zero(member, &pattern)) {
             found.push(field);
         }
     };
@@ -228,6 +231,38 @@ fn asks_for_nothing(value: &Value) -> bool {
         Value::Object(members) => members.values().all(asks_for_nothing),
         Value::Bool(_) | Value::Number(_) => false,
     }
+}
+
+/// Returns whether an unknown field and all that is in it have the zero values of their types, and none demands isolation.
+fn is_zero(value: &Value, pattern: &str) -> bool {
+    match value {
+        Value::Bool(value) => !value && !isolates(pattern),
+        Value::Number(number) => number.as_i64() == Some(0) && !isolates(pattern),
+        Value::Object(members) => members
+            .iter()
+            .all(|(key, member)| is_zero(member, &join(pattern, key))),
+        _ => asks_for_nothing(value),
+    }
+}
+
+/// Returns whether `false` or 0 in an unknown field may restrict a pod, as in `hostUsers`, in `runAsUser` of a security context,
+/// and in a limit.
+fn isolates(pattern: &str) -> bool {
+    let is_strict = |part: &str| {
+        let part = part.to_ascii_lowercase();
+        [
+            "host",
+            "security",
+            "limit",
+            "max",
+            "allow",
+            "privileg",
+            "automount",
+        ]
+        .iter()
+        .any(|word| part.contains(word))
+    };
+    pattern.split('.').any(is_strict)
 }
 
 fn join(path: &str, key: &str) -> String {

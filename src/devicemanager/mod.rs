@@ -19,6 +19,7 @@ pub mod proto;
 mod returned;
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::convert::Infallible;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -46,6 +47,9 @@ use crate::types::{Clock, PodExt, PodUid, Stamp, causes};
 
 /// A plugin's lists are taken this often at most: each changes records, pods and the node in the API server.
 const LIST_PAUSE: Duration = Duration::from_secs(1);
+/// Time in which a plugin lists its devices that has registered in place of another one. Upstream waits until the stream of the
+/// other one has ended.
+const LIST_PATIENCE: Duration = Duration::from_secs(30);
 
 /// Type of device plugins in `plugins_registry`.
 pub const DEVICE_PLUGIN: &str = "DevicePlugin";
@@ -207,6 +211,12 @@ impl DeviceManager {
         let (manager, resource) = (self.clone(), resource.to_owned());
         tokio::spawn(async move {
             let listing = manager.follow(&resource, instance, &client);
+            let listing = async {
+                tokio::select! {
+                    () = listing => {}
+                    never = manager.overdue(&resource, instance) => match never {},
+                }
+            };
             if stop.run_until_cancelled(listing).await.is_some() {
                 manager.lost(&resource, instance);
             }
@@ -244,6 +254,21 @@ impl DeviceManager {
                 }
             }
         }
+    }
+
+    /// Waits until a plugin must have listed its devices, and ends the use of the list before it if it has not. Never returns.
+    async fn overdue(&self, resource: &str, instance: Instance) -> Infallible {
+        tokio::time::sleep(LIST_PATIENCE).await;
+        let is_overdue = self.shared().inventory.overdue(resource, instance);
+        if is_overdue {
+            warn!(
+                resource,
+                seconds = LIST_PATIENCE.as_secs(),
+                "a device plugin that has registered lists no devices; those of the one before it are not allocated any more"
+            );
+            self.published(resource);
+        }
+        std::future::pending().await
     }
 
     fn listed(&self, resource: &str, instance: Instance, list: proto::ListAndWatchResponse) {

@@ -410,6 +410,26 @@ async fn the_newest_plugin_of_a_resource_wins() {
 }
 
 #[tokio::test]
+async fn devices_of_a_plugin_that_registers_again_and_never_lists_are_not_allocated_for_ever() {
+    let world = World::new();
+    let agent = world.agent(DeviceReadiness::Fail);
+    let _former = world.plugin(&agent, GPU, &["a"]).await;
+    let silent = DevicePlugin::start(world.dir.path().join("silent"), &["a"]).unwrap();
+    silent.lists_nothing();
+    // The list of the one before counts at first.
+    world.register(&agent, GPU, &silent).await;
+    tokio::time::pause();
+    tokio::time::advance(LIST_PATIENCE + Duration::from_secs(1)).await;
+    let amount = shows(&agent, GPU, |amount| amount.allocatable == 0).await;
+    assert_eq!(amount.capacity, 1);
+    let Readiness::Refused(why) = first_start(&agent, &pod("u1", GPU, 1)).await else {
+        panic!("nobody vouches for the device");
+    };
+    assert!(why.contains("no healthy devices present"), "{why}");
+    assert_eq!(silent.calls(), [""; 0]);
+}
+
+#[tokio::test]
 async fn bad_registrations_are_refused() {
     let world = World::new();
     let agent = world.agent(DeviceReadiness::Fail);

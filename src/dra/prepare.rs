@@ -5,6 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use futures::StreamExt as _;
+use futures::stream::FuturesUnordered;
 use k8s_openapi::api::core::v1::{Pod, PodResourceClaim};
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use tokio::sync::OwnedMutexGuard;
@@ -28,6 +30,13 @@ const FETCH: Duration = Duration::from_secs(10);
 
 /// Holds everything else off a claim.
 type Turn = OwnedMutexGuard<()>;
+
+/// The answer of a driver that was to prepare claims.
+struct Prepared {
+    /// Instance that answered.
+    instance: u64,
+    answers: Answers<Vec<ClaimDevice>>,
+}
 
 impl DraManager {
     /// Makes sure that the claims of a pod are prepared in this boot. Before a new sandbox a driver that is another instance than
@@ -170,7 +179,8 @@ impl DraManager {
         left: &CancellationToken,
     ) -> Result<(), DraError> {
         let turns = left.run_until_cancelled(self.turns(bound.keys())).await;
-        let _turns = turns.ok_or(DraError::Abandoned)?;
+        let turns = turns.ok_or(DraError::Abandoned)?;
+        let mut held: BTreeMap<&ClaimId, Turn> = bound.keys().zip(turns).collect();
         let mut due: BTreeMap<String, BTreeMap<ClaimId, String>> = BTreeMap::new();
         for (id, of) in &bound {
             let record = self.reserve(id, of, pod).await?;
@@ -182,14 +192,36 @@ impl DraManager {
         }
         self.count();
         fail::fail_point!("dra::prepare::recorded");
-        let mut done = Ok(());
-        for (driver, of_driver) in due {
-            if left.is_cancelled() {
-                return Err(DraError::Abandoned);
-            }
-            done = done.and(self.prepare_by(&driver, &of_driver, pod).await);
+        if left.is_cancelled() && !due.is_empty() {
+            return Err(DraError::Abandoned);
         }
-        done
+        // At the same time: a driver that hangs holds up its own claims, and no others of the pod.
+        let mut calls = FuturesUnordered::new();
+        for (driver, of_driver) in &due {
+            calls.push(async move {
+                let answers = self.ask_to_prepare(driver, of_driver, pod).await;
+                (driver, of_driver, answers)
+            });
+        }
+        let mut waits: BTreeSet<&String> = due.keys().collect();
+        let mut failures = BTreeMap::new();
+        loop {
+            let has_call = |id: &ClaimId| waits.iter().any(|driver| due[*driver].contains_key(id));
+            held.retain(|&id, _| has_call(id));
+            let Some((driver, of_driver, answers)) = calls.next().await else {
+                break;
+            };
+            // One after the other: two drivers may share a claim.
+            let taken = match answers {
+                Ok(answers) => self.take_prepared(driver, of_driver, answers, pod).await,
+                Err(error) => Err(error),
+            };
+            if let Err(error) = taken {
+                failures.insert(driver, error);
+            }
+            waits.remove(driver);
+        }
+        failures.into_values().next().map_or(Ok(()), Err)
     }
 
     /// Returns whether the instance of the driver that would be called now has prepared the claim for this agent.
@@ -219,18 +251,34 @@ impl DraManager {
         Ok(record)
     }
 
-    /// Has one driver prepare claims, and records its answer.
-    async fn prepare_by(
+    /// Has one driver prepare claims, whose turns the caller has.
+    async fn ask_to_prepare(
         &self,
         driver: &str,
         of_driver: &BTreeMap<ClaimId, String>,
         pod: &PodUid,
-    ) -> Result<(), DraError> {
+    ) -> Result<Prepared, DraError> {
         let plugin = self.plugin(driver)?;
         let asked = of_driver.iter().map(|(id, uid)| message(id, uid)).collect();
         info!(%pod, driver, claims = of_driver.len(), "preparing claims");
         let answers = plugin.client.prepare(asked).await;
-        let mut answers = whole(method::PREPARE, driver, of_driver, answers)?;
+        Ok(Prepared {
+            instance: plugin.instance,
+            answers: whole(method::PREPARE, driver, of_driver, answers)?,
+        })
+    }
+
+    /// Records the answer of a driver.
+    async fn take_prepared(
+        &self,
+        driver: &str,
+        of_driver: &BTreeMap<ClaimId, String>,
+        Prepared {
+            instance,
+            mut answers,
+        }: Prepared,
+        pod: &PodUid,
+    ) -> Result<(), DraError> {
         fail::fail_point!("dra::prepare::answered");
         let mut done = Ok(());
         for (id, uid) in of_driver {
@@ -248,7 +296,7 @@ impl DraManager {
             };
             self.record_prepared(id, driver, devices, pod).await?;
             let key = (uid.clone(), driver.to_owned());
-            self.shared().confirmed.insert(key, plugin.instance);
+            self.shared().confirmed.insert(key, instance);
         }
         done
     }
@@ -365,15 +413,35 @@ impl DraManager {
         turn.lock_owned().await
     }
 
-    /// Waits until nothing else happens to some claims. In the order of their names, so that two pods never wait for each other.
+    /// Waits until nothing else happens to some claims; returns their turns in the order of their names. While one is waited for,
+    /// none is held: a driver that hangs keeps nobody from the others, and two pods never wait for each other.
     async fn turns<'a>(&self, ids: impl IntoIterator<Item = &'a ClaimId>) -> Vec<Turn> {
         let ids: BTreeSet<&ClaimId> = ids.into_iter().collect();
-        let mut turns = Vec::new();
-        for id in ids {
-            let turn = turn(&self.inner.turns, id);
-            turns.push(turn.lock_owned().await);
+        let ids = ids.into_iter();
+        let locks: Vec<_> = ids.map(|id| turn(&self.inner.turns, id)).collect();
+        let mut waited: Option<(usize, Turn)> = None;
+        loop {
+            let (mut held, mut busy) = (Vec::new(), None);
+            for (number, lock) in locks.iter().enumerate() {
+                let own = waited.take_if(|(of, _)| *of == number);
+                let turn = match own {
+                    Some((_, turn)) => Ok(turn),
+                    None => Arc::clone(lock).try_lock_owned(),
+                };
+                match turn {
+                    Ok(turn) => held.push(turn),
+                    Err(_) => {
+                        busy = Some((number, Arc::clone(lock)));
+                        break;
+                    }
+                }
+            }
+            let Some((number, lock)) = busy else {
+                return held;
+            };
+            drop((held, waited.take()));
+            waited = Some((number, lock.lock_owned().await));
         }
-        turns
     }
 }
 

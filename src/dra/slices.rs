@@ -1,8 +1,9 @@
 //! Deletes ResourceSlices of drivers that are gone, so that the scheduler places no pods on devices that nobody can prepare.
 //! Upstream: `DRAPluginManager.wipeResourceSlices`.
 //!
-//! A driver is gone when no instance of it was connected for [`GRACE`]; after a start of the agent, drivers on record have as
-//! long to come back. Upstream deletes the slices of all drivers at its start, and they are written anew.
+//! A driver is gone when no instance of it was connected for [`GRACE`]; after a start of the agent, all drivers have as long to
+//! register, those on record and those that this agent has never seen ([`OTHERS`]). Upstream deletes the slices of all drivers at
+//! its start, and they are written anew.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{MutexGuard, PoisonError};
@@ -21,6 +22,8 @@ use crate::types::causes;
 const GRACE: Duration = Duration::from_secs(30);
 /// Pauses before a deletion is tried again: the first and the longest.
 const PAUSES: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(300));
+/// Stands for all drivers of the node that have not registered since the agent has started. No driver has this name.
+const OTHERS: &str = "";
 /// Deadline of a deletion.
 const DELETE: Duration = Duration::from_secs(30);
 
@@ -28,13 +31,14 @@ const DELETE: Duration = Duration::from_secs(30);
 #[derive(Default)]
 pub(super) struct Wipes {
     /// When their slices are deleted, and the pause after that fails.
-    due: BTreeMap<String, (Instant, Duration)>,
+    pub(super) due: BTreeMap<String, (Instant, Duration)>,
 }
 
 impl Wipes {
-    /// Drivers that have not registered with this agent yet.
+    /// Drivers that have not registered with this agent yet: those on record, and all others.
     pub(super) fn of(drivers: BTreeSet<String>) -> Self {
         let mut wipes = Self::default();
+        wipes.away(OTHERS);
         for driver in drivers {
             wipes.away(&driver);
         }
@@ -48,7 +52,7 @@ impl Wipes {
 }
 
 impl DraManager {
-    fn wipes(&self) -> MutexGuard<'_, Wipes> {
+    pub(super) fn wipes(&self) -> MutexGuard<'_, Wipes> {
         let wipes = self.inner.wipes.lock();
         wipes.unwrap_or_else(PoisonError::into_inner)
     }
@@ -124,26 +128,14 @@ impl DraManager {
 
     /// Deletes the ResourceSlices of a driver, and forgets it.
     async fn wipe(&self, driver: &str) -> Result<(), String> {
-        let options = &self.inner.options;
-        if let Some(api) = &options.api {
-            let slices = Api::<ResourceSlice>::all(api.kube());
-            let node = &options.node_name;
-            let of_driver =
-                ListParams::default().fields(&format!("spec.nodeName={node},spec.driver={driver}"));
-            let params = DeleteParams::default();
-            let delete = slices.delete_collection(&params, &of_driver);
-            match tokio::time::timeout(DELETE, delete).await {
-                Ok(Ok(_)) => {
-                    info!(
-                        driver,
-                        "a DRA driver is gone, its ResourceSlices are deleted"
-                    );
-                }
-                // A server without ResourceSlices has none.
-                Ok(Err(kube::Error::Api(status))) if status.code == 404 => {}
-                Ok(Err(error)) => return Err(causes(&error)),
-                Err(_) => return Err(format!("no answer within {} s", DELETE.as_secs())),
-            }
+        if driver == OTHERS {
+            return self.wipe_others().await;
+        }
+        if self.delete_slices(&format!("spec.driver={driver}")).await? {
+            info!(
+                driver,
+                "a DRA driver is gone, its ResourceSlices are deleted"
+            );
         }
         if self.shared().drivers.contains_key(driver) {
             // It may come back by the socket that it registered.
@@ -154,5 +146,43 @@ impl DraManager {
             warn!(driver, %error, "the record of a DRA driver that is gone stays");
         }
         Ok(())
+    }
+    /// Deletes the ResourceSlices of all drivers but those that have registered since the agent has started, and those on record,
+    /// which have their own time.
+    async fn wipe_others(&self) -> Result<(), String> {
+        let mut known: BTreeSet<String> = self.shared().drivers.keys().cloned().collect();
+        known.extend(self.wipes().due.keys().cloned());
+        known.remove(OTHERS);
+        let others: Vec<String> = known.iter().map(|d| format!("spec.driver!={d}")).collect();
+        if self.delete_slices(&others.join(",")).await? {
+            debug!("ResourceSlices of DRA drivers that have not registered are deleted");
+        }
+        Ok(())
+    }
+
+    /// Deletes the ResourceSlices of this node that a field selector selects, all with an empty one. Returns whether the server
+    /// has ResourceSlices.
+    async fn delete_slices(&self, selector: &str) -> Result<bool, String> {
+        let options = &self.inner.options;
+        let Some(api) = &options.api else {
+            return Ok(false);
+        };
+        let mut fields = format!("spec.nodeName={}", options.node_name);
+        if !selector.is_empty() {
+            fields = format!("{fields},{selector}");
+        }
+        let slices = Api::<ResourceSlice>::all(api.kube());
+        let (params, selected) = (
+            DeleteParams::default(),
+            ListParams::default().fields(&fields),
+        );
+        let delete = slices.delete_collection(&params, &selected);
+        match tokio::time::timeout(DELETE, delete).await {
+            Ok(Ok(_)) => Ok(true),
+            // A server without ResourceSlices has none.
+            Ok(Err(kube::Error::Api(status))) if status.code == 404 => Ok(false),
+            Ok(Err(error)) => Err(causes(&error)),
+            Err(_) => Err(format!("no answer within {} s", DELETE.as_secs())),
+        }
     }
 }

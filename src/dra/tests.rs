@@ -288,6 +288,53 @@ async fn a_driver_that_hangs_holds_up_nobody_else_and_its_claim_stays_on_record(
 }
 
 #[tokio::test]
+async fn a_driver_that_hangs_holds_up_no_claim_of_its_pod_that_another_driver_prepares() {
+    let world = World::new();
+    world.claim("c", &[GPU], &["u1"]);
+    world.claim("n", &[NIC], &["u1", "u2"]);
+    let agent = world.agent(1);
+    let (gpu, nic) = (world.driver("gpu"), world.driver("nic"));
+    register(&agent, GPU, &gpu, V1).await;
+    register(&agent, NIC, &nic, V1).await;
+    gpu.answers(DraAnswer::DoAndHang);
+    let (first, second) = (pod("u1", &["c", "n"]), pod("u2", &["n"]));
+    let (asking, asked_for) = (agent.clone(), first.clone());
+    let asked = tokio::spawn(async move { asking.prepare(&asked_for, false).await });
+    eventually(|| !gpu.calls().is_empty()).await;
+    // The first pod waits for its other claim, so it has had the turn of this one.
+    prepare(&agent, &second).await.unwrap();
+    assert_eq!(nic.calls(), ["Prepare n"]);
+    assert_eq!(nic.prepared(), ["uid-n"]);
+    assert!(!asked.is_finished());
+    asked.abort();
+}
+
+#[tokio::test]
+async fn a_pod_that_waits_for_a_claim_holds_none_of_its_others() {
+    let world = World::new();
+    world.claim("a", &[NIC], &["u1", "u2"]);
+    world.claim("z", &[GPU], &["u0", "u1"]);
+    let agent = world.agent(1);
+    let (gpu, nic) = (world.driver("gpu"), world.driver("nic"));
+    register(&agent, GPU, &gpu, V1).await;
+    register(&agent, NIC, &nic, V1).await;
+    gpu.answers(DraAnswer::DoAndHang);
+    let asking = |uid: &str, claims: &[&str]| {
+        let (agent, pod) = (agent.clone(), pod(uid, claims));
+        tokio::spawn(async move { agent.prepare(&pod, false).await })
+    };
+    let hangs = asking("u0", &["z"]);
+    eventually(|| !gpu.calls().is_empty()).await;
+    let mut waits = asking("u1", &["a", "z"]);
+    let waited = tokio::time::timeout(Duration::from_millis(300), &mut waits).await;
+    assert!(waited.is_err(), "the first pod has the turn of z");
+    prepare(&agent, &pod("u2", &["a"])).await.unwrap();
+    assert_eq!(nic.calls(), ["Prepare a"]);
+    hangs.abort();
+    waits.abort();
+}
+
+#[tokio::test]
 async fn a_pod_that_ends_while_it_waits_for_another_leaves_nothing() {
     let world = World::new();
     world.claim("c", &[GPU], &["u1", "u2"]);
@@ -483,15 +530,43 @@ async fn slices_of_a_driver_that_stays_away_are_deleted_once() {
     });
     tokio::time::sleep(Duration::from_secs(600)).await;
     let (log, queries) = world.api.with(|m| (m.log.clone(), m.queries.clone()));
-    assert_eq!(log, ["DELETE /apis/resource.k8s.io/v1/resourceslices"]);
-    let query = queries.last().unwrap();
-    assert!(
-        query.contains("spec.nodeName%3Dn1%2Cspec.driver%3Dgpu.example.com"),
-        "{query}"
-    );
+    let deletion = "DELETE /apis/resource.k8s.io/v1/resourceslices";
+    assert_eq!(log, [deletion; 2], "of the driver, and of all others");
+    for wanted in [
+        "spec.nodeName%3Dn1%2Cspec.driver%3Dgpu.example.com",
+        "spec.nodeName%3Dn1%2Cspec.driver%21%3Dgpu.example.com",
+    ] {
+        assert!(queries.iter().any(|q| q.contains(wanted)), "{queries:?}");
+    }
     assert!(DriverRecord::names(&world.store.snapshot()).is_empty());
     stop.cancel();
     runs.await.unwrap();
+}
+
+#[tokio::test]
+async fn slices_of_drivers_that_never_registered_are_deleted_and_those_of_others_stay() {
+    let world = World::new();
+    let agent = world.agent(1);
+    let driver = world.driver("gpu");
+    register(&agent, GPU, &driver, V1).await;
+    world.api.with(|model| {
+        let path = "/apis/resource.k8s.io/v1/resourceslices".to_owned();
+        let list = json!({"kind": "Status", "apiVersion": "v1", "status": "Success"});
+        model.objects.insert(path, list);
+    });
+    // The time to register is over.
+    if let Some((at, _)) = agent.wipes().due.get_mut("") {
+        *at = tokio::time::Instant::now();
+    }
+    let stop = CancellationToken::new();
+    let runs = tokio::spawn(agent.run(stop.clone()));
+    eventually(|| world.api.count("DELETE") > 0).await;
+    let queries = world.api.with(|model| model.queries.clone());
+    let wanted = "spec.nodeName%3Dn1%2Cspec.driver%21%3Dgpu.example.com";
+    assert!(queries.last().unwrap().contains(wanted), "{queries:?}");
+    stop.cancel();
+    runs.await.unwrap();
+    assert_eq!(world.api.count("DELETE"), 1);
 }
 
 #[tokio::test]

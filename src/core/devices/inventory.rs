@@ -105,8 +105,8 @@ struct Resource {
 enum Plugin {
     /// Known from the records of an earlier run.
     Recorded,
-    /// Connected; its list is still to come. Until then the list of the plugin that it replaced counts, if that one was
-    /// connected.
+    /// Connected; its list is still to come. Until then, or until that takes too long ([`Inventory::overdue`]), the list of the
+    /// plugin that it replaced counts, if that one was connected.
     Connected { instance: Instance, has_list: bool },
     /// Connected, and has listed its devices.
     Listed(Instance),
@@ -160,6 +160,26 @@ impl Inventory {
         let has_list = known.has_list();
         known.plugin = Plugin::Connected { instance, has_list };
         known.options = options;
+    }
+
+    /// A plugin that has connected does not list its devices: those of the plugin that it replaced cannot be allocated any more.
+    /// Returns whether anything changed.
+    pub fn overdue(&mut self, resource: &str, instance: Instance) -> bool {
+        let Some(known) = self.resources.get_mut(resource) else {
+            return false;
+        };
+        let waits = Plugin::Connected {
+            instance,
+            has_list: true,
+        };
+        if known.plugin != waits {
+            return false;
+        }
+        known.plugin = Plugin::Connected {
+            instance,
+            has_list: false,
+        };
+        true
     }
 
     /// A plugin has listed its devices. Returns whether anything changed; a former instance changes nothing.

@@ -285,6 +285,32 @@ fn a_lost_plugin_leaves_nothing_allocatable_at_once_and_no_capacity_after_five_m
 }
 
 #[test]
+fn the_list_of_a_replaced_plugin_counts_for_a_while_only() {
+    let mut inventory = Inventory::default();
+    let amount = |inventory: &Inventory| {
+        let amount = inventory.amounts(at(1))[GPU];
+        (amount.capacity, amount.allocatable)
+    };
+    inventory.connect(GPU, 1, PluginOptions::default());
+    assert!(!inventory.overdue(GPU, 1), "nothing was replaced");
+    assert!(inventory.list(GPU, 1, devices(&["a", "b"])));
+    assert!(!inventory.overdue(GPU, 1), "it has listed");
+    inventory.connect(GPU, 2, PluginOptions::default());
+    assert_eq!(amount(&inventory), (2, 2));
+    assert!(!inventory.overdue(GPU, 1), "it was replaced");
+    assert!(inventory.overdue(GPU, 2));
+    assert!(!inventory.overdue(GPU, 2), "known");
+    assert_eq!(amount(&inventory), (2, 0));
+    assert!(inventory.usable(GPU).is_err());
+    assert_eq!(inventory.health(GPU, "a"), Health::Unknown);
+    assert!(
+        inventory.list(GPU, 2, devices(&["b"])),
+        "it lists after all"
+    );
+    assert_eq!(amount(&inventory), (1, 1));
+}
+
+#[test]
 fn held_devices_have_to_be_there_and_healthy() {
     let mut inventory = Inventory::default();
     let ids = ["a".to_owned(), "b".to_owned()];

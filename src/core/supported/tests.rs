@@ -327,6 +327,25 @@ fn fields_that_this_version_does_not_know_are_found_in_the_json() {
             json!({"volumes": [{"name": "v", "newer": {}}]}),
             vec!["spec.volumes[0].newer"],
         ),
+        // Zero values, as a newer server may add them to every pod.
+        (
+            json!({"newer": false, "newest": 0, "most": {"enabled": false, "seconds": 0, "more": [], "name": ""}}),
+            vec![],
+        ),
+        (
+            json!({"containers": [{"name": "a", "newer": 0}], "most": {"enabled": false, "seconds": 1}}),
+            vec!["spec.most"],
+        ),
+        (json!({"newer": [false]}), vec!["spec.newer"]),
+        // Those that may be meant to restrict the pod.
+        (
+            json!({"hostThings": false, "most": {"maxProcesses": 0}, "automountNewer": false}),
+            vec!["spec.hostThings", "spec.most", "spec.automountNewer"],
+        ),
+        (
+            json!({"volumes": [{"name": "v", "newer": false}]}),
+            vec!["spec.volumes[0].newer"],
+        ),
         // Of other releases, and none of the node's business.
         (
             json!({"workloadRef": {"name": "w", "podGroup": "g"}}),

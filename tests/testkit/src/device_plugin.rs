@@ -4,6 +4,7 @@
 use std::convert::Infallible;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll};
 
@@ -56,6 +57,8 @@ struct PluginParts {
     /// `None` when it has ended.
     lists: Mutex<Option<watch::Sender<Vec<proto::Device>>>>,
     options: DevicePluginOptions,
+    /// It opens its list and sends none.
+    is_silent: AtomicBool,
     answer: Mutex<Answer>,
     /// Device node that it gives.
     node: Mutex<String>,
@@ -97,6 +100,7 @@ impl DevicePlugin {
         let plugin = Self(Arc::new(PluginParts {
             lists: Mutex::new(Some(watch::Sender::new(listed(ids)))),
             options,
+            is_silent: AtomicBool::new(false),
             answer: Mutex::new(Answer::Grant),
             node: Mutex::new("/dev/null".to_owned()),
             calls: Mutex::default(),
@@ -151,6 +155,11 @@ impl DevicePlugin {
     pub fn list(&self, ids: &[&str]) {
         let lists = self.0.lists.lock().unwrap();
         lists.as_ref().unwrap().send_replace(listed(ids));
+    }
+
+    /// Sends no list to who connects from now on.
+    pub fn lists_nothing(&self) {
+        self.0.is_silent.store(true, Ordering::SeqCst);
     }
 
     /// Answers like this from now on.
@@ -270,7 +279,9 @@ impl Service<http::Request<Body>> for DevicePlugin {
                 }
                 "ListAndWatch" => {
                     let lists = plugin.0.lists.lock().unwrap().as_ref().unwrap().subscribe();
+                    let is_silent = plugin.0.is_silent.load(Ordering::SeqCst);
                     let stream = WatchStream::new(lists)
+                        .filter(move |_| !is_silent)
                         .map(|devices| Ok::<_, Status>(ListAndWatchResponse { devices }));
                     let stream = Mutex::new(Some(stream));
                     let method = service_fn(move |_: Request<Empty>| {
