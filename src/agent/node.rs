@@ -37,6 +37,8 @@ const CPUS: &str = "/sys/devices/system/cpu";
 const SIZE_LOOK: Duration = Duration::from_secs(10);
 /// Interval after which the limits of all pods together are set again.
 const SIZE_KEEP: Duration = Duration::from_secs(60);
+/// Longest pause before limits are set again that the kernel has refused.
+const SIZE_RETRY: Duration = Duration::from_secs(300);
 /// Texts of the events about these limits.
 const LIMITED: &str = "Updated Node Allocatable limit across pods";
 const NOT_LIMITED: &str = "Failed to update Node Allocatable Limits";
@@ -226,6 +228,7 @@ pub(super) fn follow_size(
     let clock = Arc::clone(&base.clock);
     tasks.add("size of the machine", async move {
         let (pace, mut kept, mut reports) = (Pace::default(), None, Reports::default());
+        let mut refused: Option<Refused> = None;
         let mut look = tokio::time::interval(SIZE_LOOK);
         look.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         loop {
@@ -235,11 +238,15 @@ pub(super) fn follow_size(
             }
             let (publisher, now) = (Arc::clone(&publisher), clock.now());
             let cgroups = Arc::clone(&cgroups);
-            let last = kept.clone();
+            let (last, refusal) = (kept.clone(), refused.clone());
             let follow = move || {
                 let seen = Seen::read(publisher.machine.get().size);
                 let size = Size::of(&publisher.kubelet, &seen);
-                let kept = (seen.memory.is_some()).then(|| keep(&cgroups, last, size, now));
+                let is_early = refusal.is_some_and(|refusal| refusal.holds(&size, now));
+                let kept = (seen.memory.is_some() && !is_early).then(|| {
+                    let kept = keep(&cgroups, last, size.clone(), now);
+                    kept.map_err(|error| (size, error))
+                });
                 publisher.publish(seen, thermal_throttle(Path::new(CPUS)));
                 (kept, read_memory().err().map(|error| error.to_string()))
             };
@@ -250,10 +257,13 @@ pub(super) fn follow_size(
             let error = match done {
                 Some(Ok(now)) => {
                     pace.over("size");
-                    kept = Some(now);
+                    (kept, refused) = (Some(now), None);
                     None
                 }
-                Some(Err(error)) => Some(causes(&error)),
+                Some(Err((size, error))) => {
+                    refused = Refused::after(refused, size, &error, now);
+                    Some(causes(&error))
+                }
                 None => continue,
             };
             if let Some(error) = &error {
@@ -262,7 +272,7 @@ pub(super) fn follow_size(
                 }
                 warn!(
                     error,
-                    "pods are not held to what the node can give now, trying again every 10 s"
+                    "pods are not held to what the node can give now, trying again"
                 );
             }
             let texts = (LIMITED.to_owned(), NOT_LIMITED.to_owned());
@@ -287,6 +297,37 @@ fn report_unreadable(error: Option<String>, pace: &Pace, now: Stamp) {
 
 /// Limits of all pods together, and when they were last set.
 type Kept = (Size, Stamp);
+
+/// Limits that the kernel has refused, such as one of huge pages below what is in use.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Refused {
+    size: Size,
+    pause: Duration,
+    again: Stamp,
+}
+
+impl Refused {
+    /// Returns what follows from an error: a pause that is twice as long as the one before, if that was for the same limits.
+    /// Memory that is in use is no refusal: the kernel was not asked, and pods may use less any moment.
+    fn after(before: Option<Self>, size: Size, error: &CgroupError, now: Stamp) -> Option<Self> {
+        if matches!(error, CgroupError::AboveLimit { .. }) {
+            return None;
+        }
+        let before = before.filter(|before| before.size == size);
+        let pause = before.map_or(SIZE_LOOK, |before| before.pause.saturating_mul(2));
+        let pause = pause.min(SIZE_RETRY);
+        Some(Self {
+            size,
+            pause,
+            again: now.plus(pause),
+        })
+    }
+
+    /// Returns whether these limits are not to be set yet.
+    fn holds(&self, size: &Size, now: Stamp) -> bool {
+        self.size == *size && !self.again.reached(now)
+    }
+}
 
 /// Brings the cgroup of all pods to `size` if that is due. At first it is done in any case: the machine may have changed while
 /// the runtime was waited for, and the kernel may have refused the limit.
@@ -546,6 +587,45 @@ mod tests {
         assert!(is_due(&kept, &size(Some(1)), at(160)));
         assert!(is_due(&kept, &size(Some(2)), at(101)));
         assert!(is_due(&kept, &size(None), at(101)));
+    }
+
+    #[test]
+    fn limits_that_the_kernel_refuses_are_set_again_ever_more_seldom() {
+        let size = |memory| Size {
+            cpu_milli: Some(2000),
+            memory: Some(memory),
+            huge_pages: BTreeMap::from([(2 << 20, 4 << 20)]),
+        };
+        let busy = CgroupError::Io {
+            verb: "write",
+            path: "/sys/fs/cgroup/kubepods/hugetlb.2MB.max".into(),
+            source: std::io::ErrorKind::ResourceBusy.into(),
+        };
+        let (mut refused, mut tried) = (None::<Refused>, Vec::new());
+        for second in (0..1300).step_by(10) {
+            if refused
+                .as_ref()
+                .is_some_and(|r| r.holds(&size(1), at(second)))
+            {
+                continue;
+            }
+            tried.push(second);
+            refused = Refused::after(refused, size(1), &busy, at(second));
+        }
+        assert_eq!(tried, [0, 10, 30, 70, 150, 310, 610, 910, 1210]);
+        let refused = refused.unwrap();
+        assert!(!refused.holds(&size(2), at(1220)), "others are set at once");
+        let other = Refused::after(Some(refused.clone()), size(2), &busy, at(1220)).unwrap();
+        assert_eq!(other.pause, SIZE_LOOK);
+        let used = CgroupError::AboveLimit {
+            path: "/kubepods".to_owned(),
+            used: 2,
+            limit: 1,
+        };
+        assert_eq!(
+            Refused::after(Some(refused), size(1), &used, at(1220)),
+            None
+        );
     }
 
     #[test]

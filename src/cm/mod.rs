@@ -263,6 +263,8 @@ pub struct Mended {
 pub struct Mending {
     /// Cgroups that are as they should be again.
     pub mended: Vec<Mended>,
+    /// Cgroups of all pods that another program has removed, by their paths. They are made again.
+    pub removed: Vec<String>,
     /// Errors of the others.
     pub failed: Vec<CgroupError>,
 }
@@ -759,11 +761,7 @@ impl CgroupManager {
         let mut done = Mending::default();
         for (name, whole) in all {
             if self.is_common(&name) && !self.is_anywhere(&name) {
-                let path = self.path(&name);
-                tracing::warn!(
-                    path,
-                    "a cgroup of all pods was removed by another program; making it again"
-                );
+                done.removed.push(self.path(&name));
                 if let Err(error) = self.make(&name, |_| ()) {
                     done.failed.push(error);
                 }

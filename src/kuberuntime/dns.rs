@@ -5,6 +5,7 @@
 //! had to be left out. Pure but for [`DnsConfigurer::read_host`].
 
 use std::io;
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -25,8 +26,13 @@ pub const MAX_SEARCH_CHARS: usize = 2048;
 
 /// Time for which pods wait for a file that names no server.
 const FILLING: Duration = Duration::from_secs(60);
-/// Time after the boot in which a file that never named a server may still be filled. Later it is meant so.
+/// Time after the boot in which a file that never named a server may still be filled. Later it is meant so, and also if the file
+/// has not changed since before the boot.
 const BOOTING: Duration = Duration::from_secs(120);
+/// Made by the kernel when it boots, by the clock that it has then.
+const EARLY_FILE: &str = "/dev/null";
+/// Inaccuracy of the times of files and of the clock, in milliseconds.
+const INACCURACY_MS: i64 = 2_000;
 
 /// Why a pod has no DNS settings.
 #[derive(Debug, thiserror::Error)]
@@ -72,6 +78,28 @@ pub struct ResolvConf {
     pub searches: Vec<String>,
     /// The last `options` line.
     pub options: Vec<String>,
+    /// Time of the file; `None` when it was not read from one.
+    pub changed: Option<Changed>,
+}
+
+/// Time at which a file was changed, with one of this boot to compare it with. Milliseconds of the wall clock, which somebody may
+/// have set meanwhile.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Changed {
+    /// Last change of the file.
+    pub file_ms: i64,
+    /// Begin of the boot by the clock of that moment, if it is known.
+    pub boot_ms: Option<i64>,
+}
+
+impl Changed {
+    /// Returns whether the file may have been changed in this boot. Whatever way the clock was set since its begin, one that was
+    /// changed has at least one of the two times of the begin.
+    fn is_of_boot(self, now: Stamp) -> bool {
+        let begun = now.wall_ms.saturating_sub(now.boottime_ms);
+        let begun = self.boot_ms.map_or(begun, |at| at.min(begun));
+        self.file_ms.saturating_add(INACCURACY_MS) >= begun
+    }
 }
 
 impl ResolvConf {
@@ -118,8 +146,9 @@ struct Filling {
 }
 
 impl Unfilled {
-    /// Notes whether the file names a server at `now`. Returns how long one that names none is to be waited for.
-    fn observe(&self, has_server: bool, now: Stamp) -> Option<Duration> {
+    /// Notes whether the file names a server at `now`. Returns how long one that names none is to be waited for. `is_of_boot`: it
+    /// may have been changed in this boot.
+    fn observe(&self, has_server: bool, is_of_boot: bool, now: Stamp) -> Option<Duration> {
         let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if has_server {
             *known = Filling {
@@ -129,7 +158,7 @@ impl Unfilled {
             return None;
         }
         let uptime = u64::try_from(now.boottime_ms).unwrap_or_default();
-        let is_booting = Duration::from_millis(uptime) < BOOTING;
+        let is_booting = is_of_boot && Duration::from_millis(uptime) < BOOTING;
         if known.since.is_none() && (known.was_filled || is_booting) {
             known.since = Some(now);
         }
@@ -167,11 +196,17 @@ impl DnsConfigurer {
         let Some(path) = &self.resolv_conf else {
             return Ok(ResolvConf::default());
         };
-        let bytes = node_file::read(path).map_err(|source| DnsError::Read {
+        let read = node_file::read_with_change(path);
+        let (bytes, file_ms) = read.map_err(|source| DnsError::Read {
             path: path.clone(),
             source,
         })?;
-        Ok(ResolvConf::parse(&bytes))
+        let boot_ms = std::fs::metadata(EARLY_FILE).ok();
+        let boot_ms = boot_ms.map(|early| early.mtime() * 1000 + early.mtime_nsec() / 1_000_000);
+        Ok(ResolvConf {
+            changed: Some(Changed { file_ms, boot_ms }),
+            ..ResolvConf::parse(&bytes)
+        })
     }
 
     /// Whether the settings of a pod depend on the node's resolver configuration.
@@ -227,7 +262,9 @@ impl DnsConfigurer {
     ) -> Result<(v1::DnsConfig, Vec<Event>), DnsError> {
         let (dns, events) = self.pod_dns(pod, host)?;
         if let Some(path) = self.resolv_conf.as_ref().filter(|_| Self::needs_host(pod)) {
-            let left = self.unfilled.observe(!host.servers.is_empty(), now);
+            let is_of_boot = host.changed.is_none_or(|changed| changed.is_of_boot(now));
+            let has_server = !host.servers.is_empty();
+            let left = self.unfilled.observe(has_server, is_of_boot, now);
             if let Some(left) = left.filter(|_| dns.servers.is_empty()) {
                 return Err(DnsError::NoServer {
                     path: path.clone(),
@@ -436,6 +473,65 @@ mod tests {
         without.resolv_conf = None;
         let made = without.sandbox_dns(&pod(host), &ResolvConf::default(), at(0));
         assert_eq!(made.unwrap().0.servers, ["127.0.0.1"]);
+    }
+
+    #[test]
+    fn a_file_that_is_empty_since_before_the_boot_is_not_waited_for() {
+        // The machine has booted at 1000 s of the wall clock.
+        let now = Stamp {
+            wall_ms: 1_030_000,
+            ..at(30)
+        };
+        for (what, file_s, boot_s, is_waited_for) in [
+            ("before the boot", 500, Some(1000), false),
+            (
+                "before the boot, whose begin is not known",
+                500,
+                None,
+                false,
+            ),
+            ("in this boot", 1010, Some(1000), true),
+            ("at the very begin", 999, Some(1000), true),
+            (
+                "in this boot, before the clock was set forward",
+                500,
+                Some(10),
+                true,
+            ),
+            (
+                "in this boot, before the clock was set back",
+                2000,
+                Some(1990),
+                true,
+            ),
+        ] {
+            let file = ResolvConf {
+                changed: Some(Changed {
+                    file_ms: file_s * 1000,
+                    boot_ms: boot_s.map(|s: i64| s * 1000),
+                }),
+                ..ResolvConf::parse(b"# on purpose\n")
+            };
+            let dns = configurer();
+            let pod = pod(json!({"dnsPolicy": "Default"}));
+            let made = dns.sandbox_dns(&pod, &file, now);
+            assert_eq!(made.is_err(), is_waited_for, "{what}");
+            // One that named a server in this run is waited for in any case.
+            dns.sandbox_dns(&pod, &of_node(), now).unwrap();
+            assert!(dns.sandbox_dns(&pod, &file, now).is_err(), "{what}");
+        }
+    }
+
+    #[test]
+    fn a_file_that_was_just_written_is_of_this_boot() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut configurer = configurer();
+        configurer.resolv_conf = Some(dir.path().join("resolv.conf"));
+        fs::write(dir.path().join("resolv.conf"), b"").unwrap();
+        let host = configurer.read_host().unwrap();
+        let clock = crate::types::SystemClock::new(BootId(1));
+        let now = crate::types::Clock::now(&clock);
+        assert!(host.changed.unwrap().is_of_boot(now), "{host:?} at {now:?}");
     }
 
     fn of_node() -> ResolvConf {

@@ -4,7 +4,7 @@
 
 use std::fs::File;
 use std::io::{self, Read};
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
 
 use nix::fcntl::OFlag;
@@ -17,17 +17,27 @@ const LONGEST: u64 = 10 << 20;
 /// # Errors
 /// When it cannot be read, or is longer than 10 MiB.
 pub(super) fn read(path: &Path) -> io::Result<Vec<u8>> {
+    read_with_change(path).map(|(bytes, _)| bytes)
+}
+
+/// Reads a file of the node as [`read`] does, with the time of its last change in milliseconds of the wall clock.
+///
+/// # Errors
+/// As [`read`].
+pub(super) fn read_with_change(path: &Path) -> io::Result<(Vec<u8>, i64)> {
     let file = File::options()
         .read(true)
         .custom_flags(OFlag::O_NONBLOCK.bits())
         .open(path)?;
+    let metadata = file.metadata()?;
+    let changed = metadata.ctime() * 1000 + metadata.ctime_nsec() / 1_000_000;
     let mut bytes = Vec::new();
     file.take(LONGEST + 1).read_to_end(&mut bytes)?;
     if u64::try_from(bytes.len()).unwrap_or(u64::MAX) > LONGEST {
         let text = "it is longer than 10 MiB";
         return Err(io::Error::new(io::ErrorKind::FileTooLarge, text));
     }
-    Ok(bytes)
+    Ok((bytes, changed))
 }
 
 #[cfg(test)]

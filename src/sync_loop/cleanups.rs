@@ -218,6 +218,16 @@ fn report_mended(context: &WorkerContext, mended: &[Mended]) {
     context.recorder.record(event);
 }
 
+/// Returns those of `reasons` that something is wrong with `of` that are to be logged now.
+fn due<'a>(pace: &Pace, of: &str, reasons: &'a [String], now: Stamp) -> Vec<&'a str> {
+    let reasons: Vec<&str> = reasons.iter().map(String::as_str).collect();
+    let due = pace.due(of, &reasons, now);
+    let due = reasons.into_iter().zip(due);
+    due.filter(|(_, due)| *due)
+        .map(|(reason, _)| reason)
+        .collect()
+}
+
 /// What the janitor is asked to do.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum JanitorOrder {
@@ -498,18 +508,23 @@ impl Janitor {
     async fn mend_cgroups(&self) {
         let context = self.workers.context();
         let done = context.with_cgroups(|cgroups| Ok(cgroups.mend())).await;
-        let failed = match done {
+        let (removed, failed) = match done {
             Ok(done) => {
                 report_mended(context, &done.mended);
-                done.failed
+                (done.removed, done.failed)
             }
-            Err(error) => vec![error],
+            Err(error) => (Vec::new(), vec![error]),
         };
-        for error in &failed {
+        let failed: Vec<String> = failed.iter().map(|error| causes(error)).collect();
+        let (pace, now) = (context.volumes.pace(), context.clock.now());
+        for path in due(pace, "removed cgroups", &removed, now) {
             warn!(
-                error = causes(error),
-                "limits of cgroups could not be put back"
+                path,
+                "a cgroup of all pods was removed by another program; making it again"
             );
+        }
+        for error in due(pace, "limits of cgroups", &failed, now) {
+            warn!(error, "limits of cgroups could not be put back");
         }
     }
 
@@ -651,6 +666,24 @@ mod tests {
         assert_eq!(report(&["a", "b"], 3), (0, None));
         assert_eq!(report(&["a", "c"], 4), (1, event("c")));
         assert_eq!(report(&["a"], 70_000), (1, event("a")));
+    }
+
+    #[test]
+    fn what_stays_wrong_with_cgroups_is_not_logged_each_minute() {
+        let at = |minute: i64| Stamp {
+            boot: BootId(1),
+            boottime_ms: minute * 60_000,
+            wall_ms: 1,
+        };
+        let pace = Pace::default();
+        let removed = ["/kubepods/burstable".to_owned()];
+        let logged: Vec<i64> = (0..10)
+            .filter(|minute| !due(&pace, "removed cgroups", &removed, at(*minute)).is_empty())
+            .collect();
+        assert_eq!(logged, [0, 1, 3, 7]);
+        assert!(due(&pace, "removed cgroups", &[], at(10)).is_empty());
+        let again = due(&pace, "removed cgroups", &removed, at(11));
+        assert_eq!(again, ["/kubepods/burstable"], "it was there meanwhile");
     }
 
     #[test]
