@@ -23,7 +23,7 @@ use holdfast::config::{
     Surroundings, conflicts_of,
 };
 use holdfast::core::state::{
-    EpochReason, EpochRecord, META_KEY, MetaRecord, SourceRecord, Transaction,
+    EpochReason, EpochRecord, META_KEY, MetaRecord, ObjectRecord, SourceRecord, Transaction,
 };
 use holdfast::core::supported;
 use holdfast::store::Store;
@@ -523,6 +523,36 @@ async fn restart_keeps_unchanged_pods_without_adding_them_again() {
     assert_eq!(agent.next().await, (PodOp::Add, vec![]));
     assert!(agent.config.ready().all_ready());
     assert_eq!(agent.seeds.len(), 1);
+}
+
+#[tokio::test]
+async fn restart_keeps_a_manifest_that_was_moved_aside_as_the_source_of_its_pod() {
+    let (_parent, dir) = directory();
+    let (web, copy) = (dir.join("web.yaml"), dir.join("web-old.yaml"));
+    put(&web, &pod("a", "first"));
+    let mut agent = Agent::start(in_dir(&dir, OFTEN));
+    assert_eq!(agent.next().await, (PodOp::Add, names(&["a"])));
+    put(&copy, &pod("a", "copy"));
+    agent.conflicts(1).await;
+    fs::remove_file(&web).unwrap();
+    assert_eq!(agent.next().await, (PodOp::Remove, names(&["a"])));
+    assert_eq!(agent.next().await, (PodOp::Add, names(&["a"])));
+    assert_eq!(agent.seeds[0].origin, copy.to_str().unwrap());
+    let mut published = agent.store.published();
+    let recorded = async {
+        let key = "leftmanifests//file";
+        while agent.store.snapshot().record::<ObjectRecord>(key).is_none() {
+            published.changed().await.unwrap();
+        }
+    };
+    timeout(PATIENCE, recorded).await.expect("no such record");
+
+    let mut agent = agent.restart(in_dir(&dir, OFTEN)).await;
+    assert_eq!(agent.next().await, (PodOp::Add, vec![]));
+    put(&web, &pod("a", "second"));
+    assert_eq!(agent.next().await, (PodOp::Remove, names(&["a"])));
+    assert_eq!(agent.next().await, (PodOp::Add, names(&["a"])));
+    assert_eq!(agent.seeds[0].origin, web.to_str().unwrap());
 }
 
 #[tokio::test]

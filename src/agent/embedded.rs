@@ -10,6 +10,7 @@ use super::started::Started;
 use super::{AgentError, DRAIN, Tasks, close, shutdown, start, tasks};
 use crate::kubeletconfig::AgentConfig;
 use crate::kuberuntime::cri::CriClient;
+use crate::nodeshutdown::LocalDrain;
 use crate::pod_workers::PodWorkers;
 use crate::store::Store;
 
@@ -55,6 +56,11 @@ impl Embedded {
     /// Its store.
     pub fn store(&self) -> &Store {
         &self.base.store
+    }
+
+    /// Takes orders of `holdfast drain-local`.
+    pub fn local_drain(&self) -> &LocalDrain {
+        &self.base.local_drain
     }
 
     /// Makes the sources look again.

@@ -570,13 +570,16 @@ mod tests {
     use crate::agent::volumes;
     use crate::types::BootId;
 
-    #[test]
-    fn limits_of_all_pods_are_set_for_another_size_and_each_minute() {
-        let at = |seconds: i64| Stamp {
+    fn at(seconds: i64) -> Stamp {
+        Stamp {
             boot: BootId(1),
             boottime_ms: seconds * 1000,
             wall_ms: 0,
-        };
+        }
+    }
+
+    #[test]
+    fn limits_of_all_pods_are_set_for_another_size_and_each_minute() {
         let size = |memory| Size {
             cpu_milli: Some(1000),
             memory,

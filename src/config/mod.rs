@@ -16,6 +16,7 @@ mod file;
 #[cfg(feature = "fuzzing")]
 pub(crate) mod fuzzing;
 mod http;
+mod left;
 pub mod manifest;
 mod mux;
 mod ready;

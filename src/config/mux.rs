@@ -18,13 +18,14 @@ use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 use super::conflicts::{self, Conflicts};
+use super::left;
 use super::manifest;
 use super::{
     FAILED_VALIDATION, MANIFEST_WARNING, Origins, Reading, SOURCE_UNREADABLE, Seed, SourceSet,
     SourcedPod, SourcesReady, Surroundings,
 };
 use crate::core::offline;
-use crate::core::pod_update::{Duplicate, Merged, SourcePods, merge};
+use crate::core::pod_update::{Duplicate, LeftManifest, Merged, SourcePods, merge};
 use crate::core::state::{EpochReason, SourceRecord, State, Transaction};
 use crate::store::Store;
 use crate::types::{BootId, Event, EventType, PodExt, PodOp, PodSource, PodUid, PodUpdate, Stamp};
@@ -41,6 +42,8 @@ struct Records {
     sources: BTreeMap<PodSource, SourceRecord>,
     /// Pods that are not taken, by source: origin → why.
     conflicts: BTreeMap<PodSource, BTreeMap<String, String>>,
+    /// Manifests that went away a moment ago, by source.
+    left: BTreeMap<PodSource, Vec<LeftManifest>>,
     /// The pods that the API server wants and does not delete.
     of_api: BTreeSet<PodUid>,
 }
@@ -89,11 +92,18 @@ impl Mux {
             .copied()
             .filter(|s| s.is_static() && !configured.contains(s))
             .collect();
-        let known = by_source
+        let mut known: BTreeMap<PodSource, SourcePods> = by_source
             .into_iter()
             .map(|(source, pods)| (source, SourcePods::seeded(pods)))
             .collect();
         let snapshot = surroundings.store.snapshot();
+        for source in [PodSource::File, PodSource::Http] {
+            let left = left::left_of(&snapshot, source);
+            if !left.is_empty() {
+                let pods = known.remove(&source).unwrap_or_default();
+                known.insert(source, pods.with_left(left));
+            }
+        }
         let sources = [PodSource::File, PodSource::Http, PodSource::Api]
             .into_iter()
             .filter_map(|s| Some((s, snapshot.record::<SourceRecord>(s.as_str())?.clone())))
@@ -107,6 +117,7 @@ impl Mux {
             records: watch::Sender::new(Records {
                 sources,
                 conflicts: BTreeMap::new(),
+                left: BTreeMap::new(),
                 of_api: BTreeSet::new(),
             }),
             ready,
@@ -138,6 +149,10 @@ impl Mux {
                 if self.handle(empty).await.is_err() {
                     return;
                 }
+                // Nothing of it comes back.
+                self.records.send_modify(|records| {
+                    records.left.insert(source, Vec::new());
+                });
             }
             loop {
                 // Both are cancel-safe; a set that was received is sent on whole unless everything ends.
@@ -306,6 +321,7 @@ impl Mux {
             if is_read {
                 let conflicts = self.conflicts.texts(set.source);
                 records.conflicts.insert(set.source, conflicts);
+                records.left.insert(set.source, pods.left_manifests());
             }
             if set.source == PodSource::Api {
                 let stay = pods
@@ -458,6 +474,11 @@ fn differing(state: &State, wanted: &Records) -> (Transaction, bool) {
     for (source, texts) in &wanted.conflicts {
         if let Some(record) = wanted.sources.get(source) {
             transaction = conflicts::record(state, transaction, *source, texts, record.read);
+        }
+    }
+    for (source, manifests) in &wanted.left {
+        if let Some(record) = wanted.sources.get(source) {
+            transaction = left::record(state, transaction, *source, manifests, record.read);
         }
     }
     (transaction, waits)

@@ -33,6 +33,10 @@ pub struct ImageFiles {
     pub state: FilesState,
     /// Boot in which a container's failure last made it a suspect ([`BootId`]). One boot counts such failures once.
     pub suspected: Option<u64>,
+    /// Boot in which files of the image that is there were not written to the disk. No later sync of that boot makes them whole.
+    /// Agents before this field leave it out.
+    #[serde(default)]
+    pub lost: Option<u64>,
 }
 
 impl Kind for ImageFiles {
@@ -191,6 +195,7 @@ pub fn begun(old: Option<&ImageFiles>, image: &str, present: Presence<'_>) -> Op
                 Presence::Unknown | Presence::Absent => fresh(None, false),
             },
             suspected: None,
+            lost: None,
         });
     };
     let known = |whole| match present {
@@ -215,6 +220,8 @@ pub fn begun(old: Option<&ImageFiles>, image: &str, present: Presence<'_>) -> Op
     };
     Some(ImageFiles {
         state,
+        // It is unpacked anew.
+        lost: old.lost.filter(|_| present != Presence::Absent),
         ..old.clone()
     })
 }
@@ -255,6 +262,7 @@ fn whole(image: &str, id: &str, suspected: Option<u64>) -> ImageFiles {
         id: id.to_owned(),
         state: FilesState::Whole,
         suspected,
+        lost: None,
     }
 }
 
@@ -263,6 +271,7 @@ pub fn replaced(old: &ImageFiles, id: &str) -> ImageFiles {
     ImageFiles {
         id: id.to_owned(),
         state: FilesState::Trusted,
+        lost: None,
         ..old.clone()
     }
 }
@@ -314,6 +323,7 @@ pub fn noticed(old: Option<&ImageFiles>, image: &str, id: &str) -> Option<ImageF
         id: id.to_owned(),
         state: FilesState::Trusted,
         suspected: old.and_then(|old| old.suspected),
+        lost: None,
     })
 }
 
@@ -334,6 +344,27 @@ pub fn suspect(
         suspected: failed_in
             .map(|boot| boot.0)
             .or_else(|| old.and_then(|old| old.suspected)),
+        lost: old.and_then(|old| old.lost),
+    }
+}
+
+/// The record of an image of which files were not written to the disk in this boot. It is a suspect unless it was one in this
+/// boot before: a disk that fails for good is not made to write the same image for ever.
+pub fn lost(
+    old: Option<&ImageFiles>,
+    image: &str,
+    id: &str,
+    why: &str,
+    boot: BootId,
+) -> ImageFiles {
+    let known = old.filter(|old| old.suspected == Some(boot.0));
+    let files = match known {
+        Some(old) => old.clone(),
+        None => suspect(old, image, id, why, Some(boot)),
+    };
+    ImageFiles {
+        lost: Some(boot.0),
+        ..files
     }
 }
 

@@ -16,6 +16,7 @@ use std::time::Duration;
 
 use imbl::OrdMap;
 use k8s_openapi::api::core::v1::Pod;
+use serde::{Deserialize, Serialize};
 
 use crate::types::pod::{CONFIG_HASH, CONFIG_MIRROR, CONFIG_SEEN, CONFIG_SOURCE, MANIFEST_HASH};
 use crate::types::{PodExt, PodSource, PodUid, Stamp};
@@ -56,6 +57,19 @@ struct Left {
     at: Stamp,
 }
 
+/// A manifest that went away a moment ago, as it is recorded.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LeftManifest {
+    /// Namespace of the pod that it defined.
+    pub namespace: String,
+    /// Name of that pod.
+    pub name: String,
+    /// File path or URL.
+    pub origin: String,
+    /// When it went away.
+    pub at: Stamp,
+}
+
 impl SourcePods {
     /// Pods as recorded in the store.
     pub fn seeded(pods: impl IntoIterator<Item = SourcedPod>) -> Self {
@@ -63,6 +77,29 @@ impl SourcePods {
             pods: pods.into_iter().map(|p| (p.pod.uid(), p)).collect(),
             left: BTreeMap::new(),
         }
+    }
+
+    /// Adds the manifests that went away before a restart of the agent.
+    #[must_use]
+    pub fn with_left(mut self, left: impl IntoIterator<Item = LeftManifest>) -> Self {
+        let left = left.into_iter().map(|of| {
+            let LeftManifest { origin, at, .. } = of;
+            ((of.namespace, of.name), Left { origin, at })
+        });
+        self.left.extend(left);
+        self
+    }
+
+    /// Returns the manifests that went away a moment ago, by namespace and name of their pods.
+    pub fn left_manifests(&self) -> Vec<LeftManifest> {
+        let left = self.left.iter();
+        left.map(|((namespace, name), left)| LeftManifest {
+            namespace: namespace.clone(),
+            name: name.clone(),
+            origin: left.origin.clone(),
+            at: left.at,
+        })
+        .collect()
     }
 
     /// One pod.
@@ -693,6 +730,29 @@ mod tests {
         let merged = merge(&known, &copy, &free, NOW);
         assert_eq!(names(&merged.removes), ["web"]);
         assert_eq!(merged.adds[0].uid(), "3".into());
+    }
+
+    #[test]
+    fn a_manifest_that_comes_back_after_a_restart_of_the_agent_is_the_source_of_its_pod() {
+        let (original, copy) = ("/m/web.yaml", "/m/web-old.yaml");
+        let known = SourcePods::seeded([from(original, pod("web", "1"))]);
+        let moved = set(vec![from(copy, pod("web", "2"))]);
+        let merged = merge(&known, &moved, &free, NOW);
+        // As the store has it: the pods, and the manifests that went away.
+        let pods = merged.pods.iter().map(|(_, pod)| pod.clone());
+        let left = serde_json::to_vec(&merged.pods.left_manifests()).unwrap();
+        let left: Vec<LeftManifest> = serde_json::from_slice(&left).unwrap();
+        assert_eq!((left.len(), left[0].origin.as_str()), (1, original));
+        let restarted = SourcePods::seeded(pods).with_left(left);
+        let both = set(vec![
+            from(copy, pod("web", "2")),
+            from(original, pod("web", "3")),
+        ]);
+        for (later, uid) in [(Duration::from_secs(60), "3"), (RETURN, "2")] {
+            let merged = merge(&restarted, &both, &free, NOW.plus(later));
+            assert!(merged.pods.get(uid).is_some(), "{later:?}");
+            assert_eq!(merged.duplicates.len(), 1, "{later:?}");
+        }
     }
 
     /// The manifests at one moment: file, name of the pod, UID; no pod for one that is broken.

@@ -211,6 +211,7 @@ impl ImageManager {
         service: &S,
         store: &Store,
     ) -> Found {
+        self.recall_lost(store);
         let seen = store.snapshot();
         let named = Found::of(service.image_status(image).await);
         if !matches!(named, Found::Absent) {

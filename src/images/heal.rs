@@ -427,6 +427,7 @@ impl ImageManager {
                     id: id.to_owned(),
                     state: FilesState::Removed,
                     suspected: old.as_ref().and_then(|old| old.suspected),
+                    lost: None,
                 };
                 if old.as_ref() != Some(&next) {
                     transaction = files::put(seen, transaction, &next, now);

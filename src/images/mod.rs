@@ -46,7 +46,7 @@ mod sync;
 use std::collections::{HashMap, HashSet};
 use std::future::Future;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, Once};
 
 use k8s_cri::v1;
 use k8s_openapi::api::core::v1::{Container, ImageVolumeSource, Pod};
@@ -319,6 +319,8 @@ pub struct ImageManager {
     syncs: Arc<Syncs>,
     /// Images whose files were not written to the disk, by qualified name. No later sync makes them whole.
     lost: Mutex<HashSet<String>>,
+    /// Those that an earlier run of this boot has recorded were added.
+    recalled: Once,
     works: Works,
     /// Questions to registries about what is there already.
     asks: Pulls,
@@ -432,6 +434,7 @@ impl ImageManager {
             records: PullRecords::default(),
             syncs: Arc::new(Syncs::new(Arc::new(KernelDisk))),
             lost: Mutex::default(),
+            recalled: Once::new(),
             works: Works::default(),
             asks: Pulls::new(EACH_ITS_SLOT, Arc::clone(&outages)),
             asking: Semaphore::new(ASKS),

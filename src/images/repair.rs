@@ -9,6 +9,7 @@
 //! was removed is brought again.
 
 use std::collections::HashSet;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -282,8 +283,7 @@ impl ImageManager {
         Ok(true)
     }
 
-    /// Notes that files of an image which is there were not written to the disk. It is a suspect, once per boot: a disk that
-    /// fails for good is not made to write the same image for ever.
+    /// Notes that files of an image which is there were not written to the disk, see [`images::lost`].
     pub(super) async fn files_lost(
         &self,
         image: &str,
@@ -295,17 +295,19 @@ impl ImageManager {
         self.lost().insert(qualified(image));
         let now = self.clock.now();
         let why = format!("its files were not written: {}", shortened(error));
-        let is_new = files::commit(store, |seen| {
+        let is_new = AtomicBool::new(false);
+        files::commit(store, |seen| {
             let old = files::of(seen, image).map(|(files, _)| files);
-            let suspected = old.as_ref().and_then(|old| old.suspected);
-            if suspected == Some(now.boot.0) {
+            let next = images::lost(old.as_ref(), image, id, &why, now.boot);
+            if old.as_ref() == Some(&next) {
                 return Transaction::new();
             }
-            let next = images::suspect(old.as_ref(), image, id, &why, Some(now.boot));
+            let was_suspected = old.and_then(|old| old.suspected) == Some(now.boot.0);
+            is_new.store(!was_suspected, Ordering::Relaxed);
             files::put(seen, Transaction::new(), &next, now)
         })
         .await?;
-        if is_new {
+        if is_new.load(Ordering::Relaxed) {
             self.tell_suspect(image, &why, report);
         }
         Ok(())
@@ -318,7 +320,18 @@ impl ImageManager {
         !is_lost && self.bring_to_disk(image, None, service).await == Synced::Yes
     }
 
-    /// Returns whether files of an image that is there were not written in this run of the agent.
+    /// Adds, once, the images of which an earlier run of the agent has recorded in this boot that files were not written.
+    pub(super) fn recall_lost(&self, store: &Store) {
+        self.recalled.call_once(|| {
+            let boot = self.clock.now().boot.0;
+            let state = store.snapshot();
+            let lost = images::all_files(&state).filter(|(files, _)| files.lost == Some(boot));
+            self.lost()
+                .extend(lost.map(|(files, _)| qualified(&files.image)));
+        });
+    }
+
+    /// Returns whether files of an image that is there were not written in this boot.
     pub(super) fn is_lost(&self, image: &str) -> bool {
         self.lost().contains(&qualified(image))
     }
@@ -393,6 +406,7 @@ impl ImageManager {
         store: &Store,
         report: &Reporter<'_>,
     ) -> Result<(), CommitError> {
+        self.recall_lost(store);
         let seen = store.snapshot();
         let only = only.map(qualified);
         let left: Vec<(ImageFiles, Stamp)> = images::all_files(&seen)

@@ -271,6 +271,81 @@ async fn without_a_period_the_ends_are_on_record_when_the_machine_goes_down() {
     assert_nothing_wrong(&w);
 }
 
+#[tokio::test(start_paused = true)]
+async fn ends_of_a_local_drain_without_the_api_server_are_told_after_the_next_start() {
+    for is_booted in [false, true] {
+        let mut w = World::with_api();
+        w.behave(|pod, _| match pod {
+            "slow" => Behaviour::SlowTerm(Duration::from_secs(4)),
+            _ => Behaviour::RunForever,
+        });
+        w.start().await;
+        w.joined().await;
+        w.create("slow", &spec("Always", ""));
+        w.create("never", &spec("Never", ""));
+        w.create("critical", &spec("OnFailure", CRITICAL));
+        w.manifest("static", &spec("Always", ""));
+        let of_api = ["slow", "never", "critical"];
+        for pod in of_api {
+            w.until(pod, 60, |w| w.shown_phase(pod) == "Running").await;
+        }
+        w.until("static", 60, |w| w.phase("static") == "Running")
+            .await;
+        w.set_api(false);
+        // Until a request has found that out.
+        w.pass(30).await;
+        let began = tokio::time::Instant::now();
+        w.drain(Some(Duration::from_secs(25)));
+        w.until("the drain has ended", 25, |w| {
+            ShutdownRecord::of(&w.state()).is_some_and(|record| record.ended.is_some())
+        })
+        .await;
+        assert!(
+            began.elapsed() >= Duration::from_secs(4),
+            "slow has its time"
+        );
+        // Whoever waits for that looks again after a moment.
+        w.pass(1).await;
+        let record = ShutdownRecord::of(&w.state()).unwrap();
+        assert!(record.local && record.cancelled.is_none(), "{record:?}");
+        for pod in ["slow", "never", "critical", "static"] {
+            assert!(w.running(pod).is_empty(), "{pod}");
+            assert_eq!(w.container(pod).last_exit.unwrap().exit_code, 0, "{pod}");
+        }
+        for pod in of_api {
+            assert_eq!(w.phase(pod), "Failed", "{pod} is on record");
+            assert_eq!(w.shown_phase(pod), "Running", "{pod} is not told yet");
+        }
+
+        if is_booted {
+            w.lose_power().await;
+            w.reboot().await;
+        } else {
+            w.stop().await;
+        }
+        w.start().await;
+        w.pass(30).await;
+        w.set_api(true);
+        for pod in of_api {
+            w.until("it is told", 120, |w| is_terminated(&w.shown(pod)))
+                .await;
+            assert_eq!(exit_code(&w.shown(pod)), Some(0), "{pod}");
+            assert_eq!(w.starts(pod).len(), 1, "{pod}");
+        }
+        if is_booted {
+            w.until("static runs", 60, |w| w.running("static").len() == 1)
+                .await;
+        } else {
+            w.until("the node is not Ready", 60, |w| {
+                ready(w)["status"] == "False"
+            })
+            .await;
+            assert!(w.running("static").is_empty(), "the drain is in force");
+        }
+        assert_nothing_wrong(&w);
+    }
+}
+
 struct Run {
     died: bool,
 }

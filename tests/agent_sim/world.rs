@@ -468,6 +468,11 @@ impl World {
         self.life.end();
     }
 
+    /// Orders what `holdfast drain-local` orders.
+    pub fn drain(&self, timeout: Option<Duration>) {
+        self.agent.as_ref().unwrap().local_drain().drain(timeout);
+    }
+
     /// The agent ends because the machine goes down, as after SIGTERM then. The machine is still up.
     pub async fn power_off(&mut self) {
         let agent = self.agent.take().unwrap();

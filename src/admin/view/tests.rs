@@ -647,6 +647,7 @@ fn images_show_how_far_they_got_and_which_archive_holds_them() {
             id: format!("sha256:{image}"),
             state,
             suspected: None,
+            lost: None,
         };
         let data = serde_json::to_vec(&files).unwrap();
         b.put(&files_key(&qualified(image)), object(data));

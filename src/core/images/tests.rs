@@ -18,6 +18,7 @@ fn files(id: &str, state: FilesState) -> ImageFiles {
         id: id.to_owned(),
         state,
         suspected: None,
+        lost: None,
     }
 }
 

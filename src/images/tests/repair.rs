@@ -837,6 +837,7 @@ async fn owe(world: &World, images: &[&str]) {
             id: format!("id-of-{image}"),
             state: FilesState::Removed,
             suspected: None,
+            lost: None,
         };
         let key = crate::core::images::files_key(&qualified(image));
         let record = crate::core::state::ObjectRecord::own(&files, world.clock.now());
@@ -989,6 +990,32 @@ async fn files_that_were_not_written_make_suspects_of_all_images_that_were_being
     let pulls = world.pulls();
     world.repair().await;
     assert_eq!(world.pulls(), pulls);
+}
+
+#[tokio::test]
+async fn files_that_were_not_written_a_second_time_are_not_taken_for_whole_by_the_next_agent() {
+    let disk = Arc::<FailingDisk>::default();
+    let world = on_disk(world(ImageConfig::default()), &disk);
+    for _ in 0..2 {
+        world.service.0.present.lock().unwrap().clear();
+        pull_all(&world, &[IMAGE], async {
+            disk.errors.fetch_add(1, Ordering::SeqCst);
+        })
+        .await;
+        if matches!(state_of(&world), Some(FilesState::Suspect { .. })) {
+            world.repair().await;
+            assert_eq!(state_of(&world), Some(FilesState::Whole));
+        }
+    }
+    assert!(matches!(state_of(&world), Some(FilesState::Pulling { .. })));
+    // The disk is well again, which says nothing of what it has dropped.
+    let world = on_disk(world, &disk);
+    world.repair().await;
+    assert!(matches!(state_of(&world), Some(FilesState::Pulling { .. })));
+    // Unpacked anew, it is whole.
+    world.service.0.present.lock().unwrap().clear();
+    pull_all(&world, &[IMAGE], std::future::ready(())).await;
+    assert_eq!(state_of(&world), Some(FilesState::Whole));
 }
 
 #[tokio::test(start_paused = true)]
