@@ -9,6 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{MutexGuard, PoisonError};
 use std::time::Duration;
 
+use k8s_openapi::Resource as _;
 use k8s_openapi::api::resource::v1::ResourceSlice;
 use kube::api::{Api, DeleteParams, ListParams};
 use tokio::time::Instant;
@@ -150,6 +151,9 @@ impl DraManager {
     /// Deletes the ResourceSlices of all drivers but those that have registered since the agent has started, and those on record,
     /// which have their own time.
     async fn wipe_others(&self) -> Result<(), String> {
+        if !self.serves_slices().await? {
+            return Ok(());
+        }
         let mut known: BTreeSet<String> = self.shared().drivers.keys().cloned().collect();
         known.extend(self.wipes().due.keys().cloned());
         known.remove(OTHERS);
@@ -158,6 +162,25 @@ impl DraManager {
             debug!("ResourceSlices of DRA drivers that have not registered are deleted");
         }
         Ok(())
+    }
+
+    /// Returns whether the API server has ResourceSlices. Asked of discovery: older servers refuse a deletion of what they do not
+    /// know.
+    async fn serves_slices(&self) -> Result<bool, String> {
+        let Some(api) = &self.inner.options.api else {
+            return Ok(false);
+        };
+        let client = api.kube();
+        let found = client.list_api_group_resources(ResourceSlice::API_VERSION);
+        match tokio::time::timeout(DELETE, found).await {
+            Ok(Ok(found)) => Ok(found
+                .resources
+                .iter()
+                .any(|resource| resource.name == ResourceSlice::URL_PATH_SEGMENT)),
+            Ok(Err(kube::Error::Api(status))) if status.code == 404 => Ok(false),
+            Ok(Err(error)) => Err(causes(&error)),
+            Err(_) => Err(format!("no answer within {} s", DELETE.as_secs())),
+        }
     }
 
     /// Deletes the ResourceSlices of this node that a field selector selects, all with an empty one. Returns whether the server
