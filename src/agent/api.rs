@@ -5,7 +5,6 @@ use std::path::Path;
 use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::{Node, Taint};
-use kube::config::Kubeconfig;
 use tokio::sync::{broadcast, watch};
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, warn};
@@ -281,17 +280,8 @@ pub(super) fn server_name(config: &AgentConfig) -> String {
     let Some(path) = &config.kubeconfig else {
         return String::new();
     };
-    let url = Kubeconfig::read_from(path).ok().and_then(|kubeconfig| {
-        let current = kubeconfig.current_context?;
-        let named = |name: &str| kubeconfig.contexts.iter().find(|c| c.name == name);
-        let cluster = named(&current)?.context.clone()?.cluster;
-        let cluster = kubeconfig
-            .clusters
-            .into_iter()
-            .find(|c| c.name == cluster)?;
-        cluster.cluster?.server
-    });
-    url.or_else(|| recorded_server(&config.state_dir))
+    apiserver::server_of(path)
+        .or_else(|| recorded_server(&config.state_dir))
         .unwrap_or_else(|| path.display().to_string())
 }
 

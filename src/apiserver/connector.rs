@@ -24,6 +24,7 @@ use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 use tower::{BoxError, Service};
 
 use super::kubeconfig::Loaded;
+use super::tls;
 use super::tunnel::Dialer;
 
 /// Streams of one connection that watches may take; servers allow 100 or more.
@@ -61,12 +62,12 @@ pub(super) fn build(
     tcp.set_keepalive_retries(Some(3));
     tcp.set_tcp_user_timeout(Some(PING_INTERVAL + PING_TIMEOUT));
     // As upstream, a proxy is trusted as the server is; its name is its own, whatever tls-server-name says.
-    let dialer = Dialer::new(tcp, loaded.proxy.clone(), || config.rustls_client_config())?;
-    let mut tls = config.rustls_client_config()?;
+    let dialer = Dialer::new(tcp, loaded.proxy.clone(), || tls::client_config(config))?;
+    let mut offered = tls::client_config(config)?;
     // The builder writes what it offers here itself.
-    tls.alpn_protocols.clear();
+    offered.alpn_protocols.clear();
     let mut builder = hyper_rustls::HttpsConnectorBuilder::new()
-        .with_tls_config(tls)
+        .with_tls_config(offered)
         .https_or_http();
     if let Some(name) = &config.tls_server_name {
         let name = name.clone().try_into().map_err(|error| {

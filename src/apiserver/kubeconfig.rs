@@ -11,7 +11,10 @@ use secrecy::ExposeSecret as _;
 use super::ApiError;
 use super::plugin::{Given, Plugin};
 use super::proxy::{self, Proxy};
+use super::tls;
 use crate::core::credentials::Validity;
+
+mod document;
 
 /// What a kubeconfig says. Printed without secrets.
 #[derive(Clone)]
@@ -157,27 +160,22 @@ pub(super) fn load(path: &Path, newer: Option<&Path>) -> Result<Loaded, ApiError
 }
 
 fn read(path: &Path, newer: Option<&Path>) -> Result<Loaded, ApiError> {
-    if let Err(source) = std::fs::File::open(path) {
-        return Err(ApiError::Read {
-            path: path.to_owned(),
-            source,
-        });
-    }
-    let parse = |source: KubeconfigError| ApiError::Parse {
-        path: path.to_owned(),
-        source: Box::new(without_content(source)),
-    };
-    let file = Kubeconfig::read_from(path).map_err(parse)?;
-    resolve(path, file, newer)
+    resolve(path, document::read(path)?, newer)
 }
 
 /// As [`load`], of the content `text` of the file at `path`.
 pub(super) fn of_text(path: &Path, text: &str) -> Result<Loaded, ApiError> {
-    let file = Kubeconfig::from_yaml(text).map_err(|source| ApiError::Parse {
-        path: path.to_owned(),
-        source: Box::new(without_content(source)),
-    })?;
-    resolve(path, file, None)
+    resolve(path, document::parse(path, text)?, None)
+}
+
+/// Returns the server of the kubeconfig at `path`, as it is written there. Blocking.
+pub(super) fn server_of(path: &Path) -> Option<String> {
+    let file = document::read(path).ok()?;
+    let current = file.current_context?;
+    let context = file.contexts.iter().find(|one| one.name == current)?;
+    let name = &context.context.as_ref()?.cluster;
+    let cluster = file.clusters.into_iter().find(|one| &one.name == name)?;
+    cluster.cluster?.server
 }
 
 /// What the kubeconfig `file` says, which is at `path`. Reads the files that it names.
@@ -210,7 +208,7 @@ pub(super) fn resolve(
         let known = names(file.contexts.iter().map(|one| &one.name));
         return Err(missing("context", &context, known));
     };
-    let Some(cluster) = file
+    let Some(mut cluster) = file
         .clusters
         .iter()
         .find(|one| one.name == chosen.cluster)
@@ -229,18 +227,12 @@ pub(super) fn resolve(
         names: names.clone(),
         problem,
     };
-    let server = cluster.server.as_deref().unwrap_or_default();
-    let server: Uri = server
-        .parse()
-        .map_err(|error| unusable(format!("server {server:?} is no URL: {error}")))?;
-    if !matches!(server.scheme_str(), Some("https" | "http")) {
-        let problem = format!("server {server:?} is no URL; write https://host:port");
-        return Err(unusable(problem));
-    }
     // An odd byte is no reason to go past the proxy.
     let env = |name: &str| Some(std::env::var_os(name)?.to_string_lossy().into_owned());
-    let proxy = proxy::choose(cluster.proxy_url.as_deref(), &server, env).map_err(unusable)?;
     let mut files = vec![path.to_owned()];
+    cluster
+        .certificate_authority
+        .take_if(|path| path.is_empty());
     files.extend(cluster.certificate_authority.as_ref().map(PathBuf::from));
     let found = file.auth_infos.into_iter().find(|one| one.name == user);
     let mut auth = match found {
@@ -248,6 +240,9 @@ pub(super) fn resolve(
         None if user.is_empty() => AuthInfo::default(),
         None => return Err(unusable(format!("it has no user {user:?}"))),
     };
+    join_lines(&mut cluster, &mut auth);
+    let server = server(&cluster, &auth).map_err(unusable)?;
+    let proxy = proxy::choose(cluster.proxy_url.as_deref(), &server, env).map_err(unusable)?;
     let user = User::of(&mut auth, newer, &cluster, &mut files).map_err(unusable)?;
     // Made by hand: the client's own reading of the environment takes exceptions for the proxy's name, not the server's.
     let mut config = kube::Config::new(server);
@@ -273,6 +268,53 @@ pub(super) fn resolve(
         token_file: user.token_file,
         seen: Seen::new(),
     })
+}
+
+/// The address of the server. Without a scheme it is that of TLS when there is anything to do TLS with; upstream's
+/// `DefaultServerURL`.
+///
+/// # Errors
+/// When it is no address.
+fn server(cluster: &Cluster, auth: &AuthInfo) -> Result<Uri, String> {
+    let written = cluster.server.as_deref().unwrap_or_default();
+    let given = |text: &Option<String>| text.as_ref().is_some_and(|text| !text.is_empty());
+    let is_tls = cluster.insecure_skip_tls_verify == Some(true)
+        || given(&cluster.certificate_authority)
+        || given(&cluster.certificate_authority_data)
+        || given(&auth.client_certificate)
+        || given(&auth.client_certificate_data);
+    let whole = match (written.contains("://") || written.is_empty(), is_tls) {
+        (true, _) => written.to_owned(),
+        (false, true) => format!("https://{written}"),
+        (false, false) => format!("http://{written}"),
+    };
+    let server: Uri = whole
+        .parse()
+        .map_err(|error| format!("server {written:?} is no URL: {error}"))?;
+    match server.scheme_str() {
+        Some("https" | "http") => Ok(server),
+        _ => Err(format!(
+            "server {written:?} is no URL; write https://host:port"
+        )),
+    }
+}
+
+/// Removes the line breaks of base64, as Go does when it reads bytes: `base64` wraps its lines, and YAML keeps them in a
+/// block (`|`).
+fn join_lines(cluster: &mut Cluster, auth: &mut AuthInfo) {
+    const BREAKS: [char; 2] = ['\r', '\n'];
+    let texts = [
+        &mut cluster.certificate_authority_data,
+        &mut auth.client_certificate_data,
+    ];
+    for text in texts.into_iter().flatten() {
+        text.retain(|c| !BREAKS.contains(&c));
+    }
+    if let Some(key) = &mut auth.client_key_data
+        && key.expose_secret().contains(BREAKS)
+    {
+        *key = key.expose_secret().replace(BREAKS, "").into();
+    }
 }
 
 /// Who the node is, as far as the client does not see to it.
@@ -327,6 +369,8 @@ fn forget_empty(auth: &mut AuthInfo) {
         &mut auth.client_certificate,
         &mut auth.client_certificate_data,
         &mut auth.client_key,
+        &mut auth.impersonate,
+        &mut auth.impersonate_uid,
     ];
     for text in texts {
         text.take_if(|text| text.is_empty());
@@ -377,13 +421,17 @@ fn authority(cluster: &Cluster) -> Result<Option<Vec<Vec<u8>>>, String> {
         }
         (None, None) => return Ok(None),
     };
-    let certificates: Vec<_> = x509_parser::pem::Pem::iter_from_buffer(&pem)
+    let mut certificates: Vec<_> = x509_parser::pem::Pem::iter_from_buffer(&pem)
         .filter_map(Result::ok)
         .filter(|block| block.label == "CERTIFICATE")
         .map(|block| block.contents)
         .collect();
     if certificates.is_empty() {
         return Err(format!("{from} has no certificate in PEM"));
+    }
+    certificates.retain(|der| tls::can_be_trusted(der));
+    if certificates.is_empty() {
+        return Err(format!("{from} has no certificate that can be read"));
     }
     Ok(Some(certificates))
 }
@@ -401,6 +449,17 @@ pub(super) fn certificate(auth: &AuthInfo) -> Option<Vec<u8>> {
     match (&auth.client_certificate_data, &auth.client_certificate) {
         (Some(data), _) => base64::engine::general_purpose::STANDARD
             .decode(data.trim())
+            .ok(),
+        (None, Some(path)) => std::fs::read(path).ok(),
+        (None, None) => None,
+    }
+}
+
+/// Returns the key of the client certificate of `auth`, in PEM; `None` when it has none, or it cannot be read. Blocking.
+pub(super) fn key(auth: &AuthInfo) -> Option<Vec<u8>> {
+    match (&auth.client_key_data, &auth.client_key) {
+        (Some(data), _) => base64::engine::general_purpose::STANDARD
+            .decode(data.expose_secret().trim())
             .ok(),
         (None, Some(path)) => std::fs::read(path).ok(),
         (None, None) => None,

@@ -30,6 +30,7 @@ mod refusals;
 mod standing;
 #[cfg(test)]
 pub(crate) mod testkit;
+mod tls;
 mod transport;
 mod tunnel;
 mod turns;
@@ -270,6 +271,11 @@ pub async fn connect(
     let credentials =
         Credentials::new(settings.clone(), kubeconfig, transport, standing, clock).await?;
     Ok(Some((client, credentials)))
+}
+
+/// Returns the server of the kubeconfig at `path`, as it is written there. Blocking.
+pub fn server_of(path: &Path) -> Option<String> {
+    kubeconfig::server_of(path)
 }
 
 /// Does with the kubeconfig at `path` what [`connect`] does, makes no connection, runs no plugin, and returns what is

@@ -209,12 +209,13 @@ impl DeviceManager {
             .inc();
         self.published(resource);
         let (manager, resource) = (self.clone(), resource.to_owned());
+        let due = Instant::now() + LIST_PATIENCE;
         tokio::spawn(async move {
             let listing = manager.follow(&resource, instance, &client);
             let listing = async {
                 tokio::select! {
                     () = listing => {}
-                    never = manager.overdue(&resource, instance) => match never {},
+                    never = manager.overdue(&resource, instance, due) => match never {},
                 }
             };
             if stop.run_until_cancelled(listing).await.is_some() {
@@ -257,8 +258,8 @@ impl DeviceManager {
     }
 
     /// Waits until a plugin must have listed its devices, and ends the use of the list before it if it has not. Never returns.
-    async fn overdue(&self, resource: &str, instance: Instance) -> Infallible {
-        tokio::time::sleep(LIST_PATIENCE).await;
+    async fn overdue(&self, resource: &str, instance: Instance, due: Instant) -> Infallible {
+        tokio::time::sleep_until(due).await;
         let is_overdue = self.shared().inventory.overdue(resource, instance);
         if is_overdue {
             warn!(

@@ -24,7 +24,7 @@ use super::keyring::{Credentials, Keyring, url_matches};
 use super::provider_config::{self, EnvVar, Parsed, ProviderConfig, Refused, bad};
 use crate::kubeletconfig::parse_duration;
 use crate::types::pace::Pace;
-use crate::types::{Clock, Stamp, blocking, causes};
+use crate::types::{Clock, Stamp, blocking, causes, text};
 
 /// How long a program may take.
 const TIMEOUT: Duration = Duration::from_secs(60);
@@ -154,12 +154,16 @@ impl Answer {
     /// # Errors
     /// What is wrong with it, without its content.
     pub(super) fn parse(output: &[u8], api_version: &str) -> Result<Self, String> {
-        let response: Response = serde_json::from_slice(output).map_err(|e| {
-            format!(
-                "its answer is not a CredentialProviderResponse (line {} column {})",
-                e.line(),
-                e.column()
-            )
+        let response: Response = serde_json::from_slice(output).or_else(|error| {
+            // Upstream's decoder takes nulls, and YAML.
+            let lenient = std::str::from_utf8(output).ok().and_then(text::lenient);
+            lenient.ok_or_else(|| {
+                format!(
+                    "its answer is not a CredentialProviderResponse (line {} column {})",
+                    error.line(),
+                    error.column()
+                )
+            })
         })?;
         if response.kind != "CredentialProviderResponse" || response.api_version != api_version {
             return Err(format!(
@@ -385,7 +389,8 @@ fn read_config(
 ) -> (Option<Seen>, Result<Parsed<Provider>, CredentialError>) {
     let path = &settings.config;
     let seen = state_of(path);
-    let read = std::fs::read_to_string(path).map_err(|source| CredentialError::Read {
+    let read = std::fs::read(path).and_then(text::of_file);
+    let read = read.map_err(|source| CredentialError::Read {
         path: path.clone(),
         source,
     });

@@ -83,6 +83,37 @@ fn answer(key: &str, more: &str) -> String {
     )
 }
 
+#[test]
+fn an_answer_in_yaml_or_with_nulls_is_taken_as_upstream_takes_it() {
+    let version = "credentialprovider.kubelet.k8s.io/v1";
+    let head = format!("apiVersion: {version}\nkind: CredentialProviderResponse\n");
+    let json = format!(
+        r#"{{"apiVersion": "{version}", "kind": "CredentialProviderResponse", "cacheKeyType": "Image",
+             "cacheDuration": null, "auth": {{"r.io": {{"username": null, "password": "p"}}}}}}"#
+    );
+    let yaml = "cacheKeyType: Registry\ncacheDuration: 5m\nauth:\n  r.io:\n    password: p\n";
+    for (answer, keep) in [
+        (json, None),
+        (format!("{head}{yaml}"), Some(Duration::from_secs(300))),
+    ] {
+        let answer = Answer::parse(answer.as_bytes(), version).unwrap();
+        assert_eq!(answer.keep, keep);
+        let found = answer.keyring.lookup("r.io/x");
+        assert_eq!(found.len(), 1);
+        assert_eq!(
+            (found[0].username.as_str(), found[0].password.as_str()),
+            ("", "p")
+        );
+    }
+    let Err(error) = Answer::parse(b"hunter2: [", version) else {
+        unreachable!("it is none");
+    };
+    assert!(
+        error.contains("line 1") && !error.contains("hunter2"),
+        "{error}"
+    );
+}
+
 #[tokio::test]
 async fn a_program_is_asked_with_its_arguments_and_environment() {
     let world = World::new(&answer("Image", ""));

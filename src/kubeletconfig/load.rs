@@ -9,6 +9,7 @@ use super::problem::{ConfigError, Origin, Problem, Warning};
 use super::types::KubeletConfiguration;
 use super::validate::validate;
 use super::yaml::{self, Node};
+use crate::types::text::of_utf16;
 
 /// A configuration read from files alone, without flags.
 #[derive(Debug)]
@@ -80,9 +81,9 @@ pub(super) fn take_content(settings: &mut Settings, path: &Path, bytes: Vec<u8>)
 
 /// Overlays what the content of the file at `path` sets.
 pub(super) fn overlay_bytes(settings: &mut Settings, path: &Path, bytes: Vec<u8>) {
-    let text = match String::from_utf8(bytes) {
-        Ok(text) => text,
-        Err(error) => {
+    let text = match (of_utf16(&bytes), String::from_utf8(bytes)) {
+        (Some(text), _) | (None, Ok(text)) => text,
+        (None, Err(error)) => {
             let at = error.utf8_error().valid_up_to();
             let message = format!("the file is not UTF-8 text (byte {at})");
             settings

@@ -11,6 +11,7 @@ pub mod beneath;
 pub mod blocking;
 pub mod boot;
 pub mod causes;
+pub mod certificates;
 pub mod containers;
 pub mod cpu_set;
 pub mod events;

@@ -13,6 +13,7 @@ use crate::kubeletconfig::{
     AgentConfig, ConfigError, KIND, Origin, Warning, resolve, resolve_content,
 };
 use crate::types::causes::causes;
+use crate::types::text;
 
 /// Checks the configuration that `flags` name, and returns it when it is good. Blocking.
 pub(super) fn settings(flags: &KubeletFlags, checked: &mut Checked) -> Option<AgentConfig> {
@@ -97,13 +98,13 @@ pub(super) fn providers(
     checked: &mut Checked,
 ) {
     let object = "CredentialProviderConfig";
-    let Ok(text) = std::str::from_utf8(content) else {
+    let Ok(text) = text::of_file(content.to_vec()) else {
         return checked.error(
             object,
             "the file is not UTF-8 text; save it as UTF-8".to_owned(),
         );
     };
-    match CredentialProviders::check(path, text, programs) {
+    match CredentialProviders::check(path, &text, programs) {
         Ok(()) => checked.objects.push(object.to_owned()),
         Err(CredentialError::Config { what, .. }) => checked.error(object, what),
         Err(error) => checked.error(object, causes(&error)),

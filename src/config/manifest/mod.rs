@@ -28,6 +28,7 @@ pub use tree::Position;
 pub use warnings::warnings;
 
 use crate::types::PodSource;
+use crate::types::text::of_utf16;
 use tree::{Node, Tree};
 
 /// Largest manifest that is read, in bytes.
@@ -190,7 +191,10 @@ impl Manifest {
         if size > MAX_MANIFEST_BYTES {
             return Err(ManifestError::TooLarge { size });
         }
-        let documents = Tree::parse(text(bytes)?)?;
+        let documents = match of_utf16(bytes) {
+            Some(decoded) => Tree::parse(content(&decoded)?)?,
+            None => Tree::parse(content(text(bytes)?)?)?,
+        };
         Ok(Self { documents })
     }
 
@@ -305,13 +309,17 @@ fn read_pod(
 }
 
 fn text(bytes: &[u8]) -> Result<&str, ManifestError> {
-    let text = std::str::from_utf8(bytes).map_err(|e| {
+    std::str::from_utf8(bytes).map_err(|e| {
         let before = bytes.get(..e.valid_up_to()).unwrap_or_default();
         let lines = before.iter().filter(|b| **b == b'\n').count();
         ManifestError::NotUtf8 {
             line: u64::try_from(lines).unwrap_or(u64::MAX).saturating_add(1),
         }
-    })?;
+    })
+}
+
+/// The text without a byte order mark.
+fn content(text: &str) -> Result<&str, ManifestError> {
     let text = text.strip_prefix('\u{feff}').unwrap_or(text);
     if text.trim().is_empty() {
         return Err(ManifestError::Empty);

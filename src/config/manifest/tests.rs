@@ -756,3 +756,20 @@ fn a_value_of_the_wrong_type_is_not_repeated() {
     );
     assert!(!text.contains("4711"), "{text}");
 }
+
+#[test]
+fn a_manifest_of_utf_16_is_read_as_yaml_readers_do() {
+    let plain = one(GOOD);
+    let units = format!("\u{feff}{GOOD}").encode_utf16().collect::<Vec<_>>();
+    let of = |bytes: fn(u16) -> [u8; 2]| units.iter().flat_map(move |unit| bytes(*unit));
+    let (little, big): (Vec<u8>, Vec<u8>) = (
+        of(u16::to_le_bytes).collect(),
+        of(u16::to_be_bytes).collect(),
+    );
+    for bytes in [&little, &big] {
+        let mut pods = read(bytes, &file(), SEEN).unwrap();
+        assert_eq!(pods.remove(0).spec, plain.spec);
+    }
+    let half = read(&little[..little.len() - 1], &file(), SEEN).unwrap_err();
+    assert!(matches!(half, ManifestError::NotUtf8 { line: 1 }), "{half}");
+}

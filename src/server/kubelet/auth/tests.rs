@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicI64, Ordering};
 use axum::http::Method;
 
 use super::*;
-use crate::types::BootId;
+use crate::types::{BootId, certificates};
 
 #[derive(Clone, Default)]
 struct Hand(Arc<AtomicI64>);
@@ -278,4 +278,33 @@ fn only_so_many_requests_of_an_address_wait_for_a_decision() {
     assert!(waiting.enter(one).is_some());
     drop(inside);
     assert!(waiting.0.lock().unwrap().is_empty());
+}
+
+#[tokio::test]
+async fn a_client_certificate_of_version_1_names_its_user() {
+    use rustls::pki_types::pem::PemObject as _;
+
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("ca.crt");
+    std::fs::write(&path, certificates::tests::CA).unwrap();
+    let clock = Hand::default();
+    let moment = i64::try_from(certificates::tests::MOMENT).unwrap() * 1000;
+    clock.0.store(moment, Ordering::SeqCst);
+    let cas = x509::ClientCas::open(path.clone(), &clock).await;
+    let shown = |pem: &str| {
+        let shown = rustls::pki_types::CertificateDer::from_pem_slice(pem.as_bytes()).unwrap();
+        cas.user(&[shown], clock.now())
+    };
+    let user = shown(certificates::tests::OLD).unwrap().unwrap();
+    assert_eq!(
+        (&*user.name, &*user.groups),
+        ("admin", &["system:masters".to_owned()][..])
+    );
+    // One of the same name that nobody has signed.
+    let key = rcgen::KeyPair::generate().unwrap();
+    let mut params = rcgen::CertificateParams::default();
+    let subject = &mut params.distinguished_name;
+    subject.push(rcgen::DnType::CommonName, "admin");
+    let stranger = params.self_signed(&key).unwrap().pem();
+    assert!(shown(&stranger).is_err());
 }

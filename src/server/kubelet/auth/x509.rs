@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use arc_swap::ArcSwapOption;
 use rustls::RootCertStore;
+use rustls::crypto::CryptoProvider;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, UnixTime};
 use rustls::server::WebPkiClientVerifier;
@@ -14,6 +15,7 @@ use sha2::{Digest, Sha256};
 use x509_parser::prelude::{FromDer, X509Certificate};
 
 use super::User;
+use crate::types::certificates::{self, Purpose};
 use crate::types::{Clock, Pace, Stamp, blocking, causes};
 
 /// Why the CAs of the API's clients cannot be used.
@@ -48,6 +50,29 @@ pub(super) struct ClientCas {
 struct Verifier {
     seen: Vec<u8>,
     verifier: Arc<dyn ClientCertVerifier>,
+    cas: Vec<CertificateDer<'static>>,
+    provider: Arc<CryptoProvider>,
+}
+
+impl Verifier {
+    /// Verifies what a client shows: certificates that lead to a CA, or one that Go takes by itself.
+    fn verify(
+        &self,
+        first: &CertificateDer<'_>,
+        others: &[CertificateDer<'_>],
+        now: UnixTime,
+    ) -> Result<(), rustls::Error> {
+        let verified = self.verifier.verify_client_cert(first, others, now);
+        let algorithms = &self.provider.signature_verification_algorithms;
+        match verified {
+            Ok(_) => Ok(()),
+            Err(refused) => {
+                certificates::verify(first, &self.cas, Purpose::Client, now, algorithms)
+                    // That of the chain says more.
+                    .map_err(|_| refused)
+            }
+        }
+    }
 }
 
 impl ClientCas {
@@ -124,8 +149,7 @@ impl ClientCas {
             ));
         };
         verifier
-            .verifier
-            .verify_client_cert(first, others, now)
+            .verify(first, others, now)
             .map_err(|error| error.to_string())?;
         user_of(first)
     }
@@ -144,10 +168,11 @@ fn read(path: &Path, before: Option<&[u8]>) -> Result<Option<Verifier>, ClientCa
         path: path.to_owned(),
         problem,
     };
-    let mut roots = RootCertStore::empty();
+    let (mut roots, mut cas) = (RootCertStore::empty(), Vec::new());
     for certificate in CertificateDer::pem_slice_iter(&seen) {
         let certificate = certificate
             .map_err(|error| unusable(format!("a certificate does not parse: {error}")))?;
+        cas.push(certificate.clone());
         roots
             .add(certificate)
             .map_err(|error| unusable(format!("a certificate is no CA: {error}")))?;
@@ -156,10 +181,17 @@ fn read(path: &Path, before: Option<&[u8]>) -> Result<Option<Verifier>, ClientCa
         return Err(unusable("there is no certificate in it".to_owned()));
     }
     let provider = Arc::new(rustls::crypto::ring::default_provider());
-    let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider)
+    let builder =
+        WebPkiClientVerifier::builder_with_provider(Arc::new(roots), Arc::clone(&provider));
+    let verifier = builder
         .build()
         .map_err(|error| unusable(error.to_string()))?;
-    Ok(Some(Verifier { seen, verifier }))
+    Ok(Some(Verifier {
+        seen,
+        verifier,
+        cas,
+        provider,
+    }))
 }
 
 /// Upstream's `CommonNameUserConversion`.

@@ -82,7 +82,8 @@ pub(super) async fn run(node: &Shared, serving: &Serving, look: Duration) {
     loop {
         let object = objects.borrow_and_update().clone();
         let (names, addresses) = object.as_deref().map(names_of).unwrap_or_default();
-        let named = !names.is_empty() || !addresses.is_empty();
+        // Signers refuse requests without an address. With a cloud provider it comes after the name.
+        let named = !addresses.is_empty();
         let fits = serving
             .current()
             .is_some_and(|current| current.is_for(&names, &addresses));

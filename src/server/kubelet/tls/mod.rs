@@ -28,7 +28,7 @@ use x509_parser::prelude::{FromDer, GeneralName, X509Certificate};
 
 use super::Shared;
 use crate::kubeletconfig::{KubeletConfiguration, TlsVersion};
-use crate::types::{blocking, causes};
+use crate::types::{blocking, causes, certificates};
 
 /// Why there is no serving certificate.
 #[derive(Debug, thiserror::Error)]
@@ -143,7 +143,7 @@ impl Certificate {
         let self_signed = (parsed.subject() == parsed.issuer())
             .then(|| common_name.unwrap_or_default().to_owned());
         let provider = rustls::crypto::ring::default_provider();
-        let key = CertifiedKey::from_der(chain, key, &provider)
+        let key = certificates::certified_key(chain, key, &provider)
             .map_err(|error| format!("certificate and key do not go together: {error}"))?;
         Ok(Self {
             key: Arc::new(key),
@@ -313,7 +313,7 @@ impl ClientCertVerifier for AnyCertificate {
         dss: &DigitallySignedStruct,
     ) -> Result<rustls::client::danger::HandshakeSignatureValid, rustls::Error> {
         let algorithms = &self.0.signature_verification_algorithms;
-        rustls::crypto::verify_tls12_signature(message, cert, dss, algorithms)
+        certificates::verify_handshake(message, cert, dss, algorithms, false)
     }
 
     fn verify_tls13_signature(
@@ -323,7 +323,7 @@ impl ClientCertVerifier for AnyCertificate {
         dss: &DigitallySignedStruct,
     ) -> Result<rustls::client::danger::HandshakeSignatureValid, rustls::Error> {
         let algorithms = &self.0.signature_verification_algorithms;
-        rustls::crypto::verify_tls13_signature(message, cert, dss, algorithms)
+        certificates::verify_handshake(message, cert, dss, algorithms, true)
     }
 
     fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {

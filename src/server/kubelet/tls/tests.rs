@@ -102,23 +102,30 @@ async fn who_was_refused_asks_again_as_soon_as_it_has_other_credentials() {
     config.cert_dir = pki.path().to_owned();
     world.node.config = Arc::new(config);
     world.node.api = Some(api.client.clone());
-    let hostname = NodeAddress {
-        type_: "Hostname".to_owned(),
-        address: "n".to_owned(),
+    let object = |addresses: &[(&str, &str)]| {
+        let address = |(kind, address): &(&str, &str)| NodeAddress {
+            type_: (*kind).to_owned(),
+            address: (*address).to_owned(),
+        };
+        Arc::new(Node {
+            status: Some(NodeStatus {
+                addresses: Some(addresses.iter().map(address).collect()),
+                ..NodeStatus::default()
+            }),
+            ..Node::default()
+        })
     };
-    world.node.node.set(Arc::new(Node {
-        status: Some(NodeStatus {
-            addresses: Some(vec![hostname]),
-            ..NodeStatus::default()
-        }),
-        ..Node::default()
-    }));
+    world.node.node.set(object(&[("Hostname", "n")]));
     let node: Shared = Arc::new(world.node);
     let serving = Serving::default();
     let look = Duration::from_secs(10);
     let asked = || api.with(|model| model.log.len());
     let work = bootstrap::run(&node, &serving, look);
     let scenario = async {
+        tokio::time::sleep(Duration::from_secs(7200)).await;
+        assert_eq!(asked(), 0, "without an address nobody signs");
+        node.node
+            .set(object(&[("Hostname", "n"), ("InternalIP", "10.0.0.1")]));
         // By now it asks every ten minutes or so.
         tokio::time::sleep(Duration::from_secs(7200)).await;
         let before = asked();
@@ -170,4 +177,56 @@ fn groups_for_key_exchange_go_by_their_numbers() {
     }
     let order: Vec<_> = all.iter().copied().filter(|one| *one != 24).collect();
     assert_eq!(groups(&[23, 29]), order, "the library's order stays");
+}
+
+/// Moves what both have to say, until the handshake has ended.
+fn shake_hands(client: &mut rustls::ClientConnection, server: &mut rustls::ServerConnection) {
+    while client.is_handshaking() || server.is_handshaking() {
+        let mut sent = Vec::new();
+        while client.wants_write() {
+            client.write_tls(&mut sent).unwrap();
+        }
+        let mut rest = sent.as_slice();
+        while !rest.is_empty() {
+            server.read_tls(&mut rest).unwrap();
+            server.process_new_packets().unwrap();
+        }
+        let mut sent = Vec::new();
+        while server.wants_write() {
+            server.write_tls(&mut sent).unwrap();
+        }
+        let mut rest = sent.as_slice();
+        while !rest.is_empty() {
+            client.read_tls(&mut rest).unwrap();
+            client.process_new_packets().unwrap();
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_client_with_a_certificate_of_version_1_shows_it_in_every_version_of_tls() {
+    let mut k = TestNode::new().node.config.kubelet.clone();
+    k.authentication.client_ca_file = Some("/ca".into());
+    let (certificate, key) = pair("n");
+    let serving = Serving::default();
+    serving.set(Certificate::parse(certificate.as_bytes(), key.as_bytes()).unwrap());
+    let config = server_config(&k, serving).unwrap();
+    let mut roots = rustls::RootCertStore::empty();
+    let own = CertificateDer::from_pem_slice(certificate.as_bytes()).unwrap();
+    roots.add(own).unwrap();
+    for version in [&rustls::version::TLS12, &rustls::version::TLS13] {
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let identity = rustls::sign::SingleCertAndKey::from(certificates::tests::old_pair());
+        let client = rustls::ClientConfig::builder_with_provider(provider)
+            .with_protocol_versions(&[version])
+            .unwrap()
+            .with_root_certificates(roots.clone())
+            .with_client_cert_resolver(Arc::new(identity));
+        let mut client =
+            rustls::ClientConnection::new(Arc::new(client), "n".try_into().unwrap()).unwrap();
+        let mut server = rustls::ServerConnection::new(Arc::clone(&config)).unwrap();
+        shake_hands(&mut client, &mut server);
+        let shown = server.peer_certificates().map(<[_]>::len);
+        assert_eq!(shown, Some(1), "{version:?}");
+    }
 }
