@@ -12,7 +12,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
 use super::CgroupError;
-use crate::types::mountinfo;
+use crate::types::{causes, mountinfo};
 
 /// Which cgroups a machine has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -160,7 +160,39 @@ fn enable_controllers(dir: &Path) -> Result<(), CgroupError> {
     if wanted.is_empty() {
         return Ok(());
     }
-    write(&dir.join("cgroup.subtree_control"), &wanted.join(" "))
+    let file = dir.join("cgroup.subtree_control");
+    each_if_not_all(&wanted, |controllers| write(&file, controllers))
+}
+
+/// Controllers without which pods cannot be limited.
+const NEEDED: [&str; 2] = ["+cpu", "+memory"];
+
+/// Enables all controllers at once. If the kernel refuses, which it does for the sake of a single one, enables each by itself,
+/// and goes on without those that pods can do without. As `CreateCgroupPath` of libcontainer.
+fn each_if_not_all(
+    wanted: &[String],
+    enable: impl Fn(&str) -> Result<(), CgroupError>,
+) -> Result<(), CgroupError> {
+    if enable(&wanted.join(" ")).is_ok() {
+        return Ok(());
+    }
+    for one in wanted {
+        match enable(one) {
+            Ok(()) => {}
+            Err(error) if NEEDED.contains(&one.as_str()) => {
+                return Err(CgroupError::Controller {
+                    name: one.trim_start_matches('+').to_owned(),
+                    source: Box::new(error),
+                });
+            }
+            Err(error) => tracing::debug!(
+                controller = one.as_str(),
+                error = causes(&error),
+                "the kernel does not enable a controller of cgroups"
+            ),
+        }
+    }
+    Ok(())
 }
 
 /// Writes `value` unless it is there already.
@@ -264,6 +296,35 @@ fn kill_all(dir: &Path, pids: &[i32]) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_controller_that_the_kernel_refuses_keeps_none_of_the_others_from_pods() {
+        let wanted = ["+cpu", "+memory", "+hugetlb", "+io"].map(str::to_owned);
+        for (refused, enabled, error) in [
+            ("+none", vec!["+cpu +memory +hugetlb +io"], None),
+            ("+hugetlb", vec!["+cpu", "+memory", "+io"], None),
+            ("+cpu", vec![], Some("cpu")),
+            ("+memory", vec!["+cpu"], Some("memory")),
+        ] {
+            let written = std::cell::RefCell::new(Vec::new());
+            let result = each_if_not_all(&wanted, |controllers| {
+                if controllers.split(' ').any(|one| one == refused) {
+                    let invalid = io::Error::from_raw_os_error(Errno::EINVAL as i32);
+                    return Err(CgroupError::io("set", Path::new("/c"))(invalid));
+                }
+                written.borrow_mut().push(controllers.to_owned());
+                Ok(())
+            });
+            assert_eq!(written.into_inner(), enabled, "{refused}");
+            match (result, error) {
+                (Ok(()), None) => {}
+                (Err(CgroupError::Controller { name, .. }), Some(wanted)) => {
+                    assert_eq!(name, wanted);
+                }
+                (result, _) => panic!("{refused}: {result:?}"),
+            }
+        }
+    }
 
     #[test]
     fn hierarchies_are_found_beside_mount_points_that_are_not_utf8() {

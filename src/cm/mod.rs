@@ -127,6 +127,18 @@ pub enum CgroupError {
         /// Their names.
         missing: Vec<String>,
     },
+    /// The kernel does not enable a controller that it has.
+    #[error(
+        "enable controller {name} of cgroups; processes with real-time scheduling keep the kernel from enabling cpu (rtkit-daemon starts some), \
+         and processes in the cgroup itself from enabling any: end or move them"
+    )]
+    Controller {
+        /// Its name.
+        name: String,
+        /// Why.
+        #[source]
+        source: Box<CgroupError>,
+    },
     /// The number of processes is to be limited, and the kernel cannot do it.
     #[error("limit the processes of pods below {}: the pids controller is missing; enable it in the kernel, or leave podPidsLimit out", mount.display())]
     NoPidsController {

@@ -6,6 +6,7 @@
 
 use std::io;
 use std::os::unix::fs::MetadataExt as _;
+use std::net::Ipv6Addr;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -237,7 +238,7 @@ impl DnsConfigurer {
                 options: Vec::new(),
             },
             Policy::Host => v1::DnsConfig {
-                servers: host.servers.clone(),
+                servers: without_link_local(pod, &host.servers, &mut events),
                 searches: host.searches.clone(),
                 options: host.options.clone(),
             },
@@ -348,6 +349,39 @@ impl DnsConfigurer {
     }
 }
 
+/// The node's nameservers that a pod can reach. Link-local ones (`fe80::1%3`, as routers announce) are on an interface of the
+/// node that the network of a pod does not have; where there are no others they stay, as upstream leaves them.
+fn without_link_local(pod: &Pod, servers: &[String], events: &mut Vec<Event>) -> Vec<String> {
+    let is_link_local = |server: &String| {
+        let address = server.split('%').next().unwrap_or_default();
+        let address: Result<Ipv6Addr, _> = address.parse();
+        address.is_ok_and(|address| address.is_unicast_link_local())
+    };
+    let (local, others): (Vec<String>, Vec<String>) =
+        servers.iter().cloned().partition(is_link_local);
+    if pod.host_network() || local.is_empty() {
+        return servers.to_vec();
+    }
+    let outcome = match others.is_empty() {
+        true => "the node has no others",
+        false => "they have been omitted",
+    };
+    let text = format!(
+        "Nameservers {} of the node are link-local and cannot be reached from the pod's network, {outcome}; give the node another nameserver, or set resolvConf to a file with one",
+        local.join(" ")
+    );
+    events.push(Event::pod(
+        EventType::Warning,
+        pod,
+        "DNSConfigForming",
+        text,
+    ));
+    match others.is_empty() {
+        true => local,
+        false => others,
+    }
+}
+
 fn without_duplicates(list: Vec<String>) -> Vec<String> {
     let mut seen = std::collections::BTreeSet::new();
     list.into_iter()
@@ -430,6 +464,36 @@ mod tests {
             boot: BootId(1),
             boottime_ms: seconds * 1000,
             wall_ms: 0,
+        }
+    }
+
+    #[test]
+    fn nameservers_of_an_interface_of_the_node_are_none_for_pods() {
+        let own = json!({"dnsPolicy": "Default"});
+        let of_node = json!({"dnsPolicy": "Default", "hostNetwork": true});
+        let mixed = "nameserver fe80::1%3\nnameserver 192.0.2.1\nnameserver fe80::2%eth0\n";
+        let only = "nameserver fe80::1%3\n";
+        for (spec, file, servers, event) in [
+            (&own, mixed, vec!["192.0.2.1"], true),
+            (
+                &of_node,
+                mixed,
+                vec!["fe80::1%3", "192.0.2.1", "fe80::2%eth0"],
+                false,
+            ),
+            (&own, only, vec!["fe80::1%3"], true),
+            (
+                &own,
+                "nameserver 2001:db8::1\nnameserver 169.254.1.1\n",
+                vec!["2001:db8::1", "169.254.1.1"],
+                false,
+            ),
+        ] {
+            let host = ResolvConf::parse(file.as_bytes());
+            let (dns, events) = configurer().pod_dns(&pod(spec.clone()), &host).unwrap();
+            assert_eq!(dns.servers, servers, "{spec} {file}");
+            let told = events.iter().any(|e| e.reason == "DNSConfigForming");
+            assert_eq!(told, event, "{spec} {file}");
         }
     }
 

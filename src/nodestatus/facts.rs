@@ -220,12 +220,11 @@ pub fn identity() -> Identity {
     let kernel_version = nix::sys::utsname::uname()
         .map(|name| name.release().to_string_lossy().into_owned())
         .unwrap_or_default();
-    let os_release = fs::read("/etc/os-release").unwrap_or_default();
     Identity {
         system_uuid: system_uuid().unwrap_or_else(|| machine_id.clone()),
         machine_id,
         kernel_version,
-        os_image: os_image(&String::from_utf8_lossy(&os_release)),
+        os_image: os_image(&os_release(Path::new("/"))),
     }
 }
 
@@ -337,6 +336,15 @@ fn system_uuid() -> Option<String> {
     })
 }
 
+/// The content of os-release. A system that keeps `/etc` for changes of its own has it below `/usr`.
+fn os_release(root: &Path) -> String {
+    ["etc/os-release", "usr/lib/os-release"]
+        .iter()
+        .find_map(|file| fs::read(root.join(file)).ok())
+        .map(|text| String::from_utf8_lossy(&text).into_owned())
+        .unwrap_or_default()
+}
+
 /// `PRETTY_NAME` of os-release.
 fn os_image(os_release: &str) -> String {
     let name = |line: &str| {
@@ -392,5 +400,16 @@ mod tests {
         let name = os_image("NAME=x\nPRETTY_NAME=\"Debian GNU/Linux 12 (bookworm)\"\n");
         assert_eq!(name, "Debian GNU/Linux 12 (bookworm)");
         assert_eq!(os_image(""), "Linux");
+    }
+
+    #[test]
+    fn os_release_is_found_below_usr_where_etc_has_none() {
+        let root = tempfile::tempdir().unwrap();
+        assert_eq!(os_release(root.path()), "");
+        for dir in ["usr/lib", "etc"] {
+            fs::create_dir_all(root.path().join(dir)).unwrap();
+            fs::write(root.path().join(dir).join("os-release"), format!("# {dir}")).unwrap();
+            assert_eq!(os_release(root.path()), format!("# {dir}"));
+        }
     }
 }

@@ -78,10 +78,19 @@ impl BootIdentity {
     }
 }
 
-/// `/etc/machine-id`, or an empty string where there is none.
+/// `/etc/machine-id`, else that of D-Bus as on systems without systemd, or an empty string where there is none. Upstream's
+/// `machine-id-file` has the same two files.
 pub fn machine_id() -> String {
-    fs::read_to_string("/etc/machine-id")
-        .map(|s| s.trim().to_owned())
+    machine_id_below(Path::new("/"))
+}
+
+fn machine_id_below(root: &Path) -> String {
+    ["etc/machine-id", "var/lib/dbus/machine-id"]
+        .iter()
+        .filter_map(|file| fs::read_to_string(root.join(file)).ok())
+        .map(|text| text.trim().to_owned())
+        // An image that was never booted says so in the place of the ID.
+        .find(|id| !id.is_empty() && id != "uninitialized")
         .unwrap_or_default()
 }
 
@@ -144,6 +153,23 @@ fn hardware(state_dir: &Path) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_id_of_d_bus_counts_where_the_machine_has_none_of_its_own() {
+        let root = tempfile::tempdir().unwrap();
+        let id = || machine_id_below(root.path());
+        assert_eq!(id(), "");
+        fs::create_dir_all(root.path().join("etc")).unwrap();
+        fs::write(root.path().join("etc/machine-id"), "uninitialized\n").unwrap();
+        assert_eq!(id(), "");
+        fs::create_dir_all(root.path().join("var/lib/dbus")).unwrap();
+        fs::write(root.path().join("var/lib/dbus/machine-id"), "abc\n").unwrap();
+        assert_eq!(id(), "abc");
+        fs::write(root.path().join("etc/machine-id"), "").unwrap();
+        assert_eq!(id(), "abc");
+        fs::write(root.path().join("etc/machine-id"), "def\n").unwrap();
+        assert_eq!(id(), "def");
+    }
 
     #[test]
     fn a_machine_with_another_id_at_each_boot_stays_the_same() {

@@ -17,16 +17,19 @@ use crate::types::events::{Event, EventType};
 
 /// Reason of the event about a volume that takes long.
 pub const CHANGE_IN_PROGRESS: &str = "VolumePermissionChangeInProgress";
+/// Reason of the event about files that the file system will not have given to the group.
+pub const CHANGE_REFUSED: &str = "VolumePermissionChangeRefused";
 /// When it is told first, and how often from then on; as upstream.
 const FIRST: Duration = Duration::from_secs(30);
 const AGAIN: Duration = Duration::from_secs(60);
 
 impl VolumeManager {
     /// Gives a volume to the pod's fsGroup, if it has one, as `fsGroupChangePolicy` says; upstream's
-    /// `VolumeOwnership.ChangePermissions`. When dropped, what has begun goes on to its end.
+    /// `VolumeOwnership.ChangePermissions`. When dropped, what has begun goes on to its end. Files that the file system will
+    /// not have changed stay as they are, and an event says so.
     ///
     /// # Errors
-    /// When the file system refuses; part of it may be done, and OnRootMismatch does the rest the next time.
+    /// When the file system fails; part of it may be done, and OnRootMismatch does the rest the next time.
     pub(super) async fn give_to_group(
         &self,
         pod: &Pod,
@@ -61,6 +64,12 @@ impl VolumeManager {
         })
         .await;
         self.observe("volume_apply_access_control", plugin, begun, done.is_ok());
+        if let (Some((refused, why)), Some(recorder)) = (counts.refusals(), &self.recorder) {
+            let text = format!(
+                "fsGroup {group} of volume \"{volume}\": {refused} files and directories keep their group or mode, since the file system refuses to change them ({why}); give them to the group on the server, or let the server map root to root"
+            );
+            recorder.record(Event::pod(EventType::Warning, pod, CHANGE_REFUSED, text));
+        }
         let changed = counts.changed.load(Ordering::Relaxed);
         if changed > 0 {
             tracing::info!(pod = %pod.uid(), volume, plugin, group, changed, "volume belongs to the pod's fsGroup");

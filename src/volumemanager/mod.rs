@@ -79,7 +79,7 @@ use tokio::time::Instant;
 pub use accounts::{RemoteVolume, count};
 pub use content::TOKEN_EXPIRED;
 pub use error::{RemoteFailure, VolumeError};
-pub use fs_group::CHANGE_IN_PROGRESS;
+pub use fs_group::{CHANGE_IN_PROGRESS, CHANGE_REFUSED};
 pub use host_path::HostPathError;
 pub use huge_pages::HugePagesError;
 pub use payload::PayloadError;

@@ -4,6 +4,9 @@
 //! Everything gets the group and, by [`Access`], what a group needs; directories get setgid, so that what
 //! is made in them later belongs to the group as well. Nobody loses a permission.
 //!
+//! What the file system refuses to change stays as it is, as upstream: servers that map root to nobody, immutable files. The
+//! containers may have access all the same.
+//!
 //! **Invariant:** a link is given itself, never what it leads to, and nothing that is mounted below the
 //! volume is touched: every file is opened by its name in the directory that holds it, without following
 //! links, and changed through that handle.
@@ -16,6 +19,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use k8s_openapi::api::core::v1::Pod;
@@ -71,7 +75,7 @@ impl ChangePolicy {
 /// Gives a directory, and all in it on the same mount, to a group. Blocking.
 ///
 /// # Errors
-/// When the file system refuses; part of it may be done.
+/// When the file system fails; part of it may be done.
 pub(super) fn give(dir: &Path, group: u32, access: Access, policy: ChangePolicy) -> io::Result<()> {
     give_counting(dir, group, access, policy, &Counts::default())
 }
@@ -81,8 +85,55 @@ pub(super) fn give(dir: &Path, group: u32, access: Access, policy: ChangePolicy)
 pub(super) struct Counts {
     /// Files and directories looked at.
     pub(super) seen: AtomicU64,
-    /// Those that were not as they should be.
+    /// Those that were not as they should be, and are now.
     pub(super) changed: AtomicU64,
+    /// Those that the file system refused to change.
+    pub(super) refused: AtomicU64,
+    /// The cause of the first refusal.
+    pub(super) reason: OnceLock<io::Error>,
+}
+
+impl Counts {
+    /// Counts the outcome of a change.
+    ///
+    /// # Errors
+    /// When it failed for another reason than that the file system refuses.
+    fn count(&self, outcome: io::Result<()>) -> io::Result<()> {
+        match outcome {
+            Ok(()) => {
+                self.changed.fetch_add(1, Ordering::Relaxed);
+                Ok(())
+            }
+            Err(error) if is_refusal(&error) => {
+                self.refused.fetch_add(1, Ordering::Relaxed);
+                self.reason.get_or_init(|| error);
+                Ok(())
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Returns how many changes were refused, and why the first one was; `None` for none.
+    pub(super) fn refusals(&self) -> Option<(u64, &io::Error)> {
+        let refused = self.refused.load(Ordering::Relaxed);
+        self.reason.get().map(|reason| (refused, reason))
+    }
+}
+
+/// Returns whether a file system does not permit the group or mode of a file to change, rather than fail.
+fn is_refusal(error: &io::Error) -> bool {
+    matches!(
+        error.raw_os_error().map(Errno::from_raw),
+        Some(
+            Errno::EPERM
+                | Errno::EACCES
+                | Errno::EROFS
+                | Errno::EOPNOTSUPP
+                | Errno::EINVAL
+                | Errno::ENOSYS
+                | Errno::EDQUOT
+        )
+    )
 }
 
 /// As [`give`]. What is as it should be costs one look and is not written.
@@ -122,14 +173,14 @@ pub(super) fn give_counting(
 /// Gives one directory to a group, and nothing in it. Blocking.
 ///
 /// # Errors
-/// When the file system refuses.
+/// When the file system fails.
 pub(super) fn give_one(dir: &Path, group: u32, access: Access) -> io::Result<()> {
     let root = open_root(dir)?;
     let seen = fstat(&root)?;
     if is_given(&seen, group, access) {
         return Ok(());
     }
-    change(&root, &seen, group, access)
+    Counts::default().count(change(&root, &seen, group, access))
 }
 
 fn open_root(dir: &Path) -> io::Result<OwnedFd> {
@@ -219,8 +270,8 @@ impl Walk<'_> {
         if is_settled(seen, self.group, self.access) {
             return Ok(());
         }
-        self.counts.changed.fetch_add(1, Ordering::Relaxed);
-        change(file, seen, self.group, self.access)
+        let outcome = change(file, seen, self.group, self.access);
+        self.counts.count(outcome)
     }
 }
 
@@ -284,19 +335,24 @@ fn kind(seen: &FileStat) -> SFlag {
     SFlag::from_bits_truncate(seen.st_mode) & SFlag::S_IFMT
 }
 
-/// Changes what a handle of [`OFlag::O_PATH`] stands for.
+/// Changes what a handle of [`OFlag::O_PATH`] stands for. The mode is changed also where the group cannot be.
 fn change(file: &OwnedFd, seen: &FileStat, group: u32, access: Access) -> io::Result<()> {
-    if seen.st_gid != group {
+    let is_of_group = seen.st_gid == group;
+    let mut given = Ok(());
+    if !is_of_group {
         let group = Some(Gid::from_raw(group));
-        fchownat(file, c"", None, group, AtFlags::AT_EMPTY_PATH)?;
+        given = fchownat(file, c"", None, group, AtFlags::AT_EMPTY_PATH).map_err(io::Error::from);
     }
     let wanted = wanted(seen, access);
     // A change of the group takes setuid and setgid from files.
-    if kind(seen) == SFlag::S_IFLNK || (wanted == own(seen) && seen.st_gid == group) {
-        return Ok(());
+    if kind(seen) == SFlag::S_IFLNK || (wanted == own(seen) && is_of_group) {
+        return given;
     }
     let handle = format!("/proc/self/fd/{}", file.as_raw_fd());
-    fs::set_permissions(handle, fs::Permissions::from_mode(wanted))
+    given.and(fs::set_permissions(
+        handle,
+        fs::Permissions::from_mode(wanted),
+    ))
 }
 
 #[cfg(test)]

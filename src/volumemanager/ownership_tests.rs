@@ -212,3 +212,43 @@ fn a_tree_that_is_deeper_than_any_stack_is_done_or_refused_and_nothing_breaks() 
         assert!(removed.unwrap().success());
     }
 }
+
+#[test]
+fn what_the_file_system_refuses_to_change_stays_as_it_is() {
+    use nix::mount::{MntFlags, MsFlags, mount, umount2};
+    let (_base, volume, _) = volume();
+    let none: Option<&str> = None;
+    let options = Some("mode=0755");
+    mount(
+        Some("tmpfs"),
+        &volume,
+        Some("tmpfs"),
+        MsFlags::empty(),
+        options,
+    )
+    .unwrap();
+    dir_with(&volume.join("deep"), 0o755);
+    file_with(&volume.join("deep/file"), 0o644);
+    let read_only = MsFlags::MS_REMOUNT | MsFlags::MS_RDONLY;
+    mount(none, &volume, none, read_only, none).unwrap();
+    let counts = Counts::default();
+    let given = give_counting(
+        &volume,
+        GROUP,
+        Access::ReadWrite,
+        ChangePolicy::Always,
+        &counts,
+    );
+    let one = give_one(&volume, GROUP, Access::ReadOnly);
+    let kept = look(&volume.join("deep/file"));
+    umount2(&volume, MntFlags::MNT_DETACH).unwrap();
+    given.unwrap();
+    one.unwrap();
+    assert_eq!(kept.1, 0o644);
+    assert_eq!(counts.changed.load(Ordering::Relaxed), 0);
+    let (refused, why) = counts.refusals().unwrap();
+    assert_eq!(
+        (refused, why.kind()),
+        (3, io::ErrorKind::ReadOnlyFilesystem)
+    );
+}
