@@ -11,10 +11,10 @@ use k8s_openapi::api::core::v1::{Container, Pod};
 use super::{WorkerContext, resolve};
 use crate::core::state::ObjectRecord;
 use crate::core::volume_mounts::asks_recursive_read_only;
-use crate::core::volumes::{Remote, keys};
+use crate::core::volumes::{Remote, Source, keys};
 use crate::kuberuntime::container_mounts;
 use crate::kuberuntime::env::Environment;
-use crate::types::{PodExt, PodUid};
+use crate::types::{PodExt, PodUid, causes};
 use crate::volumemanager::subpath::SubPath;
 
 /// What [`prepare`] found.
@@ -46,6 +46,7 @@ pub(super) async fn prepare(
         let can = context.runtime_state.mounts_recursively(&handler);
         prepared.recursive_read_only = can.unwrap_or(false);
     }
+    look_at_host_paths(context, pod, container, &prepared.remotes).await?;
     for (index, mount) in container.volume_mounts.iter().flatten().enumerate() {
         // Parts of images are the runtime's business, and a volume that is missing is told of later.
         let Some(root) = volumes.get(&mount.name) else {
@@ -69,6 +70,32 @@ pub(super) async fn prepare(
         prepared.sub_paths.insert(index, at);
     }
     Ok(prepared)
+}
+
+/// Looks at the hostPaths that a container mounts, whose types say what has to be there.
+async fn look_at_host_paths(
+    context: &WorkerContext,
+    pod: &Pod,
+    container: &Container,
+    remotes: &BTreeMap<String, Remote>,
+) -> Result<(), String> {
+    let uid = pod.uid();
+    for mount in container.volume_mounts.iter().flatten() {
+        let mut volumes = pod.spec_ref().volumes.iter().flatten();
+        let own = volumes.find(|volume| volume.name == mount.name);
+        let own = own.and_then(|volume| volume.host_path.as_ref());
+        let (path, type_) = match (own, remotes.get(&mount.name).map(|remote| &remote.source)) {
+            (Some(own), _) => (own.path.as_str(), own.type_.as_deref().unwrap_or_default()),
+            (None, Some(Source::HostPath { path, type_ })) => (path.as_str(), type_.as_str()),
+            _ => continue,
+        };
+        context
+            .volumes
+            .look_at_host_path(&uid, &mount.name, path, type_)
+            .await
+            .map_err(|error| causes(&error))?;
+    }
+    Ok(())
 }
 
 /// What a pod's volumes were resolved to when they were mounted, by their names.

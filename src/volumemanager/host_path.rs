@@ -11,6 +11,9 @@ use nix::errno::Errno;
 use nix::fcntl::{OFlag, open, openat};
 use nix::sys::stat::{Mode, fchmod, mkdirat};
 
+use super::{POD_WAIT, VolumeError, VolumeManager};
+use crate::types::{PodUid, blocking};
+
 /// A path that is not what the volume says.
 #[derive(Debug, thiserror::Error)]
 pub enum HostPathError {
@@ -47,6 +50,49 @@ pub enum HostPathError {
         #[source]
         source: io::Error,
     },
+}
+
+impl VolumeManager {
+    /// Looks again at a hostPath with a type before another container gets it: a runtime makes a directory of what is missing,
+    /// in the place of a socket, a device or a file. Makes what the type says to make. Upstream looks once.
+    ///
+    /// # Errors
+    /// When the path is not what the type says, or does not answer in time.
+    pub async fn look_at_host_path(
+        &self,
+        uid: &PodUid,
+        volume: &str,
+        path: &str,
+        type_: &str,
+    ) -> Result<(), VolumeError> {
+        if type_.is_empty() {
+            return Ok(());
+        }
+        let (at, wanted) = (path.to_owned(), type_.to_owned());
+        let work = async move { blocking::run(move || prepare(&at, &wanted)).await };
+        let key = format!("host_path/{uid}/{volume}");
+        let looked = self.operations.run(&key, "host_path_check", work);
+        let failed =
+            |kind: io::ErrorKind, why: String| error("look at", path)(io::Error::new(kind, why));
+        let source = match tokio::time::timeout(POD_WAIT, looked).await {
+            Ok(Ok(Ok(Ok(())))) => return Ok(()),
+            Ok(Ok(Ok(Err(source)))) => source,
+            Ok(Ok(Err(ended))) => failed(io::ErrorKind::Other, ended.to_string()),
+            Ok(Err(ended)) => failed(io::ErrorKind::Other, ended.to_string()),
+            Err(_) => {
+                let why = format!(
+                    "it takes more than {} s, as with storage that does not answer",
+                    POD_WAIT.as_secs()
+                );
+                failed(io::ErrorKind::TimedOut, why)
+            }
+        };
+        Err(VolumeError::HostPath {
+            pod: uid.clone(),
+            volume: volume.to_owned(),
+            source,
+        })
+    }
 }
 
 /// Whether a path may be used at all.

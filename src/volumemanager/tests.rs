@@ -191,6 +191,38 @@ async fn a_host_path_is_made_again_after_a_reboot() {
 }
 
 #[tokio::test]
+async fn a_host_path_with_a_type_is_looked_at_before_a_container_gets_it() {
+    let world = world();
+    let uid = PodUid::new("u1");
+    let look = async |type_: &str, path: &Path| {
+        let path = path.to_str().unwrap();
+        let looked = world.manager.look_at_host_path(&uid, "h", path, type_);
+        looked.await.map_err(|error| error.to_string())
+    };
+    let missing = world.dir.path().join("missing");
+    for (type_, is_made) in [
+        ("", false),
+        ("Directory", false),
+        ("File", false),
+        ("Socket", false),
+        ("CharDevice", false),
+        ("BlockDevice", false),
+        ("FileOrCreate", true),
+    ] {
+        let looked = look(type_, &missing).await;
+        assert_eq!(looked.is_ok(), is_made || type_.is_empty(), "{type_}");
+        assert_eq!(missing.exists(), is_made, "{type_}");
+        if let Err(error) = looked {
+            assert!(error.contains("hostPath type check failed"), "{error}");
+        }
+    }
+    assert!(missing.is_file());
+    assert_eq!(look("File", &missing).await, Ok(()));
+    assert!(look("Directory", &missing).await.is_err());
+    assert_eq!(look("CharDevice", Path::new("/dev/null")).await, Ok(()));
+}
+
+#[tokio::test]
 async fn what_is_not_supported_is_refused_by_name() {
     let world = world();
     for (volume, word) in [

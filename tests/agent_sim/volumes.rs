@@ -254,6 +254,42 @@ async fn restarts_of_a_container_leave_nothing_behind() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_container_waits_for_a_file_of_the_node_that_is_gone() {
+    let mut w = node(|_, attempt| match attempt {
+        0 => exits(1, 60),
+        _ => Behaviour::RunForever,
+    })
+    .await;
+    let file = w.dir.path().join("token");
+    std::fs::write(&file, "x").unwrap();
+    let spec = json!({
+        "restartPolicy": "Always",
+        "volumes": [{"name": "token", "hostPath": {"path": file, "type": "File"}}],
+        "containers": [{
+            "name": "main", "image": IMAGE, "command": ["sh"],
+            "volumeMounts": [{"name": "token", "mountPath": "/token"}],
+        }],
+    });
+    w.manifest("token", &spec.to_string());
+    w.start().await;
+    w.until("it runs", 60, |w| w.running("token").len() == 1)
+        .await;
+    std::fs::remove_file(&file).unwrap();
+    w.until("it has ended", 120, |w| w.running("token").is_empty())
+        .await;
+    w.pass(150).await;
+    assert_eq!(
+        w.starts("token").len(),
+        1,
+        "a runtime would make a directory"
+    );
+    std::fs::write(&file, "x").unwrap();
+    w.until("it runs again", 400, |w| w.running("token").len() == 1)
+        .await;
+    assert_nothing_wrong(&w);
+}
+
+#[tokio::test(start_paused = true)]
 async fn an_api_server_that_is_back_ends_the_back_off_of_a_mount() {
     let mut w = cluster(|_, _| Behaviour::RunForever).await;
     w.start().await;
