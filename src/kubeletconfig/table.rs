@@ -411,7 +411,7 @@ fields! {
     /// `resolvConf`; `None` when set to the empty string: pods get no host resolver configuration.
     resolv_conf: Option<PathBuf> = Some(PathBuf::from("/etc/resolv.conf")),
     ["resolvConf": String = FILE_OR_NONE,
-        "Empty: no resolver configuration of the host. Relative to the file it is written in. Read for each new sandbox; while it is missing, pods that need it wait. While it names no nameserver in the first two minutes after the boot and has changed since that, or no longer names one, they wait for 60 s at most, then start without one, as upstream.";
+        "Empty: no resolver configuration of the host. Relative to the file it is written in. Read for each new sandbox. Pods with their own network cannot reach nameservers on loopback or link-local addresses (`127.0.0.1`, `fe80::1%eth0`): they get the others, with an event. If systemd-resolved (`127.0.0.53`) is the only one, they get those of `/run/systemd/resolve/resolv.conf`. While it is missing, pods that need it wait. While it names no nameserver in the first two minutes after the boot and has changed since that, or no longer names one, they wait for 60 s at most, then start without one, as upstream.";
         .flag("resolv-conf", "FILE", "Resolver configuration handed to pods; empty for none [default: /etc/resolv.conf]")]
     [later "runOnce": Bool = ["false"], "The flag `--runonce` has an effect."]
     /// `cpuCFSQuota`: whether CPU limits are enforced by CFS quota.

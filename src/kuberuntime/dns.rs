@@ -5,8 +5,8 @@
 //! had to be left out. Pure but for [`DnsConfigurer::read_host`].
 
 use std::io;
+use std::net::IpAddr;
 use std::os::unix::fs::MetadataExt as _;
-use std::net::Ipv6Addr;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -24,6 +24,11 @@ pub const MAX_NAMESERVERS: usize = 3;
 pub const MAX_SEARCH_PATHS: usize = 32;
 /// Most characters of all search paths, joined by spaces.
 pub const MAX_SEARCH_CHARS: usize = 2048;
+
+/// Addresses of systemd-resolved, which answers on the node alone.
+const STUBS: [&str; 2] = ["127.0.0.53", "127.0.0.54"];
+/// Resolver configuration with the nameservers that systemd-resolved asks.
+const BEHIND_STUB: &str = "/run/systemd/resolve/resolv.conf";
 
 /// Time for which pods wait for a file that names no server.
 const FILLING: Duration = Duration::from_secs(60);
@@ -81,6 +86,8 @@ pub struct ResolvConf {
     pub options: Vec<String>,
     /// Time of the file; `None` when it was not read from one.
     pub changed: Option<Changed>,
+    /// The configuration behind systemd-resolved, where the servers are that and nothing else.
+    pub behind: Option<Box<ResolvConf>>,
 }
 
 /// Time at which a file was changed, with one of this boot to compare it with. Milliseconds of the wall clock, which somebody may
@@ -131,6 +138,32 @@ impl ResolvConf {
         }
         conf
     }
+
+    /// Returns what a pod is given of it: on the node's network all, on another one what is behind systemd-resolved.
+    fn of(&self, pod: &Pod) -> &Self {
+        let behind = self.behind.as_deref();
+        let behind = behind.filter(|conf| !pod.host_network() && !conf.servers.is_empty());
+        behind.unwrap_or(self)
+    }
+
+    /// Returns whether a server is named that answers more than the node itself.
+    fn has_server(&self) -> bool {
+        let conf = self.behind.as_deref().unwrap_or(self);
+        !conf.servers.is_empty()
+    }
+}
+
+/// Reads `file`, in which systemd-resolved says whom it asks, if the servers of `conf` are that.
+fn behind_stub(conf: &ResolvConf, file: &Path) -> Option<Box<ResolvConf>> {
+    if conf.servers.is_empty() || !conf.servers.iter().all(|server| is_stub(server)) {
+        return None;
+    }
+    let bytes = node_file::read(file).ok()?;
+    Some(Box::new(ResolvConf::parse(&bytes)))
+}
+
+fn is_stub(server: &str) -> bool {
+    STUBS.contains(&server)
 }
 
 /// Time since which the node's file names no server. At boot it may not be filled yet, and a DHCP client may write it anew; a
@@ -204,10 +237,10 @@ impl DnsConfigurer {
         })?;
         let boot_ms = std::fs::metadata(EARLY_FILE).ok();
         let boot_ms = boot_ms.map(|early| early.mtime() * 1000 + early.mtime_nsec() / 1_000_000);
-        Ok(ResolvConf {
-            changed: Some(Changed { file_ms, boot_ms }),
-            ..ResolvConf::parse(&bytes)
-        })
+        let mut conf = ResolvConf::parse(&bytes);
+        conf.changed = Some(Changed { file_ms, boot_ms });
+        conf.behind = behind_stub(&conf, Path::new(BEHIND_STUB));
+        Ok(conf)
     }
 
     /// Whether the settings of a pod depend on the node's resolver configuration.
@@ -237,11 +270,14 @@ impl DnsConfigurer {
                 searches: vec![".".to_owned()],
                 options: Vec::new(),
             },
-            Policy::Host => v1::DnsConfig {
-                servers: without_link_local(pod, &host.servers, &mut events),
-                searches: host.searches.clone(),
-                options: host.options.clone(),
-            },
+            Policy::Host => {
+                let host = host.of(pod);
+                v1::DnsConfig {
+                    servers: reachable(pod, &host.servers, &mut events),
+                    searches: host.searches.clone(),
+                    options: host.options.clone(),
+                }
+            }
         };
         if let Some(own) = &pod.spec_ref().dns_config {
             append(&mut dns, own);
@@ -264,9 +300,10 @@ impl DnsConfigurer {
         let (dns, events) = self.pod_dns(pod, host)?;
         if let Some(path) = self.resolv_conf.as_ref().filter(|_| Self::needs_host(pod)) {
             let is_of_boot = host.changed.is_none_or(|changed| changed.is_of_boot(now));
-            let has_server = !host.servers.is_empty();
-            let left = self.unfilled.observe(has_server, is_of_boot, now);
-            if let Some(left) = left.filter(|_| dns.servers.is_empty()) {
+            let left = self.unfilled.observe(host.has_server(), is_of_boot, now);
+            let is_of_node =
+                |server: &String| host.behind.is_some() && !pod.host_network() && is_stub(server);
+            if let Some(left) = left.filter(|_| dns.servers.iter().all(is_of_node)) {
                 return Err(DnsError::NoServer {
                     path: path.clone(),
                     left,
@@ -349,16 +386,19 @@ impl DnsConfigurer {
     }
 }
 
-/// The node's nameservers that a pod can reach. Link-local ones (`fe80::1%3`, as routers announce) are on an interface of the
-/// node that the network of a pod does not have; where there are no others they stay, as upstream leaves them.
-fn without_link_local(pod: &Pod, servers: &[String], events: &mut Vec<Event>) -> Vec<String> {
-    let is_link_local = |server: &String| {
+/// Returns the node's nameservers that a pod can reach. Those on a loopback address answer on the node alone. Link-local ones
+/// (`fe80::1%3`, as routers announce) are on an interface of the node that the network of a pod does not have. Where there are
+/// no others they stay, as upstream leaves them.
+fn reachable(pod: &Pod, servers: &[String], events: &mut Vec<Event>) -> Vec<String> {
+    let is_of_node = |server: &String| {
         let address = server.split('%').next().unwrap_or_default();
-        let address: Result<Ipv6Addr, _> = address.parse();
-        address.is_ok_and(|address| address.is_unicast_link_local())
+        let address = address.parse::<IpAddr>();
+        address.is_ok_and(|address| match address {
+            IpAddr::V4(address) => address.is_loopback(),
+            IpAddr::V6(address) => address.is_loopback() || address.is_unicast_link_local(),
+        })
     };
-    let (local, others): (Vec<String>, Vec<String>) =
-        servers.iter().cloned().partition(is_link_local);
+    let (local, others): (Vec<String>, Vec<String>) = servers.iter().cloned().partition(is_of_node);
     if pod.host_network() || local.is_empty() {
         return servers.to_vec();
     }
@@ -367,7 +407,7 @@ fn without_link_local(pod: &Pod, servers: &[String], events: &mut Vec<Event>) ->
         false => "they have been omitted",
     };
     let text = format!(
-        "Nameservers {} of the node are link-local and cannot be reached from the pod's network, {outcome}; give the node another nameserver, or set resolvConf to a file with one",
+        "Nameservers {} of the node are loopback or link-local and cannot be reached from the pod's network, {outcome}; give the node another nameserver, or set resolvConf to a file with one",
         local.join(" ")
     );
     events.push(Event::pod(
@@ -484,6 +524,19 @@ mod tests {
             (&own, only, vec!["fe80::1%3"], true),
             (
                 &own,
+                "nameserver 127.0.0.1\nnameserver ::1\nnameserver 192.0.2.1\n",
+                vec!["192.0.2.1"],
+                true,
+            ),
+            (&own, "nameserver 127.0.0.53\n", vec!["127.0.0.53"], true),
+            (
+                &of_node,
+                "nameserver 127.0.0.53\n",
+                vec!["127.0.0.53"],
+                false,
+            ),
+            (
+                &own,
                 "nameserver 2001:db8::1\nnameserver 169.254.1.1\n",
                 vec!["2001:db8::1", "169.254.1.1"],
                 false,
@@ -495,6 +548,46 @@ mod tests {
             let told = events.iter().any(|e| e.reason == "DNSConfigForming");
             assert_eq!(told, event, "{spec} {file}");
         }
+    }
+
+    #[test]
+    fn pods_ask_the_servers_behind_systemd_resolved() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("resolv.conf");
+        let host = |text: &str| {
+            let mut conf = ResolvConf::parse(text.as_bytes());
+            conf.behind = behind_stub(&conf, &file);
+            conf
+        };
+        let stub = "nameserver 127.0.0.53\noptions edns0 trust-ad\nsearch lan\n";
+        let mixed = "nameserver 127.0.0.53\nnameserver 192.0.2.1\n";
+        assert_eq!(host(stub).behind, None, "there is no such file");
+        let own = pod(json!({"dnsPolicy": "Default"}));
+        let of_node = pod(json!({"hostNetwork": true}));
+        let servers = |pod: &Pod, host: &ResolvConf, at: Stamp, dns: &DnsConfigurer| {
+            dns.sandbox_dns(pod, host, at).map(|(dns, _)| dns.servers)
+        };
+
+        // At boot it knows none yet.
+        fs::write(&file, "# No DNS servers known.\nsearch .\n").unwrap();
+        let dns = configurer();
+        let unfilled = host(stub);
+        let early = servers(&own, &unfilled, at(5), &dns);
+        assert!(matches!(early, Err(DnsError::NoServer { .. })), "{early:?}");
+        let early = servers(&of_node, &unfilled, at(6), &dns).unwrap();
+        assert_eq!(early, ["127.0.0.53"], "who is on the node asks it");
+        let late = servers(&own, &unfilled, at(66), &dns).unwrap();
+        assert_eq!(late, ["127.0.0.53"], "as upstream");
+
+        fs::write(&file, "nameserver 192.0.2.7\nsearch lan example.org\n").unwrap();
+        let filled = host(stub);
+        let (given, events) = dns.pod_dns(&own, &filled).unwrap();
+        assert_eq!(given.servers, ["192.0.2.7"]);
+        assert_eq!(given.searches, ["lan", "example.org"]);
+        assert!(given.options.is_empty() && events.is_empty());
+        let given = servers(&of_node, &filled, at(67), &dns).unwrap();
+        assert_eq!(given, ["127.0.0.53"]);
+        assert_eq!(host(mixed).behind, None, "the node has chosen another");
     }
 
     #[test]
