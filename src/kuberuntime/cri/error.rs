@@ -151,6 +151,12 @@ impl CriError {
         };
         let message = if starting {
             format!("the container runtime on {socket} is still starting")
+        } else if lacks_cri(&status) {
+            format!(
+                "{} (the container runtime on {socket} does not offer CRI v1: its CRI plugin is off by disabled_plugins in \
+                 /etc/containerd/config.toml, as in packages for Docker, or could not be loaded, as its log says)",
+                status.message()
+            )
         } else if status.message().is_empty() {
             format!("the container runtime says {}", status.code())
         } else {
@@ -166,6 +172,12 @@ fn object_suffix(object: &str) -> String {
     } else {
         format!(" {object}")
     }
+}
+
+/// Returns whether the one who answers has none of the calls of CRI, by the words of grpc-go. A single call that it lacks is another
+/// `Unimplemented`.
+fn lacks_cri(status: &Status) -> bool {
+    status.code() == Code::Unimplemented && status.message().contains("unknown service runtime.v1.")
 }
 
 /// By the words of grpc-go (containerd, CRI-O) for what it sends and receives, and of tonic for what this side does.
@@ -249,5 +261,19 @@ mod tests {
         }
         let busy = kind(Code::ResourceExhausted, "too many streams");
         assert_eq!(busy, CriErrorKind::ResourceExhausted);
+    }
+
+    #[test]
+    fn a_runtime_without_cri_is_told_with_what_to_do() {
+        let of = |message: &str| {
+            let status = Status::new(Code::Unimplemented, message);
+            CriError::from_status("version", "", "/run/c.sock", status)
+        };
+        let none = of("unknown service runtime.v1.RuntimeService");
+        assert_eq!(none.kind, CriErrorKind::Unimplemented);
+        assert!(none.message.contains("disabled_plugins"), "{none}");
+        let one = of("unknown method CheckpointContainer for service runtime.v1.RuntimeService");
+        assert_eq!(one.kind, CriErrorKind::Unimplemented);
+        assert!(!one.message.contains("disabled_plugins"), "{one}");
     }
 }
