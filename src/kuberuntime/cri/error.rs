@@ -157,6 +157,11 @@ impl CriError {
                  /etc/containerd/config.toml, as in packages for Docker, or could not be loaded, as its log says)",
                 status.message()
             )
+        } else if wants_systemd(&status) {
+            format!(
+                "{} (the container runtime on {socket} leaves cgroups to systemd: set cgroupDriver: systemd)",
+                status.message()
+            )
         } else if status.message().is_empty() {
             format!("the container runtime says {}", status.code())
         } else {
@@ -178,6 +183,16 @@ fn object_suffix(object: &str) -> String {
 /// `Unimplemented`.
 fn lacks_cri(status: &Status) -> bool {
     status.code() == Code::Unimplemented && status.message().contains("unknown service runtime.v1.")
+}
+
+/// Returns whether the runtime has systemd make its cgroups and was given a path of the other kind, by the words of runc and
+/// CRI-O.
+fn wants_systemd(status: &Status) -> bool {
+    let words = [
+        "expected cgroupsPath to be of format",
+        "did not receive systemd slice as cgroup parent",
+    ];
+    words.iter().any(|words| status.message().contains(words))
 }
 
 /// By the words of grpc-go (containerd, CRI-O) for what it sends and receives, and of tonic for what this side does.
@@ -275,5 +290,18 @@ mod tests {
         let one = of("unknown method CheckpointContainer for service runtime.v1.RuntimeService");
         assert_eq!(one.kind, CriErrorKind::Unimplemented);
         assert!(!one.message.contains("disabled_plugins"), "{one}");
+    }
+
+    #[test]
+    fn a_runtime_with_another_cgroup_driver_is_told_with_what_to_do() {
+        for words in [
+            "runc create failed: expected cgroupsPath to be of format \"slice:prefix:name\" for systemd cgroups, got \"/kubepods/x\" instead",
+            "cri-o configured with systemd cgroup manager, but did not receive systemd slice as cgroup parent: /kubepods/x",
+        ] {
+            let status = Status::new(Code::Unknown, words);
+            let error = CriError::from_status("run_podsandbox", "p", "/run/c.sock", status);
+            assert!(error.message.starts_with(words), "{error}");
+            assert!(error.message.contains("cgroupDriver: systemd"), "{error}");
+        }
     }
 }
