@@ -36,6 +36,9 @@ mod process;
 mod pulls;
 #[path = "support/registry.rs"]
 mod registry;
+#[cfg(feature = "failpoints")]
+#[path = "agent_real/resize.rs"]
+mod resize;
 #[path = "agent_real/restarts.rs"]
 mod restarts;
 #[path = "agent_real/rows.rs"]

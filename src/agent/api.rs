@@ -19,7 +19,7 @@ use crate::core::node_status::has_hostname_label;
 use crate::core::volumes::known::InUse;
 use crate::events::{self, EventRate, api_events};
 use crate::images::{CredentialProviders, CredentialSettings};
-use crate::kubeletconfig::{AgentConfig, EvictionThreshold};
+use crate::kubeletconfig::{AgentConfig, CpuManagerPolicy, EvictionThreshold};
 use crate::kuberuntime::cri::CriClient;
 use crate::kuberuntime::node_context::MemorySize;
 use crate::node_object::NodeObject;
@@ -127,6 +127,7 @@ pub(super) fn node_settings(config: &AgentConfig) -> NodeSettings {
     settings.node_ips = config.node_ips.clone();
     settings.kubelet_port = kubelet.port;
     settings.max_pods = kubelet.max_pods;
+    settings.static_cpus = kubelet.cpu_manager_policy == CpuManagerPolicy::Static;
     settings.pods_per_core = kubelet.pods_per_core;
     settings.controller_attach_detach = kubelet.reserves.controller_attach_detach;
     settings.system_reserved = kubelet.system_reserved.clone();

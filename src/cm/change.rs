@@ -38,6 +38,18 @@ impl Limits {
     }
 }
 
+impl Limits {
+    /// Returns the limits with none where there is none, to be set whatever there was.
+    pub fn complete(self) -> Self {
+        let period = self.quota.map_or(100_000, |(_, period)| period);
+        Self {
+            shares: self.shares,
+            quota: Some(self.quota.unwrap_or((-1, period))),
+            memory: Some(self.memory.unwrap_or(NO_MEMORY_LIMIT)),
+        }
+    }
+}
+
 /// The quota as a number to compare by; no limit is the most.
 fn quota(of: Limits) -> i64 {
     of.quota
@@ -49,6 +61,19 @@ fn quota(of: Limits) -> i64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn complete_limits_take_away_what_is_none_of_them() {
+        let free = Limits::default().complete();
+        assert_eq!(free.quota, Some((-1, 100_000)));
+        assert_eq!(free.memory, Some(NO_MEMORY_LIMIT));
+        let bound = Limits {
+            shares: Some(512),
+            quota: Some((50_000, 200_000)),
+            memory: Some(1 << 20),
+        };
+        assert_eq!(bound.complete(), bound);
+    }
 
     #[test]
     fn limits_grow_first_and_shrink_last() {

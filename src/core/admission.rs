@@ -193,11 +193,13 @@ pub fn priority(pod: &Pod) -> i32 {
 }
 
 /// What is set aside for the pod: per container, each requested resource, a limit where no request is given,
-/// and the limits that can be resized; see [`super::resize`].
+/// and the limits that can be resized; likewise for the pod as a whole; see [`super::resize`].
 pub fn allocated(pod: &Pod) -> BTreeMap<String, BTreeMap<String, String>> {
     let containers = pod.init_containers().iter().chain(pod.containers());
+    let containers = containers.map(|c| (c.name.clone(), super::resize::allocation_of(c)));
+    let whole = super::resize::allocation_of_pod(pod);
     containers
-        .map(|c| (c.name.clone(), super::resize::allocation_of(c)))
+        .chain([(super::resize::POD.to_owned(), whole)])
         .collect()
 }
 

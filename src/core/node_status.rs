@@ -45,12 +45,26 @@ const LABEL_VALUE: usize = 63;
 /// Most names of one image that are listed.
 const MAX_IMAGE_NAMES: usize = 5;
 
-/// `status.declaredFeatures`: features that schedulers and API servers use on nodes that declare them only. Sorted, as the
-/// API demands; the same for a version of the agent, whatever its settings. Upstream: `nodedeclaredfeatures`.
-const DECLARED_FEATURES: [&str; 2] = [
+/// `status.declaredFeatures`: features that schedulers and API servers use on nodes that declare them only. Upstream:
+/// `nodedeclaredfeatures`.
+const DECLARED_FEATURES: &[&str] = &[
     "ExtendWebSocketsToKubelet",
+    "InPlacePodLevelResourcesVerticalScaling",
+    "InPlacePodVerticalScalingInitContainers",
     "RestartAllContainersOnContainerExits",
 ];
+
+/// The one that depends on a setting: the CPU of a Guaranteed pod cannot be resized where it has CPUs for itself.
+const GUARANTEED_CPU_RESIZE: &str = "GuaranteedQoSPodCPUResize";
+
+/// Returns what the node declares, sorted, as the API demands; the same as long as the agent runs.
+fn declared_features(settings: &NodeSettings) -> Vec<String> {
+    let fixed = DECLARED_FEATURES.iter().copied();
+    let by_setting = Some(GUARANTEED_CPU_RESIZE).filter(|_| !settings.static_cpus);
+    let mut declared: Vec<String> = fixed.chain(by_setting).map(str::to_owned).collect();
+    declared.sort_unstable();
+    declared
+}
 
 const LABEL_HOSTNAME: &str = "kubernetes.io/hostname";
 const LABEL_OS: &str = "kubernetes.io/os";
@@ -133,6 +147,8 @@ pub struct NodeSettings {
     pub report_frequency: Duration,
     /// `nodeLeaseDurationSeconds`.
     pub lease_duration: Duration,
+    /// `cpuManagerPolicy: static`: containers of Guaranteed pods may have CPUs for themselves.
+    pub static_cpus: bool,
 }
 
 impl NodeSettings {
@@ -162,6 +178,7 @@ impl NodeSettings {
             update_frequency: Duration::from_secs(10),
             report_frequency: Duration::from_secs(300),
             lease_duration: Duration::from_secs(40),
+            static_cpus: false,
         }
     }
 }
@@ -422,8 +439,7 @@ pub fn compute(
     if let Some(images) = &facts.images {
         status.images = filled(Vec::clone(images));
     }
-    let declared = DECLARED_FEATURES.iter().map(|name| (*name).to_owned());
-    status.declared_features = filled(declared.collect());
+    status.declared_features = filled(declared_features(settings));
     status.daemon_endpoints = Some(NodeDaemonEndpoints {
         kubelet_endpoint: Some(DaemonEndpoint {
             port: i32::from(settings.kubelet_port),

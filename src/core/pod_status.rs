@@ -176,6 +176,8 @@ pub fn generate(input: &StatusInput<'_>) -> api::PodStatus {
             .and_then(|p| p.start_time.clone())
             .or_else(|| Some(time(input.now))),
         qos_class: Some(qos_class(pod).as_str().to_owned()),
+        allocated_resources: input.resize.pod.allocated.clone(),
+        resources: input.resize.pod.actual.clone(),
         observed_generation: pod.metadata.generation,
         ..carried_over(pod, previous)
     }

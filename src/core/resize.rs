@@ -6,19 +6,26 @@
 //!
 //! An allocation is recorded with the admission, per container: each requested resource under its name, and
 //! for what can be resized the limit as `limits.cpu` and `limits.memory`, 0 for none. Records that were made
-//! without limits are taken to have those that are wanted when they are read first.
+//! without limits are taken to have those that are wanted when they are read first. What the pod as a whole has is
+//! recorded under the empty name ([`POD`]), empty where the pod has nothing of its own.
 //!
 //! **Invariant:** what was allocated is what containers are created with and what the node's room is counted
 //! by, however the spec has changed since.
 
+mod pod_level;
 mod record;
+mod view;
 
 use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::{Container, Node, Pod, ResourceRequirements};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
+pub use pod_level::{
+    POD, allocation_of_pod, before, is_complete, is_pod_unconfirmed, made_with, pod_changes,
+};
 pub use record::{PendingRecord, ResizeRecord, pending_key, resize_key, turn_key};
+pub use view::{ResizeView, ResourceView, view};
 
 use super::admission::resources::{Taken, insufficient, shown};
 use super::pod_status::{QosClass, qos_class};
@@ -41,25 +48,8 @@ pub type Allocations = BTreeMap<String, Allocation>;
 /// What can be resized, and the key of its limit.
 const RESIZABLE: [(&str, &str); 2] = [("cpu", "limits.cpu"), ("memory", "limits.memory")];
 
-/// Resources of one container, for its status.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct ResourceView {
-    /// Requests that the node has set aside; `status.containerStatuses[].allocatedResources`.
-    pub allocated: Option<BTreeMap<String, Quantity>>,
-    /// Requests and limits in force; `status.containerStatuses[].resources`.
-    pub actual: Option<ResourceRequirements>,
-}
-
-/// Resizing of one pod, for its status.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct ResizeView {
-    /// Resources of containers by name.
-    pub containers: BTreeMap<String, ResourceView>,
-    /// Reason and message of condition `PodResizePending`, when it holds.
-    pub pending: Option<(String, String)>,
-    /// Reason and message of condition `PodResizeInProgress`, when it holds.
-    pub in_progress: Option<(String, String)>,
-}
+/// Mark of what the runtime may have been told something else than is recorded.
+const UNCONFIRMED: &str = "unconfirmed";
 
 /// Whether the node gives a pod what it wants now.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -74,15 +64,17 @@ pub enum Decision {
     Infeasible(String),
 }
 
-/// Containers whose resources can be changed while they run.
+/// Returns the containers whose resources can be changed while they run. Upstream: `isResizableContainer`.
 pub fn resizable(pod: &Pod) -> impl Iterator<Item = &Container> {
-    let sidecars = pod.init_containers().iter().filter(|c| is_sidecar(c));
-    sidecars.chain(pod.containers())
+    pod.init_containers().iter().chain(pod.containers())
 }
 
 /// What is set aside for one container by its spec.
 pub fn allocation_of(container: &Container) -> Allocation {
-    let resources = container.resources.as_ref();
+    of_resources(container.resources.as_ref())
+}
+
+fn of_resources(resources: Option<&ResourceRequirements>) -> Allocation {
     let limits = resources.and_then(|r| r.limits.as_ref());
     let requests = resources.and_then(|r| r.requests.as_ref());
     let given = limits.into_iter().flatten();
@@ -98,10 +90,11 @@ pub fn allocation_of(container: &Container) -> Allocation {
     of
 }
 
-/// What was allocated to each resizable container, in the form of [`allocation_of`], reduced to what can be
-/// resized.
+/// What was allocated to each resizable container and to the pod as a whole ([`POD`]), in the form of
+/// [`allocation_of`], reduced to what can be resized.
 pub fn allocated(pod: &Pod, record: &Allocations) -> Allocations {
-    resizable(pod)
+    let containers = resizable(pod);
+    let mut all: Allocations = containers
         .map(|container| {
             let wanted = only_resizable(&allocation_of(container));
             let of = match record.get(&container.name) {
@@ -120,7 +113,13 @@ pub fn allocated(pod: &Pod, record: &Allocations) -> Allocations {
             };
             (container.name.clone(), of)
         })
-        .collect()
+        .collect();
+    let of_pod = match record.get(POD) {
+        Some(recorded) => only_resizable(recorded),
+        None => only_resizable(&allocation_of_pod(pod)),
+    };
+    all.insert(POD.to_owned(), of_pod);
+    all
 }
 
 fn only_resizable(of: &Allocation) -> Allocation {
@@ -134,12 +133,24 @@ fn quantity(of: &Allocation, key: &str) -> i128 {
         .map_or(0, |text| amount(&Quantity(text.clone())))
 }
 
+/// The limit that holds: its own, or the pod's that it was made with.
+fn limit_of(of: &Allocation, key: &str) -> i128 {
+    match quantity(of, key) {
+        0 => quantity(of, pod_level::inherited(key)),
+        own => own,
+    }
+}
+
 fn differs(a: &Allocation, b: &Allocation, (name, limit): (&str, &str)) -> bool {
-    quantity(a, name) != quantity(b, name) || quantity(a, limit) != quantity(b, limit)
+    quantity(a, name) != quantity(b, name) || limit_of(a, limit) != limit_of(b, limit)
 }
 
 fn same(a: &Allocation, b: &Allocation) -> bool {
-    !RESIZABLE.iter().any(|r| differs(a, b, *r))
+    is_unconfirmed(a) == is_unconfirmed(b) && !RESIZABLE.iter().any(|r| differs(a, b, *r))
+}
+
+fn is_unconfirmed(of: &Allocation) -> bool {
+    of.contains_key(UNCONFIRMED)
 }
 
 /// The pod with the resources of these allocations; `None` when it has them. Upstream:
@@ -149,25 +160,31 @@ pub fn with_allocation(pod: &Pod, allocations: &Allocations) -> Option<Pod> {
         let of = allocations.get(&container.name);
         of.is_some_and(|of| !same(of, &allocation_of(container)))
     };
-    if !resizable(pod).any(differ) {
+    let pod_differs = pod_changes(pod, allocations);
+    if !pod_differs && !resizable(pod).any(differ) {
         return None;
     }
     let mut pod = pod.clone();
     let spec = pod.spec.as_mut()?;
-    let sidecars = spec.init_containers.iter_mut().flatten();
-    let sidecars = sidecars.filter(|c| is_sidecar(c));
-    for container in sidecars.chain(&mut spec.containers) {
-        let Some(of) = allocations.get(&container.name) else {
-            continue;
-        };
-        let resources = container.resources.get_or_insert_default();
-        for (name, limit_key) in RESIZABLE {
-            set(&mut resources.requests, name, of.get(name));
-            let limit = Some(limit_key).filter(|key| quantity(of, key) != 0);
-            set(&mut resources.limits, name, limit.and_then(|k| of.get(k)));
+    let init = spec.init_containers.iter_mut().flatten();
+    for container in init.chain(&mut spec.containers) {
+        let of = allocations.get(&container.name);
+        if let Some(of) = of.filter(|of| !same(of, &allocation_of(container))) {
+            set_resizable(container.resources.get_or_insert_default(), of);
         }
     }
+    if let Some(of) = allocations.get(POD).filter(|_| pod_differs) {
+        pod_level::set(spec, of);
+    }
     Some(pod)
+}
+
+fn set_resizable(resources: &mut ResourceRequirements, of: &Allocation) {
+    for (name, limit_key) in RESIZABLE {
+        set(&mut resources.requests, name, of.get(name));
+        let limit = Some(limit_key).filter(|key| quantity(of, key) != 0);
+        set(&mut resources.limits, name, limit.and_then(|k| of.get(k)));
+    }
 }
 
 fn set(list: &mut Option<BTreeMap<String, Quantity>>, name: &str, value: Option<&String>) {
@@ -199,9 +216,11 @@ pub fn of_pinned(pod: &Pod, record: &Allocations, cpus: bool, memory: bool) -> O
         return None;
     }
     let changes = |resource: (&str, &str)| {
-        resizable(pod).any(|container| {
-            let of = allocations.get(&container.name);
-            of.is_some_and(|of| differs(of, &allocation_of(container), resource))
+        let containers = resizable(pod).map(|c| (c.name.as_str(), allocation_of(c)));
+        let mut all = containers.chain([(POD, allocation_of_pod(pod))]);
+        all.any(|(name, wanted)| {
+            let of = allocations.get(name);
+            of.is_some_and(|of| differs(of, &wanted, resource))
         })
     };
     let managers = [("CPU", cpus), ("Memory", memory)];
@@ -262,9 +281,10 @@ pub fn decide(pod: &Pod, record: &Allocations, others: &[&Pod], node: &Node) -> 
         return Decision::Deferred(lack.to_string());
     }
     let mut allocations = record.clone();
-    for container in resizable(pod) {
-        let of = allocations.entry(container.name.clone()).or_default();
-        let wanted = only_resizable(&allocation_of(container));
+    let containers = resizable(pod).map(|c| (c.name.as_str(), allocation_of(c)));
+    for (name, wanted) in containers.chain([(POD, allocation_of_pod(pod))]) {
+        let of = allocations.entry(name.to_owned()).or_default();
+        let wanted = only_resizable(&wanted);
         for (name, limit_key) in RESIZABLE {
             for key in [name, limit_key] {
                 match wanted.get(key) {
@@ -294,37 +314,51 @@ impl Change {
     /// Bytes that the memory limit shrinks to, if it does.
     pub fn memory_shrinks_to(&self) -> Option<u64> {
         let (from, to) = (
-            quantity(&self.from, "limits.memory"),
-            quantity(&self.to, "limits.memory"),
+            limit_of(&self.from, "limits.memory"),
+            limit_of(&self.to, "limits.memory"),
         );
-        let shrinks = to > 0 && (from == 0 || to < from);
+        let shrinks = to > 0 && (from == 0 || to < from || self.is_unconfirmed());
         shrinks.then(|| u64::try_from(shown("memory", to)).unwrap_or(0))
     }
 
     /// Limits that were there and are none any more: of CPU, of memory.
     pub fn lifted(&self) -> (bool, bool) {
-        let lifted = |key| quantity(&self.from, key) > 0 && quantity(&self.to, key) == 0;
+        let had = |key| limit_of(&self.from, key) > 0 || self.is_unconfirmed();
+        let lifted = |key| had(key) && limit_of(&self.to, key) == 0;
         (lifted("limits.cpu"), lifted("limits.memory"))
+    }
+
+    /// Returns whether something else than `from` may be in force: an agent died, or was overtaken by another allocation,
+    /// before it recorded what it did.
+    pub fn is_unconfirmed(&self) -> bool {
+        is_unconfirmed(&self.from)
     }
 }
 
 /// What has to change for the running containers of a pod to have what was allocated. `actuated` is what
-/// they had when the runtime was told last; a container that it does not name has what was allocated.
-/// Upstream: `computePodResizeAction`.
+/// they had when the runtime was told last; a container that it does not name has what was allocated. A container
+/// without a limit of its own has its pod's, and changes with it. Upstream: `computePodResizeAction`.
 pub fn changes(allocated_pod: &Pod, actuated: &Allocations, running: &[&str]) -> Vec<Change> {
+    let knows_pod = actuated.contains_key(POD);
     resizable(allocated_pod)
         .filter(|c| running.contains(&c.name.as_str()))
         .filter_map(|container| {
             let from = actuated.get(&container.name)?;
-            let to = only_resizable(&allocation_of(container));
-            let changed = |r: &(&str, &str)| differs(from, &to, *r);
+            let from = match knows_pod {
+                true => from.clone(),
+                // Recorded before pods could be resized as a whole.
+                false => pod_level::as_made(from, &allocation_of_pod(allocated_pod)),
+            };
+            let to = made_with(allocated_pod, container);
+            let changed = |r: &(&str, &str)| differs(&from, &to, *r);
             let restart = RESIZABLE
                 .iter()
                 .filter(|r| changed(r))
-                .any(|(name, _)| restarts_for(container, name));
-            RESIZABLE.iter().any(changed).then(|| Change {
+                .any(|(name, _)| restarts_for(allocated_pod, container, name));
+            let is_changed = is_unconfirmed(&from) || RESIZABLE.iter().any(changed);
+            is_changed.then(|| Change {
                 name: container.name.clone(),
-                from: from.clone(),
+                from,
                 to,
                 restart,
             })
@@ -332,71 +366,15 @@ pub fn changes(allocated_pod: &Pod, actuated: &Allocations, running: &[&str]) ->
         .collect()
 }
 
-/// Whether `resizePolicy` asks for a restart when this resource changes.
-fn restarts_for(container: &Container, resource: &str) -> bool {
+/// Returns whether `resizePolicy` asks for a restart when this resource changes. An init container that runs to its end
+/// has no policy: an API server takes none.
+fn restarts_for(pod: &Pod, container: &Container, resource: &str) -> bool {
+    let mut init = pod.init_containers().iter();
+    if init.any(|c| c.name == container.name && !is_sidecar(c)) {
+        return false;
+    }
     let mut policies = container.resize_policy.iter().flatten();
     policies.any(|p| p.resource_name == resource && p.restart_policy == "RestartContainer")
-}
-
-/// What a status says. `admitted` is the allocation on record.
-pub fn view(
-    pod: &Pod,
-    admitted: &Allocations,
-    record: Option<&ResizeRecord>,
-    pending: Option<&PendingRecord>,
-    running: &[&str],
-) -> ResizeView {
-    let allocations = allocated(pod, admitted);
-    let actuated = record.map(|r| &r.actuated);
-    let mut view = ResizeView {
-        pending: pending.map(|p| (p.reason.clone(), p.message.clone())),
-        ..ResizeView::default()
-    };
-    let mut in_progress = false;
-    for container in resizable(pod) {
-        let Some(of) = allocations.get(&container.name) else {
-            continue;
-        };
-        let actual = actuated.and_then(|a| a.get(&container.name)).unwrap_or(of);
-        in_progress |= running.contains(&container.name.as_str()) && !same(of, actual);
-        view.containers
-            .insert(container.name.clone(), of_container(container, of, actual));
-    }
-    if in_progress {
-        let error = record.and_then(|r| r.error.clone());
-        view.in_progress = Some(match error {
-            Some(message) => (ERROR.to_owned(), message),
-            None => (String::new(), String::new()),
-        });
-    }
-    view
-}
-
-fn of_container(container: &Container, of: &Allocation, actual: &Allocation) -> ResourceView {
-    let mut resources = container.resources.clone().unwrap_or_default();
-    resources.claims = None;
-    for (name, limit_key) in RESIZABLE {
-        set(&mut resources.requests, name, actual.get(name));
-        let limit = Some(limit_key).filter(|key| quantity(actual, key) != 0);
-        set(
-            &mut resources.limits,
-            name,
-            limit.and_then(|k| actual.get(k)),
-        );
-    }
-    resources.requests = resources.requests.filter(|r| !r.is_empty());
-    resources.limits = resources.limits.filter(|l| !l.is_empty());
-    let mut allocated = container
-        .resources
-        .as_ref()
-        .and_then(|r| r.requests.clone());
-    for (name, _) in RESIZABLE {
-        set(&mut allocated, name, of.get(name));
-    }
-    ResourceView {
-        allocated: allocated.filter(|a| !a.is_empty()),
-        actual: (resources != ResourceRequirements::default()).then_some(resources),
-    }
 }
 
 #[cfg(test)]

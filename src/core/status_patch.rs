@@ -36,7 +36,7 @@ const OWNED: [&str; 8] = [
 
 /// Top-level fields of a status that a kubelet writes, lists that merge by key apart. Lists of container statuses have
 /// no merge key: they are replaced as a whole.
-const FIELDS: [&str; 10] = [
+const FIELDS: [&str; 12] = [
     "phase",
     "reason",
     "message",
@@ -44,10 +44,15 @@ const FIELDS: [&str; 10] = [
     "hostIP",
     "podIP",
     "observedGeneration",
+    "allocatedResources",
+    "resources",
     "containerStatuses",
     "initContainerStatuses",
     EPHEMERAL,
 ];
+
+/// Mappings of the pod as a whole among [`FIELDS`]. They merge: what is gone has to be named.
+const OF_POD: [&str; 2] = ["allocatedResources", "resources"];
 
 /// Lists that merge by `ip`.
 const ADDRESSES: [&str; 2] = ["podIPs", "hostIPs"];
@@ -128,7 +133,11 @@ pub fn status_patch(input: &PatchInput<'_>) -> Option<Value> {
         if !same(old, new) {
             let kept = field == EPHEMERAL && input.has_ephemeral;
             needed |= kept || matters(field, old, new);
-            patch.insert(field.to_owned(), new.cloned().unwrap_or(Value::Null));
+            let value = match OF_POD.contains(&field) {
+                true => replacing(old, new),
+                false => new.cloned().unwrap_or(Value::Null),
+            };
+            patch.insert(field.to_owned(), value);
         }
     }
     for field in ADDRESSES {
@@ -143,6 +152,18 @@ pub fn status_patch(input: &PatchInput<'_>) -> Option<Value> {
         patch.insert("conditions".to_owned(), Value::Array(conditions));
     }
     needed.then(|| json!({"metadata": {"uid": input.uid}, "status": patch}))
+}
+
+/// Returns what makes a mapping another one where patches are merged.
+fn replacing(old: Option<&Value>, new: Option<&Value>) -> Value {
+    let (Some(Value::Object(old)), Some(Value::Object(new))) = (old, new) else {
+        return new.cloned().unwrap_or(Value::Null);
+    };
+    let gone = old.keys().filter(|key| !new.contains_key(*key));
+    let gone = gone.map(|key| (key.clone(), Value::Null));
+    let kept = new.iter();
+    let kept = kept.map(|(key, value)| (key.clone(), replacing(old.get(key), Some(value))));
+    Value::Object(kept.chain(gone).collect())
 }
 
 /// This node's status as it is to be shown now.

@@ -94,6 +94,12 @@ fn qos_class_follows_cpu_and_memory_of_every_container() {
         (json!([c("a", &zero)]), QosClass::BestEffort),
     ] {
         assert_eq!(qos_class(&pod(containers.clone())), class, "{containers}");
+        // An entry of the pod as a whole that says nothing decides nothing.
+        for entry in [json!({}), json!({"limits": {}, "requests": {}})] {
+            let mut with_entry = pod(containers.clone());
+            with_entry.spec.as_mut().unwrap().resources = serde_json::from_value(entry).unwrap();
+            assert_eq!(qos_class(&with_entry), class, "{containers}");
+        }
     }
 }
 

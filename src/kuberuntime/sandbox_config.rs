@@ -269,18 +269,29 @@ fn linux(
     cgroup_parent: &str,
     ctx: &NodeContext,
 ) -> Result<v1::LinuxPodSandboxConfig, ConfigError> {
-    let sum = resources::pod_resources(pod).map_err(|source| ConfigError::Quantity {
-        object: format!("pod {}", pod.full_name()),
-        source,
-    })?;
-    let resources = resources::linux_resources(sum, ctx);
+    let (overhead, resources) = resources_of(pod, ctx)?;
     Ok(v1::LinuxPodSandboxConfig {
         cgroup_parent: cgroup_parent.to_owned(),
         security_context: Some(security::sandbox_context(pod)?),
         sysctls: sysctls(pod),
-        overhead: Some(overhead(pod, ctx)?),
+        overhead: Some(overhead),
         resources: Some(resources),
     })
+}
+
+/// Returns what the sandbox itself needs, and what its pod has beside that.
+///
+/// # Errors
+/// When a quantity does not parse.
+pub fn resources_of(
+    pod: &Pod,
+    ctx: &NodeContext,
+) -> Result<(v1::LinuxContainerResources, v1::LinuxContainerResources), ConfigError> {
+    let sum = resources::pod_resources(pod).map_err(|source| ConfigError::Quantity {
+        object: format!("pod {}", pod.full_name()),
+        source,
+    })?;
+    Ok((overhead(pod, ctx)?, resources::linux_resources(sum, ctx)))
 }
 
 /// `spec.securityContext.sysctls` with dots for separators.

@@ -1,18 +1,20 @@
 //! Puts in force what a resize has allocated. Upstream: `doPodResizeAction`.
 //!
-//! In: the pod with what is allocated to it, what the runtime was told last, what runs. Out: the pod's
-//! cgroup grown, containers updated, the cgroup shrunk, each container's new resources on record after the
-//! runtime took them; containers that have to be restarted for it are named to the caller.
+//! In: the pod with what is allocated to it, what the runtime was told last, what runs. Out: the runtime notified of
+//! the sandbox's new resources, the pod's cgroup grown, containers updated, the cgroup shrunk, each container's new
+//! resources on record after the runtime took them, and those of the pod as a whole at the end; containers that have
+//! to be restarted for it are named to the caller.
 //!
 //! **Invariant:** cut off anywhere, the next sync finds the same difference or a smaller one: all that is
-//! done here may be done twice.
+//! done here may be done twice. An allocation that comes meanwhile marks what may be done and not recorded, and
+//! the record of a worker that has not seen it is refused.
 
 use std::sync::Arc;
 
 use k8s_cri::v1;
-use k8s_openapi::api::core::v1::Pod;
-use serde_json::json;
-use tracing::{info, warn};
+use k8s_openapi::api::core::v1::{Container, Pod};
+use serde_json::{Value, json};
+use tracing::{debug, info, warn};
 
 use super::execute::StepError;
 use super::{Job, WorkerContext};
@@ -20,7 +22,8 @@ use crate::cm::{Limits, NO_MEMORY_LIMIT};
 use crate::core::pod_actions::PodActions;
 use crate::core::resize::{self, Change, PendingRecord, ResizeRecord, ResizeView};
 use crate::core::state::{AdmissionRecord, State, Transaction};
-use crate::kuberuntime::resources;
+use crate::kuberuntime::cri::CriErrorKind;
+use crate::kuberuntime::{resources, sandbox_config};
 use crate::types::runtime::{ContainerState, PodStatus};
 use crate::types::{ContainerId, Event, EventType, PodExt, Stamp, causes};
 
@@ -71,8 +74,11 @@ pub(super) fn started(state: &State, pod: &Pod, container: &str, now: Stamp) -> 
     let Some(container) = resize::resizable(pod).find(|c| c.name == container) else {
         return transaction;
     };
-    let record = record.with(&container.name, resize::allocation_of(container));
-    transaction.put_object(&resize::resize_key(pod), &record, now)
+    let record = record.with(&container.name, resize::made_with(pod, container));
+    let key = resize::resize_key(pod);
+    transaction
+        .expect_object(state, &key)
+        .put_object(&key, &record, now)
 }
 
 /// Shows the containers that a resize restarts as made from another spec: they are stopped and started.
@@ -110,31 +116,34 @@ pub(super) async fn actuate(
     status: &PodStatus,
 ) -> Result<Vec<ContainerId>, StepError> {
     let state = context.store.snapshot();
-    let Some(mut record) = ResizeRecord::of(&state, &job.pod) else {
+    let Some(stored) = ResizeRecord::of(&state, &job.pod) else {
         return Ok(Vec::new());
     };
+    let mut progress = Progress::from(stored);
+    let record = &mut progress.record;
     let changes = resize::changes(&job.pod, &record.actuated, &running(status));
-    if changes.is_empty() {
+    let of_pod = resize::pod_changes(&job.pod, &record.actuated);
+    if changes.is_empty() && !of_pod {
         if record.started || record.error.is_some() {
-            complete(context, job, record).await?;
+            complete(context, job, &mut progress).await?;
         }
         return Ok(Vec::new());
     }
     if !record.started {
         record.started = true;
-        let why = changed_names(&changes);
-        keep(context, job, &record, "resizing", &why).await?;
+        let why = changed_names(&changes, of_pod);
+        progress.keep(context, job, "resizing", &why).await?;
         let text = format!("Pod resize started: {}", shown(&job.pod));
         tell(context, job, EventType::Normal, "ResizeStarted", &text);
     }
     fail::fail_point!("pod_workers::resize::before_cgroups");
-    match put_in_force(context, job, status, &changes, &mut record).await? {
+    match put_in_force(context, job, status, &changes, &mut progress).await? {
         Ok(()) => {}
         Err(why) => {
             warn!(error = why, "a resize cannot be put in force");
-            if record.error.as_ref() != Some(&why) {
-                record.error = Some(why.clone());
-                keep(context, job, &record, "resize failed", &why).await?;
+            if progress.record.error.as_ref() != Some(&why) {
+                progress.record.error = Some(why.clone());
+                progress.keep(context, job, "resize failed", &why).await?;
                 let text = format!("Pod resize error: {why}");
                 tell(context, job, EventType::Warning, "ResizeError", &text);
             }
@@ -145,7 +154,10 @@ pub(super) async fn actuate(
     let ids = restarts.filter_map(|c| Some(find(status, &c.name)?.id.clone()));
     let ids: Vec<ContainerId> = ids.collect();
     if ids.is_empty() {
-        complete(context, job, record).await?;
+        complete(context, job, &mut progress).await?;
+    } else if of_pod {
+        let why = "its containers follow";
+        progress.keep(context, job, "resized pod", why).await?;
     }
     Ok(ids)
 }
@@ -154,12 +166,12 @@ pub(super) async fn actuate(
 async fn complete(
     context: &WorkerContext,
     job: &Job,
-    mut record: ResizeRecord,
+    progress: &mut Progress,
 ) -> Result<(), StepError> {
-    record.started = false;
-    record.error = None;
+    progress.record.started = false;
+    progress.record.error = None;
     let why = "what is allocated is in force";
-    keep(context, job, &record, "resized", why).await?;
+    progress.keep(context, job, "resized", why).await?;
     let text = completed(&job.pod);
     tell(context, job, EventType::Normal, "ResizeCompleted", &text);
     Ok(())
@@ -171,25 +183,35 @@ async fn put_in_force(
     job: &Job,
     status: &PodStatus,
     changes: &[Change],
-    record: &mut ResizeRecord,
+    progress: &mut Progress,
 ) -> Result<Result<(), String>, StepError> {
     let pod = &job.pod;
-    let before =
-        resize::with_allocation(pod, &record.actuated).map_or_else(|| Arc::clone(pod), Arc::new);
+    let actuated = &progress.record.actuated;
+    let before = resize::with_allocation(pod, actuated).map_or_else(|| Arc::clone(pod), Arc::new);
+    let is_unconfirmed =
+        resize::is_pod_unconfirmed(actuated) || changes.iter().any(Change::is_unconfirmed);
+    notify_sandbox(context, pod, status).await;
+    fail::fail_point!("pod_workers::resize::after_sandbox");
     let cgroups = &context.cgroups;
     // What is changed below is the difference to what was in force before.
     if let Err(error) = cgroups.adopt(&before) {
         return Ok(Err(causes(&error)));
     }
     let (first, last) = match (cgroups.limits_of(&before), cgroups.limits_of(pod)) {
+        (Ok(_), Ok(to)) if is_unconfirmed => (to.complete(), to.complete()),
         (Ok(from), Ok(to)) => Limits::steps(from, to),
         (Err(error), _) | (_, Err(error)) => return Ok(Err(causes(&error))),
     };
     if let Err(why) = check_memory(context, pod, status, changes, last).await {
         return Ok(Err(why));
     }
-    if let Err(why) = set_limits(context, pod, first).await {
-        return Ok(Err(why));
+    match set_limits(context, pod, first).await {
+        // What the containers have is not known: they may have to shrink first.
+        Err(why) if is_unconfirmed => {
+            debug!(error = why, "the pod's cgroup follows its containers")
+        }
+        Err(why) => return Ok(Err(why)),
+        Ok(()) => {}
     }
     fail::fail_point!("pod_workers::resize::after_grow");
     for change in changes.iter().filter(|c| !c.restart) {
@@ -210,15 +232,45 @@ async fn put_in_force(
         }
         fail::fail_point!("pod_workers::resize::after_update");
         let to = change.to.clone();
+        let record = &mut progress.record;
         record.actuated.insert(change.name.clone(), to);
-        keep(context, job, record, "resized container", &change.name).await?;
+        let what = "resized container";
+        progress.keep(context, job, what, &change.name).await?;
         info!(container = change.name, "container resized");
     }
     if let Err(why) = set_limits(context, pod, last).await {
         return Ok(Err(why));
     }
     fail::fail_point!("pod_workers::resize::after_shrink");
+    let whole = resize::allocation_of_pod(pod);
+    let actuated = &mut progress.record.actuated;
+    actuated.insert(resize::POD.to_owned(), whole);
     Ok(Ok(()))
+}
+
+/// Tells the runtime what the sandbox's pod has from now on. Nothing depends on it: runtimes pass it on to plugins, and
+/// older ones do not know the call. Upstream: `updatePodSandboxResources`.
+async fn notify_sandbox(context: &WorkerContext, pod: &Pod, status: &PodStatus) {
+    let Some(sandbox) = status.ready_sandbox() else {
+        return;
+    };
+    let (overhead, mut resources) = match sandbox_config::resources_of(pod, &context.node) {
+        Ok(found) => found,
+        Err(error) => return debug!(%error, "the runtime is not told of the resize"),
+    };
+    if context.pinning.has_cpus(&pod.uid(), None) {
+        resources::lift_quota(&mut resources);
+    }
+    let told = context
+        .cri
+        .update_pod_sandbox_resources(&sandbox.id, overhead, resources);
+    match told.await {
+        Ok(()) => {}
+        Err(error) if error.kind == CriErrorKind::Unimplemented => {
+            debug!("the runtime knows no resize of sandboxes");
+        }
+        Err(error) => warn!(%error, "the runtime did not take the resize of the sandbox"),
+    }
 }
 
 fn linux(
@@ -296,10 +348,14 @@ async fn check_memory(
     Ok(())
 }
 
+/// Sets limits of the pod's cgroup. One that is not there yet is made with what is allocated, when the pod starts.
 async fn set_limits(context: &WorkerContext, pod: &Arc<Pod>, limits: Limits) -> Result<(), String> {
     let pod = Arc::clone(pod);
     context
-        .with_cgroups(move |cgroups| cgroups.set_limits(&pod, limits))
+        .with_cgroups(move |cgroups| match cgroups.exists(&pod) {
+            true => cgroups.set_limits(&pod, limits),
+            false => Ok(()),
+        })
         .await
         .map_err(|error| causes(&error))
 }
@@ -312,19 +368,44 @@ fn find<'a>(
     running.find(|c| c.name == name && c.state == ContainerState::Running)
 }
 
-async fn keep(
-    context: &WorkerContext,
-    job: &Job,
-    record: &ResizeRecord,
-    what: &str,
-    why: &str,
-) -> Result<(), StepError> {
-    let key = resize::resize_key(&job.pod);
-    let transaction = Transaction::new()
-        .put_object(&key, record, context.clock.now())
-        .journal(Some(&job.uid), what, why);
-    context.store.commit(transaction).await?;
-    Ok(())
+/// A record that a resize changes step by step.
+struct Progress {
+    record: ResizeRecord,
+    /// As it was stored last.
+    stored: ResizeRecord,
+}
+
+impl From<ResizeRecord> for Progress {
+    fn from(stored: ResizeRecord) -> Self {
+        Self {
+            record: stored.clone(),
+            stored,
+        }
+    }
+}
+
+impl Progress {
+    /// Stores the record. `Stale` when another allocation has changed it meanwhile.
+    async fn keep(
+        &mut self,
+        context: &WorkerContext,
+        job: &Job,
+        what: &str,
+        why: &str,
+    ) -> Result<(), StepError> {
+        let state = context.store.snapshot();
+        if ResizeRecord::of(&state, &job.pod).as_ref() != Some(&self.stored) {
+            return Err(StepError::Stale);
+        }
+        let key = resize::resize_key(&job.pod);
+        let transaction = Transaction::new()
+            .expect_object(&state, &key)
+            .put_object(&key, &self.record, context.clock.now())
+            .journal(Some(&job.uid), what, why);
+        context.store.commit(transaction).await?;
+        self.stored = self.record.clone();
+        Ok(())
+    }
 }
 
 fn tell(context: &WorkerContext, job: &Job, kind: EventType, reason: &str, text: &str) {
@@ -332,8 +413,11 @@ fn tell(context: &WorkerContext, job: &Job, kind: EventType, reason: &str, text:
     context.recorder.record(event);
 }
 
-fn changed_names(changes: &[Change]) -> String {
-    let names: Vec<&str> = changes.iter().map(|c| c.name.as_str()).collect();
+fn changed_names(changes: &[Change], of_pod: bool) -> String {
+    let mut names: Vec<&str> = changes.iter().map(|c| c.name.as_str()).collect();
+    if of_pod {
+        names.insert(0, "the pod as a whole");
+    }
     names.join(", ")
 }
 
@@ -341,10 +425,21 @@ fn completed(pod: &Pod) -> String {
     format!("Pod resize completed: {}", shown(pod))
 }
 
-/// Resources of the pod's containers and its generation, as upstream's resize events carry them.
+/// Resources of the pod and of its containers, and its generation, as upstream's resize events carry them.
 fn shown(pod: &Pod) -> String {
-    let containers: Vec<_> = resize::resizable(pod)
-        .map(|c| json!({"name": c.name, "resources": c.resources}))
-        .collect();
-    json!({"containers": containers, "generation": pod.metadata.generation}).to_string()
+    let of = |containers: &[Container]| -> Vec<Value> {
+        let containers = containers.iter();
+        containers
+            .map(|c| json!({"name": c.name, "resources": c.resources}))
+            .collect()
+    };
+    let mut shown =
+        json!({"containers": of(pod.containers()), "generation": pod.metadata.generation});
+    if !pod.init_containers().is_empty() {
+        shown["initContainers"] = of(pod.init_containers()).into();
+    }
+    if let Some(resources) = &pod.spec_ref().resources {
+        shown["resources"] = json!(resources);
+    }
+    shown.to_string()
 }

@@ -39,6 +39,9 @@ pub(super) fn consider(context: &LoopContext, pod: &Arc<Pod>) {
     {
         return;
     }
+    if !resize::is_complete(&record.allocated) {
+        return complete(context, &state, pod, record);
+    }
     let pending = PendingRecord::of(&state, pod);
     if pending.is_none() && !resize::is_wanted(pod, &record.allocated) {
         return;
@@ -65,15 +68,16 @@ pub(super) fn consider(context: &LoopContext, pod: &Arc<Pod>) {
                 .put_object(&turn_key(), &ResizeRecord::default(), now)
                 .delete_object(&pending_key(pod))
                 .journal(Some(&uid), "resize allocated", "the node has room for it");
-            if ResizeRecord::of(&state, pod).is_none() {
+            let known = ResizeRecord::of(&state, pod);
+            let before = resize::before(pod, &record.allocated);
+            let former = resize::with_allocation(pod, &resize::allocated(pod, &record.allocated));
+            let told = known.clone().unwrap_or_default().and_before(before);
+            let told = told.and_unconfirmed(former.as_ref().unwrap_or(pod));
+            if known.as_ref() != Some(&told) {
                 let key = resize_key(pod);
-                let before = ResizeRecord {
-                    actuated: resize::allocated(pod, &record.allocated),
-                    ..ResizeRecord::default()
-                };
                 transaction = transaction
                     .expect_object(&state, &key)
-                    .put_object(&key, &before, now);
+                    .put_object(&key, &told, now);
             }
             let record = AdmissionRecord {
                 allocated,
@@ -104,6 +108,19 @@ pub(super) fn consider(context: &LoopContext, pod: &Arc<Pod>) {
             Err(error) => debug!(pod = %uid, %error, "the resize is decided again"),
         }
     });
+}
+
+/// Records what a pod as a whole has, which admissions of earlier versions do not. Until then nothing else is decided.
+fn complete(context: &LoopContext, state: &State, pod: &Pod, record: &AdmissionRecord) {
+    let uid = pod.uid();
+    let whole = resize::allocation_of_pod(pod);
+    let mut record = record.clone();
+    record.allocated.insert(resize::POD.to_owned(), whole);
+    let transaction = Transaction::new()
+        .expect::<AdmissionRecord>(state, uid.as_str())
+        .put(uid.as_str(), record);
+    // A refusal means that it is decided again; a degraded store reports itself.
+    drop(context.store.submit(transaction));
 }
 
 /// What to record and tell of a resize that is not given; `None` when that is known.

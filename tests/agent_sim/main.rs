@@ -27,6 +27,7 @@ mod pressure;
 mod probes;
 mod replace;
 mod resize;
+mod resize_whole;
 mod restart;
 mod restart_all;
 mod rich;

@@ -42,7 +42,7 @@ const LATENCY: Duration = Duration::from_millis(1);
 pub const IMAGE: &str = "holdfast.local/busybox:1";
 
 /// Operations that change something.
-pub const EFFECTS: [&str; 10] = [
+pub const EFFECTS: [&str; 11] = [
     "run_podsandbox",
     "stop_podsandbox",
     "remove_podsandbox",
@@ -53,6 +53,7 @@ pub const EFFECTS: [&str; 10] = [
     "pull_image",
     "remove_image",
     "update_container",
+    "update_podsandbox_resources",
 ];
 
 /// Says what becomes of a call.

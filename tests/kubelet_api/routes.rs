@@ -11,7 +11,7 @@ use crate::world::{Ca, Client, World};
 
 /// Which of the subresources of `nodes` open what is below a path, as upstream's documentation has it. Everything
 /// else is opened by `proxy` alone.
-const OPENS: [(&str, &[&str]); 13] = [
+const OPENS: [(&str, &[&str]); 14] = [
     ("/stats", &["stats"]),
     ("/metrics", &["metrics"]),
     ("/logs", &["log"]),
@@ -21,6 +21,7 @@ const OPENS: [(&str, &[&str]); 13] = [
     ("/flagz", &["flagz"]),
     ("/pods", &["pods", "proxy"]),
     ("/runningpods", &["pods", "proxy"]),
+    ("/allocatedPods", &["pods", "proxy"]),
     ("/healthz", &["healthz", "proxy"]),
     ("/livez", &["healthz", "proxy"]),
     ("/readyz", &["healthz", "proxy"]),

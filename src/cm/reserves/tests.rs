@@ -271,6 +271,53 @@ fn requests_are_protected_at_every_level_and_no_longer_when_that_is_switched_off
     assert_eq!(all(), ["0 0"; 4]);
 }
 
+/// Of a pod as a whole whose request alone changes no limit follows, but what is protected does.
+#[test]
+fn protected_memory_follows_a_resize_of_the_pod_as_a_whole() {
+    let mount = tempfile::tempdir().unwrap();
+    for path in ["kubepods/burstable/podw", "kubepods/besteffort"] {
+        make(mount.path(), path);
+    }
+    let config = CgroupConfig {
+        tiered: true,
+        ..CgroupConfig::default()
+    };
+    let manager = manager(mount.path(), config);
+    let pod = |request: &str, limit: &str| -> k8s_openapi::api::core::v1::Pod {
+        serde_json::from_value(serde_json::json!({
+            "metadata": {"name": "w", "namespace": "ns", "uid": "w"},
+            "spec": {
+                "resources": {"requests": {"memory": request}, "limits": {"memory": limit}},
+                "containers": [{"name": "c"}],
+            },
+        }))
+        .unwrap()
+    };
+    let shown = || {
+        ["memory.low", "memory.max"].map(|file| {
+            let path = mount.path().join("kubepods/burstable/podw").join(file);
+            fs::read_to_string(path).unwrap().trim().to_owned()
+        })
+    };
+    manager.ensure(&pod("2000", "8192")).unwrap();
+    assert_eq!(shown(), ["2000", "8192"]);
+    let mut had = pod("2000", "8192");
+    for (request, limit) in [
+        ("3000", "8192"),
+        ("3000", "12288"),
+        ("3000", "4096"),
+        ("1000", "4096"),
+    ] {
+        let wants = pod(request, limit);
+        let limits = |pod| manager.limits_of(pod).unwrap();
+        let (first, last) = crate::cm::Limits::steps(limits(&had), limits(&wants));
+        manager.set_limits(&wants, first).unwrap();
+        manager.set_limits(&wants, last).unwrap();
+        assert_eq!(shown(), [request, limit]);
+        had = wants;
+    }
+}
+
 #[test]
 fn classes_are_limited_but_not_below_their_use_and_set_free_when_that_is_switched_off() {
     let mount = tempfile::tempdir().unwrap();

@@ -542,17 +542,25 @@ fn a_machine_without_swap_has_no_swap_status() {
 
 #[test]
 fn declared_features_are_in_the_order_the_api_demands_and_replace_what_is_shown() {
-    assert!(DECLARED_FEATURES.is_sorted_by(|a, b| a < b));
+    const ALL: [&str; 5] = [
+        "ExtendWebSocketsToKubelet",
+        "GuaranteedQoSPodCPUResize",
+        "InPlacePodLevelResourcesVerticalScaling",
+        "InPlacePodVerticalScalingInitContainers",
+        "RestartAllContainersOnContainerExits",
+    ];
+    assert!(ALL.is_sorted_by(|a, b| a < b));
     let mut base = ready_node();
-    assert_eq!(
-        status(&base).declared_features,
-        Some(Vec::from(DECLARED_FEATURES.map(str::to_owned)))
-    );
+    assert_eq!(status(&base).declared_features.clone().unwrap(), ALL);
+    let mut of_static = settings();
+    of_static.static_cpus = true;
+    let without: Vec<_> = ALL.into_iter().filter(|f| *f != ALL[1]).collect();
+    assert_eq!(declared_features(&of_static), without);
     base.status.as_mut().unwrap().declared_features = Some(vec!["OfAKubelet".to_owned()]);
     let computed = run(&base, &Readiness::default(), &Memory::default(), 5);
     assert_eq!(
         change(&base, &computed.node).body["status"]["declaredFeatures"],
-        json!(DECLARED_FEATURES)
+        json!(ALL)
     );
 }
 

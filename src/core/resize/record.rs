@@ -7,7 +7,9 @@
 use k8s_openapi::api::core::v1::Pod;
 use serde::{Deserialize, Serialize};
 
-use super::{Allocation, Allocations};
+use super::{
+    Allocation, Allocations, POD, UNCONFIRMED, allocation_of_pod, made_with, resizable, same,
+};
 use crate::core::state::State;
 use crate::core::state::kinds::{self, Declared, Key, Kind};
 use crate::types::PodExt;
@@ -15,7 +17,7 @@ use crate::types::PodExt;
 /// What is in force in a pod that was resized.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ResizeRecord {
-    /// What the runtime was told last, by container.
+    /// What the runtime was told last, by container; of the pod as a whole under [`super::POD`].
     pub actuated: Allocations,
     /// Why it could not be told what was allocated since.
     pub error: Option<String>,
@@ -61,6 +63,30 @@ impl ResizeRecord {
     /// recorded elsewhere, and stands.
     pub fn of(state: &State, pod: &Pod) -> Option<Self> {
         state.object(&resize_key(pod))
+    }
+
+    /// Adds what was in force before a resize of what is not recorded yet.
+    #[must_use]
+    pub fn and_before(mut self, before: Allocations) -> Self {
+        for (name, of) in before {
+            self.actuated.entry(name).or_insert(of);
+        }
+        self
+    }
+
+    /// Marks what a resize under way may have changed without a record of it, before another allocation follows the
+    /// `former` one. It is told again, even if it is to have what it had before.
+    #[must_use]
+    pub fn and_unconfirmed(mut self, former: &Pod) -> Self {
+        let containers = resizable(former);
+        let made = containers.map(|c| (c.name.as_str(), made_with(former, c)));
+        for (name, made) in made.chain([(POD, allocation_of_pod(former))]) {
+            let told = self.actuated.get_mut(name);
+            if let Some(told) = told.filter(|told| !same(told, &made)) {
+                told.insert(UNCONFIRMED.to_owned(), "true".to_owned());
+            }
+        }
+        self
     }
 
     /// A container has just been made with what was allocated.

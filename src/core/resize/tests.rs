@@ -322,17 +322,17 @@ fn changes_of_running_containers() {
     );
     let sidecar = |cpu: &str| -> Pod {
         serde_json::from_value(json!({"spec": {"containers": [], "initContainers": [
-            {"name": "s", "restartPolicy": "Always", "resources": {"limits": {"cpu": cpu}}},
-            {"name": "i", "resources": {"limits": {"cpu": cpu}}},
+            {"name": "s", "restartPolicy": "Always", "resizePolicy": policy("cpu"), "resources": {"limits": {"cpu": cpu}}},
+            {"name": "i", "resizePolicy": policy("cpu"), "resources": {"limits": {"cpu": cpu}}},
         ]}}))
         .unwrap()
     };
     let before = allocated(&sidecar("1"), &admission::allocated(&sidecar("1")));
     let got = changes(&sidecar("2"), &before, &["s", "i"]);
-    assert_eq!(
-        got.iter().map(|c| c.name.as_str()).collect::<Vec<_>>(),
-        ["s"]
-    );
+    let got: Vec<_> = got.iter().map(|c| (c.name.as_str(), c.restart)).collect();
+    assert_eq!(got, [("s", true), ("i", false)]);
+    let ended = changes(&sidecar("2"), &before, &["s"]);
+    assert_eq!(ended.len(), 1, "an init container that has ended");
 }
 
 #[test]

@@ -113,6 +113,40 @@ fn what_we_do_not_say_any_more_is_removed() {
     );
 }
 
+/// A mapping that merges keeps what is not named: limits that a resize took away.
+#[test]
+fn amounts_of_the_pod_as_a_whole_that_are_gone_are_named() {
+    let with_both = |resources: Value, allocated: Value| {
+        let status = with(running(), "resources", resources);
+        with(status, "allocatedResources", allocated)
+    };
+    let both = json!({"cpu": "1", "memory": "1Gi"});
+    let shown = with_both(json!({"limits": both, "requests": both}), both.clone());
+    let ours = with_both(
+        json!({"limits": {"cpu": "2"}, "requests": both}),
+        json!({"cpu": "1"}),
+    );
+    let patch = patch_of(Some(shown.clone()), ours).unwrap();
+    assert_eq!(
+        patch["status"],
+        json!({
+            "resources": {"limits": {"cpu": "2", "memory": null}, "requests": both},
+            "allocatedResources": {"cpu": "1", "memory": null},
+        })
+    );
+    let none = patch_of(Some(shown), with(running(), "phase", json!("Failed"))).unwrap();
+    assert_eq!(none["status"]["resources"], Value::Null);
+    assert!(none["status"].get("resources").is_some(), "{none}");
+    let first = patch_of(
+        Some(running()),
+        with_both(json!({"limits": both}), both.clone()),
+    );
+    assert_eq!(
+        first, None,
+        "a server that does not show them may drop them"
+    );
+}
+
 #[test]
 fn a_new_address_replaces_the_list() {
     let ours = with(running(), "podIPs", json!([{"ip": "10.1.0.2"}]));

@@ -17,6 +17,7 @@ use super::error::CriError;
 use super::leases::PullLeases;
 use super::list::Parts;
 use super::operation::{Operation, count_call};
+use super::resize::{self, UpdatePodSandboxResourcesRequest};
 use super::trace::{TracedChannel, traced};
 use super::{CriTimeouts, channel, sandboxes};
 use crate::kuberuntime::open_streams::OpenStreams;
@@ -519,6 +520,23 @@ impl CriClient {
         let mut client = self.runtime.clone();
         self.operation("update_container", id.as_str())
             .once(client.update_container_resources(request))
+            .await?;
+        Ok(())
+    }
+
+    /// Notifies the runtime of what a sandbox's pod has as a whole. The pod's cgroup is not its business.
+    ///
+    /// # Errors
+    /// See [`super::CriErrorKind`]; runtimes before CRI 1.33 do not offer the call.
+    pub async fn update_pod_sandbox_resources(
+        &self,
+        id: &ContainerId,
+        overhead: v1::LinuxContainerResources,
+        resources: v1::LinuxContainerResources,
+    ) -> Result<(), CriError> {
+        let request = UpdatePodSandboxResourcesRequest::new(id, overhead, resources);
+        self.operation("update_podsandbox_resources", id.as_str())
+            .once(resize::send(self.raw.clone(), request))
             .await?;
         Ok(())
     }

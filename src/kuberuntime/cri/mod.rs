@@ -24,6 +24,7 @@ mod images;
 mod leases;
 mod list;
 mod operation;
+mod resize;
 mod sandboxes;
 pub mod stop_signal;
 mod streams;

@@ -58,6 +58,7 @@ fn method(operation: &str) -> &'static str {
         "remove_podsandbox" => "RuntimeService/RemovePodSandbox",
         "podsandbox_status" => "RuntimeService/PodSandboxStatus",
         "list_podsandbox" => "RuntimeService/ListPodSandbox",
+        "update_podsandbox_resources" => "RuntimeService/UpdatePodSandboxResources",
         "list_podsandbox_stats" => "RuntimeService/ListPodSandboxStats",
         "podsandbox_stats" => "RuntimeService/PodSandboxStats",
         "create_container" => "RuntimeService/CreateContainer",

@@ -6,6 +6,7 @@
 //!
 //! **Invariant:** nothing a client does or leaves undone holds up the agent: time, memory and connections are bounded.
 
+mod allocated;
 mod auth;
 mod connections;
 mod debug;
@@ -95,6 +96,7 @@ fn routes(node: Shared) -> Router {
     .with_volumes(Arc::clone(&node.volumes) as _);
     Router::new()
         .merge(pods::routes())
+        .merge(allocated::routes())
         .merge(logs::routes())
         .merge(host_logs::routes())
         .merge(streaming::routes())

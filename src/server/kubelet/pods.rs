@@ -63,12 +63,29 @@ async fn pods(State(node): State<Shared>) -> Response {
         })
         .collect();
     drop(state);
+    in_order(&mut pods);
+    PodList::new(pods).answer()
+}
+
+/// Answers with these pods, and none of their statuses.
+pub(super) fn without_statuses(pods: Vec<Arc<Pod>>) -> Response {
+    let mut pods: Vec<Item> = pods
+        .into_iter()
+        .map(|pod| Item { pod, status: None })
+        .collect();
+    in_order(&mut pods);
+    let list = PodList {
+        bare: true,
+        ..PodList::new(pods)
+    };
+    list.answer()
+}
+
+fn in_order(pods: &mut [Item]) {
     pods.sort_by(|a, b| {
         let key = |item: &Item| (item.pod.namespace().to_owned(), item.pod.name().to_owned());
         key(a).cmp(&key(b))
     });
-    let body = Body::from_stream(futures::stream::iter(PodList::new(pods)));
-    ([(header::CONTENT_TYPE, "application/json")], body).into_response()
 }
 
 /// A pod and its newest status, shared with whoever else has them.
@@ -88,12 +105,13 @@ struct ListedPod<'a> {
 }
 
 impl Item {
-    fn write(&self, into: &mut Vec<u8>) -> Result<(), serde_json::Error> {
+    fn write(&self, into: &mut Vec<u8>, bare: bool) -> Result<(), serde_json::Error> {
         let recorded = self.status.as_ref().map(|r| &*r.record.status);
+        let status = recorded.or(self.pod.status.as_ref());
         let listed = ListedPod {
             metadata: &self.pod.metadata,
             spec: self.pod.spec.as_ref(),
-            status: recorded.or(self.pod.status.as_ref()),
+            status: status.filter(|_| !bare),
         };
         serde_json::to_writer(into, &listed)
     }
@@ -103,6 +121,8 @@ impl Item {
 struct PodList {
     pods: vec::IntoIter<Item>,
     place: Place,
+    /// Without statuses.
+    bare: bool,
 }
 
 enum Place {
@@ -117,7 +137,13 @@ impl PodList {
         Self {
             pods: pods.into_iter(),
             place: Place::Head,
+            bare: false,
         }
+    }
+
+    fn answer(self) -> Response {
+        let body = Body::from_stream(futures::stream::iter(self));
+        ([(header::CONTENT_TYPE, "application/json")], body).into_response()
     }
 
     fn piece(&mut self) -> Result<Vec<u8>, serde_json::Error> {
@@ -138,7 +164,7 @@ impl PodList {
                 piece.push(b',');
             }
             self.place = Place::Later;
-            item.write(&mut piece)?;
+            item.write(&mut piece, self.bare)?;
         }
         Ok(piece)
     }

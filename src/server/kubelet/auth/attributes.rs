@@ -26,7 +26,7 @@ pub(super) fn verb(method: &Method, path: &str, streams_create: bool) -> &'stati
 ///
 /// `path` is the one the router sees, undecoded: a path that is only the same after decoding is another one to both.
 pub(super) fn subresources(path: &str) -> &'static [&'static str] {
-    const TABLE: [(&str, &[&str]); 12] = [
+    const TABLE: [(&str, &[&str]); 13] = [
         ("/stats", &["stats"]),
         ("/metrics", &["metrics"]),
         ("/logs", &["log"]),
@@ -36,6 +36,7 @@ pub(super) fn subresources(path: &str) -> &'static [&'static str] {
         ("/flagz", &["flagz"]),
         ("/pods", &["pods", "proxy"]),
         ("/runningpods", &["pods", "proxy"]),
+        ("/allocatedPods", &["pods", "proxy"]),
         ("/healthz", &["healthz", "proxy"]),
         ("/configz", &["configz", "proxy"]),
         // This agent's own, beside healthz.

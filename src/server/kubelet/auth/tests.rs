@@ -59,6 +59,8 @@ fn each_path_has_its_subresources_and_each_method_its_verb() {
         ("/pods", "pods proxy"),
         ("/pods/", "pods proxy"),
         ("/runningpods/", "pods proxy"),
+        ("/allocatedPods", "pods proxy"),
+        ("/allocatedPods/u1", "pods proxy"),
         ("/healthz", "healthz proxy"),
         ("/healthz/syncloop", "healthz proxy"),
         ("/livez", "healthz proxy"),

@@ -12,6 +12,7 @@ use super::zpage;
 
 /// What is worth a look, as upstream lists paths: no parameters.
 const PATHS: &[&str] = &[
+    "/allocatedPods",
     "/checkpoint",
     "/configz",
     "/debug/flags/v",
