@@ -128,6 +128,7 @@ fn follows_from_pods(request: &str) -> bool {
             | "GET volumeattachments"
             | "GET resourceclaims"
             | "GET serviceaccounts"
+            | "POST podcertificaterequests"
             | "POST serviceaccounts/token"
             | "POST pods"
     )

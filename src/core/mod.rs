@@ -22,6 +22,7 @@ pub mod overdue_stop;
 pub mod pinning;
 pub mod pleg_diff;
 pub mod pod_actions;
+pub mod pod_certificates;
 pub mod pod_status;
 pub mod pod_update;
 pub mod pod_worker;

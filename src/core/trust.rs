@@ -138,7 +138,7 @@ fn selects(
 }
 
 /// The certificates of a PEM text, without what is between and in the head of blocks; `None` when one is damaged.
-fn certificates_in(text: &str) -> Option<Vec<Vec<u8>>> {
+pub(super) fn certificates_in(text: &str) -> Option<Vec<Vec<u8>>> {
     let mut found = Vec::new();
     let mut block: Option<String> = None;
     for line in text.lines().map(str::trim) {
@@ -157,7 +157,7 @@ fn certificates_in(text: &str) -> Option<Vec<Vec<u8>>> {
     block.is_none().then_some(found)
 }
 
-fn pem(der: &[u8]) -> String {
+pub(super) fn pem(der: &[u8]) -> String {
     let text = STANDARD.encode(der);
     let mut all = String::with_capacity(text.len() + text.len() / LINE + 64);
     all.push_str(BEGIN);

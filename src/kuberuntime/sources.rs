@@ -14,6 +14,7 @@ use k8s_openapi::api::core::v1::{
 };
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
+use crate::core::pod_certificates::{CertificateRef, PrivateKey};
 use crate::core::trust::TrustBundles;
 use crate::core::volumes::Remote;
 use crate::core::volumes::growth::Sizes;
@@ -67,6 +68,21 @@ impl std::fmt::Debug for PodToken {
     }
 }
 
+/// A key and its certificates.
+#[derive(Clone, PartialEq, Eq)]
+pub struct PodKeyPair {
+    /// The private key in PEM.
+    pub key: PrivateKey,
+    /// Certificates in PEM, the pod's own first.
+    pub chain: String,
+}
+
+impl std::fmt::Debug for PodKeyPair {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("PodKeyPair").finish_non_exhaustive()
+    }
+}
+
 /// Names of what a pod, or a part of it, refers to in its namespace.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct References {
@@ -78,6 +94,8 @@ pub struct References {
     pub tokens: BTreeSet<TokenRef>,
     /// ClusterTrustBundles.
     pub trust_bundles: bool,
+    /// Certificates of the pod.
+    pub certificates: BTreeSet<CertificateRef>,
 }
 
 impl References {
@@ -142,7 +160,11 @@ impl References {
         self.secrets
             .extend(volume.secret.iter().filter_map(|s| s.secret_name.clone()));
         let sources = volume.projected.iter().flat_map(|p| p.sources.iter());
-        for source in sources.flatten() {
+        for (index, source) in sources.flatten().enumerate() {
+            if source.pod_certificate.is_some() {
+                let volume = volume.name.clone();
+                self.certificates.insert(CertificateRef { volume, index });
+            }
             self.config_maps
                 .extend(source.config_map.iter().map(|s| s.name.clone()));
             self.secrets
@@ -233,6 +255,8 @@ pub struct Sources {
     pub tokens: BTreeMap<TokenRef, Result<PodToken, String>>,
     /// All ClusterTrustBundles of the cluster; `None` when they were not asked for.
     pub trust_bundles: Option<Result<Arc<TrustBundles>, String>>,
+    /// Keys and certificates of the pod.
+    pub certificates: BTreeMap<CertificateRef, Result<PodKeyPair, String>>,
     /// Volumes whose storage is elsewhere, by the name the pod gives them; an error is the text for users.
     pub remotes: BTreeMap<String, Result<Arc<Resolved>, String>>,
     /// Files that `fileKeyRef` takes variables from, by volume and path.

@@ -1,7 +1,7 @@
 //! What every part of the cache shares, and how objects become records and come back.
 //!
 //! A record of table `objects` has the key `<plural>/<namespace>/<name>` (`services` one per service, `clustertrustbundles` without namespace), or
-//! `tokens/<namespace>/<pod uid>/<hash>`. Its data is the object as JSON; of secrets and tokens what
+//! `tokens/<namespace>/<pod uid>/<hash>`. Its data is the object as JSON; of secrets, tokens and certificates of pods what
 //! [`super::vault`] makes of that.
 //!
 //! **Invariants:** a secret or token leaves this module for the store encrypted or not at all, and is taken from a

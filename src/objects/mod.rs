@@ -1,7 +1,8 @@
 //! Layer 3½: API objects that pods refer to, with a memory on disk.
 //!
 //! In: the pods of this node. Out: their configMaps, secrets, runtime classes, claims and what these lead to
-//! ([`volumes`]), the services of the cluster, tokens of their service accounts, and a word when one of them changes.
+//! ([`volumes`]), the services of the cluster, tokens of their service accounts, certificates of theirs, and a word when
+//! one of them changes.
 //!
 //! One list-watch per configMap, secret and runtime class that a registered pod refers to (the Node authoriser allows
 //! nothing wider), one for all services; an immutable object is read once. Everything is recorded (`context` says
@@ -19,8 +20,10 @@ mod context;
 pub(crate) mod fuzzing;
 pub mod keyring;
 mod pace;
+mod pod_certificates;
 mod recorder;
 mod refs;
+mod service_accounts;
 #[cfg(test)]
 mod tests;
 mod tokens;
@@ -48,13 +51,17 @@ use self::cache::{
     Cell, ObjectCell, ServiceMap, Services, Watched, follow_object, follow_services, lock,
 };
 use self::context::Context;
+use self::pod_certificates::{Entries, Entry, Kept};
 use self::refs::{Kind, ObjectKey, references};
-use self::tokens::{TokenEntries, TokenEntry};
+pub use self::service_accounts::ServiceAccountFacts;
+use self::tokens::{TokenEntries, TokenEntry, Use};
 use self::trust::TrustWatch;
 use self::vault::Vault;
 use self::volumes::{Polled, poll_object};
 use crate::apiserver::ApiClient;
+use crate::core::pod_certificates::{CertificateRef, record_key, record_prefix};
 use crate::core::trust::TrustBundles;
+use crate::kuberuntime::sources::PodKeyPair;
 use crate::store::Store;
 use crate::types::metrics::Metrics;
 use crate::types::{Clock, EventRecorder, PodExt as _, PodUid};
@@ -96,12 +103,12 @@ pub enum ObjectError {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ObjectChange {
     /// `ConfigMap`, `Secret`, `RuntimeClass`, `PersistentVolumeClaim`, `PersistentVolume`, `VolumeAttachment`,
-    /// `CSIDriver`, `Service` (the services can be had now), `ClusterTrustBundle` (any of them), or `Token` (one of
-    /// the pod's tokens is to be replaced).
+    /// `CSIDriver`, `Service` (the services can be had now), `ClusterTrustBundle` (any of them), `Token` (one of
+    /// the pod's tokens is to be replaced), or `PodCertificate` (the pod has a newer certificate, or gets none).
     pub kind: &'static str,
     /// Namespace; empty for cluster-wide kinds.
     pub namespace: String,
-    /// Name; of a `Token` the UID of its pod; empty for `Service` and `ClusterTrustBundle`.
+    /// Name; of a `Token` and a `PodCertificate` the UID of its pod; empty for `Service` and `ClusterTrustBundle`.
     pub name: String,
 }
 
@@ -164,6 +171,8 @@ struct PodEntry {
     found: BTreeSet<ObjectKey>,
     /// It mounts trust anchors.
     trust: bool,
+    /// Key of the record of its service account.
+    account: String,
     /// What users say of it, of a pod with claims.
     version: Option<u64>,
 }
@@ -177,6 +186,15 @@ struct Tables {
     /// As long as a pod mounts any.
     trust: Option<TrustWatch>,
     tokens: TokenEntries,
+    certificates: Entries,
+    /// Service accounts by the key of their record, as the API server has shown them.
+    accounts: HashMap<String, ServiceAccountFacts>,
+}
+
+impl Tables {
+    fn uses_account(&self, key: &str) -> bool {
+        self.pods.values().any(|pod| pod.account == key)
+    }
 }
 
 struct Inner {
@@ -241,11 +259,13 @@ impl Objects {
             refs: refs.clone(),
             found: found.difference(&refs).cloned().collect(),
             trust: trust::is_used_by(pod),
+            account: service_accounts::record_key(pod),
             version,
         };
         if entry.trust && tables.trust.is_none() {
             tables.trust = Some(inner.watch_trust(true));
         }
+        inner.request_certificates(&mut tables, pod);
         let kept: BTreeSet<ObjectKey> = refs.union(&entry.found).cloned().collect();
         tables.pods.insert(uid.clone(), entry);
         for key in refs.difference(&before) {
@@ -277,9 +297,18 @@ impl Objects {
         inner.release_trust(&mut tables);
         let prefix = tokens::record_prefix(&entry.namespace, uid);
         tables.tokens.retain(|key, _| !key.starts_with(&prefix));
+        let certificates = record_prefix(&entry.namespace, uid);
+        tables
+            .certificates
+            .retain(|key, _| !key.starts_with(&certificates));
+        if !tables.uses_account(&entry.account) {
+            tables.accounts.remove(&entry.account);
+            inner.ctx.mark(entry.account);
+        }
         drop(tables);
-        let recorded = inner.ctx.recorded_keys(&prefix);
-        inner.ctx.mark_all(recorded);
+        for prefix in [prefix, certificates] {
+            inner.ctx.mark_all(inner.ctx.recorded_keys(&prefix));
+        }
     }
 
     /// Forgets recorded objects that no registered pod refers to: those of pods that went while the agent did not
@@ -292,7 +321,9 @@ impl Objects {
             .map(|prefix| inner.ctx.recorded_keys(&prefix))
             .concat();
         let tokens = inner.ctx.recorded_keys("tokens/");
+        let accounts = inner.ctx.recorded_keys(service_accounts::RECORDS);
         let tables = lock(&inner.tables);
+        gone.extend(accounts.into_iter().filter(|key| !tables.uses_account(key)));
         gone.extend(objects.into_iter().filter(|key| {
             ObjectKey::from_record_key(key).is_none_or(|key| !tables.watches.contains_key(&key))
         }));
@@ -321,7 +352,7 @@ impl Objects {
                 let using = tables.pods.iter().filter(|(_, entry)| entry.trust);
                 return using.map(|(uid, _)| uid.clone()).collect();
             }
-            "Token" => {
+            "Token" | pod_certificates::KIND => {
                 let uid = PodUid::new(&change.name);
                 return match tables.pods.contains_key(&uid) {
                     true => vec![uid],
@@ -443,6 +474,45 @@ impl Objects {
     /// # Errors
     /// See [`ObjectError`].
     pub async fn token(&self, pod: &Pod, spec: &TokenRequestSpec) -> Result<Token, ObjectError> {
+        self.token_as(pod, spec, Use::Shown).await
+    }
+
+    /// Returns a token for `audience` that nobody keeps: for a program that gives credentials for a pull. Nobody is
+    /// notified when it is to be replaced. Otherwise as [`Objects::token`].
+    ///
+    /// # Errors
+    /// See [`ObjectError`].
+    pub async fn passing_token(&self, pod: &Pod, audience: &str) -> Result<Token, ObjectError> {
+        let spec = TokenRequestSpec {
+            audiences: Some(vec![audience.to_owned()]),
+            ..TokenRequestSpec::default()
+        };
+        self.token_as(pod, &spec, Use::Passing).await
+    }
+
+    /// Returns what is known of the pod's service account. Takes at most 5 s; the recorded copy counts while the API server
+    /// does not answer. Cancel-safe.
+    ///
+    /// # Errors
+    /// See [`ObjectError`].
+    pub async fn service_account(&self, pod: &Pod) -> Result<ServiceAccountFacts, ObjectError> {
+        let ctx = &self.inner.ctx;
+        let (is_live, facts) = service_accounts::find(ctx, pod).await?;
+        let mut tables = lock(&self.inner.tables);
+        if is_live && tables.pods.contains_key(&pod.uid()) {
+            let key = service_accounts::record_key(pod);
+            tables.accounts.insert(key.clone(), facts.clone());
+            ctx.mark(key);
+        }
+        Ok(facts)
+    }
+
+    async fn token_as(
+        &self,
+        pod: &Pod,
+        spec: &TokenRequestSpec,
+        use_: Use,
+    ) -> Result<Token, ObjectError> {
         let ctx = &self.inner.ctx;
         let key = tokens::record_key(pod, spec);
         let (entry, registered) = {
@@ -450,7 +520,7 @@ impl Objects {
             match tables.tokens.get(&key) {
                 Some(entry) => (Arc::clone(entry), true),
                 None => {
-                    let entry = Arc::new(TokenEntry::new(ctx, key.clone(), pod, spec));
+                    let entry = Arc::new(TokenEntry::new(ctx, key.clone(), pod, spec, use_));
                     let registered = tables.pods.contains_key(&pod.uid());
                     if registered {
                         tables.tokens.insert(key, Arc::clone(&entry));
@@ -462,6 +532,31 @@ impl Objects {
         entry.token(ctx, registered).await
     }
 
+    /// Returns the certificate of a `podCertificate` source of a registered pod. Waits a moment for the first answer of its
+    /// signer. Cancel-safe.
+    ///
+    /// # Errors
+    /// See [`ObjectError`].
+    pub async fn pod_certificate(
+        &self,
+        pod: &Pod,
+        of: &CertificateRef,
+    ) -> Result<PodKeyPair, ObjectError> {
+        let key = record_key(pod.namespace(), &pod.uid(), of);
+        let kept = lock(&self.inner.tables)
+            .certificates
+            .get(&key)
+            .map(|kept| Arc::clone(&kept.entry));
+        match kept {
+            Some(entry) => entry.certificate(&self.inner.ctx).await,
+            None => Err(ObjectError::Refused {
+                kind: "pod certificate",
+                key: format!("{} of volume {}", of.index, of.volume),
+                why: "nobody requests it; the pod has no such source, or has ended".to_owned(),
+            }),
+        }
+    }
+
     /// Time until the first of the pod's tokens is to be replaced, zero when that is due; `None` when it has none.
     pub fn next_refresh(&self, uid: &PodUid) -> Option<Duration> {
         let now = self.inner.ctx.clock.now();
@@ -470,6 +565,7 @@ impl Objects {
         let of_pod = tables.tokens.range(prefix.clone()..);
         of_pod
             .take_while(|(key, _)| key.starts_with(&prefix))
+            .filter(|(_, entry)| !entry.is_passing())
             .filter_map(|(_, entry)| entry.until_refresh(now))
             .min()
     }
@@ -490,6 +586,9 @@ impl Objects {
         }
         if let Some(trust) = &mut tables.trust {
             trust.task = None;
+        }
+        for kept in tables.certificates.values_mut() {
+            kept.task = None;
         }
     }
 
@@ -601,6 +700,21 @@ impl Inner {
         TrustWatch {
             cell,
             task: self.spawn(following),
+        }
+    }
+
+    /// Begins to request the certificates that a pod mounts, if it has not.
+    fn request_certificates(&self, tables: &mut Tables, pod: &Pod) {
+        for (of, projection) in pod_certificates::sources_of(pod) {
+            let key = record_key(pod.namespace(), &pod.uid(), &of);
+            tables.certificates.entry(key).or_insert_with(|| {
+                let entry = Arc::new(Entry::new(&self.ctx, pod, of, projection));
+                let following = pod_certificates::follow(Arc::clone(&self.ctx), Arc::clone(&entry));
+                Kept {
+                    entry,
+                    task: self.spawn(following),
+                }
+            });
         }
     }
 

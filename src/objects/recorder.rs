@@ -1,6 +1,6 @@
 //! Keeps table `objects` in step with what is known.
 //!
-//! In: keys of records that may differ. Out: commits. One task writes all of them, so that no two writers of one
+//! In: keys of records that may differ. Out: commits. One task writes all of them but certificates, so that no two writers of one
 //! record overtake each other; what a record should be is looked up when it is written.
 
 use std::collections::BTreeSet;
@@ -14,7 +14,7 @@ use super::cache::{Known, ObjectCell, Watched, lock, service_record_key};
 use super::context::{Context, TABLE};
 use super::refs::ObjectKey;
 use super::vault::{self, OpenError};
-use super::{Cells, Inner, Watch, trust};
+use super::{Cells, Inner, Watch, pod_certificates, service_accounts, trust};
 use crate::core::state::{ObjectRecord, Transaction};
 use crate::store::CommitError;
 use crate::types::{Event, EventType};
@@ -159,6 +159,21 @@ fn wanted(inner: &Inner, key: &str) -> Wanted {
                 None => Wanted::Gone,
                 Some(bundle) => put(ctx.record_of(key, "", bundle, false)),
             },
+        };
+    }
+    if key.starts_with(service_accounts::RECORDS) {
+        let tables = lock(&inner.tables);
+        return match tables.accounts.get(key) {
+            Some(facts) => put(ctx.record_of(key, "", facts, false)),
+            None if tables.uses_account(key) => Wanted::Kept,
+            None => Wanted::Gone,
+        };
+    }
+    if pod_certificates::is_record(key) {
+        // Their tasks write them.
+        return match lock(&inner.tables).certificates.contains_key(key) {
+            true => Wanted::Kept,
+            false => Wanted::Gone,
         };
     }
     let token = lock(&inner.tables).tokens.get(key).map(Arc::clone);

@@ -131,7 +131,8 @@ pub(super) fn record_prefix(namespace: &str, uid: &PodUid) -> String {
     format!("tokens/{namespace}/{uid}/")
 }
 
-fn service_account(pod: &Pod) -> &str {
+/// Returns the service account that a pod runs as.
+pub(super) fn service_account(pod: &Pod) -> &str {
     match pod.spec_ref().service_account_name.as_deref() {
         None | Some("") => "default",
         Some(name) => name,
@@ -146,8 +147,18 @@ struct State {
     not_before: Option<Instant>,
 }
 
+/// Purpose of a token.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Use {
+    /// A volume shows it, so it is replaced in time.
+    Shown,
+    /// Somebody requests it each time.
+    Passing,
+}
+
 pub(super) struct TokenEntry {
     record_key: String,
+    use_: Use,
     namespace: String,
     pod_name: String,
     uid: PodUid,
@@ -159,13 +170,20 @@ pub(super) struct TokenEntry {
 }
 
 impl TokenEntry {
-    pub(super) fn new(ctx: &Context, key: String, pod: &Pod, spec: &TokenRequestSpec) -> Self {
+    pub(super) fn new(
+        ctx: &Context,
+        key: String,
+        pod: &Pod,
+        spec: &TokenRequestSpec,
+        use_: Use,
+    ) -> Self {
         let state = State {
             held: ctx.recorded::<Held>(&key, true),
             ..State::default()
         };
         Self {
             record_key: key,
+            use_,
             namespace: pod.namespace().to_owned(),
             pod_name: pod.name().to_owned(),
             uid: pod.uid(),
@@ -178,6 +196,10 @@ impl TokenEntry {
 
     pub(super) fn held(&self) -> Option<Held> {
         lock(&self.state).held.clone()
+    }
+
+    pub(super) fn is_passing(&self) -> bool {
+        self.use_ == Use::Passing
     }
 
     pub(super) fn until_refresh(&self, now: Stamp) -> Option<Duration> {
@@ -309,6 +331,9 @@ impl TokenEntry {
 
     /// Time until somebody should be told that the token is due, as the back-off allows it.
     fn until_told(&self, now: Stamp) -> Option<Duration> {
+        if self.is_passing() {
+            return None;
+        }
         let state = lock(&self.state);
         let due = state.held.as_ref()?.until_refresh(now);
         let allowed = state.not_before.map_or(Duration::ZERO, |at| {

@@ -665,7 +665,7 @@ fn concerns(change: &ObjectChange, pod: &Pod) -> bool {
     if change.kind == "ClusterTrustBundle" {
         return References::pod_uses(pod, change.kind, "");
     }
-    if change.kind == "Token" {
+    if matches!(change.kind, "Token" | "PodCertificate") {
         return pod.uid().as_str() == change.name;
     }
     change.namespace == pod.namespace() && References::pod_uses(pod, change.kind, &change.name)

@@ -103,13 +103,18 @@ async fn find(context: &WorkerContext, pod: &Pod, wanted: References) -> Sources
             false => None,
         }
     };
-    let (config_maps, secrets, tokens, trust_bundles) =
-        tokio::join!(config_maps, secrets, tokens, trust_bundles);
+    let certificates = join_all(wanted.certificates.into_iter().map(|of| async {
+        let found = objects.pod_certificate(pod, &of).await;
+        (of, found.map_err(|e| e.to_string()))
+    }));
+    let (config_maps, secrets, tokens, trust_bundles, certificates) =
+        tokio::join!(config_maps, secrets, tokens, trust_bundles, certificates);
     Sources {
         config_maps: config_maps.into_iter().collect(),
         secrets: secrets.into_iter().collect(),
         tokens: tokens.into_iter().collect(),
         trust_bundles,
+        certificates: certificates.into_iter().collect(),
         remotes: BTreeMap::new(),
         files: BTreeMap::new(),
         services: None,

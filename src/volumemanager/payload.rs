@@ -7,13 +7,15 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 use k8s_openapi::api::core::v1::{
-    ConfigMap, DownwardAPIVolumeFile, KeyToPath, Pod, ProjectedVolumeSource, Secret, Volume,
+    ConfigMap, DownwardAPIVolumeFile, KeyToPath, Pod, PodCertificateProjection,
+    ProjectedVolumeSource, Secret, Volume,
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use sha2::{Digest, Sha256};
 
+use crate::core::pod_certificates::CertificateRef;
 use crate::core::trust::{self, TrustError};
-use crate::kuberuntime::sources::{SourceError, Sources, TokenRef};
+use crate::kuberuntime::sources::{PodKeyPair, SourceError, Sources, TokenRef};
 use crate::kuberuntime::{downward, security};
 use crate::types::PodExt;
 
@@ -105,13 +107,11 @@ pub enum PayloadError {
         /// What would have to be a directory.
         parent: String,
     },
-    /// A source that is not supported.
-    #[error(
-        "{what} is not supported; use configMap, secret, downwardAPI, serviceAccountToken or clusterTrustBundle"
-    )]
-    Unsupported {
-        /// The source.
-        what: &'static str,
+    /// The pod's certificate cannot be had.
+    #[error("failed to get the pod certificate: {why}")]
+    Certificate {
+        /// Why.
+        why: String,
     },
 }
 
@@ -264,7 +264,7 @@ pub(super) fn collect(
         let default = mode(source.default_mode, DEFAULT_MODE, "defaultMode")?;
         add_downward(&mut payload, pod, source.items.as_deref(), default, sources)?;
     } else if let Some(source) = &volume.projected {
-        add_projected(&mut payload, pod, source, sources)?;
+        add_projected(&mut payload, pod, &volume.name, source, sources)?;
     }
     payload.check_collisions()?;
     if security::fs_group(pod).is_some() {
@@ -279,17 +279,13 @@ pub(super) fn collect(
 fn add_projected(
     payload: &mut Payload,
     pod: &Pod,
+    volume: &str,
     projected: &ProjectedVolumeSource,
     sources: &Sources,
 ) -> Result<(), PayloadError> {
     let namespace = pod.namespace();
     let default = mode(projected.default_mode, DEFAULT_MODE, "defaultMode")?;
-    for source in projected.sources.iter().flatten() {
-        if source.pod_certificate.is_some() {
-            return Err(PayloadError::Unsupported {
-                what: "projected source podCertificate",
-            });
-        }
+    for (index, source) in projected.sources.iter().flatten().enumerate() {
         if let Some(map) = &source.config_map {
             let optional = map.optional.unwrap_or(false);
             let found = sources.config_map(namespace, &map.name, optional)?;
@@ -327,6 +323,40 @@ fn add_projected(
                 .map_err(|why| unavailable(why))?;
             let data = trust::anchors(bundle, all)?.into_bytes();
             payload.put_private(&bundle.path, data, default, pod)?;
+        }
+        if let Some(certificate) = &source.pod_certificate {
+            let of = CertificateRef {
+                volume: volume.to_owned(),
+                index,
+            };
+            let found = sources.certificates.get(&of);
+            let found = found.ok_or_else(|| PayloadError::Certificate {
+                why: "it was not asked for".to_owned(),
+            })?;
+            let found = found.as_ref();
+            let found = found.map_err(|why| PayloadError::Certificate { why: why.clone() })?;
+            add_certificate(payload, pod, certificate, found, default)?;
+        }
+    }
+    Ok(())
+}
+
+/// The bundle is the key, then the chain: who needs both reads one file, and gets a pair that belongs together.
+fn add_certificate(
+    payload: &mut Payload,
+    pod: &Pod,
+    projection: &PodCertificateProjection,
+    found: &PodKeyPair,
+    mode: u32,
+) -> Result<(), PayloadError> {
+    let (key, chain) = (found.key.pem(), found.chain.as_str());
+    for (path, parts) in [
+        (&projection.credential_bundle_path, [key, chain]),
+        (&projection.key_path, [key, ""]),
+        (&projection.certificate_chain_path, [chain, ""]),
+    ] {
+        if let Some(path) = path.as_deref().filter(|path| !path.is_empty()) {
+            payload.put_private(path, parts.concat().into_bytes(), mode, pod)?;
         }
     }
     Ok(())

@@ -89,3 +89,68 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn a_certificate_is_shown_as_bundle_key_and_chain_to_its_pod_alone() {
+    let of = |security: serde_json::Value| -> Pod {
+        serde_json::from_value(serde_json::json!({"spec": {"containers": [{"name": "c"}], "securityContext": security}}))
+            .unwrap()
+    };
+    let volume: Volume = serde_json::from_value(serde_json::json!({"name": "v", "projected": {
+        "defaultMode": 0o444, "sources": [
+            {"downwardAPI": {}},
+            {"podCertificate": {"signerName": "a.b/c", "keyType": "ED25519", "credentialBundlePath": "all/bundle",
+                "keyPath": "key", "certificateChainPath": "chain"}},
+            {"podCertificate": {"signerName": "a.b/c", "keyType": "ED25519", "keyPath": "other"}},
+    ]}}))
+    .unwrap();
+    let mut sources = Sources::default();
+    for (index, name) in [(1, "one"), (2, "two")] {
+        let volume = "v".to_owned();
+        let found = PodKeyPair {
+            key: crate::core::pod_certificates::PrivateKey::new(format!("key {name};")),
+            chain: format!("chain {name};"),
+        };
+        let of = CertificateRef { volume, index };
+        sources.certificates.insert(of, Ok(found));
+    }
+    let files = |pod: &Pod| collect(pod, &volume, &sources).unwrap().files;
+    let shown = files(&of(serde_json::json!({})));
+    let shown: Vec<_> = shown
+        .iter()
+        .map(|(path, file)| {
+            (
+                path.as_str(),
+                String::from_utf8(file.data.clone()).unwrap(),
+                file.mode,
+            )
+        })
+        .collect();
+    assert_eq!(
+        shown,
+        [
+            ("all/bundle", "key one;chain one;".to_owned(), 0o444),
+            ("chain", "chain one;".to_owned(), 0o444),
+            ("key", "key one;".to_owned(), 0o444),
+            ("other", "key two;".to_owned(), 0o444),
+        ]
+    );
+    for file in files(&of(serde_json::json!({"runAsUser": 7}))).values() {
+        assert_eq!((file.mode, file.owner), (0o600, Some(7)));
+    }
+    for file in files(&of(serde_json::json!({"fsGroup": 8}))).values() {
+        assert_eq!((file.mode, file.owner), (0o640, None));
+    }
+    let waits = CertificateRef {
+        volume: "v".to_owned(),
+        index: 2,
+    };
+    sources
+        .certificates
+        .insert(waits, Err("not yet".to_owned()));
+    let error = collect(&of(serde_json::json!({})), &volume, &sources).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "failed to get the pod certificate: not yet"
+    );
+}

@@ -89,7 +89,7 @@ async fn what_no_file_can_be_is_refused_by_name() {
         ),
         (
             json!({"name": "v", "projected": {"sources": [{"podCertificate": {"signerName": "s", "keyType": "ED25519"}}]}}),
-            "projected source podCertificate is not supported",
+            "failed to get the pod certificate: it was not asked for",
         ),
         (
             json!({"name": "v", "projected": {"sources": [{"clusterTrustBundle": {"name": "x", "path": "t"}}]}}),

@@ -23,6 +23,7 @@ mod lifecycle;
 mod neighbours;
 mod node;
 mod pinning;
+mod pod_certificates;
 mod pressure;
 mod probes;
 mod replace;

@@ -570,7 +570,8 @@ fn image(state: &State, index: &PodIndex, key: &str, r: &ImageRecord) -> Row {
 fn is_secret_kind(kind: &str) -> bool {
     let kind = kind.to_ascii_lowercase();
     // Records of pulls hold hashes of the credentials that were used.
-    kind.contains("secret") || kind.contains("token") || kind == "imagepulls"
+    let has_keys = ["imagepulls", "podcertificates"].contains(&kind.as_str());
+    kind.contains("secret") || kind.contains("token") || has_keys
 }
 
 fn object(key: &str, r: &ObjectRecord) -> Row {

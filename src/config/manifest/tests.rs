@@ -601,6 +601,13 @@ fn references_to_api_objects_are_rejected() {
             "ServiceAccount",
         ),
         (
+            spec(
+                "volumes: [{name: v, projected: {sources: [{podCertificate: {signerName: a.b/c, keyType: ED25519, keyPath: k}}]}}]",
+            ),
+            "spec.volumes[0].projected.sources[0].podCertificate",
+            "PodCertificateRequest",
+        ),
+        (
             spec("volumes: [{name: v, cephfs: {monitors: [m], secretRef: {name: s}}}]"),
             "spec.volumes[0].cephfs.secretRef",
             "Secret",

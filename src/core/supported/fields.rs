@@ -300,9 +300,41 @@ const POD: &[(&str, Rule)] = &[
         "spec.volumes[].projected.sources[].clusterTrustBundle.signerName",
         Any,
     ),
+    ("spec.volumes[].projected.sources[].podCertificate", Inside),
     (
-        "spec.volumes[].projected.sources[].podCertificate",
-        No("certificates for pods are not there yet; mount one from a secret"),
+        "spec.volumes[].projected.sources[].podCertificate.certificateChainPath",
+        Any,
+    ),
+    (
+        "spec.volumes[].projected.sources[].podCertificate.credentialBundlePath",
+        Any,
+    ),
+    (
+        "spec.volumes[].projected.sources[].podCertificate.keyPath",
+        Any,
+    ),
+    (
+        "spec.volumes[].projected.sources[].podCertificate.keyType",
+        Text(&[
+            "RSA3072",
+            "RSA4096",
+            "ECDSAP256",
+            "ECDSAP384",
+            "ECDSAP521",
+            "ED25519",
+        ]),
+    ),
+    (
+        "spec.volumes[].projected.sources[].podCertificate.maxExpirationSeconds",
+        Any,
+    ),
+    (
+        "spec.volumes[].projected.sources[].podCertificate.signerName",
+        Any,
+    ),
+    (
+        "spec.volumes[].projected.sources[].podCertificate.userAnnotations",
+        Any,
     ),
     ("spec.volumes[].projected.sources[].secret.name", Any),
     (

@@ -98,7 +98,10 @@ fn what_an_api_server_adds_passes() {
                 {"configMap": {"name": "kube-root-ca.crt", "items": [{"key": "ca.crt", "path": "ca.crt"}]}},
                 {"downwardAPI": {"items": [{"path": "namespace",
                     "fieldRef": {"apiVersion": "v1", "fieldPath": "metadata.namespace"}}]}},
-                {"secret": {"name": "s"}}
+                {"secret": {"name": "s"}},
+                {"podCertificate": {"signerName": "a.b/c", "keyType": "ED25519", "maxExpirationSeconds": 3600,
+                    "credentialBundlePath": "bundle", "keyPath": "key", "certificateChainPath": "chain",
+                    "userAnnotations": {"a.b/c": "d"}}}
             ]}},
             {"name": "m", "configMap": {"name": "m", "defaultMode": 420, "optional": true}},
             {"name": "s", "secret": {"secretName": "s", "items": [{"key": "k", "path": "p", "mode": 256}]}},
@@ -174,8 +177,9 @@ fn unsupported_fields_are_named() {
         ),
         (
             json!({"volumes": [{"name": "v", "projected": {"sources": [
-                {"configMap": {"name": "c"}}, {"podCertificate": {"signerName": "s"}}]}}]}),
-            "spec.volumes[0].projected.sources[1].podCertificate",
+                {"configMap": {"name": "c"}},
+                {"podCertificate": {"signerName": "s/x", "keyType": "RSA2048", "keyPath": "k"}}]}}]}),
+            "spec.volumes[0].projected.sources[1].podCertificate.keyType",
         ),
         (
             json!({"volumes": [{"name": "v", "emptyDir": {"medium": "Tape"}}]}),
@@ -283,19 +287,9 @@ fn a_size_limit_is_taken_on_disk_and_in_memory() {
 
 #[test]
 fn an_empty_wish_counts_where_being_there_is_the_wish() {
-    let volume = |volume: Value| json!({"containers": [], "volumes": [volume]});
-    let source = |source: Value| volume(json!({"name": "v", "projected": {"sources": [source]}}));
-    for (spec, want) in [
-        (
-            volume(json!({"name": "v", "flocker": {}})),
-            "spec.volumes[0].flocker",
-        ),
-        (
-            source(json!({"podCertificate": {}})),
-            "spec.volumes[0].projected.sources[0].podCertificate",
-        ),
-    ] {
-        assert_eq!(fields(spec), [want]);
+    for source in ["flocker", "flexVolume"] {
+        let spec = json!({"containers": [], "volumes": [{"name": "v", source: {}}]});
+        assert_eq!(fields(spec), [format!("spec.volumes[0].{source}")]);
     }
     assert_eq!(
         fields(json!({"containers": [], "resourceClaims": []})),

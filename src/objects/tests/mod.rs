@@ -4,6 +4,8 @@ mod cache;
 mod crypto;
 mod fake;
 mod keys;
+mod pod_certificates;
+mod service_accounts;
 mod tokens;
 mod trust;
 mod volumes;

@@ -4,6 +4,7 @@
 //! one of one's own, and [`fault_proxy::FaultProxy`], which stands before any API server, fails as it is told and
 //! counts the requests. [`validation`] has the rules of a current API server. Storage: [`csi::CsiDriver`], a CSI driver
 //! that mounts for real. Devices: [`device_plugin::DevicePlugin`]. Claims: [`dra_driver::DraDriver`].
+//! Certificates of pods: [`pod_signer::PodSigner`].
 //!
 //! What several tests need and is slow to make is made once: [`fixture::once`]. Tests that try every point at which something may
 //! fail ask [`exploration`] how many of them.
@@ -21,6 +22,7 @@ pub mod fake_cri;
 pub mod fault_proxy;
 pub mod fixture;
 pub mod machine;
+pub mod pod_signer;
 pub mod ports;
 pub mod programs;
 pub mod validation;

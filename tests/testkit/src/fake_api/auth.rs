@@ -117,6 +117,19 @@ pub(super) fn authorize(
             }
             refuse(&unrelated)
         }
+        ("serviceaccounts", "") if verb == "get" => {
+            if refers(state, node, &request.namespace, "serviceaccounts", name) {
+                return Ok(());
+            }
+            refuse(&unrelated)
+        }
+        ("podcertificaterequests", "") if verb == "create" => Ok(()),
+        ("podcertificaterequests", "") if verb == "list" || verb == "watch" => {
+            if selector.requires("spec.nodeName") == Some(node) {
+                return Ok(());
+            }
+            refuse("can only list/watch podcertificaterequests with spec.nodeName field selector")
+        }
         ("serviceaccounts", "token") if verb == "create" => {
             if refers(state, node, &request.namespace, "serviceaccounts", name) {
                 return Ok(());
@@ -305,6 +318,7 @@ pub(super) fn restrict(
             }
             Ok(())
         }
+        "podcertificaterequests" => pod_certificate(state, resource, node, new),
         "leases" if name != node => refuse(
             "can only access node lease with the same name as the requesting node".to_owned(),
         ),
@@ -313,6 +327,47 @@ pub(super) fn restrict(
         }
         _ => Ok(()),
     }
+}
+
+/// `admitPCRCreate`: a node requests certificates for its own pods alone, as what they are.
+fn pod_certificate(
+    state: &State,
+    resource: &Resource,
+    node: &str,
+    new: Option<&Value>,
+) -> Result<(), Failure> {
+    let Some(new) = new else { return Ok(()) };
+    let (spec, metadata) = (&new["spec"], &new["metadata"]);
+    let name = metadata["name"].as_str().unwrap_or_default();
+    let find = |plural: &str, namespace: &Value, name: &Value| {
+        let index = resource::find("", "v1", plural)?;
+        let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+        state.get(&(index, text(namespace), text(name)))
+    };
+    let namespace = &metadata["namespace"];
+    let is_own = |object: Option<std::sync::Arc<Value>>, uid: &Value| {
+        object.filter(|object| object["metadata"]["uid"] == *uid)
+    };
+    let own = is_own(
+        find("nodes", &Value::Null, &spec["nodeName"]),
+        &spec["nodeUID"],
+    );
+    let pod = is_own(find("pods", namespace, &spec["podName"]), &spec["podUID"]);
+    let account = find("serviceaccounts", namespace, &spec["serviceAccountName"]);
+    let account = is_own(account, &spec["serviceAccountUID"]);
+    let why = match (own, pod, account) {
+        _ if spec["nodeName"] != node => "PodCertificateRequest.Spec.NodeName is another node",
+        (None, ..) => "PodCertificateRequest.Spec.NodeUID is another node's",
+        (_, Some(pod), Some(_))
+            if pod["spec"]["nodeName"] == node
+                && pod["spec"]["serviceAccountName"] == spec["serviceAccountName"] =>
+        {
+            return Ok(());
+        }
+        (_, _, None) => "PodCertificateRequest.Spec.ServiceAccountUID is another account's",
+        _ => "PodCertificateRequest.Spec names another pod, or one of another node",
+    };
+    Err(Failure::forbidden(resource, name, why))
 }
 
 /// `getModifiedLabels` and the labels that a node may set on itself.

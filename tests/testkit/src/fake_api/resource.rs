@@ -61,12 +61,13 @@ pub(super) fn of_kind(api_version: &str, kind: &str) -> Option<usize> {
         .position(|r| r.kind == kind && r.api_version() == api_version)
 }
 
-/// Both events APIs are one store; this is the one it is in.
+/// Both events APIs are one store, and so are all versions of a kind; this is the one it is in.
 pub(super) fn stored_as(resource: usize) -> usize {
-    if RESOURCES[resource].group == EVENTS_GROUP {
+    let of = &RESOURCES[resource];
+    if of.group == EVENTS_GROUP {
         find("", "v1", "events").unwrap_or(resource)
     } else {
-        resource
+        find(of.group, "v1", of.plural).unwrap_or(resource)
     }
 }
 
@@ -139,6 +140,10 @@ resources! {
     "scheduling.k8s.io" "v1" "priorityclasses" "PriorityClass" cluster [] api::scheduling::v1::PriorityClass, [];
     "certificates.k8s.io" "v1" "certificatesigningrequests" "CertificateSigningRequest" cluster [status]
         api::certificates::v1::CertificateSigningRequest, ["spec.signerName"];
+    "certificates.k8s.io" "v1" "podcertificaterequests" "PodCertificateRequest" namespaced [status] Value,
+        ["spec.nodeName" "spec.signerName"];
+    "certificates.k8s.io" "v1beta1" "podcertificaterequests" "PodCertificateRequest" namespaced [status] Value,
+        ["spec.nodeName" "spec.signerName"];
     "events.k8s.io" "v1" "events" "Event" namespaced [] api::events::v1::Event,
         ["regarding.kind" "regarding.namespace" "regarding.name" "regarding.uid" "reason" "type"];
     "storage.k8s.io" "v1" "csinodes" "CSINode" cluster [conditional] api::storage::v1::CSINode, [];

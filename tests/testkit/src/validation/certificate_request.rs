@@ -78,7 +78,7 @@ fn signed(request: &str) -> Result<(), String> {
 }
 
 /// `ValidateSignerName`: a domain and a path.
-fn signer(signer: &Value, found: &mut Violations) {
+pub(super) fn signer(signer: &Value, found: &mut Violations) {
     const FIELD: &str = "spec.signerName";
     let name = text(signer);
     if name.is_empty() {

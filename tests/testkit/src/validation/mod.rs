@@ -22,6 +22,7 @@ mod lease;
 mod metadata;
 mod node;
 mod pod;
+mod pod_certificate_request;
 mod pod_status;
 mod reviews;
 mod violation;
@@ -79,6 +80,9 @@ pub fn violations(write: &Write<'_>) -> Vec<Violation> {
         ("storage.k8s.io", "csinodes", "", Some(old)) => csi_node::update(old, new, found),
         ("certificates.k8s.io", "certificatesigningrequests", "", None) => {
             certificate_request::create(new, found);
+        }
+        ("certificates.k8s.io", "podcertificaterequests", "", None) => {
+            pod_certificate_request::create(new, found);
         }
         ("" | "authentication.k8s.io", "serviceaccounts", "token", _) => {
             reviews::token_request(write.namespace, write.name, new, found);

@@ -10,6 +10,7 @@ mod lease;
 mod metadata;
 mod node;
 mod pod;
+mod pod_certificate_request;
 mod pod_status;
 mod reviews;
 
