@@ -96,6 +96,7 @@ pub(super) async fn objects(config: &AgentConfig, base: &Base) -> Objects {
 pub(super) fn credential_providers(
     config: &AgentConfig,
     clock: &Arc<dyn Clock>,
+    objects: &Objects,
 ) -> Option<Arc<CredentialProviders>> {
     let (file, bin_dir) = config.image_credential_providers.as_ref()?;
     let settings = CredentialSettings {
@@ -103,7 +104,7 @@ pub(super) fn credential_providers(
         bin_dir: bin_dir.clone(),
     };
     let providers = CredentialProviders::load(&settings, Arc::clone(clock));
-    Some(Arc::new(providers))
+    Some(Arc::new(providers.with_accounts(Arc::new(objects.clone()))))
 }
 
 /// What the node registers with and how often it reports.

@@ -15,6 +15,7 @@ use crate::images::{
 };
 use crate::kubeletconfig::{AgentConfig, KubeletConfiguration};
 use crate::nodestatus::NodeStatusHandle;
+use crate::objects::Objects;
 use crate::store::layout::Layout;
 use crate::store::mounts::{Directory, Mount};
 use crate::types::PodSource;
@@ -23,17 +24,19 @@ use crate::types::PodSource;
 pub(super) fn build(
     config: &AgentConfig,
     base: &Base,
+    objects: &Objects,
     runtime_name: &str,
     node_status: Option<NodeStatusHandle>,
 ) -> (Arc<ImageManager>, mpsc::Receiver<String>) {
     let (changed, changes) = early_ends::image_changes();
-    let images = manager(config, base, runtime_name, node_status).announcing(changed);
+    let images = manager(config, base, objects, runtime_name, node_status).announcing(changed);
     (Arc::new(images), changes)
 }
 
 fn manager(
     config: &AgentConfig,
     base: &Base,
+    objects: &Objects,
     runtime_name: &str,
     node_status: Option<NodeStatusHandle>,
 ) -> ImageManager {
@@ -75,7 +78,7 @@ fn manager(
     if let Some(disk) = &base.image_disk {
         images = images.syncing(Arc::clone(disk));
     }
-    match api::credential_providers(config, &base.clock) {
+    match api::credential_providers(config, &base.clock, objects) {
         Some(providers) => images.with_credential_providers(providers),
         None => images,
     }

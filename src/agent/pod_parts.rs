@@ -65,7 +65,7 @@ impl PodParts {
         let (volumes, drivers) = volumes::build(config, base, memory, tasks, token).await;
         let (prober, probe_results) = probes::build(base, &node.cri);
         let (name, reported) = (&restored.runtime_name, node.reported.clone());
-        let (images, changes) = images::build(config, base, name, reported);
+        let (images, changes) = images::build(config, base, &node.objects, name, reported);
         Ok(Self {
             pinning,
             pleg,

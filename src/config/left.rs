@@ -2,19 +2,18 @@
 //! source of its pod again, also after a restart of the agent.
 
 use crate::core::pod_update::LeftManifest;
-use crate::core::state::{ObjectRecord, State, Transaction};
+use crate::core::state::kinds::{self, Declared, Key, Kind};
+use crate::core::state::{State, Transaction};
 use crate::types::{PodSource, Stamp};
 
-/// Begin of the key of a source's manifests; the source follows.
-const PREFIX: &str = "leftmanifests//";
+impl Kind for Vec<LeftManifest> {
+    const DECLARED: Declared = kinds::LEFT_MANIFESTS;
+}
 
 /// Returns the recorded manifests of a source. A record that cannot be read counts as absent; the next reading of the source
 /// replaces it.
 pub(super) fn left_of(state: &State, source: PodSource) -> Vec<LeftManifest> {
-    state
-        .record::<ObjectRecord>(&key(source))
-        .and_then(|record| serde_json::from_slice(&record.data).ok())
-        .unwrap_or_default()
+    state.object(&key(source)).unwrap_or_default()
 }
 
 /// Adds to a transaction what the record of a source's manifests lacks. Without a manifest there is no record.
@@ -22,37 +21,31 @@ pub(super) fn record(
     state: &State,
     transaction: Transaction,
     source: PodSource,
-    left: &[LeftManifest],
+    left: &Vec<LeftManifest>,
     at: Stamp,
 ) -> Transaction {
     let key = key(source);
-    let known = state.record::<ObjectRecord>(&key);
+    let known = state.stored(&key);
     if left.is_empty() {
         return match known {
-            Some(_) => transaction.delete::<ObjectRecord>(key),
+            Some(_) => transaction.delete_object(&key),
             None => transaction,
         };
     }
-    let data = serde_json::json!(left).to_string().into_bytes();
-    if known.is_some_and(|record| record.data == data) {
+    if known.is_some_and(|known| known.is(left)) {
         return transaction;
     }
-    let record = ObjectRecord {
-        resource_version: String::new(),
-        encrypted: false,
-        data,
-        at,
-    };
-    transaction.put(key, record)
+    transaction.put_object(&key, left, at)
 }
 
-fn key(source: PodSource) -> String {
-    format!("{PREFIX}{}", source.as_str())
+fn key(source: PodSource) -> Key<Vec<LeftManifest>> {
+    Key::new("", source.as_str())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::core::state::ObjectRecord;
     use crate::types::BootId;
 
     fn apply(state: &mut State, transaction: &Transaction) {
@@ -68,19 +61,19 @@ mod tests {
             boottime_ms: 1,
             wall_ms: 1,
         };
-        let left = [LeftManifest {
+        let left = vec![LeftManifest {
             namespace: "ns".to_owned(),
             name: "web".to_owned(),
             origin: "/m/web.yaml".to_owned(),
             at,
         }];
         let mut state = State::default();
-        let none = record(&state, Transaction::new(), PodSource::File, &[], at);
+        let none = record(&state, Transaction::new(), PodSource::File, &Vec::new(), at);
         assert!(none.is_empty());
         let put = record(&state, Transaction::new(), PodSource::File, &left, at);
         apply(&mut state, &put);
         assert_eq!(left_of(&state, PodSource::File), left);
-        assert_eq!(left_of(&state, PodSource::Http), []);
+        assert_eq!(left_of(&state, PodSource::Http), Vec::new());
         let same = record(&state, Transaction::new(), PodSource::File, &left, at);
         assert!(same.is_empty());
         let broken = ObjectRecord {
@@ -89,12 +82,15 @@ mod tests {
             data: b"{".to_vec(),
             at,
         };
-        let broken = Transaction::new().put(key(PodSource::File), broken);
+        let broken = Transaction::new().put(
+            kinds::LEFT_MANIFESTS.key("", PodSource::File.as_str()),
+            broken,
+        );
         apply(&mut state, &broken);
-        assert_eq!(left_of(&state, PodSource::File), []);
-        let gone = record(&state, Transaction::new(), PodSource::File, &[], at);
+        assert_eq!(left_of(&state, PodSource::File), Vec::new());
+        let gone = record(&state, Transaction::new(), PodSource::File, &Vec::new(), at);
         apply(&mut state, &gone);
-        let again = record(&state, Transaction::new(), PodSource::File, &[], at);
+        let again = record(&state, Transaction::new(), PodSource::File, &Vec::new(), at);
         assert!(again.is_empty());
     }
 }

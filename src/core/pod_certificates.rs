@@ -13,11 +13,12 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use zeroize::Zeroize as _;
 
+use super::state::kinds;
 use super::trust;
 use crate::types::{PodUid, Stamp};
 
 /// Begin of the keys of [`CertificateRecord`]; `<namespace>/<pod UID>/<volume>/<index of the source>` follow.
-pub const RECORDS: &str = "podcertificates/";
+pub const RECORDS: &str = kinds::POD_CERTIFICATES.prefix;
 /// Time after the begin of refresh at which a certificate is overdue; upstream's `refreshOverdueDuration`.
 const OVERDUE: Duration = Duration::from_secs(600);
 /// Shortest use of a certificate: a clock that is ahead does not cause one request after the other.

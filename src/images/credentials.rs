@@ -5,6 +5,8 @@
 //! and has one minute to answer with a `CredentialProviderResponse`. Of the agent's environment it gets [`INHERITED`]
 //! alone. Upstream's `plugin` package, which hands the whole environment on.
 //!
+//! A program with `tokenAttributes` gets a token of the pod's service account as well (`account`).
+//!
 //! **Invariant:** answers are kept in memory only, as long as they say, and never logged.
 
 use std::collections::{BTreeMap, HashMap};
@@ -15,12 +17,15 @@ use std::process::Stdio;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use k8s_openapi::api::core::v1::Pod;
 use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt};
 use tokio::process::Command;
+use zeroize::Zeroizing;
 
+use super::account::{Given, ServiceAccounts, TokenMode};
 use super::import::Group;
-use super::keyring::{Credentials, Keyring, url_matches};
+use super::keyring::{Credentials, Keyring, ServiceAccountSource, url_matches};
 use super::provider_config::{self, EnvVar, Parsed, ProviderConfig, Refused, bad};
 use crate::kubeletconfig::parse_duration;
 use crate::types::pace::Pace;
@@ -109,6 +114,10 @@ struct Request<'a> {
     kind: &'static str,
     api_version: &'a str,
     image: &'a str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    service_account_token: Option<&'a str>,
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    service_account_annotations: &'a BTreeMap<String, String>,
 }
 
 #[derive(Deserialize)]
@@ -190,6 +199,21 @@ impl Answer {
             keep,
         })
     }
+
+    /// Checks that the token that the program was given is no password, unless it may be.
+    ///
+    /// # Errors
+    /// What to configure instead.
+    fn check_echo(&self, given: &Given) -> Result<(), String> {
+        let token = given.token.as_ref().filter(|_| !given.may_echo);
+        if token.is_some_and(|token| self.keyring.has_password(token)) {
+            return Err(
+                "it answers with the service account token as password; set tokenAttributes.cacheType to Token"
+                    .to_owned(),
+            );
+        }
+        Ok(())
+    }
 }
 
 struct Cached {
@@ -208,7 +232,9 @@ struct Provider {
     api_version: String,
     args: Vec<String>,
     env: Vec<EnvVar>,
-    /// By `image:…`, `registry:…` or `global`.
+    /// It wants a token.
+    token_mode: Option<TokenMode>,
+    /// By `image:…`, `registry:…` or `global`, and behind that the service account.
     cache: Mutex<HashMap<String, Cached>>,
     /// One run at a time: a second pull of the same registry finds the first one's answer.
     running: tokio::sync::Mutex<()>,
@@ -218,6 +244,7 @@ struct Provider {
 pub struct CredentialProviders {
     settings: CredentialSettings,
     programs: Mutex<Programs>,
+    accounts: Option<Arc<dyn ServiceAccounts>>,
     clock: Arc<dyn Clock>,
     timeout: Duration,
     pace: Pace,
@@ -254,12 +281,20 @@ impl CredentialProviders {
         let programs = Self {
             settings: settings.clone(),
             programs: Mutex::default(),
+            accounts: None,
             clock,
             timeout: TIMEOUT,
             pace: Pace::default(),
         };
         programs.take(read_config(settings));
         programs
+    }
+
+    /// Gets service accounts and their tokens from there; without, programs that need them are not run.
+    #[must_use]
+    pub fn with_accounts(mut self, accounts: Arc<dyn ServiceAccounts>) -> Self {
+        self.accounts = Some(accounts);
+        self
     }
 
     /// Says what is wrong with the configuration `text` of the file at `path`. Whether the programs are there is left out
@@ -346,9 +381,47 @@ impl CredentialProviders {
         self.known().clone()
     }
 
-    /// Credentials of every program that is for this repository, and why others have given none: for the pod, so without
-    /// what the program printed. Dropping the future kills a program that runs.
+    /// As [`Self::find`], for no pod.
+    #[cfg(test)]
     pub(super) async fn lookup(&self, repository: &str) -> (Vec<Credentials>, Vec<String>) {
+        self.find(repository, None).await
+    }
+
+    /// Returns the service accounts of `pod` for which programs of this repository are configured: the account whose token
+    /// they would get. Runs no program.
+    pub(super) async fn accounts_of(
+        &self,
+        repository: &str,
+        pod: &Pod,
+    ) -> Vec<Arc<ServiceAccountSource>> {
+        let mut found = Vec::new();
+        let programs = self.programs().await;
+        for provider in programs.providers.iter() {
+            let Some(mode) = provider.token_mode.as_ref() else {
+                continue;
+            };
+            let is_for = |pattern: &String| url_matches(pattern, repository);
+            if !provider.match_images.iter().any(is_for) {
+                continue;
+            }
+            match mode.opted_in(Some(pod), self.accounts.as_deref()).await {
+                Ok(Some((account, _))) => found.push(Arc::new(account)),
+                Ok(None) => {}
+                Err(error) => {
+                    tracing::debug!(provider = provider.name, error, "no service account");
+                }
+            }
+        }
+        found
+    }
+
+    /// Credentials of every program that is for this repository, and why others have given none: for the pod, so without
+    /// what the program printed. `pod` is the one that pulls. Dropping the future kills a program that runs.
+    pub(super) async fn find(
+        &self,
+        repository: &str,
+        pod: Option<&Pod>,
+    ) -> (Vec<Credentials>, Vec<String>) {
         let mut found = Vec::new();
         let programs = self.programs().await;
         let mut failures: Vec<String> = programs.error.into_iter().collect();
@@ -365,10 +438,20 @@ impl CredentialProviders {
             if !is_for(&provider.match_images) {
                 continue;
             }
-            match provider
-                .provide(repository, &*self.clock, self.timeout)
-                .await
-            {
+            let given = match &provider.token_mode {
+                None => Ok(Some(Given::default())),
+                Some(mode) => mode.give(pod, self.accounts.as_deref()).await,
+            };
+            let answer = match given {
+                Ok(None) => continue,
+                Ok(Some(given)) => {
+                    provider
+                        .provide(repository, &given, &*self.clock, self.timeout)
+                        .await
+                }
+                Err(what) => Err(provider.failed(repository, what, None)),
+            };
+            match answer {
                 Ok(keyring) => found.extend(keyring.lookup(repository)),
                 Err(error) => {
                     tracing::warn!(
@@ -437,11 +520,11 @@ impl Provider {
                 "matchImages is empty; name at least one registry".to_owned(),
             ));
         }
-        if config.token_attributes.is_some() {
-            return Err(in_provider(
-                "tokenAttributes is not supported; remove it".to_owned(),
-            ));
-        }
+        let token_mode = config
+            .token_attributes
+            .map(|attributes| TokenMode::new(attributes, &config.api_version))
+            .transpose()
+            .map_err(in_provider)?;
         let default_cache = parse_duration(&config.default_cache_duration)
             .map_err(|error| in_provider(format!("defaultCacheDuration: {error}")))?;
         let program = bin_dir.map_or_else(|| PathBuf::from(&name), |dir| dir.join(&name));
@@ -453,6 +536,7 @@ impl Provider {
             api_version: config.api_version,
             args: config.args.unwrap_or_default(),
             env: config.env.unwrap_or_default(),
+            token_mode,
             cache: Mutex::default(),
             running: tokio::sync::Mutex::default(),
             name,
@@ -470,34 +554,44 @@ impl Provider {
         })
     }
 
-    async fn provide(
-        &self,
-        repository: &str,
-        clock: &dyn Clock,
-        timeout: Duration,
-    ) -> Result<Arc<Keyring>, CredentialError> {
-        if let Some(keyring) = self.cached(repository, clock.now()) {
-            return Ok(keyring);
-        }
-        let _turn = self.running.lock().await;
-        if let Some(keyring) = self.cached(repository, clock.now()) {
-            return Ok(keyring);
-        }
-        let failed = |(what, said)| CredentialError::Plugin {
+    fn failed(&self, repository: &str, what: String, said: Option<Said>) -> CredentialError {
+        CredentialError::Plugin {
             name: self.name.clone(),
             image: repository.to_owned(),
             what,
             said,
-        };
-        let error = |what: String| failed((what, None));
-        let output = match tokio::time::timeout(timeout, self.run(repository)).await {
-            Ok(result) => result.map_err(failed)?,
+        }
+    }
+
+    async fn provide(
+        &self,
+        repository: &str,
+        given: &Given,
+        clock: &dyn Clock,
+        timeout: Duration,
+    ) -> Result<Arc<Keyring>, CredentialError> {
+        let cached = || self.cached(repository, &given.cache_key, clock.now());
+        if let Some(keyring) = cached() {
+            return Ok(keyring);
+        }
+        let _turn = self.running.lock().await;
+        if let Some(keyring) = cached() {
+            return Ok(keyring);
+        }
+        let error = |what: String| self.failed(repository, what, None);
+        let run = self.run(repository, given);
+        let output = match tokio::time::timeout(timeout, run).await {
+            Ok(result) => result.map_err(|(what, said)| self.failed(repository, what, said))?,
             Err(_) => return Err(error(format!("no answer within {} s", timeout.as_secs()))),
         };
         let answer = Answer::parse(&output, &self.api_version).map_err(error)?;
-        let keyring = Arc::new(answer.keyring);
+        answer.check_echo(given).map_err(error)?;
+        let keyring = Arc::new(match &given.account {
+            Some(account) => answer.keyring.of_account(account),
+            None => answer.keyring,
+        });
         self.keep(
-            cache_key(answer.cache_key_type, repository),
+            cache_key(answer.cache_key_type, repository, &given.cache_key),
             &keyring,
             answer.keep.unwrap_or(self.default_cache),
             clock.now(),
@@ -509,14 +603,21 @@ impl Provider {
     ///
     /// # Errors
     /// What went wrong, and what the program said of it.
-    async fn run(&self, repository: &str) -> Result<Vec<u8>, (String, Option<Said>)> {
+    async fn run(
+        &self,
+        repository: &str,
+        given: &Given,
+    ) -> Result<Vec<u8>, (String, Option<Said>)> {
         let unsaid = |what: String| (what, None);
         let request = Request {
             kind: "CredentialProviderRequest",
             api_version: &self.api_version,
             image: repository,
+            service_account_token: given.token.as_ref().map(|token| token.as_str()),
+            service_account_annotations: &given.annotations,
         };
         let request = serde_json::to_vec(&request).map_err(|e| unsaid(e.to_string()))?;
+        let request = Zeroizing::new(request);
         let mut child = Command::new(&self.program)
             .args(&self.args)
             .env_clear()
@@ -553,7 +654,7 @@ impl Provider {
         Ok(answer)
     }
 
-    fn cached(&self, repository: &str, now: Stamp) -> Option<Arc<Keyring>> {
+    fn cached(&self, repository: &str, account: &str, now: Stamp) -> Option<Arc<Keyring>> {
         let cache = self.cache.lock().unwrap_or_else(PoisonError::into_inner);
         [
             CacheKeyType::Image,
@@ -561,7 +662,7 @@ impl Provider {
             CacheKeyType::Global,
         ]
         .into_iter()
-        .filter_map(|kind| cache.get(&cache_key(kind, repository)))
+        .filter_map(|kind| cache.get(&cache_key(kind, repository, account)))
         .find(|c| c.is_valid(now))
         .map(|c| Arc::clone(&c.keyring))
     }
@@ -629,14 +730,19 @@ async fn read_beginning(stderr: Option<impl AsyncRead + Unpin>) -> Result<Vec<u8
     Ok(beginning)
 }
 
-fn cache_key(kind: CacheKeyType, repository: &str) -> String {
-    match kind {
+/// `account` is [`Given::cache_key`].
+fn cache_key(kind: CacheKeyType, repository: &str, account: &str) -> String {
+    let of = match kind {
         CacheKeyType::Image => format!("image:{repository}"),
         CacheKeyType::Registry => {
             let registry = repository.split('/').next().unwrap_or_default();
             format!("registry:{registry}")
         }
         CacheKeyType::Global => "global".to_owned(),
+    };
+    match account {
+        "" => of,
+        account => format!("{of} {account}"),
     }
 }
 

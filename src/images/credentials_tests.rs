@@ -165,6 +165,7 @@ async fn answers_are_kept_by_image_registry_or_for_all_as_long_as_they_say() {
 
 #[tokio::test]
 async fn a_program_that_fails_gives_nothing_and_is_asked_again() {
+    let given = Given::default();
     for script in [
         "echo hunter2; exit 3",
         "echo '{\"auth\": \"hunter2\"}'",
@@ -174,7 +175,7 @@ async fn a_program_that_fails_gives_nothing_and_is_asked_again() {
         let providers = world.providers();
         let provider = Arc::clone(&providers.known().providers[0]);
         let error = provider
-            .provide("a.registry.io/x", &*world.clock, TIMEOUT)
+            .provide("a.registry.io/x", &given, &*world.clock, TIMEOUT)
             .await
             .unwrap_err()
             .to_string();
@@ -227,17 +228,18 @@ async fn what_a_program_has_started_is_killed_with_it() {
 
 #[tokio::test]
 async fn an_answer_without_end_is_refused_and_error_output_is_drained() {
+    let given = Given::default();
     let world = World::new("yes");
     let providers = world.providers();
     let provider = Arc::clone(&providers.known().providers[0]);
-    let asked = provider.provide("a.registry.io/x", &*world.clock, TIMEOUT);
+    let asked = provider.provide("a.registry.io/x", &given, &*world.clock, TIMEOUT);
     let error = asked.await.unwrap_err().to_string();
     assert!(error.contains("more than 1048576 bytes"), "{error}");
 
     let world = World::new("echo cause >&2; yes | head -c 2000000 >&2; exit 3");
     let providers = world.providers();
     let provider = Arc::clone(&providers.known().providers[0]);
-    let asked = provider.provide("a.registry.io/x", &*world.clock, TIMEOUT);
+    let asked = provider.provide("a.registry.io/x", &given, &*world.clock, TIMEOUT);
     let error = asked.await.unwrap_err();
     let (told, logged) = (error.to_string(), causes(&error));
     assert!(told.ends_with("it ended with exit status: 3"), "{told}");
@@ -421,4 +423,135 @@ async fn what_is_missing_at_the_start_is_used_once_it_exists() {
     );
     std::fs::write(&config, later).unwrap();
     assert_eq!(providers.lookup("a.registry.io/x").await.0.len(), 1);
+}
+
+/// A service account, and a token per pod.
+struct Accounts;
+
+impl ServiceAccounts for Accounts {
+    fn facts<'a>(
+        &'a self,
+        pod: &'a Pod,
+    ) -> futures::future::BoxFuture<'a, Result<crate::objects::ServiceAccountFacts, String>> {
+        let facts = crate::objects::ServiceAccountFacts {
+            uid: "s1".to_owned(),
+            annotations: BTreeMap::from([
+                ("tenant".to_owned(), "blue".to_owned()),
+                ("other".to_owned(), "x".to_owned()),
+            ]),
+        };
+        let absent = pod.metadata.name.as_deref() == Some("orphan");
+        Box::pin(async move {
+            match absent {
+                true => Err("serviceaccounts \"robot\" not found".to_owned()),
+                false => Ok(facts),
+            }
+        })
+    }
+
+    fn token<'a>(
+        &'a self,
+        pod: &'a Pod,
+        audience: &'a str,
+    ) -> futures::future::BoxFuture<'a, Result<Zeroizing<String>, String>> {
+        let name = pod.metadata.name.clone().unwrap_or_default();
+        let token = format!("token-of-{name}-for-{audience}");
+        Box::pin(async move { Ok(Zeroizing::new(token)) })
+    }
+}
+
+fn robot(name: &str) -> Pod {
+    serde_json::from_value(serde_json::json!({
+        "metadata": {"namespace": "ns", "name": name, "uid": name},
+        "spec": {"containers": [], "serviceAccountName": "robot"},
+    }))
+    .unwrap()
+}
+
+/// The entry of the program, with a token.
+fn with_token(cache: &str) -> String {
+    let attributes = format!(
+        "tokenAttributes: {{serviceAccountTokenAudience: registry, cacheType: {cache}, requireServiceAccount: true, \
+         requiredServiceAccountAnnotationKeys: [tenant]}}"
+    );
+    provider("ann").replace("args:", &format!("{attributes}, args:"))
+}
+
+#[tokio::test]
+async fn a_program_with_token_attributes_gets_the_token_of_the_pods_service_account() {
+    let world = World::new(&answer("Registry", ""));
+    let providers = world.load(&with_token("ServiceAccount"));
+    let providers = providers.with_accounts(Arc::new(Accounts));
+    let (found, failures) = providers.find("a.registry.io/x", Some(&robot("a"))).await;
+    assert_eq!(failures, [""; 0]);
+    let request: serde_json::Value =
+        serde_json::from_slice(&std::fs::read(world.dir.path().join("request")).unwrap()).unwrap();
+    assert_eq!(
+        request,
+        serde_json::json!({
+            "kind": "CredentialProviderRequest",
+            "apiVersion": "credentialprovider.kubelet.k8s.io/v1",
+            "image": "a.registry.io/x",
+            "serviceAccountToken": "token-of-a-for-registry",
+            "serviceAccountAnnotations": {"tenant": "blue"},
+        })
+    );
+    let owner = ServiceAccountSource {
+        namespace: "ns".to_owned(),
+        name: "robot".to_owned(),
+        uid: "s1".to_owned(),
+    };
+    let source = super::super::keyring::CredentialSource::ServiceAccount(Arc::new(owner));
+    assert_eq!(found[0].source.as_ref(), Some(&source));
+
+    // Another pod of the account; one without account; the node.
+    let (found, _) = providers.find("a.registry.io/y", Some(&robot("b"))).await;
+    assert_eq!((found.len(), world.runs()), (1, 1));
+    let mut bare = robot("c");
+    bare.spec.as_mut().unwrap().service_account_name = None;
+    for pod in [Some(&bare), None] {
+        let (found, failures) = providers.find("a.registry.io/y", pod).await;
+        assert_eq!((found.len(), failures.len()), (0, 0), "{pod:?}");
+    }
+    let (found, failures) = providers
+        .find("a.registry.io/x", Some(&robot("orphan")))
+        .await;
+    assert!(found.is_empty());
+    assert!(failures[0].contains("\"robot\" not found"), "{failures:?}");
+    assert_eq!(world.runs(), 1);
+}
+
+#[tokio::test]
+async fn answers_for_a_token_serve_no_other_token() {
+    let world = World::new(&answer("Global", ""));
+    let providers = world.load(&with_token("Token"));
+    let providers = providers.with_accounts(Arc::new(Accounts));
+    for (pod, runs) in [("a", 1), ("a", 1), ("b", 2), ("a", 2)] {
+        let (found, _) = providers.find("a.registry.io/x", Some(&robot(pod))).await;
+        assert_eq!((found.len(), world.runs()), (1, runs), "{pod}");
+    }
+}
+
+#[tokio::test]
+async fn a_token_that_comes_back_as_password_must_not_be_kept_for_the_account() {
+    let echo = r#"token=$(sed 's/.*"serviceAccountToken":"\([^"]*\)".*/\1/' "$(dirname "$0")/request")
+printf '{"kind":"CredentialProviderResponse","apiVersion":"credentialprovider.kubelet.k8s.io/v1","cacheKeyType":"Image","auth":{"*.registry.io":{"username":"t","password":"%s"}}}' "$token""#;
+    for (cache, allowed) in [("Token", true), ("ServiceAccount", false)] {
+        let world = World::new(echo);
+        let providers = world.load(&with_token(cache));
+        let providers = providers.with_accounts(Arc::new(Accounts));
+        let (found, failures) = providers.find("a.registry.io/x", Some(&robot("a"))).await;
+        let passwords: Vec<_> = found.iter().map(|one| one.password.as_str()).collect();
+        match allowed {
+            true => assert_eq!(passwords, ["token-of-a-for-registry"], "{failures:?}"),
+            false => {
+                assert!(passwords.is_empty());
+                assert!(
+                    failures[0].contains("set tokenAttributes.cacheType to Token"),
+                    "{failures:?}"
+                );
+                assert!(!failures[0].contains("token-of-a"), "{failures:?}");
+            }
+        }
+    }
 }

@@ -276,7 +276,7 @@ impl ImageManager {
         };
         let stand_in = match inputs.ran_with {
             Some(ran_with) => {
-                self.stand_in(ran_with, &image, &credentials, service, store)
+                self.stand_in(ran_with, &image, &credentials, (service, store), report)
                     .await
             }
             None => None,
@@ -355,14 +355,19 @@ impl ImageManager {
         ran_with: &str,
         image: &str,
         credentials: &[Credentials],
-        service: &S,
-        store: &Store,
+        (service, store): (&S, &Store),
+        report: &Reporter<'_>,
     ) -> Option<StandIn> {
         let found = self.sound(ran_with, image, service, store).await?;
         let permission = self.records.permission(&store.snapshot(), image, &found.id);
         let changed = match permission {
             Permission::Granted => None,
             Permission::MustPull => return None,
+            Permission::ByCredentials(record)
+                if self.is_account_known(image, &record, report).await =>
+            {
+                None
+            }
             Permission::ByCredentials(record) => record.grants(image, credentials)?,
         };
         Some(StandIn {

@@ -27,8 +27,28 @@ pub struct Credentials {
     pub username: String,
     /// Password.
     pub password: String,
-    /// The pull secret they are of; `None` = they are the node's.
-    pub source: Option<Arc<SecretSource>>,
+    /// Their owner; `None` = they are the node's.
+    pub source: Option<CredentialSource>,
+}
+
+/// Owner of credentials that are not the node's.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum CredentialSource {
+    /// A pull secret holds them.
+    Secret(Arc<SecretSource>),
+    /// A program gave them for a token of this service account.
+    ServiceAccount(Arc<ServiceAccountSource>),
+}
+
+/// A service account. Upstream: `ServiceAccountCoordinates`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ServiceAccountSource {
+    /// Its namespace.
+    pub namespace: String,
+    /// Its name.
+    pub name: String,
+    /// Its UID.
+    pub uid: String,
 }
 
 /// A pull secret.
@@ -236,7 +256,7 @@ impl Keyring {
             uid: metadata.uid.clone().unwrap_or_default(),
         });
         for (registry, mut credentials) in decoded.logins {
-            credentials.source = Some(Arc::clone(&source));
+            credentials.source = Some(CredentialSource::Secret(Arc::clone(&source)));
             self.add(&registry, credentials);
         }
         Ok(decoded.left_out)
@@ -267,6 +287,21 @@ impl Keyring {
         self.entries.push((entry_key(registry), credentials));
         // Stable: of one key, the first added comes first.
         self.entries.sort_by(|a, b| b.0.cmp(&a.0));
+    }
+
+    /// Returns whether a text is one of the passwords.
+    pub(super) fn has_password(&self, text: &str) -> bool {
+        self.entries.iter().any(|(_, one)| one.password == text)
+    }
+
+    /// Returns the same credentials as those of a service account.
+    #[must_use]
+    pub(super) fn of_account(mut self, account: &Arc<ServiceAccountSource>) -> Self {
+        for (_, credentials) in &mut self.entries {
+            let source = CredentialSource::ServiceAccount(Arc::clone(account));
+            credentials.source = Some(source);
+        }
+        self
     }
 
     /// Credentials for a repository (without tag), the most specific first; upstream's `Lookup`.

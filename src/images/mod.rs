@@ -19,6 +19,7 @@
 //! **Invariant:** that an image is whole is on the disk after its files, and before a pod that waited for its pull gets
 //! it. A suspect is removed only while sources of all its names answer.
 
+mod account;
 mod archive;
 mod collect;
 mod credentials;
@@ -52,6 +53,7 @@ use k8s_cri::v1;
 use k8s_openapi::api::core::v1::{Container, ImageVolumeSource, Pod};
 use tokio::sync::Semaphore;
 
+pub use account::ServiceAccounts;
 pub use archive::{ArchiveError, images_in};
 pub use collect::{CollectError, Collection, KnowsPods, WantedImages, images_named};
 pub use credentials::{CredentialError, CredentialProviders, CredentialSettings};
@@ -59,7 +61,9 @@ pub use error::{ImageError, ImageErrorReason};
 pub use files::{archive_of, qualified};
 pub use import::{ImportError, Importer, RuntimeTool};
 pub use inputs::{PullInputs, PullSecrets};
-pub use keyring::{Credentials, Keyring, KeyringError, SecretSource};
+pub use keyring::{
+    CredentialSource, Credentials, Keyring, KeyringError, SecretSource, ServiceAccountSource,
+};
 pub use node_login::NodeLogins;
 pub use prune::prune;
 pub use pulls::ImageConfig;
@@ -638,6 +642,11 @@ impl ImageManager {
                 let granted = match self.records.permission(&seen, &image, &found.id) {
                     Permission::Granted => Some(None),
                     Permission::MustPull => None,
+                    Permission::ByCredentials(record)
+                        if self.is_account_known(&image, &record, report).await =>
+                    {
+                        Some(None)
+                    }
                     Permission::ByCredentials(record) => {
                         let shown = match credentials.take() {
                             Some(shown) => shown,
@@ -691,6 +700,27 @@ impl ImageManager {
             .await
     }
 
+    /// Returns whether the image was pulled for the service account of the pod. Runs no program: it would need a registry that may
+    /// be away.
+    async fn is_account_known(
+        &self,
+        image: &str,
+        record: &records::PulledImage,
+        report: &Reporter<'_>,
+    ) -> bool {
+        let (Some(pod), Some(providers)) = (report.pod, &self.providers) else {
+            return false;
+        };
+        if !record.has_accounts(image) {
+            return false;
+        }
+        let repository = keyring::repository(image);
+        let accounts = providers.accounts_of(&repository, pod).await;
+        accounts
+            .iter()
+            .any(|account| record.grants_account(image, account))
+    }
+
     /// What the pull secrets, the programs and the node's own logins have for an image, in this order; upstream's
     /// `MakeDockerKeyring`. A secret that cannot be used is left out; a pull that fails reports it.
     async fn credentials(
@@ -703,7 +733,7 @@ impl ImageManager {
         let repository = keyring::repository(image);
         let mut found = keyring.lookup(&repository);
         if let Some(providers) = &self.providers {
-            let (answers, failures) = providers.lookup(&repository).await;
+            let (answers, failures) = providers.find(&repository, report.pod).await;
             found.extend(answers);
             for failure in failures {
                 report.warning(

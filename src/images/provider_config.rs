@@ -37,7 +37,18 @@ pub(super) struct ProviderConfig {
     #[serde(default)]
     pub(super) env: Option<Vec<EnvVar>>,
     #[serde(default)]
-    pub(super) token_attributes: Option<Value>,
+    pub(super) token_attributes: Option<TokenAttributes>,
+}
+
+/// `tokenAttributes`: the program gets a token of the pod's service account.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub(super) struct TokenAttributes {
+    pub(super) service_account_token_audience: String,
+    pub(super) cache_type: String,
+    pub(super) require_service_account: Option<bool>,
+    pub(super) required_service_account_annotation_keys: Vec<String>,
+    pub(super) optional_service_account_annotation_keys: Vec<String>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]

@@ -1,4 +1,5 @@
-//! Who may use an image that is on the node: records of pulls and of the credentials they were made with;
+//! Who may use an image that is on the node: records of pulls and of the credentials they were made with, by secret or
+//! by service account;
 //! upstream's `pullmanager`.
 //!
 //! Kept in the table of objects: `imagepullintents//<hash of the name>` while a pull is under way,
@@ -20,7 +21,7 @@ use sha2::{Digest, Sha256};
 
 use super::ImageService;
 use super::files;
-use super::keyring::{self, Credentials};
+use super::keyring::{self, CredentialSource, Credentials, SecretSource, ServiceAccountSource};
 use crate::core::images::{self, Presence};
 use crate::core::state::kinds::{self, Declared, Key, Kind};
 use crate::core::state::{State, Transaction};
@@ -30,6 +31,8 @@ use crate::types::{PodUid, Stamp};
 
 /// From so many secrets of one image on, a match is not added to them.
 const MOST_SECRETS: usize = 100;
+/// Most service accounts of one image; the oldest are dropped, and their pods pull again.
+const MOST_ACCOUNTS: usize = 100;
 /// Most of an error that is kept.
 const MOST_ERROR: usize = 2048;
 /// Hashing a password so often makes guessing it from a copy of the store slow.
@@ -81,6 +84,15 @@ struct Access {
     /// It was pulled without a pod's credentials.
     node_pods_accessible: bool,
     secrets: Vec<SecretAccess>,
+    /// Service accounts for whose tokens a program gave the credentials. An agent that does not know them lets their pods
+    /// pull.
+    service_accounts: Vec<AccountAccess>,
+}
+
+impl Access {
+    fn is_nobodys(&self) -> bool {
+        self.secrets.is_empty() && self.service_accounts.is_empty()
+    }
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -90,6 +102,31 @@ struct SecretAccess {
     name: String,
     uid: String,
     credential_hash: String,
+}
+
+/// Upstream: `ImagePullServiceAccount`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct AccountAccess {
+    namespace: String,
+    name: String,
+    uid: String,
+}
+
+impl AccountAccess {
+    fn of(source: &ServiceAccountSource) -> Self {
+        Self {
+            namespace: source.namespace.clone(),
+            name: source.name.clone(),
+            uid: source.uid.clone(),
+        }
+    }
+}
+
+impl SecretAccess {
+    fn is_of(&self, source: &SecretSource) -> bool {
+        (&self.namespace, &self.name, &self.uid) == (&source.namespace, &source.name, &source.uid)
+    }
 }
 
 #[derive(Serialize, Deserialize)]
@@ -155,7 +192,7 @@ impl Recorded {
         };
         match record.credential_mapping.get(&keyring::repository(image)) {
             Some(access) if access.node_pods_accessible => Self::EveryPod,
-            Some(access) if !access.secrets.is_empty() => Self::ByCredentials(record),
+            Some(access) if !access.is_nobodys() => Self::ByCredentials(record),
             _ => Self::NoPod,
         }
     }
@@ -390,8 +427,8 @@ impl PulledImage {
         hex(&hash)
     }
 
-    /// Whether one of these credentials is of a secret it was pulled with, or the same as such. What has a new
-    /// secret or new content comes back as the record to be written.
+    /// Whether one of these credentials is of a secret or service account it was pulled with, or the same as those of such a
+    /// secret. What has a new secret or new content comes back as the record to be written.
     pub(super) fn grants(
         &self,
         image: &str,
@@ -399,14 +436,18 @@ impl PulledImage {
     ) -> Option<Option<PulledImage>> {
         let access = self.credential_mapping.get(&keyring::repository(image))?;
         for one in credentials {
-            let Some(source) = one.source.as_deref() else {
-                continue;
+            let source = match &one.source {
+                Some(CredentialSource::Secret(source)) => source.as_ref(),
+                Some(CredentialSource::ServiceAccount(account))
+                    if self.grants_account(image, account) =>
+                {
+                    return Some(None);
+                }
+                // Whoever has the same content for another account must show it to the registry.
+                Some(CredentialSource::ServiceAccount(_)) | None => continue,
             };
             let hash = self.hash(one);
-            let is_source = |s: &&SecretAccess| {
-                (&s.namespace, &s.name, &s.uid) == (&source.namespace, &source.name, &source.uid)
-            };
-            let known = access.secrets.iter().find(is_source);
+            let known = access.secrets.iter().find(|s| s.is_of(source));
             if known.is_some_and(|s| s.credential_hash == hash) {
                 return Some(None);
             }
@@ -419,33 +460,52 @@ impl PulledImage {
         None
     }
 
+    /// Returns whether a program gave the credentials of a pull for some service account.
+    pub(super) fn has_accounts(&self, image: &str) -> bool {
+        let access = self.credential_mapping.get(&keyring::repository(image));
+        access.is_some_and(|access| !access.service_accounts.is_empty())
+    }
+
+    /// Returns whether it was pulled for this service account.
+    pub(super) fn grants_account(&self, image: &str, account: &ServiceAccountSource) -> bool {
+        let access = self.credential_mapping.get(&keyring::repository(image));
+        let account = AccountAccess::of(account);
+        access.is_some_and(|access| access.service_accounts.contains(&account))
+    }
+
     /// With the credentials of a pull added; `None` = it was pulled without any.
     fn with(&self, image: &str, used: Option<&Credentials>) -> Self {
         let mut next = self.clone();
-        let hashed = used.map(|c| (c.source.as_deref(), self.hash(c)));
         let access = next
             .credential_mapping
             .entry(keyring::repository(image))
             .or_default();
-        match hashed {
+        let source = used.and_then(|used| Some((used.source.as_ref()?, used)));
+        match source {
             _ if access.node_pods_accessible => {}
-            Some((Some(source), credential_hash)) => {
-                access.secrets.retain(|s| {
-                    (&s.namespace, &s.name, &s.uid)
-                        != (&source.namespace, &source.name, &source.uid)
-                });
+            Some((CredentialSource::Secret(source), used)) => {
+                access.secrets.retain(|s| !s.is_of(source));
                 access.secrets.push(SecretAccess {
                     namespace: source.namespace.clone(),
                     name: source.name.clone(),
                     uid: source.uid.clone(),
-                    credential_hash,
+                    credential_hash: self.hash(used),
                 });
             }
+            Some((CredentialSource::ServiceAccount(account), _)) => {
+                let account = AccountAccess::of(account);
+                let accounts = &mut access.service_accounts;
+                // A new account of the same name takes the place of the deleted one.
+                accounts.retain(|a| (&a.namespace, &a.name) != (&account.namespace, &account.name));
+                let excess = (accounts.len() + 1).saturating_sub(MOST_ACCOUNTS);
+                accounts.drain(..excess);
+                accounts.push(account);
+            }
             // The node's own credentials serve every pod of it.
-            _ => {
+            None => {
                 *access = Access {
                     node_pods_accessible: true,
-                    secrets: Vec::new(),
+                    ..Access::default()
                 }
             }
         }

@@ -13,10 +13,11 @@ use super::cache::Trouble;
 use super::context::Context;
 use super::{ObjectError, tokens};
 use crate::apiserver::Reachability;
+use crate::core::state::kinds;
 use crate::types::PodExt as _;
 
 /// Begin of the keys of records.
-pub(super) const RECORDS: &str = "serviceaccounts/";
+pub(super) const RECORDS: &str = kinds::SERVICE_ACCOUNTS.prefix;
 /// Time that the API server has to answer.
 const DEADLINE: Duration = Duration::from_secs(5);
 

@@ -1,6 +1,7 @@
 use serde_json::json;
 
 use super::*;
+use crate::core::state::{Durability, ObjectRecord};
 use crate::core::testkit::*;
 use crate::types::runtime::ContainerStatus;
 

@@ -124,7 +124,11 @@ kinds! {
     NODES = "nodes": Api, Owner::Node, Relaxed, Absent;
     /// Tokens of service accounts, encrypted: `<namespace>/<pod UID>/<hash>`.
     TOKENS = "tokens": Api, Owner::Pod(Part::Name), Relaxed, Absent;
+    /// Service accounts whose tokens credential providers get, by namespace and name.
+    SERVICE_ACCOUNTS = "serviceaccounts": Api, Owner::Other, Relaxed, Absent;
 
+    /// Keys and certificates of a pod, encrypted: `<namespace>/<pod UID>/<volume>/<index>`.
+    POD_CERTIFICATES = "podcertificates": Own, Owner::Pod(Part::Name), Durable, Absent;
     /// Devices of a pod's containers: `<namespace>/<pod UID>`.
     DEVICE_ALLOCATIONS = "deviceallocations": Own, Owner::Pod(Part::Name), Durable, Unknown;
     /// Resources last sent to the runtime: `<namespace>/<pod UID>`. The record `/turn` is of no pod.
@@ -185,6 +189,8 @@ kinds! {
     NODE_STATUS = "nodestatus": Own, Owner::Node, Relaxed, Absent;
     /// Files whose pod is not used, by source.
     SOURCE_CONFLICTS = "sourceconflicts": Own, Owner::Node, Relaxed, Absent;
+    /// Manifests that went away a moment ago, by source.
+    LEFT_MANIFESTS = "leftmanifests": Own, Owner::Node, Relaxed, Absent;
     /// The newest list of pods of the API server: `/pods`.
     API_SOURCE = "apisource": Own, Owner::Node, Relaxed, Absent;
     /// Position in the kernel log: `/position`.

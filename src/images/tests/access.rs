@@ -414,3 +414,108 @@ async fn a_record_that_cannot_be_read_grants_nothing() {
     );
     assert_eq!(outcome(&world, "d", "IfNotPresent", &bob).await, (None, 3));
 }
+
+/// Accounts whose token is their name.
+struct Accounts;
+
+impl ServiceAccounts for Accounts {
+    fn facts<'a>(
+        &'a self,
+        pod: &'a Pod,
+    ) -> futures::future::BoxFuture<'a, Result<crate::objects::ServiceAccountFacts, String>> {
+        let name = pod.spec_ref().service_account_name.clone();
+        let facts = crate::objects::ServiceAccountFacts {
+            uid: format!("uid-of-{}", name.unwrap_or_default()),
+            ..Default::default()
+        };
+        Box::pin(async move { Ok(facts) })
+    }
+
+    fn token<'a>(
+        &'a self,
+        pod: &'a Pod,
+        _: &'a str,
+    ) -> futures::future::BoxFuture<'a, Result<zeroize::Zeroizing<String>, String>> {
+        let name = pod.spec_ref().service_account_name.clone();
+        Box::pin(async move { Ok(zeroize::Zeroizing::new(name.unwrap_or_default())) })
+    }
+}
+
+/// A program that gives bob's credentials for a token of `robot`, and eve's for any other.
+fn program(dir: &std::path::Path) -> CredentialSettings {
+    use std::os::unix::fs::PermissionsExt;
+    let settings = CredentialSettings {
+        config: dir.join("config.yaml"),
+        bin_dir: dir.to_owned(),
+    };
+    std::fs::write(
+        &settings.config,
+        "apiVersion: kubelet.config.k8s.io/v1\nkind: CredentialProviderConfig\nproviders:\n\
+         - {name: helper, apiVersion: credentialprovider.kubelet.k8s.io/v1, defaultCacheDuration: 0s, matchImages: [r.io],\n\
+         \x20  tokenAttributes: {serviceAccountTokenAudience: a, cacheType: Token, requireServiceAccount: true}}\n",
+    )
+    .unwrap();
+    let program = dir.join("helper");
+    let text = r#"#!/bin/sh
+user=eve
+grep -q '"serviceAccountToken":"robot"' && user=bob
+printf '{"kind":"CredentialProviderResponse","apiVersion":"credentialprovider.kubelet.k8s.io/v1","cacheKeyType":"Image","auth":{"r.io":{"username":"%s","password":"hunter2"}}}' "$user"
+"#;
+    std::fs::write(&program, text).unwrap();
+    std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).unwrap();
+    settings
+}
+
+#[tokio::test]
+async fn an_image_pulled_for_a_service_account_is_for_its_pods_alone() {
+    use ImageErrorReason::ErrImagePull;
+    let mut world = default_policy();
+    let dir = tempfile::tempdir().unwrap();
+    let settings = program(dir.path());
+    let providers = CredentialProviders::load(&settings, world.clock.clone());
+    let providers = Arc::new(providers.with_accounts(Arc::new(Accounts)));
+    let policy = ImageVerification::NeverVerifyPreloadedImages;
+    world.manager =
+        Arc::new(manager(&world, policy, &[]).with_credential_providers(Arc::clone(&providers)));
+    let none = PullSecrets::default();
+    let ensure = async |world: &World, uid: &str, account: Option<&str>| {
+        let mut pod = pod(uid, IMAGE, "IfNotPresent");
+        pod.spec.as_mut().unwrap().service_account_name = account.map(str::to_owned);
+        let result = world.ensure_with(&pod, &none).await;
+        (result.err().map(|e| e.reason), world.pulls())
+    };
+    assert_eq!(ensure(&world, "a", Some("robot")).await, (None, 1));
+    assert_eq!(ensure(&world, "b", Some("robot")).await, (None, 1));
+    assert_eq!(
+        ensure(&world, "c", Some("other")).await,
+        (Some(ErrImagePull), 2),
+        "another account must show that it may have it"
+    );
+    assert_eq!(ensure(&world, "d", None).await, (Some(ErrImagePull), 3));
+    let records = objects(&world);
+    let record = records
+        .iter()
+        .find(|(key, _)| key.starts_with("imagepulls//"));
+    let (key, text) = record.unwrap();
+    assert!(text.contains("uid-of-robot"), "{text}");
+    assert!(!text.contains("\"nodePodsAccessible\":true"), "{text}");
+
+    // A new agent, whose program is gone: nothing but the account decides.
+    std::fs::remove_file(dir.path().join("helper")).unwrap();
+    let restarted = Arc::new(manager(&world, policy, &[]).with_credential_providers(providers));
+    world.manager = restarted;
+    assert_eq!(ensure(&world, "e", Some("robot")).await, (None, 3));
+
+    // The record as an older agent leaves it: nobody gets the image without a pull.
+    let mut older: serde_json::Value = serde_json::from_str(text).unwrap();
+    let access = &mut older["credentialMapping"]["r.io/team/app"];
+    let accounts = access.as_object_mut().unwrap();
+    assert!(accounts.shift_remove("serviceAccounts").is_some());
+    let older = ObjectRecord::own(&older, world.clock.now());
+    let transaction = Transaction::new().put(key, older);
+    world.store.commit(transaction).await.unwrap();
+    assert_eq!(
+        ensure(&world, "f", Some("robot")).await,
+        (Some(ErrImagePull), 4)
+    );
+}

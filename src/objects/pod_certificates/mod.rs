@@ -216,10 +216,7 @@ impl Entry {
     async fn put(&self, ctx: &Context, record: CertificateRecord) -> Result<(), String> {
         if let Some(object) = ctx.record_of(&self.record_key, "", &record, true) {
             let transaction = Transaction::new().put(&self.record_key, object);
-            let done = match ctx.store.commit(transaction).await {
-                Ok(_) => ctx.store.sync().await,
-                Err(error) => Err(error),
-            };
+            let done = ctx.store.commit(transaction).await;
             done.map_err(|error| format!("record the certificate: {}", causes(&error)))?;
         }
         lock(&self.state).record = record;

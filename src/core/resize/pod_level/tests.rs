@@ -9,7 +9,7 @@ use crate::core::resize::{
     Change, Decision, ERROR, ResizeRecord, changes, decide, is_wanted, of_pinned, view,
     with_allocation,
 };
-use crate::core::state::{ObjectRecord, State, Transaction};
+use crate::core::state::{State, Transaction};
 
 fn pod(resources: Value, containers: Value) -> Pod {
     serde_json::from_value(json!({
@@ -296,7 +296,7 @@ fn what_was_in_force_is_added_to_a_record_and_never_changed() {
     let mut state = State::default();
     let key = crate::core::resize::resize_key(&pod);
     let now = crate::core::testkit::at(1);
-    let put = Transaction::new().put::<ObjectRecord>(key, record.to_object(now));
+    let put = Transaction::new().put_object(&key, &record, now);
     for mutation in &put.mutations {
         state.apply(mutation, 1);
     }
