@@ -17,6 +17,8 @@
 mod cgroups;
 #[path = "machine/clock.rs"]
 mod clock;
+#[path = "machine/damage.rs"]
+mod damage;
 #[path = "machine/images.rs"]
 mod images;
 #[path = "machine/kubeadm.rs"]
@@ -25,6 +27,8 @@ mod kubeadm;
 mod late;
 #[path = "machine/node.rs"]
 mod node;
+#[path = "machine/numa.rs"]
+mod numa;
 #[path = "machine/package.rs"]
 mod package;
 #[path = "machine/power.rs"]
@@ -33,6 +37,8 @@ mod power;
 mod pressure;
 #[path = "machine/reboot.rs"]
 mod reboot;
+#[path = "machine/registry.rs"]
+mod registry;
 #[path = "machine/remote.rs"]
 mod remote;
 #[path = "machine/restart.rs"]

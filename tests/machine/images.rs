@@ -6,10 +6,8 @@ use holdfast_testkit::exploration::is_whole;
 use holdfast_testkit::machine::write_log::{Loss, Replay, WriteLog};
 use holdfast_testkit::machine::{Base, Machine, Spec};
 
-use super::node::{CrashDir, IMAGE, Node, PATIENCE, SLEEP, pod, rows};
+use super::node::{CrashDir, IMAGE, Node, PATIENCE, PRELOAD, SLEEP, pod, rows};
 
-/// Where archives are imported from.
-const PRELOAD: &str = "/var/lib/holdfast/images";
 /// Removes every image with its layers: the archive holds all that the machine needs.
 const REMOVE_ALL: &str =
     "ctr -n k8s.io images ls -q | xargs -r ctr -n k8s.io images rm --sync >/dev/null";

@@ -1,60 +1,55 @@
 //! A disk that is mounted late, or not at all in one boot: nothing on it is forgotten.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde_json::json;
 
-use super::node::{Node, SLEEP, pod, rows};
-
-/// The disk with the agent's root directory.
-const DISK: &str = "/var/rootdisk.img";
-const MOUNT: &str = "mount -o loop /var/rootdisk.img /var/lib/kubelet";
+use super::node::{MOUNT_ROOT_DISK, Node, PATIENCE, SLEEP, noting};
 
 /// Mounts the disk as many seconds after the boot as `/etc/late` says, or not at all. Nothing is ordered after it, as with
 /// `nofail` or a script of the operator's.
+const SCRIPT: &str = "#!/bin/sh
+late=$(cat /etc/late)
+[ $late != never ] || exit 0
+sleep $late
+exec mount -o loop /var/rootdisk.img /var/lib/kubelet
+";
 const UNIT: &str = "[Unit]
 Description=The disk with the root directory
 [Service]
-Type=oneshot
+ExecStart=/bin/sh /root/late.sh
 RemainAfterExit=yes
-ExecStart=/bin/sh -c 'late=$(cat /etc/late); [ $late = never ] || { sleep $late; exec mount -o loop /var/rootdisk.img /var/lib/kubelet; }'
-TimeoutStartSec=300
 [Install]
 WantedBy=multi-user.target
 ";
+/// The agent waits for the disk, and says so.
+const WAITS: &str = "journalctl -u holdfast -b --no-pager -o cat | grep 'waiting for the file system' | grep -q /var/lib/kubelet";
+const IS_MOUNTED: &str = "mountpoint -q /var/lib/kubelet";
+/// Longer than the disk of a boot is late.
+const LATEST: Duration = Duration::from_secs(300);
 
-/// A pod that writes a line to a file of the machine with each start.
-fn noting(name: &str, policy: &str, end: &str) -> serde_json::Value {
-    let mut pod = pod(
-        name,
-        policy,
-        &format!("echo started >>/data/{name}; sync; {end}"),
-    );
-    pod["spec"]["volumes"] = json!([
-        {"name": "data", "hostPath": {"path": "/data", "type": "DirectoryOrCreate"}},
-        {"name": "scratch", "emptyDir": {}},
-    ]);
-    pod["spec"]["containers"][0]["volumeMounts"] = json!([
-        {"name": "data", "mountPath": "/data"},
-        {"name": "scratch", "mountPath": "/scratch"},
-    ]);
-    pod
-}
-
-fn starts(node: &mut Node, pod: &str) -> usize {
-    let count = node.sh(&format!("grep -c started /data/{pod} || true"));
-    count.parse().unwrap()
+/// As long as the disk is not mounted, `pod` does not start another time: looked at for `time`, or until the disk is mounted.
+fn waits_for_its_disk(node: &mut Node, pod: &str, starts: usize, time: Duration) {
+    let deadline = Instant::now() + time;
+    while Instant::now() < deadline {
+        // Counted before it is seen that the disk is still missing.
+        let count = node.starts(pod);
+        if node.machine.run(IS_MOUNTED).unwrap().code == 0 {
+            return;
+        }
+        assert_eq!(count, starts, "{pod} has started without its disk");
+        std::thread::sleep(Duration::from_secs(1));
+    }
 }
 
 /// The pods are as they were: one has ended with 7 and never runs again, the other runs, for the `nth` time.
 fn is_as_before(node: &mut Node, nth: usize) {
+    node.wait_starts("stays", nth, LATEST);
     node.eventually("the agent is ready", "systemctl is-active --quiet holdfast");
     node.wait_running("stays");
-    assert_eq!(starts(node, "stays"), nth);
-    assert_eq!(starts(node, "once"), 1);
-    let all = rows(&mut node.machine, "containers").unwrap();
-    let once = all.iter().find(|row| row["name"] == "once-vmnode");
-    let once = once.expect("it is on record");
+    assert_eq!(node.starts("stays"), nth);
+    assert_eq!(node.starts("once"), 1);
+    let once = node.container("once");
     assert_eq!(once["lastExit"]["exitCode"], 7, "{once}");
     // A store that was set aside is a store that was forgotten.
     assert_eq!(
@@ -66,41 +61,41 @@ fn is_as_before(node: &mut Node, nth: usize) {
 #[test]
 fn a_root_directory_that_is_mounted_late_is_waited_for_and_nothing_is_forgotten() {
     let mut node = Node::installed();
+    node.make_root_disk("");
     node.sh(&format!(
-        "set -e\ntruncate -s 300M {DISK}\nmkfs.ext4 -q {DISK}\nmkdir -p /var/lib/kubelet\necho 0 >/etc/late\n\
+        "set -e\necho 0 >/etc/late\n\
+         cat >/root/late.sh <<'END_OF_FILE'\n{SCRIPT}END_OF_FILE\n\
          cat >/etc/systemd/system/late-root.service <<'END_OF_FILE'\n{UNIT}END_OF_FILE\n\
-         systemctl enable -q late-root\nsystemctl start late-root"
+         systemctl enable -q late-root\n{MOUNT_ROOT_DISK}"
     ));
     node.start();
     node.manifest(&noting("once", "Never", "exit 7"));
-    node.manifest(&noting("stays", "Always", SLEEP));
-    node.wait_running("stays");
-    node.eventually(
-        "the other has ended",
-        "holdfast dump containers -o json 2>/dev/null | grep -q '\"exitCode\": *7'",
-    );
+    // Its volume is on the disk.
+    let mut stays = noting("stays", "Always", SLEEP);
+    let spec = &mut stays["spec"];
+    let scratch = json!({"name": "scratch", "emptyDir": {}});
+    spec["volumes"].as_array_mut().unwrap().push(scratch);
+    let mount = json!({"name": "scratch", "mountPath": "/scratch"});
+    let mounts = &mut spec["containers"][0]["volumeMounts"];
+    mounts.as_array_mut().unwrap().push(mount);
+    node.manifest(&stays);
+    node.wait_starts("stays", 1, PATIENCE);
+    node.wait_exit("once", 7);
 
-    // A minute late, not at all, and in time again.
-    for (nth, late) in [(2, "60"), (3, "never"), (4, "0")] {
+    // A minute and a half late, not at all, and in time again. The machine does not count as up while the agent waits.
+    for (nth, late) in [(2, "90"), (3, "never"), (4, "0")] {
         node.sh(&format!("echo {late} >/etc/late; sync"));
-        node.machine.send("sync; reboot -f").unwrap();
-        node.machine.rebooted().unwrap();
+        node.reboot_at_once();
         if late != "0" {
-            std::thread::sleep(Duration::from_secs(20));
-            assert_eq!(
-                starts(&mut node, "stays"),
-                nth - 1,
-                "{late}: started without its disk"
+            node.eventually(
+                "the agent waits",
+                &format!("{WAITS} || {{ test {late} = 90 && {IS_MOUNTED}; }}"),
             );
-            assert_eq!(starts(&mut node, "once"), 1, "{late}");
-            let log = node.sh("journalctl -u holdfast -b --no-pager -o cat");
-            assert!(
-                log.contains("/var/lib/kubelet"),
-                "{late}: nothing is said:\n{log}"
-            );
+            waits_for_its_disk(&mut node, "stays", nth - 1, Duration::from_secs(20));
+            assert_eq!(node.starts("once"), 1, "{late}");
         }
         if late == "never" {
-            node.sh(MOUNT);
+            node.sh(MOUNT_ROOT_DISK);
         }
         is_as_before(&mut node, nth);
     }

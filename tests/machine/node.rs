@@ -7,12 +7,17 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use holdfast_testkit::fixture::{self, Fixture};
-use holdfast_testkit::machine::{Base, Machine, Snapshot, Spec, payload};
-use serde_json::Value;
+use holdfast_testkit::machine::{Base, Disk, Machine, Snapshot, Spec, payload};
+use serde_json::{Value, json};
 
 /// Eight times what a pod takes to run on a quiet machine.
 pub const PATIENCE: Duration = Duration::from_secs(120);
 pub const IMAGE: &str = "holdfast.local/busybox:1";
+
+/// Where archives are imported from.
+pub const PRELOAD: &str = "/var/lib/holdfast/images";
+/// Mounts the disk that [`Node::make_root_disk`] makes.
+pub const MOUNT_ROOT_DISK: &str = "mount -o loop /var/rootdisk.img /var/lib/kubelet";
 
 /// The package under test, which is installed, in the machine.
 pub const PACKAGE: &str = "/root/payload/holdfast.deb";
@@ -79,6 +84,8 @@ impl Drop for CrashDir {
 /// A machine with a node on it.
 pub struct Node {
     pub machine: Machine,
+    base: Base,
+    disk: Disk,
     /// The disk of this machine, and what else it needs on the host.
     _dir: tempfile::TempDir,
     /// The machine that it began as.
@@ -93,6 +100,24 @@ impl Node {
 
     /// The same, with changes of what the machine is made of: those that a snapshot allows.
     pub fn with(change: impl FnOnce(&mut Spec)) -> Self {
+        Self::switched_on(change, |base, snapshot, spec| {
+            Machine::resume(base, snapshot, spec).unwrap()
+        })
+    }
+
+    /// A machine with the disk of [`Self::installed`] that boots, so that it may have other processors and memory than a
+    /// snapshot. Its agent starts with it.
+    pub fn booted(change: impl FnOnce(&mut Spec)) -> Self {
+        let mut node =
+            Self::switched_on(change, |base, _, spec| Machine::boot(base, spec).unwrap());
+        node.machine.wait_until_up().unwrap();
+        node
+    }
+
+    fn switched_on(
+        change: impl FnOnce(&mut Spec),
+        start: impl FnOnce(&Base, &Snapshot, &Spec) -> Machine,
+    ) -> Self {
         let base = Base::provide().unwrap();
         let installed = with_package(&base);
         let snapshot = Snapshot::in_dir(installed.path());
@@ -100,12 +125,30 @@ impl Node {
         let disk = snapshot.disk().overlay(&dir.path().join("disk")).unwrap();
         let mut spec = Spec::new(disk);
         change(&mut spec);
-        let machine = Machine::resume(&base, &snapshot, &spec).unwrap();
+        let machine = start(&base, &snapshot, &spec);
         Self {
             machine,
+            base,
+            disk: spec.disk,
             _dir: dir,
             _installed: installed,
         }
+    }
+
+    /// Switches the machine off and boots another one with its disk.
+    pub fn boot_as(&mut self, change: impl FnOnce(&mut Spec)) {
+        self.machine.send("sync; poweroff -f").unwrap();
+        self.machine.powered_off().unwrap();
+        let mut spec = Spec::new(self.disk.clone());
+        change(&mut spec);
+        self.machine = Machine::boot(&self.base, &spec).unwrap();
+        self.machine.wait_until_up().unwrap();
+    }
+
+    /// Cuts the machine off without an end of its services, and waits until it takes commands again.
+    pub fn reboot_at_once(&mut self) {
+        self.machine.send("sync; reboot -f").unwrap();
+        self.machine.switched_on().unwrap();
     }
 
     /// [`Self::installed`], and the agent has started.
@@ -113,6 +156,73 @@ impl Node {
         let mut node = Self::installed();
         node.start();
         node
+    }
+
+    /// Makes the disk of the root directory, a file of 160 MiB with a file system made with these options.
+    pub fn make_root_disk(&mut self, options: &str) {
+        self.sh(&format!(
+            "set -e\ntruncate -s 160M /var/rootdisk.img\nmkfs.ext4 -q {options} /var/rootdisk.img\nmkdir -p /var/lib/kubelet"
+        ));
+    }
+
+    /// Copies the archive with the images of the machine to where the agent imports it from.
+    pub fn preload(&mut self) {
+        self.sh(&format!(
+            "mkdir -p -m 700 {PRELOAD} && cp /root/images.tar {PRELOAD}/images.tar"
+        ));
+    }
+
+    /// How often the container of a [`noting`] pod has started.
+    #[track_caller]
+    pub fn starts(&mut self, pod: &str) -> usize {
+        let count = self.sh(&format!("grep -c started /data/{pod} 2>/dev/null || true"));
+        count.parse().unwrap_or(0)
+    }
+
+    /// Waits until the container of a [`noting`] pod has started so often. Returns the uptime of the machine then, in seconds.
+    #[track_caller]
+    pub fn wait_starts(&mut self, pod: &str, count: usize, limit: Duration) -> f64 {
+        let what = format!("{pod} has started {count} times");
+        let script = format!(
+            "n=$(grep -c started /data/{pod}); echo \"it has started $n times\"; test \"$n\" = {count}"
+        );
+        if let Err(error) = self.machine.wait_until(&what, limit, &script) {
+            panic!("{error}\n{}", self.tell());
+        }
+        self.uptime()
+    }
+
+    /// Seconds since the machine booted.
+    #[track_caller]
+    pub fn uptime(&mut self) -> f64 {
+        self.sh("cut -d' ' -f1 /proc/uptime").parse().unwrap()
+    }
+
+    /// The row of the pod's container in `holdfast dump containers`; null if there is none.
+    #[track_caller]
+    pub fn container(&mut self, pod: &str) -> Value {
+        let full = format!("{pod}-vmnode");
+        let all = rows(&mut self.machine, "containers").unwrap();
+        let row = all.into_iter().find(|row| row["name"] == full.as_str());
+        row.unwrap_or_default()
+    }
+
+    /// Waits until the agent has recorded how a container ended.
+    #[track_caller]
+    pub fn wait_exit(&mut self, pod: &str, code: i64) {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            let row = self.container(pod);
+            if row["lastExit"]["exitCode"] == code {
+                return;
+            }
+            assert!(
+                Instant::now() < deadline,
+                "{pod} has not ended with {code}: {row}\n{}",
+                self.tell()
+            );
+            std::thread::sleep(Duration::from_millis(300));
+        }
     }
 
     /// Starts the agent and waits until it says that it is ready.
@@ -225,7 +335,7 @@ pub fn rows(machine: &mut Machine, table: &str) -> io::Result<Vec<Value>> {
 
 /// A pod of one container with busybox.
 pub fn pod(name: &str, policy: &str, script: &str) -> Value {
-    serde_json::json!({
+    json!({
         "apiVersion": "v1",
         "kind": "Pod",
         "metadata": {"name": name, "namespace": "default"},
@@ -239,6 +349,19 @@ pub fn pod(name: &str, policy: &str, script: &str) -> Value {
 
 /// A container that does nothing until it is told to end.
 pub const SLEEP: &str = "trap 'exit 0' TERM; while :; do sleep 1; done";
+
+/// A pod that writes a line to a file of the machine with each start: see [`Node::starts`].
+pub fn noting(name: &str, policy: &str, end: &str) -> Value {
+    let mut pod = pod(
+        name,
+        policy,
+        &format!("echo started >>/data/{name}; sync; {end}"),
+    );
+    pod["spec"]["volumes"] =
+        json!([{"name": "data", "hostPath": {"path": "/data", "type": "DirectoryOrCreate"}}]);
+    pod["spec"]["containers"][0]["volumeMounts"] = json!([{"name": "data", "mountPath": "/data"}]);
+    pod
+}
 
 /// The machine with the package, made once for all tests of a run.
 fn with_package(base: &Base) -> Fixture {

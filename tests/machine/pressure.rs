@@ -6,13 +6,13 @@ use k8s_openapi::api::core::v1::{Event, Node as NodeObject, Pod};
 use kube::api::{Api, ListParams, PostParams};
 use serde_json::{Value, json};
 
-use super::node::{IMAGE, Node, PATIENCE, SLEEP};
+use super::node::{IMAGE, MOUNT_ROOT_DISK, Node, PATIENCE, SLEEP};
 use super::reboot::Cluster;
 
 /// Mebibytes that have to stay available.
 const LEFT_MIB: i64 = 100;
 /// Between the moment that the threshold is crossed and the end of the process. It is 2 s on a machine that is not emulated.
-const EVICTED_WITHIN: Duration = Duration::from_secs(10);
+const EVICTED_WITHIN: Duration = Duration::from_secs(16);
 /// What a command of a shell on the node may take all the while. It is 1 s on a machine that is not emulated.
 const SHELL_ANSWERS_WITHIN: Duration = Duration::from_secs(8);
 
@@ -57,13 +57,24 @@ struct Site {
 impl Site {
     /// A node with these lines in its configuration.
     fn with(config: &str) -> Self {
-        let mut cluster = Cluster::join();
-        cluster.node.sh(&format!(
+        Self::prepared(config, |_| ())
+    }
+
+    /// The same; `prepare` changes the machine before the agent starts for the first time.
+    fn prepared(config: &str, prepare: impl FnOnce(&mut Node)) -> Self {
+        let cluster = Cluster::join_with(prepare);
+        let pods = Api::namespaced(cluster.client.clone(), "default");
+        let mut site = Self { cluster, pods };
+        site.configure(config);
+        site
+    }
+
+    /// Adds lines to the configuration.
+    fn configure(&mut self, config: &str) {
+        self.node().sh(&format!(
             "cat >>/etc/holdfast/config.yaml <<'END_OF_FILE'\n{config}END_OF_FILE\nsystemctl restart holdfast"
         ));
-        cluster.wait_ready();
-        let pods = Api::namespaced(cluster.client.clone(), "default");
-        Self { cluster, pods }
+        self.cluster.wait_ready();
     }
 
     fn node(&mut self) -> &mut Node {
@@ -113,7 +124,7 @@ impl Site {
 
     #[track_caller]
     fn wait_condition(&self, type_: &str, status: &str) {
-        let deadline = Instant::now() + 2 * PATIENCE;
+        let deadline = Instant::now() + 3 * PATIENCE;
         while self.condition(type_) != status {
             assert!(Instant::now() < deadline, "{type_} is not {status}");
             std::thread::sleep(Duration::from_millis(500));
@@ -173,8 +184,10 @@ fn r25_a_pod_that_leaks_is_evicted_in_time_and_no_restart_evicts_another() {
     site.node().sh(WATCH);
 
     // Each `dd` keeps a block that nobody reads. With two processes for each, podPidsLimit leaves room for 98 of them, which is
-    // more than the machine has. The last 100 MiB take some seconds: an emulated processor needs these to kill.
-    let leak = "while :; do dd if=/dev/zero bs=16M 2>/dev/null | sleep 100000 & sleep 1; done";
+    // more than the machine has. Near the threshold it leaks slowly: an emulated processor needs time to kill, and when memory is
+    // gone it is the kernel that kills.
+    let leak = "while :; do dd if=/dev/zero bs=16M 2>/dev/null | sleep 100000 & sleep 1; \
+                left=$(awk '$1 == \"MemAvailable:\" { print int($2 / 1024) }' /proc/meminfo); test $left -gt 200 || sleep 3; done";
     site.create(&object("leaks", leak, &json!({})));
     let mut slowest = Duration::ZERO;
     let deadline = Instant::now() + 2 * PATIENCE;
@@ -303,4 +316,84 @@ fn a_pod_that_fills_the_disk_is_evicted_and_the_disk_has_room_again() {
     assert_eq!(running(&site.get("quiet")), quiet);
     assert_eq!(site.events("Evicted", "fills"), 1);
     assert_eq!(site.events("Evicted", "quiet"), 0);
+}
+
+/// A pod that writes 8 MiB and 30 files into its volume, has 30 processes, and says so in the volume.
+const MODEST: &str = "dd if=/dev/zero of=/data/own bs=1M count=8 2>/dev/null; n=0; \
+                      while [ $n -lt 30 ]; do : >/data/f$n; sleep 100000 & n=$((n + 1)); done; : >/data/done; \
+                      while :; do sleep 1; done";
+
+/// Pods that take what the node is short of then: which condition says so, and the resource of the message. Each is slow enough
+/// for the agent, which looks every ten seconds, to see it before nothing is left.
+const HOGS: [(&str, &str, &str, &str); 3] = [
+    (
+        "bytes",
+        "DiskPressure",
+        "ephemeral-storage",
+        "n=0; while :; do dd if=/dev/zero of=/data/$n bs=1M count=4 2>/dev/null; n=$((n + 1)); sleep 1; done",
+    ),
+    (
+        "files",
+        "DiskPressure",
+        "inodes",
+        "n=0; while :; do k=0; while [ $k -lt 40 ]; do : >/data/$n-$k; k=$((k + 1)); done; n=$((n + 1)); sleep 1; done",
+    ),
+    (
+        "forks",
+        "PIDPressure",
+        "pids",
+        "n=0; while [ $n -lt 170 ]; do sleep 100000 & n=$((n + 1)); [ $((n % 5)) -gt 0 ] || sleep 0.3; done; while :; do sleep 1; done",
+    ),
+];
+
+#[test]
+fn nodefs_inodes_pids_take_the_pod_that_uses_most_and_no_other_while_the_agent_is_killed() {
+    // The root directory has a disk of its own, with few inodes.
+    let mut site = Site::prepared("evictionPressureTransitionPeriod: 20s\n", |node| {
+        node.make_root_disk("-m 0 -N 2048");
+        node.sh(MOUNT_ROOT_DISK);
+    });
+    let mount = json!({"volumeMounts": [{"name": "data", "mountPath": "/data"}]});
+    site.create(&object("quiet", SLEEP, &mount));
+    site.create(&object("modest", MODEST, &mount));
+    let others = ["quiet", "modest"].map(|name| (name, running(&site.wait_running(name))));
+    site.node().eventually(
+        "the pod has all that it wants",
+        "ls /var/lib/kubelet/pods/*/volumes/kubernetes.io~empty-dir/data/done",
+    );
+    // As the agent counts them; a hundred more may begin.
+    let processes: u64 = site
+        .node()
+        .sh(
+            "most=$(sort -n /proc/sys/kernel/pid_max /proc/sys/kernel/threads-max | head -n 1)\n\
+             now=$(cut -d' ' -f4 /proc/loadavg | cut -d/ -f2)\necho $((most - now - 100))",
+        )
+        .parse()
+        .unwrap();
+    site.configure(&format!(
+        "evictionHard: {{nodefs.available: 60Mi, nodefs.inodesFree: \"900\", pid.available: \"{processes}\"}}\n"
+    ));
+    for condition in ["DiskPressure", "PIDPressure"] {
+        site.wait_condition(condition, "False");
+    }
+
+    for (name, condition, resource, script) in HOGS {
+        site.create(&object(name, script, &mount));
+        site.wait_condition(condition, "True");
+        site.kill_agent();
+        let hog = site.wait(name, "is evicted", is_evicted);
+        let message = hog["status"]["message"].as_str().unwrap_or_default();
+        let begin = format!("The node was low on resource: {resource}. Threshold quantity: ");
+        assert!(message.starts_with(&begin), "{name}: {message}");
+        site.wait_condition(condition, "False");
+        for (other, before) in &others {
+            assert_eq!(running(&site.get(other)), *before, "{other} beside {name}");
+        }
+    }
+    for (name, ..) in HOGS {
+        assert_eq!(site.events("Evicted", name), 1, "{name}");
+    }
+    for (other, _) in &others {
+        assert_eq!(site.events("Evicted", other), 0, "{other}");
+    }
 }

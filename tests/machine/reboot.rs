@@ -122,8 +122,9 @@ fn wait_status(node: &mut Node, pod: &str, status: &str) {
     });
 }
 
+/// Waits until the pod is Failed or Succeeded.
 #[track_caller]
-fn wait_ended(node: &mut Node, pod: &str) {
+pub fn wait_ended(node: &mut Node, pod: &str) {
     let full = format!("{pod}-vmnode");
     wait(node, &format!("{pod} has ended"), |node| {
         let rows = rows(&mut node.machine, "overview").map_err(|e| e.to_string())?;
@@ -159,6 +160,11 @@ pub struct Cluster {
 impl Cluster {
     /// Joins, and waits until the node is Ready.
     pub fn join() -> Self {
+        Self::join_with(|_| ())
+    }
+
+    /// The same; `prepare` changes the machine before the agent starts.
+    pub fn join_with(prepare: impl FnOnce(&mut Node)) -> Self {
         let env = Arc::new(EnvTest::start());
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(1)
@@ -187,6 +193,7 @@ impl Cluster {
              cat >/etc/holdfast/kubeconfig <<'END_OF_FILE'\n{kubeconfig}\nEND_OF_FILE\n\
              echo HOLDFAST_FLAGS=--kubeconfig=/etc/holdfast/kubeconfig >/etc/default/holdfast"
         ));
+        prepare(&mut node);
         node.start();
         let mut cluster = Self {
             node,

@@ -24,6 +24,7 @@ use crate::programs::{hack, run};
 mod control;
 mod disk;
 mod qmp;
+mod topology;
 pub mod write_log;
 
 pub use control::Output;
@@ -122,6 +123,8 @@ pub struct Spec {
     pub disk: Disk,
     /// Processors. A snapshot has two.
     pub cpus: u32,
+    /// NUMA nodes, each a socket with its share of processors and memory. A snapshot has one.
+    pub numa_nodes: u32,
     /// Memory in MiB. A snapshot has 1024.
     pub memory_mib: u32,
     /// A tar archive that the machine can read: see [`payload`].
@@ -144,6 +147,7 @@ impl Spec {
         Self {
             disk,
             cpus: 2,
+            numa_nodes: 1,
             memory_mib: 1024,
             payload: None,
             record: None,
@@ -228,12 +232,7 @@ impl Machine {
                 "-cpu",
                 PROCESSOR,
             ])
-            .args([
-                "-smp",
-                &spec.cpus.to_string(),
-                "-m",
-                &spec.memory_mib.to_string(),
-            ])
+            .args(topology::arguments(spec))
             .args(["-display", "none", "-no-user-config", "-nodefaults"])
             .arg("-serial")
             .arg(format!("file:{}", dir.join("console").display()))
@@ -412,6 +411,15 @@ impl Machine {
             std::thread::sleep(PAUSE);
         }
         text
+    }
+
+    /// Waits until a machine that reboots takes commands. Unlike [`Self::rebooted`] it does not wait for services: some of them
+    /// may be meant not to start.
+    ///
+    /// # Errors
+    /// When it does not boot.
+    pub fn switched_on(&mut self) -> io::Result<()> {
+        self.greeted()
     }
 
     /// Waits until a machine that reboots (told by [`Self::send`] or [`Self::reset`]) takes commands again.
