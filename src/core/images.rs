@@ -479,6 +479,20 @@ pub fn evidence(error: &str) -> Option<Evidence> {
     }
 }
 
+/// Errors of containerd for content that it keeps and cannot decode: files that were cut off, or are zeros.
+const UNREADABLE: &[&str] = &[
+    "unexpected EOF",
+    "unexpected end of JSON input",
+    "invalid character ",
+];
+
+/// Returns whether an import may have failed because of content that the runtime keeps: files of it are missing, cut off or
+/// overwritten. A damaged archive has the same errors.
+pub fn is_content_unreadable(error: &str) -> bool {
+    evidence(error) == Some(Evidence::Storage)
+        || UNREADABLE.iter().any(|words| error.contains(words))
+}
+
 /// Whether the parts of a pattern follow each other in an error, and the first begins within its first `own` bytes.
 fn is_said(said: &str, pattern: Pattern, own: usize) -> bool {
     let mut from = 0;

@@ -403,7 +403,7 @@ impl ImageManager {
     }
 
     /// Records that all names of an image have to be brought again.
-    async fn record_removed(
+    pub(super) async fn record_removed(
         &self,
         names: &BTreeMap<String, String>,
         id: &str,

@@ -72,6 +72,13 @@ pub trait Importer: Send + Sync + 'static {
     /// Takes the pins off images whose archive is gone.
     fn unpin<'a>(&'a self, images: &'a [String]) -> BoxFuture<'a, Result<(), ImportError>>;
 
+    /// Removes images that the runtime keeps and does not show in CRI, since it cannot read them, with every other name of their
+    /// content. Returns the number of names.
+    fn remove_unreadable<'a>(
+        &'a self,
+        images: &'a [String],
+    ) -> BoxFuture<'a, Result<usize, ImportError>>;
+
     /// Has the runtime let go of what pulls and imports held that the end of the machine cut off. Where nothing else
     /// holds it, the runtime forgets it, so that it is not taken for what the next pull brings. Returns how many there were.
     fn release<'a>(&'a self, now: Stamp) -> BoxFuture<'a, Result<usize, ImportError>>;
@@ -182,6 +189,20 @@ impl RuntimeTool {
         Ok(stale.len())
     }
 
+    /// Removes the names of an image and of its content. CRI gives an image the name of its ID beside its own.
+    async fn remove_names(&self, images: &[String]) -> Result<usize, ImportError> {
+        let mut list = self.ctr("images")?;
+        list.arg("list");
+        let names = names_of_content(&run(list).await?, images);
+        if !names.is_empty() {
+            let mut remove = self.ctr("images")?;
+            // Answers after the collection of what they held.
+            remove.args(["remove", "--sync"]).args(&names);
+            run(remove).await?;
+        }
+        Ok(names.len())
+    }
+
     async fn label(&self, image: &str, label: &str) -> Result<(), ImportError> {
         let mut command = self.ctr("images")?;
         // Names in containerd have a registry.
@@ -230,6 +251,19 @@ impl Importer for RuntimeTool {
         })
     }
 
+    fn remove_unreadable<'a>(
+        &'a self,
+        images: &'a [String],
+    ) -> BoxFuture<'a, Result<usize, ImportError>> {
+        Box::pin(async move {
+            // CRI-O writes what it cannot read anew.
+            if self.runtime != "containerd" {
+                return Ok(0);
+            }
+            self.remove_names(images).await
+        })
+    }
+
     fn release<'a>(&'a self, now: Stamp) -> BoxFuture<'a, Result<usize, ImportError>> {
         Box::pin(async move {
             // CRI-O tells layers that are not complete from others by itself.
@@ -239,6 +273,30 @@ impl Importer for RuntimeTool {
             self.release_leases(now).await
         })
     }
+}
+
+/// Returns all names of the content of these images, of a table that `ctr images list` prints: name, media type, digest.
+fn names_of_content(table: &str, images: &[String]) -> Vec<String> {
+    let images: Vec<String> = images.iter().map(|image| super::qualified(image)).collect();
+    let rows: Vec<(&str, &str)> = table
+        .lines()
+        .skip(1)
+        .filter_map(|line| {
+            let mut words = line.split_whitespace();
+            // A name never becomes an option.
+            let name = words.next().filter(|name| !name.starts_with('-'))?;
+            let digest = words
+                .nth(1)
+                .filter(|digest| digest.starts_with("sha256:"))?;
+            Some((name, digest))
+        })
+        .collect();
+    let is_of_images = |digest: &str| {
+        let mut own = rows.iter().filter(|(_, of)| *of == digest);
+        own.any(|(name, _)| images.iter().any(|image| image == name))
+    };
+    let found = rows.iter().filter(|(_, digest)| is_of_images(digest));
+    found.map(|(name, _)| (*name).to_owned()).collect()
 }
 
 /// The leases of an earlier boot, of a table that `ctr leases list` prints: ID, time, labels. One that was made in the future
@@ -414,6 +472,36 @@ mod tests {
         );
         let other = RuntimeTool::new("cri-o", "/run/c.sock").in_path(&path);
         assert_eq!(other.release(NOW).await.unwrap(), 0);
+    }
+
+    #[tokio::test]
+    async fn an_image_that_cannot_be_read_is_removed_with_every_name_of_its_content() {
+        let table = "REF  TYPE  DIGEST  SIZE  PLATFORMS  LABELS\n\
+            docker.io/library/a:1  application/x+json  sha256:aa  1.0 B  -  a=b\n\
+            r.example/other:2      application/x+json  sha256:bb  1.0 B  -  -\n\
+            r.example/tag:3        application/x+json  sha256:aa  1.0 B  -  -\n\
+            odd\n\
+            -x                     application/x+json  sha256:aa  1.0 B  -  -\n\
+            sha256:0a              application/x+json  sha256:aa  1.0 B  -  a=b\n";
+        let dir = tool("ctr", &format!("[ $6 != list ] || printf '%s' '{table}'"));
+        let path = format!("{}:/usr/bin:/bin", dir.path().display());
+        let tool = RuntimeTool::new("containerd", "/run/c.sock").in_path(&path);
+        let gone = ["gone:1".to_owned()];
+        let both = ["a:1".to_owned(), "gone:1".to_owned()];
+        assert_eq!(tool.remove_unreadable(&both).await.unwrap(), 3);
+        let said = fs::read_to_string(dir.path().join("log")).unwrap();
+        let on = "--address /run/c.sock --namespace k8s.io images";
+        assert_eq!(
+            said.lines().collect::<Vec<_>>(),
+            [
+                format!("{on} list"),
+                format!("{on} remove --sync docker.io/library/a:1 r.example/tag:3 sha256:0a")
+            ]
+        );
+        // Nothing to remove, and a runtime that needs no help.
+        assert_eq!(tool.remove_unreadable(&gone).await.unwrap(), 0);
+        let other = RuntimeTool::new("cri-o", "/run/c.sock").in_path(&path);
+        assert_eq!(other.remove_unreadable(&both).await.unwrap(), 0);
     }
 
     #[tokio::test]

@@ -43,6 +43,7 @@ mod reference;
 mod repair;
 mod rounds;
 mod sync;
+mod unreadable;
 
 use std::collections::{HashMap, HashSet};
 use std::future::Future;

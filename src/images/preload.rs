@@ -478,6 +478,21 @@ impl ImageManager {
             self.begin_import(archive, service, store).await?;
             imported = import().await;
         }
+        if let Err(why) = &imported
+            && self
+                .remove_unreadable(
+                    (&archive.path, &archive.images),
+                    why,
+                    &*preload.importer,
+                    service,
+                    (store, report),
+                )
+                .await?
+        {
+            tracing::info!(archive = archive.name, why, "importing an archive again");
+            self.begin_import(archive, service, store).await?;
+            imported = import().await;
+        }
         let ids = match imported {
             Ok(()) => self.ids_of(&archive.images, service).await,
             Err(why) => Err(why),

@@ -569,7 +569,7 @@ impl ImageManager {
         Ok(())
     }
 
-    fn tell_suspect(&self, image: &str, why: &str, report: &Reporter<'_>) {
+    pub(super) fn tell_suspect(&self, image: &str, why: &str, report: &Reporter<'_>) {
         tracing::warn!(image, why, "image is suspect");
         self.metrics.image_suspects.inc();
         let text = format!("Image \"{image}\" is suspect: {why}");

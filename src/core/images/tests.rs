@@ -456,6 +456,33 @@ fn errors_that_point_to_the_files_of_an_image_are_told_from_others() {
 }
 
 #[test]
+fn an_import_that_fails_by_content_that_cannot_be_decoded_is_told_from_others() {
+    for (said, expected) in [
+        ("unable to resolve platform: unexpected EOF", true),
+        (
+            "unable to resolve platform: unexpected end of JSON input",
+            true,
+        ),
+        (
+            "unable to resolve platform: invalid character '\\x00' looking for beginning of value",
+            true,
+        ),
+        (
+            "blob sha256:ab expected at /b/ab: blob not found: not found",
+            true,
+        ),
+        ("write /b/ingest/x: no space left on device", false),
+        (
+            "failed to dial \"/run/c.sock\": context deadline exceeded",
+            false,
+        ),
+    ] {
+        let said = format!("ctr images import /i/a.tar: exit status: 1: ctr: {said}");
+        assert_eq!(is_content_unreadable(&said), expected, "{said}");
+    }
+}
+
+#[test]
 fn what_a_pod_names_is_no_evidence() {
     use Evidence::*;
     let runc = |said: &str| {

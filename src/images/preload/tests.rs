@@ -42,6 +42,8 @@ struct Shared {
     is_broken: AtomicBool,
     /// The runtime has lost blobs of the images that it lists.
     has_lost_blobs: AtomicBool,
+    /// Images that the runtime keeps, cannot read and does not show.
+    unreadable: Mutex<BTreeSet<String>>,
     released: Mutex<Vec<Stamp>>,
     /// The archive whose import does not end.
     hangs: Mutex<Option<String>>,
@@ -147,6 +149,16 @@ impl Importer for Runtime {
                         .to_owned(),
                 });
             }
+            let unreadable = |image: &String| {
+                let unreadable = self.0.unreadable.lock().unwrap();
+                unreadable.contains(&qualified(image))
+            };
+            if images.iter().any(unreadable) {
+                return Err(ImportError::Failed {
+                    command: "ctr images import".to_owned(),
+                    why: "ctr: unable to resolve platform: unexpected EOF".to_owned(),
+                });
+            }
             let name = archive.file_name().unwrap().to_str().unwrap();
             self.0.begun.notify_one();
             if self.0.hangs.lock().unwrap().as_deref() == Some(name) {
@@ -162,6 +174,16 @@ impl Importer for Runtime {
     fn unpin<'a>(&'a self, images: &'a [String]) -> BoxFuture<'a, Result<(), ImportError>> {
         self.0.unpinned.lock().unwrap().extend_from_slice(images);
         Box::pin(async { Ok(()) })
+    }
+
+    fn remove_unreadable<'a>(
+        &'a self,
+        images: &'a [String],
+    ) -> BoxFuture<'a, Result<usize, ImportError>> {
+        let mut unreadable = self.0.unreadable.lock().unwrap();
+        let removed = images.iter().filter(|i| unreadable.remove(&qualified(i)));
+        let removed = removed.count();
+        Box::pin(async move { Ok(removed) })
     }
 
     fn release<'a>(&'a self, now: Stamp) -> BoxFuture<'a, Result<usize, ImportError>> {
@@ -506,6 +528,57 @@ async fn what_a_power_cut_left_of_an_import_is_removed_and_imported_anew() {
     assert_eq!(state_of(&w), FilesState::Whole);
     let reasons: Vec<String> = w.recorder.events().into_iter().map(|e| e.reason).collect();
     assert_eq!(reasons, ["ImageSuspect", "ImageRepaired"]);
+}
+
+#[tokio::test]
+async fn an_image_that_the_runtime_cannot_read_is_removed_and_imported_again() {
+    let w = world();
+    w.add("a.tar", &saved(&["a:1", "b:1"]));
+    w.look(true).await;
+    assert_eq!(w.imports(), ["a.tar"]);
+    // A power loss has cut off a file, and the runtime was started again.
+    let name = qualified("a:1");
+    w.runtime.0.images.lock().unwrap().remove(&name);
+    w.runtime.0.unreadable.lock().unwrap().insert(name);
+    let w = w.restarted();
+    w.look(true).await;
+    assert_eq!(w.imports(), ["a.tar"]);
+    assert_eq!(state_of(&w), FilesState::Whole);
+    let events = w.events();
+    assert_eq!(events.len(), 2, "{events:?}");
+    for (event, reason) in events.iter().zip(["ImageSuspect: ", "ImageRepaired: "]) {
+        assert!(
+            event.starts_with(reason) && event.contains("a:1"),
+            "{event}"
+        );
+    }
+}
+
+#[tokio::test]
+async fn an_image_that_the_runtime_cannot_read_stays_while_its_archive_is_damaged() {
+    let w = world();
+    w.add("a.tar", &saved(&["a:1"]));
+    w.look(true).await;
+    assert_eq!(w.imports(), ["a.tar"]);
+    let name = qualified("a:1");
+    w.runtime.0.images.lock().unwrap().remove(&name);
+    w.runtime.0.unreadable.lock().unwrap().insert(name);
+    // Same name, size and time: the disk has lost its content.
+    let path = w.dir.path().join("images/a.tar");
+    let before = fs::metadata(&path).unwrap();
+    let lost = vec![0xff; usize::try_from(before.len()).unwrap()];
+    fs::write(&path, lost).unwrap();
+    let file = fs::File::options().write(true).open(&path).unwrap();
+    file.set_modified(before.modified().unwrap()).unwrap();
+    let w = w.restarted();
+    w.look(true).await;
+    assert_eq!(w.imports(), Vec::<String>::new());
+    assert_eq!(w.runtime.0.unreadable.lock().unwrap().len(), 1);
+    let events = w.events();
+    assert!(
+        matches!(&events[..], [only] if only.starts_with("ImageImportFailed: ")),
+        "{events:?}"
+    );
 }
 
 #[tokio::test]
