@@ -40,13 +40,13 @@ const BODY_LIMIT: u64 = 1 << 30;
 const PREFIX: &str = "backup-";
 const SUFFIX: &str = ".holdfast";
 
-/// Why a backup could not be written or read.
+/// Failure to write or read a backup.
 #[derive(Debug, thiserror::Error)]
 pub enum BackupError {
     /// The file system refused.
     #[error("{action} backup {}", path.display())]
     Io {
-        /// What was being done.
+        /// Operation that failed.
         action: &'static str,
         /// The file.
         path: PathBuf,
@@ -68,7 +68,7 @@ pub enum BackupError {
     Damaged {
         /// The file.
         path: PathBuf,
-        /// What is wrong.
+        /// Description of the problem.
         reason: &'static str,
     },
     /// Written by a newer binary.
@@ -81,7 +81,7 @@ pub enum BackupError {
     },
 }
 
-/// What a backup says about itself.
+/// Description that a backup holds of itself.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BackupMeta {
     /// Schema of its records.
@@ -131,7 +131,7 @@ impl BackupMeta {
 /// A backup that has been read and verified.
 #[derive(Clone, Debug)]
 pub struct Backup {
-    /// What it says about itself.
+    /// Description of the backup.
     pub meta: BackupMeta,
     /// Raw pairs as in the store.
     pub pairs: Vec<RawPair>,
@@ -240,7 +240,7 @@ pub(super) fn parse(
     Ok((meta, pairs))
 }
 
-/// What a backup says about itself. Verifies the whole file, decodes the head only.
+/// Returns the description in the head of a backup. Verifies the whole file, decodes the head only.
 ///
 /// # Errors
 /// As [`read`].
@@ -327,8 +327,8 @@ fn parse_body(body: &[u8], limit: u64) -> Option<Vec<RawPair>> {
     Some(pairs)
 }
 
-/// Whether an automatic backup is due: [`INTERVAL`] after the last one if something other than the
-/// agent's sign of life has changed since; at once when there is none and there is something to save.
+/// Returns whether an automatic backup is due. With an earlier backup, that is [`INTERVAL`] after it if anything but
+/// the agent's sign of life has changed since. Without one, it is at once if there is something to save.
 pub fn due(last: Option<(Stamp, &State)>, state: &State, now: Stamp) -> bool {
     match last {
         None => state.meta().is_some(),
@@ -343,9 +343,9 @@ pub fn due(last: Option<(Stamp, &State)>, state: &State, now: Stamp) -> bool {
     }
 }
 
-/// Whether an agent that has taken no backup yet is to take one: [`INTERVAL`] after the newest one of its
-/// earlier lives, at once when there is none or it is of an earlier boot. That something has changed since goes
-/// without saying, a start is a change.
+/// Returns whether an agent that has taken no backup yet should take one: [`INTERVAL`] after the newest backup of its
+/// previous runs, or at once if there is none or it is from an earlier boot. It need not check for changes since then:
+/// a start is a change.
 pub fn first_due(newest: Option<&BackupMeta>, state: &State, now: Stamp) -> bool {
     let recent = newest
         .is_some_and(|backup| backup.taken.boot == now.boot && now.since(backup.taken) < INTERVAL);

@@ -49,7 +49,7 @@ impl ClosedBackend {
         }
     }
 
-    /// Whether it opens the stand-in, because `db` has a newer schema.
+    /// Returns whether it opens the stand-in, because `db` has a newer schema.
     pub(super) fn stands_in(&self) -> bool {
         self.layout.schema().is_some_and(|found| found > SCHEMA) && self.layout.db().exists()
     }

@@ -1,4 +1,4 @@
-//! How records look on disk: raw keys, the envelope around a record, chunks, and the way back.
+//! Format of records on disk: raw keys, the envelope around a record, chunks; encoding and decoding.
 //!
 //! ```text
 //! record key      [table tag][key bytes]
@@ -59,7 +59,7 @@ pub const QUARANTINE_PREFIX: u8 = 0xFD;
 
 const REASON_LIMIT: usize = 256;
 
-/// Why a record could not be encoded or a payload not be decoded.
+/// Failure to encode a record or decode a payload.
 #[derive(Debug, thiserror::Error)]
 pub enum CodecError {
     /// The key is empty or too long.
@@ -88,7 +88,7 @@ pub enum CodecError {
     Compress(#[source] std::io::Error),
 }
 
-/// Why something on disk was set aside.
+/// Reason for which a raw value was moved to quarantine.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum QuarantineReason {
     /// Shorter than its header or other than its header says.
@@ -147,7 +147,7 @@ pub enum QuarantineReason {
 }
 
 impl QuarantineReason {
-    /// Whether a newer binary would understand it: the schema is newer, nothing is damaged.
+    /// Returns whether a newer binary could read it: the schema or format is newer, nothing is damaged.
     pub fn is_newer(&self) -> bool {
         matches!(self, Self::NewerVersion { .. } | Self::NewerFormat { .. })
     }
@@ -260,20 +260,20 @@ pub struct RawRecord {
     pub chunks: u16,
 }
 
-/// What [`load_raw`] found.
+/// Result of [`load_raw`].
 #[derive(Debug, Default)]
 pub struct RawLoaded {
     /// Records whose envelope is whole, in key order except for chunked ones, which come last.
     pub records: Vec<RawRecord>,
-    /// What is damaged.
+    /// Damaged values.
     pub quarantined: Vec<Quarantined>,
-    /// What was set aside by earlier runs.
+    /// Values that earlier runs moved to quarantine.
     pub kept: Vec<Quarantined>,
     /// The error that ended the iteration early, if one did.
     pub interrupted: Option<BackendError>,
 }
 
-/// What [`load`] found.
+/// Result of [`load`].
 #[derive(Debug, Default)]
 pub struct Loaded {
     /// The records, all at `version`.
@@ -283,7 +283,7 @@ pub struct Loaded {
     /// Damaged or unknown, newly found. [`super::Store::start`] moves them into the quarantine prefix, save those
     /// of a newer schema.
     pub quarantined: Vec<Quarantined>,
-    /// What was set aside by earlier runs.
+    /// Values that earlier runs moved to quarantine.
     pub kept: Vec<Quarantined>,
     /// Number of chunks of each record that has any.
     pub chunks: HashMap<(Table, Arc<str>), u16>,

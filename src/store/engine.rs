@@ -17,16 +17,16 @@ use crate::types::Stamp;
 
 /// Version of everything that was loaded.
 pub(super) const VERSION: Version = 1;
-/// How long sled may take to open a database before it counts as one that does not open.
+/// Time limit for sled to open a database; a database that takes longer counts as one that cannot be opened.
 const OPEN_LIMIT: Duration = Duration::from_secs(120);
-/// How often and how long to wait for a lock that this process may still hold.
+/// Number of attempts to get a lock that this process may still hold, and the pause between them.
 const LOCK_TRIES: u32 = 25;
 const LOCK_PAUSE: Duration = Duration::from_millis(20);
 
-/// What had to be moved aside for a database to open.
+/// Files that had to be moved aside to open a database.
 #[derive(Debug, Default)]
 pub(super) struct Mended {
-    /// Where it is now.
+    /// Their new paths.
     pub(super) moved: Vec<PathBuf>,
     /// Why, for a human.
     pub(super) messages: Vec<String>,
@@ -122,7 +122,7 @@ fn open_unlocked(path: &Path, sled: &SledOptions) -> Result<Found, BackendError>
     }
 }
 
-/// Whether an error says that the files are bad, rather than that the system refuses to work on them.
+/// Returns whether an error means that the files are bad, not that the system refuses to work on them.
 pub(super) fn is_damage(error: &BackendError) -> bool {
     match error {
         BackendError::Corrupt { .. } | BackendError::Engine { .. } => true,

@@ -1,4 +1,4 @@
-//! What callers hold: the handle of the store.
+//! Handle of the store, which callers hold.
 
 use std::fmt;
 use std::sync::mpsc;
@@ -26,14 +26,14 @@ use crate::types::{Clock, metrics::Metrics};
 /// Longest text of one journal line, in bytes.
 const JOURNAL_TEXT_LIMIT: usize = 64 * 1024;
 
-/// What a transaction takes of the queue's room.
+/// Room in the queue that a transaction occupies.
 type Room = Option<OwnedSemaphorePermit>;
 
-/// How a store works.
+/// Settings of a store.
 pub struct StoreOptions {
     /// Lines the journal keeps; older ones are deleted in the batch that adds new ones.
     pub journal_lines: usize,
-    /// How long a relaxed change may wait for a batch.
+    /// Longest time that a relaxed change waits for a batch.
     pub relaxed_delay: Duration,
     /// Most transactions of one batch.
     pub max_group: usize,
@@ -41,7 +41,7 @@ pub struct StoreOptions {
     pub backoff_min: Duration,
     /// Longest pause between recoveries.
     pub backoff_max: Duration,
-    /// How long a stop waits for a disk that neither works nor fails, and after which such a disk counts as hanging.
+    /// Time limit of a stop on a disk that neither works nor fails; such a disk then counts as hanging.
     pub stall_timeout: Duration,
     /// Most bytes that wait in the queue of the writer, roughly: a transaction counts as twice its encoded records,
     /// its journal lines and a KiB. [`Store::commit`] waits for room, [`Store::submit`] is refused without; stops

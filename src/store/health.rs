@@ -1,11 +1,11 @@
-//! What can go wrong, and how the store says how it is.
+//! Errors of the store, and its health report.
 
 use std::io;
 
 use super::codec::Quarantined;
 use crate::core::state::Table;
 
-/// Why a commit did not happen.
+/// Reason for which a commit did not happen.
 #[derive(Debug, thiserror::Error)]
 pub enum CommitError {
     /// A record the decision was based on has changed; decide again on a fresh snapshot.
@@ -19,19 +19,19 @@ pub enum CommitError {
     /// The transaction can never be stored; it is the caller's fault.
     #[error("invalid transaction: {reason}")]
     Invalid {
-        /// What is wrong with it.
+        /// Description of the problem.
         reason: String,
     },
     /// The store refuses commits until it has recovered; see `StoreHealth`.
     #[error("the store is unavailable: {reason}")]
     Unavailable {
-        /// What happened.
+        /// Description of the failure.
         reason: String,
     },
     /// The write or its sync failed; whether it reached the disk is not known.
     #[error("commit failed with unknown outcome: {reason}")]
     Unknown {
-        /// What happened.
+        /// Description of the failure.
         reason: String,
     },
     /// The store is shut down.
@@ -47,9 +47,9 @@ pub enum StoreHealth {
     /// A write failed: commits are refused and recovery is being tried. Or the disk hangs or does not keep up:
     /// commits wait. Either ends by itself.
     Degraded {
-        /// What happened.
+        /// Description of the failure.
         reason: String,
-        /// Whether the disk is full.
+        /// True if the disk is full.
         out_of_space: bool,
     },
 }
@@ -61,7 +61,7 @@ pub struct SetAside {
     pub table: Option<Table>,
     /// Its key, as far as it is text.
     pub key: String,
-    /// What is wrong with it.
+    /// Description of the problem.
     pub reason: String,
     /// Its length in bytes.
     pub bytes: u64,
@@ -78,7 +78,7 @@ impl From<&Quarantined> for SetAside {
     }
 }
 
-/// Why a store could not be started.
+/// Failure to start a store.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
     /// The operating system refused a thread.

@@ -1,4 +1,4 @@
-//! Where things are under the state directory, and the few file operations the store needs on them.
+//! Paths under the state directory, and the few file operations that the store needs there.
 //!
 //! ```text
 //! <state-dir>/            0700
@@ -70,7 +70,7 @@ impl Layout {
         self.dir.join("images")
     }
 
-    /// What was moved aside.
+    /// Returns the directory for quarantined files.
     pub fn quarantine(&self) -> PathBuf {
         self.dir.join("quarantine")
     }
@@ -92,7 +92,7 @@ impl Layout {
         self.dir.join("schema")
     }
 
-    /// Whether an earlier run left anything here.
+    /// Returns whether an earlier run left anything here.
     pub(super) fn is_used(&self) -> bool {
         let names = ["db", "backups", "quarantine", "ballast", "schema", "mark"];
         names.iter().any(|name| self.dir.join(name).exists())

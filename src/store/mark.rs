@@ -28,7 +28,7 @@ use crate::core::state::Table;
 const MAGIC: &[u8; 8] = b"HFMARK1\n";
 const LENGTH: usize = 28;
 
-/// What the file says.
+/// Content of the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Mark {
     /// Number of the epoch the line belongs to.
@@ -87,8 +87,8 @@ pub struct Missing {
     pub lines: Option<u64>,
 }
 
-/// Whether a database of epoch `epoch` whose journal ends at `line` lacks something the mark had seen on the disk.
-/// One of an older epoch than the mark's is an older copy.
+/// Compares a database of epoch `epoch` whose journal ends at `line` with the mark. Returns the commits that it lacks
+/// although the mark shows them on the disk. A database of an older epoch than the mark's is an older copy.
 pub fn missing(epoch: u64, line: u64, mark: Option<Mark>) -> Option<Missing> {
     let mark = mark?;
     if epoch < mark.epoch {
@@ -98,7 +98,7 @@ pub fn missing(epoch: u64, line: u64, mark: Option<Mark>) -> Option<Missing> {
     (epoch == mark.epoch && lines > 0).then_some(Missing { lines: Some(lines) })
 }
 
-/// Where the journal of a database ends, damaged lines included; 0 without one.
+/// Returns the last line of a database's journal, damaged lines included; 0 without one.
 pub fn last_line(loaded: &Loaded) -> u64 {
     let damaged = loaded.quarantined.iter().chain(&loaded.kept);
     let damaged = damaged

@@ -25,7 +25,7 @@ use crate::types::{Stamp, causes};
 /// Operations per batch when a database is built.
 const BATCH: usize = 256;
 
-/// Why a store could not be migrated.
+/// Failure of a migration.
 #[derive(Debug, thiserror::Error)]
 pub enum MigrateError {
     /// The wanted schema does not exist for this binary.
@@ -59,7 +59,7 @@ pub enum MigrateError {
     Damaged {
         /// State directory.
         dir: PathBuf,
-        /// What is wrong.
+        /// Description of the problem.
         reason: String,
     },
     /// A step failed; the store is as it was.
@@ -67,7 +67,7 @@ pub enum MigrateError {
     Step {
         /// State directory.
         dir: PathBuf,
-        /// Where the step leads.
+        /// Schema that the step leads to.
         to: u32,
         /// The cause.
         #[source]
@@ -80,7 +80,7 @@ pub enum MigrateError {
         dir: PathBuf,
         /// Wanted.
         to: u32,
-        /// What the meta record says.
+        /// Schema in the meta record.
         left: u32,
     },
     /// The backup that must come first failed; the store is as it was.
@@ -112,7 +112,7 @@ pub enum MigrateError {
     },
 }
 
-/// What a migration did.
+/// Result of a migration.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MigrateReport {
     /// Schema before.
@@ -123,7 +123,7 @@ pub struct MigrateReport {
     pub records: usize,
     /// The backup taken before, `None` when there was nothing to do.
     pub backup: Option<PathBuf>,
-    /// Where the database of before is, `None` when there was nothing to do.
+    /// Path of the previous database, `None` when there was nothing to do.
     pub previous: Option<PathBuf>,
 }
 

@@ -137,11 +137,11 @@ pub fn open(options: &OpenOptions) -> Result<Opened, OpenError> {
     mend(options, &layout, backend, loaded, seen, report)
 }
 
-/// What is known about a database from beside it.
+/// Facts about a database that are stored outside it.
 struct Seen {
     /// The highest epoch number.
     epoch: u64,
-    /// What had been acknowledged and is not there.
+    /// Acknowledged commits that it lacks.
     missing: Option<Missing>,
 }
 
@@ -222,7 +222,7 @@ fn open_sled(
     }
 }
 
-/// Whether the store is one of a newer binary.
+/// Returns whether the store was written by a newer binary.
 fn is_newer(loaded: &Loaded) -> bool {
     loaded.newer().is_some() || loaded.state.meta().is_some_and(|m| m.schema > SCHEMA)
 }

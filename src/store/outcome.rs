@@ -1,4 +1,4 @@
-//! What goes into opening a store and what comes out of it: the vocabulary of [`super::open`].
+//! Input and output of opening a store: the vocabulary of [`super::open`].
 
 use std::io;
 use std::path::PathBuf;
@@ -9,12 +9,12 @@ use super::recover::Identity;
 use crate::core::state::EpochReason;
 use crate::types::Stamp;
 
-/// How and for whom to open a store.
+/// Settings for opening a store.
 #[derive(Clone, Debug)]
 pub struct OpenOptions {
     /// State directory; made when it is not there.
     pub dir: PathBuf,
-    /// Who opens it.
+    /// Identity of the node that opens it.
     pub identity: Identity,
     /// Something outside of the state directory shows that an agent has worked on this node before: a store
     /// that is not there was lost then.
@@ -31,7 +31,7 @@ pub struct Opened {
     pub backend: Box<dyn Backend>,
     /// Its records, with a meta record of this node and the right epoch.
     pub loaded: Loaded,
-    /// What had to be done.
+    /// Report of the findings and repairs.
     pub report: OpenReport,
 }
 
@@ -43,7 +43,7 @@ impl std::fmt::Debug for Opened {
     }
 }
 
-/// What opening a store came to.
+/// Outcome of opening a store.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
     /// It opened as it was.
@@ -63,9 +63,9 @@ pub enum Outcome {
     },
     /// Single records were damaged and were set aside.
     RecordsLost {
-        /// How many.
+        /// Number of damaged records.
         lost: usize,
-        /// How many of them the newest backup had.
+        /// Number of them that the newest backup had.
         from_backup: usize,
     },
     /// It opened, without the newest of the commits that had been acknowledged: its end was cut off, or it is an
@@ -84,17 +84,17 @@ pub enum Outcome {
     Unwritable {
         /// Why.
         reason: String,
-        /// Whether freeing space would help.
+        /// True if freeing space would help.
         out_of_space: bool,
     },
 }
 
-/// What was found and done.
+/// Findings and repairs of an opening.
 #[derive(Clone, Debug)]
 pub struct OpenReport {
     /// In short.
     pub outcome: Outcome,
-    /// What went to quarantine.
+    /// Paths moved to quarantine.
     pub quarantined: Vec<PathBuf>,
     /// The reason of the epoch if this opening began one.
     pub new_epoch: Option<EpochReason>,
@@ -104,7 +104,7 @@ pub struct OpenReport {
     pub messages: Vec<String>,
 }
 
-/// Why a store cannot be opened now. None of these changes the store; the caller tries again.
+/// Reason for which a store cannot be opened now. None of these changes the store; the caller tries again.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
     /// Another process has it open.
@@ -112,7 +112,7 @@ pub enum OpenError {
     Locked {
         /// State directory.
         dir: PathBuf,
-        /// What the engine said.
+        /// Message of the engine.
         reason: String,
     },
     /// Its directory or files cannot be read, for a reason that is not damage (permissions, too many open

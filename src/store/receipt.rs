@@ -26,7 +26,7 @@ impl<T> Committed<T> {
         Self { value, version }
     }
 
-    /// What was committed.
+    /// Returns the committed value.
     pub fn get(&self) -> &T {
         &self.value
     }
@@ -49,7 +49,7 @@ impl StopPermit {
         Self { held }
     }
 
-    /// Whether the decision is held in memory only.
+    /// Returns whether the decision is held in memory only.
     pub fn is_held(&self) -> bool {
         self.held
     }
@@ -128,7 +128,7 @@ pub struct StartIntent {
     pub attempt: u32,
     /// Hash of its spec.
     pub hash: String,
-    /// Why it is started; goes to the journal.
+    /// Reason for the start, for the journal.
     pub why: String,
     /// When it was decided.
     pub at: Stamp,

@@ -1,6 +1,6 @@
-//! What to make of a store that is damaged, moved or replaced: pure decisions, no I/O.
+//! Decisions about a store that is damaged, moved or replaced. Pure, no I/O.
 //!
-//! In come the records that were found, the newest backup and what went wrong; out go the records to go on
+//! The input is the records that were found, the newest backup and the errors; the output is the records to continue
 //! with and the epoch they belong to.
 
 use std::collections::BTreeSet;
@@ -12,7 +12,7 @@ use crate::core::state::{
 };
 use crate::types::{BootIdentity, Stamp};
 
-/// Who opens the store.
+/// Identity of the node that opens the store.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Identity {
     /// Name of the node.
@@ -23,7 +23,7 @@ pub struct Identity {
     pub boot: BootIdentity,
 }
 
-/// What happened to the records before they were loaded.
+/// State of the records before they were loaded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Integrity {
     /// Nothing.
@@ -95,8 +95,8 @@ fn is_foreign(meta: &MetaRecord, identity: &Identity) -> bool {
         || meta.node_name != identity.node_name
 }
 
-/// Whether a store has fallen behind a backup of its own epoch: an end of its log was cut off in a way that
-/// leaves no other trace.
+/// Returns whether a store has fallen behind a backup of its own epoch. This happens when the end of its log is cut off
+/// in a way that leaves no other trace.
 pub fn is_behind(state: &State, backup: &BackupMeta) -> bool {
     let epoch = state.meta().map_or(0, |m| m.epoch.number);
     (epoch, last_journal(state)) < (backup.epoch, backup.last_journal.clone())
@@ -120,8 +120,8 @@ pub fn fill(
     added
 }
 
-/// Whether the loss or the age of a record of this table may contradict what was already done. Such a loss
-/// begins a new epoch; that of others is mended by the next observation.
+/// Returns whether a lost or outdated record of this table may contradict an effect that already happened. Such a loss
+/// begins a new epoch; the next observation corrects the loss of any other record.
 pub fn holds_decisions(table: Table) -> bool {
     match table {
         Table::Meta

@@ -22,14 +22,14 @@ use super::writer::{Writer, key_of, last_journal_sequence};
 use super::{CommitError, SetAside};
 use crate::core::state::{Mutation, State, Table, Transaction, Version};
 
-/// What the writer knows while it is degraded.
+/// State of the writer while it is degraded.
 pub(super) struct Degraded {
     pub(super) reason: String,
     /// Transactions held.
     pub(super) held: u64,
     /// Records that the held transactions changed.
     held_keys: HashSet<AnyKey>,
-    /// What the write that failed would have led to.
+    /// State that the failed write would have led to.
     attempted: Option<State>,
     next_try: Instant,
     backoff: Duration,

@@ -1,4 +1,4 @@
-//! What comes through the queue of the writer, and the answers.
+//! Requests in the queue of the writer, and their answers.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ use crate::core::state::{State, Table, Transaction, Version};
 /// A record of any table.
 pub(super) type AnyKey = (Table, Arc<str>);
 
-/// What a commit asks for beyond its mutations.
+/// Requirement of a commit beyond its mutations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     /// Nothing.
@@ -35,7 +35,7 @@ pub(super) struct Answer {
 pub(super) type CommitAnswer = oneshot::Sender<Result<Answer, CommitError>>;
 pub(super) type DoneAnswer = oneshot::Sender<Result<(), CommitError>>;
 
-/// What comes through the queue.
+/// Request in the queue.
 pub(super) enum Request {
     /// See `Store::commit`.
     Commit {
@@ -44,7 +44,7 @@ pub(super) enum Request {
         encoded: Vec<Option<Encoded>>,
         kind: Kind,
         arrived: Instant,
-        /// What it takes of the queue's room; stops take none.
+        /// Room that it occupies in the queue; stops take none.
         room: Option<OwnedSemaphorePermit>,
         answer: CommitAnswer,
     },

@@ -18,7 +18,7 @@ use super::recover::{self, Identity, Integrity};
 use crate::core::state::{State, Table};
 use crate::types::Stamp;
 
-/// Why a backup was not restored. The store is unchanged.
+/// Reason for which a backup was not restored. The store is unchanged.
 #[derive(Debug, thiserror::Error)]
 pub enum RestoreError {
     /// It was taken on another node.
@@ -39,7 +39,7 @@ pub enum RestoreError {
         "the backup holds {count} unusable records, the first is {first}: it was taken of a damaged store; use another backup"
     )]
     BadRecords {
-        /// How many.
+        /// Number of unusable records.
         count: usize,
         /// The first, with the reason.
         first: String,
@@ -67,7 +67,7 @@ pub enum RestoreError {
     },
 }
 
-/// What a restore changes in one table.
+/// Changes that a restore makes in one table.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TableDiff {
     /// The table.
@@ -80,7 +80,7 @@ pub struct TableDiff {
     pub removed: Vec<Arc<str>>,
 }
 
-/// What a restore changes, tables without a change left out.
+/// Changes that a restore makes; tables without a change are left out.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Diff {
     /// By table.
@@ -98,18 +98,18 @@ pub struct RestoreOptions {
     pub now: Stamp,
 }
 
-/// What [`apply`] did.
+/// Result of [`apply`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RestoreReport {
     /// Records restored.
     pub records: usize,
     /// The new epoch.
     pub epoch: u64,
-    /// Where the store of before is.
+    /// Path of the previous store.
     pub previous: Option<PathBuf>,
 }
 
-/// What restoring `backup` over `current` would change; for `--dry-run`.
+/// Returns the changes of restoring `backup` over `current`; for `--dry-run`.
 ///
 /// # Errors
 /// When the backup cannot be converted to the schema of this binary or holds damaged records.

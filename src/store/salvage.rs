@@ -53,7 +53,7 @@ pub(super) struct Gap {
 /// Raw pairs by raw key.
 pub(super) type Pairs = BTreeMap<Vec<u8>, Vec<u8>>;
 
-/// What the intact part of a log adds up to.
+/// Content of the intact part of a log.
 #[derive(Debug, Default)]
 pub(super) struct Salvage {
     /// Newest readable value of each key.
@@ -73,7 +73,7 @@ pub(super) struct Salvage {
 }
 
 impl Salvage {
-    /// Whether all of the log can be read, by sled too: it will cut nothing off.
+    /// Returns whether all of the log can be read, also by sled, which then cuts nothing off.
     pub(super) fn is_whole(&self) -> bool {
         self.gaps.is_empty() && self.bad_blobs == 0 && self.headless == 0
     }
@@ -170,7 +170,7 @@ fn read(db_dir: &Path, keep: bool) -> io::Result<Salvage> {
     Ok(salvage.finish(pages))
 }
 
-/// Where a segment is.
+/// Place of a segment.
 struct Place {
     lsn: i64,
     /// In the file.
@@ -223,11 +223,11 @@ fn find_segments(file: &File, buffer: &mut Vec<u8>) -> io::Result<Segments> {
     })
 }
 
-/// Where the segments of a log are.
+/// Places of the segments of a log.
 struct Segments {
     /// Offsets in the file, by log sequence number.
     found: BTreeMap<i64, u64>,
-    /// How many of them were found by their content.
+    /// Number of them that were found by their content.
     without_header: usize,
     /// Places that hold something else.
     unknown: usize,
@@ -403,7 +403,7 @@ fn read_blob(db_dir: &Path, pointer: &[u8]) -> Option<(Kind, Vec<u8>)> {
 /// Leaf pages as the replay has them so far.
 #[derive(Default)]
 struct Pages {
-    /// Whether entries are kept; without, only what [`Salvage::damage`] needs.
+    /// True if entries are kept; otherwise only the data for [`Salvage::damage`] is.
     keep: bool,
     leaves: HashMap<u64, Leaf>,
     deleted: BTreeMap<Vec<u8>, i64>,
@@ -476,7 +476,7 @@ impl Pages {
     }
 }
 
-/// Whether every change of a key that begins with this byte is of the durable class.
+/// Returns whether every change of a key that begins with this byte is of the durable class.
 fn is_durable(tag: Option<&u8>) -> bool {
     matches!(
         tag.copied().and_then(Table::from_tag),

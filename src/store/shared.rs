@@ -1,9 +1,9 @@
-//! What the writer and the handles of a store share: the published state, the health, the room in the queue.
+//! State that the writer and the handles of a store share: the published state, the health, the room in the queue.
 //!
-//! In come the writer's results and troubles, and looks by whoever watches; out go snapshots and one
+//! The input is the writer's results and errors, and the checks of monitors; the output is snapshots and one
 //! [`StoreHealth`]. Nothing here blocks on the disk.
 //!
-//! **Invariant:** a call that does not return is noticed from outside: the writer only notes that it is in one.
+//! **Invariant:** a call that does not return is noticed from outside: the writer only notes that it has begun one.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -41,7 +41,7 @@ fn name_of(flight: u64) -> &'static str {
     }
 }
 
-/// What keeps the store from working as it should.
+/// Problems that keep the store from working.
 #[derive(Debug, Default)]
 struct Troubles {
     /// A write failed: the reason, and whether the disk is full.
@@ -71,7 +71,7 @@ pub(super) struct Shared {
     pub(super) published: watch::Sender<Version>,
     pub(super) quarantined: ArcSwap<Vec<SetAside>>,
     health: watch::Sender<StoreHealth>,
-    /// Whether the writer has panicked.
+    /// True if the writer has panicked.
     panicked: watch::Sender<bool>,
     troubles: Mutex<Troubles>,
     /// Call the writer is in: a count, and a [`Doing`] or 0.
@@ -231,7 +231,7 @@ impl Shared {
         self.show(&mut troubles);
     }
 
-    /// Whether the writer is known to hang.
+    /// Returns whether the writer is known to hang.
     pub(super) fn is_stalled(&self) -> bool {
         self.stalled.load(Ordering::SeqCst)
     }
@@ -265,7 +265,7 @@ impl Shared {
         room
     }
 
-    /// What a transaction takes: its records are in the queue encoded and as they are.
+    /// Returns the room that a transaction occupies: the queue holds its records encoded and decoded.
     fn units(&self, transaction: &Transaction, encoded: &[Option<Encoded>]) -> u32 {
         let records: usize = encoded.iter().flatten().map(Encoded::size).sum();
         let lines: usize = transaction

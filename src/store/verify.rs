@@ -19,7 +19,7 @@ use super::open::{self, OpenError, OpenOptions, OpenReport, Outcome};
 use super::{migrate, salvage};
 use crate::types::causes;
 
-/// Why a store cannot be looked at.
+/// Failure to examine a store.
 #[derive(Debug, thiserror::Error)]
 pub enum VerifyError {
     /// There is none.
@@ -48,13 +48,13 @@ pub struct ReadCopy {
     pub schema: Option<u32>,
     /// The engine could not open the copy: these are the records that could be salvaged from its log.
     pub salvaged: bool,
-    /// What was noticed, for a human.
+    /// Findings, for a human.
     pub notes: Vec<String>,
     /// A newer binary wrote it: its schema by its own record, or by what is written beside it, or one of its records.
     pub newer: bool,
 }
 
-/// What [`verify`] found.
+/// Result of [`verify`].
 #[derive(Debug)]
 pub struct VerifyReport {
     /// Schema, if it can be told.
@@ -65,14 +65,14 @@ pub struct VerifyReport {
     pub quarantined: Vec<Quarantined>,
     /// Records that earlier runs set aside.
     pub kept: Vec<Quarantined>,
-    /// What is wrong with the files, for a human.
+    /// Problems of the files, for a human.
     pub problems: Vec<String>,
     /// Backups, newest first, with what is wrong with them.
     pub backups: Vec<(PathBuf, Option<String>)>,
 }
 
 impl VerifyReport {
-    /// Whether the store is whole. Records set aside by earlier runs and bad backups do not count.
+    /// Returns whether the store is undamaged. Quarantined records of earlier runs and bad backups do not count.
     pub fn is_ok(&self) -> bool {
         self.problems.is_empty() && self.quarantined.is_empty()
     }
@@ -103,10 +103,10 @@ pub struct Stats {
     pub quarantined: usize,
 }
 
-/// What [`repair`] did.
+/// Result of [`repair`].
 #[derive(Debug)]
 pub struct RepairReport {
-    /// What opening it found and did.
+    /// Findings and repairs of opening it.
     pub open: OpenReport,
     /// Records by table afterwards.
     pub records: BTreeMap<&'static str, usize>,
@@ -170,7 +170,7 @@ pub fn read_copy(dir: &Path) -> Result<ReadCopy, VerifyError> {
     })
 }
 
-/// Whether there is a store to read at all.
+/// Checks that there is a store to read at all.
 ///
 /// # Errors
 /// [`VerifyError::Absent`] when there is none.

@@ -31,15 +31,15 @@ use crate::types::{Clock, causes};
 
 /// Bytes of relaxed changes that are written before their delay is over.
 const PENDING_LIMIT: usize = 4 * 1024 * 1024;
-/// How often the size on disk is measured, and a reserve that is missing is tried to be restored.
+/// Interval at which the size on disk is measured, and a missing reserve is made again if possible.
 const HOUSEKEEPING: Duration = Duration::from_secs(10);
 
-/// How far a batch has to go.
+/// Durability that a batch needs.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Depth {
     /// Safe from the death of the process.
     Flush,
-    /// Safe from a loss of power.
+    /// Safe from a power loss.
     Sync,
 }
 
@@ -49,7 +49,7 @@ pub(super) struct Group {
     waiting: Vec<Waiting>,
 }
 
-/// What a group has to do next.
+/// Next step of a group.
 pub(super) enum Stage {
     /// Write the batch to the database.
     Write(Group),
@@ -67,7 +67,7 @@ pub(super) struct Writer {
     pub(super) options: StoreOptions,
     pub(super) metrics: Metrics,
     clock: Arc<dyn Clock>,
-    /// What is published.
+    /// Published state.
     pub(super) state: State,
     pub(super) version: Version,
     journal_sequence: u64,
@@ -473,7 +473,7 @@ impl Writer {
         self.keep_house();
     }
 
-    /// Whether relaxed changes have waited long enough.
+    /// Returns whether relaxed changes have waited long enough.
     pub(super) fn relaxed_are_due(&self) -> bool {
         let waited = |since: Instant| since.elapsed() >= self.options.relaxed_delay;
         self.degraded.is_none()
@@ -507,7 +507,7 @@ impl Writer {
         }
     }
 
-    /// How long the writer may sleep without a request.
+    /// Returns how long the writer may sleep without a request.
     pub(super) fn wakeup_in(&self) -> Option<Duration> {
         let now = Instant::now();
         if let Some(degraded) = &self.degraded {

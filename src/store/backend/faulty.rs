@@ -106,12 +106,12 @@ impl Faults {
         self.set(|p| p.panic = true);
     }
 
-    /// How often `apply` was called.
+    /// Returns the number of calls of `apply`.
     pub fn applies(&self) -> u64 {
         self.plan().applies
     }
 
-    /// How often `flush` or `sync` was called.
+    /// Returns the number of calls of `flush` and `sync`.
     pub fn syncs(&self) -> u64 {
         self.plan().syncs
     }

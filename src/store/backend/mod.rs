@@ -1,11 +1,11 @@
-//! Where bytes go: the interface between the writer and a key-value engine.
+//! Interface between the writer and a key-value engine.
 //!
-//! In come batches of raw operations on raw keys (see [`super::codec`] for what they mean); out go raw
+//! The input is batches of raw operations on raw keys (see [`super::codec`] for their meaning); the output is raw
 //! pairs. One thread at a time uses a backend.
 //!
 //! **Invariant:** a batch is applied whole or not at all, also across a crash.
-//! **Invariant:** what was applied before a `sync` that returned `Ok` survives a loss of power; what was
-//! applied before a `flush` that returned `Ok` survives the death of the process.
+//! **Invariant:** operations applied before a `sync` that returned `Ok` survive a power loss; operations applied before
+//! a `flush` that returned `Ok` survive the death of the process.
 //! **Invariant:** after any error the outcome of everything since the last `sync` is unknown until
 //! [`Backend::reopen`] has succeeded.
 
@@ -42,27 +42,27 @@ pub enum Op {
     },
 }
 
-/// Why a backend could not do what it was asked to.
+/// Failure of a backend operation.
 #[derive(Debug, thiserror::Error)]
 pub enum BackendError {
     /// The file system is full.
     #[error("{action}: no space left on the device")]
     OutOfSpace {
-        /// What was being done.
+        /// Operation that failed.
         action: &'static str,
     },
     /// Another process has the store open.
     #[error("{action}: another process has the store open ({reason})")]
     Locked {
-        /// What was being done.
+        /// Operation that failed.
         action: &'static str,
-        /// What the engine said.
+        /// Message of the engine.
         reason: String,
     },
     /// A read or write failed.
     #[error("{action}")]
     Io {
-        /// What was being done.
+        /// Operation that failed.
         action: &'static str,
         /// The cause.
         #[source]
@@ -71,17 +71,17 @@ pub enum BackendError {
     /// The engine found its own files damaged.
     #[error("{action}: the database files are damaged: {reason}")]
     Corrupt {
-        /// What was being done.
+        /// Operation that failed.
         action: &'static str,
-        /// What the engine said.
+        /// Message of the engine.
         reason: String,
     },
     /// The engine failed in a way of its own (it panicked, reported a bug, or is not open).
     #[error("{action}: {reason}")]
     Engine {
-        /// What was being done.
+        /// Operation that failed.
         action: &'static str,
-        /// What the engine said.
+        /// Message of the engine.
         reason: String,
     },
 }
@@ -97,7 +97,7 @@ impl BackendError {
         }
     }
 
-    /// Whether freeing space would help.
+    /// Returns whether freeing space would help.
     pub fn is_out_of_space(&self) -> bool {
         matches!(self, Self::OutOfSpace { .. })
     }

@@ -15,11 +15,11 @@ use std::time::Duration;
 
 use super::{Backend, BackendError, Op, RawIter};
 
-/// How often, and at what distance, a closing database is asked whether its lock is free.
+/// Number of checks of whether a closing database has released its lock, and the pause between them.
 const CLOSE_ATTEMPTS: u32 = 2000;
 const CLOSE_PAUSE: Duration = Duration::from_millis(1);
 
-/// How a database is opened.
+/// Settings for opening a database.
 #[derive(Clone, Debug)]
 pub struct SledOptions {
     /// Page cache, in bytes.
@@ -91,7 +91,7 @@ impl SledBackend {
         Ok((backend, done))
     }
 
-    /// Where it is.
+    /// Returns the directory of the database.
     pub fn directory(&self) -> &Path {
         &self.directory
     }
