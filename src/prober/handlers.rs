@@ -27,7 +27,7 @@ pub(super) const OUTPUT_LIMIT: usize = 10 * 1024;
 /// A runtime that answers later than this after the end of a command's time has no say about the command.
 const RUNTIME_SILENCE: Duration = Duration::from_secs(30);
 
-/// What a probe that was made says. What could not be made is an error, and no result.
+/// Result of a probe that ran. A probe that cannot run is an error and has no result.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Raw {
     /// Success.
@@ -44,7 +44,7 @@ impl Raw {
     }
 }
 
-/// What probes are made with.
+/// Clients and settings that probes run with.
 pub(super) struct Handlers {
     cri: CriClient,
     http: OnceLock<Result<Client, String>>,
@@ -71,7 +71,7 @@ impl Handlers {
         answer
     }
 
-    /// What is large is put aside, so that the rest of it stays small.
+    /// Runs the probe once. Boxes the large futures, so that this one stays small.
     async fn once(&self, job: &Job) -> Result<Raw, String> {
         let probe = &job.target.probe;
         let container = &job.target.container;
@@ -181,7 +181,7 @@ async fn dial(host: &str, port: u16) -> io::Result<()> {
     }
 }
 
-/// How far a connection has come without waiting for it.
+/// Progress of a connection, checked without waiting for it.
 enum Connect {
     Done,
     Pending(std::net::TcpStream),

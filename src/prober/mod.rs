@@ -38,9 +38,9 @@ use crate::types::{
 };
 use table::Table;
 
-/// What the prober works with.
+/// Dependencies of the prober.
 pub struct ProberContext {
-    /// Where results and counters are kept.
+    /// Store of results and counters.
     pub store: Store,
     /// Time.
     pub clock: Arc<dyn Clock>,
@@ -50,7 +50,7 @@ pub struct ProberContext {
     pub recorder: Arc<dyn EventRecorder>,
     /// Metrics.
     pub metrics: Metrics,
-    /// Where new results go.
+    /// Receivers of new results.
     pub results: ProbeSenders,
     /// The node's addresses: where pods on the host network are probed.
     pub addresses: HostAddresses,
@@ -111,7 +111,7 @@ impl Prober {
         self.change(|table| table.remove_pod(pod, &self.0.context));
     }
 
-    /// What the probes say of the running containers of a pod, by container name.
+    /// Returns the probe results of the running containers of a pod, by container name.
     pub fn views(&self, pod: &Pod, status: &PodStatus) -> BTreeMap<String, ProbeView> {
         self.table().views(&pod.uid(), status)
     }

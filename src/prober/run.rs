@@ -49,7 +49,7 @@ struct Landed {
     outcome: Result<Raw, String>,
 }
 
-/// What probes compete for.
+/// Kind of resource that probes compete for.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Lane {
     /// Connections.

@@ -1,5 +1,5 @@
-//! Which probes there are and where each stands. Owns the [`ProbeState`]s, their records and metric series;
-//! what is to happen when goes to the task as [`Command`]s.
+//! Table of all probes. Owns the [`ProbeState`]s, their records and metric series; sends scheduling to the task as
+//! [`Command`]s.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -31,7 +31,7 @@ const ORDER: [ProbeKind; 3] = [
     ProbeKind::Readiness,
 ];
 
-/// What the task is to do.
+/// Instruction for the task.
 #[derive(Debug)]
 pub(super) enum Command {
     /// Run a probe after a while, and periodically from then on.
@@ -42,7 +42,7 @@ pub(super) enum Command {
     Send(ProbeKind, ProbeId, ProbeUpdate),
 }
 
-/// What an observer sees.
+/// Input of an observer.
 pub(super) struct Seen<'a> {
     pub(super) pod: &'a Arc<Pod>,
     pub(super) status: &'a PodStatus,
@@ -51,7 +51,7 @@ pub(super) struct Seen<'a> {
     pub(super) began: Stamp,
 }
 
-/// What is probed and how, of one container spec.
+/// Target and settings of one probe of a container spec.
 #[derive(Debug)]
 pub(super) struct Target {
     pub(super) pod: Arc<Pod>,
@@ -74,10 +74,10 @@ pub(super) struct Job {
     pub(super) ip: String,
 }
 
-/// What came of a run that counted.
+/// Effect of a run that counted.
 #[derive(Debug, Default)]
 pub(super) struct Applied {
-    /// Whether there will be further runs.
+    /// True if there will be further runs.
     pub(super) goes_on: bool,
     /// A record on its way to the disk.
     pub(super) commit: Option<PendingCommit>,
@@ -137,7 +137,7 @@ fn probe_of(container: &Container, kind: ProbeKind) -> Option<&Probe> {
     }
 }
 
-/// Whether anything of a pod is probed.
+/// Returns whether any container of a pod has a probe.
 pub(super) fn has_probes(pod: &Pod) -> bool {
     probed(pod).any(|c| ORDER.iter().any(|kind| probe_of(c, *kind).is_some()))
 }
@@ -148,12 +148,12 @@ fn running<'a>(status: &'a PodStatus, container: &str) -> Option<&'a ContainerSt
 }
 
 impl Table {
-    /// Whether the task has something to do.
+    /// Returns whether there are commands for the task.
     pub(super) fn has_commands(&self) -> bool {
         !self.commands.is_empty()
     }
 
-    /// What the task has to do, in order.
+    /// Returns and removes the commands for the task, in order.
     pub(super) fn take_commands(&mut self) -> Vec<Command> {
         std::mem::take(&mut self.commands)
     }
@@ -307,7 +307,7 @@ impl Table {
         self.commands.push(Command::Schedule(id, wait));
     }
 
-    /// Whether a probe is to be run at all, now that its container is as it is.
+    /// Returns whether a probe should run, given the current state of its container.
     fn is_active(&self, entry: &Entry) -> bool {
         let Some(state) = &entry.state else {
             return false;
@@ -330,7 +330,7 @@ impl Table {
         })
     }
 
-    /// What to run for a probe that is due; `None` when it is not to be run any more. `node` is asked for each run of a
+    /// Returns the job of a probe that is due; `None` when it should not run any more. Reads `node` for each run of a
     /// pod on the host network: the node's address may change while the pod runs.
     pub(super) fn job(&self, id: ProbeId, node: &HostAddresses) -> Option<Job> {
         let entry = self.probes.get(&id)?;

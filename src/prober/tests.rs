@@ -38,7 +38,7 @@ impl Clock for TokioClock {
     }
 }
 
-/// What commands do, by their first word; and when they were run.
+/// Results of commands by their first word, and the times of their runs.
 #[derive(Clone, Default)]
 struct Script {
     codes: Arc<StdMutex<BTreeMap<String, (i32, Duration)>>>,

@@ -98,7 +98,7 @@ async fn a_probe_says_what_it_waited_for_and_hangs_up() {
     }
 }
 
-/// What a probe of a server says that does `serve` with its connection.
+/// Returns the result of probing a server that runs `serve` on its connection.
 async fn broken<F: Future<Output = ()>>(serve: impl FnOnce(TcpStream) -> F) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let port = listener.local_addr().unwrap().port();
