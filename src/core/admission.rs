@@ -1,6 +1,6 @@
-//! Whether a pod may run here; upstream's admit handlers, as far as they concern this node alone.
+//! Admission of a pod to this node; upstream's admit handlers, as far as they concern this node alone.
 //!
-//! Comes in: the pod, the pods that take part of the node already, facts of the node. Goes out: a decision
+//! The input is the pod, the pods that already take part of the node, and facts of the node. The output is a decision
 //! that is recorded once per UID, and the pods that have to make room for a critical one. Pure.
 //!
 //! **Invariant:** the caller passes in `others` the admitted pods alone that their sources still want, without the pod
@@ -36,14 +36,14 @@ const NODE_CRITICAL_PRIORITY: i32 = SYSTEM_CRITICAL_PRIORITY + 1000;
 /// Key of the taint of a node that is short of memory.
 const MEMORY_PRESSURE_TAINT: &str = "node.kubernetes.io/memory-pressure";
 
-/// What a decision depends on besides pods.
+/// Input of a decision besides pods.
 #[derive(Clone, Copy, Debug)]
 pub struct AdmissionContext<'a> {
     /// Name of the node.
     pub node_name: &'a str,
     /// `maxPods`.
     pub max_pods: usize,
-    /// What the pod asks for and this agent does not do, one message per field.
+    /// Requests of the pod that this agent does not support, one message per field.
     pub refusals: &'a [String],
     /// The node as the API server shows it, or as it is on record. Of a node without allocatable resources
     /// it is not known what it has: nothing is refused for want of them.
@@ -52,20 +52,20 @@ pub struct AdmissionContext<'a> {
     pub unsafe_sysctls: &'a [String],
     /// AppArmor is enabled on the host.
     pub apparmor: bool,
-    /// What the node is short of.
+    /// Resources that the node is short of.
     pub pressure: Pressure,
     /// Reason why the pod gets no exclusive CPUs or memory; `None` if it does, or needs none.
     pub unplaced: Option<&'a pinning::Refusal>,
 }
 
-/// What was decided.
+/// Result of an admission.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Verdict {
-    /// Whether the pod may run.
+    /// Decision: admitted or rejected.
     pub decision: AdmissionDecision,
     /// Pods that are to be evicted for it, in this order. Empty unless the pod is critical and admitted.
     pub preempt: Vec<PodUid>,
-    /// What it lacked without them, the first of it; empty when it lacked nothing.
+    /// First resource that it lacked without preemption; empty when it lacked nothing.
     pub lacking: String,
 }
 
@@ -164,8 +164,8 @@ fn under_pressure(pod: &Pod, pressure: Pressure) -> Option<Refusal> {
     Some((EVICTED.to_owned(), message))
 }
 
-/// Whether a pod that was admitted and of which nothing was started yet may still start here: what of the
-/// node it asks for may have changed while the agent was down. What was allocated to it stays its own.
+/// Decides whether a pod that was admitted, and of which nothing was started yet, may still start here: parts of the
+/// node that it asks for may have changed while the agent was down. Resources allocated to it stay its own.
 pub fn still_fits(pod: &Pod, ctx: &AdmissionContext<'_>) -> AdmissionDecision {
     match unfit(pod, ctx).or_else(|| matching::untolerated(pod, ctx.node)) {
         None => AdmissionDecision::Admitted,
@@ -173,7 +173,7 @@ pub fn still_fits(pod: &Pod, ctx: &AdmissionContext<'_>) -> AdmissionDecision {
     }
 }
 
-/// Whether a pod is critical; upstream's `kubetypes.IsCriticalPod`.
+/// Returns whether a pod is critical; upstream's `kubetypes.IsCriticalPod`.
 pub fn is_critical(pod: &Pod) -> bool {
     pod.is_static()
         || pod.is_mirror()
@@ -289,7 +289,7 @@ struct HostPort {
 }
 
 impl HostPort {
-    /// Whether the same port of this address is the same port.
+    /// Returns whether the same port number on this address and on `ip` is the same port.
     fn is_met_by(&self, ip: &str) -> bool {
         let any = |ip: &str| ip == "0.0.0.0";
         self.ip == ip || any(&self.ip) || any(ip)

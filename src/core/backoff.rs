@@ -12,7 +12,7 @@ use std::time::Duration;
 use super::state::BackoffRecord;
 use crate::types::Stamp;
 
-/// What a back-off is multiplied with at each failure.
+/// Factor of a back-off at each failure.
 const FACTOR: u32 = 2;
 
 /// Back-off of a crashing container; upstream's `doBackOff` over `flowcontrol.Backoff`.
@@ -31,7 +31,7 @@ pub mod crash {
     /// A container that finishes later than this after its start begins anew.
     pub const RESET_AFTER: Duration = Duration::from_secs(600);
 
-    /// What to do with a container that should run again.
+    /// Decision about a container that should run again.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub enum Decision {
         /// Start it, and commit `next` with the start.
@@ -101,7 +101,7 @@ pub mod image {
     }
 }
 
-/// How one sync of a pod went.
+/// Result of one sync of a pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SyncOutcome {
     /// Everything is as desired.

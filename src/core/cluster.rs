@@ -1,12 +1,12 @@
-//! Whether a store still belongs to the cluster that the node is of.
+//! Check that a store still belongs to the cluster of the node.
 //!
-//! A store belongs to a node of a cluster. What it remembers of pods, back-offs and resource versions means nothing in
-//! another cluster, even where names are the same. In: what is on record of the cluster, what the kubeconfig says, and
-//! what the API server shows of the node. Out: what follows for the store. Pure.
+//! A store belongs to a node of a cluster. Its records of pods, back-offs and resource versions mean nothing in another
+//! cluster, even where names are the same. The input is the recorded cluster, the kubeconfig's cluster, and the node
+//! that the API server shows. The output is the consequence for the store. Pure.
 //!
 //! One fact alone proves nothing: CAs are replaced, API servers move, nodes are deleted and register again. Two facts
-//! that agree do, unless one says the contrary: a CA that both have in common, or the very node object that is on
-//! record. So two clusters that share a CA count as one.
+//! that agree do, unless another fact contradicts them: a CA that both have in common, or the very node object that is
+//! recorded. So two clusters that share a CA count as one.
 
 use std::collections::BTreeSet;
 
@@ -20,7 +20,7 @@ pub struct Cluster {
     pub authorities: BTreeSet<String>,
 }
 
-/// What an API server shows of the node.
+/// View of the node on an API server.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Shown {
     /// It was not asked or has not answered, or does not know who asks.
@@ -32,18 +32,18 @@ pub enum Shown {
     Node(String),
 }
 
-/// What is on record of the cluster that a store is kept for.
+/// Record of the cluster that a store is kept for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Recorded {
     /// The cluster.
     pub cluster: Cluster,
     /// The UID of the node's object; `None` before it was shown.
     pub node: Option<String>,
-    /// What the API server showed that made the last agent end.
+    /// View of the node that made the last agent end.
     pub shown: Shown,
 }
 
-/// What follows for the store.
+/// Consequence for the store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
     /// It belongs to this cluster from now on: it knew of none.

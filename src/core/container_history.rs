@@ -1,4 +1,4 @@
-//! What became of a container: the runtime's facts and the agent's records, read together.
+//! History of a container: the runtime's facts and the agent's records, read together.
 //!
 //! In: the [`PodStatus`] the runtime gave and the [`ContainerRecord`]s. Out: a [`History`] per container
 //! name that decisions are made on, and the mutations that keep ends which the runtime may forget.
@@ -205,14 +205,14 @@ impl<'a> History<'a> {
         }
     }
 
-    /// Whether any attempt did or may have run.
+    /// Returns whether any attempt did or may have run.
     pub fn may_have_run(&self) -> bool {
         self.latest != Latest::NeverRan || self.restart_count > 0
     }
 
-    /// Whether `latest` belongs to `sandbox`, the newest one. An init container's end counts for the
-    /// sandbox it ran in only: [`forget_init`] drops the intents before a sandbox is made, so that an
-    /// intent on record was decided for the newest one, even when the runtime has forgotten the container.
+    /// Returns whether `latest` belongs to `sandbox`, the newest one. An init container's end counts for the sandbox it
+    /// ran in only: [`forget_init`] drops the intents before a sandbox is made, so that a stored intent was decided for
+    /// the newest one, even when the runtime has forgotten the container.
     pub fn is_of_sandbox(
         &self,
         sandbox: &ContainerId,
@@ -238,10 +238,10 @@ fn named<'a>(status: &'a PodStatus, name: &str) -> impl Iterator<Item = &'a Cont
     status.containers.iter().filter(move |c| c.name == name)
 }
 
-/// Whether the recorded restart count was taken by a start that is known not to have happened: its container
-/// is still in state `Created` (a start that takes another one instead removes it first), or [`record_end`]
-/// dropped the intent with it ([`forget_init`] drops it with an end on record); and the newest attempt that
-/// ran is the one before.
+/// Returns whether the recorded restart count was taken by a start that is known not to have happened. For this the
+/// newest attempt that ran has to be the one before. In addition, its container is still in state `Created` (a start
+/// that takes another one instead removes it first), or [`record_end`] dropped the intent with it ([`forget_init`]
+/// drops it with a recorded end).
 fn is_unused(
     record: Option<&ContainerRecord>,
     created: &[&ContainerStatus],
@@ -321,7 +321,7 @@ fn observed(
     }
 }
 
-/// Whether an intent's container is missing only because the runtime was listed before it was started.
+/// Returns whether an intent's container is missing only because the runtime was listed before it was started.
 fn is_undecided(
     intent: &IntentRecord,
     status: &PodStatus,
@@ -333,7 +333,7 @@ fn is_undecided(
     }
 }
 
-/// Whether the end of container `id` is on record.
+/// Returns whether the end of container `id` is recorded.
 fn has_ended(record: Option<&ContainerRecord>, id: &ContainerId) -> bool {
     let exit = record.and_then(|r| r.last_exit.as_ref());
     exit.is_some_and(|exit| exit.container_id == *id)
@@ -462,9 +462,9 @@ pub fn record_end(
     })
 }
 
-/// What has to be recorded before a container is removed from the runtime: the end of an exited one;
-/// that a created one with a start intent never ran, unless its end is on record. Empty when there is nothing to keep. The restart count
-/// stays, for it was told already; the next start has the same.
+/// Returns the facts to record before a container is removed from the runtime: the end of an exited one; that a created
+/// one with a start intent never ran, unless its end is recorded. Empty when there is nothing to keep. The restart
+/// count stays, for it was already reported; the next start has the same.
 pub fn end_of(seen: &State, pod: &PodUid, container: &ContainerStatus, now: Stamp) -> Transaction {
     let id = &container.id;
     let key = child_key(pod, &container.name);

@@ -1,7 +1,7 @@
-//! Which credentials the node uses, how it gets others, and what to do where it cannot.
+//! Choice of the node's credentials, the next step to get others, and the manual recovery where that fails.
 //!
-//! In: how long the client certificate is good, what the clocks say, and what became of the credentials that may ask
-//! for another certificate. Out: the next step, and the words for people. Pure.
+//! The input is the validity of the client certificate, the clocks, and the state of the credentials that may ask for
+//! another certificate. The output is the next step, and its explanation for people. Pure.
 //!
 //! Two credentials may ask for a certificate: those of the bootstrap kubeconfig, and the lifeline, which lasts longer
 //! than any certificate of the node and has no other right. The lifeline is for a certificate that has expired: a node
@@ -10,7 +10,7 @@
 //! **Invariant:** nothing is concluded for good from a clock. Each step is decided anew, and the API server's clock
 //! counts as long as it is known.
 
-/// How far two clocks may be apart, in seconds.
+/// Largest accepted difference of two clocks, in seconds.
 pub const MAX_SKEW: i64 = 300;
 /// 2025-01-01, in seconds since 1970: a clock that is before it was never set.
 pub const EARLIEST: i64 = 1_735_689_600;
@@ -24,7 +24,7 @@ pub struct Validity {
     pub until: i64,
 }
 
-/// What the clocks say, in seconds since 1970.
+/// Readings of the clocks, in seconds since 1970.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Time {
     /// The clock of this machine.
@@ -39,14 +39,14 @@ impl Time {
         self.server.unwrap_or(self.own)
     }
 
-    /// Whether the clock of this machine is wrong, as far as that can be known.
+    /// Returns whether the clock of this machine is wrong, as far as that can be known.
     pub fn is_wrong(self) -> bool {
         let apart = self.server.map(|server| (server - self.own).abs());
         self.own < EARLIEST || apart.is_some_and(|apart| apart > MAX_SKEW)
     }
 }
 
-/// Who the node is.
+/// Identity that the node uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Client {
     /// Nobody yet: there is no kubeconfig.
@@ -71,12 +71,12 @@ pub enum Source {
     Failed,
 }
 
-/// What the next step depends on.
+/// Input of the decision on the next step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Situation {
     /// The clocks.
     pub time: Time,
-    /// Who the node is.
+    /// Identity that the node uses.
     pub client: Client,
     /// When the certificate is to be renewed, in seconds since 1970; `None` when it is not renewed.
     pub renewal: Option<i64>,
@@ -126,12 +126,12 @@ pub fn next(situation: &Situation) -> Next {
     }
 }
 
-/// What became of credentials that may ask for a certificate, for people.
+/// Failed attempt to get a certificate, for people.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Tried {
     /// The kubeconfig.
     pub path: String,
-    /// Why they give no certificate.
+    /// Reason for which they give no certificate.
     pub why: String,
 }
 
@@ -150,7 +150,7 @@ pub struct Trouble {
     pub lifeline: Option<Tried>,
 }
 
-/// Where a bootstrap kubeconfig is put if none is configured.
+/// Suggested path of a bootstrap kubeconfig if none is configured.
 const BOOTSTRAP_PATH: &str = "/etc/holdfast/bootstrap.kubeconfig";
 /// The most of an error that is shown, in characters.
 const WHY_LIMIT: usize = 160;

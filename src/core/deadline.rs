@@ -30,7 +30,7 @@ pub fn due(pod: &Pod, started: Option<Stamp>) -> Option<Stamp> {
     Some(started?.plus(allowed))
 }
 
-/// Whether the time of a pod is over; upstream's `pastActiveDeadline`. `started` is of the boot of `now`.
+/// Returns whether the time of a pod is over; upstream's `pastActiveDeadline`. `started` is of the boot of `now`.
 pub fn exceeded(pod: &Pod, started: Option<Stamp>, now: Stamp) -> bool {
     due(pod, started).is_some_and(|due| due.reached(now))
 }

@@ -1,6 +1,6 @@
-//! Which pods use more local storage than they may; the decision of upstream's `localStorageEviction`.
+//! Detection of pods that use more local storage than they may; the decision of upstream's `localStorageEviction`.
 //!
-//! In: a pod and what it uses. Out: why it is evicted, in upstream's words. Pure.
+//! The input is a pod and its usage. The output is the reason of its eviction, in upstream's words. Pure.
 
 use std::collections::BTreeMap;
 
@@ -19,7 +19,7 @@ const EPHEMERAL_STORAGE: &str = "ephemeral-storage";
 const OF_EMPTY_DIR: &str = "emptydirfs.limit";
 const OF_POD: &str = "ephemeralpodfs.limit";
 const OF_CONTAINER: &str = "ephemeralcontainerfs.limit";
-/// How often in a row a pod may keep itself from being measured.
+/// Number of times in a row that a pod may prevent its measurement.
 const MAX_MISSED: u32 = 3;
 
 /// Local storage of a pod, in bytes.
@@ -51,12 +51,12 @@ impl ContainerUsage {
     }
 }
 
-/// What has to be measured of a pod.
+/// Usage of a pod that has to be measured.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Wanted {
     /// Names of emptyDir volumes.
     pub empty_dirs: Vec<String>,
-    /// What containers write: their layers, logs and termination messages, the hosts file.
+    /// True for the files of containers: their layers, logs and termination messages, the hosts file.
     pub containers: bool,
 }
 
@@ -67,7 +67,7 @@ impl Wanted {
     }
 }
 
-/// What has to be measured to decide on a pod: nothing when it has no limits, and nothing of a critical pod,
+/// Returns the usage to measure for a decision on a pod: nothing when it has no limits, and nothing of a critical pod,
 /// which is never evicted; a static one would not come back. Upstream: `evictPod`.
 pub fn wanted(pod: &Pod) -> Wanted {
     if is_critical(pod) {
@@ -93,8 +93,8 @@ fn is_memory(medium: Option<&str>) -> bool {
     medium.is_some_and(|m| !m.is_empty())
 }
 
-/// Why a pod is evicted, if it is. Volumes are looked at first, then the pod, then its containers, as
-/// upstream does; the first limit that is exceeded is the one that is told.
+/// Returns the reason for which a pod is evicted, if it is. Checks volumes first, then the pod, then its containers, as
+/// upstream does, and reports the first limit that is exceeded.
 pub fn over_limit(pod: &Pod, usage: &StorageUsage) -> Option<String> {
     over_limit_by(pod, usage).map(|(_, message)| message)
 }
@@ -107,8 +107,9 @@ pub fn over_limit_by(pod: &Pod, usage: &StorageUsage) -> Option<(&'static str, S
         .or_else(|| container_over(pod, usage).map(|m| (OF_CONTAINER, m)))
 }
 
-/// Why a pod is evicted that by its own doing could not be measured for so many `times` in a row, if that is too often: else
-/// a limit would be evaded by what takes too long to count. As [`over_limit_by`]. Upstream evicts nobody for it.
+/// Returns the reason for which a pod is evicted that has prevented its measurement so many `times` in a row, if that
+/// is too often. Otherwise a pod could evade a limit with files that take too long to count. The result is as of
+/// [`over_limit_by`]. Upstream evicts no pod for this.
 pub fn unmeasured(pod: &Pod, times: u32, what: &str) -> Option<(&'static str, String)> {
     let signal = match wanted(pod) {
         wanted if wanted.is_empty() => return None,

@@ -1,5 +1,5 @@
-//! Which unused images go: those that are too old, and the least recently used ones when their disk is nearly full.
-//! Upstream: `realImageGCManager`.
+//! Choice of the unused images to remove: those that are too old, and the least recently used ones when their disk is
+//! nearly full. Upstream: `realImageGCManager`.
 
 pub mod report;
 
@@ -25,7 +25,7 @@ pub struct Policy {
 pub struct Disk {
     /// Its size.
     pub capacity: u64,
-    /// What those who are not root may still write.
+    /// Bytes that are still available to users other than root.
     pub available: u64,
 }
 

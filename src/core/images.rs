@@ -95,8 +95,8 @@ pub enum Standing {
     Owed,
 }
 
-/// What an image stands for: `record` with the time it was written, `present` is the ID under which the runtime has the
-/// name, `is_whole` whether another name of that ID is on record as whole.
+/// Returns the permitted use of an image. `record` has the time it was written, `present` is the ID under which the
+/// runtime has the name, `is_whole` is true if another name of that ID is recorded as complete.
 pub fn standing(
     record: Option<(&ImageFiles, Stamp)>,
     boot: BootId,
@@ -141,8 +141,8 @@ pub fn standing(
     }
 }
 
-/// Whether a container may start from an image that no registry vouches for now: no record of a name of this ID makes it
-/// a suspect.
+/// Returns whether a container may start from an image that no registry vouches for now. No record may mark a name of
+/// this ID as possibly corrupt.
 pub fn is_sound(state: &State, id: &str, boot: BootId) -> bool {
     let is_whole = is_whole(state, id);
     let stands = |files: &ImageFiles, at| standing(Some((files, at)), boot, Some(id), is_whole);
@@ -151,7 +151,7 @@ pub fn is_sound(state: &State, id: &str, boot: BootId) -> bool {
         .all(|(files, at)| !matches!(stands(&files, at), Standing::Suspect | Standing::Owed))
 }
 
-/// What the runtime says of a name.
+/// Answer of the runtime about a name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Presence<'a> {
     /// It does not say anything.
@@ -162,8 +162,8 @@ pub enum Presence<'a> {
     Is(&'a str),
 }
 
-/// Whether the runtime had the name under this ID before the agent pulled or imported it. What is on record as whole was
-/// brought by the agent.
+/// Returns whether the runtime had the name under this ID before the agent pulled or imported it. An image recorded as
+/// complete was pulled or imported by the agent.
 pub fn was_there(files: Option<&ImageFiles>, id: &str) -> bool {
     match files.map(|files| (&files.state, &files.id)) {
         Some((FilesState::Pulling { good, .. }, _)) => good
@@ -276,7 +276,7 @@ pub fn replaced(old: &ImageFiles, id: &str) -> ImageFiles {
     }
 }
 
-/// What becomes of the record of a pull that has brought nothing.
+/// New state of a record after a pull that failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum AfterFailure {
     /// Stays as it is.
@@ -368,7 +368,7 @@ pub fn lost(
     }
 }
 
-/// What the failure of a container says of the files of its image.
+/// Evidence in the failure of a container about the files of its image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Evidence {
     /// The runtime misses files that its own records name.
@@ -423,10 +423,11 @@ const PROGRAM: &[Pattern] = &[
 /// The kernel's answer to a program in no format that it knows.
 const FORMAT: &str = ": exec format error";
 
-/// What runtimes and gRPC put behind the answer of the kernel.
+/// Phrases that runtimes and gRPC append to the answer of the kernel.
 const TAILS: &[&str] = &[": unknown", ": OCI runtime error"];
 
-/// Where the runtime's own words end: commands, paths, users and profiles that a pod names follow without quotes.
+/// Phrases that end the runtime's own words: commands, paths, users and profiles that a pod names follow without
+/// quotes.
 const POD_WORDS: &[&str] = &[
     "OCI runtime ",
     "runc create failed",
@@ -449,10 +450,11 @@ const POD_WORDS: &[&str] = &[
     "device",
 ];
 
-/// What the error of CreateContainer, StartContainer or PullImage says of the files of an image; `None` = nothing.
+/// Returns the evidence in an error of CreateContainer, StartContainer or PullImage about the files of an image; `None`
+/// if there is none.
 ///
-/// Errors repeat what a pod asks for. None of that is evidence: whoever writes a command must not bring an image of others
-/// under suspicion.
+/// Errors repeat requests of the pod. None of that is evidence: the author of a command must not make the images of
+/// others suspect.
 pub fn evidence(error: &str) -> Option<Evidence> {
     let said = without_quotes(error);
     let ends = POD_WORDS.iter().filter_map(|words| said.find(words));
@@ -605,8 +607,8 @@ pub fn evidence_in_log(log: &[u8]) -> Option<&str> {
     program.starts_with('/').then_some(said)
 }
 
-/// Whether such a failure makes an image a suspect. A boot counts one failure per image: an image that fails for another
-/// reason is not removed and pulled for ever.
+/// Returns whether such a failure makes an image possibly corrupt. One failure per image counts in a boot, so that an
+/// image that fails for another reason is not removed and pulled forever.
 pub fn makes_suspect(
     evidence: Evidence,
     standing: Standing,
@@ -650,7 +652,7 @@ pub struct ArchiveRecord {
     pub stamp: ArchiveStamp,
     /// Names of the images it holds, as they are written in it.
     pub images: Vec<String>,
-    /// Why it could not be read or imported; empty = it was.
+    /// Error of reading or importing it; empty on success.
     pub error: String,
 }
 
@@ -677,8 +679,8 @@ pub enum ArchiveStep {
     Import,
 }
 
-/// What is to be done with an archive that is there as `stamp`. `is_first` = the agent has just started: an error may
-/// have gone since. `is_present` tells whether the runtime has an image.
+/// Returns the next step for an archive that exists as `stamp`. `is_first` is true if the agent has just started: an
+/// error may have gone since. `is_present` returns whether the runtime has an image.
 pub fn archive_step(
     record: Option<&ArchiveRecord>,
     stamp: ArchiveStamp,
@@ -731,13 +733,14 @@ pub fn all_files(state: &State) -> impl Iterator<Item = (ImageFiles, Stamp)> + '
     records.filter_map(|record| Some((record.content()?, record.at())))
 }
 
-/// Whether a name of this ID is on record as whole.
+/// Returns whether a name of this ID is recorded as complete.
 pub fn is_whole(state: &State, id: &str) -> bool {
     all_files(state).any(|(files, _)| files.state == FilesState::Whole && files.id == id)
 }
 
-/// Whether another name of this ID is on record as a suspect or as removed, so that the runtime may have taken the damaged
-/// files for what a pull of the qualified name has brought. It has not, if the image was gone when the pull began.
+/// Returns whether another name of this ID is recorded as possibly corrupt or as removed, so that a pull of the
+/// qualified name may have reused the damaged files in the runtime. It has not, if the image was gone when the pull
+/// began.
 pub fn is_doubted(state: &State, qualified: &str, id: &str) -> bool {
     let own = files_of(state, qualified).map(|(files, _)| files.state);
     if own.as_ref().is_some_and(unpacks_anew) {
@@ -757,7 +760,7 @@ pub fn is_doubted(state: &State, qualified: &str, id: &str) -> bool {
     })
 }
 
-/// Whether an image of this ID was brought after the damaged one was gone.
+/// Returns whether an image of this ID was pulled or imported after the damaged one was gone.
 pub fn is_brought(state: &State, id: &str, boot: BootId) -> bool {
     all_files(state).any(|(files, at)| {
         let is_anew =
@@ -766,7 +769,7 @@ pub fn is_brought(state: &State, id: &str, boot: BootId) -> bool {
     })
 }
 
-/// Whether the image of the name was gone when its pull began.
+/// Returns whether the image of the name was gone when its pull began.
 fn unpacks_anew(state: &FilesState) -> bool {
     matches!(
         state,

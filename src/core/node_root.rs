@@ -1,13 +1,13 @@
-//! Whether a store still belongs to the node's root directory.
+//! Check that a store still belongs to the node's root directory.
 //!
-//! `kubeadm reset` wipes the root directory and stops everything that ran, and leaves the state directory alone: what a
-//! store remembers of the node is of no node any more. So both have the same random identity, the root directory in a
-//! file of its own and the store on record. A disk that is not mounted takes the file along, so the file system counts too.
-//! In: what was found of both. Out: what follows. Pure.
+//! `kubeadm reset` wipes the root directory and stops everything that ran, and leaves the state directory alone. The
+//! records of the store are then of no node any more. So both have the same random identity: the root directory in a
+//! file of its own, the store in a record. A disk that is not mounted takes the file along, so the file system counts
+//! too. The input is the state of both, the output the consequence. Pure.
 
 use super::mounts::Presence;
 
-/// What is on record of the root directory that a store is kept for.
+/// Record of the root directory that a store is kept for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Recorded {
     /// The identity that its marker has.
@@ -16,7 +16,7 @@ pub struct Recorded {
     pub path: String,
 }
 
-/// What follows for the store.
+/// Consequence for the store.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Verdict {
     /// It belongs to the root directory.

@@ -36,7 +36,7 @@ use crate::core::volumes::known::InUse;
 use crate::kubeletconfig::EvictionThreshold;
 use crate::types::{Event, EventType, Stamp};
 
-/// What the node says its version is: the Kubernetes release whose behaviour it has, and the agent's own version.
+/// Version that the node reports: the Kubernetes release whose behaviour it has, and the agent's own version.
 pub const KUBELET_VERSION: &str = concat!("v1.36.0-holdfast.", env!("CARGO_PKG_VERSION"));
 
 /// Most bytes of a label's value.
@@ -100,7 +100,7 @@ const OWN_LABELS: &[&str] = &[
     LABEL_BETA_ARCH,
 ];
 
-/// What the configuration says about the node.
+/// Settings of the node from the configuration.
 #[derive(Clone, Debug, PartialEq)]
 pub struct NodeSettings {
     /// Name of the object.
@@ -247,7 +247,7 @@ pub struct Facts {
     pub devices: Amounts,
 }
 
-/// What is remembered beside the node itself, also across restarts.
+/// Facts remembered beside the node itself, also across restarts.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Memory {
@@ -257,16 +257,16 @@ pub struct Memory {
     pub boot_told: String,
     /// `spec.unschedulable` whose event was recorded.
     pub unschedulable: bool,
-    /// What the API server did not keep of the last patch: an old one drops fields it does not know.
+    /// Fields of the last patch that the API server did not keep: an old one drops fields it does not know.
     pub residue: Value,
 }
 
-/// What [`compute`] gives.
+/// Result of [`compute`].
 #[derive(Clone, Debug)]
 pub struct Computed {
     /// The node as it should be.
     pub node: Node,
-    /// What to tell.
+    /// Events to emit.
     pub events: Vec<Event>,
     /// The new memory.
     pub memory: Memory,
@@ -345,8 +345,9 @@ pub fn initial_node(settings: &NodeSettings) -> Node {
     }
 }
 
-/// What an existing node takes over from this one's registration: the default labels and the attach-detach annotation.
-/// All else is its owner's. Upstream: `tryRegisterWithAPIServer`; huge pages follow from [`compute`].
+/// Returns an existing node with the parts of this one's registration that it takes over: the default labels and the
+/// attach-detach annotation. All else is its owner's. Upstream: `tryRegisterWithAPIServer`; huge pages follow from
+/// [`compute`].
 pub fn reconcile(settings: &NodeSettings, existing: &Node) -> Node {
     let desired = initial_node(settings).metadata;
     let mut node = existing.clone();
@@ -376,9 +377,9 @@ pub fn reconcile(settings: &NodeSettings, existing: &Node) -> Node {
 pub struct CorrectedLabel {
     /// The label.
     pub name: String,
-    /// What the API server shows; `None` when it is gone.
+    /// Value on the API server; `None` when it is gone.
     pub shown: Option<String>,
-    /// What it is.
+    /// Desired value.
     pub wanted: String,
 }
 

@@ -1,11 +1,11 @@
-//! Which pods of the API server start after a reboot before it has answered.
+//! Choice of the API server's pods that start after a reboot before it has answered.
 //!
-//! In: a pod as recorded, the node's policy, what is recorded of its claims. Out: start, or wait and why. Pure.
-//! A pod waits when running it twice could do harm: its replacement may already run elsewhere while this node
-//! was away. An agent's restart without a reboot asks nobody: its pods were running.
+//! The input is a recorded pod, the node's policy, and the records of its claims. The output is to start, or to wait
+//! and why. Pure. A pod waits when running it twice could do harm: its replacement may already run elsewhere while this
+//! node was away. A restart of the agent without a reboot requires no answer: its pods were running.
 //!
-//! **Invariant:** that the API server has spoken in this boot is on record after the end of every pod that it took
-//! away with its first word. So a crash in between lets no such pod go.
+//! **Invariant:** the record that the API server has answered in this boot is stored after the end of every pod that
+//! its first answer removed. So a crash in between starts no such pod.
 
 use std::collections::BTreeSet;
 
@@ -19,8 +19,8 @@ use crate::types::{PodExt, PodSource, PodUid};
 /// Overrides the node's policy for one pod: `"true"` or `"false"`.
 pub const ANNOTATION: &str = "holdfast.io/offline-start";
 
-/// Whether a pod may start before the API server has answered. `access_modes` tells what is recorded of a claim
-/// of the pod's namespace; `None` when nothing is.
+/// Checks that a pod may start before the API server has answered. `access_modes` returns the recorded modes of a claim
+/// of the pod's namespace; `None` when there is no record.
 ///
 /// # Errors
 /// Why the pod waits, for a human.
@@ -42,8 +42,8 @@ pub fn may_start(
     }
 }
 
-/// Whether the records agree with the API server, which wants its pods `wanted` and no others: the others are being
-/// stopped, or are over.
+/// Returns whether the records agree with the API server, which wants its pods `wanted` and no others: the others are
+/// being stopped, or are over.
 pub fn has_taken_effect(state: &State, wanted: &BTreeSet<PodUid>) -> bool {
     let mut of_api = state
         .pods

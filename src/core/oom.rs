@@ -1,4 +1,4 @@
-//! What the kernel killed for want of memory, read off its log.
+//! Detection of processes that the kernel killed because memory ran out, from its log.
 //!
 //! In: records of `/dev/kmsg`, in their order. Out: an [`OomKill`] for each OOM. Pure.
 //!
@@ -30,9 +30,9 @@ const CGROUP_OF_TASK: &[u8] = b",task_memcg=/";
 pub struct Record {
     /// Its number in this boot.
     pub sequence: u64,
-    /// Whether the kernel wrote it, and not a process.
+    /// True if the kernel wrote it, not a process.
     pub of_kernel: bool,
-    /// Whether it goes on with a line that was begun.
+    /// True if it continues a line.
     pub continued: bool,
     /// The text, as the kernel had it.
     pub text: Vec<u8>,
@@ -49,7 +49,7 @@ pub struct OomKill {
     pub name: Vec<u8>,
     /// Its anonymous memory in bytes.
     pub anon_rss: Option<u64>,
-    /// Whose memory ran out.
+    /// Memory that ran out: the node's or a cgroup's.
     pub scope: Scope,
     /// The cgroup of the process.
     pub cgroup: Option<Vec<u8>>,
@@ -57,12 +57,12 @@ pub struct OomKill {
     pub limit: Option<u64>,
 }
 
-/// Whose memory ran out.
+/// Memory that ran out.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Scope {
     /// The node's.
     Node,
-    /// That of the cgroup at this path; `None` when the kernel did not print which.
+    /// Memory of the cgroup at this path; `None` when the kernel did not print the path.
     Cgroup(Option<Vec<u8>>),
 }
 
@@ -108,7 +108,7 @@ pub struct Parser {
     begun: Option<Vec<u8>>,
     /// The limit of the cgroup of this report.
     limit: Option<u64>,
-    /// Whether all processes of a cgroup are killed with the one that was told.
+    /// True if all processes of a cgroup are killed with the reported one.
     group: bool,
 }
 
@@ -179,8 +179,8 @@ impl Parser {
 }
 
 impl Summary {
-    /// Whether `killed` ends this report. The process that is killed may be another one of the same name: a thread that outlived
-    /// its leader.
+    /// Returns whether `killed` ends this report. The process that is killed may be another one of the same name: a
+    /// thread that outlived its leader.
     fn is_of(&self, killed: &Killed) -> bool {
         let of_node = self.scope == Scope::Node;
         let same = (self.victim.as_ref())
@@ -242,7 +242,7 @@ fn legacy_summary(text: &[u8]) -> Option<Summary> {
 
 /// The last record of a report.
 struct Killed {
-    /// Whether the node's memory ran out; `None` where the kernel does not say.
+    /// True if the node's memory ran out; `None` where the kernel does not report it.
     of_node: Option<bool>,
     pid: u32,
     name: Vec<u8>,

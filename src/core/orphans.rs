@@ -1,8 +1,8 @@
-//! Which pods that run without a record may be stopped.
+//! Choice of the pods to stop that run without a record.
 //!
-//! In: a pod that the runtime shows and no record names, as after the store was lost, and what the sources have said so far.
-//! Out: whether it is certain that nobody wants it. Upstream knows no records: it stops such pods when every source has
-//! spoken.
+//! The input is a pod that the runtime shows and no record names, as after the loss of the store, and the pods of the
+//! sources so far. The output is whether it is certain that no source wants it. Upstream knows no records: it stops
+//! such pods when every source has synced.
 
 use k8s_openapi::api::core::v1::Pod;
 

@@ -1,8 +1,8 @@
-//! What is due while the runtime does not answer a stop.
+//! Steps that are due while the runtime does not answer a stop.
 //!
-//! In: the time that the runtime was given. Out: what to do, and how long after the call. A runtime answers soon after the
-//! grace period: it has killed the container by then. What keeps it from answering is a process that the kernel does not
-//! end, or a client that does not read what a container has written.
+//! The input is the time that the runtime was given. The output is the next step, and its time after the call. A
+//! runtime answers soon after the grace period: it has killed the container by then. A process that the kernel does not
+//! end can delay the answer, as can a client that does not read the output of a container.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ pub const WARNING_AFTER: Duration = Duration::from_secs(10);
 /// From the first warning to the second. Each gap after that is twice as long.
 const FIRST_GAP: Duration = Duration::from_secs(60);
 
-/// What to do about a stop without an answer.
+/// Step against a stop without an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Overdue {
     /// End the open streams to what is stopped.

@@ -1,4 +1,4 @@
-//! What changed between two looks at the runtime; upstream's `GenericPLEG.generateEvents`.
+//! Changes between two listings of the runtime; upstream's `GenericPLEG.generateEvents`.
 //!
 //! In: two listings of one pod. Out: events, one or two per container or sandbox that changed. Events are
 //! hints to look, never facts to act on. Nothing here needs inspected fields.
@@ -28,7 +28,7 @@ pub enum PodLifecycleEventKind {
 }
 
 impl PodLifecycleEventKind {
-    /// Whether the pod is worth a sync; upstream's `isSyncPodWorthy`.
+    /// Returns whether the pod is worth a sync; upstream's `isSyncPodWorthy`.
     pub fn wants_sync(self) -> bool {
         !matches!(self, Self::ContainerRemoved | Self::SandboxRemoved)
     }
@@ -39,7 +39,7 @@ impl PodLifecycleEventKind {
 pub struct PodLifecycleEvent {
     /// The pod.
     pub pod: PodUid,
-    /// What happened.
+    /// Kind of the event.
     pub kind: PodLifecycleEventKind,
     /// To which container or sandbox.
     pub id: ContainerId,
@@ -88,8 +88,8 @@ pub fn diff(old: Option<&PodStatus>, new: Option<&PodStatus>) -> Vec<PodLifecycl
     events
 }
 
-/// Whether two listings of a pod say the same, so that it need not be inspected again. Order and
-/// inspected fields do not count.
+/// Returns whether two listings of a pod are the same, so that it need not be inspected again. Order and inspected
+/// fields do not count.
 pub fn same_summary(old: &PodStatus, new: &PodStatus) -> bool {
     Summary::of(Some(old)) == Summary::of(Some(new))
 }
@@ -111,7 +111,7 @@ impl<'a> Summary<'a> {
     }
 }
 
-/// What differs, with its new value.
+/// Returns the entries that differ, with their new values.
 fn changed<'m, S: Copy + PartialEq>(
     old: &'m BTreeMap<&ContainerId, S>,
     new: &'m BTreeMap<&ContainerId, S>,

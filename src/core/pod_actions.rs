@@ -1,4 +1,4 @@
-//! What one sync of a pod has to do; upstream's `computePodActions` together with `doBackOff`.
+//! Steps of one sync of a pod; upstream's `computePodActions` together with `doBackOff`.
 //!
 //! In: the desired pod, what the runtime shows, what is on record, failed probes, the time. Out:
 //! [`PodActions`], a list for the executor. [`compute`] puts it together; the rules are in `init` (init
@@ -72,18 +72,18 @@ use view::{Sync, View};
 /// Waiting reason of a container in crash back-off.
 pub const CRASH_LOOP_BACK_OFF: &str = "CrashLoopBackOff";
 
-/// What [`compute`] decides on.
+/// Input of [`compute`].
 #[derive(Clone, Copy, Debug)]
 pub struct PodActionInput<'a> {
     /// Desired state.
     pub pod: &'a Pod,
     /// The runtime's facts, from an inspection.
     pub status: &'a PodStatus,
-    /// What is on record of the pod's containers.
+    /// Records of the pod's containers.
     pub records: &'a Records<'a>,
     /// Failed probes of the running containers, by container name.
     pub probe_failures: &'a BTreeMap<String, ProbeFailure>,
-    /// What the probes say of the running containers, by container name: whether a sidecar has started.
+    /// Probe results of the running containers, by container name: whether a sidecar has started.
     pub probes: &'a BTreeMap<String, ProbeView>,
     /// A moment before the runtime was asked for `status`.
     pub listed_at: Stamp,
@@ -290,7 +290,7 @@ fn in_current_sandbox(input: &PodActionInput<'_>) -> PodActions {
     sync.actions
 }
 
-/// Whether there is anything left to stop.
+/// Returns whether there is anything left to stop.
 fn is_alive(status: &PodStatus) -> bool {
     let sandbox = |s: &SandboxState| *s == SandboxState::Ready;
     let container =

@@ -39,7 +39,7 @@ use states::{some_if_any, time};
 /// Reason of a pod that makes room for a critical one.
 pub const PREEMPTING: &str = "Preempting";
 
-/// Where the pod's worker stands.
+/// Stage of the pod's worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stage {
     /// Containers are started and restarted.
@@ -51,33 +51,34 @@ pub enum Stage {
     Terminated,
 }
 
-/// What [`generate`] works on.
+/// Input of [`generate`].
 #[derive(Clone, Copy, Debug)]
 pub struct StatusInput<'a> {
     /// Desired state; its status counts as the previous one where `previous` is absent.
     pub pod: &'a Pod,
     /// The runtime's facts, from an inspection.
     pub status: &'a PodStatus,
-    /// What is on record of the pod's containers.
+    /// Records of the pod's containers.
     pub records: &'a Records<'a>,
     /// The newest status this agent generated.
     pub previous: Option<&'a api::PodStatus>,
-    /// Why a container could not be started: reason and message by container name; upstream's reason
+    /// Reasons for which containers could not be started: reason and message by container name; upstream's reason
     /// cache. CrashLoopBackOff needs no entry, it follows from the records.
     pub reasons: &'a BTreeMap<String, (String, String)>,
     /// Probe results by container name.
     pub probes: &'a BTreeMap<String, ProbeView>,
     /// Resources allocated and in force.
     pub resize: &'a ResizeView,
-    /// Whether the pod's runtime handler can mount read-only recursively; `None` = not known now, as told before.
+    /// True if the pod's runtime handler can mount read-only recursively; `None` = not known now, keeps the reported
+    /// value.
     pub recursive_read_only: Option<bool>,
-    /// What volumes of kind `image` stand for, by volume; one that is not there is as told before.
+    /// Images of the volumes of kind `image`, by volume; one that is missing keeps the reported value.
     pub volume_images: &'a BTreeMap<String, String>,
     /// The node's addresses, primary first.
     pub host_ips: &'a [String],
     /// Scheme of container ids, as `containerd`.
     pub runtime_name: &'a str,
-    /// Where the worker stands.
+    /// Stage of the worker.
     pub stage: Stage,
     /// Reason and message of an eviction or a preemption. An evicted pod fails. A preempted one ([`PREEMPTING`])
     /// succeeds when all its containers end well, and then shows neither reason nor message.
@@ -92,7 +93,7 @@ pub struct StatusInput<'a> {
     pub backoff_max: Duration,
 }
 
-/// Whether a status says Succeeded or Failed.
+/// Returns whether the phase of a status is Succeeded or Failed.
 pub fn is_terminal(status: &api::PodStatus) -> bool {
     is_terminal_phase(status.phase.as_deref())
 }

@@ -120,7 +120,7 @@ impl SourcePods {
             .map(|p| &p.pod)
     }
 
-    /// Whether nothing is known.
+    /// Returns whether no pod is known.
     pub fn is_empty(&self) -> bool {
         self.pods.is_empty()
     }
@@ -171,7 +171,7 @@ impl SourcePods {
         }
     }
 
-    /// Whether a pod is known from `location` or from a file below it.
+    /// Returns whether a pod is known from `location` or from a file below it.
     pub fn any_from(&self, location: &str) -> bool {
         let below = format!("{}/", location.trim_end_matches('/'));
         self.pods
@@ -180,7 +180,7 @@ impl SourcePods {
     }
 }
 
-/// How far a source could be read.
+/// Completeness of a reading of a source.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Reading {
     /// All of it; files that are broken are in [`SourceSet::broken`].
@@ -191,14 +191,14 @@ pub enum Reading {
     Unreadable(String),
 }
 
-/// What a source sends: everything it wants, each time (undelta).
+/// Complete set of the pods that a source wants, sent each time (undelta).
 #[derive(Clone, Debug, PartialEq)]
 pub struct SourceSet {
     /// The source.
     pub source: PodSource,
     /// Its path or URL.
     pub location: String,
-    /// How far it could be read.
+    /// Completeness of the reading.
     pub reading: Reading,
     /// Origins that are there but broken, with the error; their recorded pods are frozen.
     pub broken: BTreeMap<String, String>,
@@ -238,9 +238,9 @@ pub struct Merged {
     pub reconciles: Vec<Arc<Pod>>,
     /// Pods that were not taken.
     pub duplicates: Vec<Duplicate>,
-    /// Whether the source counts as having spoken: it could be read, or what it said before is known.
+    /// True if the source counts as synced: it could be read, or its earlier pods are known.
     pub ready: bool,
-    /// Why all pods of the source are frozen, if they are.
+    /// Reason for which all pods of the source keep their last valid version, if they do.
     pub frozen: Option<String>,
 }
 
@@ -328,13 +328,14 @@ fn uid(sourced: &SourcedPod) -> &str {
     sourced.pod.metadata.uid.as_deref().unwrap_or_default()
 }
 
-/// Whether a source has sent again what it had sent. That is so for nearly all pods of a set, so it is seen without a
-/// look at what they say.
+/// Returns whether a source has sent the same pod again. That is so for nearly all pods of a set, so it compares
+/// pointers instead of contents.
 fn is_same(recorded: &SourcedPod, sent: &SourcedPod) -> bool {
     Arc::ptr_eq(&recorded.pod, &sent.pod) && recorded.origin == sent.origin
 }
 
-/// What the source wants: its pods and the frozen ones, by origin, without duplicates.
+/// Returns the pods that the source wants: those it sent and those that keep their last valid version, by origin,
+/// without duplicates.
 fn wanted<'a>(
     known: &'a SourcePods,
     set: &'a SourceSet,
@@ -410,8 +411,8 @@ fn broken_source<'a>(
     (source != candidate.origin && set.broken.contains_key(source) && !holds()).then_some(source)
 }
 
-/// Where two candidates have one name or UID, moves the one to the front that has it already, by the place that it comes from.
-/// A copy of a manifest takes nothing from the pod that runs, wherever its name is in the order, and an edit of the original
+/// Moves, where two candidates have one name or UID, the one to the front that has it already, by its origin. A copy of
+/// a manifest takes nothing from the pod that runs, wherever its name is in the order, and an edit of the original
 /// still counts.
 fn put_holders_first(known: &SourcePods, candidates: &mut [&SourcedPod]) {
     let mut names = HashSet::with_capacity(candidates.len());
@@ -471,12 +472,12 @@ fn update(
     })
 }
 
-/// Whether two pods want the same of this node; only annotations that the node itself sets may differ.
+/// Returns whether two pods want the same of this node; only annotations that the node itself sets may differ.
 pub fn same_desired_state(a: &Pod, b: &Pod) -> bool {
     !differs(a, b)
 }
 
-/// Whether the desired state differs; upstream's `podsDifferSemantically`.
+/// Returns whether the desired state differs; upstream's `podsDifferSemantically`.
 fn differs(a: &Pod, b: &Pod) -> bool {
     a.spec != b.spec
         || a.labels() != b.labels()
@@ -491,7 +492,7 @@ fn foreign_annotations(pod: &Pod) -> impl Iterator<Item = (&String, &String)> {
         .filter(|(key, _)| !LOCAL_ANNOTATIONS.contains(&key.as_str()))
 }
 
-/// Whether `pod` has the local annotations of `recorded` already.
+/// Returns whether `pod` has the local annotations of `recorded` already.
 fn same_local_annotations(pod: &Pod, recorded: &Pod) -> bool {
     LOCAL_ANNOTATIONS.iter().all(|key| {
         let wanted = recorded.annotation(key);
@@ -961,7 +962,7 @@ mod tests {
         assert!(Arc::ptr_eq(&merged.updates[0], &wanted.pod));
     }
 
-    /// What a source says of a static pod's status is nobody's wish.
+    /// The status of a static pod in its manifest changes nothing.
     #[test]
     fn the_status_in_a_manifest_is_nothing_new() {
         let mut manifest = pod("a", "1");
@@ -992,7 +993,8 @@ mod tests {
         }
     }
 
-    /// What is frozen at its origin is also sent from another one, which comes before or after it.
+    /// A pod that keeps its last valid version at its origin is also sent from another one, which comes before or after
+    /// it.
     #[test]
     fn a_frozen_pod_that_another_origin_sends_stays_with_its_own() {
         for other in ["/m/a", "/m/z"] {

@@ -34,10 +34,10 @@ pub struct KillRequest {
     pub grace_override: Option<i64>,
 }
 
-/// What a worker is told.
+/// Update sent to a worker.
 #[derive(Clone, Debug)]
 pub struct WorkerUpdate<'a> {
-    /// Why the worker is told.
+    /// Kind of the update.
     pub sync_type: PodSyncType,
     /// The pod; for runtime-only pods a minimal one made from the runtime's labels.
     pub pod: &'a Pod,
@@ -45,11 +45,11 @@ pub struct WorkerUpdate<'a> {
     pub kill: Option<KillRequest>,
     /// The pod is known from the runtime only.
     pub runtime_only: bool,
-    /// What the runtime shows of it, if it has been looked at.
+    /// Runtime's view of it, if it has been listed.
     pub runtime: Option<&'a RuntimePodStatus>,
 }
 
-/// What to do with an update.
+/// Decision about an update.
 #[derive(Clone, Debug, PartialEq)]
 pub struct WorkerDecision {
     /// The record as it should be; equal to the old one when nothing changed.
@@ -255,8 +255,9 @@ pub fn complete_terminated(record: &WorkerRecord, now: Stamp) -> WorkerRecord {
     next
 }
 
-/// Whether the runtime shows something of a finished pod running that must have been there when the pod was finished:
-/// the runtime did not list it then. What is younger tells that the record is the outdated one, and is left alone.
+/// Returns whether the runtime shows something of a finished pod running that must have existed when the pod was
+/// finished, but that the runtime did not list then. A younger container shows that the record is outdated, and is left
+/// alone.
 pub fn is_left_running(record: &WorkerRecord, shown: &RuntimePodStatus) -> bool {
     let WorkerPhase::Finished { since, .. } = &record.phase else {
         return false;
@@ -267,7 +268,7 @@ pub fn is_left_running(record: &WorkerRecord, shown: &RuntimePodStatus) -> bool 
     })
 }
 
-/// What `sync_known` wants done with one worker.
+/// Step that `sync_known` wants for one worker.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum KnownPod {
     /// Nothing.
@@ -301,8 +302,9 @@ pub fn sync_known(record: &WorkerRecord, desired: bool) -> KnownPod {
     }
 }
 
-/// Whether a static pod may start now: pods of one full name start in order of arrival, one at a time, after one that runs
-/// without a record. `others` are the workers of the same full name, without this one. Upstream: `allowStaticPodStart`.
+/// Returns whether a static pod may start now: pods of one full name start in order of arrival, one at a time, after
+/// one that runs without a record. `others` are the workers of the same full name, without this one. Upstream:
+/// `allowStaticPodStart`.
 pub fn may_start_static<'a>(
     uid: &PodUid,
     record: &WorkerRecord,

@@ -89,7 +89,7 @@ impl Signal {
         }
     }
 
-    /// Whether the signal is about a disk.
+    /// Returns whether the signal is about a disk.
     pub const fn is_of_disk(self) -> bool {
         matches!(self.condition(), Condition::Disk)
     }
@@ -226,9 +226,9 @@ pub struct Threshold {
     pub signal: Signal,
     /// The threshold is met while less than this is available.
     pub value: EvictionThreshold,
-    /// How long it has to be met before pods are evicted; `None` for a hard threshold.
+    /// Time for which it has to be met before pods are evicted; `None` for a hard threshold.
     pub grace: Option<Duration>,
-    /// What has to be available beyond the threshold once it was acted on.
+    /// Amount that has to be available beyond the threshold after an eviction.
     pub minimum_reclaim: Option<EvictionThreshold>,
 }
 
@@ -246,14 +246,15 @@ impl Threshold {
         self.grace.is_some()
     }
 
-    /// Whether less than the threshold is available; than the threshold and its minimum reclaim if it was `acted_on`.
+    /// Returns whether less than the threshold is available; if it was `acted_on`, less than the threshold and its
+    /// minimum reclaim.
     pub fn is_met(&self, figure: Figure, acted_on: bool) -> bool {
         let reclaim = self.minimum_reclaim.filter(|_| acted_on);
         let more = reclaim.map_or(0, |reclaim| reclaim.of(figure.capacity));
         figure.available < self.value.of(figure.capacity).saturating_add(more)
     }
 
-    /// Whether the threshold was past its grace period when it was last observed.
+    /// Returns whether the threshold was past its grace period when it was last observed.
     fn was_acted_on(&self, record: &SignalRecord) -> bool {
         record.last.since(record.first) >= self.grace.unwrap_or_default()
     }
@@ -276,7 +277,7 @@ impl Threshold {
     }
 }
 
-/// What the configuration says.
+/// Eviction settings of the configuration.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Rules {
     /// Thresholds.
@@ -333,7 +334,8 @@ impl Rules {
         }
     }
 
-    /// Whether less than twice a hard threshold of memory is available, so that the next observation should come soon.
+    /// Returns whether less than twice a hard threshold of memory is available, so that the next observation should
+    /// come soon.
     pub fn is_close(&self, observed: &Observations) -> bool {
         let memory = |t: &&Threshold| t.signal.condition() == Condition::Memory && !t.is_soft();
         self.thresholds.iter().filter(memory).any(|threshold| {

@@ -1,8 +1,7 @@
-//! What a probe's runs come to: thresholds, holds, what is remembered of them, when the next one is due.
-//! Upstream: `prober.worker`.
+//! State of a probe over its runs: thresholds, holds, records, the time of the next run. Upstream: `prober.worker`.
 //!
-//! In: the spec of a probe, raw results in their order, the record of an earlier agent. Out: the result in
-//! force, whether it is to be recorded and told, waits.
+//! The input is the spec of a probe, raw results in their order, the record of an earlier agent. The output is the
+//! valid result, whether it has to be recorded and reported, and waits.
 //!
 //! **Invariant:** a state is about one container id. Nothing that was seen of another one counts.
 
@@ -109,7 +108,7 @@ impl ProbeSpec {
         self.rest_of_period(now.since(at))
     }
 
-    /// What is left of the period that is under way `since` after the beginning of one.
+    /// Returns the rest of the period that is under way `since` after the beginning of one.
     pub fn rest_of_period(&self, since: Duration) -> Duration {
         let period = self.period.as_nanos().max(1);
         let rest = period - since.as_nanos() % period;
@@ -127,16 +126,16 @@ impl ProbeSpec {
     }
 }
 
-/// What one more raw result changed.
+/// Changes by one more raw result.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Change {
-    /// The result in force is another one.
+    /// True if the valid result is another one.
     pub result: bool,
-    /// What [`ProbeState::record`] returns has changed in more than its time.
+    /// True if more than the time of [`ProbeState::record`] has changed.
     pub record: bool,
 }
 
-/// Where one probe of one container stands.
+/// State of one probe of one container.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ProbeState {
     kind: ProbeKind,
@@ -229,7 +228,8 @@ impl ProbeState {
         self.at
     }
 
-    /// What is decided until the container is another one: it is to be restarted, or it has started.
+    /// Returns whether the result is final until the container is another one: it is to be restarted, or it has
+    /// started.
     pub fn on_hold(&self) -> bool {
         match self.kind {
             ProbeKind::Liveness => self.result == ProbeResult::Failure,
@@ -273,7 +273,7 @@ impl ProbeState {
         }
     }
 
-    /// What is to be remembered; `None` before the first probe.
+    /// Returns the record to keep; `None` before the first probe.
     pub fn record(&self) -> Option<ProbeRecord> {
         Some(ProbeRecord {
             container_id: self.container_id.clone(),

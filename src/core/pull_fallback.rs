@@ -8,7 +8,7 @@ use std::time::Duration;
 use super::container_history::Records;
 use crate::types::runtime::{ContainerState, ContainerStatus, PodStatus};
 
-/// How long a registry may stay without an answer.
+/// Time limit for the answer of a registry.
 pub const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Texts of a registry that has answered, of containerd and CRI-O. They win: the error of several tries names all of
@@ -51,13 +51,13 @@ const SILENCE: &[&str] = &[
     "\": EOF",
 ];
 
-/// Whether the error of a pull says that the registry has not answered.
+/// Returns whether the error of a pull means that the registry has not answered.
 pub fn is_unanswered(error: &str) -> bool {
     let has = |texts: &[&str]| texts.iter().any(|text| error.contains(text));
     has(SILENCE) && !has(ANSWERS)
 }
 
-/// What to do after a pull that the registry has not answered.
+/// Step after a pull that the registry has not answered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Next {
     /// Start from the image that is there.

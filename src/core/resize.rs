@@ -45,13 +45,13 @@ pub type Allocation = BTreeMap<String, String>;
 /// Allocations of a pod's containers by name.
 pub type Allocations = BTreeMap<String, Allocation>;
 
-/// What can be resized, and the key of its limit.
+/// Resources that can be resized, and the keys of their limits.
 const RESIZABLE: [(&str, &str); 2] = [("cpu", "limits.cpu"), ("memory", "limits.memory")];
 
 /// Mark of what the runtime may have been told something else than is recorded.
 const UNCONFIRMED: &str = "unconfirmed";
 
-/// Whether the node gives a pod what it wants now.
+/// Decision about the resources that a pod wants now.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Decision {
     /// It has it.
@@ -69,7 +69,7 @@ pub fn resizable(pod: &Pod) -> impl Iterator<Item = &Container> {
     pod.init_containers().iter().chain(pod.containers())
 }
 
-/// What is set aside for one container by its spec.
+/// Returns the resources reserved for one container by its spec.
 pub fn allocation_of(container: &Container) -> Allocation {
     of_resources(container.resources.as_ref())
 }
@@ -201,7 +201,7 @@ fn set(list: &mut Option<BTreeMap<String, Quantity>>, name: &str, value: Option<
     }
 }
 
-/// Whether what a pod wants differs from what was allocated to it.
+/// Returns whether the resources that a pod wants differ from its allocation.
 pub fn is_wanted(pod: &Pod, record: &Allocations) -> bool {
     with_allocation(pod, &allocated(pod, record)).is_some()
 }
@@ -297,14 +297,14 @@ pub fn decide(pod: &Pod, record: &Allocations, others: &[&Pod], node: &Node) -> 
     Decision::Allocate(allocations)
 }
 
-/// What has to be done to one running container.
+/// Resize of one running container.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Change {
     /// Its name.
     pub name: String,
-    /// What was in force.
+    /// Resources before.
     pub from: Allocation,
-    /// What is to be.
+    /// Resources after.
     pub to: Allocation,
     /// Its `resizePolicy` asks for a restart.
     pub restart: bool,

@@ -1,8 +1,8 @@
-//! What a pod asks for and may use at most, over all its containers; upstream's `PodRequests` and
+//! Sum of the resources that the containers of a pod ask for, and of their limits; upstream's `PodRequests` and
 //! `PodLimits` of `component-helpers/resource`.
 //!
-//! In: a pod spec. Out: amounts in billionths by resource. What the API server accepted parses; what does
-//! not asks for nothing.
+//! The input is a pod spec. The output is amounts in billionths by resource. A quantity that the API server accepted
+//! parses; one that does not parse counts as no request.
 
 use std::collections::BTreeMap;
 
@@ -17,19 +17,19 @@ pub const NANOS: i128 = 1_000_000_000;
 
 #[cfg(test)]
 thread_local! {
-    /// How often this thread has summed up the requests of a pod.
+    /// Number of times that this thread has summed up the requests of a pod.
     pub(crate) static SUMS: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
 }
 
 /// Billionths by resource.
 pub type Amounts = BTreeMap<String, i128>;
 
-/// Whether a pod as a whole may ask for it; upstream's `IsSupportedPodLevelResource`.
+/// Returns whether a pod as a whole may ask for it; upstream's `IsSupportedPodLevelResource`.
 pub fn is_pod_level(name: &str) -> bool {
     ["cpu", "memory"].contains(&name) || is_huge_page(name)
 }
 
-/// Whether it is `hugepages-<size>`.
+/// Returns whether it is `hugepages-<size>`.
 pub fn is_huge_page(name: &str) -> bool {
     name.starts_with("hugepages-")
 }
@@ -77,7 +77,7 @@ pub fn container_limits(container: &Container) -> Amounts {
     container.resources.as_ref().map(limits).unwrap_or_default()
 }
 
-/// Whether `spec.resources` says anything that counts; upstream's `IsPodLevelResourcesSet`.
+/// Returns whether `spec.resources` has anything that counts; upstream's `IsPodLevelResourcesSet`.
 pub fn has_pod_level(pod: &Pod) -> bool {
     pod.spec_ref().resources.as_ref().is_some_and(|r| {
         let mut names = r.limits.iter().flatten().chain(r.requests.iter().flatten());
@@ -119,9 +119,9 @@ pub fn pod_level_limits(pod: &Pod) -> Amounts {
     found
 }
 
-/// What a pod asks for: the larger of its containers together and of each init container with the sidecars
-/// that run by then, plus its overhead. Requests of the pod as a whole replace those of its containers.
-/// Upstream: `resource.PodRequests`.
+/// Returns the requests of a pod: the larger of its containers together and of each init container with the sidecars
+/// that run by then, plus its overhead. Requests of the pod as a whole replace those of its containers. Upstream:
+/// `resource.PodRequests`.
 pub fn pod_requests(pod: &Pod) -> Amounts {
     #[cfg(test)]
     SUMS.set(SUMS.get() + 1);
@@ -137,9 +137,9 @@ pub fn requests_without_overhead(pod: &Pod) -> Amounts {
     total
 }
 
-/// What a pod may use, by the rule of [`pod_requests`]; overhead is added to limits that are there. A
-/// resource that one container does not limit is missing, unless the pod as a whole limits it. Upstream:
-/// `resource.PodLimits` as `ResourceConfigForPod` uses it.
+/// Returns the limits of a pod, by the rule of [`pod_requests`]; overhead is added to existing limits. A resource that
+/// one container does not limit is missing, unless the pod as a whole limits it. Upstream: `resource.PodLimits` as
+/// `ResourceConfigForPod` uses it.
 pub fn pod_limits(pod: &Pod) -> Amounts {
     let mut total = limits_without_overhead(pod);
     for (name, more) in overhead(pod) {

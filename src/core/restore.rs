@@ -1,10 +1,10 @@
-//! What to do with what the store remembers: one pure function from (state, runtime, boot, now) to a plan.
+//! Plan for the records of the store at start: one pure function of (state, runtime, boot, now).
 //!
-//! The runtime says what runs, the records say what was decided. A pod whose records and runtime agree is
-//! resumed where it stood, with the due time it had; one that needs something is synced at once.
+//! The runtime shows the running containers, the records hold the decisions. A pod whose records and runtime agree is
+//! resumed where it stopped, with its previous due time; one that needs something is synced at once.
 //!
-//! **Invariant:** nothing is planned from a difference between two looks at the runtime; actions come from
-//! the fresh look and the records alone.
+//! **Invariant:** nothing is planned from a difference between two listings of the runtime; actions come from the fresh
+//! listing and the records alone.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -31,15 +31,15 @@ use crate::types::{BootIdentity, ContainerId, PodExt, PodSource, PodSyncType, Po
 
 /// A resumed pod is looked at again at the latest after this long, whatever was recorded.
 const LONGEST_PAUSE: Duration = Duration::from_secs(90);
-/// How far the runtime's times may be from the agent's.
+/// Largest difference between the runtime's times and the agent's.
 const CLOCK_SKEW: Duration = Duration::from_secs(1);
 
-/// What is known at start.
+/// Facts known at start.
 #[derive(Clone, Copy, Debug)]
 pub struct RestoreInput<'a> {
-    /// What the store remembers.
+    /// State of the store.
     pub state: &'a State,
-    /// What the runtime lists, by pod.
+    /// Pods that the runtime lists.
     pub runtime: &'a BTreeMap<PodUid, RuntimePodStatus>,
     /// The moment before the runtime was asked.
     pub listed_at: Stamp,
@@ -50,15 +50,15 @@ pub struct RestoreInput<'a> {
     pub boot: &'a BootIdentity,
     /// Longest crash back-off.
     pub backoff_max: Duration,
-    /// Which pods of the API server start after a reboot before it has answered.
+    /// Policy for the API server's pods after a reboot, before it has answered.
     pub offline_start: OfflineStart,
-    /// Whether the API server may be that of another cluster than the store's.
+    /// True if the API server may be that of another cluster than the store's.
     pub cluster_doubted: bool,
     /// Now.
     pub now: Stamp,
 }
 
-/// How a pod is brought back.
+/// State of a restored pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Outcome {
     /// Records and runtime agree: nothing to do before its due time.
@@ -98,11 +98,11 @@ pub struct RestoredPod {
     pub desired: bool,
     /// It may start before its source has spoken: the source has confirmed it in this epoch, and it is not held.
     pub confirmed: bool,
-    /// Why it is not started before the API server has answered in this boot.
+    /// Reason for which it is not started before the API server has answered in this boot.
     pub held: Option<String>,
     /// When it is due; `None` = at once, or never for finished pods.
     pub due: Option<Stamp>,
-    /// How it is brought back.
+    /// State after the restore.
     pub outcome: Outcome,
 }
 
@@ -340,8 +340,9 @@ fn restore_pod(
     (restored, current)
 }
 
-/// Why a pod of the API server does not start before it has answered: the machine was started anew since it was
-/// heard of, and `offlineStart` does not let it; or nobody knows whether it is a pod of this cluster.
+/// Returns the reason for which a pod of the API server does not start before the server has answered. Either the machine
+/// was restarted since the server's last answer and `offlineStart` does not let the pod start, or it may be a pod of
+/// another cluster.
 fn held(input: &RestoreInput<'_>, pod_record: &PodRecord) -> Option<String> {
     if input.cluster_doubted && pod_record.source == PodSource::Api {
         return Some("the API server may be that of another cluster".to_owned());
@@ -362,7 +363,7 @@ fn held(input: &RestoreInput<'_>, pod_record: &PodRecord) -> Option<String> {
     offline::may_start(pod, input.offline_start, &access_modes).err()
 }
 
-/// Whether a pod that is to run needs something now.
+/// Returns whether a pod that is to run needs something now.
 fn sync_outcome(
     input: &RestoreInput<'_>,
     state: &State,
@@ -410,8 +411,8 @@ fn sync_outcome(
     (Outcome::Resumed, due)
 }
 
-/// Whether the pod's status lacks the newest start or end of a container: the agent ended before it told of it, with the
-/// machine for example.
+/// Returns whether the pod's status lacks the newest start or end of a container: the agent ended before it reported
+/// it, with the machine for example.
 fn has_untold_container(
     input: &RestoreInput<'_>,
     state: &State,
@@ -562,7 +563,7 @@ fn end_before_reboot(
     Some((pod, end))
 }
 
-/// Whether a record has a stamp of another boot than `now`: only such a record moves.
+/// Returns whether a record has a stamp of another boot than `now`: only such a record moves.
 fn has_foreign_stamp(record: &ContainerRecord, now: Stamp) -> bool {
     let intent = record.intent.as_ref().map(|intent| intent.at);
     let exit = record.last_exit.as_ref().map(|exit| exit.finished);
@@ -573,8 +574,8 @@ fn has_foreign_stamp(record: &ContainerRecord, now: Stamp) -> bool {
         .any(|stamp| stamp.boot != now.boot)
 }
 
-/// Whether a container ended while the machine was shutting down. The end is by the runtime's clock: one that seems to be a
-/// moment before the shutdown counts as well.
+/// Returns whether a container ended while the machine was shutting down. The end is by the runtime's clock: one that
+/// seems to be a moment before the shutdown counts as well.
 fn stopped_by(shutdown: &ShutdownRecord, record: &ContainerRecord) -> bool {
     let end = record.last_exit.as_ref().map(|exit| exit.finished);
     let from = shutdown.begun.minus(CLOCK_SKEW);

@@ -26,7 +26,7 @@ pub const NOT_ADMITTED_MESSAGE: &str = "Pod was rejected as the node is shutting
 pub const TERMINATED: &str = "Terminated";
 /// Message of such a pod.
 pub const TERMINATED_MESSAGE: &str = "Pod was terminated in response to imminent node shutdown.";
-/// What the node's Ready condition says meanwhile.
+/// Message of the node's Ready condition during a shutdown.
 pub const NOT_READY: &str = "node is shutting down";
 /// Reason of the events about it.
 pub const EVENT: &str = "Shutdown";
@@ -40,7 +40,7 @@ const CRITICAL: i32 = 2_000_000_000;
 /// machine is asked to wait that much longer than the groups take.
 pub const SETTLE: Duration = Duration::from_secs(2);
 
-/// How long the groups of pods have, in the order in which they are stopped.
+/// Times for the groups of pods, in the order in which they are stopped.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Periods(Vec<PriorityPeriod>);
 
@@ -295,8 +295,8 @@ pub fn is_stopped_by_shutdown(phase: &WorkerPhase) -> bool {
     }
 }
 
-/// What becomes of a static pod at a start after the shutdown that it did not survive. Its manifest has no status, so it is
-/// as wanted as before; of pods of the API server the terminal status stands.
+/// Treatment of a static pod at a start after the shutdown that ended it. Its manifest has no status, so it is as
+/// wanted as before; the terminal status of a pod of the API server stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AfterShutdown {
     /// Goes on: what is on record of its containers counts.

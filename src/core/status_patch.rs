@@ -1,9 +1,9 @@
-//! What the API server is told of a pod's status: the difference between what it shows and what this node says,
-//! as a strategic merge patch. Upstream: `mergePodStatus`, `PatchPodStatus` and `isPodStatusByKubeletEqual`.
+//! Patch of a pod's status for the API server: the difference between the status it shows and this node's, as a
+//! strategic merge patch. Upstream: `mergePodStatus`, `PatchPodStatus` and `isPodStatusByKubeletEqual`.
 //!
-//! **Invariants:** conditions and fields of others are never written; a patch is never empty; and a server that
-//! drops fields it does not know (an older one) is not told again and again: fields that every supported server
-//! knows decide by themselves, a newer field decides only where the server shows that it keeps it. Whenever a
+//! **Invariants:** conditions and fields of others are never written. A patch is never empty. A server that drops
+//! fields it does not know (an older one) does not get the same patch again and again. Fields that every supported
+//! server knows decide by themselves, a newer field decides only where the server shows that it keeps it. Whenever a
 //! patch is made it carries the newer fields as well.
 
 use k8s_openapi::api::core::v1 as api;
@@ -94,7 +94,7 @@ const KEPT_BY_ALL: [&str; 30] = [
 /// Mappings of quantities. The server writes them in its own way, `500m` for `0.5`.
 const AMOUNTS: [&str; 3] = ["allocatedResources", "limits", "requests"];
 
-/// What is to be told.
+/// Input of a patch.
 #[derive(Clone, Copy, Debug)]
 pub struct PatchInput<'a> {
     /// The UID the API server has for the pod: the mirror pod's for a static pod. The patch applies to no other.
@@ -111,8 +111,8 @@ pub struct PatchInput<'a> {
     pub may_run: bool,
 }
 
-/// Whether the phase of `ours` is held back: it is terminal, the API server does not know yet, and containers may
-/// still run.
+/// Returns whether the phase of `ours` is held back: it is terminal, the API server does not know yet, and containers
+/// may still run.
 pub fn is_withheld(input: &PatchInput<'_>) -> bool {
     input.may_run && is_terminal(input.ours) && !input.shown.is_some_and(is_terminal)
 }
@@ -356,7 +356,7 @@ fn amount_of(value: &Value) -> Option<i128> {
     Some(nanos.div_euclid(MILLI) + i128::from(nanos.rem_euclid(MILLI) != 0))
 }
 
-/// Whether a difference is worth a request; see the module.
+/// Returns whether a difference is worth a request; see the module.
 fn matters(field: &str, old: Option<&Value>, new: Option<&Value>) -> bool {
     let Some((old_value, new_value)) = old.zip(new) else {
         return !(absent(old) && absent(new)) && KEPT_BY_ALL.contains(&field);

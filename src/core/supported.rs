@@ -1,8 +1,9 @@
-//! What a pod may ask for in this version.
+//! Requests of a pod that this version supports.
 //!
-//! In: a pod. Out: every field that asks for something the agent does not do. The pod's JSON is walked
-//! against the rules of `fields`, so a field that nobody has thought of is refused, never ignored. A decoded pod lacks the
-//! fields that this version does not know: what has received its JSON finds them with [`unknown`], and keeps them with the pod.
+//! The input is a pod. The output is every field that asks for something the agent does not do. The pod's JSON is
+//! checked against the rules of `fields`, so a field without a rule is refused, never ignored. A decoded pod lacks the
+//! fields that this version does not know: the receiver of its JSON finds them with [`unknown`], and keeps them with
+//! the pod.
 
 mod fields;
 
@@ -24,7 +25,7 @@ pub const UNSUPPORTED_FIELD: &str = "UnsupportedField";
 pub struct Refusal {
     /// Its path, like `spec.containers[0].livenessProbe`.
     pub field: String,
-    /// What is supported instead.
+    /// Supported alternative.
     pub why: String,
 }
 
@@ -107,7 +108,7 @@ pub fn summary(refusals: &[Refusal]) -> String {
     format!("not supported by this version: {}", list.join("; "))
 }
 
-/// How a field stands.
+/// Rule of a field.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rule {
     /// Anything: a single value, or a list or mapping of such.

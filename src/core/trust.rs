@@ -16,7 +16,7 @@ const END: &str = "-----END CERTIFICATE-----";
 /// Characters of a line of PEM.
 const LINE: usize = 64;
 
-/// What pods see of a ClusterTrustBundle.
+/// ClusterTrustBundle as pods see it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TrustBundle {
@@ -31,7 +31,7 @@ pub struct TrustBundle {
 /// All of the cluster by name.
 pub type TrustBundles = BTreeMap<String, TrustBundle>;
 
-/// Why a projection has no content.
+/// Reason for which a projection has no content.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TrustError {
     /// There is none of this name.
@@ -59,7 +59,7 @@ pub enum TrustError {
         /// The operator.
         operator: String,
     },
-    /// What a bundle holds are no certificates.
+    /// The content of a bundle is not certificates.
     #[error("ClusterTrustBundle \"{name}\" does not hold PEM certificates")]
     BadPem {
         /// The name.

@@ -1,12 +1,12 @@
-//! Who of those that wait has the next turn, where a pod must not keep the turns from the others.
+//! Fair slots: a fixed number of slots shared between pods, so that no pod keeps them from the others.
 //!
-//! In: what waits, of which pod; what has held its turn for long; what is over. Out: what may begin, what has to be
-//! called off.
+//! The input is the waiting items with their pods, the items that have held their slot for long, and the finished ones.
+//! The output is the items that may begin, and those to cancel.
 //!
-//! There is a fixed number of *common* turns, which the waiting pods get one after the other, however much of each
-//! waits. What holds its turn for long goes on in its pod's own *share* and gives the common turn back; when the
-//! share is taken, it is called off and waits for it. Whatever was slow the last time waits for the share from the
-//! beginning, so that it costs the others their turns once.
+//! There is a fixed number of *common* turns, which the waiting pods get one after the other, however many items of
+//! each wait. An item that holds its turn for long continues in its pod's own *share* and gives the common turn back;
+//! when the share is taken, it is cancelled and waits for it. An item that was slow the last time waits for the share
+//! from the beginning, so that it costs the others their turns once.
 //!
 //! **Invariants:** at most `common` turns are held in common and at most `share` by one pod besides, so at most
 //! `common` + `share` × pods in all. Between two common turns that become free for a waiting pod every other pod gets

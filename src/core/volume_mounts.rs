@@ -1,9 +1,9 @@
-//! What the spec of a mount means, as far as its status tells it as well.
+//! Meaning of the spec of a mount, as far as its status shows it as well.
 
 use k8s_openapi::api::core::v1::{Container, VolumeMount};
 
-/// Whether a mount is to be read-only with everything below it; upstream's `resolveRecursiveReadOnly`. `supported` is
-/// whether the pod's runtime handler can.
+/// Returns whether a mount has to be read-only with everything below it; upstream's `resolveRecursiveReadOnly`.
+/// `supported` is true if the pod's runtime handler can do it.
 ///
 /// # Errors
 /// Upstream's text when it cannot be had as written.
@@ -30,14 +30,14 @@ pub fn recursive_read_only(mount: &VolumeMount, supported: bool) -> Result<bool,
     }
 }
 
-/// Whether the runtime has to be able to mount read-only recursively, or is asked whether it can.
+/// Returns whether the runtime has to be able to mount read-only recursively, or whether its ability matters.
 pub fn asks_recursive_read_only(container: &Container) -> bool {
     let mounts = container.volume_mounts.iter().flatten();
     let mut modes = mounts.filter_map(|m| m.recursive_read_only.as_deref());
     modes.any(|mode| !matches!(mode, "" | "Disabled"))
 }
 
-/// Whether what is mounted in a container may show on the node.
+/// Returns whether mounts inside a container may show on the node.
 pub fn shows_mounts_to_node(container: &Container) -> bool {
     let mut mounts = container.volume_mounts.iter().flatten();
     mounts.any(|m| m.mount_propagation.as_deref() == Some("Bidirectional"))

@@ -1,4 +1,4 @@
-//! Whether the AppArmor profiles that a pod asks for can be enforced; upstream's `apparmor.Validator`.
+//! Check that the AppArmor profiles that a pod asks for can be enforced; upstream's `apparmor.Validator`.
 
 use k8s_openapi::api::core::v1::{AppArmorProfile, Pod};
 

@@ -1,4 +1,4 @@
-//! Whether node and pod match: operating system, node selector, required node affinity, taints.
+//! Match of node and pod: operating system, node selector, required node affinity, taints.
 
 use std::collections::BTreeMap;
 
@@ -64,7 +64,7 @@ pub(super) fn mismatched(pod: &Pod, node: &Node, node_name: &str) -> Option<Refu
     })
 }
 
-/// Whether a node has one of the terms of a selector.
+/// Returns whether a node has one of the terms of a selector.
 pub fn selects(
     selector: &NodeSelector,
     labels: &BTreeMap<String, String>,
@@ -138,7 +138,7 @@ pub(super) fn untolerated(pod: &Pod, node: &Node) -> Option<Refusal> {
         })
 }
 
-/// Whether a pod tolerates a taint without value and of effect `NoSchedule`.
+/// Returns whether a pod tolerates a taint without value and of effect `NoSchedule`.
 pub(super) fn tolerates_no_schedule(pod: &Pod, key: &str) -> bool {
     let taint = Taint {
         key: key.to_owned(),

@@ -1,4 +1,4 @@
-//! What the pods on the node take of it. Upstream: the scheduler's `NodeInfo`.
+//! Part of the node that its pods take. Upstream: the scheduler's `NodeInfo`.
 //!
 //! Requests, host ports and names of a pod are collected when it is added, so that a decision costs what the pod that is
 //! decided on asks for, however many others there are. Only the search for pods to preempt goes through all of them.

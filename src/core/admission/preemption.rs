@@ -1,4 +1,4 @@
-//! Which pods make room for a critical one; upstream's `getPodsToPreempt`.
+//! Choice of the pods that make room for a critical one; upstream's `getPodsToPreempt`.
 //!
 //! Guaranteed pods go only if all others are not enough, then Burstable ones; within a class the pod goes
 //! first that comes closest to what is missing.
@@ -23,7 +23,7 @@ impl Candidate<'_> {
         self.requests.get(resource).copied().unwrap_or(0)
     }
 
-    /// Whether this pod asks for less than another; upstream's `smallerResourceRequest`.
+    /// Returns whether this pod asks for less than another; upstream's `smallerResourceRequest`.
     fn smaller_than(&self, other: &Self) -> bool {
         ["memory", "cpu"]
             .into_iter()
@@ -33,7 +33,7 @@ impl Candidate<'_> {
     }
 }
 
-/// What is missing, in billionths by resource.
+/// Missing amounts, in billionths by resource.
 #[derive(Clone)]
 struct Missing(Vec<(String, i128)>);
 
@@ -46,7 +46,7 @@ impl Missing {
         Self(left.collect())
     }
 
-    /// How far a pod is from providing everything: 0 when it does, at most 1 per resource.
+    /// Returns the distance of a pod from providing all missing amounts: 0 when it does, at most 1 per resource.
     #[expect(
         clippy::cast_precision_loss,
         reason = "a ratio that pods are ranked by"

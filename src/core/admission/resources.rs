@@ -1,4 +1,4 @@
-//! What pods ask for and what the node has left; upstream's `noderesources.Fits`.
+//! Comparison of the resources that pods ask for with those that the node has left; upstream's `noderesources.Fits`.
 
 use std::fmt;
 
@@ -12,7 +12,7 @@ pub(super) const PODS: &str = "pods";
 /// Resources of every node, in the order in which a lack of them is reported.
 const NATIVE: [&str; 3] = ["cpu", "memory", "ephemeral-storage"];
 
-/// What pods take of the node together.
+/// Resources that pods take of the node together.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Taken {
     pods: usize,
@@ -56,7 +56,7 @@ impl Insufficient {
         format!("OutOf{}", self.resource)
     }
 
-    /// How much is missing; upstream's `GetInsufficientAmount`.
+    /// Returns the missing amount; upstream's `GetInsufficientAmount`.
     pub(super) fn missing(&self) -> i128 {
         self.requested - (self.capacity - self.used)
     }
@@ -86,10 +86,10 @@ pub(crate) fn shown(resource: &str, amount: i128) -> i128 {
     amount.div_euclid(unit) + i128::from(amount.rem_euclid(unit) != 0)
 }
 
-/// What the node lacks for `pod` beside what others have `taken`, the number of pods first. A resource that the node does
-/// not have and that is none of its own is not checked, nor is one that the pod has by a ResourceClaim: upstream's
-/// `removeMissingExtendedResources`. Neither are CPU and memory
-/// that the node does not show: every node has some, and how much of them is not known.
+/// Returns the resources that the node lacks for `pod` beside those that others have `taken`, the number of pods first.
+/// Does not check an extended resource that the node does not have, nor one that the pod has by a ResourceClaim:
+/// upstream's `removeMissingExtendedResources`. Nor does it check CPU and memory that the node does not show: every
+/// node has an unknown amount of them.
 pub(crate) fn insufficient(
     pod: &Pod,
     taken: &Taken,

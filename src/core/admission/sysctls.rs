@@ -1,4 +1,4 @@
-//! Which kernel parameters a pod may set; upstream's `sysctl.patternAllowlist`.
+//! Kernel parameters that a pod may set; upstream's `sysctl.patternAllowlist`.
 
 use k8s_openapi::api::core::v1::Pod;
 
@@ -20,7 +20,7 @@ const SAFE: [&str; 12] = [
     "net.ipv4.tcp_rmem",
     "net.ipv4.tcp_wmem",
 ];
-/// What begins like this belongs to the IPC namespace; `net.` belongs to the network namespace.
+/// Prefixes of the parameters of the IPC namespace; `net.` is that of the network namespace.
 const IPC: [&str; 4] = ["kernel.sem", "kernel.shm", "kernel.msg", "fs.mqueue."];
 
 /// The first parameter that the pod may not set.

@@ -3,7 +3,7 @@
 use k8s_openapi::api::core::v1::{NodeCondition, NodeStatus};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
-/// What the node is short of.
+/// Resources that the node is short of.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Pressure {
     /// Memory.
@@ -25,10 +25,10 @@ impl Pressure {
     }
 }
 
-/// Whether the node can work on pods.
+/// Readiness of the node to work on pods.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Readiness {
-    /// Why not.
+    /// Reasons for which it is not ready.
     pub errors: Vec<String>,
     /// The agent has just started and may not know yet: errors change nothing that was there before.
     pub starting: bool,

@@ -1,4 +1,4 @@
-//! What is written to the API server, and when.
+//! Changes written to the API server, and their times.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -14,13 +14,13 @@ use crate::types::Stamp;
 /// The difference between the node as the API server shows it and as it should be.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Change {
-    /// What differs, times of heartbeats apart; `Null` when nothing does.
+    /// Differences apart from times of heartbeats; `Null` when there are none.
     pub substance: Value,
     /// Strategic merge patch of the status subresource, with fresh heartbeats.
     pub body: Value,
 }
 
-/// Whether the status is to be written.
+/// Decision on writing the status.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Due {
     /// No.
@@ -31,8 +31,8 @@ pub enum Due {
     Report,
 }
 
-/// Whether `change` is to be written at `now`. `residue` is what the API server did not keep of the last patch;
-/// `interval` is how long it may go without one. Upstream: `tryUpdateNodeStatus`.
+/// Decides whether `change` has to be written at `now`. `residue` is the part of the last patch that the API server did
+/// not keep; `interval` is the longest time without a write. Upstream: `tryUpdateNodeStatus`.
 pub fn needs_update(
     change: &Change,
     residue: &Value,

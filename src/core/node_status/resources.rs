@@ -14,7 +14,7 @@ const HUGEPAGES: &str = "hugepages-";
 
 pub(super) type ResourceList = BTreeMap<String, Quantity>;
 
-/// Whether two quantities are the same amount, however they are written.
+/// Returns whether two quantities are the same amount, however they are written.
 pub(super) fn same(a: &Quantity, b: &Quantity) -> bool {
     a == b || matches!((nanos(&a.0), nanos(&b.0)), (Ok(a), Ok(b)) if a == b)
 }
@@ -27,7 +27,8 @@ pub fn pod_capacity(max_pods: u32, pods_per_core: u32, cpus: u64) -> u64 {
     }
 }
 
-/// What the machine has; resources that others advertise are kept, huge pages of a size that is gone are not.
+/// Returns the capacity of the machine; resources that others advertise are kept, huge pages of a size that is gone are
+/// not.
 pub(super) fn capacity(
     known: Option<&ResourceList>,
     settings: &NodeSettings,
@@ -52,7 +53,8 @@ pub(super) fn capacity(
     capacity
 }
 
-/// What pods may use: the capacity without what is reserved, never below zero. Memory in huge pages is no memory.
+/// Returns the part that pods may use: the capacity without the reservations, never below zero. Memory in huge pages is
+/// no memory.
 pub(super) fn allocatable(
     capacity: &ResourceList,
     settings: &NodeSettings,

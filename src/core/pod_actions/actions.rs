@@ -1,4 +1,4 @@
-//! What one sync of a pod decides on, as data.
+//! Decisions of one sync of a pod, as data.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ pub struct KillPod {
     pub reason: String,
 }
 
-/// Why a container is killed; upstream's `containerKillReason`.
+/// Reason for which a container is killed; upstream's `containerKillReason`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KillReason {
     /// Its spec changed.
@@ -49,7 +49,7 @@ pub struct KillContainer {
 pub struct StartContainer {
     /// Its name in the spec.
     pub name: String,
-    /// What it is for.
+    /// Kind of the container.
     pub kind: ContainerKind,
     /// CRI attempt, which becomes the restart count.
     pub attempt: u32,
@@ -85,7 +85,7 @@ pub struct Waiting {
     pub until: Stamp,
 }
 
-/// What to do, to be worked off in the order of the fields.
+/// Steps to execute in the order of the fields.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PodActions {
     /// Stop everything first.
@@ -119,7 +119,7 @@ pub struct PodActions {
 }
 
 impl PodActions {
-    /// Whether there is nothing to execute.
+    /// Returns whether there is nothing to execute.
     pub fn is_empty(&self) -> bool {
         self.kill_pod.is_none()
             && self.kill.is_empty()
@@ -135,8 +135,9 @@ impl PodActions {
         self.kill_pod.is_some() || !self.kill.is_empty()
     }
 
-    /// What of it is done for a pod that runs, but that its source has not confirmed in this epoch: what runs goes on and
-    /// is stopped where it must be. Nothing starts, and nothing is stopped for another to start in its place.
+    /// Returns the part of it that is done for a pod that runs, but that its source has not confirmed in this epoch:
+    /// running containers continue, and are stopped where they must be. Nothing starts, and nothing is stopped for
+    /// another to start in its place.
     pub fn unconfirmed(mut self) -> Self {
         if self.create_sandbox.take().is_some() {
             self.kill_pod = None;
@@ -158,7 +159,7 @@ impl PodActions {
         self
     }
 
-    /// Whether no container of the pod is to run.
+    /// Returns whether no container of the pod is to run.
     pub fn is_done(&self) -> bool {
         self.keep.is_empty() && self.start.is_empty() && self.waiting.is_empty()
     }

@@ -10,7 +10,7 @@ use crate::core::state::ExitRecord;
 use crate::types::ContainerKind;
 use crate::types::runtime::{ContainerStatus, PodStatus};
 
-/// How far the init containers are.
+/// Progress of the init containers.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Progress {
     /// Main containers may start.
@@ -65,7 +65,7 @@ impl Sync<'_, '_> {
         Progress::Initialising
     }
 
-    /// Whether a container did anything in the present sandbox.
+    /// Returns whether a container did anything in the present sandbox.
     fn is_touched(&self, view: &View<'_>) -> bool {
         let here = |c: &&ContainerStatus| Some(&c.sandbox_id) == self.actions.sandbox_id.as_ref();
         self.is_of_this_sandbox(view) || view.history.created.iter().any(here)
@@ -205,8 +205,8 @@ impl Sync<'_, '_> {
 }
 
 impl View<'_> {
-    /// Whether this init container failed in the newest sandbox, or will have once that is stopped, and may
-    /// not run again: the pod failed, and no new sandbox changes that.
+    /// Returns whether this init container failed in the newest sandbox, or will have once that is stopped, and may not
+    /// run again: the pod failed, and no new sandbox changes that.
     pub(super) fn failed_for_good(&self, input: &super::PodActionInput<'_>) -> bool {
         if self.spec.kind != ContainerKind::Init || self.again {
             return false;
@@ -231,7 +231,7 @@ impl View<'_> {
         counts && code.is_some_and(|code| !policy::restarts(input.pod, &self.spec, code))
     }
 
-    /// Whether an intent or anything in the runtime says that this one ran in a sandbox that is given up.
+    /// Returns whether an intent or anything in the runtime shows that this one ran in a sandbox that is given up.
     pub(super) fn is_to_be_forgotten(&self, status: &PodStatus) -> bool {
         let created = |id: &str| self.history.created.iter().any(|c| c.id.as_str() == id);
         let intent = self.record.and_then(|r| r.intent.as_ref());

@@ -1,4 +1,4 @@
-//! Which container runs again after which end: the pod's restart policy, the container's own, its rules.
+//! Decision whether a container runs again after its end: the pod's restart policy, the container's own, its rules.
 
 use k8s_openapi::api::core::v1::{Container, ContainerRestartRule, Pod};
 
@@ -23,9 +23,9 @@ pub fn policy_of(pod: &Pod, spec: &ContainerSpec<'_>) -> RestartPolicy {
     }
 }
 
-/// Whether a container that ended with `exit_code` runs again: its rules, then [`policy_of`]; upstream's
-/// `ContainerShouldRestart`. Nothing of a pod that is being deleted does, nor an init container that
-/// succeeded, nor an ephemeral container.
+/// Returns whether a container that ended with `exit_code` runs again by its rules, then by [`policy_of`]; upstream's
+/// `ContainerShouldRestart`. No container of a pod that is being deleted runs again, no init container that succeeded,
+/// and no ephemeral container.
 pub fn restarts(pod: &Pod, spec: &ContainerSpec<'_>, exit_code: i32) -> bool {
     !pod.is_deleting() && policy_restarts(pod, spec, exit_code)
 }
@@ -63,8 +63,7 @@ pub fn may_leave_its_end(pod: &Pod, spec: &ContainerSpec<'_>, exit_code: i32) ->
     by_the_one_rule || policy_restarts(pod, spec, exit_code)
 }
 
-/// Whether there is an exit code after which a container runs again; upstream's
-/// `IsContainerRestartable`.
+/// Returns whether there is an exit code after which a container runs again; upstream's `IsContainerRestartable`.
 pub fn is_restartable(pod: &Pod, spec: &ContainerSpec<'_>) -> bool {
     policy_of(pod, spec) != RestartPolicy::Never || has_restart_rule(&spec.container)
 }
@@ -91,7 +90,7 @@ fn has_restart_rule(container: &Container) -> bool {
     rules.any(restarts_it)
 }
 
-/// Whether the first rule that the exit code meets restarts the container.
+/// Returns whether the first rule that matches the exit code restarts the container.
 fn matches_rule(container: &Container, exit_code: i32) -> bool {
     first_rule(container, exit_code).is_some_and(restarts_it)
 }

@@ -17,12 +17,12 @@ use crate::types::pod::RestartPolicy;
 use crate::types::runtime::ContainerStatus;
 use crate::types::{ContainerId, ContainerKind, PodExt};
 
-/// How a completed postStart hook of a container is called in `ContainerRecord::hooks_done`.
+/// Returns the name of a container's completed postStart hook in `ContainerRecord::hooks_done`.
 pub fn post_start_key(container: &ContainerId) -> String {
     format!("{container}/postStart")
 }
 
-/// Why a container is started again, for the journal.
+/// Returns the reason for which a container is started again, for the journal.
 pub(super) fn ended(exit: &ExitRecord) -> String {
     format!("ended with {} ({})", exit.exit_code, exit.reason)
 }
@@ -56,8 +56,8 @@ impl<'a> View<'a> {
         }
     }
 
-    /// Whether a main container is among those that a new sandbox is made for. What runs now ends with
-    /// the old sandbox.
+    /// Returns whether a main container is among those that a new sandbox is made for. A container that runs now ends
+    /// with the old sandbox.
     pub(super) fn runs_in_a_new_sandbox(&self, pod: &Pod) -> bool {
         match &self.history.latest {
             Latest::NeverRan => {
@@ -85,19 +85,19 @@ impl<'a> View<'a> {
         !pod.is_deleting() && !self.again && (by_its_rules || of_all)
     }
 
-    /// Whether it ended and does not run again.
+    /// Returns whether it ended and does not run again.
     pub(super) fn is_at_its_end(&self, pod: &Pod) -> bool {
         matches!(&self.history.latest, Latest::Exited(exit) if !self.restarts(pod, exit.exit_code))
     }
 
-    /// Whether a running container is not what the spec asks for any more.
+    /// Returns whether a running container differs from its spec.
     pub(super) fn is_outdated(&self, current: &ContainerStatus) -> bool {
         !current.hash.is_empty() && current.hash != self.hash
     }
 
-    /// Whether the postStart hook of a running container did not complete. Of a container whose start is not on
-    /// record (the store was lost, another agent made it) nobody knows: it is adopted as it is, for a hook that
-    /// fails when it is run twice would have it killed.
+    /// Returns whether the postStart hook of a running container did not complete. If no start of the container is
+    /// recorded (the store was lost, another agent made it), this is unknown: the container is adopted as it is, since
+    /// a hook that fails when it is run twice would have it killed.
     pub(super) fn owes_post_start(&self, current: &ContainerStatus) -> bool {
         let lifecycle = self.spec.container.lifecycle.as_ref();
         lifecycle.is_some_and(|l| l.post_start.is_some()) && self.is_intended(current) && {
@@ -112,7 +112,7 @@ impl<'a> View<'a> {
             && (self.is_intended(created) || created.attempt >= self.history.next_attempt)
     }
 
-    /// Whether the start of this container is on record.
+    /// Returns whether the start of this container is recorded.
     fn is_intended(&self, container: &ContainerStatus) -> bool {
         self.record
             .and_then(|r| r.intent.as_ref())
@@ -159,7 +159,7 @@ impl<'i, 'a> Sync<'i, 'a> {
         self.input.pod.is_deleting()
     }
 
-    /// Whether a main container tells that the pod was initialised in this sandbox.
+    /// Returns whether a main container shows that the pod was initialised in this sandbox.
     pub(super) fn is_active(&self, main: &View<'_>) -> bool {
         let here = |c: &&ContainerStatus| Some(&c.sandbox_id) == self.actions.sandbox_id.as_ref();
         matches!(main.history.latest, Latest::Running(_) | Latest::Starting)

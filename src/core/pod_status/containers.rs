@@ -50,14 +50,14 @@ impl Statuses {
         all.find(|s| s.name == name)
     }
 
-    /// Whether any container runs.
+    /// Returns whether any container runs.
     pub(super) fn any_running(&self) -> bool {
         let mut all = self.init.iter().chain(&self.main).chain(&self.ephemeral);
         all.any(|s| state(s).running.is_some())
     }
 
-    /// What is not known to have ended is said to have ended with 137, once nothing of the pod runs: init containers up
-    /// to the last one that was tried, main ones if the pod got that far. Upstream: `TerminatePod`.
+    /// Reports every container that is not known to have ended as ended with 137, once nothing of the pod runs: init
+    /// containers up to the last one that was tried, main ones if the pod got that far. Upstream: `TerminatePod`.
     pub(super) fn finish(&mut self, pod: &Pod) {
         if self.is_initialised(pod) {
             self.main.iter_mut().for_each(finish);
@@ -67,7 +67,7 @@ impl Statuses {
         self.init.iter_mut().take(tried + 1).for_each(finish);
     }
 
-    /// Whether main containers were or should have been started; upstream's `hasPodInitialized`.
+    /// Returns whether main containers were or should have been started; upstream's `hasPodInitialized`.
     fn is_initialised(&self, pod: &Pod) -> bool {
         let Some(last) = self.init.last() else {
             return true;
@@ -98,7 +98,7 @@ impl Statuses {
     }
 }
 
-/// Whether a container ran or was about to.
+/// Returns whether a container ran or was about to.
 fn was_tried(status: &api::ContainerStatus) -> bool {
     state(status).waiting.is_none() || last_end(status).is_some() || status.container_id.is_some()
 }
@@ -127,7 +127,7 @@ struct View<'a> {
     again: bool,
 }
 
-/// What is known of the containers together.
+/// Facts about the containers together.
 struct Together {
     /// A pod that may start at most once has lost its sandbox after some container ran: those that did not run never
     /// will (see `pod_actions`), so that they must not keep the pod waiting.
@@ -341,8 +341,8 @@ fn container_status(
     status
 }
 
-/// Whether an init container that neither runs nor is known to have ended must have ended well, since a main container
-/// was made after it.
+/// Returns whether an init container that neither runs nor is known to have ended must have ended well, since a main
+/// container was made after it.
 fn is_passed(
     input: &StatusInput<'_>,
     view: &View<'_>,
@@ -486,7 +486,8 @@ fn last_state(
         .cloned()
 }
 
-/// What the API was told that a container said at its end. Its message file is that of its later attempts by now.
+/// Returns the message at the end of a container as reported to the API server. By now its message file is that of a
+/// later attempt.
 fn told_message(
     end: &api::ContainerStateTerminated,
     old: Option<&api::ContainerStatus>,
@@ -523,8 +524,8 @@ fn probed(input: &StatusInput<'_>, spec: &ContainerSpec<'_>, status: &mut api::C
     };
 }
 
-/// What the spec and the resources say of the container. Volume mounts are told from the start, the rest once there
-/// is a container.
+/// Returns the status as far as it follows from the spec and the resources of the container. Volume mounts are reported
+/// from the start, the rest once there is a container.
 fn described(
     input: &StatusInput<'_>,
     container: &Container,

@@ -1,4 +1,4 @@
-//! What of a new status goes on record and to the API; upstream's `updateStatusInternal`.
+//! Merge of a new status into the recorded one, which the API server gets; upstream's `updateStatusInternal`.
 
 use k8s_openapi::api::core::v1 as api;
 use k8s_openapi::api::core::v1::Pod;
@@ -17,7 +17,7 @@ use crate::types::{ContainerKind, PodExt};
 pub struct IllegalTransition {
     /// The container.
     pub container: String,
-    /// What it ended with.
+    /// Exit code.
     pub exit_code: i32,
 }
 

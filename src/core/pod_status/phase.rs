@@ -10,7 +10,7 @@ use crate::core::pod_actions::policy_restarts as restarts;
 use crate::types::containers::containers_of;
 use crate::types::{ContainerKind, PodExt};
 
-/// What the containers come to.
+/// Number of containers by state.
 #[derive(Debug, Default)]
 struct Count {
     pending_init: usize,
@@ -115,7 +115,7 @@ fn failure_of_init(status: &ContainerStatus) -> Option<i32> {
     }
 }
 
-/// Whether the present sandbox has a main container, so that its init containers are done; upstream's
+/// Returns whether the present sandbox has a main container, so that its init containers are done; upstream's
 /// `HasAnyActiveRegularContainerStarted`.
 fn has_main_in_sandbox(input: &StatusInput<'_>) -> bool {
     let Some(sandbox) = input.status.sandboxes.first() else {

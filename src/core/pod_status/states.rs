@@ -28,7 +28,7 @@ pub(super) fn last_end(status: &api::ContainerStatus) -> Option<&api::ContainerS
     status.last_state.as_ref()?.terminated.as_ref()
 }
 
-/// Whether the runtime cannot tell what became of the container, so that it may run.
+/// Returns whether the runtime does not know the state of the container, so that it may run.
 pub(super) fn is_unknown(status: &api::ContainerStatus) -> bool {
     let waiting = state(status).waiting.as_ref();
     waiting.is_some_and(|w| w.reason.as_deref() == Some(STATUS_UNKNOWN))

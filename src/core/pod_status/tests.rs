@@ -463,7 +463,7 @@ fn an_eviction_shows_failed_only_once_nothing_runs() {
     assert_eq!(condition(&later, "DisruptionTarget").status, "True");
 }
 
-/// What upstream makes of a preempted pod after its containers have ended: `Failed` was a matter of the kill alone.
+/// Upstream's result for a preempted pod after its containers have ended: `Failed` was a matter of the kill alone.
 #[test]
 fn a_preempted_pod_succeeds_when_all_containers_end_well_and_fails_else() {
     for (code, phase, reason) in [(0, "Succeeded", None), (143, "Failed", Some("Preempting"))] {

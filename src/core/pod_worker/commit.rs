@@ -1,11 +1,11 @@
-//! What a worker puts on record before it acts, and the ends of other pods that go with it. Pure.
+//! Records that a worker stores before it acts, and the ends of other pods stored with them. Pure.
 //!
-//! **Invariant:** the end of a victim and the admission it makes room for are on record together or not at all. A
-//! victim's worker takes the end from the record: until then its pod runs as before, also while the store refuses commits.
+//! **Invariant:** the end of a victim and the admission it makes room for are stored together or not at all. A victim's
+//! worker takes the end from the record: until then its pod runs as before, also while the store refuses commits.
 //!
-//! **Invariant:** an admission is on record only with every end that it counts on. Admission counts by what is in memory,
-//! where a pod may have been evicted or removed whose record still says that it is to run: after a crash it would run again
-//! beside the one that took its place.
+//! **Invariant:** an admission is stored only with every end that it counts on. Admission counts by the state in
+//! memory, where a pod may have been evicted or removed whose record still wants it to run: after a crash it would run
+//! again beside the one that took its place.
 
 use super::record::unrecorded;
 use super::{KillRequest, Worker, WorkerUpdate, update};
@@ -18,7 +18,7 @@ use crate::types::{PodSyncType, PodUid, Stamp};
 /// Message of a pod that makes room for a critical one.
 pub const PREEMPTED: &str = "Preempted in order to admit critical pod";
 
-/// What is to be committed before a step.
+/// Record to commit before a step.
 #[derive(Clone, Debug, PartialEq)]
 pub enum StepRecord {
     /// The pod is to run: pod, admission and phase as far as they are not on record, and the ends of the pods that it

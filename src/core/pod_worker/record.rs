@@ -1,4 +1,4 @@
-//! What the store has to be told of a pod before its worker acts, and how the journal tells it. Pure.
+//! Records of a pod that are stored before its worker acts, and their journal entries. Pure.
 
 use std::sync::Arc;
 

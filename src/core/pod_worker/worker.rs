@@ -1,4 +1,4 @@
-//! What is known of a pod that has a worker, and how updates, the store and its own steps change it.
+//! State of a pod that has a worker, and its changes by updates, the store and its own steps.
 //!
 //! `pod_workers` keeps one [`Worker`] per pod beside the task that drives it. A step works on a copy of it.
 
@@ -28,7 +28,7 @@ pub struct UpdateOptions {
     pub admission: Option<AdmissionRecord>,
     /// The pods that end with that decision.
     pub preemption: Option<Preemption>,
-    /// Where the pod's source has it from: a path or URL.
+    /// Path or URL that the pod's source has it from.
     pub origin: Option<String>,
 }
 
@@ -60,9 +60,9 @@ pub struct Worker {
     pub admission: Option<AdmissionRecord>,
     /// To be put on record with `admission`.
     pub preemption: Option<Preemption>,
-    /// What the critical pod lacks that this one was chosen to end for.
+    /// Resource that the critical pod lacks that this one was chosen to end for.
     pub preempted_for: Option<String>,
-    /// Where the pod's source has it from: a path or URL.
+    /// Path or URL that the pod's source has it from.
     pub origin: Option<String>,
     /// The pod's source.
     pub source: PodSource,

@@ -53,7 +53,7 @@ pub struct PodUse {
 }
 
 impl PodUse {
-    /// What counts for a signal; `None` when it is unknown.
+    /// Returns the usage that counts for a signal; `None` when it is unknown.
     fn of(&self, signal: Signal, disks: Disks) -> Option<u64> {
         match signal {
             Signal::Memory | Signal::AllocatableMemory => self.memory,
@@ -62,8 +62,8 @@ impl PodUse {
         }
     }
 
-    /// What counts for a file system: all of it if there is one, else the part that lies there. Upstream:
-    /// `buildSignalToRankFunc`.
+    /// Returns the usage that counts for a file system: all of it if there is one, else the part on that file system.
+    /// Upstream: `buildSignalToRankFunc`.
     fn disk(&self, signal: Signal, disks: Disks) -> u64 {
         let on_images = signal.has_layers(disks);
         let on_node = disks == Disks::One || !signal.is_of_images();

@@ -1,4 +1,4 @@
-//! What users read of an eviction, in upstream's words.
+//! Eviction messages for users, in upstream's words.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;

@@ -1,8 +1,8 @@
-//! What is remembered of a resize, in table `objects` as JSON.
+//! Records of a resize, in table `objects` as JSON.
 //!
-//! `resizes/<namespace>/<pod UID>`: what the runtime was told last. Written first in the transaction that
-//! allocates the first resize of a pod, so that a crash in between leaves the difference on record.
-//! `resizepending/<namespace>/<pod UID>`: why a resize was not allocated.
+//! `resizes/<namespace>/<pod UID>`: the resources last sent to the runtime. Written first in the transaction that
+//! allocates the first resize of a pod, so that a crash in between leaves the difference recorded.
+//! `resizepending/<namespace>/<pod UID>`: the reason for which a resize was not allocated.
 
 use k8s_openapi::api::core::v1::Pod;
 use serde::{Deserialize, Serialize};
@@ -14,12 +14,12 @@ use crate::core::state::State;
 use crate::core::state::kinds::{self, Declared, Key, Kind};
 use crate::types::PodExt;
 
-/// What is in force in a pod that was resized.
+/// Applied resources of a pod that was resized.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ResizeRecord {
     /// What the runtime was told last, by container; of the pod as a whole under [`super::POD`].
     pub actuated: Allocations,
-    /// Why it could not be told what was allocated since.
+    /// Error of sending the later allocation to the runtime.
     pub error: Option<String>,
     /// A resize is under way that has been told of by an event.
     pub started: bool,

@@ -27,7 +27,7 @@ fn boot(number: u64) -> BootIdentity {
     }
 }
 
-/// What a start finds; `u1` is a pod with one container, `a`.
+/// Input of a start; `u1` is a pod with one container, `a`.
 struct Start {
     state: State,
     runtime: BTreeMap<PodUid, RuntimePodStatus>,

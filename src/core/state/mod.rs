@@ -22,7 +22,7 @@ pub use transaction::*;
 /// Number that orders every change of a record; unique within the life of a process and never reused.
 pub type Version = u64;
 
-/// How long a mutation may stay in memory.
+/// Time for which a mutation may stay in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Durability {
     /// Ordered with everything else, written within 100 ms.
@@ -268,7 +268,7 @@ tables! {
     Queue = 6, queue, "queue": QueueRecord, v 1;
     /// Containers, by `<uid>/<name>`.
     Containers = 7, containers, "containers": ContainerRecord, v 1;
-    /// What the runtime showed last, by UID.
+    /// Runtime's last view of each pod, by UID.
     Pleg = 8, pleg, "pleg": PlegRecord, v 1;
     /// API statuses, by UID.
     Statuses = 9, statuses, "statuses": StatusRecord, v 1;
@@ -282,7 +282,7 @@ tables! {
     Objects = 13, objects, "objects": ObjectRecord, v 1;
     /// Eviction signals, by name.
     Signals = 14, signals, "signals": SignalRecord, v 1;
-    /// What happened, by sequence number (16 hex digits).
+    /// Journal lines, by sequence number (16 hex digits).
     Journal = 15, journal, "journal": JournalRecord, v 1;
     /// Configuration sources, by source: what was read last and from where.
     Sources = 16, sources, "sources": SourceRecord, v 1;

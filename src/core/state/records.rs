@@ -27,7 +27,7 @@ pub struct MetaRecord {
     pub boot: BootIdentity,
     /// Counts starts of the agent.
     pub generation: u64,
-    /// Whether the last agent ended in order.
+    /// True if the last agent exited cleanly.
     pub clean_shutdown: bool,
     /// Last sign of life, every 10 s.
     pub heartbeat: Stamp,
@@ -56,11 +56,11 @@ pub struct EpochRecord {
     pub number: u64,
     /// When it began.
     pub since: Stamp,
-    /// Why it began.
+    /// Reason for its beginning.
     pub reason: EpochReason,
 }
 
-/// Why an epoch began.
+/// Reason for which an epoch began.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum EpochReason {
     /// The first store of this node.
@@ -76,7 +76,7 @@ pub enum EpochReason {
 /// A pod as its source wants it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct PodRecord {
-    /// Where it comes from.
+    /// Source of the pod.
     pub source: PodSource,
     /// File path or URL for static pods, empty for the API.
     pub origin: String,
@@ -112,7 +112,7 @@ impl MirrorRecord {
 /// Admission decision.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct AdmissionRecord {
-    /// What was decided.
+    /// Decision of the admission.
     pub decision: AdmissionDecision,
     /// Resources allocated per container: name → resource → quantity.
     pub allocated: BTreeMap<String, BTreeMap<String, String>>,
@@ -140,7 +140,7 @@ impl AdmissionRecord {
     }
 }
 
-/// Where a pod's worker stands.
+/// State of a pod's worker.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct WorkerRecord {
     /// `<name>_<namespace>`, for the FIFO of static pods.
@@ -179,19 +179,19 @@ pub enum WorkerPhase {
     Terminated {
         /// Since when.
         since: Stamp,
-        /// Why it was terminated.
+        /// Cause of the termination.
         cause: TerminationCause,
     },
     /// Cleaned up; remembered so that it is not started again.
     Finished {
         /// Since when.
         since: Stamp,
-        /// Why it was terminated.
+        /// Cause of the termination.
         cause: TerminationCause,
     },
 }
 
-/// Why a pod terminates.
+/// Cause of a pod's termination.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum TerminationCause {
     /// deletionTimestamp, or gone from its source.
@@ -318,7 +318,7 @@ pub struct BackoffRecord {
     pub since: Stamp,
 }
 
-/// What the runtime showed last of a pod.
+/// Runtime's last view of a pod.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct PlegRecord {
     /// The status.
@@ -376,7 +376,7 @@ pub struct ProbeRecord {
     pub result: String,
     /// Newest raw result.
     pub last: String,
-    /// How often in a row `last` was seen.
+    /// Number of times in a row that `last` was seen.
     pub consecutive: u32,
     /// When the newest probe ran.
     pub at: Stamp,
@@ -451,7 +451,7 @@ impl ImageRecord {
 pub struct ObjectRecord {
     /// resourceVersion.
     pub resource_version: String,
-    /// Whether `data` is ciphertext.
+    /// True if `data` is ciphertext.
     pub encrypted: bool,
     /// JSON, or nonce and ciphertext of it.
     pub data: Vec<u8>,
@@ -499,7 +499,7 @@ pub struct JournalRecord {
     pub generation: u64,
     /// The pod, if it is about one.
     pub pod: Option<PodUid>,
-    /// What changed.
+    /// Description of the change.
     pub what: String,
     /// Why.
     pub why: String,
@@ -511,7 +511,7 @@ impl JournalRecord {
     }
 }
 
-/// What a configuration source last said.
+/// Last state of a configuration source.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct SourceRecord {
     /// Path or URL.

@@ -48,7 +48,8 @@ fn a_record_has_the_version_it_was_written_at() {
     assert_eq!(version(&state, "u1/c"), None);
 }
 
-/// What has to be on the disk before it has an effect, and what may be lost with the last second before a power cut.
+/// Classes of the records that have to be on the disk before they have an effect, and of those that may be lost with
+/// the last second before a power loss.
 #[test]
 fn what_must_survive_a_power_cut_is_durable_and_what_is_found_again_is_not() {
     use Durability::{Durable, Relaxed};

@@ -1,4 +1,4 @@
-//! What is committed: mutations, the versions they were decided on, and what the journal says of them.
+//! Content of a commit: mutations, the versions they were decided on, and their journal lines.
 
 use std::sync::Arc;
 
@@ -44,7 +44,7 @@ pub struct Expectation {
 pub struct JournalEntry {
     /// The pod it is about.
     pub pod: Option<PodUid>,
-    /// What changed, a short stable phrase: `admitted`, `container started`, ….
+    /// Kind of the change, a short stable phrase: `admitted`, `container started`, ….
     pub what: String,
     /// Why, for a human.
     pub why: String,
@@ -124,7 +124,7 @@ impl Transaction {
         self
     }
 
-    /// Whether there is nothing to commit.
+    /// Returns whether there is nothing to commit.
     pub fn is_empty(&self) -> bool {
         self.mutations.is_empty() && self.journal.is_empty()
     }

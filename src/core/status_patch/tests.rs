@@ -1,4 +1,4 @@
-//! What is told, what is left alone, and when nothing is told.
+//! Patches: their content, the fields left alone, and the cases without a patch.
 
 use super::*;
 

@@ -362,7 +362,7 @@ const POD: &[(&str, Rule)] = &[
     ("spec.volumes[].vsphereVolume", No(DRIVER)),
 ];
 
-/// What containers of all three lists have.
+/// Fields of containers in all three lists.
 const CONTAINER: &[(&str, Rule)] = &[
     ("", Inside),
     (".args", Any),
@@ -444,7 +444,7 @@ const CONTAINER: &[(&str, Rule)] = &[
     (".workingDir", Any),
 ];
 
-/// What containers and init containers have beside that.
+/// Further fields of containers and init containers.
 const RESTARTED: &[(&str, Rule)] = &[
     (".lifecycle", Inside),
     // A runtime that does not know it is found out when the container is made.
@@ -547,7 +547,7 @@ const HANDLER: &[(&str, Rule)] = &[
     ),
 ];
 
-/// What a pod's and a container's security context have in common.
+/// Common fields of a pod's and a container's security context.
 const SECURITY: &[(&str, Rule)] = &[
     ("", Inside),
     (".appArmorProfile", Inside),
@@ -574,7 +574,7 @@ const SECURITY: &[(&str, Rule)] = &[
     (".windowsOptions", Tree),
 ];
 
-/// What a volume and a source of a projected volume have in common.
+/// Common fields of a volume and a source of a projected volume.
 const FILES: &[(&str, Rule)] = &[
     (".configMap", Inside),
     (".configMap.items", Inside),

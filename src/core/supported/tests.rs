@@ -60,8 +60,8 @@ fn everything_that_is_supported_passes() {
     assert_eq!(refused(&pod(spec)), []);
 }
 
-/// What a pod looks like that was created with little more than an image, once an API server and its
-/// admission plugins have filled it in.
+/// Example of a pod that was created with little more than an image, after an API server and its admission plugins have
+/// filled it in.
 #[test]
 fn what_an_api_server_adds_passes() {
     let spec = json!({

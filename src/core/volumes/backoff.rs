@@ -1,4 +1,4 @@
-//! How long a volume is left alone after a step failed; upstream's `exponentialbackoff`.
+//! Pause for a volume after a failed step; upstream's `exponentialbackoff`.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ pub const MAX: Duration = Duration::from_secs(122);
 /// A back-off in force.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BackOff {
-    /// How long.
+    /// Length of the pause.
     pub wait: Duration,
     /// When it is over.
     pub until: Stamp,

@@ -23,7 +23,7 @@ pub const IN_PROGRESS: &str = "NodeResizeInProgress";
 pub const INFEASIBLE: &str = "NodeResizeInfeasible";
 const PENDING: &str = "NodeResizePending";
 
-/// Whose turn it is to grow a volume.
+/// Owner of the next step of an expansion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Turn {
     /// Nobody says.
@@ -36,27 +36,27 @@ pub enum Turn {
     Others,
 }
 
-/// What is known of the size of a volume.
+/// Sizes of a volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sizes {
     /// `spec.capacity` of the persistent volume, in bytes.
     pub volume: u64,
     /// `status.capacity` of the claim, in bytes.
     pub claim: u64,
-    /// Whose turn it is.
+    /// Owner of the next step.
     pub turn: Turn,
     /// Several nodes may have it mounted for writing: each grows it for itself.
     pub shared: bool,
 }
 
-/// What is to be done.
+/// Expansion to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Growth {
-    /// To how many bytes.
+    /// Size after it, in bytes.
     pub bytes: u64,
-    /// Whether the claim is told of the end; else another node has done so.
+    /// True if the claim's status is patched at the end; otherwise another node has done so.
     pub told: bool,
-    /// Whether the claim says whose turn it is, and has to be told of the beginning, or of a failure.
+    /// Owner of the step if the claim's status names one: then the beginning, or a failure, is patched into the status.
     pub turn: Option<Turn>,
 }
 
@@ -81,7 +81,7 @@ impl Sizes {
         })
     }
 
-    /// What is to be done here, where the volume has `here` bytes as far as is known.
+    /// Returns the expansion to do here, where the volume has `here` bytes as far as is known.
     pub fn growth(self, here: Option<u64>) -> Option<Growth> {
         let bytes = self.volume;
         if self.claim >= bytes && self.turn == Turn::Unsaid {
@@ -101,7 +101,7 @@ impl Sizes {
     }
 }
 
-/// Whether a claim's volume is about to have more than the claim says.
+/// Returns whether a claim's volume is about to have more than the claim's status shows.
 pub fn is_expected(claim: &PersistentVolumeClaim) -> bool {
     let Some(status) = claim.status.as_ref() else {
         return false;

@@ -1,9 +1,9 @@
-//! Where remote volumes are on record, and how far their storage got.
+//! Keys of the records of remote volumes, and of the progress of their storage.
 //!
 //! A volume has a [`VolumeRecord`](crate::core::state::VolumeRecord) `<uid>/<volume>` and, in the same transaction, an
 //! [`ObjectRecord`] `volumes/<uid>/<volume>` that holds its [`Remote`]; staged storage (a device) has the same
-//! as `device/<id>` and `devices//<id>`. The `resource_version` of the object says what is known of the step
-//! its phase is about ([`Mark`]).
+//! as `device/<id>` and `devices//<id>`. The `resource_version` of the object holds the state of the step that its
+//! phase is about ([`Mark`]).
 
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
@@ -64,7 +64,7 @@ pub fn split(record: &str) -> Option<(&str, &str)> {
     }
 }
 
-/// What is known of the step that a record's phase is about.
+/// State of the step that a record's phase is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mark {
     /// It is wanted; no step was ever begun.

@@ -1,16 +1,16 @@
-//! What is known of the volumes of the pods that live, and what follows for those that others may detach.
+//! Knowledge of the volumes of live pods, and its consequence for volumes that others may detach.
 //!
-//! **Invariant:** what is not known is in use: as long as a pod may have volumes that nobody knows, no list of what is
-//! in use is whole.
+//! **Invariant:** unknown volumes count as in use: as long as a pod may have volumes that are not known, no list of the
+//! volumes in use is complete.
 
 use std::collections::BTreeSet;
 
 use crate::types::PodUid;
 
-/// How much is known.
+/// Completeness of the knowledge.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Known {
-    /// Nobody has looked yet.
+    /// Nothing was read yet.
     Nothing,
     /// These pods have, or may have, volumes that are not on record.
     Living(BTreeSet<PodUid>),
@@ -22,12 +22,12 @@ pub enum Known {
 }
 
 impl Known {
-    /// Whether a device that no record uses is used by nobody, but for what the mount table shows.
+    /// Returns whether a device that no record uses is unused, except for the mount table.
     pub fn is_settled(&self) -> bool {
         matches!(self, Self::All { .. })
     }
 
-    /// Whether the names on record are all that are in use.
+    /// Returns whether the recorded names are all that are in use.
     pub fn is_whole(&self) -> bool {
         *self == Self::All { strays: false }
     }
@@ -43,7 +43,7 @@ pub struct InUse {
 }
 
 impl InUse {
-    /// What the node is to show that shows `so_far`.
+    /// Returns the names that the node has to show, given those it shows `so_far`.
     pub fn shown(&self, so_far: Option<&[String]>) -> Vec<String> {
         let mut names = self.names.clone();
         if !self.whole {

@@ -32,7 +32,7 @@ pub const LOCAL: &str = "kubernetes.io/local-volume";
 /// Name of the plugin for persistent volumes that are paths of this node.
 pub const HOST_PATH: &str = "kubernetes.io/host-path";
 
-/// Whether containers get files or a device.
+/// Form in which containers get the volume: files or a device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum VolumeMode {
     /// A mounted file system.
@@ -52,20 +52,20 @@ pub struct Remote {
     pub claim: Option<String>,
     /// Files or a device.
     pub mode: VolumeMode,
-    /// Whether no container may write, by the volume, its claim or its source.
+    /// True if no container may write, by the volume, its claim or its source.
     pub read_only: bool,
     /// `spec.mountOptions` of the persistent volume.
     pub mount_options: Vec<String>,
     /// Name on the node object while in use (`status.volumesInUse`); `None` for what nobody attaches.
     pub unique_name: Option<String>,
-    /// What the persistent volume asks for beyond that.
+    /// Further requirements of the persistent volume.
     #[serde(default)]
     pub terms: Terms,
-    /// Where the storage is.
+    /// Place of the storage.
     pub source: Source,
 }
 
-/// What a persistent volume asks of those who use it.
+/// Requirements of a persistent volume for its users.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Terms {
@@ -104,7 +104,7 @@ pub fn extra_groups<'a>(pod: &Pod, volumes: impl Iterator<Item = &'a Remote>) ->
         .collect()
 }
 
-/// Where the storage of a volume is.
+/// Place of the storage of a volume.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Source {
     /// A CSI driver's.
@@ -163,8 +163,8 @@ impl Remote {
         }
     }
 
-    /// What tells storage apart that is prepared once for all pods of the node: `<driver>/<handle>` or
-    /// the like; `None` when each pod's mount stands for itself.
+    /// Returns the identity of storage that is prepared once for all pods of the node: `<driver>/<handle>` or the like;
+    /// `None` when each pod's mount stands for itself.
     pub fn device(&self) -> Option<String> {
         match &self.source {
             Source::Csi(csi) if !csi.ephemeral => Some(format!(

@@ -1,5 +1,5 @@
-//! What is to happen next with volumes whose storage is elsewhere: a function of what pods want, what is on
-//! record, what the kernel has mounted, what is under way and what is held back after a failure.
+//! Planner of the next steps for remote volumes: a function of the volumes that pods want, the records, the kernel's
+//! mounts, the steps under way and the back-offs after failures.
 //!
 //! Storage is staged once per node (a device) and published once per pod (a volume). The order is claim,
 //! stage, publish; and back: unpublish, unstage.
@@ -19,13 +19,13 @@ use std::time::Duration;
 use crate::core::state::VolumePhase;
 use crate::types::Stamp;
 
-/// How soon a device is looked at again that is mounted for a pod without a record.
+/// Pause before the next check of a device that is mounted for a pod without a record.
 const RECHECK: Duration = Duration::from_secs(60);
 
 /// A volume that a pod waits for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Wanted {
-    /// Where it is to appear.
+    /// Path at which it has to appear.
     pub path: String,
     /// Key of its device, for what is staged.
     pub device: Option<String>,
@@ -51,7 +51,7 @@ pub struct Recorded {
 }
 
 impl Recorded {
-    /// Whether it is there, and whole.
+    /// Returns whether it is mounted, and complete.
     pub fn is_there(&self, mounted: &BTreeSet<String>) -> bool {
         self.phase == VolumePhase::Mounted
             && self.this_boot
@@ -62,7 +62,7 @@ impl Recorded {
 /// Everything a plan is made of.
 #[derive(Clone, Debug)]
 pub struct Facts {
-    /// What pods wait for, by key of the volume record.
+    /// Volumes that pods wait for, by key of the volume record.
     pub wanted: BTreeMap<String, Wanted>,
     /// Volumes whose pods have ended.
     pub leaving: BTreeSet<String>,
@@ -74,7 +74,7 @@ pub struct Facts {
     pub unreadable: bool,
     /// Devices that no volume on record uses, and that are mounted for a pod all the same.
     pub in_use: BTreeSet<String>,
-    /// Where something is mounted.
+    /// Paths of mounts.
     pub mounted: BTreeSet<String>,
     /// Volumes, devices and targets that an operation works on.
     pub busy: BTreeSet<String>,
@@ -85,7 +85,7 @@ pub struct Facts {
     pub now: Stamp,
 }
 
-/// What the undoing of a volume or device is held back by.
+/// Returns the back-off key of undoing a volume or device.
 pub fn undo_key(key: &str) -> String {
     format!("{key} undo")
 }
@@ -102,7 +102,7 @@ pub enum Step {
     Stage {
         /// The device.
         device: String,
-        /// Who waits.
+        /// Volume that waits for it.
         volume: String,
     },
     /// Publish a volume.
@@ -132,7 +132,7 @@ pub enum Step {
     },
 }
 
-/// What is to happen now, and when to look again.
+/// Steps to begin now, and the time of the next check.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Plan {
     /// To be begun.
@@ -251,7 +251,7 @@ impl Planner<'_> {
         self.begin_with(publish, key, &wanted.path, wanted.device.as_deref());
     }
 
-    /// Whether a device can be published from; begins what it takes.
+    /// Returns whether a device can be published from; begins the steps for it.
     fn is_staged(&mut self, volume: &str, device: &str) -> bool {
         if self.busy.contains(device) {
             return false;

@@ -23,7 +23,7 @@ struct World {
     leaving: BTreeSet<String>,
     volumes: BTreeMap<String, Recorded>,
     devices: BTreeMap<String, Recorded>,
-    /// What is truly there.
+    /// Devices that are really staged.
     staged: BTreeSet<String>,
     published: BTreeMap<String, Option<String>>,
     running: Vec<Running>,
@@ -108,7 +108,7 @@ impl World {
         }
     }
 
-    /// What a step works on.
+    /// Returns the objects that a step works on.
     fn on(&self, step: &Step) -> BTreeSet<String> {
         match step {
             Step::Claim { volume } | Step::Drop { volume } => BTreeSet::from([volume.clone()]),
@@ -390,7 +390,7 @@ enum Action {
     Remove(usize),
     Drive,
     Deed(usize),
-    /// Whether it fails; a deed that was done stays done.
+    /// End of a step, true if it fails; a deed that was done stays done.
     End(usize, bool),
     Time(u16),
     Crash,

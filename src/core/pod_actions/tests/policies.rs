@@ -607,7 +607,7 @@ fn a_deletion_starts_nothing_and_makes_no_end_final_that_was_not() {
     assert_eq!(spec(&pod), (false, true));
 }
 
-/// Whether the container runs again, and whether its policy would have it.
+/// Returns whether the container runs again, and whether its policy requires that.
 fn restarts_of(pod: &Pod, name: &str, code: i32) -> (bool, bool) {
     let spec = crate::types::containers::container_of(pod, name).unwrap();
     (

@@ -1,4 +1,4 @@
-//! What is said of containers when nothing of the pod runs any more.
+//! Reported states of containers when nothing of the pod runs any more.
 
 use serde_json::{Value, json};
 

@@ -1,4 +1,4 @@
-//! What must not go back, for all kinds of containers: R5, R6, R11.
+//! Facts that must not go back, for every kind of container: R5, R6, R11.
 
 use super::super::*;
 use super::support::*;
