@@ -156,7 +156,7 @@ fn runs(status: &PodStatus) -> bool {
     status.any_running() || status.ready_sandbox().is_some()
 }
 
-/// Whether the runtime shows that a pod runs, or has not shown yet whether it does.
+/// Returns whether the runtime shows that a pod runs, or has not shown yet whether it does.
 fn may_run(context: &LoopContext, uid: &PodUid) -> bool {
     let cache = context.workers.context().pleg.cache();
     match cache.known(uid) {
@@ -187,7 +187,7 @@ fn stop_orphan(context: &LoopContext, pod: Pod, source: Option<PodSource>) {
     context.workers.update(options);
 }
 
-/// What can be said of a pod from the runtime's labels alone. Upstream: `RunningPod.ToAPIPod`.
+/// Makes a pod from the runtime's labels alone. Upstream: `RunningPod.ToAPIPod`.
 fn pod_from_runtime(uid: &PodUid, name: &str, namespace: &str) -> Pod {
     let mut pod = Pod::default();
     pod.metadata.uid = Some(uid.to_string());
@@ -250,7 +250,7 @@ pub struct Janitor {
     files: FilesSeen,
 }
 
-/// What of the pods that have ended for good is removed.
+/// Containers to remove of the pods that have ended for good.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Ended {
     /// As of all others.
@@ -358,7 +358,7 @@ async fn collect(
     report.errors.iter().map(|error| causes(error)).collect()
 }
 
-/// What the janitor remembers of the files of attempts, so that it looks only at what may have changed.
+/// State of the files of attempts as the janitor last saw it, so that it checks only those that may have changed.
 #[derive(Default)]
 struct FilesSeen {
     /// The files of all pods were compared since the agent was started.

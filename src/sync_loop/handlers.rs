@@ -127,8 +127,8 @@ impl<'a> Admissions<'a> {
     }
 }
 
-/// What takes part of the node. What its source does not want any more takes no part, though it may still be stopping: a
-/// pod that replaces it is not refused for it.
+/// Returns the pods that take part of the node. A pod that its source does not want any more takes no part, though it
+/// may still be stopping: a pod that replaces it is not refused for it.
 fn on_the_node(context: &LoopContext) -> NodeInfo {
     let state = context.store.snapshot();
     let counted = context.workers.counted_by_admission().into_iter();

@@ -41,28 +41,29 @@ const HOUSEKEEPING_WARNING: Duration = Duration::from_secs(1);
 /// Housekeeping runs at least this often, whether or not anything changed.
 const HOUSEKEEPING_PERIOD: Duration = Duration::from_secs(60);
 
-/// Is told of every pod of the API server that came, changed or went. Called by the loop: must not wait.
+/// Hook that is called with every pod of the API server that was added, changed or removed. The loop calls it: it must
+/// not wait.
 pub type ObservedHook = Arc<dyn Fn(Observed) + Send + Sync>;
 
 /// Returns how many pods the node may run now.
 pub type MaxPods = Arc<dyn Fn() -> usize + Send + Sync>;
 
-/// What the loop works with.
+/// Dependencies of the loop.
 #[derive(Clone)]
 pub struct LoopContext {
     /// Desired pods.
     pub pods: PodManager,
     /// Workers.
     pub workers: PodWorkers,
-    /// Which sources have spoken.
+    /// Sources that have synced.
     pub ready: SourcesReady,
-    /// Where pods come from.
+    /// Origins of the pods.
     pub origins: Origins,
-    /// Static pods that ran at the start and are not on record.
+    /// Static pods that ran at the start and are not recorded.
     pub unrecorded: Arc<[RunningStatic]>,
-    /// The store, for decisions of earlier lives.
+    /// Store, for decisions of previous runs.
     pub store: Store,
-    /// Whether the runtime can be worked with.
+    /// State of the runtime.
     pub runtime_state: RuntimeState,
     /// Time.
     pub clock: Arc<dyn Clock>,
@@ -74,15 +75,15 @@ pub struct LoopContext {
     pub node_name: String,
     /// This node's object, for admission.
     pub node: NodeObject,
-    /// What stands in for it until it is known: this node as the agent sees it.
+    /// Substitute for the object until it is known: this node as the agent sees it.
     pub local_node: Arc<ArcSwap<Node>>,
     /// `maxPods` and `podsPerCore`.
     pub max_pods: MaxPods,
     /// `allowedUnsafeSysctls`.
     pub unsafe_sysctls: Arc<[String]>,
-    /// What the node is short of.
+    /// Resources that the node is short of.
     pub pressure: watch::Receiver<Pressure>,
-    /// Is told of the pods of the API server.
+    /// Hook that is called with the pods of the API server.
     pub observed: ObservedHook,
     /// Orders for the janitor.
     pub janitor: mpsc::Sender<JanitorOrder>,

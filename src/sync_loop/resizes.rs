@@ -1,7 +1,7 @@
-//! Whether pods get the resources they want since they were admitted. Upstream: the allocation manager.
+//! Allocation of the resources that pods want since they were admitted. Upstream: the allocation manager.
 //!
-//! The decision is made in the loop, one at a time; it is on record before the worker acts on it. A resize
-//! that finds no room is asked about again with every clean-up.
+//! The loop makes the decisions, one at a time; each is stored before the worker acts on it. A resize that finds no
+//! room is retried with every clean-up.
 
 use std::sync::Arc;
 
