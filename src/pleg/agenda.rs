@@ -1,12 +1,12 @@
-//! What the PLEG has to ask the runtime next, as data.
+//! Next requests of the PLEG to the runtime, as data.
 //!
-//! In: pods that are asked for, pods that a list showed changed, and what has begun and ended. Out: the next step.
-//! At most one look at a pod is under way; what is asked for meanwhile is looked at again afterwards. Looks take
-//! turns, of which there are few. One that takes long gives its turn back, and the pod's next ones wait in another lane, with
-//! turns of its own: looks that take long, one after the other, hold up no others.
+//! The input is requested pods, pods that a list showed changed, and the calls that have begun and ended. The output is
+//! the next step. At most one inspection of a pod is under way; a request during it leads to another inspection
+//! afterwards. A fixed number of slots limits the inspections. One that takes long gives its slot back, and the pod's
+//! next ones wait in another lane with slots of its own, so that slow inspections delay no others.
 //!
-//! **Invariant:** what is asked for is looked at or listed by a call that begins later. **Invariant:** many pods cost one
-//! list of all, not a list each: a list costs the runtime as much as it has containers, whomever it is about.
+//! **Invariant:** a requested pod is inspected or listed by a call that begins later. **Invariant:** many pods cost one
+//! list of all, not a list each: the cost of a list depends on the number of all containers, not on the requested pods.
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
 
@@ -22,7 +22,7 @@ const SLOW_TURNS: usize = 2;
 /// More pods than these are listed together.
 const MANY: usize = 8;
 
-/// How a pod is inspected.
+/// Source of the data for an inspection.
 #[derive(Debug, PartialEq)]
 pub(super) enum Look {
     /// By what a list that began at that moment showed of it; not listed again.
@@ -40,7 +40,7 @@ pub(super) enum Step {
     Look(PodUid, Look, Lane),
 }
 
-/// Where a look waits for its turn.
+/// Queue in which an inspection waits for its slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Lane {
     Swift,
@@ -54,13 +54,13 @@ pub(super) struct Agenda {
     slow: Queue,
     /// Pods whose last look took long.
     take_long: BTreeSet<PodUid>,
-    /// How to inspect pods; what is in `todo` of a queue without a look is left out.
+    /// Inspections by pod; a pod in `todo` of a queue without an entry here is left out.
     looks: HashMap<PodUid, Look>,
     under_way: HashMap<PodUid, UnderWay>,
     listing: Option<Listing>,
 }
 
-/// What waits in a lane, and what is under way.
+/// Waiting pods of a lane, and its inspections under way.
 #[derive(Debug, Default)]
 struct Queue {
     /// Asked for, and to be listed together when they are many.
@@ -112,7 +112,7 @@ impl Agenda {
         }
     }
 
-    /// What to begin next, if anything; a look with its lane.
+    /// Returns the next call to begin, if any; an inspection with its lane.
     pub(super) fn next(&mut self) -> Option<Step> {
         let many = self.swift.asked.len() + self.slow.asked.len() > MANY;
         let waits = match &self.listing {
@@ -212,7 +212,7 @@ impl Agenda {
         true
     }
 
-    /// Whether a look at the pod is under way or to come.
+    /// Returns whether an inspection of the pod is under way or planned.
     pub(super) fn has(&self, uid: &PodUid) -> bool {
         self.under_way.contains_key(uid)
             || self.looks.contains_key(uid)
@@ -220,7 +220,7 @@ impl Agenda {
             || self.slow.asked.members.contains(uid)
     }
 
-    /// Whether nothing waits for a turn.
+    /// Returns whether nothing waits for a slot.
     pub(super) fn is_idle(&self) -> bool {
         self.looks.is_empty() && self.swift.asked.len() + self.slow.asked.len() == 0
     }

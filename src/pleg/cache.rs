@@ -21,7 +21,7 @@ use crate::types::runtime::PodStatus;
 pub struct InspectError {
     /// The pod.
     pub uid: PodUid,
-    /// What the runtime said.
+    /// Error message of the runtime.
     pub message: String,
 }
 
@@ -120,7 +120,7 @@ impl PodCache {
         Some(listed.cloned().collect())
     }
 
-    /// Whether the runtime knows anything of the pod.
+    /// Returns whether the runtime has containers or sandboxes of the pod.
     pub fn contains(&self, uid: &PodUid) -> bool {
         let data = self.data.read().unwrap_or_else(PoisonError::into_inner);
         data.entries.contains_key(uid)
@@ -166,7 +166,7 @@ impl PodCache {
         }
     }
 
-    /// Whether [`PodCache::get_newer_than`] would answer at once.
+    /// Returns whether [`PodCache::get_newer_than`] would answer at once.
     pub fn is_newer_than(&self, uid: &PodUid, than: Option<Instant>) -> bool {
         self.newer_than(uid, than).is_some()
     }

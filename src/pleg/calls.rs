@@ -17,7 +17,7 @@ const SLOW: Duration = Duration::from_secs(5);
 /// The same for a look at one pod, of which many may take long one after the other.
 const SLOW_LOOK: Duration = Duration::from_secs(2);
 
-/// What the runtime was asked for.
+/// Request to the runtime.
 pub(super) enum Ask {
     List,
     /// One pod, whose look waited in that lane.
@@ -34,11 +34,11 @@ impl Ask {
     }
 }
 
-/// What it answered.
+/// Answer of the runtime.
 pub(super) enum Answer {
     List(Result<BTreeMap<PodUid, PodStatus>, CriError>),
     Pod(Box<Result<PodStatus, CriError>>),
-    /// How often to list, beside its events.
+    /// Period of listing beside its events.
     Version(Duration),
 }
 
@@ -47,7 +47,7 @@ pub(super) struct Turn {
     pub(super) ask: Ask,
     /// When it began.
     pub(super) as_of: Instant,
-    /// Whether it was said to take long before.
+    /// True if the delay was already reported.
     pub(super) late: bool,
     pub(super) progress: Progress,
 }

@@ -48,19 +48,19 @@ use crate::types::{Clock, PodUid};
 /// Capacity of the channel to the sync loop.
 pub const EVENT_CAPACITY: usize = 1000;
 const GENERIC_PERIOD: Duration = Duration::from_secs(1);
-/// Where a list takes calls for each pod.
+/// Period of listing on a runtime whose list takes calls for each pod.
 const PARTS_PERIOD: Duration = Duration::from_secs(5);
 const EVENTED_PERIOD: Duration = Duration::from_secs(300);
 const EVENTED_PERIOD_LOSSY: Duration = Duration::from_secs(10);
 /// After this many broken streams in a row, list instead.
 const MAX_STREAM_ERRORS: u32 = 5;
-/// How long listing lasts before the stream is tried again.
+/// Time for which listing replaces a broken stream before the stream is tried again.
 const STREAM_RETRY: Duration = Duration::from_secs(300);
 const STREAM_BACKOFF: Duration = Duration::from_secs(1);
-/// How long a worker waits for a status that is newer than what it did.
+/// Time for which a worker waits for a status that is newer than its own change.
 const STATUS_PATIENCE: Duration = Duration::from_secs(30);
 
-/// What others hold of the PLEG.
+/// Handle of the PLEG for other components.
 #[derive(Clone, Debug)]
 pub struct PlegHandle {
     cache: PodCache,
@@ -107,7 +107,7 @@ impl PlegHandle {
     }
 }
 
-/// What a [`Pleg`] needs.
+/// Dependencies and settings of a [`Pleg`].
 #[derive(Clone, Debug)]
 pub struct PlegOptions {
     /// The runtime.
@@ -118,7 +118,7 @@ pub struct PlegOptions {
     pub runtime_state: RuntimeState,
     /// Time.
     pub metrics: Metrics,
-    /// Whether to use the runtime's events where it has them.
+    /// True if the runtime's events are used where it has them.
     pub evented: bool,
 }
 
@@ -319,7 +319,7 @@ impl Pleg {
         self.calls.begin(Ask::Pod(uid, lane), as_of, call);
     }
 
-    /// How often to list beside events depends on the runtime.
+    /// Asks the runtime for its version: the period of listing beside events depends on it.
     fn ask_version(&mut self) {
         let cri = self.options.cri.clone();
         let call = async move {
@@ -373,7 +373,7 @@ impl Pleg {
         }
     }
 
-    /// What was listed is compared, and what changed is to be inspected.
+    /// Compares the listed pods with the known ones, and plans the inspection of the changed ones.
     fn listed(
         &mut self,
         answer: Result<BTreeMap<PodUid, PodStatus>, CriError>,
@@ -461,7 +461,7 @@ impl Pleg {
         }
     }
 
-    /// Whether more is known of a pod than what was asked at `as_of`.
+    /// Returns whether newer facts of a pod are known than those of a call made at `as_of`.
     fn is_newer(&self, uid: &PodUid, as_of: Instant) -> bool {
         let known = self.known.get(uid).map(|known| known.as_of);
         let failed = self.retry.get(uid).copied();
