@@ -31,11 +31,11 @@ use crate::store::CommitError;
 use crate::types::pod::{CONFIG_HASH, CONFIG_MIRROR};
 use crate::types::{FullName, PodExt, PodUid};
 
-/// How often everything is looked at again, without a change.
+/// Interval at which everything is checked, without a change.
 const CATCH_UP: Duration = Duration::from_secs(10);
-/// How often a mirror pod whose static pod is still being stopped is looked at again, though nobody says that it is over.
+/// Interval at which a mirror pod is checked whose static pod is still being stopped, as nothing reports the end.
 const STOPPING: Duration = Duration::from_secs(1);
-/// How long a mirror pod that was made may take to be shown by the API source.
+/// Time within which the API source has to show a new mirror pod.
 const SHOWN: Duration = Duration::from_secs(60);
 /// First and longest pause after a failure.
 const PAUSE: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(10));
@@ -78,7 +78,7 @@ impl MirrorError {
     }
 }
 
-/// Which sources have said what pods there are, and the sync loop has handled it.
+/// Sources whose pods are known and handled by the sync loop.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Spoken {
     /// The API server.
@@ -97,7 +97,7 @@ pub struct Mirrors {
     work: Work,
 }
 
-/// What is under way, by full name.
+/// Operations under way, by full name.
 #[derive(Default)]
 struct Work {
     /// Mirror pods that were made and not shown yet.
@@ -111,7 +111,7 @@ struct Work {
 /// A static pod and its mirror pod, as far as there are any.
 type Pair = (Option<Arc<Pod>>, Option<Arc<Pod>>);
 
-/// What is to be done for one full name.
+/// Next operation for one full name.
 #[derive(Debug, PartialEq, Eq)]
 enum Step {
     Nothing,
@@ -124,7 +124,7 @@ enum Step {
 }
 
 impl StatusManager {
-    /// What keeps the mirror pods; there is to be one at most, next to a [`super::Syncer`].
+    /// Makes the task that keeps the mirror pods; there is to be one at most, next to a [`super::Syncer`].
     pub fn mirrors(
         &self,
         api: ApiClient,
@@ -378,7 +378,7 @@ impl Mirrors {
     }
 }
 
-/// What may still need a mirror pod beside the static pod that is wanted.
+/// Static pods that may still need a mirror pod beside the wanted one.
 #[derive(Clone, Copy, Debug)]
 struct Lives {
     /// A static pod of a source that has not spoken yet.

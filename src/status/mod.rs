@@ -39,7 +39,7 @@ pub struct StatusError {
     source: CommitError,
 }
 
-/// How a status is committed.
+/// Mode in which a status is committed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CommitMode {
     /// Refused while the store is degraded.
@@ -66,8 +66,8 @@ impl StatusManager {
         }
     }
 
-    /// What the API source says of a pod or mirror pod: to be called for each one it adds, updates, deletes,
-    /// reconciles or removes, after the pod manager was told. Never waits.
+    /// Takes a pod or mirror pod as the API source shows it: to be called for each one it adds, updates, deletes,
+    /// reconciles or removes, after the update of the pod manager. Never waits.
     pub fn observed(&self, observed: Observed) {
         self.shared.observe(observed);
     }

@@ -1,5 +1,5 @@
-//! Which pods the [`super::Syncer`] looks at, and when: what changed at once, what failed after a pause, what waits
-//! for something else at the next catch-up.
+//! Queue of the pods that the [`super::Syncer`] handles: changed pods at once, failed ones after a pause, those that
+//! wait for something else at the next catch-up.
 //!
 //! Pure but for the time and the log. While the connection is down one pod at a time is tried, with a pause that all
 //! share: an outage costs as much with a hundred pods as with one.
@@ -16,14 +16,14 @@ use crate::types::PodUid;
 
 /// Most pods that are told of at once.
 const IN_FLIGHT: usize = 8;
-/// How long a phase that is held back, or a pod that was not observed yet, is waited for.
+/// Time to wait for a phase that is held back, or for a pod that was not observed yet.
 const HOLD: Duration = Duration::from_secs(1);
 /// Longest pause after a failure of the connection or the server.
 const LONGEST_PAUSE: Duration = Duration::from_secs(10);
 /// First and longest pause after the server refused a status.
 const REFUSED: (Duration, Duration) = (Duration::from_secs(10), Duration::from_secs(300));
 
-/// Which pods are to be looked at, and when.
+/// Pods to handle, with their times.
 #[derive(Default)]
 pub(super) struct Queue {
     waiting: HashMap<PodUid, Waiting>,
@@ -181,7 +181,7 @@ impl Queue {
         Some(self.paused_until.map_or(due, |until| until.max(due)))
     }
 
-    /// What waits for something else is looked at again.
+    /// Makes the pods that wait for something else due again.
     pub(super) fn unpark(&mut self) {
         let now = Instant::now();
         for waiting in self.waiting.values_mut() {

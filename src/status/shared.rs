@@ -1,5 +1,5 @@
-//! What the status manager, the syncer and the mirror pods tell each other: which pods have something to look
-//! at, and the newest pods of the API server.
+//! State shared by the status manager, the syncer and the mirror pods: the pods to handle, and the newest pods of the
+//! API server.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -11,11 +11,11 @@ use tokio::time::Instant;
 
 use crate::types::{PodExt, PodUid};
 
-/// How long an answer about a pod may come after the source has shown it as gone: several requests, each of which ends in
-/// 30 seconds.
+/// Time within which an answer about a pod may come after the source has shown it as gone: several requests, each of
+/// which ends in 30 seconds.
 const LATE: Duration = Duration::from_secs(300);
 
-/// What the API source says of a pod or mirror pod.
+/// View of a pod or mirror pod in the API source.
 #[derive(Clone, Debug)]
 pub enum Observed {
     /// The API server has it, as given.
@@ -173,7 +173,7 @@ impl Shared {
         }
     }
 
-    /// What is known of a pod of the API server may be wrong: it has to be asked for.
+    /// Forgets the pod of the API server, as the known version may be wrong: it has to be requested.
     pub(super) fn doubt(&self, uid: &PodUid) {
         self.lock().api.remove(uid);
     }
@@ -232,7 +232,7 @@ impl Shared {
         data.api.len() + data.gone.len() + data.computed.len() + data.queued.len()
     }
 
-    /// What there is to look at. Each pod is there once, however often it changed.
+    /// Returns and removes the pods to handle. Each pod occurs once, however often it changed.
     pub(super) fn take(&self) -> Vec<Wake> {
         let mut data = self.lock();
         data.queued.clear();
@@ -275,7 +275,7 @@ impl Data {
     }
 }
 
-/// Whether `pod` is an older version than `than`; versions that are not numbers do not tell.
+/// Returns whether `pod` is an older version than `than`; versions that are not numbers cannot be compared.
 fn is_older(pod: &Pod, than: &Pod) -> bool {
     let version = |pod: &Pod| -> Option<u64> {
         let version = pod.metadata.resource_version.as_deref()?;

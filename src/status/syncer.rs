@@ -38,12 +38,12 @@ use crate::store::CommitError;
 use crate::types::metrics::Metrics;
 use crate::types::{PodExt, PodUid};
 
-/// How often what waits for something else is looked at again.
+/// Interval at which pods that wait for something else are checked again.
 const CATCH_UP: Duration = Duration::from_secs(10);
 /// Longest wait for one answer.
 const ANSWER: Duration = Duration::from_secs(30);
 
-/// Why a pod could not be told of.
+/// Reason for which the status of a pod could not be sent.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum SyncError {
     #[error("{verb} {namespace}/{name}")]
@@ -77,7 +77,7 @@ impl SyncError {
     }
 }
 
-/// What to do after a pod was looked at.
+/// Next step after a pod was handled.
 #[derive(Debug)]
 pub(super) enum Next {
     /// Nothing until it changes.
@@ -102,7 +102,7 @@ pub struct Syncer {
 }
 
 impl StatusManager {
-    /// What tells the API server; there is to be one at most, made before the first worker runs.
+    /// Makes the task that patches the API server; there is to be one at most, made before the first worker runs.
     pub fn syncer(&self, api: ApiClient, pods: PodManager, metrics: Metrics) -> Syncer {
         self.shared.attach();
         Syncer {
@@ -441,7 +441,7 @@ impl Syncer {
     }
 }
 
-/// Whether a pod's worker has not yet said that nothing runs any more.
+/// Returns whether a pod's worker has not yet recorded that nothing runs any more.
 fn may_run(state: &State, uid: &PodUid) -> bool {
     state
         .record::<WorkerRecord>(uid.as_str())

@@ -75,7 +75,7 @@ impl Rig {
         pod
     }
 
-    /// What the source would show of the mirror pod now.
+    /// Shows the mirror pod as the source would show it now, and returns it.
     fn show(&self) -> Arc<Pod> {
         let mirror = self.api.pod("web-n1").unwrap();
         self.pods.update(Arc::clone(&mirror));
