@@ -46,11 +46,11 @@ impl RunningStatic {
 struct Known {
     /// Hash of a manifest → UID it has.
     by_manifest: HashMap<String, PodUid>,
-    /// What runs under another agent's UID.
+    /// Static pods that run under another agent's UID.
     running: Vec<RunningStatic>,
 }
 
-/// Which manifests have the UID of a pod that ran already.
+/// Manifests that have the UID of a pod that ran already.
 #[derive(Default)]
 pub(super) struct Adoptions(Mutex<Known>);
 
@@ -103,7 +103,7 @@ impl Adoptions {
     }
 }
 
-/// Whether what runs are containers of the manifest, with the images it names now.
+/// Returns whether the running containers are those of the manifest, with the images it names now.
 fn has_its_containers(pod: &Pod, running: &RunningStatic) -> bool {
     running.containers.iter().all(|(name, hash)| {
         crate::types::containers::container_of(pod, name)

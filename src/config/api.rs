@@ -46,7 +46,7 @@ use crate::types::{Event, EventType, PodExt, PodSource, PodUid};
 
 /// Key of the newest version that was seen of the list of pods, in the table `objects`.
 pub const VERSION_KEY: &str = "apisource//pods";
-/// How long a list that is older than what was seen before is doubted.
+/// Time for which a list that is older than an earlier one is doubted.
 pub const STALE_CONFIRMATION: Duration = Duration::from_secs(30);
 
 /// A list that takes longer failed.
@@ -67,7 +67,7 @@ const RECORD_PERIOD: Duration = Duration::from_secs(10);
 /// The source of the API server.
 #[derive(Clone, Debug)]
 pub struct ApiSettings {
-    /// How it is reached.
+    /// Client of the API server.
     pub client: ApiClient,
     /// Its URL, for records and messages.
     pub server: String,
@@ -94,7 +94,7 @@ pub(super) struct ApiSource {
     settings: ApiSettings,
     selector: String,
     surroundings: Surroundings,
-    /// What the API server wants, once it was listed.
+    /// Pods that the API server wants, once they were listed.
     pods: BTreeMap<PodUid, Arc<Pod>>,
     /// The pods of the store, until the first list.
     recorded: BTreeMap<PodUid, Arc<Pod>>,
@@ -123,13 +123,13 @@ struct Doubt {
 /// Nobody takes sets any more.
 struct Closed;
 
-/// How a watch ended.
+/// End of a watch.
 enum End {
     /// In order: the next one goes on where it was.
     Over,
     /// The server has too much to do.
     Busy,
-    /// What was missed is not known: list again.
+    /// The missed changes are not known: list again.
     Lost(&'static str),
     /// No answer, or a bad one.
     Failed(String),
@@ -266,7 +266,7 @@ impl ApiSource {
         Ok(list)
     }
 
-    /// Why a list must not be believed yet.
+    /// Returns the reason for which a list must not be applied yet.
     fn doubtful(&mut self, version: &str) -> Option<String> {
         let (version, highest) = (number(version)?, self.highest.version?);
         if version >= highest {
@@ -558,7 +558,7 @@ impl ApiSource {
         }
     }
 
-    /// Whether a list of that version is older than what was seen before.
+    /// Returns whether a list of that version is older than an earlier one.
     fn went_back(&self, version: u128) -> bool {
         let highest = self.highest.version;
         highest.is_some_and(|highest| version < highest)

@@ -64,14 +64,14 @@ type Cache = BTreeMap<PathBuf, Cached>;
 /// already.
 type Recorded = BTreeMap<PodUid, Weak<Pod>>;
 
-/// What is in a file, or why it cannot be a manifest.
+/// Content of a file, or the reason for which it cannot be a manifest.
 pub type FileContent = Result<Vec<u8>, ManifestError>;
 
-/// What a file held when it was read last.
+/// Content of a file when it was last read.
 #[derive(Clone)]
 struct Cached {
     stamp: FileStamp,
-    /// Whether the file may have changed without its stamp telling.
+    /// True if the file may have changed without a change of its stamp.
     racy: bool,
     digest: [u8; 32],
     result: Result<Arc<Pod>, String>,
@@ -276,7 +276,7 @@ fn before_return(
     (without != *set).then_some(without)
 }
 
-/// What a listing found.
+/// Result of a listing.
 #[derive(Default)]
 struct Found {
     files: Cache,
@@ -430,7 +430,7 @@ pub fn candidates(directory: &Path) -> std::io::Result<Vec<PathBuf>> {
     Ok(found)
 }
 
-/// What the manifest at `path` holds; `None` for what is not a regular file. Blocking.
+/// Returns the content of the manifest at `path`; `None` if it is not a regular file. Blocking.
 ///
 /// # Errors
 /// When it cannot be read; [`cannot_be_read`] says so.
@@ -446,7 +446,7 @@ pub fn location(path: &Path) -> String {
     text::of_name(path)
 }
 
-/// Why a manifest that is there gives no pod, and what to do.
+/// Returns the reason for which an existing manifest gives no pod, and the next action.
 pub fn cannot_be_read(error: &std::io::Error) -> String {
     let hint = match error.kind() {
         ErrorKind::NotFound => "it is a symlink to nothing; repair or remove it",
@@ -640,7 +640,7 @@ impl Watch {
     }
 }
 
-/// Whether a file was deleted or moved away. Upstream: `produceWatchEvent`.
+/// Returns whether a file was deleted or moved away. Upstream: `produceWatchEvent`.
 fn is_removal(kind: EventKind) -> bool {
     matches!(
         kind,

@@ -30,7 +30,7 @@ const EMPTY: &str = "the answer is empty; serve a v1 Pod or PodList, and a PodLi
 /// Most redirects that are followed for one answer, as Go's client does.
 const MAX_REDIRECTS: usize = 10;
 
-/// Why a redirect is not followed. Shows origins, since paths and queries may hold secrets.
+/// Reason for which a redirect is not followed. Shows origins, since paths and queries may hold secrets.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 enum RedirectError {
     #[error(

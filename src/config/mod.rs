@@ -54,7 +54,7 @@ pub const FAILED_VALIDATION: &str = "FailedValidation";
 /// Event reason for a path or URL that cannot be read.
 pub const SOURCE_UNREADABLE: &str = "SourceUnreadable";
 
-/// Which sources there are.
+/// Settings of the sources.
 #[derive(Clone, Debug)]
 pub struct SourceSettings {
     /// Name of this node.
@@ -83,7 +83,7 @@ pub struct FileSettings {
 /// The http source.
 #[derive(Clone, Debug)]
 pub struct HttpSettings {
-    /// What to GET.
+    /// URL to GET.
     pub url: String,
     /// Headers to send with it.
     pub headers: Vec<(String, String)>,
@@ -93,7 +93,7 @@ pub struct HttpSettings {
     pub timeout: Duration,
 }
 
-/// Why the sources cannot be started.
+/// Reason for which the sources cannot be started.
 #[derive(Debug, thiserror::Error)]
 pub enum SourceError {
     /// The working directory is needed for a relative path and cannot be read.
@@ -101,7 +101,7 @@ pub enum SourceError {
     Path {
         /// The path.
         path: PathBuf,
-        /// What happened.
+        /// Cause of the failure.
         #[source]
         error: std::io::Error,
     },
@@ -110,7 +110,7 @@ pub enum SourceError {
     Url {
         /// The URL.
         url: String,
-        /// What is wrong.
+        /// Description of the problem.
         why: String,
     },
     /// Not an HTTP header.
@@ -118,7 +118,7 @@ pub enum SourceError {
     Header {
         /// Its name.
         name: String,
-        /// What is wrong.
+        /// Description of the problem.
         why: String,
     },
     /// The HTTP client cannot be made.
@@ -150,10 +150,10 @@ pub fn seeds(state: &State) -> Vec<Seed> {
         .collect()
 }
 
-/// What the mux and the sources work with.
+/// Dependencies of the mux and the sources.
 #[derive(Clone)]
 pub struct Surroundings {
-    /// Where the `sources` table is.
+    /// Store with the `sources` table.
     pub store: Store,
     /// Takes events about broken manifests.
     pub recorder: Arc<dyn EventRecorder>,
@@ -257,12 +257,12 @@ impl PodConfig {
         Ok((config, outgoing))
     }
 
-    /// Which sources have spoken.
+    /// Returns the handle that reports which sources have synced.
     pub fn ready(&self) -> SourcesReady {
         self.ready.clone()
     }
 
-    /// Where the pods come from, for the record of a pod.
+    /// Returns the origins of the pods, for the record of a pod.
     pub fn origins(&self) -> Origins {
         self.origins.clone()
     }
@@ -272,8 +272,8 @@ impl PodConfig {
         self.reload.send_modify(|count| *count += 1);
     }
 
-    /// Where a further source sends its full sets. It has to be announced with [`SourcesReady::configure`]
-    /// first.
+    /// Returns the channel on which a further source sends its full sets. The source has to be announced with
+    /// [`SourcesReady::configure`] first.
     pub fn sets(&self) -> mpsc::Sender<SourceSet> {
         self.sets.clone()
     }

@@ -36,7 +36,7 @@ const RECORD_RETRY: (Duration, Duration) = (Duration::from_secs(1), Duration::fr
 /// The boot in the time of reading of a source that was never read. No boot has it.
 const NEVER: BootId = BootId(0);
 
-/// What the `sources` table is to say.
+/// Desired content of the `sources` table.
 #[derive(Debug, Default)]
 struct Records {
     sources: BTreeMap<PodSource, SourceRecord>,
@@ -223,8 +223,8 @@ impl Mux {
         Ok(())
     }
 
-    /// Whether an absent path may have had pods: this epoch began with records lost or replaced by those of
-    /// a backup, none tells of a pod from there, and the path has not been seen since. Killing what runs
+    /// Returns whether an absent path may have had pods: this epoch began with records lost or replaced by those of a
+    /// backup, none of them is about a pod from there, and the path has not been seen since. Killing the running pods
     /// would turn a lost store and a missing mount into "no pods".
     fn absence_says_nothing(&self, set: &SourceSet) -> bool {
         let snapshot = self.surroundings.store.snapshot();
@@ -398,7 +398,7 @@ fn operations(source: PodSource, merged: &Merged, first: bool) -> Vec<PodUpdate>
     updates
 }
 
-/// What is to be recorded of a source after a set. A failed reading keeps what was known before.
+/// Returns the record of a source after a set. A failed reading keeps the previous facts.
 fn record_of(
     set: &SourceSet,
     error: String,
@@ -453,7 +453,8 @@ async fn record_sources(
     }
 }
 
-/// What can be written now of what is wanted, and whether something of it has to wait for other records.
+/// Returns the part of the wanted records that can be written now, and whether another part has to wait for other
+/// records.
 fn differing(state: &State, wanted: &Records) -> (Transaction, bool) {
     let (mut transaction, mut waits) = (Transaction::new(), false);
     for (source, record) in &wanted.sources {

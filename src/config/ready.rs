@@ -1,14 +1,14 @@
-//! Which sources have spoken, and where pods come from: small shared facts about the mux.
+//! Readiness of the sources, and origins of the pods: small shared facts about the mux.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::types::{PodSource, PodUid};
 
-/// Which sources have spoken; upstream's `config.SourcesReady`.
+/// Sources that have synced; upstream's `config.SourcesReady`.
 ///
-/// A source is ready once every update of its first set was *handled* by the sync loop. A source whose
-/// pods are frozen is ready too when pods are recorded from it: what it wants is known.
+/// A source is ready once every update of its first set was *handled* by the sync loop. A source whose pods keep their
+/// last valid version is ready too when pods are recorded from it: its wanted pods are known.
 #[derive(Clone, Debug, Default)]
 pub struct SourcesReady(Arc<Mutex<Readiness>>);
 
@@ -45,7 +45,7 @@ impl SourcesReady {
         }
     }
 
-    /// Whether one source has spoken; a removal needs this of its own source.
+    /// Returns whether one source has synced; a removal needs this of its own source.
     pub fn ready(&self, source: PodSource) -> bool {
         self.lock().ready.contains(&source)
     }
@@ -71,21 +71,21 @@ impl SourcesReady {
         wanted.all(|source| readiness.ready.contains(source))
     }
 
-    /// Whether one source has spoken and its newest reading was whole: what it says is all that it wants.
+    /// Returns whether one source has synced and its newest reading was complete: it wants these pods and no others.
     pub fn source_complete(&self, source: PodSource) -> bool {
         let readiness = self.lock();
         readiness.ready.contains(&source) && !readiness.incomplete.contains(&source)
     }
 
-    /// Whether every configured source has spoken.
+    /// Returns whether every configured source has synced.
     pub fn all_ready(&self) -> bool {
         let readiness = self.lock();
         readiness.configured.is_subset(&readiness.ready)
     }
 
-    /// Whether every configured source has spoken and the newest reading of each was whole: nothing broken,
-    /// vanished or unreadable. What runs and is wanted by no source may be killed when this holds, even
-    /// after a rebuild of the store.
+    /// Returns whether every configured source has synced and the newest reading of each was complete: nothing broken,
+    /// vanished or unreadable. A running pod that no source wants may be killed when this holds, even after a rebuild
+    /// of the store.
     pub fn complete(&self) -> bool {
         let readiness = self.lock();
         readiness.configured.is_subset(&readiness.ready) && readiness.incomplete.is_empty()

@@ -1,4 +1,4 @@
-//! What the source of the API server does while it gets no answer: how long it waits, and what it tells.
+//! Behaviour of the API server's source during an outage: its pauses, and its log messages.
 
 use std::time::Duration;
 

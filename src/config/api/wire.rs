@@ -1,4 +1,4 @@
-//! What the API server sends, as far as the source of it needs: pods, versions, errors.
+//! Messages of the API server, as far as its source needs them: pods, versions, errors.
 
 use std::error::Error as _;
 

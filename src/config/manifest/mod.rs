@@ -39,10 +39,10 @@ pub const MAX_MANIFEST_BYTES: u64 = 10 * 1024 * 1024;
 pub struct Problem {
     /// Path of the field, like `spec.containers[0].image`; empty for the document as such.
     pub field: String,
-    /// Where it stands; for a missing field, where its nearest parent stands. Zero when so many problems came before that it
-    /// is not shown.
+    /// Position of the field; for a missing field, that of its nearest parent. Zero when so many problems came before
+    /// that it is not shown.
     pub at: Position,
-    /// What is wrong and what to do.
+    /// Description of the problem and the next action.
     pub message: String,
 }
 
@@ -58,7 +58,7 @@ impl fmt::Display for Problem {
     }
 }
 
-/// Why a manifest is not used.
+/// Reason for which a manifest is not used.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum ManifestError {
     /// Nothing in it.
@@ -81,9 +81,9 @@ pub enum ManifestError {
     /// Aliases, nesting or size beyond the parser's budget.
     #[error("line {}, column {}: the YAML expands beyond what a Pod can need ({message}); write it without aliases or deep nesting", at.line, at.column)]
     Bomb {
-        /// Where the budget ran out.
+        /// Position at which the budget ran out.
         at: Position,
-        /// What the parser says.
+        /// Message of the parser.
         message: String,
     },
     /// Neither YAML nor JSON.
@@ -94,7 +94,7 @@ pub enum ManifestError {
         "the manifest holds {count} YAML documents; put one v1 Pod into each file and remove the `---` lines between them"
     )]
     Documents {
-        /// How many.
+        /// Number of documents.
         count: usize,
     },
     /// Well-formed, but not a pod that can run.
@@ -103,7 +103,7 @@ pub enum ManifestError {
 }
 
 impl ManifestError {
-    /// What is wrong, one by one, each with its place.
+    /// Returns the problems one by one, each with its place.
     pub fn problems(&self) -> Vec<Problem> {
         let whole = |at: Position, place: String| {
             let text = self.to_string();
@@ -159,14 +159,14 @@ pub struct Manifest {
     documents: Vec<Tree>,
 }
 
-/// What a document says it is; empty where it says nothing.
+/// Type that a document states; empty where it states none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DocumentType<'m> {
     /// `apiVersion`.
     pub api_version: &'m str,
     /// `kind`.
     pub kind: &'m str,
-    /// Where the document begins.
+    /// Position at which the document begins.
     pub at: Position,
 }
 
@@ -198,7 +198,7 @@ impl Manifest {
         Ok(Self { documents })
     }
 
-    /// What the documents say they are; there is at least one.
+    /// Returns the types that the documents state; there is at least one.
     pub fn types(&self) -> impl ExactSizeIterator<Item = DocumentType<'_>> {
         self.documents.iter().map(|tree| DocumentType {
             api_version: tree.text("apiVersion"),
@@ -231,7 +231,7 @@ impl Manifest {
 }
 
 impl Item<'_> {
-    /// Where a field of the pod stands, or the nearest of its parents that is there.
+    /// Returns the position of a field of the pod, or of its nearest parent that exists.
     pub fn locate(&self, field: &str) -> Position {
         self.document.locate(&below(&self.root, field))
     }

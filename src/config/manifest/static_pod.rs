@@ -1,5 +1,5 @@
-//! What makes a manifest's pod a static pod: identity, annotations, node, and the rule that it may not
-//! refer to API objects, since it has to run without an API server. Upstream's `applyDefaults` and
+//! Conversion of a manifest's pod into a static pod: identity, annotations, node, and the rule that it may not refer to
+//! API objects, since it has to run without an API server. Upstream's `applyDefaults` and
 //! `podutil.HasAPIObjectReference`.
 
 use k8s_openapi::api::core::v1::{Pod, PodStatus, Toleration};
@@ -10,7 +10,7 @@ use super::Problems;
 use crate::types::PodSource;
 use crate::types::pod::{CONFIG_HASH, CONFIG_MIRROR, CONFIG_SEEN, CONFIG_SOURCE, MANIFEST_HASH};
 
-/// Where a static pod comes from; part of its identity.
+/// Origin of a static pod; part of its identity.
 #[derive(Clone, Copy, Debug)]
 pub struct StaticOrigin<'a> {
     /// File or http.

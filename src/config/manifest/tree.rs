@@ -24,7 +24,7 @@ pub(super) struct Tree {
     pub(super) node: Node,
 }
 
-/// What a value is.
+/// Kind and content of a value.
 #[derive(Debug)]
 pub(super) enum Node {
     Null,
@@ -68,7 +68,7 @@ impl Tree {
         }
     }
 
-    /// Where `path` stands, or the nearest of its parents that exists.
+    /// Returns the position of `path`, or of its nearest parent that exists.
     pub(super) fn locate(&self, path: &str) -> Position {
         let mut tree = self;
         let mut at = self.at;
@@ -92,7 +92,7 @@ impl Tree {
         }
     }
 
-    /// What kind of value this is, for messages.
+    /// Returns the kind of the value, for messages.
     pub(super) fn describe(&self) -> &'static str {
         match self.node {
             Node::Null => "null",

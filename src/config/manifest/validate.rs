@@ -1,5 +1,5 @@
-//! What an API server would refuse of a Pod; the part of upstream's `ValidatePodCreate` that concerns the
-//! fields this version supports. What is refused as such by `core::supported` is not looked at.
+//! Checks of a Pod as an API server does them; the part of upstream's `ValidatePodCreate` that concerns the fields this
+//! version supports. Fields that `core::supported` refuses are not checked.
 
 mod container;
 mod names;
@@ -255,7 +255,7 @@ fn pod_fields(spec: &PodSpec, problems: &mut Problems<'_>) {
     placement(spec, problems);
 }
 
-/// What a scheduler would go by.
+/// Checks the fields that a scheduler uses.
 fn placement(spec: &PodSpec, problems: &mut Problems<'_>) {
     for (key, value) in spec.node_selector.iter().flatten() {
         if !is_qualified_name(key) || !is_label_value(value) {

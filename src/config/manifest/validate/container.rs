@@ -189,7 +189,7 @@ pub(super) fn mounts(
     }
 }
 
-/// What a mount takes of its volume, and how far it is read-only.
+/// Checks the part of its volume that a mount shows, and how far it is read-only.
 fn parts(mount: &VolumeMount, path: &str, problems: &mut Problems<'_>) {
     let has = |text: &Option<String>| text.as_ref().is_some_and(|t| !t.is_empty());
     if has(&mount.sub_path) && has(&mount.sub_path_expr) {

@@ -41,7 +41,7 @@ pub(super) fn is_label_value(text: &str) -> bool {
     text.is_empty() || is_name_part(text)
 }
 
-/// Whether an API server takes it: an IPv4 address may not be written as an IPv6 address.
+/// Returns whether an API server accepts the address: an IPv4 address may not be written as an IPv6 address.
 pub(super) fn is_ip(text: &str) -> bool {
     text.parse::<IpAddr>()
         .is_ok_and(|ip| ip == ip.to_canonical())
