@@ -1,4 +1,4 @@
-//! Which events are told: repetitions are counted, floods are cut.
+//! Choice of the events to emit: repetitions are counted, floods are cut.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -11,7 +11,7 @@ const WINDOW: Duration = Duration::from_secs(600);
 /// Distinct events remembered; upstream's `maxLruCacheEntries`.
 const CAPACITY: usize = 4096;
 
-/// How many events are told, repetitions apart.
+/// Rate limit of the events, without repetitions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EventRate {
     /// `eventRecordQPS`: events per second in the long run; 0 for no limit.
@@ -29,10 +29,10 @@ impl Default for EventRate {
     }
 }
 
-/// What becomes of an event.
+/// Decision about an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Verdict {
-    /// It is told; so often did it happen in a row.
+    /// It is emitted, as the occurrence `count` in a row.
     Tell { count: u64 },
     /// It is a repetition that is only counted.
     Repeated,

@@ -37,7 +37,7 @@ use crate::types::{Clock, Event, Stamp};
 
 /// First and longest pause after a failure.
 const PAUSE: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
-/// How long an event is left alone that the server fails on, at first and at most.
+/// First and longest pause of an event that the server fails on.
 const HOLD: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(300));
 /// Longest wait for one answer.
 const ANSWER: Duration = Duration::from_secs(30);
@@ -71,8 +71,8 @@ impl SinkError {
         }
     }
 
-    /// Whether the server is there and fails, maybe on this event alone, as when an admission webhook of it does. What
-    /// answers without a server behind it (502 to 504) and what does not answer fails on all of them.
+    /// Returns whether the server answered with a failure, maybe on this event alone, as when an admission webhook of
+    /// it fails. An answer without a server behind it (502 to 504) and a missing answer concern all events.
     fn is_of_server(&self) -> bool {
         let Self::Request { source, .. } = self else {
             return false;
@@ -81,7 +81,7 @@ impl SinkError {
     }
 }
 
-/// What those share who take events, tell and keep them.
+/// State shared by the recorder of events, their sender and their keeper.
 pub(super) struct Shared {
     queue: Mutex<Queue>,
     /// Something waits.
@@ -197,7 +197,7 @@ pub fn api_events(
     (ApiEvents(shared), sink)
 }
 
-/// What became of an attempt.
+/// Result of an attempt.
 enum Written {
     Yes,
     Dropped,

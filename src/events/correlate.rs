@@ -1,10 +1,10 @@
-//! Which Event objects the API server gets: repetitions are counted in the object there is, similar events are
-//! combined, and one object cannot flood the rest. Upstream: client-go's `EventCorrelator`.
+//! Correlation of events into Event objects of the API server: repetitions are counted in an existing object, similar
+//! events are combined, and one object cannot flood the rest. Upstream: client-go's `EventCorrelator`.
 //!
 //! Pure over its own memory: time is an argument, and what is remembered is bounded.
 //!
-//! **Invariant:** an object has its name before it is told for the first time, and keeps it: what is sent again, by
-//! this agent or a later one, is the same object.
+//! **Invariant:** an object has its name before it is first sent, and keeps it: an event that this agent or a later one
+//! sends again is the same object.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::hash::Hash;
@@ -23,7 +23,7 @@ pub(super) const WINDOW: Duration = Duration::from_secs(600);
 const SIMILAR: usize = 10;
 /// Events of one object at once, and how long until there is room for one more.
 const SPAM: (u32, Duration) = (25, Duration::from_secs(300));
-/// What the message of combined events begins with.
+/// Prefix of the message of combined events.
 pub(super) const COMBINED: &str = "(combined from similar events): ";
 /// Room from which on it is not worth a record: a pod that starts takes less than what is missing then.
 const WORTHLESS_ROOM: f64 = 20.0;
@@ -76,7 +76,7 @@ impl<K: Clone + Eq + Hash, V> Lru<K, V> {
     }
 }
 
-/// What makes events the same object of the API server.
+/// Identity of an object of the API server: events with the same key are counted in it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize)]
 pub(super) struct Key {
     pub(super) pod: Option<PodRef>,
@@ -117,9 +117,9 @@ impl Key {
 /// An Event object as it is to be in the API server.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Told {
-    /// What it says; of combined ones the newest.
+    /// Content of the event; of combined ones the newest.
     pub(super) event: Event,
-    /// How often it happened.
+    /// Number of occurrences.
     pub(super) count: u32,
     /// The first time.
     pub(super) first: Stamp,
@@ -127,14 +127,14 @@ pub(super) struct Told {
     pub(super) last: Stamp,
     /// Name of the object in the API server.
     pub(super) name: String,
-    /// Whether the API server has it.
+    /// True if the API server has it.
     pub(super) made: bool,
     /// Its place among those that wait to be written.
     pub(super) place: Option<u64>,
 }
 
 impl Told {
-    /// Whether a later repetition is counted in it.
+    /// Returns whether a later repetition is counted in it.
     fn counts(&self, now: Stamp) -> bool {
         // What the API server was not told yet has no end: it would never be told else.
         self.place.is_some() || now.since(self.last) <= WINDOW
@@ -187,7 +187,7 @@ pub(super) struct Correlator {
     room: Lru<Option<PodRef>, Room>,
 }
 
-/// What became of an event.
+/// Result of taking an event.
 pub(super) struct Taken {
     /// The object to write, or `None` when there are too many of this pod.
     pub(super) key: Option<Key>,
@@ -278,14 +278,14 @@ impl Correlator {
         self.told.get_mut(key)
     }
 
-    /// What is worth keeping of an object: that it waits, or that the API server counts repetitions in it.
+    /// Returns the record of an object if it is worth keeping: it waits, or the API server counts repetitions in it.
     pub(super) fn record(&self, key: &Key, now: Stamp) -> Option<ToldRecord> {
         let told = self.told.get(key)?;
         let worth = told.place.is_some() || (told.made && told.counts(now));
         worth.then(|| ToldRecord::new(key, told))
     }
 
-    /// What is worth keeping of how many events a pod has caused.
+    /// Returns the record of the number of events that a pod has caused, if it is worth keeping.
     pub(super) fn room(&self, pod: &Option<PodRef>, now: Stamp) -> Option<RoomRecord> {
         let room = self.room.get(pod)?;
         (room.tokens(now) < WORTHLESS_ROOM).then(|| RoomRecord {

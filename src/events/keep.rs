@@ -23,9 +23,9 @@ use crate::core::state::{State, Transaction};
 use crate::store::{CommitError, Store};
 use crate::types::{PodRef, Stamp};
 
-/// How long changes are collected.
+/// Time for which changes are collected.
 const SETTLE: Duration = Duration::from_millis(100);
-/// How often it is looked for what is not worth keeping any more.
+/// Interval at which records that are not worth keeping any more are searched.
 const SWEEP: Duration = Duration::from_secs(60);
 /// Pause after a commit that failed.
 const PAUSE: Duration = Duration::from_secs(1);
@@ -34,7 +34,7 @@ const BATCH: usize = 256;
 /// Most objects that are kept for what is counted in them, and most pods that are kept for what they have caused; there
 /// may be up to [`SLACK`] more until the next sweep.
 const KEPT: usize = 512;
-/// How many more there may be until the oldest are looked for again: a look is at all of them.
+/// Number of records above the limit that starts a search for the oldest: a search reads all of them.
 const SLACK: usize = 128;
 
 /// Writes what is to be remembered.
@@ -50,7 +50,7 @@ pub(super) struct Keeper {
     look_at: (usize, usize),
 }
 
-/// What one commit writes.
+/// Content of one commit.
 #[derive(Default)]
 struct Batch {
     transaction: Transaction,
@@ -151,7 +151,7 @@ impl Keeper {
         }
     }
 
-    /// What is to be written next, and what is on record then.
+    /// Returns the next batch to commit, and remembers its records as written.
     fn batch(&mut self) -> Batch {
         let now = self.shared.clock.now();
         let state = self.store.snapshot();
@@ -216,7 +216,7 @@ impl Keeper {
     }
 }
 
-/// What records should be; the last word counts.
+/// Desired records; the last write counts.
 #[derive(Default)]
 struct Writes(BTreeMap<String, Change>);
 

@@ -14,16 +14,16 @@ use crate::types::{Event, PodRef, Stamp};
 
 /// Objects that wait to be written.
 pub(super) const PLACES: usize = 1000;
-/// What they may take, roughly.
+/// Approximate limit of their size.
 pub(super) const BYTES: usize = 1 << 20;
-/// What happened longer ago is not told: an API server that was there would have forgotten it by now (upstream's
+/// Age from which an event is not sent: a reachable API server would have forgotten it by now (upstream's
 /// `--event-ttl`).
 pub(super) const TOO_OLD: Duration = Duration::from_secs(3600);
 
 struct Place {
     key: Key,
     bytes: usize,
-    /// How often the API server failed on it, and until when it is left alone since. Not on record.
+    /// Number of failures of the API server on it; the end of the pause after them follows. Not recorded.
     failures: u32,
     held: Option<Stamp>,
 }
@@ -35,7 +35,7 @@ struct Sending {
     again: bool,
 }
 
-/// What waits, and what is remembered.
+/// Waiting objects, and the correlator's memory.
 pub(super) struct Queue {
     correlator: Correlator,
     places: BTreeMap<u64, Place>,
@@ -48,7 +48,7 @@ pub(super) struct Queue {
     spent: HashSet<Option<PodRef>>,
 }
 
-/// What became of an event.
+/// Objects dropped for an event.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Dropped {
     /// It is one too many of its pod.
@@ -57,7 +57,7 @@ pub(super) struct Dropped {
     pub(super) full: u64,
 }
 
-/// What was taken over from another agent.
+/// Objects restored from another agent's records.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Restored {
     /// Objects that wait.
@@ -68,7 +68,7 @@ pub(super) struct Restored {
     pub(super) full: u64,
 }
 
-/// What is next.
+/// Next object to write.
 pub(super) enum Next {
     Nothing,
     /// It happened too long ago; it does not wait any more.
@@ -202,7 +202,7 @@ impl Queue {
         self.end(false);
     }
 
-    /// What was begun has come to nothing; it is where it was.
+    /// Puts the object back after a failed attempt, at its former place.
     pub(super) fn failed(&mut self) {
         self.put_back();
     }
@@ -304,7 +304,7 @@ impl Queue {
 
     // ------------------------------------------------------------------------------------------ records
 
-    /// What is remembered.
+    /// Returns the correlator's memory.
     pub(super) fn memory(&self) -> &Correlator {
         &self.correlator
     }
@@ -343,7 +343,7 @@ impl Queue {
     }
 }
 
-/// What an object takes, roughly.
+/// Returns the approximate size of an object.
 fn size(event: &Event) -> usize {
     let pod = event.pod.as_ref();
     let pod = pod.map_or(0, |p| {

@@ -1,7 +1,7 @@
-//! What is kept of Event objects across restarts, in table `objects`: `events/<namespace>/<hash>` an object that waits
-//! to be written, or in which the API server counts repetitions; `eventsources/<namespace>/<hash>` how many more a pod
-//! (or the node) may cause. JSON, with nothing in it but what the event itself says. No part of a key is a pod's UID:
-//! what happened to a pod is told after the pod is gone, too.
+//! Records of Event objects kept across restarts, in table `objects`. `events/<namespace>/<hash>` is an object that
+//! waits to be written, or in which the API server counts repetitions. `eventsources/<namespace>/<hash>` is the number
+//! of further events that a pod (or the node) may cause. JSON, with nothing in it but the event itself. No part of a
+//! key is a pod's UID: events of a pod are sent after the pod is gone, too.
 
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
@@ -21,12 +21,12 @@ pub(super) struct ToldRecord {
     /// Name of the object in the API server.
     name: String,
     event: Event,
-    /// Whether it stands for similar ones.
+    /// True if it stands for similar ones.
     combined: bool,
     count: u32,
     first: Stamp,
     last: Stamp,
-    /// Whether the API server has it.
+    /// True if the API server has it.
     made: bool,
     /// Its place among those that wait; `null` when the API server knows all of it.
     place: Option<u64>,
@@ -76,7 +76,7 @@ impl ToldRecord {
     }
 }
 
-/// How many more events a pod, or the node, may cause.
+/// Number of further events that a pod, or the node, may cause.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct RoomRecord {
     /// `None` for the node.
@@ -167,19 +167,19 @@ fn parse<K: Kind>(
 pub struct KeptEvent {
     /// Key of the record.
     pub key: String,
-    /// What it says; of combined ones the newest, without the words that say that it is combined.
+    /// Content of the event; of combined ones the newest, without the words that mark it as combined.
     pub event: Event,
     /// Namespace of the object in the API server.
     pub namespace: String,
     /// Name of the object in the API server.
     pub name: String,
-    /// How often it happened, as of the record.
+    /// Number of occurrences, as of the record.
     pub count: u32,
     /// The first time.
     pub first: Stamp,
     /// The last time, as of the record.
     pub last: Stamp,
-    /// Whether the API server is still to be told.
+    /// True if the API server does not know all of it yet.
     pub waiting: bool,
 }
 

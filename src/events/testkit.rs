@@ -1,4 +1,4 @@
-//! What tests of events share.
+//! Helpers shared by the tests of events.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! What becomes one Event object, and what is left out.
+//! Events that become one Event object, and events that are left out.
 
 use super::*;
 use crate::events::testkit::{at, event};
@@ -87,7 +87,7 @@ fn what_waits_is_counted_up_however_long() {
     assert_eq!((told.count, told.first, told.last), (2, at(0), at(2000)));
 }
 
-/// What a later agent knows that reads the records of this one, in the order in which they were made.
+/// Returns the state of a later agent that reads the records of this one, in the order in which they were made.
 fn reborn(correlator: &Correlator, keys: &[Key], pods: &[&str], now: Stamp) -> Correlator {
     let mut later = self::correlator();
     for key in keys {

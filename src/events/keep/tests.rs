@@ -1,4 +1,4 @@
-//! What is on record of events, what it costs, and what a later agent makes of it.
+//! Records of events: their content, their cost, and their use by a later agent.
 
 use std::sync::Mutex;
 

@@ -1,4 +1,4 @@
-//! What waits, in which order, and what has to go.
+//! Waiting objects: their order, and those that have to go.
 
 use super::*;
 use crate::events::testkit::{at, event};
@@ -24,7 +24,7 @@ fn drain(queue: &mut Queue, now: Stamp) -> Vec<String> {
     }
 }
 
-/// What is worth keeping.
+/// Returns the records that are worth keeping.
 fn kept(queue: &Queue, now: Stamp) -> Kept {
     let all = queue.changed.iter();
     Kept {
