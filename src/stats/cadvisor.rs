@@ -11,7 +11,7 @@ use super::resource::{number, seconds_of_ms, seconds_of_ns};
 use super::storage::{ContainerStorage, Storage};
 use crate::nodestatus;
 
-/// What is the same for the machine's whole life.
+/// Facts that stay the same while the machine runs.
 #[derive(Clone, Debug, Default)]
 pub struct MachineFacts {
     /// `/proc/sys/kernel/random/boot_id`.

@@ -12,7 +12,7 @@ use super::proc::ticks_to_ns;
 /// cgroup v1 says "no limit" with the greatest multiple of the page size.
 const V1_UNLIMITED: u64 = 1 << 62;
 
-/// Where the hierarchies are mounted.
+/// Mount points of the hierarchies.
 #[derive(Clone, Debug, Default)]
 pub struct Hierarchies {
     /// The unified hierarchy is the only one.
@@ -53,8 +53,8 @@ impl Hierarchies {
             .collect()
     }
 
-    /// What `cgroup` uses; `None` when it is not there. `full` reads more than CPU, memory and swap. Blocking, for
-    /// some system calls.
+    /// Returns the usage of `cgroup`; `None` when it does not exist. `full` reads more than CPU, memory and swap.
+    /// Blocking, for some system calls.
     pub fn read(&self, cgroup: &str, at_ms: i64, full: bool) -> Option<Usage> {
         let mut usage = if self.v2 {
             self.read_v2(cgroup, full)
@@ -82,8 +82,9 @@ impl Hierarchies {
         Some(stat.get(key).unwrap_or(0))
     }
 
-    /// What `cgroup` and those below it read and wrote, by disk; empty when the kernel keeps no account. Blocking, for
-    /// some system calls. Upstream: `statIo` and `BlkioGroup.GetStats` of the library that cAdvisor reads cgroups with.
+    /// Returns the reads and writes of `cgroup` and those below it, by disk; empty when the kernel keeps no account.
+    /// Blocking, for some system calls. Upstream: `statIo` and `BlkioGroup.GetStats` of the library that cAdvisor reads
+    /// cgroups with.
     pub(super) fn disks(&self, cgroup: &str) -> Vec<DiskIo> {
         let Some(dir) = self.dir("blkio", cgroup) else {
             return Vec::new();

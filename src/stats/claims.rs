@@ -1,7 +1,7 @@
-//! What volumes use and have whose storage is elsewhere, by their drivers or else by their file systems; upstream's
-//! `volumeStatCalculator` for those, and its collector of `kubelet_volume_stats_*`.
+//! Usage and size of remote volumes, by their drivers or else by their file systems; upstream's `volumeStatCalculator`
+//! for those, and its collector of `kubelet_volume_stats_*`.
 //!
-//! In: the volumes that are mounted, and whoever can ask about one. Out: the newest figures of each.
+//! The input is the mounted volumes, and the drivers that can report on them. The output is the newest usage of each.
 //!
 //! **Invariant:** nobody waits longer than [`PATIENCE`] for a volume, and that only once: one that hangs (a dead server)
 //! is not asked again before it has answered, and holds one thread at most.
@@ -27,22 +27,22 @@ use crate::types::{Clock, PodUid};
 use crate::volumemanager::remote::{RemoteError, Usage};
 use crate::volumemanager::{RemoteVolume, VolumeManager};
 
-/// How old figures may be; upstream's `volumeStatsAggPeriod`.
+/// Largest age of a usage; upstream's `volumeStatsAggPeriod`.
 const MAX_AGE: Duration = Duration::from_secs(60);
-/// How long who asks waits for new ones.
+/// Time for which a caller waits for new ones.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// How long a driver may take.
+/// Time limit of a driver.
 const DEADLINE: Duration = Duration::from_secs(30);
 
 /// The manager of volumes, once there is one.
 pub type VolumesSlot = Arc<OnceLock<VolumeManager>>;
 
-/// Who knows the volumes whose storage is elsewhere.
+/// Source of the remote volumes.
 pub trait RemoteVolumes: Send + Sync + 'static {
     /// Those that are mounted and have figures. Looks at no volume.
     fn mounted(&self) -> Vec<RemoteVolume>;
 
-    /// What the volume's driver says; `Ok(None)` when only the file system can tell.
+    /// Returns the usage that the volume's driver reports; `Ok(None)` when only the file system can report it.
     fn usage(
         &self,
         volume: &RemoteVolume,
@@ -271,7 +271,7 @@ fn size_of_device(path: &Path) -> io::Result<u64> {
     std::fs::File::open(path)?.seek(SeekFrom::End(0))
 }
 
-/// Which figure, its name, and what it is.
+/// Name of a figure, its help text, and its value.
 type Figure = (&'static str, &'static str, fn(&VolumeUsage) -> Option<u64>);
 
 const FIGURES: [Figure; 7] = [

@@ -18,7 +18,7 @@ impl Clock for TestClock {
 
 type Answer = Result<Option<Usage>, RemoteError>;
 
-/// What drivers answer by volume; `None` for one that never does.
+/// Answers of drivers by volume; `None` for one that never answers.
 struct Fake {
     volumes: Mutex<Vec<RemoteVolume>>,
     answers: Mutex<HashMap<String, Option<Answer>>>,

@@ -21,7 +21,7 @@ use crate::types::{ContainerId, PodExt, PodUid};
 /// The process whose namespaces are the machine's.
 const INIT: u32 = 1;
 
-/// Where figures are read.
+/// Sources of the usage.
 pub(super) struct Sources {
     pub(super) hierarchies: Hierarchies,
     pub(super) manager: Option<CgroupManager>,

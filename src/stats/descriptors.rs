@@ -14,12 +14,12 @@ use super::model::{Descriptors, PodUsage, SystemUsage, Usage};
 use super::proc::Proc;
 use crate::types::ContainerId;
 
-/// How old a count may be.
+/// Largest age of a count.
 const MAX_AGE: Duration = Duration::from_secs(60);
-/// How long one collection counts. A container is counted to its end.
+/// Time budget of counting in one collection. A container is counted to its end.
 const BUDGET: Duration = Duration::from_millis(200);
 
-/// What was counted last. A container that was not seen in a collection is forgotten.
+/// Last counts. A container that was not seen in a collection is forgotten.
 #[derive(Debug, Default)]
 pub(super) struct Counts(Mutex<HashMap<ContainerId, (Instant, Descriptors)>>);
 

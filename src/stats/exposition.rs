@@ -6,7 +6,7 @@
 use std::borrow::Cow;
 use std::fmt::Write as _;
 
-/// What a reader gets.
+/// Format of the output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Format {
     /// OpenMetrics 1.0.
@@ -223,7 +223,7 @@ fn sample_to_text(text: &mut String, line: &str) {
     text.push('\n');
 }
 
-/// Where name and labels end.
+/// Returns the end of name and labels.
 fn end_of_series(line: &str) -> usize {
     let mut quoted = false;
     let mut escaped = false;

@@ -59,29 +59,29 @@ use crate::store::Store;
 use crate::types::runtime::ContainerState;
 use crate::types::{Clock, ContainerId, PodUid, blocking};
 
-/// How old a collection may be when it is handed out again.
+/// Largest age of a collection that is returned again.
 pub const MAX_AGE: Duration = Duration::from_secs(1);
-/// How long the runtime may take for what cgroups do not tell; scrapes have 10 s as a rule.
+/// Time limit of the runtime for figures that cgroups do not have; scrapes have 10 s as a rule.
 const PATIENCE: Duration = Duration::from_secs(3);
 /// Between two samples of which a rate is made.
 const MIN_RATE_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Where figures come from.
+/// Sources of the usage, and settings.
 #[derive(Clone, Debug)]
 pub struct StatsOptions {
     /// Name of the node.
     pub node_name: String,
     /// `--root-dir`.
     pub root_dir: PathBuf,
-    /// Where pods log.
+    /// Directory of the pods' logs.
     pub pod_logs_dir: PathBuf,
     /// The runtime's socket, whose other end is the runtime's process.
     pub runtime_socket: PathBuf,
-    /// How cgroups are kept.
+    /// Configuration of cgroups.
     pub cgroups: CgroupConfig,
     /// `/proc`.
     pub proc: Proc,
-    /// Where cgroups are mounted; `None` finds out.
+    /// Mount points of cgroups; `None` finds them.
     pub hierarchies: Option<Hierarchies>,
 }
 
@@ -165,8 +165,8 @@ impl StatsProvider {
         self
     }
 
-    /// What volumes use whose storage is elsewhere, as of the last minute. What does not answer soon is told as it was.
-    /// Cancel-safe.
+    /// Returns the usage of remote volumes, as of the last minute. A volume that does not answer soon has its last
+    /// usage. Cancel-safe.
     pub async fn remote_volumes(&self) -> Vec<RemoteUsage> {
         match self.0.remotes.get() {
             Some(figures) => figures.get().await,
@@ -174,8 +174,8 @@ impl StatsProvider {
         }
     }
 
-    /// What is used now, or was up to [`MAX_AGE`] ago. What cannot be read is left out, and
-    /// [`Snapshot::failed`] tells of it. When the future is dropped, whoever waits next collects.
+    /// Returns the usage now, or of up to [`MAX_AGE`] ago. Unreadable parts are left out and counted in
+    /// [`Snapshot::failed`]. When the future is dropped, the next waiting caller collects.
     pub async fn snapshot(&self, depth: Depth) -> Arc<Snapshot> {
         let mut state = self.0.state.lock().await;
         if let Some((at, known, snapshot)) = &state.last
@@ -218,7 +218,7 @@ impl StatsProvider {
         snapshot
     }
 
-    /// What to read from; found out once, and again as long as there are no cgroups.
+    /// Returns the sources to read from; found once, and again as long as there are no cgroups.
     async fn sources(&self, state: &mut State) -> Arc<Sources> {
         if let Some(sources) = &state.sources {
             return Arc::clone(sources);
@@ -460,7 +460,7 @@ fn by_pod(stats: Vec<v1::PodSandboxStats>) -> HashMap<PodUid, Vec<Interface>> {
     stats.into_iter().filter_map(of).collect()
 }
 
-/// How fast processor time grows, by cgroup or container. What was not seen in a collection is forgotten.
+/// Growth of processor time, by cgroup or container. An entry that was not seen in a collection is forgotten.
 #[derive(Debug, Default)]
 struct Rates(BTreeMap<String, Sample>);
 

@@ -1,5 +1,5 @@
-//! What was measured, before it takes the shape of an endpoint. Counters are since the cgroup, process or interface
-//! came to be; times are milliseconds since the Unix epoch.
+//! Measurements, before they take the shape of an endpoint. Counters are since the creation of the cgroup, process or
+//! interface; times are milliseconds since the Unix epoch.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use super::claims::RemoteUsage;
 use super::storage::Storage;
 use crate::types::{ContainerId, PodUid};
 
-/// How much is measured.
+/// Extent of a measurement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Depth {
     /// CPU, memory and swap.
@@ -113,7 +113,7 @@ pub struct SystemUsage {
     pub start_ms: i64,
     /// Its cgroup; empty when it has none of its own.
     pub cgroup: String,
-    /// What it uses.
+    /// Its usage.
     pub usage: Usage,
 }
 
@@ -157,11 +157,11 @@ pub struct ContainerUsage {
     pub start_ms: i64,
     /// Its cgroup; empty when it was not found.
     pub cgroup: String,
-    /// What it uses.
+    /// Its usage.
     pub usage: Usage,
 }
 
-/// What a group of processes uses. What is `None` the kernel does not tell.
+/// Usage of a group of processes. A field is `None` if the kernel does not report it.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Usage {
     /// When it was read.
@@ -180,7 +180,7 @@ pub struct Usage {
     pub threads: Option<u64>,
     /// The most threads there may be.
     pub threads_max: Option<u64>,
-    /// What was read from disks and written to them.
+    /// Reads and writes of disks.
     pub disks: Vec<DiskIo>,
     /// Open files; up to a minute old.
     pub descriptors: Option<Descriptors>,
@@ -197,7 +197,7 @@ pub struct Cpu {
     pub user_ns: Option<u64>,
     /// In the kernel.
     pub system_ns: Option<u64>,
-    /// How fast it grew between the last two measurements, in billionths of a core.
+    /// Growth between the last two measurements, in billionths of a core.
     pub nano_cores: Option<u64>,
     /// The CFS quota at work.
     pub throttling: Option<Throttling>,
@@ -219,7 +219,7 @@ pub struct Throttling {
 pub struct Memory {
     /// In all, with caches.
     pub usage: Option<u64>,
-    /// What cannot be given back at once.
+    /// Memory that cannot be given back at once.
     pub working_set: Option<u64>,
     /// Anonymous memory.
     pub rss: Option<u64>,
@@ -253,7 +253,7 @@ pub struct Swap {
 /// Major and minor number of a block device.
 pub type DeviceNumber = (u32, u32);
 
-/// What a cgroup and those below it did with one disk.
+/// Reads and writes of a cgroup and those below it on one disk.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DiskIo {
     /// The disk.

@@ -32,9 +32,9 @@ use crate::core::pressure::{
 use crate::eviction::{DiskUsage, Figures, UsageQuery};
 use crate::types::{PodUid, blocking};
 
-/// How long an observation waits for a file system or the runtime; their signals are absent after that.
+/// Time for which an observation waits for a file system or the runtime; their signals are absent after that.
 const PATIENCE: Duration = Duration::from_secs(1);
-/// How long the runtime may take to name the place of images.
+/// Time limit of the runtime for naming the place of images.
 const RUNTIME_PATIENCE: Duration = Duration::from_secs(10);
 /// A trigger for 100 ms of stalls within a second.
 const TRIGGER: &[u8] = b"some 100000 1000000\0";
@@ -305,7 +305,7 @@ fn left(capacity: u64, used: u64) -> Figure {
     }
 }
 
-/// What a look at a file system found.
+/// Result of reading a file system.
 #[derive(Debug, PartialEq, Eq)]
 enum Look {
     /// It has not returned.

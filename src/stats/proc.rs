@@ -22,7 +22,7 @@ impl Default for Proc {
     }
 }
 
-/// What the machine says of itself.
+/// Facts that the machine reports about itself.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Machine {
     /// When it was started, milliseconds since the Unix epoch.

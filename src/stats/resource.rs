@@ -19,7 +19,7 @@ pub fn encode(snapshot: &Snapshot) -> String {
     text.finish()
 }
 
-/// Which figure, and of what.
+/// Name of a figure, its kind, its help text, and its value.
 type Figure = (&'static str, Kind, &'static str, fn(&Usage) -> Option<f64>);
 
 const CPU: &str = "cpu_usage_seconds";

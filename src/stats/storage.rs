@@ -1,7 +1,7 @@
-//! What takes long to measure: the space that logs, volumes, writable layers and images take. Measured when somebody asks
-//! and the last measurement is older than a minute, beside whoever asks: they wait a moment for it, then go on with what
-//! there was. Pods are measured one beside the other: one that hangs has no figures, and the others have theirs. While that
-//! takes long, what was measured is published in between, with the last figures of the rest.
+//! Measurement of space, which takes long: the space of logs, volumes, writable layers and images. It runs on request
+//! if the last measurement is older than a minute, beside its callers: they wait a moment for it, then continue with
+//! the previous one. Pods are measured one beside the other: one that hangs has no figures, and the others have theirs.
+//! During a long measurement, its finished parts are published, with the last figures of the rest.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -24,11 +24,11 @@ use crate::kuberuntime::cri::{CriClient, CriError};
 use crate::types::{ContainerId, PodExt, PodUid, mountinfo};
 use crate::volumemanager;
 
-/// How old a measurement may be; upstream's `volumeStatsAggPeriod`.
+/// Largest age of a measurement; upstream's `volumeStatsAggPeriod`.
 const MAX_AGE: Duration = Duration::from_secs(60);
-/// How long who asks waits for a new one.
+/// Time for which a caller waits for a new one.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// How long the runtime may take for that.
+/// Time limit of the runtime for that.
 const RUNTIME_PATIENCE: Duration = Duration::from_secs(10);
 /// After this long a measurement serves evictions although it is not complete. One that hangs is given up before.
 const LONG: Duration = Duration::from_secs(150);
@@ -48,11 +48,11 @@ pub struct Storage {
     pub volumes: BTreeMap<PodUid, Vec<VolumeUsage>>,
     /// The runtime told the sizes of writable layers.
     pub has_layers: bool,
-    /// What the measured pods have on disk at least.
+    /// Smallest known disk usage of the measured pods.
     pub walked: BTreeMap<PodUid, Walked>,
 }
 
-/// What a pod has on disk at least, also where not all of it could be measured.
+/// Smallest known disk usage of a pod, also where not all of it could be measured.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Walked {
     /// Logs by container.
@@ -81,7 +81,7 @@ pub struct VolumeUsage {
     pub fs: Fs,
     /// Namespace and name of its claim.
     pub claim: Option<(String, String)>,
-    /// Whether something is wrong with it, if its driver tells such things.
+    /// True if something is wrong with it; `None` if its driver does not report that.
     pub abnormal: Option<bool>,
 }
 
@@ -115,12 +115,12 @@ struct Known {
 }
 
 impl Known {
-    /// Whether the measurement is complete and of the last minute.
+    /// Returns whether the measurement is complete and of the last minute.
     fn is_new(&self) -> bool {
         self.ended.is_some_and(|at| at.elapsed() < MAX_AGE)
     }
 
-    /// Whether the measurement began after `after`, and nobody needs to wait for more of it.
+    /// Returns whether the measurement began after `after`, and no caller has to wait for more of it.
     fn serves(&self, after: Option<Instant>) -> bool {
         let is_long = || self.ended.is_none() && self.begun.elapsed() >= LONG;
         after.is_none_or(|after| self.begun >= after) && (self.is_new() || is_long())
@@ -278,7 +278,7 @@ impl Drop for Idle {
     }
 }
 
-/// What the runtime told, if it did in time.
+/// Returns the answer of the runtime, if it came in time.
 pub(super) async fn told<T>(
     patience: Duration,
     call: impl Future<Output = Result<T, CriError>>,
@@ -302,7 +302,7 @@ enum Part {
     Pod(PodUid, Option<OfPod>),
 }
 
-/// What a pod has on disk.
+/// Disk usage of a pod.
 struct OfPod {
     uid: PodUid,
     logs: Vec<(ContainerId, Option<(u64, u64)>)>,
@@ -474,7 +474,7 @@ pub(super) fn space_of(path: &Path, at_ms: i64) -> Option<Fs> {
     })
 }
 
-/// What is mounted where `path` is.
+/// Returns the device that is mounted at `path`.
 fn device_of(path: &Path) -> Option<String> {
     let table = std::fs::read(mountinfo::TABLE).ok()?;
     let path = path.canonicalize().ok()?;

@@ -91,7 +91,7 @@ struct ContainerStats {
     logs: Option<FsStats>,
 }
 
-/// What node, pods and containers have in common.
+/// Common usage of node, pods and containers.
 #[derive(Clone, Debug, Serialize)]
 struct UsageStats {
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -8,7 +8,7 @@ use super::super::resource::number;
 use super::super::storage::Storage;
 use super::{Series, with};
 
-/// What containers take of the file system below their writable layers.
+/// Writes the space that containers take of the file system below their writable layers.
 pub(super) fn space(text: &mut Exposition, series: &[Series<'_>], storage: Option<&Storage>) {
     let Some(images) = storage.and_then(|s| s.containers_fs.as_ref().or(s.images.as_ref())) else {
         return;
@@ -45,8 +45,8 @@ pub(super) fn space(text: &mut Exposition, series: &[Series<'_>], storage: Optio
     }
 }
 
-/// What cgroups read and wrote, by disk. A disk is called by its name in `/dev`; one that has just gone has none and is
-/// left out. cAdvisor: `ioValues`.
+/// Writes the bytes and operations of cgroups, by disk. A disk is called by its name in `/dev`; one that has just gone
+/// has none and is left out. cAdvisor: `ioValues`.
 pub(super) fn traffic(
     text: &mut Exposition,
     series: &[Series<'_>],

@@ -1,4 +1,4 @@
-//! What cgroups read and wrote, as the kernel writes it down: `io.stat` of version 2, `blkio.*` of version 1.
+//! Reads and writes of cgroups, as the kernel reports them: `io.stat` of version 2, `blkio.*` of version 1.
 
 use std::collections::BTreeMap;
 
