@@ -21,7 +21,7 @@ pub(super) struct BackupArgs {
     /// Replace the file if it exists
     #[arg(short, long)]
     force: bool,
-    /// Have the live agent write the backup below its own state directory, as its automatic ones
+    /// Let the running agent write the backup below its state directory, like its automatic backups
     #[arg(long, conflicts_with_all = ["file", "force"])]
     in_state_dir: bool,
     #[command(flatten)]
@@ -92,7 +92,11 @@ async fn write_file(client: Option<&Client>, dir: &Path, file: &Path) -> anyhow:
         .as_file()
         .sync_all()
         .with_context(|| format!("sync {}", draft.path().display()))?;
-    let bytes = draft.as_file().metadata().context("read its size")?.len();
+    let bytes = draft
+        .as_file()
+        .metadata()
+        .context("read the size of the backup")?
+        .len();
     draft
         .persist(file)
         .with_context(|| format!("put the backup in place as {}", file.display()))?;
@@ -108,7 +112,7 @@ async fn fill(client: Option<&Client>, dir: &Path, to: &mut dyn Write) -> anyhow
     };
     let mut pieces = client.backup().await?.pieces();
     while let Some(piece) = pieces.next().await {
-        let piece = piece.context("the agent broke the backup off; its log says why")?;
+        let piece = piece.context("the agent aborted the backup; see its log")?;
         to.write_all(&piece).context("write the backup")?;
     }
     to.flush().context("write the backup")

@@ -27,8 +27,8 @@ use report::{Checked, Report};
 
 pub(super) const LONG_HELP: &str = "\
 Checks manifests (a Pod, a PodList), KubeletConfiguration and CredentialProviderConfig files and kubeconfigs as the \
-agent would, and says what this node would reject and why. A directory is read as a directory of manifests \
-(staticPodPath). Changes nothing and needs no rights but those to read the files.
+agent does, and prints what this node would reject and why. A directory is read as a directory of manifests \
+(staticPodPath). Changes nothing and needs permission to read the files only.
 
 Exit codes: 0 nothing would be rejected, 1 something would be, 2 wrong usage, 3 a file does not exist.";
 
@@ -46,10 +46,10 @@ pub(super) struct CheckArgs {
     /// Directory of drop-ins (*.conf), which win over --config
     #[arg(long, value_name = "DIR")]
     config_dir: Option<PathBuf>,
-    /// Name of the node instead of the host name
+    /// Name of the node [default: the host name]
     #[arg(long, value_name = "NAME")]
     node_name: Option<String>,
-    /// Directory with the programs of a CredentialProviderConfig; without it they are not looked for
+    /// Directory with the programs of a CredentialProviderConfig; without it, they are not checked
     #[arg(long, value_name = "DIR")]
     image_credential_provider_bin_dir: Option<PathBuf>,
     /// Output format
@@ -84,7 +84,7 @@ pub(super) fn run(args: &CheckArgs) -> anyhow::Result<()> {
     report.verdict()
 }
 
-/// What is known of the node.
+/// Settings of the node.
 struct Node {
     name: String,
     /// `allowedUnsafeSysctls`.
@@ -97,7 +97,7 @@ struct Check {
     node: Node,
     pods: Pods,
     report: Report,
-    /// What was looked at: a file that is named twice is no duplicate of itself.
+    /// Files that were read: a file that is named twice is no duplicate of itself.
     seen: BTreeSet<PathBuf>,
 }
 
@@ -268,7 +268,7 @@ impl Check {
     }
 }
 
-/// What a file is read as.
+/// Type of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
     Kubelet,

@@ -15,38 +15,38 @@ use crate::admin::view::{Query, Row, Selector, View};
 
 /// Pause between two looks at the agent.
 const LOOK: Duration = Duration::from_millis(250);
-/// The end of a drain is on record this long after the time of its groups at the latest, unless the disk of the store hangs.
+/// Longest time between the end of the groups' periods and the record of the drain's end, unless the disk hangs.
 const LATE: Duration = Duration::from_secs(10);
 
 pub(super) const LONG_HELP: &str = "\
-Stops the pods of this node as a graceful shutdown does, and waits until they have ended and their last statuses are on \
-disk, and with the API server where it answers. For machines without logind: called before the agent is stopped, by a unit's \
-ExecStop, an init script, or whoever hears of a spot instance's end. The groups are those of shutdownGracePeriod or \
-shutdownGracePeriodByPodPriority; a shorter --timeout gives each group its part. Without either the pods have 27 s, of which \
-the critical ones have the last third.
+Stops the pods of this node like a graceful shutdown, and waits until they have ended and their last statuses are on \
+disk, and at the API server if it answers. Use it on a machine without logind before the agent is stopped: in a unit's \
+ExecStop, in an init script, or when a spot instance is about to be reclaimed. The groups of pods are those of \
+shutdownGracePeriod or shutdownGracePeriodByPodPriority; a shorter --timeout shortens the period of each group in \
+proportion. If neither is given, the pods have 27 s, and the last third is for the critical ones.
 
-From then on the node is not Ready and admits no pod until it was booted, or until `holdfast drain-local --cancel`. This \
-command may be interrupted: the agent goes on.";
+The node is then not Ready and admits no pod until the machine has rebooted, or until `holdfast drain-local --cancel`. If \
+this command is interrupted, the agent continues the drain.";
 
 const EXAMPLES: &str = "\
 Examples:
-  holdfast drain-local                  as long as configured
-  holdfast drain-local --timeout 25s    everything within 25 s
-  holdfast drain-local --cancel         the machine stays up
+  holdfast drain-local                  with the configured time
+  holdfast drain-local --timeout 25s    within 25 s
+  holdfast drain-local --cancel         because the machine stays up
 
-Exit codes: 0 every pod has ended and its last status is on disk, 1 failed (no agent runs, it refused, it ended meanwhile),
-2 wrong usage, 4 the time is over and pods are left, 5 cancelled meanwhile.";
+Exit codes: 0 every pod has ended and its last status is on disk, 1 failure (no agent runs, it refused, or it
+exited), 2 wrong usage, 4 timeout with pods left, 5 cancelled.";
 
 #[derive(Clone, Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(super) struct DrainLocalArgs {
-    /// Time for everything, as `25s`, `2m` or a number of seconds
+    /// Total time, such as `25s`, `2m` or a number of seconds
     #[arg(long, value_name = "DURATION", value_parser = duration)]
     timeout: Option<Duration>,
-    /// Order the drain and do not wait for its end
+    /// Start the drain without waiting for its end
     #[arg(long)]
     no_wait: bool,
-    /// Take a drain back: pods are admitted and started again; those that were stopped stay stopped
+    /// Cancel a drain: the node admits and starts pods again; stopped pods stay stopped
     #[arg(long, conflicts_with_all = ["timeout", "no_wait"])]
     cancel: bool,
     #[command(flatten)]
@@ -57,25 +57,27 @@ pub(super) async fn run(args: DrainLocalArgs) -> anyhow::Result<()> {
     let client = Client::connect(&args.state_dir.state_dir).await?;
     if args.cancel {
         client.cancel_drain().await?;
-        note("pods are admitted and started again; those that were stopped stay stopped");
+        note(
+            "the drain is cancelled: the node admits and starts pods again; stopped pods stay stopped",
+        );
         return Ok(());
     }
     client.drain(args.timeout).await?;
     if args.no_wait {
-        note("the agent stops the pods; `holdfast dump shutdown` shows how far it is");
+        note("the agent stops the pods; `holdfast dump shutdown` shows the progress");
         return Ok(());
     }
     wait(&client, &args.state_dir.state_dir).await
 }
 
-/// Waits until the shutdown has ended, and tells how.
+/// Waits until the shutdown has ended, and prints its result.
 async fn wait(client: &Client, dir: &Path) -> anyhow::Result<()> {
     let since = Instant::now();
     let mut left_before = None;
     loop {
         let row = look(client).await.with_context(|| {
             format!(
-                "wait for the end of the drain; what the agent has recorded is in {}",
+                "wait for the end of the drain; the records of the agent are in {}",
                 dir.display()
             )
         })?;
@@ -90,15 +92,15 @@ async fn wait(client: &Client, dir: &Path) -> anyhow::Result<()> {
             }
             Some("ShuttingDown") => {
                 let message = format!(
-                    "the time is over and the agent has not recorded how the drain ended, {} pods are left; look at its log and \
-                     at the disk of its store",
+                    "the time is over and the agent has not recorded the end of the drain, {} pods are left; check its log and \
+                     the disk of its store",
                     left.len()
                 );
                 return Err(CliError::Unfinished(message).into());
             }
             Some("Ended") => return ended(&left, &names(&row, "unreported")),
             _ => {
-                let message = "the drain was cancelled; pods are admitted and started again";
+                let message = "the drain was cancelled; the node admits and starts pods again";
                 return Err(CliError::Cancelled(message.to_owned()).into());
             }
         }
@@ -121,13 +123,13 @@ async fn look(client: &Client) -> anyhow::Result<Row> {
     };
     let dump = client.dump(&query).await?;
     let row = dump.rows(View::Shutdown).next().cloned();
-    row.context("the agent says nothing about shutdowns; is it of another version?")
+    row.context("the agent reports no shutdown; check that it has the version of this program")
 }
 
 fn ended(left: &[String], unreported: &[String]) -> anyhow::Result<()> {
     if !left.is_empty() {
         let message = format!(
-            "the time is over and {} pods have not ended: {}; how they end will not be known",
+            "the time is over and {} pods have not ended: {}; their ends will be unknown",
             left.len(),
             left.join(", ")
         );
@@ -136,7 +138,7 @@ fn ended(left: &[String], unreported: &[String]) -> anyhow::Result<()> {
     match unreported.len() {
         0 => note("every pod has ended, and its last status is reported"),
         n => note(format_args!(
-            "every pod has ended; the last statuses of {n} are on disk, the API server gets them when the agent starts again"
+            "every pod has ended; the last statuses of {n} are on disk; the agent reports them at its next start"
         )),
     }
     Ok(())
@@ -164,13 +166,13 @@ fn duration(text: &str) -> Result<Duration, String> {
         "" | "s" => 1,
         "m" => 60,
         "h" => 3600,
-        _ => return Err("give a whole number with s, m or h, as 25s".to_owned()),
+        _ => return Err("must be a whole number with s, m or h, such as 25s".to_owned()),
     };
     let seconds: u64 = number
         .parse()
-        .map_err(|_| "give a whole number with s, m or h, as 25s".to_owned())?;
+        .map_err(|_| "must be a whole number with s, m or h, such as 25s".to_owned())?;
     match seconds.checked_mul(factor) {
-        None | Some(0) => Err("give at least a second, and less than for ever".to_owned()),
+        None | Some(0) => Err("must be at least 1s and less than 2^64 s".to_owned()),
         Some(seconds) => Ok(Duration::from_secs(seconds)),
     }
 }

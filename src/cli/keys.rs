@@ -26,13 +26,13 @@ use crate::store::layout::Layout;
 use crate::store::{backup, verify};
 
 pub(super) const LONG_HELP: &str = "\
-Look after the keys that recorded secrets and tokens are encrypted with.
+List, rotate or remove the keys that encrypt stored secrets and tokens.
 
-The keys are in a file that only root may read, the active one first; the agent makes it at its first start. The agent \
-may run meanwhile: it takes up a changed file within 10 s and encrypts its records again with the active key. A key \
-that a backup needs stays in the file until that backup is gone. Databases in quarantine are not looked at.
+The keys are in a file that only root may read, the active key first; the agent creates it at its first start. The agent \
+may keep running: it loads a changed file within 10 s and encrypts its records again with the active key. A key that a \
+backup needs stays in the file until that backup is deleted. Databases in quarantine are not checked.
 
-When the agent gets its keys as systemd credential holdfast.secrets-key, edit what LoadCredential= names with \
+If the agent gets its keys as the systemd credential holdfast.secrets-key, edit the file of LoadCredential= with \
 --secrets-key-file and restart the agent.";
 
 #[derive(Clone, Debug, Args)]
@@ -43,9 +43,9 @@ pub(super) struct KeysArgs {
 
 #[derive(Clone, Debug, Subcommand)]
 enum KeysCommand {
-    /// Show the keys, by their ids, and what needs them
+    /// List the keys by ID, with the number of records that need them
     List(ListArgs),
-    /// Add a new key, which encrypts from now on
+    /// Add a new key and make it the active one
     Rotate(RotateArgs),
     /// Remove keys that neither the store nor a backup needs
     Prune(PruneArgs),
@@ -62,7 +62,7 @@ struct Place {
 
 #[derive(Clone, Debug, Args)]
 struct Backups {
-    /// Further backup to look at, one that was moved elsewhere; may be given more than once
+    /// Another backup to check, such as one that was moved elsewhere; may be repeated
     #[arg(long = "backup", value_name = "FILE")]
     backups: Vec<PathBuf>,
 }
@@ -86,10 +86,10 @@ struct RotateArgs {
 
 #[derive(Clone, Debug, Args)]
 struct PruneArgs {
-    /// Ids of the keys to remove [default: every key that nothing needs]
+    /// IDs of the keys to remove [default: every key that is not needed]
     #[arg(value_name = "KEY")]
     keys: Vec<String>,
-    /// Say what would be removed and change nothing
+    /// Print the keys that would be removed, and change nothing
     #[arg(long)]
     dry_run: bool,
     #[command(flatten)]
@@ -124,12 +124,12 @@ impl Place {
     }
 }
 
-/// What is absent has an exit code of its own.
+/// Converts an error; an absent file has an exit code of its own.
 fn explain(error: KeyFileError) -> anyhow::Error {
     match &error {
         KeyFileError::Absent { .. } => CliError::NotFound(format!(
-            "{error}; the agent makes it at its first start. Is this the right --state-dir, and does the agent run \
-             with --secrets-key-file?"
+            "{error}; the agent creates it at its first start. Check --state-dir, and whether the agent runs \
+             with --secrets-key-file"
         ))
         .into(),
         _ => error.into(),
@@ -178,7 +178,7 @@ impl Holder {
     }
 }
 
-/// The store and every backup. What cannot be read at all is an error: nobody knows what it needs.
+/// Returns the store and every backup. An unreadable one is an error: the keys that it needs are unknown.
 async fn holders(place: &Place, backups: &Backups, ring: &Keyring) -> anyhow::Result<Vec<Holder>> {
     let dir = &place.state_dir.state_dir;
     let mut found = Vec::new();
@@ -208,7 +208,7 @@ async fn holders(place: &Place, backups: &Backups, ring: &Keyring) -> anyhow::Re
     for path in automatic.iter().chain(&backups.backups) {
         let backup = backup::read(path).with_context(|| {
             format!(
-                "which keys {} needs cannot be told; remove it if nobody wants it",
+                "determine the keys that {} needs; delete it if it is not needed",
                 path.display()
             )
         })?;
@@ -230,11 +230,11 @@ async fn live(client: &Client) -> anyhow::Result<Loaded> {
         .context("create a temporary file")?;
     let mut pieces = client.backup().await?.pieces();
     while let Some(piece) = pieces.next().await {
-        let piece = piece.context("the agent broke off telling its records; its log says why")?;
+        let piece = piece.context("the agent stopped sending its records; see its log")?;
         file.write_all(&piece).context("write a temporary file")?;
     }
     drop(file);
-    let backup = backup::read(&path).context("read what the agent sent")?;
+    let backup = backup::read(&path).context("read the records sent by the agent")?;
     Ok(backup.load())
 }
 
@@ -334,11 +334,11 @@ async fn rotate(args: &RotateArgs) -> anyhow::Result<()> {
     let before = file.read().map_err(explain)?.active().id();
     let ring = file.rotate(offline::now(None)).map_err(explain)?;
     match Client::connect(&args.place.state_dir.state_dir).await {
-        Ok(_) => note("the agent takes it up within 10 s and encrypts its records again"),
-        Err(_) => note("no agent runs; it encrypts its records again at its next start"),
+        Ok(_) => note("the agent loads the key within 10 s and encrypts its records again"),
+        Err(_) => note("no agent runs; at its next start it encrypts its records again"),
     }
     print(&format!(
-        "active key: {}\n{before} stays for what was encrypted with it, until `holdfast keys prune`\n",
+        "active key: {}\n{before} is kept for existing records, until `holdfast keys prune`\n",
         ring.active().id()
     ))
 }
@@ -362,13 +362,13 @@ async fn prune(args: &PruneArgs) -> anyhow::Result<()> {
         if wanted.is_some() {
             anyhow::bail!("remove key {id}: it is needed by {by}; nothing was removed");
         }
-        note(format_args!("key {id} stays: it is needed by {by}"));
+        note(format_args!("key {id} is kept: it is needed by {by}"));
     }
     if gone.is_empty() {
         note("nothing to remove");
         return Ok(());
     }
-    note("backups outside the state directory were looked at only if --backup names them");
+    note("backups outside the state directory are checked only if --backup names them");
     if !args.dry_run {
         file.remove(&gone).map_err(explain)?;
     }

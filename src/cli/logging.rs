@@ -23,7 +23,7 @@ pub use super::traces::TraceOptions;
 use crate::kubeletconfig::LogFormat;
 use crate::kuberuntime::cri::TRACE_TARGET;
 
-/// Where logs go, how they look and how many there are.
+/// Destination, format and verbosity of the logs.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LogOptions {
     /// Text or JSON.
@@ -32,11 +32,11 @@ pub struct LogOptions {
     pub verbosity: u32,
     /// A file instead of standard error.
     pub file: Option<PathBuf>,
-    /// Where spans go; `None` for nowhere.
+    /// Destination of spans; `None` for nowhere.
     pub traces: Option<TraceOptions>,
 }
 
-/// Why there are no logs.
+/// Failure to set up logging.
 #[derive(Debug, thiserror::Error)]
 pub enum LoggingError {
     /// The log file cannot be opened.
@@ -44,7 +44,7 @@ pub enum LoggingError {
     Open {
         /// The file.
         path: PathBuf,
-        /// Why it failed.
+        /// Cause of the failure.
         #[source]
         source: io::Error,
     },
@@ -53,7 +53,7 @@ pub enum LoggingError {
     Filter {
         /// The variable's value.
         value: String,
-        /// Why it failed.
+        /// Cause of the failure.
         #[source]
         source: tracing_subscriber::filter::ParseError,
     },
@@ -117,7 +117,7 @@ pub fn init(options: &LogOptions) -> Result<LogHandle, LoggingError> {
     Ok(handle)
 }
 
-/// What [`init`] installs, with `RUST_LOG` as an argument.
+/// Returns the layers that [`init`] installs, with `RUST_LOG` as an argument.
 pub(super) fn subscriber(
     options: &LogOptions,
     rust_log: Option<&str>,

@@ -1,8 +1,8 @@
 //! Layer 7: the command line.
 //!
-//! Owns the command tree, the exit codes and how errors are told. Results go to stdout, everything about
-//! the command itself to stderr. In: arguments. Out: an exit code: 0 done, 1 failed, 2 wrong usage, 3 what
-//! was named does not exist, 4 and 5 as `holdfast drain-local` says.
+//! Owns the command tree, the exit codes and the output of errors. Results go to stdout, everything about
+//! the command itself to stderr. The input is the arguments. The output is an exit code: 0 success, 1 failure,
+//! 2 wrong usage, 3 not found, 4 and 5 as documented by `holdfast drain-local`.
 //!
 //! Under the name `kubelet`, of a link for example, the program is `holdfast run`: whoever starts the kubelet needs no
 //! wrapper.
@@ -48,7 +48,7 @@ const KUBELET: &str = "kubelet";
 const FAILED: u8 = 1;
 /// Exit code of a wrong usage; clap's own.
 const USAGE: u8 = 2;
-/// Exit code when what was named does not exist.
+/// Exit code when the named object does not exist.
 const NOT_FOUND: u8 = 3;
 /// Exit code when the time of a drain was over before all pods had ended.
 const UNFINISHED: u8 = 4;
@@ -60,7 +60,7 @@ const CANCELLED: u8 = 5;
     name = "holdfast",
     version,
     about = "A Kubernetes node agent that checkpoints every decision to disk and resumes from it",
-    after_help = "Exit codes: 0 done, 1 failed, 2 wrong usage, 3 what was named does not exist.",
+    after_help = "Exit codes: 0 success, 1 failure, 2 wrong usage, 3 not found.",
     arg_required_else_help = true,
     max_term_width = 100
 )]
@@ -76,20 +76,20 @@ enum Command {
     /// Check manifests, configurations and kubeconfigs before this node gets them
     #[command(long_about = check::LONG_HELP)]
     Check(check::CheckArgs),
-    /// Show what the agent remembers, whether it runs or not
+    /// Show the state that the agent stores, whether it runs or not
     #[command(long_about = dump::LONG_HELP)]
     Dump(dump::DumpArgs),
-    /// Stop the pods because the machine goes down, and wait for their ends
+    /// Stop the pods before the machine shuts down, and wait until they have ended
     #[command(long_about = drain_local::LONG_HELP)]
     DrainLocal(drain_local::DrainLocalArgs),
     /// Write a backup of the store to a file
     Backup(backup::BackupArgs),
-    /// Replace the store of a stopped agent by a backup
+    /// Replace the store of a stopped agent with a backup
     #[command(long_about = restore::LONG_HELP)]
     Restore(restore::RestoreArgs),
-    /// Look after the store of a stopped agent
+    /// Verify, repair or convert the store of a stopped agent
     Store(store::StoreArgs),
-    /// Look after the keys that secrets on disk are encrypted with
+    /// List, rotate or remove the keys that encrypt secrets on disk
     #[command(long_about = keys::LONG_HELP)]
     Keys(keys::KeysArgs),
     /// Print the version
@@ -104,7 +104,7 @@ enum Command {
 #[derive(Debug, Parser)]
 #[command(
     name = KUBELET,
-    about = "The kubelet that holdfast is: `holdfast run` under the kubelet's name",
+    about = "Run holdfast as the kubelet; the same as `holdfast run`",
     max_term_width = 100
 )]
 struct Kubelet {
@@ -115,7 +115,7 @@ struct Kubelet {
 /// `--state-dir`
 #[derive(Clone, Debug, Args)]
 struct StateDir {
-    /// Directory with everything the agent remembers
+    /// Directory of the agent's stored state
     #[arg(
         long,
         value_name = "DIR",
@@ -131,7 +131,7 @@ enum CliError {
     /// The arguments contradict each other.
     #[error("{0}")]
     Usage(String),
-    /// What was named does not exist.
+    /// The named object does not exist.
     #[error("{0}")]
     NotFound(String),
     /// The time was over before all pods had ended.
@@ -159,7 +159,7 @@ pub fn main() -> ExitCode {
     }
 }
 
-/// Whether the program was started as the kubelet. `program`: its name as it was started, the first argument.
+/// Returns whether the program was started as the kubelet. `program` is its name as it was started, the first argument.
 fn is_kubelet(program: Option<OsString>) -> bool {
     program.is_some_and(|program| Path::new(&program).file_name() == Some(OsStr::new(KUBELET)))
 }
@@ -175,12 +175,12 @@ fn exit_code(error: &anyhow::Error) -> u8 {
 }
 
 fn execute(command: Command) -> anyhow::Result<()> {
-    core_files::forbid().context("rule out core files of this process")?;
+    core_files::forbid().context("disable core files of this process")?;
     match command {
         Command::Run(args) => {
             // Before there are threads.
             let listener = crate::server::kubelet::inherited::take()
-                .context("take the socket that systemd hands over")?;
+                .context("take the socket passed by systemd")?;
             let runtime = tokio::runtime::Builder::new_multi_thread()
                 .worker_threads(agent_threads())
                 .enable_all()

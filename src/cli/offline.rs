@@ -1,4 +1,4 @@
-//! What the command line knows of a store that no agent holds, and of the machine it is on.
+//! Access of the command line to a store that no agent holds, and to facts of its machine.
 
 use std::fs;
 use std::io::{self, Write};
@@ -17,21 +17,21 @@ use crate::store::verify;
 use crate::types::boot::machine_id_of;
 use crate::types::{BootIdentity, Clock, Stamp, SystemClock};
 
-/// What could be read of a store.
+/// Readable content of a store.
 pub(super) struct Copy {
     pub(super) state: State,
     pub(super) quarantined: Vec<Quarantined>,
     schema: Option<u32>,
 }
 
-/// Reads a copy of the store and says on stderr what is wrong with it.
+/// Reads a copy of the store and prints its problems on stderr.
 pub(super) fn read_copy(dir: &Path) -> anyhow::Result<Copy> {
     let copy = verify::read_copy(dir)?;
     for text in &copy.notes {
         note(format_args!("warning: {text}"));
     }
     if copy.salvaged {
-        note("warning: the database cannot be opened; this is what its log still holds");
+        note("warning: the database cannot be opened; showing the records recovered from its log");
     }
     if let Some(schema) = copy.schema.filter(|schema| *schema != SCHEMA) {
         note(format_args!(
@@ -109,10 +109,7 @@ pub(super) fn host_name() -> String {
 /// The lock of a state directory that must be there.
 pub(super) fn lock_existing(dir: &Path) -> anyhow::Result<StateLock> {
     if !dir.is_dir() {
-        anyhow::bail!(
-            "there is no directory {}; is this the right --state-dir?",
-            dir.display()
-        );
+        anyhow::bail!("there is no directory {}; check --state-dir", dir.display());
     }
     Ok(StateLock::acquire(dir)?)
 }

@@ -24,7 +24,7 @@ pub(super) fn print_bytes(bytes: &[u8]) -> anyhow::Result<()> {
     }
 }
 
-/// Says something about the command itself, on stderr.
+/// Prints a message about the command itself on stderr.
 pub(super) fn note(text: impl fmt::Display) {
     // Nothing can be told when stderr is closed, and nothing depends on it.
     drop(writeln!(io::stderr().lock(), "holdfast: {text}"));

@@ -15,18 +15,18 @@ use crate::store::restore::{self, Diff, RestoreOptions};
 use crate::store::verify;
 
 pub(super) const LONG_HELP: &str = "\
-Verifies a backup and puts it in the place of the store. The agent must be stopped; the store of before is kept \
-in quarantine. A new epoch begins: the agent adopts what runs, and starts nothing else before its source \
-has confirmed it, so an old backup does not bring back pods that have moved on.";
+Verifies a backup and replaces the store with it. The agent must be stopped; the previous store is kept in \
+quarantine. A new epoch begins: the agent adopts running pods, and starts any other pod only after its source has \
+confirmed it, so an old backup does not restart pods that have moved to another node.";
 
 #[derive(Clone, Debug, Args)]
 pub(super) struct RestoreArgs {
-    /// The backup
+    /// Backup file
     file: PathBuf,
     /// Verify, print what would change, and change nothing
     #[arg(long)]
     dry_run: bool,
-    /// Take the backup of another node or machine
+    /// Accept the backup of another node or machine
     #[arg(long)]
     allow_other_node: bool,
     /// Name of this node, if the agent runs with --hostname-override and there is no store yet
@@ -57,7 +57,7 @@ pub(super) async fn run(args: RestoreArgs) -> anyhow::Result<()> {
     );
     if let Some(previous) = &report.previous {
         text.push_str(&format!(
-            "the store of before is in {}\n",
+            "the previous store is in {}\n",
             previous.display()
         ));
     }
@@ -86,7 +86,7 @@ fn dry_run(args: &RestoreArgs, backup: &Backup) -> anyhow::Result<()> {
     let node = offline::identity(dir, args.node_name.as_deref(), meta).node_name;
     if backup.meta.node_name != node {
         note(format_args!(
-            "warning: the backup is of node {:?}, this is {node:?}: --allow-other-node would be needed",
+            "warning: the backup is of node {:?}, this is {node:?}; the restore needs --allow-other-node",
             backup.meta.node_name
         ));
     }
@@ -98,7 +98,7 @@ fn dry_run(args: &RestoreArgs, backup: &Backup) -> anyhow::Result<()> {
     ))
 }
 
-/// What pods are called: in the backup, else in the store.
+/// Names of pods: from the backup, else from the store.
 struct Names([PodIndex; 2]);
 
 impl Names {

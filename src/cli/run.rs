@@ -24,11 +24,11 @@ pub struct RunArgs {
     #[command(flatten)]
     pub kubelet: KubeletFlags,
 
-    /// Check flags and configuration, say what is wrong with them, and end
+    /// Validate the configuration, print all errors, and exit
     #[arg(long)]
     pub validate: bool,
 
-    /// Print the Kubernetes release whose kubelet this is, as the kubelet does, and end
+    /// Print the Kubernetes release that this kubelet implements, and exit
     #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true", value_parser = parse_bool)]
     pub version: Option<bool>,
 
@@ -46,7 +46,7 @@ pub fn load(args: &RunArgs) -> Result<(AgentConfig, Vec<Warning>), ConfigError> 
     resolve(&args.kubelet)
 }
 
-/// How the configuration wants to be logged.
+/// Returns the logging options of the configuration.
 pub fn log_options(config: &AgentConfig) -> LogOptions {
     LogOptions {
         format: config.kubelet.logging.format,

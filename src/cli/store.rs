@@ -27,27 +27,27 @@ pub(super) struct StoreArgs {
 enum StoreCommand {
     /// Check every record and every backup; changes nothing; exit code 1 when something is damaged
     Verify(LookArgs),
-    /// Mend what the agent would mend at its start: damaged parts go to quarantine, backups fill the gaps
+    /// Repair the store as the agent does at its start: quarantine damaged parts, restore lost records from backups
     Repair(RepairArgs),
-    /// Take the store to another schema, for a downgrade; a backup is taken first
+    /// Convert the store to another schema, for a downgrade; takes a backup first
     Migrate(MigrateArgs),
-    /// Records and bytes; changes nothing
+    /// Show the number and size of the records; changes nothing
     Stats(LookArgs),
-    /// Declare that a directory has another file system for good, which an agent waits for; it may run meanwhile
+    /// Accept the present file system of a directory for good; the agent may keep running
     #[command(name = "new-disk", long_about = NEW_DISK)]
     NewDisk(NewDiskArgs),
 }
 
 const NEW_DISK: &str = "\
-Declare that a directory has another file system for good.
+Accept the present file system of a directory for good.
 
-The agent records the file system of each directory that it takes facts from. While that is not mounted, it waits, since a \
-disk that is late looks like one that was wiped. This command says that the file system which the directory is on now is the \
-right one. The agent goes on within seconds, or with its next start.
+The agent records the file system of each directory that it takes facts from. While that file system is not mounted, the \
+agent waits, since a disk that is mounted late looks like one that was wiped. This command records the file system that the \
+directory is on now as the right one. The agent continues within seconds, or at its next start.
 
-A root directory without the identity of the former one counts as wiped then: the store goes to quarantine and another one \
-begins. A state directory that is empty begins another store. What the directory of manifests or of image archives lacks \
-counts as removed.";
+A root directory without the identity of the previous one then counts as wiped: the store is moved to quarantine and a new \
+one is created. In an empty state directory, a new store is created. Files that are missing in the directory of manifests or \
+of image archives count as removed.";
 
 #[derive(Clone, Debug, Args)]
 struct LookArgs {
@@ -69,7 +69,7 @@ struct RepairArgs {
 
 #[derive(Clone, Debug, Args)]
 struct MigrateArgs {
-    /// The schema that the binary to be used from now on knows
+    /// Schema of the binary to use from now on
     #[arg(long, value_name = "SCHEMA")]
     to: u32,
     #[command(flatten)]
@@ -134,13 +134,13 @@ fn new_disk(args: &NewDiskArgs) -> anyhow::Result<()> {
     let name = directory.as_str();
     let path = path.ok_or_else(|| {
         CliError::NotFound(format!(
-            "no file system of {name} is on record in {}, so no agent waits for one; is --state-dir right?",
+            "no file system of {name} is recorded in {}, so no agent waits for one; check --state-dir",
             state_dir.display()
         ))
     })?;
     let found = Mount::new(directory, &path, state_dir)
         .accept()
-        .with_context(|| format!("declare the file system of {}", path.display()))?;
+        .with_context(|| format!("accept the file system of {}", path.display()))?;
     print(&format!(
         "{} ({name}) is on {found} from now on\n",
         path.display()
@@ -152,7 +152,7 @@ async fn run_verify(args: &LookArgs) -> anyhow::Result<()> {
     match Client::connect(dir).await {
         Err(ClientError::NotRunning { .. }) => {}
         _ => anyhow::bail!(
-            "verify the store in {}: an agent writes to it now; stop the agent first, or look at \
+            "verify the store in {}: an agent writes to it now; stop the agent first, or check \
              `holdfast dump meta` and the metric holdfast_store_quarantined_records",
             dir.display()
         ),
@@ -165,7 +165,7 @@ async fn run_verify(args: &LookArgs) -> anyhow::Result<()> {
     match report.is_ok() {
         true => Ok(()),
         false => anyhow::bail!(
-            "the store in {} is damaged; the agent mends it at its start, as does `holdfast store repair`",
+            "the store in {} is damaged; the agent repairs it at its next start, as does `holdfast store repair`",
             dir.display()
         ),
     }
@@ -183,7 +183,7 @@ fn verify_text(dir: &Path, report: &VerifyReport) -> String {
     }
     for (what, bad) in [
         ("bad record", &report.quarantined),
-        ("set aside before", &report.kept),
+        ("quarantined before", &report.kept),
     ] {
         for bad in bad.iter().map(Quarantined::from) {
             text.push_str(&format!(
@@ -200,7 +200,7 @@ fn verify_text(dir: &Path, report: &VerifyReport) -> String {
         text.push_str(&format!("backup {}: {state}\n", path.display()));
     }
     text.push_str(match report.is_ok() {
-        true => "the store is whole\n",
+        true => "the store is undamaged\n",
         false => "the store is damaged\n",
     });
     text
@@ -256,8 +256,8 @@ fn repair(args: &RepairArgs) -> anyhow::Result<()> {
         text.push_str(&format!("{}\n", printable(message)));
     }
     text.push_str(&match &report.open.outcome {
-        Outcome::Opened => "the database opened as it was\n".to_owned(),
-        Outcome::Created => "a new store was made\n".to_owned(),
+        Outcome::Opened => "the database opened without a repair\n".to_owned(),
+        Outcome::Created => "a new store was created\n".to_owned(),
         Outcome::SnapshotsRemoved => {
             "damaged snapshots or settings were moved aside, no record was lost\n".to_owned()
         }
@@ -269,7 +269,7 @@ fn repair(args: &RepairArgs) -> anyhow::Result<()> {
             "the database was rebuilt: {kept} records kept, {lost} lost, {from_backup} taken from a backup\n"
         ),
         Outcome::RecordsLost { lost, from_backup } => format!(
-            "{lost} damaged records were set aside, {from_backup} of them taken from a backup\n"
+            "{lost} damaged records were moved to quarantine, {from_backup} of them restored from a backup\n"
         ),
         Outcome::EndMissing { lines } => format!(
             "the newest commits are missing{}: the database was cut off or is an older copy\n",
@@ -321,7 +321,7 @@ fn run_migrate(args: &MigrateArgs) -> anyhow::Result<()> {
         report.to,
         report.records,
         said("backup taken before", &report.backup),
-        said("the database of before", &report.previous)
+        said("previous database", &report.previous)
     ))
 }
 

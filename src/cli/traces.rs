@@ -37,13 +37,13 @@ const BATCH: usize = 512;
 const DELAY: Duration = Duration::from_secs(5);
 /// A collector that takes longer is taken for dead.
 const TIMEOUT: Duration = Duration::from_secs(10);
-/// How long the last spans may take at the end.
+/// Time limit for the last spans at the end.
 const FAREWELL: Duration = Duration::from_secs(2);
 
-/// What is exported, and by whom.
+/// Settings of the export of spans.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TraceOptions {
-    /// Where to, and how many.
+    /// Endpoint and sampling rate.
     pub tracing: Tracing,
     /// Name of the node.
     pub node_name: String,

@@ -104,11 +104,11 @@ pub struct KubeletFlags {
     #[arg(long, value_name = "COUNT", allow_negative_numbers = true)]
     pub maximum_dead_containers: Option<i32>,
 
-    /// Which API pods start after a reboot while the API server is out of reach: All, Safe or None [default: Safe]
+    /// API pods that start after a reboot while the API server is unreachable: All, Safe or None [default: Safe]
     #[arg(long, value_name = "POLICY", value_parser = str::parse::<OfflineStart>)]
     pub offline_start: Option<OfflineStart>,
 
-    /// Whether a container of policy Always starts from the image it ran with before, once its registry has not answered for 10 s: Never or Offline [default: Never]
+    /// Start of a container of policy Always from its previous image, once its registry has not answered for 10 s: Never or Offline [default: Never]
     #[arg(long, value_name = "POLICY", value_parser = str::parse::<PullFallback>)]
     pub image_pull_policy_fallback: Option<PullFallback>,
 
@@ -124,16 +124,16 @@ pub struct KubeletFlags {
     #[arg(long, value_name = "FILE")]
     pub kubeconfig: Option<PathBuf>,
 
-    /// Kubeconfig with which a client certificate is asked for while --kubeconfig does not exist or has expired
+    /// Kubeconfig used to request a client certificate while --kubeconfig does not exist or has expired
     #[arg(long, value_name = "FILE")]
     pub bootstrap_kubeconfig: Option<PathBuf>,
 
-    /// Kubeconfig with which a client certificate is asked for when the node's has expired and the bootstrap gives none;
+    /// Kubeconfig used to request a client certificate when the node's has expired and the bootstrap kubeconfig gives none;
     /// the systemd credential holdfast.lifeline wins
     #[arg(long, value_name = "FILE")]
     pub lifeline_kubeconfig: Option<PathBuf>,
 
-    /// Directory of certificates that were asked for or made [default: pki in the root directory]
+    /// Directory of requested and self-signed certificates [default: pki in the root directory]
     #[arg(long, value_name = "DIR")]
     pub cert_dir: Option<PathBuf>,
 
@@ -141,7 +141,7 @@ pub struct KubeletFlags {
     #[arg(long, value_name = "FILE")]
     pub secrets_key_file: Option<PathBuf>,
 
-    /// CredentialProviderConfig file: programs that are asked for credentials of registries
+    /// CredentialProviderConfig file: programs that provide credentials of registries
     #[arg(long, value_name = "FILE")]
     pub image_credential_provider_config: Option<PathBuf>,
 
@@ -149,11 +149,11 @@ pub struct KubeletFlags {
     #[arg(long, value_name = "DIR")]
     pub image_credential_provider_bin_dir: Option<PathBuf>,
 
-    /// Who initialises the node: empty for nobody, external for a cloud controller manager
+    /// Component that initialises the node: empty for none, external for a cloud controller manager
     #[arg(long, value_name = "PROVIDER")]
     pub cloud_provider: Option<String>,
 
-    /// Demand the verb create of nodes/proxy for exec, attach and port-forward, also of WebSocket clients, whose requests are GET [default: false]
+    /// Require the verb create of nodes/proxy for exec, attach and port-forward, also of WebSocket clients, whose requests are GET [default: false]
     #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true", value_parser = parse_bool)]
     pub streaming_requires_create: Option<bool>,
 

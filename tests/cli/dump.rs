@@ -339,7 +339,7 @@ fn watch_streams_changes_as_they_are_published() {
         .unwrap()
         .read_to_string(&mut stderr)
         .unwrap();
-    assert!(stderr.contains("the agent has ended"), "{stderr}");
+    assert!(stderr.contains("the agent has exited"), "{stderr}");
 }
 
 #[test]

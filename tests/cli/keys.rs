@@ -77,7 +77,7 @@ fn a_key_goes_when_neither_the_store_nor_a_backup_needs_it() {
 
     let prune = run(&["keys", "prune", "--state-dir", disk.path()]);
     assert!(prune.status.success() && prune.stdout.is_empty());
-    assert!(text(&prune.stderr).contains(&format!("key {first} stays")));
+    assert!(text(&prune.stderr).contains(&format!("key {first} is kept")));
     let named = run(&["keys", "prune", &first, "--state-dir", disk.path()]);
     assert_eq!(named.status.code(), Some(1));
     assert!(text(&named.stderr).contains("needed by") && text(&named.stderr).contains("backup-"));

@@ -151,7 +151,7 @@ fn a_backup_comes_back_and_begins_a_new_epoch() {
         text(&refused.stderr)
     );
     let said = stdout_of(&[&restore[..], &["--allow-other-node"]].concat());
-    assert!(said.contains("the store of before is in "), "{said}");
+    assert!(said.contains("the previous store is in "), "{said}");
 
     let dump = json_of(&[&["dump", "-o", "json"][..], &state_dir].concat());
     let queue = dump["tables"]["queue"].as_array().unwrap();
@@ -249,7 +249,7 @@ fn damage_is_shown_verified_and_repaired() {
     stdout_of(&[&["store", "repair"][..], &state_dir].concat());
     let again = stdout_of(&[&["store", "verify"][..], &state_dir].concat());
     assert!(
-        again.contains("set aside before: queue") && again.contains("the store is whole"),
+        again.contains("quarantined before: queue") && again.contains("the store is undamaged"),
         "{again}"
     );
     let later = json_of(&[&["dump", "queue", "-o", "json"][..], &state_dir].concat());
@@ -307,7 +307,7 @@ fn new_disk_accepts_the_file_system_that_a_directory_is_on() {
     for name in ["root-dir", "manifests", "preload"] {
         let unknown = new_disk(name);
         assert_eq!(unknown.status.code(), Some(3), "{name}");
-        assert!(text(&unknown.stderr).contains("is --state-dir right?"));
+        assert!(text(&unknown.stderr).contains("check --state-dir"));
     }
     assert!(!state.exists());
     let mount = || Mount::new(Directory::Manifests, &path, &state);
@@ -372,7 +372,7 @@ fn an_agent_that_does_not_answer_does_not_hide_its_store() {
     assert!(output.status.success(), "{stderr}");
     assert!(stderr.contains("talk to the agent on "), "{stderr}");
     assert!(
-        stderr.contains("what the agent has not written yet is missing"),
+        stderr.contains("changes that the agent has not written yet are missing"),
         "{stderr}"
     );
     assert_eq!(text(&output.stdout), "default/web\ndata/db\n");

@@ -127,7 +127,7 @@ pub(super) fn kubeconfig(path: &Path, content: Option<&[u8]>, checked: &mut Chec
     }
 }
 
-/// What is wrong, without the file, which stands before it.
+/// Returns the message of an error without the file, which the output already names.
 fn without_path(error: &ApiError) -> String {
     match error {
         ApiError::Unusable { problem, .. } => problem.clone(),

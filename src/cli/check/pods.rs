@@ -21,11 +21,11 @@ const SEEN: &str = "1970-01-01T00:00:00Z";
 #[derive(Debug, Default)]
 pub(super) struct Pods {
     found: Vec<SourcedPod>,
-    /// Where each stands, by origin and UID.
+    /// Their places, by origin and UID.
     places: HashMap<(String, String), Place>,
 }
 
-/// Where a pod stands.
+/// Place of a pod.
 #[derive(Debug)]
 struct Place {
     /// The number of its file in the report.
@@ -151,7 +151,7 @@ impl Pods {
     }
 }
 
-/// Why the node does not admit the pod, whatever else it runs.
+/// Returns the reasons for which the node does not admit the pod, whatever else it runs.
 fn refusals(pod: &Pod, item: &Item<'_>, node: &Node) -> Vec<(Position, String)> {
     let mut found: Vec<_> = supported::refused(pod)
         .iter()

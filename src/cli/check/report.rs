@@ -1,4 +1,4 @@
-//! What was found, and how it is told.
+//! Findings of `holdfast check`, and their output.
 
 use std::fmt;
 use std::path::Path;
@@ -10,7 +10,7 @@ use crate::cli::CliError;
 use crate::cli::output::printable;
 use crate::config::manifest::{ManifestError, Position};
 
-/// How bad a finding is.
+/// Severity of a finding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Severity {
     /// The node rejects it.
@@ -36,7 +36,7 @@ pub(super) struct Finding {
     /// Line and column, from 1; 0 when unknown.
     pub(super) at: Position,
     pub(super) severity: Severity,
-    /// What it concerns; empty for the file as such.
+    /// Object that it concerns; empty for the file itself.
     pub(super) object: String,
     /// Cause and remedy.
     pub(super) message: String,
@@ -63,7 +63,7 @@ impl fmt::Display for Finding {
 #[derive(Clone, Debug, Default)]
 pub(super) struct Checked {
     pub(super) file: String,
-    /// What it holds, as far as that is good.
+    /// Valid objects in it.
     pub(super) objects: Vec<String>,
     pub(super) findings: Vec<Finding>,
     /// It was named and does not exist.
@@ -126,7 +126,7 @@ impl Report {
         self.files.push(checked);
     }
 
-    /// How many files there are; the number of the next one.
+    /// Returns the number of files, which is also the number of the next one.
     pub(super) fn len(&self) -> usize {
         self.files.len()
     }
@@ -196,7 +196,7 @@ impl Report {
             return Err(CliError::NotFound(text).into());
         }
         anyhow::bail!(
-            "this node would reject {} of {} files; correct what is listed as an error",
+            "this node would reject {} of {} files; correct the listed errors",
             bad.len(),
             self.files.len()
         )

@@ -17,14 +17,14 @@ use crate::admin::view::{self, Change, ChangeType, Dump, Query, QueryError, Row,
 use crate::store::verify;
 
 pub(super) const LONG_HELP: &str = "\
-Shows what the agent remembers: asks the live agent through its local socket (root only), or else reads a \
-copy of the store, which it never changes. Which of the two is said on stderr; stdout is the same.
+Shows the state that the agent stores. Asks the live agent through its local socket (root only); if none runs, reads a \
+copy of the store, and never changes the store. stderr names the source; stdout is the same for both.
 
 Each argument is a table, or a pod as UID prefix, name, or namespace/name. Tables: overview, node, events, devices, claims, \
 pressure, shutdown, meta, pods, mirrors, admissions, workers, queue, containers, pleg, statuses, probes, volumes, images, objects, signals, \
-journal, sources, cpus, memory, cpusets; `all` stands for all but the first seven, which are read off the others. Without a table: an overview; every table about it \
-when a pod is named; every table with -o json or yaml. A pod that is called as a table is named with its \
-namespace.";
+journal, sources, cpus, memory, cpusets; `all` stands for all but the first seven, which are derived from the others. \
+Without a table: an overview; every table about it when a pod is named; every table with -o json \
+or yaml. To select a pod that has the name of a table, give its namespace too.";
 
 const EXAMPLES: &str = "\
 Examples:
@@ -32,15 +32,15 @@ Examples:
   holdfast dump default/web                everything about one pod
   holdfast dump workers queue -n default   two tables, one namespace
   holdfast dump containers -o json | jq '.tables.containers[] | {name, container, restartCount}'
-  holdfast dump --history default/web      what was decided, when, why, across which restarts
-  holdfast dump journal --watch            what happens now
-  holdfast dump pressure                   what the node is short of, and who was evicted why
+  holdfast dump --history default/web      decisions with times and reasons, across restarts
+  holdfast dump journal --watch            changes as they happen
+  holdfast dump pressure                   resource pressure, and evictions with their reasons
 
 Tables: overview, node, events, devices, claims, pressure, shutdown, meta, pods, mirrors, admissions, workers, queue,
 containers, pleg, statuses, probes, volumes, images, objects, signals, journal, sources, cpus, memory, cpusets; `all` is all
 but the first seven.
 
-Exit codes: 0 done, 1 failed, 2 wrong usage, 3 no such pod.";
+Exit codes: 0 success, 1 failure, 2 wrong usage, 3 no such pod.";
 
 #[derive(Clone, Debug, Args)]
 #[command(after_help = EXAMPLES)]
@@ -60,17 +60,17 @@ pub(super) struct DumpArgs {
     /// Only pods in this phase
     #[arg(long, value_parser = ["Pending", "Running", "Succeeded", "Failed", "Unknown"])]
     phase: Option<String>,
-    /// The journal of a pod: what was decided, when and why, with a line wherever the agent was restarted, and a
+    /// Show the journal of a pod: decisions with times and reasons, a line at each restart of the agent, and a
     /// summary of its containers
     #[arg(long, value_name = "POD", conflicts_with_all = ["what", "namespace", "name", "uid", "phase", "watch"])]
     history: Option<String>,
-    /// Go on with changes as they are published; needs a live agent
+    /// Continue with changes as they are published; needs a live agent
     #[arg(short, long)]
     watch: bool,
     /// Output format
     #[arg(short, long, value_name = "FORMAT", default_value = "table")]
     output: Format,
-    /// Do not say on stderr where the output comes from
+    /// Do not print the source of the output on stderr
     #[arg(short, long)]
     quiet: bool,
     #[command(flatten)]
@@ -165,10 +165,10 @@ fn query(args: &DumpArgs) -> anyhow::Result<Query> {
     })
 }
 
-/// Where the output comes from.
+/// Source of the output.
 enum Source {
     Live(Client),
-    /// The store itself, for lack of an agent that answers; with what to say of it.
+    /// The store itself, for lack of an agent that answers; with the message about it.
     Copy(String),
 }
 
@@ -178,7 +178,7 @@ fn tell(args: &DumpArgs, text: impl std::fmt::Display) {
     }
 }
 
-/// The live agent, which is said on stderr, or else its store.
+/// Returns the live agent, and prints that on stderr, or else its store.
 async fn connect(args: &DumpArgs) -> anyhow::Result<Source> {
     let found = async {
         let client = Client::connect(dir(args)).await?;
@@ -207,14 +207,14 @@ async fn connect(args: &DumpArgs) -> anyhow::Result<Source> {
         Err(error @ (ClientError::Hangs { .. } | ClientError::Broken { .. })) => {
             note(format_args!("{:#}", anyhow::Error::new(error)));
             Ok(Source::Copy(format!(
-                "source: copy of the store in {here}; what the agent has not written yet is missing"
+                "source: copy of the store in {here}; changes that the agent has not written yet are missing"
             )))
         }
         Err(error) => Err(client_error(error)),
     }
 }
 
-/// Reads a copy of the store, and says so once it is known that there is one.
+/// Reads a copy of the store. Prints the source once it is known to exist.
 fn read_copy(args: &DumpArgs, source: &str) -> anyhow::Result<offline::Copy> {
     verify::present(dir(args))?;
     tell(args, source);
@@ -362,7 +362,7 @@ async fn watch(args: &DumpArgs, query: &Query) -> anyhow::Result<()> {
             }
         }
     }
-    anyhow::bail!("the agent has ended")
+    anyhow::bail!("the agent has exited")
 }
 
 /// Collects what is there at first, so that columns get their width, then prints line by line.

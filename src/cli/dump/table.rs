@@ -1,4 +1,4 @@
-//! Which columns each table has for humans, and how a cell is shown.
+//! Columns of each table for humans, and the format of cells.
 
 use serde_json::Value;
 
@@ -7,7 +7,7 @@ use crate::admin::view::{Row, View};
 use crate::core::state::Table;
 use crate::types::{BootId, Clock, SystemClock};
 
-/// How a value becomes a cell.
+/// Format of a value in a cell.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Show {
     /// As it is.
