@@ -141,7 +141,7 @@ pub enum QuarantineReason {
         /// Envelope format.
         format: u8,
     },
-    /// Set aside by an earlier run.
+    /// Quarantined by an earlier run.
     #[error("{0}")]
     Earlier(String),
 }
@@ -156,7 +156,7 @@ impl QuarantineReason {
 /// A raw pair that could not be used.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Quarantined {
-    /// Its table, if it can be told.
+    /// Its table, if known.
     pub table: Option<Table>,
     /// Its key, as far as it is text.
     pub key: String,
@@ -378,7 +378,7 @@ pub fn encode_state(state: &State) -> impl Iterator<Item = Result<RawPair, Codec
         })
 }
 
-/// Decodes a whole store of the current schema, from a backend or a backup. A bad record is set aside and
+/// Decodes a whole store of the current schema, from a backend or a backup. A bad record is moved to quarantine and
 /// never keeps the others from being loaded; every record gets `version`.
 pub fn load(
     pairs: impl IntoIterator<Item = Result<RawPair, BackendError>>,
@@ -422,8 +422,8 @@ pub fn load(
     loaded
 }
 
-/// Takes every record of a store, of whatever record version, out of its envelope: for migrations, and to
-/// look at a store that this binary cannot load.
+/// Takes every record of a store, of whatever record version, out of its envelope: for migrations, and to examine a
+/// store that this binary cannot load.
 pub fn load_raw(pairs: impl IntoIterator<Item = Result<RawPair, BackendError>>) -> RawLoaded {
     let mut raw = RawLoaded::default();
     let mut records = Vec::new();

@@ -47,7 +47,7 @@ pub struct StoreOptions {
     /// its journal lines and a KiB. [`Store::commit`] waits for room, [`Store::submit`] is refused without; stops
     /// take no room, there are only so many of them.
     pub queue_limit: usize,
-    /// Damaged records that are kept in the store for a look at them; further ones stay where they are.
+    /// Number of damaged records that are kept in the store for examination; further ones stay where they are.
     pub quarantine_limit: usize,
     /// Space that is freed when the disk is full.
     pub reserve: Option<Box<dyn SpaceReserve>>,
@@ -229,10 +229,10 @@ impl Store {
             .await
     }
 
-    /// Queues a commit without waiting; for callers that must not wait for the disk (the sync loop).
-    /// Transactions are committed in the order in which they are submitted. When the queue is full, because the
-    /// disk hangs or does not keep up, the answer is `Unavailable`, nothing was committed, and the health says so:
-    /// submit only what the next observation tells again.
+    /// Queues a commit without waiting; for callers that must not wait for the disk (the sync loop). Transactions are
+    /// committed in the order in which they are submitted. When the queue is full, because the disk hangs or does not
+    /// keep up, the answer is `Unavailable`, nothing was committed, and the health reports it: submit only changes that
+    /// the next observation repeats.
     pub fn submit(&self, transaction: Transaction) -> PendingCommit {
         self.send_transaction(transaction, Kind::Plain, |shared, transaction, encoded| {
             let room = shared.room_now(transaction, encoded);
@@ -343,8 +343,8 @@ impl Store {
         drop(panicked.wait_for(|panicked| *panicked).await);
     }
 
-    /// Looks whether the disk hangs, and shows it in the health: a call that does not return cannot tell itself. Call
-    /// it every now and then; it costs next to nothing and never blocks on the disk.
+    /// Checks whether the disk hangs, and shows it in the health: a call that does not return cannot report itself.
+    /// Call it regularly; it costs next to nothing and never blocks on the disk.
     pub fn check_disk(&self) {
         self.0.shared.check();
     }

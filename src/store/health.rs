@@ -54,10 +54,10 @@ pub enum StoreHealth {
     },
 }
 
-/// A raw value that could not be used and was set aside.
+/// A raw value that could not be used and was moved to quarantine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SetAside {
-    /// Its table, if it can be told.
+    /// Its table, if known.
     pub table: Option<Table>,
     /// Its key, as far as it is text.
     pub key: String,
@@ -86,7 +86,7 @@ pub enum StoreError {
     Spawn(#[source] io::Error),
 }
 
-/// Space on the store's file system that is set aside for the moment it is full.
+/// Reserved space on the store's file system, for the moment it is full.
 ///
 /// Called on the writer thread. Both calls are idempotent.
 pub trait SpaceReserve: Send + 'static {

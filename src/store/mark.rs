@@ -1,19 +1,18 @@
-//! The high-water mark: how a database that lost its end is told from one that lost power.
+//! The high-water mark: distinguishes a database that lost its end from one that only saw a power loss.
 //!
-//! After a batch with a line of the journal has been synced, the number of the line is also written to a small
-//! file beside the database, in place and without a sync of its own. Since the file is written last, a crash or
-//! a loss of power leaves it at or behind the database, whatever order the disk writes in; a database that is
-//! behind the file has lost commits that were acknowledged (it was cut off, or is an older copy). Admissions,
-//! phases of workers, starts and ends of containers have a line; a lost end without any line (records of volumes,
-//! statuses or images only) is not noticed.
+//! After a batch with a line of the journal has been synced, the number of the line is also written to a small file
+//! beside the database, in place and without a sync of its own. Since the file is written last, a crash or a power loss
+//! leaves it at or behind the database, whatever order the disk writes in. A database that is behind the file has lost
+//! commits that were acknowledged (it was cut off, or is an older copy). Admissions, phases of workers, starts and ends
+//! of containers have a line; a lost end without any line (records of volumes, statuses or images only) is not noticed.
 //!
 //! ```text
 //! file `mark`, little endian:
 //!   0  "HFMARK1\n"   8  epoch   16  number of the line   24  crc32 over bytes 0..24
 //! ```
 //!
-//! **Invariant:** a file that is missing or torn, or of an older epoch, means that nothing is known.
-//! **Invariant:** nothing that fails here fails a commit.
+//! **Invariant:** a file that is missing or torn, or of an older epoch, proves nothing.
+//! **Invariant:** an error here never fails a commit.
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
@@ -83,7 +82,7 @@ fn u64_at(bytes: &[u8], at: usize) -> Option<u64> {
 /// Acknowledged commits that a database lacks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Missing {
-    /// Lines of the journal that are missing, where it can be told.
+    /// Number of missing lines of the journal, if known.
     pub lines: Option<u64>,
 }
 
@@ -133,7 +132,7 @@ pub(super) struct Marked {
     /// Line in the file, as far as this process wrote it.
     marked: Option<u64>,
     file: Option<File>,
-    /// The last attempt failed, and that was told.
+    /// True if the last attempt failed, which was logged.
     failed: bool,
 }
 

@@ -1,11 +1,11 @@
-//! Takes a store from one schema to another, forward or backward, with the steps of `migrations/`.
+//! Converts a store from one schema to another, forward or backward, with the steps of `migrations/`.
 //!
-//! In comes a state directory that nobody has open; out comes the same directory at the wanted schema, the
-//! database of before in quarantine, and a backup of it. The new database is built beside the old one and
-//! replaces it by renames: a crash at any point leaves one of the two, complete.
+//! The input is a state directory that no process has open. The result is the same directory at the wanted schema, the
+//! previous database in quarantine, and a backup of it. The new database is built beside the old one and replaces it by
+//! renames: a crash at any point leaves one of the two, complete.
 //!
-//! **Invariant:** the `schema` field stays the first field of the meta record in every schema, so that any
-//! binary can tell the schema of any store.
+//! **Invariant:** the `schema` field stays the first field of the meta record in every schema, so that any binary can
+//! read the schema of any store.
 
 #[path = "../../migrations/mod.rs"]
 pub mod migrations;

@@ -89,7 +89,7 @@ impl Mount {
         }
     }
 
-    /// Returns the path that is on record for a directory, if any is. Blocking.
+    /// Returns the recorded path of a directory, if any. Blocking.
     ///
     /// # Errors
     /// When the record cannot be read.
@@ -99,7 +99,7 @@ impl Mount {
         Ok(place.map(|place| PathBuf::from(place.path)))
     }
 
-    /// Compares what is there with what is on record. Blocking.
+    /// Compares the present file system with the recorded one. Blocking.
     ///
     /// # Errors
     /// When one of them cannot be read.
@@ -138,8 +138,8 @@ impl Mount {
         remove(&self.accepted)
     }
 
-    /// Looks at a directory that is only read. Returns why it cannot be believed while its file system is not mounted, and
-    /// records its file system otherwise. Blocking.
+    /// Checks a directory that is only read. Returns the reason for which its content does not count while its file
+    /// system is not mounted, and records its file system otherwise. Blocking.
     ///
     /// # Errors
     /// When that cannot be found out or written.
@@ -187,7 +187,7 @@ impl Mount {
     }
 }
 
-/// Reads a record; one that is damaged says nothing.
+/// Reads a record; a damaged one counts as absent.
 fn read<T: serde::de::DeserializeOwned>(path: &Path) -> io::Result<Option<T>> {
     match fs::read(path) {
         Ok(bytes) => Ok(serde_json::from_slice(&bytes).ok()),

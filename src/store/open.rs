@@ -1,12 +1,12 @@
 //! Opens the store, whatever state it is in.
 //!
-//! In comes a state directory; out come an open backend, the records in it, and a report of what had to be
-//! done for that. [`open`] reads as the list of steps; every one of them is one that a crash may repeat.
+//! The input is a state directory; the output is an open backend, the records in it, and a report of the repairs.
+//! [`open`] reads as the list of steps; a crash may repeat every one of them.
 //!
-//! **Invariant:** nothing that was read or written is thrown away: what cannot be used goes to quarantine.
+//! **Invariant:** nothing that was read or written is thrown away: unusable parts are moved to quarantine.
 //! **Invariant:** only damage moves a database aside. A full disk, missing permissions or a held lock do not.
-//! **Invariant:** sled sees a database only after its log has been looked at: sled cuts the log at the first
-//! message it cannot read and erases the rest.
+//! **Invariant:** sled opens a database only after its log has been checked: sled cuts the log at the first message it
+//! cannot read and erases the rest.
 
 mod rebuild;
 

@@ -61,7 +61,7 @@ pub enum Outcome {
         /// Records taken from the newest backup.
         from_backup: usize,
     },
-    /// Single records were damaged and were set aside.
+    /// Single records were damaged and were moved to quarantine.
     RecordsLost {
         /// Number of damaged records.
         lost: usize,
@@ -71,12 +71,12 @@ pub enum Outcome {
     /// It opened, without the newest of the commits that had been acknowledged: its end was cut off, or it is an
     /// older copy of itself.
     EndMissing {
-        /// Lines of the journal that are missing, where it can be told.
+        /// Number of missing lines of the journal, if known.
         lines: Option<u64>,
     },
     /// The store has a newer schema than this binary. It is untouched; a stand-in is used.
     NewerSchema {
-        /// Its schema, if it can be told.
+        /// Its schema, if known.
         found: Option<u32>,
     },
     /// Its records were read, but the database cannot be opened for writing now (a full disk, …). The

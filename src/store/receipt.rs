@@ -159,7 +159,8 @@ impl Intent for StartIntent {
     }
 }
 
-/// Removing a container from the runtime: what the runtime knows of its end is recorded first, unless that is on record.
+/// Removal of a container from the runtime: the end that the runtime knows is recorded first, unless an end is
+/// recorded.
 #[derive(Clone, Debug)]
 pub struct RemoveContainer {
     pod: PodUid,

@@ -36,9 +36,9 @@ pub enum Integrity {
     Restored,
 }
 
-/// The meta record to go on with, and why it begins a new epoch if it does. A machine or a node name other
-/// than the store's begins one as well: its records were decided for somebody else. `seen_epoch` is the
-/// highest number seen anywhere (backups included), so that numbers are not reused.
+/// Returns the meta record to continue with, and the reason for a new epoch if it begins one. A machine or a node name
+/// other than the store's begins one as well: its records were decided for another node. `seen_epoch` is the highest
+/// number seen anywhere (backups included), so that numbers are not reused.
 ///
 /// Boot, generation, heartbeat and clean-shutdown mark of the previous agent are kept: the agent compares
 /// them with its own before it overwrites them.

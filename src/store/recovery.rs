@@ -1,11 +1,10 @@
 //! The degraded mode of the writer, and the way out of it.
 //!
-//! After a failed write nobody knows what is on the disk. The writer refuses commits, holds stops in memory
-//! (applied to the published state), and tries again and again to open the backend and to read it. What
-//! it finds is compared with what it tried to write: if that is there to the last byte, the failed group
-//! did happen; if not, the state in memory, which holds every acknowledged change, is what counts. What
-//! differs on the disk is rewritten together with the held stops in one synced batch, and only then are
-//! commits accepted again.
+//! After a failed write the content of the disk is unknown. The writer refuses commits, holds stops in memory (applied
+//! to the published state), and tries again and again to open the backend and to read it. It compares the content with
+//! the records of the failed write. If they are there to the last byte, the failed group did happen; if not, the state
+//! in memory counts, which holds every acknowledged change. The differences are rewritten together with the held stops
+//! in one synced batch, and only then are commits accepted again.
 //!
 //! **Invariant:** every record gets a new version, so decisions made before are stale.
 

@@ -1,7 +1,7 @@
-//! Puts a backup in the place of the store, and says beforehand what that would change.
+//! Replaces the store with a backup, and shows beforehand what that would change.
 //!
-//! **Invariant:** the backup has been verified, converted and written to a complete database before the
-//! store is touched; the store of before goes to quarantine.
+//! **Invariant:** the backup has been verified, converted and written to a complete database before the store is
+//! touched; the previous store is moved to quarantine.
 
 use std::collections::BTreeSet;
 use std::io;

@@ -52,7 +52,7 @@ struct Troubles {
     saturated: bool,
     /// The flight that was seen last, and when it was seen first.
     seen: Option<(u64, Instant)>,
-    /// The kind of trouble that was told last.
+    /// Kind of the problem that was logged last.
     told: Kind,
 }
 
@@ -76,7 +76,7 @@ pub(super) struct Shared {
     troubles: Mutex<Troubles>,
     /// Call the writer is in: a count, and a [`Doing`] or 0.
     flight: AtomicU64,
-    /// Somebody noted that the flight does not end.
+    /// True if a monitor found that the flight does not end.
     stalled: AtomicBool,
     saturated: AtomicBool,
     room: Arc<Semaphore>,
@@ -194,7 +194,7 @@ impl Shared {
         flight
     }
 
-    /// Looks whether the writer has been in one call since an earlier look, for longer than it should.
+    /// Checks whether the writer has been in one call since an earlier check, for longer than it should.
     pub(super) fn check(&self) {
         self.relieve();
         let flight = self.flight.load(Ordering::SeqCst);
@@ -280,7 +280,7 @@ impl Shared {
             .min(self.room_total)
     }
 
-    /// Tells about how many bytes wait for the writer.
+    /// Sets the metric of the bytes that wait for the writer.
     pub(super) fn count_queue(&self) {
         let taken = (self.room_total as usize).saturating_sub(self.room.available_permits());
         let bytes = i64::try_from(taken.saturating_mul(UNIT)).unwrap_or(i64::MAX);

@@ -1,8 +1,8 @@
-//! Looks at a store without changing it, and mends it on demand.
+//! Examines a store without changing it, and repairs it on demand.
 //!
-//! In comes a state directory that no agent has open (a live store is asked through its agent); out come
-//! its records and what is wrong with them. sled creates and changes files when it opens a database, so
-//! everything here but [`repair`] works on a copy of the files.
+//! The input is a state directory that no agent has open (for a live store, the agent is asked); the output is its
+//! records and problems. sled creates and changes files when it opens a database, so everything here but [`repair`]
+//! works on a copy of the files.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -44,7 +44,7 @@ pub enum VerifyError {
 pub struct ReadCopy {
     /// Its records; what is damaged, or of another schema, is in `loaded.quarantined`.
     pub loaded: Loaded,
-    /// Its schema, if it can be told.
+    /// Its schema, if known.
     pub schema: Option<u32>,
     /// The engine could not open the copy: these are the records that could be salvaged from its log.
     pub salvaged: bool,
@@ -57,13 +57,13 @@ pub struct ReadCopy {
 /// Result of [`verify`].
 #[derive(Debug)]
 pub struct VerifyReport {
-    /// Schema, if it can be told.
+    /// Schema, if known.
     pub schema: Option<u32>,
     /// Usable records by table.
     pub records: BTreeMap<&'static str, usize>,
     /// Records that cannot be used.
     pub quarantined: Vec<Quarantined>,
-    /// Records that earlier runs set aside.
+    /// Records that earlier runs moved to quarantine.
     pub kept: Vec<Quarantined>,
     /// Problems of the files, for a human.
     pub problems: Vec<String>,
@@ -81,7 +81,7 @@ impl VerifyReport {
 /// Sizes and counts, for `holdfast store stats`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Stats {
-    /// Schema, if it can be told.
+    /// Schema, if known.
     pub schema: Option<u32>,
     /// Records by table.
     pub records: BTreeMap<&'static str, usize>,
@@ -99,7 +99,7 @@ pub struct Stats {
     pub quarantine_bytes: u64,
     /// Bytes of the ballast file, 0 when it was released.
     pub ballast_bytes: u64,
-    /// Raw values that could not be used or were set aside.
+    /// Number of raw values that could not be used or were moved to quarantine.
     pub quarantined: usize,
 }
 
@@ -232,8 +232,8 @@ pub fn verify(dir: &Path) -> Result<VerifyReport, VerifyError> {
     })
 }
 
-/// Opens the store with everything [`open::open`] does to mend it, and closes it again; one that a newer binary
-/// wrote (`present.newer`) is left as it is. The caller holds the state directory's lock.
+/// Opens the store with every repair of [`open::open`], and closes it again; one that a newer binary wrote
+/// (`present.newer`) is left as it is. The caller holds the state directory's lock.
 ///
 /// # Errors
 /// When another process has the store open.

@@ -465,7 +465,7 @@ impl Writer {
         Ok(())
     }
 
-    /// Writes relaxed changes that have waited long enough, and looks after the house.
+    /// Writes relaxed changes that have waited long enough, and does the housekeeping.
     fn tick(&mut self) {
         if self.relaxed_are_due() {
             self.flush_relaxed();
@@ -582,7 +582,7 @@ pub(super) fn until_close(group: Vec<Request>) -> (Vec<Request>, Option<DoneAnsw
     (requests, None)
 }
 
-/// Tells readers that the writer is gone when it panicked.
+/// Notifies readers of the end of the writer when it panicked.
 struct StoppedGuard(Arc<Shared>);
 
 impl Drop for StoppedGuard {

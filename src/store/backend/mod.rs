@@ -125,7 +125,7 @@ pub trait Backend: Send + 'static {
     /// The outcome is unknown then.
     fn flush(&mut self) -> Result<(), BackendError>;
 
-    /// `flush`, and waits until the device has it: safe from a loss of power.
+    /// Flushes, and waits until the device has the data: safe from a power loss.
     ///
     /// # Errors
     /// The outcome is unknown then.
@@ -137,7 +137,7 @@ pub trait Backend: Send + 'static {
     /// Size of the files in bytes.
     ///
     /// # Errors
-    /// When the engine cannot tell.
+    /// When the engine cannot report it.
     fn size_on_disk(&self) -> Result<u64, BackendError>;
 
     /// Closes the engine and opens it again from what is on the disk. After an error the backend is

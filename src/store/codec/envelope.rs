@@ -104,7 +104,7 @@ pub(super) struct Header {
 }
 
 impl Header {
-    /// Reads the header; the checksum is not looked at yet.
+    /// Reads the header; does not check the checksum yet.
     pub(super) fn parse(raw_key: &[u8], value: &[u8]) -> Result<Self, QuarantineReason> {
         use QuarantineReason as Reason;
         let (&tag, key) = raw_key.split_first().ok_or(Reason::Key)?;

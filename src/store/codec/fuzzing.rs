@@ -15,8 +15,8 @@ use super::*;
 /// endian), key, value. The first flag makes the checksum right, the second makes a chunk belong to the envelope
 /// before it.
 ///
-/// Asserts that every raw pair is a record, part of one, or set aside under its own key, and that what was loaded and
-/// what was set aside read back.
+/// Asserts that every raw pair is a record, part of one, or in quarantine under its own key, and that loaded and
+/// quarantined values read back.
 pub(crate) fn store_envelope(data: &[u8]) {
     let Some(pairs) = pairs_of(data) else {
         return;

@@ -12,8 +12,9 @@ use crate::store::codec;
 /// Salvages a log. The input is a list of instructions that make the segments of it: messages with right checksums
 /// whose body is any bytes, a leaf or a link; bytes that are no message; the next segment.
 ///
-/// Asserts that no value is invented, that no key is both there and deleted, that a log without damage has no gaps,
-/// that the check of every start finds the same damage as the salvage, and that each pair loads or is set aside.
+/// Asserts that no value is invented, that no key is both there and deleted, that a log without damage has no gaps.
+/// Asserts also that the check of every start finds the same damage as the salvage, and that each pair loads or is
+/// moved to quarantine.
 pub(crate) fn salvage(data: &[u8]) {
     let log = Log::of(data);
     let salvage = log.read(true);
