@@ -19,7 +19,7 @@ const SERVING: i32 = 1;
 /// `grpc.health.v1.HealthCheckRequest`.
 #[derive(Clone, PartialEq, prost::Message)]
 pub(super) struct HealthCheckRequest {
-    /// The service asked for; empty = the server as a whole.
+    /// Requested service; empty = the server as a whole.
     #[prost(string, tag = "1")]
     pub(super) service: String,
 }

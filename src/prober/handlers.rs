@@ -32,7 +32,7 @@ const RUNTIME_SILENCE: Duration = Duration::from_secs(30);
 pub(super) enum Raw {
     /// Success.
     Success,
-    /// A success that somebody should look at.
+    /// A success with a warning for the user.
     Warning(String),
     /// Failure, with what was seen.
     Failure(String),
@@ -187,7 +187,7 @@ enum Connect {
     Pending(std::net::TcpStream),
 }
 
-/// Begins to connect. A pod of this node has mostly answered before the system call returns, and then nobody needs to be
+/// Begins to connect. A pod of this node has mostly answered before the system call returns, and then no task has to be
 /// woken for it.
 fn connect(address: SocketAddr) -> io::Result<Connect> {
     let flags = SockFlag::SOCK_NONBLOCK | SockFlag::SOCK_CLOEXEC;

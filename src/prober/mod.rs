@@ -1,17 +1,16 @@
 //! Layer 4: probes of running containers. Upstream: `prober.Manager` and its workers.
 //!
-//! What comes in: pods with what runs of them ([`Prober::observe`]). What goes out: results to the sync
-//! loop, events, and what statuses and decisions see of a container ([`Prober::views`],
-//! [`Prober::failures`]).
+//! The input is pods with their running containers ([`Prober::observe`]). The output is results for the sync loop,
+//! events, and the probe results that statuses and decisions use ([`Prober::views`], [`Prober::failures`]).
 //!
-//! One task ([`Prober::run`]) owns all due times and everything that is under way; a probe that waits costs
-//! an entry in a sorted set. A bounded number of probes runs at once, exec probes apart from the others; the pods have
-//! turns one after the other, and a slow probe goes on in its pod's own share ([`crate::core::turns`]), so that no pod
-//! keeps the probes of another one waiting. Each probe has at most one run under way.
+//! One task ([`Prober::run`]) owns all due times and all runs under way; a probe that waits costs an entry in a sorted
+//! set. A bounded number of probes runs at once, exec probes apart from the others. The pods get slots one after the
+//! other, and a slow probe continues in its pod's own share ([`crate::core::turns`]), so that no pod keeps the probes
+//! of another one waiting. Each probe has at most one run under way.
 //!
-//! Results are recorded (relaxed) when the result in force or a count changes, never for a probe that only
-//! confirms. A new life of the agent goes on where the record of the same container stands, on the phase it
-//! had, and sends a decided failure again.
+//! Results are recorded (relaxed) when the valid result or a count changes, never for a probe that only confirms. After
+//! a restart, the agent continues from the record of the same container, with its schedule offset, and sends a decided
+//! failure again.
 //!
 //! **Invariant:** a result counts for the container id that was probed, and only while that one runs.
 
@@ -61,7 +60,7 @@ struct Inner {
     table: Mutex<Table>,
     /// The table has commands for the task.
     changed: Notify,
-    /// Containers that run since before this were started for an earlier life of the agent.
+    /// Time of the agent's start: containers that run since before it were started by a previous run.
     began: Stamp,
 }
 
@@ -81,10 +80,9 @@ impl Prober {
         }))
     }
 
-    /// Probes what runs of a pod from now on. Called at every sync; does nothing when nothing changed.
-    /// `told` is the newest API status on record, in its place counts what the API server shows: a container
-    /// that was told to be ready, and of which no record is left, stays so until a probe says otherwise.
-    /// Upstream: `AddPod`, `UpdatePodStatus`.
+    /// Probes the running containers of a pod from now on. Called at every sync; does nothing when nothing changed.
+    /// `told` is the newest recorded API status, or else that of the API server: a container that was reported ready,
+    /// and of which no record is left, stays so until a probe fails. Upstream: `AddPod`, `UpdatePodStatus`.
     pub fn observe(&self, pod: &Arc<Pod>, status: &PodStatus, told: Option<&ApiPodStatus>) {
         if !table::has_probes(pod) {
             // Most pods are of this kind.

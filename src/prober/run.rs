@@ -90,7 +90,7 @@ struct Task<'a> {
     net: Turns<PodUid, ProbeId>,
     exec: Turns<PodUid, ProbeId>,
     busy: HashMap<ProbeId, Busy>,
-    /// Runs in the order in which they began, as long as they were not looked at for being slow.
+    /// Runs in the order in which they began, as long as they were not checked for being slow.
     young: VecDeque<(Instant, ProbeId)>,
     /// Of those, the ones that became due again: their container is another one.
     again: HashSet<ProbeId>,
