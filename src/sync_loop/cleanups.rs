@@ -1,14 +1,13 @@
-//! Finding what is left over. Upstream: `HandlePodCleanups`, and the garbage collectors.
+//! Clean-up of left-overs. Upstream: `HandlePodCleanups`, and the garbage collectors.
 //!
 //! The comparison of workers, sources and runtime is done in the loop, on values in memory. What needs the
 //! runtime or the file system (dead containers, orphan directories, cgroups, records) is done by the
 //! [`Janitor`], a task of its own, so that neither can hold up the loop.
 //!
-//! **Invariant:** a running pod is killed as an orphan, and cgroups, directories and logs of pods that are not known
-//! are removed, only when every source has spoken and could be read completely; a source that cannot be read
-//! is not an empty source. For a static pod whose sandbox names its source, that source alone decides about the kill
-//! (`core::orphans`). Nor are they while the runtime may have something of the pod: it was not listed yet, or the
-//! pod cannot be inspected.
+//! **Invariant:** a running pod is killed as an orphan, and cgroups, directories and logs of unknown pods are removed,
+//! only when every source has synced and could be read completely. A source that cannot be read is not an empty source.
+//! For a static pod whose sandbox names its source, that source alone decides about the kill (`core::orphans`). Nothing
+//! is removed while the runtime may have something of the pod: it was not listed yet, or the pod cannot be inspected.
 
 use std::collections::{BTreeSet, HashSet};
 use std::sync::Arc;
@@ -85,8 +84,8 @@ fn active_by_kind(counted: &[Arc<Pod>], desired: &HashSet<PodUid>) -> (usize, us
     (statics.len(), others.len())
 }
 
-/// Gives those of the pods whose workers went away another worker that their sources want, without waiting for the next
-/// housekeeping: their next life begins as soon as the former one has left nothing.
+/// Gives pods that their sources want a new worker if their previous one is gone, without waiting for the next
+/// housekeeping: the new worker starts as soon as nothing is left of the previous one.
 pub(super) fn recreate_forgotten(context: &LoopContext) {
     let mut admissions = Admissions::new(context);
     for uid in context.workers.take_forgotten() {
@@ -117,7 +116,7 @@ fn set_by_kind(metric: &Family<StaticLabel, Gauge>, statics: usize, others: usiz
     }
 }
 
-/// Stops what runs in the runtime, nobody knows, and no source can want any more.
+/// Stops pods that run in the runtime, that have no worker, and that no source can want any more.
 fn kill_orphans(context: &LoopContext, desired: &HashSet<PodUid>) -> bool {
     let mut found = false;
     let all_complete = context.ready.complete();
@@ -233,11 +232,11 @@ fn due<'a>(pace: &Pace, of: &str, reasons: &'a [String], now: Stamp) -> Vec<&'a 
 pub enum JanitorOrder {
     /// A container of this pod died, so that older dead ones may go, or was removed, so that its files may.
     DeadContainers(PodUid),
-    /// Somebody else may have changed the limits of cgroups.
+    /// Check the limits of cgroups, which another program may have changed.
     MendCgroups,
     /// Everything but the limits of cgroups.
     Sweep {
-        /// Every source has spoken and could be read completely.
+        /// True if every source has synced and could be read completely.
         complete: bool,
     },
 }
@@ -365,7 +364,7 @@ struct FilesSeen {
     all: bool,
     /// When the directory of the links had changed last.
     links: Option<SystemTime>,
-    /// Pods that are looked at again in the next sweep: a start of theirs had neither a container nor an end.
+    /// Pods that are checked again in the next sweep: a start of theirs had neither a container nor an end.
     unsettled: BTreeSet<PodUid>,
     /// When links were last compared with the logs that they lead to.
     dead_links: Option<tokio::time::Instant>,
@@ -503,8 +502,8 @@ impl Janitor {
         stayed
     }
 
-    /// Puts the limits of cgroups back that somebody else has changed. The kernel does not tell of such a change: a few small files
-    /// of each pod are read.
+    /// Restores the limits of cgroups that another program has changed. The kernel does not report such a change: a few
+    /// small files of each pod are read.
     async fn mend_cgroups(&self) {
         let context = self.workers.context();
         let done = context.with_cgroups(|cgroups| Ok(cgroups.mend())).await;

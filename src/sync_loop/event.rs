@@ -26,7 +26,7 @@ pub enum LoopEvent {
     Probe(ProbeKind, ProbeUpdate),
     /// Workers went away: a pod that is wanted again gets another.
     Forgotten,
-    /// Time to look for what is left over.
+    /// Time for the housekeeping.
     Housekeeping,
     /// The config channel is closed: the agent ends.
     Closed,

@@ -55,7 +55,7 @@ impl<'a> Admissions<'a> {
         }
     }
 
-    /// Admits a pod at first sight and hands it to its worker. A decision of an earlier life stands.
+    /// Admits a new pod and passes it to its worker. A decision of a previous run stands.
     pub(super) fn add(&mut self, pod: Arc<Pod>) {
         let context = self.context;
         let uid = pod.uid();
@@ -81,8 +81,8 @@ impl<'a> Admissions<'a> {
         }
     }
 
-    /// Decides on a pod that is seen first. The pods that have to end for it are stopped when the decision is on record: its
-    /// worker puts both there at once.
+    /// Decides on a new pod. The pods that have to end for it are stopped when the decision is stored: its worker
+    /// stores both at once.
     fn decide(&mut self, pod: &Pod) -> (AdmissionRecord, Option<Preemption>) {
         let context = self.context;
         let record = |decision| AdmissionRecord {
@@ -191,8 +191,8 @@ fn tell_rejected(context: &LoopContext, pod: &Pod, reason: &str, message: &str) 
     context.recorder.record(event);
 }
 
-/// Pods of the API server that were admitted in an earlier life and of which nothing was started: those
-/// that do not match this node any more are rejected. What was started once is never asked again.
+/// Rejects pods of the API server that do not match this node any more, if they were admitted in a previous run and
+/// nothing of them was started. A pod that was started once is never checked again.
 pub(super) fn reconsider_unstarted(context: &LoopContext) {
     let state = context.store.snapshot();
     let node = node(context);
@@ -263,7 +263,7 @@ fn all_containers(pod: &Pod) -> impl Iterator<Item = &str> {
     init.chain(pod.containers()).map(|c| c.name.as_str())
 }
 
-/// Tells of a pod as the API server has it.
+/// Passes on a pod as the API server has it.
 fn observe(context: &LoopContext, pod: &Arc<Pod>) {
     if !pod.is_static() {
         (context.observed)(Observed::Current(Arc::clone(pod)));
@@ -304,9 +304,9 @@ pub(super) fn removes(context: &LoopContext, pods: Vec<Arc<Pod>>) {
     }
 }
 
-/// Pods whose status alone differs from what the source last said. Who owns the statuses is told and writes
-/// its own again where it has to; a worker is bothered only with what it decides on: readiness gates, and a
-/// phase that somebody else ended. Upstream: `HandlePodReconcile`.
+/// Handles pods whose status alone differs from the last one of the source. The status manager gets it and writes its
+/// own again where it has to; a worker gets it only if it decides on it: readiness gates, and a phase that another
+/// component ended. Upstream: `HandlePodReconcile`.
 pub(super) fn reconcile(context: &LoopContext, pods: Vec<Arc<Pod>>) {
     for pod in pods {
         let known = context.pods.get(&pod.uid());

@@ -1,9 +1,9 @@
-//! Layer 6: the loop that everything passes through. Selects an event (`event.rs`), dispatches it to a
+//! Layer 6: the main loop. Selects an event (`event.rs`), dispatches it to a
 //! handler, never waits for the disk or the runtime. Upstream: `syncLoop`, `syncLoopIteration`.
 //!
-//! What comes in are config updates, PLEG events, ticks and probe results; what goes out are updates for
-//! the pod workers. Admission is decided here, one pod after the other, on what the workers hold: a
-//! decision sees those before it even if they are not on disk yet.
+//! The input is config updates, PLEG events, ticks and probe results; the output is updates for the pod workers.
+//! Admission is decided here, one pod after the other, on the pods that the workers hold: a decision sees those before
+//! it even if they are not on disk yet.
 
 mod cleanups;
 mod event;
@@ -115,7 +115,7 @@ pub struct SyncLoop {
     monitor: Monitor,
     /// Something changed since the last housekeeping.
     dirty: bool,
-    /// Pods that were admitted in an earlier life and never started were looked at again.
+    /// True if pods that were admitted in a previous run and never started were checked again.
     reconsidered: bool,
     last_housekeeping: Option<Stamp>,
 }
