@@ -15,9 +15,9 @@ use tokio::time::Instant;
 use crate::types::PodUid;
 use crate::types::runtime::PodStatus;
 
-/// Looks under way at once, without those that take long.
+/// Inspections at once, without slow ones.
 const TURNS: usize = 4;
-/// As many of pods whose last look took long.
+/// Inspections at once of pods whose last one was slow.
 const SLOW_TURNS: usize = 2;
 /// More pods than these are listed together.
 const MANY: usize = 8;
@@ -44,7 +44,7 @@ pub(super) enum Step {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Lane {
     Swift,
-    /// The pod's last look took long.
+    /// The pod's last inspection was slow.
     Slow,
 }
 
@@ -52,7 +52,7 @@ pub(super) enum Lane {
 pub(super) struct Agenda {
     swift: Queue,
     slow: Queue,
-    /// Pods whose last look took long.
+    /// Pods whose last inspection was slow.
     take_long: BTreeSet<PodUid>,
     /// Inspections by pod; a pod in `todo` of a queue without an entry here is left out.
     looks: HashMap<PodUid, Look>,
@@ -63,7 +63,7 @@ pub(super) struct Agenda {
 /// Waiting pods of a lane, and its inspections under way.
 #[derive(Debug, Default)]
 struct Queue {
-    /// Asked for, and to be listed together when they are many.
+    /// Requested pods, listed together when they are many.
     asked: Fifo,
     /// To be inspected, in any case.
     todo: VecDeque<PodUid>,
@@ -73,19 +73,19 @@ struct Queue {
 #[derive(Debug)]
 struct UnderWay {
     as_of: Instant,
-    /// It was asked for since.
+    /// True if it was requested again.
     again: bool,
 }
 
 #[derive(Debug)]
 struct Listing {
-    /// Asked for before it began.
+    /// Pods requested before it began.
     asked: Vec<PodUid>,
     slow: bool,
 }
 
 impl Agenda {
-    /// A pod is asked for.
+    /// Requests an inspection of a pod.
     pub(super) fn ask(&mut self, uid: PodUid) {
         match self.under_way.get_mut(&uid) {
             Some(look) => look.again = true,
@@ -101,7 +101,8 @@ impl Agenda {
         }
     }
 
-    /// A list that began at `as_of` showed nothing of a pod: looks that began earlier do not count any more.
+    /// Records that a list that began at `as_of` showed nothing of a pod: inspections that began earlier do not count
+    /// any more.
     pub(super) fn gone(&mut self, uid: &PodUid, as_of: Instant) {
         self.looks.remove(uid);
         self.take_long.remove(uid);
@@ -125,7 +126,7 @@ impl Agenda {
             .or_else(|| self.next_in(Lane::Slow, waits))
     }
 
-    /// Whoever was asked for waits if `waits`.
+    /// Returns the next call in a lane. A requested pod waits if `waits`.
     fn next_in(&mut self, lane: Lane, waits: bool) -> Option<Step> {
         let (queue, turns) = match lane {
             Lane::Swift => (&mut self.swift, TURNS),
@@ -151,7 +152,7 @@ impl Agenda {
         None
     }
 
-    /// A list of everything begins. It covers all that was asked for.
+    /// Records that a list of everything begins. It covers all requested pods.
     pub(super) fn list_began(&mut self) {
         let mut asked = self.swift.asked.take();
         asked.extend(self.slow.asked.take());
@@ -183,14 +184,14 @@ impl Agenda {
         }
     }
 
-    /// A look takes a turn.
+    /// Records that an inspection begins, which takes a slot.
     pub(super) fn look_began(&mut self, uid: PodUid, as_of: Instant, lane: Lane) {
         let again = false;
         self.under_way.insert(uid, UnderWay { as_of, again });
         self.queue(lane).turns += 1;
     }
 
-    /// A look takes long, or has ended without having taken long.
+    /// Gives back the slot of an inspection that is slow, or that has ended without having been slow.
     pub(super) fn give_turn_back(&mut self, uid: &PodUid, lane: Lane, takes_long: bool) {
         let queue = self.queue(lane);
         queue.turns = queue.turns.saturating_sub(1);
@@ -201,7 +202,7 @@ impl Agenda {
         }
     }
 
-    /// A look has ended. Returns whether it counts: a later list may have shown that the pod is gone.
+    /// Records the end of an inspection. Returns whether it counts: a later list may have shown that the pod is gone.
     pub(super) fn look_ended(&mut self, uid: &PodUid, as_of: Instant) -> bool {
         if self.under_way.get(uid).is_none_or(|l| l.as_of != as_of) {
             return false;

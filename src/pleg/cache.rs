@@ -3,8 +3,8 @@
 //! Written by the PLEG alone; read by workers, which ask for an entry newer than their last sync. A miss is
 //! an empty status once the runtime was listed. Upstream: `kubecontainer.Cache`.
 //!
-//! **Invariant:** who concludes something from what does not run asks [`PodCache::known`] and [`PodCache::present`]:
-//! a pod that could not be inspected, or was not looked at yet, may run.
+//! **Invariant:** a caller that draws a conclusion from the absence of a container uses [`PodCache::known`] and
+//! [`PodCache::present`]: a pod that could not be inspected, or was not listed yet, may run.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::{Arc, PoisonError, RwLock};
@@ -30,14 +30,14 @@ pub struct InspectError {
 pub struct Observed {
     /// The status.
     pub status: Arc<PodStatus>,
-    /// The moment before the runtime was asked.
+    /// Moment before the request to the runtime.
     pub as_of: Instant,
 }
 
 #[derive(Clone, Debug)]
 struct Entry {
     status: Result<Arc<PodStatus>, InspectError>,
-    /// The moment before the runtime was asked: everything up to then is included.
+    /// Moment before the request to the runtime: everything up to then is included.
     as_of: Instant,
 }
 

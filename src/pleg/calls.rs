@@ -14,13 +14,13 @@ use crate::types::runtime::PodStatus;
 
 /// A call that has not been answered for this long counts as slow: others no longer wait for it.
 const SLOW: Duration = Duration::from_secs(5);
-/// The same for a look at one pod, of which many may take long one after the other.
+/// The same limit for an inspection of one pod, of which many may take long one after the other.
 const SLOW_LOOK: Duration = Duration::from_secs(2);
 
 /// Request to the runtime.
 pub(super) enum Ask {
     List,
-    /// One pod, whose look waited in that lane.
+    /// One pod, whose inspection waited in that lane.
     Pod(PodUid, Lane),
     Version,
 }

@@ -1,18 +1,17 @@
-//! Layer 4: pod lifecycle event generator. Owns the look at the runtime: what comes in are relist ticks,
-//! requests for single pods and the runtime's own events; what goes out are the pod cache and
-//! [`PodLifecycleEvent`]s for the sync loop.
+//! Layer 4: pod lifecycle event generator. Owns the view of the runtime. The input is relist ticks, requests for single
+//! pods and the runtime's own events; the output is the pod cache and [`PodLifecycleEvent`]s for the sync loop.
 //!
-//! Two modes. *Generic* lists everything each second and inspects what changed. *Evented* listens to
-//! GetContainerEvents and lists everything rarely: every 300 s, or every 10 s on containerd before 2.0, whose
-//! one shared event channel replays stale events and loses others to a dead subscriber. A pod that could not be
-//! inspected is looked at again after a second in both.
+//! Two modes. *Generic* lists everything each second and inspects the changed pods. *Evented* listens to
+//! GetContainerEvents and lists everything rarely: every 300 s, or every 10 s on containerd before 2.0, whose one
+//! shared event channel replays stale events and loses others to a dead subscriber. In both, a pod that could not be
+//! inspected is inspected again after a second.
 //!
-//! Calls to the runtime are under way beside the loop, and what each answers is stored when it comes: one that hangs
-//! holds up nothing but its own pod (`agenda`).
+//! Calls to the runtime run beside the loop, and each answer is stored when it comes: a call that hangs delays only its
+//! own pod (`agenda`).
 //!
-//! **Invariant:** events are hints. An event makes its pod be looked at; no status that an event carries is
-//! ever stored. **Invariant:** what a worker must act on is computed from the cache and the records, never
-//! from a difference that might have been consumed by an agent that died.
+//! **Invariant:** events are hints. An event leads to an inspection of its pod; no status that an event carries is ever
+//! stored. **Invariant:** a worker's actions are computed from the cache and the records, never from a difference that
+//! a previous run of the agent might have consumed.
 
 mod agenda;
 mod cache;
@@ -73,14 +72,14 @@ impl PlegHandle {
         &self.cache
     }
 
-    /// Asks for an immediate look at one pod. Never blocks and is never dropped: many requests for one pod are one,
-    /// and many pods are listed together. Upstream: `RequestRelist`.
+    /// Requests an immediate inspection of one pod. Never blocks and is never dropped: many requests for one pod are
+    /// one, and many pods are listed together. Upstream: `RequestRelist`.
     pub fn request(&self, uid: &PodUid) {
         self.requests.add(uid);
     }
 
-    /// Returns a status that includes everything up to `than`; asks for a look at the pod when there is none yet.
-    /// Cancel-safe. Upstream: `GetNewerThan`, which waits without a limit.
+    /// Returns a status that includes everything up to `than`; requests an inspection of the pod when there is none
+    /// yet. Cancel-safe. Upstream: `GetNewerThan`, which waits without a limit.
     ///
     /// # Errors
     /// When the newest attempt to inspect the pod failed, or the runtime shows no such status for 30 s.
@@ -114,7 +113,7 @@ pub struct PlegOptions {
     pub cri: CriClient,
     /// The store, for the records of what was seen.
     pub store: Store,
-    /// Told of each full relist.
+    /// Notified of each full relist.
     pub runtime_state: RuntimeState,
     /// Time.
     pub metrics: Metrics,
@@ -144,12 +143,12 @@ pub struct Pleg {
 
 struct Known {
     status: Arc<PodStatus>,
-    /// The moment before the runtime was asked.
+    /// Moment before the request to the runtime.
     as_of: Instant,
 }
 
 enum Stream {
-    /// Connected, as far as one can tell.
+    /// Connected, as far as is known.
     Live(BoxStream<'static, Result<ContainerEvent, CriError>>),
     /// Broken; to be opened again at that time.
     Broken(Instant),
@@ -158,8 +157,8 @@ enum Stream {
 }
 
 impl Pleg {
-    /// A generator with a cache seeded by `seed`: statuses which the caller knows to be true as of `as_of`,
-    /// empty ones included. Of other pods the cache knows nothing before they are looked at.
+    /// Makes a generator with a cache seeded by `seed`: statuses which the caller knows to be true as of `as_of`, empty
+    /// ones included. The cache has no entry of another pod before its first inspection.
     pub fn new(
         mut options: PlegOptions,
         clock: Arc<dyn Clock>,
@@ -468,7 +467,8 @@ impl Pleg {
         known.max(failed).is_some_and(|newest| newest > as_of)
     }
 
-    /// A pod that could not be inspected is not told of a second time, so it does not wait for a plan of minutes.
+    /// Plans the next list soon. A pod that could not be inspected has no second event, so it must not wait for a plan
+    /// of minutes.
     fn retry_soon(&mut self) {
         if self.retry.keys().any(|uid| !self.agenda.has(uid)) {
             self.plan_relist(GENERIC_PERIOD);

@@ -1,4 +1,4 @@
-//! Requests for a look at single pods, from anybody: one for each pod, however often it is asked for.
+//! Requests for inspections of single pods, from any component: one for each pod, however often it is requested.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -18,7 +18,7 @@ struct Inner {
 }
 
 impl Requests {
-    /// Asks for a look at a pod that begins after this. Never blocks.
+    /// Requests an inspection of a pod that begins after this call. Never blocks.
     pub(super) fn add(&self, uid: &PodUid) {
         if self.pods().insert(uid.clone()) {
             self.0.more.notify_one();
