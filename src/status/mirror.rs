@@ -1,14 +1,14 @@
-//! Mirror pods: what the API server shows of the pods that come from files and URLs. Upstream:
-//! `pod.MirrorClient`, `tryReconcileMirrorPods` and `deleteOrphanedMirrorPods`.
+//! Mirror pods: the API server's view of the pods that come from files and URLs. Upstream: `pod.MirrorClient`,
+//! `tryReconcileMirrorPods` and `deleteOrphanedMirrorPods`.
 //!
-//! In: the static pods of the pod manager, the mirror pods the API source has shown, this node's object. Out: the
-//! mirror pods that have to exist are made, those that must not are deleted, and the `mirrors` table says which
-//! there are. Nothing is done before the API source has spoken: a mirror pod that was not seen yet is not missing.
-//! Orphans are left alone until every source has spoken: a static pod that was not read yet is not gone.
+//! The input is the static pods of the pod manager, the mirror pods that the API source has shown, and this node's
+//! object. Missing mirror pods are made, orphans are deleted, and the `mirrors` table lists the existing ones. Nothing
+//! is done before the API source has synced: a mirror pod that was not seen yet is not missing. Orphans are left alone
+//! until every source has synced: a static pod that was not read yet is not gone.
 //!
 //! **Invariants:** a mirror pod is deleted with its UID as a precondition only; it is an orphan only when neither a
-//! source wants its static pod nor a worker is still stopping it. The mirror pod of a static pod that follows another of
-//! its name is made, and that of the former one deleted, when the former one is over.
+//! source wants its static pod nor a worker is still stopping it. When a static pod follows another of its name, its
+//! mirror pod is made, and the previous mirror pod is deleted, once the previous static pod is over.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
@@ -143,7 +143,7 @@ impl StatusManager {
         }
     }
 
-    /// The static pods may have changed: mirror pods are looked at soon. Never waits.
+    /// Makes the mirror pods be checked soon, since the static pods may have changed. Never waits.
     pub fn wake_mirrors(&self) {
         self.shared.wake_mirrors();
     }
@@ -168,7 +168,7 @@ impl Mirrors {
         }
     }
 
-    /// Looks at every static pod and mirror pod once. Returns when to look again at the latest.
+    /// Checks every static pod and mirror pod once. Returns the time of the next check at the latest.
     async fn pass(&mut self) -> Duration {
         let spoken = (self.spoken)();
         if !spoken.api {
@@ -355,7 +355,7 @@ impl Mirrors {
         }
     }
 
-    /// Remembers and tells a failure. Returns the pause before the next try.
+    /// Remembers and logs a failure. Returns the pause before the next try.
     fn failed(&mut self, name: &FullName, error: &MirrorError) -> Duration {
         let now = Instant::now();
         let failures = self.work.failed.get(name).map_or(0, |(n, _)| *n) + 1;

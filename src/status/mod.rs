@@ -2,13 +2,13 @@
 //! the version the API server acknowledged, and whether the pod is finished on this node; and the `mirrors`
 //! table. Upstream: `status.Manager` and `pod.MirrorClient`.
 //!
-//! What comes in are statuses computed by a pod's worker, and the pods of the API server as the sync loop sees
-//! them; what goes out is the record, and from it, by the [`Syncer`], the status of the pod in the API server and
-//! the last step of a graceful deletion; [`Mirrors`] keeps the mirror pods of static pods.
+//! The input is the statuses computed by a pod's worker, and the pods of the API server as the sync loop sees them. The
+//! output is the record, and from it, by the [`Syncer`], the status of the pod in the API server and the last step of a
+//! graceful deletion; [`Mirrors`] keeps the mirror pods of static pods.
 //!
 //! **Invariants:** a terminated container never becomes non-terminated unless it may restart, `startTime` never
-//! changes, a version grows exactly when the status differs, and what the API server has not acknowledged is on
-//! record, so that neither an outage nor a restart loses it.
+//! changes, a version grows exactly when the status differs. A status that the API server has not acknowledged is
+//! stored, so that neither an outage nor a restart loses it.
 
 mod mirror;
 mod queue;

@@ -14,7 +14,7 @@ use super::syncer::{Next, SyncError};
 use crate::apiserver::{Failure, Reachability, pause};
 use crate::types::PodUid;
 
-/// Most pods that are told of at once.
+/// Most pods whose status is sent at once.
 const IN_FLIGHT: usize = 8;
 /// Time to wait for a phase that is held back, or for a pod that was not observed yet.
 const HOLD: Duration = Duration::from_secs(1);
@@ -27,7 +27,7 @@ const REFUSED: (Duration, Duration) = (Duration::from_secs(10), Duration::from_s
 #[derive(Default)]
 pub(super) struct Queue {
     waiting: HashMap<PodUid, Waiting>,
-    /// Pods that are being looked at, with whether they changed meanwhile.
+    /// Pods that are being handled, with whether they changed meanwhile.
     busy: HashMap<PodUid, Busy>,
     down: bool,
     /// Failures in a row of the connection, and when it is tried again.
@@ -89,7 +89,7 @@ impl Queue {
         }
     }
 
-    /// The next pod to look at, and whether it was waited for already.
+    /// Returns the next pod to handle, and whether it was waited for already.
     pub(super) fn start(&mut self, now: Instant) -> Option<(PodUid, bool)> {
         let limit = if self.down { 1 } else { IN_FLIGHT };
         if self.busy.len() >= limit || self.paused_until.is_some_and(|until| until > now) {

@@ -24,7 +24,7 @@ pub enum Observed {
     Gone(Arc<Pod>),
 }
 
-/// Something to look at.
+/// Pod to handle.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Wake {
     /// The status of this pod, by the UID of the record.
@@ -48,19 +48,19 @@ pub(super) struct Shared {
 
 #[derive(Default)]
 struct Data {
-    /// Somebody takes the wakes. Without an API server nobody does, and nothing is gathered.
+    /// True if a task takes the wakes. Without an API server there is none, and nothing is gathered.
     attached: bool,
     wakes: Vec<Wake>,
     queued: HashSet<PodUid>,
-    /// Pods of the API server by their own UID: as observed in this life of the agent, or as a write answered.
+    /// Pods of the API server by their own UID: as observed in this run of the agent, or as a write answered.
     api: HashMap<PodUid, Known>,
     /// Pods that went in the last minutes: answers to requests that were under way are no news of them.
     gone: HashMap<PodUid, Instant>,
     /// Mirror pods that went since [`Shared::take_gone_mirrors`].
     gone_mirrors: Vec<PodUid>,
-    /// Pods whose status was computed in this life of the agent.
+    /// Pods whose status was computed in this run of the agent.
     computed: HashSet<PodUid>,
-    /// Pods of which the API server shows another status than an earlier life of the agent recorded.
+    /// Pods of which the API server shows another status than a previous run of the agent recorded.
     outdated: BTreeSet<PodUid>,
 }
 
@@ -150,9 +150,9 @@ impl Shared {
         self.lock().gone.contains_key(uid)
     }
 
-    /// Pods of which the source has shown an older version than a write answered, and has not caught up since the
-    /// call before. They are forgotten and have to be asked for: a server that was restored from a backup went back. To be
-    /// called from time to time.
+    /// Forgets pods of which the source has shown an older version than a write answered, and has not caught up since
+    /// the previous call; they have to be requested. A server that was restored from a backup shows older versions.
+    /// Call it from time to time.
     pub(super) fn take_behind(&self) {
         let mut data = self.lock();
         data.gone.retain(|_, at| at.elapsed() < LATE);

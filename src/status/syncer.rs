@@ -1,11 +1,11 @@
-//! Tells the API server the statuses of pods. Upstream: `syncPod` and `syncBatch` of the status manager.
+//! Patches the statuses of pods in the API server. Upstream: `syncPod` and `syncBatch` of the status manager.
 //!
 //! In: wakes from [`Shared`], and once at the start the statuses that were not acknowledged. Out: patches of
 //! `pods/<name>/status` with a UID precondition, the final DELETE of a graceful deletion, and `acknowledged`.
 //!
-//! A pod is looked at when its status or the pod in the API server changed, never because time passed. What to
-//! send is the difference between the newest status and the newest pod of the API server: nothing is sent when
-//! nothing differs, and a pod is read only when this agent has not seen it since it started.
+//! A pod is handled when its status or the pod in the API server changed, never because time passed. The patch is the
+//! difference between the newest status and the newest pod of the API server: nothing is sent when nothing differs, and
+//! a pod is read only when this agent has not seen it since it started.
 //!
 //! **Invariants:** at most one request per pod and eight in all are in flight; the newest version wins;
 //! what was not acknowledged is tried again until the pod is gone; a pod is deleted only after its terminal status
@@ -82,22 +82,22 @@ impl SyncError {
 pub(super) enum Next {
     /// Nothing until it changes.
     Done,
-    /// Look again in a second.
+    /// Check again in a second.
     Hold,
-    /// Look again in [`CATCH_UP`], or when it changes.
+    /// Check again in [`CATCH_UP`], or when it changes.
     Park,
     /// Try again.
     Failed(SyncError),
 }
 
-/// Tells the API server. Made by [`StatusManager::syncer`].
+/// Task that patches the API server. Made by [`StatusManager::syncer`].
 pub struct Syncer {
     api: ApiClient,
     status: StatusManager,
     pods: PodManager,
     metrics: Metrics,
-    /// Pods that the API server does not have any more though the source has not said so yet, with the version that
-    /// was known last: when another version is shown after all, they are told of again.
+    /// Pods that the API server does not have any more though the source has not shown it yet, with the last known
+    /// version: when another version is shown after all, their status is sent again.
     gone: Mutex<HashMap<PodUid, Option<String>>>,
 }
 
@@ -334,8 +334,9 @@ impl Syncer {
         Ok(Next::Done)
     }
 
-    /// A status from a backup, or from the store of another machine, may be older than what the API server was
-    /// told: it has to be computed anew first. What is finished does not change any more.
+    /// Returns whether a status may be sent. One from a backup, or from the store of another machine, may be older than
+    /// the one of the API server: it has to be computed anew first. The status of a finished pod does not change any
+    /// more.
     fn may_be_told(&self, state: &State, uid: &PodUid, record: &StatusRecord) -> bool {
         let Some(meta) = state.meta() else {
             return true;

@@ -517,7 +517,7 @@ async fn a_restored_status_waits_until_it_was_computed_again() {
     assert_eq!(rig.shown_phase("web"), "Running");
 }
 
-/// The newest status was told, and a crash came before it was on the disk.
+/// The newest status was sent, and a crash came before it was on the disk.
 #[tokio::test(start_paused = true)]
 async fn a_status_of_an_earlier_run_is_computed_anew_before_it_replaces_what_the_server_shows() {
     let rig = Rig::new();
