@@ -1,11 +1,10 @@
 //! Static pods that another agent started on this node, or that this one started and has no record of.
 //!
-//! The UID of a static pod is a hash that its agent makes of the manifest, and every agent has its own. What
-//! runs under another's hash would be stopped and started again when this agent takes the node over. So a
-//! manifest takes over the UID of the pod of its name that runs, if that has the containers of the manifest
-//! and nothing else is on record of it. The hash of the manifest is kept as an annotation: the manifest has
-//! that UID until it changes, across restarts, and also when the former agent comes back, to which it is the
-//! UID it would have chosen itself.
+//! The UID of a static pod is a hash that its agent makes of the manifest, and every agent has its own. A pod that runs
+//! under another agent's hash would be stopped and started again when this agent replaces that one. So a manifest
+//! adopts the UID of the running pod of its name, if that pod has the containers of the manifest and is not recorded
+//! otherwise. The hash of the manifest is kept as an annotation: the manifest has that UID until it changes, across
+//! restarts, and also when the previous agent comes back, to which it is the UID it would have chosen itself.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Mutex, PoisonError};
@@ -18,7 +17,7 @@ use crate::core::pod_actions::container_hash;
 use crate::types::pod::{CONFIG_HASH, MANIFEST_HASH};
 use crate::types::{FullName, PodExt, PodSource, PodUid};
 
-/// A static pod that runs and is not on record.
+/// A static pod that runs and is not recorded.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RunningStatic {
     /// Its UID.

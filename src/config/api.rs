@@ -100,7 +100,7 @@ pub(super) struct ApiSource {
     recorded: BTreeMap<PodUid, Arc<Pod>>,
     /// Pods that cannot be decoded: name and error.
     broken: BTreeMap<PodUid, (String, String)>,
-    /// A list of this life was taken.
+    /// True if a list was applied in this run of the agent.
     listed: bool,
     highest: Highest,
     doubt: Option<Doubt>,
@@ -120,7 +120,7 @@ struct Doubt {
     since: Instant,
 }
 
-/// Nobody takes sets any more.
+/// No task takes sets any more.
 struct Closed;
 
 /// End of a watch.
@@ -172,7 +172,7 @@ impl ApiSource {
         }
     }
 
-    /// Sends the full set after the first list and after each change, until cancelled or nobody receives.
+    /// Sends the full set after the first list and after each change, until cancelled or until there is no receiver.
     pub(super) async fn run(
         mut self,
         sets: mpsc::Sender<SourceSet>,
@@ -354,8 +354,8 @@ impl ApiSource {
         Some(same.unwrap_or_else(|| Arc::new(pod)))
     }
 
-    /// Tells once that a pod that was taken already has got fields which this version does not know. A new one is refused for
-    /// them by admission.
+    /// Warns once that a known pod has got fields which this version does not know. Admission refuses a new pod with
+    /// such fields.
     fn tell_unknown(&self, before: &Pod, fields: &str) {
         if before.annotation(UNKNOWN_FIELDS) == Some(fields) {
             return;
@@ -371,7 +371,7 @@ impl ApiSource {
         self.surroundings.recorder.record(event);
     }
 
-    /// Watches from `version` on, until only a list can tell what is wanted.
+    /// Watches from `version` on, until only a list can show the wanted pods.
     async fn follow(
         &mut self,
         version: &mut String,
@@ -598,7 +598,7 @@ async fn send(sets: &mpsc::Sender<SourceSet>, set: SourceSet) -> Result<(), Clos
     sets.send(set).await.map_err(|_| Closed)
 }
 
-/// Waits for somebody to ask for a reload.
+/// Waits for a request to reload.
 async fn reloaded(reload: &mut watch::Receiver<u64>) {
     if reload.changed().await.is_err() {
         std::future::pending::<()>().await;

@@ -1,7 +1,7 @@
 //! Pods that are not taken because another one has their name or UID.
 //!
-//! In: the duplicates of each set. Out: which of them are to be reported now, and the record of them that
-//! `holdfast dump sources` shows (kind `sourceconflicts` in the table of objects).
+//! The input is the duplicates of each set. The output is those to report now, and their record for `holdfast dump
+//! sources` (kind `sourceconflicts` in the table of objects).
 
 use std::collections::BTreeMap;
 use std::time::Duration;

@@ -42,7 +42,7 @@ const REWATCH: (Duration, Duration) = (Duration::from_secs(1), Duration::from_se
 const QUIET: Duration = Duration::from_millis(50);
 /// … or after this long.
 const BURST: Duration = Duration::from_millis(500);
-/// A file changed this shortly before it was read may change again without its times telling.
+/// Time before a reading: a file that changed within it may change again without a change of its times.
 const RACY_MS: i64 = 1_000;
 
 pub(super) struct FileSource {
@@ -54,7 +54,7 @@ pub(super) struct FileSource {
     recorded: Arc<Recorded>,
     adoptions: Arc<Adoptions>,
     cache: Cache,
-    /// Pipes, sockets and devices among the manifests, which were told of.
+    /// Pipes, sockets and devices among the manifests, which were reported.
     special: BTreeSet<PathBuf>,
 }
 
@@ -141,7 +141,7 @@ impl FileSource {
         self
     }
 
-    /// Sends the full set at once and after each change, until cancelled or nobody receives.
+    /// Sends the full set at once and after each change, until cancelled or until there is no receiver.
     pub(super) async fn run(
         mut self,
         sets: mpsc::Sender<SourceSet>,
@@ -534,7 +534,7 @@ impl Watch {
         self.retry_at
     }
 
-    /// The files that were deleted or moved away since this was asked last, whether or not they are back.
+    /// Returns the files that were deleted or moved away since the last call, whether or not they are back.
     fn take_removed(&self) -> BTreeSet<String> {
         let mut removed = self.removed.lock().unwrap_or_else(PoisonError::into_inner);
         std::mem::take(&mut removed)

@@ -105,7 +105,7 @@ impl HttpSource {
         self
     }
 
-    /// Sends the full set at once and after each change, until cancelled or nobody receives.
+    /// Sends the full set at once and after each change, until cancelled or until there is no receiver.
     pub(super) async fn run(
         mut self,
         sets: mpsc::Sender<SourceSet>,

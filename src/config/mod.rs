@@ -65,7 +65,7 @@ pub struct SourceSettings {
     pub http: Option<HttpSettings>,
     /// `--kubeconfig`.
     pub api: Option<ApiSettings>,
-    /// Static pods that run and are not on record.
+    /// Static pods that run and are not recorded.
     pub running: Vec<RunningStatic>,
 }
 
@@ -76,7 +76,7 @@ pub struct FileSettings {
     pub path: PathBuf,
     /// Time between full relists; upstream's default is 20 s.
     pub check_frequency: Duration,
-    /// Tells whether its file system is missing; `None` where an empty directory is always believed.
+    /// Check for a missing file system; `None` where an empty directory always counts.
     pub mount: Option<Arc<Mount>>,
 }
 
@@ -157,7 +157,7 @@ pub struct Surroundings {
     pub store: Store,
     /// Takes events about broken manifests.
     pub recorder: Arc<dyn EventRecorder>,
-    /// Tells the time.
+    /// Source of the time.
     pub clock: Arc<dyn Clock>,
 }
 
@@ -267,7 +267,7 @@ impl PodConfig {
         self.origins.clone()
     }
 
-    /// Makes every source look again at once (SIGHUP). Never waits.
+    /// Makes every source read again at once (SIGHUP). Never waits.
     pub fn reload(&self) {
         self.reload.send_modify(|count| *count += 1);
     }

@@ -1,11 +1,11 @@
 //! The merge task: full sets in, operations out.
 //!
-//! Keeps the pods known of each source, starting from the store's. Tells what is wrong once per change,
-//! as events, log lines and in the `sources` table, and [`Conflicts`] again while they last; a second small task writes
-//! that table, so that a stalled disk never holds up the pods.
+//! Keeps the known pods of each source, starting from the store's. Reports problems once per change, as events, log
+//! lines and in the `sources` table, and [`Conflicts`] again while they last; a second small task writes that table, so
+//! that a stalled disk never delays the pods.
 //!
-//! **Invariant:** the first word of the API server in a boot is recorded after what it takes away
-//! (`core::offline::has_taken_effect`): by that record the next start lets pods go that wait for the API server.
+//! **Invariant:** the first answer of the API server in a boot is recorded after its removals
+//! (`core::offline::has_taken_effect`): because of that record the next start starts pods that wait for the API server.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -127,7 +127,7 @@ impl Mux {
         }
     }
 
-    /// Runs until cancelled, or until nobody receives any more.
+    /// Runs until cancelled, or until there is no receiver.
     pub(super) async fn run(
         mut self,
         mut incoming: mpsc::Receiver<SourceSet>,
@@ -254,7 +254,7 @@ impl Mux {
         merge(known, set, &taken, self.surroundings.clock.now())
     }
 
-    /// Tells what is wrong with a set, and what was wrong and is no more.
+    /// Reports the problems of a set, and the ones that are solved.
     fn tell(&mut self, set: &SourceSet, merged: &Merged) {
         let source = set.source;
         let before = self.records.borrow().sources.get(&source).cloned();
@@ -332,7 +332,7 @@ impl Mux {
         });
     }
 
-    /// Emits what an API server would warn about, as it does to whoever creates a pod there.
+    /// Emits the warnings that an API server would return to the creator of a pod.
     fn warn(&self, pods: &[Arc<Pod>]) {
         for pod in pods {
             for (field, message) in manifest::warnings(pod) {

@@ -12,9 +12,9 @@ use crate::apiserver::Reachability;
 
 /// First and longest pause between attempts, before jitter.
 const RETRY: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(30));
-/// An outage that is shorter is not told as one of this source.
+/// Length up to which an outage is not reported as one of this source.
 pub(super) const TOLERATED: Duration = Duration::from_secs(10);
-/// An outage that goes on with another error is told again after this long.
+/// Time after which an outage that continues with another error is reported again.
 const TOLD_AGAIN: Duration = Duration::from_secs(60);
 pub(super) struct Outage {
     since: Instant,
@@ -71,7 +71,7 @@ impl ApiSource {
         send(sets, self.set(Reading::Unreadable(error))).await
     }
 
-    /// Waits before the next attempt; not to the end when the API server answers somebody else meanwhile.
+    /// Waits before the next attempt; ends early when the API server answers another client meanwhile.
     pub(super) async fn pause(&mut self) {
         let whole = self.retry.next();
         let least = whole.min(RETRY.0);

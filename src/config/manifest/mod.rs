@@ -1,11 +1,10 @@
-//! From the bytes of a manifest to static pods.
+//! Conversion of the bytes of a manifest into static pods.
 //!
-//! In: what a file or URL holds. Out: pods that are complete (v1 defaults applied, static identity set)
-//! and valid, or an error that names line, column and field and says what to do.
+//! The input is the content of a file or URL. The output is pods that are complete (v1 defaults applied, static
+//! identity set) and valid, or an error that names line, column, field and the next action.
 //!
-//! **Invariant:** nothing a manifest says is skipped: an unknown field, a duplicate key and a second
-//! document are errors. What is valid but not supported yet passes here and is refused at admission
-//! (`core::supported`).
+//! **Invariant:** no part of a manifest is skipped: an unknown field, a duplicate key and a second document are errors.
+//! A valid field that is not supported yet passes here and is refused at admission (`core::supported`).
 
 mod decode;
 mod defaults;
@@ -407,7 +406,7 @@ fn pods_of(tree: &Tree, source: PodSource) -> Result<Vec<(String, &Tree)>, Manif
         .collect())
 }
 
-/// At most this many problems are told at once.
+/// Most problems that are reported at once.
 const PROBLEMS_TOLD: usize = 8;
 
 fn list(problems: &[Problem]) -> String {
