@@ -63,7 +63,7 @@ struct Bucket {
 }
 
 impl Aggregator {
-    /// Limits what is told from now on, beginning with a full burst.
+    /// Limits the emitted events from now on, beginning with a full burst.
     pub(super) fn limit(&mut self, rate: EventRate) {
         self.rate = rate;
         self.tokens = None;

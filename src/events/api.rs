@@ -1,15 +1,14 @@
 //! Events as objects of the API server. Upstream: client-go's event broadcaster and `recordToSink`.
 //!
-//! In: the events that [`super::JournalRecorder`] forwards. Out: `v1.Event` objects, made or counted up. What was
-//! not written yet waits, in the order in which it happened but for those that the server fails on, which hold up no
-//! others ([`super::queue`]), and is on record, with the name of its
-//! object and with what is needed to count repetitions in it ([`super::keep`]): a later agent goes on where this one
-//! ended, in the same objects. The newest state of an object is written, so that what repeats during an outage takes one
-//! place and one request.
+//! The input is the events that [`super::JournalRecorder`] forwards. The output is `v1.Event` objects, made or counted
+//! up. Events that were not written yet wait in the order in which they happened, but those that the server fails on
+//! delay no others ([`super::queue`]). They are stored with the name of their object and with the data to count
+//! repetitions in it ([`super::keep`]): a later agent continues where this one ended, in the same objects. The newest
+//! state of an object is written, so that a repetition during an outage takes one place and one request.
 //!
 //! **Invariant:** recording never waits.
-//! **Invariant:** an event is not told twice, whenever the agent is killed: what is on record is sent again under the
-//! name it had, and one that exists is what it was to become.
+//! **Invariant:** an event is not sent twice, whenever the agent is killed: a stored event is sent again under the name
+//! it had, and an existing object of that name is the right one.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -208,7 +207,7 @@ enum Written {
 }
 
 impl EventSink {
-    /// Writes until `token` is cancelled; what waits then is on record.
+    /// Writes until `token` is cancelled; events that wait then are stored.
     pub async fn run(self, token: CancellationToken) {
         let Self {
             shared,
@@ -233,7 +232,7 @@ impl EventSink {
     }
 }
 
-/// Tells the API server.
+/// Sender of events to the API server.
 struct Teller {
     shared: Arc<Shared>,
     api: ApiClient,

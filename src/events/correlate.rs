@@ -89,7 +89,7 @@ pub(super) struct Key {
 }
 
 impl Key {
-    /// The key of an event that is told for itself.
+    /// Returns the key of an event that has an object of its own.
     pub(super) fn of(event: &Event) -> Self {
         Self {
             container: event.container.clone(),
@@ -98,7 +98,7 @@ impl Key {
         }
     }
 
-    /// The key of an event that is told together with similar ones.
+    /// Returns the key of an event that shares an object with similar ones.
     pub(super) fn combined(event: &Event) -> Self {
         Self {
             pod: event.pod.clone(),
@@ -179,7 +179,7 @@ impl Names {
     }
 }
 
-/// Remembers what was told.
+/// Memory of the sent events.
 pub(super) struct Correlator {
     names: Names,
     similar: Lru<Key, Similar>,
@@ -273,7 +273,7 @@ impl Correlator {
         self.told.get(key)
     }
 
-    /// As [`Self::told`], to be changed.
+    /// As [`Self::told`], mutable.
     pub(super) fn told_mut(&mut self, key: &Key) -> Option<&mut Told> {
         self.told.get_mut(key)
     }

@@ -1,11 +1,11 @@
 //! Keeps table `objects` in step with the queue of events.
 //!
-//! In: what the queue says may differ. Out: relaxed commits, each of all that has changed within [`SETTLE`]: what is
-//! told at once is written once, with the object's name in the API server, and what is held back as spam is not written
-//! at all. Records go a while after they were told, when nothing is counted in them any more; a node on which nothing
-//! happens writes nothing.
+//! The input is the objects that the queue has marked as changed. The output is relaxed commits, each of all changes
+//! within [`SETTLE`]. An event that is sent at once is written once, with the object's name in the API server, and an
+//! event that is held back as spam is not written at all. Records are deleted some time after their objects were sent,
+//! when nothing is counted in them any more; a node on which nothing happens writes nothing.
 //!
-//! One task writes all of it, and what a record should be is looked up when it is written, so none overtakes another.
+//! One task writes all of it, and computes a record when it writes it, so no write overtakes another.
 
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;

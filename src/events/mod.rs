@@ -64,7 +64,7 @@ impl JournalRecorder {
         }
     }
 
-    /// From now on the API server is told as well, of the first few events before this also. Only the first call
+    /// Sends events to the API server from now on, including the first few events before this call. Only the first call
     /// counts.
     pub fn forward(&self, api: ApiEvents) {
         let mut early = self.early.lock().unwrap_or_else(PoisonError::into_inner);
@@ -133,7 +133,7 @@ impl EventRecorder for JournalRecorder {
 }
 
 impl JournalRecorder {
-    /// Sets how many events are told from now on; [`EventRate::default`] before the first call.
+    /// Sets the rate of emitted events from now on; [`EventRate::default`] before the first call.
     pub fn limit(&self, rate: EventRate) {
         match self.aggregator.lock() {
             Ok(mut aggregator) => aggregator.limit(rate),

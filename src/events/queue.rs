@@ -1,9 +1,9 @@
 //! Event objects that wait for the API server, over what the correlator remembers; and which records of both may
 //! differ from the store's. Pure over its own memory: time is an argument.
 //!
-//! What waits is bounded by number ([`PLACES`]) and by size ([`BYTES`]). When there is more, the oldest goes: what
-//! happens now is what somebody looks for, and all of it is in the journal. An object keeps its place while it is
-//! counted up, so what repeats during an outage takes one place and one request.
+//! The waiting objects are bounded by number ([`PLACES`]) and by size ([`BYTES`]). When there are more, the oldest is
+//! dropped: users search for the newest events, and all of them are in the journal. An object keeps its place while it
+//! is counted up, so a repetition during an outage takes one place and one request.
 
 use std::collections::{BTreeMap, HashSet};
 use std::time::Duration;
@@ -62,7 +62,7 @@ pub(super) struct Dropped {
 pub(super) struct Restored {
     /// Objects that wait.
     pub(super) waiting: usize,
-    /// Objects that are not told any more.
+    /// Number of objects that are too old to be sent.
     pub(super) too_old: u64,
     /// Objects for which there was no room.
     pub(super) full: u64,
@@ -327,7 +327,7 @@ impl Queue {
         some
     }
 
-    /// These are to be looked at (again).
+    /// Marks these to be written (again).
     pub(super) fn mark(
         &mut self,
         keys: impl IntoIterator<Item = Key>,

@@ -123,7 +123,7 @@ pub(super) struct Kept {
 }
 
 impl Kept {
-    /// Reads what is on record. What is damaged is told and left out.
+    /// Reads the stored records. Damaged ones are reported and left out.
     pub(super) fn read(state: &State) -> Self {
         let mut kept = Self::default();
         for record in state.all_stored::<ToldRecord>() {
@@ -162,7 +162,7 @@ fn parse<K: Kind>(
     }
 }
 
-/// An Event object that is on record, for those who look.
+/// A stored Event object, for the user.
 #[derive(Clone, Debug, PartialEq)]
 pub struct KeptEvent {
     /// Key of the record.
@@ -183,7 +183,7 @@ pub struct KeptEvent {
     pub waiting: bool,
 }
 
-/// The Event objects on record; those that wait first, in the order in which they are told.
+/// Returns the stored Event objects; those that wait first, in the order in which they are sent.
 pub fn kept_events(state: &State) -> Vec<KeptEvent> {
     let records = state.all_stored::<ToldRecord>();
     let mut found: Vec<_> = records
