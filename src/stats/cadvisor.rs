@@ -1,4 +1,4 @@
-//! `/metrics/cadvisor`: cgroups by cAdvisor's names and labels, as far as there is something to tell.
+//! `/metrics/cadvisor`: cgroups by cAdvisor's names and labels, as far as they have figures.
 //!
 //! Of a pod there are three kinds of series: its cgroup (`container` and `name` empty), its sandbox, which has the network
 //! (`container` empty), and its containers. The machine is `id="/"`.

@@ -3,8 +3,8 @@
 //!
 //! The input is the mounted volumes, and the drivers that can report on them. The output is the newest usage of each.
 //!
-//! **Invariant:** nobody waits longer than [`PATIENCE`] for a volume, and that only once: one that hangs (a dead server)
-//! is not asked again before it has answered, and holds one thread at most.
+//! **Invariant:** no caller waits longer than [`PATIENCE`] for a volume, and that only once: one that hangs (a dead
+//! server) is not asked again before it has answered, and holds one thread at most.
 
 use std::collections::HashMap;
 use std::io::{self, Seek as _, SeekFrom};
@@ -39,7 +39,7 @@ pub type VolumesSlot = Arc<OnceLock<VolumeManager>>;
 
 /// Source of the remote volumes.
 pub trait RemoteVolumes: Send + Sync + 'static {
-    /// Those that are mounted and have figures. Looks at no volume.
+    /// Returns the mounted volumes that have figures. Reads no volume.
     fn mounted(&self) -> Vec<RemoteVolume>;
 
     /// Returns the usage that the volume's driver reports; `Ok(None)` when only the file system can report it.
@@ -95,7 +95,7 @@ pub(super) struct RemoteFigures {
 #[derive(Default)]
 struct Entry {
     path: PathBuf,
-    /// When it was asked last.
+    /// Time of the last request.
     asked: Option<Instant>,
     busy: bool,
     figures: Option<(Fs, Option<bool>)>,

@@ -1,7 +1,7 @@
 //! Open files of containers, counted in `/proc`; cAdvisor's `processStatsFromProcs`.
 //!
-//! Counting looks at every open file of every process, so what was counted stays for a minute, and one collection
-//! counts for a short time only: the rest keeps its former figures until the next.
+//! Counting reads every open file of every process, so a count is kept for a minute, and one collection counts for a
+//! short time only: the rest keeps its previous figures until the next.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};

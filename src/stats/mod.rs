@@ -1,13 +1,14 @@
-//! Layer 4: what node, pods and containers use; upstream's stats providers and what it takes of cAdvisor.
+//! Layer 4: usage of node, pods and containers; upstream's stats providers and the parts of cAdvisor that they use.
 //!
-//! In: the pods that are wanted, the sandboxes and containers on record, cgroups, `/proc`, and the runtime for what those do
-//! not tell (writable layers, images, containers in machines of their own). Out: a [`Snapshot`], which [`summary`],
-//! [`resource`] and [`cadvisor`] put into the shape of their endpoints; [`own`] has the agent's own figures.
+//! The input is the wanted pods, the recorded sandboxes and containers, cgroups, `/proc`, and the runtime for figures
+//! that those do not have (writable layers, images, containers in machines of their own). The output is a [`Snapshot`],
+//! which [`summary`], [`resource`] and [`cadvisor`] put into the shape of their endpoints; [`own`] has the agent's own
+//! figures.
 //!
-//! **Invariant:** nothing is read unless somebody asks. Who asks within [`MAX_AGE`] of another gets what that one got,
-//! and of many who ask at once one collects. Disks are measured at most once a minute (`storage`).
+//! **Invariant:** nothing is read without a request. A request within [`MAX_AGE`] of another gets the same result, and
+//! of many requests at once one collects. Disks are measured at most once a minute (`storage`).
 //!
-//! **Invariant:** the runtime is not asked for what cgroups tell: a collection of CPU and memory costs no call.
+//! **Invariant:** the runtime is not asked for figures of cgroups: a collection of CPU and memory costs no call.
 
 pub mod cadvisor;
 mod cgroup;
@@ -255,7 +256,7 @@ impl StatsProvider {
         }
     }
 
-    /// Pods of which something runs, as the last look at the runtime shows them.
+    /// Returns the pods of which something runs, as the last list of the runtime shows them.
     fn subjects(&self) -> Vec<Subject> {
         let state = self.0.store.snapshot();
         let mut subjects = Vec::new();
@@ -301,7 +302,7 @@ impl StatsProvider {
         snapshot.pods.iter().map(wanted).collect()
     }
 
-    /// Fills in what cgroups and `/proc` do not tell, as of containers in machines of their own.
+    /// Fills in the figures that cgroups and `/proc` do not have, as of containers in machines of their own.
     async fn ask_runtime(&self, snapshot: &mut Snapshot, depth: Depth) {
         let this = &self.0;
         let at_ms = snapshot.at_ms;

@@ -30,11 +30,11 @@ pub struct Snapshot {
     pub node: NodeUsage,
     /// Pods of which something runs.
     pub pods: Vec<PodUsage>,
-    /// Disks; `None` unless asked for, and as long as they have not been measured for the first time.
+    /// Disks; `None` unless requested, and as long as they have not been measured for the first time.
     pub storage: Option<Arc<Storage>>,
     /// Volumes whose storage is elsewhere.
     pub remotes: Vec<RemoteUsage>,
-    /// Names of block devices; empty unless asked for.
+    /// Names of block devices; empty unless requested.
     pub devices: BTreeMap<DeviceNumber, String>,
     /// Something that should be there could not be read.
     pub failed: bool,
@@ -184,7 +184,7 @@ pub struct Usage {
     pub disks: Vec<DiskIo>,
     /// Open files; up to a minute old.
     pub descriptors: Option<Descriptors>,
-    /// Limits in force.
+    /// Applied limits.
     pub limits: Limits,
 }
 

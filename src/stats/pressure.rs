@@ -45,9 +45,9 @@ pub struct NodeFigures {
     stats: StatsProvider,
     /// Directories on the file systems of images and of writable layers, once the runtime has named them.
     places: watch::Sender<Option<Places>>,
-    /// The runtime was asked for it and has not answered.
+    /// True if the runtime was asked for it and has not answered.
     asking: Arc<AtomicBool>,
-    /// The looks at the file systems of the root directory, of images and of writable layers that have not returned.
+    /// Reads of the file systems of the root directory, of images and of writable layers that have not returned.
     hangs: [Arc<AtomicBool>; 3],
     /// The layout of file systems when all were seen last.
     disks: Mutex<Disks>,
@@ -57,7 +57,7 @@ pub struct NodeFigures {
 }
 
 impl NodeFigures {
-    /// Figures by a provider that nobody else waits for.
+    /// Makes it from a provider that no other caller waits for.
     pub fn new(stats: StatsProvider) -> Self {
         Self {
             stats,
@@ -133,7 +133,7 @@ impl NodeFigures {
         observed
     }
 
-    /// Returns directories on the file systems of the runtime. It is asked for them as long as it has named none.
+    /// Returns directories on the file systems of the runtime. Asks the runtime as long as it has named none.
     async fn places_of_runtime(&self) -> Option<Places> {
         let mut known = self.places.subscribe();
         let place = known.borrow_and_update().clone();
@@ -199,7 +199,7 @@ impl Places {
     }
 }
 
-/// Returns the layout of the file systems that were looked at; `None` if that is not known of one of them.
+/// Returns the layout of the file systems; `None` if one of them could not be read.
 fn layout(root: &Look, images: &Look, layers: Option<&Look>) -> Option<Disks> {
     let (Look::Found(root), Look::Found(images)) = (root, images) else {
         return None;
@@ -342,7 +342,7 @@ impl Look {
     }
 }
 
-/// Reads a file system on a thread of its own, unless the last look still `hangs`.
+/// Reads a file system on a thread of its own, unless the last read still `hangs`.
 async fn look_at(hangs: &Arc<AtomicBool>, path: PathBuf) -> Look {
     if hangs.swap(true, Ordering::SeqCst) {
         return Look::Hangs;

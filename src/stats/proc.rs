@@ -234,8 +234,8 @@ impl Proc {
     }
 }
 
-/// Memory of the machine that cannot be given back at once: as cAdvisor counts that of the root cgroup, with huge pages, which
-/// nobody else can use. `used` is all that is not free.
+/// Returns the memory of the machine that cannot be given back at once: as cAdvisor counts that of the root cgroup,
+/// with huge pages, which no other process can use. `used` is all that is not free.
 fn working_set(used: u64, kib: impl Fn(&str) -> Option<u64>) -> u64 {
     let of = |key: &str| kib(key).unwrap_or(0);
     let (Some(anonymous), Some(cached)) = (kib("AnonPages"), kib("Cached")) else {
@@ -250,7 +250,7 @@ fn working_set(used: u64, kib: impl Fn(&str) -> Option<u64>) -> u64 {
         .fold(0, u64::saturating_add)
 }
 
-/// Clock ticks as the kernel tells them, in nanoseconds.
+/// Converts clock ticks of the kernel into nanoseconds.
 pub(super) fn ticks_to_ns(ticks: u64) -> u64 {
     let per_second = procfs::ticks_per_second().max(1);
     ticks.saturating_mul(1_000_000_000 / per_second)

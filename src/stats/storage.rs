@@ -46,7 +46,7 @@ pub struct Storage {
     pub containers: BTreeMap<ContainerId, ContainerStorage>,
     /// By pod.
     pub volumes: BTreeMap<PodUid, Vec<VolumeUsage>>,
-    /// The runtime told the sizes of writable layers.
+    /// True if the runtime reported the sizes of writable layers.
     pub has_layers: bool,
     /// Smallest known disk usage of the measured pods.
     pub walked: BTreeMap<PodUid, Walked>,
@@ -457,7 +457,7 @@ pub(super) fn fs_of(path: &Path, at_ms: i64) -> Option<Fs> {
     Some(fs)
 }
 
-/// As [`fs_of`], without the device: that takes a look at all mounts.
+/// As [`fs_of`], without the device, which needs a read of all mounts.
 pub(super) fn space_of(path: &Path, at_ms: i64) -> Option<Fs> {
     let stat = nix::sys::statvfs::statvfs(path).ok()?;
     let bytes = |blocks: u64| blocks.saturating_mul(stat.fragment_size());
