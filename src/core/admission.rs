@@ -45,8 +45,8 @@ pub struct AdmissionContext<'a> {
     pub max_pods: usize,
     /// Requests of the pod that this agent does not support, one message per field.
     pub refusals: &'a [String],
-    /// The node as the API server shows it, or as it is on record. Of a node without allocatable resources
-    /// it is not known what it has: nothing is refused for want of them.
+    /// Node as the API server shows it, or as recorded. A node without allocatable resources has unknown resources:
+    /// nothing is refused for lack of them.
     pub node: &'a Node,
     /// `allowedUnsafeSysctls`: names, or prefixes ending in `*`.
     pub unsafe_sysctls: &'a [String],

@@ -1,9 +1,9 @@
-//! Back-off arithmetic: crashing containers, failing image pulls, and when a worker looks at its pod again.
+//! Back-off arithmetic: crashing containers, failing image pulls, and the next check of a pod by its worker.
 //!
-//! In: the back-off on record, the failure, the current [`Stamp`]. Out: whether to go ahead, and the
+//! The input is the recorded back-off, the failure, the current [`Stamp`]. The output is whether to go ahead, and the
 //! record that has to be committed with it. **Invariant:** durations come from the boot-time clock (see
-//! [`Stamp::since`]), so a jump of the wall clock neither shortens nor lengthens a back-off; records of
-//! an earlier boot are rebased before they get here. [`early`] ends a back-off before its time.
+//! [`Stamp::since`]), so a jump of the wall clock neither shortens nor lengthens a back-off; records of an earlier boot
+//! are rebased before they get here. [`early`] ends a back-off before its time.
 
 pub mod early;
 
@@ -17,9 +17,9 @@ const FACTOR: u32 = 2;
 
 /// Back-off of a crashing container; upstream's `doBackOff` over `flowcontrol.Backoff`.
 ///
-/// The first restart is free and puts a back-off of 10 s on record; each restart after that waits until
-/// the one on record has passed since the container finished, then doubles it. `BackoffRecord::since` is
-/// the moment at which the restart was decided (upstream's `lastUpdate`).
+/// The first restart is free and records a back-off of 10 s. Each restart after that waits until the recorded back-off
+/// has passed since the container finished, then doubles it. `BackoffRecord::since` is the moment at which the restart
+/// was decided (upstream's `lastUpdate`).
 pub mod crash {
     use super::{BackoffRecord, Duration, Stamp, grow, length};
     use crate::core::state::ExitRecord;
@@ -43,7 +43,7 @@ pub mod crash {
         Wait {
             /// When it may start.
             until: Stamp,
-            /// The back-off in force.
+            /// Current back-off.
             backoff: Duration,
         },
     }
@@ -112,16 +112,16 @@ pub enum SyncOutcome {
     NetworkNotReady,
     /// Something failed or is backing off.
     Error {
-        /// When the first back-off of the pod ends, if any is in force.
+        /// End of the first current back-off of the pod, if there is one.
         earliest_backoff: Option<Stamp>,
     },
 }
 
-/// When a worker looks at its pod again; upstream's `podWorkers.completeWork`.
+/// Returns the delay until a worker checks its pod again; upstream's `podWorkers.completeWork`.
 ///
-/// `jitter` in `[0, 1)` lengthens the delay by up to half, so that pods do not march in step. The end of
-/// a back-off is not jittered: it is clamped to `[0, 60 s]` and the pod is looked at when it comes.
-/// `resync` is the configured `syncFrequency`.
+/// `jitter` in `[0, 1)` lengthens the delay by up to half, so that pods are not synced at the same time. The end of a
+/// back-off is not jittered: it is clamped to `[0, 60 s]` and the pod is checked when it comes. `resync` is the
+/// configured `syncFrequency`.
 pub fn requeue_delay(outcome: SyncOutcome, now: Stamp, resync: Duration, jitter: f64) -> Duration {
     const LONGEST_WAIT: Duration = Duration::from_secs(60);
     let base = match outcome {

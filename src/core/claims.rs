@@ -4,8 +4,8 @@
 //! In: pods, claims as the API server shows them, records. Out: the next record of a claim, the drivers to call, CDI devices of
 //! a container, or the reason why there are none. Pure; everything is sorted.
 //!
-//! **Invariant:** a driver is on the record of a claim before it is asked to prepare it, and until it has answered that nothing
-//! of the claim is prepared any more. A claim of which a pod is on record is not taken from that pod.
+//! **Invariant:** a driver is in the record of a claim before it is asked to prepare it, and until it has answered that
+//! nothing of the claim is prepared any more. A claim with a pod in its record is not taken from that pod.
 
 mod record;
 
@@ -39,7 +39,7 @@ pub enum ClaimError {
     /// No such claim.
     #[error("ResourceClaim {0} does not exist")]
     NotFound(String),
-    /// The claim was made for somebody else.
+    /// The claim was made for another owner.
     #[error("ResourceClaim {0} was not created for this pod")]
     NotOwner(String),
     /// The claim is reserved for others.
@@ -248,10 +248,10 @@ pub fn joined(bound: impl IntoIterator<Item = Bound>) -> BTreeMap<ClaimId, Bound
     all
 }
 
-/// Returns the record of a claim with a pod on it, to be committed before a driver is asked.
+/// Returns the record of a claim with a pod in it, to be committed before a driver is asked.
 ///
 /// # Errors
-/// When a former claim of that name is still on record.
+/// When a previous claim of that name is still recorded.
 pub fn reserved(
     known: Option<&ClaimRecord>,
     bound: &Bound,
@@ -305,12 +305,12 @@ pub fn prepared(
 /// Consequence of the end of a pod for a claim.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Release {
-    /// The pod is not on record.
+    /// The pod is not in the record.
     Nothing,
     /// Other pods use the claim: this is its new record.
     Shared(ClaimRecord),
-    /// Nobody else does. With this record on the disk, no pod starts with what is prepared, and its drivers are asked to
-    /// unprepare it.
+    /// No other pod is. With this record on the disk, no pod starts with the prepared devices, and its drivers are
+    /// asked to unprepare the claim.
     Last(ClaimRecord),
 }
 

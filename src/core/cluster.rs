@@ -50,13 +50,13 @@ pub enum Verdict {
     Claim,
     /// It belongs to this cluster.
     Same,
-    /// The API server has to say. Until then the store stays, and no pod of the API server is started.
+    /// The API server has to decide. Until then the store stays, and no pod of the API server is started.
     Doubted,
     /// It was kept for a node of another cluster. Another store begins.
     Other,
 }
 
-/// Judges by what is on record, if anything is, what the kubeconfig says, and what its server shows.
+/// Judges by the record, if there is one, the kubeconfig, and the node on its API server.
 pub fn judge(recorded: Option<&Recorded>, found: &Cluster, shown: &Shown) -> Verdict {
     let Some(recorded) = recorded else {
         return Verdict::Claim;

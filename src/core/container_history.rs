@@ -1,14 +1,14 @@
 //! History of a container: the runtime's facts and the agent's records, read together.
 //!
-//! In: the [`PodStatus`] the runtime gave and the [`ContainerRecord`]s. Out: a [`History`] per container
-//! name that decisions are made on, and the mutations that keep ends which the runtime may forget.
+//! The input is the [`PodStatus`] of the runtime and the [`ContainerRecord`]s. The output is a [`History`] per
+//! container name that decisions are made on, and the mutations that keep ends which the runtime may forget.
 //!
-//! **Invariants:** a container that was `Created` and has no start intent never ran; an intent whose
-//! container is gone from the runtime may have run and counts as ended with 137; so does an intent of an
-//! earlier boot whose container is `Created`, for a power cut may turn the runtime's state back, never the
-//! intent; what has an end on record is not started, whatever the runtime shows; restart counts only
-//! grow; an init container's end counts for the sandbox it ran in only; a number whose container is known never to have run is given to the next start, so that no number
-//! is left out; each end is recorded once per container id.
+//! **Invariants:** a container that was `Created` and has no start intent never ran. An intent whose container is gone
+//! from the runtime may have run and counts as ended with 137. So does an intent of an earlier boot whose container is
+//! `Created`: a power loss may turn the runtime's state back, never the intent. A container with a recorded end is not
+//! started, whatever the runtime shows. Restart counts only grow. An init container's end counts for the sandbox it ran
+//! in only. A number whose container is known never to have run is given to the next start, so that no number is left
+//! out. Each end is recorded once per container id.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -21,9 +21,9 @@ use super::state::{
 use crate::types::runtime::{ContainerState, ContainerStatus, PodStatus};
 use crate::types::{ContainerId, PodUid, Stamp};
 
-/// Reason of an end that nobody saw; upstream's `ContainerReasonStatusUnknown`.
+/// Reason of an end that was not observed; upstream's `ContainerReasonStatusUnknown`.
 pub const STATUS_UNKNOWN: &str = "ContainerStatusUnknown";
-/// Exit code of an end that nobody saw.
+/// Exit code of an end that was not observed.
 pub const STATUS_UNKNOWN_EXIT_CODE: i32 = 137;
 /// Message of the end of a container that is gone.
 const LOST: &str =
@@ -106,7 +106,7 @@ pub enum Latest<'a> {
     Starting,
     /// Running.
     Running(&'a ContainerStatus),
-    /// The runtime cannot tell.
+    /// The runtime does not know its state.
     Unknown(&'a ContainerStatus),
     /// Ended, seen or concluded (`ExitRecord::inferred`).
     Exited(ExitRecord),
@@ -121,8 +121,7 @@ pub struct History<'a> {
     pub previous_exit: Option<ExitRecord>,
     /// Containers that were created and never started, newest first, without those that cannot be removed.
     pub created: Vec<&'a ContainerStatus>,
-    /// Containers that the runtime shows as created although their end is on record. They are removed and never
-    /// started.
+    /// Containers that the runtime shows as created although their end is recorded. They are removed and never started.
     pub stale: Vec<&'a ContainerStatus>,
     /// Running containers besides `latest`; there should be none.
     pub duplicates: Vec<&'a ContainerStatus>,
@@ -134,8 +133,8 @@ pub struct History<'a> {
 }
 
 impl<'a> History<'a> {
-    /// Reads the history of `name`. `listed_at` is a moment before the runtime was listed: an intent
-    /// decided at or after it says nothing when its container is missing.
+    /// Reads the history of `name`. `listed_at` is a moment before the runtime was listed: an intent decided at or
+    /// after it proves nothing when its container is missing.
     pub fn of(
         name: &str,
         status: &'a PodStatus,
@@ -361,10 +360,10 @@ fn vanished(
     Some(unseen_end(intent, now, LOST))
 }
 
-/// Returns the end of a container that was to be started in an earlier boot and that the runtime shows as created
-/// in this one. The intent is on the disk before the start is asked for, the runtime's own state may not have got
-/// there before the power went: the container may have run, and whatever it was ended with its boot. `None` when
-/// the intent is of the boot of `now`, when its end is on record, or when the runtime shows anything else.
+/// Returns the end of a container that was to be started in an earlier boot and that the runtime shows as created in
+/// this one. The intent is on the disk before the start is requested; the runtime's own state may not have reached the
+/// disk before the power loss. So the container may have run, and if so it ended with its boot. `None` when the intent
+/// is of the boot of `now`, when its end is recorded, or when the runtime shows anything else.
 ///
 /// `record` must still have its stamps of that boot: [`Stamp::rebase`] makes them look like those of this one.
 pub fn end_before_reboot(
@@ -523,11 +522,10 @@ fn put_exit(
         .journal(Some(pod), "container ended", why)
 }
 
-/// Makes init containers count as not yet run, for a new sandbox is about to be made: their start intents
-/// are dropped, restart counts and ends stay. Commit it when the old sandbox is stopped and created
-/// containers are removed, before what is left of them in the runtime is removed and before the new sandbox
-/// is made. An intent without a known end gets one, as nobody knows which: the runtime's own replaces it as
-/// long as the runtime has it. Empty when nothing is left to be forgotten.
+/// Makes init containers count as not yet run, before a new sandbox is made: their start intents are dropped, restart
+/// counts and ends stay. Commit it when the old sandbox is stopped and created containers are removed, before their
+/// left-overs in the runtime are removed and before the new sandbox is made. An intent without a known end gets an
+/// unknown one: the runtime's own replaces it as long as the runtime has it. Empty when there is nothing to forget.
 pub fn forget_init(seen: &State, pod: &PodUid, names: &[String]) -> Transaction {
     let mut transaction = Transaction::new();
     for name in names {
@@ -560,9 +558,9 @@ pub fn forget_init(seen: &State, pod: &PodUid, names: &[String]) -> Transaction 
     transaction
 }
 
-/// Puts a start of container `name` on record, to be committed before it. Returns `None` when the pod's end is on record: a
-/// critical pod's admission may have put it there while the start was under way. The commit is refused when the end gets
-/// there first.
+/// Records a start of container `name`, to be committed before it. Returns `None` when the pod's end is recorded: a
+/// critical pod's admission may have recorded it while the start was under way. The commit is refused when the end is
+/// recorded first.
 pub fn record_start(
     seen: &State,
     pod: &PodUid,
@@ -583,8 +581,8 @@ pub fn record_start(
     Some(transaction)
 }
 
-/// The record that goes with a start: the restart count grows to the attempt, the intent is replaced, the
-/// back-off is the one decided with the start. The last end is kept, and completed hooks of this container.
+/// Returns the record of a start: the restart count grows to the attempt, the intent is replaced, the back-off is the
+/// one decided with the start. The last end is kept, and completed hooks of this container.
 fn start_record(
     record: Option<&ContainerRecord>,
     intent: IntentRecord,

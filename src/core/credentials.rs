@@ -29,7 +29,7 @@ pub struct Validity {
 pub struct Time {
     /// The clock of this machine.
     pub own: i64,
-    /// The clock of the API server, if it has answered in this life of the agent.
+    /// Clock of the API server, if it has answered in this run of the agent.
     pub server: Option<i64>,
 }
 
@@ -49,11 +49,11 @@ impl Time {
 /// Identity that the node uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Client {
-    /// Nobody yet: there is no kubeconfig.
+    /// No identity yet: there is no kubeconfig.
     Nobody,
-    /// Somebody without a certificate: a token, or a program that gives credentials.
+    /// An identity without a certificate: a token, or a program that gives credentials.
     Uncertified,
-    /// Whoever its certificate names.
+    /// The identity in its certificate.
     Certified(Validity),
 }
 

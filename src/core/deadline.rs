@@ -1,12 +1,13 @@
-//! `spec.activeDeadlineSeconds`: how long a pod may be active on the node, whatever its containers do.
+//! `spec.activeDeadlineSeconds`: limit of the time that a pod is active on the node, whatever its containers do.
 //!
-//! In: the pod, the moment its worker first started it. Out: when its time is over, and whether it is.
+//! The input is the pod and the moment its worker first started it. The output is the end of its time, and whether it
+//! has passed.
 //!
-//! Upstream counts from `status.startTime` by the wall clock. Here the moment is a [`Stamp`]
-//! (`WorkerRecord.started`, which goes on record before the first sandbox is made, in the same step that makes the
-//! first status with its startTime): within a boot the boot-time clock counts, across boots the stamp was rebased by
-//! what had passed at the last heartbeat. A wall clock that jumps therefore ends no pod early, and a pod is not
-//! charged for the time the node was switched off.
+//! Upstream counts from `status.startTime`, measured with the wall clock. Here the moment is a [`Stamp`]
+//! (`WorkerRecord.started`, which is stored before the first sandbox is made, in the same step that makes the first
+//! status with its startTime). Within a boot the boot-time clock counts; across boots the stamp was rebased by the time
+//! that had passed at the last heartbeat. A wall clock that jumps therefore ends no pod early, and a pod is not charged
+//! for the time the node was switched off.
 //!
 //! **Invariants:** a pod that was never started has no deadline; the same pod and start give the same deadline in
 //! every run of the agent; a changed `activeDeadlineSeconds` counts from the same start.

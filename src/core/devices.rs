@@ -1,10 +1,10 @@
-//! Devices of device plugins: what the node has of them, which devices a container gets, what a container gets with
-//! them, and what is remembered. Upstream: `devicemanager.ManagerImpl`, its decisions.
+//! Devices of device plugins: the node's devices, the choice for a container, the settings that a container gets with
+//! them, and the records. Upstream: `devicemanager.ManagerImpl`, its decisions.
 //!
 //! In: lists of plugins, records, requests of pods. Out: amounts for the node's status, a choice, or the reason why there
 //! is none. Pure; all choices are sorted, so that the same input gives the same devices.
 //!
-//! **Invariant:** a device that a record gives to a pod whose worker has not finished is given to nobody else.
+//! **Invariant:** a device that a record gives to a pod whose worker has not finished is given to no other pod.
 
 mod choice;
 mod grant;

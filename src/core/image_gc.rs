@@ -12,7 +12,7 @@ use crate::types::Stamp;
 pub struct Policy {
     /// `imageMinimumGCAge`: a younger image stays when space is needed.
     pub minimum_age: Duration,
-    /// `imageMaximumGCAge`: an image that nobody used for so long goes; zero for never.
+    /// `imageMaximumGCAge`: time after which an unused image is removed; zero for never.
     pub maximum_age: Duration,
     /// `imageGCHighThresholdPercent`: space is freed when so much of the disk is used; 100 for never.
     pub high: u8,
@@ -109,7 +109,7 @@ pub struct Ages {
 }
 
 impl Ages {
-    /// The ages of an image of which two records tell: it is as old as the older, and as used as the newer.
+    /// Returns the ages of an image with two records: it is as old as the older, and as used as the newer.
     #[must_use]
     pub fn and(self, other: Self, now: Stamp) -> Self {
         let is_older = now.since(other.first_seen) > now.since(self.first_seen);

@@ -1,16 +1,16 @@
 //! Trust in the files of images, and the choice of images to remove and to pull or import again.
 //!
-//! A runtime syncs what it knows of an image, and not the files that it unpacks. After a power cut an image may be
-//! listed as complete while its files are empty or missing, and a new pull changes nothing, since the runtime
-//! believes its own records. So the agent keeps a record per image name ([`ImageFiles`], kind `imagefiles` in the
-//! table of objects) that says how far the last pull or import got.
+//! A runtime syncs its own records of an image, and not the files that it unpacks. After a power loss an image may be
+//! listed as complete while its files are empty or missing, and a new pull changes nothing, since the runtime believes
+//! its own records. So the agent keeps a record per image name ([`ImageFiles`], kind `imagefiles` in the table of
+//! objects) with the progress of the last pull or import.
 //!
-//! **Invariant:** an image is a suspect only if a pull or import of it was not on record as whole when the machine
-//! went down, or if one of its containers failed in a way that points to its files. Images of which there is no
-//! record were there before the agent, and are trusted.
+//! **Invariant:** an image is possibly corrupt only if a pull or import of it was not recorded as complete when the
+//! machine went down, or if one of its containers failed in a way that points to its files. Images without a record
+//! existed before the agent, and are trusted.
 //!
-//! **Invariant:** an image is removed only after [`FilesState::Removed`] is on the disk, so it is brought again
-//! whatever happens in between.
+//! **Invariant:** an image is removed only after [`FilesState::Removed`] is on the disk, so it is pulled or imported
+//! again whatever happens in between.
 
 use k8s_openapi::api::core::v1::{Container, Probe};
 use serde::{Deserialize, Serialize};
@@ -63,7 +63,8 @@ pub enum FilesState {
         /// For a human.
         why: String,
     },
-    /// A suspect that was removed from the runtime, or is about to be. It has to be brought again.
+    /// A possibly corrupt image that was removed from the runtime, or is about to be. It has to be pulled or imported
+    /// again.
     Removed,
 }
 
@@ -80,7 +81,7 @@ pub struct GoodImage {
 /// Permitted use of an image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Standing {
-    /// It is not there, and nobody has to bring it but who wants it.
+    /// It does not exist, and no repair needs it.
     Absent,
     /// It was there without a pull of the agent.
     Trusted,
@@ -89,9 +90,9 @@ pub enum Standing {
     /// It was brought in this boot and its files are not known to be on the disk. Containers may use it: they see
     /// what the kernel has in memory.
     Unsynced,
-    /// It has to be removed and brought again before a container uses it.
+    /// It has to be removed and pulled or imported again before a container uses it.
     Suspect,
-    /// It was removed as a suspect, and has to be brought again.
+    /// It was removed as possibly corrupt, and has to be pulled or imported again.
     Owed,
 }
 
@@ -174,10 +175,10 @@ pub fn was_there(files: Option<&ImageFiles>, id: &str) -> bool {
     }
 }
 
-/// The record of a pull or import that begins; `None` leaves the record as it is. `present` is what the runtime says of the
-/// name: an image that was removed or replaced since the record was written is none to fall back to. For a name on record as
-/// removed it is also what the runtime says of the recorded ID: another name may keep the damaged files. What an earlier boot
-/// left behind has been told from a suspect before.
+/// Returns the record of a pull or import that begins; `None` leaves the record as it is. `present` is the runtime's
+/// answer for the name: an image that was removed or replaced since the record was written is none to fall back to. For
+/// a name recorded as removed it is also the runtime's answer for the recorded ID: another name may keep the damaged
+/// files. Records of an earlier boot have been judged before.
 pub fn begun(old: Option<&ImageFiles>, image: &str, present: Presence<'_>) -> Option<ImageFiles> {
     let fresh = |good, repairs| FilesState::Pulling { good, repairs };
     let good = |id: &str, whole| {
@@ -266,7 +267,8 @@ fn whole(image: &str, id: &str, suspected: Option<u64>) -> ImageFiles {
     }
 }
 
-/// The record of a suspect whose name stands for another image by now, which nobody is known to have synced.
+/// Returns the record of a possibly corrupt image whose name stands for another image by now, which is not known to be
+/// synced.
 pub fn replaced(old: &ImageFiles, id: &str) -> ImageFiles {
     ImageFiles {
         id: id.to_owned(),
@@ -548,7 +550,7 @@ const API_CREDENTIALS: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
 pub const SHORT_LOG: usize = 5 << 10;
 /// A container that ran for longer has run its program.
 const INSTANT: i64 = 5_000_000_000;
-/// The program must have failed this often: the start with this number looks at the last failure.
+/// Number of failures of the program: the start with this number checks the last failure.
 const FAILED_STARTS: u32 = 2;
 
 /// Returns whether the log of an ended container is to be read before the start with number `attempt`: it has failed repeatedly, at
@@ -780,16 +782,16 @@ fn unpacks_anew(state: &FilesState) -> bool {
     )
 }
 
-/// Every archive on record.
+/// Returns every recorded archive.
 pub fn all_archives(state: &State) -> impl Iterator<Item = ArchiveRecord> + '_ {
     let records = state.all_stored::<ArchiveRecord>();
     records.filter_map(|record| record.content())
 }
 
-/// The file name of an imported archive that holds an image. Such an image is pinned: no collection of unused images
-/// may remove it.
+/// Returns the file name of an imported archive that holds an image. Such an image is pinned: no collection of unused
+/// images may remove it.
 ///
-/// `is_image` tells whether a name in an archive is one of that image.
+/// `is_image` returns whether a name in an archive is one of that image.
 pub fn archive_of(state: &State, is_image: impl Fn(&str) -> bool) -> Option<String> {
     all_archives(state)
         .find(|archive| {

@@ -1,8 +1,8 @@
 //! Detects directories whose file system is not mounted.
 //!
-//! A disk that is late leaves its mount point empty, and what is empty looks wiped. So the file system of each directory
-//! that the agent takes facts from is recorded. In: that record and the present file system. Out: the state of the recorded
-//! one. Pure.
+//! A disk that is mounted late leaves its mount point empty, and an empty directory looks wiped. So the file system of
+//! each directory that the agent takes facts from is recorded. The input is that record and the present file system.
+//! The output is the state of the recorded one. Pure.
 
 use std::path::Path;
 
@@ -31,10 +31,10 @@ pub enum Presence {
     Other,
 }
 
-/// Compares what is on record of a directory with what is there. `accepted`: the file system that an operator has
+/// Compares the record of a directory with its present file system. `accepted` is the file system that an operator has
 /// declared to be the directory's from now on.
 ///
-/// The root file system is always mounted, so another one there is no sign of one that is missing.
+/// The root file system is always mounted, so another one there does not mean that one is missing.
 pub fn presence(
     recorded: Option<&Place>,
     path: &str,

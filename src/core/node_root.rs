@@ -27,16 +27,17 @@ pub enum Verdict {
     /// It was kept for a root directory that is gone. Another store begins, for this one, by this identity or else a
     /// new one.
     Replaced(Option<String>),
-    /// Another file system hides it, or its own is not mounted. That says nothing of the store, and is waited for.
+    /// Another file system hides it, or its own is not mounted. That proves nothing about the store, and the agent
+    /// waits.
     Wait,
 }
 
-/// Judges by what is on record, if anything is, the identity in the marker of the root directory `path`, if it has
-/// one, whether the root directory has directories of pods, and what became of its file system.
+/// Judges by the record, if there is one, the identity in the marker of the root directory `path`, if it has one,
+/// whether the root directory has directories of pods, and the state of its file system.
 ///
-/// Only what is certain takes a store away from its node. A root directory at another path was configured, and a
-/// marker alone that is gone says nothing while there are pods. What is below the mount point of a disk is not the root
-/// directory, whatever it has: it may be a copy of before the disk was there.
+/// Only certain facts take a store away from its node. A root directory at another path was configured, and a missing
+/// marker alone proves nothing while there are pods. A directory below the mount point of a disk is not the root
+/// directory, whatever it has: it may be an old copy that the disk hides.
 pub fn judge(
     recorded: Option<&Recorded>,
     marker: Option<&str>,

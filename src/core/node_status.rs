@@ -1,11 +1,11 @@
-//! The object of this node: what it is registered with, and its status computed from facts.
+//! Object of this node: its registration, and its status computed from facts.
 //!
-//! Comes in: settings, facts about machine and runtime, pressure, the node as the API server last showed it. Goes
-//! out: the node as it should be, the events that tell of it, and the strategic merge patch between the two.
-//! Upstream: `initialNode`, `setNodeStatus` with its setters, `reconcile…`, `nodeStatusHasChanged`, `PatchNodeStatus`.
+//! The input is the settings, facts about machine and runtime, pressure, the node as the API server last showed it. The
+//! output is the desired node, its events, and the strategic merge patch between the two. Upstream: `initialNode`,
+//! `setNodeStatus` with its setters, `reconcile…`, `nodeStatusHasChanged`, `PatchNodeStatus`.
 //!
-//! **Invariant:** the status starts as a copy of what the API server shows. What somebody else put there (conditions,
-//! attached volumes, extended resources) stays, and what is not known now is left as it is.
+//! **Invariant:** the status starts as a copy of the API server's. Values of other components (conditions, attached
+//! volumes, extended resources) stay, and values that are not known now are left as they are.
 //!
 //! **Invariant:** a transition has one time and one event, however long it takes until the API server hears of it
 //! ([`Memory::pending`]).
@@ -192,7 +192,7 @@ pub struct Machine {
     pub memory: Option<u64>,
     /// Swap in bytes; `None` when it is not known.
     pub swap: Option<u64>,
-    /// Bytes set aside in huge pages, by the size of a page in bytes.
+    /// Bytes reserved in huge pages, by the size of a page in bytes.
     pub hugepages: BTreeMap<u64, u64>,
     /// Size in bytes of the file system of the root directory; `None` when it is not known.
     pub ephemeral_storage: Option<u64>,
@@ -213,9 +213,9 @@ pub struct Machine {
 pub struct RuntimeFacts {
     /// `containerd://1.6.20`.
     pub version: String,
-    /// Handlers; empty when the runtime tells none.
+    /// Handlers; empty when the runtime reports none.
     pub handlers: Vec<NodeRuntimeHandler>,
-    /// Features; `None` when the runtime tells none.
+    /// Features; `None` when the runtime reports none.
     pub features: Option<NodeFeatures>,
 }
 
@@ -372,7 +372,7 @@ pub fn reconcile(settings: &NodeSettings, existing: &Node) -> Node {
     node
 }
 
-/// A label of the agent's own that somebody else has changed.
+/// A label of the agent's own that another client has changed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CorrectedLabel {
     /// The label.

@@ -41,7 +41,7 @@ pub struct Record {
 /// A process that the kernel killed for want of memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OomKill {
-    /// The record that tells of its end.
+    /// Sequence number of the record of its end.
     pub sequence: u64,
     /// Process ID, in the node's namespace.
     pub pid: u32,

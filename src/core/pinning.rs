@@ -4,7 +4,7 @@
 //! the pod is refused; what each container is to be told; what has to change where assignments no longer fit the machine.
 //! Pure: the same for the same input.
 //!
-//! Assignments alone are on record (`cpus`, `memory`). The CPUs that all others share are derived from them.
+//! Assignments alone are stored (`cpus`, `memory`). The CPUs that all others share are derived from them.
 //!
 //! **Invariant:** no CPU is assigned to containers of two pods, and none to two containers of a pod, that run at a time.
 //!
@@ -93,7 +93,7 @@ pub struct Assigned {
 }
 
 impl Assigned {
-    /// Returns what is on record.
+    /// Returns the stored assignments.
     pub fn of(state: &State) -> Self {
         let cpus = state.cpus.iter();
         let memory = state.memory.iter();
@@ -139,8 +139,8 @@ fn union_of<'a>(sets: impl Iterator<Item = &'a CpuSet>) -> CpuSet {
     sets.flat_map(CpuSet::iter).collect()
 }
 
-/// Returns what names the pods that do not run at a time with this one: of a static pod its full name, else its UID. `pod` is one
-/// that may not be on record.
+/// Returns the identity of pods that do not run at the same time as this one: of a static pod its full name, else its
+/// UID. `pod` is one that may not be recorded.
 fn turn_of(state: &State, uid: &PodUid, pod: Option<&Pod>) -> String {
     if let Some(pod) = pod.filter(|pod| pod.is_static()) {
         return pod.full_name().as_str().to_owned();

@@ -1,8 +1,8 @@
 //! Steps of one sync of a pod; upstream's `computePodActions` together with `doBackOff`.
 //!
-//! In: the desired pod, what the runtime shows, what is on record, failed probes, the time. Out:
-//! [`PodActions`], a list for the executor. [`compute`] puts it together; the rules are in `init` (init
-//! containers and sidecars), `view` (what all kinds share, main and ephemeral containers) and `policy`.
+//! The input is the desired pod, the runtime's view, the records, failed probes, the time. The output is
+//! [`PodActions`], a list for the executor. [`compute`] puts it together; the rules are in `init` (init containers and
+//! sidecars), `view` (the common part, main and ephemeral containers) and `policy`.
 //!
 //! # What the executor has to do
 //!
@@ -85,7 +85,7 @@ pub struct PodActionInput<'a> {
     pub probe_failures: &'a BTreeMap<String, ProbeFailure>,
     /// Probe results of the running containers, by container name: whether a sidecar has started.
     pub probes: &'a BTreeMap<String, ProbeView>,
-    /// A moment before the runtime was asked for `status`.
+    /// Moment before the request to the runtime for `status`.
     pub listed_at: Stamp,
     /// The current time.
     pub now: Stamp,

@@ -1,8 +1,8 @@
 //! The API status of a pod; upstream's `generateAPIPodStatus` and the merge in its status manager.
 //!
-//! In: the desired pod, the runtime's facts, the container records, the status before, the stage of the
-//! worker. Out: a `v1.PodStatus`. `containers` makes the three lists of container statuses, `phase` and
-//! `conditions` read them, `addresses` picks the pod's addresses, `merge` compares with what was told before.
+//! The input is the desired pod, the runtime's facts, the container records, the previous status, the stage of the
+//! worker. The output is a `v1.PodStatus`. `containers` makes the three lists of container statuses, `phase` and
+//! `conditions` read them, `addresses` picks the pod's addresses, `merge` compares with the reported status.
 //!
 //! **Invariants:** a terminal phase never changes; restart counts, exit codes and lastState never go back,
 //! also when the runtime has forgotten them; statuses of init containers are in the order of the spec, others
@@ -67,7 +67,7 @@ pub struct StatusInput<'a> {
     pub reasons: &'a BTreeMap<String, (String, String)>,
     /// Probe results by container name.
     pub probes: &'a BTreeMap<String, ProbeView>,
-    /// Resources allocated and in force.
+    /// Allocated and applied resources.
     pub resize: &'a ResizeView,
     /// True if the pod's runtime handler can mount read-only recursively; `None` = not known now, keeps the reported
     /// value.
@@ -85,7 +85,7 @@ pub struct StatusInput<'a> {
     pub evicted: Option<(&'a str, &'a str)>,
     /// `activeDeadlineSeconds` has passed; see [`deadline::exceeded`].
     pub deadline_exceeded: bool,
-    /// A moment before the runtime was asked for `status`.
+    /// Moment before the request to the runtime for `status`.
     pub listed_at: Stamp,
     /// The current time.
     pub now: Stamp,
@@ -188,9 +188,9 @@ fn listed(pod_ips: Vec<String>) -> Option<Vec<api::PodIP>> {
     some_if_any(pod_ips.into_iter().map(|ip| api::PodIP { ip }))
 }
 
-/// The status of a pod whose sandbox has just become ready, with these addresses, and whose volumes are mounted: `told`
-/// with the condition PodReadyToStartContainers and the addresses; `None` when the condition says so already. Upstream:
-/// `OnPodSandboxReady`, which leaves the addresses to a later status.
+/// Returns the status of a pod whose sandbox has just become ready, with these addresses, and whose volumes are
+/// mounted: the reported status `told` with the condition PodReadyToStartContainers and the addresses; `None` when it
+/// has the condition already. Upstream: `OnPodSandboxReady`, which leaves the addresses to a later status.
 pub fn sandbox_became_ready(
     pod: &Pod,
     told: &api::PodStatus,
@@ -240,8 +240,8 @@ pub fn all_statuses(status: &api::PodStatus) -> impl Iterator<Item = &api::Conta
     init.chain(main).chain(ephemeral)
 }
 
-/// Containers of all kinds whose crash back-off is in `new` and not in `told`: one per back-off, since each follows
-/// another end. What was told is on record, so a restart of the agent is no reason to tell it again.
+/// Returns the containers whose crash back-off is in `new` and not in `told`: one per back-off, since each follows
+/// another end. The reported status is stored, so a restart of the agent does not repeat the report.
 pub fn new_crash_loops(told: Option<&api::PodStatus>, new: &api::PodStatus) -> Vec<String> {
     let back_off = |s: &api::ContainerStatus| {
         let waiting = s.state.as_ref()?.waiting.as_ref()?;

@@ -1,14 +1,14 @@
-//! Merging what sources send.
+//! Merges the sets of the sources.
 //!
-//! In: the pods known of one source, and the full set that the source now sends. Out: the difference, as
-//! the operations the sync loop handles, and the pods known from then on. Upstream's
-//! `podStorage.merge` with `checkAndUpdatePod`.
+//! The input is the pods known of one source, and the full set that the source now sends. The output is the difference,
+//! as the operations the sync loop handles, and the pods known from then on. Upstream's `podStorage.merge` with
+//! `checkAndUpdatePod`.
 //!
-//! **Invariants.** A pod is removed only by a set that its source could read completely at the pod's
-//! origin: what is broken or cannot be read freezes the pods recorded from it. A pod that is known never
-//! comes out as an addition, so seeding [`SourcePods`] from the store makes a restart invisible. Of several
-//! manifests of one pod, the one that it was read from first stays its source, also when it goes away for a
-//! moment ([`RETURN`]): editors and scripts move a manifest aside and write it anew.
+//! **Invariants.** A pod is removed only by a set that its source could read completely at the pod's origin: a broken
+//! or unreadable origin keeps the last valid version of the pods recorded from it. A pod that is known is never an
+//! addition, so seeding [`SourcePods`] from the store makes a restart invisible. Of several manifests of one pod, the
+//! one that it was read from first stays its source, also when it goes away for a moment ([`RETURN`]): editors and
+//! scripts move a manifest aside and write it anew.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
@@ -253,7 +253,7 @@ fn place(pod: &SourcedPod) -> (&str, &str, &str) {
     (pod.pod.namespace(), pod.pod.name(), &pod.origin)
 }
 
-/// Computes the difference. `taken` tells UIDs that pods of *other* sources have.
+/// Computes the difference. `taken` has the UIDs of the pods of *other* sources.
 pub fn merge(
     known: &SourcePods,
     set: &SourceSet,

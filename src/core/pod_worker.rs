@@ -1,8 +1,8 @@
 //! The state machine of a pod's worker: Sync → Terminating → Terminated → Finished, one way per UID.
 //!
-//! What comes in is the record as it stands and an update; what goes out is the record as it should be and
-//! whether a sync in flight has to be cancelled. Mirrors upstream's `podWorkers.UpdatePod`,
-//! `completeSync`, `completeTerminating`, `completeTerminated` and `SyncKnownPods`.
+//! The input is the present record and an update; the output is the next record and whether a sync in flight has to be
+//! cancelled. Mirrors upstream's `podWorkers.UpdatePod`, `completeSync`, `completeTerminating`, `completeTerminated`
+//! and `SyncKnownPods`.
 //!
 //! **Invariant:** a phase never goes back, and a grace period never grows.
 
@@ -184,8 +184,8 @@ fn termination_cause(update: &WorkerUpdate<'_>) -> Option<TerminationCause> {
     None
 }
 
-/// The grace period in force, in seconds: the smallest of what deletion and an override ask, else the
-/// spec's, never longer than before, at least one. Upstream: `calculateEffectiveGracePeriod`.
+/// Returns the grace period to apply, in seconds: the smallest of those of deletion and an override, else the spec's,
+/// never longer than before, at least one. Upstream: `calculateEffectiveGracePeriod`.
 fn effective_grace(update: &WorkerUpdate<'_>, phase: &WorkerPhase) -> i64 {
     let mut grace: Option<i64> = match phase {
         WorkerPhase::Terminating { grace_seconds, .. } => Some(*grace_seconds),

@@ -363,8 +363,8 @@ pub fn on_record(state: &State) -> Signals {
 }
 
 /// Returns the records that an agent starts with, moved to this boot. `heartbeat` is the last sign of life of the
-/// previous agent. A condition that was last seen the transition period ago or earlier is over, however long nobody
-/// observed the node.
+/// previous agent. A condition that was last seen the transition period ago or earlier is over, however long the node
+/// was not observed.
 pub fn at_start(state: &State, transition: Duration, heartbeat: Stamp, now: Stamp) -> Signals {
     let rebased = on_record(state).into_iter().map(|(key, record)| {
         let first = record.first.rebase(heartbeat, now);

@@ -19,7 +19,7 @@ const DEFAULT_FAILURES: u32 = 3;
 /// A count that was not continued for this many periods starts over.
 const PERIODS_A_COUNT_LASTS: u32 = 2;
 
-/// A result in force, or a raw one.
+/// A valid result, or a raw one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ProbeResult {
     /// It works.
@@ -164,8 +164,8 @@ impl ProbeState {
         }
     }
 
-    /// Of a running container of which no record is left: what users were told of that very container
-    /// holds until a probe says otherwise.
+    /// Returns the state of a running container of which no record is left: the result that users saw of that very
+    /// container holds until a probe contradicts it.
     pub fn inferred(
         kind: ProbeKind,
         container_id: ContainerId,
@@ -218,7 +218,7 @@ impl ProbeState {
         &self.container_id
     }
 
-    /// The result in force.
+    /// Returns the valid result.
     pub fn result(&self) -> ProbeResult {
         self.result
     }

@@ -1,16 +1,16 @@
-//! Resources of running containers: what was allocated, what is in force, what is wanted.
+//! Resources of running containers: allocated, applied and wanted.
 //!
-//! In: the desired pod, what was allocated at admission or by a resize since, what the runtime was told
-//! last, and what else runs on the node. Out: whether the node gives what is wanted, what has to be told to
-//! the runtime, and what a status says of it. Upstream: the allocation manager and `computePodResizeAction`.
+//! The input is the desired pod, its allocation at admission or by a later resize, the resources last sent to the
+//! runtime, and the other pods of the node. The output is whether the node gives the wanted resources, the request to
+//! the runtime, and the resources in the status. Upstream: the allocation manager and `computePodResizeAction`.
 //!
 //! An allocation is recorded with the admission, per container: each requested resource under its name, and
 //! for what can be resized the limit as `limits.cpu` and `limits.memory`, 0 for none. Records that were made
 //! without limits are taken to have those that are wanted when they are read first. What the pod as a whole has is
 //! recorded under the empty name ([`POD`]), empty where the pod has nothing of its own.
 //!
-//! **Invariant:** what was allocated is what containers are created with and what the node's room is counted
-//! by, however the spec has changed since.
+//! **Invariant:** the allocation is used to create containers and to count the node's room, however the spec has
+//! changed since.
 
 mod pod_level;
 mod record;
@@ -37,7 +37,7 @@ use crate::types::containers::is_sidecar;
 pub const DEFERRED: &str = "Deferred";
 /// Reason of a resize that this node can never give.
 pub const INFEASIBLE: &str = "Infeasible";
-/// Reason of a resize that was allocated and could not be put in force.
+/// Reason of a resize that was allocated and could not be applied.
 pub const ERROR: &str = "Error";
 
 /// Resource to quantity of one container.

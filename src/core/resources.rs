@@ -40,7 +40,7 @@ pub fn is_device_class(name: &str) -> bool {
 }
 
 /// Returns whether a container (`None`: any) has an extended resource by the ResourceClaim that the scheduler made for the pod.
-/// No device plugin is asked for it then, and the node need not show it. Upstream: `isDRAExtendedResource`.
+/// Then no device plugin gets a request for it, and the node need not show it. Upstream: `isDRAExtendedResource`.
 pub fn is_by_claim(pod: &Pod, container: Option<&str>, resource: &str) -> bool {
     let status = pod.status.as_ref();
     let claim = status.and_then(|s| s.extended_resource_claim_status.as_ref());

@@ -29,7 +29,7 @@ use crate::kubeletconfig::OfflineStart;
 use crate::types::runtime::PodStatus as RuntimePodStatus;
 use crate::types::{BootIdentity, ContainerId, PodExt, PodSource, PodSyncType, PodUid, Stamp};
 
-/// A resumed pod is looked at again at the latest after this long, whatever was recorded.
+/// Longest time until a resumed pod is checked again, whatever was recorded.
 const LONGEST_PAUSE: Duration = Duration::from_secs(90);
 /// Largest difference between the runtime's times and the agent's.
 const CLOCK_SKEW: Duration = Duration::from_secs(1);
@@ -41,10 +41,10 @@ pub struct RestoreInput<'a> {
     pub state: &'a State,
     /// Pods that the runtime lists.
     pub runtime: &'a BTreeMap<PodUid, RuntimePodStatus>,
-    /// The moment before the runtime was asked.
+    /// Moment before the request to the runtime.
     pub listed_at: Stamp,
-    /// The meta record the store was opened with: this node, the epoch in force, and boot, generation and
-    /// heartbeat of the previous agent.
+    /// Meta record the store was opened with: this node, the current epoch, and boot, generation and heartbeat of the
+    /// previous agent.
     pub meta: &'a MetaRecord,
     /// This boot.
     pub boot: &'a BootIdentity,
@@ -96,7 +96,7 @@ pub struct RestoredPod {
     pub record: WorkerRecord,
     /// Its source still wants it, as far as is known.
     pub desired: bool,
-    /// It may start before its source has spoken: the source has confirmed it in this epoch, and it is not held.
+    /// It may start before its source has synced: the source has confirmed it in this epoch, and it is not held.
     pub confirmed: bool,
     /// Reason for which it is not started before the API server has answered in this boot.
     pub held: Option<String>,
@@ -132,7 +132,7 @@ pub struct RestorePlan {
     pub transaction: Transaction,
     /// The machine, or at least everything that ran on it, was started anew.
     pub rebooted: bool,
-    /// Epoch in force.
+    /// Current epoch.
     pub epoch: EpochRecord,
     /// Pods to be brought back.
     pub pods: Vec<RestoredPod>,
@@ -446,12 +446,12 @@ fn has_untold_container(
     })
 }
 
-/// Moves every stamp that something is counted from or to onto the boot of `now`. Stamps that only tell
-/// when something was stay as they are. What happened after the last heartbeat of an earlier boot happened
-/// before the runtime was listed in this one, however it is moved.
+/// Moves every stamp that is the start or end of a duration onto the boot of `now`. Stamps that only record a time stay
+/// as they are. Events after the last heartbeat of an earlier boot happened before the runtime was listed in this one,
+/// however they are moved.
 ///
-/// Containers whose start the runtime has forgotten get their end here, where their records still tell in which boot
-/// that start was decided.
+/// Containers whose start the runtime has forgotten get their end here, where their records still have the boot in
+/// which that start was decided.
 fn rebase(
     state: &State,
     runtime: &BTreeMap<PodUid, RuntimePodStatus>,

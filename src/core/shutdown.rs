@@ -1,9 +1,9 @@
-//! Graceful shutdown of the node: who is stopped when, and what is remembered of it. Upstream: `nodeshutdown`.
+//! Graceful shutdown of the node: the order and times of stops, and the record. Upstream: `nodeshutdown`.
 //!
-//! In: the configured periods, priorities of pods, the record, the time. Out: groups, grace periods, the next record, what
-//! `logind` has to be told. Pure.
+//! The input is the configured periods, priorities of pods, the record, the time. The output is groups, grace periods,
+//! the next record, and the settings for `logind`. Pure.
 //!
-//! **Invariant:** a shutdown on record is in force in its own boot, until it is cancelled. One of an earlier boot is over.
+//! **Invariant:** a stored shutdown is valid in its own boot, until it is cancelled. One of an earlier boot is over.
 
 use std::time::Duration;
 
@@ -191,7 +191,7 @@ impl ShutdownRecord {
         self.deadline.since(self.begun)
     }
 
-    /// Returns the one in `state`. One that cannot be read counts as none: `logind` tells whether there is one.
+    /// Returns the one in `state`. One that cannot be read counts as none: `logind` reports whether there is one.
     pub fn of(state: &State) -> Option<Self> {
         state.object(&Self::key())
     }
@@ -201,7 +201,7 @@ impl ShutdownRecord {
         self.begun.boot == now.boot && self.cancelled.is_none()
     }
 
-    /// Puts it on record, with a line in the journal.
+    /// Stores it, with a line in the journal.
     pub fn transaction(&self, why: &str, now: Stamp) -> Transaction {
         let what = match self {
             Self {
@@ -265,7 +265,7 @@ impl ManagerRecord {
         Some((record.content()?, record.at()))
     }
 
-    /// Puts it on record; empty if it is there.
+    /// Stores it; empty if it is stored already.
     pub fn transaction(&self, state: &State, now: Stamp) -> Transaction {
         let stored = Self::of(state);
         if stored.is_some_and(|(stored, at)| stored == *self && at.boot == now.boot) {
@@ -299,7 +299,7 @@ pub fn is_stopped_by_shutdown(phase: &WorkerPhase) -> bool {
 /// wanted as before; the terminal status of a pod of the API server stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AfterShutdown {
-    /// Goes on: what is on record of its containers counts.
+    /// Continues: the records of its containers count.
     Resume,
     /// Was refused and never started: admitted anew.
     AdmitAgain,
@@ -352,7 +352,7 @@ pub fn delay_drop_in(delay: Duration) -> String {
     )
 }
 
-/// Returns whether systemd's `SystemState` says that the machine goes down.
+/// Returns whether systemd's `SystemState` means that the machine is shutting down.
 pub fn is_going_down(system_state: &str) -> bool {
     system_state == "stopping"
 }

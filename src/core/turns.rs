@@ -83,7 +83,7 @@ impl<P: Ord + Clone, I: Ord + Copy> Turns<P, I> {
         }
     }
 
-    /// Gives out a turn: to what is returned. `None` when nobody may have one.
+    /// Gives out a slot, to the returned item. `None` when no item may have one.
     pub fn next_turn(&mut self) -> Option<I> {
         self.next_in_share().or_else(|| self.next_in_common())
     }

@@ -342,7 +342,7 @@ pub struct Watch {
     last: Option<(Facts, Stamp)>,
 }
 
-/// The causes that a look found.
+/// Causes that a check found.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Found {
     /// Those that concern every pod.
@@ -352,7 +352,7 @@ pub struct Found {
 }
 
 impl Watch {
-    /// Compares with the last look. The first one finds nothing.
+    /// Compares with the last check. The first one finds nothing.
     pub fn look(&mut self, facts: Facts, now: Stamp) -> Found {
         let mut found = Found::default();
         if let Some((last, at)) = &self.last {
@@ -389,7 +389,7 @@ impl Watch {
     }
 }
 
-/// The step of the wall clock between two looks of one boot, if there was one.
+/// Returns the step of the wall clock between two checks of one boot, if there was one.
 fn clock_step(before: Stamp, now: Stamp) -> Option<Cause> {
     if before.boot != now.boot {
         return None;

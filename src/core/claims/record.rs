@@ -62,7 +62,7 @@ impl Kind for ClaimRecord {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct DriverClaim {
-    /// Boot in which the driver answered that it is prepared; `None` while it is asked, also across a crash.
+    /// Boot in which the driver answered that it is prepared; `None` while the request runs, also across a crash.
     pub prepared: Option<BootId>,
     /// Its newest answer.
     pub devices: Vec<ClaimDevice>,
@@ -158,7 +158,7 @@ impl ClaimRecord {
 }
 
 impl DriverRecord {
-    /// Names of all drivers on record.
+    /// Returns the names of all stored drivers.
     pub fn names(state: &State) -> BTreeSet<String> {
         let records = state.all_stored::<Self>();
         records.map(|record| record.place().1.to_owned()).collect()

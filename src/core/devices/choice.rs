@@ -135,8 +135,8 @@ pub fn choose(
     Ok(chosen)
 }
 
-/// Returns what a plugin is asked about its preference: the aligned devices when these suffice, else all free ones. `None`
-/// when there is nothing to choose.
+/// Returns the devices that a plugin is asked about for its preference: the aligned devices when these suffice, else
+/// all free ones. `None` when there is nothing to choose.
 pub fn hint_of(request: &Request<'_>) -> Option<Hint> {
     let must_include = request.taken_over();
     let needed = request.count - must_include.len();

@@ -231,8 +231,8 @@ impl Inventory {
         known.map_or(0, |known| known.returns)
     }
 
-    /// Takes devices off that the plugin was asked about when devices had returned `returns` times. If some have returned since,
-    /// the answer may be older than that, and all of them stay.
+    /// Removes devices that the plugin was asked about when devices had returned `returns` times. If some have returned
+    /// since, the answer may be older than that, and all of them stay.
     pub fn settle_returned(&mut self, resource: &str, ids: &BTreeSet<String>, returns: u64) {
         let known = self.resources.get_mut(resource);
         if let Some(known) = known.filter(|known| known.returns == returns) {

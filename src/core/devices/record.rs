@@ -58,7 +58,8 @@ impl Kind for PodDevices {
 pub struct Allocation {
     /// NUMA nodes by ID of the device.
     pub ids: BTreeMap<String, Vec<i64>>,
-    /// The plugin's answer; `None` while it is asked, also across a crash: then it is asked for the same devices again.
+    /// The plugin's answer; `None` while the request runs, also across a crash: then the same devices are requested
+    /// again.
     pub granted: Option<Granted>,
     /// The container that was made with an earlier answer of the plugin: it is to be restarted.
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -1,7 +1,7 @@
-//! The images of the node as garbage collection last judged them, on record for `holdfast dump images`.
+//! Images of the node as garbage collection last judged them, stored for `holdfast dump images`.
 //!
-//! In: the settings, the images with why each is kept, the order in which the others go. Out: one record in table `objects`.
-//! Pure. Nothing is decided by it.
+//! The input is the settings, the images with the reason for keeping each, the order in which the others are removed.
+//! The output is one record in table `objects`. Pure. No decision uses it.
 
 use std::collections::HashMap;
 

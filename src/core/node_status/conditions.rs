@@ -34,7 +34,7 @@ pub struct Readiness {
     pub starting: bool,
 }
 
-/// The conditions this node writes; all others are somebody else's.
+/// Conditions that this node writes; other components write all others.
 pub(super) const OWN: [&str; 4] = ["MemoryPressure", "DiskPressure", "PIDPressure", "Ready"];
 
 /// Resources without which no pod can be placed.

@@ -49,7 +49,7 @@ pub fn needs_update(
     }
 }
 
-/// Compares two nodes: labels, annotations and status; the spec is not the node's to write. Lists are looked at as
+/// Compares two nodes: labels, annotations and status; the spec is not the node's to write. Lists are compared as
 /// values and encoded only when they differ.
 pub fn change(base: &Node, new: &Node) -> Change {
     let mut metadata = Map::new();

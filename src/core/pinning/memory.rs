@@ -186,7 +186,7 @@ impl Table {
         used.all(|(_, node)| node.group == mask)
     }
 
-    /// Returns the combinations of nodes that have enough of everything that is asked for. Upstream: `calculateHints`.
+    /// Returns the combinations of nodes that have enough of every requested kind. Upstream: `calculateHints`.
     pub(super) fn hints(&self, wanted: &Bytes, reusable: &Reusable) -> Vec<Hint> {
         let ids: Vec<u32> = self.nodes.keys().copied().collect();
         let mut least = ids.len();

@@ -1,4 +1,4 @@
-//! Brings assignments on record in line with the machine and the settings at the agent's start. Pure.
+//! Brings stored assignments in line with the machine and the settings at the agent's start. Pure.
 
 use std::collections::BTreeMap;
 
@@ -23,9 +23,9 @@ pub struct Mended {
     pub message: String,
 }
 
-/// Returns the records to change, and what to tell of it. A container keeps what is left of its CPUs and nodes; one that has
-/// none left, and a pod that is to run and has none, gets others if there are some. What belongs to no pod that may run is
-/// freed. Upstream refuses to start instead (`validateState`).
+/// Returns the records to change, and the changes to report. A container keeps the rest of its CPUs and nodes; one that
+/// has none left, and a pod that is to run and has none, gets others if there are some. Assignments of no pod that may
+/// run are freed. Upstream refuses to start instead (`validateState`).
 pub fn mend(state: &State, settings: &Settings) -> (Transaction, Vec<Mended>) {
     let recorded = Assigned::of(state);
     let mut mending = Mending {

@@ -440,7 +440,7 @@ fn applied(state: &State, version: u64, transaction: &Transaction) -> State {
     next
 }
 
-/// A pod that is to run, on record.
+/// Returns the record of a pod that is to run.
 fn recorded(uid: &str, mut pod: Pod) -> Transaction {
     pod.metadata.uid = Some(uid.to_owned());
     let worker = WorkerRecord {

@@ -11,7 +11,7 @@ use crate::types::{ContainerId, PodUid};
 /// CPUs that the runtime has confirmed since the agent's start, by container.
 pub type Confirmed = BTreeMap<ContainerId, CpuSet>;
 
-/// A running container that is to be told its CPUs.
+/// A running container whose CPUs have to be sent to the runtime.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Update {
     /// Its pod.
@@ -35,8 +35,8 @@ impl Update {
     }
 }
 
-/// Returns the CPUs and NUMA nodes of a container; what is empty is not told. CPUs are those of its own, or those that all
-/// others share; empty with the policy `none`. Upstream: `GetCPUAffinity` and `GetMemoryNUMANodes`.
+/// Returns the CPUs and NUMA nodes of a container; an empty set is not sent. CPUs are those of its own, or those that
+/// all others share; empty with the policy `none`. Upstream: `GetCPUAffinity` and `GetMemoryNUMANodes`.
 pub fn allowed(
     settings: &Settings,
     assigned: &Assigned,
@@ -55,9 +55,9 @@ pub fn allowed(
     (cpus.unwrap_or_default(), nodes.copied().collect())
 }
 
-/// Returns the running containers that are to be told their CPUs: those that have others than `assigned` says, and those of
-/// which the runtime has not confirmed it since the agent's start. Those that lose CPUs come first, so that no two containers
-/// have one at a time for long. Upstream: `reconcileState`.
+/// Returns the running containers whose CPUs have to be sent: those that have others than assigned, and those of which
+/// the runtime has not confirmed them since the agent's start. Those that lose CPUs come first, so that no two
+/// containers have one at a time for long. Upstream: `reconcileState`.
 pub fn updates(
     state: &State,
     settings: &Settings,
@@ -108,14 +108,14 @@ fn wanted(
         .map(|_| settings.machine.online())
 }
 
-/// Returns whether running containers may have to be told CPUs: always with the policy `static`, and with `none` while one
-/// has those that an earlier policy told it.
+/// Returns whether CPUs may have to be sent to running containers: always with the policy `static`, and with `none`
+/// while one has those of an earlier policy.
 pub fn is_telling(state: &State, settings: &Settings) -> bool {
     let mut records = state.cpusets.iter();
     settings.cpus.is_some() || records.any(|(_, told)| !told.record.cpus.is_empty())
 }
 
-/// Containers that run or were started, by what was told to them and by what the runtime showed last.
+/// Returns containers that run or were started, by the records of their CPUs and by the runtime's last view.
 fn running(state: &State) -> BTreeMap<(PodUid, String), ContainerId> {
     let mut ended: BTreeSet<ContainerId> = BTreeSet::new();
     let mut running = BTreeMap::new();

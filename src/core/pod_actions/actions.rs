@@ -21,7 +21,7 @@ pub enum KillReason {
     LivenessProbe,
     /// Its startup probe failed.
     StartupProbe,
-    /// The runtime cannot tell whether it runs.
+    /// The runtime does not know whether it runs.
     Unknown,
     /// A newer attempt of the same container runs.
     Duplicate,
@@ -111,8 +111,8 @@ pub struct PodActions {
     pub waiting: Vec<Waiting>,
     /// When the first of `waiting` may start.
     pub next_due: Option<Stamp>,
-    /// The status may be older than a start that is on record, so that nothing was decided about that container: inspect the
-    /// pod again and decide anew at once.
+    /// True if the status may be older than a recorded start, so that nothing was decided about that container: inspect
+    /// the pod again and decide anew at once.
     pub look_again: bool,
     /// All containers are to restart: they are stopped, or that decision has to be recorded first.
     pub restart_all: bool,

@@ -1,4 +1,4 @@
-//! The hash that tells whether a running container still is what the spec asks for.
+//! Hash that shows whether a running container still matches its spec.
 
 use k8s_openapi::api::core::v1::Container;
 

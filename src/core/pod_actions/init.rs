@@ -1,7 +1,7 @@
 //! Init containers and sidecars; upstream's `computeInitContainerActions`.
 //!
-//! They are looked at backwards: the last one that did anything in the present sandbox tells where the pod
-//! is, whatever became of the ones before it. What they did in a former sandbox does not count.
+//! They are checked backwards: the last one that did anything in the present sandbox determines the progress of the
+//! pod, whatever happened to the ones before it. Their runs in a previous sandbox do not count.
 
 use super::view::{self, Sync, View};
 use super::{KillReason, ProbeFailure, policy};

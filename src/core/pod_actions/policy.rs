@@ -11,8 +11,8 @@ const RESTART: &str = "Restart";
 /// Action of a restart rule that starts all containers of the pod again.
 const RESTART_ALL: &str = "RestartAllContainers";
 
-/// The restart policy in force for a container: its own, else the pod's. A sidecar's is Always, an
-/// ephemeral container's Never; Always means OnFailure for an init container, which runs to success once.
+/// Returns the restart policy of a container: its own, else the pod's. A sidecar's is Always, an ephemeral container's
+/// Never; Always means OnFailure for an init container, which runs to success once.
 pub fn policy_of(pod: &Pod, spec: &ContainerSpec<'_>) -> RestartPolicy {
     let policy = own_policy(&spec.container).unwrap_or_else(|| pod.restart_policy());
     match (spec.kind, policy) {

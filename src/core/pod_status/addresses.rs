@@ -7,9 +7,9 @@ use k8s_openapi::api::core::v1::Pod;
 
 use crate::types::PodExt;
 
-/// At most one address of each family, that of the node's first address first. An IPv4 address in IPv6 form is shown as
-/// the IPv4 address that it is: servers refuse a status with such a one. While the runtime tells none (`ips`),
-/// those told before stay. A pod on the node's network keeps its address once told; only a second one is added.
+/// Returns at most one address of each family, that of the node's first address first. An IPv4 address in IPv6 form is
+/// shown as the IPv4 address that it is: servers refuse a status with such a one. While the runtime reports none
+/// (`ips`), the reported ones stay. A pod on the node's network keeps its reported address; only a second one is added.
 pub(super) fn of_pod(
     pod: &Pod,
     ips: &[String],
@@ -38,7 +38,7 @@ pub(super) fn of_pod(
     told
 }
 
-/// At most two addresses of the node. While it has none, those told before stay.
+/// Returns at most two addresses of the node. While it has none, the reported ones stay.
 pub(super) fn of_host(host_ips: &[String], previous: Option<&api::PodStatus>) -> Vec<String> {
     if host_ips.is_empty() {
         let told = previous.and_then(|p| p.host_ips.as_ref());

@@ -373,8 +373,8 @@ fn passed_end(input: &StatusInput<'_>, view: &View<'_>) -> api::ContainerStateTe
     }
 }
 
-/// Neither the runtime nor the records know of a run: what the API was told before still holds.
-/// Returns whether the container is to be started.
+/// Keeps the reported status of a container without a run in the runtime and the records. Returns whether the container
+/// is to be started.
 fn never_ran(
     input: &StatusInput<'_>,
     spec: &ContainerSpec<'_>,
@@ -410,9 +410,9 @@ fn never_ran(
     syncing
 }
 
-/// The reason to show for a container that should run and does not: while it is held back after a crash that is it,
-/// whatever its newest start ended with; else what its newest start met. A back-off that is over is told until the
-/// start that ends it, also by an agent that has not waited for it itself.
+/// Returns the reason to show for a container that should run and does not. While it is held back after a crash, that
+/// is the reason, whatever its newest start ended with; otherwise it is the error of its newest start. A back-off that
+/// is over is shown until the start that ends it, also by an agent that has not waited for it itself.
 fn why_not_started(
     input: &StatusInput<'_>,
     container: &Container,
@@ -457,7 +457,7 @@ fn why_not_started(
         })
 }
 
-/// The end before the current state: from runtime and records, else from what the API was told.
+/// Returns the end before the current state: from runtime and records, else from the reported status.
 fn last_state(
     input: &StatusInput<'_>,
     history: &History<'_>,

@@ -9,7 +9,7 @@ use crate::types::containers::container_of;
 use crate::types::pod::RestartPolicy;
 use crate::types::{ContainerKind, PodExt};
 
-/// A status that would take back what was told before.
+/// A status that would take back a reported one.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "refused status: container {container} ended with {exit_code}, which its restart policy makes final, and is now said not to have ended"

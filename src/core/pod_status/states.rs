@@ -60,7 +60,7 @@ pub(super) fn terminated(end: api::ContainerStateTerminated) -> api::ContainerSt
     }
 }
 
-/// An end on record.
+/// Returns the state of a recorded end.
 pub(super) fn end_state(exit: &ExitRecord, runtime_name: &str) -> api::ContainerStateTerminated {
     api::ContainerStateTerminated {
         container_id: Some(format!("{runtime_name}://{}", exit.container_id)),
@@ -73,7 +73,7 @@ pub(super) fn end_state(exit: &ExitRecord, runtime_name: &str) -> api::Container
     }
 }
 
-/// An end that nobody saw.
+/// Returns the state of an end that was not observed.
 pub(super) fn unlocated() -> api::ContainerStateTerminated {
     unlocated_at(
         "The container could not be located in the runtime. The container used to be Running",

@@ -21,17 +21,18 @@ pub const PREEMPTED: &str = "Preempted in order to admit critical pod";
 /// Record to commit before a step.
 #[derive(Clone, Debug, PartialEq)]
 pub enum StepRecord {
-    /// The pod is to run: pod, admission and phase as far as they are not on record, and the ends of the pods that it
+    /// The pod is to run: pod, admission and phase as far as they are not stored, and the ends of the pods that it
     /// preempts. The step begins when this is durable.
     Keep(Transaction),
-    /// The pod is to stop or has stopped. Empty when that is on record.
+    /// The pod is to stop or has stopped. Empty when that is stored.
     Stop(Transaction),
-    /// The pod is to run by its worker, but the admission of another pod has put its end on record: the worker decides again.
+    /// The pod is to run by its worker, but the admission of another pod has recorded its end: the worker decides
+    /// again.
     Ended,
 }
 
-/// Decides what is to be on record before a step that works on `job`. `others` are the workers of all pods; they are needed
-/// only if [`Worker::is_first_admitted`].
+/// Returns the record that has to be stored before a step that works on `job`. `others` are the workers of all pods;
+/// they are needed only if [`Worker::is_first_admitted`].
 pub fn before_step<'a>(
     job: &Worker,
     state: &State,
@@ -67,8 +68,9 @@ pub fn before_step<'a>(
     StepRecord::Keep(transaction)
 }
 
-/// Returns a pod as it is to be recorded with the admission of `job`: a victim that runs ends for it, and one that has ended
-/// for another reason may have been counted as gone. Returns `None` for a pod that goes on, or whose end is on record.
+/// Returns a pod as it has to be recorded with the admission of `job`: a victim that runs ends for it, and one that has
+/// ended for another reason may have been counted as gone. Returns `None` for a pod that continues, or whose end is
+/// recorded.
 fn end_of(other: &Worker, job: &Worker, state: &State, now: Stamp) -> Option<Worker> {
     if other.uid == job.uid || other.forget || other.record.runtime_only {
         return None;
@@ -87,7 +89,7 @@ fn end_of(other: &Worker, job: &Worker, state: &State, now: Stamp) -> Option<Wor
     Some(ended)
 }
 
-/// Returns the phase that ends a pod, where a critical pod's admission has put it on record.
+/// Returns the phase that ends a pod, if a critical pod's admission has recorded it.
 pub(super) fn recorded_end(state: &State, uid: &PodUid) -> Option<WorkerPhase> {
     let phase = &state.record::<WorkerRecord>(uid.as_str())?.phase;
     let is_preempted = matches!(

@@ -98,7 +98,7 @@ pub(super) fn unrecorded(job: &Worker, state: &State, epoch: u64, now: Stamp) ->
     transaction
 }
 
-/// Drops what is on record of a pod: the pod, its admission and its phase, containers, probes and statuses.
+/// Deletes the records of a pod: the pod, its admission and its phase, containers, probes and statuses.
 pub fn forget(state: &State, pod: &PodUid) -> Transaction {
     let uid = pod.as_str();
     let mut transaction = Transaction::new()
@@ -118,7 +118,7 @@ pub fn forget(state: &State, pod: &PodUid) -> Transaction {
     transaction.and(freed(state, pod))
 }
 
-/// Frees the CPUs and memory that the containers of a pod have for themselves, as far as they are on record.
+/// Frees the CPUs and memory that the containers of a pod have for themselves, as far as they are recorded.
 pub fn freed(state: &State, pod: &PodUid) -> Transaction {
     let uid = pod.as_str();
     let mut transaction = Transaction::new();
@@ -251,7 +251,7 @@ mod tests {
         }
     }
 
-    /// Everything the journal is told from first sight to the end, and the last transaction.
+    /// Returns every journal line from first sight to the end, and the last transaction.
     fn life(mut job: Worker) -> (Vec<String>, Transaction) {
         let mut state = State::default();
         let mut told = Vec::new();

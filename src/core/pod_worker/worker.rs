@@ -58,7 +58,7 @@ pub struct Worker {
     pub pod: Arc<Pod>,
     /// The admission decision, for pods seen first.
     pub admission: Option<AdmissionRecord>,
-    /// To be put on record with `admission`.
+    /// Preemption to store with `admission`.
     pub preemption: Option<Preemption>,
     /// Resource that the critical pod lacks that this one was chosen to end for.
     pub preempted_for: Option<String>,
@@ -120,8 +120,8 @@ impl Worker {
         decision.cancel
     }
 
-    /// Asks for another look. Returns whether there will be one: not at a finished pod, unless it is to be forgotten and
-    /// that has not succeeded yet.
+    /// Requests another step. Returns whether there will be one: a finished pod has none, unless it is to be forgotten
+    /// and that has not succeeded yet.
     pub fn wake(&mut self) -> bool {
         let looks = self.forget || !matches!(self.record.phase, WorkerPhase::Finished { .. });
         self.pending |= looks;
@@ -152,7 +152,7 @@ impl Worker {
         true
     }
 
-    /// Takes over the phase of a pod that a critical one has preempted, as it is on record with that pod's admission.
+    /// Adopts the phase of a pod that a critical one has preempted, as it is recorded with that pod's admission.
     /// Returns what the critical pod lacked, if it did: nothing happens to a pod that is being stopped already.
     pub fn adopt_recorded_end(&mut self, state: &State) -> Option<String> {
         if self.record.phase != WorkerPhase::Sync || self.forget {
@@ -162,7 +162,7 @@ impl Worker {
         Some(self.preempted_for.take().unwrap_or_default())
     }
 
-    /// Has the pod forgotten with everything that is recorded of it. Returns `false` if that was asked for before.
+    /// Makes the pod be forgotten with all its records. Returns `false` if that was requested before.
     pub fn begin_forgetting(&mut self) -> bool {
         let is_new = !self.forget;
         self.forget = true;
@@ -195,7 +195,7 @@ impl Worker {
             .is_some_and(|record| record.decision != AdmissionDecision::Admitted)
     }
 
-    /// Returns whether the pod is admitted, and that is not on record yet.
+    /// Returns whether the pod is admitted, and that is not stored yet.
     pub fn is_first_admitted(&self, state: &State) -> bool {
         let recorded = state.record::<AdmissionRecord>(self.uid.as_str());
         let decided = self.admission.as_ref();

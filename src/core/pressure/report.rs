@@ -1,7 +1,7 @@
-//! Knowledge and last actions of the manager of evictions, on record for `holdfast dump pressure`.
+//! Knowledge and last actions of the manager of evictions, stored for `holdfast dump pressure`.
 //!
-//! In: the configured thresholds, observations, removals of garbage, chosen pods. Out: one record in table `objects`. Pure.
-//! Nothing is decided by it.
+//! The input is the configured thresholds, observations, removals of garbage, chosen pods. The output is one record in
+//! table `objects`. Pure. No decision uses it.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -15,7 +15,7 @@ use crate::types::{PodExt, PodUid, Stamp};
 
 /// Key of the record in table `objects`.
 pub const KEY: &str = "pressure//node";
-/// The age that observed values on record may have while no threshold is met or near.
+/// Largest age of recorded observations while no threshold is met or near.
 const REFRESH: Duration = Duration::from_secs(60);
 
 /// The record.

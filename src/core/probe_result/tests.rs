@@ -28,8 +28,8 @@ fn record(result: &str, last: &str, consecutive: u32, second: i64) -> ProbeRecor
     }
 }
 
-/// Runs a series of `+` and `-`; returns the results in force after each, and how many changes of the
-/// result and of the record there were.
+/// Runs a series of `+` and `-`; returns the valid results after each, and the number of changes of the result and of
+/// the record.
 fn series(state: &mut ProbeState, spec: &ProbeSpec, runs: &str) -> (String, usize, usize) {
     let (mut seen, mut results, mut records) = (String::new(), 0, 0);
     for (second, run) in (0..).step_by(10).zip(runs.chars()) {

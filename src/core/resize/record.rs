@@ -21,7 +21,7 @@ pub struct ResizeRecord {
     pub actuated: Allocations,
     /// Error of sending the later allocation to the runtime.
     pub error: Option<String>,
-    /// A resize is under way that has been told of by an event.
+    /// True if a resize is under way that has had its event.
     pub started: bool,
 }
 

@@ -12,7 +12,7 @@ fn limited(limits: Value) -> Value {
     json!({"name": "c", "resources": {"limits": limits}})
 }
 
-/// As somebody would write them.
+/// Returns the amounts as a user would write them.
 fn written(amounts: &Amounts) -> Vec<(&str, i128)> {
     let whole = |amount: &i128| amount / 1_000_000_000;
     amounts

@@ -65,7 +65,7 @@ impl Start {
         }
     }
 
-    /// The pod is on record in `phase`, was started and reported.
+    /// Stores the pod in `phase`, started and reported.
     fn with_pod(policy: &str, phase: WorkerPhase) -> Self {
         Self::new()
             .put(
@@ -296,7 +296,7 @@ fn a_resumed_pod_keeps_its_due_time_but_waits_no_longer_than_a_pause() {
     assert_eq!(restored.due, Some(at(140)));
 }
 
-/// A status that tells this of container `a`.
+/// Returns a status that reports this of container `a`.
 fn told(id: Option<&str>, state: &serde_json::Value) -> StatusRecord {
     let container = json!({
         "name": "a", "image": "i", "imageID": "", "ready": false, "restartCount": 0,

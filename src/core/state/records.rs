@@ -1,8 +1,8 @@
 //! The records, as they are on disk: plain structs, no optional serde attributes, Kubernetes objects as
 //! JSON bytes. Any change of a struct here means a new record version and a step in `migrations/`.
 //!
-//! Each record says by `class` how durable a change of it has to be: what a later decision must not
-//! contradict is durable, what the runtime or the next tick would tell again is relaxed.
+//! Each record has a `class`: the durability that a change of it needs. Facts that a later decision must not contradict
+//! are durable, facts that the runtime or the next tick repeats are relaxed.
 
 use std::collections::BTreeMap;
 
@@ -168,7 +168,7 @@ pub enum WorkerPhase {
     Terminating {
         /// Since when.
         since: Stamp,
-        /// Grace period in force, in seconds; only shrinks.
+        /// Current grace period, in seconds; only shrinks.
         grace_seconds: i64,
         /// When containers that are left are killed.
         deadline: Stamp,
@@ -308,7 +308,7 @@ pub struct ExitRecord {
     pub inferred: bool,
 }
 
-/// A back-off in force.
+/// Current back-off.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BackoffRecord {
     /// Its length, in milliseconds.
@@ -372,7 +372,7 @@ impl StatusRecord {
 pub struct ProbeRecord {
     /// Container the counters are about.
     pub container_id: ContainerId,
-    /// Result in force: `Success`, `Failure` or `Unknown`.
+    /// Valid result: `Success`, `Failure` or `Unknown`.
     pub result: String,
     /// Newest raw result.
     pub last: String,
@@ -567,19 +567,19 @@ impl MemoryRecord {
     }
 }
 
-/// The CPUs and NUMA nodes that a container may use: those last applied to it and, while it is told others, those as well.
+/// CPUs and NUMA nodes that a container may use: those last applied to it and, while others are sent, those as well.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CpusetRecord {
     /// The container.
     pub container_id: ContainerId,
-    /// CPUs; empty when it was told none.
+    /// CPUs; empty when none were sent.
     pub cpus: CpuSet,
-    /// NUMA nodes; empty when it was told none.
+    /// NUMA nodes; empty when none were sent.
     pub nodes: CpuSet,
 }
 
 impl CpusetRecord {
-    /// CPUs that a container gets are on the disk before the runtime is told. That it has fewer may be lost.
+    /// CPUs that a container gets are on the disk before the runtime gets them. A record that it has fewer may be lost.
     pub(super) fn class(previous: Option<&Self>, next: Option<&Self>) -> Durability {
         match (previous, next) {
             (Some(old), Some(new))

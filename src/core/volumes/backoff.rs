@@ -9,7 +9,7 @@ pub const INITIAL: Duration = Duration::from_millis(500);
 /// At most.
 pub const MAX: Duration = Duration::from_secs(122);
 
-/// A back-off in force.
+/// Current back-off.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BackOff {
     /// Length of the pause.

@@ -1,9 +1,9 @@
-//! Volumes that grow: what their claims and persistent volumes say of it, and what this node has to do. Upstream:
+//! Expansion of volumes: the states of their claims and persistent volumes, and the work of this node. Upstream:
 //! `NodeExpander`, `desiredStateOfWorldPopulator.checkVolumeFSResize`.
 //!
-//! In: a claim, its persistent volume, the size that the volume has on this node. Out: whether to grow it, and what the
-//! claim is told. The claim's `status.allocatedResourceStatuses` says whose turn it is, where the controller keeps it
-//! (external-resizer 1.12 and later); else the sizes alone do.
+//! The input is a claim, its persistent volume, and the size of the volume on this node. The output is whether to
+//! expand it, and the status of the claim. The claim's `status.allocatedResourceStatuses` names the owner of the next
+//! step, where the controller keeps it (external-resizer 1.12 and later); otherwise the sizes alone decide.
 
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
@@ -26,13 +26,13 @@ const PENDING: &str = "NodeResizePending";
 /// Owner of the next step of an expansion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Turn {
-    /// Nobody says.
+    /// The claim does not name the owner.
     Unsaid,
     /// This node's.
     Pending,
     /// This node's, which has begun.
     InProgress,
-    /// Somebody else's: the controller's, or the user's, who asked for more than there is.
+    /// Another component's: the controller's, or the user's, who asked for more than there is.
     Others,
 }
 

@@ -69,7 +69,7 @@ pub fn split(record: &str) -> Option<(&str, &str)> {
 pub enum Mark {
     /// It is wanted; no step was ever begun.
     Claimed,
-    /// A step was begun; nobody knows what it did.
+    /// A step was begun; its effect is unknown.
     Begun,
     /// It is done, and there is a mount that proves it.
     Mount,

@@ -12,11 +12,11 @@ use crate::types::PodUid;
 pub enum Known {
     /// Nothing was read yet.
     Nothing,
-    /// These pods have, or may have, volumes that are not on record.
+    /// These pods have, or may have, volumes that are not recorded.
     Living(BTreeSet<PodUid>),
-    /// Every volume of a pod that lives is on record.
+    /// Every volume of a live pod is recorded.
     All {
-        /// Something is mounted for pods that are gone, and nobody can tell what storage it is.
+        /// True if something is mounted for pods that are gone, and its storage is unknown.
         strays: bool,
     },
 }

@@ -56,7 +56,7 @@ pub struct Remote {
     pub read_only: bool,
     /// `spec.mountOptions` of the persistent volume.
     pub mount_options: Vec<String>,
-    /// Name on the node object while in use (`status.volumesInUse`); `None` for what nobody attaches.
+    /// Name on the node object while in use (`status.volumesInUse`); `None` for volumes that need no attaching.
     pub unique_name: Option<String>,
     /// Further requirements of the persistent volume.
     #[serde(default)]

@@ -33,7 +33,7 @@ pub struct Wanted {
     pub again: bool,
 }
 
-/// A volume or a device on record.
+/// A stored volume or device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Recorded {
     /// Phase.
@@ -66,13 +66,13 @@ pub struct Facts {
     pub wanted: BTreeMap<String, Wanted>,
     /// Volumes whose pods have ended.
     pub leaving: BTreeSet<String>,
-    /// Volumes on record.
+    /// Stored volumes.
     pub volumes: BTreeMap<String, Recorded>,
-    /// Devices on record.
+    /// Stored devices.
     pub devices: BTreeMap<String, Recorded>,
-    /// A pod may have a volume that is not on record, or whose record cannot be read: any device may be its own.
+    /// True if a pod may have a volume that is not recorded, or whose record cannot be read: any device may be its own.
     pub unreadable: bool,
-    /// Devices that no volume on record uses, and that are mounted for a pod all the same.
+    /// Devices that no stored volume uses, and that are mounted for a pod all the same.
     pub in_use: BTreeSet<String>,
     /// Paths of mounts.
     pub mounted: BTreeSet<String>,
@@ -125,7 +125,7 @@ pub enum Step {
         /// The volume.
         volume: String,
     },
-    /// Undo the staging of a device that nobody uses.
+    /// Undo the staging of a device that is not used.
     Unstage {
         /// The device.
         device: String,
@@ -165,7 +165,7 @@ pub fn plan(facts: &Facts) -> Plan {
     planner.plan
 }
 
-/// Volumes on record by the device they use, and by their target.
+/// Stored volumes by the device they use, and by their target.
 struct Users<'a> {
     devices: BTreeMap<&'a str, Vec<&'a Recorded>>,
     targets: BTreeMap<&'a str, Vec<(&'a str, &'a Recorded)>>,

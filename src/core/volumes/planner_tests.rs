@@ -1,4 +1,4 @@
-//! The planner alone, over a model of what carries its steps out: many thousand histories.
+//! Tests of the planner alone, over a model of its executor: many thousand histories.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -771,7 +771,7 @@ fn a_new_sandbox_begins_with_the_first_init_container() {
     );
 }
 
-/// A power cut turned the runtime's state back to before the start that is on record, whose end is concluded.
+/// A power loss turned the runtime's state back to before the recorded start, whose end is concluded.
 #[test]
 fn what_may_have_run_before_a_power_cut_is_started_as_another_attempt_or_not_at_all() {
     let cut_off = |name: &'static str| {
