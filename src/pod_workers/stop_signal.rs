@@ -7,7 +7,7 @@ use super::WorkerContext;
 use super::image_volumes::release_of;
 
 /// Runtimes with their first releases that know stop signals.
-const FIRST: [(&str, (u32, u32)); 2] = [("containerd", (2, 3)), ("cri-o", (1, 34))];
+const FIRST: [(&str, (u32, u32)); 2] = [("containerd", (2, 3)), ("cri-o", (1, 33))];
 
 /// Checks that the runtime can stop a container with the signal that its spec asks for.
 ///
@@ -51,8 +51,8 @@ mod tests {
             ("containerd", "2.10", true),
             ("containerd", "3.0.0", true),
             ("containerd", "main", false),
-            ("cri-o", "1.33.5", false),
-            ("cri-o", "1.34.0", true),
+            ("cri-o", "1.32.9", false),
+            ("cri-o", "1.33.0", true),
             ("another", "9.9", false),
         ] {
             let got = knows_stop_signals(runtime, version);
