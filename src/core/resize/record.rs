@@ -7,6 +7,7 @@
 use k8s_openapi::api::core::v1::Pod;
 use serde::{Deserialize, Serialize};
 
+use super::pod_level::as_made;
 use super::{
     Allocation, Allocations, POD, UNCONFIRMED, allocation_of_pod, made_with, resizable, same,
 };
@@ -65,9 +66,16 @@ impl ResizeRecord {
         state.object(&resize_key(pod))
     }
 
-    /// Adds what was in force before a resize of what is not recorded yet.
+    /// Adds what was in force before a resize of what is not recorded yet. Containers that were recorded before pods could
+    /// be resized as a whole get the limits that they have from their pod, so that they are not told again.
     #[must_use]
     pub fn and_before(mut self, before: Allocations) -> Self {
+        let is_earlier = !self.actuated.contains_key(POD);
+        if let Some(of_pod) = before.get(POD).filter(|_| is_earlier) {
+            for told in self.actuated.values_mut() {
+                *told = as_made(told, of_pod);
+            }
+        }
         for (name, of) in before {
             self.actuated.entry(name).or_insert(of);
         }

@@ -63,10 +63,11 @@ pub fn view(
         let told = actuated.and_then(|a| a.get(&container.name));
         let actual = told.unwrap_or(of);
         if running.contains(&container.name.as_str()) {
-            // What was recorded before pods could be resized as a whole has no limit of the pod.
+            // What was recorded before pods could be resized as a whole has a limit of the pod only where the container
+            // was started since.
             in_progress |= match told {
                 Some(told) if knows_pod => !same(&made_with(given, made), told),
-                _ => !same(of, actual),
+                _ => !same(of, &only_resizable(actual)),
             };
             in_force.insert(container.name.clone(), only_resizable(actual));
         }

@@ -244,6 +244,34 @@ fn containers_that_follow_their_pod_are_told_once() {
     assert_eq!(found, [], "recorded by an earlier version");
 }
 
+/// An earlier version has resized a container of a pod with limits as a whole, and recorded no limit of the pod.
+#[test]
+fn a_record_of_an_earlier_version_restarts_nothing_and_shows_no_resize() {
+    let had = three("2", "2Gi", "RestartContainer");
+    let admitted = admission::allocated(&had);
+    let mut actuated = before(&had, &admitted);
+    actuated.remove(POD);
+    for of in actuated.values_mut() {
+        *of = only_resizable(of);
+    }
+    let earlier = ResizeRecord {
+        actuated,
+        ..ResizeRecord::default()
+    };
+    let none = had.containers().iter().find(|c| c.name == "none").unwrap();
+    let restarted = earlier.clone().with("none", made_with(&had, none));
+    for record in [earlier, restarted] {
+        let shown = view(&had, &admitted, Some(&record), None, &RUNNING);
+        assert_eq!(shown.in_progress, None, "{record:?}");
+        let record = record.and_before(before(&had, &admitted));
+        assert_eq!(record.clone().and_unconfirmed(&had), record);
+        let more = three("3", "2Gi", "RestartContainer");
+        let found = changes(&more, &record.actuated, &RUNNING);
+        let found: Vec<_> = found.iter().map(|c| (c.name.as_str(), c.restart)).collect();
+        assert_eq!(found, [("none", false)], "its memory stays");
+    }
+}
+
 /// An agent has told the runtime of a resize and dies before it recorded that. Meanwhile the resize is withdrawn.
 #[test]
 fn a_resize_that_is_withdrawn_half_way_is_taken_back() {
