@@ -127,14 +127,15 @@ impl<'a> View<'a> {
     }
 
     /// The newest end, whatever came after it, if it is one to be backed off from: an init container that
-    /// completed and runs again in a new sandbox did not crash.
+    /// completed and runs again in a new sandbox did not crash. One that restarts all containers by completing is backed
+    /// off from like one that failed, since nothing else slows it down.
     fn last_exit(&self) -> Option<&ExitRecord> {
         let exit = match &self.history.latest {
             Latest::Exited(exit) => Some(exit),
             _ => self.history.previous_exit.as_ref(),
         };
         let once = self.spec.kind == ContainerKind::Init;
-        exit.filter(|exit| !once || init::failure(exit).is_some())
+        exit.filter(|exit| !once || self.again || init::failure(exit).is_some())
     }
 }
 

@@ -169,6 +169,34 @@ fn the_back_off_of_the_cause_holds_back_all_and_that_of_others_none() {
 }
 
 #[test]
+fn an_init_container_that_restarts_all_by_completing_has_a_back_off() {
+    let mut pod = pod_that_restarts("Never");
+    let spec = pod.spec.as_mut().unwrap();
+    let init = &mut spec.init_containers.as_mut().unwrap()[0];
+    init.restart_policy = Some("Never".to_owned());
+    init.restart_policy_rules = serde_json::from_value(json!([
+        {"action": "RestartAllContainers", "exitCodes": {"operator": "In", "values": [0]}},
+    ]))
+    .unwrap();
+    let restart = Restart {
+        trigger: "i".to_owned(),
+        container_id: "i-0".to_owned(),
+        exit_code: 0,
+        ended: Some([("i".to_owned(), 0)].into()),
+    };
+    let status = runtime(vec![exited("i", 0, 0)]);
+    let next = |record| {
+        let owned: Owned = [("i", record)].into();
+        decided(&pod, &status, &owned, Some(restart.clone()))
+    };
+    let first = next(ended("i", 0, 0));
+    assert_eq!(brief(&first, at(70)), "start i#1");
+    assert_eq!(first.start[0].backoff.unwrap().duration_ms, 10_000);
+    let held = next(with_backoff(ended("i", 0, 0), 40));
+    assert_eq!(brief(&held, at(70)), "wait i 30");
+}
+
+#[test]
 fn ephemeral_containers_stay_and_are_not_run_again() {
     let mut pod = pod_that_restarts("Never");
     pod.spec.as_mut().unwrap().ephemeral_containers =
