@@ -133,25 +133,23 @@ pub fn pending(seen: &Seen<'_>) -> Option<(String, ExitRecord)> {
     })
 }
 
-/// Returns whether a container that has ended, or whose state is unknown, runs again because of a restart of all.
+/// Returns whether a container that has ended, or whose state is unknown, runs again because of a restart of all, also of
+/// one that is not on record yet.
 pub fn runs_again(seen: &Seen<'_>, spec: &ContainerSpec<'_>, latest: &Latest<'_>) -> bool {
     let attempt = match latest {
         Latest::Exited(exit) => exit.attempt,
         Latest::Unknown(current) => current.attempt,
         Latest::NeverRan | Latest::Starting | Latest::Running(_) => return false,
     };
-    let Some(restart) = seen.records.restart() else {
-        return false;
-    };
     if spec.kind == ContainerKind::Ephemeral || seen.pod.is_deleting() {
         return false;
     }
-    match &restart.ended {
-        Some(ended) => ended
-            .get(&spec.container.name)
-            .is_some_and(|last| attempt <= *last),
-        None => stopping(seen).is_some(),
-    }
+    let ended = seen.records.restart().and_then(|r| r.ended.as_ref());
+    ended
+        .and_then(|ended| ended.get(&spec.container.name))
+        .is_some_and(|last| attempt <= *last)
+        || stopping(seen).is_some()
+        || pending(seen).is_some()
 }
 
 /// Decides the next step of a restart; `None` when there is none, or when containers still have to be stopped. Commit it

@@ -109,6 +109,20 @@ fn containers_that_restart_with_all_others_wait_and_their_ends_are_not_final() {
 }
 
 #[test]
+fn a_pod_has_not_ended_while_a_restart_is_not_on_record_yet() {
+    let mut pod = pod_that_restarts("Never");
+    let spec = pod.spec.as_mut().unwrap();
+    let rules = spec.containers[1].restart_policy_rules.take();
+    spec.init_containers.as_mut().unwrap()[1].restart_policy_rules = rules;
+    let (i, s) = (exited("i", 0, 0), exited("s", 0, 88));
+    let containers = vec![i, s, exited("a", 0, 137), exited("b", 0, 0)];
+    let status = Setup::of(pod, runtime(containers)).generate();
+    let got = brief(&status).replace(RESTARTING, "RESTARTING");
+    let want = "Pending: i RESTARTING<0, s RESTARTING<88, a RESTARTING<137, b RESTARTING<0";
+    assert_eq!(got, want);
+}
+
+#[test]
 fn a_pod_that_is_stopped_while_its_containers_restart_has_ended() {
     let setup = Setup {
         stage: Stage::Terminated,
