@@ -40,6 +40,7 @@ pub(super) fn take_from(
     token: &CancellationToken,
 ) {
     let dra = base.dra.clone();
+    dra.begin_registration();
     let registering = dra.clone();
     drivers.hand_on(
         DRA_PLUGIN,

@@ -1,9 +1,9 @@
 //! Deletes ResourceSlices of drivers that are gone, so that the scheduler places no pods on devices that nobody can prepare.
 //! Upstream: `DRAPluginManager.wipeResourceSlices`.
 //!
-//! A driver is gone when no instance of it was connected for [`GRACE`]; after a start of the agent, all drivers have as long to
-//! register, those on record and those that this agent has never seen ([`OTHERS`]). Upstream deletes the slices of all drivers at
-//! its start, and they are written anew.
+//! A driver is gone when no instance of it was connected for [`GRACE`]; once registrations are taken after a start of the agent, all
+//! drivers have as long to register, those on record and those that this agent has never seen ([`OTHERS`]). Upstream deletes the
+//! slices of all drivers at its start, and they are written anew.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{MutexGuard, PoisonError};
@@ -56,6 +56,15 @@ impl DraManager {
     pub(super) fn wipes(&self) -> MutexGuard<'_, Wipes> {
         let wipes = self.inner.wipes.lock();
         wipes.unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Starts the time that drivers have to register: none could before, while the runtime was waited for. Call it before
+    /// [`Self::run`].
+    pub fn begin_registration(&self) {
+        let first = Instant::now() + GRACE;
+        for (at, _) in self.wipes().due.values_mut() {
+            *at = first;
+        }
     }
 
     /// An instance of a driver has come, connected, or gone. Upstream: `sync`.
@@ -148,6 +157,7 @@ impl DraManager {
         }
         Ok(())
     }
+
     /// Deletes the ResourceSlices of all drivers but those that have registered since the agent has started, and those on record,
     /// which have their own time.
     async fn wipe_others(&self) -> Result<(), String> {

@@ -585,6 +585,28 @@ async fn slices_of_drivers_that_never_registered_are_deleted_and_those_of_others
 }
 
 #[tokio::test(start_paused = true)]
+async fn drivers_have_their_time_to_register_after_the_runtime_was_waited_for() {
+    let world = World::new();
+    world.serve_slices();
+    world.api.with(|model| {
+        let path = "/apis/resource.k8s.io/v1/resourceslices".to_owned();
+        let list = json!({"kind": "Status", "apiVersion": "v1", "status": "Success"});
+        model.objects.insert(path, list);
+    });
+    let agent = world.agent(1);
+    tokio::time::sleep(Duration::from_secs(120)).await;
+    agent.begin_registration();
+    let stop = CancellationToken::new();
+    let runs = tokio::spawn(agent.run(stop.clone()));
+    tokio::time::sleep(Duration::from_secs(29)).await;
+    assert_eq!(world.api.count("DELETE"), 0, "they may register");
+    tokio::time::sleep(Duration::from_secs(60)).await;
+    assert_eq!(world.api.count("DELETE"), 1);
+    stop.cancel();
+    runs.await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_server_without_slices_is_not_asked_to_delete_any() {
     let world = World::new();
     let stop = CancellationToken::new();
