@@ -299,7 +299,9 @@ impl DnsConfigurer {
     ) -> Result<(v1::DnsConfig, Vec<Event>), DnsError> {
         let (dns, events) = self.pod_dns(pod, host)?;
         if let Some(path) = self.resolv_conf.as_ref().filter(|_| Self::needs_host(pod)) {
-            let is_of_boot = host.changed.is_none_or(|changed| changed.is_of_boot(now));
+            // What is behind systemd-resolved is in `/run`: of this boot, whatever names it.
+            let is_of_boot =
+                host.behind.is_some() || host.changed.is_none_or(|changed| changed.is_of_boot(now));
             let left = self.unfilled.observe(host.has_server(), is_of_boot, now);
             let is_of_node =
                 |server: &String| host.behind.is_some() && !pod.host_network() && is_stub(server);
@@ -556,6 +558,11 @@ mod tests {
         let file = dir.path().join("resolv.conf");
         let host = |text: &str| {
             let mut conf = ResolvConf::parse(text.as_bytes());
+            // Written by hand before this boot.
+            conf.changed = Some(Changed {
+                file_ms: -1_000_000,
+                boot_ms: Some(0),
+            });
             conf.behind = behind_stub(&conf, &file);
             conf
         };
