@@ -215,15 +215,18 @@ impl CriClient {
             Err(status) if status.code() == Code::Unimplemented => return Ok(false),
             Err(status) => return Err(status),
         };
-        for old in leases {
-            let Some(new) = successor(&old.id, boot) else {
-                continue;
-            };
-            if let Err(error) = self.copy_lease(&old.id, &new).await {
-                tracing::warn!(lease = old.id, %error, "a pull that was cut off starts from nothing");
+        let replaced = leases.into_iter().filter_map(|lease| {
+            let new = successor(&lease.id, boot)?;
+            Some((lease.id, new))
+        });
+        let replaced: Vec<(String, String)> = replaced.collect();
+        for (at, (old, new)) in replaced.iter().enumerate() {
+            if let Err(error) = self.copy_lease(old, new).await {
+                tracing::warn!(lease = old, %error, "a pull that was cut off starts from nothing");
             }
-            // Until then a pull might use what an earlier boot had unpacked.
-            self.delete_lease(&old.id, true).await?;
+            // One collection of garbage serves all. Until then a pull might use what an earlier boot had unpacked.
+            let is_last = at + 1 == replaced.len();
+            self.delete_lease(old, is_last).await?;
         }
         Ok(true)
     }
