@@ -25,7 +25,7 @@ use tracing::{error, info, warn};
 
 use crate::apiserver::{Connection, Reachability};
 use crate::core::shutdown::{self, Lock, ManagerRecord, Periods, SETTLE, ShutdownRecord};
-use crate::core::state::{State, Transaction, WorkerPhase, WorkerRecord};
+use crate::core::state::{State, WorkerPhase, WorkerRecord};
 use crate::runtime_state::RuntimeState;
 use crate::store::Store;
 use crate::types::metrics::Metrics;
@@ -48,7 +48,7 @@ pub enum Announced {
 
 /// The store has at least this long to bring the ends to its disk.
 const SYNC: Duration = Duration::from_secs(1);
-/// Pause between looks whether a store that held the ends has written them.
+/// Pause between attempts to record the end in a store that fails.
 const POLL: Duration = Duration::from_millis(100);
 /// Time of a drain of a node where no periods are configured, if none is given.
 const DRAIN: Duration = Duration::from_secs(30);
@@ -432,26 +432,33 @@ impl NodeShutdown {
         record
     }
 
-    /// Records the end, and waits until it is on the disk: a machine that is let go may be cut off. The ends of the pods were
-    /// committed before it, and are there then, too. A store that fails or hangs holds them in memory. It has until the time
-    /// of the shutdown is over to write them.
+    /// Records the end once it is on the disk: a machine that is let go, by `logind` or by whoever waits for `holdfast
+    /// drain-local`, may be cut off. The ends of the pods were committed before it, and are there then, too. A store that
+    /// fails or hangs holds them in memory. It has until the time of the shutdown is over to write them.
     async fn commit_end(&self, record: &ShutdownRecord) {
         let store = &self.options.store;
         let transaction = record.transaction("the machine may go down", self.now());
-        match store.commit_or_hold(transaction).await {
-            Ok(false) => return,
-            Ok(true) => warn!("the store cannot write the ends of the pods, waiting for it"),
-            Err(error) => warn!(%error, "the end of the shutdown is not on record"),
-        }
-        // An empty commit is refused, or has no answer, until what the store holds is written.
+        // The commit is refused, or has no answer, until what the store holds is written.
         let on_disk = async {
-            while store.commit(Transaction::new()).await.is_err() {
+            let mut is_told = false;
+            while let Err(error) = store.commit(transaction.clone()).await {
+                if !is_told {
+                    warn!(%error, "the store cannot write the ends of the pods, waiting for it");
+                }
+                is_told = true;
                 tokio::time::sleep(POLL).await;
             }
         };
         let time = record.deadline.until(self.now()).max(SYNC);
-        if tokio::time::timeout(time, on_disk).await.is_err() {
-            error!("the time is over, and the ends of the pods are not on the disk");
+        let written = tokio::time::timeout(time, on_disk).await;
+        if written.is_ok() {
+            return;
+        }
+        error!("the time is over, and the ends of the pods are not on the disk");
+        // A store that hangs has it in its queue.
+        let held = tokio::time::timeout(SYNC, store.commit_or_hold(transaction)).await;
+        if let Ok(Err(error)) = held {
+            warn!(%error, "the end of the shutdown is not on record");
         }
     }
 

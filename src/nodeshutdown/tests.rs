@@ -296,11 +296,13 @@ async fn the_machine_is_let_go_once_the_ends_are_on_the_disk_or_the_time_is_over
         faults.set_broken(true);
         w.ends("a").await;
         tokio::time::sleep(Duration::from_secs(10)).await;
-        assert!(w.record().ended.is_some(), "it is held in memory");
+        let ended = w.record().ended;
+        assert!(ended.is_none(), "nobody is told before it is on the disk");
         assert!(!*w.announcer.released.borrow());
         faults.set_broken(!recovers);
         let released = w.released().await;
         assert!(expected.contains(&released), "{released}");
+        assert!(w.record().ended.is_some());
     }
 }
 
