@@ -15,10 +15,8 @@ use rustls::crypto::{CryptoProvider, WebPkiSupportedAlgorithms};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, SubjectPublicKeyInfoDer, UnixTime};
 use rustls::sign::CertifiedKey;
 use rustls::{CertificateError, DigitallySignedStruct, Error, InconsistentKeys};
-use x509_parser::oid_registry::{
-    OID_X509_EXT_BASIC_CONSTRAINTS, OID_X509_EXT_EXTENDED_KEY_USAGE, OID_X509_EXT_KEY_USAGE,
-    OID_X509_EXT_SUBJECT_ALT_NAME,
-};
+use x509_parser::extensions::{GeneralName, ParsedExtension, X509Extension};
+use x509_parser::oid_registry::OID_PKCS1_RSASSAPSS;
 use x509_parser::prelude::{FromDer, X509Certificate, X509Version};
 use x509_parser::x509::SubjectPublicKeyInfo;
 
@@ -147,14 +145,15 @@ fn check(certificate: &X509Certificate<'_>, purpose: Purpose, now: UnixTime) -> 
     if now > certificate.validity().not_after.timestamp() {
         return Err(CertificateError::Expired.into());
     }
-    let understood = [
-        OID_X509_EXT_BASIC_CONSTRAINTS,
-        OID_X509_EXT_KEY_USAGE,
-        OID_X509_EXT_EXTENDED_KEY_USAGE,
-        OID_X509_EXT_SUBJECT_ALT_NAME,
-    ];
-    let mut extensions = certificate.extensions().iter();
-    if extensions.any(|one| one.critical && !understood.contains(&one.oid)) {
+    let extensions = certificate.extensions();
+    let is_broken = |one: &X509Extension<'_>| one.parsed_extension().error().is_some();
+    if extensions.iter().any(is_broken) {
+        return Err(CertificateError::BadEncoding.into());
+    }
+    if extensions
+        .iter()
+        .any(|one| one.critical && !is_understood(one))
+    {
         return Err(CertificateError::UnhandledCriticalExtension.into());
     }
     let usage = certificate
@@ -174,22 +173,42 @@ fn check(certificate: &X509Certificate<'_>, purpose: Purpose, now: UnixTime) -> 
     Ok(())
 }
 
+/// Returns whether an extension is heeded here. Alternative names are where one is of a kind that Go reads.
+fn is_understood(extension: &X509Extension<'_>) -> bool {
+    match extension.parsed_extension() {
+        ParsedExtension::BasicConstraints(_)
+        | ParsedExtension::KeyUsage(_)
+        | ParsedExtension::ExtendedKeyUsage(_) => true,
+        ParsedExtension::SubjectAlternativeName(names) => names.general_names.iter().any(|name| {
+            matches!(
+                name,
+                GeneralName::DNSName(_)
+                    | GeneralName::RFC822Name(_)
+                    | GeneralName::IPAddress(_)
+                    | GeneralName::URI(_)
+            )
+        }),
+        _ => false,
+    }
+}
+
 /// Returns whether other certificates may be signed by this one, which names whom it may sign for in no way.
 fn may_sign(issuer: &X509Certificate<'_>) -> bool {
-    let is_ca = issuer.version() == X509Version::V1 || issuer.is_ca();
+    let is_old = issuer.version() == X509Version::V1 && issuer.extensions().is_empty();
+    let is_ca = is_old || issuer.is_ca();
     let usage = issuer.key_usage();
     let may = usage.is_ok_and(|usage| usage.is_none_or(|usage| usage.value.key_cert_sign()));
     is_ca && may && matches!(issuer.name_constraints(), Ok(None))
 }
 
-/// Returns whether a certificate is signed by this key.
+/// Returns whether a certificate is signed by this key. One whose algorithm depends on its parameters counts as not signed.
 fn is_signed(
     certificate: &X509Certificate<'_>,
     key: &SubjectPublicKeyInfo<'_>,
     algorithms: &WebPkiSupportedAlgorithms,
 ) -> bool {
     let by = &certificate.signature_algorithm;
-    if *by != certificate.tbs_certificate.signature {
+    if *by != certificate.tbs_certificate.signature || by.algorithm == OID_PKCS1_RSASSAPSS {
         return false;
     }
     let signed = certificate.tbs_certificate.as_ref();

@@ -114,6 +114,9 @@ fn a_certificate_of_version_1_is_good_where_its_ca_is_trusted() {
         "trusted by itself"
     );
     assert_eq!(client(&[]), Err(CertificateError::UnknownIssuer));
+    let [stranger, _] = signed("another", |_| ());
+    assert_eq!(client(&[stranger]), Err(CertificateError::UnknownIssuer));
+    // Of the same name, with another key.
     let [other, _] = signed("ca", |_| ());
     assert_eq!(
         client(std::slice::from_ref(&other)),
@@ -150,6 +153,38 @@ fn what_says_that_it_is_a_ca_is_good_where_it_or_its_issuer_is_trusted() {
     // Of the same name, with another key.
     let [namesake, _] = signed("one", as_ca);
     assert_eq!(server(&[namesake]), Err(CertificateError::BadSignature));
+}
+
+#[test]
+fn a_critical_extension_that_is_not_heeded_is_refused() {
+    // A name of a kind of its own, which Go does not read; an extension that nobody knows; not even DER.
+    let names: &[u8] = b"\x30\x0b\xa0\x09\x06\x02\x2a\x03\xa0\x03\x0c\x01x";
+    for (oid, content, why) in [
+        (
+            &[2_u64, 5, 29, 17],
+            names,
+            CertificateError::UnhandledCriticalExtension,
+        ),
+        (
+            &[1, 2, 3, 4],
+            b"\x05\x00".as_slice(),
+            CertificateError::UnhandledCriticalExtension,
+        ),
+        (
+            &[2, 5, 29, 37],
+            b"\x30\x7f".as_slice(),
+            CertificateError::BadEncoding,
+        ),
+    ] {
+        let [ca, leaf] = signed("one", |params| {
+            let mut extension = rcgen::CustomExtension::from_oid_content(oid, content.to_vec());
+            extension.set_criticality(true);
+            params.subject_alt_names.clear();
+            params.custom_extensions = vec![extension];
+        });
+        let found = judge(&leaf, &[ca], Purpose::Client, moment());
+        assert_eq!(found, Err(why), "{oid:?}");
+    }
 }
 
 #[test]
