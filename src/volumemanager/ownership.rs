@@ -77,7 +77,10 @@ impl ChangePolicy {
 /// # Errors
 /// When the file system fails; part of it may be done.
 pub(super) fn give(dir: &Path, group: u32, access: Access, policy: ChangePolicy) -> io::Result<()> {
-    give_counting(dir, group, access, policy, &Counts::default())
+    let counts = Counts::default();
+    give_counting(dir, group, access, policy, &counts)?;
+    counts.tell(dir, group);
+    Ok(())
 }
 
 /// What was done so far; others may look while it goes on.
@@ -110,6 +113,19 @@ impl Counts {
                 Ok(())
             }
             Err(error) => Err(error),
+        }
+    }
+
+    /// Logs what was refused, where no event says so.
+    fn tell(&self, dir: &Path, group: u32) {
+        if let Some((refused, error)) = self.refusals() {
+            tracing::warn!(
+                path = %dir.display(),
+                group,
+                refused,
+                %error,
+                "the file system refuses to give files of a volume to the pod's fsGroup"
+            );
         }
     }
 
@@ -180,7 +196,10 @@ pub(super) fn give_one(dir: &Path, group: u32, access: Access) -> io::Result<()>
     if is_given(&seen, group, access) {
         return Ok(());
     }
-    Counts::default().count(change(&root, &seen, group, access))
+    let counts = Counts::default();
+    counts.count(change(&root, &seen, group, access))?;
+    counts.tell(dir, group);
+    Ok(())
 }
 
 fn open_root(dir: &Path) -> io::Result<OwnedFd> {
@@ -349,10 +368,12 @@ fn change(file: &OwnedFd, seen: &FileStat, group: u32, access: Access) -> io::Re
         return given;
     }
     let handle = format!("/proc/self/fd/{}", file.as_raw_fd());
-    given.and(fs::set_permissions(
-        handle,
-        fs::Permissions::from_mode(wanted),
-    ))
+    let changed = fs::set_permissions(handle, fs::Permissions::from_mode(wanted));
+    match (given, changed) {
+        // A refusal must not hide a failure.
+        (Err(refused), Err(failed)) if is_refusal(&refused) => Err(failed),
+        (given, changed) => given.and(changed),
+    }
 }
 
 #[cfg(test)]
