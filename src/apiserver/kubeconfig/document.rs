@@ -30,6 +30,8 @@ pub(super) fn read(path: &Path) -> Result<Kubeconfig, ApiError> {
 /// # Errors
 /// When it is none. The error has nothing of its content.
 pub(super) fn parse(path: &Path, content: &str) -> Result<Kubeconfig, ApiError> {
+    // Some editors begin a file with a byte order mark.
+    let content = content.strip_prefix('\u{feff}').unwrap_or(content);
     Kubeconfig::from_yaml(content).or_else(|source| {
         // Upstream: `json.Serializer`, which decodes a kubeconfig without being strict.
         text::lenient(content).ok_or_else(|| ApiError::Parse {

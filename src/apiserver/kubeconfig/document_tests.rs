@@ -100,6 +100,9 @@ users:
 fn the_written_server_is_told_whatever_bytes_are_in_the_file() {
     let (_dir, path) = written("clusters: [{name: here, cluster: {server: 'https://api'}}]");
     assert_eq!(server_of(&path).as_deref(), Some("https://api"));
+    let text = fs::read_to_string(&path).unwrap();
+    fs::write(&path, format!("\u{feff}{text}")).unwrap();
+    assert_eq!(server_of(&path).as_deref(), Some("https://api"));
     fs::write(&path, [0xff, 0xfe, 0x00]).unwrap();
     assert_eq!(server_of(&path), None);
 }
