@@ -11,7 +11,7 @@
 //!
 //! A runtime without leases, like CRI-O, answers that it does not know the service. Then pulls name no lease.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -43,19 +43,29 @@ const PATIENCE: Duration = Duration::from_secs(30);
 /// Failures in a row, not of the network, after which a pull starts from nothing.
 const FAILURES: u32 = 2;
 
-/// Words of the runtime that name the network or the registry's state as the cause. They say nothing about the parts.
+/// Words of the runtime that name the network or the registry's state as the cause. They say nothing about the parts. Each has a
+/// space, or capitals, as no name of an image has: errors repeat the name. An end of file alone may be one of a damaged part.
 const NETWORK: &[&str] = &[
     "dial tcp",
-    "timeout",
+    "i/o timeout",
+    "handshake timeout",
+    "timeout awaiting",
+    "Timeout exceeded",
+    "timed out",
     "deadline exceeded",
-    "canceled",
+    "context canceled",
+    "request canceled",
     "connection re",
     "no such host",
     "server misbehaving",
     "network is unreachable",
     "no route to host",
     "broken pipe",
-    "EOF",
+    "failed to do request",
+    "failed to authorize",
+    "failed to copy",
+    "httpReadSeeker",
+    "error reading from server",
     "429 Too Many Requests",
     "500 Internal",
     "502 Bad Gateway",
@@ -63,13 +73,14 @@ const NETWORK: &[&str] = &[
     "504 Gateway",
 ];
 
-/// Words of the runtime by which a part is not what it should be.
+/// Words of the runtime by which a part is not what it should be, or has no room.
 const DAMAGE: &[&str] = &[
     "unexpected commit digest",
     "unexpected commit size",
     "wrong diff id",
     "failed size validation",
     "failed to extract layer",
+    "no space left on device",
 ];
 
 /// Consequence of a failed pull for its parts.
@@ -79,7 +90,7 @@ enum Parts {
     Keep,
     /// They may be the cause, if it happens again.
     Doubt,
-    /// They are damaged.
+    /// They are damaged, or fill the disk.
     Drop,
 }
 
@@ -119,8 +130,8 @@ fn outlives_the_boot(resource: &Resource) -> bool {
 struct Known {
     /// Leases that a call uses now, and how many calls.
     used: HashMap<String, u32>,
-    /// Leases that are being deleted.
-    ending: HashSet<String>,
+    /// Leases that are being deleted, and how many deletions.
+    ending: HashMap<String, u32>,
     /// Failures in a row by lease.
     failures: HashMap<String, u32>,
 }
@@ -215,17 +226,19 @@ impl CriClient {
             Err(status) if status.code() == Code::Unimplemented => return Ok(false),
             Err(status) => return Err(status),
         };
-        let replaced = leases.into_iter().filter_map(|lease| {
+        let of_earlier = leases.into_iter().filter_map(|lease| {
             let new = successor(&lease.id, boot)?;
             Some((lease.id, new))
         });
-        let replaced: Vec<(String, String)> = replaced.collect();
-        for (at, (old, new)) in replaced.iter().enumerate() {
+        let of_earlier: Vec<(String, String)> = of_earlier.collect();
+        for (old, new) in &of_earlier {
             if let Err(error) = self.copy_lease(old, new).await {
                 tracing::warn!(lease = old, %error, "a pull that was cut off starts from nothing");
             }
-            // One collection of garbage serves all. Until then a pull might use what an earlier boot had unpacked.
-            let is_last = at + 1 == replaced.len();
+        }
+        for (at, (old, _)) in of_earlier.iter().enumerate() {
+            // Until garbage was collected a pull might use what an earlier boot had unpacked. One collection serves all.
+            let is_last = at + 1 == of_earlier.len();
             self.delete_lease(old, is_last).await?;
         }
         Ok(true)
@@ -254,7 +267,7 @@ impl CriClient {
         let id = format!("{PULL_LEASES}{boot}-{}", short(image, 16));
         let held = {
             let mut known = known_of(&self.leases.known);
-            if known.ending.contains(&id) {
+            if known.ending.contains_key(&id) {
                 return None;
             }
             *known.used.entry(id.clone()).or_default() += 1;
@@ -314,7 +327,9 @@ impl CriClient {
             let mut known = known_of(&self.leases.known);
             let idle = ids.iter().filter(|id| !known.used.contains_key(*id));
             let idle: Vec<&String> = idle.collect();
-            known.ending.extend(idle.iter().map(|id| (*id).clone()));
+            for id in &idle {
+                *known.ending.entry((*id).clone()).or_default() += 1;
+            }
             idle
         };
         let ending = Ending {
@@ -407,7 +422,12 @@ impl Drop for Ending<'_> {
     fn drop(&mut self) {
         let mut known = known_of(self.known);
         for id in self.ids {
-            known.ending.remove(*id);
+            if let Some(count) = known.ending.get_mut(*id) {
+                *count -= 1;
+                if *count == 0 {
+                    known.ending.remove(*id);
+                }
+            }
             known.failures.remove(*id);
         }
     }
@@ -517,18 +537,23 @@ mod tests {
             "httpReadSeeker: failed open: unexpected status code https://r/: 503 Service Unavailable",
             "failed to copy: read tcp 10.0.0.2:4711->10.0.0.1:443: read: connection reset by peer",
             "failed to copy: unexpected EOF",
+            "failed to do request: Head \"https://r/v2/x/manifests/1\": EOF",
+            "failed to do request: Head \"https://r/v2/x/manifests/1\": net/http: TLS handshake timeout",
         ] {
             assert_eq!(judge(network), Parts::Keep, "{network}");
         }
         for damage in [
             "failed commit on ref \"layer-sha256:ab\": unexpected commit digest sha256:cd, expected sha256:ab: failed precondition",
             "failed to extract layer sha256:ab: wrong diff id calculated on extraction \"sha256:cd\"",
+            "failed to copy: write /var/lib/containerd/data: no space left on device",
         ] {
             assert_eq!(judge(damage), Parts::Drop, "{damage}");
         }
         for unclear in [
             "failed to resolve reference \"r/x:1\": r/x:1: not found",
             "invalid character '\\x00' looking for beginning of value",
+            "failed to read config: unexpected EOF",
+            "failed to unpack image r/timeout/canceled:EOF: invalid character '\\x00' looking for beginning of value",
         ] {
             assert_eq!(judge(unclear), Parts::Doubt, "{unclear}");
         }
