@@ -53,6 +53,8 @@ impl ImageManager {
         if hidden.is_empty() {
             return Ok(false);
         }
+        // Pulls that were cut off keep the same files.
+        service.release_pulls().await;
         match importer.remove_unreadable(&hidden).await {
             Ok(removed) => Ok(removed > 0),
             Err(error) => {
