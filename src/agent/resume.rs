@@ -27,6 +27,8 @@ use crate::types::{Event, EventRecorder, EventType, PodUid, Stamp};
 
 /// First and longest pause between two attempts to list the runtime.
 const RELIST: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(1));
+/// Longest time for which pods wait until the pulls of an earlier boot are taken over. The next pull does the rest.
+const TAKE_OVER: Duration = Duration::from_secs(10);
 
 /// Committed plan of this start, and what it was made from.
 pub(super) struct Restored {
@@ -55,11 +57,14 @@ pub(super) async fn restore(
             part: "waiting for the container runtime".to_owned(),
         });
     };
-    tokio::join!(
-        cri.take_over_pulls(),
+    let (taken_over, ..) = tokio::join!(
+        tokio::time::timeout(TAKE_OVER, cri.take_over_pulls()),
         tasks::update_runtime_up(cri, &base.runtime_state, &*base.clock),
         tasks::check_cgroup_driver(cri, config.kubelet.cgroup_driver, &*base.recorder),
     );
+    if taken_over.is_err() {
+        warn!("taking over the pulls of an earlier boot takes long; pods go on");
+    }
     let (plan, statics, as_of) = plan(config, base, cri).await;
     // A degraded store holds this: a full disk must not keep pods from being looked after.
     base.store.commit_or_hold(plan.transaction.clone()).await?;
