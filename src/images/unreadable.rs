@@ -16,8 +16,8 @@ use crate::store::{CommitError, Store};
 use crate::types::{blocking, causes};
 
 impl ImageManager {
-    /// Removes images of an archive that the runtime cannot read, if that is why its import failed. Returns whether one is gone,
-    /// so that another import may succeed.
+    /// Removes images of an archive that the runtime cannot read, and parts of pulls, if that is why its import failed. Returns
+    /// whether another import may succeed.
     ///
     /// # Errors
     /// When it cannot be recorded.
@@ -56,7 +56,8 @@ impl ImageManager {
         // Pulls that were cut off keep the same files.
         service.release_pulls().await;
         match importer.remove_unreadable(&hidden).await {
-            Ok(removed) => Ok(removed > 0),
+            // Without a name it may have been the part of a pull.
+            Ok(_) => Ok(true),
             Err(error) => {
                 let error = causes(&error);
                 tracing::warn!(archive = %archive.display(), error, "cannot remove images that the runtime cannot read");
