@@ -19,7 +19,7 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use k8s_openapi::api::core::v1::{Pod, PodCertificateProjection};
 use kube::core::DynamicObject;
-use tokio::sync::watch;
+use tokio::sync::{Semaphore, watch};
 use tokio::time::Instant;
 
 use self::api::{Created, Subject, VERSIONS};
@@ -42,8 +42,10 @@ pub(super) const KIND: &str = "PodCertificate";
 const PATIENCE: Duration = Duration::from_secs(3);
 /// Longest time without a look at the clock, which may be set, or run on while the machine sleeps.
 const LOOK_AGAIN: Duration = Duration::from_secs(60);
-/// Longest duration of one attempt.
+/// Longest duration of the requests of one attempt. Making a key is no part of it: that takes as long as the processor needs.
 const DEADLINE: Duration = Duration::from_secs(60);
+/// Keys that are made at once: RSA keys take a processor for seconds, and a node may start a hundred pods that want one.
+static KEYS: Semaphore = Semaphore::const_new(2);
 
 /// Returns the `podCertificate` sources of the volumes that a container of the pod mounts.
 pub(super) fn sources_of(pod: &Pod) -> BTreeMap<CertificateRef, &PodCertificateProjection> {
@@ -113,6 +115,8 @@ enum Progress {
     Settled,
     /// The signer has not answered.
     Waiting,
+    /// The request is given up, for this reason: the next one has another key and name.
+    Useless(String),
 }
 
 impl Entry {
@@ -255,13 +259,27 @@ impl Entry {
         Ok(())
     }
 
-    /// Makes a request if there is none, and looks for its answer.
-    async fn advance(&self, ctx: &Context, api: &ApiClient) -> Result<Progress, String> {
+    /// Begins a request if there is none, and looks for its answer.
+    async fn attempt(&self, ctx: &Context, api: &ApiClient) -> Result<Progress, String> {
         let key_type: KeyType = self.subject.projection.key_type.parse().map_err(text)?;
         let pending = match self.record().pending {
             Some(pending) => pending,
             None => self.begin(ctx, key_type).await?,
         };
+        let advance = self.advance(ctx, api, key_type, pending);
+        let silence = |_| Err(format!("no answer within {} s", DEADLINE.as_secs()));
+        let advanced = tokio::time::timeout(DEADLINE, advance).await;
+        advanced.unwrap_or_else(silence)
+    }
+
+    /// Makes the request unless it is known to exist, and looks for its answer.
+    async fn advance(
+        &self,
+        ctx: &Context,
+        api: &ApiClient,
+        key_type: KeyType,
+        pending: Pending,
+    ) -> Result<Progress, String> {
         let known = lock(&self.state).version;
         let version = match known {
             Some(version) => version,
@@ -275,17 +293,19 @@ impl Entry {
         };
         if found.data["spec"]["podUID"] != self.subject.uid.as_str() {
             self.abandon(ctx).await?;
-            return Err(format!(
+            return Ok(Progress::Useless(format!(
                 "PodCertificateRequest {} is another pod's",
                 pending.name
-            ));
+            )));
         }
         self.accept(ctx, pending, &found).await
     }
 
     /// Makes a key, and records it with the name of the request that will be made.
     async fn begin(&self, ctx: &Context, key_type: KeyType) -> Result<Pending, String> {
+        let turn = KEYS.acquire().await;
         let made = blocking::run(move || key::make(key_type)).await;
+        drop(turn);
         let made = made.map_err(|error| error.to_string())?.map_err(text)?;
         let suffix: String = rand::random::<[u8; 8]>()
             .iter()
@@ -376,9 +396,9 @@ impl Entry {
                 false => "is not for the pod's key",
                 true => "has expired",
             };
-            return Err(format!(
+            return Ok(Progress::Useless(format!(
                 "the certificate of PodCertificateRequest {name} {what}"
-            ));
+            )));
         }
         tracing::info!(
             pod = self.subject.uid,
@@ -419,6 +439,8 @@ pub(super) async fn follow(ctx: Arc<Context>, entry: Arc<Entry>) {
         return;
     };
     let (mut failures, mut looks) = (0_u32, 0_u32);
+    // Requests in a row that were of no use. A signer that answers does not make up for them.
+    let mut useless = 0_u32;
     loop {
         if let Err(trouble) = entry.give_notice(&ctx).await {
             entry.note(trouble);
@@ -427,29 +449,30 @@ pub(super) async fn follow(ctx: Arc<Context>, entry: Arc<Entry>) {
         let pause = match step {
             Step::End => return,
             Step::Rest(left) => {
-                (failures, looks) = (0, 0);
+                (failures, looks, useless) = (0, 0, 0);
                 tokio::time::sleep(left.min(LOOK_AGAIN)).await;
                 continue;
             }
-            Step::Request => {
-                let attempt = entry.advance(&ctx, &api);
-                match tokio::time::timeout(DEADLINE, attempt).await {
-                    Ok(Ok(Progress::Settled)) => continue,
-                    Ok(Ok(Progress::Waiting)) => {
-                        lock(&entry.state).trouble = None;
-                        failures = 0;
-                        looks = looks.saturating_add(1);
-                        pod_certificates::poll_pause(looks)
-                    }
-                    failed => {
-                        let silence = || format!("no answer within {} s", DEADLINE.as_secs());
-                        let trouble = failed.ok().and_then(Result::err);
-                        entry.note(trouble.unwrap_or_else(silence));
-                        failures = failures.saturating_add(1);
-                        pod_certificates::retry_pause(failures)
-                    }
+            Step::Request => match entry.attempt(&ctx, &api).await {
+                Ok(Progress::Settled) => continue,
+                Ok(Progress::Waiting) => {
+                    lock(&entry.state).trouble = None;
+                    failures = 0;
+                    looks = looks.saturating_add(1);
+                    pod_certificates::poll_pause(looks)
                 }
-            }
+                Ok(Progress::Useless(why)) => {
+                    entry.note(why);
+                    (failures, looks) = (0, 0);
+                    useless = useless.saturating_add(1);
+                    pod_certificates::retry_pause(useless)
+                }
+                Err(trouble) => {
+                    entry.note(trouble);
+                    failures = failures.saturating_add(1);
+                    pod_certificates::retry_pause(failures)
+                }
+            },
         };
         wait(&api, pause.mul_f64(rand::random_range(0.8..1.2))).await;
     }

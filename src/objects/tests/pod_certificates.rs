@@ -377,6 +377,33 @@ async fn a_certificate_of_another_key_is_not_used() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn certificates_that_are_of_no_use_are_requested_ever_more_rarely() {
+    let cluster = Cluster::new();
+    let _life = cluster.start();
+    let other = rcgen::KeyPair::generate().unwrap();
+    let chain = rcgen::CertificateParams::default()
+        .self_signed(&other)
+        .unwrap()
+        .pem();
+    let end = tokio::time::Instant::now() + Duration::from_secs(3600);
+    while tokio::time::Instant::now() < end {
+        if let Some(request) = PodSigner::waiting(&cluster.api).pop() {
+            // The agent has looked for an answer before there is one.
+            tokio::time::sleep(Duration::from_secs(2)).await;
+            let now = cluster.now();
+            let times = (now + 30 * MINUTE, now + 60 * MINUTE);
+            cluster
+                .signer
+                .issue_chain(&cluster.api, &request, &chain, times);
+        }
+        tokio::time::sleep(Duration::from_secs(1)).await;
+    }
+    // Nine with pauses up to 256 s, and one in five minutes from then on.
+    let made = cluster.requests().len();
+    assert!((12..=28).contains(&made), "{made}");
+}
+
+#[tokio::test(start_paused = true)]
 async fn older_servers_are_asked_in_their_own_words() {
     const BETA: &str = "certificates.k8s.io/v1beta1";
     let is_v1 = |r: &Request| creates(r) && r.body["apiVersion"] != BETA;
