@@ -514,7 +514,7 @@ impl Objects {
         use_: Use,
     ) -> Result<Token, ObjectError> {
         let ctx = &self.inner.ctx;
-        let key = tokens::record_key(pod, spec);
+        let key = tokens::record_key(pod, spec, use_);
         let (entry, registered) = {
             let mut tables = lock(&self.inner.tables);
             match tables.tokens.get(&key) {

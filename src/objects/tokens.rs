@@ -106,8 +106,9 @@ impl Held {
     }
 }
 
-/// Key of the record of a token.
-pub(super) fn record_key(pod: &Pod, spec: &TokenRequestSpec) -> String {
+/// Returns the key of the record of a token. One that a volume shows is another than one for passing use, of which nobody is
+/// notified.
+pub(super) fn record_key(pod: &Pod, spec: &TokenRequestSpec, use_: Use) -> String {
     let mut digest = Sha256::new();
     let mut part = |text: &str| {
         digest.update((text.len() as u64).to_le_bytes());
@@ -116,6 +117,10 @@ pub(super) fn record_key(pod: &Pod, spec: &TokenRequestSpec) -> String {
     part(service_account(pod));
     for audience in spec.audiences.iter().flatten() {
         part(audience);
+    }
+    if use_ == Use::Passing {
+        // Nine bytes follow the last audience, and never as many where the token is shown.
+        digest.update([1]);
     }
     digest.update(spec.expiration_seconds.unwrap_or_default().to_le_bytes());
     let digest: [u8; 32] = digest.finalize().into();

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use holdfast_testkit::fake_api::{FakeApi, Identity};
+use k8s_openapi::api::authentication::v1::TokenRequestSpec;
 use k8s_openapi::api::core::v1::Pod;
 use serde_json::json;
 use tokio_util::sync::CancellationToken;
@@ -124,4 +125,20 @@ async fn nobody_is_notified_of_a_token_that_nobody_keeps() {
     }
     let later = life.objects.passing_token(&robot("a"), "registry").await;
     assert_ne!(later.unwrap().token, token);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_token_that_a_volume_shows_is_replaced_although_a_pull_has_the_same() {
+    let (world, api) = (World::new(), cluster());
+    let life = start(&world, &api);
+    let pod = robot("a");
+    life.objects.register(&pod);
+    life.objects.passing_token(&pod, "registry").await.unwrap();
+    // As a CSI driver requests it that names no duration.
+    let spec = TokenRequestSpec {
+        audiences: Some(vec!["registry".to_owned()]),
+        ..TokenRequestSpec::default()
+    };
+    life.objects.token(&pod, &spec).await.unwrap();
+    assert!(life.objects.next_refresh(&PodUid::new("a")).is_some());
 }
