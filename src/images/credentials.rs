@@ -21,6 +21,7 @@ use k8s_openapi::api::core::v1::Pod;
 use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt};
 use tokio::process::Command;
+use tokio::sync::Semaphore;
 use zeroize::Zeroizing;
 
 use super::account::{Given, ServiceAccounts, TokenMode};
@@ -33,6 +34,8 @@ use crate::types::{Clock, Stamp, blocking, causes, text};
 
 /// How long a program may take.
 const TIMEOUT: Duration = Duration::from_secs(60);
+/// Most runs of one program at once, each for another service account.
+const AT_ONCE: usize = 4;
 /// Most bytes that a program may answer with.
 const LONGEST_ANSWER: u64 = 1 << 20;
 /// Most bytes of a program's error output that are logged; the rest is read and dropped.
@@ -236,8 +239,10 @@ struct Provider {
     token_mode: Option<TokenMode>,
     /// By `image:…`, `registry:…` or `global`, and behind that the service account.
     cache: Mutex<HashMap<String, Cached>>,
-    /// One run at a time: a second pull of the same registry finds the first one's answer.
-    running: tokio::sync::Mutex<()>,
+    /// One run at a time for a service account ([`Given::cache_key`]), and one without any: a second pull of the same registry
+    /// finds the first one's answer. A run that hangs for one account holds up no other.
+    running: Mutex<HashMap<String, Arc<tokio::sync::Mutex<()>>>>,
+    slots: Semaphore,
 }
 
 /// The configured programs.
@@ -538,7 +543,8 @@ impl Provider {
             env: config.env.unwrap_or_default(),
             token_mode,
             cache: Mutex::default(),
-            running: tokio::sync::Mutex::default(),
+            running: Mutex::default(),
+            slots: Semaphore::new(AT_ONCE),
             name,
         })
     }
@@ -563,6 +569,13 @@ impl Provider {
         }
     }
 
+    /// Returns the turn of the runs for one service account.
+    fn turn(&self, account: &str) -> Arc<tokio::sync::Mutex<()>> {
+        let mut running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
+        running.retain(|_, turn| Arc::strong_count(turn) > 1);
+        Arc::clone(running.entry(account.to_owned()).or_default())
+    }
+
     async fn provide(
         &self,
         repository: &str,
@@ -574,10 +587,13 @@ impl Provider {
         if let Some(keyring) = cached() {
             return Ok(keyring);
         }
-        let _turn = self.running.lock().await;
+        let turn = self.turn(&given.cache_key);
+        let _turn = turn.lock().await;
         if let Some(keyring) = cached() {
             return Ok(keyring);
         }
+        // It is never closed.
+        let _slot = self.slots.acquire().await;
         let error = |what: String| self.failed(repository, what, None);
         let run = self.run(repository, given);
         let output = match tokio::time::timeout(timeout, run).await {

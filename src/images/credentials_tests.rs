@@ -555,3 +555,23 @@ printf '{"kind":"CredentialProviderResponse","apiVersion":"credentialprovider.ku
         }
     }
 }
+
+#[tokio::test]
+async fn a_program_that_hangs_for_one_account_holds_up_no_other() {
+    let hang = "if mkdir \"$(dirname \"$0\")/first\" 2>/dev/null; then sleep 90; fi";
+    let world = World::new(&format!("{hang}\n{}", answer("Image", "")));
+    let providers = world.load(&with_token("Token"));
+    let providers = providers.with_accounts(Arc::new(Accounts));
+    let (hanging, other) = (robot("a"), robot("b"));
+    let meanwhile = async {
+        while !world.dir.path().join("first").exists() {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        providers.find("a.registry.io/x", Some(&other)).await
+    };
+    let (found, failures) = tokio::select! {
+        _ = providers.find("a.registry.io/x", Some(&hanging)) => panic!("it waits for the other"),
+        answered = meanwhile => answered,
+    };
+    assert_eq!((found.len(), failures.len()), (1, 0), "{failures:?}");
+}
