@@ -60,6 +60,7 @@ use self::vault::Vault;
 use self::volumes::{Polled, poll_object};
 use crate::apiserver::ApiClient;
 use crate::core::pod_certificates::{CertificateRef, record_key, record_prefix};
+use crate::core::state::kinds;
 use crate::core::trust::TrustBundles;
 use crate::kuberuntime::sources::PodKeyPair;
 use crate::store::Store;
@@ -320,14 +321,16 @@ impl Objects {
         let objects = kinds
             .map(|prefix| inner.ctx.recorded_keys(&prefix))
             .concat();
-        let tokens = inner.ctx.recorded_keys("tokens/");
+        let of_pods = [kinds::TOKENS.prefix, kinds::POD_CERTIFICATES.prefix]
+            .map(|prefix| inner.ctx.recorded_keys(prefix))
+            .concat();
         let accounts = inner.ctx.recorded_keys(service_accounts::RECORDS);
         let tables = lock(&inner.tables);
         gone.extend(accounts.into_iter().filter(|key| !tables.uses_account(key)));
         gone.extend(objects.into_iter().filter(|key| {
             ObjectKey::from_record_key(key).is_none_or(|key| !tables.watches.contains_key(&key))
         }));
-        gone.extend(tokens.into_iter().filter(|key| {
+        gone.extend(of_pods.into_iter().filter(|key| {
             let uid = key.split('/').nth(2).unwrap_or_default();
             !tables.pods.contains_key(&PodUid::new(uid))
         }));

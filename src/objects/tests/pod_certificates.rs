@@ -86,6 +86,12 @@ impl Cluster {
     }
 
     fn start_at(&self, clock: &std::sync::Arc<dyn Clock>) -> Life {
+        let life = self.start_without_pods(clock);
+        life.objects.register(&web());
+        life
+    }
+
+    fn start_without_pods(&self, clock: &std::sync::Arc<dyn Clock>) -> Life {
         let service = self.api.service_as(Identity::Node("node".to_owned()));
         let client = ApiClient::over(service, (1000, 1000), std::sync::Arc::clone(clock));
         let world = &self.world;
@@ -99,7 +105,6 @@ impl Cluster {
         );
         let stop = CancellationToken::new();
         let running = tokio::spawn(objects.clone().run(stop.clone()));
-        objects.register(&web());
         Life {
             objects,
             stop,
@@ -457,4 +462,24 @@ async fn certificates_go_with_their_pod() {
     assert!(get(&life).await.is_err());
     pass(60).await;
     assert_eq!(cluster.requests().len(), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn certificates_of_pods_that_went_while_the_agent_did_not_run_are_forgotten() {
+    let cluster = Cluster::new();
+    let life = cluster.start();
+    let chain = cluster.issue(20).await;
+    gets(&life, &chain).await;
+    life.end().await;
+
+    let life = cluster.start();
+    life.objects.sweep();
+    pass(1).await;
+    assert!(cluster.world.record(KEY).is_some());
+    life.end().await;
+
+    let life = cluster.start_without_pods(&cluster.world.clock);
+    life.objects.sweep();
+    pass(1).await;
+    assert_eq!(cluster.world.record(KEY), None);
 }
