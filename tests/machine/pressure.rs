@@ -9,8 +9,9 @@ use serde_json::{Value, json};
 use super::node::{IMAGE, MOUNT_ROOT_DISK, Node, PATIENCE, SLEEP};
 use super::reboot::Cluster;
 
-/// Mebibytes that have to stay available.
-const LEFT_MIB: i64 = 100;
+/// Mebibytes that have to stay available. Memory of the kernel does not count as used, as in a kubelet: of a machine with one GiB it
+/// takes so much that 100 MiB are never all that is left before the kernel kills.
+const LEFT_MIB: i64 = 300;
 /// Between the moment that the threshold is crossed and the end of the process. It is 2 s on a machine that is not emulated.
 const EVICTED_WITHIN: Duration = Duration::from_secs(16);
 /// What a command of a shell on the node may take all the while. It is 1 s on a machine that is not emulated.
@@ -187,7 +188,7 @@ fn r25_a_pod_that_leaks_is_evicted_in_time_and_no_restart_evicts_another() {
     // more than the machine has. Near the threshold it leaks slowly: an emulated processor needs time to kill, and when memory is
     // gone it is the kernel that kills.
     let leak = "while :; do dd if=/dev/zero bs=16M 2>/dev/null | sleep 100000 & sleep 1; \
-                left=$(awk '$1 == \"MemAvailable:\" { print int($2 / 1024) }' /proc/meminfo); test $left -gt 200 || sleep 3; done";
+                left=$(awk '$1 == \"MemAvailable:\" { print int($2 / 1024) }' /proc/meminfo); test $left -gt 320 || sleep 3; done";
     site.create(&object("leaks", leak, &json!({})));
     let mut slowest = Duration::ZERO;
     let deadline = Instant::now() + 2 * PATIENCE;
