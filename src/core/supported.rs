@@ -58,7 +58,7 @@ pub fn refused(pod: &Pod) -> Vec<Refusal> {
 
 /// Fields of `spec` in a pod's JSON that ask for something and that this version does not know, in the order of the JSON. An API
 /// server may add fields with their defaults to every pod: `false` and 0 ask for nothing, unless a pod may demand its isolation
-/// by them ([`isolates`]). Who has set a field cannot be seen: `managedFields` attributes defaults to whoever created the pod,
+/// by them (`isolates`). Who has set a field cannot be seen: `managedFields` attributes defaults to whoever created the pod,
 /// and what a mutating webhook has added to nobody.
 pub fn unknown(pod: &Value) -> Vec<String> {
     let mut found = Vec::new();

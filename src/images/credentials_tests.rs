@@ -501,7 +501,7 @@ async fn a_program_with_token_attributes_gets_the_token_of_the_pods_service_acco
         name: "robot".to_owned(),
         uid: "s1".to_owned(),
     };
-    let source = super::super::keyring::CredentialSource::ServiceAccount(Arc::new(owner));
+    let source = crate::images::keyring::CredentialSource::ServiceAccount(Arc::new(owner));
     assert_eq!(found[0].source.as_ref(), Some(&source));
 
     // Another pod of the account; one without account; the node.

@@ -41,7 +41,7 @@ pub(super) enum ArmError {
     #[error("find the memory cgroup for {0}: cgroups cannot be read")]
     NoCgroup(String),
     /// A file is missing or refuses.
-    #[error("{action} {}", path.display())]
+    #[error("{action} {}: {source}", path.display())]
     File {
         /// The attempt.
         action: &'static str,
@@ -51,7 +51,7 @@ pub(super) enum ArmError {
         source: io::Error,
     },
     /// The kernel has no event left.
-    #[error("create an eventfd")]
+    #[error("create an eventfd: {0}")]
     Event(#[source] io::Error),
 }
 

@@ -50,8 +50,10 @@ fn probed(world: &World, name: &str, probe: usize) -> Value {
 fn ready_since(world: &World, pod: &str) -> Result<String, String> {
     let status = world.status(pod)?;
     let ready = status["conditions"].as_array().into_iter().flatten();
-    let ready = ready.filter(|c| c["type"] == "Ready" && c["status"] == "True");
-    let since = ready.last().and_then(|c| c["lastTransitionTime"].as_str());
+    let mut ready = ready.filter(|c| c["type"] == "Ready" && c["status"] == "True");
+    let since = ready
+        .next_back()
+        .and_then(|c| c["lastTransitionTime"].as_str());
     since.map(str::to_owned).ok_or_else(|| status.to_string())
 }
 

@@ -9,11 +9,12 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use holdfast_testkit::ports::free_port;
 use serde_json::json;
 use sha2::{Digest as _, Sha256};
+use tokio::time::Instant;
 
 /// `bob` with password `hunter2`, as `htpasswd -B` writes it.
 const HTPASSWD: &str = "bob:$2y$05$WWgRVED/LLTOZtkWUUWvSuGUdwSAfsFFCIlEoVX0IB8kK6if2wpFe\n";

@@ -354,7 +354,7 @@ impl<K> PartialEq<&str> for Key<K> {
 
 /// A record that cannot be read.
 #[derive(Debug, thiserror::Error)]
-#[error("read record {key} of table objects")]
+#[error("read record {key} of table objects: {source}")]
 pub struct Unparseable {
     /// Its key.
     pub key: String,

@@ -43,19 +43,19 @@ pub(super) enum Created {
 /// A failed attempt to make or find a request.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum RequestError {
-    #[error("get service account {name}")]
+    #[error("get service account {name}: {source}")]
     ServiceAccount {
         name: String,
         #[source]
         source: kube::Error,
     },
-    #[error("get node {name}")]
+    #[error("get node {name}: {source}")]
     Node {
         name: String,
         #[source]
         source: kube::Error,
     },
-    #[error("create PodCertificateRequest {name}")]
+    #[error("create PodCertificateRequest {name}: {source}")]
     Create {
         name: String,
         #[source]
@@ -65,7 +65,7 @@ pub(super) enum RequestError {
         "the API server does not serve {PLURAL} ({GROUP}/v1 or v1beta1); enable the API, or remove the projection"
     )]
     NotServed,
-    #[error("list PodCertificateRequest {name}")]
+    #[error("list PodCertificateRequest {name}: {source}")]
     List {
         name: String,
         #[source]
