@@ -193,7 +193,11 @@ async fn what_is_wrong_with_a_kubeconfig_is_told_without_its_secrets() {
             &token,
             "proxy-url: the scheme \"ftp\"",
         ),
-        (with("server", "ftp://api"), &token, "write https://host:port"),
+        (
+            with("server", "ftp://api"),
+            &token,
+            "write https://host:port",
+        ),
         (
             with("certificate-authority", "nowhere"),
             &token,

@@ -95,7 +95,7 @@ fn a_damaged_record_is_an_error_to_who_reads_it_and_absent_where_its_kind_says_s
     let error = state.stored(&key).unwrap().read().unwrap_err();
     assert_eq!(
         error.to_string(),
-        "read record attached//5a of table objects"
+        "read record attached//5a of table objects: EOF while parsing an object at line 1 column 1"
     );
     assert_eq!(state.object(&key), None);
 }
