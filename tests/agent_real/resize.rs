@@ -26,6 +26,8 @@ struct Node {
 impl Node {
     fn new() -> Self {
         let world = World::new(Version::Installed);
+        // A resize that was cut off goes on with the next sync of its pod.
+        world.configure("syncFrequency: 5s\n");
         let rt = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(1)
             .enable_all()
