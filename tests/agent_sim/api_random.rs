@@ -589,6 +589,8 @@ impl Sequence {
             }
             "job" => ended("Succeeded", 0),
             "failed" => ended("Failed", 4),
+            // Stopped in its former life, it ended with 0. A pod that came back with the backup is taken for completed then.
+            "loop" if self.set_back && phase == "Succeeded" => running == 0,
             "loop" => phase == "Running" && running <= 1 && starts > 0,
             "select" if phase == "Failed" => running == 0,
             _ => phase == "Running" && running == 1 && container["ready"] == true,
