@@ -416,6 +416,7 @@ fn authority() -> String {
     params.self_signed(&key).unwrap().pem()
 }
 
+// Invariant STORE-6.
 #[test]
 fn restart_keeps_pods_running_when_the_node_is_given_to_another_cluster() {
     let node = Node::new(|_| Behaviour::RunForever);

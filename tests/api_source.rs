@@ -308,6 +308,7 @@ async fn nothing_is_asked_before_the_node_is_registered() -> Result<(), Infallib
     Ok(())
 }
 
+// Invariant API-2.
 #[tokio::test(start_paused = true)]
 async fn every_list_is_a_quorum_read_in_one_piece() {
     let api = Api::default();
@@ -381,6 +382,7 @@ async fn events_that_come_in_one_go_make_one_set() {
     assert_eq!((op, added.len()), (PodOp::Add, 20));
 }
 
+// Invariant API-1.
 #[tokio::test(start_paused = true)]
 async fn an_outage_empties_nothing_and_what_happened_meanwhile_is_found() {
     let api = Api::default();
@@ -433,6 +435,7 @@ async fn a_restart_in_an_outage_keeps_the_recorded_pods_and_kills_no_orphans() {
     assert!(agent.config.ready().complete());
 }
 
+// Invariant START-1.
 #[tokio::test(start_paused = true)]
 async fn a_restart_makes_no_known_pod_an_addition() {
     let api = Api::default();
@@ -466,6 +469,7 @@ async fn a_restart_makes_no_known_pod_an_addition() {
     assert_eq!(api.lists(), lists + 1);
 }
 
+// Invariant API-2.
 #[tokio::test(start_paused = true)]
 async fn a_stale_list_neither_kills_nor_resurrects() {
     let api = Api::default();
@@ -643,6 +647,7 @@ async fn an_idle_minute_asks_for_nothing_and_a_watch_goes_on_from_its_bookmark()
     assert_eq!(api.lists(), 1);
 }
 
+// Invariant API-12.
 /// By that record, a later start lets pods go that wait for the API server.
 #[tokio::test(start_paused = true)]
 async fn the_first_word_in_a_boot_is_on_record_after_what_it_takes_away() {

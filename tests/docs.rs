@@ -1,5 +1,6 @@
 //! The documents do not point into the void: relative links lead to files and headings that exist, paths
-//! written as code (`src/…`, `tests/…`, `hack/…`, …) are there, and so are the tests that documents name.
+//! written as code (`src/…`, `tests/…`, `hack/…`, …) are there, and so are the tests that documents name. Tests
+//! cite every invariant of ARCHITECTURE.md.
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,
@@ -341,4 +342,85 @@ fn index_lists_every_document() {
         let listed = name == "README.md" || index.contains(&format!("]({name})"));
         assert!(listed, "docs/README.md does not list {name}");
     }
+}
+
+/// IDs of invariants in a line, like `POD-3`.
+fn invariants(line: &str) -> Vec<&str> {
+    const GROUPS: &[&str] = &["CORE", "POD", "IMG", "VOL", "STORE", "API", "BOOT", "START"];
+    line.split(|c: char| !c.is_ascii_alphanumeric() && c != '-')
+        .filter(|word| {
+            word.split_once('-').is_some_and(|(group, number)| {
+                GROUPS.contains(&group)
+                    && !number.is_empty()
+                    && number.chars().all(|c| c.is_ascii_digit())
+            })
+        })
+        .collect()
+}
+
+/// IDs in the comments that stand directly before a test. The flag is whether they do.
+fn cited(text: &str) -> Vec<(&str, bool)> {
+    let lines: Vec<&str> = text.lines().map(str::trim_start).collect();
+    let mut found = Vec::new();
+    for (index, line) in lines.iter().enumerate() {
+        let Some(comment) = line.strip_prefix("//") else {
+            continue;
+        };
+        let is_head = |line: &&&str| line.starts_with("//") || line.starts_with("#[");
+        let head = lines[index..].iter().take_while(is_head);
+        let of_test = head
+            .into_iter()
+            .any(|line| line.starts_with("#[test]") || line.starts_with("#[tokio::test"));
+        found.extend(invariants(comment).into_iter().map(|id| (id, of_test)));
+    }
+    found
+}
+
+#[test]
+fn every_invariant_is_cited_by_a_test() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let architecture = fs::read_to_string(root.join("ARCHITECTURE.md")).unwrap();
+    let known: Vec<&str> = architecture
+        .lines()
+        .filter_map(|line| line.strip_prefix("- **"))
+        .filter_map(|line| line.split("**").next())
+        .filter(|id| invariants(id) == [*id])
+        .collect();
+    assert!(known.len() >= 62, "{}", known.len());
+    let (mut proven, mut unknown) = (Vec::new(), Vec::new());
+    for (file, text) in rust_files(root) {
+        if file == "tests/docs.rs" {
+            continue;
+        }
+        for (id, of_test) in cited(&text) {
+            if !known.contains(&id) {
+                unknown.push(format!("{file}: {id}"));
+            } else if of_test {
+                proven.push(id.to_owned());
+            }
+        }
+    }
+    assert!(unknown.is_empty(), "no invariants: {unknown:?}");
+    let missing: Vec<_> = known
+        .iter()
+        .filter(|id| !proven.iter().any(|proven| proven == *id))
+        .collect();
+    assert!(missing.is_empty(), "no test cites {missing:?}");
+    let mut once = known.clone();
+    once.sort_unstable();
+    once.dedup();
+    assert_eq!(once.len(), known.len(), "an ID has one meaning");
+}
+
+#[test]
+fn citations_of_invariants_are_found() {
+    let text = "// Invariant POD-3 and VOL-11.\n/// A story.\n#[test]\nfn a() {}\n// See CORE-99.\nfn b() {}\nlet x = \"API-1\";";
+    assert_eq!(
+        cited(text),
+        [("POD-3", true), ("VOL-11", true), ("CORE-99", false)]
+    );
+    assert_eq!(
+        invariants("UTF-8, SHA-256, POD-x, POD-, a POD-3b and API-12"),
+        ["API-12"]
+    );
 }

@@ -553,6 +553,7 @@ impl holdfast::types::Clock for RealTime {
     }
 }
 
+// Invariant API-7.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_lifeline_gets_the_certificate_of_its_node_and_has_no_other_right() {
     use holdfast::apiserver::{ApiSettings, Lifeline, connect};

@@ -507,6 +507,7 @@ async fn second_file_with_the_same_pod_waits_for_the_first_to_go() {
     agent.conflicts(0).await;
 }
 
+// Invariant START-1.
 #[tokio::test]
 async fn restart_keeps_unchanged_pods_without_adding_them_again() {
     let (_parent, dir) = directory();
@@ -625,6 +626,7 @@ async fn absent_path_is_an_empty_ready_source_until_it_appears() {
     assert_eq!(agent.next().await, (PodOp::Add, names(&["a"])));
 }
 
+// Invariant BOOT-1.
 #[tokio::test]
 async fn absent_path_after_a_lost_store_is_not_an_empty_source() {
     for reason in [EpochReason::Rebuilt, EpochReason::Restored] {

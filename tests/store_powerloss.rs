@@ -743,6 +743,7 @@ fn every_acknowledged_durable_commit_survives_a_loss_of_power() {
     );
 }
 
+// Invariant STORE-4.
 #[test]
 fn the_check_notices_when_the_database_file_is_not_synced() {
     let trace = record(true);

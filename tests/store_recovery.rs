@@ -229,6 +229,7 @@ fn damage_matrix(template: &Path, state: &State, points: u64) -> BTreeMap<&'stat
     tally
 }
 
+// Invariant STORE-8.
 #[test]
 fn restart_keeps_what_a_damaged_store_still_holds() {
     let template = tempfile::tempdir().unwrap();
@@ -350,6 +351,7 @@ fn a_log_that_lost_its_end_begins_a_new_epoch_wherever_it_was_cut() {
     assert!(unharmed <= 5, "{unharmed}");
 }
 
+// Invariant STORE-5.
 #[test]
 fn an_older_copy_of_the_database_begins_a_new_epoch_and_one_of_the_whole_directory_does_not() {
     let dir = tempfile::tempdir().unwrap();

@@ -377,6 +377,7 @@ mod tests {
         }
     }
 
+    // Invariant STORE-7.
     /// Runs itself a second time as the process that holds the lock.
     #[test]
     fn lock_of_another_process_names_its_pid_and_ends_with_its_death() {

@@ -63,6 +63,7 @@ pub fn judge(
 mod tests {
     use super::*;
 
+    // Invariant STORE-6.
     #[test]
     fn only_a_root_directory_that_is_gone_takes_its_store_along() {
         let recorded = Recorded {

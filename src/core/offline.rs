@@ -104,6 +104,7 @@ mod tests {
         .unwrap()
     }
 
+    // Invariant API-11.
     #[test]
     fn what_could_run_twice_waits_unless_it_says_otherwise() {
         let owner = |kind: &str| {

@@ -234,6 +234,7 @@ async fn pods_fail_when_devices_are_short_or_their_plugin_refuses() {
     assert_eq!(ready, Readiness::Ready);
 }
 
+// Invariant POD-13.
 #[tokio::test]
 async fn what_a_record_that_cannot_be_read_may_hold_is_given_to_nobody() {
     let world = World::new();

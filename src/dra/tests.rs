@@ -141,6 +141,7 @@ fn cdi(agent: &DraManager, pod: &Pod) -> Vec<String> {
     cdi_devices(&claims.unwrap())
 }
 
+// Invariant POD-15.
 #[tokio::test]
 async fn a_claim_is_prepared_once_and_unprepared_with_its_last_pod() {
     let world = World::new();
@@ -267,6 +268,7 @@ async fn a_driver_that_fails_is_asked_again_and_its_devices_count_once() {
     assert!(world.recorded().is_empty());
 }
 
+// Invariant POD-15.
 #[tokio::test]
 async fn a_driver_that_hangs_holds_up_nobody_else_and_its_claim_stays_on_record() {
     let world = World::new();
@@ -368,6 +370,7 @@ async fn a_pod_that_ends_while_it_waits_for_another_leaves_nothing() {
     assert_eq!(record.pods.into_keys().collect::<Vec<_>>(), [first.uid()]);
 }
 
+// Invariant POD-16.
 #[tokio::test]
 async fn claims_are_prepared_again_after_a_reboot_without_the_api_server() {
     let world = World::new();

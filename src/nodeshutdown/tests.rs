@@ -277,6 +277,7 @@ async fn pods_that_do_not_end_hold_the_machine_as_long_as_configured() {
     );
 }
 
+// Invariant POD-5.
 #[tokio::test(start_paused = true)]
 async fn the_machine_is_let_go_once_the_ends_are_on_the_disk_or_the_time_is_over() {
     for (recovers, expected) in [(true, 10..=16), (false, 30..=31)] {

@@ -347,6 +347,7 @@ mod tests {
         assert!(cache.get_newer_than(&uid, None).await.is_err());
     }
 
+    // Invariant BOOT-4.
     #[tokio::test(start_paused = true)]
     async fn what_was_not_looked_at_or_not_inspected_may_run() {
         let cache = PodCache::default();

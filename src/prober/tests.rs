@@ -326,6 +326,7 @@ async fn the_startup_probe_gates_the_others_and_then_ends() {
     assert_eq!(world.script.runs("s"), 3, "started is started");
 }
 
+// Invariant POD-7.
 #[tokio::test(start_paused = true)]
 async fn a_liveness_failure_holds_until_the_container_is_another_one() {
     let mut world = World::new().await;

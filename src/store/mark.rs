@@ -278,6 +278,7 @@ mod tests {
         }
     }
 
+    // Invariant STORE-5.
     #[test]
     fn the_mark_never_runs_ahead_of_what_was_synced() {
         let dir = tempfile::tempdir().unwrap();

@@ -288,6 +288,7 @@ mod tests {
         assert!(ended.transaction(&state).is_empty(), "it is on record");
     }
 
+    // Invariant CORE-4.
     #[test]
     fn a_sandbox_is_removed_when_it_holds_nothing() {
         let intent = |id: &str| RemoveEmptySandbox::new(&status(), &id.into());
@@ -296,6 +297,7 @@ mod tests {
         assert_eq!(intent("empty").unwrap().id().as_str(), "empty");
     }
 
+    // Invariant CORE-4.
     #[test]
     fn a_stop_is_decided_by_what_is_recorded_or_on_record() {
         let nothing = StopDecision::recorded_by(Transaction::new());

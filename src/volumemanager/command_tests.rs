@@ -71,6 +71,7 @@ async fn a_tool_that_is_missing_is_named_with_its_package() {
     assert!(matches!(path, CommandError::Missing { .. }), "{path}");
 }
 
+// Invariant VOL-11.
 #[tokio::test]
 async fn a_failure_tells_what_the_tool_said_but_no_secret() {
     let tools = StandIns::new(&[]);

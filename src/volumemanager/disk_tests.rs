@@ -101,6 +101,7 @@ async fn with(tools: &StandIns, wanted: &Wanted) -> Result<(), RemoteError> {
     format_and_mount(&tools.tools(), &device, &tools.path("at"), wanted).await
 }
 
+// Invariant VOL-11.
 #[tokio::test]
 async fn only_a_disk_with_nothing_on_it_is_formatted() {
     let ext4 = Wanted::new(None, &["noatime".to_owned()], false).unwrap();

@@ -326,6 +326,7 @@ impl Kernel for Hung {
     }
 }
 
+// Invariant VOL-5.
 #[tokio::test]
 async fn nobody_is_held_up_while_the_table_is_read() {
     let mut world = world(false);

@@ -51,6 +51,7 @@ fn all_kinds() -> serde_json::Value {
     ])
 }
 
+// Invariant VOL-9.
 #[tokio::test]
 async fn a_restart_writes_renames_and_touches_nothing() {
     if !is_root() {

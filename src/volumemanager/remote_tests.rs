@@ -236,6 +236,7 @@ impl World {
     }
 }
 
+// Invariant VOL-4.
 #[tokio::test(start_paused = true)]
 async fn what_hangs_holds_up_its_own_pod_only() {
     let world = world();
@@ -435,6 +436,7 @@ async fn an_attachment_that_is_waited_for_has_its_own_reason() {
     );
 }
 
+// Invariant VOL-6.
 #[tokio::test(start_paused = true)]
 async fn pods_share_what_is_staged_and_the_last_one_takes_it_along() {
     let world = world();

@@ -371,6 +371,7 @@ async fn directories_of_unknown_plugins_stay() {
     assert!(!world.manager.pod_dirs_exist(&PodUid::new("u9")));
 }
 
+// Invariant VOL-1.
 #[tokio::test]
 async fn a_step_that_was_cut_off_is_on_record_and_taken_up() {
     let world = world();

@@ -80,6 +80,7 @@ fn lose_containers(node: &Node, id: &str) {
     }
 }
 
+// Invariant POD-14.
 #[test]
 fn restart_keeps_devices_and_asks_nothing_again() {
     let (node, agent, first, id) = node_with_devices(&[]);
@@ -142,6 +143,7 @@ fn a_pod_that_waits_for_its_plugin_starts_with_the_same_devices() {
     assert_eq!(second.calls(), ["PreStart b"]);
 }
 
+// Invariant POD-12.
 #[test]
 fn an_allocation_that_is_cut_off_is_asked_again_for_the_same_device() {
     let node = Node::new(|_| Behaviour::RunForever);
@@ -166,6 +168,7 @@ fn an_allocation_that_is_cut_off_is_asked_again_for_the_same_device() {
     assert_eq!(second.calls(), ["Allocate b", "PreStart b"]);
 }
 
+// Invariant POD-14.
 #[test]
 fn a_device_that_returns_under_another_path_restarts_its_container_once() {
     let (node, agent, plugin, first) = node_with_devices(&[]);

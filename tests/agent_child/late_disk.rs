@@ -49,6 +49,7 @@ fn waits(agent: &Agent, directory: &str) {
     });
 }
 
+// Invariant STORE-9.
 /// At two starts, and for as long as it takes.
 #[test]
 fn a_late_disk_is_waited_for_and_nothing_is_forgotten() {

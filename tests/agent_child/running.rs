@@ -91,6 +91,7 @@ fn first_difference(before: &Value, after: &Value) -> String {
     }
 }
 
+// Invariant STORE-7.
 #[test]
 fn a_second_agent_with_a_state_directory_of_its_own_leaves_the_runtime_to_the_first() {
     let (node, agent, running) = three_running();
@@ -111,6 +112,7 @@ fn a_second_agent_with_a_state_directory_of_its_own_leaves_the_runtime_to_the_fi
     let _second = site.start();
 }
 
+// Invariant BOOT-3.
 /// A runtime that was started with another root directory answers, and knows nothing. What shows that its answer is wrong is that
 /// processes of the pods are in their cgroups.
 #[test]

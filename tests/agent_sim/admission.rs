@@ -228,6 +228,7 @@ async fn dies_while_a_pod_is_preempted(crash: Crash) -> bool {
     !alive
 }
 
+// Invariant API-9.
 #[tokio::test(start_paused = true)]
 async fn a_preemption_is_on_record_with_the_admission_or_not_at_all_whenever_the_agent_dies() {
     type Point = fn(usize, When) -> Crash;
@@ -243,6 +244,7 @@ async fn a_preemption_is_on_record_with_the_admission_or_not_at_all_whenever_the
     }
 }
 
+// Invariant API-9.
 #[tokio::test(start_paused = true)]
 async fn nobody_is_preempted_while_the_admission_cannot_be_recorded() {
     let (w, critical) = full_node().await;

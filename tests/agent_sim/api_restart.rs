@@ -582,6 +582,7 @@ async fn restart_keeps_out_pods_that_were_deleted_or_replaced_while_the_node_was
 
 // ----------------------------------------------------------------------------------------------- R19
 
+// Invariant API-6.
 #[tokio::test(start_paused = true)]
 async fn restart_keeps_what_happened_in_an_outage() {
     let mut w = cluster(|pod, attempt| match (pod, attempt) {

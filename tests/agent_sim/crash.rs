@@ -228,12 +228,14 @@ fn without_a_crash_everything_comes_to_be_as_wanted() {
     assert!(outcome.writes > 50 && outcome.calls > 20);
 }
 
+// Invariant CORE-1.
 #[test]
 fn a_crash_before_any_call_of_the_runtime_changes_nothing() {
     let points = every(|n| Crash::Call(n, When::Before), 1, |n| n.is_multiple_of(2));
     assert!(!is_whole() || points > 40);
 }
 
+// Invariant CORE-1.
 #[test]
 fn a_crash_after_any_call_of_the_runtime_changes_nothing() {
     let points = every(|n| Crash::Call(n, When::After), 1, |n| !n.is_multiple_of(2));

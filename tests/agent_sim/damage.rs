@@ -101,6 +101,7 @@ fn epoch(w: &World) -> u64 {
     w.state().meta().unwrap().epoch.number
 }
 
+// Invariant STORE-8.
 #[tokio::test(start_paused = true)]
 async fn restart_keeps_every_pod_as_it_is_whichever_record_is_damaged() {
     let mut w = settled().await;

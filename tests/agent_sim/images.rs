@@ -138,6 +138,7 @@ fn a_power_cut_at_any_call_leaves_no_pod_with_a_damaged_image() {
     );
 }
 
+// Invariant IMG-1.
 #[test]
 fn a_power_cut_at_any_write_leaves_no_pod_with_a_damaged_image() {
     let points = every_point(|n| cut_at(Crash::Write(n, When::Before)));
@@ -196,6 +197,7 @@ fn a_second_cut_at_any_step_of_a_repair_is_repaired_as_well() {
     assert!(!is_whole() || points >= 5, "{points}");
 }
 
+// Invariant IMG-2.
 #[test]
 fn a_suspect_stays_while_its_registry_is_away_and_is_repaired_when_it_is_back() {
     run(async {

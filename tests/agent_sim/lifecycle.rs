@@ -48,6 +48,7 @@ pub fn told(w: &World, what: &str) -> bool {
 
 // ----------------------------------------------------------------------------------------------- R10
 
+// Invariant POD-6.
 #[tokio::test(start_paused = true)]
 async fn restart_keeps_the_grace_period_and_a_completed_pre_stop_hook() {
     let mut w = node(|_, _| Behaviour::IgnoreTerm).await;
@@ -119,6 +120,7 @@ async fn restart_keeps_a_completed_post_start_hook() {
     assert_nothing_wrong(&w);
 }
 
+// Invariant POD-6.
 #[tokio::test(start_paused = true)]
 async fn restart_keeps_a_post_start_hook_that_was_cut_off_to_be_run_again() {
     let mut w = node(|_, _| Behaviour::RunForever).await;

@@ -84,6 +84,7 @@ async fn runs(w: &World, pod: &str) {
     w.until("it runs", 60, |w| w.running(pod).len() == 1).await;
 }
 
+// Invariant POD-10 and POD-11.
 #[tokio::test(start_paused = true)]
 async fn exclusive_cpus_are_left_by_others_kept_by_restarts_and_freed_with_the_pod() {
     let mut w = with_static_policy();
@@ -155,6 +156,7 @@ async fn the_agent_starts_and_containers_run_on_when_the_machine_has_other_cpus(
     assert_nothing_wrong(&w);
 }
 
+// Invariant POD-11.
 #[tokio::test(start_paused = true)]
 async fn a_runtime_that_does_not_answer_holds_no_start_up_and_its_containers_stay_on_record() {
     for fault in [Fault::Hang, Fault::HangAfterEffect, Fault::LoseReply] {

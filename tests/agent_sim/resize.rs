@@ -304,6 +304,7 @@ fn run(crash: Crash, power: bool) -> Run {
     runtime.block_on(lives(crash, power))
 }
 
+// Invariant POD-8.
 #[test]
 fn a_resize_survives_a_death_at_every_step() {
     let whole = run(Crash::Never, false);

@@ -100,6 +100,7 @@ async fn restart_keeps_no_pod_waiting_for_a_start_that_is_undone() {
 
 // ------------------------------------------------------------------------------------------------ R2
 
+// Invariant START-2.
 #[tokio::test(start_paused = true)]
 async fn restart_keeps_running_pods_without_a_single_call_or_status_change() {
     let mut w = node(|_, _| Behaviour::RunForever).await;
@@ -284,6 +285,7 @@ async fn restart_keeps_an_image_pull_back_off() {
 
 // ----------------------------------------------------------------------------------------------- R10
 
+// Invariant POD-4.
 #[tokio::test(start_paused = true)]
 async fn restart_keeps_what_is_left_of_a_grace_period() {
     let mut w = node(|_, _| Behaviour::IgnoreTerm).await;
@@ -383,6 +385,7 @@ async fn restart_keeps_the_intent_of_a_container_whose_start_was_cut_off() {
 
 // ----------------------------------------------------------------------------------------------- R16
 
+// Invariant BOOT-1.
 #[tokio::test(start_paused = true)]
 async fn restart_keeps_pods_when_the_store_is_lost_and_no_source_can_be_read() {
     for integrity in [Integrity::New, Integrity::Lost] {
@@ -462,6 +465,7 @@ async fn restart_keeps_static_pods_of_another_agent_under_their_uid() {
     assert_nothing_wrong(&w);
 }
 
+// Invariant BOOT-2.
 #[tokio::test(start_paused = true)]
 async fn restart_keeps_a_restored_store_from_resurrecting_pods() {
     let mut w = node(|_, _| Behaviour::RunForever).await;

@@ -455,6 +455,7 @@ fn a_crash_at_any_call_of_the_runtime_during_a_shutdown_loses_no_end() {
     assert!(!is_whole() || points > 10, "{points}");
 }
 
+// Invariant POD-5.
 #[test]
 fn a_crash_at_any_write_to_the_disk_during_a_shutdown_loses_no_end() {
     let mut points = every_point(|n| run(Crash::Write(n, When::Before), false).died);

@@ -265,6 +265,7 @@ fn damage<R: Record>(w: &World, table: Table, key: &str) {
     assert!(w.disk.load().record::<R>(key).is_none(), "{key}");
 }
 
+// Invariant VOL-7.
 #[tokio::test(start_paused = true)]
 async fn restart_keeps_a_disk_in_use_whichever_of_its_records_is_damaged() {
     for which in [

@@ -18,6 +18,7 @@ use crate::world::{IMAGE, World, spec};
 
 // ----------------------------------------------------------------------------------------------- R21
 
+// Invariant CORE-2.
 #[tokio::test(start_paused = true)]
 async fn a_full_disk_stops_new_work_only_and_recovers_without_a_restart() {
     let mut w = node(|_, _| Behaviour::RunForever).await;
@@ -113,6 +114,7 @@ async fn a_stop_held_while_the_disk_is_full_is_written_when_space_returns() {
     assert!(w.running("goes").is_empty());
 }
 
+// Invariant CORE-3.
 #[tokio::test(start_paused = true)]
 async fn a_pod_whose_update_hangs_on_the_disk_is_stopped_when_it_is_deleted() {
     let mut w = World::with_api();
@@ -248,6 +250,7 @@ async fn wall_clock_jumps_within_a_boot_neither_expire_nor_stretch_anything() {
     }
 }
 
+// Invariant POD-9.
 /// A step of the clock may be what a crashing container waits for: it is tried once, whatever restarts, and the next
 /// back-off is the next longer one.
 #[tokio::test(start_paused = true)]
@@ -708,6 +711,7 @@ async fn a_step_that_fails_before_anything_runs_is_told_with_its_cause_and_what_
 
 // ------------------------------------------------------------------------------- a stop that hangs
 
+// Invariant CORE-3.
 #[tokio::test(start_paused = true)]
 async fn a_stop_that_hangs_is_told_by_the_name_of_its_container_and_holds_up_its_own_pod_only() {
     let mut w = node(|_, _| Behaviour::RunForever).await;

@@ -300,6 +300,7 @@ fn a_drain_is_waited_for_and_its_exit_code_says_how_it_ended() {
     }
 }
 
+// Invariant POD-5.
 #[test]
 fn the_end_of_the_machine_cannot_be_cancelled_by_a_drain() {
     let live = Live::start();

@@ -32,6 +32,7 @@ fn wait_on_record(cluster: &Cluster, about: Option<&str>, reason: &str, count: i
     cluster.site.recorded();
 }
 
+// Invariant API-4.
 /// What happens during an outage is told after it, once, with its times, though the agent is killed twice meanwhile.
 #[test]
 fn an_event_of_an_outage_survives_kills_and_is_told_once() {

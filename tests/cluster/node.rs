@@ -73,6 +73,7 @@ fn a_node_registers_with_what_it_has_and_becomes_ready() {
     assert!(line.contains(" Ready "), "{table}");
 }
 
+// Invariant API-3.
 #[test]
 fn restart_keeps_the_node_ready_and_writes_nothing() {
     let cluster = Cluster::new();

@@ -21,6 +21,7 @@ fn ids_of(cluster: &Cluster) -> BTreeMap<(String, String), String> {
     ids(&cluster.containers())
 }
 
+// Invariant API-3.
 /// R1, R2: a restart among running pods writes no status and touches no container.
 #[test]
 fn restart_keeps_ready_pods_and_writes_no_status() {
@@ -58,6 +59,7 @@ fn restart_keeps_ready_pods_and_writes_no_status() {
     assert_eq!(ids_of(&cluster), containers);
 }
 
+// Invariant API-8.
 /// R3: what was admitted stays, whatever the node looks like now; what was never started does not.
 #[test]
 fn restart_keeps_admitted_pod_when_label_changes() {
@@ -291,6 +293,7 @@ fn restart_keeps_what_an_outage_could_not_tell() {
     assert_eq!(last["exitCode"], 9);
 }
 
+// Invariant API-11.
 /// R13: after a reboot without the API server the pods run from checkpoints.
 #[test]
 fn restart_keeps_pods_running_after_a_reboot_without_the_api() {

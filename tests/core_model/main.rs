@@ -30,6 +30,7 @@ fn cases(whole: u32) -> u32 {
 proptest! {
     #![proptest_config(ProptestConfig { cases: cases(3000), rng_seed: proptest::test_runner::RngSeed::Fixed(36), failure_persistence: None, ..ProptestConfig::default() })]
 
+    // Invariant POD-3.
     #[test]
     fn decisions_survive_crashes_and_never_break_the_restart_policy(case in case()) {
         let mut world = World::new(&case);
@@ -81,6 +82,7 @@ fn run(world: &mut World, case: &Case) {
     world.settle();
 }
 
+// Invariant POD-1.
 #[test]
 fn a_start_that_was_decided_and_not_made_is_made_whatever_is_crashed_into() {
     for event in [Event::SandboxDies, Event::NewImage(0), Event::Pass(1)] {
@@ -170,6 +172,7 @@ fn init_containers_run_as_often_as_without_a_crash() {
     }
 }
 
+// Invariant POD-2.
 #[test]
 fn init_containers_run_once_for_each_sandbox() {
     for event in [Event::SandboxDies, Event::Wipe] {

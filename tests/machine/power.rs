@@ -198,6 +198,7 @@ fn check(disk: &Disk) -> Result<(), String> {
     Ok(())
 }
 
+// Invariant POD-3.
 #[test]
 fn no_cut_of_the_power_loses_a_decision_or_runs_a_pod_of_policy_never_twice() {
     let dir = CrashDir::new("power-cut");

@@ -38,6 +38,7 @@ async fn hanging(world: &World) {
         .unwrap();
 }
 
+// Invariant STORE-1.
 #[tokio::test(flavor = "multi_thread")]
 async fn readers_never_see_a_durable_commit_that_is_not_synced() {
     let world = World::new(Engine::Faulty);
@@ -95,6 +96,7 @@ async fn concurrent_durable_commits_share_syncs() {
     store.close().await.unwrap();
 }
 
+// Invariant STORE-2.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_failed_sync_is_unknown_and_what_reached_the_disk_counts_after_recovery() {
     let world = World::new(Engine::Faulty);
@@ -213,6 +215,7 @@ async fn a_relaxed_batch_that_fails_degrades_and_is_written_on_recovery() {
     store.close().await.unwrap();
 }
 
+// Invariant CORE-2.
 #[tokio::test(flavor = "multi_thread")]
 async fn stops_are_held_visible_and_written_first() {
     let world = World::new(Engine::Faulty);
@@ -390,6 +393,7 @@ async fn a_disk_that_hangs_and_then_fails_is_a_failed_one() {
     store.close().await.unwrap();
 }
 
+// Invariant STORE-3.
 #[tokio::test(start_paused = true)]
 async fn the_queue_is_bounded_while_the_disk_hangs_and_loses_nothing_it_took() {
     let world = World::new(Engine::Faulty);

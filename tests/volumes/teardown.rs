@@ -171,6 +171,7 @@ fn kept(cluster: &Cluster, planted: &Planted, uid: &str) -> BTreeSet<String> {
     planted.mounts().iter().filter_map(told).collect()
 }
 
+// Invariant VOL-2.
 #[test]
 fn teardown_killed_at_each_step_keeps_what_users_mounted_and_linked() {
     let cluster = Cluster::new();
@@ -243,6 +244,7 @@ fn teardown_killed_at_each_step_keeps_what_users_mounted_and_linked() {
     agent.kill9();
 }
 
+// Invariant VOL-1.
 #[test]
 fn teardown_killed_at_each_step_leaves_nothing_of_its_own_and_all_of_users() {
     let cluster = Cluster::new();

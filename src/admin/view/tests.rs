@@ -362,6 +362,7 @@ fn history_marks_every_restart_with_its_first_line_and_the_boot() {
     assert_eq!(super::history(&b.0, "bbbb").unwrap().items.len(), 1);
 }
 
+// Invariant API-10.
 #[test]
 fn secrets_are_never_shown() {
     let mut b = Builder(State::default(), 0);

@@ -189,6 +189,7 @@ async fn a_bootstrap_kubeconfig_that_works_goes_before_the_lifeline() {
     );
 }
 
+// Invariant API-7.
 #[tokio::test]
 async fn nobody_asks_for_a_certificate_because_of_a_clock() {
     let now = today();

@@ -375,6 +375,7 @@ fn the_first_resource_wins_a_conflict() {
     assert_eq!(merged.cdi, ["v/c=1", "v/c=first", "v/c=second"]);
 }
 
+// Invariant POD-13.
 #[test]
 fn devices_of_finished_pods_are_free() {
     let mut state = State::default();

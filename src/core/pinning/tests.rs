@@ -760,6 +760,7 @@ fn options() -> impl Strategy<Value = CpuOptions> {
 }
 
 proptest! {
+    // Invariant POD-10.
     #[test]
     fn no_cpu_is_shared_nothing_is_taken_away_and_all_comes_back(
         on in machines(), options in options(), steps in steps(), policy in 0_u8..3,

@@ -759,6 +759,7 @@ fn a_pod_that_is_done_still_has_its_sandbox() {
     assert_eq!(done.sandbox_id, Some("s0".into()));
 }
 
+// Invariant BOOT-2.
 #[test]
 fn nothing_starts_in_a_pod_that_its_source_has_not_confirmed() {
     let two = || pod("Always", &["a", "b"]);

@@ -276,6 +276,7 @@ fn each_pod_is_brought_back_as_its_records_and_the_runtime_say() {
     }
 }
 
+// Invariant START-2.
 #[test]
 fn a_resumed_pod_keeps_its_due_time_but_waits_no_longer_than_a_pause() {
     let queued = |due| QueueRecord {
@@ -681,6 +682,7 @@ fn an_end_that_came_with_the_shutdown_of_the_machine_leaves_no_back_off() {
     }
 }
 
+// Invariant POD-4.
 #[test]
 fn a_static_pod_that_a_shutdown_stopped_goes_on_after_the_boot_with_its_records() {
     let stopped = WorkerPhase::Finished {

@@ -458,6 +458,7 @@ fn nothing_is_unstaged_while_a_description_cannot_be_read() {
     assert_eq!(plan(&facts).steps, []);
 }
 
+// Invariant VOL-6.
 #[test]
 fn a_device_that_is_mounted_for_a_pod_is_not_unstaged_and_looked_at_again() {
     let mut world = World::default();
@@ -516,6 +517,7 @@ fn twins(phase: VolumePhase, begun: bool) -> World {
     world
 }
 
+// Invariant VOL-4.
 #[test]
 fn of_two_that_lead_to_one_target_the_first_does_the_work() {
     let [first, second] = ["u0/1", "u0/3"].map(str::to_owned);

@@ -67,6 +67,7 @@ fn objects(world: &World) -> Vec<(String, String)> {
         .collect()
 }
 
+// Invariant IMG-4.
 #[tokio::test]
 async fn an_image_pulled_with_a_secret_is_for_those_who_have_it() {
     use ImageErrorReason::{ErrImageNeverPull, ErrImagePull};
@@ -187,6 +188,7 @@ async fn the_policy_says_which_images_are_verified() {
     }
 }
 
+// Invariant IMG-4.
 #[tokio::test]
 async fn a_pull_that_fails_leaves_a_preloaded_image_to_everybody() {
     let world = default_policy();

@@ -131,6 +131,7 @@ async fn an_image_is_whole_once_its_files_are_on_the_disk_and_a_reboot_leaves_it
     assert_eq!(world.told(), []);
 }
 
+// Invariant IMG-3.
 #[tokio::test]
 async fn the_intent_is_on_record_while_the_image_is_pulled() {
     let world = world(ImageConfig::default());
@@ -591,6 +592,7 @@ async fn a_container_that_has_not_ended_keeps_its_image_and_its_record() {
     }
 }
 
+// Invariant IMG-2.
 #[tokio::test]
 async fn an_image_that_could_not_be_removed_is_not_taken_for_repaired() {
     let world = cut_in_a_pull().await;
@@ -950,6 +952,7 @@ async fn pull_all(world: &World, images: &[&str], meanwhile: impl Future<Output 
     }
 }
 
+// Invariant IMG-1.
 #[tokio::test]
 async fn files_that_were_not_written_make_suspects_of_all_images_that_were_being_pulled() {
     let disk = Arc::<FailingDisk>::default();

@@ -476,6 +476,7 @@ async fn what_nobody_refers_to_after_a_restart_is_swept() {
     );
 }
 
+// Invariant API-10.
 #[tokio::test(start_paused = true)]
 async fn a_secret_is_on_record_encrypted_or_not_at_all() {
     use base64::Engine as _;

@@ -432,6 +432,7 @@ async fn growth_is_asked_for_once_the_volume_is_larger_than_its_claim_knows() {
     assert_eq!(growth().await, None);
 }
 
+// Invariant VOL-9.
 #[tokio::test]
 async fn a_mounted_volume_stays_while_its_claim_goes() {
     let world = world();

@@ -312,6 +312,7 @@ async fn an_outage_and_a_restart_within_it_lose_no_status() {
     assert_eq!((rig.api.count("PATCH"), rig.api.count("GET")), (12, 12));
 }
 
+// Invariant API-6.
 #[tokio::test(start_paused = true)]
 async fn an_outage_is_not_a_storm_of_requests() {
     let rig = Rig::new();
@@ -374,6 +375,7 @@ async fn a_server_error_is_tried_again_and_a_refusal_seldom() {
     );
 }
 
+// Invariant API-5.
 #[tokio::test(start_paused = true)]
 async fn a_pod_is_deleted_only_when_all_of_it_holds() {
     // (deletionTimestamp, phase, finished) → deleted
@@ -465,6 +467,7 @@ async fn a_terminal_phase_waits_for_the_worker_and_costs_one_patch() {
     assert_eq!(rig.api.count("PATCH"), 1);
 }
 
+// Invariant API-5.
 #[tokio::test(start_paused = true)]
 async fn while_containers_may_run_everything_but_the_terminal_phase_is_told() {
     let rig = Rig::new();

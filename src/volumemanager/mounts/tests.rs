@@ -97,6 +97,7 @@ fn a_copy_of_a_mount_elsewhere_is_no_stranger_and_the_only_one_is() {
     }
 }
 
+// Invariant VOL-8.
 #[test]
 fn what_may_hang_is_not_looked_at() {
     let dir = tempfile::tempdir().unwrap();

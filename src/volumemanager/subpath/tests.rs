@@ -255,6 +255,7 @@ fn a_volume_that_cannot_be_written_gives_what_it_has() {
     );
 }
 
+// Invariant VOL-10.
 /// A thread exchanges a directory and a link to outside as fast as it can: whatever is bound is of the volume.
 #[test]
 fn a_directory_that_becomes_a_link_again_and_again_never_leads_outside() {

@@ -648,6 +648,7 @@ async fn a_published_device_whose_link_failed_counts_as_begun() {
     assert_eq!(world.calls(), ["NodePublishVolume"]);
 }
 
+// Invariant VOL-3.
 #[tokio::test]
 async fn what_failed_for_good_leaves_nothing_and_what_may_have_been_done_is_undone() {
     let world = world(&[NodeRpc::StageUnstageVolume]);
