@@ -386,3 +386,90 @@ fn a_second_gate_says_whom_it_waits_for_and_an_interrupted_one_says_where_it_was
     );
     assert_eq!(sleepers(&checkout), [0; 0]);
 }
+
+/// A checkout with `hack/words.sh`, which checks a document and a source file.
+fn words(allowed: &str, document: &str, source: &str) -> (tempfile::TempDir, PathBuf) {
+    let dir = tempfile::tempdir().unwrap();
+    let path = |name: &str| dir.path().join(name);
+    for name in ["hack", "docs", "src"] {
+        fs::create_dir(path(name)).unwrap();
+    }
+    let script = path("hack/words.sh");
+    let own = Path::new(env!("CARGO_MANIFEST_DIR")).join("hack/words.sh");
+    fs::copy(own, &script).unwrap();
+    for name in [
+        "README.md",
+        "ARCHITECTURE.md",
+        "CONTRIBUTING.md",
+        "SECURITY.md",
+    ] {
+        fs::write(path(name), "A plain sentence.\n").unwrap();
+    }
+    fs::write(path("hack/words.txt"), allowed).unwrap();
+    fs::write(path("docs/page.md"), document).unwrap();
+    fs::write(path("src/lib.rs"), source).unwrap();
+    (dir, script)
+}
+
+#[test]
+fn words_of_each_kind_are_found_and_counts_only_shrink() {
+    let long = format!("It has {}words.\n", "many ".repeat(40));
+    let plain = "/// Returns the answer.\nfn a() {}\n";
+    let clause = "/// What it returns.\nfn a() {}\n";
+    for (allowed, document, source, told) in [
+        ("", "A page.\n", plain, ""),
+        ("", &*long, plain, "docs/page.md: 1 of kind \"long\""),
+        (
+            "",
+            "A pod tells it.\n",
+            plain,
+            "docs/page.md: 1 of kind \"glossary\"",
+        ),
+        ("", "A page.\n", clause, "src/lib.rs: 1 of kind \"clause\""),
+        ("1 clause src/lib.rs\n", "A page.\n", clause, ""),
+        (
+            "1 long docs/page.md\n",
+            "`tells`\n\n```\ntells\n```\n",
+            plain,
+            "",
+        ),
+    ] {
+        let (_dir, script) = words(allowed, document, source);
+        let output = Command::new(&script).output().unwrap();
+        let said = said(&output);
+        assert_eq!(output.status.success(), told.is_empty(), "{said}");
+        assert!(said.contains(told), "{told}: {said}");
+    }
+
+    // A count that somebody raises.
+    let (dir, script) = words("1 clause src/lib.rs\n", "A page.\n", clause);
+    let git = |arguments: &[&str]| {
+        let identity = ["-c", "user.name=t", "-c", "user.email=t@example.com"];
+        let mut git = Command::new("git");
+        git.arg("-C").arg(dir.path()).args(identity).args(arguments);
+        assert!(git.status().unwrap().success());
+    };
+    git(&["init", "-q"]);
+    git(&["add", "-A"]);
+    git(&["commit", "-q", "-m", "first"]);
+    let is_fine = || Command::new(&script).output().unwrap();
+    assert!(is_fine().status.success(), "{}", said(&is_fine()));
+    fs::write(dir.path().join("hack/words.txt"), "2 clause src/lib.rs\n").unwrap();
+    for _ in 0..2 {
+        let output = is_fine();
+        assert!(!output.status.success());
+        assert!(
+            said(&output).contains("they only shrink"),
+            "{}",
+            said(&output)
+        );
+        git(&["commit", "-q", "-a", "--allow-empty", "-m", "raised"]);
+    }
+    // An update lowers counts, and raises none.
+    let (dir, script) = words("2 clause src/old.rs\n", "A page.\n", clause);
+    fs::write(dir.path().join("src/old.rs"), "/// What a is.\nfn a() {}\n").unwrap();
+    let output = Command::new(&script).arg("update").output().unwrap();
+    assert!(!output.status.success(), "{}", said(&output));
+    let left = fs::read_to_string(dir.path().join("hack/words.txt")).unwrap();
+    assert_eq!(left, "1 clause src/old.rs\n");
+}
