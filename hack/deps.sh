@@ -14,7 +14,7 @@ for group; do
         containernetworking-plugins:/usr/lib/cni/bridge busybox-static:busybox iptables:iptables
         iproute2:ip util-linux:flock" ;;
     test) wanted="$wanted strace:strace docker-registry:docker-registry debootstrap:debootstrap
-        systemd:systemd-analyze mandoc:mandoc python3:python3 util-linux:flock zsh:zsh fish:fish" ;;
+        systemd:systemd-analyze mandoc:mandoc curl:curl python3:python3 util-linux:flock zsh:zsh fish:fish" ;;
     deb) wanted="$wanted dpkg-dev:dpkg-shlibdeps binutils:strip util-linux:flock" ;;
     fuzz) wanted="$wanted g++:c++" ;;
     envtest) wanted="$wanted dpkg-dev:dpkg-source make:make rsync:rsync util-linux:flock" ;;

@@ -1,7 +1,7 @@
 #!/bin/sh
 # Prints what pods of an API server cost, then what one hostile tenant costs the others: the tests that measure it, with the
 # release binary. HOLDFAST_FIGURES has numbers of pods, HOLDFAST_FAIRNESS tenants (tests/cluster/tenants.rs); empty
-# leaves one of the two out.
+# leaves one of the two out. Last it draws a restart with HOLDFAST_PICTURES_PODS pods (20) into docs/pictures; 0 leaves that out.
 set -eu
 cd "$(dirname "$0")/.."
 hack/deps.sh
@@ -21,4 +21,10 @@ HOLDFAST_FIGURES=${HOLDFAST_FIGURES-100} HOLDFAST_FAIRNESS=${HOLDFAST_FAIRNESS-a
 export HOLDFAST_FIGURES HOLDFAST_FAIRNESS
 [ -z "$HOLDFAST_FIGURES" ] || measure figures -- --skip fairness:: || status=$?
 [ -z "$HOLDFAST_FAIRNESS" ] || measure fairness:: -- || status=$?
+HOLDFAST_PICTURES_PODS=${HOLDFAST_PICTURES_PODS:-20}
+export HOLDFAST_PICTURES_PODS
+if [ "$HOLDFAST_PICTURES_PODS" != 0 ]; then
+    HOLDFAST_PICTURES="$PWD/docs/pictures" cargo test --locked --all-features --test agent_real pictures:: -- --nocapture ||
+        status=$?
+fi
 exit $status

@@ -1,8 +1,8 @@
 #!/bin/bash
 # The gate: what a change has to pass. `make gate` runs it, and .ci/run does.
 #
-#   hack/gate.sh           packages, tools, `make check`, all test binaries, `make demo`, `make sim`, `make vmtest`, `make test`
-#   FAST=1 hack/gate.sh    packages, `make check`, all test binaries, `make quick`, `make demo`: ten minutes with warm caches
+#   hack/gate.sh           packages, tools, `make check`, `make docs`, all test binaries, `make demo`, `make sim`, `make vmtest`, `make test`
+#   FAST=1 hack/gate.sh    packages, `make check`, `make docs`, all test binaries, `make quick`, `make demo`: ten minutes with warm caches
 #   FRESH=1                on a clone of HEAD in $HOLDFAST_CACHE/checkout instead of on this directory. It is always the same
 #                          directory, so that cargo builds again only what has changed.
 #
@@ -267,11 +267,12 @@ if [ $form = full ]; then
     # Minutes the first time; apart, so that they do not count as the tests'.
     phase "kube-apiserver and etcd" 500 hack/envtest.sh
     phase "other containerds and kubectls" 60 hack/debian.sh all
-    phase "package tools" 300 sh -c 'hack/deb.sh tools && hack/deny.sh tools'
+    phase "package tools" 300 sh -c 'hack/deb.sh tools && hack/deny.sh tools && hack/mdbook.sh'
     phase "clean Debians" 90 hack/debroot.sh minbase systemd
     phase "test machine" 120 hack/machine.sh
 fi
 phase "make check" 420 make --no-print-directory check
+phase "make docs" 30 make --no-print-directory docs
 phase "test binaries" 420 cargo build --workspace --all-features --locked --bins --tests
 if [ $form = fast ]; then
     phase "make quick" 420 make --no-print-directory quick

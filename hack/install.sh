@@ -41,7 +41,9 @@ sed "s|^ExecStart=/usr/local/|ExecStart=$prefix/|" contrib/systemd/holdfast.serv
 chmod 0644 "$unit"
 
 # The documents, where their links to each other hold.
-for file in README.md ARCHITECTURE.md docs/*.md; do
+for file in README.md ARCHITECTURE.md docs/*.md docs/pictures/*.svg; do
+    # The chapters of the site.
+    [ "$file" != docs/SUMMARY.md ] || continue
     install -D -m 0644 "$file" "$doc/$file"
 done
 for file in examples/config/* examples/manifests/*; do

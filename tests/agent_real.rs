@@ -28,6 +28,8 @@ mod image_collection;
 mod kill_storm;
 #[path = "agent_real/phases.rs"]
 mod phases;
+#[path = "agent_real/pictures.rs"]
+mod pictures;
 #[path = "agent_real/pods.rs"]
 mod pods;
 #[path = "agent_real/process.rs"]
@@ -45,5 +47,7 @@ mod restarts;
 mod rows;
 #[path = "agent_real/runtime_restarts.rs"]
 mod runtime_restarts;
+#[path = "agent_real/tutorial.rs"]
+mod tutorial;
 #[path = "agent_real/world.rs"]
 mod world;

@@ -1,6 +1,6 @@
 //! The documents do not point into the void: relative links lead to files and headings that exist, paths
-//! written as code (`src/…`, `tests/…`, `hack/…`, …) are there, and so are the tests that documents name. Tests
-//! cite every invariant of ARCHITECTURE.md.
+//! written as code (`src/…`, `tests/…`, `hack/…`, …) are there, and so are the tests that documents name. Commands are run by a
+//! test or marked, the site has every page, and tests cite every invariant of ARCHITECTURE.md.
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,
@@ -333,14 +333,168 @@ fn broken_links_and_paths_are_found() {
     }
 }
 
+/// Pages of docs/, without the list of the site's chapters.
+fn pages(root: &Path) -> Vec<String> {
+    let entries = fs::read_dir(root.join("docs")).unwrap();
+    let names = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    names
+        .filter(|name| name.ends_with(".md") && name != "SUMMARY.md")
+        .collect()
+}
+
 #[test]
 fn index_lists_every_document() {
-    let docs = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs");
-    let index = fs::read_to_string(docs.join("README.md")).unwrap();
-    for entry in fs::read_dir(&docs).unwrap() {
-        let name = entry.unwrap().file_name().into_string().unwrap();
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let index = fs::read_to_string(root.join("docs/README.md")).unwrap();
+    for name in pages(root) {
         let listed = name == "README.md" || index.contains(&format!("]({name})"));
         assert!(listed, "docs/README.md does not list {name}");
+    }
+}
+
+#[test]
+fn site_has_every_document_once() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let summary = fs::read_to_string(root.join("docs/SUMMARY.md")).unwrap();
+    let chapters: Vec<&str> = summary.lines().flat_map(links).collect();
+    let of_the_top = documents(root)
+        .into_iter()
+        .filter(|path| path.parent() == Some(root))
+        .map(|path| format!("../{}", path.file_name().unwrap().to_str().unwrap()));
+    for name in pages(root).into_iter().chain(of_the_top) {
+        let times = chapters.iter().filter(|chapter| **chapter == name).count();
+        assert_eq!(times, 1, "docs/SUMMARY.md lists {name} {times} times");
+    }
+}
+
+/// A fenced block of a document: line of its fence, language, content, and the mark before it or at the document's top.
+struct Block<'t> {
+    line: usize,
+    language: &'t str,
+    content: Vec<&'t str>,
+    mark: Option<&'t str>,
+}
+
+/// What a comment says that marks the commands of a block.
+fn mark(line: &str) -> Option<&str> {
+    let inner = line.trim().strip_prefix("<!-- ")?.strip_suffix(" -->")?;
+    (inner.starts_with("run by: ") || inner.starts_with("not run: ")).then_some(inner)
+}
+
+fn blocks(text: &str) -> Vec<Block<'_>> {
+    let of_page = text.lines().next().and_then(mark);
+    let (mut blocks, mut open, mut before) = (Vec::<Block<'_>>::new(), false, "");
+    for (index, line) in text.lines().enumerate() {
+        if let Some(language) = line.trim_start().strip_prefix("```") {
+            if !open {
+                blocks.push(Block {
+                    line: index + 1,
+                    language,
+                    content: Vec::new(),
+                    mark: mark(before).or(of_page),
+                });
+            }
+            open = !open;
+        } else if open {
+            blocks.last_mut().unwrap().content.push(line);
+        }
+        before = line;
+    }
+    blocks
+}
+
+/// Programs that documents tell readers to run.
+const PROGRAMS: &[&str] = &[
+    "apt",
+    "curl",
+    "ctr",
+    "docker",
+    "findmnt",
+    "go",
+    "holdfast",
+    "kubectl",
+    "make",
+    "openssl",
+    "systemctl",
+];
+
+/// What is wrong with the blocks of a document: commands that are neither run by a test nor marked as not run.
+fn unmarked(files: &[(String, String)], gate: &str, text: &str) -> Vec<String> {
+    let mut wrong = Vec::new();
+    for block in blocks(text) {
+        let at = format!("line {}", block.line);
+        let first = |line: &&str| {
+            line.split_whitespace()
+                .next()
+                .unwrap_or_default()
+                .to_owned()
+        };
+        if block.language.is_empty() {
+            let mut words = block.content.iter().map(first);
+            if let Some(program) = words.find(|word| PROGRAMS.contains(&word.as_str())) {
+                wrong.push(format!(
+                    "{at}: a block that runs {program} is no block of `sh`"
+                ));
+            }
+        }
+        if block.language != "sh" {
+            continue;
+        }
+        let Some(mark) = block.mark else {
+            wrong.push(format!("{at}: commands without `run by` or `not run`"));
+            continue;
+        };
+        if let Some(runner) = mark.strip_prefix("run by: ") {
+            let is_phase =
+                runner.starts_with("make ") && gate.contains(&format!("phase \"{runner}\""));
+            let is_test = runner
+                .split_once(' ')
+                .is_some_and(|(program, path)| has_test(files, program, path));
+            if !is_phase && !is_test {
+                wrong.push(format!("{at}: there is no `{runner}` that could run it"));
+            }
+        }
+    }
+    wrong
+}
+
+#[test]
+fn commands_in_documents_are_run_or_marked() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let files = rust_files(root);
+    let gate = fs::read_to_string(root.join("hack/gate.sh")).unwrap();
+    let mut wrong = Vec::new();
+    for document in documents(root) {
+        let text = fs::read_to_string(&document).unwrap();
+        let name = document.strip_prefix(root).unwrap().display();
+        let found = unmarked(&files, &gate, &text);
+        wrong.extend(found.iter().map(|what| format!("{name}: {what}")));
+    }
+    assert!(wrong.is_empty(), "\n{}", wrong.join("\n"));
+}
+
+#[test]
+fn commands_that_are_neither_run_nor_marked_are_found() {
+    let files = rust_files(Path::new(env!("CARGO_MANIFEST_DIR")));
+    let check = |text: &str| unmarked(&files, "phase \"make demo\" 150", text).len();
+    let own = "docs commands_that_are_neither_run_nor_marked_are_found";
+    for fine in [
+        "```sh\nls\n```".replace("```sh", "<!-- not run: it needs a cluster -->\n```sh"),
+        format!("<!-- run by: {own} -->\n```sh\nls\n```"),
+        format!("<!-- run by: {own} -->\n# Page\n\n```sh\nls\n```\n\n```sh\nls\n```"),
+        "<!-- run by: make demo -->\n```sh\nmake demo\n```".to_owned(),
+        "```\nsome output\n```\n```json\n{}\n```".to_owned(),
+    ] {
+        assert_eq!(check(&fine), 0, "{fine}");
+    }
+    for wrong in [
+        "```sh\nls\n```",
+        "<!-- a comment -->\n```sh\nls\n```",
+        "<!-- run by: make coffee -->\n```sh\nmake coffee\n```",
+        "<!-- run by: docs no_test_of_that_name -->\n```sh\nls\n```",
+        "```\nholdfast dump\n```",
+    ] {
+        assert_eq!(check(wrong), 1, "{wrong}");
     }
 }
 

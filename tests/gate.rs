@@ -23,10 +23,10 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
 /// Everything that the gate starts, as `steps/NAME` below the checkout.
-const SCRIPTS: [&str; 8] = [
-    "deps", "nextest", "envtest", "debian", "deb", "deny", "debroot", "machine",
+const SCRIPTS: [&str; 9] = [
+    "deps", "nextest", "envtest", "debian", "deb", "deny", "mdbook", "debroot", "machine",
 ];
-const TARGETS: [&str; 6] = ["check", "quick", "demo", "sim", "vmtest", "test"];
+const TARGETS: [&str; 7] = ["check", "docs", "quick", "demo", "sim", "vmtest", "test"];
 
 /// A checkout with the real gate and steps of a test's own.
 struct Checkout {

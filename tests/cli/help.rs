@@ -129,3 +129,55 @@ fn under_the_name_kubelet_it_takes_the_kubelets_command_line() {
     let help = linked("kubelet", &["--help"]);
     assert!(text(&help.stdout).contains("Usage: kubelet [OPTIONS]"));
 }
+
+/// `holdfast …` in the documents: the line without its comment and what follows the command.
+fn documented_commands() -> Vec<String> {
+    let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR"));
+    let mut pages = vec![root.join("README.md")];
+    let entries = std::fs::read_dir(root.join("docs")).unwrap();
+    pages.extend(entries.map(|entry| entry.unwrap().path()));
+    let mut commands = Vec::new();
+    for page in pages {
+        if page.extension().is_none_or(|e| e != "md") {
+            continue;
+        }
+        let text = std::fs::read_to_string(page).unwrap();
+        for block in text.split("```sh\n").skip(1) {
+            let block = block.split("```").next().unwrap_or_default();
+            let lines = block.replace("\\\n", " ");
+            let lines = lines.lines().map(str::trim_start);
+            commands.extend(
+                lines
+                    .filter(|line| line.starts_with("holdfast "))
+                    .map(|line| line.split(['#', '|', '>', ';']).next().unwrap().to_owned()),
+            );
+        }
+    }
+    commands
+}
+
+#[test]
+fn documented_commands_and_flags_exist() {
+    let commands = documented_commands();
+    assert!(commands.len() > 30, "{}", commands.len());
+    for command in commands {
+        let words: Vec<&str> = command.split_whitespace().skip(1).collect();
+        let depth = if ["store", "keys"].contains(&words[0]) {
+            2
+        } else {
+            1
+        };
+        let mut asked = words[..depth].to_vec();
+        asked.push("--help");
+        let help = stdout_of(&asked);
+        for word in &words[depth..] {
+            let flag = word.split('=').next().unwrap();
+            let is_flag = flag.starts_with('-') && flag != "-";
+            let ends = |rest: &str| !rest.starts_with(|c: char| c.is_alphanumeric() || c == '-');
+            let known = help
+                .match_indices(flag)
+                .any(|(at, _)| ends(&help[at + flag.len()..]));
+            assert!(!is_flag || known, "`{command}`: {flag} is not in\n{help}");
+        }
+    }
+}
