@@ -51,7 +51,7 @@ use crate::types::{
 /// Longest text of a line in the journal that is not about a decision.
 const MAX_NOTE: usize = 1024;
 
-/// Why a step could not be completed.
+/// Reason why a step was not completed.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum StepError {
     #[error("a decision was based on records that have changed since")]
@@ -123,7 +123,7 @@ impl From<CommitError> for StepError {
     }
 }
 
-/// What became of the actions.
+/// Result of executing the actions of one sync.
 pub(super) struct Executed {
     /// Containers that could not be started, with the reason for their Waiting state.
     pub(super) failures: BTreeMap<String, StartFailure>,
@@ -131,7 +131,7 @@ pub(super) struct Executed {
     pub(super) retry_at: Option<Stamp>,
     /// Every container that was to be started was started.
     pub(super) started_all: bool,
-    /// How long images were pulled, or waited for.
+    /// Time spent pulling images, or waiting for pulls.
     pub(super) pulling: Duration,
 }
 
@@ -167,7 +167,7 @@ pub(super) struct Sandbox {
     pub(super) id: ContainerId,
     pub(super) ips: Vec<String>,
     pub(super) config: v1::PodSandboxConfig,
-    /// How long images were pulled for what is started in it.
+    /// Milliseconds spent pulling images for the containers that start in it.
     pub(super) pull_ms: AtomicU64,
 }
 
@@ -194,8 +194,8 @@ pub(super) fn note(context: &WorkerContext, pod: &PodUid, what: &str, mut why: S
     drop(context.store.submit(line));
 }
 
-/// What a pod needs before its first container: cgroup, directories, volumes. Returns the host path of
-/// each volume.
+/// Prepares what a pod needs before its first container: cgroup, directories, volumes. Returns the host path of each
+/// volume by the volume's name.
 pub(super) async fn prepare(
     context: &WorkerContext,
     job: &Job,
@@ -380,7 +380,7 @@ fn in_order(start: &[StartContainer]) -> Vec<&StartContainer> {
     order
 }
 
-/// Why a new sandbox is made.
+/// Returns the reason for a new sandbox, for the journal.
 fn why_sandbox(job: &Job, status: &PodStatus) -> String {
     let Some(newest) = status.sandboxes.first() else {
         return "the pod has none".to_owned();

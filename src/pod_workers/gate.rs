@@ -1,4 +1,4 @@
-//! How many pods are being started at a time: few, first come first served.
+//! Limits how many pods start at a time. Starts are let through in the order of their requests.
 //!
 //! A runtime that is asked for a hundred sandboxes at once takes longer for all of them than for four at a time,
 //! and nobody's pod runs before almost all do.

@@ -19,10 +19,10 @@ use crate::types::PodExt;
 use crate::types::events::{Event, EventType};
 use crate::volumemanager::remote::RemoteError;
 
-/// How long a pod's sync waits for a volume to grow; what was begun goes on.
+/// Time that a pod's sync waits for the expansion of a volume. An expansion that has begun continues after that.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Whether a pod has volumes that may grow.
+/// Returns whether a pod has volumes that may be expanded: those of claims, ephemeral ones included.
 pub(super) fn may(pod: &Pod) -> bool {
     let mut volumes = pod.spec_ref().volumes.iter().flatten();
     volumes.any(|v| v.persistent_volume_claim.is_some() || v.ephemeral.is_some())
@@ -128,8 +128,8 @@ impl One<'_> {
     }
 }
 
-/// Whether a claim hears of a failure, and if so, whether it is for ever. It does when it says that it is this node's
-/// turn, and the failure is certain.
+/// Returns whether the claim's status reports a failure, and whether as final (`Some(true)`). `None` unless the claim
+/// names this node as the one that expands it, and the failure is certain.
 fn is_told(growth: Growth, error: &RemoteError) -> Option<bool> {
     growth.turn?;
     match error {

@@ -15,7 +15,7 @@ use crate::kuberuntime::cri::{ImageMount, v1};
 use crate::kuberuntime::env::Environment;
 use crate::types::{PodExt, Stamp};
 
-/// Why a container cannot have its image volumes.
+/// Reason why a container cannot have its image volumes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct ImageVolumeError {
     /// `state.waiting.reason`.
@@ -24,7 +24,7 @@ pub(super) struct ImageVolumeError {
     pub(super) message: String,
     /// When a back-off ends, if one is in force.
     pub(super) retry_at: Option<Stamp>,
-    /// Whether it was told as an event already.
+    /// True if an event already reported it.
     pub(super) told: bool,
 }
 

@@ -1,5 +1,5 @@
-//! What a pod's isolation needs of the runtime and the store: the user namespace of its sandbox and the groups of its
-//! volumes, the user of an image.
+//! Completes what a pod's isolation needs from the runtime and the store: the user namespace of its sandbox, the groups
+//! of its volumes, and the user of an image.
 //!
 //! **Invariant:** the users a pod has for its own are on record before its sandbox is made, and no other pod
 //! gets them until the pod is purged.

@@ -111,13 +111,13 @@ pub struct WorkerContext {
     pub pinning: Pinning,
     /// Facts of the node that container configurations depend on.
     pub node: NodeContext,
-    /// Where events go.
+    /// Recorder of events.
     pub recorder: Arc<dyn EventRecorder>,
-    /// Why containers are not running.
+    /// Reasons why containers are not running.
     pub reasons: ReasonCache,
     /// Events that may end back-offs early.
     pub causes: Causes,
-    /// What volumes of kind `image` stand for.
+    /// Images that volumes of kind `image` refer to, and their mounts.
     pub volume_images: mounts::VolumeImages,
     /// Network readiness.
     pub runtime_state: RuntimeState,
@@ -129,9 +129,9 @@ pub struct WorkerContext {
     pub runtime_name: String,
     /// Longest crash back-off.
     pub backoff_max: Duration,
-    /// How often a pod is synced at the latest, give or take the jitter: `syncFrequency`.
+    /// Longest time between two syncs of a pod, before jitter: `syncFrequency`.
     pub resync: Duration,
-    /// Whose turn it is to start.
+    /// Limits how many pods start at a time.
     pub starts: StartGate,
     /// Probes.
     pub prober: Prober,
@@ -156,7 +156,7 @@ impl WorkerContext {
         }
     }
 
-    /// What removes dead containers, after recording their ends.
+    /// Returns the remover of dead containers, which records their exits first.
     pub fn remover(&self) -> Remover<'_> {
         Remover {
             cri: &self.cri,
@@ -193,7 +193,7 @@ impl Handle {
         }
     }
 
-    /// What a step that begins now works on.
+    /// Returns the input of a step that begins now.
     fn job(&self) -> Job {
         Job {
             worker: self.worker.clone(),
@@ -214,7 +214,7 @@ impl Deref for Handle {
     }
 }
 
-/// What one step works on.
+/// Input of one step.
 #[derive(Clone)]
 struct Job {
     worker: Worker,
@@ -267,7 +267,7 @@ impl PodWorkers {
         }))
     }
 
-    /// What the workers act with.
+    /// Returns the dependencies that the workers share.
     pub fn context(&self) -> &WorkerContext {
         &self.0.context
     }
@@ -405,8 +405,8 @@ impl PodWorkers {
         }
     }
 
-    /// Whether a worker came to another phase, or went away, since this was asked last: then there may be
-    /// something to clean up.
+    /// Returns whether a worker changed its phase or ended since the previous call. If so, there may be something to
+    /// clean up.
     pub fn take_moved(&self) -> bool {
         self.0.moved.swap(false, Ordering::Relaxed)
     }
@@ -478,7 +478,7 @@ impl PodWorkers {
         }
     }
 
-    /// Whether there is a worker for the pod, in whatever phase.
+    /// Returns whether the pod has a worker, in any phase.
     pub fn knows(&self, uid: &PodUid) -> bool {
         self.handles().contains_key(uid)
     }
@@ -657,7 +657,8 @@ fn wake_name(handles: &mut HashMap<PodUid, Handle>, full_name: &str) {
     }
 }
 
-/// Whether a pod has to be looked at again. Services are read when a container starts, and not again.
+/// Returns whether a changed object requires another sync of a pod. Services do not: a container reads them once, when
+/// it starts.
 fn concerns(change: &ObjectChange, pod: &Pod) -> bool {
     if change.kind == "RuntimeClass" {
         return pod.spec_ref().runtime_class_name.as_deref() == Some(&change.name);

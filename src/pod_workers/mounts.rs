@@ -1,5 +1,5 @@
-//! What the mounts of a container take besides its spec: the parts of volumes it asks for, what its volumes were
-//! resolved to, what its runtime handler can; and what is told of them in its status.
+//! Collects the inputs of a container's mounts that its spec does not contain: subPath mounts, resolved volumes, and
+//! the abilities of its runtime handler. Also reports the mounts in the container's status.
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::PathBuf;
@@ -17,7 +17,7 @@ use crate::kuberuntime::env::Environment;
 use crate::types::{PodExt, PodUid, causes};
 use crate::volumemanager::subpath::SubPath;
 
-/// What [`prepare`] found.
+/// Result of [`prepare`].
 #[derive(Default)]
 pub(super) struct Prepared {
     pub(super) remotes: BTreeMap<String, Remote>,
@@ -98,7 +98,7 @@ async fn look_at_host_paths(
     Ok(())
 }
 
-/// What a pod's volumes were resolved to when they were mounted, by their names.
+/// Returns the remote volumes of a pod as they were resolved when they were mounted, by volume name.
 pub(super) fn remotes(
     context: &WorkerContext,
     uid: &PodUid,
@@ -114,7 +114,7 @@ pub(super) fn remotes(
     Ok(all)
 }
 
-/// Whether a pod's mounts can be read-only recursively; `None` while that is not known.
+/// Returns whether a pod's mounts can be read-only recursively; `None` while that is unknown.
 pub(super) fn mounts_recursively(context: &WorkerContext, pod: &Pod) -> Option<bool> {
     // A class that has to be asked for is known a moment later.
     let handler = resolve::runtime_handler(context, pod)

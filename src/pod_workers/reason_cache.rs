@@ -1,8 +1,7 @@
-//! Why a container is not running, for the Waiting state of the API status. Upstream: `ReasonCache`.
+//! Reasons why containers are not running, for the Waiting state of the API status. Upstream: `ReasonCache`.
 //!
-//! Kept in memory: every reason in it follows from a durable record (a back-off, a refusal) or from the
-//! next try. A restart begins with the reasons of the recorded statuses, so that none is untold before the
-//! first sync.
+//! Kept in memory: every reason in it follows from a durable record (a back-off, a refusal) or from the next try. After
+//! a restart the cache begins with the reasons of the recorded statuses, so each is reported before the first sync.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -25,7 +24,8 @@ pub struct StartFailure {
 pub struct ReasonCache(Arc<Mutex<HashMap<PodUid, BTreeMap<String, StartFailure>>>>);
 
 impl ReasonCache {
-    /// What a status told of containers of any kind that wait, with a message.
+    /// Returns the reason and message of each waiting container in a status, of any kind; those without a message are
+    /// left out.
     pub fn told(status: &api::PodStatus) -> BTreeMap<String, StartFailure> {
         let lists = [
             &status.init_container_statuses,
@@ -54,7 +54,7 @@ impl ReasonCache {
         }
     }
 
-    /// What is known of a pod.
+    /// Returns the last failures of a pod's containers, by container name.
     pub fn get(&self, uid: &PodUid) -> BTreeMap<String, StartFailure> {
         let cache = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         cache.get(uid).cloned().unwrap_or_default()

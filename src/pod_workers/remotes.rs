@@ -33,7 +33,7 @@ use crate::objects::Objects;
 use crate::store::Store;
 use crate::types::{Clock, PodExt, PodUid};
 
-/// What resolving takes.
+/// Inputs for resolving volumes.
 pub(super) struct Asker<'a> {
     pub(super) objects: &'a Objects,
     pub(super) store: &'a Store,
@@ -103,8 +103,8 @@ pub(super) async fn find(
     found
 }
 
-/// What the volumes of a pod lead to that a container uses and whose storage is elsewhere, for a pod that has them
-/// mounted: neither secrets nor an attachment are asked for. Waits as [`Objects`] does.
+/// Resolves the remote volumes that a pod's containers use, for a pod that already has them mounted. Requests neither
+/// secrets nor an attachment. Waits as [`Objects`] does.
 pub(super) async fn identify(
     asker: &Asker<'_>,
     pod: &Pod,
@@ -168,7 +168,7 @@ async fn one(asker: &Asker<'_>, pod: &Pod, volume: &Volume) -> Result<Resolved, 
     }
 }
 
-/// Whether both are mounted at the same place from the same storage.
+/// Returns whether both are mounted at the same place from the same storage.
 fn is_same_storage(one: &Remote, other: &Remote) -> bool {
     (one.plugin(), &one.name, one.mode, one.device())
         == (other.plugin(), &other.name, other.mode, other.device())
@@ -329,7 +329,7 @@ fn is_owner(pod: &Pod, claim: &PersistentVolumeClaim) -> bool {
     controllers.any(|owner| owner.uid == pod.uid().as_str())
 }
 
-/// Whether a volume is bound to this very claim.
+/// Checks that a volume is bound to this very claim.
 fn check_bound(
     volume: &PersistentVolume,
     name: &str,
@@ -378,7 +378,7 @@ fn check_mode(volume: &PersistentVolume, pod: &Pod, name: &str) -> Result<Volume
     Ok(mode)
 }
 
-/// Whether the storage can be reached from this node. Upstream: `CheckNodeAffinity`.
+/// Checks that the volume's node affinity allows this node. Upstream: `CheckNodeAffinity`.
 fn check_node(asker: &Asker<'_>, volume: &PersistentVolume) -> Result<(), String> {
     let affinity = volume.spec.as_ref().and_then(|s| s.node_affinity.as_ref());
     let Some(required) = affinity.and_then(|a| a.required.as_ref()) else {
@@ -398,7 +398,7 @@ fn check_node(asker: &Asker<'_>, volume: &PersistentVolume) -> Result<(), String
     ))
 }
 
-/// What a claim, and the pod's use of it, say of its volume.
+/// Properties of a volume that its claim, and the pod's use of that claim, define.
 struct Claimed<'a> {
     claim: String,
     name: &'a str,

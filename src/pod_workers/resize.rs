@@ -43,7 +43,7 @@ fn admission<'a>(state: &'a State, job: &'a Job) -> Option<&'a AdmissionRecord> 
     known.or(job.admission.as_ref())
 }
 
-/// What the status says of the pod's resources.
+/// Returns the pod's resources for its status.
 pub(super) fn view(state: &State, job: &Job, status: &PodStatus) -> ResizeView {
     let Some(admission) = admission(state, job) else {
         return ResizeView::default();
@@ -162,7 +162,7 @@ pub(super) async fn actuate(
     Ok(ids)
 }
 
-/// What is allocated is in force: remembers and tells it.
+/// Records and reports that the allocated resources are applied.
 async fn complete(
     context: &WorkerContext,
     job: &Job,

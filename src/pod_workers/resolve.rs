@@ -1,7 +1,8 @@
-//! What a pod refers to, asked for just before it is needed: volumes before they are mounted, environments
-//! and pull secrets before a container is created, the runtime class before a sandbox.
+//! Resolves the objects that a pod refers to, just before they are needed: volumes before they are mounted,
+//! environments and pull secrets before a container is created, the runtime class before a sandbox.
 //!
-//! An object that cannot be had is handed on as such: only what needs it waits, and says why.
+//! An object that is not available is passed on with the reason. Only what needs the object waits, and reports that
+//! reason.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -21,7 +22,7 @@ use crate::kuberuntime::sources::{PodToken, References, Sources, TokenRef};
 use crate::objects::ObjectError;
 use crate::types::PodExt;
 
-/// What the volumes of a pod are made of.
+/// Returns the objects that a pod's volumes refer to, and its resolved remote volumes.
 pub(super) async fn volumes(context: &WorkerContext, pod: &Pod) -> Sources {
     let mut sources = find(context, pod, References::of_volumes(pod)).await;
     sources.remotes = remotes::find(&Asker::of(context), pod).await;
@@ -153,7 +154,7 @@ async fn services(context: &WorkerContext, pod: &Pod) -> Option<Vec<Arc<Service>
     }
 }
 
-/// What the node has to give; before its object is known, what the machine has.
+/// Returns the node's allocatable resources, or the machine's capacity until the node object has some.
 fn allocatable(context: &WorkerContext) -> BTreeMap<String, Quantity> {
     let node = context.node_object.get();
     let told = node

@@ -47,7 +47,7 @@ impl NodePods for PodWorkers {
     }
 }
 
-/// Why the end of a container is not on record.
+/// Reason why the exit of a container is not recorded.
 #[derive(Debug, thiserror::Error)]
 enum LastStopError {
     #[error(transparent)]

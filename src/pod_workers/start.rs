@@ -1,8 +1,8 @@
-//! What belongs to the start of a container besides making it: the container whose processes it shares, its
-//! postStart hook, the names it has in events, the span it is traced in.
+//! Parts of a container's start other than its creation: the container whose process namespace it shares, its postStart
+//! hook, its name in events, and its trace span.
 //!
-//! **Invariant:** whatever keeps a container from running is a [`Failure`], told as the reason of its Waiting
-//! state; only what the agent cannot do at all (a commit, a call that must succeed) is an error.
+//! **Invariant:** whatever keeps a container from running is a [`Failure`], reported as the reason of its Waiting
+//! state. Only an operation that the agent itself cannot do (a commit, a call that must succeed) is an error.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -172,12 +172,12 @@ pub(super) fn ran_with(
     pull_fallback::ran_with(&start.name, &start.hash, status, &records)
 }
 
-/// What becomes of a container that is there since before, when its start is refused with `error`. The start that an
-/// agent asked for before it died may still be under way; until the runtime has gone through with it, or has undone
-/// it, it starts that container for nobody else. Waits for that, at most [`UNDER_WAY`]. `Ok(Ok(()))` when it runs.
+/// Waits, at most [`UNDER_WAY`], for the outcome of an existing container's start that the runtime refused with
+/// `error`. A start that a previous run of the agent requested may still be under way. Until the runtime has completed
+/// or undone that one, it refuses every other. `Ok(Ok(()))` when the container runs.
 ///
 /// # Errors
-/// [`StepError::StartUndone`]: it has not run, never will, and another one may be made at once.
+/// [`StepError::StartUndone`]: the container has not run and never will; another one may be created at once.
 pub(super) async fn under_way(
     context: &WorkerContext,
     receipt: &Committed<StartIntent>,
@@ -230,7 +230,7 @@ pub(super) async fn unmount_shown(
     }
 }
 
-/// Whether another container of the pod may run that shows its mounts to the node.
+/// Returns whether another container of the pod may run that propagates its mounts to the node.
 fn others_show(pod: &Pod, container: &Container, status: &PodStatus) -> bool {
     let is_up =
         |c: &ContainerStatus| matches!(c.state, ContainerState::Running | ContainerState::Unknown);
@@ -274,8 +274,8 @@ pub(super) async fn clear_message(
     ))
 }
 
-/// What an ephemeral container asks for and this agent does not do. It was added after its pod was admitted, so
-/// nobody has looked at it yet.
+/// Returns why the agent refuses to start an ephemeral container: a field that is not supported. It was added after the
+/// pod's admission, so nothing has checked it yet.
 pub(super) fn refused(pod: &Pod, spec: &ContainerSpec<'_>) -> Option<String> {
     if spec.kind != ContainerKind::Ephemeral {
         return None;

@@ -1,4 +1,4 @@
-//! What goes before anything starts: containers that must not run any longer, and what is left of init containers
+//! Stops and removals that precede every start: containers that must no longer run, and leftovers of init containers
 //! that have to run again.
 
 use futures::future::join_all;

@@ -369,7 +369,7 @@ fn since_start_was_possible(job: &Job, status: &PodStatus, now: Stamp) -> Durati
     }
 }
 
-/// Whether every main container of a pod has been started once these starts are done, and not before.
+/// Returns whether these starts complete the first start of every main container of a pod.
 fn completes_first_start(pod: &Pod, status: &PodStatus, actions: &PodActions) -> bool {
     let start_of = |name: &str| {
         let mut starts = actions.start.iter();
@@ -613,7 +613,7 @@ mod tests {
         }
     }
 
-    /// What it is about, what runs, what is started, whether the pod has started then.
+    /// Name of the case, containers that run, containers that start, and whether that completes the pod's first start.
     type Case<'a> = (
         &'a str,
         &'a [&'a str],

@@ -26,7 +26,7 @@ use crate::volumemanager::{Trace, VolumeError};
 /// Pauses between two looks.
 const SOONEST: Duration = Duration::from_secs(1);
 const LATEST: Duration = Duration::from_secs(30);
-/// How long what one pod refers to is waited for at a time.
+/// Longest wait for the objects that one pod refers to, per pass.
 const PATIENCE: Duration = Duration::from_secs(15);
 
 /// Goes on until every volume that is mounted for a pod is on record, then idles until `token` is cancelled.
@@ -56,7 +56,7 @@ pub async fn take_over(workers: PodWorkers, ready: SourcesReady, token: Cancella
     token.cancelled().await;
 }
 
-/// What was logged already.
+/// Messages that were already logged.
 #[derive(Default)]
 struct Said(BTreeSet<String>);
 
@@ -66,7 +66,7 @@ impl Said {
     }
 }
 
-/// Whose a trace is.
+/// Owner of a leftover mount.
 enum Owner {
     /// A pod with a spec.
     Pod(Box<Pod>),

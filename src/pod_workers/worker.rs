@@ -222,7 +222,7 @@ fn failed(workers: &PodWorkers, job: &Job, failure: &StepFailure) {
     requeue_in_time(workers, job, delay, &error);
 }
 
-/// What a step came to.
+/// Outcome of a step.
 pub(super) struct StepOutcome {
     /// The phase is complete.
     pub(super) done: bool,
@@ -435,7 +435,7 @@ fn mark_acted(workers: &PodWorkers, uid: &PodUid) {
     workers.0.context.pleg.request(uid);
 }
 
-/// What is left of a running pod's activeDeadlineSeconds.
+/// Returns the remaining time of a running pod's `activeDeadlineSeconds`.
 fn time_left(context: &WorkerContext, job: &Job) -> Option<Duration> {
     let due = deadline::due(&job.pod, job.record.started)?;
     (job.record.phase == WorkerPhase::Sync).then(|| due.until(context.clock.now()))

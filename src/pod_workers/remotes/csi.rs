@@ -13,7 +13,7 @@ use crate::kuberuntime::{security, selinux};
 use crate::objects::volumes::attachment_name;
 use crate::types::PodExt;
 
-/// What the secret for growing a volume is called.
+/// Key of the secret reference for node expansion.
 pub(super) const EXPAND_SECRET: &str = "NodeExpandSecretRef";
 /// Life of a driver's token when its CSIDriver does not say, in seconds.
 const TOKEN_SECONDS: i64 = 3600;
@@ -33,7 +33,7 @@ impl Lifecycle {
     }
 }
 
-/// What `driver` says of itself; `None` without a CSIDriver object.
+/// Returns the spec of the CSIDriver object of `driver`; `None` if there is no such object.
 async fn driver_of(
     asker: &Asker<'_>,
     pod: &Pod,
@@ -218,7 +218,7 @@ pub(super) async fn persistent(
     Ok(finish(draft, csi, spec.as_ref()))
 }
 
-/// What the attacher said of an attached volume. Upstream: `verifyAttachmentStatus`.
+/// Returns the attacher's metadata of an attached volume. Upstream: `verifyAttachmentStatus`.
 fn attached(
     attachment: &VolumeAttachment,
     handle: &str,
