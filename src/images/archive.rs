@@ -1,5 +1,5 @@
-//! What an archive of images holds: tar as `docker save`, `ctr images export` and `podman save` write it, as it is or
-//! compressed by gzip or zstd.
+//! Content of an archive of images: tar as written by `docker save`, `ctr images export` or `podman save`, plain or
+//! compressed with gzip or zstd.
 //!
 //! The whole archive is read, so one that is cut off is found before the runtime gets it.
 
@@ -37,7 +37,7 @@ pub enum ArchiveError {
     List {
         /// `manifest.json` or `index.json`.
         file: &'static str,
-        /// What is wrong.
+        /// Cause.
         #[source]
         source: serde_json::Error,
     },

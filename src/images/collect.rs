@@ -38,7 +38,7 @@ const PAUSE: Duration = Duration::from_secs(5);
 /// The reason to keep an image that a container was made of, or that sandboxes are made of.
 const IN_USE: &str = "a container or a sandbox uses it";
 
-/// Why images were not removed that should have been.
+/// Reason why images were not removed although they should have been.
 #[derive(Debug, thiserror::Error)]
 pub enum CollectError {
     /// The runtime does not say which images there are, or which are used.
@@ -62,10 +62,10 @@ pub enum CollectError {
 /// The images that wanted pods name, as they are written there.
 pub type WantedImages = Arc<dyn Fn() -> HashSet<String> + Send + Sync>;
 
-/// Whether it is known which pods are wanted.
+/// Returns whether the wanted pods are known.
 pub type KnowsPods = Arc<dyn Fn() -> bool + Send + Sync>;
 
-/// What garbage collection works with.
+/// Dependencies of garbage collection.
 pub struct Collection {
     /// The settings.
     pub policy: Policy,
@@ -97,14 +97,14 @@ pub fn images_named<'a>(pods: impl IntoIterator<Item = &'a Pod>) -> HashSet<Stri
     images
 }
 
-/// What a round came to.
+/// Result of a round.
 #[derive(Debug, Default)]
 pub(super) struct Round {
     /// After how long an image will be too old.
     pub(super) next_due: Option<Duration>,
 }
 
-/// What one round works with.
+/// State of one round.
 struct Look<'a, S> {
     collection: &'a Collection,
     service: &'a S,
@@ -440,7 +440,7 @@ impl ImageManager {
 }
 
 impl<S: ImageService> Look<'_, S> {
-    /// Whether a wanted pod names an image, in any spelling that the runtime understands.
+    /// Returns whether a wanted pod names an image, in any spelling that the runtime understands.
     async fn is_wanted(&mut self, id: &str) -> Result<bool, CollectError> {
         for name in (self.collection.wanted)() {
             if !self.wanted.contains_key(&name) {
@@ -462,7 +462,8 @@ fn without(images: Vec<Unused>, ids: &HashSet<String>) -> Vec<Unused> {
     left.collect()
 }
 
-/// How exactly the last use of an image that is in use is on record. When it is in use no more, that is recorded at once.
+/// Returns how old the recorded last use of an image in use may become before it is recorded again. The end of its use
+/// is recorded at once.
 fn exactness(policy: &Policy) -> Duration {
     const MOST: Duration = Duration::from_secs(1800);
     if policy.maximum_age.is_zero() {
@@ -495,7 +496,7 @@ fn wanted_names(collection: &Collection) -> HashSet<String> {
     wanted.iter().flat_map(spelt).collect()
 }
 
-/// What the records tell, by qualified name and by ID.
+/// Returns the recorded times of images, by qualified name and by ID.
 fn ages(seen: &State, now: Stamp) -> HashMap<String, Ages> {
     let mut known: HashMap<String, Ages> = HashMap::new();
     for (name, record) in seen.with_prefix::<ImageRecord>("") {

@@ -32,7 +32,7 @@ use crate::kubeletconfig::parse_duration;
 use crate::types::pace::Pace;
 use crate::types::{Clock, Stamp, blocking, causes, text};
 
-/// How long a program may take.
+/// Longest run of a program.
 const TIMEOUT: Duration = Duration::from_secs(60);
 /// Most runs of one program at once, each for another service account.
 const AT_ONCE: usize = 4;
@@ -40,8 +40,8 @@ const AT_ONCE: usize = 4;
 const LONGEST_ANSWER: u64 = 1 << 20;
 /// Most bytes of a program's error output that are logged; the rest is read and dropped.
 const STDERR_SHOWN: u64 = 512;
-/// What a program gets of the agent's environment: where programs are, and how the network is reached. Anything else,
-/// such as systemd's sockets and credentials, is the agent's own. `env` of the configuration adds what is missing.
+/// Variables of the agent's environment that a program gets: those that locate programs and configure proxies. All
+/// others, such as systemd's sockets and credentials, stay with the agent. `env` of the configuration adds more.
 const INHERITED: [&str; 12] = [
     "PATH",
     "HOME",
@@ -67,11 +67,11 @@ const PLUGIN_VERSIONS: [&str; 3] = [
 pub struct CredentialSettings {
     /// The configuration file.
     pub config: PathBuf,
-    /// Where the programs are.
+    /// Directory of the programs.
     pub bin_dir: PathBuf,
 }
 
-/// Why credential providers cannot be used, or one gave no credentials.
+/// Reason why credential providers cannot be used, or why one gave no credentials.
 #[derive(Debug, thiserror::Error)]
 pub enum CredentialError {
     /// The configuration cannot be read.
@@ -88,7 +88,7 @@ pub enum CredentialError {
     Config {
         /// The file.
         path: PathBuf,
-        /// What is wrong, and what to write instead.
+        /// Description of the error, with its remedy.
         what: String,
     },
     /// A program failed.
@@ -98,7 +98,7 @@ pub enum CredentialError {
         name: String,
         /// The repository.
         image: String,
-        /// What went wrong.
+        /// Description of the failure.
         what: String,
         /// The program's output, for the log alone: it may be secret.
         #[source]
@@ -152,11 +152,11 @@ struct AuthEntry {
     password: String,
 }
 
-/// What a program's answer says.
+/// Parsed answer of a program.
 pub(super) struct Answer {
     pub(super) keyring: Keyring,
     cache_key_type: CacheKeyType,
-    /// How long it is good for, if it says so.
+    /// Time for which the answer may be cached, if the program names one.
     keep: Option<Duration>,
 }
 

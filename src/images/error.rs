@@ -1,10 +1,10 @@
-//! Why a container has to wait for its image.
+//! Reasons why a container waits for its image.
 
 use crate::kuberuntime::cri::CriError;
 use crate::store::CommitError;
 use crate::types::Stamp;
 
-/// Why a container waits for its image; the values are upstream's waiting reasons.
+/// Reason why a container waits for its image; the values are upstream's waiting reasons.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ImageErrorReason {
     /// The pull failed.

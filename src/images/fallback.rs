@@ -37,7 +37,7 @@ use crate::kuberuntime::security::ImageUser;
 use crate::store::Store;
 use crate::types::{Stamp, blocking};
 
-/// How often the content store is looked at during a pull, and a registry's silence during the wait for one.
+/// Poll interval: of the content store during a pull, and of a registry's silence while a pull waits.
 const LOOK: Duration = Duration::from_secs(1);
 /// A registry that nobody has asked for so long has its time anew.
 const FORGOTTEN: Duration = Duration::from_secs(60);
@@ -46,7 +46,7 @@ const FORGOTTEN: Duration = Duration::from_secs(60);
 #[derive(Debug, Default)]
 pub(super) struct Outages {
     is_enabled: AtomicBool,
-    /// Where the runtime keeps what arrives.
+    /// Content store of the runtime, where blobs arrive.
     content: tokio::sync::OnceCell<Content>,
     /// By host.
     silent: Mutex<HashMap<String, Outage>>,
@@ -57,7 +57,7 @@ struct Outage {
     since: Instant,
     /// When it was last asked, or a question failed.
     last: Instant,
-    /// Whether an answer to the newest question would be seen while it is under way.
+    /// True if the newest request is observed while it runs, so that an answer would be noticed.
     is_watched: bool,
 }
 
@@ -149,7 +149,7 @@ impl Outages {
         outage.filter(|outage| outage.last.elapsed() < FORGOTTEN)
     }
 
-    /// How long a registry has not answered; `None` if it has, or was not asked lately.
+    /// Returns how long a registry has been silent; `None` if it has answered or had no recent request.
     fn silent_for(&self, registry: &str) -> Option<Duration> {
         Some(self.of(registry)?.since.elapsed())
     }
@@ -188,7 +188,8 @@ fn registry(image: &str) -> String {
 #[derive(Clone, Debug)]
 struct Content(Option<PathBuf>);
 
-/// What changes when something arrives: when blobs and downloads came or went, and the bytes of the downloads.
+/// Changes whenever data arrives: modification times of the directories of blobs and of downloads, and the bytes of the
+/// downloads.
 type Arrivals = (SystemTime, SystemTime, u64);
 
 impl Content {
@@ -315,8 +316,8 @@ impl ImageManager {
             .await
     }
 
-    /// What a back-off is for a container that may fall back: over, if the last pull got no answer and the registry had its time;
-    /// otherwise an error that ends no later than that.
+    /// Shortens the back-off of a container that may fall back. It is over (`Ok`) if the last pull got no answer and
+    /// the registry had its time; otherwise the returned error ends no later than that time.
     fn shorten(
         &self,
         image: &str,
@@ -441,7 +442,7 @@ impl ImageManager {
     }
 }
 
-/// Whether a pull failed because the registry has not answered.
+/// Returns whether a pull failed because the registry has not answered.
 fn is_silence(error: &ImageError) -> bool {
     error.store.is_none()
         && (error.reason == ImageErrorReason::RegistryUnavailable || is_unanswered(&error.message))

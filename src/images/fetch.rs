@@ -203,8 +203,8 @@ impl ImageManager {
         backing_off(reason, message, committed, uid.as_ref(), now)
     }
 
-    /// What the runtime has under a name. A name on record as removed is there as long as its image is, by whatever name, and
-    /// was not brought again by one.
+    /// Returns the image that the runtime has under a name. A name that is recorded as removed counts as present while
+    /// its image exists under any name, unless that image was pulled or imported again in this boot.
     pub(super) async fn present<S: ImageService>(
         &self,
         image: &str,
@@ -324,7 +324,7 @@ pub(super) enum Synced {
     Lost(String),
 }
 
-/// What the runtime has under a name; see [`Presence`].
+/// Answer of the runtime about a name; see [`Presence`].
 pub(super) enum Found {
     Unknown,
     Absent,

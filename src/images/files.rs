@@ -10,7 +10,7 @@ use crate::core::state::{State, Transaction};
 use crate::store::{CommitError, Store};
 use crate::types::Stamp;
 
-/// How often a change is decided again because somebody else changed the record.
+/// Most tries of a commit that conflicts with changes of the same record by others.
 const COMMIT_TRIES: u32 = 8;
 
 /// A name with its registry, and with tag or digest, as runtimes list it.
@@ -171,7 +171,7 @@ impl Works {
 }
 
 impl Work {
-    /// Whether somebody else works on the same image.
+    /// Returns whether another task works on the same image.
     pub(super) fn is_shared(&self) -> bool {
         self.works
             .counts()

@@ -582,8 +582,8 @@ impl ImageManager {
     }
 }
 
-/// Whether a registry may be asked about a name: it is a suspect itself, was pulled before, or names the content. A pull of any
-/// other, such as a tag of this node, may bring the image of somebody else.
+/// Returns whether a registry may be asked for a name: the name is a suspect itself, was pulled before, or names the
+/// content. A pull of any other name, such as a tag that exists only on this node, may fetch a foreign image.
 fn is_of_registry(seen: &State, image: &str) -> bool {
     let key = qualified(image);
     let is_suspect = files::of(seen, image).is_some_and(|(files, _)| {
@@ -598,7 +598,7 @@ fn is_of_registry(seen: &State, image: &str) -> bool {
         || records.any(|(name, record)| record.pulled_ref.is_some() && qualified(name) == key)
 }
 
-/// Whether a container runs no more and never will. The worker of its pod decides about all others.
+/// Returns whether a container has ended for good. The worker of its pod decides about all others.
 fn has_ended(state: ContainerState) -> bool {
     state == ContainerState::Exited
 }

@@ -20,11 +20,11 @@ use tokio::process::{Child, Command};
 use crate::kuberuntime::cri::PULL_LEASES;
 use crate::types::Stamp;
 
-/// How long an import may take.
+/// Longest duration of an import.
 const PATIENCE: Duration = Duration::from_secs(1800);
 /// Bytes of a tool's complaints that are shown.
 const SHOWN: usize = 1024;
-/// Where tools are looked for when the environment says nothing.
+/// Search path for tools if the environment has none.
 const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 /// Keeps containerd's and the kubelet's collections of unused images away.
 const PINNED: &str = "io.cri-containerd.pinned";
@@ -45,7 +45,7 @@ pub enum ImportError {
     /// The tool is not there.
     #[error("{tools} not found in {path}; install it")]
     Missing {
-        /// What was looked for.
+        /// Names of the tools.
         tools: &'static str,
         /// Where.
         path: String,
@@ -53,7 +53,7 @@ pub enum ImportError {
     /// It failed or did not end in time.
     #[error("{command}: {why}")]
     Failed {
-        /// What was run.
+        /// Command line.
         command: String,
         /// Its status, and the end of what it said.
         why: String,

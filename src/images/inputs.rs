@@ -1,11 +1,11 @@
-//! What a pull may need besides the image.
+//! Inputs of a pull other than the image.
 
 use std::sync::Arc;
 
 use k8s_cri::v1;
 use k8s_openapi::api::core::v1::Secret;
 
-/// What a pull may need besides the image.
+/// Inputs of a pull other than the image. All are optional.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct PullInputs<'a> {
     /// The sandbox the image is for.

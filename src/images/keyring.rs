@@ -1,4 +1,4 @@
-//! Which credentials go with which image: docker configurations and their matching rules; upstream's
+//! Matches credentials to images: docker configurations and their matching rules; upstream's
 //! `credentialprovider.BasicDockerKeyring`. Pure.
 //!
 //! **Invariant:** passwords are in no `Debug` output and in no error.
@@ -91,7 +91,7 @@ pub(super) fn fingerprint(all: &[Credentials]) -> [u8; 32] {
     hash.finalize().into()
 }
 
-/// What is wrong with a pull secret; names the field, never its value.
+/// Error in a pull secret. It names the field, never the value.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum KeyringError {
     /// It is of another type.
@@ -111,7 +111,7 @@ pub enum KeyringError {
     Content {
         /// The key.
         key: &'static str,
-        /// What is wrong, without the content.
+        /// Description of the error, without the content.
         what: String,
     },
 }
@@ -146,7 +146,7 @@ const UNPADDED: GeneralPurpose = GeneralPurpose::new(
         .with_decode_padding_mode(DecodePaddingMode::RequireNone),
 );
 
-/// How a docker configuration is written.
+/// Format of a docker configuration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Format {
     /// `config.json`: logins below `auths`.
@@ -417,7 +417,7 @@ fn is_default_registry(repository: &str) -> bool {
         .is_some_and(|(host, _)| host == DEFAULT_REGISTRY)
 }
 
-/// Whether a pattern covers a repository: host parts match as globs, ports are equal, the path is a prefix;
+/// Returns whether a pattern covers a repository: host parts match as globs, ports are equal, the path is a prefix;
 /// upstream's `URLsMatch`.
 pub(super) fn url_matches(pattern: &str, target: &str) -> bool {
     let (pattern_host, pattern_port, pattern_path) = split_url(pattern);

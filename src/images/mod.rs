@@ -169,12 +169,12 @@ pub trait ImageService: Clone + Send + Sync + 'static {
     ) -> impl Future<Output = Result<(), CriError>> + Send;
 }
 
-/// What a sandbox was made of.
+/// A sandbox and the image that it was made from.
 #[derive(Clone, Debug)]
 pub struct SandboxImage {
     /// The sandbox.
     pub id: ContainerId,
-    /// Whether it runs.
+    /// True if it runs.
     pub is_ready: bool,
     /// Name of the image; `None` where the runtime does not say.
     pub image: Option<String>,
@@ -329,7 +329,7 @@ pub struct ImageManager {
     works: Works,
     /// Questions to registries about what is there already.
     asks: Pulls,
-    /// How many of them at once.
+    /// Limits the number of concurrent requests of that kind.
     asking: Semaphore,
     /// Pulls that no pod waits for.
     owed_pulls: Pulls,
@@ -348,11 +348,11 @@ pub struct ImageManager {
     /// Sources that have not answered, by who asked for what, and images that are in use.
     unanswered: Mutex<HashMap<String, Unanswered>>,
     preload: Option<Preload>,
-    /// What pulls and imports of an earlier boot held was let go in this one.
+    /// Set once the leases of pulls and imports from previous boots were released.
     released: tokio::sync::OnceCell<()>,
     /// True once archives and suspects were checked; see [`Self::first_round`].
     round: tokio::sync::watch::Sender<bool>,
-    /// Which registries do not answer.
+    /// Registries that do not answer.
     outages: Arc<Outages>,
     fallback: PullFallback,
     providers: Option<Arc<CredentialProviders>>,
@@ -366,7 +366,7 @@ pub struct ImageManager {
 /// An image that is there.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Present {
-    /// What to create the container from.
+    /// Image reference to create the container from.
     pub reference: String,
     /// The user that it is made for, where the runtime told while it was looked for.
     pub user: Option<ImageUser>,
@@ -501,14 +501,14 @@ impl ImageManager {
         self
     }
 
-    /// Which images that are there need credentials; otherwise those that were pulled by the agent.
+    /// Sets the policy for existing images that need credentials. The default covers the images that the agent pulled.
     #[must_use]
     pub fn verifying(mut self, policy: VerificationPolicy) -> Self {
         self.records = PullRecords::new(policy);
         self
     }
 
-    /// What becomes of a container of policy Always whose registry does not answer.
+    /// Sets the fallback for containers of policy Always whose registry does not answer.
     #[must_use]
     pub fn falling_back(mut self, fallback: PullFallback) -> Self {
         self.outages.enable(fallback == PullFallback::Offline);
@@ -722,8 +722,9 @@ impl ImageManager {
             .any(|account| record.grants_account(image, account))
     }
 
-    /// What the pull secrets, the programs and the node's own logins have for an image, in this order; upstream's
-    /// `MakeDockerKeyring`. A secret that cannot be used is left out; a pull that fails reports it.
+    /// Returns the credentials for an image from the pull secrets, the credential providers and the node's own logins,
+    /// in this order; upstream's `MakeDockerKeyring`. A secret that cannot be used is left out; a pull that fails
+    /// reports it.
     async fn credentials(
         &self,
         image: &str,

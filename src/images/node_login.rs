@@ -18,7 +18,7 @@ use super::keyring::{Format, Keyring, KeyringError};
 /// Most bytes of a file.
 const LONGEST: u64 = 4 << 20;
 
-/// Why a file gives no logins.
+/// Reason why a file gives no logins.
 #[derive(Debug, thiserror::Error)]
 enum LoginError {
     #[error("{0}")]
@@ -29,7 +29,7 @@ enum LoginError {
     Kind,
 }
 
-/// Where logins may be, in the order in which they are looked for.
+/// Files that may contain logins, in the order in which they are tried.
 #[derive(Debug, Default)]
 pub struct NodeLogins {
     files: Vec<(PathBuf, Format)>,
@@ -63,7 +63,7 @@ impl NodeLogins {
         }
     }
 
-    /// Whether there is no place to look at.
+    /// Returns whether there are no files to try.
     pub(super) fn is_empty(&self) -> bool {
         self.files.is_empty()
     }

@@ -62,7 +62,7 @@ pub(super) struct Preload {
     known: Mutex<BTreeMap<String, Archive>>,
     /// One import of an image at a time, by qualified name.
     turns: Mutex<HashMap<String, Arc<tokio::sync::Mutex<()>>>>,
-    /// Whether the directory was looked at. Also wakes when an archive is known.
+    /// True once the directory was listed. Also wakes waiters when an archive becomes known.
     looked: watch::Sender<bool>,
     hints: watch::Sender<u64>,
     watcher: Mutex<Option<RecommendedWatcher>>,
@@ -232,7 +232,8 @@ fn watched(dir: &Path, hints: watch::Sender<u64>) -> notify::Result<RecommendedW
 }
 
 impl ImageManager {
-    /// Whether an image can be brought from an archive: one holds it that was imported as it is now.
+    /// Returns whether an archive can restore an image: the archive contains it and was imported in its current
+    /// version.
     pub(super) fn has_archive(&self, image: &str, seen: &State) -> bool {
         let archive = self.preload.as_ref().and_then(|p| p.holding(image));
         archive.is_some_and(|archive| {
@@ -241,7 +242,8 @@ impl ImageManager {
         })
     }
 
-    /// Whether an image can be brought from an archive now: the file is the one that was imported, and can be read to its end.
+    /// Returns whether an image can be imported from an archive now: the file is the version that was imported, and is
+    /// readable to its end.
     pub(super) async fn can_import(&self, image: &str, seen: &State) -> bool {
         let Some(preload) = self
             .preload
@@ -627,8 +629,8 @@ impl ImageManager {
         Ok(())
     }
 
-    /// What an import that failed has not brought is as it was before. What it has brought is found by the next look at
-    /// the records.
+    /// Restores the records of images that a failed import did not deliver. The next pass over the records finds those
+    /// that it did deliver.
     async fn record_failure<S: ImageService>(
         &self,
         works: Vec<(&String, Work)>,
@@ -714,7 +716,7 @@ fn record_of(seen: &State, name: &str) -> Option<ArchiveRecord> {
     seen.object(&images::archive_key(name))
 }
 
-/// Whether a file may still be written. One with a time in the future is not waited for.
+/// Returns whether a file may still be written to. A file with a time in the future counts as finished.
 fn is_young(stamp: ArchiveStamp, now: Stamp) -> bool {
     let age = now.wall_ms.saturating_sub(stamp.modified_ns / 1_000_000);
     u64::try_from(age).is_ok_and(|age| Duration::from_millis(age) < QUIET)

@@ -12,7 +12,7 @@ use crate::core::state::{ImageRecord, State, Transaction};
 use crate::store::{CommitError, Store};
 use crate::types::Stamp;
 
-/// How long it is remembered that an image that is gone was used.
+/// Time for which the use of a removed image is remembered.
 const KEPT: Duration = Duration::from_secs(3600);
 
 /// Drops the records of pulls of images that are gone, and of their names. `images` are all images of the runtime as of
@@ -64,8 +64,8 @@ fn unused(seen: &State, images: &[v1::Image], listed_at: Stamp) -> Transaction {
     transaction
 }
 
-/// Whether an image that is not there is going to be: it is being pulled, was removed to be brought again, or an archive
-/// of the preload directory holds it.
+/// Returns whether a missing image is expected: it is being pulled, was removed to be pulled or imported again, or is
+/// in an archive of the preload directory.
 fn is_awaited(seen: &State, image: &str) -> bool {
     let name = qualified(image);
     let is_under_way = images::files_of(seen, &name).is_some_and(|(files, _)| {

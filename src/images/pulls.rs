@@ -17,7 +17,7 @@ use crate::kuberuntime::cri::CriError;
 /// Pulls that are kept go on for so long without anybody who waits.
 const KEPT: Duration = Duration::from_secs(60);
 
-/// How pulls run beside each other.
+/// Settings for the concurrency of pulls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ImageConfig {
     /// `serializeImagePulls`: one at a time.
@@ -51,7 +51,7 @@ pub(super) struct Pulled {
     pub(super) reference: String,
     /// ID of the image.
     pub(super) id: String,
-    /// Which of the credentials the registry took; `None` = none were needed.
+    /// Index of the credentials that the registry accepted; `None` if none were needed.
     pub(super) used: Option<usize>,
     /// Size in bytes, 0 when the runtime does not say.
     pub(super) size: u64,

@@ -1,6 +1,5 @@
-//! Who may use an image that is on the node: records of pulls and of the credentials they were made with, by secret or
-//! by service account;
-//! upstream's `pullmanager`.
+//! Decides who may use an image that is on the node: records of pulls and of the credentials they were made with, by
+//! secret or by service account; upstream's `pullmanager`.
 //!
 //! Kept in the table of objects: `imagepullintents//<hash of the name>` while a pull is under way,
 //! `imagepulls//<hash of the image's ID>` for what was pulled, `imagepullerrors/<pod UID>/<hash of the name>` for
@@ -37,10 +36,10 @@ const MOST_ACCOUNTS: usize = 100;
 const MOST_ERROR: usize = 2048;
 /// Hashing a password so often makes guessing it from a copy of the store slow.
 const ROUNDS: u32 = 1024;
-/// How long an intent without pull and without image is kept: a runtime may finish what nobody waits for.
+/// Time for which an intent without pull and without image is kept. The runtime may complete a pull that has no waiter.
 const INTENT_KEPT: Duration = Duration::from_secs(3600);
 
-/// Which images on the node need credentials.
+/// Policy that selects the images on the node that need credentials.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct VerificationPolicy {
     /// `imagePullCredentialsVerificationPolicy`.
@@ -50,7 +49,7 @@ pub struct VerificationPolicy {
 }
 
 impl VerificationPolicy {
-    /// Whether a pod must show credentials for an image that is there.
+    /// Returns whether a pod must present credentials for an existing image.
     fn must_verify(&self, repository: &str, pulled_by_agent: bool) -> bool {
         match self.policy {
             ImageVerification::NeverVerify => false,
@@ -66,7 +65,7 @@ impl VerificationPolicy {
     }
 }
 
-/// What was pulled, by the ID under which the runtime keeps it.
+/// Record of a pulled image, by the ID under which the runtime keeps it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct PulledImage {
@@ -77,7 +76,7 @@ pub(super) struct PulledImage {
     credential_mapping: BTreeMap<String, Access>,
 }
 
-/// Who may use an image by one of its names.
+/// Access rights to an image under one of its names.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 struct Access {
@@ -154,7 +153,7 @@ impl Kind for PullFailure {
     const DECLARED: Declared = kinds::PULL_ERRORS;
 }
 
-/// Whether a pod may use an image that is there.
+/// Permission of a pod to use an existing image.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Permission {
     /// It may, whoever it is.
@@ -165,7 +164,7 @@ pub(super) enum Permission {
     ByCredentials(PulledImage),
 }
 
-/// Who may use an image that is there without a pull, as the records of pulls have it.
+/// Access to an existing image without a pull, according to the records of pulls.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Recorded {
     /// The agent has not pulled it: the policy alone decides.
@@ -320,8 +319,7 @@ impl PullRecords {
         Ok(guard)
     }
 
-    /// Whether a pod may use the image it asks for, which is there under `id`; upstream's
-    /// `MustAttemptImagePull`.
+    /// Returns whether a pod may use its image, which exists under `id`; upstream's `MustAttemptImagePull`.
     pub(super) fn permission(&self, state: &State, image: &str, id: &str) -> Permission {
         let recorded = Recorded::of(state, image, id);
         let by_agent = recorded != Recorded::Preloaded;
@@ -427,8 +425,9 @@ impl PulledImage {
         hex(&hash)
     }
 
-    /// Whether one of these credentials is of a secret or service account it was pulled with, or the same as those of such a
-    /// secret. What has a new secret or new content comes back as the record to be written.
+    /// Returns `Some` if one of these credentials belongs to a secret or service account that the image was pulled
+    /// with, or equals those of such a secret. The inner value is the updated record, if the secret or its content is
+    /// new.
     pub(super) fn grants(
         &self,
         image: &str,
@@ -579,7 +578,7 @@ pub(super) fn record_error(
     }
 }
 
-/// Why the last pull of a pod failed.
+/// Returns the error of a pod's last pull of an image.
 pub(super) fn last_error(state: &State, pod: &PodUid, image: &str) -> Option<String> {
     read(state, &error_key(pod, image)).map(|f| f.message)
 }
@@ -615,7 +614,7 @@ fn is_asked(state: &State, image: &str) -> bool {
     state.stored(&intent_key(image)).is_some()
 }
 
-/// Whether the runtime had the image under this ID before the pull.
+/// Returns whether the runtime had the image under this ID before the pull.
 fn was_there(state: &State, image: &str, id: &str) -> bool {
     let intent = read(state, &intent_key(image));
     let preloaded = intent.and_then(|intent| intent.preloaded);

@@ -6,7 +6,7 @@
 pub struct InvalidImageName {
     /// As written.
     pub image: String,
-    /// What is wrong.
+    /// Reason for the refusal.
     pub reason: &'static str,
 }
 

@@ -28,7 +28,7 @@ use crate::types::Stamp;
 use crate::types::containers::container_of;
 use crate::types::events::{EventRecorder, EventType};
 
-/// How long the runtime may go on with a pull that nobody waits for.
+/// Time that the runtime has to complete a pull without a waiter.
 const PULL_KEPT: Duration = Duration::from_secs(3600);
 /// Longest text of an error in an event.
 const MAX_WHY: usize = 512;
@@ -39,12 +39,12 @@ pub(super) struct Wish<'a> {
     pub(super) image: &'a str,
     pub(super) credentials: &'a [Credentials],
     pub(super) sandbox: Option<&'a v1::PodSandboxConfig>,
-    /// Whether its registry may be asked.
+    /// True if its registry may be asked.
     pub(super) may_pull: bool,
 }
 
 impl ImageManager {
-    /// Whether the records say anything that has to be looked at before the image is used. Cheap.
+    /// Returns whether the records require a check of the image before its use. Cheap.
     pub(super) fn needs_look(&self, store: &Store, image: &str) -> bool {
         let seen = store.snapshot();
         let is_open = files::of(&seen, image).is_some_and(|(files, _)| is_open(&files.state));
@@ -610,7 +610,7 @@ async fn siblings<S: ImageService>(
     Ok(siblings)
 }
 
-/// Whether an image of that state may have to be looked at before it is used.
+/// Returns whether an image in that state may have to be checked before its use.
 pub(super) fn is_open(state: &FilesState) -> bool {
     !matches!(state, FilesState::Trusted | FilesState::Whole)
 }

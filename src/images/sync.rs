@@ -131,7 +131,7 @@ pub(super) struct Syncs {
 
 #[derive(Default)]
 struct Directories {
-    /// Where the runtime keeps images. Asked once: some runtimes measure what is there to answer.
+    /// Image directories of the runtime. Requested once, since some runtimes measure their disk usage to answer.
     paths: Vec<PathBuf>,
     /// Open as long as a pull needs them: nobody could unmount them.
     opened: Weak<Opened>,
@@ -236,7 +236,7 @@ impl Syncs {
         }
     }
 
-    /// Whether a failure is the first since the last sync that ended well.
+    /// Returns whether a failure is the first since the last successful sync.
     pub(super) fn fails_anew(&self) -> bool {
         !self.told.swap(true, Ordering::Relaxed)
     }
@@ -244,7 +244,7 @@ impl Syncs {
 
 #[cfg(test)]
 impl Syncs {
-    /// How many there were.
+    /// Returns the number of syncs that have begun.
     pub(super) fn syncs(&self) -> u64 {
         self.begun.load(Ordering::SeqCst)
     }

@@ -61,7 +61,7 @@ struct Fake {
     begun: Notify,
     /// Images that were removed, in this order.
     removed: Mutex<Vec<String>>,
-    /// How often the directory of images was asked for.
+    /// Number of requests for the image directory.
     syncs: AtomicU32,
     /// The directory of images is not there.
     no_directory: Mutex<bool>,
@@ -85,7 +85,7 @@ struct Fake {
     layers: Mutex<BTreeMap<String, Vec<String>>>,
     /// Images of sandboxes, or pinned images.
     sandbox_images: Mutex<Vec<String>>,
-    /// How often the containers of an image were asked for.
+    /// Number of requests for the containers of an image.
     looks: AtomicU32,
 }
 
@@ -280,7 +280,7 @@ struct World {
     recorder: MemoryRecorder,
     service: FakeService,
     manager: Arc<ImageManager>,
-    /// What the container ran with before.
+    /// Image of the container's previous attempt.
     ran_with: Option<String>,
 }
 

@@ -1,4 +1,4 @@
-//! Who gets an image that is already there.
+//! Access of pods to an image that is on the node already.
 
 use super::*;
 use crate::core::state::ObjectRecord;

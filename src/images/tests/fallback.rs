@@ -33,7 +33,7 @@ fn fallbacks(world: &World) -> usize {
     reasons.iter().filter(|r| *r == "ImagePullFallback").count()
 }
 
-/// What comes of a start, and of one after the registry had its time.
+/// Returns the outcome of a start that follows one which failed while the registry still had its time.
 async fn tried_twice(world: &World, asking: &Pod, secrets: &PullSecrets) -> Result<String, String> {
     let first = world.ensure_with(asking, secrets).await;
     first.expect_err("the registry has its time");

@@ -1,4 +1,4 @@
-//! What becomes of images whose files may not be on the disk.
+//! Repair of images whose files may not be on the disk.
 
 use std::os::unix::fs::OpenOptionsExt;
 use std::sync::atomic::AtomicBool;
