@@ -78,7 +78,7 @@ pub fn log_path(container: &str, attempt: u32) -> String {
     format!("{container}/{attempt}.log")
 }
 
-/// Where a container leaves its termination message, whichever attempt it is.
+/// Returns the path of a container's termination message, which is the same for every attempt.
 pub fn message_path(ctx: &NodeContext, uid: &PodUid, container: &str) -> PathBuf {
     ctx.container_dir(uid, container).join(MESSAGE)
 }
@@ -251,7 +251,7 @@ impl Attempts {
         self.newest = self.newest.max(record.restart_count).max(known);
     }
 
-    /// Whether a file in the log directory is of an attempt that nobody needs.
+    /// Returns whether a file in the log directory belongs to an attempt that nothing needs.
     fn is_old_log(&self, file: &[u8]) -> bool {
         let Some(attempt) = attempt_of_log(file) else {
             return false;
@@ -260,7 +260,7 @@ impl Attempts {
         attempt < self.newest && !is_kept
     }
 
-    /// Whether a file in the container's directory is a message file of an attempt that the runtime does not have.
+    /// Returns whether a file in the container's directory is the message of an attempt that the runtime does not list.
     fn is_old_message(&self, file: &[u8]) -> bool {
         let attempt = std::str::from_utf8(file)
             .ok()
@@ -277,7 +277,7 @@ fn attempt_of_log(file: &[u8]) -> Option<u32> {
     number.parse().ok().filter(|_| is_log)
 }
 
-/// What one pod may have on disk of its containers' attempts.
+/// Files that one pod may have on disk for the attempts of its containers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PodFiles {
     owner: Owner,
@@ -289,7 +289,8 @@ pub struct PodFiles {
 }
 
 impl PodFiles {
-    /// What a pod may have, by what the runtime shows of it and by its records. `None` when the runtime does not say whose it is.
+    /// Returns the files that a pod may have, by its runtime status and its records. `None` if the status does not name
+    /// the pod.
     pub fn of(ctx: &NodeContext, status: &PodStatus, records: &Records<'_>) -> Option<Self> {
         if status.name.is_empty() || status.uid.as_str().is_empty() {
             return None;
@@ -333,19 +334,20 @@ impl PodFiles {
         &self.owner.uid
     }
 
-    /// Whether every recorded start has a container that the runtime listed, or an end. If not, something of it may have to
-    /// be removed later.
+    /// Returns whether every recorded start has a container that the runtime lists, or a recorded exit. If not, some
+    /// files may have to be removed later.
     pub fn is_settled(&self) -> bool {
         !self.containers.values().any(|attempts| attempts.is_open)
     }
 
-    /// Whether a link with this name before the id can be of the pod; the name may be cut.
+    /// Returns whether a link with this name before the ID can belong to the pod; the name may be cut.
     fn may_have_link(&self, stem: &str) -> bool {
         let begin = format!("{}_{}_", self.owner.name, self.owner.namespace);
         stem.starts_with(&begin) || begin.starts_with(stem)
     }
 
-    /// Whether a path is that of the log of a known attempt. One that began after this was asked for is not known.
+    /// Returns whether a path is the log of a known attempt. An attempt that began after the status was requested is
+    /// unknown.
     fn knows_log(&self, ctx: &NodeContext, path: &Path) -> bool {
         let below = path.strip_prefix(self.owner.log_dir(ctx)).ok();
         let parts = below.and_then(|below| Some((below.parent()?.to_str()?, below.file_name()?)));
@@ -378,14 +380,14 @@ impl PodFiles {
     }
 }
 
-/// What [`tidy`] did.
+/// Result of [`tidy`].
 #[derive(Debug, Default)]
 pub struct Tidied {
     /// Links that were restored.
     pub restored: usize,
     /// Files and links that were removed.
     pub removed: usize,
-    /// What could not be done; the rest was.
+    /// Errors. Everything else was done.
     pub errors: Vec<LogError>,
 }
 
@@ -401,7 +403,7 @@ impl Tidied {
     }
 }
 
-/// How much [`tidy`] looks at.
+/// Scope of [`tidy`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Extent {
     /// The links: one directory, however many pods there are.
@@ -439,7 +441,7 @@ pub fn tidy(ctx: &NodeContext, pods: &[PodFiles], extent: Extent) -> Tidied {
     tidied
 }
 
-/// Whether a link leads to the logs of one of the pods, and is of a container that is gone.
+/// Returns whether a link leads to the logs of one of the pods and belongs to a container that is gone.
 fn is_old_link(ctx: &NodeContext, pods: &[PodFiles], name: &str) -> bool {
     let parts = name.strip_suffix(".log").and_then(|n| n.rsplit_once('-'));
     let Some((stem, id)) = parts else {

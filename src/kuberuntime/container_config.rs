@@ -50,15 +50,15 @@ pub struct ContainerInputs<'a> {
     pub env: &'a env::Environment,
     /// Host paths of the pod's volumes by name.
     pub volumes: &'a BTreeMap<String, PathBuf>,
-    /// What volumes whose storage is elsewhere were resolved to, by name.
+    /// Resolved remote volumes, by name.
     pub remotes: &'a BTreeMap<String, Remote>,
     /// Host paths of the parts of volumes it mounts, by the place of the mount in its `volumeMounts`.
     pub sub_paths: &'a BTreeMap<usize, PathBuf>,
-    /// Whether the pod's runtime handler can mount read-only recursively.
+    /// True if the pod's runtime handler can mount read-only recursively.
     pub recursive_read_only: bool,
     /// Files on the node, see [`prepare_files`].
     pub files: &'a ContainerFiles,
-    /// What its isolation depends on besides its spec.
+    /// Inputs of its isolation other than its spec.
     pub isolation: Isolation<'a>,
 }
 
@@ -67,7 +67,7 @@ pub struct ContainerInputs<'a> {
 pub struct ContainerFiles {
     /// The managed hosts file.
     pub hosts: Option<PathBuf>,
-    /// Where the container leaves its termination message.
+    /// Host path of the file for the container's termination message.
     pub termination_log: Option<PathBuf>,
 }
 
@@ -75,7 +75,7 @@ pub struct ContainerFiles {
 #[derive(Debug, thiserror::Error)]
 #[error("{verb} {} for container {container}: {source}", path.display())]
 pub struct FileError {
-    /// What was tried.
+    /// Verb of the failed operation.
     pub verb: &'static str,
     /// The file.
     pub path: PathBuf,

@@ -1,10 +1,10 @@
-//! What the `volumeMounts` of a container become for the runtime; upstream's `makeMounts`.
+//! Converts the `volumeMounts` of a container to mounts of the runtime; upstream's `makeMounts`.
 //!
-//! Pure. Comes in: where volumes, and parts of them, are on the host. Goes out: CRI mounts in the order of the spec;
-//! the runtime sorts them by depth, so that a mount below another one shows whatever their order.
+//! Pure. Input: host paths of volumes and of subPath mounts. Output: CRI mounts in the order of the spec. The runtime
+//! sorts them by depth, so a mount below another one is visible in any order.
 //!
-//! **Invariant:** a mount that asks for more than can be given (a recursive read-only mode, propagation to the host)
-//! is an error, never a mount that gives more than was asked for.
+//! **Invariant:** a mount that requests more than is possible (a recursive read-only mode, propagation to the host) is
+//! an error, never a mount that grants more than was requested.
 
 use k8s_cri::v1;
 use k8s_openapi::api::core::v1::{Container, Pod, Volume, VolumeMount};
@@ -18,7 +18,7 @@ use crate::core::volume_mounts::recursive_read_only;
 use crate::core::volumes::{Remote, Source};
 use crate::types::PodExt;
 
-/// What a kind of volume is like; upstream's `volume.Attributes`.
+/// Attributes of a kind of volume; upstream's `volume.Attributes`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Attributes {
     /// No container may write.
@@ -92,7 +92,7 @@ pub fn sub_path(mount: &VolumeMount, env: &env::Environment) -> Result<Option<St
     ))
 }
 
-/// Whether a runtime can mount read-only recursively with a handler; empty = its default.
+/// Returns whether a runtime can mount read-only recursively with a handler; an empty name is its default handler.
 pub fn handler_mounts_recursively(handlers: &[v1::RuntimeHandler], handler: &str) -> bool {
     handlers
         .iter()
@@ -153,7 +153,7 @@ pub(super) fn of_volumes(
     Ok(mounts)
 }
 
-/// Whether the storage was mounted with the pod's label.
+/// Returns whether the storage was mounted with the pod's label.
 fn is_labelled(pod: &Pod, volume: &str, remote: Option<&Remote>, ctx: &NodeContext) -> bool {
     let by_mount = match remote.map(|r| &r.source) {
         Some(Source::Csi(csi)) => csi.selinux_mount,

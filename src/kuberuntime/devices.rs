@@ -87,7 +87,7 @@ pub fn with_devices_of(mut config: ContainerConfig, granted: Granted) -> Contain
     config
 }
 
-/// Whether the pod may only read a volume, by its claim.
+/// Returns whether the pod's volume source makes a claim's volume read-only.
 fn is_read_only(pod: &Pod, volume: &str) -> bool {
     let mut volumes = pod.spec_ref().volumes.iter().flatten();
     let found = volumes.find(|v| v.name == volume);

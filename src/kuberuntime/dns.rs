@@ -40,7 +40,7 @@ const EARLY_FILE: &str = "/dev/null";
 /// Inaccuracy of the times of files and of the clock, in milliseconds.
 const INACCURACY_MS: i64 = 2_000;
 
-/// Why a pod has no DNS settings.
+/// Reason why a pod has no DNS settings.
 #[derive(Debug, thiserror::Error)]
 pub enum DnsError {
     /// The node's file cannot be read.
@@ -75,7 +75,7 @@ pub enum DnsError {
     },
 }
 
-/// What a resolv.conf says.
+/// Content of a resolv.conf.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ResolvConf {
     /// `nameserver` lines.
@@ -243,7 +243,7 @@ impl DnsConfigurer {
         Ok(conf)
     }
 
-    /// Whether the settings of a pod depend on the node's resolver configuration.
+    /// Returns whether the settings of a pod depend on the node's resolver configuration.
     pub fn needs_host(pod: &Pod) -> bool {
         pod.spec_ref().dns_policy.as_deref() != Some("None")
     }
@@ -315,7 +315,7 @@ impl DnsConfigurer {
         Ok((dns, events))
     }
 
-    /// Whether the node's own resolver configuration is within the limits; upstream's
+    /// Returns the events for a resolver configuration of the node that exceeds the limits; upstream's
     /// `CheckLimitsForResolvConf`. The cluster's three search paths count.
     pub fn check_limits(&self, host: &ResolvConf) -> Vec<Event> {
         let Some(file) = self.resolv_conf.as_deref().map(Path::display) else {

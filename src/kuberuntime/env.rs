@@ -21,7 +21,7 @@ use crate::types::PodExt;
 /// A variable whose value cannot be found. The text begins with what upstream says.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum EnvError {
-    /// What it is taken from cannot be had.
+    /// The object with its value is not available.
     #[error("{source} (for {variable} of container {container})")]
     Source {
         /// The container.
@@ -38,7 +38,7 @@ pub enum EnvError {
         container: String,
         /// The variable.
         variable: String,
-        /// What is wrong.
+        /// Description of the error.
         what: String,
     },
     /// The file with its value cannot be read, or has no such key.
@@ -97,7 +97,7 @@ pub enum EnvError {
 )]
 pub struct NotText(Vec<String>);
 
-/// What an environment depends on.
+/// Inputs of an environment.
 #[derive(Clone, Copy, Debug)]
 pub struct EnvInputs<'a> {
     /// The pod.
@@ -106,7 +106,7 @@ pub struct EnvInputs<'a> {
     pub container: &'a Container,
     /// The pod's addresses.
     pub pod_ips: &'a [String],
-    /// What the container refers to.
+    /// Objects that the container refers to.
     pub sources: &'a Sources,
 }
 

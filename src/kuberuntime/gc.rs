@@ -19,7 +19,7 @@ use crate::store::{CommitError, RemoveContainer, RemoveEmptySandbox, StopPermit,
 use crate::types::runtime::{ContainerState, ContainerStatus, PodStatus, SandboxState};
 use crate::types::{Clock, ContainerId, PodUid};
 
-/// How many dead containers are kept, and for how long.
+/// Number and minimum age of the dead containers that are kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GcPolicy {
     /// Dead containers kept per pod UID and container name.
@@ -130,7 +130,7 @@ fn evictable_of(pod: &PodStatus, container: &ContainerStatus) -> EvictableContai
     }
 }
 
-/// What has to go of the containers that would stay, so that no more than `max` do. Each has its creation time with it.
+/// Returns the containers to remove so that no more than `max` remain. Each has its creation time with it.
 fn above_total(
     mut kept: Vec<Vec<(i64, EvictableContainer)>>,
     max: usize,
@@ -151,8 +151,8 @@ fn above_total(
     above
 }
 
-/// What may go of the sandboxes: those that are not ready, hold no container and are not the newest of
-/// their pod; of a pod that is `gone` all that hold no container.
+/// Returns the sandboxes that may be removed: those that are not ready, have no container, and are not the newest of
+/// their pod. Of a pod that is `gone`, all that have no container.
 pub fn evictable_sandboxes(pods: &[PodStatus], gone: &BTreeSet<PodUid>) -> Vec<EvictableSandbox> {
     let mut evictable = Vec::new();
     for pod in pods {
@@ -179,13 +179,13 @@ pub fn evictable_sandboxes(pods: &[PodStatus], gone: &BTreeSet<PodUid>) -> Vec<E
     evictable
 }
 
-/// Why something was not removed.
+/// Reason why something was not removed.
 #[derive(Debug, thiserror::Error)]
 pub enum GcError {
     /// A call to the runtime.
     #[error("{verb} {id} of pod {pod}: {source}")]
     Runtime {
-        /// What was tried.
+        /// Verb of the failed call.
         verb: &'static str,
         /// Container or sandbox.
         id: String,
@@ -202,7 +202,7 @@ pub enum GcError {
         id: String,
         /// UID.
         pod: PodUid,
-        /// Why it is not to be removed.
+        /// Reason why it must stay.
         why: &'static str,
     },
     /// Its end could not be recorded.
@@ -221,7 +221,7 @@ pub enum GcError {
     Links(#[source] LogError),
 }
 
-/// What removal needs; borrowed, cheap to make.
+/// Removes containers and sandboxes; borrowed, cheap to make.
 #[derive(Clone, Copy)]
 pub struct Remover<'a> {
     /// The runtime.
@@ -230,18 +230,18 @@ pub struct Remover<'a> {
     pub store: &'a Store,
     /// Time.
     pub clock: &'a dyn Clock,
-    /// Where files of containers are.
+    /// Paths of the containers' files.
     pub ctx: &'a NodeContext,
 }
 
-/// What a collection did.
+/// Result of a collection.
 #[derive(Debug, Default)]
 pub struct GcReport {
     /// Containers removed.
     pub containers: usize,
     /// Sandboxes removed.
     pub sandboxes: usize,
-    /// What stayed, and why.
+    /// Errors, each for something that stayed.
     pub errors: Vec<GcError>,
 }
 

@@ -21,7 +21,7 @@ use crate::types::{ContainerId, PodUid};
 /// Longest output of a hook in an error.
 const MAX_OUTPUT: usize = 1024;
 
-/// Which hook.
+/// Kind of a lifecycle hook.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Hook {
     /// Right after the start.
@@ -39,12 +39,12 @@ impl Hook {
         }
     }
 
-    /// What stands in `ContainerRecord::hooks_done`.
+    /// Returns the hook's entry in `ContainerRecord::hooks_done`.
     pub fn mark(self, container: &ContainerId) -> String {
         format!("{container}/{}", self.as_str())
     }
 
-    /// Whether the hook of that container came to its end.
+    /// Returns whether the hook of that container has ended.
     pub fn is_done(self, state: &State, pod: &PodUid, name: &str, container: &ContainerId) -> bool {
         let mark = self.mark(container);
         state
@@ -84,7 +84,7 @@ impl Hook {
     }
 }
 
-/// Whose hook is run.
+/// Container whose hook is run.
 #[derive(Clone, Copy, Debug)]
 pub struct HookTarget<'a> {
     /// `<name>_<namespace>(<uid>)` of the pod, for messages.
@@ -99,7 +99,7 @@ pub struct HookTarget<'a> {
     pub ip: Option<&'a str>,
 }
 
-/// Why a hook failed.
+/// Reason why a hook failed.
 #[derive(Debug, thiserror::Error)]
 pub enum HookError {
     /// The command ended with another code than 0.
@@ -115,7 +115,7 @@ pub enum HookError {
         pod: String,
         /// Its exit code.
         code: i32,
-        /// What it printed, shortened.
+        /// Output of the command, shortened.
         output: String,
     },
     /// The command could not be run.
@@ -160,7 +160,7 @@ pub enum HookError {
 }
 
 impl HookError {
-    /// What went wrong, without anything the hook or a server said: that may be secret.
+    /// Returns the kind of failure, without any output of the hook or a server: that may be secret.
     pub fn kind(&self) -> String {
         match self {
             Self::Exec { code, .. } => format!("its command exited with {code}"),

@@ -38,7 +38,7 @@ use crate::types::{Clock, ContainerId, Pace, PodExt, Stamp};
 pub const MIN_STOP_TIMEOUT: Duration = Duration::from_secs(2);
 /// Grace of a pod whose spec says nothing.
 pub const DEFAULT_GRACE: Duration = Duration::from_secs(30);
-/// How long a sandbox may take to be stopped, with its network, before that counts as late.
+/// Time that a sandbox may take to stop, with its network, before the stop counts as late.
 const SANDBOX_PATIENCE: Duration = Duration::from_secs(20);
 
 /// Something of a pod could not be stopped.
@@ -66,7 +66,7 @@ pub enum KillError {
         #[source]
         source: CriError,
     },
-    /// That a hook has run could not be recorded.
+    /// The end of a hook could not be recorded.
     #[error("record the preStop hook of container {container} of pod {pod}: {source}")]
     Commit {
         /// `<namespace>/<name>`.
@@ -106,19 +106,19 @@ pub fn grace_of(pod: &Pod, probe: Option<Duration>) -> Duration {
     )
 }
 
-/// What StopContainer is given of a grace period: whole seconds, rounded up, at least two.
+/// Returns the timeout for StopContainer from a grace period: whole seconds, rounded up, at least two.
 pub fn stop_timeout(grace: Duration) -> i64 {
     let grace = grace.max(MIN_STOP_TIMEOUT);
     let seconds = grace.as_secs() + u64::from(grace.subsec_nanos() > 0);
     i64::try_from(seconds).unwrap_or(i64::MAX)
 }
 
-/// What [`Pace`] knows a stop without an answer by.
+/// Returns the [`Pace`] key of a stop without an answer.
 fn late(id: &ContainerId) -> String {
     format!("late stop of {id}")
 }
 
-/// What [`Pace`] knows a stop that fails by.
+/// Returns the [`Pace`] key of a stop that fails.
 fn failed(id: &ContainerId) -> String {
     format!("failed stop of {id}")
 }
@@ -134,12 +134,12 @@ fn is_of_earlier_boot(sandbox: &SandboxStatus, boot: Option<&str>, now: Stamp) -
         }
 }
 
-/// What stops containers; borrowed, cheap to make.
+/// Stops containers; borrowed, cheap to make.
 #[derive(Clone, Copy)]
 pub struct Killer<'a> {
     /// The runtime.
     pub cri: &'a CriClient,
-    /// Where it is remembered which hooks have run.
+    /// Store with the records of completed hooks.
     pub store: &'a Store,
     /// Events.
     pub recorder: &'a dyn EventRecorder,
@@ -147,19 +147,19 @@ pub struct Killer<'a> {
     pub permit: &'a StopPermit,
     /// Says what an earlier boot has left, and when a failure may be told again.
     pub clock: &'a dyn Clock,
-    /// How often a stop that fails or has no answer is told.
+    /// Log back-off of a stop that fails or has no answer.
     pub pace: &'a Pace,
 }
 
-/// Whose containers are stopped.
+/// Pod whose containers are stopped.
 #[derive(Clone, Copy)]
 pub struct Condemned<'a> {
-    /// What the runtime shows of the pod.
+    /// The pod's status from the runtime.
     pub status: &'a PodStatus,
     /// The pod; `None` when it is known from the runtime only. Then hooks come from the annotations of the
     /// containers, and it is not remembered which have run.
     pub pod: Option<&'a Pod>,
-    /// Where pods on the node's network answer, for their hooks.
+    /// Addresses of pods on the node's network, for their hooks.
     pub host_ips: &'a [String],
 }
 
@@ -184,7 +184,8 @@ impl<'a> Condemned<'a> {
         format!("{name}_{namespace}({uid})")
     }
 
-    /// Where an HTTP hook without a host goes to: never to the node for a pod with a network of its own.
+    /// Returns the address for an HTTP hook without a host. For a pod with a network of its own that is never the
+    /// node's.
     pub fn ip(&self) -> Option<&'a str> {
         let of_node = self.host_ips.first();
         let of_node = of_node.filter(|_| self.pod.is_none_or(PodExt::host_network));
@@ -561,7 +562,8 @@ struct PreStop {
 }
 
 impl PreStop {
-    /// Whether it fails when the container ends: a command does, and so does a request that the container has to answer.
+    /// Returns whether the hook fails when the container ends. A command does, and so does a request that the container
+    /// has to answer.
     fn ends_with_its_container(&self) -> bool {
         self.handler.sleep.is_none()
     }
@@ -584,12 +586,12 @@ impl PreStop {
     }
 }
 
-/// Whose turn it is to be stopped: a sidecar's comes when the main containers and the sidecars after it have
-/// ended, everybody else's at once. Upstream: `terminationOrdering`.
+/// Order of stops: a sidecar stops after the main containers and the sidecars that follow it have ended, any other
+/// container stops at once. Upstream: `terminationOrdering`.
 struct Turns<'a> {
-    /// How many containers of a name run.
+    /// Number of running containers per name.
     left: watch::Sender<BTreeMap<&'a str, usize>>,
-    /// What a sidecar waits for.
+    /// Names of the containers that must end before each sidecar.
     after: BTreeMap<&'a str, Vec<&'a str>>,
 }
 

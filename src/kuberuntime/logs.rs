@@ -1,12 +1,13 @@
-//! Where containers log: the pod's directory below `/var/log/pods`, and the directories of its containers in it.
+//! Log directories of pods: the pod's directory below `/var/log/pods`, and the directories of its containers in it.
 //!
-//! The runtime writes the logs; this module only makes and removes directories. What is in them, and the links to it, are
-//! the business of [`attempt_files`].
+//! The runtime writes the logs; this module only makes and removes directories. Their files, and the links to them,
+//! belong to [`attempt_files`].
 //!
-//! What touches the disk blocks; async callers go through [`beside`].
+//! Functions that access the disk block; async callers go through [`beside`].
 //!
-//! **Invariant:** a pod may have the logs of the node mounted and put a link in place of a directory. The roots may be links,
-//! nothing below them is followed: directories are made, opened, changed and emptied through a handle of the one that holds them.
+//! **Invariant:** a pod may have the logs of the node mounted and put a link in place of a directory. The roots may be
+//! links. No link below them is followed: directories are made, opened, changed and emptied through a handle of their
+//! parent directory.
 
 use std::fs;
 use std::io::{self, Read as _};
@@ -63,7 +64,7 @@ pub async fn beside<T: Send + 'static>(
     }
 }
 
-/// Where a container logs by the rule: `<root>/<namespace>_<name>_<uid>/<container>/<attempt>.log`.
+/// Returns the standard path of a container's log: `<root>/<namespace>_<name>_<uid>/<container>/<attempt>.log`.
 pub fn file_by_rule(
     root: &Path,
     (namespace, name, uid): (&str, &str, &PodUid),
@@ -74,7 +75,7 @@ pub fn file_by_rule(
         .join(attempt_files::log_path(container, attempt))
 }
 
-/// Where a container logs: what the runtime says, else by the rule.
+/// Returns the path of a container's log: the one that the runtime reports, else the standard path.
 pub fn file_of(root: &Path, pod: &PodStatus, container: &ContainerStatus) -> PathBuf {
     if container.log_path.is_empty() {
         let names = (pod.namespace.as_str(), pod.name.as_str(), &pod.uid);
@@ -149,7 +150,7 @@ fn directory() -> OFlag {
     OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC
 }
 
-/// Whether a path can be the log directory of a pod.
+/// Returns whether a path can be the log directory of a pod.
 fn is_dir_of_pod(ctx: &NodeContext, dir: &Path) -> bool {
     let component = dir.file_name().map(|n| n.to_string_lossy().into_owned());
     dir.parent() == Some(&ctx.pod_log_root) && component.is_some_and(|c| is_path_component(&c))

@@ -55,16 +55,16 @@ impl SharedFacts {
     }
 }
 
-/// What a pod's configuration depends on besides the pod.
+/// Inputs of a pod's configuration other than the pod.
 #[derive(Clone, Debug)]
 pub struct NodeContext {
     /// Name of the node.
     pub node_name: String,
     /// `--root-dir`; pod directories are below `<root_dir>/pods`.
     pub root_dir: PathBuf,
-    /// Where pods log, `/var/log/pods`.
+    /// Root of the pods' log directories, `/var/log/pods`.
     pub pod_log_root: PathBuf,
-    /// Where links named for log collectors are, `/var/log/containers`.
+    /// Directory of the links that log collectors read, `/var/log/containers`.
     pub container_log_root: PathBuf,
     /// The node's own hosts file, copied for pods on the host network.
     pub node_hosts_file: PathBuf,
@@ -74,7 +74,7 @@ pub struct NodeContext {
     pub dns: DnsConfigurer,
     /// The unified cgroup hierarchy is in use.
     pub cgroup_v2: bool,
-    /// Whether swap can be limited on this kernel.
+    /// True if this kernel can limit swap.
     pub swap_controller: bool,
     /// `cpuCFSQuota`: enforce CPU limits.
     pub cpu_cfs_quota: bool,
@@ -88,7 +88,7 @@ pub struct NodeContext {
     pub apparmor: bool,
     /// SELinux is enabled in the kernel: what the agent makes for a container needs its label.
     pub selinux: bool,
-    /// What the policy labels the files of containers with, as `system_u:object_r:container_file_t:s0`.
+    /// SELinux label that the policy has for files of containers, such as `system_u:object_r:container_file_t:s0`.
     pub selinux_file_context: Option<String>,
     /// `singleProcessOOMKill`: kill one process instead of the whole container (cgroup v2).
     pub single_process_oom_kill: bool,
@@ -158,7 +158,7 @@ impl NodeContext {
     }
 }
 
-/// Whether `name` can be one component of a path below a directory of the agent's.
+/// Returns whether `name` can be one component of a path below a directory of the agent.
 pub(crate) fn is_path_component(name: &str) -> bool {
     !name.is_empty()
         && name.len() <= 255

@@ -13,12 +13,12 @@ use tokio::sync::watch;
 
 use crate::types::ContainerId;
 
-/// How long a stream may go on.
+/// Lifetime that remains for a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Until {
     /// As long as both sides like.
     TheyEnd,
-    /// What it goes to has ended: as long as it takes a client to read the rest.
+    /// The container or sandbox has ended. The stream stays open while a client reads the remaining data.
     Delivered,
     /// Not any longer.
     Now,
@@ -81,7 +81,7 @@ impl OpenStreams {
 }
 
 impl Stopping {
-    /// What is stopped has ended: streams end when everything is delivered.
+    /// Reports that the container or sandbox has ended. Its streams end when everything is delivered.
     pub fn ended(&self) {
         self.tell(Until::Delivered);
     }

@@ -193,7 +193,7 @@ pub fn shares_to_weight(shares: u64) -> u64 {
     1 + (shares.clamp(MIN_SHARES, MAX_SHARES) - MIN_SHARES) * 9_999 / (MAX_SHARES - MIN_SHARES)
 }
 
-/// How eagerly the kernel kills the container when memory runs out; upstream's
+/// Returns the `oom_score_adj` of a container, the kernel's preference for killing it when memory runs out; upstream's
 /// `GetContainerOOMScoreAdjust`. While the machine's memory is not known, no request is a part of it.
 ///
 /// # Errors
@@ -237,7 +237,7 @@ fn is_sidecar_of(pod: &Pod, container: &Container) -> bool {
     init.any(|c| c.name == container.name && is_sidecar(c))
 }
 
-/// What a pod requests as a whole beyond its containers, shared among them; upstream's
+/// Returns each container's share of the memory that the pod requests beyond the requests of its containers; upstream's
 /// `remainingPodMemReqPerContainer`.
 fn spare_memory_of_each(pod: &Pod) -> Result<i64, QuantityError> {
     check(pod)?;

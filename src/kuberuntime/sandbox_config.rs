@@ -47,7 +47,7 @@ pub enum ConfigError {
         container: String,
         /// The volume.
         volume: String,
-        /// What is wrong and what to do.
+        /// Description of the error, with its remedy.
         reason: String,
     },
     /// A command line refers to a variable that is not text.
@@ -57,7 +57,7 @@ pub enum ConfigError {
         container: String,
         /// `command` or `args`.
         field: &'static str,
-        /// Which variable.
+        /// Names of the variables.
         #[source]
         source: NotText,
     },
@@ -74,7 +74,7 @@ pub enum ConfigError {
         container: String,
         /// As written.
         signal: String,
-        /// What is wrong and what to do.
+        /// Description of the error, with its remedy.
         reason: String,
     },
 }
@@ -305,8 +305,8 @@ fn sysctls(pod: &Pod) -> HashMap<String, String> {
         .collect()
 }
 
-/// Where the first separator is a slash, slashes and dots change places; upstream's
-/// `NormalizeName`.
+/// Returns the name of a sysctl with dots as separators. If its first separator is a slash, slashes and dots are
+/// swapped; upstream's `NormalizeName`.
 fn dotted(name: &str) -> String {
     match name.find(['.', '/']) {
         Some(at) if name[at..].starts_with('/') => name
@@ -321,7 +321,8 @@ fn dotted(name: &str) -> String {
     }
 }
 
-/// What the sandbox itself needs by `spec.overhead`, which the RuntimeClass gave the pod; all zero without.
+/// Returns the resources of the sandbox itself, from `spec.overhead` that the RuntimeClass gave the pod; all zero
+/// without.
 fn overhead(pod: &Pod, ctx: &NodeContext) -> Result<v1::LinuxContainerResources, ConfigError> {
     let Some(overhead) = pod.spec_ref().overhead.as_ref().filter(|o| !o.is_empty()) else {
         return Ok(v1::LinuxContainerResources::default());

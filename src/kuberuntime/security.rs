@@ -20,8 +20,8 @@ use super::sandbox_config::ConfigError;
 use crate::types::PodExt;
 use crate::types::containers::containers_of;
 
-/// What containers may not see in `/proc` and `/sys`; upstream's default masked paths, without those that depend on the
-/// machine ([`MachineFacts::masked_paths`](super::node_context::MachineFacts::masked_paths)).
+/// Paths in `/proc` and `/sys` that are hidden from containers: upstream's default masked paths, without those that
+/// depend on the machine ([`MachineFacts::masked_paths`](super::node_context::MachineFacts::masked_paths)).
 const MASKED_PATHS: &[&str] = &[
     "/proc/asound",
     "/proc/acpi",
@@ -36,7 +36,7 @@ const MASKED_PATHS: &[&str] = &[
     "/sys/firmware",
     "/sys/devices/virtual/powercap",
 ];
-/// What containers may not change; upstream's default read-only paths.
+/// Paths that containers may only read; upstream's default read-only paths.
 const READONLY_PATHS: &[&str] = &[
     "/proc/bus",
     "/proc/fs",
@@ -78,7 +78,7 @@ impl ImageUser {
     }
 }
 
-/// What a container's isolation depends on besides its spec.
+/// Inputs of a container's isolation other than its spec.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Isolation<'a> {
     /// User of the image; the runtime looks itself when `None`.
@@ -89,7 +89,7 @@ pub struct Isolation<'a> {
     pub user_namespace: Option<&'a v1::UserNamespace>,
 }
 
-/// What holds for one container: its own settings over those of the pod; upstream's
+/// Effective security settings of one container: its own over those of the pod; upstream's
 /// `DetermineEffectiveSecurityContext`.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Effective<'a> {
@@ -137,7 +137,7 @@ impl<'a> Effective<'a> {
     }
 }
 
-/// Whether a container asks for all privileges.
+/// Returns whether a container is privileged.
 pub fn is_privileged(container: &Container) -> bool {
     let own = container.security_context.as_ref();
     own.and_then(|c| c.privileged).unwrap_or(false)
@@ -317,7 +317,7 @@ pub fn sandbox_context(pod: &Pod) -> Result<v1::LinuxSandboxSecurityContext, Con
     })
 }
 
-/// Which namespaces are the node's, the pod's, the container's; upstream's `NamespacesForPod`.
+/// Returns the modes of a pod's namespaces: the node's, the pod's or the container's; upstream's `NamespacesForPod`.
 pub fn pod_namespaces(pod: &Pod) -> v1::NamespaceOption {
     let spec = pod.spec_ref();
     let node_or_pod = |node: bool| {
@@ -356,7 +356,7 @@ fn container_namespaces(pod: &Pod, isolation: &Isolation<'_>) -> v1::NamespaceOp
     options
 }
 
-/// Who a container runs as: what the spec says, else who the image says.
+/// Returns the user ID or user name of a container: from the spec, else from the image.
 fn user(effective: &Effective<'_>, image: Option<&ImageUser>) -> (Option<i64>, String) {
     match (effective.run_as_user, image) {
         (Some(uid), _) => (Some(uid), String::new()),

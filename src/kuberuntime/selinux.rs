@@ -13,10 +13,10 @@ use super::security::Effective;
 use crate::types::PodExt;
 use crate::types::containers::containers_of;
 
-/// Where policies say what containers' files are labelled with, below `/etc/selinux/<policy>`.
+/// File of a policy with the labels for files of containers, below `/etc/selinux/<policy>`.
 pub const CONTEXTS_FILE: &str = "contexts/lxc_contexts";
 
-/// Why a volume cannot be mounted with a label. The text is upstream's.
+/// Reason why a volume cannot be mounted with a label. The text is upstream's.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LabelError {
     /// Containers of the pod want different ones.
@@ -27,14 +27,14 @@ pub enum LabelError {
         /// The labels.
         labels: Vec<String>,
     },
-    /// What a label would be made of is none.
+    /// The value that a label would be based on is not a context.
     #[error(
         "failed to construct SELinux label of volume {volume:?}: {what:?} is no context user:role:type:level"
     )]
     Context {
         /// The volume.
         volume: String,
-        /// What was found.
+        /// The value.
         what: String,
     },
 }

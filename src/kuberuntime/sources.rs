@@ -35,12 +35,12 @@ pub type EnvFile = Result<Option<Vec<u8>>, String>;
 pub struct TokenRef {
     /// Whom it is for; empty = the API server.
     pub audience: String,
-    /// How long it is to live, in seconds.
+    /// Lifetime in seconds.
     pub expiration_seconds: i64,
 }
 
 impl TokenRef {
-    /// What a projection asks for.
+    /// Returns the token request of a projection.
     pub fn of(projection: &ServiceAccountTokenProjection) -> Self {
         Self {
             audience: projection.audience.clone().unwrap_or_default(),
@@ -99,7 +99,7 @@ pub struct References {
 }
 
 impl References {
-    /// What the volumes refer to that a container mounts.
+    /// Returns the objects that a pod's mounted volumes refer to.
     pub fn of_volumes(pod: &Pod) -> Self {
         let mut all = Self::default();
         let used = mounted_volumes(pod);
@@ -111,7 +111,7 @@ impl References {
         all
     }
 
-    /// What the environment of a container refers to.
+    /// Returns the objects that a container's environment refers to.
     pub fn of_environment(container: &Container) -> Self {
         let mut all = Self::default();
         for from in container.env_from.iter().flatten() {
@@ -134,7 +134,7 @@ impl References {
         all
     }
 
-    /// Whether a pod's volumes, environments or pulls refer to this configMap or secret, or to any
+    /// Returns whether a pod's volumes, environments or pulls refer to this configMap or secret, or to any
     /// ClusterTrustBundle.
     pub fn pod_uses(pod: &Pod, kind: &str, name: &str) -> bool {
         let mut all = Self::of_volumes(pod);
@@ -211,7 +211,7 @@ pub fn volumes_as_devices(pod: &Pod) -> BTreeSet<&str> {
         .collect()
 }
 
-/// Whether the agent writes the volume's content, so that containers may only read it.
+/// Returns whether the agent writes the volume's content. If so, containers may only read it.
 pub fn is_content_volume(volume: &Volume) -> bool {
     volume.config_map.is_some()
         || volume.secret.is_some()
@@ -229,7 +229,7 @@ pub struct Resolved {
     pub secrets: BTreeMap<(String, String), Arc<Secret>>,
     /// Tokens its driver asks for (`tokenRequests` of the CSIDriver).
     pub tokens: BTreeMap<TokenRef, PodToken>,
-    /// What is known of its size; `None` for what does not grow.
+    /// Known sizes of the volume; `None` if it cannot be expanded.
     pub capacity: Option<Sizes>,
 }
 
@@ -244,7 +244,7 @@ impl std::fmt::Debug for Resolved {
     }
 }
 
-/// What was found.
+/// Objects that a pod or container refers to, each found or with the error.
 #[derive(Clone, Default)]
 pub struct Sources {
     /// ConfigMaps of the pod's namespace by name.
@@ -280,7 +280,7 @@ impl std::fmt::Debug for Sources {
     }
 }
 
-/// Why the content of an object cannot be had. The text begins as upstream's does.
+/// Reason why the content of an object is not available. The text begins as upstream's does.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SourceError {
     /// The API server says that there is none.

@@ -1,8 +1,8 @@
-//! What a container said at its end; upstream's `getTerminationMessage`.
+//! Reads the termination message of a container; upstream's `getTerminationMessage`.
 //!
-//! Comes in: paths, a policy, an exit code. Goes out: at most 4 KiB of text from the message file, or at
-//! most 2 KiB and 80 lines from the log. Never fails: a container may write anything, so only regular files
-//! are read, links are not followed, and reads are bounded. What cannot be read is said in the message.
+//! Input: paths, a policy, an exit code. Output: at most 4 KiB of text from the message file, or at most 2 KiB and 80
+//! lines from the log. Never fails: a container may write anything, so only regular files are read, links are not
+//! followed, and reads are bounded. The message describes what could not be read.
 
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};
@@ -15,7 +15,7 @@ pub const MAX_MESSAGE: u64 = 4 << 10;
 pub const MAX_LOG_MESSAGE: usize = 2 << 10;
 /// Most lines taken from the log.
 pub const MAX_LOG_LINES: usize = 80;
-/// How much of the log's end is looked at: lines carry a prefix and may be partial.
+/// Bytes of the log's end that are read. Lines carry a prefix and may be partial.
 const LOG_WINDOW: u64 = 64 << 10;
 
 /// `terminationMessagePolicy`.

@@ -23,7 +23,7 @@ pub const LENGTH: u32 = 65_536;
 pub struct Range {
     /// The node's user that is root in the pod.
     pub host_id: u32,
-    /// How many follow.
+    /// Number of IDs in the range.
     pub length: u32,
 }
 
@@ -81,7 +81,7 @@ pub fn allocate(taken: impl IntoIterator<Item = Range>, length: u32) -> Option<R
     None
 }
 
-/// Whether a runtime can run pods in user namespaces with a handler; empty = its default.
+/// Returns whether a runtime can run pods in user namespaces with a handler; an empty name is its default handler.
 pub fn is_supported(status: &v1::StatusResponse, handler: &str) -> bool {
     status
         .runtime_handlers

@@ -59,12 +59,12 @@ impl fmt::Debug for CriClient {
     }
 }
 
-/// What happened to a container, as the event stream tells it: a hint to look at that pod, never a status.
+/// Event of a container from the event stream: a hint to list that pod, never a status.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ContainerEvent {
     /// The container, or the sandbox when the event is about the sandbox.
     pub container_id: ContainerId,
-    /// What happened.
+    /// Kind of event.
     pub kind: ContainerEventKind,
     /// When, nanoseconds since the Unix epoch, by the runtime's clock.
     pub created_at_ns: i64,
@@ -134,7 +134,7 @@ impl CriClient {
         }
     }
 
-    /// What clients have open to this runtime's containers and sandboxes.
+    /// Returns the streams that clients have open to this runtime's containers and sandboxes.
     pub fn open_streams(&self) -> &OpenStreams {
         &self.open_streams
     }
@@ -160,7 +160,7 @@ impl CriClient {
         .await
     }
 
-    /// Whether runtime and network are ready. `verbose` asks for the runtime's configuration as well.
+    /// Returns the status of runtime and network. `verbose` asks for the runtime's configuration as well.
     ///
     /// # Errors
     /// See [`super::CriErrorKind`].

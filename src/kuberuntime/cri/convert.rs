@@ -169,9 +169,9 @@ pub fn inspected_container(
     as_inspected(status, sandbox_id)
 }
 
-/// Whether the start of a container ended before its process was made. containerd ends a start when its client goes
-/// away, and then shows a container that has exited. Before the task exists no process of it can have run; after that
-/// it may have.
+/// Returns whether the start of a container was cancelled before its process was made. containerd cancels a start when
+/// its client disconnects, and then shows an exited container. Before the task exists no process of it can have run;
+/// after that one may have.
 pub fn start_was_cut_off(status: &v1::ContainerStatus) -> bool {
     status.state() == v1::ContainerState::ContainerExited
         && status.started_at == 0

@@ -1,4 +1,4 @@
-//! What went wrong in a call, in words that say what to do.
+//! Errors of calls to the runtime. Their texts name the remedy.
 
 use std::error::Error as _;
 use std::io;
@@ -12,9 +12,9 @@ use tonic::{Code, Status};
 pub struct CriError {
     /// Operation, by upstream's metric label (`run_podsandbox`, `create_container`, …).
     pub operation: &'static str,
-    /// What it was about: an id, a name, an image; empty when there is nothing to name.
+    /// ID, name or image that the call concerned; empty if there is none.
     pub object: String,
-    /// What kind of failure.
+    /// Kind of failure.
     pub kind: CriErrorKind,
     /// The runtime's own words, or what to do about it.
     pub message: String,
@@ -48,27 +48,27 @@ pub enum CriErrorKind {
 }
 
 impl CriError {
-    /// Whether the runtime does not know the object.
+    /// Returns whether the runtime does not know the object.
     pub fn is_not_found(&self) -> bool {
         self.kind == CriErrorKind::NotFound
     }
 
-    /// Whether nobody answered, or the connection broke during the call.
+    /// Returns whether the runtime did not answer, or the connection broke during the call.
     pub fn is_unavailable(&self) -> bool {
         matches!(self.kind, CriErrorKind::Unavailable { .. })
     }
 
-    /// Whether the runtime does not offer this call.
+    /// Returns whether the runtime does not offer this call.
     pub fn is_unimplemented(&self) -> bool {
         self.kind == CriErrorKind::Unimplemented
     }
 
-    /// Whether a message was larger than the runtime or this side allows.
+    /// Returns whether a message was larger than the runtime or the agent allows.
     pub fn is_too_large(&self) -> bool {
         self.kind == CriErrorKind::TooLarge
     }
 
-    /// Whether the call may have had its effect although it failed.
+    /// Returns whether the failed call may have had its effect.
     pub fn outcome_unknown(&self) -> bool {
         matches!(
             self.kind,

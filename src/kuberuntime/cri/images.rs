@@ -8,7 +8,7 @@ use k8s_cri::v1;
 use super::client::CriClient;
 use super::error::CriError;
 
-/// How many signs of life in a row may stay out before a pull is given up.
+/// Number of consecutive checks without an answer after which a pull is given up.
 const PULL_MISSES: u32 = 2;
 
 impl CriClient {

@@ -27,7 +27,7 @@ const AT_ONCE: usize = 4;
 
 type KnownPods = Arc<dyn Fn() -> BTreeSet<PodUid> + Send + Sync>;
 
-/// How to go on where one answer cannot hold all pods.
+/// State for listing pods one by one where a single answer cannot hold all.
 #[derive(Clone, Default)]
 pub(super) struct Parts {
     known: Vec<KnownPods>,
@@ -46,7 +46,7 @@ impl CriClient {
         self
     }
 
-    /// Whether the last list of all pods was put together from lists of single pods, at a few calls each.
+    /// Returns whether the last list of all pods was assembled from lists of single pods, at a few calls each.
     pub fn lists_in_parts(&self) -> bool {
         self.parts.in_use.load(Ordering::Relaxed)
     }

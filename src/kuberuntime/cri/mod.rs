@@ -49,8 +49,8 @@ pub struct CriTimeouts {
     pub request: Duration,
     /// Starting a sandbox: the network plugins are slow, so twice the request timeout as upstream.
     pub run_pod_sandbox: Duration,
-    /// How often the runtime is asked for a sign of life during a pull. A pull itself has no deadline; it
-    /// is given up when the runtime leaves two such questions in a row unanswered for `request`.
+    /// Interval at which the runtime is checked during a pull. A pull itself has no deadline. It is given up when the
+    /// runtime leaves two such checks in a row unanswered for `request`.
     pub pull_check: Duration,
 }
 

@@ -7,7 +7,7 @@ use super::client::CriClient;
 use super::error::CriError;
 use crate::types::ContainerId;
 
-/// Which streams of a process are wanted.
+/// Streams of a process that a client wants.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Streams {
     /// Standard input.

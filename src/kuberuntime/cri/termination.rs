@@ -25,7 +25,7 @@ pub(super) async fn enrich_all(containers: &mut [(ContainerStatus, v1::Container
     }
 }
 
-/// Whether the message file of each container is that of a later one that has been started.
+/// Returns for each container whether its message file belongs to a later container that has been started.
 fn superseded(containers: &[(ContainerStatus, v1::ContainerStatus)]) -> Vec<bool> {
     let order = |c: &ContainerStatus| (c.attempt, c.created_at_ns);
     let mut newest: BTreeMap<&str, (u32, i64)> = BTreeMap::new();
@@ -79,7 +79,7 @@ async fn message(status: &v1::ContainerStatus) -> String {
     }
 }
 
-/// Where the file the container sees as its `terminationMessagePath` lies on the host.
+/// Returns the host path of the file that the container sees as its `terminationMessagePath`.
 fn host_path(status: &v1::ContainerStatus) -> Option<&str> {
     let inside = status
         .annotations

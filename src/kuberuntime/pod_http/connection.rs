@@ -26,11 +26,12 @@ use super::host_port;
 /// ALPN names, the preferred one first.
 const HTTP2: &[u8] = b"h2";
 const HTTP1: &[u8] = b"http/1.1";
-/// What an HTTP/2 server may send before it is read, in bytes: the smallest that the protocol has for a connection.
+/// Bytes that an HTTP/2 server may send before they are read: the smallest window of a connection that the protocol
+/// allows.
 const WINDOW: u32 = 65_535;
 /// Most headers of an answer. Go's client limits their bytes alone; room for them is taken with each answer.
 const MAX_HEADERS: usize = 2048;
-/// How long a finished connection may take to say goodbye.
+/// Longest wait for a finished connection to close.
 const GOODBYE: Duration = Duration::from_millis(100);
 
 /// Returns the TLS configuration of all requests to pods. It resumes no session.
@@ -153,7 +154,7 @@ where
     Ok(Sender::Http1(sender))
 }
 
-/// What works on a connection beside the one that asks. Their errors reach the one that asks as well.
+/// Tasks that serve a connection beside the requester. Their errors reach the requester as well.
 #[derive(Clone, Default)]
 struct Tasks(Arc<Mutex<JoinSet<()>>>);
 

@@ -1,11 +1,11 @@
-//! What went wrong on the network, in the words that users know from Go's libraries.
+//! Network errors, in the words that users know from Go's libraries.
 
 use std::error::Error;
 use std::io;
 
 use rustls::InvalidMessage;
 
-/// Why a pod gave no answer.
+/// Reason why a pod gave no answer.
 #[derive(Debug, thiserror::Error)]
 pub enum GetError {
     /// The request cannot be made at all.

@@ -32,7 +32,7 @@ use self::errors::{exchange_error, is_eof};
 /// Upstream: `httpprobe.RedirectChecker`.
 const REDIRECTS: usize = 10;
 
-/// What pods are asked with.
+/// HTTP client for requests to pods.
 pub struct Client {
     tls: Arc<ClientConfig>,
 }
@@ -135,14 +135,14 @@ impl Answer {
         Ok(bytes)
     }
 
-    /// Whether the end of the connection ends the body. TLS servers often end both without announcing it.
+    /// Returns whether the end of the connection ends the body. TLS servers often end both without announcing it.
     fn ends_with_connection(&self) -> bool {
         !self.connection.is_http2()
             && !self.headers.contains_key(CONTENT_LENGTH)
             && !self.headers.contains_key(TRANSFER_ENCODING)
     }
 
-    /// Where the answer sends the one that asked at `url`.
+    /// Returns the target of a redirect that answers a request to `url`.
     fn redirect(&self, url: &Url) -> Option<Url> {
         if !matches!(self.status.as_u16(), 301 | 302 | 303 | 307 | 308) {
             return None;
