@@ -12,9 +12,9 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::{Sleep, sleep};
 use tokio_util::sync::CancellationToken;
 
-/// How long a peer may take to send a request's head, also the first one of an idle connection.
+/// Longest wait for a request's head, also for the first one on an idle connection.
 const HEADER_TIMEOUT: Duration = Duration::from_secs(10);
-/// How long requests in flight may go on after `stop`.
+/// Time that requests in flight have to end after `stop`.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Serves `routes` on `io` until the peer leaves, is too slow, or `stop` is cancelled and what was being
@@ -82,7 +82,7 @@ impl<I: AsyncWrite + Unpin> Impatient<I> {
         written
     }
 
-    /// Whether the time is over. Registers the task to be woken then.
+    /// Returns whether the time is over. If not, registers the task to be woken then.
     fn is_over(&mut self, cx: &mut Context<'_>) -> bool {
         let waiting = self.waiting.as_mut();
         waiting.is_some_and(|waiting| waiting.as_mut().poll(cx).is_ready())

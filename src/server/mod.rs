@@ -33,7 +33,7 @@ use crate::types::{Clock, Stamp};
 
 /// Connections served at the same time; more wait in the kernel's queue.
 const MAX_CONNECTIONS: usize = 64;
-/// How long an answer may wait for its reader: silent ones must not keep `/healthz` from others.
+/// Longest wait of a response for its reader. Silent readers must not keep others from `/healthz`.
 const READER_PATIENCE: Duration = Duration::from_secs(10);
 /// The least time the sync loop may stand still; upstream's `SyncLoopHealthCheck` has two sync periods.
 const MIN_SYNC_LOOP_PATIENCE: Duration = Duration::from_secs(300);
@@ -46,7 +46,7 @@ pub enum ServerError {
     Bind {
         /// The address.
         addr: SocketAddr,
-        /// What the kernel said.
+        /// Error of the kernel.
         #[source]
         source: std::io::Error,
     },
@@ -57,7 +57,7 @@ pub enum ServerError {
         addr: SocketAddr,
         /// The flag that gives the port.
         flag: &'static str,
-        /// What the kernel said.
+        /// Error of the kernel.
         #[source]
         source: std::io::Error,
     },
@@ -113,16 +113,16 @@ pub type Note = Arc<dyn Fn() -> Option<String> + Send + Sync>;
 /// Looks at one thing at a given time. Must not block.
 pub type TimedCheck = Arc<dyn Fn(Stamp) -> Result<(), String> + Send + Sync>;
 
-/// What health means; supplied by the composition root. Cheap to clone.
+/// Health checks, supplied by the composition root. Cheap to clone.
 #[derive(Clone)]
 pub struct HealthChecks {
     /// Time for the sync loop's check.
     pub clock: Arc<dyn Clock>,
-    /// Whether the sync loop moves; see [`sync_loop_check`]. Part of healthz and livez.
+    /// Fails when the sync loop is stuck; see [`sync_loop_check`]. Part of healthz and livez.
     pub sync_loop: TimedCheck,
-    /// What readyz needs, by name: `restored`, `runtime`, `store`, …
+    /// Checks of readyz, by name: `restored`, `runtime`, `store`, …
     pub ready: Vec<(&'static str, Check)>,
-    /// What readyz lists when it is asked for all (`?verbose`), by name. It fails nothing: pods run without it.
+    /// Notes that readyz lists with `?verbose`, by name. A note never fails the check: pods run without its subject.
     pub notes: Vec<(&'static str, Note)>,
 }
 
@@ -345,7 +345,7 @@ fn count(metrics: &Metrics, check: &str, what: &str, is_healthy: bool) {
     metrics.healthchecks.get_or_create(&result).inc();
 }
 
-/// What `/metrics` shows.
+/// Source of `/metrics`.
 #[derive(Clone)]
 struct Measured {
     metrics: Metrics,

@@ -31,7 +31,7 @@ struct Table {
 
 struct Entry {
     address: IpAddr,
-    /// How many connections its address has.
+    /// Number of connections of its address.
     neighbours: Arc<AtomicUsize>,
     /// Requests that were let in, and upgrades.
     busy: usize,
@@ -41,7 +41,7 @@ struct Entry {
     close: Close,
 }
 
-/// How a connection is told to end.
+/// Signals that end a connection.
 #[derive(Clone, Default)]
 pub(super) struct Close {
     /// Now.
@@ -125,7 +125,8 @@ impl Table {
         Some(entry)
     }
 
-    /// Which idle one goes.
+    /// Returns the idle connection to close: one of the address with the most connections, and of these the one that
+    /// has been idle longest.
     fn victim(&self) -> Option<u64> {
         let idle = self.open.iter().filter(|(_, entry)| entry.busy == 0);
         idle.max_by_key(|(id, entry)| {

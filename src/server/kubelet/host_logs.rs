@@ -45,7 +45,7 @@ where
         .route("/logs/{*path}", get(logs))
 }
 
-/// What this module looks at.
+/// Settings of this module.
 #[derive(Clone)]
 struct HostLogs {
     root: Arc<PathBuf>,

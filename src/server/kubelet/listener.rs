@@ -42,7 +42,7 @@ const WINDOW: u32 = 65_535;
 /// Most connections to the read-only port, where nobody is known.
 const READ_ONLY_CONNECTIONS: usize = 64;
 
-/// How much clients may take of the node.
+/// Limits of the node's resources that clients may use.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// Connections of each port; at most half of the process's open files are taken for them.
@@ -51,7 +51,7 @@ pub struct Limits {
     pub handshake: Duration,
     /// From a request's first byte, or the end of the one before, to the end of its head.
     pub header: Duration,
-    /// How long a connection may be idle between requests.
+    /// Longest idle time of a connection between requests.
     pub idle: Duration,
     /// Bytes of a request's head.
     pub header_bytes: u32,
@@ -59,9 +59,9 @@ pub struct Limits {
     pub streams: u32,
     /// Streams of HTTP/2 that are reset before the server has looked at them.
     pub resets: usize,
-    /// How often files of certificates are looked at.
+    /// Poll interval of certificate files.
     pub look: Duration,
-    /// How long requests in flight may go on after the agent was told to end.
+    /// Time that requests in flight have to end after the agent was asked to exit.
     pub drain: Duration,
 }
 
@@ -82,12 +82,12 @@ impl Default for Limits {
     }
 }
 
-/// Who a request comes from.
+/// Peer that sent a request.
 #[derive(Clone, Debug)]
 pub(crate) struct Peer {
     /// Its address.
     pub(crate) address: SocketAddr,
-    /// What it showed in the handshake, its own first. Nobody has verified them yet.
+    /// Certificates from its handshake, its own first. They are not verified yet.
     pub(crate) certificates: Arc<[CertificateDer<'static>]>,
 }
 
@@ -293,7 +293,7 @@ struct Port {
     limits: Limits,
     log: Arc<LogLimit>,
     connections: Connections,
-    /// What this port has added to the metric of both.
+    /// Contribution of this port to the metric that both ports share.
     shown: AtomicI64,
 }
 

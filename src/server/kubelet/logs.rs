@@ -48,7 +48,7 @@ where
         .layer(Extension(hub))
 }
 
-/// What this module looks at.
+/// Dependencies of this module.
 #[derive(Clone)]
 struct Logs {
     store: Store,
@@ -73,7 +73,7 @@ impl FromRef<Shared> for Logs {
     }
 }
 
-/// Why there is no log.
+/// Response that refuses a log.
 #[derive(Debug, PartialEq, Eq)]
 struct Refusal {
     status: StatusCode,

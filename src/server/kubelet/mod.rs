@@ -47,7 +47,7 @@ use crate::types::host_addresses::HostAddresses;
 use crate::types::metrics::Metrics;
 use crate::types::{Clock, EventRecorder};
 
-/// What the handlers look at and act through.
+/// Dependencies of the handlers.
 pub struct NodeApi {
     /// Records.
     pub store: Store,
@@ -71,7 +71,7 @@ pub struct NodeApi {
     pub recorder: Arc<dyn EventRecorder>,
     /// The API server, for the webhooks of authentication and authorisation and for serving certificates.
     pub api: Option<ApiClient>,
-    /// Whether the pods of the last run are back.
+    /// True once the pods of the previous run are restored.
     pub restored: Arc<AtomicBool>,
     /// The volumes of pods, once there are any to be looked at.
     pub volumes: VolumesSlot,

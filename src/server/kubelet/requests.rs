@@ -1,4 +1,4 @@
-//! What happens to every request before and after its handler: it is counted, let in or refused, and logged.
+//! Steps that every request passes before and after its handler: it is counted, authorized or refused, and logged.
 
 use std::collections::VecDeque;
 use std::pin::Pin;
@@ -49,7 +49,7 @@ const BUCKETS: [&str; 21] = [
 ];
 const LONG_RUNNING: [&str; 4] = ["attach", "debug", "exec", "portForward"];
 
-/// What requests pass through.
+/// Dependencies of those steps.
 #[derive(Clone)]
 pub(super) struct Gate {
     pub(super) auth: Option<Arc<Auth>>,
@@ -241,7 +241,7 @@ impl HttpBody for Counted {
 pub(super) struct LogLimit(Mutex<(VecDeque<Instant>, u64)>);
 
 impl LogLimit {
-    /// Whether a line may be written now, and how many were left out before it.
+    /// Returns the number of lines left out before this one; `None` if this one must be left out too.
     pub(super) fn turn(&self) -> Option<u64> {
         let now = Instant::now();
         let mut guard = self.0.lock().unwrap_or_else(PoisonError::into_inner);

@@ -210,7 +210,7 @@ pub(super) struct Served {
     _root: tempfile::TempDir,
 }
 
-/// What was answered.
+/// Response to a test's request.
 pub(super) struct Answer {
     pub(super) status: u16,
     pub(super) headers: HeaderMap,

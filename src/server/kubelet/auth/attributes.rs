@@ -1,8 +1,8 @@
-//! What a request wants, in the words of RBAC: upstream's `GetRequestAttributes`.
+//! Maps a request to verb and resource, in the terms of RBAC: upstream's `GetRequestAttributes`.
 
 use axum::http::Method;
 
-/// Where processes of pods are reached, also by GET: a WebSocket begins as one.
+/// Paths that lead to processes of pods, also with GET: a WebSocket begins as one.
 const STREAMS: [&str; 4] = ["/exec", "/attach", "/portForward", "/run"];
 
 /// The verb of a request: by its method alone, as upstream. With `streams_create`, what reaches processes of pods is

@@ -9,7 +9,7 @@ use sha2::{Digest, Sha256};
 
 use crate::types::{Clock, Stamp};
 
-/// What an answer is kept under.
+/// Cache key.
 pub(super) type Key = [u8; 32];
 
 /// Makes keys that mean nothing outside of this process.

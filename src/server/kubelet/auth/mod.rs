@@ -1,12 +1,13 @@
-//! Who may do what on the kubelet's API.
+//! Authenticates and authorizes the clients of the kubelet's API.
 //!
 //! In: a request with its peer ([`super::listener::Peer`]). Out: the request with its [`User`] as an extension, or a
-//! refusal: 401 when nobody is known, 403 when the user may not, 500 when the API server could not be asked. Client
-//! certificates come first, then bearer tokens, then `system:anonymous` where that is allowed, as upstream.
+//! refusal: 401 if the client is not authenticated, 403 if the user is not authorized, 500 if the API server gave no
+//! answer. Client certificates come first, then bearer tokens, then `system:anonymous` where that is allowed, as
+//! upstream.
 //!
-//! What the API server answered counts for a while (`cacheTTL`, `cacheAuthorizedTTL`, `cacheUnauthorizedTTL`), so that
-//! a short outage is not noticed. It is kept in memory only: a yes that survives a restart would outlive the rights
-//! that were taken away meanwhile.
+//! Answers of the API server are cached (`cacheTTL`, `cacheAuthorizedTTL`, `cacheUnauthorizedTTL`), so that a short
+//! outage has no effect. The cache is in memory only: a permission that survives a restart would outlive rights that
+//! were revoked meanwhile.
 //!
 //! **Invariant:** no handler is reached without a decision on this very request.
 
@@ -39,7 +40,7 @@ use super::listener::Peer;
 use crate::kubeletconfig::AuthorizationMode;
 use crate::types::{Clock, Stamp};
 
-/// How a token may come where no header can be set: a browser's WebSocket.
+/// Prefix of the WebSocket protocol that carries a token where a client cannot set headers: in a browser.
 const TOKEN_PROTOCOL: &str = "base64url.bearer.authorization.k8s.io.";
 /// Answers that are kept.
 const TOKENS_KEPT: usize = 2048;
@@ -47,14 +48,14 @@ const DECISIONS_KEPT: usize = 8192;
 /// Bad tokens one address may show at once, and how long it takes until it may show one more.
 const BAD_TOKENS: u32 = 20;
 const BAD_TOKEN_EVERY: Duration = Duration::from_secs(1);
-/// How long a token that was good is not held back for bad ones of its address.
+/// Time for which a token that was valid is not delayed by invalid tokens from the same address.
 const GOOD_KEPT: Duration = Duration::from_secs(24 * 3600);
 /// Addresses that are watched for bad tokens.
 const ADDRESSES_KEPT: usize = 1024;
 /// Requests of one address that wait for a decision.
 const WAITING: usize = 512;
 
-/// Who sends a request.
+/// Authenticated sender of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct User {
     pub(crate) name: String,
@@ -90,7 +91,7 @@ impl User {
     }
 }
 
-/// Why a request goes no further.
+/// Reason why a request is refused.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Refusal {
     /// Nobody is known. With what an operator should know.
@@ -223,7 +224,7 @@ impl Auth {
         }
     }
 
-    /// Who sends `request`, if they may. Takes the token out of it.
+    /// Returns the sender of `request`, if authorized. Removes the token from the request.
     pub(super) async fn admit(&self, request: &mut Request<Body>) -> Result<Arc<User>, Refusal> {
         let address = request
             .extensions()
@@ -425,7 +426,7 @@ fn take_protocol(headers: &mut HeaderMap) -> Option<Zeroizing<String>> {
     (!token.is_empty()).then(|| Zeroizing::new(token.to_owned()))
 }
 
-/// How many bad tokens came from where, so that nobody can make this node ask the API server without end.
+/// Number of invalid tokens per address. Limits the requests to the API server that one client can cause.
 #[derive(Default)]
 struct BadTokens(Mutex<HashMap<IpAddr, (u32, Stamp)>>);
 
@@ -462,7 +463,7 @@ impl BadTokens {
     }
 }
 
-/// How many requests of an address wait for a decision: their heads are in memory for that long.
+/// Number of requests per address that wait for a decision. Their heads are in memory for that long.
 #[derive(Clone, Default)]
 struct Waiting(Arc<Mutex<HashMap<IpAddr, usize>>>);
 

@@ -26,7 +26,7 @@ use crate::apiserver::{ApiClient, Failure, pause};
 
 /// Questions asked at once.
 const AT_ONCE: usize = 4;
-/// How long an answer may take with everything.
+/// Deadline of an answer, with retries.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// Between two tries.
 const AGAIN: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(2));
@@ -45,7 +45,7 @@ impl Reviewer {
         }
     }
 
-    /// Whose token it is; `None`: nobody's.
+    /// Returns the user of a token; `None` if it belongs to nobody.
     ///
     /// # Errors
     /// When the server gives no answer, or says what is wrong with the token.
@@ -74,7 +74,7 @@ impl Reviewer {
         }))
     }
 
-    /// Whether `user` may do `verb` on the subresource of the node.
+    /// Returns whether `user` may use `verb` on the subresource of the node.
     ///
     /// # Errors
     /// When the server gives no answer.
@@ -148,7 +148,7 @@ impl Reviewer {
     }
 }
 
-/// Why a token names nobody.
+/// Reason why a token has no user.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum TokenFailure {
     /// The server says so.

@@ -18,7 +18,7 @@ use super::User;
 use crate::types::certificates::{self, Purpose};
 use crate::types::{Clock, Pace, Stamp, blocking, causes};
 
-/// Why the CAs of the API's clients cannot be used.
+/// Reason why the CAs of the API's clients cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum ClientCaError {
     /// The file cannot be read.
@@ -35,7 +35,7 @@ pub enum ClientCaError {
     Unusable {
         /// The file.
         path: PathBuf,
-        /// What is wrong.
+        /// Description of the error.
         problem: String,
     },
 }
@@ -127,7 +127,7 @@ impl ClientCas {
         }
     }
 
-    /// Who shows these certificates. `Ok(None)`: the certificate is good and names nobody.
+    /// Returns the user of these certificates. `Ok(None)`: the certificate is good and names nobody.
     ///
     /// # Errors
     /// Why it is not good.

@@ -22,7 +22,7 @@ use crate::kuberuntime::labels;
 use crate::types::containers::container_of;
 use crate::types::{ContainerId, PodExt, PodUid, blocking};
 
-/// Why a checkpoint was not made.
+/// Reason why a checkpoint was not made.
 #[derive(Debug, thiserror::Error)]
 enum CheckpointError {
     #[error("container {0} not found")]

@@ -1,5 +1,5 @@
-//! Which endpoints the configuration turns off, and what they say then. Upstream:
-//! `InstallDebuggingDisabledHandlers` and `getHandlerForDisabledEndpoint`.
+//! Refuses requests to the endpoints that the configuration turns off. Upstream: `InstallDebuggingDisabledHandlers` and
+//! `getHandlerForDisabledEndpoint`.
 
 use axum::extract::{Request, State};
 use axum::http::StatusCode;
@@ -9,7 +9,7 @@ use axum::response::{IntoResponse, Response};
 use super::super::Shared;
 use crate::kubeletconfig::KubeletConfiguration;
 
-/// What upstream answers 405 for when `enableDebuggingHandlers` is false.
+/// Paths that answer 405 if `enableDebuggingHandlers` is false, as upstream.
 const DEBUGGING: &[&str] = &[
     "/run/",
     "/exec/",
@@ -20,7 +20,7 @@ const DEBUGGING: &[&str] = &[
     "/debug/pprof/",
     "/logs/",
 ];
-/// What is not there at all then.
+/// Paths that answer 404 in that case.
 const ABSENT: &[&str] = &["/configz", "/debug/flags/v"];
 const PROFILING: &str = "/debug/pprof/";
 const FLAGS: &str = "/debug/flags/v";

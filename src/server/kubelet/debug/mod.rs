@@ -1,4 +1,5 @@
-//! What operators and support look at: `/configz`, `/statusz`, `/flagz`, `/checkpoint`, `/debug`.
+//! Endpoints for operators and support: `/configz`, `/statusz`, `/flagz`, `/checkpoint`, `/debug`. `/configz`,
+//! `/statusz`, `/flagz`, `/checkpoint`, `/debug`.
 //!
 //! In: the configuration in force, and [`DebugHooks`] of the composition root. Nothing here changes what pods do;
 //! a checkpoint writes a file, a profile costs CPU while it is taken, and the verbosity of the logs can be set.
@@ -28,7 +29,7 @@ use crate::types::Stamp;
 /// Sets klog's verbosity; an error says what is wrong.
 pub type SetVerbosity = Arc<dyn Fn(u32) -> Result<(), String> + Send + Sync>;
 
-/// What the composition root knows and these handlers tell or do.
+/// Facts and functions that the composition root gives these handlers.
 #[derive(Clone, Default)]
 pub struct DebugHooks {
     /// When the agent started.

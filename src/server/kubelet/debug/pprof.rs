@@ -29,7 +29,7 @@ pub(super) struct Profile {
     pub(super) period: i64,
 }
 
-/// What a value is and its unit.
+/// Kind and unit of a value, as indexes of strings.
 #[derive(Clone, Copy, PartialEq, Message)]
 pub(super) struct ValueType {
     #[prost(int64, tag = "1")]

@@ -18,7 +18,7 @@ use super::pprof;
 
 /// Samples per second of CPU time, as Go takes them.
 const FREQUENCY: i32 = 100;
-/// How long a profile is taken when nothing is said, as in Go.
+/// Default duration of a profile, as in Go.
 const DEFAULT_SECONDS: u64 = 30;
 const MAX_SECONDS: u64 = 600;
 
@@ -85,7 +85,7 @@ fn redacted(arguments: impl Iterator<Item = Vec<u8>>) -> Vec<Vec<u8>> {
         .collect()
 }
 
-/// What the async runtime can tell of its tasks: their number.
+/// Reports the number of the async runtime's tasks, the only thing that it knows of them.
 async fn tasks() -> (StatusCode, String) {
     let metrics = tokio::runtime::Handle::current().metrics();
     let text = format!(

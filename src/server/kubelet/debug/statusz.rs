@@ -10,7 +10,7 @@ use serde_json::json;
 use super::super::Shared;
 use super::zpage;
 
-/// What is worth a look, as upstream lists paths: no parameters.
+/// Paths that `/statusz` lists, without parameters, as upstream.
 const PATHS: &[&str] = &[
     "/allocatedPods",
     "/checkpoint",

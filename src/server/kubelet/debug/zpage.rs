@@ -1,4 +1,4 @@
-//! What `/statusz` and `/flagz` share: text for people, or a versioned object for programs, by `Accept`.
+//! Content negotiation of `/statusz` and `/flagz`: text for people, or a versioned object for programs, by `Accept`.
 //! Upstream: `zpages`, with `NegotiateOutputMediaType`.
 
 use axum::http::{HeaderMap, StatusCode, header};
@@ -9,7 +9,7 @@ const GROUP: &str = "config.k8s.io";
 /// Versions that are spoken; they say the same.
 const VERSIONS: [&str; 2] = ["v1alpha1", "v1beta1"];
 
-/// What a client takes.
+/// Format that a client accepts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Wanted {
     /// `text/plain`, or anything.

@@ -359,7 +359,8 @@ pub(super) enum Asked {
     Impossible,
 }
 
-/// What of `len` bytes a `Range` header asks for. Several ranges at once are answered with the whole.
+/// Returns the part of `len` bytes that a `Range` header requests. Several ranges at once are answered with the whole
+/// file.
 pub(super) fn range(header: &str, len: u64) -> Asked {
     let Some(spec) = header.trim().strip_prefix("bytes=") else {
         return Asked::Whole;

@@ -22,12 +22,12 @@ use tokio_stream::wrappers::ReceiverStream;
 use super::query::{NodeLogQuery, Options};
 use super::{HostLogs, error, files};
 
-/// How long a query may take.
+/// Deadline of a query.
 const TIMEOUT: Duration = Duration::from_secs(30);
 /// Queries at once; more are refused.
 const AT_ONCE: usize = 4;
 const CHUNK: usize = 32 * 1024;
-/// What is read of the list of units.
+/// Bytes that are read of the list of units.
 const MAX_UNITS: usize = 4 << 20;
 
 static TURNS: Semaphore = Semaphore::const_new(AT_ONCE);

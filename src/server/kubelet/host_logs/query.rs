@@ -7,7 +7,7 @@ use jiff::Timestamp;
 const MAX_SERVICE: usize = 256;
 const MAX_LINES: i64 = 100_000;
 
-/// What is wrong with a query, as upstream's aggregate of field errors.
+/// Errors of a query, formatted as upstream's aggregate of field errors.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Problems(Vec<String>);
 
@@ -119,10 +119,10 @@ impl NodeLogQuery {
         problems.or(this)
     }
 
-    /// Whether the query makes sense. That a file is there is found when it is opened.
+    /// Checks the query. The existence of a file is checked when it is opened.
     ///
     /// # Errors
-    /// Why not.
+    /// The invalid fields, with the reasons.
     pub(super) fn validate(&self) -> Result<(), Problems> {
         let mut problems = Problems(Vec::new());
         for service in &self.services {

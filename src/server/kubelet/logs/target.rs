@@ -1,4 +1,4 @@
-//! Which container's log is meant, and where it is.
+//! Finds the container that a request names, and its log.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -126,7 +126,8 @@ fn choose<'a>(
     })
 }
 
-/// Where a container logs, by what the runtime said, by its record, or by its status.
+/// Returns the path of a container's log: from the runtime's last status, from the container's record, or from the API
+/// status.
 fn locate(
     state: &State,
     root: &Path,
@@ -164,7 +165,7 @@ fn locate(
     Some(file_by_rule(root, names, container, attempt))
 }
 
-/// Whether a container writes no more.
+/// Returns whether a container can write no more.
 pub(super) fn has_ended(state: &State, uid: &PodUid, id: &ContainerId) -> bool {
     let record = state.record::<PlegRecord>(uid.as_str());
     let containers = record.map(|record| &record.status.containers);

@@ -103,7 +103,7 @@ impl Fixture {
         self.commit(Transaction::new().put("u1", record)).await;
     }
 
-    /// What the runtime shows.
+    /// Records these containers as the runtime's answer.
     async fn runtime(&self, containers: &[(&str, &str, u32, ContainerState)]) {
         let containers = containers
             .iter()

@@ -11,7 +11,7 @@ use super::frames::Data;
 /// In place of a channel: the byte after it names a channel that ends.
 pub(super) const CLOSE: u8 = 255;
 
-/// How messages are written.
+/// Encoding of messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Encoding {
     /// Binary messages; the channel is a byte.
@@ -20,7 +20,7 @@ pub(super) enum Encoding {
     Base64,
 }
 
-/// What a client sent.
+/// Parsed piece of a message from the client.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Incoming {
     /// Data of a channel.
@@ -37,12 +37,12 @@ pub(super) enum Incoming {
 #[derive(Debug)]
 pub(super) struct Messages {
     encoding: Encoding,
-    /// Whether [`CLOSE`] is part of the protocol.
+    /// True if [`CLOSE`] is part of the protocol.
     half_close: bool,
     at: At,
 }
 
-/// Where in a message.
+/// Position in a message.
 #[derive(Debug)]
 enum At {
     /// Before the channel.
@@ -60,7 +60,7 @@ enum At {
 /// Base64 that comes in pieces.
 #[derive(Debug, Default)]
 struct Base64 {
-    /// What does not make a group of four yet.
+    /// Characters that do not form a group of four yet.
     rest: Vec<u8>,
     /// It had its padding.
     ended: bool,
@@ -108,7 +108,7 @@ impl Messages {
         }
     }
 
-    /// What follows the first byte.
+    /// Returns the position after the first byte.
     fn named(&self, first: u8) -> At {
         match self.encoding {
             Encoding::Binary if self.half_close && first == CLOSE => At::Ending,

@@ -12,7 +12,7 @@ use tokio::net::TcpStream;
 use super::error::StreamError;
 use super::runtime_io::RuntimeIo;
 
-/// How long connecting and answering may take.
+/// Deadline for connecting and for the answer.
 const PATIENCE: Duration = Duration::from_secs(30);
 /// The longest refusal that is passed on.
 const MAX_REFUSAL: usize = 64 * 1024;
@@ -28,7 +28,7 @@ pub(super) struct RuntimeStream {
     pub(super) headers: HeaderMap,
 }
 
-/// What the runtime answered.
+/// Answer of the runtime.
 pub(super) enum Dialled {
     /// It upgraded.
     Upgraded(RuntimeStream),

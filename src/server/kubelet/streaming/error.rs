@@ -1,4 +1,4 @@
-//! Why a stream is refused, in upstream's words and codes.
+//! Reasons to refuse a stream, with upstream's texts and codes.
 
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
@@ -8,7 +8,7 @@ use crate::kuberuntime::cri::{CriError, CriErrorKind};
 /// Seconds after which the runtime has forgotten URLs that nobody used.
 const RETRY_AFTER: &str = "60";
 
-/// Why a stream is refused.
+/// Reason why a stream is refused.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum StreamError {
     /// A parameter.
@@ -54,7 +54,7 @@ pub(super) enum StreamError {
         command: String,
         /// Its exit code.
         code: i32,
-        /// What it said.
+        /// Its error output.
         stderr: String,
     },
     /// The agent ends.

@@ -19,7 +19,7 @@ pub(super) const MAX_MESSAGE: u64 = 32 << 20;
 /// The longest control frame.
 const MAX_CONTROL: u64 = 125;
 
-/// What is wrong with a client's connection.
+/// Error of a client's connection.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum FrameError {
     /// The connection broke.
@@ -45,7 +45,7 @@ pub(super) struct Data {
     pub(super) text: bool,
 }
 
-/// What a client sent.
+/// Piece of the client's input.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Piece {
     /// Data.
@@ -63,7 +63,7 @@ pub(super) struct Reader<R> {
     decoder: Decoder,
     /// The client has ended the connection.
     closed: bool,
-    /// What the client sends has no meaning any more.
+    /// Set after an error: further input is ignored.
     broken: bool,
 }
 
@@ -263,7 +263,7 @@ fn unmask(bytes: &mut [u8], mask: [u8; 4]) {
 /// The half that writes.
 pub(super) struct Writer<W> {
     io: W,
-    /// What the connection has not taken yet.
+    /// Bytes that the connection has not accepted yet.
     buffer: BytesMut,
 }
 

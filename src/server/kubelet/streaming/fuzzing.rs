@@ -42,7 +42,7 @@ pub(crate) fn spdy(data: &[u8]) {
     assert_eq!((read.left, read.error), (0, None));
 }
 
-/// What a connection gave until its end or its first error.
+/// Frames of a connection up to its end or its first error.
 #[derive(Debug, PartialEq)]
 struct SpdyRead {
     /// Data frames that follow each other on one stream are joined.

@@ -1,4 +1,4 @@
-//! Which pod, container or sandbox a request means.
+//! Finds the pod, container or sandbox that a request names.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use crate::pod_manager::PodManager;
 use crate::types::containers::container_of;
 use crate::types::{ContainerId, PodExt};
 
-/// What a request is about.
+/// Pod and container of a request.
 #[derive(Debug)]
 pub(super) struct Target {
     /// The pod.
@@ -101,7 +101,7 @@ impl Target {
             .ok_or_else(|| StreamError::NoSandbox(self.pod.full_name().to_string()))
     }
 
-    /// Whether the container was given a terminal, which attaching cannot change.
+    /// Returns whether the container has a terminal. Attaching cannot change that.
     pub(super) fn has_tty(&self) -> bool {
         container_of(&self.pod, &self.container).is_some_and(|c| c.container.tty == Some(true))
     }

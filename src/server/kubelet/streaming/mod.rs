@@ -55,18 +55,18 @@ use crate::types::PodExt;
 /// Default of `streamingConnectionIdleTimeout`.
 pub const IDLE_TIMEOUT: Duration = Duration::from_secs(4 * 3600);
 
-/// What the handlers need.
+/// Dependencies of the handlers.
 #[derive(Clone)]
 pub struct Streaming {
     /// The pods that are wanted; empty until `restored`.
     pub pods: PodManager,
     /// The runtime.
     pub cri: CriClient,
-    /// Whether the pods of the last run are back.
+    /// True once the pods of the previous run are restored.
     pub restored: Arc<AtomicBool>,
     /// Closes every stream.
     pub stop: CancellationToken,
-    /// How long a stream may carry nothing.
+    /// Time without any data after which a stream is closed.
     pub idle_timeout: Duration,
 }
 

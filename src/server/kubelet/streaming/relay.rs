@@ -11,10 +11,10 @@ use super::session::Limits;
 
 /// Bytes under way in one direction.
 const BUFFER: usize = 32 * 1024;
-/// How long one side may go on after the other has ended its own. To end at once, with bytes unread, would cost the client what
-/// it has not read yet.
+/// Time that one side has to end after the other has ended. Closing at once would discard bytes that the client has not
+/// read yet.
 pub(super) const LINGER: Duration = Duration::from_secs(10);
-/// How long saying goodbye may take when the agent ends.
+/// Time for the closing handshake when the agent exits.
 const GOODBYE: Duration = Duration::from_secs(1);
 
 /// Says goodbye to a peer; whether it was done in time. The end of the agent, before or meanwhile, leaves less of it.
@@ -29,7 +29,7 @@ pub(super) async fn in_time(goodbye: impl Future<Output = ()>, limits: &Limits) 
     }
 }
 
-/// Why a stream ended, for the log.
+/// Reason why a stream ended, for the log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum End {
     /// The runtime ended it, and everything was delivered.
@@ -50,7 +50,7 @@ pub(super) enum End {
     Stopped,
 }
 
-/// How one direction ended.
+/// Result of copying in one direction.
 enum PumpEnd {
     Eof,
     ReadFailed,

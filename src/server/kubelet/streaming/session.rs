@@ -25,10 +25,10 @@ use crate::kuberuntime::cri::Streams;
 use crate::kuberuntime::open_streams::{OpenStream, Until};
 use crate::types::PodExt;
 
-/// How long a client may take from our answer to the end of its upgrade.
+/// Time that a client has to complete its upgrade after the answer.
 const UPGRADE_PATIENCE: Duration = Duration::from_secs(10);
 
-/// What is asked of the runtime.
+/// Request to the runtime.
 #[derive(Clone, Debug)]
 pub(super) enum Call {
     /// Run a command.
@@ -65,7 +65,7 @@ impl Limits {
     }
 }
 
-/// How bytes are carried.
+/// Conversion between the client's protocol and the runtime's.
 enum Carrier {
     /// As they are.
     Relay,
@@ -187,7 +187,7 @@ async fn ask(
     Ok((url, open))
 }
 
-/// What of a client's head the runtime needs. Its credentials are not among it.
+/// Returns the headers that the runtime needs. The client's credentials are not among them.
 fn end_to_end(from: &HeaderMap) -> HeaderMap {
     let mut headers = HeaderMap::new();
     for name in [

@@ -1,4 +1,4 @@
-//! How many streams are open, and how many runs, on the node and to each pod: more are refused.
+//! Limits the number of open streams and of runs, for the node and for each pod. More are refused.
 //!
 //! A stream holds some 300 KiB at most, a run all that its command prints (twice while it comes in, up to 32 MiB).
 //! Together that is the memory that clients can take. No pod's clients can take the node's streams from others.

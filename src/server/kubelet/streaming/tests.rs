@@ -160,7 +160,7 @@ fn a_handshake_is_answered_as_the_standard_says() {
     assert!(websocket::accept(&Method::POST, &headers, None).is_err());
 }
 
-/// What a message in these pieces says.
+/// Returns the input that a message in these pieces decodes to.
 fn taken(encoding: Encoding, half_close: bool, pieces: &[&[u8]]) -> Vec<Incoming> {
     let mut messages = Messages::new(encoding, half_close);
     let pieces = pieces.iter().enumerate().map(|(at, bytes)| Data {
@@ -207,7 +207,7 @@ fn messages_name_their_channel_first() {
     }
 }
 
-/// What an exec of everything but a terminal becomes.
+/// Returns the plan of an exec with every stream, without a terminal.
 fn exec_plan() -> Plan {
     let streams = [
         ("error", 3, false),
@@ -241,7 +241,7 @@ struct Rig {
     task: JoinHandle<End>,
 }
 
-/// What the streams go to.
+/// ID of the container that the streams lead to.
 const TARGET: &str = "c1";
 const PIPE: usize = 16 * 1024;
 

@@ -23,16 +23,16 @@ const PING: Duration = Duration::from_secs(60);
 /// Answers to pings that wait for the writer; more are left out.
 pub(super) const ANSWERS: usize = 8;
 
-/// What becomes what.
+/// Mapping of channels to streams.
 #[derive(Clone, Debug)]
 pub(super) struct Plan {
     /// The streams, opened in this order.
     pub(super) streams: Vec<Stream>,
-    /// How messages are written.
+    /// Encoding of messages.
     pub(super) encoding: Encoding,
     /// The client can end a channel.
     pub(super) half_close: bool,
-    /// What the client is sent first, by channel.
+    /// Data that the client gets first, by channel.
     pub(super) greeting: Vec<(u8, Vec<u8>)>,
     /// The channel on which a `Status` tells how it ended.
     pub(super) status: Option<u8>,
@@ -41,7 +41,7 @@ pub(super) struct Plan {
 /// A stream of the runtime's and its channel.
 #[derive(Clone, Debug)]
 pub(super) struct Stream {
-    /// What the runtime knows it by.
+    /// Headers that identify it to the runtime.
     pub(super) headers: Vec<(&'static str, String)>,
     /// The channel.
     pub(super) channel: u8,
@@ -119,7 +119,7 @@ where
     end
 }
 
-/// What both directions of a stream have in common.
+/// State that both directions of a stream share.
 #[derive(Clone, Copy)]
 struct Carried<'a> {
     plan: &'a Plan,
@@ -336,7 +336,7 @@ pub(super) async fn close<W>(
     }
 }
 
-/// How a WebSocket client is told the end.
+/// Returns the close code and reason for a WebSocket client.
 pub(super) fn close_reason(end: End) -> (CloseCode, &'static str) {
     match end {
         End::Finished | End::ClientGone => (CloseCode::Normal, ""),

@@ -64,10 +64,10 @@ const V4: &str = "v4.channel.k8s.io";
 /// The only version of port-forward over SPDY.
 pub(super) const PORT_FORWARD: &str = "portforward.k8s.io";
 
-/// How a client's channels become streams.
+/// Mapping of a client's channels to streams.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Channels {
-    /// How messages are written.
+    /// Encoding of messages.
     pub(super) encoding: Encoding,
     /// Version of the streams towards the runtime.
     pub(super) streams: &'static str,
@@ -95,7 +95,7 @@ impl Channels {
     }
 }
 
-/// What was agreed upon.
+/// Protocol that both sides agreed on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Agreed {
     /// Channels.
@@ -104,19 +104,19 @@ pub(super) enum Agreed {
     Tunnel,
 }
 
-/// Whether the client asks for an upgrade to `protocol`.
+/// Returns whether the client requests an upgrade to `protocol`.
 pub(super) fn wants(headers: &HeaderMap, protocol: &str) -> bool {
     is_upgrade(headers)
         && tokens(headers, header::UPGRADE).any(|t| t.eq_ignore_ascii_case(protocol))
 }
 
-/// Whether the client asks for any upgrade.
+/// Returns whether the client requests any upgrade.
 pub(super) fn is_upgrade(headers: &HeaderMap) -> bool {
     headers.contains_key(header::UPGRADE)
         && tokens(headers, header::CONNECTION).any(|t| t.eq_ignore_ascii_case("upgrade"))
 }
 
-/// Whether it is a WebSocket client that does not tunnel SPDY: such a one names its ports in the query.
+/// Returns whether the client uses WebSocket without a SPDY tunnel. Such a client names its ports in the query.
 pub(super) fn is_channels(headers: &HeaderMap) -> bool {
     wants(headers, "websocket")
         && !tokens(headers, header::SEC_WEBSOCKET_PROTOCOL).any(|t| t == TUNNEL)

@@ -30,7 +30,7 @@ use super::Shared;
 use crate::kubeletconfig::{KubeletConfiguration, TlsVersion};
 use crate::types::{blocking, causes, certificates};
 
-/// Why there is no serving certificate.
+/// Reason why there is no serving certificate.
 #[derive(Debug, thiserror::Error)]
 pub enum TlsError {
     /// A file cannot be read.
@@ -38,7 +38,7 @@ pub enum TlsError {
     Read {
         /// The file.
         path: PathBuf,
-        /// What names it.
+        /// Setting that names the file.
         setting: &'static str,
         /// Why.
         #[source]
@@ -49,7 +49,7 @@ pub enum TlsError {
     Unusable {
         /// The file.
         path: PathBuf,
-        /// What is wrong.
+        /// Description of the error.
         problem: String,
     },
     /// A certificate cannot be written.
@@ -168,7 +168,7 @@ fn address(bytes: &[u8]) -> Option<IpAddr> {
     <[u8; 16]>::try_from(bytes).ok().map(IpAddr::from)
 }
 
-/// What keeps the certificate good after the start.
+/// Source that keeps the certificate valid after the start.
 pub(super) enum Keeper {
     Files(files::Files),
     SelfSigned,
@@ -244,7 +244,9 @@ fn wall_seconds(node: &Shared) -> i64 {
     node.clock.now().wall_ms.div_euclid(1000)
 }
 
-/// How connections are secured: `tlsMinVersion`, `tlsCipherSuites`, `tlsCurvePreferences`, and client certificates when asked for.
+/// Returns the TLS settings of connections: `tlsMinVersion`, `tlsCipherSuites`, `tlsCurvePreferences`, and whether
+/// client certificates are requested. `tlsMinVersion`, `tlsCipherSuites`, `tlsCurvePreferences`, and client
+/// certificates when asked for.
 ///
 /// # Errors
 /// When no version, cipher suite or group is left.

@@ -17,12 +17,12 @@ use crate::server::kubelet::Shared;
 use crate::types::{blocking, causes};
 
 const DAY: i64 = 86_400;
-/// How long it is good for.
+/// Validity of the certificate, in seconds.
 const LIFE: i64 = 365 * DAY;
-/// How long before its end another is made.
+/// Time before its expiry at which another one is made, in seconds.
 const MARGIN: i64 = 7 * DAY;
 
-/// Where it is kept and what it says.
+/// Paths and content of the certificate.
 pub(in super::super) struct SelfSigned {
     certificate: PathBuf,
     key: PathBuf,
@@ -64,7 +64,7 @@ impl SelfSigned {
         self.make(unkept)
     }
 
-    /// Whether the agent made `certificate`, rather than somebody who put it there.
+    /// Returns whether the agent made `certificate`, rather than somebody who put it there.
     fn made(&self, certificate: &Certificate) -> bool {
         let name = certificate.self_signed.as_deref().unwrap_or_default();
         let time = name
@@ -73,7 +73,8 @@ impl SelfSigned {
         time.is_some_and(|time| time.parse::<i64>().is_ok())
     }
 
-    /// What can be used of the files. What cannot be used is replaced; what cannot be read is an error.
+    /// Returns the existing certificate, if both files exist and are valid. Invalid files are replaced; unreadable
+    /// files are an error.
     fn existing(&self) -> Result<Option<Certificate>, TlsError> {
         let read = |path: &PathBuf| match std::fs::read(path) {
             Ok(bytes) => Ok(Some(bytes)),

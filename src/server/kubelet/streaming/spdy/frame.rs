@@ -28,7 +28,7 @@ const GOAWAY: u16 = 7;
 const HEADERS: u16 = 8;
 const WINDOW_UPDATE: u16 = 9;
 
-/// What came.
+/// Frame of a connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Frame {
     /// A stream is opened; `fin`: the opener sends no data.
@@ -37,7 +37,7 @@ pub enum Frame {
         stream: StreamId,
         /// Half-closed from the start.
         fin: bool,
-        /// What it is for.
+        /// Headers that state its purpose.
         headers: Headers,
     },
     /// The stream is accepted.
@@ -164,7 +164,7 @@ impl Decoder {
         self.control(kind, fin, body).map(Some)
     }
 
-    /// Whether the connection may end here.
+    /// Returns whether the input ends between two frames, so that the connection may end here.
     pub fn between_frames(&self) -> bool {
         self.arriving.is_none()
     }

@@ -24,7 +24,7 @@ const WORDS: &str = "options|head|post|put|delete|trace|accept|accept-charset|ac
     server|te|trailer|transfer-encoding|upgrade|user-agent|vary|via|warning|\
     www-authenticate|method|get|status|200 OK|version|HTTP/1.1|url|public|set-cookie|\
     keep-alive|origin";
-/// What follows them.
+/// Rest of the dictionary, after the words.
 const TAIL: &str = "1001012012022052063003023033043053063074024054064074084094104114124134144154164175025045\
     05203 Non-Authoritative Information204 No Content301 Moved Permanently400 Bad Request40\
     1 Unauthorized403 Forbidden404 Not Found500 Internal Server Error501 Not Implemented503 \

@@ -18,7 +18,7 @@ pub use header::Headers;
 pub use io::{Reader, Writer};
 pub use openings::{Opening, Openings};
 
-/// What is wrong with a connection.
+/// Error of a connection.
 #[derive(Debug, thiserror::Error)]
 pub enum SpdyError {
     /// The connection broke.

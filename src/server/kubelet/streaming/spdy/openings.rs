@@ -1,4 +1,4 @@
-//! Which streams are opened and answered, read off the heads of frames that pass by.
+//! Finds the streams that are opened and answered, by reading only the heads of passing frames.
 
 use super::StreamId;
 use super::frame::{CONTROL, HEAD, RST_STREAM, STREAM_MASK, SYN_REPLY, SYN_STREAM};
@@ -17,9 +17,9 @@ pub enum Opening {
 pub struct Openings {
     /// The head of the frame that passes, and the number of its stream.
     start: [u8; HEAD + 4],
-    /// How much of `start` has passed.
+    /// Number of bytes of `start` that have passed.
     known: usize,
-    /// What follows the head and has not passed, bytes.
+    /// Number of bytes that follow the head and have not passed yet.
     left: usize,
 }
 
